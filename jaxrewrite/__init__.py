@@ -1,0 +1,27 @@
+"""Implicit arrays for JAX, by rewriting jaxprs.
+
+Subclass `ArrayValue`, `register` rules for the primitives that the type knows
+better than dense code does, and call ``transform(fn)(*values)`` on a program
+that knows nothing of it.
+"""
+
+from ._array_value import ArrayValue as ArrayValue
+from ._caches import clear_caches as clear_caches
+from ._errors import (
+    AmbiguousRuleError as AmbiguousRuleError,
+    MaterialisationError as MaterialisationError,
+    MaterialisationWarning as MaterialisationWarning,
+)
+from ._materialise import materialise as materialise
+from ._rules import Rules as Rules, register as register
+from ._transform import bind as bind, make_jaxpr as make_jaxpr, transform as transform
+from ._value import Value as Value, field as field
+
+
+# Imported for its side effect: it registers the handlers of higher-order primitives.
+from . import _higher_order  # isort: skip
+
+
+del _higher_order
+
+__version__ = "0.1.0"

@@ -1,0 +1,154 @@
+"""What the annotations of a rule say it applies to.
+
+Annotations are read with `typing.get_type_hints`, so that strings and
+``from __future__ import annotations`` work, and turned into the plain types
+that `multipledispatch` takes, each with the jaxtyping guard that came with it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar, Union
+
+import jax
+import jaxtyping
+import numpy as np
+from multipledispatch.variadic import Variadic
+
+from ._value import Value
+
+
+# Every dense operand is dispatched on as this one type, whatever array, tracer
+# or scalar it is: a tracer's class is no subclass of jax.Array, and a rule must
+# not depend on what surrounds the program.
+Dense = jax.Array
+
+_DENSE_TYPES = (jax.Array, jax.core.Tracer, np.ndarray, np.generic, int, float, complex)
+
+
+class Alternative(NamedTuple):
+    """One type that an operand may have, and the guard on its aval."""
+
+    type: type
+    guard: Any = None  # a jaxtyping annotation over Any, or None
+
+
+class Signature(NamedTuple):
+    """The positional parameters of a rule."""
+
+    operands: tuple[tuple[Alternative, ...], ...]
+    variadic: tuple[Alternative, ...] | None
+    takes_primitive: bool
+
+    def is_dense(self) -> bool:
+        """Whether the rule is for dense operands alone."""
+        slots = [*self.operands, *([self.variadic] if self.variadic else [])]
+        return all(a.type is Dense for slot in slots for a in slot)
+
+    def combinations(self) -> Iterator[tuple[tuple[type, ...], tuple[Any, ...]]]:
+        """The types and guards that the unions of the annotations stand for."""
+        for chosen in itertools.product(*self.operands):
+            guards = tuple(a.guard for a in chosen)
+            if self.variadic is None:
+                yield tuple(a.type for a in chosen), guards
+                continue
+            # A variadic operand is one slot, so that operands of several of
+            # its types may be mixed.
+            last = Variadic[tuple(dict.fromkeys(a.type for a in self.variadic))]
+            yield (*(a.type for a in chosen), last), (*guards, self._variadic_guard())
+
+    def _variadic_guard(self) -> Any:
+        guards = [a.guard for a in self.variadic or ()]
+        return None if None in guards else Union[tuple(guards)]  # noqa: UP007
+
+
+def read_signature(
+    rule: Callable[..., Any], namespace: Mapping[str, Any] | None = None
+) -> Signature:
+    """Read the signature of a rule; `TypeError` if it can't be dispatched on.
+
+    ``namespace`` holds local names that string annotations may refer to.
+    """
+    name = getattr(rule, "__name__", repr(rule))
+    try:
+        parameters = inspect.signature(rule).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"A rule must be a function; {name} is none.") from error
+    try:
+        hints = typing.get_type_hints(
+            inspect.unwrap(rule), localns=dict(namespace or {}), include_extras=True
+        )
+    except NameError as error:
+        raise TypeError(
+            f"The annotations of rule {name} can't be read: {error}."
+        ) from error
+
+    operands: list[tuple[Alternative, ...]] = []
+    variadic = None
+    takes_primitive = False
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            takes_primitive |= parameter.name == "primitive"
+            continue
+        annotation = hints.get(parameter.name, parameter.empty)
+        alternatives = tuple(dict.fromkeys(_alternatives(annotation, name, parameter)))
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            variadic = alternatives
+        else:
+            operands.append(alternatives)
+    return Signature(tuple(operands), variadic, takes_primitive)
+
+
+def _alternatives(
+    annotation: Any, rule: str, parameter: inspect.Parameter
+) -> Iterator[Alternative]:
+    origin = typing.get_origin(annotation)
+    if annotation in (inspect.Parameter.empty, Any, object):
+        yield Alternative(object)
+    elif origin in (Union, types.UnionType):
+        for choice in typing.get_args(annotation):
+            yield from _alternatives(choice, rule, parameter)
+    elif origin is Annotated:
+        yield from _alternatives(typing.get_args(annotation)[0], rule, parameter)
+    elif isinstance(annotation, TypeVar):
+        choices = annotation.__constraints__ or (annotation.__bound__ or Any,)
+        for choice in choices:
+            yield from _alternatives(choice, rule, parameter)
+    elif isinstance(annotation, type) and issubclass(annotation, jaxtyping.AbstractArray):
+        guard = annotation.dtype[Any, annotation.dim_str]
+        for type_, _ in _alternatives(annotation.array_type, rule, parameter):
+            yield Alternative(type_, guard)
+    elif isinstance(annotation, type) and issubclass(annotation, Value):
+        yield Alternative(annotation)
+    elif isinstance(annotation, type) and issubclass(annotation, _DENSE_TYPES):
+        yield Alternative(Dense)
+    elif isinstance(origin, type):
+        yield from _alternatives(origin, rule, parameter)
+    else:
+        raise TypeError(
+            f"Parameter {parameter.name!r} of rule {rule} is annotated with "
+            f"{annotation!r}, which can't be dispatched on. Operands are a subclass of "
+            "jaxrewrite.Value, an array type (jax.Array, ArrayLike, a jaxtyping "
+            "annotation), a union of these, or not annotated; parameters of the "
+            "primitive are keyword-only."
+        )
+
+
+def guards_hold(guards: Sequence[Any], avals: Sequence[Any]) -> bool:
+    """Whether operands have the shapes and dtypes that a rule's guards ask for.
+
+    The names of dimensions are bound once for all operands.
+    """
+    if len(avals) > len(guards):  # a variadic rule: its last guard is for the rest
+        guards = [*guards, *[guards[-1]] * (len(avals) - len(guards))]
+    with jaxtyping.jaxtyped("context"):
+        return all(
+            guard is None or isinstance(aval, guard)
+            for guard, aval in zip(guards, avals, strict=False)
+        )

@@ -1,0 +1,193 @@
+"""`ArrayValue`: a value that behaves like an array in a user's hands."""
+
+from __future__ import annotations
+
+import abc
+import functools
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+
+from ._materialise import materialise
+from ._transform import transform
+from ._value import Value, aval_of, avals_of, dense_aval, layer
+
+
+def _operator(fn: Callable[..., Any], reflected: bool = False) -> Any:
+    def method(self: Any, *args: Any) -> Any:
+        if reflected:
+            return transform(fn)(*args, self)
+        return transform(fn)(self, *args)
+
+    method.__doc__ = f"``transform({fn.__name__})`` of this value."
+    return method
+
+
+def _property(name: str) -> Any:
+    fn = operator.attrgetter(name)
+
+    def get(self: Any) -> Any:
+        return _attribute(fn)(self)
+
+    get.__doc__ = f"``transform`` of the array's ``{name}``."
+    return property(get)
+
+
+@functools.cache
+def _attribute(fn: Callable[[Any], Any]) -> Any:
+    return transform(lambda x: fn(x))
+
+
+class ArrayValue(Value):
+    """Base class of types that stand for an array.
+
+    A subclass says how the array is built, in ``materialise``, and that is all
+    that it must say; see `Value` for how it becomes a pytree.
+
+    Python's operators on a value are those of arrays, transformed. NumPy's
+    ``np.asarray`` makes it dense. JAX's functions outside of a transform
+    refuse it, as they do any object that is no array.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> class LowRank(jaxrewrite.ArrayValue):
+    ...     a: jax.Array
+    ...     b: jax.Array
+    ...     def materialise(self):
+    ...         return self.a @ self.b
+    >>> v = LowRank(jnp.ones((3, 1)), jnp.ones((1, 4)))
+    >>> v.shape, v.dtype, jnp.ndim(v)
+    ((3, 4), dtype('float32'), 2)
+    """
+
+    _is_base: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def materialise(self) -> Any:
+        """Return the dense array; raising means that the type is never dense."""
+
+    def aval(self) -> Any:
+        """Return the abstract array that this value stands for.
+
+        By default that of what ``materialise`` returns. A type overrides it
+        where ``materialise`` refuses; see `Value.aval`.
+        """
+        leaves, treedef = layer(self)
+        try:
+            return dense_aval(type(self), treedef, avals_of(leaves))
+        except Exception as error:
+            name = type(self).__name__
+            error.add_note(
+                f"jaxrewrite: {name}.aval() is not defined, so that the shape and dtype of "
+                f"a {name} are those of what its materialise() returns, and that raised. "
+                "A type that is never dense has to define aval()."
+            )
+            raise
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return aval_of(self).shape
+
+    @property
+    def dtype(self) -> Any:
+        return aval_of(self).dtype
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    # An array operator with a value on its right defers to the value.
+    __array_ufunc__ = None
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.asarray(materialise(self), dtype=dtype)
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"The truth value of a {type(self).__name__} is not known. Use "
+            "bool(jaxrewrite.materialise(value)), or jnp functions under transform."
+        )
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError(f"len() of an unsized {type(self).__name__}")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        # Without this Python would index until an IndexError, which JAX's
+        # indexing never raises.
+        return (self[i] for i in range(len(self)))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    __eq__ = _operator(operator.eq)
+    __ne__ = _operator(operator.ne)
+    __lt__ = _operator(operator.lt)
+    __le__ = _operator(operator.le)
+    __gt__ = _operator(operator.gt)
+    __ge__ = _operator(operator.ge)
+
+    __neg__ = _operator(operator.neg)
+    __pos__ = _operator(operator.pos)
+    __abs__ = _operator(operator.abs)
+    __invert__ = _operator(operator.invert)
+    __round__ = _operator(round)
+
+    __add__ = _operator(operator.add)
+    __sub__ = _operator(operator.sub)
+    __mul__ = _operator(operator.mul)
+    __matmul__ = _operator(operator.matmul)
+    __truediv__ = _operator(operator.truediv)
+    __floordiv__ = _operator(operator.floordiv)
+    __mod__ = _operator(operator.mod)
+    __divmod__ = _operator(divmod)
+    __pow__ = _operator(operator.pow)
+    __and__ = _operator(operator.and_)
+    __or__ = _operator(operator.or_)
+    __xor__ = _operator(operator.xor)
+    __lshift__ = _operator(operator.lshift)
+    __rshift__ = _operator(operator.rshift)
+
+    __radd__ = _operator(operator.add, reflected=True)
+    __rsub__ = _operator(operator.sub, reflected=True)
+    __rmul__ = _operator(operator.mul, reflected=True)
+    __rmatmul__ = _operator(operator.matmul, reflected=True)
+    __rtruediv__ = _operator(operator.truediv, reflected=True)
+    __rfloordiv__ = _operator(operator.floordiv, reflected=True)
+    __rmod__ = _operator(operator.mod, reflected=True)
+    __rdivmod__ = _operator(divmod, reflected=True)
+    __rpow__ = _operator(operator.pow, reflected=True)
+    __rand__ = _operator(operator.and_, reflected=True)
+    __ror__ = _operator(operator.or_, reflected=True)
+    __rxor__ = _operator(operator.xor, reflected=True)
+    __rlshift__ = _operator(operator.lshift, reflected=True)
+    __rrshift__ = _operator(operator.rshift, reflected=True)
+
+    __getitem__ = _operator(operator.getitem)
+
+    T = _property("T")
+    mT = _property("mT")
+    real = _property("real")
+    imag = _property("imag")
+
+    def astype(self, dtype: Any) -> Any:
+        """``transform`` of the array's ``astype``."""
+        return transform(jnp.astype)(self, dtype)
+
+    def reshape(self, *shape: Any) -> Any:
+        """``transform`` of the array's ``reshape``."""
+        return transform(jnp.reshape)(self, shape[0] if len(shape) == 1 else shape)
+
+    def transpose(self, *axes: Any) -> Any:
+        """``transform`` of the array's ``transpose``."""
+        if not axes:
+            return self.T
+        return transform(jnp.transpose)(self, axes[0] if len(axes) == 1 else axes)

@@ -1,0 +1,97 @@
+"""Caches that are bounded or die with the object they are about."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any
+
+
+_clear_functions: list[Callable[[], None]] = []
+
+
+def clear_caches() -> None:
+    """Forget every staged and rewritten program.
+
+    Programs are staged again when they are next called. Nothing but time is
+    lost; meant for tests and for long sessions that want the memory back.
+
+    Examples
+    --------
+    >>> import jaxrewrite
+    >>> jaxrewrite.clear_caches()
+    """
+    for clear in _clear_functions:
+        clear()
+
+
+class BoundedCache:
+    """A mapping that forgets the least recently used entry beyond ``size``.
+
+    Safe to use from several threads: two of them may compute the same entry
+    at once, the later one stays.
+    """
+
+    __slots__ = ("__weakref__", "_entries", "_lock", "_size")
+
+    def __init__(self, size: int):
+        self._size = size
+        self._entries: OrderedDict[Hashable, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> Any:
+        """Return the entry of ``key``, or ``None``; ``TypeError`` if unhashable."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is not None:
+                self._entries.move_to_end(key)
+            return entry
+
+    def put(self, key: Hashable, entry: Any) -> None:
+        with self._lock:
+            self._entries[key] = entry
+            while len(self._entries) > self._size:
+                self._entries.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._entries.clear()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def bounded_cache(size: int) -> BoundedCache:
+    """A module's own `BoundedCache`, which `clear_caches` empties."""
+    cache = BoundedCache(size)
+    _clear_functions.append(cache.clear)
+    return cache
+
+
+class WeakCaches:
+    """A `BoundedCache` for each of some objects, dropped with the object."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self._caches: weakref.WeakKeyDictionary[Any, BoundedCache] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._lock = threading.Lock()
+        _clear_functions.append(self.clear)
+
+    def of(self, owner: Any) -> BoundedCache:
+        """Return the cache of ``owner``, which must be hashable and weakly referable."""
+        try:
+            return self._caches[owner]
+        except KeyError:
+            with self._lock:
+                return self._caches.setdefault(owner, BoundedCache(self._size))
+
+    def clear(self) -> None:
+        # Emptied one by one rather than dropped: whoever holds the cache of a
+        # live owner must go on seeing what others put there.
+        with self._lock:
+            for cache in self._caches.values():
+                cache.clear()

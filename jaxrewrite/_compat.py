@@ -1,0 +1,324 @@
+"""The one module that knows of JAX versions and of JAX's private modules.
+
+Each private name is here for a reason given where it is imported; what the
+rest of the package needs of it is one small function below.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import jax.extend.source_info_util as source_info_util
+import numpy as np
+
+# Settings that JAX's own caches are keyed by (x64, matmul precision, mesh,
+# axis names ...). Public only as the side effect of jit's cache.
+from jax._src.config import trace_context as jax_trace_context
+
+# jit and the traces decide by the current trace how an operation is taken;
+# which one it is has no public name. EvalTrace: nothing is being traced.
+# DynamicJaxprTrace: a jaxpr is being made (jit, scan, make_jaxpr).
+# current_jaxpr_eqn_context: what `eqn.ctx` would be for an equation made now.
+from jax._src.core import EvalTrace, current_jaxpr_eqn_context, trace_ctx
+
+# Eager JAX compiles each primitive once per parameters and keeps it here. Used
+# so that eager programs share those executables and skip `Primitive.bind`.
+from jax._src.dispatch import apply_primitive, xla_primitive_callable
+
+# Arrays and scalars as JAX takes them (x64 off: 32 bits), before they can be
+# constants of a jaxpr.
+from jax._src.dtypes import canonicalize_value
+
+# Effects of references name the variable they act on, which has to follow
+# when variables are renamed.
+from jax._src.effects import JaxprInputEffect
+
+# dce_jaxpr: dead code inside nested jaxprs, effects kept. make_jaxpr_effects,
+# convert_constvars_jaxpr, separate_consts: a jaxpr built equation by equation
+# has to come out as JAX's own do. trace_to_jaxpr_dynamic: `jax.make_jaxpr`
+# without the cost of a jit wrapper a call (60 us instead of 180), which a
+# rewriting pays for each rule it meets.
+from jax._src.interpreters.partial_eval import (
+    DynamicJaxprTrace,
+    DynamicJaxprTracer,
+    convert_constvars_jaxpr,
+    dce_jaxpr as jax_dce_jaxpr,
+    make_jaxpr_effects,
+    separate_consts,
+    trace_to_jaxpr_dynamic,
+)
+
+# The wrapper and the debug info that trace_to_jaxpr_dynamic takes.
+from jax._src.linear_util import wrap_init
+
+# Markers in the parameters of a jit equation for "nothing was said".
+from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
+
+# The user's frame of an equation, as file and line rather than as text.
+from jax._src.source_info_util import user_frame
+
+# Keeps the frames of this package out of the tracebacks that JAX filters.
+from jax._src.traceback_util import register_exclusion
+
+
+_HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+register_exclusion(_HERE)
+source_info_util.register_exclusion(_HERE)
+
+Jaxpr = jex_core.Jaxpr
+JaxprEqn = jex_core.JaxprEqn
+Var = jex_core.Var
+Literal = jex_core.Literal
+DropVar = jex_core.DropVar
+Primitive = jex_core.Primitive
+ShapedArray = jax.core.ShapedArray
+Tracer = jax.core.Tracer
+SourceInfo = source_info_util.SourceInfo
+
+# From JAX 0.11 on a closed jaxpr is a jaxpr that carries its constants.
+_ONE_JAXPR_CLASS = jex_core.ClosedJaxpr is jex_core.Jaxpr
+
+
+# --- avals ------------------------------------------------------------------
+
+
+def leaf_aval(leaf: Any) -> Any:
+    """The aval of an array, tracer, atom, scalar or `jax.ShapeDtypeStruct`.
+
+    Raises `TypeError` for anything else.
+    """
+    try:
+        return leaf.aval
+    except AttributeError:
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return ShapedArray(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
+        return jax.typeof(leaf)
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf of a program's arguments is an array (or a reference)."""
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic, jax.Ref))
+
+
+def is_plain(aval: Any) -> bool:
+    """Whether an aval says no more than shape, dtype and weak type."""
+    return not isinstance(aval, ShapedArray) or (
+        aval.sharding.mesh.empty
+        and not aval.manual_axis_type.varying
+        and aval.memory_space == jax.memory.Space.Device
+    )
+
+
+def same_array_type(aval: Any, expected: Any) -> bool:
+    """Whether two avals agree in shape and dtype."""
+    if not isinstance(expected, ShapedArray) or not isinstance(aval, ShapedArray):
+        return type(aval) is type(expected)
+    return aval.shape == expected.shape and aval.dtype == expected.dtype
+
+
+def short(aval: Any) -> str:
+    """An aval in a few letters: ``f32[3,4]``."""
+    return aval.str_short(short_dtypes=True)
+
+
+# --- jaxprs ------------------------------------------------------------------
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
+    """Split a jaxpr, closed or not, into one without constants and the constants.
+
+    The variables of the constants come first among the ``invars``.
+    """
+    if _ONE_JAXPR_CLASS or isinstance(jaxpr, jex_core.ClosedJaxpr):
+        closed, consts = separate_consts(jaxpr)
+        return closed.jaxpr, list(consts)
+    return convert_constvars_jaxpr(jaxpr), []
+
+
+def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Any:
+    """Attach constants to the leading ``invars`` of a jaxpr."""
+    if _ONE_JAXPR_CLASS:
+        return jaxpr.with_consts(list(consts))
+    if consts:
+        jaxpr = jaxpr.replace(
+            constvars=jaxpr.invars[: len(consts)],
+            invars=jaxpr.invars[len(consts) :],
+            debug_info=unnamed(jaxpr.debug_info),
+        )
+    return jex_core.ClosedJaxpr(jaxpr, list(consts))
+
+
+def unnamed(debug_info: Any) -> Any:
+    """``debug_info`` for other arguments and results than it was made for."""
+    return debug_info.with_unknown_names()
+
+
+def new_jaxpr(
+    invars: Sequence[Var],
+    outvars: Sequence[Any],
+    eqns: Sequence[JaxprEqn],
+    debug_info: Any,
+) -> Jaxpr:
+    """Build a jaxpr without constants from its equations."""
+    effects = make_jaxpr_effects((), invars, outvars, eqns)
+    return Jaxpr((), invars, outvars, eqns, effects, unnamed(debug_info))
+
+
+def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
+    """Drop equations, also in nested jaxprs, that nothing needs; effects stay."""
+    return jax_dce_jaxpr(jaxpr, True, instantiate=True)[0]
+
+
+def rename_effects(effects: Any, names: Mapping[Any, Any]) -> Any:
+    """The effects of an equation whose variables are renamed by ``names``."""
+    if not any(isinstance(effect, JaxprInputEffect) for effect in effects):
+        return effects
+    return {
+        effect.replace(names.get(effect.input, effect.input))
+        if isinstance(effect, JaxprInputEffect)
+        else effect
+        for effect in effects
+    }
+
+
+def trace_to_jaxpr(
+    fn: Callable[..., Sequence[Any]],
+    avals: Sequence[Any],
+    debug_info: Any,
+) -> tuple[Jaxpr, list[Any]]:
+    """Trace ``fn``, from flat arrays to flat arrays, over ``avals``.
+
+    Returns a jaxpr without constants and the constants, which belong to its
+    leading ``invars``. Among them are the tracers that ``fn`` closes over.
+    """
+    jaxpr, _, consts = trace_to_jaxpr_dynamic(
+        wrap_init(fn, debug_info=debug_info), list(avals)
+    )
+    return convert_constvars_jaxpr(jaxpr) if jaxpr.constvars else jaxpr, list(consts)
+
+
+def new_debug_info(
+    name: str,
+    source: Callable[..., Any] | None = None,
+    arg_names: Sequence[str] | None = None,
+) -> Any:
+    """What JAX's errors call a traced function and its arguments."""
+    code = getattr(source, "__code__", None)
+    where = f" at {code.co_filename}:{code.co_firstlineno}" if code else ""
+    names = None if arg_names is None else tuple(arg_names)
+    return jex_core.DebugInfo("jaxrewrite.transform", name + where, names, None)
+
+
+# --- where an equation comes from --------------------------------------------
+
+
+def source_location(source_info: SourceInfo) -> tuple[str, int, str] | None:
+    """File, line and function of the user's code that made an equation.
+
+    Where a function of JAX is transformed itself there is no such code; then
+    that which is calling the transformed function.
+    """
+    frame = user_frame(source_info.traceback) or user_frame(
+        source_info_util.current().traceback
+    )
+    if frame is None:
+        return None
+    return frame.file_name, frame.start_line, frame.function_name
+
+
+# --- running -----------------------------------------------------------------
+
+
+def trace_context() -> tuple[Any, ...]:
+    """The settings of JAX that a staged program depends on; hashable."""
+    return jax_trace_context()
+
+
+def nothing_is_traced() -> bool:
+    """Whether operations on arrays are carried out at once."""
+    return isinstance(trace_ctx.trace, EvalTrace)
+
+
+def bind_eqn(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """Apply an equation's primitive to operands, as JAX would."""
+    primitive = eqn.primitive
+    out = primitive.bind(*operands, **primitive.get_bind_params(eqn.params))
+    return out if primitive.multiple_results else (out,)
+
+
+def compiled_primitive(eqn: JaxprEqn) -> Callable[..., Any] | None:
+    """Eager JAX's own compiled form of an equation, if it has one.
+
+    To be called in the context that is current now.
+    """
+    if eqn.ctx is not current_jaxpr_eqn_context():
+        return None
+    impl = eqn.primitive.impl
+    if not isinstance(impl, functools.partial) or impl.func is not apply_primitive:
+        return None
+    try:
+        return xla_primitive_callable(eqn.primitive, **eqn.params)
+    except TypeError:  # parameters that can't be hashed
+        return None
+
+
+def eqn_context(eqn: JaxprEqn) -> tuple[Any, Any]:
+    """The two context managers that an equation is bound under."""
+    name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    return (
+        source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack),
+        eqn.ctx.manager,
+    )
+
+
+def inline_into_current_trace(jaxpr: Jaxpr, operands: Iterable[Any]) -> list[Any] | None:
+    """Append a jaxpr's equations to the jaxpr that is being made, as they are.
+
+    Returns ``None`` when the current trace makes no jaxpr. Costs a third of
+    binding each equation again, and each keeps its own source line, name stack
+    and context.
+    """
+    trace = trace_ctx.trace
+    if not isinstance(trace, DynamicJaxprTrace):
+        return None
+    here = source_info_util.current()
+    env = {
+        var: trace.to_jaxpr_tracer(canonicalize_value(operand), here)
+        for var, operand in zip(jaxpr.invars, operands, strict=True)
+    }
+
+    def read(atom: Any) -> Any:
+        if type(atom) is Literal:
+            return DynamicJaxprTracer(trace, atom.aval, atom, here)
+        return env[atom]
+
+    for eqn in jaxpr.eqns:
+        source_info = eqn.source_info
+        if here.name_stack.stack:
+            source_info = source_info.replace(
+                name_stack=here.name_stack + source_info.name_stack
+            )
+        effects = eqn.effects
+        if effects:
+            effects = {
+                effect.replace(env[effect.input].val)
+                if isinstance(effect, JaxprInputEffect)
+                else effect
+                for effect in effects
+            }
+        results = trace.emit_eqn(
+            [read(atom) for atom in eqn.invars],
+            [var.aval for var in eqn.outvars],
+            eqn.primitive,
+            eqn.params,
+            effects,
+            source_info,
+            eqn.ctx,
+        )
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]

@@ -1,0 +1,680 @@
+"""The rewriting: a jaxpr on arrays becomes a jaxpr on the leaves of values.
+
+A `Scope` is a jaxpr under construction. `Scope.run` walks the equations of
+another jaxpr and adds what becomes of them. An *operand* is an atom of the new
+jaxpr (a variable or a literal), or a value whose leaves are such atoms: values
+exist while a program is rewritten, and the result knows nothing of them.
+
+An equation without a value among its operands is taken over as it is, the very
+same object, so that code which values don't reach costs next to nothing. For
+any other the answer is sought in this order: the rules; for a higher-order
+primitive its handler, which rewrites the jaxprs inside; the ``default`` of the
+operands' type; materialising them.
+
+Rules are Python functions on arrays. Each is traced once for each structure of
+operands in a rewriting, and the equations that it made are added again for
+every further equation of that structure. The same walk adds them, so when a
+field of a value is a value itself, what the rule did to that field is an
+equation with a value operand, and is dispatched in its turn.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
+
+from . import _compat
+from ._caches import WeakCaches
+from ._compat import DropVar, Jaxpr, JaxprEqn, Literal, SourceInfo, Var
+from ._errors import MaterialisationError, MaterialisationWarning, add_note
+from ._rules import Rule
+from ._settings import Settings, use_settings
+from ._value import Value, aval_of, avals_of, is_value, layer
+
+
+# A handler rewrites one higher-order primitive: given the scope to add to, the
+# equation, its operands and the origin (see `Scope.run`) it returns the
+# results, or NotImplemented.
+Handler = Callable[["Scope", JaxprEqn, list[Any], SourceInfo | None], Any]
+
+handlers: dict[str, Handler] = {}
+
+
+def handles(*names: str) -> Callable[[Handler], Handler]:
+    """Register a handler for the primitives of these names.
+
+    By name, since JAX exports the objects of only some of them.
+    """
+
+    def decorate(handler: Handler) -> Handler:
+        handlers.update(dict.fromkeys(names, handler))
+        return handler
+
+    return decorate
+
+
+# Primitives that return their operands unchanged, as mathematics goes. Applied
+# to each leaf they keep any value as it is.
+_IDENTITIES = frozenset(
+    {
+        "copy",
+        "copy_p",
+        "name",
+        "optimization_barrier",
+        "pvary",
+        "stop_gradient",
+        "xla_metadata_value",
+    }
+)
+
+
+class Restaged(NamedTuple):
+    """A jaxpr rewritten for operands of one structure.
+
+    The ``jaxpr`` takes ``consts`` first and then the leaves of the operands,
+    and returns the leaves of the results, whose pytree ``out_tree`` is.
+    ``changed`` is whether a rule or a value left any trace in it.
+    """
+
+    jaxpr: Jaxpr
+    consts: list[Any]
+    out_tree: PyTreeDef
+    changed: bool
+
+
+class _Traced(NamedTuple):
+    """What a function on values does, as equations on their leaves."""
+
+    jaxpr: Jaxpr
+    consts: list[Any]
+    out_tree: PyTreeDef
+    dense_results: list[tuple[Any, int]]  # a variable that is a result, and which
+
+
+class Rewriting:
+    """What all scopes of one rewriting share."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.dense_primitives = settings.rules.dense_primitives()
+        self._traced: dict[Any, Any] = {}
+        self._warned: set[Any] = set()
+
+    def restage(self, jaxpr: Any, operands: Sequence[Any]) -> Restaged:
+        """Rewrite a nested jaxpr for operands of this structure, once.
+
+        Remembered as long as the jaxpr lives, so that a body which is called
+        a hundred times, or by a hundred programs, is rewritten and compiled
+        once.
+        """
+        leaves, in_tree = tree_flatten(list(operands))
+        avals = avals_of(leaves)
+        cache = _restaged.of(jaxpr)
+        key = (in_tree, tuple(avals), self.settings.key(), _compat.trace_context())
+        try:
+            restaged = cache.get(key)
+        except TypeError:  # metadata that can't be hashed
+            return self.restage_anew(jaxpr, in_tree, avals)
+        if restaged is None:
+            restaged = self.restage_anew(jaxpr, in_tree, avals)
+            if not any(isinstance(c, _compat.Tracer) for c in restaged.consts):
+                cache.put(key, restaged)
+        return restaged
+
+    def restage_anew(
+        self, jaxpr: Any, in_tree: PyTreeDef, avals: Sequence[Any]
+    ) -> Restaged:
+        """Rewrite a jaxpr for a list of operands with leaves of these avals."""
+        inner, consts = _compat.open_jaxpr(jaxpr)
+        scope = Scope(self)
+        leaves = [Var(aval) for aval in avals]
+        operands = tree_unflatten(in_tree, leaves)
+        results = scope.run(inner, [*map(scope.const, consts), *operands])
+        outvars, out_tree = tree_flatten(results)
+        return scope.finish(leaves, outvars, out_tree, inner.debug_info)
+
+    def trace(
+        self,
+        fn: Callable[..., Any],
+        key: Any,
+        treedefs: Sequence[PyTreeDef | None],
+        avals: Sequence[Any],
+        ctx: Any,
+        check: Callable[[Any], list[Any]],
+    ) -> Any:
+        """Trace a function on values, once for each ``key`` and structure.
+
+        Returns `_Traced`, or ``NotImplemented`` if that is what ``fn`` returned.
+        """
+        try:
+            known = self._traced.get((key, *treedefs, *avals, ctx))
+        except TypeError:  # parameters or metadata that can't be hashed
+            return self._trace_anew(fn, treedefs, avals, ctx, check)
+        if known is None:
+            known = self._trace_anew(fn, treedefs, avals, ctx, check)
+            self._traced[(key, *treedefs, *avals, ctx)] = known
+        return known
+
+    def _trace_anew(
+        self,
+        fn: Callable[..., Any],
+        treedefs: Sequence[PyTreeDef | None],
+        avals: Sequence[Any],
+        ctx: Any,
+        check: Callable[[Any], list[Any]],
+    ) -> Any:
+        out: list[Any] = []
+
+        def flat(*leaves: Any) -> list[Any]:
+            results = fn(*_unflatten_each(treedefs, leaves))
+            if results is NotImplemented:
+                out.append(NotImplemented)
+                return []
+            out.append(check(results))
+            return tree_flatten(out[0])[0]
+
+        debug_info = _compat.new_debug_info(getattr(fn, "__name__", "rule"), fn)
+        with use_settings(self.settings), ctx.manager:
+            jaxpr, consts = _compat.trace_to_jaxpr(flat, avals, debug_info)
+        if out[0] is NotImplemented:
+            return NotImplemented
+        out_tree = tree_flatten(out[0])[1]
+        produced = {var for eqn in jaxpr.eqns for var in eqn.outvars}
+        dense_results = []
+        for i, result in enumerate(tree_unflatten(out_tree, jaxpr.outvars)):
+            if type(result) is Var and result in produced:
+                produced.remove(result)
+                dense_results.append((result, i))
+        return _Traced(jaxpr, consts, out_tree, dense_results)
+
+    def warn_of_materialising(self, eqn: JaxprEqn, values: Sequence[Value]) -> None:
+        where = _compat.source_location(eqn.source_info)
+        names = ", ".join(dict.fromkeys(type(v).__name__ for v in values))
+        key = (eqn.primitive, names, where)
+        if key in self._warned:
+            return
+        self._warned.add(key)
+        file, line, _ = where or ("<unknown>", 0, "")
+        warnings.warn_explicit(
+            f"No rule for primitive {eqn.primitive.name!r} on {names}, which is made "
+            "dense. Register a rule, or pass materialise='allow' if this is meant.",
+            MaterialisationWarning,
+            file,
+            line,
+        )
+
+
+_restaged = WeakCaches(256)
+
+
+class Scope:
+    """A jaxpr under construction."""
+
+    def __init__(self, rewriting: Rewriting):
+        self.rewriting = rewriting
+        self.eqns: list[JaxprEqn] = []
+        self.changed = False
+        self._consts: dict[int, tuple[Var, Any]] = {}
+        self._dense: dict[int, tuple[Value, Any]] = {}
+
+    def const(self, value: Any) -> Var:
+        """The variable of a constant, which becomes an operand of the jaxpr."""
+        known = self._consts.get(id(value))
+        if known is None:
+            known = self._consts[id(value)] = Var(_compat.leaf_aval(value)), value
+        return known[0]
+
+    def finish(
+        self,
+        invars: Sequence[Var],
+        outvars: Sequence[Any],
+        out_tree: PyTreeDef,
+        debug_info: Any,
+    ) -> Restaged:
+        eqns = _live(self.eqns, outvars)
+        consts = list(self._consts.values())
+        jaxpr = _compat.new_jaxpr(
+            [*(var for var, _ in consts), *invars], outvars, eqns, debug_info
+        )
+        return Restaged(jaxpr, [value for _, value in consts], out_tree, self.changed)
+
+    def run(
+        self,
+        jaxpr: Jaxpr,
+        operands: Iterable[Any],
+        origin: SourceInfo | None = None,
+        targets: Mapping[Var, Var] | None = None,
+    ) -> list[Any]:
+        """Add the equations of ``jaxpr``, applied to ``operands``.
+
+        Parameters
+        ----------
+        jaxpr
+            A jaxpr without constants.
+        operands
+            An atom or a value for each of its ``invars``.
+        origin
+            For the jaxpr of a rule, where the equation comes from that the rule
+            is applied to: the new equations are said to come from there, and get
+            variables of their own, because the same jaxpr may be added again.
+        targets
+            Which variables to use then, for some of the jaxpr's own.
+
+        Returns
+        -------
+        list
+            An atom or a value for each of the ``outvars``.
+        """
+        env = {
+            var: operand
+            for var, operand in zip(jaxpr.invars, operands, strict=True)
+            if operand is not var
+        }
+        targets = targets or {}
+        # The equations of a rule are final: a rule for dense tanh may use tanh.
+        watched = self.rewriting.dense_primitives if origin is None else frozenset()
+        for eqn in jaxpr.eqns:
+            known = watched and (eqn.primitive in watched or eqn.primitive.name in handlers)
+            has_value = False
+            renamed = False
+            for atom in eqn.invars:
+                if type(atom) is not Literal and atom in env:
+                    renamed = True
+                    has_value |= is_value(env[atom])
+            if not (renamed or known) and origin is None:
+                self.eqns.append(eqn)
+                continue
+            invals = eqn.invars
+            if renamed:
+                invals = [x if type(x) is Literal else env.get(x, x) for x in invals]
+            outvars = eqn.outvars
+            if origin is not None:
+                outvars = [targets.get(v) or fresh(v) for v in outvars]
+            if has_value or known:
+                results = self.apply(eqn, invals, outvars, origin)
+            else:
+                self.copy(eqn, invals, outvars, origin)
+                results = outvars
+            for var, result in zip(eqn.outvars, results, strict=True):
+                if result is not var:
+                    env[var] = result
+        return [x if type(x) is Literal else env.get(x, x) for x in jaxpr.outvars]
+
+    def copy(
+        self,
+        eqn: JaxprEqn,
+        operands: Sequence[Any],
+        outvars: Sequence[Var],
+        origin: SourceInfo | None = None,
+        params: Mapping[str, Any] | None = None,
+        effects: Any = None,
+    ) -> None:
+        """Add an equation like ``eqn`` with other atoms or parameters."""
+        if effects is None:
+            effects = eqn.effects
+            if effects:
+                names = dict(_pairs(eqn.invars, operands))
+                effects = _compat.rename_effects(effects, names)
+        self.eqns.append(
+            eqn.replace(
+                invars=list(operands),
+                outvars=list(outvars),
+                params=params,
+                effects=effects,
+                source_info=source_within(origin, eqn.source_info),
+            )
+        )
+
+    def apply(
+        self,
+        eqn: JaxprEqn,
+        operands: Sequence[Any],
+        outvars: Sequence[Var],
+        origin: SourceInfo | None = None,
+    ) -> Sequence[Any]:
+        """Add what becomes of an equation on these operands.
+
+        Results that are dense are written to ``outvars`` where that is possible.
+        """
+        try:
+            results = self._apply(eqn, operands, outvars, origin)
+        except Exception as error:
+            add_note(error, describe(eqn, operands))
+            raise
+        return results
+
+    def _apply(
+        self,
+        eqn: JaxprEqn,
+        operands: Sequence[Any],
+        outvars: Sequence[Var],
+        origin: SourceInfo | None,
+    ) -> Sequence[Any]:
+        primitive = eqn.primitive
+        avals = _Once(lambda: avals_of(operands))
+        for rule in self.rewriting.settings.rules.lookup(primitive, operands, avals):
+            results = self.call_rule(rule, eqn, operands, outvars, origin)
+            if results is not NotImplemented:
+                return results
+        handler = handlers.get(primitive.name)
+        if handler is not None:
+            results = handler(self, eqn, list(operands), origin)
+            if results is not NotImplemented:
+                return results
+        values = [x for x in operands if is_value(x)]
+        if values:
+            results = self.call_default(values, eqn, operands, outvars, origin)
+            if results is not NotImplemented:
+                return results
+            self.changed = True
+            if primitive.name in _IDENTITIES:
+                return self.map_leaves(eqn, operands, origin)
+            operands = self.materialise_operands(eqn, operands, origin)
+            if primitive in self.rewriting.dense_primitives and origin is None:
+                return self._apply(eqn, operands, outvars, origin)
+        self.copy(eqn, operands, outvars, origin)
+        return outvars
+
+    # --- rules and defaults ---------------------------------------------------
+
+    def call_rule(
+        self,
+        rule: Rule,
+        eqn: JaxprEqn,
+        operands: Sequence[Any],
+        outvars: Sequence[Var],
+        origin: SourceInfo | None,
+    ) -> Any:
+        def apply_rule(*args: Any) -> Any:
+            try:
+                return rule(eqn.primitive, args, eqn.params)
+            except Exception as error:
+                add_note(error, f"jaxrewrite: raised by the rule {rule}.")
+                raise
+
+        what = f"The rule {rule}"
+        return self._call(apply_rule, rule, what, eqn, operands, outvars, origin)
+
+    def call_default(
+        self,
+        values: Sequence[Value],
+        eqn: JaxprEqn,
+        operands: Sequence[Any],
+        outvars: Sequence[Var],
+        origin: SourceInfo | None,
+    ) -> Any:
+        owners = {
+            type(v).default: type(v) for v in values if type(v).default is not Value.default
+        }
+        if not owners:
+            return NotImplemented
+        if len(owners) > 1:
+            names = " and ".join(owner.__name__ for owner in owners.values())
+            raise TypeError(
+                f"Primitive {eqn.primitive.name!r} has no rule for these operands, and "
+                f"{names} each have a default of their own. Register a rule for the pair."
+            )
+        ((default, owner),) = owners.items()
+
+        def apply_default(*args: Any) -> Any:
+            return default(eqn.primitive, args, dict(eqn.params))
+
+        what = f"{owner.__name__}.default"
+        return self._call(apply_default, default, what, eqn, operands, outvars, origin)
+
+    def _call(
+        self,
+        fn: Callable[..., Any],
+        identity: Any,
+        what: str,
+        eqn: JaxprEqn,
+        operands: Sequence[Any],
+        outvars: Sequence[Var],
+        origin: SourceInfo | None,
+    ) -> Any:
+        def check(results: Any) -> list[Any]:
+            return _checked_results(results, eqn, what)
+
+        key = (identity, eqn.primitive, *eqn.params.items())
+        results = self.splice(fn, key, operands, eqn, outvars, origin, check)
+        if results is not NotImplemented:
+            self.changed = True
+        return results
+
+    def splice(
+        self,
+        fn: Callable[..., Any],
+        key: Any,
+        operands: Sequence[Any],
+        eqn: JaxprEqn,
+        outvars: Sequence[Var],
+        origin: SourceInfo | None,
+        check: Callable[[Any], list[Any]],
+    ) -> Any:
+        """Add the equations of a function of the operands, a layer deep.
+
+        What the function sees of a value that is a field of an operand is a
+        tracer of its aval; the equations on that are dispatched as any others.
+        """
+        leaves, treedefs = _flatten_each(operands)
+        traced = self.rewriting.trace(fn, key, treedefs, avals_of(leaves), eqn.ctx, check)
+        if traced is NotImplemented:
+            return NotImplemented
+        targets = {
+            var: outvars[i]
+            for var, i in traced.dense_results
+            if type(outvars[i]) is not DropVar
+        }
+        results = self.run(
+            traced.jaxpr,
+            [*map(self.const, traced.consts), *leaves],
+            source_within(origin, eqn.source_info),
+            targets,
+        )
+        return tree_unflatten(traced.out_tree, results)
+
+    def map_leaves(
+        self, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
+    ) -> list[Any]:
+        """Apply an identity to each leaf of its operands."""
+        leaves, treedef = tree_flatten(list(operands))
+        results = [Var(aval) for aval in avals_of(leaves)]
+        if eqn.primitive.multiple_results:
+            self.copy(eqn, leaves, results, origin)
+        else:
+            for leaf, result in zip(leaves, results, strict=True):
+                self.copy(eqn, [leaf], [result], origin)
+        return tree_unflatten(treedef, results)
+
+    # --- materialising --------------------------------------------------------
+
+    def materialise_operands(
+        self, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
+    ) -> list[Any]:
+        """Make the operands of an equation dense, as the policy says."""
+        to_warn_of = []
+        for value in filter(is_value, operands):
+            policy = self.rewriting.settings.policy
+            if policy == "warn":
+                policy = type(value).materialise_policy or policy
+            if policy == "forbid":
+                raise MaterialisationError(
+                    f"No rule for primitive {eqn.primitive.name!r} on "
+                    f"{type(value).__name__}, which may not be made dense here "
+                    "(materialise='forbid')."
+                )
+            if policy == "warn":
+                to_warn_of.append(value)
+        if to_warn_of:
+            self.rewriting.warn_of_materialising(eqn, to_warn_of)
+        return [self.materialise(x, eqn, origin) if is_value(x) else x for x in operands]
+
+    def materialise(
+        self, value: Value, eqn: JaxprEqn, origin: SourceInfo | None = None
+    ) -> Any:
+        """Add the equations that make a value dense, and return the result."""
+        known = self._dense.get(id(value))
+        if known is not None:
+            return known[1]
+        cls = type(value)
+        aval = aval_of(value)
+
+        def materialise(value: Value) -> Any:
+            try:
+                return value.materialise()
+            except Exception as error:
+                raise MaterialisationError(
+                    f"No rule for primitive {eqn.primitive.name!r} on {cls.__name__}, "
+                    f"which can't be made dense: {error}"
+                ) from error
+
+        def check(dense: Any) -> list[Any]:
+            return [_checked(dense, aval, f"{cls.__name__}.materialise", "its aval says")]
+
+        dense = value
+        outvars = [Var(aval)]
+        while is_value(dense):
+            key = ("materialise", type(dense))
+            (dense,) = self.splice(materialise, key, [dense], eqn, outvars, origin, check)
+            outvars = [Var(aval)]
+        self._dense[id(value)] = value, dense
+        return dense
+
+
+def fresh(var: Var) -> Var:
+    return DropVar(var.aval) if type(var) is DropVar else Var(var.aval)
+
+
+def source_within(origin: SourceInfo | None, inner: SourceInfo) -> SourceInfo:
+    """Where an equation of a rule comes from: where the rule was applied."""
+    if origin is None:
+        return inner
+    if not inner.name_stack.stack:
+        return origin
+    return origin.replace(name_stack=origin.name_stack + inner.name_stack)
+
+
+def describe(eqn: JaxprEqn, operands: Sequence[Any]) -> str:
+    """A note that names an equation, its operands and the user's line."""
+    shown = ", ".join(map(describe_operand, operands))
+    where = _compat.source_location(eqn.source_info)
+    line = f"\n  at {where[0]}:{where[1]} ({where[2]})" if where else ""
+    return f"jaxrewrite: in primitive {eqn.primitive.name!r} on ({shown}){line}"
+
+
+def describe_operand(operand: Any) -> str:
+    if not is_value(operand):
+        return _compat.short(_compat.leaf_aval(operand))
+    return f"{type(operand).__name__}:{_compat.short(aval_of(operand))}"
+
+
+def _live(eqns: Sequence[JaxprEqn], outvars: Sequence[Any]) -> list[JaxprEqn]:
+    """The equations that results or effects need."""
+    needed = {var for var in outvars if type(var) is not Literal}
+    kept = []
+    for eqn in reversed(eqns):
+        if eqn.effects or not needed.isdisjoint(eqn.outvars):
+            needed.update(atom for atom in eqn.invars if type(atom) is not Literal)
+            kept.append(eqn)
+    kept.reverse()
+    return kept
+
+
+def _pairs(invars: Sequence[Any], operands: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    for var, operand in zip(invars, operands, strict=True):
+        if type(var) is not Literal:
+            yield var, operand
+
+
+def _flatten_each(
+    operands: Sequence[Any],
+) -> tuple[list[Any], list[PyTreeDef | None]]:
+    leaves: list[Any] = []
+    treedefs: list[PyTreeDef | None] = []
+    for operand in operands:
+        if is_value(operand):
+            own, treedef = layer(operand)
+            leaves.extend(own)
+            treedefs.append(treedef)
+        else:
+            leaves.append(operand)
+            treedefs.append(None)
+    return leaves, treedefs
+
+
+def _unflatten_each(
+    treedefs: Sequence[PyTreeDef | None], leaves: Iterable[Any]
+) -> list[Any]:
+    rest = iter(leaves)
+    return [
+        next(rest)
+        if treedef is None
+        else tree_unflatten(treedef, [next(rest) for _ in range(treedef.num_leaves)])
+        for treedef in treedefs
+    ]
+
+
+class _Once:
+    """A function without arguments, called at most once."""
+
+    __slots__ = ("_compute", "_result")
+
+    def __init__(self, compute: Callable[[], Any]):
+        self._compute = compute
+        self._result: Any = None
+
+    def __call__(self) -> Any:
+        if self._result is None:
+            self._result = self._compute()
+        return self._result
+
+
+# --- what rules may return ------------------------------------------------------
+
+
+def _checked_results(results: Any, eqn: JaxprEqn, what: str) -> list[Any]:
+    """The results of a rule, one for each of the equation's, or `TypeError`."""
+    name, expected = eqn.primitive.name, eqn.outvars
+    if not eqn.primitive.multiple_results:
+        if isinstance(results, (list, tuple)):
+            raise TypeError(
+                f"{what} returned a {type(results).__name__} for {name!r}, which has one "
+                "result. Return the array or value itself."
+            )
+        results = [results]
+    elif not isinstance(results, (list, tuple)):
+        raise TypeError(
+            f"{what} returned a {type(results).__name__} for {name!r}, which has "
+            f"{len(expected)} results. Return a list or tuple of them."
+        )
+    if len(results) != len(expected):
+        raise TypeError(
+            f"{what} returned {len(results)} results for {name!r}, which has {len(expected)}."
+        )
+    wanted = f"{name!r} gives"
+    return [
+        _checked(result, var.aval, what, wanted)
+        for result, var in zip(results, expected, strict=True)
+    ]
+
+
+def _checked(result: Any, expected: Any, what: str, wanted: str) -> Any:
+    if not is_value(result):
+        try:
+            aval = _compat.leaf_aval(result)
+        except TypeError:
+            raise TypeError(
+                f"{what} returned a {type(result).__name__} where {wanted} "
+                f"{_compat.short(expected)}: neither an array nor a value."
+            ) from None
+    else:
+        aval = aval_of(result)
+    if _compat.same_array_type(aval, expected):
+        return result
+    raise TypeError(
+        f"{what} returned {_compat.short(aval)} where {wanted} {_compat.short(expected)}"
+        + (f" (as a {type(result).__name__})." if is_value(result) else ".")
+    )

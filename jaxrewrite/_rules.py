@@ -1,0 +1,360 @@
+"""The tables of rules: which rule applies to which operands.
+
+A table has one `multipledispatch.Dispatcher` a primitive. The dispatcher says
+which signatures match; the order among those few, by precedence and then by
+how specific they are, is settled here, since multipledispatch would order the
+whole table and only warn of an ambiguity.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import jax
+import jax.extend.core.primitives as jax_primitives
+from multipledispatch.conflict import supercedes
+from multipledispatch.dispatcher import Dispatcher
+from multipledispatch.variadic import Variadic
+
+from ._annotations import Dense, Signature, guards_hold, read_signature
+from ._compat import Primitive
+from ._errors import AmbiguousRuleError
+from ._value import is_value
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Rule:
+    """A user's rule for some primitives, as it was registered."""
+
+    __slots__ = ("fn", "mirrored", "precedence", "signature")
+
+    def __init__(
+        self, fn: Callable[..., Any], signature: Signature, precedence: int, mirrored: bool
+    ):
+        self.fn = fn
+        self.signature = signature
+        self.precedence = precedence
+        self.mirrored = mirrored
+
+    def __call__(self, primitive: Primitive, operands: Sequence[Any], params: Any) -> Any:
+        if self.mirrored:
+            operands = operands[::-1]
+        if self.signature.takes_primitive:
+            return self.fn(*operands, primitive=primitive, **params)
+        return self.fn(*operands, **params)
+
+    def __str__(self) -> str:
+        code = getattr(inspect.unwrap(self.fn), "__code__", None)
+        name = getattr(self.fn, "__qualname__", repr(self.fn))
+        where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+        return f"{name}{where}" + (", mirrored" if self.mirrored else "")
+
+
+class _Entry:
+    """A rule under one of the signatures that its unions stand for."""
+
+    __slots__ = ("guards", "rule", "types")
+
+    def __init__(self, rule: Rule, types: tuple[Any, ...], guards: tuple[Any, ...]):
+        self.rule = rule
+        self.types = types
+        self.guards = guards
+
+    def is_guarded(self) -> bool:
+        return any(guard is not None for guard in self.guards)
+
+    def beats(self, other: _Entry) -> bool:
+        """Whether this entry is strictly more specific than the other."""
+        if self.types == other.types:
+            return self.is_guarded() and not other.is_guarded()
+        return supercedes(self.types, other.types) and not supercedes(
+            other.types, self.types
+        )
+
+
+class _Dispatcher(Dispatcher):
+    """A `Dispatcher` whose matches come unordered, and so without a quadratic pass."""
+
+    __slots__ = ()
+
+    def reorder(self, on_ambiguity: Any = None) -> list[Any]:
+        self._ordering = list(self.funcs)
+        return self._ordering
+
+
+class Rules:
+    """A table of rules.
+
+    The rules of `jaxrewrite.register` are in one global table. Another table,
+    passed as ``transform(fn, rules=...)``, is layered over it: where one of
+    its own rules applies that is taken, else the global ones are asked. The
+    global table never changes by it.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jax import lax
+    >>> from jaxtyping import Array
+    >>> rules = jaxrewrite.Rules()
+    >>> @rules.register(lax.tanh_p)
+    ... def fast_tanh(x: Array, **params):
+    ...     return x / (1 + abs(x))
+    >>> jaxrewrite.transform(jnp.tanh, rules=rules)(jnp.array(1.0))
+    Array(0.5, dtype=float32)
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._dispatchers: dict[Primitive, _Dispatcher] = {}
+        self._dense: set[Primitive] = set()
+        self._matches: dict[tuple[Any, ...], list[_Entry]] = {}
+        self.version = 0
+
+    def register(
+        self,
+        primitive: Primitive | str,
+        *more: Primitive | str,
+        precedence: int = 0,
+        commutative: bool = False,
+    ) -> Callable[[_F], _F]:
+        """Register a rule for one primitive, or several; a decorator.
+
+        The rule's positional parameters are the primitive's operands, and their
+        annotations say what it applies to: a value type, an array type
+        (`jaxtyping.ArrayLike`, `jax.Array`: any dense operand), `Value` or
+        `ArrayValue` (any value), a union, or nothing (anything); ``*xs: T`` is
+        any number of operands. A jaxtyping annotation is a guard besides: the
+        rule applies only where shapes and dtypes match. Keyword-only parameters
+        are the primitive's parameters; one named ``primitive`` is the primitive.
+
+        A rule returns one result, or a sequence of them for a primitive of
+        several results; each is a value or an array of the shape and dtype that
+        the primitive would give. Returning ``NotImplemented`` passes to the
+        next rule. A rule is run once for each structure of operands in a
+        program, with tracers for the leaves, as a function under `jax.jit` is.
+
+        A rule all of whose operands are dense rewrites ordinary programs. A rule
+        that admits a value is never asked about dense operands alone.
+
+        Parameters
+        ----------
+        primitive, *more
+            A `jax.extend.core.Primitive`, or its name, such as ``"dot_general"``.
+        precedence
+            Rules of higher precedence are asked first.
+        commutative
+            Register the rule for its two operands in the other order too, unless
+            a rule is registered for that order.
+
+        Returns
+        -------
+        Callable
+            A decorator that returns the rule unchanged.
+
+        Raises
+        ------
+        ValueError
+            If a name is no primitive's.
+        TypeError
+            If the rule's annotations can't be dispatched on, or ``commutative``
+            is asked of a rule with other than two operands.
+        """
+        primitives = [find_primitive(p) for p in (primitive, *more)]
+
+        def decorate(fn: _F) -> _F:
+            namespace = sys._getframe(1).f_locals
+            self._add(primitives, fn, namespace, precedence, commutative)
+            return fn
+
+        return decorate
+
+    def _add(
+        self,
+        primitives: Sequence[Primitive],
+        fn: Callable[..., Any],
+        namespace: dict[str, Any],
+        precedence: int,
+        commutative: bool,
+    ) -> None:
+        if not callable(fn):
+            raise TypeError(f"A rule must be a function, not a {type(fn).__name__}.")
+        signature = read_signature(fn, namespace)
+        if commutative and (len(signature.operands) != 2 or signature.variadic):
+            raise TypeError(
+                f"commutative=True needs a rule with two operands; "
+                f"{getattr(fn, '__name__', fn)} has {len(signature.operands)}."
+            )
+        entries = list(self._entries(Rule(fn, signature, precedence, False)))
+        mirrored = Rule(fn, signature, precedence, True)
+        mirrors = [
+            _Entry(mirrored, entry.types[::-1], entry.guards[::-1])
+            for entry in (entries if commutative else ())
+            if entry.types != entry.types[::-1]
+        ]
+        with self._lock:
+            for primitive in primitives:
+                for entry in entries:
+                    self._put(primitive, entry)
+                for entry in mirrors:
+                    if not self._has(primitive, entry):
+                        self._put(primitive, entry)
+            self._matches = {}
+            self.version += 1
+
+    @staticmethod
+    def _entries(rule: Rule) -> Iterator[_Entry]:
+        is_dense = rule.signature.is_dense()
+        for types, guards in rule.signature.combinations():
+            if is_dense or any(type_ not in (Dense, Variadic[Dense]) for type_ in types):
+                yield _Entry(rule, types, guards)
+
+    def _cell(self, primitive: Primitive, types: tuple[Any, ...]) -> dict[Any, _Entry]:
+        """The entries of one signature, by their guards."""
+        dispatcher = self._dispatchers.get(primitive)
+        if dispatcher is None:
+            dispatcher = self._dispatchers[primitive] = _Dispatcher(primitive.name)
+        if types not in dispatcher.funcs:
+            dispatcher.add(types, {})
+        return dispatcher.funcs[types]
+
+    def _put(self, primitive: Primitive, entry: _Entry) -> None:
+        if entry.rule.signature.is_dense():
+            self._dense.add(primitive)
+        self._cell(primitive, entry.types)[entry.guards] = entry
+
+    def _has(self, primitive: Primitive, entry: _Entry) -> bool:
+        known = self._cell(primitive, entry.types).get(entry.guards)
+        return known is not None and not known.rule.mirrored
+
+    def dense_primitives(self) -> frozenset[Primitive]:
+        """The primitives that have a rule on dense operands alone."""
+        return frozenset(self._dense)
+
+    def matches(self, primitive: Primitive, types: tuple[type, ...]) -> list[_Entry]:
+        """The entries whose types match, in no order."""
+        key = (primitive, types)
+        found = self._matches.get(key)
+        if found is None:
+            with self._lock:
+                dispatcher = self._dispatchers.get(primitive)
+                cells = dispatcher.dispatch_iter(*types) if dispatcher else ()
+                found = [entry for cell in cells for entry in cell.values()]
+                if all(type_ is Dense for type_ in types):
+                    found = [e for e in found if e.rule.signature.is_dense()]
+                self._matches[key] = found
+        return found
+
+
+global_rules = Rules()
+register = global_rules.register
+
+
+class RulesInForce:
+    """The tables that one rewriting looks rules up in, the nearest first."""
+
+    __slots__ = ("tables",)
+
+    def __init__(self, tables: tuple[Rules, ...] = (global_rules,)):
+        self.tables = tables
+
+    def over(self, rules: Rules | None) -> RulesInForce:
+        """These tables with one more layered over them."""
+        if rules is None or rules in self.tables:
+            return self
+        return RulesInForce((rules, *self.tables))
+
+    def state(self) -> tuple[Any, ...]:
+        """What a rewritten program depends on; hashable."""
+        return tuple((rules, rules.version) for rules in self.tables)
+
+    def dense_primitives(self) -> frozenset[Primitive]:
+        return frozenset().union(*(rules.dense_primitives() for rules in self.tables))
+
+    def lookup(
+        self,
+        primitive: Primitive,
+        operands: Sequence[Any],
+        avals: Callable[[], Sequence[Any]],
+    ) -> Iterator[Rule]:
+        """The rules for these operands, the one to ask first first.
+
+        ``avals`` gives the operands' avals, for rules with guards. Raises
+        `AmbiguousRuleError` when it comes to two of which neither is first.
+        """
+        types = tuple(type(x) if is_value(x) else Dense for x in operands)
+        for rules in self.tables:
+            entries = rules.matches(primitive, types)
+            if any(entry.is_guarded() for entry in entries):
+                known = avals()
+                entries = [e for e in entries if guards_hold(e.guards, known)]
+            yield from _in_order(primitive, types, entries)
+
+
+def _in_order(
+    primitive: Primitive, types: tuple[type, ...], entries: list[_Entry]
+) -> Iterator[Rule]:
+    while entries:
+        highest = max(entry.rule.precedence for entry in entries)
+        level = [entry for entry in entries if entry.rule.precedence == highest]
+        first = [e for e in level if not any(other.beats(e) for other in level)]
+        rules = list(dict.fromkeys(entry.rule for entry in first))
+        if len({rule.fn for rule in rules}) > 1:
+            raise AmbiguousRuleError(_ambiguity(primitive, types, rules))
+        yield rules[0]
+        entries = [entry for entry in entries if entry.rule.fn is not rules[0].fn]
+
+
+def _ambiguity(primitive: Primitive, types: tuple[type, ...], rules: list[Rule]) -> str:
+    operands = ", ".join("Array" if t is Dense else t.__name__ for t in types)
+    listed = "\n".join(f"  {rule}" for rule in rules)
+    parameters = ", ".join(
+        f"{chr(ord('x') + i) if i < 3 else f'x{i}'}: {'Array' if t is Dense else t.__name__}"
+        for i, t in enumerate(types)
+    )
+    return (
+        f"Primitive {primitive.name!r} on ({operands}) has several rules of precedence "
+        f"{rules[0].precedence}, and none is more specific than the others:\n{listed}\n"
+        "Ways out: register a rule for just these types,\n"
+        f"  @jaxrewrite.register({primitive.name!r})\n"
+        f"  def _({parameters}, **params): ...\n"
+        "or give one of the rules a higher precedence=, or apply them one after the other "
+        "with nested transforms: transform(transform(fn, filter_spec=...), filter_spec=...)."
+    )
+
+
+# --- primitives by name --------------------------------------------------------
+
+
+@functools.cache
+def _primitives_by_name() -> dict[str, Primitive]:
+    return {
+        primitive.name: primitive
+        for module in (jax.lax, jax_primitives)
+        for primitive in vars(module).values()
+        if isinstance(primitive, Primitive)
+    }
+
+
+def find_primitive(primitive: Primitive | str) -> Primitive:
+    """Return the primitive of that name; `ValueError` if there is none."""
+    if isinstance(primitive, Primitive):
+        return primitive
+    if not isinstance(primitive, str):
+        raise TypeError(
+            "A rule is registered for a primitive or the name of one, as in "
+            f"@register('add'); got a {type(primitive).__name__}."
+        )
+    known = _primitives_by_name()
+    if primitive not in known:
+        close = difflib.get_close_matches(primitive, known, 3)
+        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise ValueError(f"No primitive of JAX is called {primitive!r}.{hint}")
+    return known[primitive]

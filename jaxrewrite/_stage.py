@@ -1,0 +1,234 @@
+"""From a function and its arguments to a rewritten program.
+
+The function is traced once over the avals of its arguments: a value that
+``filter_spec`` chooses goes in as one array of its aval, anything else leaf by
+leaf. The jaxpr is then rewritten for the values that were passed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.tree_util import (
+    PyTreeDef,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
+
+from . import _compat
+from ._compat import Var
+from ._errors import add_note
+from ._program import Program
+from ._rewrite import Rewriting, Scope
+from ._settings import Settings
+from ._value import aval_of, avals_of, is_value
+
+
+class Arguments(NamedTuple):
+    """What a transformed function was called with.
+
+    ``tree`` is ``(fn, args, kwargs)``, where ``fn`` is ``None`` if it is not a
+    pytree: it is passed by itself then, and held by no cache.
+    """
+
+    fn: Callable[..., Any]
+    tree: tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+class Staged(NamedTuple):
+    """A program, and how its leaves are those of the arguments and results.
+
+    ``positions`` says which leaves of the arguments the program takes.
+    ``out_leaves`` has the results that are no arrays, ``None`` for the others.
+    """
+
+    program: Program
+    positions: list[int]
+    out_tree: PyTreeDef
+    out_leaves: list[Any] | None
+    out_positions: list[int]
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        results = self.program([leaves[i] for i in self.positions])
+        if self.out_leaves is not None:
+            filled = list(self.out_leaves)
+            for i, result in zip(self.out_positions, results, strict=True):
+                filled[i] = result
+            results = filled
+        return tree_unflatten(self.out_tree, results)
+
+
+def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
+    """Trace a function over its arguments' avals, and rewrite it for the values."""
+    operands, tree = tree_flatten(arguments.tree, is_leaf=is_value)
+    chosen = _chosen(filter_spec, arguments, operands)
+
+    # The leaves of the arguments, in order: which of them are dynamic, and with
+    # which variables the operands of the staged jaxpr are built.
+    positions: list[int] = []
+    avals: list[Any] = []  # of the staged function's arguments
+    rebuild: list[Callable[[Iterable[Any]], Any]] = []  # operand from its tracers
+    symbolic: list[Any] = []  # the operands of its jaxpr
+    invars: list[Var] = []
+    count = 0
+    for operand, is_chosen in zip(operands, chosen, strict=True):
+        leaves, treedef = tree_flatten(operand)
+        if is_value(operand) and is_chosen:
+            avals.append(aval_of(operand))
+            variables = [Var(aval) for aval in avals_of(leaves)]
+            rebuild.append(next)
+            symbolic.append(tree_unflatten(treedef, variables))
+            positions.extend(range(count, count + len(leaves)))
+        else:
+            dynamic = [_compat.is_array(leaf) for leaf in leaves]
+            own = avals_of([x for x, d in zip(leaves, dynamic, strict=True) if d])
+            variables = [Var(aval) for aval in own]
+            avals.extend(own)
+            rebuild.append(_rebuilder(treedef, leaves, dynamic))
+            symbolic.extend(variables)
+            positions.extend(count + i for i, d in enumerate(dynamic) if d)
+        invars.extend(variables)
+        count += len(leaves)
+
+    jaxpr, consts, out_tree, out_leaves = _trace_user_function(
+        arguments, tree, avals, rebuild
+    )
+    scope = Scope(Rewriting(settings))
+    rest = iter(scope.run(jaxpr, [*map(scope.const, consts), *symbolic]))
+    filled = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
+    flat, whole_tree = tree_flatten(tree_unflatten(out_tree, filled))
+    is_static = [isinstance(x, _Static) for x in flat]
+    results = [x for x, s in zip(flat, is_static, strict=True) if not s]
+    restaged = scope.finish(invars, results, whole_tree, jaxpr.debug_info)
+    statics = [x.leaf if s else None for x, s in zip(flat, is_static, strict=True)]
+    return Staged(
+        Program(restaged.jaxpr, restaged.consts),
+        positions,
+        whole_tree,
+        statics if any(is_static) else None,
+        [i for i, s in enumerate(is_static) if not s],
+    )
+
+
+class _Static:
+    """A result that is no array, as a leaf among the results that are."""
+
+    __slots__ = ("leaf",)
+
+    def __init__(self, leaf: Any):
+        self.leaf = leaf
+
+
+_RESULT = object()
+
+
+def _rebuilder(
+    treedef: PyTreeDef, leaves: Sequence[Any], dynamic: Sequence[bool]
+) -> Callable[[Iterable[Any]], Any]:
+    static = [None if d else leaf for leaf, d in zip(leaves, dynamic, strict=True)]
+
+    def rebuild(tracers: Any) -> Any:
+        return tree_unflatten(
+            treedef,
+            [next(tracers) if d else s for s, d in zip(static, dynamic, strict=True)],
+        )
+
+    return rebuild
+
+
+def _trace_user_function(
+    arguments: Arguments,
+    tree: PyTreeDef,
+    avals: Sequence[Any],
+    rebuild: Sequence[Callable[[Iterable[Any]], Any]],
+) -> tuple[Any, list[Any], PyTreeDef, list[Any]]:
+    fn = arguments.fn
+    out: list[Any] = []
+
+    def flat(*tracers: Any) -> list[Any]:
+        rest = iter(tracers)
+        called, args, kwargs = tree_unflatten(tree, [build(rest) for build in rebuild])
+        results = (fn if called is None else called)(*args, **kwargs)
+        leaves, out_tree = tree_flatten(results)
+        is_result = [_compat.is_array(leaf) for leaf in leaves]
+        out.append(out_tree)
+        out.append([_RESULT if r else x for x, r in zip(leaves, is_result, strict=True)])
+        return [leaf for leaf, r in zip(leaves, is_result, strict=True) if r]
+
+    debug_info = _compat.new_debug_info(
+        getattr(fn, "__name__", type(fn).__name__),
+        inspect.unwrap(fn),
+        _argument_names(arguments) if len(avals) < 64 else None,
+    )
+    try:
+        jaxpr, consts = _compat.trace_to_jaxpr(flat, avals, debug_info)
+    except (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+    ) as error:
+        name = getattr(fn, "__qualname__", type(fn).__name__)
+        add_note(
+            error,
+            f"jaxrewrite: {name} is staged before it is evaluated, as under jax.jit, so "
+            "that arrays have no concrete values in it. Use lax.cond and its kin, or pass "
+            "what is known beforehand as a Python scalar, which is static.",
+        )
+        raise
+    return _compat.drop_dead_code(jaxpr), consts, out[0], out[1]
+
+
+def _argument_names(arguments: Arguments) -> list[str] | None:
+    """What JAX calls the traced arguments in its errors, where that is known."""
+    fn, (_, args, kwargs) = arguments
+    try:
+        bound = inspect.signature(fn).bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return None
+    return [
+        bound_name(path)
+        for path, leaf in tree_flatten_with_path(dict(bound), is_leaf=is_value)[0]
+        if is_value(leaf) or _compat.is_array(leaf)
+    ]
+
+
+def bound_name(path: tuple[Any, ...]) -> str:
+    return f"{path[0].key}{keystr(path[1:])}"
+
+
+# --- which values are rewritten ---------------------------------------------------
+
+
+def _chosen(
+    filter_spec: Any, arguments: Arguments, operands: Sequence[Any]
+) -> Sequence[bool]:
+    """Whether the filter chooses each of the operands."""
+    if isinstance(filter_spec, bool):
+        return [filter_spec] * len(operands)
+    if callable(filter_spec):
+        return [bool(filter_spec(operand)) for operand in operands]
+    try:
+        spread = tree_map(
+            lambda flag, subtree: [flag] * len(tree_leaves(subtree, is_leaf=is_value)),
+            filter_spec,
+            arguments.tree,
+        )
+    except ValueError as error:
+        raise ValueError(
+            "filter_spec must be True, False, a predicate on leaves, or a pytree prefix "
+            f"of booleans of (fn, args, kwargs): {error}"
+        ) from error
+    flags = tree_leaves(spread)
+    if len(flags) != len(operands) or not all(isinstance(f, bool) for f in flags):
+        raise ValueError(
+            "filter_spec must be True, False, a predicate on leaves, or a pytree prefix "
+            f"of booleans of (fn, args, kwargs); got {filter_spec!r}."
+        )
+    return flags

@@ -1,0 +1,285 @@
+"""`transform`: a function on arrays becomes the same function on values."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from jax.tree_util import tree_flatten, tree_leaves, tree_structure, treedef_is_leaf
+
+from . import _compat
+from ._caches import BoundedCache, WeakCaches
+from ._compat import Primitive
+from ._rules import Rules, find_primitive
+from ._settings import Settings, check_policy, current_settings
+from ._stage import Arguments, stage
+from ._value import Value, check_static_fields, is_value
+
+
+def transform(
+    fn: Callable[..., Any],
+    filter_spec: Any = True,
+    *,
+    rules: Rules | None = None,
+    materialise: str = "warn",
+) -> Callable[..., Any]:
+    """Make ``fn``, written for arrays, a function of values.
+
+    ``fn`` is traced to a jaxpr once for each structure of its arguments, and each
+    equation that a value meets is rewritten by the rules for that value's type.
+    The rewritten program is kept: a second call runs neither ``fn`` nor a rule.
+
+    Parameters
+    ----------
+    fn
+        Any function of JAX arrays, or a callable pytree such as an Equinox
+        module. Arguments and results are pytrees in which values may stand for
+        arrays; what is neither is static, Python scalars included.
+    filter_spec
+        Which values to rewrite: ``True`` for all, a predicate on leaves, or a
+        pytree prefix of booleans of ``(fn, args, kwargs)``. The others reach
+        ``fn`` as the values that they are, for a transform in it to meet.
+    rules
+        Rules to ask before those of `jaxrewrite.register`.
+    materialise
+        What to do where no rule applies and a value has to become dense:
+        ``"warn"`` (once a primitive, type and source line), ``"allow"``, or
+        ``"forbid"``.
+
+    Returns
+    -------
+    Callable
+        A function like ``fn``. It composes with `jax.jit`, `jax.grad`,
+        `jax.vmap` and the other transformations of JAX, on either side.
+
+    Raises
+    ------
+    TypeError
+        If ``fn`` is not callable.
+    ValueError
+        If ``materialise`` or ``filter_spec`` is none of the above.
+    MaterialisationError, AmbiguousRuleError
+        When called, as those describe.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jax import lax
+    >>> class Scaled(jaxrewrite.ArrayValue):
+    ...     x: jax.Array
+    ...     scale: jax.Array
+    ...     def materialise(self):
+    ...         return self.x * self.scale
+    >>> @jaxrewrite.register(lax.neg_p)
+    ... def _(v: Scaled):
+    ...     return Scaled(v.x, -v.scale)
+    >>> jaxrewrite.transform(lambda v: -v)(Scaled(jnp.ones(3), jnp.array(2.0)))
+    Scaled(x=f32[3], scale=f32[])
+    """
+    if not callable(fn):
+        raise TypeError(f"transform takes a function, not a {type(fn).__name__}.")
+    check_policy(materialise)
+    return _Transformed(fn, filter_spec, rules, materialise)
+
+
+def make_jaxpr(
+    fn: Callable[..., Any],
+    filter_spec: Any = True,
+    *,
+    rules: Rules | None = None,
+    materialise: str = "warn",
+) -> Callable[..., Any]:
+    """Make a function that returns the rewritten program as a jaxpr.
+
+    Takes what `transform` takes. The jaxpr's arguments are the leaves of the
+    values and the arrays among the arguments, its results the leaves of the
+    results.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> class Shifted(jaxrewrite.ArrayValue):
+    ...     x: jax.Array
+    ...     def materialise(self):
+    ...         return self.x + 1
+    >>> jaxrewrite.make_jaxpr(jnp.sin, materialise="allow")(Shifted(jnp.ones(2)))
+    { lambda ; a:f32[2]. let b:f32[2] = add a 1.0:f32[]; c:f32[2] = sin b in (c,) }
+    """
+    transformed = transform(fn, filter_spec, rules=rules, materialise=materialise)
+
+    @functools.wraps(fn, assigned=("__name__", "__doc__"), updated=())
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        _, staged = transformed._staged(args, kwargs, always=True)
+        return _compat.close_jaxpr(staged.program.jaxpr, staged.program.consts)
+
+    return wrapped
+
+
+def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
+    """Apply one primitive to values and arrays, by the rules in force.
+
+    What a rule calls to pass an operation on to its operands' own rules.
+
+    Parameters
+    ----------
+    primitive
+        The primitive, or its name.
+    *operands
+        Arrays and values.
+    **params
+        The primitive's parameters.
+
+    Returns
+    -------
+    Any
+        Its result, or a list of results if the primitive has several; arrays or
+        values.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> jaxrewrite.bind("add", jnp.ones(2), jnp.ones(2))
+    Array([2., 2.], dtype=float32)
+    """
+    primitive = find_primitive(primitive)
+    try:
+        apply = _binder(primitive, tuple(params.items()))
+    except TypeError:  # parameters that can't be hashed
+        apply = _binder.__wrapped__(primitive, tuple(params.items()))
+    return transform(apply)(*operands)
+
+
+@functools.lru_cache(1024)
+def _binder(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Any:
+    def apply(*operands: Any) -> Any:
+        return primitive.bind(*operands, **primitive.get_bind_params(dict(params)))
+
+    apply.__name__ = primitive.name
+    return apply
+
+
+# --- a transformed function -----------------------------------------------------
+
+
+_programs = WeakCaches(1024)
+
+_NOTHING: Any = object()  # kept instead of a program where there is nothing to rewrite
+
+
+class _Transformed:
+    """What `transform` returns."""
+
+    def __init__(
+        self, fn: Callable[..., Any], filter_spec: Any, rules: Rules | None, policy: str
+    ):
+        functools.update_wrapper(self, fn, updated=())
+        self._fn = fn
+        self._filter_spec = filter_spec
+        self._rules = rules
+        self._policy = policy
+        # A function that is itself a pytree may hold values.
+        self._fn_tree = None if treedef_is_leaf(tree_structure(fn)) else fn
+        self._programs, self._tag = _program_cache(fn, self._fn_tree)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, staged = self._staged(args, kwargs)
+        if staged is None:
+            return self._fn(*args, **kwargs)
+        return staged(leaves)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        return functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"jaxrewrite.transform({self._fn!r})"
+
+    def _staged(
+        self, args: Any, kwargs: Any, always: bool = False
+    ) -> tuple[list[Any], Any]:
+        """The leaves of the arguments and the program for them.
+
+        The program is ``None`` if there is nothing to rewrite and so, unless
+        ``always``, nothing to stage.
+        """
+        tree = (self._fn_tree, args, kwargs)
+        leaves, treedef = tree_flatten(tree)
+        settings = current_settings().refined(self._rules, self._policy)
+        key = self._key(tree, leaves, treedef, settings)
+        staged = None if key is None else self._programs.get(key)
+        if staged is None or (staged is _NOTHING and always):
+            has_values = any(map(is_value, tree_leaves(tree, is_leaf=is_value)))
+            if always or has_values or settings.rules.dense_primitives():
+                _raise_if_no_pytree(leaves)
+                staged = stage(Arguments(self._fn, tree), self._filter_spec, settings)
+                is_cacheable = staged.program.is_cacheable()
+            else:
+                staged, is_cacheable = _NOTHING, True
+            if key is not None and is_cacheable:
+                self._programs.put(key, staged)
+        return leaves, None if staged is _NOTHING else staged
+
+    def _key(
+        self, tree: Any, leaves: Sequence[Any], treedef: Any, settings: Settings
+    ) -> Any:
+        """What the program depends on; ``None`` if that can't be hashed."""
+        key = (
+            self._tag,
+            treedef,
+            tuple([_leaf_key(leaf) for leaf in leaves]),
+            self._filter_spec,
+            settings.key(),
+            _compat.trace_context(),
+        )
+        try:
+            hash(key)
+        except TypeError:
+            for value in filter(is_value, tree_leaves(tree, is_leaf=is_value)):
+                check_static_fields(value)
+            return None
+        return key
+
+
+def _program_cache(fn: Callable[..., Any], fn_tree: Any) -> tuple[BoundedCache, Any]:
+    """The programs of a function, and what tells them from others kept there.
+
+    They are kept with the function; for a method, which Python makes anew each
+    time it is asked for, with its object; for a callable pytree, whose leaves
+    are arguments of the program, with its class.
+    """
+    owner, tag = fn, None
+    if fn_tree is not None:
+        owner = type(fn)
+    elif inspect.ismethod(fn):
+        owner, tag = fn.__self__, fn.__func__
+    try:
+        weakref.ref(owner)
+        return _programs.of(owner), tag
+    except TypeError:  # can't be hashed, or not be referred to weakly
+        return BoundedCache(1024), tag
+
+
+def _leaf_key(leaf: Any) -> Any:
+    """What a program depends on of a leaf of its arguments."""
+    if _compat.is_array(leaf):
+        return _compat.leaf_aval(leaf)
+    if isinstance(leaf, (float, complex)):  # 0.0 == -0.0, and nan != nan
+        return type(leaf), repr(leaf)
+    if isinstance(leaf, slice):  # hashable from Python 3.12 on
+        return slice, *map(_leaf_key, (leaf.start, leaf.stop, leaf.step))
+    return type(leaf), leaf
+
+
+def _raise_if_no_pytree(leaves: Sequence[Any]) -> None:
+    for leaf in leaves:
+        if isinstance(leaf, Value):
+            raise TypeError(
+                f"{type(leaf).__name__} is no pytree, so that it has no leaves to work "
+                "on. A subclass of jaxrewrite.Value is made one by itself when it is "
+                "constructed; a class that goes another way has to be registered with "
+                "jax.tree_util."
+            )

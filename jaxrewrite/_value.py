@@ -1,0 +1,392 @@
+"""`Value`: what a user's array type is to the rest of the package.
+
+A value is a pytree with an aval. The rewriting never looks inside one but
+through the two questions answered here: what are its fields one layer down
+(`layer`), and as what array does it stand in a jaxpr (`aval_of`)?
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import itertools
+import pickle
+import threading
+from collections.abc import Sequence
+from typing import Any, ClassVar, dataclass_transform
+
+import jax
+import jax.export
+from jax.tree_util import PyTreeDef, register_dataclass, tree_flatten, tree_unflatten
+
+from . import _compat
+from ._caches import bounded_cache
+from ._compat import ShapedArray
+
+
+def field(*, static: bool = False, **kwargs: Any) -> Any:
+    """Declare a field of a value, as `dataclasses.field` does.
+
+    Parameters
+    ----------
+    static
+        Whether the field is metadata: part of the pytree's structure, so of
+        what a program is compiled for, instead of a child with arrays in it.
+        Static fields must be hashable and comparable.
+    **kwargs
+        What `dataclasses.field` takes: ``default``, ``repr``, ``kw_only`` ...
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> class Full(jaxrewrite.ArrayValue):
+    ...     fill: jax.Array
+    ...     length: int = jaxrewrite.field(static=True)
+    ...     def materialise(self):
+    ...         return jnp.full(self.length, self.fill)
+    >>> jax.tree_util.tree_leaves(Full(2.0, length=3))
+    [2.0]
+    """
+    metadata = {**(kwargs.pop("metadata", None) or {}), "static": static}
+    return dataclasses.field(metadata=metadata, **kwargs)
+
+
+class _LazyFields:
+    """Turns a subclass into a dataclass when somebody first asks for its fields.
+
+    Not at the end of the class statement, when the class's own decorators
+    (`dataclasses.dataclass`, a pytree registration) are still to come.
+    """
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if not _is_ours(owner) or "_is_base" in owner.__dict__:
+            raise AttributeError("__dataclass_fields__")
+        _make_dataclass(owner)
+        return owner.__dict__["_jaxrewrite_fields"]
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field, dataclasses.field))
+class Value:
+    """Base class of everything that a program can be run on besides arrays.
+
+    Most types derive from `ArrayValue`. A `Value` that does not is never
+    dense: it says in ``aval`` what it stands for, and rules or its ``default``
+    have to cover each primitive that meets it.
+
+    A subclass becomes a frozen dataclass and a pytree by itself. Annotated
+    attributes are children, those declared with ``field(static=True)`` are
+    metadata. A class that is a pytree already, by its own decorator or as an
+    `equinox.Module`, is left as it is. What ``__init__`` or ``__post_init__``
+    check is checked when a user constructs a value, and not when JAX rebuilds
+    one from its leaves, which may then be tracers, ``None`` or bare objects.
+
+    Attributes
+    ----------
+    materialise_policy
+        What becoming dense means for this type where `transform` is left at
+        its default: ``"warn"``, ``"allow"`` or ``"forbid"``. ``None`` leaves
+        it to the call.
+    """
+
+    materialise_policy: ClassVar[str | None] = None
+
+    _is_base: ClassVar[bool] = True
+    __dataclass_fields__ = _LazyFields()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if "_jaxrewrite_ready" not in cls.__dict__:
+            _prepare(cls)
+        return super().__new__(cls)
+
+    @abc.abstractmethod
+    def aval(self) -> Any:
+        """Return the abstract array that this value stands for.
+
+        A function of the value's structure alone (its metadata, and the avals
+        of its leaves), since it is called with tracers as leaves and its
+        answer is remembered. A `jax.core.ShapedArray` or
+        `jax.ShapeDtypeStruct`.
+        """
+
+    def materialise(self) -> Any:
+        """Return the value as a dense array; raising means "never dense"."""
+        raise TypeError(f"{type(self).__name__} has no dense form.")
+
+    @staticmethod
+    def default(
+        primitive: _compat.Primitive,
+        values: Sequence[Any],
+        params: dict[str, Any],
+    ) -> Any:
+        """Apply a primitive for which there is no rule.
+
+        Overridden by types that have one answer for every primitive.
+
+        Parameters
+        ----------
+        primitive
+            The primitive to apply.
+        values
+            Its operands: at least one value of this type; dense arrays; values
+            of other types that don't override ``default``.
+        params
+            Its parameters.
+
+        Returns
+        -------
+        Any
+            One result, or a sequence of them if ``primitive.multiple_results``;
+            or ``NotImplemented``, which leaves the operands to be made dense.
+        """
+        return NotImplemented
+
+    def __repr__(self) -> str:
+        names = _field_names(type(self)) or list(vars(self))
+        shown = (f"{name}={_short(getattr(self, name, None))}" for name in names)
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def is_value(x: Any) -> bool:
+    return isinstance(x, Value)
+
+
+def _short(x: Any) -> str:
+    """``f32[3,4]`` for an array, its repr for anything else."""
+    try:
+        return repr(x) if is_value(x) else _compat.short(_compat.leaf_aval(x))
+    except TypeError:
+        return repr(x)
+
+
+# --- becoming a dataclass and a pytree ----------------------------------------
+
+
+class _FieldName(str):
+    """The name of a field as JAX is told it.
+
+    JAX rebuilds a dataclass by calling it with these very objects as keywords,
+    which is how a construction by JAX is told from a construction by the user.
+    """
+
+    __slots__ = ()
+
+
+_preparing = threading.RLock()
+
+
+def _field_names(cls: type) -> list[str]:
+    return [f.name for f in getattr(cls, "__dataclass_fields__", {}).values()]
+
+
+def _is_ours(cls: type) -> bool:
+    """Whether no other library's metaclass (Equinox's, say) makes the class."""
+    return type(cls) in (type, abc.ABCMeta)
+
+
+def _make_dataclass(cls: type) -> None:
+    with _preparing:
+        if not {"__dataclass_fields__", "_jaxrewrite_fields"}.isdisjoint(cls.__dict__):
+            return
+        own_init = "__init__" in cls.__dict__
+        frozen = all(
+            base.__dataclass_params__.frozen
+            for base in cls.__mro__
+            if "__dataclass_params__" in base.__dict__
+        )
+        dataclasses.dataclass(frozen=frozen, eq=False, repr=False, init=not own_init)(cls)
+        if own_init and frozen:
+            # An `__init__` of the class's own sets each field, once.
+            cls.__setattr__ = _set_once
+        # Moved, so that a subclass finds the lazy ones of `Value` and not these.
+        cls._jaxrewrite_fields = cls.__dict__["__dataclass_fields__"]
+        del cls.__dataclass_fields__
+
+
+def _set_once(self: Any, name: str, value: Any) -> None:
+    if name not in _field_names(type(self)) or name in vars(self):
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+    object.__setattr__(self, name, value)
+
+
+def _prepare(cls: type[Value]) -> None:
+    """Make ``cls`` a pytree, unless it is one, before its first instance."""
+    with _preparing:
+        if "_jaxrewrite_ready" in cls.__dict__:
+            return
+        for name in ("aval", "materialise"):
+            if getattr(getattr(cls, name), "__isabstractmethod__", False):
+                raise TypeError(f"{cls.__name__} has to define {name}().")
+        if _is_ours(cls) and not _is_registered(cls):
+            _make_dataclass(cls)
+            _register(cls)
+        cls._jaxrewrite_ready = True
+
+
+def _is_registered(cls: type) -> bool:
+    try:
+        bare = object.__new__(cls)
+    except TypeError:  # abstract: it has no instances to flatten
+        return True
+    try:
+        return jax.tree_util.default_registry.flatten_one_level(bare) is not None
+    except Exception:  # noqa: BLE001 - its own flattening, on an empty instance
+        return True
+
+
+def _register(cls: type[Value]) -> None:
+    fields = [f for f in dataclasses.fields(cls) if f.init]
+    static = [_FieldName(f.name) for f in fields if f.metadata.get("static", False)]
+    children = [_FieldName(f.name) for f in fields if f.name not in static]
+    dropped = [f.name for f in dataclasses.fields(cls) if not f.init]
+    register_dataclass(cls, children, static, drop_fields=dropped)
+    _register_for_export(cls)
+    cls.__init__ = _constructor(cls, cls.__init__, [*children, *static], static)
+
+
+def _constructor(cls: type, user_init: Any, names: list[Any], static: list[Any]) -> Any:
+    @functools.wraps(user_init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if type(name) is _FieldName:
+                self.__dict__.update(kwargs)
+                return
+            break
+        user_init(self, *args, **kwargs)
+        if type(self) is cls:
+            for name in names:
+                if not hasattr(self, name):
+                    raise TypeError(f"{cls.__name__}.__init__ sets no {name!r}.")
+            check_static_fields(self, static)
+
+    return __init__
+
+
+def check_static_fields(value: Value, names: Sequence[str] | None = None) -> None:
+    """Raise `TypeError` if a static field can't be part of a cache's key."""
+    if names is None:
+        fields = getattr(value, "__dataclass_fields__", {}).values()
+        names = [f.name for f in fields if f.metadata.get("static", False)]
+    for name in names:
+        content = getattr(value, name)
+        try:
+            hash(content)
+            bool(content == content)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"The static field {name!r} of {type(value).__name__} holds a "
+                f"{type(content).__name__}, which can't be hashed and compared, so "
+                "that no program could be cached for it. Make it a tuple or another "
+                "immutable object, or, if it holds arrays, a field that is not static."
+            ) from error
+
+
+def _register_for_export(cls: type) -> None:
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    # A class that is defined again, as in a notebook, takes the next free name.
+    for attempt in itertools.count(2):
+        try:
+            jax.export.register_pytree_node_serialization(
+                cls,
+                serialized_name=name,
+                serialize_auxdata=pickle.dumps,
+                deserialize_auxdata=pickle.loads,
+            )
+            return
+        except ValueError:
+            name = f"{cls.__module__}.{cls.__qualname__}#{attempt}"
+
+
+# --- structure ----------------------------------------------------------------
+
+
+def layer(value: Value) -> tuple[list[Any], PyTreeDef]:
+    """Flatten one layer: leaves that are values themselves stay whole."""
+    return tree_flatten(value, is_leaf=lambda x: x is not value and is_value(x))
+
+
+def avals_of(operands: Sequence[Any]) -> list[Any]:
+    """The avals that values and arrays (or atoms of a jaxpr) stand for."""
+    return [aval_of(x) if is_value(x) else _compat.leaf_aval(x) for x in operands]
+
+
+_avals = bounded_cache(4096)
+
+
+def aval_of(value: Value) -> Any:
+    """The aval of a value, whose leaves may be arrays, tracers, avals or atoms.
+
+    Asked of each structure once. Leaves carry more than a user's ``aval`` says
+    (axes of a mesh, memory space); that is taken from ``materialise``.
+    """
+    leaves, treedef = layer(value)
+    try:
+        avals = tuple(avals_of(leaves))
+    except TypeError as error:
+        _raise_if_no_pytree(value, leaves)
+        raise TypeError(
+            f"{type(value).__name__} holds something that is no array: {error} "
+            "Declare such a field with jaxrewrite.field(static=True)."
+        ) from error
+    key = (treedef, avals, _compat.trace_context())
+    try:
+        known = _avals.get(key)
+    except TypeError:  # unhashable metadata
+        check_static_fields(value)
+        return _infer_aval(type(value), treedef, avals)
+    if known is None:
+        known = _infer_aval(type(value), treedef, avals)
+        _avals.put(key, known)
+    return known
+
+
+def _raise_if_no_pytree(value: Value, leaves: list[Any]) -> None:
+    if len(leaves) == 1 and leaves[0] is value:
+        raise TypeError(
+            f"{type(value).__name__} is no pytree. A subclass of jaxrewrite.Value is "
+            "made one when it is first constructed through its own __new__; a class "
+            "that goes another way must be registered with jax.tree_util."
+        )
+
+
+def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) -> Any:
+    declared: list[Any] = []
+
+    def ask(*leaves: Any) -> list[Any]:
+        declared.append(tree_unflatten(treedef, leaves).aval())
+        return []
+
+    debug_info = _compat.new_debug_info(f"{cls.__name__}.aval", cls.aval)
+    _compat.trace_to_jaxpr(ask, avals, debug_info)
+    aval = _as_aval(cls, declared[0])
+    if all(map(_compat.is_plain, avals)) or not isinstance(aval, ShapedArray):
+        return aval
+    try:
+        whole = dense_aval(cls, treedef, avals)
+    except Exception:  # noqa: BLE001 - a type that is never dense raises anything
+        return aval
+    return whole.update(weak_type=aval.weak_type)
+
+
+def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> Any:
+    """The aval of what ``materialise`` returns for leaves of these avals."""
+    found: list[Any] = []
+
+    def dense(*leaves: Any) -> list[Any]:
+        found.extend(avals_of([tree_unflatten(treedef, leaves).materialise()]))
+        return []
+
+    debug_info = _compat.new_debug_info(f"{cls.__name__}.materialise", cls.materialise)
+    _compat.trace_to_jaxpr(dense, avals, debug_info)
+    return found[0]
+
+
+def _as_aval(cls: type[Value], declared: Any) -> Any:
+    if isinstance(declared, jax.core.AbstractValue):
+        return declared
+    if isinstance(declared, jax.ShapeDtypeStruct) or _compat.is_array(declared):
+        return _compat.leaf_aval(declared)
+    raise TypeError(
+        f"{cls.__name__}.aval() must return a jax.core.ShapedArray or a "
+        f"jax.ShapeDtypeStruct; it returned a {type(declared).__name__}."
+    )

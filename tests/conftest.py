@@ -1,0 +1,27 @@
+"""What every test runs under: JAX's own checks, and no state left behind."""
+
+import os
+
+
+# Eight simulated devices, for the tests with shardings; before JAX is imported.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+
+import jax
+import pytest
+
+
+# Every jaxpr that the library builds is type checked, and no tracer may leak.
+jax.config.update("jax_enable_checks", True)
+jax.config.update("jax_check_tracer_leaks", True)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_caches():
+    """Each test stages and rewrites for itself."""
+    yield
+    import jaxrewrite
+
+    jaxrewrite.clear_caches()
