@@ -143,7 +143,7 @@ def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
 def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Any:
     """Attach constants to the leading ``invars`` of a jaxpr."""
     if _ONE_JAXPR_CLASS:
-        return jaxpr.with_consts(list(consts))
+        return jaxpr.with_consts(list(consts))  # type: ignore[attr-defined]
     if consts:
         jaxpr = jaxpr.replace(
             constvars=jaxpr.invars[: len(consts)],
@@ -242,6 +242,11 @@ def trace_context() -> tuple[Any, ...]:
 def nothing_is_traced() -> bool:
     """Whether operations on arrays are carried out at once."""
     return isinstance(trace_ctx.trace, EvalTrace)
+
+
+def jit_is_disabled() -> bool:
+    """Whether `jax.disable_jit` is in force."""
+    return jax.config.jax_disable_jit  # type: ignore[attr-defined]
 
 
 def bind_eqn(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:

@@ -34,7 +34,7 @@ class Program:
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         operands = [*self.consts, *leaves]
-        if _compat.nothing_is_traced() and not jax.config.jax_disable_jit:
+        if _compat.nothing_is_traced() and not _compat.jit_is_disabled():
             if self._steps is None:
                 self._steps = _Steps(self.jaxpr)
             return self._steps(operands)

@@ -24,7 +24,13 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
+from jax.tree_util import (
+    PyTreeDef,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 
 from . import _compat
 from ._caches import WeakCaches
@@ -130,11 +136,15 @@ class Rewriting:
         """Rewrite a jaxpr for a list of operands with leaves of these avals."""
         inner, consts = _compat.open_jaxpr(jaxpr)
         scope = Scope(self)
-        leaves = [Var(aval) for aval in avals]
-        operands = tree_unflatten(in_tree, leaves)
-        results = scope.run(inner, [*map(scope.const, consts), *operands])
+        operands = scope.constants(inner, consts)
+        for var, like in zip(
+            inner.invars[len(consts) :], tree_unflatten(in_tree, avals), strict=True
+        ):
+            operands.append(scope.operand(var, like))
+        results = scope.run(inner, operands)
         outvars, out_tree = tree_flatten(results)
-        return scope.finish(leaves, outvars, out_tree, inner.debug_info)
+        invars = tree_leaves(operands[len(consts) :])
+        return scope.finish(invars, outvars, out_tree, inner.debug_info)
 
     def trace(
         self,
@@ -220,12 +230,28 @@ class Scope:
         self._consts: dict[int, tuple[Var, Any]] = {}
         self._dense: dict[int, tuple[Value, Any]] = {}
 
-    def const(self, value: Any) -> Var:
+    def const(self, value: Any, var: Var | None = None) -> Var:
         """The variable of a constant, which becomes an operand of the jaxpr."""
         known = self._consts.get(id(value))
         if known is None:
-            known = self._consts[id(value)] = Var(_compat.leaf_aval(value)), value
+            var = var or Var(_compat.leaf_aval(value))
+            known = self._consts[id(value)] = var, value
         return known[0]
+
+    def constants(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> list[Any]:
+        """The operands of a jaxpr's constants, its first ``invars``."""
+        return [self.const(c, var) for c, var in zip(consts, jaxpr.invars, strict=False)]
+
+    @staticmethod
+    def operand(var: Any, like: Any) -> Any:
+        """An operand for the variable of a jaxpr that will be run in this scope.
+
+        The variable itself where ``like`` is its aval, so that equations on it
+        stay the same; a value on new variables where ``like`` is one on avals.
+        """
+        if is_value(like):
+            return tree_map(Var, like)
+        return var if var.aval == like else Var(like)
 
     def finish(
         self,
@@ -289,10 +315,10 @@ class Scope:
                 continue
             invals = eqn.invars
             if renamed:
-                invals = [x if type(x) is Literal else env.get(x, x) for x in invals]
+                invals = [_read(env, atom) for atom in invals]
             outvars = eqn.outvars
             if origin is not None:
-                outvars = [targets.get(v) or fresh(v) for v in outvars]
+                outvars = [targets.get(var) or fresh(var) for var in outvars]
             if has_value or known:
                 results = self.apply(eqn, invals, outvars, origin)
             else:
@@ -301,7 +327,7 @@ class Scope:
             for var, result in zip(eqn.outvars, results, strict=True):
                 if result is not var:
                     env[var] = result
-        return [x if type(x) is Literal else env.get(x, x) for x in jaxpr.outvars]
+        return [_read(env, atom) for atom in jaxpr.outvars]
 
     def copy(
         self,
@@ -309,7 +335,7 @@ class Scope:
         operands: Sequence[Any],
         outvars: Sequence[Var],
         origin: SourceInfo | None = None,
-        params: Mapping[str, Any] | None = None,
+        params: dict[str, Any] | None = None,
         effects: Any = None,
     ) -> None:
         """Add an equation like ``eqn`` with other atoms or parameters."""
@@ -470,7 +496,7 @@ class Scope:
         }
         results = self.run(
             traced.jaxpr,
-            [*map(self.const, traced.consts), *leaves],
+            [*self.constants(traced.jaxpr, traced.consts), *leaves],
             source_within(origin, eqn.source_info),
             targets,
         )
@@ -542,6 +568,10 @@ class Scope:
             outvars = [Var(aval)]
         self._dense[id(value)] = value, dense
         return dense
+
+
+def _read(env: Mapping[Any, Any], atom: Any) -> Any:
+    return atom if type(atom) is Literal else env.get(atom, atom)
 
 
 def fresh(var: Var) -> Var:

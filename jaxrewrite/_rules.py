@@ -86,8 +86,8 @@ class _Dispatcher(Dispatcher):
     __slots__ = ()
 
     def reorder(self, on_ambiguity: Any = None) -> list[Any]:
-        self._ordering = list(self.funcs)
-        return self._ordering
+        ordering = self._ordering = list(self.funcs)  # type: ignore[misc]
+        return ordering
 
 
 class Rules:

@@ -8,7 +8,7 @@ leaf. The jaxpr is then rewritten for the values that were passed.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,6 @@ from jax.tree_util import (
 )
 
 from . import _compat
-from ._compat import Var
 from ._errors import add_note
 from ._program import Program
 from ._rewrite import Rewriting, Scope
@@ -70,38 +69,38 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     operands, tree = tree_flatten(arguments.tree, is_leaf=is_value)
     chosen = _chosen(filter_spec, arguments, operands)
 
-    # The leaves of the arguments, in order: which of them are dynamic, and with
-    # which variables the operands of the staged jaxpr are built.
+    # The leaves of the arguments, in order, and which of them are dynamic.
     positions: list[int] = []
     avals: list[Any] = []  # of the staged function's arguments
-    rebuild: list[Callable[[Iterable[Any]], Any]] = []  # operand from its tracers
-    symbolic: list[Any] = []  # the operands of its jaxpr
-    invars: list[Var] = []
+    rebuild: list[Callable[[Any], Any]] = []  # an argument from its tracers
+    likes: list[Any] = []  # for each aval: the aval, or the value, with avals as leaves
     count = 0
     for operand, is_chosen in zip(operands, chosen, strict=True):
         leaves, treedef = tree_flatten(operand)
         if is_value(operand) and is_chosen:
             avals.append(aval_of(operand))
-            variables = [Var(aval) for aval in avals_of(leaves)]
             rebuild.append(next)
-            symbolic.append(tree_unflatten(treedef, variables))
+            likes.append(tree_unflatten(treedef, avals_of(leaves)))
             positions.extend(range(count, count + len(leaves)))
         else:
             dynamic = [_compat.is_array(leaf) for leaf in leaves]
             own = avals_of([x for x, d in zip(leaves, dynamic, strict=True) if d])
-            variables = [Var(aval) for aval in own]
             avals.extend(own)
             rebuild.append(_rebuilder(treedef, leaves, dynamic))
-            symbolic.extend(variables)
+            likes.extend(own)
             positions.extend(count + i for i, d in enumerate(dynamic) if d)
-        invars.extend(variables)
         count += len(leaves)
 
     jaxpr, consts, out_tree, out_leaves = _trace_user_function(
         arguments, tree, avals, rebuild
     )
     scope = Scope(Rewriting(settings))
-    rest = iter(scope.run(jaxpr, [*map(scope.const, consts), *symbolic]))
+    symbolic = [
+        scope.operand(var, like)
+        for var, like in zip(jaxpr.invars[len(consts) :], likes, strict=True)
+    ]
+    invars = tree_leaves(symbolic)
+    rest = iter(scope.run(jaxpr, [*scope.constants(jaxpr, consts), *symbolic]))
     filled = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
     flat, whole_tree = tree_flatten(tree_unflatten(out_tree, filled))
     is_static = [isinstance(x, _Static) for x in flat]
@@ -131,7 +130,7 @@ _RESULT = object()
 
 def _rebuilder(
     treedef: PyTreeDef, leaves: Sequence[Any], dynamic: Sequence[bool]
-) -> Callable[[Iterable[Any]], Any]:
+) -> Callable[[Any], Any]:
     static = [None if d else leaf for leaf, d in zip(leaves, dynamic, strict=True)]
 
     def rebuild(tracers: Any) -> Any:
@@ -147,7 +146,7 @@ def _trace_user_function(
     arguments: Arguments,
     tree: PyTreeDef,
     avals: Sequence[Any],
-    rebuild: Sequence[Callable[[Iterable[Any]], Any]],
+    rebuild: Sequence[Callable[[Any], Any]],
 ) -> tuple[Any, list[Any], PyTreeDef, list[Any]]:
     fn = arguments.fn
     out: list[Any] = []

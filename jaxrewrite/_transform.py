@@ -79,10 +79,16 @@ def transform(
     >>> jaxrewrite.transform(lambda v: -v)(Scaled(jnp.ones(3), jnp.array(2.0)))
     Scaled(x=f32[3], scale=f32[])
     """
+    return _transformed(fn, filter_spec, rules, materialise)
+
+
+def _transformed(
+    fn: Callable[..., Any], filter_spec: Any, rules: Rules | None, policy: str
+) -> _Transformed:
     if not callable(fn):
         raise TypeError(f"transform takes a function, not a {type(fn).__name__}.")
-    check_policy(materialise)
-    return _Transformed(fn, filter_spec, rules, materialise)
+    check_policy(policy)
+    return _Transformed(fn, filter_spec, rules, policy)
 
 
 def make_jaxpr(
@@ -108,7 +114,7 @@ def make_jaxpr(
     >>> jaxrewrite.make_jaxpr(jnp.sin, materialise="allow")(Shifted(jnp.ones(2)))
     { lambda ; a:f32[2]. let b:f32[2] = add a 1.0:f32[]; c:f32[2] = sin b in (c,) }
     """
-    transformed = transform(fn, filter_spec, rules=rules, materialise=materialise)
+    transformed = _transformed(fn, filter_spec, rules, materialise)
 
     @functools.wraps(fn, assigned=("__name__", "__doc__"), updated=())
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -251,7 +257,8 @@ def _program_cache(fn: Callable[..., Any], fn_tree: Any) -> tuple[BoundedCache, 
     time it is asked for, with its object; for a callable pytree, whose leaves
     are arguments of the program, with its class.
     """
-    owner, tag = fn, None
+    owner: Any = fn
+    tag = None
     if fn_tree is not None:
         owner = type(fn)
     elif inspect.ismethod(fn):

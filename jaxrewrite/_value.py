@@ -184,7 +184,7 @@ def _is_ours(cls: type) -> bool:
     return type(cls) in (type, abc.ABCMeta)
 
 
-def _make_dataclass(cls: type) -> None:
+def _make_dataclass(cls: Any) -> None:
     with _preparing:
         if not {"__dataclass_fields__", "_jaxrewrite_fields"}.isdisjoint(cls.__dict__):
             return
@@ -209,7 +209,7 @@ def _set_once(self: Any, name: str, value: Any) -> None:
     object.__setattr__(self, name, value)
 
 
-def _prepare(cls: type[Value]) -> None:
+def _prepare(cls: Any) -> None:
     """Make ``cls`` a pytree, unless it is one, before its first instance."""
     with _preparing:
         if "_jaxrewrite_ready" in cls.__dict__:
@@ -225,7 +225,7 @@ def _prepare(cls: type[Value]) -> None:
 
 def _is_registered(cls: type) -> bool:
     try:
-        bare = object.__new__(cls)
+        bare: Any = object.__new__(cls)
     except TypeError:  # abstract: it has no instances to flatten
         return True
     try:
@@ -234,7 +234,7 @@ def _is_registered(cls: type) -> bool:
         return True
 
 
-def _register(cls: type[Value]) -> None:
+def _register(cls: Any) -> None:
     fields = [f for f in dataclasses.fields(cls) if f.init]
     static = [_FieldName(f.name) for f in fields if f.metadata.get("static", False)]
     children = [_FieldName(f.name) for f in fields if f.name not in static]
@@ -244,7 +244,7 @@ def _register(cls: type[Value]) -> None:
     cls.__init__ = _constructor(cls, cls.__init__, [*children, *static], static)
 
 
-def _constructor(cls: type, user_init: Any, names: list[Any], static: list[Any]) -> Any:
+def _constructor(cls: Any, user_init: Any, names: list[Any], static: list[Any]) -> Any:
     @functools.wraps(user_init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         for name in kwargs:
