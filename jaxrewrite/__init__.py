@@ -24,4 +24,14 @@ from . import _higher_order  # isort: skip
 
 del _higher_order
 
+
+def __getattr__(name: str) -> object:
+    # `jaxrewrite.numpy` is loaded when it is first used.
+    if name == "numpy":
+        import importlib
+
+        return importlib.import_module(".numpy", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __version__ = "0.1.0"

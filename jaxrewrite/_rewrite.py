@@ -183,15 +183,16 @@ class Rewriting:
             if results is NotImplemented:
                 out.append(NotImplemented)
                 return []
-            out.append(check(results))
-            return tree_flatten(out[0])[0]
+            leaves, out_tree = tree_flatten(check(results))
+            out.append(out_tree)
+            return leaves
 
         debug_info = _compat.new_debug_info(getattr(fn, "__name__", "rule"), fn)
         with use_settings(self.settings), ctx.manager:
             jaxpr, consts = _compat.trace_to_jaxpr(flat, avals, debug_info)
-        if out[0] is NotImplemented:
+        (out_tree,) = out
+        if out_tree is NotImplemented:
             return NotImplemented
-        out_tree = tree_flatten(out[0])[1]
         produced = {var for eqn in jaxpr.eqns for var in eqn.outvars}
         dense_results = []
         for i, result in enumerate(tree_unflatten(out_tree, jaxpr.outvars)):

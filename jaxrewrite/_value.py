@@ -353,12 +353,12 @@ def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) ->
     declared: list[Any] = []
 
     def ask(*leaves: Any) -> list[Any]:
-        declared.append(tree_unflatten(treedef, leaves).aval())
+        declared.append(_as_aval(cls, tree_unflatten(treedef, leaves).aval()))
         return []
 
     debug_info = _compat.new_debug_info(f"{cls.__name__}.aval", cls.aval)
     _compat.trace_to_jaxpr(ask, avals, debug_info)
-    aval = _as_aval(cls, declared[0])
+    (aval,) = declared
     if all(map(_compat.is_plain, avals)) or not isinstance(aval, ShapedArray):
         return aval
     try:

@@ -1,0 +1,28 @@
+"""`jax.numpy`, with every function transformed.
+
+What a program gets by ``transform`` as a whole, one function at a time: the
+functions take and return values and arrays. Constants and dtypes are those of
+`jax.numpy`. Nothing is built before it is used.
+
+Examples
+--------
+>>> import jax, jax.numpy as jnp, jaxrewrite
+>>> import jaxrewrite.numpy as rnp
+>>> class Shifted(jaxrewrite.ArrayValue):
+...     x: jax.Array
+...     materialise_policy = "allow"
+...     def materialise(self):
+...         return self.x + 1
+>>> rnp.sum(Shifted(jnp.zeros(3)))
+Array(3., dtype=float32)
+>>> rnp.float32 is jnp.float32
+True
+"""
+
+import jax.numpy as _jax_numpy
+
+from .._namespace import transformed_namespace as _transformed_namespace
+from . import fft as fft, linalg as linalg
+
+
+__getattr__, __dir__ = _transformed_namespace(_jax_numpy, __name__)

@@ -1,0 +1,196 @@
+"""`jax.jit` equations: kept under their name, their parameters said of each leaf."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jaxrewrite
+from jaxrewrite import transform
+
+
+class Scaled(jaxrewrite.ArrayValue):
+    x: jax.Array
+    scale: jax.Array
+
+    def materialise(self):
+        return self.x * self.scale
+
+
+@jaxrewrite.register(lax.neg_p)
+def _(v: Scaled):
+    return Scaled(v.x, -v.scale)
+
+
+def scaled(shape=(4, 3)):
+    n = int(np.prod(shape))
+    return Scaled(jnp.arange(float(n)).reshape(shape), jnp.float32(2.0))
+
+
+def jit_equations(fn, *args):
+    found = []
+
+    def walk(jaxpr):
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name == "jit":
+                found.append(eqn)
+                walk(eqn.params["jaxpr"].jaxpr)
+
+    walk(jaxrewrite.make_jaxpr(fn, materialise="allow")(*args).jaxpr)
+    return found
+
+
+def test_name_is_kept_and_operands_are_leaves():
+    @jax.jit
+    def my_name(a):
+        return -a
+
+    (eqn,) = jit_equations(my_name, scaled())
+    assert eqn.params["name"] == "my_name"
+    assert len(eqn.invars) == len(eqn.outvars) == 2
+    out = transform(my_name)(scaled())
+    assert isinstance(out, Scaled)
+    np.testing.assert_allclose(jaxrewrite.materialise(out), -scaled().materialise())
+
+
+def test_nested_names_are_kept():
+    @jax.jit
+    def inner(a):
+        return -a
+
+    @jax.jit
+    def outer(a):
+        return inner(inner(a))
+
+    names = [eqn.params["name"] for eqn in jit_equations(outer, scaled())]
+    assert names == ["outer", "inner", "inner"]
+
+
+def test_early_inlined_functions_leave_no_equation():
+    inlined = jax.jit(lambda a: -a, inline=True)
+    assert jit_equations(inlined, scaled()) == []
+
+
+def test_donation_is_said_of_each_leaf_and_honoured():
+    double = jax.jit(lambda a, b: -(a + b), donate_argnums=0)
+    (eqn,) = jit_equations(double, scaled(), jnp.ones((4, 3)))
+    assert eqn.params["donated_invars"] == (True, True, False)
+    v, kept = scaled(), jnp.ones((4, 3))
+    transform(double, materialise="allow")(v, kept)
+    assert v.x.is_deleted()
+    assert not kept.is_deleted()
+
+
+def test_shardings_are_said_of_the_leaves_they_fit():
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec("i"))
+    negated = jax.jit(lambda a: -a, in_shardings=sharding, out_shardings=sharding)
+    (eqn,) = jit_equations(negated, scaled())
+    assert eqn.params["in_shardings"][0] == sharding == eqn.params["out_shardings"][0]
+    assert eqn.params["in_shardings"][1] != sharding != eqn.params["out_shardings"][1]
+    out = jax.jit(transform(negated))(scaled())
+    assert out.x.sharding.is_equivalent_to(sharding, 2)
+    np.testing.assert_allclose(jaxrewrite.materialise(out), -scaled().materialise())
+
+
+def test_shardings_of_materialised_results_are_kept():
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec("i"))
+    fn = jax.jit(jnp.sin, in_shardings=sharding, out_shardings=sharding)
+    out = transform(fn, materialise="allow")(scaled())
+    assert out.sharding.is_equivalent_to(sharding, 2)
+    np.testing.assert_allclose(out, jnp.sin(scaled().materialise()), rtol=1e-6)
+
+
+def test_body_is_rewritten_once_for_each_structure():
+    calls = []
+    rules = jaxrewrite.Rules()
+
+    @rules.register("neg")
+    def _(v: Scaled):
+        calls.append(v)
+        return Scaled(v.x, -v.scale)
+
+    body = jax.jit(lambda a: -a)
+
+    def program(a):
+        for _ in range(100):
+            a = body(a)
+        return a
+
+    out = transform(program, rules=rules)(scaled())
+    np.testing.assert_allclose(out.scale, 2.0)
+    assert len(calls) == 1
+    eqns = jit_equations(program, scaled())
+    assert len(eqns) == 100
+    assert len({id(eqn.params["jaxpr"]) for eqn in eqns}) == 1
+    # Another program that calls the same body rewrites it no more.
+    transform(lambda a: body(a), rules=rules)(scaled())
+    assert len(calls) == 1
+
+
+def test_second_call_compiles_nothing(monkeypatch):
+    body = jax.jit(lambda a: jnp.sin(-a) * 2)
+    fn = transform(lambda a: body(a), materialise="allow")
+    fn(scaled())
+    compiled = []
+    import jax._src.compiler as compiler
+
+    original = compiler.backend_compile_and_load
+    monkeypatch.setattr(
+        compiler,
+        "backend_compile_and_load",
+        lambda *a, **k: compiled.append(a) or original(*a, **k),
+    )
+    fn(scaled())
+    # Not even when another function calls the same body.
+    transform(lambda a: body(a), materialise="allow")(scaled())
+    assert compiled == []
+
+
+def test_untouched_bodies_stay_the_same_object():
+    body = jax.jit(lambda x: jnp.sin(x) * 2)
+
+    def program(v, x):
+        return -v, body(x)
+
+    x = jnp.ones(3)
+    (eqn,) = jit_equations(program, scaled(), x)
+    (original,) = [
+        e for e in jax.make_jaxpr(body)(x).jaxpr.eqns if e.primitive.name == "jit"
+    ]
+    assert eqn.params["jaxpr"].jaxpr.eqns == original.params["jaxpr"].jaxpr.eqns
+
+
+def test_closed_over_arrays_of_a_body_become_operands():
+    big = jnp.arange(12.0).reshape(4, 3)
+    fn = jax.jit(lambda a: -a + big)
+    with pytest.warns(jaxrewrite.MaterialisationWarning, match="'add' on Scaled"):
+        out = transform(fn)(scaled())
+    np.testing.assert_allclose(out, big - scaled().materialise())
+
+
+@pytest.mark.parametrize("mode", ["grad", "jit_grad", "vmap", "jvp", "export"])
+def test_composes(mode):
+    body = jax.jit(lambda a, y: (jnp.sin(-a) * y).sum())
+    fn = transform(lambda a, y: body(a, y), materialise="allow")
+    dense = lambda a, y: body(jaxrewrite.materialise(a), y)
+    v, y = scaled(), jnp.linspace(0, 1, 12).reshape(4, 3)
+    if mode == "grad":
+        got, want = jax.grad(fn)(v, y), jax.grad(dense)(v, y)
+    elif mode == "jit_grad":
+        got, want = jax.jit(jax.grad(fn))(v, y), jax.grad(dense)(v, y)
+    elif mode == "vmap":
+        vs = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf + 1]), v)
+        got, want = (jax.vmap(f, (0, None))(vs, y) for f in (fn, dense))
+    elif mode == "jvp":
+        got, want = (jax.jvp(lambda v: f(v, y), (v,), (v,)) for f in (fn, dense))
+    else:
+        exported = jax.export.export(jax.jit(fn))(v, y)
+        again = jax.export.deserialize(exported.serialize())
+        got, want = again.call(v, y), dense(v, y)
+    jax.tree.map(
+        lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-6), got, want
+    )

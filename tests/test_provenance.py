@@ -1,0 +1,181 @@
+"""Rewritten equations still say where in the user's code they come from."""
+
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import io_callback
+
+import jaxrewrite
+from jaxrewrite import transform
+
+
+class Doubled(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return self.x * 2
+
+
+@jaxrewrite.register(lax.neg_p)
+def _(v: Doubled):
+    return Doubled(jnp.negative(v.x))
+
+
+V = Doubled(jnp.arange(3.0))
+
+
+def stacks(jaxpr):
+    return [str(eqn.source_info.name_stack) for eqn in jaxpr.jaxpr.eqns]
+
+
+def scoped(v):
+    with jax.named_scope("layer0"):
+        return -v
+
+
+def test_name_scopes_survive():
+    assert stacks(jaxrewrite.make_jaxpr(scoped)(V)) == ["layer0"]
+    outer = jax.make_jaxpr(jax.named_call(transform(scoped), name="around"))(V)
+    assert all("layer0" in stack for stack in stacks(outer))
+    text = jax.jit(transform(scoped)).lower(V).as_text(debug_info=True)
+    assert "layer0" in text
+
+
+def test_source_lines_are_the_users():
+    text = jax.jit(transform(scoped)).lower(V).as_text(debug_info=True)
+    line = scoped.__code__.co_firstlineno + 2
+    assert f'test_provenance.py":{line}' in text
+
+
+def test_runtime_errors_name_the_line():
+    def fails(v):
+        return jnp.log(-v)
+
+    with (
+        jax.debug_nans(True),
+        pytest.raises(FloatingPointError) as caught,
+    ):
+        transform(fails, materialise="allow")(Doubled(jnp.ones(3)))
+    notes = "\n".join(caught.value.__notes__)
+    assert f"test_provenance.py:{fails.__code__.co_firstlineno + 1}" in notes
+
+
+def test_warning_points_at_the_users_line():
+    def program(v):
+        return jnp.sin(v)
+
+    with pytest.warns(jaxrewrite.MaterialisationWarning) as caught:
+        transform(program)(V)
+    assert caught[0].filename == __file__
+    assert caught[0].lineno == program.__code__.co_firstlineno + 1
+
+
+def test_warning_points_at_the_caller_of_a_transformed_library_function():
+    with pytest.warns(jaxrewrite.MaterialisationWarning) as caught:
+        transform(jnp.sin)(V)
+    assert caught[0].filename == __file__
+
+
+def test_one_warning_a_primitive_type_and_line():
+    def program(v):
+        return [jnp.sin(v) for _ in range(3)], jnp.cos(v)
+
+    with pytest.warns(jaxrewrite.MaterialisationWarning) as caught:
+        transform(program)(V)
+    assert len(caught) == 2
+
+
+def test_effects_keep_their_order(capfd):
+    log = []
+
+    def program(v):
+        for i in range(3):
+            io_callback(lambda x, i=i: log.append(i), None, v, ordered=True)
+        jax.debug.print("seen {}", v[0])
+        return -v
+
+    fn = transform(program, materialise="allow")
+    fn(V)
+    jax.effects_barrier()
+    jax.jit(fn)(V)
+    jax.effects_barrier()
+    assert log == [0, 1, 2] * 2
+    assert capfd.readouterr().out.count("seen 0.0") == 2
+
+
+def test_references():
+    def program(v):
+        ref = jax.new_ref(jnp.zeros(3))
+        ref[...] = v + 1.0
+        ref[0] = ref[1] * 2
+        return ref[...]
+
+    fn = transform(program, materialise="allow")
+    want = program(V.materialise())
+    np.testing.assert_allclose(fn(V), want)
+    np.testing.assert_allclose(jax.jit(fn)(V), want)
+
+    outside = jax.new_ref(jnp.zeros(3))
+
+    def write(v, ref):
+        ref[...] = v + ref[...]
+        return -v
+
+    transform(write, materialise="allow")(V, outside)
+    np.testing.assert_allclose(outside[...], V.materialise())
+
+
+def test_metadata_context_survives():
+    from jax.experimental.xla_metadata import set_xla_metadata
+
+    def program(v):
+        with set_xla_metadata(marked="yes"):
+            return -v
+
+    (eqn,) = jaxrewrite.make_jaxpr(program)(V).jaxpr.eqns
+    assert eqn.ctx.xla_metadata == {"marked": "yes"}
+    assert "marked" in jax.jit(transform(program)).lower(V).as_text()
+    np.testing.assert_allclose(transform(program)(V).x, -V.x)
+
+
+def test_dead_equations_materialise_nothing():
+    def program(v):
+        jnp.sin(v)
+        jax.jit(lambda a: (jnp.cos(a), a))(v)
+        return -v
+
+    out = transform(program, materialise="forbid")(V)
+    assert isinstance(out, Doubled)
+
+
+def test_disable_jit():
+    with jax.disable_jit():
+        out = transform(lambda v: jnp.sin(-v), materialise="allow")(V)
+    np.testing.assert_allclose(out, jnp.sin(-V.materialise()), rtol=1e-6)
+
+
+def test_identities_keep_any_value():
+    from jax.ad_checkpoint import checkpoint_name
+
+    for fn in (
+        lambda a: checkpoint_name(a, "n"),
+        lambda a: lax.optimization_barrier((a, jnp.ones(2)))[0],
+        lax.stop_gradient,
+        lambda a: jnp.array(a, copy=True),
+    ):
+        out = transform(fn, materialise="forbid")(V)
+        assert isinstance(out, Doubled)
+        np.testing.assert_allclose(out.x, V.x)
+    stopped = transform(lambda a: (lax.stop_gradient(a) * 2.0).sum(), materialise="allow")
+    np.testing.assert_allclose(jax.grad(stopped)(V).x, 0)
+
+
+def test_profiles_show_no_frames_of_the_library():
+    buffer = io.StringIO()
+    print(jaxrewrite.make_jaxpr(scoped)(V).pretty_print(source_info=True), file=buffer)
+    assert "test_provenance" in buffer.getvalue()
+    assert "_rewrite.py" not in buffer.getvalue()

@@ -1,0 +1,112 @@
+"""The shape of the package: what imports what, and what is public."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+import jaxrewrite
+
+
+PACKAGE = pathlib.Path(jaxrewrite.__file__).parent
+
+# From the bottom up; a module imports only from levels below its own.
+LEVELS = [
+    {"_errors", "_caches", "_compat"},
+    {"_value"},
+    {"_annotations"},
+    {"_rules"},
+    {"_settings"},
+    {"_rewrite"},
+    {"_higher_order", "_program"},
+    {"_stage"},
+    {"_transform"},
+    {"_materialise", "_namespace"},
+    {"_array_value", "numpy"},
+    {"__init__"},
+]
+LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
+
+
+def module_files():
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def top_module(path):
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_modules(path):
+    """The modules of the package that a file imports, by their top name."""
+    depth = len(path.relative_to(PACKAGE).parts)
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == depth:
+            if node.module:
+                yield node.module.split(".")[0]
+            else:
+                yield from (alias.name for alias in node.names)
+
+
+@pytest.mark.parametrize("path", module_files(), ids=lambda p: p.stem)
+def test_imports_go_downwards(path):
+    own = top_module(path)
+    assert own in LEVEL_OF, f"{own} has no place in the table of levels"
+    for name in imported_modules(path):
+        assert LEVEL_OF[name] < LEVEL_OF[own], f"{own} imports {name}"
+
+
+@pytest.mark.parametrize("path", module_files(), ids=lambda p: p.stem)
+def test_private_jax_only_in_compat(path):
+    if path.name == "_compat.py":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert not (node.module or "").startswith("jax._src")
+        elif isinstance(node, ast.Import):
+            assert not any(alias.name.startswith("jax._src") for alias in node.names)
+    assert "jax._src" not in path.read_text()
+    assert "__version__" not in path.read_text() or path.name == "__init__.py"
+
+
+def test_public_names_are_the_package_own_and_documented():
+    public = {name for name in vars(jaxrewrite) if not name.startswith("_")} - {"numpy"}
+    assert public == {
+        "AmbiguousRuleError",
+        "ArrayValue",
+        "MaterialisationError",
+        "MaterialisationWarning",
+        "Rules",
+        "Value",
+        "bind",
+        "clear_caches",
+        "field",
+        "make_jaxpr",
+        "materialise",
+        "register",
+        "transform",
+    }
+    for name in public:
+        thing = getattr(jaxrewrite, name)
+        assert thing.__module__.startswith("jaxrewrite"), name
+        assert thing.__doc__, name
+
+
+def test_readme_lists_every_module():
+    readme = (PACKAGE.parent / "README.rst").read_text()
+    listed = readme[readme.index("Package structure") :]
+    for names in LEVELS[:-1]:
+        for name in names - {"_namespace"}:
+            assert f"``{name}``" in listed, name
+
+
+def test_import_loads_no_namespace_and_does_no_jax_work():
+    code = (
+        "import jax, sys; import jaxrewrite;"
+        "assert 'jaxrewrite.numpy' not in sys.modules;"
+        "from jax._src import xla_bridge;"
+        "assert not xla_bridge.backends_are_initialized();"
+        "assert jaxrewrite.numpy.add"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
