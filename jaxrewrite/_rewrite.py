@@ -82,10 +82,13 @@ class Restaged(NamedTuple):
 
     The ``jaxpr`` takes ``consts`` first and then the leaves of the operands,
     and returns the leaves of the results, whose pytree ``out_tree`` is.
-    ``changed`` is whether a rule or a value left any trace in it.
+    ``closed`` is the jaxpr as the parameter of an equation, one object however
+    many equations share it, since JAX lowers each object once. ``changed`` is
+    whether a rule or a value left any trace in it.
     """
 
     jaxpr: Jaxpr
+    closed: Any
     consts: list[Any]
     out_tree: PyTreeDef
     changed: bool
@@ -266,7 +269,9 @@ class Scope:
         jaxpr = _compat.new_jaxpr(
             [*(var for var, _ in consts), *invars], outvars, eqns, debug_info
         )
-        return Restaged(jaxpr, [value for _, value in consts], out_tree, self.changed)
+        values = [value for _, value in consts]
+        closed = _compat.close_jaxpr(jaxpr)
+        return Restaged(jaxpr, closed, values, out_tree, self.changed)
 
     def run(
         self,

@@ -18,6 +18,14 @@ jax.config.update("jax_enable_checks", True)
 jax.config.update("jax_check_tracer_leaks", True)
 
 
+@pytest.fixture
+def no_leak_checks():
+    """For tests of caches: JAX itself keeps nothing while it checks for leaks."""
+    jax.config.update("jax_check_tracer_leaks", False)
+    yield
+    jax.config.update("jax_check_tracer_leaks", True)
+
+
 @pytest.fixture(autouse=True)
 def _fresh_caches():
     """Each test stages and rewrites for itself."""

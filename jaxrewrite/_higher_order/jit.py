@@ -49,7 +49,7 @@ def _jit_params(
     ]
     return dict(
         params,
-        jaxpr=_compat.close_jaxpr(restaged.jaxpr),
+        jaxpr=restaged.closed,
         donated_invars=(*[False] * num_consts, *donated),
         in_shardings=(
             *[UNSPECIFIED] * num_consts,
