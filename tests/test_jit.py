@@ -68,9 +68,13 @@ def test_nested_names_are_kept():
     assert names == ["outer", "inner", "inner"]
 
 
-def test_early_inlined_functions_leave_no_equation():
-    inlined = jax.jit(lambda a: -a, inline=True)
-    assert jit_equations(inlined, scaled()) == []
+@pytest.mark.parametrize("inline", [False, True])
+def test_inline_means_what_it_means_to_jax(inline):
+    fn = jax.jit(lambda a: -a, inline=inline)
+    dense = jax.make_jaxpr(fn)(scaled().materialise()).jaxpr.eqns
+    wanted = [e.params["inline"] for e in dense if e.primitive.name == "jit"]
+    got = [e.params["inline"] for e in jit_equations(fn, scaled())]
+    assert got == wanted
 
 
 def test_donation_is_said_of_each_leaf_and_honoured():

@@ -1,0 +1,286 @@
+"""How a class becomes a dataclass and a pytree."""
+
+import copy
+import dataclasses
+import pickle
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrewrite
+
+
+class Scaled(jaxrewrite.ArrayValue):
+    x: jax.Array
+    scale: float | jax.Array = 1.0
+    name: str = jaxrewrite.field(static=True, default="none")
+
+    def materialise(self):
+        return self.x * self.scale
+
+
+class Checked(jaxrewrite.ArrayValue):
+    x: jax.Array
+    y: jax.Array
+
+    def __post_init__(self):
+        if jnp.shape(self.x) != jnp.shape(self.y):
+            raise ValueError("x and y differ in shape")
+
+    def materialise(self):
+        return self.x + self.y
+
+
+class OwnInit(jaxrewrite.ArrayValue):
+    x: jax.Array
+    n: int = jaxrewrite.field(static=True)
+
+    def __init__(self, n):
+        self.n = n
+        self.x = jnp.arange(float(n))
+
+    def materialise(self):
+        return self.x
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class OwnDecorator(jaxrewrite.ArrayValue):
+    x: jax.Array
+    n: int = dataclasses.field(metadata={"static": True})
+
+    def materialise(self):
+        return self.x * self.n
+
+
+@jax.tree_util.register_pytree_node_class
+class OwnPytree(jaxrewrite.ArrayValue):
+    def __init__(self, x):
+        object.__setattr__(self, "kept", x)
+
+    def tree_flatten(self):
+        return (self.kept,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+    def materialise(self):
+        return self.kept
+
+
+class Module(eqx.Module, jaxrewrite.ArrayValue):
+    x: jax.Array
+    n: int = eqx.field(static=True)
+
+    def materialise(self):
+        return self.x * self.n
+
+
+class ModuleSecond(jaxrewrite.ArrayValue, eqx.Module):
+    x: jax.Array
+    n: int = eqx.field(static=True)
+
+    def materialise(self):
+        return self.x * self.n
+
+
+class Child(Scaled):
+    extra: jax.Array = 0.0
+
+    def materialise(self):
+        return super().materialise() + self.extra
+
+
+X = jnp.arange(3.0)
+EXAMPLES = [
+    Scaled(X, 2.0),
+    Checked(X, X),
+    OwnInit(3),
+    OwnDecorator(X, 2),
+    OwnPytree(X),
+    Module(X, 2),
+    ModuleSecond(X, 2),
+    Child(X, 2.0, extra=1.0),
+]
+
+
+@pytest.mark.parametrize("value", EXAMPLES, ids=lambda v: type(v).__name__)
+def test_round_trips_and_runs(value):
+    leaves, treedef = jax.tree.flatten(value)
+    again = jax.tree.unflatten(treedef, leaves)
+    assert type(again) is type(value)
+    np.testing.assert_allclose(again.materialise(), value.materialise())
+    assert (value.shape, value.ndim, value.size) == ((3,), 1, 3)
+    assert value.dtype == jnp.float32
+    assert jnp.shape(value) == (3,)
+    assert jnp.ndim(value) == 1
+    out = jaxrewrite.transform(jnp.sin, materialise="allow")(value)
+    np.testing.assert_allclose(out, jnp.sin(value.materialise()), rtol=1e-6)
+    jitted = jax.jit(jaxrewrite.transform(jnp.sin, materialise="allow"))(value)
+    np.testing.assert_allclose(jitted, out, rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", EXAMPLES, ids=lambda v: type(v).__name__)
+def test_bare_objects_as_leaves(value):
+    for leaf in (None, object(), "text"):
+        jax.tree.map(lambda _, leaf=leaf: leaf, value)
+    jax.eval_shape(lambda v: v, value)
+
+
+def test_a_subclass_is_a_frozen_dataclass():
+    assert [f.name for f in dataclasses.fields(Scaled)] == ["x", "scale", "name"]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        EXAMPLES[0].x = X
+    assert dataclasses.replace(EXAMPLES[0], scale=3.0).scale == 3.0
+
+
+def test_it_is_one_before_the_first_instance():
+    class Fresh(Scaled):
+        more: jax.Array = 0.0
+
+    assert dataclasses.is_dataclass(Fresh)
+    assert [f.name for f in dataclasses.fields(Fresh)] == ["x", "scale", "name", "more"]
+
+
+def test_static_fields_are_metadata_with_key_paths():
+    value = Scaled(X, 2.0, name="n")
+    paths = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_leaves_with_path(value)]
+    assert paths == [".x", ".scale"]
+    assert jax.tree.structure(value) != jax.tree.structure(Scaled(X, 2.0, name="m"))
+
+
+def test_checks_run_for_users_only():
+    with pytest.raises(ValueError, match="differ in shape"):
+        Checked(X, jnp.ones(2))
+    with pytest.raises(ValueError, match="differ in shape"):
+        dataclasses.replace(Checked(X, X), y=jnp.ones(2))
+    jax.tree.map(lambda _: object(), Checked(X, X))
+    jax.vmap(lambda v: v)(Checked(jnp.ones((2, 3)), jnp.ones((2, 3))))
+
+
+def test_own_init_sets_each_field_once():
+    value = OwnInit(3)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        value.n = 4
+
+    class Forgets(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def __init__(self):
+            pass
+
+        def materialise(self):
+            return self.x
+
+    with pytest.raises(TypeError, match="Forgets.__init__ sets no 'x'"):
+        Forgets()
+
+
+def test_materialise_must_be_defined():
+    class Nothing(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+    with pytest.raises(TypeError, match="Nothing has to define materialise"):
+        Nothing(X)
+
+
+def test_flattening_is_jax_own():
+    """JAX flattens it in C++: a Python flattening function would be called."""
+    registered = jax.tree_util.default_registry.flatten_one_level(Scaled(X, 2.0))
+    assert registered is not None
+    assert "tree_flatten" not in vars(Scaled)
+
+
+def test_repr_says_types_not_contents():
+    assert repr(Scaled(X, jnp.float32(2))) == "Scaled(x=f32[3], scale=f32[], name='none')"
+
+
+def test_copies():
+    value = Scaled(X, 2.0)
+    for again in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+        np.testing.assert_allclose(again.materialise(), value.materialise())
+
+
+def test_exports_serialised_as_arguments_and_results():
+    fn = jax.jit(jaxrewrite.transform(lambda v: (v, v * 2.0), materialise="allow"))
+    value = Scaled(X, jnp.float32(2.0))
+    exported = jax.export.export(fn)(value)
+    again, doubled = jax.export.deserialize(exported.serialize()).call(value)
+    assert isinstance(again, Scaled)
+    assert again.name == "none"
+    np.testing.assert_allclose(doubled, X * 4)
+
+
+def test_classes_of_one_name_export_too():
+    def define():
+        class Same(jaxrewrite.ArrayValue):
+            x: jax.Array
+
+            def materialise(self):
+                return self.x
+
+        return Same
+
+    assert define()(X).shape == define()(X).shape == (3,)
+
+
+def test_operators_are_transforms():
+    value, dense = Scaled(X, 2.0), X * 2.0
+    with pytest.warns(jaxrewrite.MaterialisationWarning):
+        cases = [
+            (value + 1.0, dense + 1.0),
+            (1.0 - value, 1.0 - dense),
+            (value * value, dense * dense),
+            (X @ value, X @ dense),
+            (np.arange(3.0, dtype=np.float32) @ value, X @ dense),
+            (value[1], dense[1]),
+            (value[1:], dense[1:]),
+            (value[None, :2], dense[None, :2]),
+            (value[jnp.array([0, 2])], dense[jnp.array([0, 2])]),
+            (value.T, dense.T),
+            (value**2, dense**2),
+            (abs(-value), abs(-dense)),
+            (value == dense, dense == dense),
+            (value < 1.0, dense < 1.0),
+            (divmod(value, 2.0)[0], divmod(dense, 2.0)[0]),
+            (value.astype(jnp.int32), dense.astype(jnp.int32)),
+            (value.reshape(3, 1), dense.reshape(3, 1)),
+            (jnp.stack(list(value)), dense),
+            (np.asarray(value), np.asarray(dense)),
+        ]
+    for got, want in cases:
+        np.testing.assert_allclose(got, want)
+        assert got.dtype == want.dtype
+    assert len(value) == 3
+    with pytest.raises(TypeError, match="truth value of a Scaled"):
+        bool(value)
+    with pytest.raises(TypeError):
+        hash(value)
+
+
+def test_policy_of_a_type():
+    class Quiet(jaxrewrite.ArrayValue):
+        x: jax.Array
+        materialise_policy = "allow"
+
+        def materialise(self):
+            return self.x
+
+    class Strict(Quiet):
+        materialise_policy = "forbid"
+
+    jaxrewrite.transform(jnp.sin)(Quiet(X))
+    with pytest.raises(jaxrewrite.MaterialisationError, match="'sin' on Strict"):
+        jaxrewrite.transform(jnp.sin)(Strict(X))
+    with pytest.raises(jaxrewrite.MaterialisationError, match="'sin' on Quiet"):
+        jaxrewrite.transform(jnp.sin, materialise="forbid")(Quiet(X))
+    jaxrewrite.transform(jnp.sin, materialise="allow")(Strict(X))
+
+
+def test_jax_functions_outside_refuse_values():
+    with pytest.raises(TypeError, match="Scaled"):
+        jnp.sin(EXAMPLES[0])
