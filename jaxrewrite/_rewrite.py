@@ -425,6 +425,8 @@ class Scope:
                 return rule(eqn.primitive, args, eqn.params)
             except Exception as error:
                 add_note(error, f"jaxrewrite: raised by the rule {rule}.")
+                if "unexpected keyword argument" in str(error):
+                    add_note(error, "Rules take a primitive's parameters as **params.")
                 raise
 
         what = f"The rule {rule}"

@@ -1,7 +1,8 @@
 """What is in force while a program is rewritten: the rules, and the policy.
 
 A rule that calls `bind`, a nested `transform` or an operator of a value is
-itself part of a rewriting, and means the same rules and policy by it.
+itself part of a rewriting, and means the same rules and policy by it; so does
+the user's function while it is staged.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from . import _compat
 from ._errors import add_note
 from ._program import Program
 from ._rewrite import Rewriting, Scope
-from ._settings import Settings
+from ._settings import Settings, use_settings
 from ._value import aval_of, avals_of, is_value
 
 
@@ -91,9 +91,10 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
             positions.extend(count + i for i, d in enumerate(dynamic) if d)
         count += len(leaves)
 
-    jaxpr, consts, out_tree, out_leaves = _trace_user_function(
-        arguments, tree, avals, rebuild
-    )
+    with use_settings(settings):
+        jaxpr, consts, out_tree, out_leaves = _trace_user_function(
+            arguments, tree, avals, rebuild
+        )
     scope = Scope(Rewriting(settings))
     symbolic = [
         scope.operand(var, like)

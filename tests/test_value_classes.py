@@ -201,7 +201,11 @@ def test_repr_says_types_not_contents():
 
 def test_copies():
     value = Scaled(X, 2.0)
-    for again in (copy.copy(value), copy.deepcopy(value), pickle.loads(pickle.dumps(value))):
+    for again in (
+        copy.copy(value),
+        copy.deepcopy(value),
+        pickle.loads(pickle.dumps(value)),
+    ):
         np.testing.assert_allclose(again.materialise(), value.materialise())
 
 
