@@ -46,20 +46,8 @@ from ._value import Value, aval_of, avals_of, is_value, layer
 # results, or NotImplemented.
 Handler = Callable[["Scope", JaxprEqn, list[Any], SourceInfo | None], Any]
 
+# By name, since JAX exports the objects of only some primitives.
 handlers: dict[str, Handler] = {}
-
-
-def handles(*names: str) -> Callable[[Handler], Handler]:
-    """Register a handler for the primitives of these names.
-
-    By name, since JAX exports the objects of only some of them.
-    """
-
-    def decorate(handler: Handler) -> Handler:
-        handlers.update(dict.fromkeys(names, handler))
-        return handler
-
-    return decorate
 
 
 # Primitives that return their operands unchanged, as mathematics goes. Applied
@@ -186,9 +174,9 @@ class Rewriting:
             if results is NotImplemented:
                 out.append(NotImplemented)
                 return []
-            leaves, out_tree = tree_flatten(check(results))
+            result_leaves, out_tree = tree_flatten(check(results))
             out.append(out_tree)
-            return leaves
+            return result_leaves
 
         debug_info = _compat.new_debug_info(getattr(fn, "__name__", "rule"), fn)
         with use_settings(self.settings), ctx.manager:

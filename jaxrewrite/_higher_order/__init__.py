@@ -3,4 +3,4 @@
 Importing this package registers the handlers with the rewriting.
 """
 
-from . import jit as jit
+from . import calls as calls
