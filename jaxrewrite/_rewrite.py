@@ -100,31 +100,42 @@ class Rewriting:
         self._traced: dict[Any, Any] = {}
         self._warned: set[Any] = set()
 
-    def restage(self, jaxpr: Any, operands: Sequence[Any]) -> Restaged:
-        """Rewrite a nested jaxpr for operands of this structure, once.
+    def restage(
+        self,
+        jaxpr: Any,
+        operands: Sequence[Any],
+        eqn: JaxprEqn,
+        dense: tuple[bool, ...] = (),
+    ) -> Restaged:
+        """Rewrite a jaxpr in ``eqn`` for operands of this structure, once.
 
         Remembered as long as the jaxpr lives, so that a body which is called
         a hundred times, or by a hundred programs, is rewritten and compiled
-        once.
+        once. Results for which ``dense`` holds are materialised.
         """
         leaves, in_tree = tree_flatten(list(operands))
         avals = avals_of(leaves)
         cache = _restaged.of(jaxpr)
-        key = (in_tree, tuple(avals), self.settings.key(), _compat.trace_context())
+        state = self.settings.key(), _compat.trace_context()
+        key = (in_tree, tuple(avals), dense, *state)
         try:
             restaged = cache.get(key)
         except TypeError:  # metadata that can't be hashed
-            return self.restage_anew(jaxpr, in_tree, avals)
+            return self._restage_anew(jaxpr, in_tree, avals, eqn, dense)
         if restaged is None:
-            restaged = self.restage_anew(jaxpr, in_tree, avals)
+            restaged = self._restage_anew(jaxpr, in_tree, avals, eqn, dense)
             if not any(isinstance(c, _compat.Tracer) for c in restaged.consts):
                 cache.put(key, restaged)
         return restaged
 
-    def restage_anew(
-        self, jaxpr: Any, in_tree: PyTreeDef, avals: Sequence[Any]
+    def _restage_anew(
+        self,
+        jaxpr: Any,
+        in_tree: PyTreeDef,
+        avals: Sequence[Any],
+        eqn: JaxprEqn,
+        dense: tuple[bool, ...],
     ) -> Restaged:
-        """Rewrite a jaxpr for a list of operands with leaves of these avals."""
         inner, consts = _compat.open_jaxpr(jaxpr)
         scope = Scope(self)
         operands = scope.constants(inner, consts)
@@ -133,6 +144,8 @@ class Rewriting:
         ):
             operands.append(scope.operand(var, like))
         results = scope.run(inner, operands)
+        if dense:
+            results = scope.materialise_where(dense, results, eqn)
         outvars, out_tree = tree_flatten(results)
         invars = tree_leaves(operands[len(consts) :])
         return scope.finish(invars, outvars, out_tree, inner.debug_info)
@@ -517,8 +530,18 @@ class Scope:
         self, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
     ) -> list[Any]:
         """Make the operands of an equation dense, as the policy says."""
+        return self.materialise_where([True] * len(operands), operands, eqn, origin)
+
+    def materialise_where(
+        self,
+        dense: Sequence[bool],
+        operands: Sequence[Any],
+        eqn: JaxprEqn,
+        origin: SourceInfo | None = None,
+    ) -> list[Any]:
+        """Make those operands or results of an equation dense for which it holds."""
         to_warn_of = []
-        for value in filter(is_value, operands):
+        for value in (x for x, d in zip(operands, dense, strict=True) if d and is_value(x)):
             policy = self.rewriting.settings.policy
             if policy == "warn":
                 policy = type(value).materialise_policy or policy
@@ -532,7 +555,10 @@ class Scope:
                 to_warn_of.append(value)
         if to_warn_of:
             self.rewriting.warn_of_materialising(eqn, to_warn_of)
-        return [self.materialise(x, eqn, origin) if is_value(x) else x for x in operands]
+        return [
+            self.materialise(x, eqn, origin) if d and is_value(x) else x
+            for x, d in zip(operands, dense, strict=True)
+        ]
 
     def materialise(
         self, value: Value, eqn: JaxprEqn, origin: SourceInfo | None = None

@@ -3,4 +3,4 @@
 Importing this package registers the handlers with the rewriting.
 """
 
-from . import calls as calls
+from . import calls as calls, cond as cond

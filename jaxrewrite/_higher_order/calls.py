@@ -58,7 +58,7 @@ def call_handler(
     scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
 ) -> list[Any]:
     call = _CALLS[eqn.primitive.name]
-    restaged = scope.rewriting.restage(eqn.params[call.body], operands)
+    restaged = scope.rewriting.restage(eqn.params[call.body], operands, eqn)
     if not restaged.changed and not any(map(is_value, operands)):
         results = [Var(var.aval) for var in eqn.outvars]
         scope.copy(eqn, operands, results, origin)

@@ -1,0 +1,97 @@
+"""`lax.cond`, `lax.switch` and `lax.platform_dependent`: each branch is rewritten.
+
+A result stays a value if it is one of the same structure in every branch, and
+is dense otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
+
+from .. import _compat
+from .._compat import JaxprEqn, SourceInfo, Var
+from .._rewrite import Restaged, Scope, handlers
+from .._value import is_value
+
+
+def cond_handler(
+    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
+) -> list[Any]:
+    # Which branch to take is asked of an array.
+    (index,) = scope.materialise_operands(eqn, operands[:1], origin)
+    operands = operands[1:]
+    rewriting = scope.rewriting
+
+    def rewrite(dense: tuple[bool, ...]) -> list[Restaged]:
+        branches = eqn.params["branches"]
+        return [rewriting.restage(branch, operands, eqn, dense) for branch in branches]
+
+    branches = rewrite(())
+    differs = _differing_results(branches)
+    if any(differs):
+        branches = rewrite(differs)
+    if not any(branch.changed for branch in branches) and not any(map(is_value, operands)):
+        results = [Var(var.aval) for var in eqn.outvars]
+        scope.copy(eqn, [index, *operands], results, origin)
+        return results
+    scope.changed = True
+    consts = [[scope.const(value) for value in branch.consts] for branch in branches]
+    leaves = [*(var for own in consts for var in own), *tree_leaves(operands)]
+    params = {**eqn.params, "branches": _with_all_constants(branches, consts)}
+    results = [Var(aval) for aval in branches[0].jaxpr.out_avals]
+    effects: set[Any] = set()
+    for branch in params["branches"]:
+        inner, _ = _compat.open_jaxpr(branch)
+        names = dict(zip(inner.invars, leaves, strict=True))
+        effects |= set(_compat.rename_effects(inner.effects, names))
+    scope.copy(eqn, [index, *leaves], results, origin, params, effects)
+    return tree_unflatten(branches[0].out_tree, results)
+
+
+handlers["cond"] = cond_handler
+
+
+def _differing_results(branches: Sequence[Restaged]) -> tuple[bool, ...]:
+    """For each result, whether it has not one structure in all branches."""
+    structures = [
+        [_structure(result) for result in tree_unflatten(b.out_tree, b.jaxpr.outvars)]
+        for b in branches
+    ]
+    return tuple(
+        any(own != all_own[0] for own in all_own)
+        for all_own in zip(*structures, strict=True)
+    )
+
+
+def _structure(result: Any) -> Any:
+    if not is_value(result):
+        return None
+    leaves, treedef = tree_flatten(result)
+    return treedef, [(leaf.aval.shape, leaf.aval.dtype) for leaf in leaves]
+
+
+def _with_all_constants(
+    branches: Sequence[Restaged], consts: Sequence[Sequence[Any]]
+) -> tuple[Any, ...]:
+    """The branches, each taking the constants of all of them, in one order."""
+    if not any(consts):
+        return tuple(branch.closed for branch in branches)
+    padded = []
+    for i, branch in enumerate(branches):
+        own = branch.jaxpr.invars
+        invars = [
+            var
+            for j, others in enumerate(consts)
+            for var in (own[: len(others)] if i == j else [Var(o.aval) for o in others])
+        ]
+        jaxpr = _compat.new_jaxpr(
+            [*invars, *own[len(consts[i]) :]],
+            branch.jaxpr.outvars,
+            branch.jaxpr.eqns,
+            branch.jaxpr.debug_info,
+        )
+        padded.append(_compat.close_jaxpr(jaxpr))
+    return tuple(padded)
