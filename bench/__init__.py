@@ -1,0 +1,1 @@
+"""Benchmarks: what dense and implicit execution cost. Run ``python -m bench``."""

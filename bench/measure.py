@@ -1,0 +1,92 @@
+"""Measuring: interleaved samples in one process, medians, and what XLA says."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+
+class Progress:
+    """A line on standard error that says what is being done, and since when."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __call__(self, what: str) -> None:
+        line = f"[{time.perf_counter() - self._start:5.1f} s] {what}"
+        if sys.stderr.isatty():
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        else:
+            print(line, file=sys.stderr, flush=True)
+
+    def done(self) -> None:
+        self("done")
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
+
+
+def interleaved(
+    variants: Mapping[str, Callable[[], Any]], repeats: int, warm_up: int = 1
+) -> dict[str, list[float]]:
+    """Seconds of each call of each variant, the variants taking turns."""
+    for call in variants.values():
+        for _ in range(warm_up):
+            jax.block_until_ready(call())
+    samples: dict[str, list[float]] = {name: [] for name in variants}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(repeats):
+            for name, call in variants.items():
+                start = time.perf_counter()
+                jax.block_until_ready(call())
+                samples[name].append(time.perf_counter() - start)
+    finally:
+        gc.enable()
+    return samples
+
+
+def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
+    """How long one call takes, and what it returns."""
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
+
+
+def median(samples: list[float]) -> float:
+    return statistics.median(samples)
+
+
+def spread(samples: list[float]) -> float:
+    """Half the interquartile range, as a fraction of the median."""
+    if len(samples) < 2:
+        return 0.0
+    first, _, third = statistics.quantiles(samples, n=4)
+    return (third - first) / 2 / median(samples)
+
+
+def said_by_xla(compiled: Any) -> dict[str, float]:
+    """FLOPs, bytes and memory of a compiled program, as XLA's analyses give them."""
+    cost = compiled.cost_analysis()
+    memory = compiled.memory_analysis()
+    return {
+        "flops": cost.get("flops", float("nan")),
+        "bytes": cost.get("bytes accessed", float("nan")),
+        "arguments": memory.argument_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "memory": memory.argument_size_in_bytes
+        + memory.output_size_in_bytes
+        + memory.temp_size_in_bytes
+        - memory.alias_size_in_bytes,
+    }
+
+
+def count_instructions(compiled: Any) -> int:
+    """The number of instructions in the optimised HLO."""
+    return sum(" = " in line for line in compiled.as_text().splitlines())
