@@ -209,7 +209,7 @@ def lora_from_tree(tree, key, rank=2, scale=0.0):
     keys = iter(jax.random.split(key, 100))
 
     def adapt(path, leaf):
-        if leaf.ndim != 2 or path[-1].key == "embedding":
+        if leaf.ndim != 2 or path[-1].key != "kernel":
             return leaf
         a = jax.random.normal(next(keys), (leaf.shape[0], rank), leaf.dtype)
         b = scale * jax.random.normal(next(keys), (leaf.shape[1], rank), leaf.dtype)
