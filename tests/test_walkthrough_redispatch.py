@@ -1,7 +1,5 @@
 """Quax's tutorial on redispatch, walked through: two types that don't know each other."""
 
-from typing import Union
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +8,14 @@ from jaxtyping import Array, ArrayLike, Int, Shaped
 
 import jaxrewrite
 from jaxrewrite import AmbiguousRuleError, ArrayValue, Rules, field, transform
+
+
+ARGUMENT_NAMES = pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="JAX is told one argument name for a value that the filter leaves out, which "
+    "goes in leaf by leaf: jax_enable_checks finds 'arg_names' of the wrong length",
+)
 
 
 # --- one author's type ------------------------------------------------------------
@@ -38,9 +44,7 @@ def is_matrix_vector(x, y, dimension_numbers):
 
 
 @jaxrewrite.register("dot_general")
-def lora_rule(
-    x: LoraArray, y: Union[ArrayLike, ArrayValue], *, dimension_numbers, **params
-):  # noqa: UP007
+def lora_rule(x: LoraArray, y: ArrayLike | ArrayValue, *, dimension_numbers, **params):  # noqa: UP007
     if not is_matrix_vector(x, y, dimension_numbers):
         raise NotImplementedError("only matrix-vector products")
     return transform(lora_times_vector)(x.w, x.a, x.b, y)
@@ -87,7 +91,7 @@ def greedy_rules():
     def greedy(
         x: ArrayLike | ArrayValue, y: SomeKindOfSparseVector, *, dimension_numbers, **params
     ):
-        return transform(times_sparse, lambda v: v is not y)(x, y)
+        return times_sparse(x, y)
 
     return rules
 
