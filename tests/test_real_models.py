@@ -239,7 +239,7 @@ def eqx_block(swap):
     return eqx.tree_at(eqx_biases, block, [zeros(b) for b in eqx_biases(block)])
 
 
-@weights
+@pytest.mark.parametrize("swap", [lora, qlora], ids=["lora", "qlora"])
 def test_an_equinox_transformer(swap):
     v, static = eqx.partition(eqx_block(swap), eqx.is_array)
     assert_runs(lambda v: eqx.combine(v, static)(TOKENS), v, 8)
@@ -283,11 +283,13 @@ class LinenBlock(nn.Module):
     @nn.compact
     def __call__(self, tokens):
         x = nn.Embed(11, 8, name="embed")(tokens)
-        x = x + nn.SelfAttention(num_heads=2, name="attention")(nn.LayerNorm(name="ln")(x))
+        x = x + nn.MultiHeadDotProductAttention(num_heads=2, name="attention")(
+            nn.LayerNorm(name="ln")(x)
+        )
         return x + nn.Dense(8, name="down")(nn.gelu(nn.Dense(16, name="up")(x)))
 
 
-@weights
+@pytest.mark.parametrize("swap", [qlora, eqx_second], ids=["qlora", "eqx_second"])
 def test_a_flax_linen_transformer(swap):
     block = LinenBlock()
     params = jax.jit(block.init)(jax.random.key(0), TOKENS)
