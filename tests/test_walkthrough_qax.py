@@ -238,17 +238,14 @@ def is_lora(x):
     return isinstance(x, Lora)
 
 
-@pytest.mark.parametrize("scale", [0.0, 0.3])
-def test_a_flax_transformer_runs_with_lora_weights_and_never_dense(scale):
+def test_a_flax_transformer_runs_with_lora_weights_and_never_dense():
     block, params = block_and_params()
-    lora = lora_from_tree(params, jax.random.key(2), scale=scale)
+    lora = lora_from_tree(params, jax.random.key(2), scale=0.3)
     assert sum(map(is_lora, jax.tree.leaves(lora, is_leaf=is_lora))) == 3
     run = jax.jit(block.apply)
     dense = run(jaxrewrite.materialise(lora), TOKENS)
     apply = transform(block.apply, materialise="forbid")
     np.testing.assert_allclose(jax.jit(apply)(lora, TOKENS), dense, rtol=1e-4, atol=1e-5)
-    if scale == 0:
-        np.testing.assert_allclose(dense, run(params, TOKENS), rtol=1e-5, atol=1e-6)
 
 
 def test_what_a_rule_declines_is_made_dense():

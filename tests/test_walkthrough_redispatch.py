@@ -214,6 +214,7 @@ def test_two_rules_that_both_admit_the_other_type_are_ambiguous():
     "specs", [BY_PREDICATE, BY_POSITION], ids=["predicate", "position"]
 )
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@ARGUMENT_NAMES
 def test_nested_transforms_say_which_rule_is_first(specs, wrap):
     inner, outer = specs
     rules = greedy_rules()
@@ -224,6 +225,7 @@ def test_nested_transforms_say_which_rule_is_first(specs, wrap):
 @pytest.mark.parametrize(
     "specs", [BY_PREDICATE, BY_POSITION], ids=["predicate", "position"]
 )
+@ARGUMENT_NAMES
 def test_the_other_order_has_to_index_a_lora(specs):
     outer, inner = specs
     rules = greedy_rules()
