@@ -1,0 +1,361 @@
+"""Models as their users wrote them, some of whose weights are values."""
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+from jaxtyping import Array, ArrayLike
+
+import jaxrewrite
+from jaxrewrite import ArrayValue, field, transform
+
+
+ARGUMENT_NAMES = pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="JAX is told as many argument names as fn has arguments, leaving out the "
+    "leaves of fn itself: jax_enable_checks finds 'arg_names' of the wrong length",
+)
+
+
+# --- the types --------------------------------------------------------------------
+
+
+class Lora(ArrayValue):
+    w: Array
+    a: Array
+    b: Array
+
+    def materialise(self):
+        return self.w + self.a @ self.b
+
+
+class EqxFirst(eqx.Module, ArrayValue):
+    w: Array
+    a: Array
+    b: Array
+
+    def materialise(self):
+        return self.w + self.a @ self.b
+
+
+class EqxSecond(ArrayValue, eqx.Module):
+    w: Array
+    a: Array
+    b: Array
+
+    def materialise(self):
+        return self.w + self.a @ self.b
+
+
+class Quantised(ArrayValue):
+    """Eight-bit integers, and one scale for each column."""
+
+    q: Array
+    scale: Array
+
+    def materialise(self):
+        return self.q.astype(self.scale.dtype) * self.scale
+
+
+class Zeros(ArrayValue):
+    sizes: tuple = field(static=True)
+    kind: np.dtype = field(static=True, default=np.dtype("float32"))
+
+    def materialise(self):
+        return jnp.zeros(self.sizes, self.kind)
+
+
+def contraction(x, dimension_numbers):
+    """Whether a matrix is contracted along one dimension, and nothing is a batch."""
+    contract, batch = dimension_numbers
+    return batch == ((), ()) and len(contract[0]) == 1 and x.ndim == 2
+
+
+@jaxrewrite.register("dot_general")
+def _(x: Lora | EqxFirst | EqxSecond, y: ArrayLike, *, dimension_numbers, **params):
+    if not contraction(x, dimension_numbers):
+        return NotImplemented
+    ((d,), (c,)), _ = dimension_numbers
+    inner, outer = (x.a, x.b) if d == 0 else (x.b, x.a)
+    low = lax.dot_general(inner, y, (((d,), (c,)), ((), ())))
+    main = jaxrewrite.bind(
+        "dot_general", x.w, y, dimension_numbers=dimension_numbers, **params
+    )
+    return main + lax.dot_general(outer, low, (((d,), (0,)), ((), ())))
+
+
+@jaxrewrite.register("dot_general")
+def _(x: ArrayLike, y: Lora | EqxFirst | EqxSecond, *, dimension_numbers, **params):
+    if not contraction(y, dimension_numbers):
+        return NotImplemented
+    ((c,), (d,)), _ = dimension_numbers
+    inner, outer = (y.a, y.b) if d == 0 else (y.b, y.a)
+    low = lax.dot_general(x, inner, (((c,), (d,)), ((), ())))
+    main = jaxrewrite.bind(
+        "dot_general", x, y.w, dimension_numbers=dimension_numbers, **params
+    )
+    return main + lax.dot_general(low, outer, (((low.ndim - 1,), (d,)), ((), ())))
+
+
+@jaxrewrite.register("dot_general")
+def _(x: ArrayLike, y: Quantised, *, dimension_numbers, **params):
+    if dimension_numbers != (((x.ndim - 1,), (0,)), ((), ())):
+        return NotImplemented
+    q = y.q.astype(y.scale.dtype)
+    return lax.dot_general(x, q, dimension_numbers) * y.scale[0]
+
+
+@jaxrewrite.register("dot_general")
+def _(x: Quantised, y: ArrayLike, *, dimension_numbers, **params):
+    if dimension_numbers[1] != ((), ()) or dimension_numbers[0][0] != (1,):
+        return NotImplemented
+    ((_,), (c,)), _ = dimension_numbers
+    scale = jnp.expand_dims(x.scale[0], [i for i in range(y.ndim) if i != c])
+    return lax.dot_general(x.q.astype(x.scale.dtype), y * scale, dimension_numbers)
+
+
+@jaxrewrite.register("add", commutative=True)
+def _(z: Zeros, x: ArrayLike, **params):
+    return jnp.broadcast_to(x, jnp.broadcast_shapes(z.shape, jnp.shape(x)))
+
+
+@jaxrewrite.register("broadcast_in_dim", "reshape", "squeeze", "transpose")
+def _(z: Zeros, *, primitive, **params):
+    out = jax.eval_shape(
+        lambda x: primitive.bind(x, **params), jax.ShapeDtypeStruct(z.shape, z.dtype)
+    )
+    return Zeros(out.shape, out.dtype)
+
+
+# --- weights swapped for values ---------------------------------------------------
+
+
+def factors(w, rank=2):
+    keys = jax.random.split(jax.random.key(w.size), 2)
+    a = 0.3 * jax.random.normal(keys[0], (w.shape[0], rank))
+    return a, 0.3 * jax.random.normal(keys[1], (rank, w.shape[1]))
+
+
+def lora(w, cls=Lora):
+    return cls(w, *factors(w))
+
+
+def quantised(w):
+    scale = jnp.max(jnp.abs(w), axis=0, keepdims=True) / 127
+    return Quantised(jnp.round(w / scale).astype(jnp.int8), scale)
+
+
+def qlora(w):
+    return Lora(quantised(w), *factors(w))
+
+
+def eqx_first(w):
+    return lora(w, EqxFirst)
+
+
+def eqx_second(w):
+    return lora(w, EqxSecond)
+
+
+WEIGHTS = [lora, quantised, qlora, eqx_first, eqx_second]
+weights = pytest.mark.parametrize("swap", WEIGHTS, ids=lambda f: f.__name__)
+
+
+def zeros(b):
+    return Zeros(b.shape, b.dtype)
+
+
+def assert_runs(f, v, count, rtol=2e-4, atol=2e-5):
+    """``f``, a function of weights, on values: never dense, and right, and so its gradient."""
+    found = jax.tree.leaves(v, is_leaf=lambda x: isinstance(x, ArrayValue))
+    assert sum(isinstance(x, ArrayValue) for x in found) == count
+    dense = jax.jit(f)(jaxrewrite.materialise(v))
+    out = jax.jit(transform(f, materialise="forbid"))(v)
+    np.testing.assert_allclose(out, dense, rtol=rtol, atol=atol)
+
+    def loss(out):
+        return jnp.sum(jnp.sin(out))
+
+    got = jax.jit(jax.grad(lambda v: loss(transform(f)(v)), allow_int=True))(v)
+    expected = jax.jit(
+        jax.grad(lambda v: loss(f(jaxrewrite.materialise(v))), allow_int=True)
+    )(v)
+    assert jax.tree.structure(got) == jax.tree.structure(expected) == jax.tree.structure(v)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert x.dtype == y.dtype
+        if x.dtype != jax.dtypes.float0:
+            np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
+    assert any(
+        np.abs(x).max() > 1e-3 for x in jax.tree.leaves(got) if x.dtype == np.float32
+    )
+
+
+# --- Equinox ------------------------------------------------------------------------
+
+
+class EqxBlock(eqx.Module):
+    """A transformer's layer over a sequence of tokens."""
+
+    embedding: eqx.nn.Embedding
+    norm: eqx.nn.LayerNorm
+    attention: eqx.nn.MultiheadAttention
+    mlp: eqx.nn.MLP
+
+    def __init__(self, key):
+        keys = jax.random.split(key, 3)
+        self.embedding = eqx.nn.Embedding(11, 8, key=keys[0])
+        self.norm = eqx.nn.LayerNorm(8)
+        self.attention = eqx.nn.MultiheadAttention(2, 8, key=keys[1])
+        self.mlp = eqx.nn.MLP(8, 8, 16, 1, key=keys[2])
+
+    def __call__(self, tokens):
+        x = jax.vmap(self.embedding)(tokens)
+        h = jax.vmap(self.norm)(x)
+        x = x + self.attention(h, h, h)
+        return x + jax.vmap(self.mlp)(x)
+
+
+TOKENS = jnp.array([1, 5, 0, 10, 7, 2])
+
+
+def eqx_weights(m):
+    a = m.attention
+    projections = [a.query_proj, a.key_proj, a.value_proj, a.output_proj]
+    return [layer.weight for layer in [*projections, *m.mlp.layers]]
+
+
+def eqx_biases(m):
+    return [layer.bias for layer in m.mlp.layers]
+
+
+def eqx_block(swap):
+    block = EqxBlock(jax.random.key(0))
+    block = eqx.tree_at(eqx_weights, block, [swap(w) for w in eqx_weights(block)])
+    return eqx.tree_at(eqx_biases, block, [zeros(b) for b in eqx_biases(block)])
+
+
+@pytest.mark.parametrize("swap", [lora, qlora], ids=["lora", "qlora"])
+def test_an_equinox_transformer(swap):
+    v, static = eqx.partition(eqx_block(swap), eqx.is_array)
+    assert_runs(lambda v: eqx.combine(v, static)(TOKENS), v, 8)
+
+
+@ARGUMENT_NAMES
+@weights
+def test_an_equinox_mlp_that_is_transformed_itself(swap):
+    mlp = eqx.nn.MLP(3, 2, 8, 2, key=jax.random.key(0))
+
+    def where(m):
+        return [layer.weight for layer in m.layers]
+
+    swapped = eqx.tree_at(where, mlp, [swap(w) for w in where(mlp)])
+    x = jnp.array([1.0, -2.0, 0.5])
+    dense = jaxrewrite.materialise(swapped)(x)
+    out = transform(swapped, materialise="forbid")(x)
+    np.testing.assert_allclose(out, dense, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        eqx.filter_jit(transform(swapped))(x), dense, rtol=1e-4, atol=1e-5
+    )
+    # The weights are arguments, and not constants, of the program that is kept.
+    scaled = jax.tree.map(lambda p: p * 2 if eqx.is_inexact_array(p) else p, swapped)
+    np.testing.assert_allclose(
+        transform(scaled)(x), jaxrewrite.materialise(scaled)(x), rtol=1e-4, atol=1e-5
+    )
+
+
+@ARGUMENT_NAMES
+def test_an_equinox_transformer_that_is_transformed_itself():
+    block = eqx_block(qlora)
+    out = transform(block, materialise="forbid")(TOKENS)
+    dense = jaxrewrite.materialise(block)(TOKENS)
+    np.testing.assert_allclose(out, dense, rtol=2e-4, atol=2e-5)
+
+
+# --- Flax linen ---------------------------------------------------------------------
+
+
+class LinenBlock(nn.Module):
+    @nn.compact
+    def __call__(self, tokens):
+        x = nn.Embed(11, 8, name="embed")(tokens)
+        x = x + nn.MultiHeadDotProductAttention(num_heads=2, name="attention")(
+            nn.LayerNorm(name="ln")(x)
+        )
+        return x + nn.Dense(8, name="down")(nn.gelu(nn.Dense(16, name="up")(x)))
+
+
+@pytest.mark.parametrize("swap", [qlora, eqx_second], ids=["qlora", "eqx_second"])
+def test_a_flax_linen_transformer(swap):
+    block = LinenBlock()
+    params = jax.jit(block.init)(jax.random.key(0), TOKENS)
+
+    def choose(path, leaf):
+        keys = [p.key for p in path]
+        if keys[-1] == "kernel" and leaf.ndim == 2:
+            return swap(leaf)
+        return zeros(leaf) if keys[-1] == "bias" and "ln" not in keys else leaf
+
+    params = jax.tree_util.tree_map_with_path(choose, params)
+    assert_runs(lambda p: block.apply(p, TOKENS), params, 8)
+
+
+# --- Flax nnx -----------------------------------------------------------------------
+
+
+class NnxModel(nnx.Module):
+    def __init__(self, rngs):
+        self.norm = nnx.LayerNorm(8, rngs=rngs)
+        self.up = nnx.Linear(8, 16, rngs=rngs)
+        self.down = nnx.Linear(16, 8, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.down(nnx.relu(self.up(self.norm(x))))
+
+
+@weights
+def test_a_flax_nnx_model(swap):
+    graph, state = nnx.split(NnxModel(nnx.Rngs(0)))
+    x = jax.random.normal(jax.random.key(1), (5, 8))
+
+    def choose(path, leaf):
+        name = jax.tree_util.keystr(path)
+        if "kernel" in name:
+            return swap(leaf)
+        return zeros(leaf) if "bias" in name and "norm" not in name else leaf
+
+    state = jax.tree_util.tree_map_with_path(choose, nnx.to_pure_dict(state))
+
+    def f(state):
+        model = nnx.merge(graph, nnx.State(state))
+        return model(x)
+
+    assert_runs(f, state, 4)
+
+
+# --- Equinox modules that are values --------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", [EqxFirst, EqxSecond])
+def test_a_value_may_be_an_equinox_module(cls):
+    w = jax.random.normal(jax.random.key(0), (4, 3))
+    v = lora(w, cls)
+    assert isinstance(v, eqx.Module) and isinstance(v, ArrayValue)
+    assert (v.shape, v.dtype, jnp.ndim(v)) == ((4, 3), jnp.float32, 2)
+    assert len(jax.tree.leaves(v)) == 3
+    x = jnp.arange(8.0).reshape(2, 4)
+    dense = v.materialise()
+    np.testing.assert_allclose(x @ v, x @ dense, rtol=1e-4)
+    np.testing.assert_allclose(np.asarray(v), dense)
+    np.testing.assert_allclose(jaxrewrite.materialise({"v": v})["v"], dense)
+    twice = eqx.tree_at(lambda v: v.w, v, 2 * w)
+    np.testing.assert_allclose(twice.materialise(), dense + w, rtol=1e-5, atol=1e-6)
+    nested = cls(quantised(w), v.a, v.b)
+    out = transform(jnp.matmul, materialise="forbid")(x, nested)
+    np.testing.assert_allclose(
+        out, x @ jaxrewrite.materialise(nested), rtol=1e-4, atol=1e-4
+    )
