@@ -553,12 +553,13 @@ class Scope:
                 )
             if policy == "warn":
                 to_warn_of.append(value)
-        if to_warn_of:
-            self.rewriting.warn_of_materialising(eqn, to_warn_of)
-        return [
+        made = [
             self.materialise(x, eqn, origin) if d and is_value(x) else x
             for x, d in zip(operands, dense, strict=True)
         ]
+        if to_warn_of:
+            self.rewriting.warn_of_materialising(eqn, to_warn_of)
+        return made
 
     def materialise(
         self, value: Value, eqn: JaxprEqn, origin: SourceInfo | None = None

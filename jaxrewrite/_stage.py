@@ -68,14 +68,19 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     """Trace a function over its arguments' avals, and rewrite it for the values."""
     operands, tree = tree_flatten(arguments.tree, is_leaf=is_value)
     chosen = _chosen(filter_spec, arguments, operands)
+    # Names cost more than the rest of staging where there are many.
+    is_small = len(operands) < 64
+    called = _operand_names(arguments) if is_small else [""] * len(operands)
 
     # The leaves of the arguments, in order, and which of them are dynamic.
     positions: list[int] = []
     avals: list[Any] = []  # of the staged function's arguments
+    names: list[str] = []  # what JAX calls those
     rebuild: list[Callable[[Any], Any]] = []  # an argument from its tracers
     likes: list[Any] = []  # for each aval: the aval, or the value, with avals as leaves
     count = 0
-    for operand, is_chosen in zip(operands, chosen, strict=True):
+    for operand, is_chosen, name in zip(operands, chosen, called, strict=True):
+        before = len(avals)
         leaves, treedef = tree_flatten(operand)
         if is_value(operand) and is_chosen:
             avals.append(aval_of(operand))
@@ -89,11 +94,12 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
             rebuild.append(_rebuilder(treedef, leaves, dynamic))
             likes.extend(own)
             positions.extend(count + i for i, d in enumerate(dynamic) if d)
+        names.extend([name] * (len(avals) - before))
         count += len(leaves)
 
     with use_settings(settings):
         jaxpr, consts, out_tree, out_leaves = _trace_user_function(
-            arguments, tree, avals, rebuild
+            arguments, tree, avals, rebuild, names if is_small else None
         )
     scope = Scope(Rewriting(settings))
     symbolic = [
@@ -148,6 +154,7 @@ def _trace_user_function(
     tree: PyTreeDef,
     avals: Sequence[Any],
     rebuild: Sequence[Callable[[Any], Any]],
+    names: Sequence[str] | None,
 ) -> tuple[Any, list[Any], PyTreeDef, list[Any]]:
     fn = arguments.fn
     out: list[Any] = []
@@ -165,7 +172,7 @@ def _trace_user_function(
     debug_info = _compat.new_debug_info(
         getattr(fn, "__name__", type(fn).__name__),
         inspect.unwrap(fn),
-        _argument_names(arguments) if len(avals) < 64 else None,
+        names,
     )
     try:
         jaxpr, consts = _compat.trace_to_jaxpr(flat, avals, debug_info)
@@ -185,22 +192,25 @@ def _trace_user_function(
     return _compat.drop_dead_code(jaxpr), consts, out[0], out[1]
 
 
-def _argument_names(arguments: Arguments) -> list[str] | None:
-    """What JAX calls the traced arguments in its errors, where that is known."""
-    fn, (_, args, kwargs) = arguments
+def _operand_names(arguments: Arguments) -> list[str]:
+    """What JAX calls each operand in its errors."""
+    fn, (_, args, _) = arguments
     try:
-        bound = inspect.signature(fn).bind(*args, **kwargs).arguments
+        parameters = list(inspect.signature(fn).bind_partial(*args).arguments)
     except (TypeError, ValueError):
-        return None
-    return [
-        bound_name(path)
-        for path, leaf in tree_flatten_with_path(dict(bound), is_leaf=is_value)[0]
-        if is_value(leaf) or _compat.is_array(leaf)
-    ]
+        parameters = []
 
+    def name(path: tuple[Any, ...]) -> str:
+        if path[0].idx == 0:
+            return f"the function{keystr(path[1:])}"
+        if path[0].idx == 2:
+            return f"{path[1].key}{keystr(path[2:])}"
+        i = path[1].idx
+        first = parameters[i] if i < len(parameters) else f"args[{i}]"
+        return f"{first}{keystr(path[2:])}"
 
-def bound_name(path: tuple[Any, ...]) -> str:
-    return f"{path[0].key}{keystr(path[1:])}"
+    paths = tree_flatten_with_path(arguments.tree, is_leaf=is_value)[0]
+    return [name(path) for path, _ in paths]
 
 
 # --- which values are rewritten ---------------------------------------------------

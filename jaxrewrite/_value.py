@@ -163,10 +163,12 @@ def _short(x: Any) -> str:
 
 
 class _FieldName(str):
-    """The name of a field as JAX is told it.
+    """The name of a class's first field as JAX is told it.
 
-    JAX rebuilds a dataclass by calling it with these very objects as keywords,
-    which is how a construction by JAX is told from a construction by the user.
+    JAX rebuilds a dataclass by calling it with this very object among the
+    keywords, which is how a construction by JAX is told from one by the user.
+    Only the first name, since Python looks an attribute of such a name up
+    without its cache, at each flattening.
     """
 
     __slots__ = ()
@@ -236,8 +238,13 @@ def _is_registered(cls: type) -> bool:
 
 def _register(cls: Any) -> None:
     fields = [f for f in dataclasses.fields(cls) if f.init]
-    static = [_FieldName(f.name) for f in fields if f.metadata.get("static", False)]
-    children = [_FieldName(f.name) for f in fields if f.name not in static]
+    static = [f.name for f in fields if f.metadata.get("static", False)]
+    children = [f.name for f in fields if f.name not in static]
+    # JAX passes metadata first.
+    for names in (static, children):
+        if names:
+            names[0] = _FieldName(names[0])
+            break
     dropped = [f.name for f in dataclasses.fields(cls) if not f.init]
     register_dataclass(cls, children, static, drop_fields=dropped)
     _register_for_export(cls)

@@ -14,14 +14,6 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, field, transform
 
 
-ARGUMENT_NAMES = pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="JAX is told as many argument names as fn has arguments, leaving out the "
-    "leaves of fn itself: jax_enable_checks finds 'arg_names' of the wrong length",
-)
-
-
 # --- the types --------------------------------------------------------------------
 
 
@@ -245,7 +237,6 @@ def test_an_equinox_transformer(swap):
     assert_runs(lambda v: eqx.combine(v, static)(TOKENS), v, 8)
 
 
-@ARGUMENT_NAMES
 @weights
 def test_an_equinox_mlp_that_is_transformed_itself(swap):
     mlp = eqx.nn.MLP(3, 2, 8, 2, key=jax.random.key(0))
@@ -268,7 +259,6 @@ def test_an_equinox_mlp_that_is_transformed_itself(swap):
     )
 
 
-@ARGUMENT_NAMES
 def test_an_equinox_transformer_that_is_transformed_itself():
     block = eqx_block(qlora)
     out = transform(block, materialise="forbid")(TOKENS)

@@ -10,14 +10,6 @@ import jaxrewrite
 from jaxrewrite import AmbiguousRuleError, ArrayValue, Rules, field, transform
 
 
-ARGUMENT_NAMES = pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="JAX is told one argument name for a value that the filter leaves out, which "
-    "goes in leaf by leaf: jax_enable_checks finds 'arg_names' of the wrong length",
-)
-
-
 # --- one author's type ------------------------------------------------------------
 
 
@@ -214,7 +206,6 @@ def test_two_rules_that_both_admit_the_other_type_are_ambiguous():
     "specs", [BY_PREDICATE, BY_POSITION], ids=["predicate", "position"]
 )
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
-@ARGUMENT_NAMES
 def test_nested_transforms_say_which_rule_is_first(specs, wrap):
     inner, outer = specs
     rules = greedy_rules()
@@ -225,7 +216,6 @@ def test_nested_transforms_say_which_rule_is_first(specs, wrap):
 @pytest.mark.parametrize(
     "specs", [BY_PREDICATE, BY_POSITION], ids=["predicate", "position"]
 )
-@ARGUMENT_NAMES
 def test_the_other_order_has_to_index_a_lora(specs):
     outer, inner = specs
     rules = greedy_rules()
