@@ -1,0 +1,336 @@
+"""What goes wrong in user code is said once and clearly, and changes no state."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrewrite
+from jaxrewrite import transform
+
+
+class Plain(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+
+class Refusing(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def aval(self):
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+    def materialise(self):
+        raise ValueError("a Refusing is never dense")
+
+
+X = jnp.arange(3.0)
+
+
+def negated(v):
+    return jnp.negative(v)
+
+
+LINE = f"test_errors.py:{negated.__code__.co_firstlineno + 1}"
+
+
+def said(caught):
+    return "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+
+
+BAD_RESULTS = {
+    "nothing": (None, "returned a NoneType"),
+    "text": ("text", "returned a str"),
+    "a list": ([X], "returned a list"),
+    "shape": (jnp.ones(4), "f32[4]"),
+    "dtype": (jnp.arange(3), "i32[3]"),
+    "value of a shape": (Plain(jnp.ones(4)), "as a Plain"),
+    "a set": ({1.0}, "returned a set"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_RESULTS)
+def test_rules_that_return_the_wrong_thing(bad):
+    result, words = BAD_RESULTS[bad]
+    rules = jaxrewrite.Rules()
+    wrong = [True]
+
+    @rules.register("neg")
+    def bad_rule(v: Plain):
+        return result if wrong[0] else v.x
+
+    run = transform(negated, rules=rules)
+    with pytest.raises(TypeError) as caught:
+        run(Plain(X))
+    message = said(caught)
+    for part in ("bad_rule", __file__, "'neg'", "Plain:f32[3]", LINE, words):
+        assert part in message
+    wrong[0] = False
+    np.testing.assert_allclose(run(Plain(X)), X)
+
+
+def test_rules_with_the_wrong_number_of_results():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("sort")
+    def bad_rule(v: Plain, y: jax.Array, **params):
+        return [v.x]
+
+    with pytest.raises(TypeError, match="returned 1 results for 'sort', which has 2"):
+        transform(lambda v: jax.lax.sort((v, X)), rules=rules)(Plain(X))
+
+
+def test_a_rule_that_raises():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("neg")
+    def bad_rule(v: Plain):
+        raise KeyError("inside")
+
+    with pytest.raises(KeyError) as caught:
+        transform(negated, rules=rules)(Plain(X))
+    for part in ("bad_rule", "'neg'", "Plain:f32[3]", LINE):
+        assert part in said(caught)
+
+
+def test_jax_errors_below_a_rule_carry_the_note():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("neg")
+    def bad_rule(v: Plain):
+        return v.x @ jnp.ones((7, 7))
+
+    with pytest.raises(TypeError, match="dot_general") as caught:
+        transform(jax.jit(negated), rules=rules)(Plain(X))
+    assert "'neg' on (Plain:f32[3])" in said(caught)
+    assert "'jit' on (Plain:f32[3])" in said(caught)
+    assert LINE in said(caught)
+
+
+def test_a_rule_that_forgets_the_parameters():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("reduce_sum")
+    def bad_rule(v: Plain):
+        return v.x.sum()
+
+    with pytest.raises(TypeError) as caught:
+        transform(jnp.sum, rules=rules)(Plain(X))
+    assert "Rules take a primitive's parameters as **params." in said(caught)
+
+
+@pytest.mark.parametrize("how", ["in a program", "asked for"])
+def test_an_aval_that_disagrees_with_materialise(how):
+    class Lying(Plain):
+        def aval(self):
+            return jax.core.ShapedArray((4,), jnp.float32)
+
+    with pytest.raises(TypeError, match=r"Lying.materialise returned f32\[3\].*f32\[4\]"):
+        if how == "in a program":
+            transform(negated, materialise="allow")(Lying(X))
+        else:
+            jaxrewrite.materialise(Lying(X))
+
+
+def test_an_aval_that_is_none():
+    class Wrong(Plain):
+        def aval(self):
+            return (3,)
+
+    with pytest.raises(TypeError, match=r"Wrong.aval\(\) must return .*ShapedArray"):
+        transform(negated)(Wrong(X))
+
+
+def test_a_type_without_aval_that_refuses():
+    class Silent(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def materialise(self):
+            raise ValueError("never")
+
+    with pytest.raises(ValueError, match="never") as caught:
+        transform(negated)(Silent(X))
+    assert "Silent.aval() is not defined" in said(caught)
+
+
+def test_a_class_that_is_no_pytree():
+    class Bare(Plain):
+        def __new__(cls, x):
+            return object.__new__(cls)
+
+    with pytest.raises(TypeError, match="Bare is no pytree"):
+        transform(negated)(Bare(X))
+
+
+@pytest.mark.parametrize(
+    "content", [np.arange(2), [1], {"a": 1}], ids=["array", "list", "dict"]
+)
+def test_static_fields_must_be_hashable(content):
+    class Static(jaxrewrite.ArrayValue):
+        x: jax.Array
+        index: object = jaxrewrite.field(static=True)
+
+        def materialise(self):
+            return self.x
+
+    with pytest.raises(TypeError, match="static field 'index' of Static holds a"):
+        Static(X, content)
+    np.testing.assert_allclose(transform(negated, materialise="allow")(Static(X, (1,))), -X)
+
+
+def test_static_fields_must_be_comparable():
+    class Odd:
+        def __hash__(self):
+            return 0
+
+        def __eq__(self, other):
+            return np.arange(2) == 0
+
+    class Static(jaxrewrite.ArrayValue):
+        x: jax.Array
+        odd: object = jaxrewrite.field(static=True)
+
+        def materialise(self):
+            return self.x
+
+    with pytest.raises(TypeError, match="static field 'odd' of Static holds a Odd"):
+        Static(X, Odd())
+
+
+def test_fields_that_hold_no_arrays():
+    with pytest.raises(
+        TypeError, match=r"Plain holds something that is no array.*static=True"
+    ):
+        transform(negated)(Plain("text"))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("ad", "'add'"), ("dot_generel", "'dot_general'")]
+)
+def test_unknown_primitives(name, hint):
+    with pytest.raises(ValueError, match=f"No primitive of JAX is called '{name}'.*{hint}"):
+        jaxrewrite.register(name)
+    with pytest.raises(ValueError, match="is called"):
+        jaxrewrite.bind(name, X)
+
+
+def test_register_without_a_primitive():
+    with pytest.raises(TypeError, match="registered for a primitive"):
+
+        @jaxrewrite.register
+        def _(v: Plain):
+            return v
+
+
+@pytest.mark.parametrize(
+    "annotation", [str, "text of no name", list[int], 3, dict], ids=str
+)
+def test_annotations_that_cannot_be_dispatched_on(annotation):
+    def rule(v):
+        return v
+
+    rule.__annotations__ = {"v": annotation}
+    rules = jaxrewrite.Rules()
+    with pytest.raises((TypeError, SyntaxError), match=r"rule|Forward"):
+        rules.register("neg")(rule)
+    assert rules.version == 0
+    np.testing.assert_allclose(
+        transform(negated, rules=rules, materialise="allow")(Plain(X)), -X
+    )
+
+
+def test_names_in_annotations_that_are_not_defined():
+    def rule(v):
+        return v
+
+    rule.__annotations__ = {"v": "Undefined"}
+    with pytest.raises(
+        TypeError, match="annotations of rule rule can't be read.*Undefined"
+    ):
+        jaxrewrite.Rules().register("neg")(rule)
+
+
+def test_rules_that_are_no_functions():
+    with pytest.raises(TypeError, match="must be a function, not a int"):
+        jaxrewrite.Rules().register("neg")(3)
+
+
+def test_commutative_rules_have_two_operands():
+    with pytest.raises(TypeError, match="commutative=True needs a rule with two operands"):
+
+        @jaxrewrite.Rules().register("neg", commutative=True)
+        def _(v: Plain):
+            return v
+
+
+@pytest.mark.parametrize("fn", [3, None, "text"])
+def test_functions_that_are_not_callable(fn):
+    with pytest.raises(TypeError, match="transform takes a function, not a"):
+        transform(fn)
+    with pytest.raises(TypeError, match="transform takes a function, not a"):
+        jaxrewrite.make_jaxpr(fn)
+
+
+def test_policies_that_do_not_exist():
+    with pytest.raises(ValueError, match="'warn', 'allow', 'forbid', not 'never'"):
+        transform(negated, materialise="never")
+
+
+@pytest.mark.parametrize("spec", ["text", (True,), (True, True, True, True), (1, 2, 3)])
+def test_filter_specs_that_fit_nothing(spec):
+    with pytest.raises(ValueError, match="filter_spec must be True, False, a predicate"):
+        transform(negated, spec)(Plain(X))
+
+
+CONTROL_FLOW = [
+    lambda v: v if v[0] > 0 else -v,
+    lambda v: np.asarray(v),
+    lambda v: range(v[0].astype(int)),
+    lambda v: float(v[0]),
+]
+
+
+@pytest.mark.parametrize("fn", CONTROL_FLOW, ids=["if", "numpy", "range", "float"])
+def test_python_control_flow_on_arrays(fn):
+    with pytest.raises(jax.errors.JAXTypeError) as caught:
+        transform(fn, materialise="allow")(Plain(X))
+    assert "is staged before it is evaluated, as under jax.jit" in said(caught)
+    assert f"test_errors.py:{fn.__code__.co_firstlineno}" in said(caught)
+    assert "argument v" in said(caught)
+
+
+def test_forbidden():
+    with pytest.raises(jaxrewrite.MaterialisationError) as caught:
+        transform(negated, materialise="forbid")(Plain(X))
+    for part in ("'neg' on Plain", "materialise='forbid'", LINE):
+        assert part in said(caught)
+
+
+@pytest.mark.parametrize("policy", ["warn", "allow", "forbid"])
+def test_refused(policy):
+    with pytest.raises(jaxrewrite.MaterialisationError) as caught:
+        transform(negated, materialise=policy)(Refusing(X))
+    for part in ("'neg' on Refusing", LINE):
+        assert part in said(caught)
+    if policy != "forbid":
+        assert "a Refusing is never dense" in said(caught)
+    with pytest.raises(jaxrewrite.MaterialisationError, match="never dense"):
+        jaxrewrite.materialise([Refusing(X)])
+
+
+def test_outside_a_transform_jax_raises_its_own_error():
+    with pytest.raises(TypeError, match="Plain"):
+        jnp.negative(Plain(X))
+
+
+def test_values_without_a_dense_form():
+    class Token(jaxrewrite.Value):
+        x: jax.Array
+
+        def aval(self):
+            return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+    with pytest.raises(jaxrewrite.MaterialisationError, match="Token has no dense form"):
+        transform(negated, materialise="allow")(Token(X))

@@ -1,0 +1,537 @@
+"""Which rule applies: the semantics of registration and lookup."""
+
+from __future__ import annotations
+
+import typing
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, Int, Shaped
+
+import jaxrewrite
+
+
+class A(jaxrewrite.ArrayValue):
+    x: Array
+
+    def materialise(self):
+        return self.x
+
+
+class SubA(A):
+    pass
+
+
+class B(jaxrewrite.ArrayValue):
+    x: Array
+
+    def materialise(self):
+        return self.x
+
+
+X = jnp.arange(4.0).reshape(2, 2)
+
+
+@pytest.fixture
+def rules():
+    return jaxrewrite.Rules()
+
+
+def applied(rules, fn, *args):
+    """The result, a rule's answer being told by the number that it adds to zeros."""
+    out = jaxrewrite.transform(fn, rules=rules, materialise="forbid")(*args)
+    return float(jaxrewrite.materialise(out).ravel()[0])
+
+
+def answer(number, shape=(2, 2), dtype=jnp.float32):
+    return jnp.full(shape, number, dtype)
+
+
+# --- annotations -----------------------------------------------------------------
+
+
+def test_string_annotations_and_local_classes(rules):
+    class Local(A):
+        pass
+
+    @rules.register("neg")
+    def _(v: Local):
+        return answer(1)
+
+    assert applied(rules, jnp.negative, Local(X)) == 1
+
+
+@pytest.mark.parametrize("union", [A | B, typing.Union[A, B], jaxrewrite.ArrayValue])  # noqa: UP007
+def test_unions(rules, union):
+    def rule(v):
+        return answer(1)
+
+    rule.__annotations__ = {"v": union}
+    rules.register("neg")(rule)
+    assert applied(rules, jnp.negative, A(X)) == applied(rules, jnp.negative, B(X)) == 1
+
+
+@pytest.mark.parametrize(
+    "dense",
+    [
+        X,
+        np.ones((2, 2), "f"),
+        np.float32(2),
+        2.0,
+        jax.random.normal(jax.random.key(0), (2, 2)),
+    ],
+    ids=["jax", "numpy", "numpy scalar", "python", "random"],
+)
+@pytest.mark.parametrize(
+    "annotation", [ArrayLike, Array, np.ndarray, float, jax.core.Tracer]
+)
+def test_dense_operands_are_of_one_type(rules, dense, annotation):
+    def rule(v, x, **params):
+        return answer(3)
+
+    rule.__annotations__ = {"v": A, "x": annotation}
+    rules.register("add")(rule)
+    assert applied(rules, lambda v: jnp.add(v, dense), A(X)) == 3
+    run = jaxrewrite.transform(lambda v, x: v + x, rules=rules)
+    assert float(jax.jit(run)(A(X), X)[0, 0]) == 3
+    assert jax.vmap(run, (None, 0))(A(X), jnp.stack([X, X])).shape == (2, 2, 2)
+    assert float(jax.grad(lambda x: run(A(x), x).sum())(X)[0, 0]) == 0
+
+
+def test_no_annotation_is_anything_but_dense_operands_alone(rules):
+    calls = []
+
+    @rules.register("add")
+    def _(x, y, **params):
+        calls.append(1)
+        return answer(4)
+
+    assert applied(rules, jnp.add, A(X), X) == 4
+    assert applied(rules, jnp.add, A(X), B(X)) == 4
+    calls.clear()
+    np.testing.assert_allclose(jaxrewrite.transform(jnp.add, rules=rules)(X, X), X + X)
+    assert not calls
+
+
+def test_variadic(rules):
+    @rules.register("concatenate")
+    def _(*xs: A | ArrayLike, dimension):
+        return answer(len(xs), (2 * len(xs), 2))
+
+    for n in (2, 3):
+        args = [A(X), *[X] * (n - 1)]
+        assert applied(rules, lambda *xs: lax.concatenate(xs, 0), *args) == n
+
+
+def test_variadic_after_a_fixed_operand(rules):
+    @rules.register("concatenate")
+    def _(x: A, *xs: ArrayLike, dimension):
+        return answer(7, (2 * (1 + len(xs)), 2))
+
+    assert applied(rules, lambda *xs: lax.concatenate(xs, 0), A(X), X, X) == 7
+    with pytest.raises(jaxrewrite.MaterialisationError):
+        applied(rules, lambda *xs: lax.concatenate(xs, 0), X, A(X))
+
+
+def test_type_variables(rules):
+    from typing import TypeVar
+
+    T = TypeVar("T", bound=A)
+    U = TypeVar("U", A, B)
+
+    def bound(v, **params):
+        return answer(1)
+
+    bound.__annotations__ = {"v": T}
+    rules.register("neg")(bound)
+
+    def constrained(v, **params):
+        return answer(2)
+
+    constrained.__annotations__ = {"v": U}
+    rules.register("sin")(constrained)
+    assert applied(rules, jnp.negative, A(X)) == 1
+    assert applied(rules, jnp.sin, B(X)) == 2
+
+
+# --- order -----------------------------------------------------------------------
+
+
+def test_the_more_specific_first(rules):
+    @rules.register("neg")
+    def _(v: jaxrewrite.ArrayValue):
+        return answer(1)
+
+    @rules.register("neg")
+    def _(v: SubA):
+        return answer(3)
+
+    @rules.register("neg")
+    def _(v: A):
+        return answer(2)
+
+    assert [applied(rules, jnp.negative, v(X)) for v in (B, A, SubA)] == [1, 2, 3]
+
+
+def test_precedence_goes_before_specificity(rules):
+    @rules.register("neg")
+    def _(v: SubA):
+        return answer(1)
+
+    @rules.register("neg", precedence=1)
+    def _(v: A):
+        return answer(2)
+
+    assert applied(rules, jnp.negative, SubA(X)) == 2
+
+
+def test_not_implemented_passes_to_the_next(rules):
+    asked = []
+
+    @rules.register("neg", precedence=1)
+    def _(v: A):
+        asked.append("first")
+        return NotImplemented
+
+    @rules.register("neg")
+    def _(v: SubA):
+        asked.append("second")
+        return NotImplemented
+
+    @rules.register("neg")
+    def _(v: jaxrewrite.ArrayValue):
+        asked.append("third")
+        return answer(5)
+
+    assert applied(rules, jnp.negative, SubA(X)) == 5
+    assert asked == ["first", "second", "third"]
+
+
+def test_all_decline_and_the_value_becomes_dense(rules):
+    @rules.register("neg")
+    def _(v: A):
+        return NotImplemented
+
+    out = jaxrewrite.transform(jnp.negative, rules=rules, materialise="allow")(A(X))
+    np.testing.assert_allclose(out, -X)
+
+
+class WithDefault(jaxrewrite.ArrayValue):
+    x: Array
+
+    def materialise(self):
+        raise ValueError("never")
+
+    def aval(self):
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+    @staticmethod
+    def default(primitive, values, params):
+        dense = [v.x if isinstance(v, WithDefault) else v for v in values]
+        out = primitive.bind(*dense, **params)
+        if primitive.multiple_results:
+            return [WithDefault(x) for x in out]
+        return WithDefault(out)
+
+
+class InheritsDefault(WithDefault):
+    pass
+
+
+class OtherDefault(WithDefault):
+    @staticmethod
+    def default(primitive, values, params):
+        return NotImplemented
+
+
+def test_default_comes_after_rules(rules):
+    @rules.register("neg")
+    def _(v: WithDefault):
+        return answer(1)
+
+    assert applied(rules, jnp.negative, WithDefault(X)) == 1
+    out = jaxrewrite.transform(lambda v: lax.sort((jnp.sin(v), v)))(WithDefault(X))
+    assert all(isinstance(x, WithDefault) for x in out)
+    np.testing.assert_allclose(out[1].x, lax.sort((jnp.sin(X), X))[1])
+
+
+def test_default_of_a_base_is_one_default():
+    out = jaxrewrite.transform(jnp.add)(WithDefault(X), InheritsDefault(X))
+    np.testing.assert_allclose(out.x, X + X)
+
+
+def test_two_defaults():
+    with pytest.raises(TypeError, match="WithDefault and OtherDefault each have a default"):
+        jaxrewrite.transform(jnp.add)(WithDefault(X), OtherDefault(X))
+
+
+def test_bodies_are_entered_before_a_default_is_asked(rules):
+    @rules.register("neg")
+    def _(v: WithDefault):
+        return answer(1)
+
+    assert applied(rules, jax.jit(jnp.negative), WithDefault(X)) == 1
+
+
+# --- ambiguity ---------------------------------------------------------------------
+
+
+def test_ambiguity_is_raised_at_the_lookup_and_names_both(rules):
+    @rules.register("add")
+    def first(x: A, y: ArrayLike | jaxrewrite.ArrayValue, **params):
+        return answer(1)
+
+    @rules.register("add")
+    def second(x: ArrayLike | jaxrewrite.ArrayValue, y: B, **params):
+        return answer(2)
+
+    assert applied(rules, jnp.add, A(X), X) == 1
+    assert applied(rules, jnp.add, X, B(X)) == 2
+    with pytest.raises(jaxrewrite.AmbiguousRuleError) as caught:
+        applied(rules, jnp.add, A(X), B(X))
+    message = str(caught.value)
+    for rule in (first, second):
+        assert f"{rule.__name__} ({__file__}:{rule.__code__.co_firstlineno})" in message
+    for way_out in (
+        "'add' on (A, B)",
+        "def _(x: A, y: B, **params)",
+        "precedence=",
+        "nested",
+    ):
+        assert way_out in message
+
+    @rules.register("add")
+    def third(x: A, y: B, **params):
+        return answer(3)
+
+    assert applied(rules, jnp.add, A(X), B(X)) == 3
+
+
+def test_precedence_settles_an_ambiguity(rules):
+    @rules.register("add")
+    def _(x: A, y: jaxrewrite.ArrayValue, **params):
+        return answer(1)
+
+    @rules.register("add", precedence=1)
+    def _(x: jaxrewrite.ArrayValue, y: B, **params):
+        return answer(2)
+
+    assert applied(rules, jnp.add, A(X), B(X)) == 2
+
+
+# --- registration ------------------------------------------------------------------
+
+
+def test_commutative(rules):
+    @rules.register("sub", commutative=True)
+    def _(v: A, x: ArrayLike, **params):
+        return v.x * 0 + jnp.reshape(x, -1)[0]
+
+    assert applied(rules, jnp.subtract, A(X), answer(5)) == 5
+    assert applied(rules, jnp.subtract, answer(6), A(X)) == 6
+
+
+@pytest.mark.parametrize("explicit_first", [True, False])
+def test_commutative_yields_to_a_rule_of_that_order(rules, explicit_first):
+    def mirrored(v: A, x: ArrayLike, **params):
+        return answer(1)
+
+    def explicit(x: ArrayLike, v: A, **params):
+        return answer(2)
+
+    register = [
+        lambda: rules.register("add")(explicit),
+        lambda: rules.register("add", commutative=True)(mirrored),
+    ]
+    for step in register if explicit_first else register[::-1]:
+        step()
+    assert applied(rules, jnp.add, A(X), X) == 1
+    assert applied(rules, jnp.add, X, A(X)) == 2
+
+
+def test_names_and_several_primitives_in_one_registration(rules):
+    @rules.register("sin", lax.cos_p, "tan")
+    def _(v: A, *, primitive, **params):
+        return answer({"sin": 1, "cos": 2, "tan": 3}[primitive.name])
+
+    assert [applied(rules, f, A(X)) for f in (jnp.sin, jnp.cos, jnp.tan)] == [1, 2, 3]
+
+
+def test_registration_returns_the_function(rules):
+    def rule(v: A):
+        return answer(1)
+
+    assert rules.register("neg")(rule) is rule
+
+
+def test_registering_again_replaces(rules):
+    for number in (1, 2):
+
+        @rules.register("neg")
+        def _(v: A, *, number=number):
+            return answer(number)
+
+    assert applied(rules, jnp.negative, A(X)) == 2
+
+
+def test_a_later_rule_is_seen_at_the_next_call(rules):
+    fn = jaxrewrite.transform(
+        jax.jit(lambda v: jnp.negative(v)), rules=rules, materialise="allow"
+    )
+    np.testing.assert_allclose(fn(A(X)), -X)
+
+    @rules.register("neg")
+    def _(v: A):
+        return answer(9)
+
+    assert float(fn(A(X))[0, 0]) == 9
+
+
+def test_local_rules_layer_over_the_global_ones(rules):
+    class Own(A):
+        pass
+
+    @jaxrewrite.register("neg")
+    def _(v: Own):
+        return answer(1)
+
+    @jaxrewrite.register("sin")
+    def _(v: Own, **params):
+        return answer(2)
+
+    @rules.register("neg")
+    def _(v: jaxrewrite.ArrayValue):
+        return answer(10)
+
+    body = jax.jit(lambda v: (jnp.negative(v), jnp.sin(v)))
+    for fn in (body, lambda v: body(v), jax.checkpoint(body)):
+        local = jaxrewrite.transform(fn, rules=rules)(Own(X))
+        assert [float(x[0, 0]) for x in local] == [10, 2]
+        ordinary = jaxrewrite.transform(fn)(Own(X))
+        assert [float(x[0, 0]) for x in ordinary] == [1, 2]
+
+
+# --- guards -------------------------------------------------------------------------
+
+
+def test_guards_on_shapes_and_dtypes(rules):
+    @rules.register("neg")
+    def _(v: Float[A, "n n"]):
+        return answer(1)
+
+    @rules.register("neg")
+    def _(v: Int[A, "*shape"]):
+        return answer(2, v.shape, jnp.int32)
+
+    @rules.register("neg")
+    def _(v: A):
+        return answer(3, v.shape)
+
+    assert applied(rules, jnp.negative, A(X)) == 1
+    assert applied(rules, jnp.negative, A(jnp.ones((2, 3), int))) == 2
+    assert applied(rules, jnp.negative, A(jnp.ones((2, 3)))) == 3
+
+
+def test_dimension_names_are_shared_by_the_operands(rules):
+    @rules.register("dot_general")
+    def _(x: Float[ArrayLike, "n k"], y: Shaped[A, "k n"], **params):
+        return answer(1, (x.shape[0], y.shape[1]))
+
+    run = lambda x, y: applied(rules, jnp.matmul, x, y)
+    assert run(jnp.ones((2, 3)), A(jnp.ones((3, 2)))) == 1
+    with pytest.raises(jaxrewrite.MaterialisationError):
+        run(jnp.ones((2, 3)), A(jnp.ones((3, 4))))
+
+
+def test_two_guards_that_both_hold_are_ambiguous(rules):
+    @rules.register("neg")
+    def _(v: Float[A, "n n"]):
+        return answer(1)
+
+    @rules.register("neg")
+    def _(v: Float[A, "n m"]):
+        return answer(2)
+
+    with pytest.raises(jaxrewrite.AmbiguousRuleError):
+        applied(rules, jnp.negative, A(X))
+
+
+# --- dense rules, layers, bind --------------------------------------------------------
+
+
+def test_rules_on_dense_operands_rewrite_ordinary_programs(rules):
+    @rules.register("tanh")
+    def fast_tanh(x: Array, **params):
+        return jnp.tanh(x) * 0 + 8  # its own tanh is left alone
+
+    fn = lambda x: jnp.tanh(x) + jax.jit(jnp.tanh)(x)
+    np.testing.assert_allclose(jaxrewrite.transform(fn, rules=rules)(X), 16)
+    np.testing.assert_allclose(jax.jit(jaxrewrite.transform(fn, rules=rules))(X), 16)
+    np.testing.assert_allclose(jaxrewrite.transform(fn)(X), 2 * jnp.tanh(X), rtol=1e-6)
+    out = jaxrewrite.transform(jnp.tanh, rules=rules, materialise="allow")(A(X))
+    np.testing.assert_allclose(out, 8)
+
+
+def test_without_values_the_function_itself_is_called():
+    seen = []
+    jaxrewrite.transform(lambda x: seen.append(type(x)))(X)
+    assert not issubclass(seen[0], jax.core.Tracer)
+
+
+def test_a_rule_sees_one_layer(rules):
+    class Outer(jaxrewrite.ArrayValue):
+        inner: Array
+
+        def materialise(self):
+            return self.inner * 2
+
+    seen = []
+
+    @rules.register("neg")
+    def _(v: Outer):
+        seen.append((isinstance(v.inner, jaxrewrite.Value), v.inner.shape))
+        return Outer(-v.inner)
+
+    @rules.register("neg")
+    def _(v: A):
+        return A(answer(7))
+
+    out = jaxrewrite.transform(jnp.negative, rules=rules)(Outer(Outer(A(X))))
+    assert set(seen) == {(False, (2, 2))}
+    assert isinstance(out, Outer)
+    assert isinstance(out.inner, Outer)
+    assert isinstance(out.inner.inner, A)
+    np.testing.assert_allclose(jaxrewrite.materialise(out), 28)
+
+
+def test_bind_redispatches_by_the_rules_in_force(rules):
+    class Wrapper(jaxrewrite.ArrayValue):
+        inner: Array
+
+        def materialise(self):
+            return self.inner
+
+    @rules.register("add")
+    def _(v: Wrapper, other: ArrayLike | jaxrewrite.ArrayValue, **params):
+        return jaxrewrite.bind("add", v.inner, other, **params)
+
+    @rules.register("add")
+    def _(x: ArrayLike, v: B, **params):
+        return B(x + v.x)
+
+    out = jaxrewrite.transform(jnp.add, rules=rules)(Wrapper(X), B(X))
+    assert isinstance(out, B)
+    np.testing.assert_allclose(out.x, X + X)
+    np.testing.assert_allclose(jaxrewrite.bind("add", X, X), X + X)
+    assert len(jaxrewrite.bind("sort", X, dimension=0, is_stable=True, num_keys=1)) == 1
+
+
+def test_a_rule_for_a_higher_order_primitive_comes_first(rules):
+    @rules.register("jit")
+    def _(v: A, **params):
+        return [answer(6)]
+
+    assert applied(rules, jax.jit(jnp.negative), A(X)) == 6
