@@ -112,8 +112,6 @@ def test_odd_shapes(kind, shape, no_leak_checks):
     value = make(kind, shape)
     dense = jaxrewrite.materialise(value)
     for name in set(FUNCTIONS) - (NEEDS_ROWS if 0 in shape else set()):
-        if 0 in shape and name in {"softmax", "var", "mean", "maximum"}:
-            continue  # reductions over nothing: nan, or an error of JAX's own
         check(jax.jit(transform(FUNCTIONS[name]))(value), FUNCTIONS[name](dense), 2e-5)
 
 
