@@ -67,60 +67,71 @@ class Staged(NamedTuple):
 def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     """Trace a function over its arguments' avals, and rewrite it for the values."""
     operands, tree = tree_flatten(arguments.tree, is_leaf=is_value)
-    chosen = _chosen(filter_spec, arguments, operands)
     # Names cost more than the rest of staging where there are many.
-    is_small = len(operands) < 64
-    called = _operand_names(arguments) if is_small else [""] * len(operands)
-
-    # The leaves of the arguments, in order, and which of them are dynamic.
-    positions: list[int] = []
-    avals: list[Any] = []  # of the staged function's arguments
-    names: list[str] = []  # what JAX calls those
-    rebuild: list[Callable[[Any], Any]] = []  # an argument from its tracers
-    likes: list[Any] = []  # for each aval: the aval, or the value, with avals as leaves
-    count = 0
-    for operand, is_chosen, name in zip(operands, chosen, called, strict=True):
-        before = len(avals)
-        leaves, treedef = tree_flatten(operand)
-        if is_value(operand) and is_chosen:
-            avals.append(aval_of(operand))
-            rebuild.append(next)
-            likes.append(tree_unflatten(treedef, avals_of(leaves)))
-            positions.extend(range(count, count + len(leaves)))
-        else:
-            dynamic = [_compat.is_array(leaf) for leaf in leaves]
-            own = avals_of([x for x, d in zip(leaves, dynamic, strict=True) if d])
-            avals.extend(own)
-            rebuild.append(_rebuilder(treedef, leaves, dynamic))
-            likes.extend(own)
-            positions.extend(count + i for i, d in enumerate(dynamic) if d)
-        names.extend([name] * (len(avals) - before))
-        count += len(leaves)
-
+    names = _operand_names(arguments) if len(operands) < 64 else None
+    inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
     with use_settings(settings):
-        jaxpr, consts, out_tree, out_leaves = _trace_user_function(
-            arguments, tree, avals, rebuild, names if is_small else None
-        )
+        jaxpr, consts, out_tree, out_leaves = _trace_user_function(arguments, tree, inputs)
     scope = Scope(Rewriting(settings))
     symbolic = [
         scope.operand(var, like)
-        for var, like in zip(jaxpr.invars[len(consts) :], likes, strict=True)
+        for var, like in zip(jaxpr.invars[len(consts) :], inputs.likes, strict=True)
     ]
-    invars = tree_leaves(symbolic)
     rest = iter(scope.run(jaxpr, [*scope.constants(jaxpr, consts), *symbolic]))
-    filled = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
-    flat, whole_tree = tree_flatten(tree_unflatten(out_tree, filled))
-    is_static = [isinstance(x, _Static) for x in flat]
-    results = [x for x, s in zip(flat, is_static, strict=True) if not s]
-    restaged = scope.finish(invars, results, whole_tree, jaxpr.debug_info)
-    statics = [x.leaf if s else None for x, s in zip(flat, is_static, strict=True)]
+    results = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
+    leaves, whole_tree = tree_flatten(tree_unflatten(out_tree, results))
+    is_static = [isinstance(leaf, _Static) for leaf in leaves]
+    outvars = [leaf for leaf, s in zip(leaves, is_static, strict=True) if not s]
+    restaged = scope.finish(tree_leaves(symbolic), outvars, whole_tree, jaxpr.debug_info)
+    statics = [x.leaf if s else None for x, s in zip(leaves, is_static, strict=True)]
     return Staged(
         Program(restaged.jaxpr, restaged.consts),
-        positions,
+        inputs.positions,
         whole_tree,
         statics if any(is_static) else None,
         [i for i, s in enumerate(is_static) if not s],
     )
+
+
+class _Inputs(NamedTuple):
+    """What a staged function is traced over, and how its arguments come of it.
+
+    ``avals`` and ``names`` are those of its flat arguments; ``likes`` has for each
+    the aval, or the value with avals as leaves; ``rebuild`` makes an operand
+    from an iterator over the tracers; ``positions`` says which leaves of the
+    arguments the program takes.
+    """
+
+    avals: list[Any]
+    names: list[str] | None
+    likes: list[Any]
+    rebuild: list[Callable[[Any], Any]]
+    positions: list[int]
+
+
+def _inputs(
+    operands: Sequence[Any], chosen: Sequence[bool], names: Sequence[str] | None
+) -> _Inputs:
+    inputs = _Inputs([], None if names is None else [], [], [], [])
+    count = 0
+    for i, operand in enumerate(operands):
+        leaves, treedef = tree_flatten(operand)
+        if is_value(operand) and chosen[i]:
+            avals = [aval_of(operand)]
+            inputs.rebuild.append(next)
+            inputs.likes.append(tree_unflatten(treedef, avals_of(leaves)))
+            inputs.positions.extend(range(count, count + len(leaves)))
+        else:
+            dynamic = [_compat.is_array(leaf) for leaf in leaves]
+            avals = avals_of([x for x, d in zip(leaves, dynamic, strict=True) if d])
+            inputs.rebuild.append(_rebuilder(treedef, leaves, dynamic))
+            inputs.likes.extend(avals)
+            inputs.positions.extend(count + j for j, d in enumerate(dynamic) if d)
+        inputs.avals.extend(avals)
+        if names is not None and inputs.names is not None:
+            inputs.names.extend([names[i]] * len(avals))
+        count += len(leaves)
+    return inputs
 
 
 class _Static:
@@ -150,18 +161,16 @@ def _rebuilder(
 
 
 def _trace_user_function(
-    arguments: Arguments,
-    tree: PyTreeDef,
-    avals: Sequence[Any],
-    rebuild: Sequence[Callable[[Any], Any]],
-    names: Sequence[str] | None,
+    arguments: Arguments, tree: PyTreeDef, inputs: _Inputs
 ) -> tuple[Any, list[Any], PyTreeDef, list[Any]]:
     fn = arguments.fn
     out: list[Any] = []
 
     def flat(*tracers: Any) -> list[Any]:
         rest = iter(tracers)
-        called, args, kwargs = tree_unflatten(tree, [build(rest) for build in rebuild])
+        called, args, kwargs = tree_unflatten(
+            tree, [build(rest) for build in inputs.rebuild]
+        )
         results = (fn if called is None else called)(*args, **kwargs)
         leaves, out_tree = tree_flatten(results)
         is_result = [_compat.is_array(leaf) for leaf in leaves]
@@ -172,10 +181,10 @@ def _trace_user_function(
     debug_info = _compat.new_debug_info(
         getattr(fn, "__name__", type(fn).__name__),
         inspect.unwrap(fn),
-        names,
+        inputs.names,
     )
     try:
-        jaxpr, consts = _compat.trace_to_jaxpr(flat, avals, debug_info)
+        jaxpr, consts = _compat.trace_to_jaxpr(flat, inputs.avals, debug_info)
     except (
         jax.errors.ConcretizationTypeError,
         jax.errors.TracerArrayConversionError,
