@@ -42,7 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         fields = gpt2.Config._fields
         config = gpt2.Config(**{name: getattr(options, name) for name in fields})
         repeats = options.repeats or 15
-        results = model.run(config, options.rank, repeats, progress)
+        try:
+            results = model.run(config, options.rank, repeats, progress)
+        except model.WrongResult as error:
+            print(f"\nFAILED: {error}", file=sys.stderr)
+            return 1
         progress.done()
         print(model.describe(config, options.rank, repeats))
         print(model.report(results))

@@ -23,6 +23,12 @@ from .values import Lora, Zero, lora, zero_like
 
 
 KERNELS = ("qkv", "out", "up", "down")
+VARIANTS = ("dense", "implicit")
+STAGINGS = 3  # how often each is traced and compiled, the variants taking turns
+
+
+class WrongResult(Exception):
+    """Dense and implicit execution disagree, so that there is nothing to measure."""
 
 
 def adapt(params: Any, rank: int, key: Any) -> Any:
@@ -50,7 +56,7 @@ def drop_biases(params: Any) -> Any:
 
 
 def run(config: gpt2.Config, rank: int, repeats: int, progress: Callable) -> dict[str, Any]:
-    """Measure each case; `AssertionError` if dense and implicit disagree."""
+    """Measure each case; `WrongResult` if dense and implicit disagree."""
     progress("making the parameters")
     key = jax.random.key(0)
     params = gpt2.init(config, key)
@@ -78,36 +84,38 @@ def _case(
         is_leaf=lambda x: isinstance(x, (Zero, Lora)),
     )
 
-    def dense(values: Any, ids: Any) -> Any:
-        return model(jaxrewrite.materialise(values), ids)
-
-    variants = {
-        "dense": (dense, arrays),
+    def make(variant: str) -> tuple[Callable[..., Any], Any]:
+        """A function that JAX has not seen, and its first argument."""
+        if variant == "dense":
+            return lambda v, ids: model(jaxrewrite.materialise(v), ids), arrays
         # Nothing may be made dense behind our back.
-        "implicit": (jaxrewrite.transform(model, materialise="forbid"), values),
-    }
-    results: dict[str, Any] = {}
+        fn = jaxrewrite.transform(lambda v, ids: model(v, ids), materialise="forbid")
+        return fn, values
+
+    results: dict[str, Any] = {v: {"traces": [], "compiles": []} for v in VARIANTS}
     calls, outputs = {}, {}
-    for variant, (fn, arguments) in variants.items():
-        progress(f"{name}, {variant}: tracing and compiling")
-        trace_time, traced = measure.seconds(
-            lambda f=fn, a=arguments: jax.jit(f).trace(a, ids)
-        )
-        lowered = traced.lower()
-        compile_time, compiled = measure.seconds(lowered.compile)
-        outputs[variant] = np.asarray(compiled(arguments, ids))
+    for i, variant in enumerate(VARIANTS * STAGINGS):
+        progress(f"{name}: tracing and compiling, {i + 1} of {len(VARIANTS) * STAGINGS}")
+        fn, arguments = make(variant)
+        trace, traced = measure.seconds(lambda f=fn, a=arguments: jax.jit(f).trace(a, ids))
+        compile_time, compiled = measure.seconds(traced.lower().compile)
+        results[variant]["traces"].append(trace)
+        results[variant]["compiles"].append(compile_time)
         calls[variant] = functools.partial(compiled, arguments, ids)
-        results[variant] = {
-            "trace_time": trace_time,
-            "compile_time": compile_time,
-            "hlo_instructions": measure.count_instructions(compiled),
-            **measure.said_by_xla(compiled),
+    for variant, call in calls.items():
+        outputs[variant] = np.asarray(call())
+        results[variant] |= {
+            "trace_time": measure.median(results[variant]["traces"]),
+            "compile_time": measure.median(results[variant]["compiles"]),
+            "hlo_instructions": measure.count_instructions(call.func),
+            **measure.said_by_xla(call.func),
         }
     difference = float(np.abs(outputs["dense"] - outputs["implicit"]).max())
     scale = float(np.abs(outputs["dense"]).max())
-    assert difference <= 1e-3 * scale, (
-        f"{name}: dense and implicit outputs differ by {difference:.3g} of {scale:.3g}"
-    )
+    if not difference <= 1e-3 * scale:
+        raise WrongResult(
+            f"{name}: dense and implicit outputs differ by {difference:.3g} of {scale:.3g}"
+        )
     progress(f"{name}: {repeats} calls of each")
     samples = measure.interleaved(calls, repeats)
     for variant, times in samples.items():
@@ -132,7 +140,7 @@ def report(results: dict[str, Any]) -> str:
     header = ["case", *(title for title, _, _ in columns), "spread", "largest diff."]
     rows, losses = [], []
     for name, case in results.items():
-        for variant in ("dense", "implicit"):
+        for variant in VARIANTS:
             cells = [show(case[variant][key]) for _, key, show in columns]
             rows.append(
                 [f"{name}: {variant}", *cells, f"{case[variant]['spread']:.1%}", ""]
@@ -144,10 +152,17 @@ def report(results: dict[str, Any]) -> str:
         losses += [
             f"{name}: {title} is {ratios[key]:.2f}x of dense"
             for title, key, _ in columns
-            if ratios[key] > 1.02
+            if ratios[key] > 1.02 + (key == "wall_time") * case["implicit"]["spread"]
         ]
-    lost = "\n".join(f"  {loss}" for loss in losses) or "  nowhere, by more than 2%"
-    return f"{table(header, rows)}\n\nWhere implicit execution loses:\n{lost}"
+    lost = (
+        "\n".join(f"  {loss}" for loss in losses)
+        or "  nowhere, by more than 2% or the spread"
+    )
+    merged = (
+        "Dense pays for W + A B at each call, as it must while A and B are trained; adapters "
+        "that are done\nwith can be merged beforehand, and then dense does less than implicit."
+    )
+    return f"{table(header, rows)}\n\nWhere implicit execution loses:\n{lost}\n\n{merged}"
 
 
 def describe(config: gpt2.Config, rank: int, repeats: int) -> str:

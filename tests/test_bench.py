@@ -30,6 +30,18 @@ def test_main_job(tmp_path, capsys, no_leak_checks):
     assert "tracing and compiling" in output.err
 
 
+def test_results_that_disagree_fail(monkeypatch, capsys, no_leak_checks):
+    from bench import model
+
+    monkeypatch.setattr(
+        model.jaxrewrite, "transform", lambda f, **k: lambda v, i: 2 * f(v, i)
+    )
+    assert main(SMALL.split()) == 1
+    assert (
+        "FAILED: LoRA weights: dense and implicit outputs differ" in capsys.readouterr().err
+    )
+
+
 def test_overhead(tmp_path, capsys, no_leak_checks):
     file = tmp_path / "results.json"
     assert main(["overhead", "--depths", "4", "--repeats", "2", "--json", str(file)]) == 0
