@@ -186,6 +186,11 @@ def rename_effects(effects: Any, names: Mapping[Any, Any]) -> Any:
     }
 
 
+def effects_on(jaxpr: Jaxpr, operands: Sequence[Any]) -> Any:
+    """The effects of an equation that applies a jaxpr to operands."""
+    return rename_effects(jaxpr.effects, dict(zip(jaxpr.invars, operands, strict=True)))
+
+
 def trace_to_jaxpr(
     fn: Callable[..., Sequence[Any]],
     avals: Sequence[Any],

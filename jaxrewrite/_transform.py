@@ -16,7 +16,7 @@ from ._compat import Primitive
 from ._rules import Rules, find_primitive
 from ._settings import Settings, check_policy, current_settings
 from ._stage import Arguments, stage
-from ._value import Value, check_static_fields, is_value
+from ._value import check_static_fields, is_value, no_pytree
 
 
 def transform(
@@ -220,7 +220,8 @@ class _Transformed:
         if staged is None or (staged is _NOTHING and always):
             has_values = any(map(is_value, tree_leaves(tree, is_leaf=is_value)))
             if always or has_values or settings.rules.dense_primitives():
-                _raise_if_no_pytree(leaves)
+                for leaf in filter(is_value, leaves):
+                    raise no_pytree(leaf)
                 staged = stage(Arguments(self._fn, tree), self._filter_spec, settings)
                 is_cacheable = staged.program.is_cacheable()
             else:
@@ -279,14 +280,3 @@ def _leaf_key(leaf: Any) -> Any:
     if isinstance(leaf, slice):  # hashable from Python 3.12 on
         return slice, *map(_leaf_key, (leaf.start, leaf.stop, leaf.step))
     return type(leaf), leaf
-
-
-def _raise_if_no_pytree(leaves: Sequence[Any]) -> None:
-    for leaf in leaves:
-        if isinstance(leaf, Value):
-            raise TypeError(
-                f"{type(leaf).__name__} is no pytree, so that it has no leaves to work "
-                "on. A subclass of jaxrewrite.Value is made one by itself when it is "
-                "constructed; a class that goes another way has to be registered with "
-                "jax.tree_util."
-            )

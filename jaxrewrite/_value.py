@@ -309,7 +309,19 @@ def _register_for_export(cls: type) -> None:
 
 def layer(value: Value) -> tuple[list[Any], PyTreeDef]:
     """Flatten one layer: leaves that are values themselves stay whole."""
-    return tree_flatten(value, is_leaf=lambda x: x is not value and is_value(x))
+    leaves, treedef = tree_flatten(value, is_leaf=lambda x: x is not value and is_value(x))
+    if len(leaves) == 1 and leaves[0] is value:
+        raise no_pytree(value)
+    return leaves, treedef
+
+
+def no_pytree(value: Value) -> TypeError:
+    """The error for a value that has no leaves to work on."""
+    return TypeError(
+        f"{type(value).__name__} is no pytree, so that it has no leaves to work on. A "
+        "subclass of jaxrewrite.Value is made one by itself when it is constructed; a "
+        "class that goes another way has to be registered with jax.tree_util."
+    )
 
 
 def avals_of(operands: Sequence[Any]) -> list[Any]:
@@ -330,7 +342,6 @@ def aval_of(value: Value) -> Any:
     try:
         avals = tuple(avals_of(leaves))
     except TypeError as error:
-        _raise_if_no_pytree(value, leaves)
         raise TypeError(
             f"{type(value).__name__} holds something that is no array: {error} "
             "Declare such a field with jaxrewrite.field(static=True)."
@@ -345,15 +356,6 @@ def aval_of(value: Value) -> Any:
         known = _infer_aval(type(value), treedef, avals)
         _avals.put(key, known)
     return known
-
-
-def _raise_if_no_pytree(value: Value, leaves: list[Any]) -> None:
-    if len(leaves) == 1 and leaves[0] is value:
-        raise TypeError(
-            f"{type(value).__name__} is no pytree. A subclass of jaxrewrite.Value is "
-            "made one when it is first constructed through its own __new__; a class "
-            "that goes another way must be registered with jax.tree_util."
-        )
 
 
 def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) -> Any:

@@ -162,6 +162,8 @@ def test_a_class_that_is_no_pytree():
 
     with pytest.raises(TypeError, match="Bare is no pytree"):
         transform(negated)(Bare(X))
+    with pytest.raises(TypeError, match="Bare is no pytree"):
+        _ = Bare(X).shape
 
 
 @pytest.mark.parametrize(

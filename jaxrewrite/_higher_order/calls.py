@@ -56,20 +56,16 @@ _CALLS = {
 
 def call_handler(
     scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
-) -> list[Any]:
+) -> Any:
     call = _CALLS[eqn.primitive.name]
     restaged = scope.rewriting.restage(eqn.params[call.body], operands, eqn)
     if not restaged.changed and not any(map(is_value, operands)):
-        results = [Var(var.aval) for var in eqn.outvars]
-        scope.copy(eqn, operands, results, origin)
-        return results
+        return NotImplemented  # the equation stays as it is
     scope.changed = True
     consts = [scope.const(value) for value in restaged.consts]
     leaves = [*consts, *tree_leaves(operands)]
     results = [Var(aval) for aval in restaged.jaxpr.out_avals]
-    effects = _compat.rename_effects(
-        restaged.jaxpr.effects, dict(zip(restaged.jaxpr.invars, leaves, strict=True))
-    )
+    effects = _compat.effects_on(restaged.jaxpr, leaves)
     params = _leaf_params(call, eqn.params, len(consts), operands, restaged)
     scope.copy(eqn, leaves, results, origin, params, effects)
     return tree_unflatten(restaged.out_tree, results)

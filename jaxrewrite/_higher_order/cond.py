@@ -19,7 +19,8 @@ from .._value import is_value
 
 def cond_handler(
     scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
-) -> list[Any]:
+) -> Any:
+    has_values = any(map(is_value, operands))
     # Which branch to take is asked of an array.
     (index,) = scope.materialise_operands(eqn, operands[:1], origin)
     operands = operands[1:]
@@ -33,10 +34,8 @@ def cond_handler(
     differs = _differing_results(branches)
     if any(differs):
         branches = rewrite(differs)
-    if not any(branch.changed for branch in branches) and not any(map(is_value, operands)):
-        results = [Var(var.aval) for var in eqn.outvars]
-        scope.copy(eqn, [index, *operands], results, origin)
-        return results
+    if not has_values and not any(branch.changed for branch in branches):
+        return NotImplemented  # the equation stays as it is
     scope.changed = True
     consts = [[scope.const(value) for value in branch.consts] for branch in branches]
     leaves = [*(var for own in consts for var in own), *tree_leaves(operands)]
@@ -45,8 +44,7 @@ def cond_handler(
     effects: set[Any] = set()
     for branch in params["branches"]:
         inner, _ = _compat.open_jaxpr(branch)
-        names = dict(zip(inner.invars, leaves, strict=True))
-        effects |= set(_compat.rename_effects(inner.effects, names))
+        effects |= set(_compat.effects_on(inner, leaves))
     scope.copy(eqn, [index, *leaves], results, origin, params, effects)
     return tree_unflatten(branches[0].out_tree, results)
 
