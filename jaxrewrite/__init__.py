@@ -6,6 +6,7 @@ that knows nothing of it.
 """
 
 from ._array_value import ArrayValue as ArrayValue
+from ._batched import Batched as Batched, stack as stack
 from ._caches import clear_caches as clear_caches
 from ._errors import (
     AmbiguousRuleError as AmbiguousRuleError,

@@ -16,6 +16,9 @@ import jax.extend.core as jex_core
 import jax.extend.source_info_util as source_info_util
 import numpy as np
 
+# What a backward rule's cotangents are where it returned none.
+from jax._src.ad_util import SymbolicZero, Zero
+
 # Settings that JAX's own caches are keyed by (x64, matmul precision, mesh,
 # axis names ...). Public only as the side effect of jit's cache.
 from jax._src.config import trace_context as jax_trace_context
@@ -88,13 +91,15 @@ _ONE_JAXPR_CLASS = jex_core.ClosedJaxpr is jex_core.Jaxpr
 
 
 def leaf_aval(leaf: Any) -> Any:
-    """The aval of an array, tracer, atom, scalar or `jax.ShapeDtypeStruct`.
+    """The aval of an array, tracer, atom, scalar, or of an aval.
 
     Raises `TypeError` for anything else.
     """
     try:
         return leaf.aval
     except AttributeError:
+        if isinstance(leaf, jax.core.AbstractValue):
+            return leaf
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return ShapedArray(leaf.shape, leaf.dtype, weak_type=leaf.weak_type)
         return jax.typeof(leaf)
@@ -112,6 +117,22 @@ def is_plain(aval: Any) -> bool:
         and not aval.manual_axis_type.varying
         and aval.memory_space == jax.memory.Space.Device
     )
+
+
+def strong(aval: Any) -> Any:
+    """The aval without its weak type, which a loop's carry can't keep."""
+    is_weak = isinstance(aval, ShapedArray) and aval.weak_type
+    return aval.update(weak_type=False) if is_weak else aval
+
+
+def without_leading_axis(aval: Any, length: int) -> Any:
+    """The aval of one of ``length`` slices along the first axis."""
+    return jex_core.mapped_aval(length, 0, aval)
+
+
+def with_leading_axis(aval: Any, length: int) -> Any:
+    """The aval of ``length`` arrays stacked along a new first axis."""
+    return jex_core.unmapped_aval(length, 0, aval)
 
 
 def same_array_type(aval: Any, expected: Any) -> bool:
@@ -138,6 +159,11 @@ def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
         closed, consts = separate_consts(jaxpr)
         return closed.jaxpr, list(consts)
     return convert_constvars_jaxpr(jaxpr), []
+
+
+def constants_first(jaxpr: Jaxpr) -> Jaxpr:
+    """A jaxpr that takes its constants as its first arguments."""
+    return convert_constvars_jaxpr(jaxpr) if jaxpr.constvars else jaxpr
 
 
 def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Any:
@@ -167,6 +193,11 @@ def new_jaxpr(
     """Build a jaxpr without constants from its equations."""
     effects = make_jaxpr_effects((), invars, outvars, eqns)
     return Jaxpr((), invars, outvars, eqns, effects, unnamed(debug_info))
+
+
+def name_of(jaxpr: Any) -> str:
+    """The name of the function that a closed jaxpr was traced from."""
+    return jaxpr.jaxpr.debug_info.func_name
 
 
 def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
@@ -204,7 +235,7 @@ def trace_to_jaxpr(
     jaxpr, _, consts = trace_to_jaxpr_dynamic(
         wrap_init(fn, debug_info=debug_info), list(avals)
     )
-    return convert_constvars_jaxpr(jaxpr) if jaxpr.constvars else jaxpr, list(consts)
+    return constants_first(jaxpr), list(consts)
 
 
 def new_debug_info(
@@ -217,6 +248,40 @@ def new_debug_info(
     where = f" at {code.co_filename}:{code.co_firstlineno}" if code else ""
     names = None if arg_names is None else tuple(arg_names)
     return jex_core.DebugInfo("jaxrewrite.transform", name + where, names, None)
+
+
+# --- parameters that differ between versions -----------------------------------
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """How many of a scan's operands are constants, and how many its carry."""
+    if "ft_in" in params:
+        consts, carry, _ = params["ft_in"].unpack()
+        return len(consts), len(carry)
+    return params["num_consts"], params["num_carry"]
+
+
+def scan_params(
+    params: Mapping[str, Any], jaxpr: Any, consts: int, carry: int, xs: int, ys: int
+) -> dict[str, Any]:
+    """A scan's parameters for another body, with these numbers of operands."""
+    if "ft_in" not in params:
+        counts = {"num_consts": consts, "num_carry": carry}
+        return {**params, "jaxpr": jaxpr, **counts}
+    # The trees that newer versions count operands by; no public way makes one.
+    from jax._src.flattree import nones, pack
+
+    ft_in = pack((nones(consts), nones(carry), nones(xs)))
+    ft_out = pack((nones(carry), nones(ys)))
+    return {**params, "jaxpr": jaxpr, "ft_in": ft_in, "ft_out": ft_out}
+
+
+def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:
+    """Call the backward rule of a custom_vjp equation; ``None`` for zeros."""
+    returned = bwd.call_wrapped(*operands)
+    if isinstance(returned, tuple):  # with logs, from JAX 0.11 on
+        returned, _ = returned
+    return [None if isinstance(ct, (Zero, SymbolicZero)) else ct for ct in returned]
 
 
 # --- where an equation comes from --------------------------------------------

@@ -50,6 +50,11 @@ Handler = Callable[["Scope", JaxprEqn, list[Any], SourceInfo | None], Any]
 handlers: dict[str, Handler] = {}
 
 
+# What `Rewriting.restage` puts before or after a body: it adds equations to the
+# scope, on behalf of the equation, and returns other operands or results.
+Adapter = Callable[["Scope", list[Any], JaxprEqn], list[Any]]
+
+
 # Primitives that return their operands unchanged, as mathematics goes. Applied
 # to each leaf they keep any value as it is.
 _IDENTITIES = frozenset(
@@ -81,6 +86,10 @@ class Restaged(NamedTuple):
     out_tree: PyTreeDef
     changed: bool
 
+    def results(self) -> list[Any]:
+        """The results, on the variables of the jaxpr."""
+        return tree_unflatten(self.out_tree, self.jaxpr.outvars)
+
 
 class _Traced(NamedTuple):
     """What a function on values does, as equations on their leaves."""
@@ -89,6 +98,19 @@ class _Traced(NamedTuple):
     consts: list[Any]
     out_tree: PyTreeDef
     dense_results: list[tuple[Any, int]]  # a variable that is a result, and which
+
+
+class Reason(NamedTuple):
+    """Why a value has to become dense, and what its author can do about that."""
+
+    what: str
+    remedy: str
+
+    def on(self, eqn: JaxprEqn, cls: type) -> str:
+        return self.what.format(primitive=eqn.primitive.name, cls=cls.__name__)
+
+
+NO_RULE = Reason("No rule for primitive {primitive!r} on {cls}", "Register a rule")
 
 
 class Rewriting:
@@ -105,25 +127,27 @@ class Rewriting:
         jaxpr: Any,
         operands: Sequence[Any],
         eqn: JaxprEqn,
-        dense: tuple[bool, ...] = (),
+        entering: Adapter | None = None,
+        leaving: Adapter | None = None,
     ) -> Restaged:
         """Rewrite a jaxpr in ``eqn`` for operands of this structure, once.
 
         Remembered as long as the jaxpr lives, so that a body which is called
         a hundred times, or by a hundred programs, is rewritten and compiled
-        once. Results for which ``dense`` holds are materialised.
+        once. The adapters, compared like the rest of the key, change operands
+        before the first of the jaxpr's equations and results after the last.
         """
         leaves, in_tree = tree_flatten(list(operands))
         avals = avals_of(leaves)
         cache = _restaged.of(jaxpr)
         state = self.settings.key(), _compat.trace_context()
-        key = (in_tree, tuple(avals), dense, *state)
+        key = (in_tree, tuple(avals), entering, leaving, *state)
         try:
             restaged = cache.get(key)
         except TypeError:  # metadata that can't be hashed
-            return self._restage_anew(jaxpr, in_tree, avals, eqn, dense)
+            return self._restage_anew(jaxpr, in_tree, avals, eqn, entering, leaving)
         if restaged is None:
-            restaged = self._restage_anew(jaxpr, in_tree, avals, eqn, dense)
+            restaged = self._restage_anew(jaxpr, in_tree, avals, eqn, entering, leaving)
             if not any(isinstance(c, _compat.Tracer) for c in restaged.consts):
                 cache.put(key, restaged)
         return restaged
@@ -134,20 +158,23 @@ class Rewriting:
         in_tree: PyTreeDef,
         avals: Sequence[Any],
         eqn: JaxprEqn,
-        dense: tuple[bool, ...],
+        entering: Adapter | None,
+        leaving: Adapter | None,
     ) -> Restaged:
         inner, consts = _compat.open_jaxpr(jaxpr)
         scope = Scope(self)
-        operands = scope.constants(inner, consts)
+        operands = []
         for var, like in zip(
             inner.invars[len(consts) :], tree_unflatten(in_tree, avals), strict=True
         ):
             operands.append(scope.operand(var, like))
-        results = scope.run(inner, operands)
-        if dense:
-            results = scope.materialise_where(dense, results, eqn)
+        invars = tree_leaves(operands)
+        if entering is not None:
+            operands = entering(scope, operands, eqn)
+        results = scope.run(inner, [*scope.constants(inner, consts), *operands])
+        if leaving is not None:
+            results = leaving(scope, results, eqn)
         outvars, out_tree = tree_flatten(results)
-        invars = tree_leaves(operands[len(consts) :])
         return scope.finish(invars, outvars, out_tree, inner.debug_info)
 
     def trace(
@@ -205,21 +232,17 @@ class Rewriting:
                 dense_results.append((result, i))
         return _Traced(jaxpr, consts, out_tree, dense_results)
 
-    def warn_of_materialising(self, eqn: JaxprEqn, values: Sequence[Value]) -> None:
+    def warn_of_materialising(self, eqn: JaxprEqn, cls: type, reason: Reason) -> None:
         where = _compat.source_location(eqn.source_info)
-        names = ", ".join(dict.fromkeys(type(v).__name__ for v in values))
-        key = (eqn.primitive, names, where)
-        if key in self._warned:
-            return
-        self._warned.add(key)
-        file, line, _ = where or ("<unknown>", 0, "")
-        warnings.warn_explicit(
-            f"No rule for primitive {eqn.primitive.name!r} on {names}, which is made "
-            "dense. Register a rule, or pass materialise='allow' if this is meant.",
-            MaterialisationWarning,
-            file,
-            line,
+        message = (
+            f"{reason.on(eqn, cls)}, which is made dense. {reason.remedy.format(cls=cls.__name__)}, or pass "
+            "materialise='allow' if this is meant."
         )
+        if (message, where) in self._warned:
+            return
+        self._warned.add((message, where))
+        file, line, _ = where or ("<unknown>", 0, "")
+        warnings.warn_explicit(message, MaterialisationWarning, file, line)
 
 
 _restaged = WeakCaches(256)
@@ -265,7 +288,7 @@ class Scope:
         out_tree: PyTreeDef,
         debug_info: Any,
     ) -> Restaged:
-        eqns = _live(self.eqns, outvars)
+        eqns = live_equations(self.eqns, outvars)
         consts = list(self._consts.values())
         jaxpr = _compat.new_jaxpr(
             [*(var for var, _ in consts), *invars], outvars, eqns, debug_info
@@ -530,41 +553,36 @@ class Scope:
         self, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
     ) -> list[Any]:
         """Make the operands of an equation dense, as the policy says."""
-        return self.materialise_where([True] * len(operands), operands, eqn, origin)
-
-    def materialise_where(
-        self,
-        dense: Sequence[bool],
-        operands: Sequence[Any],
-        eqn: JaxprEqn,
-        origin: SourceInfo | None = None,
-    ) -> list[Any]:
-        """Make those operands or results of an equation dense for which it holds."""
-        to_warn_of = []
-        for value in (x for x, d in zip(operands, dense, strict=True) if d and is_value(x)):
-            policy = self.rewriting.settings.policy
-            if policy == "warn":
-                policy = type(value).materialise_policy or policy
-            if policy == "forbid":
-                raise MaterialisationError(
-                    f"No rule for primitive {eqn.primitive.name!r} on "
-                    f"{type(value).__name__}, which may not be made dense here "
-                    "(materialise='forbid')."
-                )
-            if policy == "warn":
-                to_warn_of.append(value)
-        made = [
-            self.materialise(x, eqn, origin) if d and is_value(x) else x
-            for x, d in zip(operands, dense, strict=True)
-        ]
-        if to_warn_of:
-            self.rewriting.warn_of_materialising(eqn, to_warn_of)
-        return made
+        return [self.materialise(x, eqn, origin) if is_value(x) else x for x in operands]
 
     def materialise(
-        self, value: Value, eqn: JaxprEqn, origin: SourceInfo | None = None
+        self,
+        value: Value,
+        eqn: JaxprEqn,
+        origin: SourceInfo | None = None,
+        reason: Reason = NO_RULE,
     ) -> Any:
-        """Add the equations that make a value dense, and return the result."""
+        """Add the equations that make a value dense, and return the result.
+
+        Raises `MaterialisationError` if the policy or the type forbids it.
+        """
+        cls = type(value)
+        policy = self.rewriting.settings.policy
+        if policy == "warn":
+            policy = cls.materialise_policy or policy
+        if policy == "forbid":
+            raise MaterialisationError(
+                f"{reason.on(eqn, cls)}, which may not be made dense here "
+                "(materialise='forbid')."
+            )
+        dense = self._materialised(value, eqn, origin, reason)
+        if policy == "warn":
+            self.rewriting.warn_of_materialising(eqn, cls, reason)
+        return dense
+
+    def _materialised(
+        self, value: Value, eqn: JaxprEqn, origin: SourceInfo | None, reason: Reason
+    ) -> Any:
         known = self._dense.get(id(value))
         if known is not None:
             return known[1]
@@ -576,8 +594,7 @@ class Scope:
                 return value.materialise()
             except Exception as error:
                 raise MaterialisationError(
-                    f"No rule for primitive {eqn.primitive.name!r} on {cls.__name__}, "
-                    f"which can't be made dense: {error}"
+                    f"{reason.on(eqn, cls)}, which can't be made dense: {error}"
                 ) from error
 
         def check(dense: Any) -> list[Any]:
@@ -624,7 +641,7 @@ def describe_operand(operand: Any) -> str:
     return f"{type(operand).__name__}:{_compat.short(aval_of(operand))}"
 
 
-def _live(eqns: Sequence[JaxprEqn], outvars: Sequence[Any]) -> list[JaxprEqn]:
+def live_equations(eqns: Sequence[JaxprEqn], outvars: Sequence[Any]) -> list[JaxprEqn]:
     """The equations that results or effects need."""
     needed = {var for var in outvars if type(var) is not Literal}
     kept = []

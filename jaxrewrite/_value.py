@@ -92,6 +92,8 @@ class Value:
     materialise_policy: ClassVar[str | None] = None
 
     _is_base: ClassVar[bool] = True
+    # Whether a field that is a value is no layer of its own.
+    _is_whole: ClassVar[bool] = False
     __dataclass_fields__ = _LazyFields()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -141,6 +143,168 @@ class Value:
         """
         return NotImplemented
 
+    def join(self, other: Any) -> Any:
+        """Bring this value and another operand for the same array to one structure.
+
+        Asked where the branches of a conditional, or a loop's carry before and
+        after a turn, differ in more than fields that are values. Without an
+        answer both become dense.
+
+        Parameters
+        ----------
+        other
+            A value, or an array, of this value's shape and dtype. It stands
+            for whatever meets this value, and need not be there when this
+            value is converted.
+
+        Returns
+        -------
+        tuple
+            This value and ``other``, each the same array as before, as two
+            values of one structure: one type, one metadata, leaves of one
+            shape and dtype each. Neither may depend on the arrays of the
+            other. Or ``NotImplemented``.
+
+        Examples
+        --------
+        >>> import jax, jax.numpy as jnp, jaxrewrite
+        >>> class LowRank(jaxrewrite.ArrayValue):
+        ...     a: jax.Array
+        ...     b: jax.Array
+        ...     def materialise(self):
+        ...         return self.a @ self.b
+        ...     def padded(self, rank):
+        ...         more = rank - self.a.shape[1]
+        ...         return LowRank(jnp.pad(self.a, ((0, 0), (0, more))),
+        ...                        jnp.pad(self.b, ((0, more), (0, 0))))
+        ...     def join(self, other):
+        ...         if not isinstance(other, LowRank):
+        ...             return NotImplemented
+        ...         rank = max(self.a.shape[1], other.a.shape[1])
+        ...         return self.padded(rank), other.padded(rank)
+        >>> v = LowRank(jnp.ones((3, 1)), jnp.ones((1, 4)))
+        >>> w = LowRank(jnp.ones((3, 2)), jnp.ones((2, 4)))
+        >>> branch = lambda p, v, w: jax.lax.cond(p, lambda: v, lambda: w)
+        >>> jaxrewrite.transform(branch)(jnp.array(True), v, w)
+        LowRank(a=f32[3,2], b=f32[2,4])
+        """
+        return NotImplemented
+
+    def stacked(self, size: int) -> Any:
+        """Return what ``size`` values of this structure are when stacked.
+
+        Asked where a program stacks values, as a scan does with what each turn
+        gives.
+
+        Parameters
+        ----------
+        size
+            The length of the new leading axis.
+
+        Returns
+        -------
+        Value
+            A value of this value's shape with ``size`` before it. ``self`` has
+            the metadata of one value, and leaves that are stacked already: each
+            has a leading axis of this size. Or ``NotImplemented``, which gives
+            a `Batched` value.
+        """
+        return NotImplemented
+
+    def unstacked(self) -> Any:
+        """Return one element along the leading axis.
+
+        Asked where a program takes values apart, as a scan does with what it
+        is run over, if each leaf has a leading axis as long as the value's own.
+
+        Returns
+        -------
+        Value
+            A value of this value's shape without the first axis. ``self`` has
+            the metadata of the whole, and leaves that are sliced already. Or
+            ``NotImplemented``, which makes the whole dense.
+        """
+        return NotImplemented
+
+    def tangent(self, leaf_tangents: Any) -> Any:
+        """Return the tangent of this array for tangents of its leaves.
+
+        What a custom derivative rule (`jax.custom_jvp`) is given as the tangent
+        of an operand. Overridden by types whose tangents have a better form
+        than a dense array: a linear type's own, the same units.
+
+        Parameters
+        ----------
+        leaf_tangents
+            A value like this one, with tangents as leaves; integer leaves have
+            tangents of dtype ``float0``. A field that is a value has its own
+            tangent there.
+
+        Returns
+        -------
+        Any
+            An array or a value of this value's shape, linear in
+            ``leaf_tangents``. Or ``NotImplemented``, which gives the derivative
+            of ``materialise``.
+        """
+        return NotImplemented
+
+    def lift_tangent(self, tangent: Any) -> Any:
+        """Return tangents of the leaves that make up a tangent of this array.
+
+        The inverse of ``tangent``, or one of several. A result of a function
+        with a custom derivative rule stays a value if its type defines this.
+
+        Parameters
+        ----------
+        tangent
+            An array of this value's shape. For a type that is never dense, what
+            its ``tangent`` returns.
+
+        Returns
+        -------
+        Any
+            A value like this one, with tangents as leaves, linear in
+            ``tangent``; what is there for integer leaves is not looked at. Or
+            ``NotImplemented``: the result becomes dense, or, if it refuses,
+            can't be differentiated.
+
+        Examples
+        --------
+        A change of ``w + a @ b`` is one of ``w`` alone:
+
+        >>> import jax, jax.numpy as jnp, jaxrewrite
+        >>> class Lora(jaxrewrite.ArrayValue):
+        ...     w: jax.Array
+        ...     a: jax.Array
+        ...     b: jax.Array
+        ...     def materialise(self):
+        ...         return self.w + self.a @ self.b
+        ...     def lift_tangent(self, tangent):
+        ...         return Lora(tangent, jnp.zeros_like(self.a), jnp.zeros_like(self.b))
+        """
+        return NotImplemented
+
+    def leaf_specs(self, spec: Any) -> Any:
+        """Say how the leaves are sharded when the array is.
+
+        Asked by `jax.shard_map` where an operand or a result is split over a
+        mesh. One that is replicated has replicated leaves.
+
+        Parameters
+        ----------
+        spec
+            The `jax.sharding.PartitionSpec` of the array.
+
+        Returns
+        -------
+        Any
+            A value like this one, with a `jax.sharding.PartitionSpec` for each
+            leaf, such that the shards of the leaves make up the shard of the
+            array. Or ``NotImplemented``, which makes it dense.
+        """
+        return NotImplemented
+
     def __repr__(self) -> str:
         names = _field_names(type(self)) or list(vars(self))
         shown = (f"{name}={_short(getattr(self, name, None))}" for name in names)
@@ -153,6 +317,8 @@ def is_value(x: Any) -> bool:
 
 def _short(x: Any) -> str:
     """``f32[3,4]`` for an array, its repr for anything else."""
+    if isinstance(x, (bool, int, float, complex)):
+        return repr(x)
     try:
         return repr(x) if is_value(x) else _compat.short(_compat.leaf_aval(x))
     except TypeError:
@@ -178,7 +344,8 @@ _preparing = threading.RLock()
 
 
 def _field_names(cls: type) -> list[str]:
-    return [f.name for f in getattr(cls, "__dataclass_fields__", {}).values()]
+    is_dataclass = hasattr(cls, "__dataclass_fields__")
+    return [f.name for f in dataclasses.fields(cls)] if is_dataclass else []
 
 
 def _is_ours(cls: type) -> bool:
@@ -309,7 +476,8 @@ def _register_for_export(cls: type) -> None:
 
 def layer(value: Value) -> tuple[list[Any], PyTreeDef]:
     """Flatten one layer: leaves that are values themselves stay whole."""
-    leaves, treedef = tree_flatten(value, is_leaf=lambda x: x is not value and is_value(x))
+    is_leaf = None if value._is_whole else lambda x: x is not value and is_value(x)
+    leaves, treedef = tree_flatten(value, is_leaf=is_leaf)
     if len(leaves) == 1 and leaves[0] is value:
         raise no_pytree(value)
     return leaves, treedef

@@ -20,11 +20,13 @@ LEVELS = [
     {"_rules"},
     {"_settings"},
     {"_rewrite"},
-    {"_higher_order", "_program"},
+    {"_join", "_program"},
     {"_stage"},
     {"_transform"},
     {"_materialise", "_namespace"},
     {"_array_value", "numpy"},
+    {"_batched"},
+    {"_higher_order"},
     {"__init__"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}

@@ -3,4 +3,11 @@
 Importing this package registers the handlers with the rewriting.
 """
 
-from . import calls as calls, cond as cond
+from . import (
+    calls as calls,
+    cond as cond,
+    custom_jvp as custom_jvp,
+    custom_vjp as custom_vjp,
+    scan as scan,
+    while_loop as while_loop,
+)

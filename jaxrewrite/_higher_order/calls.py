@@ -81,7 +81,7 @@ def _leaf_params(
     operands: Sequence[Any],
     restaged: Restaged,
 ) -> dict[str, Any]:
-    results = tree_unflatten(restaged.out_tree, restaged.jaxpr.outvars)
+    results = restaged.results()
     expanded = {call.body: restaged.closed if call.body_is_closed else restaged.jaxpr}
     for names, arrays, prefix in (
         (call.of_operands, operands, num_consts),

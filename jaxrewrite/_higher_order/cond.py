@@ -1,7 +1,6 @@
 """`lax.cond`, `lax.switch` and `lax.platform_dependent`: each branch is rewritten.
 
-A result stays a value if it is one of the same structure in every branch, and
-is dense otherwise.
+A result has the join of the structures that it has in each branch.
 """
 
 from __future__ import annotations
@@ -9,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
+from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._compat import JaxprEqn, SourceInfo, Var
+from .._join import Coerce, join_all, structure_of
 from .._rewrite import Restaged, Scope, handlers
 from .._value import is_value
 
@@ -26,14 +26,17 @@ def cond_handler(
     operands = operands[1:]
     rewriting = scope.rewriting
 
-    def rewrite(dense: tuple[bool, ...]) -> list[Restaged]:
-        branches = eqn.params["branches"]
-        return [rewriting.restage(branch, operands, eqn, dense) for branch in branches]
+    def rewrite(leaving: Coerce | None = None) -> list[Restaged]:
+        return [
+            rewriting.restage(branch, operands, eqn, leaving=leaving)
+            for branch in eqn.params["branches"]
+        ]
 
-    branches = rewrite(())
-    differs = _differing_results(branches)
-    if any(differs):
-        branches = rewrite(differs)
+    branches = rewrite()
+    structures = [list(map(structure_of, branch.results())) for branch in branches]
+    joined = [join_all(scope, own, eqn) for own in zip(*structures, strict=True)]
+    if any(own != joined for own in structures):
+        branches = rewrite(Coerce(tuple(joined)))
     if not has_values and not any(branch.changed for branch in branches):
         return NotImplemented  # the equation stays as it is
     scope.changed = True
@@ -50,25 +53,6 @@ def cond_handler(
 
 
 handlers["cond"] = cond_handler
-
-
-def _differing_results(branches: Sequence[Restaged]) -> tuple[bool, ...]:
-    """For each result, whether it has not one structure in all branches."""
-    structures = [
-        [_structure(result) for result in tree_unflatten(b.out_tree, b.jaxpr.outvars)]
-        for b in branches
-    ]
-    return tuple(
-        any(own != all_own[0] for own in all_own)
-        for all_own in zip(*structures, strict=True)
-    )
-
-
-def _structure(result: Any) -> Any:
-    if not is_value(result):
-        return None
-    leaves, treedef = tree_flatten(result)
-    return treedef, [(leaf.aval.shape, leaf.aval.dtype) for leaf in leaves]
 
 
 def _with_all_constants(

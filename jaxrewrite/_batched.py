@@ -1,0 +1,153 @@
+"""Values of one structure, stacked along a leading axis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from . import _compat
+from ._array_value import ArrayValue
+from ._materialise import materialise
+from ._value import Value, aval_of, field, is_value
+
+
+class Batched(ArrayValue):
+    """``length`` values of one structure as one array with a leading axis.
+
+    What a scan gives for values that it stacks, and what `stack` builds. A scan
+    over it sees one value a turn.
+
+    A type with stacked leaves is in general not the stack of its values: the
+    scale of each of ``n`` scaled vectors does not broadcast against ``(n, m)``.
+    So the elements are kept apart: ``materialise`` is the `jax.vmap` of theirs.
+
+    Attributes
+    ----------
+    element
+        A value with the metadata of one element, and leaves that are stacked:
+        each has a leading axis of ``length``. It is not to be used by itself.
+    length
+        The number of elements.
+
+    Raises
+    ------
+    ValueError
+        If a leaf of ``element`` has no such axis.
+    """
+
+    element: Value
+    length: int = field(static=True)
+
+    # The element's shape and dtype mean nothing while its leaves are stacked.
+    _is_whole: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not is_value(self.element):
+            name = type(self.element).__name__
+            raise TypeError(f"Batched takes a value with stacked leaves, not a {name}.")
+        for leaf in tree_leaves(self.element):
+            shape = _compat.leaf_aval(leaf).shape
+            if shape[:1] != (self.length,):
+                raise ValueError(
+                    f"Batched: a leaf of its {type(self.element).__name__} has shape "
+                    f"{shape}, without a leading axis of {self.length}."
+                )
+
+    def aval(self) -> Any:
+        return _compat.with_leading_axis(aval_of(self._one()), self.length)
+
+    def materialise(self) -> Any:
+        leaves, treedef = tree_flatten(self.element)
+
+        def one(leaves: list[Any]) -> Any:
+            return materialise(tree_unflatten(treedef, leaves))
+
+        return jax.vmap(one, axis_size=self.length)(leaves)
+
+    def unstacked(self) -> Any:
+        return self.element
+
+    def _one(self) -> Any:
+        """One element, with avals as leaves."""
+
+        def one(leaf: Any) -> Any:
+            return _compat.without_leading_axis(_compat.leaf_aval(leaf), self.length)
+
+        return tree_map(one, self.element)
+
+
+def stack(trees: Iterable[Any]) -> Any:
+    """Stack values, or pytrees of arrays and values, along a new leading axis.
+
+    The layers of a model, say, for a scan over layers.
+
+    Parameters
+    ----------
+    trees
+        Values of one structure: the same types, metadata, and shapes and dtypes
+        of leaves. Or pytrees of one structure with such values, and arrays, as
+        leaves.
+
+    Returns
+    -------
+    Any
+        A pytree like each of them, with a `Batched` in the place of values, and
+        with stacked arrays.
+
+    Raises
+    ------
+    ValueError
+        If there are none, or their structures differ.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> class Scaled(jaxrewrite.ArrayValue):
+    ...     x: jax.Array
+    ...     scale: jax.Array
+    ...     def materialise(self):
+    ...         return self.x * self.scale
+    >>> layers = [Scaled(jnp.ones((2, 2)), jnp.array(float(i))) for i in range(3)]
+    >>> jaxrewrite.stack(layers)
+    Batched(element=Scaled(x=f32[3,2,2], scale=f32[3]), length=3)
+    >>> forward = lambda x, ws: jax.lax.scan(lambda x, w: (x @ w, None), x, ws)[0]
+    >>> jaxrewrite.transform(forward, materialise="allow")(
+    ...     jnp.ones(2), jaxrewrite.stack(layers))
+    Array([0., 0.], dtype=float32)
+    """
+    trees = list(trees)
+    if not trees:
+        raise ValueError("stack needs at least one value.")
+    flat = [tree_flatten(tree, is_leaf=is_value) for tree in trees]
+    first, treedef = flat[0]
+    for i, (_, other) in enumerate(flat):
+        if other != treedef:
+            raise ValueError(f"stack: number {i} is no pytree like the first: {other}.")
+    stacked = []
+    for column in zip(*(leaves for leaves, _ in flat), strict=True):
+        is_stackable = is_value(column[0])
+        _check_alike(column)
+        arrays = tree_map(lambda *leaves: jnp.stack(leaves), *column)
+        stacked.append(Batched(arrays, len(trees)) if is_stackable else arrays)
+    return tree_unflatten(treedef, stacked)
+
+
+def _check_alike(column: tuple[Any, ...]) -> None:
+    first = _structure(column[0])
+    for i, other in enumerate(column):
+        if _structure(other) != first:
+            raise ValueError(
+                f"stack: number {i} is {other!r}, of another structure than the first, "
+                f"{column[0]!r}. Values are stacked if their types, metadata, and the "
+                "shapes and dtypes of their leaves are the same."
+            )
+
+
+def _structure(x: Any) -> Any:
+    leaves, treedef = tree_flatten(x)
+    avals = map(_compat.leaf_aval, leaves)
+    return treedef, [(aval.shape, aval.dtype) for aval in avals]

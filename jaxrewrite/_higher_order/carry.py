@@ -1,0 +1,75 @@
+"""The structure of a loop's carry: the least fixed point of joining.
+
+A body is rewritten for the carry that goes in, and gives the structures that
+come out. Where those differ, each slot takes the join of the two, and the body
+is rewritten again. With equal structures, which is the common case, that is
+one rewriting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .._compat import JaxprEqn
+from .._join import Coerce, Structure, dense_structure, fits, join, structure_of
+from .._rewrite import Restaged, Scope
+from .._value import is_value
+
+
+# How often a slot may change. Types whose joins never end (a rank that grows
+# with each turn) become dense then.
+_MAX_CHANGES = 4
+
+Rewrite = Callable[[Sequence[Structure], Coerce | None], Restaged]
+
+
+def fixed_point(
+    scope: Scope, eqn: JaxprEqn, initial: Sequence[Structure], rewrite: Rewrite
+) -> tuple[list[Structure], Restaged]:
+    """Find structures that a loop's carry keeps, and the body for them.
+
+    Parameters
+    ----------
+    initial
+        The structures of what goes into the first turn.
+    rewrite
+        Rewrites the body for a carry of given structures. The carry comes first
+        among its results.
+    """
+    carry = list(initial)
+    changes = [0] * len(carry)
+    while True:
+        body = rewrite(carry, None)
+        results = list(map(structure_of, body.results()))
+        joined = [
+            own
+            if own == result or changes[i] > _MAX_CHANGES
+            # The first operands, too, have to find their way in.
+            else _rise(scope, eqn, initial[i], own, result, changes[i])
+            for i, (own, result) in enumerate(zip(carry, results, strict=False))
+        ]
+        if joined == carry:
+            break
+        for i, (before, after) in enumerate(zip(carry, joined, strict=True)):
+            if before != after:
+                changes[i] = changes[i] + 1 if is_value(after.like()) else _MAX_CHANGES + 1
+        carry = joined
+    if results[: len(carry)] != carry:
+        rest = [None] * (len(results) - len(carry))
+        body = rewrite(carry, Coerce((*carry, *rest)))
+    return carry, body
+
+
+def _rise(
+    scope: Scope,
+    eqn: JaxprEqn,
+    initial: Structure,
+    own: Structure,
+    result: Structure,
+    changes: int,
+) -> Structure:
+    if changes < _MAX_CHANGES:
+        joined = join(scope, own, result, eqn)
+        if fits(scope, initial, joined, eqn):
+            return joined
+    return dense_structure(own)

@@ -1,0 +1,123 @@
+"""`jax.custom_jvp`: the function on values, and its rule kept alive.
+
+The equation becomes one of the same primitive on the leaves. Its rule, called
+by JAX whenever the original one would be, runs the user's rule on values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero
+from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
+
+from .. import _compat
+from .._compat import JaxprEqn, SourceInfo
+from .._join import MakeDense
+from .._program import Program
+from .._rewrite import Scope, handlers
+from .._settings import Settings
+from .._value import is_value
+from .derivatives import (
+    add_call,
+    bring_primals,
+    chunks,
+    has_array_tangents,
+    is_array,
+    lift,
+    restage_call,
+    run_on_values,
+    tangent_of,
+    targets,
+    zero_tangent,
+)
+
+
+def custom_jvp_handler(
+    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
+) -> Any:
+    restaged = restage_call(scope, eqn, operands)
+    if not restaged.changed and not any(map(is_value, operands)):
+        return NotImplemented  # the equation stays as it is
+    scope.changed = True
+    num_consts = len(restaged.consts)
+    symbolic = eqn.params["symbolic_zeros"]
+    settings = scope.rewriting.settings
+    in_tree = tree_flatten(operands)[1]
+    structures = targets(restaged)
+
+    def call(*leaves: Any) -> list[Any]:
+        return Program(restaged.jaxpr, ())(leaves)
+
+    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        operands = tree_unflatten(in_tree, primals[num_consts:])
+
+        def recompute() -> list[Any]:
+            return tree_unflatten(restaged.out_tree, call(*primals))
+
+        results, result_tangents = _apply_rule(
+            eqn, operands, tangents[num_consts:], settings, structures, recompute
+        )
+        return tree_leaves(results), [
+            t
+            for result, tangent in zip(results, result_tangents, strict=True)
+            for t in _leaf_tangents(result, tangent, symbolic, settings)
+        ]
+
+    call.__name__ = _compat.name_of(eqn.params["call_jaxpr"])
+    fn = jax.custom_jvp(call)
+    fn.defjvp(rule, symbolic_zeros=symbolic)
+    consts = [scope.const(value) for value in restaged.consts]
+    results = add_call(scope, fn, [*consts, *operands], eqn, origin)
+    return tree_unflatten(restaged.out_tree, results)
+
+
+handlers["custom_jvp_call"] = custom_jvp_handler
+
+
+def _apply_rule(
+    eqn: JaxprEqn,
+    operands: Sequence[Any],
+    leaf_tangents: Sequence[Any],
+    settings: Settings,
+    structures: Sequence[Any],
+    recompute: Any,
+) -> tuple[list[Any], list[Any]]:
+    """The user's rule on values: results, and tangents of the arrays they are."""
+    params = eqn.params
+    symbolic = params["symbolic_zeros"]
+    tangents = [
+        tangent_of(operand, own, symbolic, settings)
+        for operand, own in zip(operands, chunks(leaf_tangents, operands), strict=True)
+    ][params["num_consts"] :]
+    is_zero = [type(t) is SymbolicZero for t in tangents]
+    jaxpr, consts, zero_results = params["jvp_jaxpr_fun"].call_wrapped(*is_zero)
+    inputs = [
+        *consts,
+        *operands[params["num_consts"] :],
+        *(t for t, zero in zip(tangents, is_zero, strict=True) if not zero),
+    ]
+    dense = [
+        *map(is_array, structures),
+        *(
+            has_array_tangents(structure)
+            for structure, zero in zip(structures, zero_results, strict=True)
+            if not zero
+        ),
+    ]
+    out = run_on_values(
+        settings, _compat.constants_first(jaxpr), inputs, eqn, MakeDense(tuple(dense))
+    )
+    results = bring_primals(out[: len(structures)], structures, recompute)
+    nonzero = iter(out[len(structures) :])
+    return results, [None if zero else next(nonzero) for zero in zero_results]
+
+
+def _leaf_tangents(
+    result: Any, tangent: Any, symbolic: bool, settings: Settings
+) -> list[Any]:
+    if tangent is None:
+        return [zero_tangent(leaf, symbolic) for leaf in tree_leaves(result)]
+    return lift(result, tangent, settings) if is_value(result) else [tangent]

@@ -1,0 +1,157 @@
+"""`jax.custom_vjp`: the function on values, and both of its rules kept alive.
+
+Residuals may be values. The cotangents that the backward rule returns, which
+are those of arrays, are pulled back to the leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.custom_derivatives import SymbolicZero
+from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
+
+from .. import _compat
+from .._compat import JaxprEqn, SourceInfo
+from .._join import MakeDense
+from .._program import Program
+from .._rewrite import Scope, handlers
+from .._settings import Settings
+from .._value import avals_of, is_value
+from .derivatives import (
+    add_call,
+    bring_primals,
+    chunks,
+    cotangent_of,
+    instantiated,
+    is_array,
+    pull_back,
+    restage_call,
+    run_on_values,
+    targets,
+)
+
+
+def custom_vjp_handler(
+    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
+) -> Any:
+    restaged = restage_call(scope, eqn, operands)
+    if not restaged.changed and not any(map(is_value, operands)):
+        return NotImplemented  # the equation stays as it is
+    scope.changed = True
+    num_hoisted, num_consts = len(restaged.consts), eqn.params["num_consts"]
+    symbolic = eqn.params["symbolic_zeros"]
+    settings = scope.rewriting.settings
+    in_tree = tree_flatten(operands)[1]
+    structures = targets(restaged)
+
+    def call(*leaves: Any) -> list[Any]:
+        return Program(restaged.jaxpr, ())(leaves)
+
+    def forward(*args: Any) -> Any:
+        leaves = [arg.value for arg in args] if symbolic else list(args)
+        perturbed = [arg.perturbed for arg in args] if symbolic else [True] * len(args)
+        operands = tree_unflatten(in_tree, leaves[num_hoisted:])
+        of_operands = chunks(perturbed[num_hoisted:], operands)
+        # Without symbolic zeros the rule hears that all may be perturbed.
+        nonzero = [not symbolic or any(own) for own in of_operands]
+        residuals, primals = _apply_forward(
+            eqn, operands[num_consts:], nonzero[num_consts:], settings, structures
+        )
+
+        def recompute() -> list[Any]:
+            return tree_unflatten(restaged.out_tree, call(*leaves))
+
+        results = bring_primals(primals, structures, recompute)
+        saved = residuals, _values(operands), _values(results)
+        return tree_leaves(results), saved
+
+    def backward(saved: Any, leaf_cotangents: Sequence[Any]) -> Any:
+        residuals, ins, outs = saved
+        cotangents = [
+            cotangent_of(out, own, settings)
+            for out, own in zip(outs, chunks(leaf_cotangents, outs), strict=True)
+        ]
+        if not symbolic:
+            cotangents = list(map(instantiated, cotangents))
+        pulled = [None] * num_consts + _apply_backward(eqn, residuals, cotangents, settings)
+        of_leaves = [
+            pull_back(operand, cotangent, settings)
+            for operand, cotangent in zip(ins, pulled, strict=True)
+        ]
+        return (*[None] * num_hoisted, *(ct for own in of_leaves for ct in own))
+
+    call.__name__ = _compat.name_of(eqn.params["call_jaxpr"])
+    fn = jax.custom_vjp(call)
+    fn.defvjp(forward, backward, symbolic_zeros=symbolic)
+    consts = [scope.const(value) for value in restaged.consts]
+    results = add_call(scope, fn, [*consts, *operands], eqn, origin)
+    return tree_unflatten(restaged.out_tree, results)
+
+
+handlers["custom_vjp_call"] = custom_vjp_handler
+
+
+def _values(operands: Sequence[Any]) -> list[Any]:
+    """What the way back needs to know of operands: those that are values."""
+    return [x if is_value(x) else _ARRAY for x in operands]
+
+
+_ARRAY = 0.0  # stands for an array, which needs nothing remembered
+
+
+def _apply_forward(
+    eqn: JaxprEqn,
+    operands: Sequence[Any],
+    nonzero: Sequence[bool],
+    settings: Settings,
+    structures: Sequence[Any],
+) -> tuple[list[Any], list[Any]]:
+    """The user's forward rule on values: residuals, and results."""
+    jaxpr, consts = eqn.params["fwd_jaxpr_thunk"].call_wrapped(*nonzero)
+    # Known once the rule has run: which residuals are operands passed on.
+    _, residual_tree, forwarded = eqn.params["out_trees"]()
+    num_made = residual_tree.num_leaves - sum(i is not None for i in forwarded)
+    dense = [*[False] * num_made, *map(is_array, structures)]
+    out = run_on_values(
+        settings,
+        _compat.constants_first(jaxpr),
+        [*consts, *operands],
+        eqn,
+        MakeDense(tuple(dense)),
+    )
+    made = iter(out[:num_made])
+    offset = eqn.params["num_consts"]
+    residuals = [next(made) if i is None else operands[i - offset] for i in forwarded]
+    return residuals, out[num_made:]
+
+
+def _apply_backward(
+    eqn: JaxprEqn, residuals: Sequence[Any], cotangents: Sequence[Any], settings: Settings
+) -> list[Any]:
+    """The user's backward rule on values: cotangents, ``None`` where there is none.
+
+    A Python function, traced on arrays like the program that it belongs to.
+    """
+    is_zero = [type(ct) is SymbolicZero for ct in cotangents]
+    nonzero = [ct for ct, zero in zip(cotangents, is_zero, strict=True) if not zero]
+    there: list[bool] = []
+
+    def flat(*tracers: Any) -> list[Any]:
+        rest = iter(tracers)
+        own = [next(rest) for _ in residuals]
+        cts = [
+            ct if zero else next(rest) for ct, zero in zip(cotangents, is_zero, strict=True)
+        ]
+        returned = _compat.call_backward(eqn.params["bwd"], [*own, *cts])
+        there.extend(ct is not None for ct in returned)
+        return [ct for ct in returned if ct is not None]
+
+    inputs = [*residuals, *nonzero]
+    debug_info = _compat.new_debug_info("backward", flat)
+    with eqn.ctx.manager:
+        jaxpr, consts = _compat.trace_to_jaxpr(flat, avals_of(inputs), debug_info)
+    results = iter(run_on_values(settings, jaxpr, [*consts, *inputs], eqn))
+    return [next(results) if is_there else None for is_there in there]

@@ -1,0 +1,344 @@
+"""Custom derivative rules on values: tangents and cotangents, there and back.
+
+JAX carries the tangents of a value's leaves; a rule, written for arrays, speaks
+of the tangent of the array. The derivative of ``materialise`` takes the one to
+the other, its transpose takes cotangents back, and `Value.lift_tangent` finds
+leaf tangents for a result. See design notes in the documentation of `Value`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from .. import _compat
+from .._compat import Jaxpr, JaxprEqn, SourceInfo
+from .._join import MakeDense, Structure, structure_of
+from .._materialise import materialise
+from .._program import Program
+from .._rewrite import Adapter, Reason, Restaged, Rewriting, Scope, source_within
+from .._settings import Settings, use_settings
+from .._transform import transform
+from .._value import Value, aval_of, avals_of, dense_aval, is_value, layer
+
+
+# --- which results stay values ---------------------------------------------------
+
+
+_NOT_LIFTED = Reason(
+    "A custom derivative rule in {primitive!r} gives a {cls}, which says no way back "
+    "for its tangents",
+    "Define {cls}.lift_tangent",
+)
+
+
+def restage_call(scope: Scope, eqn: JaxprEqn, operands: Sequence[Any]) -> Restaged:
+    """Rewrite the function of a custom rule, with results that can carry tangents."""
+    jaxpr = eqn.params["call_jaxpr"]
+    restaged = scope.rewriting.restage(jaxpr, operands, eqn)
+    if not any(map(is_inexact, avals_of(tree_leaves(operands)))):
+        return restaged  # nothing can flow
+    dense = tuple(
+        is_value(x) and is_inexact(aval_of(x)) and not can_be_lifted(x) and can_be_dense(x)
+        for x in map(_on_avals, restaged.results())
+    )
+    if not any(dense):
+        return restaged
+    leaving = MakeDense(dense, _NOT_LIFTED)
+    return scope.rewriting.restage(jaxpr, operands, eqn, leaving=leaving)
+
+
+def is_inexact(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def can_be_lifted(value: Value) -> bool:
+    fields, _ = layer(value)
+    return type(value).lift_tangent is not Value.lift_tangent and all(
+        can_be_lifted(field) for field in fields if is_value(field)
+    )
+
+
+def can_be_dense(value: Value) -> bool:
+    """Whether a value, on avals, does not refuse to be made dense."""
+    fields, treedef = layer(value)
+    if not all(can_be_dense(field) for field in fields if is_value(field)):
+        return False
+    try:
+        dense_aval(type(value), treedef, avals_of(fields))
+    except Exception:  # noqa: BLE001 - a type that is never dense raises anything
+        return False
+    return True
+
+
+def _on_avals(operand: Any) -> Any:
+    return tree_map(_compat.leaf_aval, operand)
+
+
+# --- running what was traced on arrays on values ----------------------------------
+
+
+def run_on_values(
+    settings: Settings,
+    jaxpr: Jaxpr,
+    operands: Sequence[Any],
+    eqn: JaxprEqn,
+    leaving: Adapter | None = None,
+) -> list[Any]:
+    """Run a jaxpr without constants, on values, in whatever JAX is doing now."""
+    restaged = Rewriting(settings).restage(jaxpr, operands, eqn, leaving=leaving)
+    results = Program(restaged.jaxpr, restaged.consts)(tree_leaves(list(operands)))
+    return tree_unflatten(restaged.out_tree, results)
+
+
+def add_call(
+    scope: Scope,
+    fn: Callable[..., Any],
+    operands: Sequence[Any],
+    eqn: JaxprEqn,
+    origin: SourceInfo | None,
+) -> list[Any]:
+    """Add the equations of a JAX function of the leaves of operands."""
+    debug_info = _compat.new_debug_info(eqn.primitive.name, fn)
+    leaves = tree_leaves(operands)
+    with eqn.ctx.manager:
+        jaxpr, consts = _compat.trace_to_jaxpr(fn, avals_of(leaves), debug_info)
+    inputs = [*scope.constants(jaxpr, consts), *leaves]
+    return scope.run(jaxpr, inputs, source_within(origin, eqn.source_info))
+
+
+def targets(restaged: Restaged) -> list[Structure]:
+    return list(map(structure_of, restaged.results()))
+
+
+def bring_primals(
+    primals: Sequence[Any],
+    structures: Sequence[Structure],
+    recompute: Callable[[], Sequence[Any]],
+) -> list[Any]:
+    """The results that a rule gives for the function itself, in its structures.
+
+    A rule may come to the same array in another structure, because it computes
+    it in another way; then the function's own results are taken.
+    """
+    if list(map(structure_of, primals)) == list(structures):
+        return list(primals)
+    return [
+        own if structure_of(primal) != wanted else primal
+        for own, primal, wanted in zip(recompute(), primals, structures, strict=True)
+    ]
+
+
+def is_array(structure: Structure) -> bool:
+    return not is_value(structure.like())
+
+
+def has_array_tangents(structure: Structure) -> bool:
+    """Whether a rule's tangent is an array, which it is unless it never can be."""
+    like = structure.like()
+    return not is_value(like) or can_be_dense(like)
+
+
+# --- tangents and cotangents ------------------------------------------------------
+
+
+def zero_tangent(leaf: Any, symbolic: bool) -> Any:
+    aval = _compat.leaf_aval(leaf).to_tangent_aval()
+    return SymbolicZero(aval) if symbolic else instantiated(SymbolicZero(aval))
+
+
+def instantiated(tangent: Any) -> Any:
+    """A tangent that is no symbolic zero."""
+    if type(tangent) is not SymbolicZero:
+        return tangent
+    aval = tangent.aval
+    if aval.dtype == jax.dtypes.float0:
+        return np.zeros(aval.shape, aval.dtype)
+    return jnp.zeros_like(aval)
+
+
+def tangent_of(
+    operand: Any, leaf_tangents: Sequence[Any], symbolic: bool, settings: Settings
+) -> Any:
+    """The tangent of an operand, for a rule: an array, a value or a symbolic zero."""
+    if not is_value(operand):
+        return leaf_tangents[0]
+    if all(type(t) is SymbolicZero for t in leaf_tangents):
+        return zero_tangent(aval_of(operand), symbolic)
+    treedef = tree_flatten(operand)[1]
+    tangents = tree_unflatten(treedef, list(map(instantiated, leaf_tangents)))
+    with use_settings(settings):
+        return _tangent(operand, tangents)
+
+
+def _tangent(value: Value, leaf_tangents: Any) -> Any:
+    fields, treedef = layer(value)
+    tangents = [
+        _tangent(field, t) if is_value(field) else t
+        for field, t in zip(fields, layer(leaf_tangents)[0], strict=True)
+    ]
+    hook = type(value).tangent is not Value.tangent
+    apply = _tangent_by_type if hook else _tangent_by_materialise
+    return _on_fields(apply, treedef)(fields, tangents)
+
+
+def _tangent_by_type(treedef: Any, fields: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    value = tree_unflatten(treedef, fields)
+    tangent = value.tangent(tree_unflatten(treedef, tangents))
+    if tangent is NotImplemented:
+        return _tangent_by_materialise(treedef, fields, tangents)
+    expected = aval_of(value)
+    (aval,) = avals_of([tangent])
+    if not _compat.same_array_type(aval, expected.to_tangent_aval()):
+        raise TypeError(
+            f"{type(value).__name__}.tangent returned {_compat.short(aval)} for "
+            f"{_compat.short(expected)}."
+        )
+    return tangent
+
+
+def _tangent_by_materialise(
+    treedef: Any, fields: Sequence[Any], tangents: Sequence[Any]
+) -> Any:
+    def dense(*fields: Any) -> Any:
+        return tree_unflatten(treedef, fields).materialise()
+
+    # Tangents that carry nothing are made anew: no operation takes them.
+    tangents = [
+        t if is_inexact(f) else zero_tangent(f, False)
+        for f, t in zip(fields, tangents, strict=True)
+    ]
+    return jax.jvp(dense, tuple(fields), tuple(tangents))[1]
+
+
+def _on_fields(fn: Callable[..., Any], treedef: Any) -> Callable[..., Any]:
+    """``fn`` of the fields of a value, some of which may be values themselves."""
+    apply = functools.partial(fn, treedef)
+
+    def on_fields(fields: Sequence[Any], *args: Any) -> Any:
+        if any(map(is_value, tree_leaves((fields, args), is_leaf=is_value))):
+            return transform(apply, materialise="allow")(fields, *args)
+        return apply(fields, *args)
+
+    return on_fields
+
+
+def lift(value: Value, tangent: Any, settings: Settings) -> list[Any]:
+    """Tangents of the leaves of a result, for the tangent that a rule returned."""
+    with use_settings(settings):
+        return _lift(value, tangent)
+
+
+def _lift(value: Value, tangent: Any) -> list[Any]:
+    fields, treedef = layer(value)
+    lifted = _on_fields(_lift_by_type, treedef)(fields, tangent)
+    leaf_tangents: list[Any] = []
+    for field, t in zip(fields, lifted, strict=True):
+        if is_value(field):
+            leaf_tangents += _lift(field, t)
+        else:
+            leaf_tangents.append(
+                materialise(t) if is_inexact(field) else zero_tangent(field, False)
+            )
+    return leaf_tangents
+
+
+def _lift_by_type(treedef: Any, fields: Sequence[Any], tangent: Any) -> list[Any]:
+    value = tree_unflatten(treedef, fields)
+    cls = type(value).__name__
+    lifted = value.lift_tangent(tangent)
+    if lifted is NotImplemented:
+        raise TypeError(
+            f"A {cls} is the result of a function with a custom derivative rule, and "
+            f"{cls}.lift_tangent, which would say what its tangent means for its leaves, "
+            "is not defined."
+        )
+    if type(lifted) is not type(value):
+        raise TypeError(
+            f"{cls}.lift_tangent must return a {cls} with tangents as leaves; it returned "
+            f"a {type(lifted).__name__}."
+        )
+    tangents = layer(lifted)[0]
+    for field, t in zip(fields, tangents, strict=True):
+        expected, got = avals_of([field, t])
+        if is_inexact(expected) and not _compat.same_array_type(got, expected):
+            raise TypeError(
+                f"{cls}.lift_tangent returned {_compat.short(got)} for a leaf "
+                f"{_compat.short(expected)}."
+            )
+    return tangents
+
+
+def pull_back(operand: Any, cotangent: Any, settings: Settings) -> list[Any]:
+    """Cotangents of the leaves of an operand; ``None`` for those without any."""
+    if not is_value(operand):
+        return [None if cotangent is None else materialise(cotangent)]
+    leaves, treedef = tree_flatten(operand)
+    if cotangent is None:
+        return [None] * len(leaves)
+    free = [is_inexact(_compat.leaf_aval(leaf)) for leaf in leaves]
+
+    def tangent(float_tangents: list[Any]) -> Any:
+        rest = iter(float_tangents)
+        tangents = [
+            next(rest) if is_free else zero_tangent(leaf, False)
+            for leaf, is_free in zip(leaves, free, strict=True)
+        ]
+        with use_settings(settings):
+            made = _tangent(operand, tree_unflatten(treedef, tangents))
+        if is_value(made) and can_be_dense(_on_avals(made)):
+            made = materialise(made)
+        return made
+
+    floats = [leaf for leaf, is_free in zip(leaves, free, strict=True) if is_free]
+    form = jax.eval_shape(tangent, floats)
+    if not is_value(form):
+        cotangent = materialise(cotangent)
+    elif structure_of(_on_avals(form)) != structure_of(cotangent):
+        cls = type(operand).__name__
+        raise TypeError(
+            f"A custom derivative rule returned a cotangent {cotangent!r} for a {cls}, which "
+            f"is never dense and whose tangents are {form!r}."
+        )
+    (pulled,) = jax.linear_transpose(tangent, floats)(cotangent)
+    rest = iter(pulled)
+    return [next(rest) if is_free else None for is_free in free]
+
+
+def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings) -> Any:
+    """The cotangent of a result, for a rule, from those of its leaves."""
+    if not is_value(result):
+        return leaf_cotangents[0]
+    aval = aval_of(result)
+    if all(type(ct) is SymbolicZero for ct in leaf_cotangents) or not is_inexact(aval):
+        return SymbolicZero(aval.to_tangent_aval())
+    leaves, treedef = tree_flatten(result)
+    free = [is_inexact(_compat.leaf_aval(leaf)) for leaf in leaves]
+
+    def lifted(tangent: Any) -> list[Any]:
+        tangents = lift(result, tangent, settings)
+        return [t for t, is_free in zip(tangents, free, strict=True) if is_free]
+
+    form = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    if not can_be_dense(_on_avals(result)):
+        zeros = [zero_tangent(leaf, False) for leaf in leaves]
+        form = _tangent(result, tree_unflatten(treedef, zeros))
+    cotangents = [
+        instantiated(ct)
+        for ct, is_free in zip(leaf_cotangents, free, strict=True)
+        if is_free
+    ]
+    return jax.linear_transpose(lifted, form)(cotangents)[0]
+
+
+def chunks(leaves: Sequence[Any], operands: Sequence[Any]) -> list[list[Any]]:
+    """Leaves, grouped by the operand that they belong to."""
+    rest = iter(leaves)
+    return [[next(rest) for _ in tree_leaves(operand)] for operand in operands]

@@ -1,0 +1,73 @@
+"""`lax.scan`, and what is made of it: `lax.map`, `lax.fori_loop` of known length.
+
+One scan stays one scan. Each of its constants, its carry, what it runs over and
+what it stacks may be values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.tree_util import tree_leaves, tree_unflatten
+
+from .. import _compat
+from .._compat import JaxprEqn, SourceInfo, Var
+from .._join import Coerce, Structure, coerce, structure_of
+from .._rewrite import Restaged, Scope, handlers
+from .._value import is_value
+from .carry import fixed_point
+from .stacking import Elements, sliceable, sliced, stacked
+
+
+def scan_handler(
+    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
+) -> Any:
+    has_values = any(map(is_value, operands))
+    body, length = eqn.params["jaxpr"], eqn.params["length"]
+    num_consts, num_carry = _compat.scan_counts(eqn.params)
+    start = num_consts + num_carry
+    consts, carry = operands[:num_consts], operands[num_consts:start]
+    xs = [sliceable(scope, x, length, eqn, origin) for x in operands[start:]]
+    slices = [sliced(x, length) for x in xs]
+    entering = Elements(start) if any(map(is_value, xs)) else None
+
+    def rewrite(structures: Sequence[Structure], leaving: Coerce | None) -> Restaged:
+        likes = [structure.like() for structure in structures]
+        # Where the body takes an array, its own variable.
+        inputs = [
+            like if is_value(like) else aval
+            for like, aval in zip([*consts, *likes, *slices], body.in_avals, strict=True)
+        ]
+        return scope.rewriting.restage(body, inputs, eqn, entering, leaving)
+
+    initial = list(map(structure_of, carry))
+    structures, restaged = fixed_point(scope, eqn, initial, rewrite)
+    if not has_values and not restaged.changed:
+        return NotImplemented  # the equation stays as it is
+    scope.changed = True
+    carry = [
+        coerce(scope, x, structure, eqn, origin)
+        for x, structure in zip(carry, structures, strict=True)
+    ]
+    hoisted = [scope.const(value) for value in restaged.consts]
+    groups = [[*hoisted, *tree_leaves(consts)], tree_leaves(carry), tree_leaves(xs)]
+    num_carry_leaves = len(groups[1])
+    avals = restaged.jaxpr.out_avals
+    stacks = [_compat.with_leading_axis(aval, length) for aval in avals[num_carry_leaves:]]
+    results = [Var(aval) for aval in [*avals[:num_carry_leaves], *stacks]]
+    leaves = [leaf for group in groups for leaf in group]
+    params = _compat.scan_params(
+        eqn.params, restaged.closed, *map(len, groups), len(stacks)
+    )
+    effects = _compat.effects_on(restaged.jaxpr, leaves)
+    scope.copy(eqn, leaves, results, origin, params, effects)
+    whole = tree_unflatten(restaged.out_tree, results)
+    ys = [
+        stacked(scope, y, length, var.aval, eqn, origin)
+        for y, var in zip(whole[num_carry:], eqn.outvars[num_carry:], strict=True)
+    ]
+    return [*whole[:num_carry], *ys]
+
+
+handlers["scan"] = scan_handler

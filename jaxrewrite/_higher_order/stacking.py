@@ -1,0 +1,139 @@
+"""Values along the leading axis that a loop runs over: taken apart, and stacked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from jax.tree_util import tree_leaves, tree_map, tree_unflatten
+
+from .. import _compat
+from .._batched import Batched
+from .._compat import JaxprEqn, SourceInfo, Var
+from .._rewrite import Reason, Scope
+from .._value import Value, aval_of, is_value, layer
+
+
+_NOT_SLICED = Reason(
+    "Primitive {primitive!r} takes slices of a {cls}", "Define {cls}.unstacked"
+)
+
+
+def sliceable(
+    scope: Scope, x: Any, length: int, eqn: JaxprEqn, origin: SourceInfo | None
+) -> Any:
+    """An operand as it can be sliced leaf by leaf: itself, or dense."""
+    if not is_value(x) or _can_be_sliced(scope, x, length, eqn):
+        return x
+    return scope.materialise(x, eqn, origin, _NOT_SLICED)
+
+
+def sliced(x: Any, length: int) -> Any:
+    """The avals of one slice of each leaf. A value keeps the metadata of the whole."""
+    return tree_map(
+        lambda leaf: _compat.without_leading_axis(_compat.leaf_aval(leaf), length), x
+    )
+
+
+def _can_be_sliced(scope: Scope, x: Value, length: int, eqn: JaxprEqn) -> bool:
+    if isinstance(x, Batched):
+        return True
+    avals = map(_compat.leaf_aval, tree_leaves(x))
+    if any(aval.shape[:1] != (length,) for aval in avals):
+        return False
+    one = _element(Scope(scope.rewriting), tree_map(Var, sliced(x, length)), eqn)
+    if one is NotImplemented:
+        return False
+    expected = _compat.without_leading_axis(aval_of(x), length)
+    return _compat.same_array_type(aval_of(one) if is_value(one) else one.aval, expected)
+
+
+def _element(scope: Scope, x: Any, eqn: JaxprEqn) -> Any:
+    """The element that a value with sliced leaves is, or ``NotImplemented``."""
+    if not is_value(x):
+        return x
+    if isinstance(x, Batched):
+        return x.element
+    cls = type(x)
+    if cls.unstacked is Value.unstacked:
+        return NotImplemented
+    fields, treedef = layer(x)
+    elements = [_element(scope, field, eqn) for field in fields]
+    if any(element is NotImplemented for element in elements):
+        return NotImplemented
+    value = tree_unflatten(treedef, elements)
+    return _call_hook(scope, cls.unstacked, cls, value, eqn)
+
+
+class Elements(NamedTuple):
+    """Makes elements of the operands of a body from the one numbered ``start`` on.
+
+    An adapter of `Rewriting.restage`.
+    """
+
+    start: int
+
+    def __call__(self, scope: Scope, operands: Sequence[Any], eqn: JaxprEqn) -> list[Any]:
+        xs = [_element(scope, x, eqn) for x in operands[self.start :]]
+        return [*operands[: self.start], *xs]
+
+
+def stacked(
+    scope: Scope,
+    x: Any,
+    length: int,
+    expected: Any,
+    eqn: JaxprEqn,
+    origin: SourceInfo | None,
+) -> Any:
+    """What a result is when its leaves have been stacked.
+
+    Raises `TypeError` if that is not of the expected aval.
+    """
+    whole = _whole(scope, x, length, eqn, origin)
+    if is_value(whole) and not _compat.same_array_type(aval_of(whole), expected):
+        raise TypeError(
+            f"{type(x).__name__}.stacked returned {_compat.short(aval_of(whole))} where "
+            f"{eqn.primitive.name!r} gives {_compat.short(expected)}."
+        )
+    return whole
+
+
+def _whole(
+    scope: Scope, x: Any, length: int, eqn: JaxprEqn, origin: SourceInfo | None
+) -> Any:
+    if not is_value(x):
+        return x
+    cls = type(x)
+    if cls.stacked is not Value.stacked:
+        fields, treedef = layer(x)
+        wholes = [_whole(scope, field, length, eqn, origin) for field in fields]
+        value = tree_unflatten(treedef, wholes)
+        whole = _call_hook(scope, cls.stacked, cls, value, eqn, origin, length)
+        if whole is not NotImplemented:
+            return whole
+    return Batched(x, length)
+
+
+def _call_hook(
+    scope: Scope,
+    hook: Callable[..., Any],
+    cls: type,
+    value: Value,
+    eqn: JaxprEqn,
+    origin: SourceInfo | None = None,
+    *args: Any,
+) -> Any:
+    what = f"{cls.__name__}.{hook.__name__}"
+
+    def call(value: Any) -> Any:
+        return hook(value, *args)
+
+    def check(result: Any) -> list[Any]:
+        if not is_value(result) and not _compat.is_array(result):
+            raise TypeError(f"{what} returned a {type(result).__name__}, not a value.")
+        return [result]
+
+    outvars: list[Any] = [_compat.DropVar(_compat.leaf_aval(0.0))]
+    results = scope.splice(call, (hook, *args), [value], eqn, outvars, origin, check)
+    return results if results is NotImplemented else results[0]

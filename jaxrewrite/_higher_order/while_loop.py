@@ -1,0 +1,76 @@
+"""`lax.while_loop`, and `lax.fori_loop` of unknown length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.tree_util import tree_leaves, tree_unflatten
+
+from .. import _compat
+from .._compat import JaxprEqn, SourceInfo, Var
+from .._join import Coerce, MakeDense, Structure, coerce, structure_of
+from .._rewrite import Restaged, Scope, handlers
+from .._value import is_value
+from .carry import fixed_point
+
+
+def while_handler(
+    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
+) -> Any:
+    has_values = any(map(is_value, operands))
+    params = eqn.params
+    condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+    num_condition, num_body = params["cond_nconsts"], params["body_nconsts"]
+    condition_consts = operands[:num_condition]
+    body_consts = operands[num_condition : num_condition + num_body]
+    carry = operands[num_condition + num_body :]
+
+    def restage(
+        jaxpr: Any,
+        consts: Sequence[Any],
+        structures: Sequence[Structure],
+        leaving: Coerce | MakeDense | None,
+    ) -> Restaged:
+        likes = [structure.like() for structure in structures]
+        inputs = [
+            like if is_value(like) else aval
+            for like, aval in zip([*consts, *likes], jaxpr.in_avals, strict=True)
+        ]
+        return scope.rewriting.restage(jaxpr, inputs, eqn, leaving=leaving)
+
+    def rewrite(structures: Sequence[Structure], leaving: Coerce | None) -> Restaged:
+        return restage(body, body_consts, structures, leaving)
+
+    initial = list(map(structure_of, carry))
+    structures, turn = fixed_point(scope, eqn, initial, rewrite)
+    # Whether to go on is asked of an array.
+    test = restage(condition, condition_consts, structures, MakeDense((True,)))
+    if not has_values and not (turn.changed or test.changed):
+        return NotImplemented  # the equation stays as it is
+    scope.changed = True
+    carry = [
+        coerce(scope, x, structure, eqn, origin)
+        for x, structure in zip(carry, structures, strict=True)
+    ]
+    test_leaves = [*map(scope.const, test.consts), *tree_leaves(condition_consts)]
+    turn_leaves = [*map(scope.const, turn.consts), *tree_leaves(body_consts)]
+    carry_leaves = tree_leaves(carry)
+    results = [Var(aval) for aval in turn.jaxpr.out_avals]
+    params = {
+        **params,
+        "cond_jaxpr": test.closed,
+        "body_jaxpr": turn.closed,
+        "cond_nconsts": len(test_leaves),
+        "body_nconsts": len(turn_leaves),
+    }
+    effects = {
+        *_compat.effects_on(test.jaxpr, [*test_leaves, *carry_leaves]),
+        *_compat.effects_on(turn.jaxpr, [*turn_leaves, *carry_leaves]),
+    }
+    leaves = [*test_leaves, *turn_leaves, *carry_leaves]
+    scope.copy(eqn, leaves, results, origin, params, effects)
+    return tree_unflatten(turn.out_tree, results)
+
+
+handlers["while"] = while_handler

@@ -1,0 +1,262 @@
+"""Where two structures meet: the branches of a conditional, the turns of a loop.
+
+The *structure* of an operand is what a jaxpr fixes of it: its pytree with all
+metadata, and the avals of its leaves. Two operands that stand for the same
+array in different structures are brought to their *join*: the same structure
+if they are equal; else, where they differ only in the fields that are values
+themselves, the join of those fields; else what the types' own `Value.join`
+makes of the two; else dense.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from . import _compat
+from ._compat import JaxprEqn, Literal, SourceInfo, Var
+from ._rewrite import NO_RULE, Reason, Scope, live_equations
+from ._value import Value, aval_of, avals_of, is_value, layer
+
+
+class Structure(NamedTuple):
+    """What two operands must agree in to be the same to a jaxpr.
+
+    Weak types are left out: what goes through a loop has none.
+    """
+
+    treedef: PyTreeDef
+    avals: tuple[Any, ...]
+
+    def like(self) -> Any:
+        """An aval, or a value with avals as leaves."""
+        return tree_unflatten(self.treedef, self.avals)
+
+
+def structure_of(operand: Any) -> Structure:
+    leaves, treedef = tree_flatten(operand)
+    avals = tuple([_compat.strong(_compat.leaf_aval(leaf)) for leaf in leaves])
+    return Structure(treedef, avals)
+
+
+def dense_structure(structure: Structure) -> Structure:
+    """The structure of the array that operands of a structure stand for."""
+    (aval,) = avals_of([structure.like()])
+    return structure_of(aval)
+
+
+def join(scope: Scope, a: Structure, b: Structure, eqn: JaxprEqn) -> Structure:
+    """The least structure that the types know of for operands of either one."""
+    if a == b:
+        return a
+    x, y = a.like(), b.like()
+    joined = _join_fields(scope, x, y, eqn)
+    if joined is None:
+        return dense_structure(a)
+    both = structure_of(joined)
+    # A `join` that does not settle on one structure can't be used.
+    fit = fits(scope, a, both, eqn) and fits(scope, b, both, eqn)
+    return both if fit else dense_structure(a)
+
+
+def join_all(scope: Scope, structures: Sequence[Structure], eqn: JaxprEqn) -> Structure:
+    """The join of several structures, into which each of them can be brought."""
+    joined = functools.reduce(lambda a, b: join(scope, a, b, eqn), structures)
+    if all(fits(scope, own, joined, eqn) for own in structures):
+        return joined
+    return dense_structure(joined)
+
+
+def _join_fields(scope: Scope, x: Any, y: Any, eqn: JaxprEqn) -> Any:
+    """Avals, or a value on avals, for the join; ``None`` where there is only dense."""
+    if not _same_layer(x, y):
+        pair = _ask_types(scope, x, y, eqn)
+        if pair is None:
+            return None
+        x, y = (structure_of(result).like() for result in pair)
+        if not _same_layer(x, y):
+            return None
+    xs, treedef = layer(x)
+    ys, _ = layer(y)
+    fields = [
+        join(scope, structure_of(a), structure_of(b), eqn).like()
+        for a, b in zip(xs, ys, strict=True)
+    ]
+    return tree_unflatten(treedef, fields)
+
+
+def fits(scope: Scope, own: Structure, joined: Structure, eqn: JaxprEqn) -> bool:
+    """Whether operands of one structure can be brought to another."""
+    if own == joined or not is_value(joined.like()):
+        return True
+    scratch = Scope(scope.rewriting)
+    try:
+        _bring(scratch, tree_map(Var, own.like()), joined, eqn, None)
+    except _NoJoinError:
+        return False
+    return True
+
+
+class _NoJoinError(Exception):
+    """A type's `join` gives no way into the structure that was wanted."""
+
+
+def coerce(
+    scope: Scope,
+    operand: Any,
+    structure: Structure,
+    eqn: JaxprEqn,
+    origin: SourceInfo | None = None,
+) -> Any:
+    """Add what brings an operand to a structure that `join` gave."""
+    if structure_of(operand) == structure:
+        return operand
+    return _bring(scope, operand, structure, eqn, origin)
+
+
+_DIFFERS = Reason(
+    "{cls} can't keep one structure through primitive {primitive!r}", "Define {cls}.join"
+)
+
+
+def _bring(
+    scope: Scope,
+    operand: Any,
+    structure: Structure,
+    eqn: JaxprEqn,
+    origin: SourceInfo | None,
+) -> Any:
+    if structure_of(operand) == structure:
+        return operand
+    like = structure.like()
+    if not is_value(like):
+        return scope.materialise(operand, eqn, origin, _DIFFERS)
+    if not _same_layer(operand, like):
+        operand = _through_types(scope, operand, like, eqn)
+        if not _same_layer(operand, like):
+            raise _NoJoinError
+    fields, treedef = layer(operand)
+    wanted, _ = layer(like)
+    return tree_unflatten(
+        treedef,
+        [
+            _bring(scope, field, structure_of(want), eqn, origin)
+            for field, want in zip(fields, wanted, strict=True)
+        ],
+    )
+
+
+def _same_layer(x: Any, y: Any) -> bool:
+    """Whether two operands differ at most inside of fields that are values."""
+    if not (is_value(x) and is_value(y)):
+        return False
+    xs, treedef = layer(x)
+    ys, other = layer(y)
+    return treedef == other and all(
+        _compat.same_array_type(a, b)
+        for a, b in zip(avals_of(xs), avals_of(ys), strict=True)
+    )
+
+
+def _ask_types(scope: Scope, x: Any, y: Any, eqn: JaxprEqn) -> Any:
+    """What `Value.join` gives for two operands on avals; ``None`` if nothing."""
+    scratch = Scope(scope.rewriting)
+    return _call_join(scratch, tree_map(Var, x), tree_map(Var, y), eqn)
+
+
+def _call_join(scope: Scope, x: Any, y: Any, eqn: JaxprEqn) -> Any:
+    for own, other, swapped in ((x, y, False), (y, x, True)):
+        if not is_value(own) or type(own).join is Value.join:
+            continue
+        aval = aval_of(own)
+        outvars = [Var(aval), Var(aval)]
+        cls = type(own)
+
+        def check(pair: Any, cls: type = cls, aval: Any = aval) -> list[Any]:
+            return _checked_pair(pair, cls, aval)
+
+        pair = scope.splice(
+            cls.join, (cls.join, "join"), [own, other], eqn, outvars, None, check
+        )
+        if pair is not NotImplemented:
+            return pair[::-1] if swapped else pair
+    return None
+
+
+def _checked_pair(pair: Any, cls: type, aval: Any) -> list[Any]:
+    what = f"{cls.__name__}.join"
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise TypeError(
+            f"{what} must return a pair, itself and the other in one structure, or "
+            f"NotImplemented; it returned a {type(pair).__name__}."
+        )
+    for own, got in zip(("itself", "the other"), avals_of(pair), strict=True):
+        if not _compat.same_array_type(got, aval):
+            raise TypeError(
+                f"{what} returned {own} as {_compat.short(got)}; it stands for "
+                f"{_compat.short(aval)}."
+            )
+    return list(pair)
+
+
+def _through_types(scope: Scope, operand: Any, like: Any, eqn: JaxprEqn) -> Any:
+    """An operand as `Value.join` gives it for meeting one that is ``like``.
+
+    Raises `TypeError` where that depends on the other's leaves, which are not
+    there when a branch or a turn ends.
+    """
+    other = tree_map(Var, like)
+    start = len(scope.eqns)
+    pair = _call_join(scope, operand, other, eqn)
+    if pair is None:
+        raise _NoJoinError
+    leaves = tree_leaves(pair[0])
+    scope.eqns[start:] = live_equations(scope.eqns[start:], leaves)
+    read = {
+        atom
+        for eqn in scope.eqns[start:]
+        for atom in eqn.invars
+        if type(atom) is not Literal
+    }
+    read.update(leaf for leaf in leaves if type(leaf) is not Literal)
+    if not read.isdisjoint(tree_leaves(other)):
+        types = " and ".join(type(x).__name__ for x in (operand, like))
+        raise TypeError(
+            f"The join of {types} mixes the arrays of the two. Each of the pair that it "
+            "returns must be the same array as before, in another structure."
+        )
+    return pair[0]
+
+
+class Coerce(NamedTuple):
+    """Brings the results of a body to given structures; ``None`` leaves one alone.
+
+    An adapter of `Rewriting.restage`.
+    """
+
+    structures: tuple[Structure | None, ...]
+
+    def __call__(self, scope: Scope, results: Sequence[Any], eqn: JaxprEqn) -> list[Any]:
+        return [
+            result if wanted is None else coerce(scope, result, wanted, eqn)
+            for result, wanted in zip(results, self.structures, strict=True)
+        ]
+
+
+class MakeDense(NamedTuple):
+    """Makes those results of a body dense for which it holds.
+
+    An adapter of `Rewriting.restage`.
+    """
+
+    where: tuple[bool, ...]
+    reason: Reason = NO_RULE
+
+    def __call__(self, scope: Scope, results: Sequence[Any], eqn: JaxprEqn) -> list[Any]:
+        return [
+            scope.materialise(x, eqn, None, self.reason) if dense and is_value(x) else x
+            for x, dense in zip(results, self.where, strict=True)
+        ]
