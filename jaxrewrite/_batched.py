@@ -122,7 +122,7 @@ def stack(trees: Iterable[Any]) -> Any:
     trees = list(trees)
     if not trees:
         raise ValueError("stack needs at least one value.")
-    flat = [tree_flatten(tree, is_leaf=is_value) for tree in trees]
+    flat: list[Any] = [tree_flatten(tree, is_leaf=is_value) for tree in trees]
     first, treedef = flat[0]
     for i, (_, other) in enumerate(flat):
         if other != treedef:

@@ -262,18 +262,26 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def scan_params(
-    params: Mapping[str, Any], jaxpr: Any, consts: int, carry: int, xs: int, ys: int
+    params: Mapping[str, Any], jaxpr: Any, counts: Sequence[int]
 ) -> dict[str, Any]:
-    """A scan's parameters for another body, with these numbers of operands."""
+    """A scan's parameters for another body.
+
+    The ``counts`` are those of constants, carry, xs and ys.
+    """
+    consts, carry, xs, ys = counts
     if "ft_in" not in params:
-        counts = {"num_consts": consts, "num_carry": carry}
-        return {**params, "jaxpr": jaxpr, **counts}
+        return {**params, "jaxpr": jaxpr, "num_consts": consts, "num_carry": carry}
     # The trees that newer versions count operands by; no public way makes one.
     from jax._src.flattree import nones, pack
 
     ft_in = pack((nones(consts), nones(carry), nones(xs)))
     ft_out = pack((nones(carry), nones(ys)))
     return {**params, "jaxpr": jaxpr, "ft_in": ft_in, "ft_out": ft_out}
+
+
+def composite_body(params: Mapping[str, Any]) -> Any:
+    """The decomposition of a composite, as a closed jaxpr."""
+    return params["call_jaxpr" if "call_jaxpr" in params else "jaxpr"]
 
 
 def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from jax.tree_util import (
     PyTreeDef,
@@ -50,9 +50,16 @@ Handler = Callable[["Scope", JaxprEqn, list[Any], SourceInfo | None], Any]
 handlers: dict[str, Handler] = {}
 
 
-# What `Rewriting.restage` puts before or after a body: it adds equations to the
-# scope, on behalf of the equation, and returns other operands or results.
-Adapter = Callable[["Scope", list[Any], JaxprEqn], list[Any]]
+class Adapter(Protocol):
+    """What `Rewriting.restage` puts before or after a body.
+
+    It adds equations to the scope, on behalf of the equation, and returns other
+    operands or results.
+    """
+
+    def __call__(
+        self, scope: Scope, operands: Sequence[Any], eqn: JaxprEqn, /
+    ) -> list[Any]: ...
 
 
 # Primitives that return their operands unchanged, as mathematics goes. Applied
@@ -533,6 +540,23 @@ class Scope:
             targets,
         )
         return tree_unflatten(traced.out_tree, results)
+
+    def add_call(
+        self,
+        fn: Callable[..., Any],
+        leaves: Sequence[Any],
+        eqn: JaxprEqn,
+        origin: SourceInfo | None,
+    ) -> list[Any]:
+        """Add the equations of a JAX function, from arrays to a list of arrays.
+
+        For primitives that are best made by the public function they come from.
+        """
+        debug_info = _compat.new_debug_info(eqn.primitive.name, fn)
+        with eqn.ctx.manager:
+            jaxpr, consts = _compat.trace_to_jaxpr(fn, avals_of(leaves), debug_info)
+        inputs = [*self.constants(jaxpr, consts), *leaves]
+        return self.run(jaxpr, inputs, source_within(origin, eqn.source_info))
 
     def map_leaves(
         self, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None

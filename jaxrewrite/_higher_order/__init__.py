@@ -5,9 +5,13 @@ Importing this package registers the handlers with the rewriting.
 
 from . import (
     calls as calls,
+    composite as composite,
     cond as cond,
     custom_jvp as custom_jvp,
     custom_vjp as custom_vjp,
+    custom_vmap as custom_vmap,
+    linear_solve as linear_solve,
     scan as scan,
+    shard_map as shard_map,
     while_loop as while_loop,
 )

@@ -21,7 +21,6 @@ from .._rewrite import Scope, handlers
 from .._settings import Settings
 from .._value import avals_of, is_value
 from .derivatives import (
-    add_call,
     bring_primals,
     chunks,
     cotangent_of,
@@ -87,7 +86,7 @@ def custom_vjp_handler(
     fn = jax.custom_vjp(call)
     fn.defvjp(forward, backward, symbolic_zeros=symbolic)
     consts = [scope.const(value) for value in restaged.consts]
-    results = add_call(scope, fn, [*consts, *operands], eqn, origin)
+    results = scope.add_call(fn, [*consts, *tree_leaves(operands)], eqn, origin)
     return tree_unflatten(restaged.out_tree, results)
 
 

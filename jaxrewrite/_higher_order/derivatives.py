@@ -19,11 +19,11 @@ from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
-from .._compat import Jaxpr, JaxprEqn, SourceInfo
+from .._compat import Jaxpr, JaxprEqn
 from .._join import MakeDense, Structure, structure_of
 from .._materialise import materialise
 from .._program import Program
-from .._rewrite import Adapter, Reason, Restaged, Rewriting, Scope, source_within
+from .._rewrite import Adapter, Reason, Restaged, Rewriting, Scope
 from .._settings import Settings, use_settings
 from .._transform import transform
 from .._value import Value, aval_of, avals_of, dense_aval, is_value, layer
@@ -98,22 +98,6 @@ def run_on_values(
     return tree_unflatten(restaged.out_tree, results)
 
 
-def add_call(
-    scope: Scope,
-    fn: Callable[..., Any],
-    operands: Sequence[Any],
-    eqn: JaxprEqn,
-    origin: SourceInfo | None,
-) -> list[Any]:
-    """Add the equations of a JAX function of the leaves of operands."""
-    debug_info = _compat.new_debug_info(eqn.primitive.name, fn)
-    leaves = tree_leaves(operands)
-    with eqn.ctx.manager:
-        jaxpr, consts = _compat.trace_to_jaxpr(fn, avals_of(leaves), debug_info)
-    inputs = [*scope.constants(jaxpr, consts), *leaves]
-    return scope.run(jaxpr, inputs, source_within(origin, eqn.source_info))
-
-
 def targets(restaged: Restaged) -> list[Structure]:
     return list(map(structure_of, restaged.results()))
 
@@ -158,7 +142,7 @@ def instantiated(tangent: Any) -> Any:
     """A tangent that is no symbolic zero."""
     if type(tangent) is not SymbolicZero:
         return tangent
-    aval = tangent.aval
+    aval: Any = tangent.aval
     if aval.dtype == jax.dtypes.float0:
         return np.zeros(aval.shape, aval.dtype)
     return jnp.zeros_like(aval)

@@ -57,9 +57,8 @@ def scan_handler(
     stacks = [_compat.with_leading_axis(aval, length) for aval in avals[num_carry_leaves:]]
     results = [Var(aval) for aval in [*avals[:num_carry_leaves], *stacks]]
     leaves = [leaf for group in groups for leaf in group]
-    params = _compat.scan_params(
-        eqn.params, restaged.closed, *map(len, groups), len(stacks)
-    )
+    counts = [*map(len, groups), len(stacks)]
+    params = _compat.scan_params(eqn.params, restaged.closed, counts)
     effects = _compat.effects_on(restaged.jaxpr, leaves)
     scope.copy(eqn, leaves, results, origin, params, effects)
     whole = tree_unflatten(restaged.out_tree, results)

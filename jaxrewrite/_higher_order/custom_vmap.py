@@ -1,0 +1,78 @@
+"""`jax.custom_batching.custom_vmap`: the function on values, its rule kept alive.
+
+Results are arrays, because the rule says only how arrays are batched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from .. import _compat
+from .._batched import Batched
+from .._compat import JaxprEqn, SourceInfo
+from .._join import MakeDense
+from .._materialise import materialise
+from .._program import Program
+from .._rewrite import Scope, handlers
+from .._settings import use_settings
+from .._transform import transform
+from .._value import is_value
+
+
+def custom_vmap_handler(
+    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
+) -> Any:
+    params = eqn.params
+    dense = MakeDense((True,) * len(eqn.outvars))
+    restaged = scope.rewriting.restage(params["call"], operands, eqn, leaving=dense)
+    if not restaged.changed and not any(map(is_value, operands)):
+        return NotImplemented  # the equation stays as it is
+    scope.changed = True
+    num_hoisted = len(restaged.consts)
+    settings = scope.rewriting.settings
+    in_tree = tree_flatten(operands)[1]
+
+    def call(*leaves: Any) -> list[Any]:
+        return Program(restaged.jaxpr, ())(leaves)
+
+    def rule(axis_size: int, in_batched: Sequence[bool], *leaves: Any) -> Any:
+        arrays = tree_unflatten(in_tree, leaves[num_hoisted:])
+        flags = tree_unflatten(in_tree, in_batched[num_hoisted:])
+        batched = [any(tree_leaves(flag)) for flag in flags]
+        inputs = [
+            _stacked(array, flag, axis_size) if is_value(array) and is_batched else array
+            for array, flag, is_batched in zip(arrays, flags, batched, strict=True)
+        ]
+        all_batched = tree_unflatten(params["in_tree"], batched)
+
+        def user_rule(*flat: Any) -> Any:
+            args = tree_unflatten(params["in_tree"], flat)
+            return params["rule"](axis_size, list(all_batched), *args)
+
+        with use_settings(settings):
+            results, out_batched = transform(user_rule)(*inputs)
+        results = list(map(materialise, tree_leaves(results, is_leaf=is_value)))
+        return results, tree_leaves(out_batched)
+
+    call.__name__ = _compat.name_of(params["call"])
+    fn = custom_vmap(call)
+    fn.def_vmap(rule)
+    leaves = [*map(scope.const, restaged.consts), *tree_leaves(operands)]
+    return scope.add_call(fn, leaves, eqn, origin)
+
+
+handlers["custom_vmap_call"] = custom_vmap_handler
+
+
+def _stacked(value: Any, is_batched: Any, length: int) -> Batched:
+    """A value of whose leaves some have a batch axis as one with that axis."""
+
+    def whole(leaf: Any, batched: bool) -> Any:
+        return leaf if batched else jnp.broadcast_to(leaf, (length, *jnp.shape(leaf)))
+
+    return Batched(tree_map(whole, value, is_batched), length)

@@ -1,0 +1,56 @@
+"""`lax.custom_linear_solve`: the operator on values, the solution an array.
+
+The functions that apply the operator, its transpose and their inverses are
+rewritten for the values that they close over. What is solved for is an array.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from jax.tree_util import tree_leaves
+
+from .._compat import JaxprEqn, SourceInfo, Var
+from .._join import MakeDense
+from .._rewrite import Scope, handlers
+from .._value import is_value
+
+
+def linear_solve_handler(
+    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
+) -> Any:
+    has_values = any(map(is_value, operands))
+    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    rest = iter(operands)
+    consts = [list(itertools.islice(rest, length)) for length in lengths]
+    right_sides = scope.materialise_operands(eqn, list(rest), origin)
+    restaged = [
+        None if jaxpr is None else _restage(scope, eqn, jaxpr, own)
+        for jaxpr, own in zip(jaxprs, consts, strict=True)
+    ]
+    if not has_values and not any(r is not None and r.changed for r in restaged):
+        return NotImplemented  # the equation stays as it is
+    scope.changed = True
+    leaves = [
+        [] if r is None else [*map(scope.const, r.consts), *tree_leaves(own)]
+        for r, own in zip(restaged, consts, strict=True)
+    ]
+    params = {
+        **eqn.params,
+        "const_lengths": type(lengths)(*map(len, leaves)),
+        "jaxprs": type(jaxprs)(*(None if r is None else r.closed for r in restaged)),
+    }
+    inputs = [*itertools.chain(*leaves), *right_sides]
+    results = [Var(var.aval) for var in eqn.outvars]
+    scope.copy(eqn, inputs, results, origin, params)
+    return results
+
+
+handlers["custom_linear_solve"] = linear_solve_handler
+
+
+def _restage(scope: Scope, eqn: JaxprEqn, jaxpr: Any, consts: list[Any]) -> Any:
+    arrays = jaxpr.in_avals[len(consts) :]
+    dense = MakeDense((True,) * len(jaxpr.out_avals))
+    return scope.rewriting.restage(jaxpr, [*consts, *arrays], eqn, leaving=dense)

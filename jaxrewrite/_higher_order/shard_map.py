@@ -1,0 +1,175 @@
+"""`jax.shard_map`: each device's program on its shards of the leaves.
+
+The leaves of a replicated value are replicated. How those of a value that is
+split over the mesh are split is for its type to say: `Value.leaf_specs`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from .. import _compat
+from .._compat import JaxprEqn, ShapedArray, SourceInfo
+from .._join import MakeDense
+from .._program import Program
+from .._rewrite import Reason, Restaged, Scope, handlers
+from .._value import Value, aval_of, avals_of, is_value, layer
+
+
+_NOT_SHARDED = Reason(
+    "Primitive {primitive!r} splits a {cls} over a mesh", "Define {cls}.leaf_specs"
+)
+
+
+def shard_map_handler(
+    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
+) -> Any:
+    params = eqn.params
+    has_values = any(map(is_value, operands))
+    in_specs: list[Any] = []
+    for i, (spec, var) in enumerate(
+        zip(params["in_specs"], params["jaxpr"].invars, strict=True)
+    ):
+        specs = _leaf_specs(operands[i], spec, var.aval, params["mesh"], _shard_shape)
+        if specs is None:
+            operands[i] = scope.materialise(operands[i], eqn, origin, _NOT_SHARDED)
+        in_specs.extend([spec] if specs is None else specs)
+    leaves, in_tree = tree_flatten(operands)
+
+    def restage(shards: Sequence[Any], leaving: MakeDense | None) -> Restaged:
+        local = tree_unflatten(in_tree, shards)
+        return scope.rewriting.restage(params["jaxpr"], local, eqn, leaving=leaving)
+
+    def on_mesh(body: Callable[..., Any], out_specs: Sequence[Any]) -> Any:
+        return jax.shard_map(
+            body,
+            mesh=params["mesh"],
+            in_specs=tuple(in_specs),
+            out_specs=tuple(out_specs),
+            check_vma=params["check_vma"],
+            axis_names=set(params["newly_manual_axes"]),
+        )
+
+    restaged = _within(on_mesh, lambda shards: restage(shards, None), leaves, eqn)
+    if not has_values and not restaged.changed:
+        return NotImplemented  # the equation stays as it is
+    scope.changed = True
+    out_specs = [
+        _leaf_specs(result, spec, var.aval, params["mesh"], _whole_shape)
+        for result, spec, var in zip(
+            restaged.results(), params["out_specs"], eqn.outvars, strict=True
+        )
+    ]
+    if None in out_specs:
+        leaving = MakeDense(tuple(specs is None for specs in out_specs), _NOT_SHARDED)
+        restaged = _within(on_mesh, lambda shards: restage(shards, leaving), leaves, eqn)
+    flat_specs = [
+        leaf_spec
+        for specs, spec in zip(out_specs, params["out_specs"], strict=True)
+        for leaf_spec in ([spec] if specs is None else specs)
+    ]
+
+    def body(*shards: Any) -> tuple[Any, ...]:
+        return tuple(Program(restaged.jaxpr, restaged.consts)(shards))
+
+    fn = on_mesh(body, flat_specs)
+    results = scope.add_call(lambda *leaves: list(fn(*leaves)), leaves, eqn, origin)
+    return tree_unflatten(restaged.out_tree, results)
+
+
+handlers["shard_map"] = shard_map_handler
+
+
+def _within(
+    on_mesh: Callable[..., Any],
+    rewrite: Callable[[Sequence[Any]], Restaged],
+    leaves: Sequence[Any],
+    eqn: JaxprEqn,
+) -> Restaged:
+    """Rewrite the body where it will run: among the axes of the mesh."""
+    found: list[Restaged] = []
+
+    def body(*shards: Any) -> tuple[()]:
+        found.append(rewrite(shards))
+        return ()
+
+    fn = on_mesh(body, ())
+    debug_info = _compat.new_debug_info("shard_map", fn)
+    with eqn.ctx.manager:
+        _compat.trace_to_jaxpr(lambda *leaves: fn(*leaves), avals_of(leaves), debug_info)
+    return found[0]
+
+
+# --- how leaves are split ---------------------------------------------------------
+
+
+def _leaf_specs(
+    operand: Any, spec: PartitionSpec, there: Any, mesh: Any, resize: Callable[..., Any]
+) -> list[Any] | None:
+    """How the leaves are split; ``None`` if they can't be.
+
+    ``there`` is the aval on the other side of the boundary, where the leaves
+    have the shapes that ``resize`` gives.
+    """
+    if not is_value(operand):
+        return [spec]
+    value = tree_map(_compat.leaf_aval, operand)
+    specs = _ask(value, spec)
+    if specs is None:
+        return None
+    leaves, treedef = tree_flatten(value)
+    avals = [
+        ShapedArray(resize(leaf.shape, own, mesh), leaf.dtype)
+        for leaf, own in zip(leaves, specs, strict=True)
+    ]
+    if aval_of(tree_unflatten(treedef, avals)).shape != there.shape:
+        return None  # metadata that speaks of the shape on this side
+    return specs
+
+
+def _ask(value: Value, spec: PartitionSpec) -> list[Any] | None:
+    if all(axes is None for axes in spec):
+        return [PartitionSpec()] * len(tree_leaves(value))
+    cls = type(value)
+    answer = value.leaf_specs(spec)
+    if answer is NotImplemented:
+        return None
+    if type(answer) is not cls:
+        raise TypeError(
+            f"{cls.__name__}.leaf_specs must return a {cls.__name__} with a PartitionSpec "
+            f"for each leaf; it returned a {type(answer).__name__}."
+        )
+    specs: list[Any] = []
+    for field, own in zip(layer(value)[0], layer(answer)[0], strict=True):
+        if not isinstance(own, PartitionSpec):
+            raise TypeError(
+                f"{cls.__name__}.leaf_specs has {own!r} where a PartitionSpec is due."
+            )
+        of_field = _ask(field, own) if is_value(field) else [own]
+        if of_field is None:
+            return None
+        specs.extend(of_field)
+    return specs
+
+
+def _parts(spec: PartitionSpec, mesh: Any, ndim: int) -> list[int]:
+    """Into how many parts each axis is split."""
+    padded = [*spec, *[None] * (ndim - len(spec))]
+    names = [axes if isinstance(axes, tuple) else (axes,) for axes in padded]
+    return [math.prod(mesh.shape[a] for a in axes if a is not None) for axes in names]
+
+
+def _shard_shape(shape: Sequence[int], spec: PartitionSpec, mesh: Any) -> Any:
+    parts = _parts(spec, mesh, len(shape))
+    return tuple(n // part for n, part in zip(shape, parts, strict=True))
+
+
+def _whole_shape(shape: Sequence[int], spec: PartitionSpec, mesh: Any) -> Any:
+    parts = _parts(spec, mesh, len(shape))
+    return tuple(n * part for n, part in zip(shape, parts, strict=True))
