@@ -147,6 +147,12 @@ def short(aval: Any) -> str:
     return aval.str_short(short_dtypes=True)
 
 
+def result_avals(eqn: JaxprEqn, avals: Sequence[Any]) -> list[Any]:
+    """The avals that an equation's primitive would give for operands of these."""
+    out, _ = eqn.primitive.abstract_eval(*avals, **eqn.params)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
 # --- jaxprs ------------------------------------------------------------------
 
 

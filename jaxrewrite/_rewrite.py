@@ -563,12 +563,12 @@ class Scope:
     ) -> list[Any]:
         """Apply an identity to each leaf of its operands."""
         leaves, treedef = tree_flatten(list(operands))
-        results = [Var(aval) for aval in avals_of(leaves)]
-        if eqn.primitive.multiple_results:
-            self.copy(eqn, leaves, results, origin)
-        else:
-            for leaf, result in zip(leaves, results, strict=True):
-                self.copy(eqn, [leaf], [result], origin)
+        whole = eqn.primitive.multiple_results
+        results = []
+        for group in [leaves] if whole else [[leaf] for leaf in leaves]:
+            outvars = [Var(aval) for aval in _compat.result_avals(eqn, avals_of(group))]
+            self.copy(eqn, group, outvars, origin)
+            results += outvars
         return tree_unflatten(treedef, results)
 
     # --- materialising --------------------------------------------------------
