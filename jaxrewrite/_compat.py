@@ -228,6 +228,12 @@ def effects_on(jaxpr: Jaxpr, operands: Sequence[Any]) -> Any:
     return rename_effects(jaxpr.effects, dict(zip(jaxpr.invars, operands, strict=True)))
 
 
+def variable_of(leaf: Any) -> Var | None:
+    """The variable that a tracer stands for in the jaxpr it is or was part of."""
+    variable = leaf.val if isinstance(leaf, DynamicJaxprTracer) else None
+    return variable if isinstance(variable, Var) else None
+
+
 def trace_to_jaxpr(
     fn: Callable[..., Sequence[Any]],
     avals: Sequence[Any],

@@ -23,6 +23,8 @@ from jax.tree_util import (
 )
 
 from . import _compat
+from ._closures import Staging, run_of
+from ._compat import Jaxpr
 from ._errors import add_note
 from ._program import Program
 from ._rewrite import Rewriting, Scope
@@ -53,9 +55,20 @@ class Staged(NamedTuple):
     out_tree: PyTreeDef
     out_leaves: list[Any] | None
     out_positions: list[int]
+    # For rules that close over arrays; ``None`` where there are no such rules.
+    staging: Staging | None
+
+    def is_spent(self) -> bool:
+        """Whether the program holds arrays of a call that has ended."""
+        return self.staging is not None and self.staging.is_spent
 
     def __call__(self, leaves: Sequence[Any]) -> Any:
-        results = self.program([leaves[i] for i in self.positions])
+        taken = [leaves[i] for i in self.positions]
+        if self.staging is None:
+            results = self.program(taken)
+        else:
+            with run_of(self.staging, taken):
+                results = self.program(taken)
         if self.out_leaves is not None:
             filled = list(self.out_leaves)
             for i, result in zip(self.out_positions, results, strict=True):
@@ -71,7 +84,8 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     names = _operand_names(arguments) if len(operands) < 64 else None
     inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
     with use_settings(settings):
-        jaxpr, consts, out_tree, out_leaves = _trace_user_function(arguments, tree, inputs)
+        whole, consts, out_tree, out_leaves = _trace_user_function(arguments, tree, inputs)
+    jaxpr = _compat.drop_dead_code(whole)
     scope = Scope(Rewriting(settings))
     symbolic = [
         scope.operand(var, like)
@@ -90,7 +104,15 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
         whole_tree,
         statics if any(is_static) else None,
         [i for i, s in enumerate(is_static) if not s],
+        _staging(whole, consts, inputs.likes),
     )
+
+
+def _staging(jaxpr: Jaxpr, consts: Sequence[Any], likes: Sequence[Any]) -> Staging | None:
+    names = {eqn.primitive.name for eqn in jaxpr.eqns}
+    if names.isdisjoint(("custom_jvp_call", "custom_vjp_call")):
+        return None
+    return Staging(jaxpr, consts, tree_flatten(list(likes))[1])
 
 
 class _Inputs(NamedTuple):
@@ -198,7 +220,7 @@ def _trace_user_function(
             "what is known beforehand as a Python scalar, which is static.",
         )
         raise
-    return _compat.drop_dead_code(jaxpr), consts, out[0], out[1]
+    return jaxpr, consts, out[0], out[1]
 
 
 def _operand_names(arguments: Arguments) -> list[str]:

@@ -217,7 +217,11 @@ class _Transformed:
         settings = current_settings().refined(self._rules, self._policy)
         key = self._key(tree, leaves, treedef, settings)
         staged = None if key is None else self._programs.get(key)
-        if staged is None or (staged is _NOTHING and always):
+        if (
+            staged is None
+            or (staged is _NOTHING and always)
+            or (staged is not _NOTHING and staged.is_spent())
+        ):
             has_values = any(map(is_value, tree_leaves(tree, is_leaf=is_value)))
             if always or has_values or settings.rules.dense_primitives():
                 for leaf in filter(is_value, leaves):

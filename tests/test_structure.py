@@ -21,6 +21,7 @@ LEVELS = [
     {"_settings"},
     {"_rewrite"},
     {"_join", "_program"},
+    {"_closures"},
     {"_stage"},
     {"_transform"},
     {"_materialise", "_namespace"},

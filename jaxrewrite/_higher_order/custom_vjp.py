@@ -14,6 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from .. import _compat
+from .._closures import Running, running
 from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
 from .._program import Program
@@ -64,18 +65,20 @@ def custom_vjp_handler(
             return tree_unflatten(restaged.out_tree, call(*leaves))
 
         results = bring_primals(primals, structures, recompute)
-        saved = residuals, _values(operands), _values(results)
+        saved = residuals, _values(operands), _values(results), running()
         return tree_leaves(results), saved
 
     def backward(saved: Any, leaf_cotangents: Sequence[Any]) -> Any:
-        residuals, ins, outs = saved
+        residuals, ins, outs, around = saved
         cotangents = [
             cotangent_of(out, own, settings)
             for out, own in zip(outs, chunks(leaf_cotangents, outs), strict=True)
         ]
         if not symbolic:
             cotangents = list(map(instantiated, cotangents))
-        pulled = [None] * num_consts + _apply_backward(eqn, residuals, cotangents, settings)
+        pulled = [None] * num_consts + _apply_backward(
+            eqn, residuals, cotangents, settings, around
+        )
         of_leaves = [
             pull_back(operand, cotangent, settings)
             for operand, cotangent in zip(ins, pulled, strict=True)
@@ -117,7 +120,7 @@ def _apply_forward(
     out = run_on_values(
         settings,
         _compat.constants_first(jaxpr),
-        [*consts, *operands],
+        [*running().resolve(consts, settings, eqn), *operands],
         eqn,
         MakeDense(tuple(dense)),
     )
@@ -128,7 +131,11 @@ def _apply_forward(
 
 
 def _apply_backward(
-    eqn: JaxprEqn, residuals: Sequence[Any], cotangents: Sequence[Any], settings: Settings
+    eqn: JaxprEqn,
+    residuals: Sequence[Any],
+    cotangents: Sequence[Any],
+    settings: Settings,
+    around: Running,
 ) -> list[Any]:
     """The user's backward rule on values: cotangents, ``None`` where there is none.
 
@@ -152,5 +159,6 @@ def _apply_backward(
     debug_info = _compat.new_debug_info("backward", flat)
     with eqn.ctx.manager:
         jaxpr, consts = _compat.trace_to_jaxpr(flat, avals_of(inputs), debug_info)
-    results = iter(run_on_values(settings, jaxpr, [*consts, *inputs], eqn))
+    operands = [*around.resolve(consts, settings, eqn), *inputs]
+    results = iter(run_on_values(settings, jaxpr, operands, eqn))
     return [next(results) if is_there else None for is_there in there]

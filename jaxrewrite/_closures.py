@@ -1,0 +1,111 @@
+"""Custom derivative rules that close over arrays of the function they are in.
+
+JAX traces such a rule when it differentiates, long after `transform` has staged
+the function: what the rule closes over is then a tracer of a trace that has
+ended. But the tracer still names a variable of the staged jaxpr, and while the
+rewritten program runs, the leaves of its arguments are at hand. So the few
+equations that the variable depends on are run once more.
+
+What was found so becomes part of what JAX remembers of the rule, and is right
+for this call only: a program that needed it is staged again for the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jax.tree_util import PyTreeDef, register_static, tree_leaves, tree_unflatten
+
+from . import _compat
+from ._compat import Jaxpr, JaxprEqn, Var
+from ._program import Program
+from ._rewrite import Rewriting
+from ._settings import Settings
+
+
+class Staging:
+    """What `transform` staged a function to, before anything was dropped or rewritten.
+
+    The jaxpr takes its ``consts`` first, then operands of the structure ``in_tree``.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, consts: Sequence[Any], in_tree: PyTreeDef):
+        self.jaxpr = jaxpr
+        self.consts = list(consts)
+        self.in_tree = in_tree
+        # Whether a rule was given arrays of one call.
+        self.is_spent = False
+        self._made_by = {var: i for i, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
+        self._inputs = set(jaxpr.invars)
+
+    def has(self, var: Any) -> bool:
+        return var in self._made_by or var in self._inputs
+
+    def value_of(
+        self, var: Var, leaves: Sequence[Any], settings: Settings, eqn: JaxprEqn
+    ) -> Any:
+        """What a variable stands for when the program runs on ``leaves``."""
+        self.is_spent = True
+        eqns = self.jaxpr.eqns
+        needed, steps = [var], set()
+        while needed:
+            step = self._made_by.get(needed.pop())
+            if step is not None and step not in steps:
+                steps.add(step)
+                needed += [atom for atom in eqns[step].invars if isinstance(atom, Var)]
+        kept = [eqns[step] for step in sorted(steps)]
+        jaxpr = _compat.new_jaxpr(self.jaxpr.invars, [var], kept, self.jaxpr.debug_info)
+        operands = [*self.consts, *tree_unflatten(self.in_tree, leaves)]
+        restaged = Rewriting(settings).restage(jaxpr, operands, eqn)
+        results = Program(restaged.jaxpr, restaged.consts)(tree_leaves(operands))
+        return tree_unflatten(restaged.out_tree, results)[0]
+
+
+@register_static
+class Running:
+    """The programs that are running now, innermost last, with their leaves.
+
+    A pytree without leaves, to be handed on to where a rule will run later.
+    """
+
+    def __init__(self, frames: tuple[tuple[Staging, Sequence[Any]], ...]):
+        self.frames = frames
+
+    def resolve(
+        self, consts: Sequence[Any], settings: Settings, eqn: JaxprEqn
+    ) -> list[Any]:
+        """Replace the tracers of ended stagings among the constants of a rule."""
+        return [self._resolved(const, settings, eqn) for const in consts]
+
+    def _resolved(self, const: Any, settings: Settings, eqn: JaxprEqn) -> Any:
+        var = _compat.variable_of(const)
+        if var is not None:
+            for staging, leaves in reversed(self.frames):
+                if staging.has(var):
+                    return staging.value_of(var, leaves, settings, eqn)
+        return const
+
+
+class _Frames(threading.local):
+    def __init__(self) -> None:
+        self.running = Running(())
+
+
+_frames = _Frames()
+
+
+def running() -> Running:
+    return _frames.running
+
+
+@contextlib.contextmanager
+def run_of(staging: Staging, leaves: Sequence[Any]) -> Iterator[None]:
+    before = _frames.running
+    _frames.running = Running((*before.frames, (staging, leaves)))
+    try:
+        yield
+    finally:
+        _frames.running = before
