@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jax.tree_util import PyTreeDef, register_static, tree_leaves, tree_unflatten
+from jax.tree_util import PyTreeDef, tree_leaves, tree_unflatten
 
 from . import _compat
 from ._compat import Jaxpr, JaxprEqn, Var
@@ -64,48 +64,35 @@ class Staging:
         return tree_unflatten(restaged.out_tree, results)[0]
 
 
-@register_static
-class Running:
-    """The programs that are running now, innermost last, with their leaves.
+class _Running(threading.local):
+    """The programs that run now, innermost last, with their leaves."""
 
-    A pytree without leaves, to be handed on to where a rule will run later.
-    """
-
-    def __init__(self, frames: tuple[tuple[Staging, Sequence[Any]], ...]):
-        self.frames = frames
-
-    def resolve(
-        self, consts: Sequence[Any], settings: Settings, eqn: JaxprEqn
-    ) -> list[Any]:
-        """Replace the tracers of ended stagings among the constants of a rule."""
-        return [self._resolved(const, settings, eqn) for const in consts]
-
-    def _resolved(self, const: Any, settings: Settings, eqn: JaxprEqn) -> Any:
-        var = _compat.variable_of(const)
-        if var is not None:
-            for staging, leaves in reversed(self.frames):
-                if staging.has(var):
-                    return staging.value_of(var, leaves, settings, eqn)
-        return const
-
-
-class _Frames(threading.local):
     def __init__(self) -> None:
-        self.running = Running(())
+        self.frames: list[tuple[Staging, Sequence[Any]]] = []
 
 
-_frames = _Frames()
-
-
-def running() -> Running:
-    return _frames.running
+_running = _Running()
 
 
 @contextlib.contextmanager
 def run_of(staging: Staging, leaves: Sequence[Any]) -> Iterator[None]:
-    before = _frames.running
-    _frames.running = Running((*before.frames, (staging, leaves)))
+    """While a program runs, rules that JAX calls may ask for its arrays."""
+    _running.frames.append((staging, leaves))
     try:
         yield
     finally:
-        _frames.running = before
+        _running.frames.pop()
+
+
+def resolve(consts: Sequence[Any], settings: Settings, eqn: JaxprEqn) -> list[Any]:
+    """Replace the tracers of ended stagings among the constants of a rule."""
+    return [_resolved(const, settings, eqn) for const in consts]
+
+
+def _resolved(const: Any, settings: Settings, eqn: JaxprEqn) -> Any:
+    var = _compat.variable_of(const)
+    if var is not None:
+        for staging, leaves in reversed(_running.frames):
+            if staging.has(var):
+                return staging.value_of(var, leaves, settings, eqn)
+    return const

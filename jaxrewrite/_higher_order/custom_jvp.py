@@ -14,7 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._closures import running
+from .._closures import resolve
 from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
 from .._program import Program
@@ -95,7 +95,7 @@ def _apply_rule(
     is_zero = [type(t) is SymbolicZero for t in tangents]
     jaxpr, consts, zero_results = params["jvp_jaxpr_fun"].call_wrapped(*is_zero)
     inputs = [
-        *running().resolve(consts, settings, eqn),
+        *resolve(consts, settings, eqn),
         *operands[params["num_consts"] :],
         *(t for t, zero in zip(tangents, is_zero, strict=True) if not zero),
     ]

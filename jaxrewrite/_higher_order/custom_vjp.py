@@ -14,7 +14,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._closures import Running, running
+from .._closures import resolve
 from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
 from .._program import Program
@@ -65,20 +65,18 @@ def custom_vjp_handler(
             return tree_unflatten(restaged.out_tree, call(*leaves))
 
         results = bring_primals(primals, structures, recompute)
-        saved = residuals, _values(operands), _values(results), running()
+        saved = residuals, _values(operands), _values(results)
         return tree_leaves(results), saved
 
     def backward(saved: Any, leaf_cotangents: Sequence[Any]) -> Any:
-        residuals, ins, outs, around = saved
+        residuals, ins, outs = saved
         cotangents = [
             cotangent_of(out, own, settings)
             for out, own in zip(outs, chunks(leaf_cotangents, outs), strict=True)
         ]
         if not symbolic:
             cotangents = list(map(instantiated, cotangents))
-        pulled = [None] * num_consts + _apply_backward(
-            eqn, residuals, cotangents, settings, around
-        )
+        pulled = [None] * num_consts + _apply_backward(eqn, residuals, cotangents, settings)
         of_leaves = [
             pull_back(operand, cotangent, settings)
             for operand, cotangent in zip(ins, pulled, strict=True)
@@ -120,7 +118,7 @@ def _apply_forward(
     out = run_on_values(
         settings,
         _compat.constants_first(jaxpr),
-        [*running().resolve(consts, settings, eqn), *operands],
+        [*resolve(consts, settings, eqn), *operands],
         eqn,
         MakeDense(tuple(dense)),
     )
@@ -135,7 +133,6 @@ def _apply_backward(
     residuals: Sequence[Any],
     cotangents: Sequence[Any],
     settings: Settings,
-    around: Running,
 ) -> list[Any]:
     """The user's backward rule on values: cotangents, ``None`` where there is none.
 
@@ -159,6 +156,5 @@ def _apply_backward(
     debug_info = _compat.new_debug_info("backward", flat)
     with eqn.ctx.manager:
         jaxpr, consts = _compat.trace_to_jaxpr(flat, avals_of(inputs), debug_info)
-    operands = [*around.resolve(consts, settings, eqn), *inputs]
-    results = iter(run_on_values(settings, jaxpr, operands, eqn))
+    results = iter(run_on_values(settings, jaxpr, [*consts, *inputs], eqn))
     return [next(results) if is_there else None for is_there in there]
