@@ -57,7 +57,10 @@ class Staging:
                 steps.add(step)
                 needed += [atom for atom in eqns[step].invars if isinstance(atom, Var)]
         kept = [eqns[step] for step in sorted(steps)]
-        jaxpr = _compat.new_jaxpr(self.jaxpr.invars, [var], kept, self.jaxpr.debug_info)
+        whole = self.jaxpr
+        jaxpr = _compat.new_jaxpr(
+            whole.invars, [var], kept, whole.debug_info, whole.is_high
+        )
         operands = [*self.consts, *tree_unflatten(self.in_tree, leaves)]
         restaged = Rewriting(settings).restage(jaxpr, operands, eqn)
         results = Program(restaged.jaxpr, restaged.consts)(tree_leaves(operands))

@@ -195,10 +195,22 @@ def new_jaxpr(
     outvars: Sequence[Any],
     eqns: Sequence[JaxprEqn],
     debug_info: Any,
+    is_high: bool,
 ) -> Jaxpr:
-    """Build a jaxpr without constants from its equations."""
+    """Build a jaxpr without constants from its equations.
+
+    ``is_high`` is whether JAX has to expand some of its primitives before it can
+    compile it, as `has_high_parameters` and other jaxprs say.
+    """
     effects = make_jaxpr_effects((), invars, outvars, eqns)
-    return Jaxpr((), invars, outvars, eqns, effects, unnamed(debug_info))
+    return Jaxpr((), invars, outvars, eqns, effects, unnamed(debug_info), is_high)
+
+
+def has_high_parameters(
+    primitive: Primitive, operands: Sequence[Any], params: dict[str, Any]
+) -> bool:
+    """Whether JAX has to expand a primitive with these parameters first."""
+    return primitive.is_high(*[leaf_aval(x) for x in operands], **params)
 
 
 def name_of(jaxpr: Any) -> str:
@@ -381,6 +393,7 @@ def inline_into_current_trace(jaxpr: Jaxpr, operands: Iterable[Any]) -> list[Any
     trace = trace_ctx.trace
     if not isinstance(trace, DynamicJaxprTrace):
         return None
+    trace.frame.is_high |= jaxpr.is_high
     here = source_info_util.current()
     env = {
         var: trace.to_jaxpr_tracer(canonicalize_value(operand), here)

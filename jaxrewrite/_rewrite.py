@@ -262,6 +262,8 @@ class Scope:
         self.rewriting = rewriting
         self.eqns: list[JaxprEqn] = []
         self.changed = False
+        # Whether JAX has to expand some of the primitives before it can compile.
+        self.is_high = False
         self._consts: dict[int, tuple[Var, Any]] = {}
         self._dense: dict[int, tuple[Value, Any]] = {}
 
@@ -298,7 +300,11 @@ class Scope:
         eqns = live_equations(self.eqns, outvars)
         consts = list(self._consts.values())
         jaxpr = _compat.new_jaxpr(
-            [*(var for var, _ in consts), *invars], outvars, eqns, debug_info
+            [*(var for var, _ in consts), *invars],
+            outvars,
+            eqns,
+            debug_info,
+            self.is_high,
         )
         values = [value for _, value in consts]
         closed = _compat.close_jaxpr(jaxpr)
@@ -337,6 +343,7 @@ class Scope:
             if operand is not var
         }
         targets = targets or {}
+        self.is_high |= jaxpr.is_high
         # The equations of a rule are final: a rule for dense tanh may use tanh.
         watched = self.rewriting.dense_primitives if origin is None else frozenset()
         for eqn in jaxpr.eqns:
@@ -381,6 +388,8 @@ class Scope:
             if effects:
                 names = dict(_pairs(eqn.invars, operands))
                 effects = _compat.rename_effects(effects, names)
+        if params is not None:
+            self.is_high |= _compat.has_high_parameters(eqn.primitive, operands, params)
         self.eqns.append(
             eqn.replace(
                 invars=list(operands),

@@ -74,6 +74,7 @@ def _with_all_constants(
             branch.jaxpr.outvars,
             branch.jaxpr.eqns,
             branch.jaxpr.debug_info,
+            branch.jaxpr.is_high,
         )
         padded.append(_compat.close_jaxpr(jaxpr))
     return tuple(padded)

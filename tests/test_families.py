@@ -1,0 +1,220 @@
+"""Every higher-order primitive, on every kind of value, in every mode, by the oracle."""
+
+import collections
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from families import FAMILIES
+from values import factories
+
+import jaxrewrite
+
+
+X = jnp.asarray(np.random.default_rng(1).uniform(0.2, 0.9, (3, 3)), jnp.float32)
+
+
+def transform(fn):
+    return jaxrewrite.transform(fn, materialise="allow")
+
+
+def make(kind, seed=0):
+    return factories[kind]((3, 3), jnp.float32, np.random.default_rng(seed))
+
+
+def dense_of(fn):
+    return lambda v, x: fn(jaxrewrite.materialise(v), x)
+
+
+def implicit_of(fn):
+    return lambda v, x: jaxrewrite.materialise(transform(fn)(v, x))
+
+
+def summed(fn):
+    def total(v, x):
+        leaves = jax.tree.leaves(jaxrewrite.materialise(fn(v, x)))
+        return sum(jnp.sin(leaf).sum() for leaf in leaves)
+
+    return total
+
+
+def same(got, want, rtol=2e-4):
+    got, want = jaxrewrite.materialise(got), jaxrewrite.materialise(want)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (jnp.shape(g), jnp.result_type(g)) == (jnp.shape(w), jnp.result_type(w))
+        if jnp.result_type(g) != jax.dtypes.float0:
+            size = np.abs(w).max(initial=0.05)
+            np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * size)
+
+
+def tangents_like(tree):
+    def tangent(x):
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            return jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
+        return np.zeros(x.shape, jax.dtypes.float0)
+
+    return jax.tree.map(tangent, tree)
+
+
+def check_forward(fn, v):
+    same(transform(fn)(v, X), dense_of(fn)(v, X), 2e-5)
+    same(jax.jit(transform(fn))(v, X), dense_of(fn)(v, X), 2e-5)
+
+
+def check_gradient(fn, v):
+    want = jax.jit(jax.grad(summed(dense_of(fn)), (0, 1), allow_int=True))(v, X)
+    got = jax.jit(jax.grad(summed(transform(fn)), (0, 1), allow_int=True))(v, X)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        same(g, w)
+
+
+def check_gradient_without_jit(fn, v):
+    want = jax.grad(summed(dense_of(fn)), (0, 1), allow_int=True)(v, X)
+    got = jax.grad(summed(transform(fn)), (0, 1), allow_int=True)(v, X)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        same(g, w)
+
+
+def check_gradient_inside(fn, v):
+    gradient = jax.grad(summed(fn), (0, 1))
+    same(transform(gradient)(v, X), gradient(jaxrewrite.materialise(v), X))
+
+
+def check_tangents(fn, v):
+    tangents = tangents_like((v, X))
+    want = jax.jvp(dense_of(fn), (v, X), tangents)
+    same(jax.jvp(implicit_of(fn), (v, X), tangents), want)
+
+
+def check_tangents_inside(fn, v):
+    along = tangents_like(X)
+
+    def derivative(v, x):
+        return jax.jvp(lambda v, x: fn(v, x), (v, x), (0.5 * v, along))
+
+    same(transform(derivative)(v, X), derivative(jaxrewrite.materialise(v), X))
+
+
+def check_batched(fn, v):
+    batch = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), v)
+    xs = jnp.stack([X, 0.5 * X])
+    for axes in ((None, 0), (0, 0)):
+        operands = (v if axes[0] is None else batch, xs)
+        want = jax.vmap(dense_of(fn), axes)(*operands)
+        same(jax.vmap(implicit_of(fn), axes)(*operands), want)
+    same(
+        transform(jax.vmap(fn, (None, 0)))(v, xs), jax.vmap(dense_of(fn), (None, 0))(v, xs)
+    )
+
+
+def check_second_derivative(fn, v):
+    def directional(fn):
+        along = tangents_like(X)
+        return jax.grad(lambda v, x: jnp.vdot(jax.grad(summed(fn), 1)(v, x), along), 1)
+
+    same(
+        jax.jit(directional(transform(fn)))(v, X), jax.jit(directional(dense_of(fn)))(v, X)
+    )
+
+
+def without(*modes):
+    return [name for name, own in FAMILIES.items() if own.without.isdisjoint(modes)]
+
+
+kinds = pytest.mark.parametrize("kind", factories)
+FEW_KINDS = ["lora", "zero", "lora_of_quantised"]
+
+
+@kinds
+@pytest.mark.parametrize("name", FAMILIES)
+def test_forward(name, kind, no_leak_checks):
+    check_forward(FAMILIES[name].fn, make(kind))
+
+
+@kinds
+@pytest.mark.parametrize("name", without("reverse"))
+def test_gradient(name, kind, no_leak_checks):
+    check_gradient(FAMILIES[name].fn, make(kind))
+
+
+@pytest.mark.parametrize("kind", FEW_KINDS)
+@pytest.mark.parametrize("name", without("reverse"))
+def test_gradient_inside(name, kind, no_leak_checks):
+    check_gradient_inside(FAMILIES[name].fn, make(kind))
+
+
+@pytest.mark.parametrize("kind", FEW_KINDS)
+@pytest.mark.parametrize("name", without("forward"))
+def test_tangents(name, kind, no_leak_checks):
+    check_tangents(FAMILIES[name].fn, make(kind))
+
+
+@pytest.mark.parametrize("kind", FEW_KINDS)
+@pytest.mark.parametrize("name", without("forward"))
+def test_tangents_inside(name, kind, no_leak_checks):
+    check_tangents_inside(FAMILIES[name].fn, make(kind))
+
+
+@pytest.mark.parametrize("kind", FEW_KINDS)
+@pytest.mark.parametrize("name", without("vmap"))
+def test_batched(name, kind, no_leak_checks):
+    check_batched(FAMILIES[name].fn, make(kind))
+
+
+@pytest.mark.parametrize("name", without("reverse"))
+def test_second_derivative(name, no_leak_checks):
+    check_second_derivative(FAMILIES[name].fn, make("lora"))
+
+
+@pytest.mark.parametrize("name", without("leak checks"))
+def test_no_tracer_leaks(name):
+    """With JAX's leak checks on: forward and, outside of jit, the gradient."""
+    family, v = FAMILIES[name], make("lora")
+    check_forward(family.fn, v)
+    if "reverse" not in family.without:
+        check_gradient_without_jit(family.fn, v)
+
+
+# --- structure ------------------------------------------------------------------
+
+KEPT = {
+    "scan",
+    "while",
+    "cond",
+    "remat2",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_linear_solve",
+    "custom_vmap_call",
+    "pure_callback",
+    "pallas_call",
+}
+
+
+def structured_equations(jaxpr):
+    """How many equations there are of each primitive that has to stay one."""
+    found = collections.Counter()
+    for eqn in jaxpr.eqns:
+        found[eqn.primitive.name] += eqn.primitive.name in KEPT
+        if eqn.primitive.name == "jit":
+            found[f"jit {eqn.params['name']}"] += 1
+        if eqn.primitive.name != "pallas_call":
+            for inner in jex_core.jaxprs_in_params(eqn.params):
+                found += structured_equations(inner)
+    return +found
+
+
+@pytest.mark.parametrize("kind", ["lora", "zero"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_structure_is_kept(name, kind, no_leak_checks):
+    fn, v = FAMILIES[name].fn, make(kind)
+    before = structured_equations(jax.make_jaxpr(fn)(jnp.ones((3, 3)), X).jaxpr)
+    after = structured_equations(jaxrewrite.make_jaxpr(fn, materialise="allow")(v, X).jaxpr)
+    for primitive in before | after:
+        if kind == "zero":  # an equation that only gives zeros is dead code
+            assert after[primitive] <= before[primitive], primitive
+        else:
+            assert after[primitive] == before[primitive], primitive
