@@ -27,6 +27,7 @@ from .derivatives import (
     has_array_tangents,
     is_array,
     lift,
+    noting,
     restage_call,
     run_on_values,
     tangent_of,
@@ -57,14 +58,15 @@ def custom_jvp_handler(
         def recompute() -> list[Any]:
             return tree_unflatten(restaged.out_tree, call(*primals))
 
-        results, result_tangents = _apply_rule(
-            eqn, operands, tangents[num_consts:], settings, structures, recompute
-        )
-        return tree_leaves(results), [
-            t
-            for result, tangent in zip(results, result_tangents, strict=True)
-            for t in _leaf_tangents(result, tangent, symbolic, settings)
-        ]
+        with noting(eqn, operands):
+            results, result_tangents = _apply_rule(
+                eqn, operands, tangents[num_consts:], settings, structures, recompute
+            )
+            return tree_leaves(results), [
+                t
+                for result, tangent in zip(results, result_tangents, strict=True)
+                for t in _leaf_tangents(result, tangent, symbolic, settings)
+            ]
 
     call.__name__ = _compat.name_of(eqn.params["call_jaxpr"])
     fn = jax.custom_jvp(call)

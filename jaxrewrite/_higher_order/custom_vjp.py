@@ -27,6 +27,7 @@ from .derivatives import (
     cotangent_of,
     instantiated,
     is_array,
+    noting,
     pull_back,
     restage_call,
     run_on_values,
@@ -57,9 +58,10 @@ def custom_vjp_handler(
         of_operands = chunks(perturbed[num_hoisted:], operands)
         # Without symbolic zeros the rule hears that all may be perturbed.
         nonzero = [not symbolic or any(own) for own in of_operands]
-        residuals, primals = _apply_forward(
-            eqn, operands[num_consts:], nonzero[num_consts:], settings, structures
-        )
+        with noting(eqn, operands):
+            residuals, primals = _apply_forward(
+                eqn, operands[num_consts:], nonzero[num_consts:], settings, structures
+            )
 
         def recompute() -> list[Any]:
             return tree_unflatten(restaged.out_tree, call(*leaves))
@@ -70,17 +72,21 @@ def custom_vjp_handler(
 
     def backward(saved: Any, leaf_cotangents: Sequence[Any]) -> Any:
         residuals, ins, outs = saved
-        cotangents = [
-            cotangent_of(out, own, settings)
-            for out, own in zip(outs, chunks(leaf_cotangents, outs), strict=True)
-        ]
-        if not symbolic:
-            cotangents = list(map(instantiated, cotangents))
-        pulled = [None] * num_consts + _apply_backward(eqn, residuals, cotangents, settings)
-        of_leaves = [
-            pull_back(operand, cotangent, settings)
-            for operand, cotangent in zip(ins, pulled, strict=True)
-        ]
+        ins, outs = _with_arrays(ins, eqn.invars), _with_arrays(outs, eqn.outvars)
+        with noting(eqn, ins):
+            cotangents = [
+                cotangent_of(out, own, settings)
+                for out, own in zip(outs, chunks(leaf_cotangents, outs), strict=True)
+            ]
+            if not symbolic:
+                cotangents = list(map(instantiated, cotangents))
+            pulled = [None] * num_consts + _apply_backward(
+                eqn, residuals, cotangents, settings
+            )
+            of_leaves = [
+                pull_back(operand, cotangent, settings)
+                for operand, cotangent in zip(ins, pulled, strict=True)
+            ]
         return (*[None] * num_hoisted, *(ct for own in of_leaves for ct in own))
 
     call.__name__ = _compat.name_of(eqn.params["call_jaxpr"])
@@ -96,10 +102,14 @@ handlers["custom_vjp_call"] = custom_vjp_handler
 
 def _values(operands: Sequence[Any]) -> list[Any]:
     """What the way back needs to know of operands: those that are values."""
-    return [x if is_value(x) else _ARRAY for x in operands]
+    return [x if is_value(x) else None for x in operands]
 
 
-_ARRAY = 0.0  # stands for an array, which needs nothing remembered
+def _with_arrays(values: Sequence[Any], atoms: Sequence[Any]) -> list[Any]:
+    """The values, and an atom of the equation in the place of each array."""
+    return [
+        atom if value is None else value for value, atom in zip(values, atoms, strict=True)
+    ]
 
 
 def _apply_forward(

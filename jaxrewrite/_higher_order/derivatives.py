@@ -8,8 +8,9 @@ leaf tangents for a result. See design notes in the documentation of `Value`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,13 +21,24 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
 from .._compat import Jaxpr, JaxprEqn
+from .._errors import add_note
 from .._join import MakeDense, Structure, structure_of
 from .._materialise import materialise
 from .._program import Program
-from .._rewrite import Adapter, Reason, Restaged, Rewriting, Scope
+from .._rewrite import Adapter, Reason, Restaged, Rewriting, Scope, describe
 from .._settings import Settings, use_settings
 from .._transform import transform
 from .._value import Value, aval_of, avals_of, dense_aval, is_value, layer
+
+
+@contextlib.contextmanager
+def noting(eqn: JaxprEqn, operands: Sequence[Any]) -> Iterator[None]:
+    """Errors in a rule say in which equation, though it is long gone."""
+    try:
+        yield
+    except Exception as error:
+        add_note(error, describe(eqn, operands))
+        raise
 
 
 # --- which results stay values ---------------------------------------------------
@@ -169,8 +181,12 @@ def _tangent(value: Value, leaf_tangents: Any) -> Any:
         for field, t in zip(fields, layer(leaf_tangents)[0], strict=True)
     ]
     hook = type(value).tangent is not Value.tangent
-    apply = _tangent_by_type if hook else _tangent_by_materialise
-    return _on_fields(apply, treedef)(fields, tangents)
+    apply: Callable[..., Any] = functools.partial(
+        _tangent_by_type if hook else _tangent_by_materialise, treedef
+    )
+    if any(map(is_value, fields)):
+        apply = transform(apply, materialise="allow")
+    return apply(fields, tangents)
 
 
 def _tangent_by_type(treedef: Any, fields: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -202,18 +218,6 @@ def _tangent_by_materialise(
     return jax.jvp(dense, tuple(fields), tuple(tangents))[1]
 
 
-def _on_fields(fn: Callable[..., Any], treedef: Any) -> Callable[..., Any]:
-    """``fn`` of the fields of a value, some of which may be values themselves."""
-    apply = functools.partial(fn, treedef)
-
-    def on_fields(fields: Sequence[Any], *args: Any) -> Any:
-        if any(map(is_value, tree_leaves((fields, args), is_leaf=is_value))):
-            return transform(apply, materialise="allow")(fields, *args)
-        return apply(fields, *args)
-
-    return on_fields
-
-
 def lift(value: Value, tangent: Any, settings: Settings) -> list[Any]:
     """Tangents of the leaves of a result, for the tangent that a rule returned."""
     with use_settings(settings):
@@ -222,7 +226,11 @@ def lift(value: Value, tangent: Any, settings: Settings) -> list[Any]:
 
 def _lift(value: Value, tangent: Any) -> list[Any]:
     fields, treedef = layer(value)
-    lifted = _on_fields(_lift_by_type, treedef)(fields, tangent)
+    apply: Callable[..., Any] = functools.partial(_lift_by_type, treedef)
+    if any(map(is_value, fields)):
+        # The tangent stays what it is: a value where its type is never dense.
+        apply = transform(apply, (True, (True, False), {}), materialise="allow")
+    lifted = apply(fields, tangent)
     leaf_tangents: list[Any] = []
     for field, t in zip(fields, lifted, strict=True):
         if is_value(field):
