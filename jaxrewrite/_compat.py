@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -145,6 +146,22 @@ def same_array_type(aval: Any, expected: Any) -> bool:
 def short(aval: Any) -> str:
     """An aval in a few letters: ``f32[3,4]``."""
     return aval.str_short(short_dtypes=True)
+
+
+def primitives_by_name() -> dict[str, Primitive]:
+    """Every primitive of JAX's own modules, those that it exports included.
+
+    Some, such as those of `jax.shard_map` and `lax.composite`, have no public
+    name, and users write rules for them all the same.
+    """
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith("jax._src.")]
+    modules += [jax.lax, jex_core.primitives]  # an exported one wins over its namesake
+    return {
+        primitive.name: primitive
+        for module in modules
+        for primitive in list(vars(module).values())
+        if isinstance(primitive, Primitive)
+    }
 
 
 def result_avals(eqn: JaxprEqn, avals: Sequence[Any]) -> list[Any]:

@@ -16,12 +16,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-import jax
-import jax.extend.core.primitives as jax_primitives
 from multipledispatch.conflict import supercedes
 from multipledispatch.dispatcher import Dispatcher
 from multipledispatch.variadic import Variadic
 
+from . import _compat
 from ._annotations import Dense, Signature, guards_hold, read_signature
 from ._compat import Primitive
 from ._errors import AmbiguousRuleError
@@ -333,14 +332,7 @@ def _ambiguity(primitive: Primitive, types: tuple[type, ...], rules: list[Rule])
 # --- primitives by name --------------------------------------------------------
 
 
-@functools.cache
-def _primitives_by_name() -> dict[str, Primitive]:
-    return {
-        primitive.name: primitive
-        for module in (jax.lax, jax_primitives)
-        for primitive in vars(module).values()
-        if isinstance(primitive, Primitive)
-    }
+_primitives_by_name = functools.cache(_compat.primitives_by_name)
 
 
 def find_primitive(primitive: Primitive | str) -> Primitive:

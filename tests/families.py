@@ -2,7 +2,7 @@
 
 `FAMILIES` has each by name, with the modes that it does not go through because
 JAX itself does not: ``reverse`` (reverse-mode derivatives), ``forward`` (forward
-mode), ``vmap``, ``leak checks`` (the dense program leaks as well).
+mode), ``vmap``, ``second`` (derivatives), ``leak checks``.
 """
 
 from typing import Any, NamedTuple
@@ -383,15 +383,15 @@ family("pure callback", "forward", "reverse")(
 )
 
 
-@family("reference")
+@family("reference", "second")
 def _(v, x):
     ref = jax.new_ref(x)
-    ref[...] = v
+    ref[...] = ref[...] + v
     ref[0] += 1.0
     return ref[...] @ x
 
 
-@family("reference in a loop", "leak checks")
+@family("reference in a loop", "second", "leak checks")
 def _(v, x):
     ref = jax.new_ref(jnp.zeros((2, 3, 3)))
 

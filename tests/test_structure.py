@@ -78,6 +78,7 @@ def test_public_names_are_the_package_own_and_documented():
     assert public == {
         "AmbiguousRuleError",
         "ArrayValue",
+        "Batched",
         "MaterialisationError",
         "MaterialisationWarning",
         "Rules",
@@ -88,6 +89,7 @@ def test_public_names_are_the_package_own_and_documented():
         "make_jaxpr",
         "materialise",
         "register",
+        "stack",
         "transform",
     }
     for name in public:
