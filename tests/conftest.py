@@ -26,6 +26,14 @@ def no_leak_checks():
     jax.config.update("jax_check_tracer_leaks", True)
 
 
+@pytest.fixture
+def bulk(no_leak_checks):
+    """For many small programs: compiled quickly rather than well."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 @pytest.fixture(autouse=True)
 def _fresh_caches():
     """Each test stages and rewrites for itself."""

@@ -130,42 +130,42 @@ FEW_KINDS = ["lora", "zero", "lora_of_quantised"]
 
 @kinds
 @pytest.mark.parametrize("name", FAMILIES)
-def test_forward(name, kind, no_leak_checks):
+def test_forward(name, kind, bulk):
     check_forward(FAMILIES[name].fn, make(kind))
 
 
 @kinds
 @pytest.mark.parametrize("name", without("reverse"))
-def test_gradient(name, kind, no_leak_checks):
+def test_gradient(name, kind, bulk):
     check_gradient(FAMILIES[name].fn, make(kind))
 
 
 @pytest.mark.parametrize("kind", FEW_KINDS)
 @pytest.mark.parametrize("name", without("reverse"))
-def test_gradient_inside(name, kind, no_leak_checks):
+def test_gradient_inside(name, kind, bulk):
     check_gradient_inside(FAMILIES[name].fn, make(kind))
 
 
 @pytest.mark.parametrize("kind", FEW_KINDS)
 @pytest.mark.parametrize("name", without("forward"))
-def test_tangents(name, kind, no_leak_checks):
+def test_tangents(name, kind, bulk):
     check_tangents(FAMILIES[name].fn, make(kind))
 
 
 @pytest.mark.parametrize("kind", FEW_KINDS)
 @pytest.mark.parametrize("name", without("forward"))
-def test_tangents_inside(name, kind, no_leak_checks):
+def test_tangents_inside(name, kind, bulk):
     check_tangents_inside(FAMILIES[name].fn, make(kind))
 
 
 @pytest.mark.parametrize("kind", FEW_KINDS)
 @pytest.mark.parametrize("name", without("vmap"))
-def test_batched(name, kind, no_leak_checks):
+def test_batched(name, kind, bulk):
     check_batched(FAMILIES[name].fn, make(kind))
 
 
 @pytest.mark.parametrize("name", without("reverse", "second"))
-def test_second_derivative(name, no_leak_checks):
+def test_second_derivative(name, bulk):
     check_second_derivative(FAMILIES[name].fn, make("lora"))
 
 
@@ -209,7 +209,7 @@ def structured_equations(jaxpr):
 
 @pytest.mark.parametrize("kind", ["lora", "zero"])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_structure_is_kept(name, kind, no_leak_checks):
+def test_structure_is_kept(name, kind, bulk):
     fn, v = FAMILIES[name].fn, make(kind)
     before = structured_equations(jax.make_jaxpr(fn)(jnp.ones((3, 3)), X).jaxpr)
     after = structured_equations(jaxrewrite.make_jaxpr(fn, materialise="allow")(v, X).jaxpr)

@@ -47,7 +47,7 @@ names = pytest.mark.parametrize("name", FUNCTIONS)
 
 @kinds
 @names
-def test_forward(name, kind, no_leak_checks):
+def test_forward(name, kind, bulk):
     value, fn = make(kind), FUNCTIONS[name]
     want = fn(jaxrewrite.materialise(value))
     check(transform(fn)(value), want, 2e-5)
@@ -56,7 +56,7 @@ def test_forward(name, kind, no_leak_checks):
 
 @kinds
 @names
-def test_gradient_with_respect_to_leaves(name, kind, no_leak_checks):
+def test_gradient_with_respect_to_leaves(name, kind, bulk):
     value, fn = make(kind), FUNCTIONS[name]
     of_value = jax.jit(jax.grad(summed(transform(fn)), allow_int=True))(value)
     of_dense = jax.jit(
@@ -106,7 +106,7 @@ def test_modes(name, kind):
 
 @kinds
 @pytest.mark.parametrize("shape", [(1, 4), (3, 1), (0, 4), (3, 0)], ids=str)
-def test_odd_shapes(kind, shape, no_leak_checks):
+def test_odd_shapes(kind, shape, bulk):
     if kind == "lora_of_zeros":
         pytest.skip("zeros of any shape are zeros")
     value = make(kind, shape)
@@ -117,7 +117,7 @@ def test_odd_shapes(kind, shape, no_leak_checks):
 
 @kinds
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_narrow_dtypes(kind, dtype, no_leak_checks):
+def test_narrow_dtypes(kind, dtype, bulk):
     value = make(kind, dtype=dtype)
     dense = jaxrewrite.materialise(value)
     for name in ("sin", "add", "mul scalar", "matmul", "transpose", "sum rows", "where"):
@@ -125,7 +125,7 @@ def test_narrow_dtypes(kind, dtype, no_leak_checks):
 
 
 @kinds
-def test_double_precision(kind, no_leak_checks):
+def test_double_precision(kind, bulk):
     with jax.enable_x64(True):
         value = make(kind, dtype=jnp.float64)
         dense = jaxrewrite.materialise(value)
