@@ -265,9 +265,9 @@ class Value:
         -------
         Any
             A value like this one, with tangents as leaves, linear in
-            ``tangent``; what is there for integer leaves is not looked at. Or
-            ``NotImplemented``: the result becomes dense, or, if it refuses,
-            can't be differentiated.
+            ``tangent``; what is there for integer leaves is not looked at.
+            Where a type does not define this, the result becomes dense, or, if
+            it refuses, can't be differentiated.
 
         Examples
         --------

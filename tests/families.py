@@ -374,6 +374,16 @@ family("custom_vmap in vmap", "reverse")(
 )
 
 
+def scaled_by(v, x):
+    """Linear in ``x``, with a transpose that shows: it is five times too large."""
+    return jax.custom_derivatives.linear_call(
+        lambda v, x: x @ v, lambda v, ct: 5.0 * (ct @ v.T), v, x
+    )
+
+
+family("linear call", "vmap", "leak checks")(lambda v, x: scaled_by(lax.stop_gradient(v), jnp.sin(x)))
+
+
 # --- effects, references, kernels: dense operands ---------------------------------
 
 family("pure callback", "forward", "reverse")(

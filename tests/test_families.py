@@ -188,6 +188,7 @@ KEPT = {
     "custom_jvp_call",
     "custom_vjp_call",
     "custom_linear_solve",
+    "linear_call",
     "custom_vmap_call",
     "pure_callback",
     "pallas_call",

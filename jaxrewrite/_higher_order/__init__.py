@@ -10,6 +10,7 @@ from . import (
     custom_jvp as custom_jvp,
     custom_vjp as custom_vjp,
     custom_vmap as custom_vmap,
+    linear_call as linear_call,
     linear_solve as linear_solve,
     scan as scan,
     shard_map as shard_map,

@@ -3,7 +3,7 @@
 JAX carries the tangents of a value's leaves; a rule, written for arrays, speaks
 of the tangent of the array. The derivative of ``materialise`` takes the one to
 the other, its transpose takes cotangents back, and `Value.lift_tangent` finds
-leaf tangents for a result. See design notes in the documentation of `Value`.
+leaf tangents for a result.
 """
 
 from __future__ import annotations

@@ -1,0 +1,61 @@
+"""`jax.custom_derivatives.linear_call`: its residuals on values, both ways.
+
+What the function is linear in, and its results, are arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.custom_derivatives import linear_call
+from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
+
+from .._compat import JaxprEqn, SourceInfo
+from .._join import MakeDense
+from .._program import Program
+from .._rewrite import Scope, handlers
+from .._value import is_value
+from .derivatives import noting, run_on_values
+
+
+def linear_call_handler(
+    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
+) -> Any:
+    params = eqn.params
+    num_consts, num_residuals = params["num_callee_consts"], params["num_res"]
+    start = num_consts + num_residuals
+    residuals = operands[:start]
+    arrays = scope.materialise_operands(eqn, operands[start:], origin)
+    dense = MakeDense((True,) * len(eqn.outvars))
+    restaged = scope.rewriting.restage(
+        params["callee"], [*residuals, *arrays], eqn, leaving=dense
+    )
+    if not restaged.changed and not any(map(is_value, operands)):
+        return NotImplemented  # the equation stays as it is
+    scope.changed = True
+    settings = scope.rewriting.settings
+    num_hoisted = len(restaged.consts)
+    in_tree = tree_flatten(residuals)[1]
+
+    def call(leaves: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+        return Program(restaged.jaxpr, ())([*leaves, *arrays])
+
+    def transposed(leaves: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        saved = tree_unflatten(in_tree, leaves[num_hoisted:])
+        with noting(eqn, [*saved, *cotangents]):
+            jaxpr, consts = params["transpose_thunk"]()
+            inputs = [*consts, *saved[num_consts:], *cotangents]
+            dense = MakeDense((True,) * len(arrays))
+            return run_on_values(settings, jaxpr, inputs, eqn, dense)
+
+    leaves = [*map(scope.const, restaged.consts), *tree_leaves(residuals)]
+
+    def on_leaves(*flat: Any) -> list[Any]:
+        own, rest = list(flat[: len(leaves)]), list(flat[len(leaves) :])
+        return linear_call(call, transposed, own, rest)
+
+    return scope.add_call(on_leaves, [*leaves, *arrays], eqn, origin)
+
+
+handlers["linear_call"] = linear_call_handler
