@@ -17,12 +17,11 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jax.tree_util import PyTreeDef, tree_leaves, tree_unflatten
+from jax.tree_util import PyTreeDef, tree_unflatten
 
 from . import _compat
 from ._compat import Jaxpr, JaxprEqn, Var
-from ._program import Program
-from ._rewrite import Rewriting
+from ._program import run_on_values
 from ._settings import Settings
 
 
@@ -62,9 +61,7 @@ class Staging:
             whole.invars, [var], kept, whole.debug_info, whole.is_high
         )
         operands = [*self.consts, *tree_unflatten(self.in_tree, leaves)]
-        restaged = Rewriting(settings).restage(jaxpr, operands, eqn)
-        results = Program(restaged.jaxpr, restaged.consts)(tree_leaves(operands))
-        return tree_unflatten(restaged.out_tree, results)[0]
+        return run_on_values(settings, jaxpr, operands, eqn)[0]
 
 
 class _Running(threading.local):

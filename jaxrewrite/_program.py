@@ -12,10 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.tree_util import tree_leaves, tree_unflatten
 
 from . import _compat
 from ._compat import Jaxpr, JaxprEqn, Literal
 from ._errors import add_note
+from ._rewrite import Adapter, Rewriting, warn
+from ._settings import Settings
 
 
 class Program:
@@ -42,6 +45,20 @@ class Program:
         if results is not None:
             return results
         return evaluate(self.jaxpr, operands)
+
+
+def run_on_values(
+    settings: Settings,
+    jaxpr: Jaxpr,
+    operands: Sequence[Any],
+    eqn: JaxprEqn,
+    leaving: Adapter | None = None,
+) -> list[Any]:
+    """Rewrite a jaxpr without constants for values, on behalf of ``eqn``, and run it."""
+    restaged = Rewriting(settings).restage(jaxpr, operands, eqn, leaving=leaving)
+    warn(restaged.warnings)
+    results = Program(restaged.jaxpr, restaged.consts)(tree_leaves(list(operands)))
+    return tree_unflatten(restaged.out_tree, results)
 
 
 def evaluate(jaxpr: Jaxpr, operands: Sequence[Any]) -> list[Any]:

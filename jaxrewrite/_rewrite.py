@@ -77,6 +77,19 @@ _IDENTITIES = frozenset(
 )
 
 
+class Notice(NamedTuple):
+    """That a value became dense, and in which line of the user's."""
+
+    message: str
+    file: str
+    line: int
+
+
+def warn(those: Iterable[Notice]) -> None:
+    for message, file, line in those:
+        warnings.warn_explicit(message, MaterialisationWarning, file, line)
+
+
 class Restaged(NamedTuple):
     """A jaxpr rewritten for operands of one structure.
 
@@ -84,7 +97,8 @@ class Restaged(NamedTuple):
     and returns the leaves of the results, whose pytree ``out_tree`` is.
     ``closed`` is the jaxpr as the parameter of an equation, one object however
     many equations share it, since JAX lowers each object once. ``changed`` is
-    whether a rule or a value left any trace in it.
+    whether a rule or a value left any trace in it, ``warnings`` what is to be
+    said of values that became dense in it.
     """
 
     jaxpr: Jaxpr
@@ -92,6 +106,7 @@ class Restaged(NamedTuple):
     consts: list[Any]
     out_tree: PyTreeDef
     changed: bool
+    warnings: tuple[Notice, ...]
 
     def results(self) -> list[Any]:
         """The results, on the variables of the jaxpr."""
@@ -127,7 +142,6 @@ class Rewriting:
         self.settings = settings
         self.dense_primitives = settings.rules.dense_primitives()
         self._traced: dict[Any, Any] = {}
-        self._warned: set[Any] = set()
 
     def restage(
         self,
@@ -239,18 +253,6 @@ class Rewriting:
                 dense_results.append((result, i))
         return _Traced(jaxpr, consts, out_tree, dense_results)
 
-    def warn_of_materialising(self, eqn: JaxprEqn, cls: type, reason: Reason) -> None:
-        where = _compat.source_location(eqn.source_info)
-        message = (
-            f"{reason.on(eqn, cls)}, which is made dense. {reason.remedy.format(cls=cls.__name__)}, or pass "
-            "materialise='allow' if this is meant."
-        )
-        if (message, where) in self._warned:
-            return
-        self._warned.add((message, where))
-        file, line, _ = where or ("<unknown>", 0, "")
-        warnings.warn_explicit(message, MaterialisationWarning, file, line)
-
 
 _restaged = WeakCaches(256)
 
@@ -264,6 +266,8 @@ class Scope:
         self.changed = False
         # Whether JAX has to expand some of the primitives before it can compile.
         self.is_high = False
+        # Said of the whole program, once it is known: a dictionary for its order.
+        self._warnings: dict[Notice, None] = {}
         self._consts: dict[int, tuple[Var, Any]] = {}
         self._dense: dict[int, tuple[Value, Any]] = {}
 
@@ -290,6 +294,12 @@ class Scope:
             return tree_map(Var, like)
         return var if var.aval == like else Var(like)
 
+    def include(self, restaged: Restaged) -> list[Var]:
+        """Take over what the body of a new equation brings; returns its constants."""
+        self.changed = True
+        self._warnings.update(dict.fromkeys(restaged.warnings))
+        return [self.const(value) for value in restaged.consts]
+
     def finish(
         self,
         invars: Sequence[Var],
@@ -308,7 +318,8 @@ class Scope:
         )
         values = [value for _, value in consts]
         closed = _compat.close_jaxpr(jaxpr)
-        return Restaged(jaxpr, closed, values, out_tree, self.changed)
+        said = tuple(self._warnings)
+        return Restaged(jaxpr, closed, values, out_tree, self.changed, said)
 
     def run(
         self,
@@ -610,7 +621,14 @@ class Scope:
             )
         dense = self._materialised(value, eqn, origin, reason)
         if policy == "warn":
-            self.rewriting.warn_of_materialising(eqn, cls, reason)
+            remedy = reason.remedy.format(cls=cls.__name__)
+            message = (
+                f"{reason.on(eqn, cls)}, which is made dense. {remedy}, or pass "
+                "materialise='allow' if this is meant."
+            )
+            where = _compat.source_location(eqn.source_info)
+            file, line, _ = where or ("<unknown>", 0, "")
+            self._warnings[Notice(message, file, line)] = None
         return dense
 
     def _materialised(

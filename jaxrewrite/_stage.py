@@ -27,7 +27,7 @@ from ._closures import Staging, run_of
 from ._compat import Jaxpr
 from ._errors import add_note
 from ._program import Program
-from ._rewrite import Rewriting, Scope
+from ._rewrite import Rewriting, Scope, warn
 from ._settings import Settings, use_settings
 from ._value import aval_of, avals_of, is_value
 
@@ -97,6 +97,7 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     is_static = [isinstance(leaf, _Static) for leaf in leaves]
     outvars = [leaf for leaf, s in zip(leaves, is_static, strict=True) if not s]
     restaged = scope.finish(tree_leaves(symbolic), outvars, whole_tree, jaxpr.debug_info)
+    warn(restaged.warnings)
     statics = [x.leaf if s else None for x, s in zip(leaves, is_static, strict=True)]
     return Staged(
         Program(restaged.jaxpr, restaged.consts),

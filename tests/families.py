@@ -381,7 +381,9 @@ def scaled_by(v, x):
     )
 
 
-family("linear call", "vmap", "leak checks")(lambda v, x: scaled_by(lax.stop_gradient(v), jnp.sin(x)))
+family("linear call", "vmap", "leak checks")(
+    lambda v, x: scaled_by(lax.stop_gradient(v), jnp.sin(x))
+)
 
 
 # --- effects, references, kernels: dense operands ---------------------------------

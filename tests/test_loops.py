@@ -411,6 +411,24 @@ def test_slicing_a_value_without_the_hook_warns():
         transform(fn)(make("lora"))
 
 
+def test_rounds_that_were_tried_say_nothing():
+    """Of a zero that turns dense only that is said, and nothing of its first turn."""
+    fn = lambda z, xs: lax.scan(lambda c, x: (jnp.exp(c) + x, None), z, xs)[0]
+    with pytest.warns(jaxrewrite.MaterialisationWarning) as caught:
+        transform(fn)(ZERO, XS)
+    assert [str(w.message).split(",")[0] for w in caught] == [
+        "Zero can't keep one structure through primitive 'scan'"
+    ]
+
+
+def test_each_program_says_what_becomes_dense_in_it():
+    """Also of a body that another program had rewritten before."""
+    body = jax.jit(lambda v: jnp.exp(v))
+    for program in (lambda v: body(v) + 1, lambda v: body(v) * 2):
+        with pytest.warns(jaxrewrite.MaterialisationWarning, match="'exp' on Lora"):
+            transform(program)(make("lora"))
+
+
 def test_nothing_is_said_where_nothing_becomes_dense():
     with warnings.catch_warnings():
         warnings.simplefilter("error")

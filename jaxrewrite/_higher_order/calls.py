@@ -61,8 +61,7 @@ def call_handler(
     restaged = scope.rewriting.restage(eqn.params[call.body], operands, eqn)
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
-    scope.changed = True
-    consts = [scope.const(value) for value in restaged.consts]
+    consts = scope.include(restaged)
     leaves = [*consts, *tree_leaves(operands)]
     results = [Var(aval) for aval in restaged.jaxpr.out_avals]
     effects = _compat.effects_on(restaged.jaxpr, leaves)

@@ -22,10 +22,9 @@ def composite_handler(
 ) -> Any:
     if not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
-    scope.changed = True
     body = _compat.composite_body(eqn.params)
     restaged = scope.rewriting.restage(body, operands, eqn)
-    leaves = [*map(scope.const, restaged.consts), *tree_leaves(operands)]
+    leaves = [*scope.include(restaged), *tree_leaves(operands)]
     inner = source_within(origin, eqn.source_info)
     return tree_unflatten(restaged.out_tree, scope.run(restaged.jaxpr, leaves, inner))
 

@@ -39,8 +39,7 @@ def cond_handler(
         branches = rewrite(Coerce(tuple(joined)))
     if not has_values and not any(branch.changed for branch in branches):
         return NotImplemented  # the equation stays as it is
-    scope.changed = True
-    consts = [[scope.const(value) for value in branch.consts] for branch in branches]
+    consts = [scope.include(branch) for branch in branches]
     leaves = [*(var for own in consts for var in own), *tree_leaves(operands)]
     params = {**eqn.params, "branches": _with_all_constants(branches, consts)}
     results = [Var(aval) for aval in branches[0].jaxpr.out_avals]

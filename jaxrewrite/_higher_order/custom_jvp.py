@@ -17,7 +17,7 @@ from .. import _compat
 from .._closures import resolve
 from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
-from .._program import Program
+from .._program import Program, run_on_values
 from .._rewrite import Scope, handlers
 from .._settings import Settings
 from .._value import is_value
@@ -29,7 +29,6 @@ from .derivatives import (
     lift,
     noting,
     restage_call,
-    run_on_values,
     tangent_of,
     targets,
     zero_tangent,
@@ -42,7 +41,6 @@ def custom_jvp_handler(
     restaged = restage_call(scope, eqn, operands)
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
-    scope.changed = True
     num_consts = len(restaged.consts)
     symbolic = eqn.params["symbolic_zeros"]
     settings = scope.rewriting.settings
@@ -71,7 +69,7 @@ def custom_jvp_handler(
     call.__name__ = _compat.name_of(eqn.params["call_jaxpr"])
     fn = jax.custom_jvp(call)
     fn.defjvp(rule, symbolic_zeros=symbolic)
-    consts = [scope.const(value) for value in restaged.consts]
+    consts = scope.include(restaged)
     results = scope.add_call(fn, [*consts, *tree_leaves(operands)], eqn, origin)
     return tree_unflatten(restaged.out_tree, results)
 

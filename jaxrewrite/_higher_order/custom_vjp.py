@@ -17,7 +17,7 @@ from .. import _compat
 from .._closures import resolve
 from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
-from .._program import Program
+from .._program import Program, run_on_values
 from .._rewrite import Scope, handlers
 from .._settings import Settings
 from .._value import avals_of, is_value
@@ -30,7 +30,6 @@ from .derivatives import (
     noting,
     pull_back,
     restage_call,
-    run_on_values,
     targets,
 )
 
@@ -41,7 +40,6 @@ def custom_vjp_handler(
     restaged = restage_call(scope, eqn, operands)
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
-    scope.changed = True
     num_hoisted, num_consts = len(restaged.consts), eqn.params["num_consts"]
     symbolic = eqn.params["symbolic_zeros"]
     settings = scope.rewriting.settings
@@ -92,7 +90,7 @@ def custom_vjp_handler(
     call.__name__ = _compat.name_of(eqn.params["call_jaxpr"])
     fn = jax.custom_vjp(call)
     fn.defvjp(forward, backward, symbolic_zeros=symbolic)
-    consts = [scope.const(value) for value in restaged.consts]
+    consts = scope.include(restaged)
     results = scope.add_call(fn, [*consts, *tree_leaves(operands)], eqn, origin)
     return tree_unflatten(restaged.out_tree, results)
 

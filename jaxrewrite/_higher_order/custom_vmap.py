@@ -32,7 +32,6 @@ def custom_vmap_handler(
     restaged = scope.rewriting.restage(params["call"], operands, eqn, leaving=dense)
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
-    scope.changed = True
     num_hoisted = len(restaged.consts)
     settings = scope.rewriting.settings
     in_tree = tree_flatten(operands)[1]
@@ -62,7 +61,7 @@ def custom_vmap_handler(
     call.__name__ = _compat.name_of(params["call"])
     fn = custom_vmap(call)
     fn.def_vmap(rule)
-    leaves = [*map(scope.const, restaged.consts), *tree_leaves(operands)]
+    leaves = [*scope.include(restaged), *tree_leaves(operands)]
     return scope.add_call(fn, leaves, eqn, origin)
 
 

@@ -20,12 +20,11 @@ from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
-from .._compat import Jaxpr, JaxprEqn
+from .._compat import JaxprEqn
 from .._errors import add_note
 from .._join import MakeDense, Structure, structure_of
 from .._materialise import materialise
-from .._program import Program
-from .._rewrite import Adapter, Reason, Restaged, Rewriting, Scope, describe
+from .._rewrite import Reason, Restaged, Scope, describe
 from .._settings import Settings, use_settings
 from .._transform import transform
 from .._value import Value, aval_of, avals_of, dense_aval, is_value, layer
@@ -94,20 +93,7 @@ def _on_avals(operand: Any) -> Any:
     return tree_map(_compat.leaf_aval, operand)
 
 
-# --- running what was traced on arrays on values ----------------------------------
-
-
-def run_on_values(
-    settings: Settings,
-    jaxpr: Jaxpr,
-    operands: Sequence[Any],
-    eqn: JaxprEqn,
-    leaving: Adapter | None = None,
-) -> list[Any]:
-    """Run a jaxpr without constants, on values, in whatever JAX is doing now."""
-    restaged = Rewriting(settings).restage(jaxpr, operands, eqn, leaving=leaving)
-    results = Program(restaged.jaxpr, restaged.consts)(tree_leaves(list(operands)))
-    return tree_unflatten(restaged.out_tree, results)
+# --- results in the structures that were settled on --------------------------------
 
 
 def targets(restaged: Restaged) -> list[Structure]:

@@ -13,10 +13,10 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
-from .._program import Program
+from .._program import Program, run_on_values
 from .._rewrite import Scope, handlers
 from .._value import is_value
-from .derivatives import noting, run_on_values
+from .derivatives import noting
 
 
 def linear_call_handler(
@@ -33,7 +33,6 @@ def linear_call_handler(
     )
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
-    scope.changed = True
     settings = scope.rewriting.settings
     num_hoisted = len(restaged.consts)
     in_tree = tree_flatten(residuals)[1]
@@ -49,7 +48,7 @@ def linear_call_handler(
             dense = MakeDense((True,) * len(arrays))
             return run_on_values(settings, jaxpr, inputs, eqn, dense)
 
-    leaves = [*map(scope.const, restaged.consts), *tree_leaves(residuals)]
+    leaves = [*scope.include(restaged), *tree_leaves(residuals)]
 
     def on_leaves(*flat: Any) -> list[Any]:
         own, rest = list(flat[: len(leaves)]), list(flat[len(leaves) :])

@@ -31,9 +31,8 @@ def linear_solve_handler(
     ]
     if not has_values and not any(r is not None and r.changed for r in restaged):
         return NotImplemented  # the equation stays as it is
-    scope.changed = True
     leaves = [
-        [] if r is None else [*map(scope.const, r.consts), *tree_leaves(own)]
+        [] if r is None else [*scope.include(r), *tree_leaves(own)]
         for r, own in zip(restaged, consts, strict=True)
     ]
     params = {

@@ -45,12 +45,11 @@ def scan_handler(
     structures, restaged = fixed_point(scope, eqn, initial, rewrite)
     if not has_values and not restaged.changed:
         return NotImplemented  # the equation stays as it is
-    scope.changed = True
     carry = [
         coerce(scope, x, structure, eqn, origin)
         for x, structure in zip(carry, structures, strict=True)
     ]
-    hoisted = [scope.const(value) for value in restaged.consts]
+    hoisted = scope.include(restaged)
     groups = [[*hoisted, *tree_leaves(consts)], tree_leaves(carry), tree_leaves(xs)]
     num_carry_leaves = len(groups[1])
     avals = restaged.jaxpr.out_avals

@@ -59,7 +59,6 @@ def shard_map_handler(
     restaged = _within(on_mesh, lambda shards: restage(shards, None), leaves, eqn)
     if not has_values and not restaged.changed:
         return NotImplemented  # the equation stays as it is
-    scope.changed = True
     out_specs = [
         _leaf_specs(result, spec, var.aval, params["mesh"], _whole_shape)
         for result, spec, var in zip(
@@ -78,6 +77,7 @@ def shard_map_handler(
     def body(*shards: Any) -> tuple[Any, ...]:
         return tuple(Program(restaged.jaxpr, restaged.consts)(shards))
 
+    scope.include(restaged._replace(consts=[]))  # the body closes over them
     fn = on_mesh(body, flat_specs)
     results = scope.add_call(lambda *leaves: list(fn(*leaves)), leaves, eqn, origin)
     return tree_unflatten(restaged.out_tree, results)

@@ -48,13 +48,12 @@ def while_handler(
     test = restage(condition, condition_consts, structures, MakeDense((True,)))
     if not has_values and not (turn.changed or test.changed):
         return NotImplemented  # the equation stays as it is
-    scope.changed = True
     carry = [
         coerce(scope, x, structure, eqn, origin)
         for x, structure in zip(carry, structures, strict=True)
     ]
-    test_leaves = [*map(scope.const, test.consts), *tree_leaves(condition_consts)]
-    turn_leaves = [*map(scope.const, turn.consts), *tree_leaves(body_consts)]
+    test_leaves = [*scope.include(test), *tree_leaves(condition_consts)]
+    turn_leaves = [*scope.include(turn), *tree_leaves(body_consts)]
     carry_leaves = tree_leaves(carry)
     results = [Var(aval) for aval in turn.jaxpr.out_avals]
     params = {
