@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from jaxtyping import ArrayLike
 
 from . import _compat
 from ._array_value import ArrayValue
 from ._materialise import materialise
+from ._rules import register
 from ._value import Value, aval_of, field, is_value
 
 
@@ -20,6 +24,8 @@ class Batched(ArrayValue):
 
     What a scan gives for values that it stacks, and what `stack` builds. A scan
     over it sees one value a turn.
+
+    Indexing and slicing along the leading axis gives values again.
 
     A type with stacked leaves is in general not the stack of its values: the
     scale of each of ``n`` scaled vectors does not broadcast against ``(n, m)``.
@@ -78,6 +84,50 @@ class Batched(ArrayValue):
             return _compat.without_leading_axis(_compat.leaf_aval(leaf), self.length)
 
         return tree_map(one, self.element)
+
+
+# What leaves every element whole keeps the stack: it acts on the leading axis alone.
+
+
+def _map_leaves(fn: Callable[[Any], Any], v: Batched, length: int) -> Batched:
+    return Batched(tree_map(fn, v.element), length)
+
+
+@register(lax.slice_p)
+def _(v: Batched, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
+    start, limit = start_indices[0], limit_indices[0]
+    stride = 1 if strides is None else strides[0]
+    parts = any(start_indices[1:]) or tuple(limit_indices[1:]) != v.shape[1:]
+    if parts or (strides is not None and set(strides[1:]) - {1}):
+        return NotImplemented
+    cut = functools.partial(
+        lax.slice_in_dim, start_index=start, limit_index=limit, stride=stride
+    )
+    return _map_leaves(cut, v, len(range(start, limit, stride)))
+
+
+@register(lax.dynamic_slice_p)
+def _(v: Batched, start: ArrayLike, *starts: ArrayLike, slice_sizes: Any) -> Any:
+    if tuple(slice_sizes[1:]) != v.shape[1:]:
+        return NotImplemented
+    cut = functools.partial(
+        lax.dynamic_slice_in_dim, start_index=start, slice_size=slice_sizes[0]
+    )
+    return _map_leaves(cut, v, slice_sizes[0])
+
+
+@register(lax.rev_p)
+def _(v: Batched, *, dimensions: Any) -> Any:
+    if tuple(dimensions) != (0,):
+        return NotImplemented
+    return _map_leaves(lambda leaf: lax.rev(leaf, (0,)), v, v.length)
+
+
+@register(lax.squeeze_p)
+def _(v: Batched, *, dimensions: Any) -> Any:
+    if tuple(dimensions) != (0,):
+        return NotImplemented
+    return tree_map(lambda leaf: lax.squeeze(leaf, (0,)), v.element)
 
 
 def stack(trees: Iterable[Any]) -> Any:

@@ -437,6 +437,41 @@ def test_nothing_is_said_where_nothing_becomes_dense():
         transform(fn, materialise="forbid")(X, stack)
 
 
+@pytest.mark.parametrize(
+    ("index", "is_value"),
+    [
+        (lambda s, i: s[1], True),
+        (lambda s, i: s[-1], True),
+        (lambda s, i: s[i], True),
+        (lambda s, i: s[1:3], True),
+        (lambda s, i: s[::2], True),
+        (lambda s, i: s[::-1], True),
+        (lambda s, i: s[2:2], True),
+        (lambda s, i: s[:, 1:], False),
+        (lambda s, i: s[1, 1], False),
+        (lambda s, i: s[:, ::-1], False),
+        (lambda s, i: jnp.squeeze(s[:, :1], 1), False),
+        (lambda s, i: lax.dynamic_slice(s, (0, i, 0), (4, 1, 3)), False),
+    ],
+)
+def test_indexing_a_stack(index, is_value):
+    stack = jaxrewrite.stack([make("lora", i) for i in range(4)])
+    out = run(lambda s, i: index(s, i), stack, jnp.int32(2))
+    assert isinstance(out, jaxrewrite.Value) == is_value
+
+
+def test_iterating_over_a_stack_and_a_loop_by_number():
+    layers = [make("lora", i) for i in range(3)]
+    for got, want in zip(jaxrewrite.stack(layers), layers, strict=True):
+        assert isinstance(got, Lora)
+        np.testing.assert_allclose(got.w, want.w)
+    fn = lambda x, ws: lax.fori_loop(0, 3, lambda i, x: jnp.tanh(x @ ws[i]), x)
+    out = transform(fn, materialise="forbid")(X, jaxrewrite.stack(layers))
+    np.testing.assert_allclose(
+        out, fn(X, jnp.stack(jaxrewrite.materialise(layers))), rtol=1e-5
+    )
+
+
 def test_stacks_of_stacks():
     stack = jaxrewrite.stack(
         [jaxrewrite.stack([make("lora", i + j) for i in range(2)]) for j in range(3)]
