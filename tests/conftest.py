@@ -1,5 +1,6 @@
 """What every test runs under: JAX's own checks, and no state left behind."""
 
+import gc
 import os
 
 
@@ -16,6 +17,19 @@ import pytest
 # Every jaxpr that the library builds is type checked, and no tracer may leak.
 jax.config.update("jax_enable_checks", True)
 jax.config.update("jax_check_tracer_leaks", True)
+
+
+# Leak checks collect garbage at each trace: what is imported is none, and looking
+# at it over and over takes most of the time.
+gc.collect()
+gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_heap():
+    """For the same reason: each module of tests leaves nothing in JAX's caches."""
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ import jaxrewrite
 from jaxrewrite import transform
 
 
+# With leak checks each program is compiled anew; those are in test_families.py.
+pytestmark = pytest.mark.usefixtures("bulk")
 RNG = np.random.default_rng(3)
 X = jnp.asarray(RNG.uniform(0.2, 0.9, (3, 3)), jnp.float32)
 

@@ -124,41 +124,53 @@ def without(*modes):
     return [name for name, own in FAMILIES.items() if own.without.isdisjoint(modes)]
 
 
-kinds = pytest.mark.parametrize("kind", factories)
-FEW_KINDS = ["lora", "zero", "lora_of_quantised"]
+def kinds(*often):
+    """All kinds of values; in the long run of the suite those that are not named."""
+    return pytest.mark.parametrize(
+        "kind",
+        [
+            kind if kind in often else pytest.param(kind, marks=pytest.mark.slow)
+            for kind in factories
+        ],
+    )
 
 
-@kinds
+many = kinds("lora", "scaled", "zero", "quantised", "lora_of_quantised")
+some = kinds("lora", "zero", "lora_of_quantised")
+few = kinds("lora", "zero")
+
+
+@many
 @pytest.mark.parametrize("name", FAMILIES)
 def test_forward(name, kind, bulk):
     check_forward(FAMILIES[name].fn, make(kind))
 
 
-@kinds
+@some
 @pytest.mark.parametrize("name", without("reverse"))
 def test_gradient(name, kind, bulk):
     check_gradient(FAMILIES[name].fn, make(kind))
 
 
-@pytest.mark.parametrize("kind", FEW_KINDS)
+@few
 @pytest.mark.parametrize("name", without("reverse"))
 def test_gradient_inside(name, kind, bulk):
     check_gradient_inside(FAMILIES[name].fn, make(kind))
 
 
-@pytest.mark.parametrize("kind", FEW_KINDS)
+@few
 @pytest.mark.parametrize("name", without("forward"))
 def test_tangents(name, kind, bulk):
     check_tangents(FAMILIES[name].fn, make(kind))
 
 
-@pytest.mark.parametrize("kind", FEW_KINDS)
+@few
 @pytest.mark.parametrize("name", without("forward"))
 def test_tangents_inside(name, kind, bulk):
     check_tangents_inside(FAMILIES[name].fn, make(kind))
 
 
-@pytest.mark.parametrize("kind", FEW_KINDS)
+@few
 @pytest.mark.parametrize("name", without("vmap"))
 def test_batched(name, kind, bulk):
     check_batched(FAMILIES[name].fn, make(kind))

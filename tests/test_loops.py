@@ -14,6 +14,8 @@ import jaxrewrite
 from jaxrewrite import transform
 
 
+# With leak checks each program is compiled anew; those are in test_families.py.
+pytestmark = pytest.mark.usefixtures("bulk")
 X = jnp.asarray(np.random.default_rng(1).uniform(0.2, 0.9, (3, 3)), jnp.float32)
 XS = jnp.stack([X, 2 * X, 3 * X, 4 * X])
 ZERO = Zero((3, 3), jnp.dtype("float32"))

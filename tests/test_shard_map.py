@@ -12,6 +12,8 @@ import jaxrewrite
 from jaxrewrite import transform
 
 
+# With leak checks each program is compiled anew; those are in test_families.py.
+pytestmark = pytest.mark.usefixtures("bulk")
 RNG = np.random.default_rng(0)
 
 

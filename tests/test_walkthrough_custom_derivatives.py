@@ -18,6 +18,10 @@ import jaxrewrite
 from jaxrewrite import transform
 
 
+# With leak checks each program is compiled anew; those are in test_families.py.
+pytestmark = pytest.mark.usefixtures("bulk")
+
+
 class Shifted(jaxrewrite.ArrayValue):
     """``x + 1``"""
 
