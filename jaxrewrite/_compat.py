@@ -320,9 +320,9 @@ def scan_params(
     return {**params, "jaxpr": jaxpr, "ft_in": ft_in, "ft_out": ft_out}
 
 
-def composite_body(params: Mapping[str, Any]) -> Any:
-    """The decomposition of a composite, as a closed jaxpr."""
-    return params["call_jaxpr" if "call_jaxpr" in params else "jaxpr"]
+def body_name(params: Mapping[str, Any]) -> str:
+    """What the parameter with the jaxpr is called; for some, each version has its own."""
+    return "call_jaxpr" if "call_jaxpr" in params else "jaxpr"
 
 
 def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:

@@ -1,142 +1,282 @@
-"""What is said of each primitive that carries a jaxpr or a function, for the docs.
+"""Why some higher-order primitives have no handler, and the page that says so.
 
-``python tests/higher_order.py > docs/higher_order.rst`` renders the page.
+``python tests/higher_order.py > docs/higher_order.rst`` writes the page anew.
 """
+
+import re
+import sys
+from collections import defaultdict
+from typing import NamedTuple
 
 from jaxrewrite._rewrite import handlers
 
 
-# How values go through, by the module that does it.
-FAMILIES = {
-    "calls": "Stay one equation, under their name, policy and compute type; what is said of each "
-    "operand or result (donation, sharding, layout) is said of each leaf.",
-    "scan": "Constants, carry, xs and ys may be values. The carry takes the least structure "
-    "that it keeps. Also what ``lax.map`` and ``lax.fori_loop`` of known length become.",
-    "while_loop": "Constants and carry may be values; whether to go on is asked of an array.",
-    "cond": "Also ``lax.switch`` and ``lax.platform_dependent``. Structures of results join.",
-    "custom_jvp": "The rule stays alive, with exact tangents. Also ``lax.custom_root`` on JAX 0.10.",
-    "custom_vjp": "Both rules stay alive, with exact cotangents; residuals may be values.",
-    "linear_solve": "The operator may close over values; right side and solution are arrays.",
-    "linear_call": "Residuals may be values; what the function is linear in is an array.",
-    "custom_vmap": "The rule stays alive and may be given values; results are arrays.",
-    "composite": "Its decomposition takes its place, since a backend that knows the name "
-    "expects the operands that belong to it.",
-    "shard_map": "Runs on the shards of the leaves, split as ``Value.leaf_specs`` says.",
-}
+class Group(NamedTuple):
+    """Primitives that are left as they are on much the same grounds."""
 
-_KERNEL = "Found in kernels alone, which work on blocks of arrays in memory."
-_HOST = "Hands arrays to a function on the host, in the order of the program."
-_SCALARS = "Its function combines two numbers: it is no body that arrays go through."
-_FOREIGN = "Calls code outside of JAX that takes arrays in given layouts."
-_OPAQUE = (
-    "Hidden from jaxprs by design: it shows a body only when JAX compiles it, without its "
-    "derivative rule."
-)
-_LINEARISED = "Stands for the rule of a function that JAX has linearised already."
+    title: str
+    reasons: dict[tuple[str, ...], str]
 
-# Why values become dense where they enter one.
+
+GROUPS = [
+    Group(
+        "Functions that run on the host",
+        {
+            ("pure_callback", "io_callback"): (
+                "The function runs on the host and takes and returns arrays. "
+                "Calls that are ordered stay so."
+            ),
+            ("debug_callback", "debug_print"): (
+                "What is shown to the host is an array, as the program would show it "
+                "without values. Calls that are ordered stay so."
+            ),
+            ("buffer_callback",): (
+                "The function is given the buffers of its operands on the device."
+            ),
+            ("inspect_sharding",): (
+                "The function is told the sharding of one array; a value may have one for "
+                "each leaf."
+            ),
+        },
+    ),
+    Group(
+        "Kernels and compiled code",
+        {
+            ("pallas_call", "mpmd_map", "core_map"): (
+                "The kernel reads and writes memory in blocks, and the blocks are cut from "
+                "arrays of the operands' shapes."
+            ),
+            ("fusible", "custom_fusion"): (
+                "The function is to be fused into a kernel, block by block of its operands."
+            ),
+            ("cudnn_fusion",): (
+                "cuDNN compiles the body into one kernel if it knows the pattern, which it "
+                "would no longer be."
+            ),
+            (
+                "dot_product_attention_fwd",
+                "dot_product_attention_fwd_wrapper",
+                "dot_product_attention_bwd",
+                "dot_product_attention_bwd_wrapper",
+            ): (
+                "A kernel of cuDNN. A function of the scores may be compiled into it, and "
+                "the scores exist only there."
+            ),
+            ("ffi_call", "tpu_custom_call", "mosaic_gpu_p"): (
+                "Compiled code, which takes arrays of fixed shapes and layouts."
+            ),
+            ("call_exported",): (
+                "The program was exported for arrays of fixed shapes, and its jaxpr is gone."
+            ),
+        },
+    ),
+    Group(
+        "Inside kernels only",
+        {
+            (
+                "emit_pipeline",
+                "inline_mgpu",
+                "inline_mgpu_p",
+                "jaxpr_call",
+                "parallel_loop",
+                "pipeline_body",
+                "run_scoped",
+            ): "Occurs in kernels only, and those are not rewritten.",
+            (
+                "thunky.async_start",
+                "thunky.call_jax",
+                "thunky.call_thunky_nested",
+                "thunky.collective_group",
+                "thunky.cond",
+                "thunky.while",
+            ): (
+                "A step in a list of commands to a GPU, which read and write buffers in its "
+                "memory."
+            ),
+        },
+    ),
+    Group(
+        "Functions of scalars",
+        {
+            ("reduce", "reduce_window"): (
+                "The jaxpr combines two elements into one. It is no body that a value could "
+                "enter."
+            ),
+            (
+                "scatter",
+                "scatter-add",
+                "scatter-max",
+                "scatter-min",
+                "scatter-mul",
+                "scatter-sub",
+            ): (
+                "The jaxpr combines an element with its update. It is no body that a value "
+                "could enter."
+            ),
+            ("select_and_scatter",): (
+                "One jaxpr chooses between two elements, the other adds two up. Neither is "
+                "a body that a value could enter."
+            ),
+            ("select_and_gather_add", "select_and_scatter_add"): (
+                "The primitive among the parameters compares two elements."
+            ),
+            ("schur",): (
+                "The function would choose among eigenvalues; JAX accepts it and doesn't "
+                "use it."
+            ),
+            ("random_seed", "random_wrap", "prng_join"): (
+                "The functions are those of a random number generator, on the bits of a key."
+            ),
+        },
+    ),
+    Group(
+        "Derivatives",
+        {
+            ("custom_lin",): (
+                "Stands for the backward rule of a ``jax.custom_vjp`` until JAX transposes "
+                "it, and can't be evaluated."
+            ),
+            ("remat_opt",): (
+                "Holds both a ``jax.custom_vjp`` function and its forward rule. JAX chooses "
+                "between them later, so both must return the same arrays."
+            ),
+        },
+    ),
+    Group(
+        "Opaque to a rewriting",
+        {
+            ("call_hi_primitive", "call_hi_primitive_linearized"): (
+                "An object that evaluates, batches and differentiates itself, all on "
+                "arrays. On newer JAX ``lax.custom_root``, ``jnp.searchsorted`` and others "
+                "are such objects."
+            ),
+            ("call",): "No function of JAX makes it any more.",
+            ("custom_partitioning",): (
+                "The functions that say how the call is partitioned expect one sharding an "
+                "array."
+            ),
+        },
+    ),
+    Group(
+        "References",
+        {
+            ("run_state",): (
+                "The body changes references in place, and what they hold are arrays."
+            ),
+            ("new_ref", "get", "swap", "addupdate"): (
+                "What a reference holds is an array, so a value that is written to one is "
+                "made dense first."
+            ),
+        },
+    ),
+]
+
 REASONS = {
-    "buffer_callback": _HOST,
-    "call": "No function of JAX makes it any more.",
-    "call_hi_primitive": _OPAQUE
-    + " From JAX 0.11 on ``lax.custom_root`` and ``jnp.searchsorted`` are such.",
-    "call_hi_primitive_linearized": _OPAQUE,
-    "core_map": _KERNEL,
-    "cudnn_fusion": _FOREIGN,
-    "custom_fusion": _KERNEL,
-    "custom_lin": _LINEARISED + " It is never evaluated.",
-    "custom_partitioning": "Its rules say how given operands are partitioned, and not leaves.",
-    "debug_callback": _HOST,
-    "debug_print": _HOST,
-    "dot_product_attention_bwd": _FOREIGN,
-    "dot_product_attention_fwd": _FOREIGN,
-    "dot_product_attention_fp8_bwd": _FOREIGN,
-    "dot_product_attention_fp8_fwd": _FOREIGN,
-    "emit_pipeline": _KERNEL,
-    "ffi_call": _FOREIGN,
-    "fusible": _KERNEL,
-    "inspect_sharding": "Asks how one array is sharded.",
-    "io_callback": _HOST,
-    "jaxpr_call": _KERNEL,
-    "mpmd_map": _KERNEL,
-    "pallas_call": "A kernel works on blocks of arrays in memory.",
-    "parallel_loop": _KERNEL,
-    "pipeline_body": _KERNEL,
-    "pure_callback": _HOST,
-    "reduce": _SCALARS,
-    "reduce_window": _SCALARS,
-    "remat_opt": _LINEARISED,
-    "run_scoped": _KERNEL,
-    "run_state": "Made by JAX of loops over references, whose contents are arrays.",
-    "scatter": _SCALARS,
-    "scatter-add": _SCALARS,
-    "scatter-max": _SCALARS,
-    "scatter-min": _SCALARS,
-    "scatter-mul": _SCALARS,
-    "scatter-sub": _SCALARS,
-    "select_and_gather_add": _SCALARS,
-    "select_and_scatter": _SCALARS,
-    "select_and_scatter_add": _SCALARS,
-    "thunky.async_start": _KERNEL,
-    "thunky.call_jax": _KERNEL,
-    "thunky.call_thunky_nested": _KERNEL,
-    "thunky.collective_group": _KERNEL,
-    "thunky.cond": _KERNEL,
-    "thunky.while": _KERNEL,
-    "tpu_custom_call": _FOREIGN,
+    name: reason
+    for group in GROUPS
+    for names, reason in group.reasons.items()
+    for name in names
 }
 
-_PAGE = """\
+# Of the JAX versions that are supported, the primitives that only some have.
+ONLY_OLDER = frozenset(
+    {"call", "closed_call", "core_map", "fusible", "inline_mgpu_p", "jaxpr_call"}
+)
+ONLY_NEWER = frozenset(
+    {"inline_mgpu", "program_order"} | {name for name in REASONS if "thunky." in name}
+)
+
+
+_HEAD = """\
+.. Written by tests/higher_order.py; change that, or what it reads, and run
+   python tests/higher_order.py > docs/higher_order.rst
+
 Higher-order primitives
 =======================
 
-Some of JAX's primitives carry a jaxpr or a function: ``jax.jit`` the function that it
-compiles, ``lax.scan`` the body of the loop. Values go through those of the first table, and
-the equation stays one of its kind. They become dense, by the policy ``materialise=``, where they
-enter one of the second table.
+A higher-order primitive has a program among its parameters: the body of a loop, the
+branches of a ``lax.cond``, the function under a ``jax.jit``, the rule of a derivative,
+a function to be called on the host. This page lists them, with what becomes of a value
+that meets one. A test compares it with all primitives of the JAX that is installed, so
+none is missing.
 
-A rule that is registered for such a primitive is asked first. Where two structures meet, in
-the branches of a conditional or before and after a turn of a loop, the result is their *join*:
-the same structure if they are equal; else, where they differ only in fields that are values
-themselves, the join of those fields; else what the types' ``join`` gives; else dense.
+For an equation with a value among its operands the answer is sought in the same order as
+for any other primitive:
 
-References (``jax.new_ref``) hold arrays, so values that are written to one become dense.
-``lax.associative_scan`` leaves no equation of its own.
+1. the **rules** that are registered for the primitive and the types of its operands;
+2. the **handler** of the primitive, if it is in the table below. The program inside is
+   rewritten as the one around it is: values go in, and may come out;
+3. the type's own ``default``;
+4. the values are made **dense**, as the ``materialise`` policy says, and the equation
+   stays as it is, with the program inside it. Results, derivatives, effects and their
+   order are those of the dense program.
 
-Values go through
+An equation that no value meets stays as it is, unless a rule on dense operands applies to
+it. Such rules reach into the programs of primitives with a handler, and into no others.
+
+Where two structures meet, in the branches of a conditional or before and after a turn of a
+loop, the result is their *join*: the same structure if they are equal; else, where they
+differ only in fields that are values themselves, the join of those fields; else what the
+types' ``join`` gives; else dense. A loop's carry is the least fixed point of joining.
+
+*Older JAX* marks primitives that newer versions lack, *newer JAX* those that older ones lack.
+
+With a handler
+--------------
+
+"""
+
+_WITHOUT = """\
+Without a handler
 -----------------
 
-{handled}
+Values are made dense here, unless a rule or a ``default`` says otherwise. A rule may be
+registered for any of these primitives.
 
-Values become dense
--------------------
-
-{dense}
-This page is rendered by a test from the tables that it checks against the installed JAX.
 """
 
 
-def rows(entries):
-    lines = [".. list-table::", "   :widths: 30 70", ""]
-    for first, second in entries:
-        lines += [f"   * - {first}", f"     - {second}"]
-    return "\n".join(lines) + "\n"
-
-
 def render():
-    modules = {}
+    """The text of docs/higher_order.rst, the same on every version of JAX."""
+    by_module = defaultdict(list)
     for name, handler in handlers.items():
-        modules.setdefault(handler.__module__.split(".")[-1], []).append(name)
-    reasons = {}
-    for name, reason in REASONS.items():
-        reasons.setdefault(reason, []).append(name)
+        by_module[handler.__module__].append(name)
+    rows = [
+        (_names(names), f"``{module.removeprefix('jaxrewrite.')}``", _summary(module))
+        for module, names in sorted(by_module.items())
+    ]
+    text = _HEAD + _table(("Primitives", "Module", "What it is for"), rows) + _WITHOUT
+    for group in GROUPS:
+        rows = [(_names(names), reason) for names, reason in group.reasons.items()]
+        text += f"{group.title}\n{'~' * len(group.title)}\n\n"
+        text += _table(("Primitives", "Why"), rows)
+    return text.rstrip("\n") + "\n"
 
-    def names(own):
-        return ", ".join(f"``{name}``" for name in sorted(own))
 
-    handled = [(names(own), FAMILIES[module]) for module, own in sorted(modules.items())]
-    dense = sorted((names(own), reason) for reason, own in reasons.items())
-    return _PAGE.format(handled=rows(handled), dense=rows(dense))
+def _summary(module):
+    """The first line of a module's docstring, as reStructuredText."""
+    line = sys.modules[module].__doc__.splitlines()[0]
+    return re.sub("`([^`]+)`", r"``\1``", line)
+
+
+def _names(names):
+    return ", ".join(map(_name, sorted(names)))
+
+
+def _name(name):
+    if name in ONLY_OLDER:
+        return f"``{name}`` (older JAX)"
+    if name in ONLY_NEWER:
+        return f"``{name}`` (newer JAX)"
+    return f"``{name}``"
+
+
+def _table(head, rows):
+    lines = [".. list-table::", "   :header-rows: 1", ""]
+    for row in [head, *rows]:
+        bullets = ["   * -"] + ["     -"] * (len(row) - 1)
+        lines += [f"{bullet} {cell}" for bullet, cell in zip(bullets, row, strict=True)]
+    return "\n".join(lines) + "\n\n"
 
 
 if __name__ == "__main__":

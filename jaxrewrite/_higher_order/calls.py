@@ -27,7 +27,6 @@ class _Call(NamedTuple):
     array that the value stands for.
     """
 
-    body: str = "jaxpr"
     body_is_closed: bool = True
     of_operands: dict[str, Any] = {}
     of_results: dict[str, Any] = {}
@@ -45,12 +44,12 @@ _CALLS = {
         of_arrays=frozenset({"in_shardings", "in_layouts", "out_shardings", "out_layouts"}),
     ),
     "remat2": _Call(body_is_closed=False, of_operands={"prevent_cse": False}),
-    "closed_call": _Call("call_jaxpr"),
-    "eval_jaxpr": _Call("call_jaxpr"),
+    "closed_call": _Call(),
+    "eval_jaxpr": _Call(),
     "compute_on": _Call(of_results={"out_memory_spaces": None}),
     "xla_metadata_call": _Call(),
     "fused_call": _Call(of_results={"out_spaces": None}),
-    "program_order": _Call("call_jaxpr", of_operands={"exclude_mask": False}),
+    "program_order": _Call(of_operands={"exclude_mask": False}),
 }
 
 
@@ -58,7 +57,9 @@ def call_handler(
     scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
 ) -> Any:
     call = _CALLS[eqn.primitive.name]
-    restaged = scope.rewriting.restage(eqn.params[call.body], operands, eqn)
+    restaged = scope.rewriting.restage(
+        eqn.params[_compat.body_name(eqn.params)], operands, eqn
+    )
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
     consts = scope.include(restaged)
@@ -81,7 +82,8 @@ def _leaf_params(
     restaged: Restaged,
 ) -> dict[str, Any]:
     results = restaged.results()
-    expanded = {call.body: restaged.closed if call.body_is_closed else restaged.jaxpr}
+    body = _compat.body_name(params)
+    expanded = {body: restaged.closed if call.body_is_closed else restaged.jaxpr}
     for names, arrays, prefix in (
         (call.of_operands, operands, num_consts),
         (call.of_results, results, 0),
