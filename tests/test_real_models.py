@@ -1,10 +1,14 @@
 """Models as their users wrote them, some of whose weights are values."""
 
+import functools
+
 import equinox as eqx
 import flax.linen as nn
 import jax
+import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 from jax import lax
@@ -349,3 +353,144 @@ def test_a_value_may_be_an_equinox_module(cls):
     np.testing.assert_allclose(
         out, x @ jaxrewrite.materialise(nested), rtol=1e-4, atol=1e-4
     )
+
+
+# --- layers scanned over ------------------------------------------------------------
+
+
+class Block(eqx.Module):
+    """A residual block with remat and a custom rule (silu), as large models have."""
+
+    norm: eqx.nn.LayerNorm
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+    activation: object = eqx.field(static=True)
+
+    def __init__(self, width, key):
+        first, second = jax.random.split(key)
+        self.norm = eqx.nn.LayerNorm(width)
+        self.up = eqx.nn.Linear(width, 2 * width, key=first)
+        self.down = eqx.nn.Linear(2 * width, width, key=second)
+        self.activation = jax.nn.silu
+
+    def __call__(self, x):
+        return x + self.down(self.activation(self.up(self.norm(x))))
+
+
+def adapted(block, key, base=lambda w: w):
+    def lora(linear, key):
+        n, m = linear.weight.shape
+        a, b = jax.random.split(key)
+        a, b = 0.1 * jax.random.normal(a, (n, 2)), 0.1 * jax.random.normal(b, (2, m))
+        return eqx.tree_at(lambda own: own.weight, linear, Lora(base(linear.weight), a, b))
+
+    first, second = jax.random.split(key)
+    return eqx.tree_at(
+        lambda own: (own.up, own.down),
+        block,
+        (lora(block.up, first), lora(block.down, second)),
+    )
+
+
+def eight_bits(w):
+    scale = jnp.abs(w).max(0, keepdims=True) / 127
+    return Quantised(jnp.round(w / scale).astype(jnp.int8), scale)
+
+
+def deep(blocks, x):
+    """One scan over the layers, each rematerialised in the backward pass."""
+
+    @jax.checkpoint
+    def step(x, block):
+        return jax.vmap(block)(x), None
+
+    return lax.scan(step, x, blocks)[0]
+
+
+@pytest.mark.parametrize("base", [lambda w: w, eight_bits], ids=["lora", "qlora"])
+def test_training_the_adapters_of_scanned_layers(base, no_leak_checks):
+    """The layers of a model, stacked and scanned over, never dense, trained with optax."""
+    keys = jax.random.split(jax.random.key(0), 6)
+    plain = [Block(8, key) for key in keys[:3]]
+    layers = [adapted(b, key, base) for b, key in zip(plain, keys[3:], strict=True)]
+    stacked = jaxrewrite.stack(layers)
+    x, y = jax.random.normal(keys[0], (4, 8)), jax.random.normal(keys[1], (4, 8))
+
+    def loss(blocks, x, y):
+        return jnp.mean((deep(blocks, x) - y) ** 2)
+
+    implicit = transform(loss, materialise="forbid")
+    dense = jax.tree.map(
+        jaxrewrite.materialise, stacked, is_leaf=lambda v: isinstance(v, jaxrewrite.Value)
+    )
+    np.testing.assert_allclose(implicit(stacked, x, y), loss(dense, x, y), rtol=1e-4)
+
+    unrolled = lambda layers: jnp.mean(
+        (
+            functools.reduce(lambda x, b: jax.vmap(b)(x), jaxrewrite.materialise(layers), x)
+            - y
+        )
+        ** 2
+    )
+    got = jax.grad(implicit, allow_int=True)(stacked, x, y)
+    want = jax.tree.map(
+        lambda *leaves: np.stack(leaves), *jax.grad(unrolled, allow_int=True)(layers)
+    )
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        if g.dtype != jax.dtypes.float0:
+            np.testing.assert_allclose(g, w, rtol=2e-3, atol=1e-5)
+
+    def label(path, leaf):
+        return "adapter" if path[-1].name in ("a", "b") else "frozen"
+
+    labels = jax.tree_util.tree_map_with_path(label, stacked)
+    optimiser = optax.multi_transform(
+        {"adapter": optax.adam(1e-2), "frozen": optax.set_to_zero()}, lambda _: labels
+    )
+
+    @jax.jit
+    def step(blocks, state):
+        value, gradient = jax.value_and_grad(implicit, allow_int=True)(blocks, x, y)
+        gradient = jax.tree.map(
+            lambda g, leaf: jnp.zeros_like(leaf) if g.dtype == jax.dtypes.float0 else g,
+            gradient,
+            blocks,
+        )
+        updates, state = optimiser.update(gradient, state, blocks)
+        return optax.apply_updates(blocks, updates), state, value
+
+    state, trained, losses = optimiser.init(stacked), stacked, []
+    for _ in range(20):
+        trained, state, value = step(trained, state)
+        losses.append(float(value))
+    assert losses[-1] < 0.7 * losses[0]
+    for own, leaf, after in zip(
+        jax.tree.leaves(labels),
+        jax.tree.leaves(stacked),
+        jax.tree.leaves(trained),
+        strict=True,
+    ):
+        assert np.array_equal(leaf, after) == (own == "frozen")
+
+
+def test_scanned_layers_are_one_scan_without_dense_weights():
+    keys = jax.random.split(jax.random.key(0), 4)
+    layers = [adapted(Block(8, k), k, eight_bits) for k in keys]
+    jaxpr = jaxrewrite.make_jaxpr(deep)(jaxrewrite.stack(layers), jnp.ones((4, 8))).jaxpr
+    (scan,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "scan"]
+    assert scan.params["length"] == 4
+    shapes = [
+        (var.aval.shape, var.aval.dtype)
+        for eqn in all_equations(scan.params["jaxpr"])
+        for var in eqn.outvars
+        if eqn.primitive.name not in ("convert_element_type", "transpose")
+    ]
+    assert ((16, 8), jnp.dtype("float32")) not in shapes
+    assert ((8, 16), jnp.dtype("float32")) not in shapes
+
+
+def all_equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in jex_core.jaxprs_in_params(eqn.params):
+            yield from all_equations(inner)
