@@ -308,6 +308,53 @@ def test_residuals_are_values():
     assert len(met) == 3  # in the function, in the forward rule, in the backward rule
 
 
+@pytest.mark.parametrize(
+    "apply",
+    [lambda f, v, x: f(v, x), lambda f, v, x: f(x @ v, x)],
+    ids=["values", "arrays"],
+)
+@pytest.mark.parametrize("by", [0, 1])
+def test_what_is_known_in_the_forward_rule_is_known_in_the_backward_rule(apply, by):
+    """Flags among the residuals decide in Python, as they do under grad of jit."""
+
+    @jax.custom_vjp
+    def f(x, y):
+        return x * y
+
+    def forward(x, y):
+        return x.value * y.value, (x.value, y.value, x.perturbed, y.perturbed)
+
+    def backward(residuals, ct):
+        x, y, by_x, by_y = residuals
+        return 3 * ct * y if by_x else None, ct * x if by_y else None
+
+    f.defvjp(forward, backward, symbolic_zeros=True)
+    v = make("lora")
+    fn = lambda v, x: apply(f, v, x).sum()
+    want = jax.grad(lambda v, x: fn(jaxrewrite.materialise(v), x), by)(v, X)
+    close(jax.grad(allow(fn), by)(v, X), want)
+    close(jax.jit(jax.grad(allow(fn), by))(v, X), want)
+
+
+def test_a_backward_rule_on_arrays_may_look_at_them():
+    """Without jit they are concrete, as for a debugger."""
+    seen = []
+
+    @jax.custom_vjp
+    def watched(x):
+        return x
+
+    def backward(x, ct):
+        seen.append((np.asarray(x), np.asarray(ct)))
+        return (ct,)
+
+    watched.defvjp(lambda x: (x, x), backward)
+    v = make("lora")
+    jax.grad(allow(lambda v, x: jnp.sin(watched(x @ v)).sum()), 1)(v, X)
+    product = X @ v.materialise()
+    close(seen, [(product, jnp.cos(product))])
+
+
 # --- what types say of their tangents --------------------------------------------
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from .. import _compat
@@ -144,25 +143,27 @@ def _apply_backward(
 ) -> list[Any]:
     """The user's backward rule on values: cotangents, ``None`` where there is none.
 
-    A Python function, traced on arrays like the program that it belongs to.
+    A Python function. It is called with what is there if that is arrays, and
+    traced on arrays if there are values to rewrite it for.
     """
-    is_zero = [type(ct) is SymbolicZero for ct in cotangents]
-    nonzero = [ct for ct, zero in zip(cotangents, is_zero, strict=True) if not zero]
+    bwd = eqn.params["bwd"]
+    operands = [*residuals, *cotangents]
+    if not any(map(is_value, operands)) and not settings.rules.dense_primitives():
+        return _compat.call_backward(bwd, operands)
+    # What is known (flags among the residuals, symbolic zeros) stays known.
+    is_traced = [is_value(x) or isinstance(x, _compat.Tracer) for x in operands]
+    traced = [x for x, t in zip(operands, is_traced, strict=True) if t]
     there: list[bool] = []
 
     def flat(*tracers: Any) -> list[Any]:
         rest = iter(tracers)
-        own = [next(rest) for _ in residuals]
-        cts = [
-            ct if zero else next(rest) for ct, zero in zip(cotangents, is_zero, strict=True)
-        ]
-        returned = _compat.call_backward(eqn.params["bwd"], [*own, *cts])
+        filled = [next(rest) if t else x for x, t in zip(operands, is_traced, strict=True)]
+        returned = _compat.call_backward(bwd, filled)
         there.extend(ct is not None for ct in returned)
         return [ct for ct in returned if ct is not None]
 
-    inputs = [*residuals, *nonzero]
     debug_info = _compat.new_debug_info("backward", flat)
     with eqn.ctx.manager:
-        jaxpr, consts = _compat.trace_to_jaxpr(flat, avals_of(inputs), debug_info)
-    results = iter(run_on_values(settings, jaxpr, [*consts, *inputs], eqn))
+        jaxpr, consts = _compat.trace_to_jaxpr(flat, avals_of(traced), debug_info)
+    results = iter(run_on_values(settings, jaxpr, [*consts, *traced], eqn))
     return [next(results) if is_there else None for is_there in there]
