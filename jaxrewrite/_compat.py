@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -63,8 +64,9 @@ from jax._src.linear_util import wrap_init
 # Markers in the parameters of a jit equation for "nothing was said".
 from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
 
-# The user's frame of an equation, as file and line rather than as text.
-from jax._src.source_info_util import user_frame
+# The user's frame of an equation, as file and line rather than as text, and which
+# frames of an error's traceback are the user's.
+from jax._src.source_info_util import is_user_filename, user_frame
 
 # Keeps the frames of this package out of the tracebacks that JAX filters.
 from jax._src.traceback_util import register_exclusion
@@ -348,6 +350,16 @@ def source_location(source_info: SourceInfo) -> tuple[str, int, str] | None:
     if frame is None:
         return None
     return frame.file_name, frame.start_line, frame.function_name
+
+
+def raised_at(error: BaseException) -> tuple[str, int, str] | None:
+    """File, line and function of the user's code in which an error was raised."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if is_user_filename(code.co_filename):
+            found = code.co_filename, line, code.co_name
+    return found
 
 
 # --- running -----------------------------------------------------------------

@@ -27,7 +27,7 @@ from ._closures import Staging, run_of
 from ._compat import Jaxpr
 from ._errors import add_note
 from ._program import Program
-from ._rewrite import Rewriting, Scope, warn
+from ._rewrite import Rewriting, Scope, describe_operand, warn
 from ._settings import Settings, use_settings
 from ._value import aval_of, avals_of, is_value
 
@@ -208,20 +208,32 @@ def _trace_user_function(
     )
     try:
         jaxpr, consts = _compat.trace_to_jaxpr(flat, inputs.avals, debug_info)
-    except (
-        jax.errors.ConcretizationTypeError,
-        jax.errors.TracerArrayConversionError,
-        jax.errors.TracerIntegerConversionError,
-    ) as error:
-        name = getattr(fn, "__qualname__", type(fn).__name__)
+    except Exception as error:
+        _note_staging(error, getattr(fn, "__qualname__", type(fn).__name__), inputs.likes)
+        raise
+    return jaxpr, consts, out[0], out[1]
+
+
+_NEEDS_A_NUMBER = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def _note_staging(error: Exception, name: str, likes: Sequence[Any]) -> None:
+    """Say of an error of the user's function, or of JAX in it, where it comes from."""
+    shown = ", ".join(map(describe_operand, likes))
+    where = _compat.raised_at(error)
+    line = f"\n  at {where[0]}:{where[1]} ({where[2]})" if where else ""
+    add_note(error, f"jaxrewrite: in staging {name} on ({shown}){line}")
+    if isinstance(error, _NEEDS_A_NUMBER):
         add_note(
             error,
             f"jaxrewrite: {name} is staged before it is evaluated, as under jax.jit, so "
             "that arrays have no concrete values in it. Use lax.cond and its kin, or pass "
             "what is known beforehand as a Python scalar, which is static.",
         )
-        raise
-    return jaxpr, consts, out[0], out[1]
 
 
 def _operand_names(arguments: Arguments) -> list[str]:

@@ -125,3 +125,38 @@ def test_effects_inside_branches():
     jax.effects_barrier()
     np.testing.assert_allclose(ref[...], V.materialise() + 1)
     np.testing.assert_allclose(log, [-0.4])
+
+
+class Held(jaxrewrite.ArrayValue):
+    """An array of any kind, values included; joins with arrays by holding them."""
+
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+    def join(self, other):
+        return self, Held(other)
+
+
+def test_branches_join_as_deep_as_needed():
+    """A value in a value in a value: only the innermost becomes dense."""
+    fn = lambda p, v, w: lax.cond(p, lambda: v, lambda: w)
+    v = Held(Held(V))
+    w = Held(Held(Y))
+    out = transform(fn, materialise="allow")(jnp.array(True), v, w)
+    assert isinstance(out.x, Held)
+    assert isinstance(out.x.x, jax.Array)
+    np.testing.assert_allclose(out.x.x, V.materialise())
+
+
+def test_several_branches_join():
+    fn = lambda i, a, b, c: lax.switch(i, [lambda: a, lambda: b, lambda: c])
+    for i, want in enumerate([Y, V.materialise(), 2 * Y]):
+        out = transform(fn, materialise="allow")(jnp.int32(i), Y, Held(V), Held(2 * Y))
+        assert isinstance(out, Held)
+        assert isinstance(out.x, jax.Array)
+        np.testing.assert_allclose(out.x, want)
+    with pytest.warns(jaxrewrite.MaterialisationWarning, match=r"Define Scaled\.join"):
+        out = transform(fn)(jnp.int32(1), Y, V, V)
+    assert isinstance(out, jax.Array)

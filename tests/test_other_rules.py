@@ -10,6 +10,7 @@ from values import Lora, factories
 
 import jaxrewrite
 from jaxrewrite import transform
+from jaxrewrite._transform import _programs
 
 
 # With leak checks each program is compiled anew; those are in test_families.py.
@@ -186,6 +187,7 @@ def test_host_callbacks_get_arrays_in_order():
 
 def test_an_ffi_call_gets_arrays():
     """LU factors by a function that JAX's own CPU library registers."""
+    jax.scipy.linalg.lu_factor(X)  # loads that library
     fn = lambda v: jax.ffi.ffi_call(
         "lapack_sgetrf_ffi",
         (
@@ -295,6 +297,9 @@ def test_bodies_that_change_shapes_are_the_error_of_jax(fn):
         allow(fn)(v)
     first = lambda error: str(error.value).splitlines()[0].split(" at ")[0]
     assert first(implicit) == first(dense)
+    notes = "\n".join(implicit.value.__notes__)
+    assert f"in staging {fn.__name__} on (Lora:f32[3,3])\n  at {__file__}:" in notes
+    assert len(_programs.of(fn)) == 0
     allow(lambda v: -v)(v)
 
 

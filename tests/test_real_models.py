@@ -494,3 +494,71 @@ def all_equations(jaxpr):
         yield eqn
         for inner in jex_core.jaxprs_in_params(eqn.params):
             yield from all_equations(inner)
+
+
+class FlaxLayer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return nn.tanh(nn.Dense(8)(x)), None
+
+
+class FlaxDeep(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        layers = nn.scan(
+            nn.remat(FlaxLayer),
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            length=4,
+        )
+        return layers()(x, None)[0]
+
+
+def test_layers_scanned_over_by_flax(no_leak_checks):
+    model, x = FlaxDeep(), jnp.ones((2, 8))
+    params = model.init(jax.random.key(0), x)
+
+    def adapted(kernel):
+        if kernel.ndim != 3:
+            return kernel
+        low = 0.1 * jnp.ones((8, 2))
+        return jaxrewrite.stack([Lora(w, low, low.T) for w in kernel])
+
+    params = jax.tree.map(adapted, params)
+    implicit = transform(model.apply, materialise="forbid")
+    dense = lambda params: model.apply(jaxrewrite.materialise(params), x)
+    np.testing.assert_allclose(implicit(params, x), dense(params), rtol=1e-5)
+    got = jax.jit(jax.grad(lambda p: implicit(p, x).sum()))(params)
+    want = jax.grad(lambda p: dense(p).sum())(params)
+    jax.tree.map(
+        lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-3, atol=1e-6), got, want
+    )
+
+
+@pytest.mark.parametrize("kind", ["lax", "bounded", "checkpointed"])
+def test_loops_of_equinox(kind, no_leak_checks):
+    """Its custom rules decide by flags among their residuals, and close over much."""
+    v = Lora(0.5 * jnp.eye(3), 0.1 * jnp.ones((3, 1)), jnp.ones((1, 3)))
+
+    def fn(x, v):
+        return eqx.internal.while_loop(
+            lambda c: c.sum() < 100, lambda c: c @ v + 1, x, kind=kind, max_steps=16
+        )
+
+    x = jnp.ones((2, 3))
+    dense = lambda v: fn(x, jaxrewrite.materialise(v))
+    implicit = transform(fn, materialise="allow")
+    np.testing.assert_allclose(implicit(x, v), dense(v), rtol=1e-5)
+    if kind != "lax":  # which has no reverse mode
+        got = jax.grad(lambda v: implicit(x, v).sum())(v)
+        want = jax.grad(lambda v: dense(v).sum())(v)
+        jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4), got, want)
+
+
+def test_pmap():
+    v = Lora(0.5 * jnp.eye(3), 0.1 * jnp.ones((3, 1)), jnp.ones((1, 3)))
+    xs = jnp.arange(48.0).reshape(8, 2, 3)
+    fn = lambda xs, v: jax.pmap(lambda x, v: jnp.tanh(x @ v), in_axes=(0, None))(xs, v)
+    np.testing.assert_allclose(
+        transform(fn)(xs, v), fn(xs, jaxrewrite.materialise(v)), rtol=1e-5
+    )
