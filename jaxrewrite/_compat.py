@@ -122,6 +122,12 @@ def is_plain(aval: Any) -> bool:
     )
 
 
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """The axes of a mesh over which an array varies, within `jax.shard_map`."""
+    is_array = isinstance(aval, ShapedArray)
+    return frozenset(aval.manual_axis_type.varying) if is_array else frozenset()
+
+
 def strong(aval: Any) -> Any:
     """The aval without its weak type, which a loop's carry can't keep."""
     is_weak = isinstance(aval, ShapedArray) and aval.weak_type

@@ -14,6 +14,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from jax import lax
 from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from . import _compat
@@ -53,6 +54,8 @@ def join(scope: Scope, a: Structure, b: Structure, eqn: JaxprEqn) -> Structure:
     if a == b:
         return a
     x, y = a.like(), b.like()
+    if not (is_value(x) or is_value(y)):
+        return structure_of(_vary(Scope(scope.rewriting), Var(x), y, eqn, None))
     joined = _join_fields(scope, x, y, eqn)
     if joined is None:
         return dense_structure(a)
@@ -132,8 +135,11 @@ def _bring(
     if structure_of(operand) == structure:
         return operand
     like = structure.like()
+    if not (is_value(operand) or is_value(like)):
+        return _vary(scope, operand, like, eqn, origin)
     if not is_value(like):
-        return scope.materialise(operand, eqn, origin, _DIFFERS)
+        dense = scope.materialise(operand, eqn, origin, _DIFFERS)
+        return _vary(scope, dense, like, eqn, origin)
     if not _same_layer(operand, like):
         operand = _through_types(scope, operand, like, eqn)
         if not _same_layer(operand, like):
@@ -147,6 +153,24 @@ def _bring(
             for field, want in zip(fields, wanted, strict=True)
         ],
     )
+
+
+def _vary(
+    scope: Scope, atom: Any, like: Any, eqn: JaxprEqn, origin: SourceInfo | None
+) -> Any:
+    """An array as one that varies over the axes of a mesh that ``like`` varies over.
+
+    Within `jax.shard_map` that is part of an array's type, and leaves of a value
+    may differ in it where the arrays that the values stand for do not.
+    """
+    axes = _compat.varying_axes(like) - _compat.varying_axes(atom.aval)
+    if not axes:
+        return atom
+
+    def vary(x: Any) -> list[Any]:
+        return [lax.pcast(x, tuple(sorted(axes)), to="varying")]
+
+    return scope.add_call(vary, [atom], eqn, origin)[0]
 
 
 def _same_layer(x: Any, y: Any) -> bool:

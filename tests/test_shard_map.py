@@ -175,6 +175,32 @@ def test_loops_and_custom_rules_inside(mesh):
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4), got, want)
 
 
+def test_leaves_that_vary_meet_leaves_that_do_not(mesh):
+    """A scale that differs from device to device, on an array that does not."""
+    v = Scaled(draw(8, 8), jnp.float32(2.0))
+
+    def branches(v, x):
+        s = x.sum()
+        varying = lax.pcast(v, ("i", "j"), to="varying")
+        x = lax.pcast(x, "j", to="varying")
+        return x @ lax.cond(
+            s > 2, lambda: varying * s, lambda: lax.pcast(v * s, "j", to="varying")
+        )
+
+    def turns(v, x):
+        s = x.sum()
+        start = lax.pcast(v, ("i",), to="varying")
+        return x @ lax.scan(lambda c, _: (c * s, None), start, None, length=2)[0]
+
+    for body, out in ((branches, P(("i", "j"))), (turns, P("i"))):
+        fn = lambda v, x, body=body, out=out: on(mesh, body, (P(), P("i")), out)(v, x)
+        want = fn(v.materialise(), X)
+        got = transform(fn, materialise="allow")(v, X)
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+        carried = [eqn.primitive.name for eqn in equation(fn, v, X).params["jaxpr"].eqns]
+        assert {"cond", "scan"} & set(carried)
+
+
 def test_some_axes_left_to_the_compiler(mesh):
     fn = lambda v, x: on(
         mesh, lambda v, x: lax.psum(x @ v, "i"), (P(), P("i")), P(), axis_names={"i"}
