@@ -19,6 +19,13 @@ from ._rules import register
 from ._value import Value, aval_of, field, is_value
 
 
+def sliced(x: Any, length: int) -> Any:
+    """The avals of one slice of each leaf. A value keeps its metadata."""
+    return tree_map(
+        lambda leaf: _compat.without_leading_axis(_compat.leaf_aval(leaf), length), x
+    )
+
+
 class Batched(ArrayValue):
     """``length`` values of one structure as one array with a leading axis.
 
@@ -64,7 +71,8 @@ class Batched(ArrayValue):
                 )
 
     def aval(self) -> Any:
-        return _compat.with_leading_axis(aval_of(self._one()), self.length)
+        one = aval_of(sliced(self.element, self.length))
+        return _compat.with_leading_axis(one, self.length)
 
     def materialise(self) -> Any:
         leaves, treedef = tree_flatten(self.element)
@@ -76,14 +84,6 @@ class Batched(ArrayValue):
 
     def unstacked(self) -> Any:
         return self.element
-
-    def _one(self) -> Any:
-        """One element, with avals as leaves."""
-
-        def one(leaf: Any) -> Any:
-            return _compat.without_leading_axis(_compat.leaf_aval(leaf), self.length)
-
-        return tree_map(one, self.element)
 
 
 # What leaves every element whole keeps the stack: it acts on the leading axis alone.

@@ -13,6 +13,7 @@ for this call only: a program that needed it is staged again for the next.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -37,11 +38,14 @@ class Staging:
         self.in_tree = in_tree
         # Whether a rule was given arrays of one call.
         self.is_spent = False
-        self._made_by = {var: i for i, eqn in enumerate(jaxpr.eqns) for var in eqn.outvars}
-        self._inputs = set(jaxpr.invars)
+
+    @functools.cached_property
+    def _made_by(self) -> dict[Var, int]:
+        """Which equation makes each variable. Few programs are ever asked."""
+        return {var: i for i, eqn in enumerate(self.jaxpr.eqns) for var in eqn.outvars}
 
     def has(self, var: Any) -> bool:
-        return var in self._made_by or var in self._inputs
+        return var in self._made_by or var in self.jaxpr.invars
 
     def value_of(
         self, var: Var, leaves: Sequence[Any], settings: Settings, eqn: JaxprEqn

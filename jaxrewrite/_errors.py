@@ -23,6 +23,11 @@ class MaterialisationWarning(UserWarning):
     """A value became dense because no rule covers a primitive for its type."""
 
 
+def place(where: tuple[str, int, str] | None) -> str:
+    """The line of a note that says where: a file, a line and a function."""
+    return f"\n  at {where[0]}:{where[1]} ({where[2]})" if where else ""
+
+
 def add_note(error: BaseException, note: str) -> None:
     """Attach ``note`` to ``error`` (PEP 678), once."""
     if note not in getattr(error, "__notes__", ()):

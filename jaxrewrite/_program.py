@@ -17,7 +17,7 @@ from jax.tree_util import tree_leaves, tree_unflatten
 from . import _compat
 from ._compat import Jaxpr, JaxprEqn, Literal
 from ._errors import add_note
-from ._rewrite import Adapter, Rewriting, warn
+from ._rewrite import Adapter, Restaged, Rewriting, warn
 from ._settings import Settings
 
 
@@ -45,6 +45,17 @@ class Program:
         if results is not None:
             return results
         return evaluate(self.jaxpr, operands)
+
+
+def function_of(restaged: Restaged, original: Any) -> Callable[..., list[Any]]:
+    """A rewritten body as a function of its constants and leaves, under its own name."""
+    program = Program(restaged.jaxpr, ())
+
+    def call(*leaves: Any) -> list[Any]:
+        return program(leaves)
+
+    call.__name__ = _compat.name_of(original)
+    return call
 
 
 def run_on_values(

@@ -6,26 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from scaled import Scaled, V, Y
 
 import jaxrewrite
 from jaxrewrite import transform
-
-
-class Scaled(jaxrewrite.ArrayValue):
-    x: jax.Array
-    scale: jax.Array
-
-    def materialise(self):
-        return self.x * self.scale
-
-
-@jaxrewrite.register("neg")
-def _(v: Scaled):
-    return Scaled(v.x, -v.scale)
-
-
-V = Scaled(jnp.array([0.3, -0.2, 0.5]), jnp.float32(2.0))
-Y = jnp.array([1.0, 2.0, 3.0])
 
 
 def only_equation(fn, *args, name):

@@ -4,24 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
+from scaled import Scaled
 
 import jaxrewrite
 from jaxrewrite import transform
-
-
-class Scaled(jaxrewrite.ArrayValue):
-    x: jax.Array
-    scale: jax.Array
-
-    def materialise(self):
-        return self.x * self.scale
-
-
-@jaxrewrite.register(lax.neg_p)
-def _(v: Scaled):
-    return Scaled(v.x, -v.scale)
 
 
 def scaled(shape=(4, 3)):

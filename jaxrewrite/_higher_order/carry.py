@@ -9,6 +9,7 @@ one rewriting.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from .._compat import JaxprEqn
 from .._join import Coerce, Structure, dense_structure, fits, join, structure_of
@@ -21,6 +22,14 @@ from .._value import is_value
 _MAX_CHANGES = 4
 
 Rewrite = Callable[[Sequence[Structure], Coerce | None], Restaged]
+
+
+def body_inputs(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
+    """What a body is rewritten for: where it takes an array, its own variable's aval."""
+    return [
+        operand if is_value(operand) else aval
+        for operand, aval in zip(operands, jaxpr.in_avals, strict=True)
+    ]
 
 
 def fixed_point(

@@ -11,13 +11,13 @@ from typing import Any
 
 import jax
 from jax.custom_derivatives import SymbolicZero
-from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
+from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
 from .._closures import resolve
 from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
-from .._program import Program, run_on_values
+from .._program import function_of, run_on_values
 from .._rewrite import Scope, handlers
 from .._settings import Settings
 from .._value import is_value
@@ -44,11 +44,9 @@ def custom_jvp_handler(
     num_consts = len(restaged.consts)
     symbolic = eqn.params["symbolic_zeros"]
     settings = scope.rewriting.settings
-    in_tree = tree_flatten(operands)[1]
+    in_tree = tree_structure(operands)
+    call = function_of(restaged, eqn.params["call_jaxpr"])
     structures = targets(restaged)
-
-    def call(*leaves: Any) -> list[Any]:
-        return Program(restaged.jaxpr, ())(leaves)
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
         operands = tree_unflatten(in_tree, primals[num_consts:])
@@ -66,7 +64,6 @@ def custom_jvp_handler(
                 for t in _leaf_tangents(result, tangent, symbolic, settings)
             ]
 
-    call.__name__ = _compat.name_of(eqn.params["call_jaxpr"])
     fn = jax.custom_jvp(call)
     fn.defjvp(rule, symbolic_zeros=symbolic)
     consts = scope.include(restaged)

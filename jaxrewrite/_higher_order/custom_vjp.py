@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
+from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
 from .._closures import resolve
 from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
-from .._program import Program, run_on_values
+from .._program import function_of, run_on_values
 from .._rewrite import Scope, handlers
 from .._settings import Settings
 from .._value import avals_of, is_value
@@ -42,11 +42,9 @@ def custom_vjp_handler(
     num_hoisted, num_consts = len(restaged.consts), eqn.params["num_consts"]
     symbolic = eqn.params["symbolic_zeros"]
     settings = scope.rewriting.settings
-    in_tree = tree_flatten(operands)[1]
+    in_tree = tree_structure(operands)
+    call = function_of(restaged, eqn.params["call_jaxpr"])
     structures = targets(restaged)
-
-    def call(*leaves: Any) -> list[Any]:
-        return Program(restaged.jaxpr, ())(leaves)
 
     def forward(*args: Any) -> Any:
         leaves = [arg.value for arg in args] if symbolic else list(args)
@@ -86,7 +84,6 @@ def custom_vjp_handler(
             ]
         return (*[None] * num_hoisted, *(ct for own in of_leaves for ct in own))
 
-    call.__name__ = _compat.name_of(eqn.params["call_jaxpr"])
     fn = jax.custom_vjp(call)
     fn.defvjp(forward, backward, symbolic_zeros=symbolic)
     consts = scope.include(restaged)

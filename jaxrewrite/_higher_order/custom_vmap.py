@@ -10,14 +10,13 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
-from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 
-from .. import _compat
 from .._batched import Batched
 from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
 from .._materialise import materialise
-from .._program import Program
+from .._program import function_of
 from .._rewrite import Scope, handlers
 from .._settings import use_settings
 from .._transform import transform
@@ -34,10 +33,8 @@ def custom_vmap_handler(
         return NotImplemented  # the equation stays as it is
     num_hoisted = len(restaged.consts)
     settings = scope.rewriting.settings
-    in_tree = tree_flatten(operands)[1]
-
-    def call(*leaves: Any) -> list[Any]:
-        return Program(restaged.jaxpr, ())(leaves)
+    in_tree = tree_structure(operands)
+    call = function_of(restaged, params["call"])
 
     def rule(axis_size: int, in_batched: Sequence[bool], *leaves: Any) -> Any:
         arrays = tree_unflatten(in_tree, leaves[num_hoisted:])
@@ -58,7 +55,6 @@ def custom_vmap_handler(
         results = list(map(materialise, tree_leaves(results, is_leaf=is_value)))
         return results, tree_leaves(out_batched)
 
-    call.__name__ = _compat.name_of(params["call"])
     fn = custom_vmap(call)
     fn.def_vmap(rule)
     leaves = [*scope.include(restaged), *tree_leaves(operands)]

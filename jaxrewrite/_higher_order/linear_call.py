@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from jax.custom_derivatives import linear_call
-from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
+from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
-from .._program import Program, run_on_values
+from .._program import function_of, run_on_values
 from .._rewrite import Scope, handlers
 from .._value import is_value
 from .derivatives import noting
@@ -35,10 +35,11 @@ def linear_call_handler(
         return NotImplemented  # the equation stays as it is
     settings = scope.rewriting.settings
     num_hoisted = len(restaged.consts)
-    in_tree = tree_flatten(residuals)[1]
+    in_tree = tree_structure(residuals)
+    body = function_of(restaged, params["callee"])
 
     def call(leaves: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
-        return Program(restaged.jaxpr, ())([*leaves, *arrays])
+        return body(*leaves, *arrays)
 
     def transposed(leaves: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         saved = tree_unflatten(in_tree, leaves[num_hoisted:])

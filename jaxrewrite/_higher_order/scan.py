@@ -12,12 +12,13 @@ from typing import Any
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
+from .._batched import sliced
 from .._compat import JaxprEqn, SourceInfo, Var
 from .._join import Coerce, Structure, coerce, structure_of
 from .._rewrite import Restaged, Scope, handlers
 from .._value import is_value
-from .carry import fixed_point
-from .stacking import Elements, sliceable, sliced, stacked
+from .carry import body_inputs, fixed_point
+from .stacking import Elements, sliceable, stacked
 
 
 def scan_handler(
@@ -34,11 +35,7 @@ def scan_handler(
 
     def rewrite(structures: Sequence[Structure], leaving: Coerce | None) -> Restaged:
         likes = [structure.like() for structure in structures]
-        # Where the body takes an array, its own variable.
-        inputs = [
-            like if is_value(like) else aval
-            for like, aval in zip([*consts, *likes, *slices], body.in_avals, strict=True)
-        ]
+        inputs = body_inputs(body, [*consts, *likes, *slices])
         return scope.rewriting.restage(body, inputs, eqn, entering, leaving)
 
     initial = list(map(structure_of, carry))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jax.tree_util import tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
-from .._batched import Batched
+from .._batched import Batched, sliced
 from .._compat import JaxprEqn, SourceInfo, Var
 from .._rewrite import Reason, Scope
 from .._value import Value, aval_of, is_value, layer
@@ -26,13 +26,6 @@ def sliceable(
     if not is_value(x) or _can_be_sliced(scope, x, length, eqn):
         return x
     return scope.materialise(x, eqn, origin, _NOT_SLICED)
-
-
-def sliced(x: Any, length: int) -> Any:
-    """The avals of one slice of each leaf. A value keeps the metadata of the whole."""
-    return tree_map(
-        lambda leaf: _compat.without_leading_axis(_compat.leaf_aval(leaf), length), x
-    )
 
 
 def _can_be_sliced(scope: Scope, x: Value, length: int, eqn: JaxprEqn) -> bool:

@@ -12,7 +12,7 @@ from .._compat import JaxprEqn, SourceInfo, Var
 from .._join import Coerce, MakeDense, Structure, coerce, structure_of
 from .._rewrite import Restaged, Scope, handlers
 from .._value import is_value
-from .carry import fixed_point
+from .carry import body_inputs, fixed_point
 
 
 def while_handler(
@@ -33,10 +33,7 @@ def while_handler(
         leaving: Coerce | MakeDense | None,
     ) -> Restaged:
         likes = [structure.like() for structure in structures]
-        inputs = [
-            like if is_value(like) else aval
-            for like, aval in zip([*consts, *likes], jaxpr.in_avals, strict=True)
-        ]
+        inputs = body_inputs(jaxpr, [*consts, *likes])
         return scope.rewriting.restage(jaxpr, inputs, eqn, leaving=leaving)
 
     def rewrite(structures: Sequence[Structure], leaving: Coerce | None) -> Restaged:
