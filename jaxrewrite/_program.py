@@ -1,9 +1,10 @@
 """Running a rewritten program, in whatever JAX is doing at the moment.
 
 Where a jaxpr is being made (`jax.jit`, a scan, `jax.make_jaxpr`), the program's
-equations are appended to it. Where nothing is traced, they are carried out one
-by one through eager JAX's own compiled primitives. Under any other
-transformation (`jax.grad`, `jax.vmap` outside of jit) each is bound.
+equations are appended to it, or one that calls it as it would a jitted function.
+Where nothing is traced, they are carried out one by one through eager JAX's own
+compiled primitives. Under any other transformation (`jax.grad`, `jax.vmap`
+outside of jit) each is bound.
 """
 
 from __future__ import annotations
@@ -14,22 +15,28 @@ from typing import Any
 import jax
 from jax.tree_util import tree_leaves, tree_unflatten
 
-from . import _compat
+from . import _collector, _compat
 from ._compat import Jaxpr, JaxprEqn, Literal
 from ._errors import add_note
 from ._rewrite import Adapter, Restaged, Rewriting, warn
 from ._settings import Settings
 
 
+# Programs of more equations than this are called by one equation where a jaxpr is
+# being made. To append a few is as quick, and leaves more to be read in the result.
+_MANY = 32
+
+
 class Program:
     """A jaxpr on leaves and the constants that belong to its first ``invars``."""
 
-    __slots__ = ("_steps", "consts", "jaxpr")
+    __slots__ = ("_closed", "_steps", "consts", "jaxpr")
 
     def __init__(self, jaxpr: Jaxpr, consts: Sequence[Any]):
         self.jaxpr = jaxpr
         self.consts = list(consts)
         self._steps: _Steps | None = None
+        self._closed: Any = None
 
     def is_cacheable(self) -> bool:
         """Whether the program is the same whenever it is called."""
@@ -41,10 +48,19 @@ class Program:
             if self._steps is None:
                 self._steps = _Steps(self.jaxpr)
             return self._steps(operands)
-        results = _compat.inline_into_current_trace(self.jaxpr, operands)
-        if results is not None:
-            return results
-        return evaluate(self.jaxpr, operands)
+        if not _compat.makes_jaxpr():
+            return evaluate(self.jaxpr, operands)
+        if self._is_called():
+            if self._closed is None:
+                self._closed = _compat.close_jaxpr(self.jaxpr)
+            return _compat.call_in_current_trace(self._closed, operands)
+        with _collector.paused():
+            return _compat.inline_into_current_trace(self.jaxpr, operands)
+
+    def _is_called(self) -> bool:
+        jaxpr = self.jaxpr
+        is_plain = not (jaxpr.effects or jaxpr.is_high or _compat.jit_is_disabled())
+        return is_plain and len(jaxpr.eqns) > _MANY
 
 
 def function_of(restaged: Restaged, original: Any) -> Callable[..., list[Any]]:

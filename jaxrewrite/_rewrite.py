@@ -12,14 +12,15 @@ primitive its handler, which rewrites the jaxprs inside; the ``default`` of the
 operands' type; materialising them.
 
 Rules are Python functions on arrays. Each is traced once for each structure of
-operands in a rewriting, and the equations that it made are added again for
-every further equation of that structure. The same walk adds them, so when a
+operands, and the equations that it made are added again for every further
+equation of that structure, in this rewriting or another. The same walk adds them, so when a
 field of a value is a value itself, what the rule did to that field is an
 equation with a value operand, and is dispatched in its turn.
 """
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -35,7 +36,8 @@ from jax.tree_util import (
 from . import _compat
 from ._caches import WeakCaches
 from ._compat import DropVar, Jaxpr, JaxprEqn, Literal, SourceInfo, Var
-from ._errors import MaterialisationError, MaterialisationWarning, add_note
+from ._dead_code import live_equations
+from ._errors import MaterialisationError, MaterialisationWarning, add_note, place
 from ._rules import Rule
 from ._settings import Settings, use_settings
 from ._value import Value, aval_of, avals_of, is_value, layer
@@ -113,6 +115,18 @@ class Restaged(NamedTuple):
         return tree_unflatten(self.out_tree, self.jaxpr.outvars)
 
 
+class _Flat(NamedTuple):
+    """The operands of an equation, values flattened a layer deep.
+
+    ``treedefs`` has ``None`` for what is no value; ``ctx`` is the equation's.
+    """
+
+    leaves: list[Any]
+    treedefs: list[PyTreeDef | None]
+    avals: list[Any]
+    ctx: Any
+
+
 class _Traced(NamedTuple):
     """What a function on values does, as equations on their leaves."""
 
@@ -169,7 +183,7 @@ class Rewriting:
             return self._restage_anew(jaxpr, in_tree, avals, eqn, entering, leaving)
         if restaged is None:
             restaged = self._restage_anew(jaxpr, in_tree, avals, eqn, entering, leaving)
-            if not any(isinstance(c, _compat.Tracer) for c in restaged.consts):
+            if not _has_tracers(restaged.consts):
                 cache.put(key, restaged)
         return restaged
 
@@ -198,40 +212,43 @@ class Rewriting:
         outvars, out_tree = tree_flatten(results)
         return scope.finish(invars, outvars, out_tree, inner.debug_info)
 
+    def recall(
+        self, key: tuple[Any, ...], flat: _Flat, find: Callable[[_Flat], Any]
+    ) -> Any:
+        """What ``find`` finds for operands of this structure, sought once.
+
+        Remembered for this rewriting; what was traced also beyond it, unless it
+        holds tracers.
+        """
+        structure = (*key, *flat.treedefs, *flat.avals, flat.ctx)
+        try:
+            known = self._traced.get(structure)
+        except TypeError:  # parameters or metadata that can't be hashed
+            return find(flat)
+        if known is None:
+            nearest, *others = self.settings.rules.state()
+            state = (self.settings.policy, nearest[1], *others, _compat.trace_context())
+            # Kept with the table, and so not naming it, or it would never be dropped.
+            cache = _traces.of(nearest[0])
+            known = cache.get((structure, state))
+            if known is None:
+                known = find(flat)
+                if known is not NotImplemented and not _has_tracers(known.consts):
+                    cache.put((structure, state), known)
+            self._traced[structure] = known
+        return known
+
     def trace(
         self,
         fn: Callable[..., Any],
-        key: Any,
-        treedefs: Sequence[PyTreeDef | None],
-        avals: Sequence[Any],
-        ctx: Any,
+        flat: _Flat,
         check: Callable[[Any], list[Any]],
     ) -> Any:
-        """Trace a function on values, once for each ``key`` and structure.
-
-        Returns `_Traced`, or ``NotImplemented`` if that is what ``fn`` returned.
-        """
-        try:
-            known = self._traced.get((key, *treedefs, *avals, ctx))
-        except TypeError:  # parameters or metadata that can't be hashed
-            return self._trace_anew(fn, treedefs, avals, ctx, check)
-        if known is None:
-            known = self._trace_anew(fn, treedefs, avals, ctx, check)
-            self._traced[(key, *treedefs, *avals, ctx)] = known
-        return known
-
-    def _trace_anew(
-        self,
-        fn: Callable[..., Any],
-        treedefs: Sequence[PyTreeDef | None],
-        avals: Sequence[Any],
-        ctx: Any,
-        check: Callable[[Any], list[Any]],
-    ) -> Any:
+        """Trace a function on values; ``NotImplemented`` if that is what it returned."""
         out: list[Any] = []
 
-        def flat(*leaves: Any) -> list[Any]:
-            results = fn(*_unflatten_each(treedefs, leaves))
+        def on_leaves(*leaves: Any) -> list[Any]:
+            results = fn(*_unflatten_each(flat.treedefs, leaves))
             if results is NotImplemented:
                 out.append(NotImplemented)
                 return []
@@ -240,8 +257,8 @@ class Rewriting:
             return result_leaves
 
         debug_info = _compat.new_debug_info(getattr(fn, "__name__", "rule"), fn)
-        with use_settings(self.settings), ctx.manager:
-            jaxpr, consts = _compat.trace_to_jaxpr(flat, avals, debug_info)
+        with use_settings(self.settings), flat.ctx.manager:
+            jaxpr, consts = _compat.trace_to_jaxpr(on_leaves, flat.avals, debug_info)
         (out_tree,) = out
         if out_tree is NotImplemented:
             return NotImplemented
@@ -254,7 +271,13 @@ class Rewriting:
         return _Traced(jaxpr, consts, out_tree, dense_results)
 
 
+# What bodies became, kept with the body; what rules did, with the nearest table.
 _restaged = WeakCaches(256)
+_traces = WeakCaches(4096)
+
+
+def _has_tracers(consts: Iterable[Any]) -> bool:
+    return any(isinstance(const, _compat.Tracer) for const in consts)
 
 
 class Scope:
@@ -436,12 +459,10 @@ class Scope:
         outvars: Sequence[Var],
         origin: SourceInfo | None,
     ) -> Sequence[Any]:
+        results = self.call_rule(eqn, operands, outvars, origin)
+        if results is not NotImplemented:
+            return results
         primitive = eqn.primitive
-        avals = _Once(lambda: avals_of(operands))
-        for rule in self.rewriting.settings.rules.lookup(primitive, operands, avals):
-            results = self.call_rule(rule, eqn, operands, outvars, origin)
-            if results is not NotImplemented:
-                return results
         handler = handlers.get(primitive.name)
         if handler is not None:
             results = handler(self, eqn, list(operands), origin)
@@ -465,23 +486,31 @@ class Scope:
 
     def call_rule(
         self,
-        rule: Rule,
         eqn: JaxprEqn,
         operands: Sequence[Any],
         outvars: Sequence[Var],
         origin: SourceInfo | None,
     ) -> Any:
-        def apply_rule(*args: Any) -> Any:
-            try:
-                return rule(eqn.primitive, args, eqn.params)
-            except Exception as error:
-                add_note(error, f"jaxrewrite: raised by the rule {rule}.")
-                if "unexpected keyword argument" in str(error):
-                    add_note(error, "Rules take a primitive's parameters as **params.")
-                raise
+        """Add what the first rule that applies makes of an equation."""
 
-        what = f"The rule {rule}"
-        return self._call(apply_rule, rule, what, eqn, operands, outvars, origin)
+        def find(flat: _Flat) -> Any:
+            rules = self.rewriting.settings.rules
+            for rule in rules.lookup(
+                eqn.primitive, operands, functools.partial(avals_of, operands)
+            ):
+                traced = self.rewriting.trace(
+                    functools.partial(_call_rule, rule, eqn),
+                    flat,
+                    functools.partial(_checked_results, eqn, f"The rule {rule}"),
+                )
+                if traced is not NotImplemented:
+                    return traced
+            return NotImplemented
+
+        key = ("rule", eqn.primitive, *eqn.params.items())
+        results = self._splice(find, key, operands, eqn, outvars, origin)
+        self.changed |= results is not NotImplemented
+        return results
 
     def call_default(
         self,
@@ -491,6 +520,7 @@ class Scope:
         outvars: Sequence[Var],
         origin: SourceInfo | None,
     ) -> Any:
+        """Add what the one default among the values' types makes of an equation."""
         owners = {
             type(v).default: type(v) for v in values if type(v).default is not Value.default
         }
@@ -507,32 +537,16 @@ class Scope:
         def apply_default(*args: Any) -> Any:
             return default(eqn.primitive, args, dict(eqn.params))
 
-        what = f"{owner.__name__}.default"
-        return self._call(apply_default, default, what, eqn, operands, outvars, origin)
-
-    def _call(
-        self,
-        fn: Callable[..., Any],
-        identity: Any,
-        what: str,
-        eqn: JaxprEqn,
-        operands: Sequence[Any],
-        outvars: Sequence[Var],
-        origin: SourceInfo | None,
-    ) -> Any:
-        def check(results: Any) -> list[Any]:
-            return _checked_results(results, eqn, what)
-
-        key = (identity, eqn.primitive, *eqn.params.items())
-        results = self.splice(fn, key, operands, eqn, outvars, origin, check)
-        if results is not NotImplemented:
-            self.changed = True
+        check = functools.partial(_checked_results, eqn, f"{owner.__name__}.default")
+        key = (default, eqn.primitive, *eqn.params.items())
+        results = self.splice(apply_default, key, operands, eqn, outvars, origin, check)
+        self.changed |= results is not NotImplemented
         return results
 
     def splice(
         self,
         fn: Callable[..., Any],
-        key: Any,
+        key: tuple[Any, ...],
         operands: Sequence[Any],
         eqn: JaxprEqn,
         outvars: Sequence[Var],
@@ -543,9 +557,25 @@ class Scope:
 
         What the function sees of a value that is a field of an operand is a
         tracer of its aval; the equations on that are dispatched as any others.
+        ``key`` says which function it is.
         """
-        leaves, treedefs = _flatten_each(operands)
-        traced = self.rewriting.trace(fn, key, treedefs, avals_of(leaves), eqn.ctx, check)
+
+        def find(flat: _Flat) -> Any:
+            return self.rewriting.trace(fn, flat, check)
+
+        return self._splice(find, key, operands, eqn, outvars, origin)
+
+    def _splice(
+        self,
+        find: Callable[[_Flat], Any],
+        key: tuple[Any, ...],
+        operands: Sequence[Any],
+        eqn: JaxprEqn,
+        outvars: Sequence[Var],
+        origin: SourceInfo | None,
+    ) -> Any:
+        flat = _flatten_each(operands, eqn.ctx)
+        traced = self.rewriting.recall(key, flat, find)
         if traced is NotImplemented:
             return NotImplemented
         targets = {
@@ -555,7 +585,7 @@ class Scope:
         }
         results = self.run(
             traced.jaxpr,
-            [*self.constants(traced.jaxpr, traced.consts), *leaves],
+            [*self.constants(traced.jaxpr, traced.consts), *flat.leaves],
             source_within(origin, eqn.source_info),
             targets,
         )
@@ -681,8 +711,7 @@ def source_within(origin: SourceInfo | None, inner: SourceInfo) -> SourceInfo:
 def describe(eqn: JaxprEqn, operands: Sequence[Any]) -> str:
     """A note that names an equation, its operands and the user's line."""
     shown = ", ".join(map(describe_operand, operands))
-    where = _compat.source_location(eqn.source_info)
-    line = f"\n  at {where[0]}:{where[1]} ({where[2]})" if where else ""
+    line = place(_compat.source_location(eqn.source_info))
     return f"jaxrewrite: in primitive {eqn.primitive.name!r} on ({shown}){line}"
 
 
@@ -692,27 +721,13 @@ def describe_operand(operand: Any) -> str:
     return f"{type(operand).__name__}:{_compat.short(aval_of(operand))}"
 
 
-def live_equations(eqns: Sequence[JaxprEqn], outvars: Sequence[Any]) -> list[JaxprEqn]:
-    """The equations that results or effects need."""
-    needed = {var for var in outvars if type(var) is not Literal}
-    kept = []
-    for eqn in reversed(eqns):
-        if eqn.effects or not needed.isdisjoint(eqn.outvars):
-            needed.update(atom for atom in eqn.invars if type(atom) is not Literal)
-            kept.append(eqn)
-    kept.reverse()
-    return kept
-
-
 def _pairs(invars: Sequence[Any], operands: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     for var, operand in zip(invars, operands, strict=True):
         if type(var) is not Literal:
             yield var, operand
 
 
-def _flatten_each(
-    operands: Sequence[Any],
-) -> tuple[list[Any], list[PyTreeDef | None]]:
+def _flatten_each(operands: Sequence[Any], ctx: Any) -> _Flat:
     leaves: list[Any] = []
     treedefs: list[PyTreeDef | None] = []
     for operand in operands:
@@ -723,7 +738,7 @@ def _flatten_each(
         else:
             leaves.append(operand)
             treedefs.append(None)
-    return leaves, treedefs
+    return _Flat(leaves, treedefs, avals_of(leaves), ctx)
 
 
 def _unflatten_each(
@@ -738,25 +753,20 @@ def _unflatten_each(
     ]
 
 
-class _Once:
-    """A function without arguments, called at most once."""
-
-    __slots__ = ("_compute", "_result")
-
-    def __init__(self, compute: Callable[[], Any]):
-        self._compute = compute
-        self._result: Any = None
-
-    def __call__(self) -> Any:
-        if self._result is None:
-            self._result = self._compute()
-        return self._result
+# --- rules and what they may return -----------------------------------------------
 
 
-# --- what rules may return ------------------------------------------------------
+def _call_rule(rule: Rule, eqn: JaxprEqn, *args: Any) -> Any:
+    try:
+        return rule(eqn.primitive, args, eqn.params)
+    except Exception as error:
+        add_note(error, f"jaxrewrite: raised by the rule {rule}.")
+        if "unexpected keyword argument" in str(error):
+            add_note(error, "Rules take a primitive's parameters as **params.")
+        raise
 
 
-def _checked_results(results: Any, eqn: JaxprEqn, what: str) -> list[Any]:
+def _checked_results(eqn: JaxprEqn, what: str, results: Any) -> list[Any]:
     """The results of a rule, one for each of the equation's, or `TypeError`."""
     name, expected = eqn.primitive.name, eqn.outvars
     if not eqn.primitive.multiple_results:

@@ -137,8 +137,8 @@ class Rules:
         A rule returns one result, or a sequence of them for a primitive of
         several results; each is a value or an array of the shape and dtype that
         the primitive would give. Returning ``NotImplemented`` passes to the
-        next rule. A rule is run once for each structure of operands in a
-        program, with tracers for the leaves, as a function under `jax.jit` is.
+        next rule. A rule is run with tracers for the leaves, as a function under
+        `jax.jit` is, and what it did is remembered for each structure of operands.
 
         A rule all of whose operands are dense rewrites ordinary programs. A rule
         that admits a value is never asked about dense operands alone.

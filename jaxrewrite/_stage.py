@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
@@ -22,12 +23,18 @@ from jax.tree_util import (
     tree_unflatten,
 )
 
-from . import _compat
+from . import _collector, _compat
 from ._closures import Staging, run_of
 from ._compat import Jaxpr
-from ._errors import add_note
+from ._dead_code import drop_dead_code
+from ._errors import add_note, place
 from ._program import Program
-from ._rewrite import Rewriting, Scope, describe_operand, warn
+from ._rewrite import (
+    Rewriting,
+    Scope,
+    describe_operand,
+    warn,
+)
 from ._settings import Settings, use_settings
 from ._value import aval_of, avals_of, is_value
 
@@ -85,18 +92,21 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
     with use_settings(settings):
         whole, consts, out_tree, out_leaves = _trace_user_function(arguments, tree, inputs)
-    jaxpr = _compat.drop_dead_code(whole)
-    scope = Scope(Rewriting(settings))
-    symbolic = [
-        scope.operand(var, like)
-        for var, like in zip(jaxpr.invars[len(consts) :], inputs.likes, strict=True)
-    ]
-    rest = iter(scope.run(jaxpr, [*scope.constants(jaxpr, consts), *symbolic]))
-    results = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
-    leaves, whole_tree = tree_flatten(tree_unflatten(out_tree, results))
-    is_static = [isinstance(leaf, _Static) for leaf in leaves]
-    outvars = [leaf for leaf, s in zip(leaves, is_static, strict=True) if not s]
-    restaged = scope.finish(tree_leaves(symbolic), outvars, whole_tree, jaxpr.debug_info)
+    with _collector.paused():
+        jaxpr = drop_dead_code(whole)
+        scope = Scope(Rewriting(settings))
+        symbolic = [
+            scope.operand(var, like)
+            for var, like in zip(jaxpr.invars[len(consts) :], inputs.likes, strict=True)
+        ]
+        rest = iter(scope.run(jaxpr, [*scope.constants(jaxpr, consts), *symbolic]))
+        results = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
+        leaves, whole_tree = tree_flatten(tree_unflatten(out_tree, results))
+        is_static = [isinstance(leaf, _Static) for leaf in leaves]
+        outvars = [leaf for leaf, s in zip(leaves, is_static, strict=True) if not s]
+        restaged = scope.finish(
+            tree_leaves(symbolic), outvars, whole_tree, jaxpr.debug_info
+        )
     warn(restaged.warnings)
     statics = [x.leaf if s else None for x, s in zip(leaves, is_static, strict=True)]
     return Staged(
@@ -138,13 +148,20 @@ def _inputs(
     inputs = _Inputs([], None if names is None else [], [], [], [])
     count = 0
     for i, operand in enumerate(operands):
-        leaves, treedef = tree_flatten(operand)
-        if is_value(operand) and chosen[i]:
+        if _compat.is_array(operand):
+            leaves = [operand]
+            avals = avals_of(leaves)
+            inputs.rebuild.append(next)
+            inputs.likes.extend(avals)
+            inputs.positions.append(count)
+        elif is_value(operand) and chosen[i]:
+            leaves, treedef = tree_flatten(operand)
             avals = [aval_of(operand)]
             inputs.rebuild.append(next)
             inputs.likes.append(tree_unflatten(treedef, avals_of(leaves)))
             inputs.positions.extend(range(count, count + len(leaves)))
         else:
+            leaves, treedef = tree_flatten(operand)
             dynamic = [_compat.is_array(leaf) for leaf in leaves]
             avals = avals_of([x for x, d in zip(leaves, dynamic, strict=True) if d])
             inputs.rebuild.append(_rebuilder(treedef, leaves, dynamic))
@@ -224,8 +241,7 @@ _NEEDS_A_NUMBER = (
 def _note_staging(error: Exception, name: str, likes: Sequence[Any]) -> None:
     """Say of an error of the user's function, or of JAX in it, where it comes from."""
     shown = ", ".join(map(describe_operand, likes))
-    where = _compat.raised_at(error)
-    line = f"\n  at {where[0]}:{where[1]} ({where[2]})" if where else ""
+    line = place(_compat.raised_at(error))
     add_note(error, f"jaxrewrite: in staging {name} on ({shown}){line}")
     if isinstance(error, _NEEDS_A_NUMBER):
         add_note(
@@ -239,10 +255,7 @@ def _note_staging(error: Exception, name: str, likes: Sequence[Any]) -> None:
 def _operand_names(arguments: Arguments) -> list[str]:
     """What JAX calls each operand in its errors."""
     fn, (_, args, _) = arguments
-    try:
-        parameters = list(inspect.signature(fn).bind_partial(*args).arguments)
-    except (TypeError, ValueError):
-        parameters = []
+    parameters = _parameter_names(fn, args)
 
     def name(path: tuple[Any, ...]) -> str:
         if path[0].idx == 0:
@@ -255,6 +268,15 @@ def _operand_names(arguments: Arguments) -> list[str]:
 
     paths = tree_flatten_with_path(arguments.tree, is_leaf=is_value)[0]
     return [name(path) for path, _ in paths]
+
+
+def _parameter_names(fn: Callable[..., Any], args: Sequence[Any]) -> Sequence[str]:
+    if type(fn) is FunctionType and not hasattr(fn, "__wrapped__"):
+        return fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    try:  # takes ten times as long
+        return list(inspect.signature(fn).bind_partial(*args).arguments)
+    except (TypeError, ValueError):
+        return []
 
 
 # --- which values are rewritten ---------------------------------------------------

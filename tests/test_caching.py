@@ -282,3 +282,71 @@ def test_no_growth_with_calls(no_leak_checks):
     after = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert after - before < 20_000
+
+
+def test_a_rule_is_traced_once_for_all_programs():
+    rules, ruled = jaxrewrite.Rules(), []
+
+    def rule(v: Doubled, y: jax.Array, **params):
+        ruled.append(y.shape)
+        return v.x
+
+    rules.register("add")(rule)
+    for i in range(3):
+        np.testing.assert_allclose(
+            transform(lambda v: v + 1, rules=rules)(Doubled(X + i)), X + i
+        )
+    assert len(ruled) == 1
+    transform(lambda v: v + 1, rules=rules)(Doubled(jnp.ones(4)))
+    assert len(ruled) == 2  # another shape
+    with pytest.warns(jaxrewrite.MaterialisationWarning):
+        transform(lambda v: v - 1, rules=rules, materialise="warn")(Named(X))
+    rules.register("add")(rule)
+    transform(lambda v: v + 1, rules=rules)(Doubled(X))
+    assert len(ruled) == 3  # another table, as far as a program can tell
+
+
+class Named(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+
+def use_a_table():
+    """Weak references to a table and to what its rule closes over."""
+    array = jnp.arange(3.0)
+    rules = jaxrewrite.Rules()
+
+    @rules.register("add")
+    def _(v: Doubled, y: jax.Array, **params):
+        return v.x + array
+
+    np.testing.assert_allclose(
+        transform(lambda v: v + 1, rules=rules)(Doubled(X)), X + jnp.arange(3.0)
+    )
+    return weakref.ref(rules), weakref.ref(array)
+
+
+def test_tables_and_what_their_rules_close_over_are_collected(no_leak_checks):
+    refs = use_a_table()
+    jax.clear_caches()
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]
+
+
+def test_what_rules_did_is_bounded():
+    from jaxrewrite import _rewrite
+
+    rules = jaxrewrite.Rules()
+
+    @rules.register("add")
+    def _(v: Doubled, y: jax.Array, **params):
+        return v.x
+
+    run = transform(lambda v: v + 1, rules=rules)
+    for name in range(20):
+        run(Doubled(X, str(name)))
+    assert len(_rewrite._traces.of(rules)) == 20
+    jaxrewrite.clear_caches()
+    assert len(_rewrite._traces.of(rules)) == 0

@@ -297,7 +297,11 @@ def test_residuals_are_values():
     def f(x, w):
         return x @ w
 
-    f.defvjp(lambda x, w: (x @ w, (x, w)), lambda s, ct: (ct @ s[1], None))
+    # Each of another structure, since a rule is traced once for each.
+    f.defvjp(
+        lambda x, w: ((x[None] @ w)[0], (x, w)),
+        lambda s, ct: ((ct[None, None] @ s[1])[0, 0], None),
+    )
     v = make("lora")
     with jax.checking_leaks():
         transformed = transform(

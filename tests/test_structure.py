@@ -14,8 +14,8 @@ PACKAGE = pathlib.Path(jaxrewrite.__file__).parent
 
 # From the bottom up; a module imports only from levels below its own.
 LEVELS = [
-    {"_errors", "_caches", "_compat"},
-    {"_value"},
+    {"_errors", "_caches", "_collector", "_compat"},
+    {"_dead_code", "_value"},
     {"_annotations"},
     {"_rules"},
     {"_settings"},

@@ -1,0 +1,189 @@
+"""How a rewritten program runs: equation by equation, appended, or called."""
+
+import gc
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scaled import Scaled, V, Y
+
+import jaxrewrite
+from jaxrewrite import _collector, transform
+
+
+def long_program(v, x):
+    for _ in range(40):
+        x = jnp.tanh(x * 1.5 + 0.1)
+    return -v, x.sum()
+
+
+def by_hand(x, scale, y):
+    for _ in range(40):
+        y = jnp.tanh(y * 1.5 + 0.1)
+    return (x, -scale), y.sum()
+
+
+def equations(fn, *args):
+    return jax.make_jaxpr(fn)(*args).eqns
+
+
+def test_a_short_program_is_appended():
+    (eqn,) = equations(transform(lambda v: -v), V)
+    assert eqn.primitive.name == "neg"
+
+
+def test_a_long_program_is_called_under_its_own_name():
+    transformed = transform(long_program)
+    (eqn,) = equations(transformed, V, Y)
+    assert eqn.primitive.name == "jit"
+    assert eqn.params["name"] == "long_program"
+    again = equations(lambda v, y: (transformed(v, y), transformed(v, y)), V, Y)
+    first, second = (eqn.params["jaxpr"] for eqn in again)
+    assert first is second  # which JAX lowers once
+
+
+def test_a_called_program_compiles_to_the_same():
+    def instructions(fn, *args):
+        text = jax.jit(fn).lower(*args).compile().as_text()
+        return sum(" = " in line for line in text.splitlines())
+
+    transformed = lambda v, y: transform(long_program)(v, y)
+    assert instructions(transformed, V, Y) == instructions(by_hand, V.x, V.scale, Y)
+    # And so do its gradients.
+    total = lambda fn: lambda *args: (lambda o: o[1] + jax.tree.leaves(o[0])[1])(fn(*args))
+    grad = jax.grad(total(transformed), argnums=(0, 1))
+    grad_by_hand = jax.grad(total(by_hand), argnums=(0, 1, 2))
+    assert instructions(grad, V, Y) == instructions(grad_by_hand, V.x, V.scale, Y)
+
+
+@pytest.mark.parametrize(
+    "compose",
+    [
+        lambda f: jax.jit(f),
+        lambda f: jax.jit(jax.grad(f, argnums=(0, 1))),
+        lambda f: jax.grad(jax.jit(f), argnums=(0, 1)),
+        lambda f: jax.jit(jax.vmap(f, in_axes=(None, 0))),
+        lambda f: jax.vmap(jax.jit(f), in_axes=(None, 0)),
+        lambda f: jax.grad(jax.checkpoint(f), argnums=1),
+        lambda f: jax.jit(jax.hessian(f, argnums=1)),
+        lambda f: lambda v, y: jax.lax.map(lambda y: f(v, y), y),
+    ],
+    ids=["jit", "jit-grad", "grad-jit", "jit-vmap", "vmap-jit", "remat", "hessian", "map"],
+)
+def test_a_called_program_composes(compose):
+    def total(v, y):
+        negative, s = transform(long_program)(v, y)
+        return s + negative.scale * negative.x.sum()
+
+    def dense(v, y):
+        (x, scale), s = by_hand(v.x, v.scale, y)
+        return s + scale * x.sum()
+
+    got, want = (
+        jax.tree.leaves(compose(f)(V, jnp.array([0.1, 0.2]))) for f in (total, dense)
+    )
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_called_program_sees_the_mesh():
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        split = jax.device_put(jnp.arange(8.0), jax.NamedSharding(mesh, jax.P("i")))
+        (negative, _) = jax.jit(transform(long_program))(
+            Scaled(split, jnp.float32(2.0)), split
+        )
+    assert negative.x.sharding.spec == jax.P("i")
+    # Outside of it, what was made under the mesh is of no use.
+    jax.jit(lambda v, y: transform(long_program)(v, y))(V, Y)
+
+
+def test_effects_are_not_hidden_in_a_call(capfd):
+    def program(v, y):
+        jax.debug.print("first", ordered=True)
+        out = long_program(v, y)
+        jax.debug.print("second", ordered=True)
+        return out
+
+    names = [eqn.primitive.name for eqn in equations(transform(program), V, Y)]
+    assert "jit" not in names
+    jax.block_until_ready(jax.jit(transform(program))(V, Y))
+    jax.effects_barrier()
+    assert capfd.readouterr().out.split() == ["first", "second"]
+
+
+def test_nothing_is_called_where_jit_is_disabled():
+    with jax.disable_jit():
+        negative, s = transform(long_program)(V, Y)
+    np.testing.assert_allclose(s, by_hand(V.x, V.scale, Y)[1], rtol=1e-5)
+
+
+def test_transforms_of_transforms_rewrite_a_called_program():
+    """The outer one rewrites the call as it would any jitted function's."""
+    only_first = transform(long_program, filter_spec=lambda v: v is V)
+    other = Scaled(jnp.array([1.0, 2.0, 3.0]), jnp.float32(0.5))
+
+    def program(v, w):
+        negative, s = only_first(v, Y)
+        return negative, -w, s
+
+    first, second, _ = transform(program, filter_spec=lambda v: v is other)(V, other)
+    np.testing.assert_allclose(first.scale, -2.0)
+    np.testing.assert_allclose(second.scale, -0.5)
+
+
+# --- the collector ----------------------------------------------------------------
+
+
+def test_collections_pause_and_go_on():
+    assert gc.isenabled()
+    with _collector.paused():
+        assert not gc.isenabled()
+        with _collector.paused():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_collections_go_on_after_an_error():
+    class Broken(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def aval(self):
+            return jax.core.ShapedArray((3,), jnp.float32)
+
+        def materialise(self):
+            raise ValueError("broken")
+
+    with pytest.raises(jaxrewrite.MaterialisationError, match="broken"):
+        transform(jnp.sin, materialise="allow")(Broken(Y))
+    assert gc.isenabled()
+
+
+def test_who_has_no_collections_gets_none():
+    gc.disable()
+    try:
+        transform(lambda v: -v)(V)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_collections_pause_until_the_last_thread_is_done():
+    inside, leave = threading.Event(), threading.Event()
+
+    def other():
+        with _collector.paused():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+    with _collector.paused():
+        thread.start()
+        assert inside.wait(10)
+    assert not gc.isenabled()
+    leave.set()
+    thread.join()
+    assert gc.isenabled()
