@@ -1,71 +1,116 @@
-"""The command line: ``python -m bench [model|overhead] [options]``."""
+"""Run the benchmarks: ``python -m bench [PART ...] [options]``."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-import jax
-
-from . import gpt2, model, overhead
+from . import (
+    gpt2,
+    growth,
+    imports,
+    model,
+    operations,
+    overhead,
+    page,
+    peers,
+    plots,
+    report,
+    sizes,
+    steady,
+    suite,
+)
 from .measure import Progress
 
 
+PARTS = {
+    part.name: part
+    for part in (
+        module.PART
+        for module in (model, overhead, growth, operations, sizes, steady, imports, peers)
+    )
+}
+
+
 def parser() -> argparse.ArgumentParser:
-    default = gpt2.Config()
     parse = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parse.add_argument(
-        "suite",
-        nargs="?",
-        default="model",
-        choices=["model", "overhead"],
-        help="a transformer, dense against implicit (the default); or the overhead of "
-        "rewriting, against a model written by hand",
+        "parts",
+        nargs="*",
+        choices=[*PARTS, []],
+        metavar="PART",
+        help=f"what to measure: {', '.join(PARTS)}; all of them by default",
     )
-    for name, value in default._asdict().items():
-        parse.add_argument(f"--{name}", type=int, default=value, help="default %(default)s")
-    parse.add_argument("--rank", type=int, default=8, help="of the LoRA adapters")
+    efforts = parse.add_mutually_exclusive_group()
+    efforts.add_argument(
+        "--full", action="store_true", help="more sizes and samples; some 15 minutes"
+    )
+    efforts.add_argument(
+        "--quick", action="store_true", help="small and few: whether everything runs"
+    )
+    parse.add_argument("--json", metavar="FILE", help="write the results there")
+    parse.add_argument(
+        "--against", metavar="FILE", help="compare with what --json wrote earlier"
+    )
+    parse.add_argument("--plots", metavar="DIR", help="draw figures there, PNG and SVG")
+    parse.add_argument(
+        "--page", metavar="FILE", help="write a page with all tables and figures there"
+    )
     parse.add_argument("--repeats", type=int, help="samples of each variant")
-    parse.add_argument("--depths", type=int, nargs="+", default=[4, 24, 96])
-    parse.add_argument("--json", metavar="FILE", help="write the results there too")
+    parse.add_argument(
+        "--depths", type=int, nargs="+", metavar="N", help="layers of the MLPs"
+    )
+    sizes = parse.add_argument_group("the model of the part 'model'")
+    for name, value in gpt2.Config()._asdict().items():
+        sizes.add_argument(f"--{name}", type=int, help=f"default {value}")
+    sizes.add_argument("--rank", type=int, default=8, help="of the LoRA adapters")
     return parse
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
+    given = parser().parse_args(arguments)
+    sizes = {name: getattr(given, name) for name in gpt2.Config._fields}
+    options = suite.Options(
+        "full" if given.full else "quick" if given.quick else "default",
+        given.repeats,
+        given.depths,
+        (gpt2.TINY if given.quick else gpt2.Config())._replace(
+            **{name: size for name, size in sizes.items() if size is not None}
+        ),
+        given.rank,
+    )
+    parts = [PARTS[name] for name in given.parts or PARTS]
+    # Read before minutes are spent on what it is to be compared with.
+    earlier = suite.load(given.against) if given.against else None
     progress = Progress()
-    results: dict[Any, Any]
-    if options.suite == "model":
-        fields = gpt2.Config._fields
-        config = gpt2.Config(**{name: getattr(options, name) for name in fields})
-        repeats = options.repeats or 15
+    results: list[suite.Measurement] = []
+    for part in parts:
         try:
-            results = model.run(config, options.rank, repeats, progress)
+            measured = list(
+                part.run(options, lambda what, p=part: progress(f"{p.name}: {what}"))
+            )
         except model.WrongResult as error:
             print(f"\nFAILED: {error}", file=sys.stderr)
             return 1
-        progress.done()
-        print(model.describe(config, options.rank, repeats))
-        print(model.report(results))
-    else:
-        repeats = options.repeats or 60
-        results = {n: overhead.run(n, repeats, progress) for n in options.depths}
-        progress.done()
-        print(f"LoRA-adapted MLP of width {overhead.WIDTH}, against the same by hand.")
-        print(f"JAX {jax.__version__}; medians of {repeats} or more interleaved samples.\n")
-        print(overhead.report(results))
-    if options.json:
-        written = {
-            "options": vars(options),
-            "jax": jax.__version__,
-            "device": jax.devices()[0].device_kind,
-            "results": results,
-        }
-        with open(options.json, "w") as file:
-            json.dump(written, file, indent=1)
+        results += measured
+        progress.clear()
+        print(f"{report.text(part, measured)}\n", flush=True)
+    progress.done()
+    known = suite.environment()
+    print(", ".join(f"{name} {version}" for name, version in known.items()))
+    if earlier is not None:
+        print(f"\nAgainst {', '.join(f'{k} {v}' for k, v in earlier[0].items())}:\n")
+        print(report.against(earlier[1], results))
+    if given.json:
+        suite.save(given.json, options, results)
+    figures = {}
+    if given.plots:
+        for part in parts:
+            mine = [result for result in results if result.part == part.name]
+            figures[part.name] = plots.save(part, mine, given.plots)
+    if given.page:
+        page.write(given.page, parts, results, known, figures, given.plots)
     return 0
 
 

@@ -7,11 +7,15 @@ are Unsupervised Multitask Learners". Random weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+
+
+Linear = Callable[[Any, Array], Array]
 
 
 class Config(NamedTuple):
@@ -23,6 +27,9 @@ class Config(NamedTuple):
     vocabulary: int = 8192
     length: int = 64
     batch: int = 2
+
+
+TINY = Config(layers=2, width=64, heads=2, vocabulary=50, length=8, batch=1)
 
 
 def init(config: Config, key: Array) -> dict[str, Any]:
@@ -55,7 +62,7 @@ def init(config: Config, key: Array) -> dict[str, Any]:
     }
 
 
-def _linear(p: Any, x: Array) -> Array:
+def dense(p: Any, x: Array) -> Array:
     return x @ p["kernel"] + p["bias"]
 
 
@@ -65,21 +72,25 @@ def _norm(p: Any, x: Array) -> Array:
     return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * p["scale"] + p["shift"]
 
 
-def _attention(p: Any, x: Array, heads: int) -> Array:
+def _attention(p: Any, x: Array, heads: int, linear: Linear) -> Array:
     batch, length, width = x.shape
-    qkv = _linear(p["qkv"], x).reshape(batch, length, 3, heads, width // heads)
+    qkv = linear(p["qkv"], x).reshape(batch, length, 3, heads, width // heads)
     q, k, v = jnp.moveaxis(qkv, 2, 0)
     scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / (width // heads) ** 0.5
     causal = jnp.tril(jnp.ones((length, length), bool))
     weights = jax.nn.softmax(jnp.where(causal, scores, -1e9), axis=-1)
     mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, v)
-    return _linear(p["out"], mixed.reshape(batch, length, width))
+    return linear(p["out"], mixed.reshape(batch, length, width))
 
 
-def apply(params: Any, ids: Array, heads: int) -> Array:
-    """Logits of shape (batch, length, vocabulary) for ids of shape (batch, length)."""
+def apply(params: Any, ids: Array, heads: int, linear: Linear = dense) -> Array:
+    """Logits of shape (batch, length, vocabulary) for ids of shape (batch, length).
+
+    ``linear`` is what a layer does with its parameters, for who writes another
+    kind of kernel by hand.
+    """
     x = params["tokens"][ids] + params["positions"][: ids.shape[1]]
     for p in params["blocks"]:
-        x = x + _attention(p, _norm(p["norm_1"], x), heads)
-        x = x + _linear(p["down"], jax.nn.gelu(_linear(p["up"], _norm(p["norm_2"], x))))
+        x = x + _attention(p, _norm(p["norm_1"], x), heads, linear)
+        x = x + linear(p["down"], jax.nn.gelu(linear(p["up"], _norm(p["norm_2"], x))))
     return _norm(params["norm"], x) @ params["tokens"].T

@@ -25,6 +25,11 @@ class Progress:
         else:
             print(line, file=sys.stderr, flush=True)
 
+    def clear(self) -> None:
+        """Leave the line to what is printed next."""
+        if sys.stderr.isatty():
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+
     def done(self) -> None:
         self("done")
         if sys.stderr.isatty():
@@ -32,18 +37,28 @@ class Progress:
 
 
 def interleaved(
-    variants: Mapping[str, Callable[[], Any]], repeats: int, warm_up: int = 1
+    variants: Mapping[str, Callable[[], Any]],
+    repeats: int,
+    warm_up: int = 1,
+    collecting: bool = False,
 ) -> dict[str, list[float]]:
-    """Seconds of each call of each variant, the variants taking turns."""
+    """Seconds of each call of each variant, the variants taking turns.
+
+    Python's garbage collector is off, unless ``collecting``: then it has a clean
+    start before each call.
+    """
     for call in variants.values():
         for _ in range(warm_up):
             jax.block_until_ready(call())
     samples: dict[str, list[float]] = {name: [] for name in variants}
     gc.collect()
-    gc.disable()
+    if not collecting:
+        gc.disable()
     try:
         for _ in range(repeats):
             for name, call in variants.items():
+                if collecting:
+                    gc.collect()
                 start = time.perf_counter()
                 jax.block_until_ready(call())
                 samples[name].append(time.perf_counter() - start)
@@ -76,9 +91,8 @@ def said_by_xla(compiled: Any) -> dict[str, float]:
     cost = compiled.cost_analysis()
     memory = compiled.memory_analysis()
     return {
-        "flops": cost.get("flops", float("nan")),
+        "FLOPs": cost.get("flops", float("nan")),
         "bytes": cost.get("bytes accessed", float("nan")),
-        "arguments": memory.argument_size_in_bytes,
         "temporaries": memory.temp_size_in_bytes,
         "memory": memory.argument_size_in_bytes
         + memory.output_size_in_bytes

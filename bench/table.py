@@ -23,8 +23,8 @@ def scaled(number: float, unit: str) -> str:
     """``1.23 G`` and the like, with the unit."""
     for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= factor:
-            return f"{number / factor:.2f} {prefix}{unit}"
-    return f"{number:.0f} {unit}"
+            return f"{number / factor:.2f} {prefix}{unit}".strip()
+    return f"{number:.0f} {unit}".strip()
 
 
 def duration(seconds: float) -> str:
@@ -32,3 +32,10 @@ def duration(seconds: float) -> str:
         if seconds >= factor:
             return f"{seconds / factor:.2f} {unit}"
     return f"{seconds / 1e-6:.1f} us"
+
+
+def rst_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A simple table of reStructuredText."""
+    lines = table(header, rows).splitlines()
+    rule = lines[1].replace("-", "=")
+    return "\n".join([rule, lines[0], rule, *lines[2:], rule])

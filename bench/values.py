@@ -6,7 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike, Float
+from jax.experimental import sparse
+from jaxtyping import Array, ArrayLike, Float, Int, Int8
 
 import jaxrewrite
 
@@ -22,6 +23,9 @@ class Lora(jaxrewrite.ArrayValue):
     a: Float[Array, "n rank"]
     b: Float[Array, "rank m"]
 
+    def aval(self) -> jax.core.ShapedArray:
+        return jax.core.ShapedArray(self.w.shape, self.w.dtype)
+
     def materialise(self) -> Array:
         return self.w + self.a @ self.b
 
@@ -32,6 +36,73 @@ def _(x: ArrayLike, y: Lora, *, dimension_numbers: Any, **params: Any) -> Any:
     if dimension_numbers != (((x.ndim - 1,), (0,)), ((), ())):
         return NotImplemented
     return x @ y.w + (x @ y.a) @ y.b
+
+
+class LowRank(jaxrewrite.ArrayValue):
+    """A product of two thin matrices; ``a`` has shape (n, rank), ``b`` (rank, m)."""
+
+    a: Float[Array, "n rank"]
+    b: Float[Array, "rank m"]
+
+    def aval(self) -> jax.core.ShapedArray:
+        return jax.core.ShapedArray((self.a.shape[0], self.b.shape[1]), self.a.dtype)
+
+    def materialise(self) -> Array:
+        return self.a @ self.b
+
+
+@jaxrewrite.register("dot_general")
+def _(x: ArrayLike, y: LowRank, *, dimension_numbers: Any, **params: Any) -> Any:
+    """``x @ (A B) = (x @ A) B``, where nothing is a batch."""
+    if dimension_numbers != (((x.ndim - 1,), (0,)), ((), ())):
+        return NotImplemented
+    return (x @ y.a) @ y.b
+
+
+class Quantised(jaxrewrite.ArrayValue):
+    r"""A matrix as 8-bit integers with a scale for each column, :math:`Q \cdot s`.
+
+    ``q`` has shape (n, m), ``scale`` (m,).
+    """
+
+    q: Int8[Array, "n m"]
+    scale: Float[Array, " m"]
+
+    def aval(self) -> jax.core.ShapedArray:
+        return jax.core.ShapedArray(self.q.shape, self.scale.dtype)
+
+    def materialise(self) -> Array:
+        return self.q.astype(self.scale.dtype) * self.scale
+
+
+@jaxrewrite.register("dot_general")
+def _(x: ArrayLike, y: Quantised, *, dimension_numbers: Any, **params: Any) -> Any:
+    """``x @ (Q s) = (x @ Q) s``, where nothing is a batch."""
+    if dimension_numbers != (((x.ndim - 1,), (0,)), ((), ())):
+        return NotImplemented
+    return (x @ y.q.astype(x.dtype)) * y.scale
+
+
+class Sparse(jaxrewrite.ArrayValue):
+    """A matrix as JAX's own sparse one, whose product is JAX's own."""
+
+    data: Float[Array, " nonzeros"]
+    indices: Int[Array, "nonzeros 2"]
+    sparse_shape: tuple[int, ...] = jaxrewrite.field(static=True)
+
+    def aval(self) -> jax.core.ShapedArray:
+        return jax.core.ShapedArray(self.sparse_shape, self.data.dtype)
+
+    def materialise(self) -> Array:
+        return self.matrix().todense()
+
+    def matrix(self) -> sparse.BCOO:
+        return sparse.BCOO((self.data, self.indices), shape=self.sparse_shape)
+
+
+@jaxrewrite.register("dot_general")
+def _(x: Sparse, y: ArrayLike, *, dimension_numbers: Any, **params: Any) -> Any:
+    return sparse.bcoo_dot_general(x.matrix(), y, dimension_numbers=dimension_numbers)
 
 
 class Zero(jaxrewrite.ArrayValue):
@@ -74,6 +145,12 @@ def lora(w: Array, rank: int, key: Array) -> Lora:
     a = jax.random.normal(key_a, (n, rank), w.dtype) / n**0.5
     b = jax.random.normal(key_b, (rank, m), w.dtype) * 0.02
     return Lora(w, a, b)
+
+
+def quantise(w: Array) -> Quantised:
+    """Round a matrix of shape (n, m) to 8 bits a column."""
+    scale = abs(w).max(0) / 127
+    return Quantised(jnp.round(w / scale).astype(jnp.int8), scale)
 
 
 def zero_like(x: Array) -> Zero:

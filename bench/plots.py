@@ -1,0 +1,109 @@
+"""Figures of the measurements, with Matplotlib."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from .report import rows_of
+from .suite import Measurement, Part, ratio
+
+
+COLOURS = {
+    "dense": "#7f7f7f",
+    "by hand": "#7f7f7f",
+    "plain": "#7f7f7f",
+    "implicit": "#1f77b4",
+    "Quax": "#d62728",
+    "sparsify": "#2ca02c",
+}
+UNITS = {"s": "seconds", "B": "bytes", "": "", "x": "ratio"}
+
+
+def save(part: Part, results: Sequence[Measurement], folder: str) -> str | None:
+    """Draw a part as ``folder/part.svg`` and ``.png``; the name, if there is a figure."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    # The same figure from the same figures.
+    matplotlib.rcParams["svg.hashsalt"] = "jaxrewrite"
+    import matplotlib.pyplot as plt
+
+    plotted = [result for result in results if result.value is not None]
+    if not plotted:
+        return None
+    figure = _over_sizes(plt, plotted) or _ratios(plt, part, plotted)
+    if figure is None:
+        return None
+    path = pathlib.Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    figure.suptitle(part.title)
+    figure.savefig(path / f"{part.name}.svg", metadata={"Date": None})
+    figure.savefig(path / f"{part.name}.png", dpi=120, metadata={"Software": None})
+    plt.close(figure)
+    return f"{part.name}.svg"
+
+
+def _over_sizes(plt: Any, results: Sequence[Measurement]) -> Any:
+    """A panel a case and quantity that was measured at several sizes."""
+    panels: dict[tuple[str, str], dict[str, list[Measurement]]] = {}
+    for result in results:
+        if result.size is not None:
+            panel = panels.setdefault((result.case, result.quantity), {})
+            panel.setdefault(result.variant, []).append(result)
+    panels = {
+        key: panel
+        for key, panel in panels.items()
+        if any(len(line) > 1 for line in panel.values())
+    }
+    if not panels:
+        return None
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(4 * columns, 3 * rows), squeeze=False, layout="constrained"
+    )
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, ((case, quantity), panel) in zip(grid.flat, panels.items(), strict=False):
+        for variant, line in panel.items():
+            axes.plot(
+                [result.size for result in line],
+                [result.value for result in line],
+                marker="o",
+                label=variant,
+                color=COLOURS.get(variant),
+            )
+        axes.set_title(f"{case}: {quantity}", fontsize="small")
+        axes.set_xscale("log")
+        values = [result.value for line in panel.values() for result in line]
+        if min(values) > 0:
+            axes.set_yscale("log")
+        axes.set_ylabel(UNITS[next(iter(panel.values()))[0].unit], fontsize="small")
+        axes.tick_params(labelsize="small")
+        axes.legend(fontsize="small")
+    return figure
+
+
+def _ratios(plt: Any, part: Part, results: Sequence[Measurement]) -> Any:
+    """A bar for each row of the table: each variant over the baseline."""
+    bars = []
+    for (case, _, quantity), row in rows_of(results).items():
+        for variant, result in row.items():
+            times = ratio(result, row.get(part.baseline))
+            if variant != part.baseline and times is not None:
+                bars.append((f"{case}: {quantity}", variant, times))
+    if not bars:
+        return None
+    figure, axes = plt.subplots(figsize=(8, 0.6 + 0.28 * len(bars)), layout="constrained")
+    for i, (_, variant, times) in enumerate(reversed(bars)):
+        axes.barh(i, times, color=COLOURS.get(variant))
+    axes.set_yticks(
+        range(len(bars)),
+        [f"{label} ({variant})" for label, variant, _ in reversed(bars)],
+        fontsize="small",
+    )
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_xlabel(f"over {part.baseline}; less is better")
+    return figure

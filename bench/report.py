@@ -1,0 +1,142 @@
+"""Measurements as tables: of text, of reStructuredText, and against an earlier run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from .suite import Measurement, Part, ratio
+from .table import duration, rst_table, scaled, table
+
+
+def shown(measurement: Measurement | None) -> str:
+    if measurement is None:
+        return ""
+    if measurement.value is None:
+        return measurement.note or "-"
+    show: Callable[[float], str] = {
+        "s": duration,
+        "x": lambda x: f"{x:.2f}",
+        "B": lambda x: scaled(x, "B"),
+        "": lambda x: scaled(x, ""),
+    }[measurement.unit]
+    return show(measurement.value)
+
+
+def rows_of(
+    results: Iterable[Measurement],
+) -> dict[tuple[str, float | None, str], dict[str, Measurement]]:
+    """The variants of each case, size and quantity."""
+    rows: dict[Any, dict[str, Measurement]] = {}
+    for result in results:
+        row = rows.setdefault((result.case, result.size, result.quantity), {})
+        row[result.variant] = result
+    return rows
+
+
+def _limit(part: Part, quantity: str) -> str:
+    target = part.targets.get(quantity)
+    if target is None:
+        return ""
+    if target.is_ratio:
+        return f"{target.limit:.2f}x"
+    return duration(target.limit) if target.limit < 1 else f"{target.limit:g}"
+
+
+def _misses(part: Part, result: Measurement, baseline: Measurement | None) -> bool:
+    """Whether a result misses its target."""
+    target = part.targets.get(result.quantity)
+    if target is None or result.variant != "implicit" or result.value is None:
+        return False
+    got = ratio(result, baseline) if target.is_ratio else result.value
+    return got is not None and got > target.limit
+
+
+def cells(part: Part, results: Sequence[Measurement]) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of a part's table."""
+    variants = list(dict.fromkeys(result.variant for result in results))
+    others = [v for v in variants if part.baseline and v != part.baseline]
+    has_targets = bool(part.targets)
+    header = ["case", "size", "what", *variants]
+    header += [f"{v} / {part.baseline}" for v in others]
+    header += ["spread"] + (["target"] if has_targets else [])
+    rows = []
+    for (case, size, quantity), row in rows_of(results).items():
+        baseline = row.get(part.baseline)
+        ratios = [ratio(row[v], baseline) if v in row else None for v in others]
+        spread = max(result.spread for result in row.values())
+        cell = [case, "" if size is None else f"{size:,.0f}", quantity]
+        cell += [shown(row.get(v)) for v in variants]
+        cell += ["" if r is None else f"{r:.3f}" for r in ratios]
+        cell += [f"{spread:.1%}" if spread else ""]
+        if has_targets:
+            missed = any(_misses(part, result, baseline) for result in row.values())
+            cell += [_limit(part, quantity) + (" missed" if missed else "")]
+        rows.append(cell)
+    return header, rows
+
+
+def losses(part: Part, results: Sequence[Measurement]) -> list[str]:
+    """Where implicit is worse than the baseline, by 2% and more than the spread."""
+    lost = []
+    for (case, size, quantity), row in rows_of(results).items():
+        implicit, baseline = row.get("implicit"), row.get(part.baseline)
+        if implicit is None:
+            continue
+        times = ratio(implicit, baseline)
+        if times is not None and times > 1.02 + implicit.spread:
+            where = case if size is None else f"{case}, {size:,.0f}"
+            lost.append(f"{where}: {quantity} is {times:.2f}x of {part.baseline}")
+    return lost
+
+
+def text(part: Part, results: Sequence[Measurement]) -> str:
+    parts = [part.title, "=" * len(part.title), "", table(*cells(part, results))]
+    if part.baseline:
+        lost = losses(part, results)
+        parts += ["", f"Where implicit is worse than {part.baseline}:"]
+        parts += [f"  {line}" for line in lost] or ["  nowhere, by 2% and the spread"]
+    return "\n".join(parts)
+
+
+def rst(part: Part, results: Sequence[Measurement], figure: str | None) -> str:
+    """A section of the page about performance."""
+    about = part.about.strip().replace("`jax.jit`", "``jax.jit``")
+    parts = [part.title, "-" * len(part.title), "", about, ""]
+    if figure is not None:
+        parts += [f".. image:: {figure}", f"   :alt: {part.title}", ""]
+    parts += [rst_table(*cells(part, results)), ""]
+    if part.baseline:
+        lost = losses(part, results)
+        if lost:
+            parts += [f"Worse than {part.baseline}:", ""]
+            parts += [f"* {line}" for line in lost]
+        else:
+            parts += [f"Nowhere worse than {part.baseline} by 2% and the spread."]
+        parts += [""]
+    return "\n".join(parts)
+
+
+def against(before: Sequence[Measurement], after: Sequence[Measurement]) -> str:
+    """What changed since an earlier run, by 5% and more than both spreads."""
+    known = {result.key(): result for result in before}
+    rows, same = [], 0
+    for result in after:
+        earlier = known.get(result.key())
+        times = None if earlier is None else ratio(result, earlier)
+        if earlier is None or times is None:
+            continue
+        noise = max(0.05, result.spread + earlier.spread)
+        if abs(times - 1) <= noise:
+            same += 1
+            continue
+        size = "" if result.size is None else f"{result.size:,.0f}"
+        name = f"{result.part}: {result.case}"
+        rows.append(
+            [name, size, result.quantity, result.variant]
+            + [shown(earlier), shown(result), f"{times:.3f}"]
+        )
+    if not rows:
+        return f"{same} figures are as they were, within 5% and their spreads."
+    header = ["case", "size", "what", "variant", "before", "now", "now / before"]
+    return f"{table(header, rows)}\n\n{same} other figures are as they were."

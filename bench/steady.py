@@ -1,0 +1,99 @@
+"""What many calls leave behind.
+
+Calls with new numbers and the same structure, which must neither stage nor keep
+anything; and one function called with 1,000 different structures, whose programs must
+go when the function does. Bytes are those that Python allocated and has not freed.
+"""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxrewrite
+
+from .suite import Case, Measurement, Options, Part, Target
+from .values import Lora
+
+
+def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measurement]:
+    calls = options.of(20, 2_000, 100_000)
+    for name, wrap in {"eager": lambda f: f, "jitted": jax.jit}.items():
+        progress(f"{calls} calls, {name}")
+        yield from _calls(f"{name} calls", wrap, calls)
+    structures = options.of(5, 200, 1_000)
+    progress(f"{structures} structures")
+    yield from _structures(structures)
+
+
+def held() -> int:
+    gc.collect()
+    return tracemalloc.get_traced_memory()[0]
+
+
+def _calls(name: str, wrap: Callable[[Any], Any], count: int) -> Iterator[Measurement]:
+    staged = []
+
+    def model(w: Any, x: Any) -> Any:
+        staged.append(1)
+        return jnp.tanh(x @ w)
+
+    w = Lora(jnp.ones((16, 16)), jnp.ones((16, 4)), jnp.ones((4, 16)))
+    fn, x = wrap(jaxrewrite.transform(model, materialise="forbid")), jnp.ones((8, 16))
+
+    def some_calls(n: int) -> None:
+        value = w
+        for _ in range(n):
+            out = fn(value, x)
+            value = Lora(value.w + out[0, 0], value.a, value.b)
+
+    some_calls(10)
+    tracemalloc.start()
+    some_calls(10)
+    before = held()
+    some_calls(count)
+    kept = held() - before
+    tracemalloc.stop()
+    case = Case("steady", name, count)
+    yield from case.exact("kept a call", {"implicit": kept / count}, "B")
+    yield from case.exact("times staged", {"implicit": len(staged)}, "")
+
+
+def _structures(count: int) -> Iterator[Measurement]:
+    def use() -> int:
+        """What is held while the function is there."""
+        fn = jaxrewrite.transform(lambda w, x: jnp.tanh(x @ w), materialise="forbid")
+        for n in range(1, count + 1):
+            w = Lora(jnp.ones((4, n)), jnp.ones((4, 2)), jnp.ones((2, n)))
+            jax.eval_shape(fn, w, jnp.ones((8, 4)))
+        return held()
+
+    use()
+    jax.clear_caches()
+    jaxrewrite.clear_caches()
+    tracemalloc.start()
+    before = held()
+    during = use() - before
+    jax.clear_caches()
+    after = held() - before
+    tracemalloc.stop()
+    case = Case("steady", "structures", count)
+    yield from case.exact("kept a structure", {"implicit": during / count}, "B")
+    yield from case.exact(
+        "kept a structure, the function gone", {"implicit": after / count}, "B"
+    )
+
+
+PART = Part(
+    "steady",
+    "The steady state",
+    __doc__ or "",
+    "",
+    run,
+    {"times staged": Target(1, is_ratio=False)},
+)

@@ -1,0 +1,143 @@
+"""What a benchmark is made of: parts, the measurements they give, and targets."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jaxlib
+
+from . import gpt2, measure
+
+
+class Measurement(NamedTuple):
+    """One number: of a variant of a case.
+
+    ``size`` is what the case is a size of, if it is one of several: layers,
+    equations, a width. ``unit`` is ``"s"``, ``"B"``, ``""`` (a count) or ``"x"`` (a
+    ratio). ``spread`` is half the interquartile range of the ``samples`` over
+    their median. Where there is no number, ``note`` says why.
+    """
+
+    part: str
+    case: str
+    size: float | None
+    quantity: str
+    variant: str
+    unit: str
+    value: float | None
+    spread: float = 0.0
+    samples: Sequence[float] = ()
+    note: str = ""
+
+    def key(self) -> tuple[Any, ...]:
+        return self.part, self.case, self.size, self.quantity, self.variant
+
+
+class Target(NamedTuple):
+    """What the project wants of a quantity: of its value, or over the baseline's."""
+
+    limit: float
+    is_ratio: bool = True
+
+
+class Options(NamedTuple):
+    """How much is measured.
+
+    ``effort`` is ``"quick"`` (does it run at all?), ``"default"`` or ``"full"``.
+    """
+
+    effort: str = "default"
+    repeats: int | None = None
+    depths: Sequence[int] | None = None
+    config: gpt2.Config = gpt2.Config()
+    rank: int = 8
+
+    def of(self, quick: Any, default: Any, full: Any) -> Any:
+        return {"quick": quick, "default": default, "full": full}[self.effort]
+
+
+class Part(NamedTuple):
+    """A benchmark. ``run`` takes the options and a function that is told of progress."""
+
+    name: str
+    title: str
+    about: str
+    baseline: str
+    run: Callable[[Options, Callable[[str], None]], Iterator[Measurement]]
+    targets: dict[str, Target] = {}
+
+
+class Case:
+    """Makes the measurements of one case of a part."""
+
+    def __init__(self, part: str, name: str, size: float | None = None):
+        self.part = part
+        self.name = name
+        self.size = size
+
+    def timed(self, quantity: str, samples: dict[str, list[float]]) -> list[Measurement]:
+        """Seconds of each variant, from its samples."""
+        return [
+            Measurement(
+                *(self.part, self.name, self.size, quantity, variant, "s"),
+                measure.median(times),
+                measure.spread(times),
+                times,
+            )
+            for variant, times in samples.items()
+        ]
+
+    def exact(
+        self, quantity: str, values: dict[str, float], unit: str
+    ) -> list[Measurement]:
+        """Numbers that are the same each time."""
+        return [
+            Measurement(self.part, self.name, self.size, quantity, variant, unit, value)
+            for variant, value in values.items()
+        ]
+
+    def missing(self, quantity: str, variant: str, why: str) -> Measurement:
+        return Measurement(
+            self.part, self.name, self.size, quantity, variant, "", None, note=why
+        )
+
+
+def ratio(measurement: Measurement, baseline: Measurement | None) -> float | None:
+    if baseline is None or not baseline.value or measurement.value is None:
+        return None
+    return measurement.value / baseline.value
+
+
+# --- files ------------------------------------------------------------------------
+
+
+def environment() -> dict[str, str]:
+    """What the figures depend on, without the name of any machine."""
+    device = jax.devices()[0]
+    return {
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "device": f"{device.platform} ({device.device_kind})",
+    }
+
+
+def save(file: str, options: Options, results: Sequence[Measurement]) -> None:
+    written = {
+        "environment": environment(),
+        "options": options._asdict() | {"config": options.config._asdict()},
+        "results": [result._asdict() for result in results],
+    }
+    with open(file, "w") as stream:
+        json.dump(written, stream, indent=1)
+
+
+def load(file: str) -> tuple[dict[str, str], list[Measurement]]:
+    """The environment and the measurements of a file that `save` wrote."""
+    with open(file) as stream:
+        written = json.load(stream)
+    return written["environment"], [Measurement(**result) for result in written["results"]]
