@@ -21,22 +21,7 @@ import jaxrewrite
 
 from . import gpt2, measure
 from .suite import Case, Measurement, Options, Part, Target
-from .values import Lora, Zero
-
-
-class Scaled(jaxrewrite.ArrayValue):
-    """An array of shape (...,) times a number."""
-
-    x: jax.Array
-    scale: jax.Array
-
-    def materialise(self) -> jax.Array:
-        return self.x * self.scale
-
-
-@jaxrewrite.register("neg")
-def _(v: Scaled) -> Scaled:
-    return Scaled(lax.neg(v.x), v.scale)
+from .values import Lora, Scaled, Zero
 
 
 def chain(length: int, kind: str) -> Callable[[Any, Any], Any]:

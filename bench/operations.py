@@ -16,28 +16,30 @@ import jaxrewrite
 
 from . import measure
 from .suite import Case, Measurement, Options, Part, Target
-from .values import Lora, zero_like
+from .values import Scaled, zero_like
 
 
 def operations() -> dict[str, dict[str, Callable[[], Any]]]:
     """By name, the dense and the implicit call of an operation."""
-    x, w = jnp.ones((8, 16)), jnp.ones((16, 16))
-    value = Lora(w, jnp.ones((16, 4)), jnp.ones((4, 16)))
-    zero = zero_like(x)
-    add, matmul = jaxrewrite.transform(jnp.add), jaxrewrite.transform(jnp.matmul)
+    x, y = jnp.ones((8, 16)), jnp.ones((8, 16))
+    zero, value = zero_like(x), Scaled(x, jnp.float32(2.0))
+    add, multiply = jaxrewrite.transform(jnp.add), jaxrewrite.transform(jnp.multiply)
     return {
-        "add a zero": {"dense": lambda: jnp.add(x, x), "implicit": lambda: add(x, zero)},
-        "matmul by LoRA": {
-            "dense": lambda: jnp.matmul(x, w),
-            "implicit": lambda: matmul(x, value),
+        "jnp.add, a zero": {
+            "dense": lambda: jnp.add(x, y),
+            "implicit": lambda: add(x, zero),
         },
-        "the operator @": {"dense": lambda: x @ w, "implicit": lambda: x @ value},
+        "jnp.multiply, a scaled array": {
+            "dense": lambda: jnp.multiply(x, y),
+            "implicit": lambda: multiply(value, y),
+        },
+        "the operator *": {"dense": lambda: x * y, "implicit": lambda: value * y},
         "bind": {
-            "dense": lambda: lax.add(x, x),
-            "implicit": lambda: jaxrewrite.bind("add", x, zero),
+            "dense": lambda: lax.mul(x, y),
+            "implicit": lambda: jaxrewrite.bind("mul", value, y),
         },
         "materialise": {
-            "dense": lambda: w + value.a @ value.b,
+            "dense": lambda: value.x * value.scale,
             "implicit": lambda: jaxrewrite.materialise(value),
         },
     }

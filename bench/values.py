@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import sparse
 from jaxtyping import Array, ArrayLike, Float, Int, Int8
 
@@ -103,6 +104,29 @@ class Sparse(jaxrewrite.ArrayValue):
 @jaxrewrite.register("dot_general")
 def _(x: Sparse, y: ArrayLike, *, dimension_numbers: Any, **params: Any) -> Any:
     return sparse.bcoo_dot_general(x.matrix(), y, dimension_numbers=dimension_numbers)
+
+
+class Scaled(jaxrewrite.ArrayValue):
+    """An array times a number."""
+
+    x: Float[Array, ...]
+    scale: Float[Array, ""]
+
+    def aval(self) -> jax.core.ShapedArray:
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+    def materialise(self) -> Array:
+        return self.x * self.scale
+
+
+@jaxrewrite.register("neg")
+def _(v: Scaled) -> Scaled:
+    return Scaled(lax.neg(v.x), v.scale)
+
+
+@jaxrewrite.register("mul", commutative=True)
+def _(v: Scaled, y: ArrayLike, **params: Any) -> Scaled:
+    return Scaled(v.x * y, v.scale)
 
 
 class Zero(jaxrewrite.ArrayValue):

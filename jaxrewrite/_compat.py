@@ -241,8 +241,8 @@ def has_high_parameters(
 
 
 def name_of(jaxpr: Any) -> str:
-    """The name of the function that a closed jaxpr was traced from."""
-    return jaxpr.jaxpr.debug_info.func_name
+    """The name of the function that a jaxpr, closed or not, was traced from."""
+    return getattr(jaxpr, "jaxpr", jaxpr).debug_info.func_name
 
 
 def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
@@ -400,12 +400,17 @@ def bind_eqn(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     return out if primitive.multiple_results else (out,)
 
 
+def is_in_current_context(eqn: JaxprEqn) -> bool:
+    """Whether an equation made now would have the same context."""
+    return eqn.ctx is current_jaxpr_eqn_context()
+
+
 def compiled_primitive(eqn: JaxprEqn) -> Callable[..., Any] | None:
     """Eager JAX's own compiled form of an equation, if it has one.
 
     To be called in the context that is current now.
     """
-    if eqn.ctx is not current_jaxpr_eqn_context():
+    if not is_in_current_context(eqn):
         return None
     impl = eqn.primitive.impl
     if not isinstance(impl, functools.partial) or impl.func is not apply_primitive:
@@ -449,6 +454,12 @@ def call_in_current_trace(closed: Any, operands: Sequence[Any]) -> list[Any]:
         "out_layouts": (None,) * results,
     }
     return eqn.primitive.bind(*operands, **params)
+
+
+def known_to_current_trace(literal: Literal) -> Any:
+    """A literal as a tracer of the jaxpr that is being made, in which it stays one."""
+    here = source_info_util.current()
+    return DynamicJaxprTracer(trace_ctx.trace, literal.aval, literal, here)
 
 
 def makes_jaxpr() -> bool:

@@ -9,16 +9,17 @@ outside of jit) each is bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from . import _collector, _compat
-from ._compat import Jaxpr, JaxprEqn, Literal
+from ._caches import WeakCaches
+from ._compat import Jaxpr, JaxprEqn, Literal, Var
 from ._errors import add_note
-from ._rewrite import Adapter, Restaged, Rewriting, warn
+from ._rewrite import Adapter, Applied, Restaged, Rewriting, warn
 from ._settings import Settings
 
 
@@ -30,11 +31,14 @@ _MANY = 32
 class Program:
     """A jaxpr on leaves and the constants that belong to its first ``invars``."""
 
-    __slots__ = ("_closed", "_steps", "consts", "jaxpr")
+    __slots__ = ("_applied", "_closed", "_steps", "consts", "jaxpr")
 
-    def __init__(self, jaxpr: Jaxpr, consts: Sequence[Any]):
+    def __init__(
+        self, jaxpr: Jaxpr, consts: Sequence[Any], applied: Sequence[Applied] = ()
+    ):
         self.jaxpr = jaxpr
         self.consts = list(consts)
+        self._applied = applied
         self._steps: _Steps | None = None
         self._closed: Any = None
 
@@ -46,14 +50,12 @@ class Program:
         operands = [*self.consts, *leaves]
         if _compat.nothing_is_traced() and not _compat.jit_is_disabled():
             if self._steps is None:
-                self._steps = _Steps(self.jaxpr)
+                self._steps = _Steps(self.jaxpr, self._applied)
             return self._steps(operands)
         if not _compat.makes_jaxpr():
             return evaluate(self.jaxpr, operands)
         if self._is_called():
-            if self._closed is None:
-                self._closed = _compat.close_jaxpr(self.jaxpr)
-            return _compat.call_in_current_trace(self._closed, operands)
+            return self._call(operands)
         with _collector.paused():
             return _compat.inline_into_current_trace(self.jaxpr, operands)
 
@@ -61,6 +63,28 @@ class Program:
         jaxpr = self.jaxpr
         is_plain = not (jaxpr.effects or jaxpr.is_high or _compat.jit_is_disabled())
         return is_plain and len(jaxpr.eqns) > _MANY
+
+    def _call(self, operands: Sequence[Any]) -> list[Any]:
+        """Run as one equation; what it would only pass on stays known outside of it."""
+        jaxpr = self.jaxpr
+        if self._closed is None:
+            written = {var for eqn in jaxpr.eqns for var in eqn.outvars}
+            outvars = [v for v in jaxpr.outvars if type(v) is Var and v in written]
+            body = _compat.new_jaxpr(
+                jaxpr.invars,
+                list(dict.fromkeys(outvars)),
+                jaxpr.eqns,
+                jaxpr.debug_info,
+                jaxpr.is_high,
+            )
+            self._closed = _compat.close_jaxpr(body)
+        results = _compat.call_in_current_trace(self._closed, operands)
+        env: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+        env.update(zip(self._closed.jaxpr.outvars, results, strict=True))
+        return [
+            _compat.known_to_current_trace(atom) if type(atom) is Literal else env[atom]
+            for atom in jaxpr.outvars
+        ]
 
 
 def function_of(restaged: Restaged, original: Any) -> Callable[..., list[Any]]:
@@ -91,7 +115,8 @@ def run_on_values(
 def evaluate(jaxpr: Jaxpr, operands: Sequence[Any]) -> list[Any]:
     """Bind each equation, under its own source line, name stack and context."""
     env = dict(zip(jaxpr.invars, operands, strict=True))
-    last_use = _last_uses(jaxpr)
+    uses = [(eqn.invars, eqn.outvars) for eqn in jaxpr.eqns]
+    last_use = _last_uses(uses, jaxpr.outvars)
 
     def read(atom: Any) -> Any:
         return atom.val if type(atom) is Literal else env[atom]
@@ -106,12 +131,14 @@ def evaluate(jaxpr: Jaxpr, operands: Sequence[Any]) -> list[Any]:
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _last_uses(jaxpr: Jaxpr) -> list[list[Any]]:
-    """For each equation the variables that nothing needs after it."""
-    needed = {atom for atom in jaxpr.outvars if type(atom) is not Literal}
+def _last_uses(
+    uses: Sequence[tuple[Sequence[Any], Sequence[Any]]], outvars: Sequence[Any]
+) -> list[list[Any]]:
+    """For each step, given its operands and results, what nothing needs after it."""
+    needed = {atom for atom in outvars if type(atom) is not Literal}
     last_uses = []
-    for eqn in reversed(jaxpr.eqns):
-        atoms = [a for a in (*eqn.invars, *eqn.outvars) if type(a) is not Literal]
+    for operands, results in reversed(uses):
+        atoms = [a for a in (*operands, *results) if type(a) is not Literal]
         dead = [atom for atom in dict.fromkeys(atoms) if atom not in needed]
         needed.update(dead)
         last_uses.append(dead)
@@ -119,12 +146,29 @@ def _last_uses(jaxpr: Jaxpr) -> list[list[Any]]:
     return last_uses
 
 
+class _Step(NamedTuple):
+    """A call, the atoms that it takes and gives, and the equation that it is for.
+
+    ``is_list`` is whether it returns a list of results.
+    """
+
+    call: Callable[..., Any]
+    operands: Sequence[Any]
+    results: Sequence[Any]
+    is_list: bool
+    eqn: JaxprEqn
+
+
 class _Steps:
-    """A jaxpr as a list of calls on numbered registers, for running it eagerly."""
+    """A jaxpr as a list of calls on numbered registers, for running it eagerly.
+
+    What a rule did is one call, as a function of `jax.numpy` is; it is compiled
+    once, however often the rule is used.
+    """
 
     __slots__ = ("_literals", "_outs", "_steps")
 
-    def __init__(self, jaxpr: Jaxpr):
+    def __init__(self, jaxpr: Jaxpr, applied: Sequence[Applied]):
         numbers = {var: i for i, var in enumerate(jaxpr.invars)}
         self._literals: list[Any] = []
 
@@ -135,16 +179,18 @@ class _Steps:
                 return -len(self._literals)
             return numbers.setdefault(atom, len(numbers))
 
+        steps = list(_steps_of(jaxpr, applied))
+        uses = [(step.operands, step.results) for step in steps]
         self._steps = [
             (
-                _step(eqn),
-                [number(atom) for atom in eqn.invars],
-                [number(var) for var in eqn.outvars],
-                eqn.primitive.multiple_results,
+                step.call,
+                [number(atom) for atom in step.operands],
+                [number(var) for var in step.results],
+                step.is_list,
                 [number(var) for var in dead],
-                eqn,
+                step.eqn,
             )
-            for eqn, dead in zip(jaxpr.eqns, _last_uses(jaxpr), strict=True)
+            for step, dead in zip(steps, _last_uses(uses, jaxpr.outvars), strict=True)
         ]
         self._outs = [number(atom) for atom in jaxpr.outvars]
         self._literals.reverse()
@@ -171,7 +217,82 @@ class _Steps:
         return [registers[i] for i in self._outs]
 
 
-def _step(eqn: JaxprEqn) -> Callable[..., Any]:
+def _steps_of(jaxpr: Jaxpr, applied: Sequence[Applied]) -> Iterator[_Step]:
+    live = {id(eqn) for eqn in jaxpr.eqns}
+    of_rule = {
+        id(eqn): one for one in applied if _is_one_call(one, live) for eqn in one.eqns
+    }
+    done = set()
+    for eqn in jaxpr.eqns:
+        one = of_rule.get(id(eqn))
+        if one is None:
+            call, is_list = _call_of(eqn), eqn.primitive.multiple_results
+            yield _Step(call, eqn.invars, eqn.outvars, is_list, eqn)
+        elif id(one) not in done:
+            done.add(id(one))
+            fused = _fused(one.traced)
+            results = [one.results[i] for i in fused.produced]
+            operands = [one.operands[i] for i in fused.taken]
+            yield _Step(fused.call, operands, results, True, eqn)
+
+
+def _is_one_call(one: Applied, live: Container[int]) -> bool:
+    """Whether all of what a rule did is still there, and may be compiled as one."""
+    return (
+        len(one.eqns) > 1
+        and not one.traced.effects
+        and all(id(eqn) in live and _compat.is_in_current_context(eqn) for eqn in one.eqns)
+    )
+
+
+class _Fused(NamedTuple):
+    """A rule's jaxpr, compiled.
+
+    It takes and gives the ``taken`` operands and the ``produced`` results, which
+    are those that the equations read and write.
+    """
+
+    call: Callable[..., list[Any]]
+    taken: list[int]
+    produced: list[int]
+
+
+_known = WeakCaches(1)
+
+
+def _fused(traced: Jaxpr) -> _Fused:
+    cache = _known.of(traced)
+    fused = cache.get("fused")
+    if fused is None:
+        read = {atom for eqn in traced.eqns for atom in eqn.invars if type(atom) is Var}
+        written = {var for eqn in traced.eqns for var in eqn.outvars}
+        taken = {var: i for i, var in enumerate(traced.invars) if var in read}
+        produced = {
+            var: i
+            for i, var in enumerate(traced.outvars)
+            if type(var) is Var and var in written
+        }
+        program = Program(
+            _compat.new_jaxpr(
+                list(taken),
+                list(produced),
+                traced.eqns,
+                traced.debug_info,
+                traced.is_high,
+            ),
+            (),
+        )
+
+        def rule(*operands: Any) -> list[Any]:
+            return program(operands)
+
+        rule.__name__ = _compat.name_of(traced)
+        fused = _Fused(jax.jit(rule), list(taken.values()), list(produced.values()))
+        cache.put("fused", fused)
+    return fused
+
+
+def _call_of(eqn: JaxprEqn) -> Callable[..., Any]:
     compiled = _compat.compiled_primitive(eqn)
     if compiled is not None:
         return compiled

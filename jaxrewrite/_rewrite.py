@@ -92,6 +92,19 @@ def warn(those: Iterable[Notice]) -> None:
         warnings.warn_explicit(message, MaterialisationWarning, file, line)
 
 
+class Applied(NamedTuple):
+    """One use of a rule: the equations that were added, and what of.
+
+    ``traced`` is the jaxpr of the rule, of which ``operands`` and ``results`` are
+    the atoms that its ``invars`` and ``outvars`` stand for.
+    """
+
+    traced: Jaxpr
+    operands: list[Any]
+    results: list[Any]
+    eqns: list[JaxprEqn]
+
+
 class Restaged(NamedTuple):
     """A jaxpr rewritten for operands of one structure.
 
@@ -100,7 +113,7 @@ class Restaged(NamedTuple):
     ``closed`` is the jaxpr as the parameter of an equation, one object however
     many equations share it, since JAX lowers each object once. ``changed`` is
     whether a rule or a value left any trace in it, ``warnings`` what is to be
-    said of values that became dense in it.
+    said of values that became dense in it, and ``applied`` the rules used.
     """
 
     jaxpr: Jaxpr
@@ -109,6 +122,7 @@ class Restaged(NamedTuple):
     out_tree: PyTreeDef
     changed: bool
     warnings: tuple[Notice, ...]
+    applied: tuple[Applied, ...]
 
     def results(self) -> list[Any]:
         """The results, on the variables of the jaxpr."""
@@ -243,6 +257,7 @@ class Rewriting:
         fn: Callable[..., Any],
         flat: _Flat,
         check: Callable[[Any], list[Any]],
+        name: str,
     ) -> Any:
         """Trace a function on values; ``NotImplemented`` if that is what it returned."""
         out: list[Any] = []
@@ -256,7 +271,7 @@ class Rewriting:
             out.append(out_tree)
             return result_leaves
 
-        debug_info = _compat.new_debug_info(getattr(fn, "__name__", "rule"), fn)
+        debug_info = _compat.new_debug_info(name)
         with use_settings(self.settings), flat.ctx.manager:
             jaxpr, consts = _compat.trace_to_jaxpr(on_leaves, flat.avals, debug_info)
         (out_tree,) = out
@@ -291,6 +306,7 @@ class Scope:
         self.is_high = False
         # Said of the whole program, once it is known: a dictionary for its order.
         self._warnings: dict[Notice, None] = {}
+        self._applied: list[Applied] = []
         self._consts: dict[int, tuple[Var, Any]] = {}
         self._dense: dict[int, tuple[Value, Any]] = {}
 
@@ -341,8 +357,15 @@ class Scope:
         )
         values = [value for _, value in consts]
         closed = _compat.close_jaxpr(jaxpr)
-        said = tuple(self._warnings)
-        return Restaged(jaxpr, closed, values, out_tree, self.changed, said)
+        return Restaged(
+            jaxpr,
+            closed,
+            values,
+            out_tree,
+            self.changed,
+            tuple(self._warnings),
+            tuple(self._applied),
+        )
 
     def run(
         self,
@@ -502,6 +525,7 @@ class Scope:
                     functools.partial(_call_rule, rule, eqn),
                     flat,
                     functools.partial(_checked_results, eqn, f"The rule {rule}"),
+                    rule.name_for(eqn.primitive),
                 )
                 if traced is not NotImplemented:
                     return traced
@@ -561,7 +585,8 @@ class Scope:
         """
 
         def find(flat: _Flat) -> Any:
-            return self.rewriting.trace(fn, flat, check)
+            name = getattr(fn, "__name__", "rule")
+            return self.rewriting.trace(fn, flat, check, name)
 
         return self._splice(find, key, operands, eqn, outvars, origin)
 
@@ -583,12 +608,15 @@ class Scope:
             for var, i in traced.dense_results
             if type(outvars[i]) is not DropVar
         }
+        inputs = [*self.constants(traced.jaxpr, traced.consts), *flat.leaves]
+        start = len(self.eqns)
         results = self.run(
-            traced.jaxpr,
-            [*self.constants(traced.jaxpr, traced.consts), *flat.leaves],
-            source_within(origin, eqn.source_info),
-            targets,
+            traced.jaxpr, inputs, source_within(origin, eqn.source_info), targets
         )
+        # Where a leaf is a value, the equations are no longer those of the rule.
+        if origin is None and not any(map(is_value, flat.leaves)):
+            applied = Applied(traced.jaxpr, inputs, results, self.eqns[start:])
+            self._applied.append(applied)
         return tree_unflatten(traced.out_tree, results)
 
     def add_call(

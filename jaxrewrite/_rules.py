@@ -50,6 +50,11 @@ class Rule:
             return self.fn(*operands, primitive=primitive, **params)
         return self.fn(*operands, **params)
 
+    def name_for(self, primitive: Primitive) -> str:
+        """What profiles call it; many a rule is called ``_``."""
+        name = getattr(self.fn, "__name__", "_").strip("_")
+        return name or f"{primitive.name}_rule"
+
     def __str__(self) -> str:
         code = getattr(inspect.unwrap(self.fn), "__code__", None)
         name = getattr(self.fn, "__qualname__", repr(self.fn))

@@ -110,7 +110,7 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     warn(restaged.warnings)
     statics = [x.leaf if s else None for x, s in zip(leaves, is_static, strict=True)]
     return Staged(
-        Program(restaged.jaxpr, restaged.consts),
+        Program(restaged.jaxpr, restaged.consts, restaged.applied),
         inputs.positions,
         whole_tree,
         statics if any(is_static) else None,

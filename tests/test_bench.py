@@ -1,57 +1,190 @@
 """The benchmarks run, at a small size, and say what is true of it; nothing is timed."""
 
-import json
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
-from bench.__main__ import main
+from bench import model, page, peers, report, suite
+from bench.__main__ import PARTS, main
 
 
-SMALL = "--layers 2 --width 64 --heads 2 --vocabulary 50 --length 8 --batch 1 --repeats 2"
+pytestmark = pytest.mark.usefixtures("no_leak_checks")
 
 
-def test_main_job(tmp_path, capsys, no_leak_checks):
-    file = tmp_path / "results.json"
-    assert main([*SMALL.split(), "--rank", "2", "--json", str(file)]) == 0
-    written = json.loads(file.read_text())
-    assert written["options"]["layers"] == 2
-    for name, case in written["results"].items():
-        assert case["largest_difference"] < 1e-4, name
-        for variant in ("dense", "implicit"):
-            assert len(case[variant]["samples"]) == 2
-            assert case[variant]["flops"] > 0
-            assert case[variant]["memory"] > 0
-    lora, zero = written["results"]["LoRA weights"], written["results"]["zero biases"]
-    assert lora["implicit"]["temporaries"] < lora["dense"]["temporaries"]
-    assert zero["implicit"]["flops"] < zero["dense"]["flops"]
+def measure(name, *arguments, file):
+    assert main([name, "--quick", "--json", str(file), *arguments]) == 0
+    _, results = suite.load(file)
+    assert results
+    assert all(result.part == name for result in results)
+    return report.rows_of(results)
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "results.json"
+
+
+def test_main_job(file, capsys):
+    rows = measure("model", "--layers", "1", file=file)
+    for row in rows.values():
+        assert set(row) == {"dense", "implicit"}
+        assert all(result.value > 0 for result in row.values())
+    time = rows["LoRA weights", None, "wall time"]["implicit"]
+    assert len(time.samples) == 2
+    temporaries = rows["LoRA weights", None, "temporaries"]
+    assert temporaries["implicit"].value < temporaries["dense"].value
+    flops = rows["zero biases", None, "FLOPs"]
+    assert flops["implicit"].value < flops["dense"].value
     output = capsys.readouterr()
     assert "implicit / dense" in output.out
-    assert "Where implicit execution loses" in output.out
+    assert "Where implicit is worse than dense" in output.out
     assert "tracing and compiling" in output.err
 
 
-def test_results_that_disagree_fail(monkeypatch, capsys, no_leak_checks):
-    from bench import model
+def test_overhead(file):
+    rows = measure("overhead", "--depths", "2", file=file)
+    whats = {quantity for _, _, quantity in rows}
+    assert whats == {
+        "trace",
+        "eager call",
+        "jitted call",
+        "each value of a call",
+        "HLO instructions",
+        "memory",
+    }
+    assert len({case for case, _, _ in rows}) == 5
+    for (case, _, quantity), row in rows.items():
+        if quantity in ("HLO instructions", "memory"):
+            assert row["implicit"].value == row["by hand"].value, case
 
+
+def test_growth(file):
+    rows = measure("growth", file=file)
+    chains = {case for case, _, _ in rows if case.startswith("chain")}
+    assert len(chains) == 3
+    for case in chains:
+        # What is allocated for an equation doesn't grow with their number.
+        few, many = (
+            rows[case, size, "memory of an equation"]["implicit"].value
+            for size in (50, 100)
+        )
+        assert many < 1.1 * few
+
+
+def test_steady_state(file):
+    rows = measure("steady", file=file)
+    for case in ("eager calls", "jitted calls"):
+        assert rows[case, 20, "times staged"]["implicit"].value == 1
+        assert rows[case, 20, "kept a call"]["implicit"].value < 1000
+    kept = rows["structures", 5, "kept a structure"]["implicit"].value
+    gone = rows["structures", 5, "kept a structure, the function gone"]["implicit"].value
+    assert gone < kept
+
+
+@pytest.mark.parametrize("name", ["operations", "sizes", "imports"])
+def test_other_parts(name, file):
+    for row in measure(name, file=file).values():
+        assert row["implicit"].value > 0
+
+
+def test_peers(file):
+    rows = measure("peers", file=file)
+    for name in peers.PROGRAMS:
+        outcome = rows["runs", None, name]["implicit"].note
+        assert outcome in ("implicit", "dense"), name
+    assert rows["runs", None, "scan, over a stack"]["implicit"].note == "implicit"
+    assert {"by hand", "implicit", "sparsify"} == set(rows["sparse iteration", 16, "trace"])
+
+
+def test_a_missing_peer_is_said(monkeypatch, file, capsys):
+    monkeypatch.setattr(peers, "quax_values", lambda: None)
+    rows = measure("peers", file=file)
+    assert "pip install" in rows["all cases", None, "any"]["Quax"].note
+    assert "Quax is not installed" in capsys.readouterr().err
+
+
+def test_results_that_disagree_fail(monkeypatch, capsys):
     monkeypatch.setattr(
         model.jaxrewrite, "transform", lambda f, **k: lambda v, i: 2 * f(v, i)
     )
-    assert main(SMALL.split()) == 1
+    monkeypatch.setattr(model.jaxrewrite, "materialise", model.jaxrewrite.materialise)
+    assert main(["model", "--quick", "--layers", "1"]) == 1
     assert (
         "FAILED: LoRA weights: dense and implicit outputs differ" in capsys.readouterr().err
     )
 
 
-def test_overhead(tmp_path, capsys, no_leak_checks):
-    file = tmp_path / "results.json"
-    assert main(["overhead", "--depths", "4", "--repeats", "2", "--json", str(file)]) == 0
-    result = json.loads(file.read_text())["results"]["4"]
-    assert result["hlo_instructions"]["implicit"] == result["hlo_instructions"]["hand"]
-    assert set(result["samples"]) == {"trace", "eager call", "jitted call"}
-    assert "by hand" in capsys.readouterr().out
+def made(value, variant="implicit", size=4, spread=0.0):
+    return suite.Measurement(
+        "overhead", "MLP with LoRA", size, "trace", variant, "s", value, spread
+    )
 
 
-def test_unknown_suites_are_refused(capsys):
+def test_targets_that_are_missed_are_marked():
+    part = PARTS["overhead"]
+    good = report.text(part, [made(1.0, "by hand"), made(1.1)])
+    bad = report.text(part, [made(1.0, "by hand"), made(1.2)])
+    assert "1.15x" in good
+    assert "missed" not in good
+    assert "1.15x missed" in bad
+    assert "MLP with LoRA, 4: trace is 1.20x of by hand" in bad
+
+
+def test_losses_are_beyond_the_spread():
+    part = PARTS["overhead"]
+    assert report.losses(part, [made(1.0, "by hand"), made(1.1, spread=0.2)]) == []
+    assert len(report.losses(part, [made(1.0, "by hand"), made(1.1)])) == 1
+
+
+def test_comparison_with_an_earlier_run():
+    before = [made(1.0), made(1.0, size=24), made(1.0, size=96, spread=0.3)]
+    after = [made(1.5), made(1.01, size=24), made(1.2, size=96), made(9.0, size=384)]
+    text = report.against(before, after)
+    assert "1.500" in text
+    assert "2 other figures" in text
+    assert "9.0" not in text
+    assert "1 figures are as they were" in report.against([made(1.0)], [made(1.0)])
+
+
+def test_against_figures_and_page(file, tmp_path, capsys):
+    measure("operations", file=file)
+    figures, written = tmp_path / "figures", tmp_path / "page.rst"
+    arguments = ["operations", "sizes", "--quick", "--against", str(file)]
+    arguments += ["--plots", str(figures), "--page", str(written)]
+    assert main(arguments) == 0
+    assert "Against python" in capsys.readouterr().out
+    drawn = {path.name for path in figures.iterdir()}
+    assert drawn == {"operations.svg", "operations.png", "sizes.svg", "sizes.png"}
+    assert (figures / "sizes.png").read_bytes().startswith(b"\x89PNG")
+    text = written.read_text()
+    assert ".. image:: figures/operations.svg" in text
+    assert PARTS["sizes"].title in text
+
+
+def test_the_page_in_the_documentation_is_of_these_parts():
+    root = pathlib.Path(page.__file__).parent.parent
+    text = (root / "docs" / "performance.rst").read_text()
+    for part in PARTS.values():
+        assert part.title in text, part.name
+        assert part.about.strip().splitlines()[0] in text
+
+
+def test_unknown_parts_are_refused(capsys):
     with pytest.raises(SystemExit):
         main(["nonsense"])
     assert "invalid choice" in capsys.readouterr().err
+
+
+def test_under_pytest_benchmark():
+    root = pathlib.Path(page.__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "bench", "--benchmark-disable"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "13 passed" in done.stdout

@@ -134,6 +134,133 @@ def test_transforms_of_transforms_rewrite_a_called_program():
     np.testing.assert_allclose(second.scale, -0.5)
 
 
+# --- rules, run eagerly -----------------------------------------------------------
+
+
+class Pair(jaxrewrite.ArrayValue):
+    a: jax.Array
+    b: jax.Array
+
+    def materialise(self):
+        return self.a + self.b
+
+
+def table(rule, *primitives):
+    rules = jaxrewrite.Rules()
+    rules.register(*primitives)(rule)
+    return rules
+
+
+def product(v: Pair, y: jax.Array, **params):
+    return Pair(v.a * y + 1, v.b * y - 1)
+
+
+PAIR = Pair(Y, 2 * Y)
+
+
+def test_what_a_rule_does_is_compiled_once(caplog, no_leak_checks):
+    jax.clear_caches()
+    run = transform(lambda v, y: v * y * y * y, rules=table(product, "mul"))
+    with jax.log_compiles():
+        out = run(PAIR, Y)
+    compiled = [r.message for r in caplog.records if r.message.startswith("Compiling")]
+    assert len(compiled) == 1, compiled
+    assert "product" in compiled[0]
+    np.testing.assert_allclose(out.materialise(), PAIR.materialise() * Y**3, rtol=1e-6)
+
+
+def test_a_rule_of_which_a_part_is_dead():
+    """The rest of it, and what only that part needs, is not computed."""
+
+    def fn(v, y):
+        out = jnp.tanh(v) * y
+        return out, jnp.exp(y)
+
+    rules = table(product, "mul")
+
+    @rules.register("tanh")
+    def _(v: Pair, **params):
+        return Pair(jnp.sin(v.a) + 1, jnp.cos(v.b) + 1)
+
+    @rules.register("neg")
+    def _(v: Pair):
+        return v.a + 1 - 2  # of b there is no need
+
+    for program in (fn, lambda v, y: fn(v, y)[1], lambda v, y: -fn(v, y)[0]):
+        run = transform(program, rules=rules, materialise="forbid")
+        got = run(PAIR, Y)
+        jax.tree.map(np.testing.assert_allclose, got, jax.jit(run)(PAIR, Y))
+
+
+def test_a_rule_that_ignores_an_operand():
+    """Whose equations are gone before the rule would be called."""
+    rules = jaxrewrite.Rules()
+
+    @rules.register("mul")
+    def _(v: Pair, y: jax.Array, **params):
+        return Pair(v.a + 1, v.a * 2)
+
+    run = transform(lambda v, y: v * jnp.tanh(y), rules=rules)
+    np.testing.assert_allclose(run(PAIR, Y).b, 2 * Y)
+
+
+def test_a_rule_that_passes_operands_on():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("mul")
+    def _(v: Pair, y: jax.Array, **params):
+        summed = v.a + y + 1
+        return Pair(v.a, summed)
+
+    @rules.register("neg")
+    def _(v: Pair):
+        twice = v.b * 2 + 1
+        return Pair(twice, twice)
+
+    out = transform(lambda v, y: -(v * y), rules=rules)(PAIR, Y)
+    np.testing.assert_allclose(out.a, 2 * (2 * Y + 1) + 1)
+    np.testing.assert_allclose(out.b, out.a)
+
+
+def test_a_rule_that_closes_over_arrays():
+    table_of_numbers = jnp.arange(3.0)
+    rules = jaxrewrite.Rules()
+
+    @rules.register("neg")
+    def _(v: Pair):
+        return Pair(v.a * table_of_numbers - 1, v.b - table_of_numbers)
+
+    out = transform(lambda v: jnp.negative(-v), rules=rules)(PAIR)
+    np.testing.assert_allclose(out.b, 2 * Y - 2 * jnp.arange(3.0))
+
+
+def test_effects_of_a_rule_are_seen_each_time(capfd):
+    rules = jaxrewrite.Rules()
+
+    @rules.register("neg")
+    def _(v: Pair):
+        jax.debug.print("negated {}", v.a[0])
+        return Pair(-v.a + 1, -v.b - 1)
+
+    run = transform(lambda v: -v, rules=rules)
+    for _ in range(2):
+        run(PAIR)
+    jax.effects_barrier()
+    assert capfd.readouterr().out.split("\n")[:2] == ["negated 1.0"] * 2
+
+
+def test_a_fault_in_a_rule_names_the_line(no_leak_checks):
+    rules = jaxrewrite.Rules()
+
+    @rules.register("neg")
+    def _(v: Pair):
+        return Pair(jnp.log(v.a) + 1, v.b)
+
+    with jax.debug_nans(True), pytest.raises(FloatingPointError) as caught:
+        transform(lambda v: -v, rules=rules)(Pair(-Y, Y))
+    assert any("test_program.py" in note for note in caught.value.__notes__)
+
+
 # --- the collector ----------------------------------------------------------------
 
 
@@ -187,3 +314,21 @@ def test_collections_pause_until_the_last_thread_is_done():
     leave.set()
     thread.join()
     assert gc.isenabled()
+
+
+def test_what_a_call_only_passes_on_stays_known():
+    """Flags among results, which rules of other libraries decide by."""
+
+    def program(v, y):
+        negative, s = long_program(v, y)
+        return negative, s, y, jnp.bool_(False), s
+
+    jaxpr = jax.make_jaxpr(transform(program))(V, Y)
+    (eqn,) = jaxpr.eqns
+    assert len(eqn.outvars) == 2  # the negated scale and the sum
+    x, scale, total, y, flag, again = jaxpr.jaxpr.outvars
+    assert x is jaxpr.jaxpr.invars[0]
+    assert [scale, total] == list(eqn.outvars)
+    assert again is total
+    assert y is jaxpr.jaxpr.invars[2]
+    assert flag.val == False  # noqa: E712
