@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(report.against(earlier[1], results))
     if given.json:
         suite.save(given.json, options, results)
-    figures = {}
+    figures: dict[str, list[str]] = {}
     if given.plots:
         for part in parts:
             mine = [result for result in results if result.part == part.name]

@@ -107,7 +107,7 @@ def _case(
         compiles[variant].append(compile_time)
         calls[variant] = functools.partial(compiled, arguments, ids)
     check_equal(name, {variant: call() for variant, call in calls.items()})
-    repeats = options.repeats or options.of(2, 12, 50)
+    repeats = options.repeats or options.of(2, 8, 50)
     progress(f"{name}: {repeats} calls of each")
     yield from case.timed("wall time", measure.interleaved(calls, repeats))
     yield from case.timed("trace", traces)

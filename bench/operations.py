@@ -33,7 +33,7 @@ def operations() -> dict[str, dict[str, Callable[[], Any]]]:
             "dense": lambda: jnp.multiply(x, y),
             "implicit": lambda: multiply(value, y),
         },
-        "the operator *": {"dense": lambda: x * y, "implicit": lambda: value * y},
+        "Python's operator": {"dense": lambda: x * y, "implicit": lambda: value * y},
         "bind": {
             "dense": lambda: lax.mul(x, y),
             "implicit": lambda: jaxrewrite.bind("mul", value, y),

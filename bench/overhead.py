@@ -149,16 +149,16 @@ def compare(
 
     progress(f"{name}: tracing")
     traces = {v: tracer(make, args) for v, (make, args) in variants.items()}
-    few = options.repeats or options.of(2, 25, 60)
+    few = options.repeats or options.of(2, 12, 60)
     yield from case.timed("trace", measure.interleaved(traces, few))
     if eagerly:
         progress(f"{name}: calling eagerly")
         calls = {v: functools.partial(fn, *args) for v, (fn, args) in made.items()}
-        samples = measure.interleaved(calls, options.of(2, 60, 200), warm_up=3)
+        samples = measure.interleaved(calls, options.of(2, 40, 200), warm_up=3)
         yield from case.timed("eager call", samples)
     progress(f"{name}: calling")
     calls = {v: functools.partial(jitted[v], *args) for v, (_, args) in made.items()}
-    samples = measure.interleaved(calls, options.of(2, 400, 2000), warm_up=5)
+    samples = measure.interleaved(calls, options.of(2, 300, 2000), warm_up=5)
     medians = {v: measure.median(times) for v, times in samples.items()}
     yield from case.timed("jitted call", samples)
     more = (medians["implicit"] - medians["by hand"]) / count

@@ -29,19 +29,16 @@ def write(
     parts: Sequence[Part],
     results: Sequence[Measurement],
     environment: Mapping[str, str],
-    figures: Mapping[str, str | None],
+    figures: Mapping[str, Sequence[str]],
     folder: str | None,
 ) -> None:
-    """Write a section for each part, with its figure where there is one."""
+    """Write a section for each part, with its figures, which are in ``folder``."""
     known = ", ".join(f"{name} {version}" for name, version in environment.items())
     sections = [HEAD.format(environment=known)]
     for part in parts:
-        figure = figures.get(part.name)
-        if figure is not None and folder is not None:
-            figure = os.path.relpath(
-                os.path.join(folder, figure), os.path.dirname(file) or "."
-            )
+        there = os.path.relpath(folder or ".", os.path.dirname(file) or ".")
+        drawn = [os.path.join(there, name) for name in figures.get(part.name, ())]
         mine = [result for result in results if result.part == part.name]
-        sections.append(report.rst(part, mine, figure))
+        sections.append(report.rst(part, mine, drawn))
     with open(file, "w") as stream:
         stream.write("\n".join(sections))

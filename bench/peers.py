@@ -84,7 +84,7 @@ def _timed(
         v: (lambda make=make, args=args: jax.jit(make()).trace(*args) and None)
         for v, (make, args) in variants.items()
     }
-    few = options.repeats or options.of(2, 15, 60)
+    few = options.repeats or options.of(2, 8, 60)
     yield from case.timed("trace", measure.interleaved(traces, few))
     if eagerly:
         progress(f"{case.name}: calling eagerly")
@@ -93,7 +93,7 @@ def _timed(
         yield from case.timed("eager call", samples)
     progress(f"{case.name}: calling")
     calls = {v: functools.partial(jitted[v], *args) for v, (_, args) in made.items()}
-    samples = measure.interleaved(calls, options.of(2, 300, 2000), warm_up=5)
+    samples = measure.interleaved(calls, options.of(2, 200, 2000), warm_up=5)
     yield from case.timed("jitted call", samples)
 
 

@@ -21,8 +21,11 @@ COLOURS = {
 UNITS = {"s": "seconds", "B": "bytes", "": "", "x": "ratio"}
 
 
-def save(part: Part, results: Sequence[Measurement], folder: str) -> str | None:
-    """Draw a part as ``folder/part.svg`` and ``.png``; the name, if there is a figure."""
+def save(part: Part, results: Sequence[Measurement], folder: str) -> list[str]:
+    """Draw a part, as PNG and SVG; the names of the latter.
+
+    What was measured at several sizes is drawn over them, the rest as ratios.
+    """
     import matplotlib
 
     matplotlib.use("agg")
@@ -30,33 +33,45 @@ def save(part: Part, results: Sequence[Measurement], folder: str) -> str | None:
     matplotlib.rcParams["svg.hashsalt"] = "jaxrewrite"
     import matplotlib.pyplot as plt
 
-    plotted = [result for result in results if result.value is not None]
-    if not plotted:
-        return None
-    figure = _over_sizes(plt, plotted) or _ratios(plt, part, plotted)
-    if figure is None:
-        return None
     path = pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    figure.suptitle(part.title)
-    figure.savefig(path / f"{part.name}.svg", metadata={"Date": None})
-    figure.savefig(path / f"{part.name}.png", dpi=120, metadata={"Software": None})
-    plt.close(figure)
-    return f"{part.name}.svg"
+    plotted = [result for result in results if result.value is not None]
+    panels = _panels(plotted)
+    others = [r for r in plotted if (r.case, r.quantity) not in panels]
+    figures = {
+        f"{part.name}-sizes": _over_sizes(plt, part.baseline, panels),
+        part.name: _ratios(plt, part, others),
+    }
+    drawn = []
+    for name, figure in figures.items():
+        if figure is not None:
+            figure.suptitle(part.title)
+            figure.savefig(path / f"{name}.svg", metadata={"Date": None})
+            figure.savefig(path / f"{name}.png", dpi=100, metadata={"Software": None})
+            plt.close(figure)
+            drawn.append(f"{name}.svg")
+    return drawn
 
 
-def _over_sizes(plt: Any, results: Sequence[Measurement]) -> Any:
-    """A panel a case and quantity that was measured at several sizes."""
-    panels: dict[tuple[str, str], dict[str, list[Measurement]]] = {}
+# The lines of each case and quantity that was measured at several sizes, by variant.
+_Panels = dict[tuple[str, str], dict[str, list[Measurement]]]
+
+
+def _panels(results: Sequence[Measurement]) -> _Panels:
+    panels: _Panels = {}
     for result in results:
         if result.size is not None:
             panel = panels.setdefault((result.case, result.quantity), {})
             panel.setdefault(result.variant, []).append(result)
-    panels = {
+    return {
         key: panel
         for key, panel in panels.items()
         if any(len(line) > 1 for line in panel.values())
     }
+
+
+def _over_sizes(plt: Any, baseline: str, panels: _Panels) -> Any:
+    """A panel for each case and quantity."""
     if not panels:
         return None
     columns = min(3, len(panels))
@@ -74,6 +89,8 @@ def _over_sizes(plt: Any, results: Sequence[Measurement]) -> Any:
                 marker="o",
                 label=variant,
                 color=COLOURS.get(variant),
+                # Wide and pale, since it may lie under another line.
+                **({"linewidth": 5, "alpha": 0.4} if variant == baseline else {}),
             )
         axes.set_title(f"{case}: {quantity}", fontsize="small")
         axes.set_xscale("log")

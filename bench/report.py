@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -99,11 +100,15 @@ def text(part: Part, results: Sequence[Measurement]) -> str:
     return "\n".join(parts)
 
 
-def rst(part: Part, results: Sequence[Measurement], figure: str | None) -> str:
+def about(part: Part) -> str:
+    """What a part says of itself, where single backquotes mean names of the API."""
+    return re.sub(r"(?<!`)`([\w.]+)`(?!`)", r"``\1``", part.about.strip())
+
+
+def rst(part: Part, results: Sequence[Measurement], figures: Sequence[str]) -> str:
     """A section of the page about performance."""
-    about = part.about.strip().replace("`jax.jit`", "``jax.jit``")
-    parts = [part.title, "-" * len(part.title), "", about, ""]
-    if figure is not None:
+    parts = [part.title, "-" * len(part.title), "", about(part), ""]
+    for figure in figures:
         parts += [f".. image:: {figure}", f"   :alt: {part.title}", ""]
     parts += [rst_table(*cells(part, results)), ""]
     if part.baseline:

@@ -22,11 +22,11 @@ from .values import Lora
 
 
 def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measurement]:
-    calls = options.of(20, 2_000, 100_000)
+    calls = options.of(20, 1_000, 100_000)
     for name, wrap in {"eager": lambda f: f, "jitted": jax.jit}.items():
         progress(f"{calls} calls, {name}")
         yield from _calls(f"{name} calls", wrap, calls)
-    structures = options.of(5, 200, 1_000)
+    structures = options.of(5, 40, 1_000)
     progress(f"{structures} structures")
     yield from _structures(structures)
 

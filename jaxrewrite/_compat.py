@@ -43,7 +43,7 @@ from jax._src.dtypes import canonicalize_value
 # when variables are renamed.
 from jax._src.effects import JaxprInputEffect
 
-# dce_jaxpr: dead code inside nested jaxprs, effects kept. dce_rules: the primitives
+# dce_jaxpr: dead code inside nested jaxprs, effects kept; dce_rules has the primitives
 # of which it may drop a part. make_jaxpr_effects,
 # convert_constvars_jaxpr, separate_consts: a jaxpr built equation by equation
 # has to come out as JAX's own do. trace_to_jaxpr_dynamic: `jax.make_jaxpr`
@@ -54,7 +54,7 @@ from jax._src.interpreters.partial_eval import (
     DynamicJaxprTracer,
     convert_constvars_jaxpr,
     dce_jaxpr as jax_dce_jaxpr,
-    dce_rules,
+    dce_rules as dce_rules,
     make_jaxpr_effects,
     separate_consts,
     trace_to_jaxpr_dynamic,
@@ -248,11 +248,6 @@ def name_of(jaxpr: Any) -> str:
 def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
     """Drop equations, also in nested jaxprs, that nothing needs; effects stay."""
     return jax_dce_jaxpr(jaxpr, True, instantiate=True)[0]
-
-
-def can_lose_results(primitive: Primitive) -> bool:
-    """Whether `drop_dead_code` may drop a part of such an equation."""
-    return primitive in dce_rules
 
 
 def rename_effects(effects: Any, names: Mapping[Any, Any]) -> Any:

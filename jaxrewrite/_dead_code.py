@@ -13,7 +13,7 @@ import jax.extend.core as jex_core
 
 from . import _compat
 from ._caches import WeakCaches
-from ._compat import Jaxpr, JaxprEqn, Literal
+from ._compat import Jaxpr, JaxprEqn, Literal, dce_rules
 
 
 def live_equations(eqns: Sequence[JaxprEqn], outvars: Sequence[Any]) -> list[JaxprEqn]:
@@ -45,7 +45,7 @@ def _may_have_dead_code(jaxpr: Jaxpr) -> bool:
     for eqn in reversed(jaxpr.eqns):
         if eqn.effects or needed.isdisjoint(eqn.outvars):
             return True
-        if _compat.can_lose_results(eqn.primitive):
+        if eqn.primitive in dce_rules:
             if not needed.issuperset(eqn.outvars):
                 return True
             if any(map(_body_may_have_dead_code, jex_core.jaxprs_in_params(eqn.params))):
@@ -60,15 +60,12 @@ def _may_have_dead_code(jaxpr: Jaxpr) -> bool:
 _known = WeakCaches(1)
 
 
-def _body_may_have_dead_code(body: Any) -> bool:
-    cache = _known.of(body)
+def _body_may_have_dead_code(jaxpr: Jaxpr) -> bool:
+    cache = _known.of(jaxpr)
     known = cache.get("may have dead code")
     if known is None:
-        jaxpr, consts = _compat.open_jaxpr(body)
-        used = {
-            atom for eqn in jaxpr.eqns for atom in eqn.invars if type(atom) is not Literal
-        }
-        used.update(atom for atom in jaxpr.outvars if type(atom) is not Literal)
+        used = {a for eqn in jaxpr.eqns for a in eqn.invars if type(a) is not Literal}
+        used.update(a for a in jaxpr.outvars if type(a) is not Literal)
         known = not used.issuperset(jaxpr.invars) or _may_have_dead_code(jaxpr)
         cache.put("may have dead code", known)
     return known

@@ -51,6 +51,7 @@ class Program:
         if _compat.nothing_is_traced() and not _compat.jit_is_disabled():
             if self._steps is None:
                 self._steps = _Steps(self.jaxpr, self._applied)
+                self._applied = ()  # of no more use
             return self._steps(operands)
         if not _compat.makes_jaxpr():
             return evaluate(self.jaxpr, operands)
@@ -69,14 +70,18 @@ class Program:
         jaxpr = self.jaxpr
         if self._closed is None:
             written = {var for eqn in jaxpr.eqns for var in eqn.outvars}
-            outvars = [v for v in jaxpr.outvars if type(v) is Var and v in written]
-            body = _compat.new_jaxpr(
-                jaxpr.invars,
-                list(dict.fromkeys(outvars)),
-                jaxpr.eqns,
-                jaxpr.debug_info,
-                jaxpr.is_high,
+            outvars = dict.fromkeys(
+                var for var in jaxpr.outvars if type(var) is Var and var in written
             )
+            body = jaxpr
+            if len(outvars) < len(jaxpr.outvars):
+                body = _compat.new_jaxpr(
+                    jaxpr.invars,
+                    list(outvars),
+                    jaxpr.eqns,
+                    jaxpr.debug_info,
+                    jaxpr.is_high,
+                )
             self._closed = _compat.close_jaxpr(body)
         results = _compat.call_in_current_trace(self._closed, operands)
         env: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))

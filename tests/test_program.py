@@ -100,6 +100,47 @@ def test_a_called_program_sees_the_mesh():
     jax.jit(lambda v, y: transform(long_program)(v, y))(V, Y)
 
 
+def test_donation_goes_through_a_call():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("sub")
+    def _(v: Scaled, y: jax.Array, **params):
+        return Scaled(v.x - y / v.scale, v.scale)
+
+    def fit(v, y):
+        return v - 0.1 * long_program(v, y)[1]
+
+    def fit_by_hand(x, scale, y):
+        return x - (0.1 * by_hand(x, scale, y)[1]) / scale, scale
+
+    compiled = jax.jit(transform(fit, rules=rules), donate_argnums=0).lower(V, Y).compile()
+    hand = jax.jit(fit_by_hand, donate_argnums=(0, 1)).lower(V.x, V.scale, Y).compile()
+    aliased = [c.memory_analysis().alias_size_in_bytes for c in (compiled, hand)]
+    assert aliased[0] == aliased[1] == 16
+    v = jax.tree.map(jnp.array, V)
+    out = jax.jit(transform(fit, rules=rules), donate_argnums=0)(v, Y)
+    assert v.x.is_deleted()
+    np.testing.assert_allclose(out.scale, 2.0)
+
+
+def test_shardings_go_through_a_call():
+    """The same collectives, and results where the program by hand has them."""
+    mesh = jax.make_mesh((8,), ("i",))
+    split = jax.NamedSharding(mesh, jax.P("i"))
+    x, y = (jax.device_put(jnp.arange(16.0) / n, split) for n in (10, 20))
+    scale = jnp.float32(2.0)
+    implicit = jax.jit(transform(long_program))
+    hand = jax.jit(by_hand)
+    compiled = [
+        implicit.lower(Scaled(x, scale), y).compile(),
+        hand.lower(x, scale, y).compile(),
+    ]
+    collectives = [c.as_text().count("all-reduce") for c in compiled]
+    assert collectives[0] == collectives[1] > 0
+    (got, _), ((want, _), _) = implicit(Scaled(x, scale), y), hand(x, scale, y)
+    assert got.x.sharding == want.sharding == split
+
+
 def test_effects_are_not_hidden_in_a_call(capfd):
     def program(v, y):
         jax.debug.print("first", ordered=True)
