@@ -243,10 +243,8 @@ def _steps_of(jaxpr: Jaxpr, applied: Sequence[Applied]) -> Iterator[_Step]:
 
 def _is_one_call(one: Applied, live: Container[int]) -> bool:
     """Whether all of what a rule did is still there, and may be compiled as one."""
-    return (
-        len(one.eqns) > 1
-        and not one.traced.effects
-        and all(id(eqn) in live and _compat.is_in_current_context(eqn) for eqn in one.eqns)
+    return not one.traced.effects and all(
+        id(eqn) in live and _compat.is_in_current_context(eqn) for eqn in one.eqns
     )
 
 

@@ -93,7 +93,7 @@ def warn(those: Iterable[Notice]) -> None:
 
 
 class Applied(NamedTuple):
-    """One use of a rule: the equations that were added, and what of.
+    """One use of a rule: the several equations that were added, and what of.
 
     ``traced`` is the jaxpr of the rule, of which ``operands`` and ``results`` are
     the atoms that its ``invars`` and ``outvars`` stand for.
@@ -102,7 +102,7 @@ class Applied(NamedTuple):
     traced: Jaxpr
     operands: list[Any]
     results: list[Any]
-    eqns: list[JaxprEqn]
+    eqns: Sequence[JaxprEqn]
 
 
 class Restaged(NamedTuple):
@@ -614,9 +614,9 @@ class Scope:
             traced.jaxpr, inputs, source_within(origin, eqn.source_info), targets
         )
         # Where a leaf is a value, the equations are no longer those of the rule.
-        if origin is None and not any(map(is_value, flat.leaves)):
-            applied = Applied(traced.jaxpr, inputs, results, self.eqns[start:])
-            self._applied.append(applied)
+        added = self.eqns[start:] if origin is None else ()
+        if len(added) > 1 and not any(map(is_value, flat.leaves)):
+            self._applied.append(Applied(traced.jaxpr, inputs, results, added))
         return tree_unflatten(traced.out_tree, results)
 
     def add_call(

@@ -149,8 +149,7 @@ def _inputs(
     count = 0
     for i, operand in enumerate(operands):
         if _compat.is_array(operand):
-            leaves = [operand]
-            avals = avals_of(leaves)
+            leaves = avals = [_compat.leaf_aval(operand)]
             inputs.rebuild.append(next)
             inputs.likes.extend(avals)
             inputs.positions.append(count)
