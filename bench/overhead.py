@@ -24,7 +24,9 @@ from .values import Lora, Zero, quantise
 
 TARGETS = {
     "trace": Target(1.15),
+    "trace of the gradient": Target(1.15),
     "eager call": Target(1.2),
+    "eager gradient": Target(1.2),
     "jitted call": Target(1.02),
     "each value of a call": Target(1e-6, is_ratio=False),
     "HLO instructions": Target(1.0),
@@ -127,6 +129,11 @@ def transformers(params: Any, options: Options) -> dict[str, tuple[Any, gpt2.Lin
     return cases
 
 
+def gradient(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The gradient of the sum with respect to the first argument's leaves."""
+    return jax.grad(lambda p, x: fn(p, x).sum(), allow_int=True)
+
+
 def compare(
     case: Case,
     variants: Variants,
@@ -151,7 +158,20 @@ def compare(
     traces = {v: tracer(make, args) for v, (make, args) in variants.items()}
     few = options.repeats or options.of(2, 12, 60)
     yield from case.timed("trace", measure.interleaved(traces, few))
+    progress(f"{name}: tracing the gradient")
+    gradients = {
+        v: tracer(lambda make=make: gradient(make()), args)
+        for v, (make, args) in variants.items()
+    }
+    fewer = max(2, few // 4)
+    yield from case.timed("trace of the gradient", measure.interleaved(gradients, fewer))
     if eagerly:
+        progress(f"{name}: calling the gradient eagerly")
+        calls = {
+            v: functools.partial(gradient(fn), *args) for v, (fn, args) in made.items()
+        }
+        samples = measure.interleaved(calls, fewer)
+        yield from case.timed("eager gradient", samples)
         progress(f"{name}: calling eagerly")
         calls = {v: functools.partial(fn, *args) for v, (fn, args) in made.items()}
         samples = measure.interleaved(calls, options.of(2, 40, 200), warm_up=3)

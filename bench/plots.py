@@ -74,10 +74,14 @@ def _over_sizes(plt: Any, baseline: str, panels: _Panels) -> Any:
     """A panel for each case and quantity."""
     if not panels:
         return None
-    columns = min(3, len(panels))
+    columns = min(4, len(panels))
     rows = -(-len(panels) // columns)
     figure, grid = plt.subplots(
-        rows, columns, figsize=(4 * columns, 3 * rows), squeeze=False, layout="constrained"
+        rows,
+        columns,
+        figsize=(3.5 * columns, 3 * rows),
+        squeeze=False,
+        layout="constrained",
     )
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
@@ -94,9 +98,15 @@ def _over_sizes(plt: Any, baseline: str, panels: _Panels) -> Any:
             )
         axes.set_title(f"{case}: {quantity}", fontsize="small")
         axes.set_xscale("log")
+        sizes = sorted({result.size for line in panel.values() for result in line})
+        axes.set_xticks(sizes, [f"{size:,.0f}" for size in sizes], rotation=30)
+        axes.minorticks_off()
         values = [result.value for line in panel.values() for result in line]
-        if min(values) > 0:
+        # From nought up, so that what is flat looks flat, unless it grows by a lot.
+        if 0 < 5 * min(values) < max(values):
             axes.set_yscale("log")
+        else:
+            axes.set_ylim(min(0, *values), max(0, *values) * 1.1)
         axes.set_ylabel(UNITS[next(iter(panel.values()))[0].unit], fontsize="small")
         axes.tick_params(labelsize="small")
         axes.legend(fontsize="small")

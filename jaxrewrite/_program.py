@@ -2,9 +2,9 @@
 
 Where a jaxpr is being made (`jax.jit`, a scan, `jax.make_jaxpr`), the program's
 equations are appended to it, or one that calls it as it would a jitted function.
-Where nothing is traced, they are carried out one by one through eager JAX's own
-compiled primitives. Under any other transformation (`jax.grad`, `jax.vmap`
-outside of jit) each is bound.
+Where nothing is traced, and under any other transformation (`jax.grad`, `jax.vmap`
+outside of jit), they are carried out one by one, as calls of jitted functions: what
+JAX knows of those, compiled or differentiated, it knows for the next.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Program:
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         operands = [*self.consts, *leaves]
-        if _compat.nothing_is_traced() and not _compat.jit_is_disabled():
+        if not _compat.makes_jaxpr():
             if self._steps is None:
                 self._steps = _Steps(self.jaxpr, self._applied)
                 self._applied = ()  # of no more use
-            return self._steps(operands)
-        if not _compat.makes_jaxpr():
-            return evaluate(self.jaxpr, operands)
+            is_eager = _compat.nothing_is_traced() and not _compat.jit_is_disabled()
+            run = self._steps.run if is_eager else self._steps.run_under_trace
+            return run(operands)
         if self._is_called():
             return self._call(operands)
         with _collector.paused():
@@ -117,25 +117,6 @@ def run_on_values(
     return tree_unflatten(restaged.out_tree, results)
 
 
-def evaluate(jaxpr: Jaxpr, operands: Sequence[Any]) -> list[Any]:
-    """Bind each equation, under its own source line, name stack and context."""
-    env = dict(zip(jaxpr.invars, operands, strict=True))
-    uses = [(eqn.invars, eqn.outvars) for eqn in jaxpr.eqns]
-    last_use = _last_uses(uses, jaxpr.outvars)
-
-    def read(atom: Any) -> Any:
-        return atom.val if type(atom) is Literal else env[atom]
-
-    for eqn, dead in zip(jaxpr.eqns, last_use, strict=True):
-        source, context = _compat.eqn_context(eqn)
-        with source, context:
-            results = _compat.bind_eqn(eqn, [read(atom) for atom in eqn.invars])
-        env.update(zip(eqn.outvars, results, strict=True))
-        for var in dead:
-            del env[var]
-    return [read(atom) for atom in jaxpr.outvars]
-
-
 def _last_uses(
     uses: Sequence[tuple[Sequence[Any], Sequence[Any]]], outvars: Sequence[Any]
 ) -> list[list[Any]]:
@@ -154,33 +135,35 @@ def _last_uses(
 class _Step(NamedTuple):
     """A call, the atoms that it takes and gives, and the equation that it is for.
 
-    ``is_list`` is whether it returns a list of results.
+    ``is_list`` is whether it returns a list of results, ``is_jitted`` whether it is a
+    jitted function, which knows nothing of where the equation comes from.
     """
 
     call: Callable[..., Any]
     operands: Sequence[Any]
     results: Sequence[Any]
     is_list: bool
+    is_jitted: bool
     eqn: JaxprEqn
 
 
 class _Steps:
-    """A jaxpr as a list of calls on numbered registers, for running it eagerly.
+    """A jaxpr as a list of calls on numbered registers.
 
-    What a rule did is one call, as a function of `jax.numpy` is; it is compiled
-    once, however often the rule is used.
+    What a rule did is one call of a jitted function, as a function of `jax.numpy`
+    is. It is compiled, and differentiated, once, however often the rule is used.
     """
 
-    __slots__ = ("_literals", "_outs", "_steps")
+    __slots__ = ("_arrays", "_literals", "_outs", "_steps", "_variables")
 
     def __init__(self, jaxpr: Jaxpr, applied: Sequence[Applied]):
         numbers = {var: i for i, var in enumerate(jaxpr.invars)}
-        self._literals: list[Any] = []
+        self._literals: list[Literal] = []
 
         def number(atom: Any) -> int:
             if type(atom) is Literal:
                 # Numbered from the end, where the registers of literals are.
-                self._literals.append(_as_array(atom))
+                self._literals.append(atom)
                 return -len(self._literals)
             return numbers.setdefault(atom, len(numbers))
 
@@ -193,17 +176,22 @@ class _Steps:
                 [number(var) for var in step.results],
                 step.is_list,
                 [number(var) for var in dead],
+                step.is_jitted,
                 step.eqn,
             )
             for step, dead in zip(steps, _last_uses(uses, jaxpr.outvars), strict=True)
         ]
         self._outs = [number(atom) for atom in jaxpr.outvars]
         self._literals.reverse()
-        self._literals[:0] = [None] * (len(numbers) - len(jaxpr.invars))
+        self._variables = [None] * (len(numbers) - len(jaxpr.invars))
+        self._arrays: list[Any] | None = None
 
-    def __call__(self, operands: list[Any]) -> list[Any]:
-        registers = operands + self._literals
-        for call, ins, outs, multiple, dead, eqn in self._steps:
+    def run(self, operands: list[Any]) -> list[Any]:
+        """Run where nothing is traced, without a word to JAX of where we are."""
+        if self._arrays is None:
+            self._arrays = [_as_array(literal) for literal in self._literals]
+        registers = operands + self._variables + self._arrays
+        for call, ins, outs, is_list, dead, _, eqn in self._steps:
             try:
                 result = call(*[registers[i] for i in ins])
             except Exception as error:
@@ -212,14 +200,38 @@ class _Steps:
                     note = f"jaxrewrite: in primitive {eqn.primitive.name!r}"
                     add_note(error, f"{note} at {where[0]}:{where[1]} ({where[2]})")
                 raise
-            if multiple:
-                for i, x in zip(outs, result, strict=True):
-                    registers[i] = x
-            else:
-                registers[outs[0]] = result
-            for i in dead:
-                registers[i] = None
+            _write(registers, result, outs, is_list, dead)
         return [registers[i] for i in self._outs]
+
+    def run_under_trace(self, operands: list[Any]) -> list[Any]:
+        """Run each call under its own source line, name stack and context.
+
+        Literals are passed as they are, since rules may decide by them.
+        """
+        registers = operands + self._variables
+        registers += [literal.val for literal in self._literals]
+        for call, ins, outs, is_list, dead, is_jitted, eqn in self._steps:
+            inputs = [registers[i] for i in ins]
+            if is_jitted:
+                source, context = _compat.eqn_context(eqn)
+                with source, context:
+                    result = call(*inputs)
+            else:
+                result = call(*inputs)
+            _write(registers, result, outs, is_list, dead)
+        return [registers[i] for i in self._outs]
+
+
+def _write(
+    registers: list[Any], result: Any, outs: list[int], is_list: bool, dead: list[int]
+) -> None:
+    if is_list:
+        for i, x in zip(outs, result, strict=True):
+            registers[i] = x
+    else:
+        registers[outs[0]] = result
+    for i in dead:
+        registers[i] = None
 
 
 def _steps_of(jaxpr: Jaxpr, applied: Sequence[Applied]) -> Iterator[_Step]:
@@ -231,14 +243,16 @@ def _steps_of(jaxpr: Jaxpr, applied: Sequence[Applied]) -> Iterator[_Step]:
     for eqn in jaxpr.eqns:
         one = of_rule.get(id(eqn))
         if one is None:
-            call, is_list = _call_of(eqn), eqn.primitive.multiple_results
-            yield _Step(call, eqn.invars, eqn.outvars, is_list, eqn)
+            compiled = _compat.compiled_primitive(eqn)
+            call = _binding(eqn) if compiled is None else compiled
+            is_list, is_jitted = eqn.primitive.multiple_results, compiled is not None
+            yield _Step(call, eqn.invars, eqn.outvars, is_list, is_jitted, eqn)
         elif id(one) not in done:
             done.add(id(one))
             fused = _fused(one.traced)
             results = [one.results[i] for i in fused.produced]
             operands = [one.operands[i] for i in fused.taken]
-            yield _Step(fused.call, operands, results, True, eqn)
+            yield _Step(fused.call, operands, results, True, True, eqn)
 
 
 def _is_one_call(one: Applied, live: Container[int]) -> bool:
@@ -295,11 +309,7 @@ def _fused(traced: Jaxpr) -> _Fused:
     return fused
 
 
-def _call_of(eqn: JaxprEqn) -> Callable[..., Any]:
-    compiled = _compat.compiled_primitive(eqn)
-    if compiled is not None:
-        return compiled
-
+def _binding(eqn: JaxprEqn) -> Callable[..., Any]:
     def bind(*operands: Any) -> Any:
         source, context = _compat.eqn_context(eqn)
         with source, context:

@@ -48,7 +48,9 @@ def test_overhead(file):
     whats = {quantity for _, _, quantity in rows}
     assert whats == {
         "trace",
+        "trace of the gradient",
         "eager call",
+        "eager gradient",
         "jitted call",
         "each value of a call",
         "HLO instructions",

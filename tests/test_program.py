@@ -10,7 +10,7 @@ import pytest
 from scaled import Scaled, V, Y
 
 import jaxrewrite
-from jaxrewrite import _collector, transform
+from jaxrewrite import _collector, _compat, transform
 
 
 def long_program(v, x):
@@ -300,6 +300,50 @@ def test_a_fault_in_a_rule_names_the_line(no_leak_checks):
     with jax.debug_nans(True), pytest.raises(FloatingPointError) as caught:
         transform(lambda v: -v, rules=rules)(Pair(-Y, Y))
     assert any("test_program.py" in note for note in caught.value.__notes__)
+
+
+def test_rules_are_differentiated_as_one_call_and_keep_their_line():
+    run = transform(lambda v, y: v * y * y, rules=table(product, "mul"))
+    total = lambda v, y: run(v, y).a.sum()
+    eqns = jax.make_jaxpr(jax.grad(total))(PAIR, Y).eqns
+    calls = [e for e in eqns if e.params.get("name") == "product"]
+    assert len(calls) >= 2
+    for call in calls:
+        file, line, function = _compat.source_location(call.source_info)
+        assert file == __file__
+        assert function.endswith("<lambda>")
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_gradients_through_calls_of_rules(wrap):
+    """First and second ones, by each mode, and batched."""
+    rules = table(product, "mul")
+
+    def total(v, y):
+        out = transform(lambda v, y: jnp.float32(3) * (v * y) * y, rules=rules)(v, y)
+        return (out.a * jnp.sin(out.b)).sum()
+
+    def dense(v, y):
+        a, b = v.a, v.b
+        for factor in (y, jnp.float32(3), y):
+            a, b = a * factor + 1, b * factor - 1
+        return (a * jnp.sin(b)).sum()
+
+    @rules.register("mul")
+    def _(y: jax.Array, v: Pair, **params):
+        return product(v, y)
+
+    close = lambda a, b: jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4), a, b
+    )
+    for transformation in (
+        lambda f: jax.grad(f, argnums=(0, 1)),
+        lambda f: jax.jacfwd(f, argnums=1),
+        lambda f: jax.hessian(f, argnums=1),
+        lambda f: lambda v, y: jax.vmap(f, in_axes=(None, 0))(v, jnp.stack([y, 2 * y])),
+    ):
+        got, want = (wrap(transformation(f))(PAIR, Y / 3) for f in (total, dense))
+        close(got, want)
 
 
 # --- the collector ----------------------------------------------------------------
