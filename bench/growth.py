@@ -40,7 +40,7 @@ KINDS = ("values", "one value", "beside a value")
 
 
 def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measurement]:
-    lengths = options.of((50, 100), (1_000, 10_000), (1_000, 10_000, 100_000))
+    lengths = options.of((50, 100), (500, 5_000), (1_000, 10_000, 100_000))
     for kind in KINDS:
         first = None
         for length in lengths:
@@ -76,7 +76,7 @@ def _tracers(kind: str, length: int) -> dict[str, Callable[[], Any]]:
 
 
 def _trace_chain(case: Case, kind: str, length: int, options: Options) -> list[Measurement]:
-    repeats = options.repeats or max(3, min(25, 30_000 // length))
+    repeats = options.repeats or max(3, min(options.of(3, 8, 25), 30_000 // length))
     samples = measure.interleaved(_tracers(kind, length), repeats, collecting=True)
     each = {v: [t / length for t in times] for v, times in samples.items()}
     return case.timed("trace an equation", each)
@@ -121,7 +121,7 @@ def _nested(options: Options, progress: Callable[[str], None]) -> Iterator[Measu
             fn = jax.jit(lambda v, fn=fn: lax.neg(fn(v)))
         return fn
 
-    for depth in options.of((2,), (10, 50), (10, 50)):
+    for depth in options.of((2,), (10,), (10, 50)):
         progress(f"nested {depth} deep")
         variants = {
             "plain": lambda d=depth: jax.jit(nest(d)).trace(X),

@@ -66,8 +66,8 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
         "zero biases": drop_biases(params),
         "both": drop_biases(adapted),
     }
-    for name, values in cases.items():
-        yield from _case(name, values, ids, options, progress)
+    for name in options.of(list(cases), ["LoRA weights", "both"], list(cases)):
+        yield from _case(name, cases[name], ids, options, progress)
 
 
 def _case(

@@ -38,7 +38,7 @@ Variants = dict[str, tuple[Callable[[], Callable[..., Any]], tuple[Any, ...]]]
 
 
 def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measurement]:
-    for layers in options.depths or options.of((2,), (4, 24, 96), (4, 24, 96, 384)):
+    for layers in options.depths or options.of((2,), (4, 24), (4, 24, 96, 384)):
         case = Case("overhead", "MLP with LoRA", layers)
         triples, x = mlp.weights(layers), mlp.inputs()
         values = [Lora(*triple) for triple in triples]
@@ -55,7 +55,10 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
     )
     params = gpt2.init(config, jax.random.key(0))
     ids = jax.random.randint(jax.random.key(1), (2, config.length), 0, config.vocabulary)
-    for name, (values, linear) in transformers(params, options).items():
+    models = transformers(params)
+    both = ["LoRA on int8, zero biases"]
+    for name in options.of(both, both, list(models)):
+        values, linear = models[name]
         case = Case("overhead", f"transformer, {name}", None)
         model = functools.partial(gpt2.apply, heads=config.heads)
         variants = {
@@ -109,7 +112,7 @@ def _qlora(kernel: Any, x: Any) -> Any:
     return _quantised(w, x) + (x @ a) @ b
 
 
-def transformers(params: Any, options: Options) -> dict[str, tuple[Any, gpt2.Linear]]:
+def transformers(params: Any) -> dict[str, tuple[Any, gpt2.Linear]]:
     """Parameters of each case, and what its linear layers do by hand."""
 
     def biased(product: Callable[[Any, Any], Any]) -> gpt2.Linear:
@@ -117,7 +120,7 @@ def transformers(params: Any, options: Options) -> dict[str, tuple[Any, gpt2.Lin
 
     adapted = adapt(params, 4, jax.random.key(2))
     both = map_layers(adapted, kernel=lambda v: Lora(quantise(v.w), v.a, v.b))
-    cases: dict[str, tuple[Any, gpt2.Linear]] = {
+    return {
         "LoRA": (adapted, biased(_lora)),
         "int8": (map_layers(params, kernel=quantise), biased(_quantised)),
         "zero biases": (drop_biases(params), lambda p, x: x @ p["kernel"]),
@@ -126,7 +129,6 @@ def transformers(params: Any, options: Options) -> dict[str, tuple[Any, gpt2.Lin
             lambda p, x: _qlora(p["kernel"], x),
         ),
     }
-    return cases
 
 
 def gradient(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -116,9 +116,7 @@ def _mlp(
 
 
 def _small(options: Options) -> tuple[gpt2.Config, Any, Any]:
-    config = gpt2.Config(
-        options.of(1, 12, 12), width=64, heads=4, vocabulary=128, length=16
-    )
+    config = gpt2.Config(options.of(1, 4, 12), width=64, heads=4, vocabulary=128, length=16)
     return config, gpt2.init(config, jax.random.key(0)), jnp.zeros((2, config.length), int)
 
 
@@ -128,7 +126,7 @@ def _transformer(
     config, params, ids = _small(options)
     model = functools.partial(gpt2.apply, heads=config.heads)
     values = adapt(params, 4, jax.random.key(2))
-    linear = transformers(params, options)["LoRA"][1]
+    linear = transformers(params)["LoRA"][1]
     written = functools.partial(model, linear=linear)
     variants: dict[str, Any] = {
         "by hand": (lambda: anew(written), (by_hand(values), ids)),

@@ -26,7 +26,7 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
     for name, wrap in {"eager": lambda f: f, "jitted": jax.jit}.items():
         progress(f"{calls} calls, {name}")
         yield from _calls(f"{name} calls", wrap, calls)
-    structures = options.of(5, 40, 1_000)
+    structures = options.of(5, 15, 1_000)
     progress(f"{structures} structures")
     yield from _structures(structures)
 
