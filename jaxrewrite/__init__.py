@@ -27,8 +27,8 @@ del _higher_order
 
 
 def __getattr__(name: str) -> object:
-    # `jaxrewrite.numpy` is loaded when it is first used.
-    if name == "numpy":
+    # What is loaded when it is first used.
+    if name in ("numpy", "primitives", "values"):
         import importlib
 
         return importlib.import_module(".numpy", __name__)

@@ -1,0 +1,4 @@
+"""Ready value types: matrices with structure, weights, sparse arrays, units.
+
+Loaded when it is first used, with the rules of all types.
+"""

@@ -1,0 +1,66 @@
+"""What the ready value types have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxrewrite
+
+
+def nbytes_of(leaf: Any) -> int:
+    """Bytes of an array, or of what stands for one; 4-bit integers take half a byte."""
+    dtype = jnp.result_type(leaf)
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return int(jax.random.key_data(leaf).nbytes)
+    if jnp.issubdtype(dtype, jnp.integer):
+        bits = jnp.iinfo(dtype).bits
+    else:
+        bits = dtype.itemsize * 8
+    return -(-int(np.prod(jnp.shape(leaf), dtype=np.int64)) * bits // 8)
+
+
+def bytes_text(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.3g} {unit}"
+
+
+def short(aval: Any) -> str:
+    """``f32[3,4]``."""
+    return jax.core.ShapedArray(aval.shape, aval.dtype).str_short(short_dtypes=True)
+
+
+class Structured(jaxrewrite.ArrayValue):
+    """Base class of the ready value types: its ``repr`` tells what it takes to hold it."""
+
+    _is_base = True
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all leaves."""
+        return sum(map(nbytes_of, jax.tree.leaves(self)))
+
+    def __repr__(self) -> str:
+        name, fields = super().__repr__().split("(", 1)
+        try:
+            about = f"{short(self.aval())}, {bytes_text(self.nbytes)}"
+        except (AttributeError, TypeError, ValueError):
+            return f"{name}({fields}"  # JAX put something else in the place of a leaf
+        return f"{name}<{about}>({fields}"
+
+
+def concrete(x: Any) -> np.ndarray | None:
+    """The numbers of an array, where there are any to be checked; else ``None``."""
+    if isinstance(x, jax.core.Tracer) or not isinstance(x, (jax.Array, np.ndarray)):
+        return None
+    return np.asarray(x)
+
+
+def inexact(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.inexact)

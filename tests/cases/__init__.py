@@ -1,0 +1,55 @@
+"""One case of each ready value type, for the tests that walk over all of them.
+
+A module of this package adds its types by the decorator `case`: a factory that takes a
+NumPy generator, a dtype, and the number of rows and columns, and makes a value of a
+matrix. Types that are not made for any shape or dtype say so.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+
+class Case(NamedTuple):
+    """``square``: for square matrices only. ``dtypes``: those it is tested with."""
+
+    make: Callable[..., Any]
+    square: bool
+    dtypes: tuple[str, ...]
+    positive: bool
+
+    def value(self, rng, dtype="float32", shape=(4, 6)):
+        n, m = shape
+        return self.make(rng, jnp.dtype(dtype), n, n if self.square else m)
+
+
+CASES: dict[str, Case] = {}
+
+FLOATS = ("float32", "bfloat16", "float64")
+COMPLEX = (*FLOATS, "complex64")
+
+
+def case(name, *, square=False, dtypes=FLOATS, positive=False):
+    """Add a factory. ``positive`` is of values whose entries are known to be above zero."""
+
+    def add(make):
+        assert name not in CASES, name
+        CASES[name] = Case(make, square, dtypes, positive)
+        return make
+
+    return add
+
+
+def uniform(rng, shape, dtype, low=0.25, high=1.0):
+    """An array of numbers away from zero, with imaginary parts where there are any."""
+    x = rng.uniform(low, high, shape)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        x = x + 1j * rng.uniform(low, high, shape)
+    return jnp.asarray(x, dtype)
+
+
+for found in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{found.name}")
