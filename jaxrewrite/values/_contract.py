@@ -1,0 +1,101 @@
+"""Products of arrays and values with their axes named by labels.
+
+A label is anything hashable: two axes with the same label are the same index, as in
+``einsum``, of which this is the part that one ``dot_general`` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+import jaxrewrite
+
+
+Labels = tuple[Hashable, ...]
+
+
+class Named(NamedTuple):
+    """The labels of the operands and of the result of a ``dot_general``."""
+
+    x: Labels
+    y: Labels
+    out: Labels
+
+
+def labels(dimension_numbers: Any, x_ndim: int, y_ndim: int) -> Named:
+    """Name the axes that ``dimension_numbers`` speaks of."""
+    (x_contracted, y_contracted), (x_batch, y_batch) = dimension_numbers
+    x = list(range(x_ndim))
+    y = list(range(x_ndim, x_ndim + y_ndim))
+    for i, j in zip((*x_contracted, *x_batch), (*y_contracted, *y_batch), strict=True):
+        y[j] = i
+    out = [x[i] for i in x_batch]
+    out += [label for label in x if label not in y]
+    out += [label for label in y if label not in x]
+    return Named(tuple(x), tuple(y), tuple(out))
+
+
+def transpose(x: Any, own: Labels, wanted: Labels) -> Any:
+    """``x`` with its axes in the wanted order."""
+    if own == wanted:
+        return x
+    permutation = tuple(own.index(label) for label in wanted)
+    if isinstance(x, jaxrewrite.Value):
+        return jaxrewrite.bind(lax.transpose_p, x, permutation=permutation)
+    return lax.transpose(x, permutation)
+
+
+def contract(
+    x: Any, xs: Sequence[Hashable], y: Any, ys: Sequence[Hashable], out: Any, **params: Any
+) -> Any:
+    """Multiply, and sum over the labels of both that ``out`` has not.
+
+    Each label that only one of them has must be in ``out``. No axis is moved where an
+    order of the operands gives the result as it is wanted. ``params`` are those of
+    ``dot_general``, ``preferred_element_type`` the dtype of the result.
+    """
+    xs, ys, out = tuple(xs), tuple(ys), tuple(out)
+    in_both = [label for label in xs if label in ys]
+    batch = [label for label in out if label in in_both]
+    summed = [label for label in in_both if label not in batch]
+    x_free = [label for label in xs if label not in ys]
+    y_free = [label for label in ys if label not in xs]
+    if (*batch, *x_free, *y_free) != out and (*batch, *y_free, *x_free) == out:
+        return contract(y, ys, x, xs, out, **params)
+    numbers = tuple(
+        (tuple(xs.index(label) for label in those), tuple(ys.index(label) for label in those))
+        for those in (summed, batch)
+    )
+    product = dot_general(x, y, numbers, **params)
+    return transpose(product, (*batch, *x_free, *y_free), out)
+
+
+def dot_general(x: Any, y: Any, dimension_numbers: Any, **params: Any) -> Any:
+    """`jax.lax.dot_general` of arrays and values, of operands of any dtypes."""
+    dtype = jnp.result_type(x.dtype, y.dtype)
+    x, y = (_cast(operand, dtype) for operand in (x, y))
+    params = {
+        "precision": None,
+        "preferred_element_type": jnp.dtype(dtype),
+        "out_sharding": None,
+    } | params
+    if isinstance(x, jaxrewrite.Value) or isinstance(y, jaxrewrite.Value):
+        return jaxrewrite.bind(
+            lax.dot_general_p, x, y, dimension_numbers=dimension_numbers, **params
+        )
+    return lax.dot_general(x, y, dimension_numbers, **params)
+
+
+def _cast(x: Any, dtype: Any) -> Any:
+    if x.dtype == dtype:
+        return x
+    return x.astype(dtype)
+
+
+def intermediate(params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of a product on the way to the one that was asked for."""
+    return {"precision": params.get("precision")}

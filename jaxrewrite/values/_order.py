@@ -1,0 +1,33 @@
+"""Which type has the word where two that take any other value meet.
+
+A rule for ``(T, any value)`` has the precedence of ``T`` here. Each is below zero, so
+that a rule for just two types comes before them, and no two are the same, so that none
+of them is ambiguous. What annotates an array (with units, names, bounds) is outermost.
+"""
+
+from __future__ import annotations
+
+
+_FROM_THE_OUTERMOST = (
+    "Tagged",
+    "Named",
+    "Unitful",
+    "Masked",
+    "Interval",
+    "Zero",
+    "Scaled",
+    "Constant",
+    "Sum",
+    "Lora",
+    "LowRank",
+    "Product",
+    "Diagonal",
+    "Permutation",
+    "Matrix",
+    "Quantised",
+)
+
+
+def order(name: str) -> int:
+    """The precedence of a type's rules for its pairs with any other value."""
+    return -1 - _FROM_THE_OUTERMOST.index(name)
