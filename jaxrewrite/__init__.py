@@ -31,7 +31,7 @@ def __getattr__(name: str) -> object:
     if name in ("numpy", "primitives", "values"):
         import importlib
 
-        return importlib.import_module(".numpy", __name__)
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -2,3 +2,8 @@
 
 Loaded when it is first used, with the rules of all types.
 """
+
+from ._diagonal import Diagonal as Diagonal, Identity as Identity
+from ._product import Product as Product
+from ._scaled import Scaled as Scaled
+from ._sum import Sum as Sum

@@ -1,0 +1,164 @@
+"""`Diagonal` and `Identity`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Inexact
+
+import jaxrewrite
+
+from ._matrix import Matrix, along
+
+
+class Diagonal(Matrix):
+    r"""A diagonal matrix, :math:`D_{ij} = d_i \delta_{ij}`, or a stack of them.
+
+    Products, sums with its own kind, powers, solves, determinants, Cholesky factors and
+    eigenvalues of it take O(n). What acts entry by entry and is zero at zero keeps it,
+    as does a product, entry by entry, with any array.
+
+    Attributes
+    ----------
+    d
+        The diagonal, of shape (\*batch, n). The array has shape (\*batch, n, n).
+
+    Raises
+    ------
+    ValueError
+        If ``d`` has no axis.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Diagonal
+    >>> v = Diagonal(jnp.array([1.0, 2.0]))
+    >>> v
+    Diagonal<f32[2,2], 8 B>(d=f32[2])
+    >>> v @ jnp.ones(2)
+    Array([1., 2.], dtype=float32)
+    >>> v @ v + 3 * v
+    Diagonal<f32[2,2], 8 B>(d=f32[2])
+    """
+
+    d: Inexact[Array, "*batch n"]
+    entries = "pattern"
+
+    def __post_init__(self) -> None:
+        if jnp.ndim(self.d) == 0:
+            raise ValueError("Diagonal: d must have at least one axis.")
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray((*self.d.shape, self.d.shape[-1]), self.d.dtype)
+
+    def materialise(self) -> Any:
+        return jnp.where(jnp.eye(self.d.shape[-1], dtype=bool), self.d[..., None, :], 0)
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        return along(self.d, self.d.ndim - 1, x.ndim, axis) * x
+
+    def transposed(self) -> Any:
+        return self
+
+    def scaled_rows(self, factors: Any) -> Any:
+        return Diagonal(self.d * factors)
+
+    def times(self, other: Any) -> Any:
+        """``D @ other`` scales the rows of the other."""
+        return other.scaled_rows(self.d) if isinstance(other, Matrix) else NotImplemented
+
+    def rtimes(self, other: Any) -> Any:
+        if not isinstance(other, Matrix):
+            return NotImplemented
+        scaled = other.transposed().scaled_rows(self.d)
+        return NotImplemented if scaled is NotImplemented else scaled.transposed()
+
+    def plus(self, other: Any) -> Any:
+        return Diagonal(self.d + other.d) if isinstance(other, Diagonal) else NotImplemented
+
+    def hadamard(self, other: Any) -> Any:
+        return Diagonal(self.d * other.diagonal())
+
+    def pick(self, dense: Any) -> Any:
+        return Diagonal(jnp.diagonal(dense, axis1=-2, axis2=-1))
+
+    def diagonal(self) -> Any:
+        return self.d
+
+
+class Identity(Matrix):
+    r"""The identity matrix, :math:`I_{ij} = \delta_{ij}`, which holds nothing.
+
+    Attributes
+    ----------
+    rows
+        The number n of rows, and of columns.
+    of_dtype
+        The dtype of the array.
+    of_batch
+        The shape of the stack, where it is one of identities.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Identity
+    >>> v = Identity(3)
+    >>> v @ jnp.arange(3.0), 2 * v
+    (Array([0., 1., 2.], dtype=float32), Diagonal<f32[3,3], 12 B>(d=f32[3]))
+    """
+
+    rows: int = jaxrewrite.field(static=True)
+    of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
+    of_batch: tuple[int, ...] = jaxrewrite.field(static=True, default=())
+
+    def __post_init__(self) -> None:
+        if self.rows < 0:
+            raise ValueError(f"Identity: rows is {self.rows}, which is negative.")
+        object.__setattr__(self, "of_dtype", jnp.dtype(self.of_dtype))
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray((*self.of_batch, self.rows, self.rows), self.of_dtype)
+
+    def materialise(self) -> Any:
+        return jnp.broadcast_to(jnp.eye(self.rows, dtype=self.of_dtype), self.shape)
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        return x
+
+    def transposed(self) -> Any:
+        return self
+
+    def as_diagonal(self) -> Diagonal:
+        return Diagonal(self.diagonal())
+
+    def scaled(self, factor: Any) -> Any:
+        return Diagonal(self.diagonal() * factor)
+
+    def scaled_rows(self, factors: Any) -> Any:
+        return Diagonal(factors)
+
+    def times(self, other: Any) -> Any:
+        return other
+
+    def rtimes(self, other: Any) -> Any:
+        return other
+
+    def plus(self, other: Any) -> Any:
+        if isinstance(other, Identity):
+            return self.scaled(2)
+        return other.plus(self.as_diagonal()) if isinstance(other, Matrix) else NotImplemented
+
+    def hadamard(self, other: Any) -> Any:
+        return Diagonal(other.diagonal())
+
+    def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
+        return Identity(self.rows, self.of_dtype, batch)
+
+    def cast(self, dtype: Any) -> Any:
+        return Identity(self.rows, jnp.dtype(dtype), self.of_batch)
+
+    def diagonal(self) -> Any:
+        return jnp.ones((*self.of_batch, self.rows), self.of_dtype)

@@ -1,0 +1,550 @@
+"""Matrices with structure: what one has to define, and the rules that hold of all.
+
+A `Matrix` is a linear map that is applied along an axis of an array. From that come all
+products with arrays; a lazy `Product` and `Sum` come from two of them, where they have no
+closed form. A type whose entries are those of its leaves says so in ``entries``, and then
+what acts entry by entry acts on the leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import ArrayLike
+
+import jaxrewrite
+from jaxrewrite import ArrayValue, bind, primitives, register
+
+from ._array import Structured, inexact
+from ._contract import Labels, contract, labels, transpose
+from ._order import order
+
+
+class Matrix(Structured):
+    """Base class of matrices with structure, or of stacks of them.
+
+    A value of it has the shape (\\*batch, n, m), and each of its leaves the same batch axes
+    in front. A subclass defines `aval`, `materialise`, `apply` and `transposed`, and what
+    else it knows better than its dense form.
+
+    Attributes
+    ----------
+    entries
+        ``"all"`` if each entry of the matrix is one of the leaves, ``"pattern"`` if the
+        others are zeros, ``None`` if the entries are anything else.
+    """
+
+    _is_base = True
+    entries: ClassVar[str | None] = None
+
+    # --- what a type defines ------------------------------------------------------
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        """Multiply along an axis of an array.
+
+        Parameters
+        ----------
+        x
+            An array with the matrix's batch axes in front, of length m along ``axis``.
+        axis
+            Which axis is summed over.
+        precision
+            What `jax.lax.dot_general` takes, for types that multiply so.
+
+        Returns
+        -------
+        Array
+            An array like ``x``, of length n along ``axis``.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.apply")
+
+    def transposed(self) -> Any:
+        """The matrix with its last two axes exchanged."""
+        raise NotImplementedError(f"{type(self).__name__}.transposed")
+
+    # --- what a type may know better ----------------------------------------------
+
+    def scaled(self, factor: Any) -> Any:
+        """The matrix times a number, an array of shape ()."""
+        if self.entries is None:
+            return NotImplemented
+        return self.map_entries(lambda x: x * factor)
+
+    def scaled_rows(self, factors: Any) -> Any:
+        """``diag(factors) @ self``, for factors of shape (\\*batch, n)."""
+        return NotImplemented
+
+    def times(self, other: Any) -> Any:
+        """``self @ other`` in closed form; other is a matrix of the same batch axes."""
+        return NotImplemented
+
+    def rtimes(self, other: Any) -> Any:
+        """``other @ self`` in closed form."""
+        return NotImplemented
+
+    def plus(self, other: Any) -> Any:
+        """``self + other`` in closed form; other is a matrix of the same shape."""
+        return NotImplemented
+
+    def hadamard(self, other: Any) -> Any:
+        """``self * other``, entry by entry, in closed form."""
+        return NotImplemented
+
+    def pick(self, dense: Any) -> Self:
+        """A value of this structure with the entries that ``dense`` has in its place.
+
+        Of types that have ``entries``. ``dense`` is an array of this shape.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.pick")
+
+    def map_entries(self, fn: Callable[..., Any], *others: Self) -> Self:
+        """The matrix with a function applied to the leaves that are entries."""
+        return jax.tree.map(fn, self, *others)
+
+    def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Self:
+        """The matrix with a function applied that acts on the batch axes of each leaf.
+
+        ``batch`` are the batch axes that it leads to, for types that keep them as metadata.
+        """
+        return jax.tree.map(fn, self)
+
+    def cast(self, dtype: Any) -> Self:
+        """The matrix in another floating dtype."""
+        return jax.tree.map(lambda x: x.astype(dtype) if inexact(x) else x, self)
+
+    def diagonal(self) -> Any:
+        """The entries on the diagonal, of shape (\\*batch, min(n, m))."""
+        return jnp.diagonal(self.materialise(), axis1=-2, axis2=-1)
+
+    # --- what follows ---------------------------------------------------------------
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return self.shape[:-2]
+
+    def trace(self) -> Any:
+        """The sum of the diagonal, of shape (\\*batch)."""
+        return self.diagonal().sum(-1)
+
+    def stacked(self, size: int) -> Any:
+        # Leaves have their batch axes in front, so that one more is no other type.
+        return self.map_batch(lambda x: x, (size, *self.batch))
+
+    def unstacked(self) -> Any:
+        if not self.batch:
+            return NotImplemented
+        return self.map_batch(lambda x: x, self.batch[1:])
+
+
+# --- arrays along an axis ---------------------------------------------------------------
+
+
+def along(d: Any, batch: int, ndim: int, axis: int) -> Any:
+    """``d``, of shape (\\*batch, n), to multiply an array of ``ndim`` axes along one."""
+    ones = [1] * (ndim - batch)
+    ones[axis - batch] = d.shape[-1]
+    return d.reshape(*d.shape[:-1], *ones)
+
+
+def apply_dense(a: Any, x: Any, axis: int, precision: Any = None) -> Any:
+    """Multiply an array along an axis with dense matrices, of shape (\\*batch, n, m)."""
+    xs = tuple(range(x.ndim))
+    batch = xs[: a.ndim - 2]
+    out = tuple("row" if label == axis else label for label in xs)
+    return contract(x, xs, a, (*batch, "row", axis), out, precision=precision)
+
+
+# --- products ---------------------------------------------------------------------------
+
+
+def _product(v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any) -> Any:
+    """``dot_general`` of a matrix and an array, in whichever order."""
+    batch, (row, column) = vs[:-2], vs[-2:]
+    shared = [label for label in (row, column) if label in xs]
+    if len(shared) != 1:
+        return NotImplemented
+    (summed,) = shared
+    if summed in out or any(label in xs and label not in out for label in batch):
+        return NotImplemented  # a matrix of which the diagonal, or a sum, is asked for
+    free = row if summed == column else column
+    operator = v if summed == column else v.transposed()
+    rest = tuple(label for label in xs if label not in batch)
+    x = transpose(x, xs, (*(label for label in batch if label in xs), *rest))
+    sizes = x.shape[x.ndim - len(rest) :]
+    ones = [n if label in xs else 1 for label, n in zip(batch, v.batch, strict=True)]
+    x = jnp.broadcast_to(x.reshape(*ones, *sizes), (*v.batch, *sizes))
+    y = operator.apply(x, len(batch) + rest.index(summed), params["precision"])
+    own = (*batch, *(free if label == summed else label for label in rest))
+    dtype = params["preferred_element_type"] or jnp.result_type(x.dtype, v.dtype)
+    return transpose(y, own, out).astype(dtype)
+
+
+@register("dot_general")
+def _(v: Matrix, x: ArrayLike, *, dimension_numbers: Any, **params: Any) -> Any:
+    vs, xs, out = labels(dimension_numbers, v.ndim, jnp.ndim(x))
+    return _product(v, vs, x, xs, out, params)
+
+
+@register("dot_general")
+def _(x: ArrayLike, v: Matrix, *, dimension_numbers: Any, **params: Any) -> Any:
+    xs, vs, out = labels(dimension_numbers, jnp.ndim(x), v.ndim)
+    return _product(v, vs, x, xs, out, params)
+
+
+def _standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
+    """Both operands as those of ``x @ y``, or ``None`` if it is no such product."""
+    (xc, yc), (xb, yb) = dimension_numbers
+    batch = tuple(range(x.ndim - 2))
+    if x.ndim != y.ndim or (tuple(xb), tuple(yb)) != (batch, batch):
+        return None
+    if len(xc) != 1 or min(*xc, *yc) < len(batch):
+        return None
+    x = x if xc[0] == x.ndim - 1 else swapped(x)
+    y = y if yc[0] == y.ndim - 2 else swapped(y)
+    return x, y
+
+
+def swapped(x: Any) -> Any:
+    """A value with its last two axes exchanged."""
+    if isinstance(x, Matrix):
+        return x.transposed()
+    batch = range(x.ndim - 2)
+    return bind(lax.transpose_p, x, permutation=(*batch, x.ndim - 1, x.ndim - 2))
+
+
+def product(x: Any, y: Any) -> Any:
+    """``x @ y`` of two values, in closed form where they know one, else lazily."""
+    from ._product import Product
+
+    closed = closed_product(x, y)
+    return Product((x, y)) if closed is NotImplemented else closed
+
+
+def closed_product(x: Any, y: Any) -> Any:
+    closed = x.times(y) if isinstance(x, Matrix) else NotImplemented
+    if closed is NotImplemented and isinstance(y, Matrix):
+        closed = y.rtimes(x)
+    return closed
+
+
+def _product_of_values(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
+    standard = _standard(x, y, dimension_numbers)
+    dtype = jnp.result_type(x.dtype, y.dtype)
+    if standard is None or params["preferred_element_type"] not in (None, dtype):
+        return NotImplemented
+    if x.dtype != y.dtype:
+        return NotImplemented
+    return product(*standard)
+
+
+@register("dot_general")
+def _(x: Matrix, y: Matrix, **params: Any) -> Any:
+    return _product_of_values(x, y, **params)
+
+
+@register("dot_general", precedence=order("Matrix"))
+def _(x: Matrix, y: ArrayValue, **params: Any) -> Any:
+    return _product_of_values(x, y, **params)
+
+
+@register("dot_general", precedence=order("Matrix"))
+def _(x: ArrayValue, y: Matrix, **params: Any) -> Any:
+    return _product_of_values(x, y, **params)
+
+
+# --- sums -------------------------------------------------------------------------------
+
+
+def negated(x: Any) -> Any:
+    return bind(lax.neg_p, x) if isinstance(x, jaxrewrite.Value) else -x
+
+
+def _is_scalar(x: Any) -> bool:
+    return all(n == 1 for n in jnp.shape(x))
+
+
+@register(*primitives.ADDITIVE)
+def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
+    return _sum_of_values(x, y, primitive)
+
+
+@register(*primitives.ADDITIVE, precedence=order("Matrix"))
+def _(x: Matrix, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    return _sum_of_values(x, y, primitive)
+
+
+@register(*primitives.ADDITIVE, precedence=order("Matrix"))
+def _(x: ArrayValue, y: Matrix, *, primitive: Any, **params: Any) -> Any:
+    return _sum_of_values(x, y, primitive)
+
+
+def _sum_of_values(x: Any, y: Any, primitive: Any) -> Any:
+    from ._sum import Sum
+
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return NotImplemented
+    if primitive.name == "sub":
+        y = negated(y)
+    closed = closed_sum(x, y)
+    return Sum((x, y)) if closed is NotImplemented else closed
+
+
+def closed_sum(x: Any, y: Any) -> Any:
+    closed = x.plus(y) if isinstance(x, Matrix) else NotImplemented
+    if closed is NotImplemented and isinstance(y, Matrix):
+        closed = y.plus(x)
+    return closed
+
+
+@register(*primitives.ADDITIVE)
+def _(v: Matrix, x: ArrayLike, *, primitive: Any, **params: Any) -> Any:
+    return _sum_with_array(v, x, primitive.name, False)
+
+
+@register(*primitives.ADDITIVE)
+def _(x: ArrayLike, v: Matrix, *, primitive: Any, **params: Any) -> Any:
+    return _sum_with_array(v, x, primitive.name, True)
+
+
+def _sum_with_array(v: Matrix, x: Any, name: str, reflected: bool) -> Any:
+    """Where an array of this size is there already, its sum with entries is one as well."""
+    from ._sum import Sum
+
+    shape = jnp.broadcast_shapes(v.shape, jnp.shape(x))
+    if shape != v.shape or _is_scalar(x):
+        return NotImplemented
+    if v.entries is not None:
+        if jnp.shape(x) != v.shape:
+            return NotImplemented
+        dense = v.materialise()
+        if name != "sub":
+            return dense + x
+        return x - dense if reflected else dense - x
+    x = jnp.broadcast_to(x, shape)
+    if name == "sub":
+        return Sum((negated(v), x)) if reflected else Sum((v, -x))
+    return Sum((v, x))
+
+
+# --- entry by entry ---------------------------------------------------------------------
+
+
+@register(*primitives.UNARY)
+def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
+    at_zero = primitive.name in primitives.ZERO_PRESERVING or (
+        primitive.name == "integer_pow" and params["y"] > 0
+    )
+    if v.entries == "all" or (v.entries == "pattern" and at_zero):
+        return v.map_entries(lambda x: bind(primitive, x, **params))
+    if primitive.name == "neg":
+        return v.scaled(jnp.asarray(-1, v.dtype))
+    if primitive.name == "conj" and jnp.issubdtype(v.dtype, jnp.complexfloating):
+        return jax.tree.map(lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x, v)
+    return NotImplemented
+
+
+# What of two zeros is zero.
+_ZERO_OF_ZEROS = ("add", "add_any", "sub", "mul", "max", "min")
+
+
+def same_structure(x: Any, y: Any) -> bool:
+    """Whether two values are of one type, with one metadata and leaves of one shape."""
+    if jax.tree.structure(x) != jax.tree.structure(y):
+        return False
+    return [jnp.shape(a) for a in jax.tree.leaves(x)] == [
+        jnp.shape(a) for a in jax.tree.leaves(y)
+    ]
+
+
+def zip_entries(primitive: Any, x: Any, y: Any, **params: Any) -> Any:
+    """Two matrices of one structure, entry by entry."""
+    if x.entries is None or not same_structure(x, y):
+        return NotImplemented
+    if x.entries != "all" and primitive.name not in _ZERO_OF_ZEROS:
+        return NotImplemented
+    return x.map_entries(lambda a, b: bind(primitive, a, b, **params), y)
+
+
+@register(*[name for name in primitives.BINARY if name not in primitives.ADDITIVE])
+def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
+    if primitive.name == "mul":
+        for one, other in ((x, y), (y, x)):
+            closed = one.hadamard(other)
+            if closed is not NotImplemented:
+                return closed
+    return zip_entries(primitive, x, y, **params)
+
+
+@register(*[name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")])
+def _(v: Matrix, x: ArrayLike, *, primitive: Any, **params: Any) -> Any:
+    if primitive.name == "div" and _is_scalar(x):
+        if v.entries is None:
+            return v.scaled(1 / jnp.reshape(x, ()))
+        return v.map_entries(lambda a: a / jnp.reshape(x, ()))
+    if primitive.name == "div" and v.entries and jnp.shape(x) == v.shape:
+        return v.map_entries(lambda a, b: a / b, v.pick(x))
+    if v.entries == "all" and _is_scalar(x):
+        return v.map_entries(lambda a: bind(primitive, *_full(a, x), **params))
+    return NotImplemented
+
+
+@register(*[name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")])
+def _(x: ArrayLike, v: Matrix, *, primitive: Any, **params: Any) -> Any:
+    if v.entries == "all" and _is_scalar(x):
+        return v.map_entries(lambda a: bind(primitive, *_full(a, x)[::-1], **params))
+    return NotImplemented
+
+
+def _full(a: Any, x: Any) -> tuple[Any, Any]:
+    return a, jnp.broadcast_to(jnp.reshape(x, ()), a.shape)
+
+
+@register("mul", commutative=True)
+def _(v: Matrix, x: ArrayLike, **params: Any) -> Any:
+    shape = jnp.broadcast_shapes(v.shape, jnp.shape(x))
+    if shape != v.shape:
+        return NotImplemented
+    if _is_scalar(x):
+        from ._scaled import Scaled
+
+        closed = v.scaled(jnp.reshape(x, ()))
+        return Scaled(v, jnp.reshape(x, ())) if closed is NotImplemented else closed
+    x = x.reshape((1,) * (v.ndim - x.ndim) + x.shape)
+    if x.shape[-1] == 1:
+        return _scaled_rows(v, jnp.broadcast_to(x[..., 0], shape[:-1]))
+    if x.shape[-2] == 1:
+        columns = jnp.broadcast_to(x[..., 0, :], (*shape[:-2], shape[-1]))
+        return swapped(_scaled_rows(v.transposed(), columns))
+    if v.entries is None:
+        return NotImplemented
+    return v.map_entries(lambda a, b: a * b, v.pick(jnp.broadcast_to(x, shape)))
+
+
+def _scaled_rows(v: Matrix, factors: Any) -> Any:
+    from ._diagonal import Diagonal
+
+    closed = v.scaled_rows(factors)
+    return product(Diagonal(factors), v) if closed is NotImplemented else closed
+
+
+@register("select_n")
+def _(which: ArrayLike, *cases: Matrix) -> Any:
+    first = cases[0]
+    if jnp.shape(which) or not all(same_structure(first, case) for case in cases):
+        return NotImplemented
+    return jax.tree.map(lambda *xs: lax.select_n(which, *xs), *cases)
+
+
+@register("convert_element_type")
+def _(v: Matrix, *, new_dtype: Any, **params: Any) -> Any:
+    if v.entries is not None:
+        return v.map_entries(lambda x: x.astype(new_dtype))
+    narrowed = jnp.iscomplexobj(v) and not jnp.issubdtype(new_dtype, jnp.complexfloating)
+    if narrowed or not jnp.issubdtype(new_dtype, jnp.inexact):
+        return NotImplemented
+    return v.cast(new_dtype)
+
+
+# --- batch axes -------------------------------------------------------------------------
+
+
+@register("transpose")
+def _(v: Matrix, *, permutation: Sequence[int]) -> Any:
+    *batch, n, m = permutation
+    if {n, m} != {v.ndim - 2, v.ndim - 1}:
+        return NotImplemented
+    if n > m:
+        v = v.transposed()
+    if batch == sorted(batch) or not isinstance(v, Matrix):
+        rest = (v.ndim - 2, v.ndim - 1)
+        return v if batch == sorted(batch) else bind(
+            lax.transpose_p, v, permutation=(*batch, *rest)
+        )
+    moved = lambda x: jnp.transpose(x, (*batch, *range(len(batch), x.ndim)))
+    return v.map_batch(moved, tuple(v.shape[i] for i in batch))
+
+
+@register("broadcast_in_dim")
+def _(v: Matrix, *, shape: Any, broadcast_dimensions: Any, **params: Any) -> Any:
+    *dims, n, m = broadcast_dimensions
+    if (n, m) != (len(shape) - 2, len(shape) - 1) or tuple(shape[-2:]) != v.shape[-2:]:
+        return NotImplemented
+    batch, ndim = tuple(shape[:-2]), len(v.batch)
+
+    def broadcast(x: Any) -> Any:
+        rest = x.shape[ndim:]
+        kept = (*dims, *range(len(batch), len(batch) + len(rest)))
+        return lax.broadcast_in_dim(x, (*batch, *rest), kept)
+
+    return v.map_batch(broadcast, batch)
+
+
+@register("reshape")
+def _(v: Matrix, *, new_sizes: Any, **params: Any) -> Any:
+    *batch, n, m = (*new_sizes,) if len(new_sizes) > 1 else (0, 0)
+    if len(new_sizes) < 2 or (n, m) != v.shape[-2:]:
+        return NotImplemented
+    ndim = len(v.batch)
+    return v.map_batch(lambda x: x.reshape(*batch, *x.shape[ndim:]), tuple(batch))
+
+
+@register("squeeze")
+def _(v: Matrix, *, dimensions: Any) -> Any:
+    if max(dimensions, default=0) >= len(v.batch):
+        return NotImplemented
+    batch = tuple(n for i, n in enumerate(v.batch) if i not in dimensions)
+    return v.map_batch(lambda x: lax.squeeze(x, dimensions), batch)
+
+
+@register("rev")
+def _(v: Matrix, *, dimensions: Any) -> Any:
+    if max(dimensions, default=0) >= len(v.batch):
+        return NotImplemented
+    return v.map_batch(lambda x: lax.rev(x, dimensions), v.batch)
+
+
+@register("slice")
+def _(v: Matrix, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
+    k = len(v.batch)
+    strides = strides or (1,) * v.ndim
+    if tuple(limit_indices[k:]) != v.shape[k:] or any(start_indices[k:]):
+        return NotImplemented
+    if set(strides[k:]) != {1}:
+        return NotImplemented
+    cut = tuple(
+        slice(*those)
+        for those in zip(start_indices[:k], limit_indices[:k], strides[:k], strict=True)
+    )
+    batch = tuple(len(range(n)[c]) for n, c in zip(v.batch, cut, strict=True))
+    return v.map_batch(lambda x: x[cut], batch)
+
+
+@register("concatenate")
+def _(*vs: Matrix, dimension: int) -> Any:
+    first = vs[0]
+    if dimension >= len(first.batch):
+        return NotImplemented
+    if len({jax.tree.structure(v) for v in vs}) > 1:
+        return NotImplemented
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs, dimension), *vs)
+
+
+@register("reduce_sum")
+def _(v: Matrix, *, axes: Sequence[int], **params: Any) -> Any:
+    """Over columns, rows or both by a product with ones; over a batch of entries."""
+    n, m = v.ndim - 2, v.ndim - 1
+    batch = tuple(axis for axis in axes if axis < n)
+    if n not in axes and m not in axes:
+        if v.entries is None:
+            return NotImplemented
+        kept = tuple(size for i, size in enumerate(v.batch) if i not in batch)
+        return v.map_batch(lambda x: x.sum(batch), kept)
+    if m in axes:
+        total = v.apply(jnp.ones((*v.batch, v.shape[-1]), v.dtype), n)
+        return total.sum((*batch, n) if n in axes else batch)
+    rows = v.transposed()
+    return rows.apply(jnp.ones((*v.batch, v.shape[-2]), v.dtype), n).sum(batch)

@@ -1,0 +1,142 @@
+"""`Scaled`: a number times an array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike
+
+import jaxrewrite
+from jaxrewrite import ArrayValue, bind, primitives, register, transform
+
+from ._linear import Linear, register_products
+from ._order import order
+
+
+class Scaled(Linear):
+    r"""A number times an array, :math:`s X`, that is not multiplied.
+
+    Linear maps and products go to the array; the number is multiplied by numbers. What
+    is not linear meets the product of the two, as does a sum.
+
+    Attributes
+    ----------
+    x
+        An array or a value, of any shape and an inexact dtype.
+    scale
+        A number, an array of shape () and the same dtype.
+
+    Raises
+    ------
+    ValueError
+        If ``scale`` has axes, or another dtype.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Scaled
+    >>> v = Scaled(jnp.ones((2, 3)), jnp.float32(4))
+    >>> (v * 0.5).T
+    Scaled<f32[3,2], 28 B>(x=f32[3,2], scale=f32[])
+    >>> (v * 0.5).T.sum()
+    Scaled<f32[], 8 B>(x=f32[], scale=f32[])
+    """
+
+    x: Array
+    scale: Array
+
+    # What the array is decides what its product with another value is.
+    _is_whole: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if jnp.ndim(self.scale):
+            raise ValueError(f"Scaled: scale has shape {jnp.shape(self.scale)}, not ().")
+        if jnp.result_type(self.scale) != self.x.dtype:
+            raise ValueError(
+                f"Scaled: scale has dtype {jnp.result_type(self.scale)}, x {self.x.dtype}."
+            )
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+    def materialise(self) -> Any:
+        return jaxrewrite.materialise(self.x) * self.scale
+
+    def map_parts(self, fn: Callable[[Any], Any]) -> Any:
+        x = fn(self.x)
+        return Scaled(x, jnp.asarray(self.scale, x.dtype))
+
+    def multiplied(self) -> Any:
+        """``s X`` as the array itself, or as what its type makes of it."""
+        if isinstance(self.x, jaxrewrite.Value):
+            return transform(jnp.multiply)(self.x, self.scale)
+        return self.x * self.scale
+
+
+register_products(Scaled)
+
+
+@register("mul", precedence=1)
+def _(v: Scaled, w: Scaled, **params: Any) -> Any:
+    return Scaled(bind("mul", v.x, w.x, **params), v.scale * w.scale)
+
+
+@register("dot_general", precedence=1)
+def _(v: Scaled, w: Scaled, **params: Any) -> Any:
+    x = bind("dot_general", v.x, w.x, **params)
+    return Scaled(x, jnp.asarray(v.scale * w.scale, x.dtype))
+
+
+@register("mul", commutative=True)
+def _(v: Scaled, factor: ArrayLike, **params: Any) -> Any:
+    if jnp.ndim(factor):
+        return NotImplemented
+    return Scaled(v.x, jnp.asarray(v.scale * factor, v.dtype))
+
+
+@register("div")
+def _(v: Scaled, divisor: ArrayLike, **params: Any) -> Any:
+    if jnp.ndim(divisor):
+        return NotImplemented
+    return Scaled(v.x, jnp.asarray(v.scale / divisor, v.dtype))
+
+
+# What is not linear meets the array that the two make. It takes no more than they do.
+_OTHERS = [name for name in primitives.BINARY if name not in ("mul", "div")]
+
+
+@register(
+    *[name for name in primitives.UNARY if name != "neg"],
+    *[name for name in primitives.REDUCTION if name != "reduce_sum"],
+    *[name for name in primitives.CUMULATIVE if name != "cumsum"],
+)
+def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
+    return bind(primitive, v.multiplied(), **params)
+
+
+@register(*_OTHERS, precedence=order("Scaled"))
+def _(v: Scaled, y: ArrayLike | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    return bind(primitive, v.multiplied(), y, **params)
+
+
+@register(*_OTHERS, precedence=order("Scaled"))
+def _(x: ArrayLike | ArrayValue, v: Scaled, *, primitive: Any, **params: Any) -> Any:
+    return bind(primitive, x, v.multiplied(), **params)
+
+
+@register(*_OTHERS)
+def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
+    return bind(primitive, v.multiplied(), w.multiplied(), **params)
+
+
+@register("div")
+def _(x: ArrayLike, v: Scaled, **params: Any) -> Any:
+    return bind("div", x, v.multiplied(), **params)
+
+
+@register("div", precedence=1)
+def _(v: Scaled, w: Scaled, **params: Any) -> Any:
+    return bind("div", v.multiplied(), w.multiplied(), **params)

@@ -1,0 +1,37 @@
+"""Matrices with structure."""
+
+import jax.numpy as jnp
+
+from jaxrewrite.values import Diagonal, Identity, Product, Scaled, Sum
+
+from . import COMPLEX, case, uniform
+
+
+@case("diagonal", square=True, dtypes=COMPLEX)
+def _(rng, dtype, n, m):
+    return Diagonal(uniform(rng, (n,), dtype))
+
+
+@case("identity", square=True)
+def _(rng, dtype, n, m):
+    return Identity(n, dtype)
+
+
+@case("scaled", dtypes=COMPLEX)
+def _(rng, dtype, n, m):
+    return Scaled(uniform(rng, (n, m), dtype), uniform(rng, (), dtype))
+
+
+@case("scaled_diagonal", square=True)
+def _(rng, dtype, n, m):
+    return Scaled(Diagonal(uniform(rng, (n,), dtype)), uniform(rng, (), dtype))
+
+
+@case("sum", square=True)
+def _(rng, dtype, n, m):
+    return Sum((Diagonal(uniform(rng, (n,), dtype)), uniform(rng, (n, n), dtype)))
+
+
+@case("product")
+def _(rng, dtype, n, m):
+    return Product((Diagonal(uniform(rng, (n,), dtype)), uniform(rng, (n, m), dtype)))
