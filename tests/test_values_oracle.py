@@ -50,14 +50,14 @@ def same(got, want, tolerance):
         assert (jnp.shape(g), g.dtype) == (jnp.shape(w), w.dtype), name
         if g.dtype == jax.dtypes.float0 or g.size == 0:
             continue
+        eps = jnp.finfo(g.dtype).eps if jnp.issubdtype(g.dtype, jnp.inexact) else 0.0
+        rtol = max(tolerance, 20 * float(eps))
         wide = np.complex128 if jnp.iscomplexobj(w) else np.float64
         g, w = np.asarray(g).astype(wide), np.asarray(w).astype(wide)
         # Sums of the reduced precision of a dtype are compared by their size.
         finite = np.abs(w[np.isfinite(w)])
         scale = max(finite.max(initial=0.0), 1.0)
-        np.testing.assert_allclose(
-            g, w, rtol=tolerance, atol=tolerance * scale, err_msg=name
-        )
+        np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * scale, err_msg=name)
 
 
 def floating(tree):

@@ -3,6 +3,7 @@
 Loaded when it is first used, with the rules of all types.
 """
 
+from . import _linalg as _linalg
 from ._diagonal import Diagonal as Diagonal, Identity as Identity
 from ._product import Product as Product
 from ._scaled import Scaled as Scaled

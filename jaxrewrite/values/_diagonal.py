@@ -11,7 +11,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._matrix import Matrix, along
+from ._matrix import Matrix, along, unpivoted
 
 
 class Diagonal(Matrix):
@@ -85,8 +85,37 @@ class Diagonal(Matrix):
     def pick(self, dense: Any) -> Any:
         return Diagonal(jnp.diagonal(dense, axis1=-2, axis2=-1))
 
+    def at(self, i: Any, j: Any) -> Any:
+        return jnp.where(i == j, self.d[i], 0)
+
+    def as_diagonal(self) -> Diagonal:
+        return self
+
     def diagonal(self) -> Any:
         return self.d
+
+    def solve(self, x: Any, axis: int) -> Any:
+        return x / along(self.d, self.d.ndim - 1, x.ndim, axis)
+
+    def inverse(self) -> Any:
+        return Diagonal(1 / self.d)
+
+    def determinant(self) -> Any:
+        return self.d.prod(-1)
+
+    def eigenvalues(self) -> Any:
+        return self.d
+
+    def cholesky(self) -> Any:
+        return Diagonal(jnp.sqrt(self.d))
+
+    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        if unit_diagonal:
+            return Identity(self.d.shape[-1], self.d.dtype, self.batch)
+        return self
+
+    def packed_lu(self) -> Any:
+        return self, *unpivoted(self)
 
 
 class Identity(Matrix):
@@ -113,6 +142,7 @@ class Identity(Matrix):
     rows: int = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
     of_batch: tuple[int, ...] = jaxrewrite.field(static=True, default=())
+    entries = "pattern"
 
     def __post_init__(self) -> None:
         if self.rows < 0:
@@ -131,11 +161,17 @@ class Identity(Matrix):
     def transposed(self) -> Any:
         return self
 
+    def at(self, i: Any, j: Any) -> Any:
+        return (i == j).astype(self.of_dtype)
+
     def as_diagonal(self) -> Diagonal:
         return Diagonal(self.diagonal())
 
-    def scaled(self, factor: Any) -> Any:
-        return Diagonal(self.diagonal() * factor)
+    def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
+        return self.as_diagonal().map_entries(fn, *(x.as_diagonal() for x in others))
+
+    def pick(self, dense: Any) -> Any:
+        return self.as_diagonal().pick(dense)
 
     def scaled_rows(self, factors: Any) -> Any:
         return Diagonal(factors)
@@ -149,7 +185,9 @@ class Identity(Matrix):
     def plus(self, other: Any) -> Any:
         if isinstance(other, Identity):
             return self.scaled(2)
-        return other.plus(self.as_diagonal()) if isinstance(other, Matrix) else NotImplemented
+        return (
+            other.plus(self.as_diagonal()) if isinstance(other, Matrix) else NotImplemented
+        )
 
     def hadamard(self, other: Any) -> Any:
         return Diagonal(other.diagonal())
@@ -162,3 +200,24 @@ class Identity(Matrix):
 
     def diagonal(self) -> Any:
         return jnp.ones((*self.of_batch, self.rows), self.of_dtype)
+
+    def solve(self, x: Any, axis: int) -> Any:
+        return x
+
+    def inverse(self) -> Any:
+        return self
+
+    def determinant(self) -> Any:
+        return jnp.ones(self.of_batch, self.of_dtype)
+
+    def eigenvalues(self) -> Any:
+        return self.diagonal()
+
+    def cholesky(self) -> Any:
+        return self
+
+    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        return self
+
+    def packed_lu(self) -> Any:
+        return self, *unpivoted(self)

@@ -25,9 +25,9 @@ from ._order import order
 
 
 class Matrix(Structured):
-    """Base class of matrices with structure, or of stacks of them.
+    r"""Base class of matrices with structure, or of stacks of them.
 
-    A value of it has the shape (\\*batch, n, m), and each of its leaves the same batch axes
+    A value of it has the shape (\*batch, n, m), and each of its leaves the same batch axes
     in front. A subclass defines `aval`, `materialise`, `apply` and `transposed`, and what
     else it knows better than its dense form.
 
@@ -75,7 +75,7 @@ class Matrix(Structured):
         return self.map_entries(lambda x: x * factor)
 
     def scaled_rows(self, factors: Any) -> Any:
-        """``diag(factors) @ self``, for factors of shape (\\*batch, n)."""
+        r"""``diag(factors) @ self``, for factors of shape (\*batch, n)."""
         return NotImplemented
 
     def times(self, other: Any) -> Any:
@@ -117,8 +117,45 @@ class Matrix(Structured):
         return jax.tree.map(lambda x: x.astype(dtype) if inexact(x) else x, self)
 
     def diagonal(self) -> Any:
-        """The entries on the diagonal, of shape (\\*batch, min(n, m))."""
+        r"""The entries on the diagonal, of shape (\*batch, min(n, m))."""
         return jnp.diagonal(self.materialise(), axis1=-2, axis2=-1)
+
+    # --- linear algebra, of square matrices: NotImplemented where there is none -----
+
+    def solve(self, x: Any, axis: int) -> Any:
+        """``self`` to the power -1, applied along an axis of an array as by `apply`."""
+        return NotImplemented
+
+    def inverse(self) -> Any:
+        """The inverse, a matrix."""
+        return NotImplemented
+
+    def determinant(self) -> Any:
+        r"""The determinants, of shape (\*batch)."""
+        return NotImplemented
+
+    def eigenvalues(self) -> Any:
+        r"""The eigenvalues in no order, of shape (\*batch, n)."""
+        return NotImplemented
+
+    def eigh(self) -> Any:
+        r"""The eigenvalues of a Hermitian matrix in rising order, and its eigenvectors.
+
+        A pair of arrays or values, of shapes (\*batch, n) and (\*batch, n, n).
+        """
+        return NotImplemented
+
+    def cholesky(self) -> Any:
+        """The lower triangular factor of a positive definite matrix, a matrix."""
+        return NotImplemented
+
+    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        """The lower or upper triangle, a matrix that can `solve`."""
+        return NotImplemented
+
+    def packed_lu(self) -> Any:
+        """What `jax.lax.linalg.lu` gives: the packed factors, pivots, and permutation."""
+        return NotImplemented
 
     # --- what follows ---------------------------------------------------------------
 
@@ -127,7 +164,7 @@ class Matrix(Structured):
         return self.shape[:-2]
 
     def trace(self) -> Any:
-        """The sum of the diagonal, of shape (\\*batch)."""
+        r"""The sum of the diagonal, of shape (\*batch)."""
         return self.diagonal().sum(-1)
 
     def stacked(self, size: int) -> Any:
@@ -144,18 +181,25 @@ class Matrix(Structured):
 
 
 def along(d: Any, batch: int, ndim: int, axis: int) -> Any:
-    """``d``, of shape (\\*batch, n), to multiply an array of ``ndim`` axes along one."""
+    r"""``d``, of shape (\*batch, n), to multiply an array of ``ndim`` axes along one."""
     ones = [1] * (ndim - batch)
     ones[axis - batch] = d.shape[-1]
     return d.reshape(*d.shape[:-1], *ones)
 
 
 def apply_dense(a: Any, x: Any, axis: int, precision: Any = None) -> Any:
-    """Multiply an array along an axis with dense matrices, of shape (\\*batch, n, m)."""
+    r"""Multiply an array along an axis with dense matrices, of shape (\*batch, n, m)."""
     xs = tuple(range(x.ndim))
     batch = xs[: a.ndim - 2]
     out = tuple("row" if label == axis else label for label in xs)
     return contract(x, xs, a, (*batch, "row", axis), out, precision=precision)
+
+
+def unpivoted(v: Matrix) -> tuple[Any, Any]:
+    """The pivots and the permutation of a factorisation that exchanges no rows."""
+    rows = jnp.arange(min(v.shape[-2:]), dtype=jnp.int32)
+    everywhere = jnp.broadcast_to(rows, (*v.batch, len(rows)))
+    return everywhere, everywhere
 
 
 # --- products ---------------------------------------------------------------------------
@@ -379,7 +423,9 @@ def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
     return zip_entries(primitive, x, y, **params)
 
 
-@register(*[name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")])
+@register(
+    *[name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")]
+)
 def _(v: Matrix, x: ArrayLike, *, primitive: Any, **params: Any) -> Any:
     if primitive.name == "div" and _is_scalar(x):
         if v.entries is None:
@@ -392,7 +438,9 @@ def _(v: Matrix, x: ArrayLike, *, primitive: Any, **params: Any) -> Any:
     return NotImplemented
 
 
-@register(*[name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")])
+@register(
+    *[name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")]
+)
 def _(x: ArrayLike, v: Matrix, *, primitive: Any, **params: Any) -> Any:
     if v.entries == "all" and _is_scalar(x):
         return v.map_entries(lambda a: bind(primitive, *_full(a, x)[::-1], **params))
@@ -439,14 +487,48 @@ def _(which: ArrayLike, *cases: Matrix) -> Any:
     return jax.tree.map(lambda *xs: lax.select_n(which, *xs), *cases)
 
 
+@register("select_n")
+def _(which: ArrayLike, *cases: ArrayLike | Matrix) -> Any:
+    """Beside an array of this size that is there already, entries are one as well."""
+    dense = []
+    for case in cases:
+        if isinstance(case, Matrix):
+            if case.entries is None:
+                return NotImplemented
+            case = case.materialise()
+        dense.append(case)
+    return lax.select_n(which, *dense)
+
+
+@register("gather")
+def _(v: Matrix, indices: ArrayLike, *, dimension_numbers: Any, **params: Any) -> Any:
+    """Single entries, by pairs of a row and a column."""
+    if v.batch or tuple(dimension_numbers.collapsed_slice_dims) != (0, 1):
+        return NotImplemented
+    if tuple(dimension_numbers.start_index_map) != (0, 1):
+        return NotImplemented
+    mode = lax.GatherScatterMode.from_any(params["mode"])
+    i, j = indices[..., 0], indices[..., 1]
+    n, m = v.shape
+    inside = (i >= 0) & (i < n) & (j >= 0) & (j < m)
+    i, j = jnp.clip(i, 0, n - 1), jnp.clip(j, 0, m - 1)
+    found = v.at(i, j)
+    if found is NotImplemented or mode != lax.GatherScatterMode.FILL_OR_DROP:
+        return found
+    fill = params["fill_value"]
+    if fill is None:
+        fill = jnp.nan if inexact(found) else None
+    return NotImplemented if fill is None else jnp.where(inside, found, fill)
+
+
 @register("convert_element_type")
 def _(v: Matrix, *, new_dtype: Any, **params: Any) -> Any:
-    if v.entries is not None:
-        return v.map_entries(lambda x: x.astype(new_dtype))
     narrowed = jnp.iscomplexobj(v) and not jnp.issubdtype(new_dtype, jnp.complexfloating)
-    if narrowed or not jnp.issubdtype(new_dtype, jnp.inexact):
+    if jnp.issubdtype(new_dtype, jnp.inexact) and not narrowed:
+        return v.cast(new_dtype)
+    if v.entries is None:
         return NotImplemented
-    return v.cast(new_dtype)
+    return v.map_entries(lambda x: x.astype(new_dtype))
 
 
 # --- batch axes -------------------------------------------------------------------------
@@ -461,8 +543,10 @@ def _(v: Matrix, *, permutation: Sequence[int]) -> Any:
         v = v.transposed()
     if batch == sorted(batch) or not isinstance(v, Matrix):
         rest = (v.ndim - 2, v.ndim - 1)
-        return v if batch == sorted(batch) else bind(
-            lax.transpose_p, v, permutation=(*batch, *rest)
+        return (
+            v
+            if batch == sorted(batch)
+            else bind(lax.transpose_p, v, permutation=(*batch, *rest))
         )
     moved = lambda x: jnp.transpose(x, (*batch, *range(len(batch), x.ndim)))
     return v.map_batch(moved, tuple(v.shape[i] for i in batch))

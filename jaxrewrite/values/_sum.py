@@ -119,7 +119,10 @@ def _added(x: Any, y: Any, primitive: Any) -> Any:
     if primitive.name == "sub":
         y = negated(y)
     return sum_of(
-        [z if isinstance(z, jaxrewrite.Value) else jnp.broadcast_to(z, shape) for z in (x, y)]
+        [
+            z if isinstance(z, jaxrewrite.Value) else jnp.broadcast_to(z, shape)
+            for z in (x, y)
+        ]
     )
 
 

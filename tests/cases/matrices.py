@@ -1,7 +1,5 @@
 """Matrices with structure."""
 
-import jax.numpy as jnp
-
 from jaxrewrite.values import Diagonal, Identity, Product, Scaled, Sum
 
 from . import COMPLEX, case, uniform
