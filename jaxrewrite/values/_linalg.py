@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import ArrayLike
+from jaxtyping import Array
 
 import jaxrewrite
 from jaxrewrite import register
@@ -69,7 +69,7 @@ def _(v: Matrix) -> Any:
 @register("triangular_solve")
 def _(
     v: Matrix,
-    b: ArrayLike,
+    b: Array,
     *,
     left_side: bool,
     lower: bool,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jaxtyping import ArrayLike
+from jaxtyping import Array
 
 from jaxrewrite import ArrayValue, bind, primitives, register
 
@@ -41,7 +41,7 @@ def _(v: Linear, *, primitive: Any, **params: Any) -> Any:
 
 
 @register(*primitives.INDEXING)
-def _(v: Linear, *indices: ArrayLike, primitive: Any, **params: Any) -> Any:
+def _(v: Linear, *indices: Array, primitive: Any, **params: Any) -> Any:
     return v.map_parts(lambda part: bind(primitive, part, *indices, **params))
 
 
@@ -56,17 +56,16 @@ def _(v: Linear, *, new_dtype: Any, **params: Any) -> Any:
 _BILINEAR = ("dot_general", "mul", "conv_general_dilated")
 
 
-def register_products(cls: type[Linear]) -> None:
-    """Products of a type with arrays, and with values that have not the word before it."""
+@register(*_BILINEAR, "div", precedence=order("Linear"))
+def _(v: Linear, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    return v.map_parts(lambda part: bind(primitive, part, y, **params))
 
-    @register(*_BILINEAR, "div", precedence=order(cls.__name__))
-    def _(v: cls, y: ArrayLike | ArrayValue, *, primitive: Any, **params: Any) -> Any:
-        return v.map_parts(lambda part: bind(primitive, part, y, **params))
 
-    @register(*_BILINEAR, precedence=order(cls.__name__))
-    def _(x: ArrayLike | ArrayValue, v: cls, *, primitive: Any, **params: Any) -> Any:
-        return v.map_parts(lambda part: bind(primitive, x, part, **params))
+@register(*_BILINEAR, precedence=order("Linear"))
+def _(x: Array | ArrayValue, v: Linear, *, primitive: Any, **params: Any) -> Any:
+    return v.map_parts(lambda part: bind(primitive, x, part, **params))
 
-    @register(*_BILINEAR)
-    def _(v: cls, w: cls, *, primitive: Any, **params: Any) -> Any:
-        return v.map_parts(lambda part: bind(primitive, part, w, **params))
+
+@register(*_BILINEAR)
+def _(v: Linear, w: Linear, *, primitive: Any, **params: Any) -> Any:
+    return v.map_parts(lambda part: bind(primitive, part, w, **params))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import ArrayLike
+from jaxtyping import Array
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, register
@@ -115,6 +115,10 @@ class Matrix(Structured):
     def cast(self, dtype: Any) -> Self:
         """The matrix in another floating dtype."""
         return jax.tree.map(lambda x: x.astype(dtype) if inexact(x) else x, self)
+
+    def at(self, i: Any, j: Any) -> Any:
+        """The entries at rows and columns, arrays of one shape, of a matrix, not a stack."""
+        return NotImplemented
 
     def diagonal(self) -> Any:
         r"""The entries on the diagonal, of shape (\*batch, min(n, m))."""
@@ -228,13 +232,13 @@ def _product(v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any
 
 
 @register("dot_general")
-def _(v: Matrix, x: ArrayLike, *, dimension_numbers: Any, **params: Any) -> Any:
+def _(v: Matrix, x: Array, *, dimension_numbers: Any, **params: Any) -> Any:
     vs, xs, out = labels(dimension_numbers, v.ndim, jnp.ndim(x))
     return _product(v, vs, x, xs, out, params)
 
 
 @register("dot_general")
-def _(x: ArrayLike, v: Matrix, *, dimension_numbers: Any, **params: Any) -> Any:
+def _(x: Array, v: Matrix, *, dimension_numbers: Any, **params: Any) -> Any:
     xs, vs, out = labels(dimension_numbers, jnp.ndim(x), v.ndim)
     return _product(v, vs, x, xs, out, params)
 
@@ -345,12 +349,12 @@ def closed_sum(x: Any, y: Any) -> Any:
 
 
 @register(*primitives.ADDITIVE)
-def _(v: Matrix, x: ArrayLike, *, primitive: Any, **params: Any) -> Any:
+def _(v: Matrix, x: Array, *, primitive: Any, **params: Any) -> Any:
     return _sum_with_array(v, x, primitive.name, False)
 
 
 @register(*primitives.ADDITIVE)
-def _(x: ArrayLike, v: Matrix, *, primitive: Any, **params: Any) -> Any:
+def _(x: Array, v: Matrix, *, primitive: Any, **params: Any) -> Any:
     return _sum_with_array(v, x, primitive.name, True)
 
 
@@ -397,7 +401,8 @@ _ZERO_OF_ZEROS = ("add", "add_any", "sub", "mul", "max", "min")
 
 def same_structure(x: Any, y: Any) -> bool:
     """Whether two values are of one type, with one metadata and leaves of one shape."""
-    if jax.tree.structure(x) != jax.tree.structure(y):
+    trees: list[Any] = [jax.tree.structure(x), jax.tree.structure(y)]
+    if trees[0] != trees[1]:
         return False
     return [jnp.shape(a) for a in jax.tree.leaves(x)] == [
         jnp.shape(a) for a in jax.tree.leaves(y)
@@ -426,7 +431,7 @@ def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
 @register(
     *[name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")]
 )
-def _(v: Matrix, x: ArrayLike, *, primitive: Any, **params: Any) -> Any:
+def _(v: Matrix, x: Array, *, primitive: Any, **params: Any) -> Any:
     if primitive.name == "div" and _is_scalar(x):
         if v.entries is None:
             return v.scaled(1 / jnp.reshape(x, ()))
@@ -441,7 +446,7 @@ def _(v: Matrix, x: ArrayLike, *, primitive: Any, **params: Any) -> Any:
 @register(
     *[name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")]
 )
-def _(x: ArrayLike, v: Matrix, *, primitive: Any, **params: Any) -> Any:
+def _(x: Array, v: Matrix, *, primitive: Any, **params: Any) -> Any:
     if v.entries == "all" and _is_scalar(x):
         return v.map_entries(lambda a: bind(primitive, *_full(a, x)[::-1], **params))
     return NotImplemented
@@ -452,7 +457,7 @@ def _full(a: Any, x: Any) -> tuple[Any, Any]:
 
 
 @register("mul", commutative=True)
-def _(v: Matrix, x: ArrayLike, **params: Any) -> Any:
+def _(v: Matrix, x: Array, **params: Any) -> Any:
     shape = jnp.broadcast_shapes(v.shape, jnp.shape(x))
     if shape != v.shape:
         return NotImplemented
@@ -480,7 +485,7 @@ def _scaled_rows(v: Matrix, factors: Any) -> Any:
 
 
 @register("select_n")
-def _(which: ArrayLike, *cases: Matrix) -> Any:
+def _(which: Array, *cases: Matrix) -> Any:
     first = cases[0]
     if jnp.shape(which) or not all(same_structure(first, case) for case in cases):
         return NotImplemented
@@ -488,7 +493,7 @@ def _(which: ArrayLike, *cases: Matrix) -> Any:
 
 
 @register("select_n")
-def _(which: ArrayLike, *cases: ArrayLike | Matrix) -> Any:
+def _(which: Array, *cases: Array | Matrix) -> Any:
     """Beside an array of this size that is there already, entries are one as well."""
     dense = []
     for case in cases:
@@ -501,7 +506,7 @@ def _(which: ArrayLike, *cases: ArrayLike | Matrix) -> Any:
 
 
 @register("gather")
-def _(v: Matrix, indices: ArrayLike, *, dimension_numbers: Any, **params: Any) -> Any:
+def _(v: Matrix, indices: Array, *, dimension_numbers: Any, **params: Any) -> Any:
     """Single entries, by pairs of a row and a column."""
     if v.batch or tuple(dimension_numbers.collapsed_slice_dims) != (0, 1):
         return NotImplemented

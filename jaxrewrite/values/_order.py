@@ -15,6 +15,7 @@ _FROM_THE_OUTERMOST = (
     "Masked",
     "Interval",
     "Zero",
+    "Linear",
     "Scaled",
     "Constant",
     "Sum",

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, ArrayLike
+from jaxtyping import Array
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, register, transform
 
-from ._linear import Linear, register_products
+from ._linear import Linear
 from ._order import order
 
 
@@ -45,7 +45,7 @@ class Scaled(Linear):
     Scaled<f32[], 8 B>(x=f32[], scale=f32[])
     """
 
-    x: Array
+    x: Any
     scale: Array
 
     # What the array is decides what its product with another value is.
@@ -76,29 +76,26 @@ class Scaled(Linear):
         return self.x * self.scale
 
 
-register_products(Scaled)
-
-
-@register("mul", precedence=1)
+@register("mul")
 def _(v: Scaled, w: Scaled, **params: Any) -> Any:
     return Scaled(bind("mul", v.x, w.x, **params), v.scale * w.scale)
 
 
-@register("dot_general", precedence=1)
+@register("dot_general")
 def _(v: Scaled, w: Scaled, **params: Any) -> Any:
     x = bind("dot_general", v.x, w.x, **params)
     return Scaled(x, jnp.asarray(v.scale * w.scale, x.dtype))
 
 
 @register("mul", commutative=True)
-def _(v: Scaled, factor: ArrayLike, **params: Any) -> Any:
+def _(v: Scaled, factor: Array, **params: Any) -> Any:
     if jnp.ndim(factor):
         return NotImplemented
     return Scaled(v.x, jnp.asarray(v.scale * factor, v.dtype))
 
 
 @register("div")
-def _(v: Scaled, divisor: ArrayLike, **params: Any) -> Any:
+def _(v: Scaled, divisor: Array, **params: Any) -> Any:
     if jnp.ndim(divisor):
         return NotImplemented
     return Scaled(v.x, jnp.asarray(v.scale / divisor, v.dtype))
@@ -118,12 +115,12 @@ def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
 
 
 @register(*_OTHERS, precedence=order("Scaled"))
-def _(v: Scaled, y: ArrayLike | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+def _(v: Scaled, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
     return bind(primitive, v.multiplied(), y, **params)
 
 
 @register(*_OTHERS, precedence=order("Scaled"))
-def _(x: ArrayLike | ArrayValue, v: Scaled, *, primitive: Any, **params: Any) -> Any:
+def _(x: Array | ArrayValue, v: Scaled, *, primitive: Any, **params: Any) -> Any:
     return bind(primitive, x, v.multiplied(), **params)
 
 
@@ -133,10 +130,10 @@ def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
 
 
 @register("div")
-def _(x: ArrayLike, v: Scaled, **params: Any) -> Any:
+def _(x: Array, v: Scaled, **params: Any) -> Any:
     return bind("div", x, v.multiplied(), **params)
 
 
-@register("div", precedence=1)
+@register("div")
 def _(v: Scaled, w: Scaled, **params: Any) -> Any:
     return bind("div", v.multiplied(), w.multiplied(), **params)

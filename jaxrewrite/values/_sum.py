@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import ArrayLike
+from jaxtyping import Array
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, primitives, register
 
-from ._linear import Linear, register_products
+from ._linear import Linear
 from ._matrix import closed_sum, negated
 from ._order import order
 
@@ -104,9 +104,6 @@ def sum_of(terms: Sequence[Any]) -> Any:
     return merged[0] if len(merged) == 1 else Sum(tuple(merged))
 
 
-register_products(Sum)
-
-
 @register(*[name for name in primitives.LINEAR_UNARY if name != "neg"])
 def _(v: Sum, *, primitive: Any, **params: Any) -> Any:
     return v.map_parts(lambda term: jaxrewrite.bind(primitive, term, **params))
@@ -114,25 +111,22 @@ def _(v: Sum, *, primitive: Any, **params: Any) -> Any:
 
 def _added(x: Any, y: Any, primitive: Any) -> Any:
     shape = jnp.broadcast_shapes(jnp.shape(x), jnp.shape(y))
-    if any(isinstance(z, jaxrewrite.Value) and z.shape != shape for z in (x, y)):
+    if any(isinstance(z, ArrayValue) and z.shape != shape for z in (x, y)):
         return NotImplemented
     if primitive.name == "sub":
         y = negated(y)
     return sum_of(
-        [
-            z if isinstance(z, jaxrewrite.Value) else jnp.broadcast_to(z, shape)
-            for z in (x, y)
-        ]
+        [z if isinstance(z, ArrayValue) else jnp.broadcast_to(z, shape) for z in (x, y)]
     )
 
 
 @register(*primitives.ADDITIVE, precedence=order("Sum"))
-def _(v: Sum, y: ArrayLike | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+def _(v: Sum, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
     return _added(v, y, primitive)
 
 
 @register(*primitives.ADDITIVE, precedence=order("Sum"))
-def _(x: ArrayLike | ArrayValue, v: Sum, *, primitive: Any, **params: Any) -> Any:
+def _(x: Array | ArrayValue, v: Sum, *, primitive: Any, **params: Any) -> Any:
     return _added(x, v, primitive)
 
 
