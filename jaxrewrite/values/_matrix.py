@@ -173,12 +173,15 @@ class Matrix(Structured):
 
     def stacked(self, size: int) -> Any:
         # Leaves have their batch axes in front, so that one more is no other type.
-        return self.map_batch(lambda x: x, (size, *self.batch))
+        return self
 
     def unstacked(self) -> Any:
-        if not self.batch:
-            return NotImplemented
-        return self.map_batch(lambda x: x, self.batch[1:])
+        # The leaves are sliced: of a stack they make up a matrix, of a matrix less than one.
+        try:
+            is_matrix = len(self.aval().shape) >= 2
+        except (IndexError, ValueError):
+            is_matrix = False
+        return self if is_matrix else NotImplemented
 
 
 # --- arrays along an axis ---------------------------------------------------------------
@@ -216,8 +219,8 @@ def _product(v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any
     if len(shared) != 1:
         return NotImplemented
     (summed,) = shared
-    if summed in out or any(label in xs and label not in out for label in batch):
-        return NotImplemented  # a matrix of which the diagonal, or a sum, is asked for
+    if summed in out:
+        return NotImplemented  # of which the rows, say, are a batch
     free = row if summed == column else column
     operator = v if summed == column else v.transposed()
     rest = tuple(label for label in xs if label not in batch)
@@ -228,7 +231,8 @@ def _product(v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any
     y = operator.apply(x, len(batch) + rest.index(summed), params["precision"])
     own = (*batch, *(free if label == summed else label for label in rest))
     dtype = params["preferred_element_type"] or jnp.result_type(x.dtype, v.dtype)
-    return transpose(y, own, out).astype(dtype)
+    y = y.sum(tuple(i for i, label in enumerate(own) if label not in out))
+    return transpose(y, tuple(label for label in own if label in out), out).astype(dtype)
 
 
 @register("dot_general")
@@ -619,7 +623,10 @@ def _(*vs: Matrix, dimension: int) -> Any:
         return NotImplemented
     if len({jax.tree.structure(v) for v in vs}) > 1:
         return NotImplemented
-    return jax.tree.map(lambda *xs: jnp.concatenate(xs, dimension), *vs)
+    batch = list(first.batch)
+    batch[dimension] = sum(v.batch[dimension] for v in vs)
+    joined = jax.tree.map(lambda *xs: jnp.concatenate(xs, dimension), *vs)
+    return joined.map_batch(lambda x: x, tuple(batch))
 
 
 @register("reduce_sum")
