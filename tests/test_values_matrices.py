@@ -80,6 +80,19 @@ def test_stays_implicit(name, bulk):
     same(got, want, 2e-4)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_single_rows_and_entries(name, bulk):
+    """Of types that know their entries."""
+    v = value(name)
+    if type(v).at is Matrix.at:
+        pytest.skip("it knows no single entries")
+    fn = lambda v, i: (v[1], v[:, 2], v[3, 0], v[i], v[i, i], v[1, 1:3], jnp.diagonal(v))
+    got = jaxrewrite.transform(fn, materialise="forbid")(v, 2)
+    same(got, fn(jaxrewrite.materialise(v), 2), 1e-6)
+    got = jax.jit(jaxrewrite.transform(fn, materialise="forbid"))(v, 2)
+    same(got, fn(jaxrewrite.materialise(v), 2), 1e-6)
+
+
 # --- stacks -----------------------------------------------------------------------------
 
 

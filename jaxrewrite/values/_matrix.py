@@ -604,16 +604,37 @@ def _(v: Matrix, *, dimensions: Any) -> Any:
 def _(v: Matrix, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
     k = len(v.batch)
     strides = strides or (1,) * v.ndim
-    if tuple(limit_indices[k:]) != v.shape[k:] or any(start_indices[k:]):
-        return NotImplemented
-    if set(strides[k:]) != {1}:
-        return NotImplemented
+    whole = tuple(limit_indices[k:]) == v.shape[k:] and not any(start_indices[k:])
+    if not whole or set(strides[k:]) != {1}:
+        ranges = zip(start_indices, limit_indices, strides, strict=True)
+        return (
+            _block(v, *(jnp.arange(*those) for those in ranges))
+            if not k
+            else NotImplemented
+        )
     cut = tuple(
         slice(*those)
         for those in zip(start_indices[:k], limit_indices[:k], strides[:k], strict=True)
     )
     batch = tuple(len(range(n)[c]) for n, c in zip(v.batch, cut, strict=True))
     return v.map_batch(lambda x: x[cut], batch)
+
+
+@register("dynamic_slice")
+def _(v: Matrix, *starts: Array, slice_sizes: Any) -> Any:
+    if v.batch:
+        return NotImplemented
+    sizes = zip(starts, slice_sizes, v.shape, strict=True)
+    return _block(
+        v, *(jnp.clip(start, 0, n - size) + jnp.arange(size) for start, size, n in sizes)
+    )
+
+
+def _block(v: Matrix, i: Any, j: Any) -> Any:
+    """The array of some rows and columns, if it is no larger than a row or a column is."""
+    if i.size * j.size > max(v.shape):
+        return NotImplemented
+    return v.at(*jnp.meshgrid(i, j, indexing="ij"))
 
 
 @register("concatenate")
