@@ -9,3 +9,4 @@ from ._product import Product as Product
 from ._scaled import Scaled as Scaled
 from ._sum import Sum as Sum
 from ._uniform import Constant as Constant, Known as Known, Zero as Zero
+from ._low_rank import LowRank as LowRank
