@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -150,14 +151,11 @@ class LowRank(Structured):
         ]
 
         def padded(pair: Pair) -> LowRank:
-            return LowRank(
-                *(
-                    resized(f, RANK, 0, rank - sizes_of(f)[RANK]).x.astype(dtype)
-                    for f, dtype in zip(pair, dtypes, strict=True)
-                ),
-                rows=self.rows,
-                cols=self.cols,
+            a, b = (
+                resized(f, RANK, 0, rank - sizes_of(f)[RANK]).x.astype(dtype)
+                for f, dtype in zip(pair, dtypes, strict=True)
             )
+            return LowRank(a, b, self.rows, self.cols)
 
         return padded(own), padded(aligned)
 
@@ -182,8 +180,8 @@ class LowRank(Structured):
         ndim = len({*a.labels, *b.labels}) - 1
         parts: dict[Any, Any] = dict(enumerate((*spec, *[None] * (ndim - len(spec)))))
         parts[RANK] = None
-        specs = (jax.sharding.PartitionSpec(*map(parts.get, f.labels)) for f in (a, b))
-        return LowRank(*specs, rows=self.rows, cols=self.cols)
+        specs = [jax.sharding.PartitionSpec(*map(parts.get, f.labels)) for f in (a, b)]
+        return dataclasses.replace(self, **dict(zip("ab", specs, strict=True)))
 
 
 def checked_axes(
@@ -587,11 +585,8 @@ def plus(v: LowRank, w: LowRank) -> Any:
     other = align(factors(w), own)
     if v.shape != w.shape or other is None:
         return NotImplemented
-    return LowRank(
-        *(joined(RANK, f, g).x for f, g in zip(own, other, strict=True)),
-        rows=v.rows,
-        cols=v.cols,
-    )
+    a, b = (joined(RANK, f, g).x for f, g in zip(own, other, strict=True))
+    return LowRank(a, b, v.rows, v.cols)
 
 
 def joined(label: Any, *those: Factor) -> Factor:
