@@ -19,6 +19,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
+from jaxrewrite.primitives import ADDITIVE
 
 from ._array import Structured, inexact
 from ._contract import contract, intermediate, labels, transpose
@@ -163,8 +164,7 @@ class LowRank(Structured):
         return self
 
     def unstacked(self) -> Any:
-        ndim = self.a.ndim - 1 + len(self.cols)
-        return NotImplemented if -ndim - 1 in (*self.rows, *self.cols) else self
+        return self if leads_with_batch(self) else NotImplemented
 
     def tangent(self, leaf_tangents: Any) -> Any:
         # d(a b) = da b + a db, which is [da a] times [b; db].
@@ -180,8 +180,9 @@ class LowRank(Structured):
         ndim = len({*a.labels, *b.labels}) - 1
         parts: dict[Any, Any] = dict(enumerate((*spec, *[None] * (ndim - len(spec)))))
         parts[RANK] = None
-        specs = [jax.sharding.PartitionSpec(*map(parts.get, f.labels)) for f in (a, b)]
-        return dataclasses.replace(self, **dict(zip("ab", specs, strict=True)))
+        own, other = (jax.sharding.PartitionSpec(*map(parts.get, f.labels)) for f in (a, b))
+        specs: dict[str, Any] = {"a": own, "b": other}
+        return dataclasses.replace(self, **specs)
 
 
 def checked_axes(
@@ -237,6 +238,12 @@ def factors(v: LowRank) -> Pair:
     rows, cols = ([axis % ndim for axis in axes] for axes in (v.rows, v.cols))
     batch = [i for i in range(ndim) if i not in rows and i not in cols]
     return Factor(v.a, (*batch, *rows, RANK)), Factor(v.b, (*batch, RANK, *cols))
+
+
+def leads_with_batch(element: Any) -> bool:
+    """Whether the axis before those of an element is a batch axis of the factors."""
+    ndim = element.a.ndim - 1 + len(element.cols)
+    return -ndim - 1 not in (*element.rows, *element.cols)
 
 
 def sizes_of(*those: Factor) -> dict[Any, int]:
@@ -604,7 +611,7 @@ def is_low(v: Any) -> bool:
     )
 
 
-@jaxrewrite.register("add", "add_any", "sub")
+@jaxrewrite.register(*ADDITIVE)
 def added(v: LowRank, w: LowRank, *, primitive, **params):
     total = plus(v, LINEAR["neg"](w) if primitive.name == "sub" else w)
     return total if total is not NotImplemented and is_low(total) else NotImplemented
