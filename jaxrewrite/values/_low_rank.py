@@ -142,38 +142,22 @@ class LowRank(Structured):
     def join(self, other: Any) -> Any:
         if not isinstance(other, LowRank):
             return NotImplemented
-        own = factors(self)
-        aligned = align(factors(other), own)
-        if aligned is None:
-            return NotImplemented
-        rank = max(self.rank, other.rank)
-        dtypes = [
-            jnp.result_type(f.x.dtype, g.x.dtype) for f, g in zip(own, aligned, strict=True)
-        ]
-
-        def padded(pair: Pair) -> LowRank:
-            a, b = (
-                resized(f, RANK, 0, rank - sizes_of(f)[RANK]).x.astype(dtype)
-                for f, dtype in zip(pair, dtypes, strict=True)
-            )
-            return LowRank(a, b, self.rows, self.cols)
-
-        return padded(own), padded(aligned)
+        own, others = factors(self), factors(other)
+        if [f.labels for f in own] != [f.labels for f in others]:
+            # One layout for both, whichever is asked.
+            own = in_order(own)
+            others = in_order(others)
+            if [f.labels for f in own] != [f.labels for f in others]:
+                return NotImplemented
+        a, b = (alike(RANK, f, g) for f, g in zip(own, others, strict=True))
+        out = range(self.ndim)
+        return build(a[0], b[0], out), build(a[1], b[1], out)
 
     def stacked(self, size: int) -> LowRank:
         return self
 
     def unstacked(self) -> Any:
         return self if leads_with_batch(self) else NotImplemented
-
-    def tangent(self, leaf_tangents: Any) -> Any:
-        # d(a b) = da b + a db, which is [da a] times [b; db].
-        if not (inexact(self.a) and inexact(self.b)):
-            return NotImplemented
-        return plus(
-            LowRank(leaf_tangents.a, self.b, self.rows, self.cols),
-            LowRank(self.a, leaf_tangents.b, self.rows, self.cols),
-        )
 
     def leaf_specs(self, spec: Any) -> LowRank:
         a, b = factors(self)
@@ -282,6 +266,21 @@ def smaller(a: Factor, b: Factor) -> int:
     return 0 if math.prod(a.x.shape) <= math.prod(b.x.shape) else 1
 
 
+def in_order(pair: Pair) -> Pair:
+    """Factors of the same array with sorted axes, the one with the first of them first."""
+    both = {*pair[0].labels} & {*pair[1].labels}
+    own = [sorted(x for x in f.labels if x not in both) for f in pair]
+    batch = sorted(both - {RANK})
+    if own[1] < own[0]:
+        pair, own = pair[::-1], own[::-1]
+    orders = (*batch, *own[0], RANK), (*batch, RANK, *own[1])
+    a, b = (
+        Factor(transpose(f.x, f.labels, order), order)
+        for f, order in zip(pair, orders, strict=True)
+    )
+    return a, b
+
+
 def align(pair: Pair, like: Pair) -> Pair | None:
     """Factors of the same array with the axes of others, swapped if need be."""
     for f, g in (pair, pair[::-1]):
@@ -320,6 +319,16 @@ def resized(f: Factor, label: Any, low: int, high: int) -> Factor:
         return f
     widths = [(low, high) if own == label else (0, 0) for own in f.labels]
     return Factor(jnp.pad(f.x, widths), f.labels)
+
+
+def alike(label: Any, *those: Factor) -> list[Factor]:
+    """Factors of the same labels as long along one axis, and of one dtype."""
+    n = max(sizes_of(f)[label] for f in those)
+    dtype = jnp.result_type(*(f.x.dtype for f in those))
+    return [
+        Factor(resized(f, label, 0, n - sizes_of(f)[label]).x.astype(dtype), f.labels)
+        for f in those
+    ]
 
 
 def along(f: Factor, of_axes: Sequence[Any], of_rank: Any) -> list[Any]:
@@ -525,18 +534,29 @@ def _(v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **p
     """Where all the indices are of one factor's axes, or of batch axes."""
     numbers = dimension_numbers
     fill = params.get("fill_value")
-    if params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP:
+    fills = params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP
+    if fills:
         # Those of nothing: what is filled in comes through a product only if it is
         # zero or not a number.
         fills_nan = fill is None and inexact(v)
         if not fills_nan and not (fill is not None and (fill == 0 or fill != fill)):
             return NotImplemented
+    # Of a whole axis there is one slice, unless others are filled in.
+    starts = [
+        (i, k)
+        for k, i in enumerate(numbers.start_index_map)
+        if fills or slice_sizes[i] != v.shape[i]
+    ]
+    if not starts:
+        return NotImplemented
+    if len(starts) < indices.shape[-1]:
+        indices = jnp.concatenate([indices[..., k : k + 1] for _, k in starts], -1)
     dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     moved = {i for i in range(v.ndim) if slice_sizes[i] != v.shape[i]}
-    moved |= dropped | {*numbers.start_index_map}
+    moved |= dropped | {i for i, _ in starts}
     a, b = factors(v)
     is_indexed = [not moved.isdisjoint(f.labels) for f in (a, b)]
-    if not moved or all(is_indexed) and not (moved <= {*a.labels} and moved <= {*b.labels}):
+    if all(is_indexed) and not (moved <= {*a.labels} and moved <= {*b.labels}):
         return NotImplemented
 
     # The axes of the result: those of the slices by their old labels.
@@ -564,7 +584,7 @@ def _(v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **p
         renumbered = lax.GatherDimensionNumbers(
             offset_dims=tuple(i for i, x in enumerate(own) if not isinstance(x, tuple)),
             collapsed_slice_dims=tuple(sorted(map(place, numbers.collapsed_slice_dims))),
-            start_index_map=tuple(map(place, numbers.start_index_map)),
+            start_index_map=tuple(place(i) for i, _ in starts),
             operand_batching_dims=tuple(place(i) for i, _ in batching),
             start_indices_batching_dims=tuple(j for _, j in batching),
         )
@@ -626,11 +646,7 @@ def concatenated(those: Sequence[LowRank], dimension: int) -> Any:
     a, b = zip(*pairs, strict=True)
     rows, cols = those[0].rows, those[0].cols
     if dimension in own[0].labels and dimension in own[1].labels:
-        rank = max(v.rank for v in those)
-        a, b = (
-            [resized(f, RANK, 0, rank - sizes_of(f)[RANK]) for f in column]
-            for column in (a, b)
-        )
+        a, b = (alike(RANK, *column) for column in (a, b))
         return LowRank(joined(dimension, *a).x, joined(dimension, *b).x, rows, cols)
     sizes = [v.shape[dimension] for v in those]
 
@@ -651,6 +667,35 @@ def concatenated(those: Sequence[LowRank], dimension: int) -> Any:
 @jaxrewrite.register("concatenate")
 def _(*those: LowRank, dimension, **params):
     return concatenated(those, dimension)
+
+
+def stack(those: Sequence[Any], axis: int) -> Any:
+    """Along a new axis, by what joins along one."""
+
+    def joined(*those: Any) -> Any:
+        return lax.concatenate([lax.expand_dims(x, [axis]) for x in those], axis)
+
+    return jaxrewrite.transform(joined)(*those)
+
+
+def unstack(v: Any, axis: int) -> Any:
+    """The elements along an axis, by slices."""
+
+    def elements(x: Any) -> Any:
+        return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
+
+    return jaxrewrite.transform(elements)(v)
+
+
+if hasattr(lax, "stack_p"):  # primitives of their own from JAX 0.11 on
+
+    @jaxrewrite.register("stack")
+    def _(*those: LowRank, axis):
+        return stack(those, axis)
+
+    @jaxrewrite.register("unstack")
+    def _(v: LowRank, *, axis):
+        return unstack(v, axis)
 
 
 # --- products -----------------------------------------------------------------------

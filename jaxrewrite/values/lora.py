@@ -26,10 +26,11 @@ from ._low_rank import (
     added,
     checked_axes,
     concatenated,
-    converted,
     dot,
     leads_with_batch,
     scaled,
+    stack,
+    unstack,
 )
 from ._order import order
 
@@ -171,12 +172,6 @@ class Lora(Structured):
 
     def _has_whole_base(self) -> bool:
         return self.w.ndim == self.a.ndim - 1 + len(self.cols)
-
-    def tangent(self, leaf_tangents: Any) -> Any:
-        change = self.change.tangent(leaf_tangents.change)
-        if self.frozen:
-            return converted(_scaled(change, self.scale), new_dtype=self.dtype)
-        return _with(self, leaf_tangents.w, change, frozen=False)
 
     def leaf_specs(self, spec: Any) -> Lora:
         change = self.change.leaf_specs(spec)
@@ -327,6 +322,17 @@ def _(*those: Lora, dimension, **params):
     w = lax.concatenate([_base(v) for v in those], dimension)
     frozen = all(v.frozen for v in those)
     return Lora(w, change.a, change.b, 1.0, change.rows, change.cols, frozen)
+
+
+if hasattr(lax, "stack_p"):  # primitives of their own from JAX 0.11 on
+
+    @jaxrewrite.register("stack")
+    def _(*those: Lora, axis):
+        return stack(those, axis)
+
+    @jaxrewrite.register("unstack")
+    def _(v: Lora, *, axis):
+        return unstack(v, axis)
 
 
 # --- products -----------------------------------------------------------------------
