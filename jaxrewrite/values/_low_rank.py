@@ -9,6 +9,7 @@ them.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -678,13 +679,31 @@ def stack(those: Sequence[Any], axis: int) -> Any:
     return jaxrewrite.transform(joined)(*those)
 
 
-def unstack(v: Any, axis: int) -> Any:
+def unstack(v: Any, axis: int) -> list[Any]:
     """The elements along an axis, by slices."""
 
-    def elements(x: Any) -> Any:
+    def elements(x: Any) -> list[Any]:
         return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
 
     return jaxrewrite.transform(elements)(v)
+
+
+def split(v: Any, sizes: Sequence[int], axis: int) -> list[Any]:
+    """Parts of these sizes along an axis, by slices."""
+
+    def parts(x: Any) -> list[Any]:
+        ends = itertools.accumulate(sizes)
+        return [
+            lax.slice_in_dim(x, end - n, end, axis=axis)
+            for n, end in zip(sizes, ends, strict=True)
+        ]
+
+    return jaxrewrite.transform(parts)(v)
+
+
+@jaxrewrite.register("split")
+def _(v: LowRank, *, sizes, axis):
+    return split(v, sizes, axis)
 
 
 if hasattr(lax, "stack_p"):  # primitives of their own from JAX 0.11 on

@@ -17,7 +17,8 @@ def freeze(tree: Any, fields: Mapping[type, Sequence[str]], *, rest: str = "trai
 
     For `optax.multi_transform`, with an optimiser for ``"train"`` and
     ``optax.set_to_zero()`` for ``"freeze"``: what is frozen does not change, and has no
-    moments.
+    moments. A pytree that can be called, such as an Equinox module, has labels that can be
+    called too, so that Optax has to be given ``lambda _: labels``.
 
     Parameters
     ----------
