@@ -306,7 +306,7 @@ def train(fn, params, steps=10, rest="freeze"):
     labels = freeze(params, {Lora: ["w"]}, rest=rest)
     optimiser = optax.multi_transform(
         {"train": optax.adamw(3e-2, weight_decay=0.1), "freeze": optax.set_to_zero()},
-        labels,
+        lambda _: labels,
     )
     state = optimiser.init(params)
     # Two moments for each leaf that is trained, and a count.

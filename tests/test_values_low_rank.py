@@ -40,8 +40,8 @@ def mixed():
     return low_rank((4,), (6, 5), batch=(3,), rows=(3,), cols=(0, 2))
 
 
-ALL = [matrix, heads, *(pytest.param(f, marks=pytest.mark.slow) for f in (batched, mixed))]
-values = pytest.mark.parametrize("make", ALL, ids=lambda f: f.__name__)
+SLOW = [pytest.param(f, marks=pytest.mark.slow) for f in (matrix, batched, mixed)]
+values = pytest.mark.parametrize("make", [heads, *SLOW], ids=lambda f: f.__name__)
 
 
 def run(fn, *args):
