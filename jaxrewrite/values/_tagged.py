@@ -10,7 +10,7 @@ from jaxtyping import Array
 import jaxrewrite
 
 from ._annotated import SEVERAL, TWO, like, mapped, rule
-from ._array import Structured, inexact
+from ._array import Structured
 
 
 class Tagged(Structured):
@@ -104,13 +104,8 @@ class Tagged(Structured):
     def unstacked(self) -> Any:
         return self
 
-    def tangent(self, leaf_tangents: Any) -> Any:
-        """Tag the tangent as the array is."""
-        if not inexact(self.array):
-            return NotImplemented
-        return Tagged(leaf_tangents.array, self.tags)
-
     def lift_tangent(self, tangent: Any) -> Any:
+        """Tag what a custom derivative rule gives as the result is."""
         return Tagged(tangent, self.tags)
 
 
