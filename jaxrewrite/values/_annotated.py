@@ -35,7 +35,10 @@ SEVERAL = (
 
 REDUCING = ("reduce_sum", "reduce_max", "reduce_min")
 
-MOVING = (*jaxrewrite.primitives.SHAPE, "split", "tile", "unstack")
+MOVING = (
+    *jaxrewrite.primitives.SHAPE,
+    *("split", "tile", "unstack", "device_put", "sharding_constraint"),
+)
 """Each entry of each result is one of the one operand's."""
 
 

@@ -167,7 +167,8 @@ _ENTRY_BY_ENTRY = (*BINARY, "complex", "clamp", "select_n", "concatenate", "pad"
     Named,
     *(name for name in UNARY if name not in BINARY),
     *CUMULATIVE,
-    *("convert_element_type", "rev", "slice", "split", "tile", "fft"),
+    *("convert_element_type", "reduce_precision", "rev", "slice", "split", "tile", "fft"),
+    *("top_k", "device_put", "sharding_constraint"),
     *_ENTRY_BY_ENTRY,
 )
 def _keep(*operands: Any, primitive: Any, **params: Any) -> Any:
