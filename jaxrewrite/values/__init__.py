@@ -3,6 +3,7 @@
 Loaded when it is first used, with the rules of all types.
 """
 
+from ._interval import Interval as Interval
 from ._keys import Threefry as Threefry
 from ._masked import Masked as Masked
 from ._named import Named as Named

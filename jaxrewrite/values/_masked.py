@@ -7,7 +7,6 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool
@@ -15,7 +14,7 @@ from jaxtyping import Array, Bool
 import jaxrewrite
 from jaxrewrite.primitives import BINARY, UNARY
 
-from ._annotated import MOVING, like, mapped, rule
+from ._annotated import MOVING, like, rule
 from ._array import Structured, inexact
 from ._contract import labels
 
@@ -71,7 +70,7 @@ class Masked(Structured):
     """
 
     array: Array
-    mask: Bool[Array, "..."]
+    mask: Bool[Array, ...]
 
     def __post_init__(self) -> None:
         shape, dtype = jnp.shape(self.mask), jnp.result_type(self.mask)
@@ -152,16 +151,14 @@ def _any_mask(operands: Sequence[Any], shape: Sequence[int]) -> Any:
 # --- entry by entry -----------------------------------------------------------------
 
 
-@rule(
-    Masked, *dict.fromkeys((*UNARY, *BINARY, "complex", "clamp", "convert_element_type"))
-)
+@rule(Masked, *dict.fromkeys((*UNARY, *BINARY, "complex", "clamp", "convert_element_type")))
 def _entry_by_entry(*operands: Any, primitive: Any, **params: Any) -> Any:
     result = primitive.bind(*map(_array, operands), **params)
     return Masked(result, _any_mask(operands, result.shape))
 
 
 @rule(Masked, "select_n")
-def _select(which: Any, *cases: Any, primitive: Any) -> Any:
+def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
     result = primitive.bind(_array(which), *map(_array, cases))
     mask = primitive.bind(_array(which), *map(_mask, cases))
     return Masked(result, mask | _mask(which))
@@ -236,7 +233,9 @@ def _sort(
 
 
 @rule(Masked, "dot_general")
-def _multiply(x: Any, y: Any, *, primitive: Any, dimension_numbers: Any, **params: Any) -> Any:
+def _multiply(
+    x: Any, y: Any, *, primitive: Any, dimension_numbers: Any, **params: Any
+) -> Any:
     filled = _filled(x, 0), _filled(y, 0)
     result = primitive.bind(*filled, dimension_numbers=dimension_numbers, **params)
     return Masked(result, _nothing_there(x, y, dimension_numbers, result.shape))
@@ -288,7 +287,7 @@ def _index(x: Masked, *indices: Any, primitive: Any, **params: Any) -> Any:
 
 
 @rule(Masked, "dynamic_update_slice")
-def _update(x: Any, update: Any, *starts: Any, primitive: Any) -> Any:
+def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) -> Any:
     array = primitive.bind(_array(x), _array(update), *starts)
     return Masked(array, primitive.bind(_mask(x), _mask(update), *starts))
 
@@ -301,7 +300,9 @@ def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: An
 
 
 @rule(Masked, "scatter-add")
-def _scatter_add(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any) -> Any:
+def _scatter_add(
+    x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any
+) -> Any:
     array = primitive.bind(_array(x), indices, _filled(updates, 0), **params)
     if not isinstance(updates, Masked):
         return Masked(array, x.mask)

@@ -140,7 +140,9 @@ def _unique(names: Sequence[str | None]) -> Names:
 
 def _agreed(primitive: Any, a: str | None, b: str | None) -> str | None:
     if a is not None and b is not None and a != b:
-        raise ValueError(f"{primitive.name} aligns an axis named {a!r} with one named {b!r}.")
+        raise ValueError(
+            f"{primitive.name} aligns an axis named {a!r} with one named {b!r}."
+        )
     return a if b is None else b
 
 
@@ -154,7 +156,9 @@ def _aligned(primitive: Any, operands: Sequence[Any]) -> Names:
     return names
 
 
-def _bind(primitive: Any, operands: Sequence[Any], names: Sequence[Any], params: Any) -> Any:
+def _bind(
+    primitive: Any, operands: Sequence[Any], names: Sequence[Any], params: Any
+) -> Any:
     """Apply a primitive to the arrays; what has no axes is plain."""
     results = jaxrewrite.bind(primitive, *map(_array, operands), **params)
     return mapped(lambda x: Named(x, names) if names else x, primitive, results)
@@ -182,7 +186,9 @@ def _reduce(x: Named, *, primitive: Any, axes: Any, **params: Any) -> Any:
 
 
 @rule(Named, "dot_general")
-def _multiply(x: Any, y: Any, *, primitive: Any, dimension_numbers: Any, **params: Any) -> Any:
+def _multiply(
+    x: Any, y: Any, *, primitive: Any, dimension_numbers: Any, **params: Any
+) -> Any:
     axes = labels(dimension_numbers, jnp.ndim(x), jnp.ndim(y))
     names: dict[Any, str | None] = {}
     for label, name in zip((*axes.x, *axes.y), (*_names(x), *_names(y)), strict=True):

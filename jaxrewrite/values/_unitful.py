@@ -113,7 +113,9 @@ def _parse(text: str) -> dict[str, Fraction]:
             exponent = Fraction(factor["exponent"] or 1)
             if factor["times"] == "/":
                 exponent = -exponent
-            exponents[factor["name"]] = exponents.get(factor["name"], Fraction(0)) + exponent
+            exponents[factor["name"]] = (
+                exponents.get(factor["name"], Fraction(0)) + exponent
+            )
     return exponents
 
 
@@ -143,8 +145,8 @@ class Unitful(Structured):
     units is an error, **also where it is zero**: while a program is staged a literal
     can't be told from any other number. Refused therefore are ``jnp.maximum(x, 0)`` and
     `jax.nn.relu`; ``jnp.pad(x, 1)``, unless its ``constant_values`` have the units;
-    ``jnp.var``, which chooses between its result and a plain NaN; ``x**0.5``, for which
-    there is ``jnp.sqrt``; and a scan whose carry starts at ``jnp.zeros``, for which
+    ``jnp.var`` and ``jnp.tril``, which choose between numbers and a plain NaN or zero;
+    ``x**0.5``, for which there is ``jnp.sqrt``; and a scan whose carry starts at ``jnp.zeros``, for which
     there is ``0 * x``.
 
     ``transform(jax.grad(f))(x)`` has the units of ``f(x)`` over those of ``x``. Outside,
@@ -326,7 +328,6 @@ _POWERS = {
     "sqrt": Fraction(1, 2),
     "cbrt": Fraction(1, 3),
     "rsqrt": Fraction(-1, 2),
-    "cholesky": Fraction(1, 2),
 }
 
 
@@ -336,8 +337,8 @@ def _raise(x: Unitful, *, primitive: Any, **params: Any) -> Any:
 
 
 @rule(Unitful, "integer_pow")
-def _integer_pow(x: Unitful, *, primitive: Any, y: int) -> Any:
-    return _bind(primitive, [x], x.units**y, {"y": y})
+def _integer_pow(x: Unitful, *, primitive: Any, y: int, **params: Any) -> Any:
+    return _bind(primitive, [x], x.units**y, {"y": y, **params})
 
 
 @rule(Unitful, "reduce_prod")
