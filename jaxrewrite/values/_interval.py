@@ -205,7 +205,7 @@ def _logical(*operands: Any, primitive: Any, **params: Any) -> Any:
 
 @rule(Interval, "convert_element_type")
 def _convert(x: Interval, *, primitive: Any, new_dtype: Any, **params: Any) -> Any:
-    if new_dtype == bool:
+    if jnp.issubdtype(new_dtype, jnp.bool_):
         return _compare(x, jnp.zeros((), x.dtype), primitive=lax.ne_p)
     return _increasing(x, primitive=primitive, new_dtype=new_dtype, **params)
 

@@ -243,8 +243,8 @@ def _multiply(
 
 def _nothing_there(x: Any, y: Any, numbers: Any, shape: Sequence[int]) -> Any:
     if isinstance(x, Masked) and isinstance(y, Masked):
-        there = ((~operand.mask).astype(jnp.float32) for operand in (x, y))
-        return lax.dot_general(*there, numbers) == 0
+        x_there, y_there = ((~operand.mask).astype(jnp.float32) for operand in (x, y))
+        return lax.dot_general(x_there, y_there, numbers) == 0
     # With one mask, no product is needed: only what is summed over counts.
     axes = labels(numbers, jnp.ndim(x), jnp.ndim(y))
     own, mask = (axes.x, x.mask) if isinstance(x, Masked) else (axes.y, y.mask)

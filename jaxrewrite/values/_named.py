@@ -81,16 +81,16 @@ class Named(Structured):
     names: Names = jaxrewrite.field(static=True)
 
     def __init__(self, array: Any, names: Iterable[str | None]):
-        self.array = array
-        self.names = tuple(names)
-        if not all(name is None or isinstance(name, str) for name in self.names):
-            raise ValueError(f"Named: names must be strings or None; got {names!r}.")
-        if len(self.names) != jnp.ndim(array):
+        given = tuple(names)
+        if not all(name is None or isinstance(name, str) for name in given):
+            raise ValueError(f"Named: names must be strings or None; got {given!r}.")
+        if len(given) != jnp.ndim(array):
             raise ValueError(
-                f"Named: names must be as many as axes, {jnp.ndim(array)}; got {names!r}."
+                f"Named: names must be as many as axes, {jnp.ndim(array)}; got {given!r}."
             )
-        if self.names != _unique(self.names):
-            raise ValueError(f"Named: names must differ from each other; got {names!r}.")
+        if given != _unique(given):
+            raise ValueError(f"Named: names must differ from each other; got {given!r}.")
+        vars(self).update(array=array, names=given)
 
     def axis(self, name: str) -> int:
         """Return which axis has this name; `ValueError` if none has."""

@@ -69,10 +69,10 @@ class Tagged(Structured):
     tags: frozenset[str] = jaxrewrite.field(static=True)
 
     def __init__(self, array: Any, tags: str | Iterable[str]):
-        self.array = array
-        self.tags = frozenset([tags] if isinstance(tags, str) else tags)
-        if not self.tags or not all(isinstance(tag, str) for tag in self.tags):
+        given = frozenset([tags] if isinstance(tags, str) else tags)
+        if not given or not all(isinstance(tag, str) for tag in given):
             raise ValueError(f"Tagged: tags must be strings, at least one; got {tags!r}.")
+        vars(self).update(array=array, tags=given)
 
     def aval(self) -> Any:
         """The array's."""

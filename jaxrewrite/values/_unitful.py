@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array
 
 import jaxrewrite
@@ -195,8 +196,7 @@ class Unitful(Structured):
     units: Units = jaxrewrite.field(static=True)
 
     def __init__(self, array: Any, units: Units | str | Mapping[str, Any]):
-        self.array = array
-        self.units = Units(units)
+        vars(self).update(array=array, units=Units(units))
 
     def aval(self) -> Any:
         """The array's."""
@@ -309,7 +309,7 @@ def _drop(x: Unitful, *, primitive: Any, **params: Any) -> Any:
 
 @rule(Unitful, "convert_element_type")
 def _convert(x: Unitful, *, primitive: Any, new_dtype: Any, **params: Any) -> Any:
-    units = _NONE if new_dtype == bool else x.units
+    units = _NONE if jnp.issubdtype(new_dtype, jnp.bool_) else x.units
     return _bind(primitive, [x], units, {"new_dtype": new_dtype, **params})
 
 
