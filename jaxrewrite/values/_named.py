@@ -31,7 +31,7 @@ class Named(Structured):
     slicing, padding or ``reshape`` leaves in its place keeps its name, one that is split,
     merged or of size 1 in a ``reshape`` loses it. Where a product has
     two axes of one name, as ``x @ x.T`` has, neither keeps it. Results without axes are
-    plain arrays.
+    plain arrays. Where there is no rule, as for ``jnp.linalg.svd``, names are dropped.
 
     Following "Tensor considered harmful" (Rush, 2019) and "Named tensor notation"
     (Chiang, Rush and Barak, 2021), but for programs whose axes are numbered.
@@ -77,6 +77,9 @@ class Named(Structured):
     ...
     """
 
+    # The names are all that is lost; derivative rules are given arrays without.
+    materialise_policy = "allow"
+
     array: Array
     names: Names = jaxrewrite.field(static=True)
 
@@ -107,10 +110,11 @@ class Named(Structured):
         return self.array
 
     def join(self, other: Any) -> Any:
-        """Name both by the names that agree."""
-        pairs = zip(self.names, _names(other), strict=True)
-        names = tuple(a or b if None in (a, b) or a == b else None for a, b in pairs)
-        names = _unique(names)
+        """Name both by the names that are the same; an array takes those of the value."""
+        names = self.names
+        if isinstance(other, Named):
+            pairs = zip(self.names, other.names, strict=True)
+            names = tuple(a if a == b else None for a, b in pairs)
         return Named(self.array, names), Named(_array(other), names)
 
     def stacked(self, size: int) -> Any:

@@ -20,8 +20,8 @@ class Tagged(Structured):
     So the results of a program say which of its inputs they depend on, and those of a
     backward pass which parts of a gradient a cotangent reaches. What is tracked is the
     flow of data through equations: a result that is multiplied by zero still depends on
-    both factors, and the predicate of a conditional becomes dense, with a warning, since
-    choosing a branch marks nothing. Branches and turns of a loop give the union.
+    both factors. Both branches of a conditional mark its results, and so does what chose
+    between them; the turns of a loop do, but not the condition of a ``while_loop``.
 
     Parameters
     ----------
@@ -64,6 +64,9 @@ class Tagged(Structured):
     {'a': Tagged<f32[2], 8 B>(array=f32[2], tags=frozenset({'sum'})),
      'b': Array([1., 1., 1.], dtype=float32)}
     """
+
+    # The tags are all that is lost; derivative rules are given arrays without.
+    materialise_policy = "allow"
 
     array: Array
     tags: frozenset[str] = jaxrewrite.field(static=True)
@@ -113,3 +116,14 @@ class Tagged(Structured):
 def _tag(*operands: Any, primitive: Any, **params: Any) -> Any:
     """As the default does, but before the rules of any other type are asked."""
     return Tagged.default(primitive, operands, params)
+
+
+@jaxrewrite.register("cond")
+def _choose(index: Tagged, *operands: Any, **params: Any) -> Any:
+    """What chooses a branch marks all results."""
+    results = jaxrewrite.bind("cond", index.array, *operands, **params)
+    return [Tagged(*_parts(x, index.tags)) for x in results]
+
+
+def _parts(x: Any, tags: frozenset[str]) -> tuple[Any, frozenset[str]]:
+    return (x.array, x.tags | tags) if isinstance(x, Tagged) else (x, tags)
