@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
-from jaxrewrite.primitives import COMPARISON, CUMULATIVE, DECREASING, INCREASING
+from jaxrewrite.primitives import COMPARISON, CUMULATIVE, DECREASING, INCREASING, UNARY
 
 from ._annotated import MOVING, REDUCING, like, rule
 from ._array import Structured, concrete, inexact
@@ -44,7 +44,7 @@ class Interval(Structured):
     well: an interval is never dense.
 
     **Rounding is not directed**: bounds are computed in the dtype of the array, so that
-    they hold up to its rounding errors. Functions with derivative rules of their own
+    they hold up to its rounding errors (and subnormal numbers are zero). Functions with derivative rules of their own
     (`jax.custom_jvp`) are bounded by what they compute, and differentiating the bounds
     differentiates that.
 
@@ -246,7 +246,10 @@ def _magnitudes(x: Interval) -> tuple[Any, Any]:
     return least, jnp.maximum(*ends)
 
 
-@rule(Interval, "abs", "square", "cosh", "one_minus_square")
+_EVEN = ("abs", "square", "cosh", "one_minus_square")
+
+
+@rule(Interval, *(name for name in UNARY if name in _EVEN))
 def _even(x: Interval, *, primitive: Any, **params: Any) -> Any:
     least, greatest = (primitive.bind(m, **params) for m in _magnitudes(x))
     return _hull(least, greatest)
