@@ -297,7 +297,7 @@ def test_names_that_a_branch_changes():
 
 
 def masked(seed, shape=(3, 4)):
-    """The same in this library and in NumPy, one entry of a column and one row all missing."""
+    """The same in this library and in NumPy; one column and one row are all missing."""
     rng = np.random.default_rng(seed)
     array, mask = rng.normal(size=shape).astype("float32"), rng.random(shape) < 0.3
     mask[:, 1] = mask[2] = True

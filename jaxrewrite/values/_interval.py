@@ -44,9 +44,9 @@ class Interval(Structured):
     well: an interval is never dense.
 
     **Rounding is not directed**: bounds are computed in the dtype of the array, so that
-    they hold up to its rounding errors (and subnormal numbers are zero). Functions with derivative rules of their own
-    (`jax.custom_jvp`) are bounded by what they compute, and differentiating the bounds
-    differentiates that.
+    they hold up to its rounding errors (and subnormal numbers are zero). Functions with
+    derivative rules of their own (`jax.custom_jvp`) are bounded by what they compute, and
+    differentiating the bounds differentiates that.
 
     The arithmetic is that of Moore, "Interval Analysis" (1966), the product of matrices
     that of Rump, "Fast and parallel interval arithmetic" (1999); bounds of neural networks:

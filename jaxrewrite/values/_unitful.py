@@ -147,8 +147,8 @@ class Unitful(Structured):
     can't be told from any other number. Refused therefore are ``jnp.maximum(x, 0)`` and
     `jax.nn.relu`; ``jnp.pad(x, 1)``, unless its ``constant_values`` have the units;
     ``jnp.var`` and ``jnp.tril``, which choose between numbers and a plain NaN or zero;
-    ``x**0.5``, for which there is ``jnp.sqrt``; and a scan whose carry starts at ``jnp.zeros``, for which
-    there is ``0 * x``.
+    ``x**0.5``, for which there is ``jnp.sqrt``; and a scan whose carry starts
+    at ``jnp.zeros``, for which there is ``0 * x``.
 
     ``transform(jax.grad(f))(x)`` has the units of ``f(x)`` over those of ``x``. Outside,
     ``jax.grad(transform(f))(x)``, JAX gives a derivative the metadata of the
