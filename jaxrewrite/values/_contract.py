@@ -67,7 +67,10 @@ def contract(
     if (*batch, *x_free, *y_free) != out and (*batch, *y_free, *x_free) == out:
         return contract(y, ys, x, xs, out, **params)
     numbers = tuple(
-        (tuple(xs.index(label) for label in those), tuple(ys.index(label) for label in those))
+        (
+            tuple(xs.index(label) for label in those),
+            tuple(ys.index(label) for label in those),
+        )
         for those in (summed, batch)
     )
     product = dot_general(x, y, numbers, **params)
