@@ -152,7 +152,7 @@ def aligned(values: Sequence[Coded], along: int | None = None) -> list[Any] | No
 
     ``along`` is an axis that may differ in length: there, blocks come to be of one size.
     """
-    flat = [jax.tree.flatten(v) for v in values]
+    flat: list[tuple[list[Any], Any]] = [jax.tree.flatten(v) for v in values]
     if len({(treedef, *(x.dtype for x in leaves)) for leaves, treedef in flat}) > 1:
         return None
 
@@ -179,9 +179,8 @@ def each_leaf(
 ) -> Coded:
     """Change the codes, and each other leaf, which is given the array's shape as well."""
     (codes, *shared), treedef = jax.tree.flatten(v)
-    return treedef.unflatten(
-        [of_codes(codes), *(of_shared(x, codes.shape) for x in shared)]
-    )
+    new = [of_codes(codes), *(of_shared(x, codes.shape) for x in shared)]
+    return jax.tree.unflatten(treedef, new)
 
 
 def unless_grown(old: Coded, new: Coded) -> Any:
@@ -207,19 +206,19 @@ def leafwise(v: Coded, of_codes: Callable[..., Any], of_shared: Callable[..., An
 
 
 @jaxrewrite.register("transpose")
-def _(v: Coded, *, permutation):
+def _(v: Coded, *, permutation, **params):
     move = lambda x, *_: lax.transpose(x, permutation)
     return leafwise(v, move, move)
 
 
 @jaxrewrite.register("rev")
-def _(v: Coded, *, dimensions):
+def _(v: Coded, *, dimensions, **params):
     turn = lambda x, *_: lax.rev(x, dimensions)
     return leafwise(v, turn, turn)
 
 
 @jaxrewrite.register("squeeze")
-def _(v: Coded, *, dimensions):
+def _(v: Coded, *, dimensions, **params):
     drop = lambda x, *_: lax.squeeze(x, dimensions)
     return leafwise(v, drop, drop)
 
@@ -300,7 +299,7 @@ def split(run: int, shape: Sequence[int]) -> list[int]:
 
 
 @jaxrewrite.register("slice")
-def _(v: Coded, *, start_indices, limit_indices, strides):
+def _(v: Coded, *, start_indices, limit_indices, strides, **params):
     steps = strides or (1,) * v.ndim
 
     def cut(shared: Any, shape: Sequence[int]) -> Any:
@@ -351,7 +350,7 @@ def window_of_blocks(
 
 
 @jaxrewrite.register("dynamic_slice")
-def _(v: Coded, *starts: ArrayLike, slice_sizes):
+def _(v: Coded, *starts: ArrayLike, slice_sizes, **params):
     if not all(slice_sizes):
         return NotImplemented
     starts = tuple(
@@ -373,7 +372,7 @@ def _(v: Coded, *starts: ArrayLike, slice_sizes):
 @jaxrewrite.register("gather")
 def _(
     v: Coded,
-    indices: ArrayLike,
+    indices: jax.Array,
     *,
     dimension_numbers,
     slice_sizes,
@@ -406,7 +405,8 @@ def _(
     last = jnp.asarray([v.shape[a] - slice_sizes[a] for a in numbers.start_index_map])
     inside = jnp.all((indices >= 0) & (indices <= last), axis=-1)
     inside = lax.expand_dims(inside, numbers.offset_dims)
-    return jnp.where(inside, dense, jnp.nan if fill_value is None else fill_value)
+    fill = jnp.asarray(jnp.nan if fill_value is None else fill_value, dense.dtype)
+    return jnp.where(inside, dense, fill)
 
 
 def gather_blocks(
@@ -435,13 +435,13 @@ def gather_blocks(
         window = lax.slice(shared, (0,) * len(sizes), sizes)
         window = lax.squeeze(window, numbers.collapsed_slice_dims)
         ndim = indices.ndim - 1 + window.ndim
-        return lax.expand_dims(window, set(range(ndim)) - set(numbers.offset_dims))
+        return lax.expand_dims(window, sorted(set(range(ndim)) - set(numbers.offset_dims)))
     starts = jnp.stack(list(columns.values()), axis=-1)
     return lax.gather(shared, starts, numbers, tuple(sizes), mode=mode)
 
 
 @jaxrewrite.register("concatenate")
-def _(*vs: Coded, dimension):
+def _(*vs: Coded, dimension, **params):
     met = aligned(vs, dimension) if all(v.size for v in vs) else None
     if met is None:
         return NotImplemented
@@ -450,7 +450,7 @@ def _(*vs: Coded, dimension):
 
 
 @jaxrewrite.register("select_n")
-def _(which: ArrayLike, *cases: Coded):
+def _(which: ArrayLike, *cases: Coded, **params):
     met = aligned(cases) if jnp.ndim(which) == 0 else None
     if met is None:
         return NotImplemented
@@ -461,24 +461,27 @@ def _(which: ArrayLike, *cases: Coded):
 
 
 @jaxrewrite.register("neg")
-def _(v: Coded):
+def _(v: Coded, **params):
     return v.scaled(jnp.negative)
 
 
 @jaxrewrite.register("mul", commutative=True)
-def _(v: Coded, c: ArrayLike):
-    return rescaled(v, jnp.multiply, c)
+def _(v: Coded, c: ArrayLike, **params):
+    return rescaled(v, jnp.multiply, c, **params)
 
 
 @jaxrewrite.register("div")
-def _(v: Coded, c: ArrayLike):
-    return rescaled(v, jnp.divide, c)
+def _(v: Coded, c: ArrayLike, **params):
+    return rescaled(v, jnp.divide, c, **params)
 
 
-def rescaled(v: Coded, op: Callable[..., Any], c: Any) -> Any:
+def rescaled(
+    v: Coded, op: Callable[..., Any], c: Any, out_dtype: Any = None, **params: Any
+) -> Any:
     """``op(v, c)`` of a number, or of one per index of some axes."""
     shape = jnp.shape(c) or (1,) * v.ndim
-    if any(k not in (1, n) for k, n in zip(shape, v.shape, strict=True)):
+    wider = any(k not in (1, n) for k, n in zip(shape, v.shape, strict=True))
+    if wider or out_dtype not in (None, v.dtype):
         return NotImplemented
     factor = jnp.reshape(c, shape)
     new = v.scaled(lambda shared: op(spread(shared, finest(shared.shape, shape)), factor))

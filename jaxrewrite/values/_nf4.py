@@ -159,7 +159,7 @@ class NF4(Coded):
 
     def levels(self) -> jax.Array:
         table = jnp.asarray(LEVELS, self.scale_scale.dtype)
-        return table.at[self.codes.astype(jnp.int32)].get(mode="promise_in_bounds")
+        return table.at[self.codes.astype(jnp.uint8)].get(mode="promise_in_bounds")
 
     def scale_of_blocks(self) -> jax.Array:
         parts = (self.scale_q, self.scale_scale, self.scale_mean)
