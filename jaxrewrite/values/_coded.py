@@ -300,17 +300,28 @@ def split(run: int, shape: Sequence[int]) -> list[int]:
 
 @jaxrewrite.register("slice")
 def _(v: Coded, *, start_indices, limit_indices, strides, **params):
-    steps = strides or (1,) * v.ndim
+    return sliced(v, start_indices, limit_indices, strides or (1,) * v.ndim)
 
+
+@jaxrewrite.register("split")
+def _(v: Coded, *, sizes, axis, **params):
+    starts, limits = [0] * v.ndim, list(v.shape)
+    parts = []
+    for size in sizes:
+        limits[axis] = starts[axis] + size
+        parts.append(sliced(v, tuple(starts), tuple(limits), (1,) * v.ndim))
+        starts[axis] += size
+    return NotImplemented if any(part is NotImplemented for part in parts) else parts
+
+
+def sliced(v: Coded, starts: Any, limits: Any, steps: Any) -> Any:
     def cut(shared: Any, shape: Sequence[int]) -> Any:
-        for axis, (n, *window) in enumerate(
-            zip(shape, start_indices, limit_indices, steps, strict=True)
-        ):
+        windows = zip(shape, starts, limits, steps, strict=True)
+        for axis, (n, *window) in enumerate(windows):
             shared = slice_blocks(shared, axis, n, *window)
         return shared
 
-    pick = lambda codes: lax.slice(codes, start_indices, limit_indices, strides)
-    return leafwise(v, pick, cut)
+    return leafwise(v, lambda codes: lax.slice(codes, starts, limits, steps), cut)
 
 
 def slice_blocks(shared: Any, axis: int, n: int, start: int, limit: int, step: int) -> Any:
@@ -522,6 +533,8 @@ def product(v: Coded, vs: Labels, x: Any, xs: Labels, out: Labels, **params: Any
     A dense ``v`` is made again where it is needed, as it would otherwise be held from
     the forward to the backward pass.
     """
+    if params.get("out_sharding") is not None:
+        return NotImplemented
     summed = [axis for axis, label in enumerate(vs) if label not in out]
 
     @jax.checkpoint
