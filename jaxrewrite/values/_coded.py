@@ -460,6 +460,31 @@ def _(*vs: Coded, dimension, **params):
     return unless_grown(vs[0], whole)
 
 
+@jaxrewrite.register("stack")
+def _(*vs: Coded, axis, **params):
+    met = aligned(vs)
+    if met is None:
+        return NotImplemented
+    return jax.tree.map(lambda *parts: jnp.stack(parts, axis), *met)
+
+
+@jaxrewrite.register("unstack")
+def _(v: Coded, *, axis, **params):
+    def element(x: Any, i: int) -> Any:
+        return lax.index_in_dim(x, i * x.shape[axis] // v.shape[axis], axis, keepdims=False)
+
+    return [jax.tree.map(lambda x, i=i: element(x, i), v) for i in range(v.shape[axis])]
+
+
+@jaxrewrite.register("tile")
+def _(v: Coded, *, reps, **params):
+    def repeat(shared: Any, _: Any) -> Any:
+        pairs = zip(shared.shape, reps, strict=True)
+        return jnp.tile(shared, [1 if k == 1 else times for k, times in pairs])
+
+    return leafwise(v, lambda codes: jnp.tile(codes, reps), repeat)
+
+
 @jaxrewrite.register("select_n")
 def _(which: ArrayLike, *cases: Coded, **params):
     met = aligned(cases) if jnp.ndim(which) == 0 else None
