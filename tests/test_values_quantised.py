@@ -33,7 +33,7 @@ KINDS = {
     ),
     "nf4": lambda w: NF4.quantise(w, 4, scale_block=8),
 }
-IN_SHORT = ("channels", "affine", "nf4")
+IN_SHORT = ("channels", "nf4")
 kinds = pytest.mark.parametrize(
     "kind",
     [pytest.param(k, marks=[] if k in IN_SHORT else pytest.mark.slow) for k in KINDS],
@@ -62,13 +62,19 @@ def close(got, want, rtol=1e-5):
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("options", [{}, {"axis": (0, -1)}, {"block": 4}])
 @pytest.mark.parametrize("symmetric", [True, False])
-def test_rounds_to_the_nearest(bits, options, symmetric):
-    w = normal(8, 16).at[:, 3].set(0)
-    v = Quantised.quantise(w, bits, symmetric=symmetric, **options)
-    step = spread(v.scale, w.shape)
-    assert v.bits == bits and v.q.nbytes == w.size
-    assert (abs(v.materialise() - w) <= step * 0.501 + 1e-6).all()
-    assert (v.materialise()[:, 3] == 0).all()
+def test_rounds_to_the_nearest(bits, options, symmetric, bulk):
+    w = np.array(normal(8, 16))
+    w[:, 3] = 0
+
+    @jax.jit
+    def round_trip(w):
+        v = Quantised.quantise(w, bits, symmetric=symmetric, **options)
+        assert v.bits == bits
+        return v.materialise(), spread(v.scale, w.shape)
+
+    got, step = map(np.asarray, round_trip(w))
+    assert (abs(got - w) <= step * 0.501 + 1e-6).all()
+    assert (got[:, 3] == 0).all()
 
 
 def test_a_range_on_one_side_of_zero():
@@ -78,13 +84,17 @@ def test_a_range_on_one_side_of_zero():
 
 
 def test_granularity():
+    def scale(w, **options):
+        return jax.eval_shape(lambda w: Quantised.quantise(w, **options), w).scale
+
     w = normal(8, 4, 16)
-    assert Quantised.quantise(w).scale.shape == (1, 1, 1)
-    assert Quantised.quantise(w, axis=-1).scale.shape == (1, 1, 16)
-    assert Quantised.quantise(w, block=2).scale.shape == (4, 4, 16)
-    assert Quantised.quantise(w, block=(None, 2, 8)).scale.shape == (1, 2, 2)
-    assert Quantised.quantise(w.astype("bfloat16")).dtype == "bfloat16"
-    assert Quantised.quantise(jnp.zeros((0, 3)), axis=1).shape == (0, 3)
+    assert scale(w).shape == (1, 1, 1)
+    assert scale(w, axis=-1).shape == (1, 1, 16)
+    assert scale(w, block=2).shape == (4, 4, 16)
+    assert scale(w, block=(None, 2, 8)).shape == (1, 2, 2)
+    assert scale(w.astype("bfloat16")).dtype == "bfloat16"
+    empty = Quantised.quantise(jnp.zeros((0, 3)), axis=1)
+    assert empty.materialise().shape == (0, 3)
 
 
 def test_int4_takes_half_a_byte():
@@ -100,23 +110,22 @@ def test_nf4_levels_are_those_of_the_paper():
 
     assert LEVELS.shape == (16,) and (np.diff(LEVELS) > 0).all()
     w = jnp.asarray(np.tile(LEVELS, (4, 1)).T, "float32") * 3
-    v = NF4.quantise(w, block=16)
-    np.testing.assert_array_equal(v.codes[:, 0].astype(int), np.arange(16))
-    np.testing.assert_allclose(v.materialise(), w, rtol=1e-6)
-    assert (v.materialise()[7] == 0).all()
+    v = jax.jit(lambda w: NF4.quantise(w, block=16))(w)
+    np.testing.assert_array_equal(np.asarray(v.codes)[:, 0].astype(int), np.arange(16))
+    dense = np.asarray(v)
+    np.testing.assert_allclose(dense, w, rtol=1e-6)
+    assert (dense[7] == 0).all()
 
 
 def test_nf4_error_is_of_half_a_gap_between_levels():
     w = normal(256, 32)
-    v = NF4.quantise(w)
+    v, u = jax.jit(lambda w: (NF4.quantise(w), Quantised.quantise(w, 4, block=64)))(w)
+    w = np.asarray(w)
+    error, of_integers = abs(np.asarray(v) - w), abs(np.asarray(u) - w)
     magnitude = abs(w).reshape(4, 64, 32).max(1, keepdims=True)
-    error = abs(v.materialise() - w).reshape(4, 64, 32)
-    assert (error <= magnitude * 0.17).all()
+    assert (error.reshape(4, 64, 32) <= magnitude * 0.17).all()
+    assert error.mean() < of_integers.mean()
     assert v.nbytes * 8 / w.size < 4.3
-    assert (
-        abs(w - v.materialise()).mean()
-        < abs(w - Quantised.quantise(w, 4, block=64).materialise()).mean()
-    )
 
 
 # --- what stays ------------------------------------------------------------------------
@@ -188,7 +197,9 @@ def test_scaling_by_rows_goes_into_the_scales():
     assert type(got) is Quantised and got.scale.shape == (2, 16)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(i, marks=pytest.mark.slow) for i in range(8, 60))]
+)
 def test_blocks_under_any_reshape_and_slice(seed):
     rng = np.random.default_rng(seed)
     primes = list(rng.choice([2, 2, 2, 3, 1], 5))

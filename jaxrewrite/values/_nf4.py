@@ -109,6 +109,9 @@ class NF4(Coded):
     ) -> NF4:
         """Round a dense array.
 
+        ``jax.vmap(NF4.quantise)`` of the stacked weights of several layers gives each
+        layer scales of its own, so that a program may scan over it.
+
         Parameters
         ----------
         w

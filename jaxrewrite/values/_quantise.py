@@ -21,11 +21,13 @@ def quantise(
 ) -> Any:
     """Swap chosen weights of a model for quantised ones.
 
+    Called several times, it gives some weights other options than others: values that
+    are in the tree already are left alone.
+
     Parameters
     ----------
     tree
-        Any pytree: an Equinox module, parameters of Flax, nested dictionaries. Values in
-        it are left alone.
+        Any pytree: an Equinox module, parameters of Flax, nested dictionaries.
     where
         Asked of each leaf whether it is to be swapped, with its path
         (``"blocks/0/kernel"``) and itself.

@@ -101,6 +101,8 @@ class Quantised(Coded):
         With :math:`b` bits, :math:`s = \max |w| / (2^{b-1} - 1)` over each block, or,
         if not symmetric, :math:`s = (\max w - \min w) / (2^b - 1)` where the range from
         the least to the greatest is made to include zero, which is represented exactly.
+        ``jax.vmap(Quantised.quantise)`` of the stacked weights of several layers gives
+        each layer scales of its own, so that a program may scan over it.
 
         Parameters
         ----------
