@@ -361,6 +361,15 @@ def test_no_dense_copy_is_kept_for_the_backward_pass(kind):
     assert not floats_of_size(pullback, v.size)
 
 
+def test_one_layer_at_a_time_is_dense():
+    """Where the compiler doesn't hold more to find work to do in parallel."""
+    v, x = make("nf4", 256, 256), normal(4, 256)
+    gradient = jax.jit(jax.grad(forbid(deep))).lower(x, [v] * 6)
+    options = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+    memory = gradient.compile(compiler_options=options).memory_analysis()
+    assert memory.temp_size_in_bytes < 1.5 * 4 * v.size
+
+
 @kinds
 def test_an_adapter_on_a_quantised_weight_trains(kind, bulk):
     v, x = make(kind, 32, 32), normal(4, 32)
@@ -389,13 +398,18 @@ def instructions(fn, *args):
 def test_a_product_is_that_by_hand():
     x = normal(4, 256)
     v = Quantised.quantise(normal(256, 128), axis=1)
-    by_hand = lambda x, q, s: (x @ q.astype(x.dtype)) * s
+
+    def by_hand(x, q, s):
+        x, q = lax.optimization_barrier((x, q))
+        return (x @ q.astype(x.dtype)) * s
+
     product = forbid(lambda x, v: x @ v)
     assert instructions(product, x, v) == instructions(by_hand, x, v.q, v.scale)
 
     v = Quantised.quantise(normal(256, 128), 4, block=64)
 
     def by_hand(x, q, s):
+        x, q = lax.optimization_barrier((x, q))
         blocks = q.astype(x.dtype).reshape(4, 64, 128) * s[:, None]
         return x @ blocks.reshape(256, 128)
 

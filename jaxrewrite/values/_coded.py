@@ -556,7 +556,8 @@ def product(v: Coded, vs: Labels, x: Any, xs: Labels, out: Labels, **params: Any
     """Multiply, and leave nothing behind for a derivative but the leaves and ``x``.
 
     A dense ``v`` is made again where it is needed, as it would otherwise be held from
-    the forward to the backward pass.
+    the forward to the backward pass; and it is not made before ``x`` is there, as a
+    compiler that looks for work to do in parallel may make those of all layers first.
     """
     if params.get("out_sharding") is not None:
         return NotImplemented
@@ -564,6 +565,7 @@ def product(v: Coded, vs: Labels, x: Any, xs: Labels, out: Labels, **params: Any
 
     @jax.checkpoint
     def multiply(v: Coded, x: Any) -> Any:
+        v, x = lax.optimization_barrier((v, x))
         dense = jaxrewrite.materialise(x)
         scale = v.scale_of_blocks()
         if params.get("out_sharding") is not None or any(
@@ -593,5 +595,9 @@ def scaled_after(
 
 @jaxrewrite.register("conv_general_dilated")
 def _(x: ArrayLike, v: Coded, **params):
-    convolve = lambda x, v: lax.conv_general_dilated_p.bind(x, v.materialise(), **params)
-    return jax.checkpoint(convolve)(x, v)
+    @jax.checkpoint
+    def convolve(x: Any, v: Coded) -> Any:
+        x, v = lax.optimization_barrier((x, v))
+        return lax.conv_general_dilated_p.bind(x, v.materialise(), **params)
+
+    return convolve(x, v)
