@@ -568,11 +568,10 @@ def product(v: Coded, vs: Labels, x: Any, xs: Labels, out: Labels, **params: Any
         v, x = lax.optimization_barrier((v, x))
         dense = jaxrewrite.materialise(x)
         scale = v.scale_of_blocks()
-        if params.get("out_sharding") is not None or any(
-            scale.shape[i] > 1 for i in summed
-        ):
-            return contract(v.materialise(), vs, dense, xs, out, **params)
-        return scaled_after(v, scale, vs, dense, xs, out, **params)
+        if all(scale.shape[axis] == 1 for axis in summed):
+            return scaled_after(v, scale, vs, dense, xs, out, **params)
+        weight = blockwise(jnp.multiply, v.levels(), scale)
+        return contract(weight, vs, dense, xs, out, **params)
 
     return multiply(v, x)
 
