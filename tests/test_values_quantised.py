@@ -361,6 +361,9 @@ def test_no_dense_copy_is_kept_for_the_backward_pass(kind):
     assert not floats_of_size(pullback, v.size)
 
 
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 11), reason="its compiler makes all layers dense at once"
+)
 def test_one_layer_at_a_time_is_dense():
     """Where the compiler doesn't hold more to find work to do in parallel."""
     v, x = make("nf4", 256, 256), normal(4, 256)
