@@ -10,7 +10,10 @@ from ._keys import Threefry as Threefry
 from ._low_rank import LowRank as LowRank
 from ._masked import Masked as Masked
 from ._named import Named as Named
+from ._nf4 import NF4 as NF4
 from ._product import Product as Product
+from ._quantise import quantise as quantise
+from ._quantised import Quantised as Quantised
 from ._scaled import Scaled as Scaled
 from ._sum import Sum as Sum
 from ._tagged import Tagged as Tagged
