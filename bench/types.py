@@ -46,14 +46,109 @@ def random(key: Any, *shape: int) -> Any:
     return jax.random.normal(key, shape) / shape[-1] ** 0.5
 
 
+def positive(key: Any, n: int) -> Any:
+    return 2 + jax.random.uniform(key, (n,))
+
+
+def tridiagonal(key: Any, n: int) -> Any:
+    keys = jax.random.split(key, 3)
+    return values.Tridiagonal(
+        random(keys[0], n - 1), positive(keys[1], n), random(keys[2], n - 1)
+    )
+
+
+def sparse(key: Any, n: int) -> Any:
+    w = random(key, n, n)
+    return values.Sparse.from_dense(
+        jnp.where(jax.random.uniform(key, w.shape) < DENSITY, w, 0)
+    )
+
+
+def lora(key: Any, n: int, w: Any = None) -> Any:
+    keys = jax.random.split(key, 3)
+    w = random(keys[0], n, n) if w is None else w
+    return values.Lora(w, random(keys[1], n, RANK), random(keys[2], RANK, n))
+
+
+def one_hot(key: Any, n: int) -> Any:
+    return values.OneHot(jax.random.randint(key, (n,), 0, n), n)
+
+
+def blocks(key: Any, n: int) -> Any:
+    return values.BlockDiagonal(random(key, n // BLOCK, BLOCK, BLOCK))
+
+
+def kronecker(key: Any, n: int) -> Any:
+    p = 2 ** (n.bit_length() // 2)
+    keys = jax.random.split(key)
+    return values.Kronecker((random(keys[0], p, p), random(keys[1], n // p, n // p)))
+
+
+def solve(v: Any, x: Any) -> Any:
+    return jnp.linalg.solve(v, x)
+
+
 TYPES: dict[str, Type] = {
     "Zero": Type(lambda key, n: values.Zero((n, n))),
     "Constant": Type(lambda key, n: values.Constant(random(key, 1)[0], (n, n))),
     "Identity": Type(lambda key, n: values.Identity(n)),
+    "OneHot": Type(one_hot),
     "Diagonal": Type(lambda key, n: values.Diagonal(random(key, n))),
+    "Diagonal, solve": Type(lambda key, n: values.Diagonal(positive(key, n)), solve),
+    "Tridiagonal": Type(tridiagonal),
+    "Tridiagonal, solve": Type(tridiagonal, solve),
+    "Banded": Type(lambda key, n: values.Banded(random(key, 5, n), 2, 2)),
+    "Triangular": Type(lambda key, n: values.Triangular(random(key, n, n))),
+    "Triangular, solve": Type(
+        lambda key, n: values.Triangular(random(key, n, n) / 9 + 3 * jnp.eye(n)), solve
+    ),
+    "Symmetric": Type(lambda key, n: values.Symmetric(random(key, n, n))),
+    "Permutation": Type(
+        lambda key, n: values.Permutation(jax.random.permutation(key, n))
+    ),
+    "BlockDiagonal": Type(blocks),
+    "Kronecker": Type(kronecker),
+    "Toeplitz": Type(lambda key, n: values.Toeplitz(random(key, n), random(key, n))),
+    "Circulant": Type(lambda key, n: values.Circulant(random(key, n))),
+    "LowRank": Type(
+        lambda key, n: values.LowRank(random(key, n, RANK), random(key, RANK, n)), by_weight
+    ),
+    "Sparse, 1%": Type(sparse),
+    "NMSparse, 2:4": Type(
+        lambda key, n: values.NMSparse.prune(random(key, n, n), 2, 4), by_weight
+    ),
+    "Sum, diagonal and low rank": Type(
+        lambda key, n: values.Sum(
+            (
+                values.Diagonal(random(key, n)),
+                values.LowRank(random(key, n, RANK), random(key, RANK, n)),
+            )
+        )
+    ),
+    "Product, diagonal and circulant": Type(
+        lambda key, n: values.Product(
+            (values.Diagonal(random(key, n)), values.Circulant(random(key, n)))
+        )
+    ),
     "Scaled, of a diagonal": Type(
         lambda key, n: values.Scaled(values.Diagonal(random(key, n)), jnp.float32(2))
     ),
+    "Lora": Type(lora, by_weight, made_within=True),
+    "Quantised, 8 bits": Type(
+        lambda key, n: values.Quantised.quantise(random(key, n, n), 8, axis=1), by_weight
+    ),
+    "Quantised, 4 bits in blocks": Type(
+        lambda key, n: values.Quantised.quantise(random(key, n, n), 4, block=BLOCK),
+        by_weight,
+    ),
+    "NF4": Type(lambda key, n: values.NF4.quantise(random(key, n, n)), by_weight),
+    "Lora on NF4": Type(
+        lambda key, n: lora(key, n, values.NF4.quantise(random(key, n, n))),
+        by_weight,
+        made_within=True,
+    ),
+    "Tagged": Type(lambda key, n: values.Tagged(random(key, n, n), "weight")),
+    "Named": Type(lambda key, n: values.Named(random(key, n, n), ("out", None))),
 }
 
 
