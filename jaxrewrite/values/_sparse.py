@@ -120,8 +120,7 @@ class Sparse(Matrix):
             )
         _check_indices(matrix)
         if not matrix.unique_indices:
-            is_bcoo = isinstance(matrix, BCOO)
-            matrix = _summed(matrix) if is_bcoo else _compressed(_summed(matrix.to_bcoo()))
+            matrix = _summed(matrix)
         batch = matrix.shape[:-2]
         indices = matrix.indices
         own = indices.shape[len(batch) :]
@@ -378,9 +377,13 @@ def _check_indices(matrix: BCOO | BCSR) -> None:
         raise ValueError(f"Sparse: indices out of range for {m} columns.")
 
 
-def _summed(matrix: BCOO) -> BCOO:
+def _summed(matrix: BCOO | BCSR) -> BCOO | BCSR:
     """With the entries of one place added up."""
     n, m = matrix.shape[-2:]
+    if isinstance(matrix, BCSR):
+        return _compressed(
+            bcoo_sum_duplicates(matrix.to_bcoo(), nse=min(matrix.nse, n * m))
+        )
     return bcoo_sum_duplicates(matrix, nse=min(matrix.nse, n * m))
 
 

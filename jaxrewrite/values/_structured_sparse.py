@@ -163,6 +163,11 @@ class NMSparse(Matrix):
                 raise ValueError(f"NMSparse: w has more than {n} of {m} that are not zero.")
         return v
 
+    @property
+    def offsets(self) -> Any:
+        """The indices as integers that can be reckoned with; those of 4 bits can't."""
+        return self.indices.astype(jnp.int32)
+
     # --- as a matrix ------------------------------------------------------------------
 
     def with_values(self, values: Any) -> Self:
@@ -184,8 +189,8 @@ class NMSparse(Matrix):
         dense = jnp.zeros((*batch, groups, self.m, k), self.values.dtype)
         # One by one: as one array they would have N times the bytes.
         for s in range(kept):
-            value, index = self.values[..., s, :], self.indices[..., s, :]
-            here = index[..., None, :].astype(jnp.int32) == place
+            value, index = self.values[..., s, :], self.offsets[..., s, :]
+            here = index[..., None, :] == place
             dense = jnp.where(here, value[..., None, :], dense)
         dense = dense.reshape(*batch, groups * self.m, k)
         return jnp.swapaxes(dense, -1, -2) if self.in_rows else dense
@@ -214,7 +219,7 @@ class NMSparse(Matrix):
 
     def _at_places(self, groups: Any) -> Any:
         r"""Of an array of shape (\*batch, groups, M, k) what is where the entries are."""
-        return jnp.take_along_axis(groups, self.indices.astype(jnp.int32), -2)
+        return jnp.take_along_axis(groups, self.offsets, -2)
 
     def scaled_rows(self, factors: Any) -> Any:
         if self.in_rows:
@@ -232,7 +237,7 @@ class NMSparse(Matrix):
             return NotImplemented
         found = jnp.zeros_like(self.values)
         for s in range(other.values.shape[-2]):
-            here = other.indices[..., s : s + 1, :] == self.indices
+            here = other.offsets[..., s : s + 1, :] == self.offsets
             found = jnp.where(here, other.values[..., s : s + 1, :], found)
         return self.with_values(self.values * found)
 
@@ -240,8 +245,8 @@ class NMSparse(Matrix):
         if self.in_rows:
             i, j = j, i
         group = i // self.m
-        values, indices = self.values[group, :, j], self.indices[group, :, j]
-        return jnp.where(indices == (i % self.m)[..., None], values, 0).sum(-1)
+        values, offsets = self.values[group, :, j], self.offsets[group, :, j]
+        return jnp.where(offsets == (i % self.m)[..., None], values, 0).sum(-1)
 
     def rows(self, i: Any) -> Any:
         """The rows at indices, as an array."""
@@ -249,7 +254,7 @@ class NMSparse(Matrix):
             columns = self.map_both(lambda x: x[..., i.reshape(-1)])
             return columns.materialise().reshape(*i.shape, -1)
         group = i // self.m
-        here = self.indices[group] == (i % self.m)[..., None, None]
+        here = self.offsets[group] == (i % self.m)[..., None, None]
         return jnp.where(here, self.values[group], 0).sum(-2).astype(self.dtype)
 
 
@@ -289,10 +294,10 @@ def _(v: NMSparse, *starts: Array, slice_sizes: Any) -> Any:
     grouped, other = _axes(v)
     if slice_sizes[grouped] != v.shape[grouped]:
         return NotImplemented
-    begin = (*starts[:-2], 0, 0, starts[other])
     groups, kept = v.values.shape[-3:-1]
     sizes = (*slice_sizes[:-2], groups, kept, slice_sizes[other])
-    begin = tuple(jnp.asarray(start, starts[other].dtype) for start in begin)
+    zero = jnp.zeros_like(starts[other])
+    begin = (*starts[:-2], zero, zero, starts[other])
     return v.map_both(lambda x: lax.dynamic_slice(x, begin, sizes))
 
 

@@ -20,11 +20,6 @@ def _(rng, dtype, n, m):
     return Sparse.from_dense(some(rng, (n, m), dtype), nse=n * m)
 
 
-@case("sparse_rows")
-def _(rng, dtype, n, m):
-    return Sparse.from_dense(some(rng, (n, m), dtype), nse=n * m, format="bcsr")
-
-
 @case("sparse_columns", square=True)
 def _(rng, dtype, n, m):
     dense = some(rng, (n, n), dtype) + 3 * jnp.eye(n, dtype=dtype)
