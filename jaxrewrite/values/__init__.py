@@ -10,3 +10,4 @@ from ._scaled import Scaled as Scaled
 from ._sparse import Sparse as Sparse
 from ._structured_sparse import NMSparse as NMSparse
 from ._sum import Sum as Sum
+from ._uniform import Constant as Constant, Known as Known, Zero as Zero
