@@ -128,7 +128,7 @@ def test_stacks(format, bulk):
         "joined": jnp.concatenate([v, v[:1]]),
         "diagonal": jnp.trace(v, axis1=1, axis2=2),
     }
-    jax.tree.map(close, jax.jit(implicit(fn))(v), fn(w), is_leaf=lambda x: x is None)
+    jax.tree.map(close, jaxrewrite.materialise(jax.jit(implicit(fn))(v)), fn(w))
 
 
 def test_half_precision_is_summed_in_single():
@@ -348,3 +348,24 @@ def test_bad_structure():
     with pytest.raises(ValueError, match="more than 2"):
         NMSparse.from_dense(jnp.ones((4, 4)))
     close(NMSparse.from_dense(jnp.eye(4)), jnp.eye(4))
+
+
+@pytest.mark.parametrize("v", [sparse(), pruned()], ids=["sparse", "n of m"])
+def test_stays_implicit_across_a_custom_rule(v, no_leak_checks):
+    @jax.custom_jvp
+    def odd(x):
+        return jnp.sin(x)
+
+    @odd.defjvp
+    def _(primals, tangents):
+        (x,), (t,) = primals, tangents
+        return odd(x), 3 * jnp.cos(x) * t
+
+    leaf, *places = jax.tree.leaves(v)
+    filled = lambda x: jax.tree.unflatten(jax.tree.structure(v), [x, *places])
+    assert type(implicit(odd)(v)) is type(v)
+    loss = lambda v: (odd(v) @ jnp.arange(v.shape[1], dtype=v.dtype)).sum()
+    got = jax.grad(lambda x: jaxrewrite.transform(loss, materialise="allow")(filled(x)))(
+        leaf
+    )
+    close(got, jax.grad(lambda x: loss(filled(x).materialise()))(leaf))

@@ -254,6 +254,9 @@ class Sparse(Matrix):
             return Sparse(self.matrix, by_columns=not self.by_columns)
         return _flipped(self.matrix)
 
+    def tangent(self, leaf_tangents: Any) -> Any:
+        return self.with_data(leaf_tangents.data)
+
     def map_entries(self, fn: Callable[..., Any], *others: Self) -> Self:
         # What only fills up is made one, which has a derivative where zero may have none.
         data = jnp.where(self.stored(), self.data, jnp.ones_like(self.data))
@@ -300,8 +303,8 @@ class Sparse(Matrix):
         return self.transposed().apply(asked.astype(self.dtype), i.ndim)
 
     def hadamard(self, other: Any) -> Any:
-        if not isinstance(other, Matrix):
-            return NotImplemented
+        if not isinstance(other, Matrix) or isinstance(other, (Diagonal, Identity)):
+            return NotImplemented  # what is on the diagonal only, those know
         if self.batch:
             if not isinstance(other, Sparse):
                 return NotImplemented
