@@ -20,12 +20,6 @@ def _(rng, dtype, n, m):
     return Sparse.from_dense(some(rng, (n, m), dtype), nse=n * m)
 
 
-@case("sparse_columns", square=True)
-def _(rng, dtype, n, m):
-    dense = some(rng, (n, n), dtype) + 3 * jnp.eye(n, dtype=dtype)
-    return Sparse.from_dense(dense, nse=n * n, format="bcsc")
-
-
 def group(rows):
     """A number of rows that divides them."""
     return next(m for m in (4, 3, 5, 2, 1) if rows % m == 0)
