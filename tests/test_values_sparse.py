@@ -13,6 +13,10 @@ from jaxrewrite.values import Diagonal, Identity, NMSparse, Product, Sparse, Sum
 
 
 FORMATS = ("bcoo", "bcsr", "bcsc")
+# The others in the long run; walks over all cases are of "bcoo".
+formats = pytest.mark.parametrize(
+    "format", ["bcsr", *(pytest.param(f, marks=pytest.mark.slow) for f in ("bcoo", "bcsc"))]
+)
 
 
 def implicit(fn):
@@ -98,7 +102,7 @@ PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@formats
 def test_products(format, bulk):
     v = sparse(format=format)
     fn = everything(PRODUCTS)
@@ -119,6 +123,7 @@ def test_gradient_of_products(format, bulk):
     close(got, jax.grad(lambda d: loss(v.with_data(d).materialise()))(v.data))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_stacks(format, bulk):
     w = dense((2, 3, 4))
@@ -181,6 +186,7 @@ def test_what_fills_up_has_no_gradient(bulk):
     np.testing.assert_allclose(grad, [0.25, 0.25, 0, 0])
 
 
+@pytest.mark.slow
 def test_a_loop_joins_what_grows(bulk):
     v = Sparse.from_dense(jnp.eye(3), nse=3)
     step = lambda c, _: (c + jnp.roll(c, 1, axis=0), None)
@@ -190,7 +196,10 @@ def test_a_loop_joins_what_grows(bulk):
     close(got, fn(jnp.eye(3)))
 
 
-@pytest.mark.parametrize("solver", ["cg", "gmres", "bicgstab"])
+@pytest.mark.parametrize(
+    "solver",
+    ["cg", *(pytest.param(s, marks=pytest.mark.slow) for s in ("gmres", "bicgstab"))],
+)
 def test_iterative_solvers(solver, no_leak_checks):
     w = dense((8, 8))
     w = w @ w.T * (w != 0) * (w.T != 0) + 20 * jnp.eye(8)
@@ -298,7 +307,7 @@ def test_stays_structured(bulk):
     check_kept(STRUCTURED, pruned())
 
 
-@pytest.mark.parametrize("flip", [False, True])
+@pytest.mark.parametrize("flip", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_lookups_and_products(flip, bulk):
     v = pruned((8, 8))
     fns = {
@@ -321,6 +330,7 @@ def test_two_of_other_places(bulk):
     close(jaxrewrite.transform(jnp.maximum, materialise="allow")(v, w), jnp.maximum(a, b))
 
 
+@pytest.mark.slow
 def test_a_stack_of_structured_matrices(bulk):
     v = pruned((2, 8, 3))
     w = jaxrewrite.materialise(v)
@@ -392,3 +402,12 @@ def test_stays_implicit_across_a_custom_rule(v, no_leak_checks):
         leaf
     )
     close(got, jax.grad(lambda x: loss(filled(x).materialise()))(leaf))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_empty_axes(format):
+    for shape in ((0, 3), (3, 0)):
+        v = Sparse.from_dense(jnp.zeros(shape), format=format)
+        close(v @ jnp.ones((shape[1], 2)), jnp.zeros((shape[0], 2)))
+        close(jnp.ones((2, shape[0])) @ v, jnp.zeros((2, shape[1])))

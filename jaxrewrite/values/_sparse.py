@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -445,9 +446,9 @@ def _positions(indices: Any, asked: Any) -> Any:
 
 def _compressed_product(matrix: BCSR, x: Any) -> Any:
     """``matrix @ x`` along the first axis of an array of any number of them."""
-    flat = x if x.ndim == 1 else x.reshape(x.shape[0], -1)
+    flat = x if x.ndim == 1 else x.reshape(x.shape[0], math.prod(x.shape[1:]))
     y = bcsr_dot_general(matrix, flat, dimension_numbers=(((1,), (0,)), ((), ())))
-    return y.reshape(-1, *x.shape[1:])
+    return y.reshape(matrix.shape[0], *x.shape[1:])
 
 
 @sequential_vmap
