@@ -15,6 +15,8 @@ from ._product import Product as Product
 from ._quantise import quantise as quantise
 from ._quantised import Quantised as Quantised
 from ._scaled import Scaled as Scaled
+from ._sparse import Sparse as Sparse
+from ._structured_sparse import NMSparse as NMSparse
 from ._sum import Sum as Sum
 from ._tagged import Tagged as Tagged
 from ._trees import (

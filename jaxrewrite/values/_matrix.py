@@ -36,10 +36,14 @@ class Matrix(Structured):
     entries
         ``"all"`` if each entry of the matrix is one of the leaves, ``"pattern"`` if the
         others are zeros, ``None`` if the entries are anything else.
+    movable
+        Whether leaves say where the entries are, so that those of two values of one
+        structure need not be in the same places.
     """
 
     _is_base = True
     entries: ClassVar[str | None] = None
+    movable: ClassVar[bool] = False
 
     # --- what a type defines ------------------------------------------------------
 
@@ -422,7 +426,7 @@ def same_structure(x: Any, y: Any) -> bool:
 
 def zip_entries(primitive: Any, x: Any, y: Any, **params: Any) -> Any:
     """Two matrices of one structure, entry by entry."""
-    if x.entries is None or not same_structure(x, y):
+    if x.entries is None or not same_structure(x, y) or x.movable:
         return NotImplemented
     if x.entries != "all" and primitive.name not in _ZERO_OF_ZEROS:
         return NotImplemented
@@ -663,7 +667,7 @@ def _(v: Matrix, *, axes: Sequence[int], **params: Any) -> Any:
     n, m = v.ndim - 2, v.ndim - 1
     batch = tuple(axis for axis in axes if axis < n)
     if n not in axes and m not in axes:
-        if v.entries is None:
+        if v.entries is None or v.movable:
             return NotImplemented
         kept = tuple(size for i, size in enumerate(v.batch) if i not in batch)
         return v.map_batch(lambda x: x.sum(batch), kept)
