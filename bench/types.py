@@ -103,9 +103,7 @@ TYPES: dict[str, Type] = {
         lambda key, n: values.Triangular(random(key, n, n) / 9 + 3 * jnp.eye(n)), solve
     ),
     "Symmetric": Type(lambda key, n: values.Symmetric(random(key, n, n))),
-    "Permutation": Type(
-        lambda key, n: values.Permutation(jax.random.permutation(key, n))
-    ),
+    "Permutation": Type(lambda key, n: values.Permutation(jax.random.permutation(key, n))),
     "BlockDiagonal": Type(blocks),
     "Kronecker": Type(kronecker),
     "Toeplitz": Type(lambda key, n: values.Toeplitz(random(key, n), random(key, n))),
