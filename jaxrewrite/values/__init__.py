@@ -4,8 +4,11 @@ Loaded when it is first used, with the rules of all types.
 """
 
 from . import _linalg as _linalg
+from ._banded import Banded as Banded, Tridiagonal as Tridiagonal
 from ._diagonal import Diagonal as Diagonal, Identity as Identity
 from ._product import Product as Product
 from ._scaled import Scaled as Scaled
 from ._sum import Sum as Sum
 from ._uniform import Constant as Constant, Known as Known, Zero as Zero
+from ._symmetric import Symmetric as Symmetric
+from ._triangular import Triangular as Triangular
