@@ -41,12 +41,9 @@ class _Bands(Matrix):
         return functools.reduce(jnp.add, terms) if terms else x
 
     def times(self, other: Any) -> Any:
-        bands = _as_banded(other)
-        return NotImplemented if bands is None else _product(self.as_banded(), bands)
-
-    def rtimes(self, other: Any) -> Any:
-        bands = _as_banded(other)
-        return NotImplemented if bands is None else _product(bands, self.as_banded())
+        if not isinstance(other, _Bands):
+            return NotImplemented
+        return _product(self.as_banded(), other.as_banded())
 
     def plus(self, other: Any) -> Any:
         both = self.join(other)
@@ -56,6 +53,8 @@ class _Bands(Matrix):
         return Banded(v.bands + w.bands, v.lower, v.upper)
 
     def hadamard(self, other: Any) -> Any:
+        if isinstance(other, (Diagonal, Identity)):
+            return other.hadamard(self)
         v, w = self.as_banded(), _as_banded(other)
         if w is not None:
             lower, upper = min(v.lower, w.lower), min(v.upper, w.upper)

@@ -54,7 +54,7 @@ class Symmetric(Matrix):
     >>> v = Symmetric(jnp.array([[2.0, 9.0], [1.0, 2.0]]), positive=True)
     >>> v @ jnp.ones(2), jnp.exp(1) * v.T
     (Array([3., 3.], dtype=float32), Symmetric<f32[2,2], 16 B>(x=f32[2,2], positive=False))
-    >>> jaxrewrite.transform(jnp.linalg.cholesky)(v)
+    >>> v.cholesky()
     Triangular<f32[2,2], 16 B>(x=f32[2,2], lower=True)
     """
 
@@ -109,11 +109,8 @@ class Symmetric(Matrix):
         return jax.core.ShapedArray(jnp.shape(self.x), self.x.dtype)
 
     def materialise(self) -> Any:
-        return self._mirrored(jnp.swapaxes(self.x, -1, -2))
-
-    def _mirrored(self, upper: Any) -> Any:
-        n = self.shape[-1]
-        return jnp.where(jnp.tri(n, dtype=bool), self.x, upper)
+        lower = jnp.tri(self.shape[-1], dtype=bool)
+        return jnp.where(lower, self.x, jnp.swapaxes(self.x, -1, -2))
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return apply_dense(self.materialise(), x, axis, precision)
@@ -122,18 +119,21 @@ class Symmetric(Matrix):
         return self
 
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
-        # The upper triangle must be in the domain of the function; nothing flows back.
-        full = [
-            v._mirrored(lax.stop_gradient(jnp.swapaxes(v.x, -1, -2)))
-            for v in (self, *others)
-        ]
-        return Symmetric(fn(*full))
+        # Mirrored, so that the upper triangle, which is not used, gives no NaN of its own.
+        return Symmetric(fn(*(v.materialise() for v in (self, *others))))
 
     def cast(self, dtype: Any) -> Any:
         return Symmetric(self.x.astype(dtype))
 
     def pick(self, dense: Any) -> Any:
         return NotImplemented
+
+    def tangent(self, leaf_tangents: Any) -> Any:
+        return Symmetric(leaf_tangents.x)
+
+    def lift_tangent(self, tangent: Any) -> Any:
+        # That of an array which is symmetric whatever the leaves are is as well.
+        return Symmetric(tangent, self.positive)
 
     def plus(self, other: Any) -> Any:
         if isinstance(other, Symmetric):
