@@ -22,7 +22,7 @@ N = 6
 
 
 @pytest.fixture(autouse=True)
-def _double():
+def _double(bulk):
     with jax.enable_x64(True):
         yield
 
@@ -208,7 +208,7 @@ def test_symmetric_stays_symmetric():
     [lambda *n: banded(2, 1, *n), lambda *n: banded(1, 0, *n), positive, symmetric],
     ids=["banded", "lower", "positive", "symmetric"],
 )
-def test_stacks_are_solved_along_any_axis(make, no_leak_checks):
+def test_stacks_are_solved_along_any_axis(make):
     v = make(5, (2,))
     x = numbers(2, 3, 5, 2)
     got = v.solve(x, 2)
@@ -217,7 +217,7 @@ def test_stacks_are_solved_along_any_axis(make, no_leak_checks):
     close(v.pivots().prod(-1), jnp.linalg.det(dense(v)))
 
 
-def test_stacks_of_tridiagonal_ones(no_leak_checks):
+def test_stacks_of_tridiagonal_ones():
     v = jax.tree.map(lambda a, b: jnp.stack([a, b]), tridiagonal(), tridiagonal(seed=1))
     x = numbers(2, N, 3)
     close(implicit(jnp.linalg.solve)(v, x), jnp.linalg.solve(dense(v), x))
@@ -230,7 +230,7 @@ def without_a_pivot():
     return Banded(v.bands.at[1].set(jnp.where(jnp.arange(N) % 2 == 1, 2, 0)), 1, 1)
 
 
-def test_elimination_exchanges_rows(no_leak_checks):
+def test_elimination_exchanges_rows():
     v, b = without_a_pivot(), numbers(N)
     close(implicit(jnp.linalg.solve)(v, b), jnp.linalg.solve(dense(v), b))
     close(implicit(jnp.linalg.det)(v), jnp.linalg.det(dense(v)))
@@ -244,16 +244,16 @@ def test_a_singular_matrix_has_no_determinant():
     close(Banded(v.bands.at[:, 2].set(0), 1, 1).determinant(), 0)
 
 
-def test_logarithm_of_a_determinant_that_overflows(no_leak_checks):
-    v = banded(1, 1, 500)
-    v = Banded(v.bands.at[1].add(10), 1, 1)
-    for v in (v, Triangular(jnp.diag(jnp.arange(1.0, 401)))):
+def test_logarithm_of_a_determinant_that_overflows():
+    large = banded(1, 1, 500)
+    large = Banded(large.bands.at[1].add(10), 1, 1)
+    for v in (large, Triangular(jnp.diag(jnp.arange(1.0, 401)))):
         sign, log = implicit(jnp.linalg.slogdet)(v)
         want = np.linalg.slogdet(dense(v))
         close(jnp.stack([sign, log]), want)
 
 
-def test_solve_derivatives(no_leak_checks):
+def test_solve_derivatives():
     """In both modes, with respect to the bands and to the right side, as of dense."""
     v, b = banded(1, 2), numbers(N, 2)
     mine = lambda v, b: jnp.sin(v.solve(b, 0)).sum()
@@ -264,7 +264,7 @@ def test_solve_derivatives(no_leak_checks):
 
 
 @pytest.mark.parametrize("lower", [1, 3])
-def test_cholesky_of_bands(lower, no_leak_checks):
+def test_cholesky_of_bands(lower):
     factor = dense(banded(lower, 0))
     v = Banded.from_dense(factor @ factor.T, lower, lower)
     close(implicit(jnp.linalg.cholesky)(v), factor)
@@ -276,7 +276,7 @@ def test_cholesky_of_bands(lower, no_leak_checks):
     close(implicit(solve)(found, b), jnp.linalg.solve(dense(v), b))
 
 
-def test_triangles_solve(no_leak_checks):
+def test_triangles_solve():
     b = numbers(N, 2)
     for v in (
         banded(1, 2),
@@ -294,14 +294,14 @@ def test_triangles_solve(no_leak_checks):
                 close(implicit(solve)(v, b), solve(dense(v), b))
 
 
-def test_symmetric_eigenvalues_are_real(no_leak_checks):
+def test_symmetric_eigenvalues_are_real():
     v = symmetric()
     text = str(jaxrewrite.make_jaxpr(jnp.linalg.eigvals)(v))
     assert "eigh" in text and "eig[" not in text
     assert not np.asarray(implicit(jnp.linalg.eigvals)(v)).imag.any()
 
 
-def test_positive_ones_are_solved_by_cholesky(no_leak_checks):
+def test_positive_ones_are_solved_by_cholesky():
     fn = lambda v, b: jnp.linalg.solve(v, b)
     text = str(jaxrewrite.make_jaxpr(fn)(positive(), numbers(N)))
     assert "cholesky" in text and " lu " not in text
@@ -362,7 +362,7 @@ def test_bad_input(make, said):
 
 @pytest.mark.slow
 @variants
-def test_oracle(name, bulk):
+def test_oracle(name):
     v = VARIANTS[name]()
     fn = everything(programs("float64", v.shape))
     same(jax.jit(materialised(fn))(v), jax.jit(fn)(v.materialise()), 1e-9)
@@ -370,9 +370,11 @@ def test_oracle(name, bulk):
 
 @pytest.mark.slow
 @variants
-def test_linear_algebra_oracle(name, no_leak_checks):
+def test_linear_algebra_oracle(name):
     v = VARIANTS[name]()
     b = numbers(v.shape[0])
+    # A matrix of one entry is no more than that.
+    policy = "forbid" if len(b) > 1 else "allow"
     det = lambda v, b: jnp.linalg.det(v)
     for fn in (
         jnp.linalg.solve,
@@ -381,7 +383,7 @@ def test_linear_algebra_oracle(name, no_leak_checks):
         lambda v, b: jnp.stack(jnp.linalg.slogdet(v)),
         lambda v, b: jnp.linalg.inv(v),
     ):
-        close(implicit(fn)(v, b), fn(dense(v), b))
+        close(jaxrewrite.transform(fn, materialise=policy)(v, b), fn(dense(v), b))
         if fn is det:
             continue  # JAX differentiates it by factors that are not known here
         loss = lambda v, b, fn=fn: jnp.sin(fn(v, b)).sum()

@@ -9,6 +9,6 @@ from ._diagonal import Diagonal as Diagonal, Identity as Identity
 from ._product import Product as Product
 from ._scaled import Scaled as Scaled
 from ._sum import Sum as Sum
-from ._uniform import Constant as Constant, Known as Known, Zero as Zero
 from ._symmetric import Symmetric as Symmetric
 from ._triangular import Triangular as Triangular
+from ._uniform import Constant as Constant, Known as Known, Zero as Zero

@@ -181,7 +181,7 @@ class Banded(_Bands):
         return v
 
     def aval(self) -> Any:
-        *batch, _, n = jnp.shape(self.bands)
+        *batch, _, n = self.bands.shape
         return jax.core.ShapedArray((*batch, n, n), self.bands.dtype)
 
     def materialise(self) -> Any:
@@ -381,7 +381,7 @@ class Tridiagonal(_Bands):
         return v
 
     def aval(self) -> Any:
-        shape = jnp.shape(self.main)
+        shape = self.main.shape
         return jax.core.ShapedArray((*shape, shape[-1]), self.main.dtype)
 
     def materialise(self) -> Any:
@@ -537,8 +537,7 @@ def _eliminated(rows: Any, b: Any, lower: int) -> tuple[Any, Any, Any]:
 
     def step(above: Any, entering: Any) -> Any:
         a, b = (
-            jnp.concatenate([x, new[None]])
-            for x, new in zip(above, entering, strict=True)
+            jnp.concatenate([x, new[None]]) for x, new in zip(above, entering, strict=True)
         )
         pivot = jnp.argmax(abs(a[:, 0]))
         order = jnp.arange(lower + 1).at[0].set(pivot).at[pivot].set(0)

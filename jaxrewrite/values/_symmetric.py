@@ -106,7 +106,7 @@ class Symmetric(Matrix):
         return v
 
     def aval(self) -> Any:
-        return jax.core.ShapedArray(jnp.shape(self.x), self.x.dtype)
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
 
     def materialise(self) -> Any:
         lower = jnp.tri(self.shape[-1], dtype=bool)

@@ -94,7 +94,7 @@ class Triangular(Matrix):
         return v
 
     def aval(self) -> Any:
-        return jax.core.ShapedArray(jnp.shape(self.x), self.x.dtype)
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
 
     def materialise(self) -> Any:
         return self._kept()
