@@ -330,11 +330,11 @@ class Tridiagonal(_Bands):
     --------
     >>> import jax.numpy as jnp, jaxrewrite
     >>> from jaxrewrite.values import Tridiagonal
-    >>> v = Tridiagonal(-jnp.ones(3), 2 * jnp.ones(4), -jnp.ones(3))
-    >>> v @ jnp.ones(4), v.determinant()
-    (Array([1., 0., 0., 1.], dtype=float32), Array(5., dtype=float32))
+    >>> v = Tridiagonal(-jnp.ones(4), 2 * jnp.ones(5), -jnp.ones(4))
+    >>> v @ jnp.ones(5), v.determinant()
+    (Array([1., 0., 0., 0., 1.], dtype=float32), Array(6., dtype=float32))
     >>> v @ v
-    Banded<f32[4,4], 80 B>(bands=f32[5,4], lower=2, upper=2)
+    Banded<f32[5,5], 100 B>(bands=f32[5,5], lower=2, upper=2)
     """
 
     lower: Inexact[Array, "*batch n-1"]
