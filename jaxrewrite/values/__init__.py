@@ -6,12 +6,26 @@ Loaded when it is first used, with the rules of all types.
 from . import _linalg as _linalg
 from ._banded import Banded as Banded, Tridiagonal as Tridiagonal
 from ._diagonal import Diagonal as Diagonal, Identity as Identity
+from ._interval import Interval as Interval
+from ._keys import Threefry as Threefry
 from ._low_rank import LowRank as LowRank
+from ._masked import Masked as Masked
+from ._named import Named as Named
+from ._nf4 import NF4 as NF4
 from ._product import Product as Product
+from ._quantise import quantise as quantise
+from ._quantised import Quantised as Quantised
 from ._scaled import Scaled as Scaled
 from ._sum import Sum as Sum
 from ._symmetric import Symmetric as Symmetric
-from ._trees import freeze as freeze, nbytes as nbytes
+from ._tagged import Tagged as Tagged
+from ._trees import (
+    combine as combine,
+    freeze as freeze,
+    nbytes as nbytes,
+    partition as partition,
+)
 from ._triangular import Triangular as Triangular
 from ._uniform import Constant as Constant, Known as Known, Zero as Zero
+from ._unitful import Unitful as Unitful, Units as Units, UnitsError as UnitsError
 from .lora import Lora as Lora, adapt as adapt

@@ -9,7 +9,7 @@ in triangular solves.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import lax
@@ -38,7 +38,7 @@ class Factored(Matrix):
     matrix: Any
     entries = "pattern"
 
-    _is_whole = True
+    _is_whole: ClassVar[bool] = True
 
     def aval(self) -> Any:
         return self.matrix.aval()
