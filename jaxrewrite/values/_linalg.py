@@ -3,7 +3,7 @@
 ``jnp.linalg.solve`` is an LU factorisation and two triangular solves, and so is what comes
 from it: inverses and determinants. A matrix that knows its packed factors gives them. One
 that only knows how to solve gives `Factored`, in whose place nobody looks for factors but
-in triangular solves.
+in triangular solves and, for the determinant, on the diagonal.
 """
 
 from __future__ import annotations
