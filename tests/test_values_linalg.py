@@ -100,8 +100,11 @@ def test_eigenvalues(name, no_leak_checks):
 @matrices("cholesky")
 def test_cholesky(name):
     v = make(name)
+    dense = np.asarray(v)
+    if not np.allclose(dense, dense.T):
+        pytest.skip("not symmetric")
     try:
-        want = np.linalg.cholesky(np.asarray(v))
+        want = np.linalg.cholesky(dense)
     except np.linalg.LinAlgError:
         pytest.skip("not positive definite")
     close(v.cholesky(), want)

@@ -4,6 +4,7 @@ Loaded when it is first used, with the rules of all types.
 """
 
 from . import _linalg as _linalg
+from ._banded import Banded as Banded, Tridiagonal as Tridiagonal
 from ._diagonal import Diagonal as Diagonal, Identity as Identity
 from ._interval import Interval as Interval
 from ._keys import Threefry as Threefry
@@ -18,6 +19,7 @@ from ._scaled import Scaled as Scaled
 from ._sparse import Sparse as Sparse
 from ._structured_sparse import NMSparse as NMSparse
 from ._sum import Sum as Sum
+from ._symmetric import Symmetric as Symmetric
 from ._tagged import Tagged as Tagged
 from ._trees import (
     combine as combine,
@@ -25,6 +27,7 @@ from ._trees import (
     nbytes as nbytes,
     partition as partition,
 )
+from ._triangular import Triangular as Triangular
 from ._uniform import Constant as Constant, Known as Known, Zero as Zero
 from ._unitful import Unitful as Unitful, Units as Units, UnitsError as UnitsError
 from .lora import Lora as Lora, adapt as adapt

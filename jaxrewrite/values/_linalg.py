@@ -3,11 +3,12 @@
 ``jnp.linalg.solve`` is an LU factorisation and two triangular solves, and so is what comes
 from it: inverses and determinants. A matrix that knows its packed factors gives them. One
 that only knows how to solve gives `Factored`, in whose place nobody looks for factors but
-in triangular solves.
+in triangular solves and, for the determinant, on the diagonal.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import register
 
-from ._diagonal import Identity
+from ._diagonal import Diagonal, Identity
 from ._matrix import Matrix, unpivoted
 
 
@@ -25,16 +26,17 @@ class Factored(Matrix):
     r"""The packed LU factors of a matrix :math:`A` of which only solves are known.
 
     It stands for :math:`L = I, U = A`, whose triangular solves, one after the other, solve
-    with :math:`A`. Made dense it is the packed factorisation, without exchanges of rows, of
-    :math:`A`, as far as there is one.
+    with :math:`A`. To anything else it is a diagonal matrix of numbers whose product is the
+    determinant of :math:`A`, which is what is looked for on the diagonal of a factorisation.
 
     Attributes
     ----------
     matrix
-        A square matrix that can `solve`.
+        A square matrix that can `solve`, and has `pivots`.
     """
 
     matrix: Any
+    entries = "pattern"
 
     _is_whole: ClassVar[bool] = True
 
@@ -44,11 +46,24 @@ class Factored(Matrix):
     def materialise(self) -> Any:
         raise jaxrewrite.MaterialisationError(
             f"The LU factors of a {type(self.matrix).__name__} are known to triangular "
-            "solves only; materialise the matrix before it is factorised."
+            "solves and determinants only; materialise the matrix before it is factorised."
         )
 
+    def as_diagonal(self) -> Diagonal:
+        pivots = self.matrix.pivots()
+        return self.materialise() if pivots is NotImplemented else Diagonal(pivots)
+
     def transposed(self) -> Any:
-        return NotImplemented
+        return self.as_diagonal()
+
+    def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
+        return self.as_diagonal().map_entries(fn, *others)
+
+    def pick(self, dense: Any) -> Any:
+        return self.as_diagonal().pick(dense)
+
+    def at(self, i: Any, j: Any) -> Any:
+        return self.as_diagonal().at(i, j)
 
     def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         if lower:

@@ -8,6 +8,7 @@ what acts entry by entry acts on the leaves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
@@ -101,7 +102,8 @@ class Matrix(Structured):
     def pick(self, dense: Any) -> Self:
         """A value of this structure with the entries that ``dense`` has in its place.
 
-        Of types that have ``entries``. ``dense`` is an array of this shape.
+        Of types that have ``entries``. ``dense`` is an array of this shape. NotImplemented
+        where it has another structure: that of a matrix whose entries repeat.
         """
         raise NotImplementedError(f"{type(self).__name__}.pick")
 
@@ -141,6 +143,14 @@ class Matrix(Structured):
     def determinant(self) -> Any:
         r"""The determinants, of shape (\*batch)."""
         return NotImplemented
+
+    def pivots(self) -> Any:
+        r"""Numbers of which the product is the determinant, of shape (\*batch, n)."""
+        found = self.determinant()
+        if found is NotImplemented:
+            return NotImplemented
+        ones = jnp.ones((*self.batch, self.shape[-1]), self.dtype)
+        return ones.at[..., :1].set(found[..., None])
 
     def eigenvalues(self) -> Any:
         r"""The eigenvalues in no order, of shape (\*batch, n)."""
@@ -211,6 +221,14 @@ def apply_dense(a: Any, x: Any, axis: int, precision: Any = None) -> Any:
     batch = xs[: a.ndim - 2]
     out = tuple("row" if label == axis else label for label in xs)
     return contract(x, xs, a, (*batch, "row", axis), out, precision=precision)
+
+
+def solve_columns(solve: Callable[[Any], Any], x: Any, axis: int, batch: int) -> Any:
+    r"""Solve along an axis, by a function of arrays of shape (\*batch, n, columns)."""
+    moved = jnp.moveaxis(x, axis, batch)
+    rows, columns = moved.shape[: batch + 1], moved.shape[batch + 1 :]
+    y = solve(moved.reshape(*rows, math.prod(columns)))
+    return jnp.moveaxis(y.reshape(moved.shape), batch, axis)
 
 
 def unpivoted(v: Matrix) -> tuple[Any, Any]:
@@ -378,8 +396,10 @@ def _sum_with_array(v: Matrix, x: Any, name: str, reflected: bool) -> Any:
     from ._sum import Sum
 
     shape = jnp.broadcast_shapes(v.shape, jnp.shape(x))
-    if shape != v.shape or _is_scalar(x):
+    if shape != v.shape:
         return NotImplemented
+    if _is_scalar(x):
+        return _with_number(v, x, name, reflected)
     if v.entries is not None:
         if jnp.shape(x) != v.shape:
             return NotImplemented
@@ -391,6 +411,15 @@ def _sum_with_array(v: Matrix, x: Any, name: str, reflected: bool) -> Any:
     if name == "sub":
         return Sum((negated(v), x)) if reflected else Sum((v, -x))
     return Sum((v, x))
+
+
+def _with_number(v: Matrix, x: Any, name: str, reflected: bool) -> Any:
+    if v.entries != "all":
+        return NotImplemented
+    x = jnp.reshape(x, ())
+    if name != "sub":
+        return v.map_entries(lambda a: a + x)
+    return v.map_entries(lambda a: x - a if reflected else a - x)
 
 
 # --- entry by entry ---------------------------------------------------------------------
@@ -452,7 +481,7 @@ def _(v: Matrix, x: Array, *, primitive: Any, **params: Any) -> Any:
             return v.scaled(1 / jnp.reshape(x, ()))
         return v.map_entries(lambda a: a / jnp.reshape(x, ()))
     if primitive.name == "div" and v.entries and jnp.shape(x) == v.shape:
-        return v.map_entries(lambda a, b: a / b, v.pick(x))
+        return _beside(v, x, lambda a, b: a / b)
     if v.entries == "all" and _is_scalar(x):
         return v.map_entries(lambda a: bind(primitive, *_full(a, x), **params))
     return NotImplemented
@@ -489,7 +518,15 @@ def _(v: Matrix, x: Array, **params: Any) -> Any:
         return swapped(_scaled_rows(v.transposed(), columns))
     if v.entries is None:
         return NotImplemented
-    return v.map_entries(lambda a, b: a * b, v.pick(jnp.broadcast_to(x, shape)))
+    return _beside(v, jnp.broadcast_to(x, shape), lambda a, b: a * b)
+
+
+def _beside(v: Matrix, x: Any, fn: Callable[[Any, Any], Any]) -> Any:
+    """A function of entries and of those of an array, dense where they repeat."""
+    picked = v.pick(x)
+    if picked is NotImplemented:
+        return fn(v.materialise(), x)
+    return v.map_entries(fn, picked)
 
 
 def _scaled_rows(v: Matrix, factors: Any) -> Any:
