@@ -4,7 +4,12 @@ Loaded when it is first used, with the rules of all types.
 """
 
 from . import _linalg as _linalg
+from ._block_diagonal import BlockDiagonal as BlockDiagonal
 from ._diagonal import Diagonal as Diagonal, Identity as Identity
+from ._kronecker import Kronecker as Kronecker
+from ._one_hot import OneHot as OneHot, Picked as Picked
+from ._permutation import Permutation as Permutation
 from ._product import Product as Product
 from ._scaled import Scaled as Scaled
 from ._sum import Sum as Sum
+from ._toeplitz import Circulant as Circulant, Toeplitz as Toeplitz

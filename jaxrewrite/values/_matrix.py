@@ -97,7 +97,7 @@ class Matrix(Structured):
     def pick(self, dense: Any) -> Self:
         """A value of this structure with the entries that ``dense`` has in its place.
 
-        Of types that have ``entries``. ``dense`` is an array of this shape.
+        Of types whose ``entries`` are a pattern. ``dense`` is an array of this shape.
         """
         raise NotImplementedError(f"{type(self).__name__}.pick")
 
@@ -124,7 +124,17 @@ class Matrix(Structured):
         r"""The entries on the diagonal, of shape (\*batch, min(n, m))."""
         return jnp.diagonal(self.materialise(), axis1=-2, axis2=-1)
 
+    def same_pattern(self, other: Any) -> bool:
+        """Whether the leaves of another value are entries at the same places."""
+        return same_structure(self, other)
+
     # --- linear algebra, of square matrices: NotImplemented where there is none -----
+
+    @property
+    def solvable(self) -> bool:
+        """Whether `solve` has an answer."""
+        n, m = self.shape[-2:]
+        return n == m and type(self).solve is not Matrix.solve
 
     def solve(self, x: Any, axis: int) -> Any:
         """``self`` to the power -1, applied along an axis of an array as by `apply`."""
@@ -173,12 +183,17 @@ class Matrix(Structured):
 
     def stacked(self, size: int) -> Any:
         # Leaves have their batch axes in front, so that one more is no other type.
-        return self.map_batch(lambda x: x, (size, *self.batch))
+        one = _with_leaves(self, lambda shape: shape[1:])
+        return self.map_batch(lambda x: x, (size, *one.batch))
 
     def unstacked(self) -> Any:
-        if not self.batch:
-            return NotImplemented
-        return self.map_batch(lambda x: x, self.batch[1:])
+        batch = _with_leaves(self, lambda shape: (1, *shape)).batch
+        return self.map_batch(lambda x: x, batch[1:]) if batch else NotImplemented
+
+
+def _with_leaves(v: Matrix, shape: Callable[[Any], Any]) -> Matrix:
+    """The value with leaves of other shapes, to ask for its own."""
+    return jax.tree.map(lambda x: jax.core.ShapedArray(shape(x.shape), x.dtype), v)
 
 
 # --- arrays along an axis ---------------------------------------------------------------
@@ -197,6 +212,22 @@ def apply_dense(a: Any, x: Any, axis: int, precision: Any = None) -> Any:
     batch = xs[: a.ndim - 2]
     out = tuple("row" if label == axis else label for label in xs)
     return contract(x, xs, a, (*batch, "row", axis), out, precision=precision)
+
+
+def solve_dense(a: Any, x: Any, axis: int) -> Any:
+    r"""Solve along an axis with dense matrices, of shape (\*batch, n, n)."""
+    batch = a.ndim - 2
+    moved = jnp.moveaxis(x, axis, batch)
+    columns = moved.reshape(*moved.shape[: batch + 1], -1)
+    solved = jaxrewrite.transform(jnp.linalg.solve)(a, columns)
+    return jnp.moveaxis(solved.reshape(moved.shape), batch, axis)
+
+
+def map_batch_of(x: Any, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
+    """`Matrix.map_batch` of an array or a value."""
+    if isinstance(x, Matrix):
+        return x.map_batch(fn, batch)
+    return NotImplemented if isinstance(x, jaxrewrite.Value) else fn(x)
 
 
 def unpivoted(v: Matrix) -> tuple[Any, Any]:
@@ -389,7 +420,7 @@ def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
     if v.entries == "all" or (v.entries == "pattern" and at_zero):
         return v.map_entries(lambda x: bind(primitive, x, **params))
     if primitive.name == "neg":
-        return v.scaled(jnp.asarray(-1, v.dtype))
+        return _times_number(v, jnp.asarray(-1, v.dtype))
     if primitive.name == "conj" and jnp.issubdtype(v.dtype, jnp.complexfloating):
         return jax.tree.map(lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x, v)
     return NotImplemented
@@ -411,7 +442,7 @@ def same_structure(x: Any, y: Any) -> bool:
 
 def zip_entries(primitive: Any, x: Any, y: Any, **params: Any) -> Any:
     """Two matrices of one structure, entry by entry."""
-    if x.entries is None or not same_structure(x, y):
+    if x.entries is None or not x.same_pattern(y):
         return NotImplemented
     if x.entries != "all" and primitive.name not in _ZERO_OF_ZEROS:
         return NotImplemented
@@ -432,11 +463,13 @@ def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
     *[name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")]
 )
 def _(v: Matrix, x: Array, *, primitive: Any, **params: Any) -> Any:
-    if primitive.name == "div" and _is_scalar(x):
+    if primitive.name == "div" and _is_scalar(x) and inexact(v):
         if v.entries is None:
-            return v.scaled(1 / jnp.reshape(x, ()))
+            return _times_number(v, 1 / jnp.reshape(x, ()))
         return v.map_entries(lambda a: a / jnp.reshape(x, ()))
-    if primitive.name == "div" and v.entries and jnp.shape(x) == v.shape:
+    if primitive.name == "div" and inexact(v) and v.entries and jnp.shape(x) == v.shape:
+        if v.entries == "all":
+            return v.materialise() / x
         return v.map_entries(lambda a, b: a / b, v.pick(x))
     if v.entries == "all" and _is_scalar(x):
         return v.map_entries(lambda a: bind(primitive, *_full(a, x), **params))
@@ -462,10 +495,7 @@ def _(v: Matrix, x: Array, **params: Any) -> Any:
     if shape != v.shape:
         return NotImplemented
     if _is_scalar(x):
-        from ._scaled import Scaled
-
-        closed = v.scaled(jnp.reshape(x, ()))
-        return Scaled(v, jnp.reshape(x, ())) if closed is NotImplemented else closed
+        return _times_number(v, jnp.reshape(x, ()))
     x = x.reshape((1,) * (v.ndim - x.ndim) + x.shape)
     if x.shape[-1] == 1:
         return _scaled_rows(v, jnp.broadcast_to(x[..., 0], shape[:-1]))
@@ -474,7 +504,16 @@ def _(v: Matrix, x: Array, **params: Any) -> Any:
         return swapped(_scaled_rows(v.transposed(), columns))
     if v.entries is None:
         return NotImplemented
+    if v.entries == "all":  # an array of this size is there already
+        return v.materialise() * x
     return v.map_entries(lambda a, b: a * b, v.pick(jnp.broadcast_to(x, shape)))
+
+
+def _times_number(v: Matrix, factor: Any) -> Any:
+    from ._scaled import Scaled
+
+    closed = v.scaled(factor)
+    return Scaled(v, factor) if closed is NotImplemented else closed
 
 
 def _scaled_rows(v: Matrix, factors: Any) -> Any:
