@@ -17,9 +17,9 @@ from . import (
     peers,
     plots,
     report,
-    sizes,
     steady,
     suite,
+    types,
 )
 from .measure import Progress
 
@@ -28,7 +28,7 @@ PARTS = {
     part.name: part
     for part in (
         module.PART
-        for module in (model, overhead, growth, operations, sizes, steady, imports, peers)
+        for module in (model, overhead, growth, operations, types, steady, imports, peers)
     )
 }
 

@@ -41,7 +41,7 @@ def _limit(part: Part, quantity: str) -> str:
         return ""
     if target.is_ratio:
         return f"{target.limit:.2f}x"
-    return duration(target.limit) if target.limit < 1 else f"{target.limit:g}"
+    return duration(target.limit) if target.limit < 1 else f"{target.limit:.3g}"
 
 
 def _misses(part: Part, result: Measurement, baseline: Measurement | None) -> bool:

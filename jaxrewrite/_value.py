@@ -316,9 +316,11 @@ def is_value(x: Any) -> bool:
 
 
 def _short(x: Any) -> str:
-    """``f32[3,4]`` for an array, its repr for anything else."""
+    """``f32[3,4]`` for an array, also within tuples, its repr for anything else."""
     if isinstance(x, (bool, int, float, complex)):
         return repr(x)
+    if type(x) is tuple:
+        return f"({', '.join(map(_short, x))}{',' if len(x) == 1 else ''})"
     try:
         return repr(x) if is_value(x) else _compat.short(_compat.leaf_aval(x))
     except TypeError:

@@ -13,3 +13,4 @@ from ._product import Product as Product
 from ._scaled import Scaled as Scaled
 from ._sum import Sum as Sum
 from ._toeplitz import Circulant as Circulant, Toeplitz as Toeplitz
+from ._uniform import Constant as Constant, Known as Known, Zero as Zero

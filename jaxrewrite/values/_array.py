@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 import jaxrewrite
 
@@ -64,3 +66,44 @@ def concrete(x: Any) -> np.ndarray | None:
 
 def inexact(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
+
+
+# --- several slices or arrays at once, by the primitives for one -----------------------------
+
+
+def _slice(v: Structured, axis: int, start: int, limit: int) -> Any:
+    starts, limits = [0] * v.ndim, list(v.shape)
+    starts[axis], limits[axis] = start, limit
+    return jaxrewrite.bind(
+        lax.slice_p,
+        v,
+        start_indices=tuple(starts),
+        limit_indices=tuple(limits),
+        strides=None,
+    )
+
+
+@jaxrewrite.register("split")
+def _(v: Structured, *, sizes: Sequence[int], axis: int) -> Any:
+    stops = [int(n) for n in np.cumsum(sizes)]
+    starts = [0, *stops[:-1]]
+    return [_slice(v, axis, i, j) for i, j in zip(starts, stops, strict=True)]
+
+
+@jaxrewrite.register("unstack")
+def _(v: Structured, *, axis: int) -> Any:
+    rows = [_slice(v, axis, i, i + 1) for i in range(v.shape[axis])]
+    return [jaxrewrite.bind(lax.squeeze_p, row, dimensions=(axis,)) for row in rows]
+
+
+@jaxrewrite.register("stack")
+def _(*vs: Structured, axis: int) -> Any:
+    shape = vs[0].shape
+    one = lambda v: jaxrewrite.bind(
+        lax.broadcast_in_dim_p,
+        v,
+        shape=(*shape[:axis], 1, *shape[axis:]),
+        broadcast_dimensions=tuple(i + (i >= axis) for i in range(len(shape))),
+        sharding=None,
+    )
+    return jaxrewrite.bind(lax.concatenate_p, *map(one, vs), dimension=axis)

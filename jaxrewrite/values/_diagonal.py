@@ -201,6 +201,14 @@ class Identity(Matrix):
     def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
         return Identity(self.rows, self.of_dtype, batch)
 
+    def stacked(self, size: int) -> Any:
+        return self.map_batch(lambda x: x, (size, *self.of_batch))
+
+    def unstacked(self) -> Any:
+        if not self.of_batch:
+            return NotImplemented
+        return self.map_batch(lambda x: x, self.of_batch[1:])
+
     def cast(self, dtype: Any) -> Any:
         return Identity(self.rows, jnp.dtype(dtype), self.of_batch)
 

@@ -14,7 +14,15 @@ import jaxrewrite
 from jaxrewrite import bind, register, transform
 
 from ._block_diagonal import sorted_eigh
-from ._matrix import Matrix, apply_dense, map_batch_of, solve_dense, swapped
+from ._matrix import (
+    Matrix,
+    apply_dense,
+    map_batch_of,
+    solve_dense,
+    stacked_of,
+    swapped,
+    unstacked_of,
+)
 
 
 class Kronecker(Matrix):
@@ -100,7 +108,10 @@ class Kronecker(Matrix):
     def map_factors(self, fn: Callable[..., Any], *others: Kronecker) -> Any:
         """The product of what a function makes of the factors, one by one."""
         columns = zip(self.factors, *(other.factors for other in others), strict=True)
-        return Kronecker(*(fn(*column) for column in columns))
+        mapped = [fn(*column) for column in columns]
+        if any(factor is NotImplemented for factor in mapped):
+            return NotImplemented
+        return Kronecker(*mapped)
 
     def transposed(self) -> Any:
         return self.map_factors(swapped)
@@ -126,10 +137,13 @@ class Kronecker(Matrix):
         return self.map_factors(transform(jnp.multiply), other)
 
     def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
-        mapped = [map_batch_of(factor, fn, batch) for factor in self.factors]
-        if any(factor is NotImplemented for factor in mapped):
-            return NotImplemented
-        return Kronecker(*mapped)
+        return self.map_factors(lambda factor: map_batch_of(factor, fn, batch))
+
+    def stacked(self, size: int) -> Any:
+        return self.map_factors(lambda factor: stacked_of(factor, size))
+
+    def unstacked(self) -> Any:
+        return self.map_factors(unstacked_of)
 
     def cast(self, dtype: Any) -> Any:
         return self.map_factors(lambda factor: factor.astype(dtype))

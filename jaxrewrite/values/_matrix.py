@@ -183,17 +183,15 @@ class Matrix(Structured):
 
     def stacked(self, size: int) -> Any:
         # Leaves have their batch axes in front, so that one more is no other type.
-        one = _with_leaves(self, lambda shape: shape[1:])
-        return self.map_batch(lambda x: x, (size, *one.batch))
+        return self
 
     def unstacked(self) -> Any:
-        batch = _with_leaves(self, lambda shape: (1, *shape)).batch
-        return self.map_batch(lambda x: x, batch[1:]) if batch else NotImplemented
-
-
-def _with_leaves(v: Matrix, shape: Callable[[Any], Any]) -> Matrix:
-    """The value with leaves of other shapes, to ask for its own."""
-    return jax.tree.map(lambda x: jax.core.ShapedArray(shape(x.shape), x.dtype), v)
+        # The leaves are sliced: of a stack they make up a matrix, of a matrix less than one.
+        try:
+            is_matrix = len(self.aval().shape) >= 2
+        except (IndexError, ValueError):
+            is_matrix = False
+        return self if is_matrix else NotImplemented
 
 
 # --- arrays along an axis ---------------------------------------------------------------
@@ -230,6 +228,18 @@ def map_batch_of(x: Any, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> An
     return NotImplemented if isinstance(x, jaxrewrite.Value) else fn(x)
 
 
+def stacked_of(x: Any, size: int) -> Any:
+    """`Matrix.stacked` of an array or a value."""
+    return x.stacked(size) if isinstance(x, jaxrewrite.Value) else x
+
+
+def unstacked_of(x: Any) -> Any:
+    """`Matrix.unstacked` of an array or a value."""
+    if isinstance(x, jaxrewrite.Value):
+        return x.unstacked()
+    return x if x.ndim >= 2 else NotImplemented
+
+
 def unpivoted(v: Matrix) -> tuple[Any, Any]:
     """The pivots and the permutation of a factorisation that exchanges no rows."""
     rows = jnp.arange(min(v.shape[-2:]), dtype=jnp.int32)
@@ -247,8 +257,8 @@ def _product(v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any
     if len(shared) != 1:
         return NotImplemented
     (summed,) = shared
-    if summed in out or any(label in xs and label not in out for label in batch):
-        return NotImplemented  # a matrix of which the diagonal, or a sum, is asked for
+    if summed in out:
+        return NotImplemented  # of which the rows, say, are a batch
     free = row if summed == column else column
     operator = v if summed == column else v.transposed()
     rest = tuple(label for label in xs if label not in batch)
@@ -259,7 +269,8 @@ def _product(v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any
     y = operator.apply(x, len(batch) + rest.index(summed), params["precision"])
     own = (*batch, *(free if label == summed else label for label in rest))
     dtype = params["preferred_element_type"] or jnp.result_type(x.dtype, v.dtype)
-    return transpose(y, own, out).astype(dtype)
+    y = y.sum(tuple(i for i, label in enumerate(own) if label not in out))
+    return transpose(y, tuple(label for label in own if label in out), out).astype(dtype)
 
 
 @register("dot_general")
@@ -639,16 +650,37 @@ def _(v: Matrix, *, dimensions: Any) -> Any:
 def _(v: Matrix, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
     k = len(v.batch)
     strides = strides or (1,) * v.ndim
-    if tuple(limit_indices[k:]) != v.shape[k:] or any(start_indices[k:]):
-        return NotImplemented
-    if set(strides[k:]) != {1}:
-        return NotImplemented
+    whole = tuple(limit_indices[k:]) == v.shape[k:] and not any(start_indices[k:])
+    if not whole or set(strides[k:]) != {1}:
+        ranges = zip(start_indices, limit_indices, strides, strict=True)
+        return (
+            _block(v, *(jnp.arange(*those) for those in ranges))
+            if not k
+            else NotImplemented
+        )
     cut = tuple(
         slice(*those)
         for those in zip(start_indices[:k], limit_indices[:k], strides[:k], strict=True)
     )
     batch = tuple(len(range(n)[c]) for n, c in zip(v.batch, cut, strict=True))
     return v.map_batch(lambda x: x[cut], batch)
+
+
+@register("dynamic_slice")
+def _(v: Matrix, *starts: Array, slice_sizes: Any) -> Any:
+    if v.batch:
+        return NotImplemented
+    sizes = zip(starts, slice_sizes, v.shape, strict=True)
+    return _block(
+        v, *(jnp.clip(start, 0, n - size) + jnp.arange(size) for start, size, n in sizes)
+    )
+
+
+def _block(v: Matrix, i: Any, j: Any) -> Any:
+    """The array of some rows and columns, if it is no larger than a row or a column is."""
+    if i.size * j.size > max(v.shape):
+        return NotImplemented
+    return v.at(*jnp.meshgrid(i, j, indexing="ij"))
 
 
 @register("concatenate")
@@ -658,7 +690,10 @@ def _(*vs: Matrix, dimension: int) -> Any:
         return NotImplemented
     if len({jax.tree.structure(v) for v in vs}) > 1:
         return NotImplemented
-    return jax.tree.map(lambda *xs: jnp.concatenate(xs, dimension), *vs)
+    batch = list(first.batch)
+    batch[dimension] = sum(v.batch[dimension] for v in vs)
+    joined = jax.tree.map(lambda *xs: jnp.concatenate(xs, dimension), *vs)
+    return joined.map_batch(lambda x: x, tuple(batch))
 
 
 @register("reduce_sum")

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 import jaxrewrite
 
 from ._contract import contract
-from ._matrix import Matrix, closed_product, map_batch_of, product, swapped
+from ._matrix import (
+    Matrix,
+    closed_product,
+    map_batch_of,
+    product,
+    stacked_of,
+    swapped,
+    unstacked_of,
+)
 
 
 class Product(Matrix):
@@ -84,7 +92,16 @@ class Product(Matrix):
         return Product((first * factor, *rest))
 
     def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
-        mapped = tuple(map_batch_of(factor, fn, batch) for factor in self.factors)
+        return self._of_each(lambda factor: map_batch_of(factor, fn, batch))
+
+    def stacked(self, size: int) -> Any:
+        return self._of_each(lambda factor: stacked_of(factor, size))
+
+    def unstacked(self) -> Any:
+        return self._of_each(unstacked_of)
+
+    def _of_each(self, fn: Callable[[Any], Any]) -> Any:
+        mapped = tuple(map(fn, self.factors))
         return (
             NotImplemented if any(x is NotImplemented for x in mapped) else Product(mapped)
         )

@@ -41,8 +41,8 @@ class Scaled(Linear):
     >>> v = Scaled(jnp.ones((2, 3)), jnp.float32(4))
     >>> (v * 0.5).T
     Scaled<f32[3,2], 28 B>(x=f32[3,2], scale=f32[])
-    >>> (v * 0.5).T.sum()
-    Scaled<f32[], 8 B>(x=f32[], scale=f32[])
+    >>> jaxrewrite.numpy.sum(v, axis=0)
+    Scaled<f32[3], 16 B>(x=f32[3], scale=f32[])
     """
 
     x: Any
@@ -66,8 +66,7 @@ class Scaled(Linear):
         return jaxrewrite.materialise(self.x) * self.scale
 
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
-        x = fn(self.x)
-        return Scaled(x, jnp.asarray(self.scale, x.dtype))
+        return _scaled(fn(self.x), self.scale)
 
     def multiplied(self) -> Any:
         """``s X`` as the array itself, or as what its type makes of it."""
@@ -76,15 +75,17 @@ class Scaled(Linear):
         return self.x * self.scale
 
 
-@register("mul")
-def _(v: Scaled, w: Scaled, **params: Any) -> Any:
-    return Scaled(bind("mul", v.x, w.x, **params), v.scale * w.scale)
+def _scaled(x: Any, scale: Any) -> Any:
+    """A number times an array, multiplied if both are numbers, as of a loss."""
+    scale = jnp.asarray(scale, x.dtype)
+    if x.shape == () and not isinstance(x, jaxrewrite.Value):
+        return x * scale
+    return Scaled(x, scale)
 
 
-@register("dot_general")
-def _(v: Scaled, w: Scaled, **params: Any) -> Any:
-    x = bind("dot_general", v.x, w.x, **params)
-    return Scaled(x, jnp.asarray(v.scale * w.scale, x.dtype))
+@register("mul", "dot_general")
+def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
+    return _scaled(bind(primitive, v.x, w.x, **params), v.scale * w.scale)
 
 
 @register("mul", commutative=True)

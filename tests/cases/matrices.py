@@ -1,6 +1,15 @@
 """Matrices with structure."""
 
-from jaxrewrite.values import Diagonal, Identity, Product, Scaled, Sum
+from jaxrewrite.values import (
+    Constant,
+    Diagonal,
+    Identity,
+    Known,
+    Product,
+    Scaled,
+    Sum,
+    Zero,
+)
 
 from . import COMPLEX, case, uniform
 
@@ -33,3 +42,18 @@ def _(rng, dtype, n, m):
 @case("product")
 def _(rng, dtype, n, m):
     return Product((Diagonal(uniform(rng, (n,), dtype)), uniform(rng, (n, m), dtype)))
+
+
+@case("zero", dtypes=COMPLEX)
+def _(rng, dtype, n, m):
+    return Zero((n, m), dtype)
+
+
+@case("constant", dtypes=COMPLEX)
+def _(rng, dtype, n, m):
+    return Constant(uniform(rng, (), dtype), (n, m))
+
+
+@case("constant_known")
+def _(rng, dtype, n, m):
+    return Constant(Known(0.75, dtype), (n, m))

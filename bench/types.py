@@ -1,0 +1,124 @@
+"""Each ready value type, dense against implicit, over its width.
+
+A product with 64 columns (of weights: with 64 rows), or what the type is there for,
+jitted. Dense is the same with the array made beforehand; for LoRA, whose matrix changes at
+each step of training, it is made within the call. What is promised is what XLA counts:
+dense, less what a call of nothing takes, by the smaller of the ratios of FLOPs and bytes.
+XLA counts neither what is not its own (solvers) nor a loop's turns. Setting up is what tracing and compiling take together.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import jaxrewrite
+from jaxrewrite import values
+
+from . import measure
+from .model import check_equal
+from .suite import Case, Measurement, Options, Part, Target
+
+
+COLUMNS, RANK, DENSITY, BLOCK = 64, 8, 0.01, 64
+
+
+class Type(NamedTuple):
+    """How a value of some width is made, and what is done with it and an array.
+
+    ``made_within``: whether dense has to make the array at each call.
+    """
+
+    make: Callable[[Any, int], Any]
+    program: Callable[[Any, Any], Any] = lambda v, x: v @ x
+    made_within: bool = False
+
+
+def by_weight(w: Any, x: Any) -> Any:
+    return x.T @ w
+
+
+def random(key: Any, *shape: int) -> Any:
+    return jax.random.normal(key, shape) / shape[-1] ** 0.5
+
+
+TYPES: dict[str, Type] = {
+    "Zero": Type(lambda key, n: values.Zero((n, n))),
+    "Constant": Type(lambda key, n: values.Constant(random(key, 1)[0], (n, n))),
+    "Identity": Type(lambda key, n: values.Identity(n)),
+    "Diagonal": Type(lambda key, n: values.Diagonal(random(key, n))),
+    "Scaled, of a diagonal": Type(
+        lambda key, n: values.Scaled(values.Diagonal(random(key, n)), jnp.float32(2))
+    ),
+}
+
+
+def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measurement]:
+    for width in options.of((64,), (1024,), (256, 1024, 4096)):
+        x = jax.random.normal(jax.random.key(1), (width, COLUMNS))
+        for name, kind in TYPES.items():
+            progress(f"{name}, width {width}")
+            value = kind.make(jax.random.key(width), width)
+            yield from _case(Case("types", name, width), value, kind, x, options)
+
+
+def _case(
+    case: Case, value: Any, kind: Type, x: Any, options: Options
+) -> Iterator[Measurement]:
+    implicit = jaxrewrite.transform(kind.program, materialise="forbid")
+    variants: dict[str, Any] = {
+        "dense": (kind.program, jaxrewrite.materialise(value)),
+        "implicit": (lambda v, x: jaxrewrite.materialise(implicit(v, x)), value),
+    }
+    if kind.made_within:
+        dense = lambda v, x: kind.program(jaxrewrite.materialise(v), x)
+        variants["dense"] = dense, value
+    stage = {
+        variant: lambda f=fn, v=operand: jax.jit(lambda v, x: f(v, x)).lower(v, x).compile()
+        for variant, (fn, operand) in variants.items()
+    }
+    calls = {
+        v: functools.partial(stage[v](), operand, x) for v, (_, operand) in variants.items()
+    }
+    check_equal(case.name, {v: call() for v, call in calls.items()}, 5e-3)
+    said = {v: measure.said_by_xla(call.func) for v, call in calls.items()}
+    nothing = jax.jit(lambda x: x[0]).lower(x).compile()
+    repeats = options.repeats or options.of(2, 15, 40)
+    samples = measure.interleaved(
+        calls | {"nothing": functools.partial(nothing, x)}, repeats, warm_up=2
+    )
+    floor = measure.median(samples.pop("nothing"))
+    times = case.timed("wall time", samples)
+    yield from times
+    yield from _promise(case, {t.variant: t.value or 0.0 for t in times}, floor, said)
+    stagings = measure.interleaved(stage, options.of(1, 3, 5), warm_up=0)
+    yield from case.timed("setting up", stagings)
+    for quantity, unit in (("FLOPs", ""), ("bytes", "B"), ("memory", "B")):
+        yield from case.exact(quantity, {v: s[quantity] for v, s in said.items()}, unit)
+
+
+def _promise(
+    case: Case, times: dict[str, float], floor: float, said: dict[str, dict[str, float]]
+) -> list[Measurement]:
+    counts = [
+        said["dense"][quantity] / max(said["implicit"][quantity], 1.0)
+        for quantity in ("FLOPs", "bytes")
+    ]
+    promised = floor + max(times["dense"] - floor, 0.0) / max(min(counts), 1e-9)
+    return case.exact(
+        "time over the promised", {"implicit": times["implicit"] / promised}, "x"
+    )
+
+
+PART = Part(
+    "types",
+    "Ready value types over their width",
+    __doc__ or "",
+    "dense",
+    run,
+    {"time over the promised": Target(1 / 0.7, is_ratio=False)},
+)

@@ -1,0 +1,497 @@
+"""`Zero` and `Constant`: arrays of one repeated number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
+
+import jaxrewrite
+from jaxrewrite import ArrayValue, bind, primitives, register, transform
+
+from ._array import Structured
+from ._contract import labels
+from ._matrix import Matrix
+from ._order import order
+
+
+class Uniform(Structured):
+    """Base class of arrays of one repeated number, of any shape and dtype."""
+
+    _is_base = True
+
+    def number(self) -> Any:
+        """The number, an array of shape ()."""
+        raise NotImplementedError(f"{type(self).__name__}.number")
+
+    def of(self, shape: Sequence[int]) -> Any:
+        """The same number in another shape."""
+        raise NotImplementedError(f"{type(self).__name__}.of")
+
+    def materialise(self) -> Any:
+        return jnp.broadcast_to(self.number(), self.shape)
+
+
+class Zero(Uniform):
+    r"""An array of zeros that holds nothing.
+
+    A sum with it is the other array, a product with it is `Zero` again, in whatever
+    form: entry by entry, ``dot_general``, convolution. As for all symbolic zeros,
+    what it is multiplied by is taken to be finite.
+
+    Attributes
+    ----------
+    of_shape, of_dtype
+        The shape and the dtype of the array.
+
+    Raises
+    ------
+    ValueError
+        If a size is negative.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jaxrewrite.values import Zero
+    >>> Zero((2, 3)) @ jnp.ones((3, 4))
+    Zero<f32[2,4], 0 B>(of_shape=(2, 4), of_dtype=dtype('float32'))
+    >>> jnp.arange(3.0) + Zero((3,))
+    Array([0., 1., 2.], dtype=float32)
+    """
+
+    of_shape: tuple[int, ...] = jaxrewrite.field(static=True)
+    of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of_shape", _checked_shape("Zero", self.of_shape))
+        object.__setattr__(self, "of_dtype", jnp.dtype(self.of_dtype))
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray(self.of_shape, self.of_dtype)
+
+    def number(self) -> Any:
+        return jnp.zeros((), self.of_dtype)
+
+    def of(self, shape: Sequence[int]) -> Any:
+        return Zero(tuple(shape), self.of_dtype)
+
+    def stacked(self, size: int) -> Any:
+        return self.of((size, *self.of_shape))
+
+    def unstacked(self) -> Any:
+        return self.of(self.of_shape[1:]) if self.of_shape else NotImplemented
+
+    def join(self, other: Any) -> Any:
+        if not isinstance(other, Constant):
+            return NotImplemented
+        return Constant(self.number(), self.of_shape), other
+
+    def tangent(self, leaf_tangents: Any) -> Any:
+        return self
+
+
+class Constant(Uniform):
+    r"""An array of one repeated number, :math:`C_{ij\ldots} = c`.
+
+    What acts entry by entry acts on the number, and sums over it are products.
+
+    Attributes
+    ----------
+    fill
+        The number: an array of shape (), or a `Known` one, which is metadata.
+    of_shape
+        The shape of the array; its dtype is the number's.
+
+    Raises
+    ------
+    ValueError
+        If ``fill`` has axes, or a size is negative.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Constant, Known
+    >>> v = Constant(jnp.float32(2), (1000, 1000))
+    >>> jaxrewrite.numpy.sum(v + 2, axis=0)
+    Constant<f32[1000], 4 B>(fill=f32[], of_shape=(1000,))
+    >>> jaxrewrite.numpy.sqrt(Constant(Known(4.0), (3,))).fill
+    Known<f32[], 0 B>(is_known=2.0, of_dtype=dtype('float32'))
+    """
+
+    fill: Any
+    of_shape: tuple[int, ...] = jaxrewrite.field(static=True)
+
+    def __post_init__(self) -> None:
+        if jnp.ndim(self.fill):
+            raise ValueError(f"Constant: fill has shape {jnp.shape(self.fill)}, not ().")
+        object.__setattr__(self, "of_shape", _checked_shape("Constant", self.of_shape))
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray(self.of_shape, jnp.result_type(self.fill))
+
+    def number(self) -> Any:
+        return self.fill
+
+    def of(self, shape: Sequence[int]) -> Any:
+        return repeated(self.fill, shape)
+
+    def join(self, other: Any) -> Any:
+        if not isinstance(other, Zero):
+            return NotImplemented
+        return self, Constant(other.number(), other.of_shape)
+
+
+def repeated(number: Any, shape: Sequence[int]) -> Any:
+    """A number in some shape: a `Constant`, or, where there are no axes, the number."""
+    return Constant(number, tuple(shape)) if len(shape) else number
+
+
+def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
+    shape = tuple(shape)
+    if any(n < 0 for n in shape):
+        raise ValueError(f"{name}: of_shape is {shape}, with a negative size.")
+    return shape
+
+
+# --- numbers that are metadata ------------------------------------------------------------
+
+
+class Known(Structured):
+    """A number that is part of the program's structure, not an argument.
+
+    Programs are compiled for it. Functions of known numbers alone are known; a number
+    that a program itself contains is an array to a rule, and so not known.
+
+    Attributes
+    ----------
+    is_known
+        A Python number.
+    of_dtype
+        The dtype of the array, of shape (). By default that which JAX gives the number.
+    """
+
+    is_known: Any = jaxrewrite.field(static=True)
+    of_dtype: Any = jaxrewrite.field(static=True, default=None)
+
+    materialise_policy = "allow"  # one number
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.is_known, (bool, int, float, complex)):
+            kind = type(self.is_known).__name__
+            raise ValueError(f"Known: is_known is a {kind}, not a Python number.")
+        dtype = jnp.result_type(self.is_known if self.of_dtype is None else self.of_dtype)
+        object.__setattr__(self, "of_dtype", dtype)
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray((), self.of_dtype)
+
+    def materialise(self) -> Any:
+        return jnp.asarray(self.is_known, self.of_dtype)
+
+
+@register(*primitives.UNARY, *primitives.BINARY, "convert_element_type")
+def _(*known: Known, primitive: Any, **params: Any) -> Any:
+    with jax.ensure_compile_time_eval():
+        result = primitive.bind(*(v.materialise() for v in known), **params)
+        return Known(result.item(), result.dtype)
+
+
+# --- what holds of any number -----------------------------------------------------------
+
+
+def _result(primitive: Any, params: Any, *operands: Any) -> Any:
+    """The aval that a primitive gives."""
+    avals = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x.dtype)) for x in operands]
+    return jax.eval_shape(lambda *xs: primitive.bind(*xs, **params), *avals)
+
+
+def _is_number(x: Any) -> bool:
+    return all(n == 1 for n in jnp.shape(x))
+
+
+@register(*primitives.UNARY, "convert_element_type")
+def _(v: Uniform, *, primitive: Any, **params: Any) -> Any:
+    return repeated(bind(primitive, v.number(), **params), v.shape)
+
+
+@register(*primitives.SHAPE)
+def _(v: Uniform, *, primitive: Any, **params: Any) -> Any:
+    return v.of(_result(primitive, params, v).shape)
+
+
+@register(*primitives.INDEXING)
+def _(v: Uniform, *indices: Array, primitive: Any, **params: Any) -> Any:
+    fills = lax.GatherScatterMode.FILL_OR_DROP
+    if "mode" in params and lax.GatherScatterMode.from_any(params["mode"]) == fills:
+        return NotImplemented  # there may be other numbers in the result
+    return v.of(_result(primitive, params, v, *indices).shape)
+
+
+@register(*primitives.BINARY)
+def _(v: Uniform, w: Uniform, *, primitive: Any, **params: Any) -> Any:
+    shape = jnp.broadcast_shapes(v.shape, w.shape)
+    return repeated(bind(primitive, v.number(), w.number(), **params), shape)
+
+
+def _beside_array(primitive: Any, x: Any, y: Any, params: Any) -> Any:
+    """Entry by entry, where one operand is uniform and the other is an array."""
+    shape = jnp.broadcast_shapes(x.shape, y.shape)
+    for one, other in ((x, y), (y, x)):
+        if isinstance(one, Uniform) and one.shape == shape and _is_number(other):
+            numbers = [z.number() if z is one else jnp.reshape(z, ()) for z in (x, y)]
+            return repeated(bind(primitive, *numbers, **params), shape)
+    full = [
+        jnp.broadcast_to(z.number() if isinstance(z, Uniform) else z, shape) for z in (x, y)
+    ]
+    return bind(primitive, *full, **params)
+
+
+@register(*primitives.BINARY)
+def _(v: Uniform, x: Array, *, primitive: Any, **params: Any) -> Any:
+    return _beside_array(primitive, v, x, params)
+
+
+@register(*primitives.BINARY)
+def _(x: Array, v: Uniform, *, primitive: Any, **params: Any) -> Any:
+    return _beside_array(primitive, x, v, params)
+
+
+@register(*primitives.REDUCTION)
+def _(v: Uniform, *, primitive: Any, **params: Any) -> Any:
+    result = _result(primitive, params, v)
+    count = int(np.prod([v.shape[axis] for axis in params["axes"]], dtype=np.int64))
+    name = primitive.name
+    if name == "reduce_sum":
+        number = v.number()
+        times = transform(lambda number: number * jnp.asarray(count, number.dtype))
+        return repeated(times(number), result.shape)
+    if count == 0:
+        return NotImplemented
+    if name in ("argmax", "argmin"):
+        return Zero(result.shape, result.dtype)
+    if name in ("reduce_prod", "reduce_xor"):
+        counted = lambda x: jnp.broadcast_to(x, (count,))
+        many = transform(counted)(v.number())
+        return repeated(bind(primitive, many, **(params | {"axes": (0,)})), result.shape)
+    return v.of(result.shape)
+
+
+@register("cummax", "cummin", "rev", "sort")
+def _(v: Uniform, **params: Any) -> Any:
+    return [v] if "num_keys" in params else v
+
+
+@register("select_n")
+def _(which: Array, *cases: Uniform) -> Any:
+    if all(isinstance(case, Zero) for case in cases):
+        return cases[0]
+    if jnp.ndim(which) == 0:
+        return repeated(lax.select_n(which, *(v.number() for v in cases)), cases[0].shape)
+    return lax.select_n(which, *(v.materialise() for v in cases))
+
+
+@register("select_n")
+def _(which: Array, *cases: Array | Uniform) -> Any:
+    return lax.select_n(which, *map(_dense, cases))
+
+
+@register("concatenate")
+def _(*xs: Array | Uniform, dimension: int) -> Any:
+    return jnp.concatenate([_dense(x) for x in xs], dimension)
+
+
+@register("concatenate")
+def _(*xs: Zero, dimension: int) -> Any:
+    shape = list(xs[0].shape)
+    shape[dimension] = sum(x.shape[dimension] for x in xs)
+    return xs[0].of(shape)
+
+
+def _dense(x: Any) -> Any:
+    return x.materialise() if isinstance(x, Uniform) else x
+
+
+@register("clamp")
+def _(low: Array, v: Uniform, high: Array) -> Any:
+    if jnp.ndim(low) or jnp.ndim(high):
+        return lax.clamp(low, v.materialise(), high)
+    return repeated(bind("clamp", low, v.number(), high), v.shape)
+
+
+# --- products with a constant -------------------------------------------------------------
+
+
+def _product(v: Any, vs: Any, x: Any, xs: Any, out: Any, params: Any) -> Any:
+    """The number times the sums of the other operand, along the constant's free axes."""
+    dtype = params["preferred_element_type"] or jnp.result_type(v.dtype, x.dtype)
+    axes = tuple(i for i, label in enumerate(xs) if label not in out)
+    kept = [label for label in xs if label in out]
+    sizes = dict(zip((*vs, *xs), (*v.shape, *x.shape), strict=True))
+    shape = tuple(sizes[label] for label in out)
+
+    def spread(x: Any, number: Any) -> Any:
+        summed = x.astype(dtype).sum(axes) * number.astype(dtype)
+        return lax.broadcast_in_dim(
+            lax.transpose(
+                summed, sorted(range(len(kept)), key=lambda i: out.index(kept[i]))
+            ),
+            shape,
+            sorted(out.index(label) for label in kept),
+        )
+
+    return transform(spread)(x, v.number())
+
+
+@register("dot_general")
+def _(v: Constant, w: Constant, *, dimension_numbers: Any, **params: Any) -> Any:
+    vs, ws, out = labels(dimension_numbers, v.ndim, w.ndim)
+    dtype = params["preferred_element_type"] or jnp.result_type(v.dtype, w.dtype)
+    sizes = dict(zip((*vs, *ws), (*v.shape, *w.shape), strict=True))
+    count = np.prod([n for label, n in sizes.items() if label not in out], dtype=np.int64)
+    both = transform(lambda a, b: a.astype(dtype) * b.astype(dtype) * int(count))
+    return repeated(both(v.number(), w.number()), tuple(sizes[label] for label in out))
+
+
+@register("dot_general", precedence=order("Constant"))
+def _(v: Constant, x: Array | ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any:
+    vs, xs, out = labels(dimension_numbers, v.ndim, x.ndim)
+    return _product(v, vs, x, xs, out, params)
+
+
+@register("dot_general", precedence=order("Constant"))
+def _(x: Array | ArrayValue, v: Constant, *, dimension_numbers: Any, **params: Any) -> Any:
+    xs, vs, out = labels(dimension_numbers, x.ndim, v.ndim)
+    return _product(v, vs, x, xs, out, params)
+
+
+@register(*primitives.BINARY, precedence=order("Constant"))
+def _(v: Constant, x: ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    return _with_value(primitive, v, x, params)
+
+
+@register(*primitives.BINARY, precedence=order("Constant"))
+def _(x: ArrayValue, v: Constant, *, primitive: Any, **params: Any) -> Any:
+    return _with_value(primitive, x, v, params)
+
+
+def _with_value(primitive: Any, x: Any, y: Any, params: Any) -> Any:
+    """The number in the place of the array, as far as the other's type can do with one."""
+    shape = jnp.broadcast_shapes(x.shape, y.shape)
+    other = y if isinstance(x, Constant) else x
+    if other.shape != shape:
+        return NotImplemented
+    if primitive.name in primitives.ADDITIVE and isinstance(other, Matrix):
+        return NotImplemented  # a lazy sum
+    fn: Any = {"mul": jnp.multiply, "div": jnp.divide}.get(primitive.name)
+    if fn is None:
+        return bind(
+            primitive,
+            *(z.materialise() if isinstance(z, Constant) else z for z in (x, y)),
+            **params,
+        )
+    return transform(fn)(*(z.number() if isinstance(z, Constant) else z for z in (x, y)))
+
+
+# --- what zeros do to others ----------------------------------------------------------------
+
+
+@register(*primitives.ZERO_PRESERVING, "cumsum", "cumprod", "fft", "reduce_precision")
+def _(v: Zero, *, primitive: Any, **params: Any) -> Any:
+    result = _result(primitive, params, v)
+    return Zero(result.shape, result.dtype)
+
+
+@register("convert_element_type")
+def _(v: Zero, *, new_dtype: Any, **params: Any) -> Any:
+    return Zero(v.shape, new_dtype)
+
+
+@register("integer_pow")
+def _(v: Zero, *, y: int) -> Any:
+    return v if y > 0 else NotImplemented
+
+
+@register("reduce_sum")
+def _(v: Zero, *, primitive: Any, **params: Any) -> Any:
+    return v.of(_result(primitive, params, v).shape)
+
+
+_BILINEAR = ("mul", "dot_general", "conv_general_dilated")
+
+
+@register(*_BILINEAR, "div", precedence=order("Zero"))
+def _(v: Zero, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    result = _result(primitive, params, v, y)
+    return Zero(result.shape, result.dtype)
+
+
+@register(*_BILINEAR, precedence=order("Zero"))
+def _(x: Array | ArrayValue, v: Zero, *, primitive: Any, **params: Any) -> Any:
+    result = _result(primitive, params, x, v)
+    return Zero(result.shape, result.dtype)
+
+
+@register(*_BILINEAR)
+def _(v: Zero, w: Zero, *, primitive: Any, **params: Any) -> Any:
+    result = _result(primitive, params, v, w)
+    return Zero(result.shape, result.dtype)
+
+
+@register("add", "add_any", "sub")
+def _(v: Zero, w: Zero, **params: Any) -> Any:
+    return v.of(jnp.broadcast_shapes(v.shape, w.shape))
+
+
+def _added(x: Any, shape: tuple[int, ...]) -> Any:
+    return x if x.shape == shape else transform(lambda x: jnp.broadcast_to(x, shape))(x)
+
+
+@register("add", "add_any", "sub", precedence=order("Zero"))
+def _(x: Array | ArrayValue, v: Zero, **params: Any) -> Any:
+    return _added(x, jnp.broadcast_shapes(x.shape, v.shape))
+
+
+@register("add", "add_any", "sub", precedence=order("Zero"))
+def _(v: Zero, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    y = _added(y, jnp.broadcast_shapes(v.shape, y.shape))
+    return bind("neg", y) if primitive.name == "sub" else y
+
+
+@register("triangular_solve")
+def _(a: Array | ArrayValue, v: Zero, **params: Any) -> Any:
+    return v
+
+
+@register("scatter-add")
+def _(x: Array, indices: Array, v: Zero, **params: Any) -> Any:
+    return x
+
+
+@register("dynamic_update_slice")
+def _(v: Zero, update: Zero, *indices: Array) -> Any:
+    return v
+
+
+@register("pad")
+def _(v: Zero, padding: Zero, *, primitive: Any, **params: Any) -> Any:
+    return v.of(_result(primitive, params, v, padding).shape)
+
+
+_OTHERS = [
+    name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul", "div")
+]
+
+
+@register(*_OTHERS, precedence=order("Zero"))
+def _(v: Zero, x: ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    return bind(primitive, v.materialise(), x, **params)
+
+
+@register(*_OTHERS, "div", precedence=order("Zero"))
+def _(x: ArrayValue, v: Zero, *, primitive: Any, **params: Any) -> Any:
+    return bind(primitive, x, v.materialise(), **params)
