@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 import jaxrewrite
 from jaxrewrite import bind, register, transform
@@ -74,7 +75,7 @@ class Kronecker(Matrix):
     def __init__(self, *factors: Any) -> None:
         if len(factors) == 1 and isinstance(factors[0], tuple):
             (factors,) = factors
-        self.factors = factors
+        object.__setattr__(self, "factors", factors)
         if not factors:
             raise ValueError("Kronecker: factors is empty.")
         if any(jnp.ndim(x) < 2 or x.shape[:-2] != factors[0].shape[:-2] for x in factors):
@@ -248,3 +249,11 @@ def _at(factor: Any, i: Any, j: Any) -> Any:
 def _(v: Kronecker, *, primitive: Any, **params: Any) -> Any:
     """Of a product of two numbers these are the product of each one's."""
     return v.map_factors(lambda factor: bind(primitive, factor, **params))
+
+
+@register("mul", commutative=True)
+def _(v: Kronecker, x: Array, **params: Any) -> Any:
+    """With an array of this size, which is there already, no more is made than one."""
+    if jnp.shape(x) != v.shape or 1 in v.shape[-2:]:
+        return NotImplemented
+    return v.materialise() * x

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,11 @@ class Rows(Matrix):
     """Base class of matrices with one entry a row, at most, or of their transposes."""
 
     _is_base = True
-    indices: Array
-    classes: int
-    axis: int
     entries: ClassVar[str | None] = "pattern"
+
+    if TYPE_CHECKING:  # the fields of each: indices, classes, axis
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def weights(self) -> Any:
         r"""The entries, of shape (\*batch, n)."""
@@ -64,6 +65,14 @@ class Rows(Matrix):
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
         weights = fn(*(v.weights() for v in (self, *others)))
         return Picked(weights, self.indices, self.classes, self.axis)
+
+    def as_picked(self) -> Picked:
+        return Picked(self.weights(), self.indices, self.classes, self.axis)
+
+    def join(self, other: Any) -> Any:
+        if not isinstance(other, Rows) or self.axis != other.axis:
+            return NotImplemented
+        return self.as_picked(), other.as_picked()
 
     def same_pattern(self, other: Any) -> bool:
         return False  # where the entries are is a question of numbers
@@ -342,9 +351,8 @@ def _(v: OneHot, *, axes: Any, index_dtype: Any) -> Any:
 @register("slice")
 def _(v: Rows, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
     strides = strides or (1,) * v.ndim
-    if v.axis == -2 or (start_indices[-1], limit_indices[-1]) != (0, v.classes):
-        return NotImplemented
-    if strides[-1] != 1:
+    whole = (start_indices[-1], limit_indices[-1], strides[-1]) == (0, v.classes, 1)
+    if v.axis == -2 or not whole or limit_indices[-2] - start_indices[-2] == 1:
         return NotImplemented
     rows = [tuple(those[:-1]) for those in (start_indices, limit_indices, strides)]
     return v.moved(lambda x: lax.slice(x, *rows))
@@ -352,7 +360,7 @@ def _(v: Rows, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
 
 @register("dynamic_slice")
 def _(v: Rows, *starts: Array, slice_sizes: Any) -> Any:
-    if v.axis == -2 or slice_sizes[-1] != v.classes:
+    if v.axis == -2 or slice_sizes[-1] != v.classes or slice_sizes[-2] == 1:
         return NotImplemented
     return v.moved(lambda x: lax.dynamic_slice(x, starts[:-1], slice_sizes[:-1]))
 
@@ -377,8 +385,10 @@ def _(
 @register("concatenate")
 def _(*vs: Rows, dimension: int) -> Any:
     first = vs[0]
-    if first.axis == -2 or dimension >= first.ndim - 1:
+    kept = first.ndim + first.axis
+    if dimension == kept or len({(v.axis, v.classes) for v in vs}) > 1:
         return NotImplemented
-    if len({jax.tree.structure(v) for v in vs}) > 1:
-        return NotImplemented
-    return jax.tree.map(lambda *xs: jnp.concatenate(xs, dimension), *vs)
+    if len({type(v) for v in vs}) > 1:
+        vs = tuple(v.as_picked() for v in vs)
+    axis = min(dimension, first.ndim - 2)
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs, axis), *vs)

@@ -111,6 +111,9 @@ class Permutation(Matrix):
     def cast(self, dtype: Any) -> Any:
         return Permutation(self.order, dtype)
 
+    def scaled(self, factor: Any) -> Any:
+        return self.scaled_by(jnp.broadcast_to(factor, self.order.shape))
+
     def times(self, other: Any) -> Any:
         """Of two permutations, one; of a diagonal, what scales the rows comes first."""
         from ._diagonal import Diagonal

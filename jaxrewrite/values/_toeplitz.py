@@ -324,7 +324,7 @@ def _(
     whole = all(start == 0 for start in start_indices[:-2])
     whole = whole and tuple(limit_indices[:-2]) == v.batch
     n, m = (limit_indices[i] - start_indices[i] for i in (-2, -1))
-    if not whole or set(strides or ()) - {1} or 0 in (n, m):
+    if not whole or set(strides or ()) - {1} or min(n, m) < 2:
         return NotImplemented
     if (n, m) == v.shape[-2:]:
         return v

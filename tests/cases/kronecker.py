@@ -42,7 +42,7 @@ def _(rng, dtype, n, m):
 
 @case("kronecker_square", square=True)
 def _(rng, dtype, n, m):
-    k = 2 if n % 2 == 0 else n
+    k = 2 if n % 2 == 0 else 1
     a, b = Diagonal(-uniform(rng, (k,), dtype)), uniform(rng, (n // k, n // k), dtype)
     return Kronecker(a, b)
 
