@@ -95,6 +95,30 @@ def test_single_rows_and_entries(name, bulk):
     same(got, fn(jaxrewrite.materialise(v), 2), 1e-6)
 
 
+@jax.custom_jvp
+def straight_through(x):
+    return jnp.round(8 * x) / 8
+
+
+straight_through.defjvp(lambda xs, ts: (straight_through(*xs), 3 * ts[0]))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_custom_rules_keep_entries(name, bulk):
+    """The result of a custom rule is a value, and its derivative that of the rule.
+
+    What the rule gives as a tangent is an array, whatever the result is.
+    """
+    v = value(name)
+    if v.entries is None or name == "identity":
+        pytest.skip("its leaves are no entries")
+    loss = lambda v, x: jnp.sin(straight_through(v) @ x).sum()
+    jaxrewrite.make_jaxpr(loss, materialise="forbid")(v, X)
+    got = jax.grad(jaxrewrite.transform(loss, materialise="allow"), allow_int=True)(v, X)
+    want = jax.grad(lambda v, x: loss(jaxrewrite.materialise(v), x), allow_int=True)(v, X)
+    same(jax.tree.leaves(got), jax.tree.leaves(want), 1e-5)
+
+
 # --- stacks -----------------------------------------------------------------------------
 
 

@@ -13,4 +13,10 @@ from ._product import Product as Product
 from ._scaled import Scaled as Scaled
 from ._sum import Sum as Sum
 from ._toeplitz import Circulant as Circulant, Toeplitz as Toeplitz
+from ._low_rank import LowRank as LowRank
+from ._product import Product as Product
+from ._scaled import Scaled as Scaled
+from ._sum import Sum as Sum
+from ._trees import freeze as freeze, nbytes as nbytes
 from ._uniform import Constant as Constant, Known as Known, Zero as Zero
+from .lora import Lora as Lora, adapt as adapt

@@ -185,6 +185,13 @@ class Matrix(Structured):
         # Leaves have their batch axes in front, so that one more is no other type.
         return self
 
+    def tangent(self, leaf_tangents: Any) -> Any:
+        # Entries are linear in the leaves.
+        return NotImplemented if self.entries is None else leaf_tangents
+
+    def lift_tangent(self, tangent: Any) -> Any:
+        return NotImplemented if self.entries is None else self.pick(tangent)
+
     def unstacked(self) -> Any:
         # The leaves are sliced: of a stack they make up a matrix, of a matrix less than one.
         try:

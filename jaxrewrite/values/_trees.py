@@ -1,0 +1,113 @@
+"""Helpers for pytrees of values: what is trained, and what it takes to hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+import jaxrewrite
+
+from ._array import bytes_text, nbytes_of
+
+
+def freeze(tree: Any, fields: Mapping[type, Sequence[str]], *, rest: str = "train") -> Any:
+    """Label the leaves of a pytree with ``"freeze"`` or ``"train"``.
+
+    For `optax.multi_transform`, with an optimiser for ``"train"`` and
+    ``optax.set_to_zero()`` for ``"freeze"``: what is frozen does not change, and has no
+    moments. A pytree that can be called, such as an Equinox module, has labels that can be
+    called too, so that Optax has to be given ``lambda _: labels``.
+
+    Parameters
+    ----------
+    tree
+        A pytree with values in it, at any depth.
+    fields
+        For types of values, the names of the fields that are frozen, with all that
+        is in them. Those of a base class hold for its subclasses.
+    rest
+        The label of what is in no value of these types: ``"train"``, or ``"freeze"``,
+        for adapters alone to be trained.
+
+    Returns
+    -------
+    Any
+        A pytree of the same structure, with labels as leaves.
+
+    Raises
+    ------
+    ValueError
+        If a type has no field of such a name, or ``rest`` is neither label.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxrewrite.values import Lora, freeze
+    >>> v = Lora(jnp.ones((3, 4)), jnp.ones((3, 1)), jnp.ones((1, 4)))
+    >>> labels = freeze({"kernel": v, "bias": jnp.zeros(4)}, {Lora: ["w"]})
+    >>> jax.tree.leaves(labels)
+    ['train', 'freeze', 'train', 'train']
+    """
+    if rest not in ("train", "freeze"):
+        raise ValueError(f'freeze: rest is {rest!r}; it must be "train" or "freeze".')
+    for cls, names in fields.items():
+        for name in names:
+            if name not in getattr(cls, "__dataclass_fields__", {}):
+                raise ValueError(f"freeze: {cls.__name__} has no field {name!r}.")
+
+    def label(x: Any, outer: str) -> Any:
+        frozen = [names for cls, names in fields.items() if isinstance(x, cls)]
+        if frozen:
+            outer = "train"
+
+        def of_field(path: Any, field: Any) -> Any:
+            name = getattr(path[0], "name", None) if path else None
+            if any(name in names for names in frozen):
+                return jax.tree.map(lambda _: "freeze", field)
+            return label(field, outer) if _is_value(field) else outer
+
+        is_field = lambda y: y is not x and _is_value(y)
+        return jax.tree_util.tree_map_with_path(of_field, x, is_leaf=is_field)
+
+    return label(tree, rest)
+
+
+def _is_value(x: Any) -> bool:
+    return isinstance(x, jaxrewrite.Value)
+
+
+class Bytes(NamedTuple):
+    """What it takes to hold a pytree with its values made dense, and as it is."""
+
+    dense: int
+    implicit: int
+
+    def __str__(self) -> str:
+        return f"{bytes_text(self.dense)} dense, {bytes_text(self.implicit)} implicit"
+
+
+def nbytes(tree: Any) -> Bytes:
+    """Count the bytes of all arrays of a pytree: if its values were dense, and as it is.
+
+    Four-bit integers take half a byte. What is no array takes nothing.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jaxrewrite.values import LowRank, nbytes
+    >>> v = LowRank(jnp.ones((300, 2)), jnp.ones((2, 400)))
+    >>> nbytes({"kernel": v, "bias": jnp.zeros(400)})
+    Bytes(dense=481600, implicit=7200)
+    >>> print(nbytes(v))
+    480 kB dense, 5.6 kB implicit
+    """
+    dense = [
+        x.aval() if _is_value(x) else x for x in jax.tree.leaves(tree, is_leaf=_is_value)
+    ]
+    return Bytes(_total(dense), _total(jax.tree.leaves(tree)))
+
+
+def _total(leaves: Sequence[Any]) -> int:
+    return sum(nbytes_of(x) for x in leaves if hasattr(x, "shape") and hasattr(x, "dtype"))
