@@ -336,6 +336,29 @@ def test_a_carry_that_becomes_picked():
     jax.tree.map(close, dense(got), fn(dense(LABELS)))
 
 
+# --- custom derivatives ---------------------------------------------------------------------
+
+
+@jax.custom_jvp
+def cubed(x):
+    return x**3
+
+
+@cubed.defjvp
+def _(primals, tangents):
+    (x,), (dx,) = primals, tangents
+    return cubed(x), 3 * x**2 * dx
+
+
+def test_a_one_hot_matrix_has_no_tangent():
+    fn = lambda v, s: cubed(s * v) @ jnp.ones(5)
+    got = jax.jvp(
+        lambda s: jaxrewrite.transform(fn, materialise="allow")(LABELS, s), (2.0,), (1.0,)
+    )
+    want = jax.jvp(lambda s: fn(dense(LABELS), s), (2.0,), (1.0,))
+    jax.tree.map(close, got, want)
+
+
 # --- from and to arrays ---------------------------------------------------------------------
 
 

@@ -7,16 +7,13 @@ from . import _linalg as _linalg
 from ._block_diagonal import BlockDiagonal as BlockDiagonal
 from ._diagonal import Diagonal as Diagonal, Identity as Identity
 from ._kronecker import Kronecker as Kronecker
+from ._low_rank import LowRank as LowRank
 from ._one_hot import OneHot as OneHot, Picked as Picked
 from ._permutation import Permutation as Permutation
 from ._product import Product as Product
 from ._scaled import Scaled as Scaled
 from ._sum import Sum as Sum
 from ._toeplitz import Circulant as Circulant, Toeplitz as Toeplitz
-from ._low_rank import LowRank as LowRank
-from ._product import Product as Product
-from ._scaled import Scaled as Scaled
-from ._sum import Sum as Sum
 from ._trees import freeze as freeze, nbytes as nbytes
 from ._uniform import Constant as Constant, Known as Known, Zero as Zero
 from .lora import Lora as Lora, adapt as adapt

@@ -214,6 +214,12 @@ class OneHot(Rows):
     def transposed(self) -> Any:
         return OneHot(self.indices, self.classes, -3 - self.axis, self.of_dtype)
 
+    def tangent(self, leaf_tangents: Any) -> Any:
+        return NotImplemented  # that of integers is none, and not one-hot
+
+    def lift_tangent(self, tangent: Any) -> Any:
+        return NotImplemented
+
     def moved(self, fn: Callable[[Any], Any]) -> Any:
         return OneHot(fn(self.indices), self.classes, self.axis, self.of_dtype)
 
@@ -283,6 +289,9 @@ class Picked(Rows):
 
     def transposed(self) -> Any:
         return Picked(self.values, self.indices, self.classes, -3 - self.axis)
+
+    def tangent(self, leaf_tangents: Any) -> Any:
+        return Picked(leaf_tangents.values, self.indices, self.classes, self.axis)
 
     def moved(self, fn: Callable[[Any], Any]) -> Any:
         return Picked(fn(self.values), fn(self.indices), self.classes, self.axis)

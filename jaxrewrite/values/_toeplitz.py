@@ -139,6 +139,9 @@ class Toeplitz(Matrix):
         columns = [v.column for v in (self, *others)]
         return Toeplitz(fn(*columns), fn(*(v.first_row() for v in (self, *others))))
 
+    def pick(self, dense: Any) -> Any:
+        return Toeplitz(dense[..., 0], dense[..., 0, :])
+
     def plus(self, other: Any) -> Any:
         if not isinstance(other, (Toeplitz, Circulant)):
             return NotImplemented
@@ -251,6 +254,9 @@ class Circulant(Matrix):
 
     def as_toeplitz(self) -> Toeplitz:
         return Toeplitz(self.column, self.first_row())
+
+    def pick(self, dense: Any) -> Any:
+        return Circulant(dense[..., 0])
 
     def times(self, other: Any) -> Any:
         if not isinstance(other, Circulant):
