@@ -12,6 +12,8 @@ from jax import lax
 
 import jaxrewrite
 
+from ._order import order
+
 
 def nbytes_of(leaf: Any) -> int:
     """Bytes of an array, or of what stands for one; 4-bit integers take half a byte."""
@@ -83,20 +85,20 @@ def _slice(v: Structured, axis: int, start: int, limit: int) -> Any:
     )
 
 
-@jaxrewrite.register("split")
+@jaxrewrite.register("split", precedence=order("Structured"))
 def _(v: Structured, *, sizes: Sequence[int], axis: int) -> Any:
     stops = [int(n) for n in np.cumsum(sizes)]
     starts = [0, *stops[:-1]]
     return [_slice(v, axis, i, j) for i, j in zip(starts, stops, strict=True)]
 
 
-@jaxrewrite.register("unstack")
+@jaxrewrite.register("unstack", precedence=order("Structured"))
 def _(v: Structured, *, axis: int) -> Any:
     rows = [_slice(v, axis, i, i + 1) for i in range(v.shape[axis])]
     return [jaxrewrite.bind(lax.squeeze_p, row, dimensions=(axis,)) for row in rows]
 
 
-@jaxrewrite.register("stack")
+@jaxrewrite.register("stack", precedence=order("Structured"))
 def _(*vs: Structured, axis: int) -> Any:
     shape = vs[0].shape
     one = lambda v: jaxrewrite.bind(
@@ -107,3 +109,22 @@ def _(*vs: Structured, axis: int) -> Any:
         sharding=None,
     )
     return jaxrewrite.bind(lax.concatenate_p, *map(one, vs), dimension=axis)
+
+
+@jaxrewrite.register("tile", precedence=order("Structured"))
+def _(v: Structured, *, reps: Sequence[int]) -> Any:
+    each = tuple(n for pair in zip(reps, v.shape, strict=True) for n in pair)
+    repeated = jaxrewrite.bind(
+        lax.broadcast_in_dim_p,
+        v,
+        shape=each,
+        broadcast_dimensions=tuple(range(1, len(each), 2)),
+        sharding=None,
+    )
+    return jaxrewrite.bind(
+        lax.reshape_p,
+        repeated,
+        new_sizes=tuple(r * n for r, n in zip(reps, v.shape, strict=True)),
+        dimensions=None,
+        sharding=None,
+    )

@@ -8,7 +8,7 @@ in triangular solves.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jax import lax
@@ -36,7 +36,7 @@ class Factored(Matrix):
 
     matrix: Any
 
-    _is_whole = True
+    _is_whole: ClassVar[bool] = True
 
     def aval(self) -> Any:
         return self.matrix.aval()

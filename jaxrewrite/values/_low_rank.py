@@ -9,7 +9,6 @@ them.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -25,6 +24,7 @@ from jaxrewrite.primitives import ADDITIVE
 from ._array import Structured, inexact
 from ._contract import contract, intermediate, labels, transpose
 from ._order import order
+from ._sum import sum_of
 
 
 RANK = "rank"
@@ -665,56 +665,31 @@ def concatenated(those: Sequence[LowRank], dimension: int) -> Any:
     return whole if is_low(whole) else NotImplemented
 
 
+@jaxrewrite.register(*ADDITIVE)
+def _(v: LowRank, y: Array, *, primitive, **params):
+    return _lazily(v, y, primitive)
+
+
+@jaxrewrite.register(*ADDITIVE)
+def _(y: Array, v: LowRank, *, primitive, **params):
+    return _lazily(y, v, primitive)
+
+
+def _lazily(x: Any, y: Any, primitive: Any) -> Any:
+    """A sum with an array of any rank, which is not added up."""
+    shape = x.shape if isinstance(x, LowRank) else y.shape
+    if jnp.broadcast_shapes(x.shape, y.shape) != shape:
+        return NotImplemented
+    if primitive.name == "sub":
+        y = LINEAR["neg"](y) if isinstance(y, LowRank) else -y
+    return sum_of(
+        [z if isinstance(z, LowRank) else jnp.broadcast_to(z, shape) for z in (x, y)]
+    )
+
+
 @jaxrewrite.register("concatenate")
 def _(*those: LowRank, dimension, **params):
     return concatenated(those, dimension)
-
-
-def stack(those: Sequence[Any], axis: int) -> Any:
-    """Along a new axis, by what joins along one."""
-
-    def joined(*those: Any) -> Any:
-        return lax.concatenate([lax.expand_dims(x, [axis]) for x in those], axis)
-
-    return jaxrewrite.transform(joined)(*those)
-
-
-def unstack(v: Any, axis: int) -> list[Any]:
-    """The elements along an axis, by slices."""
-
-    def elements(x: Any) -> list[Any]:
-        return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
-
-    return jaxrewrite.transform(elements)(v)
-
-
-def split(v: Any, sizes: Sequence[int], axis: int) -> list[Any]:
-    """Parts of these sizes along an axis, by slices."""
-
-    def parts(x: Any) -> list[Any]:
-        ends = itertools.accumulate(sizes)
-        return [
-            lax.slice_in_dim(x, end - n, end, axis=axis)
-            for n, end in zip(sizes, ends, strict=True)
-        ]
-
-    return jaxrewrite.transform(parts)(v)
-
-
-@jaxrewrite.register("split")
-def _(v: LowRank, *, sizes, axis):
-    return split(v, sizes, axis)
-
-
-if hasattr(lax, "stack_p"):  # primitives of their own from JAX 0.11 on
-
-    @jaxrewrite.register("stack")
-    def _(*those: LowRank, axis):
-        return stack(those, axis)
-
-    @jaxrewrite.register("unstack")
-    def _(v: LowRank, *, axis):
-        return unstack(v, axis)
 
 
 # --- products -----------------------------------------------------------------------

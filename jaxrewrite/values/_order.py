@@ -26,6 +26,7 @@ _FROM_THE_OUTERMOST = (
     "Permutation",
     "Matrix",
     "Quantised",
+    "Structured",
 )
 
 

@@ -29,9 +29,6 @@ from ._low_rank import (
     dot,
     leads_with_batch,
     scaled,
-    split,
-    stack,
-    unstack,
 )
 from ._order import order
 
@@ -323,22 +320,6 @@ def _(*those: Lora, dimension, **params):
     w = lax.concatenate([_base(v) for v in those], dimension)
     frozen = all(v.frozen for v in those)
     return Lora(w, change.a, change.b, 1.0, change.rows, change.cols, frozen)
-
-
-@jaxrewrite.register("split")
-def _(v: Lora, *, sizes, axis):
-    return split(v, sizes, axis)
-
-
-if hasattr(lax, "stack_p"):  # primitives of their own from JAX 0.11 on
-
-    @jaxrewrite.register("stack")
-    def _(*those: Lora, axis):
-        return stack(those, axis)
-
-    @jaxrewrite.register("unstack")
-    def _(v: Lora, *, axis):
-        return unstack(v, axis)
 
 
 # --- products -----------------------------------------------------------------------

@@ -1,0 +1,611 @@
+"""Quantised weights: what stays quantised, what is left behind, and what is refused."""
+
+import math
+import re
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AxisType, PartitionSpec
+
+import jaxrewrite
+from jaxrewrite.values import NF4, Quantised, quantise
+from jaxrewrite.values._coded import reshape_blocks, slice_blocks, spread
+
+
+def normal(*shape, seed=0, dtype="float32"):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+KINDS = {
+    "tensor": lambda w: Quantised.quantise(w),
+    "rows": lambda w: Quantised.quantise(w, axis=0),
+    "channels": lambda w: Quantised.quantise(w, 4, axis=-1),
+    "blocks": lambda w: Quantised.quantise(w, 4, block=4),
+    "affine": lambda w: Quantised.quantise(
+        w, block=(*(None for _ in w.shape[1:]), 4), symmetric=False
+    ),
+    "nf4": lambda w: NF4.quantise(w, 4, scale_block=8),
+}
+IN_SHORT = ("channels", "nf4")
+kinds = pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=[] if k in IN_SHORT else pytest.mark.slow) for k in KINDS],
+)
+
+
+def make(kind, *shape, seed=0):
+    return jax.jit(KINDS[kind])(normal(*(shape or (8, 16)), seed=seed))
+
+
+def forbid(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+def close(got, want, rtol=1e-5):
+    got, want = jaxrewrite.materialise((got, want))
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (g.shape, g.dtype) == (w.shape, w.dtype)
+        g, w = np.asarray(g, np.float64), np.asarray(w, np.float64)
+        np.testing.assert_allclose(g, w, rtol, rtol * np.abs(w).max(initial=0.1))
+
+
+# --- rounding -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("options", [{}, {"axis": (0, -1)}, {"block": 4}])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_rounds_to_the_nearest(bits, options, symmetric, bulk):
+    w = np.array(normal(8, 16))
+    w[:, 3] = 0
+
+    @jax.jit
+    def round_trip(w):
+        v = Quantised.quantise(w, bits, symmetric=symmetric, **options)
+        assert v.bits == bits
+        return v.materialise(), spread(v.scale, w.shape)
+
+    got, step = map(np.asarray, round_trip(w))
+    assert (abs(got - w) <= step * 0.501 + 1e-6).all()
+    assert (got[:, 3] == 0).all()
+
+
+def test_a_range_on_one_side_of_zero():
+    w = 5 + normal(8, 16) / 10
+    v = Quantised.quantise(w, symmetric=False)
+    assert abs(v.materialise() - w).max() < 5.5 / 255
+
+
+def test_granularity():
+    def scale(w, **options):
+        return jax.eval_shape(lambda w: Quantised.quantise(w, **options), w).scale
+
+    w = normal(8, 4, 16)
+    assert scale(w).shape == (1, 1, 1)
+    assert scale(w, axis=-1).shape == (1, 1, 16)
+    assert scale(w, block=2).shape == (4, 4, 16)
+    assert scale(w, block=(None, 2, 8)).shape == (1, 2, 2)
+    assert scale(w.astype("bfloat16")).dtype == "bfloat16"
+    empty = Quantised.quantise(jnp.zeros((0, 3)), axis=1)
+    assert empty.materialise().shape == (0, 3)
+
+
+def test_int4_takes_half_a_byte():
+    v = Quantised.quantise(normal(64, 64), 4, axis=1)
+    assert v.nbytes == 64 * 64 // 2 + 64 * 4
+    compiled = jax.jit(lambda v: v.q[0]).lower(v).compile()
+    assert compiled.memory_analysis().argument_size_in_bytes <= v.nbytes
+
+
+def test_nf4_levels_are_those_of_the_paper():
+    """Appendix E; and zero is exact however the magnitudes are rounded."""
+    from jaxrewrite.values._nf4 import LEVELS
+
+    assert LEVELS.shape == (16,) and (np.diff(LEVELS) > 0).all()
+    w = jnp.asarray(np.tile(LEVELS, (4, 1)).T, "float32") * 3
+    v = jax.jit(lambda w: NF4.quantise(w, block=16))(w)
+    np.testing.assert_array_equal(np.asarray(v.codes)[:, 0].astype(int), np.arange(16))
+    dense = np.asarray(v)
+    np.testing.assert_allclose(dense, w, rtol=1e-6)
+    assert (dense[7] == 0).all()
+
+
+def test_nf4_error_is_of_half_a_gap_between_levels():
+    w = normal(256, 32)
+    v, u = jax.jit(lambda w: (NF4.quantise(w), Quantised.quantise(w, 4, block=64)))(w)
+    w = np.asarray(w)
+    error, of_integers = abs(np.asarray(v) - w), abs(np.asarray(u) - w)
+    magnitude = abs(w).reshape(4, 64, 32).max(1, keepdims=True)
+    assert (error.reshape(4, 64, 32) <= magnitude * 0.17).all()
+    assert error.mean() < of_integers.mean()
+    assert v.nbytes * 8 / w.size < 4.3
+
+
+# --- what stays ------------------------------------------------------------------------
+
+STAYS = {
+    "transpose": lambda x: x.T,
+    "split": lambda x: x.reshape(8, 4, 4),
+    "heads": lambda x: x.reshape(8, 2, 8).transpose(1, 0, 2),
+    "expand": lambda x: x[None, :, None],
+    "squeeze": lambda x: x[None].squeeze(0),
+    "broadcast": lambda x: jnp.broadcast_to(x, (3, 8, 16)),
+    "flip": lambda x: x[::-1, ::-1],
+    "columns": lambda x: x[:, 4:12],
+    "fused": lambda x: jnp.split(x, [4, 8], axis=1),
+    "half": lambda x: x[4:],
+    "dynamic slice": lambda x: lax.dynamic_slice_in_dim(x, jnp.int32(2), 4, 1),
+    "past the end": lambda x: lax.dynamic_slice_in_dim(x, jnp.int32(14), 4, 1),
+    "concatenate": lambda x: jnp.concatenate([x, x], axis=1),
+    "stack": lambda x: jnp.stack([x, -x], axis=1),
+    "unstack": lambda x: list(jnp.unstack(x[:, 3:5], axis=1)),
+    "tile": lambda x: jnp.tile(x, (2, 3)),
+    "negative": lambda x: -x,
+    "scaled": lambda x: 2 * x / 3,
+    "bfloat16": lambda x: x.astype("bfloat16"),
+    "where": lambda x: jnp.where(True, x, -x),
+    "cond": lambda x: lax.cond(x.shape[0] > 1, lambda: x, lambda: -x),
+    "jit": lambda x: jax.jit(jnp.transpose)(x),
+    "barrier": lambda x: lax.optimization_barrier(lax.stop_gradient(x)),
+    "name": lambda x: checkpoint_name(x, "weight"),
+}
+
+
+@kinds
+def test_stays_quantised(kind, bulk):
+    v = make(kind)
+    fn = lambda x: {name: f(x) for name, f in STAYS.items()}
+    got = jax.jit(forbid(fn))(v)
+    want = fn(v.materialise())
+    for name, value in got.items():
+        parts = value if isinstance(value, list) else [value]
+        assert all(type(part) is type(v) for part in parts), name
+        close(value, want[name], 1e-2 if name == "bfloat16" else 1e-5)
+
+
+def test_merging_heads_keeps_the_scales_of_heads():
+    w = normal(8, 4, 16)
+    v = Quantised.quantise(w, axis=1)
+    merged = forbid(lambda x: x.reshape(8, 64))(v)
+    assert merged.scale.shape == (1, 4)
+    close(merged, v.materialise().reshape(8, 64))
+    close(forbid(lambda x: x.reshape(8, 4, 16))(merged), v)
+
+
+def test_what_would_be_no_smaller_than_dense_becomes_dense():
+    v = Quantised.quantise(normal(8, 16), axis=-1)
+    with pytest.raises(jaxrewrite.MaterialisationError):
+        forbid(lambda x: x.reshape(-1))(v)
+    with pytest.raises(jaxrewrite.MaterialisationError):
+        forbid(lambda x: x * jnp.ones((8, 16)))(v)
+
+
+def test_scaling_by_rows_goes_into_the_scales():
+    v = Quantised.quantise(normal(8, 16), block=4)
+    c = jnp.arange(16.0)[None]
+    scaled = forbid(lambda x: lax.mul(x, jnp.broadcast_to(c, (8, 16))))
+    with pytest.raises(jaxrewrite.MaterialisationError):
+        scaled(v)
+    got = jaxrewrite.bind(lax.mul_p, v, jnp.float32(3))
+    assert type(got) is Quantised and got.scale.shape == (2, 16)
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(i, marks=pytest.mark.slow) for i in range(8, 60))]
+)
+def test_blocks_under_any_reshape_and_slice(seed):
+    rng = np.random.default_rng(seed)
+    primes = list(rng.choice([2, 2, 2, 3, 1], 5))
+
+    def shape():
+        cuts = np.sort(rng.integers(0, 6, 2))
+        return tuple(int(math.prod(p)) for p in np.split(primes, cuts))
+
+    old, new = shape(), shape()
+    divisors = lambda n: [k for k in range(1, n + 1) if n % k == 0]
+    grid = tuple(int(rng.choice(divisors(n))) for n in old)
+    shared = np.arange(math.prod(grid)).reshape(grid)
+    got = reshape_blocks(shared, old, new)
+    np.testing.assert_array_equal(spread(got, new), spread(shared, old).reshape(new))
+
+    n = old[1]
+    start = int(rng.integers(0, n))
+    limit, step = int(rng.integers(start + 1, n + 1)), int(rng.integers(1, 3))
+    got = slice_blocks(jnp.asarray(shared), 1, n, start, limit, step)
+    want = spread(shared, old)[:, start:limit:step]
+    np.testing.assert_array_equal(spread(got, want.shape), want)
+
+
+# --- gathering --------------------------------------------------------------------------
+
+TABLE = {
+    "rows": lambda x, i: x[i],
+    "columns": lambda x, i: x[:, i],
+    "points": lambda x, i: x[i, 2 * i],
+    "clip": lambda x, i: jnp.take(x, 5 * i, axis=0, mode="clip"),
+    "fill": lambda x, i: jnp.take(x, 5 * i, axis=0, mode="fill", fill_value=7),
+    "nan": lambda x, i: jnp.nan_to_num(jnp.take(x, 5 * i, axis=0), nan=3.0),
+    "each its own": lambda x, i: jax.vmap(lambda row, j: row[j])(x[:4], i),
+    "windows": lambda x, i: jax.vmap(lambda j: lax.dynamic_slice(x, (j, 1), (1, 4)))(i),
+}
+
+
+@kinds
+def test_lookup_of_rows_gathers_before_it_dequantises(kind, bulk):
+    v, i = make(kind), jnp.array([0, 3, -1, 2])
+    fn = lambda x, i: {name: f(x, i) for name, f in TABLE.items()}
+    got = jax.jit(forbid(fn))(v, i)
+    close(got, fn(v.materialise(), i))
+    rows = jaxrewrite.make_jaxpr(TABLE["rows"])(v, i)
+    assert not [
+        eqn
+        for eqn in rows.eqns
+        if any(
+            x.aval.shape == v.shape and jnp.issubdtype(x.aval.dtype, jnp.floating)
+            for x in eqn.outvars
+        )
+    ]
+
+
+@kinds
+def test_matrices_out_of_a_stack_are_weights_still(kind):
+    v = make(kind, 4, 8, 16)
+    dense = v.materialise()
+    experts = lambda x, i, t: jnp.einsum("td,tdh->th", t, x[i])
+    i, t = jnp.array([3, 0, 0]), normal(3, 8)
+    chosen = forbid(lambda x, i: x[i])(v, i)
+    assert type(chosen) is type(v)
+    close(chosen, dense[i])
+    close(forbid(experts)(v, i, t), experts(dense, i, t))
+    one = lambda x, j, t: t @ x[j]
+    close(forbid(one)(v, 2, t), one(dense, 2, t))
+
+
+# --- products ---------------------------------------------------------------------------
+
+EINSUMS = [
+    *("ij,jk->ik", "ij,jk->ki", "ij,ik->jk", "ij,i->j", "ij,ij->", "ij,kl->ikjl"),
+    *("ij,ijk->ik", "ij,jki->kji", "ij,jk->jik", "ij,kij->jk"),
+]
+
+
+@kinds
+def test_products_in_every_dimension_numbering(kind, bulk):
+    v = make(kind)
+    sizes = {"i": 8, "j": 16, "k": 3, "l": 5}
+
+    def products(x):
+        for equation in EINSUMS:
+            operands, out = equation.split("->")
+            own, other = operands.split(",")
+            y = normal(*(sizes[axis] for axis in other))
+            yield jnp.einsum(equation, x, y)
+            yield jnp.einsum(f"{other},{own}->{out}", y, x)
+        yield x @ x.T
+
+    fn = lambda x: list(products(x))
+    close(jax.jit(forbid(fn))(v), fn(v.materialise()), 2e-5)
+
+
+@kinds
+@pytest.mark.parametrize(
+    "dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)]
+)
+def test_products_in_16_bits(kind, dtype):
+    v = KINDS[kind](1 + normal(1024, 8, dtype=dtype) / 8)
+    x = jnp.ones((2, 1024), dtype)
+    got = forbid(lambda x, v: x @ v)(x, v)
+    assert got.dtype == dtype
+    want = x.astype("float32") @ v.materialise().astype("float32")
+    np.testing.assert_allclose(got.astype("float32"), want, rtol=2e-2)
+
+
+@kinds
+def test_convolution(kind, bulk):
+    v, x = make(kind, 4, 8, 16), normal(2, 10, 8)
+
+    def conv(x, w):
+        return lax.conv_general_dilated(
+            x, w, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC")
+        )
+
+    close(forbid(conv)(x, v), conv(x, v.materialise()))
+
+
+def floats_of_size(tree, size):
+    return [
+        leaf
+        for leaf in jax.tree.leaves(tree)
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size >= size
+    ]
+
+
+class Adapted(jaxrewrite.ArrayValue):
+    """A weight with a low-rank term, as an adapter has it."""
+
+    w: jax.Array
+    a: jax.Array
+    b: jax.Array
+
+    def materialise(self):
+        return self.w + self.a @ self.b
+
+
+@jaxrewrite.register("dot_general")
+def _(x: jax.Array, v: Adapted, *, dimension_numbers, **params):
+    assert dimension_numbers == (((x.ndim - 1,), (0,)), ((), ()))
+    return x @ lax.stop_gradient(v.w) + (x @ v.a) @ v.b
+
+
+def deep(x, ws):
+    for w in ws:
+        x = jnp.tanh(x @ w)
+    return (x**2).sum()
+
+
+@kinds
+def test_no_dense_copy_is_kept_for_the_backward_pass(kind):
+    v, x = make(kind, 32, 32), normal(4, 32)
+    _, pullback = jax.vjp(forbid(deep), x, [v, v])
+    assert not floats_of_size(pullback, v.size)
+    _, pullback = jax.vjp(forbid(lambda x, v: deep(x, [v, v.T])), x, v)
+    assert not floats_of_size(pullback, v.size)
+    _, pullback = jax.vjp(jax.jit(forbid(deep)), x, [v, v])
+    assert not floats_of_size(pullback, v.size)
+
+
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 11), reason="its compiler makes all layers dense at once"
+)
+def test_one_layer_at_a_time_is_dense():
+    """Where the compiler doesn't hold more to find work to do in parallel."""
+    v, x = make("nf4", 256, 256), normal(4, 256)
+    gradient = jax.jit(jax.grad(forbid(deep))).lower(x, [v] * 6)
+    options = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
+    memory = gradient.compile(compiler_options=options).memory_analysis()
+    assert memory.temp_size_in_bytes < 1.5 * 4 * v.size
+
+
+@kinds
+def test_an_adapter_on_a_quantised_weight_trains(kind, bulk):
+    v, x = make(kind, 32, 32), normal(4, 32)
+    a, b = normal(32, 2), normal(2, 32, seed=1)
+    adapters = [(a, b), (b.T, a.T)]
+
+    def loss(adapters, v):
+        return forbid(deep)(x, [Adapted(v, a, b) for a, b in adapters])
+
+    def dense(adapters, w):
+        return deep(x, [w + a @ b for a, b in adapters])
+
+    _, pullback = jax.vjp(lambda adapters: loss(adapters, v), adapters)
+    assert not floats_of_size(pullback, v.size)
+    got = jax.jit(jax.grad(loss))(adapters, v)
+    close(got, jax.grad(dense)(adapters, v.materialise()), 1e-4)
+    peak = jax.jit(jax.grad(loss)).lower(adapters, v).compile().memory_analysis()
+    assert peak.argument_size_in_bytes < v.nbytes + 2 * 4 * 4 * 32 * 2 + 512
+
+
+def instructions(fn, *args):
+    text = jax.jit(fn).lower(*args).compile().as_text()
+    return len(re.findall(r"^\s+(?:ROOT )?\S+ = ", text, re.MULTILINE))
+
+
+def test_a_product_is_that_by_hand():
+    x = normal(4, 256)
+    v = Quantised.quantise(normal(256, 128), axis=1)
+
+    def by_hand(x, q, s):
+        x, q = lax.optimization_barrier((x, q))
+        return (x @ q.astype(x.dtype)) * s
+
+    product = forbid(lambda x, v: x @ v)
+    assert instructions(product, x, v) == instructions(by_hand, x, v.q, v.scale)
+
+    v = Quantised.quantise(normal(256, 128), 4, block=64)
+
+    def by_hand(x, q, s):
+        x, q = lax.optimization_barrier((x, q))
+        blocks = q.astype(x.dtype).reshape(4, 64, 128) * s[:, None]
+        return x @ blocks.reshape(256, 128)
+
+    assert instructions(product, x, v) == instructions(by_hand, x, v.q, v.scale)
+
+
+@pytest.mark.parametrize("blocks", [(1, 16), (2, 16)])
+def test_gradients_of_scale_and_zero(blocks, bulk):
+    q = Quantised.quantise(normal(8, 16)).q
+    scale = 1 + normal(*blocks) / 4
+    v = Quantised(q, scale, normal(*blocks, seed=1))
+    fn = lambda x: jnp.sin(normal(3, 8) @ x / 50).sum() + (x[:, :2] @ x[:2]).sum() / 1e3
+    got = jax.jit(jax.grad(forbid(fn), allow_int=True))(v)
+    want = jax.jit(jax.grad(lambda v: fn(v.materialise()), allow_int=True))(v)
+    close([got.scale, got.zero], [want.scale, want.zero], 1e-4)
+    assert got.q.dtype == jax.dtypes.float0
+
+
+# --- in programs -------------------------------------------------------------------------
+
+
+def test_branches_of_different_granularity_join():
+    w = normal(8, 16)
+    v, u = Quantised.quantise(w, axis=1), Quantised.quantise(w, block=4)
+    fn = forbid(lambda p, v, u: lax.cond(p, lambda: v, lambda: u))
+    assert fn(True, v, u).scale.shape == (2, 16)
+    close(fn(True, v, u), v)
+    close(fn(False, v, u), u)
+
+
+def forward(x, ws):
+    return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0]
+
+
+@kinds
+def test_a_loop_over_layers(kind, bulk):
+    layers = [make(kind, 16, 16, seed=i) for i in range(3)]
+    x, dense = normal(2, 16), jnp.stack([v.materialise() for v in layers])
+    close(forbid(forward)(x, jaxrewrite.stack(layers)), forward(x, dense))
+
+
+@kinds
+def test_a_loop_over_a_quantised_stack(kind, bulk):
+    """Quantised by `jax.vmap`, each layer has scales of its own: a turn takes a layer's."""
+    v, x = jax.vmap(KINDS[kind])(normal(3, 16, 16)), normal(2, 16)
+    assert v.shape == (3, 16, 16)
+    close(forbid(forward)(x, v), forward(x, v.materialise()))
+
+
+def test_what_a_loop_gives_is_quantised_with_one_more_axis():
+    v = make("blocks")
+    fn = lambda x: lax.scan(lambda c, i: (c, x * i), 0, jnp.arange(1.0, 4.0))[1]
+    got = forbid(fn)(v)
+    assert type(got) is Quantised and got.shape == (3, 8, 16)
+    close(got, fn(v.materialise()))
+
+
+@pytest.mark.parametrize(
+    "kind", ["channels", pytest.param("blocks", marks=pytest.mark.slow)]
+)
+def test_shards(kind):
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+    v, x = make(kind), normal(3, 8)
+    for spec in (PartitionSpec(None, "x"), PartitionSpec("x")):
+        summed = (lambda y: lax.psum(y, "x")) if spec[0] else (lambda y: y)
+        fn = jax.shard_map(
+            lambda x, w, summed=summed: summed(x @ w),
+            mesh=mesh,
+            in_specs=(PartitionSpec(None, spec[0]), spec),
+            out_specs=PartitionSpec() if spec[0] else spec,
+        )
+        close(jax.jit(forbid(fn))(x, v), x @ v.materialise())
+
+
+# --- models -----------------------------------------------------------------------------
+
+
+class Decoder(nn.Module):
+    """Attention, a fused projection, a tied embedding."""
+
+    @nn.compact
+    def __call__(self, tokens):
+        embed = nn.Embed(32, 16)
+        x = embed(tokens)
+        x = x + nn.MultiHeadDotProductAttention(num_heads=2)(nn.LayerNorm()(x))
+        gate, up = jnp.split(nn.Dense(64)(nn.LayerNorm()(x)), 2, -1)
+        x = x + nn.Dense(16)(jax.nn.silu(gate) * up)
+        return embed.attend(x)
+
+
+OPTIONS = {
+    "int8": ({"bits": 8, "axis": -1}, {"bits": 8, "axis": -1}),
+    "int4": ({"bits": 4, "block": 8}, {"bits": 4, "block": (1, 8, 1)}),
+    "nf4": ({"bits": "nf4", "block": 8}, {"bits": "nf4", "block": (2, 4, 1)}),
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "of_heads"),
+    [
+        OPTIONS["int4"],
+        *(pytest.param(*OPTIONS[k], marks=pytest.mark.slow) for k in ("int8", "nf4")),
+    ],
+)
+def test_a_flax_model(options, of_heads, bulk):
+    tokens = jnp.arange(10).reshape(2, 5) % 32
+    model = Decoder()
+    params = jax.jit(model.init)(jax.random.key(0), tokens)
+    is_weight = lambda path, leaf: path.endswith(("kernel", "embedding"))
+    quantised = quantise(params, lambda path, _: path.endswith("out/kernel"), **of_heads)
+    quantised = quantise(quantised, is_weight, **options)
+    dense = jaxrewrite.materialise(quantised)
+
+    def run(apply, params):
+        """The result; and how what is not quantised would be trained."""
+
+        def loss(norm):
+            out = apply({"params": params["params"] | {"LayerNorm_0": norm}}, tokens)
+            return (out**2).mean(), out
+
+        return jax.grad(loss, has_aux=True)(params["params"]["LayerNorm_0"])
+
+    got = jax.jit(lambda params: run(forbid(model.apply), params))(quantised)
+    close(got, jax.jit(lambda params: run(model.apply, params))(dense), 1e-3)
+
+
+def test_an_equinox_model(bulk):
+    model = eqx.nn.MLP(8, 4, 16, 2, key=jax.random.key(0))
+    seen = []
+
+    def where(path, leaf):
+        seen.append(path)
+        return path.endswith("weight")
+
+    quantised = quantise(model, where, axis=0)
+    assert "layers/0/weight" in seen and "layers/0/bias" in seen
+    assert isinstance(quantised.layers[1].weight, Quantised)
+    x = normal(8)
+    call = lambda m, x: m(x)
+    dense = jaxrewrite.materialise(quantised)
+    close(eqx.filter_jit(forbid(call))(quantised, x), eqx.filter_jit(call)(dense, x))
+
+
+@pytest.mark.slow
+def test_an_nnx_model(bulk):
+    graph, state = nnx.split(nnx.Linear(16, 8, rngs=nnx.Rngs(0)))
+    state = nnx.to_pure_dict(state)
+    quantised = quantise(state, lambda path, _: path == "kernel", "nf4", block=8)
+    apply = lambda state, x: nnx.merge(graph, nnx.State(state))(x)
+    x = normal(2, 16)
+    close(forbid(apply)(quantised, x), x @ quantised["kernel"].materialise())
+
+
+# --- what is refused ----------------------------------------------------------------------
+
+Q, S = jnp.ones((8, 6), jnp.int8), jnp.ones((4, 1))
+BAD = {
+    "`q` must": lambda: Quantised(Q.astype(jnp.int32), S),
+    "`scale` must be real": lambda: Quantised(Q, S.astype(jnp.int32)),
+    "`scale` must have as many axes": lambda: Quantised(Q, S[0]),
+    "`scale` must have .*divides": lambda: Quantised(Q, jnp.ones((3, 1))),
+    "`zero` must have": lambda: Quantised(Q, S, jnp.ones((4, 4))),
+    "`bits`": lambda: Quantised.quantise(jnp.ones(4), 3),
+    "`block` .*does not divide": lambda: Quantised.quantise(jnp.ones((8, 6)), block=3),
+    "`block` is": lambda: Quantised.quantise(jnp.ones((8, 6)), block=(2,)),
+    "`block` .0": lambda: Quantised.quantise(jnp.ones((8, 6)), block=0),
+    "`axis` 2": lambda: Quantised.quantise(jnp.ones((8, 6)), axis=2),
+    "`axis` and `block`": lambda: Quantised.quantise(jnp.ones((8, 6)), axis=1, block=2),
+    "`w` has": lambda: Quantised.quantise(jnp.array([1.0, jnp.nan])),
+    "NF4: `w` has": lambda: NF4.quantise(jnp.full(64, jnp.inf)),
+    "`w` must": lambda: Quantised.quantise(jnp.arange(3)),
+    "`block` .64, 1": lambda: NF4.quantise(jnp.ones((32, 2))),
+    "`scale_block`": lambda: NF4.quantise(jnp.ones((64, 2)), scale_block=0),
+    "`codes` must": lambda: NF4(Q, Q, S, S),
+    "`scale_q` must": lambda: NF4(Q.astype(jnp.uint4), S, S, S),
+    "`scale_mean` must": lambda: NF4(Q.astype(jnp.uint4), Q, S, Q),
+    "chose no leaf": lambda: quantise({"a": S}, lambda path, _: path == "b"),
+    "`a/b` can't": lambda: quantise({"a": {"b": Q}}, lambda *_: True),
+}
+
+
+@pytest.mark.parametrize("message", BAD)
+def test_bad_input(message):
+    with pytest.raises(ValueError, match=message):
+        BAD[message]()
+
+
+def test_under_jit_numbers_are_not_checked():
+    v = jax.jit(lambda w: Quantised.quantise(w, axis=0))(normal(8, 16))
+    close(v, Quantised.quantise(normal(8, 16), axis=0))
+
+
+def test_values_in_the_tree_are_left_alone():
+    v = make("channels")
+    tree = quantise({"a": v, "b": normal(8, 16)}, lambda *_: True)
+    assert tree["a"] is v and isinstance(tree["b"], Quantised)
