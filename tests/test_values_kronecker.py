@@ -336,6 +336,13 @@ def test_a_carry_that_becomes_picked():
     jax.tree.map(close, dense(got), fn(dense(LABELS)))
 
 
+@pytest.mark.parametrize("other", [LABELS.T, LABELS, Toeplitz(normal(0, 4), normal(1, 5))])
+def test_entries_of_another_matrix(other):
+    v = BlockDiagonal(normal(2, 1, *other.shape))
+    assert isinstance(implicit(jnp.multiply)(other, v), (Picked, BlockDiagonal))
+    close(other * v, dense(other) * dense(v))
+
+
 # --- custom derivatives ---------------------------------------------------------------------
 
 

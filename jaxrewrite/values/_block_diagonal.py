@@ -134,6 +134,19 @@ class BlockDiagonal(Matrix):
             return BlockDiagonal(self.blocks + other.blocks)
         return NotImplemented
 
+    def hadamard(self, other: Any) -> Any:
+        """With a matrix that knows its entries, of which those in the blocks are taken."""
+        if self.batch or not isinstance(other, Matrix):
+            return NotImplemented
+        k, p, q = self.blocks.shape
+        block, i, j = jnp.meshgrid(*map(jnp.arange, (k, p, q)), indexing="ij")
+        found = other.at(p * block + i, q * block + j)
+        return (
+            NotImplemented
+            if found is NotImplemented
+            else BlockDiagonal(self.blocks * found)
+        )
+
     def pick(self, dense: Any) -> Any:
         return BlockDiagonal(_blocks_of(dense, self.blocks.shape[-3]))
 

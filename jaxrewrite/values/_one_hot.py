@@ -103,9 +103,19 @@ class Rows(Matrix):
 
     def hadamard(self, other: Any) -> Any:
         if not isinstance(other, Rows) or self.axis != other.axis:
-            return NotImplemented
+            return self._entries_of(other)
         both = self.columns() == other.columns()
         return self.map_entries(lambda v, w: jnp.where(both, v * w, 0), other)
+
+    def _entries_of(self, other: Any) -> Any:
+        """``self * other``, of a matrix that knows its entries."""
+        if self.batch or not isinstance(other, Matrix):
+            return NotImplemented
+        i, j = jnp.arange(len(self.indices)), jnp.clip(self.columns(), 0, self.classes - 1)
+        found = other.at(*((i, j) if self.axis == -1 else (j, i)))
+        if found is NotImplemented:
+            return NotImplemented
+        return self.map_entries(lambda weights: weights * found)
 
     def pick(self, dense: Any) -> Any:
         rows = dense if self.axis == -1 else jnp.swapaxes(dense, -2, -1)
