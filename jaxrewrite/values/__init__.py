@@ -22,7 +22,12 @@ from ._scaled import Scaled as Scaled
 from ._sum import Sum as Sum
 from ._tagged import Tagged as Tagged
 from ._toeplitz import Circulant as Circulant, Toeplitz as Toeplitz
-from ._trees import freeze as freeze, nbytes as nbytes
+from ._trees import (
+    combine as combine,
+    freeze as freeze,
+    nbytes as nbytes,
+    partition as partition,
+)
 from ._uniform import Constant as Constant, Known as Known, Zero as Zero
 from ._unitful import Unitful as Unitful, Units as Units, UnitsError as UnitsError
 from .lora import Lora as Lora, adapt as adapt

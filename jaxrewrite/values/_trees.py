@@ -18,7 +18,8 @@ def freeze(tree: Any, fields: Mapping[type, Sequence[str]], *, rest: str = "trai
     For `optax.multi_transform`, with an optimiser for ``"train"`` and
     ``optax.set_to_zero()`` for ``"freeze"``: what is frozen does not change, and has no
     moments. A pytree that can be called, such as an Equinox module, has labels that can be
-    called too, so that Optax has to be given ``lambda _: labels``.
+    called too, so that Optax has to be given ``lambda _: labels``. Frozen integers, as those
+    of a quantised weight, have derivatives that no optimiser takes: see `partition`.
 
     Parameters
     ----------
@@ -76,6 +77,43 @@ def freeze(tree: Any, fields: Mapping[type, Sequence[str]], *, rest: str = "trai
 
 def _is_value(x: Any) -> bool:
     return isinstance(x, jaxrewrite.Value)
+
+
+def partition(tree: Any, labels: Any) -> tuple[Any, Any]:
+    """Split a pytree into what is trained and what is not, by the labels of `freeze`.
+
+    Both parts have its structure, with ``None`` where a leaf is in the other one, so that a
+    gradient, or an optimiser, of the first part knows nothing of the second. `combine`
+    puts them together.
+
+    Examples
+    --------
+    The weight stays as it is, 4-bit integers and all:
+
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Lora, NF4, combine, freeze, partition
+    >>> base = NF4.quantise(jax.random.normal(jax.random.key(0), (64, 4)))
+    >>> v = Lora(base, jnp.ones((64, 1)), jnp.zeros((1, 4)))
+    >>> trained, rest = partition(v, freeze(v, {Lora: ["w"]}))
+    >>> len(jax.tree.leaves(trained)), len(jax.tree.leaves(rest))
+    (2, 4)
+    >>> loss = jaxrewrite.transform(lambda v, x: ((x @ v) ** 2).sum(), materialise="forbid")
+    >>> gradient = jax.grad(lambda part, x: loss(combine(part, rest), x))
+    >>> gradient(trained, jnp.ones(64)).b.shape
+    (1, 4)
+    """
+    chosen = lambda wanted: jax.tree.map(
+        lambda x, label: x if label == wanted else None, tree, labels
+    )
+    return chosen("train"), chosen("freeze")
+
+
+def combine(*parts: Any) -> Any:
+    """Put together the parts of a pytree that `partition` gave."""
+    is_none = lambda x: x is None
+    return jax.tree.map(
+        lambda *xs: next((x for x in xs if x is not None), None), *parts, is_leaf=is_none
+    )
 
 
 class Bytes(NamedTuple):

@@ -1,0 +1,102 @@
+"""QLoRA: adapters on 4-bit weights, of a model that knows nothing of either."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxrewrite
+from jaxrewrite.values import (
+    NF4,
+    Lora,
+    Quantised,
+    adapt,
+    combine,
+    freeze,
+    nbytes,
+    partition,
+    quantise,
+)
+
+
+def model(params, x):
+    h = jax.nn.gelu(x @ params["up"]["kernel"] + params["up"]["bias"])
+    return h @ params["down"]["kernel"] + params["down"]["bias"]
+
+
+loss = jaxrewrite.transform(
+    lambda params, x, y: jnp.mean((model(params, x) - y) ** 2), materialise="forbid"
+)
+
+KEYS = jax.random.split(jax.random.key(0), 5)
+X, Y = jax.random.normal(KEYS[2], (16, 64)), jax.random.normal(KEYS[3], (16, 8))
+SHAPES = (64, 128), (128, 8)
+
+
+def dense_params():
+    return {
+        "up": {"kernel": jax.random.normal(KEYS[0], (64, 128)) / 8, "bias": jnp.zeros(128)},
+        "down": {"kernel": jax.random.normal(KEYS[1], (128, 8)) / 11, "bias": jnp.zeros(8)},
+    }
+
+
+def adapted(bits):
+    is_kernel = lambda path, leaf: path.endswith("kernel")
+    params = quantise(dense_params(), is_kernel, bits)
+    return adapt(params, is_kernel, 4, KEYS[4])
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(8, Quantised), (4, Quantised), ("nf4", NF4)])
+def test_adapters_on_quantised_weights_train(bits, kind, no_leak_checks):
+    params = adapted(bits)
+    assert isinstance(params["up"]["kernel"], Lora)
+    assert isinstance(params["up"]["kernel"].w, kind)
+    sizes = nbytes(params)
+    assert sizes.dense == nbytes(dense_params()).dense and sizes.implicit < sizes.dense / 2
+
+    trained, rest = partition(params, freeze(params, {Lora: ["w"]}))
+    optimiser = optax.adamw(1e-2, weight_decay=0.1)
+    state = optimiser.init(trained)
+    moments = jax.tree.leaves(state)
+    assert not any(x.shape in SHAPES for x in moments)
+
+    @jax.jit
+    def step(trained, state):
+        of_part = lambda part: loss(combine(part, rest), X, Y)
+        value, gradient = jax.value_and_grad(of_part)(trained)
+        updates, state = optimiser.update(gradient, state, trained)
+        return optax.apply_updates(trained, updates), state, value
+
+    values = []
+    for _ in range(8):
+        trained, state, value = step(trained, state)
+        values.append(float(value))
+    assert values[-1] < 0.8 * values[0]
+
+    after = combine(trained, rest)
+    assert jax.tree.structure(after) == jax.tree.structure(params)
+    before, now = params["up"]["kernel"], after["up"]["kernel"]
+    for x, y in zip(jax.tree.leaves(before.w), jax.tree.leaves(now.w), strict=True):
+        np.testing.assert_array_equal(x, y)
+    assert not np.array_equal(before.a, now.a) and not np.array_equal(before.b, now.b)
+
+
+@pytest.mark.parametrize("bits", [8, 4, "nf4"])
+def test_no_float_copy_is_kept_for_the_backward_pass(bits, no_leak_checks):
+    params = adapted(bits)
+    trained, rest = partition(params, freeze(params, {Lora: ["w"]}))
+    _, backward = jax.vjp(lambda part, x: loss(combine(part, rest), x, Y), trained, X)
+    kept = [x for x in jax.tree.leaves(backward) if x.shape in SHAPES]
+    assert kept and all(jnp.issubdtype(x.dtype, jnp.integer) for x in kept)
+
+
+@pytest.mark.parametrize("bits", [8, "nf4"])
+def test_gradients_are_those_of_the_dense_weights(bits, no_leak_checks):
+    params = adapted(bits)
+    trained, rest = partition(params, freeze(params, {Lora: ["w"]}))
+    got = jax.grad(lambda part: loss(combine(part, rest), X, Y))(trained)
+    dense = lambda p: jnp.mean((model(jaxrewrite.materialise(p), X) - Y) ** 2)
+    want = jax.grad(lambda part: dense(combine(part, rest)))(trained)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5)
