@@ -92,7 +92,11 @@ RESHAPES = [
 ]
 
 
-@pytest.mark.parametrize(("make", "shapes"), [(m, s) for m, *s in RESHAPES], ids=str)
+@pytest.mark.parametrize(
+    ("make", "shapes"),
+    [(m, s) for m, *s in RESHAPES],
+    ids=lambda x: getattr(x, "__name__", str(x)),
+)
 def test_reshaped(make, shapes, bulk):
     v = make()
     split = check(v, *(lambda v, shape=shape: v.reshape(shape) for shape in shapes))

@@ -60,6 +60,8 @@ KEPT = {
 EXCEPT = {
     ("identity", "stack"): "twice it is a diagonal matrix, which is of another type",
     ("identity", "conditional"): "twice it is a diagonal matrix",
+    ("permutation", "stack"): "twice it is a product",
+    ("permutation", "conditional"): "twice it is a product",
 }
 
 

@@ -5,13 +5,17 @@ Loaded when it is first used, with the rules of all types.
 
 from . import _linalg as _linalg
 from ._banded import Banded as Banded, Tridiagonal as Tridiagonal
+from ._block_diagonal import BlockDiagonal as BlockDiagonal
 from ._diagonal import Diagonal as Diagonal, Identity as Identity
 from ._interval import Interval as Interval
 from ._keys import Threefry as Threefry
+from ._kronecker import Kronecker as Kronecker
 from ._low_rank import LowRank as LowRank
 from ._masked import Masked as Masked
 from ._named import Named as Named
 from ._nf4 import NF4 as NF4
+from ._one_hot import OneHot as OneHot, Picked as Picked
+from ._permutation import Permutation as Permutation
 from ._product import Product as Product
 from ._quantise import quantise as quantise
 from ._quantised import Quantised as Quantised
@@ -21,6 +25,7 @@ from ._structured_sparse import NMSparse as NMSparse
 from ._sum import Sum as Sum
 from ._symmetric import Symmetric as Symmetric
 from ._tagged import Tagged as Tagged
+from ._toeplitz import Circulant as Circulant, Toeplitz as Toeplitz
 from ._trees import (
     combine as combine,
     freeze as freeze,

@@ -12,6 +12,7 @@ from jaxtyping import Array, Inexact
 import jaxrewrite
 
 from ._matrix import Matrix, along, unpivoted
+from ._permutation import Permutation
 
 
 class Diagonal(Matrix):
@@ -105,6 +106,11 @@ class Diagonal(Matrix):
 
     def eigenvalues(self) -> Any:
         return self.d
+
+    def eigh(self) -> Any:
+        order = jnp.argsort(self.d.real, axis=-1)
+        vectors = Permutation(order, self.d.dtype).transposed()
+        return jnp.take_along_axis(self.d.real, order, -1), vectors
 
     def cholesky(self) -> Any:
         return Diagonal(jnp.sqrt(self.d))
@@ -220,6 +226,9 @@ class Identity(Matrix):
 
     def eigenvalues(self) -> Any:
         return self.diagonal()
+
+    def eigh(self) -> Any:
+        return self.diagonal().real, self
 
     def cholesky(self) -> Any:
         return self

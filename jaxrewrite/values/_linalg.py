@@ -76,7 +76,7 @@ def _(v: Matrix) -> Any:
     factors = v.packed_lu()
     if factors is not NotImplemented:
         return factors
-    if type(v).solve is Matrix.solve or v.shape[-2] != v.shape[-1]:
+    if not v.solvable:
         return NotImplemented
     return Factored(v), *unpivoted(v)
 

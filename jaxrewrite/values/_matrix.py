@@ -8,6 +8,7 @@ what acts entry by entry acts on the leaves.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
@@ -130,7 +131,17 @@ class Matrix(Structured):
         r"""The entries on the diagonal, of shape (\*batch, min(n, m))."""
         return jnp.diagonal(self.materialise(), axis1=-2, axis2=-1)
 
+    def same_pattern(self, other: Any) -> bool:
+        """Whether the leaves of another value are entries at the same places."""
+        return not self.movable and same_structure(self, other)
+
     # --- linear algebra, of square matrices: NotImplemented where there is none -----
+
+    @property
+    def solvable(self) -> bool:
+        """Whether `solve` has an answer."""
+        n, m = self.shape[-2:]
+        return n == m and type(self).solve is not Matrix.solve
 
     def solve(self, x: Any, axis: int) -> Any:
         """``self`` to the power -1, applied along an axis of an array as by `apply`."""
@@ -229,6 +240,31 @@ def solve_columns(solve: Callable[[Any], Any], x: Any, axis: int, batch: int) ->
     rows, columns = moved.shape[: batch + 1], moved.shape[batch + 1 :]
     y = solve(moved.reshape(*rows, math.prod(columns)))
     return jnp.moveaxis(y.reshape(moved.shape), batch, axis)
+
+
+def solve_dense(a: Any, x: Any, axis: int) -> Any:
+    r"""Solve along an axis with dense matrices, of shape (\*batch, n, n)."""
+    solve = functools.partial(jaxrewrite.transform(jnp.linalg.solve), a)
+    return solve_columns(solve, x, axis, a.ndim - 2)
+
+
+def map_batch_of(x: Any, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
+    """`Matrix.map_batch` of an array or a value."""
+    if isinstance(x, Matrix):
+        return x.map_batch(fn, batch)
+    return NotImplemented if isinstance(x, jaxrewrite.Value) else fn(x)
+
+
+def stacked_of(x: Any, size: int) -> Any:
+    """`Matrix.stacked` of an array or a value."""
+    return x.stacked(size) if isinstance(x, jaxrewrite.Value) else x
+
+
+def unstacked_of(x: Any) -> Any:
+    """`Matrix.unstacked` of an array or a value."""
+    if isinstance(x, jaxrewrite.Value):
+        return x.unstacked()
+    return x if x.ndim >= 2 else NotImplemented
 
 
 def unpivoted(v: Matrix) -> tuple[Any, Any]:
@@ -433,7 +469,7 @@ def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
     if v.entries == "all" or (v.entries == "pattern" and at_zero):
         return v.map_entries(lambda x: bind(primitive, x, **params))
     if primitive.name == "neg":
-        return v.scaled(jnp.asarray(-1, v.dtype))
+        return _times_number(v, jnp.asarray(-1, v.dtype))
     if primitive.name == "conj" and jnp.issubdtype(v.dtype, jnp.complexfloating):
         return jax.tree.map(lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x, v)
     return NotImplemented
@@ -455,7 +491,7 @@ def same_structure(x: Any, y: Any) -> bool:
 
 def zip_entries(primitive: Any, x: Any, y: Any, **params: Any) -> Any:
     """Two matrices of one structure, entry by entry."""
-    if x.entries is None or not same_structure(x, y) or x.movable:
+    if x.entries is None or not x.same_pattern(y):
         return NotImplemented
     if x.entries != "all" and primitive.name not in _ZERO_OF_ZEROS:
         return NotImplemented
@@ -476,11 +512,11 @@ def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
     *[name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")]
 )
 def _(v: Matrix, x: Array, *, primitive: Any, **params: Any) -> Any:
-    if primitive.name == "div" and _is_scalar(x):
+    if primitive.name == "div" and _is_scalar(x) and inexact(v):
         if v.entries is None:
-            return v.scaled(1 / jnp.reshape(x, ()))
+            return _times_number(v, 1 / jnp.reshape(x, ()))
         return v.map_entries(lambda a: a / jnp.reshape(x, ()))
-    if primitive.name == "div" and v.entries and jnp.shape(x) == v.shape:
+    if primitive.name == "div" and inexact(v) and v.entries and jnp.shape(x) == v.shape:
         return _beside(v, x, lambda a, b: a / b)
     if v.entries == "all" and _is_scalar(x):
         return v.map_entries(lambda a: bind(primitive, *_full(a, x), **params))
@@ -506,10 +542,7 @@ def _(v: Matrix, x: Array, **params: Any) -> Any:
     if shape != v.shape:
         return NotImplemented
     if _is_scalar(x):
-        from ._scaled import Scaled
-
-        closed = v.scaled(jnp.reshape(x, ()))
-        return Scaled(v, jnp.reshape(x, ())) if closed is NotImplemented else closed
+        return _times_number(v, jnp.reshape(x, ()))
     x = x.reshape((1,) * (v.ndim - x.ndim) + x.shape)
     if x.shape[-1] == 1:
         return _scaled_rows(v, jnp.broadcast_to(x[..., 0], shape[:-1]))
@@ -523,10 +556,17 @@ def _(v: Matrix, x: Array, **params: Any) -> Any:
 
 def _beside(v: Matrix, x: Any, fn: Callable[[Any, Any], Any]) -> Any:
     """A function of entries and of those of an array, dense where they repeat."""
-    picked = v.pick(x)
+    picked = NotImplemented if v.entries == "all" else v.pick(x)
     if picked is NotImplemented:
         return fn(v.materialise(), x)
     return v.map_entries(fn, picked)
+
+
+def _times_number(v: Matrix, factor: Any) -> Any:
+    from ._scaled import Scaled
+
+    closed = v.scaled(factor)
+    return Scaled(v, factor) if closed is NotImplemented else closed
 
 
 def _scaled_rows(v: Matrix, factors: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -10,7 +11,15 @@ import jax.numpy as jnp
 import jaxrewrite
 
 from ._contract import contract
-from ._matrix import Matrix, closed_product, swapped
+from ._matrix import (
+    Matrix,
+    closed_product,
+    map_batch_of,
+    product,
+    stacked_of,
+    swapped,
+    unstacked_of,
+)
 
 
 class Product(Matrix):
@@ -82,6 +91,24 @@ class Product(Matrix):
             return Product((jaxrewrite.transform(jnp.multiply)(first, factor), *rest))
         return Product((first * factor, *rest))
 
+    def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
+        return self._of_each(lambda factor: map_batch_of(factor, fn, batch))
+
+    def stacked(self, size: int) -> Any:
+        return self._of_each(lambda factor: stacked_of(factor, size))
+
+    def unstacked(self) -> Any:
+        return self._of_each(unstacked_of)
+
+    def _of_each(self, fn: Callable[[Any], Any]) -> Any:
+        mapped = tuple(map(fn, self.factors))
+        return (
+            NotImplemented if any(x is NotImplemented for x in mapped) else Product(mapped)
+        )
+
+    def cast(self, dtype: Any) -> Any:
+        return Product(tuple(factor.astype(dtype) for factor in self.factors))
+
     def times(self, other: Any) -> Any:
         last = closed_product(self.factors[-1], other)
         if last is not NotImplemented:
@@ -103,7 +130,12 @@ class Product(Matrix):
 
 
 def _of(*factors: Any) -> Any:
-    return factors[0] if len(factors) == 1 else Product(factors)
+    """The product, in which the first or last factor is new and may meet its neighbour."""
+    if len(factors) == 1:
+        return factors[0]
+    if len(factors) == 2:
+        return product(*factors)
+    return Product(factors)
 
 
 def _factors(x: Any) -> tuple[Any, ...]:

@@ -1,0 +1,419 @@
+"""Permutations, blocks, Kronecker products, Toeplitz and one-hot matrices: what is special."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrewrite
+from jaxrewrite.values import (
+    BlockDiagonal,
+    Circulant,
+    Diagonal,
+    Identity,
+    Kronecker,
+    OneHot,
+    Permutation,
+    Picked,
+    Product,
+    Toeplitz,
+)
+
+
+@pytest.fixture(autouse=True)
+def _bulk(bulk):
+    yield
+
+
+def implicit(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+def dense(x):
+    return jaxrewrite.materialise(x)
+
+
+def close(got, want, tolerance=2e-5):
+    assert (jnp.shape(got), got.dtype) == (jnp.shape(want), jnp.result_type(want))
+    np.testing.assert_allclose(dense(got), dense(want), rtol=tolerance, atol=tolerance)
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+def positive(seed, *shape):
+    a = normal(seed, *shape)
+    return a @ jnp.swapaxes(a, -2, -1) + jnp.eye(shape[-1])
+
+
+def orders(*shape):
+    rng = np.random.default_rng(0)
+    return jnp.asarray(rng.permuted(np.broadcast_to(np.arange(shape[-1]), shape), axis=-1))
+
+
+# --- permutations -----------------------------------------------------------------------
+
+
+def test_permutations():
+    v, w = (Permutation(order) for order in orders(2, 7))
+    x = normal(0, 7, 3)
+    close(v @ x, x[v.order], 0)
+    assert isinstance(v @ w, Permutation) and isinstance(v.T, Permutation)
+    close(v @ w, dense(v) @ dense(w))
+    assert (dense(v @ v.T) == jnp.eye(7)).all()
+    d = Diagonal(normal(1, 7))
+    assert isinstance(v @ d @ v.T, Product) and (v @ d @ v.T).nbytes == 7 * (4 + 4)
+    close(v @ d @ v.T, dense(v) @ dense(d) @ dense(v).T)
+    close(v * normal(2, 7, 7), dense(v) * normal(2, 7, 7))
+    close(v * w, dense(v) * dense(w))
+
+
+def test_permutations_have_their_factors_and_signs():
+    """As LAPACK finds them, of a stack."""
+    for n in (1, 8):
+        v = Permutation(orders(6, n))
+        want = jax.lax.linalg.lu(dense(v))
+        got = implicit(jax.lax.linalg.lu)(v)
+        assert isinstance(got[0], Identity)
+        for g, w in zip(got, want, strict=True):
+            close(g, w, 0)
+        close(v.determinant(), jnp.linalg.det(dense(v)))
+
+
+# --- blocks -----------------------------------------------------------------------------
+
+
+def test_blocks_keep_blocks():
+    v, w = BlockDiagonal(normal(0, 3, 2, 2)), BlockDiagonal(normal(1, 3, 2, 2))
+    d = Diagonal(normal(2, 6))
+    fns = {
+        "product": lambda v, w, d: v @ w,
+        "sum": lambda v, w, d: v + w,
+        "sum with a diagonal": lambda v, w, d: d + v,
+        "product with a diagonal": lambda v, w, d: v @ d,
+        "entries": lambda v, w, d: jnp.sin(v) * w,
+        "inverse": lambda v, w, d: jnp.linalg.solve(v, jnp.ones(6)),
+        "array": lambda v, w, d: v * jnp.arange(36.0).reshape(6, 6),
+    }
+    for name, fn in fns.items():
+        got = implicit(fn)(v, w, d)
+        close(got, fn(dense(v), dense(w), dense(d)), 1e-4)
+        assert name == "inverse" or isinstance(got, BlockDiagonal), name
+
+
+def test_rectangular_blocks():
+    v, w = BlockDiagonal(normal(0, 3, 2, 4)), BlockDiagonal(normal(1, 3, 4, 5))
+    assert (v @ w).blocks.shape == (3, 2, 5)
+    close(v @ w, dense(v) @ dense(w))
+    close(implicit(jnp.diagonal)(v), jnp.diagonal(dense(v)))
+    assert v.packed_lu() is NotImplemented
+
+
+def test_factors_of_blocks():
+    v = BlockDiagonal(normal(0, 2, 3, 4, 4))
+    for g, w in zip(
+        implicit(jax.lax.linalg.lu)(v), jax.lax.linalg.lu(dense(v)), strict=True
+    ):
+        close(g, w)
+    p = BlockDiagonal(positive(0, 3, 4, 4))
+    assert isinstance(p.cholesky(), BlockDiagonal)
+    close(p.cholesky(), jnp.linalg.cholesky(dense(p)))
+    close(p.inverse(), jnp.linalg.inv(dense(p)), 1e-4)
+
+
+def check_eigh(v):
+    values, vectors = v.eigh()
+    close(values, jnp.linalg.eigvalsh(dense(v)), 1e-4)
+    assert isinstance(vectors, (Permutation, Product, Identity))
+    close((dense(vectors) * values[..., None, :]) @ dense(vectors).mT, dense(v), 1e-4)
+
+
+def test_eigenvectors_stay_implicit():
+    check_eigh(Diagonal(normal(0, 2, 6)))
+    check_eigh(Identity(3))
+    check_eigh(BlockDiagonal(positive(0, 2, 3, 3)))
+    check_eigh(Kronecker(positive(0, 3, 3), Diagonal(normal(1, 2)), positive(2, 2, 2)))
+    values, vectors = implicit(jnp.linalg.eigh)(BlockDiagonal(positive(0, 2, 3, 3)))
+    assert isinstance(vectors, Product) and (values[1:] >= values[:-1]).all()
+
+
+# --- Kronecker products -------------------------------------------------------------------
+
+
+def test_kronecker_is_numpys():
+    a, b, c = normal(0, 2, 3), normal(1, 4, 2), normal(2, 1, 2)
+    close(Kronecker(a, b), jnp.kron(a, b), 0)
+    close(Kronecker(a, b, c), jnp.kron(jnp.kron(a, b), c))
+    close(Kronecker((a, b)) @ normal(3, 6), jnp.kron(a, b) @ normal(3, 6))
+
+
+def test_mixed_products():
+    v = Kronecker(normal(0, 2, 3), normal(1, 4, 2))
+    w = Kronecker(normal(2, 3, 3), Diagonal(normal(3, 2)))
+    got = implicit(lambda v, w: jnp.abs(-(v @ w) * v / 2))(v, w)
+    assert isinstance(got, Kronecker) and got.nbytes == 4 * (6 + 8)
+    close(got, jnp.abs(-(dense(v) @ dense(w)) * dense(v) / 2))
+    other = Kronecker(normal(2, 2, 2), normal(3, 3, 3))  # its inner axes are others
+    assert isinstance(v @ other, Product)
+    close(v @ other, dense(v) @ dense(other))
+
+
+def test_linear_algebra_of_kronecker_products():
+    v = Kronecker(positive(0, 2, 2), BlockDiagonal(positive(1, 2, 2, 2)), Identity(2))
+    assert isinstance(v.cholesky(), Kronecker) and isinstance(v.inverse(), Kronecker)
+    close(v.cholesky(), jnp.linalg.cholesky(dense(v)), 1e-4)
+    close(v.inverse(), jnp.linalg.inv(dense(v)), 1e-4)
+    np.testing.assert_allclose(v.determinant(), jnp.linalg.det(dense(v)), rtol=1e-3)
+    np.testing.assert_allclose(v.trace(), jnp.trace(dense(v)), rtol=1e-5)
+    singular = Kronecker(normal(0, 2, 3), normal(1, 3, 2))
+    assert not singular.solvable and singular.determinant() is NotImplemented
+
+
+def test_a_stack_of_kronecker_products_with_identities():
+    """Which have their batch axes in their metadata."""
+    vs = [Kronecker(normal(i, 2, 2), Identity(3)) for i in range(4)]
+    x = normal(9, 6)
+    fn = lambda vs, x: jax.lax.scan(lambda c, v: (v @ c, v.mT), x, vs)
+    x_out, stack = implicit(fn)(jaxrewrite.stack(vs), x)
+    want = jnp.stack([dense(v) for v in vs])
+    close(stack, want.mT)
+    close(stack[2:] @ x, want[2:].mT @ x)
+    close(implicit(fn)(stack, x)[1], want)
+    close(x_out, fn(want, x)[0], 1e-4)
+
+
+# --- Toeplitz and circulant ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    ["complex64", *(pytest.param(d, marks=pytest.mark.slow) for d in ("float16", "int32"))],
+)
+def test_toeplitz_dtypes(dtype):
+    v = Toeplitz(jnp.arange(1, 6).astype(dtype), jnp.arange(1, 4).astype(dtype))
+    x = jnp.arange(3).astype(dtype)
+    close(v @ x, dense(v) @ x, 1e-2)
+    c = Circulant(jnp.arange(1, 4).astype(dtype))
+    close(c @ x, dense(c) @ x, 1e-2)
+    mixed = jaxrewrite.transform(jnp.matmul)(v, 1j * jnp.arange(3))
+    close(mixed, dense(v) @ (1j * jnp.arange(3)), 1e-2)
+
+
+def test_parts_of_toeplitz_matrices():
+    for v in (Toeplitz(normal(0, 5), normal(1, 7)), Circulant(normal(0, 6))):
+        fn = lambda v: [v[1:4, 2:5], v[:, 3:], v[2:], v[:4, :2]]
+        parts = implicit(fn)(v)
+        assert all(isinstance(part, Toeplitz) for part in parts)
+        jax.tree.map(lambda g, w: close(g, w, 0), dense(parts), fn(dense(v)))
+    both = Circulant(normal(0, 4)) + Toeplitz(normal(1, 4), normal(2, 4))
+    assert isinstance(both, Toeplitz)
+    assert isinstance(Circulant(normal(0, 4)) * both, Toeplitz)
+
+
+def test_the_entry_of_the_row_that_is_not_there():
+    """Neither it nor what a function makes of it comes into a result or a derivative."""
+    v = Toeplitz(jnp.array([4.0, 1.0]), jnp.array([0.0, 9.0]))
+    loss = lambda v: (jnp.sqrt(v) @ jnp.ones(2)).sum()
+    gradient = jax.grad(implicit(loss))(v)
+    np.testing.assert_allclose(gradient.column, [0.5, 0.5], rtol=1e-5)
+    np.testing.assert_allclose(gradient.row, [0, 1 / 6], rtol=1e-5)
+    close(v.T @ v, dense(v).T @ dense(v))
+
+
+def test_circulant_matrices_are_closed():
+    v, w = Circulant(normal(0, 6)), Circulant(normal(1, 6))
+    fns = {
+        "product": lambda v, w: v @ w.T,
+        "sum": lambda v, w: v - 2 * w,
+        "entries": lambda v, w: jnp.exp(v) * w,
+    }
+    for name, fn in fns.items():
+        assert isinstance(implicit(fn)(v, w), Circulant), name
+        close(implicit(fn)(v, w), fn(dense(v), dense(w)))
+    close(v.inverse(), jnp.linalg.inv(dense(v)), 1e-3)
+    np.testing.assert_allclose(v.determinant(), jnp.linalg.det(dense(v)), rtol=1e-3)
+
+
+def test_products_take_no_dense_array():
+    v, x = Toeplitz(normal(0, 4096), normal(1, 4096)), normal(2, 4096)
+    compiled = jax.jit(lambda v, x: implicit(jnp.matmul)(v, x)).lower(v, x).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 4096**2
+
+
+# --- one-hot ------------------------------------------------------------------------------
+
+
+LABELS = OneHot(jnp.array([2, 0, 2, 3]), 5)
+
+
+def cross_entropy(labels, logits):
+    return -(labels * jax.nn.log_softmax(logits)).sum(-1).mean()
+
+
+def test_cross_entropy_and_its_gradient():
+    logits = normal(0, 4, 5)
+    got = jax.value_and_grad(lambda x: implicit(cross_entropy)(LABELS, x))(logits)
+    want = jax.value_and_grad(cross_entropy, 1)(dense(LABELS), logits)
+    jax.tree.map(close, got, want)
+    mixed = lambda labels, x: (labels * 0.9 * jax.nn.log_softmax(x)).sum((0, 1))
+    close(implicit(mixed)(LABELS, logits), mixed(dense(LABELS), logits))
+
+
+def test_rows_are_taken_and_added_up():
+    table, x = normal(0, 5, 3), normal(1, 4, 3)
+    close(implicit(jnp.matmul)(LABELS, table), table[LABELS.indices], 0)
+    sums = jax.ops.segment_sum(x, LABELS.indices, 5)
+    close(implicit(lambda v, x: v.T @ x)(LABELS, x), sums)
+    close(
+        implicit(lambda v: v.sum(0))(LABELS), jnp.bincount(LABELS.indices, length=5) / 1.0
+    )
+    loss = lambda table: implicit(lambda v, t: jnp.sin(v @ t).sum())(LABELS, table)
+    want = jax.grad(lambda table: jnp.sin(dense(LABELS) @ table).sum())(table)
+    close(jax.grad(loss)(table), want)
+
+
+def test_one_hot_stays_one_hot():
+    fns = {
+        "rows": lambda v: v[1:3],
+        "every other": lambda v: v[::2],
+        "chosen": lambda v: v[jnp.array([3, 3, 0])],
+        "dynamic": lambda v: jax.lax.dynamic_slice_in_dim(v, 1, 2),
+        "both": lambda v: jnp.concatenate([v, v]),
+        "transpose": lambda v: v.T,
+        "cast": lambda v: v.astype(jnp.bfloat16),
+    }
+    for name, fn in fns.items():
+        assert isinstance(implicit(fn)(LABELS), OneHot), name
+        close(implicit(fn)(LABELS), fn(dense(LABELS)), 0)
+    for axis, v in ((1, LABELS), (0, LABELS.T)):
+        close(jaxrewrite.numpy.argmax(v, axis), jnp.argmax(dense(v), axis), 0)
+
+
+def test_rows_of_rows():
+    other = OneHot(jnp.array([1, 0, 1, 2, 2]), 3)
+    picked = Picked(normal(0, 5), other.indices, 3)
+    permutation = Permutation(orders(5))
+    for w, kind in ((other, OneHot), (picked, Picked), (permutation, OneHot)):
+        assert isinstance(LABELS @ w, kind)
+        close(LABELS @ w, dense(LABELS) @ dense(w), 0)
+        close(w.T @ LABELS.T, dense(w).T @ dense(LABELS).T, 0)
+    assert isinstance(Diagonal(normal(1, 4)) @ LABELS, Picked)
+    assert isinstance(LABELS @ Diagonal(normal(1, 5)), Picked)
+    close(LABELS * OneHot(LABELS.indices[::-1], 5), dense(LABELS) * dense(LABELS)[::-1])
+
+
+def test_rows_of_no_class_are_zero():
+    """Where the indices are not known beforehand, as `jax.nn.one_hot` has it."""
+    indices = jnp.array([-1, 2, 7], jnp.int8)
+    table = normal(0, 3, 2)
+
+    @jax.jit
+    def fn(indices):
+        v = OneHot(indices, 3)
+        return [
+            *(dense(v), dense(v @ table), dense(v.T @ jnp.ones(3))),
+            *(
+                dense(jaxrewrite.numpy.sum(v, 1)),
+                dense(v * table[:, :1]),
+                dense(v @ Identity(3)),
+            ),
+            dense(v @ OneHot(jnp.array([1, 1, 0]), 2)),
+        ]
+
+    one_hot = jax.nn.one_hot(indices, 3)
+    want = [
+        *(one_hot, one_hot @ table, one_hot.T @ jnp.ones(3), one_hot.sum(1)),
+        *(one_hot * table[:, :1], one_hot, one_hot @ jnp.eye(2)[jnp.array([1, 1, 0])]),
+    ]
+    jax.tree.map(close, fn(indices), want)
+
+
+def test_a_carry_that_becomes_picked():
+    fn = lambda v: jax.lax.scan(lambda c, _: (0.5 * c, c.sum(1)), v, None, length=3)
+    got = implicit(fn)(LABELS)
+    assert isinstance(got[0], Picked)
+    jax.tree.map(close, dense(got), fn(dense(LABELS)))
+
+
+@pytest.mark.parametrize("other", [LABELS.T, LABELS, Toeplitz(normal(0, 4), normal(1, 5))])
+def test_entries_of_another_matrix(other):
+    v = BlockDiagonal(normal(2, 1, *other.shape))
+    assert isinstance(implicit(jnp.multiply)(other, v), (Picked, BlockDiagonal))
+    close(other * v, dense(other) * dense(v))
+
+
+# --- custom derivatives ---------------------------------------------------------------------
+
+
+@jax.custom_jvp
+def cubed(x):
+    return x**3
+
+
+@cubed.defjvp
+def _(primals, tangents):
+    (x,), (dx,) = primals, tangents
+    return cubed(x), 3 * x**2 * dx
+
+
+def test_a_one_hot_matrix_has_no_tangent():
+    fn = lambda v, s: cubed(s * v) @ jnp.ones(5)
+    got = jax.jvp(
+        lambda s: jaxrewrite.transform(fn, materialise="allow")(LABELS, s), (2.0,), (1.0,)
+    )
+    want = jax.jvp(lambda s: fn(dense(LABELS), s), (2.0,), (1.0,))
+    jax.tree.map(close, got, want)
+
+
+# --- from and to arrays ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "value"),
+    [
+        (Permutation.from_dense, Permutation(orders(2, 5))),
+        (lambda x: BlockDiagonal.from_dense(x, 3), BlockDiagonal(normal(0, 2, 3, 2, 4))),
+        (Toeplitz.from_dense, Toeplitz(normal(0, 2, 3), normal(1, 2, 5))),
+        (Circulant.from_dense, Circulant(normal(0, 2, 4))),
+        (OneHot.from_dense, OneHot(orders(2, 5)[:, :3], 5)),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, jaxrewrite.Value) else "",
+)
+def test_from_dense(make, value):
+    got = make(dense(value))
+    assert type(got) is type(value)
+    close(got, dense(value), 0)
+    close(dense(jax.jit(make)(dense(value))), dense(value), 0)
+    with pytest.raises(ValueError, match=f"{type(value).__name__}: matrix"):
+        make(normal(0, *value.shape))
+    with pytest.raises(ValueError, match=f"{type(value).__name__}: matrix"):
+        make(jnp.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Permutation(jnp.array(0)), "Permutation: order"),
+        (lambda: Permutation(jnp.ones(3)), "Permutation: order"),
+        (lambda: Permutation(jnp.array([0, 2, 2])), "Permutation: order"),
+        (lambda: BlockDiagonal(jnp.ones((2, 2))), "BlockDiagonal: blocks"),
+        (lambda: BlockDiagonal.from_dense(jnp.ones((4, 4)), 3), "BlockDiagonal: k"),
+        (lambda: Kronecker(), "Kronecker: factors"),
+        (lambda: Kronecker(jnp.ones(2), jnp.ones((2, 2))), "Kronecker: factors"),
+        (lambda: Kronecker(jnp.ones((2, 2)), jnp.ones((2, 2), int)), "Kronecker: factors"),
+        (lambda: Toeplitz(jnp.ones(0), jnp.ones(2)), "Toeplitz: column"),
+        (lambda: Toeplitz(jnp.ones(2), jnp.ones((2, 2))), "Toeplitz: column"),
+        (lambda: Toeplitz(jnp.ones(2), jnp.ones(2, int)), "Toeplitz: column"),
+        (lambda: Circulant(jnp.ones((2, 0))), "Circulant: column"),
+        (lambda: OneHot(jnp.array(1), 3), "OneHot: indices"),
+        (lambda: OneHot(jnp.ones(2), 3), "OneHot: indices"),
+        (lambda: OneHot(jnp.array([0, 3]), 3), "OneHot: indices"),
+        (lambda: OneHot(jnp.array([0, 1]), 3, axis=0), "OneHot: axis"),
+        (lambda: Picked(jnp.ones(3), jnp.array([0, 1]), 3), "Picked: values"),
+        (lambda: Picked(jnp.ones(2), jnp.array([0, -1]), 3), "Picked: indices"),
+    ],
+)
+def test_bad_input(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
