@@ -74,7 +74,13 @@ def floating(tree):
     return [x for x, w in zip(leaves, where, strict=True) if w], filled
 
 
-cases = pytest.mark.parametrize("name", CASES)
+cases = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if case.variant else name
+        for name, case in CASES.items()
+    ],
+)
 
 
 def make(name, dtype="float32", shape=(4, 6), seed=0):

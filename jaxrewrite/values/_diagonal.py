@@ -201,6 +201,12 @@ class Identity(Matrix):
     def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
         return Identity(self.rows, self.of_dtype, batch)
 
+    def tangent(self, leaf_tangents: Any) -> Any:
+        return jnp.zeros(self.shape, self.of_dtype)  # it never changes
+
+    def lift_tangent(self, tangent: Any) -> Any:
+        return self
+
     def stacked(self, size: int) -> Any:
         return self.map_batch(lambda x: x, (size, *self.of_batch))
 

@@ -675,9 +675,14 @@ def _(v: Matrix, *, new_sizes: Any, **params: Any) -> Any:
 
 @register("squeeze")
 def _(v: Matrix, *, dimensions: Any) -> Any:
-    if max(dimensions, default=0) >= len(v.batch):
-        return NotImplemented
-    batch = tuple(n for i, n in enumerate(v.batch) if i not in dimensions)
+    """Of batch axes; a matrix of one row or column is a vector."""
+    n, m = v.ndim - 2, v.ndim - 1
+    if n in dimensions or m in dimensions:
+        v = v if m in dimensions else v.transposed()
+        vector = v.apply(jnp.ones((*v.batch, 1), v.dtype), n)
+        left = [axis for axis in dimensions if axis < n]
+        return lax.squeeze(vector, [*left, n] if {n, m} <= {*dimensions} else left)
+    batch = tuple(size for i, size in enumerate(v.batch) if i not in dimensions)
     return v.map_batch(lambda x: lax.squeeze(x, dimensions), batch)
 
 

@@ -13,7 +13,9 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, register, transform
 
 from ._linear import Linear
+from ._matrix import negated
 from ._order import order
+from ._sum import sum_of
 
 
 class Scaled(Linear):
@@ -69,10 +71,11 @@ class Scaled(Linear):
         return _scaled(fn(self.x), self.scale)
 
     def multiplied(self) -> Any:
-        """``s X`` as the array itself, or as what its type makes of it."""
-        if isinstance(self.x, jaxrewrite.Value):
-            return transform(jnp.multiply)(self.x, self.scale)
-        return self.x * self.scale
+        """``s X`` as the array itself, or what its type makes of it; else NotImplemented."""
+        if not isinstance(self.x, jaxrewrite.Value):
+            return self.x * self.scale
+        product = transform(jnp.multiply)(self.x, self.scale)
+        return NotImplemented if isinstance(product, Scaled) else product
 
 
 def _scaled(x: Any, scale: Any) -> Any:
@@ -106,35 +109,40 @@ def _(v: Scaled, divisor: Array, **params: Any) -> Any:
 _OTHERS = [name for name in primitives.BINARY if name not in ("mul", "div")]
 
 
+def _on_products(primitive: Any, *operands: Any, **params: Any) -> Any:
+    made = [x.multiplied() if isinstance(x, Scaled) else x for x in operands]
+    if not any(x is NotImplemented for x in made):
+        return bind(primitive, *made, **params)
+    if primitive.name not in primitives.ADDITIVE or len({x.shape for x in operands}) > 1:
+        return NotImplemented
+    x, y = operands
+    return sum_of([x, negated(y) if primitive.name == "sub" else y])
+
+
 @register(
     *[name for name in primitives.UNARY if name != "neg"],
     *[name for name in primitives.REDUCTION if name != "reduce_sum"],
     *[name for name in primitives.CUMULATIVE if name != "cumsum"],
 )
 def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
-    return bind(primitive, v.multiplied(), **params)
+    return _on_products(primitive, v, **params)
 
 
 @register(*_OTHERS, precedence=order("Scaled"))
 def _(v: Scaled, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    return bind(primitive, v.multiplied(), y, **params)
+    return _on_products(primitive, v, y, **params)
 
 
 @register(*_OTHERS, precedence=order("Scaled"))
 def _(x: Array | ArrayValue, v: Scaled, *, primitive: Any, **params: Any) -> Any:
-    return bind(primitive, x, v.multiplied(), **params)
+    return _on_products(primitive, x, v, **params)
 
 
-@register(*_OTHERS)
+@register(*_OTHERS, "div")
 def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
-    return bind(primitive, v.multiplied(), w.multiplied(), **params)
+    return _on_products(primitive, v, w, **params)
 
 
 @register("div")
-def _(x: Array, v: Scaled, **params: Any) -> Any:
-    return bind("div", x, v.multiplied(), **params)
-
-
-@register("div")
-def _(v: Scaled, w: Scaled, **params: Any) -> Any:
-    return bind("div", v.multiplied(), w.multiplied(), **params)
+def _(x: Array, v: Scaled, *, primitive: Any, **params: Any) -> Any:
+    return _on_products(primitive, x, v, **params)

@@ -14,12 +14,16 @@ import jax.numpy as jnp
 
 
 class Case(NamedTuple):
-    """``square``: for square matrices only. ``dtypes``: those it is tested with."""
+    """What the tests know of a type.
+
+    ``square``: for square matrices only. ``dtypes``: those it is tested with. ``variant``: it
+    is much like another case, and left to the long run of the suite.
+    """
 
     make: Callable[..., Any]
     square: bool
     dtypes: tuple[str, ...]
-    positive: bool
+    variant: bool
 
     def value(self, rng, dtype="float32", shape=(4, 6)):
         n, m = shape
@@ -32,12 +36,12 @@ FLOATS = ("float32", "bfloat16", "float64")
 COMPLEX = (*FLOATS, "complex64")
 
 
-def case(name, *, square=False, dtypes=FLOATS, positive=False):
-    """Add a factory. ``positive`` is of values whose entries are known to be above zero."""
+def case(name, *, square=False, dtypes=FLOATS, variant=False):
+    """Add a factory; see `Case`."""
 
     def add(make):
         assert name not in CASES, name
-        CASES[name] = Case(make, square, dtypes, positive)
+        CASES[name] = Case(make, square, dtypes, variant)
         return make
 
     return add

@@ -15,6 +15,6 @@ def _(rng, dtype, n, m):
     return Named(uniform(rng, (n, m), dtype), ("rows", None))
 
 
-@case("Named of Tagged")
+@case("Named of Tagged", variant=True)
 def _(rng, dtype, n, m):
     return Named(Tagged(uniform(rng, (n, m), dtype), "weight"), (None, "columns"))

@@ -21,7 +21,7 @@ def _(rng, dtype, n, m):
     return Permutation(jnp.asarray(rng.permutation(n)), dtype)
 
 
-@case("block_diagonal", dtypes=COMPLEX)
+@case("block_diagonal", dtypes=COMPLEX, variant=True)
 def _(rng, dtype, n, m):
     k = 2 if n % 2 == m % 2 == 0 else 1
     return BlockDiagonal(uniform(rng, (k, n // k, m // k), dtype))
@@ -33,7 +33,7 @@ def _(rng, dtype, n, m):
     return BlockDiagonal(uniform(rng, (k, n // k, n // k), dtype))
 
 
-@case("kronecker", dtypes=COMPLEX)
+@case("kronecker", dtypes=COMPLEX, variant=True)
 def _(rng, dtype, n, m):
     k, p = (2 if n % 2 == 0 else 1), (2 if m % 2 == 0 else 1)
     a, b = uniform(rng, (k, p), dtype), uniform(rng, (n // k, m // p), dtype)
@@ -62,7 +62,7 @@ def _(rng, dtype, n, m):
     return OneHot(jnp.asarray(rng.integers(m, size=n)), m, of_dtype=dtype)
 
 
-@case("one_hot_transposed")
+@case("one_hot_transposed", variant=True)
 def _(rng, dtype, n, m):
     return OneHot(jnp.asarray(rng.integers(n, size=m)), n, -2, dtype)
 
@@ -72,6 +72,6 @@ def _(rng, dtype, n, m):
     return Picked(uniform(rng, (n,), dtype), jnp.asarray(rng.integers(m, size=n)), m)
 
 
-@case("picked_transposed")
+@case("picked_transposed", variant=True)
 def _(rng, dtype, n, m):
     return Picked(uniform(rng, (m,), dtype), jnp.asarray(rng.integers(n, size=m)), n, -2)

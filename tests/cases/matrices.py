@@ -29,7 +29,7 @@ def _(rng, dtype, n, m):
     return Scaled(uniform(rng, (n, m), dtype), uniform(rng, (), dtype))
 
 
-@case("scaled_diagonal", square=True)
+@case("scaled_diagonal", square=True, variant=True)
 def _(rng, dtype, n, m):
     return Scaled(Diagonal(uniform(rng, (n,), dtype)), uniform(rng, (), dtype))
 
@@ -54,6 +54,6 @@ def _(rng, dtype, n, m):
     return Constant(uniform(rng, (), dtype), (n, m))
 
 
-@case("constant_known")
+@case("constant_known", variant=True)
 def _(rng, dtype, n, m):
     return Constant(Known(0.75, dtype), (n, m))

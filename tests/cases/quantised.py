@@ -13,17 +13,17 @@ def half(n):
     return n // 2 if n % 2 == 0 else n
 
 
-@case("quantised")
+@case("quantised", variant=True)
 def per_tensor(rng, dtype, n, m):
     return Quantised.quantise(weight(rng, dtype, n, m))
 
 
-@case("quantised channels")
+@case("quantised channels", variant=True)
 def per_channel(rng, dtype, n, m):
     return Quantised.quantise(weight(rng, dtype, n, m), axis=-1)
 
 
-@case("quantised int4 blocks")
+@case("quantised int4 blocks", variant=True)
 def int4_blocks(rng, dtype, n, m):
     return Quantised.quantise(weight(rng, dtype, n, m), 4, block=half(n))
 
