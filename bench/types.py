@@ -25,6 +25,7 @@ from .suite import Case, Measurement, Options, Part, Target
 
 
 COLUMNS, RANK, DENSITY, BLOCK = 64, 8, 0.01, 64
+PATIENCE = 3.0  # seconds for all calls of a variant
 
 
 class Type(NamedTuple):
@@ -150,10 +151,15 @@ TYPES: dict[str, Type] = {
 }
 
 
+# Those of a run that takes about a minute.
+MAIN = ("Diagonal", "Circulant", "LowRank", "Sparse, 1%", "Lora", "NF4")
+
+
 def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measurement]:
     for width in options.of((64,), (1024,), (256, 1024, 4096)):
         x = jax.random.normal(jax.random.key(1), (width, COLUMNS))
-        for name, kind in TYPES.items():
+        for name in options.of(MAIN, MAIN, [*TYPES]):
+            kind = TYPES[name]
             progress(f"{name}, width {width}")
             value = kind.make(jax.random.key(width), width)
             yield from _case(Case("types", name, width), value, kind, x, options)
@@ -180,15 +186,18 @@ def _case(
     check_equal(case.name, {v: call() for v, call in calls.items()}, 5e-3)
     said = {v: measure.said_by_xla(call.func) for v, call in calls.items()}
     nothing = jax.jit(lambda x: x[0]).lower(x).compile()
-    repeats = options.repeats or options.of(2, 15, 40)
+    longest = max(measure.seconds(call)[0] for call in calls.values())
+    most = options.repeats or options.of(2, 15, 40)
     samples = measure.interleaved(
-        calls | {"nothing": functools.partial(nothing, x)}, repeats, warm_up=2
+        calls | {"nothing": functools.partial(nothing, x)},
+        max(min(3, most), min(most, int(PATIENCE / longest))),
+        warm_up=2,
     )
     floor = measure.median(samples.pop("nothing"))
     times = case.timed("wall time", samples)
     yield from times
     yield from _promise(case, {t.variant: t.value or 0.0 for t in times}, floor, said)
-    stagings = measure.interleaved(stage, options.of(1, 3, 5), warm_up=0)
+    stagings = measure.interleaved(stage, options.of(1, 2, 3), warm_up=0)
     yield from case.timed("setting up", stagings)
     for quantity, unit in (("FLOPs", ""), ("bytes", "B"), ("memory", "B")):
         yield from case.exact(quantity, {v: s[quantity] for v, s in said.items()}, unit)

@@ -83,7 +83,7 @@ def test_steady_state(file):
     assert gone < kept
 
 
-@pytest.mark.parametrize("name", ["operations", "sizes", "imports"])
+@pytest.mark.parametrize("name", ["operations", "types", "imports"])
 def test_other_parts(name, file):
     for row in measure(name, file=file).values():
         assert row["implicit"].value > 0
@@ -151,16 +151,16 @@ def test_comparison_with_an_earlier_run():
 def test_against_figures_and_page(file, tmp_path, capsys):
     measure("operations", file=file)
     figures, written = tmp_path / "figures", tmp_path / "page.rst"
-    arguments = ["operations", "sizes", "--quick", "--against", str(file)]
+    arguments = ["operations", "types", "--quick", "--against", str(file)]
     arguments += ["--plots", str(figures), "--page", str(written)]
     assert main(arguments) == 0
     assert "Against python" in capsys.readouterr().out
     drawn = {path.name for path in figures.iterdir()}
-    assert drawn == {"operations.svg", "operations.png", "sizes.svg", "sizes.png"}
-    assert (figures / "sizes.png").read_bytes().startswith(b"\x89PNG")
+    assert drawn == {"operations.svg", "operations.png", "types.svg", "types.png"}
+    assert (figures / "types.png").read_bytes().startswith(b"\x89PNG")
     text = written.read_text()
     assert ".. image:: figures/operations.svg" in text
-    assert PARTS["sizes"].title in text
+    assert PARTS["types"].title in text
 
 
 def test_the_page_in_the_documentation_is_of_these_parts():

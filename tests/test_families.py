@@ -170,7 +170,7 @@ def test_tangents_inside(name, kind, bulk):
     check_tangents_inside(FAMILIES[name].fn, make(kind))
 
 
-@few
+@one
 @pytest.mark.parametrize("name", without("vmap"))
 def test_batched(name, kind, bulk):
     check_batched(FAMILIES[name].fn, make(kind))
@@ -181,7 +181,27 @@ def test_second_derivative(name, bulk):
     check_second_derivative(FAMILIES[name].fn, make("lora"))
 
 
-@pytest.mark.parametrize("name", without("leak checks"))
+# One family a primitive, or nearly so; checks for leaks take their time.
+WATCHED = {
+    *("scan const", "scan carry grows dense", "scan ys", "while carry", "switch", "jit"),
+    *(
+        "cond results differ",
+        "checkpoint",
+        "custom_jvp",
+        "custom_jvp in scan",
+        "custom_vjp",
+    ),
+    *("custom_vjp in cond", "linear solve", "custom_vmap", "reference"),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in WATCHED else pytest.param(name, marks=pytest.mark.slow)
+        for name in without("leak checks")
+    ],
+)
 def test_no_tracer_leaks(name):
     """With JAX's leak checks on: forward and, outside of jit, the gradient."""
     family, v = FAMILIES[name], make("lora")

@@ -44,6 +44,13 @@ def summed(fn):
 kinds = pytest.mark.parametrize("kind", factories)
 names = pytest.mark.parametrize("name", FUNCTIONS)
 
+# The others are for the long run of the suite.
+FEW = ("lora", "zero", "lora_of_quantised")
+few_kinds = pytest.mark.parametrize(
+    "kind",
+    [k if k in FEW else pytest.param(k, marks=pytest.mark.slow) for k in factories],
+)
+
 
 @kinds
 @names
@@ -71,7 +78,7 @@ def test_gradient_with_respect_to_leaves(name, kind, bulk):
 SOME = ["sin", "mul self", "matmul", "softmax", "transpose", "jit", "several"]
 
 
-@kinds
+@few_kinds
 @pytest.mark.parametrize("name", SOME)
 def test_modes(name, kind):
     """vmap, jvp, grad and jit, inside and outside; leak checks on."""
@@ -104,7 +111,7 @@ def test_modes(name, kind):
     check(got, want, 1e-4)
 
 
-@kinds
+@few_kinds
 @pytest.mark.parametrize("shape", [(1, 4), (3, 1), (0, 4), (3, 0)], ids=str)
 def test_odd_shapes(kind, shape, bulk):
     if kind == "lora_of_zeros":
