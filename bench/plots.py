@@ -35,7 +35,11 @@ def save(part: Part, results: Sequence[Measurement], folder: str) -> list[str]:
 
     path = pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    plotted = [result for result in results if result.value is not None]
+    plotted = [
+        result
+        for result in results
+        if result.value is not None and result.quantity in (part.drawn or [result.quantity])
+    ]
     panels = _panels(plotted)
     others = [r for r in plotted if (r.case, r.quantity) not in panels]
     figures = {

@@ -61,7 +61,10 @@ class Options(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A benchmark. ``run`` takes the options and a function that is told of progress."""
+    """A benchmark. ``run`` takes the options and a function that is told of progress.
+
+    ``drawn``: the quantities that figures are of, if not all.
+    """
 
     name: str
     title: str
@@ -69,6 +72,7 @@ class Part(NamedTuple):
     baseline: str
     run: Callable[[Options, Callable[[str], None]], Iterator[Measurement]]
     targets: dict[str, Target] = {}
+    drawn: Sequence[str] = ()
 
 
 class Case:

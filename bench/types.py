@@ -223,4 +223,5 @@ PART = Part(
     "dense",
     run,
     {"time over the promised": Target(1 / 0.7, is_ratio=False)},
+    ("wall time",),
 )

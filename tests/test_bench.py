@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from bench import model, page, peers, report, suite
+from bench import model, page, peers, report, suite, types
 from bench.__main__ import PARTS, main
 
 
@@ -81,6 +81,14 @@ def test_steady_state(file):
     kept = rows["structures", 5, "kept a structure"]["implicit"].value
     gone = rows["structures", 5, "kept a structure, the function gone"]["implicit"].value
     assert gone < kept
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", types.TYPES)
+def test_each_ready_type_is_measured(name, monkeypatch, file):
+    """And what it gives is compared with the dense array's, by the benchmark itself."""
+    monkeypatch.setattr(types, "MAIN", (name,))
+    assert {row for row, *_ in measure("types", file=file)} == {name}
 
 
 @pytest.mark.parametrize("name", ["operations", "types", "imports"])
