@@ -13,7 +13,7 @@ from flax import nnx
 
 import jaxrewrite
 from jaxrewrite import transform
-from jaxrewrite.values import Lora, LowRank, adapt, freeze, nbytes
+from jaxrewrite.values import Lora, LowRank, Quantised, adapt, freeze, nbytes
 
 
 def random(*shape, seed=0, dtype=jnp.float32):
@@ -434,3 +434,37 @@ def test_adapters_in_an_nnx_state():
         rtol=1e-4,
         atol=1e-5,
     )
+
+
+# --- shardings ------------------------------------------------------------------------
+
+
+def test_sharding_constraints_are_those_of_the_leaves(no_leak_checks):
+    mesh = jax.make_mesh(
+        (2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+    )
+    place = lambda *names: jax.sharding.NamedSharding(
+        mesh, jax.sharding.PartitionSpec(*names)
+    )
+    base = Quantised.quantise(random(16, 32), 8, axis=1)
+    v = Lora(base, random(16, 4, seed=1), random(4, 32, seed=2))
+    x = jax.device_put(random(8, 16, seed=3), place("data", None))
+
+    def layer(v, x):
+        return x @ jax.lax.with_sharding_constraint(v, place(None, "model"))
+
+    fn = jaxrewrite.transform(layer, materialise="forbid")
+    got = jax.jit(fn)(v, x)
+    np.testing.assert_allclose(got, x @ jaxrewrite.materialise(v), rtol=1e-4, atol=1e-4)
+    assert got.sharding.spec == jax.sharding.PartitionSpec("data", "model")
+    constraints = [
+        (eqn.invars[0].aval.shape, eqn.params["sharding"].spec)
+        for eqn in jaxrewrite.make_jaxpr(layer, materialise="forbid")(v, x).eqns
+        if eqn.primitive.name == "sharding_constraint"
+    ]
+    P = jax.sharding.PartitionSpec
+    assert ((16, 4), P(None, None)) in constraints and (
+        (4, 32),
+        P(None, "model"),
+    ) in constraints
+    assert ((16, 32), P(None, "model")) in constraints

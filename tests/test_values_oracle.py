@@ -221,3 +221,26 @@ def test_repr_says_shape_dtype_and_bytes(name):
     assert "B" in text, text
     leaves = jax.tree.leaves(value)
     assert jax.tree.unflatten(jax.tree.structure(value), leaves).shape == value.shape
+
+
+@cases
+def test_a_checkpoint_brings_it_back(name, tmp_path):
+    """Saved leaf by leaf under their paths, as checkpointing libraries do."""
+    value = make(name)
+    names = [
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, _ in jax.tree.leaves_with_path(value)
+    ]
+    assert len(set(names)) == len(names)
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(value)]
+    raw = {
+        n: np.frombuffer(x.tobytes(), np.uint8) for n, x in zip(names, leaves, strict=True)
+    }
+    np.savez(tmp_path / "saved.npz", **raw)
+    with np.load(tmp_path / "saved.npz") as saved:
+        read = [
+            saved[n].view(x.dtype).reshape(x.shape)
+            for n, x in zip(names, leaves, strict=True)
+        ]
+    back = jax.tree.unflatten(jax.tree.structure(value), map(jnp.asarray, read))
+    np.testing.assert_array_equal(np.asarray(back), np.asarray(value))

@@ -11,7 +11,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._matrix import Matrix, along, unpivoted
+from ._matrix import Matrix, along, known_diagonal, unpivoted
 from ._permutation import Permutation
 
 
@@ -81,7 +81,8 @@ class Diagonal(Matrix):
         return Diagonal(self.d + other.d) if isinstance(other, Diagonal) else NotImplemented
 
     def hadamard(self, other: Any) -> Any:
-        return Diagonal(self.d * other.diagonal())
+        found = known_diagonal(other)
+        return found if found is NotImplemented else Diagonal(self.d * found)
 
     def pick(self, dense: Any) -> Any:
         return Diagonal(jnp.diagonal(dense, axis1=-2, axis2=-1))
@@ -196,7 +197,8 @@ class Identity(Matrix):
         )
 
     def hadamard(self, other: Any) -> Any:
-        return Diagonal(other.diagonal())
+        found = known_diagonal(other)
+        return found if found is NotImplemented else Diagonal(found)
 
     def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
         return Identity(self.rows, self.of_dtype, batch)

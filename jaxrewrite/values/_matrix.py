@@ -267,6 +267,14 @@ def unstacked_of(x: Any) -> Any:
     return x if x.ndim >= 2 else NotImplemented
 
 
+def known_diagonal(v: Matrix) -> Any:
+    """The diagonal, of a type that knows it without making the matrix dense."""
+    if type(v).diagonal is not Matrix.diagonal:
+        return v.diagonal()
+    rows = jnp.arange(min(v.shape[-2:]))
+    return NotImplemented if v.batch else v.at(rows, rows)
+
+
 def unpivoted(v: Matrix) -> tuple[Any, Any]:
     """The pivots and the permutation of a factorisation that exchanges no rows."""
     rows = jnp.arange(min(v.shape[-2:]), dtype=jnp.int32)
