@@ -31,12 +31,16 @@ PATIENCE = 3.0  # seconds for all calls of a variant
 class Type(NamedTuple):
     """How a value of some width is made, and what is done with it and an array.
 
-    ``made_within``: whether dense has to make the array at each call.
+    ``made_within``: whether dense has to make the array at each call. ``dense`` and
+    ``numbers``: for types that are never dense, the array that stands for a value, and the
+    numbers of a result.
     """
 
     make: Callable[[Any, int], Any]
     program: Callable[[Any, Any], Any] = lambda v, x: v @ x
     made_within: bool = False
+    dense: Callable[[Any], Any] = jaxrewrite.materialise
+    numbers: Callable[[Any], Any] = jaxrewrite.materialise
 
 
 def by_weight(w: Any, x: Any) -> Any:
@@ -83,6 +87,10 @@ def kronecker(key: Any, n: int) -> Any:
     p = 2 ** (n.bit_length() // 2)
     keys = jax.random.split(key)
     return values.Kronecker((random(keys[0], p, p), random(keys[1], n // p, n // p)))
+
+
+def of_array(v: Any) -> Any:
+    return v.array
 
 
 def solve(v: Any, x: Any) -> Any:
@@ -148,6 +156,21 @@ TYPES: dict[str, Type] = {
     ),
     "Tagged": Type(lambda key, n: values.Tagged(random(key, n, n), "weight")),
     "Named": Type(lambda key, n: values.Named(random(key, n, n), ("out", None))),
+    "Unitful": Type(
+        lambda key, n: values.Unitful(random(key, n, n), "m"),
+        dense=of_array,
+        numbers=of_array,
+    ),
+    "Masked": Type(
+        lambda key, n: values.Masked(random(key, n, n), jnp.zeros((n, n), bool)),
+        dense=of_array,
+        numbers=of_array,
+    ),
+    "Interval": Type(
+        lambda key, n: values.Interval(*(random(key, n, n),) * 2),
+        dense=lambda v: v.lower,
+        numbers=lambda v: v.lower,
+    ),
 }
 
 
@@ -170,8 +193,8 @@ def _case(
 ) -> Iterator[Measurement]:
     implicit = jaxrewrite.transform(kind.program, materialise="forbid")
     variants: dict[str, Any] = {
-        "dense": (kind.program, jaxrewrite.materialise(value)),
-        "implicit": (lambda v, x: jaxrewrite.materialise(implicit(v, x)), value),
+        "dense": (kind.program, kind.dense(value)),
+        "implicit": (lambda v, x: kind.numbers(implicit(v, x)), value),
     }
     if kind.made_within:
         dense = lambda v, x: kind.program(jaxrewrite.materialise(v), x)

@@ -111,8 +111,16 @@ def test_dtypes(name, dtype, bulk):
 
 
 @pytest.mark.slow
-@cases
-@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (5, 1), (6, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        (name, shape)
+        for name, case in CASES.items()
+        for shape in [(1, 1), (1, 5), (5, 1), (6, 4), (0, 4), (4, 0)]
+        if case.empty or 0 not in shape
+    ],
+    ids=str,
+)
 def test_shapes(name, shape, bulk):
     check_forward(name, "float32", shape)
 

@@ -503,7 +503,7 @@ def _product(v: Banded, w: Banded) -> Any:
     r""":math:`C_{ij} = \sum_m A_{im} B_{mj}`, one diagonal of B after the other."""
     n = v.shape[-1]
     lower, upper = min(v.lower + w.lower, n - 1), min(v.upper + w.upper, n - 1)
-    if lower + upper + 1 > n:
+    if n == 0 or lower + upper + 1 > n:
         return NotImplemented
     a, b = v._inside(), w._inside()
     terms = []

@@ -326,7 +326,7 @@ def sliced(v: Coded, starts: Any, limits: Any, steps: Any) -> Any:
 
 def slice_blocks(shared: Any, axis: int, n: int, start: int, limit: int, step: int) -> Any:
     """The multipliers of ``start:limit:step`` along an axis of length ``n``."""
-    if shared.shape[axis] == 1 or (start, limit, step) == (0, n, 1):
+    if shared.shape[axis] <= 1 or (start, limit, step) == (0, n, 1):
         return shared
     size = n // shared.shape[axis]
     if start // size == (limit - 1) // size:
@@ -351,7 +351,7 @@ def window_of_blocks(
     The multipliers to take from, how many, and their index, given that of the entries.
     """
     blocks = shared.shape[axis]
-    if blocks == 1:
+    if blocks <= 1:
         return shared, 1, jnp.zeros_like
     if size == n or blocks == n:
         return shared, min(size, blocks), lambda index: index

@@ -104,7 +104,8 @@ class Kronecker(Matrix):
         y = x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
         for i, factor in enumerate(self.factors):
             y = fn(factor, y, axis + i)
-        return y.reshape(*x.shape[:axis], -1, *x.shape[axis + 1 :])
+        size = math.prod(y.shape[axis : axis + len(sizes)])
+        return y.reshape(*x.shape[:axis], size, *x.shape[axis + 1 :])
 
     def map_factors(self, fn: Callable[..., Any], *others: Kronecker) -> Any:
         """The product of what a function makes of the factors, one by one."""

@@ -17,13 +17,15 @@ class Case(NamedTuple):
     """What the tests know of a type.
 
     ``square``: for square matrices only. ``dtypes``: those it is tested with. ``variant``: it
-    is much like another case, and left to the long run of the suite.
+    is much like another case, and left to the long run of the suite. ``empty``: whether there
+    is one without entries; of no class there are no indices, and no diagonals of nothing.
     """
 
     make: Callable[..., Any]
     square: bool
     dtypes: tuple[str, ...]
     variant: bool
+    empty: bool
 
     def value(self, rng, dtype="float32", shape=(4, 6)):
         n, m = shape
@@ -36,12 +38,12 @@ FLOATS = ("float32", "bfloat16", "float64")
 COMPLEX = (*FLOATS, "complex64")
 
 
-def case(name, *, square=False, dtypes=FLOATS, variant=False):
+def case(name, *, square=False, dtypes=FLOATS, variant=False, empty=True):
     """Add a factory; see `Case`."""
 
     def add(make):
         assert name not in CASES, name
-        CASES[name] = Case(make, square, dtypes, variant)
+        CASES[name] = Case(make, square, dtypes, variant, empty)
         return make
 
     return add

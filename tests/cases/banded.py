@@ -14,7 +14,7 @@ def _(rng, dtype, n, m):
     return Banded(bands.at[2].set(2 * (jnp.arange(n) % 2 == 1)), 1, 2)
 
 
-@case("tridiagonal", square=True)
+@case("tridiagonal", square=True, empty=False)
 def _(rng, dtype, n, m):
     off = uniform(rng, (2, n - 1), dtype)
     return Tridiagonal(off[0], uniform(rng, (n,), dtype, 2, 3), off[1])

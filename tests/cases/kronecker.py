@@ -47,31 +47,31 @@ def _(rng, dtype, n, m):
     return Kronecker(a, b)
 
 
-@case("toeplitz", dtypes=COMPLEX)
+@case("toeplitz", dtypes=COMPLEX, empty=False)
 def _(rng, dtype, n, m):
     return Toeplitz(uniform(rng, (n,), dtype), uniform(rng, (m,), dtype))
 
 
-@case("circulant", square=True, dtypes=COMPLEX)
+@case("circulant", square=True, dtypes=COMPLEX, empty=False)
 def _(rng, dtype, n, m):
     return Circulant(uniform(rng, (n,), dtype))
 
 
-@case("one_hot")
+@case("one_hot", empty=False)
 def _(rng, dtype, n, m):
     return OneHot(jnp.asarray(rng.integers(m, size=n)), m, of_dtype=dtype)
 
 
-@case("one_hot_transposed", variant=True)
+@case("one_hot_transposed", variant=True, empty=False)
 def _(rng, dtype, n, m):
     return OneHot(jnp.asarray(rng.integers(n, size=m)), n, -2, dtype)
 
 
-@case("picked", dtypes=COMPLEX)
+@case("picked", dtypes=COMPLEX, empty=False)
 def _(rng, dtype, n, m):
     return Picked(uniform(rng, (n,), dtype), jnp.asarray(rng.integers(m, size=n)), m)
 
 
-@case("picked_transposed", variant=True)
+@case("picked_transposed", variant=True, empty=False)
 def _(rng, dtype, n, m):
     return Picked(uniform(rng, (m,), dtype), jnp.asarray(rng.integers(n, size=m)), n, -2)

@@ -35,4 +35,4 @@ def affine_blocks(rng, dtype, n, m):
 
 @case("nf4")
 def nf4(rng, dtype, n, m):
-    return NF4.quantise(weight(rng, dtype, n, m), half(n), scale_block=half(m))
+    return NF4.quantise(weight(rng, dtype, n, m), half(n), scale_block=max(half(m), 1))
