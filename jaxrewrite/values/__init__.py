@@ -1,6 +1,7 @@
 """Ready value types: matrices with structure, weights, sparse arrays, units.
 
-Loaded when it is first used, with the rules of all types.
+Loaded when it is first used, with the rules of all types; `Sparse` by itself, since JAX's
+own sparse matrices, which it wraps, take as long to load as all the others.
 """
 
 from . import _linalg as _linalg
@@ -20,7 +21,6 @@ from ._product import Product as Product
 from ._quantise import quantise as quantise
 from ._quantised import Quantised as Quantised
 from ._scaled import Scaled as Scaled
-from ._sparse import Sparse as Sparse
 from ._structured_sparse import NMSparse as NMSparse
 from ._sum import Sum as Sum
 from ._symmetric import Symmetric as Symmetric
@@ -36,3 +36,11 @@ from ._triangular import Triangular as Triangular
 from ._uniform import Constant as Constant, Known as Known, Zero as Zero
 from ._unitful import Unitful as Unitful, Units as Units, UnitsError as UnitsError
 from .lora import Lora as Lora, adapt as adapt
+
+
+def __getattr__(name: str) -> object:
+    if name == "Sparse":
+        from ._sparse import Sparse
+
+        return Sparse
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
