@@ -56,7 +56,8 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
     params = gpt2.init(config, jax.random.key(0))
     ids = jax.random.randint(jax.random.key(1), (2, config.length), 0, config.vocabulary)
     models = transformers(params)
-    for name in options.of([*models], ["LoRA on int8, zero biases"], [*models]):
+    both = ["LoRA on int8, zero biases"]
+    for name in options.of(both, both, [*models]):
         values, linear = models[name]
         case = Case("overhead", f"transformer, {name}", None)
         model = functools.partial(gpt2.apply, heads=config.heads)

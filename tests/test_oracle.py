@@ -61,7 +61,7 @@ def test_forward(name, kind, bulk):
     check(jax.jit(transform(fn))(value), want, 2e-5)
 
 
-@kinds
+@few_kinds
 @names
 def test_gradient_with_respect_to_leaves(name, kind, bulk):
     value, fn = make(kind), FUNCTIONS[name]

@@ -148,7 +148,20 @@ def chosen(names):
     return {name: FUNCTIONS[name] for name in names}
 
 
-@cases
+# Types whose rules are of kinds of their own; the others are for the long run.
+DIFFERENTIATED = {
+    *("circulant", "diagonal", "kronecker_square", "lora", "low_rank", "nf4", "product"),
+    *("quantised affine blocks", "sparse", "sum", "tridiagonal"),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in DIFFERENTIATED else pytest.param(name, marks=pytest.mark.slow)
+        for name in CASES
+    ],
+)
 def test_gradient(name, bulk):
     """With respect to the leaves, of forward-and-backward through each program."""
     leaves, filled = floating(make(name))
