@@ -67,6 +67,7 @@ def test_each_answer_is_right(left, bulk):
             (name, right): fn(v, w)
             for right, w in ws.items()
             for name, fn in OPERATORS.items()
+            if not ("Named" in left and "Named" in right)  # those may be refused
         }
 
     implicit = jaxrewrite.transform(everything, materialise="allow")
