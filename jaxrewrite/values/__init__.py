@@ -4,7 +4,7 @@ Loaded when it is first used, with the rules of all types; `Sparse` by itself, s
 own sparse matrices, which it wraps, take as long to load as all the others.
 """
 
-from . import _linalg as _linalg
+from . import _linalg as _linalg, _matrix_rules as _matrix_rules
 from ._banded import Banded as Banded, Tridiagonal as Tridiagonal
 from ._block_diagonal import BlockDiagonal as BlockDiagonal
 from ._diagonal import Diagonal as Diagonal, Identity as Identity

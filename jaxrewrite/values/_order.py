@@ -21,11 +21,7 @@ _FROM_THE_OUTERMOST = (
     "Sum",
     "Lora",
     "LowRank",
-    "Product",
-    "Diagonal",
-    "Permutation",
     "Matrix",
-    "Quantised",
     "Structured",
 )
 

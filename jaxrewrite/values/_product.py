@@ -15,7 +15,6 @@ from ._matrix import (
     Matrix,
     closed_product,
     map_batch_of,
-    product,
     stacked_of,
     swapped,
     unstacked_of,
@@ -140,3 +139,9 @@ def _of(*factors: Any) -> Any:
 
 def _factors(x: Any) -> tuple[Any, ...]:
     return x.factors if isinstance(x, Product) else (x,)
+
+
+def product(x: Any, y: Any) -> Any:
+    """``x @ y`` of two values, in closed form where they know one, else lazily."""
+    closed = closed_product(x, y)
+    return Product((x, y)) if closed is NotImplemented else closed
