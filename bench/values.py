@@ -39,27 +39,6 @@ def _(x: ArrayLike, y: Lora, *, dimension_numbers: Any, **params: Any) -> Any:
     return x @ y.w + (x @ y.a) @ y.b
 
 
-class LowRank(jaxrewrite.ArrayValue):
-    """A product of two thin matrices; ``a`` has shape (n, rank), ``b`` (rank, m)."""
-
-    a: Float[Array, "n rank"]
-    b: Float[Array, "rank m"]
-
-    def aval(self) -> jax.core.ShapedArray:
-        return jax.core.ShapedArray((self.a.shape[0], self.b.shape[1]), self.a.dtype)
-
-    def materialise(self) -> Array:
-        return self.a @ self.b
-
-
-@jaxrewrite.register("dot_general")
-def _(x: ArrayLike, y: LowRank, *, dimension_numbers: Any, **params: Any) -> Any:
-    """``x @ (A B) = (x @ A) B``, where nothing is a batch."""
-    if dimension_numbers != (((x.ndim - 1,), (0,)), ((), ())):
-        return NotImplemented
-    return (x @ y.a) @ y.b
-
-
 class Quantised(jaxrewrite.ArrayValue):
     r"""A matrix as 8-bit integers with a scale for each column, :math:`Q \cdot s`.
 

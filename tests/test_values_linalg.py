@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from cases import CASES
+from test_values_oracle import floating
 
 import jaxrewrite
 from jaxrewrite.values._matrix import Matrix
@@ -54,15 +55,8 @@ def test_solve(name, no_leak_checks):
 @matrices("solve")
 def test_gradient_of_a_solve(name, no_leak_checks):
     v, b = make(name), jnp.arange(5.0)
-    leaves, treedef = jax.tree.flatten(v)
-    where = [jnp.issubdtype(x.dtype, jnp.inexact) for x in leaves]
-
-    def loss(fn, xs, b):
-        rest = iter(xs)
-        filled = [next(rest) if w else x for x, w in zip(leaves, where, strict=True)]
-        return jnp.sin(fn(treedef.unflatten(filled), b)).sum()
-
-    xs = [x for x, w in zip(leaves, where, strict=True) if w]
+    xs, filled = floating(v)
+    loss = lambda fn, xs, b: jnp.sin(fn(filled(xs), b)).sum()
     dense = lambda v, b: jnp.linalg.solve(jaxrewrite.materialise(v), b)
     got = jax.grad(loss, (1, 2))(implicit(jnp.linalg.solve), xs, b)
     want = jax.grad(loss, (1, 2))(dense, xs, b)

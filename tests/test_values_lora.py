@@ -1,5 +1,6 @@
 """`Lora`: the program by hand, derivatives, and adapted models that are trained."""
 
+import functools
 import re
 
 import equinox as eqx
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from test_values_low_rank import run as run_low_rank
 
 import jaxrewrite
 from jaxrewrite import transform
@@ -25,14 +27,7 @@ def adapted(n=6, m=8, rank=2, scale=0.5, **options):
     return Lora(w, a, b, scale, **options)
 
 
-def run(fn, *args):
-    out = jax.jit(transform(fn, materialise="forbid"))(*args)
-    want = jax.jit(fn)(*jaxrewrite.materialise(args))
-    got = jaxrewrite.materialise(out)
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert (g.shape, g.dtype) == (w.shape, w.dtype)
-        np.testing.assert_allclose(g, w, rtol=1e-3, atol=1e-3)
-    return out
+run = functools.partial(run_low_rank, tolerance=1e-3)
 
 
 class EightBits(jaxrewrite.ArrayValue):

@@ -44,14 +44,14 @@ SLOW = [pytest.param(f, marks=pytest.mark.slow) for f in (matrix, batched, mixed
 values = pytest.mark.parametrize("make", [heads, *SLOW], ids=lambda f: f.__name__)
 
 
-def run(fn, *args):
+def run(fn, *args, tolerance=1e-4):
     """The result, without anything made dense, and compared with that of dense arrays."""
     out = jax.jit(transform(fn, materialise="forbid"))(*args)
     want = jax.jit(fn)(*jaxrewrite.materialise(args))
     got = jaxrewrite.materialise(out)
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         assert (g.shape, g.dtype) == (w.shape, w.dtype)
-        np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(g, w, rtol=tolerance, atol=tolerance)
     return out
 
 

@@ -66,6 +66,17 @@ def concrete(x: Any) -> np.ndarray | None:
     return np.asarray(x)
 
 
+def differs(dense: Any, value: Any) -> bool:
+    """Whether an array is known to be another one than a value stands for."""
+    numbers = concrete(dense)
+    return numbers is not None and bool((numbers != concrete(value.materialise())).any())
+
+
+def is_number(x: Any) -> bool:
+    """Whether an array has no axes, or none but of size 1."""
+    return all(n == 1 for n in jnp.shape(x))
+
+
 def inexact(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 

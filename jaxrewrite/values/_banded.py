@@ -13,7 +13,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._array import concrete
+from ._array import differs
 from ._diagonal import Diagonal, Identity
 from ._matrix import Matrix, along, solve_columns, unpivoted
 
@@ -488,8 +488,7 @@ def _bands_of(dense: Any, lower: int, upper: int, name: str) -> Any:
 
 
 def _check_zero_elsewhere(dense: Any, v: _Bands) -> None:
-    numbers = concrete(dense)
-    if numbers is not None and (numbers != concrete(v.materialise())).any():
+    if differs(dense, v):
         name = type(v).__name__
         raise ValueError(f"{name}: x is not zero outside of these diagonals.")
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._array import concrete
+from ._array import differs
 from ._contract import contract
 from ._diagonal import Diagonal, Identity
 from ._matrix import Matrix, solve_dense
@@ -84,8 +84,7 @@ class BlockDiagonal(Matrix):
         if k < 1 or n % k or m % k:
             raise ValueError(f"BlockDiagonal: k is {k}, which does not divide {n} and {m}.")
         value = cls(_blocks_of(matrix, k))
-        dense = concrete(matrix)
-        if dense is not None and (dense != concrete(value.materialise())).any():
+        if differs(matrix, value):
             raise ValueError(f"BlockDiagonal: matrix is not zero beside its {k} blocks.")
         return value
 

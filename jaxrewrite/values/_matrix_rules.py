@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 from jaxrewrite import ArrayValue, bind, primitives, register
 
-from ._array import inexact
+from ._array import inexact, is_number
 from ._contract import Labels, labels, transpose
 from ._diagonal import Diagonal
 from ._matrix import Matrix, closed_sum, negated, same_structure, swapped
@@ -105,10 +105,6 @@ def _(x: ArrayValue, y: Matrix, **params: Any) -> Any:
 # --- sums -------------------------------------------------------------------------------
 
 
-def _is_scalar(x: Any) -> bool:
-    return all(n == 1 for n in jnp.shape(x))
-
-
 @register(*primitives.ADDITIVE)
 def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
     return _sum_of_values(x, y, primitive)
@@ -148,7 +144,7 @@ def _sum_with_array(v: Matrix, x: Any, name: str, reflected: bool) -> Any:
     shape = jnp.broadcast_shapes(v.shape, jnp.shape(x))
     if shape != v.shape:
         return NotImplemented
-    if _is_scalar(x):
+    if is_number(x):
         return _with_number(v, x, name, reflected)
     if v.entries is not None:
         if jnp.shape(x) != v.shape:
@@ -216,13 +212,13 @@ def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
     *[name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")]
 )
 def _(v: Matrix, x: Array, *, primitive: Any, **params: Any) -> Any:
-    if primitive.name == "div" and _is_scalar(x) and inexact(v):
+    if primitive.name == "div" and is_number(x) and inexact(v):
         if v.entries is None:
             return _times_number(v, 1 / jnp.reshape(x, ()))
         return v.map_entries(lambda a: a / jnp.reshape(x, ()))
     if primitive.name == "div" and inexact(v) and v.entries and jnp.shape(x) == v.shape:
         return _beside(v, x, lambda a, b: a / b)
-    if v.entries == "all" and _is_scalar(x):
+    if v.entries == "all" and is_number(x):
         return v.map_entries(lambda a: bind(primitive, *_full(a, x), **params))
     return NotImplemented
 
@@ -231,7 +227,7 @@ def _(v: Matrix, x: Array, *, primitive: Any, **params: Any) -> Any:
     *[name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")]
 )
 def _(x: Array, v: Matrix, *, primitive: Any, **params: Any) -> Any:
-    if v.entries == "all" and _is_scalar(x):
+    if v.entries == "all" and is_number(x):
         return v.map_entries(lambda a: bind(primitive, *_full(a, x)[::-1], **params))
     return NotImplemented
 
@@ -245,7 +241,7 @@ def _(v: Matrix, x: Array, **params: Any) -> Any:
     shape = jnp.broadcast_shapes(v.shape, jnp.shape(x))
     if shape != v.shape:
         return NotImplemented
-    if _is_scalar(x):
+    if is_number(x):
         return _times_number(v, jnp.reshape(x, ()))
     x = x.reshape((1,) * (v.ndim - x.ndim) + x.shape)
     if x.shape[-1] == 1:

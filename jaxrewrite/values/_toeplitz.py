@@ -12,7 +12,7 @@ from jaxtyping import Array, Shaped
 
 from jaxrewrite import register
 
-from ._array import concrete, inexact
+from ._array import concrete, differs, inexact
 from ._matrix import Matrix, along, apply_dense
 
 
@@ -224,8 +224,8 @@ class Circulant(Matrix):
         """
         if jnp.ndim(matrix) < 2 or matrix.shape[-2] != matrix.shape[-1]:
             raise ValueError(f"Circulant: matrix has shape {jnp.shape(matrix)}.")
-        dense, value = concrete(matrix), cls(matrix[..., 0])
-        if dense is not None and (dense != concrete(value.materialise())).any():
+        value = cls(matrix[..., 0])
+        if differs(matrix, value):
             raise ValueError(
                 "Circulant: matrix has columns that are no shifts of the first."
             )

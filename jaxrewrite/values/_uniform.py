@@ -14,7 +14,7 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, register, transform
 
-from ._array import Structured
+from ._array import Structured, is_number
 from ._contract import labels
 from ._matrix import Matrix
 from ._order import order
@@ -210,10 +210,6 @@ def _result(primitive: Any, params: Any, *operands: Any) -> Any:
     return jax.eval_shape(lambda *xs: primitive.bind(*xs, **params), *avals)
 
 
-def _is_number(x: Any) -> bool:
-    return all(n == 1 for n in jnp.shape(x))
-
-
 @register(*primitives.UNARY, "convert_element_type")
 def _(v: Uniform, *, primitive: Any, **params: Any) -> Any:
     return repeated(bind(primitive, v.number(), **params), v.shape)
@@ -242,7 +238,7 @@ def _beside_array(primitive: Any, x: Any, y: Any, params: Any) -> Any:
     """Entry by entry, where one operand is uniform and the other is an array."""
     shape = jnp.broadcast_shapes(x.shape, y.shape)
     for one, other in ((x, y), (y, x)):
-        if isinstance(one, Uniform) and one.shape == shape and _is_number(other):
+        if isinstance(one, Uniform) and one.shape == shape and is_number(other):
             numbers = [z.number() if z is one else jnp.reshape(z, ()) for z in (x, y)]
             return repeated(bind(primitive, *numbers, **params), shape)
     full = [
