@@ -60,7 +60,8 @@ class _LazyFields:
     """
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        if not _is_ours(owner) or "_is_base" in owner.__dict__:
+        is_hidden = "_is_base" in owner.__dict__ or owner is _registering.cls
+        if not _is_ours(owner) or is_hidden:
             raise AttributeError("__dataclass_fields__")
         _make_dataclass(owner)
         return owner.__dict__["_jaxrewrite_fields"]
@@ -87,10 +88,18 @@ class Value:
         What becoming dense means for this type where `transform` is left at
         its default: ``"warn"``, ``"allow"`` or ``"forbid"``. ``None`` leaves
         it to the call.
+    outer
+        How far out this type belongs where it meets another: a number. Of two
+        rules that apply, neither more specific than the other, that of the type
+        with the greater one is asked first. Arrays in metres whose numbers are
+        quantised are ``Unitful(Quantised(...))`` if `Unitful` is the outer one.
     """
 
     materialise_policy: ClassVar[str | None] = None
+    outer: ClassVar[float] = 0
 
+    # Whether an annotation with this class, and not a subclass, means any value.
+    _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True
     # Whether a field that is a value is no layer of its own.
     _is_whole: ClassVar[bool] = False
@@ -330,19 +339,23 @@ def _short(x: Any) -> str:
 # --- becoming a dataclass and a pytree ----------------------------------------
 
 
-class _FieldName(str):
-    """The name of a class's first field as JAX is told it.
-
-    JAX rebuilds a dataclass by calling it with this very object among the
-    keywords, which is how a construction by JAX is told from one by the user.
-    Only the first name, since Python looks an attribute of such a name up
-    without its cache, at each flattening.
-    """
-
-    __slots__ = ()
-
+# Metadata of every class, and the first: the class itself. JAX's `==` of treedefs
+# compares the metadata of registered dataclasses and not their classes, and would
+# take two types with fields of the same names for one. JAX rebuilds a dataclass by
+# calling it with all fields as keywords, so that the first of those being this one
+# also tells a construction by JAX from one by the user.
+_CLASS = "__class__"
 
 _preparing = threading.RLock()
+
+
+class _Registering(threading.local):
+    cls: type | None = None
+
+
+# The class that is being registered on this thread. It shows no dataclass fields
+# then, because JAX takes no other metadata of a class that has some.
+_registering = _Registering()
 
 
 def _field_names(cls: type) -> list[str]:
@@ -369,7 +382,12 @@ def _make_dataclass(cls: Any) -> None:
         if own_init and frozen:
             # An `__init__` of the class's own sets each field, once.
             cls.__setattr__ = _set_once
-        # Moved, so that a subclass finds the lazy ones of `Value` and not these.
+        _hide_fields(cls)
+
+
+def _hide_fields(cls: Any) -> None:
+    """Move the fields of a dataclass, so that they are found through `Value` alone."""
+    if "__dataclass_fields__" in cls.__dict__:
         cls._jaxrewrite_fields = cls.__dict__["__dataclass_fields__"]
         del cls.__dataclass_fields__
 
@@ -390,6 +408,7 @@ def _prepare(cls: Any) -> None:
                 raise TypeError(f"{cls.__name__} has to define {name}().")
         if _is_ours(cls) and not _is_registered(cls):
             _make_dataclass(cls)
+            _hide_fields(cls)
             _register(cls)
         cls._jaxrewrite_ready = True
 
@@ -409,13 +428,11 @@ def _register(cls: Any) -> None:
     fields = [f for f in dataclasses.fields(cls) if f.init]
     static = [f.name for f in fields if f.metadata.get("static", False)]
     children = [f.name for f in fields if f.name not in static]
-    # JAX passes metadata first.
-    for names in (static, children):
-        if names:
-            names[0] = _FieldName(names[0])
-            break
-    dropped = [f.name for f in dataclasses.fields(cls) if not f.init]
-    register_dataclass(cls, children, static, drop_fields=dropped)
+    _registering.cls = cls
+    try:
+        register_dataclass(cls, children, [_CLASS, *static])
+    finally:
+        _registering.cls = None
     _register_for_export(cls)
     cls.__init__ = _constructor(cls, cls.__init__, [*children, *static], static)
 
@@ -424,7 +441,8 @@ def _constructor(cls: Any, user_init: Any, names: list[Any], static: list[Any]) 
     @functools.wraps(user_init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         for name in kwargs:
-            if type(name) is _FieldName:
+            if name == _CLASS:
+                del kwargs[_CLASS]
                 self.__dict__.update(kwargs)
                 return
             break
@@ -465,8 +483,8 @@ def _register_for_export(cls: type) -> None:
             jax.export.register_pytree_node_serialization(
                 cls,
                 serialized_name=name,
-                serialize_auxdata=pickle.dumps,
-                deserialize_auxdata=pickle.loads,
+                serialize_auxdata=lambda metadata: pickle.dumps(metadata[1:]),
+                deserialize_auxdata=lambda data: (cls, *pickle.loads(data)),
             )
             return
         except ValueError:
@@ -474,6 +492,47 @@ def _register_for_export(cls: type) -> None:
 
 
 # --- structure ----------------------------------------------------------------
+
+
+def same_treedef(a: PyTreeDef, b: PyTreeDef) -> bool:
+    """Whether two pytrees are of one structure, their classes included.
+
+    JAX's ``==`` does not compare the classes of dataclasses that are registered by
+    others than this package. Their hashes, of 64 bits, do differ.
+    """
+    return a == b and hash(a) == hash(b)
+
+
+def same_structure(x: Any, y: Any) -> bool:
+    """Say whether two pytrees of arrays and values are alike but for their numbers.
+
+    Parameters
+    ----------
+    x, y
+        Values, arrays or pytrees of them.
+
+    Returns
+    -------
+    bool
+        Whether they have the same classes and metadata, nested ones included, and
+        leaves of the same shapes and dtypes.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Circulant, Diagonal
+    >>> x = jnp.ones(3)
+    >>> jaxrewrite.same_structure(Diagonal(x), Diagonal(2 * x))
+    True
+    >>> jaxrewrite.same_structure(Diagonal(x), Circulant(x))
+    False
+    """
+    xs, treedef = tree_flatten(x)
+    ys, other = tree_flatten(y)
+    return same_treedef(treedef, other) and all(
+        _compat.same_array_type(_compat.leaf_aval(a), _compat.leaf_aval(b))
+        for a, b in zip(xs, ys, strict=True)
+    )
 
 
 def layer(value: Value) -> tuple[list[Any], PyTreeDef]:

@@ -288,3 +288,110 @@ def test_policy_of_a_type():
 def test_jax_functions_outside_refuse_values():
     with pytest.raises(TypeError, match="Scaled"):
         jnp.sin(EXAMPLES[0])
+
+
+# --- two types with fields of the same names ---------------------------------------
+
+
+class Plus(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+
+class Minus(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return -self.x
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class DataPlus(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class DataMinus(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return -self.x
+
+
+class Holder(jaxrewrite.ArrayValue):
+    part: jaxrewrite.ArrayValue
+
+    def materialise(self):
+        return jaxrewrite.materialise(self.part) * 2
+
+
+alike = pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Plus, Minus),
+        (DataPlus, DataMinus),
+        (lambda x: Holder(Plus(x)), lambda x: Holder(Minus(x))),
+        (lambda x: Holder(DataPlus(x)), lambda x: Holder(DataMinus(x))),
+    ],
+    ids=["own", "registered", "nested", "nested registered"],
+)
+
+
+@alike
+def test_types_of_one_layout_are_two_structures(one, other):
+    x = jnp.arange(3.0)
+    v, w = one(x), other(x)
+    assert jaxrewrite.same_structure(v, one(2 * x))
+    assert not jaxrewrite.same_structure(v, w)
+    assert not jaxrewrite.same_structure(v, one(jnp.arange(4.0)))
+    with pytest.raises(ValueError, match="of another structure than the first"):
+        jaxrewrite.stack([v, w])
+
+
+@alike
+def test_types_of_one_layout_meet(one, other):
+    """In branches, in carries, and in what a loop stacks, each array stays what it is."""
+    x = jnp.arange(3.0)
+    v, w = one(x), other(x)
+    programs = {
+        "cond": lambda p, v, w: jax.lax.cond(p, lambda: v, lambda: w),
+        "switch": lambda p, v, w: jax.lax.switch(
+            p.astype(int), [lambda: v, lambda: w, lambda: v]
+        ),
+        "scan": lambda p, v, w: jax.lax.scan(
+            lambda c, _: ((c[1], c[0]), c[0]), (v, w), None, 3
+        ),
+        "fori": lambda p, v, w: jax.lax.fori_loop(
+            0, p.astype(int) + 1, lambda i, c: (c[1], c[0]), (v, w)
+        ),
+        "while": lambda p, v, w: jax.lax.while_loop(
+            lambda c: c[2] < 3, lambda c: (c[1], c[0], c[2] + 1), (v, w, 0)
+        ),
+    }
+    for name, fn in programs.items():
+        for p in (True, False):
+            run = jaxrewrite.transform(fn, materialise="allow")
+            got = jaxrewrite.materialise(jax.jit(run)(jnp.array(p), v, w))
+            dense = fn(jnp.array(p), *jaxrewrite.materialise((v, w)))
+            jax.tree.map(np.testing.assert_allclose, got, dense)
+            assert jax.tree.structure(got) == jax.tree.structure(dense), name
+
+
+def test_jax_itself_tells_types_of_one_layout_apart():
+    x = jnp.arange(3.0)
+    with pytest.raises(ValueError, match="different types at key path"):
+        jax.tree.map(jnp.add, Plus(x), Minus(x))
+    with pytest.raises(TypeError, match="same pytree structure"):
+        jax.lax.cond(True, lambda: Plus(x), lambda: Minus(x))
+    seen = []
+    compiled = jax.jit(lambda v: seen.append(type(v)))
+    for v in (Plus(x), Minus(x), Plus(x), Minus(x)):
+        compiled(v)
+    assert seen == [Plus, Minus]
