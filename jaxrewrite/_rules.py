@@ -16,7 +16,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from multipledispatch.conflict import supercedes
 from multipledispatch.dispatcher import Dispatcher
@@ -26,7 +26,7 @@ from . import _compat
 from ._annotations import Dense, Number, Signature, guards_hold, read_signature
 from ._compat import Literal, Primitive
 from ._errors import AmbiguousRuleError
-from ._value import Value, is_value
+from ._value import Value, is_value, prepare_defined
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -213,6 +213,7 @@ class Rules:
             is asked of a rule with other than two operands.
         """
         primitives = [find_primitive(p) for p in (primitive, *more)]
+        prepare_defined()
 
         def decorate(fn: _F) -> _F:
             namespace = sys._getframe(1).f_locals
@@ -401,16 +402,35 @@ def _settled(
     answers: dict[Rule, Any] = {}
     while entries:
         foremost = list(dict.fromkeys(e.rule for e in _foremost(entries, types)))
+        if len(foremost) == 1 and foremost[0] not in answers:
+            answers[foremost[0]] = ask(foremost[0])
         for rule in foremost:
             if rule not in answers:
-                answers[rule] = ask(rule)
+                answers[rule] = _answer_or_failure(ask, rule)
         declined = {rule for rule in foremost if answers[rule] is NotImplemented}
         if not declined:
             if len({rule.fn for rule in foremost}) > 1:
                 raise AmbiguousRuleError(_ambiguity(primitive, types, foremost))
-            return answers[foremost[0]]
+            answer = answers[foremost[0]]
+            if isinstance(answer, _Failure):
+                raise answer.error
+            return answer
         entries = [entry for entry in entries if entry.rule not in declined]
     return NotImplemented
+
+
+class _Failure(NamedTuple):
+    """That a rule raised, which is not to decline."""
+
+    error: Exception
+
+
+def _answer_or_failure(ask: Callable[[Rule], Any], rule: Rule) -> Any:
+    """The answer of one of several rules: who fails is ambiguous with who answers."""
+    try:
+        return ask(rule)
+    except Exception as error:  # noqa: BLE001 - raised again, unless others answer
+        return _Failure(error)
 
 
 def _foremost(entries: list[_Entry], types: tuple[type, ...]) -> list[_Entry]:

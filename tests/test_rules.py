@@ -324,6 +324,21 @@ def test_a_rule_that_declines_is_no_part_of_an_ambiguity(rules):
     assert applied(rules, jnp.add, A(X), B(X)) == 2
 
 
+@pytest.mark.parametrize("declines", [True, False])
+def test_a_tied_rule_that_fails_has_not_declined(rules, declines):
+    @rules.register("add")
+    def _(x: A, y: jaxrewrite.ArrayValue, **params):
+        return NotImplemented if declines else answer(1)
+
+    @rules.register("add")
+    def _(x: jaxrewrite.ArrayValue, y: B, **params):
+        raise RuntimeError("on purpose")
+
+    error = RuntimeError if declines else jaxrewrite.AmbiguousRuleError
+    with pytest.raises(error):
+        applied(rules, jnp.add, A(X), B(X))
+
+
 def test_all_that_are_tied_decline_and_the_values_become_dense(rules):
     @rules.register("dot_general")
     def _(x: A, y: jaxrewrite.ArrayValue, **params):
