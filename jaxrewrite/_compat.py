@@ -6,6 +6,7 @@ rest of the package needs of it is one small function below.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -124,6 +125,18 @@ def is_plain(aval: Any) -> bool:
     )
 
 
+def mesh_of(avals: Iterable[Any]) -> Any:
+    """A context manager: the mesh that arrays of these avals are on, if on any.
+
+    Another one than that of the program around them where some of its axes are left to
+    the compiler for a while (`jax.sharding.auto_axes`).
+    """
+    for aval in avals:
+        if isinstance(aval, ShapedArray) and not aval.sharding.mesh.empty:
+            return jax.sharding.use_abstract_mesh(aval.sharding.mesh)
+    return contextlib.nullcontext()
+
+
 def varying_axes(aval: Any) -> frozenset[Any]:
     """The axes of a mesh over which an array varies, within `jax.shard_map`."""
     is_array = isinstance(aval, ShapedArray)
@@ -176,7 +189,8 @@ def primitives_by_name() -> dict[str, Primitive]:
 
 def result_avals(eqn: JaxprEqn, avals: Sequence[Any]) -> list[Any]:
     """The avals that an equation's primitive would give for operands of these."""
-    out, _ = eqn.primitive.abstract_eval(*avals, **eqn.params)
+    with eqn.ctx.manager:
+        out, _ = eqn.primitive.abstract_eval(*avals, **eqn.params)
     return list(out) if eqn.primitive.multiple_results else [out]
 
 

@@ -64,32 +64,23 @@ class Adapter(Protocol):
     ) -> list[Any]: ...
 
 
-# Primitives that return their operands unchanged, as mathematics goes. Applied
-# to each leaf they keep any value as it is.
-_IDENTITIES = frozenset(
-    {
-        "copy",
-        "copy_p",
-        "name",
-        "optimization_barrier",
-        "pvary",
-        "stop_gradient",
-        "xla_metadata_value",
-    }
-)
+# Primitives that return their operands unchanged, as mathematics goes, or move them
+# as a whole: values need not be dense for them. Asked after a type's ``default``.
+keepers: dict[str, Handler] = {}
 
 
 class Notice(NamedTuple):
-    """That a value became dense, and in which line of the user's."""
+    """What the user is told, by default that a value became dense, and of which line."""
 
     message: str
     file: str
     line: int
+    category: type[Warning] = MaterialisationWarning
 
 
 def warn(those: Iterable[Notice]) -> None:
-    for message, file, line in those:
-        warnings.warn_explicit(message, MaterialisationWarning, file, line)
+    for message, file, line, category in those:
+        warnings.warn_explicit(message, category, file, line)
 
 
 class Applied(NamedTuple):
@@ -497,8 +488,11 @@ class Scope:
             if results is not NotImplemented:
                 return results
             self.changed = True
-            if primitive.name in _IDENTITIES:
-                return self.map_leaves(eqn, operands, origin)
+            keeper = keepers.get(primitive.name)
+            if keeper is not None:
+                results = keeper(self, eqn, list(operands), origin)
+                if results is not NotImplemented:
+                    return results
             operands = self.materialise_operands(eqn, operands, origin)
             if primitive in self.rewriting.dense_primitives and origin is None:
                 return self._apply(eqn, operands, outvars, origin)
@@ -649,6 +643,14 @@ class Scope:
             results += outvars
         return tree_unflatten(treedef, results)
 
+    def sink_leaves(
+        self, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
+    ) -> list[Any]:
+        """Apply a primitive that takes one operand and has no result to each leaf."""
+        for leaf in tree_leaves(list(operands)):
+            self.copy(eqn, [leaf], [], origin)
+        return []
+
     # --- materialising --------------------------------------------------------
 
     def materialise_operands(
@@ -684,10 +686,19 @@ class Scope:
                 f"{reason.on(eqn, cls)}, which is made dense. {remedy}, or pass "
                 "materialise='allow' if this is meant."
             )
-            where = _compat.source_location(eqn.source_info)
-            file, line, _ = where or ("<unknown>", 0, "")
-            self._warnings[Notice(message, file, line)] = None
+            self.notice(message, eqn)
         return dense
+
+    def notice(
+        self,
+        message: str,
+        eqn: JaxprEqn,
+        category: type[Warning] = MaterialisationWarning,
+    ) -> None:
+        """Warn, once the program is known, with the user's line of an equation."""
+        where = _compat.source_location(eqn.source_info)
+        file, line, _ = where or ("<unknown>", 0, "")
+        self._warnings[Notice(message, file, line, category)] = None
 
     def _materialised(
         self, value: Value, eqn: JaxprEqn, origin: SourceInfo | None, reason: Reason
@@ -717,6 +728,23 @@ class Scope:
             outvars = [Var(aval)]
         self._dense[id(value)] = value, dense
         return dense
+
+
+keepers.update(
+    dict.fromkeys(
+        (
+            "copy",
+            "copy_p",
+            "name",
+            "optimization_barrier",
+            "pvary",
+            "stop_gradient",
+            "xla_metadata_value",
+        ),
+        Scope.map_leaves,
+    )
+)
+keepers["dce_sink"] = Scope.sink_leaves
 
 
 def _read(env: Mapping[Any, Any], atom: Any) -> Any:

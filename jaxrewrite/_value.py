@@ -536,7 +536,8 @@ def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) ->
         return []
 
     debug_info = _compat.new_debug_info(f"{cls.__name__}.aval", cls.aval)
-    _compat.trace_to_jaxpr(ask, avals, debug_info)
+    with _compat.mesh_of(avals):
+        _compat.trace_to_jaxpr(ask, avals, debug_info)
     (aval,) = declared
     if all(map(_compat.is_plain, avals)) or not isinstance(aval, ShapedArray):
         return aval
@@ -556,7 +557,8 @@ def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> An
         return []
 
     debug_info = _compat.new_debug_info(f"{cls.__name__}.materialise", cls.materialise)
-    _compat.trace_to_jaxpr(dense, avals, debug_info)
+    with _compat.mesh_of(avals):
+        _compat.trace_to_jaxpr(dense, avals, debug_info)
     return found[0]
 
 
