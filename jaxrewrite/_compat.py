@@ -349,6 +349,51 @@ def body_name(params: Mapping[str, Any]) -> str:
     return "call_jaxpr" if "call_jaxpr" in params else "jaxpr"
 
 
+def can_be_expanded(eqn: JaxprEqn) -> bool:
+    """Whether the expansion and `jvp` of a "hi" primitive say all that it does.
+
+    Not where it holds references or types of its own, and not where it has a backward
+    rule which is not its `jvp`, transposed. Before JAX 0.11 no function of JAX makes one.
+    """
+    primitive = eqn.params["_prim"]
+    cls = type(primitive)
+    if not _ONE_JAXPR_CLASS:
+        return False
+    avals = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
+    if not all(isinstance(aval, ShapedArray) for aval in avals):
+        return False
+    is_differentiable = any(
+        jax.numpy.issubdtype(var.aval.dtype, jax.numpy.inexact) for var in eqn.outvars
+    )
+    from jax._src import hijax
+
+    of_jvp = (hijax.vjp_from_jvp.vjp_fwd, hijax.vjp_from_lin.vjp_fwd)
+    return not is_differentiable or cls.vjp_fwd in of_jvp
+
+
+def expand(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """What a "hi" primitive is in terms of other primitives."""
+    return list(eqn.primitive.to_lojax(*operands, **eqn.params))
+
+
+def differentiate(
+    eqn: JaxprEqn, primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The results of a "hi" primitive and their tangents, by its own rule.
+
+    Zeros are those of `jax.custom_jvp`, of either kind in what is returned.
+    """
+    from jax._src.interpreters.ad import primitive_jvps
+
+    given = [Zero(t.aval) if isinstance(t, SymbolicZero) else t for t in tangents]
+    results, result_tangents = primitive_jvps[eqn.primitive](
+        list(primals), given, **eqn.params
+    )
+    return list(results), [
+        SymbolicZero(t.aval) if isinstance(t, Zero) else t for t in result_tangents
+    ]
+
+
 def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:
     """Call the backward rule of a custom_vjp equation; ``None`` for zeros."""
     returned = bwd.call_wrapped(*operands)
