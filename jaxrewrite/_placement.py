@@ -79,7 +79,7 @@ def place_leaves(
             f"Primitive {eqn.primitive.name!r} says where a {name} is, and nothing says what "
             f"that means for its leaves, which are not split. Define {name}.leaf_specs.",
             eqn,
-            UserWarning,
+            category=UserWarning,
         )
     return placed
 

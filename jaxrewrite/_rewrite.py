@@ -21,6 +21,7 @@ equation with a value operand, and is dispatched in its turn.
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -78,7 +79,21 @@ class Notice(NamedTuple):
     category: type[Warning] = MaterialisationWarning
 
 
+class _Collected(threading.local):
+    """What is to be said of the rule that is being traced, and of those around it."""
+
+    def __init__(self) -> None:
+        self.stack: list[list[Notice]] = []
+
+
+_collected = _Collected()
+
+
 def warn(those: Iterable[Notice]) -> None:
+    """Warn the user, or, while a rule is traced, whoever applies it."""
+    if _collected.stack:
+        _collected.stack[-1].extend(those)
+        return
     for message, file, line, category in those:
         warnings.warn_explicit(message, category, file, line)
 
@@ -133,12 +148,17 @@ class _Flat(NamedTuple):
 
 
 class _Traced(NamedTuple):
-    """What a function on values does, as equations on their leaves."""
+    """What a function on values does, as equations on their leaves.
+
+    ``dense_results`` has variables that are results, and which; ``notices`` is what a
+    transform in the function would have said, to be said of the equation instead.
+    """
 
     jaxpr: Jaxpr
     consts: list[Any]
     out_tree: PyTreeDef
-    dense_results: list[tuple[Any, int]]  # a variable that is a result, and which
+    dense_results: list[tuple[Any, int]]
+    notices: list[Notice]
 
 
 class Reason(NamedTuple):
@@ -263,8 +283,13 @@ class Rewriting:
             return result_leaves
 
         debug_info = _compat.new_debug_info(name)
-        with use_settings(self.settings), flat.ctx.manager:
-            jaxpr, consts = _compat.trace_to_jaxpr(on_leaves, flat.avals, debug_info)
+        notices: list[Notice] = []
+        _collected.stack.append(notices)
+        try:
+            with use_settings(self.settings), flat.ctx.manager:
+                jaxpr, consts = _compat.trace_to_jaxpr(on_leaves, flat.avals, debug_info)
+        finally:
+            _collected.stack.pop()
         (out_tree,) = out
         if out_tree is NotImplemented:
             return NotImplemented
@@ -274,7 +299,7 @@ class Rewriting:
             if type(result) is Var and result in produced:
                 produced.remove(result)
                 dense_results.append((result, i))
-        return _Traced(jaxpr, consts, out_tree, dense_results)
+        return _Traced(jaxpr, consts, out_tree, dense_results, notices)
 
 
 # What bodies became, kept with the body; what rules did, with the nearest table.
@@ -597,6 +622,8 @@ class Scope:
         traced = self.rewriting.recall(key, flat, find)
         if traced is NotImplemented:
             return NotImplemented
+        for notice in traced.notices:
+            self.notice(notice.message, eqn, origin, notice.category)
         targets = {
             var: outvars[i]
             for var, i in traced.dense_results
@@ -686,17 +713,18 @@ class Scope:
                 f"{reason.on(eqn, cls)}, which is made dense. {remedy}, or pass "
                 "materialise='allow' if this is meant."
             )
-            self.notice(message, eqn)
+            self.notice(message, eqn, origin)
         return dense
 
     def notice(
         self,
         message: str,
         eqn: JaxprEqn,
+        origin: SourceInfo | None = None,
         category: type[Warning] = MaterialisationWarning,
     ) -> None:
         """Warn, once the program is known, with the user's line of an equation."""
-        where = _compat.source_location(eqn.source_info)
+        where = _compat.source_location(origin or eqn.source_info)
         file, line, _ = where or ("<unknown>", 0, "")
         self._warnings[Notice(message, file, line, category)] = None
 

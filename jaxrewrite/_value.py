@@ -13,7 +13,7 @@ import functools
 import itertools
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, dataclass_transform
 
 import jax
@@ -512,6 +512,7 @@ def aval_of(value: Value) -> Any:
     try:
         avals = tuple(avals_of(leaves))
     except TypeError as error:
+        _check_is_whole(value, error)
         raise TypeError(
             f"{type(value).__name__} holds something that is no array: {error} "
             "Declare such a field with jaxrewrite.field(static=True)."
@@ -523,9 +524,34 @@ def aval_of(value: Value) -> Any:
         check_static_fields(value)
         return _infer_aval(type(value), treedef, avals)
     if known is None:
-        known = _infer_aval(type(value), treedef, avals)
+        try:
+            known = _infer_aval(type(value), treedef, avals)
+        except Exception as error:
+            _check_is_whole(value, error)
+            raise
         _avals.put(key, known)
     return known
+
+
+def _check_is_whole(value: Value, error: Exception) -> None:
+    """Raise `TypeError` if an error is one of a value that has lost some leaves."""
+    empty = list(_empty_fields(value))
+    if empty:
+        raise TypeError(
+            f"This {type(value).__name__} is half empty, so that it stands for no array: "
+            f"there is None in {', '.join(empty)}, as in what jaxrewrite.values.partition, or "
+            "a filter of another library, makes of a pytree. Put the parts together first "
+            "(combine)."
+        ) from error
+
+
+def _empty_fields(value: Value) -> Iterator[str]:
+    for f in getattr(value, "__dataclass_fields__", {}).values():
+        content = getattr(value, f.name, None)
+        if is_value(content):
+            yield from (f"{f.name}.{name}" for name in _empty_fields(content))
+        elif content is None and f.default is not None and not f.metadata.get("static"):
+            yield f.name
 
 
 def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) -> Any:
