@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from jax.tree_util import PyTreeDef, tree_map, tree_unflatten
 
 from . import _compat
@@ -67,6 +68,8 @@ def _dense(value: Value) -> Any:
             f"{type(value).__name__}.materialise returned {_compat.short(aval)} where its "
             f"aval says {_compat.short(expected)}."
         )
+    if isinstance(dense, (np.ndarray, np.generic)):  # of 64 bits, perhaps, unlike JAX's
+        dense = np.asarray(dense, aval.dtype)
     return dense
 
 

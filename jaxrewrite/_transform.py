@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -58,7 +60,7 @@ def transform(
     Raises
     ------
     TypeError
-        If ``fn`` is not callable.
+        If ``fn`` is not callable, or a generator or coroutine function.
     ValueError
         If ``materialise`` or ``filter_spec`` is none of the above.
     MaterialisationError, AmbiguousRuleError
@@ -87,8 +89,18 @@ def _transformed(
 ) -> _Transformed:
     if not callable(fn):
         raise TypeError(f"transform takes a function, not a {type(fn).__name__}.")
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    if code is not None and code.co_flags & _RUNS_LATER:
+        raise TypeError(
+            f"transform can't take {code.co_name}, a generator or coroutine function: it is run once "
+            "to be traced, and its body does not run when it is called. Return a list, or "
+            "transform what the body calls."
+        )
     check_policy(policy)
     return _Transformed(fn, filter_spec, rules, policy)
+
+
+_RUNS_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def make_jaxpr(
@@ -204,6 +216,22 @@ class _Transformed:
     def __repr__(self) -> str:
         return f"jaxrewrite.transform({self._fn!r})"
 
+    # Copies and pickles are those of the function: programs are not copied.
+
+    def __copy__(self) -> _Transformed:
+        return _Transformed(self._fn, self._filter_spec, self._rules, self._policy)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Transformed:
+        fn = copy.deepcopy(self._fn, memo)
+        spec = copy.deepcopy(self._filter_spec, memo)
+        return _Transformed(fn, spec, self._rules, self._policy)
+
+    def __reduce__(self) -> Any:
+        # By reference, as any function of a module, if it is the one of that name.
+        if _named(self._fn) is self:
+            return self._fn.__qualname__
+        return _transformed, (self._fn, self._filter_spec, self._rules, self._policy)
+
     def _staged(
         self, args: Any, kwargs: Any, always: bool = False
     ) -> tuple[list[Any], Any]:
@@ -253,6 +281,14 @@ class _Transformed:
                 check_static_fields(value)
             return None
         return key
+
+
+def _named(fn: Any) -> Any:
+    """What the module of a function has under its name."""
+    found = sys.modules.get(getattr(fn, "__module__", ""))
+    for name in getattr(fn, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def _program_cache(fn: Callable[..., Any], fn_tree: Any) -> tuple[BoundedCache, Any]:

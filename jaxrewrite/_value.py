@@ -15,7 +15,7 @@ import itertools
 import pickle
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, ClassVar, dataclass_transform
 
@@ -632,6 +632,7 @@ def aval_of(value: Value) -> Any:
     try:
         avals = tuple(avals_of(leaves))
     except TypeError as error:
+        _check_is_whole(value, error)
         raise TypeError(
             f"{type(value).__name__} holds something that is no array: {error} "
             "Declare such a field with jaxrewrite.field(static=True)."
@@ -643,9 +644,34 @@ def aval_of(value: Value) -> Any:
         check_static_fields(value)
         return _infer_aval(type(value), treedef, avals)
     if known is None:
-        known = _infer_aval(type(value), treedef, avals)
+        try:
+            known = _infer_aval(type(value), treedef, avals)
+        except Exception as error:
+            _check_is_whole(value, error)
+            raise
         _avals.put(key, known)
     return known
+
+
+def _check_is_whole(value: Value, error: Exception) -> None:
+    """Raise `TypeError` if an error is one of a value that has lost some leaves."""
+    empty = list(_empty_fields(value))
+    if empty:
+        raise TypeError(
+            f"This {type(value).__name__} is half empty, so that it stands for no array: "
+            f"there is None in {', '.join(empty)}, as in what jaxrewrite.values.partition, or "
+            "a filter of another library, makes of a pytree. Put the parts together first "
+            "(combine)."
+        ) from error
+
+
+def _empty_fields(value: Value) -> Iterator[str]:
+    for f in getattr(value, "__dataclass_fields__", {}).values():
+        content = getattr(value, f.name, None)
+        if is_value(content):
+            yield from (f"{f.name}.{name}" for name in _empty_fields(content))
+        elif content is None and f.default is not None and not f.metadata.get("static"):
+            yield f.name
 
 
 def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) -> Any:
@@ -656,7 +682,8 @@ def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) ->
         return []
 
     debug_info = _compat.new_debug_info(f"{cls.__name__}.aval", cls.aval)
-    _compat.trace_to_jaxpr(ask, avals, debug_info)
+    with _compat.mesh_of(avals):
+        _compat.trace_to_jaxpr(ask, avals, debug_info)
     (aval,) = declared
     if all(map(_compat.is_plain, avals)) or not isinstance(aval, ShapedArray):
         return aval
@@ -676,7 +703,8 @@ def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> An
         return []
 
     debug_info = _compat.new_debug_info(f"{cls.__name__}.materialise", cls.materialise)
-    _compat.trace_to_jaxpr(dense, avals, debug_info)
+    with _compat.mesh_of(avals):
+        _compat.trace_to_jaxpr(dense, avals, debug_info)
     return found[0]
 
 

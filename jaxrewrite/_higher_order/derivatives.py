@@ -149,15 +149,25 @@ def instantiated(tangent: Any) -> Any:
 def tangent_of(
     operand: Any, leaf_tangents: Sequence[Any], symbolic: bool, settings: Settings
 ) -> Any:
-    """The tangent of an operand, for a rule: an array, a value or a symbolic zero."""
+    """The tangent of an operand, for a rule: an array, a value or a symbolic zero.
+
+    ``symbolic`` is whether the rule takes symbolic zeros. Those of leaves are known
+    in any case, so that a value which nothing depends on is not asked for its tangent.
+    """
     if not is_value(operand):
-        return leaf_tangents[0]
+        return leaf_tangents[0] if symbolic else instantiated(leaf_tangents[0])
     if all(type(t) is SymbolicZero for t in leaf_tangents):
-        return zero_tangent(aval_of(operand), symbolic)
+        if symbolic or not _has_tangent_hook(operand):
+            return zero_tangent(aval_of(operand), symbolic)
     treedef = tree_flatten(operand)[1]
     tangents = tree_unflatten(treedef, list(map(instantiated, leaf_tangents)))
     with use_settings(settings):
         return _tangent(operand, tangents)
+
+
+def _has_tangent_hook(value: Value) -> bool:
+    """Whether a tangent of the value has a form of its own, also if it is zero."""
+    return type(value).tangent is not Value.tangent
 
 
 def _tangent(value: Value, leaf_tangents: Any) -> Any:

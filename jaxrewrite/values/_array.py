@@ -139,21 +139,3 @@ def _(v: Structured, *, reps: Sequence[int]) -> Any:
         dimensions=None,
         sharding=None,
     )
-
-
-@jaxrewrite.register("sharding_constraint", precedence=order("Structured"))
-def _(v: Structured, *, sharding: Any, **params: Any) -> Any:
-    """On the leaves, as the type says that they are split; else the value is left alone.
-
-    The constraint says where numbers are to be, and not which: it may be left out.
-    """
-    named = isinstance(sharding, jax.sharding.NamedSharding)
-    specs = v.leaf_specs(sharding.spec) if named else NotImplemented
-    if specs is NotImplemented:
-        return v
-
-    def constrained(leaf: Any, spec: Any) -> Any:
-        own = jax.sharding.NamedSharding(sharding.mesh, spec)
-        return lax.with_sharding_constraint(leaf, own)
-
-    return jax.tree.map(constrained, v, specs)

@@ -420,6 +420,19 @@ def _(
     return jnp.where(inside, dense, fill)
 
 
+# So is a row, or an entry, that was sliced out of a table, once something is added to it.
+
+
+@jaxrewrite.register(*jaxrewrite.primitives.ADDITIVE)
+def _(v: Coded, y: ArrayLike, *, primitive, **params):
+    return NotImplemented if v.ndim > 1 else primitive.bind(v.materialise(), y, **params)
+
+
+@jaxrewrite.register(*jaxrewrite.primitives.ADDITIVE)
+def _(x: ArrayLike, v: Coded, *, primitive, **params):
+    return NotImplemented if v.ndim > 1 else primitive.bind(x, v.materialise(), **params)
+
+
 def gather_blocks(
     shared: Any,
     shape: Sequence[int],
