@@ -56,6 +56,13 @@ class Coded(Structured):
     def stacked(self, size: int) -> Self:
         return self
 
+    def sliceable(self) -> Any:
+        """With multipliers for each element of the first axis."""
+        if not self.shape:
+            return self
+        length = self.shape[0]
+        return jax.tree.map(lambda leaf: spread_axis(leaf, 0, length), self)
+
     def unstacked(self) -> Self:
         return self
 

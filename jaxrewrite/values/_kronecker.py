@@ -20,9 +20,7 @@ from ._matrix import (
     apply_dense,
     map_batch_of,
     solve_dense,
-    stacked_of,
     swapped,
-    unstacked_of,
 )
 
 
@@ -138,14 +136,8 @@ class Kronecker(Matrix):
             return NotImplemented
         return self.map_factors(transform(jnp.multiply), other)
 
-    def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
-        return self.map_factors(lambda factor: map_batch_of(factor, fn, batch))
-
-    def stacked(self, size: int) -> Any:
-        return self.map_factors(lambda factor: stacked_of(factor, size))
-
-    def unstacked(self) -> Any:
-        return self.map_factors(unstacked_of)
+    def map_batch(self, fn: Callable[[Any], Any]) -> Any:
+        return self.map_factors(lambda factor: map_batch_of(factor, fn))
 
     def cast(self, dtype: Any) -> Any:
         return self.map_factors(lambda factor: factor.astype(dtype))

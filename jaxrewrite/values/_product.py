@@ -15,9 +15,7 @@ from ._matrix import (
     Matrix,
     closed_product,
     map_batch_of,
-    stacked_of,
     swapped,
-    unstacked_of,
 )
 
 
@@ -90,20 +88,8 @@ class Product(Matrix):
             return Product((jaxrewrite.transform(jnp.multiply)(first, factor), *rest))
         return Product((first * factor, *rest))
 
-    def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
-        return self._of_each(lambda factor: map_batch_of(factor, fn, batch))
-
-    def stacked(self, size: int) -> Any:
-        return self._of_each(lambda factor: stacked_of(factor, size))
-
-    def unstacked(self) -> Any:
-        return self._of_each(unstacked_of)
-
-    def _of_each(self, fn: Callable[[Any], Any]) -> Any:
-        mapped = tuple(map(fn, self.factors))
-        return (
-            NotImplemented if any(x is NotImplemented for x in mapped) else Product(mapped)
-        )
+    def map_batch(self, fn: Callable[[Any], Any]) -> Any:
+        return Product(tuple(map_batch_of(factor, fn) for factor in self.factors))
 
     def cast(self, dtype: Any) -> Any:
         return Product(tuple(factor.astype(dtype) for factor in self.factors))

@@ -164,6 +164,9 @@ class Lora(Structured):
     def stacked(self, size: int) -> Any:
         return self if self._has_whole_base() else NotImplemented
 
+    def sliceable(self) -> Any:
+        return self if self._has_whole_base() else dataclasses.replace(self, w=_base(self))
+
     def unstacked(self) -> Any:
         is_batch = leads_with_batch(self) and self._has_whole_base()
         return self if is_batch else NotImplemented
