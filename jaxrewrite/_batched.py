@@ -107,7 +107,7 @@ class Batched(ArrayValue):
         def dense(leaves: list[Any]) -> Any:
             return materialise(tree_unflatten(treedef, leaves))
 
-        for length in self.axes():
+        for length in reversed(self.axes()):
             dense = jax.vmap(dense, axis_size=length)
         return dense(leaves)
 

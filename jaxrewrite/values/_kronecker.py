@@ -18,7 +18,6 @@ from ._block_diagonal import sorted_eigh
 from ._matrix import (
     Matrix,
     apply_dense,
-    map_batch_of,
     solve_dense,
     swapped,
 )
@@ -136,8 +135,8 @@ class Kronecker(Matrix):
             return NotImplemented
         return self.map_factors(transform(jnp.multiply), other)
 
-    def map_batch(self, fn: Callable[[Any], Any]) -> Any:
-        return self.map_factors(lambda factor: map_batch_of(factor, fn))
+    def map_batch(self, fn: Callable[..., Any], *others: Any) -> Any:
+        return self.map_factors(transform(fn), *others)
 
     def cast(self, dtype: Any) -> Any:
         return self.map_factors(lambda factor: factor.astype(dtype))

@@ -110,9 +110,13 @@ class Matrix(Structured):
         """The matrix with a function applied to the leaves that are entries."""
         return jax.tree.map(fn, self, *others)
 
-    def map_batch(self, fn: Callable[[Any], Any]) -> Self:
-        """The matrix with a function applied that moves the batch axes of each leaf."""
-        return jax.tree.map(fn, self)
+    def map_batch(self, fn: Callable[..., Any], *others: Self) -> Self:
+        """The matrix with a function applied that acts on the batch axes of each leaf.
+
+        Of this one alone, or of several of one structure. Every entry of what the
+        function gives has to be one of the entries of its arguments.
+        """
+        return jax.tree.map(fn, self, *others)
 
     def cast(self, dtype: Any) -> Self:
         """The matrix in another floating dtype."""
@@ -241,13 +245,6 @@ def solve_dense(a: Any, x: Any, axis: int) -> Any:
     r"""Solve along an axis with dense matrices, of shape (\*batch, n, n)."""
     solve = functools.partial(jaxrewrite.transform(jnp.linalg.solve), a)
     return solve_columns(solve, x, axis, a.ndim - 2)
-
-
-def map_batch_of(x: Any, fn: Callable[[Any], Any]) -> Any:
-    """`Matrix.map_batch` of an array or a value."""
-    if isinstance(x, Matrix):
-        return x.map_batch(fn)
-    return jaxrewrite.transform(fn)(x)
 
 
 def sum_over(x: Any, axes: Any) -> Any:

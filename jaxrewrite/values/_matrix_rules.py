@@ -432,7 +432,7 @@ def _(*vs: Matrix, dimension: int) -> Any:
         return NotImplemented
     if len({jax.tree.structure(v) for v in vs}) > 1:
         return NotImplemented
-    return jax.tree.map(lambda *xs: jnp.concatenate(xs, dimension), *vs)
+    return first.map_batch(lambda *xs: jnp.concatenate(xs, dimension), *vs[1:])
 
 
 @register("reduce_sum")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -187,15 +188,31 @@ def repeated(number: Any, shape: Sequence[int]) -> Any:
 
 
 def register(*names: Any, **options: Any) -> Callable[[Any], Any]:
-    """`jaxrewrite.register` for rules that take a constant as one number, not a batch."""
+    """`jaxrewrite.register` for rules that take a constant as one number, not a batch.
+
+    A batch of them meets other operands as the array that it stands for.
+    """
 
     def decorate(rule: Any) -> Any:
+        signature = inspect.signature(rule)
+        is_told = "primitive" in signature.parameters
+
         @functools.wraps(rule)
-        def on_numbers(*operands: Any, **params: Any) -> Any:
+        def on_numbers(*operands: Any, primitive: Any, **params: Any) -> Any:
             if any(isinstance(x, Constant) and jnp.ndim(x.fill) for x in operands):
-                return NotImplemented
+                arrays = [
+                    x.materialise() if isinstance(x, Constant) else x for x in operands
+                ]
+                return bind(primitive, *arrays, **params)
+            if is_told:
+                params["primitive"] = primitive
             return rule(*operands, **params)
 
+        if not is_told:
+            told = inspect.Parameter("primitive", inspect.Parameter.KEYWORD_ONLY)
+            by_kind = sorted([*signature.parameters.values(), told], key=lambda p: p.kind)
+            signature = signature.replace(parameters=by_kind)
+        on_numbers.__signature__ = signature
         jaxrewrite.register(*names, **options)(on_numbers)
         return rule
 

@@ -292,8 +292,8 @@ def _(x: jaxrewrite.ArrayValue, v: Lora, *, primitive):
 @jaxrewrite.register(*ADDITIVE)
 def _(v: Lora, u: Lora, *, primitive):
     change = added(_folded(v), _folded(u), primitive=primitive)
-    if change is NotImplemented:
-        return NotImplemented
+    if change is NotImplemented:  # of a rank that is no lower than the array's
+        return primitive.bind(v.materialise(), u.materialise())
     w = primitive.bind(_base(v), _base(u))
     return Lora(w, change.a, change.b, 1.0, change.rows, change.cols, v.frozen and u.frozen)
 
