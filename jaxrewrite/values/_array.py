@@ -90,7 +90,8 @@ def batch_of(cls: str, leaf: Any) -> tuple[int, ...]:
         raise ValueError(
             f"{cls}: the empty array that it holds has shape {shape}, which does not end "
             "in 0. Batch axes of a value come first: use out_axes=0 with jax.vmap, and "
-            "make the value dense before it leaves jax.jacfwd or jax.jacrev."
+            "make the value dense before it leaves jax.jacfwd or jax.jacrev. One without "
+            "batch axes is the same for a whole batch: use in_axes=None."
         )
     return shape[:-1]
 

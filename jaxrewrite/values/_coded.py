@@ -523,6 +523,8 @@ def rescaled(
 ) -> Any:
     """``op(v, c)`` of a number, or of one per index of some axes."""
     shape = jnp.shape(c) or (1,) * v.ndim
+    if len(shape) != v.ndim:
+        return NotImplemented  # a number times an array
     wider = any(k not in (1, n) for k, n in zip(shape, v.shape, strict=True))
     if wider or out_dtype not in (None, v.dtype):
         return NotImplemented

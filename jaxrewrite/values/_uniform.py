@@ -266,6 +266,17 @@ class Known(Structured):
     def materialise(self) -> Any:
         return jnp.broadcast_to(self.number(), self.shape)
 
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def unstacked(self) -> Any:
+        return self
+
+
+@register("broadcast_in_dim")
+def _(v: Known, *, shape: Any, **params: Any) -> Any:
+    return Known(v.is_known, v.of_dtype, _nothing=nothing(shape))
+
 
 @register(*primitives.UNARY, *primitives.BINARY, "convert_element_type")
 def _(*known: Known, primitive: Any, **params: Any) -> Any:
