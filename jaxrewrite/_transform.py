@@ -10,15 +10,32 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.tree_util import tree_flatten, tree_leaves, tree_structure, treedef_is_leaf
+from jax.tree_util import (
+    PyTreeDef,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_structure,
+    tree_unflatten,
+    treedef_is_leaf,
+)
 
 from . import _compat
 from ._caches import BoundedCache, WeakCaches
 from ._compat import Primitive
+from ._errors import MaterialisationError
 from ._rules import Rules, find_primitive
 from ._settings import Settings, check_policy, current_settings
 from ._stage import Arguments, stage
-from ._value import check_static_fields, is_value, no_pytree
+from ._value import (
+    Value,
+    aval_of,
+    check_static_fields,
+    is_hollow,
+    is_value,
+    layer,
+    no_pytree,
+)
 
 
 def transform(
@@ -179,6 +196,44 @@ def _binder(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Any:
     return apply
 
 
+# --- values made dense ------------------------------------------------------------
+
+
+def dense(value: Value) -> Any:
+    """What `materialise` makes of one value."""
+    expected = aval_of(value)
+    dense: Any = value
+    while is_value(dense):
+        leaves, treedef = layer(dense)
+        name = type(dense).__name__
+        try:
+            if any(map(is_value, leaves)):
+                dense = transform(_materialiser(treedef), materialise="allow")(*leaves)
+            else:
+                dense = dense.materialise()
+        except MaterialisationError:
+            raise
+        except Exception as error:
+            raise MaterialisationError(f"{name} can't be made dense: {error}") from error
+    aval = _compat.leaf_aval(dense)
+    if not _compat.same_array_type(aval, expected):
+        raise MaterialisationError(
+            f"{type(value).__name__}.materialise returned {_compat.short(aval)} where its "
+            f"aval says {_compat.short(expected)}."
+        )
+    if isinstance(dense, (np.ndarray, np.generic)):  # of 64 bits, perhaps, unlike JAX's
+        dense = np.asarray(dense, aval.dtype)
+    return dense
+
+
+@functools.lru_cache(256)
+def _materialiser(treedef: PyTreeDef) -> Callable[..., Any]:
+    def materialise(*leaves: Any) -> Any:
+        return tree_unflatten(treedef, leaves).materialise()
+
+    return materialise
+
+
 # --- a transformed function -----------------------------------------------------
 
 
@@ -206,7 +261,13 @@ class _Transformed:
         leaves, staged = self._staged(args, kwargs)
         if staged is None:
             return self._fn(*args, **kwargs)
-        return staged(leaves)
+        results = staged(leaves)
+        if staged.has_hollow and not (_compat.makes_jaxpr() or _compat.nothing_is_traced()):
+            # Under `jax.vmap` itself: it would not be told that this is a batch.
+            return tree_map(
+                lambda x: dense(x) if is_hollow(x) else x, results, is_leaf=is_hollow
+            )
+        return results
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:

@@ -21,7 +21,13 @@ from typing import Any, ClassVar, dataclass_transform
 
 import jax
 import jax.export
-from jax.tree_util import PyTreeDef, register_dataclass, tree_flatten, tree_unflatten
+from jax.tree_util import (
+    PyTreeDef,
+    register_dataclass,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
 
 from . import _compat
 from ._caches import bounded_cache
@@ -236,7 +242,8 @@ class Value:
         """Return one element along the leading axis.
 
         Asked where a program takes values apart, as a scan does with what it
-        is run over, if each leaf has a leading axis as long as the value's own.
+        is run over, if each leaf of what `sliceable` gives has a leading axis as
+        long as the value's own.
 
         Returns
         -------
@@ -246,6 +253,20 @@ class Value:
             ``NotImplemented``, which makes the whole dense.
         """
         return NotImplemented
+
+    def sliceable(self) -> Any:
+        """Return the same array with leaves that can be sliced along its first axis.
+
+        Asked before `unstacked`. For types of which a leaf may be shared along an axis
+        of the array, or metadata says how long it is: there, that leaf is to be repeated.
+
+        Returns
+        -------
+        Value
+            A value of this value's shape, each leaf of which has a leading axis as long
+            as the value's own. By default ``self``.
+        """
+        return self
 
     def tangent(self, leaf_tangents: Any) -> Any:
         """Return the tangent of this array for tangents of its leaves.
@@ -327,13 +348,19 @@ class Value:
         return NotImplemented
 
     def __repr__(self) -> str:
-        names = _field_names(type(self)) or list(vars(self))
+        fields = dataclasses.fields(self) if _field_names(type(self)) else ()
+        names = [f.name for f in fields if f.repr] if fields else list(vars(self))
         shown = (f"{name}={_short(getattr(self, name, None))}" for name in names)
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def is_value(x: Any) -> bool:
     return isinstance(x, Value)
+
+
+def is_hollow(x: Any) -> bool:
+    """Whether a value has no leaves, so that `jax.vmap` has nothing to give batch axes."""
+    return is_value(x) and not tree_leaves(x)
 
 
 def _short(x: Any) -> str:
@@ -603,6 +630,14 @@ def layer(value: Value) -> tuple[list[Any], PyTreeDef]:
     if len(leaves) == 1 and leaves[0] is value:
         raise no_pytree(value)
     return leaves, treedef
+
+
+def fields(value: Value) -> tuple[list[Any], PyTreeDef]:
+    """The fields that are values, and all other leaves: a layer of any type.
+
+    `layer` is what a rule sees, which for some types is all leaves.
+    """
+    return tree_flatten(value, is_leaf=lambda x: x is not value and is_value(x))
 
 
 def no_pytree(value: Value) -> TypeError:

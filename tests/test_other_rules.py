@@ -266,7 +266,9 @@ def test_functions_that_newer_jax_expands_late(name, kind):
     fn = OPAQUE[name]
     v = make(kind)
     loss = lambda f: lambda v: jnp.sum(jnp.sin(jaxrewrite.materialise(f(v))))
-    looped = lambda f: lambda v: lax.scan(lambda c, _: (c + f(v).sum(), None), 0.0, length=2)
+    looped = lambda f: (
+        lambda v: lax.scan(lambda c, _: (c + f(v).sum(), None), 0.0, length=2)
+    )
     both = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf / 2]), v)
     implicit = lambda v: jaxrewrite.materialise(allow(fn)(v))
     dense = lambda v: fn(v.materialise())
@@ -282,7 +284,9 @@ def test_functions_that_newer_jax_expands_late(name, kind):
     got = (*got[:-1], jaxrewrite.materialise(got[-1]))
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-3, atol=1e-4)
-    np.testing.assert_allclose(allow(looped(fn))(v)[0], looped(fn)(v.materialise())[0], 1e-4)
+    np.testing.assert_allclose(
+        allow(looped(fn))(v)[0], looped(fn)(v.materialise())[0], 1e-4
+    )
 
 
 def test_expansions_go_through_rules():

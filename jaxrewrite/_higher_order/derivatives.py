@@ -54,7 +54,7 @@ def restage_call(scope: Scope, eqn: JaxprEqn, operands: Sequence[Any]) -> Restag
     """Rewrite the function of a custom rule, with results that can carry tangents."""
     jaxpr = eqn.params["call_jaxpr"]
     restaged = scope.rewriting.restage(jaxpr, operands, eqn)
-    if not any(map(is_inexact, avals_of(tree_leaves(operands)))):
+    if not any(is_inexact(x) and x.size for x in avals_of(tree_leaves(operands))):
         return restaged  # nothing can flow
     dense = tuple(
         is_value(x) and is_inexact(aval_of(x)) and not can_be_lifted(x) and can_be_dense(x)

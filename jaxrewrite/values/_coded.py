@@ -56,6 +56,13 @@ class Coded(Structured):
     def stacked(self, size: int) -> Self:
         return self
 
+    def sliceable(self) -> Any:
+        """With multipliers for each element of the first axis."""
+        if not self.shape:
+            return self
+        length = self.shape[0]
+        return jax.tree.map(lambda leaf: spread_axis(leaf, 0, length), self)
+
     def unstacked(self) -> Self:
         return self
 
@@ -529,6 +536,8 @@ def rescaled(
 ) -> Any:
     """``op(v, c)`` of a number, or of one per index of some axes."""
     shape = jnp.shape(c) or (1,) * v.ndim
+    if len(shape) != v.ndim:
+        return NotImplemented  # a number times an array
     wider = any(k not in (1, n) for k, n in zip(shape, v.shape, strict=True))
     if wider or out_dtype not in (None, v.dtype):
         return NotImplemented

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
+from ._array import batch_of, nothing, nothing_field
 from ._matrix import Matrix, along, known_diagonal, unpivoted
 from ._permutation import Permutation
 
@@ -135,7 +136,8 @@ class Identity(Matrix):
     of_dtype
         The dtype of the array.
     of_batch
-        The shape of the stack, where it is one of identities.
+        The shape of the stack, where it is one of identities: that of an empty array that
+        the value holds.
 
     Examples
     --------
@@ -148,13 +150,21 @@ class Identity(Matrix):
 
     rows: int = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
-    of_batch: tuple[int, ...] = jaxrewrite.field(static=True, default=())
+    _nothing: Any = nothing_field()
     entries = "pattern"
 
-    def __post_init__(self) -> None:
-        if self.rows < 0:
-            raise ValueError(f"Identity: rows is {self.rows}, which is negative.")
-        object.__setattr__(self, "of_dtype", jnp.dtype(self.of_dtype))
+    def __init__(
+        self, rows: int, of_dtype: Any = jnp.float32, of_batch: Sequence[int] = ()
+    ):
+        if rows < 0:
+            raise ValueError(f"Identity: rows is {rows}, which is negative.")
+        vars(self).update(
+            rows=rows, of_dtype=jnp.dtype(of_dtype), _nothing=nothing(of_batch)
+        )
+
+    @property
+    def of_batch(self) -> tuple[int, ...]:
+        return batch_of("Identity", self._nothing)
 
     def aval(self) -> Any:
         return jax.core.ShapedArray((*self.of_batch, self.rows, self.rows), self.of_dtype)
@@ -200,22 +210,11 @@ class Identity(Matrix):
         found = known_diagonal(other)
         return found if found is NotImplemented else Diagonal(found)
 
-    def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
-        return Identity(self.rows, self.of_dtype, batch)
-
     def tangent(self, leaf_tangents: Any) -> Any:
         return jnp.zeros(self.shape, self.of_dtype)  # it never changes
 
     def lift_tangent(self, tangent: Any) -> Any:
         return self
-
-    def stacked(self, size: int) -> Any:
-        return self.map_batch(lambda x: x, (size, *self.of_batch))
-
-    def unstacked(self) -> Any:
-        if not self.of_batch:
-            return NotImplemented
-        return self.map_batch(lambda x: x, self.of_batch[1:])
 
     def cast(self, dtype: Any) -> Any:
         return Identity(self.rows, jnp.dtype(dtype), self.of_batch)

@@ -18,11 +18,8 @@ from ._block_diagonal import sorted_eigh
 from ._matrix import (
     Matrix,
     apply_dense,
-    map_batch_of,
     solve_dense,
-    stacked_of,
     swapped,
-    unstacked_of,
 )
 
 
@@ -138,14 +135,8 @@ class Kronecker(Matrix):
             return NotImplemented
         return self.map_factors(transform(jnp.multiply), other)
 
-    def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
-        return self.map_factors(lambda factor: map_batch_of(factor, fn, batch))
-
-    def stacked(self, size: int) -> Any:
-        return self.map_factors(lambda factor: stacked_of(factor, size))
-
-    def unstacked(self) -> Any:
-        return self.map_factors(unstacked_of)
+    def map_batch(self, fn: Callable[..., Any], *others: Any) -> Any:
+        return self.map_factors(transform(fn), *others)
 
     def cast(self, dtype: Any) -> Any:
         return self.map_factors(lambda factor: factor.astype(dtype))

@@ -110,12 +110,13 @@ class Matrix(Structured):
         """The matrix with a function applied to the leaves that are entries."""
         return jax.tree.map(fn, self, *others)
 
-    def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Self:
+    def map_batch(self, fn: Callable[..., Any], *others: Self) -> Self:
         """The matrix with a function applied that acts on the batch axes of each leaf.
 
-        ``batch`` are the batch axes that it leads to, for types that keep them as metadata.
+        Of this one alone, or of several of one structure. Every entry of what the
+        function gives has to be one of the entries of its arguments.
         """
-        return jax.tree.map(fn, self)
+        return jax.tree.map(fn, self, *others)
 
     def cast(self, dtype: Any) -> Self:
         """The matrix in another floating dtype."""
@@ -246,23 +247,9 @@ def solve_dense(a: Any, x: Any, axis: int) -> Any:
     return solve_columns(solve, x, axis, a.ndim - 2)
 
 
-def map_batch_of(x: Any, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
-    """`Matrix.map_batch` of an array or a value."""
-    if isinstance(x, Matrix):
-        return x.map_batch(fn, batch)
-    return NotImplemented if isinstance(x, jaxrewrite.Value) else fn(x)
-
-
-def stacked_of(x: Any, size: int) -> Any:
-    """`Matrix.stacked` of an array or a value."""
-    return x.stacked(size) if isinstance(x, jaxrewrite.Value) else x
-
-
-def unstacked_of(x: Any) -> Any:
-    """`Matrix.unstacked` of an array or a value."""
-    if isinstance(x, jaxrewrite.Value):
-        return x.unstacked()
-    return x if x.ndim >= 2 else NotImplemented
+def sum_over(x: Any, axes: Any) -> Any:
+    """The sum over axes of an array or a value."""
+    return jaxrewrite.transform(lambda x: x.sum(axes))(x) if axes else x
 
 
 def known_diagonal(v: Matrix) -> Any:

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from jaxrewrite import ArrayValue, bind, primitives, register, same_structure
+from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, transform
 
 from ._array import inexact, is_number
 from ._contract import Labels, labels, transpose
 from ._diagonal import Diagonal
-from ._matrix import Matrix, closed_sum, negated, swapped
+from ._matrix import Matrix, closed_sum, negated, sum_over, swapped
 from ._order import order
 from ._product import product
 from ._scaled import Scaled
@@ -48,7 +48,7 @@ def _product(v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any
     y = operator.apply(x, len(batch) + rest.index(summed), params["precision"])
     own = (*batch, *(free if label == summed else label for label in rest))
     dtype = params["preferred_element_type"] or jnp.result_type(x.dtype, v.dtype)
-    y = y.sum(tuple(i for i, label in enumerate(own) if label not in out))
+    y = sum_over(y, tuple(i for i, label in enumerate(own) if label not in out))
     return transpose(y, tuple(label for label in own if label in out), out).astype(dtype)
 
 
@@ -342,7 +342,7 @@ def _(v: Matrix, *, permutation: Sequence[int]) -> Any:
             else bind(lax.transpose_p, v, permutation=(*batch, *rest))
         )
     moved = lambda x: jnp.transpose(x, (*batch, *range(len(batch), x.ndim)))
-    return v.map_batch(moved, tuple(v.shape[i] for i in batch))
+    return v.map_batch(moved)
 
 
 @register("broadcast_in_dim")
@@ -357,7 +357,7 @@ def _(v: Matrix, *, shape: Any, broadcast_dimensions: Any, **params: Any) -> Any
         kept = (*dims, *range(len(batch), len(batch) + len(rest)))
         return lax.broadcast_in_dim(x, (*batch, *rest), kept)
 
-    return v.map_batch(broadcast, batch)
+    return v.map_batch(broadcast)
 
 
 @register("reshape")
@@ -366,7 +366,7 @@ def _(v: Matrix, *, new_sizes: Any, **params: Any) -> Any:
     if len(new_sizes) < 2 or (n, m) != v.shape[-2:]:
         return NotImplemented
     ndim = len(v.batch)
-    return v.map_batch(lambda x: x.reshape(*batch, *x.shape[ndim:]), tuple(batch))
+    return v.map_batch(lambda x: x.reshape(*batch, *x.shape[ndim:]))
 
 
 @register("squeeze")
@@ -377,16 +377,16 @@ def _(v: Matrix, *, dimensions: Any) -> Any:
         v = v if m in dimensions else v.transposed()
         vector = v.apply(jnp.ones((*v.batch, 1), v.dtype), n)
         left = [axis for axis in dimensions if axis < n]
-        return lax.squeeze(vector, [*left, n] if {n, m} <= {*dimensions} else left)
-    batch = tuple(size for i, size in enumerate(v.batch) if i not in dimensions)
-    return v.map_batch(lambda x: lax.squeeze(x, dimensions), batch)
+        gone = [*left, n] if {n, m} <= {*dimensions} else left
+        return transform(lambda vector: lax.squeeze(vector, gone))(vector)
+    return v.map_batch(lambda x: lax.squeeze(x, dimensions))
 
 
 @register("rev")
 def _(v: Matrix, *, dimensions: Any) -> Any:
     if max(dimensions, default=0) >= len(v.batch):
         return NotImplemented
-    return v.map_batch(lambda x: lax.rev(x, dimensions), v.batch)
+    return v.map_batch(lambda x: lax.rev(x, dimensions))
 
 
 @register("slice")
@@ -405,8 +405,7 @@ def _(v: Matrix, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any
         slice(*those)
         for those in zip(start_indices[:k], limit_indices[:k], strides[:k], strict=True)
     )
-    batch = tuple(len(range(n)[c]) for n, c in zip(v.batch, cut, strict=True))
-    return v.map_batch(lambda x: x[cut], batch)
+    return v.map_batch(lambda x: x[cut])
 
 
 @register("dynamic_slice")
@@ -433,10 +432,7 @@ def _(*vs: Matrix, dimension: int) -> Any:
         return NotImplemented
     if len({jax.tree.structure(v) for v in vs}) > 1:
         return NotImplemented
-    batch = list(first.batch)
-    batch[dimension] = sum(v.batch[dimension] for v in vs)
-    joined = jax.tree.map(lambda *xs: jnp.concatenate(xs, dimension), *vs)
-    return joined.map_batch(lambda x: x, tuple(batch))
+    return first.map_batch(lambda *xs: jnp.concatenate(xs, dimension), *vs[1:])
 
 
 @register("reduce_sum")
@@ -447,10 +443,9 @@ def _(v: Matrix, *, axes: Sequence[int], **params: Any) -> Any:
     if n not in axes and m not in axes:
         if v.entries is None or v.movable:
             return NotImplemented
-        kept = tuple(size for i, size in enumerate(v.batch) if i not in batch)
-        return v.map_batch(lambda x: x.sum(batch), kept)
+        return v.map_entries(lambda x: x.sum(batch))
     if m in axes:
         total = v.apply(jnp.ones((*v.batch, v.shape[-1]), v.dtype), n)
-        return total.sum((*batch, n) if n in axes else batch)
+        return sum_over(total, (*batch, n) if n in axes else batch)
     rows = v.transposed()
-    return rows.apply(jnp.ones((*v.batch, v.shape[-2]), v.dtype), n).sum(batch)
+    return sum_over(rows.apply(jnp.ones((*v.batch, v.shape[-2]), v.dtype), n), batch)

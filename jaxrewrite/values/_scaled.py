@@ -29,7 +29,8 @@ class Scaled(Linear):
     x
         An array or a value, of any shape and an inexact dtype.
     scale
-        A number, an array of shape () and the same dtype.
+        A number, an array of shape () and the same dtype. Of a value that has left
+        `jax.vmap` it has the batch axes that come first in ``x``, a number for each element.
 
     Raises
     ------
@@ -65,17 +66,42 @@ class Scaled(Linear):
         return jax.core.ShapedArray(self.x.shape, self.x.dtype)
 
     def materialise(self) -> Any:
-        return jaxrewrite.materialise(self.x) * self.scale
+        return jaxrewrite.materialise(self.x) * self.factor()
+
+    def factor(self) -> Any:
+        """The number, or those of a batch, with an axis for each of the array's."""
+        scale = self.scale
+        return scale.reshape(*scale.shape, *[1] * (len(self.x.shape) - scale.ndim))
+
+    def rescaled(self, scale: Any) -> Scaled:
+        """The array times other numbers."""
+        leaves, treedef = jax.tree.flatten(self)
+        return jax.tree.unflatten(treedef, [*leaves[:-1], jnp.asarray(scale, self.dtype)])
+
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def sliceable(self) -> Any:
+        """With a number for each element of the first axis."""
+        if jnp.ndim(self.scale) or not self.x.shape:
+            return self
+        return self.rescaled(jnp.broadcast_to(self.scale, self.x.shape[:1]))
+
+    def unstacked(self) -> Any:
+        return self
 
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
+        if jnp.ndim(self.scale):
+            return fn(self.multiplied())  # a linear map need not keep batch axes
         return _scaled(fn(self.x), self.scale)
 
     def multiplied(self) -> Any:
         """``s X`` as the array itself, or what its type makes of it; else NotImplemented."""
         if not isinstance(self.x, jaxrewrite.Value):
-            return self.x * self.scale
-        product = transform(jnp.multiply)(self.x, self.scale)
-        return NotImplemented if isinstance(product, Scaled) else product
+            return self.x * self.factor()
+        is_batch = jnp.ndim(self.scale) > 0
+        product = transform(jnp.multiply)(self.x, self.factor() if is_batch else self.scale)
+        return NotImplemented if isinstance(product, Scaled) and not is_batch else product
 
 
 def _scaled(x: Any, scale: Any) -> Any:
@@ -88,6 +114,8 @@ def _scaled(x: Any, scale: Any) -> Any:
 
 @register("mul", "dot_general")
 def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
+    if jnp.ndim(v.scale) or jnp.ndim(w.scale):
+        return _on_products(primitive, v, w, **params)
     return _scaled(bind(primitive, v.x, w.x, **params), v.scale * w.scale)
 
 
@@ -95,14 +123,14 @@ def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
 def _(v: Scaled, factor: Array, **params: Any) -> Any:
     if jnp.ndim(factor):
         return NotImplemented
-    return Scaled(v.x, jnp.asarray(v.scale * factor, v.dtype))
+    return v.rescaled(v.scale * factor)
 
 
 @register("div")
 def _(v: Scaled, divisor: Array, **params: Any) -> Any:
     if jnp.ndim(divisor):
         return NotImplemented
-    return Scaled(v.x, jnp.asarray(v.scale / divisor, v.dtype))
+    return v.rescaled(v.scale / divisor)
 
 
 # What is not linear meets the array that the two make. It takes no more than they do.
