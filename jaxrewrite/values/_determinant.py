@@ -1,0 +1,68 @@
+"""Determinants that neither overflow nor underflow."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Self
+
+import jax.numpy as jnp
+from jax import lax
+
+
+class Determinant(NamedTuple):
+    r"""The numbers :math:`u e^l`, where u is about one in size, or zero.
+
+    Derivatives go through u alone, as those of a product do: they are right where it is
+    zero, which those of a logarithm are not.
+
+    Attributes
+    ----------
+    unit
+        An array of any inexact dtype.
+    log
+        An array of the same shape, real, and a constant to derivatives.
+    """
+
+    unit: Any
+    log: Any
+
+    @classmethod
+    def of(cls, numbers: Any) -> Determinant:
+        """The products of numbers along the last axis."""
+        size = lax.stop_gradient(abs(numbers))
+        size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+        return cls(numbers / size, jnp.log(size)).product()
+
+    @classmethod
+    def of_arrays(cls, a: Any) -> Determinant:
+        r"""Of dense matrices, of shape (\*batch, n, n)."""
+        n = max(a.shape[-1], 1)
+        log = lax.stop_gradient(jnp.linalg.slogdet(a)[1])
+        log = jnp.where(jnp.isfinite(log), log, 0)
+        return cls(jnp.linalg.det(a / jnp.exp(log / n)[..., None, None]), log)
+
+    def product(self) -> Self:
+        """The products along the last axis."""
+        return type(self)(self.unit.prod(-1), self.log.sum(-1))
+
+    def __pow__(self, power: int) -> Self:
+        return type(self)(self.unit**power, self.log * power)
+
+    def real(self) -> Self:
+        """Of numbers that are real but for rounding."""
+        return type(self)(self.unit.real, self.log)
+
+    def slogdet(self) -> tuple[Any, Any]:
+        """The signs and the logarithms of the absolute values."""
+        size = abs(self.unit)
+        if not jnp.iscomplexobj(self.unit):
+            return jnp.sign(self.unit), jnp.log(size) + self.log
+        # Not the sign of JAX, of which the derivative has been zero in some versions.
+        is_zero = self.unit == 0
+        sign = jnp.where(is_zero, 0, self.unit / jnp.where(is_zero, 1, size))
+        return sign, jnp.log(size) + self.log
+
+    def number(self) -> Any:
+        """The determinants themselves, which may overflow."""
+        size = jnp.exp(self.log)
+        nothing = (self.unit == 0) & jnp.isinf(size)
+        return self.unit * jnp.where(nothing, 1, size).astype(self.unit.dtype)
