@@ -13,6 +13,7 @@ functions of JAX, which are whole equations.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -87,6 +88,9 @@ class _Inverse(Matrix):
 
     def transposed(self) -> Any:
         return _Inverse(self.matrix, not self.flipped)
+
+    def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
+        return _Inverse(self.matrix.map_batch(fn, batch), self.flipped)
 
 
 @register("custom_linear_solve")
