@@ -131,19 +131,19 @@ def test_eigh(name):
 # --- determinants ---------------------------------------------------------------------------
 
 
-def test_logarithms_of_determinants_that_are_no_numbers():
+def test_logarithms_of_determinants_that_are_no_numbers(bulk):
     """Of products that overflow and underflow, in float32; of stacks; of complex numbers."""
-    one = jnp.ones((), jnp.float32)
-    threes = Kronecker(3 * one * jnp.eye(8), 3 * one * jnp.eye(12))
-    column = np.random.default_rng(0).normal(size=(2, 3, 400)) / 30
+    threes = Kronecker(3 * jnp.eye(8), 3 * jnp.eye(12))
+    column = np.random.default_rng(0).normal(size=(2, 60)) / 1000
     circulant = Circulant(jnp.asarray(column, jnp.float32))
-    shifted = Circulant(jnp.asarray(column[0, 0] + 1j * column[1, 0]))
-    blocks = BlockDiagonal(1e-30 * one * jnp.array([[[0, 1], [1, 0]], [[1, 2], [0, 1]]]))
-    bands = Tridiagonal(one * jnp.ones(99), -30 * one * jnp.ones(100), one * jnp.ones(99))
-    values = [threes.astype(jnp.float32), circulant, shifted, blocks, bands]
+    of_complex = Circulant(jnp.asarray(column[0] + 1j * column[1], jnp.complex64))
+    blocks = BlockDiagonal(1e-30 * jnp.array([[[0.0, 1], [1, 0]], [[1, 2], [0, 1]]]))
+    bands = Tridiagonal(jnp.ones(99), -30 * jnp.ones(100), jnp.ones(99))
+    values = [v.astype(jnp.float32) for v in (threes, blocks, bands)]
+    values += [circulant, of_complex]
     got = implicit(lambda *vs: [jnp.linalg.slogdet(v) for v in vs])(*values)
     for (sign, log), v in zip(got, values, strict=True):
-        dense = np.asarray(v).astype(np.result_type(v.dtype, np.float64))
+        dense = np.asarray(v).astype(np.result_type(v.dtype, np.float64))  # or complex
         want = np.linalg.slogdet(dense)
         np.testing.assert_allclose(sign, want[0], rtol=1e-4)
         np.testing.assert_allclose(log, want[1], rtol=1e-4)
@@ -151,7 +151,7 @@ def test_logarithms_of_determinants_that_are_no_numbers():
         jax.tree.map(np.testing.assert_array_equal, tuple(v.slogdet()), (sign, log))
 
 
-def test_determinants_of_singular_matrices():
+def test_determinants_of_singular_matrices(bulk):
     """Zero, of no sign; and their derivatives, which are cofactors."""
     values = [
         Diagonal(jnp.array([2.0, 0.0, 3.0, 1.0])),
@@ -182,7 +182,7 @@ _WITHOUT_FACTORS = [
     _WITHOUT_FACTORS[:2]
     + [pytest.param(name, marks=pytest.mark.slow) for name in _WITHOUT_FACTORS[2:]],
 )
-def test_derivatives_of_what_factors_are_for(name, no_leak_checks):
+def test_derivatives_of_what_factors_are_for(name, bulk):
     """Also where the factors are looked at, which makes them dense."""
     v = make(name, 4)
     xs, filled = floating(v)
@@ -213,19 +213,21 @@ def test_a_derivative_of_ones_own_is_kept():
         return sign * jnp.exp(log).astype(sign.dtype)
 
     det.defjvp(lambda primals, tangents: (det(*primals), 7.0 * tangents[0].sum()))
-    v = Circulant(jnp.array([3.0, 1.0, 0.0, 2.0]))
+    v = Circulant(jnp.array([3.0, 1.0, 0.0, 2.5]))
     fn = lambda s: implicit(lambda v, s: det(v * s))(v, s)
-    with pytest.warns(jaxrewrite.MaterialisationWarning):
-        grad = jax.grad(lambda s: jaxrewrite.transform(lambda v, s: det(v * s))(v, s))(1.0)
     close(fn(1.0), np.linalg.det(np.asarray(v)))
-    close(grad, 7 * 24)
+    close(jax.grad(fn)(1.0), 7 * 26)
 
 
-def test_stacks_and_vmap(no_leak_checks):
+def test_stacks_and_vmap(bulk):
     """Determinants and solves of stacks, and inside and outside of vmap."""
     columns = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 4)))
     b = jnp.arange(24.0).reshape(2, 3, 4)
-    both = lambda v, b: (jnp.linalg.slogdet(v), jnp.linalg.det(v), jnp.linalg.solve(v, b))
+
+    def both(v, b):
+        log = jnp.linalg.slogdet(v)[1]  # of which the sign is dropped as dead code
+        return jnp.linalg.slogdet(2 * v), log, jnp.linalg.det(v), jnp.linalg.solve(v, b)
+
     for one in (both, jax.vmap(jax.vmap(both))):
         tail = b[..., None] if one is both else b
         got = implicit(one)(Circulant(columns), tail)
@@ -248,18 +250,18 @@ def test_factors_are_computed_where_they_are_looked_at():
 
 def test_a_solve_by_factors_of_something_else():
     """The factors of one matrix in a solve with another one: not to be taken for it."""
-    v, b = Circulant(jnp.array([3.0, 1.0, 0.0, 2.0])), jnp.arange(4.0)
+    v, b = Circulant(jnp.array([3.0, 1.0, 0.0, 2.5])), jnp.arange(4.0)
 
     def fn(a, b):
-        lu, _, permutation = jax.lax.linalg.lu(a)
-        solve = lambda _, y: jax.lax.linalg.lu_solve(lu, permutation, y / 2)
+        factors = jax.scipy.linalg.lu_factor(a)
+        solve = lambda _, y: jax.scipy.linalg.lu_solve(factors, y / 2)
         return jax.lax.custom_linear_solve(lambda x: a @ x + a @ x, b, solve)
 
     got = jaxrewrite.transform(fn, materialise="allow")(v, b)
     close(got, np.linalg.solve(2 * np.asarray(v), b))
 
 
-def test_one_triangle_is_looked_at():
+def test_one_triangle_is_looked_at(bulk):
     """Of matrices that are not symmetric, where JAX looks at one triangle alone."""
     low, high = jnp.array([[4.0, 100.0], [1.0, 3.0]]), jnp.array([[2.0, 50.0], [0.5, 5.0]])
     v, w = BlockDiagonal(jnp.stack([low, high])), Kronecker(low, Diagonal(jnp.ones(2)))
@@ -278,7 +280,6 @@ def test_one_triangle_is_looked_at():
     for value in (v, w, u):
         got = jaxrewrite.transform(fn, materialise="allow")(value)
         jax.tree.map(close, got, fn(value.materialise()))
-    implicit(jax.lax.linalg.cholesky)(v), implicit(jax.lax.linalg.cholesky)(w)
 
 
 # --- methods --------------------------------------------------------------------------------
@@ -338,7 +339,7 @@ def test_methods_that_a_type_knows_nothing_better_for(no_leak_checks):
         values, _ = v.eigh()
     lower = np.tril(np.asarray(v))
     close(values, np.linalg.eigvalsh(lower + np.tril(lower, -1).T))
-    with pytest.raises(ValueError, match="square"):
+    with pytest.raises(ValueError, match=r"got \(2, 3\)"):
         Toeplitz(jnp.ones(2), jnp.ones(3)).inverse()
     with pytest.warns(jaxrewrite.MaterialisationWarning, match="'lu' on Toeplitz"):
         close(

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 from jax import lax
+
+
+def _power_of_two(exponent: Any) -> Any:
+    """The one next below, to divide by without rounding; a constant, 1 for no number."""
+    exponent = lax.stop_gradient(exponent)
+    exponent = jnp.where(jnp.isfinite(exponent), jnp.floor(exponent), 0)
+    return jnp.ldexp(jnp.ones_like(exponent), exponent.astype(jnp.int32))
 
 
 class Determinant(NamedTuple):
@@ -35,10 +43,14 @@ class Determinant(NamedTuple):
     @classmethod
     def of_arrays(cls, a: Any) -> Determinant:
         r"""Of dense matrices, of shape (\*batch, n, n)."""
-        n = max(a.shape[-1], 1)
-        log = lax.stop_gradient(jnp.linalg.slogdet(a)[1])
-        log = jnp.where(jnp.isfinite(log), log, 0)
-        return cls(jnp.linalg.det(a / jnp.exp(log / n)[..., None, None]), log)
+        # Rows first: of small matrices JAX multiplies entries as they are.
+        rows = _power_of_two(jnp.log2(abs(a).max(-1, initial=0)))
+        a = a / rows[..., None]
+        log = jnp.linalg.slogdet(a)[1]
+        whole = _power_of_two(log / (max(a.shape[-1], 1) * math.log(2)))
+        a = a / whole[..., None, None]
+        rows = jnp.log(rows) + jnp.log(whole)[..., None]
+        return cls(jnp.linalg.det(a), rows.sum(-1))
 
     def product(self) -> Self:
         """The products along the last axis."""

@@ -184,37 +184,49 @@ def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
     if any(shape != v.batch for shape in shapes) or len(shapes) > 2:
         return NotImplemented
     functions = _determinants(v.aval(), _compat.trace_context())
-    name = functions.get(_compat.fingerprint(jaxpr))
-    known = v.known_determinant() if name else NotImplemented
+    wanted = functions.get(_compat.fingerprint(jaxpr))
+    known = v.known_determinant() if wanted else NotImplemented
     if known is NotImplemented:
         return NotImplemented
-    if name == "det":
-        return [known.number().astype(v.dtype)]
     sign, log = known.slogdet()
-    return [sign.astype(v.dtype), log.astype(v.real.dtype)]
+    results = {
+        "det": known.number().astype(v.dtype),
+        "sign": sign.astype(v.dtype),
+        "log": log.astype(v.real.dtype),
+    }
+    return [results[name] for name in wanted]
 
 
 def _out_avals(jaxpr: Any) -> list[Any]:
     return [var.aval for var in getattr(jaxpr, "jaxpr", jaxpr).outvars]
 
 
+# What is asked of a determinant; of two results one may be dead code.
+_WANTED: dict[tuple[str, ...], Callable[[Any], Any]] = {
+    ("det",): lambda a: jnp.linalg.det(a),
+    ("sign", "log"): lambda a: jnp.linalg.slogdet(a),
+    ("sign",): lambda a: jnp.linalg.slogdet(a)[0],
+    ("log",): lambda a: jnp.linalg.slogdet(a)[1],
+}
+
+
 @functools.lru_cache(256)
-def _determinants(aval: Any, trace_context: Any) -> dict[Any, str]:
-    """What JAX makes of determinants of such matrices, and which function it is of.
+def _determinants(aval: Any, trace_context: Any) -> dict[Any, tuple[str, ...]]:
+    """What JAX makes of determinants of such matrices, and what is asked for.
 
     The jaxprs of the functions and of the one that each consists of, also where some of
     the leading axes are those of `jax.vmap`.
     """
-    found: dict[Any, str] = {}
-    functions = {"slogdet": jnp.linalg.slogdet, "det": jnp.linalg.det}
-    for name, fn in functions.items():
+    found: dict[Any, tuple[str, ...]] = {}
+    for wanted, fn in _WANTED.items():
         for _ in range(len(aval.shape) - 1):
-            (eqn,) = jax.make_jaxpr(fn)(aval).eqns
+            jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(fn)(aval))
+            (eqn,) = _compat.drop_dead_code(jaxpr).eqns
             body = eqn.params["jaxpr"]
-            found[_compat.fingerprint(body)] = name
+            found[_compat.fingerprint(body)] = wanted
             for inner in body.eqns:
                 if inner.primitive.name == "custom_jvp_call" and len(body.eqns) == 1:
-                    found[_compat.fingerprint(inner.params["call_jaxpr"])] = name
+                    found[_compat.fingerprint(inner.params["call_jaxpr"])] = wanted
             fn = jax.vmap(fn)
     return found
 
