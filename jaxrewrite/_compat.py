@@ -259,6 +259,43 @@ def name_of(jaxpr: Any) -> str:
     return getattr(jaxpr, "jaxpr", jaxpr).debug_info.func_name
 
 
+def fingerprint(jaxpr: Any) -> Any:
+    """What a jaxpr, closed or not, does and which function it is of; hashable.
+
+    Equal for two traces of one function on the same avals. The function is part of it, by
+    file and line, because a custom derivative can't be compared otherwise.
+    """
+    closed, jaxpr = jaxpr, getattr(jaxpr, "jaxpr", jaxpr)
+    numbers: dict[Any, int] = {}
+
+    def of_atom(atom: Any) -> Any:
+        if type(atom) is Literal:
+            return repr(atom.val), str(atom.aval)
+        return numbers.setdefault(atom, len(numbers)), str(atom.aval)
+
+    def of_param(param: Any) -> Any:
+        if hasattr(param, "eqns"):
+            return fingerprint(param)
+        if isinstance(param, (tuple, list)):
+            return tuple(map(of_param, param))
+        return str(param)
+
+    def of_eqn(eqn: JaxprEqn) -> Any:
+        params = [
+            (name, of_param(param))
+            for name, param in eqn.params.items()
+            if name != "jvp_jaxpr_fun"  # of which there is one for each trace
+        ]
+        ins, outs = map(of_atom, eqn.invars), map(of_atom, eqn.outvars)
+        return eqn.primitive.name, tuple(params), tuple(ins), tuple(outs)
+
+    origin = jaxpr.debug_info.func_src_info
+    consts = tuple(map(str, getattr(closed, "consts", ())))
+    ins = tuple(map(of_atom, jaxpr.invars))
+    eqns = tuple(map(of_eqn, jaxpr.eqns))
+    return origin, consts, ins, eqns, tuple(map(of_atom, jaxpr.outvars))
+
+
 def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
     """Drop equations, also in nested jaxprs, that nothing needs; effects stay."""
     return jax_dce_jaxpr(jaxpr, True, instantiate=True)[0]

@@ -12,7 +12,8 @@ from jaxtyping import Array, Inexact
 import jaxrewrite
 
 from ._array import batch_of, nothing, nothing_field
-from ._matrix import Matrix, along, known_diagonal, unpivoted
+from ._determinant import Determinant
+from ._matrix import Matrix, along, known_diagonal, nan_if_any_is, unpivoted
 from ._permutation import Permutation
 
 
@@ -100,29 +101,31 @@ class Diagonal(Matrix):
     def solve(self, x: Any, axis: int) -> Any:
         return x / along(self.d, self.d.ndim - 1, x.ndim, axis)
 
-    def inverse(self) -> Any:
+    def known_inverse(self) -> Any:
         return Diagonal(1 / self.d)
 
-    def determinant(self) -> Any:
-        return self.d.prod(-1)
+    def known_determinant(self) -> Any:
+        return Determinant.of(self.d)
 
-    def eigenvalues(self) -> Any:
+    def known_eigenvalues(self) -> Any:
         return self.d
 
-    def eigh(self) -> Any:
+    def known_eigh(self, lower: bool) -> Any:
         order = jnp.argsort(self.d.real, axis=-1)
         vectors = Permutation(order, self.d.dtype).transposed()
         return jnp.take_along_axis(self.d.real, order, -1), vectors
 
-    def cholesky(self) -> Any:
-        return Diagonal(jnp.sqrt(self.d))
+    def known_cholesky(self) -> Any:
+        # Complex numbers are taken to be real, as LAPACK does.
+        root = jnp.sqrt(jnp.where(self.d.real > 0, self.d.real, jnp.nan))
+        return Diagonal(nan_if_any_is(root, len(self.batch)).astype(self.dtype))
 
-    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         if unit_diagonal:
             return Identity(self.d.shape[-1], self.d.dtype, self.batch)
         return self
 
-    def packed_lu(self) -> Any:
+    def known_lu(self) -> Any:
         return self, *unpivoted(self)
 
 
@@ -225,23 +228,23 @@ class Identity(Matrix):
     def solve(self, x: Any, axis: int) -> Any:
         return x
 
-    def inverse(self) -> Any:
+    def known_inverse(self) -> Any:
         return self
 
-    def determinant(self) -> Any:
-        return jnp.ones(self.of_batch, self.of_dtype)
+    def known_determinant(self) -> Any:
+        return Determinant.of(self.diagonal())
 
-    def eigenvalues(self) -> Any:
+    def known_eigenvalues(self) -> Any:
         return self.diagonal()
 
-    def eigh(self) -> Any:
+    def known_eigh(self, lower: bool) -> Any:
         return self.diagonal().real, self
 
-    def cholesky(self) -> Any:
+    def known_cholesky(self) -> Any:
         return self
 
-    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         return self
 
-    def packed_lu(self) -> Any:
+    def known_lu(self) -> Any:
         return self, *unpivoted(self)
