@@ -13,7 +13,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._array import differs
+from ._array import differs, zero_unless
 from ._diagonal import Diagonal, Identity
 from ._matrix import Matrix, along, solve_columns, unpivoted
 
@@ -198,7 +198,7 @@ class Banded(_Bands):
     def _inside(self) -> Any:
         """``bands``, with zeros where they are no entries of the matrix."""
         i, _ = self.indices()
-        return jnp.where((i >= 0) & (i < self.shape[-1]), self.bands, 0)
+        return zero_unless((i >= 0) & (i < self.shape[-1]), self.bands)
 
     def diagonals(self) -> list[tuple[int, Any]]:
         n = self.shape[-1]
@@ -239,7 +239,7 @@ class Banded(_Bands):
         row = self.upper + i - j
         k = self.bands.shape[-2]
         found = self.bands[jnp.clip(row, 0, k - 1), j]
-        return jnp.where((row >= 0) & (row < k), found, 0)
+        return zero_unless((row >= 0) & (row < k), found)
 
     def diagonal(self) -> Any:
         return self.bands[..., self.upper, :]

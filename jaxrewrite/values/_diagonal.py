@@ -11,6 +11,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
+from ._array import zero_unless
 from ._matrix import Matrix, along, known_diagonal, unpivoted
 from ._permutation import Permutation
 
@@ -56,7 +57,7 @@ class Diagonal(Matrix):
         return jax.core.ShapedArray((*self.d.shape, self.d.shape[-1]), self.d.dtype)
 
     def materialise(self) -> Any:
-        return jnp.where(jnp.eye(self.d.shape[-1], dtype=bool), self.d[..., None, :], 0)
+        return zero_unless(jnp.eye(self.d.shape[-1], dtype=bool), self.d[..., None, :])
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return along(self.d, self.d.ndim - 1, x.ndim, axis) * x
@@ -88,7 +89,7 @@ class Diagonal(Matrix):
         return Diagonal(jnp.diagonal(dense, axis1=-2, axis2=-1))
 
     def at(self, i: Any, j: Any) -> Any:
-        return jnp.where(i == j, self.d[i], 0)
+        return zero_unless(i == j, self.d[i])
 
     def as_diagonal(self) -> Diagonal:
         return self

@@ -118,8 +118,10 @@ class Matrix(Structured):
         return jax.tree.map(fn, self)
 
     def cast(self, dtype: Any) -> Self:
-        """The matrix in another floating dtype."""
-        return jax.tree.map(lambda x: x.astype(dtype) if inexact(x) else x, self)
+        """The matrix in another dtype: any, of types with ``entries``; else a floating one."""
+        if self.entries is None:
+            return jax.tree.map(lambda x: x.astype(dtype) if inexact(x) else x, self)
+        return self.map_entries(lambda x: x.astype(dtype))
 
     def at(self, i: Any, j: Any) -> Any:
         """The entries at rows and columns, arrays of one shape, of a matrix, not a stack."""
@@ -185,6 +187,10 @@ class Matrix(Structured):
         return NotImplemented
 
     # --- what follows ---------------------------------------------------------------
+
+    @property
+    def has_zeros(self) -> bool:
+        return self.entries == "pattern" or super().has_zeros
 
     @property
     def batch(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from jaxtyping import Array, Inexact, Int
 import jaxrewrite
 from jaxrewrite import bind, register
 
-from ._array import concrete, inexact
+from ._array import concrete, inexact, total, zero_unless
 from ._matrix import Matrix, along
 from ._permutation import Permutation
 
@@ -105,7 +105,7 @@ class Rows(Matrix):
         if not isinstance(other, Rows) or self.axis != other.axis:
             return self._entries_of(other)
         both = self.columns() == other.columns()
-        return self.map_entries(lambda v, w: jnp.where(both, v * w, 0), other)
+        return self.map_entries(lambda v, w: zero_unless(both, v * w), other)
 
     def _entries_of(self, other: Any) -> Any:
         """``self * other``, of a matrix that knows its entries."""
@@ -126,7 +126,7 @@ class Rows(Matrix):
     def at(self, i: Any, j: Any) -> Any:
         if self.axis == -2:
             i, j = j, i
-        return jnp.where(self.indices[..., i] == j, self.weights()[..., i], 0)
+        return zero_unless(self.indices[..., i] == j, self.weights()[..., i])
 
     def diagonal(self) -> Any:
         i = jnp.arange(min(self.shape[-2:]))
@@ -291,7 +291,7 @@ class Picked(Rows):
     def materialise(self) -> Any:
         columns = self.columns()
         there = columns[..., None] == jnp.arange(self.classes, dtype=columns.dtype)
-        whole = jnp.where(there, self.values[..., None], 0)
+        whole = zero_unless(there, self.values[..., None])
         return whole if self.axis == -1 else jnp.swapaxes(whole, -2, -1)
 
     def weights(self) -> Any:
@@ -352,12 +352,12 @@ def _scattered(x: Any, columns: Any, classes: int, axis: int) -> Any:
 @register("reduce_sum")
 def _(v: Rows, *, axes: Any, **params: Any) -> Any:
     """Over the classes: the entries."""
-    kept = v.ndim + v.axis
-    if kept not in axes:
+    own = v.ndim + v.axis
+    if own not in axes:
         return NotImplemented
-    entries = jnp.where(v.inside(), v.weights(), 0)
+    entries = zero_unless(v.inside(), v.weights())
     # Without the axis of the classes, the one of the rows is the last.
-    return entries.sum(tuple(min(axis, v.ndim - 2) for axis in axes if axis != kept))
+    return total(entries, [min(axis, v.ndim - 2) for axis in axes if axis != own])
 
 
 @register("argmax")
@@ -404,8 +404,8 @@ def _(
 @register("concatenate")
 def _(*vs: Rows, dimension: int) -> Any:
     first = vs[0]
-    kept = first.ndim + first.axis
-    if dimension == kept or len({(v.axis, v.classes) for v in vs}) > 1:
+    own = first.ndim + first.axis
+    if dimension == own or len({(v.axis, v.classes) for v in vs}) > 1:
         return NotImplemented
     if len({type(v) for v in vs}) > 1:
         vs = tuple(v.as_picked() for v in vs)

@@ -93,6 +93,10 @@ class Permutation(Matrix):
             raise ValueError("Permutation: matrix is no permutation matrix.")
         return cls(jnp.argmax(matrix, -1), matrix.dtype)
 
+    @property
+    def has_zeros(self) -> bool:
+        return True
+
     def aval(self) -> Any:
         return jax.core.ShapedArray(
             (*self.order.shape, self.order.shape[-1]), self.of_dtype
@@ -204,6 +208,12 @@ def _exchanges(rows: Any) -> Any:
     for jump, greatest in reversed(jumps):
         here = jnp.where(_at(greatest, here) < own, _at(jump, here), here)
     return _at(rows, here)
+
+
+@register("convert_element_type")
+def _(v: Permutation, *, new_dtype: Any, **params: Any) -> Any:
+    """Ones and zeros are that in each dtype."""
+    return v.cast(jnp.dtype(new_dtype))
 
 
 @register("mul", commutative=True)

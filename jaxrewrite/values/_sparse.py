@@ -31,7 +31,7 @@ from jaxtyping import Array, Integer, Shaped
 import jaxrewrite
 from jaxrewrite import register
 
-from ._array import concrete
+from ._array import concrete, zero_unless
 from ._diagonal import Diagonal, Identity
 from ._matrix import Matrix
 from ._rows import gather_rows
@@ -284,7 +284,7 @@ class Sparse(Matrix):
 
     def diagonal(self) -> Any:
         rows, columns = self.places()
-        data = jnp.where(self.stored() & (rows == columns), self.data, 0)
+        data = zero_unless(self.stored() & (rows == columns), self.data)
         short = min(self.shape[-2:])
         add = lambda d, i: jnp.zeros(short, d.dtype).at[i].add(d, mode="drop")
         return jnp.vectorize(add, signature="(e),(e)->(k)")(data, rows)
@@ -477,7 +477,10 @@ def _solve(v: Sparse, b: Any) -> Any:
 @register("max", "min")
 def _(x: Sparse, y: Sparse, *, primitive: Any, **params: Any) -> Any:
     p, q = x.bcoo(), y.bcoo()
-    pairs = [jnp.stack([p.data, 0 * p.data], -1), jnp.stack([0 * q.data, q.data], -1)]
+    pairs = [
+        jnp.stack([p.data, jnp.zeros_like(p.data)], -1),
+        jnp.stack([jnp.zeros_like(q.data), q.data], -1),
+    ]
     both = _union(jnp.concatenate(pairs, -2), p, q)
     data = jaxrewrite.bind(primitive, both.data[..., 0], both.data[..., 1], **params)
     return Sparse(BCOO((data, both.indices), shape=x.shape, unique_indices=True))

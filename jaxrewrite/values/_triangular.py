@@ -12,7 +12,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._array import concrete
+from ._array import concrete, zero_unless
 from ._diagonal import Diagonal, Identity
 from ._matrix import Matrix, apply_dense, solve_columns, unpivoted
 
@@ -141,7 +141,7 @@ class Triangular(Matrix):
 
     def at(self, i: Any, j: Any) -> Any:
         inside = i >= j if self.lower else i <= j
-        return jnp.where(inside, self.x[i, j], 0)
+        return zero_unless(inside, self.x[i, j])
 
     def diagonal(self) -> Any:
         return jnp.diagonal(self.x, axis1=-2, axis2=-1)
