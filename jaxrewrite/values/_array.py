@@ -59,7 +59,9 @@ class Structured(jaxrewrite.ArrayValue):
         """Whether it, or a value that it is made of, is zero where no leaf says so."""
         return any(
             isinstance(part, Structured) and part.has_zeros
-            for part in jax.tree.leaves(self, is_leaf=lambda x: x is not self and is_value(x))
+            for part in jax.tree.leaves(
+                self, is_leaf=lambda x: x is not self and is_value(x)
+            )
         )
 
     def __repr__(self) -> str:
@@ -92,6 +94,15 @@ def is_number(x: Any) -> bool:
 def zero_unless(where: Any, x: Any) -> Any:
     """``x`` where a condition holds, and zeros of its dtype elsewhere."""
     return jnp.where(where, x, jnp.zeros((), x.dtype))
+
+
+def one_where(where: Any, dtype: Any) -> Any:
+    """Ones where a condition holds, and zeros elsewhere.
+
+    Chosen and not cast: XLA makes a choice, too, of what a cast condition is multiplied by,
+    and so zero of zero times infinity.
+    """
+    return jnp.where(where, jnp.ones((), dtype), jnp.zeros((), dtype))
 
 
 def total(x: Any, axes: Sequence[int]) -> Any:

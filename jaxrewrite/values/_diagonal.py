@@ -11,7 +11,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._array import zero_unless
+from ._array import one_where, zero_unless
 from ._matrix import Matrix, along, known_diagonal, unpivoted
 from ._permutation import Permutation
 
@@ -161,7 +161,8 @@ class Identity(Matrix):
         return jax.core.ShapedArray((*self.of_batch, self.rows, self.rows), self.of_dtype)
 
     def materialise(self) -> Any:
-        return jnp.broadcast_to(jnp.eye(self.rows, dtype=self.of_dtype), self.shape)
+        eye = one_where(jnp.eye(self.rows, dtype=bool), self.of_dtype)
+        return jnp.broadcast_to(eye, self.shape)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return x

@@ -29,7 +29,9 @@ _REPEATED = (Matrix, LowRank, Lora, Coded, Linear)
 
 
 @register(*primitives.BINARY, precedence=1)
-def _(x: Structured | Array, y: Structured | Array, *, primitive: Any, **params: Any) -> Any:
+def _(
+    x: Structured | Array, y: Structured | Array, *, primitive: Any, **params: Any
+) -> Any:
     shape = jnp.broadcast_shapes(x.shape, y.shape)
     if any(isinstance(z, Structured) and not isinstance(z, _REPEATED) for z in (x, y)):
         return NotImplemented

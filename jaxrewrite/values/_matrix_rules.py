@@ -18,7 +18,15 @@ from jaxtyping import Array
 
 from jaxrewrite import ArrayValue, bind, primitives, register, same_structure
 
-from ._array import inexact, inverse_of, is_linear_cast, is_number, is_zero_at, number_of, total
+from ._array import (
+    inexact,
+    inverse_of,
+    is_linear_cast,
+    is_number,
+    is_zero_at,
+    number_of,
+    total,
+)
 from ._contract import Labels, labels, transpose
 from ._diagonal import Diagonal
 from ._matrix import Matrix, closed_sum, negated, swapped
@@ -181,7 +189,7 @@ def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
     if _keeps_entries(v, primitive, params, _zero(v)):
         return v.map_entries(lambda x: bind(primitive, x, **params))
     if primitive.name == "neg":
-        return _times_number(v, jnp.asarray(-1, v.dtype))
+        return _times_number(v, np.asarray(-1).astype(v.dtype))
     if primitive.name == "conj" and jnp.issubdtype(v.dtype, jnp.complexfloating):
         return jax.tree.map(lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x, v)
     return NotImplemented
@@ -203,7 +211,9 @@ def _keeps_entries(v: Matrix, primitive: Any, params: Any, *zeros: Any) -> bool:
 
 def zip_entries(primitive: Any, x: Any, y: Any, **params: Any) -> Any:
     """Two matrices of one structure, entry by entry."""
-    if not x.same_pattern(y) or not _keeps_entries(x, primitive, params, *map(_zero, (x, y))):
+    if not x.same_pattern(y) or not _keeps_entries(
+        x, primitive, params, *map(_zero, (x, y))
+    ):
         return NotImplemented
     return x.map_entries(lambda a, b: bind(primitive, a, b, **params), y)
 
@@ -218,7 +228,9 @@ def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
     return zip_entries(primitive, x, y, **params)
 
 
-_NONLINEAR = [name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")]
+_NONLINEAR = [
+    name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")
+]
 
 
 @register(*_NONLINEAR)

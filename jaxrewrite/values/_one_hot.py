@@ -14,7 +14,7 @@ from jaxtyping import Array, Inexact, Int
 import jaxrewrite
 from jaxrewrite import bind, register
 
-from ._array import concrete, inexact, total, zero_unless
+from ._array import concrete, inexact, one_where, total, zero_unless
 from ._matrix import Matrix, along
 from ._permutation import Permutation
 
@@ -211,8 +211,8 @@ class OneHot(Rows):
 
     def materialise(self) -> Any:
         columns = self.columns()
-        whole = columns[..., None] == jnp.arange(self.classes, dtype=columns.dtype)
-        whole = whole.astype(self.of_dtype)
+        there = columns[..., None] == jnp.arange(self.classes, dtype=columns.dtype)
+        whole = one_where(there, self.of_dtype)
         return whole if self.axis == -1 else jnp.swapaxes(whole, -2, -1)
 
     def weights(self) -> Any:
@@ -344,7 +344,7 @@ def _scattered(x: Any, columns: Any, classes: int, axis: int) -> Any:
 
     for _ in range(batch):
         add_up = jax.vmap(add_up)
-    wide = jnp.promote_types(x.dtype, jnp.float32) if inexact(x) else x.dtype
+    wide = jnp.promote_types(x.dtype, jnp.float32 if inexact(x) else jnp.int32)
     rows = jnp.moveaxis(x, axis, batch).astype(wide)
     return jnp.moveaxis(add_up(columns, rows), batch, axis).astype(x.dtype)
 

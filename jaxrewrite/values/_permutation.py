@@ -12,7 +12,7 @@ from jaxtyping import Array, Int
 import jaxrewrite
 from jaxrewrite import register
 
-from ._array import concrete
+from ._array import concrete, one_where
 from ._matrix import Matrix, along
 
 
@@ -104,7 +104,7 @@ class Permutation(Matrix):
 
     def materialise(self) -> Any:
         columns = jnp.arange(self.order.shape[-1], dtype=self.order.dtype)
-        return (self.order[..., None] == columns).astype(self.of_dtype)
+        return one_where(self.order[..., None] == columns, self.of_dtype)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return _at(x, along(self.order, self.order.ndim - 1, x.ndim, axis), axis)
