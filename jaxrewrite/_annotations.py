@@ -11,7 +11,7 @@ import inspect
 import itertools
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar, Union
 
 import jax
@@ -61,6 +61,10 @@ class Signature(NamedTuple):
             i for i, slot in enumerate(self.operands) for a in slot if a.type is Number
         )
 
+    def reversed(self) -> Signature:
+        """The signature of the same operands in the other order."""
+        return self._replace(operands=self.operands[::-1])
+
     def combinations(self) -> Iterator[tuple[tuple[type, ...], tuple[Any, ...]]]:
         """The types and guards that the unions of the annotations stand for."""
         for chosen in itertools.product(*self.operands):
@@ -79,25 +83,24 @@ class Signature(NamedTuple):
 
 
 def read_signature(
-    rule: Callable[..., Any], namespace: Mapping[str, Any] | None = None
+    rule: Callable[..., Any],
+    namespace: Mapping[str, Any] | None = None,
+    annotations: Sequence[Any] | None = None,
 ) -> Signature:
     """Read the signature of a rule; `TypeError` if it can't be dispatched on.
 
-    ``namespace`` holds local names that string annotations may refer to.
+    ``namespace`` holds local names that string annotations may refer to. Given
+    ``annotations`` are those of the positional parameters, instead of its own.
     """
     name = getattr(rule, "__name__", repr(rule))
     try:
         parameters = inspect.signature(rule).parameters.values()
     except (TypeError, ValueError) as error:
         raise TypeError(f"A rule must be a function; {name} is none.") from error
-    try:
-        hints = typing.get_type_hints(
-            inspect.unwrap(rule), localns=dict(namespace or {}), include_extras=True
-        )
-    except NameError as error:
-        raise TypeError(
-            f"The annotations of rule {name} can't be read: {error}."
-        ) from error
+    if annotations is None:
+        hints = _read_hints(rule, name, namespace)
+    else:
+        hints = _given_hints(annotations, name, parameters)
 
     operands: list[tuple[Alternative, ...]] = []
     variadic = None
@@ -116,6 +119,35 @@ def read_signature(
         else:
             operands.append(alternatives)
     return Signature(tuple(operands), variadic, takes_primitive)
+
+
+def _read_hints(
+    rule: Callable[..., Any], name: str, namespace: Mapping[str, Any] | None
+) -> Mapping[str, Any]:
+    try:
+        return typing.get_type_hints(
+            inspect.unwrap(rule), localns=dict(namespace or {}), include_extras=True
+        )
+    except NameError as error:
+        raise TypeError(
+            f"The annotations of rule {name} can't be read: {error}."
+        ) from error
+
+
+def _given_hints(
+    annotations: Sequence[Any], name: str, parameters: Iterable[inspect.Parameter]
+) -> Mapping[str, Any]:
+    named = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD)
+    ]
+    if len(named) != len(annotations):
+        raise TypeError(
+            f"types= has {len(annotations)} types; rule {name} has {len(named)} operands: "
+            f"{', '.join(named)}."
+        )
+    return dict(zip(named, annotations, strict=True))
 
 
 def _check_literals(

@@ -16,7 +16,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from multipledispatch.conflict import supercedes
 from multipledispatch.dispatcher import Dispatcher
@@ -26,23 +26,33 @@ from . import _compat
 from ._annotations import Dense, Number, Signature, guards_hold, read_signature
 from ._compat import Literal, Primitive
 from ._errors import AmbiguousRuleError
-from ._value import Value, is_value
+from ._value import Value, is_value, prepare_defined
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Rule:
-    """A user's rule for some primitives, as it was registered."""
+    """A user's rule for some primitives, as it was registered.
 
-    __slots__ = ("fn", "literals", "mirrored", "precedence", "signature")
+    A twin is what ``commutative`` and ``either`` register besides, for operands in
+    the other order; one that is mirrored calls the function with them exchanged.
+    """
+
+    __slots__ = ("fn", "is_twin", "literals", "mirrored", "precedence", "signature")
 
     def __init__(
-        self, fn: Callable[..., Any], signature: Signature, precedence: int, mirrored: bool
+        self,
+        fn: Callable[..., Any],
+        signature: Signature,
+        precedence: int,
+        is_twin: bool = False,
+        mirrored: bool = False,
     ):
         self.fn = fn
         self.signature = signature
         self.precedence = precedence
+        self.is_twin = is_twin
         self.mirrored = mirrored
         self.literals = signature.literals()
 
@@ -75,6 +85,15 @@ class Rule:
         name = getattr(self.fn, "__qualname__", repr(self.fn))
         where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
         return f"{name}{where}" + (", mirrored" if self.mirrored else "")
+
+
+def _check_pair(rule: Rule, keyword: str) -> None:
+    count = len(rule.signature.operands)
+    if count != 2 or rule.signature.variadic:
+        raise TypeError(
+            f"{keyword}=True needs a rule with two operands; "
+            f"{getattr(rule.fn, '__name__', rule.fn)} has {count}."
+        )
 
 
 class _Entry:
@@ -167,6 +186,8 @@ class Rules:
         *more: Primitive | str,
         precedence: int = 0,
         commutative: bool = False,
+        either: bool = False,
+        types: Sequence[Any] | None = None,
     ) -> Callable[[_F], _F]:
         """Register a rule for one primitive, or several; a decorator.
 
@@ -197,7 +218,15 @@ class Rules:
             Rules of higher precedence are asked first.
         commutative
             Register the rule for its two operands in the other order too, unless
-            a rule is registered for that order.
+            a rule is registered for that order. It is called with the operands
+            exchanged then: in the order of its parameters.
+        either
+            Register the rule for its two operands in either order, like
+            ``commutative``, and call it with them in the order of the program:
+            its types say which two meet, not which is the first.
+        types
+            What the positional parameters are to be annotated with, instead of
+            their own annotations: for rules that are made in a loop over types.
 
         Returns
         -------
@@ -210,45 +239,57 @@ class Rules:
             If a name is no primitive's.
         TypeError
             If the rule's annotations can't be dispatched on, or ``commutative``
-            is asked of a rule with other than two operands.
+            or ``either`` is asked of a rule with other than two operands.
+
+        Examples
+        --------
+        A sum that keeps an array in metres what it is, whatever it is added to:
+
+        >>> import jax, jax.numpy as jnp, jaxrewrite
+        >>> from jaxtyping import ArrayLike
+        >>> class Metres(jaxrewrite.ArrayValue):
+        ...     x: jax.Array
+        ...     def materialise(self):
+        ...         return self.x
+        >>> @jaxrewrite.register("sub", either=True)
+        ... def _(a: Metres, b: ArrayLike, **params):
+        ...     number = lambda v: v.x if isinstance(v, Metres) else v
+        ...     return Metres(number(a) - number(b))
+        >>> (Metres(jnp.ones(2)) - 3).x, (3 - Metres(jnp.ones(2))).x
+        (Array([-2., -2.], dtype=float32), Array([2., 2.], dtype=float32))
         """
+        if commutative and either:
+            raise TypeError("A rule is registered with commutative=True or either=True.")
         primitives = [find_primitive(p) for p in (primitive, *more)]
+        prepare_defined()
 
         def decorate(fn: _F) -> _F:
-            namespace = sys._getframe(1).f_locals
-            self._add(primitives, fn, namespace, precedence, commutative)
+            if not callable(fn):
+                raise TypeError(f"A rule must be a function, not a {type(fn).__name__}.")
+            signature = read_signature(fn, sys._getframe(1).f_locals, types)
+            rule = Rule(fn, signature, precedence)
+            twin = None
+            if commutative or either:
+                _check_pair(rule, "commutative" if commutative else "either")
+                turned = signature if commutative else signature.reversed()
+                twin = Rule(fn, turned, precedence, is_twin=True, mirrored=commutative)
+            self._add(primitives, rule, twin)
             return fn
 
         return decorate
 
-    def _add(
-        self,
-        primitives: Sequence[Primitive],
-        fn: Callable[..., Any],
-        namespace: dict[str, Any],
-        precedence: int,
-        commutative: bool,
-    ) -> None:
-        if not callable(fn):
-            raise TypeError(f"A rule must be a function, not a {type(fn).__name__}.")
-        signature = read_signature(fn, namespace)
-        if commutative and (len(signature.operands) != 2 or signature.variadic):
-            raise TypeError(
-                f"commutative=True needs a rule with two operands; "
-                f"{getattr(fn, '__name__', fn)} has {len(signature.operands)}."
-            )
-        entries = list(self._entries(Rule(fn, signature, precedence, False)))
-        mirrored = Rule(fn, signature, precedence, True)
-        mirrors = [
-            _Entry(mirrored, entry.types[::-1], entry.guards[::-1])
-            for entry in (entries if commutative else ())
-            if entry.types != entry.types[::-1]
+    def _add(self, primitives: Sequence[Primitive], rule: Rule, twin: Rule | None) -> None:
+        entries = list(self._entries(rule))
+        twins = [
+            _Entry(twin, entry.types[::-1], entry.guards[::-1])
+            for entry in entries
+            if twin is not None and entry.types != entry.types[::-1]
         ]
         with self._lock:
             for primitive in primitives:
                 for entry in entries:
                     self._put(primitive, entry)
-                for entry in mirrors:
+                for entry in twins:
                     if not self._has(primitive, entry):
                         self._put(primitive, entry)
             self._matches = {}
@@ -279,7 +320,7 @@ class Rules:
 
     def _has(self, primitive: Primitive, entry: _Entry) -> bool:
         known = self._cell(primitive, entry.types).get(entry.guards)
-        return known is not None and not known.rule.mirrored
+        return known is not None and not known.rule.is_twin
 
     def dense_rules(self) -> Mapping[Primitive, Rule]:
         """The primitives that have a rule on dense operands alone, and one such rule."""
@@ -401,16 +442,35 @@ def _settled(
     answers: dict[Rule, Any] = {}
     while entries:
         foremost = list(dict.fromkeys(e.rule for e in _foremost(entries, types)))
+        if len(foremost) == 1 and foremost[0] not in answers:
+            answers[foremost[0]] = ask(foremost[0])
         for rule in foremost:
             if rule not in answers:
-                answers[rule] = ask(rule)
+                answers[rule] = _answer_or_failure(ask, rule)
         declined = {rule for rule in foremost if answers[rule] is NotImplemented}
         if not declined:
             if len({rule.fn for rule in foremost}) > 1:
                 raise AmbiguousRuleError(_ambiguity(primitive, types, foremost))
-            return answers[foremost[0]]
+            answer = answers[foremost[0]]
+            if isinstance(answer, _Failure):
+                raise answer.error
+            return answer
         entries = [entry for entry in entries if entry.rule not in declined]
     return NotImplemented
+
+
+class _Failure(NamedTuple):
+    """That a rule raised, which is not to decline."""
+
+    error: Exception
+
+
+def _answer_or_failure(ask: Callable[[Rule], Any], rule: Rule) -> Any:
+    """The answer of one of several rules: who fails is ambiguous with who answers."""
+    try:
+        return ask(rule)
+    except Exception as error:  # noqa: BLE001 - raised again, unless others answer
+        return _Failure(error)
 
 
 def _foremost(entries: list[_Entry], types: tuple[type, ...]) -> list[_Entry]:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import dis
 import functools
 import itertools
 import pickle
+import sys
 import threading
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, ClassVar, dataclass_transform
 
 import jax
@@ -53,18 +56,18 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
 
 
 class _LazyFields:
-    """Turns a subclass into a dataclass when somebody first asks for its fields.
-
-    Not at the end of the class statement, when the class's own decorators
-    (`dataclasses.dataclass`, a pytree registration) are still to come.
-    """
+    """The fields of a subclass, which becomes a dataclass when they are asked for."""
 
     def __get__(self, instance: Any, owner: type) -> Any:
         is_hidden = "_is_base" in owner.__dict__ or owner is _registering.cls
-        if not _is_ours(owner) or is_hidden:
-            raise AttributeError("__dataclass_fields__")
-        _make_dataclass(owner)
-        return owner.__dict__["_jaxrewrite_fields"]
+        if not is_hidden and _is_ours(owner):
+            _make_dataclass(owner)
+            fields = owner.__dict__["_jaxrewrite_fields"]
+            # A class without any is no dataclass to a subclass, which may then be
+            # a frozen one or not, as its decorator says.
+            if fields:
+                return fields
+        raise AttributeError("__dataclass_fields__")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, dataclasses.field))
@@ -75,7 +78,9 @@ class Value:
     dense: it says in ``aval`` what it stands for, and rules or its ``default``
     have to cover each primitive that meets it.
 
-    A subclass becomes a frozen dataclass and a pytree by itself. Annotated
+    A subclass becomes a frozen dataclass and a pytree by itself, when it is
+    defined: one with decorators when the next one is defined, a rule is
+    registered, or its first instance is made, whichever is first. Annotated
     attributes are children, those declared with ``field(static=True)`` are
     metadata. A class that is a pytree already, by its own decorator or as an
     `equinox.Module`, is left as it is. What ``__init__`` or ``__post_init__``
@@ -104,6 +109,13 @@ class Value:
     # Whether a field that is a value is no layer of its own.
     _is_whole: ClassVar[bool] = False
     __dataclass_fields__ = _LazyFields()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        prepare_defined()
+        _defined.append(cls)
+        if not _is_decorated(sys._getframe(1)):
+            prepare_defined()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if "_jaxrewrite_ready" not in cls.__dict__:
@@ -348,6 +360,9 @@ _CLASS = "__class__"
 
 _preparing = threading.RLock()
 
+# Classes whose decorators, which may make them pytrees, are still to come.
+_defined: list[type] = []
+
 
 class _Registering(threading.local):
     cls: type | None = None
@@ -358,9 +373,12 @@ class _Registering(threading.local):
 _registering = _Registering()
 
 
+def _fields(cls: type) -> Sequence[dataclasses.Field[Any]]:
+    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+
+
 def _field_names(cls: type) -> list[str]:
-    is_dataclass = hasattr(cls, "__dataclass_fields__")
-    return [f.name for f in dataclasses.fields(cls)] if is_dataclass else []
+    return [f.name for f in _fields(cls)]
 
 
 def _is_ours(cls: type) -> bool:
@@ -398,14 +416,47 @@ def _set_once(self: Any, name: str, value: Any) -> None:
     object.__setattr__(self, name, value)
 
 
+def _is_decorated(frame: FrameType) -> bool:
+    """Whether something is done to a class before it is bound to its name.
+
+    ``frame`` is that of the class statement, which just calls what makes the class.
+    """
+    code, position = frame.f_code.co_code, frame.f_lasti + 2
+    while dis.opname[code[position]] in ("CACHE", "EXTENDED_ARG"):
+        position += 2
+    return not dis.opname[code[position]].startswith("STORE_")
+
+
+def prepare_defined() -> None:
+    """Make the classes pytrees that were defined, and decorated, until now.
+
+    So that pickled treedefs and exported programs find them, which know nothing of
+    what is done when an instance is made.
+    """
+    while _defined:
+        cls = _defined.pop()
+        is_whole = not ("_is_base" in cls.__dict__ or _missing(cls))
+        # One that makes its instances in its own way says itself what it is.
+        if is_whole and _is_ours(cls) and cls.__new__ is Value.__new__:
+            _prepare(cls)
+
+
+def _missing(cls: type) -> list[str]:
+    """The methods that a class has to define and does not."""
+    return [
+        name
+        for name in ("aval", "materialise")
+        if getattr(getattr(cls, name), "__isabstractmethod__", False)
+    ]
+
+
 def _prepare(cls: Any) -> None:
-    """Make ``cls`` a pytree, unless it is one, before its first instance."""
+    """Make ``cls`` a pytree, unless it is one."""
     with _preparing:
         if "_jaxrewrite_ready" in cls.__dict__:
             return
-        for name in ("aval", "materialise"):
-            if getattr(getattr(cls, name), "__isabstractmethod__", False):
-                raise TypeError(f"{cls.__name__} has to define {name}().")
+        for name in _missing(cls):
+            raise TypeError(f"{cls.__name__} has to define {name}().")
         if _is_ours(cls) and not _is_registered(cls):
             _make_dataclass(cls)
             _hide_fields(cls)
@@ -425,7 +476,7 @@ def _is_registered(cls: type) -> bool:
 
 
 def _register(cls: Any) -> None:
-    fields = [f for f in dataclasses.fields(cls) if f.init]
+    fields = [f for f in _fields(cls) if f.init]
     static = [f.name for f in fields if f.metadata.get("static", False)]
     children = [f.name for f in fields if f.name not in static]
     _registering.cls = cls
@@ -435,6 +486,16 @@ def _register(cls: Any) -> None:
         _registering.cls = None
     _register_for_export(cls)
     cls.__init__ = _constructor(cls, cls.__init__, [*children, *static], static)
+    if cls.__new__ is not Value.__new__:
+        cls.__new__ = _maker(cls.__new__)
+
+
+def _maker(user_new: Any) -> Any:
+    @functools.wraps(user_new)
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return object.__new__(cls) if _CLASS in kwargs else user_new(cls, *args, **kwargs)
+
+    return __new__
 
 
 def _constructor(cls: Any, user_init: Any, names: list[Any], static: list[Any]) -> Any:

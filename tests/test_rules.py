@@ -324,6 +324,21 @@ def test_a_rule_that_declines_is_no_part_of_an_ambiguity(rules):
     assert applied(rules, jnp.add, A(X), B(X)) == 2
 
 
+@pytest.mark.parametrize("declines", [True, False])
+def test_a_tied_rule_that_fails_has_not_declined(rules, declines):
+    @rules.register("add")
+    def _(x: A, y: jaxrewrite.ArrayValue, **params):
+        return NotImplemented if declines else answer(1)
+
+    @rules.register("add")
+    def _(x: jaxrewrite.ArrayValue, y: B, **params):
+        raise RuntimeError("on purpose")
+
+    error = RuntimeError if declines else jaxrewrite.AmbiguousRuleError
+    with pytest.raises(error):
+        applied(rules, jnp.add, A(X), B(X))
+
+
 def test_all_that_are_tied_decline_and_the_values_become_dense(rules):
     @rules.register("dot_general")
     def _(x: A, y: jaxrewrite.ArrayValue, **params):
@@ -646,6 +661,81 @@ def test_a_literal_or_any_other_array_is_two_rules(rules, others):
     rule.__annotations__ = {"v": A, "x": Literal | others}
     with pytest.raises(TypeError, match="takes a Literal or other"):
         rules.register("max")(rule)
+
+
+# --- either order, and types that are given --------------------------------------------
+
+
+def test_either_is_called_in_the_order_of_the_program(rules):
+    @rules.register("sub", either=True)
+    def _(x: A, y: B | ArrayLike, **params):
+        return x.x - y.x if isinstance(x, A) and isinstance(y, B) else answer(9)
+
+    @rules.register("div", either=True)
+    def _(x: A, y: ArrayLike, **params):
+        return answer(1) if isinstance(x, A) else answer(2)
+
+    assert applied(rules, jnp.subtract, A(X + 3), B(X)) == 3
+    assert applied(rules, jnp.subtract, B(X), A(X)) == 9
+    assert applied(rules, jnp.divide, A(X), X) == 1
+    assert applied(rules, jnp.divide, X, A(X)) == 2
+
+
+@pytest.mark.parametrize("explicit_first", [True, False])
+def test_either_yields_to_a_rule_of_that_order(rules, explicit_first):
+    def both():
+        @rules.register("sub", either=True)
+        def _(x: A, y: ArrayLike, **params):
+            return answer(1)
+
+    def one():
+        @rules.register("sub")
+        def _(x: ArrayLike, y: A, **params):
+            return answer(2)
+
+    for add in (one, both) if explicit_first else (both, one):
+        add()
+    assert applied(rules, jnp.subtract, X, A(X)) == 2
+    assert applied(rules, jnp.subtract, A(X), X) == 1
+
+
+def test_either_with_a_literal(rules):
+    @rules.register("max", either=True)
+    def _(x: A, y: Literal):
+        number = x if isinstance(y, A) else y
+        return answer(number.val)
+
+    assert applied(rules, lambda v: lax.max(v, 3.0), A(X)) == 3
+    assert applied(rules, lambda v: lax.max(4.0, v), A(X)) == 4
+
+
+def test_given_types(rules):
+    for cls, number in ((A, 1), (B, 2)):
+
+        def rule(x, y, *, number=number, **params):
+            return answer(number)
+
+        rules.register("add", types=(cls, ArrayLike | cls), either=True)(rule)
+    assert applied(rules, jnp.add, A(X), X) == 1
+    assert applied(rules, jnp.add, X, B(X)) == 2
+    assert applied(rules, jnp.add, B(X), B(X)) == 2
+
+    @rules.register("concatenate", types=(A | ArrayLike,))
+    def _(*xs, **params):
+        return answer(len(xs), (4, 2))
+
+    assert applied(rules, lambda v: jnp.concatenate([v, X]), A(X)) == 2
+
+
+def test_types_and_orders_that_do_not_fit(rules):
+    with pytest.raises(
+        TypeError, match=r"types= has 1 types; rule .* has 2 operands: x, y"
+    ):
+        rules.register("add", types=(A,))(lambda x, y: x)
+    with pytest.raises(TypeError, match="either=True needs a rule with two operands"):
+        rules.register("neg", either=True)(lambda x: x)
+    with pytest.raises(TypeError, match="commutative=True or either=True"):
+        rules.register("add", commutative=True, either=True)
 
 
 # --- dense rules, layers, bind --------------------------------------------------------
