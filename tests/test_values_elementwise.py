@@ -213,15 +213,11 @@ OF_TWO = ("add", "sub", "div", "max", "min", "pow", "atan2", "rem", "nextafter",
 def with_numbers():
     """With numbers of the program, and with ones that are known only when it is run."""
     programs = {}
-    for i, number in enumerate(NUMBERS):
+    for i, number in enumerate(map(np.float32, NUMBERS)):
         for name in (*OF_TWO, *(["mul"] if np.isfinite(number) else [])):
             programs |= {
-                f"{name} {number}": lambda v, xs, name=name, c=np.float32(number): bind(
-                    name, v, c
-                ),
-                f"{number} {name}": lambda v, xs, name=name, c=np.float32(number): bind(
-                    name, c, v
-                ),
+                f"{name} {number}": lambda v, xs, name=name, c=number: bind(name, v, c),
+                f"{number} {name}": lambda v, xs, name=name, c=number: bind(name, c, v),
                 f"{name} run time {number}": lambda v, xs, name=name, i=i: bind(
                     name, v, xs[i]
                 ),

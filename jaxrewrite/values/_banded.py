@@ -106,6 +106,9 @@ class Banded(_Bands):
     definite matrix is as well solved by its `cholesky` factor, which is banded. The
     derivative of a solve is two more solves.
 
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
     Attributes
     ----------
     bands
@@ -307,6 +310,9 @@ class Tridiagonal(_Bands):
     It is solved by `jax.lax.linalg.tridiagonal_solve`, in O(n). The determinant is the last
     of :math:`f_i = d_i f_{i-1} - l_{i-1} u_{i-1} f_{i-2}`, the recurrence of the leading
     principal minors [1]_. The product of two is `Banded`, as is what else has no form here.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------

@@ -28,6 +28,9 @@ class BlockDiagonal(Matrix):
     takes a k-th, or less, of what they take on the dense array. What acts entry by entry
     and is zero at zero keeps it.
 
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
     Attributes
     ----------
     blocks

@@ -21,7 +21,8 @@ class Diagonal(Matrix):
 
     Products, sums with its own kind, powers, solves, determinants, Cholesky factors and
     eigenvalues of it take O(n). What acts entry by entry and is zero at zero keeps it,
-    as does a product, entry by entry, with any array.
+    as does a product, entry by entry, with any array. Products take what its zeros are
+    multiplied by to be finite, unless they are `strict_zeros`.
 
     Attributes
     ----------
@@ -128,6 +129,9 @@ class Diagonal(Matrix):
 
 class Identity(Matrix):
     r"""The identity matrix, :math:`I_{ij} = \delta_{ij}`, which holds nothing.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------

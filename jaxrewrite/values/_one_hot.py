@@ -140,6 +140,9 @@ class OneHot(Rows):
     their class: no product is formed. A product with an array, entry by entry, is a
     `Picked`, so that a cross-entropy takes one number a row.
 
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
     Attributes
     ----------
     indices
@@ -242,6 +245,9 @@ class Picked(Rows):
 
     What a `OneHot` times an array, entry by entry, is. A sum over the classes is the entries
     themselves. Products with arrays take and add up rows as those of a `OneHot` do.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------

@@ -23,6 +23,9 @@ class Permutation(Matrix):
     multiplied. Products of two, transposes (which are inverses), solves, determinants and
     LU factors are permutations again, or come from one.
 
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
     Attributes
     ----------
     order

@@ -23,7 +23,10 @@ class Scaled(Linear):
     r"""A number times an array, :math:`s X`, that is not multiplied.
 
     Linear maps and products go to the array; the number is multiplied by numbers. What
-    is not linear meets the product of the two, as does a sum.
+    is not linear meets the product of the two, as does a sum. A matrix with structure that is
+    divided by a number of which only a run tells whether it is zero is one: zero times
+    the inverse of zero is then no number. A sum or a product of entries is that of the array,
+    first: if the number is infinite, it may be so where of the dense array it is no number.
 
     Attributes
     ----------

@@ -67,6 +67,9 @@ class Sparse(Matrix):
         Whether a ``BCSR`` is read as that of the transpose: entries column by column,
         which is as good for ``x @ v`` as row by row is for ``v @ x``.
 
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
     Attributes
     ----------
     data

@@ -53,7 +53,8 @@ class WithZeros(Structured):
 def _(x: _Operand, y: _Operand, *, primitive: Any, **params: Any) -> Any:
     if not any(map(_has_zeros, (x, y))):
         return NotImplemented
-    for v, factor in ((x, y), (y, x)):
+    pairs: Any = ((x, y), (y, x))
+    for v, factor in pairs:
         is_factor = not isinstance(factor, ArrayValue) and is_number(factor)
         if primitive.name == "mul" and is_factor and inexact(v):
             return Scaled(v, jnp.reshape(factor, ()))

@@ -38,6 +38,9 @@ class NMSparse(Matrix):
     The form is that of Mishra et al., `Accelerating Sparse Deep Neural Networks
     <https://arxiv.org/abs/2104.08378>`_.
 
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
     Attributes
     ----------
     values

@@ -27,6 +27,9 @@ class Triangular(Matrix):
     array is a dense one: that is no faster than without the structure, and neither does it
     take less room.
 
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
     Attributes
     ----------
     x

@@ -44,7 +44,8 @@ class Zero(Uniform):
 
     A sum with it is the other array, a product with it is `Zero` again, in whatever
     form: entry by entry, ``dot_general``, convolution. As for all symbolic zeros,
-    what it is multiplied by is taken to be finite.
+    what it is multiplied by is taken to be finite, unless products are `strict_zeros`. What
+    else makes no zero of it, such as a division by zero, doesn't here.
 
     Attributes
     ----------
