@@ -15,6 +15,10 @@ import jaxrewrite
 from ._order import order
 
 
+def is_value(x: Any) -> bool:
+    return isinstance(x, jaxrewrite.Value)
+
+
 def nbytes_of(leaf: Any) -> int:
     """Bytes of an array, or of what stands for one; 4-bit integers take half a byte."""
     dtype = jnp.result_type(leaf)
@@ -49,6 +53,16 @@ class Structured(jaxrewrite.ArrayValue):
     def nbytes(self) -> int:
         """The bytes of all leaves."""
         return sum(map(nbytes_of, jax.tree.leaves(self)))
+
+    @property
+    def has_zeros(self) -> bool:
+        """Whether it, or a value that it is made of, is zero where no leaf says so."""
+        return any(
+            isinstance(part, Structured) and part.has_zeros
+            for part in jax.tree.leaves(
+                self, is_leaf=lambda x: x is not self and is_value(x)
+            )
+        )
 
     def __repr__(self) -> str:
         name, fields = super().__repr__().split("(", 1)
@@ -112,6 +126,53 @@ def differs(dense: Any, value: Any) -> bool:
 def is_number(x: Any) -> bool:
     """Whether an array has no axes, or none but of size 1."""
     return all(n == 1 for n in jnp.shape(x))
+
+
+def zero_unless(where: Any, x: Any) -> Any:
+    """``x`` where a condition holds, and zeros of its dtype elsewhere."""
+    return jnp.where(where, x, jnp.zeros((), x.dtype))
+
+
+def one_where(where: Any, dtype: Any) -> Any:
+    """Ones where a condition holds, and zeros elsewhere.
+
+    Chosen and not cast: XLA makes a choice, too, of what a cast condition is multiplied by,
+    and so zero of zero times infinity.
+    """
+    return jnp.where(where, jnp.ones((), dtype), jnp.zeros((), dtype))
+
+
+def total(x: Any, axes: Sequence[int]) -> Any:
+    """The sums over axes of an array or a value, in its dtype: not that of ``jnp.sum``."""
+    if not axes:
+        return x
+    return jaxrewrite.transform(lambda x: jnp.sum(x, tuple(axes), dtype=x.dtype))(x)
+
+
+def is_linear_cast(x: Any, dtype: Any) -> bool:
+    """Whether a cast of sums and products is that of their parts, up to rounding.
+
+    Integers wrap around, what is cast to one is cut off, and an imaginary part is left out.
+    """
+    narrowed = jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating)
+    return inexact(x) and jnp.issubdtype(dtype, jnp.inexact) and not narrowed
+
+
+def is_zero_at(primitive: Any, params: Any, *numbers: Any) -> bool:
+    """Whether what a primitive makes of known numbers is zero."""
+    with jax.ensure_compile_time_eval():
+        return bool(primitive.bind(*map(jnp.asarray, numbers), **params) == 0)
+
+
+def number_of(literal: Any) -> Any:
+    """The number of a literal, in its dtype."""
+    return np.asarray(literal.val, literal.aval.dtype)
+
+
+def inverse_of(number: Any) -> Any:
+    """One over a known number."""
+    with np.errstate(all="ignore"):
+        return 1 / number
 
 
 def inexact(x: Any) -> bool:

@@ -13,7 +13,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._array import differs
+from ._array import differs, zero_unless
 from ._determinant import Determinant
 from ._diagonal import Diagonal, Identity
 from ._matrix import Matrix, along, nan_if_any_is, solve_columns, unpivoted
@@ -107,6 +107,9 @@ class Banded(_Bands):
     definite matrix is as well solved by its `cholesky` factor, which is banded. The
     derivative of a solve is two more solves.
 
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
     Attributes
     ----------
     bands
@@ -199,7 +202,7 @@ class Banded(_Bands):
     def _inside(self) -> Any:
         """``bands``, with zeros where they are no entries of the matrix."""
         i, _ = self.indices()
-        return jnp.where((i >= 0) & (i < self.shape[-1]), self.bands, 0)
+        return zero_unless((i >= 0) & (i < self.shape[-1]), self.bands)
 
     def diagonals(self) -> list[tuple[int, Any]]:
         n = self.shape[-1]
@@ -240,7 +243,7 @@ class Banded(_Bands):
         row = self.upper + i - j
         k = self.bands.shape[-2]
         found = self.bands[jnp.clip(row, 0, k - 1), j]
-        return jnp.where((row >= 0) & (row < k), found, 0)
+        return zero_unless((row >= 0) & (row < k), found)
 
     def diagonal(self) -> Any:
         return self.bands[..., self.upper, :]
@@ -306,6 +309,9 @@ class Tridiagonal(_Bands):
     It is solved by `jax.lax.linalg.tridiagonal_solve`, in O(n). The determinant is the last
     of :math:`f_i = d_i f_{i-1} - l_{i-1} u_{i-1} f_{i-2}`, the recurrence of the leading
     principal minors [1]_. The product of two is `Banded`, as is what else has no form here.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------

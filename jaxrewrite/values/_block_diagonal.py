@@ -11,7 +11,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._array import differs
+from ._array import differs, zero_unless
 from ._contract import contract
 from ._determinant import Determinant
 from ._diagonal import Diagonal, Identity
@@ -28,6 +28,9 @@ class BlockDiagonal(Matrix):
     Products, with arrays and with its own kind, and linear algebra go block by block, which
     takes a k-th, or less, of what they take on the dense array. What acts entry by entry
     and is zero at zero keeps it.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------
@@ -96,7 +99,7 @@ class BlockDiagonal(Matrix):
     def materialise(self) -> Any:
         *batch, k, p, q = self.blocks.shape
         on_diagonal = jnp.eye(k, dtype=bool)[:, None, :, None]
-        whole = jnp.where(on_diagonal, self.blocks[..., None, :], 0)
+        whole = zero_unless(on_diagonal, self.blocks[..., None, :])
         return whole.reshape(*batch, k * p, k * q)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
@@ -152,7 +155,7 @@ class BlockDiagonal(Matrix):
 
     def at(self, i: Any, j: Any) -> Any:
         p, q = self.blocks.shape[-2:]
-        return jnp.where(i // p == j // q, self.blocks[..., i // p, i % p, j % q], 0)
+        return zero_unless(i // p == j // q, self.blocks[..., i // p, i % p, j % q])
 
     def diagonal(self) -> Any:
         i = jnp.arange(min(self.shape[-2:]))

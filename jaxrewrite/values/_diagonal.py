@@ -11,7 +11,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._array import batch_of, nothing, nothing_field
+from ._array import batch_of, nothing, nothing_field, one_where, zero_unless
 from ._determinant import Determinant
 from ._matrix import Matrix, along, known_diagonal, nan_if_any_is, unpivoted
 from ._permutation import Permutation
@@ -22,7 +22,8 @@ class Diagonal(Matrix):
 
     Products, sums with its own kind, powers, solves, determinants, Cholesky factors and
     eigenvalues of it take O(n). What acts entry by entry and is zero at zero keeps it,
-    as does a product, entry by entry, with any array.
+    as does a product, entry by entry, with any array. Products take what its zeros are
+    multiplied by to be finite, unless they are `strict_zeros`.
 
     Attributes
     ----------
@@ -58,7 +59,7 @@ class Diagonal(Matrix):
         return jax.core.ShapedArray((*self.d.shape, self.d.shape[-1]), self.d.dtype)
 
     def materialise(self) -> Any:
-        return jnp.where(jnp.eye(self.d.shape[-1], dtype=bool), self.d[..., None, :], 0)
+        return zero_unless(jnp.eye(self.d.shape[-1], dtype=bool), self.d[..., None, :])
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return along(self.d, self.d.ndim - 1, x.ndim, axis) * x
@@ -90,7 +91,7 @@ class Diagonal(Matrix):
         return Diagonal(jnp.diagonal(dense, axis1=-2, axis2=-1))
 
     def at(self, i: Any, j: Any) -> Any:
-        return jnp.where(i == j, self.d[i], 0)
+        return zero_unless(i == j, self.d[i])
 
     def as_diagonal(self) -> Diagonal:
         return self
@@ -131,6 +132,9 @@ class Diagonal(Matrix):
 
 class Identity(Matrix):
     r"""The identity matrix, :math:`I_{ij} = \delta_{ij}`, which holds nothing.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------
@@ -173,7 +177,8 @@ class Identity(Matrix):
         return jax.core.ShapedArray((*self.of_batch, self.rows, self.rows), self.of_dtype)
 
     def materialise(self) -> Any:
-        return jnp.broadcast_to(jnp.eye(self.rows, dtype=self.of_dtype), self.shape)
+        eye = one_where(jnp.eye(self.rows, dtype=bool), self.of_dtype)
+        return jnp.broadcast_to(eye, self.shape)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return x

@@ -275,7 +275,7 @@ def _at(factor: Any, i: Any, j: Any) -> Any:
     return factor[i, j]
 
 
-@register("abs", "sign", "square", "integer_pow", "conj")
+@register("abs", "square", "integer_pow", "conj")
 def _(v: Kronecker, *, primitive: Any, **params: Any) -> Any:
     """Of a product of two numbers these are the product of each one's."""
     return v.map_factors(lambda factor: bind(primitive, factor, **params))

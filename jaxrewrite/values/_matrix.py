@@ -120,8 +120,10 @@ class Matrix(Structured):
         return jax.tree.map(fn, self, *others)
 
     def cast(self, dtype: Any) -> Self:
-        """The matrix in another floating dtype."""
-        return jax.tree.map(lambda x: x.astype(dtype) if inexact(x) else x, self)
+        """The matrix in another dtype: any, of types with ``entries``; else a floating one."""
+        if self.entries is None:
+            return jax.tree.map(lambda x: x.astype(dtype) if inexact(x) else x, self)
+        return self.map_entries(lambda x: x.astype(dtype))
 
     def at(self, i: Any, j: Any) -> Any:
         """The entries at rows and columns, arrays of one shape, of a matrix, not a stack."""
@@ -178,6 +180,10 @@ class Matrix(Structured):
         return NotImplemented
 
     # --- what follows ---------------------------------------------------------------
+
+    @property
+    def has_zeros(self) -> bool:
+        return self.entries == "pattern" or super().has_zeros
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -313,11 +319,6 @@ def solve_dense(a: Any, x: Any, axis: int) -> Any:
     r"""Solve along an axis with dense matrices, of shape (\*batch, n, n)."""
     solve = functools.partial(jaxrewrite.transform(jnp.linalg.solve), a)
     return solve_columns(solve, x, axis, a.ndim - 2)
-
-
-def sum_over(x: Any, axes: Any) -> Any:
-    """The sum over axes of an array or a value."""
-    return jaxrewrite.transform(lambda x: x.sum(axes))(x) if axes else x
 
 
 def known_diagonal(v: Matrix) -> Any:

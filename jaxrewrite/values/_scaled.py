@@ -12,17 +12,21 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, register, transform
 
+from ._array import inexact, is_number
 from ._linear import Linear
 from ._matrix import negated
 from ._order import order
-from ._sum import sum_of
+from ._sum import Sum, sum_of
 
 
 class Scaled(Linear):
     r"""A number times an array, :math:`s X`, that is not multiplied.
 
     Linear maps and products go to the array; the number is multiplied by numbers. What
-    is not linear meets the product of the two, as does a sum.
+    is not linear meets the product of the two, as does a sum. A matrix with structure that is
+    divided by a number of which only a run tells whether it is zero is one: zero times
+    the inverse of zero is then no number. A sum or a product of entries is that of the array,
+    first: if the number is infinite, it may be so where of the dense array it is no number.
 
     Attributes
     ----------
@@ -95,11 +99,20 @@ class Scaled(Linear):
             return fn(self.multiplied())  # a linear map need not keep batch axes
         return _scaled(fn(self.x), self.scale)
 
+    def shares(self, fill: Any) -> Any:
+        is_nan = fill is None or fill != fill
+        return [fill] if is_nan else NotImplemented
+
     def multiplied(self) -> Any:
-        """``s X`` as the array itself, or what its type makes of it; else NotImplemented."""
+        """``s X`` as the array itself, or what its type makes of it; else NotImplemented.
+
+        That of zeros is zero only if the number is finite.
+        """
         if not isinstance(self.x, jaxrewrite.Value):
             return self.x * self.factor()
         is_batch = jnp.ndim(self.scale) > 0
+        if not is_batch and getattr(self.x, "has_zeros", False):
+            return NotImplemented
         product = transform(jnp.multiply)(self.x, self.factor() if is_batch else self.scale)
         return NotImplemented if isinstance(product, Scaled) and not is_batch else product
 
@@ -121,17 +134,41 @@ def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
 
 @register("mul", commutative=True)
 def _(v: Scaled, factor: Array, **params: Any) -> Any:
-    if jnp.ndim(factor):
+    if not is_number(factor):
         return NotImplemented
-    return v.rescaled(v.scale * factor)
+    return v.rescaled(v.scale * jnp.reshape(factor, ()))
 
 
 @register("div")
 def _(v: Scaled, divisor: Array, **params: Any) -> Any:
-    if jnp.ndim(divisor):
-        return NotImplemented
-    return v.rescaled(v.scale / divisor)
+    if not is_number(divisor):
+        return v.map_parts(lambda part: bind("div", part, divisor))
+    return v.rescaled(v.scale / jnp.reshape(divisor, ()))
 
+
+@register("div", precedence=order("Linear"))
+def _(v: Scaled, divisor: ArrayValue, **params: Any) -> Any:
+    return v.map_parts(lambda part: bind("div", part, divisor))
+
+
+@register("div")
+def _(v: Sum, divisor: Array, **params: Any) -> Any:
+    """By a number that may be zero, whose inverse is one that makes something of zeros."""
+    if not is_number(divisor) or not inexact(v):
+        return NotImplemented
+    return Scaled(v, 1 / jnp.reshape(divisor, ()))
+
+
+@register("abs", "square", "integer_pow", "conj")
+def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
+    """Of a product of two numbers these are the product of each one's."""
+    if jnp.ndim(v.scale):
+        return _on_products(primitive, v, **params)
+    x, scale = (bind(primitive, part, **params) for part in (v.x, v.scale))
+    return Scaled(x, scale)
+
+
+_MULTIPLICATIVE = ("neg", "abs", "square", "integer_pow", "conj")
 
 # What is not linear meets the array that the two make. It takes no more than they do.
 _OTHERS = [name for name in primitives.BINARY if name not in ("mul", "div")]
@@ -148,7 +185,7 @@ def _on_products(primitive: Any, *operands: Any, **params: Any) -> Any:
 
 
 @register(
-    *[name for name in primitives.UNARY if name != "neg"],
+    *[name for name in primitives.UNARY if name not in _MULTIPLICATIVE],
     *[name for name in primitives.REDUCTION if name != "reduce_sum"],
     *[name for name in primitives.CUMULATIVE if name != "cumsum"],
 )

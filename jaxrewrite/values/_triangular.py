@@ -12,7 +12,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._array import concrete
+from ._array import concrete, zero_unless
 from ._determinant import Determinant
 from ._diagonal import Diagonal, Identity
 from ._matrix import Matrix, apply_dense, solve_columns, unpivoted
@@ -27,6 +27,9 @@ class Triangular(Matrix):
     Sums and products of two of one kind, and inverses, are triangular. A product with an
     array is a dense one: that is no faster than without the structure, and neither does it
     take less room.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------
@@ -142,7 +145,7 @@ class Triangular(Matrix):
 
     def at(self, i: Any, j: Any) -> Any:
         inside = i >= j if self.lower else i <= j
-        return jnp.where(inside, self.x[i, j], 0)
+        return zero_unless(inside, self.x[i, j])
 
     def diagonal(self) -> Any:
         return jnp.diagonal(self.x, axis1=-2, axis2=-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,12 +12,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import Literal
 from jaxtyping import Array
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, transform
 
-from ._array import Structured, batch_of, is_number, nothing, nothing_field
+from ._array import (
+    Structured,
+    batch_of,
+    is_number,
+    is_zero_at,
+    nothing,
+    nothing_field,
+    number_of,
+    total,
+)
 from ._contract import labels
 from ._matrix import Matrix
 from ._order import order
@@ -44,7 +55,8 @@ class Zero(Uniform):
 
     A sum with it is the other array, a product with it is `Zero` again, in whatever
     form: entry by entry, ``dot_general``, convolution. As for all symbolic zeros,
-    what it is multiplied by is taken to be finite.
+    what it is multiplied by is taken to be finite, unless products are `strict_zeros`. What
+    else makes no zero of it, such as a division by zero, doesn't here.
 
     Attributes
     ----------
@@ -74,6 +86,10 @@ class Zero(Uniform):
     def __post_init__(self) -> None:
         object.__setattr__(self, "of_shape", _checked_shape("Zero", self.of_shape))
         object.__setattr__(self, "of_dtype", jnp.dtype(self.of_dtype))
+
+    @property
+    def has_zeros(self) -> bool:
+        return True
 
     def aval(self) -> Any:
         shape = (*batch_of("Zero", self._nothing), *self.of_shape)
@@ -348,9 +364,7 @@ def _(v: Uniform, *, primitive: Any, **params: Any) -> Any:
     count = int(np.prod([v.shape[axis] for axis in params["axes"]], dtype=np.int64))
     name = primitive.name
     if name == "reduce_sum":
-        number = v.number()
-        times = transform(lambda number: number * jnp.asarray(count, number.dtype))
-        return repeated(times(number), result.shape)
+        return repeated(_times(v.number(), count), result.shape)
     if count == 0:
         return NotImplemented
     if name in ("argmax", "argmin"):
@@ -360,6 +374,13 @@ def _(v: Uniform, *, primitive: Any, **params: Any) -> Any:
         many = transform(counted)(v.number())
         return repeated(bind(primitive, many, **(params | {"axes": (0,)})), result.shape)
     return v.of(result.shape)
+
+
+def _times(number: Any, count: int) -> Any:
+    """The sum of that many: of none it is zero, also of infinities."""
+    if count == 0:
+        return jnp.zeros((), number.dtype)
+    return transform(lambda number: number * np.asarray(count).astype(number.dtype))(number)
 
 
 @register("cummax", "cummin", "rev", "sort")
@@ -415,8 +436,11 @@ def _product(v: Any, vs: Any, x: Any, xs: Any, out: Any, params: Any) -> Any:
     sizes = dict(zip((*vs, *xs), (*v.shape, *x.shape), strict=True))
     shape = tuple(sizes[label] for label in out)
 
+    if not math.prod(x.shape[axis] for axis in axes):
+        return jnp.zeros(shape, dtype)
+
     def spread(x: Any, number: Any) -> Any:
-        summed = x.astype(dtype).sum(axes) * number.astype(dtype)
+        summed = total(x.astype(dtype), axes) * number.astype(dtype)
         return lax.broadcast_in_dim(
             lax.transpose(
                 summed, sorted(range(len(kept)), key=lambda i: out.index(kept[i]))
@@ -434,8 +458,9 @@ def _(v: Constant, w: Constant, *, dimension_numbers: Any, **params: Any) -> Any
     dtype = params["preferred_element_type"] or jnp.result_type(v.dtype, w.dtype)
     sizes = dict(zip((*vs, *ws), (*v.shape, *w.shape), strict=True))
     count = np.prod([n for label, n in sizes.items() if label not in out], dtype=np.int64)
-    both = transform(lambda a, b: a.astype(dtype) * b.astype(dtype) * int(count))
-    return repeated(both(v.number(), w.number()), tuple(sizes[label] for label in out))
+    both = transform(lambda a, b: a.astype(dtype) * b.astype(dtype))
+    number = _times(both(v.number(), w.number()), int(count))
+    return repeated(number, tuple(sizes[label] for label in out))
 
 
 @register("dot_general", precedence=order("Constant"))
@@ -468,14 +493,11 @@ def _with_value(primitive: Any, x: Any, y: Any, params: Any) -> Any:
         return NotImplemented
     if primitive.name in primitives.ADDITIVE and isinstance(other, Matrix):
         return NotImplemented  # a lazy sum
-    fn: Any = {"mul": jnp.multiply, "div": jnp.divide}.get(primitive.name)
-    if fn is None:
-        return bind(
-            primitive,
-            *(z.materialise() if isinstance(z, Constant) else z for z in (x, y)),
-            **params,
-        )
-    return transform(fn)(*(z.number() if isinstance(z, Constant) else z for z in (x, y)))
+    # Some types tell sums with arrays from those with numbers.
+    is_sum = primitive.name in primitives.ADDITIVE
+    numbers = lambda c: c.materialise() if is_sum else c.number()
+    operands = (numbers(z) if isinstance(z, Constant) else z for z in (x, y))
+    return bind(primitive, *operands, **params)
 
 
 # --- what zeros do to others ----------------------------------------------------------------
@@ -505,7 +527,7 @@ def _(v: Zero, *, primitive: Any, **params: Any) -> Any:
 _BILINEAR = ("mul", "dot_general", "conv_general_dilated")
 
 
-@register(*_BILINEAR, "div", precedence=order("Zero"))
+@register(*_BILINEAR, precedence=order("Zero"))
 def _(v: Zero, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
     result = _result(primitive, params, v, y)
     return Zero(result.shape, result.dtype)
@@ -521,6 +543,26 @@ def _(x: Array | ArrayValue, v: Zero, *, primitive: Any, **params: Any) -> Any:
 def _(v: Zero, w: Zero, *, primitive: Any, **params: Any) -> Any:
     result = _result(primitive, params, v, w)
     return Zero(result.shape, result.dtype)
+
+
+@register(*primitives.BINARY)
+def _(v: Zero, x: Literal, *, primitive: Any, **params: Any) -> Any:
+    return _with_literal(primitive, v, x, params)
+
+
+@register(*primitives.BINARY)
+def _(x: Literal, v: Zero, *, primitive: Any, **params: Any) -> Any:
+    return _with_literal(primitive, x, v, params)
+
+
+def _with_literal(primitive: Any, x: Any, y: Any, params: Any) -> Any:
+    """Zeros, if what the primitive makes of zero and a number of the program is zero."""
+    v = x if isinstance(x, Zero) else y
+    numbers = [np.zeros((), v.dtype) if z is v else number_of(z) for z in (x, y)]
+    if is_zero_at(primitive, params, *numbers):
+        result = _result(primitive, params, *numbers)
+        return Zero(v.shape, result.dtype)
+    return repeated(bind(primitive, *map(jnp.asarray, numbers), **params), v.shape)
 
 
 @register("add", "add_any", "sub")
@@ -568,7 +610,7 @@ _OTHERS = [
 ]
 
 
-@register(*_OTHERS, precedence=order("Zero"))
+@register(*_OTHERS, "div", precedence=order("Zero"))
 def _(v: Zero, x: ArrayValue, *, primitive: Any, **params: Any) -> Any:
     return bind(primitive, v.materialise(), x, **params)
 
