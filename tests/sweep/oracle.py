@@ -188,7 +188,7 @@ def in_mode(program: Any, f: Any, made: Any, convert: Any, values: bool) -> Any:
         both = [made(0), made(5000)]
         if values:
             stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *both)
-            return jax.vmap(lambda vs: convert(f(*vs)))(stacked)
+            return jax.vmap(lambda vs: convert(f(*vs)), axis_size=2)(stacked)
         results = [convert(f(*vs)) for vs in both]
         return jax.tree.map(lambda *xs: jnp.stack(xs), *results)
     leaves, filled = floating(made(0))

@@ -39,7 +39,11 @@ _CLEARED_EVERY = 1500
 
 def group_of(verdict: Verdict, text: str) -> str:
     """What failures have in common that likely have one root."""
-    if verdict.kind in ("crash", "ambiguous"):
+    if verdict.kind == "ambiguous":
+        primitive = verdict.detail.split("'")[1]
+        rules = re.findall(r"/jaxrewrite/(\S+\.py:\d+)", verdict.detail)
+        return f"ambiguous {primitive} {rules}"
+    if verdict.kind == "crash":
         said = re.sub(r"\d+", "N", verdict.detail.split("\n")[0])[:70]
         return f"{verdict.kind} {said} | {verdict.where}"
     types = sorted(set(re.findall(r"\b[A-Z]\w+(?=[(.])|jaxrewrite\.stack", text)))
