@@ -59,7 +59,7 @@ def test_a_wrong_rule_is_found_and_the_program_shrunk(wrong_sine, monkeypatch, b
     assert verdict.kind == "wrong", verdict
     small = shrunk(failing, verdict, 60)
     assert small.steps == ("jnp.sin(v0)",)
-    assert small.operands == ("Diagonal(u(101, 1))",)
+    assert small.operands == ("Diagonal(u(101, 2))",)
     assert (small.mode, small.policy) == ("eager", "allow")
     compile(small.source(), "small", "exec")
 

@@ -90,6 +90,7 @@ def known_einsum(b):
             f"jnp.einsum('ij,ji->', {v.text}, {v.text})",
             f"jnp.einsum('ii->i', {v.text})",
             f"jnp.einsum('ii', {v.text})",
+            f"jnp.trace({v.text})",
             f"jnp.einsum('ij,j->i', {v.text}, {one})",
             f"jnp.einsum('i,ij->ij', {one}, {v.text})",
             f"jnp.einsum('i,ij,j->', {one}, {v.text}, {one})",
@@ -484,7 +485,6 @@ def move(b):
             f"jnp.triu({x}, 1)",
             f"jnp.diagonal({x})",
             f"jnp.diagonal({x}, {b.s.choice((1, -1))})",
-            f"jnp.trace({x})",
         ]
         if 1 in v.shape:
             options += [f"jnp.squeeze({x}, {v.shape.index(1)})"] * 3

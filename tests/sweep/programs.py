@@ -119,6 +119,17 @@ got = lambda xs: dense(jaxrewrite.transform(f, materialise=POLICY)(*filled(xs)))
 ts = [jnp.cos(jnp.arange(x.size)).reshape(x.shape).astype(x.dtype) for x in leaves]
 print(jax.jvp(got, (leaves,), (ts,))); print(jax.jvp(lambda xs: f(*map(dense, filled(xs))), (leaves,), (ts,)))
 """,
+    "masked": """\
+vs = operands()  # what is under a mask must not matter
+print(jaxrewrite.transform(f, materialise=POLICY)(*vs).filled(-9))
+""",
+    "hidden": "print(jaxrewrite.transform(f, materialise=POLICY)(*operands()))\n",
+    "bounds": """\
+vs = operands()
+bounds = jaxrewrite.transform(f, materialise=POLICY)(*vs); print(bounds.lower, bounds.upper)
+inside = lambda v, t: v.lower + t * (v.upper - v.lower) if isinstance(v, Interval) else v
+print([f(*(inside(v, t) for v in vs)) for t in (0, 0.5, 1)])
+""",
     "jacfwd": _LEAVES
     + """\
 got = lambda xs: total(jaxrewrite.transform(f, materialise=POLICY)(*filled(xs)))
@@ -294,6 +305,8 @@ def chosen_types(seed: int, s: Source) -> tuple[tuple[str, ...], tuple[str, ...]
     if which == 0:
         return (names[turn % len(names)],), None
     if which == 1:
+        if turn % 11 == 10:
+            return (s.choice(("Threefry", "Missing", "Wide")),), None
         outer, inner = divmod(turn, len(names))
         return (holders[outer % len(holders)], names[inner]), None
     if which == 2:
@@ -319,21 +332,58 @@ def program(seed: int) -> tuple[Program, Builder] | None:
     return None
 
 
+def _threefry(s, dtype, n, m, batch):
+    text = f"Threefry.seed({s.seed()})"
+    if s.chance(0.4):
+        shape = s.choice((2, 3, (2, 3), (1,)))
+        text = f"Threefry.of(jax.random.split(jax.random.key({s.seed()}), {shape}))"
+    return text, s.choice(("eager", "eager", "jit", "vmap")), {"key"}
+
+
+def _missing(s, dtype, n, m, batch):
+    sizes = (*batch, n, m)
+    text = f"Masked({s.u(*sizes, dtype=dtype)}, ~mask({s.seed()}, {', '.join(map(str, sizes))}))"
+    if s.chance(0.6):
+        return text, "masked", {"entrywise", "shape"}
+    return text, "hidden", ANYTHING
+
+
+def _wide(s, dtype, n, m, batch):
+    if dtype not in ("float32", "float64", "int32"):
+        raise Refused
+    radius = "1" if dtype == "int32" else s.choice(("0.1", "0.5", "2.0"))
+    radius = f"jnp.asarray({radius}, {dtype!r})"
+    text = f"Interval.around({s.u(*batch, n, m, dtype=dtype)}, {radius})"
+    return text, "bounds", ANYTHING - {"linalg"}
+
+
+SPECIAL = {"Threefry": _threefry, "Missing": _missing, "Wide": _wide}
+ANYTHING = {
+    *("contraction", "entrywise", "reduction", "shape", "sort", "gather", "loop"),
+    *("branch", "call", "vmap", "custom", "linalg"),
+}
+
+
 def _program(s, types, other, dtype, shape, batch, x64):
     s.spoil = dtype in FLOATS and s.chance(0.04)
     b = Builder(s, dtype)
     b.other_type = other
+    if types[0] in SPECIAL:
+        text, mode, groups = SPECIAL[types[0]](s, dtype, *shape, batch)
+        dtype = b.dtype = "float32" if types[0] == "Threefry" else dtype
+    else:
+        text, mode, groups = value(s, types[0], dtype, *shape, batch, types[1:]), None, None
     b.values_left = 2 if other else int(s.chance(0.4))
     try:
-        b.operand(value(s, types[0], dtype, *shape, batch, types[1:]))
-    except Refused:
-        raise
+        b.operand(text)
     except Exception as error:  # noqa: BLE001 - a value that its type refuses
         REJECTED[" of ".join(types)] = (None, error)
         raise Refused from error
     s.spoil = False
     wanted = s.choice((1, 1, 1, 2, 2, 2, 3, 3, 4))
-    weights = [operation.weight for operation in OPS]
+    if mode in ("masked", "hidden", "bounds"):
+        b.values_left = 0
+    weights = [x.weight * (x.group in groups if groups else x.group != "key") for x in OPS]
     for _ in range(wanted + 12):
         operation = s.random.choices(OPS, weights)[0]
         try:
@@ -344,7 +394,7 @@ def _program(s, types, other, dtype, shape, batch, x64):
             break
     if not b.steps:
         raise Refused
-    mode = s.random.choices(list(MODE_WEIGHTS), MODE_WEIGHTS.values())[0]
+    mode = mode or s.random.choices(list(MODE_WEIGHTS), MODE_WEIGHTS.values())[0]
     if dtype not in INEXACT and mode in ("grad", "jvp", "jacfwd"):
         mode = "eager"
     if dtype == "complex64" and mode in ("grad", "jacfwd"):
@@ -359,4 +409,4 @@ def _program(s, types, other, dtype, shape, batch, x64):
     return made, b
 
 
-from . import operations as operations  # noqa: E402  (they are registered here)
+from . import keys as keys, operations as operations  # noqa: E402  (they register theirs)
