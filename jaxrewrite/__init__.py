@@ -16,7 +16,7 @@ from ._errors import (
 from ._materialise import materialise as materialise
 from ._rules import Rules as Rules, register as register
 from ._transform import bind as bind, make_jaxpr as make_jaxpr, transform as transform
-from ._value import Value as Value, field as field
+from ._value import Value as Value, field as field, same_structure as same_structure
 
 
 # Imported for its side effect: it registers the handlers of higher-order primitives.

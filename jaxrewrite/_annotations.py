@@ -11,7 +11,7 @@ import inspect
 import itertools
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple, TypeVar, Union
 
 import jax
@@ -19,6 +19,7 @@ import jaxtyping
 import numpy as np
 from multipledispatch.variadic import Variadic
 
+from ._compat import Literal
 from ._value import Value
 
 
@@ -26,6 +27,11 @@ from ._value import Value
 # or scalar it is: a tracer's class is no subclass of jax.Array, and a rule must
 # not depend on what surrounds the program.
 Dense = jax.Array
+
+
+class Number(jax.Array):
+    """What a literal of a jaxpr is dispatched on as: a dense operand that is known."""
+
 
 _DENSE_TYPES = (jax.Array, jax.core.Tracer, np.ndarray, np.generic, int, float, complex)
 
@@ -47,7 +53,17 @@ class Signature(NamedTuple):
     def is_dense(self) -> bool:
         """Whether the rule is for dense operands alone."""
         slots = [*self.operands, *([self.variadic] if self.variadic else [])]
-        return all(a.type is Dense for slot in slots for a in slot)
+        return all(issubclass(a.type, Dense) for slot in slots for a in slot)
+
+    def literals(self) -> tuple[int, ...]:
+        """The operands that have to be literals."""
+        return tuple(
+            i for i, slot in enumerate(self.operands) for a in slot if a.type is Number
+        )
+
+    def reversed(self) -> Signature:
+        """The signature of the same operands in the other order."""
+        return self._replace(operands=self.operands[::-1])
 
     def combinations(self) -> Iterator[tuple[tuple[type, ...], tuple[Any, ...]]]:
         """The types and guards that the unions of the annotations stand for."""
@@ -67,25 +83,24 @@ class Signature(NamedTuple):
 
 
 def read_signature(
-    rule: Callable[..., Any], namespace: Mapping[str, Any] | None = None
+    rule: Callable[..., Any],
+    namespace: Mapping[str, Any] | None = None,
+    annotations: Sequence[Any] | None = None,
 ) -> Signature:
     """Read the signature of a rule; `TypeError` if it can't be dispatched on.
 
-    ``namespace`` holds local names that string annotations may refer to.
+    ``namespace`` holds local names that string annotations may refer to. Given
+    ``annotations`` are those of the positional parameters, instead of its own.
     """
     name = getattr(rule, "__name__", repr(rule))
     try:
         parameters = inspect.signature(rule).parameters.values()
     except (TypeError, ValueError) as error:
         raise TypeError(f"A rule must be a function; {name} is none.") from error
-    try:
-        hints = typing.get_type_hints(
-            inspect.unwrap(rule), localns=dict(namespace or {}), include_extras=True
-        )
-    except NameError as error:
-        raise TypeError(
-            f"The annotations of rule {name} can't be read: {error}."
-        ) from error
+    if annotations is None:
+        hints = _read_hints(rule, name, namespace)
+    else:
+        hints = _given_hints(annotations, name, parameters)
 
     operands: list[tuple[Alternative, ...]] = []
     variadic = None
@@ -98,11 +113,54 @@ def read_signature(
             continue
         annotation = hints.get(parameter.name, parameter.empty)
         alternatives = tuple(dict.fromkeys(_alternatives(annotation, name, parameter)))
+        _check_literals(alternatives, name, parameter)
         if parameter.kind is parameter.VAR_POSITIONAL:
             variadic = alternatives
         else:
             operands.append(alternatives)
     return Signature(tuple(operands), variadic, takes_primitive)
+
+
+def _read_hints(
+    rule: Callable[..., Any], name: str, namespace: Mapping[str, Any] | None
+) -> Mapping[str, Any]:
+    try:
+        return typing.get_type_hints(
+            inspect.unwrap(rule), localns=dict(namespace or {}), include_extras=True
+        )
+    except NameError as error:
+        raise TypeError(
+            f"The annotations of rule {name} can't be read: {error}."
+        ) from error
+
+
+def _given_hints(
+    annotations: Sequence[Any], name: str, parameters: Iterable[inspect.Parameter]
+) -> Mapping[str, Any]:
+    named = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD)
+    ]
+    if len(named) != len(annotations):
+        raise TypeError(
+            f"types= has {len(annotations)} types; rule {name} has {len(named)} operands: "
+            f"{', '.join(named)}."
+        )
+    return dict(zip(named, annotations, strict=True))
+
+
+def _check_literals(
+    alternatives: Sequence[Alternative], rule: str, parameter: inspect.Parameter
+) -> None:
+    types = [a.type for a in alternatives]
+    if Number in types and (
+        parameter.kind is parameter.VAR_POSITIONAL or {Dense, object} & set(types)
+    ):
+        raise TypeError(
+            f"Parameter {parameter.name!r} of rule {rule} takes a Literal or other dense "
+            "operands. What it gets must be one or the other: register two rules."
+        )
 
 
 def _alternatives(
@@ -126,6 +184,8 @@ def _alternatives(
             yield Alternative(type_, guard)
     elif isinstance(annotation, type) and issubclass(annotation, Value):
         yield Alternative(annotation)
+    elif annotation is Literal:
+        yield Alternative(Number)
     elif isinstance(annotation, type) and issubclass(annotation, _DENSE_TYPES):
         yield Alternative(Dense)
     elif isinstance(origin, type):
@@ -135,8 +195,8 @@ def _alternatives(
             f"Parameter {parameter.name!r} of rule {rule} is annotated with "
             f"{annotation!r}, which can't be dispatched on. Operands are a subclass of "
             "jaxrewrite.Value, an array type (jax.Array, ArrayLike, a jaxtyping "
-            "annotation), a union of these, or not annotated; parameters of the "
-            "primitive are keyword-only."
+            "annotation), jax.extend.core.Literal, a union of these, or not annotated; "
+            "parameters of the primitive are keyword-only."
         )
 
 

@@ -64,6 +64,7 @@ class ArrayValue(Value):
     ((3, 4), dtype('float32'), 2)
     """
 
+    _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True
 
     @abc.abstractmethod

@@ -16,7 +16,7 @@ from . import _compat
 from ._array_value import ArrayValue
 from ._materialise import materialise
 from ._rules import register
-from ._value import Value, aval_of, field, is_value
+from ._value import Value, aval_of, field, is_value, same_structure, same_treedef
 
 
 def sliced(x: Any, length: int) -> Any:
@@ -175,7 +175,7 @@ def stack(trees: Iterable[Any]) -> Any:
     flat: list[Any] = [tree_flatten(tree, is_leaf=is_value) for tree in trees]
     first, treedef = flat[0]
     for i, (_, other) in enumerate(flat):
-        if other != treedef:
+        if not same_treedef(other, treedef):
             raise ValueError(f"stack: number {i} is no pytree like the first: {other}.")
     stacked = []
     for column in zip(*(leaves for leaves, _ in flat), strict=True):
@@ -187,17 +187,11 @@ def stack(trees: Iterable[Any]) -> Any:
 
 
 def _check_alike(column: tuple[Any, ...]) -> None:
-    first = _structure(column[0])
+    first = column[0]
     for i, other in enumerate(column):
-        if _structure(other) != first:
+        if not same_structure(other, first):
             raise ValueError(
                 f"stack: number {i} is {other!r}, of another structure than the first, "
-                f"{column[0]!r}. Values are stacked if their types, metadata, and the "
+                f"{first!r}. Values are stacked if their types, metadata, and the "
                 "shapes and dtypes of their leaves are the same."
             )
-
-
-def _structure(x: Any) -> Any:
-    leaves, treedef = tree_flatten(x)
-    avals = map(_compat.leaf_aval, leaves)
-    return treedef, [(aval.shape, aval.dtype) for aval in avals]

@@ -20,7 +20,7 @@ from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_u
 from . import _compat
 from ._compat import JaxprEqn, Literal, SourceInfo, Var
 from ._rewrite import NO_RULE, Reason, Scope, live_equations
-from ._value import Value, aval_of, avals_of, is_value, layer
+from ._value import Value, aval_of, avals_of, is_value, layer, same_treedef
 
 
 class Structure(NamedTuple):
@@ -31,6 +31,19 @@ class Structure(NamedTuple):
 
     treedef: PyTreeDef
     avals: tuple[Any, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Structure)
+            and same_treedef(self.treedef, other.treedef)
+            and self.avals == other.avals
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.treedef, self.avals))
 
     def like(self) -> Any:
         """An aval, or a value with avals as leaves."""
@@ -179,7 +192,7 @@ def _same_layer(x: Any, y: Any) -> bool:
         return False
     xs, treedef = layer(x)
     ys, other = layer(y)
-    return treedef == other and all(
+    return same_treedef(treedef, other) and all(
         _compat.same_array_type(a, b)
         for a, b in zip(avals_of(xs), avals_of(ys), strict=True)
     )

@@ -169,6 +169,7 @@ class Rewriting:
     def __init__(self, settings: Settings):
         self.settings = settings
         self.dense_primitives = settings.rules.dense_primitives()
+        self.primitives_with_literals = settings.rules.primitives_with_literals()
         self._traced: dict[Any, Any] = {}
 
     def restage(
@@ -516,22 +517,24 @@ class Scope:
     ) -> Any:
         """Add what the first rule that applies makes of an equation."""
 
+        primitive, rewriting = eqn.primitive, self.rewriting
+
         def find(flat: _Flat) -> Any:
-            rules = self.rewriting.settings.rules
-            for rule in rules.lookup(
-                eqn.primitive, operands, functools.partial(avals_of, operands)
-            ):
-                traced = self.rewriting.trace(
-                    functools.partial(_call_rule, rule, eqn),
+            def ask(rule: Rule) -> Any:
+                return rewriting.trace(
+                    functools.partial(_call_rule, rule, eqn, operands),
                     flat,
                     functools.partial(_checked_results, eqn, f"The rule {rule}"),
-                    rule.name_for(eqn.primitive),
+                    rule.name_for(primitive),
                 )
-                if traced is not NotImplemented:
-                    return traced
-            return NotImplemented
 
-        key = ("rule", eqn.primitive, *eqn.params.items())
+            avals = functools.partial(avals_of, operands)
+            rules = rewriting.settings.rules
+            return rules.first_answer(primitive, operands, avals, ask)
+
+        key = ("rule", primitive, *eqn.params.items())
+        if primitive in rewriting.primitives_with_literals:
+            key = (*key, *map(_literal_key, operands))
         results = self._splice(find, key, operands, eqn, outvars, origin)
         self.changed |= results is not NotImplemented
         return results
@@ -784,9 +787,14 @@ def _unflatten_each(
 # --- rules and what they may return -----------------------------------------------
 
 
-def _call_rule(rule: Rule, eqn: JaxprEqn, *args: Any) -> Any:
+def _literal_key(operand: Any) -> Any:
+    """What a rule that sees literals depends on; 0.0 and -0.0 are two numbers."""
+    return repr(operand.val) if type(operand) is Literal else None
+
+
+def _call_rule(rule: Rule, eqn: JaxprEqn, operands: Sequence[Any], *args: Any) -> Any:
     try:
-        return rule(eqn.primitive, args, eqn.params)
+        return rule(eqn.primitive, args, eqn.params, operands)
     except Exception as error:
         add_note(error, f"jaxrewrite: raised by the rule {rule}.")
         if "unexpected keyword argument" in str(error):

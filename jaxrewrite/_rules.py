@@ -11,41 +11,66 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import itertools
+import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple, TypeVar
 
 from multipledispatch.conflict import supercedes
 from multipledispatch.dispatcher import Dispatcher
-from multipledispatch.variadic import Variadic
+from multipledispatch.variadic import isvariadic
 
 from . import _compat
-from ._annotations import Dense, Signature, guards_hold, read_signature
-from ._compat import Primitive
+from ._annotations import Dense, Number, Signature, guards_hold, read_signature
+from ._compat import Literal, Primitive
 from ._errors import AmbiguousRuleError
-from ._value import is_value
+from ._value import Value, is_value, prepare_defined
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Rule:
-    """A user's rule for some primitives, as it was registered."""
+    """A user's rule for some primitives, as it was registered.
 
-    __slots__ = ("fn", "mirrored", "precedence", "signature")
+    A twin is what ``commutative`` and ``either`` register besides, for operands in
+    the other order; one that is mirrored calls the function with them exchanged.
+    """
+
+    __slots__ = ("fn", "is_twin", "literals", "mirrored", "precedence", "signature")
 
     def __init__(
-        self, fn: Callable[..., Any], signature: Signature, precedence: int, mirrored: bool
+        self,
+        fn: Callable[..., Any],
+        signature: Signature,
+        precedence: int,
+        is_twin: bool = False,
+        mirrored: bool = False,
     ):
         self.fn = fn
         self.signature = signature
         self.precedence = precedence
+        self.is_twin = is_twin
         self.mirrored = mirrored
+        self.literals = signature.literals()
 
-    def __call__(self, primitive: Primitive, operands: Sequence[Any], params: Any) -> Any:
+    def __call__(
+        self,
+        primitive: Primitive,
+        operands: Sequence[Any],
+        params: Any,
+        atoms: Sequence[Any] = (),
+    ) -> Any:
+        """Call the function on operands, of which ``atoms`` says which are literals."""
         if self.mirrored:
-            operands = operands[::-1]
+            operands, atoms = operands[::-1], atoms[::-1]
+        if self.literals:
+            operands = list(operands)
+            for i in self.literals:
+                if type(atoms[i]) is Literal:
+                    operands[i] = atoms[i]
         if self.signature.takes_primitive:
             return self.fn(*operands, primitive=primitive, **params)
         return self.fn(*operands, **params)
@@ -62,6 +87,15 @@ class Rule:
         return f"{name}{where}" + (", mirrored" if self.mirrored else "")
 
 
+def _check_pair(rule: Rule, keyword: str) -> None:
+    count = len(rule.signature.operands)
+    if count != 2 or rule.signature.variadic:
+        raise TypeError(
+            f"{keyword}=True needs a rule with two operands; "
+            f"{getattr(rule.fn, '__name__', rule.fn)} has {count}."
+        )
+
+
 class _Entry:
     """A rule under one of the signatures that its unions stand for."""
 
@@ -75,6 +109,19 @@ class _Entry:
     def is_guarded(self) -> bool:
         return any(guard is not None for guard in self.guards)
 
+    def outer(self, types: tuple[type, ...]) -> float:
+        """How far out the outermost operand is of those that the rule names the type of."""
+        # A variadic signature's last type is that of all the rest.
+        named: Any = itertools.zip_longest(self.types, types, fillvalue=self.types[-1])
+        return max(
+            (
+                operand.outer
+                for own, operand in named
+                if issubclass(operand, Value) and _names_a_type(own)
+            ),
+            default=-math.inf,
+        )
+
     def beats(self, other: _Entry) -> bool:
         """Whether this entry is strictly more specific than the other."""
         if self.types == other.types:
@@ -82,6 +129,12 @@ class _Entry:
         return supercedes(self.types, other.types) and not supercedes(
             other.types, self.types
         )
+
+
+def _names_a_type(annotated: Any) -> bool:
+    """Whether an operand's annotation is a type of value, and not any value."""
+    choices = annotated.variadic_type if isvariadic(annotated) else (annotated,)
+    return all("_is_any" not in vars(choice) and choice is not object for choice in choices)
 
 
 class _Dispatcher(Dispatcher):
@@ -92,6 +145,10 @@ class _Dispatcher(Dispatcher):
     def reorder(self, on_ambiguity: Any = None) -> list[Any]:
         ordering = self._ordering = list(self.funcs)  # type: ignore[misc]
         return ordering
+
+    @classmethod
+    def get_func_annotations(cls, func: Any) -> None:
+        """Of no signature: a primitive without operands has the empty one."""
 
 
 class Rules:
@@ -118,7 +175,8 @@ class Rules:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._dispatchers: dict[Primitive, _Dispatcher] = {}
-        self._dense: set[Primitive] = set()
+        self._dense: dict[Primitive, Rule] = {}
+        self._with_literals: set[Primitive] = set()
         self._matches: dict[tuple[Any, ...], list[_Entry]] = {}
         self.version = 0
 
@@ -128,6 +186,8 @@ class Rules:
         *more: Primitive | str,
         precedence: int = 0,
         commutative: bool = False,
+        either: bool = False,
+        types: Sequence[Any] | None = None,
     ) -> Callable[[_F], _F]:
         """Register a rule for one primitive, or several; a decorator.
 
@@ -136,7 +196,9 @@ class Rules:
         (`jaxtyping.ArrayLike`, `jax.Array`: any dense operand), `Value` or
         `ArrayValue` (any value), a union, or nothing (anything); ``*xs: T`` is
         any number of operands. A jaxtyping annotation is a guard besides: the
-        rule applies only where shapes and dtypes match. Keyword-only parameters
+        rule applies only where shapes and dtypes match.
+        `jax.extend.core.Literal` is a dense operand that is a number in the
+        program itself, which the rule is given as such: ``x.val``. Keyword-only parameters
         are the primitive's parameters; one named ``primitive`` is the primitive.
 
         A rule returns one result, or a sequence of them for a primitive of
@@ -156,7 +218,15 @@ class Rules:
             Rules of higher precedence are asked first.
         commutative
             Register the rule for its two operands in the other order too, unless
-            a rule is registered for that order.
+            a rule is registered for that order. It is called with the operands
+            exchanged then: in the order of its parameters.
+        either
+            Register the rule for its two operands in either order, like
+            ``commutative``, and call it with them in the order of the program:
+            its types say which two meet, not which is the first.
+        types
+            What the positional parameters are to be annotated with, instead of
+            their own annotations: for rules that are made in a loop over types.
 
         Returns
         -------
@@ -169,45 +239,57 @@ class Rules:
             If a name is no primitive's.
         TypeError
             If the rule's annotations can't be dispatched on, or ``commutative``
-            is asked of a rule with other than two operands.
+            or ``either`` is asked of a rule with other than two operands.
+
+        Examples
+        --------
+        A sum that keeps an array in metres what it is, whatever it is added to:
+
+        >>> import jax, jax.numpy as jnp, jaxrewrite
+        >>> from jaxtyping import ArrayLike
+        >>> class Metres(jaxrewrite.ArrayValue):
+        ...     x: jax.Array
+        ...     def materialise(self):
+        ...         return self.x
+        >>> @jaxrewrite.register("sub", either=True)
+        ... def _(a: Metres, b: ArrayLike, **params):
+        ...     number = lambda v: v.x if isinstance(v, Metres) else v
+        ...     return Metres(number(a) - number(b))
+        >>> (Metres(jnp.ones(2)) - 3).x, (3 - Metres(jnp.ones(2))).x
+        (Array([-2., -2.], dtype=float32), Array([2., 2.], dtype=float32))
         """
+        if commutative and either:
+            raise TypeError("A rule is registered with commutative=True or either=True.")
         primitives = [find_primitive(p) for p in (primitive, *more)]
+        prepare_defined()
 
         def decorate(fn: _F) -> _F:
-            namespace = sys._getframe(1).f_locals
-            self._add(primitives, fn, namespace, precedence, commutative)
+            if not callable(fn):
+                raise TypeError(f"A rule must be a function, not a {type(fn).__name__}.")
+            signature = read_signature(fn, sys._getframe(1).f_locals, types)
+            rule = Rule(fn, signature, precedence)
+            twin = None
+            if commutative or either:
+                _check_pair(rule, "commutative" if commutative else "either")
+                turned = signature if commutative else signature.reversed()
+                twin = Rule(fn, turned, precedence, is_twin=True, mirrored=commutative)
+            self._add(primitives, rule, twin)
             return fn
 
         return decorate
 
-    def _add(
-        self,
-        primitives: Sequence[Primitive],
-        fn: Callable[..., Any],
-        namespace: dict[str, Any],
-        precedence: int,
-        commutative: bool,
-    ) -> None:
-        if not callable(fn):
-            raise TypeError(f"A rule must be a function, not a {type(fn).__name__}.")
-        signature = read_signature(fn, namespace)
-        if commutative and (len(signature.operands) != 2 or signature.variadic):
-            raise TypeError(
-                f"commutative=True needs a rule with two operands; "
-                f"{getattr(fn, '__name__', fn)} has {len(signature.operands)}."
-            )
-        entries = list(self._entries(Rule(fn, signature, precedence, False)))
-        mirrored = Rule(fn, signature, precedence, True)
-        mirrors = [
-            _Entry(mirrored, entry.types[::-1], entry.guards[::-1])
-            for entry in (entries if commutative else ())
-            if entry.types != entry.types[::-1]
+    def _add(self, primitives: Sequence[Primitive], rule: Rule, twin: Rule | None) -> None:
+        entries = list(self._entries(rule))
+        twins = [
+            _Entry(twin, entry.types[::-1], entry.guards[::-1])
+            for entry in entries
+            if twin is not None and entry.types != entry.types[::-1]
         ]
         with self._lock:
             for primitive in primitives:
                 for entry in entries:
                     self._put(primitive, entry)
-                for entry in mirrors:
+                for entry in twins:
                     if not self._has(primitive, entry):
                         self._put(primitive, entry)
             self._matches = {}
@@ -217,7 +299,7 @@ class Rules:
     def _entries(rule: Rule) -> Iterator[_Entry]:
         is_dense = rule.signature.is_dense()
         for types, guards in rule.signature.combinations():
-            if is_dense or any(type_ not in (Dense, Variadic[Dense]) for type_ in types):
+            if is_dense or not all(map(_is_dense, types)):
                 yield _Entry(rule, types, guards)
 
     def _cell(self, primitive: Primitive, types: tuple[Any, ...]) -> dict[Any, _Entry]:
@@ -230,17 +312,23 @@ class Rules:
         return dispatcher.funcs[types]
 
     def _put(self, primitive: Primitive, entry: _Entry) -> None:
-        if entry.rule.signature.is_dense():
-            self._dense.add(primitive)
         self._cell(primitive, entry.types)[entry.guards] = entry
+        if entry.rule.signature.is_dense():
+            self._dense[primitive] = entry.rule
+        if entry.rule.literals:
+            self._with_literals.add(primitive)
 
     def _has(self, primitive: Primitive, entry: _Entry) -> bool:
         known = self._cell(primitive, entry.types).get(entry.guards)
-        return known is not None and not known.rule.mirrored
+        return known is not None and not known.rule.is_twin
 
-    def dense_primitives(self) -> frozenset[Primitive]:
-        """The primitives that have a rule on dense operands alone."""
-        return frozenset(self._dense)
+    def dense_rules(self) -> Mapping[Primitive, Rule]:
+        """The primitives that have a rule on dense operands alone, and one such rule."""
+        return self._dense
+
+    def primitives_with_literals(self) -> Set[Primitive]:
+        """The primitives that have a rule which sees literals."""
+        return self._with_literals
 
     def matches(self, primitive: Primitive, types: tuple[type, ...]) -> list[_Entry]:
         """The entries whose types match, in no order."""
@@ -251,7 +339,7 @@ class Rules:
                 dispatcher = self._dispatchers.get(primitive)
                 cells = dispatcher.dispatch_iter(*types) if dispatcher else ()
                 found = [entry for cell in cells for entry in cell.values()]
-                if all(type_ is Dense for type_ in types):
+                if all(map(_is_dense, types)):
                     found = [e for e in found if e.rule.signature.is_dense()]
                 self._matches[key] = found
         return found
@@ -280,56 +368,136 @@ class RulesInForce:
         return tuple((rules, rules.version) for rules in self.tables)
 
     def dense_primitives(self) -> frozenset[Primitive]:
-        return frozenset().union(*(rules.dense_primitives() for rules in self.tables))
+        return frozenset().union(*(rules.dense_rules() for rules in self.tables))
 
-    def lookup(
+    def local_dense_rules(self) -> list[Rule]:
+        """Rules on dense operands alone, of the tables that somebody passed."""
+        return [
+            rule
+            for rules in self.tables
+            if rules is not global_rules
+            for rule in rules.dense_rules().values()
+        ]
+
+    def primitives_with_literals(self) -> frozenset[Primitive]:
+        return frozenset().union(
+            *(rules.primitives_with_literals() for rules in self.tables)
+        )
+
+    def first_answer(
         self,
         primitive: Primitive,
         operands: Sequence[Any],
         avals: Callable[[], Sequence[Any]],
-    ) -> Iterator[Rule]:
-        """The rules for these operands, the one to ask first first.
+        ask: Callable[[Rule], Any],
+    ) -> Any:
+        """What the first rule that does not decline says of these operands.
 
-        ``avals`` gives the operands' avals, for rules with guards. Raises
-        `AmbiguousRuleError` when it comes to two of which neither is first.
+        Parameters
+        ----------
+        operands
+            Values and atoms of a jaxpr.
+        avals
+            Gives the operands' avals, for rules with guards.
+        ask
+            Gives the answer of a rule; ``NotImplemented`` if it declines.
+
+        Raises
+        ------
+        AmbiguousRuleError
+            If two rules answer of which neither is first.
         """
-        types = tuple(type(x) if is_value(x) else Dense for x in operands)
+        types = tuple(map(_type_of, operands))
         for rules in self.tables:
             entries = rules.matches(primitive, types)
             if any(entry.is_guarded() for entry in entries):
                 known = avals()
                 entries = [e for e in entries if guards_hold(e.guards, known)]
-            yield from _in_order(primitive, types, entries)
+            answer = _settled(primitive, types, entries, ask)
+            if answer is not NotImplemented:
+                return answer
+        return NotImplemented
 
 
-def _in_order(
-    primitive: Primitive, types: tuple[type, ...], entries: list[_Entry]
-) -> Iterator[Rule]:
+def _type_of(operand: Any) -> type:
+    """What an operand is dispatched on as."""
+    if is_value(operand):
+        return type(operand)
+    return Number if type(operand) is Literal else Dense
+
+
+def _is_dense(annotated: Any) -> bool:
+    if isvariadic(annotated):
+        return all(map(_is_dense, annotated.variadic_type))
+    return issubclass(annotated, Dense)
+
+
+def _settled(
+    primitive: Primitive,
+    types: tuple[type, ...],
+    entries: list[_Entry],
+    ask: Callable[[Rule], Any],
+) -> Any:
+    """The answer of the foremost rules; those that decline are out, one after the other."""
+    answers: dict[Rule, Any] = {}
     while entries:
-        highest = max(entry.rule.precedence for entry in entries)
-        level = [entry for entry in entries if entry.rule.precedence == highest]
-        first = [e for e in level if not any(other.beats(e) for other in level)]
-        rules = list(dict.fromkeys(entry.rule for entry in first))
-        if len({rule.fn for rule in rules}) > 1:
-            raise AmbiguousRuleError(_ambiguity(primitive, types, rules))
-        yield rules[0]
-        entries = [entry for entry in entries if entry.rule.fn is not rules[0].fn]
+        foremost = list(dict.fromkeys(e.rule for e in _foremost(entries, types)))
+        if len(foremost) == 1 and foremost[0] not in answers:
+            answers[foremost[0]] = ask(foremost[0])
+        for rule in foremost:
+            if rule not in answers:
+                answers[rule] = _answer_or_failure(ask, rule)
+        declined = {rule for rule in foremost if answers[rule] is NotImplemented}
+        if not declined:
+            if len({rule.fn for rule in foremost}) > 1:
+                raise AmbiguousRuleError(_ambiguity(primitive, types, foremost))
+            answer = answers[foremost[0]]
+            if isinstance(answer, _Failure):
+                raise answer.error
+            return answer
+        entries = [entry for entry in entries if entry.rule not in declined]
+    return NotImplemented
+
+
+class _Failure(NamedTuple):
+    """That a rule raised, which is not to decline."""
+
+    error: Exception
+
+
+def _answer_or_failure(ask: Callable[[Rule], Any], rule: Rule) -> Any:
+    """The answer of one of several rules: who fails is ambiguous with who answers."""
+    try:
+        return ask(rule)
+    except Exception as error:  # noqa: BLE001 - raised again, unless others answer
+        return _Failure(error)
+
+
+def _foremost(entries: list[_Entry], types: tuple[type, ...]) -> list[_Entry]:
+    """The entries that none of the others goes before."""
+    highest = max(entry.rule.precedence for entry in entries)
+    level = [entry for entry in entries if entry.rule.precedence == highest]
+    first = [e for e in level if not any(other.beats(e) for other in level)]
+    if len(first) > 1:
+        outermost = max(entry.outer(types) for entry in first)
+        first = [entry for entry in first if entry.outer(types) == outermost]
+    return first
 
 
 def _ambiguity(primitive: Primitive, types: tuple[type, ...], rules: list[Rule]) -> str:
-    operands = ", ".join("Array" if t is Dense else t.__name__ for t in types)
+    names = ["Array" if _is_dense(t) else t.__name__ for t in types]
     listed = "\n".join(f"  {rule}" for rule in rules)
     parameters = ", ".join(
-        f"{chr(ord('x') + i) if i < 3 else f'x{i}'}: {'Array' if t is Dense else t.__name__}"
-        for i, t in enumerate(types)
+        f"{chr(ord('x') + i) if i < 3 else f'x{i}'}: {name}" for i, name in enumerate(names)
     )
     return (
-        f"Primitive {primitive.name!r} on ({operands}) has several rules of precedence "
+        f"Primitive {primitive.name!r} on ({', '.join(names)}) has several rules of precedence "
         f"{rules[0].precedence}, and none is more specific than the others:\n{listed}\n"
         "Ways out: register a rule for just these types,\n"
         f"  @jaxrewrite.register({primitive.name!r})\n"
         f"  def _({parameters}, **params): ...\n"
-        "or give one of the rules a higher precedence=, or apply them one after the other "
+        "or say in one of the classes that it is the outer one, by a higher outer = ...; or "
+        "give one of the rules a higher precedence=; or apply them one after the other "
         "with nested transforms: transform(transform(fn, filter_spec=...), filter_spec=...)."
     )
 

@@ -91,7 +91,9 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     names = _operand_names(arguments) if len(operands) < 64 else None
     inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
     with use_settings(settings):
-        whole, consts, out_tree, out_leaves = _trace_user_function(arguments, tree, inputs)
+        whole, consts, out_tree, out_leaves = _trace_user_function(
+            arguments, tree, inputs, settings
+        )
     with _collector.paused():
         jaxpr = drop_dead_code(whole)
         scope = Scope(Rewriting(settings))
@@ -200,7 +202,7 @@ def _rebuilder(
 
 
 def _trace_user_function(
-    arguments: Arguments, tree: PyTreeDef, inputs: _Inputs
+    arguments: Arguments, tree: PyTreeDef, inputs: _Inputs, settings: Settings
 ) -> tuple[Any, list[Any], PyTreeDef, list[Any]]:
     fn = arguments.fn
     out: list[Any] = []
@@ -225,7 +227,15 @@ def _trace_user_function(
     try:
         jaxpr, consts = _compat.trace_to_jaxpr(flat, inputs.avals, debug_info)
     except Exception as error:
-        _note_staging(error, getattr(fn, "__qualname__", type(fn).__name__), inputs.likes)
+        name = getattr(fn, "__qualname__", type(fn).__name__)
+        _note_staging(error, name, inputs.likes)
+        if not any(map(is_value, inputs.likes)):
+            for rule in settings.rules.local_dense_rules()[:1]:
+                add_note(
+                    error,
+                    f"jaxrewrite: {name} is staged without any value among its arguments "
+                    f"because of rules on dense operands, such as {rule}.",
+                )
         raise
     return jaxpr, consts, out[0], out[1]
 

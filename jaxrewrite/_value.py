@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import dis
 import functools
 import itertools
 import pickle
+import sys
 import threading
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, ClassVar, dataclass_transform
 
 import jax
@@ -53,17 +56,18 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
 
 
 class _LazyFields:
-    """Turns a subclass into a dataclass when somebody first asks for its fields.
-
-    Not at the end of the class statement, when the class's own decorators
-    (`dataclasses.dataclass`, a pytree registration) are still to come.
-    """
+    """The fields of a subclass, which becomes a dataclass when they are asked for."""
 
     def __get__(self, instance: Any, owner: type) -> Any:
-        if not _is_ours(owner) or "_is_base" in owner.__dict__:
-            raise AttributeError("__dataclass_fields__")
-        _make_dataclass(owner)
-        return owner.__dict__["_jaxrewrite_fields"]
+        is_hidden = "_is_base" in owner.__dict__ or owner is _registering.cls
+        if not is_hidden and _is_ours(owner):
+            _make_dataclass(owner)
+            fields = owner.__dict__["_jaxrewrite_fields"]
+            # A class without any is no dataclass to a subclass, which may then be
+            # a frozen one or not, as its decorator says.
+            if fields:
+                return fields
+        raise AttributeError("__dataclass_fields__")
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, dataclasses.field))
@@ -74,7 +78,9 @@ class Value:
     dense: it says in ``aval`` what it stands for, and rules or its ``default``
     have to cover each primitive that meets it.
 
-    A subclass becomes a frozen dataclass and a pytree by itself. Annotated
+    A subclass becomes a frozen dataclass and a pytree by itself, when it is
+    defined: one with decorators when the next one is defined, a rule is
+    registered, or its first instance is made, whichever is first. Annotated
     attributes are children, those declared with ``field(static=True)`` are
     metadata. A class that is a pytree already, by its own decorator or as an
     `equinox.Module`, is left as it is. What ``__init__`` or ``__post_init__``
@@ -87,14 +93,29 @@ class Value:
         What becoming dense means for this type where `transform` is left at
         its default: ``"warn"``, ``"allow"`` or ``"forbid"``. ``None`` leaves
         it to the call.
+    outer
+        How far out this type belongs where it meets another: a number. Of two
+        rules that apply, neither more specific than the other, that of the type
+        with the greater one is asked first. Arrays in metres whose numbers are
+        quantised are ``Unitful(Quantised(...))`` if `Unitful` is the outer one.
     """
 
     materialise_policy: ClassVar[str | None] = None
+    outer: ClassVar[float] = 0
 
+    # Whether an annotation with this class, and not a subclass, means any value.
+    _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True
     # Whether a field that is a value is no layer of its own.
     _is_whole: ClassVar[bool] = False
     __dataclass_fields__ = _LazyFields()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        prepare_defined()
+        _defined.append(cls)
+        if not _is_decorated(sys._getframe(1)):
+            prepare_defined()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if "_jaxrewrite_ready" not in cls.__dict__:
@@ -330,24 +351,34 @@ def _short(x: Any) -> str:
 # --- becoming a dataclass and a pytree ----------------------------------------
 
 
-class _FieldName(str):
-    """The name of a class's first field as JAX is told it.
-
-    JAX rebuilds a dataclass by calling it with this very object among the
-    keywords, which is how a construction by JAX is told from one by the user.
-    Only the first name, since Python looks an attribute of such a name up
-    without its cache, at each flattening.
-    """
-
-    __slots__ = ()
-
+# Metadata of every class, and the first: the class itself. JAX's `==` of treedefs
+# compares the metadata of registered dataclasses and not their classes, and would
+# take two types with fields of the same names for one. JAX rebuilds a dataclass by
+# calling it with all fields as keywords, so that the first of those being this one
+# also tells a construction by JAX from one by the user.
+_CLASS = "__class__"
 
 _preparing = threading.RLock()
 
+# Classes whose decorators, which may make them pytrees, are still to come.
+_defined: list[type] = []
+
+
+class _Registering(threading.local):
+    cls: type | None = None
+
+
+# The class that is being registered on this thread. It shows no dataclass fields
+# then, because JAX takes no other metadata of a class that has some.
+_registering = _Registering()
+
+
+def _fields(cls: type) -> Sequence[dataclasses.Field[Any]]:
+    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+
 
 def _field_names(cls: type) -> list[str]:
-    is_dataclass = hasattr(cls, "__dataclass_fields__")
-    return [f.name for f in dataclasses.fields(cls)] if is_dataclass else []
+    return [f.name for f in _fields(cls)]
 
 
 def _is_ours(cls: type) -> bool:
@@ -369,7 +400,12 @@ def _make_dataclass(cls: Any) -> None:
         if own_init and frozen:
             # An `__init__` of the class's own sets each field, once.
             cls.__setattr__ = _set_once
-        # Moved, so that a subclass finds the lazy ones of `Value` and not these.
+        _hide_fields(cls)
+
+
+def _hide_fields(cls: Any) -> None:
+    """Move the fields of a dataclass, so that they are found through `Value` alone."""
+    if "__dataclass_fields__" in cls.__dict__:
         cls._jaxrewrite_fields = cls.__dict__["__dataclass_fields__"]
         del cls.__dataclass_fields__
 
@@ -380,16 +416,50 @@ def _set_once(self: Any, name: str, value: Any) -> None:
     object.__setattr__(self, name, value)
 
 
+def _is_decorated(frame: FrameType) -> bool:
+    """Whether something is done to a class before it is bound to its name.
+
+    ``frame`` is that of the class statement, which just calls what makes the class.
+    """
+    code, position = frame.f_code.co_code, frame.f_lasti + 2
+    while dis.opname[code[position]] in ("CACHE", "EXTENDED_ARG"):
+        position += 2
+    return not dis.opname[code[position]].startswith("STORE_")
+
+
+def prepare_defined() -> None:
+    """Make the classes pytrees that were defined, and decorated, until now.
+
+    So that pickled treedefs and exported programs find them, which know nothing of
+    what is done when an instance is made.
+    """
+    while _defined:
+        cls = _defined.pop()
+        is_whole = not ("_is_base" in cls.__dict__ or _missing(cls))
+        # One that makes its instances in its own way says itself what it is.
+        if is_whole and _is_ours(cls) and cls.__new__ is Value.__new__:
+            _prepare(cls)
+
+
+def _missing(cls: type) -> list[str]:
+    """The methods that a class has to define and does not."""
+    return [
+        name
+        for name in ("aval", "materialise")
+        if getattr(getattr(cls, name), "__isabstractmethod__", False)
+    ]
+
+
 def _prepare(cls: Any) -> None:
-    """Make ``cls`` a pytree, unless it is one, before its first instance."""
+    """Make ``cls`` a pytree, unless it is one."""
     with _preparing:
         if "_jaxrewrite_ready" in cls.__dict__:
             return
-        for name in ("aval", "materialise"):
-            if getattr(getattr(cls, name), "__isabstractmethod__", False):
-                raise TypeError(f"{cls.__name__} has to define {name}().")
+        for name in _missing(cls):
+            raise TypeError(f"{cls.__name__} has to define {name}().")
         if _is_ours(cls) and not _is_registered(cls):
             _make_dataclass(cls)
+            _hide_fields(cls)
             _register(cls)
         cls._jaxrewrite_ready = True
 
@@ -406,25 +476,34 @@ def _is_registered(cls: type) -> bool:
 
 
 def _register(cls: Any) -> None:
-    fields = [f for f in dataclasses.fields(cls) if f.init]
+    fields = [f for f in _fields(cls) if f.init]
     static = [f.name for f in fields if f.metadata.get("static", False)]
     children = [f.name for f in fields if f.name not in static]
-    # JAX passes metadata first.
-    for names in (static, children):
-        if names:
-            names[0] = _FieldName(names[0])
-            break
-    dropped = [f.name for f in dataclasses.fields(cls) if not f.init]
-    register_dataclass(cls, children, static, drop_fields=dropped)
+    _registering.cls = cls
+    try:
+        register_dataclass(cls, children, [_CLASS, *static])
+    finally:
+        _registering.cls = None
     _register_for_export(cls)
     cls.__init__ = _constructor(cls, cls.__init__, [*children, *static], static)
+    if cls.__new__ is not Value.__new__:
+        cls.__new__ = _maker(cls.__new__)
+
+
+def _maker(user_new: Any) -> Any:
+    @functools.wraps(user_new)
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return object.__new__(cls) if _CLASS in kwargs else user_new(cls, *args, **kwargs)
+
+    return __new__
 
 
 def _constructor(cls: Any, user_init: Any, names: list[Any], static: list[Any]) -> Any:
     @functools.wraps(user_init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         for name in kwargs:
-            if type(name) is _FieldName:
+            if name == _CLASS:
+                del kwargs[_CLASS]
                 self.__dict__.update(kwargs)
                 return
             break
@@ -465,8 +544,8 @@ def _register_for_export(cls: type) -> None:
             jax.export.register_pytree_node_serialization(
                 cls,
                 serialized_name=name,
-                serialize_auxdata=pickle.dumps,
-                deserialize_auxdata=pickle.loads,
+                serialize_auxdata=lambda metadata: pickle.dumps(metadata[1:]),
+                deserialize_auxdata=lambda data: (cls, *pickle.loads(data)),
             )
             return
         except ValueError:
@@ -474,6 +553,47 @@ def _register_for_export(cls: type) -> None:
 
 
 # --- structure ----------------------------------------------------------------
+
+
+def same_treedef(a: PyTreeDef, b: PyTreeDef) -> bool:
+    """Whether two pytrees are of one structure, their classes included.
+
+    JAX's ``==`` does not compare the classes of dataclasses that are registered by
+    others than this package. Their hashes, of 64 bits, do differ.
+    """
+    return a == b and hash(a) == hash(b)
+
+
+def same_structure(x: Any, y: Any) -> bool:
+    """Say whether two pytrees of arrays and values are alike but for their numbers.
+
+    Parameters
+    ----------
+    x, y
+        Values, arrays or pytrees of them.
+
+    Returns
+    -------
+    bool
+        Whether they have the same classes and metadata, nested ones included, and
+        leaves of the same shapes and dtypes.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Circulant, Diagonal
+    >>> x = jnp.ones(3)
+    >>> jaxrewrite.same_structure(Diagonal(x), Diagonal(2 * x))
+    True
+    >>> jaxrewrite.same_structure(Diagonal(x), Circulant(x))
+    False
+    """
+    xs, treedef = tree_flatten(x)
+    ys, other = tree_flatten(y)
+    return same_treedef(treedef, other) and all(
+        _compat.same_array_type(_compat.leaf_aval(a), _compat.leaf_aval(b))
+        for a, b in zip(xs, ys, strict=True)
+    )
 
 
 def layer(value: Value) -> tuple[list[Any], PyTreeDef]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import typing
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend.core import Literal
 from jaxtyping import Array, ArrayLike, Float, Int, Shaped
 
 import jaxrewrite
@@ -310,6 +312,130 @@ def test_ambiguity_is_raised_at_the_lookup_and_names_both(rules):
     assert applied(rules, jnp.add, A(X), B(X)) == 3
 
 
+def test_a_rule_that_declines_is_no_part_of_an_ambiguity(rules):
+    @rules.register("add")
+    def _(x: A, y: jaxrewrite.ArrayValue, **params):
+        return NotImplemented
+
+    @rules.register("add")
+    def _(x: jaxrewrite.ArrayValue, y: B, **params):
+        return answer(2)
+
+    assert applied(rules, jnp.add, A(X), B(X)) == 2
+
+
+@pytest.mark.parametrize("declines", [True, False])
+def test_a_tied_rule_that_fails_has_not_declined(rules, declines):
+    @rules.register("add")
+    def _(x: A, y: jaxrewrite.ArrayValue, **params):
+        return NotImplemented if declines else answer(1)
+
+    @rules.register("add")
+    def _(x: jaxrewrite.ArrayValue, y: B, **params):
+        raise RuntimeError("on purpose")
+
+    error = RuntimeError if declines else jaxrewrite.AmbiguousRuleError
+    with pytest.raises(error):
+        applied(rules, jnp.add, A(X), B(X))
+
+
+def test_all_that_are_tied_decline_and_the_values_become_dense(rules):
+    @rules.register("dot_general")
+    def _(x: A, y: jaxrewrite.ArrayValue, **params):
+        return NotImplemented
+
+    @rules.register("dot_general")
+    def _(x: jaxrewrite.ArrayValue, y: A, **params):
+        return NotImplemented
+
+    run = jaxrewrite.transform(lambda v, w: v @ w, rules=rules, materialise="allow")
+    np.testing.assert_allclose(run(A(X), A(X)), X @ X)
+
+
+def test_what_a_declining_rule_beat_may_tie_with_the_rest(rules):
+    @rules.register("add")
+    def first(x: SubA, y: jaxrewrite.ArrayValue, **params):
+        return NotImplemented
+
+    @rules.register("add")
+    def second(x: A, y: jaxrewrite.ArrayValue, **params):
+        return answer(1)
+
+    @rules.register("add")
+    def third(x: jaxrewrite.ArrayValue, y: B, **params):
+        return answer(2)
+
+    with pytest.raises(jaxrewrite.AmbiguousRuleError) as caught:
+        applied(rules, jnp.add, SubA(X), B(X))
+    assert "second" in str(caught.value) and "third" in str(caught.value)
+    assert "first" not in str(caught.value)
+
+
+class Outer(jaxrewrite.ArrayValue):
+    """An array that carries something, with another value as its array."""
+
+    x: jaxrewrite.ArrayValue | Array
+    outer = 1
+
+    def materialise(self):
+        return jaxrewrite.materialise(self.x)
+
+
+@pytest.mark.parametrize("inner_first", [True, False])
+def test_the_outer_type_has_the_word(rules, inner_first):
+    """A user's type with rules for any other value, beside one that is further out."""
+
+    def keep(cls):
+        @rules.register("mul")
+        def _(x: cls, y: jaxrewrite.ArrayValue | ArrayLike, **params):
+            return cls(jaxrewrite.bind("mul", x.x, y, **params))
+
+        @rules.register("mul")
+        def _(x: jaxrewrite.ArrayValue | ArrayLike, y: cls, **params):
+            return cls(jaxrewrite.bind("mul", x, y.x, **params))
+
+    for cls in (A, Outer) if inner_first else (Outer, A):
+        keep(cls)
+    run = jaxrewrite.transform(jnp.multiply, rules=rules, materialise="forbid")
+    for left, right in ((A(X), Outer(X)), (Outer(X), A(X)), (Outer(A(X)), A(X))):
+        got = run(left, right)
+        assert type(got) is Outer and type(got.x) is A
+        np.testing.assert_allclose(got, X * X)
+
+
+def test_the_outer_type_that_declines_leaves_it_to_the_other(rules):
+    @rules.register("mul")
+    def _(x: Outer, y: jaxrewrite.ArrayValue, **params):
+        return NotImplemented
+
+    @rules.register("mul")
+    def _(x: jaxrewrite.ArrayValue, y: A, **params):
+        return answer(2)
+
+    assert applied(rules, jnp.multiply, Outer(X), A(X)) == 2
+
+
+def test_outer_comes_after_what_is_more_specific_and_after_precedence(rules):
+    @rules.register("mul")
+    def _(x: Outer, y: jaxrewrite.ArrayValue, **params):
+        return answer(1)
+
+    @rules.register("mul", precedence=1)
+    def _(x: jaxrewrite.ArrayValue, y: A, **params):
+        return answer(2)
+
+    @rules.register("add")
+    def _(x: Outer, y: jaxrewrite.ArrayValue, **params):
+        return answer(1)
+
+    @rules.register("add")
+    def _(x: Outer, y: A, **params):
+        return answer(3)
+
+    assert applied(rules, jnp.multiply, Outer(X), A(X)) == 2
+    assert applied(rules, jnp.add, Outer(X), A(X)) == 3
+
+
 def test_precedence_settles_an_ambiguity(rules):
     @rules.register("add")
     def _(x: A, y: jaxrewrite.ArrayValue, **params):
@@ -459,6 +585,159 @@ def test_two_guards_that_both_hold_are_ambiguous(rules):
         applied(rules, jnp.negative, A(X))
 
 
+# --- literals ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def divided(rules):
+    """Rules for a division by a number that the program contains, and by any other."""
+    seen = []
+
+    @rules.register("div")
+    def _(v: A, x: Literal, **params):
+        seen.append(float(x.val))
+        return answer(float(x.val)) if x.val != 0 else NotImplemented
+
+    @rules.register("div")
+    def _(v: A, x: Array, **params):
+        assert isinstance(x, jax.core.Tracer)
+        return answer(100)
+
+    return seen
+
+
+def test_a_rule_sees_the_numbers_in_a_program(rules, divided):
+    assert applied(rules, lambda v: v / 2.0, A(X)) == 2
+    assert applied(rules, lambda v: v / 3, A(X)) == 3
+    assert applied(rules, jax.jit(lambda v: v / 5), A(X)) == 5
+    assert applied(rules, lambda v: v / jnp.ones((2, 2)), A(X)) == 100
+    assert applied(rules, lambda v, x: v / x, A(X), jnp.float32(2)) == 100
+    # It declines, and the next is asked.
+    assert applied(rules, lambda v: v / 0.0, A(X)) == 100
+    assert divided == [2, 3, 5, 0]
+
+
+def test_each_number_is_asked_once(rules, divided):
+    fn = lambda v: [v / 2.0, v / 2.0, v / 3.0]
+    jaxrewrite.transform(fn, rules=rules)(A(X))
+    assert divided == [2, 3]
+
+
+def test_literals_in_bodies_and_other_orders(rules):
+    @rules.register("max", commutative=True)
+    def _(v: A, x: Literal):
+        return answer(x.val + 1)
+
+    assert applied(rules, lambda v: jnp.maximum(0.0, v), A(X)) == 1
+    assert applied(rules, jax.nn.relu, A(X)) == 1
+    scan = lambda v: lax.scan(lambda c, _: (c, jnp.maximum(v, 4.0)), 0, None, 2)[1]
+    assert applied(rules, scan, A(X)) == 5
+
+
+def test_literals_of_ordinary_programs(rules):
+    @rules.register("integer_pow")
+    def _(x: Array, *, y):
+        return x * 0 + 7
+
+    @rules.register("pow")
+    def _(x: Array, y: Literal):
+        return lax.sqrt(x) if y.val == 0.5 else NotImplemented
+
+    jaxpr = jaxrewrite.make_jaxpr(lambda x: (x**0.5, x**0.25), rules=rules)(X)
+    assert [eqn.primitive.name for eqn in jaxpr.eqns] == ["sqrt", "pow"]
+
+
+@pytest.mark.parametrize("others", [Array, jaxrewrite.ArrayValue | Array, typing.Any])
+def test_a_literal_or_any_other_array_is_two_rules(rules, others):
+    def rule(v, x):
+        return answer(1)
+
+    if others is typing.Any:
+
+        def rule(v, *x):
+            return answer(1)
+
+        others = Literal
+    rule.__annotations__ = {"v": A, "x": Literal | others}
+    with pytest.raises(TypeError, match="takes a Literal or other"):
+        rules.register("max")(rule)
+
+
+# --- either order, and types that are given --------------------------------------------
+
+
+def test_either_is_called_in_the_order_of_the_program(rules):
+    @rules.register("sub", either=True)
+    def _(x: A, y: B | ArrayLike, **params):
+        return x.x - y.x if isinstance(x, A) and isinstance(y, B) else answer(9)
+
+    @rules.register("div", either=True)
+    def _(x: A, y: ArrayLike, **params):
+        return answer(1) if isinstance(x, A) else answer(2)
+
+    assert applied(rules, jnp.subtract, A(X + 3), B(X)) == 3
+    assert applied(rules, jnp.subtract, B(X), A(X)) == 9
+    assert applied(rules, jnp.divide, A(X), X) == 1
+    assert applied(rules, jnp.divide, X, A(X)) == 2
+
+
+@pytest.mark.parametrize("explicit_first", [True, False])
+def test_either_yields_to_a_rule_of_that_order(rules, explicit_first):
+    def both():
+        @rules.register("sub", either=True)
+        def _(x: A, y: ArrayLike, **params):
+            return answer(1)
+
+    def one():
+        @rules.register("sub")
+        def _(x: ArrayLike, y: A, **params):
+            return answer(2)
+
+    for add in (one, both) if explicit_first else (both, one):
+        add()
+    assert applied(rules, jnp.subtract, X, A(X)) == 2
+    assert applied(rules, jnp.subtract, A(X), X) == 1
+
+
+def test_either_with_a_literal(rules):
+    @rules.register("max", either=True)
+    def _(x: A, y: Literal):
+        number = x if isinstance(y, A) else y
+        return answer(number.val)
+
+    assert applied(rules, lambda v: lax.max(v, 3.0), A(X)) == 3
+    assert applied(rules, lambda v: lax.max(4.0, v), A(X)) == 4
+
+
+def test_given_types(rules):
+    for cls, number in ((A, 1), (B, 2)):
+
+        def rule(x, y, *, number=number, **params):
+            return answer(number)
+
+        rules.register("add", types=(cls, ArrayLike | cls), either=True)(rule)
+    assert applied(rules, jnp.add, A(X), X) == 1
+    assert applied(rules, jnp.add, X, B(X)) == 2
+    assert applied(rules, jnp.add, B(X), B(X)) == 2
+
+    @rules.register("concatenate", types=(A | ArrayLike,))
+    def _(*xs, **params):
+        return answer(len(xs), (4, 2))
+
+    assert applied(rules, lambda v: jnp.concatenate([v, X]), A(X)) == 2
+
+
+def test_types_and_orders_that_do_not_fit(rules):
+    with pytest.raises(
+        TypeError, match=r"types= has 1 types; rule .* has 2 operands: x, y"
+    ):
+        rules.register("add", types=(A,))(lambda x, y: x)
+    with pytest.raises(TypeError, match="either=True needs a rule with two operands"):
+        rules.register("neg", either=True)(lambda x: x)
+    with pytest.raises(TypeError, match="commutative=True or either=True"):
+        rules.register("add", commutative=True, either=True)
+
+
 # --- dense rules, layers, bind --------------------------------------------------------
 
 
@@ -473,6 +752,53 @@ def test_rules_on_dense_operands_rewrite_ordinary_programs(rules):
     np.testing.assert_allclose(jaxrewrite.transform(fn)(X), 2 * jnp.tanh(X), rtol=1e-6)
     out = jaxrewrite.transform(jnp.tanh, rules=rules, materialise="allow")(A(X))
     np.testing.assert_allclose(out, 8)
+
+
+def test_a_primitive_without_operands(rules):
+    @rules.register("iota")
+    def _(*, shape, dtype, **params):
+        return jnp.full(shape, 7, dtype)
+
+    fn = lambda x: x + lax.iota(jnp.float32, 2)
+    np.testing.assert_allclose(jaxrewrite.transform(fn, rules=rules)(X), X + 7)
+
+
+def test_a_rule_that_cannot_be_registered_changes_nothing(rules):
+    with pytest.raises(TypeError):
+        rules.register("iota")(lambda x: x, 3)
+    with pytest.raises(TypeError, match="can't be dispatched on"):
+
+        @rules.register("sin")
+        def _(x: int | str): ...
+
+    assert not rules.dense_rules()
+
+
+def test_global_dense_rules_leave_programs_without_values_alone():
+    """What one library registers must not change how another one's programs run."""
+    primitive = jax.extend.core.Primitive("only_here")
+    primitive.def_impl(lambda x: x)
+    primitive.def_abstract_eval(lambda x: x)
+
+    @jaxrewrite.register(primitive)
+    def _(x: Array):
+        return x + 1
+
+    out = jaxrewrite.transform(jnp.compress)(jnp.array([True, False]), jnp.arange(2))
+    np.testing.assert_array_equal(out, [0])
+    # In a program on values it is in force, and where a table is passed.
+    fn = lambda v, x: (v, primitive.bind(x))
+    np.testing.assert_allclose(jaxrewrite.transform(fn)(A(X), X)[1], X + 1)
+
+
+def test_staging_for_a_dense_rule_says_which(rules):
+    @rules.register("tanh")
+    def fast_tanh(x: Array, **params):
+        return x
+
+    with pytest.raises(jax.errors.ConcretizationTypeError) as caught:
+        jaxrewrite.transform(lambda x: bool(x.sum()), rules=rules)(X)
+    assert any("fast_tanh" in note for note in caught.value.__notes__)
 
 
 def test_without_values_the_function_itself_is_called():

@@ -91,6 +91,7 @@ def test_public_names_are_the_package_own_and_documented():
         "make_jaxpr",
         "materialise",
         "register",
+        "same_structure",
         "stack",
         "transform",
     }

@@ -2,7 +2,11 @@
 
 import copy
 import dataclasses
+import os
+import pathlib
 import pickle
+import subprocess
+import sys
 
 import equinox as eqx
 import jax
@@ -288,3 +292,250 @@ def test_policy_of_a_type():
 def test_jax_functions_outside_refuse_values():
     with pytest.raises(TypeError, match="Scaled"):
         jnp.sin(EXAMPLES[0])
+
+
+# --- two types with fields of the same names ---------------------------------------
+
+
+class Plus(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+
+class Minus(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return -self.x
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class DataPlus(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class DataMinus(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return -self.x
+
+
+class Holder(jaxrewrite.ArrayValue):
+    part: jaxrewrite.ArrayValue
+
+    def materialise(self):
+        return jaxrewrite.materialise(self.part) * 2
+
+
+alike = pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Plus, Minus),
+        (DataPlus, DataMinus),
+        (lambda x: Holder(Plus(x)), lambda x: Holder(Minus(x))),
+        (lambda x: Holder(DataPlus(x)), lambda x: Holder(DataMinus(x))),
+    ],
+    ids=["own", "registered", "nested", "nested registered"],
+)
+
+
+@alike
+def test_types_of_one_layout_are_two_structures(one, other):
+    x = jnp.arange(3.0)
+    v, w = one(x), other(x)
+    assert jaxrewrite.same_structure(v, one(2 * x))
+    assert not jaxrewrite.same_structure(v, w)
+    assert not jaxrewrite.same_structure(v, one(jnp.arange(4.0)))
+    with pytest.raises(ValueError, match="of another structure than the first"):
+        jaxrewrite.stack([v, w])
+
+
+@alike
+def test_types_of_one_layout_meet(one, other):
+    """In branches, in carries, and in what a loop stacks, each array stays what it is."""
+    x = jnp.arange(3.0)
+    v, w = one(x), other(x)
+    programs = {
+        "cond": lambda p, v, w: jax.lax.cond(p, lambda: v, lambda: w),
+        "switch": lambda p, v, w: jax.lax.switch(
+            p.astype(int), [lambda: v, lambda: w, lambda: v]
+        ),
+        "scan": lambda p, v, w: jax.lax.scan(
+            lambda c, _: ((c[1], c[0]), c[0]), (v, w), None, 3
+        ),
+        "fori": lambda p, v, w: jax.lax.fori_loop(
+            0, p.astype(int) + 1, lambda i, c: (c[1], c[0]), (v, w)
+        ),
+        "while": lambda p, v, w: jax.lax.while_loop(
+            lambda c: c[2] < 3, lambda c: (c[1], c[0], c[2] + 1), (v, w, 0)
+        ),
+    }
+    for name, fn in programs.items():
+        for p in (True, False):
+            run = jaxrewrite.transform(fn, materialise="allow")
+            got = jaxrewrite.materialise(jax.jit(run)(jnp.array(p), v, w))
+            dense = fn(jnp.array(p), *jaxrewrite.materialise((v, w)))
+            jax.tree.map(np.testing.assert_allclose, got, dense)
+            assert jax.tree.structure(got) == jax.tree.structure(dense), name
+
+
+def test_jax_itself_tells_types_of_one_layout_apart():
+    x = jnp.arange(3.0)
+    with pytest.raises(ValueError, match="different types at key path"):
+        jax.tree.map(jnp.add, Plus(x), Minus(x))
+    with pytest.raises(TypeError, match="same pytree structure"):
+        jax.lax.cond(True, lambda: Plus(x), lambda: Minus(x))
+    seen = []
+    compiled = jax.jit(lambda v: seen.append(type(v)))
+    for v in (Plus(x), Minus(x), Plus(x), Minus(x)):
+        compiled(v)
+    assert seen == [Plus, Minus]
+
+
+# --- known as soon as it is defined --------------------------------------------------
+
+
+MODULE = """
+import dataclasses, jax, jaxrewrite
+
+class Plain(jaxrewrite.ArrayValue):
+    x: jax.Array
+    def materialise(self):
+        return self.x
+
+class Base(jaxrewrite.ArrayValue):
+    def materialise(self):
+        return self.x * 2
+
+@dataclasses.dataclass
+class Mutable(Base):
+    x: jax.Array
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Base):
+    x: jax.Array
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Registered(jaxrewrite.ArrayValue):
+    x: jax.Array
+    def materialise(self):
+        return self.x
+
+def made_inside(base):
+    class Inside(base):
+        pass
+    return Inside
+
+@dataclasses.dataclass
+class Decorated(jaxrewrite.ArrayValue):
+    x: jax.Array
+    def materialise(self):
+        return self.x
+
+@jaxrewrite.register("neg")
+def _(v: Decorated):
+    return Decorated(-v.x)
+"""
+
+NAMES = ["Plain", "Mutable", "Frozen", "Decorated", "Registered"]
+
+
+def run_in_a_fresh_process(code, folder):
+    root = str(pathlib.Path(jaxrewrite.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([root, str(folder)])}
+    command = [
+        sys.executable,
+        "-c",
+        "import jax, jax.numpy as jnp, pickle, their_types\n" + code,
+    ]
+    return subprocess.run(
+        command, env=env, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_types_are_pytrees_when_their_module_is_imported(tmp_path):
+    """Treedefs and exported programs that another process has made can be read."""
+    (tmp_path / "their_types.py").write_text(MODULE)
+    path = repr(str(tmp_path / "saved"))
+    ready = "from jaxrewrite import values\n"
+    run_in_a_fresh_process(
+        f"""
+import jax.export, jaxrewrite
+{ready}
+made = [getattr(their_types, name)(jnp.ones(3)) for name in {NAMES}]
+made.append(values.Diagonal(jnp.ones(3)))
+their_types.Mutable(1.0).x = 2.0
+treedefs = [pickle.dumps(jax.tree.structure(v)) for v in made]
+fn = jax.jit(jaxrewrite.transform(lambda vs: vs[:4] + [-vs[5]]))
+exported = jax.export.export(fn)(made[:4] + [jnp.ones(3), made[5]]).serialize()
+pickle.dump((treedefs, bytes(exported)), open({path}, "wb"))
+""",
+        tmp_path,
+    )
+    out = run_in_a_fresh_process(
+        f"""
+import jax.export
+{ready}
+treedefs, exported = pickle.load(open({path}, "rb"))
+made = [pickle.loads(t).unflatten([jnp.ones(3)]) for t in treedefs]
+print([type(v).__name__ for v in made])
+results = jax.export.deserialize(bytearray(exported)).call(made[:4] + [jnp.ones(3), made[5]])
+print([type(v).__name__ for v in results])
+""",
+        tmp_path,
+    )
+    assert out.splitlines() == [
+        str([*NAMES, "Diagonal"]),
+        str([*NAMES[:4], "Diagonal"]),
+    ]
+
+
+def test_a_class_with_a_new_of_its_own():
+    class Counted(jaxrewrite.ArrayValue):
+        x: jax.Array
+        made = 0
+
+        def __new__(cls, x):
+            cls.made += 1
+            return super().__new__(cls)
+
+        def materialise(self):
+            return self.x
+
+    value = Counted(jnp.ones(2))
+    again = jax.tree.map(lambda x: 2 * x, value)
+    assert type(again) is Counted and Counted.made == 1
+    np.testing.assert_array_equal(again.x, 2)
+
+
+def test_a_base_without_fields_decides_nothing_about_being_frozen():
+    class Base(jaxrewrite.ArrayValue):
+        def materialise(self):
+            return self.x
+
+    @dataclasses.dataclass
+    class Mutable(Base):
+        x: jax.Array
+
+    @dataclasses.dataclass(frozen=True)
+    class Frozen(Base):
+        x: jax.Array
+
+    class Plain(Base):
+        x: jax.Array
+
+    value = Mutable(jnp.ones(2))
+    value.x = jnp.zeros(2)
+    for cls in (Frozen, Plain):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            cls(jnp.ones(2)).x = 1

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import jaxrewrite
-from jaxrewrite import bind
+from jaxrewrite import bind, same_structure
 
 from ._array import Structured, inexact
 from ._contract import contract
@@ -307,13 +307,3 @@ def closed_sum(x: Any, y: Any) -> Any:
     if closed is NotImplemented and isinstance(y, Matrix):
         closed = y.plus(x)
     return closed
-
-
-def same_structure(x: Any, y: Any) -> bool:
-    """Whether two values are of one type, with one metadata and leaves of one shape."""
-    trees: list[Any] = [jax.tree.structure(x), jax.tree.structure(y)]
-    if trees[0] != trees[1]:
-        return False
-    return [jnp.shape(a) for a in jax.tree.leaves(x)] == [
-        jnp.shape(a) for a in jax.tree.leaves(y)
-    ]

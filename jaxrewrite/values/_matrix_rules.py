@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from jaxrewrite import ArrayValue, bind, primitives, register
+from jaxrewrite import ArrayValue, bind, primitives, register, same_structure
 
 from ._array import inexact, is_number
 from ._contract import Labels, labels, transpose
 from ._diagonal import Diagonal
-from ._matrix import Matrix, closed_sum, negated, same_structure, swapped
+from ._matrix import Matrix, closed_sum, negated, swapped
 from ._order import order
 from ._product import product
 from ._scaled import Scaled
