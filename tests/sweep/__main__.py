@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -24,6 +25,7 @@ def main() -> int:
     parser.add_argument("--shown", type=int, default=2, help="failures shown of a kind")
     parser.add_argument("--source", action="store_true", help="whole programs, to paste")
     parser.add_argument("--show", action="store_true", help="print the programs, run none")
+    parser.add_argument("--out", help="a file for the report, also before the end")
     parser.add_argument("--cache", help="a folder for what is compiled: for the next run")
     options = parser.parse_args()
     if options.cache:
@@ -49,12 +51,22 @@ def main() -> int:
             jobs = [(part, options.quick, options.shown, options.only) for part in parts]
             results = pool.starmap(sweep, jobs)
     else:
-        results = [sweep(seeds, options.quick, options.shown, options.only)]
+        told = lambda found: report([found], time.monotonic() - start, options)
+        results = [sweep(seeds, options.quick, options.shown, options.only, told)]
     report(results, time.monotonic() - start, options)
     return 1 if any(found.failures for found in results) else 0
 
 
 def report(results: list[Any], seconds: float, options: argparse.Namespace) -> None:
+    lines = "\n".join(reported(results, seconds, options))
+    if not options.out:
+        print(lines)
+        return
+    with open(options.out, "w") as file:
+        file.write(lines + "\n")
+
+
+def reported(results: list[Any], seconds: float, options: Any) -> Iterator[str]:
     counts = sum((found.counts for found in results), collections.Counter())
     groups = sum((found.groups for found in results), collections.Counter())
     failures = [failure for found in results for failure in found.failures]
@@ -63,15 +75,15 @@ def report(results: list[Any], seconds: float, options: argparse.Namespace) -> N
         shown[failure.group] += 1
         if shown[failure.group] > options.shown:
             continue
-        print(f"\n##### {groups[failure.group]} times: {failure.group}")
-        print(f"# seed {failure.seed}: {failure.verdict.kind}")
-        print("# " + failure.verdict.detail.replace("\n", "\n# ")[:1500])
-        print(failure.source if options.source else failure.text)
-    print(f"\n{'verdict':12} count")
+        yield (f"\n##### {groups[failure.group]} times: {failure.group}")
+        yield (f"# seed {failure.seed}: {failure.verdict.kind}")
+        yield ("# " + failure.verdict.detail.replace("\n", "\n# ")[:1500])
+        yield (failure.source if options.source else failure.text)
+    yield (f"\n{'verdict':12} count")
     for kind, count in counts.most_common():
-        print(f"{kind:12} {count}")
+        yield (f"{kind:12} {count}")
     total = sum(counts.values())
-    print(f"{total} programs in {seconds:.0f} s, {seconds / max(total, 1):.3f} s each")
+    yield (f"{total} programs in {seconds:.0f} s, {seconds / max(total, 1):.3f} s each")
 
 
 if __name__ == "__main__":

@@ -95,6 +95,9 @@ def judge_bounds(program: Any) -> Verdict:
             _inside(v, rng, draw) if isinstance(v, Interval) else dense(v) for v in vs
         ]
         for bound, x in zip(bounds, jax.tree.leaves(f(*inside)), strict=True):
+            kinds = (bound.shape, bound.dtype), (x.shape, x.dtype)
+            if kinds[0] != kinds[1]:
+                return Verdict("kind", f"{kinds[0]} against {kinds[1]}")
             x = oracle.wide(x)
             if isinstance(bound, Interval):
                 low, high = (oracle.wide(dense(end)) for end in (bound.lower, bound.upper))
@@ -102,8 +105,6 @@ def judge_bounds(program: Any) -> Verdict:
                     ends = [*low[np.isfinite(low)], *high[np.isfinite(high)], *x.ravel()]
                     slack = 1e-4 * np.abs(ends).max(initial=0.0)
                     low, high = low - slack, high + slack
-                if (low.shape, high.shape) != (x.shape, x.shape):
-                    return Verdict("kind", f"{low.shape} against {x.shape}")
                 if not ((low <= x) & (x <= high) | np.isnan(x)).all():
                     return Verdict("wrong", f"{x} is not from {low} to {high}")
             elif not oracle.same(dense(bound), x, 1e-4):

@@ -399,8 +399,8 @@ def _program(s, types, other, dtype, shape, batch, x64):
         mode = "eager"
     if dtype == "complex64" and mode in ("grad", "jacfwd"):
         mode = "jvp"
-    if "Interval(" in "".join(b.operands) and mode in ("grad", "jvp", "jacfwd"):
-        mode = "eager"  # its two ends are two leaves
+    if "Interval(" in "".join(b.operands):
+        mode = "bounds"
     last = f"t{len(b.steps) - 1}"
     others = [f"t{i}" for i in range(len(b.steps) - 1) if s.chance(0.3)]
     result = f"({', '.join([last, *others])})" if others else last

@@ -6,7 +6,7 @@ import gc
 import re
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
 
@@ -54,9 +54,16 @@ def group_of(verdict: Verdict, text: str) -> str:
 
 
 def sweep(
-    seeds: Iterable[int], quick: bool = False, shown: int = 2, only: str = ""
+    seeds: Iterable[int],
+    quick: bool = False,
+    shown: int = 2,
+    only: str = "",
+    told: Callable[[Found], None] = lambda found: None,
 ) -> Found:
-    """Run the program of each seed; shrink those that fail, a few of each kind."""
+    """Run the program of each seed; shrink those that fail, a few of each kind.
+
+    ``told`` is called with what is found so far, now and then.
+    """
     found = Found(collections.Counter(), collections.Counter(), [])
     raw: collections.Counter = collections.Counter()
     for count, seed in enumerate(seeds):
@@ -64,6 +71,8 @@ def sweep(
             jax.clear_caches()
             jaxrewrite.clear_caches()
             gc.collect()
+        if count % 100 == 99:
+            told(found)
         start = time.monotonic()
         made = program(seed)
         if made is None:
