@@ -396,15 +396,17 @@ def can_be_expanded(eqn: JaxprEqn) -> bool:
     cls = type(primitive)
     if not _ONE_JAXPR_CLASS:
         return False
-    avals = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
+    avals: list[Any] = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
     if not all(isinstance(aval, ShapedArray) for aval in avals):
         return False
     is_differentiable = any(
-        jax.numpy.issubdtype(var.aval.dtype, jax.numpy.inexact) for var in eqn.outvars
+        jax.numpy.issubdtype(aval.dtype, jax.numpy.inexact)
+        for aval in avals[len(eqn.invars) :]
     )
     from jax._src import hijax
 
-    of_jvp = (hijax.vjp_from_jvp.vjp_fwd, hijax.vjp_from_lin.vjp_fwd)
+    kinds: Any = (hijax.vjp_from_jvp, hijax.vjp_from_lin)  # type: ignore[attr-defined]
+    of_jvp = [kind.vjp_fwd for kind in kinds]
     return not is_differentiable or cls.vjp_fwd in of_jvp
 
 

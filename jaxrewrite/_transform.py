@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from jax.tree_util import (
     PyTreeDef,
     tree_flatten,

@@ -348,8 +348,7 @@ class Value:
         return NotImplemented
 
     def __repr__(self) -> str:
-        fields = dataclasses.fields(self) if _field_names(type(self)) else ()
-        names = [f.name for f in fields if f.repr] if fields else list(vars(self))
+        names = [f.name for f in _fields(type(self)) if f.repr] or list(vars(self))
         shown = (f"{name}={_short(getattr(self, name, None))}" for name in names)
         return f"{type(self).__name__}({', '.join(shown)})"
 
@@ -703,7 +702,7 @@ def _check_is_whole(value: Value, error: Exception) -> None:
 def _empty_fields(value: Value) -> Iterator[str]:
     for f in getattr(value, "__dataclass_fields__", {}).values():
         content = getattr(value, f.name, None)
-        if is_value(content):
+        if isinstance(content, Value):
             yield from (f"{f.name}.{name}" for name in _empty_fields(content))
         elif content is None and f.default is not None and not f.metadata.get("static"):
             yield f.name

@@ -89,9 +89,6 @@ class _Inverse(Matrix):
     def transposed(self) -> Any:
         return _Inverse(self.matrix, not self.flipped)
 
-    def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
-        return _Inverse(self.matrix.map_batch(fn, batch), self.flipped)
-
 
 @register("custom_linear_solve")
 def _(*operands: Matrix | LUFactor | Array, const_lengths: Any, jaxprs: Any) -> Any:
@@ -184,7 +181,7 @@ def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
     if any(shape != v.batch for shape in shapes) or len(shapes) > 2:
         return NotImplemented
     functions = _determinants(v.aval(), _compat.trace_context())
-    wanted = functions.get(_compat.fingerprint(jaxpr))
+    wanted = functions.get(_compat.fingerprint(jaxpr), ())
     known = v.known_determinant() if wanted else NotImplemented
     if known is NotImplemented:
         return NotImplemented
