@@ -327,8 +327,7 @@ class Value:
         return NotImplemented
 
     def __repr__(self) -> str:
-        fields = dataclasses.fields(self) if _field_names(type(self)) else ()
-        names = [f.name for f in fields if f.repr] if fields else list(vars(self))
+        names = _field_names(type(self), shown=True) or list(vars(self))
         shown = (f"{name}={_short(getattr(self, name, None))}" for name in names)
         return f"{type(self).__name__}({', '.join(shown)})"
 
@@ -372,9 +371,11 @@ class _FieldName(str):
 _preparing = threading.RLock()
 
 
-def _field_names(cls: type) -> list[str]:
+def _field_names(cls: type, shown: bool = False) -> list[str]:
+    """The names of all fields, or of those that a repr has."""
     is_dataclass = hasattr(cls, "__dataclass_fields__")
-    return [f.name for f in dataclasses.fields(cls)] if is_dataclass else []
+    fields = dataclasses.fields(cls) if is_dataclass else ()
+    return [f.name for f in fields if f.repr or not shown]
 
 
 def _is_ours(cls: type) -> bool:
