@@ -228,7 +228,7 @@ def register(*names: Any, **options: Any) -> Callable[[Any], Any]:
             told = inspect.Parameter("primitive", inspect.Parameter.KEYWORD_ONLY)
             by_kind = sorted([*signature.parameters.values(), told], key=lambda p: p.kind)
             signature = signature.replace(parameters=by_kind)
-        on_numbers.__signature__ = signature  # type: ignore[attr-defined]
+        vars(on_numbers)["__signature__"] = signature
         jaxrewrite.register(*names, **options)(on_numbers)
         return rule
 
