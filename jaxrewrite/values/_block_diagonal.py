@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -151,7 +152,8 @@ class BlockDiagonal(Matrix):
         )
 
     def pick(self, dense: Any) -> Any:
-        return BlockDiagonal(_blocks_of(dense, self.blocks.shape[-3]))
+        blocks = _blocks_of(dense, self.blocks.shape[-3])
+        return BlockDiagonal(blocks.reshape(self.blocks.shape))
 
     def at(self, i: Any, j: Any) -> Any:
         p, q = self.blocks.shape[-2:]
@@ -247,7 +249,7 @@ class _Triangles(Matrix):
         moved = jnp.moveaxis(x, axis, blocks.ndim - 2)
         solved = lax.linalg.triangular_solve(
             blocks,
-            moved.reshape(*blocks.shape[:-1], -1),
+            moved.reshape(*blocks.shape[:-1], math.prod(moved.shape[blocks.ndim - 1 :])),
             left_side=True,
             lower=self.lower,
             unit_diagonal=self.unit_diagonal,
@@ -257,7 +259,8 @@ class _Triangles(Matrix):
 
 def _blocks_of(dense: Any, k: int) -> Any:
     *batch, n, m = dense.shape
-    parts = dense.reshape(*batch, k, n // k, k, m // k)
+    p, q = (n // k, m // k) if k else (0, 0)
+    parts = dense.reshape(*batch, k, p, k, q)
     return jnp.moveaxis(jnp.diagonal(parts, axis1=-4, axis2=-2), -1, -3)
 
 

@@ -172,7 +172,7 @@ def _(
 @register("jit", "custom_jvp_call")
 def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
     """``jnp.linalg.det`` and ``slogdet``, which ask for no more than the determinant."""
-    if v.shape[-1] != v.shape[-2] or not v.shape[-1]:
+    if v.shape[-1] != v.shape[-2]:
         return NotImplemented
     if primitive.name == "jit" and params["name"] not in ("det", "slogdet"):
         return NotImplemented
@@ -181,8 +181,10 @@ def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
     if any(shape != v.batch for shape in shapes) or len(shapes) > 2:
         return NotImplemented
     functions = _determinants(v.aval(), _compat.trace_context())
-    wanted = functions.get(_compat.fingerprint(jaxpr), ())
-    known = v.known_determinant() if wanted else NotImplemented
+    wanted = functions.get(_compat.fingerprint(jaxpr))
+    if wanted is None:
+        return NotImplemented
+    known = v.known_determinant()
     if known is NotImplemented:
         return NotImplemented
     sign, log = known.slogdet()
