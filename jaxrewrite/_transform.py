@@ -90,7 +90,11 @@ def _transformed(
     if not callable(fn):
         raise TypeError(f"transform takes a function, not a {type(fn).__name__}.")
     plain = inspect.unwrap(fn)
-    kinds = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
+    kinds = (
+        inspect.isgeneratorfunction,
+        inspect.iscoroutinefunction,
+        inspect.isasyncgenfunction,
+    )
     if any(is_kind(plain) for is_kind in kinds):
         name = getattr(plain, "__name__", type(plain).__name__)
         raise TypeError(

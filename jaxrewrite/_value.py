@@ -547,7 +547,7 @@ def _check_is_whole(value: Value, error: Exception) -> None:
 
 def _empty_fields(value: Value) -> Iterator[str]:
     for f in getattr(value, "__dataclass_fields__", {}).values():
-        content = getattr(value, f.name, None)
+        content: Any = getattr(value, f.name, None)
         if is_value(content):
             yield from (f"{f.name}.{name}" for name in _empty_fields(content))
         elif content is None and f.default is not None and not f.metadata.get("static"):

@@ -20,6 +20,7 @@ from jax import lax
 from jaxtyping import ArrayLike
 
 import jaxrewrite
+from jaxrewrite import primitives
 
 from ._array import Structured, concrete
 from ._contract import Labels, contract, intermediate, labels, transpose
@@ -423,12 +424,12 @@ def _(
 # So is a row, or an entry, that was sliced out of a table, once something is added to it.
 
 
-@jaxrewrite.register(*jaxrewrite.primitives.ADDITIVE)
+@jaxrewrite.register(*primitives.ADDITIVE)
 def _(v: Coded, y: ArrayLike, *, primitive, **params):
     return NotImplemented if v.ndim > 1 else primitive.bind(v.materialise(), y, **params)
 
 
-@jaxrewrite.register(*jaxrewrite.primitives.ADDITIVE)
+@jaxrewrite.register(*primitives.ADDITIVE)
 def _(x: ArrayLike, v: Coded, *, primitive, **params):
     return NotImplemented if v.ndim > 1 else primitive.bind(x, v.materialise(), **params)
 
