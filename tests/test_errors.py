@@ -379,7 +379,9 @@ def test_a_value_that_has_lost_leaves_says_so():
         jaxrewrite.values.nbytes,
         transform(lambda v: v + 1),
     ):
-        with pytest.raises(TypeError, match=r"This Pair is half empty.* None in scale, as"):
+        with pytest.raises(
+            TypeError, match=r"This Pair is half empty.* None in (x\.)?scale, as"
+        ):
             ask(half)
     assert "Pair" in repr(half)
 
@@ -409,11 +411,11 @@ def test_a_condition_that_is_a_value_is_named():
     with pytest.warns(jaxrewrite.MaterialisationWarning, match="Let it return an array"):
         transform(loop)(Positive(jnp.float32(-1)), X)
     rules = jaxrewrite.Rules()
-    rules.register("convert_element_type")(lambda v, **params: Positive(v.x))
+    rules.register("convert_element_type")(lambda v, **params: Plain(jnp.int32(v.x)))
     branch = lambda p, x: jax.lax.cond(p, lambda: x, lambda: x + 1)
-    with pytest.warns(jaxrewrite.MaterialisationWarning, match="chooses a branch"):
-        with pytest.raises(TypeError):
-            transform(branch, rules=rules)(Positive(jnp.float32(-1)), X)
+    with pytest.warns(jaxrewrite.MaterialisationWarning, match="What chooses a branch"):
+        got = transform(branch, rules=rules)(Positive(jnp.float32(0)), X)
+    np.testing.assert_allclose(got, X + 1)
 
 
 def test_warnings_within_a_rule_are_of_the_users_line():
@@ -447,10 +449,10 @@ def decorated(x):
 def test_copies_and_pickles_are_those_of_the_function():
     again = lambda fn: pickle.loads(pickle.dumps(fn))
     assert again(decorated) is decorated
-    fn = transform(doubled, materialise="forbid")
+    fn = transform(doubled, materialise="allow")
     fn(Plain(X))
     for of in (copy.copy, copy.deepcopy, again):
         np.testing.assert_allclose(of(fn)(Plain(X)), 2 * X)
         np.testing.assert_allclose(of(decorated)(X), 3 * X)
     with pytest.raises(jaxrewrite.MaterialisationError):
-        again(transform(jnp.sin, materialise="forbid"))(Plain(X))
+        again(transform(negated, materialise="forbid"))(Plain(X))

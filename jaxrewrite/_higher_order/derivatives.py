@@ -156,9 +156,9 @@ def tangent_of(
     """
     if not is_value(operand):
         return leaf_tangents[0] if symbolic else instantiated(leaf_tangents[0])
-    if all(type(t) is SymbolicZero for t in leaf_tangents):
-        if symbolic or not _has_tangent_hook(operand):
-            return zero_tangent(aval_of(operand), symbolic)
+    is_zero = all(type(t) is SymbolicZero for t in leaf_tangents)
+    if is_zero and (symbolic or not _has_tangent_hook(operand)):
+        return zero_tangent(aval_of(operand), symbolic)
     treedef = tree_flatten(operand)[1]
     tangents = tree_unflatten(treedef, list(map(instantiated, leaf_tangents)))
     with use_settings(settings):
