@@ -32,6 +32,9 @@ from jax._src.config import trace_context as jax_trace_context
 # current_jaxpr_eqn_context: what `eqn.ctx` would be for an equation made now.
 from jax._src.core import EvalTrace, current_jaxpr_eqn_context, trace_ctx
 
+# What JAX checks of a rule for `jax.custom_batching.custom_vmap`, in its own words.
+from jax._src.custom_batching import check_vmap_rule_trees as check_vmap_rule_trees
+
 # Eager JAX compiles each primitive once per parameters and keeps it here. Used
 # so that eager programs share those executables and skip `Primitive.bind`.
 from jax._src.dispatch import apply_primitive, xla_primitive_callable
@@ -402,11 +405,12 @@ def can_be_expanded(eqn: JaxprEqn) -> bool:
     is_differentiable = any(
         jax.numpy.issubdtype(aval.dtype, jax.numpy.inexact)
         for aval in avals[len(eqn.invars) :]
+        if isinstance(aval, ShapedArray)
     )
     from jax._src import hijax
 
-    kinds: Any = (hijax.vjp_from_jvp, hijax.vjp_from_lin)  # type: ignore[attr-defined]
-    of_jvp = [kind.vjp_fwd for kind in kinds]
+    derived: list[Any] = [getattr(hijax, name) for name in ("vjp_from_jvp", "vjp_from_lin")]
+    of_jvp = [rules.vjp_fwd for rules in derived]
     return not is_differentiable or cls.vjp_fwd in of_jvp
 
 
@@ -490,6 +494,8 @@ def bind_eqn(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """Apply an equation's primitive to operands, as JAX would."""
     primitive = eqn.primitive
     out = primitive.bind(*operands, **primitive.get_bind_params(eqn.params))
+    if not eqn.outvars:
+        return ()  # JAX 0.10 batches `dce_sink` to its operand
     return out if primitive.multiple_results else (out,)
 
 

@@ -235,6 +235,64 @@ def test_an_opaque_primitive_beside_values():
         np.testing.assert_allclose(got, jitted, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [lambda y: ((y, 1), (True, True)), lambda y: ([y], [True]), lambda y: (y, [True])],
+    ids=["more", "a list", "other flags"],
+)
+def test_wrong_answers_of_a_batching_rule_are_the_error_of_jax(answer):
+    @custom_vmap
+    def fn(v):
+        return v * 2
+
+    @fn.def_vmap
+    def _(size, batched, v):
+        return answer(v * 2)
+
+    v = make("scaled")
+    both = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), v)
+    with pytest.raises(ValueError, match="custom vmap rule") as dense:
+        jax.vmap(lambda v: fn(v.materialise()))(both)
+    with pytest.raises(ValueError, match="custom vmap rule") as implicit:
+        jax.vmap(allow(fn))(both)
+    assert str(implicit.value) == str(dense.value)
+
+
+def test_batched_operands_are_what_their_type_makes_of_them():
+    seen = []
+
+    @custom_vmap
+    def fn(v, x):
+        return v @ x
+
+    @fn.def_vmap
+    def _(size, batched, v, x):
+        return jnp.einsum("bij,jk->bik", v, x), True
+
+    class Stacking(Lora):
+        def stacked(self, size):
+            seen.append(size)
+            return NotImplemented
+
+    own = [Stacking(*jax.tree.leaves(make("lora", i))) for i in range(2)]
+    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)
+    got = jax.vmap(allow(fn), (0, None))(both, X)
+    want = jnp.stack([v.materialise() @ X for v in own])
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert seen == [2]
+
+
+def test_sinks_take_each_leaf():
+    v = make("lora")
+    fn = lambda v, x: (lax.dce_sink((v, x)), x @ v)[1]
+    want = X @ v.materialise()
+    np.testing.assert_allclose(transform(fn, materialise="forbid")(v, X), want, rtol=1e-5)
+    got = jax.vmap(transform(fn, materialise="forbid"), (None, 0))(v, X[None])
+    np.testing.assert_allclose(got[0], want, rtol=1e-5)
+    sunk = jaxrewrite.make_jaxpr(fn)(v, X).eqns
+    assert [e.primitive.name for e in sunk].count("dce_sink") == 4
+
+
 def root(v, solve_tangent):
     """The root of an equation that a value is part of, near enough by a few turns."""
     return lax.custom_root(
