@@ -1,8 +1,8 @@
 """Other people's test suites as a source of programs.
 
 JAX's own tests run thousands of functions on arguments that were chosen to be awkward. What
-they jit is here also run with values in the place of the arrays, and the answers, dtypes and
-weak types are compared with those on the arrays.
+they jit, differentiate or map is here also run with values in the place of the arrays, and the
+answers, dtypes and weak types are compared with those on the arrays.
 
 Running other people's tests
 ----------------------------
@@ -22,7 +22,7 @@ test itself says does not matter: it may count compilations, or belong to anothe
 Which values and which derivatives a function meets is drawn, by the name of the test, so that
 a run can be repeated. ``--draws`` says how many checks a function has, ``--sample`` how many
 tests are run, ``--forms`` which values, ``--problems`` in which file what differs is noted as
-it comes; ``--lenient`` leaves JAX's promotion of ranks and dtypes as users have it, while the
+it comes; ``--abstract`` compares shapes and dtypes alone, in a tenth of the time; ``--lenient`` leaves JAX's promotion of ranks and dtypes as users have it, while the
 harness forbids it.
 
 * ``forms``: the values that stand for an arbitrary array exactly.

@@ -26,10 +26,11 @@ class Differs(Exception):
 class Checker:
     """The checks of one test: what it draws depends on the test's name alone."""
 
-    def __init__(self, name, draws, only=None, lenient=False):
+    def __init__(self, name, draws, only=None, lenient=False, abstract=False):
         self._random = random.Random(zlib.crc32(name.encode()))
         self._draws = draws
         self._lenient = lenient
+        self._run = _traced if abstract else _run
         self._forms = only or list(FORMS)
         self._busy = False
         self._seen = []
@@ -39,6 +40,8 @@ class Checker:
     def __call__(self, fn, args, kwargs, same):
         """Run ``fn`` on values as often as is drawn; ``same(x, y)`` compares two arrays."""
         leaves, treedef = jax.tree.flatten((args, kwargs))
+        # Numbers too: what tests check is what they jit, where all arguments are arrays.
+        leaves = [jnp.asarray(x) if type(x) in (int, float, complex) else x for x in leaves]
         places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
         if self._busy or not places or len(self._seen) > 3 or fn in self._seen:
             return
@@ -66,15 +69,16 @@ class Checker:
             for name, x in zip(names, arrays, strict=True)
         )
         try:
-            expected = _run(way, program.on_arrays, arrays)
+            expected = self._run(way, program.on_arrays, arrays)
         except Exception:  # noqa: BLE001 - a function that JAX doesn't run this way either
             return
         self.count += 1
         on_values = lambda *xs: program.on_values(names, xs)
         try:
-            compare(_run(way, on_values, arrays), expected, same, weak=way == "plain")
+            got = self._run(way, on_values, arrays)
+            compare(got, expected, same, weak=way == "plain")
         except Exception as error:  # noqa: BLE001 - whatever it is, JAX runs it
-            if _run_alike(way, program, arrays, names, same):
+            if self._run is _run and _run_alike(way, program, arrays, names, same):
                 return
             self.problems.append(
                 f"{described}\n{_shown(error)}\n{program.jaxpr(arrays)[:2000]}"
@@ -159,6 +163,11 @@ def _run(way, fn, arrays):
     return jax.jit(functools.partial(_derivative, way, fn))(arrays)
 
 
+def _traced(way, fn, arrays):
+    """What `_run` gives, as shapes and dtypes alone: nothing is compiled."""
+    return jax.eval_shape(lambda *xs: _run(way, fn, xs), *arrays)
+
+
 def _derivative(way, fn, arrays):
     """The function's derivative with respect to the inexact ones of its arguments."""
     places = [i for i, x in enumerate(arrays) if jnp.issubdtype(x.dtype, jnp.inexact)]
@@ -199,17 +208,23 @@ def compare(got, expected, same, *, weak=True):
             if _is_array(x) or x != y:
                 raise Differs(f"{x!r}, not {y!r}")
             continue
-        x, y = (z if isinstance(z, jax.Array) else jnp.asarray(z) for z in (x, y))
+        is_traced = isinstance(y, jax.ShapeDtypeStruct)
+        if not is_traced:
+            x, y = (z if isinstance(z, jax.Array) else jnp.asarray(z) for z in (x, y))
         if (x.shape, x.dtype) != (y.shape, y.dtype):
             raise Differs(f"{x.dtype}{x.shape}, not {y.dtype}{y.shape}")
         if weak and x.weak_type != y.weak_type:
             raise Differs(f"weak type {x.weak_type}, not {y.weak_type}")
+        if is_traced:
+            continue
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
             x, y = jax.random.key_data(x), jax.random.key_data(y)
         same(x, y)
 
 
 def _is_array(x):
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return True
     if isinstance(x, jax.Array):
         return not isinstance(x, jax.core.Tracer)
     return isinstance(x, (np.ndarray, np.generic)) and x.dtype.kind not in "OSUMm"

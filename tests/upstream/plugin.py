@@ -25,6 +25,9 @@ def pytest_addoption(parser):
         action="store_true",
         help="check under JAX's usual promotion, and not that of its harness",
     )
+    group.addoption(
+        "--abstract", action="store_true", help="check shapes and dtypes alone: quick"
+    )
     group.addoption("--forms", help="only these values, by name, with commas")
 
 
@@ -38,9 +41,12 @@ def pytest_configure(config):
     config.checker = None
     case = test_util.JaxTestCase
     case._CompileAndCheck = _also_on_values(config, case._CompileAndCheck)
+    if config.getoption("abstract"):
+        case._CheckAgainstNumpy = lambda self, *args, **options: None
     check_grads = _also_grads_on_values(config, test_util.check_grads)
     test_util.check_grads = jax.test_util.check_grads = check_grads
-    jax.jit = _checked_jit(config, jax.jit)
+    for name in ("jit", "grad", "vmap"):
+        setattr(jax, name, _checked(config, getattr(jax, name)))
 
 
 def pytest_collection_modifyitems(config, items):
@@ -61,8 +67,8 @@ def pytest_collection_modifyitems(config, items):
 def pytest_runtest_call(item):
     forms = item.config.getoption("forms")
     draws = item.config.getoption("draws")
-    lenient = item.config.getoption("lenient")
-    checker = Checker(item.name, draws, forms and forms.split(","), lenient)
+    how = {name: item.config.getoption(name) for name in ("lenient", "abstract")}
+    checker = Checker(item.name, draws, forms and forms.split(","), **how)
     item.checker = item.config.checker = checker
     yield
     item.config.checker = None
@@ -97,7 +103,8 @@ def pytest_terminal_summary(terminalreporter, config):
 def _also_on_values(config, original):
     @functools.wraps(original)
     def check(self, fun, args_maker, *, tol=None, rtol=None, atol=None, **options):
-        original(self, fun, args_maker, tol=tol, rtol=rtol, atol=atol, **options)
+        if not config.getoption("abstract"):
+            original(self, fun, args_maker, tol=tol, rtol=rtol, atol=atol, **options)
         if config.checker is not None:
             config.checker(fun, args_maker(), {}, _same(tol, rtol, atol))
 
@@ -107,34 +114,37 @@ def _also_on_values(config, original):
 def _also_grads_on_values(config, original):
     @functools.wraps(original)
     def check(f, args, *rest, **options):
-        original(f, args, *rest, **options)
+        if not config.getoption("abstract"):
+            original(f, args, *rest, **options)
         if config.checker is not None:
             config.checker(f, args, {}, _same(None, None, None))
 
     return check
 
 
-def _checked_jit(config, jit):
-    """`jax.jit` as tests call it: what is called with arrays is also called with values."""
+def _checked(config, made_by):
+    """`jax.jit` and kin as tests call them: what is called with arrays is so with values."""
 
-    @functools.wraps(jit)
+    @functools.wraps(made_by)
     def wrapper(*args, **options):
-        if config.checker is None or options or len(args) != 1:
-            return jit(*args, **options)
-        return _Checked(config.checker, args[0], jit(args[0]))
+        made = made_by(*args, **options)
+        is_jit = made_by.__name__ == "jit"
+        if config.checker is None or not callable(made) or (is_jit and options):
+            return made  # what is static is not known here
+        return _Checked(config.checker, args[0] if is_jit else made, made)
 
     return wrapper
 
 
 class _Checked:
-    """A jitted function that is checked when it is first called."""
+    """A function that JAX made and that is checked when it is first called."""
 
-    def __init__(self, checker, fn, jitted):
-        functools.update_wrapper(self, fn, updated=())
-        self._checker, self._fn, self._jitted = checker, fn, jitted
+    def __init__(self, checker, fn, made):
+        functools.update_wrapper(self, made, updated=())
+        self._checker, self._fn, self._made = checker, fn, made
 
     def __call__(self, *args, **kwargs):
-        results = self._jitted(*args, **kwargs)
+        results = self._made(*args, **kwargs)
         leaves = jax.tree.leaves((args, kwargs, results))
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
             self._checker(self._fn, args, kwargs, _same(None, None, None))
@@ -144,7 +154,7 @@ class _Checked:
         return self if instance is None else functools.partial(self, instance)
 
     def __getattr__(self, name):
-        return getattr(self._jitted, name)
+        return getattr(self._made, name)
 
 
 def _same(tol, rtol, atol):
