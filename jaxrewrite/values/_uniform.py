@@ -16,7 +16,7 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, register, transform
 
-from ._array import Structured, is_number, is_zero_at, number_of, total
+from ._array import Structured, is_number, is_zero_at, number_of, on_numbers, total
 from ._contract import labels
 from ._matrix import Matrix
 from ._order import order
@@ -203,9 +203,9 @@ class Known(Structured):
 
 @register(*primitives.UNARY, *primitives.BINARY, "convert_element_type")
 def _(*known: Known, primitive: Any, **params: Any) -> Any:
-    with jax.ensure_compile_time_eval():
-        result = primitive.bind(*(v.materialise() for v in known), **params)
-        return Known(result.item(), result.dtype)
+    numbers = (np.asarray(v.is_known, v.of_dtype) for v in known)
+    result = on_numbers(primitive, params, *numbers)
+    return Known(result.item(), result.dtype)
 
 
 # --- what holds of any number -----------------------------------------------------------
