@@ -405,7 +405,6 @@ def can_be_expanded(eqn: JaxprEqn) -> bool:
     is_differentiable = any(
         jax.numpy.issubdtype(aval.dtype, jax.numpy.inexact)
         for aval in avals[len(eqn.invars) :]
-        if isinstance(aval, ShapedArray)
     )
     from jax._src import hijax
 

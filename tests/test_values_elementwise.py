@@ -335,6 +335,26 @@ def test_a_division_by_a_number_at_run_time_is_implicit_and_differentiable():
     np.testing.assert_allclose(gradient, -7 / 16, rtol=1e-6)
 
 
+def test_a_division_in_a_loop_and_in_a_branch_is_implicit():
+    v = Diagonal(jnp.array([1.0, 2.0]))
+    loop = lambda v, s: lax.fori_loop(0, 3, lambda i, v: v / s, v)
+    branch = lambda v, s: lax.cond(s > 0, lambda: v / s, lambda: v)
+    run = lambda v, s: {"loop": loop(v, s), "branch": branch(v, s)}
+    got = jaxrewrite.transform(run, materialise="forbid")(v, jnp.float32(2))
+    assert isinstance(got["loop"], Scaled) and isinstance(got["branch"], Scaled)
+    same(jaxrewrite.materialise(got), run(v.materialise(), jnp.float32(2)), 1e-6)
+
+
+def test_what_is_known_is_found_on_a_mesh():
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec()
+    body = lambda v, x: jnp.maximum(v, 0) @ x + jnp.sin(v) @ x
+    fn = jax.shard_map(body, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    v, x = Diagonal(jnp.array([1.0, -2.0])), jnp.ones(2)
+    got = jaxrewrite.transform(fn, materialise="forbid")(v, x)
+    np.testing.assert_allclose(got, body(v.materialise(), x), rtol=1e-6)
+
+
 # --- products that are strict with zeros --------------------------------------------------------
 
 STRICT = {

@@ -158,10 +158,16 @@ def is_linear_cast(x: Any, dtype: Any) -> bool:
     return inexact(x) and jnp.issubdtype(dtype, jnp.inexact) and not narrowed
 
 
+def on_numbers(primitive: Any, params: Any, *numbers: Any) -> np.ndarray:
+    """What a primitive makes of known numbers, whatever is being traced, on whatever mesh."""
+    no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+    with jax.ensure_compile_time_eval(), no_mesh:
+        return np.asarray(primitive.bind(*map(jnp.asarray, numbers), **params))
+
+
 def is_zero_at(primitive: Any, params: Any, *numbers: Any) -> bool:
     """Whether what a primitive makes of known numbers is zero."""
-    with jax.ensure_compile_time_eval():
-        return bool(primitive.bind(*map(jnp.asarray, numbers), **params) == 0)
+    return bool(on_numbers(primitive, params, *numbers) == 0)
 
 
 def number_of(literal: Any) -> Any:

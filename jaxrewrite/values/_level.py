@@ -37,7 +37,14 @@ def _(
         return NotImplemented
     if all(_fits(z, shape) for z in (x, y)):
         return NotImplemented
+    scaled = any(isinstance(z, (LowRank, Lora)) for z in (x, y))
+    if scaled and primitive.name in ("mul", "div") and not _are_values(x, y):
+        return NotImplemented  # one of two factors can be repeated
     return bind(primitive, *(_levelled(z, shape) for z in (x, y)), **params)
+
+
+def _are_values(*operands: Any) -> bool:
+    return all(isinstance(x, Structured) for x in operands)
 
 
 def _fits(x: Any, shape: tuple[int, ...]) -> bool:

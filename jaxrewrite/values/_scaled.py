@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 import jaxrewrite
-from jaxrewrite import ArrayValue, bind, primitives, register, transform
+from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, transform
 
 from ._array import inexact, is_number
 from ._linear import Linear
@@ -98,6 +98,12 @@ class Scaled(Linear):
         if jnp.ndim(self.scale):
             return fn(self.multiplied())  # a linear map need not keep batch axes
         return _scaled(fn(self.x), self.scale)
+
+    def join(self, other: Any) -> Any:
+        """With an array like its own: once that."""
+        if not isinstance(self.x, jaxrewrite.Value) or not same_structure(self.x, other):
+            return NotImplemented
+        return self, Scaled(other, jnp.ones((), self.dtype))
 
     def shares(self, fill: Any) -> Any:
         is_nan = fill is None or fill != fill

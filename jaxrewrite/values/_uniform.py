@@ -26,6 +26,7 @@ from ._array import (
     nothing,
     nothing_field,
     number_of,
+    on_numbers,
     total,
 )
 from ._contract import labels
@@ -214,7 +215,7 @@ def register(*names: Any, **options: Any) -> Callable[[Any], Any]:
         is_told = "primitive" in signature.parameters
 
         @functools.wraps(rule)
-        def on_numbers(*operands: Any, primitive: Any, **params: Any) -> Any:
+        def on_single(*operands: Any, primitive: Any, **params: Any) -> Any:
             if any(isinstance(x, Constant) and jnp.ndim(x.fill) for x in operands):
                 arrays = [
                     x.materialise() if isinstance(x, Constant) else x for x in operands
@@ -228,8 +229,8 @@ def register(*names: Any, **options: Any) -> Callable[[Any], Any]:
             told = inspect.Parameter("primitive", inspect.Parameter.KEYWORD_ONLY)
             by_kind = sorted([*signature.parameters.values(), told], key=lambda p: p.kind)
             signature = signature.replace(parameters=by_kind)
-        vars(on_numbers)["__signature__"] = signature
-        jaxrewrite.register(*names, **options)(on_numbers)
+        vars(on_single)["__signature__"] = signature
+        jaxrewrite.register(*names, **options)(on_single)
         return rule
 
     return decorate
@@ -296,8 +297,8 @@ def _(v: Known, *, shape: Any, **params: Any) -> Any:
 
 @register(*primitives.UNARY, *primitives.BINARY, "convert_element_type")
 def _(*known: Known, primitive: Any, **params: Any) -> Any:
-    with jax.ensure_compile_time_eval():
-        result = primitive.bind(*(v.number() for v in known), **params)
+    numbers = (np.asarray(v.is_known, v.of_dtype) for v in known)
+    result = on_numbers(primitive, params, *numbers)
     shape = jnp.broadcast_shapes(*(v.shape for v in known))
     return Known(result.item(), result.dtype, _nothing=nothing(shape))
 
