@@ -528,15 +528,10 @@ def _(v: Zero, *, primitive: Any, **params: Any) -> Any:
 _BILINEAR = ("mul", "dot_general", "conv_general_dilated")
 
 
-@register(*_BILINEAR, precedence=order("Zero"))
-def _(v: Zero, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    result = _result(primitive, params, v, y)
-    return Zero(result.shape, result.dtype)
-
-
-@register(*_BILINEAR, precedence=order("Zero"))
-def _(x: Array | ArrayValue, v: Zero, *, primitive: Any, **params: Any) -> Any:
-    result = _result(primitive, params, x, v)
+@register(*_BILINEAR, types=(Zero, Array | Uniform), either=True)
+@register(*_BILINEAR, precedence=order("Zero"), either=True)
+def _(x: Zero, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    result = _result(primitive, params, x, y)
     return Zero(result.shape, result.dtype)
 
 
