@@ -145,10 +145,9 @@ GROUPS = [
     Group(
         "Opaque to a rewriting",
         {
-            ("call_hi_primitive", "call_hi_primitive_linearized"): (
-                "An object that evaluates, batches and differentiates itself, all on "
-                "arrays. On newer JAX ``lax.custom_root``, ``jnp.searchsorted`` and others "
-                "are such objects."
+            ("call_hi_primitive_linearized",): (
+                "Stands for the backward rule of an object that differentiates itself, "
+                "until JAX transposes it, and can't be evaluated."
             ),
             ("call",): "No function of JAX makes it any more.",
             ("custom_partitioning",): (

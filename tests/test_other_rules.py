@@ -235,6 +235,77 @@ def test_an_opaque_primitive_beside_values():
         np.testing.assert_allclose(got, jitted, rtol=1e-6)
 
 
+def root(v, solve_tangent):
+    """The root of an equation that a value is part of, near enough by a few turns."""
+    return lax.custom_root(
+        lambda y: y - 0.1 * jnp.sin(y @ v),
+        X,
+        lambda f, y: lax.fori_loop(0, 12, lambda _, y: y - f(y), y),
+        solve_tangent,
+    )
+
+
+def neumann(g, b):
+    return lax.fori_loop(0, 12, lambda _, y: y + b - g(y), b)
+
+
+OPAQUE = {
+    "searchsorted": lambda v: jnp.searchsorted(v.ravel(), X).astype(jnp.float32),
+    "nonzero": lambda v: jnp.nonzero(v > 0.5, size=4)[0].astype(jnp.float32),
+    "unique": lambda v: jnp.unique(v, size=9),
+    "ldexp": lambda v: jnp.ldexp(v, jnp.arange(3)),
+    "frexp": lambda v: jnp.frexp(v)[0],
+    "custom_root": lambda v: root(v, neumann),
+}
+
+
+@pytest.mark.parametrize("name", OPAQUE)
+@pytest.mark.parametrize("kind", ["lora", "scaled"])
+def test_functions_that_newer_jax_expands_late(name, kind):
+    """Forward, both ways of differentiating and twice, batched, and in a loop."""
+    fn = OPAQUE[name]
+    v = make(kind)
+    loss = lambda f: lambda v: jnp.sum(jnp.sin(jaxrewrite.materialise(f(v))))
+    looped = lambda f: (
+        lambda v: lax.scan(lambda c, _: (c + f(v).sum(), None), 0.0, length=2)
+    )
+    both = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf / 2]), v)
+    implicit = lambda v: jaxrewrite.materialise(allow(fn)(v))
+    dense = lambda v: fn(v.materialise())
+
+    def all_of(f, around):
+        along = jax.jvp(f, (v,), (v,))
+        twice = jax.jvp(jax.grad(loss(f)), (v,), (v,))
+        inside = around(jax.grad(loss(fn)))
+        return f(v), along, twice, jax.vmap(jax.grad(loss(f)))(both), inside
+
+    got = jax.jit(lambda: all_of(implicit, lambda g: allow(g)(v)))()
+    want = jax.jit(lambda: all_of(dense, lambda g: g(v.materialise())))()
+    got = (*got[:-1], jaxrewrite.materialise(got[-1]))
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        allow(looped(fn))(v)[0], looped(fn)(v.materialise())[0], 1e-4
+    )
+
+
+def test_expansions_go_through_rules():
+    """What stands for the whole array is asked, and nothing is made dense."""
+    rules = jaxrewrite.Rules()
+
+    @rules.register("ne", "reshape")
+    def _(v: Lora, *operands, primitive, **params):
+        return jaxrewrite.bind(primitive, v.w, *operands, **params)
+
+    v = make("lora")
+    got = transform(lambda v: jnp.nonzero(v, size=4), rules=rules, materialise="forbid")(v)
+    np.testing.assert_array_equal(got, jnp.nonzero(v.w, size=4))
+    solve = lambda v: root(v, neumann).sum()
+    got = jax.grad(transform(solve, materialise="forbid"))(v)
+    want = jax.grad(lambda v: solve(v.materialise()))(v)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-3), got, want)
+
+
 # --- exported programs ------------------------------------------------------------
 
 

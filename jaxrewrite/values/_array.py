@@ -73,6 +73,43 @@ class Structured(jaxrewrite.ArrayValue):
         return f"{name}<{about}>({fields}"
 
 
+# What a value holds that needs no numbers: an array of none, whose shape has the batch axes.
+_NOTHING = np.zeros((0,), np.float32)
+
+
+def nothing(batch: Sequence[int] = ()) -> np.ndarray:
+    """An empty leaf, for types that are metadata alone.
+
+    A value that leaves `jax.vmap` has one more axis in front of each leaf. Without any
+    leaf it would not be told, and stand for one element of the batch.
+    """
+    return np.broadcast_to(_NOTHING, (*batch, 0)) if batch else _NOTHING
+
+
+def nothing_field() -> Any:
+    """The field of a dataclass that holds `nothing`."""
+    return jaxrewrite.field(default_factory=nothing, kw_only=True, repr=False)
+
+
+def batch_of(cls: str, leaf: Any) -> tuple[int, ...]:
+    """The batch axes that an empty leaf says there are.
+
+    Raises
+    ------
+    ValueError
+        If a transformation of JAX has put them elsewhere than in front.
+    """
+    shape = jnp.shape(leaf)
+    if shape[-1:] != (0,):
+        raise ValueError(
+            f"{cls}: the empty array that it holds has shape {shape}, which does not end "
+            "in 0. Batch axes of a value come first: use out_axes=0 with jax.vmap, and "
+            "make the value dense before it leaves jax.jacfwd or jax.jacrev. One without "
+            "batch axes is the same for a whole batch: use in_axes=None."
+        )
+    return shape[:-1]
+
+
 def concrete(x: Any) -> np.ndarray | None:
     """The numbers of an array, where there are any to be checked; else ``None``."""
     if isinstance(x, jax.core.Tracer) or not isinstance(x, (jax.Array, np.ndarray)):
@@ -106,8 +143,10 @@ def one_where(where: Any, dtype: Any) -> Any:
 
 
 def total(x: Any, axes: Sequence[int]) -> Any:
-    """The sums over axes, in the dtype of the array: not that of ``jnp.sum``."""
-    return x.sum(tuple(axes), dtype=x.dtype)
+    """The sums over axes of an array or a value, in its dtype: not that of ``jnp.sum``."""
+    if not axes:
+        return x
+    return jaxrewrite.transform(lambda x: jnp.sum(x, tuple(axes), dtype=x.dtype))(x)
 
 
 def is_linear_cast(x: Any, dtype: Any) -> bool:
@@ -204,21 +243,3 @@ def _(v: Structured, *, reps: Sequence[int]) -> Any:
         dimensions=None,
         sharding=None,
     )
-
-
-@jaxrewrite.register("sharding_constraint", precedence=order("Structured"))
-def _(v: Structured, *, sharding: Any, **params: Any) -> Any:
-    """On the leaves, as the type says that they are split; else the value is left alone.
-
-    The constraint says where numbers are to be, and not which: it may be left out.
-    """
-    named = isinstance(sharding, jax.sharding.NamedSharding)
-    specs = v.leaf_specs(sharding.spec) if named else NotImplemented
-    if specs is NotImplemented:
-        return v
-
-    def constrained(leaf: Any, spec: Any) -> Any:
-        own = jax.sharding.NamedSharding(sharding.mesh, spec)
-        return lax.with_sharding_constraint(leaf, own)
-
-    return jax.tree.map(constrained, v, specs)

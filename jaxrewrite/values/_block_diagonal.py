@@ -13,8 +13,9 @@ import jaxrewrite
 
 from ._array import differs, zero_unless
 from ._contract import contract
+from ._determinant import Determinant
 from ._diagonal import Diagonal, Identity
-from ._matrix import Matrix, solve_dense
+from ._matrix import Matrix, nan_if_any_is, solve_dense
 from ._permutation import Permutation
 from ._product import Product
 
@@ -165,32 +166,48 @@ class BlockDiagonal(Matrix):
         return self.blocks.shape[-2] == self.blocks.shape[-1]
 
     def solve(self, x: Any, axis: int) -> Any:
+        if not self.solvable:
+            return super().solve(x, axis)
         return _by_blocks(solve_dense, self.blocks, x, axis)
 
-    def inverse(self) -> Any:
-        return BlockDiagonal(jnp.linalg.inv(self.blocks))
+    def known_inverse(self) -> Any:
+        return (
+            BlockDiagonal(jnp.linalg.inv(self.blocks)) if self.solvable else NotImplemented
+        )
 
-    def determinant(self) -> Any:
-        return jnp.linalg.det(self.blocks).prod(-1)
+    def known_determinant(self) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        return Determinant.of_arrays(self.blocks).product()
 
-    def eigenvalues(self) -> Any:
+    def known_eigenvalues(self) -> Any:
+        if not self.solvable:
+            return NotImplemented
         return _joined(jnp.linalg.eigvals(self.blocks))
 
-    def eigh(self) -> Any:
-        values, vectors = jnp.linalg.eigh(self.blocks)
+    def known_eigh(self, lower: bool) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        uplo = "L" if lower else "U"
+        values, vectors = jnp.linalg.eigh(self.blocks, uplo, symmetrize_input=False)
         return sorted_eigh(_joined(values), BlockDiagonal(vectors))
 
-    def cholesky(self) -> Any:
-        return BlockDiagonal(jnp.linalg.cholesky(self.blocks))
+    def known_cholesky(self) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        factors = jnp.linalg.cholesky(self.blocks, symmetrize_input=False)
+        return BlockDiagonal(jnp.tril(nan_if_any_is(factors, len(self.batch))))
 
-    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        if not self.solvable:
+            return NotImplemented
         return _Triangles(self.blocks, lower, unit_diagonal)
 
-    def packed_lu(self) -> Any:
+    def known_lu(self) -> Any:
         """Rows are exchanged within blocks alone: beside them a column has zeros."""
-        k, p, q = self.blocks.shape[-3:]
-        if p != q:
+        if not self.solvable:
             return NotImplemented
+        k, p = self.blocks.shape[-3:-1]
         packed, *rows = lax.linalg.lu(self.blocks)
         first = p * jnp.arange(k, dtype=jnp.int32)[:, None]
         return BlockDiagonal(packed), *(_joined(row + first) for row in rows)

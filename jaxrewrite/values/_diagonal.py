@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,8 +11,9 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._array import one_where, zero_unless
-from ._matrix import Matrix, along, known_diagonal, unpivoted
+from ._array import batch_of, nothing, nothing_field, one_where, zero_unless
+from ._determinant import Determinant
+from ._matrix import Matrix, along, known_diagonal, nan_if_any_is, unpivoted
 from ._permutation import Permutation
 
 
@@ -101,29 +102,31 @@ class Diagonal(Matrix):
     def solve(self, x: Any, axis: int) -> Any:
         return x / along(self.d, self.d.ndim - 1, x.ndim, axis)
 
-    def inverse(self) -> Any:
+    def known_inverse(self) -> Any:
         return Diagonal(1 / self.d)
 
-    def determinant(self) -> Any:
-        return self.d.prod(-1)
+    def known_determinant(self) -> Any:
+        return Determinant.of(self.d)
 
-    def eigenvalues(self) -> Any:
+    def known_eigenvalues(self) -> Any:
         return self.d
 
-    def eigh(self) -> Any:
+    def known_eigh(self, lower: bool) -> Any:
         order = jnp.argsort(self.d.real, axis=-1)
         vectors = Permutation(order, self.d.dtype).transposed()
         return jnp.take_along_axis(self.d.real, order, -1), vectors
 
-    def cholesky(self) -> Any:
-        return Diagonal(jnp.sqrt(self.d))
+    def known_cholesky(self) -> Any:
+        # Complex numbers are taken to be real, as LAPACK does.
+        root = jnp.sqrt(jnp.where(self.d.real > 0, self.d.real, jnp.nan))
+        return Diagonal(nan_if_any_is(root, len(self.batch)).astype(self.dtype))
 
-    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         if unit_diagonal:
             return Identity(self.d.shape[-1], self.d.dtype, self.batch)
         return self
 
-    def packed_lu(self) -> Any:
+    def known_lu(self) -> Any:
         return self, *unpivoted(self)
 
 
@@ -140,7 +143,8 @@ class Identity(Matrix):
     of_dtype
         The dtype of the array.
     of_batch
-        The shape of the stack, where it is one of identities.
+        The shape of the stack, where it is one of identities: that of an empty array that
+        the value holds.
 
     Examples
     --------
@@ -153,13 +157,21 @@ class Identity(Matrix):
 
     rows: int = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
-    of_batch: tuple[int, ...] = jaxrewrite.field(static=True, default=())
+    _nothing: Any = nothing_field()
     entries = "pattern"
 
-    def __post_init__(self) -> None:
-        if self.rows < 0:
-            raise ValueError(f"Identity: rows is {self.rows}, which is negative.")
-        object.__setattr__(self, "of_dtype", jnp.dtype(self.of_dtype))
+    def __init__(
+        self, rows: int, of_dtype: Any = jnp.float32, of_batch: Sequence[int] = ()
+    ):
+        if rows < 0:
+            raise ValueError(f"Identity: rows is {rows}, which is negative.")
+        vars(self).update(
+            rows=rows, of_dtype=jnp.dtype(of_dtype), _nothing=nothing(of_batch)
+        )
+
+    @property
+    def of_batch(self) -> tuple[int, ...]:
+        return batch_of("Identity", self._nothing)
 
     def aval(self) -> Any:
         return jax.core.ShapedArray((*self.of_batch, self.rows, self.rows), self.of_dtype)
@@ -206,22 +218,11 @@ class Identity(Matrix):
         found = known_diagonal(other)
         return found if found is NotImplemented else Diagonal(found)
 
-    def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
-        return Identity(self.rows, self.of_dtype, batch)
-
     def tangent(self, leaf_tangents: Any) -> Any:
         return jnp.zeros(self.shape, self.of_dtype)  # it never changes
 
     def lift_tangent(self, tangent: Any) -> Any:
         return self
-
-    def stacked(self, size: int) -> Any:
-        return self.map_batch(lambda x: x, (size, *self.of_batch))
-
-    def unstacked(self) -> Any:
-        if not self.of_batch:
-            return NotImplemented
-        return self.map_batch(lambda x: x, self.of_batch[1:])
 
     def cast(self, dtype: Any) -> Any:
         return Identity(self.rows, jnp.dtype(dtype), self.of_batch)
@@ -232,23 +233,23 @@ class Identity(Matrix):
     def solve(self, x: Any, axis: int) -> Any:
         return x
 
-    def inverse(self) -> Any:
+    def known_inverse(self) -> Any:
         return self
 
-    def determinant(self) -> Any:
-        return jnp.ones(self.of_batch, self.of_dtype)
+    def known_determinant(self) -> Any:
+        return Determinant.of(self.diagonal())
 
-    def eigenvalues(self) -> Any:
+    def known_eigenvalues(self) -> Any:
         return self.diagonal()
 
-    def eigh(self) -> Any:
+    def known_eigh(self, lower: bool) -> Any:
         return self.diagonal().real, self
 
-    def cholesky(self) -> Any:
+    def known_cholesky(self) -> Any:
         return self
 
-    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         return self
 
-    def packed_lu(self) -> Any:
+    def known_lu(self) -> Any:
         return self, *unpivoted(self)

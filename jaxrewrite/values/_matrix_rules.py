@@ -16,7 +16,7 @@ from jax import lax
 from jax.extend.core import Literal
 from jaxtyping import Array
 
-from jaxrewrite import ArrayValue, bind, primitives, register, same_structure
+from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, transform
 
 from ._array import (
     inexact,
@@ -385,7 +385,7 @@ def _(v: Matrix, *, permutation: Sequence[int]) -> Any:
             else bind(lax.transpose_p, v, permutation=(*batch, *rest))
         )
     moved = lambda x: jnp.transpose(x, (*batch, *range(len(batch), x.ndim)))
-    return v.map_batch(moved, tuple(v.shape[i] for i in batch))
+    return v.map_batch(moved)
 
 
 @register("broadcast_in_dim")
@@ -400,7 +400,7 @@ def _(v: Matrix, *, shape: Any, broadcast_dimensions: Any, **params: Any) -> Any
         kept = (*dims, *range(len(batch), len(batch) + len(rest)))
         return lax.broadcast_in_dim(x, (*batch, *rest), kept)
 
-    return v.map_batch(broadcast, batch)
+    return v.map_batch(broadcast)
 
 
 @register("reshape")
@@ -409,7 +409,7 @@ def _(v: Matrix, *, new_sizes: Any, **params: Any) -> Any:
     if len(new_sizes) < 2 or (n, m) != v.shape[-2:]:
         return NotImplemented
     ndim = len(v.batch)
-    return v.map_batch(lambda x: x.reshape(*batch, *x.shape[ndim:]), tuple(batch))
+    return v.map_batch(lambda x: x.reshape(*batch, *x.shape[ndim:]))
 
 
 @register("squeeze")
@@ -420,16 +420,16 @@ def _(v: Matrix, *, dimensions: Any) -> Any:
         v = v if m in dimensions else v.transposed()
         vector = v.apply(jnp.ones((*v.batch, 1), v.dtype), n)
         left = [axis for axis in dimensions if axis < n]
-        return lax.squeeze(vector, [*left, n] if {n, m} <= {*dimensions} else left)
-    batch = tuple(size for i, size in enumerate(v.batch) if i not in dimensions)
-    return v.map_batch(lambda x: lax.squeeze(x, dimensions), batch)
+        gone = [*left, n] if {n, m} <= {*dimensions} else left
+        return transform(lambda vector: lax.squeeze(vector, gone))(vector)
+    return v.map_batch(lambda x: lax.squeeze(x, dimensions))
 
 
 @register("rev")
 def _(v: Matrix, *, dimensions: Any) -> Any:
     if max(dimensions, default=0) >= len(v.batch):
         return NotImplemented
-    return v.map_batch(lambda x: lax.rev(x, dimensions), v.batch)
+    return v.map_batch(lambda x: lax.rev(x, dimensions))
 
 
 @register("slice")
@@ -448,8 +448,7 @@ def _(v: Matrix, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any
         slice(*those)
         for those in zip(start_indices[:k], limit_indices[:k], strides[:k], strict=True)
     )
-    batch = tuple(len(range(n)[c]) for n, c in zip(v.batch, cut, strict=True))
-    return v.map_batch(lambda x: x[cut], batch)
+    return v.map_batch(lambda x: x[cut])
 
 
 @register("dynamic_slice")
@@ -476,10 +475,7 @@ def _(*vs: Matrix, dimension: int) -> Any:
         return NotImplemented
     if len({jax.tree.structure(v) for v in vs}) > 1:
         return NotImplemented
-    batch = list(first.batch)
-    batch[dimension] = sum(v.batch[dimension] for v in vs)
-    joined = jax.tree.map(lambda *xs: jnp.concatenate(xs, dimension), *vs)
-    return joined.map_batch(lambda x: x, tuple(batch))
+    return first.map_batch(lambda *xs: jnp.concatenate(xs, dimension), *vs[1:])
 
 
 @register("reduce_sum")
@@ -490,8 +486,7 @@ def _(v: Matrix, *, axes: Sequence[int], **params: Any) -> Any:
     if n not in axes and m not in axes:
         if v.entries is None or v.movable:
             return NotImplemented
-        kept = tuple(size for i, size in enumerate(v.batch) if i not in batch)
-        return v.map_batch(lambda x: total(x, batch), kept)
+        return v.map_entries(lambda x: total(x, batch))
     if m in axes:
         sums = v.apply(jnp.ones((*v.batch, v.shape[-1]), v.dtype), n)
         return total(sums, (*batch, n) if n in axes else batch)

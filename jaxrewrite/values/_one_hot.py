@@ -24,6 +24,7 @@ class Rows(Matrix):
 
     _is_base = True
     entries: ClassVar[str | None] = "pattern"
+    movable: ClassVar[bool] = True
 
     if TYPE_CHECKING:  # the fields of each: indices, classes, axis
 
@@ -73,9 +74,6 @@ class Rows(Matrix):
         if not isinstance(other, Rows) or self.axis != other.axis:
             return NotImplemented
         return self.as_picked(), other.as_picked()
-
-    def same_pattern(self, other: Any) -> bool:
-        return False  # where the entries are is a question of numbers
 
     def scaled_rows(self, factors: Any) -> Any:
         if self.axis == -2:

@@ -13,6 +13,7 @@ import jaxrewrite
 from jaxrewrite import register
 
 from ._array import concrete, one_where
+from ._determinant import Determinant
 from ._matrix import Matrix, along
 
 
@@ -156,17 +157,18 @@ class Permutation(Matrix):
     def solve(self, x: Any, axis: int) -> Any:
         return self.transposed().apply(x, axis)
 
-    def inverse(self) -> Any:
+    def known_inverse(self) -> Any:
         return self.transposed()
 
-    def determinant(self) -> Any:
+    def known_determinant(self) -> Any:
         """1 or -1, as n less the number of cycles is even or odd."""
         n = self.order.shape[-1]
         first = _first_of_cycle(self.order)
         cycles = (first == jnp.arange(n)).sum(-1)
-        return (1 - 2 * ((n - cycles) % 2)).astype(self.of_dtype)
+        sign = (1 - 2 * ((n - cycles) % 2)).astype(self.of_dtype)
+        return Determinant(sign, jnp.zeros_like(sign.real))
 
-    def packed_lu(self) -> Any:
+    def known_lu(self) -> Any:
         from ._diagonal import Identity
 
         rows = _inverse(self.order).astype(jnp.int32)

@@ -33,7 +33,8 @@ class Scaled(Linear):
     x
         An array or a value, of any shape and an inexact dtype.
     scale
-        A number, an array of shape () and the same dtype.
+        A number, an array of shape () and the same dtype. Of a value that has left
+        `jax.vmap` it has the batch axes that come first in ``x``, a number for each element.
 
     Raises
     ------
@@ -69,9 +70,34 @@ class Scaled(Linear):
         return jax.core.ShapedArray(self.x.shape, self.x.dtype)
 
     def materialise(self) -> Any:
-        return jaxrewrite.materialise(self.x) * self.scale
+        return jaxrewrite.materialise(self.x) * self.factor()
+
+    def factor(self) -> Any:
+        """The number, or those of a batch, with an axis for each of the array's."""
+        scale = self.scale
+        return scale.reshape(*scale.shape, *[1] * (len(self.x.shape) - scale.ndim))
+
+    def rescaled(self, scale: Any) -> Scaled:
+        """The array times other numbers."""
+        leaves, treedef = jax.tree.flatten(self)
+        return jax.tree.unflatten(treedef, [*leaves[:-1], jnp.asarray(scale, self.dtype)])
+
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def sliceable(self) -> Any:
+        """With a number for each element of the first axis."""
+        if jnp.ndim(self.scale) or not self.x.shape:
+            return self
+        return self.rescaled(jnp.broadcast_to(self.scale, self.x.shape[:1]))
+
+    def unstacked(self) -> Any:
+        return self
 
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
+        if jnp.ndim(self.scale):
+            whole = self.multiplied()  # a linear map need not keep batch axes
+            return whole if whole is NotImplemented else fn(whole)
         return _scaled(fn(self.x), self.scale)
 
     def join(self, other: Any) -> Any:
@@ -90,11 +116,12 @@ class Scaled(Linear):
         That of zeros is zero only if the number is finite.
         """
         if not isinstance(self.x, jaxrewrite.Value):
-            return self.x * self.scale
+            return self.x * self.factor()
         if getattr(self.x, "has_zeros", False):
             return NotImplemented
-        product = transform(jnp.multiply)(self.x, self.scale)
-        return NotImplemented if isinstance(product, Scaled) else product
+        is_batch = jnp.ndim(self.scale) > 0
+        product = transform(jnp.multiply)(self.x, self.factor() if is_batch else self.scale)
+        return NotImplemented if isinstance(product, Scaled) and not is_batch else product
 
 
 def _scaled(x: Any, scale: Any) -> Any:
@@ -107,6 +134,8 @@ def _scaled(x: Any, scale: Any) -> Any:
 
 @register("mul", "dot_general")
 def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
+    if jnp.ndim(v.scale) or jnp.ndim(w.scale):
+        return _on_products(primitive, v, w, **params)
     return _scaled(bind(primitive, v.x, w.x, **params), v.scale * w.scale)
 
 
@@ -114,14 +143,14 @@ def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
 def _(v: Scaled, factor: Array, **params: Any) -> Any:
     if not is_number(factor):
         return NotImplemented
-    return Scaled(v.x, v.scale * jnp.reshape(factor, ()))
+    return v.rescaled(v.scale * jnp.reshape(factor, ()))
 
 
 @register("div")
 def _(v: Scaled, divisor: Array, **params: Any) -> Any:
     if not is_number(divisor):
         return v.map_parts(lambda part: bind("div", part, divisor))
-    return Scaled(v.x, v.scale / jnp.reshape(divisor, ()))
+    return v.rescaled(v.scale / jnp.reshape(divisor, ()))
 
 
 @register("div", precedence=order("Linear"))
@@ -140,6 +169,8 @@ def _(v: Sum, divisor: Array, **params: Any) -> Any:
 @register("abs", "square", "integer_pow", "conj")
 def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
     """Of a product of two numbers these are the product of each one's."""
+    if jnp.ndim(v.scale):
+        return _on_products(primitive, v, **params)
     x, scale = (bind(primitive, part, **params) for part in (v.x, v.scale))
     return Scaled(x, scale)
 

@@ -323,7 +323,7 @@ class Sparse(Matrix):
     def solve(self, x: Any, axis: int) -> Any:
         if self.batch:
             solve = lambda v, x: v.solve(x, axis - 1)
-            return jax.vmap(solve)(self.map_batch(lambda leaf: leaf, self.batch), x)
+            return jax.vmap(solve)(self, x)
         dtype = jnp.result_type(self.data, x)
         wide = jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype
         v, x = self.with_data(self.data.astype(wide)), jnp.moveaxis(x, axis, -1)

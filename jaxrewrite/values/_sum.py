@@ -67,6 +67,12 @@ class Sum(Linear):
     def materialise(self) -> Any:
         return sum_of_arrays(jaxrewrite.materialise(self.terms))
 
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def unstacked(self) -> Any:
+        return self
+
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
         return sum_of([fn(term) for term in self.terms])
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,9 +16,19 @@ from jax.extend.core import Literal
 from jaxtyping import Array
 
 import jaxrewrite
-from jaxrewrite import ArrayValue, bind, primitives, register, transform
+from jaxrewrite import ArrayValue, bind, primitives, transform
 
-from ._array import Structured, is_number, is_zero_at, number_of, on_numbers, total
+from ._array import (
+    Structured,
+    batch_of,
+    is_number,
+    is_zero_at,
+    nothing,
+    nothing_field,
+    number_of,
+    on_numbers,
+    total,
+)
 from ._contract import labels
 from ._matrix import Matrix
 from ._order import order
@@ -50,7 +62,8 @@ class Zero(Uniform):
     Attributes
     ----------
     of_shape, of_dtype
-        The shape and the dtype of the array.
+        The shape and the dtype of the array. Batch axes that `jax.vmap` has put in front
+        of it are in the shape of an empty array that the value holds.
 
     Raises
     ------
@@ -69,6 +82,7 @@ class Zero(Uniform):
 
     of_shape: tuple[int, ...] = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
+    _nothing: Any = nothing_field()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "of_shape", _checked_shape("Zero", self.of_shape))
@@ -79,7 +93,8 @@ class Zero(Uniform):
         return True
 
     def aval(self) -> Any:
-        return jax.core.ShapedArray(self.of_shape, self.of_dtype)
+        shape = (*batch_of("Zero", self._nothing), *self.of_shape)
+        return jax.core.ShapedArray(shape, self.of_dtype)
 
     def number(self) -> Any:
         return jnp.zeros((), self.of_dtype)
@@ -88,15 +103,23 @@ class Zero(Uniform):
         return Zero(tuple(shape), self.of_dtype)
 
     def stacked(self, size: int) -> Any:
-        return self.of((size, *self.of_shape))
+        return self.of(self.shape)
+
+    def sliceable(self) -> Any:
+        if not self.shape:
+            return self
+        length, *rest = self.shape
+        return Zero(tuple(rest), self.of_dtype, _nothing=nothing((length,)))
 
     def unstacked(self) -> Any:
-        return self.of(self.of_shape[1:]) if self.of_shape else NotImplemented
+        return self
 
     def join(self, other: Any) -> Any:
+        if isinstance(other, Zero):
+            return self.of(self.shape), other.of(other.shape)
         if not isinstance(other, Constant):
             return NotImplemented
-        return Constant(self.number(), self.of_shape), other
+        return Constant(self.number(), self.shape), other
 
     def tangent(self, leaf_tangents: Any) -> Any:
         return self
@@ -112,7 +135,8 @@ class Constant(Uniform):
     fill
         The number: an array of shape (), or a `Known` one, which is metadata.
     of_shape
-        The shape of the array; its dtype is the number's.
+        The shape of the array; its dtype is the number's. Of a constant that has left
+        `jax.vmap`, ``fill`` has the batch axes, and the array has them before this shape.
 
     Raises
     ------
@@ -139,7 +163,29 @@ class Constant(Uniform):
         object.__setattr__(self, "of_shape", _checked_shape("Constant", self.of_shape))
 
     def aval(self) -> Any:
-        return jax.core.ShapedArray(self.of_shape, jnp.result_type(self.fill))
+        shape = (*jnp.shape(self.fill), *self.of_shape)
+        return jax.core.ShapedArray(shape, jnp.result_type(self.fill))
+
+    def materialise(self) -> Any:
+        ones = [1] * len(self.of_shape)
+        number = self.fill.reshape(*self.fill.shape, *ones)
+        return jnp.broadcast_to(number, self.shape)
+
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def sliceable(self) -> Any:
+        """With a number for each element of the first axis."""
+        if jnp.ndim(self.fill) or not self.of_shape:
+            return self
+        length, *rest = self.of_shape
+        batch = object.__new__(Constant)  # users make single constants
+        fill = jnp.broadcast_to(self.fill, (length,))
+        vars(batch).update(fill=fill, of_shape=tuple(rest))
+        return batch
+
+    def unstacked(self) -> Any:
+        return self
 
     def number(self) -> Any:
         return self.fill
@@ -150,12 +196,44 @@ class Constant(Uniform):
     def join(self, other: Any) -> Any:
         if not isinstance(other, Zero):
             return NotImplemented
-        return self, Constant(other.number(), other.of_shape)
+        return self, Constant(other.number(), other.shape)
 
 
 def repeated(number: Any, shape: Sequence[int]) -> Any:
     """A number in some shape: a `Constant`, or, where there are no axes, the number."""
     return Constant(number, tuple(shape)) if len(shape) else number
+
+
+def register(*names: Any, **options: Any) -> Callable[[Any], Any]:
+    """`jaxrewrite.register` for rules that take a constant as one number, not a batch.
+
+    A batch of them meets other operands as the array that it stands for.
+    """
+
+    def decorate(rule: Any) -> Any:
+        signature = inspect.signature(rule)
+        is_told = "primitive" in signature.parameters
+
+        @functools.wraps(rule)
+        def on_numbers(*operands: Any, primitive: Any, **params: Any) -> Any:
+            if any(isinstance(x, Constant) and jnp.ndim(x.fill) for x in operands):
+                arrays = [
+                    x.materialise() if isinstance(x, Constant) else x for x in operands
+                ]
+                return bind(primitive, *arrays, **params)
+            if is_told:
+                params["primitive"] = primitive
+            return rule(*operands, **params)
+
+        if not is_told:
+            told = inspect.Parameter("primitive", inspect.Parameter.KEYWORD_ONLY)
+            by_kind = sorted([*signature.parameters.values(), told], key=lambda p: p.kind)
+            signature = signature.replace(parameters=by_kind)
+        on_numbers.__signature__ = signature  # type: ignore[attr-defined]
+        jaxrewrite.register(*names, **options)(on_numbers)
+        return rule
+
+    return decorate
 
 
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
@@ -184,6 +262,7 @@ class Known(Structured):
 
     is_known: Any = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=None)
+    _nothing: Any = nothing_field()
 
     materialise_policy = "allow"  # one number
 
@@ -195,17 +274,33 @@ class Known(Structured):
         object.__setattr__(self, "of_dtype", dtype)
 
     def aval(self) -> Any:
-        return jax.core.ShapedArray((), self.of_dtype)
+        return jax.core.ShapedArray(batch_of("Known", self._nothing), self.of_dtype)
+
+    def number(self) -> Any:
+        """As an array of shape ()."""
+        return jnp.asarray(self.is_known, self.of_dtype)
 
     def materialise(self) -> Any:
-        return jnp.asarray(self.is_known, self.of_dtype)
+        return jnp.broadcast_to(self.number(), self.shape)
+
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def unstacked(self) -> Any:
+        return self
+
+
+@register("broadcast_in_dim")
+def _(v: Known, *, shape: Any, **params: Any) -> Any:
+    return Known(v.is_known, v.of_dtype, _nothing=nothing(shape))
 
 
 @register(*primitives.UNARY, *primitives.BINARY, "convert_element_type")
 def _(*known: Known, primitive: Any, **params: Any) -> Any:
     numbers = (np.asarray(v.is_known, v.of_dtype) for v in known)
     result = on_numbers(primitive, params, *numbers)
-    return Known(result.item(), result.dtype)
+    shape = jnp.broadcast_shapes(*(v.shape for v in known))
+    return Known(result.item(), result.dtype, _nothing=nothing(shape))
 
 
 # --- what holds of any number -----------------------------------------------------------

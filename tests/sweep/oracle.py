@@ -1,0 +1,483 @@
+"""What is right: the dense program on the arrays that the values stand for."""
+
+from __future__ import annotations
+
+import re
+import traceback
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxrewrite
+from jaxrewrite.values import Interval, Masked, Unitful, UnitsError
+
+from .names import NAMES
+
+
+def is_value(x: Any) -> bool:
+    return isinstance(x, jaxrewrite.Value)
+
+
+def dense(tree: Any) -> Any:
+    """Values made dense from the inside out, by the formula of each type on arrays alone.
+
+    So the library's own way, through the rules of what is inside, is checked by it. Types
+    that are never dense are the array that they hold; an interval is its lower bound.
+    """
+    return jax.tree.map(lambda x: _dense(x) if is_value(x) else x, tree, is_leaf=is_value)
+
+
+def _dense(v: Any) -> Any:
+    if isinstance(v, jaxrewrite.Batched):
+        elements = [
+            jax.tree.map(lambda leaf, i=i: leaf[i], v.element) for i in range(v.length)
+        ]
+        return jnp.stack([_dense(element) for element in elements])
+    if isinstance(v, Masked | Unitful):
+        return dense(v.array)
+    if isinstance(v, Interval):
+        return dense(v.lower)
+    inner = jax.tree.map(
+        lambda x: _dense(x) if is_value(x) else x,
+        v,
+        is_leaf=lambda x: x is not v and is_value(x),
+    )
+    return inner.materialise()
+
+
+def stripped(tree: Any) -> Any:
+    """Results as a user has them: what is never dense by what it holds."""
+
+    def one(x: Any) -> Any:
+        if isinstance(x, (Masked, Unitful, Interval)):
+            return dense(x)
+        if is_value(x) and _never_dense(x):
+            return dense(x)
+        return jaxrewrite.materialise(x)
+
+    return jax.tree.map(one, tree, is_leaf=is_value)
+
+
+def _never_dense(v: Any) -> bool:
+    parts = jax.tree.leaves(v, is_leaf=lambda x: x is not v and is_value(x))
+    return any(
+        isinstance(part, Masked | Unitful | Interval) or _never_dense(part)
+        for part in parts
+        if is_value(part) and part is not v
+    )
+
+
+def claims(tree: Any) -> list[str]:
+    """What values of never-dense types say besides, of operands that are wholly known."""
+    wrong = []
+    for x in jax.tree.leaves(tree, is_leaf=is_value):
+        if isinstance(x, Masked) and bool(np.asarray(dense(x.mask)).any()):
+            wrong.append("a Masked result lacks entries, and no operand does")
+    return wrong
+
+
+# --- comparing --------------------------------------------------------------------------------
+
+TOLERANCE = {
+    "float32": 2e-5,
+    "complex64": 2e-5,
+    "float64": 1e-11,
+    "complex128": 1e-11,
+    "bfloat16": 2e-2,
+    "float16": 3e-3,
+}
+
+
+def wide(x: Any) -> np.ndarray:
+    x = np.asarray(x)
+    if x.dtype.kind in "biuc":
+        return x.astype(np.complex128) if x.dtype.kind == "c" else x
+    return x.astype(np.float64)
+
+
+def same(got: Any, want: Any, tolerance: float | None = None) -> bool:
+    """Up to what rounding does, relative to the largest entry."""
+    got, want = np.asarray(got), np.asarray(want)
+    if tolerance is None:
+        tolerance = TOLERANCE.get(str(want.dtype), 0.0)
+    g, w = wide(got), wide(want)
+    if g.dtype.kind in "biu" and w.dtype.kind in "biu":
+        return bool((g == w).all())
+    finite = np.isfinite(w)
+    with np.errstate(all="ignore"):
+        if not ((g == w) | (np.isnan(g) & np.isnan(w)))[~finite].all():
+            return False
+        if not np.isfinite(g[finite]).all():
+            return False
+        error = np.abs(g[finite] - w[finite]).max(initial=0.0)
+        return bool(error <= tolerance * np.abs(w[finite]).max(initial=0.0))
+
+
+def key_data(x: Any) -> Any:
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        return jax.random.key_data(x)
+    return x
+
+
+def kinds(tree: Any) -> list[Any]:
+    return [(jnp.shape(x), str(jnp.result_type(x))) for x in jax.tree.leaves(tree)]
+
+
+# --- running -----------------------------------------------------------------------------------
+
+
+def operands_of(program: Any, shift: int = 0) -> tuple[Any, ...]:
+    names = NAMES
+    if shift:
+        names = {**NAMES}
+        for maker in ("u", "idx", "mask", "order", "some"):
+            names[maker] = lambda seed, *a, _f=NAMES[maker], **k: _f(seed + shift, *a, **k)
+    return tuple(eval(text, names) for text in program.operands)
+
+
+def function_of(program: Any) -> Any:
+    space = dict(NAMES)
+    exec(compile(program.function(), "<program>", "exec"), space)
+    return space["f"]
+
+
+def floating(tree: Any) -> tuple[list[Any], Any]:
+    """The inexact leaves of a tree, and a function that puts others in their place."""
+    leaves, treedef = jax.tree.flatten(tree)
+    where = [jnp.issubdtype(x.dtype, jnp.inexact) for x in leaves]
+
+    def filled(new: Any) -> Any:
+        rest = iter(new)
+        both = zip(leaves, where, strict=True)
+        return treedef.unflatten([next(rest) if w else x for x, w in both])
+
+    return [x for x, w in zip(leaves, where, strict=True) if w], filled
+
+
+def total(results: Any) -> Any:
+    """One real number, of all that is inexact."""
+    weighted = jnp.zeros((), jnp.float32)
+    for x in jax.tree.leaves(dense(results)):
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            weights = jnp.cos(jnp.arange(x.size, dtype=x.real.dtype)).reshape(x.shape)
+            weighted = weighted + (x.real * weights).sum()
+    return weighted
+
+
+def along(leaves: list[Any]) -> list[Any]:
+    return [jnp.cos(jnp.arange(x.size)).reshape(x.shape).astype(x.dtype) for x in leaves]
+
+
+def in_mode(program: Any, f: Any, made: Any, convert: Any, values: bool) -> Any:
+    """Run ``f``, dense or transformed, in the program's mode.
+
+    ``made`` gives operands, values or arrays; ``convert`` takes results to arrays.
+    """
+    mode = program.mode
+    if mode in ("eager", "jit"):
+        run = lambda *vs: convert(f(*vs))
+        return (jax.jit(run) if mode == "jit" and values else run)(*made(0))
+    if mode == "vmap":
+        both = [made(0), made(5000)]
+        if values:
+            stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *both)
+            return jax.vmap(lambda vs: convert(f(*vs)), axis_size=2)(stacked)
+        results = [convert(f(*vs)) for vs in both]
+        return jax.tree.map(lambda *xs: jnp.stack(xs), *results)
+    leaves, filled = floating(made(0))
+    if mode == "jvp":
+        run = lambda xs: convert(f(*filled(xs)))
+        return jax.jvp(run, (leaves,), (along(leaves),))
+    run = lambda xs: total(f(*filled(xs)))
+    return {"grad": jax.grad, "jacfwd": jax.jacfwd}[mode](run)(leaves)
+
+
+def run_values(program: Any, wrong: list[str]) -> Any:
+    f = jaxrewrite.transform(function_of(program), materialise=program.policy)
+
+    def convert(results: Any) -> Any:
+        wrong.extend(claims(results) if program.mode == "eager" else [])
+        return stripped(results)
+
+    return in_mode(program, f, lambda shift: operands_of(program, shift), convert, True)
+
+
+def run_dense(program: Any, cast: Any = None, f: Any = None) -> Any:
+    """The dense program, of the leaves where it is differentiated."""
+    f = f or function_of(program)
+    cast = cast or (lambda tree: tree)
+    if program.mode in ("eager", "jit", "vmap"):
+        made = lambda shift: cast(dense(operands_of(program, shift)))
+        return in_mode(program, f, made, lambda tree: tree, False)
+    made = lambda shift: cast(operands_of(program, shift))
+    on_dense = lambda *vs: f(*map(dense, vs))
+    return in_mode(program, on_dense, made, lambda tree: tree, False)
+
+
+# --- the second look ---------------------------------------------------------------------------
+
+
+class Noise:
+    """Changes each array by about what rounding it does."""
+
+    def __init__(self, seed: int, eps: float, zeros: bool) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.eps = eps
+        self.zeros = zeros
+
+    def __call__(self, tree: Any) -> Any:
+        return jax.tree.map(self.one, tree)
+
+    def one(self, x: Any) -> Any:
+        if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.inexact):
+            return x
+        if isinstance(x, jax.core.Tracer):
+            finite = jnp.where(jnp.isfinite(x), jnp.abs(x), 0)
+            scale = jnp.max(finite, initial=0.0) if self.zeros else jnp.abs(x)
+            return x + (scale * self.rng.uniform(-1, 1, x.shape) * self.eps).astype(x.dtype)
+        a = np.asarray(x)
+        kind = a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
+        size = np.abs(kind)
+        if self.zeros:
+            size = np.max(size[np.isfinite(size)], initial=0.0)
+        with np.errstate(all="ignore"):
+            noisy = kind + size * self.rng.uniform(-1, 1, a.shape) * self.eps
+        return jnp.asarray(noisy, x.dtype)
+
+
+def widened(tree: Any) -> Any:
+    """Floating leaves in double precision."""
+
+    def one(x: Any) -> Any:
+        if not hasattr(x, "dtype") or not jnp.issubdtype(x.dtype, jnp.inexact):
+            return x
+        is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
+        return jnp.asarray(x, jnp.complex128 if is_complex else jnp.float64)
+
+    return jax.tree.map(one, tree)
+
+
+def noisy_function(program: Any, noise: Any) -> Any:
+    lines = program.function().splitlines()
+    steps = [re.sub(r"^(    t\d+ = )(.*)$", r"\1_noise(\2)", line) for line in lines]
+    space = {**NAMES, "_noise": noise}
+    exec(compile("\n".join(steps), "<noisy>", "exec"), space)
+    return space["f"]
+
+
+def simulations(program: Any, zeros: bool) -> list[list[np.ndarray]]:
+    """Results of the dense program with its numbers changed a little at each step."""
+    worst = [2e-16]
+    for text in (*program.operands, *program.steps):
+        for name, eps in (("bfloat16", 8e-3), ("float16", 1e-3)):
+            if name in text:
+                worst.append(eps)
+        if not program.x64 or "float32" in text or "complex64" in text:
+            worst.append(1.2e-7)
+    is_double = program.x64 and not any("float32" in x for x in program.operands)
+    eps = max(worst) if not is_double else 2e-16
+    found = []
+    for seed in range(3):
+        noise = Noise(seed, 2 * eps, zeros)
+        with jax.enable_x64(True):
+            f = noisy_function(program, noise)
+            cast = lambda tree, noise=noise: noise(widened(tree))
+            result = run_dense(program, cast, f)
+            found.append([wide(x) for x in jax.tree.leaves(result)])
+    return found
+
+
+def explained(
+    got: list[np.ndarray], want: list[np.ndarray], simulated: list[list[np.ndarray]]
+) -> bool:
+    """Whether results differ by no more than those of the dense program do by rounding."""
+    for i, (g, w) in enumerate(zip(got, want, strict=True)):
+        others = [run[i] for run in simulated]
+        if any(other.shape != w.shape for other in others):
+            return False
+        if w.dtype.kind in "biu" and g.dtype.kind in "biu":
+            certain = np.ones(w.shape, bool)
+            for other in others:
+                certain &= other == w
+            if not (g == w)[certain].all():
+                return False
+            continue
+        with np.errstate(all="ignore"):
+            spread = np.max([np.abs(other - others[0]) for other in others], axis=0)
+            spread = np.maximum(spread, np.abs(w - others[0]))
+            equal = (g == w) | (np.isnan(g) & np.isnan(w))
+            known = np.isfinite(spread)
+            # What is not finite in all of them has to be so here.
+            fixed = ~np.isfinite(w) & np.all(
+                [(other == w) | (np.isnan(other) & np.isnan(w)) for other in others],
+                axis=0,
+            )
+            if not equal[fixed].all():
+                return False
+            allowed = 30 * np.max(spread[known], initial=0.0)
+            error = np.abs(g - w)[known]
+            if not np.isfinite(error).all() or (error > allowed).any():
+                return False
+    return True
+
+
+# --- verdicts ------------------------------------------------------------------------------------
+
+
+class Verdict(NamedTuple):
+    kind: str
+    detail: str = ""
+    where: str = ""
+
+    @property
+    def failed(self) -> bool:
+        return self.kind in FAILURES
+
+
+FAILURES = ("wrong", "kind", "crash", "ambiguous", "materialise", "claim")
+
+# What a type refuses by design, with the reason.
+REFUSED = [
+    (UnitsError, "", "units that do not fit, plain zeros beside units"),
+    (ValueError, "aligns an axis named|gives two axes the same name", "names do not fit"),
+    (
+        jaxrewrite.MaterialisationError,
+        "some entries may be missing|known within bounds only|it has units",
+        "never dense: there is no rule for this primitive",
+    ),
+    (TypeError, "Interval has no bounds", "no bounds are known of this"),
+    (
+        ValueError,
+        "Interval: (lower must not be above|lower must be real)",
+        "no interval",
+    ),
+]
+
+
+def refusal(error: BaseException) -> str | None:
+    chain, text = error, ""
+    while chain is not None:
+        text += str(chain)
+        chain = chain.__cause__
+    for kind, pattern, reason in REFUSED:
+        if isinstance(error, kind) and re.search(pattern, text):
+            return reason
+    return None
+
+
+def place_of(error: BaseException) -> str:
+    """The primitive, the rule, and the innermost function that an error comes from."""
+    notes = " ".join(getattr(error, "__notes__", ()))
+    primitive = re.search(r"in primitive '([\w-]+)'", notes)
+    rule = re.search(r"raised by the rule (\w+) \(.*?/jaxrewrite/([\w/]+\.py:\d+)\)", notes)
+    noted = [f"in {primitive[1]}"] if primitive else []
+    noted += [f"by {rule[1]} ({rule[2]})"] if rule else []
+    return " ".join((*noted, _frame(error)))
+
+
+def _frame(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [x for x in frames if "/jaxrewrite/" in x.filename]
+    if not own:
+        return frames[-1].name if frames else ""
+    last = own[-1]
+    rules = [x for x in own if "/values/" in x.filename]
+    name = lambda x: f"{x.filename.rsplit('/jaxrewrite/', 1)[1]}:{x.name}"
+    return f"{name(last)} < {name(rules[-1])}" if rules else name(last)
+
+
+def judge(program: Any, tainted: bool = False) -> Verdict:
+    """Run a program both ways. ``tainted``: products met what is not finite."""
+    with warnings.catch_warnings(), jax.enable_x64(program.x64):
+        warnings.simplefilter("ignore")
+        try:
+            operands_of(program)
+        except Exception as error:  # noqa: BLE001 - no such value
+            return Verdict("invalid", f"{type(error).__name__}: {error}")
+        if program.mode in ("masked", "hidden"):
+            return partly.judge_masked(program, program.mode == "masked")
+        if program.mode == "bounds":
+            return partly.judge_bounds(program)
+        return _judge(program, tainted)
+
+
+def _judge(program: Any, tainted: bool) -> Verdict:
+    try:
+        want = run_dense(program)
+    except Exception as error:  # noqa: BLE001 - JAX does not do it
+        return Verdict("invalid", f"{type(error).__name__}: {error}")
+    try:
+        for v in operands_of(program):
+            if is_value(v) and not isinstance(v, (Masked, Unitful, Interval)):
+                if _never_dense(v):
+                    continue
+                own, whole = key_data(jaxrewrite.materialise(v)), key_data(dense(v))
+                if kinds(own) != kinds(whole) or not (tainted or same(own, whole)):
+                    return Verdict("materialise", f"{own} against {whole}")
+        wrong: list[str] = []
+        got = run_values(program, wrong)
+    except jaxrewrite.MaterialisationError as error:
+        if program.policy == "forbid":
+            return Verdict("forbidden")
+        reason = refusal(error)
+        if reason:
+            return Verdict("refused", reason)
+        return Verdict("crash", _said(error), place_of(error))
+    except jaxrewrite.AmbiguousRuleError as error:
+        return Verdict("ambiguous", _said(error), place_of(error))
+    except Exception as error:  # noqa: BLE001 - any is what is looked for
+        reason = refusal(error)
+        if reason:
+            return Verdict("refused", reason)
+        if not _runs_traced(program):
+            return Verdict("invalid", _said(error))
+        return Verdict("crash", _said(error), place_of(error))
+    got, want = (jax.tree.map(key_data, tree) for tree in (got, want))
+    if jax.tree.structure(got) != jax.tree.structure(want) or kinds(got) != kinds(want):
+        if program.mode in ("grad", "jacfwd", "jvp"):
+            got, want = jax.tree.leaves(got), jax.tree.leaves(want)
+        if kinds(got) != kinds(want):
+            return Verdict("kind", f"{kinds(got)} against {kinds(want)}")
+    got, want = jax.tree.leaves(got), jax.tree.leaves(want)
+    keep = [i for i, x in enumerate(want) if jnp.result_type(x) != jax.dtypes.float0]
+    got, want = [got[i] for i in keep], [want[i] for i in keep]
+    if all(map(same, got, want)):
+        if wrong and not tainted:
+            return Verdict("claim", wrong[0])
+        return Verdict("ok")
+    if tainted:
+        return Verdict("skipped", "products with numbers that are not finite")
+    detail = next(
+        f"result {i}: {np.asarray(g)} against {np.asarray(w)}"
+        for i, (g, w) in enumerate(zip(got, want, strict=True))
+        if not same(g, w)
+    )
+    arrays = [wide(x) for x in got], [wide(x) for x in want]
+    try:
+        for zeros, kind in ((False, "ok"), (True, "doubtful")):
+            simulated = simulations(program, zeros)
+            simulated = [[run[i] for i in keep] for run in simulated]
+            if explained(*arrays, simulated):
+                return Verdict(kind, detail)
+    except Exception as error:  # noqa: BLE001 - a program that double precision changes
+        detail += f"\n(not run in double precision: {type(error).__name__}: {error})"[:300]
+    return Verdict("wrong", detail)
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error)[:600]}"
+
+
+def _runs_traced(program: Any) -> bool:
+    """Whether JAX does it where nothing is known of the operands but shapes and dtypes."""
+    try:
+        run_dense(program, f=jax.jit(function_of(program)))
+    except Exception:  # noqa: BLE001 - it does not
+        return False
+    return True
+
+
+from . import partly as partly  # noqa: E402  (it needs what is above)

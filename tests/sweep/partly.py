@@ -1,0 +1,125 @@
+"""What types say of arrays that are not wholly known: missing entries, and bounds.
+
+A program is run on a `Masked` with some entries missing, and what is under the mask must not
+matter; on a wide `Interval`, and what the program gives within must be inside of what it gives.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxrewrite
+from jaxrewrite.values import Interval, Masked
+
+from . import oracle
+from .oracle import Verdict, dense, is_value
+
+
+def judge_masked(program: Any, spare: bool) -> Verdict:
+    """``spare``: each entry of each result is one of an operand, or a function of some."""
+    vs = oracle.operands_of(program)
+    f = oracle.function_of(program)
+    run = jaxrewrite.transform(f, materialise=program.policy)
+    results, denses = [], []
+    for garbage in (0, 1, 2):
+        filled = [_with_garbage(v, garbage) if isinstance(v, Masked) else v for v in vs]
+        try:
+            denses.append(f(*dense(filled)))
+        except Exception as error:  # noqa: BLE001 - JAX does not do it
+            return Verdict("invalid", str(error))
+        try:
+            results.append(run(*filled))
+        except Exception as error:  # noqa: BLE001 - any is what is looked for
+            reason = oracle.refusal(error)
+            if reason or program.policy == "forbid":
+                return Verdict("refused", reason or "forbidden")
+            return Verdict("crash", oracle._said(error), oracle.place_of(error))
+    leaves = [jax.tree.leaves(x, is_leaf=is_value) for x in results]
+    wanted = [jax.tree.leaves(x) for x in denses]
+    for parts, wants in zip(
+        zip(*leaves, strict=True), zip(*wanted, strict=True), strict=True
+    ):
+        there = [_there(x) for x in parts]
+        if not all((t == there[0]).all() for t in there):
+            return Verdict("wrong", "what is under a mask decides what is missing")
+        arrays = [oracle.wide(dense(x)) for x in parts]
+        for array in arrays[1:]:
+            if not oracle.same(_only(array, there[0]), _only(arrays[0], there[0]), 1e-4):
+                return Verdict("wrong", f"what is under a mask matters: {arrays}")
+        if spare:
+            for array, want in zip(arrays, wants, strict=True):
+                want = oracle.wide(want)
+                if not oracle.same(_only(array, there[0]), _only(want, there[0]), 1e-4):
+                    return Verdict("wrong", f"{array} against {want}, there: {there[0]}")
+    return Verdict("ok")
+
+
+def _there(x: Any) -> np.ndarray:
+    if isinstance(x, Masked):
+        return ~np.asarray(dense(x.mask))
+    return np.ones(jnp.shape(x), bool)
+
+
+def _only(array: np.ndarray, there: np.ndarray) -> np.ndarray:
+    return np.where(there, array, 0)
+
+
+def _with_garbage(v: Any, which: int) -> Any:
+    array = dense(v.array)
+    garbage = (array, array * 0 + 3, jnp.flip(array) * 5 - 1)[which].astype(array.dtype)
+    return Masked(jnp.where(v.mask, garbage, array), v.mask)
+
+
+def judge_bounds(program: Any) -> Verdict:
+    vs = oracle.operands_of(program)
+    f = oracle.function_of(program)
+    try:
+        f(*dense(vs))
+    except Exception as error:  # noqa: BLE001 - JAX does not do it
+        return Verdict("invalid", str(error))
+    try:
+        bounds = jaxrewrite.transform(f, materialise=program.policy)(*vs)
+    except Exception as error:  # noqa: BLE001 - any is what is looked for
+        reason = oracle.refusal(error)
+        if reason or program.policy == "forbid":
+            return Verdict("refused", reason or "forbidden")
+        return Verdict("crash", oracle._said(error), oracle.place_of(error))
+    bounds = jax.tree.leaves(bounds, is_leaf=is_value)
+    rng = np.random.default_rng(0)
+    for draw in range(5):
+        inside = [
+            _inside(v, rng, draw) if isinstance(v, Interval) else dense(v) for v in vs
+        ]
+        for bound, x in zip(bounds, jax.tree.leaves(f(*inside)), strict=True):
+            kinds = (bound.shape, bound.dtype), (x.shape, x.dtype)
+            if kinds[0] != kinds[1]:
+                return Verdict("kind", f"{kinds[0]} against {kinds[1]}")
+            x = oracle.wide(x)
+            if isinstance(bound, Interval):
+                low, high = (oracle.wide(dense(end)) for end in (bound.lower, bound.upper))
+                if low.dtype.kind == "f":
+                    ends = [*low[np.isfinite(low)], *high[np.isfinite(high)], *x.ravel()]
+                    slack = 1e-4 * np.abs(ends).max(initial=0.0)
+                    low, high = low - slack, high + slack
+                if not ((low <= x) & (x <= high) | np.isnan(x)).all():
+                    return Verdict("wrong", f"{x} is not from {low} to {high}")
+            elif not oracle.same(dense(bound), x, 1e-4):
+                return Verdict("wrong", f"{bound} is no bound, of {x}")
+    return Verdict("ok")
+
+
+def _inside(v: Any, rng: Any, draw: int) -> Any:
+    low, high = (oracle.wide(dense(end)) for end in (v.lower, v.upper))
+    t = (
+        (0.0, 1.0)[draw]
+        if draw < 2
+        else rng.choice([0.0, 0.5, 1.0, rng.random()], low.shape)
+    )
+    x = low + t * (high.astype(float) - low)
+    if not jnp.issubdtype(v.dtype, jnp.inexact):
+        x = np.round(x)
+    return jnp.asarray(x, v.dtype)

@@ -1,0 +1,110 @@
+"""One program after another."""
+
+import collections
+import dataclasses
+import gc
+import re
+import sys
+import time
+from collections.abc import Callable, Iterable
+
+import jax
+
+import jaxrewrite
+
+from .oracle import Verdict, judge
+from .programs import program
+from .shrink import shrunk
+
+
+@dataclasses.dataclass
+class Failure:
+    seed: int
+    verdict: Verdict
+    group: str
+    text: str
+    source: str
+
+
+@dataclasses.dataclass
+class Found:
+    counts: collections.Counter
+    groups: collections.Counter
+    failures: list[Failure]
+
+
+# Compiled programs are kept for others with the same shapes, up to what memory there is.
+_CLEARED_EVERY = 1500
+
+
+def group_of(verdict: Verdict, text: str) -> str:
+    """What failures have in common that likely have one root."""
+    if verdict.kind == "ambiguous":
+        primitive = verdict.detail.split("'")[1]
+        rules = re.findall(r"/jaxrewrite/(\S+\.py:\d+)", verdict.detail)
+        return f"ambiguous {primitive} {rules}"
+    if verdict.kind == "crash":
+        said = re.sub(r"\d+", "N", verdict.detail.split("\n")[0])[:70]
+        return f"{verdict.kind} {said} | {verdict.where}"
+    types = sorted(set(re.findall(r"\b[A-Z]\w+(?=[(.])|jaxrewrite\.stack", text)))
+    steps = re.findall(r"^    t\d+ = (.*)$", text, re.M)
+    names = re.findall(r"[a-z_]\w*(?=\()|[-+*/@<>=!%&|^~]+", steps[-1] if steps else "")
+    names = [n for n in names if n not in ("u", "idx", "mask", "array", "arange", "=")]
+    return f"{verdict.kind} {','.join(types)} | {' '.join(dict.fromkeys(names))[:60]}"
+
+
+def sweep(
+    seeds: Iterable[int],
+    quick: bool = False,
+    shown: int = 2,
+    only: str = "",
+    told: Callable[[Found], None] = lambda found: None,
+) -> Found:
+    """Run the program of each seed; shrink those that fail, a few of each kind.
+
+    ``told`` is called with what is found so far, now and then.
+    """
+    found = Found(collections.Counter(), collections.Counter(), [])
+    raw: collections.Counter = collections.Counter()
+    for count, seed in enumerate(seeds):
+        if count % _CLEARED_EVERY == _CLEARED_EVERY - 1:
+            jax.clear_caches()
+            jaxrewrite.clear_caches()
+            gc.collect()
+        if count % 100 == 99:
+            told(found)
+        start = time.monotonic()
+        made = program(seed)
+        if made is None:
+            found.counts["none"] += 1
+            continue
+        one, builder = made
+        if only and only not in str(one.operands):
+            found.counts["left out"] += 1
+            continue
+        middle = time.monotonic()
+        verdict = judge(one, builder.tainted)
+        found.counts[verdict.kind] += 1
+        if time.monotonic() - start > 5:
+            took = (
+                f"{middle - start:.1f} s to make, {time.monotonic() - middle:.1f} s to run"
+            )
+            print(f"# seed {seed} took {took}", file=sys.stderr)
+        if not verdict.failed:
+            continue
+        kind = group_of(verdict, one.short())
+        raw[kind] += 1
+        if not quick and raw[kind] <= shown:
+            small = shrunk(one, verdict)
+            verdict = judge(small)
+        else:
+            small = one
+        group = group_of(verdict, small.short())
+        found.groups[group] += 1
+        found.failures.append(Failure(seed, verdict, group, small.short(), small.source()))
+        print(
+            f"# seed {seed}: {group}\n# {verdict.detail[:300]}\n{small.short()}",
+            file=sys.stderr,
+            flush=True,
+        )
+    return found

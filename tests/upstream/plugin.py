@@ -1,0 +1,166 @@
+"""The pytest plugin that has JAX's own test harness call the checks."""
+
+import fnmatch
+import functools
+import random
+import zlib
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from .checks import Checker
+from .skips import SKIPS
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("values")
+    group.addoption("--sample", type=int, help="run so many tests, drawn by --seed")
+    group.addoption("--seed", type=int, default=0)
+    group.addoption("--draws", type=int, default=4, help="checks of each function")
+    group.addoption("--problems", type=Path, help="a file to write them to as they come")
+    group.addoption(
+        "--lenient",
+        action="store_true",
+        help="check under JAX's usual promotion, and not that of its harness",
+    )
+    group.addoption("--forms", help="only these values, by name, with commas")
+
+
+def pytest_configure(config):
+    import jax.test_util
+    from jax._src import test_util
+
+    # Many small programs: compiled quickly rather than well.
+    jax.config.update("jax_disable_most_optimizations", True)
+    # What checks are made for: the test that runs.
+    config.checker = None
+    case = test_util.JaxTestCase
+    case._CompileAndCheck = _also_on_values(config, case._CompileAndCheck)
+    check_grads = _also_grads_on_values(config, test_util.check_grads)
+    test_util.check_grads = jax.test_util.check_grads = check_grads
+    jax.jit = _checked_jit(config, jax.jit)
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        for pattern, reason in SKIPS.items():
+            if fnmatch.fnmatch(item.nodeid, f"*{pattern}"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+    sample = config.getoption("sample")
+    if sample is not None and sample < len(items):
+        drawn = random.Random(config.getoption("seed")).sample(range(len(items)), sample)
+        config.hook.pytest_deselected(
+            items=[item for i, item in enumerate(items) if i not in set(drawn)]
+        )
+        items[:] = [items[i] for i in sorted(drawn)]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+    forms = item.config.getoption("forms")
+    draws = item.config.getoption("draws")
+    lenient = item.config.getoption("lenient")
+    checker = Checker(item.name, draws, forms and forms.split(","), lenient)
+    item.checker = item.config.checker = checker
+    yield
+    item.config.checker = None
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """What values gave decides; a failure of the test itself is none of ours."""
+    report = (yield).get_result()
+    checker = getattr(item, "checker", None)
+    if call.when != "call" or checker is None:
+        return
+    if zlib.crc32(item.name.encode()) % 32 == 0:
+        jax.clear_caches()  # thousands of programs would stay in memory
+    if checker.problems:
+        report.outcome = "failed"
+        report.longrepr = "\n\n".join(checker.problems)
+        if path := item.config.getoption("problems"):
+            with path.open("a") as file:
+                file.write(f"==== {item.nodeid}\n{report.longrepr}\n\n")
+    elif report.outcome == "failed" or not checker.count:
+        report.outcome = "skipped"
+        reason = "fails by itself" if report.longrepr else "checks no function"
+        report.longrepr = (str(item.path), 0, f"Skipped: {reason}")
+        item.checker = None
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    terminalreporter.write_line(f"values: draws of {config.getoption('draws')} a function")
+
+
+def _also_on_values(config, original):
+    @functools.wraps(original)
+    def check(self, fun, args_maker, *, tol=None, rtol=None, atol=None, **options):
+        original(self, fun, args_maker, tol=tol, rtol=rtol, atol=atol, **options)
+        if config.checker is not None:
+            config.checker(fun, args_maker(), {}, _same(tol, rtol, atol))
+
+    return check
+
+
+def _also_grads_on_values(config, original):
+    @functools.wraps(original)
+    def check(f, args, *rest, **options):
+        original(f, args, *rest, **options)
+        if config.checker is not None:
+            config.checker(f, args, {}, _same(None, None, None))
+
+    return check
+
+
+def _checked_jit(config, jit):
+    """`jax.jit` as tests call it: what is called with arrays is also called with values."""
+
+    @functools.wraps(jit)
+    def wrapper(*args, **options):
+        if config.checker is None or options or len(args) != 1:
+            return jit(*args, **options)
+        return _Checked(config.checker, args[0], jit(args[0]))
+
+    return wrapper
+
+
+class _Checked:
+    """A jitted function that is checked when it is first called."""
+
+    def __init__(self, checker, fn, jitted):
+        functools.update_wrapper(self, fn, updated=())
+        self._checker, self._fn, self._jitted = checker, fn, jitted
+
+    def __call__(self, *args, **kwargs):
+        results = self._jitted(*args, **kwargs)
+        leaves = jax.tree.leaves((args, kwargs, results))
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            self._checker(self._fn, args, kwargs, _same(None, None, None))
+        return results
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else functools.partial(self, instance)
+
+    def __getattr__(self, name):
+        return getattr(self._jitted, name)
+
+
+def _same(tol, rtol, atol):
+    """How JAX's harness compares numbers, and as loosely as the test says, or more."""
+    from jax._src import test_util
+
+    def same(x, y):
+        x, y = np.asarray(x), np.asarray(y)
+        default = 20 * test_util.default_tolerance().get(x.dtype, 0)
+        rough = [
+            max(test_util.tolerance(x.dtype, given or tol), default)
+            for given in (rtol, atol)
+        ]
+        # What is rounded at the scale of the largest number is so in all of them.
+        finite = y[np.isfinite(y)] if y.dtype.kind in "fc" else np.empty(0)
+        scale = max(1.0, float(np.abs(finite).max())) if finite.size else 1.0
+        test_util._assert_numpy_allclose(x, y, rtol=rough[0], atol=rough[1] * scale)
+
+    return same
