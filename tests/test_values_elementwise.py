@@ -355,6 +355,13 @@ def test_what_is_known_is_found_on_a_mesh():
     np.testing.assert_allclose(got, body(v.materialise(), x), rtol=1e-6)
 
 
+def test_a_batch_of_divisions():
+    divide = jaxrewrite.transform(lambda d, s: Diagonal(d) / s)
+    v = jax.vmap(divide)(jnp.ones((2, 2)), jnp.array([0.0, 2.0]))
+    programs = {"itself": lambda v: v, "transpose": lambda v: v.mT, "sin": jnp.sin}
+    check(programs, v)
+
+
 # --- products that are strict with zeros --------------------------------------------------------
 
 STRICT = {

@@ -96,7 +96,8 @@ class Scaled(Linear):
 
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
         if jnp.ndim(self.scale):
-            return fn(self.multiplied())  # a linear map need not keep batch axes
+            whole = self.multiplied()  # a linear map need not keep batch axes
+            return whole if whole is NotImplemented else fn(whole)
         return _scaled(fn(self.x), self.scale)
 
     def join(self, other: Any) -> Any:
@@ -116,9 +117,9 @@ class Scaled(Linear):
         """
         if not isinstance(self.x, jaxrewrite.Value):
             return self.x * self.factor()
-        is_batch = jnp.ndim(self.scale) > 0
-        if not is_batch and getattr(self.x, "has_zeros", False):
+        if getattr(self.x, "has_zeros", False):
             return NotImplemented
+        is_batch = jnp.ndim(self.scale) > 0
         product = transform(jnp.multiply)(self.x, self.factor() if is_batch else self.scale)
         return NotImplemented if isinstance(product, Scaled) and not is_batch else product
 
