@@ -152,6 +152,14 @@ def strong(aval: Any) -> Any:
     return aval.update(weak_type=False) if is_weak else aval
 
 
+def as_strong_as(array: Any, aval: Any) -> Any:
+    """The array, with a type that is not weak where that of ``aval`` is none."""
+    is_weak = getattr(leaf_aval(array), "weak_type", False)
+    if is_weak and not getattr(aval, "weak_type", False):
+        return jax.lax.convert_element_type(array, aval.dtype)
+    return array
+
+
 def without_leading_axis(aval: Any, length: int) -> Any:
     """The aval of one of ``length`` slices along the first axis."""
     return jex_core.mapped_aval(length, 0, aval)

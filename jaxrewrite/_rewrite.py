@@ -566,17 +566,21 @@ class Scope:
         outvars: Sequence[Var],
         origin: SourceInfo | None,
     ) -> Any:
-        """Add what the one default among the values' types makes of an equation."""
-        owners = {
-            type(v).default: type(v) for v in values if type(v).default is not Value.default
-        }
-        if not owners:
+        """Add what the one default among the values' types makes of an equation.
+
+        Of several it is that of the outermost type.
+        """
+        types = [type(v) for v in values if type(v).default is not Value.default]
+        if not types:
             return NotImplemented
+        outermost = max(cls.outer for cls in types)
+        owners = {cls.default: cls for cls in types if cls.outer == outermost}
         if len(owners) > 1:
             names = " and ".join(owner.__name__ for owner in owners.values())
             raise TypeError(
                 f"Primitive {eqn.primitive.name!r} has no rule for these operands, and "
-                f"{names} each have a default of their own. Register a rule for the pair."
+                f"{names} each have a default of their own. Register a rule for the pair, or "
+                "say which class is the outer one, by a higher outer = ..."
             )
         ((default, owner),) = owners.items()
 
@@ -749,7 +753,8 @@ class Scope:
                 ) from error
 
         def check(dense: Any) -> list[Any]:
-            return [_checked(dense, aval, f"{cls.__name__}.materialise", "its aval says")]
+            dense = _checked(dense, aval, f"{cls.__name__}.materialise", "its aval says")
+            return [dense if is_value(dense) else _compat.as_strong_as(dense, aval)]
 
         dense = value
         outvars = [Var(aval)]

@@ -181,10 +181,13 @@ def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
     Array([2., 2.], dtype=float32)
     """
     primitive = find_primitive(primitive)
+    key = tuple(params.items())
     try:
-        apply = _binder(primitive, tuple(params.items()))
+        # Of a "hi" primitive, one object that is equal to another may be of other avals.
+        is_hi = primitive.name == "call_hi_primitive"
+        apply = _binder.__wrapped__(primitive, key) if is_hi else _binder(primitive, key)
     except TypeError:  # parameters that can't be hashed
-        apply = _binder.__wrapped__(primitive, tuple(params.items()))
+        apply = _binder.__wrapped__(primitive, key)
     return transform(apply)(*operands)
 
 
@@ -224,7 +227,7 @@ def dense(value: Value) -> Any:
         )
     if isinstance(dense, (np.ndarray, np.generic)):  # of 64 bits, perhaps, unlike JAX's
         dense = np.asarray(dense, aval.dtype)
-    return dense
+    return _compat.as_strong_as(dense, expected)
 
 
 @functools.lru_cache(256)

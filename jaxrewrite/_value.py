@@ -158,7 +158,7 @@ class Value:
             The primitive to apply.
         values
             Its operands: at least one value of this type; dense arrays; values
-            of other types that don't override ``default``.
+            of other types, that don't override ``default`` or are less far out.
         params
             Its parameters.
 

@@ -69,6 +69,8 @@ class Masked(Structured):
     missing; filled(number) says what to put there.
     """
 
+    outer = 2
+
     array: Array
     mask: Bool[Array, ...]
 

@@ -77,6 +77,8 @@ class Named(Structured):
     ...
     """
 
+    outer = 4
+
     # The names are all that is lost; derivative rules are given arrays without.
     materialise_policy = "allow"
 

@@ -63,6 +63,8 @@ class Tagged(Structured):
      'b': Array([1., 1., 1.], dtype=float32)}
     """
 
+    outer = 5
+
     # The tags are all that is lost; derivative rules are given arrays without.
     materialise_policy = "allow"
 
