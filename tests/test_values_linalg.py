@@ -252,6 +252,12 @@ def test_stacks_and_vmap(bulk):
     jax.tree.map(close, tuple(outside), tuple(want))
 
 
+def test_determinants_of_integers():
+    v = Circulant(jnp.arange(4))
+    close(implicit(jnp.linalg.det)(v), np.linalg.det(np.asarray(v)))
+    close(v.determinant(), np.linalg.det(np.asarray(v)))
+
+
 # --- factors --------------------------------------------------------------------------------
 
 
