@@ -131,24 +131,39 @@ def test_eigh(name):
 # --- determinants ---------------------------------------------------------------------------
 
 
-def test_logarithms_of_determinants_that_are_no_numbers(bulk):
-    """Of products that overflow and underflow, in float32; of stacks; of complex numbers."""
-    threes = Kronecker(3 * jnp.eye(8), 3 * jnp.eye(12))
+def _out_of_range():
+    """In float32: products that overflow and underflow, of stacks, of complex numbers."""
     column = np.random.default_rng(0).normal(size=(2, 60)) / 1000
-    circulant = Circulant(jnp.asarray(column, jnp.float32))
-    of_complex = Circulant(jnp.asarray(column[0] + 1j * column[1], jnp.complex64))
-    blocks = BlockDiagonal(1e-30 * jnp.array([[[0.0, 1], [1, 0]], [[1, 2], [0, 1]]]))
-    bands = Tridiagonal(jnp.ones(99), -30 * jnp.ones(100), jnp.ones(99))
-    values = [v.astype(jnp.float32) for v in (threes, blocks, bands)]
-    values += [circulant, of_complex]
-    got = implicit(lambda *vs: [jnp.linalg.slogdet(v) for v in vs])(*values)
-    for (sign, log), v in zip(got, values, strict=True):
-        dense = np.asarray(v).astype(np.result_type(v.dtype, np.float64))  # or complex
-        want = np.linalg.slogdet(dense)
-        np.testing.assert_allclose(sign, want[0], rtol=1e-4)
-        np.testing.assert_allclose(log, want[1], rtol=1e-4)
-        assert (sign.dtype, log.dtype) == (v.dtype, np.zeros(0, v.dtype).real.dtype)
-        jax.tree.map(np.testing.assert_array_equal, tuple(v.slogdet()), (sign, log))
+    blocks = 1e-30 * np.array([[[0.0, 1], [1, 0]], [[1, 2], [0, 1]]])
+    return {
+        "kronecker": lambda: Kronecker(3 * jnp.eye(8), 3 * jnp.eye(12)),
+        "circulant": lambda: Circulant(jnp.asarray(column)),
+        "complex": lambda: Circulant(jnp.asarray(column[0] + 1j * column[1])),
+        "blocks": lambda: BlockDiagonal(jnp.asarray(blocks)),
+        "tridiagonal": lambda: Tridiagonal(
+            jnp.ones(99), jnp.full(100, -30.0), jnp.ones(99)
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kronecker",
+        "circulant",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in list(_out_of_range())[2:]),
+    ],
+)
+def test_logarithms_of_determinants_that_are_no_numbers(name, bulk):
+    v = _out_of_range()[name]()
+    v = v.astype(jnp.complex64 if name == "complex" else jnp.float32)
+    sign, log = implicit(jnp.linalg.slogdet)(v)
+    dense = np.asarray(v)
+    want = np.linalg.slogdet(dense.astype(np.result_type(dense, np.float64)))
+    np.testing.assert_allclose(sign, want[0], rtol=1e-4)
+    np.testing.assert_allclose(log, want[1], rtol=1e-4)
+    assert (sign.dtype, log.dtype) == (v.dtype, dense.real.dtype)
+    jax.tree.map(np.testing.assert_array_equal, tuple(v.slogdet()), (sign, log))
 
 
 def test_determinants_of_singular_matrices(bulk):
@@ -179,8 +194,8 @@ _WITHOUT_FACTORS = [
 
 @pytest.mark.parametrize(
     "name",
-    _WITHOUT_FACTORS[:2]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in _WITHOUT_FACTORS[2:]],
+    _WITHOUT_FACTORS[:1]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in _WITHOUT_FACTORS[1:]],
 )
 def test_derivatives_of_what_factors_are_for(name, bulk):
     """Also where the factors are looked at, which makes them dense."""
@@ -235,6 +250,12 @@ def test_stacks_and_vmap(bulk):
         jax.tree.map(close, tuple(got), tuple(want))
     outside = jax.vmap(jax.vmap(implicit(both)))(Circulant(columns), b)
     jax.tree.map(close, tuple(outside), tuple(want))
+
+
+def test_determinants_of_integers():
+    v = Circulant(jnp.arange(4))
+    close(implicit(jnp.linalg.det)(v), np.linalg.det(np.asarray(v)))
+    close(v.determinant(), np.linalg.det(np.asarray(v)))
 
 
 # --- factors --------------------------------------------------------------------------------
@@ -312,7 +333,8 @@ def _answers(name, methods):
         elif not np.isfinite(jax.tree.leaves(want)[-1]).all():
             assert not np.isfinite(jax.tree.leaves(got)[-1]).all(), method
         else:
-            jax.tree.map(close, tuple(got), tuple(want))
+            for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+                close(x, y)
 
 
 _SQUARE = [

@@ -177,8 +177,8 @@ def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
     if primitive.name == "jit" and params["name"] not in ("det", "slogdet"):
         return NotImplemented
     jaxpr = params["jaxpr" if primitive.name == "jit" else "call_jaxpr"]
-    shapes = [aval.shape for aval in _out_avals(jaxpr)]
-    if any(shape != v.batch for shape in shapes) or len(shapes) > 2:
+    avals = _out_avals(jaxpr)
+    if any(aval.shape != v.batch for aval in avals) or len(avals) > 2:
         return NotImplemented
     functions = _determinants(v.aval(), _compat.trace_context())
     wanted = functions.get(_compat.fingerprint(jaxpr))
@@ -188,12 +188,11 @@ def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
     if known is NotImplemented:
         return NotImplemented
     sign, log = known.slogdet()
-    results = {
-        "det": known.number().astype(v.dtype),
-        "sign": sign.astype(v.dtype),
-        "log": log.astype(v.real.dtype),
-    }
-    return [results[name] for name in wanted]
+    results = {"det": known.number(), "sign": sign, "log": log}
+    # Of integers JAX makes floating numbers inside.
+    return [
+        results[name].astype(aval.dtype) for name, aval in zip(wanted, avals, strict=True)
+    ]
 
 
 def _out_avals(jaxpr: Any) -> list[Any]:

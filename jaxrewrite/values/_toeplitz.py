@@ -287,7 +287,9 @@ class Circulant(Matrix):
         return found if jnp.iscomplexobj(self.column) else found.real()
 
     def known_eigenvalues(self) -> Any:
-        return jnp.fft.fft(self.column.astype(_wide(self.column.dtype)))
+        # Integers become what JAX's own functions make of them.
+        column = self.column if inexact(self.column) else self.column.astype(float)
+        return jnp.fft.fft(column.astype(_wide(column.dtype)))
 
 
 def _repeated(x: Any, n: int) -> Any:
