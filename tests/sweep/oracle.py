@@ -355,7 +355,7 @@ class Verdict(NamedTuple):
         return self.kind in FAILURES
 
 
-FAILURES = ("wrong", "kind", "crash", "ambiguous", "materialise", "claim")
+FAILURES = ("wrong", "kind", "crash", "ambiguous", "materialise", "claim", "broken")
 
 # What a type refuses by design, with the reason.
 REFUSED = [
