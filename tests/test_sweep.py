@@ -18,7 +18,7 @@ def told(found):
 
 
 def test_some_programs(bulk):
-    found = sweep(range(0, 24), shown=1)
+    found = sweep([*range(20), 41, 85, 129], shown=1)
     assert not found.failures, told(found)
     assert found.counts["ok"] > 12, found.counts
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import traceback
 import warnings
@@ -32,8 +33,9 @@ def dense(tree: Any) -> Any:
 
 def _dense(v: Any) -> Any:
     if isinstance(v, jaxrewrite.Batched):
+        cut = _cut_traced if _is_traced(v) else _cut
         elements = [
-            jax.tree.map(lambda leaf, i=i: leaf[i], v.element) for i in range(v.length)
+            jax.tree.map(functools.partial(cut, i), v.element) for i in range(v.length)
         ]
         return jnp.stack([_dense(element) for element in elements])
     if isinstance(v, Masked | Unitful):
@@ -46,6 +48,21 @@ def _dense(v: Any) -> Any:
         is_leaf=lambda x: x is not v and is_value(x),
     )
     return inner.materialise()
+
+
+def _is_traced(v: Any) -> bool:
+    return any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(v))
+
+
+def _cut_traced(i: int, leaf: Any) -> Any:
+    return leaf[i]
+
+
+def _cut(i: int, leaf: Any) -> Any:
+    """Without a program to compile for each shape."""
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended):
+        return leaf[i]
+    return jnp.asarray(np.asarray(leaf)[i])
 
 
 def stripped(tree: Any) -> Any:
@@ -129,6 +146,7 @@ def kinds(tree: Any) -> list[Any]:
 # --- running -----------------------------------------------------------------------------------
 
 
+@functools.lru_cache(8)
 def operands_of(program: Any, shift: int = 0) -> tuple[Any, ...]:
     names = NAMES
     if shift:
@@ -337,7 +355,7 @@ class Verdict(NamedTuple):
         return self.kind in FAILURES
 
 
-FAILURES = ("wrong", "kind", "crash", "ambiguous", "materialise", "claim")
+FAILURES = ("wrong", "kind", "crash", "ambiguous", "materialise", "claim", "broken")
 
 # What a type refuses by design, with the reason.
 REFUSED = [
@@ -409,6 +427,8 @@ def _judge(program: Any, tainted: bool) -> Verdict:
         want = run_dense(program)
     except Exception as error:  # noqa: BLE001 - JAX does not do it
         return Verdict("invalid", f"{type(error).__name__}: {error}")
+    if not all(hasattr(x, "dtype") for x in jax.tree.leaves(want)):
+        return Verdict("invalid", "a result is no array")
     try:
         for v in operands_of(program):
             if is_value(v) and not isinstance(v, (Masked, Unitful, Interval)):

@@ -35,8 +35,10 @@ def judge_masked(program: Any, spare: bool) -> Verdict:
             results.append(run(*filled))
         except Exception as error:  # noqa: BLE001 - any is what is looked for
             reason = oracle.refusal(error)
-            if reason or program.policy == "forbid":
-                return Verdict("refused", reason or "forbidden")
+            if _forbidden(program, error):
+                return Verdict("forbidden")
+            if reason:
+                return Verdict("refused", reason)
             return Verdict("crash", oracle._said(error), oracle.place_of(error))
     leaves = [jax.tree.leaves(x, is_leaf=is_value) for x in results]
     wanted = [jax.tree.leaves(x) for x in denses]
@@ -56,6 +58,10 @@ def judge_masked(program: Any, spare: bool) -> Verdict:
                 if not oracle.same(_only(array, there[0]), _only(want, there[0]), 1e-4):
                     return Verdict("wrong", f"{array} against {want}, there: {there[0]}")
     return Verdict("ok")
+
+
+def _forbidden(program: Any, error: Exception) -> bool:
+    return program.policy == "forbid" and isinstance(error, jaxrewrite.MaterialisationError)
 
 
 def _there(x: Any) -> np.ndarray:
@@ -85,8 +91,10 @@ def judge_bounds(program: Any) -> Verdict:
         bounds = jaxrewrite.transform(f, materialise=program.policy)(*vs)
     except Exception as error:  # noqa: BLE001 - any is what is looked for
         reason = oracle.refusal(error)
-        if reason or program.policy == "forbid":
-            return Verdict("refused", reason or "forbidden")
+        if _forbidden(program, error):
+            return Verdict("forbidden")
+        if reason:
+            return Verdict("refused", reason)
         return Verdict("crash", oracle._said(error), oracle.place_of(error))
     bounds = jax.tree.leaves(bounds, is_leaf=is_value)
     rng = np.random.default_rng(0)

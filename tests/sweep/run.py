@@ -6,6 +6,7 @@ import gc
 import re
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterable
 
 import jax
@@ -44,7 +45,8 @@ def group_of(verdict: Verdict, text: str) -> str:
         rules = re.findall(r"/jaxrewrite/(\S+\.py:\d+)", verdict.detail)
         return f"ambiguous {primitive} {rules}"
     if verdict.kind == "crash":
-        said = re.sub(r"\d+", "N", verdict.detail.split("\n")[0])[:70]
+        said = re.sub(r"\d+", "N", verdict.detail.split("\n")[0])[:90]
+        said = re.sub(r"'[A-Z]\w+' object", "a value", said)
         return f"{verdict.kind} {said} | {verdict.where}"
     types = sorted(set(re.findall(r"\b[A-Z]\w+(?=[(.])|jaxrewrite\.stack", text)))
     steps = re.findall(r"^    t\d+ = (.*)$", text, re.M)
@@ -83,7 +85,10 @@ def sweep(
             found.counts["left out"] += 1
             continue
         middle = time.monotonic()
-        verdict = judge(one, builder.tainted)
+        try:
+            verdict = judge(one, builder.tainted)
+        except Exception:  # noqa: BLE001 - a fault of the sweep, to be seen in its report
+            verdict = Verdict("broken", traceback.format_exc()[-1500:])
         found.counts[verdict.kind] += 1
         if time.monotonic() - start > 5:
             took = (
@@ -96,7 +101,7 @@ def sweep(
         raw[kind] += 1
         if not quick and raw[kind] <= shown:
             small = shrunk(one, verdict)
-            verdict = judge(small)
+            verdict = judge(small) if small != one else verdict
         else:
             small = one
         group = group_of(verdict, small.short())

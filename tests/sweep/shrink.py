@@ -34,7 +34,11 @@ def _shrunk(program: Program, verdict: Verdict, until: float) -> Program:
             if smaller in tried:
                 continue
             tried.add(smaller)
-            if alike(judge(smaller), verdict):
+            try:
+                is_alike = alike(judge(smaller), verdict)
+            except Exception:  # noqa: BLE001 - no program at all, as of results that are functions
+                continue
+            if is_alike:
                 best, progress = smaller, True
                 break
     return best
