@@ -28,6 +28,7 @@ from .._rewrite import Reason, Restaged, Scope, describe
 from .._settings import Settings, use_settings
 from .._transform import transform
 from .._value import Value, aval_of, avals_of, dense_aval, is_value, layer
+from .._value import fields as fields_of
 
 
 @contextlib.contextmanager
@@ -71,9 +72,8 @@ def is_inexact(aval: Any) -> bool:
 
 
 def can_be_lifted(value: Value) -> bool:
-    fields, _ = layer(value)
     return type(value).lift_tangent is not Value.lift_tangent and all(
-        can_be_lifted(field) for field in fields if is_value(field)
+        can_be_lifted(field) for field in fields_of(value)[0] if is_value(field)
     )
 
 
@@ -171,12 +171,14 @@ def _has_tangent_hook(value: Value) -> bool:
 
 
 def _tangent(value: Value, leaf_tangents: Any) -> Any:
-    fields, treedef = layer(value)
+    hook = _has_tangent_hook(value)
+    # What a type says of its tangent is said of its fields, and their tangents.
+    split = fields_of if hook else layer
+    fields, treedef = split(value)
     tangents = [
         _tangent(field, t) if is_value(field) else t
-        for field, t in zip(fields, layer(leaf_tangents)[0], strict=True)
+        for field, t in zip(fields, split(leaf_tangents)[0], strict=True)
     ]
-    hook = type(value).tangent is not Value.tangent
     apply: Callable[..., Any] = functools.partial(
         _tangent_by_type if hook else _tangent_by_materialise, treedef
     )
@@ -221,7 +223,7 @@ def lift(value: Value, tangent: Any, settings: Settings) -> list[Any]:
 
 
 def _lift(value: Value, tangent: Any) -> list[Any]:
-    fields, treedef = layer(value)
+    fields, treedef = fields_of(value)
     apply: Callable[..., Any] = functools.partial(_lift_by_type, treedef)
     if any(map(is_value, fields)):
         # The tangent stays what it is: a value where its type is never dense.
@@ -253,7 +255,7 @@ def _lift_by_type(treedef: Any, fields: Sequence[Any], tangent: Any) -> list[Any
             f"{cls}.lift_tangent must return a {cls} with tangents as leaves; it returned "
             f"a {type(lifted).__name__}."
         )
-    tangents = layer(lifted)[0]
+    tangents = fields_of(lifted)[0]
     for field, t in zip(fields, tangents, strict=True):
         expected, got = avals_of([field, t])
         if is_inexact(expected) and not _compat.same_array_type(got, expected):
