@@ -27,6 +27,7 @@ from .._materialise import materialise
 from .._rewrite import Reason, Restaged, Scope, describe
 from .._settings import Settings, use_settings
 from .._transform import transform
+from .._batched import Batched
 from .._value import Value, aval_of, avals_of, dense_aval, is_value, layer
 from .._value import fields as fields_of
 
@@ -171,16 +172,17 @@ def _has_tangent_hook(value: Value) -> bool:
 
 
 def _tangent(value: Value, leaf_tangents: Any) -> Any:
-    hook = _has_tangent_hook(value)
-    # What a type says of its tangent is said of its fields, and their tangents.
-    split = fields_of if hook else layer
+    # A field that is a value has a tangent of its own, also where rules see all leaves;
+    # that of a stack is no value by itself.
+    split = layer if isinstance(value, Batched) else fields_of
     fields, treedef = split(value)
     tangents = [
         _tangent(field, t) if is_value(field) else t
         for field, t in zip(fields, split(leaf_tangents)[0], strict=True)
     ]
     apply: Callable[..., Any] = functools.partial(
-        _tangent_by_type if hook else _tangent_by_materialise, treedef
+        _tangent_by_type if _has_tangent_hook(value) else _tangent_by_materialise,
+        treedef,
     )
     if any(map(is_value, fields)):
         apply = transform(apply, materialise="allow")
