@@ -187,9 +187,9 @@ def _tangent(value: Value, leaf_tangents: Any) -> Any:
         _tangent(field, t) if is_value(field) else t
         for field, t in zip(fields, parts(leaf_tangents)[0], strict=True)
     ]
-    hook = type(value).tangent is not Value.tangent
     apply: Callable[..., Any] = functools.partial(
-        _tangent_by_type if hook else _tangent_by_materialise, treedef
+        _tangent_by_type if _has_tangent_hook(value) else _tangent_by_materialise,
+        treedef,
     )
     if any(map(is_value, fields)):
         apply = transform(apply, materialise="allow")
