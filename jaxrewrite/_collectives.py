@@ -11,10 +11,11 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from . import _compat
+from ._avals import aval_of
 from ._compat import JaxprEqn, SourceInfo
 from ._placement import specs_of_leaves
 from ._rewrite import Scope, keepers
-from ._value import Value, aval_of
+from ._value import Value
 
 
 def _all_gather(

@@ -18,9 +18,10 @@ from jax import lax
 from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from . import _compat
+from ._avals import aval_of, avals_of, layer, same_treedef
 from ._compat import JaxprEqn, Literal, SourceInfo, Var
 from ._rewrite import NO_RULE, Reason, Scope, live_equations
-from ._value import Value, aval_of, avals_of, is_value, layer, same_treedef
+from ._value import Value, is_value
 
 
 class Structure(NamedTuple):

@@ -15,9 +15,10 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from . import _compat
+from ._avals import aval_of, layer
 from ._compat import UNSPECIFIED, JaxprEqn, SourceInfo
 from ._rewrite import Scope, keepers
-from ._value import Value, aval_of, is_value, layer
+from ._value import Value, is_value
 
 
 def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:

@@ -35,13 +35,14 @@ from jax.tree_util import (
 )
 
 from . import _compat
+from ._avals import aval_of, avals_of, layer
 from ._caches import WeakCaches
 from ._compat import DropVar, Jaxpr, JaxprEqn, Literal, SourceInfo, Var
 from ._dead_code import live_equations
 from ._errors import MaterialisationError, MaterialisationWarning, add_note, place
 from ._rules import Rule
 from ._settings import Settings, use_settings
-from ._value import Value, aval_of, avals_of, is_value, layer
+from ._value import Value, is_value
 
 
 # A handler rewrites one higher-order primitive: given the scope to add to, the

@@ -24,6 +24,7 @@ from jax.tree_util import (
 )
 
 from . import _collector, _compat
+from ._avals import aval_of, avals_of, is_hollow
 from ._closures import Staging, run_of
 from ._compat import Jaxpr
 from ._dead_code import drop_dead_code
@@ -36,7 +37,7 @@ from ._rewrite import (
     warn,
 )
 from ._settings import Settings, use_settings
-from ._value import aval_of, avals_of, is_hollow, is_value
+from ._value import is_value
 
 
 class Arguments(NamedTuple):

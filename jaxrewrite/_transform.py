@@ -22,21 +22,15 @@ from jax.tree_util import (
 )
 
 from . import _compat
+from ._avals import aval_of, is_hollow, layer, no_pytree
 from ._caches import BoundedCache, WeakCaches
 from ._compat import Primitive
 from ._errors import MaterialisationError
+from ._pytree import check_static_fields
 from ._rules import Rules, find_primitive
 from ._settings import Settings, check_policy, current_settings
 from ._stage import Arguments, stage
-from ._value import (
-    Value,
-    aval_of,
-    check_static_fields,
-    is_hollow,
-    is_value,
-    layer,
-    no_pytree,
-)
+from ._value import Value, is_value
 
 
 def transform(

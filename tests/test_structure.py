@@ -15,8 +15,9 @@ PACKAGE = pathlib.Path(jaxrewrite.__file__).parent
 # From the bottom up; a module imports only from levels below its own.
 LEVELS = [
     {"_errors", "_caches", "_collector", "_compat"},
-    {"_dead_code", "_value", "primitives"},
-    {"_annotations"},
+    {"_dead_code", "_pytree", "primitives"},
+    {"_value"},
+    {"_avals", "_annotations"},
     {"_rules"},
     {"_settings"},
     {"_rewrite"},

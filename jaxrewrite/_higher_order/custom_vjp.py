@@ -14,13 +14,14 @@ import jax
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
+from .._avals import avals_of
 from .._closures import resolve
 from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
 from .._program import function_of, run_on_values
 from .._rewrite import Scope, handlers
 from .._settings import Settings
-from .._value import avals_of, is_value
+from .._value import is_value
 from .derivatives import (
     bring_primals,
     chunks,

@@ -13,6 +13,7 @@ from jax.custom_batching import custom_vmap
 from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from .. import _compat
+from .._avals import avals_of, layer
 from .._batched import Batched
 from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
@@ -21,7 +22,7 @@ from .._program import function_of
 from .._rewrite import Scope, handlers
 from .._settings import use_settings
 from .._transform import transform
-from .._value import avals_of, is_value, layer
+from .._value import is_value
 
 
 def custom_vmap_handler(

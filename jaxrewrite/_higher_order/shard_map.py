@@ -15,12 +15,13 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import tree_flatten, tree_map, tree_unflatten
 
 from .. import _compat
+from .._avals import aval_of, avals_of
 from .._compat import JaxprEqn, ShapedArray, SourceInfo
 from .._join import MakeDense
 from .._placement import specs_of_leaves
 from .._program import Program
 from .._rewrite import Reason, Restaged, Scope, handlers
-from .._value import aval_of, avals_of, is_value
+from .._value import is_value
 
 
 _NOT_SHARDED = Reason(

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from jax.tree_util import tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
+from .._avals import aval_of, fields
 from .._batched import Batched, sliced
 from .._compat import JaxprEqn, SourceInfo, Var
 from .._rewrite import Reason, Scope
-from .._value import Value, aval_of, fields, is_value
+from .._value import Value, is_value
 
 
 _NOT_SLICED = Reason(
