@@ -22,10 +22,10 @@ from ._value import Value as Value, field as field
 
 # Imported for their side effects: they register what becomes of values in primitives
 # with jaxprs inside, and in those that move arrays.
-from . import _collectives, _higher_order  # isort: skip
+from . import _higher_order, _keepers  # isort: skip
 
 
-del _collectives, _higher_order
+del _higher_order, _keepers
 
 
 def __getattr__(name: str) -> object:

@@ -185,6 +185,28 @@ def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> An
     return found[0]
 
 
+def mismatch(result: Any, expected: Any, what: str, wanted: str) -> str | None:
+    """Say that a result is not of the expected aval; ``None`` if it is.
+
+    ``what`` gave the result, and ``wanted`` is what says otherwise.
+    """
+    if is_value(result):
+        aval, form = aval_of(result), f" (as a {type(result).__name__})"
+    else:
+        form = ""
+        try:
+            aval = _compat.leaf_aval(result)
+        except TypeError:
+            return (
+                f"{what} returned a {type(result).__name__} where {wanted} "
+                f"{_compat.short(expected)}: neither an array nor a value."
+            )
+    if _compat.same_array_type(aval, expected):
+        return None
+    given, due = _compat.short(aval), _compat.short(expected)
+    return f"{what} returned {given} where {wanted} {due}{form}."
+
+
 def _as_aval(cls: type[Value], declared: Any) -> Any:
     if isinstance(declared, jax.core.AbstractValue):
         return declared

@@ -29,14 +29,12 @@ from ._closures import Staging, run_of
 from ._compat import Jaxpr
 from ._dead_code import drop_dead_code
 from ._errors import add_note, place
+from ._notices import warn
 from ._program import Program
-from ._rewrite import (
-    Rewriting,
-    Scope,
-    describe_operand,
-    warn,
-)
+from ._rewrite import Scope
 from ._settings import Settings, use_settings
+from ._site import describe_operand
+from ._traces import Rewriting
 from ._value import is_value
 
 

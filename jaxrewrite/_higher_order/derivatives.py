@@ -21,23 +21,26 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
 from .._avals import aval_of, avals_of, dense_aval, layer
-from .._compat import JaxprEqn
+from .._dense import Reason
+from .._draft import Restaged
 from .._errors import add_note
 from .._join import MakeDense, Structure, structure_of
 from .._materialise import materialise
-from .._rewrite import Reason, Restaged, Scope, describe
+from .._restage import restage
+from .._rewrite import Scope
 from .._settings import Settings, use_settings
+from .._site import Site, describe
 from .._transform import transform
 from .._value import Value, is_value
 
 
 @contextlib.contextmanager
-def noting(eqn: JaxprEqn, operands: Sequence[Any]) -> Iterator[None]:
+def noting(site: Site, operands: Sequence[Any]) -> Iterator[None]:
     """Errors in a rule say in which equation, though it is long gone."""
     try:
         yield
     except Exception as error:
-        add_note(error, describe(eqn, operands))
+        add_note(error, describe(site, operands))
         raise
 
 
@@ -51,10 +54,10 @@ _NOT_LIFTED = Reason(
 )
 
 
-def restage_call(scope: Scope, eqn: JaxprEqn, operands: Sequence[Any]) -> Restaged:
+def restage_call(scope: Scope, site: Site, operands: Sequence[Any]) -> Restaged:
     """Rewrite the function of a custom rule, with results that can carry tangents."""
-    jaxpr = eqn.params["call_jaxpr"]
-    restaged = scope.rewriting.restage(jaxpr, operands, eqn)
+    jaxpr = site.params["call_jaxpr"]
+    restaged = restage(scope.rewriting, jaxpr, operands, site)
     if not any(is_inexact(x) and x.size for x in avals_of(tree_leaves(operands))):
         return restaged  # nothing can flow
     dense = tuple(
@@ -64,7 +67,7 @@ def restage_call(scope: Scope, eqn: JaxprEqn, operands: Sequence[Any]) -> Restag
     if not any(dense):
         return restaged
     leaving = MakeDense(dense, _NOT_LIFTED)
-    return scope.rewriting.restage(jaxpr, operands, eqn, leaving=leaving)
+    return restage(scope.rewriting, jaxpr, operands, site, leaving=leaving)
 
 
 def is_inexact(aval: Any) -> bool:
