@@ -29,9 +29,9 @@ class Site(NamedTuple):
 
     @classmethod
     def of(cls, eqn: JaxprEqn) -> Site:
-        """The site of an equation for what is no part of the jaxpr that it is in.
+        """The site of an equation to what is in one of its own jaxprs.
 
-        That are the jaxprs in its parameters, and the rules of its derivatives.
+        That is a program of its own, whichever rule the equation may come from.
         """
         return cls(eqn, eqn.outvars)
 
@@ -50,7 +50,7 @@ class Site(NamedTuple):
 
     @property
     def is_in_rule(self) -> bool:
-        """Whether the equation is one that a rule made, and so is final for dense rules."""
+        """Whether a rule made the equation, which is final then as far as it is dense."""
         return self.origin is not None
 
     @property

@@ -12,6 +12,7 @@ from .._compat import Var
 from .._dense import Reason
 from .._draft import Restaged
 from .._join import Coerce, MakeDense, Structure, coerce, structure_of
+from .._restage import restage
 from .._rewrite import Scope, handlers
 from .._site import Site
 from .._value import is_value
