@@ -124,12 +124,7 @@ class _NoJoinError(Exception):
     """A type's `join` gives no way into the structure that was wanted."""
 
 
-def coerce(
-    scope: Scope,
-    operand: Any,
-    structure: Structure,
-    site: Site,
-) -> Any:
+def coerce(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
     """Add what brings an operand to a structure that `join` gave."""
     if structure_of(operand) == structure:
         return operand
@@ -141,12 +136,7 @@ _DIFFERS = Reason(
 )
 
 
-def _bring(
-    scope: Scope,
-    operand: Any,
-    structure: Structure,
-    site: Site,
-) -> Any:
+def _bring(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
     if structure_of(operand) == structure:
         return operand
     like = structure.like()

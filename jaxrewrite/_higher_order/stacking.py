@@ -91,13 +91,7 @@ class Elements(NamedTuple):
         return [*operands[: self.start], *xs]
 
 
-def stacked(
-    scope: Scope,
-    x: Any,
-    length: int,
-    expected: Any,
-    site: Site,
-) -> Any:
+def stacked(scope: Scope, x: Any, length: int, expected: Any, site: Site) -> Any:
     """What a result is when its leaves have been stacked.
 
     Raises `TypeError` if that is not of the expected aval.
