@@ -92,10 +92,9 @@ class Scope(Draft):
         }
         targets = targets or {}
         self.is_high |= jaxpr.is_high
-        is_rule = site is not None
-        origin = None if site is None else site.source_info
         # The equations of a rule are final: a rule for dense tanh may use tanh.
-        watched = frozenset() if is_rule else self.rewriting.dense_primitives
+        watched = self.rewriting.dense_primitives if site is None else frozenset()
+        origin = None if site is None else site.source_info
         for eqn in jaxpr.eqns:
             known = watched and (eqn.primitive in watched or eqn.primitive.name in handlers)
             has_value = False
@@ -104,14 +103,14 @@ class Scope(Draft):
                 if type(atom) is not Literal and atom in env:
                     renamed = True
                     has_value |= is_value(env[atom])
-            if not (renamed or known or is_rule):
+            if not (renamed or known) and site is None:
                 self.eqns.append(eqn)
                 continue
             invals = eqn.invars
             if renamed:
                 invals = [_read(env, atom) for atom in invals]
             outvars = eqn.outvars
-            if is_rule:
+            if site is not None:
                 outvars = [targets.get(var) or _fresh(var) for var in outvars]
             if has_value or known:
                 results = self.apply(Site(eqn, outvars, origin), invals)

@@ -90,21 +90,22 @@ class Rewriting:
 
     def by_rule(self, site: Site, operands: Sequence[Any], flat: Flat) -> Any:
         """What the first rule that applies makes of an equation, or ``NotImplemented``."""
-        primitive = site.primitive
-
-        def ask(rule: Rule) -> Any:
-            return self._trace(
-                functools.partial(_call_rule, rule, site, operands),
-                flat,
-                functools.partial(checked_results, site, f"The rule {rule}"),
-                rule.name_for(primitive),
-            )
+        eqn = site.eqn
+        primitive = eqn.primitive
 
         def find() -> Any:
+            def ask(rule: Rule) -> Any:
+                return self._trace(
+                    functools.partial(_call_rule, rule, site, operands),
+                    flat,
+                    functools.partial(checked_results, site, f"The rule {rule}"),
+                    rule.name_for(primitive),
+                )
+
             avals = functools.partial(avals_of, operands)
             return self.settings.rules.first_answer(primitive, operands, avals, ask)
 
-        key = ("rule", primitive, *site.params.items())
+        key = ("rule", primitive, *eqn.params.items())
         if primitive in self.primitives_with_literals:
             key = (*key, *map(_literal_key, operands))
         return self._recall(key, flat, find)
