@@ -19,7 +19,7 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite import bind, same_structure
-from jaxrewrite._value import layer
+from jaxrewrite._avals import layer
 
 from .._base.contract import contract
 from .._base.structured import Structured, inexact
