@@ -92,8 +92,22 @@ ShapedArray = jax.core.ShapedArray
 Tracer = jax.core.Tracer
 SourceInfo = source_info_util.SourceInfo
 
-# From JAX 0.11 on a closed jaxpr is a jaxpr that carries its constants.
-_ONE_JAXPR_CLASS = jex_core.ClosedJaxpr is jex_core.Jaxpr
+# Releases of JAX that changed something the package has to know, all above the floor in
+# setup.cfg. Where the floor reaches one, a test says that its flag is dead: the flag
+# goes, and so does what is done without it.
+_RELEASE = jax.__version_info__[:3]
+
+# A closed jaxpr is a jaxpr that carries its constants: there is one class for both.
+# A scan says by trees which of its operands are constants, carry and xs, not by numbers.
+JAX_GE_0_11_0 = _RELEASE >= (0, 11, 0)
+
+# Backward rules of custom_vjp return logs beside the cotangents. Functions of JAX
+# make "hi" primitives. eval_jaxpr stays what it is when it is staged, and its body is
+# called call_jaxpr. dce_sink has no result under vmap either.
+JAX_GE_0_11_1 = _RELEASE >= (0, 11, 1)
+
+# The body of lax.composite is called call_jaxpr.
+JAX_GE_0_11_2 = _RELEASE >= (0, 11, 2)
 
 
 # --- avals ------------------------------------------------------------------
@@ -213,7 +227,7 @@ def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
 
     The variables of the constants come first among the ``invars``.
     """
-    if _ONE_JAXPR_CLASS or isinstance(jaxpr, jex_core.ClosedJaxpr):
+    if JAX_GE_0_11_0 or isinstance(jaxpr, jex_core.ClosedJaxpr):
         closed, consts = separate_consts(jaxpr)
         return closed.jaxpr, list(consts)
     return convert_constvars_jaxpr(jaxpr), []
@@ -226,7 +240,7 @@ def constants_first(jaxpr: Jaxpr) -> Jaxpr:
 
 def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Any:
     """Attach constants to the leading ``invars`` of a jaxpr."""
-    if _ONE_JAXPR_CLASS:
+    if JAX_GE_0_11_0:
         return jaxpr.with_consts(list(consts))  # type: ignore[attr-defined]
     if consts:
         jaxpr = jaxpr.replace(
@@ -265,9 +279,15 @@ def has_high_parameters(
     return primitive.is_high(*[leaf_aval(x) for x in operands], **params)
 
 
+def _without_constants(jaxpr: Any) -> Jaxpr:
+    """The jaxpr of one that is closed; one that is not, itself."""
+    is_closed = JAX_GE_0_11_0 or isinstance(jaxpr, jex_core.ClosedJaxpr)
+    return jaxpr.jaxpr if is_closed else jaxpr
+
+
 def name_of(jaxpr: Any) -> str:
     """The name of the function that a jaxpr, closed or not, was traced from."""
-    return getattr(jaxpr, "jaxpr", jaxpr).debug_info.func_name
+    return _without_constants(jaxpr).debug_info.func_name
 
 
 def fingerprint(jaxpr: Any) -> Any:
@@ -276,7 +296,7 @@ def fingerprint(jaxpr: Any) -> Any:
     Equal for two traces of one function on the same avals. The function is part of it, by
     file and line, because a custom derivative can't be compared otherwise.
     """
-    closed, jaxpr = jaxpr, getattr(jaxpr, "jaxpr", jaxpr)
+    closed, jaxpr = jaxpr, _without_constants(jaxpr)
     numbers: dict[Any, int] = {}
 
     def of_atom(atom: Any) -> Any:
@@ -285,7 +305,7 @@ def fingerprint(jaxpr: Any) -> Any:
         return numbers.setdefault(atom, len(numbers)), str(atom.aval)
 
     def of_param(param: Any) -> Any:
-        if hasattr(param, "eqns"):
+        if isinstance(param, (Jaxpr, jex_core.ClosedJaxpr)):
             return fingerprint(param)
         if isinstance(param, (tuple, list)):
             return tuple(map(of_param, param))
@@ -368,7 +388,7 @@ def new_debug_info(
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     """How many of a scan's operands are constants, and how many its carry."""
-    if "ft_in" in params:
+    if JAX_GE_0_11_0:
         consts, carry, _ = params["ft_in"].unpack()
         return len(consts), len(carry)
     return params["num_consts"], params["num_carry"]
@@ -382,7 +402,7 @@ def scan_params(
     The ``counts`` are those of constants, carry, xs and ys.
     """
     consts, carry, xs, ys = counts
-    if "ft_in" not in params:
+    if not JAX_GE_0_11_0:
         return {**params, "jaxpr": jaxpr, "num_consts": consts, "num_carry": carry}
     # The trees that newer versions count operands by; no public way makes one.
     from jax._src.flattree import nones, pack
@@ -392,20 +412,29 @@ def scan_params(
     return {**params, "jaxpr": jaxpr, "ft_in": ft_in, "ft_out": ft_out}
 
 
-def body_name(params: Mapping[str, Any]) -> str:
-    """What the parameter with the jaxpr is called; for some, each version has its own."""
-    return "call_jaxpr" if "call_jaxpr" in params else "jaxpr"
+# Of the primitives that call a jaxpr, those that don't name the parameter ``jaxpr``.
+_CALL_JAXPR = {
+    "closed_call",
+    "program_order",
+    *(["eval_jaxpr"] if JAX_GE_0_11_1 else []),
+    *(["composite"] if JAX_GE_0_11_2 else []),
+}
+
+
+def body_name(primitive: Primitive) -> str:
+    """What the parameter with the jaxpr is called."""
+    return "call_jaxpr" if primitive.name in _CALL_JAXPR else "jaxpr"
 
 
 def can_be_expanded(eqn: JaxprEqn) -> bool:
     """Whether the expansion and `jvp` of a "hi" primitive say all that it does.
 
     Not where it holds references or types of its own, and not where it has a backward
-    rule which is not its `jvp`, transposed. Before JAX 0.11 no function of JAX makes one.
+    rule which is not its `jvp`, transposed. Before JAX 0.11.1 no function of JAX makes one.
     """
     primitive = eqn.params["_prim"]
     cls = type(primitive)
-    if not _ONE_JAXPR_CLASS:
+    if not JAX_GE_0_11_1:
         return False
     avals: list[Any] = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
     if not all(isinstance(aval, ShapedArray) for aval in avals):
@@ -447,8 +476,8 @@ def differentiate(
 def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:
     """Call the backward rule of a custom_vjp equation; ``None`` for zeros."""
     returned = bwd.call_wrapped(*operands)
-    if isinstance(returned, tuple):  # with logs, from JAX 0.11 on
-        returned, _ = returned
+    if JAX_GE_0_11_1:
+        returned, _ = returned  # the cotangents, and logs
     return [None if isinstance(ct, (Zero, SymbolicZero)) else ct for ct in returned]
 
 
@@ -501,8 +530,8 @@ def bind_eqn(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """Apply an equation's primitive to operands, as JAX would."""
     primitive = eqn.primitive
     out = primitive.bind(*operands, **primitive.get_bind_params(eqn.params))
-    if not eqn.outvars:
-        return ()  # JAX 0.10 batches `dce_sink` to its operand
+    if not JAX_GE_0_11_1 and not eqn.outvars:
+        return ()  # the operand of `dce_sink` under vmap, which is no result
     return out if primitive.multiple_results else (out,)
 
 

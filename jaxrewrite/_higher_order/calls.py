@@ -58,9 +58,8 @@ def call_handler(
     scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
 ) -> Any:
     call = _CALLS[eqn.primitive.name]
-    restaged = scope.rewriting.restage(
-        eqn.params[_compat.body_name(eqn.params)], operands, eqn
-    )
+    body = eqn.params[_compat.body_name(eqn.primitive)]
+    restaged = scope.rewriting.restage(body, operands, eqn)
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
     consts = scope.include(restaged)
@@ -84,7 +83,7 @@ def _leaf_params(
     restaged: Restaged,
 ) -> dict[str, Any]:
     params = eqn.params
-    body = _compat.body_name(params)
+    body = _compat.body_name(eqn.primitive)
     expanded = {body: restaged.closed if call.body_is_closed else restaged.jaxpr}
     for names, arrays, prefix in (
         (call.of_operands, operands, num_consts),

@@ -22,7 +22,7 @@ def composite_handler(
 ) -> Any:
     if not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
-    body = eqn.params[_compat.body_name(eqn.params)]
+    body = eqn.params[_compat.body_name(eqn.primitive)]
     restaged = scope.rewriting.restage(body, operands, eqn)
     leaves = [*scope.include(restaged), *tree_leaves(operands)]
     inner = source_within(origin, eqn.source_info)
