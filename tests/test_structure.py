@@ -189,6 +189,26 @@ def test_readme_lists_every_module():
             assert f"``{name}``" in listed, name
 
 
+DOCS = PACKAGE.parent / "docs"
+
+
+def test_changelog_knows_this_version():
+    text = (DOCS / "changelog.rst").read_text()
+    titles = re.findall(r"^(.+)\n-+$", text, re.M)
+    assert titles[0] == "Unreleased"
+    for title in titles[1:]:
+        assert re.fullmatch(r"\d+\.\d+\.\d+ \(\d{4}-\d\d-\d\d\)", title), title
+    assert titles[1].startswith(f"{jaxrewrite.__version__} ")
+    headings = re.findall(r"\n\n(\w[^\n.:]*)\n\n\*", text)
+    assert {*headings} <= {"New features", "Changes", "Bug fixes", "Performance"}
+
+
+def test_index_lists_every_page():
+    index = (DOCS / "index.rst").read_text()
+    for path in DOCS.glob("*.rst"):
+        assert path.name == "index.rst" or f"<{path.name}>`_" in index, path.name
+
+
 def test_import_loads_no_namespace_and_does_no_jax_work():
     code = (
         "import jax, sys; import jaxrewrite;"
