@@ -19,7 +19,7 @@ import jax.extend.core as jex_core
 import jax.extend.source_info_util as source_info_util
 import numpy as np
 
-# What a backward rule's cotangents are where it returned none.
+# A backward rule's cotangents are of these classes where it returned none.
 from jax._src.ad_util import SymbolicZero, Zero
 
 # Settings that JAX's own caches are keyed by (x64, matmul precision, mesh,
@@ -32,7 +32,7 @@ from jax._src.config import trace_context as jax_trace_context
 # current_jaxpr_eqn_context: what `eqn.ctx` would be for an equation made now.
 from jax._src.core import EvalTrace, current_jaxpr_eqn_context, trace_ctx
 
-# What JAX checks of a rule for `jax.custom_batching.custom_vmap`, in its own words.
+# JAX's own check of a rule for `jax.custom_batching.custom_vmap`, for its own words.
 from jax._src.custom_batching import check_vmap_rule_trees as check_vmap_rule_trees
 
 # Eager JAX compiles each primitive once per parameters and keeps it here. Used
@@ -143,9 +143,9 @@ def is_plain(aval: Any) -> bool:
 
 
 def mesh_of(avals: Iterable[Any]) -> Any:
-    """A context manager: the mesh that arrays of these avals are on, if on any.
+    """A context manager that sets the mesh that arrays of these avals are on, if on any.
 
-    Another one than that of the program around them where some of its axes are left to
+    It differs from the mesh of the program around them where some axes of that are left to
     the compiler for a while (`jax.sharding.auto_axes`).
     """
     for aval in avals:
@@ -429,8 +429,8 @@ def body_name(primitive: Primitive) -> str:
 def can_be_expanded(eqn: JaxprEqn) -> bool:
     """Whether the expansion and `jvp` of a "hi" primitive say all that it does.
 
-    Not where it holds references or types of its own, and not where it has a backward
-    rule which is not its `jvp`, transposed. Before JAX 0.11.1 no function of JAX makes one.
+    They don't where it holds references or types of its own, nor where it has a backward
+    rule other than its `jvp`, transposed. Before JAX 0.11.1 no function of JAX makes one.
     """
     primitive = eqn.params["_prim"]
     cls = type(primitive)
@@ -487,8 +487,8 @@ def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:
 def source_location(source_info: SourceInfo) -> tuple[str, int, str] | None:
     """File, line and function of the user's code that made an equation.
 
-    Where a function of JAX is transformed itself there is no such code; then
-    that which is calling the transformed function.
+    Where a function of JAX itself is transformed there is no such code. The answer is then
+    the code that calls the transformed function.
     """
     frame = user_frame(source_info.traceback) or user_frame(
         source_info_util.current().traceback
@@ -543,7 +543,7 @@ def is_in_current_context(eqn: JaxprEqn) -> bool:
 def compiled_primitive(eqn: JaxprEqn) -> Callable[..., Any] | None:
     """Eager JAX's own compiled form of an equation, if it has one.
 
-    To be called in the context that is current now.
+    It has to be called in the context that is current now.
     """
     if not is_in_current_context(eqn):
         return None

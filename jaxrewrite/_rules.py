@@ -148,7 +148,7 @@ class _Dispatcher(Dispatcher):
 
     @classmethod
     def get_func_annotations(cls, func: Any) -> None:
-        """Of no signature: a primitive without operands has the empty one."""
+        """Nothing: `multipledispatch` would read them for the empty signature."""
 
 
 class Rules:
@@ -460,7 +460,7 @@ def _settled(
 
 
 class _Failure(NamedTuple):
-    """That a rule raised, which is not to decline."""
+    """The error that a rule raised. It has not declined."""
 
     error: Exception
 

@@ -66,7 +66,7 @@ def custom_jvp_handler(
             ]
 
     fn = jax.custom_jvp(call)
-    # So that it is known of which values no tangent is needed.
+    # Symbolic zeros say which values need no tangent.
     fn.defjvp(rule, symbolic_zeros=True)
     consts = scope.include(restaged)
     results = scope.add_call(fn, [*consts, *tree_leaves(operands)], eqn, origin)

@@ -56,8 +56,8 @@ class Zero(Uniform):
 
     A sum with it is the other array, a product with it is `Zero` again, in whatever
     form: entry by entry, ``dot_general``, convolution. As for all symbolic zeros,
-    what it is multiplied by is taken to be finite, unless products are `strict_zeros`. What
-    else makes no zero of it, such as a division by zero, doesn't here.
+    what it is multiplied by is taken to be finite, unless products are `strict_zeros`. Where
+    the dense result is no zero, as in a division by zero, neither is this one.
 
     Attributes
     ----------
@@ -175,7 +175,7 @@ class Constant(Uniform):
         return self
 
     def sliceable(self) -> Any:
-        """With a number for each element of the first axis."""
+        """The same constants, with a number for each element of the first axis."""
         if jnp.ndim(self.fill) or not self.of_shape:
             return self
         length, *rest = self.of_shape
@@ -277,7 +277,7 @@ class Known(Structured):
         return jax.core.ShapedArray(batch_of("Known", self._nothing), self.of_dtype)
 
     def number(self) -> Any:
-        """As an array of shape ()."""
+        """The number as an array of shape ()."""
         return jnp.asarray(self.is_known, self.of_dtype)
 
     def materialise(self) -> Any:

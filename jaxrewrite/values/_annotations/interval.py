@@ -108,7 +108,7 @@ class Interval(Structured):
         return (self.lower <= x) & (x <= self.upper)
 
     def aval(self) -> Any:
-        """That of the bounds."""
+        """The aval of the bounds."""
         return like(self.lower)
 
     def materialise(self) -> Any:
@@ -149,7 +149,7 @@ def _bounded(lower: Any, upper: Any) -> Interval:
 
 
 def _hull(*corners: Any) -> Interval:
-    """From the least to the greatest."""
+    """The interval from the least to the greatest of some arrays."""
     return _bounded(
         functools.reduce(jnp.minimum, corners), functools.reduce(jnp.maximum, corners)
     )
@@ -308,7 +308,7 @@ def _unbounded(where: Any, x: Interval) -> Interval:
 
 @rule(Interval, "pow")
 def _power(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    """Of a base that is not negative; no number else, but for integer exponents."""
+    """Bounds for a base that is not negative; none for others, which may give NaN."""
     return _unbounded(_lower(x) < 0, _corners(lax.pow, x, y))
 
 
@@ -316,7 +316,7 @@ def _power(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
 def _wave(x: Interval, *, primitive: Any, **params: Any) -> Any:
     peak = math.pi / 2 if primitive.name == "sin" else 0.0
     ends = [primitive.bind(end, **params) for end in (x.lower, x.upper)]
-    # Of large numbers the phase is not known.
+    # The phase of a large number is not known.
     whole = ~(x.upper - x.lower < 2 * math.pi) | _is_large(x)
     return Interval(
         jnp.where(whole | _meets(x, peak + math.pi, 2 * math.pi), -1, jnp.minimum(*ends)),
@@ -373,7 +373,7 @@ def _centred(x: Any) -> tuple[Any, Any]:
 
 @rule(Interval, *COMPARISON)
 def _compare(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    """What surely holds, and what may."""
+    """The lower bound is what surely holds, the upper bound what may hold."""
     name = primitive.name
     if name in ("lt", "le"):
         return _between(primitive, [_upper(x), _lower(y)], [_lower(x), _upper(y)], {})
@@ -408,5 +408,5 @@ def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
 
 @jaxrewrite.register("custom_jvp_call", "custom_vjp_call")
 def _custom(*operands: Interval | ArrayLike, call_jaxpr: Any, **params: Any) -> Any:
-    """What the function computes: a derivative rule is no rule for its bounds."""
+    """Run the function itself: its derivative rule says nothing of bounds."""
     return jaxrewrite.transform(jax.extend.core.jaxpr_as_fun(call_jaxpr))(*operands)

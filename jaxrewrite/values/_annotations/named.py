@@ -249,7 +249,7 @@ def _reshape(x: Named, *, primitive: Any, new_sizes: Any, **params: Any) -> Any:
 def _unchanged(old: Sequence[int], names: Names, new: Sequence[int]) -> Any:
     """The names of the axes that a reshape leaves alone.
 
-    Those with the same size, above one, and as many entries before them.
+    An axis is left alone if its size, above one, and the number of entries before it stay.
     """
     if tuple(old) == tuple(new):
         return names

@@ -236,7 +236,7 @@ class Unitful(Structured):
         return self
 
     def tangent(self, leaf_tangents: Any) -> Any:
-        """Of the same units."""
+        """A tangent of the same units."""
         if not inexact(self.array):
             return NotImplemented
         return Unitful(leaf_tangents.array, self.units)

@@ -216,7 +216,7 @@ class Banded(_Bands):
         return self
 
     def resized(self, lower: int, upper: int) -> Banded:
-        """With more diagonals of zeros, or with some of the outer ones left out."""
+        """The matrix with more diagonals of zeros, or with some of the outer ones left out."""
         above, below = upper - self.upper, lower - self.lower
         return Banded(_padded(self.bands, -2, above, below), lower, upper)
 
@@ -433,7 +433,7 @@ class Tridiagonal(_Bands):
         return solve_columns(solve, x, axis, len(self.batch))
 
     def known_determinant(self) -> Any:
-        """By minors of rows that are scaled to one, and of which the last two are again."""
+        """The recurrence of leading minors, with rows and minors scaled to one."""
         lower, upper = _padded(self.lower, -1, 1, 0), _padded(self.upper, -1, 0, 1)
         rows = jnp.stack([lower, self.main, upper], -1)
         sizes = _scale(rows)
@@ -469,7 +469,7 @@ class Tridiagonal(_Bands):
 
 
 def _padded(x: Any, axis: int, low: int, high: int) -> Any:
-    """With zeros at both ends of an axis, or with its ends left out if negative."""
+    """The array with zeros added at both ends of an axis, or entries left out if negative."""
     config = [(0, 0, 0)] * x.ndim
     config[axis] = (low, high, 0)
     return lax.pad(x, jnp.zeros((), x.dtype), config)
@@ -541,7 +541,7 @@ def _scale(x: Any) -> Any:
 
 
 def _windows(rows: Any, lower: int) -> tuple[Any, Any]:
-    """What a loop over columns begins with, and the row that enters at each step.
+    """The window that a loop over columns begins with, and the row that enters at each step.
 
     At step j the window has rows j to j + lower, and as many columns from j on as a row
     has numbers. The row that enters is the last one, whose first number is in column j.

@@ -138,7 +138,7 @@ class BlockDiagonal(Matrix):
         return NotImplemented
 
     def hadamard(self, other: Any) -> Any:
-        """With a matrix that knows its entries, of which those in the blocks are taken."""
+        """The product with a matrix that knows its entries: those within the blocks."""
         if self.batch or not isinstance(other, Matrix):
             return NotImplemented
         k, p, q = self.blocks.shape
@@ -264,7 +264,7 @@ def _blocks_of(dense: Any, k: int) -> Any:
 
 
 def _joined(x: Any) -> Any:
-    """What each block has along the last axis, one after the other."""
+    """The last axes of all blocks, one after the other, as one axis."""
     return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
 
 

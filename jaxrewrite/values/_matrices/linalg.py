@@ -126,7 +126,7 @@ def _(*operands: Matrix | LUFactor | Array, const_lengths: Any, jaxprs: Any) -> 
     return [x]
 
 
-# What puts numbers in other places, if it leaves all of them.
+# Primitives that move numbers to other places, as long as they keep all of them.
 _MOVES = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose"})
 
 
@@ -189,7 +189,7 @@ def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
         return NotImplemented
     sign, log = known.slogdet()
     results = {"det": known.number(), "sign": sign, "log": log}
-    # Of integers JAX makes floating numbers inside.
+    # For integers JAX computes with floating numbers inside.
     return [
         results[name].astype(aval.dtype) for name, aval in zip(wanted, avals, strict=True)
     ]
@@ -199,7 +199,7 @@ def _out_avals(jaxpr: Any) -> list[Any]:
     return [var.aval for var in getattr(jaxpr, "jaxpr", jaxpr).outvars]
 
 
-# What is asked of a determinant; of two results one may be dead code.
+# What a program may ask of a determinant. One of two results may be dead code.
 _WANTED: dict[tuple[str, ...], Callable[[Any], Any]] = {
     ("det",): lambda a: jnp.linalg.det(a),
     ("sign", "log"): lambda a: jnp.linalg.slogdet(a),

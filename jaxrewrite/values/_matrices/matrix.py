@@ -102,8 +102,8 @@ class Matrix(Structured):
     def pick(self, dense: Any) -> Self:
         """A value of this structure with the entries that ``dense`` has in its place.
 
-        Of types that have ``entries``. ``dense`` is an array of this shape. NotImplemented
-        where it has another structure: that of a matrix whose entries repeat.
+        Only for types that have ``entries``. ``dense`` is an array of this shape. The answer is
+        NotImplemented where no value of this structure has these entries.
         """
         raise NotImplementedError(f"{type(self).__name__}.pick")
 
@@ -114,7 +114,7 @@ class Matrix(Structured):
     def map_batch(self, fn: Callable[..., Any], *others: Self) -> Self:
         """The matrix with a function applied that acts on the batch axes of each leaf.
 
-        Of this one alone, or of several of one structure. Every entry of what the
+        Takes this matrix alone, or several of one structure. Every entry of what the
         function gives has to be one of the entries of its arguments.
         """
         return jax.tree.map(fn, self, *others)

@@ -375,7 +375,7 @@ class Permutation(Matrix):
         return self.scaled_by(jnp.broadcast_to(factor, self.order.shape))
 
     def times(self, other: Any) -> Any:
-        """Of two permutations, one; of a diagonal, what scales the rows comes first."""
+        """Two permutations give one. A diagonal matrix goes in front, where it scales rows."""
 
         if isinstance(other, Permutation):
             return Permutation(_at(other.order, self.order), self.of_dtype)
@@ -470,7 +470,7 @@ def _(v: Permutation, *, new_dtype: Any, **params: Any) -> Any:
 
 @register("mul", commutative=True)
 def _(v: Permutation, x: Array, **params: Any) -> Any:
-    """Only the entries where the ones are stay."""
+    """Only the entries at the places of the ones stay."""
     if jnp.shape(x) != v.shape or 1 in v.shape[-2:]:
         return NotImplemented
     return v.scaled_by(_at(x, v.order[..., None])[..., 0])

@@ -86,7 +86,7 @@ class Scaled(Linear):
         return self
 
     def sliceable(self) -> Any:
-        """With a number for each element of the first axis."""
+        """The same array, with a number for each element of the first axis."""
         if jnp.ndim(self.scale) or not self.x.shape:
             return self
         return self.rescaled(jnp.broadcast_to(self.scale, self.x.shape[:1]))
@@ -101,7 +101,7 @@ class Scaled(Linear):
         return _scaled(fn(self.x), self.scale)
 
     def join(self, other: Any) -> Any:
-        """With an array like its own: once that."""
+        """The join with an array like the one inside: that array times one."""
         if not isinstance(self.x, jaxrewrite.Value) or not same_structure(self.x, other):
             return NotImplemented
         return self, Scaled(other, jnp.ones((), self.dtype))
@@ -113,7 +113,7 @@ class Scaled(Linear):
     def multiplied(self) -> Any:
         """``s X`` as the array itself, or what its type makes of it; else NotImplemented.
 
-        That of zeros is zero only if the number is finite.
+        A number that is not finite times zeros is not zero, so such a type is asked first.
         """
         if not isinstance(self.x, jaxrewrite.Value):
             return self.x * self.factor()
@@ -160,7 +160,7 @@ def _(v: Scaled, divisor: ArrayValue, **params: Any) -> Any:
 
 @register("div")
 def _(v: Sum, divisor: Array, **params: Any) -> Any:
-    """By a number that may be zero, whose inverse is one that makes something of zeros."""
+    """`Scaled` keeps the inverse, which makes NaN of zeros if the divisor is zero."""
     if not is_number(divisor) or not inexact(v):
         return NotImplemented
     return Scaled(v, 1 / jnp.reshape(divisor, ()))
@@ -168,7 +168,7 @@ def _(v: Sum, divisor: Array, **params: Any) -> Any:
 
 @register("abs", "square", "integer_pow", "conj")
 def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
-    """Of a product of two numbers these are the product of each one's."""
+    """Each of these functions maps a product of two numbers to the product of its results."""
     if jnp.ndim(v.scale):
         return _on_products(primitive, v, **params)
     x, scale = (bind(primitive, part, **params) for part in (v.x, v.scale))

@@ -224,7 +224,7 @@ class NMSparse(Matrix):
         return self.with_values(self._at_places(groups))
 
     def _at_places(self, groups: Any) -> Any:
-        r"""Of an array of shape (\*batch, groups, M, k) what is where the entries are."""
+        r"""The numbers of an array of shape (\*batch, groups, M, k) at the entries' places."""
         return jnp.take_along_axis(groups, self.offsets, -2)
 
     def scaled_rows(self, factors: Any) -> Any:

@@ -133,7 +133,7 @@ class Symmetric(Matrix):
         return Symmetric(leaf_tangents.x)
 
     def lift_tangent(self, tangent: Any) -> Any:
-        # That of an array which is symmetric whatever the leaves are is as well.
+        # An array that is symmetric for all leaves has a tangent that is symmetric, too.
         return Symmetric(tangent, self.positive)
 
     def plus(self, other: Any) -> Any:

@@ -224,8 +224,8 @@ def _with(v: Lora, w: Any, change: Any, frozen: bool) -> Any:
     return _total(v, w, change)
 
 
-# Of a rule's result ``w`` may be a constant to derivatives, but not if another operand
-# went into it.
+# The ``w`` of a rule's result stays frozen, a constant to derivatives, unless another
+# operand went into it.
 
 
 @jaxrewrite.register(*LINEAR)
@@ -234,7 +234,7 @@ def _(v: Lora, *operands: ArrayLike, primitive, **params):
     if change is NotImplemented:
         return NotImplemented
     if primitive.name == "gather" and isinstance(change, LowRank):
-        # What is looked up in a weight is no weight any more.
+        # Rows that are looked up are activations, which need no factors.
         change = change.materialise()
     return _with(v, primitive.bind(_base(v), *operands, **params), change, v.frozen)
 
@@ -356,7 +356,7 @@ def _(x: jaxrewrite.ArrayValue, y: Lora, **params):
     return _dot(x, y, **params)
 
 
-# Of a weight and an array of low rank the product is of low rank.
+# The product of a weight and an array of low rank is of low rank.
 
 
 @jaxrewrite.register("dot_general")
