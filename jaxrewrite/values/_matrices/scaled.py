@@ -113,7 +113,7 @@ class Scaled(Linear):
     def multiplied(self) -> Any:
         """``s X`` as the array itself, or what its type makes of it; else NotImplemented.
 
-        A number that is not finite times zeros is not zero, so such a type is asked first.
+        Zeros that no leaf holds stay zero under a finite number only: NotImplemented.
         """
         if not isinstance(self.x, jaxrewrite.Value):
             return self.x * self.factor()

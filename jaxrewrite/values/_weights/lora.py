@@ -425,10 +425,10 @@ def adapt(
     Examples
     --------
     >>> import jax, jax.numpy as jnp, jaxrewrite
-    >>> from jaxrewrite.values import lora
+    >>> from jaxrewrite.values import adapt
     >>> params = {"dense": {"kernel": jnp.ones((3, 4)), "bias": jnp.zeros(4)}}
     >>> is_kernel = lambda path, leaf: path.endswith("kernel")
-    >>> adapted = lora.adapt(params, is_kernel, rank=2, key=jax.random.key(0))
+    >>> adapted = adapt(params, is_kernel, rank=2, key=jax.random.key(0))
     >>> adapted["dense"]["kernel"].b.shape
     (2, 4)
     >>> model = lambda p, x: x @ p["dense"]["kernel"] + p["dense"]["bias"]
