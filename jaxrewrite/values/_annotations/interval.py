@@ -34,12 +34,12 @@ class Interval(Structured):
     + r_x) r_y + r_x |c_y|)` where they are summed over. Each operand of an equation is
     taken to vary by itself, so that the bounds are sound but not tight: :math:`x - x`
     is not zero. A quotient by an interval around zero, and a result outside of a
-    function's domain, are unbounded. Bounds of training networks by their inputs' are
-    the use (interval bound propagation).
+    function's domain, are unbounded. They serve to bound a network by
+    the bounds of its inputs, also in training (interval bound propagation).
 
-    A comparison gives an interval of booleans: what surely holds, and what may. A choice by
+    A comparison gives an interval of booleans, from what surely holds to what may. A choice by
     it (``jnp.where``, ``jax.lax.select``) gives bounds of both branches where it is not
-    decided. What needs to know the answer, ``jax.lax.cond`` or ``while_loop``, is refused.
+    decided. ``jax.lax.cond`` and ``while_loop`` need to know the answer, and are refused.
     Functions without known bounds, ``argmax`` or ``lgamma``, are refused as
     well: an interval is never dense.
 

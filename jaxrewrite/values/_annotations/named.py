@@ -24,7 +24,7 @@ class Named(Structured):
     """An array with names for its axes.
 
     Names are metadata: they are checked and carried on while a program is staged, and
-    cost nothing when it runs. ``None`` is no name and agrees with any. What meets entry by
+    cost nothing when it runs. ``None`` is no name and agrees with any. Operands that meet entry by
     entry must have names that agree, axis by axis, size-1 axes included; reductions drop the
     names of their axes, and a product contracts only axes that agree. An axis that
     slicing, padding or ``reshape`` leaves in its place keeps its name, one that is split,

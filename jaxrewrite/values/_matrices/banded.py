@@ -107,8 +107,8 @@ class Banded(_Bands):
     definite matrix is as well solved by its `cholesky` factor, which is banded. The
     derivative of a solve is two more solves.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -308,10 +308,10 @@ class Tridiagonal(_Bands):
 
     It is solved by `jax.lax.linalg.tridiagonal_solve`, in O(n). The determinant is the last
     of :math:`f_i = d_i f_{i-1} - l_{i-1} u_{i-1} f_{i-2}`, the recurrence of the leading
-    principal minors [1]_. The product of two is `Banded`, as is what else has no form here.
+    principal minors [1]_. The product of two is `Banded`, as is any other result without a form of its own.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------

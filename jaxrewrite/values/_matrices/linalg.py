@@ -1,10 +1,10 @@
 """Linear algebra on matrices with structure.
 
 ``jnp.linalg.solve`` is an LU factorisation, and a `jax.lax.custom_linear_solve` that uses
-the factors. Of many matrices the factors are as dense as any, though they are solved
-without. So where a type does not know its own factors, they are values that nobody has
-computed yet (`LUFactor`), and what a linear solve does with those need not be done: it says
-itself which matrix is solved with. Anything else that meets factors makes them dense.
+the factors. Many matrices have factors that are as dense as any, and can be solved
+without them. So where a type does not know its own factors, they are values that are not
+computed yet (`LUFactor`). A linear solve that is given those solves with the matrix that
+they belong to. Anything else that meets factors makes them dense.
 
 Determinants are looked for in the same way: not on the diagonal of a factor, but by the
 functions of JAX, which are whole equations.

@@ -147,8 +147,8 @@ class Diagonal(Matrix):
 class Identity(Matrix):
     r"""The identity matrix, :math:`I_{ij} = \delta_{ij}`, which holds nothing.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -276,8 +276,8 @@ class Permutation(Matrix):
     multiplied. Products of two, transposes (which are inverses), solves, determinants and
     LU factors are permutations again, or come from one.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------

@@ -138,8 +138,8 @@ class OneHot(Rows):
     their class: no product is formed. A product with an array, entry by entry, is a
     `Picked`, so that a cross-entropy takes one number a row.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -241,11 +241,11 @@ class OneHot(Rows):
 class Picked(Rows):
     r"""One entry a row, :math:`V_{ic} = v_i \delta_{k_i c}`, and zeros.
 
-    What a `OneHot` times an array, entry by entry, is. A sum over the classes is the entries
-    themselves. Products with arrays take and add up rows as those of a `OneHot` do.
+    The product of a `OneHot` and an array, entry by entry. A sum over the classes gives the
+    entries themselves. Products with arrays take and add up rows as those of a `OneHot` do.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------

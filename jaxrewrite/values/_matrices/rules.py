@@ -1,7 +1,7 @@
 """The rules that hold of all matrices with structure.
 
-Beside `_matrix`, which says what a matrix is, because what two of them make is often one
-of the types that build on that.
+They are not in `matrix`, which says what a matrix is, because two matrices often make one
+of the types that build on it.
 """
 
 from __future__ import annotations

@@ -22,11 +22,11 @@ from .sum import Sum, sum_of
 class Scaled(Linear):
     r"""A number times an array, :math:`s X`, that is not multiplied.
 
-    Linear maps and products go to the array; the number is multiplied by numbers. What
-    is not linear meets the product of the two, as does a sum. A matrix with structure that is
-    divided by a number of which only a run tells whether it is zero is one: zero times
-    the inverse of zero is then no number. A sum or a product of entries is that of the array,
-    first: if the number is infinite, it may be so where of the dense array it is no number.
+    Linear maps and products go to the array; the number is multiplied by numbers. Functions
+    that are not linear, and sums, act on the product of the two. Dividing a matrix with structure
+    by a number that only the run knows gives a `Scaled` one, so that a division by zero makes
+    NaN of its zeros. The array's entries are summed or multiplied before the number comes in: where
+    the number is infinite, the result may be infinite where the dense one is NaN.
 
     Attributes
     ----------

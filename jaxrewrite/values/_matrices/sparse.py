@@ -53,8 +53,8 @@ class Sparse(Matrix):
     is lazy (a `Product`): that of `jax.experimental.sparse` compares all pairs of entries
     and has no gradient.
 
-    A matrix and not an array of any number of axes, so that sums and products with other
-    matrices are lazy, and solvers know it; a vector with as many zeros is rarely worth it.
+    It is a matrix rather than an array of any number of axes, so that sums and products with
+    other matrices are lazy, and solvers know it. A sparse vector is rarely worth it.
 
     Parameters
     ----------
@@ -67,8 +67,8 @@ class Sparse(Matrix):
         Whether a ``BCSR`` is read as that of the transpose: entries column by column,
         which is as good for ``x @ v`` as row by row is for ``v @ x``.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------

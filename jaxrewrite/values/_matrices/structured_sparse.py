@@ -38,8 +38,8 @@ class NMSparse(Matrix):
     The form is that of Mishra et al., `Accelerating Sparse Deep Neural Networks
     <https://arxiv.org/abs/2104.08378>`_.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------

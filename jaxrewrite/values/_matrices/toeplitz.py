@@ -25,8 +25,8 @@ class Toeplitz(Matrix):
     A product is a part of a circular convolution of length n + m - 1 or more, which takes
     O((n + m) log (n + m)) by the Fourier transform [1]_. Any function that acts entry by
     entry keeps it. 16-bit floating numbers are transformed in 32 bits. Its error
-    is relative to the largest entries, and what is not finite is so everywhere; products
-    of integers are those of the dense array.
+    is relative to the largest entries, and one entry that is not finite makes all results so;
+    products of integers are those of the dense array.
 
     Attributes
     ----------

@@ -1,10 +1,10 @@
 """Arrays held as small integers, with multipliers that neighbouring entries share.
 
-What all such types have in common: every leaf has as many axes as the array. The first
+In all such types every leaf has as many axes as the array. The first
 leaf, the codes, has the array's shape. Each axis of the others, the multipliers, is the
 array's in length or divides it: there are ``k`` blocks of ``n // k`` consecutive entries
-along an axis of length ``n``, and all entries of a block share the multiplier. So where
-entries go is a matter of each leaf by itself.
+along an axis of length ``n``, and all entries of a block share the multiplier. So
+primitives that move entries move those of each leaf by itself.
 """
 
 from __future__ import annotations

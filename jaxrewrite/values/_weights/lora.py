@@ -40,10 +40,10 @@ class Lora(Structured):
     r"""A weight with a change of low rank: :math:`w + s \, a b`.
 
     A product with an array is ``x @ w + ((x @ a) @ b) * scale``, on the fields as they are
-    stored. What else is linear acts on ``w`` and on the factors: transposing, reshapes that
-    split or join heads, slices, as of a fused query-key-value kernel, casts, and scaling. A
+    stored. Other linear functions act on ``w`` and on the factors: transposing, reshapes that
+    split or join heads, slices (of a fused query-key-value kernel, say), casts, and scaling. A
     sum with an array goes into ``w``. Rows looked up, as from an embedding, are dense.
-    What is not linear needs the dense array.
+    Functions that are not linear need the dense array.
 
     ``w`` may be a value, such as a quantised weight (Dettmers et al., "QLoRA",
     arXiv:2305.14314): what is done to it is dispatched to its own rules.
