@@ -19,7 +19,8 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from .. import _compat
+from .. import _compat, _value
+from .._batched import Batched
 from .._compat import JaxprEqn
 from .._errors import add_note
 from .._join import MakeDense, Structure, structure_of
@@ -70,8 +71,18 @@ def is_inexact(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
+def parts(value: Value) -> tuple[list[Any], Any]:
+    """The fields of a value that have a tangent of their own, values among them.
+
+    Those of types whose rules see all leaves, too: the leaf tangents of a value within
+    are no tangent of the array that it stands for.
+    """
+    # What a stack holds stands for no array by itself.
+    return layer(value) if isinstance(value, Batched) else _value.fields(value)
+
+
 def can_be_lifted(value: Value) -> bool:
-    fields, _ = layer(value)
+    fields, _ = parts(value)
     return type(value).lift_tangent is not Value.lift_tangent and all(
         can_be_lifted(field) for field in fields if is_value(field)
     )
@@ -79,7 +90,7 @@ def can_be_lifted(value: Value) -> bool:
 
 def can_be_dense(value: Value) -> bool:
     """Whether a value, on avals, does not refuse to be made dense."""
-    fields, treedef = layer(value)
+    fields, treedef = parts(value)
     if not all(can_be_dense(field) for field in fields if is_value(field)):
         return False
     try:
@@ -171,10 +182,10 @@ def _has_tangent_hook(value: Value) -> bool:
 
 
 def _tangent(value: Value, leaf_tangents: Any) -> Any:
-    fields, treedef = layer(value)
+    fields, treedef = parts(value)
     tangents = [
         _tangent(field, t) if is_value(field) else t
-        for field, t in zip(fields, layer(leaf_tangents)[0], strict=True)
+        for field, t in zip(fields, parts(leaf_tangents)[0], strict=True)
     ]
     hook = type(value).tangent is not Value.tangent
     apply: Callable[..., Any] = functools.partial(
@@ -221,7 +232,7 @@ def lift(value: Value, tangent: Any, settings: Settings) -> list[Any]:
 
 
 def _lift(value: Value, tangent: Any) -> list[Any]:
-    fields, treedef = layer(value)
+    fields, treedef = parts(value)
     apply: Callable[..., Any] = functools.partial(_lift_by_type, treedef)
     if any(map(is_value, fields)):
         # The tangent stays what it is: a value where its type is never dense.
@@ -253,7 +264,7 @@ def _lift_by_type(treedef: Any, fields: Sequence[Any], tangent: Any) -> list[Any
             f"{cls}.lift_tangent must return a {cls} with tangents as leaves; it returned "
             f"a {type(lifted).__name__}."
         )
-    tangents = layer(lifted)[0]
+    tangents = parts(lifted)[0]
     for field, t in zip(fields, tangents, strict=True):
         expected, got = avals_of([field, t])
         if is_inexact(expected) and not _compat.same_array_type(got, expected):
