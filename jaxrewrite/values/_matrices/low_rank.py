@@ -1,9 +1,9 @@
 """`LowRank`: an array as the product of two factors.
 
 Everything here is said of labels: an axis of the array is labelled by its position,
-the axis along which the factors are multiplied by `RANK`. What acts on some axes acts
-on the factors that have these labels, and `build` makes an array of what has become of
-them.
+the axis along which the factors are multiplied by `RANK`. A function of some axes acts
+on the factors that have these labels, and `build` makes an array of the factors that
+result.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class LowRank(Structured):
 
     Transposing changes metadata alone. Slices, rows looked up, reshapes that split or
     join row axes (or column axes), sums, and scaling by rows or by columns act on one of the
-    factors; a sum of two has both ranks together; a product with an array is one with each
-    factor in turn, in the cheaper order, and dense; a product with another value has low rank.
+    factors; a sum of two has both ranks together; a product with an array multiplies it by
+    each factor in turn, in the cheaper order, and is dense; a product with another value has low rank.
 
     Parameters
     ----------

@@ -1,9 +1,9 @@
 """Matrices with structure: what one has to define, and the rules that hold of all.
 
-A `Matrix` is a linear map that is applied along an axis of an array. From that come all
-products with arrays; a lazy `Product` and `Sum` come from two of them, where they have no
-closed form. A type whose entries are those of its leaves says so in ``entries``, and then
-what acts entry by entry acts on the leaves.
+A `Matrix` is a linear map that is applied along an axis of an array. All products with
+arrays come from that. Two matrices make a lazy `Product` or `Sum` where they have no closed
+form. A type whose entries are those of its leaves says so in ``entries``, and then functions
+that act entry by entry act on the leaves.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Matrix(Structured):
     r"""Base class of matrices with structure, or of stacks of them.
 
     A value of it has the shape (\*batch, n, m), and each of its leaves the same batch axes
-    in front. A subclass defines `aval`, `materialise`, `apply` and `transposed`, and what
-    else it knows better than its dense form.
+    in front. A subclass defines `aval`, `materialise`, `apply` and `transposed`, and
+    any other method for which it has something better than the dense form.
 
     Attributes
     ----------

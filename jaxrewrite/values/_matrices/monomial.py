@@ -1,6 +1,6 @@
 """Matrices with one entry a row and a column: `Diagonal`, `Identity`, `Permutation`.
 
-They are together because each is a closed form of something of the others: eigenvectors of
+They share a module because each is a closed form of some function of the others: eigenvectors of
 a diagonal matrix are a permutation, and an entry-by-entry product of permutations is a
 permutation with its rows scaled by a diagonal one.
 """
@@ -35,9 +35,9 @@ class Diagonal(Matrix):
     r"""A diagonal matrix, :math:`D_{ij} = d_i \delta_{ij}`, or a stack of them.
 
     Products, sums with its own kind, powers, solves, determinants, Cholesky factors and
-    eigenvalues of it take O(n). What acts entry by entry and is zero at zero keeps it,
-    as does a product, entry by entry, with any array. Products take what its zeros are
-    multiplied by to be finite, unless they are `strict_zeros`.
+    eigenvalues of it take O(n). Functions that act entry by entry and are zero at zero keep it,
+    as does a product, entry by entry, with any array. In products its zeros stay zeros, also times
+    infinity and NaN, unless the rules `strict_zeros` are in force.
 
     Attributes
     ----------

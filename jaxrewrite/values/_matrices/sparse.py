@@ -48,8 +48,8 @@ class Sparse(Matrix):
 
     ``BCOO`` holds the place :math:`(i_e, j_e)` of each entry, ``BCSR`` the entries row by
     row. Products with arrays, scaling of rows and columns, sums and products entry by
-    entry with another sparse matrix, slices, concatenation, and what acts entry by entry
-    and is zero at zero keep the format, and take what the entries take. A product of two
+    entry with another sparse matrix, slices, concatenation, and functions that act entry by
+    entry and are zero at zero keep the format, and take as long as the entries do. A product of two
     is lazy (a `Product`): that of `jax.experimental.sparse` compares all pairs of entries
     and has no gradient.
 

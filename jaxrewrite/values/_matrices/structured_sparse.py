@@ -32,8 +32,8 @@ class NMSparse(Matrix):
     dense one; gathering what each column needs of the other operand, which does fewer
     operations, took four times as long at 2048 x 2048 for one vector on a CPU, and twenty
     times for eight. The dense matrix is not kept for the backward pass, but made again.
-    Scaling, slices of whole groups, rows by their indices, and what acts entry by entry and
-    is zero at zero keep the structure.
+    Scaling, slices of whole groups, rows by their indices, and functions that act entry by entry and
+    are zero at zero keep the structure.
 
     The form is that of Mishra et al., `Accelerating Sparse Deep Neural Networks
     <https://arxiv.org/abs/2104.08378>`_.
