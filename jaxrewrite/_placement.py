@@ -55,8 +55,8 @@ def place_leaves(
 
     Each leaf is split as the type says, or, where it does not say and the leaf has
     the array's own shape, as the array; by ``default`` where that is not possible.
-    Where all are, the user is warned: that the numbers are elsewhere is no error,
-    but was not asked for.
+    Where that holds for all leaves, the user is warned: the numbers are then elsewhere
+    than was asked for, which is no error.
     """
     value = tree_map(_compat.leaf_aval, value)
     leaves = tree_leaves(value)

@@ -28,7 +28,7 @@ from ._traces import Rewriting, has_tracers
 
 
 # Programs of more equations than this are called by one equation where a jaxpr is
-# being made. To append a few is as quick, and leaves more to be read in the result.
+# being made. Appending a few is as quick, and the result shows more.
 _MANY = 32
 
 

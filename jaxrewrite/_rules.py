@@ -149,7 +149,7 @@ class _Dispatcher(Dispatcher):
 
     @classmethod
     def get_func_annotations(cls, func: Any) -> None:
-        """Of no signature: a primitive without operands has the empty one."""
+        """Nothing: `multipledispatch` would read them for the empty signature."""
 
 
 class Rules:
@@ -461,7 +461,7 @@ def _settled(
 
 
 class _Failure(NamedTuple):
-    """That a rule raised, which is not to decline."""
+    """The error that a rule raised. It has not declined."""
 
     error: Exception
 

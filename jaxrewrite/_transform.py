@@ -177,7 +177,7 @@ def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
     primitive = find_primitive(primitive)
     key = tuple(params.items())
     try:
-        # Of a "hi" primitive, one object that is equal to another may be of other avals.
+        # Two "hi" primitives may be equal, as objects, and yet be of different avals.
         is_hi = primitive.name == "call_hi_primitive"
         apply = _binder.__wrapped__(primitive, key) if is_hi else _binder(primitive, key)
     except TypeError:  # parameters that can't be hashed
@@ -250,7 +250,7 @@ class _Transformed:
             return self._fn(*args, **kwargs)
         results = staged(leaves)
         if staged.has_hollow and not (_compat.makes_jaxpr() or _compat.nothing_is_traced()):
-            # Under `jax.vmap` itself: it would not be told that this is a batch.
+            # `jax.vmap` batches leaves, and can't make a batch of a value that has none.
             return tree_map(
                 lambda x: dense(x) if is_hollow(x) else x, results, is_leaf=is_hollow
             )
@@ -275,7 +275,7 @@ class _Transformed:
         return _Transformed(fn, spec, self._rules, self._policy)
 
     def __reduce__(self) -> Any:
-        # By reference, as any function of a module, if it is the one of that name.
+        # A function that its module has under this name is pickled by reference.
         if _named(self._fn) is self:
             return self._fn.__qualname__
         return _transformed, (self._fn, self._filter_spec, self._rules, self._policy)

@@ -60,7 +60,7 @@ _CALLS = {
 def call_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     call = _CALLS[site.primitive.name]
     restaged = restage(
-        scope.rewriting, site.params[_compat.body_name(site.params)], operands, site
+        scope.rewriting, site.params[_compat.body_name(site.primitive)], operands, site
     )
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
@@ -85,7 +85,7 @@ def _leaf_params(
     restaged: Restaged,
 ) -> dict[str, Any]:
     params = site.params
-    body = _compat.body_name(params)
+    body = _compat.body_name(site.primitive)
     expanded = {body: restaged.closed if call.body_is_closed else restaged.jaxpr}
     for names, arrays, prefix in (
         (call.of_operands, operands, num_consts),

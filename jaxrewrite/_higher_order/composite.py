@@ -21,7 +21,7 @@ from .._value import is_value
 def composite_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     if not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
-    body = site.params[_compat.body_name(site.params)]
+    body = site.params[_compat.body_name(site.primitive)]
     restaged = restage(scope.rewriting, body, operands, site)
     leaves = [*scope.include(restaged), *tree_leaves(operands)]
     return tree_unflatten(restaged.out_tree, scope.run(restaged.jaxpr, leaves, site))

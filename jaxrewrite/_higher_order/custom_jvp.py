@@ -64,7 +64,7 @@ def custom_jvp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
             ]
 
     fn = jax.custom_jvp(call)
-    # So that it is known of which values no tangent is needed.
+    # Symbolic zeros say which values need no tangent.
     fn.defjvp(rule, symbolic_zeros=True)
     consts = scope.include(restaged)
     results = scope.add_call(fn, [*consts, *tree_leaves(operands)], site)

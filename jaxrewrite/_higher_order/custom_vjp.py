@@ -51,7 +51,7 @@ def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         operands = tree_unflatten(in_tree, leaves[num_hoisted:])
         of_operands = chunks([arg.perturbed for arg in args[num_hoisted:]], operands)
         perturbed = [any(own) for own in of_operands]
-        # Without symbolic zeros the rule hears that all may be perturbed.
+        # A rule without symbolic zeros is told that all operands may be perturbed.
         nonzero = [not symbolic or is_perturbed for is_perturbed in perturbed]
         with noting(site, operands):
             residuals, primals = _apply_forward(
@@ -87,7 +87,7 @@ def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         return (*[None] * num_hoisted, *(ct for own in of_leaves for ct in own))
 
     fn = jax.custom_vjp(call)
-    # So that it is known of which values no cotangent is needed.
+    # Symbolic zeros say which values need no cotangent.
     fn.defvjp(forward, backward, symbolic_zeros=True)
     consts = scope.include(restaged)
     results = scope.add_call(fn, [*consts, *tree_leaves(operands)], site)
@@ -151,8 +151,8 @@ def _apply_backward(
 ) -> list[Any]:
     """The user's backward rule on values: cotangents, ``None`` where there is none.
 
-    A Python function. It is called with what is there if that is arrays, and
-    traced on arrays if there are values to rewrite it for.
+    The rule is a Python function. It is called if all its operands are arrays, and
+    traced and rewritten if some are values.
     """
     bwd = site.params["bwd"]
     operands = [*residuals, *cotangents]
