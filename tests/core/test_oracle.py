@@ -52,27 +52,54 @@ few_kinds = pytest.mark.parametrize(
 )
 
 
+# Without jit, the others are for the long run too.
+one_kind = pytest.mark.parametrize(
+    "kind",
+    [k if k == "lora" else pytest.param(k, marks=pytest.mark.slow) for k in OWN],
+)
+
+
+def check_together(names, value, rtol):
+    """Some functions, compiled as one program."""
+    everything = lambda v: {name: FUNCTIONS[name](v) for name in names}
+    got = jax.jit(transform(everything))(value)
+    want = jax.jit(everything)(jaxrewrite.materialise(value))
+    for name in names:
+        check(got[name], want[name], rtol)
+
+
 @kinds
+def test_forward(kind, bulk):
+    check_together(FUNCTIONS, make(kind), 2e-5)
+
+
+@one_kind
 @names
-def test_forward(name, kind, bulk):
+def test_forward_without_jit(name, kind, bulk):
     value, fn = make(kind), FUNCTIONS[name]
-    want = fn(jaxrewrite.materialise(value))
-    check(transform(fn)(value), want, 2e-5)
-    check(jax.jit(transform(fn))(value), want, 2e-5)
+    check(transform(fn)(value), fn(jaxrewrite.materialise(value)), 2e-5)
 
 
 @few_kinds
-@names
-def test_gradient_with_respect_to_leaves(name, kind, bulk):
-    value, fn = make(kind), FUNCTIONS[name]
-    of_value = jax.jit(jax.grad(summed(transform(fn)), allow_int=True))(value)
-    of_dense = jax.jit(
-        jax.grad(summed(lambda v: fn(jaxrewrite.materialise(v))), allow_int=True)
-    )(value)
-    for g, w in zip(jax.tree.leaves(of_value), jax.tree.leaves(of_dense), strict=True):
+def test_gradient_with_respect_to_leaves(kind, bulk):
+    def gradients(wrapped):
+        return jax.jit(
+            lambda v: {
+                name: jax.grad(summed(wrapped(fn)), allow_int=True)(v)
+                for name, fn in FUNCTIONS.items()
+            }
+        )
+
+    value = make(kind)
+    of_value = gradients(transform)(value)
+    of_dense = gradients(lambda fn: lambda v: fn(jaxrewrite.materialise(v)))(value)
+    for (path, g), w in zip(
+        jax.tree.leaves_with_path(of_value), jax.tree.leaves(of_dense), strict=True
+    ):
         assert g.dtype == w.dtype
         if g.dtype != jax.dtypes.float0:
-            np.testing.assert_allclose(g, w, rtol=2e-4, atol=2e-5)
+            where = jax.tree_util.keystr(path)
+            np.testing.assert_allclose(g, w, rtol=2e-4, atol=2e-5, err_msg=where)
 
 
 SOME = ["sin", "mul self", "matmul", "softmax", "transpose", "jit", "several"]
@@ -80,7 +107,7 @@ SOME = ["sin", "mul self", "matmul", "softmax", "transpose", "jit", "several"]
 
 @few_kinds
 @pytest.mark.parametrize("name", SOME)
-def test_modes(name, kind):
+def test_modes(name, kind, leak_checks):
     """vmap, jvp, grad and jit, inside and outside; leak checks on."""
     value, fn = make(kind), FUNCTIONS[name]
     dense = jaxrewrite.materialise(value)
@@ -116,19 +143,15 @@ def test_modes(name, kind):
 def test_odd_shapes(kind, shape, bulk):
     if kind == "lora_of_zeros":
         pytest.skip("zeros of any shape are zeros")
-    value = make(kind, shape)
-    dense = jaxrewrite.materialise(value)
-    for name in set(FUNCTIONS) - (NEEDS_ROWS if 0 in shape else set()):
-        check(jax.jit(transform(FUNCTIONS[name]))(value), FUNCTIONS[name](dense), 2e-5)
+    names = FUNCTIONS.keys() - (NEEDS_ROWS if 0 in shape else set())
+    check_together(names, make(kind, shape), 2e-5)
 
 
 @kinds
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_dtypes(kind, dtype, bulk):
-    value = make(kind, dtype=dtype)
-    dense = jaxrewrite.materialise(value)
-    for name in ("sin", "add", "mul scalar", "matmul", "transpose", "sum rows", "where"):
-        check(transform(FUNCTIONS[name])(value), FUNCTIONS[name](dense), 0.1)
+    names = ("sin", "add", "mul scalar", "matmul", "transpose", "sum rows", "where")
+    check_together(names, make(kind, dtype=dtype), 0.1)
 
 
 @kinds

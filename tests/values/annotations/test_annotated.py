@@ -467,17 +467,13 @@ BOUNDED_BRIEFLY = [
 @pytest.fixture(scope="module")
 def compiled():
     """Both the bounds and the numbers of some of the programs."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    jax.config.update("jax_check_tracer_leaks", False)
 
     @functools.cache
     def compile_once(names):
         together = lambda x: {name: BOUNDED[name](x) for name in names}
         return jax.jit(run(together)), jax.jit(together)
 
-    yield compile_once
-    jax.config.update("jax_check_tracer_leaks", True)
-    jax.config.update("jax_disable_most_optimizations", False)
+    return compile_once
 
 
 def check_bounds(bounds, values):
