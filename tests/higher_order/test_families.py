@@ -105,13 +105,13 @@ def check_tangents_inside(fn, v):
 def check_batched(fn, v):
     batch = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), v)
     xs = jnp.stack([X, 0.5 * X])
-    for axes in ((None, 0), (0, 0)):
-        operands = (v if axes[0] is None else batch, xs)
-        want = jax.vmap(dense_of(fn), axes)(*operands)
-        same(jax.vmap(implicit_of(fn), axes)(*operands), want)
-    same(
-        transform(jax.vmap(fn, (None, 0)))(v, xs), jax.vmap(dense_of(fn), (None, 0))(v, xs)
-    )
+
+    def ways(of, inside):
+        shared, each = jax.vmap(of(fn), (None, 0)), jax.vmap(of(fn), (0, 0))
+        return jax.jit(lambda: (shared(v, xs), each(batch, xs), inside(v, xs)))()
+
+    got = ways(implicit_of, implicit_of(jax.vmap(fn, (None, 0))))
+    same(got, ways(dense_of, jax.vmap(dense_of(fn), (None, 0))))
 
 
 def check_second_derivative(fn, v):
@@ -140,7 +140,6 @@ def kinds(*often):
 
 
 some = kinds("lora", "zero", "lora_of_quantised")
-few = kinds("lora", "zero")
 one = kinds("lora")
 
 
@@ -156,7 +155,7 @@ def test_forward_without_jit(name, kind, bulk):
     check_forward_without_jit(FAMILIES[name].fn, make(kind))
 
 
-@few
+@one
 @pytest.mark.parametrize("name", without("reverse"))
 def test_gradient(name, kind, bulk):
     check_gradient(FAMILIES[name].fn, make(kind))
@@ -168,7 +167,7 @@ def test_gradient_inside(name, kind, bulk):
     check_gradient_inside(FAMILIES[name].fn, make(kind))
 
 
-@few
+@one
 @pytest.mark.parametrize("name", without("forward"))
 def test_tangents(name, kind, bulk):
     check_tangents(FAMILIES[name].fn, make(kind))
@@ -186,12 +185,7 @@ def test_batched(name, kind, bulk):
     check_batched(FAMILIES[name].fn, make(kind))
 
 
-@pytest.mark.parametrize("name", without("reverse", "second"))
-def test_second_derivative(name, bulk):
-    check_second_derivative(FAMILIES[name].fn, make("lora"))
-
-
-# One family a primitive, or nearly so; checks for leaks take their time.
+# One family a primitive, or nearly so, for what takes its time.
 WATCHED = {
     *("scan const", "scan carry grows dense", "scan ys", "while carry", "switch", "jit"),
     *(
@@ -205,17 +199,26 @@ WATCHED = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in WATCHED else pytest.param(name, marks=pytest.mark.slow)
-        for name in without("leak checks")
-    ],
-)
+def watched(*modes):
+    """The families that go through these modes; the others are for the long run."""
+    return pytest.mark.parametrize(
+        "name",
+        [
+            name if name in WATCHED else pytest.param(name, marks=pytest.mark.slow)
+            for name in without(*modes)
+        ],
+    )
+
+
+@watched("reverse", "second")
+def test_second_derivative(name, bulk):
+    check_second_derivative(FAMILIES[name].fn, make("lora"))
+
+
+@watched("leak checks")
 def test_no_tracer_leaks(name, leak_checks):
     """With JAX's leak checks on: forward and, outside of jit, the gradient."""
     family, v = FAMILIES[name], make("lora")
-    check_forward(family.fn, v)
     check_forward_without_jit(family.fn, v)
     if "reverse" not in family.without:
         check_gradient_without_jit(family.fn, v)

@@ -17,6 +17,10 @@ def value(name, seed=0):
 
 
 NAMES = [name for name in CASES if isinstance(value(name), Matrix)]
+names = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if CASES[n].variant else n for n in NAMES],
+)
 X = jnp.arange(8.0).reshape(4, 2) / 4
 
 # Programs that keep every one of them implicit.
@@ -65,16 +69,13 @@ EXCEPT = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@names
 def test_stays_implicit(name, bulk):
     v = value(name)
     fns = {key: fn for key, fn in KEPT.items() if (name, key) not in EXCEPT}
-    for key, fn in fns.items():
-        try:
-            jaxrewrite.make_jaxpr(fn, materialise="forbid")(v)
-        except jaxrewrite.MaterialisationError as error:
-            raise AssertionError(f"{name} becomes dense in {key!r}") from error
-    implicit = jaxrewrite.transform(lambda v: {k: fn(v) for k, fn in fns.items()})
+    implicit = jaxrewrite.transform(
+        lambda v: {k: fn(v) for k, fn in fns.items()}, materialise="forbid"
+    )
     got = jax.jit(lambda v: jaxrewrite.materialise(implicit(v)))(v)
     dense = jaxrewrite.materialise(v)
     want = jax.jit(lambda v: {k: fn(v) for k, fn in fns.items()})(dense)
@@ -82,17 +83,15 @@ def test_stays_implicit(name, bulk):
     same(got, want, 2e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@names
 def test_single_rows_and_entries(name, bulk):
     """Of types that know their entries."""
     v = value(name)
     if type(v).at is Matrix.at:
         pytest.skip("it knows no single entries")
     fn = lambda v, i: (v[1], v[:, 2], v[3, 0], v[i], v[i, i], v[1, 1:3], jnp.diagonal(v))
-    got = jaxrewrite.transform(fn, materialise="forbid")(v, 2)
-    same(got, fn(jaxrewrite.materialise(v), 2), 1e-6)
     got = jax.jit(jaxrewrite.transform(fn, materialise="forbid"))(v, 2)
-    same(got, fn(jaxrewrite.materialise(v), 2), 1e-6)
+    same(got, jax.jit(fn)(jaxrewrite.materialise(v), 2), 1e-6)
 
 
 @jax.custom_jvp
@@ -103,7 +102,7 @@ def straight_through(x):
 straight_through.defjvp(lambda xs, ts: (straight_through(*xs), 3 * ts[0]))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@names
 def test_custom_rules_keep_entries(name, bulk):
     """The result of a custom rule is a value, and its derivative that of the rule.
 
@@ -151,7 +150,7 @@ STACKS = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@names
 def test_stacks(name, bulk):
     v, dense = stack_of(name)
     assert v.shape == (3, 4, 4)
