@@ -654,7 +654,6 @@ def gather(b):
         f"lax.dynamic_index_in_dim({x}, jnp.int32({b.s.choice((0, 1, 9))}), {axis})",
         f"lax.dynamic_slice_in_dim({x}, jnp.int32({b.s.choice((0, 1))}), 1, {axis})",
         f"{x}[idx({b.s.seed()}, {n})]",
-        f"jnp.compress(np.arange({n}) % 2 == 0, {x}, axis=0)",
     ]
     if v.ndim >= 2:
         m = v.shape[1]
