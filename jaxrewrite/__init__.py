@@ -19,11 +19,12 @@ from ._transform import bind as bind, make_jaxpr as make_jaxpr, transform as tra
 from ._value import Value as Value, field as field, same_structure as same_structure
 
 
-# Imported for its side effect: it registers the handlers of higher-order primitives.
-from . import _higher_order  # isort: skip
+# Imported for their side effects: they register what becomes of values in primitives
+# with jaxprs inside, and in those that move arrays.
+from . import _collectives, _higher_order  # isort: skip
 
 
-del _higher_order
+del _collectives, _higher_order
 
 
 def __getattr__(name: str) -> object:

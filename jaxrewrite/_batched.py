@@ -45,6 +45,9 @@ class Batched(ArrayValue):
         each has a leading axis of ``length``. It is not to be used by itself.
     length
         The number of elements.
+    ndims
+        How many axes each leaf of one element has, which says what `jax.vmap` has done: a
+        stack that has left it has more axes in front, one inside of it is an element.
 
     Raises
     ------
@@ -54,6 +57,7 @@ class Batched(ArrayValue):
 
     element: Value
     length: int = field(static=True)
+    ndims: tuple[int, ...] = field(static=True, default=(), kw_only=True, repr=False)
 
     # The element's shape and dtype mean nothing while its leaves are stacked.
     _is_whole: ClassVar[bool] = True
@@ -70,23 +74,53 @@ class Batched(ArrayValue):
                     f"{shape}, without a leading axis of {self.length}."
                 )
 
+        ndims = [_compat.leaf_aval(leaf).ndim - 1 for leaf in tree_leaves(self.element)]
+        object.__setattr__(self, "ndims", tuple(ndims))
+
+    def axes(self) -> tuple[int, ...]:
+        """The lengths of the leading axes: the own one, after those of `jax.vmap`."""
+        shapes = [_compat.leaf_aval(leaf).shape for leaf in tree_leaves(self.element)]
+        axes = {
+            shape[: len(shape) - ndim]
+            for shape, ndim in zip(shapes, self.ndims, strict=True)
+        }
+        if len(axes) > 1:
+            raise ValueError(
+                f"Batched: leaves of its {type(self.element).__name__} have leading axes "
+                f"{' and '.join(map(str, sorted(axes)))}. Each leaf needs them: see in_axes."
+            )
+        return axes.pop() if axes else (self.length,)
+
     def aval(self) -> Any:
-        one = aval_of(sliced(self.element, self.length))
-        return _compat.with_leading_axis(one, self.length)
+        axes = self.axes()
+        one = self.element
+        for length in axes:
+            one = sliced(one, length)
+        aval = aval_of(one)
+        for length in reversed(axes):
+            aval = _compat.with_leading_axis(aval, length)
+        return aval
 
     def materialise(self) -> Any:
         leaves, treedef = tree_flatten(self.element)
 
-        def one(leaves: list[Any]) -> Any:
+        def dense(leaves: list[Any]) -> Any:
             return materialise(tree_unflatten(treedef, leaves))
 
-        return jax.vmap(one, axis_size=self.length)(leaves)
+        for length in reversed(self.axes()):
+            dense = jax.vmap(dense, axis_size=length)
+        return dense(leaves)
 
     def unstacked(self) -> Any:
-        return self.element
+        # Of an element without leaves nothing has been sliced.
+        return self if self.ndims and self.axes() else self.element
 
 
 # What leaves every element whole keeps the stack: it acts on the leading axis alone.
+
+
+def _is_one_stack(v: Batched) -> bool:
+    return len(v.axes()) == 1
 
 
 def _map_leaves(fn: Callable[[Any], Any], v: Batched, length: int) -> Batched:
@@ -98,7 +132,7 @@ def _(v: Batched, *, start_indices: Any, limit_indices: Any, strides: Any) -> An
     start, limit = start_indices[0], limit_indices[0]
     stride = 1 if strides is None else strides[0]
     parts = any(start_indices[1:]) or tuple(limit_indices[1:]) != v.shape[1:]
-    if parts or (strides is not None and set(strides[1:]) - {1}):
+    if not _is_one_stack(v) or parts or (strides is not None and set(strides[1:]) - {1}):
         return NotImplemented
     cut = functools.partial(
         lax.slice_in_dim, start_index=start, limit_index=limit, stride=stride
@@ -108,7 +142,7 @@ def _(v: Batched, *, start_indices: Any, limit_indices: Any, strides: Any) -> An
 
 @register(lax.dynamic_slice_p)
 def _(v: Batched, start: ArrayLike, *starts: ArrayLike, slice_sizes: Any) -> Any:
-    if tuple(slice_sizes[1:]) != v.shape[1:]:
+    if not _is_one_stack(v) or tuple(slice_sizes[1:]) != v.shape[1:]:
         return NotImplemented
     cut = functools.partial(
         lax.dynamic_slice_in_dim, start_index=start, slice_size=slice_sizes[0]
@@ -118,14 +152,14 @@ def _(v: Batched, start: ArrayLike, *starts: ArrayLike, slice_sizes: Any) -> Any
 
 @register(lax.rev_p)
 def _(v: Batched, *, dimensions: Any) -> Any:
-    if tuple(dimensions) != (0,):
+    if not _is_one_stack(v) or tuple(dimensions) != (0,):
         return NotImplemented
     return _map_leaves(lambda leaf: lax.rev(leaf, (0,)), v, v.length)
 
 
 @register(lax.squeeze_p)
 def _(v: Batched, *, dimensions: Any) -> Any:
-    if tuple(dimensions) != (0,):
+    if not _is_one_stack(v) or tuple(dimensions) != (0,):
         return NotImplemented
     return tree_map(lambda leaf: lax.squeeze(leaf, (0,)), v.element)
 

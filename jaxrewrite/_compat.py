@@ -6,6 +6,7 @@ rest of the package needs of it is one small function below.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
@@ -30,6 +31,9 @@ from jax._src.config import trace_context as jax_trace_context
 # DynamicJaxprTrace: a jaxpr is being made (jit, scan, make_jaxpr).
 # current_jaxpr_eqn_context: what `eqn.ctx` would be for an equation made now.
 from jax._src.core import EvalTrace, current_jaxpr_eqn_context, trace_ctx
+
+# What JAX checks of a rule for `jax.custom_batching.custom_vmap`, in its own words.
+from jax._src.custom_batching import check_vmap_rule_trees as check_vmap_rule_trees
 
 # Eager JAX compiles each primitive once per parameters and keeps it here. Used
 # so that eager programs share those executables and skip `Primitive.bind`.
@@ -124,6 +128,18 @@ def is_plain(aval: Any) -> bool:
     )
 
 
+def mesh_of(avals: Iterable[Any]) -> Any:
+    """A context manager: the mesh that arrays of these avals are on, if on any.
+
+    Another one than that of the program around them where some of its axes are left to
+    the compiler for a while (`jax.sharding.auto_axes`).
+    """
+    for aval in avals:
+        if isinstance(aval, ShapedArray) and not aval.sharding.mesh.empty:
+            return jax.sharding.use_abstract_mesh(aval.sharding.mesh)
+    return contextlib.nullcontext()
+
+
 def varying_axes(aval: Any) -> frozenset[Any]:
     """The axes of a mesh over which an array varies, within `jax.shard_map`."""
     is_array = isinstance(aval, ShapedArray)
@@ -134,6 +150,14 @@ def strong(aval: Any) -> Any:
     """The aval without its weak type, which a loop's carry can't keep."""
     is_weak = isinstance(aval, ShapedArray) and aval.weak_type
     return aval.update(weak_type=False) if is_weak else aval
+
+
+def as_strong_as(array: Any, aval: Any) -> Any:
+    """The array, with a type that is not weak where that of ``aval`` is none."""
+    is_weak = getattr(leaf_aval(array), "weak_type", False)
+    if is_weak and not getattr(aval, "weak_type", False):
+        return jax.lax.convert_element_type(array, aval.dtype)
+    return array
 
 
 def without_leading_axis(aval: Any, length: int) -> Any:
@@ -176,7 +200,8 @@ def primitives_by_name() -> dict[str, Primitive]:
 
 def result_avals(eqn: JaxprEqn, avals: Sequence[Any]) -> list[Any]:
     """The avals that an equation's primitive would give for operands of these."""
-    out, _ = eqn.primitive.abstract_eval(*avals, **eqn.params)
+    with eqn.ctx.manager:
+        out, _ = eqn.primitive.abstract_eval(*avals, **eqn.params)
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
@@ -243,6 +268,43 @@ def has_high_parameters(
 def name_of(jaxpr: Any) -> str:
     """The name of the function that a jaxpr, closed or not, was traced from."""
     return getattr(jaxpr, "jaxpr", jaxpr).debug_info.func_name
+
+
+def fingerprint(jaxpr: Any) -> Any:
+    """What a jaxpr, closed or not, does and which function it is of; hashable.
+
+    Equal for two traces of one function on the same avals. The function is part of it, by
+    file and line, because a custom derivative can't be compared otherwise.
+    """
+    closed, jaxpr = jaxpr, getattr(jaxpr, "jaxpr", jaxpr)
+    numbers: dict[Any, int] = {}
+
+    def of_atom(atom: Any) -> Any:
+        if type(atom) is Literal:
+            return repr(atom.val), str(atom.aval)
+        return numbers.setdefault(atom, len(numbers)), str(atom.aval)
+
+    def of_param(param: Any) -> Any:
+        if hasattr(param, "eqns"):
+            return fingerprint(param)
+        if isinstance(param, (tuple, list)):
+            return tuple(map(of_param, param))
+        return str(param)
+
+    def of_eqn(eqn: JaxprEqn) -> Any:
+        params = [
+            (name, of_param(param))
+            for name, param in eqn.params.items()
+            if name != "jvp_jaxpr_fun"  # of which there is one for each trace
+        ]
+        ins, outs = map(of_atom, eqn.invars), map(of_atom, eqn.outvars)
+        return eqn.primitive.name, tuple(params), tuple(ins), tuple(outs)
+
+    origin = jaxpr.debug_info.func_src_info
+    consts = tuple(map(str, getattr(closed, "consts", ())))
+    ins = tuple(map(of_atom, jaxpr.invars))
+    eqns = tuple(map(of_eqn, jaxpr.eqns))
+    return origin, consts, ins, eqns, tuple(map(of_atom, jaxpr.outvars))
 
 
 def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
@@ -335,6 +397,53 @@ def body_name(params: Mapping[str, Any]) -> str:
     return "call_jaxpr" if "call_jaxpr" in params else "jaxpr"
 
 
+def can_be_expanded(eqn: JaxprEqn) -> bool:
+    """Whether the expansion and `jvp` of a "hi" primitive say all that it does.
+
+    Not where it holds references or types of its own, and not where it has a backward
+    rule which is not its `jvp`, transposed. Before JAX 0.11 no function of JAX makes one.
+    """
+    primitive = eqn.params["_prim"]
+    cls = type(primitive)
+    if not _ONE_JAXPR_CLASS:
+        return False
+    avals: list[Any] = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
+    if not all(isinstance(aval, ShapedArray) for aval in avals):
+        return False
+    is_differentiable = any(
+        jax.numpy.issubdtype(aval.dtype, jax.numpy.inexact)
+        for aval in avals[len(eqn.invars) :]
+    )
+    from jax._src import hijax
+
+    derived: list[Any] = [getattr(hijax, name) for name in ("vjp_from_jvp", "vjp_from_lin")]
+    of_jvp = [rules.vjp_fwd for rules in derived]
+    return not is_differentiable or cls.vjp_fwd in of_jvp
+
+
+def expand(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """What a "hi" primitive is in terms of other primitives."""
+    return list(eqn.primitive.to_lojax(*operands, **eqn.params))
+
+
+def differentiate(
+    eqn: JaxprEqn, primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
+    """The results of a "hi" primitive and their tangents, by its own rule.
+
+    Zeros are those of `jax.custom_jvp`, of either kind in what is returned.
+    """
+    from jax._src.interpreters.ad import primitive_jvps
+
+    given = [Zero(t.aval) if isinstance(t, SymbolicZero) else t for t in tangents]
+    results, result_tangents = primitive_jvps[eqn.primitive](
+        list(primals), given, **eqn.params
+    )
+    return list(results), [
+        SymbolicZero(t.aval) if isinstance(t, Zero) else t for t in result_tangents
+    ]
+
+
 def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:
     """Call the backward rule of a custom_vjp equation; ``None`` for zeros."""
     returned = bwd.call_wrapped(*operands)
@@ -392,6 +501,8 @@ def bind_eqn(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """Apply an equation's primitive to operands, as JAX would."""
     primitive = eqn.primitive
     out = primitive.bind(*operands, **primitive.get_bind_params(eqn.params))
+    if not eqn.outvars:
+        return ()  # JAX 0.10 batches `dce_sink` to its operand
     return out if primitive.multiple_results else (out,)
 
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
-from jax.tree_util import PyTreeDef, tree_map, tree_unflatten
+from jax.tree_util import tree_map
 
-from . import _compat
-from ._errors import MaterialisationError
-from ._transform import transform
-from ._value import Value, aval_of, is_value, layer
+from ._transform import dense
+from ._value import is_value
 
 
 def materialise(tree: Any) -> Any:
@@ -43,36 +39,4 @@ def materialise(tree: Any) -> Any:
     >>> jaxrewrite.materialise({"nested": Shifted(Shifted(jnp.zeros(2)))})
     {'nested': Array([2., 2.], dtype=float32)}
     """
-    return tree_map(lambda x: _dense(x) if is_value(x) else x, tree, is_leaf=is_value)
-
-
-def _dense(value: Value) -> Any:
-    expected = aval_of(value)
-    dense: Any = value
-    while is_value(dense):
-        leaves, treedef = layer(dense)
-        name = type(dense).__name__
-        try:
-            if any(map(is_value, leaves)):
-                dense = transform(_materialiser(treedef), materialise="allow")(*leaves)
-            else:
-                dense = dense.materialise()
-        except MaterialisationError:
-            raise
-        except Exception as error:
-            raise MaterialisationError(f"{name} can't be made dense: {error}") from error
-    aval = _compat.leaf_aval(dense)
-    if not _compat.same_array_type(aval, expected):
-        raise MaterialisationError(
-            f"{type(value).__name__}.materialise returned {_compat.short(aval)} where its "
-            f"aval says {_compat.short(expected)}."
-        )
-    return dense
-
-
-@functools.lru_cache(256)
-def _materialiser(treedef: PyTreeDef) -> Callable[..., Any]:
-    def materialise(*leaves: Any) -> Any:
-        return tree_unflatten(treedef, leaves).materialise()
-
-    return materialise
+    return tree_map(lambda x: dense(x) if is_value(x) else x, tree, is_leaf=is_value)

@@ -21,6 +21,7 @@ equation with a value operand, and is dispatched in its turn.
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -64,32 +65,37 @@ class Adapter(Protocol):
     ) -> list[Any]: ...
 
 
-# Primitives that return their operands unchanged, as mathematics goes. Applied
-# to each leaf they keep any value as it is.
-_IDENTITIES = frozenset(
-    {
-        "copy",
-        "copy_p",
-        "name",
-        "optimization_barrier",
-        "pvary",
-        "stop_gradient",
-        "xla_metadata_value",
-    }
-)
+# Primitives that return their operands unchanged, as mathematics goes, or move them
+# as a whole: values need not be dense for them. Asked after a type's ``default``.
+keepers: dict[str, Handler] = {}
 
 
 class Notice(NamedTuple):
-    """That a value became dense, and in which line of the user's."""
+    """What the user is told, by default that a value became dense, and of which line."""
 
     message: str
     file: str
     line: int
+    category: type[Warning] = MaterialisationWarning
+
+
+class _Collected(threading.local):
+    """What is to be said of the rule that is being traced, and of those around it."""
+
+    def __init__(self) -> None:
+        self.stack: list[list[Notice]] = []
+
+
+_collected = _Collected()
 
 
 def warn(those: Iterable[Notice]) -> None:
-    for message, file, line in those:
-        warnings.warn_explicit(message, MaterialisationWarning, file, line)
+    """Warn the user, or, while a rule is traced, whoever applies it."""
+    if _collected.stack:
+        _collected.stack[-1].extend(those)
+        return
+    for message, file, line, category in those:
+        warnings.warn_explicit(message, category, file, line)
 
 
 class Applied(NamedTuple):
@@ -142,12 +148,17 @@ class _Flat(NamedTuple):
 
 
 class _Traced(NamedTuple):
-    """What a function on values does, as equations on their leaves."""
+    """What a function on values does, as equations on their leaves.
+
+    ``dense_results`` has variables that are results, and which; ``notices`` is what a
+    transform in the function would have said, to be said of the equation instead.
+    """
 
     jaxpr: Jaxpr
     consts: list[Any]
     out_tree: PyTreeDef
-    dense_results: list[tuple[Any, int]]  # a variable that is a result, and which
+    dense_results: list[tuple[Any, int]]
+    notices: list[Notice]
 
 
 class Reason(NamedTuple):
@@ -273,8 +284,13 @@ class Rewriting:
             return result_leaves
 
         debug_info = _compat.new_debug_info(name)
-        with use_settings(self.settings), flat.ctx.manager:
-            jaxpr, consts = _compat.trace_to_jaxpr(on_leaves, flat.avals, debug_info)
+        notices: list[Notice] = []
+        _collected.stack.append(notices)
+        try:
+            with use_settings(self.settings), flat.ctx.manager:
+                jaxpr, consts = _compat.trace_to_jaxpr(on_leaves, flat.avals, debug_info)
+        finally:
+            _collected.stack.pop()
         (out_tree,) = out
         if out_tree is NotImplemented:
             return NotImplemented
@@ -284,7 +300,7 @@ class Rewriting:
             if type(result) is Var and result in produced:
                 produced.remove(result)
                 dense_results.append((result, i))
-        return _Traced(jaxpr, consts, out_tree, dense_results)
+        return _Traced(jaxpr, consts, out_tree, dense_results, notices)
 
 
 # What bodies became, kept with the body; what rules did, with the nearest table.
@@ -498,8 +514,11 @@ class Scope:
             if results is not NotImplemented:
                 return results
             self.changed = True
-            if primitive.name in _IDENTITIES:
-                return self.map_leaves(eqn, operands, origin)
+            keeper = keepers.get(primitive.name)
+            if keeper is not None:
+                results = keeper(self, eqn, list(operands), origin)
+                if results is not NotImplemented:
+                    return results
             operands = self.materialise_operands(eqn, operands, origin)
             if primitive in self.rewriting.dense_primitives and origin is None:
                 return self._apply(eqn, operands, outvars, origin)
@@ -547,17 +566,21 @@ class Scope:
         outvars: Sequence[Var],
         origin: SourceInfo | None,
     ) -> Any:
-        """Add what the one default among the values' types makes of an equation."""
-        owners = {
-            type(v).default: type(v) for v in values if type(v).default is not Value.default
-        }
-        if not owners:
+        """Add what the one default among the values' types makes of an equation.
+
+        Of several it is that of the outermost type.
+        """
+        types = [type(v) for v in values if type(v).default is not Value.default]
+        if not types:
             return NotImplemented
+        outermost = max(cls.outer for cls in types)
+        owners = {cls.default: cls for cls in types if cls.outer == outermost}
         if len(owners) > 1:
             names = " and ".join(owner.__name__ for owner in owners.values())
             raise TypeError(
                 f"Primitive {eqn.primitive.name!r} has no rule for these operands, and "
-                f"{names} each have a default of their own. Register a rule for the pair."
+                f"{names} each have a default of their own. Register a rule for the pair, or "
+                "say which class is the outer one, by a higher outer = ..."
             )
         ((default, owner),) = owners.items()
 
@@ -606,6 +629,8 @@ class Scope:
         traced = self.rewriting.recall(key, flat, find)
         if traced is NotImplemented:
             return NotImplemented
+        for notice in traced.notices:
+            self.notice(notice.message, eqn, origin, notice.category)
         targets = {
             var: outvars[i]
             for var, i in traced.dense_results
@@ -652,6 +677,14 @@ class Scope:
             results += outvars
         return tree_unflatten(treedef, results)
 
+    def sink_leaves(
+        self, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
+    ) -> list[Any]:
+        """Apply a primitive that takes one operand and has no result to each leaf."""
+        for leaf in tree_leaves(list(operands)):
+            self.copy(eqn, [leaf], [], origin)
+        return []
+
     # --- materialising --------------------------------------------------------
 
     def materialise_operands(
@@ -687,10 +720,20 @@ class Scope:
                 f"{reason.on(eqn, cls)}, which is made dense. {remedy}, or pass "
                 "materialise='allow' if this is meant."
             )
-            where = _compat.source_location(eqn.source_info)
-            file, line, _ = where or ("<unknown>", 0, "")
-            self._warnings[Notice(message, file, line)] = None
+            self.notice(message, eqn, origin)
         return dense
+
+    def notice(
+        self,
+        message: str,
+        eqn: JaxprEqn,
+        origin: SourceInfo | None = None,
+        category: type[Warning] = MaterialisationWarning,
+    ) -> None:
+        """Warn, once the program is known, with the user's line of an equation."""
+        where = _compat.source_location(origin or eqn.source_info)
+        file, line, _ = where or ("<unknown>", 0, "")
+        self._warnings[Notice(message, file, line, category)] = None
 
     def _materialised(
         self, value: Value, eqn: JaxprEqn, origin: SourceInfo | None, reason: Reason
@@ -710,7 +753,8 @@ class Scope:
                 ) from error
 
         def check(dense: Any) -> list[Any]:
-            return [_checked(dense, aval, f"{cls.__name__}.materialise", "its aval says")]
+            dense = _checked(dense, aval, f"{cls.__name__}.materialise", "its aval says")
+            return [dense if is_value(dense) else _compat.as_strong_as(dense, aval)]
 
         dense = value
         outvars = [Var(aval)]
@@ -720,6 +764,23 @@ class Scope:
             outvars = [Var(aval)]
         self._dense[id(value)] = value, dense
         return dense
+
+
+keepers.update(
+    dict.fromkeys(
+        (
+            "copy",
+            "copy_p",
+            "name",
+            "optimization_barrier",
+            "pvary",
+            "stop_gradient",
+            "xla_metadata_value",
+        ),
+        Scope.map_leaves,
+    )
+)
+keepers["dce_sink"] = Scope.sink_leaves
 
 
 def _read(env: Mapping[Any, Any], atom: Any) -> Any:

@@ -36,7 +36,7 @@ from ._rewrite import (
     warn,
 )
 from ._settings import Settings, use_settings
-from ._value import aval_of, avals_of, is_value
+from ._value import aval_of, avals_of, is_hollow, is_value
 
 
 class Arguments(NamedTuple):
@@ -64,6 +64,8 @@ class Staged(NamedTuple):
     out_positions: list[int]
     # For rules that close over arrays; ``None`` where there are no such rules.
     staging: Staging | None
+    # Whether there are values among the results that have no leaves.
+    has_hollow: bool
 
     def is_spent(self) -> bool:
         """Whether the program holds arrays of a call that has ended."""
@@ -118,6 +120,7 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
         statics if any(is_static) else None,
         [i for i, s in enumerate(is_static) if not s],
         _staging(whole, consts, inputs.likes),
+        any(map(is_hollow, tree_leaves(tree_unflatten(out_tree, results), is_hollow))),
     )
 
 

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.tree_util import tree_flatten, tree_leaves, tree_structure, treedef_is_leaf
+import numpy as np
+from jax.tree_util import (
+    PyTreeDef,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_structure,
+    tree_unflatten,
+    treedef_is_leaf,
+)
 
 from . import _compat
 from ._caches import BoundedCache, WeakCaches
 from ._compat import Primitive
+from ._errors import MaterialisationError
 from ._rules import Rules, find_primitive
 from ._settings import Settings, check_policy, current_settings
 from ._stage import Arguments, stage
-from ._value import check_static_fields, is_value, no_pytree
+from ._value import (
+    Value,
+    aval_of,
+    check_static_fields,
+    is_hollow,
+    is_value,
+    layer,
+    no_pytree,
+)
 
 
 def transform(
@@ -58,7 +78,7 @@ def transform(
     Raises
     ------
     TypeError
-        If ``fn`` is not callable.
+        If ``fn`` is not callable, or a generator or coroutine function.
     ValueError
         If ``materialise`` or ``filter_spec`` is none of the above.
     MaterialisationError, AmbiguousRuleError
@@ -87,8 +107,18 @@ def _transformed(
 ) -> _Transformed:
     if not callable(fn):
         raise TypeError(f"transform takes a function, not a {type(fn).__name__}.")
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    if code is not None and code.co_flags & _RUNS_LATER:
+        raise TypeError(
+            f"transform can't take {code.co_name}, a generator or coroutine function: it is run once "
+            "to be traced, and its body does not run when it is called. Return a list, or "
+            "transform what the body calls."
+        )
     check_policy(policy)
     return _Transformed(fn, filter_spec, rules, policy)
+
+
+_RUNS_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
 def make_jaxpr(
@@ -151,10 +181,13 @@ def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
     Array([2., 2.], dtype=float32)
     """
     primitive = find_primitive(primitive)
+    key = tuple(params.items())
     try:
-        apply = _binder(primitive, tuple(params.items()))
+        # Of a "hi" primitive, one object that is equal to another may be of other avals.
+        is_hi = primitive.name == "call_hi_primitive"
+        apply = _binder.__wrapped__(primitive, key) if is_hi else _binder(primitive, key)
     except TypeError:  # parameters that can't be hashed
-        apply = _binder.__wrapped__(primitive, tuple(params.items()))
+        apply = _binder.__wrapped__(primitive, key)
     return transform(apply)(*operands)
 
 
@@ -165,6 +198,44 @@ def _binder(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Any:
 
     apply.__name__ = primitive.name
     return apply
+
+
+# --- values made dense ------------------------------------------------------------
+
+
+def dense(value: Value) -> Any:
+    """What `materialise` makes of one value."""
+    expected = aval_of(value)
+    dense: Any = value
+    while is_value(dense):
+        leaves, treedef = layer(dense)
+        name = type(dense).__name__
+        try:
+            if any(map(is_value, leaves)):
+                dense = transform(_materialiser(treedef), materialise="allow")(*leaves)
+            else:
+                dense = dense.materialise()
+        except MaterialisationError:
+            raise
+        except Exception as error:
+            raise MaterialisationError(f"{name} can't be made dense: {error}") from error
+    aval = _compat.leaf_aval(dense)
+    if not _compat.same_array_type(aval, expected):
+        raise MaterialisationError(
+            f"{type(value).__name__}.materialise returned {_compat.short(aval)} where its "
+            f"aval says {_compat.short(expected)}."
+        )
+    if isinstance(dense, (np.ndarray, np.generic)):  # of 64 bits, perhaps, unlike JAX's
+        dense = np.asarray(dense, aval.dtype)
+    return _compat.as_strong_as(dense, expected)
+
+
+@functools.lru_cache(256)
+def _materialiser(treedef: PyTreeDef) -> Callable[..., Any]:
+    def materialise(*leaves: Any) -> Any:
+        return tree_unflatten(treedef, leaves).materialise()
+
+    return materialise
 
 
 # --- a transformed function -----------------------------------------------------
@@ -194,7 +265,13 @@ class _Transformed:
         leaves, staged = self._staged(args, kwargs)
         if staged is None:
             return self._fn(*args, **kwargs)
-        return staged(leaves)
+        results = staged(leaves)
+        if staged.has_hollow and not (_compat.makes_jaxpr() or _compat.nothing_is_traced()):
+            # Under `jax.vmap` itself: it would not be told that this is a batch.
+            return tree_map(
+                lambda x: dense(x) if is_hollow(x) else x, results, is_leaf=is_hollow
+            )
+        return results
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
@@ -203,6 +280,22 @@ class _Transformed:
 
     def __repr__(self) -> str:
         return f"jaxrewrite.transform({self._fn!r})"
+
+    # Copies and pickles are those of the function: programs are not copied.
+
+    def __copy__(self) -> _Transformed:
+        return _Transformed(self._fn, self._filter_spec, self._rules, self._policy)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Transformed:
+        fn = copy.deepcopy(self._fn, memo)
+        spec = copy.deepcopy(self._filter_spec, memo)
+        return _Transformed(fn, spec, self._rules, self._policy)
+
+    def __reduce__(self) -> Any:
+        # By reference, as any function of a module, if it is the one of that name.
+        if _named(self._fn) is self:
+            return self._fn.__qualname__
+        return _transformed, (self._fn, self._filter_spec, self._rules, self._policy)
 
     def _staged(
         self, args: Any, kwargs: Any, always: bool = False
@@ -253,6 +346,14 @@ class _Transformed:
                 check_static_fields(value)
             return None
         return key
+
+
+def _named(fn: Any) -> Any:
+    """What the module of a function has under its name."""
+    found = sys.modules.get(getattr(fn, "__module__", ""))
+    for name in getattr(fn, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def _program_cache(fn: Callable[..., Any], fn_tree: Any) -> tuple[BoundedCache, Any]:

@@ -15,13 +15,19 @@ import itertools
 import pickle
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, ClassVar, dataclass_transform
 
 import jax
 import jax.export
-from jax.tree_util import PyTreeDef, register_dataclass, tree_flatten, tree_unflatten
+from jax.tree_util import (
+    PyTreeDef,
+    register_dataclass,
+    tree_flatten,
+    tree_leaves,
+    tree_unflatten,
+)
 
 from . import _compat
 from ._caches import bounded_cache
@@ -152,7 +158,7 @@ class Value:
             The primitive to apply.
         values
             Its operands: at least one value of this type; dense arrays; values
-            of other types that don't override ``default``.
+            of other types, that don't override ``default`` or are less far out.
         params
             Its parameters.
 
@@ -236,7 +242,8 @@ class Value:
         """Return one element along the leading axis.
 
         Asked where a program takes values apart, as a scan does with what it
-        is run over, if each leaf has a leading axis as long as the value's own.
+        is run over, if each leaf of what `sliceable` gives has a leading axis as
+        long as the value's own.
 
         Returns
         -------
@@ -246,6 +253,20 @@ class Value:
             ``NotImplemented``, which makes the whole dense.
         """
         return NotImplemented
+
+    def sliceable(self) -> Any:
+        """Return the same array with leaves that can be sliced along its first axis.
+
+        Asked before `unstacked`. For types of which a leaf may be shared along an axis
+        of the array, or metadata says how long it is: there, that leaf is to be repeated.
+
+        Returns
+        -------
+        Value
+            A value of this value's shape, each leaf of which has a leading axis as long
+            as the value's own. By default ``self``.
+        """
+        return self
 
     def tangent(self, leaf_tangents: Any) -> Any:
         """Return the tangent of this array for tangents of its leaves.
@@ -327,13 +348,18 @@ class Value:
         return NotImplemented
 
     def __repr__(self) -> str:
-        names = _field_names(type(self)) or list(vars(self))
+        names = [f.name for f in _fields(type(self)) if f.repr] or list(vars(self))
         shown = (f"{name}={_short(getattr(self, name, None))}" for name in names)
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def is_value(x: Any) -> bool:
     return isinstance(x, Value)
+
+
+def is_hollow(x: Any) -> bool:
+    """Whether a value has no leaves, so that `jax.vmap` has nothing to give batch axes."""
+    return is_value(x) and not tree_leaves(x)
 
 
 def _short(x: Any) -> str:
@@ -605,6 +631,14 @@ def layer(value: Value) -> tuple[list[Any], PyTreeDef]:
     return leaves, treedef
 
 
+def fields(value: Value) -> tuple[list[Any], PyTreeDef]:
+    """The fields that are values, and all other leaves: a layer of any type.
+
+    `layer` is what a rule sees, which for some types is all leaves.
+    """
+    return tree_flatten(value, is_leaf=lambda x: x is not value and is_value(x))
+
+
 def no_pytree(value: Value) -> TypeError:
     """The error for a value that has no leaves to work on."""
     return TypeError(
@@ -632,6 +666,7 @@ def aval_of(value: Value) -> Any:
     try:
         avals = tuple(avals_of(leaves))
     except TypeError as error:
+        _check_is_whole(value, error)
         raise TypeError(
             f"{type(value).__name__} holds something that is no array: {error} "
             "Declare such a field with jaxrewrite.field(static=True)."
@@ -643,9 +678,34 @@ def aval_of(value: Value) -> Any:
         check_static_fields(value)
         return _infer_aval(type(value), treedef, avals)
     if known is None:
-        known = _infer_aval(type(value), treedef, avals)
+        try:
+            known = _infer_aval(type(value), treedef, avals)
+        except Exception as error:
+            _check_is_whole(value, error)
+            raise
         _avals.put(key, known)
     return known
+
+
+def _check_is_whole(value: Value, error: Exception) -> None:
+    """Raise `TypeError` if an error is one of a value that has lost some leaves."""
+    empty = list(_empty_fields(value))
+    if empty:
+        raise TypeError(
+            f"This {type(value).__name__} is half empty, so that it stands for no array: "
+            f"there is None in {', '.join(empty)}, as in what jaxrewrite.values.partition, or "
+            "a filter of another library, makes of a pytree. Put the parts together first "
+            "(combine)."
+        ) from error
+
+
+def _empty_fields(value: Value) -> Iterator[str]:
+    for f in getattr(value, "__dataclass_fields__", {}).values():
+        content = getattr(value, f.name, None)
+        if isinstance(content, Value):
+            yield from (f"{f.name}.{name}" for name in _empty_fields(content))
+        elif content is None and f.default is not None and not f.metadata.get("static"):
+            yield f.name
 
 
 def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) -> Any:
@@ -656,7 +716,8 @@ def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) ->
         return []
 
     debug_info = _compat.new_debug_info(f"{cls.__name__}.aval", cls.aval)
-    _compat.trace_to_jaxpr(ask, avals, debug_info)
+    with _compat.mesh_of(avals):
+        _compat.trace_to_jaxpr(ask, avals, debug_info)
     (aval,) = declared
     if all(map(_compat.is_plain, avals)) or not isinstance(aval, ShapedArray):
         return aval
@@ -676,7 +737,8 @@ def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> An
         return []
 
     debug_info = _compat.new_debug_info(f"{cls.__name__}.materialise", cls.materialise)
-    _compat.trace_to_jaxpr(dense, avals, debug_info)
+    with _compat.mesh_of(avals):
+        _compat.trace_to_jaxpr(dense, avals, debug_info)
     return found[0]
 
 

@@ -145,10 +145,9 @@ GROUPS = [
     Group(
         "Opaque to a rewriting",
         {
-            ("call_hi_primitive", "call_hi_primitive_linearized"): (
-                "An object that evaluates, batches and differentiates itself, all on "
-                "arrays. On newer JAX ``lax.custom_root``, ``jnp.searchsorted`` and others "
-                "are such objects."
+            ("call_hi_primitive_linearized",): (
+                "Stands for the backward rule of an object that differentiates itself, "
+                "until JAX transposes it, and can't be evaluated."
             ),
             ("call",): "No function of JAX makes it any more.",
             ("custom_partitioning",): (
@@ -211,6 +210,11 @@ for any other primitive:
    stays as it is, with the program inside it. Results, derivatives, effects and their
    order are those of the dense program.
 
+A rule for a higher-order primitive is given the equation as it is staged, without what
+nothing needs: operands of a loop, and slots of its carry, that no result depends on are
+gone, and so are the parts of its body. Such a rule takes ``*operands``, and reads from the
+parameters what each of them is.
+
 An equation that no value meets stays as it is, unless a rule on dense operands applies to
 it. Such rules reach into the programs of primitives with a handler, and into no others.
 
@@ -218,6 +222,11 @@ Where two structures meet, in the branches of a conditional or before and after 
 loop, the result is their *join*: the same structure if they are equal; else, where they
 differ only in fields that are values themselves, the join of those fields; else what the
 types' ``join`` gives; else dense. A loop's carry is the least fixed point of joining.
+
+Where a program says where an array is to be (``in_shardings`` and ``out_shardings`` of a
+``jax.jit`` inside it, ``jax.device_put``, a sharding constraint), it is said of each leaf as
+``Value.leaf_specs`` has it; where nothing can be said of any, the user is warned. Within a
+``jax.shard_map``, a tiled ``all_gather`` and a ``ppermute`` that leaves out no device move the leaves.
 
 *Older JAX* marks primitives that newer versions lack, *newer JAX* those that older ones lack.
 

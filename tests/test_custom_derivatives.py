@@ -463,6 +463,92 @@ def test_refusing_types_go_forward_and_say_why_not_back(fn):
         jax.grad(lambda v: transform(fn)(v).x.sum())(v)
 
 
+class Secret(jaxrewrite.ArrayValue):
+    """Never dense, and with no tangent."""
+
+    x: jax.Array
+
+    def aval(self):
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+    def materialise(self):
+        raise TypeError("a secret")
+
+
+@jaxrewrite.register("mul", commutative=True)
+def _(v: Secret, y: jax.typing.ArrayLike, **params):
+    return v.x * y
+
+
+@jax.custom_jvp
+def times(a, b):
+    return a * b
+
+
+@times.defjvp
+def _(primals, tangents):
+    (a, b), (da, db) = primals, tangents
+    return times(a, b), 3 * a * db + da * b
+
+
+@jax.custom_vjp
+def times_back(a, b):
+    return a * b
+
+
+times_back.defvjp(lambda a, b: (a * b, (a, b)), lambda ab, ct: (ct * ab[1], ab[0] * 3 * ct))
+
+
+@pytest.mark.parametrize("fn", [times, times_back])
+def test_no_tangent_is_asked_of_what_nothing_depends_on(fn):
+    """Differentiated in the other operand, a value need have no dense form."""
+    v = Secret(X)
+    looped = lambda a, b: lax.scan(lambda c, _: (fn(a, c), None), b, None, length=2)[0]
+    for program in (fn, looped):
+        implicit = transform(program, materialise="forbid")
+        loss = lambda b, program=program: jnp.sin(program(X, b)).sum()
+        got = jax.grad(lambda b, f=implicit: jnp.sin(f(v, b)).sum())(X)
+        close(got, jax.grad(loss)(X))
+        inside = transform(jax.grad(lambda b, a, p=program: jnp.sin(p(a, b)).sum()))(X, v)
+        close(inside, jax.grad(loss)(X))
+        if fn is times:
+            along = jax.jvp(lambda b, f=implicit: f(v, b), (X,), (X,))
+            close(along, jax.jvp(lambda b, p=program: p(X, b), (X,), (X,)))
+
+
+class Linear(Scaled):
+    """A type with tangents of its own form, and a way back for them."""
+
+    def tangent(self, leaf_tangents):
+        dx, ds = leaf_tangents.x, leaf_tangents.s
+        return Linear(self.x * ds + dx * self.s, jnp.ones_like(self.s))
+
+    def lift_tangent(self, tangent):
+        return Linear(tangent / self.s, jnp.zeros_like(self.s))
+
+
+@jaxrewrite.register("mul", commutative=True)
+def _(v: Linear, y: jax.typing.ArrayLike, **params):
+    return Linear(v.x * y, v.s)
+
+
+@jaxrewrite.register("add", "add_any", commutative=True)
+def _(v: Linear, y: jax.typing.ArrayLike | Linear, **params):
+    other = y.x * y.s if isinstance(y, Linear) else y
+    return Linear(v.x * v.s + other, jnp.ones_like(v.s))
+
+
+def test_tangents_in_a_form_of_their_own_are_lifted_under_forbid():
+    v = Linear(X, jnp.float32(3.0))
+    implicit = transform(times, materialise="forbid")
+    assert isinstance(implicit(v, X), Linear)
+    f = lambda v, b: jnp.sin(jaxrewrite.materialise(implicit(v, b)))
+    g = lambda v, b: jnp.sin(times(v.materialise(), b))
+    close(jax.jvp(f, (v, X), (v, X)), jax.jvp(g, (v, X), (v, X)))
+    gradients = [jax.grad(lambda *a, h=h: h(*a).sum(), (0, 1))(v, X) for h in (f, g)]
+    close(*gradients)
+
+
 class Liftable(Lora):
     def lift_tangent(self, tangent):
         return Liftable(tangent, jnp.zeros_like(self.a), jnp.zeros_like(self.b))

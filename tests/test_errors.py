@@ -1,11 +1,15 @@
 """What goes wrong in user code is said once and clearly, and changes no state."""
 
+import copy
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxrewrite
+import jaxrewrite.values
 from jaxrewrite import transform
 
 
@@ -336,3 +340,119 @@ def test_values_without_a_dense_form():
 
     with pytest.raises(jaxrewrite.MaterialisationError, match="Token has no dense form"):
         transform(negated, materialise="allow")(Token(X))
+
+
+# --- what is no function of arrays, and what is half a value -----------------------------
+
+
+def makes(x):
+    yield x
+
+
+async def waits(x):
+    return x
+
+
+@pytest.mark.parametrize("fn", [makes, waits])
+def test_functions_that_do_not_return_are_refused_at_once(fn):
+    with pytest.raises(
+        TypeError, match=f"can't take {fn.__name__}, a generator or coroutine"
+    ):
+        transform(fn)
+
+
+class Pair(jaxrewrite.ArrayValue):
+    x: jax.Array
+    scale: jax.Array
+    shift: jax.Array | None = None
+
+    def materialise(self):
+        return self.x * self.scale
+
+
+def test_a_value_that_has_lost_leaves_says_so():
+    half = Pair(Pair(X, None), X)
+    for ask in (
+        lambda v: v.shape,
+        lambda v: v.dtype,
+        jaxrewrite.materialise,
+        jaxrewrite.values.nbytes,
+        transform(lambda v: v + 1),
+    ):
+        with pytest.raises(
+            TypeError, match=r"This Pair is half empty.* None in (x\.)?scale, as"
+        ):
+            ask(half)
+    assert "Pair" in repr(half)
+
+
+def test_numbers_of_64_bits_are_those_of_jax():
+    v = Pair(np.ones(3), np.float64(2.0))
+    assert v.dtype == jaxrewrite.materialise(v).dtype == np.float32
+    assert np.asarray(v).dtype == np.float32
+
+
+class Positive(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return self.x > 0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_condition_that_is_a_value_is_named():
+    loop = lambda p, x: jax.lax.while_loop(
+        lambda c: c[0], lambda c: (c[0], c[1] + 1), (p, x)
+    )
+    with pytest.raises(
+        jaxrewrite.MaterialisationError, match="What the condition of primitive"
+    ):
+        transform(loop, materialise="forbid")(Positive(jnp.float32(-1)), X)
+    with pytest.warns(jaxrewrite.MaterialisationWarning, match="Let it return an array"):
+        transform(loop)(Positive(jnp.float32(-1)), X)
+    rules = jaxrewrite.Rules()
+    rules.register("convert_element_type")(lambda v, **params: Plain(jnp.int32(v.x)))
+    branch = lambda p, x: jax.lax.cond(p, lambda: x, lambda: x + 1)
+    with pytest.warns(jaxrewrite.MaterialisationWarning, match="What chooses a branch"):
+        got = transform(branch, rules=rules)(Positive(jnp.float32(0)), X)
+    np.testing.assert_allclose(got, X + 1)
+
+
+def test_warnings_within_a_rule_are_of_the_users_line():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("neg", "sin")
+    def _(v: Pair, *, primitive, **params):
+        return transform(lambda x: jaxrewrite.bind(primitive, x, **params))(Plain(v.x))
+
+    for fn in (negated, negated):
+        with pytest.warns(
+            jaxrewrite.MaterialisationWarning, match="'neg' on Plain"
+        ) as record:
+            transform(fn, rules=rules)(Pair(X, X))
+        assert [f"test_errors.py:{w.lineno}" for w in record] == [LINE]
+        jaxrewrite.clear_caches()
+
+
+# --- copies and pickles ---------------------------------------------------------------
+
+
+def doubled(x):
+    return 2 * x
+
+
+@transform
+def decorated(x):
+    return 3 * x
+
+
+def test_copies_and_pickles_are_those_of_the_function():
+    again = lambda fn: pickle.loads(pickle.dumps(fn))
+    assert again(decorated) is decorated
+    fn = transform(doubled, materialise="allow")
+    fn(Plain(X))
+    for of in (copy.copy, copy.deepcopy, again):
+        np.testing.assert_allclose(of(fn)(Plain(X)), 2 * X)
+        np.testing.assert_allclose(of(decorated)(X), 3 * X)
+    with pytest.raises(jaxrewrite.MaterialisationError):
+        again(transform(negated, materialise="forbid"))(Plain(X))

@@ -88,6 +88,70 @@ def test_shardings_are_said_of_the_leaves_they_fit():
     np.testing.assert_allclose(jaxrewrite.materialise(out), -scaled().materialise())
 
 
+class Split(jaxrewrite.ArrayValue):
+    """``a * b``, rows times columns, and how these are split."""
+
+    a: jax.Array
+    b: jax.Array
+
+    def materialise(self):
+        return self.a[:, None] * self.b
+
+    def leaf_specs(self, spec):
+        rows, columns = (*spec, None, None)[:2]
+        return Split(PartitionSpec(rows), PartitionSpec(columns))
+
+
+class Rows(Split):
+    def leaf_specs(self, spec):
+        return NotImplemented
+
+
+@jaxrewrite.register("neg")
+def _(v: Split):
+    return type(v)(-v.a, v.b)
+
+
+@pytest.mark.parametrize("wrap", [lambda fn: fn, jax.jit], ids=["eager", "jit"])
+def test_shardings_are_said_of_leaves_by_the_type(wrap):
+    mesh = jax.make_mesh((2, 4), ("i", "j"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    place = lambda *names: NamedSharding(mesh, PartitionSpec(*names))
+    v = Split(jnp.arange(4.0), jnp.arange(8.0))
+    negate = lambda v: -v
+    programs = [
+        jax.jit(negate, in_shardings=place("i", "j"), out_shardings=place("i", "j")),
+        lambda v: jax.lax.with_sharding_constraint(-v, place("i", "j")),
+    ]
+    if wrap is not jax.jit:  # JAX moves nothing within a program
+        programs.append(lambda v: jax.device_put(-v, place("i", "j")))
+    for program in programs:
+        out = wrap(transform(program, materialise="forbid"))(v)
+        assert out.a.sharding.is_equivalent_to(place("i"), 1)
+        assert out.b.sharding.is_equivalent_to(place("j"), 1)
+        np.testing.assert_allclose(out.materialise(), -v.materialise())
+    # What a copy of is on each device has leaves of which it is.
+    out = wrap(transform(jax.jit(negate, out_shardings=place())))(v)
+    assert out.a.sharding.is_equivalent_to(place(), 1)
+
+
+def test_shardings_that_no_leaf_can_have_are_warned_of():
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec("i"))
+    v = Rows(jnp.arange(4.0), jnp.arange(8.0))
+    for program in (
+        jax.jit(lambda v: -v, in_shardings=sharding),
+        jax.jit(lambda v: -v, out_shardings=sharding),
+        lambda v: jax.lax.with_sharding_constraint(v, sharding),
+        lambda v: jax.device_put(v, sharding),
+    ):
+        with pytest.warns(UserWarning, match=r"Define Rows\.leaf_specs") as record:
+            out = transform(program, materialise="forbid")(v)
+        assert {warning.filename for warning in record} == {__file__}
+        assert isinstance(out, Rows)
+    moved = transform(lambda v: jax.device_put(v, jax.devices()[1]))(v)
+    assert moved.a.devices() == moved.b.devices() == {jax.devices()[1]}
+
+
 def test_shardings_of_materialised_results_are_kept():
     mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
     sharding = NamedSharding(mesh, PartitionSpec("i"))

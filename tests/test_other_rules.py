@@ -235,6 +235,135 @@ def test_an_opaque_primitive_beside_values():
         np.testing.assert_allclose(got, jitted, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [lambda y: ((y, 1), (True, True)), lambda y: ([y], [True]), lambda y: (y, [True])],
+    ids=["more", "a list", "other flags"],
+)
+def test_wrong_answers_of_a_batching_rule_are_the_error_of_jax(answer):
+    @custom_vmap
+    def fn(v):
+        return v * 2
+
+    @fn.def_vmap
+    def _(size, batched, v):
+        return answer(v * 2)
+
+    v = make("scaled")
+    both = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), v)
+    with pytest.raises(ValueError, match="custom vmap rule") as dense:
+        jax.vmap(lambda v: fn(v.materialise()))(both)
+    with pytest.raises(ValueError, match="custom vmap rule") as implicit:
+        jax.vmap(allow(fn))(both)
+    assert str(implicit.value) == str(dense.value)
+
+
+def test_batched_operands_are_what_their_type_makes_of_them():
+    seen = []
+
+    @custom_vmap
+    def fn(v, x):
+        return v @ x
+
+    @fn.def_vmap
+    def _(size, batched, v, x):
+        return jnp.einsum("bij,jk->bik", v, x), True
+
+    class Stacking(Lora):
+        def stacked(self, size):
+            seen.append(size)
+            return NotImplemented
+
+    own = [Stacking(*jax.tree.leaves(make("lora", i))) for i in range(2)]
+    both = jax.tree.map(lambda *leaves: jnp.stack(leaves), *own)
+    got = jax.vmap(allow(fn), (0, None))(both, X)
+    want = jnp.stack([v.materialise() @ X for v in own])
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert seen == [2]
+
+
+def test_sinks_take_each_leaf():
+    v = make("lora")
+    fn = lambda v, x: (lax.dce_sink((v, x)), x @ v)[1]
+    want = X @ v.materialise()
+    np.testing.assert_allclose(transform(fn, materialise="forbid")(v, X), want, rtol=1e-5)
+    got = jax.vmap(transform(fn, materialise="forbid"), (None, 0))(v, X[None])
+    np.testing.assert_allclose(got[0], want, rtol=1e-5)
+    sunk = jaxrewrite.make_jaxpr(fn)(v, X).eqns
+    assert [e.primitive.name for e in sunk].count("dce_sink") == 4
+
+
+def root(v, solve_tangent):
+    """The root of an equation that a value is part of, near enough by a few turns."""
+    return lax.custom_root(
+        lambda y: y - 0.1 * jnp.sin(y @ v),
+        X,
+        lambda f, y: lax.fori_loop(0, 12, lambda _, y: y - f(y), y),
+        solve_tangent,
+    )
+
+
+def neumann(g, b):
+    return lax.fori_loop(0, 12, lambda _, y: y + b - g(y), b)
+
+
+OPAQUE = {
+    "searchsorted": lambda v: jnp.searchsorted(v.ravel(), X).astype(jnp.float32),
+    "nonzero": lambda v: jnp.nonzero(v > 0.5, size=4)[0].astype(jnp.float32),
+    "unique": lambda v: jnp.unique(v, size=9),
+    "ldexp": lambda v: jnp.ldexp(v, jnp.arange(3)),
+    "frexp": lambda v: jnp.frexp(v)[0],
+    "custom_root": lambda v: root(v, neumann),
+}
+
+
+@pytest.mark.parametrize("name", OPAQUE)
+@pytest.mark.parametrize("kind", ["lora", "scaled"])
+def test_functions_that_newer_jax_expands_late(name, kind):
+    """Forward, both ways of differentiating and twice, batched, and in a loop."""
+    fn = OPAQUE[name]
+    v = make(kind)
+    loss = lambda f: lambda v: jnp.sum(jnp.sin(jaxrewrite.materialise(f(v))))
+    looped = lambda f: (
+        lambda v: lax.scan(lambda c, _: (c + f(v).sum(), None), 0.0, length=2)
+    )
+    both = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf / 2]), v)
+    implicit = lambda v: jaxrewrite.materialise(allow(fn)(v))
+    dense = lambda v: fn(v.materialise())
+
+    def all_of(f, around):
+        along = jax.jvp(f, (v,), (v,))
+        twice = jax.jvp(jax.grad(loss(f)), (v,), (v,))
+        inside = around(jax.grad(loss(fn)))
+        return f(v), along, twice, jax.vmap(jax.grad(loss(f)))(both), inside
+
+    got = jax.jit(lambda: all_of(implicit, lambda g: allow(g)(v)))()
+    want = jax.jit(lambda: all_of(dense, lambda g: g(v.materialise())))()
+    got = (*got[:-1], jaxrewrite.materialise(got[-1]))
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        allow(looped(fn))(v)[0], looped(fn)(v.materialise())[0], 1e-4
+    )
+
+
+def test_expansions_go_through_rules():
+    """What stands for the whole array is asked, and nothing is made dense."""
+    rules = jaxrewrite.Rules()
+
+    @rules.register("ne", "reshape")
+    def _(v: Lora, *operands, primitive, **params):
+        return jaxrewrite.bind(primitive, v.w, *operands, **params)
+
+    v = make("lora")
+    got = transform(lambda v: jnp.nonzero(v, size=4), rules=rules, materialise="forbid")(v)
+    np.testing.assert_array_equal(got, jnp.nonzero(v.w, size=4))
+    solve = lambda v: root(v, neumann).sum()
+    got = jax.grad(transform(solve, materialise="forbid"))(v)
+    want = jax.grad(lambda v: solve(v.materialise()))(v)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-3), got, want)
+
+
 # --- exported programs ------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from values import Lora, Scaled, Zero
 
 import jaxrewrite
 from jaxrewrite import transform
+from jaxrewrite.values import NF4
 
 
 # With leak checks each program is compiled anew; those are in test_families.py.
@@ -248,3 +249,72 @@ def test_collectives_on_values_keep_their_results_right(mesh):
     got = transform(fn)(LORA, X)
     want = fn(LORA.materialise(), X)
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-5), got, want)
+
+
+class Coded(jaxrewrite.ArrayValue):
+    """Codes, split as the array is, and one scale that is the same everywhere."""
+
+    codes: jax.Array
+    scale: jax.Array
+
+    def materialise(self):
+        return self.codes.astype(jnp.float32) * self.scale
+
+    def leaf_specs(self, spec):
+        return Coded(spec, P())
+
+
+CODED = Coded(jnp.arange(64, dtype=jnp.int8).reshape(8, 8), jnp.float32(0.5))
+
+
+def test_collectives_move_the_leaves(mesh):
+    gather = lambda x: lax.all_gather(x, "i", tiled=True)
+    ring = lambda x: lax.ppermute(x, "i", [(k, (k + 1) % 4) for k in range(4)])
+    pair = lambda x: lax.ppermute(x, "i", [(0, 1)])  # the others get zeros
+    for body, is_kept in ((gather, True), (ring, True), (pair, False)):
+        for v in (CODED, SPLIT):
+            fn = lambda v, body=body: on(mesh, lambda v: jnp.sin(body(v)), P("i"), P("i"))(
+                v
+            )
+            want = fn(v.materialise())
+            got = jax.jit(transform(fn, materialise="allow"))(v)
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+        eqns = equation(fn, CODED).params["jaxpr"].eqns
+        (first,) = [e for e in eqns if e.primitive.name in ("all_gather", "ppermute")]
+        assert (first.invars[0].aval.dtype == jnp.int8) is is_kept
+
+
+def test_what_may_differ_from_device_to_device_is_not_taken_for_the_same(mesh):
+    gather = lambda x: lax.all_gather(x * lax.axis_index("i"), "i", tiled=True)
+    for check_vma in (True, False):
+        fn = lambda v, vma=check_vma: on(
+            mesh, lambda v: gather(v), P("i"), P("i"), check_vma=vma
+        )(v)
+        want = fn(CODED.materialise())
+        rules = jaxrewrite.Rules()
+        rules.register("mul", commutative=True)(_scaled)
+        got = transform(fn, rules=rules, materialise="allow")(CODED)
+        np.testing.assert_allclose(jaxrewrite.materialise(got), want, rtol=1e-5)
+
+
+def _scaled(v: Coded, y: jax.typing.ArrayLike, **params):
+    return Coded(v.codes, v.scale * y)
+
+
+@pytest.mark.parametrize("spec", [P(), P("i", None), P(None, "j")])
+def test_values_on_explicit_axes_are_placed_and_read(spec):
+    mesh = jax.make_mesh((4, 2), ("i", "j"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, NamedSharding(mesh, P("i", None)))
+        row = lambda v: v.at[jnp.array([0, 2])].get(out_sharding=P(None, None))
+        programs = lambda v, x: (v + x, row(v), jax.sharding.reshard(v, P("j", None)) * 2)
+        for v in (SPLIT, NF4.quantise(X, (2, 1)), Scaled(X, jnp.float32(2.0))):
+            put = transform(lambda v: jax.device_put(v, NamedSharding(mesh, spec)))(v)
+            assert type(put) is type(v)
+            dense = jax.device_put(np.asarray(v), NamedSharding(mesh, spec))
+            if spec == P(None, "j"):
+                x = jax.device_put(x, NamedSharding(mesh, spec))
+            got = jax.jit(transform(programs, materialise="allow"))(put, x)
+            want = jax.jit(programs)(dense, x)
+            for g, w in zip(jaxrewrite.materialise(got), want, strict=True):
+                np.testing.assert_allclose(g, w, rtol=1e-5)

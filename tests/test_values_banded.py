@@ -219,7 +219,6 @@ def test_stacks_are_solved_along_any_axis(make):
     got = v.solve(x, 2)
     close(got, jnp.einsum("bij,bkjl->bkil", jnp.linalg.inv(dense(v)), x))
     close(v.determinant(), jnp.linalg.det(dense(v)))
-    close(v.pivots().prod(-1), jnp.linalg.det(dense(v)))
 
 
 @pytest.mark.slow
@@ -383,19 +382,15 @@ def test_linear_algebra_oracle(name):
     b = numbers(v.shape[0])
     # A matrix of one entry is no more than that.
     policy = "forbid" if len(b) > 1 else "allow"
-    det = lambda v, b: jnp.linalg.det(v)
     for fn in (
         jnp.linalg.solve,
         lambda v, b: jnp.linalg.solve(v.T, b),
-        det,
+        lambda v, b: jnp.linalg.det(v),
         lambda v, b: jnp.stack(jnp.linalg.slogdet(v)),
         lambda v, b: jnp.linalg.inv(v),
     ):
         close(jaxrewrite.transform(fn, materialise=policy)(v, b), fn(dense(v), b))
-        if fn is det:
-            continue  # JAX differentiates it by factors that are not known here
         loss = lambda v, b, fn=fn: jnp.sin(fn(v, b)).sum()
-        # The tangent of a logarithm of a determinant is solved for, and dense for that.
         got = jax.grad(jaxrewrite.transform(loss, materialise="allow"))(v, b)
         want = jax.grad(lambda v, b, loss=loss: loss(v.materialise(), b))(v, b)
         jax.tree.map(close, got, want)

@@ -107,7 +107,7 @@ def test_rectangular_blocks():
     assert (v @ w).blocks.shape == (3, 2, 5)
     close(v @ w, dense(v) @ dense(w))
     close(implicit(jnp.diagonal)(v), jnp.diagonal(dense(v)))
-    assert v.packed_lu() is NotImplemented
+    assert v.known_lu() is NotImplemented
 
 
 def test_factors_of_blocks():
@@ -167,7 +167,9 @@ def test_linear_algebra_of_kronecker_products():
     np.testing.assert_allclose(v.determinant(), jnp.linalg.det(dense(v)), rtol=1e-3)
     np.testing.assert_allclose(v.trace(), jnp.trace(dense(v)), rtol=1e-5)
     singular = Kronecker(normal(0, 2, 3), normal(1, 3, 2))
-    assert not singular.solvable and singular.determinant() is NotImplemented
+    assert not singular.solvable
+    with pytest.warns(jaxrewrite.MaterialisationWarning, match="Kronecker"):
+        np.testing.assert_allclose(singular.determinant(), 0, atol=1e-5)
 
 
 def test_a_stack_of_kronecker_products_with_identities():

@@ -14,8 +14,9 @@ from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._compat import UNSPECIFIED, JaxprEqn, SourceInfo, Var
+from .._placement import place_leaves, unsplit
 from .._rewrite import Restaged, Scope, handlers
-from .._value import avals_of, is_value
+from .._value import is_value
 
 
 class _Call(NamedTuple):
@@ -23,14 +24,14 @@ class _Call(NamedTuple):
 
     ``of_operands`` and ``of_results`` are those that say something of each, and
     what is to be said of the others: constants that the body is given besides,
-    and, for those in ``of_arrays``, leaves of another shape or dtype than the
-    array that the value stands for.
+    and leaves of which nothing can be said. ``of_places`` are those that say where
+    an array is, which the type of a value has to say of its leaves.
     """
 
     body_is_closed: bool = True
     of_operands: dict[str, Any] = {}
     of_results: dict[str, Any] = {}
-    of_arrays: frozenset[str] = frozenset()
+    of_places: frozenset[str] = frozenset()
 
 
 _CALLS = {
@@ -41,7 +42,7 @@ _CALLS = {
             "in_layouts": None,
         },
         of_results={"out_shardings": UNSPECIFIED, "out_layouts": None},
-        of_arrays=frozenset({"in_shardings", "in_layouts", "out_shardings", "out_layouts"}),
+        of_places=frozenset({"in_shardings", "in_layouts", "out_shardings", "out_layouts"}),
     ),
     "remat2": _Call(body_is_closed=False, of_operands={"prevent_cse": False}),
     "closed_call": _Call(),
@@ -66,7 +67,7 @@ def call_handler(
     leaves = [*consts, *tree_leaves(operands)]
     results = [Var(aval) for aval in restaged.jaxpr.out_avals]
     effects = _compat.effects_on(restaged.jaxpr, leaves)
-    params = _leaf_params(call, eqn.params, len(consts), operands, restaged)
+    params = _leaf_params(scope, call, eqn, len(consts), operands, restaged)
     scope.copy(eqn, leaves, results, origin, params, effects)
     return tree_unflatten(restaged.out_tree, results)
 
@@ -75,34 +76,30 @@ handlers.update(dict.fromkeys(_CALLS, call_handler))
 
 
 def _leaf_params(
+    scope: Scope,
     call: _Call,
-    params: dict[str, Any],
+    eqn: JaxprEqn,
     num_consts: int,
     operands: Sequence[Any],
     restaged: Restaged,
 ) -> dict[str, Any]:
-    results = restaged.results()
+    params = eqn.params
     body = _compat.body_name(params)
     expanded = {body: restaged.closed if call.body_is_closed else restaged.jaxpr}
     for names, arrays, prefix in (
         (call.of_operands, operands, num_consts),
-        (call.of_results, results, 0),
+        (call.of_results, restaged.results(), 0),
     ):
         for name, default in names.items():
             # A parameter that is said once for all is no tuple.
-            if isinstance(params[name], tuple):
-                leaves = _per_leaf(params[name], arrays, default, name in call.of_arrays)
-                expanded[name] = (*[default] * prefix, *leaves)
+            if not isinstance(params[name], tuple):
+                continue
+            leaves = [default] * prefix
+            for said, array in zip(params[name], arrays, strict=True):
+                if name in call.of_places and is_value(array):
+                    other = unsplit(said) if name == "out_shardings" else None
+                    leaves += place_leaves(scope, array, said, other or default, eqn)
+                else:
+                    leaves += [said] * len(tree_leaves(array))
+            expanded[name] = tuple(leaves)
     return {**params, **expanded}
-
-
-def _per_leaf(
-    said: Sequence[Any], arrays: Sequence[Any], default: Any, of_arrays: bool
-) -> list[Any]:
-    expanded = []
-    for what, array in zip(said, arrays, strict=True):
-        (aval,) = avals_of([array])
-        for leaf in tree_leaves(array):
-            fits = not of_arrays or _compat.same_array_type(_compat.leaf_aval(leaf), aval)
-            expanded.append(what if fits else default)
-    return expanded

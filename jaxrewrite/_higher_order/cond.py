@@ -13,8 +13,14 @@ from jax.tree_util import tree_leaves, tree_unflatten
 from .. import _compat
 from .._compat import JaxprEqn, SourceInfo, Var
 from .._join import Coerce, join_all, structure_of
-from .._rewrite import Restaged, Scope, handlers
+from .._rewrite import Reason, Restaged, Scope, handlers
 from .._value import is_value
+
+
+_CHOOSES = Reason(
+    "What chooses a branch of primitive {primitive!r}, its first operand, is a {cls}",
+    "Choose by an array",
+)
 
 
 def cond_handler(
@@ -22,7 +28,9 @@ def cond_handler(
 ) -> Any:
     has_values = any(map(is_value, operands))
     # Which branch to take is asked of an array.
-    (index,) = scope.materialise_operands(eqn, operands[:1], origin)
+    index = operands[0]
+    if is_value(index):
+        index = scope.materialise(index, eqn, origin, _CHOOSES)
     operands = operands[1:]
     rewriting = scope.rewriting
 

@@ -17,6 +17,7 @@ from .. import _compat
 from .._closures import resolve
 from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
+from .._materialise import materialise
 from .._program import function_of, run_on_values
 from .._rewrite import Scope, handlers
 from .._settings import Settings
@@ -65,7 +66,8 @@ def custom_jvp_handler(
             ]
 
     fn = jax.custom_jvp(call)
-    fn.defjvp(rule, symbolic_zeros=symbolic)
+    # So that it is known of which values no tangent is needed.
+    fn.defjvp(rule, symbolic_zeros=True)
     consts = scope.include(restaged)
     results = scope.add_call(fn, [*consts, *tree_leaves(operands)], eqn, origin)
     return tree_unflatten(restaged.out_tree, results)
@@ -96,20 +98,18 @@ def _apply_rule(
         *operands[params["num_consts"] :],
         *(t for t, zero in zip(tangents, is_zero, strict=True) if not zero),
     ]
-    dense = [
-        *map(is_array, structures),
-        *(
-            has_array_tangents(structure)
-            for structure, zero in zip(structures, zero_results, strict=True)
-            if not zero
-        ),
-    ]
+    # Tangents are brought to the form in which they are lifted, and not by the policy.
+    dense = [*map(is_array, structures), *(False for zero in zero_results if not zero)]
     out = run_on_values(
         settings, _compat.constants_first(jaxpr), inputs, eqn, MakeDense(tuple(dense))
     )
     results = bring_primals(out[: len(structures)], structures, recompute)
     nonzero = iter(out[len(structures) :])
-    return results, [None if zero else next(nonzero) for zero in zero_results]
+    result_tangents = [None if zero else next(nonzero) for zero in zero_results]
+    return results, [
+        materialise(tangent) if has_array_tangents(structure) else tangent
+        for structure, tangent in zip(structures, result_tangents, strict=True)
+    ]
 
 
 def _leaf_tangents(

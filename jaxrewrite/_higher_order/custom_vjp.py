@@ -6,6 +6,7 @@ are those of arrays, are pulled back to the leaves.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,12 +48,12 @@ def custom_vjp_handler(
     structures = targets(restaged)
 
     def forward(*args: Any) -> Any:
-        leaves = [arg.value for arg in args] if symbolic else list(args)
-        perturbed = [arg.perturbed for arg in args] if symbolic else [True] * len(args)
+        leaves = [arg.value for arg in args]
         operands = tree_unflatten(in_tree, leaves[num_hoisted:])
-        of_operands = chunks(perturbed[num_hoisted:], operands)
+        of_operands = chunks([arg.perturbed for arg in args[num_hoisted:]], operands)
+        perturbed = [any(own) for own in of_operands]
         # Without symbolic zeros the rule hears that all may be perturbed.
-        nonzero = [not symbolic or any(own) for own in of_operands]
+        nonzero = [not symbolic or is_perturbed for is_perturbed in perturbed]
         with noting(eqn, operands):
             residuals, primals = _apply_forward(
                 eqn, operands[num_consts:], nonzero[num_consts:], settings, structures
@@ -62,11 +63,11 @@ def custom_vjp_handler(
             return tree_unflatten(restaged.out_tree, call(*leaves))
 
         results = bring_primals(primals, structures, recompute)
-        saved = residuals, _values(operands), _values(results)
+        saved = residuals, _values(operands), _values(results), _Flags(tuple(perturbed))
         return tree_leaves(results), saved
 
     def backward(saved: Any, leaf_cotangents: Sequence[Any]) -> Any:
-        residuals, ins, outs = saved
+        residuals, ins, outs, perturbed = saved
         ins, outs = _with_arrays(ins, eqn.invars), _with_arrays(outs, eqn.outvars)
         with noting(eqn, ins):
             cotangents = [
@@ -79,19 +80,30 @@ def custom_vjp_handler(
                 eqn, residuals, cotangents, settings
             )
             of_leaves = [
-                pull_back(operand, cotangent, settings)
-                for operand, cotangent in zip(ins, pulled, strict=True)
+                pull_back(operand, cotangent if is_perturbed else None, settings)
+                for operand, cotangent, is_perturbed in zip(
+                    ins, pulled, perturbed.flags, strict=True
+                )
             ]
         return (*[None] * num_hoisted, *(ct for own in of_leaves for ct in own))
 
     fn = jax.custom_vjp(call)
-    fn.defvjp(forward, backward, symbolic_zeros=symbolic)
+    # So that it is known of which values no cotangent is needed.
+    fn.defvjp(forward, backward, symbolic_zeros=True)
     consts = scope.include(restaged)
     results = scope.add_call(fn, [*consts, *tree_leaves(operands)], eqn, origin)
     return tree_unflatten(restaged.out_tree, results)
 
 
 handlers["custom_vjp_call"] = custom_vjp_handler
+
+
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True)
+class _Flags:
+    """Which operands something depends on, among the residuals."""
+
+    flags: tuple[bool, ...]
 
 
 def _values(operands: Sequence[Any]) -> list[Any]:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 
+from .. import _compat
 from .._batched import Batched
 from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
@@ -20,7 +21,7 @@ from .._program import function_of
 from .._rewrite import Scope, handlers
 from .._settings import use_settings
 from .._transform import transform
-from .._value import is_value
+from .._value import avals_of, is_value, layer
 
 
 def custom_vmap_handler(
@@ -52,8 +53,14 @@ def custom_vmap_handler(
 
         with use_settings(settings):
             results, out_batched = transform(user_rule)(*inputs)
-        results = list(map(materialise, tree_leaves(results, is_leaf=is_value)))
-        return results, tree_leaves(out_batched)
+        results = materialise(results)
+        _compat.check_vmap_rule_trees(
+            params["rule"],
+            params["out_tree"],
+            tree_structure(results),
+            tree_structure(out_batched),
+        )
+        return tree_leaves(results), tree_leaves(out_batched)
 
     fn = custom_vmap(call)
     fn.def_vmap(rule)
@@ -64,10 +71,18 @@ def custom_vmap_handler(
 handlers["custom_vmap_call"] = custom_vmap_handler
 
 
-def _stacked(value: Any, is_batched: Any, length: int) -> Batched:
+def _stacked(value: Any, is_batched: Any, length: int) -> Any:
     """A value of whose leaves some have a batch axis as one with that axis."""
 
     def whole(leaf: Any, batched: bool) -> Any:
         return leaf if batched else jnp.broadcast_to(leaf, (length, *jnp.shape(leaf)))
 
-    return Batched(tree_map(whole, value, is_batched), length)
+    stack = tree_map(whole, value, is_batched)
+    batched = Batched(stack, length)
+    if any(map(is_value, layer(value)[0])):
+        return batched  # the type's word would be on fields that are stacked themselves
+    by_type = stack.stacked(length)
+    is_stack = by_type is not NotImplemented and _compat.same_array_type(
+        *avals_of([by_type, batched])
+    )
+    return by_type if is_stack else batched

@@ -54,7 +54,7 @@ def restage_call(scope: Scope, eqn: JaxprEqn, operands: Sequence[Any]) -> Restag
     """Rewrite the function of a custom rule, with results that can carry tangents."""
     jaxpr = eqn.params["call_jaxpr"]
     restaged = scope.rewriting.restage(jaxpr, operands, eqn)
-    if not any(map(is_inexact, avals_of(tree_leaves(operands)))):
+    if not any(is_inexact(x) and x.size for x in avals_of(tree_leaves(operands))):
         return restaged  # nothing can flow
     dense = tuple(
         is_value(x) and is_inexact(aval_of(x)) and not can_be_lifted(x) and can_be_dense(x)
@@ -149,15 +149,25 @@ def instantiated(tangent: Any) -> Any:
 def tangent_of(
     operand: Any, leaf_tangents: Sequence[Any], symbolic: bool, settings: Settings
 ) -> Any:
-    """The tangent of an operand, for a rule: an array, a value or a symbolic zero."""
+    """The tangent of an operand, for a rule: an array, a value or a symbolic zero.
+
+    ``symbolic`` is whether the rule takes symbolic zeros. Those of leaves are known
+    in any case, so that a value which nothing depends on is not asked for its tangent.
+    """
     if not is_value(operand):
-        return leaf_tangents[0]
-    if all(type(t) is SymbolicZero for t in leaf_tangents):
+        return leaf_tangents[0] if symbolic else instantiated(leaf_tangents[0])
+    are_zero = all(type(t) is SymbolicZero for t in leaf_tangents)
+    if are_zero and (symbolic or not _has_tangent_hook(operand)):
         return zero_tangent(aval_of(operand), symbolic)
     treedef = tree_flatten(operand)[1]
     tangents = tree_unflatten(treedef, list(map(instantiated, leaf_tangents)))
     with use_settings(settings):
         return _tangent(operand, tangents)
+
+
+def _has_tangent_hook(value: Value) -> bool:
+    """Whether a tangent of the value has a form of its own, also if it is zero."""
+    return type(value).tangent is not Value.tangent
 
 
 def _tangent(value: Value, leaf_tangents: Any) -> Any:

@@ -12,14 +12,15 @@ from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
-from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from jax.tree_util import tree_flatten, tree_map, tree_unflatten
 
 from .. import _compat
 from .._compat import JaxprEqn, ShapedArray, SourceInfo
 from .._join import MakeDense
+from .._placement import specs_of_leaves
 from .._program import Program
 from .._rewrite import Reason, Restaged, Scope, handlers
-from .._value import Value, aval_of, avals_of, is_value, layer
+from .._value import aval_of, avals_of, is_value
 
 
 _NOT_SHARDED = Reason(
@@ -120,7 +121,7 @@ def _leaf_specs(
     if not is_value(operand):
         return [spec]
     value = tree_map(_compat.leaf_aval, operand)
-    specs = _ask(value, spec)
+    specs = specs_of_leaves(value, spec)
     if specs is None:
         return None
     leaves, treedef = tree_flatten(value)
@@ -130,31 +131,6 @@ def _leaf_specs(
     ]
     if aval_of(tree_unflatten(treedef, avals)).shape != there.shape:
         return None  # metadata that speaks of the shape on this side
-    return specs
-
-
-def _ask(value: Value, spec: PartitionSpec) -> list[Any] | None:
-    if all(axes is None for axes in spec):
-        return [PartitionSpec()] * len(tree_leaves(value))
-    cls = type(value)
-    answer = value.leaf_specs(spec)
-    if answer is NotImplemented:
-        return None
-    if type(answer) is not cls:
-        raise TypeError(
-            f"{cls.__name__}.leaf_specs must return a {cls.__name__} with a PartitionSpec "
-            f"for each leaf; it returned a {type(answer).__name__}."
-        )
-    specs: list[Any] = []
-    for field, own in zip(layer(value)[0], layer(answer)[0], strict=True):
-        if not isinstance(own, PartitionSpec):
-            raise TypeError(
-                f"{cls.__name__}.leaf_specs has {own!r} where a PartitionSpec is due."
-            )
-        of_field = _ask(field, own) if is_value(field) else [own]
-        if of_field is None:
-            return None
-        specs.extend(of_field)
     return specs
 
 

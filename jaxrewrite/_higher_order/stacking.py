@@ -11,7 +11,7 @@ from .. import _compat
 from .._batched import Batched, sliced
 from .._compat import JaxprEqn, SourceInfo, Var
 from .._rewrite import Reason, Scope
-from .._value import Value, aval_of, is_value, layer
+from .._value import Value, aval_of, fields, is_value
 
 
 _NOT_SLICED = Reason(
@@ -22,10 +22,31 @@ _NOT_SLICED = Reason(
 def sliceable(
     scope: Scope, x: Any, length: int, eqn: JaxprEqn, origin: SourceInfo | None
 ) -> Any:
-    """An operand as it can be sliced leaf by leaf: itself, or dense."""
-    if not is_value(x) or _can_be_sliced(scope, x, length, eqn):
+    """An operand as it can be sliced leaf by leaf: a value, or dense."""
+    if not is_value(x):
         return x
+    scratch = Scope(scope.rewriting)
+    if _can_be_sliced(scope, _sliceable(scratch, _on_vars(x), eqn), length, eqn):
+        return _sliceable(scope, x, eqn, origin)
     return scope.materialise(x, eqn, origin, _NOT_SLICED)
+
+
+def _on_vars(x: Any) -> Any:
+    return tree_map(lambda leaf: Var(_compat.leaf_aval(leaf)), x)
+
+
+def _sliceable(
+    scope: Scope, x: Any, eqn: JaxprEqn, origin: SourceInfo | None = None
+) -> Any:
+    """A value as its type, and those of its fields, would have it sliced."""
+    if not is_value(x) or isinstance(x, Batched):
+        return x
+    cls = type(x)
+    own, treedef = fields(x)
+    value = tree_unflatten(treedef, [_sliceable(scope, f, eqn, origin) for f in own])
+    if cls.sliceable is Value.sliceable:
+        return value
+    return _call_hook(scope, cls.sliceable, cls, value, eqn, origin)
 
 
 def _can_be_sliced(scope: Scope, x: Value, length: int, eqn: JaxprEqn) -> bool:
@@ -46,12 +67,12 @@ def _element(scope: Scope, x: Any, eqn: JaxprEqn) -> Any:
     if not is_value(x):
         return x
     if isinstance(x, Batched):
-        return x.element
+        return x.unstacked()
     cls = type(x)
     if cls.unstacked is Value.unstacked:
         return NotImplemented
-    fields, treedef = layer(x)
-    elements = [_element(scope, field, eqn) for field in fields]
+    own, treedef = fields(x)
+    elements = [_element(scope, field, eqn) for field in own]
     if any(element is NotImplemented for element in elements):
         return NotImplemented
     value = tree_unflatten(treedef, elements)
@@ -99,8 +120,8 @@ def _whole(
         return x
     cls = type(x)
     if cls.stacked is not Value.stacked:
-        fields, treedef = layer(x)
-        wholes = [_whole(scope, field, length, eqn, origin) for field in fields]
+        own, treedef = fields(x)
+        wholes = [_whole(scope, field, length, eqn, origin) for field in own]
         value = tree_unflatten(treedef, wholes)
         whole = _call_hook(scope, cls.stacked, cls, value, eqn, origin, length)
         if whole is not NotImplemented:

@@ -10,9 +10,15 @@ from jax.tree_util import tree_leaves, tree_unflatten
 from .. import _compat
 from .._compat import JaxprEqn, SourceInfo, Var
 from .._join import Coerce, MakeDense, Structure, coerce, structure_of
-from .._rewrite import Restaged, Scope, handlers
+from .._rewrite import Reason, Restaged, Scope, handlers
 from .._value import is_value
 from .carry import body_inputs, fixed_point
+
+
+_DECIDES = Reason(
+    "What the condition of primitive {primitive!r} returns is a {cls}",
+    "Let it return an array",
+)
 
 
 def while_handler(
@@ -42,7 +48,8 @@ def while_handler(
     initial = list(map(structure_of, carry))
     structures, turn = fixed_point(scope, eqn, initial, rewrite)
     # Whether to go on is asked of an array.
-    test = restage(condition, condition_consts, structures, MakeDense((True,)))
+    whether = MakeDense((True,), _DECIDES)
+    test = restage(condition, condition_consts, structures, whether)
     if not has_values and not (turn.changed or test.changed):
         return NotImplemented  # the equation stays as it is
     carry = [

@@ -4,7 +4,7 @@ Loaded when it is first used, with the rules of all types; `Sparse` by itself, s
 own sparse matrices, which it wraps, take as long to load as all the others.
 """
 
-from . import _linalg as _linalg, _matrix_rules as _matrix_rules
+from . import _level as _level, _linalg as _linalg, _matrix_rules as _matrix_rules
 from ._banded import Banded as Banded, Tridiagonal as Tridiagonal
 from ._block_diagonal import BlockDiagonal as BlockDiagonal
 from ._diagonal import Diagonal as Diagonal, Identity as Identity
@@ -21,6 +21,7 @@ from ._product import Product as Product
 from ._quantise import quantise as quantise
 from ._quantised import Quantised as Quantised
 from ._scaled import Scaled as Scaled
+from ._strict import strict_zeros as strict_zeros
 from ._structured_sparse import NMSparse as NMSparse
 from ._sum import Sum as Sum
 from ._symmetric import Symmetric as Symmetric

@@ -15,6 +15,10 @@ import jaxrewrite
 from ._order import order
 
 
+def is_value(x: Any) -> bool:
+    return isinstance(x, jaxrewrite.Value)
+
+
 def nbytes_of(leaf: Any) -> int:
     """Bytes of an array, or of what stands for one; 4-bit integers take half a byte."""
     dtype = jnp.result_type(leaf)
@@ -50,6 +54,16 @@ class Structured(jaxrewrite.ArrayValue):
         """The bytes of all leaves."""
         return sum(map(nbytes_of, jax.tree.leaves(self)))
 
+    @property
+    def has_zeros(self) -> bool:
+        """Whether it, or a value that it is made of, is zero where no leaf says so."""
+        return any(
+            isinstance(part, Structured) and part.has_zeros
+            for part in jax.tree.leaves(
+                self, is_leaf=lambda x: x is not self and is_value(x)
+            )
+        )
+
     def __repr__(self) -> str:
         name, fields = super().__repr__().split("(", 1)
         try:
@@ -57,6 +71,43 @@ class Structured(jaxrewrite.ArrayValue):
         except (AttributeError, TypeError, ValueError):
             return f"{name}({fields}"  # JAX put something else in the place of a leaf
         return f"{name}<{about}>({fields}"
+
+
+# What a value holds that needs no numbers: an array of none, whose shape has the batch axes.
+_NOTHING = np.zeros((0,), np.float32)
+
+
+def nothing(batch: Sequence[int] = ()) -> np.ndarray:
+    """An empty leaf, for types that are metadata alone.
+
+    A value that leaves `jax.vmap` has one more axis in front of each leaf. Without any
+    leaf it would not be told, and stand for one element of the batch.
+    """
+    return np.broadcast_to(_NOTHING, (*batch, 0)) if batch else _NOTHING
+
+
+def nothing_field() -> Any:
+    """The field of a dataclass that holds `nothing`."""
+    return jaxrewrite.field(default_factory=nothing, kw_only=True, repr=False)
+
+
+def batch_of(cls: str, leaf: Any) -> tuple[int, ...]:
+    """The batch axes that an empty leaf says there are.
+
+    Raises
+    ------
+    ValueError
+        If a transformation of JAX has put them elsewhere than in front.
+    """
+    shape = jnp.shape(leaf)
+    if shape[-1:] != (0,):
+        raise ValueError(
+            f"{cls}: the empty array that it holds has shape {shape}, which does not end "
+            "in 0. Batch axes of a value come first: use out_axes=0 with jax.vmap, and "
+            "make the value dense before it leaves jax.jacfwd or jax.jacrev. One without "
+            "batch axes is the same for a whole batch: use in_axes=None."
+        )
+    return shape[:-1]
 
 
 def concrete(x: Any) -> np.ndarray | None:
@@ -75,6 +126,59 @@ def differs(dense: Any, value: Any) -> bool:
 def is_number(x: Any) -> bool:
     """Whether an array has no axes, or none but of size 1."""
     return all(n == 1 for n in jnp.shape(x))
+
+
+def zero_unless(where: Any, x: Any) -> Any:
+    """``x`` where a condition holds, and zeros of its dtype elsewhere."""
+    return jnp.where(where, x, jnp.zeros((), x.dtype))
+
+
+def one_where(where: Any, dtype: Any) -> Any:
+    """Ones where a condition holds, and zeros elsewhere.
+
+    Chosen and not cast: XLA makes a choice, too, of what a cast condition is multiplied by,
+    and so zero of zero times infinity.
+    """
+    return jnp.where(where, jnp.ones((), dtype), jnp.zeros((), dtype))
+
+
+def total(x: Any, axes: Sequence[int]) -> Any:
+    """The sums over axes of an array or a value, in its dtype: not that of ``jnp.sum``."""
+    if not axes:
+        return x
+    return jaxrewrite.transform(lambda x: jnp.sum(x, tuple(axes), dtype=x.dtype))(x)
+
+
+def is_linear_cast(x: Any, dtype: Any) -> bool:
+    """Whether a cast of sums and products is that of their parts, up to rounding.
+
+    Integers wrap around, what is cast to one is cut off, and an imaginary part is left out.
+    """
+    narrowed = jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating)
+    return inexact(x) and jnp.issubdtype(dtype, jnp.inexact) and not narrowed
+
+
+def on_numbers(primitive: Any, params: Any, *numbers: Any) -> np.ndarray:
+    """What a primitive makes of known numbers, whatever is being traced, on whatever mesh."""
+    no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+    with jax.ensure_compile_time_eval(), no_mesh:
+        return np.asarray(primitive.bind(*map(jnp.asarray, numbers), **params))
+
+
+def is_zero_at(primitive: Any, params: Any, *numbers: Any) -> bool:
+    """Whether what a primitive makes of known numbers is zero."""
+    return bool(on_numbers(primitive, params, *numbers) == 0)
+
+
+def number_of(literal: Any) -> Any:
+    """The number of a literal, in its dtype."""
+    return np.asarray(literal.val, literal.aval.dtype)
+
+
+def inverse_of(number: Any) -> Any:
+    """One over a known number."""
+    with np.errstate(all="ignore"):
+        return 1 / number
 
 
 def inexact(x: Any) -> bool:
@@ -139,21 +243,3 @@ def _(v: Structured, *, reps: Sequence[int]) -> Any:
         dimensions=None,
         sharding=None,
     )
-
-
-@jaxrewrite.register("sharding_constraint", precedence=order("Structured"))
-def _(v: Structured, *, sharding: Any, **params: Any) -> Any:
-    """On the leaves, as the type says that they are split; else the value is left alone.
-
-    The constraint says where numbers are to be, and not which: it may be left out.
-    """
-    named = isinstance(sharding, jax.sharding.NamedSharding)
-    specs = v.leaf_specs(sharding.spec) if named else NotImplemented
-    if specs is NotImplemented:
-        return v
-
-    def constrained(leaf: Any, spec: Any) -> Any:
-        own = jax.sharding.NamedSharding(sharding.mesh, spec)
-        return lax.with_sharding_constraint(leaf, own)
-
-    return jax.tree.map(constrained, v, specs)

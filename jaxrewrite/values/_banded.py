@@ -13,9 +13,10 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._array import differs
+from ._array import differs, zero_unless
+from ._determinant import Determinant
 from ._diagonal import Diagonal, Identity
-from ._matrix import Matrix, along, solve_columns, unpivoted
+from ._matrix import Matrix, along, nan_if_any_is, solve_columns, unpivoted
 
 
 class _Bands(Matrix):
@@ -105,6 +106,9 @@ class Banded(_Bands):
     accelerators that is slower than a dense solve until n is large; a symmetric positive
     definite matrix is as well solved by its `cholesky` factor, which is banded. The
     derivative of a solve is two more solves.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------
@@ -198,7 +202,7 @@ class Banded(_Bands):
     def _inside(self) -> Any:
         """``bands``, with zeros where they are no entries of the matrix."""
         i, _ = self.indices()
-        return jnp.where((i >= 0) & (i < self.shape[-1]), self.bands, 0)
+        return zero_unless((i >= 0) & (i < self.shape[-1]), self.bands)
 
     def diagonals(self) -> list[tuple[int, Any]]:
         n = self.shape[-1]
@@ -239,7 +243,7 @@ class Banded(_Bands):
         row = self.upper + i - j
         k = self.bands.shape[-2]
         found = self.bands[jnp.clip(row, 0, k - 1), j]
-        return jnp.where((row >= 0) & (row < k), found, 0)
+        return zero_unless((row >= 0) & (row < k), found)
 
     def diagonal(self) -> Any:
         return self.bands[..., self.upper, :]
@@ -268,31 +272,29 @@ class Banded(_Bands):
             lambda y: self.apply(y, axis), x, solve(self), solve(self.transposed())
         )
 
-    def pivots(self) -> Any:
+    def known_determinant(self) -> Any:
         if not self.lower or not self.upper:
-            return self.diagonal()
+            return Determinant.of(self.diagonal())
         pivots = functools.partial(_signed_pivots, lower=self.lower)
         for _ in self.batch:
             pivots = jax.vmap(pivots)
-        return pivots(self._rows())
+        return Determinant.of(pivots(self._rows()))
 
-    def determinant(self) -> Any:
-        return self.pivots().prod(-1)
-
-    def cholesky(self) -> Any:
+    def known_cholesky(self) -> Any:
         fn = _cholesky_rows
         for _ in self.batch:
             fn = jax.vmap(fn)
         columns = fn(self.resized(self.lower, 0)._rows())
-        return Banded(jnp.swapaxes(columns, -1, -2), self.lower, 0)
+        found = Banded(jnp.swapaxes(columns, -1, -2), self.lower, 0)
+        return Banded(nan_if_any_is(found._inside(), len(self.batch)), self.lower, 0)
 
-    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         v = self.resized(self.lower, 0) if lower else self.resized(0, self.upper)
         if unit_diagonal:
             v = Banded(v.bands.at[..., v.upper, :].set(1), v.lower, v.upper)
         return v
 
-    def packed_lu(self) -> Any:
+    def known_lu(self) -> Any:
         """An upper triangular one is its own factor."""
         return NotImplemented if self.lower else (self, *unpivoted(self))
 
@@ -307,6 +309,9 @@ class Tridiagonal(_Bands):
     It is solved by `jax.lax.linalg.tridiagonal_solve`, in O(n). The determinant is the last
     of :math:`f_i = d_i f_{i-1} - l_{i-1} u_{i-1} f_{i-2}`, the recurrence of the leading
     principal minors [1]_. The product of two is `Banded`, as is what else has no form here.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------
@@ -427,26 +432,37 @@ class Tridiagonal(_Bands):
         solve = lambda b: lax.linalg.tridiagonal_solve(lower, self.main, upper, b)
         return solve_columns(solve, x, axis, len(self.batch))
 
-    def pivots(self) -> Any:
-        return self.as_banded().pivots()
+    def known_determinant(self) -> Any:
+        """By minors of rows that are scaled to one, and of which the last two are again."""
+        lower, upper = _padded(self.lower, -1, 1, 0), _padded(self.upper, -1, 0, 1)
+        rows = jnp.stack([lower, self.main, upper], -1)
+        sizes = _scale(rows)
+        lower, main, upper = jnp.moveaxis(rows / sizes[..., None], -1, 0)
 
-    def determinant(self) -> Any:
         def step(minors: Any, row: Any) -> Any:
             last, before = minors
             d, squared = row
-            return (d * last - squared * before, last), None
+            both = jnp.stack([d * last - squared * before, last], -1)
+            size = _scale(both)
+            both = both / size[..., None]
+            return (both[..., 0], both[..., 1]), size
 
-        squared = _padded(self.lower * self.upper, -1, 1, 0)
-        rows = (jnp.moveaxis(self.main, -1, 0), jnp.moveaxis(squared, -1, 0))
+        squared = lower * _padded(upper[..., :-1], -1, 1, 0)
         one = jnp.ones(self.batch, self.dtype)
-        (found, _), _ = lax.scan(step, (one, jnp.zeros_like(one)), rows)
-        return found
+        (last, _), more = lax.scan(
+            step,
+            (one, jnp.zeros_like(one)),
+            (jnp.moveaxis(main, -1, 0), jnp.moveaxis(squared, -1, 0)),
+        )
+        log = jnp.log(sizes).sum(-1) + jnp.log(more).sum(0)
+        found = Determinant.of(last[..., None])
+        return Determinant(found.unit, found.log + log)
 
-    def cholesky(self) -> Any:
-        return self.as_banded().cholesky()
+    def known_cholesky(self) -> Any:
+        return self.as_banded().known_cholesky()
 
-    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
-        return self.as_banded().triangle(lower, unit_diagonal)
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        return self.as_banded().known_triangle(lower, unit_diagonal)
 
 
 # --- diagonals, and where they go -----------------------------------------------------
@@ -515,6 +531,12 @@ def _product(v: Banded, w: Banded) -> Any:
     return Banded(bands, v.lower + w.lower, v.upper + w.upper).resized(lower, upper)
 
 
+def _scale(x: Any) -> Any:
+    """The largest number along the last axis, to divide by; a constant."""
+    size = lax.stop_gradient(abs(x).max(-1))
+    return jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+
+
 # --- elimination ------------------------------------------------------------------------
 
 
@@ -575,7 +597,8 @@ def _cholesky_rows(rows: Any) -> Any:
 
     def step(above: Any, entering: Any) -> Any:
         a = jnp.concatenate([above, entering[None]])
-        column = a[:, 0] / jnp.sqrt(a[0, 0])
+        # A complex number on the diagonal is taken to be real, as LAPACK does.
+        column = a[:, 0].at[0].set(a[0, 0].real) / jnp.sqrt(a[0, 0].real)
         below = a[1:, 1:] - column[1:, None] * column[1:].conj()
         return jnp.pad(below, ((0, 0), (0, 1))), column
 

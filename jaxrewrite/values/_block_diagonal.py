@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -11,10 +12,11 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._array import differs
+from ._array import differs, zero_unless
 from ._contract import contract
+from ._determinant import Determinant
 from ._diagonal import Diagonal, Identity
-from ._matrix import Matrix, solve_dense
+from ._matrix import Matrix, nan_if_any_is, solve_dense
 from ._permutation import Permutation
 from ._product import Product
 
@@ -27,6 +29,9 @@ class BlockDiagonal(Matrix):
     Products, with arrays and with its own kind, and linear algebra go block by block, which
     takes a k-th, or less, of what they take on the dense array. What acts entry by entry
     and is zero at zero keeps it.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------
@@ -95,7 +100,7 @@ class BlockDiagonal(Matrix):
     def materialise(self) -> Any:
         *batch, k, p, q = self.blocks.shape
         on_diagonal = jnp.eye(k, dtype=bool)[:, None, :, None]
-        whole = jnp.where(on_diagonal, self.blocks[..., None, :], 0)
+        whole = zero_unless(on_diagonal, self.blocks[..., None, :])
         return whole.reshape(*batch, k * p, k * q)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
@@ -147,11 +152,12 @@ class BlockDiagonal(Matrix):
         )
 
     def pick(self, dense: Any) -> Any:
-        return BlockDiagonal(_blocks_of(dense, self.blocks.shape[-3]))
+        blocks = _blocks_of(dense, self.blocks.shape[-3])
+        return BlockDiagonal(blocks.reshape(self.blocks.shape))
 
     def at(self, i: Any, j: Any) -> Any:
         p, q = self.blocks.shape[-2:]
-        return jnp.where(i // p == j // q, self.blocks[..., i // p, i % p, j % q], 0)
+        return zero_unless(i // p == j // q, self.blocks[..., i // p, i % p, j % q])
 
     def diagonal(self) -> Any:
         i = jnp.arange(min(self.shape[-2:]))
@@ -162,32 +168,48 @@ class BlockDiagonal(Matrix):
         return self.blocks.shape[-2] == self.blocks.shape[-1]
 
     def solve(self, x: Any, axis: int) -> Any:
+        if not self.solvable:
+            return super().solve(x, axis)
         return _by_blocks(solve_dense, self.blocks, x, axis)
 
-    def inverse(self) -> Any:
-        return BlockDiagonal(jnp.linalg.inv(self.blocks))
+    def known_inverse(self) -> Any:
+        return (
+            BlockDiagonal(jnp.linalg.inv(self.blocks)) if self.solvable else NotImplemented
+        )
 
-    def determinant(self) -> Any:
-        return jnp.linalg.det(self.blocks).prod(-1)
+    def known_determinant(self) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        return Determinant.of_arrays(self.blocks).product()
 
-    def eigenvalues(self) -> Any:
+    def known_eigenvalues(self) -> Any:
+        if not self.solvable:
+            return NotImplemented
         return _joined(jnp.linalg.eigvals(self.blocks))
 
-    def eigh(self) -> Any:
-        values, vectors = jnp.linalg.eigh(self.blocks)
+    def known_eigh(self, lower: bool) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        uplo = "L" if lower else "U"
+        values, vectors = jnp.linalg.eigh(self.blocks, uplo, symmetrize_input=False)
         return sorted_eigh(_joined(values), BlockDiagonal(vectors))
 
-    def cholesky(self) -> Any:
-        return BlockDiagonal(jnp.linalg.cholesky(self.blocks))
+    def known_cholesky(self) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        factors = jnp.linalg.cholesky(self.blocks, symmetrize_input=False)
+        return BlockDiagonal(jnp.tril(nan_if_any_is(factors, len(self.batch))))
 
-    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        if not self.solvable:
+            return NotImplemented
         return _Triangles(self.blocks, lower, unit_diagonal)
 
-    def packed_lu(self) -> Any:
+    def known_lu(self) -> Any:
         """Rows are exchanged within blocks alone: beside them a column has zeros."""
-        k, p, q = self.blocks.shape[-3:]
-        if p != q:
+        if not self.solvable:
             return NotImplemented
+        k, p = self.blocks.shape[-3:-1]
         packed, *rows = lax.linalg.lu(self.blocks)
         first = p * jnp.arange(k, dtype=jnp.int32)[:, None]
         return BlockDiagonal(packed), *(_joined(row + first) for row in rows)
@@ -227,7 +249,7 @@ class _Triangles(Matrix):
         moved = jnp.moveaxis(x, axis, blocks.ndim - 2)
         solved = lax.linalg.triangular_solve(
             blocks,
-            moved.reshape(*blocks.shape[:-1], -1),
+            moved.reshape(*blocks.shape[:-1], math.prod(moved.shape[blocks.ndim - 1 :])),
             left_side=True,
             lower=self.lower,
             unit_diagonal=self.unit_diagonal,
@@ -237,7 +259,8 @@ class _Triangles(Matrix):
 
 def _blocks_of(dense: Any, k: int) -> Any:
     *batch, n, m = dense.shape
-    parts = dense.reshape(*batch, k, n // k, k, m // k)
+    p, q = (n // k, m // k) if k else (0, 0)
+    parts = dense.reshape(*batch, k, p, k, q)
     return jnp.moveaxis(jnp.diagonal(parts, axis1=-4, axis2=-2), -1, -3)
 
 

@@ -20,6 +20,7 @@ from jax import lax
 from jaxtyping import ArrayLike
 
 import jaxrewrite
+from jaxrewrite import primitives
 
 from ._array import Structured, concrete
 from ._contract import Labels, contract, intermediate, labels, transpose
@@ -55,6 +56,13 @@ class Coded(Structured):
 
     def stacked(self, size: int) -> Self:
         return self
+
+    def sliceable(self) -> Any:
+        """With multipliers for each element of the first axis."""
+        if not self.shape:
+            return self
+        length = self.shape[0]
+        return jax.tree.map(lambda leaf: spread_axis(leaf, 0, length), self)
 
     def unstacked(self) -> Self:
         return self
@@ -420,6 +428,19 @@ def _(
     return jnp.where(inside, dense, fill)
 
 
+# So is a row, or an entry, that was sliced out of a table, once something is added to it.
+
+
+@jaxrewrite.register(*primitives.ADDITIVE)
+def _(v: Coded, y: ArrayLike, *, primitive, **params):
+    return NotImplemented if v.ndim > 1 else primitive.bind(v.materialise(), y, **params)
+
+
+@jaxrewrite.register(*primitives.ADDITIVE)
+def _(x: ArrayLike, v: Coded, *, primitive, **params):
+    return NotImplemented if v.ndim > 1 else primitive.bind(x, v.materialise(), **params)
+
+
 def gather_blocks(
     shared: Any,
     shape: Sequence[int],
@@ -516,6 +537,8 @@ def rescaled(
 ) -> Any:
     """``op(v, c)`` of a number, or of one per index of some axes."""
     shape = jnp.shape(c) or (1,) * v.ndim
+    if len(shape) != v.ndim:
+        return NotImplemented  # a number times an array
     wider = any(k not in (1, n) for k, n in zip(shape, v.shape, strict=True))
     if wider or out_dtype not in (None, v.dtype):
         return NotImplemented

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,9 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._matrix import Matrix, along, known_diagonal, unpivoted
+from ._array import batch_of, nothing, nothing_field, one_where, zero_unless
+from ._determinant import Determinant
+from ._matrix import Matrix, along, known_diagonal, nan_if_any_is, unpivoted
 from ._permutation import Permutation
 
 
@@ -20,7 +22,8 @@ class Diagonal(Matrix):
 
     Products, sums with its own kind, powers, solves, determinants, Cholesky factors and
     eigenvalues of it take O(n). What acts entry by entry and is zero at zero keeps it,
-    as does a product, entry by entry, with any array.
+    as does a product, entry by entry, with any array. Products take what its zeros are
+    multiplied by to be finite, unless they are `strict_zeros`.
 
     Attributes
     ----------
@@ -56,7 +59,7 @@ class Diagonal(Matrix):
         return jax.core.ShapedArray((*self.d.shape, self.d.shape[-1]), self.d.dtype)
 
     def materialise(self) -> Any:
-        return jnp.where(jnp.eye(self.d.shape[-1], dtype=bool), self.d[..., None, :], 0)
+        return zero_unless(jnp.eye(self.d.shape[-1], dtype=bool), self.d[..., None, :])
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return along(self.d, self.d.ndim - 1, x.ndim, axis) * x
@@ -88,7 +91,7 @@ class Diagonal(Matrix):
         return Diagonal(jnp.diagonal(dense, axis1=-2, axis2=-1))
 
     def at(self, i: Any, j: Any) -> Any:
-        return jnp.where(i == j, self.d[i], 0)
+        return zero_unless(i == j, self.d[i])
 
     def as_diagonal(self) -> Diagonal:
         return self
@@ -99,34 +102,39 @@ class Diagonal(Matrix):
     def solve(self, x: Any, axis: int) -> Any:
         return x / along(self.d, self.d.ndim - 1, x.ndim, axis)
 
-    def inverse(self) -> Any:
+    def known_inverse(self) -> Any:
         return Diagonal(1 / self.d)
 
-    def determinant(self) -> Any:
-        return self.d.prod(-1)
+    def known_determinant(self) -> Any:
+        return Determinant.of(self.d)
 
-    def eigenvalues(self) -> Any:
+    def known_eigenvalues(self) -> Any:
         return self.d
 
-    def eigh(self) -> Any:
+    def known_eigh(self, lower: bool) -> Any:
         order = jnp.argsort(self.d.real, axis=-1)
         vectors = Permutation(order, self.d.dtype).transposed()
         return jnp.take_along_axis(self.d.real, order, -1), vectors
 
-    def cholesky(self) -> Any:
-        return Diagonal(jnp.sqrt(self.d))
+    def known_cholesky(self) -> Any:
+        # Complex numbers are taken to be real, as LAPACK does.
+        root = jnp.sqrt(jnp.where(self.d.real > 0, self.d.real, jnp.nan))
+        return Diagonal(nan_if_any_is(root, len(self.batch)).astype(self.dtype))
 
-    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         if unit_diagonal:
             return Identity(self.d.shape[-1], self.d.dtype, self.batch)
         return self
 
-    def packed_lu(self) -> Any:
+    def known_lu(self) -> Any:
         return self, *unpivoted(self)
 
 
 class Identity(Matrix):
     r"""The identity matrix, :math:`I_{ij} = \delta_{ij}`, which holds nothing.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------
@@ -135,7 +143,8 @@ class Identity(Matrix):
     of_dtype
         The dtype of the array.
     of_batch
-        The shape of the stack, where it is one of identities.
+        The shape of the stack, where it is one of identities: that of an empty array that
+        the value holds.
 
     Examples
     --------
@@ -148,19 +157,28 @@ class Identity(Matrix):
 
     rows: int = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
-    of_batch: tuple[int, ...] = jaxrewrite.field(static=True, default=())
+    _nothing: Any = nothing_field()
     entries = "pattern"
 
-    def __post_init__(self) -> None:
-        if self.rows < 0:
-            raise ValueError(f"Identity: rows is {self.rows}, which is negative.")
-        object.__setattr__(self, "of_dtype", jnp.dtype(self.of_dtype))
+    def __init__(
+        self, rows: int, of_dtype: Any = jnp.float32, of_batch: Sequence[int] = ()
+    ):
+        if rows < 0:
+            raise ValueError(f"Identity: rows is {rows}, which is negative.")
+        vars(self).update(
+            rows=rows, of_dtype=jnp.dtype(of_dtype), _nothing=nothing(of_batch)
+        )
+
+    @property
+    def of_batch(self) -> tuple[int, ...]:
+        return batch_of("Identity", self._nothing)
 
     def aval(self) -> Any:
         return jax.core.ShapedArray((*self.of_batch, self.rows, self.rows), self.of_dtype)
 
     def materialise(self) -> Any:
-        return jnp.broadcast_to(jnp.eye(self.rows, dtype=self.of_dtype), self.shape)
+        eye = one_where(jnp.eye(self.rows, dtype=bool), self.of_dtype)
+        return jnp.broadcast_to(eye, self.shape)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return x
@@ -200,22 +218,11 @@ class Identity(Matrix):
         found = known_diagonal(other)
         return found if found is NotImplemented else Diagonal(found)
 
-    def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
-        return Identity(self.rows, self.of_dtype, batch)
-
     def tangent(self, leaf_tangents: Any) -> Any:
         return jnp.zeros(self.shape, self.of_dtype)  # it never changes
 
     def lift_tangent(self, tangent: Any) -> Any:
         return self
-
-    def stacked(self, size: int) -> Any:
-        return self.map_batch(lambda x: x, (size, *self.of_batch))
-
-    def unstacked(self) -> Any:
-        if not self.of_batch:
-            return NotImplemented
-        return self.map_batch(lambda x: x, self.of_batch[1:])
 
     def cast(self, dtype: Any) -> Any:
         return Identity(self.rows, jnp.dtype(dtype), self.of_batch)
@@ -226,23 +233,23 @@ class Identity(Matrix):
     def solve(self, x: Any, axis: int) -> Any:
         return x
 
-    def inverse(self) -> Any:
+    def known_inverse(self) -> Any:
         return self
 
-    def determinant(self) -> Any:
-        return jnp.ones(self.of_batch, self.of_dtype)
+    def known_determinant(self) -> Any:
+        return Determinant.of(self.diagonal())
 
-    def eigenvalues(self) -> Any:
+    def known_eigenvalues(self) -> Any:
         return self.diagonal()
 
-    def eigh(self) -> Any:
+    def known_eigh(self, lower: bool) -> Any:
         return self.diagonal().real, self
 
-    def cholesky(self) -> Any:
+    def known_cholesky(self) -> Any:
         return self
 
-    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         return self
 
-    def packed_lu(self) -> Any:
+    def known_lu(self) -> Any:
         return self, *unpivoted(self)

@@ -79,6 +79,8 @@ class Interval(Structured):
     (Array([False,  True], dtype=bool), Array([ True,  True], dtype=bool))
     """
 
+    outer = 1
+
     lower: Array
     upper: Array
 

@@ -15,15 +15,15 @@ import jaxrewrite
 from jaxrewrite import bind, register, transform
 
 from ._block_diagonal import sorted_eigh
+from ._determinant import Determinant
+from ._diagonal import Diagonal, Identity
 from ._matrix import (
     Matrix,
     apply_dense,
-    map_batch_of,
     solve_dense,
-    stacked_of,
     swapped,
-    unstacked_of,
 )
+from ._symmetric import Symmetric
 
 
 class Kronecker(Matrix):
@@ -138,14 +138,8 @@ class Kronecker(Matrix):
             return NotImplemented
         return self.map_factors(transform(jnp.multiply), other)
 
-    def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
-        return self.map_factors(lambda factor: map_batch_of(factor, fn, batch))
-
-    def stacked(self, size: int) -> Any:
-        return self.map_factors(lambda factor: stacked_of(factor, size))
-
-    def unstacked(self) -> Any:
-        return self.map_factors(unstacked_of)
+    def map_batch(self, fn: Callable[..., Any], *others: Any) -> Any:
+        return self.map_factors(transform(fn), *others)
 
     def cast(self, dtype: Any) -> Any:
         return self.map_factors(lambda factor: factor.astype(dtype))
@@ -170,39 +164,66 @@ class Kronecker(Matrix):
         return all(x.shape[-2] == x.shape[-1] for x in self.factors)
 
     def solve(self, x: Any, axis: int) -> Any:
-        return self._one_by_one(_solve, x, axis) if self.solvable else NotImplemented
+        if not self.solvable:
+            return super().solve(x, axis)
+        return self._one_by_one(_solve, x, axis)
 
-    def inverse(self) -> Any:
-        return self._each("inverse", jnp.linalg.inv)
+    def known_inverse(self) -> Any:
+        return self._each("known_inverse", jnp.linalg.inv)
+
+    def known_cholesky(self) -> Any:
+        return self._cholesky() if self._triangle_decides else NotImplemented
 
     def cholesky(self) -> Any:
-        return self._each("cholesky", jnp.linalg.cholesky)
+        return self._cholesky() if self.solvable else super().cholesky()
+
+    def _cholesky(self) -> Any:
+        lower = functools.partial(jnp.linalg.cholesky, symmetrize_input=False)
+        return self._each("known_cholesky", lower)
+
+    @property
+    def _triangle_decides(self) -> bool:
+        """Whether one triangle says what the Hermitian matrix is that it is part of.
+
+        A block beside the diagonal is used as a whole, so that all factors but the first
+        have to be Hermitian, which arrays may be or not.
+        """
+        return self.solvable and all(map(_is_hermitian, self.factors[1:]))
 
     def _each(self, method: str, fn: Callable[[Any], Any]) -> Any:
         if not self.solvable:
             return NotImplemented
-        return self.map_factors(lambda factor: _known(factor, method, fn))
+        return self.map_factors(lambda factor: _known(factor, fn, method))
 
-    def determinant(self) -> Any:
+    def known_determinant(self) -> Any:
         r""":math:`\prod_i \det(A_i)^{N / n_i}`, for factors of n_i rows, and N in all."""
         if not self.solvable:
             return NotImplemented
-        found: Any = 1
+        powers = []
         for factor in self.factors:
-            power = self.shape[-1] // max(factor.shape[-1], 1)
-            found = found * _known(factor, "determinant", jnp.linalg.det) ** power
-        return found
+            found = _known(factor, Determinant.of_arrays, "known_determinant")
+            powers.append(found ** (self.shape[-1] // max(factor.shape[-1], 1)))
+        parts = (jnp.stack(part, -1) for part in zip(*powers, strict=True))
+        return Determinant(*parts).product()
 
-    def eigenvalues(self) -> Any:
+    def known_eigenvalues(self) -> Any:
         if not self.solvable:
             return NotImplemented
-        values = [_known(x, "eigenvalues", jnp.linalg.eigvals) for x in self.factors]
+        fn = jnp.linalg.eigvals
+        values = [_known(x, fn, "known_eigenvalues") for x in self.factors]
         return functools.reduce(_outer_of_vectors, values)
 
+    def known_eigh(self, lower: bool) -> Any:
+        return self._eigh(lower) if self._triangle_decides else NotImplemented
+
     def eigh(self) -> Any:
-        if not self.solvable:
-            return NotImplemented
-        found = [_known(x, "eigh", jnp.linalg.eigh) for x in self.factors]
+        return self._eigh(True) if self.solvable else super().eigh()
+
+    def _eigh(self, lower: bool) -> Any:
+        fn = functools.partial(
+            jnp.linalg.eigh, UPLO="L" if lower else "U", symmetrize_input=False
+        )
+        found = [_known(x, fn, "known_eigh", lower) for x in self.factors]
         values = functools.reduce(_outer_of_vectors, [values for values, _ in found])
         return sorted_eigh(values, Kronecker(*(vectors for _, vectors in found)))
 
@@ -220,18 +241,26 @@ def _outer_of_vectors(a: Any, b: Any) -> Any:
     return whole.reshape(*a.shape[:-1], a.shape[-1] * b.shape[-1])
 
 
-def _known(factor: Any, method: str, fn: Callable[[Any], Any]) -> Any:
+def _known(factor: Any, fn: Callable[[Any], Any], method: str, *args: Any) -> Any:
     """What a factor's type knows of itself, else what a function of arrays makes of it."""
     if isinstance(factor, Matrix):
-        known = getattr(factor, method)()
+        known = getattr(factor, method)(*args)
         if known is not NotImplemented:
             return known
     return transform(fn)(factor)
 
 
+def _is_hermitian(factor: Any) -> bool:
+    """Whether a factor's type says that it is equal to its conjugate transpose."""
+    if isinstance(factor, Kronecker):
+        return all(map(_is_hermitian, factor.factors))
+    real = isinstance(factor, (Diagonal, Symmetric)) and not jnp.iscomplexobj(factor)
+    return real or isinstance(factor, Identity)
+
+
 def _diagonal(factor: Any) -> Any:
     diagonal = functools.partial(jnp.diagonal, axis1=-2, axis2=-1)
-    return jaxrewrite.materialise(_known(factor, "diagonal", diagonal))
+    return jaxrewrite.materialise(_known(factor, diagonal, "diagonal"))
 
 
 def _solve(factor: Any, x: Any, axis: int) -> Any:
@@ -246,7 +275,7 @@ def _at(factor: Any, i: Any, j: Any) -> Any:
     return factor[i, j]
 
 
-@register("abs", "sign", "square", "integer_pow", "conj")
+@register("abs", "square", "integer_pow", "conj")
 def _(v: Kronecker, *, primitive: Any, **params: Any) -> Any:
     """Of a product of two numbers these are the product of each one's."""
     return v.map_factors(lambda factor: bind(primitive, factor, **params))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
 from jaxrewrite import ArrayValue, bind, primitives, register
 
-from ._array import Structured
+from ._array import Structured, is_linear_cast
 from ._order import order
 
 
@@ -27,6 +29,14 @@ class Linear(Structured):
         """The array of the parts that a linear map makes of each."""
         raise NotImplementedError(f"{type(self).__name__}.map_parts")
 
+    def shares(self, fill: Any) -> Any:
+        """What each part is filled with so that the array is with ``fill``.
+
+        A number, or ``None`` for what JAX fills with by default. NotImplemented if there are
+        no such numbers.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.shares")
+
     def cast(self, dtype: Any) -> Any:
         """The array in another floating dtype."""
         return self.map_parts(lambda part: part.astype(dtype))
@@ -40,23 +50,34 @@ def _(v: Linear, *, primitive: Any, **params: Any) -> Any:
     return v.map_parts(lambda part: bind(primitive, part, **params))
 
 
-@register(*primitives.INDEXING)
-def _(v: Linear, *indices: Array, primitive: Any, **params: Any) -> Any:
-    return v.map_parts(lambda part: bind(primitive, part, *indices, **params))
+@register("dynamic_slice")
+def _(v: Linear, *starts: Array, primitive: Any, **params: Any) -> Any:
+    return v.map_parts(lambda part: bind(primitive, part, *starts, **params))
+
+
+@register("gather")
+def _(v: Linear, indices: Array, **params: Any) -> Any:
+    """Linear but for what it fills in, which parts have shares of."""
+    fills: Any = itertools.repeat(None)
+    if lax.GatherScatterMode.from_any(params["mode"]) == lax.GatherScatterMode.FILL_OR_DROP:
+        fills = v.shares(params["fill_value"])
+    if fills is NotImplemented:
+        return NotImplemented
+    rest = iter(fills)
+    return v.map_parts(
+        lambda part: bind("gather", part, indices, **params | {"fill_value": next(rest)})
+    )
 
 
 @register("convert_element_type")
 def _(v: Linear, *, new_dtype: Any, **params: Any) -> Any:
-    narrowed = jnp.iscomplexobj(v) and not jnp.issubdtype(new_dtype, jnp.complexfloating)
-    if narrowed or not jnp.issubdtype(new_dtype, jnp.inexact):
-        return NotImplemented
-    return v.cast(jnp.dtype(new_dtype))
+    return v.cast(jnp.dtype(new_dtype)) if is_linear_cast(v, new_dtype) else NotImplemented
 
 
 _BILINEAR = ("dot_general", "mul", "conv_general_dilated")
 
 
-@register(*_BILINEAR, "div", precedence=order("Linear"))
+@register(*_BILINEAR, precedence=order("Linear"))
 def _(v: Linear, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
     return v.map_parts(lambda part: bind(primitive, part, y, **params))
 

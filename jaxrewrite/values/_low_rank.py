@@ -21,7 +21,7 @@ from jaxtyping import Array, ArrayLike
 import jaxrewrite
 from jaxrewrite.primitives import ADDITIVE
 
-from ._array import Structured, inexact
+from ._array import Structured, inexact, is_linear_cast
 from ._contract import contract, intermediate, labels, transpose
 from ._order import order
 from ._sum import sum_of
@@ -368,8 +368,7 @@ def _(v: LowRank, **params: Any) -> Any:
 
 @linear("convert_element_type")
 def converted(v: LowRank, *, new_dtype: Any, **params: Any) -> Any:
-    is_real = not jnp.issubdtype(new_dtype, jnp.complexfloating)
-    if not inexact(jnp.zeros((), new_dtype)) or (is_real and jnp.iscomplexobj(v)):
+    if not is_linear_cast(v, new_dtype):
         return NotImplemented
     return LowRank(v.a.astype(new_dtype), v.b.astype(new_dtype), v.rows, v.cols)
 
@@ -537,10 +536,9 @@ def _(v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **p
     fill = params.get("fill_value")
     fills = params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP
     if fills:
-        # Those of nothing: what is filled in comes through a product only if it is
-        # zero or not a number.
-        fills_nan = fill is None and inexact(v)
-        if not fills_nan and not (fill is not None and (fill == 0 or fill != fill)):
+        # What is filled in comes through a product only if it is zero or not a number.
+        is_nan = inexact(v) if fill is None else fill != fill
+        if not (is_nan and v.rank) and (fill is None or fill != 0):
             return NotImplemented
     # Of a whole axis there is one slice, unless others are filled in.
     starts = [
@@ -697,8 +695,8 @@ def _(*those: LowRank, dimension, **params):
 
 def scaled(v: LowRank, y: Any, primitive: Any, **params: Any) -> Any:
     """``v * y`` or ``v / y``, where ``y`` changes along the axes of one factor at most."""
-    if primitive.name == "div" and not inexact(v):
-        return NotImplemented
+    if primitive.name == "div" and not (inexact(v) and v.rank):
+        return NotImplemented  # of rank zero, zeros are not in any factor
     op = jnp.divide if primitive.name == "div" else jnp.multiply
     pair = list(factors(v))
     shape = jnp.shape(y)
@@ -735,6 +733,11 @@ def _(y: ArrayLike, v: LowRank, *, primitive, **params):
 
 def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
     """`jax.lax.dot_general` of two operands, of which one at least is a `LowRank`."""
+    dtype = jnp.result_type(x.dtype, y.dtype)
+    if params.get("preferred_element_type") not in (None, dtype) and not inexact(
+        jnp.zeros((), dtype)
+    ):
+        return NotImplemented  # integers wrap around in between
     names = labels(dimension_numbers, x.ndim, y.ndim)
     # Of two the lower rank is that of the product.
     is_second = not isinstance(x, LowRank) or (isinstance(y, LowRank) and y.rank < x.rank)

@@ -31,11 +31,11 @@ class Masked(Structured):
     entry by entry and for reductions, which skip what is missing: it counts as 0 in a sum, as
     1 in a product, as nothing in a maximum, and a result is missing where all entries
     are. So it is in a product of matrices: :math:`(xy)_{ij}` is missing where no pair
-    :math:`x_{ik}, y_{kj}` is there, as with `numpy.ma.dot`. Cumulative sums skip what is missing
-    and leave it missing. ``sort`` puts it last. ``where`` gives what is missing where
-    its condition or what it chooses is. What the array holds under the mask is never looked
-    at, and may be anything: NaN, or a result of a division by zero, which, other than in
-    `numpy.ma`, masks nothing by itself.
+    :math:`x_{ik}, y_{kj}` is there, as with `numpy.ma.dot`; what is there is taken to be
+    finite. Cumulative sums skip what is missing and leave it missing. ``sort`` puts it last.
+    ``where`` gives what is missing where its condition or what it chooses is. What the array
+    holds under the mask is never looked at, and may be anything: NaN, or a result of a division
+    by zero, which, other than in `numpy.ma`, masks nothing by itself.
 
     A masked value is never dense, so that no program takes what is missing for a
     number: see `filled`. ``jnp.mean`` sums what is there and divides by the number of
@@ -68,6 +68,8 @@ class Masked(Structured):
     jaxrewrite._errors.MaterialisationError: Masked can't be made dense: some entries may be
     missing; filled(number) says what to put there.
     """
+
+    outer = 2
 
     array: Array
     mask: Bool[Array, ...]

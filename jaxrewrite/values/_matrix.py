@@ -22,6 +22,7 @@ from jaxrewrite import bind, same_structure
 
 from ._array import Structured, inexact
 from ._contract import contract
+from ._determinant import Determinant
 
 
 class Matrix(Structured):
@@ -110,89 +111,152 @@ class Matrix(Structured):
         """The matrix with a function applied to the leaves that are entries."""
         return jax.tree.map(fn, self, *others)
 
-    def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Self:
+    def map_batch(self, fn: Callable[..., Any], *others: Self) -> Self:
         """The matrix with a function applied that acts on the batch axes of each leaf.
 
-        ``batch`` are the batch axes that it leads to, for types that keep them as metadata.
+        Of this one alone, or of several of one structure. Every entry of what the
+        function gives has to be one of the entries of its arguments.
         """
-        return jax.tree.map(fn, self)
+        return jax.tree.map(fn, self, *others)
 
     def cast(self, dtype: Any) -> Self:
-        """The matrix in another floating dtype."""
-        return jax.tree.map(lambda x: x.astype(dtype) if inexact(x) else x, self)
+        """The matrix in another dtype: any, of types with ``entries``; else a floating one."""
+        if self.entries is None:
+            return jax.tree.map(lambda x: x.astype(dtype) if inexact(x) else x, self)
+        return self.map_entries(lambda x: x.astype(dtype))
 
     def at(self, i: Any, j: Any) -> Any:
         """The entries at rows and columns, arrays of one shape, of a matrix, not a stack."""
         return NotImplemented
 
-    def diagonal(self) -> Any:
-        r"""The entries on the diagonal, of shape (\*batch, min(n, m))."""
-        return jnp.diagonal(self.materialise(), axis1=-2, axis2=-1)
-
     def same_pattern(self, other: Any) -> bool:
         """Whether the leaves of another value are entries at the same places."""
         return not self.movable and same_structure(self, other)
 
-    # --- linear algebra, of square matrices: NotImplemented where there is none -----
+    # --- what a type may know of linear algebra, where it is square ----------------
+    #
+    # What a rule asks for, and what users get from the methods below, if there is
+    # something. NotImplemented otherwise, which leaves the dense answer to the policy.
 
     @property
     def solvable(self) -> bool:
-        """Whether `solve` has an answer."""
+        """Whether the type knows how to `solve`."""
         n, m = self.shape[-2:]
         return n == m and type(self).solve is not Matrix.solve
 
-    def solve(self, x: Any, axis: int) -> Any:
-        """``self`` to the power -1, applied along an axis of an array as by `apply`."""
-        return NotImplemented
-
-    def inverse(self) -> Any:
+    def known_inverse(self) -> Any:
         """The inverse, a matrix."""
         return NotImplemented
 
-    def determinant(self) -> Any:
+    def known_determinant(self) -> Determinant | Any:
         r"""The determinants, of shape (\*batch)."""
         return NotImplemented
 
-    def pivots(self) -> Any:
-        r"""Numbers of which the product is the determinant, of shape (\*batch, n)."""
-        found = self.determinant()
-        if found is NotImplemented:
-            return NotImplemented
-        ones = jnp.ones((*self.batch, self.shape[-1]), self.dtype)
-        return ones.at[..., :1].set(found[..., None])
-
-    def eigenvalues(self) -> Any:
+    def known_eigenvalues(self) -> Any:
         r"""The eigenvalues in no order, of shape (\*batch, n)."""
         return NotImplemented
 
-    def eigh(self) -> Any:
+    def known_eigh(self, lower: bool) -> Any:
         r"""The eigenvalues of a Hermitian matrix in rising order, and its eigenvectors.
 
-        A pair of arrays or values, of shapes (\*batch, n) and (\*batch, n, n).
+        A pair of arrays or values, of shapes (\*batch, n) and (\*batch, n, n). The matrix
+        is the one that the lower triangle says, or the upper one.
         """
         return NotImplemented
 
-    def cholesky(self) -> Any:
-        """The lower triangular factor of a positive definite matrix, a matrix."""
+    def known_cholesky(self) -> Any:
+        """The lower triangular factor of the matrix that the lower triangle says.
+
+        A matrix. Numbers are NaN if that is not positive definite.
+        """
         return NotImplemented
 
-    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         """The lower or upper triangle, a matrix that can `solve`."""
         return NotImplemented
 
-    def packed_lu(self) -> Any:
+    def known_lu(self) -> Any:
         """What `jax.lax.linalg.lu` gives: the packed factors, pivots, and permutation."""
         return NotImplemented
 
     # --- what follows ---------------------------------------------------------------
 
     @property
+    def has_zeros(self) -> bool:
+        return self.entries == "pattern" or super().has_zeros
+
+    @property
     def batch(self) -> tuple[int, ...]:
         return self.shape[:-2]
+
+    def diagonal(self) -> Any:
+        r"""The entries on the diagonal, of shape (\*batch, min(n, m))."""
+        return jaxrewrite.transform(_dense_diagonal)(self)
 
     def trace(self) -> Any:
         r"""The sum of the diagonal, of shape (\*batch)."""
         return self.diagonal().sum(-1)
+
+    def solve(self, x: Any, axis: int) -> Any:
+        """``self`` to the power -1, applied along an axis of an array as by `apply`.
+
+        A type that knows how to solve overrides this. Otherwise it is the dense answer.
+        """
+        solve = jaxrewrite.transform(jnp.linalg.solve)
+        return solve_columns(lambda b: solve(self, b), x, axis, len(self.batch))
+
+    def inverse(self) -> Any:
+        """The inverse: a matrix where the type knows it in closed form, else an array."""
+        known = self.known_inverse()
+        if known is not NotImplemented:
+            return known
+        return jaxrewrite.transform(jnp.linalg.inv)(self)
+
+    def slogdet(self) -> Any:
+        r"""The signs of the determinants and the logarithms of their absolute values.
+
+        A pair of arrays of shape (\*batch), as `jax.numpy.linalg.slogdet` gives them.
+        """
+        known = self.known_determinant()
+        if known is not NotImplemented:
+            return known.slogdet()
+        return tuple(jaxrewrite.transform(jnp.linalg.slogdet)(self))
+
+    def determinant(self) -> Any:
+        r"""The determinants, of shape (\*batch)."""
+        known = self.known_determinant()
+        if known is not NotImplemented:
+            return known.number()
+        return jaxrewrite.transform(jnp.linalg.det)(self)
+
+    def eigenvalues(self) -> Any:
+        r"""The eigenvalues in no order, of shape (\*batch, n)."""
+        known = self.known_eigenvalues()
+        if known is not NotImplemented:
+            return known
+        return jaxrewrite.transform(jnp.linalg.eigvals)(self)
+
+    def eigh(self) -> Any:
+        r"""The eigenvalues of a Hermitian matrix in rising order, and its eigenvectors.
+
+        A pair of arrays or values, of shapes (\*batch, n) and (\*batch, n, n). What is
+        above the diagonal need not be looked at.
+        """
+        known = self.known_eigh(lower=True)
+        if known is not NotImplemented:
+            return known
+        return tuple(jaxrewrite.transform(_dense_eigh)(self))
+
+    def cholesky(self) -> Any:
+        """The lower triangular factor of a positive definite matrix.
+
+        A matrix where the type knows it in closed form, else an array. What is above the
+        diagonal need not be looked at; numbers are NaN if it is not positive definite.
+        """
+        known = self.known_cholesky()
+        if known is not NotImplemented:
+            return known
+        return jaxrewrite.transform(_dense_cholesky)(self)
 
     def stacked(self, size: int) -> Any:
         # Leaves have their batch axes in front, so that one more is no other type.
@@ -212,6 +276,17 @@ class Matrix(Structured):
         except (IndexError, ValueError):
             is_matrix = False
         return self if is_matrix else NotImplemented
+
+
+_dense_diagonal = functools.partial(jnp.diagonal, axis1=-2, axis2=-1)
+_dense_eigh = functools.partial(jnp.linalg.eigh, symmetrize_input=False)
+_dense_cholesky = functools.partial(jnp.linalg.cholesky, symmetrize_input=False)
+
+
+def nan_if_any_is(x: Any, batch: int) -> Any:
+    """NaN in all of a matrix's numbers where it is in some: what LAPACK fails on."""
+    axes = tuple(range(batch, x.ndim))
+    return jnp.where(jnp.isnan(x).any(axes, keepdims=True), jnp.nan, x)
 
 
 # --- arrays along an axis ---------------------------------------------------------------
@@ -244,25 +319,6 @@ def solve_dense(a: Any, x: Any, axis: int) -> Any:
     r"""Solve along an axis with dense matrices, of shape (\*batch, n, n)."""
     solve = functools.partial(jaxrewrite.transform(jnp.linalg.solve), a)
     return solve_columns(solve, x, axis, a.ndim - 2)
-
-
-def map_batch_of(x: Any, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
-    """`Matrix.map_batch` of an array or a value."""
-    if isinstance(x, Matrix):
-        return x.map_batch(fn, batch)
-    return NotImplemented if isinstance(x, jaxrewrite.Value) else fn(x)
-
-
-def stacked_of(x: Any, size: int) -> Any:
-    """`Matrix.stacked` of an array or a value."""
-    return x.stacked(size) if isinstance(x, jaxrewrite.Value) else x
-
-
-def unstacked_of(x: Any) -> Any:
-    """`Matrix.unstacked` of an array or a value."""
-    if isinstance(x, jaxrewrite.Value):
-        return x.unstacked()
-    return x if x.ndim >= 2 else NotImplemented
 
 
 def known_diagonal(v: Matrix) -> Any:

@@ -6,17 +6,27 @@ of the types that build on that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.extend.core import Literal
 from jaxtyping import Array
 
-from jaxrewrite import ArrayValue, bind, primitives, register, same_structure
+from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, transform
 
-from ._array import inexact, is_number
+from ._array import (
+    inexact,
+    inverse_of,
+    is_linear_cast,
+    is_number,
+    is_zero_at,
+    number_of,
+    total,
+)
 from ._contract import Labels, labels, transpose
 from ._diagonal import Diagonal
 from ._matrix import Matrix, closed_sum, negated, swapped
@@ -39,6 +49,13 @@ def _product(v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any
     if summed in out:
         return NotImplemented  # of which the rows, say, are a batch
     free = row if summed == column else column
+    dtype = params["preferred_element_type"] or jnp.result_type(x.dtype, v.dtype)
+    wide = jnp.promote_types(jnp.promote_types(x.dtype, v.dtype), dtype)
+    if v.dtype != wide:  # sums of small integers, say, that are larger ones
+        if v.entries is None and not is_linear_cast(v, wide):
+            return NotImplemented
+        v = v.cast(wide)
+    x = x.astype(wide)
     operator = v if summed == column else v.transposed()
     rest = tuple(label for label in xs if label not in batch)
     x = transpose(x, xs, (*(label for label in batch if label in xs), *rest))
@@ -47,8 +64,7 @@ def _product(v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any
     x = jnp.broadcast_to(x.reshape(*ones, *sizes), (*v.batch, *sizes))
     y = operator.apply(x, len(batch) + rest.index(summed), params["precision"])
     own = (*batch, *(free if label == summed else label for label in rest))
-    dtype = params["preferred_element_type"] or jnp.result_type(x.dtype, v.dtype)
-    y = y.sum(tuple(i for i, label in enumerate(own) if label not in out))
+    y = total(y, [i for i, label in enumerate(own) if label not in out])
     return transpose(y, tuple(label for label in own if label in out), out).astype(dtype)
 
 
@@ -141,9 +157,6 @@ def _(x: Array, v: Matrix, *, primitive: Any, **params: Any) -> Any:
 
 def _sum_with_array(v: Matrix, x: Any, name: str, reflected: bool) -> Any:
     """Where an array of this size is there already, its sum with entries is one as well."""
-    shape = jnp.broadcast_shapes(v.shape, jnp.shape(x))
-    if shape != v.shape:
-        return NotImplemented
     if is_number(x):
         return _with_number(v, x, name, reflected)
     if v.entries is not None:
@@ -153,7 +166,7 @@ def _sum_with_array(v: Matrix, x: Any, name: str, reflected: bool) -> Any:
         if name != "sub":
             return dense + x
         return x - dense if reflected else dense - x
-    x = jnp.broadcast_to(x, shape)
+    x = jnp.broadcast_to(x, v.shape)
     if name == "sub":
         return Sum((negated(v), x)) if reflected else Sum((v, -x))
     return Sum((v, x))
@@ -173,27 +186,34 @@ def _with_number(v: Matrix, x: Any, name: str, reflected: bool) -> Any:
 
 @register(*primitives.UNARY)
 def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
-    at_zero = primitive.name in primitives.ZERO_PRESERVING or (
-        primitive.name == "integer_pow" and params["y"] > 0
-    )
-    if v.entries == "all" or (v.entries == "pattern" and at_zero):
+    if _keeps_entries(v, primitive, params, _zero(v)):
         return v.map_entries(lambda x: bind(primitive, x, **params))
     if primitive.name == "neg":
-        return _times_number(v, jnp.asarray(-1, v.dtype))
+        return _times_number(v, np.asarray(-1).astype(v.dtype))
     if primitive.name == "conj" and jnp.issubdtype(v.dtype, jnp.complexfloating):
         return jax.tree.map(lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x, v)
     return NotImplemented
 
 
-# What of two zeros is zero.
-_ZERO_OF_ZEROS = ("add", "add_any", "sub", "mul", "max", "min")
+def _zero(v: Matrix) -> Any:
+    return np.zeros((), v.dtype)
+
+
+def _keeps_entries(v: Matrix, primitive: Any, params: Any, *zeros: Any) -> bool:
+    """Whether what acts entry by entry acts on the entries alone, and leaves zeros alone.
+
+    ``zeros`` are the numbers that it takes where the matrix has a zero.
+    """
+    if v.entries == "pattern":
+        return is_zero_at(primitive, params, *zeros)
+    return v.entries == "all"
 
 
 def zip_entries(primitive: Any, x: Any, y: Any, **params: Any) -> Any:
     """Two matrices of one structure, entry by entry."""
-    if x.entries is None or not x.same_pattern(y):
-        return NotImplemented
-    if x.entries != "all" and primitive.name not in _ZERO_OF_ZEROS:
+    if not x.same_pattern(y) or not _keeps_entries(
+        x, primitive, params, *map(_zero, (x, y))
+    ):
         return NotImplemented
     return x.map_entries(lambda a, b: bind(primitive, a, b, **params), y)
 
@@ -208,24 +228,26 @@ def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
     return zip_entries(primitive, x, y, **params)
 
 
-@register(
-    *[name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")]
-)
+_NONLINEAR = [
+    name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")
+]
+
+
+@register(*_NONLINEAR)
 def _(v: Matrix, x: Array, *, primitive: Any, **params: Any) -> Any:
-    if primitive.name == "div" and is_number(x) and inexact(v):
-        if v.entries is None:
-            return _times_number(v, 1 / jnp.reshape(x, ()))
-        return v.map_entries(lambda a: a / jnp.reshape(x, ()))
-    if primitive.name == "div" and inexact(v) and v.entries and jnp.shape(x) == v.shape:
-        return _beside(v, x, lambda a, b: a / b)
     if v.entries == "all" and is_number(x):
         return v.map_entries(lambda a: bind(primitive, *_full(a, x), **params))
+    if primitive.name != "div" or not inexact(v):
+        return NotImplemented
+    if is_number(x):
+        # Zero, or no number, makes something of zeros: so does its inverse, in a `Scaled`.
+        return Scaled(v, 1 / jnp.reshape(x, ()))
+    if v.entries is not None and jnp.shape(x) == v.shape:
+        return v.materialise() / x
     return NotImplemented
 
 
-@register(
-    *[name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")]
-)
+@register(*_NONLINEAR)
 def _(x: Array, v: Matrix, *, primitive: Any, **params: Any) -> Any:
     if v.entries == "all" and is_number(x):
         return v.map_entries(lambda a: bind(primitive, *_full(a, x)[::-1], **params))
@@ -236,30 +258,49 @@ def _full(a: Any, x: Any) -> tuple[Any, Any]:
     return a, jnp.broadcast_to(jnp.reshape(x, ()), a.shape)
 
 
+@register(*primitives.BINARY)
+def _(v: Matrix, x: Literal, *, primitive: Any, **params: Any) -> Any:
+    """With a number of the program, which may leave zeros what they are."""
+    number = number_of(x)
+    if _keeps_entries(v, primitive, params, _zero(v), number):
+        return v.map_entries(lambda a: bind(primitive, *_full(a, number), **params))
+    if v.entries is None and primitive.name in ("mul", "div") and inexact(v):
+        return _by_number(v, number if primitive.name == "mul" else inverse_of(number))
+    return NotImplemented
+
+
+@register(*primitives.BINARY)
+def _(x: Literal, v: Matrix, *, primitive: Any, **params: Any) -> Any:
+    number = number_of(x)
+    if _keeps_entries(v, primitive, params, number, _zero(v)):
+        return v.map_entries(lambda a: bind(primitive, *_full(a, number)[::-1], **params))
+    if v.entries is None and primitive.name == "mul" and inexact(v):
+        return _by_number(v, number)
+    return NotImplemented
+
+
+def _by_number(v: Matrix, number: Any) -> Any:
+    """A known number times a matrix: in closed form, unless it makes something of zeros."""
+    factor = jnp.asarray(number, v.dtype)
+    return _times_number(v, factor) if np.isfinite(number) else Scaled(v, factor)
+
+
 @register("mul", commutative=True)
 def _(v: Matrix, x: Array, **params: Any) -> Any:
-    shape = jnp.broadcast_shapes(v.shape, jnp.shape(x))
-    if shape != v.shape:
-        return NotImplemented
     if is_number(x):
         return _times_number(v, jnp.reshape(x, ()))
-    x = x.reshape((1,) * (v.ndim - x.ndim) + x.shape)
     if x.shape[-1] == 1:
-        return _scaled_rows(v, jnp.broadcast_to(x[..., 0], shape[:-1]))
+        return _scaled_rows(v, jnp.broadcast_to(x[..., 0], v.shape[:-1]))
     if x.shape[-2] == 1:
-        columns = jnp.broadcast_to(x[..., 0, :], (*shape[:-2], shape[-1]))
+        columns = jnp.broadcast_to(x[..., 0, :], (*v.batch, v.shape[-1]))
         return swapped(_scaled_rows(v.transposed(), columns))
     if v.entries is None:
         return NotImplemented
-    return _beside(v, jnp.broadcast_to(x, shape), lambda a, b: a * b)
-
-
-def _beside(v: Matrix, x: Any, fn: Callable[[Any, Any], Any]) -> Any:
-    """A function of entries and of those of an array, dense where they repeat."""
+    x = jnp.broadcast_to(x, v.shape)
     picked = NotImplemented if v.entries == "all" else v.pick(x)
-    if picked is NotImplemented:
-        return fn(v.materialise(), x)
-    return v.map_entries(fn, picked)
+    if picked is NotImplemented:  # entries that repeat
+        return v.materialise() * x
+    return v.map_entries(jnp.multiply, picked)
 
 
 def _times_number(v: Matrix, factor: Any) -> Any:
@@ -301,6 +342,8 @@ def _(v: Matrix, indices: Array, *, dimension_numbers: Any, **params: Any) -> An
     if tuple(dimension_numbers.start_index_map) != (0, 1):
         return NotImplemented
     mode = lax.GatherScatterMode.from_any(params["mode"])
+    if mode == lax.GatherScatterMode.ONE_HOT:
+        return NotImplemented
     i, j = indices[..., 0], indices[..., 1]
     n, m = v.shape
     inside = (i >= 0) & (i < n) & (j >= 0) & (j < m)
@@ -311,17 +354,17 @@ def _(v: Matrix, indices: Array, *, dimension_numbers: Any, **params: Any) -> An
     fill = params["fill_value"]
     if fill is None:
         fill = jnp.nan if inexact(found) else None
-    return NotImplemented if fill is None else jnp.where(inside, found, fill)
+    if fill is None:
+        return NotImplemented
+    return jnp.where(inside, found, jnp.asarray(fill, found.dtype))
 
 
 @register("convert_element_type")
 def _(v: Matrix, *, new_dtype: Any, **params: Any) -> Any:
-    narrowed = jnp.iscomplexobj(v) and not jnp.issubdtype(new_dtype, jnp.complexfloating)
-    if jnp.issubdtype(new_dtype, jnp.inexact) and not narrowed:
-        return v.cast(new_dtype)
-    if v.entries is None:
+    """Of entries to any dtype; of products only where it is linear."""
+    if v.entries is None and not is_linear_cast(v, new_dtype):
         return NotImplemented
-    return v.map_entries(lambda x: x.astype(new_dtype))
+    return v.cast(jnp.dtype(new_dtype))
 
 
 # --- batch axes -------------------------------------------------------------------------
@@ -342,7 +385,7 @@ def _(v: Matrix, *, permutation: Sequence[int]) -> Any:
             else bind(lax.transpose_p, v, permutation=(*batch, *rest))
         )
     moved = lambda x: jnp.transpose(x, (*batch, *range(len(batch), x.ndim)))
-    return v.map_batch(moved, tuple(v.shape[i] for i in batch))
+    return v.map_batch(moved)
 
 
 @register("broadcast_in_dim")
@@ -357,7 +400,7 @@ def _(v: Matrix, *, shape: Any, broadcast_dimensions: Any, **params: Any) -> Any
         kept = (*dims, *range(len(batch), len(batch) + len(rest)))
         return lax.broadcast_in_dim(x, (*batch, *rest), kept)
 
-    return v.map_batch(broadcast, batch)
+    return v.map_batch(broadcast)
 
 
 @register("reshape")
@@ -366,7 +409,7 @@ def _(v: Matrix, *, new_sizes: Any, **params: Any) -> Any:
     if len(new_sizes) < 2 or (n, m) != v.shape[-2:]:
         return NotImplemented
     ndim = len(v.batch)
-    return v.map_batch(lambda x: x.reshape(*batch, *x.shape[ndim:]), tuple(batch))
+    return v.map_batch(lambda x: x.reshape(*batch, *x.shape[ndim:]))
 
 
 @register("squeeze")
@@ -377,16 +420,16 @@ def _(v: Matrix, *, dimensions: Any) -> Any:
         v = v if m in dimensions else v.transposed()
         vector = v.apply(jnp.ones((*v.batch, 1), v.dtype), n)
         left = [axis for axis in dimensions if axis < n]
-        return lax.squeeze(vector, [*left, n] if {n, m} <= {*dimensions} else left)
-    batch = tuple(size for i, size in enumerate(v.batch) if i not in dimensions)
-    return v.map_batch(lambda x: lax.squeeze(x, dimensions), batch)
+        gone = [*left, n] if {n, m} <= {*dimensions} else left
+        return transform(lambda vector: lax.squeeze(vector, gone))(vector)
+    return v.map_batch(lambda x: lax.squeeze(x, dimensions))
 
 
 @register("rev")
 def _(v: Matrix, *, dimensions: Any) -> Any:
     if max(dimensions, default=0) >= len(v.batch):
         return NotImplemented
-    return v.map_batch(lambda x: lax.rev(x, dimensions), v.batch)
+    return v.map_batch(lambda x: lax.rev(x, dimensions))
 
 
 @register("slice")
@@ -405,8 +448,7 @@ def _(v: Matrix, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any
         slice(*those)
         for those in zip(start_indices[:k], limit_indices[:k], strides[:k], strict=True)
     )
-    batch = tuple(len(range(n)[c]) for n, c in zip(v.batch, cut, strict=True))
-    return v.map_batch(lambda x: x[cut], batch)
+    return v.map_batch(lambda x: x[cut])
 
 
 @register("dynamic_slice")
@@ -433,10 +475,7 @@ def _(*vs: Matrix, dimension: int) -> Any:
         return NotImplemented
     if len({jax.tree.structure(v) for v in vs}) > 1:
         return NotImplemented
-    batch = list(first.batch)
-    batch[dimension] = sum(v.batch[dimension] for v in vs)
-    joined = jax.tree.map(lambda *xs: jnp.concatenate(xs, dimension), *vs)
-    return joined.map_batch(lambda x: x, tuple(batch))
+    return first.map_batch(lambda *xs: jnp.concatenate(xs, dimension), *vs[1:])
 
 
 @register("reduce_sum")
@@ -447,10 +486,9 @@ def _(v: Matrix, *, axes: Sequence[int], **params: Any) -> Any:
     if n not in axes and m not in axes:
         if v.entries is None or v.movable:
             return NotImplemented
-        kept = tuple(size for i, size in enumerate(v.batch) if i not in batch)
-        return v.map_batch(lambda x: x.sum(batch), kept)
+        return v.map_entries(lambda x: total(x, batch))
     if m in axes:
-        total = v.apply(jnp.ones((*v.batch, v.shape[-1]), v.dtype), n)
-        return total.sum((*batch, n) if n in axes else batch)
+        sums = v.apply(jnp.ones((*v.batch, v.shape[-1]), v.dtype), n)
+        return total(sums, (*batch, n) if n in axes else batch)
     rows = v.transposed()
-    return rows.apply(jnp.ones((*v.batch, v.shape[-2]), v.dtype), n).sum(batch)
+    return total(rows.apply(jnp.ones((*v.batch, v.shape[-2]), v.dtype), n), batch)

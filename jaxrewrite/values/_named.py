@@ -47,7 +47,8 @@ class Named(Structured):
     array : Array
         The array itself; what ``materialise`` returns.
     names : tuple
-        Metadata.
+        Metadata. Those of the last axes: a value that has left `jax.vmap` has axes
+        without names before them, one that is inside has lost the first ones.
 
     Raises
     ------
@@ -76,6 +77,8 @@ class Named(Structured):
     ...
     """
 
+    outer = 4
+
     # The names are all that is lost; derivative rules are given arrays without.
     materialise_policy = "allow"
 
@@ -99,9 +102,10 @@ class Named(Structured):
 
     def axis(self, name: str) -> int:
         """Return which axis has this name; `ValueError` if none has."""
-        if name not in self.names:
-            raise ValueError(f"No axis is named {name!r}; there are {self.names!r}.")
-        return self.names.index(name)
+        names = _names(self)
+        if name not in names:
+            raise ValueError(f"No axis is named {name!r}; there are {names!r}.")
+        return names.index(name)
 
     def aval(self) -> Any:
         """The array's."""
@@ -113,25 +117,28 @@ class Named(Structured):
 
     def join(self, other: Any) -> Any:
         """Name both by the names that are the same; an array takes those of the value."""
-        names = self.names
+        names = _names(self)
         if isinstance(other, Named):
-            pairs = zip(self.names, other.names, strict=True)
+            pairs = zip(names, _names(other), strict=True)
             names = tuple(a if a == b else None for a, b in pairs)
         return Named(self.array, names), Named(_array(other), names)
 
     def stacked(self, size: int) -> Any:
-        return Named(self.array, (None, *self.names))
+        return Named(self.array, _names(self))
 
     def unstacked(self) -> Any:
-        return Named(self.array, self.names[1:])
+        return Named(self.array, _names(self))
 
     def lift_tangent(self, tangent: Any) -> Any:
         """Name the axes of what a custom derivative rule gives as the result's."""
-        return Named(tangent, self.names)
+        return Named(tangent, _names(self))
 
 
 def _names(x: Any) -> Names:
-    return x.names if isinstance(x, Named) else (None,) * jnp.ndim(x)
+    """A name, or ``None``, for each axis."""
+    names = x.names if isinstance(x, Named) else ()
+    ndim = jnp.ndim(_array(x))
+    return (*(None,) * (ndim - len(names)), *names[max(len(names) - ndim, 0) :])
 
 
 def _array(x: Any) -> Any:
@@ -187,7 +194,7 @@ def _keep(*operands: Any, primitive: Any, **params: Any) -> Any:
 
 @rule(Named, *REDUCTION)
 def _reduce(x: Named, *, primitive: Any, axes: Any, **params: Any) -> Any:
-    names = [name for axis, name in enumerate(x.names) if axis not in axes]
+    names = [name for axis, name in enumerate(_names(x)) if axis not in axes]
     return _bind(primitive, [x], names, {"axes": axes, **params})
 
 
@@ -205,14 +212,14 @@ def _multiply(
 
 @rule(Named, "transpose")
 def _transpose(x: Named, *, primitive: Any, permutation: Any) -> Any:
-    names = [x.names[axis] for axis in permutation]
+    names = [_names(x)[axis] for axis in permutation]
     return _bind(primitive, [x], names, {"permutation": permutation})
 
 
 @rule(Named, "broadcast_in_dim")
 def _broadcast(x: Named, *, primitive: Any, shape: Any, **params: Any) -> Any:
     names: list[str | None] = [None] * len(shape)
-    for axis, name in zip(params["broadcast_dimensions"], x.names, strict=True):
+    for axis, name in zip(params["broadcast_dimensions"], _names(x), strict=True):
         names[axis] = name
     return _bind(primitive, [x], names, {"shape": shape, **params})
 
@@ -220,7 +227,7 @@ def _broadcast(x: Named, *, primitive: Any, shape: Any, **params: Any) -> Any:
 @rule(Named, "squeeze", "unstack")
 def _squeeze(x: Named, *, primitive: Any, **params: Any) -> Any:
     gone = params["dimensions"] if "dimensions" in params else (params["axis"],)
-    names = [name for axis, name in enumerate(x.names) if axis not in gone]
+    names = [name for axis, name in enumerate(_names(x)) if axis not in gone]
     return _bind(primitive, [x], names, params)
 
 
@@ -235,7 +242,7 @@ def _stack(*operands: Any, primitive: Any, axis: int) -> Any:
 def _reshape(x: Named, *, primitive: Any, new_sizes: Any, **params: Any) -> Any:
     names = [None] * len(new_sizes)
     if params["dimensions"] is None:
-        names = _unchanged(x.shape, x.names, tuple(new_sizes))
+        names = _unchanged(x.shape, _names(x), tuple(new_sizes))
     return _bind(primitive, [x], names, {"new_sizes": new_sizes, **params})
 
 
@@ -259,7 +266,7 @@ def _entries_before(shape: Sequence[int]) -> list[int]:
 
 @rule(Named, "dynamic_slice")
 def _slice(x: Named, *starts: Any, primitive: Any, **params: Any) -> Any:
-    return _bind(primitive, [x, *starts], x.names, params)
+    return _bind(primitive, [x, *starts], _names(x), params)
 
 
 @rule(Named, "dynamic_update_slice")
@@ -281,7 +288,7 @@ def _gather(
         *dimension_numbers.collapsed_slice_dims,
         *dimension_numbers.operand_batching_dims,
     )
-    left = [name for axis, name in enumerate(x.names) if axis not in gone]
+    left = [name for axis, name in enumerate(_names(x)) if axis not in gone]
     offset = dimension_numbers.offset_dims
     names: list[str | None] = [None] * (len(offset) + jnp.ndim(indices) - 1)
     for axis, name in zip(offset, left, strict=True):

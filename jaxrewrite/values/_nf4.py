@@ -162,7 +162,13 @@ class NF4(Coded):
 
     def levels(self) -> jax.Array:
         table = jnp.asarray(LEVELS, self.scale_scale.dtype)
-        return table.at[self.codes.astype(jnp.uint8)].get(mode="promise_in_bounds")
+        codes = self.codes.astype(jnp.uint8)
+        # On a mesh of explicit axes JAX asks how what is gathered is split.
+        sharding = jax.typeof(codes).sharding
+        is_explicit = jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
+        return table.at[codes].get(
+            mode="promise_in_bounds", out_sharding=sharding if is_explicit else None
+        )
 
     def scale_of_blocks(self) -> jax.Array:
         parts = (self.scale_q, self.scale_scale, self.scale_mean)

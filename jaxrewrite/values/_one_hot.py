@@ -14,7 +14,7 @@ from jaxtyping import Array, Inexact, Int
 import jaxrewrite
 from jaxrewrite import bind, register
 
-from ._array import concrete, inexact
+from ._array import concrete, inexact, one_where, total, zero_unless
 from ._matrix import Matrix, along
 from ._permutation import Permutation
 
@@ -24,6 +24,7 @@ class Rows(Matrix):
 
     _is_base = True
     entries: ClassVar[str | None] = "pattern"
+    movable: ClassVar[bool] = True
 
     if TYPE_CHECKING:  # the fields of each: indices, classes, axis
 
@@ -74,9 +75,6 @@ class Rows(Matrix):
             return NotImplemented
         return self.as_picked(), other.as_picked()
 
-    def same_pattern(self, other: Any) -> bool:
-        return False  # where the entries are is a question of numbers
-
     def scaled_rows(self, factors: Any) -> Any:
         if self.axis == -2:
             factors = _rows_at(factors, self.columns(), factors.ndim - 1)
@@ -105,7 +103,7 @@ class Rows(Matrix):
         if not isinstance(other, Rows) or self.axis != other.axis:
             return self._entries_of(other)
         both = self.columns() == other.columns()
-        return self.map_entries(lambda v, w: jnp.where(both, v * w, 0), other)
+        return self.map_entries(lambda v, w: zero_unless(both, v * w), other)
 
     def _entries_of(self, other: Any) -> Any:
         """``self * other``, of a matrix that knows its entries."""
@@ -126,7 +124,7 @@ class Rows(Matrix):
     def at(self, i: Any, j: Any) -> Any:
         if self.axis == -2:
             i, j = j, i
-        return jnp.where(self.indices[..., i] == j, self.weights()[..., i], 0)
+        return zero_unless(self.indices[..., i] == j, self.weights()[..., i])
 
     def diagonal(self) -> Any:
         i = jnp.arange(min(self.shape[-2:]))
@@ -139,6 +137,9 @@ class OneHot(Rows):
     ``v @ table`` takes rows of a table, and ``v.T @ x`` adds up the rows of an array by
     their class: no product is formed. A product with an array, entry by entry, is a
     `Picked`, so that a cross-entropy takes one number a row.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------
@@ -211,8 +212,8 @@ class OneHot(Rows):
 
     def materialise(self) -> Any:
         columns = self.columns()
-        whole = columns[..., None] == jnp.arange(self.classes, dtype=columns.dtype)
-        whole = whole.astype(self.of_dtype)
+        there = columns[..., None] == jnp.arange(self.classes, dtype=columns.dtype)
+        whole = one_where(there, self.of_dtype)
         return whole if self.axis == -1 else jnp.swapaxes(whole, -2, -1)
 
     def weights(self) -> Any:
@@ -242,6 +243,9 @@ class Picked(Rows):
 
     What a `OneHot` times an array, entry by entry, is. A sum over the classes is the entries
     themselves. Products with arrays take and add up rows as those of a `OneHot` do.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------
@@ -291,7 +295,7 @@ class Picked(Rows):
     def materialise(self) -> Any:
         columns = self.columns()
         there = columns[..., None] == jnp.arange(self.classes, dtype=columns.dtype)
-        whole = jnp.where(there, self.values[..., None], 0)
+        whole = zero_unless(there, self.values[..., None])
         return whole if self.axis == -1 else jnp.swapaxes(whole, -2, -1)
 
     def weights(self) -> Any:
@@ -344,7 +348,7 @@ def _scattered(x: Any, columns: Any, classes: int, axis: int) -> Any:
 
     for _ in range(batch):
         add_up = jax.vmap(add_up)
-    wide = jnp.promote_types(x.dtype, jnp.float32) if inexact(x) else x.dtype
+    wide = jnp.promote_types(x.dtype, jnp.float32 if inexact(x) else jnp.int32)
     rows = jnp.moveaxis(x, axis, batch).astype(wide)
     return jnp.moveaxis(add_up(columns, rows), batch, axis).astype(x.dtype)
 
@@ -352,12 +356,12 @@ def _scattered(x: Any, columns: Any, classes: int, axis: int) -> Any:
 @register("reduce_sum")
 def _(v: Rows, *, axes: Any, **params: Any) -> Any:
     """Over the classes: the entries."""
-    kept = v.ndim + v.axis
-    if kept not in axes:
+    own = v.ndim + v.axis
+    if own not in axes:
         return NotImplemented
-    entries = jnp.where(v.inside(), v.weights(), 0)
+    entries = zero_unless(v.inside(), v.weights())
     # Without the axis of the classes, the one of the rows is the last.
-    return entries.sum(tuple(min(axis, v.ndim - 2) for axis in axes if axis != kept))
+    return total(entries, [min(axis, v.ndim - 2) for axis in axes if axis != own])
 
 
 @register("argmax")
@@ -404,8 +408,8 @@ def _(
 @register("concatenate")
 def _(*vs: Rows, dimension: int) -> Any:
     first = vs[0]
-    kept = first.ndim + first.axis
-    if dimension == kept or len({(v.axis, v.classes) for v in vs}) > 1:
+    own = first.ndim + first.axis
+    if dimension == own or len({(v.axis, v.classes) for v in vs}) > 1:
         return NotImplemented
     if len({type(v) for v in vs}) > 1:
         vs = tuple(v.as_picked() for v in vs)

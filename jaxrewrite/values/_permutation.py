@@ -12,7 +12,8 @@ from jaxtyping import Array, Int
 import jaxrewrite
 from jaxrewrite import register
 
-from ._array import concrete
+from ._array import concrete, one_where
+from ._determinant import Determinant
 from ._matrix import Matrix, along
 
 
@@ -22,6 +23,9 @@ class Permutation(Matrix):
     ``P @ x`` is ``x[order]``: products with arrays move rows or columns, and nothing is
     multiplied. Products of two, transposes (which are inverses), solves, determinants and
     LU factors are permutations again, or come from one.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------
@@ -93,6 +97,10 @@ class Permutation(Matrix):
             raise ValueError("Permutation: matrix is no permutation matrix.")
         return cls(jnp.argmax(matrix, -1), matrix.dtype)
 
+    @property
+    def has_zeros(self) -> bool:
+        return True
+
     def aval(self) -> Any:
         return jax.core.ShapedArray(
             (*self.order.shape, self.order.shape[-1]), self.of_dtype
@@ -100,7 +108,7 @@ class Permutation(Matrix):
 
     def materialise(self) -> Any:
         columns = jnp.arange(self.order.shape[-1], dtype=self.order.dtype)
-        return (self.order[..., None] == columns).astype(self.of_dtype)
+        return one_where(self.order[..., None] == columns, self.of_dtype)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return _at(x, along(self.order, self.order.ndim - 1, x.ndim, axis), axis)
@@ -149,17 +157,18 @@ class Permutation(Matrix):
     def solve(self, x: Any, axis: int) -> Any:
         return self.transposed().apply(x, axis)
 
-    def inverse(self) -> Any:
+    def known_inverse(self) -> Any:
         return self.transposed()
 
-    def determinant(self) -> Any:
+    def known_determinant(self) -> Any:
         """1 or -1, as n less the number of cycles is even or odd."""
         n = self.order.shape[-1]
         first = _first_of_cycle(self.order)
         cycles = (first == jnp.arange(n)).sum(-1)
-        return (1 - 2 * ((n - cycles) % 2)).astype(self.of_dtype)
+        sign = (1 - 2 * ((n - cycles) % 2)).astype(self.of_dtype)
+        return Determinant(sign, jnp.zeros_like(sign.real))
 
-    def packed_lu(self) -> Any:
+    def known_lu(self) -> Any:
         from ._diagonal import Identity
 
         rows = _inverse(self.order).astype(jnp.int32)
@@ -204,6 +213,12 @@ def _exchanges(rows: Any) -> Any:
     for jump, greatest in reversed(jumps):
         here = jnp.where(_at(greatest, here) < own, _at(jump, here), here)
     return _at(rows, here)
+
+
+@register("convert_element_type")
+def _(v: Permutation, *, new_dtype: Any, **params: Any) -> Any:
+    """Ones and zeros are that in each dtype."""
+    return v.cast(jnp.dtype(new_dtype))
 
 
 @register("mul", commutative=True)

@@ -14,10 +14,7 @@ from ._contract import contract
 from ._matrix import (
     Matrix,
     closed_product,
-    map_batch_of,
-    stacked_of,
     swapped,
-    unstacked_of,
 )
 
 
@@ -90,20 +87,9 @@ class Product(Matrix):
             return Product((jaxrewrite.transform(jnp.multiply)(first, factor), *rest))
         return Product((first * factor, *rest))
 
-    def map_batch(self, fn: Callable[[Any], Any], batch: tuple[int, ...]) -> Any:
-        return self._of_each(lambda factor: map_batch_of(factor, fn, batch))
-
-    def stacked(self, size: int) -> Any:
-        return self._of_each(lambda factor: stacked_of(factor, size))
-
-    def unstacked(self) -> Any:
-        return self._of_each(unstacked_of)
-
-    def _of_each(self, fn: Callable[[Any], Any]) -> Any:
-        mapped = tuple(map(fn, self.factors))
-        return (
-            NotImplemented if any(x is NotImplemented for x in mapped) else Product(mapped)
-        )
+    def map_batch(self, fn: Callable[..., Any], *others: Any) -> Any:
+        columns = zip(self.factors, *(other.factors for other in others), strict=True)
+        return Product(tuple(jaxrewrite.transform(fn)(*column) for column in columns))
 
     def cast(self, dtype: Any) -> Any:
         return Product(tuple(factor.astype(dtype) for factor in self.factors))

@@ -31,7 +31,7 @@ from jaxtyping import Array, Integer, Shaped
 import jaxrewrite
 from jaxrewrite import register
 
-from ._array import concrete
+from ._array import concrete, zero_unless
 from ._diagonal import Diagonal, Identity
 from ._matrix import Matrix
 from ._rows import gather_rows
@@ -66,6 +66,9 @@ class Sparse(Matrix):
     by_columns
         Whether a ``BCSR`` is read as that of the transpose: entries column by column,
         which is as good for ``x @ v`` as row by row is for ``v @ x``.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------
@@ -232,15 +235,16 @@ class Sparse(Matrix):
         return jax.core.ShapedArray((*self.data.shape[:-1], *sizes), self.data.dtype)
 
     def materialise(self) -> Any:
-        return self.bcoo().todense()
+        v = self.with_data(_summable(self.data))
+        return v.bcoo().todense().astype(self.dtype)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         batch = len(self.batch)
         dtype = jnp.result_type(self.data, x)
         # Sums of 16-bit numbers are taken in 32, as those of a dense product are.
         wide = jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype
-        v = self.with_data(self.data.astype(wide))
-        x = jnp.moveaxis(x, axis, batch).astype(wide)
+        v = self.with_data(_summable(self.data.astype(wide)))
+        x = _summable(jnp.moveaxis(x, axis, batch).astype(wide))
         held = v.matrix
         is_fast = jnp.dtype(wide).name in _COMPRESSED_DTYPES
         if isinstance(held, BCSR) and is_fast and not (batch or self.by_columns):
@@ -284,10 +288,11 @@ class Sparse(Matrix):
 
     def diagonal(self) -> Any:
         rows, columns = self.places()
-        data = jnp.where(self.stored() & (rows == columns), self.data, 0)
+        data = _summable(zero_unless(self.stored() & (rows == columns), self.data))
         short = min(self.shape[-2:])
         add = lambda d, i: jnp.zeros(short, d.dtype).at[i].add(d, mode="drop")
-        return jnp.vectorize(add, signature="(e),(e)->(k)")(data, rows)
+        found = jnp.vectorize(add, signature="(e),(e)->(k)")(data, rows)
+        return found.astype(self.dtype)
 
     def plus(self, other: Any) -> Any:
         if isinstance(other, (Diagonal, Identity)):
@@ -295,8 +300,8 @@ class Sparse(Matrix):
         if not isinstance(other, Sparse):
             return NotImplemented
         x, y = self.bcoo(), other.bcoo()
-        data = jnp.concatenate([x.data, y.data], -1)
-        return Sparse(_union(data, x, y))
+        data = _summable(jnp.concatenate([x.data, y.data], -1))
+        return Sparse(_union(data, x, y)).cast(self.dtype)
 
     def rows(self, i: Any) -> Any:
         """The rows at indices, as an array: each entry is added to those that are its row."""
@@ -318,7 +323,7 @@ class Sparse(Matrix):
     def solve(self, x: Any, axis: int) -> Any:
         if self.batch:
             solve = lambda v, x: v.solve(x, axis - 1)
-            return jax.vmap(solve)(self.map_batch(lambda leaf: leaf, self.batch), x)
+            return jax.vmap(solve)(self, x)
         dtype = jnp.result_type(self.data, x)
         wide = jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype
         v, x = self.with_data(self.data.astype(wide)), jnp.moveaxis(x, axis, -1)
@@ -424,6 +429,11 @@ def _union(data: Any, x: BCOO, y: BCOO) -> BCOO:
     return bcoo_sum_duplicates(both, nse=min(both.nse, n * m))
 
 
+def _summable(data: Any) -> Any:
+    """Of booleans, which JAX does not add up, integers."""
+    return data.astype(jnp.int32) if data.dtype == jnp.bool_ else data
+
+
 def _picked(dense: Any, rows: Any, columns: Any) -> Any:
     return dense[rows, columns]
 
@@ -477,9 +487,13 @@ def _solve(v: Sparse, b: Any) -> Any:
 @register("max", "min")
 def _(x: Sparse, y: Sparse, *, primitive: Any, **params: Any) -> Any:
     p, q = x.bcoo(), y.bcoo()
-    pairs = [jnp.stack([p.data, 0 * p.data], -1), jnp.stack([0 * q.data, q.data], -1)]
-    both = _union(jnp.concatenate(pairs, -2), p, q)
-    data = jaxrewrite.bind(primitive, both.data[..., 0], both.data[..., 1], **params)
+    pairs = [
+        jnp.stack([p.data, jnp.zeros_like(p.data)], -1),
+        jnp.stack([jnp.zeros_like(q.data), q.data], -1),
+    ]
+    both = _union(_summable(jnp.concatenate(pairs, -2)), p, q)
+    data = both.data.astype(x.dtype)
+    data = jaxrewrite.bind(primitive, data[..., 0], data[..., 1], **params)
     return Sparse(BCOO((data, both.indices), shape=x.shape, unique_indices=True))
 
 

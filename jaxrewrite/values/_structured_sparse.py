@@ -14,7 +14,7 @@ from jaxtyping import Array, Integer, Shaped
 import jaxrewrite
 from jaxrewrite import register
 
-from ._array import concrete
+from ._array import concrete, total, zero_unless
 from ._matrix import Matrix, apply_dense
 from ._rows import gather_rows
 
@@ -37,6 +37,9 @@ class NMSparse(Matrix):
 
     The form is that of Mishra et al., `Accelerating Sparse Deep Neural Networks
     <https://arxiv.org/abs/2104.08378>`_.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------
@@ -249,7 +252,7 @@ class NMSparse(Matrix):
             i, j = j, i
         group = i // self.m
         values, offsets = self.values[group, :, j], self.offsets[group, :, j]
-        return jnp.where(offsets == (i % self.m)[..., None], values, 0).sum(-1)
+        return total(zero_unless(offsets == (i % self.m)[..., None], values), (-1,))
 
     def rows(self, i: Any) -> Any:
         """The rows at indices, as an array."""
@@ -258,7 +261,7 @@ class NMSparse(Matrix):
             return columns.materialise().reshape(*i.shape, -1)
         group = i // self.m
         here = self.offsets[group] == (i % self.m)[..., None, None]
-        return jnp.where(here, self.values[group], 0).sum(-2).astype(self.dtype)
+        return total(zero_unless(here, self.values[group]), (-2,))
 
 
 def _index_dtype(m: int) -> Any:

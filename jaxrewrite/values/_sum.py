@@ -7,11 +7,14 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
 from jaxtyping import Array
 
 import jaxrewrite
-from jaxrewrite import ArrayValue, primitives, register
+from jaxrewrite import ArrayValue, primitives, register, transform
 
+from ._array import inexact, number_of
 from ._linear import Linear
 from ._matrix import closed_sum, negated
 from ._order import order
@@ -64,8 +67,17 @@ class Sum(Linear):
     def materialise(self) -> Any:
         return sum_of_arrays(jaxrewrite.materialise(self.terms))
 
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def unstacked(self) -> Any:
+        return self
+
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
         return sum_of([fn(term) for term in self.terms])
+
+    def shares(self, fill: Any) -> Any:
+        return [fill, *[0] * (len(self.terms) - 1)]
 
 
 def sum_of_arrays(arrays: Sequence[Any]) -> Any:
@@ -107,6 +119,14 @@ def sum_of(terms: Sequence[Any]) -> Any:
 @register(*[name for name in primitives.LINEAR_UNARY if name != "neg"])
 def _(v: Sum, *, primitive: Any, **params: Any) -> Any:
     return v.map_parts(lambda term: jaxrewrite.bind(primitive, term, **params))
+
+
+@register("div")
+def _(v: Sum, divisor: Literal, **params: Any) -> Any:
+    number = number_of(divisor)
+    if not inexact(v) or number == 0 or not np.isfinite(number):
+        return NotImplemented
+    return v.map_parts(transform(lambda term: term / number))
 
 
 def _added(x: Any, y: Any, primitive: Any) -> Any:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Inexact
 import jaxrewrite
 
 from ._array import concrete
+from ._determinant import Determinant
 from ._diagonal import Diagonal, Identity
 from ._matrix import Matrix, apply_dense, solve_columns
 from ._triangular import Triangular
@@ -165,37 +166,32 @@ class Symmetric(Matrix):
     def solve(self, x: Any, axis: int) -> Any:
         return solve_columns(self._solve, x, axis, len(self.batch))
 
-    def inverse(self) -> Any:
+    def known_inverse(self) -> Any:
         eye = jnp.broadcast_to(jnp.eye(self.shape[-1], dtype=self.dtype), self.shape)
         return Symmetric(self._solve(eye), self.positive)
 
-    def pivots(self) -> Any:
+    def known_determinant(self) -> Any:
         if self.positive:
-            return self.cholesky().diagonal() ** 2
-        return super().pivots()
+            return Determinant.of(self.cholesky().diagonal()) ** 2
+        return Determinant.of_arrays(self.materialise())
 
-    def determinant(self) -> Any:
-        if self.positive:
-            return self.pivots().prod(-1)
-        return jnp.linalg.det(self.materialise())
-
-    def eigenvalues(self) -> Any:
-        found = self.eigh()
+    def known_eigenvalues(self) -> Any:
+        found = self.known_eigh(lower=True)
         return found if found is NotImplemented else found[0]
 
-    def eigh(self) -> Any:
+    def known_eigh(self, lower: bool) -> Any:
         if jnp.iscomplexobj(self.x):
             return NotImplemented
         return tuple(jnp.linalg.eigh(self.materialise(), symmetrize_input=False))
 
-    def cholesky(self) -> Any:
+    def known_cholesky(self) -> Any:
         if jnp.iscomplexobj(self.x):
             return NotImplemented
         return Triangular(lax.linalg.cholesky(self.materialise(), symmetrize_input=False))
 
-    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
-        return Triangular(self.materialise(), lower).triangle(lower, unit_diagonal)
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        return Triangular(self.materialise(), lower).known_triangle(lower, unit_diagonal)
 
-    def packed_lu(self) -> Any:
+    def known_lu(self) -> Any:
         """The dense factorisation, if there is no better one."""
         return NotImplemented if self.positive else lax.linalg.lu(self.materialise())

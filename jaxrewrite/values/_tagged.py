@@ -63,6 +63,8 @@ class Tagged(Structured):
      'b': Array([1., 1., 1.], dtype=float32)}
     """
 
+    outer = 5
+
     # The tags are all that is lost; derivative rules are given arrays without.
     materialise_policy = "allow"
 
@@ -73,9 +75,11 @@ class Tagged(Structured):
     tags: frozenset[str] = jaxrewrite.field(static=True)
 
     def __init__(self, array: Any, tags: str | Iterable[str]):
-        given = frozenset([tags] if isinstance(tags, str) else tags)
-        if not given or not all(isinstance(tag, str) for tag in given):
+        is_some = not isinstance(tags, str) and isinstance(tags, Iterable)
+        several = tuple(tags) if is_some else (tags,)
+        if not several or not all(isinstance(tag, str) for tag in several):
             raise ValueError(f"Tagged: tags must be strings, at least one; got {tags!r}.")
+        given = frozenset(several)
         vars(self).update(array=array, tags=given)
 
     def aval(self) -> Any:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Shaped
 from jaxrewrite import register
 
 from ._array import concrete, differs, inexact
+from ._determinant import Determinant
 from ._matrix import Matrix, along, apply_dense
 
 
@@ -277,18 +278,18 @@ class Circulant(Matrix):
     def solve(self, x: Any, axis: int) -> Any:
         return _circular(jnp.divide, self.column, x, axis, self.column.shape[-1])
 
-    def inverse(self) -> Any:
+    def known_inverse(self) -> Any:
         first = jnp.zeros_like(self.column).at[..., 0].set(1)
         return Circulant(self.solve(first, self.column.ndim - 1))
 
-    def determinant(self) -> Any:
-        found = self.eigenvalues().prod(-1)
-        if not jnp.iscomplexobj(self.column):
-            found = found.real
-        return found.astype(self.column.dtype)
+    def known_determinant(self) -> Any:
+        found = Determinant.of(self.eigenvalues())
+        return found if jnp.iscomplexobj(self.column) else found.real()
 
-    def eigenvalues(self) -> Any:
-        return jnp.fft.fft(self.column.astype(_wide(self.column.dtype)))
+    def known_eigenvalues(self) -> Any:
+        # Integers become what JAX's own functions make of them.
+        column = self.column if inexact(self.column) else self.column.astype(float)
+        return jnp.fft.fft(column.astype(_wide(column.dtype)))
 
 
 def _repeated(x: Any, n: int) -> Any:

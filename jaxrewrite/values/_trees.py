@@ -131,6 +131,11 @@ def nbytes(tree: Any) -> Bytes:
 
     Four-bit integers take half a byte. What is no array takes nothing.
 
+    Raises
+    ------
+    TypeError
+        If a value is half empty, as those of a part that `partition` gave.
+
     Examples
     --------
     >>> import jax.numpy as jnp
@@ -141,10 +146,15 @@ def nbytes(tree: Any) -> Bytes:
     >>> print(nbytes(v))
     480 kB dense, 5.6 kB implicit
     """
-    dense = [
-        x.aval() if _is_value(x) else x for x in jax.tree.leaves(tree, is_leaf=_is_value)
-    ]
-    return Bytes(_total(dense), _total(jax.tree.leaves(tree)))
+    arrays = jax.tree.leaves(tree, is_leaf=_is_value)
+    return Bytes(_total([_stand_in(x) for x in arrays]), _total(jax.tree.leaves(tree)))
+
+
+def _stand_in(x: Any) -> Any:
+    """What has the shape and dtype of a value, or of an array."""
+    if isinstance(x, jaxrewrite.ArrayValue):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return x.aval() if _is_value(x) else x
 
 
 def _total(leaves: Sequence[Any]) -> int:

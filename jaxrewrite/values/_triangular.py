@@ -12,7 +12,8 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from ._array import concrete
+from ._array import concrete, zero_unless
+from ._determinant import Determinant
 from ._diagonal import Diagonal, Identity
 from ._matrix import Matrix, apply_dense, solve_columns, unpivoted
 
@@ -26,6 +27,9 @@ class Triangular(Matrix):
     Sums and products of two of one kind, and inverses, are triangular. A product with an
     array is a dense one: that is no faster than without the structure, and neither does it
     take less room.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
 
     Attributes
     ----------
@@ -141,7 +145,7 @@ class Triangular(Matrix):
 
     def at(self, i: Any, j: Any) -> Any:
         inside = i >= j if self.lower else i <= j
-        return jnp.where(inside, self.x[i, j], 0)
+        return zero_unless(inside, self.x[i, j])
 
     def diagonal(self) -> Any:
         return jnp.diagonal(self.x, axis1=-2, axis2=-1)
@@ -152,28 +156,25 @@ class Triangular(Matrix):
     def solve(self, x: Any, axis: int) -> Any:
         return solve_columns(self._solve, x, axis, len(self.batch))
 
-    def inverse(self) -> Any:
+    def known_inverse(self) -> Any:
         eye = jnp.broadcast_to(jnp.eye(self.shape[-1], dtype=self.dtype), self.shape)
         return Triangular(self._solve(eye), self.lower)
 
-    def pivots(self) -> Any:
+    def known_determinant(self) -> Any:
+        return Determinant.of(self.diagonal())
+
+    def known_eigenvalues(self) -> Any:
         return self.diagonal()
 
-    def determinant(self) -> Any:
-        return self.diagonal().prod(-1)
-
-    def eigenvalues(self) -> Any:
-        return self.diagonal()
-
-    def triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         if lower != self.lower:
             d = Diagonal(self.diagonal())
-            return d.triangle(lower, unit_diagonal)
+            return d.known_triangle(lower, unit_diagonal)
         if not unit_diagonal:
             return self
         eye = jnp.eye(self.shape[-1], dtype=bool)
         return Triangular(jnp.where(eye, 1, self.x), lower)
 
-    def packed_lu(self) -> Any:
+    def known_lu(self) -> Any:
         """An upper one is its own factor: no number below the diagonal is ever larger."""
         return NotImplemented if self.lower else (self, *unpivoted(self))

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import inspect
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import Literal
 from jaxtyping import Array
 
 import jaxrewrite
-from jaxrewrite import ArrayValue, bind, primitives, register, transform
+from jaxrewrite import ArrayValue, bind, primitives, transform
 
-from ._array import Structured, is_number
+from ._array import (
+    Structured,
+    batch_of,
+    is_number,
+    is_zero_at,
+    nothing,
+    nothing_field,
+    number_of,
+    on_numbers,
+    total,
+)
 from ._contract import labels
 from ._matrix import Matrix
 from ._order import order
@@ -42,12 +56,14 @@ class Zero(Uniform):
 
     A sum with it is the other array, a product with it is `Zero` again, in whatever
     form: entry by entry, ``dot_general``, convolution. As for all symbolic zeros,
-    what it is multiplied by is taken to be finite.
+    what it is multiplied by is taken to be finite, unless products are `strict_zeros`. What
+    else makes no zero of it, such as a division by zero, doesn't here.
 
     Attributes
     ----------
     of_shape, of_dtype
-        The shape and the dtype of the array.
+        The shape and the dtype of the array. Batch axes that `jax.vmap` has put in front
+        of it are in the shape of an empty array that the value holds.
 
     Raises
     ------
@@ -66,13 +82,19 @@ class Zero(Uniform):
 
     of_shape: tuple[int, ...] = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
+    _nothing: Any = nothing_field()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "of_shape", _checked_shape("Zero", self.of_shape))
         object.__setattr__(self, "of_dtype", jnp.dtype(self.of_dtype))
 
+    @property
+    def has_zeros(self) -> bool:
+        return True
+
     def aval(self) -> Any:
-        return jax.core.ShapedArray(self.of_shape, self.of_dtype)
+        shape = (*batch_of("Zero", self._nothing), *self.of_shape)
+        return jax.core.ShapedArray(shape, self.of_dtype)
 
     def number(self) -> Any:
         return jnp.zeros((), self.of_dtype)
@@ -81,15 +103,23 @@ class Zero(Uniform):
         return Zero(tuple(shape), self.of_dtype)
 
     def stacked(self, size: int) -> Any:
-        return self.of((size, *self.of_shape))
+        return self.of(self.shape)
+
+    def sliceable(self) -> Any:
+        if not self.shape:
+            return self
+        length, *rest = self.shape
+        return Zero(tuple(rest), self.of_dtype, _nothing=nothing((length,)))
 
     def unstacked(self) -> Any:
-        return self.of(self.of_shape[1:]) if self.of_shape else NotImplemented
+        return self
 
     def join(self, other: Any) -> Any:
+        if isinstance(other, Zero):
+            return self.of(self.shape), other.of(other.shape)
         if not isinstance(other, Constant):
             return NotImplemented
-        return Constant(self.number(), self.of_shape), other
+        return Constant(self.number(), self.shape), other
 
     def tangent(self, leaf_tangents: Any) -> Any:
         return self
@@ -105,7 +135,8 @@ class Constant(Uniform):
     fill
         The number: an array of shape (), or a `Known` one, which is metadata.
     of_shape
-        The shape of the array; its dtype is the number's.
+        The shape of the array; its dtype is the number's. Of a constant that has left
+        `jax.vmap`, ``fill`` has the batch axes, and the array has them before this shape.
 
     Raises
     ------
@@ -132,7 +163,29 @@ class Constant(Uniform):
         object.__setattr__(self, "of_shape", _checked_shape("Constant", self.of_shape))
 
     def aval(self) -> Any:
-        return jax.core.ShapedArray(self.of_shape, jnp.result_type(self.fill))
+        shape = (*jnp.shape(self.fill), *self.of_shape)
+        return jax.core.ShapedArray(shape, jnp.result_type(self.fill))
+
+    def materialise(self) -> Any:
+        ones = [1] * len(self.of_shape)
+        number = self.fill.reshape(*self.fill.shape, *ones)
+        return jnp.broadcast_to(number, self.shape)
+
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def sliceable(self) -> Any:
+        """With a number for each element of the first axis."""
+        if jnp.ndim(self.fill) or not self.of_shape:
+            return self
+        length, *rest = self.of_shape
+        batch = object.__new__(Constant)  # users make single constants
+        fill = jnp.broadcast_to(self.fill, (length,))
+        vars(batch).update(fill=fill, of_shape=tuple(rest))
+        return batch
+
+    def unstacked(self) -> Any:
+        return self
 
     def number(self) -> Any:
         return self.fill
@@ -143,12 +196,44 @@ class Constant(Uniform):
     def join(self, other: Any) -> Any:
         if not isinstance(other, Zero):
             return NotImplemented
-        return self, Constant(other.number(), other.of_shape)
+        return self, Constant(other.number(), other.shape)
 
 
 def repeated(number: Any, shape: Sequence[int]) -> Any:
     """A number in some shape: a `Constant`, or, where there are no axes, the number."""
     return Constant(number, tuple(shape)) if len(shape) else number
+
+
+def register(*names: Any, **options: Any) -> Callable[[Any], Any]:
+    """`jaxrewrite.register` for rules that take a constant as one number, not a batch.
+
+    A batch of them meets other operands as the array that it stands for.
+    """
+
+    def decorate(rule: Any) -> Any:
+        signature = inspect.signature(rule)
+        is_told = "primitive" in signature.parameters
+
+        @functools.wraps(rule)
+        def on_single(*operands: Any, primitive: Any, **params: Any) -> Any:
+            if any(isinstance(x, Constant) and jnp.ndim(x.fill) for x in operands):
+                arrays = [
+                    x.materialise() if isinstance(x, Constant) else x for x in operands
+                ]
+                return bind(primitive, *arrays, **params)
+            if is_told:
+                params["primitive"] = primitive
+            return rule(*operands, **params)
+
+        if not is_told:
+            told = inspect.Parameter("primitive", inspect.Parameter.KEYWORD_ONLY)
+            by_kind = sorted([*signature.parameters.values(), told], key=lambda p: p.kind)
+            signature = signature.replace(parameters=by_kind)
+        vars(on_single)["__signature__"] = signature
+        jaxrewrite.register(*names, **options)(on_single)
+        return rule
+
+    return decorate
 
 
 def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
@@ -177,6 +262,7 @@ class Known(Structured):
 
     is_known: Any = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=None)
+    _nothing: Any = nothing_field()
 
     materialise_policy = "allow"  # one number
 
@@ -188,17 +274,33 @@ class Known(Structured):
         object.__setattr__(self, "of_dtype", dtype)
 
     def aval(self) -> Any:
-        return jax.core.ShapedArray((), self.of_dtype)
+        return jax.core.ShapedArray(batch_of("Known", self._nothing), self.of_dtype)
+
+    def number(self) -> Any:
+        """As an array of shape ()."""
+        return jnp.asarray(self.is_known, self.of_dtype)
 
     def materialise(self) -> Any:
-        return jnp.asarray(self.is_known, self.of_dtype)
+        return jnp.broadcast_to(self.number(), self.shape)
+
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def unstacked(self) -> Any:
+        return self
+
+
+@register("broadcast_in_dim")
+def _(v: Known, *, shape: Any, **params: Any) -> Any:
+    return Known(v.is_known, v.of_dtype, _nothing=nothing(shape))
 
 
 @register(*primitives.UNARY, *primitives.BINARY, "convert_element_type")
 def _(*known: Known, primitive: Any, **params: Any) -> Any:
-    with jax.ensure_compile_time_eval():
-        result = primitive.bind(*(v.materialise() for v in known), **params)
-        return Known(result.item(), result.dtype)
+    numbers = (np.asarray(v.is_known, v.of_dtype) for v in known)
+    result = on_numbers(primitive, params, *numbers)
+    shape = jnp.broadcast_shapes(*(v.shape for v in known))
+    return Known(result.item(), result.dtype, _nothing=nothing(shape))
 
 
 # --- what holds of any number -----------------------------------------------------------
@@ -263,9 +365,7 @@ def _(v: Uniform, *, primitive: Any, **params: Any) -> Any:
     count = int(np.prod([v.shape[axis] for axis in params["axes"]], dtype=np.int64))
     name = primitive.name
     if name == "reduce_sum":
-        number = v.number()
-        times = transform(lambda number: number * jnp.asarray(count, number.dtype))
-        return repeated(times(number), result.shape)
+        return repeated(_times(v.number(), count), result.shape)
     if count == 0:
         return NotImplemented
     if name in ("argmax", "argmin"):
@@ -275,6 +375,13 @@ def _(v: Uniform, *, primitive: Any, **params: Any) -> Any:
         many = transform(counted)(v.number())
         return repeated(bind(primitive, many, **(params | {"axes": (0,)})), result.shape)
     return v.of(result.shape)
+
+
+def _times(number: Any, count: int) -> Any:
+    """The sum of that many: of none it is zero, also of infinities."""
+    if count == 0:
+        return jnp.zeros((), number.dtype)
+    return transform(lambda number: number * np.asarray(count).astype(number.dtype))(number)
 
 
 @register("cummax", "cummin", "rev", "sort")
@@ -330,8 +437,11 @@ def _product(v: Any, vs: Any, x: Any, xs: Any, out: Any, params: Any) -> Any:
     sizes = dict(zip((*vs, *xs), (*v.shape, *x.shape), strict=True))
     shape = tuple(sizes[label] for label in out)
 
+    if not math.prod(x.shape[axis] for axis in axes):
+        return jnp.zeros(shape, dtype)
+
     def spread(x: Any, number: Any) -> Any:
-        summed = x.astype(dtype).sum(axes) * number.astype(dtype)
+        summed = total(x.astype(dtype), axes) * number.astype(dtype)
         return lax.broadcast_in_dim(
             lax.transpose(
                 summed, sorted(range(len(kept)), key=lambda i: out.index(kept[i]))
@@ -349,8 +459,9 @@ def _(v: Constant, w: Constant, *, dimension_numbers: Any, **params: Any) -> Any
     dtype = params["preferred_element_type"] or jnp.result_type(v.dtype, w.dtype)
     sizes = dict(zip((*vs, *ws), (*v.shape, *w.shape), strict=True))
     count = np.prod([n for label, n in sizes.items() if label not in out], dtype=np.int64)
-    both = transform(lambda a, b: a.astype(dtype) * b.astype(dtype) * int(count))
-    return repeated(both(v.number(), w.number()), tuple(sizes[label] for label in out))
+    both = transform(lambda a, b: a.astype(dtype) * b.astype(dtype))
+    number = _times(both(v.number(), w.number()), int(count))
+    return repeated(number, tuple(sizes[label] for label in out))
 
 
 @register("dot_general", precedence=order("Constant"))
@@ -383,14 +494,11 @@ def _with_value(primitive: Any, x: Any, y: Any, params: Any) -> Any:
         return NotImplemented
     if primitive.name in primitives.ADDITIVE and isinstance(other, Matrix):
         return NotImplemented  # a lazy sum
-    fn: Any = {"mul": jnp.multiply, "div": jnp.divide}.get(primitive.name)
-    if fn is None:
-        return bind(
-            primitive,
-            *(z.materialise() if isinstance(z, Constant) else z for z in (x, y)),
-            **params,
-        )
-    return transform(fn)(*(z.number() if isinstance(z, Constant) else z for z in (x, y)))
+    # Some types tell sums with arrays from those with numbers.
+    is_sum = primitive.name in primitives.ADDITIVE
+    numbers = lambda c: c.materialise() if is_sum else c.number()
+    operands = (numbers(z) if isinstance(z, Constant) else z for z in (x, y))
+    return bind(primitive, *operands, **params)
 
 
 # --- what zeros do to others ----------------------------------------------------------------
@@ -420,15 +528,10 @@ def _(v: Zero, *, primitive: Any, **params: Any) -> Any:
 _BILINEAR = ("mul", "dot_general", "conv_general_dilated")
 
 
-@register(*_BILINEAR, "div", precedence=order("Zero"))
-def _(v: Zero, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    result = _result(primitive, params, v, y)
-    return Zero(result.shape, result.dtype)
-
-
-@register(*_BILINEAR, precedence=order("Zero"))
-def _(x: Array | ArrayValue, v: Zero, *, primitive: Any, **params: Any) -> Any:
-    result = _result(primitive, params, x, v)
+@register(*_BILINEAR, types=(Zero, Array | Uniform), either=True)
+@register(*_BILINEAR, precedence=order("Zero"), either=True)
+def _(x: Zero, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    result = _result(primitive, params, x, y)
     return Zero(result.shape, result.dtype)
 
 
@@ -436,6 +539,26 @@ def _(x: Array | ArrayValue, v: Zero, *, primitive: Any, **params: Any) -> Any:
 def _(v: Zero, w: Zero, *, primitive: Any, **params: Any) -> Any:
     result = _result(primitive, params, v, w)
     return Zero(result.shape, result.dtype)
+
+
+@register(*primitives.BINARY)
+def _(v: Zero, x: Literal, *, primitive: Any, **params: Any) -> Any:
+    return _with_literal(primitive, v, x, params)
+
+
+@register(*primitives.BINARY)
+def _(x: Literal, v: Zero, *, primitive: Any, **params: Any) -> Any:
+    return _with_literal(primitive, x, v, params)
+
+
+def _with_literal(primitive: Any, x: Any, y: Any, params: Any) -> Any:
+    """Zeros, if what the primitive makes of zero and a number of the program is zero."""
+    v = x if isinstance(x, Zero) else y
+    numbers = [np.zeros((), v.dtype) if z is v else number_of(z) for z in (x, y)]
+    if is_zero_at(primitive, params, *numbers):
+        result = _result(primitive, params, *numbers)
+        return Zero(v.shape, result.dtype)
+    return repeated(bind(primitive, *map(jnp.asarray, numbers), **params), v.shape)
 
 
 @register("add", "add_any", "sub")
@@ -483,7 +606,7 @@ _OTHERS = [
 ]
 
 
-@register(*_OTHERS, precedence=order("Zero"))
+@register(*_OTHERS, "div", precedence=order("Zero"))
 def _(v: Zero, x: ArrayValue, *, primitive: Any, **params: Any) -> Any:
     return bind(primitive, v.materialise(), x, **params)
 

@@ -191,6 +191,8 @@ class Unitful(Structured):
     ...
     """
 
+    outer = 3
+
     # An array that is a value itself meets others as what it is.
     _is_whole: ClassVar[bool] = True
 

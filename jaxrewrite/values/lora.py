@@ -164,6 +164,9 @@ class Lora(Structured):
     def stacked(self, size: int) -> Any:
         return self if self._has_whole_base() else NotImplemented
 
+    def sliceable(self) -> Any:
+        return self if self._has_whole_base() else dataclasses.replace(self, w=_base(self))
+
     def unstacked(self) -> Any:
         is_batch = leads_with_batch(self) and self._has_whole_base()
         return self if is_batch else NotImplemented
@@ -289,8 +292,8 @@ def _(x: jaxrewrite.ArrayValue, v: Lora, *, primitive):
 @jaxrewrite.register(*ADDITIVE)
 def _(v: Lora, u: Lora, *, primitive):
     change = added(_folded(v), _folded(u), primitive=primitive)
-    if change is NotImplemented:
-        return NotImplemented
+    if change is NotImplemented:  # of a rank that is no lower than the array's
+        return primitive.bind(v.materialise(), u.materialise())
     w = primitive.bind(_base(v), _base(u))
     return Lora(w, change.a, change.b, 1.0, change.rows, change.cols, v.frozen and u.frozen)
 

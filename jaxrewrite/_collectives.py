@@ -1,0 +1,92 @@
+"""Collectives that move arrays as they are from device to device: leaves do as well."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from . import _compat
+from ._compat import JaxprEqn, SourceInfo
+from ._placement import specs_of_leaves
+from ._rewrite import Scope, keepers
+from ._value import Value, aval_of
+
+
+def _all_gather(
+    scope: Scope, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
+) -> Any:
+    """Gather each leaf along the axis over which the type says that it is split."""
+    (value,) = operands
+    if not eqn.params["tiled"]:
+        return NotImplemented
+    axes = _gathered_axes(value, eqn.params)
+    if axes is None:
+        return NotImplemented
+    leaves, treedef = tree_flatten(value)
+    results = []
+    for leaf, axis in zip(leaves, axes, strict=True):
+        params = {**eqn.params, "all_gather_dimension": axis}
+        one = eqn.replace(params=params)
+        results += [leaf] if axis is None else scope.map_leaves(one, [leaf], origin)
+    whole = tree_unflatten(treedef, results)
+    # Metadata may speak of the shape of a part.
+    fits = _compat.same_array_type(aval_of(whole), eqn.outvars[0].aval)
+    return [whole] if fits else NotImplemented
+
+
+def _gathered_axes(value: Value, params: dict[str, Any]) -> list[int | None] | None:
+    """The axis of each leaf, ``None`` for one that is the same on all devices."""
+    names = params["axis_name"]
+    names = names if isinstance(names, tuple) else (names,)
+    along = names[0] if len(names) == 1 else names
+    spec = PartitionSpec(*[None] * params["all_gather_dimension"], along)
+    likes = tree_map(_compat.leaf_aval, value)
+    specs = specs_of_leaves(likes, spec)
+    if specs is None:
+        return None
+    axes = [tuple(own).index(along) if along in own else None for own in specs]
+    varies = _varies(tree_leaves(value), names)
+    # JAX may not know over which axes arrays vary; then none is known to be the same.
+    for axis, does_vary in zip(axes, varies, strict=True):
+        if axis is None and (does_vary or not any(varies)):
+            return None
+    return axes
+
+
+def _ppermute(
+    scope: Scope, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
+) -> Any:
+    """Send each leaf where the array goes, if every device is sent one.
+
+    A device that is sent nothing has zeros, which zeros for leaves need not stand for.
+    """
+    names = eqn.params["axis_name"]
+    names = names if isinstance(names, tuple) else (names,)
+    with eqn.ctx.manager:
+        sizes = jax.sharding.get_abstract_mesh().shape
+    if not all(name in sizes for name in names):
+        return NotImplemented
+    receivers = {receiver for _, receiver in eqn.params["perm"]}
+    if len(receivers) < math.prod(sizes[name] for name in names):
+        return NotImplemented
+    leaves, treedef = tree_flatten(operands[0])
+    varies = _varies(leaves, names)
+    results = []
+    for leaf, does_vary in zip(leaves, varies, strict=True):
+        is_same = any(varies) and not does_vary
+        results += [leaf] if is_same else scope.map_leaves(eqn, [leaf], origin)
+    return [tree_unflatten(treedef, results)]
+
+
+def _varies(leaves: Sequence[Any], names: Sequence[Any]) -> list[bool]:
+    """Whether each leaf is known to vary over some of these axes of the mesh."""
+    return [not _compat.varying_axes(x.aval).isdisjoint(names) for x in leaves]
+
+
+keepers["all_gather"] = _all_gather
+keepers["ppermute"] = _ppermute

@@ -1,0 +1,168 @@
+"""How the leaves of a value are split over a mesh, and where they are placed.
+
+A program says it of the array that a value stands for. What that means for the
+leaves is for the type to say: `Value.leaf_specs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
+
+from . import _compat
+from ._compat import UNSPECIFIED, JaxprEqn, SourceInfo
+from ._rewrite import Scope, keepers
+from ._value import Value, aval_of, is_value, layer
+
+
+def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:
+    """A spec for each leaf; ``None`` if the type does not say."""
+    if all(axes is None for axes in spec):
+        return [PartitionSpec()] * len(tree_leaves(value))
+    cls = type(value)
+    answer = value.leaf_specs(spec)
+    if answer is NotImplemented:
+        return None
+    if type(answer) is not cls:
+        raise TypeError(
+            f"{cls.__name__}.leaf_specs must return a {cls.__name__} with a PartitionSpec "
+            f"for each leaf; it returned a {type(answer).__name__}."
+        )
+    specs: list[Any] = []
+    for field, own in zip(layer(value)[0], layer(answer)[0], strict=True):
+        if not isinstance(own, PartitionSpec):
+            raise TypeError(
+                f"{cls.__name__}.leaf_specs has {own!r} where a PartitionSpec is due."
+            )
+        of_field = specs_of_leaves(field, own) if is_value(field) else [own]
+        if of_field is None:
+            return None
+        specs.extend(of_field)
+    return specs
+
+
+def place_leaves(
+    scope: Scope, value: Value, place: Any, default: Any, eqn: JaxprEqn
+) -> list[Any]:
+    """What is said of each leaf where a place is said of the array.
+
+    Each leaf is split as the type says, or, where it does not say and the leaf has
+    the array's own shape, as the array; by ``default`` where that is not possible.
+    Where all are, the user is warned: that the numbers are elsewhere is no error,
+    but was not asked for.
+    """
+    value = tree_map(_compat.leaf_aval, value)
+    leaves = tree_leaves(value)
+    if _is_of_any_array(place):
+        return [place] * len(leaves)
+    named = isinstance(place, NamedSharding)
+    specs = specs_of_leaves(value, place.spec) if named else None
+    if specs is None:
+        aval = aval_of(value)
+        placed = [
+            place if _compat.same_array_type(leaf, aval) else default for leaf in leaves
+        ]
+    else:
+        own = [place.update(spec=spec) for spec in specs]
+        placed = [
+            sharding if _fits(sharding, leaf) else default
+            for sharding, leaf in zip(own, leaves, strict=True)
+        ]
+    if leaves and all(one is default for one in placed):
+        name = type(value).__name__
+        scope.notice(
+            f"Primitive {eqn.primitive.name!r} says where a {name} is, and nothing says what "
+            f"that means for its leaves, which are not split. Define {name}.leaf_specs.",
+            eqn,
+            category=UserWarning,
+        )
+    return placed
+
+
+def _is_of_any_array(place: Any) -> bool:
+    """Whether a place says nothing of axes."""
+    if isinstance(place, NamedSharding):
+        return False  # also if it is replicated: its spec may be longer than a leaf's rank
+    if isinstance(place, Sharding):
+        return isinstance(place, SingleDeviceSharding) or place.is_fully_replicated
+    return place in (None, UNSPECIFIED) or isinstance(place, (jax.Device, jax.memory.Space))
+
+
+def unsplit(place: Any) -> Any:
+    """The same devices, with a copy on each; ``None`` where that can't be said."""
+    if isinstance(place, NamedSharding):
+        return place.update(spec=PartitionSpec())
+    return None
+
+
+def _fits(sharding: NamedSharding, aval: Any) -> bool:
+    """Whether an array can be split so."""
+    if len(sharding.spec) > len(aval.shape):
+        return False
+    try:
+        sharding.shard_shape(aval.shape)
+    except ValueError:
+        return False
+    return True
+
+
+# --- primitives that place arrays ---------------------------------------------------
+
+
+def _device_put(
+    scope: Scope, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
+) -> list[Any]:
+    """Put each leaf where the array is to be."""
+    said: dict[str, list[Any]] = {name: [] for name in eqn.params}  # of each leaf
+    for i, operand in enumerate(operands):
+        count = len(tree_leaves(operand))
+        for name, leaves in said.items():
+            one = eqn.params[name][i]
+            if name == "devices" and is_value(operand):
+                leaves += place_leaves(scope, operand, one, unsplit(one), eqn)
+            else:
+                leaves += [one] * count
+    params = {name: tuple(leaves) for name, leaves in said.items()}
+    return scope.map_leaves(eqn.replace(params=params), operands, origin)
+
+
+def _constrain(
+    scope: Scope, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
+) -> list[Any]:
+    """Constrain each leaf; those of which nothing is said stay as they are."""
+    (value,) = operands
+    sharding = eqn.params["sharding"]
+    shardings = place_leaves(scope, value, sharding, None, eqn)
+    constrained = [
+        leaf
+        if own is None
+        else scope.add_call(
+            lambda x, own=own: [lax.with_sharding_constraint(x, own)], [leaf], eqn, origin
+        )[0]
+        for leaf, own in zip(tree_leaves(value), shardings, strict=True)
+    ]
+    return [tree_unflatten(tree_structure(value), constrained)]
+
+
+def _reshard(
+    scope: Scope, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
+) -> list[Any]:
+    """Reshard each leaf; here the sharding is part of the array's type."""
+    (value,) = operands
+    sharding = eqn.params["dst_sharding"]
+    shardings = place_leaves(scope, value, sharding, unsplit(sharding), eqn)
+    results = []
+    for leaf, own in zip(tree_leaves(value), shardings, strict=True):
+        one = eqn.replace(params={**eqn.params, "dst_sharding": own})
+        results += scope.map_leaves(one, [leaf], origin)
+    return [tree_unflatten(tree_structure(value), results)]
+
+
+keepers["device_put"] = _device_put
+keepers["sharding_constraint"] = _constrain
+keepers["reshard"] = _reshard

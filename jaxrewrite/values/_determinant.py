@@ -1,0 +1,80 @@
+"""Determinants that neither overflow nor underflow."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple, Self
+
+import jax.numpy as jnp
+from jax import lax
+
+
+def _power_of_two(exponent: Any) -> Any:
+    """The one next below, to divide by without rounding; a constant, 1 for no number."""
+    exponent = lax.stop_gradient(exponent)
+    exponent = jnp.where(jnp.isfinite(exponent), jnp.floor(exponent), 0)
+    return jnp.ldexp(jnp.ones_like(exponent), exponent.astype(jnp.int32))
+
+
+class Determinant(NamedTuple):
+    r"""The numbers :math:`u e^l`, where u is about one in size, or zero.
+
+    Derivatives go through u alone, as those of a product do: they are right where it is
+    zero, which those of a logarithm are not.
+
+    Attributes
+    ----------
+    unit
+        An array of any inexact dtype.
+    log
+        An array of the same shape, real, and a constant to derivatives.
+    """
+
+    unit: Any
+    log: Any
+
+    @classmethod
+    def of(cls, numbers: Any) -> Determinant:
+        """The products of numbers along the last axis."""
+        size = lax.stop_gradient(abs(numbers))
+        size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+        return cls(numbers / size, jnp.log(size)).product()
+
+    @classmethod
+    def of_arrays(cls, a: Any) -> Determinant:
+        r"""Of dense matrices, of shape (\*batch, n, n)."""
+        # Rows first: of small matrices JAX multiplies entries as they are.
+        rows = _power_of_two(jnp.log2(abs(a).max(-1, initial=0)))
+        a = a / rows[..., None]
+        log = jnp.linalg.slogdet(a)[1]
+        whole = _power_of_two(log / (max(a.shape[-1], 1) * math.log(2)))
+        a = a / whole[..., None, None]
+        rows = jnp.log(rows) + jnp.log(whole)[..., None]
+        return cls(jnp.linalg.det(a), rows.sum(-1))
+
+    def product(self) -> Self:
+        """The products along the last axis."""
+        return type(self)(self.unit.prod(-1), self.log.sum(-1))
+
+    def __pow__(self, power: int) -> Self:
+        return type(self)(self.unit**power, self.log * power)
+
+    def real(self) -> Self:
+        """Of numbers that are real but for rounding."""
+        return type(self)(self.unit.real, self.log)
+
+    def slogdet(self) -> tuple[Any, Any]:
+        """The signs and the logarithms of the absolute values."""
+        size = abs(self.unit)
+        if not jnp.iscomplexobj(self.unit):
+            return jnp.sign(self.unit), jnp.log(size) + self.log
+        # Not the sign of JAX, of which the derivative has been zero in some versions.
+        is_zero = self.unit == 0
+        sign = jnp.where(is_zero, 0, self.unit / jnp.where(is_zero, 1, size))
+        return sign, jnp.log(size) + self.log
+
+    def number(self) -> Any:
+        """The determinants themselves, which may overflow."""
+        size = jnp.exp(self.log)
+        nothing = (self.unit == 0) & jnp.isinf(size)
+        return self.unit * jnp.where(nothing, 1, size).astype(self.unit.dtype)

@@ -1,0 +1,65 @@
+"""Values with axes of size 1 where what they meet has more.
+
+JAX's primitives that act entry by entry repeat such axes, as NumPy does. Rules need not
+know: a value that is repeated along its rows or columns is a smaller array than the result,
+and met as that; one that is repeated along batch axes becomes a stack.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+import jaxrewrite
+from jaxrewrite import bind, primitives, register
+
+from ._array import Structured
+from ._coded import Coded
+from ._linear import Linear
+from ._low_rank import LowRank
+from ._matrix import Matrix
+from .lora import Lora
+
+
+# Other types repeat what they hold themselves.
+_REPEATED = (Matrix, LowRank, Lora, Coded, Linear)
+
+
+@register(*primitives.BINARY, precedence=1)
+def _(
+    x: Structured | Array, y: Structured | Array, *, primitive: Any, **params: Any
+) -> Any:
+    shape = jnp.broadcast_shapes(x.shape, y.shape)
+    if any(isinstance(z, Structured) and not isinstance(z, _REPEATED) for z in (x, y)):
+        return NotImplemented
+    if all(_fits(z, shape) for z in (x, y)):
+        return NotImplemented
+    scaled = any(isinstance(z, (LowRank, Lora)) for z in (x, y))
+    if scaled and primitive.name in ("mul", "div") and not _are_values(x, y):
+        return NotImplemented  # one of two factors can be repeated
+    return bind(primitive, *(_levelled(z, shape) for z in (x, y)), **params)
+
+
+def _are_values(*operands: Any) -> bool:
+    return all(isinstance(x, Structured) for x in operands)
+
+
+def _fits(x: Any, shape: tuple[int, ...]) -> bool:
+    return not isinstance(x, Structured) or x.shape == shape
+
+
+def _levelled(x: Any, shape: tuple[int, ...]) -> Any:
+    if _fits(x, shape):
+        return x
+    if x.ndim < len(shape) or x.shape[-2:] != shape[-2:]:
+        return jaxrewrite.materialise(x)
+    return bind(
+        lax.broadcast_in_dim_p,
+        x,
+        shape=shape,
+        broadcast_dimensions=tuple(range(x.ndim)),
+        sharding=None,
+    )

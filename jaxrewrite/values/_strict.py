@@ -1,0 +1,66 @@
+"""Products for which structural zeros are numbers: zero times infinity is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array
+
+import jaxrewrite
+from jaxrewrite import ArrayValue
+
+from ._array import Structured, inexact, is_number
+from ._scaled import Scaled
+
+
+strict_zeros = jaxrewrite.Rules()
+"""Rules by which products with structural zeros are exact, whatever these are multiplied by.
+
+Without, what zeros that no leaf holds are multiplied by is taken to be finite, so that
+``Diagonal(d) @ x`` has no NaN outside of the rows where ``x`` is infinite, or none. With
+``transform(fn, rules=strict_zeros)`` the products of such a value are those of the dense array,
+which it becomes as the policy ``materialise=`` says; a number times one is a `Scaled`. All that
+is no product agrees with the dense array anyway.
+
+Examples
+--------
+>>> import jax.numpy as jnp, jaxrewrite
+>>> from jaxrewrite.values import Diagonal, strict_zeros
+>>> v, x = Diagonal(jnp.ones(2)), jnp.array([1.0, jnp.inf])
+>>> v @ x
+Array([ 1., inf], dtype=float32)
+>>> jaxrewrite.transform(jnp.matmul, rules=strict_zeros, materialise="allow")(v, x)
+Array([nan, inf], dtype=float32)
+"""
+
+_Operand = Array | ArrayValue
+
+
+class WithZeros(Structured):
+    """A value with its zeros written out, of which only the dense array is asked."""
+
+    x: Any
+
+    def aval(self) -> Any:
+        return self.x.aval() if isinstance(self.x, ArrayValue) else self.x.aval
+
+    def materialise(self) -> Any:
+        return self.x
+
+
+@strict_zeros.register("mul", "dot_general", "conv_general_dilated")
+def _(x: _Operand, y: _Operand, *, primitive: Any, **params: Any) -> Any:
+    if not any(map(_has_zeros, (x, y))):
+        return NotImplemented
+    pairs: Any = ((x, y), (y, x))
+    for v, factor in pairs:
+        is_factor = not isinstance(factor, ArrayValue) and is_number(factor)
+        if primitive.name == "mul" and is_factor and inexact(v):
+            return Scaled(v, jnp.reshape(factor, ()))
+    both = (WithZeros(z) if _has_zeros(z) else z for z in (x, y))
+    return jaxrewrite.bind(primitive, *both, **params)
+
+
+def _has_zeros(x: Any) -> bool:
+    return isinstance(x, Structured) and not isinstance(x, WithZeros) and x.has_zeros

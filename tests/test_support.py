@@ -1,0 +1,24 @@
+"""The table of what stays implicit, in docs/values.rst, is what the rules do."""
+
+import pytest
+import support
+
+
+SAMPLE = {"Diagonal", "Lora", "Zero", "Tagged"}
+
+
+def page():
+    """The cells of the page by the name of the type."""
+    rows = support.written().split("   * - ")[2:]
+    return {cells[0]: cells[1:] for cells in (row.split("\n     - ") for row in rows)}
+
+
+@pytest.mark.parametrize(
+    "names", [SAMPLE, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"]
+)
+def test_the_page_says_what_the_rules_do(names, bulk):
+    found = {f"``{label}``": cells for label, cells in support.rows(names)}
+    written = {label: [cell.strip() for cell in cells] for label, cells in page().items()}
+    assert found == {label: written[label] for label in found}
+    if names is None:
+        assert set(found) == set(written)

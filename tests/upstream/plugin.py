@@ -1,0 +1,176 @@
+"""The pytest plugin that has JAX's own test harness call the checks."""
+
+import fnmatch
+import functools
+import random
+import zlib
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from .checks import Checker
+from .skips import SKIPS
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("values")
+    group.addoption("--sample", type=int, help="run so many tests, drawn by --seed")
+    group.addoption("--seed", type=int, default=0)
+    group.addoption("--draws", type=int, default=4, help="checks of each function")
+    group.addoption("--problems", type=Path, help="a file to write them to as they come")
+    group.addoption(
+        "--lenient",
+        action="store_true",
+        help="check under JAX's usual promotion, and not that of its harness",
+    )
+    group.addoption(
+        "--abstract", action="store_true", help="check shapes and dtypes alone: quick"
+    )
+    group.addoption("--forms", help="only these values, by name, with commas")
+
+
+def pytest_configure(config):
+    import jax.test_util
+    from jax._src import test_util
+
+    # Many small programs: compiled quickly rather than well.
+    jax.config.update("jax_disable_most_optimizations", True)
+    # What checks are made for: the test that runs.
+    config.checker = None
+    case = test_util.JaxTestCase
+    case._CompileAndCheck = _also_on_values(config, case._CompileAndCheck)
+    if config.getoption("abstract"):
+        case._CheckAgainstNumpy = lambda self, *args, **options: None
+    check_grads = _also_grads_on_values(config, test_util.check_grads)
+    test_util.check_grads = jax.test_util.check_grads = check_grads
+    for name in ("jit", "grad", "vmap"):
+        setattr(jax, name, _checked(config, getattr(jax, name)))
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        for pattern, reason in SKIPS.items():
+            if fnmatch.fnmatch(item.nodeid, f"*{pattern}"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+    sample = config.getoption("sample")
+    if sample is not None and sample < len(items):
+        drawn = random.Random(config.getoption("seed")).sample(range(len(items)), sample)
+        config.hook.pytest_deselected(
+            items=[item for i, item in enumerate(items) if i not in set(drawn)]
+        )
+        items[:] = [items[i] for i in sorted(drawn)]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+    forms = item.config.getoption("forms")
+    draws = item.config.getoption("draws")
+    how = {name: item.config.getoption(name) for name in ("lenient", "abstract")}
+    checker = Checker(item.name, draws, forms and forms.split(","), **how)
+    item.checker = item.config.checker = checker
+    yield
+    item.config.checker = None
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """What values gave decides; a failure of the test itself is none of ours."""
+    report = (yield).get_result()
+    checker = getattr(item, "checker", None)
+    if call.when != "call" or checker is None:
+        return
+    if zlib.crc32(item.name.encode()) % 32 == 0:
+        jax.clear_caches()  # thousands of programs would stay in memory
+    if checker.problems:
+        report.outcome = "failed"
+        report.longrepr = "\n\n".join(checker.problems)
+        if path := item.config.getoption("problems"):
+            with path.open("a") as file:
+                file.write(f"==== {item.nodeid}\n{report.longrepr}\n\n")
+    elif report.outcome == "failed" or not checker.count:
+        report.outcome = "skipped"
+        reason = "fails by itself" if report.longrepr else "checks no function"
+        report.longrepr = (str(item.path), 0, f"Skipped: {reason}")
+        item.checker = None
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    terminalreporter.write_line(f"values: draws of {config.getoption('draws')} a function")
+
+
+def _also_on_values(config, original):
+    @functools.wraps(original)
+    def check(self, fun, args_maker, *, tol=None, rtol=None, atol=None, **options):
+        if not config.getoption("abstract"):
+            original(self, fun, args_maker, tol=tol, rtol=rtol, atol=atol, **options)
+        if config.checker is not None:
+            config.checker(fun, args_maker(), {}, _same(tol, rtol, atol))
+
+    return check
+
+
+def _also_grads_on_values(config, original):
+    @functools.wraps(original)
+    def check(f, args, *rest, **options):
+        if not config.getoption("abstract"):
+            original(f, args, *rest, **options)
+        if config.checker is not None:
+            config.checker(f, args, {}, _same(None, None, None))
+
+    return check
+
+
+def _checked(config, made_by):
+    """`jax.jit` and kin as tests call them: what is called with arrays is so with values."""
+
+    @functools.wraps(made_by)
+    def wrapper(*args, **options):
+        made = made_by(*args, **options)
+        is_jit = made_by.__name__ == "jit"
+        if config.checker is None or not callable(made) or (is_jit and options):
+            return made  # what is static is not known here
+        return _Checked(config.checker, args[0] if is_jit else made, made)
+
+    return wrapper
+
+
+class _Checked:
+    """A function that JAX made and that is checked when it is first called."""
+
+    def __init__(self, checker, fn, made):
+        functools.update_wrapper(self, made, updated=())
+        self._checker, self._fn, self._made = checker, fn, made
+
+    def __call__(self, *args, **kwargs):
+        results = self._made(*args, **kwargs)
+        leaves = jax.tree.leaves((args, kwargs, results))
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+            self._checker(self._fn, args, kwargs, _same(None, None, None))
+        return results
+
+    def __get__(self, instance, owner=None):
+        return self if instance is None else functools.partial(self, instance)
+
+    def __getattr__(self, name):
+        return getattr(self._made, name)
+
+
+def _same(tol, rtol, atol):
+    """How JAX's harness compares numbers, and as loosely as the test says, or more."""
+    from jax._src import test_util
+
+    def same(x, y):
+        x, y = np.asarray(x), np.asarray(y)
+        default = 20 * test_util.default_tolerance().get(x.dtype, 0)
+        rough = [
+            max(test_util.tolerance(x.dtype, given or tol), default)
+            for given in (rtol, atol)
+        ]
+        # What is rounded at the scale of the largest number is so in all of them.
+        finite = y[np.isfinite(y)] if y.dtype.kind in "fc" else np.empty(0)
+        scale = max(1.0, float(np.abs(finite).max())) if finite.size else 1.0
+        test_util._assert_numpy_allclose(x, y, rtol=rough[0], atol=rough[1] * scale)
+
+    return same
