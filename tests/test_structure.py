@@ -61,6 +61,52 @@ def test_imports_go_downwards(path):
         assert LEVEL_OF[name] < LEVEL_OF[own], f"{own} imports {name}"
 
 
+# The rooms of the ready types, from the bottom up.
+ROOMS = [
+    {"_base"},
+    {"_matrices"},
+    {"_uniform", "_weights", "_annotations"},
+    {"_level", "_strict", "_trees"},
+    {"__init__"},
+]
+ROOM_OF = {name: level for level, names in enumerate(ROOMS) for name in names}
+VALUES = PACKAGE / "values"
+
+
+def imports_within(path):
+    """The modules of `jaxrewrite.values` that a file of it imports, anywhere in it."""
+    folder = path.parent.relative_to(VALUES).parts
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            above = folder[: len(folder) - node.level + 1]
+            if node.module:
+                yield (*above, *node.module.split("."))
+            else:
+                yield from ((*above, alias.name) for alias in node.names)
+
+
+def test_rooms_import_downwards_and_no_module_in_a_circle():
+    graph = {}
+    for path in sorted(VALUES.rglob("*.py")):
+        own = path.relative_to(VALUES).with_suffix("").parts
+        graph[own] = set(imports_within(path))
+        for other in graph[own]:
+            if other[0] != own[0]:
+                assert ROOM_OF[other[0]] < ROOM_OF[own[0]], f"{own} imports {other}"
+    done, doing = set(), []
+
+    def visit(module):
+        assert module not in doing, f"a circle: {doing}"
+        if module in graph and module not in done:
+            doing.append(module)
+            for other in graph[module]:
+                visit(other)
+            done.add(doing.pop())
+
+    for module in graph:
+        visit(module)
+
+
 @pytest.mark.parametrize("path", module_files(), ids=lambda p: p.stem)
 def test_private_jax_only_in_compat(path):
     if path.name == "_compat.py":
@@ -125,7 +171,9 @@ def test_ready_types_are_documented():
 
     page = (PACKAGE.parent / "docs" / "values.rst").read_text()
     names = {n for n in vars(values) if not n.startswith("_")} | {"Sparse"}
-    for name in names - {"lora"}:
+    tables = {name for name in names if isinstance(getattr(values, name), jaxrewrite.Rules)}
+    assert all(name in page for name in tables)
+    for name in names - tables:
         thing = getattr(values, name)
         assert thing.__module__.startswith("jaxrewrite.values"), name
         assert thing.__doc__ and ("Examples\n" in thing.__doc__ or name in WITHOUT_EXAMPLE)

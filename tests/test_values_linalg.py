@@ -20,7 +20,7 @@ from jaxrewrite.values import (
     Triangular,
     Tridiagonal,
 )
-from jaxrewrite.values._matrix import Matrix
+from jaxrewrite.values._matrices.matrix import Matrix
 
 
 def make(name, n=5):

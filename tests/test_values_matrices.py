@@ -9,7 +9,7 @@ from test_values_oracle import same
 
 import jaxrewrite
 from jaxrewrite.values import Diagonal, Identity, Product, Scaled, Sum, Zero
-from jaxrewrite.values._matrix import Matrix
+from jaxrewrite.values._matrices.matrix import Matrix
 
 
 def value(name, seed=0):

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import jaxrewrite
 from jaxrewrite.values import NF4, Quantised, quantise
-from jaxrewrite.values._coded import reshape_blocks, slice_blocks, spread
+from jaxrewrite.values._weights.coded import reshape_blocks, slice_blocks, spread
 
 
 def normal(*shape, seed=0, dtype="float32"):
@@ -106,7 +106,7 @@ def test_int4_takes_half_a_byte():
 
 def test_nf4_levels_are_those_of_the_paper():
     """Appendix E; and zero is exact however the magnitudes are rounded."""
-    from jaxrewrite.values._nf4 import LEVELS
+    from jaxrewrite.values._weights.nf4 import LEVELS
 
     assert LEVELS.shape == (16,) and (np.diff(LEVELS) > 0).all()
     w = jnp.asarray(np.tile(LEVELS, (4, 1)).T, "float32") * 3

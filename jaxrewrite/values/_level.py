@@ -16,12 +16,12 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import bind, primitives, register
 
-from ._array import Structured
-from ._coded import Coded
-from ._linear import Linear
-from ._low_rank import LowRank
-from ._matrix import Matrix
-from .lora import Lora
+from ._base.linear import Linear
+from ._base.structured import Structured
+from ._matrices.low_rank import LowRank
+from ._matrices.matrix import Matrix
+from ._weights.coded import Coded
+from ._weights.lora import Lora
 
 
 # Other types repeat what they hold themselves.

@@ -10,8 +10,8 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import ArrayValue
 
-from ._array import Structured, inexact, is_number
-from ._scaled import Scaled
+from ._base.structured import Structured, inexact, is_number
+from ._matrices.scaled import Scaled
 
 
 strict_zeros = jaxrewrite.Rules()

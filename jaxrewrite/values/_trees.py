@@ -9,7 +9,7 @@ import jax
 
 import jaxrewrite
 
-from ._array import bytes_text, nbytes_of
+from ._base.structured import bytes_text, nbytes_of
 
 
 def freeze(tree: Any, fields: Mapping[type, Sequence[str]], *, rest: str = "train") -> Any:

@@ -18,7 +18,9 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, transform
 
-from ._array import (
+from ._base.contract import labels
+from ._base.order import order
+from ._base.structured import (
     Structured,
     batch_of,
     is_number,
@@ -29,9 +31,7 @@ from ._array import (
     on_numbers,
     total,
 )
-from ._contract import labels
-from ._matrix import Matrix
-from ._order import order
+from ._matrices.matrix import Matrix
 
 
 class Uniform(Structured):

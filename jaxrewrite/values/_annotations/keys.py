@@ -1,0 +1,107 @@
+"""Keys of random numbers, as the integers that they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, UInt32
+
+import jaxrewrite
+
+from .._base.structured import Structured
+from .declaration import mapped
+
+
+_IMPL = "threefry2x32"
+
+
+class Threefry(Structured):
+    """A typed key, or an array of keys, held as its raw ``uint32`` numbers.
+
+    It goes wherever `jax.random` takes a key, and gives the same numbers: ``split`` and
+    ``fold_in`` give a `Threefry` again. Its leaf is an ordinary array of integers, so it
+    can be saved, sharded, sent to a device, serialised with `jax.export` or kept beside
+    weights by tools that know nothing of the dtypes of typed keys.
+
+    The generator is the Threefry-2x32 of Salmon et al., "Parallel random numbers: as
+    easy as 1, 2, 3" (2011), as JAX has it.
+
+    Parameters
+    ----------
+    data
+        ``uint32`` of shape ``(..., 2)``, as of `jax.random.key_data`. The value has the
+        shape ``...`` and the dtype of `jax.random.key`.
+
+    Raises
+    ------
+    ValueError
+        If ``data`` has another dtype, or another last axis.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Threefry
+    >>> def program(key):
+    ...     first, second = jax.random.split(key)
+    ...     return jax.random.uniform(first), second
+    >>> jaxrewrite.transform(program)(Threefry.seed(0))
+    (Array(0.842, dtype=float32), Threefry<key<fry>[], 8 B>(data=u32[2]))
+    """
+
+    data: UInt32[Array, "*shape 2"]
+
+    def __post_init__(self) -> None:
+        shape, dtype = jnp.shape(self.data), jnp.result_type(self.data)
+        if dtype != jnp.uint32 or shape[-1:] != (2,):
+            raise ValueError(
+                "Threefry: data must be of dtype uint32 and of a shape that ends in 2, as "
+                f"jax.random.key_data gives it; got {dtype}{list(shape)}."
+            )
+
+    @classmethod
+    def seed(cls, seed: Any) -> Threefry:
+        """Return the key that ``jax.random.key(seed)`` is."""
+        return cls.of(jax.random.key(seed, impl=_IMPL))
+
+    @classmethod
+    def of(cls, key: Any) -> Threefry:
+        """Return a typed key as its numbers; `ValueError` if it is of another generator."""
+        if not _is_key(key):
+            raise ValueError("Threefry: key must be of jax.random.key with threefry2x32.")
+        return cls(jax.random.key_data(key))
+
+    def aval(self) -> Any:
+        """The shape of the data without its last axis, and the dtype of typed keys."""
+        return jax.core.ShapedArray(jnp.shape(self.data)[:-1], _key_dtype())
+
+    def materialise(self) -> Any:
+        """Return the typed key that JAX has for it."""
+        return jax.random.wrap_key_data(self.data, impl=_IMPL)
+
+    @staticmethod
+    def default(primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
+        """Apply any primitive to the typed keys; results that are keys become numbers."""
+        keys = [x.materialise() if isinstance(x, Threefry) else x for x in values]
+        results = jaxrewrite.bind(primitive, *keys, **params)
+        return mapped(lambda x: Threefry.of(x) if _is_key(x) else x, primitive, results)
+
+    def join(self, other: Any) -> Any:
+        """Hold both as numbers."""
+        return self, other if isinstance(other, Threefry) else Threefry.of(other)
+
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def unstacked(self) -> Any:
+        return self
+
+
+def _key_dtype() -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0, impl=_IMPL)).dtype
+
+
+def _is_key(x: Any) -> bool:
+    return x.dtype == _key_dtype()

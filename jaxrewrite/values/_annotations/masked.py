@@ -1,0 +1,314 @@
+"""Arrays of which some entries are missing."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool
+
+import jaxrewrite
+from jaxrewrite.primitives import BINARY, UNARY
+
+from .._base.contract import labels
+from .._base.structured import Structured, inexact
+from .declaration import MOVING, like, rule
+
+
+class Masked(Structured):
+    r"""An array with a mask of the entries that are missing, as of `numpy.ma`.
+
+    With :math:`m` for the mask, which is true where an entry is **not** there,
+
+    .. math:: m_{f(x, y)} = m_x \lor m_y, \qquad
+        \Bigl(\sum_i x_i\Bigr) = \sum_{i : \lnot m_i} x_i, \qquad
+        m_{\sum_i x_i} = \bigwedge_i m_i,
+
+    entry by entry and for reductions, which skip what is missing: it counts as 0 in a sum, as
+    1 in a product, as nothing in a maximum, and a result is missing where all entries
+    are. So it is in a product of matrices: :math:`(xy)_{ij}` is missing where no pair
+    :math:`x_{ik}, y_{kj}` is there, as with `numpy.ma.dot`; what is there is taken to be
+    finite. Cumulative sums skip what is missing and leave it missing. ``sort`` puts it last.
+    ``where`` gives what is missing where its condition or what it chooses is. What the array
+    holds under the mask is never looked at, and may be anything: NaN, or a result of a division
+    by zero, which, other than in `numpy.ma`, masks nothing by itself.
+
+    A masked value is never dense, so that no program takes what is missing for a
+    number: see `filled`. ``jnp.mean`` sums what is there and divides by the number of
+    *all* entries, which is part of the program; `mean` is the mean of what is there.
+
+    Parameters
+    ----------
+    array
+        An array, or another value, of any shape and dtype.
+    mask
+        Of the same shape, boolean; true where an entry is missing.
+
+    Raises
+    ------
+    ValueError
+        If the mask is of another shape or dtype.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Masked
+    >>> x = Masked(jnp.array([[1.0, 2.0], [3.0, jnp.nan]]), jnp.array([[0, 0], [0, 1]], bool))
+    >>> jaxrewrite.transform(lambda x: jnp.sum(x**2, axis=0))(x).filled(0)
+    Array([10.,  4.], dtype=float32)
+    >>> x.mean(axis=0).filled(0), x.count()
+    (Array([2., 2.], dtype=float32), Array(3, dtype=int32))
+    >>> jaxrewrite.materialise(x)
+    Traceback (most recent call last):
+    ...
+    jaxrewrite._errors.MaterialisationError: Masked can't be made dense: some entries may be
+    missing; filled(number) says what to put there.
+    """
+
+    outer = 2
+
+    array: Array
+    mask: Bool[Array, ...]
+
+    def __post_init__(self) -> None:
+        shape, dtype = jnp.shape(self.mask), jnp.result_type(self.mask)
+        if dtype != jnp.bool_ or shape != jnp.shape(self.array):
+            raise ValueError(
+                f"Masked: mask must be boolean and of the array's shape "
+                f"{jnp.shape(self.array)}; got {dtype} of shape {shape}."
+            )
+
+    def filled(self, number: Any) -> Any:
+        """Return the array, with a number in the place of each entry that is missing."""
+        return jaxrewrite.transform(_fill)(self.array, self.mask, number)
+
+    def count(self, axis: Any = None, keepdims: bool = False) -> Any:
+        """Return how many entries are there, altogether or along axes."""
+        return jnp.sum(~self.mask, axis, keepdims=keepdims)
+
+    def mean(self, axis: Any = None, keepdims: bool = False) -> Masked:
+        """Return the mean of the entries that are there; missing where none is."""
+        count = self.count(axis, keepdims)
+
+        def mean(array: Any) -> Any:
+            return jnp.sum(array, axis, keepdims=keepdims) / jnp.maximum(count, 1)
+
+        return Masked(jaxrewrite.transform(mean)(self.filled(0)), count == 0)
+
+    def aval(self) -> Any:
+        """The array's."""
+        return like(self.array)
+
+    def materialise(self) -> Any:
+        """Raise: use `filled`."""
+        raise TypeError(
+            "some entries may be missing; filled(number) says what to put there."
+        )
+
+    def join(self, other: Any) -> Any:
+        """Nothing of an array is missing."""
+        return self, Masked(_array(other), _mask(other))
+
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def unstacked(self) -> Any:
+        return self
+
+    def tangent(self, leaf_tangents: Any) -> Any:
+        """Missing where the array is."""
+        if not inexact(self.array):
+            return NotImplemented
+        return Masked(leaf_tangents.array, self.mask)
+
+    def lift_tangent(self, tangent: Any) -> Any:
+        return Masked(_filled(tangent, 0), self.mask)
+
+
+def _fill(array: Any, mask: Any, number: Any) -> Any:
+    return jnp.where(mask, jnp.asarray(number, array.dtype), array)
+
+
+def _array(x: Any) -> Any:
+    return x.array if isinstance(x, Masked) else x
+
+
+def _mask(x: Any) -> Any:
+    return x.mask if isinstance(x, Masked) else jnp.zeros(jnp.shape(x), bool)
+
+
+def _filled(x: Any, number: Any) -> Any:
+    return _fill(x.array, x.mask, number) if isinstance(x, Masked) else x
+
+
+def _any_mask(operands: Sequence[Any], shape: Sequence[int]) -> Any:
+    masks = [x.mask for x in operands if isinstance(x, Masked)]
+    return jnp.broadcast_to(functools.reduce(operator.or_, masks), shape)
+
+
+# --- entry by entry -----------------------------------------------------------------
+
+
+@rule(Masked, *dict.fromkeys((*UNARY, *BINARY, "complex", "clamp", "convert_element_type")))
+def _entry_by_entry(*operands: Any, primitive: Any, **params: Any) -> Any:
+    result = primitive.bind(*map(_array, operands), **params)
+    return Masked(result, _any_mask(operands, result.shape))
+
+
+@rule(Masked, "select_n")
+def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
+    result = primitive.bind(_array(which), *map(_array, cases))
+    mask = primitive.bind(_array(which), *map(_mask, cases))
+    return Masked(result, mask | _mask(which))
+
+
+# --- reductions ---------------------------------------------------------------------
+
+
+def _lowest(dtype: Any) -> Any:
+    if dtype == jnp.bool_:
+        return False
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+
+
+def _highest(dtype: Any) -> Any:
+    if dtype == jnp.bool_:
+        return True
+    return jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
+
+
+_NEUTRAL: dict[str, Callable[[Any], Any]] = {
+    "reduce_sum": lambda dtype: 0,
+    "reduce_prod": lambda dtype: 1,
+    "reduce_max": _lowest,
+    "reduce_min": _highest,
+    "reduce_and": lambda dtype: -1 if dtype != jnp.bool_ else True,
+    "reduce_or": lambda dtype: 0,
+    "reduce_xor": lambda dtype: 0,
+    "argmax": _lowest,
+    "argmin": _highest,
+    "cumsum": lambda dtype: 0,
+    "cumprod": lambda dtype: 1,
+    "cummax": _lowest,
+    "cummin": _highest,
+    "cumlogsumexp": _lowest,
+}
+
+
+def _without(x: Masked, primitive: Any, params: Any) -> Any:
+    number = _NEUTRAL[primitive.name](x.dtype)
+    return primitive.bind(_filled(x, number), **params)
+
+
+@rule(Masked, *(name for name in _NEUTRAL if not name.startswith("cum")))
+def _reduce(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> Any:
+    result = _without(x, primitive, {"axes": axes, **params})
+    return Masked(result, x.mask.all(tuple(axes)))
+
+
+@rule(Masked, *(name for name in _NEUTRAL if name.startswith("cum")))
+def _cumulate(x: Masked, *, primitive: Any, **params: Any) -> Any:
+    return Masked(_without(x, primitive, params), x.mask)
+
+
+@rule(Masked, "sort")
+def _sort(
+    *operands: Any, primitive: Any, dimension: int, is_stable: bool, num_keys: int
+) -> Any:
+    keys, others = operands[:num_keys], operands[num_keys:]
+    missing = functools.reduce(operator.or_, map(_mask, keys))
+    masks = [x.mask for x in operands if isinstance(x, Masked)]
+    arrays = [missing, *map(_array, keys), *map(_array, others), *masks]
+    _, *results = lax.sort(arrays, dimension, is_stable, num_keys + 1)
+    sorted_masks = iter(results[len(operands) :])
+    return [
+        Masked(result, next(sorted_masks)) if isinstance(x, Masked) else result
+        for x, result in zip(operands, results, strict=False)
+    ]
+
+
+# --- products -----------------------------------------------------------------------
+
+
+@rule(Masked, "dot_general")
+def _multiply(
+    x: Any, y: Any, *, primitive: Any, dimension_numbers: Any, **params: Any
+) -> Any:
+    filled = _filled(x, 0), _filled(y, 0)
+    result = primitive.bind(*filled, dimension_numbers=dimension_numbers, **params)
+    return Masked(result, _nothing_there(x, y, dimension_numbers, result.shape))
+
+
+def _nothing_there(x: Any, y: Any, numbers: Any, shape: Sequence[int]) -> Any:
+    if isinstance(x, Masked) and isinstance(y, Masked):
+        x_there, y_there = ((~operand.mask).astype(jnp.float32) for operand in (x, y))
+        return lax.dot_general(x_there, y_there, numbers) == 0
+    # With one mask, no product is needed: only what is summed over counts.
+    axes = labels(numbers, jnp.ndim(x), jnp.ndim(y))
+    own, mask = (axes.x, x.mask) if isinstance(x, Masked) else (axes.y, y.mask)
+    summed = tuple(i for i, label in enumerate(own) if label not in axes.out)
+    left = [label for label in own if label in axes.out]
+    missing = mask.all(summed)
+    order = sorted(range(len(left)), key=lambda i: axes.out.index(left[i]))
+    where = [axes.out.index(left[i]) for i in order]
+    return lax.broadcast_in_dim(lax.transpose(missing, order), shape, where)
+
+
+@rule(Masked, "conv_general_dilated")
+def _convolve(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
+    result = primitive.bind(_filled(x, 0), _filled(y, 0), **params)
+    there = ((~_mask(operand)).astype(jnp.float32) for operand in (x, y))
+    params = {**params, "preferred_element_type": jnp.dtype("float32")}
+    return Masked(result, primitive.bind(*there, **params) == 0)
+
+
+# --- where entries go -----------------------------------------------------------------
+
+
+@rule(Masked, *MOVING)
+def _move(x: Masked, *, primitive: Any, **params: Any) -> Any:
+    array, mask = (primitive.bind(part, **params) for part in (x.array, x.mask))
+    if primitive.multiple_results:
+        return list(map(Masked, array, mask))
+    return Masked(array, mask)
+
+
+@rule(Masked, "concatenate", "stack", "pad")
+def _assemble(*operands: Any, primitive: Any, **params: Any) -> Any:
+    array = primitive.bind(*map(_array, operands), **params)
+    return Masked(array, primitive.bind(*map(_mask, operands), **params))
+
+
+@rule(Masked, "dynamic_slice", "gather")
+def _index(x: Masked, *indices: Any, primitive: Any, **params: Any) -> Any:
+    return Masked(*(primitive.bind(part, *indices, **params) for part in (x.array, x.mask)))
+
+
+@rule(Masked, "dynamic_update_slice")
+def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) -> Any:
+    array = primitive.bind(_array(x), _array(update), *starts)
+    return Masked(array, primitive.bind(_mask(x), _mask(update), *starts))
+
+
+@rule(Masked, "scatter")
+def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any) -> Any:
+    array = primitive.bind(_array(x), indices, _array(updates), **params)
+    params = {**params, "update_jaxpr": None, "update_consts": ()}
+    return Masked(array, primitive.bind(_mask(x), indices, _mask(updates), **params))
+
+
+@rule(Masked, "scatter-add")
+def _scatter_add(
+    x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any
+) -> Any:
+    array = primitive.bind(_array(x), indices, _filled(updates, 0), **params)
+    if not isinstance(updates, Masked):
+        return Masked(array, x.mask)
+    where = {k: v for k, v in params.items() if k not in ("update_jaxpr", "update_consts")}
+    masks = (part.astype(jnp.uint8) for part in (_mask(x), updates.mask))
+    mask = lax.scatter_max(next(masks), indices, next(masks), **where)
+    return Masked(array, mask.astype(bool))

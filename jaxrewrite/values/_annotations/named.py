@@ -1,0 +1,297 @@
+"""Arrays whose axes have names."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+import jaxrewrite
+from jaxrewrite.primitives import BINARY, CUMULATIVE, REDUCTION, UNARY
+
+from .._base.contract import labels
+from .._base.structured import Structured
+from .declaration import SCATTER, like, mapped, rule
+
+
+Names = tuple[str | None, ...]
+
+
+class Named(Structured):
+    """An array with names for its axes.
+
+    Names are metadata: they are checked and carried on while a program is staged, and
+    cost nothing when it runs. ``None`` is no name and agrees with any. What meets entry by
+    entry must have names that agree, axis by axis, size-1 axes included; reductions drop the
+    names of their axes, and a product contracts only axes that agree. An axis that
+    slicing, padding or ``reshape`` leaves in its place keeps its name, one that is split,
+    merged or of size 1 in a ``reshape`` loses it. Where a product has
+    two axes of one name, as ``x @ x.T`` has, neither keeps it. Results without axes are
+    plain arrays. Where there is no rule, as for ``jnp.linalg.svd``, names are dropped.
+
+    Following "Tensor considered harmful" (Rush, 2019) and "Named tensor notation"
+    (Chiang, Rush and Barak, 2021), but for programs whose axes are numbered.
+
+    Parameters
+    ----------
+    array
+        An array, or another value, of any shape and dtype.
+    names
+        One for each axis, a string or ``None``.
+
+    Attributes
+    ----------
+    array : Array
+        The array itself; what ``materialise`` returns.
+    names : tuple
+        Metadata. Those of the last axes: a value that has left `jax.vmap` has axes
+        without names before them, one that is inside has lost the first ones.
+
+    Raises
+    ------
+    ValueError
+        If there are not as many names as axes, or one occurs twice; and, when a program
+        is run, if it aligns axes of different names.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Named
+    >>> x = Named(jnp.ones((8, 3)), ("batch", "feature"))
+    >>> w = Named(jnp.ones((3, 4)), ("feature", "hidden"))
+    >>> jaxrewrite.transform(lambda x, w: jax.nn.softmax(x @ w))(x, w).names
+    ('batch', 'hidden')
+    >>> jaxrewrite.transform(jnp.sum, materialise="forbid")(x, axis=x.axis("batch")).names
+    ('feature',)
+    >>> x @ w.T
+    Traceback (most recent call last):
+    ...
+    TypeError: dot_general requires contracting dimensions to have the same shape, ...
+    >>> Named(x.array[:3], x.names) + w[:, :3]
+    Traceback (most recent call last):
+    ...
+    ValueError: add aligns an axis named 'batch' with one named 'feature'.
+    ...
+    """
+
+    outer = 4
+
+    # The names are all that is lost; derivative rules are given arrays without.
+    materialise_policy = "allow"
+
+    # An array that is a value itself meets others as what it is.
+    _is_whole: ClassVar[bool] = True
+
+    array: Any
+    names: Names = jaxrewrite.field(static=True)
+
+    def __init__(self, array: Any, names: Iterable[str | None]):
+        given = tuple(names)
+        if not all(name is None or isinstance(name, str) for name in given):
+            raise ValueError(f"Named: names must be strings or None; got {given!r}.")
+        if len(given) != jnp.ndim(array):
+            raise ValueError(
+                f"Named: names must be as many as axes, {jnp.ndim(array)}; got {given!r}."
+            )
+        if given != _unique(given):
+            raise ValueError(f"Named: names must differ from each other; got {given!r}.")
+        vars(self).update(array=array, names=given)
+
+    def axis(self, name: str) -> int:
+        """Return which axis has this name; `ValueError` if none has."""
+        names = _names(self)
+        if name not in names:
+            raise ValueError(f"No axis is named {name!r}; there are {names!r}.")
+        return names.index(name)
+
+    def aval(self) -> Any:
+        """The array's."""
+        return like(self.array)
+
+    def materialise(self) -> Any:
+        """Return the array without its names."""
+        return self.array
+
+    def join(self, other: Any) -> Any:
+        """Name both by the names that are the same; an array takes those of the value."""
+        names = _names(self)
+        if isinstance(other, Named):
+            pairs = zip(names, _names(other), strict=True)
+            names = tuple(a if a == b else None for a, b in pairs)
+        return Named(self.array, names), Named(_array(other), names)
+
+    def stacked(self, size: int) -> Any:
+        return Named(self.array, _names(self))
+
+    def unstacked(self) -> Any:
+        return Named(self.array, _names(self))
+
+    def lift_tangent(self, tangent: Any) -> Any:
+        """Name the axes of what a custom derivative rule gives as the result's."""
+        return Named(tangent, _names(self))
+
+
+def _names(x: Any) -> Names:
+    """A name, or ``None``, for each axis."""
+    names = x.names if isinstance(x, Named) else ()
+    ndim = jnp.ndim(_array(x))
+    return (*(None,) * (ndim - len(names)), *names[max(len(names) - ndim, 0) :])
+
+
+def _array(x: Any) -> Any:
+    return x.array if isinstance(x, Named) else x
+
+
+def _unique(names: Sequence[str | None]) -> Names:
+    """The names without those that occur twice."""
+    names = tuple(names)
+    return tuple(name if names.count(name) == 1 else None for name in names)
+
+
+def _agreed(primitive: Any, a: str | None, b: str | None) -> str | None:
+    if a is not None and b is not None and a != b:
+        raise ValueError(
+            f"{primitive.name} aligns an axis named {a!r} with one named {b!r}."
+        )
+    return a if b is None else b
+
+
+def _aligned(primitive: Any, operands: Sequence[Any]) -> Names:
+    """The names of arrays that meet entry by entry; scalars go with anything."""
+    found = [_names(x) for x in operands if jnp.ndim(x)]
+    agreed = functools.partial(_agreed, primitive)
+    names = tuple(functools.reduce(agreed, axis) for axis in zip(*found, strict=True))
+    if names != _unique(names):
+        raise ValueError(f"{primitive.name} gives two axes the same name: {names!r}.")
+    return names
+
+
+def _bind(
+    primitive: Any, operands: Sequence[Any], names: Sequence[Any], params: Any
+) -> Any:
+    """Apply a primitive to the arrays; what has no axes is plain."""
+    results = jaxrewrite.bind(primitive, *map(_array, operands), **params)
+    return mapped(lambda x: Named(x, names) if names else x, primitive, results)
+
+
+_ENTRY_BY_ENTRY = (*BINARY, "complex", "clamp", "select_n", "concatenate", "pad", "sort")
+
+
+@rule(
+    Named,
+    *(name for name in UNARY if name not in BINARY),
+    *CUMULATIVE,
+    *("convert_element_type", "reduce_precision", "rev", "slice", "split", "tile", "fft"),
+    *("top_k", "device_put", "sharding_constraint"),
+    *_ENTRY_BY_ENTRY,
+)
+def _keep(*operands: Any, primitive: Any, **params: Any) -> Any:
+    return _bind(primitive, operands, _aligned(primitive, operands), params)
+
+
+@rule(Named, *REDUCTION)
+def _reduce(x: Named, *, primitive: Any, axes: Any, **params: Any) -> Any:
+    names = [name for axis, name in enumerate(_names(x)) if axis not in axes]
+    return _bind(primitive, [x], names, {"axes": axes, **params})
+
+
+@rule(Named, "dot_general")
+def _multiply(
+    x: Any, y: Any, *, primitive: Any, dimension_numbers: Any, **params: Any
+) -> Any:
+    axes = labels(dimension_numbers, jnp.ndim(x), jnp.ndim(y))
+    names: dict[Any, str | None] = {}
+    for label, name in zip((*axes.x, *axes.y), (*_names(x), *_names(y)), strict=True):
+        names[label] = _agreed(primitive, names.get(label), name)
+    out = _unique([names[label] for label in axes.out])
+    return _bind(primitive, [x, y], out, {"dimension_numbers": dimension_numbers, **params})
+
+
+@rule(Named, "transpose")
+def _transpose(x: Named, *, primitive: Any, permutation: Any) -> Any:
+    names = [_names(x)[axis] for axis in permutation]
+    return _bind(primitive, [x], names, {"permutation": permutation})
+
+
+@rule(Named, "broadcast_in_dim")
+def _broadcast(x: Named, *, primitive: Any, shape: Any, **params: Any) -> Any:
+    names: list[str | None] = [None] * len(shape)
+    for axis, name in zip(params["broadcast_dimensions"], _names(x), strict=True):
+        names[axis] = name
+    return _bind(primitive, [x], names, {"shape": shape, **params})
+
+
+@rule(Named, "squeeze", "unstack")
+def _squeeze(x: Named, *, primitive: Any, **params: Any) -> Any:
+    gone = params["dimensions"] if "dimensions" in params else (params["axis"],)
+    names = [name for axis, name in enumerate(_names(x)) if axis not in gone]
+    return _bind(primitive, [x], names, params)
+
+
+@rule(Named, "stack")
+def _stack(*operands: Any, primitive: Any, axis: int) -> Any:
+    names = list(_aligned(primitive, operands))
+    names.insert(axis, None)
+    return _bind(primitive, operands, names, {"axis": axis})
+
+
+@rule(Named, "reshape")
+def _reshape(x: Named, *, primitive: Any, new_sizes: Any, **params: Any) -> Any:
+    names = [None] * len(new_sizes)
+    if params["dimensions"] is None:
+        names = _unchanged(x.shape, _names(x), tuple(new_sizes))
+    return _bind(primitive, [x], names, {"new_sizes": new_sizes, **params})
+
+
+def _unchanged(old: Sequence[int], names: Names, new: Sequence[int]) -> Any:
+    """The names of the axes that a reshape leaves alone.
+
+    Those with the same size, above one, and as many entries before them.
+    """
+    if tuple(old) == tuple(new):
+        return names
+    before = dict(zip(zip(old, _entries_before(old), strict=True), names, strict=True))
+    return [
+        before.get((size, entries)) if size > 1 and 0 not in old else None
+        for size, entries in zip(new, _entries_before(new), strict=True)
+    ]
+
+
+def _entries_before(shape: Sequence[int]) -> list[int]:
+    return list(itertools.accumulate(shape, int.__mul__, initial=1))[:-1]
+
+
+@rule(Named, "dynamic_slice")
+def _slice(x: Named, *starts: Any, primitive: Any, **params: Any) -> Any:
+    return _bind(primitive, [x, *starts], _names(x), params)
+
+
+@rule(Named, "dynamic_update_slice")
+def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) -> Any:
+    names = _aligned(primitive, [x, update])
+    return _bind(primitive, [x, update, *starts], names, params)
+
+
+@rule(Named, *SCATTER)
+def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any) -> Any:
+    return _bind(primitive, [x, indices, updates], _names(x), params)
+
+
+@rule(Named, "gather")
+def _gather(
+    x: Named, indices: Any, *, primitive: Any, dimension_numbers: Any, **params: Any
+) -> Any:
+    gone = (
+        *dimension_numbers.collapsed_slice_dims,
+        *dimension_numbers.operand_batching_dims,
+    )
+    left = [name for axis, name in enumerate(_names(x)) if axis not in gone]
+    offset = dimension_numbers.offset_dims
+    names: list[str | None] = [None] * (len(offset) + jnp.ndim(indices) - 1)
+    for axis, name in zip(offset, left, strict=True):
+        names[axis] = name
+    params["dimension_numbers"] = dimension_numbers
+    return _bind(primitive, [x, indices], names, params)

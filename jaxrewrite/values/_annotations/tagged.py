@@ -1,0 +1,134 @@
+"""Arrays that leave a mark on whatever depends on them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar
+
+import jaxrewrite
+
+from .._base.structured import Structured
+from .declaration import SEVERAL, TWO, like, mapped, rule
+
+
+class Tagged(Structured):
+    """An array with tags, which are on every result that is computed from it.
+
+    Each result of a primitive with a tagged operand has the tags of all its operands.
+    So the results of a program say which of its inputs they depend on, and those of a
+    backward pass which parts of a gradient a cotangent reaches. What is tracked is the
+    flow of data through equations: a result that is multiplied by zero still depends on
+    both factors. Both branches of a conditional mark its results, and so does what chose
+    between them; the turns of a loop do, but not the condition of a ``while_loop``.
+
+    Parameters
+    ----------
+    array
+        An array, or another value, of any shape and dtype.
+    tags
+        A string or several.
+
+    Attributes
+    ----------
+    array : Array
+        The array itself; what ``materialise`` returns.
+    tags : frozenset of str
+        Metadata.
+
+    Raises
+    ------
+    ValueError
+        If a tag is no string, or there is none.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Tagged
+    >>> def layer(x, w, b):
+    ...     return {"hidden": x @ w, "norm": jnp.sum(b**2)}
+    >>> x, w = jnp.ones((2, 3)), Tagged(jnp.ones((3, 4)), "w")
+    >>> jaxrewrite.transform(layer)(x, w, jnp.ones(4))
+    {'hidden': Tagged<f32[2,4], 32 B>(array=f32[2,4], tags=frozenset({'w'})),
+     'norm': Array(4., dtype=float32)}
+
+    Which parts of a gradient does a cotangent reach?
+
+    >>> def backward(x, cotangent):
+    ...     _, pull = jax.vjp(lambda x: {"sum": x["a"].sum(), "b": x["b"]}, x)
+    ...     return pull(cotangent)[0]
+    >>> x = {"a": jnp.ones(2), "b": jnp.ones(3)}
+    >>> cotangent = {"sum": Tagged(jnp.ones(()), "sum"), "b": jnp.ones(3)}
+    >>> jaxrewrite.transform(backward)(x, cotangent)
+    {'a': Tagged<f32[2], 8 B>(array=f32[2], tags=frozenset({'sum'})),
+     'b': Array([1., 1., 1.], dtype=float32)}
+    """
+
+    outer = 5
+
+    # The tags are all that is lost; derivative rules are given arrays without.
+    materialise_policy = "allow"
+
+    # An array that is a value itself meets others as what it is.
+    _is_whole: ClassVar[bool] = True
+
+    array: Any
+    tags: frozenset[str] = jaxrewrite.field(static=True)
+
+    def __init__(self, array: Any, tags: str | Iterable[str]):
+        is_some = not isinstance(tags, str) and isinstance(tags, Iterable)
+        several = tuple(tags) if is_some else (tags,)
+        if not several or not all(isinstance(tag, str) for tag in several):
+            raise ValueError(f"Tagged: tags must be strings, at least one; got {tags!r}.")
+        given = frozenset(several)
+        vars(self).update(array=array, tags=given)
+
+    def aval(self) -> Any:
+        """The array's."""
+        return like(self.array)
+
+    def materialise(self) -> Any:
+        """Return the array without its tags."""
+        return self.array
+
+    @staticmethod
+    def default(primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
+        """Apply any primitive to the arrays, and tag each result."""
+        if primitive.name in jaxrewrite.primitives.IDENTITY:
+            return NotImplemented  # of several operands, each to itself
+        tags = frozenset().union(*(x.tags for x in values if isinstance(x, Tagged)))
+        arrays = [x.array if isinstance(x, Tagged) else x for x in values]
+        results = jaxrewrite.bind(primitive, *arrays, **params)
+        return mapped(lambda result: Tagged(result, tags), primitive, results)
+
+    def join(self, other: Any) -> Any:
+        """Tag both with the tags of both."""
+        own = isinstance(other, Tagged)
+        tags = self.tags | other.tags if own else self.tags
+        return Tagged(self.array, tags), Tagged(other.array if own else other, tags)
+
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def unstacked(self) -> Any:
+        return self
+
+    def lift_tangent(self, tangent: Any) -> Any:
+        """Tag what a custom derivative rule gives as the result is."""
+        return Tagged(tangent, self.tags)
+
+
+@rule(Tagged, *TWO, *SEVERAL)
+def _tag(*operands: Any, primitive: Any, **params: Any) -> Any:
+    """As the default does, but before the rules of any other type are asked."""
+    return Tagged.default(primitive, operands, params)
+
+
+@jaxrewrite.register("cond")
+def _choose(index: Tagged, *operands: Any, **params: Any) -> Any:
+    """What chooses a branch marks all results."""
+    results = jaxrewrite.bind("cond", index.array, *operands, **params)
+    return [Tagged(*_parts(x, index.tags)) for x in results]
+
+
+def _parts(x: Any, tags: frozenset[str]) -> tuple[Any, frozenset[str]]:
+    return (x.array, x.tags | tags) if isinstance(x, Tagged) else (x, tags)

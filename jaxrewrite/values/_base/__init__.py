@@ -1,0 +1,1 @@
+"""What all ready types build on: arrays with structure, products by labels, linear parts."""

@@ -1,0 +1,92 @@
+"""Values that are linear in their parts: what is done to them is done to the parts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from jaxrewrite import ArrayValue, bind, primitives, register
+
+from .order import order
+from .structured import Structured, is_linear_cast
+
+
+class Linear(Structured):
+    """Base class of arrays that are linear in parts of the same shape.
+
+    A part is an array, or a value. Linear maps go to the parts, and so does one side of a
+    product.
+    """
+
+    _is_base = True
+
+    def map_parts(self, fn: Callable[[Any], Any]) -> Any:
+        """The array of the parts that a linear map makes of each."""
+        raise NotImplementedError(f"{type(self).__name__}.map_parts")
+
+    def shares(self, fill: Any) -> Any:
+        """What each part is filled with so that the array is with ``fill``.
+
+        A number, or ``None`` for what JAX fills with by default. NotImplemented if there are
+        no such numbers.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.shares")
+
+    def cast(self, dtype: Any) -> Any:
+        """The array in another floating dtype."""
+        return self.map_parts(lambda part: part.astype(dtype))
+
+
+_LINEAR = (*primitives.SHAPE, "neg", "reduce_sum", "cumsum")
+
+
+@register(*_LINEAR)
+def _(v: Linear, *, primitive: Any, **params: Any) -> Any:
+    return v.map_parts(lambda part: bind(primitive, part, **params))
+
+
+@register("dynamic_slice")
+def _(v: Linear, *starts: Array, primitive: Any, **params: Any) -> Any:
+    return v.map_parts(lambda part: bind(primitive, part, *starts, **params))
+
+
+@register("gather")
+def _(v: Linear, indices: Array, **params: Any) -> Any:
+    """Linear but for what it fills in, which parts have shares of."""
+    fills: Any = itertools.repeat(None)
+    if lax.GatherScatterMode.from_any(params["mode"]) == lax.GatherScatterMode.FILL_OR_DROP:
+        fills = v.shares(params["fill_value"])
+    if fills is NotImplemented:
+        return NotImplemented
+    rest = iter(fills)
+    return v.map_parts(
+        lambda part: bind("gather", part, indices, **params | {"fill_value": next(rest)})
+    )
+
+
+@register("convert_element_type")
+def _(v: Linear, *, new_dtype: Any, **params: Any) -> Any:
+    return v.cast(jnp.dtype(new_dtype)) if is_linear_cast(v, new_dtype) else NotImplemented
+
+
+_BILINEAR = ("dot_general", "mul", "conv_general_dilated")
+
+
+@register(*_BILINEAR, precedence=order("Linear"))
+def _(v: Linear, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    return v.map_parts(lambda part: bind(primitive, part, y, **params))
+
+
+@register(*_BILINEAR, precedence=order("Linear"))
+def _(x: Array | ArrayValue, v: Linear, *, primitive: Any, **params: Any) -> Any:
+    return v.map_parts(lambda part: bind(primitive, x, part, **params))
+
+
+@register(*_BILINEAR)
+def _(v: Linear, w: Linear, *, primitive: Any, **params: Any) -> Any:
+    return v.map_parts(lambda part: bind(primitive, part, w, **params))

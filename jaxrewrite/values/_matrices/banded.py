@@ -1,0 +1,605 @@
+"""`Banded` and `Tridiagonal`: matrices with few diagonals."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Inexact
+
+import jaxrewrite
+
+from .._base.structured import differs, zero_unless
+from .determinant import Determinant
+from .matrix import Matrix, along, nan_if_any_is, solve_columns, unpivoted
+from .monomial import Diagonal, Identity
+
+
+class _Bands(Matrix):
+    """What matrices with few diagonals have in common."""
+
+    _is_base = True
+    entries = "pattern"
+
+    def diagonals(self) -> list[tuple[int, Any]]:
+        r"""Offsets d and what is on those diagonals, of shape (\*batch, n - abs(d))."""
+        raise NotImplementedError(f"{type(self).__name__}.diagonals")
+
+    def as_banded(self) -> Banded:
+        raise NotImplementedError(f"{type(self).__name__}.as_banded")
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        terms = []
+        for offset, d in self.diagonals():
+            start = max(offset, 0)
+            part = lax.slice_in_dim(x, start, start + d.shape[-1], axis=axis)
+            product = along(d, d.ndim - 1, x.ndim, axis) * part
+            terms.append(_padded(product, axis, max(-offset, 0), start))
+        return functools.reduce(jnp.add, terms) if terms else x
+
+    def times(self, other: Any) -> Any:
+        if not isinstance(other, _Bands):
+            return NotImplemented
+        return _product(self.as_banded(), other.as_banded())
+
+    def plus(self, other: Any) -> Any:
+        both = self.join(other)
+        if both is NotImplemented:
+            return NotImplemented
+        v, w = both
+        return Banded(v.bands + w.bands, v.lower, v.upper)
+
+    def hadamard(self, other: Any) -> Any:
+        if isinstance(other, (Diagonal, Identity)):
+            return other.hadamard(self)
+        v, w = self.as_banded(), _as_banded(other)
+        if w is not None:
+            lower, upper = min(v.lower, w.lower), min(v.upper, w.upper)
+            v, w = v.resized(lower, upper), w.resized(lower, upper)
+            return Banded(v.bands * w.bands, lower, upper)
+        if not isinstance(other, Matrix) or other.batch:
+            return NotImplemented
+        i, j = v.indices()
+        found = other.at(jnp.clip(i, 0, v.shape[-1] - 1), j)
+        if found is NotImplemented:
+            return NotImplemented
+        return Banded(v.bands * found, v.lower, v.upper)
+
+    def join(self, other: Any) -> Any:
+        v, w = self.as_banded(), _as_banded(other)
+        if w is None:
+            return NotImplemented
+        lower, upper = max(v.lower, w.lower), max(v.upper, w.upper)
+        return v.resized(lower, upper), w.resized(lower, upper)
+
+
+def _as_banded(x: Any) -> Banded | None:
+    if isinstance(x, _Bands):
+        return x.as_banded()
+    if isinstance(x, (Diagonal, Identity)):
+        return Banded(x.diagonal()[..., None, :], 0, 0)
+    return None
+
+
+class Banded(_Bands):
+    r"""A square matrix with few diagonals, :math:`A_{ij} = 0` unless :math:`-l \le j - i \le u`.
+
+    Held by diagonals as `scipy.linalg.solve_banded` does: :math:`b_{u + i - j, j} = A_{ij}`,
+
+    .. math::
+        \begin{pmatrix} * & a_{01} & a_{12} & a_{23} \\
+        a_{00} & a_{11} & a_{22} & a_{33} \\
+        a_{10} & a_{21} & a_{32} & * \end{pmatrix}
+        \qquad l = u = 1,\ n = 4,
+
+    where ``*`` is never used. With :math:`k = l + u + 1`, a product with a vector takes
+    :math:`O(nk)`. The product of two has the sum of their bandwidths, and is closed as
+    long as that takes no more room than a dense matrix, lazy otherwise.
+
+    It is solved by Gaussian elimination with partial pivoting inside the band, in
+    :math:`O(n l k)` [1]_: the same exchanges of rows, and so the same stability, as of a
+    dense LU factorisation, at the price of a loop of n steps, one after the other. On
+    accelerators that is slower than a dense solve until n is large; a symmetric positive
+    definite matrix is as well solved by its `cholesky` factor, which is banded. The
+    derivative of a solve is two more solves.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
+    Attributes
+    ----------
+    bands
+        The diagonals, from the uppermost to the lowest, of shape (\*batch, k, n).
+    lower
+        The number l of diagonals below the main one.
+    upper
+        The number u of diagonals above the main one.
+
+    Raises
+    ------
+    ValueError
+        If ``lower`` or ``upper`` is negative, or ``bands`` has another number of diagonals.
+
+    References
+    ----------
+    .. [1] G. H. Golub and C. F. Van Loan, *Matrix Computations*, 4th ed., section 4.3.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Banded
+    >>> v = Banded(jnp.array([[2.0, 2.0, 2.0], [1.0, 1.0, 0.0]]), lower=1, upper=0)
+    >>> v @ jnp.ones(3)
+    Array([2., 3., 3.], dtype=float32)
+    >>> v + v.T
+    Banded<f32[3,3], 36 B>(bands=f32[3,3], lower=1, upper=1)
+    >>> jaxrewrite.transform(jnp.linalg.solve)(v, jnp.array([2.0, 3.0, 3.0]))
+    Array([1., 1., 1.], dtype=float32)
+    """
+
+    bands: Inexact[Array, "*batch k n"]
+    lower: int = jaxrewrite.field(static=True)
+    upper: int = jaxrewrite.field(static=True)
+
+    def __post_init__(self) -> None:
+        for name, count in (("lower", self.lower), ("upper", self.upper)):
+            if count < 0:
+                raise ValueError(f"Banded: {name} is {count}, which is negative.")
+        shape, k = jnp.shape(self.bands), self.lower + self.upper + 1
+        if len(shape) < 2 or shape[-2] != k:
+            raise ValueError(
+                f"Banded: bands has shape {shape}; with lower={self.lower} and "
+                f"upper={self.upper} its second last axis has length {k}."
+            )
+
+    @classmethod
+    def from_dense(cls, x: Any, lower: int, upper: int) -> Self:
+        """The banded matrix that an array is.
+
+        Parameters
+        ----------
+        x
+            An array of shape (\\*batch, n, n).
+        lower, upper
+            The numbers of diagonals below and above the main one.
+
+        Raises
+        ------
+        ValueError
+            If ``x`` is not square, or, where the numbers are known, not zero elsewhere.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from jaxrewrite.values import Banded
+        >>> Banded.from_dense(jnp.tri(3) - jnp.tri(3, k=-2), 1, 0).bands
+        Array([[1., 1., 1.],
+               [1., 1., 0.]], dtype=float32)
+        """
+        v = cls(_bands_of(x, lower, upper, "Banded"), lower, upper)
+        _check_zero_elsewhere(x, v)
+        return v
+
+    def aval(self) -> Any:
+        *batch, _, n = self.bands.shape
+        return jax.core.ShapedArray((*batch, n, n), self.bands.dtype)
+
+    def materialise(self) -> Any:
+        columns = _sheared(jnp.swapaxes(self.bands, -1, -2))
+        n = columns.shape[-2]
+        return jnp.swapaxes(columns[..., self.upper : self.upper + n], -1, -2)
+
+    def indices(self) -> tuple[Any, Any]:
+        """The row and the column of each number in ``bands``; some rows are none."""
+        shape = self.bands.shape[-2:]
+        j = lax.broadcasted_iota(jnp.int32, shape, 1)
+        return lax.broadcasted_iota(jnp.int32, shape, 0) + j - self.upper, j
+
+    def _inside(self) -> Any:
+        """``bands``, with zeros where they are no entries of the matrix."""
+        i, _ = self.indices()
+        return zero_unless((i >= 0) & (i < self.shape[-1]), self.bands)
+
+    def diagonals(self) -> list[tuple[int, Any]]:
+        n = self.shape[-1]
+        found = []
+        for offset in range(max(-self.lower, 1 - n), min(self.upper, n - 1) + 1):
+            d = self.bands[..., self.upper - offset, :]
+            found.append((offset, d[..., max(offset, 0) : n + min(offset, 0)]))
+        return found
+
+    def as_banded(self) -> Banded:
+        return self
+
+    def resized(self, lower: int, upper: int) -> Banded:
+        """With more diagonals of zeros, or with some of the outer ones left out."""
+        above, below = upper - self.upper, lower - self.lower
+        return Banded(_padded(self.bands, -2, above, below), lower, upper)
+
+    def transposed(self) -> Any:
+        n, u = self.shape[-1], self.upper
+        rows = _sheared(self.bands)[..., u : u + n]
+        return Banded(rows[..., ::-1, :], lower=u, upper=self.lower)
+
+    def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
+        bands = fn(self._inside(), *(v._inside() for v in others))
+        return Banded(bands, self.lower, self.upper)
+
+    def pick(self, dense: Any) -> Any:
+        bands = _bands_of(dense, self.lower, self.upper, "Banded")
+        return Banded(bands, self.lower, self.upper)
+
+    def scaled_rows(self, factors: Any) -> Any:
+        k = self.bands.shape[-2]
+        wide = _padded(factors, -1, self.upper, self.lower)[..., None, :]
+        wide = jnp.broadcast_to(wide, (*wide.shape[:-2], k, wide.shape[-1]))
+        return Banded(self.bands * _unsheared(wide), self.lower, self.upper)
+
+    def at(self, i: Any, j: Any) -> Any:
+        row = self.upper + i - j
+        k = self.bands.shape[-2]
+        found = self.bands[jnp.clip(row, 0, k - 1), j]
+        return zero_unless((row >= 0) & (row < k), found)
+
+    def diagonal(self) -> Any:
+        return self.bands[..., self.upper, :]
+
+    def _flipped(self) -> Banded:
+        """Rows and columns in reverse order."""
+        return Banded(self.bands[..., ::-1, ::-1], lower=self.upper, upper=self.lower)
+
+    def _rows(self) -> Any:
+        r"""Row by row, of shape (\*batch, n, k), from column i - l to column i + u."""
+        return jnp.swapaxes(self.transposed().bands, -1, -2)
+
+    def _solve(self, b: Any) -> Any:
+        if self.lower and not self.upper:
+            return self._flipped()._solve(b[..., ::-1, :])[..., ::-1, :]
+        solve = functools.partial(_solve_rows, lower=self.lower)
+        for _ in self.batch:
+            solve = jax.vmap(solve)
+        return solve(self._rows(), b)
+
+    def solve(self, x: Any, axis: int) -> Any:
+        def solve(v: Banded) -> Callable[..., Any]:
+            return lambda _, b: solve_columns(v._solve, b, axis, len(v.batch))
+
+        return lax.custom_linear_solve(
+            lambda y: self.apply(y, axis), x, solve(self), solve(self.transposed())
+        )
+
+    def known_determinant(self) -> Any:
+        if not self.lower or not self.upper:
+            return Determinant.of(self.diagonal())
+        pivots = functools.partial(_signed_pivots, lower=self.lower)
+        for _ in self.batch:
+            pivots = jax.vmap(pivots)
+        return Determinant.of(pivots(self._rows()))
+
+    def known_cholesky(self) -> Any:
+        fn = _cholesky_rows
+        for _ in self.batch:
+            fn = jax.vmap(fn)
+        columns = fn(self.resized(self.lower, 0)._rows())
+        found = Banded(jnp.swapaxes(columns, -1, -2), self.lower, 0)
+        return Banded(nan_if_any_is(found._inside(), len(self.batch)), self.lower, 0)
+
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        v = self.resized(self.lower, 0) if lower else self.resized(0, self.upper)
+        if unit_diagonal:
+            v = Banded(v.bands.at[..., v.upper, :].set(1), v.lower, v.upper)
+        return v
+
+    def known_lu(self) -> Any:
+        """An upper triangular one is its own factor."""
+        return NotImplemented if self.lower else (self, *unpivoted(self))
+
+
+class Tridiagonal(_Bands):
+    r"""A matrix with three diagonals.
+
+    .. math::
+        A = \begin{pmatrix} d_0 & u_0 & & \\ l_0 & d_1 & u_1 & \\
+        & l_1 & d_2 & \ddots \\ & & \ddots & \ddots \end{pmatrix}
+
+    It is solved by `jax.lax.linalg.tridiagonal_solve`, in O(n). The determinant is the last
+    of :math:`f_i = d_i f_{i-1} - l_{i-1} u_{i-1} f_{i-2}`, the recurrence of the leading
+    principal minors [1]_. The product of two is `Banded`, as is what else has no form here.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
+    Attributes
+    ----------
+    lower
+        What is below the diagonal, of shape (\*batch, n - 1).
+    main
+        The diagonal, of shape (\*batch, n).
+    upper
+        What is above it, of shape (\*batch, n - 1).
+
+    Raises
+    ------
+    ValueError
+        If the shapes don't fit, or the dtypes differ.
+
+    References
+    ----------
+    .. [1] G. H. Golub and C. F. Van Loan, *Matrix Computations*, 4th ed., section 8.4.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Tridiagonal
+    >>> v = Tridiagonal(-jnp.ones(4), 2 * jnp.ones(5), -jnp.ones(4))
+    >>> v @ jnp.ones(5), v.determinant()
+    (Array([1., 0., 0., 0., 1.], dtype=float32), Array(6., dtype=float32))
+    >>> v @ v
+    Banded<f32[5,5], 100 B>(bands=f32[5,5], lower=2, upper=2)
+    """
+
+    lower: Inexact[Array, "*batch n-1"]
+    main: Inexact[Array, "*batch n"]
+    upper: Inexact[Array, "*batch n-1"]
+
+    def __post_init__(self) -> None:
+        shape = jnp.shape(self.main)
+        if not shape or not shape[-1]:
+            raise ValueError(f"Tridiagonal: main has shape {shape}.")
+        for name, x in (("lower", self.lower), ("upper", self.upper)):
+            if jnp.shape(x) != (*shape[:-1], shape[-1] - 1):
+                raise ValueError(
+                    f"Tridiagonal: {name} has shape {jnp.shape(x)}, main {shape}."
+                )
+            if x.dtype != self.main.dtype:
+                raise ValueError(
+                    f"Tridiagonal: {name} has dtype {x.dtype}, main {self.main.dtype}."
+                )
+
+    @classmethod
+    def from_dense(cls, x: Any) -> Self:
+        """The tridiagonal matrix that an array is.
+
+        Parameters
+        ----------
+        x
+            An array of shape (\\*batch, n, n).
+
+        Raises
+        ------
+        ValueError
+            If ``x`` is not square, or, where the numbers are known, not zero elsewhere.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from jaxrewrite.values import Tridiagonal
+        >>> Tridiagonal.from_dense(jnp.eye(3)).lower
+        Array([0., 0.], dtype=float32)
+        """
+        v = cls(*_three(_bands_of(x, 1, 1, "Tridiagonal")))
+        _check_zero_elsewhere(x, v)
+        return v
+
+    def aval(self) -> Any:
+        shape = self.main.shape
+        return jax.core.ShapedArray((*shape, shape[-1]), self.main.dtype)
+
+    def materialise(self) -> Any:
+        return self.as_banded().materialise()
+
+    def diagonals(self) -> list[tuple[int, Any]]:
+        return [(-1, self.lower), (0, self.main), (1, self.upper)]
+
+    def as_banded(self) -> Banded:
+        upper = _padded(self.upper, -1, 1, 0)
+        lower = _padded(self.lower, -1, 0, 1)
+        return Banded(jnp.stack([upper, self.main, lower], -2), 1, 1)
+
+    def transposed(self) -> Any:
+        return Tridiagonal(self.upper, self.main, self.lower)
+
+    def pick(self, dense: Any) -> Any:
+        return Tridiagonal(*_three(_bands_of(dense, 1, 1, "Tridiagonal")))
+
+    def scaled_rows(self, factors: Any) -> Any:
+        return Tridiagonal(
+            self.lower * factors[..., 1:],
+            self.main * factors,
+            self.upper * factors[..., :-1],
+        )
+
+    def plus(self, other: Any) -> Any:
+        if isinstance(other, Tridiagonal):
+            return jax.tree.map(jnp.add, self, other)
+        if isinstance(other, (Diagonal, Identity)):
+            return Tridiagonal(self.lower, self.main + other.diagonal(), self.upper)
+        return super().plus(other)
+
+    def at(self, i: Any, j: Any) -> Any:
+        return self.as_banded().at(i, j)
+
+    def diagonal(self) -> Any:
+        return self.main
+
+    def solve(self, x: Any, axis: int) -> Any:
+        lower = _padded(self.lower, -1, 1, 0)
+        upper = _padded(self.upper, -1, 0, 1)
+        solve = lambda b: lax.linalg.tridiagonal_solve(lower, self.main, upper, b)
+        return solve_columns(solve, x, axis, len(self.batch))
+
+    def known_determinant(self) -> Any:
+        """By minors of rows that are scaled to one, and of which the last two are again."""
+        lower, upper = _padded(self.lower, -1, 1, 0), _padded(self.upper, -1, 0, 1)
+        rows = jnp.stack([lower, self.main, upper], -1)
+        sizes = _scale(rows)
+        lower, main, upper = jnp.moveaxis(rows / sizes[..., None], -1, 0)
+
+        def step(minors: Any, row: Any) -> Any:
+            last, before = minors
+            d, squared = row
+            both = jnp.stack([d * last - squared * before, last], -1)
+            size = _scale(both)
+            both = both / size[..., None]
+            return (both[..., 0], both[..., 1]), size
+
+        squared = lower * _padded(upper[..., :-1], -1, 1, 0)
+        one = jnp.ones(self.batch, self.dtype)
+        (last, _), more = lax.scan(
+            step,
+            (one, jnp.zeros_like(one)),
+            (jnp.moveaxis(main, -1, 0), jnp.moveaxis(squared, -1, 0)),
+        )
+        log = jnp.log(sizes).sum(-1) + jnp.log(more).sum(0)
+        found = Determinant.of(last[..., None])
+        return Determinant(found.unit, found.log + log)
+
+    def known_cholesky(self) -> Any:
+        return self.as_banded().known_cholesky()
+
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        return self.as_banded().known_triangle(lower, unit_diagonal)
+
+
+# --- diagonals, and where they go -----------------------------------------------------
+
+
+def _padded(x: Any, axis: int, low: int, high: int) -> Any:
+    """With zeros at both ends of an axis, or with its ends left out if negative."""
+    config = [(0, 0, 0)] * x.ndim
+    config[axis] = (low, high, 0)
+    return lax.pad(x, jnp.zeros((), x.dtype), config)
+
+
+def _sheared(x: Any) -> Any:
+    """Move row r by r to the right: from (n, m) to (n, n + m - 1), filled with zeros.
+
+    No index is needed for that. In an array with one column more than the result, each
+    row begins one further from where the same row begins in the result.
+    """
+    *batch, n, m = x.shape
+    flat = _padded(x, -1, 0, n).reshape(*batch, n * (n + m))
+    width = max(n + m - 1, 0)
+    return flat[..., : n * width].reshape(*batch, n, width)
+
+
+def _unsheared(x: Any) -> Any:
+    """Move row r by r to the left: from (n, n + m - 1) to (n, m)."""
+    *batch, n, width = x.shape
+    flat = _padded(x.reshape(*batch, n * width), -1, 0, n)
+    return flat.reshape(*batch, n, width + 1)[..., : width + 1 - n]
+
+
+def _bands_of(dense: Any, lower: int, upper: int, name: str) -> Any:
+    """The inverse of `Banded.materialise`."""
+    shape = jnp.shape(dense)
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        raise ValueError(f"{name}: x has shape {shape}, which is not square.")
+    columns = _padded(jnp.swapaxes(dense, -1, -2), -1, upper, lower)
+    return jnp.swapaxes(_unsheared(columns), -1, -2)
+
+
+def _check_zero_elsewhere(dense: Any, v: _Bands) -> None:
+    if differs(dense, v):
+        name = type(v).__name__
+        raise ValueError(f"{name}: x is not zero outside of these diagonals.")
+
+
+def _three(bands: Any) -> tuple[Any, Any, Any]:
+    """The fields of a `Tridiagonal`."""
+    return bands[..., 2, :-1], bands[..., 1, :], bands[..., 0, 1:]
+
+
+def _product(v: Banded, w: Banded) -> Any:
+    r""":math:`C_{ij} = \sum_m A_{im} B_{mj}`, one diagonal of B after the other."""
+    n = v.shape[-1]
+    lower, upper = min(v.lower + w.lower, n - 1), min(v.upper + w.upper, n - 1)
+    if n == 0 or lower + upper + 1 > n:
+        return NotImplemented
+    a, b = v._inside(), w._inside()
+    terms = []
+    for row in range(b.shape[-2]):
+        shift = row - w.upper  # of the column of A that meets column j of B
+        if abs(shift) < n:
+            product = _padded(a, -1, -shift, shift) * b[..., row : row + 1, :]
+            terms.append(_padded(product, -2, row, b.shape[-2] - 1 - row))
+    bands = functools.reduce(jnp.add, terms)
+    return Banded(bands, v.lower + w.lower, v.upper + w.upper).resized(lower, upper)
+
+
+def _scale(x: Any) -> Any:
+    """The largest number along the last axis, to divide by; a constant."""
+    size = lax.stop_gradient(abs(x).max(-1))
+    return jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+
+
+# --- elimination ------------------------------------------------------------------------
+
+
+def _windows(rows: Any, lower: int) -> tuple[Any, Any]:
+    """What a loop over columns begins with, and the row that enters at each step.
+
+    At step j the window has rows j to j + lower, and as many columns from j on as a row
+    has numbers. The row that enters is the last one, whose first number is in column j.
+    """
+    k = rows.shape[1]
+    rows = jnp.pad(rows, ((0, lower), (0, lower)))
+    first = jnp.arange(lower)[:, None]
+    begin = jnp.take_along_axis(rows[:lower], jnp.arange(k) + lower - first, axis=1)
+    return begin, rows[lower:, :k]
+
+
+def _eliminated(rows: Any, b: Any, lower: int) -> tuple[Any, Any, Any]:
+    """The rows of U from the diagonal on, what becomes of b, and signs of exchanges."""
+
+    def step(above: Any, entering: Any) -> Any:
+        a, b = (
+            jnp.concatenate([x, new[None]]) for x, new in zip(above, entering, strict=True)
+        )
+        pivot = jnp.argmax(abs(a[:, 0]))
+        order = jnp.arange(lower + 1).at[0].set(pivot).at[pivot].set(0)
+        a, b = a[order], b[order]
+        # Where all of the column is zero there is nothing to eliminate.
+        factors = a[1:, :1] / jnp.where(a[0, 0] == 0, 1, a[0, 0])
+        below = jnp.pad((a[1:] - factors * a[0])[:, 1:], ((0, 0), (0, 1)))
+        sign = jnp.where(pivot == 0, 1, -1)
+        return (below, b[1:] - factors * b[0]), (a[0], b[0], sign)
+
+    begin, entering = _windows(rows, lower)
+    b = jnp.pad(b, ((0, lower), (0, 0)))
+    _, found = lax.scan(step, (begin, b[:lower]), (entering, b[lower:]))
+    return found
+
+
+def _solve_rows(rows: Any, b: Any, lower: int) -> Any:
+    upper, b = (rows, b) if lower == 0 else _eliminated(rows, b, lower)[:2]
+
+    def step(later: Any, row: Any) -> Any:
+        u, y = row
+        x = (y - (u[1:, None] * later).sum(0)) / u[0]
+        return jnp.concatenate([x[None], later])[:-1], x
+
+    none = jnp.zeros((rows.shape[1] - 1, b.shape[1]), b.dtype)
+    return lax.scan(step, none, (upper, b), reverse=True)[1]
+
+
+def _signed_pivots(rows: Any, lower: int) -> Any:
+    upper, _, signs = _eliminated(rows, rows[:, :0], lower)
+    return upper[:, 0] * signs
+
+
+def _cholesky_rows(rows: Any) -> Any:
+    """The columns of the factor, from the diagonal on."""
+
+    def step(above: Any, entering: Any) -> Any:
+        a = jnp.concatenate([above, entering[None]])
+        # A complex number on the diagonal is taken to be real, as LAPACK does.
+        column = a[:, 0].at[0].set(a[0, 0].real) / jnp.sqrt(a[0, 0].real)
+        below = a[1:, 1:] - column[1:, None] * column[1:].conj()
+        return jnp.pad(below, ((0, 0), (0, 1))), column
+
+    return lax.scan(step, *_windows(rows, rows.shape[1] - 1))[1]

@@ -1,0 +1,284 @@
+"""`BlockDiagonal`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Inexact
+
+import jaxrewrite
+
+from .._base.contract import contract
+from .._base.structured import differs, zero_unless
+from .determinant import Determinant
+from .matrix import Matrix, nan_if_any_is, solve_dense
+from .monomial import Diagonal, Identity, Permutation
+from .product import Product
+
+
+class BlockDiagonal(Matrix):
+    r"""A matrix of blocks of one shape along the diagonal, and zeros, or a stack of them.
+
+    .. math:: B = B_1 \oplus B_2 \oplus \cdots \oplus B_k
+
+    Products, with arrays and with its own kind, and linear algebra go block by block, which
+    takes a k-th, or less, of what they take on the dense array. What acts entry by entry
+    and is zero at zero keeps it.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
+    Attributes
+    ----------
+    blocks
+        The blocks, of shape (\*batch, k, p, q). The array has shape (\*batch, k p, k q).
+
+    Raises
+    ------
+    ValueError
+        If ``blocks`` has fewer than three axes.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import BlockDiagonal
+    >>> v = BlockDiagonal(jnp.ones((2, 2, 2)))
+    >>> v
+    BlockDiagonal<f32[4,4], 32 B>(blocks=f32[2,2,2])
+    >>> v @ jnp.arange(4.0)
+    Array([1., 1., 5., 5.], dtype=float32)
+    >>> v @ v + 3 * v
+    BlockDiagonal<f32[4,4], 32 B>(blocks=f32[2,2,2])
+    """
+
+    blocks: Inexact[Array, "*batch k p q"]
+    entries = "pattern"
+
+    def __post_init__(self) -> None:
+        if jnp.ndim(self.blocks) < 3:
+            raise ValueError(
+                f"BlockDiagonal: blocks has shape {jnp.shape(self.blocks)}, which has to "
+                "have three axes or more: blocks, rows and columns."
+            )
+
+    @classmethod
+    def from_dense(cls, matrix: Any, k: int) -> BlockDiagonal:
+        r"""The ``k`` blocks on the diagonal of an array of shape (\*batch, n, m).
+
+        Raises
+        ------
+        ValueError
+            If ``k`` does not divide n and m, or if there is something else than zero
+            beside the blocks, where the numbers are known.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from jaxrewrite.values import BlockDiagonal
+        >>> BlockDiagonal.from_dense(jnp.eye(4), 2)
+        BlockDiagonal<f32[4,4], 32 B>(blocks=f32[2,2,2])
+        """
+        if jnp.ndim(matrix) < 2:
+            raise ValueError(f"BlockDiagonal: matrix has shape {jnp.shape(matrix)}.")
+        n, m = matrix.shape[-2:]
+        if k < 1 or n % k or m % k:
+            raise ValueError(f"BlockDiagonal: k is {k}, which does not divide {n} and {m}.")
+        value = cls(_blocks_of(matrix, k))
+        if differs(matrix, value):
+            raise ValueError(f"BlockDiagonal: matrix is not zero beside its {k} blocks.")
+        return value
+
+    def aval(self) -> Any:
+        *batch, k, p, q = self.blocks.shape
+        return jax.core.ShapedArray((*batch, k * p, k * q), self.blocks.dtype)
+
+    def materialise(self) -> Any:
+        *batch, k, p, q = self.blocks.shape
+        on_diagonal = jnp.eye(k, dtype=bool)[:, None, :, None]
+        whole = zero_unless(on_diagonal, self.blocks[..., None, :])
+        return whole.reshape(*batch, k * p, k * q)
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        *batch, k, p, q = self.blocks.shape
+        before, after = tuple(range(axis)), tuple(range(axis + 1, x.ndim))
+        y = contract(
+            x.reshape(*x.shape[:axis], k, q, *x.shape[axis + 1 :]),
+            (*before, "block", "column", *after),
+            self.blocks,
+            (*range(len(batch)), "block", "row", "column"),
+            (*before, "block", "row", *after),
+            precision=precision,
+        )
+        return y.reshape(*x.shape[:axis], k * p, *x.shape[axis + 1 :])
+
+    def transposed(self) -> Any:
+        return BlockDiagonal(jnp.swapaxes(self.blocks, -2, -1))
+
+    def scaled_rows(self, factors: Any) -> Any:
+        return BlockDiagonal(self.blocks * factors.reshape(*self.blocks.shape[:-1], 1))
+
+    def times(self, other: Any) -> Any:
+        if not isinstance(other, BlockDiagonal):
+            return NotImplemented
+        if self.blocks.shape[-3] != other.blocks.shape[-3]:
+            return NotImplemented
+        return BlockDiagonal(self.blocks @ other.blocks)
+
+    def plus(self, other: Any) -> Any:
+        p, q = self.blocks.shape[-2:]
+        if isinstance(other, (Diagonal, Identity)) and p == q:
+            d = other.diagonal().reshape(self.blocks.shape[:-1])
+            return BlockDiagonal(self.blocks + Diagonal(d).materialise())
+        if isinstance(other, BlockDiagonal) and other.blocks.shape == self.blocks.shape:
+            return BlockDiagonal(self.blocks + other.blocks)
+        return NotImplemented
+
+    def hadamard(self, other: Any) -> Any:
+        """With a matrix that knows its entries, of which those in the blocks are taken."""
+        if self.batch or not isinstance(other, Matrix):
+            return NotImplemented
+        k, p, q = self.blocks.shape
+        block, i, j = jnp.meshgrid(*map(jnp.arange, (k, p, q)), indexing="ij")
+        found = other.at(p * block + i, q * block + j)
+        return (
+            NotImplemented
+            if found is NotImplemented
+            else BlockDiagonal(self.blocks * found)
+        )
+
+    def pick(self, dense: Any) -> Any:
+        blocks = _blocks_of(dense, self.blocks.shape[-3])
+        return BlockDiagonal(blocks.reshape(self.blocks.shape))
+
+    def at(self, i: Any, j: Any) -> Any:
+        p, q = self.blocks.shape[-2:]
+        return zero_unless(i // p == j // q, self.blocks[..., i // p, i % p, j % q])
+
+    def diagonal(self) -> Any:
+        i = jnp.arange(min(self.shape[-2:]))
+        return self.at(i, i)
+
+    @property
+    def solvable(self) -> bool:
+        return self.blocks.shape[-2] == self.blocks.shape[-1]
+
+    def solve(self, x: Any, axis: int) -> Any:
+        if not self.solvable:
+            return super().solve(x, axis)
+        return _by_blocks(solve_dense, self.blocks, x, axis)
+
+    def known_inverse(self) -> Any:
+        return (
+            BlockDiagonal(jnp.linalg.inv(self.blocks)) if self.solvable else NotImplemented
+        )
+
+    def known_determinant(self) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        return Determinant.of_arrays(self.blocks).product()
+
+    def known_eigenvalues(self) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        return _joined(jnp.linalg.eigvals(self.blocks))
+
+    def known_eigh(self, lower: bool) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        uplo = "L" if lower else "U"
+        values, vectors = jnp.linalg.eigh(self.blocks, uplo, symmetrize_input=False)
+        return sorted_eigh(_joined(values), BlockDiagonal(vectors))
+
+    def known_cholesky(self) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        factors = jnp.linalg.cholesky(self.blocks, symmetrize_input=False)
+        return BlockDiagonal(jnp.tril(nan_if_any_is(factors, len(self.batch))))
+
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        return _Triangles(self.blocks, lower, unit_diagonal)
+
+    def known_lu(self) -> Any:
+        """Rows are exchanged within blocks alone: beside them a column has zeros."""
+        if not self.solvable:
+            return NotImplemented
+        k, p = self.blocks.shape[-3:-1]
+        packed, *rows = lax.linalg.lu(self.blocks)
+        first = p * jnp.arange(k, dtype=jnp.int32)[:, None]
+        return BlockDiagonal(packed), *(_joined(row + first) for row in rows)
+
+
+class _Triangles(Matrix):
+    """The triangles of square blocks along the diagonal."""
+
+    blocks: Inexact[Array, "*batch k p p"]
+    lower: bool = jaxrewrite.field(static=True)
+    unit_diagonal: bool = jaxrewrite.field(static=True)
+
+    def aval(self) -> Any:
+        return BlockDiagonal(self.blocks).aval()
+
+    def materialise(self) -> Any:
+        return self._whole().materialise()
+
+    def _whole(self) -> BlockDiagonal:
+        triangles = jnp.tril(self.blocks) if self.lower else jnp.triu(self.blocks)
+        if self.unit_diagonal:
+            one = jnp.eye(self.blocks.shape[-1], dtype=bool)
+            triangles = jnp.where(one, 1, triangles)
+        return BlockDiagonal(triangles)
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        return self._whole().apply(x, axis, precision)
+
+    def transposed(self) -> Any:
+        blocks = jnp.swapaxes(self.blocks, -2, -1)
+        return _Triangles(blocks, not self.lower, self.unit_diagonal)
+
+    def solve(self, x: Any, axis: int) -> Any:
+        return _by_blocks(self._solve, self.blocks, x, axis)
+
+    def _solve(self, blocks: Any, x: Any, axis: int) -> Any:
+        moved = jnp.moveaxis(x, axis, blocks.ndim - 2)
+        solved = lax.linalg.triangular_solve(
+            blocks,
+            moved.reshape(*blocks.shape[:-1], math.prod(moved.shape[blocks.ndim - 1 :])),
+            left_side=True,
+            lower=self.lower,
+            unit_diagonal=self.unit_diagonal,
+        )
+        return jnp.moveaxis(solved.reshape(moved.shape), blocks.ndim - 2, axis)
+
+
+def _blocks_of(dense: Any, k: int) -> Any:
+    *batch, n, m = dense.shape
+    p, q = (n // k, m // k) if k else (0, 0)
+    parts = dense.reshape(*batch, k, p, k, q)
+    return jnp.moveaxis(jnp.diagonal(parts, axis1=-4, axis2=-2), -1, -3)
+
+
+def _joined(x: Any) -> Any:
+    """What each block has along the last axis, one after the other."""
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+
+
+def _by_blocks(solve: Any, blocks: Any, x: Any, axis: int) -> Any:
+    """Solve along an axis of an array, with the index of the block as a batch axis."""
+    k, p = blocks.shape[-3:-1]
+    batch = blocks.ndim - 3
+    parts = x.reshape(*x.shape[:axis], k, p, *x.shape[axis + 1 :])
+    solved = solve(blocks, jnp.moveaxis(parts, axis, batch), axis + 1)
+    return jnp.moveaxis(solved, batch, axis).reshape(x.shape)
+
+
+def sorted_eigh(values: Any, vectors: Any) -> Any:
+    """Eigenvalues in rising order, and eigenvectors as a product with a permutation."""
+    order = jnp.argsort(values, axis=-1)
+    rising = Permutation(order, vectors.dtype).transposed()
+    return jnp.take_along_axis(values, order, -1), Product((vectors, rising))

@@ -1,0 +1,289 @@
+"""`Kronecker`: a Kronecker product of matrices that is not multiplied out."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+import jaxrewrite
+from jaxrewrite import bind, register, transform
+
+from .block_diagonal import sorted_eigh
+from .determinant import Determinant
+from .matrix import (
+    Matrix,
+    apply_dense,
+    solve_dense,
+    swapped,
+)
+from .monomial import Diagonal, Identity
+from .symmetric import Symmetric
+
+
+class Kronecker(Matrix):
+    r"""A Kronecker product of matrices, :math:`A_1 \otimes A_2 \otimes \cdots \otimes A_k`.
+
+    .. math:: (A \otimes B)_{(i p) (j q)} = A_{ij} B_{pq}
+
+    An array is multiplied by each factor along an axis of its own, and products of two
+    are those of the factors, :math:`(A \otimes B)(C \otimes D) = AC \otimes BD`. Linear
+    algebra is that of the factors, too [1]_. The Cholesky factor is that of factors each of
+    which is positive definite.
+
+    Parameters
+    ----------
+    *factors
+        Arrays or values, of shapes (\*batch, n, m), with the same batch axes and one dtype.
+
+    Attributes
+    ----------
+    factors
+        The factors, a tuple.
+
+    Raises
+    ------
+    ValueError
+        If there are no factors, or their shapes or dtypes don't fit.
+
+    References
+    ----------
+    .. [1] C. F. Van Loan, "The ubiquitous Kronecker product", Journal of Computational and
+       Applied Mathematics 123 (2000) 85-100.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Identity, Kronecker
+    >>> v = Kronecker(jnp.ones((2, 2)), Identity(3))
+    >>> v @ jnp.arange(6.0)
+    Array([3., 5., 7., 3., 5., 7.], dtype=float32)
+    >>> (v @ v).shape, (v @ v).nbytes
+    ((6, 6), 16)
+    """
+
+    factors: tuple[Any, ...]
+
+    # What a factor is decides what its product with another value is.
+    _is_whole: ClassVar[bool] = True
+
+    def __init__(self, *factors: Any) -> None:
+        if len(factors) == 1 and isinstance(factors[0], tuple):
+            (factors,) = factors
+        object.__setattr__(self, "factors", factors)
+        if not factors:
+            raise ValueError("Kronecker: factors is empty.")
+        if any(jnp.ndim(x) < 2 or x.shape[:-2] != factors[0].shape[:-2] for x in factors):
+            shapes = ", ".join(str(jnp.shape(x)) for x in factors)
+            raise ValueError(f"Kronecker: factors of shapes {shapes}.")
+        if any(x.dtype != factors[0].dtype for x in factors):
+            dtypes = ", ".join(str(x.dtype) for x in factors)
+            raise ValueError(f"Kronecker: factors of dtypes {dtypes}.")
+
+    def aval(self) -> Any:
+        first = self.factors[0]
+        n, m = (math.prod(x.shape[i] for x in self.factors) for i in (-2, -1))
+        return jax.core.ShapedArray((*first.shape[:-2], n, m), first.dtype)
+
+    def materialise(self) -> Any:
+        return functools.reduce(_outer, jaxrewrite.materialise(self.factors))
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        return self._one_by_one(
+            lambda factor, x, axis: apply_dense(factor, x, axis, precision), x, axis
+        )
+
+    def _one_by_one(self, fn: Callable[..., Any], x: Any, axis: int) -> Any:
+        """Apply each factor along an axis of its own, in the place of the one."""
+        sizes = [factor.shape[-1] for factor in self.factors]
+        y = x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
+        for i, factor in enumerate(self.factors):
+            y = fn(factor, y, axis + i)
+        size = math.prod(y.shape[axis : axis + len(sizes)])
+        return y.reshape(*x.shape[:axis], size, *x.shape[axis + 1 :])
+
+    def map_factors(self, fn: Callable[..., Any], *others: Kronecker) -> Any:
+        """The product of what a function makes of the factors, one by one."""
+        columns = zip(self.factors, *(other.factors for other in others), strict=True)
+        mapped = [fn(*column) for column in columns]
+        if any(factor is NotImplemented for factor in mapped):
+            return NotImplemented
+        return Kronecker(*mapped)
+
+    def transposed(self) -> Any:
+        return self.map_factors(swapped)
+
+    def scaled(self, factor: Any) -> Any:
+        first, *rest = self.factors
+        return Kronecker(transform(jnp.multiply)(first, factor), *rest)
+
+    def times(self, other: Any) -> Any:
+        """The mixed-product property, where inner axes agree factor by factor."""
+        if not isinstance(other, Kronecker):
+            return NotImplemented
+        inner = [x.shape[-1] for x in self.factors]
+        if inner != [x.shape[-2] for x in other.factors]:
+            return NotImplemented
+        return self.map_factors(transform(jnp.matmul), other)
+
+    def hadamard(self, other: Any) -> Any:
+        if not isinstance(other, Kronecker):
+            return NotImplemented
+        if [x.shape for x in self.factors] != [x.shape for x in other.factors]:
+            return NotImplemented
+        return self.map_factors(transform(jnp.multiply), other)
+
+    def map_batch(self, fn: Callable[..., Any], *others: Any) -> Any:
+        return self.map_factors(transform(fn), *others)
+
+    def cast(self, dtype: Any) -> Any:
+        return self.map_factors(lambda factor: factor.astype(dtype))
+
+    def at(self, i: Any, j: Any) -> Any:
+        found: Any = 1
+        for factor in reversed(self.factors):
+            n, m = factor.shape
+            entry = _at(factor, i % n, j % m)
+            if entry is NotImplemented:
+                return NotImplemented
+            found, i, j = found * entry, i // n, j // m
+        return found
+
+    def diagonal(self) -> Any:
+        if not self.solvable:
+            return super().diagonal()
+        return functools.reduce(_outer_of_vectors, map(_diagonal, self.factors))
+
+    @property
+    def solvable(self) -> bool:
+        return all(x.shape[-2] == x.shape[-1] for x in self.factors)
+
+    def solve(self, x: Any, axis: int) -> Any:
+        if not self.solvable:
+            return super().solve(x, axis)
+        return self._one_by_one(_solve, x, axis)
+
+    def known_inverse(self) -> Any:
+        return self._each("known_inverse", jnp.linalg.inv)
+
+    def known_cholesky(self) -> Any:
+        return self._cholesky() if self._triangle_decides else NotImplemented
+
+    def cholesky(self) -> Any:
+        return self._cholesky() if self.solvable else super().cholesky()
+
+    def _cholesky(self) -> Any:
+        lower = functools.partial(jnp.linalg.cholesky, symmetrize_input=False)
+        return self._each("known_cholesky", lower)
+
+    @property
+    def _triangle_decides(self) -> bool:
+        """Whether one triangle says what the Hermitian matrix is that it is part of.
+
+        A block beside the diagonal is used as a whole, so that all factors but the first
+        have to be Hermitian, which arrays may be or not.
+        """
+        return self.solvable and all(map(_is_hermitian, self.factors[1:]))
+
+    def _each(self, method: str, fn: Callable[[Any], Any]) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        return self.map_factors(lambda factor: _known(factor, fn, method))
+
+    def known_determinant(self) -> Any:
+        r""":math:`\prod_i \det(A_i)^{N / n_i}`, for factors of n_i rows, and N in all."""
+        if not self.solvable:
+            return NotImplemented
+        powers = []
+        for factor in self.factors:
+            found = _known(factor, Determinant.of_arrays, "known_determinant")
+            powers.append(found ** (self.shape[-1] // max(factor.shape[-1], 1)))
+        parts = (jnp.stack(part, -1) for part in zip(*powers, strict=True))
+        return Determinant(*parts).product()
+
+    def known_eigenvalues(self) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        fn = jnp.linalg.eigvals
+        values = [_known(x, fn, "known_eigenvalues") for x in self.factors]
+        return functools.reduce(_outer_of_vectors, values)
+
+    def known_eigh(self, lower: bool) -> Any:
+        return self._eigh(lower) if self._triangle_decides else NotImplemented
+
+    def eigh(self) -> Any:
+        return self._eigh(True) if self.solvable else super().eigh()
+
+    def _eigh(self, lower: bool) -> Any:
+        fn = functools.partial(
+            jnp.linalg.eigh, UPLO="L" if lower else "U", symmetrize_input=False
+        )
+        found = [_known(x, fn, "known_eigh", lower) for x in self.factors]
+        values = functools.reduce(_outer_of_vectors, [values for values, _ in found])
+        return sorted_eigh(values, Kronecker(*(vectors for _, vectors in found)))
+
+
+def _outer(a: Any, b: Any) -> Any:
+    """The dense Kronecker product of matrices."""
+    *batch, n, m = a.shape
+    p, q = b.shape[-2:]
+    whole = a[..., :, None, :, None] * b[..., None, :, None, :]
+    return whole.reshape(*batch, n * p, m * q)
+
+
+def _outer_of_vectors(a: Any, b: Any) -> Any:
+    whole = a[..., :, None] * b[..., None, :]
+    return whole.reshape(*a.shape[:-1], a.shape[-1] * b.shape[-1])
+
+
+def _known(factor: Any, fn: Callable[[Any], Any], method: str, *args: Any) -> Any:
+    """What a factor's type knows of itself, else what a function of arrays makes of it."""
+    if isinstance(factor, Matrix):
+        known = getattr(factor, method)(*args)
+        if known is not NotImplemented:
+            return known
+    return transform(fn)(factor)
+
+
+def _is_hermitian(factor: Any) -> bool:
+    """Whether a factor's type says that it is equal to its conjugate transpose."""
+    if isinstance(factor, Kronecker):
+        return all(map(_is_hermitian, factor.factors))
+    real = isinstance(factor, (Diagonal, Symmetric)) and not jnp.iscomplexobj(factor)
+    return real or isinstance(factor, Identity)
+
+
+def _diagonal(factor: Any) -> Any:
+    diagonal = functools.partial(jnp.diagonal, axis1=-2, axis2=-1)
+    return jaxrewrite.materialise(_known(factor, diagonal, "diagonal"))
+
+
+def _solve(factor: Any, x: Any, axis: int) -> Any:
+    if isinstance(factor, Matrix) and factor.solvable:
+        return factor.solve(x, axis)
+    return solve_dense(factor, x, axis)
+
+
+def _at(factor: Any, i: Any, j: Any) -> Any:
+    if isinstance(factor, jaxrewrite.Value):
+        return factor.at(i, j) if isinstance(factor, Matrix) else NotImplemented
+    return factor[i, j]
+
+
+@register("abs", "square", "integer_pow", "conj")
+def _(v: Kronecker, *, primitive: Any, **params: Any) -> Any:
+    """Of a product of two numbers these are the product of each one's."""
+    return v.map_factors(lambda factor: bind(primitive, factor, **params))
+
+
+@register("mul", commutative=True)
+def _(v: Kronecker, x: Array, **params: Any) -> Any:
+    """With an array of this size, which is there already, no more is made than one."""
+    if jnp.shape(x) != v.shape or 1 in v.shape[-2:]:
+        return NotImplemented
+    return v.materialise() * x

@@ -1,0 +1,262 @@
+"""Linear algebra on matrices with structure.
+
+``jnp.linalg.solve`` is an LU factorisation, and a `jax.lax.custom_linear_solve` that uses
+the factors. Of many matrices the factors are as dense as any, though they are solved
+without. So where a type does not know its own factors, they are values that nobody has
+computed yet (`LUFactor`), and what a linear solve does with those need not be done: it says
+itself which matrix is solved with. Anything else that meets factors makes them dense.
+
+Determinants are looked for in the same way: not on the diagonal of a factor, but by the
+functions of JAX, which are whole equations.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import jaxpr_as_fun
+from jaxtyping import Array
+
+import jaxrewrite
+from jaxrewrite import _compat, register
+
+from .._base.structured import Structured
+from .matrix import Matrix
+
+
+class LUFactor(Structured):
+    """One of the results of an LU factorisation, computed where somebody looks at it.
+
+    Attributes
+    ----------
+    matrix
+        The matrix that is factorised, a value.
+    part
+        Which result of `jax.lax.linalg.lu` this is: the packed factors, the pivots, or the
+        permutation.
+    """
+
+    matrix: Any
+    part: int = jaxrewrite.field(static=True)
+
+    _is_whole: ClassVar[bool] = True
+
+    def aval(self) -> Any:
+        shape = self.matrix.shape
+        if self.part == 0:
+            return jax.core.ShapedArray(shape, self.matrix.dtype)
+        return jax.core.ShapedArray(shape[:-1], jnp.int32)
+
+    def materialise(self) -> Any:
+        return lax.linalg.lu(jaxrewrite.materialise(self.matrix))[self.part]
+
+
+@register("lu")
+def _(v: Matrix) -> Any:
+    factors = v.known_lu()
+    if factors is not NotImplemented:
+        return factors
+    return [LUFactor(v, part) for part in range(3)] if v.solvable else NotImplemented
+
+
+# --- solves -----------------------------------------------------------------------------
+
+
+class _Inverse(Matrix):
+    """The inverse of a matrix that can `solve`, or the transpose of that."""
+
+    matrix: Any
+    flipped: bool = jaxrewrite.field(static=True, default=False)
+
+    _is_whole: ClassVar[bool] = True
+
+    def aval(self) -> Any:
+        return self.matrix.aval()
+
+    def materialise(self) -> Any:
+        inverse = jnp.linalg.inv(jaxrewrite.materialise(self.matrix))
+        return jnp.swapaxes(inverse, -1, -2) if self.flipped else inverse
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        matrix = self.matrix.transposed() if self.flipped else self.matrix
+        return matrix.solve(x, axis)
+
+    def transposed(self) -> Any:
+        return _Inverse(self.matrix, not self.flipped)
+
+
+@register("custom_linear_solve")
+def _(*operands: Matrix | LUFactor | Array, const_lengths: Any, jaxprs: Any) -> Any:
+    """A solve by factors that nobody knows, as one by what the matrix knows instead.
+
+    ``matvec`` multiplies with the matrix and moves axes about, and ``vecmat`` is the
+    transpose of that. With the inverse of the transpose in the matrix's place, the one
+    becomes the transpose of the solve, and the other the solve.
+    """
+    consts, start = [], 0
+    for count in const_lengths:
+        consts.append(operands[start : start + count])
+        start += count
+    matvec, vecmat, *solves = consts
+    factors = [x for those in solves for x in those if isinstance(x, LUFactor)]
+    right = operands[start:]
+    if not factors or len(matvec) != 1 or len(vecmat) != 1 or len(right) != 1:
+        return NotImplemented
+    (a,), (b,) = matvec, right
+    if not isinstance(a, Matrix) or not isinstance(vecmat[0], Matrix):
+        return NotImplemented
+    if isinstance(b, jaxrewrite.Value):
+        return NotImplemented
+    if not (_only_multiplies(jaxprs.matvec) and _only_multiplies(jaxprs.vecmat)):
+        return NotImplemented
+    forward = jaxrewrite.transform(lambda *xs: jaxpr_as_fun(jaxprs.matvec)(*xs)[0])
+    backward = jaxrewrite.transform(lambda *xs: jaxpr_as_fun(jaxprs.vecmat)(*xs)[0])
+    inverse = _Inverse(lax.stop_gradient(a), flipped=True)
+    x = lax.custom_linear_solve(
+        functools.partial(forward, a),
+        b,
+        lambda _, b: backward(inverse, b),
+        lambda _, b: forward(inverse, b),
+    )
+    return [x]
+
+
+# What puts numbers in other places, if it leaves all of them.
+_MOVES = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose"})
+
+
+def _only_multiplies(jaxpr: Any) -> bool:
+    """Whether a jaxpr multiplies its two operands once, and moves axes about."""
+    products = 0
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        sizes = {var.aval.size for var in (*eqn.invars, *eqn.outvars)}
+        if name == "dot_general":
+            products += 1
+        elif name == "reduce_sum" and not eqn.params["axes"]:
+            continue
+        elif name not in _MOVES or len(sizes) > 1:
+            return False
+    return products == 1
+
+
+@register("triangular_solve")
+def _(
+    v: Matrix,
+    b: Array,
+    *,
+    left_side: bool,
+    lower: bool,
+    transpose_a: bool,
+    conjugate_a: bool,
+    unit_diagonal: bool,
+) -> Any:
+    triangle = v.known_triangle(lower, unit_diagonal)
+    if triangle is NotImplemented:
+        return NotImplemented
+    if conjugate_a:
+        triangle = jaxrewrite.bind(lax.conj_p, triangle, input_dtype=v.dtype)
+    if transpose_a != (not left_side):  # x A = b is the transpose of A^T x^T = b^T
+        triangle = triangle.transposed()
+    return triangle.solve(b, b.ndim - 2 if left_side else b.ndim - 1)
+
+
+# --- determinants -------------------------------------------------------------------------
+
+
+@register("jit", "custom_jvp_call")
+def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
+    """``jnp.linalg.det`` and ``slogdet``, which ask for no more than the determinant."""
+    if v.shape[-1] != v.shape[-2]:
+        return NotImplemented
+    if primitive.name == "jit" and params["name"] not in ("det", "slogdet"):
+        return NotImplemented
+    jaxpr = params["jaxpr" if primitive.name == "jit" else "call_jaxpr"]
+    avals = _out_avals(jaxpr)
+    if any(aval.shape != v.batch for aval in avals) or len(avals) > 2:
+        return NotImplemented
+    functions = _determinants(v.aval(), _compat.trace_context())
+    wanted = functions.get(_compat.fingerprint(jaxpr))
+    if wanted is None:
+        return NotImplemented
+    known = v.known_determinant()
+    if known is NotImplemented:
+        return NotImplemented
+    sign, log = known.slogdet()
+    results = {"det": known.number(), "sign": sign, "log": log}
+    # Of integers JAX makes floating numbers inside.
+    return [
+        results[name].astype(aval.dtype) for name, aval in zip(wanted, avals, strict=True)
+    ]
+
+
+def _out_avals(jaxpr: Any) -> list[Any]:
+    return [var.aval for var in getattr(jaxpr, "jaxpr", jaxpr).outvars]
+
+
+# What is asked of a determinant; of two results one may be dead code.
+_WANTED: dict[tuple[str, ...], Callable[[Any], Any]] = {
+    ("det",): lambda a: jnp.linalg.det(a),
+    ("sign", "log"): lambda a: jnp.linalg.slogdet(a),
+    ("sign",): lambda a: jnp.linalg.slogdet(a)[0],
+    ("log",): lambda a: jnp.linalg.slogdet(a)[1],
+}
+
+
+@functools.lru_cache(256)
+def _determinants(aval: Any, trace_context: Any) -> dict[Any, tuple[str, ...]]:
+    """What JAX makes of determinants of such matrices, and what is asked for.
+
+    The jaxprs of the functions and of the one that each consists of, also where some of
+    the leading axes are those of `jax.vmap`.
+    """
+    found: dict[Any, tuple[str, ...]] = {}
+    for wanted, fn in _WANTED.items():
+        for _ in range(len(aval.shape) - 1):
+            jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(fn)(aval))
+            (eqn,) = _compat.drop_dead_code(jaxpr).eqns
+            body = eqn.params["jaxpr"]
+            found[_compat.fingerprint(body)] = wanted
+            for inner in body.eqns:
+                if inner.primitive.name == "custom_jvp_call" and len(body.eqns) == 1:
+                    found[_compat.fingerprint(inner.params["call_jaxpr"])] = wanted
+            fn = jax.vmap(fn)
+    return found
+
+
+# --- factors and eigenvalues ----------------------------------------------------------------
+
+
+@register("cholesky")
+def _(v: Matrix, **params: Any) -> Any:
+    return v.known_cholesky()
+
+
+@register("eigh")
+def _(v: Matrix, *, lower: bool, subset_by_index: Any = None, **params: Any) -> Any:
+    found = NotImplemented if subset_by_index else v.known_eigh(lower)
+    if found is NotImplemented:
+        return NotImplemented
+    values, vectors = found
+    return vectors, values
+
+
+@register("eig")
+def _(
+    v: Matrix,
+    *,
+    compute_left_eigenvectors: bool,
+    compute_right_eigenvectors: bool,
+    **params: Any,
+) -> Any:
+    if compute_left_eigenvectors or compute_right_eigenvectors:
+        return NotImplemented
+    values = v.known_eigenvalues()
+    if values is NotImplemented:
+        return NotImplemented
+    return [lax.convert_element_type(values, jnp.result_type(values.dtype, jnp.complex64))]

@@ -1,0 +1,804 @@
+"""`LowRank`: an array as the product of two factors.
+
+Everything here is said of labels: an axis of the array is labelled by its position,
+the axis along which the factors are multiplied by `RANK`. What acts on some axes acts
+on the factors that have these labels, and `build` makes an array of what has become of
+them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike
+
+import jaxrewrite
+from jaxrewrite.primitives import ADDITIVE
+
+from .._base.contract import contract, intermediate, labels, transpose
+from .._base.order import order
+from .._base.structured import Structured, inexact, is_linear_cast
+from .sum import sum_of
+
+
+RANK = "rank"
+
+
+class LowRank(Structured):
+    r"""An array of low rank, as the product of two factors.
+
+    For matrices
+
+    .. math:: v_{ij} = \sum_{k=1}^r a_{ik} b_{kj},
+
+    which takes :math:`r (n + m)` numbers, and as many multiplications for a product with
+    a vector. Both indices may stand for several axes, anywhere in the shape of the
+    array, and there may be batch axes, along which both factors change.
+
+    Transposing changes metadata alone. Slices, rows looked up, reshapes that split or
+    join row axes (or column axes), sums, and scaling by rows or by columns act on one of the
+    factors; a sum of two has both ranks together; a product with an array is one with each
+    factor in turn, in the cheaper order, and dense; a product with another value has low rank.
+
+    Parameters
+    ----------
+    a
+        The first factor, of shape ``(*batch, *rows, rank)``.
+    b
+        The second, of shape ``(*batch, rank, *columns)``. The dtype of the array is that
+        to which the two are promoted.
+    rows, cols
+        The positions in the shape of the array that the row axes and the column axes
+        of the factors have, in the order of the factors; the others are the batch axes. By
+        default those of a matrix, the last two. Kept as they count from the end, so
+        that a leading axis of both factors is a batch axis of the array.
+
+    Raises
+    ------
+    ValueError
+        If the shapes of ``a`` and ``b`` don't fit each other or ``rows`` and ``cols``,
+        or if those overlap or are out of range.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import LowRank
+    >>> v = LowRank(jnp.ones((300, 2)), jnp.ones((2, 400)))
+    >>> v
+    LowRank<f32[300,400], 5.6 kB>(a=f32[300,2], b=f32[2,400], rows=(-2,), cols=(-1,))
+    >>> heads = jaxrewrite.transform(lambda v: v.T.reshape(8, 50, 300))(v)
+    >>> heads
+    LowRank<f32[8,50,300], 5.6 kB>(a=f32[300,2], b=f32[2,8,50], rows=(-1,), cols=(-3, -2))
+    >>> jnp.ones(300) @ v
+    Array([600., 600., ...], dtype=float32)
+    """
+
+    a: Array
+    b: Array
+    rows: tuple[int, ...] = jaxrewrite.field(static=True)
+    cols: tuple[int, ...] = jaxrewrite.field(static=True)
+
+    def __init__(
+        self,
+        a: Any,
+        b: Any,
+        rows: Iterable[int] | None = None,
+        cols: Iterable[int] | None = None,
+    ):
+        rows, cols = checked_axes("LowRank", a, b, rows, cols)
+        self.__dict__.update(a=a, b=b, rows=rows, cols=cols)
+
+    @classmethod
+    def from_svd(cls, w: ArrayLike, rank: int) -> LowRank:
+        r"""The nearest array of a rank, of a dense one, in the last two axes.
+
+        With :math:`w = u \, \mathrm{diag}(s) \, v^*` cut off after the ``rank`` largest
+        singular values, ``a`` is :math:`u \sqrt{s}` and ``b`` is
+        :math:`\sqrt{s} \, v^*` (Eckart and Young, Psychometrika 1, 1936).
+
+        Raises
+        ------
+        ValueError
+            If ``w`` has fewer than two axes, or ``rank`` is out of range.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from jaxrewrite.values import LowRank
+        >>> LowRank.from_svd(jnp.outer(jnp.arange(3.), jnp.ones(2)), 1).materialise()
+        Array([[0., 0.], [1., 1.], [2., 2.]], dtype=float32)
+        """
+        w = jnp.asarray(w)
+        if w.ndim < 2:
+            raise ValueError(f"LowRank.from_svd: w has shape {w.shape}; it is no matrix.")
+        if not 0 <= rank <= min(w.shape[-2:]):
+            raise ValueError(
+                f"LowRank.from_svd: rank is {rank}, and w, of shape {w.shape}, has at most "
+                f"{min(w.shape[-2:])}."
+            )
+        u, s, vh = jnp.linalg.svd(w, full_matrices=False)
+        root = jnp.sqrt(s[..., :rank])
+        return cls(u[..., :rank] * root[..., None, :], root[..., None] * vh[..., :rank, :])
+
+    @property
+    def rank(self) -> int:
+        """The number of columns of ``a``."""
+        return self.a.shape[-1]
+
+    def aval(self) -> Any:
+        a, b = factors(self)
+        sizes = {**sizes_of(a), **sizes_of(b)}
+        shape = tuple(sizes[i] for i in range(len(sizes) - 1))
+        return jax.ShapeDtypeStruct(shape, jnp.result_type(self.a.dtype, self.b.dtype))
+
+    def materialise(self) -> Any:
+        return product(*factors(self))
+
+    def join(self, other: Any) -> Any:
+        if not isinstance(other, LowRank):
+            return NotImplemented
+        own, others = factors(self), factors(other)
+        if [f.labels for f in own] != [f.labels for f in others]:
+            # One layout for both, whichever is asked.
+            own = in_order(own)
+            others = in_order(others)
+            if [f.labels for f in own] != [f.labels for f in others]:
+                return NotImplemented
+        a, b = (alike(RANK, f, g) for f, g in zip(own, others, strict=True))
+        out = range(self.ndim)
+        return build(a[0], b[0], out), build(a[1], b[1], out)
+
+    def stacked(self, size: int) -> LowRank:
+        return self
+
+    def unstacked(self) -> Any:
+        return self if leads_with_batch(self) else NotImplemented
+
+    def leaf_specs(self, spec: Any) -> LowRank:
+        a, b = factors(self)
+        ndim = len({*a.labels, *b.labels}) - 1
+        parts: dict[Any, Any] = dict(enumerate((*spec, *[None] * (ndim - len(spec)))))
+        parts[RANK] = None
+        own, other = (jax.sharding.PartitionSpec(*map(parts.get, f.labels)) for f in (a, b))
+        specs: dict[str, Any] = {"a": own, "b": other}
+        return dataclasses.replace(self, **specs)
+
+
+def checked_axes(
+    name: str, a: Any, b: Any, rows: Iterable[int] | None, cols: Iterable[int] | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """``rows`` and ``cols`` as they count from the end, of factors that fit them.
+
+    What has no shape is no array, but something that JAX takes in the place of one,
+    such as the axis that `jax.vmap` is over.
+    """
+    rows = (-2,) if rows is None else tuple(rows)
+    cols = (-1,) if cols is None else tuple(cols)
+    if not (hasattr(a, "shape") and hasattr(b, "shape")):
+        return rows, cols
+    batch = a.ndim - 1 - len(rows)
+    ndim = batch + len(rows) + len(cols)
+    for field, factor, axes in (("a", a, rows), ("b", b, cols)):
+        if batch < 0 or factor.ndim != batch + 1 + len(axes):
+            raise ValueError(
+                f"{name}: {field} has shape {factor.shape}, and with rows={rows} and "
+                f"cols={cols}, a has shape (*batch, *rows, rank) and b (*batch, rank, *cols)."
+            )
+    if (a.shape[:batch], a.shape[-1]) != (b.shape[:batch], b.shape[batch]):
+        raise ValueError(
+            f"{name}: a has shape {a.shape} and b {b.shape}. The {batch} batch axes that come "
+            "first, and the rank, which is last in a and after them in b, must be the same."
+        )
+    for field, axes in (("rows", rows), ("cols", cols)):
+        if not all(-ndim <= axis < ndim for axis in axes):
+            raise ValueError(f"{name}: {field}={axes} is out of range for {ndim} axes.")
+    rows, cols = (tuple(axis % ndim - ndim for axis in axes) for axes in (rows, cols))
+    if len({*rows, *cols}) != len(rows) + len(cols):
+        raise ValueError(f"{name}: rows={rows} and cols={cols} name an axis twice.")
+    return rows, cols
+
+
+# --- factors with their axes labelled -----------------------------------------------
+
+
+class Factor(NamedTuple):
+    """An array, and the labels of its axes."""
+
+    x: Any
+    labels: tuple[Any, ...]
+
+
+Pair = tuple[Factor, Factor]
+
+
+def factors(v: LowRank) -> Pair:
+    """Both factors: the labels are positions in the shape of the array, and `RANK`."""
+    ndim = v.a.ndim - 1 + len(v.cols)
+    rows, cols = ([axis % ndim for axis in axes] for axes in (v.rows, v.cols))
+    batch = [i for i in range(ndim) if i not in rows and i not in cols]
+    return Factor(v.a, (*batch, *rows, RANK)), Factor(v.b, (*batch, RANK, *cols))
+
+
+def leads_with_batch(element: Any) -> bool:
+    """Whether the axis before those of an element is a batch axis of the factors."""
+    ndim = element.a.ndim - 1 + len(element.cols)
+    return -ndim - 1 not in (*element.rows, *element.cols)
+
+
+def sizes_of(*those: Factor) -> dict[Any, int]:
+    return {label: n for f in those for label, n in zip(f.labels, f.x.shape, strict=True)}
+
+
+def build(a: Factor, b: Factor, out: Sequence[Any]) -> Any:
+    """The array with the axes ``out`` that two factors make.
+
+    What has no rows or no columns left is dense, which takes less than the factors do,
+    and so is a sum over an axis that both have.
+    """
+    rows = tuple(label for label in a.labels if label not in b.labels)
+    cols = tuple(label for label in b.labels if label not in a.labels)
+    batch = tuple(label for label in out if label not in rows and label not in cols)
+    is_sum = len(batch) + len(rows) + 1 < len(a.labels)
+    if is_sum or not rows or not cols:
+        return contract(a.x, a.labels, b.x, b.labels, out)
+    positions = {label: i - len(out) for i, label in enumerate(out)}
+    return LowRank(
+        transpose(a.x, a.labels, (*batch, *rows, RANK)),
+        transpose(b.x, b.labels, (*batch, RANK, *cols)),
+        [positions[label] for label in rows],
+        [positions[label] for label in cols],
+    )
+
+
+def product(a: Factor, b: Factor) -> Any:
+    """The dense array of two factors whose labels are positions."""
+    out = range(len({*a.labels, *b.labels}) - 1)
+    return contract(a.x, a.labels, b.x, b.labels, out)
+
+
+def smaller(a: Factor, b: Factor) -> int:
+    """Which of the two has fewer entries: 0 or 1."""
+    return 0 if math.prod(a.x.shape) <= math.prod(b.x.shape) else 1
+
+
+def in_order(pair: Pair) -> Pair:
+    """Factors of the same array with sorted axes, the one with the first of them first."""
+    both = {*pair[0].labels} & {*pair[1].labels}
+    own = [sorted(x for x in f.labels if x not in both) for f in pair]
+    batch = sorted(both - {RANK})
+    if own[1] < own[0]:
+        pair, own = pair[::-1], own[::-1]
+    orders = (*batch, *own[0], RANK), (*batch, RANK, *own[1])
+    a, b = (
+        Factor(transpose(f.x, f.labels, order), order)
+        for f, order in zip(pair, orders, strict=True)
+    )
+    return a, b
+
+
+def align(pair: Pair, like: Pair) -> Pair | None:
+    """Factors of the same array with the axes of others, swapped if need be."""
+    for f, g in (pair, pair[::-1]):
+        if set(f.labels) == set(like[0].labels) and set(g.labels) == set(like[1].labels):
+            f, g = (
+                Factor(transpose(own.x, own.labels, wanted.labels), wanted.labels)
+                for own, wanted in zip((f, g), like, strict=True)
+            )
+            return f, g
+    return None
+
+
+def without(f: Factor, dropped: Iterable[Any]) -> Factor:
+    """A factor without axes of size 1."""
+    axes = [f.labels.index(label) for label in dropped if label in f.labels]
+    if not axes:
+        return f
+    rest = tuple(label for i, label in enumerate(f.labels) if i not in axes)
+    return Factor(lax.squeeze(f.x, axes), rest)
+
+
+def broadcast(f: Factor, new: Iterable[Any], shape: Sequence[int]) -> Factor:
+    """A factor with new axes, and with all but the rank of the sizes in ``shape``."""
+    wanted = (*new, *f.labels)
+    sizes: dict[Any, int] = {**dict(enumerate(shape)), RANK: sizes_of(f)[RANK]}
+    target = tuple(sizes[label] for label in wanted)
+    if target == f.x.shape:
+        return f
+    own = range(len(wanted) - len(f.labels), len(wanted))
+    return Factor(lax.broadcast_in_dim(f.x, target, own), wanted)
+
+
+def resized(f: Factor, label: Any, low: int, high: int) -> Factor:
+    """A factor with zeros before and after it along an axis."""
+    if not (low or high):
+        return f
+    widths = [(low, high) if own == label else (0, 0) for own in f.labels]
+    return Factor(jnp.pad(f.x, widths), f.labels)
+
+
+def alike(label: Any, *those: Factor) -> list[Factor]:
+    """Factors of the same labels as long along one axis, and of one dtype."""
+    n = max(sizes_of(f)[label] for f in those)
+    dtype = jnp.result_type(*(f.x.dtype for f in those))
+    return [
+        Factor(resized(f, label, 0, n - sizes_of(f)[label]).x.astype(dtype), f.labels)
+        for f in those
+    ]
+
+
+def along(f: Factor, of_axes: Sequence[Any], of_rank: Any) -> list[Any]:
+    """What holds for each axis of a factor, given that for each axis of the array."""
+    return [of_rank if label == RANK else of_axes[label] for label in f.labels]
+
+
+# --- what acts on one array, linearly -------------------------------------------------
+
+
+LINEAR: dict[str, Callable[..., Any]] = {}
+"""By the name of a primitive, what it makes of a `LowRank` and of dense operands."""
+
+
+def linear(name: str) -> Callable[[Any], Any]:
+    def add(fn: Any) -> Any:
+        LINEAR[name] = fn
+        return fn
+
+    return add
+
+
+@linear("neg")
+def _(v: LowRank) -> Any:
+    pair = list(factors(v))
+    i = smaller(*pair)
+    pair[i] = pair[i]._replace(x=-pair[i].x)
+    return build(pair[0], pair[1], range(v.ndim))
+
+
+@linear("conj")
+def _(v: LowRank, **params: Any) -> Any:
+    a, b = (f._replace(x=lax.conj(f.x)) for f in factors(v))
+    return build(a, b, range(v.ndim))
+
+
+@linear("convert_element_type")
+def converted(v: LowRank, *, new_dtype: Any, **params: Any) -> Any:
+    if not is_linear_cast(v, new_dtype):
+        return NotImplemented
+    return LowRank(v.a.astype(new_dtype), v.b.astype(new_dtype), v.rows, v.cols)
+
+
+@linear("transpose")
+def _(v: LowRank, *, permutation: Any) -> Any:
+    return build(*factors(v), permutation)
+
+
+@linear("squeeze")
+def _(v: LowRank, *, dimensions: Any) -> Any:
+    a, b = (without(f, dimensions) for f in factors(v))
+    return build(a, b, [i for i in range(v.ndim) if i not in dimensions])
+
+
+@linear("reduce_sum")
+def _(v: LowRank, *, axes: Any, **params: Any) -> Any:
+    a, b = factors(v)
+
+    def summed(f: Factor, other: Factor) -> Factor:
+        # Over batch axes by the product, since both factors change along them.
+        own = [i for i in axes if i in f.labels and i not in other.labels]
+        if not own:
+            return f
+        rest = tuple(label for label in f.labels if label not in own)
+        return Factor(f.x.sum(tuple(map(f.labels.index, own)), dtype=f.x.dtype), rest)
+
+    return build(summed(a, b), summed(b, a), [i for i in range(v.ndim) if i not in axes])
+
+
+@linear("cumsum")
+def _(v: LowRank, *, axis: int, reverse: bool) -> Any:
+    a, b = factors(v)
+    if axis in a.labels and axis in b.labels:
+        return NotImplemented
+
+    def summed(f: Factor) -> Factor:
+        if axis not in f.labels:
+            return f
+        return f._replace(x=lax.cumsum(f.x, f.labels.index(axis), reverse=reverse))
+
+    return build(summed(a), summed(b), range(v.ndim))
+
+
+@linear("rev")
+def _(v: LowRank, *, dimensions: Any) -> Any:
+    a, b = (
+        f._replace(x=lax.rev(f.x, [f.labels.index(i) for i in dimensions if i in f.labels]))
+        for f in factors(v)
+    )
+    return build(a, b, range(v.ndim))
+
+
+@linear("slice")
+def _(v: LowRank, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
+    steps = strides or (1,) * v.ndim
+
+    def cut(f: Factor) -> Factor:
+        limits = along(f, limit_indices, v.rank)
+        return f._replace(
+            x=lax.slice(f.x, along(f, start_indices, 0), limits, along(f, steps, 1))
+        )
+
+    a, b = map(cut, factors(v))
+    return build(a, b, range(v.ndim))
+
+
+@linear("dynamic_slice")
+def _(v: LowRank, *starts: Any, slice_sizes: Any) -> Any:
+    def cut(f: Factor) -> Factor:
+        sizes = along(f, slice_sizes, v.rank)
+        if tuple(sizes) == f.x.shape:
+            return f
+        zero = jnp.zeros_like(starts[0])
+        return f._replace(x=lax.dynamic_slice(f.x, along(f, starts, zero), sizes))
+
+    a, b = map(cut, factors(v))
+    return build(a, b, range(v.ndim))
+
+
+@linear("pad")
+def _(v: LowRank, value: Any, *, padding_config: Any) -> Any:
+    # Only where the value appears nowhere: it is not known to be zero.
+    if any(low > 0 or high > 0 or inner for low, high, inner in padding_config):
+        return NotImplemented
+    a, b = (
+        f._replace(
+            x=lax.pad(f.x, jnp.zeros((), f.x.dtype), along(f, padding_config, (0, 0, 0)))
+        )
+        for f in factors(v)
+    )
+    return build(a, b, range(v.ndim))
+
+
+@linear("broadcast_in_dim")
+def _(v: LowRank, *, shape: Any, broadcast_dimensions: Any, **params: Any) -> Any:
+    a, b = (Factor(f.x, tuple(along(f, broadcast_dimensions, RANK))) for f in factors(v))
+    sizes = sizes_of(a, b)
+    units = [i for i, n in enumerate(shape) if i not in sizes and n == 1]
+    # Axes along which all is the same are put into one factor, those of size 1 into both.
+    repeated = [i for i, n in enumerate(shape) if i not in sizes and n != 1]
+    grown = [i for i in a.labels if i in b.labels and i != RANK and sizes[i] != shape[i]]
+    pair = [without(f, grown) for f in (a, b)]
+    more: list[list[Any]] = [[], []]
+    more[smaller(*pair)] = grown + repeated
+    a, b = (broadcast(f, new + units, shape) for f, new in zip(pair, more, strict=True))
+    return build(a, b, range(len(shape)))
+
+
+@linear("reshape")
+def _(v: LowRank, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
+    if dimensions is not None or 0 in v.shape:
+        return NotImplemented
+    shape = v.shape
+    blocks = matching_blocks(shape, new_sizes)
+    # Old labels are positions in the old shape, new ones positions in the new.
+    a, b = (without(f, [i for i, n in enumerate(shape) if n == 1]) for f in factors(v))
+    both = {*a.labels} & {*b.labels}
+    kinds = [both, {*a.labels} - both, {*b.labels} - both]
+    if not all(any(kind.issuperset(old) for kind in kinds) for old, _ in blocks):
+        return NotImplemented
+    becomes = {old[0]: new for old, new in blocks}
+    units = [i for i, n in enumerate(new_sizes) if n == 1]
+
+    def reshaped(f: Factor) -> Factor:
+        # The axes of a block in their order, and next to each other.
+        shared = sorted(label for label in f.labels if label in both and label != RANK)
+        own = sorted(label for label in f.labels if label not in both)
+        ordered = (*shared, *own, RANK) if f.labels[-1] == RANK else (*shared, RANK, *own)
+        wanted: list[Any] = []
+        for label in ordered:
+            wanted += [RANK] if label == RANK else becomes.get(label, [])
+        x = transpose(f.x, f.labels, ordered)
+        sizes = [v.rank if label == RANK else new_sizes[label] for label in wanted]
+        return broadcast(Factor(x.reshape(sizes), tuple(wanted)), units, new_sizes)
+
+    return build(reshaped(a), reshaped(b), range(len(new_sizes)))
+
+
+def matching_blocks(
+    old: Sequence[int], new: Sequence[int]
+) -> list[tuple[list[int], list[int]]]:
+    """Runs of axes that a reshape turns into runs of axes; axes of size 1 are left out."""
+    left = [i for i, n in enumerate(old) if n != 1]
+    right = [i for i, n in enumerate(new) if n != 1]
+    blocks = []
+    while left:
+        olds, news = [left.pop(0)], [right.pop(0)]
+        m, n = old[olds[0]], new[news[0]]
+        while m != n:
+            if m < n:
+                olds.append(left.pop(0))
+                m *= old[olds[-1]]
+            else:
+                news.append(right.pop(0))
+                n *= new[news[-1]]
+        blocks.append((olds, news))
+    return blocks
+
+
+@linear("gather")
+def _(v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **params: Any):
+    """Where all the indices are of one factor's axes, or of batch axes."""
+    numbers = dimension_numbers
+    fill = params.get("fill_value")
+    fills = params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP
+    if fills:
+        # What is filled in comes through a product only if it is zero or not a number.
+        is_nan = inexact(v) if fill is None else fill != fill
+        if not (is_nan and v.rank) and (fill is None or fill != 0):
+            return NotImplemented
+    # Of a whole axis there is one slice, unless others are filled in.
+    starts = [
+        (i, k)
+        for k, i in enumerate(numbers.start_index_map)
+        if fills or slice_sizes[i] != v.shape[i]
+    ]
+    if not starts:
+        return NotImplemented
+    if len(starts) < indices.shape[-1]:
+        indices = jnp.concatenate([indices[..., k : k + 1] for _, k in starts], -1)
+    dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    moved = {i for i in range(v.ndim) if slice_sizes[i] != v.shape[i]}
+    moved |= dropped | {i for i, _ in starts}
+    a, b = factors(v)
+    is_indexed = [not moved.isdisjoint(f.labels) for f in (a, b)]
+    if all(is_indexed) and not (moved <= {*a.labels} and moved <= {*b.labels}):
+        return NotImplemented
+
+    # The axes of the result: those of the slices by their old labels.
+    kept = [i for i in range(v.ndim) if i not in dropped]
+    ndim = len(kept) + indices.ndim - 1
+    offset = dict(zip(numbers.offset_dims, kept, strict=True))
+    out: list[Any] = [offset.get(i, ("index", i)) for i in range(ndim)]
+
+    def gathered(f: Factor) -> Factor:
+        own = [label for label in out if label in f.labels or isinstance(label, tuple)]
+        own.append(RANK)
+        place = f.labels.index
+        batching = sorted(
+            zip(
+                numbers.operand_batching_dims,
+                numbers.start_indices_batching_dims,
+                strict=True,
+            ),
+            key=lambda pair: place(pair[0]),
+        )
+        offset_labels = [label for label in f.labels if label not in dropped]
+        # The slices' axes come in the order of the operand's.
+        wanted = iter(offset_labels)
+        own = [label if isinstance(label, tuple) else next(wanted) for label in own]
+        renumbered = lax.GatherDimensionNumbers(
+            offset_dims=tuple(i for i, x in enumerate(own) if not isinstance(x, tuple)),
+            collapsed_slice_dims=tuple(sorted(map(place, numbers.collapsed_slice_dims))),
+            start_index_map=tuple(place(i) for i, _ in starts),
+            operand_batching_dims=tuple(place(i) for i, _ in batching),
+            start_indices_batching_dims=tuple(j for _, j in batching),
+        )
+        sizes = tuple(along(f, slice_sizes, v.rank))
+        x = lax.gather(f.x, indices, renumbered, sizes, **params)
+        return Factor(x, tuple(own))
+
+    a, b = (
+        gathered(f) if indexed else f for f, indexed in zip((a, b), is_indexed, strict=True)
+    )
+    return build(a, b, out)
+
+
+@jaxrewrite.register(*LINEAR)
+def _(v: LowRank, *operands: ArrayLike, primitive, **params):
+    return LINEAR[primitive.name](v, *operands, **params)
+
+
+# --- sums ---------------------------------------------------------------------------
+
+
+def plus(v: LowRank, w: LowRank) -> Any:
+    """The sum, of both ranks together, unless that is more than any array has."""
+    own = factors(v)
+    other = align(factors(w), own)
+    if v.shape != w.shape or other is None:
+        return NotImplemented
+    a, b = (joined(RANK, f, g).x for f, g in zip(own, other, strict=True))
+    return LowRank(a, b, v.rows, v.cols)
+
+
+def joined(label: Any, *those: Factor) -> Factor:
+    """Factors of the same labels, one after another along an axis."""
+    axis = those[0].labels.index(label)
+    return Factor(jnp.concatenate([f.x for f in those], axis), those[0].labels)
+
+
+def is_low(v: Any) -> bool:
+    """Whether a value has no greater rank than any array of its shape."""
+    a, b = factors(v)
+    return v.rank <= min(
+        math.prod(n for label, n in sizes_of(f).items() if label not in other.labels)
+        for f, other in ((a, b), (b, a))
+    )
+
+
+@jaxrewrite.register(*ADDITIVE)
+def added(v: LowRank, w: LowRank, *, primitive, **params):
+    total = plus(v, LINEAR["neg"](w) if primitive.name == "sub" else w)
+    return total if total is not NotImplemented and is_low(total) else NotImplemented
+
+
+def concatenated(those: Sequence[LowRank], dimension: int) -> Any:
+    """Along a batch axis the factors', else the sum of what is padded with zeros."""
+    own = factors(those[0])
+    pairs = [align(factors(v), own) for v in those]
+    if None in pairs:
+        return NotImplemented
+    a, b = zip(*pairs, strict=True)
+    rows, cols = those[0].rows, those[0].cols
+    if dimension in own[0].labels and dimension in own[1].labels:
+        a, b = (alike(RANK, *column) for column in (a, b))
+        return LowRank(joined(dimension, *a).x, joined(dimension, *b).x, rows, cols)
+    sizes = [v.shape[dimension] for v in those]
+
+    def in_place(column: Sequence[Factor]) -> Any:
+        if dimension not in column[0].labels:
+            return column
+        before = [sum(sizes[:i]) for i in range(len(sizes))]
+        return [
+            resized(f, dimension, low, sum(sizes) - low - n)
+            for f, low, n in zip(column, before, sizes, strict=True)
+        ]
+
+    a, b = (joined(RANK, *in_place(column)) for column in (a, b))
+    whole = LowRank(a.x, b.x, rows, cols)
+    return whole if is_low(whole) else NotImplemented
+
+
+@jaxrewrite.register(*ADDITIVE)
+def _(v: LowRank, y: Array, *, primitive, **params):
+    return _lazily(v, y, primitive)
+
+
+@jaxrewrite.register(*ADDITIVE)
+def _(y: Array, v: LowRank, *, primitive, **params):
+    return _lazily(y, v, primitive)
+
+
+def _lazily(x: Any, y: Any, primitive: Any) -> Any:
+    """A sum with an array of any rank, which is not added up."""
+    shape = x.shape if isinstance(x, LowRank) else y.shape
+    if jnp.broadcast_shapes(x.shape, y.shape) != shape:
+        return NotImplemented
+    if primitive.name == "sub":
+        y = LINEAR["neg"](y) if isinstance(y, LowRank) else -y
+    return sum_of(
+        [z if isinstance(z, LowRank) else jnp.broadcast_to(z, shape) for z in (x, y)]
+    )
+
+
+@jaxrewrite.register("concatenate")
+def _(*those: LowRank, dimension, **params):
+    return concatenated(those, dimension)
+
+
+# --- products -----------------------------------------------------------------------
+
+
+def scaled(v: LowRank, y: Any, primitive: Any, **params: Any) -> Any:
+    """``v * y`` or ``v / y``, where ``y`` changes along the axes of one factor at most."""
+    if primitive.name == "div" and not (inexact(v) and v.rank):
+        return NotImplemented  # of rank zero, zeros are not in any factor
+    op = jnp.divide if primitive.name == "div" else jnp.multiply
+    pair = list(factors(v))
+    shape = jnp.shape(y)
+    changing = [i for i, n in enumerate(shape) if n != 1]
+    fitting = [i for i, f in enumerate(pair) if all(k in f.labels for k in changing)]
+    if not fitting:
+        return NotImplemented
+    i = smaller(*pair)
+    i = i if i in fitting else fitting[0]
+    # A batch axis of size 1 along which y changes becomes one of this factor alone.
+    sizes = sizes_of(*pair)
+    pair[1 - i] = without(pair[1 - i], [k for k in changing if sizes[k] == 1])
+    if shape:
+        aligned = without(
+            Factor(y, tuple(range(len(shape)))),
+            [k for k in range(len(shape)) if k not in pair[i].labels],
+        )
+        wanted = tuple(label for label in pair[i].labels if label != RANK)
+        y = transpose(aligned.x, aligned.labels, wanted)
+        y = lax.expand_dims(y, [pair[i].labels.index(RANK)])
+    pair[i] = pair[i]._replace(x=op(pair[i].x, y))
+    return build(pair[0], pair[1], range(v.ndim))
+
+
+@jaxrewrite.register("mul", "div")
+def _(v: LowRank, y: ArrayLike, *, primitive, **params):
+    return scaled(v, y, primitive)
+
+
+@jaxrewrite.register("mul")
+def _(y: ArrayLike, v: LowRank, *, primitive, **params):
+    return scaled(v, y, primitive)
+
+
+def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
+    """`jax.lax.dot_general` of two operands, of which one at least is a `LowRank`."""
+    dtype = jnp.result_type(x.dtype, y.dtype)
+    if params.get("preferred_element_type") not in (None, dtype) and not inexact(
+        jnp.zeros((), dtype)
+    ):
+        return NotImplemented  # integers wrap around in between
+    names = labels(dimension_numbers, x.ndim, y.ndim)
+    # Of two the lower rank is that of the product.
+    is_second = not isinstance(x, LowRank) or (isinstance(y, LowRank) and y.rank < x.rank)
+    v, own, other, others = (
+        (y, names.y, x, names.x) if is_second else (x, names.x, y, names.y)
+    )
+    pair = tuple(Factor(f.x, tuple(along(f, own, RANK))) for f in factors(v))
+    # The factor that makes for fewer multiplications goes first.
+    _, i, middle = min(
+        step(f, g, other.shape, others, names.out, i, is_second)
+        for i, (f, g) in enumerate((pair, pair[::-1]))
+    )
+    first, second = pair[i], pair[1 - i]
+    x = contract(first.x, first.labels, other, others, middle, **intermediate(params))
+    if not isinstance(other, jaxrewrite.ArrayValue):
+        return contract(x, middle, second.x, second.labels, names.out, **params)
+    result = build(Factor(x, middle), second, names.out)
+    dtype = params["preferred_element_type"] or jnp.result_type(v.dtype, other.dtype)
+    if isinstance(result, LowRank) and result.dtype != dtype:
+        return converted(result, new_dtype=dtype)
+    return result.astype(dtype)
+
+
+def step(
+    first: Factor,
+    second: Factor,
+    shape: Sequence[int],
+    others: Sequence[Any],
+    out: Sequence[Any],
+    which: int,
+    is_second: bool,
+) -> tuple[int, int, tuple[Any, ...]]:
+    """The cost of multiplying by ``first`` and then by ``second``, and the axes between."""
+    sizes = sizes_of(first, second) | dict(zip(others, shape, strict=True))
+    kept = {*out, *second.labels}
+    operands = (others, first.labels) if is_second else (first.labels, others)
+    batch = [label for label in first.labels if label in others and label in kept]
+    free = [label for labels in operands for label in labels if label in kept]
+    middle = tuple(dict.fromkeys(batch + free))
+    cost = sum(
+        math.prod(sizes[label] for label in {*these, *those})
+        for these, those in ((first.labels, others), (middle, second.labels))
+    )
+    return cost, which, middle
+
+
+@jaxrewrite.register("dot_general")
+def _(x: LowRank, y: LowRank | ArrayLike, **params):
+    return dot(x, y, **params)
+
+
+@jaxrewrite.register("dot_general")
+def _(x: ArrayLike, y: LowRank, **params):
+    return dot(x, y, **params)
+
+
+@jaxrewrite.register("dot_general", precedence=order("LowRank"))
+def _(x: LowRank, y: jaxrewrite.ArrayValue, **params):
+    return dot(x, y, **params)
+
+
+@jaxrewrite.register("dot_general", precedence=order("LowRank"))
+def _(x: jaxrewrite.ArrayValue, y: LowRank, **params):
+    return dot(x, y, **params)

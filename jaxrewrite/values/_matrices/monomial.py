@@ -1,0 +1,476 @@
+"""Matrices with one entry a row and a column: `Diagonal`, `Identity`, `Permutation`.
+
+They are together because each is a closed form of something of the others: eigenvectors of
+a diagonal matrix are a permutation, and an entry-by-entry product of permutations is a
+permutation with its rows scaled by a diagonal one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Inexact, Int
+
+import jaxrewrite
+from jaxrewrite import register
+
+from .._base.structured import (
+    batch_of,
+    concrete,
+    nothing,
+    nothing_field,
+    one_where,
+    zero_unless,
+)
+from .determinant import Determinant
+from .matrix import Matrix, along, known_diagonal, nan_if_any_is, unpivoted
+from .product import Product
+
+
+class Diagonal(Matrix):
+    r"""A diagonal matrix, :math:`D_{ij} = d_i \delta_{ij}`, or a stack of them.
+
+    Products, sums with its own kind, powers, solves, determinants, Cholesky factors and
+    eigenvalues of it take O(n). What acts entry by entry and is zero at zero keeps it,
+    as does a product, entry by entry, with any array. Products take what its zeros are
+    multiplied by to be finite, unless they are `strict_zeros`.
+
+    Attributes
+    ----------
+    d
+        The diagonal, of shape (\*batch, n). The array has shape (\*batch, n, n).
+
+    Raises
+    ------
+    ValueError
+        If ``d`` has no axis.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Diagonal
+    >>> v = Diagonal(jnp.array([1.0, 2.0]))
+    >>> v
+    Diagonal<f32[2,2], 8 B>(d=f32[2])
+    >>> v @ jnp.ones(2)
+    Array([1., 2.], dtype=float32)
+    >>> v @ v + 3 * v
+    Diagonal<f32[2,2], 8 B>(d=f32[2])
+    """
+
+    d: Inexact[Array, "*batch n"]
+    entries = "pattern"
+
+    def __post_init__(self) -> None:
+        if jnp.ndim(self.d) == 0:
+            raise ValueError("Diagonal: d must have at least one axis.")
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray((*self.d.shape, self.d.shape[-1]), self.d.dtype)
+
+    def materialise(self) -> Any:
+        return zero_unless(jnp.eye(self.d.shape[-1], dtype=bool), self.d[..., None, :])
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        return along(self.d, self.d.ndim - 1, x.ndim, axis) * x
+
+    def transposed(self) -> Any:
+        return self
+
+    def scaled_rows(self, factors: Any) -> Any:
+        return Diagonal(self.d * factors)
+
+    def times(self, other: Any) -> Any:
+        """``D @ other`` scales the rows of the other."""
+        return other.scaled_rows(self.d) if isinstance(other, Matrix) else NotImplemented
+
+    def rtimes(self, other: Any) -> Any:
+        if not isinstance(other, Matrix):
+            return NotImplemented
+        scaled = other.transposed().scaled_rows(self.d)
+        return NotImplemented if scaled is NotImplemented else scaled.transposed()
+
+    def plus(self, other: Any) -> Any:
+        return Diagonal(self.d + other.d) if isinstance(other, Diagonal) else NotImplemented
+
+    def hadamard(self, other: Any) -> Any:
+        found = known_diagonal(other)
+        return found if found is NotImplemented else Diagonal(self.d * found)
+
+    def pick(self, dense: Any) -> Any:
+        return Diagonal(jnp.diagonal(dense, axis1=-2, axis2=-1))
+
+    def at(self, i: Any, j: Any) -> Any:
+        return zero_unless(i == j, self.d[i])
+
+    def as_diagonal(self) -> Diagonal:
+        return self
+
+    def diagonal(self) -> Any:
+        return self.d
+
+    def solve(self, x: Any, axis: int) -> Any:
+        return x / along(self.d, self.d.ndim - 1, x.ndim, axis)
+
+    def known_inverse(self) -> Any:
+        return Diagonal(1 / self.d)
+
+    def known_determinant(self) -> Any:
+        return Determinant.of(self.d)
+
+    def known_eigenvalues(self) -> Any:
+        return self.d
+
+    def known_eigh(self, lower: bool) -> Any:
+        order = jnp.argsort(self.d.real, axis=-1)
+        vectors = Permutation(order, self.d.dtype).transposed()
+        return jnp.take_along_axis(self.d.real, order, -1), vectors
+
+    def known_cholesky(self) -> Any:
+        # Complex numbers are taken to be real, as LAPACK does.
+        root = jnp.sqrt(jnp.where(self.d.real > 0, self.d.real, jnp.nan))
+        return Diagonal(nan_if_any_is(root, len(self.batch)).astype(self.dtype))
+
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        if unit_diagonal:
+            return Identity(self.d.shape[-1], self.d.dtype, self.batch)
+        return self
+
+    def known_lu(self) -> Any:
+        return self, *unpivoted(self)
+
+
+class Identity(Matrix):
+    r"""The identity matrix, :math:`I_{ij} = \delta_{ij}`, which holds nothing.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
+    Attributes
+    ----------
+    rows
+        The number n of rows, and of columns.
+    of_dtype
+        The dtype of the array.
+    of_batch
+        The shape of the stack, where it is one of identities: that of an empty array that
+        the value holds.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Identity
+    >>> v = Identity(3)
+    >>> v @ jnp.arange(3.0), 2 * v
+    (Array([0., 1., 2.], dtype=float32), Diagonal<f32[3,3], 12 B>(d=f32[3]))
+    """
+
+    rows: int = jaxrewrite.field(static=True)
+    of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
+    _nothing: Any = nothing_field()
+    entries = "pattern"
+
+    def __init__(
+        self, rows: int, of_dtype: Any = jnp.float32, of_batch: Sequence[int] = ()
+    ):
+        if rows < 0:
+            raise ValueError(f"Identity: rows is {rows}, which is negative.")
+        vars(self).update(
+            rows=rows, of_dtype=jnp.dtype(of_dtype), _nothing=nothing(of_batch)
+        )
+
+    @property
+    def of_batch(self) -> tuple[int, ...]:
+        return batch_of("Identity", self._nothing)
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray((*self.of_batch, self.rows, self.rows), self.of_dtype)
+
+    def materialise(self) -> Any:
+        eye = one_where(jnp.eye(self.rows, dtype=bool), self.of_dtype)
+        return jnp.broadcast_to(eye, self.shape)
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        return x
+
+    def transposed(self) -> Any:
+        return self
+
+    def at(self, i: Any, j: Any) -> Any:
+        return (i == j).astype(self.of_dtype)
+
+    def as_diagonal(self) -> Diagonal:
+        return Diagonal(self.diagonal())
+
+    def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
+        return self.as_diagonal().map_entries(fn, *(x.as_diagonal() for x in others))
+
+    def pick(self, dense: Any) -> Any:
+        return self.as_diagonal().pick(dense)
+
+    def scaled_rows(self, factors: Any) -> Any:
+        return Diagonal(factors)
+
+    def times(self, other: Any) -> Any:
+        return other
+
+    def rtimes(self, other: Any) -> Any:
+        return other
+
+    def plus(self, other: Any) -> Any:
+        if isinstance(other, Identity):
+            return self.scaled(2)
+        return (
+            other.plus(self.as_diagonal()) if isinstance(other, Matrix) else NotImplemented
+        )
+
+    def hadamard(self, other: Any) -> Any:
+        found = known_diagonal(other)
+        return found if found is NotImplemented else Diagonal(found)
+
+    def tangent(self, leaf_tangents: Any) -> Any:
+        return jnp.zeros(self.shape, self.of_dtype)  # it never changes
+
+    def lift_tangent(self, tangent: Any) -> Any:
+        return self
+
+    def cast(self, dtype: Any) -> Any:
+        return Identity(self.rows, jnp.dtype(dtype), self.of_batch)
+
+    def diagonal(self) -> Any:
+        return jnp.ones((*self.of_batch, self.rows), self.of_dtype)
+
+    def solve(self, x: Any, axis: int) -> Any:
+        return x
+
+    def known_inverse(self) -> Any:
+        return self
+
+    def known_determinant(self) -> Any:
+        return Determinant.of(self.diagonal())
+
+    def known_eigenvalues(self) -> Any:
+        return self.diagonal()
+
+    def known_eigh(self, lower: bool) -> Any:
+        return self.diagonal().real, self
+
+    def known_cholesky(self) -> Any:
+        return self
+
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        return self
+
+    def known_lu(self) -> Any:
+        return self, *unpivoted(self)
+
+
+class Permutation(Matrix):
+    r"""A permutation matrix, :math:`P_{ij} = \delta_{\pi(i) j}`, or a stack of them.
+
+    ``P @ x`` is ``x[order]``: products with arrays move rows or columns, and nothing is
+    multiplied. Products of two, transposes (which are inverses), solves, determinants and
+    LU factors are permutations again, or come from one.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
+    Attributes
+    ----------
+    order
+        :math:`\pi`, integers of shape (\*batch, n), a permutation of 0 to n - 1. The array
+        has shape (\*batch, n, n).
+    of_dtype
+        The dtype of the array.
+
+    Raises
+    ------
+    ValueError
+        If ``order`` has no axis, or is no permutation of integers.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Permutation
+    >>> v = Permutation(jnp.array([2, 0, 1]))
+    >>> v @ jnp.array([1.0, 2.0, 3.0])
+    Array([3., 1., 2.], dtype=float32)
+    >>> v @ v.T
+    Permutation<f32[3,3], 12 B>(order=i32[3], of_dtype=dtype('float32'))
+    >>> v.determinant()
+    Array(1., dtype=float32)
+    """
+
+    order: Int[Array, "*batch n"]
+    of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of_dtype", jnp.dtype(self.of_dtype))
+        if jnp.ndim(self.order) == 0:
+            raise ValueError("Permutation: order must have at least one axis.")
+        if not jnp.issubdtype(self.order.dtype, jnp.integer):
+            raise ValueError(
+                f"Permutation: order has dtype {self.order.dtype}, no integers."
+            )
+        order = concrete(self.order)
+        if order is not None and (np.sort(order) != np.arange(order.shape[-1])).any():
+            raise ValueError(
+                f"Permutation: order is no permutation of 0 to {order.shape[-1] - 1}."
+            )
+
+    @classmethod
+    def from_dense(cls, matrix: Any) -> Permutation:
+        r"""The permutation that an array of shape (\*batch, n, n) is.
+
+        Raises
+        ------
+        ValueError
+            If it is none, where its numbers are known.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from jaxrewrite.values import Permutation
+        >>> Permutation.from_dense(jnp.eye(3)[::-1]).order
+        Array([2, 1, 0], dtype=int32)
+        """
+        if jnp.ndim(matrix) < 2 or matrix.shape[-2] != matrix.shape[-1]:
+            raise ValueError(f"Permutation: matrix has shape {jnp.shape(matrix)}.")
+        dense = concrete(matrix)
+        if dense is not None and not (
+            np.isin(dense, (0, 1)).all()
+            and (dense.sum(-1) == 1).all()
+            and (dense.sum(-2) == 1).all()
+        ):
+            raise ValueError("Permutation: matrix is no permutation matrix.")
+        return cls(jnp.argmax(matrix, -1), matrix.dtype)
+
+    @property
+    def has_zeros(self) -> bool:
+        return True
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray(
+            (*self.order.shape, self.order.shape[-1]), self.of_dtype
+        )
+
+    def materialise(self) -> Any:
+        columns = jnp.arange(self.order.shape[-1], dtype=self.order.dtype)
+        return one_where(self.order[..., None] == columns, self.of_dtype)
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        return _at(x, along(self.order, self.order.ndim - 1, x.ndim, axis), axis)
+
+    def transposed(self) -> Any:
+        return Permutation(_inverse(self.order), self.of_dtype)
+
+    def cast(self, dtype: Any) -> Any:
+        return Permutation(self.order, dtype)
+
+    def scaled(self, factor: Any) -> Any:
+        return self.scaled_by(jnp.broadcast_to(factor, self.order.shape))
+
+    def times(self, other: Any) -> Any:
+        """Of two permutations, one; of a diagonal, what scales the rows comes first."""
+
+        if isinstance(other, Permutation):
+            return Permutation(_at(other.order, self.order), self.of_dtype)
+        if isinstance(other, Diagonal):
+            return Product((Diagonal(_at(other.d, self.order)), self))
+        return NotImplemented
+
+    def hadamard(self, other: Any) -> Any:
+        if isinstance(other, Permutation):
+            return self.scaled_by((self.order == other.order).astype(self.of_dtype))
+        if self.batch or not isinstance(other, Matrix):
+            return NotImplemented
+        found = other.at(jnp.arange(self.shape[-1]), self.order)
+        return NotImplemented if found is NotImplemented else self.scaled_by(found)
+
+    def scaled_by(self, factors: Any) -> Any:
+        """``diag(factors) @ self``."""
+
+        return Product((Diagonal(factors), self))
+
+    def at(self, i: Any, j: Any) -> Any:
+        return (self.order[i] == j).astype(self.of_dtype)
+
+    def diagonal(self) -> Any:
+        return (self.order == jnp.arange(self.order.shape[-1])).astype(self.of_dtype)
+
+    def solve(self, x: Any, axis: int) -> Any:
+        return self.transposed().apply(x, axis)
+
+    def known_inverse(self) -> Any:
+        return self.transposed()
+
+    def known_determinant(self) -> Any:
+        """1 or -1, as n less the number of cycles is even or odd."""
+        n = self.order.shape[-1]
+        first = _first_of_cycle(self.order)
+        cycles = (first == jnp.arange(n)).sum(-1)
+        sign = (1 - 2 * ((n - cycles) % 2)).astype(self.of_dtype)
+        return Determinant(sign, jnp.zeros_like(sign.real))
+
+    def known_lu(self) -> Any:
+
+        rows = _inverse(self.order).astype(jnp.int32)
+        identity = Identity(self.order.shape[-1], self.of_dtype, self.batch)
+        return identity, _exchanges(rows), rows
+
+
+def _at(x: Any, indices: Any, axis: int = -1) -> Any:
+    return jnp.take_along_axis(x, indices, axis, mode="promise_in_bounds")
+
+
+def _inverse(order: Any) -> Any:
+    rows = jnp.broadcast_to(jnp.arange(order.shape[-1], dtype=order.dtype), order.shape)
+    return jnp.put_along_axis(jnp.zeros_like(order), order, rows, -1, inplace=False)
+
+
+def _first_of_cycle(order: Any) -> Any:
+    """The least index in the cycle of each, by jumps of twice the length at each turn."""
+    n = order.shape[-1]
+    first = jnp.broadcast_to(jnp.arange(n, dtype=order.dtype), order.shape)
+    for _ in range(n.bit_length()):
+        first = jnp.minimum(first, _at(first, order))
+        order = _at(order, order)
+    return first
+
+
+def _exchanges(rows: Any) -> Any:
+    """The exchanges, one row after the other, that bring ``rows`` to the front in order.
+
+    At its turn row i is exchanged with the first of ``rows[i], rows[rows[i]], ...`` that is
+    not less than i: where the ones before it sent what was to come. It is found by jumps
+    whose lengths are powers of two, each with the greatest index that it passes.
+    """
+    own = jnp.broadcast_to(jnp.arange(rows.shape[-1], dtype=rows.dtype), rows.shape)
+    jump = greatest = rows
+    jumps = []
+    for _ in range(rows.shape[-1].bit_length()):
+        jumps.append((jump, greatest))
+        greatest = jnp.maximum(greatest, _at(greatest, jump))
+        jump = _at(jump, jump)
+    here = own
+    for jump, greatest in reversed(jumps):
+        here = jnp.where(_at(greatest, here) < own, _at(jump, here), here)
+    return _at(rows, here)
+
+
+@register("convert_element_type")
+def _(v: Permutation, *, new_dtype: Any, **params: Any) -> Any:
+    """Ones and zeros are that in each dtype."""
+    return v.cast(jnp.dtype(new_dtype))
+
+
+@register("mul", commutative=True)
+def _(v: Permutation, x: Array, **params: Any) -> Any:
+    """Only the entries where the ones are stay."""
+    if jnp.shape(x) != v.shape or 1 in v.shape[-2:]:
+        return NotImplemented
+    return v.scaled_by(_at(x, v.order[..., None])[..., 0])

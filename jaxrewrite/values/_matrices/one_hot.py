@@ -1,0 +1,417 @@
+"""`OneHot`, and `Picked`: one entry a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Inexact, Int
+
+import jaxrewrite
+from jaxrewrite import bind, register
+
+from .._base.structured import concrete, inexact, one_where, total, zero_unless
+from .matrix import Matrix, along
+from .monomial import Permutation
+
+
+class Rows(Matrix):
+    """Base class of matrices with one entry a row, at most, or of their transposes."""
+
+    _is_base = True
+    entries: ClassVar[str | None] = "pattern"
+    movable: ClassVar[bool] = True
+
+    if TYPE_CHECKING:  # the fields of each: indices, classes, axis
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    def weights(self) -> Any:
+        r"""The entries, of shape (\*batch, n)."""
+        raise NotImplementedError(f"{type(self).__name__}.weights")
+
+    def moved(self, fn: Callable[[Any], Any]) -> Any:
+        """The rows that a function leaves when it acts on a leaf, one entry a row."""
+        raise NotImplementedError(f"{type(self).__name__}.moved")
+
+    def weighted(self, x: Any, axis: int) -> Any:
+        """An array whose rows, along an axis, are multiplied by the entries."""
+        return along(self.weights(), len(self.batch), x.ndim, axis) * x
+
+    def columns(self) -> Any:
+        """The indices, in a dtype that has ``classes``, which is that of rows of zeros."""
+        indices = self.indices
+        if indices.dtype.itemsize < 4:
+            indices = indices.astype(jnp.int32)
+        return jnp.where(indices < 0, self.classes, indices)
+
+    def inside(self) -> Any:
+        return (self.indices >= 0) & (self.columns() < self.classes)
+
+    def shape_of(self, dtype: Any) -> Any:
+        *batch, n = self.indices.shape
+        shape = (n, self.classes) if self.axis == -1 else (self.classes, n)
+        return jax.core.ShapedArray((*batch, *shape), dtype)
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        columns = self.columns()
+        if self.axis == -1:
+            return self.weighted(_rows_at(x, columns, axis), axis)
+        return _scattered(self.weighted(x, axis), columns, self.classes, axis)
+
+    def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
+        weights = fn(*(v.weights() for v in (self, *others)))
+        return Picked(weights, self.indices, self.classes, self.axis)
+
+    def as_picked(self) -> Picked:
+        return Picked(self.weights(), self.indices, self.classes, self.axis)
+
+    def join(self, other: Any) -> Any:
+        if not isinstance(other, Rows) or self.axis != other.axis:
+            return NotImplemented
+        return self.as_picked(), other.as_picked()
+
+    def scaled_rows(self, factors: Any) -> Any:
+        if self.axis == -2:
+            factors = _rows_at(factors, self.columns(), factors.ndim - 1)
+        return self.map_entries(lambda weights: weights * factors)
+
+    def times(self, other: Any) -> Any:
+        other = _as_rows(other)
+        if not isinstance(other, Rows) or self.axis != other.axis:
+            return NotImplemented
+        if self.axis == -2:  # (A B)^T = B^T A^T
+            return other.transposed().times(self.transposed()).transposed()
+        columns, last = self.columns(), other.indices.ndim - 1
+        missing = jnp.take_along_axis(
+            other.indices, columns, last, mode="fill", fill_value=other.classes
+        )
+        if isinstance(self, OneHot) and isinstance(other, OneHot):
+            return OneHot(missing, other.classes, -1, self.of_dtype)
+        weights = self.weights() * _rows_at(other.weights(), columns, last)
+        return Picked(weights, missing, other.classes, -1)
+
+    def rtimes(self, other: Any) -> Any:
+        other = _as_rows(other, self.axis)
+        return other.times(self) if isinstance(other, Rows) else NotImplemented
+
+    def hadamard(self, other: Any) -> Any:
+        if not isinstance(other, Rows) or self.axis != other.axis:
+            return self._entries_of(other)
+        both = self.columns() == other.columns()
+        return self.map_entries(lambda v, w: zero_unless(both, v * w), other)
+
+    def _entries_of(self, other: Any) -> Any:
+        """``self * other``, of a matrix that knows its entries."""
+        if self.batch or not isinstance(other, Matrix):
+            return NotImplemented
+        i, j = jnp.arange(len(self.indices)), jnp.clip(self.columns(), 0, self.classes - 1)
+        found = other.at(*((i, j) if self.axis == -1 else (j, i)))
+        if found is NotImplemented:
+            return NotImplemented
+        return self.map_entries(lambda weights: weights * found)
+
+    def pick(self, dense: Any) -> Any:
+        rows = dense if self.axis == -1 else jnp.swapaxes(dense, -2, -1)
+        at = self.columns()[..., None]
+        picked = jnp.take_along_axis(rows, at, -1, mode="fill", fill_value=0)[..., 0]
+        return Picked(picked, self.indices, self.classes, self.axis)
+
+    def at(self, i: Any, j: Any) -> Any:
+        if self.axis == -2:
+            i, j = j, i
+        return zero_unless(self.indices[..., i] == j, self.weights()[..., i])
+
+    def diagonal(self) -> Any:
+        i = jnp.arange(min(self.shape[-2:]))
+        return self.at(i, i)
+
+
+class OneHot(Rows):
+    r"""Rows of the identity, :math:`H_{ic} = \delta_{k_i c}`, as `jax.nn.one_hot` has them.
+
+    ``v @ table`` takes rows of a table, and ``v.T @ x`` adds up the rows of an array by
+    their class: no product is formed. A product with an array, entry by entry, is a
+    `Picked`, so that a cross-entropy takes one number a row.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
+    Attributes
+    ----------
+    indices
+        The class of each row, integers of shape (\*batch, n).
+    classes
+        How many classes there are. The array has shape (\*batch, n, classes).
+    axis
+        -1, or -2 for the transpose.
+    of_dtype
+        The dtype of the array.
+
+    Raises
+    ------
+    ValueError
+        If ``indices`` has no axis, or is not of integers from 0 to classes - 1; if ``axis``
+        is another. Where the numbers are not known, rows of others are zero.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import OneHot
+    >>> labels = OneHot(jnp.array([2, 0]), 3)
+    >>> labels @ jnp.array([10.0, 20.0, 30.0])
+    Array([30., 10.], dtype=float32)
+    >>> loss = lambda labels, logits: -(labels * jax.nn.log_softmax(logits)).sum(-1)
+    >>> jaxrewrite.transform(loss, materialise="forbid")(labels, jnp.zeros((2, 3)))
+    Array([1.0986, 1.0986], dtype=float32)
+    """
+
+    indices: Int[Array, "*batch n"]
+    classes: int = jaxrewrite.field(static=True)
+    axis: int = jaxrewrite.field(static=True, default=-1)
+    of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of_dtype", jnp.dtype(self.of_dtype))
+        _check(self)
+        indices = concrete(self.indices)
+        if indices is not None and ((indices < 0) | (indices >= self.classes)).any():
+            raise ValueError(f"OneHot: indices are not all from 0 to {self.classes - 1}.")
+
+    @classmethod
+    def from_dense(cls, matrix: Any) -> OneHot:
+        r"""The classes of which an array of shape (\*batch, n, classes) has ones.
+
+        Raises
+        ------
+        ValueError
+            If its rows are none of the identity, where its numbers are known.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from jaxrewrite.values import OneHot
+        >>> OneHot.from_dense(jnp.eye(4)[1:3]).indices
+        Array([1, 2], dtype=int32)
+        """
+        if jnp.ndim(matrix) < 2:
+            raise ValueError(f"OneHot: matrix has shape {jnp.shape(matrix)}.")
+        dense = concrete(matrix)
+        if dense is not None and not (
+            np.isin(dense, (0, 1)).all() and (dense.sum(-1) == 1).all()
+        ):
+            raise ValueError("OneHot: matrix has rows that are none of the identity.")
+        return cls(jnp.argmax(matrix, -1), matrix.shape[-1], -1, matrix.dtype)
+
+    def aval(self) -> Any:
+        return self.shape_of(self.of_dtype)
+
+    def materialise(self) -> Any:
+        columns = self.columns()
+        there = columns[..., None] == jnp.arange(self.classes, dtype=columns.dtype)
+        whole = one_where(there, self.of_dtype)
+        return whole if self.axis == -1 else jnp.swapaxes(whole, -2, -1)
+
+    def weights(self) -> Any:
+        return jnp.ones(self.indices.shape, self.of_dtype)
+
+    def weighted(self, x: Any, axis: int) -> Any:
+        return x
+
+    def transposed(self) -> Any:
+        return OneHot(self.indices, self.classes, -3 - self.axis, self.of_dtype)
+
+    def tangent(self, leaf_tangents: Any) -> Any:
+        return NotImplemented  # that of integers is none, and not one-hot
+
+    def lift_tangent(self, tangent: Any) -> Any:
+        return NotImplemented
+
+    def moved(self, fn: Callable[[Any], Any]) -> Any:
+        return OneHot(fn(self.indices), self.classes, self.axis, self.of_dtype)
+
+    def cast(self, dtype: Any) -> Any:
+        return OneHot(self.indices, self.classes, self.axis, dtype)
+
+
+class Picked(Rows):
+    r"""One entry a row, :math:`V_{ic} = v_i \delta_{k_i c}`, and zeros.
+
+    What a `OneHot` times an array, entry by entry, is. A sum over the classes is the entries
+    themselves. Products with arrays take and add up rows as those of a `OneHot` do.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
+    Attributes
+    ----------
+    values
+        The entries, of shape (\*batch, n).
+    indices, classes, axis
+        Where they are, as in `OneHot`.
+
+    Raises
+    ------
+    ValueError
+        As `OneHot` does; and if ``values`` has another shape than ``indices``.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import OneHot
+    >>> v = OneHot(jnp.array([2, 0]), 3) * jnp.arange(6.0).reshape(2, 3)
+    >>> v
+    Picked<f32[2,3], 16 B>(values=f32[2], indices=i32[2], classes=3, axis=-1)
+    >>> jaxrewrite.materialise(v)
+    Array([[0., 0., 2.],
+           [3., 0., 0.]], dtype=float32)
+    >>> jaxrewrite.transform(lambda v: v.sum(-1))(v)
+    Array([2., 3.], dtype=float32)
+    """
+
+    values: Inexact[Array, "*batch n"]
+    indices: Int[Array, "*batch n"]
+    classes: int = jaxrewrite.field(static=True)
+    axis: int = jaxrewrite.field(static=True, default=-1)
+
+    def __post_init__(self) -> None:
+        _check(self)
+        if jnp.shape(self.values) != jnp.shape(self.indices):
+            raise ValueError(
+                f"Picked: values has shape {jnp.shape(self.values)}, indices "
+                f"{jnp.shape(self.indices)}."
+            )
+        indices = concrete(self.indices)
+        if indices is not None and ((indices < 0) | (indices >= self.classes)).any():
+            raise ValueError(f"Picked: indices are not all from 0 to {self.classes - 1}.")
+
+    def aval(self) -> Any:
+        return self.shape_of(self.values.dtype)
+
+    def materialise(self) -> Any:
+        columns = self.columns()
+        there = columns[..., None] == jnp.arange(self.classes, dtype=columns.dtype)
+        whole = zero_unless(there, self.values[..., None])
+        return whole if self.axis == -1 else jnp.swapaxes(whole, -2, -1)
+
+    def weights(self) -> Any:
+        return self.values
+
+    def transposed(self) -> Any:
+        return Picked(self.values, self.indices, self.classes, -3 - self.axis)
+
+    def tangent(self, leaf_tangents: Any) -> Any:
+        return Picked(leaf_tangents.values, self.indices, self.classes, self.axis)
+
+    def moved(self, fn: Callable[[Any], Any]) -> Any:
+        return Picked(fn(self.values), fn(self.indices), self.classes, self.axis)
+
+
+def _check(v: Any) -> None:
+    name = type(v).__name__
+    if jnp.ndim(v.indices) == 0:
+        raise ValueError(f"{name}: indices must have at least one axis.")
+    if not jnp.issubdtype(v.indices.dtype, jnp.integer):
+        raise ValueError(f"{name}: indices has dtype {v.indices.dtype}, no integers.")
+    if v.classes < 0:
+        raise ValueError(f"{name}: classes is {v.classes}, which is negative.")
+    if v.axis not in (-1, -2):
+        raise ValueError(f"{name}: axis is {v.axis}, not -1 or -2.")
+
+
+def _as_rows(x: Any, axis: int = -1) -> Any:
+    """A permutation as rows of the identity; anything else as it is."""
+    if not isinstance(x, Permutation):
+        return x
+    if axis == -2:
+        return _as_rows(x.transposed()).transposed()
+    return OneHot(x.order, x.shape[-1], -1, x.of_dtype)
+
+
+def _rows_at(x: Any, columns: Any, axis: int) -> Any:
+    """The rows of an array, along an axis, at indices; zeros where there are none."""
+    at = along(columns, columns.ndim - 1, x.ndim, axis)
+    return jnp.take_along_axis(x, at, axis, mode="fill", fill_value=0)
+
+
+def _scattered(x: Any, columns: Any, classes: int, axis: int) -> Any:
+    """The sums of the rows of an array, along an axis, that have one index."""
+    batch = columns.ndim - 1
+
+    def add_up(columns: Any, rows: Any) -> Any:
+        sums = jnp.zeros((classes, *rows.shape[1:]), rows.dtype)
+        return sums.at[columns].add(rows, mode="drop")
+
+    for _ in range(batch):
+        add_up = jax.vmap(add_up)
+    wide = jnp.promote_types(x.dtype, jnp.float32 if inexact(x) else jnp.int32)
+    rows = jnp.moveaxis(x, axis, batch).astype(wide)
+    return jnp.moveaxis(add_up(columns, rows), batch, axis).astype(x.dtype)
+
+
+@register("reduce_sum")
+def _(v: Rows, *, axes: Any, **params: Any) -> Any:
+    """Over the classes: the entries."""
+    own = v.ndim + v.axis
+    if own not in axes:
+        return NotImplemented
+    entries = zero_unless(v.inside(), v.weights())
+    # Without the axis of the classes, the one of the rows is the last.
+    return total(entries, [min(axis, v.ndim - 2) for axis in axes if axis != own])
+
+
+@register("argmax")
+def _(v: OneHot, *, axes: Any, index_dtype: Any) -> Any:
+    if tuple(axes) != (v.ndim + v.axis,):
+        return NotImplemented
+    return jnp.where(v.inside(), v.columns(), 0).astype(index_dtype)
+
+
+@register("slice")
+def _(v: Rows, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
+    strides = strides or (1,) * v.ndim
+    whole = (start_indices[-1], limit_indices[-1], strides[-1]) == (0, v.classes, 1)
+    if v.axis == -2 or not whole or limit_indices[-2] - start_indices[-2] == 1:
+        return NotImplemented
+    rows = [tuple(those[:-1]) for those in (start_indices, limit_indices, strides)]
+    return v.moved(lambda x: lax.slice(x, *rows))
+
+
+@register("dynamic_slice")
+def _(v: Rows, *starts: Array, slice_sizes: Any) -> Any:
+    if v.axis == -2 or slice_sizes[-1] != v.classes or slice_sizes[-2] == 1:
+        return NotImplemented
+    return v.moved(lambda x: lax.dynamic_slice(x, starts[:-1], slice_sizes[:-1]))
+
+
+@register("gather")
+def _(
+    v: Rows, at: Array, *, dimension_numbers: Any, slice_sizes: Any, **params: Any
+) -> Any:
+    """Of whole rows, by the indices of one axis of rows."""
+    mode = lax.GatherScatterMode.from_any(params["mode"])
+    rows = tuple(dimension_numbers.collapsed_slice_dims) == (0,)
+    rows = rows and tuple(dimension_numbers.offset_dims) == (at.ndim - 1,)
+    if v.ndim != 2 or v.axis == -2 or not rows or tuple(slice_sizes) != (1, v.classes):
+        return NotImplemented
+    if mode == lax.GatherScatterMode.FILL_OR_DROP:
+        return NotImplemented  # which fills whole rows
+    numbers = dimension_numbers._replace(offset_dims=())
+    params = params | {"dimension_numbers": numbers, "slice_sizes": (1,)}
+    return v.moved(lambda x: bind("gather", x, at, **params))
+
+
+@register("concatenate")
+def _(*vs: Rows, dimension: int) -> Any:
+    first = vs[0]
+    own = first.ndim + first.axis
+    if dimension == own or len({(v.axis, v.classes) for v in vs}) > 1:
+        return NotImplemented
+    if len({type(v) for v in vs}) > 1:
+        vs = tuple(v.as_picked() for v in vs)
+    axis = min(dimension, first.ndim - 2)
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs, axis), *vs)

@@ -1,0 +1,133 @@
+"""`Product`: a product of matrices that is not multiplied out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+import jaxrewrite
+
+from .._base.contract import contract
+from .matrix import (
+    Matrix,
+    closed_product,
+    swapped,
+)
+
+
+class Product(Matrix):
+    r"""A lazy product of matrices, :math:`F_1 F_2 \cdots F_k`.
+
+    What a product of two values with structure is where it has no closed form. An array
+    is multiplied by one factor after the other, the last one first.
+
+    Attributes
+    ----------
+    factors
+        Two or more arrays or values, of shapes (\*batch, n, k), (\*batch, k, m) and so on, with
+        the same batch axes and one dtype.
+
+    Raises
+    ------
+    ValueError
+        If there are none, or shapes or dtypes don't fit.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Circulant, Diagonal
+    >>> v = Diagonal(jnp.arange(3.0)) @ Circulant(jnp.arange(3.0))
+    >>> type(v).__name__, v.nbytes
+    ('Product', 24)
+    >>> v @ jnp.ones(3)
+    Array([0., 3., 6.], dtype=float32)
+    """
+
+    factors: tuple[Any, ...]
+
+    # What a factor is decides what its product with another value is.
+    _is_whole: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.factors:
+            raise ValueError("Product: factors is empty.")
+        for x, y in zip(self.factors, self.factors[1:], strict=False):
+            if x.shape[-1] != y.shape[-2] or x.shape[:-2] != y.shape[:-2]:
+                raise ValueError(f"Product: factors of shapes {x.shape} and {y.shape}.")
+            if x.dtype != y.dtype:
+                raise ValueError(f"Product: factors of dtypes {x.dtype} and {y.dtype}.")
+
+    def aval(self) -> Any:
+        first, last = self.factors[0], self.factors[-1]
+        return jax.core.ShapedArray((*first.shape[:-1], last.shape[-1]), first.dtype)
+
+    def materialise(self) -> Any:
+        product, *rest = jaxrewrite.materialise(self.factors)
+        for factor in rest:
+            product = product @ factor
+        return product
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        for factor in reversed(self.factors):
+            xs = tuple(range(x.ndim))
+            own = (*xs[: factor.ndim - 2], "row", axis)
+            out = tuple("row" if label == axis else label for label in xs)
+            x = contract(x, xs, factor, own, out, precision=precision)
+        return x
+
+    def transposed(self) -> Any:
+        return Product(tuple(swapped(factor) for factor in reversed(self.factors)))
+
+    def scaled(self, factor: Any) -> Any:
+        first, *rest = self.factors
+        if isinstance(first, jaxrewrite.Value):
+            return Product((jaxrewrite.transform(jnp.multiply)(first, factor), *rest))
+        return Product((first * factor, *rest))
+
+    def map_batch(self, fn: Callable[..., Any], *others: Any) -> Any:
+        columns = zip(self.factors, *(other.factors for other in others), strict=True)
+        return Product(tuple(jaxrewrite.transform(fn)(*column) for column in columns))
+
+    def cast(self, dtype: Any) -> Any:
+        return Product(tuple(factor.astype(dtype) for factor in self.factors))
+
+    def times(self, other: Any) -> Any:
+        last = closed_product(self.factors[-1], other)
+        if last is not NotImplemented:
+            return _of(*self.factors[:-1], last)
+        return Product((*self.factors, *_factors(other)))
+
+    def rtimes(self, other: Any) -> Any:
+        first = closed_product(other, self.factors[0])
+        if first is not NotImplemented:
+            return _of(first, *self.factors[1:])
+        return Product((*_factors(other), *self.factors))
+
+    def scaled_rows(self, factors: Any) -> Any:
+        first, *rest = self.factors
+        if not isinstance(first, Matrix):
+            return NotImplemented
+        first = first.scaled_rows(factors)
+        return NotImplemented if first is NotImplemented else Product((first, *rest))
+
+
+def _of(*factors: Any) -> Any:
+    """The product, in which the first or last factor is new and may meet its neighbour."""
+    if len(factors) == 1:
+        return factors[0]
+    if len(factors) == 2:
+        return product(*factors)
+    return Product(factors)
+
+
+def _factors(x: Any) -> tuple[Any, ...]:
+    return x.factors if isinstance(x, Product) else (x,)
+
+
+def product(x: Any, y: Any) -> Any:
+    """``x @ y`` of two values, in closed form where they know one, else lazily."""
+    closed = closed_product(x, y)
+    return Product((x, y)) if closed is NotImplemented else closed

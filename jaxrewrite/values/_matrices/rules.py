@@ -1,0 +1,494 @@
+"""The rules that hold of all matrices with structure.
+
+Beside `_matrix`, which says what a matrix is, because what two of them make is often one
+of the types that build on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Literal
+from jaxtyping import Array
+
+from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, transform
+
+from .._base.contract import Labels, labels, transpose
+from .._base.order import order
+from .._base.structured import (
+    inexact,
+    inverse_of,
+    is_linear_cast,
+    is_number,
+    is_zero_at,
+    number_of,
+    total,
+)
+from .matrix import Matrix, closed_sum, negated, swapped
+from .monomial import Diagonal
+from .product import product
+from .scaled import Scaled
+from .sum import Sum
+
+
+# --- products ---------------------------------------------------------------------------
+
+
+def _product(v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any) -> Any:
+    """``dot_general`` of a matrix and an array, in whichever order."""
+    batch, (row, column) = vs[:-2], vs[-2:]
+    shared = [label for label in (row, column) if label in xs]
+    if len(shared) != 1:
+        return NotImplemented
+    (summed,) = shared
+    if summed in out:
+        return NotImplemented  # of which the rows, say, are a batch
+    free = row if summed == column else column
+    dtype = params["preferred_element_type"] or jnp.result_type(x.dtype, v.dtype)
+    wide = jnp.promote_types(jnp.promote_types(x.dtype, v.dtype), dtype)
+    if v.dtype != wide:  # sums of small integers, say, that are larger ones
+        if v.entries is None and not is_linear_cast(v, wide):
+            return NotImplemented
+        v = v.cast(wide)
+    x = x.astype(wide)
+    operator = v if summed == column else v.transposed()
+    rest = tuple(label for label in xs if label not in batch)
+    x = transpose(x, xs, (*(label for label in batch if label in xs), *rest))
+    sizes = x.shape[x.ndim - len(rest) :]
+    ones = [n if label in xs else 1 for label, n in zip(batch, v.batch, strict=True)]
+    x = jnp.broadcast_to(x.reshape(*ones, *sizes), (*v.batch, *sizes))
+    y = operator.apply(x, len(batch) + rest.index(summed), params["precision"])
+    own = (*batch, *(free if label == summed else label for label in rest))
+    y = total(y, [i for i, label in enumerate(own) if label not in out])
+    return transpose(y, tuple(label for label in own if label in out), out).astype(dtype)
+
+
+@register("dot_general")
+def _(v: Matrix, x: Array, *, dimension_numbers: Any, **params: Any) -> Any:
+    vs, xs, out = labels(dimension_numbers, v.ndim, jnp.ndim(x))
+    return _product(v, vs, x, xs, out, params)
+
+
+@register("dot_general")
+def _(x: Array, v: Matrix, *, dimension_numbers: Any, **params: Any) -> Any:
+    xs, vs, out = labels(dimension_numbers, jnp.ndim(x), v.ndim)
+    return _product(v, vs, x, xs, out, params)
+
+
+def _standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
+    """Both operands as those of ``x @ y``, or ``None`` if it is no such product."""
+    (xc, yc), (xb, yb) = dimension_numbers
+    batch = tuple(range(x.ndim - 2))
+    if x.ndim != y.ndim or (tuple(xb), tuple(yb)) != (batch, batch):
+        return None
+    if len(xc) != 1 or min(*xc, *yc) < len(batch):
+        return None
+    x = x if xc[0] == x.ndim - 1 else swapped(x)
+    y = y if yc[0] == y.ndim - 2 else swapped(y)
+    return x, y
+
+
+def _product_of_values(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
+    standard = _standard(x, y, dimension_numbers)
+    dtype = jnp.result_type(x.dtype, y.dtype)
+    if standard is None or params["preferred_element_type"] not in (None, dtype):
+        return NotImplemented
+    if x.dtype != y.dtype:
+        return NotImplemented
+    return product(*standard)
+
+
+@register("dot_general")
+def _(x: Matrix, y: Matrix, **params: Any) -> Any:
+    return _product_of_values(x, y, **params)
+
+
+@register("dot_general", precedence=order("Matrix"))
+def _(x: Matrix, y: ArrayValue, **params: Any) -> Any:
+    return _product_of_values(x, y, **params)
+
+
+@register("dot_general", precedence=order("Matrix"))
+def _(x: ArrayValue, y: Matrix, **params: Any) -> Any:
+    return _product_of_values(x, y, **params)
+
+
+# --- sums -------------------------------------------------------------------------------
+
+
+@register(*primitives.ADDITIVE)
+def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
+    return _sum_of_values(x, y, primitive)
+
+
+@register(*primitives.ADDITIVE, precedence=order("Matrix"))
+def _(x: Matrix, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    return _sum_of_values(x, y, primitive)
+
+
+@register(*primitives.ADDITIVE, precedence=order("Matrix"))
+def _(x: ArrayValue, y: Matrix, *, primitive: Any, **params: Any) -> Any:
+    return _sum_of_values(x, y, primitive)
+
+
+def _sum_of_values(x: Any, y: Any, primitive: Any) -> Any:
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return NotImplemented
+    if primitive.name == "sub":
+        y = negated(y)
+    closed = closed_sum(x, y)
+    return Sum((x, y)) if closed is NotImplemented else closed
+
+
+@register(*primitives.ADDITIVE)
+def _(v: Matrix, x: Array, *, primitive: Any, **params: Any) -> Any:
+    return _sum_with_array(v, x, primitive.name, False)
+
+
+@register(*primitives.ADDITIVE)
+def _(x: Array, v: Matrix, *, primitive: Any, **params: Any) -> Any:
+    return _sum_with_array(v, x, primitive.name, True)
+
+
+def _sum_with_array(v: Matrix, x: Any, name: str, reflected: bool) -> Any:
+    """Where an array of this size is there already, its sum with entries is one as well."""
+    if is_number(x):
+        return _with_number(v, x, name, reflected)
+    if v.entries is not None:
+        if jnp.shape(x) != v.shape:
+            return NotImplemented
+        dense = v.materialise()
+        if name != "sub":
+            return dense + x
+        return x - dense if reflected else dense - x
+    x = jnp.broadcast_to(x, v.shape)
+    if name == "sub":
+        return Sum((negated(v), x)) if reflected else Sum((v, -x))
+    return Sum((v, x))
+
+
+def _with_number(v: Matrix, x: Any, name: str, reflected: bool) -> Any:
+    if v.entries != "all":
+        return NotImplemented
+    x = jnp.reshape(x, ())
+    if name != "sub":
+        return v.map_entries(lambda a: a + x)
+    return v.map_entries(lambda a: x - a if reflected else a - x)
+
+
+# --- entry by entry ---------------------------------------------------------------------
+
+
+@register(*primitives.UNARY)
+def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
+    if _keeps_entries(v, primitive, params, _zero(v)):
+        return v.map_entries(lambda x: bind(primitive, x, **params))
+    if primitive.name == "neg":
+        return _times_number(v, np.asarray(-1).astype(v.dtype))
+    if primitive.name == "conj" and jnp.issubdtype(v.dtype, jnp.complexfloating):
+        return jax.tree.map(lambda x: lax.conj(x) if jnp.iscomplexobj(x) else x, v)
+    return NotImplemented
+
+
+def _zero(v: Matrix) -> Any:
+    return np.zeros((), v.dtype)
+
+
+def _keeps_entries(v: Matrix, primitive: Any, params: Any, *zeros: Any) -> bool:
+    """Whether what acts entry by entry acts on the entries alone, and leaves zeros alone.
+
+    ``zeros`` are the numbers that it takes where the matrix has a zero.
+    """
+    if v.entries == "pattern":
+        return is_zero_at(primitive, params, *zeros)
+    return v.entries == "all"
+
+
+def zip_entries(primitive: Any, x: Any, y: Any, **params: Any) -> Any:
+    """Two matrices of one structure, entry by entry."""
+    if not x.same_pattern(y) or not _keeps_entries(
+        x, primitive, params, *map(_zero, (x, y))
+    ):
+        return NotImplemented
+    return x.map_entries(lambda a, b: bind(primitive, a, b, **params), y)
+
+
+@register(*[name for name in primitives.BINARY if name not in primitives.ADDITIVE])
+def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
+    if primitive.name == "mul":
+        for one, other in ((x, y), (y, x)):
+            closed = one.hadamard(other)
+            if closed is not NotImplemented:
+                return closed
+    return zip_entries(primitive, x, y, **params)
+
+
+_NONLINEAR = [
+    name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul")
+]
+
+
+@register(*_NONLINEAR)
+def _(v: Matrix, x: Array, *, primitive: Any, **params: Any) -> Any:
+    if v.entries == "all" and is_number(x):
+        return v.map_entries(lambda a: bind(primitive, *_full(a, x), **params))
+    if primitive.name != "div" or not inexact(v):
+        return NotImplemented
+    if is_number(x):
+        # Zero, or no number, makes something of zeros: so does its inverse, in a `Scaled`.
+        return Scaled(v, 1 / jnp.reshape(x, ()))
+    if v.entries is not None and jnp.shape(x) == v.shape:
+        return v.materialise() / x
+    return NotImplemented
+
+
+@register(*_NONLINEAR)
+def _(x: Array, v: Matrix, *, primitive: Any, **params: Any) -> Any:
+    if v.entries == "all" and is_number(x):
+        return v.map_entries(lambda a: bind(primitive, *_full(a, x)[::-1], **params))
+    return NotImplemented
+
+
+def _full(a: Any, x: Any) -> tuple[Any, Any]:
+    return a, jnp.broadcast_to(jnp.reshape(x, ()), a.shape)
+
+
+@register(*primitives.BINARY)
+def _(v: Matrix, x: Literal, *, primitive: Any, **params: Any) -> Any:
+    """With a number of the program, which may leave zeros what they are."""
+    number = number_of(x)
+    if _keeps_entries(v, primitive, params, _zero(v), number):
+        return v.map_entries(lambda a: bind(primitive, *_full(a, number), **params))
+    if v.entries is None and primitive.name in ("mul", "div") and inexact(v):
+        return _by_number(v, number if primitive.name == "mul" else inverse_of(number))
+    return NotImplemented
+
+
+@register(*primitives.BINARY)
+def _(x: Literal, v: Matrix, *, primitive: Any, **params: Any) -> Any:
+    number = number_of(x)
+    if _keeps_entries(v, primitive, params, number, _zero(v)):
+        return v.map_entries(lambda a: bind(primitive, *_full(a, number)[::-1], **params))
+    if v.entries is None and primitive.name == "mul" and inexact(v):
+        return _by_number(v, number)
+    return NotImplemented
+
+
+def _by_number(v: Matrix, number: Any) -> Any:
+    """A known number times a matrix: in closed form, unless it makes something of zeros."""
+    factor = jnp.asarray(number, v.dtype)
+    return _times_number(v, factor) if np.isfinite(number) else Scaled(v, factor)
+
+
+@register("mul", commutative=True)
+def _(v: Matrix, x: Array, **params: Any) -> Any:
+    if is_number(x):
+        return _times_number(v, jnp.reshape(x, ()))
+    if x.shape[-1] == 1:
+        return _scaled_rows(v, jnp.broadcast_to(x[..., 0], v.shape[:-1]))
+    if x.shape[-2] == 1:
+        columns = jnp.broadcast_to(x[..., 0, :], (*v.batch, v.shape[-1]))
+        return swapped(_scaled_rows(v.transposed(), columns))
+    if v.entries is None:
+        return NotImplemented
+    x = jnp.broadcast_to(x, v.shape)
+    picked = NotImplemented if v.entries == "all" else v.pick(x)
+    if picked is NotImplemented:  # entries that repeat
+        return v.materialise() * x
+    return v.map_entries(jnp.multiply, picked)
+
+
+def _times_number(v: Matrix, factor: Any) -> Any:
+    closed = v.scaled(factor)
+    return Scaled(v, factor) if closed is NotImplemented else closed
+
+
+def _scaled_rows(v: Matrix, factors: Any) -> Any:
+    closed = v.scaled_rows(factors)
+    return product(Diagonal(factors), v) if closed is NotImplemented else closed
+
+
+@register("select_n")
+def _(which: Array, *cases: Matrix) -> Any:
+    first = cases[0]
+    if jnp.shape(which) or not all(same_structure(first, case) for case in cases):
+        return NotImplemented
+    return jax.tree.map(lambda *xs: lax.select_n(which, *xs), *cases)
+
+
+@register("select_n")
+def _(which: Array, *cases: Array | Matrix) -> Any:
+    """Beside an array of this size that is there already, entries are one as well."""
+    dense = []
+    for case in cases:
+        if isinstance(case, Matrix):
+            if case.entries is None:
+                return NotImplemented
+            case = case.materialise()
+        dense.append(case)
+    return lax.select_n(which, *dense)
+
+
+@register("gather")
+def _(v: Matrix, indices: Array, *, dimension_numbers: Any, **params: Any) -> Any:
+    """Single entries, by pairs of a row and a column."""
+    if v.batch or tuple(dimension_numbers.collapsed_slice_dims) != (0, 1):
+        return NotImplemented
+    if tuple(dimension_numbers.start_index_map) != (0, 1):
+        return NotImplemented
+    mode = lax.GatherScatterMode.from_any(params["mode"])
+    if mode == lax.GatherScatterMode.ONE_HOT:
+        return NotImplemented
+    i, j = indices[..., 0], indices[..., 1]
+    n, m = v.shape
+    inside = (i >= 0) & (i < n) & (j >= 0) & (j < m)
+    i, j = jnp.clip(i, 0, n - 1), jnp.clip(j, 0, m - 1)
+    found = v.at(i, j)
+    if found is NotImplemented or mode != lax.GatherScatterMode.FILL_OR_DROP:
+        return found
+    fill = params["fill_value"]
+    if fill is None:
+        fill = jnp.nan if inexact(found) else None
+    if fill is None:
+        return NotImplemented
+    return jnp.where(inside, found, jnp.asarray(fill, found.dtype))
+
+
+@register("convert_element_type")
+def _(v: Matrix, *, new_dtype: Any, **params: Any) -> Any:
+    """Of entries to any dtype; of products only where it is linear."""
+    if v.entries is None and not is_linear_cast(v, new_dtype):
+        return NotImplemented
+    return v.cast(jnp.dtype(new_dtype))
+
+
+# --- batch axes -------------------------------------------------------------------------
+
+
+@register("transpose")
+def _(v: Matrix, *, permutation: Sequence[int]) -> Any:
+    *batch, n, m = permutation
+    if {n, m} != {v.ndim - 2, v.ndim - 1}:
+        return NotImplemented
+    if n > m:
+        v = v.transposed()
+    if batch == sorted(batch) or not isinstance(v, Matrix):
+        rest = (v.ndim - 2, v.ndim - 1)
+        return (
+            v
+            if batch == sorted(batch)
+            else bind(lax.transpose_p, v, permutation=(*batch, *rest))
+        )
+    moved = lambda x: jnp.transpose(x, (*batch, *range(len(batch), x.ndim)))
+    return v.map_batch(moved)
+
+
+@register("broadcast_in_dim")
+def _(v: Matrix, *, shape: Any, broadcast_dimensions: Any, **params: Any) -> Any:
+    *dims, n, m = broadcast_dimensions
+    if (n, m) != (len(shape) - 2, len(shape) - 1) or tuple(shape[-2:]) != v.shape[-2:]:
+        return NotImplemented
+    batch, ndim = tuple(shape[:-2]), len(v.batch)
+
+    def broadcast(x: Any) -> Any:
+        rest = x.shape[ndim:]
+        kept = (*dims, *range(len(batch), len(batch) + len(rest)))
+        return lax.broadcast_in_dim(x, (*batch, *rest), kept)
+
+    return v.map_batch(broadcast)
+
+
+@register("reshape")
+def _(v: Matrix, *, new_sizes: Any, **params: Any) -> Any:
+    *batch, n, m = (*new_sizes,) if len(new_sizes) > 1 else (0, 0)
+    if len(new_sizes) < 2 or (n, m) != v.shape[-2:]:
+        return NotImplemented
+    ndim = len(v.batch)
+    return v.map_batch(lambda x: x.reshape(*batch, *x.shape[ndim:]))
+
+
+@register("squeeze")
+def _(v: Matrix, *, dimensions: Any) -> Any:
+    """Of batch axes; a matrix of one row or column is a vector."""
+    n, m = v.ndim - 2, v.ndim - 1
+    if n in dimensions or m in dimensions:
+        v = v if m in dimensions else v.transposed()
+        vector = v.apply(jnp.ones((*v.batch, 1), v.dtype), n)
+        left = [axis for axis in dimensions if axis < n]
+        gone = [*left, n] if {n, m} <= {*dimensions} else left
+        return transform(lambda vector: lax.squeeze(vector, gone))(vector)
+    return v.map_batch(lambda x: lax.squeeze(x, dimensions))
+
+
+@register("rev")
+def _(v: Matrix, *, dimensions: Any) -> Any:
+    if max(dimensions, default=0) >= len(v.batch):
+        return NotImplemented
+    return v.map_batch(lambda x: lax.rev(x, dimensions))
+
+
+@register("slice")
+def _(v: Matrix, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
+    k = len(v.batch)
+    strides = strides or (1,) * v.ndim
+    whole = tuple(limit_indices[k:]) == v.shape[k:] and not any(start_indices[k:])
+    if not whole or set(strides[k:]) != {1}:
+        ranges = zip(start_indices, limit_indices, strides, strict=True)
+        return (
+            _block(v, *(jnp.arange(*those) for those in ranges))
+            if not k
+            else NotImplemented
+        )
+    cut = tuple(
+        slice(*those)
+        for those in zip(start_indices[:k], limit_indices[:k], strides[:k], strict=True)
+    )
+    return v.map_batch(lambda x: x[cut])
+
+
+@register("dynamic_slice")
+def _(v: Matrix, *starts: Array, slice_sizes: Any) -> Any:
+    if v.batch:
+        return NotImplemented
+    sizes = zip(starts, slice_sizes, v.shape, strict=True)
+    return _block(
+        v, *(jnp.clip(start, 0, n - size) + jnp.arange(size) for start, size, n in sizes)
+    )
+
+
+def _block(v: Matrix, i: Any, j: Any) -> Any:
+    """The array of some rows and columns, if it is no larger than a row or a column is."""
+    if i.size * j.size > max(v.shape):
+        return NotImplemented
+    return v.at(*jnp.meshgrid(i, j, indexing="ij"))
+
+
+@register("concatenate")
+def _(*vs: Matrix, dimension: int) -> Any:
+    first = vs[0]
+    if dimension >= len(first.batch):
+        return NotImplemented
+    if len({jax.tree.structure(v) for v in vs}) > 1:
+        return NotImplemented
+    return first.map_batch(lambda *xs: jnp.concatenate(xs, dimension), *vs[1:])
+
+
+@register("reduce_sum")
+def _(v: Matrix, *, axes: Sequence[int], **params: Any) -> Any:
+    """Over columns, rows or both by a product with ones; over a batch of entries."""
+    n, m = v.ndim - 2, v.ndim - 1
+    batch = tuple(axis for axis in axes if axis < n)
+    if n not in axes and m not in axes:
+        if v.entries is None or v.movable:
+            return NotImplemented
+        return v.map_entries(lambda x: total(x, batch))
+    if m in axes:
+        sums = v.apply(jnp.ones((*v.batch, v.shape[-1]), v.dtype), n)
+        return total(sums, (*batch, n) if n in axes else batch)
+    rows = v.transposed()
+    return total(rows.apply(jnp.ones((*v.batch, v.shape[-2]), v.dtype), n), batch)

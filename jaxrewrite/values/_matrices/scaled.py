@@ -1,0 +1,220 @@
+"""`Scaled`: a number times an array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+import jaxrewrite
+from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, transform
+
+from .._base.linear import Linear
+from .._base.order import order
+from .._base.structured import inexact, is_number
+from .matrix import negated
+from .sum import Sum, sum_of
+
+
+class Scaled(Linear):
+    r"""A number times an array, :math:`s X`, that is not multiplied.
+
+    Linear maps and products go to the array; the number is multiplied by numbers. What
+    is not linear meets the product of the two, as does a sum. A matrix with structure that is
+    divided by a number of which only a run tells whether it is zero is one: zero times
+    the inverse of zero is then no number. A sum or a product of entries is that of the array,
+    first: if the number is infinite, it may be so where of the dense array it is no number.
+
+    Attributes
+    ----------
+    x
+        An array or a value, of any shape and an inexact dtype.
+    scale
+        A number, an array of shape () and the same dtype. Of a value that has left
+        `jax.vmap` it has the batch axes that come first in ``x``, a number for each element.
+
+    Raises
+    ------
+    ValueError
+        If ``scale`` has axes, or another dtype.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Scaled
+    >>> v = Scaled(jnp.ones((2, 3)), jnp.float32(4))
+    >>> (v * 0.5).T
+    Scaled<f32[3,2], 28 B>(x=f32[3,2], scale=f32[])
+    >>> jaxrewrite.numpy.sum(v, axis=0)
+    Scaled<f32[3], 16 B>(x=f32[3], scale=f32[])
+    """
+
+    x: Any
+    scale: Array
+
+    # What the array is decides what its product with another value is.
+    _is_whole: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if jnp.ndim(self.scale):
+            raise ValueError(f"Scaled: scale has shape {jnp.shape(self.scale)}, not ().")
+        if jnp.result_type(self.scale) != self.x.dtype:
+            raise ValueError(
+                f"Scaled: scale has dtype {jnp.result_type(self.scale)}, x {self.x.dtype}."
+            )
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+    def materialise(self) -> Any:
+        return jaxrewrite.materialise(self.x) * self.factor()
+
+    def factor(self) -> Any:
+        """The number, or those of a batch, with an axis for each of the array's."""
+        scale = self.scale
+        return scale.reshape(*scale.shape, *[1] * (len(self.x.shape) - scale.ndim))
+
+    def rescaled(self, scale: Any) -> Scaled:
+        """The array times other numbers."""
+        leaves, treedef = jax.tree.flatten(self)
+        return jax.tree.unflatten(treedef, [*leaves[:-1], jnp.asarray(scale, self.dtype)])
+
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def sliceable(self) -> Any:
+        """With a number for each element of the first axis."""
+        if jnp.ndim(self.scale) or not self.x.shape:
+            return self
+        return self.rescaled(jnp.broadcast_to(self.scale, self.x.shape[:1]))
+
+    def unstacked(self) -> Any:
+        return self
+
+    def map_parts(self, fn: Callable[[Any], Any]) -> Any:
+        if jnp.ndim(self.scale):
+            whole = self.multiplied()  # a linear map need not keep batch axes
+            return whole if whole is NotImplemented else fn(whole)
+        return _scaled(fn(self.x), self.scale)
+
+    def join(self, other: Any) -> Any:
+        """With an array like its own: once that."""
+        if not isinstance(self.x, jaxrewrite.Value) or not same_structure(self.x, other):
+            return NotImplemented
+        return self, Scaled(other, jnp.ones((), self.dtype))
+
+    def shares(self, fill: Any) -> Any:
+        is_nan = fill is None or fill != fill
+        return [fill] if is_nan else NotImplemented
+
+    def multiplied(self) -> Any:
+        """``s X`` as the array itself, or what its type makes of it; else NotImplemented.
+
+        That of zeros is zero only if the number is finite.
+        """
+        if not isinstance(self.x, jaxrewrite.Value):
+            return self.x * self.factor()
+        if getattr(self.x, "has_zeros", False):
+            return NotImplemented
+        is_batch = jnp.ndim(self.scale) > 0
+        product = transform(jnp.multiply)(self.x, self.factor() if is_batch else self.scale)
+        return NotImplemented if isinstance(product, Scaled) and not is_batch else product
+
+
+def _scaled(x: Any, scale: Any) -> Any:
+    """A number times an array, multiplied if both are numbers, as of a loss."""
+    scale = jnp.asarray(scale, x.dtype)
+    if x.shape == () and not isinstance(x, jaxrewrite.Value):
+        return x * scale
+    return Scaled(x, scale)
+
+
+@register("mul", "dot_general")
+def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
+    if jnp.ndim(v.scale) or jnp.ndim(w.scale):
+        return _on_products(primitive, v, w, **params)
+    return _scaled(bind(primitive, v.x, w.x, **params), v.scale * w.scale)
+
+
+@register("mul", commutative=True)
+def _(v: Scaled, factor: Array, **params: Any) -> Any:
+    if not is_number(factor):
+        return NotImplemented
+    return v.rescaled(v.scale * jnp.reshape(factor, ()))
+
+
+@register("div")
+def _(v: Scaled, divisor: Array, **params: Any) -> Any:
+    if not is_number(divisor):
+        return v.map_parts(lambda part: bind("div", part, divisor))
+    return v.rescaled(v.scale / jnp.reshape(divisor, ()))
+
+
+@register("div", precedence=order("Linear"))
+def _(v: Scaled, divisor: ArrayValue, **params: Any) -> Any:
+    return v.map_parts(lambda part: bind("div", part, divisor))
+
+
+@register("div")
+def _(v: Sum, divisor: Array, **params: Any) -> Any:
+    """By a number that may be zero, whose inverse is one that makes something of zeros."""
+    if not is_number(divisor) or not inexact(v):
+        return NotImplemented
+    return Scaled(v, 1 / jnp.reshape(divisor, ()))
+
+
+@register("abs", "square", "integer_pow", "conj")
+def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
+    """Of a product of two numbers these are the product of each one's."""
+    if jnp.ndim(v.scale):
+        return _on_products(primitive, v, **params)
+    x, scale = (bind(primitive, part, **params) for part in (v.x, v.scale))
+    return Scaled(x, scale)
+
+
+_MULTIPLICATIVE = ("neg", "abs", "square", "integer_pow", "conj")
+
+# What is not linear meets the array that the two make. It takes no more than they do.
+_OTHERS = [name for name in primitives.BINARY if name not in ("mul", "div")]
+
+
+def _on_products(primitive: Any, *operands: Any, **params: Any) -> Any:
+    made = [x.multiplied() if isinstance(x, Scaled) else x for x in operands]
+    if not any(x is NotImplemented for x in made):
+        return bind(primitive, *made, **params)
+    if primitive.name not in primitives.ADDITIVE or len({x.shape for x in operands}) > 1:
+        return NotImplemented
+    x, y = operands
+    return sum_of([x, negated(y) if primitive.name == "sub" else y])
+
+
+@register(
+    *[name for name in primitives.UNARY if name not in _MULTIPLICATIVE],
+    *[name for name in primitives.REDUCTION if name != "reduce_sum"],
+    *[name for name in primitives.CUMULATIVE if name != "cumsum"],
+)
+def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
+    return _on_products(primitive, v, **params)
+
+
+@register(*_OTHERS, precedence=order("Scaled"))
+def _(v: Scaled, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    return _on_products(primitive, v, y, **params)
+
+
+@register(*_OTHERS, precedence=order("Scaled"))
+def _(x: Array | ArrayValue, v: Scaled, *, primitive: Any, **params: Any) -> Any:
+    return _on_products(primitive, x, v, **params)
+
+
+@register(*_OTHERS, "div")
+def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
+    return _on_products(primitive, v, w, **params)
+
+
+@register("div")
+def _(x: Array, v: Scaled, *, primitive: Any, **params: Any) -> Any:
+    return _on_products(primitive, x, v, **params)

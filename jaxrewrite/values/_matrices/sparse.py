@@ -1,0 +1,570 @@
+"""`Sparse`: the arrays of `jax.experimental.sparse` as matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_batching import sequential_vmap
+from jax.experimental.sparse import (
+    BCOO,
+    BCSR,
+    bcoo_concatenate,
+    bcoo_dot_general,
+    bcoo_dynamic_slice,
+    bcoo_reduce_sum,
+    bcoo_reshape,
+    bcoo_rev,
+    bcoo_slice,
+    bcoo_sum_duplicates,
+    bcsr_dot_general,
+)
+from jax.experimental.sparse.linalg import spsolve
+from jaxtyping import Array, Integer, Shaped
+
+import jaxrewrite
+from jaxrewrite import register
+
+from .._base.structured import concrete, zero_unless
+from .matrix import Matrix
+from .monomial import Diagonal, Identity
+from .rows import gather_rows
+
+
+# What the sparse product of XLA on a CPU takes; for others JAX warns, or gathers.
+_COMPRESSED_DTYPES = ("int32", "int64", "float32", "float64", "complex64", "complex128")
+
+
+class Sparse(Matrix):
+    r"""A sparse matrix, or a stack of them, in one of JAX's own formats.
+
+    .. math:: A_{ij} = \sum_{e :\, (i_e, j_e) = (i, j)} d_e
+
+    ``BCOO`` holds the place :math:`(i_e, j_e)` of each entry, ``BCSR`` the entries row by
+    row. Products with arrays, scaling of rows and columns, sums and products entry by
+    entry with another sparse matrix, slices, concatenation, and what acts entry by entry
+    and is zero at zero keep the format, and take what the entries take. A product of two
+    is lazy (a `Product`): that of `jax.experimental.sparse` compares all pairs of entries
+    and has no gradient.
+
+    A matrix and not an array of any number of axes, so that sums and products with other
+    matrices are lazy, and solvers know it; a vector with as many zeros is rarely worth it.
+
+    Parameters
+    ----------
+    matrix
+        A `jax.experimental.sparse.BCOO` or ``BCSR`` of shape (\*batch, n, m), with two
+        sparse axes. Entries of the same place are added up, once, unless its flag
+        ``unique_indices`` is set. An index as large as its axis marks an entry that is
+        none, as in JAX.
+    by_columns
+        Whether a ``BCSR`` is read as that of the transpose: entries column by column,
+        which is as good for ``x @ v`` as row by row is for ``v @ x``.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
+    Attributes
+    ----------
+    data
+        The entries, of shape (\*batch, e).
+    indices
+        Their places: (\*batch, e, 2) of rows and columns, or (\*batch, e) of columns (of
+        rows, by columns).
+    indptr
+        Of ``BCSR``, where each row begins, of shape (\*batch, n + 1); else ``None``.
+    sizes
+        The two sizes (n, m) as they are held: exchanged, if by columns.
+
+    Raises
+    ------
+    ValueError
+        If ``matrix`` is something else, has other sparse axes than the last two, or
+        indices or row pointers out of range.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jax.experimental.sparse import BCOO
+    >>> from jaxrewrite.values import Sparse
+    >>> w = BCOO((jnp.array([1.0, 2.0]), jnp.array([[0, 1], [2, 0]])), shape=(3, 2))
+    >>> v = Sparse(w)
+    >>> v @ jnp.array([1.0, 10.0])
+    Array([10.,  0.,  2.], dtype=float32)
+    >>> type(jnp.float32(3) * v.T).__name__
+    'Sparse'
+    """
+
+    data: Shaped[Array, "*batch e"]
+    indices: Integer[Array, "*batch e ..."]
+    indptr: Any
+    sizes: tuple[int, int] = jaxrewrite.field(static=True)
+    by_columns: bool = jaxrewrite.field(static=True)
+
+    entries: ClassVar[str | None] = "pattern"
+    movable: ClassVar[bool] = True
+
+    def __init__(self, matrix: BCOO | BCSR, *, by_columns: bool = False) -> None:
+        if not isinstance(matrix, (BCOO, BCSR)):
+            raise ValueError(
+                f"Sparse: matrix is a {type(matrix).__name__}, not BCOO or BCSR."
+            )
+        if by_columns and not isinstance(matrix, BCSR):
+            raise ValueError("Sparse: by_columns is of a BCSR matrix.")
+        if matrix.n_sparse != 2 or matrix.n_dense:
+            raise ValueError(
+                f"Sparse: matrix has {matrix.n_batch} batch axes, {matrix.n_sparse} sparse "
+                f"and {matrix.n_dense} dense; its last two axes must be the sparse ones."
+            )
+        _check_indices(matrix)
+        if not matrix.unique_indices:
+            matrix = _summed(matrix)
+        batch = matrix.shape[:-2]
+        indices = matrix.indices
+        own = indices.shape[len(batch) :]
+        held = {
+            "data": jnp.broadcast_to(matrix.data, (*batch, matrix.nse)),
+            "indices": jnp.broadcast_to(indices, (*batch, *own)),
+            "indptr": None,
+            "sizes": tuple(matrix.shape[-2:]),
+            "by_columns": by_columns,
+        }
+        if isinstance(matrix, BCSR):
+            pointers = matrix.indptr.astype(indices.dtype)
+            held["indptr"] = jnp.broadcast_to(pointers, (*batch, pointers.shape[-1]))
+        for name, content in held.items():
+            object.__setattr__(self, name, content)
+
+    @classmethod
+    def from_dense(cls, w: Any, nse: int | None = None, format: str = "bcoo") -> Self:
+        r"""The entries of an array that are not zero.
+
+        Parameters
+        ----------
+        w
+            An array of shape (\*batch, n, m).
+        nse
+            How many entries to hold, of each matrix; by default as many as there are,
+            which must then be known, so not under `jax.jit`.
+        format
+            ``"bcoo"``; ``"bcsr"``, row by row; or ``"bcsc"``, column by column.
+
+        Returns
+        -------
+        Sparse
+            The sparse matrix.
+
+        Raises
+        ------
+        ValueError
+            If ``w`` has fewer than two axes, if it has more than ``nse`` entries, or if
+            there is no such format.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp, jaxrewrite
+        >>> from jaxrewrite.values import Sparse
+        >>> Sparse.from_dense(jnp.eye(100), format="bcsr")
+        Sparse<f32[100,100], 1.2 kB>(data=f32[100], indices=i32[100], indptr=i32[101], sizes=(100, 100), by_columns=False)
+        """
+        if jnp.ndim(w) < 2:
+            raise ValueError(f"Sparse: w has shape {jnp.shape(w)}; two axes are needed.")
+        if format not in ("bcoo", "bcsr", "bcsc"):
+            raise ValueError(f"Sparse: format is {format!r}, not 'bcoo', 'bcsr' or 'bcsc'.")
+        numbers = concrete(w)
+        if numbers is not None and nse is not None:
+            found = int(np.count_nonzero(numbers, axis=(-2, -1)).max(initial=0))
+            if found > nse:
+                raise ValueError(f"Sparse: nse is {nse}, but w has {found} entries.")
+        batch = jnp.ndim(w) - 2
+        if format == "bcoo":
+            return cls(BCOO.fromdense(w, nse=nse, n_batch=batch))
+        if format == "bcsc":
+            w = jnp.swapaxes(w, -1, -2)
+        rows = BCOO.fromdense(w, nse=nse, n_batch=batch)
+        return cls(_compressed(rows), by_columns=format == "bcsc")
+
+    # --- its formats ----------------------------------------------------------------
+
+    @property
+    def matrix(self) -> BCOO | BCSR:
+        """As JAX has it; of a matrix by columns, the ``BCSR`` of the transpose."""
+        shape = (*self.data.shape[:-1], *self.sizes)
+        if self.indptr is None:
+            return BCOO((self.data, self.indices), shape=shape, unique_indices=True)
+        held = (self.data, self.indices, self.indptr)
+        return BCSR(held, shape=shape, unique_indices=True)
+
+    def bcoo(self) -> BCOO:
+        """The matrix as a ``BCOO``, whatever its format."""
+        if isinstance(self.matrix, BCOO):
+            return self.matrix
+        held = self.matrix.to_bcoo()
+        indices = held.indices[..., ::-1] if self.by_columns else held.indices
+        return BCOO((self.data, indices), shape=self.shape, unique_indices=True)
+
+    def with_data(self, data: Any) -> Self:
+        """The matrix with other entries in the same places."""
+        _, *places = jax.tree.leaves(self)
+        return jax.tree.unflatten(jax.tree.structure(self), [data, *places])
+
+    def stored(self) -> Any:
+        r"""Which entries are in the matrix, of shape (\*batch, e); others fill up."""
+        sizes = jnp.asarray(self.shape[-2:], self.indices.dtype)
+        return (self.bcoo().indices < sizes).all(-1)
+
+    def places(self) -> tuple[Any, Any]:
+        r"""Rows and columns, of shape (\*batch, e) each, and in range.
+
+        Those of entries that only fill up are anywhere.
+        """
+        indices = self.bcoo().indices
+        n, m = self.shape[-2:]
+        return jnp.minimum(indices[..., 0], n - 1), jnp.minimum(indices[..., 1], m - 1)
+
+    # --- as a matrix ------------------------------------------------------------------
+
+    def aval(self) -> Any:
+        sizes = self.sizes[::-1] if self.by_columns else self.sizes
+        return jax.core.ShapedArray((*self.data.shape[:-1], *sizes), self.data.dtype)
+
+    def materialise(self) -> Any:
+        v = self.with_data(_summable(self.data))
+        return v.bcoo().todense().astype(self.dtype)
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        batch = len(self.batch)
+        dtype = jnp.result_type(self.data, x)
+        # Sums of 16-bit numbers are taken in 32, as those of a dense product are.
+        wide = jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype
+        v = self.with_data(_summable(self.data.astype(wide)))
+        x = _summable(jnp.moveaxis(x, axis, batch).astype(wide))
+        held = v.matrix
+        is_fast = jnp.dtype(wide).name in _COMPRESSED_DTYPES
+        if isinstance(held, BCSR) and is_fast and not (batch or self.by_columns):
+            y = _compressed_product(held, x)
+        else:
+            contracted, batched = ((batch + 1,), (batch,)), (tuple(range(batch)),) * 2
+            y = bcoo_dot_general(v.bcoo(), x, dimension_numbers=(contracted, batched))
+        return jnp.moveaxis(y.astype(dtype), batch, axis)
+
+    def transposed(self) -> Any:
+        if isinstance(self.matrix, BCSR):
+            return Sparse(self.matrix, by_columns=not self.by_columns)
+        return _flipped(self.matrix)
+
+    def tangent(self, leaf_tangents: Any) -> Any:
+        return self.with_data(leaf_tangents.data)
+
+    def map_entries(self, fn: Callable[..., Any], *others: Self) -> Self:
+        # What only fills up is made one, which has a derivative where zero may have none.
+        data = jnp.where(self.stored(), self.data, jnp.ones_like(self.data))
+        return self.with_data(fn(data, *(other.data for other in others)))
+
+    def cast(self, dtype: Any) -> Self:
+        return self.with_data(self.data.astype(dtype))
+
+    def pick(self, dense: Any) -> Self:
+        return self.with_data(
+            jnp.vectorize(_picked, signature="(n,m),(e),(e)->(e)")(dense, *self.places())
+        )
+
+    def scaled_rows(self, factors: Any) -> Any:
+        rows, _ = self.places()
+        return self.with_data(self.data * jnp.take_along_axis(factors, rows, -1))
+
+    def at(self, i: Any, j: Any) -> Any:
+        """By sorting the places that are asked for among those of the entries."""
+        asked = jnp.stack([i.reshape(-1), j.reshape(-1)], -1)
+        indices = self.bcoo().indices
+        where = _positions(indices, asked.astype(indices.dtype))
+        return self.data.at[where].get(mode="fill", fill_value=0).reshape(i.shape)
+
+    def diagonal(self) -> Any:
+        rows, columns = self.places()
+        data = _summable(zero_unless(self.stored() & (rows == columns), self.data))
+        short = min(self.shape[-2:])
+        add = lambda d, i: jnp.zeros(short, d.dtype).at[i].add(d, mode="drop")
+        found = jnp.vectorize(add, signature="(e),(e)->(k)")(data, rows)
+        return found.astype(self.dtype)
+
+    def plus(self, other: Any) -> Any:
+        if isinstance(other, (Diagonal, Identity)):
+            other = _of_diagonal(other.diagonal())
+        if not isinstance(other, Sparse):
+            return NotImplemented
+        x, y = self.bcoo(), other.bcoo()
+        data = _summable(jnp.concatenate([x.data, y.data], -1))
+        return Sparse(_union(data, x, y)).cast(self.dtype)
+
+    def rows(self, i: Any) -> Any:
+        """The rows at indices, as an array: each entry is added to those that are its row."""
+        asked = i[..., None] == jnp.arange(self.shape[-2])
+        return self.transposed().apply(asked.astype(self.dtype), i.ndim)
+
+    def hadamard(self, other: Any) -> Any:
+        if not isinstance(other, Matrix) or isinstance(other, (Diagonal, Identity)):
+            return NotImplemented  # what is on the diagonal only, those know
+        if self.batch:
+            if not isinstance(other, Sparse):
+                return NotImplemented
+            return jax.vmap(lambda v, w: v.hadamard(w))(self, other)
+        found = other.at(*self.places())
+        if found is NotImplemented:
+            return NotImplemented
+        return self.with_data(self.data * found)
+
+    def solve(self, x: Any, axis: int) -> Any:
+        if self.batch:
+            solve = lambda v, x: v.solve(x, axis - 1)
+            return jax.vmap(solve)(self, x)
+        dtype = jnp.result_type(self.data, x)
+        wide = jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype
+        v, x = self.with_data(self.data.astype(wide)), jnp.moveaxis(x, axis, -1)
+        columns = x.astype(wide).reshape(-1, x.shape[-1])
+        solved = jax.vmap(partial(_solve, v))(columns).reshape(x.shape)
+        return jnp.moveaxis(solved.astype(dtype), -1, axis)
+
+    def join(self, other: Any) -> Any:
+        """Of two, that with fewer entries is filled up."""
+        if not isinstance(other, Sparse):
+            return NotImplemented
+        x, y = self, other
+        if (x.indptr is None, x.by_columns) != (y.indptr is None, y.by_columns):
+            x, y = Sparse(x.bcoo()), Sparse(y.bcoo())
+        nse = max(x.data.shape[-1], y.data.shape[-1])
+        return x.filled_up(nse), y.filled_up(nse)
+
+    def filled_up(self, nse: int) -> Self:
+        """The matrix with room for this many entries."""
+        batch = len(self.batch)
+        more = nse - self.data.shape[-1]
+
+        def padded(x: Any, fill: int) -> Any:
+            return jnp.pad(
+                x,
+                [(0, more if i == batch else 0) for i in range(x.ndim)],
+                constant_values=fill,
+            )
+
+        places = [padded(self.indices, max(self.sizes))]
+        if self.indptr is not None:
+            places.append(self.indptr)
+        treedef = jax.tree.structure(self)
+        return jax.tree.unflatten(treedef, [padded(self.data, 0), *places])
+
+
+def _check_indices(matrix: BCOO | BCSR) -> None:
+    """Raise a `ValueError` where indices that are known are out of range."""
+    indices, (n, m) = concrete(matrix.indices), matrix.shape[-2:]
+    if indices is None:
+        return
+    if isinstance(matrix, BCOO):
+        if (indices < 0).any() or (indices > np.array([n, m])).any():
+            raise ValueError(f"Sparse: indices out of range for a matrix of {n} x {m}.")
+        return
+    pointers = concrete(matrix.indptr)
+    if pointers is None:
+        return
+    ends = pointers[..., -1:]
+    if (
+        pointers[..., 0].any()
+        or (np.diff(pointers) < 0).any()
+        or (ends > indices.shape[-1]).any()
+    ):
+        raise ValueError(
+            "Sparse: indptr must begin with 0, never fall, and end with the number of entries."
+        )
+    inside = np.arange(indices.shape[-1]) < ends
+    if (inside & ((indices < 0) | (indices >= m))).any():
+        raise ValueError(f"Sparse: indices out of range for {m} columns.")
+
+
+def _summed(matrix: BCOO | BCSR) -> BCOO | BCSR:
+    """With the entries of one place added up."""
+    n, m = matrix.shape[-2:]
+    if isinstance(matrix, BCSR):
+        return _compressed(
+            bcoo_sum_duplicates(matrix.to_bcoo(), nse=min(matrix.nse, n * m))
+        )
+    return bcoo_sum_duplicates(matrix, nse=min(matrix.nse, n * m))
+
+
+def _compressed(matrix: BCOO) -> BCSR:
+    """Row by row."""
+    rows = BCSR.from_bcoo(matrix)
+    held = (rows.data, rows.indices, rows.indptr)
+    return BCSR(held, shape=matrix.shape, unique_indices=True)
+
+
+def _flipped(matrix: BCOO) -> Sparse:
+    """The transpose, with rows and columns exchanged."""
+    *batch, n, m = matrix.shape
+    held = (matrix.data, matrix.indices[..., ::-1])
+    return Sparse(BCOO(held, shape=(*batch, m, n), unique_indices=True))
+
+
+def _of_diagonal(d: Any) -> Sparse:
+    n = d.shape[-1]
+    rows = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32)[:, None], (*d.shape, 2))
+    return Sparse(BCOO((d, rows), shape=(*d.shape, n), unique_indices=True))
+
+
+def _union(data: Any, x: BCOO, y: BCOO) -> BCOO:
+    """Entries in the places of both, those of ``x`` first, added up where they meet.
+
+    ``data`` may have one more axis, of numbers that one place has.
+    """
+    dtype = jnp.result_type(x.indices, y.indices)
+    indices = jnp.concatenate([x.indices.astype(dtype), y.indices.astype(dtype)], -2)
+    *_, n, m = x.shape
+    more = data.shape[x.n_batch + 1 :]
+    both = BCOO((data, indices), shape=(*x.shape, *more))
+    return bcoo_sum_duplicates(both, nse=min(both.nse, n * m))
+
+
+def _summable(data: Any) -> Any:
+    """Of booleans, which JAX does not add up, integers."""
+    return data.astype(jnp.int32) if data.dtype == jnp.bool_ else data
+
+
+def _picked(dense: Any, rows: Any, columns: Any) -> Any:
+    return dense[rows, columns]
+
+
+def _positions(indices: Any, asked: Any) -> Any:
+    """Which of the indices are those asked for; their number where none is."""
+    count = indices.shape[0]
+    both = jnp.concatenate([indices, asked])
+    # The sort is stable, so that an index comes before those that ask for it.
+    order = jnp.lexsort((both[:, 1], both[:, 0]))
+    place = jnp.arange(len(order), dtype=order.dtype)
+    nearest = order[lax.cummax(jnp.where(order < count, place, 0))]
+    found = (nearest < count) & (both[nearest] == both[order]).all(-1)
+    positions = jnp.zeros_like(order).at[order].set(jnp.where(found, nearest, count))
+    return positions[count:]
+
+
+# --- products and solves ------------------------------------------------------------------
+
+
+def _compressed_product(matrix: BCSR, x: Any) -> Any:
+    """``matrix @ x`` along the first axis of an array of any number of them."""
+    flat = x if x.ndim == 1 else x.reshape(x.shape[0], math.prod(x.shape[1:]))
+    y = bcsr_dot_general(matrix, flat, dimension_numbers=(((1,), (0,)), ((), ())))
+    return y.reshape(matrix.shape[0], *x.shape[1:])
+
+
+@sequential_vmap
+def _spsolve(data: Any, indices: Any, indptr: Any, b: Any) -> Any:
+    return spsolve(data, indices, indptr, b)
+
+
+def _solve(v: Sparse, b: Any) -> Any:
+    """Solve for one vector, by a sparse factorisation of each matrix that is met."""
+
+    def direct(v: Sparse, b: Any) -> Any:
+        rows = _compressed(v.bcoo())
+        return _spsolve(rows.data, rows.indices, rows.indptr, b)
+
+    return lax.custom_linear_solve(
+        lambda x: v.apply(x, 0),
+        b,
+        lambda _, b: direct(v, b),
+        lambda _, b: direct(v.transposed(), b),
+    )
+
+
+# --- rules --------------------------------------------------------------------------------
+
+
+@register("max", "min")
+def _(x: Sparse, y: Sparse, *, primitive: Any, **params: Any) -> Any:
+    p, q = x.bcoo(), y.bcoo()
+    pairs = [
+        jnp.stack([p.data, jnp.zeros_like(p.data)], -1),
+        jnp.stack([jnp.zeros_like(q.data), q.data], -1),
+    ]
+    both = _union(_summable(jnp.concatenate(pairs, -2)), p, q)
+    data = both.data.astype(x.dtype)
+    data = jaxrewrite.bind(primitive, data[..., 0], data[..., 1], **params)
+    return Sparse(BCOO((data, both.indices), shape=x.shape, unique_indices=True))
+
+
+def _unique(matrix: BCOO) -> Sparse:
+    """What came of a matrix by moving its entries, each to another place."""
+    held = (matrix.data, matrix.indices)
+    return Sparse(BCOO(held, shape=matrix.shape, unique_indices=True))
+
+
+def _acts_on_batch(v: Sparse, sizes: Sequence[int]) -> bool:
+    return tuple(sizes[len(v.batch) :]) == v.shape[-2:]
+
+
+@register("slice")
+def _(v: Sparse, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
+    if strides is None or set(strides[-2:]) == {1}:
+        cut = [b - a for a, b in zip(start_indices, limit_indices, strict=True)]
+        if _acts_on_batch(v, cut):
+            return NotImplemented
+    return _unique(
+        bcoo_slice(
+            v.bcoo(),
+            start_indices=start_indices,
+            limit_indices=limit_indices,
+            strides=strides,
+        )
+    )
+
+
+@register("dynamic_slice")
+def _(v: Sparse, *starts: Array, slice_sizes: Any) -> Any:
+    starts = tuple(jnp.maximum(start, 0) for start in starts)  # JAX's counts from the end
+    return _unique(bcoo_dynamic_slice(v.bcoo(), starts, slice_sizes))
+
+
+@register("rev")
+def _(v: Sparse, *, dimensions: Any) -> Any:
+    return _unique(bcoo_rev(v.bcoo(), dimensions))
+
+
+@register("reshape")
+def _(v: Sparse, *, new_sizes: Any, **params: Any) -> Any:
+    batch = len(v.batch)
+    if tuple(new_sizes[-2:]) == v.shape[-2:]:
+        return NotImplemented
+    if len(new_sizes) == v.ndim and tuple(new_sizes[:-2]) == v.batch:
+        return _unique(bcoo_reshape(v.bcoo(), new_sizes=new_sizes))
+    if 1 in v.shape[batch:]:
+        return v.materialise().reshape(new_sizes)  # vectors, of as many axes
+    return NotImplemented
+
+
+@register("squeeze")
+def _(v: Sparse, *, dimensions: Any) -> Any:
+    if max(dimensions, default=0) < len(v.batch):
+        return NotImplemented
+    return lax.squeeze(v.materialise(), dimensions)  # a vector has no zeros to leave out
+
+
+@register("concatenate")
+def _(*vs: Sparse, dimension: int) -> Any:
+    return _unique(bcoo_concatenate([v.bcoo() for v in vs], dimension=dimension))
+
+
+@register("reduce_sum")
+def _(v: Sparse, *, axes: Any, **params: Any) -> Any:
+    if max(axes, default=0) >= len(v.batch):
+        return NotImplemented
+    return Sparse(bcoo_reduce_sum(v.bcoo(), axes=axes))
+
+
+@register("gather")
+def _(v: Sparse, indices: Array, **params: Any) -> Any:
+    return gather_rows(v, indices, **params)

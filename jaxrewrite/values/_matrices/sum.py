@@ -1,0 +1,155 @@
+"""`Sum`: a sum of arrays and values that is not added up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal
+from jaxtyping import Array
+
+import jaxrewrite
+from jaxrewrite import ArrayValue, primitives, register, transform
+
+from .._base.linear import Linear
+from .._base.order import order
+from .._base.structured import inexact, number_of
+from .matrix import closed_sum, negated
+
+
+class Sum(Linear):
+    r"""A lazy sum of arrays of one shape, :math:`T_1 + T_2 + \cdots + T_k`.
+
+    What a sum of two values with structure is where it has no closed form: a diagonal and
+    a low-rank matrix, say. Linear maps and products go to the terms.
+
+    Attributes
+    ----------
+    terms
+        Arrays or values, of one shape and dtype, of any number of axes.
+
+    Raises
+    ------
+    ValueError
+        If there are none, or their shapes or dtypes differ.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Circulant, Diagonal
+    >>> v = Diagonal(jnp.arange(3.0)) + Circulant(jnp.arange(3.0))
+    >>> type(v).__name__, v.nbytes
+    ('Sum', 24)
+    >>> v @ jnp.ones(3)
+    Array([3., 4., 5.], dtype=float32)
+    """
+
+    terms: tuple[Any, ...]
+
+    # What a term is decides what its sum with another value is.
+    _is_whole: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not self.terms:
+            raise ValueError("Sum: terms is empty.")
+        kinds = {(jnp.shape(term), jnp.dtype(term.dtype)) for term in self.terms}
+        if len(kinds) > 1:
+            shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in kinds)
+            raise ValueError(f"Sum: terms of different shapes or dtypes: {shown}.")
+
+    def aval(self) -> Any:
+        first = self.terms[0]
+        return jax.core.ShapedArray(jnp.shape(first), first.dtype)
+
+    def materialise(self) -> Any:
+        return sum_of_arrays(jaxrewrite.materialise(self.terms))
+
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def unstacked(self) -> Any:
+        return self
+
+    def map_parts(self, fn: Callable[[Any], Any]) -> Any:
+        return sum_of([fn(term) for term in self.terms])
+
+    def shares(self, fill: Any) -> Any:
+        return [fill, *[0] * (len(self.terms) - 1)]
+
+
+def sum_of_arrays(arrays: Sequence[Any]) -> Any:
+    total, *rest = arrays
+    for array in rest:
+        total = total + array
+    return total
+
+
+def sum_of(terms: Sequence[Any]) -> Any:
+    """The sum of arrays and values, as one array if there are no values.
+
+    Arrays are added up, and so are values of which the sum has a closed form.
+    """
+    values: list[Any] = []
+    arrays: list[Any] = []
+    for term in terms:
+        if isinstance(term, Sum):
+            values += [t for t in term.terms if isinstance(t, jaxrewrite.Value)]
+            arrays += [t for t in term.terms if not isinstance(t, jaxrewrite.Value)]
+        elif isinstance(term, jaxrewrite.Value):
+            values.append(term)
+        else:
+            arrays.append(term)
+    merged: list[Any] = []
+    for value in values:
+        for i, other in enumerate(merged):
+            closed = closed_sum(other, value)
+            if closed is not NotImplemented:
+                merged[i] = closed
+                break
+        else:
+            merged.append(value)
+    if arrays:
+        merged.append(sum_of_arrays(arrays))
+    return merged[0] if len(merged) == 1 else Sum(tuple(merged))
+
+
+@register(*[name for name in primitives.LINEAR_UNARY if name != "neg"])
+def _(v: Sum, *, primitive: Any, **params: Any) -> Any:
+    return v.map_parts(lambda term: jaxrewrite.bind(primitive, term, **params))
+
+
+@register("div")
+def _(v: Sum, divisor: Literal, **params: Any) -> Any:
+    number = number_of(divisor)
+    if not inexact(v) or number == 0 or not np.isfinite(number):
+        return NotImplemented
+    return v.map_parts(transform(lambda term: term / number))
+
+
+def _added(x: Any, y: Any, primitive: Any) -> Any:
+    shape = jnp.broadcast_shapes(jnp.shape(x), jnp.shape(y))
+    if any(isinstance(z, ArrayValue) and z.shape != shape for z in (x, y)):
+        return NotImplemented
+    if primitive.name == "sub":
+        y = negated(y)
+    return sum_of(
+        [z if isinstance(z, ArrayValue) else jnp.broadcast_to(z, shape) for z in (x, y)]
+    )
+
+
+@register(*primitives.ADDITIVE, precedence=order("Sum"))
+def _(v: Sum, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    return _added(v, y, primitive)
+
+
+@register(*primitives.ADDITIVE, precedence=order("Sum"))
+def _(x: Array | ArrayValue, v: Sum, *, primitive: Any, **params: Any) -> Any:
+    return _added(x, v, primitive)
+
+
+@register(*primitives.ADDITIVE)
+def _(v: Sum, w: Sum, *, primitive: Any, **params: Any) -> Any:
+    return _added(v, w, primitive)

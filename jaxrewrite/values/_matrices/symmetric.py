@@ -1,0 +1,197 @@
+"""`Symmetric`: a dense array of which the lower triangle counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Inexact
+
+import jaxrewrite
+
+from .._base.structured import concrete
+from .determinant import Determinant
+from .matrix import Matrix, apply_dense, solve_columns
+from .monomial import Diagonal, Identity
+from .triangular import Triangular
+
+
+class Symmetric(Matrix):
+    r"""A symmetric matrix, held as a dense array of which the lower triangle counts.
+
+    :math:`A_{ij} = A_{ji} = x_{ij}` for :math:`i \ge j`; complex numbers are not conjugated.
+
+    What is gained is in linear algebra: the transpose is the matrix itself; the eigenvalues
+    of a real one come from the symmetric solver, also where `jax.numpy.linalg.eigvals` is
+    called; and one that is ``positive`` is solved by its Cholesky factor, in half of the
+    operations of LU [1]_. What acts entry by entry, inverses and sums with its own kind
+    keep it symmetric, so that a factorisation further on still knows. Neither room nor
+    products with arrays are cheaper than dense; a product even mirrors the triangle first.
+
+    Attributes
+    ----------
+    x
+        The array, of shape (\*batch, n, n). What is above its diagonal is never used.
+    positive
+        Whether it is real and known to be positive definite. Solves are NaN if it isn't.
+
+    Raises
+    ------
+    ValueError
+        If ``x`` is not square, or complex and ``positive``.
+
+    References
+    ----------
+    .. [1] G. H. Golub and C. F. Van Loan, *Matrix Computations*, 4th ed., section 4.2.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Symmetric
+    >>> v = Symmetric(jnp.array([[2.0, 9.0], [1.0, 2.0]]), positive=True)
+    >>> v @ jnp.ones(2), jnp.exp(1) * v.T
+    (Array([3., 3.], dtype=float32), Symmetric<f32[2,2], 16 B>(x=f32[2,2], positive=False))
+    >>> v.cholesky()
+    Triangular<f32[2,2], 16 B>(x=f32[2,2], lower=True)
+    """
+
+    x: Inexact[Array, "*batch n n"]
+    positive: bool = jaxrewrite.field(static=True, default=False)
+    entries = "all"
+
+    def __post_init__(self) -> None:
+        shape = jnp.shape(self.x)
+        if len(shape) < 2 or shape[-1] != shape[-2]:
+            raise ValueError(f"Symmetric: x has shape {shape}, which is not square.")
+        if self.positive and jnp.iscomplexobj(self.x):
+            raise ValueError("Symmetric: x is complex, and only a real one is positive.")
+
+    @classmethod
+    def from_dense(cls, x: Any, positive: bool = False) -> Self:
+        """The symmetric matrix that an array is, up to rounding.
+
+        Parameters
+        ----------
+        x
+            An array of shape (\\*batch, n, n).
+        positive
+            Whether it is positive definite.
+
+        Raises
+        ------
+        ValueError
+            Where the numbers are known: if they are not symmetric, or if a matrix that is
+            said to be positive definite has a number on its diagonal that isn't positive.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from jaxrewrite.values import Symmetric
+        >>> Symmetric.from_dense(jnp.eye(2), positive=True)
+        Symmetric<f32[2,2], 16 B>(x=f32[2,2], positive=True)
+        """
+        v = cls(x, positive)
+        numbers = concrete(x)
+        if numbers is None or numbers.size == 0:
+            return v
+        rounding = 100 * float(jnp.finfo(v.dtype).eps) * np.abs(numbers).max()
+        difference = numbers - np.swapaxes(numbers, -1, -2)
+        if not (np.abs(difference) <= rounding).all():
+            raise ValueError("Symmetric: x is not symmetric.")
+        if positive and not (np.diagonal(numbers, axis1=-2, axis2=-1) > 0).all():
+            raise ValueError("Symmetric: x is not positive definite.")
+        return v
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+    def materialise(self) -> Any:
+        lower = jnp.tri(self.shape[-1], dtype=bool)
+        return jnp.where(lower, self.x, jnp.swapaxes(self.x, -1, -2))
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        return apply_dense(self.materialise(), x, axis, precision)
+
+    def transposed(self) -> Any:
+        return self
+
+    def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
+        # Mirrored, so that the upper triangle, which is not used, gives no NaN of its own.
+        return Symmetric(fn(*(v.materialise() for v in (self, *others))))
+
+    def cast(self, dtype: Any) -> Any:
+        return Symmetric(self.x.astype(dtype))
+
+    def pick(self, dense: Any) -> Any:
+        return NotImplemented
+
+    def tangent(self, leaf_tangents: Any) -> Any:
+        return Symmetric(leaf_tangents.x)
+
+    def lift_tangent(self, tangent: Any) -> Any:
+        # That of an array which is symmetric whatever the leaves are is as well.
+        return Symmetric(tangent, self.positive)
+
+    def plus(self, other: Any) -> Any:
+        if isinstance(other, Symmetric):
+            return Symmetric(self.x + other.x, self.positive and other.positive)
+        if isinstance(other, Identity):
+            return Symmetric(self.x + other.materialise(), self.positive)
+        if isinstance(other, Diagonal):
+            return Symmetric(self.x + other.materialise())
+        return NotImplemented
+
+    def hadamard(self, other: Any) -> Any:
+        if not isinstance(other, Symmetric):
+            return NotImplemented
+        # The product of two positive definite matrices, entry by entry, is one (Schur).
+        return Symmetric(self.x * other.x, self.positive and other.positive)
+
+    def at(self, i: Any, j: Any) -> Any:
+        return self.x[jnp.maximum(i, j), jnp.minimum(i, j)]
+
+    def diagonal(self) -> Any:
+        return jnp.diagonal(self.x, axis1=-2, axis2=-1)
+
+    def _solve(self, b: Any) -> Any:
+        if not self.positive:
+            return jnp.linalg.solve(self.materialise(), b)
+        factor = self.cholesky()
+        return factor.transposed()._solve(factor._solve(b))
+
+    def solve(self, x: Any, axis: int) -> Any:
+        return solve_columns(self._solve, x, axis, len(self.batch))
+
+    def known_inverse(self) -> Any:
+        eye = jnp.broadcast_to(jnp.eye(self.shape[-1], dtype=self.dtype), self.shape)
+        return Symmetric(self._solve(eye), self.positive)
+
+    def known_determinant(self) -> Any:
+        if self.positive:
+            return Determinant.of(self.cholesky().diagonal()) ** 2
+        return Determinant.of_arrays(self.materialise())
+
+    def known_eigenvalues(self) -> Any:
+        found = self.known_eigh(lower=True)
+        return found if found is NotImplemented else found[0]
+
+    def known_eigh(self, lower: bool) -> Any:
+        if jnp.iscomplexobj(self.x):
+            return NotImplemented
+        return tuple(jnp.linalg.eigh(self.materialise(), symmetrize_input=False))
+
+    def known_cholesky(self) -> Any:
+        if jnp.iscomplexobj(self.x):
+            return NotImplemented
+        return Triangular(lax.linalg.cholesky(self.materialise(), symmetrize_input=False))
+
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        return Triangular(self.materialise(), lower).known_triangle(lower, unit_diagonal)
+
+    def known_lu(self) -> Any:
+        """The dense factorisation, if there is no better one."""
+        return NotImplemented if self.positive else lax.linalg.lu(self.materialise())

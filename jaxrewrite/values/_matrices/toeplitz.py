@@ -1,0 +1,340 @@
+"""`Toeplitz` and `Circulant`, multiplied through the fast Fourier transform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Shaped
+
+from jaxrewrite import register
+
+from .._base.structured import concrete, differs, inexact
+from .determinant import Determinant
+from .matrix import Matrix, along, apply_dense
+
+
+class Toeplitz(Matrix):
+    r"""A matrix that is constant along diagonals, or a stack of them.
+
+    .. math:: T_{ij} = c_{i - j} \text{ for } i \ge j, \quad r_{j - i} \text{ for } i < j
+
+    A product is a part of a circular convolution of length n + m - 1 or more, which takes
+    O((n + m) log (n + m)) by the Fourier transform [1]_. Any function that acts entry by
+    entry keeps it. Of 16-bit floating numbers the transform is taken in 32 bits. Its error
+    is relative to the largest entries, and what is not finite is so everywhere; products
+    of integers are those of the dense array.
+
+    Attributes
+    ----------
+    column
+        The first column, of shape (\*batch, n).
+    row
+        The first row, of shape (\*batch, m), of which the first entry is not looked at.
+        The array has shape (\*batch, n, m).
+
+    Raises
+    ------
+    ValueError
+        If ``column`` or ``row`` is empty, or their batch axes or dtypes differ.
+
+    References
+    ----------
+    .. [1] G. H. Golub and C. F. Van Loan, Matrix Computations, 4th edition, 2013, 4.7.7.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Toeplitz
+    >>> v = Toeplitz(jnp.array([1.0, 2.0, 3.0]), jnp.array([1.0, 0.0, 0.0]))
+    >>> jaxrewrite.materialise(v)
+    Array([[1., 0., 0.],
+           [2., 1., 0.],
+           [3., 2., 1.]], dtype=float32)
+    >>> v @ jnp.ones(3)
+    Array([1., 3., 6.], dtype=float32)
+    >>> jaxrewrite.transform(jnp.exp)(v)[1:]
+    Toeplitz<f32[2,3], 20 B>(column=f32[2], row=f32[3])
+    """
+
+    column: Shaped[Array, "*batch n"]
+    row: Shaped[Array, "*batch m"]
+    entries = "all"
+
+    def __post_init__(self) -> None:
+        for name in ("column", "row"):
+            if jnp.ndim(getattr(self, name)) == 0 or getattr(self, name).shape[-1] == 0:
+                raise ValueError(f"Toeplitz: {name} has no entries.")
+        if self.column.shape[:-1] != self.row.shape[:-1]:
+            raise ValueError(
+                f"Toeplitz: column of shape {self.column.shape}, row {self.row.shape}."
+            )
+        if self.column.dtype != self.row.dtype:
+            raise ValueError(
+                f"Toeplitz: column of dtype {self.column.dtype}, row {self.row.dtype}."
+            )
+
+    @classmethod
+    def from_dense(cls, matrix: Any) -> Toeplitz:
+        r"""The Toeplitz matrix that an array of shape (\*batch, n, m) is.
+
+        Raises
+        ------
+        ValueError
+            If it is none, where its numbers are known.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from jaxrewrite.values import Toeplitz
+        >>> Toeplitz.from_dense(jnp.eye(3, 5))
+        Toeplitz<f32[3,5], 32 B>(column=f32[3], row=f32[5])
+        """
+        if jnp.ndim(matrix) < 2:
+            raise ValueError(f"Toeplitz: matrix has shape {jnp.shape(matrix)}.")
+        dense = concrete(matrix)
+        if dense is not None and (dense[..., 1:, 1:] != dense[..., :-1, :-1]).any():
+            raise ValueError("Toeplitz: matrix is not constant along its diagonals.")
+        return cls(matrix[..., 0], matrix[..., 0, :])
+
+    @classmethod
+    def of_diagonals(cls, diagonals: Any, rows: int) -> Toeplitz:
+        """The matrix of so many rows that has these entries, those at the top right first."""
+        columns = diagonals.shape[-1] - rows + 1
+        return cls(diagonals[..., columns - 1 :], diagonals[..., :columns][..., ::-1])
+
+    def diagonals(self) -> Any:
+        """The entry of each diagonal, from the one at the top right to the bottom left."""
+        return jnp.concatenate([self.row[..., :0:-1], self.column], -1)
+
+    def first_row(self) -> Any:
+        """``row`` with the first entry that the array has."""
+        return jnp.concatenate([self.column[..., :1], self.row[..., 1:]], -1)
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray(
+            (*self.column.shape, self.row.shape[-1]), self.column.dtype
+        )
+
+    def materialise(self) -> Any:
+        i, j = (jnp.arange(n) for n in self.shape[-2:])
+        return self.diagonals()[..., i[:, None] - j + len(j) - 1]
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        if not inexact(self.column):
+            return apply_dense(self.materialise(), x, axis, precision)
+        n, m = self.shape[-2:]
+        size = _fast_size(n + m - 1)
+        y = _circular(jnp.multiply, self.diagonals(), x, axis, size)
+        return lax.slice_in_dim(y, m - 1, m - 1 + n, axis=axis)
+
+    def transposed(self) -> Any:
+        return Toeplitz(self.first_row(), self.column)
+
+    def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
+        # Not the entry of the row that the array has not: what its function, and the
+        # derivative of that, might be.
+        columns = [v.column for v in (self, *others)]
+        return Toeplitz(fn(*columns), fn(*(v.first_row() for v in (self, *others))))
+
+    def pick(self, dense: Any) -> Any:
+        return Toeplitz(dense[..., 0], dense[..., 0, :])
+
+    def plus(self, other: Any) -> Any:
+        if not isinstance(other, (Toeplitz, Circulant)):
+            return NotImplemented
+        return self.map_entries(jnp.add, other.as_toeplitz())
+
+    def hadamard(self, other: Any) -> Any:
+        if not isinstance(other, Circulant):
+            return NotImplemented
+        return self.map_entries(jnp.multiply, other.as_toeplitz())
+
+    def as_toeplitz(self) -> Toeplitz:
+        return self
+
+    def at(self, i: Any, j: Any) -> Any:
+        return self.diagonals()[..., i - j + self.row.shape[-1] - 1]
+
+    def diagonal(self) -> Any:
+        return _repeated(self.column[..., :1], min(self.shape[-2:]))
+
+
+class Circulant(Matrix):
+    r"""A square matrix whose columns are shifts of the first, or a stack of them.
+
+    .. math:: C_{ij} = c_{(i - j) \bmod n} \quad C = F^{-1} \operatorname{diag}(F c) F
+
+    The Fourier transform :math:`F` diagonalises it, so that products, solves, inverses,
+    determinants and eigenvalues, which are :math:`F c` [1]_, take O(n log n). Sums and
+    products of two are circulant, and any function that acts entry by entry keeps it. For
+    dtypes and errors see `Toeplitz`.
+
+    Attributes
+    ----------
+    column
+        The first column, of shape (\*batch, n). The array has shape (\*batch, n, n).
+
+    Raises
+    ------
+    ValueError
+        If ``column`` is empty.
+
+    References
+    ----------
+    .. [1] G. H. Golub and C. F. Van Loan, Matrix Computations, 4th edition, 2013, 4.8.2.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Circulant
+    >>> v = Circulant(jnp.array([0.0, 1.0, 0.0, 0.0]))
+    >>> v @ jnp.arange(4.0)
+    Array([3., 0., 1., 2.], dtype=float32)
+    >>> jaxrewrite.transform(jnp.linalg.solve)(v, jnp.arange(4.0))
+    Array([1., 2., 3., 0.], dtype=float32)
+    >>> (v @ v + 2 * v.T).column
+    Array([0., 0., 1., 2.], dtype=float32)
+    """
+
+    column: Shaped[Array, "*batch n"]
+    entries = "all"
+
+    def __post_init__(self) -> None:
+        if jnp.ndim(self.column) == 0 or self.column.shape[-1] == 0:
+            raise ValueError("Circulant: column has no entries.")
+
+    @classmethod
+    def from_dense(cls, matrix: Any) -> Circulant:
+        r"""The circulant matrix that an array of shape (\*batch, n, n) is.
+
+        Raises
+        ------
+        ValueError
+            If it is none, where its numbers are known.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from jaxrewrite.values import Circulant
+        >>> Circulant.from_dense(jnp.eye(3))
+        Circulant<f32[3,3], 12 B>(column=f32[3])
+        """
+        if jnp.ndim(matrix) < 2 or matrix.shape[-2] != matrix.shape[-1]:
+            raise ValueError(f"Circulant: matrix has shape {jnp.shape(matrix)}.")
+        value = cls(matrix[..., 0])
+        if differs(matrix, value):
+            raise ValueError(
+                "Circulant: matrix has columns that are no shifts of the first."
+            )
+        return value
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray(
+            (*self.column.shape, self.column.shape[-1]), self.column.dtype
+        )
+
+    def materialise(self) -> Any:
+        n = self.column.shape[-1]
+        i = jnp.arange(n)
+        return self.column[..., (i[:, None] - i) % n]
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        if not inexact(self.column):
+            return apply_dense(self.materialise(), x, axis, precision)
+        return _circular(jnp.multiply, self.column, x, axis, self.column.shape[-1])
+
+    def first_row(self) -> Any:
+        return jnp.roll(self.column[..., ::-1], 1, -1)
+
+    def transposed(self) -> Any:
+        return Circulant(self.first_row())
+
+    def as_toeplitz(self) -> Toeplitz:
+        return Toeplitz(self.column, self.first_row())
+
+    def pick(self, dense: Any) -> Any:
+        return Circulant(dense[..., 0])
+
+    def times(self, other: Any) -> Any:
+        if not isinstance(other, Circulant):
+            return NotImplemented
+        return Circulant(self.apply(other.column, other.column.ndim - 1))
+
+    def plus(self, other: Any) -> Any:
+        if not isinstance(other, Circulant):
+            return NotImplemented
+        return Circulant(self.column + other.column)
+
+    def at(self, i: Any, j: Any) -> Any:
+        return self.column[..., (i - j) % self.column.shape[-1]]
+
+    def diagonal(self) -> Any:
+        return _repeated(self.column[..., :1], self.column.shape[-1])
+
+    def solve(self, x: Any, axis: int) -> Any:
+        return _circular(jnp.divide, self.column, x, axis, self.column.shape[-1])
+
+    def known_inverse(self) -> Any:
+        first = jnp.zeros_like(self.column).at[..., 0].set(1)
+        return Circulant(self.solve(first, self.column.ndim - 1))
+
+    def known_determinant(self) -> Any:
+        found = Determinant.of(self.eigenvalues())
+        return found if jnp.iscomplexobj(self.column) else found.real()
+
+    def known_eigenvalues(self) -> Any:
+        # Integers become what JAX's own functions make of them.
+        column = self.column if inexact(self.column) else self.column.astype(float)
+        return jnp.fft.fft(column.astype(_wide(column.dtype)))
+
+
+def _repeated(x: Any, n: int) -> Any:
+    return jnp.broadcast_to(x, (*x.shape[:-1], n))
+
+
+def _wide(dtype: Any) -> Any:
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def _fast_size(n: int) -> int:
+    """The next size at or above n that has no prime factor but 2, 3 and 5."""
+    while True:
+        rest = n
+        for prime in (2, 3, 5):
+            while rest % prime == 0:
+                rest //= prime
+        if rest == 1:
+            return n
+        n += 1
+
+
+def _circular(combine: Any, kernel: Any, x: Any, axis: int, size: int) -> Any:
+    """Multiply, or divide, the spectra of a kernel and of an array along an axis."""
+    dtype = jnp.result_type(kernel, x)
+    forward, back = jnp.fft.rfft, jnp.fft.irfft
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        forward, back = jnp.fft.fft, jnp.fft.ifft
+    kernel, x = (a.astype(_wide(dtype)) for a in (kernel, x))
+    spectrum = along(forward(kernel, size), kernel.ndim - 1, x.ndim, axis)
+    return back(combine(forward(x, size, axis), spectrum), size, axis).astype(dtype)
+
+
+@register("slice")
+def _(
+    v: Toeplitz | Circulant, *, start_indices: Any, limit_indices: Any, strides: Any
+) -> Any:
+    """Rows and columns next to each other are a Toeplitz matrix again."""
+    whole = all(start == 0 for start in start_indices[:-2])
+    whole = whole and tuple(limit_indices[:-2]) == v.batch
+    n, m = (limit_indices[i] - start_indices[i] for i in (-2, -1))
+    if not whole or set(strides or ()) - {1} or min(n, m) < 2:
+        return NotImplemented
+    if (n, m) == v.shape[-2:]:
+        return v
+    first = start_indices[-2] - start_indices[-1] + v.shape[-1] - m
+    diagonals = v.as_toeplitz().diagonals()[..., first : first + n + m - 1]
+    return Toeplitz.of_diagonals(diagonals, n)

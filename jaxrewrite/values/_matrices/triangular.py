@@ -1,0 +1,180 @@
+"""`Triangular`: a dense array of which one triangle counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Inexact
+
+import jaxrewrite
+
+from .._base.structured import concrete, zero_unless
+from .determinant import Determinant
+from .matrix import Matrix, apply_dense, solve_columns, unpivoted
+from .monomial import Diagonal, Identity
+
+
+class Triangular(Matrix):
+    r"""A triangular matrix, held as a dense array of which one triangle counts.
+
+    With ``lower``, :math:`L_{ij} = x_{ij}` for :math:`i \ge j` and zero elsewhere. It is
+    solved by substitution, in :math:`n^2` operations a column where a dense matrix takes
+    :math:`\tfrac23 n^3` first, and its determinant and eigenvalues are on the diagonal [1]_.
+    Sums and products of two of one kind, and inverses, are triangular. A product with an
+    array is a dense one: that is no faster than without the structure, and neither does it
+    take less room.
+
+    Products take what its zeros are multiplied by to be finite, unless they are
+    `strict_zeros`.
+
+    Attributes
+    ----------
+    x
+        The array, of shape (\*batch, n, n). What is in its other triangle is never used.
+    lower
+        Which triangle counts.
+
+    Raises
+    ------
+    ValueError
+        If ``x`` is not square.
+
+    References
+    ----------
+    .. [1] G. H. Golub and C. F. Van Loan, *Matrix Computations*, 4th ed., section 3.1.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Triangular
+    >>> v = Triangular(jnp.array([[2.0, 9.0], [1.0, 4.0]]))
+    >>> v @ v
+    Triangular<f32[2,2], 16 B>(x=f32[2,2], lower=True)
+    >>> jaxrewrite.transform(jnp.linalg.solve)(v, jnp.array([2.0, 5.0]))
+    Array([1., 1.], dtype=float32)
+    """
+
+    x: Inexact[Array, "*batch n n"]
+    lower: bool = jaxrewrite.field(static=True, default=True)
+    entries = "pattern"
+
+    def __post_init__(self) -> None:
+        shape = jnp.shape(self.x)
+        if len(shape) < 2 or shape[-1] != shape[-2]:
+            raise ValueError(f"Triangular: x has shape {shape}, which is not square.")
+
+    @classmethod
+    def from_dense(cls, x: Any, lower: bool = True) -> Self:
+        """The triangular matrix that an array is.
+
+        Parameters
+        ----------
+        x
+            An array of shape (\\*batch, n, n).
+        lower
+            Which triangle it has.
+
+        Raises
+        ------
+        ValueError
+            If the other triangle is not zero, where the numbers are known.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from jaxrewrite.values import Triangular
+        >>> Triangular.from_dense(jnp.eye(2), lower=False)
+        Triangular<f32[2,2], 16 B>(x=f32[2,2], lower=False)
+        """
+        v = cls(x, lower)
+        numbers = concrete(x)
+        if numbers is not None and (numbers != concrete(v._kept())).any():
+            other = "upper" if lower else "lower"
+            raise ValueError(f"Triangular: the {other} triangle of x is not zero.")
+        return v
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+    def materialise(self) -> Any:
+        return self._kept()
+
+    def _kept(self) -> Any:
+        return jnp.tril(self.x) if self.lower else jnp.triu(self.x)
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        return apply_dense(self._kept(), x, axis, precision)
+
+    def transposed(self) -> Any:
+        return Triangular(jnp.swapaxes(self.x, -1, -2), not self.lower)
+
+    def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
+        return Triangular(fn(self._kept(), *(v._kept() for v in others)), self.lower)
+
+    def pick(self, dense: Any) -> Any:
+        return Triangular(dense, self.lower)
+
+    def scaled_rows(self, factors: Any) -> Any:
+        return Triangular(self.x * factors[..., None], self.lower)
+
+    def _is_like(self, other: Any) -> bool:
+        return isinstance(other, Triangular) and other.lower == self.lower
+
+    def times(self, other: Any) -> Any:
+        if not self._is_like(other):
+            return NotImplemented
+        return Triangular(self._kept() @ other._kept(), self.lower)
+
+    def plus(self, other: Any) -> Any:
+        if self._is_like(other):
+            return Triangular(self.x + other.x, self.lower)
+        if isinstance(other, (Diagonal, Identity)):
+            return Triangular(self.x + other.materialise(), self.lower)
+        return NotImplemented
+
+    def hadamard(self, other: Any) -> Any:
+        if not isinstance(other, Triangular):
+            return NotImplemented
+        if not self._is_like(other):
+            return Diagonal(self.diagonal() * other.diagonal())
+        return Triangular(self.x * other.x, self.lower)
+
+    def at(self, i: Any, j: Any) -> Any:
+        inside = i >= j if self.lower else i <= j
+        return zero_unless(inside, self.x[i, j])
+
+    def diagonal(self) -> Any:
+        return jnp.diagonal(self.x, axis1=-2, axis2=-1)
+
+    def _solve(self, b: Any) -> Any:
+        return lax.linalg.triangular_solve(self.x, b, left_side=True, lower=self.lower)
+
+    def solve(self, x: Any, axis: int) -> Any:
+        return solve_columns(self._solve, x, axis, len(self.batch))
+
+    def known_inverse(self) -> Any:
+        eye = jnp.broadcast_to(jnp.eye(self.shape[-1], dtype=self.dtype), self.shape)
+        return Triangular(self._solve(eye), self.lower)
+
+    def known_determinant(self) -> Any:
+        return Determinant.of(self.diagonal())
+
+    def known_eigenvalues(self) -> Any:
+        return self.diagonal()
+
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        if lower != self.lower:
+            d = Diagonal(self.diagonal())
+            return d.known_triangle(lower, unit_diagonal)
+        if not unit_diagonal:
+            return self
+        eye = jnp.eye(self.shape[-1], dtype=bool)
+        return Triangular(jnp.where(eye, 1, self.x), lower)
+
+    def known_lu(self) -> Any:
+        """An upper one is its own factor: no number below the diagonal is ever larger."""
+        return NotImplemented if self.lower else (self, *unpivoted(self))

@@ -1,0 +1,1 @@
+"""Weights of models: adapted ones, and small integers with scales."""

@@ -1,0 +1,625 @@
+"""Arrays held as small integers, with multipliers that neighbouring entries share.
+
+What all such types have in common: every leaf has as many axes as the array. The first
+leaf, the codes, has the array's shape. Each axis of the others, the multipliers, is the
+array's in length or divides it: there are ``k`` blocks of ``n // k`` consecutive entries
+along an axis of length ``n``, and all entries of a block share the multiplier. So where
+entries go is a matter of each leaf by itself.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import ArrayLike
+
+import jaxrewrite
+from jaxrewrite import primitives
+
+from .._base.contract import Labels, contract, intermediate, labels, transpose
+from .._base.structured import Structured, concrete
+
+
+class Coded(Structured):
+    """Base class: ``levels() * scale()``, of codes and the multipliers of blocks."""
+
+    _is_base: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def levels(self) -> jax.Array:
+        """The numbers that the codes stand for, before they are multiplied."""
+
+    @abc.abstractmethod
+    def scale_of_blocks(self) -> jax.Array:
+        """What they are multiplied by, of this array's dtype."""
+
+    @abc.abstractmethod
+    def scaled(self, change: Callable[[Any], Any]) -> Self:
+        """This array with its multipliers changed by a linear function."""
+
+    @abc.abstractmethod
+    def of_dtype(self, dtype: Any) -> Self:
+        """This array in another floating dtype."""
+
+    def materialise(self) -> jax.Array:
+        return blockwise(jnp.multiply, self.levels(), self.scale_of_blocks())
+
+    def join(self, other: Any) -> Any:
+        met = aligned([self, other]) if isinstance(other, Coded) else None
+        return NotImplemented if met is None else tuple(met)
+
+    def stacked(self, size: int) -> Self:
+        return self
+
+    def sliceable(self) -> Any:
+        """With multipliers for each element of the first axis."""
+        if not self.shape:
+            return self
+        length = self.shape[0]
+        return jax.tree.map(lambda leaf: spread_axis(leaf, 0, length), self)
+
+    def unstacked(self) -> Self:
+        return self
+
+    def leaf_specs(self, spec: Any) -> Any:
+        """Codes are split as the array is, and what is shared along an axis not at all."""
+
+        def split(leaf: Any) -> Any:
+            names = zip(leaf.shape, spec, strict=False)
+            return type(spec)(*(None if k == 1 else name for k, name in names))
+
+        return jax.tree.map(split, self)
+
+
+def check_blocks(cls: str, **leaves: Any) -> None:
+    """Raise `ValueError` unless the first leaf's axes are whole blocks of the others."""
+    (first, codes), *others = leaves.items()
+    shape = jnp.shape(codes)
+    for name, leaf in others:
+        blocks = jnp.shape(leaf)
+        fits = len(blocks) == len(shape) and all(
+            n == k or (k > 0 and n % k == 0) for k, n in zip(blocks, shape, strict=True)
+        )
+        if not fits:
+            raise ValueError(
+                f"{cls}: `{name}` must have as many axes as `{first}`, each of which "
+                f"divides that of `{first}`; got shapes {blocks} and {shape}."
+            )
+
+
+def checked_weight(cls: str, w: Any) -> Any:
+    """What is to be quantised, as a floating array without infinities and NaNs."""
+    if not jnp.issubdtype(jnp.result_type(w), jnp.floating):
+        raise ValueError(f"{cls}: `w` must be real floating; got {jnp.result_type(w)}.")
+    numbers = concrete(w)
+    if numbers is not None and not jnp.isfinite(numbers).all():
+        raise ValueError(f"{cls}: `w` has entries that are infinite or not a number.")
+    return jnp.asarray(w)
+
+
+def block_sizes(cls: str, shape: Sequence[int], block: Any) -> tuple[int, ...]:
+    """One size per axis, of an integer (along the first axis), or of a tuple of sizes."""
+    if isinstance(block, int):
+        block = (block, *(1 for _ in shape[1:]))
+    if len(block) != len(shape):
+        raise ValueError(f"{cls}: `block` is {block} for an array of shape {tuple(shape)}.")
+    sizes = tuple(n if b is None else b for b, n in zip(block, shape, strict=True))
+    if any(b != n and (b < 1 or n % b) for b, n in zip(sizes, shape, strict=True)):
+        raise ValueError(
+            f"{cls}: `block` {sizes} does not divide the shape {tuple(shape)} into "
+            "whole blocks."
+        )
+    return sizes
+
+
+def of_blocks(reduce: Callable[..., Any], x: Any, sizes: Sequence[int]) -> Any:
+    """Reduce each block of these sizes to a number."""
+    pairs = list(zip(x.shape, sizes, strict=True))
+    split = x.reshape([size for n, b in pairs for size in (n // max(b, 1), b)])
+    return reduce(split, axis=tuple(range(1, 2 * x.ndim, 2)), initial=0)
+
+
+# --- what is shared by blocks ---------------------------------------------------------
+
+
+def blockwise(op: Callable[..., Any], x: Any, shared: Any) -> Any:
+    """``op(x, shared)``, each entry of ``shared`` being that of a block of ``x``.
+
+    Splits axes of ``x``, which is free, rather than repeating entries of ``shared``.
+    """
+    pairs = list(zip(x.shape, shared.shape, strict=True))
+    whole = [[(n, k)] if k in (1, n) else [(k, k), (n // k, 1)] for n, k in pairs]
+    split = [axis for axes in whole for axis in axes]
+    x_split = x.reshape([n for n, _ in split])
+    return op(x_split, shared.reshape([k for _, k in split])).reshape(x.shape)
+
+
+def spread(shared: Any, grid: Sequence[int]) -> Any:
+    """Repeat entries until there are as many as in a finer grid of blocks."""
+    if shared.shape == tuple(grid):
+        return shared
+    pairs = list(zip(shared.shape, grid, strict=True))
+    apart = shared.reshape([size for k, _ in pairs for size in (k, 1)])
+    repeated = [size for k, n in pairs for size in (k, n // max(k, 1))]
+    return jnp.broadcast_to(apart, repeated).reshape(tuple(grid))
+
+
+def finest(*grids: Sequence[int]) -> tuple[int, ...]:
+    """The coarsest grid of which each block is within one of each given grid."""
+    return tuple(math.lcm(*sizes) for sizes in zip(*grids, strict=True))
+
+
+def aligned(values: Sequence[Coded], along: int | None = None) -> list[Any] | None:
+    """The values with multipliers of one grid; ``None`` if they are not of one kind.
+
+    ``along`` is an axis that may differ in length: there, blocks come to be of one size.
+    """
+    flat: list[tuple[list[Any], Any]] = [jax.tree.flatten(v) for v in values]
+    if len({(treedef, *(x.dtype for x in leaves)) for leaves, treedef in flat}) > 1:
+        return None
+
+    def spread_alike(*column: Any) -> list[Any]:
+        grid = finest(*(x.shape for x in column))
+        if along is None:
+            return [spread(x, grid) for x in column]
+        lengths = [v.shape[along] for v in values]
+        size = math.gcd(
+            *(n // x.shape[along] for n, x in zip(lengths, column, strict=True))
+        )
+        return [
+            spread(x, (*grid[:along], n // size, *grid[along + 1 :]))
+            for n, x in zip(lengths, column, strict=True)
+        ]
+
+    columns = zip(*(leaves for leaves, _ in flat), strict=True)
+    rows = zip(*(spread_alike(*column) for column in columns), strict=True)
+    return [treedef.unflatten(row) for row, (_, treedef) in zip(rows, flat, strict=True)]
+
+
+def each_leaf(
+    v: Coded, of_codes: Callable[..., Any], of_shared: Callable[..., Any]
+) -> Coded:
+    """Change the codes, and each other leaf, which is given the array's shape as well."""
+    (codes, *shared), treedef = jax.tree.flatten(v)
+    new = [of_codes(codes), *(of_shared(x, codes.shape) for x in shared)]
+    return jax.tree.unflatten(treedef, new)
+
+
+def unless_grown(old: Coded, new: Coded) -> Any:
+    """Decline what has come apart until each entry has a multiplier of its own.
+
+    It would be no smaller than the dense array.
+    """
+    codes, *shared = jax.tree.leaves(new)
+    before = jax.tree.leaves(old)[1:]
+    if any(
+        y.size > x.size and y.size >= codes.size
+        for x, y in zip(before, shared, strict=True)
+    ):
+        return NotImplemented
+    return new
+
+
+def leafwise(v: Coded, of_codes: Callable[..., Any], of_shared: Callable[..., Any]) -> Any:
+    return unless_grown(v, each_leaf(v, of_codes, of_shared))
+
+
+# --- where entries go -----------------------------------------------------------------
+
+
+@jaxrewrite.register("transpose")
+def _(v: Coded, *, permutation, **params):
+    move = lambda x, *_: lax.transpose(x, permutation)
+    return leafwise(v, move, move)
+
+
+@jaxrewrite.register("rev")
+def _(v: Coded, *, dimensions, **params):
+    turn = lambda x, *_: lax.rev(x, dimensions)
+    return leafwise(v, turn, turn)
+
+
+@jaxrewrite.register("squeeze")
+def _(v: Coded, *, dimensions, **params):
+    drop = lambda x, *_: lax.squeeze(x, dimensions)
+    return leafwise(v, drop, drop)
+
+
+@jaxrewrite.register("broadcast_in_dim")
+def _(v: Coded, *, shape, broadcast_dimensions, **params):
+    def once(shared: Any, _: Any) -> Any:
+        kept = dict(zip(broadcast_dimensions, shared.shape, strict=True))
+        return shared.reshape([kept.get(axis, 1) for axis in range(len(shape))])
+
+    repeat = lambda x: lax.broadcast_in_dim(x, shape, broadcast_dimensions)
+    return leafwise(v, repeat, once)
+
+
+@jaxrewrite.register("reshape")
+def _(v: Coded, *, new_sizes, dimensions, **params):
+    if dimensions is not None or v.size == 0:
+        return NotImplemented
+    return leafwise(
+        v,
+        lambda codes: codes.reshape(new_sizes),
+        lambda shared, shape: reshape_blocks(shared, shape, new_sizes),
+    )
+
+
+def reshape_blocks(shared: Any, old: Sequence[int], new: Sequence[int]) -> Any:
+    """The multipliers of an array of shape ``old`` that is reshaped to ``new``.
+
+    Neighbouring axes are taken in groups of one size before and after. A group is made one
+    axis, along which a block is a run of entries, and that axis is split.
+    """
+    merged: list[int] = []
+    runs: list[int] = []
+    shorter: list[int] = []
+    grid: list[int] = []
+    for before, after in groups(old, new):
+        known = shared.shape[len(merged) : len(merged) + len(before)]
+        merged += merge(before, known)
+        runs.append(math.prod(merged[len(merged) - len(before) :]))
+        parts = split(math.prod(before) // runs[-1], after)
+        shorter.append(math.prod(parts))
+        grid += parts
+    return spread(spread(shared, merged).reshape(runs), shorter).reshape(grid)
+
+
+def groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Neighbouring axes before and after a reshape that are of one size together."""
+    olds, news = list(old), list(new)
+    while olds or news:
+        before, after = olds[:1], news[:1]
+        del olds[:1], news[:1]
+        while math.prod(before) != math.prod(after):
+            if math.prod(before) < math.prod(after):
+                before.append(olds.pop(0))
+            else:
+                after.append(news.pop(0))
+        yield before, after
+
+
+def merge(shape: Sequence[int], grid: Sequence[int]) -> list[int]:
+    """The coarsest finer grid whose blocks are runs when the axes are made one."""
+    merged = list(grid)
+    for axis in reversed(range(len(shape))):
+        if grid[axis] > 1:
+            merged[:axis] = shape[:axis]
+            break
+    return merged
+
+
+def split(run: int, shape: Sequence[int]) -> list[int]:
+    """The blocks along each axis if entries share a multiplier in runs of that length."""
+    grid = []
+    for n in reversed(shape):
+        common = math.gcd(run, n)
+        grid.append(n // common)
+        run = run // common if common == n else 1
+    return grid[::-1]
+
+
+@jaxrewrite.register("slice")
+def _(v: Coded, *, start_indices, limit_indices, strides, **params):
+    return sliced(v, start_indices, limit_indices, strides or (1,) * v.ndim)
+
+
+@jaxrewrite.register("split")
+def _(v: Coded, *, sizes, axis, **params):
+    starts, limits = [0] * v.ndim, list(v.shape)
+    parts = []
+    for size in sizes:
+        limits[axis] = starts[axis] + size
+        parts.append(sliced(v, tuple(starts), tuple(limits), (1,) * v.ndim))
+        starts[axis] += size
+    return NotImplemented if any(part is NotImplemented for part in parts) else parts
+
+
+def sliced(v: Coded, starts: Any, limits: Any, steps: Any) -> Any:
+    def cut(shared: Any, shape: Sequence[int]) -> Any:
+        windows = zip(shape, starts, limits, steps, strict=True)
+        for axis, (n, *window) in enumerate(windows):
+            shared = slice_blocks(shared, axis, n, *window)
+        return shared
+
+    return leafwise(v, lambda codes: lax.slice(codes, starts, limits, steps), cut)
+
+
+def slice_blocks(shared: Any, axis: int, n: int, start: int, limit: int, step: int) -> Any:
+    """The multipliers of ``start:limit:step`` along an axis of length ``n``."""
+    if shared.shape[axis] <= 1 or (start, limit, step) == (0, n, 1):
+        return shared
+    size = n // shared.shape[axis]
+    if start // size == (limit - 1) // size:
+        return lax.slice_in_dim(shared, start // size, start // size + 1, axis=axis)
+    if step > 1:
+        size = 1
+    # Blocks that begin or end inside of one of the old ones are parts of them.
+    size = math.gcd(size, start, limit)
+    shared = spread_axis(shared, axis, n // size)
+    return lax.slice_in_dim(shared, start // size, limit // size, step, axis)
+
+
+def spread_axis(shared: Any, axis: int, blocks: int) -> Any:
+    return spread(shared, (*shared.shape[:axis], blocks, *shared.shape[axis + 1 :]))
+
+
+def window_of_blocks(
+    shared: Any, axis: int, n: int, size: int
+) -> tuple[Any, int, Callable[[Any], Any]]:
+    """How to take ``size`` of ``n`` entries along an axis from an index known later.
+
+    The multipliers to take from, how many, and their index, given that of the entries.
+    """
+    blocks = shared.shape[axis]
+    if blocks <= 1:
+        return shared, 1, jnp.zeros_like
+    if size == n or blocks == n:
+        return shared, min(size, blocks), lambda index: index
+    if size == 1:
+        return shared, 1, lambda index: index // jnp.asarray(n // blocks, index.dtype)
+    return spread_axis(shared, axis, n), size, lambda index: index
+
+
+@jaxrewrite.register("dynamic_slice")
+def _(v: Coded, *starts: ArrayLike, slice_sizes, **params):
+    if not all(slice_sizes):
+        return NotImplemented
+    starts = tuple(
+        jnp.clip(start, 0, n - size)
+        for start, n, size in zip(starts, v.shape, slice_sizes, strict=True)
+    )
+
+    def cut(shared: Any, shape: Sequence[int]) -> Any:
+        indices, sizes = [], []
+        for axis, (n, size) in enumerate(zip(shape, slice_sizes, strict=True)):
+            shared, taken, index = window_of_blocks(shared, axis, n, size)
+            sizes.append(taken)
+            indices.append(index(starts[axis]))
+        return lax.dynamic_slice(shared, indices, sizes)
+
+    return leafwise(v, lambda codes: lax.dynamic_slice(codes, starts, slice_sizes), cut)
+
+
+@jaxrewrite.register("gather")
+def _(
+    v: Coded,
+    indices: jax.Array,
+    *,
+    dimension_numbers,
+    slice_sizes,
+    mode,
+    fill_value,
+    **params,
+):
+    """Gather codes and multipliers, whatever becomes of them then.
+
+    Rows of a table are what a program computes with: they become dense. Matrices out of a
+    stack of them, and more, are weights still.
+    """
+    filled = mode == lax.GatherScatterMode.FILL_OR_DROP
+    if mode == lax.GatherScatterMode.ONE_HOT or 0 in slice_sizes:
+        return NotImplemented
+    numbers, within = dimension_numbers, lax.GatherScatterMode.CLIP if filled else mode
+    gathered = each_leaf(
+        v,
+        lambda codes: lax.gather(codes, indices, numbers, slice_sizes, mode=within),
+        lambda shared, shape: gather_blocks(
+            shared, shape, indices, numbers, slice_sizes, within
+        ),
+    )
+    is_weight = len(numbers.offset_dims) > 1 and not filled
+    if is_weight and unless_grown(v, gathered) is not NotImplemented:
+        return gathered
+    dense = gathered.materialise()
+    if not filled:
+        return dense
+    last = jnp.asarray([v.shape[a] - slice_sizes[a] for a in numbers.start_index_map])
+    inside = jnp.all((indices >= 0) & (indices <= last), axis=-1)
+    inside = lax.expand_dims(inside, numbers.offset_dims)
+    fill = jnp.asarray(jnp.nan if fill_value is None else fill_value, dense.dtype)
+    return jnp.where(inside, dense, fill)
+
+
+# So is a row, or an entry, that was sliced out of a table, once something is added to it.
+
+
+@jaxrewrite.register(*primitives.ADDITIVE)
+def _(v: Coded, y: ArrayLike, *, primitive, **params):
+    return NotImplemented if v.ndim > 1 else primitive.bind(v.materialise(), y, **params)
+
+
+@jaxrewrite.register(*primitives.ADDITIVE)
+def _(x: ArrayLike, v: Coded, *, primitive, **params):
+    return NotImplemented if v.ndim > 1 else primitive.bind(x, v.materialise(), **params)
+
+
+def gather_blocks(
+    shared: Any,
+    shape: Sequence[int],
+    indices: Any,
+    numbers: lax.GatherDimensionNumbers,
+    slice_sizes: Sequence[int],
+    mode: Any,
+) -> Any:
+    """The multipliers of what is gathered from an array of that shape."""
+    columns = {axis: indices[..., i] for i, axis in enumerate(numbers.start_index_map)}
+    same_for_all = all(shared.shape[axis] == 1 for axis in columns)
+    sizes = []
+    for axis, n in enumerate(shape):
+        if axis in numbers.operand_batching_dims:
+            shared = spread_axis(shared, axis, n)
+            sizes.append(1)
+            continue
+        shared, taken, index = window_of_blocks(shared, axis, n, slice_sizes[axis])
+        sizes.append(taken)
+        if axis in columns:
+            columns[axis] = index(columns[axis])
+    if same_for_all and not numbers.operand_batching_dims:
+        # One window, wherever in the array it is: it is not repeated.
+        window = lax.slice(shared, (0,) * len(sizes), sizes)
+        window = lax.squeeze(window, numbers.collapsed_slice_dims)
+        ndim = indices.ndim - 1 + window.ndim
+        return lax.expand_dims(window, sorted(set(range(ndim)) - set(numbers.offset_dims)))
+    starts = jnp.stack(list(columns.values()), axis=-1)
+    return lax.gather(shared, starts, numbers, tuple(sizes), mode=mode)
+
+
+@jaxrewrite.register("concatenate")
+def _(*vs: Coded, dimension, **params):
+    met = aligned(vs, dimension) if all(v.size for v in vs) else None
+    if met is None:
+        return NotImplemented
+    whole = jax.tree.map(lambda *parts: lax.concatenate(parts, dimension), *met)
+    return unless_grown(vs[0], whole)
+
+
+@jaxrewrite.register("stack")
+def _(*vs: Coded, axis, **params):
+    met = aligned(vs)
+    if met is None:
+        return NotImplemented
+    return jax.tree.map(lambda *parts: jnp.stack(parts, axis), *met)
+
+
+@jaxrewrite.register("unstack")
+def _(v: Coded, *, axis, **params):
+    def element(x: Any, i: int) -> Any:
+        return lax.index_in_dim(x, i * x.shape[axis] // v.shape[axis], axis, keepdims=False)
+
+    return [jax.tree.map(lambda x, i=i: element(x, i), v) for i in range(v.shape[axis])]
+
+
+@jaxrewrite.register("tile")
+def _(v: Coded, *, reps, **params):
+    def repeat(shared: Any, _: Any) -> Any:
+        pairs = zip(shared.shape, reps, strict=True)
+        return jnp.tile(shared, [1 if k == 1 else times for k, times in pairs])
+
+    return leafwise(v, lambda codes: jnp.tile(codes, reps), repeat)
+
+
+@jaxrewrite.register("select_n")
+def _(which: ArrayLike, *cases: Coded, **params):
+    met = aligned(cases) if jnp.ndim(which) == 0 else None
+    if met is None:
+        return NotImplemented
+    return jax.tree.map(lambda *leaves: lax.select_n(which, *leaves), *met)
+
+
+# --- what entries are multiplied by ---------------------------------------------------
+
+
+@jaxrewrite.register("neg")
+def _(v: Coded, **params):
+    return v.scaled(jnp.negative)
+
+
+@jaxrewrite.register("mul", commutative=True)
+def _(v: Coded, c: ArrayLike, **params):
+    return rescaled(v, jnp.multiply, c, **params)
+
+
+@jaxrewrite.register("div")
+def _(v: Coded, c: ArrayLike, **params):
+    return rescaled(v, jnp.divide, c, **params)
+
+
+def rescaled(
+    v: Coded, op: Callable[..., Any], c: Any, out_dtype: Any = None, **params: Any
+) -> Any:
+    """``op(v, c)`` of a number, or of one per index of some axes."""
+    shape = jnp.shape(c) or (1,) * v.ndim
+    if len(shape) != v.ndim:
+        return NotImplemented  # a number times an array
+    wider = any(k not in (1, n) for k, n in zip(shape, v.shape, strict=True))
+    if wider or out_dtype not in (None, v.dtype):
+        return NotImplemented
+    factor = jnp.reshape(c, shape)
+    new = v.scaled(lambda shared: op(spread(shared, finest(shared.shape, shape)), factor))
+    return unless_grown(v, new)
+
+
+@jaxrewrite.register("convert_element_type")
+def _(v: Coded, *, new_dtype, **params):
+    if not jnp.issubdtype(new_dtype, jnp.floating):
+        return NotImplemented
+    return v.of_dtype(new_dtype)
+
+
+# --- products -------------------------------------------------------------------------
+
+
+@jaxrewrite.register("dot_general")
+def _(x: ArrayLike, v: Coded, *, dimension_numbers, **params):
+    names = labels(dimension_numbers, jnp.ndim(x), v.ndim)
+    return product(v, names.y, x, names.x, names.out, **params)
+
+
+@jaxrewrite.register("dot_general")
+def _(v: Coded, x: ArrayLike, *, dimension_numbers, **params):
+    names = labels(dimension_numbers, v.ndim, jnp.ndim(x))
+    return product(v, names.x, x, names.y, names.out, **params)
+
+
+@jaxrewrite.register("dot_general")
+def _(v: Coded, w: Coded, *, dimension_numbers, **params):
+    names = labels(dimension_numbers, v.ndim, w.ndim)
+    return product(v, names.x, w, names.y, names.out, **params)
+
+
+def product(v: Coded, vs: Labels, x: Any, xs: Labels, out: Labels, **params: Any) -> Any:
+    """Multiply, and leave nothing behind for a derivative but the leaves and ``x``.
+
+    A dense ``v`` is made again where it is needed, as it would otherwise be held from
+    the forward to the backward pass; and it is not made before ``x`` is there, as a
+    compiler that looks for work to do in parallel may make those of all layers first.
+    """
+    if params.get("out_sharding") is not None:
+        return NotImplemented
+    summed = [axis for axis, label in enumerate(vs) if label not in out]
+
+    @jax.checkpoint
+    def multiply(v: Coded, x: Any) -> Any:
+        v, x = lax.optimization_barrier((v, x))
+        dense = jaxrewrite.materialise(x)
+        scale = v.scale_of_blocks()
+        if all(scale.shape[axis] == 1 for axis in summed):
+            return scaled_after(v, scale, vs, dense, xs, out, **params)
+        weight = blockwise(jnp.multiply, v.levels(), scale)
+        return contract(weight, vs, dense, xs, out, **params)
+
+    return multiply(v, x)
+
+
+def scaled_after(
+    v: Coded, scale: Any, vs: Labels, x: Any, xs: Labels, out: Labels, **params: Any
+) -> Any:
+    """Multiply the levels, and then the result by what the summed entries share."""
+    dtype = params.get("preferred_element_type") or jnp.result_type(v.dtype, x.dtype)
+    # Levels may be as large as 255: their sums need not fit into 16 bits.
+    wide = jnp.promote_types(dtype, jnp.float32)
+    params = {**intermediate(params), "preferred_element_type": wide}
+    raw = contract(v.levels(), vs, x, xs, out, **params)
+    kept = tuple(label for label in out if label in vs)
+    scale = scale.squeeze(tuple(i for i, label in enumerate(vs) if label not in out))
+    scale = transpose(scale, tuple(label for label in vs if label in kept), kept)
+    scale = lax.expand_dims(scale, [i for i, label in enumerate(out) if label not in kept])
+    return blockwise(jnp.multiply, raw, scale.astype(wide)).astype(dtype)
+
+
+@jaxrewrite.register("conv_general_dilated")
+def _(x: ArrayLike, v: Coded, **params):
+    @jax.checkpoint
+    def convolve(x: Any, v: Coded) -> Any:
+        x, v = lax.optimization_barrier((x, v))
+        return lax.conv_general_dilated_p.bind(x, v.materialise(), **params)
+
+    return convolve(x, v)

@@ -1,0 +1,478 @@
+"""`Lora`: a weight and a trained change of it, of low rank.
+
+As in Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models"
+(arXiv:2106.09685). `adapt` puts them into any pytree of weights.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, ArrayLike
+
+import jaxrewrite
+from jaxrewrite.primitives import ADDITIVE
+
+from .._base.order import order
+from .._base.structured import Structured
+from .._matrices.low_rank import (
+    LINEAR,
+    LowRank,
+    added,
+    checked_axes,
+    concatenated,
+    dot,
+    leads_with_batch,
+    scaled,
+)
+
+
+Axes = tuple[Sequence[int], Sequence[int]]
+
+
+class Lora(Structured):
+    r"""A weight with a change of low rank: :math:`w + s \, a b`.
+
+    A product with an array is ``x @ w + ((x @ a) @ b) * scale``, on the fields as they are
+    stored. What else is linear acts on ``w`` and on the factors: transposing, reshapes that
+    split or join heads, slices, as of a fused query-key-value kernel, casts, and scaling. A
+    sum with an array goes into ``w``. Rows looked up, as from an embedding, are dense.
+    What is not linear needs the dense array.
+
+    ``w`` may be a value, such as a quantised weight (Dettmers et al., "QLoRA",
+    arXiv:2305.14314): what is done to it is dispatched to its own rules.
+
+    With batch axes in ``a`` and ``b``, ``w`` has them too, or it lacks the leading ones and
+    is the same for all of a batch. Such a weight is applied with
+    ``jax.vmap(transform(fn), in_axes=(Lora(None, 0, 0), 0))``, with the ``scale``,
+    ``rows``, ``cols`` and ``frozen`` of the weight: each element of a batch has an
+    adapter of its own, and ``w`` is not repeated, as it is outside of `jax.vmap`.
+
+    Parameters
+    ----------
+    w
+        The weight that is adapted: an array or a value of floating-point numbers. The
+        shape and dtype are those of the whole.
+    a, b
+        The factors of the change, as of a `LowRank`: for a matrix of shape ``(n, m)``,
+        ``(n, rank)`` and ``(rank, m)``. They may have another floating-point dtype.
+    scale
+        What the change is multiplied by, a Python number; often ``alpha / rank``.
+    rows, cols
+        The axes that ``a`` and ``b`` have, as of a `LowRank`. By default the last two.
+    frozen
+        Whether ``w`` is a constant to derivatives: its gradient is zero, and not computed.
+
+    Raises
+    ------
+    ValueError
+        If the shapes don't fit, or a dtype is not floating-point.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Lora
+    >>> v = Lora(jnp.ones((3, 4)), jnp.ones((3, 1)), jnp.ones((1, 4)), scale=0.5)
+    >>> jnp.ones(3) @ v
+    Array([4.5, 4.5, 4.5, 4.5], dtype=float32)
+    >>> gradient = jax.grad(lambda v: (jnp.ones(3) @ v).sum())(v)
+    >>> gradient.w.sum(), gradient.a.sum()
+    (Array(0., dtype=float32), Array(6., dtype=float32))
+
+    For each row of a batch an adapter of its own, on one weight:
+
+    >>> apply = jaxrewrite.transform(lambda v, x: x @ v)
+    >>> own = Lora(v.w, jnp.arange(6.0).reshape(2, 3, 1), jnp.ones((2, 1, 4)))
+    >>> jax.vmap(apply, in_axes=(Lora(None, 0, 0), 0))(own, jnp.ones((2, 3)))
+    Array([[ 6.,  6.,  6.,  6.], [15., 15., 15., 15.]], dtype=float32)
+    """
+
+    w: Array
+    a: Array
+    b: Array
+    scale: float = jaxrewrite.field(static=True)
+    rows: tuple[int, ...] = jaxrewrite.field(static=True)
+    cols: tuple[int, ...] = jaxrewrite.field(static=True)
+    frozen: bool = jaxrewrite.field(static=True)
+
+    def __init__(
+        self,
+        w: Any,
+        a: Any,
+        b: Any,
+        scale: float = 1.0,
+        rows: Iterable[int] | None = None,
+        cols: Iterable[int] | None = None,
+        frozen: bool = True,
+    ):
+        rows, cols = checked_axes("Lora", a, b, rows, cols)
+        if all(hasattr(x, "shape") for x in (w, a, b)):
+            _check_fields(w, a, b, rows, cols)
+        self.__dict__.update(
+            w=w, a=a, b=b, scale=float(scale), rows=rows, cols=cols, frozen=bool(frozen)
+        )
+
+    @property
+    def change(self) -> LowRank:
+        """``a @ b``, without the scale."""
+        return LowRank(self.a, self.b, self.rows, self.cols)
+
+    @property
+    def rank(self) -> int:
+        """The rank of the change."""
+        return self.a.shape[-1]
+
+    def aval(self) -> Any:
+        return jax.ShapeDtypeStruct(self.change.aval().shape, self.w.dtype)
+
+    def materialise(self) -> Any:
+        return _total(self, _base(self), self.change.materialise())
+
+    def merge(self) -> Array:
+        """The dense array, for a model that is no longer trained.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from jaxrewrite.values import Lora
+        >>> Lora(jnp.ones((2, 2)), jnp.ones((2, 1)), jnp.ones((1, 2))).merge()
+        Array([[2., 2.], [2., 2.]], dtype=float32)
+        """
+        return jaxrewrite.materialise(self)
+
+    def join(self, other: Any) -> Any:
+        if not isinstance(other, Lora):
+            return NotImplemented
+        fold = self.scale != other.scale
+        changes = [_folded(v) if fold else v.change for v in (self, other)]
+        joined = changes[0].join(changes[1])
+        if joined is NotImplemented:
+            return NotImplemented
+        scale = 1.0 if fold else self.scale
+        frozen = self.frozen and other.frozen
+        return tuple(
+            Lora(_base(v), change.a, change.b, scale, change.rows, change.cols, frozen)
+            for v, change in zip((self, other), joined, strict=True)
+        )
+
+    def stacked(self, size: int) -> Any:
+        return self if self._has_whole_base() else NotImplemented
+
+    def sliceable(self) -> Any:
+        return self if self._has_whole_base() else dataclasses.replace(self, w=_base(self))
+
+    def unstacked(self) -> Any:
+        is_batch = leads_with_batch(self) and self._has_whole_base()
+        return self if is_batch else NotImplemented
+
+    def _has_whole_base(self) -> bool:
+        return self.w.ndim == self.a.ndim - 1 + len(self.cols)
+
+    def leaf_specs(self, spec: Any) -> Lora:
+        change = self.change.leaf_specs(spec)
+        whole = (*spec, *[None] * (self.change.ndim - len(spec)))
+        own: Any = jax.sharding.PartitionSpec(*whole[self.change.ndim - self.w.ndim :])
+        return dataclasses.replace(self, w=own, a=change.a, b=change.b)
+
+
+def _check_fields(
+    w: Any, a: Any, b: Any, rows: tuple[int, ...], cols: tuple[int, ...]
+) -> None:
+    for field, x in (("w", w), ("a", a), ("b", b)):
+        if not jnp.issubdtype(x.dtype, jnp.inexact):
+            raise ValueError(f"Lora: {field} has dtype {x.dtype}, which is not floating.")
+    shape = LowRank(a, b, rows, cols).shape
+    missing = len(shape) - len(w.shape)
+    is_shared = not any(axis + len(shape) < missing for axis in (*rows, *cols))
+    if missing < 0 or w.shape != shape[missing:] or not is_shared:
+        raise ValueError(
+            f"Lora: w has shape {w.shape}, and a and b, of shapes {a.shape} and {b.shape} "
+            f"with rows={rows} and cols={cols}, make one of shape {shape}."
+        )
+
+
+def _base(v: Lora) -> Any:
+    w = lax.stop_gradient(v.w) if v.frozen else v.w
+    return w if w.shape == v.shape else jnp.broadcast_to(w, v.shape)
+
+
+def _scaled(change: LowRank, scale: float) -> LowRank:
+    return change if scale == 1.0 else dataclasses.replace(change, a=change.a * scale)
+
+
+def _folded(v: Lora | LowRank) -> LowRank:
+    """The change with its scale in it."""
+    return v if isinstance(v, LowRank) else _scaled(v.change, v.scale)
+
+
+def _total(v: Lora, w: Any, change: Any) -> Any:
+    if v.scale != 1.0:
+        change = change * v.scale
+    return w + change.astype(w.dtype)
+
+
+def _with(v: Lora, w: Any, change: Any, frozen: bool) -> Any:
+    """What a linear map makes of a `Lora`, given what it makes of both parts."""
+    if isinstance(change, LowRank):
+        return Lora(w, change.a, change.b, v.scale, change.rows, change.cols, frozen)
+    return _total(v, w, change)
+
+
+# Of a rule's result ``w`` may be a constant to derivatives, but not if another operand
+# went into it.
+
+
+@jaxrewrite.register(*LINEAR)
+def _(v: Lora, *operands: ArrayLike, primitive, **params):
+    change = LINEAR[primitive.name](v.change, *operands, **params)
+    if change is NotImplemented:
+        return NotImplemented
+    if primitive.name == "gather" and isinstance(change, LowRank):
+        # What is looked up in a weight is no weight any more.
+        change = change.materialise()
+    return _with(v, primitive.bind(_base(v), *operands, **params), change, v.frozen)
+
+
+@jaxrewrite.register("mul", "div")
+def _(v: Lora, y: ArrayLike, *, primitive, **params):
+    change = scaled(v.change, y, primitive)
+    if change is NotImplemented:
+        return NotImplemented
+    return _with(v, primitive.bind(_base(v), y, **params), change, frozen=False)
+
+
+@jaxrewrite.register("mul")
+def _(y: ArrayLike, v: Lora, *, primitive, **params):
+    change = scaled(v.change, y, primitive)
+    if change is NotImplemented:
+        return NotImplemented
+    return _with(v, primitive.bind(y, _base(v), **params), change, frozen=False)
+
+
+# --- sums ---------------------------------------------------------------------------
+
+
+def _into_base(x: Any, y: Any, primitive: Any) -> Any:
+    """A sum with what has no change: it goes into ``w``."""
+    v, other = (x, y) if isinstance(x, Lora) else (y, x)
+    if jnp.broadcast_shapes(v.shape, jnp.shape(other)) != v.shape:
+        return NotImplemented
+    is_subtracted = v is y and primitive.name == "sub"
+    change = LINEAR["neg"](v.change) if is_subtracted else v.change
+    operands = (_base(z) if z is v else z for z in (x, y))
+    return _with(v, jaxrewrite.bind(primitive, *operands), change, frozen=False)
+
+
+@jaxrewrite.register(*ADDITIVE)
+def _(v: Lora, y: ArrayLike, *, primitive):
+    return _into_base(v, y, primitive)
+
+
+@jaxrewrite.register(*ADDITIVE)
+def _(x: ArrayLike, v: Lora, *, primitive):
+    return _into_base(x, v, primitive)
+
+
+@jaxrewrite.register(*ADDITIVE, precedence=order("Lora"))
+def _(v: Lora, y: jaxrewrite.ArrayValue, *, primitive):
+    return _into_base(v, y, primitive)
+
+
+@jaxrewrite.register(*ADDITIVE, precedence=order("Lora"))
+def _(x: jaxrewrite.ArrayValue, v: Lora, *, primitive):
+    return _into_base(x, v, primitive)
+
+
+@jaxrewrite.register(*ADDITIVE)
+def _(v: Lora, u: Lora, *, primitive):
+    change = added(_folded(v), _folded(u), primitive=primitive)
+    if change is NotImplemented:  # of a rank that is no lower than the array's
+        return primitive.bind(v.materialise(), u.materialise())
+    w = primitive.bind(_base(v), _base(u))
+    return Lora(w, change.a, change.b, 1.0, change.rows, change.cols, v.frozen and u.frozen)
+
+
+@jaxrewrite.register(*ADDITIVE)
+def _(v: Lora, u: LowRank, *, primitive):
+    change = added(_folded(v), u, primitive=primitive)
+    if change is NotImplemented:
+        return NotImplemented
+    return Lora(_base(v), change.a, change.b, 1.0, change.rows, change.cols, v.frozen)
+
+
+@jaxrewrite.register(*ADDITIVE)
+def _(u: LowRank, v: Lora, *, primitive):
+    change = added(u, _folded(v), primitive=primitive)
+    if change is NotImplemented:
+        return NotImplemented
+    w = -_base(v) if primitive.name == "sub" else _base(v)
+    return Lora(w, change.a, change.b, 1.0, change.rows, change.cols, v.frozen)
+
+
+@jaxrewrite.register("concatenate")
+def _(*those: Lora, dimension, **params):
+    change = concatenated([_folded(v) for v in those], dimension)
+    if change is NotImplemented:
+        return NotImplemented
+    w = lax.concatenate([_base(v) for v in those], dimension)
+    frozen = all(v.frozen for v in those)
+    return Lora(w, change.a, change.b, 1.0, change.rows, change.cols, frozen)
+
+
+# --- products -----------------------------------------------------------------------
+
+
+def _dot(x: Any, y: Any, **params: Any) -> Any:
+    v = x if isinstance(x, Lora) else y
+    bases = (_base(z) if z is v else z for z in (x, y))
+    w = jaxrewrite.bind("dot_general", *bases, **params)
+    changes = (z.change if z is v else z for z in (x, y))
+    return _with(v, w, dot(*changes, **params), v.frozen and v is x is y)
+
+
+@jaxrewrite.register("dot_general")
+def _(x: Lora, y: Lora | ArrayLike, **params):
+    return _dot(x, y, **params)
+
+
+@jaxrewrite.register("dot_general")
+def _(x: ArrayLike, y: Lora, **params):
+    return _dot(x, y, **params)
+
+
+@jaxrewrite.register("dot_general", precedence=order("Lora"))
+def _(x: Lora, y: jaxrewrite.ArrayValue, **params):
+    return _dot(x, y, **params)
+
+
+@jaxrewrite.register("dot_general", precedence=order("Lora"))
+def _(x: jaxrewrite.ArrayValue, y: Lora, **params):
+    return _dot(x, y, **params)
+
+
+# Of a weight and an array of low rank the product is of low rank.
+
+
+@jaxrewrite.register("dot_general")
+def _(x: Lora, y: LowRank, **params):
+    return dot(x, y, **params)
+
+
+@jaxrewrite.register("dot_general")
+def _(x: LowRank, y: Lora, **params):
+    return dot(x, y, **params)
+
+
+# --- weights swapped for adapted ones -------------------------------------------------
+
+
+def adapt(
+    tree: Any,
+    where: Callable[[str, Any], bool],
+    rank: int,
+    key: Array,
+    *,
+    scale: float = 1.0,
+    axes: Axes | Callable[[str, Any], Axes | None] | None = None,
+) -> Any:
+    r"""Put a `Lora` in the place of chosen weights of a pytree.
+
+    The factor ``a`` is random, of standard deviation :math:`1/\sqrt{n}` for ``n`` row
+    entries, and ``b`` is zero (section 4.1 of arXiv:2106.09685), so that the model
+    is the same as before. Both have the dtype of the weight.
+
+    Parameters
+    ----------
+    tree
+        Any pytree: an Equinox module, the params of Flax, nested dicts. Its leaves may be
+        values, such as quantised weights.
+    where
+        Called with the path and the leaf for each floating-point array or value;
+        says which are to be adapted. A path is as of `jax.tree_util.keystr` with
+        ``simple=True, separator="/"``: ``"params/attention/query/kernel"``,
+        ``"layers/0/weight"``.
+    rank
+        The rank of each change.
+    key
+        For `jax.random`.
+    scale
+        What each change is multiplied by.
+    axes
+        The row and the column axes of a weight, ``(rows, cols)``, or a function of the
+        path and the leaf that gives them; the axes in neither are batch axes,
+        as of stacked layers. Needed for weights of more than two axes, such as
+        the attention kernels of Flax: ``((0,), (1, 2))`` for the shape (features,
+        heads, head size), and ``((0, 1), (2,))`` for the projection of the output.
+        ``None`` is for the two axes of a matrix.
+
+    Returns
+    -------
+    Any
+        The same pytree, with a `Lora` for each chosen leaf.
+
+    Raises
+    ------
+    ValueError
+        If no leaf is chosen, or one that is no matrix and has no ``axes``; if ``rank`` is
+        not positive.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import lora
+    >>> params = {"dense": {"kernel": jnp.ones((3, 4)), "bias": jnp.zeros(4)}}
+    >>> is_kernel = lambda path, leaf: path.endswith("kernel")
+    >>> adapted = lora.adapt(params, is_kernel, rank=2, key=jax.random.key(0))
+    >>> adapted["dense"]["kernel"].b.shape
+    (2, 4)
+    >>> model = lambda p, x: x @ p["dense"]["kernel"] + p["dense"]["bias"]
+    >>> jaxrewrite.transform(model)(adapted, jnp.ones(3))
+    Array([3., 3., 3., 3.], dtype=float32)
+    """
+    if rank < 1:
+        raise ValueError(f"adapt: rank is {rank}; it must be at least 1.")
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)
+    )
+    paths = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves]
+    swapped = [leaf for _, leaf in leaves]
+    chosen = [
+        i
+        for i, (path, leaf) in enumerate(zip(paths, swapped, strict=True))
+        if _is_weight(leaf) and where(path, leaf)
+    ]
+    if not chosen:
+        raise ValueError(f"adapt: where chose none of the leaves: {', '.join(paths)}.")
+    for i, own in zip(chosen, jax.random.split(key, len(chosen)), strict=True):
+        of_leaf = axes(paths[i], swapped[i]) if callable(axes) else axes
+        swapped[i] = _adapted(paths[i], swapped[i], rank, own, scale, of_leaf)
+    return jax.tree_util.tree_unflatten(treedef, swapped)
+
+
+def _is_weight(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+
+
+def _adapted(
+    path: str, w: Any, rank: int, key: Array, scale: float, axes: Axes | None
+) -> Lora:
+    if axes is None:
+        if w.ndim != 2:
+            raise ValueError(
+                f"adapt: {path} has shape {w.shape}, which is no matrix's. Say by axes "
+                "which axes are its rows and columns."
+            )
+        axes = (0,), (1,)
+    rows, cols = ([axis % w.ndim for axis in own] for own in axes)
+    batch = [i for i in range(w.ndim) if i not in rows and i not in cols]
+    sizes = [[w.shape[i] for i in own] for own in (batch, rows, cols)]
+    a = jax.random.normal(key, (*sizes[0], *sizes[1], rank), w.dtype)
+    b = jnp.zeros((*sizes[0], rank, *sizes[2]), w.dtype)
+    return Lora(w, a / math.sqrt(max(math.prod(sizes[1]), 1)), b, scale, rows, cols)

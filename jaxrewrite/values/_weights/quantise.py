@@ -1,0 +1,78 @@
+"""Quantising the weights of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+from jax.tree_util import keystr, tree_map_with_path
+
+import jaxrewrite
+
+from .nf4 import NF4
+from .quantised import Quantised
+
+
+def quantise(
+    tree: Any,
+    where: Callable[[str, Any], bool],
+    bits: Literal[4, 8, "nf4"] = 8,
+    **options: Any,
+) -> Any:
+    """Swap chosen weights of a model for quantised ones.
+
+    Called several times, it gives some weights other options than others: values that
+    are in the tree already are left alone.
+
+    Parameters
+    ----------
+    tree
+        Any pytree: an Equinox module, parameters of Flax, nested dictionaries.
+    where
+        Asked of each leaf whether it is to be swapped, with its path
+        (``"blocks/0/kernel"``) and itself.
+    bits
+        8, 4, or ``"nf4"``.
+    **options
+        Those of `Quantised.quantise`, or of `NF4.quantise`.
+
+    Returns
+    -------
+    Any
+        The tree, with a `Quantised` or an `NF4` for each chosen leaf.
+
+    Raises
+    ------
+    ValueError
+        If ``where`` chose no leaf, or one that can't be quantised; the message has the
+        path.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jaxrewrite.values import quantise
+    >>> params = {"dense": {"kernel": jnp.ones((64, 2)), "bias": jnp.ones(2)}}
+    >>> quantised = quantise(params, lambda path, _: path.endswith("kernel"), axis=-1)
+    >>> quantised["dense"]["kernel"]
+    Quantised<f32[64,2], 136 B>(q=i8[64,2], scale=f32[1,2], zero=None)
+    """
+    chosen = []
+
+    def swap(path: Any, leaf: Any) -> Any:
+        name = keystr(path, simple=True, separator="/")
+        if isinstance(leaf, jaxrewrite.Value) or not where(name, leaf):
+            return leaf
+        chosen.append(name)
+        try:
+            if bits == "nf4":
+                return NF4.quantise(leaf, **options)
+            return Quantised.quantise(leaf, bits, **options)
+        except ValueError as error:
+            raise ValueError(f"quantise: `{name}` can't be. {error}") from error
+
+    swapped = tree_map_with_path(
+        swap, tree, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)
+    )
+    if not chosen:
+        raise ValueError("quantise: `where` chose no leaf of the tree.")
+    return swapped
