@@ -291,6 +291,9 @@ def noisy_function(program: Any, noise: Any) -> Any:
     return space["f"]
 
 
+EPS = {"float32": 1.2e-7, "complex64": 1.2e-7, "bfloat16": 8e-3, "float16": 1e-3}
+
+
 def simulations(program: Any, zeros: bool) -> list[list[np.ndarray]]:
     """Results of the dense program with its numbers changed a little at each step.
 
@@ -303,15 +306,12 @@ def simulations(program: Any, zeros: bool) -> list[list[np.ndarray]]:
 
 
 def _simulations(program: Any, zeros: bool, double: bool) -> list[list[np.ndarray]]:
-    worst = [2e-16]
-    for text in (*program.operands, *program.steps):
-        for name, eps in (("bfloat16", 8e-3), ("float16", 1e-3)):
-            if name in text:
-                worst.append(eps)
-        if not program.x64 or "float32" in text or "complex64" in text:
-            worst.append(1.2e-7)
-    is_double = program.x64 and not any("float32" in x for x in program.operands)
-    eps = max(worst) if not is_double else 2e-16
+    eps = 2e-16
+    text = " ".join((*program.operands, *program.steps))
+    given = {str(x.dtype) for x in jax.tree.leaves(dense(operands_of(program)))}
+    for name, own in EPS.items():
+        if name in given or f"'{name}'" in text:
+            eps = max(eps, own)
     found = []
     for seed in range(3):
         noise = Noise(seed, 2 * eps, zeros)
