@@ -20,6 +20,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
+from .._batched import Batched
 from .._compat import JaxprEqn
 from .._errors import add_note
 from .._join import MakeDense, Structure, structure_of
@@ -27,9 +28,15 @@ from .._materialise import materialise
 from .._rewrite import Reason, Restaged, Scope, describe
 from .._settings import Settings, use_settings
 from .._transform import transform
-from .._batched import Batched
-from .._value import Value, aval_of, avals_of, dense_aval, is_value, layer
-from .._value import fields as fields_of
+from .._value import (
+    Value,
+    aval_of,
+    avals_of,
+    dense_aval,
+    fields as fields_of,
+    is_value,
+    layer,
+)
 
 
 @contextlib.contextmanager

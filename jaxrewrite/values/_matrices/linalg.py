@@ -92,7 +92,9 @@ class _Inverse(Matrix):
 
 
 @register("custom_linear_solve")
-def _(*operands: Matrix | Scaled | LUFactor | Array, const_lengths: Any, jaxprs: Any) -> Any:
+def _(
+    *operands: Matrix | Scaled | LUFactor | Array, const_lengths: Any, jaxprs: Any
+) -> Any:
     """A solve by factors that nobody knows, as one by what the matrix knows instead.
 
     ``matvec`` multiplies with the matrix and moves axes about, and ``vecmat`` is the

@@ -345,9 +345,7 @@ def on_fields(fn: Callable[..., Any], *operands: Any) -> Any:
 
     For methods of what another value is made of: a field of that may be a value.
     """
-    split = [
-        layer(x) if isinstance(x, jaxrewrite.Value) else ([x], None) for x in operands
-    ]
+    split = [layer(x) if isinstance(x, jaxrewrite.Value) else ([x], None) for x in operands]
     fields = [field for leaves, _ in split for field in leaves]
     values = [x for x in operands if isinstance(x, jaxrewrite.Value)]
     if not any(isinstance(x, jaxrewrite.Value) for v in values for x in layer(v)[0]):

@@ -124,7 +124,6 @@ class Scaled(Linear):
         product = transform(jnp.multiply)(self.x, self.factor() if is_batch else self.scale)
         return NotImplemented if isinstance(product, Scaled) and not is_batch else product
 
-
     # --- linear algebra, as of a `Matrix` -----------------------------------------------
 
     @property
@@ -144,8 +143,10 @@ class Scaled(Linear):
         known = on_fields(lambda x: x.known_determinant(), self.x)
         if known is NotImplemented:
             return NotImplemented
-        scales = jnp.broadcast_to(self.factor()[..., 0] if self.batch else self.scale, self.shape[:-1])
-        own = Determinant.of(scales)
+        scales = jnp.broadcast_to(
+            self.factor()[..., 0] if self.batch else self.scale, self.shape[:-1]
+        )
+        known, own = jaxrewrite.materialise(known), Determinant.of(scales)
         return Determinant(known.unit * own.unit, known.log + own.log)
 
     def transposed(self) -> Any:
