@@ -203,6 +203,7 @@ class Kronecker(Matrix):
         powers = []
         for factor in self.factors:
             found = _known(factor, Determinant.of_arrays, "known_determinant")
+            found = jaxrewrite.materialise(found)
             powers.append(found ** (self.shape[-1] // max(factor.shape[-1], 1)))
         parts = (jnp.stack(part, -1) for part in zip(*powers, strict=True))
         return Determinant(*parts).product()
@@ -212,7 +213,7 @@ class Kronecker(Matrix):
             return NotImplemented
         fn = jnp.linalg.eigvals
         values = [_known(x, fn, "known_eigenvalues") for x in self.factors]
-        return functools.reduce(_outer_of_vectors, values)
+        return functools.reduce(_outer_of_vectors, jaxrewrite.materialise(values))
 
     def known_eigh(self, lower: bool) -> Any:
         return self._eigh(lower) if self._triangle_decides else NotImplemented
@@ -225,7 +226,9 @@ class Kronecker(Matrix):
             jnp.linalg.eigh, UPLO="L" if lower else "U", symmetrize_input=False
         )
         found = [_known(x, fn, "known_eigh", lower) for x in self.factors]
-        values = functools.reduce(_outer_of_vectors, [values for values, _ in found])
+        values = functools.reduce(
+            _outer_of_vectors, jaxrewrite.materialise([values for values, _ in found])
+        )
         return sorted_eigh(values, Kronecker(*(vectors for _, vectors in found)))
 
 

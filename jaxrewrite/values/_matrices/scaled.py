@@ -146,7 +146,7 @@ class Scaled(Linear):
         scales = jnp.broadcast_to(
             self.factor()[..., 0] if self.batch else self.scale, self.shape[:-1]
         )
-        own = Determinant.of(scales)
+        known, own = jaxrewrite.materialise(known), Determinant.of(scales)
         return Determinant(known.unit * own.unit, known.log + own.log)
 
     def transposed(self) -> Any:
