@@ -14,9 +14,10 @@ from jaxtyping import ArrayLike
 
 from . import _compat
 from ._array_value import ArrayValue
+from ._avals import aval_of, same_structure, same_treedef
 from ._materialise import materialise
 from ._rules import register
-from ._value import Value, aval_of, field, is_value, same_structure, same_treedef
+from ._value import Value, field, is_value
 
 
 def sliced(x: Any, length: int) -> Any:

@@ -26,7 +26,8 @@ from . import _compat
 from ._annotations import Dense, Number, Signature, guards_hold, read_signature
 from ._compat import Literal, Primitive
 from ._errors import AmbiguousRuleError
-from ._value import Value, is_value, prepare_defined
+from ._pytree import prepare_defined
+from ._value import Value, is_value
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])

@@ -11,7 +11,7 @@ from bench import model, page, peers, plots, report, suite, types
 from bench.__main__ import PARTS, main
 
 
-pytestmark = pytest.mark.usefixtures("no_leak_checks")
+pytestmark = pytest.mark.usefixtures("no_leak_checks", "optimised")
 
 
 def measure(name, *arguments, file):
@@ -63,6 +63,7 @@ def test_overhead(file):
             assert row["implicit"].value == row["by hand"].value, case
 
 
+@pytest.mark.slow
 def test_growth(file):
     rows = measure("growth", file=file)
     assert len({case for case, _, _ in rows if case.startswith("chain")}) == 3
@@ -98,6 +99,7 @@ def test_other_parts(name, file):
         assert row["implicit"].value > 0
 
 
+@pytest.mark.slow
 def test_peers(file):
     rows = measure("peers", file=file)
     for name in peers.PROGRAMS:

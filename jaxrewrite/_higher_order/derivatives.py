@@ -19,25 +19,29 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from .. import _compat, _value
+from .. import _avals, _compat
+from .._avals import aval_of, avals_of, dense_aval, layer
 from .._batched import Batched
-from .._compat import JaxprEqn
+from .._dense import Reason
+from .._draft import Restaged
 from .._errors import add_note
 from .._join import MakeDense, Structure, structure_of
 from .._materialise import materialise
-from .._rewrite import Reason, Restaged, Scope, describe
+from .._restage import restage
+from .._rewrite import Scope
 from .._settings import Settings, use_settings
+from .._site import Site, describe
 from .._transform import transform
-from .._value import Value, aval_of, avals_of, dense_aval, is_value, layer
+from .._value import Value, is_value
 
 
 @contextlib.contextmanager
-def noting(eqn: JaxprEqn, operands: Sequence[Any]) -> Iterator[None]:
+def noting(site: Site, operands: Sequence[Any]) -> Iterator[None]:
     """Errors in a rule say in which equation, though it is long gone."""
     try:
         yield
     except Exception as error:
-        add_note(error, describe(eqn, operands))
+        add_note(error, describe(site, operands))
         raise
 
 
@@ -51,10 +55,10 @@ _NOT_LIFTED = Reason(
 )
 
 
-def restage_call(scope: Scope, eqn: JaxprEqn, operands: Sequence[Any]) -> Restaged:
+def restage_call(scope: Scope, site: Site, operands: Sequence[Any]) -> Restaged:
     """Rewrite the function of a custom rule, with results that can carry tangents."""
-    jaxpr = eqn.params["call_jaxpr"]
-    restaged = scope.rewriting.restage(jaxpr, operands, eqn)
+    jaxpr = site.params["call_jaxpr"]
+    restaged = restage(scope.rewriting, jaxpr, operands, site)
     if not any(is_inexact(x) and x.size for x in avals_of(tree_leaves(operands))):
         return restaged  # nothing can flow
     dense = tuple(
@@ -64,7 +68,7 @@ def restage_call(scope: Scope, eqn: JaxprEqn, operands: Sequence[Any]) -> Restag
     if not any(dense):
         return restaged
     leaving = MakeDense(dense, _NOT_LIFTED)
-    return scope.rewriting.restage(jaxpr, operands, eqn, leaving=leaving)
+    return restage(scope.rewriting, jaxpr, operands, site, leaving=leaving)
 
 
 def is_inexact(aval: Any) -> bool:
@@ -78,7 +82,7 @@ def parts(value: Value) -> tuple[list[Any], Any]:
     are no tangent of the array that it stands for.
     """
     # What a stack holds stands for no array by itself.
-    return layer(value) if isinstance(value, Batched) else _value.fields(value)
+    return layer(value) if isinstance(value, Batched) else _avals.fields(value)
 
 
 def can_be_lifted(value: Value) -> bool:
@@ -187,9 +191,9 @@ def _tangent(value: Value, leaf_tangents: Any) -> Any:
         _tangent(field, t) if is_value(field) else t
         for field, t in zip(fields, parts(leaf_tangents)[0], strict=True)
     ]
-    hook = type(value).tangent is not Value.tangent
     apply: Callable[..., Any] = functools.partial(
-        _tangent_by_type if hook else _tangent_by_materialise, treedef
+        _tangent_by_type if _has_tangent_hook(value) else _tangent_by_materialise,
+        treedef,
     )
     if any(map(is_value, fields)):
         apply = transform(apply, materialise="allow")

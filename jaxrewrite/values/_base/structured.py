@@ -130,6 +130,8 @@ def is_number(x: Any) -> bool:
 
 def zero_unless(where: Any, x: Any) -> Any:
     """``x`` where a condition holds, and zeros of its dtype elsewhere."""
+    shape = jnp.broadcast_shapes(jnp.shape(where), x.shape)
+    where, x = (jnp.broadcast_to(operand, shape) for operand in (where, x))
     return jnp.where(where, x, jnp.zeros((), x.dtype))
 
 
@@ -140,6 +142,12 @@ def one_where(where: Any, dtype: Any) -> Any:
     and so zero of zero times infinity.
     """
     return jnp.where(where, jnp.ones((), dtype), jnp.zeros((), dtype))
+
+
+def is_class(index: Any, classes: int) -> Any:
+    """Whether an index is each of the classes, along a new last axis."""
+    every = jnp.arange(classes, dtype=index.dtype)
+    return index[..., None] == every.reshape(*[1] * index.ndim, classes)
 
 
 def total(x: Any, axes: Sequence[int]) -> Any:

@@ -549,7 +549,7 @@ def _windows(rows: Any, lower: int) -> tuple[Any, Any]:
     k = rows.shape[1]
     rows = jnp.pad(rows, ((0, lower), (0, lower)))
     first = jnp.arange(lower)[:, None]
-    begin = jnp.take_along_axis(rows[:lower], jnp.arange(k) + lower - first, axis=1)
+    begin = jnp.take_along_axis(rows[:lower], jnp.arange(k)[None] + lower - first, axis=1)
     return begin, rows[lower:, :k]
 
 
@@ -565,9 +565,9 @@ def _eliminated(rows: Any, b: Any, lower: int) -> tuple[Any, Any, Any]:
         a, b = a[order], b[order]
         # Where all of the column is zero there is nothing to eliminate.
         factors = a[1:, :1] / jnp.where(a[0, 0] == 0, 1, a[0, 0])
-        below = jnp.pad((a[1:] - factors * a[0])[:, 1:], ((0, 0), (0, 1)))
+        below = jnp.pad((a[1:] - factors * a[:1])[:, 1:], ((0, 0), (0, 1)))
         sign = jnp.where(pivot == 0, 1, -1)
-        return (below, b[1:] - factors * b[0]), (a[0], b[0], sign)
+        return (below, b[1:] - factors * b[:1]), (a[0], b[0], sign)
 
     begin, entering = _windows(rows, lower)
     b = jnp.pad(b, ((0, lower), (0, 0)))
@@ -599,7 +599,7 @@ def _cholesky_rows(rows: Any) -> Any:
         a = jnp.concatenate([above, entering[None]])
         # A complex number on the diagonal is taken to be real, as LAPACK does.
         column = a[:, 0].at[0].set(a[0, 0].real) / jnp.sqrt(a[0, 0].real)
-        below = a[1:, 1:] - column[1:, None] * column[1:].conj()
+        below = a[1:, 1:] - column[1:, None] * column[None, 1:].conj()
         return jnp.pad(below, ((0, 0), (0, 1))), column
 
     return lax.scan(step, *_windows(rows, rows.shape[1] - 1))[1]

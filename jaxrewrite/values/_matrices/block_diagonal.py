@@ -210,7 +210,8 @@ class BlockDiagonal(Matrix):
             return NotImplemented
         k, p = self.blocks.shape[-3:-1]
         packed, *rows = lax.linalg.lu(self.blocks)
-        first = p * jnp.arange(k, dtype=jnp.int32)[:, None]
+        first = p * jnp.arange(k, dtype=jnp.int32)
+        first = first.reshape(*[1] * len(self.batch), k, 1)
         return BlockDiagonal(packed), *(_joined(row + first) for row in rows)
 
 

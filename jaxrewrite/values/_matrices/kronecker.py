@@ -19,6 +19,7 @@ from .determinant import Determinant
 from .matrix import (
     Matrix,
     apply_dense,
+    on_fields,
     solve_dense,
     swapped,
 )
@@ -244,7 +245,7 @@ def _outer_of_vectors(a: Any, b: Any) -> Any:
 def _known(factor: Any, fn: Callable[[Any], Any], method: str, *args: Any) -> Any:
     """What a factor's type knows of itself, or else a function of arrays on it."""
     if isinstance(factor, Matrix):
-        known = getattr(factor, method)(*args)
+        known = on_fields(lambda factor: getattr(factor, method)(*args), factor)
         if known is not NotImplemented:
             return known
     return transform(fn)(factor)
@@ -265,13 +266,15 @@ def _diagonal(factor: Any) -> Any:
 
 def _solve(factor: Any, x: Any, axis: int) -> Any:
     if isinstance(factor, Matrix) and factor.solvable:
-        return factor.solve(x, axis)
+        return on_fields(lambda factor, x: factor.solve(x, axis), factor, x)
     return solve_dense(factor, x, axis)
 
 
 def _at(factor: Any, i: Any, j: Any) -> Any:
     if isinstance(factor, jaxrewrite.Value):
-        return factor.at(i, j) if isinstance(factor, Matrix) else NotImplemented
+        if not isinstance(factor, Matrix):
+            return NotImplemented
+        return on_fields(lambda factor, i, j: factor.at(i, j), factor, i, j)
     return factor[i, j]
 
 

@@ -27,6 +27,7 @@ from jaxrewrite import _compat, register
 
 from .._base.structured import Structured
 from .matrix import Matrix
+from .scaled import Scaled
 
 
 class LUFactor(Structured):
@@ -57,7 +58,7 @@ class LUFactor(Structured):
 
 
 @register("lu")
-def _(v: Matrix) -> Any:
+def _(v: Matrix | Scaled) -> Any:
     factors = v.known_lu()
     if factors is not NotImplemented:
         return factors
@@ -91,7 +92,9 @@ class _Inverse(Matrix):
 
 
 @register("custom_linear_solve")
-def _(*operands: Matrix | LUFactor | Array, const_lengths: Any, jaxprs: Any) -> Any:
+def _(
+    *operands: Matrix | Scaled | LUFactor | Array, const_lengths: Any, jaxprs: Any
+) -> Any:
     """A solve by factors that nobody knows, as one by what the matrix knows instead.
 
     ``matvec`` multiplies with the matrix and moves axes about, and ``vecmat`` is the
@@ -108,14 +111,13 @@ def _(*operands: Matrix | LUFactor | Array, const_lengths: Any, jaxprs: Any) -> 
     if not factors or len(matvec) != 1 or len(vecmat) != 1 or len(right) != 1:
         return NotImplemented
     (a,), (b,) = matvec, right
-    if not isinstance(a, Matrix) or not isinstance(vecmat[0], Matrix):
+    if not all(isinstance(x, (Matrix, Scaled)) for x in (a, vecmat[0])):
         return NotImplemented
     if isinstance(b, jaxrewrite.Value):
         return NotImplemented
     if not (_only_multiplies(jaxprs.matvec) and _only_multiplies(jaxprs.vecmat)):
         return NotImplemented
-    forward = jaxrewrite.transform(lambda *xs: jaxpr_as_fun(jaxprs.matvec)(*xs)[0])
-    backward = jaxrewrite.transform(lambda *xs: jaxpr_as_fun(jaxprs.vecmat)(*xs)[0])
+    forward, backward = map(_multiplication, (jaxprs.matvec, jaxprs.vecmat))
     inverse = _Inverse(lax.stop_gradient(a), flipped=True)
     x = lax.custom_linear_solve(
         functools.partial(forward, a),
@@ -124,6 +126,12 @@ def _(*operands: Matrix | LUFactor | Array, const_lengths: Any, jaxprs: Any) -> 
         lambda _, b: forward(inverse, b),
     )
     return [x]
+
+
+def _multiplication(jaxpr: Any) -> Callable[[Any, Any], Any]:
+    """What a jaxpr makes of a matrix and an array, which is an array."""
+    multiply = jaxrewrite.transform(lambda *xs: jaxpr_as_fun(jaxpr)(*xs)[0])
+    return lambda matrix, x: jaxrewrite.materialise(multiply(matrix, x))
 
 
 # Primitives that move numbers to other places, as long as they keep all of them.
@@ -170,9 +178,9 @@ def _(
 
 
 @register("jit", "custom_jvp_call")
-def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
+def _(v: Matrix | Scaled, *, primitive: Any, **params: Any) -> Any:
     """``jnp.linalg.det`` and ``slogdet``, which ask for no more than the determinant."""
-    if v.shape[-1] != v.shape[-2]:
+    if v.ndim < 2 or v.shape[-1] != v.shape[-2]:
         return NotImplemented
     if primitive.name == "jit" and params["name"] not in ("det", "slogdet"):
         return NotImplemented

@@ -19,6 +19,7 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite import bind, same_structure
+from jaxrewrite._avals import layer
 
 from .._base.contract import contract
 from .._base.structured import Structured, inexact
@@ -336,18 +337,47 @@ def unpivoted(v: Matrix) -> tuple[Any, Any]:
     return everywhere, everywhere
 
 
-# --- two values -------------------------------------------------------------------------
+# --- parts of a value, and two values ---------------------------------------------------
+
+
+def on_fields(fn: Callable[..., Any], *operands: Any) -> Any:
+    """What a function makes of values, whose fields it sees as arrays, as a rule does.
+
+    For methods of what another value is made of: a field of that may be a value.
+    """
+    split = [layer(x) if isinstance(x, jaxrewrite.Value) else ([x], None) for x in operands]
+    fields = [field for leaves, _ in split for field in leaves]
+    values = [x for x in operands if isinstance(x, jaxrewrite.Value)]
+    if not any(isinstance(x, jaxrewrite.Value) for v in values for x in layer(v)[0]):
+        return fn(*operands)
+    found: list[Any] = []
+
+    def on_arrays(*arrays: Any) -> Any:
+        rest = iter(arrays)
+        wholes = []
+        for leaves, treedef in split:
+            own = [next(rest) for _ in leaves]
+            wholes.append(own[0] if treedef is None else jax.tree.unflatten(treedef, own))
+        found.append(fn(*wholes))
+        return () if found[-1] is NotImplemented else found[-1]
+
+    results = jaxrewrite.transform(on_arrays)(*fields)
+    return NotImplemented if found[-1] is NotImplemented else results
 
 
 def swapped(x: Any) -> Any:
     """A value with its last two axes exchanged."""
     if isinstance(x, Matrix):
-        return x.transposed()
+        return on_fields(lambda x: x.transposed(), x)
     batch = range(x.ndim - 2)
     return bind(lax.transpose_p, x, permutation=(*batch, x.ndim - 1, x.ndim - 2))
 
 
 def closed_product(x: Any, y: Any) -> Any:
+    return on_fields(_closed_product, x, y)
+
+
+def _closed_product(x: Any, y: Any) -> Any:
     closed = x.times(y) if isinstance(x, Matrix) else NotImplemented
     if closed is NotImplemented and isinstance(y, Matrix):
         closed = y.rtimes(x)
@@ -359,6 +389,10 @@ def negated(x: Any) -> Any:
 
 
 def closed_sum(x: Any, y: Any) -> Any:
+    return on_fields(_closed_sum, x, y)
+
+
+def _closed_sum(x: Any, y: Any) -> Any:
     closed = x.plus(y) if isinstance(x, Matrix) else NotImplemented
     if closed is NotImplemented and isinstance(y, Matrix):
         closed = y.plus(x)

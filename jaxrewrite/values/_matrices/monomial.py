@@ -21,6 +21,7 @@ from jaxrewrite import register
 from .._base.structured import (
     batch_of,
     concrete,
+    is_class,
     nothing,
     nothing_field,
     one_where,
@@ -359,8 +360,7 @@ class Permutation(Matrix):
         )
 
     def materialise(self) -> Any:
-        columns = jnp.arange(self.order.shape[-1], dtype=self.order.dtype)
-        return one_where(self.order[..., None] == columns, self.of_dtype)
+        return one_where(is_class(self.order, self.order.shape[-1]), self.of_dtype)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return _at(x, along(self.order, self.order.ndim - 1, x.ndim, axis), axis)

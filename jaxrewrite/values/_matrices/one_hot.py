@@ -14,7 +14,7 @@ from jaxtyping import Array, Inexact, Int
 import jaxrewrite
 from jaxrewrite import bind, register
 
-from .._base.structured import concrete, inexact, one_where, total, zero_unless
+from .._base.structured import concrete, inexact, is_class, one_where, total, zero_unless
 from .matrix import Matrix, along
 from .monomial import Permutation
 
@@ -212,7 +212,7 @@ class OneHot(Rows):
 
     def materialise(self) -> Any:
         columns = self.columns()
-        there = columns[..., None] == jnp.arange(self.classes, dtype=columns.dtype)
+        there = is_class(columns, self.classes)
         whole = one_where(there, self.of_dtype)
         return whole if self.axis == -1 else jnp.swapaxes(whole, -2, -1)
 
@@ -294,7 +294,7 @@ class Picked(Rows):
 
     def materialise(self) -> Any:
         columns = self.columns()
-        there = columns[..., None] == jnp.arange(self.classes, dtype=columns.dtype)
+        there = is_class(columns, self.classes)
         whole = zero_unless(there, self.values[..., None])
         return whole if self.axis == -1 else jnp.swapaxes(whole, -2, -1)
 

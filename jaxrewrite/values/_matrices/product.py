@@ -14,6 +14,7 @@ from .._base.contract import contract
 from .matrix import (
     Matrix,
     closed_product,
+    on_fields,
     swapped,
 )
 
@@ -110,7 +111,7 @@ class Product(Matrix):
         first, *rest = self.factors
         if not isinstance(first, Matrix):
             return NotImplemented
-        first = first.scaled_rows(factors)
+        first = on_fields(lambda first, x: first.scaled_rows(x), first, factors)
         return NotImplemented if first is NotImplemented else Product((first, *rest))
 
 

@@ -404,7 +404,10 @@ def _(v: Matrix, *, shape: Any, broadcast_dimensions: Any, **params: Any) -> Any
 
 
 @register("reshape")
-def _(v: Matrix, *, new_sizes: Any, **params: Any) -> Any:
+def _(v: Matrix, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
+    if dimensions is not None:
+        moved = bind(lax.transpose_p, v, permutation=tuple(dimensions))
+        return bind("reshape", moved, new_sizes=new_sizes, dimensions=None, **params)
     *batch, n, m = (*new_sizes,) if len(new_sizes) > 1 else (0, 0)
     if len(new_sizes) < 2 or (n, m) != v.shape[-2:]:
         return NotImplemented
@@ -474,6 +477,9 @@ def _(*vs: Matrix, dimension: int) -> Any:
     if dimension >= len(first.batch):
         return NotImplemented
     if len({jax.tree.structure(v) for v in vs}) > 1:
+        return NotImplemented
+    # Blocks, or factors, of a matrix may be of other sizes in another of the same shape.
+    if len({tuple(x.shape[len(v.batch) :] for x in jax.tree.leaves(v)) for v in vs}) > 1:
         return NotImplemented
     return first.map_batch(lambda *xs: jnp.concatenate(xs, dimension), *vs[1:])
 

@@ -15,7 +15,8 @@ from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, t
 from .._base.linear import Linear
 from .._base.order import order
 from .._base.structured import inexact, is_number
-from .matrix import negated
+from .determinant import Determinant
+from .matrix import Matrix, negated, on_fields, swapped
 from .sum import Sum, sum_of
 
 
@@ -122,6 +123,39 @@ class Scaled(Linear):
         is_batch = jnp.ndim(self.scale) > 0
         product = transform(jnp.multiply)(self.x, self.factor() if is_batch else self.scale)
         return NotImplemented if isinstance(product, Scaled) and not is_batch else product
+
+    # --- linear algebra, as of a `Matrix` -----------------------------------------------
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return self.shape[:-2]
+
+    @property
+    def solvable(self) -> bool:
+        return isinstance(self.x, (Matrix, Scaled)) and self.x.solvable
+
+    def known_lu(self) -> Any:
+        return NotImplemented
+
+    def known_determinant(self) -> Any:
+        if not isinstance(self.x, (Matrix, Scaled)):
+            return NotImplemented
+        known = on_fields(lambda x: x.known_determinant(), self.x)
+        if known is NotImplemented:
+            return NotImplemented
+        scales = jnp.broadcast_to(
+            self.factor()[..., 0] if self.batch else self.scale, self.shape[:-1]
+        )
+        own = Determinant.of(scales)
+        return Determinant(known.unit * own.unit, known.log + own.log)
+
+    def transposed(self) -> Any:
+        return Scaled(swapped(self.x), self.scale)
+
+    def solve(self, x: Any, axis: int) -> Any:
+        found = on_fields(lambda own, x: own.solve(x, axis), self.x, x)
+        scale = self.scale
+        return found / scale.reshape(*scale.shape, *[1] * (x.ndim - scale.ndim))
 
 
 def _scaled(x: Any, scale: Any) -> Any:

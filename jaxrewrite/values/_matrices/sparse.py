@@ -31,7 +31,7 @@ from jaxtyping import Array, Integer, Shaped
 import jaxrewrite
 from jaxrewrite import register
 
-from .._base.structured import concrete, zero_unless
+from .._base.structured import concrete, is_class, zero_unless
 from .matrix import Matrix
 from .monomial import Diagonal, Identity
 from .rows import gather_rows
@@ -216,8 +216,8 @@ class Sparse(Matrix):
 
     def stored(self) -> Any:
         r"""Which entries are in the matrix, of shape (\*batch, e); others fill up."""
-        sizes = jnp.asarray(self.shape[-2:], self.indices.dtype)
-        return (self.bcoo().indices < sizes).all(-1)
+        i, j = jnp.moveaxis(self.bcoo().indices, -1, 0)
+        return (i < self.shape[-2]) & (j < self.shape[-1])
 
     def places(self) -> tuple[Any, Any]:
         r"""Rows and columns, of shape (\*batch, e) each, and in range.
@@ -305,7 +305,7 @@ class Sparse(Matrix):
 
     def rows(self, i: Any) -> Any:
         """The rows at indices, as an array: each entry is added to those that are its row."""
-        asked = i[..., None] == jnp.arange(self.shape[-2])
+        asked = is_class(i, self.shape[-2])
         return self.transposed().apply(asked.astype(self.dtype), i.ndim)
 
     def hadamard(self, other: Any) -> Any:
@@ -535,9 +535,9 @@ def _(v: Sparse, *, dimensions: Any) -> Any:
 
 
 @register("reshape")
-def _(v: Sparse, *, new_sizes: Any, **params: Any) -> Any:
+def _(v: Sparse, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
     batch = len(v.batch)
-    if tuple(new_sizes[-2:]) == v.shape[-2:]:
+    if dimensions is not None or tuple(new_sizes[-2:]) == v.shape[-2:]:
         return NotImplemented
     if len(new_sizes) == v.ndim and tuple(new_sizes[:-2]) == v.batch:
         return _unique(bcoo_reshape(v.bcoo(), new_sizes=new_sizes))

@@ -187,8 +187,9 @@ class NMSparse(Matrix):
         return jax.core.ShapedArray((*batch, *sizes), self.values.dtype)
 
     def materialise(self) -> Any:
-        place = jnp.arange(self.m, dtype=jnp.int32)[:, None]
         *batch, groups, kept, k = self.values.shape
+        place = jnp.arange(self.m, dtype=jnp.int32)
+        place = place.reshape(*[1] * (len(batch) + 1), self.m, 1)
         dense = jnp.zeros((*batch, groups, self.m, k), self.values.dtype)
         # One by one: as one array they would have N times the bytes.
         for s in range(kept):

@@ -121,7 +121,7 @@ class Toeplitz(Matrix):
 
     def materialise(self) -> Any:
         i, j = (jnp.arange(n) for n in self.shape[-2:])
-        return self.diagonals()[..., i[:, None] - j + len(j) - 1]
+        return self.diagonals()[..., i[:, None] - j[None] + len(j) - 1]
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         if not inexact(self.column):
@@ -240,7 +240,7 @@ class Circulant(Matrix):
     def materialise(self) -> Any:
         n = self.column.shape[-1]
         i = jnp.arange(n)
-        return self.column[..., (i[:, None] - i) % n]
+        return self.column[..., (i[:, None] - i[None]) % n]
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         if not inexact(self.column):
