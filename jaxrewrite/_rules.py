@@ -117,7 +117,7 @@ class _Entry:
             (
                 operand.outer
                 for own, operand in named
-                if issubclass(operand, Value) and _names_a_type(own)
+                if issubclass(operand, Value) and _names_its_type(own, operand)
             ),
             default=-math.inf,
         )
@@ -131,10 +131,15 @@ class _Entry:
         )
 
 
-def _names_a_type(annotated: Any) -> bool:
-    """Whether an operand's annotation is a type of value, and not any value."""
+def _names_its_type(annotated: Any, operand: type[Value]) -> bool:
+    """Whether an operand's annotation has its type, and not only any value."""
     choices = annotated.variadic_type if isvariadic(annotated) else (annotated,)
-    return all("_is_any" not in vars(choice) and choice is not object for choice in choices)
+    return any(
+        choice is not object
+        and "_is_any" not in vars(choice)
+        and issubclass(operand, choice)
+        for choice in choices
+    )
 
 
 class _Dispatcher(Dispatcher):

@@ -5,6 +5,7 @@ own sparse matrices, which it wraps, take as long to load as all the others.
 """
 
 from . import _level as _level
+from ._annotations.declaration import annotation_rule as annotation_rule
 from ._annotations.interval import Interval as Interval
 from ._annotations.keys import Threefry as Threefry
 from ._annotations.masked import Masked as Masked
@@ -15,10 +16,13 @@ from ._annotations.unitful import (
     Units as Units,
     UnitsError as UnitsError,
 )
+from ._base.linear import Linear as Linear
+from ._base.structured import Structured as Structured
 from ._matrices.banded import Banded as Banded, Tridiagonal as Tridiagonal
 from ._matrices.block_diagonal import BlockDiagonal as BlockDiagonal
 from ._matrices.kronecker import Kronecker as Kronecker
 from ._matrices.low_rank import LowRank as LowRank
+from ._matrices.matrix import Matrix as Matrix
 from ._matrices.monomial import (
     Diagonal as Diagonal,
     Identity as Identity,
@@ -40,6 +44,7 @@ from ._trees import (
     partition as partition,
 )
 from ._uniform import Constant as Constant, Known as Known, Zero as Zero
+from ._weights.coded import Coded as Coded
 from ._weights.lora import Lora as Lora, adapt as adapt
 from ._weights.nf4 import NF4 as NF4
 from ._weights.quantise import quantise as quantise

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import jaxrewrite
 
 from .._base.structured import Structured
-from .declaration import SEVERAL, TWO, like, mapped, rule
+from .declaration import annotation_rule, like, mapped
 
 
 class Tagged(Structured):
@@ -63,7 +63,7 @@ class Tagged(Structured):
      'b': Array([1., 1., 1.], dtype=float32)}
     """
 
-    outer = 5
+    outer = 50
 
     # The tags are all that is lost; derivative rules are given arrays without.
     materialise_policy = "allow"
@@ -117,7 +117,7 @@ class Tagged(Structured):
         return Tagged(tangent, self.tags)
 
 
-@rule(Tagged, *TWO, *SEVERAL)
+@annotation_rule(Tagged)
 def _tag(*operands: Any, primitive: Any, **params: Any) -> Any:
     """As the default does, but before the rules of any other type are asked."""
     return Tagged.default(primitive, operands, params)

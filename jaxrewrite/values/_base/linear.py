@@ -12,7 +12,6 @@ from jaxtyping import Array
 
 from jaxrewrite import ArrayValue, bind, primitives, register
 
-from .order import order
 from .structured import Structured, is_linear_cast
 
 
@@ -77,16 +76,9 @@ def _(v: Linear, *, new_dtype: Any, **params: Any) -> Any:
 _BILINEAR = ("dot_general", "mul", "conv_general_dilated")
 
 
-@register(*_BILINEAR, precedence=order("Linear"))
-def _(v: Linear, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    return v.map_parts(lambda part: bind(primitive, part, y, **params))
-
-
-@register(*_BILINEAR, precedence=order("Linear"))
-def _(x: Array | ArrayValue, v: Linear, *, primitive: Any, **params: Any) -> Any:
-    return v.map_parts(lambda part: bind(primitive, x, part, **params))
-
-
-@register(*_BILINEAR)
-def _(v: Linear, w: Linear, *, primitive: Any, **params: Any) -> Any:
-    return v.map_parts(lambda part: bind(primitive, part, w, **params))
+@register(*_BILINEAR, types=(Linear, Linear))
+@register(*_BILINEAR, either=True)
+def _(x: Linear, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    if isinstance(x, Linear):
+        return x.map_parts(lambda part: bind(primitive, part, y, **params))
+    return y.map_parts(lambda part: bind(primitive, x, part, **params))

@@ -19,10 +19,10 @@ from jax import lax
 from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
+from jaxrewrite import ArrayValue
 from jaxrewrite.primitives import ADDITIVE
 
 from .._base.contract import contract, intermediate, labels, transpose
-from .._base.order import order
 from .._base.structured import Structured, inexact, is_linear_cast
 from .sum import sum_of
 
@@ -78,6 +78,8 @@ class LowRank(Structured):
     >>> jnp.ones(300) @ v
     Array([600., 600., ...], dtype=float32)
     """
+
+    outer = -60
 
     a: Array
     b: Array
@@ -663,17 +665,8 @@ def concatenated(those: Sequence[LowRank], dimension: int) -> Any:
     return whole if is_low(whole) else NotImplemented
 
 
-@jaxrewrite.register(*ADDITIVE)
-def _(v: LowRank, y: Array, *, primitive, **params):
-    return _lazily(v, y, primitive)
-
-
-@jaxrewrite.register(*ADDITIVE)
-def _(y: Array, v: LowRank, *, primitive, **params):
-    return _lazily(y, v, primitive)
-
-
-def _lazily(x: Any, y: Any, primitive: Any) -> Any:
+@jaxrewrite.register(*ADDITIVE, either=True)
+def _(x: LowRank, y: Array, *, primitive, **params):
     """A sum with an array of any rank, which is not added up."""
     shape = x.shape if isinstance(x, LowRank) else y.shape
     if jnp.broadcast_shapes(x.shape, y.shape) != shape:
@@ -721,16 +714,14 @@ def scaled(v: LowRank, y: Any, primitive: Any, **params: Any) -> Any:
     return build(pair[0], pair[1], range(v.ndim))
 
 
-@jaxrewrite.register("mul", "div")
+@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("div")
 def _(v: LowRank, y: ArrayLike, *, primitive, **params):
     return scaled(v, y, primitive)
 
 
-@jaxrewrite.register("mul")
-def _(y: ArrayLike, v: LowRank, *, primitive, **params):
-    return scaled(v, y, primitive)
-
-
+@jaxrewrite.register("dot_general", types=(LowRank, LowRank))
+@jaxrewrite.register("dot_general", types=(LowRank, ArrayLike | ArrayValue), either=True)
 def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
     """`jax.lax.dot_general` of two operands, of which one at least is a `LowRank`."""
     dtype = jnp.result_type(x.dtype, y.dtype)
@@ -752,7 +743,7 @@ def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
     )
     first, second = pair[i], pair[1 - i]
     x = contract(first.x, first.labels, other, others, middle, **intermediate(params))
-    if not isinstance(other, jaxrewrite.ArrayValue):
+    if not isinstance(other, ArrayValue):
         return contract(x, middle, second.x, second.labels, names.out, **params)
     result = build(Factor(x, middle), second, names.out)
     dtype = params["preferred_element_type"] or jnp.result_type(v.dtype, other.dtype)
@@ -782,23 +773,3 @@ def step(
         for these, those in ((first.labels, others), (middle, second.labels))
     )
     return cost, which, middle
-
-
-@jaxrewrite.register("dot_general")
-def _(x: LowRank, y: LowRank | ArrayLike, **params):
-    return dot(x, y, **params)
-
-
-@jaxrewrite.register("dot_general")
-def _(x: ArrayLike, y: LowRank, **params):
-    return dot(x, y, **params)
-
-
-@jaxrewrite.register("dot_general", precedence=order("LowRank"))
-def _(x: LowRank, y: jaxrewrite.ArrayValue, **params):
-    return dot(x, y, **params)
-
-
-@jaxrewrite.register("dot_general", precedence=order("LowRank"))
-def _(x: jaxrewrite.ArrayValue, y: LowRank, **params):
-    return dot(x, y, **params)

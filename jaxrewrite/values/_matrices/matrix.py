@@ -43,6 +43,7 @@ class Matrix(Structured):
     """
 
     _is_base = True
+    outer = -70
     entries: ClassVar[str | None] = None
     movable: ClassVar[bool] = False
 

@@ -13,7 +13,6 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, transform
 
 from .._base.linear import Linear
-from .._base.order import order
 from .._base.structured import inexact, is_number
 from .matrix import negated
 from .sum import Sum, sum_of
@@ -51,6 +50,8 @@ class Scaled(Linear):
     >>> jaxrewrite.numpy.sum(v, axis=0)
     Scaled<f32[3], 16 B>(x=f32[3], scale=f32[])
     """
+
+    outer = -20
 
     x: Any
     scale: Array
@@ -153,7 +154,7 @@ def _(v: Scaled, divisor: Array, **params: Any) -> Any:
     return v.rescaled(v.scale / jnp.reshape(divisor, ()))
 
 
-@register("div", precedence=order("Linear"))
+@register("div")
 def _(v: Scaled, divisor: ArrayValue, **params: Any) -> Any:
     return v.map_parts(lambda part: bind("div", part, divisor))
 
@@ -200,21 +201,8 @@ def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
     return _on_products(primitive, v, **params)
 
 
-@register(*_OTHERS, precedence=order("Scaled"))
-def _(v: Scaled, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    return _on_products(primitive, v, y, **params)
-
-
-@register(*_OTHERS, precedence=order("Scaled"))
-def _(x: Array | ArrayValue, v: Scaled, *, primitive: Any, **params: Any) -> Any:
-    return _on_products(primitive, x, v, **params)
-
-
-@register(*_OTHERS, "div")
-def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
-    return _on_products(primitive, v, w, **params)
-
-
-@register("div")
-def _(x: Array, v: Scaled, *, primitive: Any, **params: Any) -> Any:
-    return _on_products(primitive, x, v, **params)
+@register("div", types=(Array, Scaled))
+@register(*_OTHERS, "div", types=(Scaled, Scaled))
+@register(*_OTHERS, either=True)
+def _(x: Scaled, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    return _on_products(primitive, x, y, **params)

@@ -15,7 +15,6 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, primitives, register, transform
 
 from .._base.linear import Linear
-from .._base.order import order
 from .._base.structured import inexact, number_of
 from .matrix import closed_sum, negated
 
@@ -46,6 +45,8 @@ class Sum(Linear):
     >>> v @ jnp.ones(3)
     Array([3., 4., 5.], dtype=float32)
     """
+
+    outer = -40
 
     terms: tuple[Any, ...]
 
@@ -129,7 +130,9 @@ def _(v: Sum, divisor: Literal, **params: Any) -> Any:
     return v.map_parts(transform(lambda term: term / number))
 
 
-def _added(x: Any, y: Any, primitive: Any) -> Any:
+@register(*primitives.ADDITIVE, types=(Sum, Sum))
+@register(*primitives.ADDITIVE, either=True)
+def _(x: Sum, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
     shape = jnp.broadcast_shapes(jnp.shape(x), jnp.shape(y))
     if any(isinstance(z, ArrayValue) and z.shape != shape for z in (x, y)):
         return NotImplemented
@@ -138,18 +141,3 @@ def _added(x: Any, y: Any, primitive: Any) -> Any:
     return sum_of(
         [z if isinstance(z, ArrayValue) else jnp.broadcast_to(z, shape) for z in (x, y)]
     )
-
-
-@register(*primitives.ADDITIVE, precedence=order("Sum"))
-def _(v: Sum, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    return _added(v, y, primitive)
-
-
-@register(*primitives.ADDITIVE, precedence=order("Sum"))
-def _(x: Array | ArrayValue, v: Sum, *, primitive: Any, **params: Any) -> Any:
-    return _added(x, v, primitive)
-
-
-@register(*primitives.ADDITIVE)
-def _(v: Sum, w: Sum, *, primitive: Any, **params: Any) -> Any:
-    return _added(v, w, primitive)

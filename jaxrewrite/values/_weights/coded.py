@@ -431,14 +431,11 @@ def _(
 # So is a row, or an entry, that was sliced out of a table, once something is added to it.
 
 
-@jaxrewrite.register(*primitives.ADDITIVE)
-def _(v: Coded, y: ArrayLike, *, primitive, **params):
-    return NotImplemented if v.ndim > 1 else primitive.bind(v.materialise(), y, **params)
-
-
-@jaxrewrite.register(*primitives.ADDITIVE)
-def _(x: ArrayLike, v: Coded, *, primitive, **params):
-    return NotImplemented if v.ndim > 1 else primitive.bind(x, v.materialise(), **params)
+@jaxrewrite.register(*primitives.ADDITIVE, either=True)
+def _(x: Coded, y: ArrayLike, *, primitive, **params):
+    if any(isinstance(z, Coded) and z.ndim > 1 for z in (x, y)):
+        return NotImplemented
+    return primitive.bind(*jaxrewrite.materialise((x, y)), **params)
 
 
 def gather_blocks(
@@ -557,25 +554,16 @@ def _(v: Coded, *, new_dtype, **params):
 # --- products -------------------------------------------------------------------------
 
 
-@jaxrewrite.register("dot_general")
-def _(x: ArrayLike, v: Coded, *, dimension_numbers, **params):
-    names = labels(dimension_numbers, jnp.ndim(x), v.ndim)
-    return product(v, names.y, x, names.x, names.out, **params)
+@jaxrewrite.register("dot_general", types=(Coded, Coded))
+@jaxrewrite.register("dot_general", either=True)
+def _(x: Coded, y: ArrayLike, *, dimension_numbers, **params):
+    xs, ys, out = labels(dimension_numbers, jnp.ndim(x), jnp.ndim(y))
+    if isinstance(x, Coded):
+        return multiplied(x, xs, y, ys, out, **params)
+    return multiplied(y, ys, x, xs, out, **params)
 
 
-@jaxrewrite.register("dot_general")
-def _(v: Coded, x: ArrayLike, *, dimension_numbers, **params):
-    names = labels(dimension_numbers, v.ndim, jnp.ndim(x))
-    return product(v, names.x, x, names.y, names.out, **params)
-
-
-@jaxrewrite.register("dot_general")
-def _(v: Coded, w: Coded, *, dimension_numbers, **params):
-    names = labels(dimension_numbers, v.ndim, w.ndim)
-    return product(v, names.x, w, names.y, names.out, **params)
-
-
-def product(v: Coded, vs: Labels, x: Any, xs: Labels, out: Labels, **params: Any) -> Any:
+def multiplied(v: Coded, vs: Labels, x: Any, xs: Labels, out: Labels, **params: Any) -> Any:
     """Multiply, and leave nothing behind for a derivative but the leaves and ``x``.
 
     A dense ``v`` is made again where it is needed, as it would otherwise be held from

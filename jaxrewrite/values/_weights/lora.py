@@ -17,9 +17,9 @@ from jax import lax
 from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
+from jaxrewrite import ArrayValue
 from jaxrewrite.primitives import ADDITIVE
 
-from .._base.order import order
 from .._base.structured import Structured
 from .._matrices.low_rank import (
     LINEAR,
@@ -92,6 +92,8 @@ class Lora(Structured):
     >>> jax.vmap(apply, in_axes=(Lora(None, 0, 0), 0))(own, jnp.ones((2, 3)))
     Array([[ 6.,  6.,  6.,  6.], [15., 15., 15., 15.]], dtype=float32)
     """
+
+    outer = -50
 
     w: Array
     a: Array
@@ -239,7 +241,8 @@ def _(v: Lora, *operands: ArrayLike, primitive, **params):
     return _with(v, primitive.bind(_base(v), *operands, **params), change, v.frozen)
 
 
-@jaxrewrite.register("mul", "div")
+@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("div")
 def _(v: Lora, y: ArrayLike, *, primitive, **params):
     change = scaled(v.change, y, primitive)
     if change is NotImplemented:
@@ -247,18 +250,11 @@ def _(v: Lora, y: ArrayLike, *, primitive, **params):
     return _with(v, primitive.bind(_base(v), y, **params), change, frozen=False)
 
 
-@jaxrewrite.register("mul")
-def _(y: ArrayLike, v: Lora, *, primitive, **params):
-    change = scaled(v.change, y, primitive)
-    if change is NotImplemented:
-        return NotImplemented
-    return _with(v, primitive.bind(y, _base(v), **params), change, frozen=False)
-
-
 # --- sums ---------------------------------------------------------------------------
 
 
-def _into_base(x: Any, y: Any, primitive: Any) -> Any:
+@jaxrewrite.register(*ADDITIVE, either=True)
+def _(x: Lora, y: ArrayLike | ArrayValue, *, primitive):
     """A sum with what has no change: it goes into ``w``."""
     v, other = (x, y) if isinstance(x, Lora) else (y, x)
     if jnp.broadcast_shapes(v.shape, jnp.shape(other)) != v.shape:
@@ -267,26 +263,6 @@ def _into_base(x: Any, y: Any, primitive: Any) -> Any:
     change = LINEAR["neg"](v.change) if is_subtracted else v.change
     operands = (_base(z) if z is v else z for z in (x, y))
     return _with(v, jaxrewrite.bind(primitive, *operands), change, frozen=False)
-
-
-@jaxrewrite.register(*ADDITIVE)
-def _(v: Lora, y: ArrayLike, *, primitive):
-    return _into_base(v, y, primitive)
-
-
-@jaxrewrite.register(*ADDITIVE)
-def _(x: ArrayLike, v: Lora, *, primitive):
-    return _into_base(x, v, primitive)
-
-
-@jaxrewrite.register(*ADDITIVE, precedence=order("Lora"))
-def _(v: Lora, y: jaxrewrite.ArrayValue, *, primitive):
-    return _into_base(v, y, primitive)
-
-
-@jaxrewrite.register(*ADDITIVE, precedence=order("Lora"))
-def _(x: jaxrewrite.ArrayValue, v: Lora, *, primitive):
-    return _into_base(x, v, primitive)
 
 
 @jaxrewrite.register(*ADDITIVE)
@@ -328,7 +304,9 @@ def _(*those: Lora, dimension, **params):
 # --- products -----------------------------------------------------------------------
 
 
-def _dot(x: Any, y: Any, **params: Any) -> Any:
+@jaxrewrite.register("dot_general", types=(Lora, Lora))
+@jaxrewrite.register("dot_general", either=True)
+def _(x: Lora, y: ArrayLike | ArrayValue, **params):
     v = x if isinstance(x, Lora) else y
     bases = (_base(z) if z is v else z for z in (x, y))
     w = jaxrewrite.bind("dot_general", *bases, **params)
@@ -336,36 +314,11 @@ def _dot(x: Any, y: Any, **params: Any) -> Any:
     return _with(v, w, dot(*changes, **params), v.frozen and v is x is y)
 
 
-@jaxrewrite.register("dot_general")
-def _(x: Lora, y: Lora | ArrayLike, **params):
-    return _dot(x, y, **params)
-
-
-@jaxrewrite.register("dot_general")
-def _(x: ArrayLike, y: Lora, **params):
-    return _dot(x, y, **params)
-
-
-@jaxrewrite.register("dot_general", precedence=order("Lora"))
-def _(x: Lora, y: jaxrewrite.ArrayValue, **params):
-    return _dot(x, y, **params)
-
-
-@jaxrewrite.register("dot_general", precedence=order("Lora"))
-def _(x: jaxrewrite.ArrayValue, y: Lora, **params):
-    return _dot(x, y, **params)
-
-
 # Of a weight and an array of low rank the product is of low rank.
 
 
-@jaxrewrite.register("dot_general")
+@jaxrewrite.register("dot_general", either=True)
 def _(x: Lora, y: LowRank, **params):
-    return dot(x, y, **params)
-
-
-@jaxrewrite.register("dot_general")
-def _(x: LowRank, y: Lora, **params):
     return dot(x, y, **params)
 
 
