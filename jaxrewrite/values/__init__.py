@@ -38,6 +38,7 @@ from ._matrices.toeplitz import Circulant as Circulant, Toeplitz as Toeplitz
 from ._matrices.triangular import Triangular as Triangular
 from ._strict import strict_zeros as strict_zeros
 from ._trees import (
+    adapt as adapt,
     combine as combine,
     freeze as freeze,
     nbytes as nbytes,
@@ -45,7 +46,7 @@ from ._trees import (
 )
 from ._uniform import Constant as Constant, Known as Known, Zero as Zero
 from ._weights.coded import Coded as Coded
-from ._weights.lora import Lora as Lora, adapt as adapt
+from ._weights.lora import Lora as Lora
 from ._weights.nf4 import NF4 as NF4
 from ._weights.quantise import quantise as quantise
 from ._weights.quantised import Quantised as Quantised

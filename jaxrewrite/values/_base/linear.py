@@ -19,7 +19,23 @@ class Linear(Structured):
     """Base class of arrays that are linear in parts of the same shape.
 
     A part is an array, or a value. Linear maps go to the parts, and so does one side of a
-    product.
+    product. A subclass defines `materialise`, `map_parts` and `shares`.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite import values
+    >>> class Complex(values.Linear):
+    ...     re: jax.Array
+    ...     im: jax.Array
+    ...     def materialise(self):
+    ...         return self.re + 1j * self.im
+    ...     def map_parts(self, fn):
+    ...         return Complex(fn(self.re), fn(self.im))
+    ...     def shares(self, fill):
+    ...         return NotImplemented
+    >>> -Complex(jnp.ones((2, 3)), jnp.zeros((2, 3))).T
+    Complex<c64[3,2], 48 B>(re=f32[3,2], im=f32[3,2])
     """
 
     _is_base = True

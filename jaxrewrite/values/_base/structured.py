@@ -43,7 +43,23 @@ def short(aval: Any) -> str:
 
 
 class Structured(jaxrewrite.ArrayValue):
-    """Base class of the ready value types: its ``repr`` tells what it takes to hold it."""
+    """Base class of the ready value types: its ``repr`` tells what it takes to hold it.
+
+    Of one that has rules for ``slice``, ``squeeze``, ``broadcast_in_dim``, ``reshape`` and
+    ``concatenate``, splits, stacks and tiles are made by these.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxrewrite import values
+    >>> class Outer(values.Structured):
+    ...     x: jax.Array
+    ...     y: jax.Array
+    ...     def materialise(self):
+    ...         return jnp.outer(self.x, self.y)
+    >>> Outer(jnp.ones(1000), jnp.ones(2000))
+    Outer<f32[1000,2000], 12 kB>(x=f32[1000], y=f32[2000])
+    """
 
     _is_base = True
 

@@ -56,6 +56,13 @@ class Determinant(NamedTuple):
         """The products along the last axis."""
         return type(self)(self.unit.prod(-1), self.log.sum(-1))
 
+    def times(self, other: Determinant) -> Self:
+        """The products of these and others of the same shape."""
+        size = lax.stop_gradient(abs(self.unit))
+        size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+        log = self.log + other.log + jnp.log(size)
+        return type(self)(self.unit / size * other.unit, log)
+
     def __pow__(self, power: int) -> Self:
         return type(self)(self.unit**power, self.log * power)
 

@@ -273,7 +273,7 @@ def _(v: Matrix, x: Array, **params: Any) -> Any:
 
 
 def _times_number(v: Matrix, factor: Any) -> Any:
-    closed = v.scaled(factor)
+    closed = v.times_number(factor)
     return Scaled(v, factor) if closed is NotImplemented else closed
 
 

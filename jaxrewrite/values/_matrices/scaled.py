@@ -14,11 +14,13 @@ from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, t
 
 from .._base.linear import Linear
 from .._base.structured import inexact, is_number
+from .algebra import LinearAlgebra, diagonal_of, is_square, known_or, trace_of
+from .determinant import Determinant
 from .matrix import negated
 from .sum import Sum, sum_of
 
 
-class Scaled(Linear):
+class Scaled(LinearAlgebra, Linear):
     r"""A number times an array, :math:`s X`, that is not multiplied.
 
     Linear maps and products go to the array; the number is multiplied by numbers. What
@@ -100,6 +102,44 @@ class Scaled(Linear):
             whole = self.multiplied()  # a linear map need not keep batch axes
             return whole if whole is NotImplemented else fn(whole)
         return _scaled(fn(self.x), self.scale)
+
+    def diagonal(self) -> Any:
+        return diagonal_of(self.x) * self._of_matrices(1)
+
+    def trace(self) -> Any:
+        return trace_of(self.x) * self._of_matrices(0)
+
+    def known_inverse(self) -> Any:
+        """One over the number times the inverse, if the array knows that."""
+        if not isinstance(self.x, LinearAlgebra):
+            return NotImplemented
+        inverse = self.x.known_inverse()
+        if inverse is NotImplemented:
+            return NotImplemented
+        _, treedef = jax.tree.flatten(Scaled(inverse, jnp.zeros((), self.dtype)))
+        return treedef.unflatten([*jax.tree.leaves(inverse), 1 / self.scale])
+
+    def known_determinant(self) -> Any:
+        r"""The number to the power n, times the determinant of an array of n rows."""
+        if not is_square(self):
+            return NotImplemented
+        found = known_or(self.x, "known_determinant", Determinant.of_arrays)
+        scale = jnp.broadcast_to(self._of_matrices(0), found.unit.shape)
+        number = Determinant.of(scale[..., None]) ** self.shape[-1]
+        return number.times(found)
+
+    def known_eigenvalues(self) -> Any:
+        if not is_square(self):
+            return NotImplemented
+        found = known_or(self.x, "known_eigenvalues", jnp.linalg.eigvals)
+        return found * self._of_matrices(1)
+
+    def _of_matrices(self, more: int) -> Any:
+        """The number for each matrix of a stack, with some axes of size 1 behind."""
+        if not jnp.ndim(self.scale):
+            return self.scale
+        factor = self.factor()
+        return factor.reshape(factor.shape[: factor.ndim - 2 + more])
 
     def join(self, other: Any) -> Any:
         """With an array like its own: once that."""

@@ -16,10 +16,11 @@ from jaxrewrite import ArrayValue, primitives, register, transform
 
 from .._base.linear import Linear
 from .._base.structured import inexact, number_of
+from .algebra import LinearAlgebra, diagonal_of, trace_of
 from .matrix import closed_sum, negated
 
 
-class Sum(Linear):
+class Sum(LinearAlgebra, Linear):
     r"""A lazy sum of arrays of one shape, :math:`T_1 + T_2 + \cdots + T_k`.
 
     What a sum of two values with structure is where it has no closed form: a diagonal and
@@ -76,6 +77,12 @@ class Sum(Linear):
 
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
         return sum_of([fn(term) for term in self.terms])
+
+    def diagonal(self) -> Any:
+        return sum_of_arrays([diagonal_of(term) for term in self.terms])
+
+    def trace(self) -> Any:
+        return sum_of_arrays([trace_of(term) for term in self.terms])
 
     def shares(self, fill: Any) -> Any:
         return [fill, *[0] * (len(self.terms) - 1)]
