@@ -212,6 +212,13 @@ class Rules:
         next rule. A rule is run with tracers for the leaves, as a function under
         `jax.jit` is, and what it did is remembered for each structure of operands.
 
+        A field of an operand that is a value itself looks like an array of its aval, and
+        what is done to it is dispatched on its own type afterwards. An operand annotated
+        with `Value` or `ArrayValue` is the value that it is. So what a rule for
+        ``(T, ArrayValue)`` makes of a field and the other operand is dispatched on an array
+        and that value, unless ``T`` has ``rules_see_values = True``: then fields are values
+        too, of which only `bind` and `transform` take any, and both are dispatched together.
+
         A rule all of whose operands are dense rewrites ordinary programs. A rule
         that admits a value is never asked about dense operands alone.
 

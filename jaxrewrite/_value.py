@@ -104,16 +104,19 @@ class Value:
         rules that apply, neither more specific than the other, that of the type
         with the greater one is asked first. Arrays in metres whose numbers are
         quantised are ``Unitful(Quantised(...))`` if `Unitful` is the outer one.
+    rules_see_values
+        Whether rules are given a field that is a value as that value, and not as an
+        array of its aval. For types whose rules hand a field on together with another
+        value, by `bind`, which then dispatches on both.
     """
 
     materialise_policy: ClassVar[str | None] = None
     outer: ClassVar[float] = 0
+    rules_see_values: ClassVar[bool] = False
 
     # Whether an annotation with this class, and not a subclass, means any value.
     _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True
-    # Whether a field that is a value is no layer of its own.
-    _is_whole: ClassVar[bool] = False
     __dataclass_fields__ = _LazyFields()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -624,7 +627,7 @@ def same_structure(x: Any, y: Any) -> bool:
 
 def layer(value: Value) -> tuple[list[Any], PyTreeDef]:
     """Flatten one layer: leaves that are values themselves stay whole."""
-    is_leaf = None if value._is_whole else lambda x: x is not value and is_value(x)
+    is_leaf = None if value.rules_see_values else lambda x: x is not value and is_value(x)
     leaves, treedef = tree_flatten(value, is_leaf=is_leaf)
     if len(leaves) == 1 and leaves[0] is value:
         raise no_pytree(value)

@@ -20,6 +20,7 @@ from ._base.linear import Linear as Linear
 from ._base.structured import Structured as Structured
 from ._matrices.banded import Banded as Banded, Tridiagonal as Tridiagonal
 from ._matrices.block_diagonal import BlockDiagonal as BlockDiagonal
+from ._matrices.determinant import Determinant as Determinant
 from ._matrices.kronecker import Kronecker as Kronecker
 from ._matrices.low_rank import LowRank as LowRank
 from ._matrices.matrix import Matrix as Matrix

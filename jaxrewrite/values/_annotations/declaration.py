@@ -61,7 +61,9 @@ def annotation_rule(
     like an array: what the rule does to another value is dispatched to that value's own
     rules, so that ``Unitful(x) * diagonal`` has a `Diagonal` inside.
 
-    A type that carries something is an outer one: give it an ``outer`` above zero.
+    A type that carries something is an outer one: give it an ``outer`` above zero. With
+    ``rules_see_values = True``, other values are values to the rule, too, and so is the array
+    that it carries: `bind` dispatches on both.
 
     Parameters
     ----------
@@ -89,6 +91,7 @@ def annotation_rule(
     ...     array: jax.Array
     ...     time: int = jaxrewrite.field(static=True)
     ...     outer = 5
+    ...     rules_see_values = True
     ...     def materialise(self):
     ...         return self.array
     >>> @values.annotation_rule(Stamped, "add", "mul", "dot_general", "neg")
@@ -107,7 +110,7 @@ def annotation_rule(
             if not any(isinstance(x, cls) for x in operands):
                 return NotImplemented
             on_arrays = functools.partial(fn, primitive=primitive, **params)
-            if cls._is_whole or not any(_is_other(x, cls) for x in operands):
+            if cls.rules_see_values or not any(_is_other(x, cls) for x in operands):
                 return on_arrays(*operands)
             return jaxrewrite.transform(on_arrays, lambda x: _is_other(x, cls))(*operands)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -83,7 +83,7 @@ class Named(Structured):
     materialise_policy = "allow"
 
     # An array that is a value itself meets others as what it is.
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     array: Any
     names: Names = jaxrewrite.field(static=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jaxrewrite
 
@@ -69,7 +69,7 @@ class Tagged(Structured):
     materialise_policy = "allow"
 
     # An array that is a value itself meets others as what it is.
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     array: Any
     tags: frozenset[str] = jaxrewrite.field(static=True)

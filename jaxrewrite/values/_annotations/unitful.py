@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -194,7 +194,7 @@ class Unitful(Structured):
     outer = 30
 
     # An array that is a value itself meets others as what it is.
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     array: Any
     units: Units = jaxrewrite.field(static=True)

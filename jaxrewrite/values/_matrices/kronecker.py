@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,7 +71,7 @@ class Kronecker(Matrix):
     factors: tuple[Any, ...]
 
     # What a factor is decides what its product with another value is.
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     def __init__(self, *factors: Any) -> None:
         if len(factors) == 1 and isinstance(factors[0], tuple):

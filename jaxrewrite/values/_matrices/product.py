@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ class Product(Matrix):
     factors: tuple[Any, ...]
 
     # What a factor is decides what its product with another value is.
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     def __post_init__(self) -> None:
         if not self.factors:

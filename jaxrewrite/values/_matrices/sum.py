@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,7 +52,7 @@ class Sum(LinearAlgebra, Linear):
     terms: tuple[Any, ...]
 
     # What a term is decides what its sum with another value is.
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     def __post_init__(self) -> None:
         if not self.terms:
