@@ -1,8 +1,8 @@
 """Rules for types that annotate an array: with tags, names, units, a mask, bounds.
 
-What such a type makes of a primitive is written once, for operands of which each is
-annotated or is not. How that is said in signatures is here: one operand, two, or any
-number of them, and other values beside it, which then become fields of the result.
+A rule of such a type is written once, for operands of which each may be annotated or not.
+This module registers it for all the signatures that that means: for one operand, two, or any
+number of them, and with other values, which become fields of the result.
 """
 
 from __future__ import annotations

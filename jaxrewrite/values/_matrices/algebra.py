@@ -11,9 +11,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 import jaxrewrite
+from jaxrewrite._avals import layer
 
 from .determinant import Determinant
 
@@ -148,10 +150,35 @@ def _shape(x: Any) -> tuple[int, ...]:
 # --- what sums and products ask of their parts ------------------------------------------------
 
 
+def on_fields(fn: Callable[..., Any], *operands: Any) -> Any:
+    """What a function makes of values, whose fields it sees as arrays, as a rule does.
+
+    For methods of what another value is made of: a field of that may be a value.
+    """
+    split = [layer(x) if isinstance(x, jaxrewrite.Value) else ([x], None) for x in operands]
+    fields = [field for leaves, _ in split for field in leaves]
+    values = [x for x in operands if isinstance(x, jaxrewrite.Value)]
+    if not any(isinstance(x, jaxrewrite.Value) for v in values for x in layer(v)[0]):
+        return fn(*operands)
+    found: list[Any] = []
+
+    def on_arrays(*arrays: Any) -> Any:
+        rest = iter(arrays)
+        wholes = []
+        for leaves, treedef in split:
+            own = [next(rest) for _ in leaves]
+            wholes.append(own[0] if treedef is None else jax.tree.unflatten(treedef, own))
+        found.append(fn(*wholes))
+        return () if found[-1] is NotImplemented else found[-1]
+
+    results = jaxrewrite.transform(on_arrays)(*fields)
+    return NotImplemented if found[-1] is NotImplemented else results
+
+
 def known_or(x: Any, hook: str, fn: Callable[[Any], Any], *args: Any) -> Any:
     """What a part's type knows of itself, else what a function of arrays makes of it."""
     if isinstance(x, LinearAlgebra):
-        known = getattr(x, hook)(*args)
+        known = on_fields(lambda x: getattr(x, hook)(*args), x)
         if known is not NotImplemented:
             return known
     return jaxrewrite.transform(fn)(x)
@@ -164,7 +191,9 @@ def diagonal_of(x: Any) -> Any:
 
 def trace_of(x: Any) -> Any:
     """The trace of a part, an array."""
-    return x.trace() if isinstance(x, LinearAlgebra) else diagonal_of(x).sum(-1)
+    if isinstance(x, LinearAlgebra):
+        return jaxrewrite.materialise(on_fields(lambda x: x.trace(), x))
+    return diagonal_of(x).sum(-1)
 
 
 def is_square(x: Any) -> bool:

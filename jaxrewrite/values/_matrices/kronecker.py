@@ -14,7 +14,7 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import bind, register, transform
 
-from .algebra import diagonal_of, known_or
+from .algebra import diagonal_of, known_or, on_fields
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .matrix import (
@@ -252,19 +252,21 @@ def _is_hermitian(factor: Any) -> bool:
 
 def _at(factor: Any, i: Any, j: Any) -> Any:
     if isinstance(factor, jaxrewrite.Value):
-        return factor.at(i, j) if isinstance(factor, Matrix) else NotImplemented
+        if not isinstance(factor, Matrix):
+            return NotImplemented
+        return on_fields(lambda factor, i, j: factor.at(i, j), factor, i, j)
     return factor[i, j]
 
 
 @register("abs", "square", "integer_pow", "conj")
 def _(v: Kronecker, *, primitive: Any, **params: Any) -> Any:
-    """Of a product of two numbers these are the product of each one's."""
+    """Each of these functions maps a product of two numbers to the product of its results."""
     return v.map_factors(lambda factor: bind(primitive, factor, **params))
 
 
 @register("mul", commutative=True)
 def _(v: Kronecker, x: Array, **params: Any) -> Any:
-    """With an array of this size, which is there already, no more is made than one."""
+    """The other operand is a dense array of the same size, so the result may be dense too."""
     if jnp.shape(x) != v.shape or 1 in v.shape[-2:]:
         return NotImplemented
     return v.materialise() * x

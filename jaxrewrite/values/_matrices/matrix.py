@@ -1,9 +1,9 @@
 """Matrices with structure: what one has to define, and the rules that hold of all.
 
-A `Matrix` is a linear map that is applied along an axis of an array. From that come all
-products with arrays; a lazy `Product` and `Sum` come from two of them, where they have no
-closed form. A type whose entries are those of its leaves says so in ``entries``, and then
-what acts entry by entry acts on the leaves.
+A `Matrix` is a linear map that is applied along an axis of an array. All products with
+arrays come from that. Two matrices make a lazy `Product` or `Sum` where they have no closed
+form. A type whose entries are those of its leaves says so in ``entries``, and then functions
+that act entry by entry act on the leaves.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from jaxrewrite import ArrayValue, bind, same_structure
 
 from .._base.contract import contract
 from .._base.structured import Structured, inexact
-from .algebra import LinearAlgebra, solve_columns
+from .algebra import LinearAlgebra, on_fields, solve_columns
 
 
 class Matrix(LinearAlgebra, Structured):
     r"""Base class of matrices with structure, or of stacks of them.
 
     A value of it has the shape (\*batch, n, m), and each of its leaves the same batch axes
-    in front. A subclass defines `aval`, `materialise`, `apply` and `transposed`, and what
-    else it knows better than its dense form.
+    in front. A subclass defines `aval`, `materialise`, `apply` and `transposed`, and
+    any other method for which it has something better than the dense form.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class Matrix(LinearAlgebra, Structured):
     def map_batch(self, fn: Callable[..., Any], *others: Self) -> Self:
         """The matrix with a function applied that acts on the batch axes of each leaf.
 
-        Of this one alone, or of several of one structure. Every entry of what the
+        Takes this matrix alone, or several of one structure. Every entry of what the
         function gives has to be one of the entries of its arguments.
         """
         return jax.tree.map(fn, self, *others)
@@ -236,7 +236,7 @@ def solve_dense(a: Any, x: Any, axis: int) -> Any:
 def solve_factor(factor: Any, x: Any, axis: int) -> Any:
     """Solve along an axis with an array, or with a matrix that may know how."""
     if isinstance(factor, Matrix) and factor.solvable:
-        return factor.solve(x, axis)
+        return on_fields(lambda factor, x: factor.solve(x, axis), factor, x)
     return solve_dense(factor, x, axis)
 
 
@@ -255,18 +255,22 @@ def unpivoted(v: Matrix) -> tuple[Any, Any]:
     return everywhere, everywhere
 
 
-# --- two values -------------------------------------------------------------------------
+# --- two values ----------------------------------------------------------------------
 
 
 def swapped(x: Any) -> Any:
     """A value with its last two axes exchanged."""
     if isinstance(x, Matrix):
-        return x.transposed()
+        return on_fields(lambda x: x.transposed(), x)
     batch = range(x.ndim - 2)
     return bind(lax.transpose_p, x, permutation=(*batch, x.ndim - 1, x.ndim - 2))
 
 
 def closed_product(x: Any, y: Any) -> Any:
+    return on_fields(_closed_product, x, y)
+
+
+def _closed_product(x: Any, y: Any) -> Any:
     closed = x.times(y) if isinstance(x, Matrix) else NotImplemented
     if closed is NotImplemented and isinstance(y, Matrix):
         closed = y.rtimes(x)
@@ -278,6 +282,10 @@ def negated(x: Any) -> Any:
 
 
 def closed_sum(x: Any, y: Any) -> Any:
+    return on_fields(_closed_sum, x, y)
+
+
+def _closed_sum(x: Any, y: Any) -> Any:
     closed = x.plus(y) if isinstance(x, Matrix) else NotImplemented
     if closed is NotImplemented and isinstance(y, Matrix):
         closed = y.plus(x)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jaxrewrite
 
 from .._base.contract import contract
-from .algebra import is_square, known_or
+from .algebra import is_square, known_or, on_fields
 from .determinant import Determinant
 from .matrix import Matrix, closed_product, solve_factor, swapped
 
@@ -20,7 +20,7 @@ from .matrix import Matrix, closed_product, solve_factor, swapped
 class Product(Matrix):
     r"""A lazy product of matrices, :math:`F_1 F_2 \cdots F_k`.
 
-    What a product of two values with structure is where it has no closed form. An array
+    The product of two values with structure where it has no closed form. An array
     is multiplied by one factor after the other, the last one first.
 
     Attributes
@@ -135,7 +135,7 @@ class Product(Matrix):
         first, *rest = self.factors
         if not isinstance(first, Matrix):
             return NotImplemented
-        first = first.scaled_rows(factors)
+        first = on_fields(lambda first, x: first.scaled_rows(x), first, factors)
         return NotImplemented if first is NotImplemented else Product((first, *rest))
 
 

@@ -14,20 +14,27 @@ from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, t
 
 from .._base.linear import Linear
 from .._base.structured import inexact, is_number
-from .algebra import LinearAlgebra, diagonal_of, is_square, known_or, trace_of
+from .algebra import (
+    LinearAlgebra,
+    diagonal_of,
+    is_square,
+    known_or,
+    on_fields,
+    trace_of,
+)
 from .determinant import Determinant
-from .matrix import negated
+from .matrix import Matrix, negated, swapped
 from .sum import Sum, sum_of
 
 
 class Scaled(LinearAlgebra, Linear):
     r"""A number times an array, :math:`s X`, that is not multiplied.
 
-    Linear maps and products go to the array; the number is multiplied by numbers. What
-    is not linear meets the product of the two, as does a sum. A matrix with structure that is
-    divided by a number of which only a run tells whether it is zero is one: zero times
-    the inverse of zero is then no number. A sum or a product of entries is that of the array,
-    first: if the number is infinite, it may be so where of the dense array it is no number.
+    Linear maps and products go to the array; the number is multiplied by numbers. Functions
+    that are not linear, and sums, act on the product of the two. Dividing a matrix with structure
+    by a number that only the run knows gives a `Scaled` one, so that a division by zero makes
+    NaN of its zeros. The array's entries are summed or multiplied before the number comes in: where
+    the number is infinite, the result may be infinite where the dense one is NaN.
 
     Attributes
     ----------
@@ -89,7 +96,7 @@ class Scaled(LinearAlgebra, Linear):
         return self
 
     def sliceable(self) -> Any:
-        """With a number for each element of the first axis."""
+        """The same array, with a number for each element of the first axis."""
         if jnp.ndim(self.scale) or not self.x.shape:
             return self
         return self.rescaled(jnp.broadcast_to(self.scale, self.x.shape[:1]))
@@ -103,6 +110,39 @@ class Scaled(LinearAlgebra, Linear):
             return whole if whole is NotImplemented else fn(whole)
         return _scaled(fn(self.x), self.scale)
 
+    def join(self, other: Any) -> Any:
+        """The join with an array like the one inside: that array times one."""
+        if not isinstance(self.x, jaxrewrite.Value) or not same_structure(self.x, other):
+            return NotImplemented
+        return self, Scaled(other, jnp.ones((), self.dtype))
+
+    def shares(self, fill: Any) -> Any:
+        is_nan = fill is None or fill != fill
+        return [fill] if is_nan else NotImplemented
+
+    def multiplied(self) -> Any:
+        """``s X`` as the array itself, or what its type makes of it; else NotImplemented.
+
+        Zeros that no leaf holds stay zero under a finite number only: NotImplemented.
+        """
+        if not isinstance(self.x, jaxrewrite.Value):
+            return self.x * self.factor()
+        if getattr(self.x, "has_zeros", False):
+            return NotImplemented
+        is_batch = jnp.ndim(self.scale) > 0
+        product = transform(jnp.multiply)(self.x, self.factor() if is_batch else self.scale)
+        return NotImplemented if isinstance(product, Scaled) and not is_batch else product
+
+    # --- linear algebra, as of a `Matrix` -----------------------------------------------
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return self.shape[:-2]
+
+    @property
+    def solvable(self) -> bool:
+        return isinstance(self.x, (Matrix, Scaled)) and self.x.solvable
+
     def diagonal(self) -> Any:
         return diagonal_of(self.x) * self._of_matrices(1)
 
@@ -113,7 +153,7 @@ class Scaled(LinearAlgebra, Linear):
         """One over the number times the inverse, if the array knows that."""
         if not isinstance(self.x, LinearAlgebra):
             return NotImplemented
-        inverse = self.x.known_inverse()
+        inverse = on_fields(lambda x: x.known_inverse(), self.x)
         if inverse is NotImplemented:
             return NotImplemented
         _, treedef = jax.tree.flatten(Scaled(inverse, jnp.zeros((), self.dtype)))
@@ -141,28 +181,15 @@ class Scaled(LinearAlgebra, Linear):
         factor = self.factor()
         return factor.reshape(factor.shape[: factor.ndim - 2 + more])
 
-    def join(self, other: Any) -> Any:
-        """With an array like its own: once that."""
-        if not isinstance(self.x, jaxrewrite.Value) or not same_structure(self.x, other):
-            return NotImplemented
-        return self, Scaled(other, jnp.ones((), self.dtype))
+    def transposed(self) -> Any:
+        return Scaled(swapped(self.x), self.scale)
 
-    def shares(self, fill: Any) -> Any:
-        is_nan = fill is None or fill != fill
-        return [fill] if is_nan else NotImplemented
-
-    def multiplied(self) -> Any:
-        """``s X`` as the array itself, or what its type makes of it; else NotImplemented.
-
-        That of zeros is zero only if the number is finite.
-        """
-        if not isinstance(self.x, jaxrewrite.Value):
-            return self.x * self.factor()
-        if getattr(self.x, "has_zeros", False):
-            return NotImplemented
-        is_batch = jnp.ndim(self.scale) > 0
-        product = transform(jnp.multiply)(self.x, self.factor() if is_batch else self.scale)
-        return NotImplemented if isinstance(product, Scaled) and not is_batch else product
+    def solve(self, x: Any, axis: int) -> Any:
+        if not self.solvable:
+            return super().solve(x, axis)
+        found = on_fields(lambda own, x: own.solve(x, axis), self.x, x)
+        scale = self.scale
+        return found / scale.reshape(*scale.shape, *[1] * (x.ndim - scale.ndim))
 
 
 def _scaled(x: Any, scale: Any) -> Any:
@@ -201,7 +228,7 @@ def _(v: Scaled, divisor: ArrayValue, **params: Any) -> Any:
 
 @register("div")
 def _(v: Sum, divisor: Array, **params: Any) -> Any:
-    """By a number that may be zero, whose inverse is one that makes something of zeros."""
+    """`Scaled` keeps the inverse, which makes NaN of zeros if the divisor is zero."""
     if not is_number(divisor) or not inexact(v):
         return NotImplemented
     return Scaled(v, 1 / jnp.reshape(divisor, ()))
@@ -209,7 +236,7 @@ def _(v: Sum, divisor: Array, **params: Any) -> Any:
 
 @register("abs", "square", "integer_pow", "conj")
 def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
-    """Of a product of two numbers these are the product of each one's."""
+    """Each of these functions maps a product of two numbers to the product of its results."""
     if jnp.ndim(v.scale):
         return _on_products(primitive, v, **params)
     x, scale = (bind(primitive, part, **params) for part in (v.x, v.scale))
