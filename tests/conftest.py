@@ -1,7 +1,8 @@
-"""What every test runs under: JAX's own checks, and no state left behind."""
+"""What every test runs under: JAX's own checks, and programs compiled quickly."""
 
 import gc
 import os
+import resource
 
 
 # Eight simulated devices, for the tests with shardings; before JAX is imported.
@@ -12,11 +13,14 @@ os.environ["XLA_FLAGS"] = (
 
 import jax
 import pytest
+from rule_coverage import RuleCoverage
 
 
-# Every jaxpr that the library builds is type checked, and no tracer may leak.
+# Every jaxpr that the library builds is type checked.
 jax.config.update("jax_enable_checks", True)
-jax.config.update("jax_check_tracer_leaks", True)
+
+# The programs are many and small: compiling them well takes longer than running them.
+jax.config.update("jax_disable_most_optimizations", True)
 
 
 # Leak checks collect garbage at each trace: what is imported is none, and looking
@@ -25,27 +29,73 @@ gc.collect()
 gc.freeze()
 
 
+def pytest_addoption(parser):
+    group = parser.getgroup("jaxrewrite")
+    group.addoption(
+        "--rule-coverage",
+        action="store_true",
+        help="list the rules of jaxrewrite.values that no test met, and print the share",
+    )
+    group.addoption(
+        "--leak-checks",
+        action="store_true",
+        help="check all tests for leaked tracers, not only those made for it; slow",
+    )
+
+
+def pytest_configure(config):
+    if config.getoption("--rule-coverage"):
+        config.pluginmanager.register(RuleCoverage(config))
+
+
+# Beyond so many bytes a process gives back what it compiled.
+MUCH = 2 * 2**30
+
+
 @pytest.fixture(scope="module", autouse=True)
-def _small_heap():
-    """For the same reason: each module of tests leaves nothing in JAX's caches."""
+def _bounded_memory():
+    """Modules share what is compiled, until that takes much memory."""
     yield
-    jax.clear_caches()
+    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > MUCH:
+        jax.clear_caches()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _leak_checks_everywhere(request):
+    if request.config.getoption("--leak-checks"):
+        jax.config.update("jax_check_tracer_leaks", True)
+
+
+def during(setting, value):
+    """Set one of JAX's settings, and back."""
+    before = getattr(jax.config, setting)
+    jax.config.update(setting, value)
+    yield
+    jax.config.update(setting, before)
+
+
+@pytest.fixture
+def leak_checks():
+    """For tests made for it: no tracer may leak. JAX traces everything anew meanwhile."""
+    yield from during("jax_check_tracer_leaks", True)
 
 
 @pytest.fixture
 def no_leak_checks():
     """For tests of caches: JAX itself keeps nothing while it checks for leaks."""
-    jax.config.update("jax_check_tracer_leaks", False)
-    yield
-    jax.config.update("jax_check_tracer_leaks", True)
+    yield from during("jax_check_tracer_leaks", False)
 
 
 @pytest.fixture
 def bulk(no_leak_checks):
-    """For many small programs: compiled quickly rather than well."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+    """For many programs that differ little: an oracle is check enough."""
+    yield from during("jax_enable_checks", False)
+
+
+@pytest.fixture
+def optimised():
+    """For tests of what is compiled: as well as a user has it."""
+    yield from during("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(autouse=True)

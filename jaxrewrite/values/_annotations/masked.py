@@ -110,7 +110,7 @@ class Masked(Structured):
         )
 
     def join(self, other: Any) -> Any:
-        """Nothing of an array is missing."""
+        """An array joins as one of which nothing is missing."""
         return self, Masked(_array(other), _mask(other))
 
     def stacked(self, size: int) -> Any:

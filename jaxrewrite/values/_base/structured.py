@@ -73,7 +73,7 @@ class Structured(jaxrewrite.ArrayValue):
         return f"{name}<{about}>({fields}"
 
 
-# What a value holds that needs no numbers: an array of none, whose shape has the batch axes.
+# A value that needs no numbers holds this empty array, whose shape has the batch axes.
 _NOTHING = np.zeros((0,), np.float32)
 
 
@@ -167,7 +167,7 @@ def is_linear_cast(x: Any, dtype: Any) -> bool:
 
 
 def on_numbers(primitive: Any, params: Any, *numbers: Any) -> np.ndarray:
-    """What a primitive makes of known numbers, whatever is being traced, on whatever mesh."""
+    """Evaluate a primitive on known numbers, whatever is being traced, on any mesh."""
     no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
     with jax.ensure_compile_time_eval(), no_mesh:
         return np.asarray(primitive.bind(*map(jnp.asarray, numbers), **params))

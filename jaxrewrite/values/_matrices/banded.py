@@ -107,8 +107,8 @@ class Banded(_Bands):
     definite matrix is as well solved by its `cholesky` factor, which is banded. The
     derivative of a solve is two more solves.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -216,7 +216,7 @@ class Banded(_Bands):
         return self
 
     def resized(self, lower: int, upper: int) -> Banded:
-        """With more diagonals of zeros, or with some of the outer ones left out."""
+        """The matrix with more diagonals of zeros, or with some of the outer ones left out."""
         above, below = upper - self.upper, lower - self.lower
         return Banded(_padded(self.bands, -2, above, below), lower, upper)
 
@@ -308,10 +308,10 @@ class Tridiagonal(_Bands):
 
     It is solved by `jax.lax.linalg.tridiagonal_solve`, in O(n). The determinant is the last
     of :math:`f_i = d_i f_{i-1} - l_{i-1} u_{i-1} f_{i-2}`, the recurrence of the leading
-    principal minors [1]_. The product of two is `Banded`, as is what else has no form here.
+    principal minors [1]_. The product of two is `Banded`, as is any other result without a form of its own.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -433,7 +433,7 @@ class Tridiagonal(_Bands):
         return solve_columns(solve, x, axis, len(self.batch))
 
     def known_determinant(self) -> Any:
-        """By minors of rows that are scaled to one, and of which the last two are again."""
+        """The recurrence of leading minors, with rows and minors scaled to one."""
         lower, upper = _padded(self.lower, -1, 1, 0), _padded(self.upper, -1, 0, 1)
         rows = jnp.stack([lower, self.main, upper], -1)
         sizes = _scale(rows)
@@ -469,7 +469,7 @@ class Tridiagonal(_Bands):
 
 
 def _padded(x: Any, axis: int, low: int, high: int) -> Any:
-    """With zeros at both ends of an axis, or with its ends left out if negative."""
+    """The array with zeros added at both ends of an axis, or entries left out if negative."""
     config = [(0, 0, 0)] * x.ndim
     config[axis] = (low, high, 0)
     return lax.pad(x, jnp.zeros((), x.dtype), config)
@@ -541,7 +541,7 @@ def _scale(x: Any) -> Any:
 
 
 def _windows(rows: Any, lower: int) -> tuple[Any, Any]:
-    """What a loop over columns begins with, and the row that enters at each step.
+    """The window that a loop over columns begins with, and the row that enters at each step.
 
     At step j the window has rows j to j + lower, and as many columns from j on as a row
     has numbers. The row that enters is the last one, whose first number is in column j.

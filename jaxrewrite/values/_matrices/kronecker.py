@@ -246,7 +246,7 @@ def _outer_of_vectors(a: Any, b: Any) -> Any:
 
 
 def _known(factor: Any, fn: Callable[[Any], Any], method: str, *args: Any) -> Any:
-    """What a factor's type knows of itself, else what a function of arrays makes of it."""
+    """What a factor's type knows of itself, or else a function of arrays on it."""
     if isinstance(factor, Matrix):
         known = on_fields(lambda factor: getattr(factor, method)(*args), factor)
         if known is not NotImplemented:
@@ -283,13 +283,13 @@ def _at(factor: Any, i: Any, j: Any) -> Any:
 
 @register("abs", "square", "integer_pow", "conj")
 def _(v: Kronecker, *, primitive: Any, **params: Any) -> Any:
-    """Of a product of two numbers these are the product of each one's."""
+    """Each of these functions maps a product of two numbers to the product of its results."""
     return v.map_factors(lambda factor: bind(primitive, factor, **params))
 
 
 @register("mul", commutative=True)
 def _(v: Kronecker, x: Array, **params: Any) -> Any:
-    """With an array of this size, which is there already, no more is made than one."""
+    """The other operand is a dense array of the same size, so the result may be dense too."""
     if jnp.shape(x) != v.shape or 1 in v.shape[-2:]:
         return NotImplemented
     return v.materialise() * x

@@ -1,10 +1,10 @@
 """Linear algebra on matrices with structure.
 
 ``jnp.linalg.solve`` is an LU factorisation, and a `jax.lax.custom_linear_solve` that uses
-the factors. Of many matrices the factors are as dense as any, though they are solved
-without. So where a type does not know its own factors, they are values that nobody has
-computed yet (`LUFactor`), and what a linear solve does with those need not be done: it says
-itself which matrix is solved with. Anything else that meets factors makes them dense.
+the factors. Many matrices have factors that are as dense as any, and can be solved
+without them. So where a type does not know its own factors, they are values that are not
+computed yet (`LUFactor`). A linear solve that is given those solves with the matrix that
+they belong to. Anything else that meets factors makes them dense.
 
 Determinants are looked for in the same way: not on the diagonal of a factor, but by the
 functions of JAX, which are whole equations.
@@ -134,7 +134,7 @@ def _multiplication(jaxpr: Any) -> Callable[[Any, Any], Any]:
     return lambda matrix, x: jaxrewrite.materialise(multiply(matrix, x))
 
 
-# What puts numbers in other places, if it leaves all of them.
+# Primitives that move numbers to other places, as long as they keep all of them.
 _MOVES = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose"})
 
 
@@ -197,7 +197,7 @@ def _(v: Matrix | Scaled, *, primitive: Any, **params: Any) -> Any:
         return NotImplemented
     sign, log = known.slogdet()
     results = {"det": known.number(), "sign": sign, "log": log}
-    # Of integers JAX makes floating numbers inside.
+    # For integers JAX computes with floating numbers inside.
     return [
         results[name].astype(aval.dtype) for name, aval in zip(wanted, avals, strict=True)
     ]
@@ -207,7 +207,7 @@ def _out_avals(jaxpr: Any) -> list[Any]:
     return [var.aval for var in getattr(jaxpr, "jaxpr", jaxpr).outvars]
 
 
-# What is asked of a determinant; of two results one may be dead code.
+# What a program may ask of a determinant. One of two results may be dead code.
 _WANTED: dict[tuple[str, ...], Callable[[Any], Any]] = {
     ("det",): lambda a: jnp.linalg.det(a),
     ("sign", "log"): lambda a: jnp.linalg.slogdet(a),

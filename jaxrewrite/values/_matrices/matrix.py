@@ -1,9 +1,9 @@
 """Matrices with structure: what one has to define, and the rules that hold of all.
 
-A `Matrix` is a linear map that is applied along an axis of an array. From that come all
-products with arrays; a lazy `Product` and `Sum` come from two of them, where they have no
-closed form. A type whose entries are those of its leaves says so in ``entries``, and then
-what acts entry by entry acts on the leaves.
+A `Matrix` is a linear map that is applied along an axis of an array. All products with
+arrays come from that. Two matrices make a lazy `Product` or `Sum` where they have no closed
+form. A type whose entries are those of its leaves says so in ``entries``, and then functions
+that act entry by entry act on the leaves.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite import bind, same_structure
-from jaxrewrite._value import layer
+from jaxrewrite._avals import layer
 
 from .._base.contract import contract
 from .._base.structured import Structured, inexact
@@ -30,8 +30,8 @@ class Matrix(Structured):
     r"""Base class of matrices with structure, or of stacks of them.
 
     A value of it has the shape (\*batch, n, m), and each of its leaves the same batch axes
-    in front. A subclass defines `aval`, `materialise`, `apply` and `transposed`, and what
-    else it knows better than its dense form.
+    in front. A subclass defines `aval`, `materialise`, `apply` and `transposed`, and
+    any other method for which it has something better than the dense form.
 
     Attributes
     ----------
@@ -103,8 +103,8 @@ class Matrix(Structured):
     def pick(self, dense: Any) -> Self:
         """A value of this structure with the entries that ``dense`` has in its place.
 
-        Of types that have ``entries``. ``dense`` is an array of this shape. NotImplemented
-        where it has another structure: that of a matrix whose entries repeat.
+        Only for types that have ``entries``. ``dense`` is an array of this shape. The answer is
+        NotImplemented where no value of this structure has these entries.
         """
         raise NotImplementedError(f"{type(self).__name__}.pick")
 
@@ -115,7 +115,7 @@ class Matrix(Structured):
     def map_batch(self, fn: Callable[..., Any], *others: Self) -> Self:
         """The matrix with a function applied that acts on the batch axes of each leaf.
 
-        Of this one alone, or of several of one structure. Every entry of what the
+        Takes this matrix alone, or several of one structure. Every entry of what the
         function gives has to be one of the entries of its arguments.
         """
         return jax.tree.map(fn, self, *others)

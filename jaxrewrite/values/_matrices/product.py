@@ -22,7 +22,7 @@ from .matrix import (
 class Product(Matrix):
     r"""A lazy product of matrices, :math:`F_1 F_2 \cdots F_k`.
 
-    What a product of two values with structure is where it has no closed form. An array
+    The product of two values with structure where it has no closed form. An array
     is multiplied by one factor after the other, the last one first.
 
     Attributes

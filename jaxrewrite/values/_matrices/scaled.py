@@ -23,11 +23,11 @@ from .sum import Sum, sum_of
 class Scaled(Linear):
     r"""A number times an array, :math:`s X`, that is not multiplied.
 
-    Linear maps and products go to the array; the number is multiplied by numbers. What
-    is not linear meets the product of the two, as does a sum. A matrix with structure that is
-    divided by a number of which only a run tells whether it is zero is one: zero times
-    the inverse of zero is then no number. A sum or a product of entries is that of the array,
-    first: if the number is infinite, it may be so where of the dense array it is no number.
+    Linear maps and products go to the array; the number is multiplied by numbers. Functions
+    that are not linear, and sums, act on the product of the two. Dividing a matrix with structure
+    by a number that only the run knows gives a `Scaled` one, so that a division by zero makes
+    NaN of its zeros. The array's entries are summed or multiplied before the number comes in: where
+    the number is infinite, the result may be infinite where the dense one is NaN.
 
     Attributes
     ----------
@@ -87,7 +87,7 @@ class Scaled(Linear):
         return self
 
     def sliceable(self) -> Any:
-        """With a number for each element of the first axis."""
+        """The same array, with a number for each element of the first axis."""
         if jnp.ndim(self.scale) or not self.x.shape:
             return self
         return self.rescaled(jnp.broadcast_to(self.scale, self.x.shape[:1]))
@@ -102,7 +102,7 @@ class Scaled(Linear):
         return _scaled(fn(self.x), self.scale)
 
     def join(self, other: Any) -> Any:
-        """With an array like its own: once that."""
+        """The join with an array like the one inside: that array times one."""
         if not isinstance(self.x, jaxrewrite.Value) or not same_structure(self.x, other):
             return NotImplemented
         return self, Scaled(other, jnp.ones((), self.dtype))
@@ -114,7 +114,7 @@ class Scaled(Linear):
     def multiplied(self) -> Any:
         """``s X`` as the array itself, or what its type makes of it; else NotImplemented.
 
-        That of zeros is zero only if the number is finite.
+        Zeros that no leaf holds stay zero under a finite number only: NotImplemented.
         """
         if not isinstance(self.x, jaxrewrite.Value):
             return self.x * self.factor()
@@ -194,7 +194,7 @@ def _(v: Scaled, divisor: ArrayValue, **params: Any) -> Any:
 
 @register("div")
 def _(v: Sum, divisor: Array, **params: Any) -> Any:
-    """By a number that may be zero, whose inverse is one that makes something of zeros."""
+    """`Scaled` keeps the inverse, which makes NaN of zeros if the divisor is zero."""
     if not is_number(divisor) or not inexact(v):
         return NotImplemented
     return Scaled(v, 1 / jnp.reshape(divisor, ()))
@@ -202,7 +202,7 @@ def _(v: Sum, divisor: Array, **params: Any) -> Any:
 
 @register("abs", "square", "integer_pow", "conj")
 def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
-    """Of a product of two numbers these are the product of each one's."""
+    """Each of these functions maps a product of two numbers to the product of its results."""
     if jnp.ndim(v.scale):
         return _on_products(primitive, v, **params)
     x, scale = (bind(primitive, part, **params) for part in (v.x, v.scale))

@@ -1,0 +1,352 @@
+"""Programs are staged once, and for no longer than they are right or needed."""
+
+import gc
+import threading
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrewrite
+from jaxrewrite import transform
+
+
+class Doubled(jaxrewrite.ArrayValue):
+    x: jax.Array
+    name: str = jaxrewrite.field(static=True, default="")
+    materialise_policy = "allow"
+
+    def materialise(self):
+        return self.x * 2
+
+
+def counted():
+    """A function and the list of its calls."""
+    calls = []
+
+    def fn(v, *args, **kwargs):
+        calls.append(len(args))
+        return v + 1
+
+    return fn, calls
+
+
+X = jnp.arange(3.0)
+
+
+def test_a_second_call_runs_neither_function_nor_rule():
+    fn, calls = counted()
+    rules, ruled = jaxrewrite.Rules(), []
+
+    @rules.register("add")
+    def _(v: Doubled, y: jax.Array, **params):
+        ruled.append(1)
+        return v.x
+
+    for i in range(3):
+        out = transform(fn, rules=rules)(Doubled(X + i))
+        np.testing.assert_allclose(out, X + i)
+    jax.jit(transform(fn, rules=rules))(Doubled(X))
+    jax.grad(lambda x: transform(fn, rules=rules)(Doubled(x)).sum())(X)
+    assert len(calls) == len(ruled) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ((Doubled(X),), (Doubled(jnp.ones(4)),)),
+        ((Doubled(X),), (Doubled(X.astype(jnp.bfloat16)),)),
+        ((Doubled(X),), (Doubled(X, name="other"),)),
+        ((Doubled(X), 1), (Doubled(X), 1.0)),
+        ((Doubled(X), 1), (Doubled(X), True)),
+        ((Doubled(X), 0.0), (Doubled(X), -0.0)),
+        ((Doubled(X), "a"), (Doubled(X), "b")),
+        ((Doubled(X), X), (Doubled(X), np.float32(1))),
+        ((Doubled(X), jnp.asarray(1.0)), (Doubled(X), jnp.ones(()))),  # weak type
+        ((Doubled(X), slice(1)), (Doubled(X), slice(2))),
+    ],
+    ids=range(10),
+)
+def test_staged_anew_for(first, second):
+    fn, calls = counted()
+    run = transform(fn)
+    for args in (first, second, first, second):
+        run(*args)
+    assert len(calls) == 2
+
+
+def test_not_a_number_is_one_static_argument():
+    fn, calls = counted()
+    for _ in range(2):
+        transform(fn)(Doubled(X), float("nan"))
+    assert len(calls) == 1
+
+
+def test_settings_of_jax_are_part_of_the_key():
+    fn, calls = counted()
+    run = transform(lambda v: fn(v) @ jnp.ones(3))
+    run(Doubled(X))
+    with jax.default_matmul_precision("highest"):
+        jaxpr = jaxrewrite.make_jaxpr(lambda v: v @ v)(Doubled(X))
+        run(Doubled(X))
+    assert len(calls) == 2
+    (dot,) = [e for e in jaxpr.jaxpr.eqns if e.primitive.name == "dot_general"]
+    assert dot.params["precision"] is not None
+    run(Doubled(X))
+    assert len(calls) == 2
+    with jax.enable_x64(True):
+        wide = Doubled(jnp.arange(3.0, dtype=jnp.float64))
+        assert run(wide).dtype == jnp.float64
+        assert run(Doubled(X)).dtype in (jnp.float32, jnp.float64)
+    assert run(Doubled(X)).dtype == jnp.float32
+
+
+def test_closed_over_tracers_are_never_kept():
+    def outer(y):
+        inner = lambda v: v * y
+        return transform(inner)(Doubled(X)).sum() + transform(inner)(Doubled(X)).sum()
+
+    for y in (1.0, 5.0):
+        np.testing.assert_allclose(jax.jit(outer)(y), 2 * (X * 2 * y).sum())
+        np.testing.assert_allclose(jax.grad(outer)(y), 2 * (X * 2).sum())
+    np.testing.assert_allclose(jax.vmap(outer)(jnp.array([1.0, 5.0])), [12.0, 60.0])
+
+
+def test_one_function_closing_over_different_tracers():
+    cell = []
+    inner = lambda v: v * cell[-1]
+
+    def outer(y):
+        cell.append(y)
+        out = transform(inner)(Doubled(X)).sum()
+        cell.pop()
+        return out
+
+    for y in (1.0, 3.0):
+        np.testing.assert_allclose(jax.jit(lambda y: outer(y))(y), (X * 2 * y).sum())
+        np.testing.assert_allclose(jax.grad(outer)(y), (X * 2).sum())
+
+
+def test_a_rule_closing_over_a_tracer():
+    def outer(y):
+        rules = jaxrewrite.Rules()
+
+        @rules.register("add")
+        def _(v: Doubled, z: jax.Array, **params):
+            return v.x * y
+
+        return transform(lambda v: v + 1, rules=rules)(Doubled(X)).sum()
+
+    for y in (1.0, 4.0):
+        np.testing.assert_allclose(jax.jit(outer)(y), 3 * y)
+        np.testing.assert_allclose(jax.grad(outer)(y), 3)
+
+
+def test_functions_and_what_they_close_over_are_collected(no_leak_checks):
+    array = jnp.arange(5.0)
+    fn = lambda v: v + array[0]
+    run = transform(jax.jit(fn))
+    run(Doubled(X))
+    transform(fn)(Doubled(X))
+    refs = [weakref.ref(x) for x in (fn, array)]
+    del fn, run, array
+    jax.clear_caches()
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]
+
+
+def test_methods_are_kept_with_their_objects():
+    class Model:
+        calls = 0
+
+        def apply(self, v):
+            self.calls += 1
+            return v + 1
+
+        def other(self, v):
+            return v + 2
+
+    model = Model()
+    for _ in range(2):
+        np.testing.assert_allclose(transform(model.apply)(Doubled(X)), X * 2 + 1)
+        np.testing.assert_allclose(transform(model.other)(Doubled(X)), X * 2 + 2)
+    assert model.calls == 1
+    ref = weakref.ref(model)
+    del model
+    gc.collect()
+    assert ref() is None
+
+
+def test_unhashable_static_arguments_are_staged_each_time():
+    class Unhashable:
+        __hash__ = None
+
+        def __eq__(self, other):
+            return True
+
+    fn, calls = counted()
+    for _ in range(2):
+        np.testing.assert_allclose(transform(fn)(Doubled(X), Unhashable()), X * 2 + 1)
+    assert len(calls) == 2
+
+
+def test_programs_of_one_function_are_bounded():
+    from jaxrewrite._transform import _programs
+
+    fn, _ = counted()
+    run = transform(fn)
+    v = Doubled(X)
+    for i in range(20):
+        run(v, i)
+    assert len(_programs.of(fn)) == 20
+    jaxrewrite.clear_caches()
+    assert len(_programs.of(fn)) == 0
+    np.testing.assert_allclose(run(v, 1), X * 2 + 1)
+
+
+def test_bounded_cache_forgets_the_least_recently_used():
+    from jaxrewrite._caches import BoundedCache
+
+    cache = BoundedCache(2)
+    cache.put("a", 1)
+    cache.put("b", 2)
+    assert cache.get("a") == 1
+    cache.put("c", 3)
+    assert (cache.get("a"), cache.get("b"), cache.get("c")) == (1, None, 3)
+
+
+def test_threads_register_and_call_at_once(no_leak_checks):
+    rules = jaxrewrite.Rules()
+    errors = []
+
+    def register(number):
+        for _ in range(20):
+
+            @rules.register("neg")
+            def _(v: Doubled):
+                return Doubled(-v.x)
+
+    def call(number):
+        try:
+            for i in range(20):
+                fn = lambda v, i=i: -v + i
+                out = transform(fn, rules=rules)(Doubled(X))
+                np.testing.assert_allclose(out, -2 * X + i)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is told
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=f, args=(n,)) for f in (register, call) for n in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_a_failed_call_keeps_nothing():
+    rules = jaxrewrite.Rules()
+    broken = [True]
+
+    @rules.register("add")
+    def _(v: Doubled, y: jax.Array, **params):
+        if broken[0]:
+            raise RuntimeError("not yet")
+        return v.x
+
+    run = transform(lambda v: v + 1, rules=rules)
+    with pytest.raises(RuntimeError, match="not yet"):
+        run(Doubled(X))
+    broken[0] = False
+    np.testing.assert_allclose(run(Doubled(X)), X)
+
+
+def test_no_growth_with_calls(no_leak_checks):
+    import tracemalloc
+
+    run = transform(lambda v: v + 1)
+    for _ in range(50):
+        run(Doubled(X))
+    gc.collect()
+    tracemalloc.start()
+    for _ in range(50):
+        run(Doubled(X))
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(500):
+        run(Doubled(X))
+    gc.collect()
+    after = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert after - before < 20_000
+
+
+def test_a_rule_is_traced_once_for_all_programs():
+    rules, ruled = jaxrewrite.Rules(), []
+
+    def rule(v: Doubled, y: jax.Array, **params):
+        ruled.append(y.shape)
+        return v.x
+
+    rules.register("add")(rule)
+    for i in range(3):
+        np.testing.assert_allclose(
+            transform(lambda v: v + 1, rules=rules)(Doubled(X + i)), X + i
+        )
+    assert len(ruled) == 1
+    transform(lambda v: v + 1, rules=rules)(Doubled(jnp.ones(4)))
+    assert len(ruled) == 2  # another shape
+    with pytest.warns(jaxrewrite.MaterialisationWarning):
+        transform(lambda v: v - 1, rules=rules, materialise="warn")(Named(X))
+    rules.register("add")(rule)
+    transform(lambda v: v + 1, rules=rules)(Doubled(X))
+    assert len(ruled) == 3  # another table, as far as a program can tell
+
+
+class Named(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+
+def use_a_table():
+    """Weak references to a table and to what its rule closes over."""
+    array = jnp.arange(3.0)
+    rules = jaxrewrite.Rules()
+
+    @rules.register("add")
+    def _(v: Doubled, y: jax.Array, **params):
+        return v.x + array
+
+    np.testing.assert_allclose(
+        transform(lambda v: v + 1, rules=rules)(Doubled(X)), X + jnp.arange(3.0)
+    )
+    return weakref.ref(rules), weakref.ref(array)
+
+
+def test_tables_and_what_their_rules_close_over_are_collected(no_leak_checks):
+    refs = use_a_table()
+    jax.clear_caches()
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]
+
+
+def test_what_rules_did_is_bounded():
+    from jaxrewrite import _traces
+
+    rules = jaxrewrite.Rules()
+
+    @rules.register("add")
+    def _(v: Doubled, y: jax.Array, **params):
+        return v.x
+
+    run = transform(lambda v: v + 1, rules=rules)
+    for name in range(20):
+        run(Doubled(X, str(name)))
+    assert len(_traces._known.of(rules)) == 20
+    jaxrewrite.clear_caches()
+    assert len(_traces._known.of(rules)) == 0

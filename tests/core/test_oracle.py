@@ -1,0 +1,179 @@
+"""The oracle: ``transform(f)(*values)``, materialised, equals ``f`` on the dense arrays."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from functions import FUNCTIONS, NEEDS_ROWS
+from reference import OWN
+
+import jaxrewrite
+
+
+def transform(fn):
+    return jaxrewrite.transform(fn, materialise="allow")
+
+
+def make(kind, shape=(3, 4), dtype=jnp.float32, seed=0):
+    return OWN[kind].value(np.random.default_rng(seed), dtype, shape)
+
+
+def check(got, want, rtol):
+    got = jaxrewrite.materialise(got)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert jnp.shape(g) == jnp.shape(w)
+        assert jnp.result_type(g) == jnp.result_type(w)
+        np.testing.assert_allclose(
+            np.asarray(g, np.float64), np.asarray(w, np.float64), rtol=rtol, atol=rtol
+        )
+
+
+def summed(fn):
+    """A scalar of the floating results of ``fn``, for gradients."""
+
+    def total(v):
+        leaves = jax.tree.leaves(jaxrewrite.materialise(fn(v)))
+        return sum(
+            (jnp.sin(x).sum() for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)), 0.0
+        )
+
+    return total
+
+
+kinds = pytest.mark.parametrize("kind", OWN)
+names = pytest.mark.parametrize("name", FUNCTIONS)
+
+# The others are for the long run of the suite.
+FEW = ("lora", "zero", "lora_of_quantised")
+few_kinds = pytest.mark.parametrize(
+    "kind",
+    [k if k in FEW else pytest.param(k, marks=pytest.mark.slow) for k in OWN],
+)
+
+
+# Without jit, the others are for the long run too.
+one_kind = pytest.mark.parametrize(
+    "kind",
+    [k if k == "lora" else pytest.param(k, marks=pytest.mark.slow) for k in OWN],
+)
+
+
+def check_together(names, value, rtol):
+    """Some functions, compiled as one program."""
+    everything = lambda v: {name: FUNCTIONS[name](v) for name in names}
+    got = jax.jit(transform(everything))(value)
+    want = jax.jit(everything)(jaxrewrite.materialise(value))
+    for name in names:
+        check(got[name], want[name], rtol)
+
+
+@kinds
+def test_forward(kind, bulk):
+    check_together(FUNCTIONS, make(kind), 2e-5)
+
+
+@one_kind
+@names
+def test_forward_without_jit(name, kind, bulk):
+    value, fn = make(kind), FUNCTIONS[name]
+    check(transform(fn)(value), fn(jaxrewrite.materialise(value)), 2e-5)
+
+
+@few_kinds
+def test_gradient_with_respect_to_leaves(kind, bulk):
+    def gradients(wrapped):
+        return jax.jit(
+            lambda v: {
+                name: jax.grad(summed(wrapped(fn)), allow_int=True)(v)
+                for name, fn in FUNCTIONS.items()
+            }
+        )
+
+    value = make(kind)
+    of_value = gradients(transform)(value)
+    of_dense = gradients(lambda fn: lambda v: fn(jaxrewrite.materialise(v)))(value)
+    for (path, g), w in zip(
+        jax.tree.leaves_with_path(of_value), jax.tree.leaves(of_dense), strict=True
+    ):
+        assert g.dtype == w.dtype
+        if g.dtype != jax.dtypes.float0:
+            where = jax.tree_util.keystr(path)
+            np.testing.assert_allclose(g, w, rtol=2e-4, atol=2e-5, err_msg=where)
+
+
+SOME = ["sin", "mul self", "matmul", "softmax", "transpose", "jit", "several"]
+
+
+@few_kinds
+@pytest.mark.parametrize("name", SOME)
+def test_modes(name, kind, leak_checks):
+    """vmap, jvp, grad and jit, inside and outside; leak checks on."""
+    value, fn = make(kind), FUNCTIONS[name]
+    dense = jaxrewrite.materialise(value)
+    check(transform(jax.jit(fn))(value), fn(dense), 2e-5)
+    check(transform(jax.grad(summed(fn)))(value), jax.grad(summed(fn))(dense), 2e-4)
+
+    leaves, treedef = jax.tree.flatten(value)
+    if leaves:
+        values = [make(kind, seed=seed) for seed in range(3)]
+        batch = jax.tree.map(lambda *xs: jnp.stack(xs), *values)
+        want = jax.vmap(fn)(jnp.stack([jaxrewrite.materialise(v) for v in values]))
+        through = lambda v: jaxrewrite.materialise(transform(fn)(v))
+        check(jax.vmap(through)(batch), want, 2e-5)
+
+    is_float = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
+    floats = [x for x, f in zip(leaves, is_float, strict=True) if f]
+
+    def of_floats(fn):
+        def call(floats):
+            rest = iter(floats)
+            filled = [next(rest) if f else x for x, f in zip(leaves, is_float, strict=True)]
+            return jaxrewrite.materialise(fn(jax.tree.unflatten(treedef, filled)))
+
+        return call
+
+    got = jax.jvp(of_floats(transform(fn)), (floats,), (floats,))
+    want = jax.jvp(of_floats(lambda v: fn(jaxrewrite.materialise(v))), (floats,), (floats,))
+    check(got, want, 1e-4)
+
+
+@few_kinds
+@pytest.mark.parametrize("shape", [(1, 4), (3, 1), (0, 4), (3, 0)], ids=str)
+def test_odd_shapes(kind, shape, bulk):
+    if kind == "lora_of_zeros":
+        pytest.skip("zeros of any shape are zeros")
+    names = FUNCTIONS.keys() - (NEEDS_ROWS if 0 in shape else set())
+    check_together(names, make(kind, shape), 2e-5)
+
+
+@kinds
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_dtypes(kind, dtype, bulk):
+    names = ("sin", "add", "mul scalar", "matmul", "transpose", "sum rows", "where")
+    check_together(names, make(kind, dtype=dtype), 0.1)
+
+
+@kinds
+def test_double_precision(kind, bulk):
+    with jax.enable_x64(True):
+        value = make(kind, dtype=jnp.float64)
+        dense = jaxrewrite.materialise(value)
+        assert dense.dtype == jnp.float64
+        for name in ("sin", "add", "mul scalar", "matmul", "softmax", "several"):
+            check(transform(FUNCTIONS[name])(value), FUNCTIONS[name](dense), 1e-12)
+
+
+def test_weak_types():
+    class Held(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def materialise(self):
+            return self.x
+
+    half = jnp.ones(3, jnp.bfloat16)
+    weak, strong = Held(jnp.asarray(2.0)), Held(jnp.float32(2.0))
+    assert transform(lambda v, y: v * y)(weak, half).dtype == jnp.bfloat16
+    assert transform(lambda v, y: v * y)(strong, half).dtype == jnp.float32
+    assert transform(lambda v: v * 2)(weak).weak_type
+    assert transform(lambda v: v * 2)(Held(2.0)).weak_type

@@ -1,0 +1,783 @@
+"""Custom derivative rules on values: exact, called as JAX calls them, alive."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from reference import OWN
+from reference.own import Lora, Quantised, Scaled, Zero
+
+import jaxrewrite
+from jaxrewrite import transform
+
+
+# With leak checks each program is compiled anew; those are in test_families.py.
+pytestmark = pytest.mark.usefixtures("bulk")
+RNG = np.random.default_rng(3)
+X = jnp.asarray(RNG.uniform(0.2, 0.9, (3, 3)), jnp.float32)
+
+
+def make(kind, seed=0):
+    return OWN[kind].value(np.random.default_rng(seed), shape=(3, 3))
+
+
+def allow(fn, **kwargs):
+    return transform(fn, materialise="allow", **kwargs)
+
+
+def close(got, want, rtol=2e-4):
+    """Leaf by leaf: a value of derivatives is no value."""
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        if jnp.result_type(g) != jax.dtypes.float0:
+            np.testing.assert_allclose(g, w, rtol=rtol, atol=1e-6)
+
+
+# --- one rule that is far from the true derivative, so that it shows ---------------
+
+
+@jax.custom_jvp
+def sine(x):
+    return jnp.sin(x)
+
+
+@sine.defjvp
+def _(primals, tangents):
+    return sine(primals[0]), 100 * jnp.cos(primals[0]) * tangents[0]
+
+
+@jax.custom_vjp
+def product(x, y):
+    return x @ y
+
+
+product.defvjp(
+    lambda x, y: (x @ y, (x, y)),
+    lambda saved, ct: (100 * (ct @ saved[1].T), 1000 * (saved[0].T @ ct)),
+)
+
+KINDS = [
+    "scaled",  # bilinear
+    "lora",  # linear in one leaf, bilinear in two
+    "shifted",  # affine, a single leaf
+    "zero",  # no leaves
+    "quantised",  # an integer leaf
+    "lora_of_quantised",
+    "scaled_lora_of_scaled",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tangents_are_those_of_the_dense_program(kind):
+    v = make(kind)
+    t = jax.tree.map(
+        lambda x: (
+            jnp.ones_like(x)
+            if jnp.issubdtype(x.dtype, jnp.inexact)
+            else np.zeros(x.shape, jax.dtypes.float0)
+        ),
+        v,
+    )
+    implicit = lambda v, x: jaxrewrite.materialise(allow(lambda v, x: sine(v) @ x)(v, x))
+    dense = lambda v, x: sine(jaxrewrite.materialise(v)) @ x
+    close(jax.jvp(implicit, (v, X), (t, X)), jax.jvp(dense, (v, X), (t, X)))
+    primal, along = jax.linearize(implicit, v, X)
+    close(along(t, X), jax.jvp(dense, (v, X), (t, X))[1])
+    close(primal, dense(v, X))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_cotangents_are_those_of_the_dense_program(kind, wrap):
+    v = make(kind)
+    fn = lambda v, x: (sine(v).sum() + product(x, v) + product(v, x)).sum()
+    dense = lambda v, x: fn(jaxrewrite.materialise(v), x)
+    got = wrap(jax.grad(allow(fn), (0, 1), allow_int=True))(v, X)
+    close(got, jax.grad(dense, (0, 1), allow_int=True)(v, X))
+    value, back = jax.vjp(allow(fn), v, X)
+    close(value, dense(v, X))
+    close(back(jnp.float32(1.0)), got)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_inside(kind):
+    v = make(kind)
+    gradient = jax.grad(lambda v, x: jnp.sin(sine(product(x, v))).sum(), (0, 1))
+    got = jaxrewrite.materialise(allow(gradient)(v, X))
+    close(got, gradient(jaxrewrite.materialise(v), X))
+
+
+def test_the_rule_is_the_users():
+    """The factors of the rules show in the derivatives."""
+    v = make("lora")
+    grad = jax.grad(lambda v, x: allow(lambda v, x: sine(v) + x)(v, x).sum())(v, X)
+    np.testing.assert_allclose(grad.w, 100 * jnp.cos(v.materialise()), rtol=1e-5)
+    grad = jax.grad(lambda v, x: allow(product)(x, v).sum())(v, X)
+    np.testing.assert_allclose(grad.w, 1000 * X.T @ jnp.ones((3, 3)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["lora", "scaled"])
+def test_higher_orders(kind, no_leak_checks):
+    v = make(kind)
+
+    @jax.custom_jvp
+    def cube(x):
+        return x**3
+
+    @cube.defjvp
+    def _(primals, tangents):
+        return cube(primals[0]), 30 * primals[0] ** 2 * tangents[0]
+
+    fn = lambda v, x: cube(v * x).sum()
+    dense = lambda v, x: fn(jaxrewrite.materialise(v), x)
+    close(jax.hessian(allow(fn), 1)(v, X), jax.hessian(dense, 1)(v, X))
+    close(jax.jacfwd(jax.jacrev(allow(fn)))(v, X), jax.jacfwd(jax.jacrev(dense))(v, X))
+    close(jax.jacrev(jax.jacfwd(allow(fn)))(v, X), jax.jacrev(jax.jacfwd(dense))(v, X))
+
+
+def test_rules_are_called_when_jax_calls_them():
+    calls = []
+
+    @jax.custom_jvp
+    def f(x):
+        calls.append("f")
+        return jnp.sin(x)
+
+    @f.defjvp
+    def _(primals, tangents):
+        calls.append("jvp")
+        return jnp.sin(primals[0]), jnp.cos(primals[0]) * tangents[0]
+
+    @jax.custom_vjp
+    def g(x):
+        calls.append("g")
+        return jnp.sin(x)
+
+    def forward(x):
+        calls.append("forward")
+        return jnp.sin(x), jnp.cos(x)
+
+    def backward(c, ct):
+        calls.append("backward")
+        return (c * ct,)
+
+    g.defvjp(forward, backward)
+    v = make("lora")
+
+    def called(fn):
+        calls.clear()
+        fn()
+        return list(calls)
+
+    # An eager forward call of the dense program runs the functions and no rules.
+    assert called(lambda: allow(f)(v)) == ["f"]
+    assert called(lambda: allow(f)(v)) == []
+    transformed_f, transformed_g = allow(lambda v: f(v).sum()), allow(lambda v: g(v).sum())
+    assert called(lambda: jax.grad(transformed_f)(v)) == ["f", "jvp"]
+    assert called(lambda: jax.grad(transformed_g)(v)) == ["g", "forward", "backward"]
+    assert called(lambda: transformed_f(v)) == []
+    assert called(lambda: jax.jit(transformed_g)(v)) == []
+    assert called(lambda: jax.jvp(transformed_f, (v,), (v,))) == []  # JAX traces it once
+
+
+# --- symbolic zeros, arguments, pytrees -------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["lora", "zero"])
+def test_symbolic_zeros_of_values(kind):
+    """A value is perturbed if any of its leaves is."""
+    seen = []
+
+    @jax.custom_vjp
+    def f(x, y):
+        return x * y
+
+    def forward(x, y):
+        seen.append((x.perturbed, y.perturbed))
+        return x.value * y.value, (x.value, y.value)
+
+    f.defvjp(forward, lambda saved, ct: (ct * saved[1], ct * saved[0]), symbolic_zeros=True)
+    v = make(kind)
+    fn = allow(lambda v, x: f(v, x).sum())
+    jax.grad(fn, 1)(v, X)
+    jax.grad(fn, 0)(v, X)
+    jax.grad(fn, (0, 1))(v, X)
+    if kind == "zero":  # there is nothing to differentiate with respect to
+        assert seen == [(False, True)]
+    else:
+        assert seen == [(False, True), (True, False), (True, True)]
+
+
+def test_symbolic_zeros_of_jvp():
+    seen = []
+
+    @jax.custom_jvp
+    def f(x, y):
+        return x * y
+
+    def rule(primals, tangents):
+        seen.append(tuple(type(t) is jax.custom_derivatives.SymbolicZero for t in tangents))
+        (x, y), (tx, ty) = primals, tangents
+        dense = [
+            0 if type(t) is jax.custom_derivatives.SymbolicZero else t for t in (tx, ty)
+        ]
+        return x * y, dense[0] * y + x * dense[1]
+
+    f.defjvp(rule, symbolic_zeros=True)
+    v = make("lora")
+    fn = allow(lambda v, x: f(v, x).sum())
+    want = jax.grad(lambda v: (v.materialise() * X).sum())(v)
+    close(jax.grad(fn, 0)(v, X), want)
+    close(jax.grad(fn, 1)(v, X), v.materialise())
+    assert seen == [(False, True), (True, False)]
+
+
+def test_nondifferentiable_arguments():
+    @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2))
+    def apply(fn, x, n):
+        return fn(x) * n
+
+    @apply.defjvp
+    def _(fn, n, primals, tangents):
+        return fn(primals[0]) * n, 7 * n * tangents[0]
+
+    @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+    def clip(limit, x):
+        return x
+
+    clip.defvjp(
+        lambda limit, x: (x, None), lambda limit, _, ct: (jnp.clip(ct, -limit, limit),)
+    )
+    v = make("lora")
+    fn = lambda v, x: (apply(jnp.sin, v @ x, 3) * clip(0.5, v)).sum()
+    dense = lambda v, x: fn(v.materialise(), x)
+    close(jax.grad(allow(fn), (0, 1))(v, X), jax.grad(dense, (0, 1))(v, X))
+
+
+def test_integer_operands_and_results():
+    @jax.custom_jvp
+    def f(x, n):
+        return x * n, n + 1
+
+    @f.defjvp
+    def _(primals, tangents):
+        x, n = primals
+        return f(x, n), (5 * n * tangents[0], np.zeros((), jax.dtypes.float0))
+
+    @jax.custom_vjp
+    def g(x, n):
+        return x * n, n + 1
+
+    g.defvjp(lambda x, n: (g(x, n), n), lambda n, cts: (5 * n * cts[0], None))
+    v = make("quantised")
+    for fn in (f, g):
+        total = lambda v, n, fn=fn: fn(v, n)[0].sum()
+        got = jax.grad(allow(total), allow_int=True)(v, jnp.int32(3))
+        want = jax.grad(lambda v, t=total: t(v.materialise(), 3), allow_int=True)(v)
+        assert got.q.dtype == jax.dtypes.float0
+        np.testing.assert_allclose(got.scale, want.scale, rtol=1e-5)
+    out = allow(f)(v, jnp.int32(3))
+    assert out[1] == 4
+
+
+def test_residuals_are_values():
+    """What the backward rule does with a residual is dispatched to its rules."""
+    rules, met = jaxrewrite.Rules(), []
+
+    @rules.register("dot_general")
+    def _(x: jax.Array, w: Lora, *, dimension_numbers, **params):
+        met.append(dimension_numbers)
+        dot = functools.partial(
+            lax.dot_general, dimension_numbers=dimension_numbers, **params
+        )
+        return dot(x, w.materialise())
+
+    @jax.custom_vjp
+    def f(x, w):
+        return x @ w
+
+    # Each of another structure, since a rule is traced once for each.
+    f.defvjp(
+        lambda x, w: ((x[None] @ w)[0], (x, w)),
+        lambda s, ct: ((ct[None, None] @ s[1])[0, 0], None),
+    )
+    v = make("lora")
+    with jax.checking_leaks():
+        transformed = transform(
+            lambda x, v: f(x, v).sum(), rules=rules, materialise="forbid"
+        )
+        got = jax.grad(transformed)(X, v)
+    np.testing.assert_allclose(got, jnp.ones((3, 3)) @ v.materialise(), rtol=1e-6)
+    assert len(met) == 3  # in the function, in the forward rule, in the backward rule
+
+
+@pytest.mark.parametrize(
+    "apply",
+    [lambda f, v, x: f(v, x), lambda f, v, x: f(x @ v, x)],
+    ids=["values", "arrays"],
+)
+@pytest.mark.parametrize("by", [0, 1])
+def test_what_is_known_in_the_forward_rule_is_known_in_the_backward_rule(apply, by):
+    """Flags among the residuals decide in Python, as they do under grad of jit."""
+
+    @jax.custom_vjp
+    def f(x, y):
+        return x * y
+
+    def forward(x, y):
+        return x.value * y.value, (x.value, y.value, x.perturbed, y.perturbed)
+
+    def backward(residuals, ct):
+        x, y, by_x, by_y = residuals
+        return 3 * ct * y if by_x else None, ct * x if by_y else None
+
+    f.defvjp(forward, backward, symbolic_zeros=True)
+    v = make("lora")
+    fn = lambda v, x: apply(f, v, x).sum()
+    want = jax.grad(lambda v, x: fn(jaxrewrite.materialise(v), x), by)(v, X)
+    close(jax.grad(allow(fn), by)(v, X), want)
+    close(jax.jit(jax.grad(allow(fn), by))(v, X), want)
+
+
+def test_a_backward_rule_on_arrays_may_look_at_them():
+    """Without jit they are concrete, as for a debugger."""
+    seen = []
+
+    @jax.custom_vjp
+    def watched(x):
+        return x
+
+    def backward(x, ct):
+        seen.append((np.asarray(x), np.asarray(ct)))
+        return (ct,)
+
+    watched.defvjp(lambda x: (x, x), backward)
+    v = make("lora")
+    jax.grad(allow(lambda v, x: jnp.sin(watched(x @ v)).sum()), 1)(v, X)
+    product = X @ v.materialise()
+    close(seen, [(product, jnp.cos(product))])
+
+
+# --- what types say of their tangents --------------------------------------------
+
+
+class Units(jaxrewrite.ArrayValue):
+    """Never dense; tangents carry the units, and find their way back."""
+
+    x: jax.Array
+    unit: str = jaxrewrite.field(static=True)
+
+    def aval(self):
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+    def materialise(self):
+        raise TypeError(f"an array in {self.unit} is no array of numbers")
+
+    def tangent(self, leaf_tangents):
+        return Units(leaf_tangents.x, self.unit)
+
+    def lift_tangent(self, tangent):
+        assert isinstance(tangent, Units)
+        return Units(tangent.x, self.unit)
+
+    @staticmethod
+    def default(primitive, values, params):
+        """Linear primitives keep the units."""
+        raw = [v.x if isinstance(v, Units) else v for v in values]
+        (unit,) = {v.unit for v in values if isinstance(v, Units)}
+        out = primitive.bind(*raw, **params)
+        return Units(out, unit)
+
+
+@jaxrewrite.register("mul", commutative=True)
+def _(v: Units, y: jax.Array, **params):
+    return Units(v.x * y, v.unit)
+
+
+@jaxrewrite.register("gt")
+def _(v: Units, y: jax.Array, **params):
+    return v.x > y
+
+
+@jaxrewrite.register("select_n")
+def _(which: jax.Array, *cases: Units):
+    return Units(lax.select_n(which, *(c.x for c in cases)), cases[0].unit)
+
+
+@jax.custom_jvp
+def halved(x):
+    return 0.5 * x
+
+
+@halved.defjvp
+def _(primals, tangents):
+    return halved(primals[0]), 5.0 * tangents[0]
+
+
+@jax.custom_vjp
+def halved_back(x):
+    return 0.5 * x
+
+
+halved_back.defvjp(lambda x: (0.5 * x, None), lambda _, ct: (5.0 * ct,))
+
+
+@pytest.mark.parametrize("fn", [halved, halved_back])
+def test_units_stay_through_custom_rules(fn):
+    v = Units(X, "m")
+    out = transform(fn)(v)
+    assert isinstance(out, Units)
+    np.testing.assert_allclose(out.x, 0.5 * X)
+    grad = jax.grad(lambda v: jnp.sin(transform(fn)(v).x).sum())(v)
+    np.testing.assert_allclose(grad.x, 5 * jnp.cos(0.5 * X), rtol=1e-6)
+    if fn is halved:
+        _, tangent = jax.jvp(transform(fn), (v,), (v,))
+        np.testing.assert_allclose(tangent.x, 5 * X)
+
+
+class Mute(Units):
+    """Never dense, and says nothing of tangents."""
+
+    tangent = jaxrewrite.Value.tangent
+    lift_tangent = jaxrewrite.Value.lift_tangent
+
+    @staticmethod
+    def default(primitive, values, params):
+        raw = [v.x if isinstance(v, Units) else v for v in values]
+        return Mute(primitive.bind(*raw, **params), "m")
+
+
+@pytest.mark.parametrize("fn", [halved, halved_back])
+def test_refusing_types_go_forward_and_say_why_not_back(fn):
+    @jaxrewrite.register("mul", commutative=True)
+    def _(v: Mute, y: jax.Array, **params):
+        return Mute(v.x * y, v.unit)
+
+    v = Mute(X, "m")
+    assert isinstance(transform(fn)(v), Mute)
+    assert isinstance(jax.jit(transform(fn))(v), Mute)
+    with pytest.raises(
+        (TypeError, jaxrewrite.MaterialisationError), match=r"Mute|array in m"
+    ):
+        jax.grad(lambda v: transform(fn)(v).x.sum())(v)
+
+
+class Secret(jaxrewrite.ArrayValue):
+    """Never dense, and with no tangent."""
+
+    x: jax.Array
+
+    def aval(self):
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+    def materialise(self):
+        raise TypeError("a secret")
+
+
+@jaxrewrite.register("mul", commutative=True)
+def _(v: Secret, y: jax.typing.ArrayLike, **params):
+    return v.x * y
+
+
+@jax.custom_jvp
+def times(a, b):
+    return a * b
+
+
+@times.defjvp
+def _(primals, tangents):
+    (a, b), (da, db) = primals, tangents
+    return times(a, b), 3 * a * db + da * b
+
+
+@jax.custom_vjp
+def times_back(a, b):
+    return a * b
+
+
+times_back.defvjp(lambda a, b: (a * b, (a, b)), lambda ab, ct: (ct * ab[1], ab[0] * 3 * ct))
+
+
+@pytest.mark.parametrize("fn", [times, times_back])
+def test_no_tangent_is_asked_of_what_nothing_depends_on(fn):
+    """Differentiated in the other operand, a value need have no dense form."""
+    v = Secret(X)
+    looped = lambda a, b: lax.scan(lambda c, _: (fn(a, c), None), b, None, length=2)[0]
+    for program in (fn, looped):
+        implicit = transform(program, materialise="forbid")
+        loss = lambda b, program=program: jnp.sin(program(X, b)).sum()
+        got = jax.grad(lambda b, f=implicit: jnp.sin(f(v, b)).sum())(X)
+        close(got, jax.grad(loss)(X))
+        inside = transform(jax.grad(lambda b, a, p=program: jnp.sin(p(a, b)).sum()))(X, v)
+        close(inside, jax.grad(loss)(X))
+        if fn is times:
+            along = jax.jvp(lambda b, f=implicit: f(v, b), (X,), (X,))
+            close(along, jax.jvp(lambda b, p=program: p(X, b), (X,), (X,)))
+
+
+class Linear(Scaled):
+    """A type with tangents of its own form, and a way back for them."""
+
+    def tangent(self, leaf_tangents):
+        dx, ds = leaf_tangents.x, leaf_tangents.s
+        return Linear(self.x * ds + dx * self.s, jnp.ones_like(self.s))
+
+    def lift_tangent(self, tangent):
+        return Linear(tangent / self.s, jnp.zeros_like(self.s))
+
+
+@jaxrewrite.register("mul", commutative=True)
+def _(v: Linear, y: jax.typing.ArrayLike, **params):
+    return Linear(v.x * y, v.s)
+
+
+@jaxrewrite.register("add", "add_any", commutative=True)
+def _(v: Linear, y: jax.typing.ArrayLike | Linear, **params):
+    other = y.x * y.s if isinstance(y, Linear) else y
+    return Linear(v.x * v.s + other, jnp.ones_like(v.s))
+
+
+def test_tangents_in_a_form_of_their_own_are_lifted_under_forbid():
+    v = Linear(X, jnp.float32(3.0))
+    implicit = transform(times, materialise="forbid")
+    assert isinstance(implicit(v, X), Linear)
+    f = lambda v, b: jnp.sin(jaxrewrite.materialise(implicit(v, b)))
+    g = lambda v, b: jnp.sin(times(v.materialise(), b))
+    close(jax.jvp(f, (v, X), (v, X)), jax.jvp(g, (v, X), (v, X)))
+    gradients = [jax.grad(lambda *a, h=h: h(*a).sum(), (0, 1))(v, X) for h in (f, g)]
+    close(*gradients)
+
+
+class Liftable(Lora):
+    def lift_tangent(self, tangent):
+        return Liftable(tangent, jnp.zeros_like(self.a), jnp.zeros_like(self.b))
+
+
+@jaxrewrite.register("mul", commutative=True)
+def _(v: Liftable, y: jax.Array, **params):
+    return Liftable(v.w * y, v.a * y, v.b) if jnp.ndim(y) == 0 else NotImplemented
+
+
+@pytest.mark.parametrize("fn", [halved, halved_back])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_type_with_a_way_back_stays_implicit(fn, nested):
+    lora = make("lora")
+    v = Liftable(lora.w, lora.a, lora.b)
+    out = transform(fn)(v)
+    assert isinstance(out, Liftable)
+    loss = lambda f: lambda v: jnp.sin(jaxrewrite.materialise(f(v)) @ X).sum()
+    close(
+        jax.grad(loss(transform(fn)))(v), jax.grad(loss(lambda v: fn(v.materialise())))(v)
+    )
+    close(
+        jax.jit(jax.grad(loss(transform(fn))))(v),
+        jax.grad(loss(lambda v: fn(v.materialise())))(v),
+    )
+    if fn is halved:
+        implicit = lambda v: jaxrewrite.materialise(transform(fn)(v))
+        close(
+            jax.jvp(implicit, (v,), (v,)),
+            jax.jvp(lambda v: fn(v.materialise()), (v,), (v,)),
+        )
+
+
+def test_a_result_without_a_way_back_becomes_dense_by_the_policy():
+    @jax.custom_jvp
+    def negated(x):
+        return -x
+
+    @negated.defjvp
+    def _(primals, tangents):
+        return -primals[0], -tangents[0]
+
+    v = make("scaled")
+    assert isinstance(transform(jnp.negative)(v), Scaled)
+    with pytest.warns(
+        jaxrewrite.MaterialisationWarning, match=r"Define Scaled\.lift_tangent"
+    ):
+        assert isinstance(transform(negated)(v), jax.Array)
+    with pytest.raises(jaxrewrite.MaterialisationError, match="custom derivative rule"):
+        transform(negated, materialise="forbid")(v)
+
+
+def test_nothing_can_flow_without_a_floating_leaf():
+    """Zeros stay zeros, and so does a type with integer leaves alone."""
+    zero = make("zero")
+    assert isinstance(transform(sine)(zero), Zero)
+
+    class Ints(jaxrewrite.ArrayValue):
+        q: jax.Array
+
+        def materialise(self):
+            return self.q.astype(jnp.float32)
+
+    rules = jaxrewrite.Rules()
+
+    @rules.register("mul", commutative=True)
+    def _(v: Ints, y: jax.Array, **params):
+        return Ints(v.q * 2)
+
+    assert isinstance(
+        transform(lambda v: halved(v), rules=rules)(Ints(jnp.arange(3))), Ints
+    )
+
+
+def test_a_zero_meeting_arrays_has_exact_derivatives():
+    @jax.custom_jvp
+    def scale(x, y):
+        return x * y
+
+    @scale.defjvp
+    def _(primals, tangents):
+        (x, y), (tx, ty) = primals, tangents
+        return scale(x, y), 3 * ty + x * ty + y * tx
+
+    zero = make("zero")
+    fn = lambda z, y: scale(z, y).sum()
+    close(jax.grad(allow(fn), 1)(zero, X), jnp.full((3, 3), 3.0))
+
+
+@pytest.mark.parametrize(
+    ("hook", "answer", "match"),
+    [
+        ("lift_tangent", lambda v, t: t, "must return a Odd"),
+        ("lift_tangent", lambda v, t: Scaled(t, t), "must return a Odd"),
+        ("lift_tangent", lambda v, t: type(v)(t[0]), "for a leaf"),
+        ("tangent", lambda v, t: t.x[0], r"Odd\.tangent returned"),
+    ],
+)
+def test_wrong_answers_of_hooks_are_named(hook, answer, match):
+    class Odd(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def materialise(self):
+            return 2 * self.x
+
+        def lift_tangent(self, tangent):
+            return Odd(0.5 * tangent)
+
+    setattr(Odd, hook, answer)
+    rules = jaxrewrite.Rules()
+
+    @rules.register("mul", commutative=True)
+    def _(v: Odd, y: jax.Array, **params):
+        return Odd(v.x * y)
+
+    fn = lambda v: jaxrewrite.materialise(transform(halved, rules=rules)(v)).sum()
+    with pytest.raises(TypeError, match=match):
+        jax.grad(fn)(Odd(X))
+
+
+def test_quantised_base_keeps_float0():
+    v = make("lora_of_quantised")
+    assert isinstance(v.w, Quantised)
+    got = jax.grad(lambda v: allow(product)(X, v).sum(), allow_int=True)(v)
+    assert got.w.q.dtype == jax.dtypes.float0
+
+
+# --- closures --------------------------------------------------------------------
+
+
+def closing_over(w, x):
+    """Function and rule close over what depends on another argument."""
+    t = jnp.sin(w).sum()
+
+    @jax.custom_jvp
+    def f(y):
+        return w.sum() * y
+
+    @f.defjvp
+    def _(primals, tangents):
+        return f(primals[0]), 10 * t * tangents[0]
+
+    return f(x)
+
+
+def closing_over_forward(w, x):
+    t = jnp.sin(w).sum()
+
+    @jax.custom_vjp
+    def f(y):
+        return w.sum() * y
+
+    f.defvjp(lambda y: (w.sum() * y, t), lambda t, ct: (10 * t * ct,))
+    return f(x)
+
+
+@pytest.mark.parametrize("fn", [closing_over, closing_over_forward])
+def test_rules_may_close_over_arrays_of_the_function(fn, no_leak_checks):
+    """As under plain JAX, where that is not what is differentiated."""
+    transformed = allow(fn)
+    for v in (make("lora"), make("lora", 1), make("lora")):  # none sees another's arrays
+        implicit = lambda x, v=v: transformed(v, x)
+        dense = lambda x, v=v: fn(v.materialise(), x)
+        want = jax.grad(dense)(2.0)
+        close(jax.grad(implicit)(2.0), want)
+        close(jax.jit(jax.grad(implicit))(2.0), want)
+        close(jax.jit(lambda v: jax.grad(lambda x: transformed(v, x))(2.0))(v), want)
+        close(jax.vmap(jax.grad(implicit))(jnp.full(3, 2.0)), jnp.full(3, want))
+        close(allow(jax.grad(fn, 1))(v, 2.0), want)
+
+
+def test_functions_may_close_over_values_leaves():
+    """What the function alone closes over becomes an operand of it."""
+
+    def fn(v, x):
+        @jax.custom_jvp
+        def f(y):
+            return y @ v
+
+        @f.defjvp
+        def _(primals, tangents):
+            return primals[0] @ primals[0], 10 * tangents[0]
+
+        return f(x)
+
+    v = make("lora")
+    close(allow(fn)(v, X), fn(v.materialise(), X))
+    close(jax.jit(allow(fn))(v, X), fn(v.materialise(), X))
+
+
+# --- errors of JAX, with the place ------------------------------------------------
+
+
+def test_forward_mode_through_custom_vjp_is_the_error_of_jax():
+    v = make("lora")
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(lambda v: allow(product)(X, v), (v,), (v,))
+
+
+def wrong_jvp(x):
+    @jax.custom_jvp
+    def f(x):
+        return jnp.sin(x)
+
+    f.defjvp(lambda primals, tangents: (jnp.sin(primals[0]), tangents[0][0]))
+    return f(x).sum()
+
+
+def wrong_vjp(x):
+    @jax.custom_vjp
+    def f(x):
+        return jnp.sin(x)
+
+    f.defvjp(lambda x: (jnp.sin(x), None), lambda _, ct: (ct, ct))
+    return f(x).sum()
+
+
+@pytest.mark.parametrize("fn", [wrong_jvp, wrong_vjp])
+def test_rules_that_return_the_wrong_thing(fn):
+    v = make("lora")
+    with pytest.raises(TypeError) as dense:
+        jax.grad(lambda v: fn(v.materialise()))(v)
+    with pytest.raises(TypeError) as implicit:
+        jax.grad(allow(fn))(v)
+    assert str(implicit.value).splitlines()[0] == str(dense.value).splitlines()[0]
+    notes = "\n".join(getattr(implicit.value, "__notes__", []))
+    assert "test_custom_derivatives.py" in notes + str(implicit.value)
+    close(
+        jax.grad(allow(lambda v: sine(v).sum()))(v),
+        jax.grad(lambda v: sine(v.materialise()).sum())(v),
+    )

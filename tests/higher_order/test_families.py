@@ -1,0 +1,267 @@
+"""Every higher-order primitive, on every kind of value, in every mode, by the oracle."""
+
+import collections
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from families import FAMILIES
+from reference import OWN
+
+import jaxrewrite
+
+
+X = jnp.asarray(np.random.default_rng(1).uniform(0.2, 0.9, (3, 3)), jnp.float32)
+
+
+def transform(fn):
+    return jaxrewrite.transform(fn, materialise="allow")
+
+
+def make(kind, seed=0):
+    return OWN[kind].value(np.random.default_rng(seed), shape=(3, 3))
+
+
+def dense_of(fn):
+    return lambda v, x: fn(jaxrewrite.materialise(v), x)
+
+
+def implicit_of(fn):
+    return lambda v, x: jaxrewrite.materialise(transform(fn)(v, x))
+
+
+def summed(fn):
+    def total(v, x):
+        leaves = jax.tree.leaves(jaxrewrite.materialise(fn(v, x)))
+        return sum(jnp.sin(leaf).sum() for leaf in leaves)
+
+    return total
+
+
+def same(got, want, rtol=2e-4):
+    got, want = jaxrewrite.materialise(got), jaxrewrite.materialise(want)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (jnp.shape(g), jnp.result_type(g)) == (jnp.shape(w), jnp.result_type(w))
+        if jnp.result_type(g) != jax.dtypes.float0:
+            size = np.abs(w).max(initial=0.05)
+            np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * size)
+
+
+def tangents_like(tree):
+    def tangent(x):
+        if jnp.issubdtype(x.dtype, jnp.inexact):
+            return jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)
+        return np.zeros(x.shape, jax.dtypes.float0)
+
+    return jax.tree.map(tangent, tree)
+
+
+def check_forward(fn, v):
+    want = jax.jit(dense_of(fn))(v, X)
+    same(jax.jit(transform(fn))(v, X), want, 2e-5)
+
+
+def check_forward_without_jit(fn, v):
+    same(transform(fn)(v, X), jax.jit(dense_of(fn))(v, X), 2e-5)
+
+
+def check_gradient(fn, v):
+    want = jax.jit(jax.grad(summed(dense_of(fn)), (0, 1), allow_int=True))(v, X)
+    got = jax.jit(jax.grad(summed(transform(fn)), (0, 1), allow_int=True))(v, X)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        same(g, w)
+
+
+def check_gradient_without_jit(fn, v):
+    want = jax.grad(summed(dense_of(fn)), (0, 1), allow_int=True)(v, X)
+    got = jax.grad(summed(transform(fn)), (0, 1), allow_int=True)(v, X)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        same(g, w)
+
+
+def check_gradient_inside(fn, v):
+    gradient = jax.grad(summed(fn), (0, 1))
+    same(transform(gradient)(v, X), gradient(jaxrewrite.materialise(v), X))
+
+
+def check_tangents(fn, v):
+    tangents = tangents_like((v, X))
+    want = jax.jvp(dense_of(fn), (v, X), tangents)
+    same(jax.jvp(implicit_of(fn), (v, X), tangents), want)
+
+
+def check_tangents_inside(fn, v):
+    along = tangents_like(X)
+
+    def derivative(v, x):
+        return jax.jvp(lambda v, x: fn(v, x), (v, x), (0.5 * v, along))
+
+    same(transform(derivative)(v, X), derivative(jaxrewrite.materialise(v), X))
+
+
+def check_batched(fn, v):
+    batch = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), v)
+    xs = jnp.stack([X, 0.5 * X])
+
+    def ways(of, inside):
+        shared, each = jax.vmap(of(fn), (None, 0)), jax.vmap(of(fn), (0, 0))
+        return jax.jit(lambda: (shared(v, xs), each(batch, xs), inside(v, xs)))()
+
+    got = ways(implicit_of, implicit_of(jax.vmap(fn, (None, 0))))
+    same(got, ways(dense_of, jax.vmap(dense_of(fn), (None, 0))))
+
+
+def check_second_derivative(fn, v):
+    def directional(fn):
+        along = tangents_like(X)
+        return jax.grad(lambda v, x: jnp.vdot(jax.grad(summed(fn), 1)(v, x), along), 1)
+
+    same(
+        jax.jit(directional(transform(fn)))(v, X), jax.jit(directional(dense_of(fn)))(v, X)
+    )
+
+
+def without(*modes):
+    return [name for name, own in FAMILIES.items() if own.without.isdisjoint(modes)]
+
+
+def kinds(*often):
+    """All kinds of values; in the long run of the suite those that are not named."""
+    return pytest.mark.parametrize(
+        "kind",
+        [
+            kind if kind in often else pytest.param(kind, marks=pytest.mark.slow)
+            for kind in OWN
+        ],
+    )
+
+
+some = kinds("lora", "zero", "lora_of_quantised")
+one = kinds("lora")
+
+
+@some
+@pytest.mark.parametrize("name", FAMILIES)
+def test_forward(name, kind, bulk):
+    check_forward(FAMILIES[name].fn, make(kind))
+
+
+@one
+@pytest.mark.parametrize("name", FAMILIES)
+def test_forward_without_jit(name, kind, bulk):
+    check_forward_without_jit(FAMILIES[name].fn, make(kind))
+
+
+@one
+@pytest.mark.parametrize("name", without("reverse"))
+def test_gradient(name, kind, bulk):
+    check_gradient(FAMILIES[name].fn, make(kind))
+
+
+@one
+@pytest.mark.parametrize("name", without("reverse"))
+def test_gradient_inside(name, kind, bulk):
+    check_gradient_inside(FAMILIES[name].fn, make(kind))
+
+
+@one
+@pytest.mark.parametrize("name", without("forward"))
+def test_tangents(name, kind, bulk):
+    check_tangents(FAMILIES[name].fn, make(kind))
+
+
+@one
+@pytest.mark.parametrize("name", without("forward"))
+def test_tangents_inside(name, kind, bulk):
+    check_tangents_inside(FAMILIES[name].fn, make(kind))
+
+
+@one
+@pytest.mark.parametrize("name", without("vmap"))
+def test_batched(name, kind, bulk):
+    check_batched(FAMILIES[name].fn, make(kind))
+
+
+# One family a primitive, or nearly so, for what takes its time.
+WATCHED = {
+    *("scan const", "scan carry grows dense", "scan ys", "while carry", "switch", "jit"),
+    *(
+        "cond results differ",
+        "checkpoint",
+        "custom_jvp",
+        "custom_jvp in scan",
+        "custom_vjp",
+    ),
+    *("custom_vjp in cond", "linear solve", "custom_vmap", "reference"),
+}
+
+
+def watched(*modes):
+    """The families that go through these modes; the others are for the long run."""
+    return pytest.mark.parametrize(
+        "name",
+        [
+            name if name in WATCHED else pytest.param(name, marks=pytest.mark.slow)
+            for name in without(*modes)
+        ],
+    )
+
+
+@watched("reverse", "second")
+def test_second_derivative(name, bulk):
+    check_second_derivative(FAMILIES[name].fn, make("lora"))
+
+
+@watched("leak checks")
+def test_no_tracer_leaks(name, leak_checks):
+    """With JAX's leak checks on: forward and, outside of jit, the gradient."""
+    family, v = FAMILIES[name], make("lora")
+    check_forward_without_jit(family.fn, v)
+    if "reverse" not in family.without:
+        check_gradient_without_jit(family.fn, v)
+
+
+# --- structure ------------------------------------------------------------------
+
+KEPT = {
+    "scan",
+    "while",
+    "cond",
+    "remat2",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "custom_linear_solve",
+    "linear_call",
+    "custom_vmap_call",
+    "pure_callback",
+    "pallas_call",
+}
+
+
+def structured_equations(jaxpr):
+    """How many equations there are of each primitive that has to stay one."""
+    found = collections.Counter()
+    for eqn in jaxpr.eqns:
+        found[eqn.primitive.name] += eqn.primitive.name in KEPT
+        if eqn.primitive.name == "jit":
+            found[f"jit {eqn.params['name']}"] += 1
+        if eqn.primitive.name != "pallas_call":
+            for inner in jex_core.jaxprs_in_params(eqn.params):
+                found += structured_equations(inner)
+    return +found
+
+
+@pytest.mark.parametrize("kind", ["lora", "zero"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_structure_is_kept(name, kind, bulk):
+    fn, v = FAMILIES[name].fn, make(kind)
+    before = structured_equations(jax.make_jaxpr(fn)(jnp.ones((3, 3)), X).jaxpr)
+    after = structured_equations(jaxrewrite.make_jaxpr(fn, materialise="allow")(v, X).jaxpr)
+    for primitive in before | after:
+        if kind == "zero":  # an equation that only gives zeros is dead code
+            assert after[primitive] <= before[primitive], primitive
+        else:
+            assert after[primitive] == before[primitive], primitive

@@ -1,0 +1,320 @@
+"""`jax.shard_map` on values: replicated, split by their type's word, or dense."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from reference.own import Lora, Scaled, Zero
+
+import jaxrewrite
+from jaxrewrite import transform
+from jaxrewrite.values import NF4
+
+
+# With leak checks each program is compiled anew; those are in test_families.py.
+pytestmark = pytest.mark.usefixtures("bulk")
+RNG = np.random.default_rng(0)
+
+
+def draw(*shape):
+    return jnp.asarray(RNG.uniform(0.2, 0.9, shape), jnp.float32)
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((4, 2), ("i", "j"), axis_types=(AxisType.Auto,) * 2)
+
+
+class Split(Lora):
+    def leaf_specs(self, spec):
+        rows, columns = (*spec, None, None)[:2]
+        return Split(P(rows, columns), P(rows, None), P(None, columns))
+
+
+LORA = Lora(draw(8, 8), draw(8, 2), draw(2, 8))
+SPLIT = Split(LORA.w, LORA.a, LORA.b)
+NESTED = Split(SPLIT, draw(8, 2), draw(2, 8))
+X = draw(8, 8)
+
+
+def on(mesh, body, in_specs, out_specs, **kwargs):
+    return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, **kwargs)
+
+
+def summed(fn):
+    def total(v, x):
+        leaves = jax.tree.leaves(jaxrewrite.materialise(fn(v, x)))
+        return sum(jnp.sin(leaf).sum() for leaf in leaves)
+
+    return total
+
+
+def check(fn, v, x=X):
+    """Forward, under jit, and both ways of differentiating, by the dense program."""
+    transformed = transform(fn, materialise="allow")
+    dense = lambda v, x: fn(jaxrewrite.materialise(v), x)
+    want = dense(v, x)
+    for wrap in (lambda f: f, jax.jit):
+        got = jaxrewrite.materialise(wrap(transformed)(v, x))
+        jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4), got, want)
+        got = wrap(jax.grad(summed(transformed), (0, 1)))(v, x)
+        for g, w in zip(
+            jax.tree.leaves(got),
+            jax.tree.leaves(jax.grad(summed(dense), (0, 1))(v, x)),
+            strict=True,
+        ):
+            np.testing.assert_allclose(g, w, rtol=1e-3, atol=1e-4)
+    along = jax.jvp(lambda *a: jaxrewrite.materialise(transformed(*a)), (v, x), (v, x))
+    want = jax.jvp(dense, (v, x), (v, x))
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-3), along, want)
+    return transformed(v, x)
+
+
+def equation(fn, *operands):
+    jaxpr = jaxrewrite.make_jaxpr(fn, materialise="allow")(*operands).jaxpr
+    (eqn,) = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map"]
+    return eqn
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("v", [LORA, NESTED, Scaled(draw(8, 8), jnp.float32(2.0))])
+def test_replicated_values(mesh, v, check_vma):
+    fn = lambda v, x: on(
+        mesh, lambda v, x: x @ v, (P(), P("i")), P("i"), check_vma=check_vma
+    )(v, x)
+    check(fn, v)
+    eqn = equation(fn, v, X)
+    assert len(eqn.params["in_specs"]) == len(jax.tree.leaves(v)) + 1
+    assert set(eqn.params["in_specs"][:-1]) == {P()}
+
+
+@pytest.mark.parametrize("v", [SPLIT, NESTED], ids=["flat", "nested"])
+def test_values_split_by_their_types_word(mesh, v):
+    fn = lambda v, x: on(
+        mesh, lambda v, x: (x @ v, v), (P(None, "i"), P("j")), (P("j", "i"), P(None, "i"))
+    )(v, x)
+    out, same = check(fn, v)
+    assert type(same) is type(v)
+    assert same.b.sharding.is_equivalent_to(NamedSharding(mesh, P(None, "i")), 2)
+    assert same.a.sharding.is_fully_replicated
+    assert out.sharding.is_equivalent_to(NamedSharding(mesh, P("j", "i")), 2)
+
+
+def test_values_split_along_both_axes(mesh, no_leak_checks):
+    fn = lambda v, x: on(
+        mesh,
+        lambda v, x: lax.psum(v @ x, "j"),
+        (P("i", "j"), P("j")),
+        P("i"),
+    )(v, x)
+    check(fn, SPLIT)
+    assert equation(fn, SPLIT, X).params["in_specs"][:3] == (
+        P("i", "j"),
+        P("i", None),
+        P(None, "j"),
+    )
+
+
+def test_values_split_without_a_word_become_dense(mesh):
+    fn = lambda v, x: on(mesh, lambda v, x: v + x, (P("i"), P("i")), P("i"))(v, x)
+    check(fn, LORA)
+    with pytest.warns(jaxrewrite.MaterialisationWarning, match=r"Define Lora\.leaf_specs"):
+        transform(fn)(LORA, X)
+    with pytest.raises(jaxrewrite.MaterialisationError, match="over a mesh"):
+        transform(fn, materialise="forbid")(LORA, X)
+
+
+def test_metadata_with_a_shape_is_not_split(mesh):
+    class Zeros(Zero):
+        def leaf_specs(self, spec):
+            return self
+
+    fn = lambda v, x: on(mesh, lambda v, x: v + x, (P("i"), P("i")), P("i"))(v, x)
+    np.testing.assert_allclose(
+        transform(fn, materialise="allow")(Zeros((8, 8), jnp.dtype("float32")), X), X
+    )
+    whole = lambda v, x: on(mesh, lambda v, x: v * x, (P(), P()), P())(v, x)
+    out = transform(whole)(Zero((8, 8), jnp.dtype("float32")), X)
+    assert isinstance(out, Zero)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [lambda v, spec: P(), lambda v, spec: Wrong("i", P(), P())],
+    ids=["a spec", "no spec in a field"],
+)
+def test_wrong_words_are_named(mesh, answer):
+    fn = lambda v: on(mesh, lambda v: v + 1, P("i"), P("i"))(v)
+    Wrong.leaf_specs = answer
+    with pytest.raises(TypeError, match=r"Wrong\.leaf_specs"):
+        transform(fn)(Wrong(LORA.w, LORA.a, LORA.b))
+
+
+class Wrong(Lora):
+    pass
+
+
+def test_loops_and_custom_rules_inside(mesh):
+    @jax.custom_vjp
+    def matmul(x, y):
+        return x @ y
+
+    matmul.defvjp(
+        lambda x, y: (x @ y, (x, y)), lambda s, ct: (3 * ct @ s[1].T, 5 * s[0].T @ ct)
+    )
+
+    def body(v, x):
+        step = lambda c, _: (jnp.tanh(c @ v), None)
+        return lax.scan(step, x, None, length=2)[0]
+
+    check(lambda v, x: on(mesh, body, (P(), P("i")), P("i"))(v, x), LORA)
+    loss = lambda v, x: on(mesh, matmul, (P("i"), P()), P("i"), check_vma=False)(x, v).sum()
+    got = jax.jit(jax.grad(transform(loss)))(LORA, X)
+    want = jax.jit(jax.grad(lambda v, x: loss(v.materialise(), x)))(LORA, X)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4), got, want)
+
+
+def test_leaves_that_vary_meet_leaves_that_do_not(mesh):
+    """A scale that differs from device to device, on an array that does not."""
+    v = Scaled(draw(8, 8), jnp.float32(2.0))
+
+    def branches(v, x):
+        s = x.sum()
+        varying = lax.pcast(v, ("i", "j"), to="varying")
+        x = lax.pcast(x, "j", to="varying")
+        return x @ lax.cond(
+            s > 2, lambda: varying * s, lambda: lax.pcast(v * s, "j", to="varying")
+        )
+
+    def turns(v, x):
+        s = x.sum()
+        start = lax.pcast(v, ("i",), to="varying")
+        return x @ lax.scan(lambda c, _: (c * s, None), start, None, length=2)[0]
+
+    for body, out in ((branches, P(("i", "j"))), (turns, P("i"))):
+        fn = lambda v, x, body=body, out=out: on(mesh, body, (P(), P("i")), out)(v, x)
+        want = fn(v.materialise(), X)
+        got = transform(fn, materialise="allow")(v, X)
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+        carried = [eqn.primitive.name for eqn in equation(fn, v, X).params["jaxpr"].eqns]
+        assert {"cond", "scan"} & set(carried)
+
+
+def test_some_axes_left_to_the_compiler(mesh):
+    fn = lambda v, x: on(
+        mesh, lambda v, x: lax.psum(x @ v, "i"), (P(), P("i")), P(), axis_names={"i"}
+    )(v, x)
+    v = LORA
+    got = jax.jit(transform(fn))(v, X)
+    want = jax.jit(lambda v, x: fn(v.materialise(), x))(v, X)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert equation(fn, v, X).params["newly_manual_axes"] == frozenset({"i"})
+
+
+def test_explicit_axes():
+    mesh = jax.make_mesh((8,), ("i",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        rows = jax.device_put(X, NamedSharding(mesh, P("i", None)))
+        whole = jax.device_put(LORA, NamedSharding(mesh, P()))
+        fn = lambda v, x: on(mesh, lambda v, x: x @ v, (P(), P("i")), P("i"))(v, x)
+        want = fn(jaxrewrite.materialise(whole), rows)
+        for wrap in (lambda f: f, jax.jit):
+            out = wrap(transform(fn))(whole, rows)
+            np.testing.assert_allclose(out, want, rtol=1e-5)
+            assert out.sharding.is_equivalent_to(want.sharding, 2)
+
+
+def test_rules_on_dense_operands_reach_inside(mesh):
+    rules = jaxrewrite.Rules()
+
+    @rules.register("sin")
+    def _(x: jax.Array, **params):
+        return 10 * x
+
+    fn = lambda x: on(mesh, jnp.sin, P("i"), P("i"))(x)
+    np.testing.assert_allclose(transform(fn, rules=rules)(X), 10 * X, rtol=1e-6)
+    untouched = lambda x: on(mesh, jnp.cos, P("i"), P("i"))(x)
+    before = jax.make_jaxpr(untouched)(X).eqns[0].params["jaxpr"]
+    after = jaxrewrite.make_jaxpr(untouched, rules=rules)(X).eqns[0].params["jaxpr"]
+    assert len(before.eqns) == len(after.eqns)
+
+
+def test_collectives_on_values_keep_their_results_right(mesh):
+    def body(v, x):
+        return lax.psum(x @ v, "i"), lax.all_gather(x, "i", tiled=True) @ v
+
+    fn = lambda v, x: on(mesh, body, (P(), P("i")), (P(), P(None)), check_vma=False)(v, x)
+    got = transform(fn)(LORA, X)
+    want = fn(LORA.materialise(), X)
+    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-5), got, want)
+
+
+class Coded(jaxrewrite.ArrayValue):
+    """Codes, split as the array is, and one scale that is the same everywhere."""
+
+    codes: jax.Array
+    scale: jax.Array
+
+    def materialise(self):
+        return self.codes.astype(jnp.float32) * self.scale
+
+    def leaf_specs(self, spec):
+        return Coded(spec, P())
+
+
+CODED = Coded(jnp.arange(64, dtype=jnp.int8).reshape(8, 8), jnp.float32(0.5))
+
+
+def test_collectives_move_the_leaves(mesh):
+    gather = lambda x: lax.all_gather(x, "i", tiled=True)
+    ring = lambda x: lax.ppermute(x, "i", [(k, (k + 1) % 4) for k in range(4)])
+    pair = lambda x: lax.ppermute(x, "i", [(0, 1)])  # the others get zeros
+    for body, is_kept in ((gather, True), (ring, True), (pair, False)):
+        for v in (CODED, SPLIT):
+            fn = lambda v, body=body: on(mesh, lambda v: jnp.sin(body(v)), P("i"), P("i"))(
+                v
+            )
+            want = fn(v.materialise())
+            got = jax.jit(transform(fn, materialise="allow"))(v)
+            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+        eqns = equation(fn, CODED).params["jaxpr"].eqns
+        (first,) = [e for e in eqns if e.primitive.name in ("all_gather", "ppermute")]
+        assert (first.invars[0].aval.dtype == jnp.int8) is is_kept
+
+
+def test_what_may_differ_from_device_to_device_is_not_taken_for_the_same(mesh):
+    gather = lambda x: lax.all_gather(x * lax.axis_index("i"), "i", tiled=True)
+    for check_vma in (True, False):
+        fn = lambda v, vma=check_vma: on(
+            mesh, lambda v: gather(v), P("i"), P("i"), check_vma=vma
+        )(v)
+        want = fn(CODED.materialise())
+        rules = jaxrewrite.Rules()
+        rules.register("mul", commutative=True)(_scaled)
+        got = transform(fn, rules=rules, materialise="allow")(CODED)
+        np.testing.assert_allclose(jaxrewrite.materialise(got), want, rtol=1e-5)
+
+
+def _scaled(v: Coded, y: jax.typing.ArrayLike, **params):
+    return Coded(v.codes, v.scale * y)
+
+
+@pytest.mark.parametrize("spec", [P(), P("i", None), P(None, "j")])
+def test_values_on_explicit_axes_are_placed_and_read(spec):
+    mesh = jax.make_mesh((4, 2), ("i", "j"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        x = jax.device_put(X, NamedSharding(mesh, P("i", None)))
+        row = lambda v: v.at[jnp.array([0, 2])].get(out_sharding=P(None, None))
+        programs = lambda v, x: (v + x, row(v), jax.sharding.reshard(v, P("j", None)) * 2)
+        for v in (SPLIT, NF4.quantise(X, (2, 1)), Scaled(X, jnp.float32(2.0))):
+            put = transform(lambda v: jax.device_put(v, NamedSharding(mesh, spec)))(v)
+            assert type(put) is type(v)
+            dense = jax.device_put(np.asarray(v), NamedSharding(mesh, spec))
+            if spec == P(None, "j"):
+                x = jax.device_put(x, NamedSharding(mesh, spec))
+            got = jax.jit(transform(programs, materialise="allow"))(put, x)
+            want = jax.jit(programs)(dense, x)
+            for g, w in zip(jaxrewrite.materialise(got), want, strict=True):
+                np.testing.assert_allclose(g, w, rtol=1e-5)

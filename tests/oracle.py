@@ -1,0 +1,84 @@
+"""The oracle: what a program gives on the dense array, for each ready type."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from functions import FUNCTIONS, NEEDS_ROWS
+from reference import CASES
+
+import jaxrewrite
+
+
+# Programs that mean nothing, or something else, on the dtype of a case.
+REAL_ONLY = {
+    *("astype", "maximum", "compare", "clip", "floor", "sort", "gelu", "relu"),
+    *("softmax", "logsumexp", "where", "gather"),
+}
+
+
+def programs(dtype, shape):
+    skipped = set(NEEDS_ROWS) if 0 in shape else set()
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        skipped |= REAL_ONLY
+    return {name: fn for name, fn in FUNCTIONS.items() if name not in skipped}
+
+
+def everything(fns):
+    """One program that gives the results of all of them."""
+    return lambda x: {name: fn(x) for name, fn in fns.items()}
+
+
+def transform(fn):
+    return jaxrewrite.transform(fn, materialise="allow")
+
+
+def materialised(fn):
+    return lambda *args: jaxrewrite.materialise(transform(fn)(*args))
+
+
+def same(got, want, tolerance):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for (path, g), w in zip(
+        jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True
+    ):
+        name = jax.tree_util.keystr(path)
+        assert (jnp.shape(g), g.dtype) == (jnp.shape(w), w.dtype), name
+        if g.dtype == jax.dtypes.float0 or g.size == 0:
+            continue
+        eps = jnp.finfo(g.dtype).eps if jnp.issubdtype(g.dtype, jnp.inexact) else 0.0
+        rtol = max(tolerance, 20 * float(eps))
+        wide = np.complex128 if jnp.iscomplexobj(w) else np.float64
+        g, w = np.asarray(g).astype(wide), np.asarray(w).astype(wide)
+        # Sums of the reduced precision of a dtype are compared by their size.
+        finite = np.abs(w[np.isfinite(w)])
+        scale = max(finite.max(initial=0.0), 1.0)
+        np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * scale, err_msg=name)
+
+
+def floating(tree):
+    """The floating leaves of a tree, and a function that puts others in their place."""
+    leaves, treedef = jax.tree.flatten(tree)
+    where = [jnp.issubdtype(x.dtype, jnp.inexact) for x in leaves]
+
+    def filled(new):
+        rest = iter(new)
+        return treedef.unflatten(
+            [next(rest) if w else x for x, w in zip(leaves, where, strict=True)]
+        )
+
+    return [x for x, w in zip(leaves, where, strict=True) if w], filled
+
+
+def make(name, dtype="float32", shape=(4, 6), seed=0):
+    return CASES[name].value(np.random.default_rng(seed), dtype, shape)
+
+
+def run_implicit(fn, *args, tolerance=1e-4):
+    """The result, without anything made dense, and compared with that of dense arrays."""
+    out = jax.jit(jaxrewrite.transform(fn, materialise="forbid"))(*args)
+    want = jax.jit(fn)(*jaxrewrite.materialise(args))
+    got = jaxrewrite.materialise(out)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (g.shape, g.dtype) == (w.shape, w.dtype)
+        np.testing.assert_allclose(g, w, rtol=tolerance, atol=tolerance)
+    return out

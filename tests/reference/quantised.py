@@ -1,0 +1,39 @@
+"""Arrays of small integers with scales, in each granularity."""
+
+from jaxrewrite.values import NF4, Quantised
+
+from . import case, uniform
+
+
+def weight(rng, dtype, n, m):
+    return uniform(rng, (n, m), dtype)
+
+
+def half(n):
+    """A block of half an axis, if there is one."""
+    return n // 2 if n % 2 == 0 else n
+
+
+@case("quantised", variant=True)
+def per_tensor(rng, dtype, n, m):
+    return Quantised.quantise(weight(rng, dtype, n, m))
+
+
+@case("quantised channels", variant=True)
+def per_channel(rng, dtype, n, m):
+    return Quantised.quantise(weight(rng, dtype, n, m), axis=-1)
+
+
+@case("quantised int4 blocks", variant=True)
+def int4_blocks(rng, dtype, n, m):
+    return Quantised.quantise(weight(rng, dtype, n, m), 4, block=half(n))
+
+
+@case("quantised affine blocks")
+def affine_blocks(rng, dtype, n, m):
+    return Quantised.quantise(weight(rng, dtype, n, m), block=(1, half(m)), symmetric=False)
+
+
+@case("nf4")
+def nf4(rng, dtype, n, m):
+    return NF4.quantise(weight(rng, dtype, n, m), half(n), scale_block=max(half(m), 1))

@@ -1,0 +1,80 @@
+"""Random programs over the ready types: none is wrong. A few of those of ``python -m sweep``."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrewrite
+from jaxrewrite.values import Diagonal
+from sweep.oracle import Verdict, judge, same
+from sweep.programs import Program, program
+from sweep.run import sweep
+from sweep.shrink import shrunk
+
+
+def told(found):
+    """What a failing test says: programs to paste."""
+    return "\n\n".join(f"# {x.group}\n{x.verdict.detail}\n{x.text}" for x in found.failures)
+
+
+def test_some_programs(bulk):
+    found = sweep([*range(20), 41, 85, 129], shown=1)
+    assert not found.failures, told(found)
+    assert found.counts["ok"] > 12, found.counts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(1000, 5000, 500))
+def test_many_programs(first, bulk):
+    found = sweep(range(first, first + 500))
+    assert not found.failures, told(found)
+
+
+def test_a_seed_is_a_program(bulk):
+    one, again = program(14), program(14)
+    assert one[0] == again[0]
+
+
+@pytest.fixture
+def wrong_sine():
+    """A rule that is wrong on the diagonal, for as long as a test runs."""
+    rules = jaxrewrite.Rules()
+
+    @rules.register("sin")
+    def _(v: Diagonal, **params):
+        return Diagonal(jax.numpy.cos(v.d))
+
+    return rules
+
+
+def test_a_wrong_rule_is_found_and_the_program_shrunk(wrong_sine, monkeypatch, bulk):
+    transform = jaxrewrite.transform
+    monkeypatch.setattr(
+        jaxrewrite, "transform", lambda f, **kw: transform(f, rules=wrong_sine, **kw)
+    )
+    operands = ("Tagged(Diagonal(u(101, 4)), 'a')", "u(102, 4, 4)")
+    steps = ("v0 @ v1", "jnp.sin(v0)", "t1 + t0")
+    failing = Program(operands, steps, "(t2, t0)", mode="jit", policy="warn")
+    verdict = judge(failing)
+    assert verdict.kind == "wrong", verdict
+    small = shrunk(failing, verdict, 60)
+    assert small.steps == ("jnp.sin(v0)",)
+    assert small.operands == ("Diagonal(u(101, 2))",)
+    assert (small.mode, small.policy) == ("eager", "allow")
+    compile(small.source(), "small", "exec")
+
+
+def test_rounding_is_no_failure(bulk):
+    """What is one number or another by rounding is not compared."""
+    ties = Program(("Circulant(u(101, 4))",), ("v0.sum(0)", "jnp.argmax(t0)"), "t1")
+    assert judge(ties).kind in ("ok", "doubtful")
+
+
+def test_comparison_is_of_all_entries():
+    x = np.arange(4.0, dtype="float32")
+    assert same(x, x + 1e-6)
+    assert not same(x, x + [0, 0, 0, 1e-3])
+    assert not same(x, np.where(x == 3, np.nan, x))
+    assert same(np.where(x == 3, np.nan, x), np.where(x == 3, np.nan, x))
+    assert not same(x > 1, x > 2)
+    assert not Verdict("refused").failed

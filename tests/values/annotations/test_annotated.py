@@ -1,0 +1,773 @@
+"""Values that annotate an array: units, names of axes, masks, bounds, tags; keys."""
+
+import functools
+import pickle
+from fractions import Fraction
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis.extra.numpy import arrays
+from jax import lax
+
+import jaxrewrite
+from jaxrewrite.values import (
+    Interval,
+    Masked,
+    Named,
+    Tagged,
+    Threefry,
+    Unitful,
+    Units,
+    UnitsError,
+)
+
+
+pytestmark = pytest.mark.usefixtures("no_leak_checks")
+
+
+def run(fn):
+    """Transformed, and never dense."""
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+def leaves(tree, cls):
+    return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, cls))
+
+
+NUMBERS = jnp.asarray(np.random.default_rng(0).uniform(0.5, 2.0, (3, 4)), jnp.float32)
+
+
+@jax.custom_jvp
+def halved_square(x):
+    return x * x
+
+
+@halved_square.defjvp
+def _(primals, tangents):
+    """Half of the derivative, to tell it from JAX's own."""
+    (x,), (t,) = primals, tangents
+    return halved_square(x), x * t
+
+
+# --- units ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("m s^-2", "m s^-2"),
+        ("kg*m/s^2", "kg m s^-2"),
+        ("kg·m / s**2", "kg m s^-2"),
+        ("m^(1/2) m^1/2", "m"),
+        ("1/s", "s^-1"),
+        ("m/s*s", "m"),
+        ("", "1"),
+        ("1", "1"),
+    ],
+)
+def test_units_are_read(text, shown):
+    assert str(Units(text)) == shown
+
+
+@pytest.mark.parametrize("text", ["m s^", "2 m", "m^x", "m//s", "m^(1/2", "%"])
+def test_units_that_cannot_be_read(text):
+    with pytest.raises(ValueError, match="Units: can't read"):
+        Units(text)
+
+
+some_units = st.dictionaries(
+    st.sampled_from(["m", "kg", "s", "mol"]), st.fractions(-3, 3, max_denominator=4)
+).map(Units)
+
+
+@hypothesis.given(some_units, some_units)
+def test_units_are_a_group(a, b):
+    assert Units(str(a)) == a and hash(Units(str(a))) == hash(a)
+    assert a * b == b * a and a * b / b == a and not a / a
+    assert (a**2) ** 0.5 == a and (a ** Fraction(1, 3)) ** 3 == a
+    assert pickle.loads(pickle.dumps(a)) == a
+
+
+def test_units_cannot_be_changed():
+    with pytest.raises(AttributeError, match="changed"):
+        Units("m").exponents = ()
+    assert Units("m") != "m"
+
+
+LENGTH = Unitful(NUMBERS, "m")
+
+OF_LENGTH = {
+    "m": [
+        *(jnp.negative, jnp.abs, jnp.sum, jnp.mean, jnp.max, jnp.transpose, jnp.sort),
+        *(lambda x: x + x, lambda x: 2 * x - x, lambda x: jnp.sqrt(x * x)),
+        *(lambda x: jnp.cbrt(x**3), lambda x: jnp.maximum(x, x[0]), jnp.cumsum),
+        *(lambda x: jnp.where(x > x.mean(), x, -x), jnp.linalg.norm),
+        *(lambda x: x.reshape(2, 6)[:, 1:], lambda x: x[jnp.array([2, 0])]),
+        *(lambda x: jnp.concatenate([x, x]), lambda x: jnp.stack([x, x])),
+        *(lambda x: x.at[0].set(x[1]), lambda x: x.at[0].add(x[1])),
+        *(lambda x: jnp.clip(x, x[0], x[1]), lambda x: x.astype(jnp.bfloat16)),
+        *(lambda x: lax.pad(x, x[0, 0], [(1, 1, 0)] * 2), lambda x: lax.rem(x, x[::-1])),
+        *(lambda x: lax.top_k(x, 2)[0], lambda x: jnp.split(x, 2, 1)[0], jnp.real),
+        *(lambda x: lax.dynamic_update_slice(x, x[:1], (1, 0)), lambda x: x @ jnp.ones(4)),
+        lambda x: jax.vmap(lambda row: row / row.sum() * row)(x),
+        lambda x: lax.cond(x[0, 0] > x[0, 1], lambda x: x, lambda x: 2 * x, x),
+        lambda x: lax.fori_loop(0, 3, lambda i, c: c + x, x),
+        lambda x: lax.scan(lambda c, row: (c + row, c * row), x[0], x)[0],
+        jax.checkpoint(lambda x: x * jnp.sin(x / x)),
+    ],
+    "m^2": [
+        *(jnp.square, lambda x: x * x, lambda x: x @ x.T, lambda x: x**2),
+        *(halved_square, lambda x: jnp.einsum("ij,ij->i", x, x)),
+        lambda x: lax.conv(x[None, None], x[None, None, :2, :2], (1, 1), "VALID"),
+        lambda x: lax.scan(lambda c, row: (c + row, c * row), x[0], x)[1],
+    ],
+    "m^12": [jnp.prod],
+    "m^-1": [lambda x: 1 / x, lambda x: x**-1],
+    "m^(-1/2)": [lax.rsqrt],
+}
+
+
+@pytest.mark.parametrize("units", OF_LENGTH)
+def test_units_of_results(units, bulk):
+    fns = OF_LENGTH[units]
+    together = lambda x: [fn(x) for fn in fns]
+    results = run(together)(LENGTH)
+    assert {str(x.units) for x in results} == {units}
+    want = jax.jit(together)(NUMBERS)
+    for i, (got, x) in enumerate(zip(results, want, strict=True)):
+        np.testing.assert_allclose(got.array, x, rtol=1e-5, err_msg=str(i))
+
+
+def test_what_has_no_units_is_plain():
+    fns = [
+        *(lambda x: jnp.sin(x / x), lambda x: x > x[0], jnp.sign, jnp.argmax, jnp.isfinite),
+        *(lambda x: jnp.arctan2(x, x), lambda x: x.astype(bool), lambda x: x**0),
+        *(lambda x: jax.nn.relu(x / x[0]), lambda x: jax.nn.softmax(x / x.max())),
+        lambda x: lax.top_k(x, 2)[1],
+    ]
+    results = run(lambda x: [fn(x) for fn in fns])(LENGTH)
+    assert not any(isinstance(x, Unitful) for x in results)
+    one = Unitful(NUMBERS, "1")
+    assert (jaxrewrite.materialise(one) == NUMBERS).all()
+    np.testing.assert_allclose(run(lambda x: jnp.exp(x) + 1)(one), jnp.exp(NUMBERS) + 1)
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda x: x + x * x, r"add needs operands of equal units; got m and m\^2"),
+        (lambda x: x + 1, "add needs operands of equal units; got m and 1"),
+        (lambda x: x < 1, "lt needs"),
+        (lambda x: jnp.maximum(x, 0), "max needs"),
+        (lambda x: jnp.concatenate([x, jnp.ones((1, 4))]), "concatenate needs"),
+        (lambda x: jnp.where(x > x[0], x, 0), "select_n needs"),
+        (lambda x: x.at[0].set(1.0), "scatter needs"),
+        (lambda x: jnp.pad(x, 1), "pad needs"),
+        (jnp.exp, "exp needs operands without units; got m"),
+        (jnp.floor, "floor needs operands without"),
+        (lambda x: x**0.5, "pow needs operands without"),
+        (lambda x: 2.0**x, "pow needs operands without"),
+        (jnp.cumprod, "cumprod needs operands without"),
+        (lambda x: lax.cond(True, lambda: x, lambda: x * x), "conditional"),
+        (lambda x: lax.scan(lambda c, row: (c + row, 0), jnp.zeros(4), x), "add needs"),
+    ],
+)
+def test_units_that_do_not_agree(fn, message):
+    with pytest.raises(UnitsError, match=message):
+        run(fn)(LENGTH)
+
+
+def test_units_are_never_lost():
+    with pytest.raises(jaxrewrite.MaterialisationError, match="units, m"):
+        np.asarray(LENGTH)
+    assert repr(LENGTH) == "Unitful<f32[3,4], 48 B>(array=f32[3,4], units=Units('m'))"
+
+
+def test_units_of_derivatives():
+    gradient = run(jax.grad(lambda x: jnp.sum(x**3)))(LENGTH)
+    assert gradient.units == Units("m^2")
+    np.testing.assert_allclose(gradient.array, 3 * NUMBERS**2, rtol=1e-6)
+    # The rule of the function itself, on the leaves and inside.
+    outside = jax.grad(lambda x: run(halved_square)(x).array.sum())(LENGTH)
+    inside = run(jax.grad(lambda x: halved_square(x).sum()))(LENGTH)
+    for got in (outside, inside):
+        np.testing.assert_allclose(got.array, NUMBERS, rtol=1e-6)
+    assert inside.units == Units("m")
+    _, tangent = jax.jvp(run(halved_square), (LENGTH,), (LENGTH,))
+    assert tangent.units == Units("m^2")
+
+
+def test_units_with_vmap_and_stacks():
+    rows = jax.vmap(run(lambda row: row * row.sum()))(LENGTH)
+    assert rows.units == Units("m^2") and rows.shape == (3, 4)
+    stack = jaxrewrite.stack([LENGTH, LENGTH])
+    total = run(lambda xs: lax.scan(lambda c, x: (c + x, None), xs[0], xs)[0])(stack)
+    assert total.units == Units("m")
+
+
+# --- names ------------------------------------------------------------------------------
+
+
+NAMED = Named(NUMBERS, ("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("fn", "names"),
+    [
+        (jnp.sin, ("a", "b")),
+        (lambda x: x - x.mean(0), ("a", "b")),
+        (lambda x: x - x.mean(1, keepdims=True), ("a", "b")),
+        (lambda x: x.sum(1), ("a",)),
+        (lambda x: jnp.argmax(x, axis=0), ("b",)),
+        (jnp.transpose, ("b", "a")),
+        (lambda x: x[None], (None, "a", "b")),
+        (lambda x: x[1], ("b",)),
+        (lambda x: x[1:, ::2], ("a", "b")),
+        (lambda x: x[jnp.array([2, 0])], (None, "b")),
+        (lambda x: jnp.take(x, jnp.array([[2, 0]]), axis=1), ("a", None, None)),
+        (lambda x: x.reshape(3, 2, 2), ("a", None, None)),
+        (lambda x: x.reshape(3, 1, 4), ("a", None, "b")),
+        (lambda x: x.reshape(12), (None,)),
+        (lambda x: x.reshape(3, 4), ("a", "b")),
+        (lambda x: x @ jnp.ones((4, 5)), ("a", None)),
+        (lambda x: jnp.einsum("ab,cb->ca", x, jnp.ones((5, 4))), (None, "a")),
+        (lambda x: jnp.einsum("ab,ab->b", x, x), ("b",)),
+        (lambda x: x @ x.T, (None, None)),
+        (lambda x: jnp.concatenate([x, x], 1), ("a", "b")),
+        (lambda x: jnp.stack([x, x], 1), ("a", None, "b")),
+        (lambda x: jnp.split(x, 2, 1)[0], ("a", "b")),
+        (lambda x: x.at[0].set(1.0), ("a", "b")),
+        (lambda x: jnp.where(x > 1, x, 0.0), ("a", "b")),
+        (lambda x: jnp.pad(x, 1), ("a", "b")),
+        (jax.nn.softmax, ("a", "b")),
+        (jax.nn.relu, ("a", "b")),
+        (lambda x: lax.top_k(x, 2)[1], ("a", "b")),
+        (lambda x: lax.scan(lambda c, r: (c + r, None), jnp.zeros(4), x)[0], ("b",)),
+        (lambda x: lax.scan(lambda c, r: (c, 2 * r), 0, x)[1], (None, "b")),
+        (lambda x: lax.cond(True, jnp.sin, jnp.ones_like, x), ("a", "b")),
+        (jax.grad(lambda x: jnp.sin(x[1:]).sum()), ("a", "b")),
+        (jax.vmap(lambda row: row * row.sum()), ("a", "b")),
+    ],
+)
+def test_names_of_results(fn, names):
+    got = run(fn)(NAMED)
+    assert got.names == names
+    np.testing.assert_allclose(got.array, fn(NUMBERS), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (lambda x, y: x + y, "add aligns an axis named 'a' with one named 'b'"),
+        (lambda x, y: jnp.einsum("ab,ab->", x, y), "dot_general aligns an axis named"),
+        (lambda x, y: x[:, :1] * y[:1], "two axes the same name|aligns"),
+        (lambda x, y: jnp.concatenate([x, y]), "concatenate aligns"),
+        (lambda x, y: jnp.where(x > 1, x, y), "select_n aligns"),
+    ],
+)
+def test_names_that_do_not_agree(fn, message):
+    with pytest.raises(ValueError, match=message):
+        run(fn)(Named(jnp.ones((3, 3)), ("a", "b")), Named(jnp.ones((3, 3)), ("b", "a")))
+
+
+@pytest.mark.parametrize("names", [("a",), ("a", "a"), ("a", 1), ("a", "b", "c")])
+def test_names_that_cannot_be(names):
+    with pytest.raises(ValueError, match="Named: names must"):
+        Named(NUMBERS, names)
+
+
+def test_axes_by_name():
+    assert NAMED.axis("b") == 1
+    with pytest.raises(ValueError, match="No axis is named 'c'"):
+        NAMED.axis("c")
+
+
+def test_names_that_a_branch_changes():
+    fn = lambda x, y: lax.cond(True, lambda: x, lambda: y)
+    assert run(fn)(NAMED, Named(NUMBERS, ("a", "c"))).names == ("a", None)
+    assert run(fn)(Named(NUMBERS, (None, "b")), NAMED).names == (None, "b")
+    assert run(fn)(NUMBERS, NAMED).names == ("a", "b")
+
+
+# --- masks ------------------------------------------------------------------------------
+
+
+def masked(seed, shape=(3, 4)):
+    """The same in this library and in NumPy; one column and one row are all missing."""
+    rng = np.random.default_rng(seed)
+    array, mask = rng.normal(size=shape).astype("float32"), rng.random(shape) < 0.3
+    mask[:, 1] = mask[2] = True
+    ours = Masked(jnp.asarray(np.where(mask, np.nan, array)), jnp.asarray(mask))
+    return ours, np.ma.array(array, mask=mask)
+
+
+PLAIN = np.linspace(-1, 1, 12, dtype="float32").reshape(3, 4)
+
+AS_NUMPY = {
+    "sin": (jnp.sin, np.ma.sin),
+    "add": (lambda x: x + PLAIN[0],) * 2,
+    "mul": (lambda x: x * x,) * 2,
+    "compare": (lambda x: x > 0.1,) * 2,
+    "where": (lambda x: jnp.where(x > 0, x, -x), lambda x: np.ma.where(x > 0, x, -x)),
+    "sum": (lambda x: x.sum(0),) * 2,
+    "all": (lambda x: x.sum(),) * 2,
+    "prod": (lambda x: x.prod(1),) * 2,
+    "max": (lambda x: x.max(0),) * 2,
+    "min": (lambda x: x.min(1),) * 2,
+    "any": (lambda x: (x > 0).any(1),) * 2,
+    "every": (lambda x: (x > 0).all(1),) * 2,
+    "integers": (lambda x: (x * 10).astype(int).max(1),) * 2,
+    "cumsum": (lambda x: x.cumsum(1),) * 2,
+    "cumprod": (lambda x: x.cumprod(1),) * 2,
+    "sort": (lambda x: jnp.sort(x, 1), lambda x: np.ma.sort(x, 1)),
+    "transpose": (lambda x: x.T,) * 2,
+    "reshape": (lambda x: x.reshape(2, 6),) * 2,
+    "slice": (lambda x: x[1:, ::2],) * 2,
+    "rows": (lambda x: x[np.array([2, 0])],) * 2,
+    "concatenate": (
+        lambda x: jnp.concatenate([x, PLAIN]),
+        lambda x: np.ma.concatenate([x, PLAIN]),
+    ),
+    "dot": (lambda x: x @ PLAIN.T, lambda x: np.ma.dot(x, PLAIN.T)),
+    "rdot": (lambda x: PLAIN.T @ x, lambda x: np.ma.dot(PLAIN.T, x)),
+    "gram": (lambda x: x @ x.T, lambda x: np.ma.dot(x, x.T)),
+    "batched": (
+        lambda x: jnp.einsum("ij,ijk->ik", x, jnp.stack([PLAIN] * 2, -1)),
+        lambda x: np.ma.stack([(x * PLAIN).sum(1)] * 2, 1),
+    ),
+}
+
+
+def same_masked(got, want, name):
+    mask = np.ma.getmaskarray(want)
+    np.testing.assert_array_equal(got.mask, mask, err_msg=name)
+    there = np.asarray(got.array)[~mask]
+    np.testing.assert_allclose(there, np.ma.getdata(want)[~mask], rtol=1e-5, err_msg=name)
+
+
+def test_masked_is_as_numpy_has_it(bulk):
+    x, theirs = masked(0)
+    got = run(lambda x: {name: fn(x) for name, (fn, _) in AS_NUMPY.items()})(x)
+    for name, (_, fn) in AS_NUMPY.items():
+        same_masked(got[name], fn(theirs), name)
+
+
+def test_masked_with_masked():
+    (x, a), (y, b) = masked(1), masked(2)
+    same_masked(run(jnp.multiply)(x, y), a * b, "mul")
+    same_masked(run(lambda x, y: x @ y.T)(x, y), np.ma.dot(a, b.T), "dot")
+    same_masked(run(lambda x, y: x.at[0].add(y[1]))(x, y)[0], a[0] + b[1], "scatter-add")
+    same_masked(run(lambda x, y: x.at[0].set(y[1]))(x, y)[0], b[1], "scatter")
+    assert run(jnp.where)(x > 0, x, 0.0).mask.sum() == x.mask.sum()
+
+
+def test_masked_through_programs():
+    x, theirs = masked(3)
+    total, rows = run(lambda x: lax.scan(lambda c, r: (c + r.sum(), c), 0.0, x))(x)
+    assert total.mask and rows.shape == (3,)  # one row has nothing
+    softmax = run(jax.nn.softmax)(x).filled(0).sum(1)
+    np.testing.assert_allclose(softmax, [1, 1, 0], rtol=1e-6)
+    out_of_bounds = run(lambda x: jnp.take(x, jnp.array([0, 7]), 0, mode="fill"))(x)
+    assert out_of_bounds.mask[1].all()
+    assert run(lambda x: jnp.pad(x, 1))(x).mask.sum() == x.mask.sum()
+    window = lambda x: lax.conv(x[None, None], jnp.ones((1, 1, 2, 2)), (1, 1), "VALID")
+    got = run(window)(x)
+    want = [[theirs.mask[i : i + 2, j : j + 2].all() for j in range(3)] for i in range(2)]
+    np.testing.assert_array_equal(got.mask[0, 0], want)
+
+
+def test_masked_counts_what_is_there():
+    x, theirs = masked(4)
+    same_masked(x.mean(axis=0), theirs.mean(0), "mean")
+    np.testing.assert_array_equal(x.count(axis=1), theirs.count(1))
+    np.testing.assert_allclose(x.filled(7), theirs.filled(7))
+
+
+def test_what_is_missing_has_no_gradient():
+    x, _ = masked(5)
+    dense = x.filled(3.0)
+
+    def loss(array):
+        hidden = run(lambda x: jax.nn.relu(x) ** 2 + halved_square(x))(
+            Masked(array, x.mask)
+        )
+        return hidden.filled(0).sum()
+
+    gradient = jax.grad(loss)(dense)
+    want = jnp.where(x.mask, 0, 2 * jax.nn.relu(dense) + dense)
+    np.testing.assert_allclose(gradient, want, rtol=1e-6)
+    inside = run(jax.grad(lambda x: jnp.sum(x**2)))(x)
+    np.testing.assert_array_equal(inside.mask, x.mask)
+
+
+def test_bad_masks():
+    for mask in (jnp.zeros(4, bool), jnp.zeros((3, 4))):
+        with pytest.raises(ValueError, match="Masked: mask must be boolean and of"):
+            Masked(NUMBERS, mask)
+    with pytest.raises(jaxrewrite.MaterialisationError, match="filled"):
+        jaxrewrite.materialise(masked(0)[0])
+    with pytest.raises(jaxrewrite.MaterialisationError, match="'lu' on Masked"):
+        jaxrewrite.transform(lambda x: jax.scipy.linalg.lu(x)[0])(masked(0)[0])
+
+
+# --- bounds -----------------------------------------------------------------------------
+
+
+WEIGHT = jnp.asarray(np.random.default_rng(1).normal(size=(4, 3)), jnp.float32)
+
+BOUNDED = {
+    **{
+        name: getattr(jnp, name)
+        for name in ["sin", "cos", "tan", "exp", "abs", "square", "floor", "sign"]
+    },
+    **{
+        name: getattr(jnp, name)
+        for name in ["tanh", "arctan", "cosh", "sinh", "negative", "cbrt"]
+    },
+    **{
+        name: getattr(jax.nn, name)
+        for name in ["relu", "gelu", "softplus", "softmax", "elu"]
+    },
+    "log": lambda x: jnp.log(jnp.abs(x) + 0.1),
+    "sqrt": lambda x: jnp.sqrt(x + 1),
+    "arcsin": lambda x: jnp.arcsin(x / 100),
+    "arctan2": lambda x: jnp.arctan2(x, x + 1),
+    "powers": lambda x: [x**3, x**4, x**-1, x**-2, x**-3, jnp.abs(x) ** 1.5],
+    "products": lambda x: [x * x[0], -2 * x, x / x[0], 1 / x, x / 3],
+    "dot": lambda x: [x @ WEIGHT, WEIGHT.T @ x.T, x @ x.T],
+    "reductions": lambda x: [x.sum(0), x.mean(), x.max(1), jnp.var(x, 1), jnp.cumsum(x, 0)],
+    "compare": lambda x: [x < 1, x >= x[0], x == x, x != 0, ~((x > 0) & (x < 1))],
+    "where": lambda x: [jnp.where(x > 0, x, -2 * x), jnp.clip(x, -0.1, x[0])],
+    "move": lambda x: [x.T, x.reshape(-1)[1:], jnp.roll(x, 1), x[jnp.array([2, 0])]],
+    "assemble": lambda x: [jnp.concatenate([x, x]), jnp.pad(x, 1), x.at[0].add(x[1])],
+    "sort": lambda x: jnp.sort(x, 1),
+    "cast": lambda x: [x.astype(int), x.astype(bool), jnp.isfinite(x)],
+    "window": lambda x: lax.conv(
+        x[None, None], WEIGHT[None, None, :2, :2].astype(x.dtype), (1, 1), "SAME"
+    ),
+    "network": lambda x: jnp.tanh(jax.nn.relu(x @ WEIGHT) @ WEIGHT.T).sum(1),
+    "normalised": lambda x: x * lax.rsqrt(jnp.var(x, 1, keepdims=True) + 1e-3),
+    "scan": lambda x: lax.scan(lambda c, r: (jnp.sin(c + r), c * r), jnp.zeros(4), x),
+    "cond": lambda x: lax.cond(True, jnp.sin, jnp.cos, x),
+    "gradient": jax.grad(lambda x: jnp.sum(jnp.tanh(x @ WEIGHT) ** 2)),
+}
+
+
+# What takes longest to compile is for the slow test.
+BOUNDED_BRIEFLY = [
+    *("sin", "tan", "exp", "gelu", "powers", "products", "dot", "compare", "where"),
+    *("reductions", "network"),
+]
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    """Both the bounds and the numbers of some of the programs."""
+
+    @functools.cache
+    def compile_once(names):
+        together = lambda x: {name: BOUNDED[name](x) for name in names}
+        return jax.jit(run(together)), jax.jit(together)
+
+    return compile_once
+
+
+def check_bounds(bounds, values):
+    for (path, bound), value in zip(
+        jax.tree.leaves_with_path(bounds, is_leaf=lambda x: isinstance(x, Interval)),
+        jax.tree.leaves(values),
+        strict=True,
+    ):
+        assert isinstance(bound, Interval), path
+        below, above, value = (
+            np.asarray(x, "float64") for x in (bound.lower, bound.upper, value)
+        )
+        size = np.fmax(*(np.where(np.isfinite(x), abs(x), 0) for x in (below, above)))
+        slack = 1e-5 * (1 + size.max(initial=0))
+        inside = (below - slack <= value) & (value <= above + slack)
+        assert (inside | np.isnan(value)).all(), jax.tree_util.keystr(path)
+
+
+numbers = st.floats(-3, 3, width=32)
+in_shape = lambda elements: arrays("float32", (3, 4), elements=elements)
+
+
+def bounds_hold(compiled, centre, radius, where):
+    bounds, values = compiled
+    lower, upper = centre - radius, centre + radius
+    point = np.clip(centre + where * radius, lower, upper)
+    for x in (lower, upper, point):
+        x[abs(x) < 1e-30] = 0  # XLA takes subnormal numbers for zero
+    check_bounds(bounds(Interval(lower, upper)), values(point))
+
+
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(
+    in_shape(numbers),
+    in_shape(st.sampled_from([0, 0.01, 0.5, 4]).map(np.float32)),
+    in_shape(st.sampled_from([-1, -0.5, 0, 0.3, 1]).map(np.float32)),
+)
+def test_bounds_hold(compiled, centre, radius, where):
+    bounds_hold(compiled(tuple(BOUNDED_BRIEFLY)), centre, radius, where)
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=1000, deadline=None)
+@hypothesis.given(
+    in_shape(st.floats(-100, 100, width=32)),
+    in_shape(st.floats(0, 10, width=32)),
+    in_shape(st.floats(-1, 1, width=32)),
+)
+def test_bounds_hold_of_many(compiled, centre, radius, where):
+    bounds_hold(compiled(tuple(BOUNDED)), centre, radius, where)
+
+
+def test_bounds_are_as_tight_as_they_can_be():
+    x = Interval(jnp.array([-1.0, 1.0, -2.0]), jnp.array([2.0, 2.0, -1.0]))
+    for fn, lower, upper in (
+        (jnp.square, [0, 1, 1], [4, 4, 4]),
+        (lambda x: x**3, [-1, 1, -8], [8, 8, -1]),
+        (jnp.abs, [0, 1, 1], [2, 2, 2]),
+        (jnp.cos, [np.cos(2), np.cos(2), np.cos(2)], [1, np.cos(1), np.cos(1)]),
+        (lambda x: 1 / x, [-np.inf, 0.5, -1], [np.inf, 1, -0.5]),
+        (lambda x: jnp.ones(3) @ x, -2, 3),
+        (lambda x: x > 0, [0, 1, 0], [1, 1, 0]),
+        (lambda x: jnp.where(x > 0, 10 + x, x), [-1, 11, -2], [12, 12, -1]),
+        (jax.nn.relu, [0, 1, 0], [2, 2, 0]),
+        (lambda x: 1 / (x + 1), [1 / 3, 1 / 3, -np.inf], [np.inf, 0.5, -1]),
+    ):
+        got = run(fn)(x)
+        np.testing.assert_allclose(got.lower, lower, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(got.upper, upper, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_bounds_keep_the_dtype(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        x = NUMBERS.astype(dtype)
+        for name, fn in BOUNDED.items():
+            want = jax.eval_shape(fn, x)
+            got = jax.eval_shape(run(fn), Interval(x, x))
+            for g, w in zip(leaves(got, Interval), jax.tree.leaves(want), strict=True):
+                assert (g.shape, g.dtype) == (w.shape, w.dtype), name
+
+
+def test_a_point_stays_a_point():
+    point = Interval(NUMBERS, NUMBERS)
+    got = run(lambda x: jax.nn.gelu(x @ WEIGHT).sum())(point)
+    np.testing.assert_allclose(got.lower, got.upper, rtol=1e-6)
+    bounds = Interval.around(NUMBERS, 0.1)
+    assert bounds.contains(NUMBERS).all() and not bounds.contains(NUMBERS + 1).any()
+
+
+def test_bounds_can_be_trained():
+    """The gradient of a bound, through functions with derivative rules of their own."""
+    x = Interval.around(NUMBERS, jnp.float32(0.1))
+    worst = lambda w: run(lambda x, w: jax.nn.relu(x @ w))(x, w).upper.sum()
+    by_hand = lambda w: jax.nn.relu(NUMBERS @ w + 0.1 * abs(w).sum(0)).sum()
+    np.testing.assert_allclose(
+        jax.grad(worst)(WEIGHT), jax.grad(by_hand)(WEIGHT), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (jnp.argmax, "'argmax' on Interval, which can't be made dense: it is known"),
+        (lax.lgamma, "'lgamma' on Interval"),
+        (lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x), "'cond' on Interval"),
+        (lambda x: lax.sort((x, x), num_keys=1), "no bounds of sort that takes"),
+        (lambda x: NUMBERS[x[0].astype(int)], "on Interval, which can't be made dense"),
+        (lambda x: x.astype(int) // 2, "no bounds of div on integers"),
+        (lambda x: x.at[x[0].astype(int)].set(1.0), "at an index that is known"),
+    ],
+)
+def test_what_has_no_bounds(fn, message):
+    with pytest.raises(TypeError, match=message):
+        jaxrewrite.transform(fn)(Interval.around(NUMBERS, 0.1))
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "message"),
+    [
+        (jnp.ones(2), jnp.ones(3), "one shape and dtype"),
+        (jnp.ones(2), jnp.ones(2, int), "one shape and dtype"),
+        (jnp.ones(2), jnp.zeros(2), "lower must not be above upper"),
+        (jnp.full(2, jnp.nan), jnp.zeros(2), "nor NaN"),
+        (jnp.ones(2, complex), jnp.ones(2, complex), "lower must be real"),
+    ],
+)
+def test_bad_bounds(lower, upper, message):
+    with pytest.raises(ValueError, match=message):
+        Interval(lower, upper)
+
+
+# --- tags -------------------------------------------------------------------------------
+
+
+def tags(tree):
+    """The tags of each result, in one string."""
+    found = leaves(tree, Tagged)
+    return ["".join(sorted(x.tags)) if isinstance(x, Tagged) else "" for x in found]
+
+
+def test_tags_follow_what_depends_on_them():
+    a, b = Tagged(NUMBERS, "a"), Tagged(NUMBERS, "b")
+    fn = lambda a, b, c: [
+        *(a, a * c, a + b, c * 2, jnp.concatenate([a, c]), c.at[0].set(b[0]), jnp.sort(a)),
+        *(*jnp.split(b, 2, 1), jax.nn.relu(a), jnp.linalg.qr(b)[1], lax.top_k(a, 2)[1]),
+        lax.optimization_barrier((a, b, c)),
+    ]
+    want = ["a", "a", "ab", "", "a", "b", "a", "b", "b", "a", "b", "a", "a", "b", ""]
+    assert tags(run(fn)(a, b, jnp.ones((3, 4)))) == want
+
+
+def test_tags_in_a_backward_pass():
+    def loss(w, v, x):
+        return jnp.sum(jnp.tanh(x @ w)), jnp.sum(v**2)
+
+    def backward(w, v, x, cotangents):
+        return jax.vjp(loss, w, v, x)[1](cotangents)
+
+    cotangents = Tagged(jnp.ones(()), "first"), Tagged(jnp.ones(()), "second")
+    got = run(backward)(WEIGHT, WEIGHT, NUMBERS, cotangents)
+    assert tags(got) == ["first", "second", "first"]
+
+
+def test_tags_in_loops_and_branches():
+    a, b = Tagged(NUMBERS, "a"), Tagged(NUMBERS, "b")
+    assert tags(run(lambda a, b: lax.cond(True, lambda: a, lambda: b))(a, b)) == ["ab"]
+    assert tags(
+        run(lambda a: lax.cond(True, lambda: a, lambda: a.at[0].get() + NUMBERS))(a)
+    )
+    carry = lambda a, b: lax.fori_loop(0, 3, lambda i, c: (c[1], c[0] + a), (b, NUMBERS))
+    assert tags(run(carry)(a, b)) == ["ab", "ab"]
+    branch = lambda a, b: lax.cond(a[0, 0] > 0, lambda: (NUMBERS, b), lambda: (b, 2 * b))
+    assert tags(run(branch)(a, b)) == ["ab", "ab"]
+    assert tags(run(lambda a: lax.cond(a[0, 0] > 0, jnp.sin, jnp.cos, NUMBERS))(a)) == ["a"]
+
+
+def test_tags_and_derivatives_from_outside():
+    a = Tagged(NUMBERS, {"a", "b"})
+    result, tangent = jax.jvp(jaxrewrite.transform(jax.nn.relu), (a,), (a,))
+    assert tags([result, tangent]) == ["ab", "ab"]
+    loss = lambda x: jaxrewrite.transform(halved_square)(x).array.sum()
+    gradient = jax.grad(loss)(a)
+    np.testing.assert_allclose(gradient.array, NUMBERS, rtol=1e-6)
+
+
+@pytest.mark.parametrize("given", [(), [1], {"a", 2}])
+def test_bad_tags(given):
+    with pytest.raises(ValueError, match="Tagged: tags must be strings"):
+        Tagged(NUMBERS, given)
+
+
+# --- keys -------------------------------------------------------------------------------
+
+
+def draws(key):
+    """What programs do with keys."""
+    first, *others = jax.random.split(key, 4)
+    batch = jax.random.split(jax.random.fold_in(key, 7), (2, 3))
+    loop = lambda k, _: (jax.random.split(k)[0], jax.random.normal(k, (2,)))
+    return {
+        "draws": [
+            jax.random.normal(first, (3,)),
+            jax.random.permutation(others[1], 6),
+            jax.random.bernoulli(others[2], 0.5, (4,)),
+            jax.random.bits(batch[1, 2], (3,)),
+            jax.vmap(jax.random.uniform)(batch[0]),
+            jax.random.key_data(jax.random.clone(key)),
+        ],
+        "keys": [
+            others[0],
+            batch,
+            batch.reshape(3, 2).T[0],
+            jnp.concatenate([batch, batch]),
+        ],
+        "loop": lax.scan(loop, key, None, 3),
+        "cond": lax.cond(True, lambda: first, lambda: jax.random.key(3)),
+    }
+
+
+def test_keys_are_those_of_jax(bulk):
+    got = jax.jit(run(draws))(Threefry.seed(5))
+    want = jax.jit(draws)(jax.random.key(5, impl="threefry2x32"))
+    is_key = lambda x: isinstance(x, Threefry)
+    for g, w in zip(leaves(got, Threefry), jax.tree.leaves(want), strict=True):
+        assert is_key(g) == jax.dtypes.issubdtype(w.dtype, jax.dtypes.prng_key)
+        if is_key(g):
+            assert (g.shape, g.dtype) == (w.shape, w.dtype)
+            g, w = g.data, jax.random.key_data(w)
+        np.testing.assert_array_equal(g, w)
+
+
+def test_keys_beside_derivatives_and_batches():
+    keys = run(lambda key: jax.random.split(key, 3))(Threefry.seed(1))
+    dropout = lambda x, key: jnp.where(
+        jax.random.bernoulli(key, 0.5, x.shape), x, 0.0
+    ).sum()
+    got = jax.vmap(jax.grad(run(dropout)), (None, 0))(NUMBERS, keys)
+    want = jax.vmap(jax.grad(dropout), (None, 0))(NUMBERS, keys.materialise())
+    np.testing.assert_array_equal(got, want)
+    assert (Threefry.of(keys.materialise()).data == keys.data).all()
+    scanned = run(lambda ks: lax.scan(lambda c, k: (c, jax.random.bits(k)), 0, ks)[1])(keys)
+    np.testing.assert_array_equal(scanned, jax.vmap(jax.random.bits)(keys.materialise()))
+
+
+def test_bad_keys():
+    for data in (jnp.zeros(2), jnp.zeros(3, jnp.uint32), jnp.uint32(1)):
+        with pytest.raises(ValueError, match="Threefry: data must be"):
+            Threefry(data)
+    for key in (jnp.zeros(2, jnp.uint32), jax.random.key(0, impl="rbg")):
+        with pytest.raises(ValueError, match="Threefry: key must be"):
+            Threefry.of(key)
+
+
+# --- one within another -------------------------------------------------------------------
+
+
+OUTERMOST_FIRST = {
+    "tagged": Tagged(NUMBERS, "t"),
+    "named": NAMED,
+    "unitful": LENGTH,
+    "masked": Masked(NUMBERS, NUMBERS > 1),
+    "interval": Interval(NUMBERS, NUMBERS + 1),
+}
+
+
+@pytest.mark.parametrize("one", OUTERMOST_FIRST)
+def test_the_outer_annotation_wraps_the_inner(one):
+    order = list(OUTERMOST_FIRST)
+    for other in order:
+        outer, inner = (
+            OUTERMOST_FIRST[name] for name in sorted([one, other], key=order.index)
+        )
+        pair = OUTERMOST_FIRST[one], OUTERMOST_FIRST[other]
+        for fn in (jnp.multiply, lambda x, y: jnp.einsum("ab,ab->b", x, y)):
+            result = run(fn)(*pair)
+            assert type(result) is type(outer)
+            if one != other:
+                assert type(jax.tree.leaves(result, is_leaf=_is_within)[0]) is type(inner)
+
+
+def _is_within(x):
+    return isinstance(x, jaxrewrite.Value) and not any(
+        isinstance(getattr(x, name, None), jaxrewrite.Value) for name in ("array", "lower")
+    )
+
+
+def test_several_of_them_together():
+    a, b = OUTERMOST_FIRST["tagged"], OUTERMOST_FIRST["masked"]
+    for fn in (
+        lambda a, b: jnp.concatenate([b, a, NUMBERS]),
+        lambda a, b: jnp.where(NUMBERS > 1, b, a),
+        lambda a, b: jnp.clip(b, a, 2.0),
+    ):
+        result = run(fn)(a, b)
+        assert isinstance(result, Tagged) and isinstance(result.array, Masked)

@@ -1,0 +1,396 @@
+"""Matrices with few diagonals, or of which one triangle counts: what is special of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracle import everything, materialised, programs, same
+
+import jaxrewrite
+from jaxrewrite.values import (
+    Banded,
+    Diagonal,
+    Identity,
+    Product,
+    Symmetric,
+    Triangular,
+    Tridiagonal,
+)
+
+
+N = 6
+
+
+@pytest.fixture(autouse=True)
+def _double(bulk):
+    with jax.enable_x64(True):
+        yield
+
+
+def numbers(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).uniform(0.25, 1, shape))
+
+
+def banded(lower, upper, n=N, batch=(), seed=0):
+    """Numbers in every place, those that don't count as well; solvable."""
+    bands = numbers(*batch, lower + upper + 1, n, seed=seed)
+    return Banded(bands.at[..., upper, :].add((lower + upper) / 2), lower, upper)
+
+
+def tridiagonal(n=N, seed=0):
+    d = numbers(3, n, seed=seed)
+    return Tridiagonal(d[0, 1:], d[1] + 1, d[2, 1:])
+
+
+def symmetric(n=N, batch=(), **kwargs):
+    return Symmetric(numbers(*batch, n, n) + n * jnp.eye(n), **kwargs)
+
+
+def positive(n=N, batch=()):
+    return symmetric(n, batch, positive=True)
+
+
+VARIANTS = {
+    "diagonal": lambda: banded(0, 0),
+    "banded_upper": lambda: banded(0, 2),
+    "banded_lower": lambda: banded(2, 0),
+    "banded_wide": lambda: banded(N + 1, 1),
+    "tridiagonal_small": lambda: tridiagonal(1),
+    "triangular_upper": lambda: Triangular(numbers(N, N) + jnp.eye(N), lower=False),
+    "positive": positive,
+}
+variants = pytest.mark.parametrize("name", VARIANTS)
+
+
+def dense(x):
+    return np.asarray(jaxrewrite.materialise(x))
+
+
+def implicit(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+def close(got, want):
+    got, want = map(jaxrewrite.materialise, (got, want))
+    np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-8)
+
+
+# --- what bands are -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "n"),
+    [(1, 2, 4)]
+    + [pytest.param(*n, marks=pytest.mark.slow) for n in ((0, 0, 3), (3, 4, 2), (0, 3, 1))],
+)
+def test_diagonals_are_where_scipy_has_them(lower, upper, n):
+    v = banded(lower, upper, n, batch=(2,))
+    want = np.zeros((2, n, n))
+    for i in range(n):
+        for j in range(n):
+            if -lower <= j - i <= upper:
+                want[:, i, j] = v.bands[:, upper + i - j, j]
+    close(v, want)
+    close(v.transposed(), want.swapaxes(-1, -2))
+    close(v.pick(want), want)
+    close(v.diagonal(), np.diagonal(want, axis1=1, axis2=2))
+    x = numbers(2, 3, n)
+    close(v.apply(x, 2), np.einsum("bij,bkj->bki", want, x))
+    close(v.scaled_rows(x[:, 0]), x[:, 0, :, None] * want)
+
+
+@pytest.mark.slow
+def test_places_without_an_entry_are_never_used():
+    v = banded(1, 2)
+    i, j = v.indices()
+    spoilt = Banded(jnp.where((i >= 0) & (i < N), v.bands, jnp.nan), 1, 2)
+    one = lambda v: (v @ v, v.T, 2 * v, jnp.sin(v), v @ jnp.ones(N), v + v.T, v * v)
+    for got, want in zip(implicit(one)(spoilt), implicit(one)(v), strict=True):
+        close(got, want)
+
+    def loss(v):
+        logs = jnp.sqrt(v * jnp.ones((N, N))) / jnp.full((N, N), 2.0)
+        return jnp.sin((logs @ logs) @ jnp.ones(N)).sum()
+
+    got = jax.grad(implicit(loss))(spoilt).bands
+    assert np.isfinite(got).all() and not got[(i < 0) | (i >= N)].any()
+
+
+# --- what stays of the structure --------------------------------------------------------
+
+
+def test_products_and_sums_have_the_bands_of_both():
+    v, w = banded(1, 0, 8), banded(0, 2, 8, seed=1)
+    found = implicit(lambda v, w: (v @ w, w @ v, v + w, v - w, v * w))(v, w)
+    assert all(isinstance(x, Banded) for x in found)
+    assert [(x.lower, x.upper) for x in found] == [(1, 2)] * 4 + [(0, 0)]
+    a, b = dense(v), dense(w)
+    for got, want in zip(found, (a @ b, b @ a, a + b, a - b, a * b), strict=True):
+        close(got, want)
+
+
+def test_a_product_that_takes_more_room_than_dense_is_lazy():
+    v = banded(1, 1, 4)
+    found = implicit(lambda v: v @ v)(v)
+    assert isinstance(found, Product)
+    close(found, dense(v) @ dense(v))
+
+
+@pytest.mark.parametrize("kind", [lambda: banded(1, 1), tridiagonal])
+def test_products_and_sums_with_diagonals(kind):
+    v, d, eye = kind(), Diagonal(numbers(N)), Identity(N, jnp.dtype("float64"))
+    fn = lambda v, d, eye: (d @ v, v @ d, v + d, eye - v, eye @ v, v * numbers(N, N), -v)
+    found = implicit(fn)(v, d, eye)
+    assert {type(x) for x in found} == {type(v)}
+    for got, want in zip(found, fn(dense(v), dense(d), dense(eye)), strict=True):
+        close(got, want)
+    assert isinstance(implicit(jnp.multiply)(v, d), Diagonal)
+
+
+def test_tridiagonal_and_its_kind():
+    v, w = tridiagonal(), tridiagonal(seed=1)
+    assert isinstance(implicit(lambda v, w: v + 2 * w.T)(v, w), Tridiagonal)
+    assert isinstance(implicit(lambda v, w: v @ w)(v, w), Banded)
+    assert isinstance(implicit(jnp.add)(v, banded(0, 2)), Banded)
+    close(implicit(jnp.multiply)(v, banded(0, 2)), dense(v) * dense(banded(0, 2)))
+
+
+@pytest.mark.slow
+def test_entry_by_entry_with_a_matrix_that_knows_its_entries():
+    v, w = banded(1, 2), Symmetric(numbers(N, N))
+    found = implicit(jnp.multiply)(v, w)
+    assert isinstance(found, Banded)
+    close(found, dense(v) * dense(w))
+
+
+def test_bandwidths_meet_in_a_conditional_and_a_loop():
+    v, w = banded(1, 0), tridiagonal()
+    branch = lambda p, v, w: jax.lax.cond(p, lambda: v, lambda: w)
+    for p, want in ((True, v), (False, w)):
+        found = implicit(branch)(jnp.array(p), v, w)
+        assert (found.lower, found.upper) == (1, 1)
+        close(found, want)
+    grown = lambda d, w: jax.lax.fori_loop(0, 3, lambda _, c: c + w, d)
+    d = Diagonal(numbers(N))
+    found = implicit(grown)(d, w)
+    assert isinstance(found, Banded)
+    close(found, dense(d) + 3 * dense(w))
+
+
+def test_triangular_and_its_kind():
+    v, w = Triangular(numbers(N, N)), Triangular(numbers(N, N, seed=1))
+    fn = lambda v, w, d: (v @ w, v + w, v * w, v - d, v.T @ w.T)
+    found = implicit(fn)(v, w, Diagonal(numbers(N)))
+    assert [type(x) for x in found] == [Triangular] * 5
+    assert [x.lower for x in found] == [True] * 4 + [False]
+    close(found[0], dense(v) @ dense(w))
+    close(found[4], dense(v).T @ dense(w).T)
+    assert isinstance(implicit(jnp.multiply)(v, w.T), Diagonal)
+    assert isinstance(implicit(jnp.matmul)(v, w.T), Product)
+
+
+def test_symmetric_stays_symmetric():
+    v = positive()
+    kept = lambda v: (v.T, v + v, v + jnp.eye(N) * 0, v * v, 2 * v, jnp.exp(v), 1 + v)
+    found = implicit(kept)(v)
+    for got, want in zip(found, kept(dense(v)), strict=True):
+        close(got, want)
+    assert [isinstance(x, Symmetric) for x in found] == [True] * 2 + [False] + [True] * 4
+    assert [isinstance(x, Symmetric) and x.positive for x in found] == [
+        *(True, True, False, True, False, False, False)
+    ]
+    assert isinstance(v.inverse(), Symmetric)
+    assert isinstance(implicit(jnp.add)(v, Diagonal(numbers(N))), Symmetric)
+    close(implicit(jnp.divide)(v, numbers(N, N)), dense(v) / numbers(N, N))
+
+
+# --- linear algebra -------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make",
+    [lambda *n: banded(2, 1, *n), lambda *n: banded(1, 0, *n), positive, symmetric],
+    ids=["banded", "lower", "positive", "symmetric"],
+)
+def test_stacks_are_solved_along_any_axis(make):
+    v = make(5, (2,))
+    x = numbers(2, 3, 5, 2)
+    got = v.solve(x, 2)
+    close(got, jnp.einsum("bij,bkjl->bkil", jnp.linalg.inv(dense(v)), x))
+    close(v.determinant(), jnp.linalg.det(dense(v)))
+
+
+@pytest.mark.slow
+def test_stacks_of_tridiagonal_ones():
+    v = jax.tree.map(lambda a, b: jnp.stack([a, b]), tridiagonal(), tridiagonal(seed=1))
+    x = numbers(2, N, 3)
+    close(implicit(jnp.linalg.solve)(v, x), jnp.linalg.solve(dense(v), x))
+    close(v.determinant(), jnp.linalg.det(dense(v)))
+
+
+def without_a_pivot():
+    """Of full rank, but each second number on the diagonal is zero."""
+    v = banded(1, 1)
+    return Banded(v.bands.at[1].set(jnp.where(jnp.arange(N) % 2 == 1, 2, 0)), 1, 1)
+
+
+def test_elimination_exchanges_rows():
+    v, b = without_a_pivot(), numbers(N)
+    close(implicit(jnp.linalg.solve)(v, b), jnp.linalg.solve(dense(v), b))
+    close(implicit(jnp.linalg.det)(v), jnp.linalg.det(dense(v)))
+    # A pivot that is far too small, and what came of it without an exchange.
+    v = Banded(v.bands.at[1].set(1e-17), 1, 1)
+    close(v.solve(b, 0), jnp.linalg.solve(dense(v), b))
+
+
+def test_a_singular_matrix_has_no_determinant():
+    v = banded(1, 1)
+    close(Banded(v.bands.at[:, 2].set(0), 1, 1).determinant(), 0)
+
+
+def test_logarithm_of_a_determinant_that_overflows():
+    large = banded(1, 1, 500)
+    large = Banded(large.bands.at[1].add(10), 1, 1)
+    for v in (large, Triangular(jnp.diag(jnp.arange(1.0, 401)))):
+        sign, log = implicit(jnp.linalg.slogdet)(v)
+        want = np.linalg.slogdet(dense(v))
+        close(jnp.stack([sign, log]), want)
+
+
+@pytest.mark.slow
+def test_solve_derivatives():
+    """In both modes, with respect to the bands and to the right side, as of dense."""
+    v, b = banded(1, 2), numbers(N, 2)
+    mine = lambda v, b: jnp.sin(v.solve(b, 0)).sum()
+    want = lambda v, b: jnp.sin(jnp.linalg.solve(v.materialise(), b)).sum()
+    jax.tree.map(close, jax.grad(mine, (0, 1))(v, b), jax.grad(want, (0, 1))(v, b))
+    along = jax.tree.map(jnp.cos, (v, b))
+    close(jax.jvp(mine, (v, b), along)[1], jax.jvp(want, (v, b), along)[1])
+
+
+def test_cholesky_of_bands():
+    lower = 2
+    factor = dense(banded(lower, 0))
+    v = Banded.from_dense(factor @ factor.T, lower, lower)
+    close(implicit(jnp.linalg.cholesky)(v), factor)
+    found = v.cholesky()
+    assert (found.lower, found.upper) == (lower, 0)
+    close(found, factor)
+    b = numbers(N)
+    solve = lambda factor, b: jax.scipy.linalg.cho_solve((factor, True), b)
+    close(implicit(solve)(found, b), jnp.linalg.solve(dense(v), b))
+
+
+@pytest.mark.slow
+def test_triangles_solve():
+    b = numbers(N, 2)
+    for v in (
+        banded(1, 2),
+        tridiagonal(),
+        Triangular(numbers(N, N) + jnp.eye(N)),
+        symmetric(),
+    ):
+        for lower in (False, True):
+            for unit in (False, True):
+                solve = lambda v, b, lower=lower, unit=unit: (
+                    jax.scipy.linalg.solve_triangular(
+                        v, b, lower=lower, unit_diagonal=unit, trans=1
+                    )
+                )
+                close(implicit(solve)(v, b), solve(dense(v), b))
+
+
+def test_symmetric_eigenvalues_are_real():
+    v = symmetric()
+    text = str(jaxrewrite.make_jaxpr(jnp.linalg.eigvals)(v))
+    assert "eigh" in text and "eig[" not in text
+    assert not np.asarray(implicit(jnp.linalg.eigvals)(v)).imag.any()
+
+
+def test_positive_ones_are_solved_by_cholesky():
+    fn = lambda v, b: jnp.linalg.solve(v, b)
+    text = str(jaxrewrite.make_jaxpr(fn)(positive(), numbers(N)))
+    assert "cholesky" in text and " lu " not in text
+    assert "cholesky" not in str(jaxrewrite.make_jaxpr(fn)(symmetric(), numbers(N)))
+
+
+# --- construction -----------------------------------------------------------------------
+
+
+def test_from_dense():
+    for v in (banded(1, 2), banded(0, 0)):
+        close(Banded.from_dense(dense(v), v.lower, v.upper), dense(v))
+    close(Tridiagonal.from_dense(dense(tridiagonal())), dense(tridiagonal()))
+    close(Tridiagonal.from_dense(jnp.ones((1, 1))), np.ones((1, 1)))
+    close(Triangular.from_dense(jnp.tril(jnp.ones((3, 3)))), np.tri(3))
+    close(Symmetric.from_dense(dense(positive()), positive=True), dense(positive()))
+    x = numbers(9, 4)
+    Symmetric.from_dense(x.T @ x)  # up to rounding
+    # Where there are no numbers yet, they are not looked at.
+    made = jax.jit(lambda x: Banded.from_dense(x, 0, 0))(jnp.ones((2, 2)))
+    close(made, np.eye(2))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Banded(jnp.ones((2, 3)), 1, 1), "Banded: bands"),
+        (lambda: Banded(jnp.ones(3), 0, 0), "Banded: bands"),
+        (lambda: Banded(jnp.ones((1, 3)), -1, 1), "Banded: lower"),
+        (lambda: Banded(jnp.ones((1, 3)), 1, -1), "Banded: upper"),
+        (lambda: Banded.from_dense(jnp.ones((3, 3)), 1, 1), "Banded: x"),
+        (lambda: Banded.from_dense(jnp.ones((3, 2)), 1, 1), "Banded: x"),
+        (lambda: Tridiagonal(jnp.ones(2), jnp.ones(2), jnp.ones(1)), "Tridiagonal: lower"),
+        (lambda: Tridiagonal(jnp.ones(1), jnp.ones(2), jnp.ones(2)), "Tridiagonal: upper"),
+        (lambda: Tridiagonal(*[jnp.ones(0)] * 3), "Tridiagonal: main"),
+        (
+            lambda: Tridiagonal(jnp.ones(1, "float32"), jnp.ones(2), jnp.ones(1)),
+            "Tridiagonal: lower",
+        ),
+        (lambda: Tridiagonal.from_dense(jnp.ones((3, 3))), "Tridiagonal: x"),
+        (lambda: Triangular(jnp.ones((2, 3))), "Triangular: x"),
+        (lambda: Triangular.from_dense(jnp.ones((2, 2))), "Triangular: .*upper"),
+        (lambda: Triangular.from_dense(jnp.tri(2), lower=False), "Triangular: .*lower"),
+        (lambda: Symmetric(jnp.ones(4)), "Symmetric: x"),
+        (lambda: Symmetric(jnp.ones((2, 2), complex), positive=True), "Symmetric: x"),
+        (lambda: Symmetric.from_dense(jnp.tri(2)), "Symmetric: x"),
+        (lambda: Symmetric.from_dense(-jnp.eye(2), positive=True), "Symmetric: x"),
+        (lambda: Symmetric.from_dense(jnp.full((2, 2), jnp.nan)), "Symmetric: x"),
+    ],
+)
+def test_bad_input(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+# --- every program, on what has another layout than the cases ---------------------------
+
+
+@pytest.mark.slow
+@variants
+def test_oracle(name):
+    v = VARIANTS[name]()
+    fn = everything(programs("float64", v.shape))
+    same(jax.jit(materialised(fn))(v), jax.jit(fn)(v.materialise()), 1e-9)
+
+
+@pytest.mark.slow
+@variants
+def test_linear_algebra_oracle(name):
+    v = VARIANTS[name]()
+    b = numbers(v.shape[0])
+    # A matrix of one entry is no more than that.
+    policy = "forbid" if len(b) > 1 else "allow"
+    for fn in (
+        jnp.linalg.solve,
+        lambda v, b: jnp.linalg.solve(v.T, b),
+        lambda v, b: jnp.linalg.det(v),
+        lambda v, b: jnp.stack(jnp.linalg.slogdet(v)),
+        lambda v, b: jnp.linalg.inv(v),
+    ):
+        close(jaxrewrite.transform(fn, materialise=policy)(v, b), fn(dense(v), b))
+        loss = lambda v, b, fn=fn: jnp.sin(fn(v, b)).sum()
+        got = jax.grad(jaxrewrite.transform(loss, materialise="allow"))(v, b)
+        want = jax.grad(lambda v, b, loss=loss: loss(v.materialise(), b))(v, b)
+        jax.tree.map(close, got, want)

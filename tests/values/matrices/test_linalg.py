@@ -1,0 +1,398 @@
+"""Linear algebra on matrices with structure, which stays implicit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracle import floating
+from reference import CASES
+
+import jaxrewrite
+from jaxrewrite.values import (
+    BlockDiagonal,
+    Circulant,
+    Diagonal,
+    Kronecker,
+    Product,
+    Scaled,
+    Sum,
+    Toeplitz,
+    Triangular,
+    Tridiagonal,
+)
+from jaxrewrite.values._matrices.matrix import Matrix
+
+
+def make(name, n=5):
+    return CASES[name].value(np.random.default_rng(0), "float64", (n, n))
+
+
+def matrices(method):
+    """The names of the cases whose type defines a method of `Matrix`."""
+    found = []
+    for name, case in CASES.items():
+        value = case.value(np.random.default_rng(0)) if case.square else None
+        if isinstance(value, Matrix) and getattr(type(value), method) is not getattr(
+            Matrix, method
+        ):
+            found.append(name)
+    return pytest.mark.parametrize("name", found)
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    with jax.enable_x64(True):
+        yield
+
+
+def implicit(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+def close(got, want):
+    np.testing.assert_allclose(jaxrewrite.materialise(got), want, rtol=1e-8, atol=1e-8)
+
+
+@matrices("solve")
+def test_solve(name, no_leak_checks):
+    v = make(name)
+
+    def solved(a):
+        for b in (jnp.arange(5.0), jnp.arange(10.0).reshape(5, 2)):
+            yield from (jnp.linalg.solve(a, b), jnp.linalg.solve(a.T, b))
+        yield jnp.linalg.inv(a)
+
+    got = jax.jit(implicit(lambda a: list(solved(a))))(v)
+    want = jax.jit(lambda a: list(solved(a)))(jaxrewrite.materialise(v))
+    for g, w in zip(got, want, strict=True):
+        close(g, w)
+
+
+@matrices("solve")
+def test_gradient_of_a_solve(name, no_leak_checks):
+    v, b = make(name), jnp.arange(5.0)
+    xs, filled = floating(v)
+    loss = lambda fn, xs, b: jnp.sin(fn(filled(xs), b)).sum()
+    dense = lambda v, b: jnp.linalg.solve(jaxrewrite.materialise(v), b)
+    gradient = jax.jit(jax.grad(loss, (1, 2)), static_argnums=0)
+    got, want = gradient(implicit(jnp.linalg.solve), xs, b), gradient(dense, xs, b)
+    jax.tree.map(close, got, want)
+
+
+@matrices("known_determinant")
+def test_determinant(name):
+    v = make(name)
+    close(v.determinant(), jnp.linalg.det(jaxrewrite.materialise(v)))
+
+
+@matrices("known_determinant")
+def test_determinant_by_jax(name, no_leak_checks):
+    v = make(name)
+    want = jax.jit(jnp.linalg.det)(jaxrewrite.materialise(v))
+    both = lambda v: (jnp.linalg.det(v), jnp.linalg.slogdet(v))
+    det, (sign, log) = jax.jit(implicit(both))(v)
+    close(det, want)
+    close(sign * jnp.exp(log), want)
+
+
+@matrices("known_inverse")
+def test_inverse(name):
+    v = make(name)
+    close(v.inverse(), jnp.linalg.inv(jaxrewrite.materialise(v)))
+
+
+@matrices("known_eigenvalues")
+def test_eigenvalues(name, no_leak_checks):
+    v = make(name)
+    want = np.sort_complex(np.linalg.eigvals(np.asarray(v)))
+    close(np.sort_complex(implicit(jnp.linalg.eigvals)(v)), want)
+
+
+@matrices("known_cholesky")
+def test_cholesky(name):
+    v = make(name)
+    dense = np.asarray(v)
+    if not np.allclose(dense, dense.T):
+        pytest.skip("not symmetric")
+    try:
+        want = np.linalg.cholesky(dense)
+    except np.linalg.LinAlgError:
+        pytest.skip("not positive definite")
+    close(v.cholesky(), want)
+    close(jaxrewrite.transform(jnp.linalg.cholesky)(v), want)
+
+
+@matrices("known_eigh")
+def test_eigh(name):
+    v = make(name)
+    dense = np.asarray(v)
+    if not np.allclose(dense, dense.T):
+        pytest.skip("not symmetric")
+    values, vectors = jaxrewrite.materialise(implicit(jnp.linalg.eigh)(v))
+    close(values, np.linalg.eigvalsh(dense))
+    close(vectors @ jnp.diag(values) @ vectors.T, dense)
+
+
+# --- determinants ---------------------------------------------------------------------------
+
+
+def _out_of_range():
+    """In float32: products that overflow and underflow, of stacks, of complex numbers."""
+    column = np.random.default_rng(0).normal(size=(2, 60)) / 1000
+    blocks = 1e-30 * np.array([[[0.0, 1], [1, 0]], [[1, 2], [0, 1]]])
+    return {
+        "kronecker": lambda: Kronecker(3 * jnp.eye(8), 3 * jnp.eye(12)),
+        "circulant": lambda: Circulant(jnp.asarray(column)),
+        "complex": lambda: Circulant(jnp.asarray(column[0] + 1j * column[1])),
+        "blocks": lambda: BlockDiagonal(jnp.asarray(blocks)),
+        "tridiagonal": lambda: Tridiagonal(
+            jnp.ones(99), jnp.full(100, -30.0), jnp.ones(99)
+        ),
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "kronecker",
+        "circulant",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in list(_out_of_range())[2:]),
+    ],
+)
+def test_logarithms_of_determinants_that_are_no_numbers(name, bulk):
+    v = _out_of_range()[name]()
+    v = v.astype(jnp.complex64 if name == "complex" else jnp.float32)
+    sign, log = implicit(jnp.linalg.slogdet)(v)
+    dense = np.asarray(v)
+    want = np.linalg.slogdet(dense.astype(np.result_type(dense, np.float64)))
+    np.testing.assert_allclose(sign, want[0], rtol=1e-4)
+    np.testing.assert_allclose(log, want[1], rtol=1e-4)
+    assert (sign.dtype, log.dtype) == (v.dtype, dense.real.dtype)
+    jax.tree.map(np.testing.assert_array_equal, tuple(v.slogdet()), (sign, log))
+
+
+def test_determinants_of_singular_matrices(bulk):
+    """Zero, of no sign; and their derivatives, which are cofactors."""
+    values = [
+        Diagonal(jnp.array([2.0, 0.0, 3.0, 1.0])),
+        Tridiagonal(jnp.ones(3), jnp.array([0.0, 1.0, 0.0, 0.0]), jnp.array([0.0, 1, 1])),
+        Kronecker(jnp.array([[1.0, 2.0], [2.0, 4.0]]), jnp.eye(2)),
+        Circulant(jnp.array([1.0, -1.0, 1.0, -1.0])),
+        Triangular(jnp.tri(4).at[1, 1].set(0)),
+    ]
+    for v in values:
+        sign, log = implicit(jnp.linalg.slogdet)(v)
+        assert implicit(jnp.linalg.det)(v) == pytest.approx(0, abs=1e-12)
+        assert (sign, log) == (0, -jnp.inf)
+    d, t = values[:2]
+    close(jax.grad(implicit(jnp.linalg.det))(d).d, [0, 6, 0, 0])
+    # By the upper number of the first row: -l_0 det of what is left of the last two rows.
+    close(jax.grad(implicit(jnp.linalg.det))(t).upper, [1, 0, 0])
+
+
+_WITHOUT_FACTORS = [
+    name
+    for name in ("circulant", "kronecker", "tridiagonal", "banded", "triangular", "sparse")
+    if name in CASES
+]
+
+
+@pytest.mark.parametrize(
+    "name",
+    _WITHOUT_FACTORS[:1]
+    + [pytest.param(name, marks=pytest.mark.slow) for name in _WITHOUT_FACTORS[1:]],
+)
+def test_derivatives_of_what_factors_are_for(name, bulk):
+    """Also where the factors are looked at, which makes them dense."""
+    v = make(name, 4)
+    xs, filled = floating(v)
+
+    def loss(a):
+        return sum(
+            jnp.sin(x).sum()
+            for x in (
+                jnp.linalg.det(a),
+                jnp.linalg.slogdet(a)[1],
+                jnp.linalg.inv(a),
+                *jax.scipy.linalg.lu(a),
+                jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor(a), jnp.arange(4.0)),
+                jax.grad(lambda s: jnp.linalg.det(s * a))(1.5),
+            )
+        )
+
+    mine = lambda xs: jaxrewrite.transform(loss, materialise="allow")(filled(xs))
+    dense = lambda xs: loss(jaxrewrite.materialise(filled(xs)))
+    got, want = (jax.jit(jax.value_and_grad(fn))(xs) for fn in (mine, dense))
+    jax.tree.map(close, got, want)
+
+
+def test_a_derivative_of_ones_own_is_kept():
+    @jax.custom_jvp
+    def det(a):
+        sign, log = jnp.linalg.slogdet(a)
+        return sign * jnp.exp(log).astype(sign.dtype)
+
+    det.defjvp(lambda primals, tangents: (det(*primals), 7.0 * tangents[0].sum()))
+    v = Circulant(jnp.array([3.0, 1.0, 0.0, 2.5]))
+    fn = lambda s: implicit(lambda v, s: det(v * s))(v, s)
+    close(fn(1.0), np.linalg.det(np.asarray(v)))
+    close(jax.grad(fn)(1.0), 7 * 26)
+
+
+def test_stacks_and_vmap(bulk):
+    """Determinants and solves of stacks, and inside and outside of vmap."""
+    columns = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 4)))
+    b = jnp.arange(24.0).reshape(2, 3, 4)
+
+    def both(v, b):
+        log = jnp.linalg.slogdet(v)[1]  # of which the sign is dropped as dead code
+        return jnp.linalg.slogdet(2 * v), log, jnp.linalg.det(v), jnp.linalg.solve(v, b)
+
+    for one in (both, jax.vmap(jax.vmap(both))):
+        tail = b[..., None] if one is both else b
+        got = implicit(one)(Circulant(columns), tail)
+        want = one(Circulant(columns).materialise(), tail)
+        jax.tree.map(close, tuple(got), tuple(want))
+    outside = jax.vmap(jax.vmap(implicit(both)))(Circulant(columns), b)
+    jax.tree.map(close, tuple(outside), tuple(want))
+
+
+def test_determinants_of_integers():
+    v = Circulant(jnp.arange(4))
+    close(implicit(jnp.linalg.det)(v), np.linalg.det(np.asarray(v)))
+    close(v.determinant(), np.linalg.det(np.asarray(v)))
+
+
+# --- factors --------------------------------------------------------------------------------
+
+
+def test_factors_are_computed_where_they_are_looked_at():
+    v = Circulant(jnp.array([1.0, 5.0, 2.0, 0.5]))
+    got = implicit(jax.lax.linalg.lu)(v)
+    jax.tree.map(close, jaxrewrite.materialise(got), jax.lax.linalg.lu(v.materialise()))
+    with pytest.warns(jaxrewrite.MaterialisationWarning, match="LUFactor"):
+        close(jaxrewrite.transform(lambda v: jax.lax.linalg.lu(v)[0] + 1)(v), got[0] + 1)
+
+
+def test_a_solve_by_factors_of_something_else():
+    """The factors of one matrix in a solve with another one: not to be taken for it."""
+    v, b = Circulant(jnp.array([3.0, 1.0, 0.0, 2.5])), jnp.arange(4.0)
+
+    def fn(a, b):
+        factors = jax.scipy.linalg.lu_factor(a)
+        solve = lambda _, y: jax.scipy.linalg.lu_solve(factors, y / 2)
+        return jax.lax.custom_linear_solve(lambda x: a @ x + a @ x, b, solve)
+
+    got = jaxrewrite.transform(fn, materialise="allow")(v, b)
+    close(got, np.linalg.solve(2 * np.asarray(v), b))
+
+
+def test_one_triangle_is_looked_at(bulk):
+    """Of matrices that are not symmetric, where JAX looks at one triangle alone."""
+    low, high = jnp.array([[4.0, 100.0], [1.0, 3.0]]), jnp.array([[2.0, 50.0], [0.5, 5.0]])
+    v, w = BlockDiagonal(jnp.stack([low, high])), Kronecker(low, Diagonal(jnp.ones(2)))
+    u = Kronecker(low, high)
+    b = jnp.arange(4.0)
+
+    def fn(a):
+        return (
+            jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(a, lower=True), b),
+            jax.scipy.linalg.cholesky(a, lower=True),
+            jax.lax.linalg.cholesky(a, symmetrize_input=False),
+            jnp.linalg.eigh(a, symmetrize_input=False)[0],
+            jnp.linalg.eigh(a, "U", symmetrize_input=False)[0],
+        )
+
+    for value in (v, w, u):
+        got = jaxrewrite.transform(fn, materialise="allow")(value)
+        jax.tree.map(close, got, fn(value.materialise()))
+
+
+# --- methods --------------------------------------------------------------------------------
+
+
+_METHODS = {
+    "inverse": jnp.linalg.inv,
+    "determinant": jnp.linalg.det,
+    "slogdet": jnp.linalg.slogdet,
+    "diagonal": jnp.diagonal,
+    "trace": jnp.trace,
+    "solve": lambda a: jnp.linalg.solve(a, jnp.arange(8.0).reshape(4, 2)),
+    "cholesky": lambda a: jnp.linalg.cholesky(a, symmetrize_input=False),
+    "eigh": lambda a: jnp.linalg.eigh(a, symmetrize_input=False)[0],
+}
+
+
+def _answers(name, methods):
+    v = make(name, 4)
+    dense = jaxrewrite.materialise(v)
+    for method in methods:
+        args = (jnp.arange(8.0).reshape(4, 2), 0) if method == "solve" else ()
+        got = jaxrewrite.materialise(getattr(v, method)(*args))
+        want = _METHODS[method](dense)
+        if method == "eigh":
+            values, vectors = got
+            lower = np.tril(dense) + np.tril(dense, -1).T
+            close(values, want)
+            close(vectors @ jnp.diag(values) @ vectors.T, lower)
+        elif not np.isfinite(jax.tree.leaves(want)[-1]).all():
+            assert not np.isfinite(jax.tree.leaves(got)[-1]).all(), method
+        else:
+            for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+                close(x, y)
+
+
+_SQUARE = [
+    name
+    for name, case in CASES.items()
+    if case.square and isinstance(case.value(np.random.default_rng(0)), Matrix)
+]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::jaxrewrite.MaterialisationWarning")
+@pytest.mark.parametrize("name", _SQUARE)
+def test_each_method_has_an_answer(name, bulk):
+    _answers(name, _METHODS)
+
+
+def test_methods_that_a_type_knows_nothing_better_for(no_leak_checks):
+    v = make("tridiagonal", 4)
+    close(v.inverse(), jnp.linalg.inv(v.materialise()))
+    with pytest.warns(jaxrewrite.MaterialisationWarning, match="'eig' on Tridiagonal"):
+        found = v.eigenvalues()
+    close(np.sort_complex(found), np.sort_complex(np.linalg.eigvals(np.asarray(v))))
+    with pytest.warns(jaxrewrite.MaterialisationWarning, match="'eigh' on Tridiagonal"):
+        values, _ = v.eigh()
+    lower = np.tril(np.asarray(v))
+    close(values, np.linalg.eigvalsh(lower + np.tril(lower, -1).T))
+    with pytest.raises(ValueError, match=r"got \(2, 3\)"):
+        Toeplitz(jnp.ones(2), jnp.ones(3)).inverse()
+    with pytest.warns(jaxrewrite.MaterialisationWarning, match="'lu' on Toeplitz"):
+        close(
+            Toeplitz(jnp.arange(4.0), jnp.ones(4)).determinant(),
+            0.0 + np.linalg.det(np.asarray(Toeplitz(jnp.arange(4.0), jnp.ones(4)))),
+        )
+
+
+def test_lazy_matrices_are_solved_and_factorised(bulk):
+    d, c = Diagonal(jnp.arange(1.0, 5.0)), Circulant(jnp.array([9.0, 1.0, 0.0, 2.0]))
+    b = jnp.arange(4.0)
+
+    def fn(a):
+        return (
+            jnp.linalg.det(a),
+            tuple(jnp.linalg.slogdet(a)),
+            jnp.linalg.solve(a, b),
+            jnp.linalg.inv(a),
+            jax.scipy.linalg.lu_factor(a),
+            jnp.linalg.cholesky(a @ a.T),
+            jnp.linalg.eigvalsh(a + a.T),
+            jnp.linalg.svd(a, compute_uv=False),
+            jnp.linalg.matrix_power(a, -2),
+            jnp.linalg.cond(a),
+        )
+
+    for v in (Product((d, c)), Sum((d, c)), Scaled(c, jnp.asarray(2.0))):
+        got = jaxrewrite.materialise(jaxrewrite.transform(fn, materialise="allow")(v))
+        jax.tree.map(close, got, fn(jaxrewrite.materialise(v)))

@@ -1,0 +1,199 @@
+"""Matrices with structure: what never makes one dense, alone and in stacks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracle import same
+from reference import CASES
+
+import jaxrewrite
+from jaxrewrite.values import Diagonal, Identity, Product, Scaled, Sum, Zero
+from jaxrewrite.values._matrices.matrix import Matrix
+
+
+def value(name, seed=0):
+    return CASES[name].value(np.random.default_rng(seed), "float32", (4, 4))
+
+
+NAMES = [name for name in CASES if isinstance(value(name), Matrix)]
+names = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if CASES[n].variant else n for n in NAMES],
+)
+X = jnp.arange(8.0).reshape(4, 2) / 4
+
+# Programs that keep every one of them implicit.
+KEPT = {
+    "transpose": lambda v: v.T,
+    "mT": lambda v: v.mT,
+    "product": lambda v: v @ X,
+    "product with a vector": lambda v: v @ X[:, 0],
+    "product from the left": lambda v: X.T @ v,
+    "product of the transpose": lambda v: v.T @ X,
+    "product with more axes": lambda v: jnp.einsum("abj,ji->abi", jnp.stack([X.T] * 3), v),
+    "product along a middle axis": lambda v: jnp.einsum(
+        "ij,ajb->aib", v, jnp.stack([X] * 3)
+    ),
+    "neg": lambda v: -v,
+    "times a number": lambda v: 2 * v,
+    "divided by a number": lambda v: v / 2,
+    "times a column": lambda v: v * X[:, :1],
+    "times a row": lambda v: v * X[:, 0],
+    "sum of two": lambda v: v + v.T,
+    "difference of two": lambda v: v - 2 * v,
+    "product of two": lambda v: v @ v.T,
+    "power": lambda v: v @ v @ v,
+    "sum of columns": lambda v: v.sum(1),
+    "sum of rows": lambda v: v.sum(0),
+    "sum": lambda v: v.sum(),
+    "mean": lambda v: v.mean(axis=0),
+    "cast": lambda v: v.astype(jnp.bfloat16).astype(jnp.float32),
+    "stack": lambda v: jnp.stack([v, 2 * v / 2])[1] @ X,
+    "stack times an array": lambda v: jnp.stack([v, v]) @ X,
+    "batched product": lambda v: jnp.stack([v, v]) @ jnp.stack([X, 2 * X]),
+    "vmap": lambda v: jax.vmap(lambda x: v @ x, 1, 1)(X),
+    "loop": lambda v: jax.lax.fori_loop(0, 3, lambda _, x: v @ x, X),
+    "iteration of it": lambda v: jax.lax.scan(lambda c, _: (c, c @ X), v, None, 2)[1],
+    "gradient": lambda v: jax.grad(lambda x: jnp.sin(v @ x).sum())(X),
+    "checkpoint": lambda v: jax.checkpoint(lambda v: jnp.sin(v @ X))(v),
+    "conditional": lambda v: jax.lax.cond(X[0, 1] > 0, lambda: v, lambda: 2 * v / 2) @ X,
+}
+
+# What does not hold of a type by its nature, with the reason.
+EXCEPT = {
+    ("identity", "stack"): "twice it is a diagonal matrix, which is of another type",
+    ("identity", "conditional"): "twice it is a diagonal matrix",
+    ("permutation", "stack"): "twice it is a product",
+    ("permutation", "conditional"): "twice it is a product",
+}
+
+
+@names
+def test_stays_implicit(name, bulk):
+    v = value(name)
+    fns = {key: fn for key, fn in KEPT.items() if (name, key) not in EXCEPT}
+    implicit = jaxrewrite.transform(
+        lambda v: {k: fn(v) for k, fn in fns.items()}, materialise="forbid"
+    )
+    got = jax.jit(lambda v: jaxrewrite.materialise(implicit(v)))(v)
+    dense = jaxrewrite.materialise(v)
+    want = jax.jit(lambda v: {k: fn(v) for k, fn in fns.items()})(dense)
+    same(got.pop("cast"), want.pop("cast"), 2e-2)
+    same(got, want, 2e-4)
+
+
+@names
+def test_single_rows_and_entries(name, bulk):
+    """Of types that know their entries."""
+    v = value(name)
+    if type(v).at is Matrix.at:
+        pytest.skip("it knows no single entries")
+    fn = lambda v, i: (v[1], v[:, 2], v[3, 0], v[i], v[i, i], v[1, 1:3], jnp.diagonal(v))
+    got = jax.jit(jaxrewrite.transform(fn, materialise="forbid"))(v, 2)
+    same(got, jax.jit(fn)(jaxrewrite.materialise(v), 2), 1e-6)
+
+
+@jax.custom_jvp
+def straight_through(x):
+    return jnp.round(8 * x) / 8
+
+
+straight_through.defjvp(lambda xs, ts: (straight_through(*xs), 3 * ts[0]))
+
+
+@names
+def test_custom_rules_keep_entries(name, bulk):
+    """The result of a custom rule is a value, and its derivative that of the rule.
+
+    What the rule gives as a tangent is an array, whatever the result is.
+    """
+    v = value(name)
+    if v.entries is None or name == "identity":
+        pytest.skip("its leaves are no entries")
+    loss = lambda v, x: jnp.sin(straight_through(v) @ x).sum()
+    jaxrewrite.make_jaxpr(loss, materialise="forbid")(v, X)
+    got = jax.grad(jaxrewrite.transform(loss, materialise="allow"), allow_int=True)(v, X)
+    want = jax.grad(lambda v, x: loss(jaxrewrite.materialise(v), x), allow_int=True)(v, X)
+    same(jax.tree.leaves(got), jax.tree.leaves(want), 1e-5)
+
+
+# --- stacks -----------------------------------------------------------------------------
+
+
+def stack_of(name):
+    """Three matrices as one value with a batch axis, by the type's own `stacked`."""
+    each = [value(name, seed) for seed in range(3)]
+    if len({jax.tree.structure(v) for v in each}) > 1:
+        pytest.skip("its structure depends on the numbers")
+    leaves = jax.tree.map(lambda *xs: jnp.stack(xs), *each)
+    dense = jnp.stack([jaxrewrite.materialise(v) for v in each])
+    return leaves.stacked(3), dense
+
+
+STACKS = {
+    "product": lambda v, x: v @ x,
+    "matched product": lambda v, x: jnp.einsum(
+        "bij,bjk->bik", v, jnp.stack([x, x + 1, -x])
+    ),
+    "from the left": lambda v, x: jnp.einsum("bkj,bji->bki", jnp.stack([x.T] * 3), v),
+    "batch last": lambda v, x: jnp.einsum("bij,jk->ikb", v, x),
+    "summed over the batch": lambda v, x: jnp.einsum("bij,bjk->ik", v, jnp.stack([x] * 3)),
+    "transpose": lambda v, x: v.mT @ x,
+    "one of them": lambda v, x: v[1] @ x,
+    "some of them": lambda v, x: v[::2] @ x,
+    "more axes": lambda v, x: v[None].reshape(3, 1, 4, 4) @ x,
+    "reversed": lambda v, x: v[::-1] @ x,
+    "sum of rows": lambda v, x: v.sum(1),
+    "scan": lambda v, x: jax.lax.scan(lambda c, w: (w @ c, c[0]), x, v),
+    "concatenate": lambda v, x: jnp.concatenate([v, v]) @ x,
+}
+
+
+@names
+def test_stacks(name, bulk):
+    v, dense = stack_of(name)
+    assert v.shape == (3, 4, 4)
+    same(jaxrewrite.materialise(v), dense, 1e-5)
+    both = lambda v, x: {key: fn(v, x) for key, fn in STACKS.items()}
+    implicit = jaxrewrite.transform(both, materialise="forbid")
+    got = jax.jit(lambda v, x: jaxrewrite.materialise(implicit(v, x)))(v, X)
+    same(got, jax.jit(both)(dense, X), 2e-4)
+
+
+# --- closed forms -------------------------------------------------------------------------
+
+
+def test_closed_forms():
+    d, e = Diagonal(jnp.arange(1.0, 5)), Diagonal(jnp.ones(4))
+    eye = Identity(4)
+    assert isinstance(d @ e, Diagonal) and isinstance(d + e, Diagonal)
+    assert isinstance(d * (jnp.ones((4, 4)) + 1), Diagonal)
+    assert (eye @ d) is not None and isinstance(eye @ d, Diagonal)
+    assert isinstance(eye @ eye, Identity) and isinstance(eye + eye, Diagonal)
+    assert isinstance(jaxrewrite.numpy.sqrt(d), Diagonal)
+    assert isinstance(d + Zero((4, 4)), Diagonal)
+    assert isinstance(d @ Zero((4, 4)), Zero)
+    assert isinstance(Scaled(d, jnp.float32(2)) @ jnp.ones(4), Scaled)
+    nested = Sum((d, jnp.ones((4, 4)))) + Sum((e, jnp.ones((4, 4))))
+    assert [type(term).__name__ for term in nested.terms] == ["Diagonal", "ArrayImpl"]
+    assert isinstance(Product((jnp.ones((4, 2)), jnp.ones((2, 4)))) @ d, Product)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Diagonal(jnp.float32(1)), "Diagonal: d"),
+        (lambda: Identity(-1), "Identity: rows"),
+        (lambda: Zero((2, -1)), "Zero: of_shape"),
+        (lambda: Scaled(jnp.ones(2), jnp.ones(2)), "Scaled: scale"),
+        (lambda: Scaled(jnp.ones(2), jnp.float16(2)), "Scaled: scale"),
+        (lambda: Sum(()), "Sum: terms"),
+        (lambda: Sum((jnp.ones(2), jnp.ones(3))), "Sum: terms"),
+        (lambda: Product((jnp.ones((2, 3)), jnp.ones((2, 3)))), "Product: factors"),
+        (lambda: Product((jnp.ones((2, 2)), jnp.ones((2, 2), int))), "Product: factors"),
+    ],
+)
+def test_bad_input(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()

@@ -1,0 +1,413 @@
+"""Sparse matrices: what stays sparse, their formats, and bad input."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental.sparse import BCOO, BCSR
+from reference.sparse import some
+
+import jaxrewrite
+from jaxrewrite.values import Diagonal, Identity, NMSparse, Product, Sparse, Sum
+
+
+FORMATS = ("bcoo", "bcsr", "bcsc")
+# The others in the long run; walks over all cases are of "bcoo".
+formats = pytest.mark.parametrize(
+    "format", ["bcsr", *(pytest.param(f, marks=pytest.mark.slow) for f in ("bcoo", "bcsc"))]
+)
+
+
+def implicit(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+def close(got, want, rtol=1e-5):
+    got = jaxrewrite.materialise(got)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
+    np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol)
+
+
+def dense(shape=(6, 8), seed=0, dtype="float32"):
+    return some(np.random.default_rng(seed), shape, jnp.dtype(dtype))
+
+
+def sparse(shape=(6, 8), seed=0, format="bcoo", more=3):
+    w = dense(shape, seed)
+    return Sparse.from_dense(w, nse=int((w != 0).sum()) + more, format=format)
+
+
+KEPT = {
+    "neg": lambda v: -v,
+    "tanh": jnp.tanh,
+    "power": lambda v: v**3,
+    "scalar": lambda v: v * 2 / 3,
+    "dense": lambda v: v * dense(v.shape, 1) / 3,
+    "rows": lambda v: v * jnp.arange(1.0, 7)[:, None] * jnp.arange(8.0),
+    "transpose": lambda v: v.T,
+    "cast": lambda v: v.astype(jnp.float16).astype(jnp.float32),
+    "slice": lambda v: v[1:5, ::3],
+    "part": lambda v: lax.dynamic_slice(v, (jnp.int32(3), jnp.int32(-9)), (2, 5)),
+    "reverse": lambda v: v[::-1, ::-1],
+    "reshape": lambda v: v.reshape(4, 12),
+    "concatenate": lambda v: jnp.concatenate([v, v[:, :4].reshape(3, 8)]),
+    "columns": lambda v: jnp.concatenate([v, -v], axis=1),
+    "stack": lambda v: jnp.stack([v, -v])[::-1].sum(0),
+    "sum": lambda v: v + v,
+    "maximum": lambda v: jnp.maximum(v, -v),
+    "where": lambda v: jnp.where(jnp.array(True), v, -v),
+}
+
+
+def everything(fns):
+    return lambda v: {name: fn(v) for name, fn in fns.items()}
+
+
+def check_kept(fns, v):
+    results = jax.jit(implicit(everything(fns)))(v)
+    dense = jaxrewrite.materialise(v)
+    for name, got in results.items():
+        assert type(got) is type(v), name
+        close(got, fns[name](dense), 1e-2 if name == "cast" else 1e-5)
+
+
+def test_stays_sparse(bulk):
+    check_kept(KEPT, sparse())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", KEPT)
+def test_stays_sparse_with_its_gradient(name, format, bulk):
+    v = sparse(format=format)
+    fn = lambda v: jnp.sin(jaxrewrite.materialise(implicit(KEPT[name])(v))).sum()
+    got = jax.jit(jax.grad(lambda d: fn(v.with_data(d))))(v.data)
+    want = jax.grad(lambda d: jnp.sin(KEPT[name](v.with_data(d).materialise())).sum())
+    close(got, want(v.data), 1e-3 if name == "cast" else 1e-5)
+
+
+PRODUCTS = {
+    "vector": lambda v: v @ jnp.arange(8.0),
+    "matrix": lambda v: v @ dense((8, 3)),
+    "left": lambda v: dense((3, 6)) @ v,
+    "transposed": lambda v: dense((3, 8)) @ v.T,
+    "more axes": lambda v: jnp.einsum("nm,amb->abn", v, dense((16, 3)).reshape(2, 8, 3)),
+    "rows": lambda v: v[jnp.array([[2, 0, 2]])],
+    "columns": lambda v: v[:, jnp.array([7, 3])],
+    "one row": lambda v: v[2],
+    "an entry": lambda v: v[jnp.array([1, 5]), jnp.array([3, 0])],
+    "sums": lambda v: (v.sum(), v.sum(0), v.mean(1), jnp.trace(v)),
+    "mul and sum": lambda v: (v * dense((6, 8), 4)).sum(),
+}
+
+
+@formats
+def test_products(format, bulk):
+    v = sparse(format=format)
+    fn = everything(PRODUCTS)
+    jax.tree.map(close, jax.jit(implicit(fn))(v), fn(jaxrewrite.materialise(v)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_gradient_of_products(format, bulk):
+    v = sparse(format=format)
+
+    def loss(v):
+        return sum(
+            jnp.sin(x).sum() for fn in PRODUCTS.values() for x in jax.tree.leaves(fn(v))
+        )
+
+    got = jax.jit(jax.grad(lambda d: implicit(loss)(v.with_data(d))))(v.data)
+    close(got, jax.grad(lambda d: loss(v.with_data(d).materialise()))(v.data))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_stacks(format, bulk):
+    w = dense((2, 3, 4))
+    v = Sparse.from_dense(w, nse=8, format=format)
+    close(v, w)
+    x = dense((2, 4, 5), 1)
+    fn = lambda v: {
+        "product": v @ x,
+        "transposed": jnp.swapaxes(v, 1, 2) @ x[:, :3],
+        "sum": v.sum(0),
+        "with itself": v + v * v,
+        "part": v[1:],
+        "moved": v[:, ::-1, 1:],
+        "joined": jnp.concatenate([v, v[:1]]),
+        "diagonal": jnp.trace(v, axis1=1, axis2=2),
+    }
+    jax.tree.map(close, jaxrewrite.materialise(jax.jit(implicit(fn))(v)), fn(w))
+
+
+def test_half_precision_is_summed_in_single(bulk):
+    v = Sparse.from_dense(jnp.ones((1, 3000), jnp.bfloat16), format="bcsr")
+    assert float((v @ jnp.ones(3000, jnp.bfloat16))[0]) == pytest.approx(3000, rel=0.01)
+
+
+def test_two_values(bulk):
+    v, w = sparse((6, 6)), sparse((6, 6), 1)
+    a, b = jaxrewrite.materialise((v, w))
+    kinds = {
+        "sum": (v - w, Sparse, a - b),
+        "entry by entry": (v * w, Sparse, a * b),
+        "product": (v @ w, Product, a @ b),
+        "diagonal": (v + 2 * Identity(6), Sparse, a + 2 * jnp.eye(6)),
+        "by a diagonal": (Diagonal(a[0]) @ v, Sparse, a[0][:, None] * a),
+        "on the diagonal": (v * Identity(6), Diagonal, a * jnp.eye(6)),
+    }
+    for name, (got, kind, want) in kinds.items():
+        assert isinstance(got, kind), name
+        close(got, want)
+    # As many entries as there may be, and no more.
+    assert (v + w).data.shape == (36,)
+
+
+def test_entries_of_one_place_are_added_up_once(bulk):
+    places = jnp.array([[0, 1], [2, 0], [0, 1], [3, 2]])  # the last marks no entry
+    w = BCOO((jnp.array([1.0, 2.0, 3.0, 9.0]), places), shape=(3, 2))
+    want = np.array([[0, 4], [0, 0], [2, 0]], np.float32)
+    rows = BCSR(
+        (jnp.array([1.0, 3.0, 2.0]), jnp.array([1, 1, 0]), jnp.array([0, 2, 2, 3])),
+        shape=(3, 2),
+    )
+    for matrix in (w, rows):
+        v = Sparse(matrix)
+        close(v, want)
+        close(v**2, want**2)  # and not 1 + 9 where there are two
+
+
+def test_what_fills_up_has_no_gradient(bulk):
+    v = Sparse.from_dense(jnp.eye(2) * 4, nse=4)
+    grad = jax.grad(lambda d: implicit(lambda v: jnp.sqrt(v).sum())(v.with_data(d)))(v.data)
+    np.testing.assert_allclose(grad, [0.25, 0.25, 0, 0])
+
+
+@pytest.mark.slow
+def test_a_loop_joins_what_grows(bulk):
+    v = Sparse.from_dense(jnp.eye(3), nse=3)
+    step = lambda c, _: (c + jnp.roll(c, 1, axis=0), None)
+    fn = lambda v: lax.scan(step, v, None, length=2)[0]
+    got = jaxrewrite.transform(fn)(v)
+    assert isinstance(got, Sparse)
+    close(got, fn(jnp.eye(3)))
+
+
+@pytest.mark.parametrize(
+    "solver",
+    ["cg", *(pytest.param(s, marks=pytest.mark.slow) for s in ("gmres", "bicgstab"))],
+)
+def test_iterative_solvers(solver, no_leak_checks):
+    w = dense((8, 8))
+    w = w @ w.T * (w != 0) * (w.T != 0) + 20 * jnp.eye(8)
+    v = Sparse.from_dense(w, format="bcsr")
+    b = jnp.arange(8.0)
+    solve = lambda a, b: getattr(jax.scipy.sparse.linalg, solver)(lambda x: a @ x, b)[0]
+    got = jax.jit(implicit(solve))(v, b)
+    np.testing.assert_allclose(got, jnp.linalg.solve(w, b), rtol=1e-3, atol=1e-3)
+
+
+def solvable(format="bcsc"):
+    w = dense((5, 5)) + 3 * jnp.eye(5)
+    return Sparse.from_dense(w, nse=23, format=format)
+
+
+def test_solve(bulk):
+    v, b = solvable(), jnp.arange(5.0)
+    close(implicit(jnp.linalg.solve)(v, b), jnp.linalg.solve(v.materialise(), b), 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_solves_and_their_gradient(format, bulk):
+    v, b = solvable(format), jnp.arange(10.0).reshape(5, 2)
+    fns = {
+        "columns": lambda v: jnp.linalg.solve(v, b),
+        "transposed": lambda v: jnp.linalg.solve(v.T, b[:, 0]),
+        "inverse": jnp.linalg.inv,
+        "shifted": lambda v: jnp.linalg.solve(2 * v, b[:, 1]),
+    }
+    fn = lambda v: jax.tree.map(jnp.sin, everything(fns)(v))
+    total = lambda v: sum(x.sum() for x in fn(v).values())
+    got = jax.jit(jax.value_and_grad(lambda d: implicit(total)(v.with_data(d))))(v.data)
+    want = jax.value_and_grad(lambda d: total(v.with_data(d).materialise()))(v.data)
+    jax.tree.map(lambda x, y: close(x, y, 1e-3), got, want)
+    stack = jax.vmap(lambda d, b: jnp.linalg.solve(v.with_data(d).materialise(), b))
+    solve = jax.vmap(lambda d, b: implicit(jnp.linalg.solve)(v.with_data(d), b))
+    ds = jnp.stack([v.data, 2 * v.data])
+    close(solve(ds, b.T), stack(ds, b.T), 1e-4)
+
+
+def test_bad_input():
+    data, places = jnp.ones(2), jnp.array([[0, 0], [1, 1]])
+    of = lambda places, **kw: Sparse(BCOO((data, jnp.array(places)), shape=(2, 2)), **kw)
+    with pytest.raises(ValueError, match="matrix"):
+        Sparse(jnp.eye(2))
+    with pytest.raises(ValueError, match="matrix"):
+        Sparse(BCOO.fromdense(jnp.ones(3)))
+    with pytest.raises(ValueError, match="matrix"):
+        Sparse(BCOO.fromdense(jnp.ones((2, 3)), n_dense=1))
+    with pytest.raises(ValueError, match="by_columns"):
+        of(places, by_columns=True)
+    for wrong in ([[0, 0], [0, 3]], [[-1, 0], [0, 0]]):
+        with pytest.raises(ValueError, match="indices"):
+            of(wrong)
+    rows = lambda i, p: Sparse(BCSR((data, jnp.array(i), jnp.array(p)), shape=(2, 2)))
+    with pytest.raises(ValueError, match="indices"):
+        rows([0, 2], [0, 1, 2])
+    for pointers in ([0, 3, 2], [1, 1, 2], [0, 1, 3]):
+        with pytest.raises(ValueError, match="indptr"):
+            rows([0, 1], pointers)
+    with pytest.raises(ValueError, match="nse"):
+        Sparse.from_dense(jnp.ones((2, 2)), nse=3)
+    with pytest.raises(ValueError, match="format"):
+        Sparse.from_dense(jnp.ones((2, 2)), format="csr")
+    with pytest.raises(ValueError, match="w has shape"):
+        Sparse.from_dense(jnp.ones(2))
+
+
+# --- of each few in a row a fixed number ------------------------------------------------
+
+
+def pruned(shape=(8, 6), seed=0, n=2):
+    w = np.random.default_rng(seed).normal(size=shape)
+    return NMSparse.prune(jnp.asarray(w, jnp.float32), n)
+
+
+def test_the_largest_of_each_group_are_kept():
+    w = np.random.default_rng(0).normal(size=(2, 8, 3)).astype(np.float32)
+    got = np.asarray(NMSparse.prune(jnp.asarray(w), n=1, m=4))
+    groups = w.reshape(2, 2, 4, 3)
+    is_largest = np.abs(groups) == np.abs(groups).max(axis=2, keepdims=True)
+    np.testing.assert_array_equal(got, np.where(is_largest, groups, 0).reshape(w.shape))
+
+
+STRUCTURED = {
+    "neg": lambda v: -v,
+    "tanh": jnp.tanh,
+    "scalar": lambda v: v * 2 / 3,
+    "dense": lambda v: v * dense((8, 6), 1),
+    "rows": lambda v: v * jnp.arange(1.0, 9)[:, None] * jnp.arange(6.0),
+    "transpose": lambda v: v.T,
+    "scaled transpose": lambda v: jnp.arange(6.0)[:, None] * v.T * jnp.arange(8.0),
+    "cast": lambda v: v.astype(jnp.bfloat16).astype(jnp.float32),
+    "groups": lambda v: v[4:, ::2],
+    "groups of the transpose": lambda v: v.T[1:4, :4],
+    "columns": lambda v: lax.dynamic_slice(v, (jnp.int32(0), jnp.int32(2)), (8, 3)),
+    "split": lambda v: jnp.concatenate(jnp.split(v, 3, axis=1)[::-1], axis=1),
+    "concatenate": lambda v: jnp.concatenate([v.T, -v.T], axis=1),
+    "with itself": lambda v: v * jnp.sin(v),
+}
+
+
+def test_stays_structured(bulk):
+    check_kept(STRUCTURED, pruned())
+
+
+@pytest.mark.parametrize("flip", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_lookups_and_products(flip, bulk):
+    v = pruned((8, 8))
+    fns = {
+        name: fn
+        for name, fn in PRODUCTS.items()
+        if name in ("vector", "transposed", "more axes", "columns", "an entry")
+    }
+    fns["rows"] = lambda v: v[jnp.array([[2, 0, 7]])]
+    fns["left"] = lambda v: dense((3, 8)) @ v
+    fn = lambda v: everything(fns)(v.T if flip else v)
+    jax.tree.map(close, jax.jit(implicit(fn))(v), fn(jaxrewrite.materialise(v)))
+
+
+def test_two_of_other_places(bulk):
+    v, w = pruned(seed=0), pruned(seed=1)
+    a, b = jaxrewrite.materialise((v, w))
+    assert isinstance(v * w, NMSparse) and isinstance(v + w, Sum)
+    close(v * w, a * b)
+    close(v + w, a + b)
+    close(jaxrewrite.transform(jnp.maximum, materialise="allow")(v, w), jnp.maximum(a, b))
+
+
+@pytest.mark.slow
+def test_a_stack_of_structured_matrices(bulk):
+    v = pruned((2, 8, 3))
+    w = jaxrewrite.materialise(v)
+    x = dense((2, 5, 8))
+    close(implicit(jnp.matmul)(x, v), x @ w)
+    close(implicit(lambda v: v[1:])(v), w[1:])
+    close(jaxrewrite.transform(lambda v: v.sum(0), materialise="allow")(v), w.sum(0))
+
+
+def test_no_dense_weight_is_kept_for_the_backward_pass(bulk):
+    v = pruned((64, 32))
+    x = jnp.ones((3, 64))
+    model = lambda v, x: jnp.tanh(implicit(lambda v, x: x @ v)(v, x))
+    _, backward = jax.vjp(
+        lambda values, x: model(NMSparse(values, v.indices), x), v.values, x
+    )
+    kept = [leaf.shape for leaf in jax.tree.leaves(backward) if hasattr(leaf, "shape")]
+    assert kept and all(np.prod(shape) < 64 * 32 for shape in kept), kept
+
+
+def test_bytes():
+    v = pruned((64, 32))
+    assert v.nbytes == 64 * 32 * 4 // 2 + 64 * 32 // 2 // 2
+
+
+def test_bad_structure():
+    values = jnp.ones((2, 2, 3))
+    indices = jnp.broadcast_to(jnp.array([0, 3])[:, None], (2, 2, 3))
+    assert NMSparse(values, indices, m=4).shape == (8, 3)
+    with pytest.raises(ValueError, match="indices"):
+        NMSparse(values, indices, m=3)
+    with pytest.raises(ValueError, match="indices"):
+        NMSparse(values, indices * 0)
+    with pytest.raises(ValueError, match="indices"):
+        NMSparse(values, indices[:1])
+    with pytest.raises(ValueError, match="indices"):
+        NMSparse(values, values)
+    with pytest.raises(ValueError, match="values"):
+        NMSparse(values[0], indices[0])
+    with pytest.raises(ValueError, match="m is 1"):
+        NMSparse(values, indices, m=1)
+    with pytest.raises(ValueError, match="m is 3"):
+        NMSparse.prune(jnp.ones((4, 4)), 1, 3)
+    with pytest.raises(ValueError, match="n is 5"):
+        NMSparse.prune(jnp.ones((4, 4)), 5, 4)
+    with pytest.raises(ValueError, match="not numbers"):
+        NMSparse.prune(jnp.full((4, 4), jnp.nan))
+    with pytest.raises(ValueError, match="more than 2"):
+        NMSparse.from_dense(jnp.ones((4, 4)))
+    close(NMSparse.from_dense(jnp.eye(4)), jnp.eye(4))
+
+
+@pytest.mark.parametrize("v", [sparse(), pruned()], ids=["sparse", "n of m"])
+def test_stays_implicit_across_a_custom_rule(v, no_leak_checks):
+    @jax.custom_jvp
+    def odd(x):
+        return jnp.sin(x)
+
+    @odd.defjvp
+    def _(primals, tangents):
+        (x,), (t,) = primals, tangents
+        return odd(x), 3 * jnp.cos(x) * t
+
+    leaf, *places = jax.tree.leaves(v)
+    filled = lambda x: jax.tree.unflatten(jax.tree.structure(v), [x, *places])
+    assert type(implicit(odd)(v)) is type(v)
+    loss = lambda v: (odd(v) @ jnp.arange(v.shape[1], dtype=v.dtype)).sum()
+    got = jax.grad(lambda x: jaxrewrite.transform(loss, materialise="allow")(filled(x)))(
+        leaf
+    )
+    close(got, jax.grad(lambda x: loss(filled(x).materialise()))(leaf))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_empty_axes(format):
+    for shape in ((0, 3), (3, 0)):
+        v = Sparse.from_dense(jnp.zeros(shape), format=format)
+        close(v @ jnp.ones((shape[1], 2)), jnp.zeros((shape[0], 2)))
+        close(jnp.ones((2, shape[0])) @ v, jnp.zeros((2, shape[1])))

@@ -1,0 +1,469 @@
+"""Batch axes of the ready types, and values in values, by what dense arrays give.
+
+Sums over a batch, stacks, what leaves an outer `jax.vmap` and goes back into one, and
+loops over values that hold values.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+from oracle import same
+from reference import CASES
+
+import jaxrewrite
+from jaxrewrite import values
+from jaxrewrite.values import (
+    NF4,
+    Constant,
+    Diagonal,
+    Identity,
+    Interval,
+    Known,
+    Kronecker,
+    Lora,
+    LowRank,
+    Masked,
+    Named,
+    OneHot,
+    Permutation,
+    Picked,
+    Product,
+    Quantised,
+    Scaled,
+    Sum,
+    Tagged,
+    Threefry,
+    Triangular,
+    Unitful,
+    Zero,
+)
+
+
+transform = functools.partial(jaxrewrite.transform, materialise="allow")
+implicit = functools.partial(jaxrewrite.transform, materialise="forbid")
+N = 3
+RNG = np.random.default_rng(0)
+
+
+def uniform(*shape):
+    return jnp.asarray(RNG.uniform(0.25, 1, shape), jnp.float32)
+
+
+X, STEPS = uniform(N), uniform(2, N, N)
+
+
+def agrees(programs, value, dense=None, tolerance=1e-4):
+    """Each program gives on a value what it gives on the array."""
+
+    def everything(v):
+        return {name: program(v) for name, program in programs.items()}
+
+    on_value = jax.jit(lambda v: jaxrewrite.materialise(transform(everything)(v)))
+    dense = jaxrewrite.materialise(value) if dense is None else dense
+    same(on_value(value), jax.jit(everything)(dense), tolerance)
+
+
+def case(name):
+    return CASES[name].make(np.random.default_rng(0), jnp.dtype("float32"), N, N)
+
+
+# --- sums over a batch ------------------------------------------------------------------
+
+SUMS = {
+    "sum": lambda v: v.sum(0),
+    "mean": lambda v: v.mean(0),
+    "einsum": lambda v: jnp.einsum("bij->ij", v),
+    "stack": lambda v: jnp.stack([v[0], v[0]]).sum(0),
+    "broadcast": lambda v: jnp.broadcast_to(v[0], (2, N, N)).sum(0),
+    "repeat": lambda v: jnp.repeat(v, 2, 0).sum(0),
+    "two": lambda v: jnp.broadcast_to(v, (2, *v.shape)).sum((0, 1)),
+    "ys of map": lambda v: lax.map(lambda x: x, v).sum(0),
+    "ys of scan": lambda v: lax.scan(lambda c, x: (c, x.mT), 0.0, v)[1].sum(0),
+}
+
+INDICES = jnp.array([[0, 2, 1], [1, 0, 1]])
+ORDERS = jnp.array([[0, 2, 1], [1, 0, 2]])
+STACKS = {
+    "one_hot": OneHot(INDICES, N),
+    "one_hot transposed": OneHot(INDICES, N, -2),
+    "picked": Picked(uniform(2, N), INDICES, N),
+    "identity": Identity(N, of_batch=(2,)),
+    "permutation": Permutation(ORDERS),
+    "diagonal": Diagonal(uniform(2, N)),
+    "triangular": Triangular(uniform(2, N, N)),
+    "product": Product((Identity(N, of_batch=(2,)), OneHot(INDICES, N))),
+    "sum": Sum((Identity(N, of_batch=(2,)), OneHot(INDICES, N))),
+    "scaled": Scaled(OneHot(INDICES, N), jnp.float32(2)),
+    "kronecker": Kronecker(Identity(N, of_batch=(2,)), uniform(2, 1, 1)),
+    "tagged": Tagged(OneHot(INDICES, N), "tag"),
+}
+
+
+@pytest.mark.parametrize("name", ["one_hot", "identity", "diagonal", "product"])
+def test_sums_over_a_batch(name, bulk):
+    agrees(SUMS, STACKS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STACKS)
+def test_sums_over_each_batch(name, bulk):
+    agrees(SUMS, STACKS[name])
+
+
+def test_sums_over_a_batch_of_entries_stay_implicit():
+    for name in ("diagonal", "triangular", "identity"):
+        total = implicit(lambda v: v.sum(0))(STACKS[name])
+        assert isinstance(total, (Diagonal, Triangular))
+
+
+# --- what leaves an outer vmap ----------------------------------------------------------
+
+ELEMENT = {
+    "scaled": lambda v: v * 2.0,
+    "transposed": lambda v: -v.T,
+    "product": lambda v: v @ X,
+    "sum": lambda v: v.sum(),
+    "sums": lambda v: v.sum(0),
+    "plus": lambda v: v + 1.0,
+    "row": lambda v: v[0],
+    "reshaped": lambda v: v.reshape(-1),
+}
+WHOLE = {
+    "sum": lambda v: v.sum(0),
+    "negative": lambda v: -v,
+    "transposed": lambda v: v.mT,
+    "moved": lambda v: v.transpose(1, 0, 2),
+    "times a number": lambda v: v * 2.0,
+    "over a number": lambda v: v / 2.0,
+    "times one each": lambda v: v * jnp.arange(2.0)[:, None, None],
+    "product": lambda v: v @ X,
+    "product of two": lambda v: v @ v,
+    "sum of two": lambda v: v + v,
+    "plus": lambda v: v + 1.0,
+    "first": lambda v: v[0],
+    "rows": lambda v: v[:, 0],
+    "reshaped": lambda v: v.reshape(2 * N, N),
+    "maximum": lambda v: v.max(0),
+    "chosen": lambda v: jnp.where(v > 0.5, v, 0.0),
+    "again": lambda v: jax.vmap(lambda w: w @ X)(v),
+    "scan": lambda v: lax.scan(lambda c, w: (c @ w, w.T), X, v),
+    "carry": lambda v: lax.scan(lambda c, _: (-c, c @ X), v, STEPS),
+    "cond": lambda v: lax.cond(X[0] > 0, lambda: v, lambda: v * 2.0),
+    "joined": lambda v: jnp.concatenate([v, v]),
+}
+
+
+def element(value):
+    """A function from a number to a value like this one, with all its leaves multiplied."""
+    leaves, treedef = jax.tree.flatten(value)
+
+    def of(number):
+        return treedef.unflatten(
+            [
+                leaf * number.astype(leaf.dtype)
+                if jnp.issubdtype(leaf.dtype, jnp.inexact)
+                else leaf
+                for leaf in leaves
+            ]
+        )
+
+    return of
+
+
+def batch_of(value):
+    """A batch that has left an outer vmap, and the array that it has to be."""
+    each, numbers = element(value), jnp.array([1.0, 2.0])
+    want = jnp.stack([jaxrewrite.materialise(each(number)) for number in numbers])
+    return jax.vmap(each)(numbers), want
+
+
+def check_batch(value):
+    batch, want = batch_of(value)
+    agrees(WHOLE, batch, want)
+
+    def everything(v):
+        return {name: program(v) for name, program in ELEMENT.items()}
+
+    got = jax.jit(lambda v: jaxrewrite.materialise(jax.vmap(transform(everything))(v)))
+    same(got(batch), jax.vmap(everything)(want), 1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_batch_is_what_its_elements_are(name, bulk):
+    """Once, and twice: each leaf has the batch axes in front."""
+    value = case(name)
+    batch, want = batch_of(value)
+    assert batch.shape == want.shape
+    same(jaxrewrite.materialise(batch), want, 1e-5)
+    each, numbers = element(value), jnp.array([[1.0, 2.0], [2.0, 1.0]])
+    twice = jax.vmap(jax.vmap(each))(numbers)
+    assert twice.shape == (2, *want.shape)
+    same(jaxrewrite.materialise(twice), jnp.stack([want, want[::-1]]), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["scaled", "zero", "constant", "constant_known"])
+def test_rules_respect_batch_axes(name, bulk):
+    check_batch(case(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_rules_of_each_type_respect_batch_axes(name, bulk):
+    check_batch(case(name))
+
+
+def test_the_defect_that_was():
+    scaled = jax.vmap(lambda x: Scaled(jnp.ones(2), x))(jnp.array([1.0, 10.0]))
+    same(jaxrewrite.materialise(scaled), jnp.array([[1.0, 1], [10, 10]]), 0)
+    doubled = jax.vmap(transform(lambda v: v * 2))(scaled)
+    same(jaxrewrite.materialise(doubled), jnp.array([[2.0, 2], [20, 20]]), 0)
+
+
+def test_annotations_of_a_batch():
+    named = jax.vmap(transform(lambda v: v * 2))(Named(uniform(2, N), ("b", "f")))
+    assert named.shape == (2, N)
+    assert named.axis("f") == 1
+    assert implicit(lambda v: v.sum(0))(named).names == ("f",)
+    metres = jax.vmap(transform(lambda v: v * v))(Unitful(uniform(2, N), "m"))
+    assert str(metres.units) == "m^2"
+    assert metres.shape == (2, N)
+    masked = jax.vmap(transform(jnp.sum))(Masked(jnp.ones((2, N)), jnp.eye(2, N) > 0))
+    same(masked.filled(0), jnp.array([2.0, 2]), 0)
+    bounds = jax.vmap(transform(jnp.sum))(Interval(jnp.zeros((2, N)), jnp.ones((2, N))))
+    same(bounds.upper, jnp.array([3.0, 3]), 0)
+    keys = Threefry.of(jax.random.split(jax.random.key(0), 2))
+    assert jax.vmap(transform(jax.random.split))(keys).shape == (2, 2)
+
+
+def test_stacks_of_stacks_under_vmap():
+    def layers(scale):
+        return jaxrewrite.stack([Scaled(X * i, scale) for i in range(3)])
+
+    scales = jnp.array([1.0, 2.0])
+    want = jnp.stack([jaxrewrite.materialise(layers(s)) for s in scales])
+    whole = jax.vmap(layers)(scales)
+    assert whole.shape == (2, 3, N)
+    same(jaxrewrite.materialise(whole), want, 1e-6)
+    run = lambda v: lax.scan(lambda c, w: (c + w, w), jnp.zeros(N), v)
+    same(jaxrewrite.materialise(jax.vmap(transform(run))(whole)), jax.vmap(run)(want), 1e-6)
+    over = lambda v: lax.map(lambda w: w.sum(0), v)
+    same(jaxrewrite.materialise(transform(over)(whole)), over(want), 1e-6)
+    # Inside of a vmap over the layers it is one of them.
+    one = jax.vmap(transform(lambda w: w * 2))(layers(2.0))
+    same(jaxrewrite.materialise(one), 2 * jaxrewrite.materialise(layers(2.0)), 1e-6)
+
+
+def test_batch_axes_elsewhere_are_errors():
+    x = jnp.ones((2, N))
+    elsewhere = functools.partial(jax.vmap, out_axes=1)
+    with pytest.raises(ValueError, match="out_axes=0"):
+        jaxrewrite.materialise(elsewhere(lambda x: Zero((N,)))(x))
+    with pytest.raises(ValueError, match="out_axes=0"):
+        jaxrewrite.materialise(elsewhere(lambda x: Identity(N))(x))
+    for made in (lambda x: Scaled(x, x[0]), lambda x: Constant(x[0], (N,))):
+        with pytest.raises(ValueError, match="out of bounds"):
+            elsewhere(made)(x)
+    for jacobian in (jax.jacfwd, jax.jacrev):
+        with pytest.raises(ValueError, match="jacfwd"):
+            jacobian(lambda x: Zero((2,)))(X).aval()
+    with pytest.raises(ValueError, match="in_axes=None"):
+        jax.vmap(transform(lambda v: v + 1))(Zero((2, N)))
+    with pytest.raises(ValueError, match="in_axes"):
+        axes = jax.tree.map(lambda leaf: None if leaf.ndim == 1 else 0, STACK)
+        jax.vmap(transform(lambda v: v + 1), in_axes=(axes,))(STACK)
+
+
+STACK = jaxrewrite.stack([Scaled(X, jnp.float32(i)) for i in range(2)])
+
+
+# --- values without numbers ---------------------------------------------------------------
+
+
+class Counting(jaxrewrite.ArrayValue):
+    """0, 1, 2 ...: a type of a user's with no leaf at all."""
+
+    n: int = jaxrewrite.field(static=True)
+
+    def materialise(self):
+        return jnp.arange(self.n, dtype=jnp.float32)
+
+
+def test_values_without_leaves_leave_vmap_dense():
+    both = transform(lambda v, x: (v, Product((Diagonal(x), Diagonal(v)))))
+    v, x = Counting(N), jnp.arange(6.0).reshape(2, N)
+    got = jax.vmap(both, in_axes=(None, 0))(v, x)
+    want = jax.vmap(lambda x: (v.materialise(), jnp.diag(x * v.materialise())))
+    same(jaxrewrite.materialise(got), want(x), 0)
+    assert isinstance(got[1], Product)
+    # Where there is no batch, nothing is done to them.
+    assert isinstance(both(v, x[0])[0], Counting)
+    assert isinstance(jax.jit(both)(v, x[0])[0], Counting)
+
+
+def test_zeros_in_pytrees():
+    params = {"z": Zero((N,)), "a": X, "i": Identity(N), "k": Constant(Known(2.0), (N,))}
+    total = lambda p: ((p["z"] + p["i"] @ p["a"] * p["k"]) ** 2).sum()
+    gradient = jax.jit(jax.grad(transform(total)))(params)
+    same(gradient["a"], 8 * X, 1e-5)
+    assert isinstance(gradient["z"], Zero)
+    optimiser = optax.adam(0.1)
+    updates, _ = optimiser.update(gradient, optimiser.init(params), params)
+    assert optax.apply_updates(params, updates)["z"].shape == (N,)
+    assert (
+        repr(params["z"]) == "Zero<f32[3], 0 B>(of_shape=(3,), of_dtype=dtype('float32'))"
+    )
+    assert params["z"].nbytes == params["i"].nbytes == 0
+    for v in (Zero((2, N)), Identity(N, of_batch=(2,)), Known(2.0)):
+        copied = jax.tree.map(lambda x: x, v)
+        assert (copied.shape, copied.dtype) == (v.shape, v.dtype)
+
+
+# --- values in values, in loops -------------------------------------------------------------
+
+LOOPS = {
+    "const": lambda v: lax.scan(lambda c, s: (c @ v, s @ v), X, STEPS),
+    "ys": lambda v: lax.scan(lambda c, s: (c + 1, v * 2), X, STEPS)[1],
+    "ys summed": lambda v: lax.scan(lambda c, s: (c + 1, v), X, STEPS)[1].sum(0),
+    "carry": lambda v: lax.scan(lambda c, s: (c.T * 0.5, c @ X), v, STEPS),
+    "carry grows dense": lambda v: lax.scan(lambda c, s: (c + s, None), v, STEPS)[0],
+    "fori": lambda v: lax.fori_loop(0, 2, lambda i, c: -c, v),
+    "while": lambda v: lax.while_loop(
+        lambda c: c[0] < 2, lambda c: (c[0] + 1, c[1] * 2), (0, v)
+    ),
+    "map": lambda v: lax.map(lambda s: s @ v, STEPS),
+    "rows": lambda v: lax.scan(lambda c, row: (c + row, row @ X), X, v),
+    "stack": lambda v: lax.scan(lambda c, w: (c @ w, w.sum()), X, jnp.stack([v, v])),
+    "stack times": lambda v: jnp.stack([v, v]) @ X,
+    "vmap": lambda v: jax.vmap(lambda s: s @ v)(STEPS),
+    "cond": lambda v: lax.cond(X[0] > 0.1, lambda: v, lambda: v * 2.0),
+    "cond of two": lambda v: lax.cond(X[0] > 0.1, lambda: v, lambda: STEPS[0]),
+    "moved": lambda v: jnp.broadcast_to(v, (2, 1, N, N)).transpose(1, 0, 3, 2)[0, 1],
+}
+
+INNER = {
+    **{name: case(name) for name in CASES if "of Tagged" not in name},
+    "scaled zero": Scaled(Zero((N, N)), jnp.float32(2)),
+    "plain": Unitful(uniform(N, N), ""),
+    "batched": jaxrewrite.stack([Scaled(X, jnp.float32(i + 1)) for i in range(N)]),
+}
+
+OUTER = {
+    "Tagged": lambda v: Tagged(v, "tag"),
+    "Named": lambda v: Named(v, ("rows", None)),
+    "Unitful": lambda v: Unitful(v, ""),
+    "Scaled": lambda v: Scaled(v, jnp.float32(2)),
+    "Sum": lambda v: Sum((v, Diagonal(X))),
+    "Product": lambda v: Product((v, STEPS[0])),
+    "Product, last": lambda v: Product((Diagonal(X), v)),
+    "Kronecker": lambda v: Kronecker(v, jnp.ones((1, 1))),
+    "Lora": lambda v: Lora(v, uniform(N, 1), uniform(1, N), frozen=False),
+    "Lora, a": lambda v: Lora(STEPS[0], v, STEPS[1], frozen=False),
+    "LowRank": lambda v: LowRank(v, STEPS[0]),
+    "Triangular": Triangular,
+    "Diagonal": lambda v: Diagonal(transform(lambda v: v[0])(v)),
+    "Constant": lambda v: Constant(transform(lambda v: v[0, 0])(v), (N, N)),
+}
+
+SAMPLE = [
+    ("Tagged", "scaled"),
+    ("Named", "quantised"),
+    ("Product", "zero"),
+    ("Product", "scaled"),
+    ("Constant", "quantised"),
+    ("Scaled", "batched"),
+]
+
+
+def check_nested(outer, inner):
+    agrees(LOOPS, OUTER[outer](INNER[inner]), tolerance=1e-3)
+
+
+@pytest.mark.parametrize(("outer", "inner"), SAMPLE)
+def test_values_in_values_in_loops(outer, inner, bulk):
+    check_nested(outer, inner)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("outer", OUTER)
+@pytest.mark.parametrize("inner", INNER)
+def test_each_value_in_each_other_in_loops(outer, inner, bulk):
+    if "Named" in outer and "Named" in inner:
+        pytest.skip("names of the one and of the other may differ")
+    check_nested(outer, inner)
+
+
+def test_annotations_stay_in_loops():
+    v = Tagged(Scaled(uniform(N, N), jnp.float32(2)), "tag")
+    carry, ys = implicit(lambda v: lax.scan(lambda c, _: (c.T, c), v, None, 2))(v)
+    assert isinstance(carry, Tagged)
+    assert isinstance(ys, Tagged)
+    assert ys.shape == (2, N, N)
+    named = Named(Quantised.quantise(uniform(2, N)), ("layer", "in"))
+    rows = implicit(lambda v: lax.map(lambda row: -row, v))(named)
+    assert rows.names == (None, "in")
+
+
+# --- loops over stacks that share something ------------------------------------------------
+
+W = uniform(4, 8, 8)
+SHARING = {
+    "one scale": Quantised.quantise(W),
+    "a scale for two layers": Quantised.quantise(W, block=(2, None, None)),
+    "nf4": NF4.quantise(W, block=(1, 8, 1)),
+    "lora": Lora(Quantised.quantise(W), uniform(4, 8, 1), uniform(4, 1, 8)),
+    "lora on one weight": Lora(W[0], uniform(4, 8, 1), uniform(4, 1, 8)),
+    "scaled": Scaled(W, jnp.float32(2)),
+    "scaled, quantised": Scaled(Quantised.quantise(W), jnp.float32(2)),
+    "constant": Constant(jnp.float32(0.5), W.shape),
+    "sum": Sum((W, Diagonal(uniform(4, 8)))),
+    "named": Named(Quantised.quantise(W), ("layer", "in", None)),
+    "tagged": Tagged(Scaled(W, jnp.float32(2)), "tag"),
+    "identity": Identity(8, of_batch=(4,)),
+}
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_a_loop_over_what_layers_share(name):
+    def run(x, ws):
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, ws)[0].sum()
+
+    x, v = uniform(8), SHARING[name]
+    of_x = lambda x: jaxrewrite.materialise(implicit(run)(x, v))
+    got = jax.value_and_grad(of_x)(x)
+    same(got, jax.value_and_grad(run)(x, jaxrewrite.materialise(v)), 1e-4)
+
+
+def test_a_loop_over_quantised_layers_holds_one_dense_layer():
+    w = quantised = values.quantise(jnp.ones((16, 32, 32)), lambda *_: True)
+    run = lambda x, ws: lax.scan(lambda x, w: (x @ w, None), x, ws)[0]
+    compiled = jax.jit(implicit(run)).lower(jnp.ones(32), quantised).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < w.size * 4 / 2
+
+
+def test_a_type_says_how_it_is_sliced():
+    class Shared(jaxrewrite.ArrayValue):
+        x: jax.Array
+        shift: jax.Array
+
+        def materialise(self):
+            return self.x + self.shift
+
+        def sliceable(self):
+            return Shared(self.x, jnp.broadcast_to(self.shift, self.x.shape[:1]))
+
+        def unstacked(self):
+            return self
+
+    v = Shared(uniform(2, N), jnp.float32(1))
+    got = implicit(lambda v: lax.map(lambda row: row, v))(v)
+    same(jaxrewrite.materialise(got), v.materialise(), 1e-6)
+
+
+def test_loras_of_full_rank_are_added():
+    v = case("lora")
+    agrees({"add": lambda v: v + v, "sub": lambda v: v - 2 * v}, v)

@@ -1,0 +1,487 @@
+"""What acts entry by entry on the ready types: size-1 axes, numbers that fill, zeros, casts.
+
+Zeros that no leaf holds make what those of the dense array make, infinities and what is no
+number included; but for products, unless these are asked to be strict.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from oracle import make, materialised, same
+from reference import CASES
+
+import jaxrewrite
+from jaxrewrite.values import (
+    Constant,
+    Diagonal,
+    Identity,
+    Kronecker,
+    LowRank,
+    NMSparse,
+    OneHot,
+    Permutation,
+    Product,
+    Scaled,
+    Sparse,
+    Sum,
+    Toeplitz,
+    Zero,
+    strict_zeros,
+)
+
+
+# Named arrays refuse, by design, programs that align their axes otherwise.
+TYPES = [name for name in CASES if "Named" not in name]
+
+
+def some(*quick):
+    """All types, of which the others are left to the long run."""
+    return pytest.mark.parametrize(
+        "name",
+        [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in TYPES],
+    )
+
+
+def check(programs, *operands):
+    """Each program gives on values what it gives on dense arrays."""
+    run = lambda *xs: {name: fn(*xs) for name, fn in programs.items()}
+    dense = jax.jit(jaxrewrite.materialise)(operands)
+    same(jax.jit(materialised(run))(*operands), jax.jit(run)(*dense), 1e-4)
+
+
+def bind(name, *operands):
+    return getattr(lax, f"{name}_p").bind(*operands)
+
+
+# --- axes of size 1 -------------------------------------------------------------------
+
+FUNCTIONS = ("add", "sub", "mul", "div", "max", "atan2", "gt", "ne")
+
+
+def both_ways(names, other):
+    """Programs of a value and of what ``other`` picks from the operands beside it."""
+    programs = {}
+    for name in names:
+        programs[name] = lambda v, xs, name=name: bind(name, v, other(xs))
+        programs[f"{name}, reversed"] = lambda v, xs, name=name: bind(name, other(xs), v)
+    return programs
+
+
+@some("sparse", "low_rank")
+def test_values_with_axes_of_size_one(name, bulk):
+    full = make(name)
+    shape = full.shape
+    sizes = [(shape[0], 1), (1, shape[1]), (1, 1)]
+    small = [make(name, shape=s, seed=1) for s in sizes if not CASES[name].square]
+    small += [jnp.linspace(1, 2, s[0] * s[1]).reshape(s) for s in sizes]
+    programs = {}
+    for i in range(len(small)):
+        for kind, fn in both_ways(FUNCTIONS, lambda xs, i=i: xs[i]).items():
+            programs[f"{kind} {i}"] = fn
+    check(programs, full, small)
+    check(
+        {"outer": lambda v, xs: xs[0] * xs[1], "sum": lambda v, xs: xs[1] - xs[0]},
+        full,
+        small,
+    )
+    grown = {
+        f"grown {i}": lambda xs, v, i=i: jnp.maximum(xs[i], v) for i in range(len(small))
+    }
+    check(grown, small, jnp.linspace(-1, 1, shape[0] * shape[1]).reshape(shape))
+
+
+@some("sparse", "one_hot", "diagonal")
+def test_a_value_and_a_stack(name, bulk):
+    v, w = make(name), make(name, seed=1)
+    programs = {
+        fn: lambda v, w, fn=fn: bind(fn, v[None], jnp.stack([v, w])) for fn in FUNCTIONS
+    }
+    programs |= {
+        f"{fn}, reversed": lambda v, w, fn=fn: bind(fn, jnp.stack([v, w]), v[None])
+        for fn in FUNCTIONS
+    }
+    programs["each with each"] = lambda v, w: jnp.maximum(v[:, None], w[None])
+    check(programs, v, w)
+
+
+def test_the_column_that_was_a_row():
+    s = Sparse.from_dense(jnp.eye(3) + jnp.eye(3, k=1))
+    t = Sparse.from_dense(jnp.array([[1.0], [2.0], [3.0]]))
+    got = jaxrewrite.transform(lambda s, t: s * t, materialise="forbid")(s, t)
+    np.testing.assert_array_equal(got.materialise(), [[1, 1, 0], [0, 2, 2], [0, 0, 3]])
+
+
+# --- what gathers, and others, fill in ------------------------------------------------------
+
+
+def gathers():
+    programs = {}
+    for fill in (None, 0.0, 9.0, jnp.nan):
+        programs |= {
+            f"rows {fill}": lambda v, i, f=fill: v.at[i].get(mode="fill", fill_value=f),
+            f"columns {fill}": lambda v, i, f=fill: v.at[:, i].get(
+                mode="fill", fill_value=f
+            ),
+            f"pairs {fill}": lambda v, i, f=fill: v.at[i, i].get(mode="fill", fill_value=f),
+        }
+    for mode in ("clip", "wrap"):
+        programs[mode] = lambda v, i, mode=mode: jnp.take(v, i, axis=0, mode=mode)
+    return programs
+
+
+@some("scaled", "sum", "low_rank")
+def test_gathers(name, bulk):
+    check(gathers(), make(name), jnp.array([0, 7, -1, 2, -9]))
+
+
+def test_nothing_of_rank_zero_is_filled_in():
+    v = LowRank(jnp.zeros((3, 0)), jnp.zeros((0, 3)))
+    check(gathers() | {"div": lambda v, i: v / 0.0}, v, jnp.array([0, 7]))
+
+
+@some("scaled_diagonal", "sum", "zero")
+def test_what_has_a_number_of_its_own(name, bulk):
+    x = make(name)
+    y = jnp.linspace(-1, 1, x.size).reshape(x.shape)
+    programs = {
+        "pad": lambda v, y: lax.pad(v, jnp.float32(9), [(1, 0, 1), (-1, 2, 0)]),
+        "padded with": lambda v, y: lax.pad(y, v[0, 0], [(1, 0, 1), (-1, 2, 0)]),
+        "where": lambda v, y: jnp.where(y > 0, v, 9.0),
+        "where not": lambda v, y: jnp.where(y > 0, 9.0, v),
+        "where one": lambda v, y: jnp.where(y[0, 0] > 0, 9.0, v),
+        "set": lambda v, y: v.at[jnp.array([0, 9])].set(2.0, mode="drop"),
+        "add": lambda v, y: v.at[1].add(2.0),
+        "update": lambda v, y: lax.dynamic_update_slice(
+            v, y[:1, :2], (jnp.argmax(y[:, 0]), 1)
+        ),
+        "reduce": lambda v, y: lax.reduce(v, np.float32(3), lax.add, (0,)),
+        "windows": lambda v, y: lax.reduce_window(v, 1.0, lax.add, (2, 2), (1, 1), "SAME"),
+        "initial": lambda v, y: jnp.max(v, axis=0, initial=0.6),
+        "prepended": lambda v, y: jnp.diff(v, axis=0, prepend=3.0),
+        "clip": lambda v, y: jnp.clip(v, 0.3, 0.6),
+        "cumprod": lambda v, y: jnp.cumprod(v, axis=0),
+        "logsumexp": lambda v, y: lax.cumlogsumexp(v, axis=1, reverse=True),
+        "cummax": lambda v, y: lax.cummax(v, axis=0),
+    }
+    check(programs, x, y)
+
+
+# --- zeros ----------------------------------------------------------------------------
+
+UNARY = {
+    **{
+        name: getattr(lax, name)
+        for name in (
+            *(
+                "log",
+                "sqrt",
+                "rsqrt",
+                "sign",
+                "exp",
+                "logistic",
+                "is_finite",
+                "cos",
+                "tanh",
+            ),
+            *("log1p", "floor", "erf_inv", "lgamma", "abs", "acos"),
+        )
+    },
+    **{f"to the {y}": lambda v, y=y: lax.integer_pow(v, y) for y in (-1, 0, 1, 2)},
+    "reciprocal": lambda v: 1 / v,
+    "nan_to_num": jnp.nan_to_num,
+    "prod": lambda v: jnp.prod(v, axis=1),
+    "max": lambda v: jnp.max(v, axis=0),
+    "min": lambda v: jnp.min(v),
+    "argmax": lambda v: jnp.argmax(v, axis=1),
+    "sort": lambda v: jnp.sort(v, axis=0),
+    "cumsum": lambda v: jnp.cumsum(v, axis=1),
+    "any": lambda v: (v > 0).any(axis=0),
+}
+
+
+@some("diagonal", "sparse", "zero")
+def test_functions_of_zeros(name, bulk):
+    check(UNARY, make(name))
+
+
+NUMBERS = (0.0, 2.0, -1.0, np.inf, np.nan)
+OF_TWO = ("add", "sub", "div", "max", "min", "pow", "atan2", "rem", "nextafter", "eq", "lt")
+
+
+def with_numbers():
+    """With numbers of the program, and with ones that are known only when it is run."""
+    programs = {}
+    for i, number in enumerate(map(np.float32, NUMBERS)):
+        for name in (*OF_TWO, *(["mul"] if np.isfinite(number) else [])):
+            programs |= {
+                f"{name} {number}": lambda v, xs, name=name, c=number: bind(name, v, c),
+                f"{number} {name}": lambda v, xs, name=name, c=number: bind(name, c, v),
+                f"{name} run time {number}": lambda v, xs, name=name, i=i: bind(
+                    name, v, xs[i]
+                ),
+                f"run time {number} {name}": lambda v, xs, name=name, i=i: bind(
+                    name, xs[i], v
+                ),
+            }
+    return programs
+
+
+@some("diagonal", "one_hot", "zero")
+def test_zeros_and_numbers(name, bulk):
+    check(with_numbers(), make(name), [jnp.float32(number) for number in NUMBERS])
+
+
+@some("diagonal", "permutation", "sum")
+def test_zeros_and_arrays(name, bulk):
+    v = make(name)
+    numbers = np.array([1.5, 0.0, np.nan, -2.0, np.inf, 0.25, -0.0, 3.0, -np.inf])
+    n, m = v.shape
+    xs = [
+        jnp.asarray(np.resize(numbers, shape), jnp.float32)
+        for shape in [(n, m), (n, 1), (1, m), (1, 1)]
+    ]
+    programs = {}
+    for i in range(4):
+        for kind, fn in both_ways(OF_TWO, lambda xs, i=i: xs[i]).items():
+            programs[f"{kind} {i}"] = fn
+    check(programs, v, xs)
+
+
+NAN, INF = jnp.nan, jnp.inf
+
+SPECIAL = {
+    "diagonal": Diagonal(jnp.array([NAN, INF, 0.0, -2.0])),
+    "scaled": Scaled(Diagonal(jnp.array([1.0, 0.0, -2.0])), jnp.float32(INF)),
+    "sparse": Sparse.from_dense(jnp.array([[NAN, 0.0, 1.0], [0.0, -INF, 0.0]])),
+    "toeplitz": Toeplitz(jnp.array([INF, 0.0, 1.0]), jnp.array([INF, NAN, -1.0])),
+    "kronecker": Kronecker(jnp.array([[INF, 0.0]]), jnp.array([[0.0], [1.0], [-2.0]])),
+    "constant": Constant(jnp.float32(INF), (2, 3)),
+    "sum": Sum((Diagonal(jnp.array([INF, 1.0])), jnp.array([[-INF, 0.0], [NAN, 1.0]]))),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n == "scaled" else pytest.param(n, marks=pytest.mark.slow) for n in SPECIAL],
+)
+def test_leaves_that_are_no_numbers(name, bulk):
+    v = SPECIAL[name]
+    # A sum of a number times an array is that of the array, first.
+    is_scaled = isinstance(v, Scaled)
+    check({k: fn for k, fn in UNARY.items() if not (is_scaled and k == "cumsum")}, v)
+    check(with_numbers(), v, [jnp.float32(number) for number in NUMBERS])
+    check({"max": jnp.maximum, "min": jnp.minimum, "eq": jnp.equal}, v, -v)
+
+
+def test_sums_over_nothing_are_zero():
+    v = Constant(jnp.float32(jnp.inf), (0, 3))
+    x = jnp.ones((2, 0))
+    programs = {
+        "sum": lambda v, x: v.sum(0),
+        "product": lambda v, x: x @ v,
+        "with itself": lambda v, x: v.T @ v,
+    }
+    check(programs, v, x)
+
+
+# Programs for which a matrix with zeros is one still.
+KEPT = {
+    "div": lambda v: v / 2.0,
+    "div at run time": lambda v: v / jnp.float32(3).sum(),
+    "relu": jax.nn.relu,
+    "maximum": lambda v: jnp.maximum(v, 0),
+    "minimum": lambda v: jnp.minimum(0.0, v),
+    "power": lambda v: v**2.5,
+    "positive": lambda v: v > 0,
+    "different": lambda v: v != 0,
+    "is one": lambda v: v == 1,
+    "remainder": lambda v: lax.rem(v, 2.0),
+    "add nothing": lambda v: v + 0.0,
+    "angle": lambda v: jnp.arctan2(v, 1.0),
+    "there and back": lambda v: v.astype(int).astype(float),
+    "boolean": lambda v: v.astype(bool),
+}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Diagonal(jnp.array([1.0, -2.0, 0.0])),
+        Sparse.from_dense(jnp.array([[1.0, 0.0], [-0.5, 0.0]])),
+        pytest.param(OneHot(jnp.array([1, 0]), 3), marks=pytest.mark.slow),
+        pytest.param(NMSparse.prune(jnp.ones((4, 3)), 1, 2), marks=pytest.mark.slow),
+        pytest.param(Zero((2, 3)), marks=pytest.mark.slow),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_what_leaves_zeros_alone_stays_implicit(value, bulk):
+    run = lambda v: {name: fn(v) for name, fn in KEPT.items()}
+    got = jaxrewrite.transform(run, materialise="forbid")(value)
+    assert all(
+        isinstance(x, jaxrewrite.Value)
+        for x in jax.tree.leaves(got, is_leaf=lambda x: isinstance(x, jaxrewrite.Value))
+    )
+    check(KEPT, value)
+
+
+def test_a_division_by_a_number_at_run_time_is_implicit_and_differentiable():
+    v, x = Diagonal(jnp.array([1.0, 2.0])), jnp.array([1.0, 3.0])
+    implicit = jaxrewrite.transform(lambda v, s: (v / s) @ x, materialise="forbid")
+    mean = lambda v, s: jaxrewrite.materialise(implicit(v, s))
+    np.testing.assert_allclose(mean(v, jnp.float32(4)), [0.25, 1.5])
+    gradient = jax.grad(lambda s: mean(v, s).sum())(jnp.float32(4))
+    np.testing.assert_allclose(gradient, -7 / 16, rtol=1e-6)
+
+
+def test_a_division_in_a_loop_and_in_a_branch_is_implicit():
+    v = Diagonal(jnp.array([1.0, 2.0]))
+    loop = lambda v, s: lax.fori_loop(0, 3, lambda i, v: v / s, v)
+    branch = lambda v, s: lax.cond(s > 0, lambda: v / s, lambda: v)
+    run = lambda v, s: {"loop": loop(v, s), "branch": branch(v, s)}
+    got = jaxrewrite.transform(run, materialise="forbid")(v, jnp.float32(2))
+    assert isinstance(got["loop"], Scaled) and isinstance(got["branch"], Scaled)
+    same(jaxrewrite.materialise(got), run(v.materialise(), jnp.float32(2)), 1e-6)
+
+
+def test_what_is_known_is_found_on_a_mesh():
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec()
+    body = lambda v, x: jnp.maximum(v, 0) @ x + jnp.sin(v) @ x
+    fn = jax.shard_map(body, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    v, x = Diagonal(jnp.array([1.0, -2.0])), jnp.ones(2)
+    got = jaxrewrite.transform(fn, materialise="forbid")(v, x)
+    np.testing.assert_allclose(got, body(v.materialise(), x), rtol=1e-6)
+
+
+def test_a_batch_of_divisions():
+    divide = jaxrewrite.transform(lambda d, s: Diagonal(d) / s)
+    v = jax.vmap(divide)(jnp.ones((2, 2)), jnp.array([0.0, 2.0]))
+    programs = {"itself": lambda v: v, "transpose": lambda v: v.mT, "sin": jnp.sin}
+    check(programs, v)
+
+
+# --- products that are strict with zeros --------------------------------------------------------
+
+STRICT = {
+    "diagonal": Diagonal(jnp.arange(1.0, 4.0)),
+    "zero": Zero((3, 3)),
+    "identity": Identity(3),
+    "permutation": Permutation(jnp.array([1, 2, 0])),
+    "product": Product((Diagonal(jnp.arange(1.0, 4.0)), jnp.ones((3, 3)))),
+    "sum": Sum((Diagonal(jnp.ones(3)), LowRank(jnp.ones((3, 1)), jnp.ones((1, 3))))),
+    "scaled": Scaled(Identity(3), jnp.float32(2)),
+}
+
+
+def test_strict_zeros(bulk):
+    run = lambda vs, x, s: {
+        name: [v @ x, x @ v, v * x, x[:, None] * v, v * s, v @ v, jnp.sin(v * s)]
+        for name, v in vs.items()
+    }
+    strict = jaxrewrite.transform(run, rules=strict_zeros, materialise="allow")
+    operands = STRICT, jnp.array([1.0, jnp.inf, jnp.nan]), jnp.float32(jnp.inf)
+    got = jax.jit(lambda *xs: jaxrewrite.materialise(strict(*xs)))(*operands)
+    same(got, jax.jit(run)(*jaxrewrite.materialise(operands)), 1e-5)
+
+
+def test_strict_zeros_and_others_are_two_programs():
+    fn = lambda v, x: v @ x
+    v, x = Diagonal(jnp.ones(2)), jnp.array([1.0, jnp.inf])
+    strict = jaxrewrite.transform(fn, rules=strict_zeros, materialise="allow")
+    for _ in range(2):
+        np.testing.assert_array_equal(jaxrewrite.transform(fn)(v, x), [1, jnp.inf])
+        np.testing.assert_array_equal(strict(v, x), [jnp.nan, jnp.inf])
+    with pytest.raises(jaxrewrite.MaterialisationError, match="dot_general"):
+        jaxrewrite.transform(fn, rules=strict_zeros, materialise="forbid")(v, x)
+
+
+# --- dtypes -----------------------------------------------------------------------------
+
+DTYPES = ("bool", "int8", "int32", "float16", "bfloat16", "float32", "complex64")
+
+
+def casts():
+    programs = {}
+    for a in DTYPES:
+        cast = lambda v, a=a: lax.convert_element_type(v, a)
+        programs[a] = lambda v, w, cast=cast: cast(v)
+        for b in DTYPES:
+            if a != "complex64":
+                programs[f"{a} {b}"] = lambda v, w, b=b, cast=cast: cast(v).astype(b)
+            programs[f"{a} @ {b}"] = lambda v, w, b=b, cast=cast: cast(v) @ w.astype(b)
+            programs[f"{b} @ {a}"] = lambda v, w, b=b, cast=cast: w.astype(b) @ cast(v).T
+        programs |= {
+            f"{a} * 2": lambda v, w, cast=cast: cast(v) * 2,
+            f"{a} squared": lambda v, w, cast=cast: cast(v) * cast(v),
+            f"{a} twice": lambda v, w, cast=cast: cast(v) + cast(v),
+            f"{a} sum": lambda v, w, cast=cast: cast(v).sum(0),
+            f"{a} any": lambda v, w, cast=cast: cast(v).any(1),
+            f"{a} cumsum": lambda v, w, cast=cast: jnp.cumsum(cast(v), 0),
+            f"{a} half": lambda v, w, cast=cast: cast(v) / 2,
+        }
+        if a != "bool":
+            programs[f"{a} add up"] = lambda v, w, cast=cast: lax.reduce_sum(cast(v), (0,))
+            programs[f"{a} wide"] = lambda v, w, cast=cast, a=a: lax.dot_general(
+                cast(v),
+                w.astype(a),
+                (((1,), (0,)), ((), ())),
+                preferred_element_type={"int8": "int32", "bfloat16": "float32"}.get(a, a),
+            )
+    return programs
+
+
+@some("diagonal", "low_rank", "constant")
+def test_casts(name, bulk):
+    v = make(name)
+    w = jnp.linspace(-3, 3, v.shape[1] ** 2).reshape(v.shape[1], v.shape[1])
+    run = lambda v, w: {k: fn(v, w) for k, fn in casts().items()}
+    dense = jax.jit(jaxrewrite.materialise)(v)
+    got, want = jax.jit(materialised(run))(v, w), jax.jit(run)(dense, w)
+    assert jax.tree.map(jnp.shape, got) == jax.tree.map(jnp.shape, want)
+    for key in want:
+        assert got[key].dtype == want[key].dtype, key
+        # Sixteen bits round as the order of operations has it.
+        g, e = (np.asarray(x[key]).astype(complex) for x in (got, want))
+        np.testing.assert_allclose(g, e, rtol=0.05, atol=0.05, err_msg=key)
+
+
+INTEGERS = {
+    "diagonal": lambda: Diagonal(jnp.array([100, -100, 7], jnp.int8)),
+    "toeplitz": lambda: Toeplitz(*jnp.array([[100, 3, 7], [100, 1, 2]], jnp.int8)),
+    "constant": lambda: Constant(jnp.int8(100), (3, 3)),
+    "sparse": lambda: Sparse.from_dense(jnp.diag(jnp.array([100, 0, 3], jnp.int8))),
+    "product": lambda: Product((Diagonal(jnp.array([100, 2, 7], jnp.int8)),) * 2),
+    "low rank": lambda: LowRank(
+        jnp.array([[100], [2], [3]], jnp.int8), jnp.array([[3, 1, 0]], jnp.int8)
+    ),
+    "sum": lambda: Sum((Diagonal(jnp.ones(3, jnp.int8)), jnp.ones((3, 3), jnp.int8))),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_small_integers(name, bulk):
+    v = INTEGERS[name]()
+    x = jnp.array([[100, 3, 50], [1, 2, 3], [99, 98, 97]], jnp.int8)
+    product = lambda dtype: (
+        lambda v, x: lax.dot_general(
+            v, x, (((1,), (0,)), ((), ())), preferred_element_type=dtype
+        )
+    )
+    programs = {
+        "product": product(None),
+        "wide product": product(jnp.int32),
+        "floating product": product(jnp.float32),
+        "sum": lambda v, x: lax.reduce_sum(v, (0,)),
+        "all": lambda v, x: lax.reduce_sum(v, (0, 1)),
+        "float": lambda v, x: v.astype(jnp.float32),
+        "div": lambda v, x: lax.div(v, jnp.int8(2)),
+        "div at run time": lambda v, x: lax.div(v, x[1, 1]),
+        "rem": lambda v, x: lax.rem(v, jnp.int8(2)),
+        "and": lambda v, x: v & 3,
+        "shift": lambda v, x: v << 1,
+        "not": lambda v, x: ~v,
+        "mul": lambda v, x: v * x,
+    }
+    check(programs, v, x)

@@ -1,0 +1,87 @@
+"""Every ordered pair of ready value types, added, multiplied, and as a matrix product.
+
+Each stays implicit or becomes dense by the policy; types that are never dense refuse
+what means nothing. None is ambiguous.
+"""
+
+import operator
+import re
+
+import jax
+import numpy as np
+import pytest
+from oracle import same
+from reference import CASES
+
+import jaxrewrite
+
+
+OPERATORS = {"add": operator.add, "mul": operator.mul, "matmul": operator.matmul}
+
+
+def values(seed):
+    rng = np.random.default_rng(seed)
+    return {name: case.value(rng, "float32", (4, 4)) for name, case in CASES.items()}
+
+
+LEFT, RIGHT = values(0), values(1)
+
+
+def is_implicit(fn, *operands):
+    try:
+        jaxrewrite.make_jaxpr(fn, materialise="forbid")(*operands)
+    except jaxrewrite.MaterialisationError:
+        return False
+    return True
+
+
+# What types with names for their axes say of those that don't fit, by design.
+REFUSED = "aligns an axis named|gives two axes the same name"
+
+
+def names_fit(fn, *operands):
+    """Whether a pair has an answer. What is no refusal by design is an error."""
+    try:
+        jaxrewrite.make_jaxpr(fn, materialise="allow")(*operands)
+    except ValueError as error:
+        if not re.search(REFUSED, str(error)):
+            raise
+        return False
+    return True
+
+
+@pytest.mark.parametrize("left", CASES)
+def test_each_pair_has_an_answer(left, bulk):
+    """The shape and dtype of each answer are checked by the library itself."""
+    for right in CASES:
+        for fn in OPERATORS.values():
+            answered = names_fit(fn, LEFT[left], RIGHT[right])
+            assert answered or "Named" in left and "Named" in right
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("left", CASES)
+def test_each_answer_is_right(left, bulk):
+    def everything(v, ws):
+        return {
+            (name, right): fn(v, w)
+            for right, w in ws.items()
+            for name, fn in OPERATORS.items()
+            if not ("Named" in left and "Named" in right)  # those may be refused
+        }
+
+    implicit = jaxrewrite.transform(everything, materialise="allow")
+    got = jax.jit(lambda v, ws: jaxrewrite.materialise(implicit(v, ws)))(LEFT[left], RIGHT)
+    dense = jaxrewrite.materialise((LEFT[left], RIGHT))
+    same(got, jax.jit(everything)(*dense), 1e-4)
+
+
+# Types for whose pairs, two of one of these or one of each, sums and products stay implicit.
+CLOSED = ("zero", "scaled_diagonal", "diagonal", "identity", "product", "sum")
+
+
+@pytest.mark.parametrize("name", ["add", "matmul"])
+def test_structure_survives(name):
+    for left in CLOSED:
+        for right in CLOSED:
+            assert is_implicit(OPERATORS[name], LEFT[left], RIGHT[right]), (left, right)

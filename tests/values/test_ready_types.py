@@ -1,0 +1,205 @@
+"""Every ready value type, by the oracle: what a program gives on the dense array."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from functions import FUNCTIONS
+from oracle import everything, floating, make, materialised, programs, same
+from reference import CASES
+
+import jaxrewrite
+
+
+TOLERANCE = {"float32": 2e-4, "complex64": 2e-4, "bfloat16": 0.1, "float64": 1e-10}
+
+
+cases = pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if case.variant else name
+        for name, case in CASES.items()
+    ],
+)
+
+
+def check_forward(name, dtype, shape=(4, 6)):
+    value = make(name, dtype, shape)
+    dense = jax.jit(jaxrewrite.materialise)(value)
+    assert (dense.shape, dense.dtype) == (value.shape, value.dtype) and dense.ndim == 2
+    fn = everything(programs(dtype, dense.shape))
+    same(jax.jit(materialised(fn))(value), jax.jit(fn)(dense), TOLERANCE[dtype])
+
+
+@cases
+def test_forward(name, bulk):
+    check_forward(name, "float32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(n, d) for n, c in CASES.items() for d in c.dtypes if d != "float32"],
+)
+def test_dtypes(name, dtype, bulk):
+    with jax.enable_x64(dtype == "float64"):
+        check_forward(name, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        (name, shape)
+        for name, case in CASES.items()
+        for shape in [(1, 1), (1, 5), (5, 1), (6, 4), (0, 4), (4, 0)]
+        if case.empty or 0 not in shape
+    ],
+    ids=str,
+)
+def test_shapes(name, shape, bulk):
+    check_forward(name, "float32", shape)
+
+
+SMOOTH = [
+    *("neg", "sin", "tanh", "gelu", "integer_pow", "add", "radd", "mul", "mul scalar"),
+    *("mul self", "sub row", "div", "sum", "sum rows", "mean", "cumsum", "softmax"),
+    *("matmul", "rmatmul", "matmul transposed", "matmul self", "einsum", "outer"),
+    *("batched", "transpose", "reshape", "broadcast", "concatenate", "pad", "slice"),
+    *("gather", "jit", "scan", "cond", "remat", "vmap"),
+]
+
+
+def total(fns):
+    """A scalar that depends on every result."""
+
+    def scalar(x):
+        results = jax.tree.leaves(jaxrewrite.materialise(everything(fns)(x)))
+        return sum(jnp.sin(r).sum() for r in results)
+
+    return scalar
+
+
+def chosen(names):
+    return {name: FUNCTIONS[name] for name in names}
+
+
+# Types whose rules are of kinds of their own; the others are for the long run.
+DIFFERENTIATED = {
+    *("circulant", "diagonal", "kronecker_square", "lora", "low_rank", "nf4", "product"),
+    *("quantised affine blocks", "sparse", "sum", "tridiagonal"),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in DIFFERENTIATED else pytest.param(name, marks=pytest.mark.slow)
+        for name in CASES
+    ],
+)
+def test_gradient(name, bulk):
+    """With respect to the leaves, of forward-and-backward through each program."""
+    leaves, filled = floating(make(name))
+    if not leaves:
+        pytest.skip("no leaf has a derivative")
+    scalar = total(chosen(SMOOTH))
+    got = jax.jit(jax.grad(lambda xs: materialised(scalar)(filled(xs))))(leaves)
+    dense = lambda xs: scalar(jaxrewrite.materialise(filled(xs)))
+    same(got, jax.jit(jax.grad(dense))(leaves), 5e-4)
+
+
+SOME = [
+    *("sin", "add", "mul scalar", "sum rows", "matmul", "rmatmul", "transpose"),
+    *("reshape", "slice", "jit"),
+]
+
+
+@pytest.mark.slow
+@cases
+def test_tangents(name, bulk):
+    leaves, filled = floating(make(name))
+    fn = everything(chosen(SOME))
+    along = [jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for x in leaves]
+    got = jax.jvp(lambda xs: materialised(fn)(filled(xs)), (leaves,), (along,))
+    dense = lambda xs: fn(jaxrewrite.materialise(filled(xs)))
+    same(got, jax.jvp(dense, (leaves,), (along,)), 5e-4)
+
+
+@pytest.mark.slow
+@cases
+def test_batched(name, bulk):
+    """`jax.vmap` outside, over stacked leaves, and inside, over an operand beside it."""
+    values = [make(name, seed=seed) for seed in range(3)]
+    if not jax.tree.leaves(values):
+        pytest.skip("no leaves to stack")
+    if len({jax.tree.structure(v) for v in values}) > 1:
+        pytest.skip("its structure depends on the numbers")
+    fn = everything(chosen(SOME))
+    stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *values)
+    got = jax.jit(jax.vmap(materialised(fn)))(stacked)
+    dense = jnp.stack([jaxrewrite.materialise(v) for v in values])
+    same(got, jax.jit(jax.vmap(fn))(dense), 2e-4)
+
+    xs = jnp.linspace(0, 1, 5 * dense.shape[2]).reshape(5, -1)
+    inside = functools.partial(jax.vmap(lambda x, v: x @ v.T, (0, None)), xs)
+    same(jax.jit(materialised(inside))(values[0]), inside(dense[0]), 2e-4)
+
+
+@cases
+def test_modes_without_jit(name):
+    """Eagerly, under JAX's own checks; the gradient inside; a scan over a stack."""
+    value = make(name)
+    dense = jaxrewrite.materialise(value)
+    x = jnp.linspace(0, 1, 3 * dense.shape[0]).reshape(3, -1)
+    same(materialised(lambda v, x: x @ v)(value, x), x @ dense, 2e-4)
+    inside = jax.grad(lambda x, v: jnp.sin(x @ v).sum())
+    same(materialised(inside)(x, value), inside(x, dense), 2e-4)
+
+
+@cases
+def test_scan_over_a_stack(name, bulk):
+    values = [make(name, seed=seed) for seed in range(3)]
+    if len({jax.tree.structure(v) for v in values}) > 1:
+        pytest.skip("its structure depends on the numbers")
+    stack = jaxrewrite.stack(values)
+    dense = jnp.stack([jaxrewrite.materialise(v) for v in values])
+    x = jnp.linspace(0, 1, dense.shape[1])
+    fn = lambda vs: jax.lax.scan(lambda c, v: (c + 1, (c * x) @ v), 0.5, vs)
+    same(jax.jit(materialised(fn))(stack), jax.jit(fn)(dense), 2e-4)
+
+
+@cases
+def test_repr_says_shape_dtype_and_bytes(name):
+    value = make(name)
+    text = repr(value)
+    assert type(value).__name__ in text
+    assert all(str(n) in text for n in value.shape), text
+    assert "B" in text, text
+    leaves = jax.tree.leaves(value)
+    assert jax.tree.unflatten(jax.tree.structure(value), leaves).shape == value.shape
+
+
+@cases
+def test_a_checkpoint_brings_it_back(name, tmp_path):
+    """Saved leaf by leaf under their paths, as checkpointing libraries do."""
+    value = make(name)
+    names = [
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, _ in jax.tree.leaves_with_path(value)
+    ]
+    assert len(set(names)) == len(names)
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(value)]
+    raw = {
+        n: np.frombuffer(x.tobytes(), np.uint8) for n, x in zip(names, leaves, strict=True)
+    }
+    np.savez(tmp_path / "saved.npz", **raw)
+    with np.load(tmp_path / "saved.npz") as saved:
+        read = [
+            saved[n].view(x.dtype).reshape(x.shape)
+            for n, x in zip(names, leaves, strict=True)
+        ]
+    back = jax.tree.unflatten(jax.tree.structure(value), map(jnp.asarray, read))
+    np.testing.assert_array_equal(np.asarray(back), np.asarray(value))
