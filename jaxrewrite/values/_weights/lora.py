@@ -329,6 +329,8 @@ def _(*those: Lora, dimension, **params):
 
 
 def _dot(x: Any, y: Any, **params: Any) -> Any:
+    if params.get("out_sharding") is not None:
+        return NotImplemented
     v = x if isinstance(x, Lora) else y
     bases = (_base(z) if z is v else z for z in (x, y))
     w = jaxrewrite.bind("dot_general", *bases, **params)
