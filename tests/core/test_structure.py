@@ -206,6 +206,14 @@ def test_changelog_knows_this_version():
     assert {*headings} <= {"New features", "Changes", "Bug fixes", "Performance"}
 
 
+def test_paths_that_contributors_are_told_exist():
+    text = (DOCS / "contributing.rst").read_text()
+    paths = re.findall(r"(?:tests|bench|docs|jaxrewrite)/[\w/]+\.(?:py|rst)", text)
+    assert paths
+    for path in paths:
+        assert (PACKAGE.parent / path).exists(), path
+
+
 def test_index_lists_every_page():
     index = (DOCS / "index.rst").read_text()
     for path in DOCS.glob("*.rst"):
