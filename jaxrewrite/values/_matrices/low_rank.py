@@ -751,6 +751,8 @@ def _(v: LowRank, y: ArrayLike, *, primitive, **params):
 @jaxrewrite.register("dot_general", types=(LowRank, ArrayLike | ArrayValue), either=True)
 def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
     """`jax.lax.dot_general` of two operands, of which one at least is a `LowRank`."""
+    if params.get("out_sharding") is not None:
+        return NotImplemented  # it says nothing of what is in between
     dtype = jnp.result_type(x.dtype, y.dtype)
     if params.get("preferred_element_type") not in (None, dtype) and not inexact(
         jnp.zeros((), dtype)

@@ -42,7 +42,7 @@ def _product(v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any
     """``dot_general`` of a matrix and an array, in whichever order."""
     batch, (row, column) = vs[:-2], vs[-2:]
     shared = [label for label in (row, column) if label in xs]
-    if len(shared) != 1:
+    if len(shared) != 1 or params.get("out_sharding") is not None:
         return NotImplemented
     (summed,) = shared
     if summed in out:
@@ -93,6 +93,8 @@ def _standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
 def _(x: Matrix, y: ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any:
     standard = _standard(x, y, dimension_numbers)
     dtype = jnp.result_type(x.dtype, y.dtype)
+    if params.get("out_sharding") is not None:
+        return NotImplemented
     if standard is None or params["preferred_element_type"] not in (None, dtype):
         return NotImplemented
     if x.dtype != y.dtype:

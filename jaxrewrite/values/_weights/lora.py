@@ -303,6 +303,8 @@ def _(*those: Lora, dimension, **params):
 @jaxrewrite.register("dot_general", types=(Lora, Lora))
 @jaxrewrite.register("dot_general", either=True)
 def _(x: Lora, y: ArrayLike | ArrayValue, **params):
+    if params.get("out_sharding") is not None:
+        return NotImplemented
     v = x if isinstance(x, Lora) else y
     bases = (_base(z) if z is v else z for z in (x, y))
     w = jaxrewrite.bind("dot_general", *bases, **params)
