@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
     parse.add_argument(
         "--against", metavar="FILE", help="compare with what --json wrote earlier"
     )
-    parse.add_argument("--plots", metavar="DIR", help="draw figures there, PNG and SVG")
+    parse.add_argument("--plots", metavar="DIR", help="draw figures there, as PNG")
     parse.add_argument(
         "--page", metavar="FILE", help="write a page with all tables and figures there"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -22,15 +23,14 @@ UNITS = {"s": "seconds", "B": "bytes", "": "", "x": "ratio"}
 
 
 def save(part: Part, results: Sequence[Measurement], folder: str) -> list[str]:
-    """Draw a part, as PNG and SVG; the names of the latter.
+    """Draw a part, as PNG, and return the names of the files.
 
-    What was measured at several sizes is drawn over them, the rest as ratios.
+    What was measured at several sizes is drawn over them, the rest as ratios. A file
+    that shows the same already is left as it is.
     """
     import matplotlib
 
     matplotlib.use("agg")
-    # The same figure from the same figures.
-    matplotlib.rcParams["svg.hashsalt"] = "jaxrewrite"
     import matplotlib.pyplot as plt
 
     path = pathlib.Path(folder)
@@ -50,11 +50,22 @@ def save(part: Part, results: Sequence[Measurement], folder: str) -> list[str]:
     for name, figure in figures.items():
         if figure is not None:
             figure.suptitle(part.title)
-            figure.savefig(path / f"{name}.svg", metadata={"Date": None})
-            figure.savefig(path / f"{name}.png", dpi=100, metadata={"Software": None})
+            _write(path / f"{name}.png", _png(figure))
             plt.close(figure)
-            drawn.append(f"{name}.svg")
+            drawn.append(f"{name}.png")
     return drawn
+
+
+def _png(figure: Any) -> bytes:
+    """The same bytes for the same figure: neither a date nor a version is in them."""
+    stream = io.BytesIO()
+    figure.savefig(stream, format="png", dpi=100, metadata={"Software": None})
+    return stream.getvalue()
+
+
+def _write(file: pathlib.Path, content: bytes) -> None:
+    if not file.exists() or file.read_bytes() != content:
+        file.write_bytes(content)
 
 
 # The lines of each case and quantity that was measured at several sizes, by variant.

@@ -6,6 +6,7 @@ that knows nothing of it.
 """
 
 from ._array_value import ArrayValue as ArrayValue
+from ._avals import same_structure as same_structure
 from ._batched import Batched as Batched, stack as stack
 from ._caches import clear_caches as clear_caches
 from ._errors import (
@@ -16,15 +17,15 @@ from ._errors import (
 from ._materialise import materialise as materialise
 from ._rules import Rules as Rules, register as register
 from ._transform import bind as bind, make_jaxpr as make_jaxpr, transform as transform
-from ._value import Value as Value, field as field, same_structure as same_structure
+from ._value import Value as Value, field as field
 
 
 # Imported for their side effects: they register what becomes of values in primitives
 # with jaxprs inside, and in those that move arrays.
-from . import _collectives, _higher_order  # isort: skip
+from . import _higher_order, _keepers  # isort: skip
 
 
-del _collectives, _higher_order
+del _higher_order, _keepers
 
 
 def __getattr__(name: str) -> object:
@@ -36,4 +37,4 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

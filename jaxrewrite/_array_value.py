@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 import numpy as np
 
+from ._avals import aval_of, avals_of, dense_aval, layer
 from ._materialise import materialise
 from ._transform import transform
-from ._value import Value, aval_of, avals_of, dense_aval, layer
+from ._value import Value
 
 
 def _operator(fn: Callable[..., Any], reflected: bool = False) -> Any:

@@ -14,9 +14,10 @@ from jaxtyping import ArrayLike
 
 from . import _compat
 from ._array_value import ArrayValue
+from ._avals import aval_of, same_structure, same_treedef
 from ._materialise import materialise
 from ._rules import register
-from ._value import Value, aval_of, field, is_value, same_structure, same_treedef
+from ._value import Value, field, is_value
 
 
 def sliced(x: Any, length: int) -> Any:
@@ -112,11 +113,11 @@ class Batched(ArrayValue):
         return dense(leaves)
 
     def unstacked(self) -> Any:
-        # Of an element without leaves nothing has been sliced.
+        # An element without leaves has not been sliced.
         return self if self.ndims and self.axes() else self.element
 
 
-# What leaves every element whole keeps the stack: it acts on the leading axis alone.
+# These act on the leading axis alone and leave every element whole, so the stack stays.
 
 
 def _is_one_stack(v: Batched) -> bool:

@@ -21,9 +21,10 @@ from typing import Any
 from jax.tree_util import PyTreeDef, tree_unflatten
 
 from . import _compat
-from ._compat import Jaxpr, JaxprEqn, Var
+from ._compat import Jaxpr, Var
 from ._program import run_on_values
 from ._settings import Settings
+from ._site import Site
 
 
 class Staging:
@@ -48,7 +49,7 @@ class Staging:
         return var in self._made_by or var in self.jaxpr.invars
 
     def value_of(
-        self, var: Var, leaves: Sequence[Any], settings: Settings, eqn: JaxprEqn
+        self, var: Var, leaves: Sequence[Any], settings: Settings, site: Site
     ) -> Any:
         """What a variable stands for when the program runs on ``leaves``."""
         self.is_spent = True
@@ -65,7 +66,7 @@ class Staging:
             whole.invars, [var], kept, whole.debug_info, whole.is_high
         )
         operands = [*self.consts, *tree_unflatten(self.in_tree, leaves)]
-        return run_on_values(settings, jaxpr, operands, eqn)[0]
+        return run_on_values(settings, jaxpr, operands, site)[0]
 
 
 class _Running(threading.local):
@@ -88,15 +89,15 @@ def run_of(staging: Staging, leaves: Sequence[Any]) -> Iterator[None]:
         _running.frames.pop()
 
 
-def resolve(consts: Sequence[Any], settings: Settings, eqn: JaxprEqn) -> list[Any]:
+def resolve(consts: Sequence[Any], settings: Settings, site: Site) -> list[Any]:
     """Replace the tracers of ended stagings among the constants of a rule."""
-    return [_resolved(const, settings, eqn) for const in consts]
+    return [_resolved(const, settings, site) for const in consts]
 
 
-def _resolved(const: Any, settings: Settings, eqn: JaxprEqn) -> Any:
+def _resolved(const: Any, settings: Settings, site: Site) -> Any:
     var = _compat.variable_of(const)
     if var is not None:
         for staging, leaves in reversed(_running.frames):
             if staging.has(var):
-                return staging.value_of(var, leaves, settings, eqn)
+                return staging.value_of(var, leaves, settings, site)
     return const

@@ -11,31 +11,29 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from . import _compat
-from ._compat import JaxprEqn, SourceInfo
+from ._avals import aval_of
 from ._placement import specs_of_leaves
-from ._rewrite import Scope, keepers
-from ._value import Value, aval_of
+from ._rewrite import Scope
+from ._site import Site
+from ._value import Value
 
 
-def _all_gather(
-    scope: Scope, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
-) -> Any:
+def all_gather(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
     """Gather each leaf along the axis over which the type says that it is split."""
     (value,) = operands
-    if not eqn.params["tiled"]:
+    if not site.params["tiled"]:
         return NotImplemented
-    axes = _gathered_axes(value, eqn.params)
+    axes = _gathered_axes(value, site.params)
     if axes is None:
         return NotImplemented
     leaves, treedef = tree_flatten(value)
     results = []
     for leaf, axis in zip(leaves, axes, strict=True):
-        params = {**eqn.params, "all_gather_dimension": axis}
-        one = eqn.replace(params=params)
-        results += [leaf] if axis is None else scope.map_leaves(one, [leaf], origin)
+        one = site.with_params(all_gather_dimension=axis)
+        results += [leaf] if axis is None else scope.map_leaves(one, [leaf])
     whole = tree_unflatten(treedef, results)
     # Metadata may speak of the shape of a part.
-    fits = _compat.same_array_type(aval_of(whole), eqn.outvars[0].aval)
+    fits = _compat.same_array_type(aval_of(whole), site.outvars[0].aval)
     return [whole] if fits else NotImplemented
 
 
@@ -58,20 +56,18 @@ def _gathered_axes(value: Value, params: dict[str, Any]) -> list[int | None] | N
     return axes
 
 
-def _ppermute(
-    scope: Scope, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
-) -> Any:
+def ppermute(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
     """Send each leaf where the array goes, if every device is sent one.
 
     A device that is sent nothing has zeros, which zeros for leaves need not stand for.
     """
-    names = eqn.params["axis_name"]
+    names = site.params["axis_name"]
     names = names if isinstance(names, tuple) else (names,)
-    with eqn.ctx.manager:
+    with site.context.manager:
         sizes = jax.sharding.get_abstract_mesh().shape
     if not all(name in sizes for name in names):
         return NotImplemented
-    receivers = {receiver for _, receiver in eqn.params["perm"]}
+    receivers = {receiver for _, receiver in site.params["perm"]}
     if len(receivers) < math.prod(sizes[name] for name in names):
         return NotImplemented
     leaves, treedef = tree_flatten(operands[0])
@@ -79,14 +75,10 @@ def _ppermute(
     results = []
     for leaf, does_vary in zip(leaves, varies, strict=True):
         is_same = any(varies) and not does_vary
-        results += [leaf] if is_same else scope.map_leaves(eqn, [leaf], origin)
+        results += [leaf] if is_same else scope.map_leaves(site, [leaf])
     return [tree_unflatten(treedef, results)]
 
 
 def _varies(leaves: Sequence[Any], names: Sequence[Any]) -> list[bool]:
     """Whether each leaf is known to vary over some of these axes of the mesh."""
     return [not _compat.varying_axes(x.aval).isdisjoint(names) for x in leaves]
-
-
-keepers["all_gather"] = _all_gather
-keepers["ppermute"] = _ppermute

@@ -19,7 +19,7 @@ import jax.extend.core as jex_core
 import jax.extend.source_info_util as source_info_util
 import numpy as np
 
-# What a backward rule's cotangents are where it returned none.
+# A backward rule's cotangents are of these classes where it returned none.
 from jax._src.ad_util import SymbolicZero, Zero
 
 # Settings that JAX's own caches are keyed by (x64, matmul precision, mesh,
@@ -32,7 +32,7 @@ from jax._src.config import trace_context as jax_trace_context
 # current_jaxpr_eqn_context: what `eqn.ctx` would be for an equation made now.
 from jax._src.core import EvalTrace, current_jaxpr_eqn_context, trace_ctx
 
-# What JAX checks of a rule for `jax.custom_batching.custom_vmap`, in its own words.
+# JAX's own check of a rule for `jax.custom_batching.custom_vmap`, for its own words.
 from jax._src.custom_batching import check_vmap_rule_trees as check_vmap_rule_trees
 
 # Eager JAX compiles each primitive once per parameters and keeps it here. Used
@@ -92,8 +92,22 @@ ShapedArray = jax.core.ShapedArray
 Tracer = jax.core.Tracer
 SourceInfo = source_info_util.SourceInfo
 
-# From JAX 0.11 on a closed jaxpr is a jaxpr that carries its constants.
-_ONE_JAXPR_CLASS = jex_core.ClosedJaxpr is jex_core.Jaxpr
+# Releases of JAX that changed something the package has to know, all above the floor in
+# setup.cfg. Where the floor reaches one, a test says that its flag is dead: the flag
+# goes, and so does what is done without it.
+_RELEASE = jax.__version_info__[:3]
+
+# A closed jaxpr is a jaxpr that carries its constants: there is one class for both.
+# A scan says by trees which of its operands are constants, carry and xs, not by numbers.
+JAX_GE_0_11_0 = _RELEASE >= (0, 11, 0)
+
+# Backward rules of custom_vjp return logs beside the cotangents. Functions of JAX
+# make "hi" primitives. eval_jaxpr stays what it is when it is staged, and its body is
+# called call_jaxpr. dce_sink has no result under vmap either.
+JAX_GE_0_11_1 = _RELEASE >= (0, 11, 1)
+
+# The body of lax.composite is called call_jaxpr.
+JAX_GE_0_11_2 = _RELEASE >= (0, 11, 2)
 
 
 # --- avals ------------------------------------------------------------------
@@ -129,9 +143,9 @@ def is_plain(aval: Any) -> bool:
 
 
 def mesh_of(avals: Iterable[Any]) -> Any:
-    """A context manager: the mesh that arrays of these avals are on, if on any.
+    """A context manager that sets the mesh that arrays of these avals are on, if on any.
 
-    Another one than that of the program around them where some of its axes are left to
+    It differs from the mesh of the program around them where some axes of that are left to
     the compiler for a while (`jax.sharding.auto_axes`).
     """
     for aval in avals:
@@ -213,7 +227,7 @@ def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
 
     The variables of the constants come first among the ``invars``.
     """
-    if _ONE_JAXPR_CLASS or isinstance(jaxpr, jex_core.ClosedJaxpr):
+    if JAX_GE_0_11_0 or isinstance(jaxpr, jex_core.ClosedJaxpr):
         closed, consts = separate_consts(jaxpr)
         return closed.jaxpr, list(consts)
     return convert_constvars_jaxpr(jaxpr), []
@@ -226,7 +240,7 @@ def constants_first(jaxpr: Jaxpr) -> Jaxpr:
 
 def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Any:
     """Attach constants to the leading ``invars`` of a jaxpr."""
-    if _ONE_JAXPR_CLASS:
+    if JAX_GE_0_11_0:
         return jaxpr.with_consts(list(consts))  # type: ignore[attr-defined]
     if consts:
         jaxpr = jaxpr.replace(
@@ -265,9 +279,15 @@ def has_high_parameters(
     return primitive.is_high(*[leaf_aval(x) for x in operands], **params)
 
 
+def _without_constants(jaxpr: Any) -> Jaxpr:
+    """The jaxpr of one that is closed; one that is not, itself."""
+    is_closed = JAX_GE_0_11_0 or isinstance(jaxpr, jex_core.ClosedJaxpr)
+    return jaxpr.jaxpr if is_closed else jaxpr
+
+
 def name_of(jaxpr: Any) -> str:
     """The name of the function that a jaxpr, closed or not, was traced from."""
-    return getattr(jaxpr, "jaxpr", jaxpr).debug_info.func_name
+    return _without_constants(jaxpr).debug_info.func_name
 
 
 def fingerprint(jaxpr: Any) -> Any:
@@ -276,7 +296,7 @@ def fingerprint(jaxpr: Any) -> Any:
     Equal for two traces of one function on the same avals. The function is part of it, by
     file and line, because a custom derivative can't be compared otherwise.
     """
-    closed, jaxpr = jaxpr, getattr(jaxpr, "jaxpr", jaxpr)
+    closed, jaxpr = jaxpr, _without_constants(jaxpr)
     numbers: dict[Any, int] = {}
 
     def of_atom(atom: Any) -> Any:
@@ -285,7 +305,7 @@ def fingerprint(jaxpr: Any) -> Any:
         return numbers.setdefault(atom, len(numbers)), str(atom.aval)
 
     def of_param(param: Any) -> Any:
-        if hasattr(param, "eqns"):
+        if isinstance(param, (Jaxpr, jex_core.ClosedJaxpr)):
             return fingerprint(param)
         if isinstance(param, (tuple, list)):
             return tuple(map(of_param, param))
@@ -368,7 +388,7 @@ def new_debug_info(
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
     """How many of a scan's operands are constants, and how many its carry."""
-    if "ft_in" in params:
+    if JAX_GE_0_11_0:
         consts, carry, _ = params["ft_in"].unpack()
         return len(consts), len(carry)
     return params["num_consts"], params["num_carry"]
@@ -382,7 +402,7 @@ def scan_params(
     The ``counts`` are those of constants, carry, xs and ys.
     """
     consts, carry, xs, ys = counts
-    if "ft_in" not in params:
+    if not JAX_GE_0_11_0:
         return {**params, "jaxpr": jaxpr, "num_consts": consts, "num_carry": carry}
     # The trees that newer versions count operands by; no public way makes one.
     from jax._src.flattree import nones, pack
@@ -392,20 +412,29 @@ def scan_params(
     return {**params, "jaxpr": jaxpr, "ft_in": ft_in, "ft_out": ft_out}
 
 
-def body_name(params: Mapping[str, Any]) -> str:
-    """What the parameter with the jaxpr is called; for some, each version has its own."""
-    return "call_jaxpr" if "call_jaxpr" in params else "jaxpr"
+# Of the primitives that call a jaxpr, those that don't name the parameter ``jaxpr``.
+_CALL_JAXPR = {
+    "closed_call",
+    "program_order",
+    *(["eval_jaxpr"] if JAX_GE_0_11_1 else []),
+    *(["composite"] if JAX_GE_0_11_2 else []),
+}
+
+
+def body_name(primitive: Primitive) -> str:
+    """What the parameter with the jaxpr is called."""
+    return "call_jaxpr" if primitive.name in _CALL_JAXPR else "jaxpr"
 
 
 def can_be_expanded(eqn: JaxprEqn) -> bool:
     """Whether the expansion and `jvp` of a "hi" primitive say all that it does.
 
-    Not where it holds references or types of its own, and not where it has a backward
-    rule which is not its `jvp`, transposed. Before JAX 0.11 no function of JAX makes one.
+    They don't where it holds references or types of its own, nor where it has a backward
+    rule other than its `jvp`, transposed. Before JAX 0.11.1 no function of JAX makes one.
     """
     primitive = eqn.params["_prim"]
     cls = type(primitive)
-    if not _ONE_JAXPR_CLASS:
+    if not JAX_GE_0_11_1:
         return False
     avals: list[Any] = [atom.aval for atom in (*eqn.invars, *eqn.outvars)]
     if not all(isinstance(aval, ShapedArray) for aval in avals):
@@ -447,8 +476,8 @@ def differentiate(
 def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:
     """Call the backward rule of a custom_vjp equation; ``None`` for zeros."""
     returned = bwd.call_wrapped(*operands)
-    if isinstance(returned, tuple):  # with logs, from JAX 0.11 on
-        returned, _ = returned
+    if JAX_GE_0_11_1:
+        returned, _ = returned  # the cotangents, and logs
     return [None if isinstance(ct, (Zero, SymbolicZero)) else ct for ct in returned]
 
 
@@ -458,8 +487,8 @@ def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:
 def source_location(source_info: SourceInfo) -> tuple[str, int, str] | None:
     """File, line and function of the user's code that made an equation.
 
-    Where a function of JAX is transformed itself there is no such code; then
-    that which is calling the transformed function.
+    Where a function of JAX itself is transformed there is no such code. The answer is then
+    the code that calls the transformed function.
     """
     frame = user_frame(source_info.traceback) or user_frame(
         source_info_util.current().traceback
@@ -501,8 +530,8 @@ def bind_eqn(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """Apply an equation's primitive to operands, as JAX would."""
     primitive = eqn.primitive
     out = primitive.bind(*operands, **primitive.get_bind_params(eqn.params))
-    if not eqn.outvars:
-        return ()  # JAX 0.10 batches `dce_sink` to its operand
+    if not JAX_GE_0_11_1 and not eqn.outvars:
+        return ()  # the operand of `dce_sink` under vmap, which is no result
     return out if primitive.multiple_results else (out,)
 
 
@@ -514,7 +543,7 @@ def is_in_current_context(eqn: JaxprEqn) -> bool:
 def compiled_primitive(eqn: JaxprEqn) -> Callable[..., Any] | None:
     """Eager JAX's own compiled form of an equation, if it has one.
 
-    To be called in the context that is current now.
+    It has to be called in the context that is current now.
     """
     if not is_in_current_context(eqn):
         return None

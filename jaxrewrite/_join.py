@@ -18,9 +18,13 @@ from jax import lax
 from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from . import _compat
-from ._compat import JaxprEqn, Literal, SourceInfo, Var
-from ._rewrite import NO_RULE, Reason, Scope, live_equations
-from ._value import Value, aval_of, avals_of, is_value, layer, same_treedef
+from ._avals import aval_of, avals_of, layer, same_treedef
+from ._compat import Literal, Var
+from ._dead_code import live_equations
+from ._dense import NO_RULE, Reason
+from ._rewrite import Scope
+from ._site import Site
+from ._value import Value, is_value
 
 
 class Structure(NamedTuple):
@@ -62,34 +66,34 @@ def dense_structure(structure: Structure) -> Structure:
     return structure_of(aval)
 
 
-def join(scope: Scope, a: Structure, b: Structure, eqn: JaxprEqn) -> Structure:
+def join(scope: Scope, a: Structure, b: Structure, site: Site) -> Structure:
     """The least structure that the types know of for operands of either one."""
     if a == b:
         return a
     x, y = a.like(), b.like()
     if not (is_value(x) or is_value(y)):
-        return structure_of(_vary(Scope(scope.rewriting), Var(x), y, eqn, None))
-    joined = _join_fields(scope, x, y, eqn)
+        return structure_of(_vary(Scope(scope.rewriting), Var(x), y, site))
+    joined = _join_fields(scope, x, y, site)
     if joined is None:
         return dense_structure(a)
     both = structure_of(joined)
     # A `join` that does not settle on one structure can't be used.
-    fit = fits(scope, a, both, eqn) and fits(scope, b, both, eqn)
+    fit = fits(scope, a, both, site) and fits(scope, b, both, site)
     return both if fit else dense_structure(a)
 
 
-def join_all(scope: Scope, structures: Sequence[Structure], eqn: JaxprEqn) -> Structure:
+def join_all(scope: Scope, structures: Sequence[Structure], site: Site) -> Structure:
     """The join of several structures, into which each of them can be brought."""
-    joined = functools.reduce(lambda a, b: join(scope, a, b, eqn), structures)
-    if all(fits(scope, own, joined, eqn) for own in structures):
+    joined = functools.reduce(lambda a, b: join(scope, a, b, site), structures)
+    if all(fits(scope, own, joined, site) for own in structures):
         return joined
     return dense_structure(joined)
 
 
-def _join_fields(scope: Scope, x: Any, y: Any, eqn: JaxprEqn) -> Any:
+def _join_fields(scope: Scope, x: Any, y: Any, site: Site) -> Any:
     """Avals, or a value on avals, for the join; ``None`` where there is only dense."""
     if not _same_layer(x, y):
-        pair = _ask_types(scope, x, y, eqn)
+        pair = _ask_types(scope, x, y, site)
         if pair is None:
             return None
         x, y = (structure_of(result).like() for result in pair)
@@ -98,19 +102,19 @@ def _join_fields(scope: Scope, x: Any, y: Any, eqn: JaxprEqn) -> Any:
     xs, treedef = layer(x)
     ys, _ = layer(y)
     fields = [
-        join(scope, structure_of(a), structure_of(b), eqn).like()
+        join(scope, structure_of(a), structure_of(b), site).like()
         for a, b in zip(xs, ys, strict=True)
     ]
     return tree_unflatten(treedef, fields)
 
 
-def fits(scope: Scope, own: Structure, joined: Structure, eqn: JaxprEqn) -> bool:
+def fits(scope: Scope, own: Structure, joined: Structure, site: Site) -> bool:
     """Whether operands of one structure can be brought to another."""
     if own == joined or not is_value(joined.like()):
         return True
     scratch = Scope(scope.rewriting)
     try:
-        _bring(scratch, tree_map(Var, own.like()), joined, eqn, None)
+        _bring(scratch, tree_map(Var, own.like()), joined, site)
     except _NoJoinError:
         return False
     return True
@@ -120,17 +124,11 @@ class _NoJoinError(Exception):
     """A type's `join` gives no way into the structure that was wanted."""
 
 
-def coerce(
-    scope: Scope,
-    operand: Any,
-    structure: Structure,
-    eqn: JaxprEqn,
-    origin: SourceInfo | None = None,
-) -> Any:
+def coerce(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
     """Add what brings an operand to a structure that `join` gave."""
     if structure_of(operand) == structure:
         return operand
-    return _bring(scope, operand, structure, eqn, origin)
+    return _bring(scope, operand, structure, site)
 
 
 _DIFFERS = Reason(
@@ -138,23 +136,17 @@ _DIFFERS = Reason(
 )
 
 
-def _bring(
-    scope: Scope,
-    operand: Any,
-    structure: Structure,
-    eqn: JaxprEqn,
-    origin: SourceInfo | None,
-) -> Any:
+def _bring(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
     if structure_of(operand) == structure:
         return operand
     like = structure.like()
     if not (is_value(operand) or is_value(like)):
-        return _vary(scope, operand, like, eqn, origin)
+        return _vary(scope, operand, like, site)
     if not is_value(like):
-        dense = scope.materialise(operand, eqn, origin, _DIFFERS)
-        return _vary(scope, dense, like, eqn, origin)
+        dense = scope.materialise(operand, site, _DIFFERS)
+        return _vary(scope, dense, like, site)
     if not _same_layer(operand, like):
-        operand = _through_types(scope, operand, like, eqn)
+        operand = _through_types(scope, operand, like, site)
         if not _same_layer(operand, like):
             raise _NoJoinError
     fields, treedef = layer(operand)
@@ -162,15 +154,13 @@ def _bring(
     return tree_unflatten(
         treedef,
         [
-            _bring(scope, field, structure_of(want), eqn, origin)
+            _bring(scope, field, structure_of(want), site)
             for field, want in zip(fields, wanted, strict=True)
         ],
     )
 
 
-def _vary(
-    scope: Scope, atom: Any, like: Any, eqn: JaxprEqn, origin: SourceInfo | None
-) -> Any:
+def _vary(scope: Scope, atom: Any, like: Any, site: Site) -> Any:
     """An array as one that varies over the axes of a mesh that ``like`` varies over.
 
     Within `jax.shard_map` that is part of an array's type, and leaves of a value
@@ -183,7 +173,7 @@ def _vary(
     def vary(x: Any) -> list[Any]:
         return [lax.pcast(x, tuple(sorted(axes)), to="varying")]
 
-    return scope.add_call(vary, [atom], eqn, origin)[0]
+    return scope.add_call(vary, [atom], site)[0]
 
 
 def _same_layer(x: Any, y: Any) -> bool:
@@ -198,13 +188,13 @@ def _same_layer(x: Any, y: Any) -> bool:
     )
 
 
-def _ask_types(scope: Scope, x: Any, y: Any, eqn: JaxprEqn) -> Any:
+def _ask_types(scope: Scope, x: Any, y: Any, site: Site) -> Any:
     """What `Value.join` gives for two operands on avals; ``None`` if nothing."""
     scratch = Scope(scope.rewriting)
-    return _call_join(scratch, tree_map(Var, x), tree_map(Var, y), eqn)
+    return _call_join(scratch, tree_map(Var, x), tree_map(Var, y), site)
 
 
-def _call_join(scope: Scope, x: Any, y: Any, eqn: JaxprEqn) -> Any:
+def _call_join(scope: Scope, x: Any, y: Any, site: Site) -> Any:
     for own, other, swapped in ((x, y, False), (y, x, True)):
         if not is_value(own) or type(own).join is Value.join:
             continue
@@ -216,7 +206,7 @@ def _call_join(scope: Scope, x: Any, y: Any, eqn: JaxprEqn) -> Any:
             return _checked_pair(pair, cls, aval)
 
         pair = scope.splice(
-            cls.join, (cls.join, "join"), [own, other], eqn, outvars, None, check
+            cls.join, (cls.join, "join"), [own, other], site.giving(outvars), check
         )
         if pair is not NotImplemented:
             return pair[::-1] if swapped else pair
@@ -239,7 +229,7 @@ def _checked_pair(pair: Any, cls: type, aval: Any) -> list[Any]:
     return list(pair)
 
 
-def _through_types(scope: Scope, operand: Any, like: Any, eqn: JaxprEqn) -> Any:
+def _through_types(scope: Scope, operand: Any, like: Any, site: Site) -> Any:
     """An operand as `Value.join` gives it for meeting one that is ``like``.
 
     Raises `TypeError` where that depends on the other's leaves, which are not
@@ -247,7 +237,7 @@ def _through_types(scope: Scope, operand: Any, like: Any, eqn: JaxprEqn) -> Any:
     """
     other = tree_map(Var, like)
     start = len(scope.eqns)
-    pair = _call_join(scope, operand, other, eqn)
+    pair = _call_join(scope, operand, other, site)
     if pair is None:
         raise _NoJoinError
     leaves = tree_leaves(pair[0])
@@ -276,9 +266,9 @@ class Coerce(NamedTuple):
 
     structures: tuple[Structure | None, ...]
 
-    def __call__(self, scope: Scope, results: Sequence[Any], eqn: JaxprEqn) -> list[Any]:
+    def __call__(self, scope: Scope, results: Sequence[Any], site: Site) -> list[Any]:
         return [
-            result if wanted is None else coerce(scope, result, wanted, eqn)
+            result if wanted is None else coerce(scope, result, wanted, site)
             for result, wanted in zip(results, self.structures, strict=True)
         ]
 
@@ -292,8 +282,8 @@ class MakeDense(NamedTuple):
     where: tuple[bool, ...]
     reason: Reason = NO_RULE
 
-    def __call__(self, scope: Scope, results: Sequence[Any], eqn: JaxprEqn) -> list[Any]:
+    def __call__(self, scope: Scope, results: Sequence[Any], site: Site) -> list[Any]:
         return [
-            scope.materialise(x, eqn, None, self.reason) if dense and is_value(x) else x
+            scope.materialise(x, site, self.reason) if dense and is_value(x) else x
             for x, dense in zip(results, self.where, strict=True)
         ]

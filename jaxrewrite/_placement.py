@@ -15,9 +15,11 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from . import _compat
-from ._compat import UNSPECIFIED, JaxprEqn, SourceInfo
-from ._rewrite import Scope, keepers
-from ._value import Value, aval_of, is_value, layer
+from ._avals import aval_of, layer
+from ._compat import UNSPECIFIED
+from ._rewrite import Scope
+from ._site import Site
+from ._value import Value, is_value
 
 
 def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:
@@ -47,14 +49,14 @@ def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:
 
 
 def place_leaves(
-    scope: Scope, value: Value, place: Any, default: Any, eqn: JaxprEqn
+    scope: Scope, value: Value, place: Any, default: Any, site: Site
 ) -> list[Any]:
     """What is said of each leaf where a place is said of the array.
 
     Each leaf is split as the type says, or, where it does not say and the leaf has
     the array's own shape, as the array; by ``default`` where that is not possible.
-    Where all are, the user is warned: that the numbers are elsewhere is no error,
-    but was not asked for.
+    Where that holds for all leaves, the user is warned: the numbers are then elsewhere
+    than was asked for, which is no error.
     """
     value = tree_map(_compat.leaf_aval, value)
     leaves = tree_leaves(value)
@@ -76,9 +78,9 @@ def place_leaves(
     if leaves and all(one is default for one in placed):
         name = type(value).__name__
         scope.notice(
-            f"Primitive {eqn.primitive.name!r} says where a {name} is, and nothing says what "
+            f"Primitive {site.primitive.name!r} says where a {name} is, and nothing says what "
             f"that means for its leaves, which are not split. Define {name}.leaf_specs.",
-            eqn,
+            site,
             category=UserWarning,
         )
     return placed
@@ -114,55 +116,44 @@ def _fits(sharding: NamedSharding, aval: Any) -> bool:
 # --- primitives that place arrays ---------------------------------------------------
 
 
-def _device_put(
-    scope: Scope, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
-) -> list[Any]:
+def device_put(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
     """Put each leaf where the array is to be."""
-    said: dict[str, list[Any]] = {name: [] for name in eqn.params}  # of each leaf
+    said: dict[str, list[Any]] = {name: [] for name in site.params}  # of each leaf
     for i, operand in enumerate(operands):
         count = len(tree_leaves(operand))
         for name, leaves in said.items():
-            one = eqn.params[name][i]
+            one = site.params[name][i]
             if name == "devices" and is_value(operand):
-                leaves += place_leaves(scope, operand, one, unsplit(one), eqn)
+                leaves += place_leaves(scope, operand, one, unsplit(one), site)
             else:
                 leaves += [one] * count
     params = {name: tuple(leaves) for name, leaves in said.items()}
-    return scope.map_leaves(eqn.replace(params=params), operands, origin)
+    return scope.map_leaves(site.with_params(**params), operands)
 
 
-def _constrain(
-    scope: Scope, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
-) -> list[Any]:
+def constrain(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
     """Constrain each leaf; those of which nothing is said stay as they are."""
     (value,) = operands
-    sharding = eqn.params["sharding"]
-    shardings = place_leaves(scope, value, sharding, None, eqn)
+    sharding = site.params["sharding"]
+    shardings = place_leaves(scope, value, sharding, None, site)
     constrained = [
         leaf
         if own is None
         else scope.add_call(
-            lambda x, own=own: [lax.with_sharding_constraint(x, own)], [leaf], eqn, origin
+            lambda x, own=own: [lax.with_sharding_constraint(x, own)], [leaf], site
         )[0]
         for leaf, own in zip(tree_leaves(value), shardings, strict=True)
     ]
     return [tree_unflatten(tree_structure(value), constrained)]
 
 
-def _reshard(
-    scope: Scope, eqn: JaxprEqn, operands: Sequence[Any], origin: SourceInfo | None
-) -> list[Any]:
+def reshard(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
     """Reshard each leaf; here the sharding is part of the array's type."""
     (value,) = operands
-    sharding = eqn.params["dst_sharding"]
-    shardings = place_leaves(scope, value, sharding, unsplit(sharding), eqn)
+    sharding = site.params["dst_sharding"]
+    shardings = place_leaves(scope, value, sharding, unsplit(sharding), site)
     results = []
     for leaf, own in zip(tree_leaves(value), shardings, strict=True):
-        one = eqn.replace(params={**eqn.params, "dst_sharding": own})
-        results += scope.map_leaves(one, [leaf], origin)
+        one = site.with_params(dst_sharding=own)
+        results += scope.map_leaves(one, [leaf])
     return [tree_unflatten(tree_structure(value), results)]
-
-
-keepers["device_put"] = _device_put
-keepers["sharding_constraint"] = _constrain
-keepers["reshard"] = _reshard

@@ -18,13 +18,17 @@ from jax.tree_util import tree_leaves, tree_unflatten
 from . import _collector, _compat
 from ._caches import WeakCaches
 from ._compat import Jaxpr, JaxprEqn, Literal, Var
+from ._draft import Applied, Restaged
 from ._errors import add_note
-from ._rewrite import Adapter, Applied, Restaged, Rewriting, warn
+from ._notices import warn
+from ._restage import Adapter, restage
 from ._settings import Settings
+from ._site import Site
+from ._traces import Rewriting, has_tracers
 
 
 # Programs of more equations than this are called by one equation where a jaxpr is
-# being made. To append a few is as quick, and leaves more to be read in the result.
+# being made. Appending a few is as quick, and the result shows more.
 _MANY = 32
 
 
@@ -44,7 +48,7 @@ class Program:
 
     def is_cacheable(self) -> bool:
         """Whether the program is the same whenever it is called."""
-        return not any(isinstance(const, _compat.Tracer) for const in self.consts)
+        return not has_tracers(self.consts)
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         operands = [*self.consts, *leaves]
@@ -107,11 +111,11 @@ def run_on_values(
     settings: Settings,
     jaxpr: Jaxpr,
     operands: Sequence[Any],
-    eqn: JaxprEqn,
+    site: Site,
     leaving: Adapter | None = None,
 ) -> list[Any]:
-    """Rewrite a jaxpr without constants for values, on behalf of ``eqn``, and run it."""
-    restaged = Rewriting(settings).restage(jaxpr, operands, eqn, leaving=leaving)
+    """Rewrite a jaxpr without constants for values, on behalf of ``site``, and run it."""
+    restaged = restage(Rewriting(settings), jaxpr, operands, site, leaving=leaving)
     warn(restaged.warnings)
     results = Program(restaged.jaxpr, restaged.consts)(tree_leaves(list(operands)))
     return tree_unflatten(restaged.out_tree, results)

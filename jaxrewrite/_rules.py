@@ -26,7 +26,8 @@ from . import _compat
 from ._annotations import Dense, Number, Signature, guards_hold, read_signature
 from ._compat import Literal, Primitive
 from ._errors import AmbiguousRuleError
-from ._value import Value, is_value, prepare_defined
+from ._pytree import prepare_defined
+from ._value import Value, is_value
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -148,7 +149,7 @@ class _Dispatcher(Dispatcher):
 
     @classmethod
     def get_func_annotations(cls, func: Any) -> None:
-        """Of no signature: a primitive without operands has the empty one."""
+        """Nothing: `multipledispatch` would read them for the empty signature."""
 
 
 class Rules:
@@ -460,7 +461,7 @@ def _settled(
 
 
 class _Failure(NamedTuple):
-    """That a rule raised, which is not to decline."""
+    """The error that a rule raised. It has not declined."""
 
     error: Exception
 

@@ -24,19 +24,18 @@ from jax.tree_util import (
 )
 
 from . import _collector, _compat
+from ._avals import aval_of, avals_of, is_hollow
 from ._closures import Staging, run_of
 from ._compat import Jaxpr
 from ._dead_code import drop_dead_code
 from ._errors import add_note, place
+from ._notices import warn
 from ._program import Program
-from ._rewrite import (
-    Rewriting,
-    Scope,
-    describe_operand,
-    warn,
-)
+from ._rewrite import Scope
 from ._settings import Settings, use_settings
-from ._value import aval_of, avals_of, is_hollow, is_value
+from ._site import describe_operand
+from ._traces import Rewriting
+from ._value import is_value
 
 
 class Arguments(NamedTuple):

@@ -22,21 +22,15 @@ from jax.tree_util import (
 )
 
 from . import _compat
+from ._avals import is_hollow, layer, no_pytree
 from ._caches import BoundedCache, WeakCaches
 from ._compat import Primitive
-from ._errors import MaterialisationError
+from ._dense import make_dense, materialised
+from ._pytree import check_static_fields
 from ._rules import Rules, find_primitive
 from ._settings import Settings, check_policy, current_settings
 from ._stage import Arguments, stage
-from ._value import (
-    Value,
-    aval_of,
-    check_static_fields,
-    is_hollow,
-    is_value,
-    layer,
-    no_pytree,
-)
+from ._value import Value, is_value
 
 
 def transform(
@@ -183,7 +177,7 @@ def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
     primitive = find_primitive(primitive)
     key = tuple(params.items())
     try:
-        # Of a "hi" primitive, one object that is equal to another may be of other avals.
+        # Two "hi" primitives may be equal, as objects, and yet be of different avals.
         is_hi = primitive.name == "call_hi_primitive"
         apply = _binder.__wrapped__(primitive, key) if is_hi else _binder(primitive, key)
     except TypeError:  # parameters that can't be hashed
@@ -205,35 +199,24 @@ def _binder(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Any:
 
 def dense(value: Value) -> Any:
     """What `materialise` makes of one value."""
-    expected = aval_of(value)
-    dense: Any = value
-    while is_value(dense):
-        leaves, treedef = layer(dense)
-        name = type(dense).__name__
-        try:
-            if any(map(is_value, leaves)):
-                dense = transform(_materialiser(treedef), materialise="allow")(*leaves)
-            else:
-                dense = dense.materialise()
-        except MaterialisationError:
-            raise
-        except Exception as error:
-            raise MaterialisationError(f"{name} can't be made dense: {error}") from error
-    aval = _compat.leaf_aval(dense)
-    if not _compat.same_array_type(aval, expected):
-        raise MaterialisationError(
-            f"{type(value).__name__}.materialise returned {_compat.short(aval)} where its "
-            f"aval says {_compat.short(expected)}."
-        )
+    return make_dense(value, _dense_layer)
+
+
+def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> Any:
+    leaves, treedef = layer(value)
+    if any(map(is_value, leaves)):
+        dense = transform(_materialiser(treedef), materialise="allow")(*leaves)
+    else:
+        dense = materialised(value)
     if isinstance(dense, (np.ndarray, np.generic)):  # of 64 bits, perhaps, unlike JAX's
-        dense = np.asarray(dense, aval.dtype)
-    return _compat.as_strong_as(dense, expected)
+        dense = np.asarray(dense, _compat.leaf_aval(dense).dtype)
+    return checked(dense)
 
 
 @functools.lru_cache(256)
 def _materialiser(treedef: PyTreeDef) -> Callable[..., Any]:
     def materialise(*leaves: Any) -> Any:
-        return tree_unflatten(treedef, leaves).materialise()
+        return materialised(tree_unflatten(treedef, leaves))
 
     return materialise
 
@@ -267,7 +250,7 @@ class _Transformed:
             return self._fn(*args, **kwargs)
         results = staged(leaves)
         if staged.has_hollow and not (_compat.makes_jaxpr() or _compat.nothing_is_traced()):
-            # Under `jax.vmap` itself: it would not be told that this is a batch.
+            # `jax.vmap` batches leaves, and can't make a batch of a value that has none.
             return tree_map(
                 lambda x: dense(x) if is_hollow(x) else x, results, is_leaf=is_hollow
             )
@@ -292,7 +275,7 @@ class _Transformed:
         return _Transformed(fn, spec, self._rules, self._policy)
 
     def __reduce__(self) -> Any:
-        # By reference, as any function of a module, if it is the one of that name.
+        # A function that its module has under this name is pickled by reference.
         if _named(self._fn) is self:
             return self._fn.__qualname__
         return _transformed, (self._fn, self._filter_spec, self._rules, self._policy)

@@ -1,37 +1,18 @@
 """`Value`: what a user's array type is to the rest of the package.
 
-A value is a pytree with an aval. The rewriting never looks inside one but
-through the two questions answered here: what are its fields one layer down
-(`layer`), and as what array does it stand in a jaxpr (`aval_of`)?
+A value is a pytree with an aval. How a class becomes a pytree is in `_pytree`; what
+a value is made of, and as what array it stands in a jaxpr, in `_avals`.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-import dis
-import functools
-import itertools
-import pickle
-import sys
-import threading
-from collections.abc import Iterator, Sequence
-from types import FrameType
+from collections.abc import Sequence
 from typing import Any, ClassVar, dataclass_transform
 
-import jax
-import jax.export
-from jax.tree_util import (
-    PyTreeDef,
-    register_dataclass,
-    tree_flatten,
-    tree_leaves,
-    tree_unflatten,
-)
-
 from . import _compat
-from ._caches import bounded_cache
-from ._compat import ShapedArray
+from ._pytree import PyTree, dataclass_fields
 
 
 def field(*, static: bool = False, **kwargs: Any) -> Any:
@@ -61,23 +42,8 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
     return dataclasses.field(metadata=metadata, **kwargs)
 
 
-class _LazyFields:
-    """The fields of a subclass, which becomes a dataclass when they are asked for."""
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        is_hidden = "_is_base" in owner.__dict__ or owner is _registering.cls
-        if not is_hidden and _is_ours(owner):
-            _make_dataclass(owner)
-            fields = owner.__dict__["_jaxrewrite_fields"]
-            # A class without any is no dataclass to a subclass, which may then be
-            # a frozen one or not, as its decorator says.
-            if fields:
-                return fields
-        raise AttributeError("__dataclass_fields__")
-
-
 @dataclass_transform(frozen_default=True, field_specifiers=(field, dataclasses.field))
-class Value:
+class Value(PyTree):
     """Base class of everything that a program can be run on besides arrays.
 
     Most types derive from `ArrayValue`. A `Value` that does not is never
@@ -114,19 +80,6 @@ class Value:
     _is_base: ClassVar[bool] = True
     # Whether a field that is a value is no layer of its own.
     _is_whole: ClassVar[bool] = False
-    __dataclass_fields__ = _LazyFields()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        prepare_defined()
-        _defined.append(cls)
-        if not _is_decorated(sys._getframe(1)):
-            prepare_defined()
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        if "_jaxrewrite_ready" not in cls.__dict__:
-            _prepare(cls)
-        return super().__new__(cls)
 
     @abc.abstractmethod
     def aval(self) -> Any:
@@ -348,18 +301,13 @@ class Value:
         return NotImplemented
 
     def __repr__(self) -> str:
-        names = [f.name for f in _fields(type(self)) if f.repr] or list(vars(self))
+        names = [f.name for f in dataclass_fields(type(self)) if f.repr] or list(vars(self))
         shown = (f"{name}={_short(getattr(self, name, None))}" for name in names)
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def is_value(x: Any) -> bool:
     return isinstance(x, Value)
-
-
-def is_hollow(x: Any) -> bool:
-    """Whether a value has no leaves, so that `jax.vmap` has nothing to give batch axes."""
-    return is_value(x) and not tree_leaves(x)
 
 
 def _short(x: Any) -> str:
@@ -372,382 +320,3 @@ def _short(x: Any) -> str:
         return repr(x) if is_value(x) else _compat.short(_compat.leaf_aval(x))
     except TypeError:
         return repr(x)
-
-
-# --- becoming a dataclass and a pytree ----------------------------------------
-
-
-# Metadata of every class, and the first: the class itself. JAX's `==` of treedefs
-# compares the metadata of registered dataclasses and not their classes, and would
-# take two types with fields of the same names for one. JAX rebuilds a dataclass by
-# calling it with all fields as keywords, so that the first of those being this one
-# also tells a construction by JAX from one by the user.
-_CLASS = "__class__"
-
-_preparing = threading.RLock()
-
-# Classes whose decorators, which may make them pytrees, are still to come.
-_defined: list[type] = []
-
-
-class _Registering(threading.local):
-    cls: type | None = None
-
-
-# The class that is being registered on this thread. It shows no dataclass fields
-# then, because JAX takes no other metadata of a class that has some.
-_registering = _Registering()
-
-
-def _fields(cls: type) -> Sequence[dataclasses.Field[Any]]:
-    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-
-
-def _field_names(cls: type) -> list[str]:
-    return [f.name for f in _fields(cls)]
-
-
-def _is_ours(cls: type) -> bool:
-    """Whether no other library's metaclass (Equinox's, say) makes the class."""
-    return type(cls) in (type, abc.ABCMeta)
-
-
-def _make_dataclass(cls: Any) -> None:
-    with _preparing:
-        if not {"__dataclass_fields__", "_jaxrewrite_fields"}.isdisjoint(cls.__dict__):
-            return
-        own_init = "__init__" in cls.__dict__
-        frozen = all(
-            base.__dataclass_params__.frozen
-            for base in cls.__mro__
-            if "__dataclass_params__" in base.__dict__
-        )
-        dataclasses.dataclass(frozen=frozen, eq=False, repr=False, init=not own_init)(cls)
-        if own_init and frozen:
-            # An `__init__` of the class's own sets each field, once.
-            cls.__setattr__ = _set_once
-        _hide_fields(cls)
-
-
-def _hide_fields(cls: Any) -> None:
-    """Move the fields of a dataclass, so that they are found through `Value` alone."""
-    if "__dataclass_fields__" in cls.__dict__:
-        cls._jaxrewrite_fields = cls.__dict__["__dataclass_fields__"]
-        del cls.__dataclass_fields__
-
-
-def _set_once(self: Any, name: str, value: Any) -> None:
-    if name not in _field_names(type(self)) or name in vars(self):
-        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
-    object.__setattr__(self, name, value)
-
-
-def _is_decorated(frame: FrameType) -> bool:
-    """Whether something is done to a class before it is bound to its name.
-
-    ``frame`` is that of the class statement, which just calls what makes the class.
-    """
-    code, position = frame.f_code.co_code, frame.f_lasti + 2
-    while dis.opname[code[position]] in ("CACHE", "EXTENDED_ARG"):
-        position += 2
-    return not dis.opname[code[position]].startswith("STORE_")
-
-
-def prepare_defined() -> None:
-    """Make the classes pytrees that were defined, and decorated, until now.
-
-    So that pickled treedefs and exported programs find them, which know nothing of
-    what is done when an instance is made.
-    """
-    while _defined:
-        cls = _defined.pop()
-        is_whole = not ("_is_base" in cls.__dict__ or _missing(cls))
-        # One that makes its instances in its own way says itself what it is.
-        if is_whole and _is_ours(cls) and cls.__new__ is Value.__new__:
-            _prepare(cls)
-
-
-def _missing(cls: type) -> list[str]:
-    """The methods that a class has to define and does not."""
-    return [
-        name
-        for name in ("aval", "materialise")
-        if getattr(getattr(cls, name), "__isabstractmethod__", False)
-    ]
-
-
-def _prepare(cls: Any) -> None:
-    """Make ``cls`` a pytree, unless it is one."""
-    with _preparing:
-        if "_jaxrewrite_ready" in cls.__dict__:
-            return
-        for name in _missing(cls):
-            raise TypeError(f"{cls.__name__} has to define {name}().")
-        if _is_ours(cls) and not _is_registered(cls):
-            _make_dataclass(cls)
-            _hide_fields(cls)
-            _register(cls)
-        cls._jaxrewrite_ready = True
-
-
-def _is_registered(cls: type) -> bool:
-    try:
-        bare: Any = object.__new__(cls)
-    except TypeError:  # abstract: it has no instances to flatten
-        return True
-    try:
-        return jax.tree_util.default_registry.flatten_one_level(bare) is not None
-    except Exception:  # noqa: BLE001 - its own flattening, on an empty instance
-        return True
-
-
-def _register(cls: Any) -> None:
-    fields = [f for f in _fields(cls) if f.init]
-    static = [f.name for f in fields if f.metadata.get("static", False)]
-    children = [f.name for f in fields if f.name not in static]
-    _registering.cls = cls
-    try:
-        register_dataclass(cls, children, [_CLASS, *static])
-    finally:
-        _registering.cls = None
-    _register_for_export(cls)
-    cls.__init__ = _constructor(cls, cls.__init__, [*children, *static], static)
-    if cls.__new__ is not Value.__new__:
-        cls.__new__ = _maker(cls.__new__)
-
-
-def _maker(user_new: Any) -> Any:
-    @functools.wraps(user_new)
-    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
-        return object.__new__(cls) if _CLASS in kwargs else user_new(cls, *args, **kwargs)
-
-    return __new__
-
-
-def _constructor(cls: Any, user_init: Any, names: list[Any], static: list[Any]) -> Any:
-    @functools.wraps(user_init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs:
-            if name == _CLASS:
-                del kwargs[_CLASS]
-                self.__dict__.update(kwargs)
-                return
-            break
-        user_init(self, *args, **kwargs)
-        if type(self) is cls:
-            for name in names:
-                if not hasattr(self, name):
-                    raise TypeError(f"{cls.__name__}.__init__ sets no {name!r}.")
-            check_static_fields(self, static)
-
-    return __init__
-
-
-def check_static_fields(value: Value, names: Sequence[str] | None = None) -> None:
-    """Raise `TypeError` if a static field can't be part of a cache's key."""
-    if names is None:
-        fields = getattr(value, "__dataclass_fields__", {}).values()
-        names = [f.name for f in fields if f.metadata.get("static", False)]
-    for name in names:
-        content = getattr(value, name)
-        try:
-            hash(content)
-            bool(content == content)
-        except (TypeError, ValueError) as error:
-            raise TypeError(
-                f"The static field {name!r} of {type(value).__name__} holds a "
-                f"{type(content).__name__}, which can't be hashed and compared, so "
-                "that no program could be cached for it. Make it a tuple or another "
-                "immutable object, or, if it holds arrays, a field that is not static."
-            ) from error
-
-
-def _register_for_export(cls: type) -> None:
-    name = f"{cls.__module__}.{cls.__qualname__}"
-    # A class that is defined again, as in a notebook, takes the next free name.
-    for attempt in itertools.count(2):
-        try:
-            jax.export.register_pytree_node_serialization(
-                cls,
-                serialized_name=name,
-                serialize_auxdata=lambda metadata: pickle.dumps(metadata[1:]),
-                deserialize_auxdata=lambda data: (cls, *pickle.loads(data)),
-            )
-            return
-        except ValueError:
-            name = f"{cls.__module__}.{cls.__qualname__}#{attempt}"
-
-
-# --- structure ----------------------------------------------------------------
-
-
-def same_treedef(a: PyTreeDef, b: PyTreeDef) -> bool:
-    """Whether two pytrees are of one structure, their classes included.
-
-    JAX's ``==`` does not compare the classes of dataclasses that are registered by
-    others than this package. Their hashes, of 64 bits, do differ.
-    """
-    return a == b and hash(a) == hash(b)
-
-
-def same_structure(x: Any, y: Any) -> bool:
-    """Say whether two pytrees of arrays and values are alike but for their numbers.
-
-    Parameters
-    ----------
-    x, y
-        Values, arrays or pytrees of them.
-
-    Returns
-    -------
-    bool
-        Whether they have the same classes and metadata, nested ones included, and
-        leaves of the same shapes and dtypes.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp, jaxrewrite
-    >>> from jaxrewrite.values import Circulant, Diagonal
-    >>> x = jnp.ones(3)
-    >>> jaxrewrite.same_structure(Diagonal(x), Diagonal(2 * x))
-    True
-    >>> jaxrewrite.same_structure(Diagonal(x), Circulant(x))
-    False
-    """
-    xs, treedef = tree_flatten(x)
-    ys, other = tree_flatten(y)
-    return same_treedef(treedef, other) and all(
-        _compat.same_array_type(_compat.leaf_aval(a), _compat.leaf_aval(b))
-        for a, b in zip(xs, ys, strict=True)
-    )
-
-
-def layer(value: Value) -> tuple[list[Any], PyTreeDef]:
-    """Flatten one layer: leaves that are values themselves stay whole."""
-    is_leaf = None if value._is_whole else lambda x: x is not value and is_value(x)
-    leaves, treedef = tree_flatten(value, is_leaf=is_leaf)
-    if len(leaves) == 1 and leaves[0] is value:
-        raise no_pytree(value)
-    return leaves, treedef
-
-
-def fields(value: Value) -> tuple[list[Any], PyTreeDef]:
-    """The fields that are values, and all other leaves: a layer of any type.
-
-    `layer` is what a rule sees, which for some types is all leaves.
-    """
-    return tree_flatten(value, is_leaf=lambda x: x is not value and is_value(x))
-
-
-def no_pytree(value: Value) -> TypeError:
-    """The error for a value that has no leaves to work on."""
-    return TypeError(
-        f"{type(value).__name__} is no pytree, so that it has no leaves to work on. A "
-        "subclass of jaxrewrite.Value is made one by itself when it is constructed; a "
-        "class that goes another way has to be registered with jax.tree_util."
-    )
-
-
-def avals_of(operands: Sequence[Any]) -> list[Any]:
-    """The avals that values and arrays (or atoms of a jaxpr) stand for."""
-    return [aval_of(x) if is_value(x) else _compat.leaf_aval(x) for x in operands]
-
-
-_avals = bounded_cache(4096)
-
-
-def aval_of(value: Value) -> Any:
-    """The aval of a value, whose leaves may be arrays, tracers, avals or atoms.
-
-    Asked of each structure once. Leaves carry more than a user's ``aval`` says
-    (axes of a mesh, memory space); that is taken from ``materialise``.
-    """
-    leaves, treedef = layer(value)
-    try:
-        avals = tuple(avals_of(leaves))
-    except TypeError as error:
-        _check_is_whole(value, error)
-        raise TypeError(
-            f"{type(value).__name__} holds something that is no array: {error} "
-            "Declare such a field with jaxrewrite.field(static=True)."
-        ) from error
-    key = (treedef, avals, _compat.trace_context())
-    try:
-        known = _avals.get(key)
-    except TypeError:  # unhashable metadata
-        check_static_fields(value)
-        return _infer_aval(type(value), treedef, avals)
-    if known is None:
-        try:
-            known = _infer_aval(type(value), treedef, avals)
-        except Exception as error:
-            _check_is_whole(value, error)
-            raise
-        _avals.put(key, known)
-    return known
-
-
-def _check_is_whole(value: Value, error: Exception) -> None:
-    """Raise `TypeError` if an error is one of a value that has lost some leaves."""
-    empty = list(_empty_fields(value))
-    if empty:
-        raise TypeError(
-            f"This {type(value).__name__} is half empty, so that it stands for no array: "
-            f"there is None in {', '.join(empty)}, as in what jaxrewrite.values.partition, or "
-            "a filter of another library, makes of a pytree. Put the parts together first "
-            "(combine)."
-        ) from error
-
-
-def _empty_fields(value: Value) -> Iterator[str]:
-    for f in getattr(value, "__dataclass_fields__", {}).values():
-        content = getattr(value, f.name, None)
-        if isinstance(content, Value):
-            yield from (f"{f.name}.{name}" for name in _empty_fields(content))
-        elif content is None and f.default is not None and not f.metadata.get("static"):
-            yield f.name
-
-
-def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) -> Any:
-    declared: list[Any] = []
-
-    def ask(*leaves: Any) -> list[Any]:
-        declared.append(_as_aval(cls, tree_unflatten(treedef, leaves).aval()))
-        return []
-
-    debug_info = _compat.new_debug_info(f"{cls.__name__}.aval", cls.aval)
-    with _compat.mesh_of(avals):
-        _compat.trace_to_jaxpr(ask, avals, debug_info)
-    (aval,) = declared
-    if all(map(_compat.is_plain, avals)) or not isinstance(aval, ShapedArray):
-        return aval
-    try:
-        whole = dense_aval(cls, treedef, avals)
-    except Exception:  # noqa: BLE001 - a type that is never dense raises anything
-        return aval
-    return whole.update(weak_type=aval.weak_type)
-
-
-def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> Any:
-    """The aval of what ``materialise`` returns for leaves of these avals."""
-    found: list[Any] = []
-
-    def dense(*leaves: Any) -> list[Any]:
-        found.extend(avals_of([tree_unflatten(treedef, leaves).materialise()]))
-        return []
-
-    debug_info = _compat.new_debug_info(f"{cls.__name__}.materialise", cls.materialise)
-    with _compat.mesh_of(avals):
-        _compat.trace_to_jaxpr(dense, avals, debug_info)
-    return found[0]
-
-
-def _as_aval(cls: type[Value], declared: Any) -> Any:
-    if isinstance(declared, jax.core.AbstractValue):
-        return declared
-    if isinstance(declared, jax.ShapeDtypeStruct) or _compat.is_array(declared):
-        return _compat.leaf_aval(declared)
-    raise TypeError(
-        f"{cls.__name__}.aval() must return a jax.core.ShapedArray or a "
-        f"jax.ShapeDtypeStruct; it returned a {type(declared).__name__}."
-    )

@@ -21,6 +21,7 @@ Constant(fill=f32[], length=3)
 from __future__ import annotations
 
 from . import _compat
+from ._keepers import IDENTITIES
 
 
 _known = _compat.primitives_by_name()
@@ -32,7 +33,7 @@ def _present(names: str) -> tuple[str, ...]:
 
 # --- one operand, entry by entry ----------------------------------------------------
 
-IDENTITY = _present("copy copy_p name optimization_barrier pvary stop_gradient")
+IDENTITY = _present(" ".join(IDENTITIES))
 """Return what they are given."""
 
 LINEAR_UNARY = _present("neg real imag conj")

@@ -1,12 +1,13 @@
 """The benchmarks run, at a small size, and say what is true of it; nothing is timed."""
 
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
-from bench import model, page, peers, report, suite, types
+from bench import model, page, peers, plots, report, suite, types
 from bench.__main__ import PARTS, main
 
 
@@ -166,11 +167,28 @@ def test_against_figures_and_page(file, tmp_path, capsys):
     assert main(arguments) == 0
     assert "Against python" in capsys.readouterr().out
     drawn = {path.name for path in figures.iterdir()}
-    assert drawn == {"operations.svg", "operations.png", "types.svg", "types.png"}
+    assert drawn == {"operations.png", "types.png"}
     assert (figures / "types.png").read_bytes().startswith(b"\x89PNG")
     text = written.read_text()
-    assert ".. image:: figures/operations.svg" in text
+    assert ".. image:: figures/operations.png" in text
     assert PARTS["types"].title in text
+
+
+def test_figures_of_the_same_measurements_are_left_as_they_are(tmp_path):
+    results = [made(1.0, "by hand"), made(1.1)]
+    (name,) = plots.save(PARTS["overhead"], results, str(tmp_path))
+    drawn = (tmp_path / name).read_bytes()
+    before = (tmp_path / name).stat().st_mtime_ns
+    assert plots.save(PARTS["overhead"], results, str(tmp_path)) == [name]
+    assert (tmp_path / name).stat().st_mtime_ns == before
+    plots.save(PARTS["overhead"], [*results[:1], made(1.3)], str(tmp_path))
+    assert (tmp_path / name).read_bytes() != drawn
+
+
+def test_the_figures_in_the_documentation_are_those_that_it_shows():
+    docs = pathlib.Path(page.__file__).parent.parent / "docs"
+    shown = re.findall(r"image:: figures/(\S+)", (docs / "performance.rst").read_text())
+    assert sorted(shown) == sorted(path.name for path in (docs / "figures").iterdir())
 
 
 def test_the_page_in_the_documentation_is_of_these_parts():

@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._compat import UNSPECIFIED, JaxprEqn, SourceInfo, Var
+from .._compat import UNSPECIFIED, Var
+from .._draft import Restaged
 from .._placement import place_leaves, unsplit
-from .._rewrite import Restaged, Scope, handlers
+from .._restage import restage
+from .._rewrite import Scope, handlers
+from .._site import Site
 from .._value import is_value
 
 
@@ -54,12 +57,10 @@ _CALLS = {
 }
 
 
-def call_handler(
-    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
-) -> Any:
-    call = _CALLS[eqn.primitive.name]
-    restaged = scope.rewriting.restage(
-        eqn.params[_compat.body_name(eqn.params)], operands, eqn
+def call_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    call = _CALLS[site.primitive.name]
+    restaged = restage(
+        scope.rewriting, site.params[_compat.body_name(site.primitive)], operands, site
     )
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
@@ -67,8 +68,8 @@ def call_handler(
     leaves = [*consts, *tree_leaves(operands)]
     results = [Var(aval) for aval in restaged.jaxpr.out_avals]
     effects = _compat.effects_on(restaged.jaxpr, leaves)
-    params = _leaf_params(scope, call, eqn, len(consts), operands, restaged)
-    scope.copy(eqn, leaves, results, origin, params, effects)
+    params = _leaf_params(scope, call, site, len(consts), operands, restaged)
+    scope.copy(site, leaves, results, params, effects)
     return tree_unflatten(restaged.out_tree, results)
 
 
@@ -78,13 +79,13 @@ handlers.update(dict.fromkeys(_CALLS, call_handler))
 def _leaf_params(
     scope: Scope,
     call: _Call,
-    eqn: JaxprEqn,
+    site: Site,
     num_consts: int,
     operands: Sequence[Any],
     restaged: Restaged,
 ) -> dict[str, Any]:
-    params = eqn.params
-    body = _compat.body_name(params)
+    params = site.params
+    body = _compat.body_name(site.primitive)
     expanded = {body: restaged.closed if call.body_is_closed else restaged.jaxpr}
     for names, arrays, prefix in (
         (call.of_operands, operands, num_consts),
@@ -98,7 +99,7 @@ def _leaf_params(
             for said, array in zip(params[name], arrays, strict=True):
                 if name in call.of_places and is_value(array):
                     other = unsplit(said) if name == "out_shardings" else None
-                    leaves += place_leaves(scope, array, said, other or default, eqn)
+                    leaves += place_leaves(scope, array, said, other or default, site)
                 else:
                     leaves += [said] * len(tree_leaves(array))
             expanded[name] = tuple(leaves)

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .._compat import JaxprEqn
+from .._draft import Restaged
 from .._join import Coerce, Structure, dense_structure, fits, join, structure_of
-from .._rewrite import Restaged, Scope
+from .._rewrite import Scope
+from .._site import Site
 from .._value import is_value
 
 
@@ -33,7 +34,7 @@ def body_inputs(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def fixed_point(
-    scope: Scope, eqn: JaxprEqn, initial: Sequence[Structure], rewrite: Rewrite
+    scope: Scope, site: Site, initial: Sequence[Structure], rewrite: Rewrite
 ) -> tuple[list[Structure], Restaged]:
     """Find structures that a loop's carry keeps, and the body for them.
 
@@ -54,7 +55,7 @@ def fixed_point(
             own
             if own == result or changes[i] > _MAX_CHANGES
             # The first operands, too, have to find their way in.
-            else _rise(scope, eqn, initial[i], own, result, changes[i])
+            else _rise(scope, site, initial[i], own, result, changes[i])
             for i, (own, result) in enumerate(zip(carry, results, strict=False))
         ]
         if joined == carry:
@@ -71,14 +72,14 @@ def fixed_point(
 
 def _rise(
     scope: Scope,
-    eqn: JaxprEqn,
+    site: Site,
     initial: Structure,
     own: Structure,
     result: Structure,
     changes: int,
 ) -> Structure:
     if changes < _MAX_CHANGES:
-        joined = join(scope, own, result, eqn)
-        if fits(scope, initial, joined, eqn):
+        joined = join(scope, own, result, site)
+        if fits(scope, initial, joined, site):
             return joined
     return dense_structure(own)

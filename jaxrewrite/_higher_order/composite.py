@@ -12,21 +12,19 @@ from typing import Any
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._compat import JaxprEqn, SourceInfo
-from .._rewrite import Scope, handlers, source_within
+from .._restage import restage
+from .._rewrite import Scope, handlers
+from .._site import Site
 from .._value import is_value
 
 
-def composite_handler(
-    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
-) -> Any:
+def composite_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     if not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
-    body = eqn.params[_compat.body_name(eqn.params)]
-    restaged = scope.rewriting.restage(body, operands, eqn)
+    body = site.params[_compat.body_name(site.primitive)]
+    restaged = restage(scope.rewriting, body, operands, site)
     leaves = [*scope.include(restaged), *tree_leaves(operands)]
-    inner = source_within(origin, eqn.source_info)
-    return tree_unflatten(restaged.out_tree, scope.run(restaged.jaxpr, leaves, inner))
+    return tree_unflatten(restaged.out_tree, scope.run(restaged.jaxpr, leaves, site))
 
 
 handlers["composite"] = composite_handler

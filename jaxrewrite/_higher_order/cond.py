@@ -11,9 +11,13 @@ from typing import Any
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._compat import JaxprEqn, SourceInfo, Var
+from .._compat import Var
+from .._dense import Reason
+from .._draft import Restaged
 from .._join import Coerce, join_all, structure_of
-from .._rewrite import Reason, Restaged, Scope, handlers
+from .._restage import restage
+from .._rewrite import Scope, handlers
+from .._site import Site
 from .._value import is_value
 
 
@@ -23,39 +27,37 @@ _CHOOSES = Reason(
 )
 
 
-def cond_handler(
-    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
-) -> Any:
+def cond_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     has_values = any(map(is_value, operands))
     # Which branch to take is asked of an array.
     index = operands[0]
     if is_value(index):
-        index = scope.materialise(index, eqn, origin, _CHOOSES)
+        index = scope.materialise(index, site, _CHOOSES)
     operands = operands[1:]
     rewriting = scope.rewriting
 
     def rewrite(leaving: Coerce | None = None) -> list[Restaged]:
         return [
-            rewriting.restage(branch, operands, eqn, leaving=leaving)
-            for branch in eqn.params["branches"]
+            restage(rewriting, branch, operands, site, leaving=leaving)
+            for branch in site.params["branches"]
         ]
 
     branches = rewrite()
     structures = [list(map(structure_of, branch.results())) for branch in branches]
-    joined = [join_all(scope, own, eqn) for own in zip(*structures, strict=True)]
+    joined = [join_all(scope, own, site) for own in zip(*structures, strict=True)]
     if any(own != joined for own in structures):
         branches = rewrite(Coerce(tuple(joined)))
     if not has_values and not any(branch.changed for branch in branches):
         return NotImplemented  # the equation stays as it is
     consts = [scope.include(branch) for branch in branches]
     leaves = [*(var for own in consts for var in own), *tree_leaves(operands)]
-    params = {**eqn.params, "branches": _with_all_constants(branches, consts)}
+    params = {**site.params, "branches": _with_all_constants(branches, consts)}
     results = [Var(aval) for aval in branches[0].jaxpr.out_avals]
     effects: set[Any] = set()
     for branch in params["branches"]:
         inner, _ = _compat.open_jaxpr(branch)
         effects |= set(_compat.effects_on(inner, leaves))
-    scope.copy(eqn, [index, *leaves], results, origin, params, effects)
+    scope.copy(site, [index, *leaves], results, params, effects)
     return tree_unflatten(branches[0].out_tree, results)
 
 

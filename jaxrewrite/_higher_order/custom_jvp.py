@@ -15,12 +15,12 @@ from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
 from .._closures import resolve
-from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
 from .._materialise import materialise
 from .._program import function_of, run_on_values
 from .._rewrite import Scope, handlers
 from .._settings import Settings
+from .._site import Site
 from .._value import is_value
 from .derivatives import (
     bring_primals,
@@ -36,17 +36,15 @@ from .derivatives import (
 )
 
 
-def custom_jvp_handler(
-    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
-) -> Any:
-    restaged = restage_call(scope, eqn, operands)
+def custom_jvp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    restaged = restage_call(scope, site, operands)
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
     num_consts = len(restaged.consts)
-    symbolic = eqn.params["symbolic_zeros"]
+    symbolic = site.params["symbolic_zeros"]
     settings = scope.rewriting.settings
     in_tree = tree_structure(operands)
-    call = function_of(restaged, eqn.params["call_jaxpr"])
+    call = function_of(restaged, site.params["call_jaxpr"])
     structures = targets(restaged)
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -55,9 +53,9 @@ def custom_jvp_handler(
         def recompute() -> list[Any]:
             return tree_unflatten(restaged.out_tree, call(*primals))
 
-        with noting(eqn, operands):
+        with noting(site, operands):
             results, result_tangents = _apply_rule(
-                eqn, operands, tangents[num_consts:], settings, structures, recompute
+                site, operands, tangents[num_consts:], settings, structures, recompute
             )
             return tree_leaves(results), [
                 t
@@ -66,10 +64,10 @@ def custom_jvp_handler(
             ]
 
     fn = jax.custom_jvp(call)
-    # So that it is known of which values no tangent is needed.
+    # Symbolic zeros say which values need no tangent.
     fn.defjvp(rule, symbolic_zeros=True)
     consts = scope.include(restaged)
-    results = scope.add_call(fn, [*consts, *tree_leaves(operands)], eqn, origin)
+    results = scope.add_call(fn, [*consts, *tree_leaves(operands)], site)
     return tree_unflatten(restaged.out_tree, results)
 
 
@@ -77,7 +75,7 @@ handlers["custom_jvp_call"] = custom_jvp_handler
 
 
 def _apply_rule(
-    eqn: JaxprEqn,
+    site: Site,
     operands: Sequence[Any],
     leaf_tangents: Sequence[Any],
     settings: Settings,
@@ -85,7 +83,7 @@ def _apply_rule(
     recompute: Any,
 ) -> tuple[list[Any], list[Any]]:
     """The user's rule on values: results, and tangents of the arrays they are."""
-    params = eqn.params
+    params = site.params
     symbolic = params["symbolic_zeros"]
     tangents = [
         tangent_of(operand, own, symbolic, settings)
@@ -94,14 +92,14 @@ def _apply_rule(
     is_zero = [type(t) is SymbolicZero for t in tangents]
     jaxpr, consts, zero_results = params["jvp_jaxpr_fun"].call_wrapped(*is_zero)
     inputs = [
-        *resolve(consts, settings, eqn),
+        *resolve(consts, settings, site),
         *operands[params["num_consts"] :],
         *(t for t, zero in zip(tangents, is_zero, strict=True) if not zero),
     ]
     # Tangents are brought to the form in which they are lifted, and not by the policy.
     dense = [*map(is_array, structures), *(False for zero in zero_results if not zero)]
     out = run_on_values(
-        settings, _compat.constants_first(jaxpr), inputs, eqn, MakeDense(tuple(dense))
+        settings, _compat.constants_first(jaxpr), inputs, site, MakeDense(tuple(dense))
     )
     results = bring_primals(out[: len(structures)], structures, recompute)
     nonzero = iter(out[len(structures) :])

@@ -14,13 +14,14 @@ import jax
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
+from .._avals import avals_of
 from .._closures import resolve
-from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
 from .._program import function_of, run_on_values
 from .._rewrite import Scope, handlers
 from .._settings import Settings
-from .._value import avals_of, is_value
+from .._site import Site
+from .._value import is_value
 from .derivatives import (
     bring_primals,
     chunks,
@@ -34,17 +35,15 @@ from .derivatives import (
 )
 
 
-def custom_vjp_handler(
-    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
-) -> Any:
-    restaged = restage_call(scope, eqn, operands)
+def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    restaged = restage_call(scope, site, operands)
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
-    num_hoisted, num_consts = len(restaged.consts), eqn.params["num_consts"]
-    symbolic = eqn.params["symbolic_zeros"]
+    num_hoisted, num_consts = len(restaged.consts), site.params["num_consts"]
+    symbolic = site.params["symbolic_zeros"]
     settings = scope.rewriting.settings
     in_tree = tree_structure(operands)
-    call = function_of(restaged, eqn.params["call_jaxpr"])
+    call = function_of(restaged, site.params["call_jaxpr"])
     structures = targets(restaged)
 
     def forward(*args: Any) -> Any:
@@ -52,11 +51,11 @@ def custom_vjp_handler(
         operands = tree_unflatten(in_tree, leaves[num_hoisted:])
         of_operands = chunks([arg.perturbed for arg in args[num_hoisted:]], operands)
         perturbed = [any(own) for own in of_operands]
-        # Without symbolic zeros the rule hears that all may be perturbed.
+        # A rule without symbolic zeros is told that all operands may be perturbed.
         nonzero = [not symbolic or is_perturbed for is_perturbed in perturbed]
-        with noting(eqn, operands):
+        with noting(site, operands):
             residuals, primals = _apply_forward(
-                eqn, operands[num_consts:], nonzero[num_consts:], settings, structures
+                site, operands[num_consts:], nonzero[num_consts:], settings, structures
             )
 
         def recompute() -> list[Any]:
@@ -68,8 +67,8 @@ def custom_vjp_handler(
 
     def backward(saved: Any, leaf_cotangents: Sequence[Any]) -> Any:
         residuals, ins, outs, perturbed = saved
-        ins, outs = _with_arrays(ins, eqn.invars), _with_arrays(outs, eqn.outvars)
-        with noting(eqn, ins):
+        ins, outs = _with_arrays(ins, site.eqn.invars), _with_arrays(outs, site.outvars)
+        with noting(site, ins):
             cotangents = [
                 cotangent_of(out, own, settings)
                 for out, own in zip(outs, chunks(leaf_cotangents, outs), strict=True)
@@ -77,7 +76,7 @@ def custom_vjp_handler(
             if not symbolic:
                 cotangents = list(map(instantiated, cotangents))
             pulled = [None] * num_consts + _apply_backward(
-                eqn, residuals, cotangents, settings
+                site, residuals, cotangents, settings
             )
             of_leaves = [
                 pull_back(operand, cotangent if is_perturbed else None, settings)
@@ -88,10 +87,10 @@ def custom_vjp_handler(
         return (*[None] * num_hoisted, *(ct for own in of_leaves for ct in own))
 
     fn = jax.custom_vjp(call)
-    # So that it is known of which values no cotangent is needed.
+    # Symbolic zeros say which values need no cotangent.
     fn.defvjp(forward, backward, symbolic_zeros=True)
     consts = scope.include(restaged)
-    results = scope.add_call(fn, [*consts, *tree_leaves(operands)], eqn, origin)
+    results = scope.add_call(fn, [*consts, *tree_leaves(operands)], site)
     return tree_unflatten(restaged.out_tree, results)
 
 
@@ -119,43 +118,43 @@ def _with_arrays(values: Sequence[Any], atoms: Sequence[Any]) -> list[Any]:
 
 
 def _apply_forward(
-    eqn: JaxprEqn,
+    site: Site,
     operands: Sequence[Any],
     nonzero: Sequence[bool],
     settings: Settings,
     structures: Sequence[Any],
 ) -> tuple[list[Any], list[Any]]:
     """The user's forward rule on values: residuals, and results."""
-    jaxpr, consts = eqn.params["fwd_jaxpr_thunk"].call_wrapped(*nonzero)
+    jaxpr, consts = site.params["fwd_jaxpr_thunk"].call_wrapped(*nonzero)
     # Known once the rule has run: which residuals are operands passed on.
-    _, residual_tree, forwarded = eqn.params["out_trees"]()
+    _, residual_tree, forwarded = site.params["out_trees"]()
     num_made = residual_tree.num_leaves - sum(i is not None for i in forwarded)
     dense = [*[False] * num_made, *map(is_array, structures)]
     out = run_on_values(
         settings,
         _compat.constants_first(jaxpr),
-        [*resolve(consts, settings, eqn), *operands],
-        eqn,
+        [*resolve(consts, settings, site), *operands],
+        site,
         MakeDense(tuple(dense)),
     )
     made = iter(out[:num_made])
-    offset = eqn.params["num_consts"]
+    offset = site.params["num_consts"]
     residuals = [next(made) if i is None else operands[i - offset] for i in forwarded]
     return residuals, out[num_made:]
 
 
 def _apply_backward(
-    eqn: JaxprEqn,
+    site: Site,
     residuals: Sequence[Any],
     cotangents: Sequence[Any],
     settings: Settings,
 ) -> list[Any]:
     """The user's backward rule on values: cotangents, ``None`` where there is none.
 
-    A Python function. It is called with what is there if that is arrays, and
-    traced on arrays if there are values to rewrite it for.
+    The rule is a Python function. It is called if all its operands are arrays, and
+    traced and rewritten if some are values.
     """
-    bwd = eqn.params["bwd"]
+    bwd = site.params["bwd"]
     operands = [*residuals, *cotangents]
     if not any(map(is_value, operands)) and not settings.rules.dense_primitives():
         return _compat.call_backward(bwd, operands)
@@ -172,7 +171,7 @@ def _apply_backward(
         return [ct for ct in returned if ct is not None]
 
     debug_info = _compat.new_debug_info("backward", flat)
-    with eqn.ctx.manager:
+    with site.context.manager:
         jaxpr, consts = _compat.trace_to_jaxpr(flat, avals_of(traced), debug_info)
-    results = iter(run_on_values(settings, jaxpr, [*consts, *traced], eqn))
+    results = iter(run_on_values(settings, jaxpr, [*consts, *traced], site))
     return [next(results) if is_there else None for is_there in there]

@@ -13,23 +13,23 @@ from jax.custom_batching import custom_vmap
 from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from .. import _compat
+from .._avals import avals_of, layer
 from .._batched import Batched
-from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
 from .._materialise import materialise
 from .._program import function_of
+from .._restage import restage
 from .._rewrite import Scope, handlers
 from .._settings import use_settings
+from .._site import Site
 from .._transform import transform
-from .._value import avals_of, is_value, layer
+from .._value import is_value
 
 
-def custom_vmap_handler(
-    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
-) -> Any:
-    params = eqn.params
-    dense = MakeDense((True,) * len(eqn.outvars))
-    restaged = scope.rewriting.restage(params["call"], operands, eqn, leaving=dense)
+def custom_vmap_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    params = site.params
+    dense = MakeDense((True,) * len(site.outvars))
+    restaged = restage(scope.rewriting, params["call"], operands, site, leaving=dense)
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
     num_hoisted = len(restaged.consts)
@@ -65,7 +65,7 @@ def custom_vmap_handler(
     fn = custom_vmap(call)
     fn.def_vmap(rule)
     leaves = [*scope.include(restaged), *tree_leaves(operands)]
-    return scope.add_call(fn, leaves, eqn, origin)
+    return scope.add_call(fn, leaves, site)
 
 
 handlers["custom_vmap_call"] = custom_vmap_handler

@@ -19,24 +19,29 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from .. import _compat
-from .._compat import JaxprEqn
+from .. import _avals, _compat
+from .._avals import aval_of, avals_of, dense_aval, layer
+from .._batched import Batched
+from .._dense import Reason
+from .._draft import Restaged
 from .._errors import add_note
 from .._join import MakeDense, Structure, structure_of
 from .._materialise import materialise
-from .._rewrite import Reason, Restaged, Scope, describe
+from .._restage import restage
+from .._rewrite import Scope
 from .._settings import Settings, use_settings
+from .._site import Site, describe
 from .._transform import transform
-from .._value import Value, aval_of, avals_of, dense_aval, is_value, layer
+from .._value import Value, is_value
 
 
 @contextlib.contextmanager
-def noting(eqn: JaxprEqn, operands: Sequence[Any]) -> Iterator[None]:
+def noting(site: Site, operands: Sequence[Any]) -> Iterator[None]:
     """Errors in a rule say in which equation, though it is long gone."""
     try:
         yield
     except Exception as error:
-        add_note(error, describe(eqn, operands))
+        add_note(error, describe(site, operands))
         raise
 
 
@@ -50,10 +55,10 @@ _NOT_LIFTED = Reason(
 )
 
 
-def restage_call(scope: Scope, eqn: JaxprEqn, operands: Sequence[Any]) -> Restaged:
+def restage_call(scope: Scope, site: Site, operands: Sequence[Any]) -> Restaged:
     """Rewrite the function of a custom rule, with results that can carry tangents."""
-    jaxpr = eqn.params["call_jaxpr"]
-    restaged = scope.rewriting.restage(jaxpr, operands, eqn)
+    jaxpr = site.params["call_jaxpr"]
+    restaged = restage(scope.rewriting, jaxpr, operands, site)
     if not any(is_inexact(x) and x.size for x in avals_of(tree_leaves(operands))):
         return restaged  # nothing can flow
     dense = tuple(
@@ -63,15 +68,25 @@ def restage_call(scope: Scope, eqn: JaxprEqn, operands: Sequence[Any]) -> Restag
     if not any(dense):
         return restaged
     leaving = MakeDense(dense, _NOT_LIFTED)
-    return scope.rewriting.restage(jaxpr, operands, eqn, leaving=leaving)
+    return restage(scope.rewriting, jaxpr, operands, site, leaving=leaving)
 
 
 def is_inexact(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
+def parts(value: Value) -> tuple[list[Any], Any]:
+    """The fields of a value that have a tangent of their own, values among them.
+
+    Those of types whose rules see all leaves, too: the leaf tangents of a value within
+    are no tangent of the array that it stands for.
+    """
+    # What a stack holds stands for no array by itself.
+    return layer(value) if isinstance(value, Batched) else _avals.fields(value)
+
+
 def can_be_lifted(value: Value) -> bool:
-    fields, _ = layer(value)
+    fields, _ = parts(value)
     return type(value).lift_tangent is not Value.lift_tangent and all(
         can_be_lifted(field) for field in fields if is_value(field)
     )
@@ -79,7 +94,7 @@ def can_be_lifted(value: Value) -> bool:
 
 def can_be_dense(value: Value) -> bool:
     """Whether a value, on avals, does not refuse to be made dense."""
-    fields, treedef = layer(value)
+    fields, treedef = parts(value)
     if not all(can_be_dense(field) for field in fields if is_value(field)):
         return False
     try:
@@ -171,14 +186,14 @@ def _has_tangent_hook(value: Value) -> bool:
 
 
 def _tangent(value: Value, leaf_tangents: Any) -> Any:
-    fields, treedef = layer(value)
+    fields, treedef = parts(value)
     tangents = [
         _tangent(field, t) if is_value(field) else t
-        for field, t in zip(fields, layer(leaf_tangents)[0], strict=True)
+        for field, t in zip(fields, parts(leaf_tangents)[0], strict=True)
     ]
-    hook = type(value).tangent is not Value.tangent
     apply: Callable[..., Any] = functools.partial(
-        _tangent_by_type if hook else _tangent_by_materialise, treedef
+        _tangent_by_type if _has_tangent_hook(value) else _tangent_by_materialise,
+        treedef,
     )
     if any(map(is_value, fields)):
         apply = transform(apply, materialise="allow")
@@ -221,7 +236,7 @@ def lift(value: Value, tangent: Any, settings: Settings) -> list[Any]:
 
 
 def _lift(value: Value, tangent: Any) -> list[Any]:
-    fields, treedef = layer(value)
+    fields, treedef = parts(value)
     apply: Callable[..., Any] = functools.partial(_lift_by_type, treedef)
     if any(map(is_value, fields)):
         # The tangent stays what it is: a value where its type is never dense.
@@ -253,7 +268,7 @@ def _lift_by_type(treedef: Any, fields: Sequence[Any], tangent: Any) -> list[Any
             f"{cls}.lift_tangent must return a {cls} with tangents as leaves; it returned "
             f"a {type(lifted).__name__}."
         )
-    tangents = layer(lifted)[0]
+    tangents = parts(lifted)[0]
     for field, t in zip(fields, tangents, strict=True):
         expected, got = avals_of([field, t])
         if is_inexact(expected) and not _compat.same_array_type(got, expected):

@@ -19,22 +19,23 @@ from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._caches import WeakCaches
-from .._compat import Jaxpr, JaxprEqn, SourceInfo
-from .._rewrite import Scope, handlers, source_within
+from .._compat import Jaxpr, JaxprEqn
+from .._restage import restage
+from .._rewrite import Scope, handlers
+from .._site import Site
+from .._traces import has_tracers
 from .._value import is_value
 from .derivatives import instantiated, is_inexact
 
 
-def hi_primitive_handler(
-    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
-) -> Any:
-    if not _compat.can_be_expanded(eqn):
+def hi_primitive_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    if not _compat.can_be_expanded(site.eqn):
         return NotImplemented
-    body, consts = _expansion(eqn)
+    body, consts = _expansion(site.eqn)
     if _reads_bits(body):
         return NotImplemented
-    restaged = scope.rewriting.restage(
-        body, [*map(_compat.leaf_aval, consts), *operands], eqn
+    restaged = restage(
+        scope.rewriting, body, [*map(_compat.leaf_aval, consts), *operands], site
     )
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
@@ -43,8 +44,7 @@ def hi_primitive_handler(
         *map(scope.const, consts),
         *tree_leaves(operands),
     ]
-    inner = source_within(origin, eqn.source_info)
-    return tree_unflatten(restaged.out_tree, scope.run(restaged.jaxpr, leaves, inner))
+    return tree_unflatten(restaged.out_tree, scope.run(restaged.jaxpr, leaves, site))
 
 
 handlers["call_hi_primitive"] = hi_primitive_handler
@@ -67,7 +67,7 @@ def _expansion(eqn: JaxprEqn) -> tuple[Jaxpr, list[Any]]:
         with eqn.ctx.manager:
             known = _compat.trace_to_jaxpr(_function(eqn), avals, debug_info)
         _, consts = known
-        if not any(isinstance(const, _compat.Tracer) for const in consts):
+        if not has_tracers(consts):
             cache.put(key, known)
     return known
 

@@ -11,25 +11,24 @@ from typing import Any
 from jax.custom_derivatives import linear_call
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
-from .._compat import JaxprEqn, SourceInfo
 from .._join import MakeDense
 from .._program import function_of, run_on_values
+from .._restage import restage
 from .._rewrite import Scope, handlers
+from .._site import Site
 from .._value import is_value
 from .derivatives import noting
 
 
-def linear_call_handler(
-    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
-) -> Any:
-    params = eqn.params
+def linear_call_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    params = site.params
     num_consts, num_residuals = params["num_callee_consts"], params["num_res"]
     start = num_consts + num_residuals
     residuals = operands[:start]
-    arrays = scope.materialise_operands(eqn, operands[start:], origin)
-    dense = MakeDense((True,) * len(eqn.outvars))
-    restaged = scope.rewriting.restage(
-        params["callee"], [*residuals, *arrays], eqn, leaving=dense
+    arrays = scope.materialise_operands(site, operands[start:])
+    dense = MakeDense((True,) * len(site.outvars))
+    restaged = restage(
+        scope.rewriting, params["callee"], [*residuals, *arrays], site, leaving=dense
     )
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # the equation stays as it is
@@ -43,11 +42,11 @@ def linear_call_handler(
 
     def transposed(leaves: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
         saved = tree_unflatten(in_tree, leaves[num_hoisted:])
-        with noting(eqn, [*saved, *cotangents]):
+        with noting(site, [*saved, *cotangents]):
             jaxpr, consts = params["transpose_thunk"]()
             inputs = [*consts, *saved[num_consts:], *cotangents]
             dense = MakeDense((True,) * len(arrays))
-            return run_on_values(settings, jaxpr, inputs, eqn, dense)
+            return run_on_values(settings, jaxpr, inputs, site, dense)
 
     leaves = [*scope.include(restaged), *tree_leaves(residuals)]
 
@@ -55,7 +54,7 @@ def linear_call_handler(
         own, rest = list(flat[: len(leaves)]), list(flat[len(leaves) :])
         return linear_call(call, transposed, own, rest)
 
-    return scope.add_call(on_leaves, [*leaves, *arrays], eqn, origin)
+    return scope.add_call(on_leaves, [*leaves, *arrays], site)
 
 
 handlers["linear_call"] = linear_call_handler

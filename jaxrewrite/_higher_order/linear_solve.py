@@ -11,22 +11,22 @@ from typing import Any
 
 from jax.tree_util import tree_leaves
 
-from .._compat import JaxprEqn, SourceInfo, Var
+from .._compat import Var
 from .._join import MakeDense
+from .._restage import restage
 from .._rewrite import Scope, handlers
+from .._site import Site
 from .._value import is_value
 
 
-def linear_solve_handler(
-    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
-) -> Any:
+def linear_solve_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     has_values = any(map(is_value, operands))
-    lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
+    lengths, jaxprs = site.params["const_lengths"], site.params["jaxprs"]
     rest = iter(operands)
     consts = [list(itertools.islice(rest, length)) for length in lengths]
-    right_sides = scope.materialise_operands(eqn, list(rest), origin)
+    right_sides = scope.materialise_operands(site, list(rest))
     restaged = [
-        None if jaxpr is None else _restage(scope, eqn, jaxpr, own)
+        None if jaxpr is None else _restage(scope, site, jaxpr, own)
         for jaxpr, own in zip(jaxprs, consts, strict=True)
     ]
     if not has_values and not any(r is not None and r.changed for r in restaged):
@@ -36,20 +36,20 @@ def linear_solve_handler(
         for r, own in zip(restaged, consts, strict=True)
     ]
     params = {
-        **eqn.params,
+        **site.params,
         "const_lengths": type(lengths)(*map(len, leaves)),
         "jaxprs": type(jaxprs)(*(None if r is None else r.closed for r in restaged)),
     }
     inputs = [*itertools.chain(*leaves), *right_sides]
-    results = [Var(var.aval) for var in eqn.outvars]
-    scope.copy(eqn, inputs, results, origin, params)
+    results = [Var(var.aval) for var in site.outvars]
+    scope.copy(site, inputs, results, params)
     return results
 
 
 handlers["custom_linear_solve"] = linear_solve_handler
 
 
-def _restage(scope: Scope, eqn: JaxprEqn, jaxpr: Any, consts: list[Any]) -> Any:
+def _restage(scope: Scope, site: Site, jaxpr: Any, consts: list[Any]) -> Any:
     arrays = jaxpr.in_avals[len(consts) :]
     dense = MakeDense((True,) * len(jaxpr.out_avals))
-    return scope.rewriting.restage(jaxpr, [*consts, *arrays], eqn, leaving=dense)
+    return restage(scope.rewriting, jaxpr, [*consts, *arrays], site, leaving=dense)

@@ -13,37 +13,38 @@ from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._batched import sliced
-from .._compat import JaxprEqn, SourceInfo, Var
+from .._compat import Var
+from .._draft import Restaged
 from .._join import Coerce, Structure, coerce, structure_of
-from .._rewrite import Restaged, Scope, handlers
+from .._restage import restage
+from .._rewrite import Scope, handlers
+from .._site import Site
 from .._value import is_value
 from .carry import body_inputs, fixed_point
 from .stacking import Elements, sliceable, stacked
 
 
-def scan_handler(
-    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
-) -> Any:
+def scan_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     has_values = any(map(is_value, operands))
-    body, length = eqn.params["jaxpr"], eqn.params["length"]
-    num_consts, num_carry = _compat.scan_counts(eqn.params)
+    body, length = site.params["jaxpr"], site.params["length"]
+    num_consts, num_carry = _compat.scan_counts(site.params)
     start = num_consts + num_carry
     consts, carry = operands[:num_consts], operands[num_consts:start]
-    xs = [sliceable(scope, x, length, eqn, origin) for x in operands[start:]]
+    xs = [sliceable(scope, x, length, site) for x in operands[start:]]
     slices = [sliced(x, length) for x in xs]
     entering = Elements(start) if any(map(is_value, xs)) else None
 
     def rewrite(structures: Sequence[Structure], leaving: Coerce | None) -> Restaged:
         likes = [structure.like() for structure in structures]
         inputs = body_inputs(body, [*consts, *likes, *slices])
-        return scope.rewriting.restage(body, inputs, eqn, entering, leaving)
+        return restage(scope.rewriting, body, inputs, site, entering, leaving)
 
     initial = list(map(structure_of, carry))
-    structures, restaged = fixed_point(scope, eqn, initial, rewrite)
+    structures, restaged = fixed_point(scope, site, initial, rewrite)
     if not has_values and not restaged.changed:
         return NotImplemented  # the equation stays as it is
     carry = [
-        coerce(scope, x, structure, eqn, origin)
+        coerce(scope, x, structure, site)
         for x, structure in zip(carry, structures, strict=True)
     ]
     hoisted = scope.include(restaged)
@@ -54,13 +55,13 @@ def scan_handler(
     results = [Var(aval) for aval in [*avals[:num_carry_leaves], *stacks]]
     leaves = [leaf for group in groups for leaf in group]
     counts = [*map(len, groups), len(stacks)]
-    params = _compat.scan_params(eqn.params, restaged.closed, counts)
+    params = _compat.scan_params(site.params, restaged.closed, counts)
     effects = _compat.effects_on(restaged.jaxpr, leaves)
-    scope.copy(eqn, leaves, results, origin, params, effects)
+    scope.copy(site, leaves, results, params, effects)
     whole = tree_unflatten(restaged.out_tree, results)
     ys = [
-        stacked(scope, y, length, var.aval, eqn, origin)
-        for y, var in zip(whole[num_carry:], eqn.outvars[num_carry:], strict=True)
+        stacked(scope, y, length, var.aval, site)
+        for y, var in zip(whole[num_carry:], site.outvars[num_carry:], strict=True)
     ]
     return [*whole[:num_carry], *ys]
 

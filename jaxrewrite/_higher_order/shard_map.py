@@ -15,12 +15,17 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import tree_flatten, tree_map, tree_unflatten
 
 from .. import _compat
-from .._compat import JaxprEqn, ShapedArray, SourceInfo
+from .._avals import aval_of, avals_of
+from .._compat import ShapedArray
+from .._dense import Reason
+from .._draft import Restaged
 from .._join import MakeDense
 from .._placement import specs_of_leaves
 from .._program import Program
-from .._rewrite import Reason, Restaged, Scope, handlers
-from .._value import aval_of, avals_of, is_value
+from .._restage import restage
+from .._rewrite import Scope, handlers
+from .._site import Site
+from .._value import is_value
 
 
 _NOT_SHARDED = Reason(
@@ -28,10 +33,8 @@ _NOT_SHARDED = Reason(
 )
 
 
-def shard_map_handler(
-    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
-) -> Any:
-    params = eqn.params
+def shard_map_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    params = site.params
     has_values = any(map(is_value, operands))
     in_specs: list[Any] = []
     for i, (spec, var) in enumerate(
@@ -39,13 +42,13 @@ def shard_map_handler(
     ):
         specs = _leaf_specs(operands[i], spec, var.aval, params["mesh"], _shard_shape)
         if specs is None:
-            operands[i] = scope.materialise(operands[i], eqn, origin, _NOT_SHARDED)
+            operands[i] = scope.materialise(operands[i], site, _NOT_SHARDED)
         in_specs.extend([spec] if specs is None else specs)
     leaves, in_tree = tree_flatten(operands)
 
-    def restage(shards: Sequence[Any], leaving: MakeDense | None) -> Restaged:
+    def rewrite(shards: Sequence[Any], leaving: MakeDense | None) -> Restaged:
         local = tree_unflatten(in_tree, shards)
-        return scope.rewriting.restage(params["jaxpr"], local, eqn, leaving=leaving)
+        return restage(scope.rewriting, params["jaxpr"], local, site, leaving=leaving)
 
     def on_mesh(body: Callable[..., Any], out_specs: Sequence[Any]) -> Any:
         return jax.shard_map(
@@ -57,18 +60,18 @@ def shard_map_handler(
             axis_names=set(params["newly_manual_axes"]),
         )
 
-    restaged = _within(on_mesh, lambda shards: restage(shards, None), leaves, eqn)
+    restaged = _within(on_mesh, lambda shards: rewrite(shards, None), leaves, site)
     if not has_values and not restaged.changed:
         return NotImplemented  # the equation stays as it is
     out_specs = [
         _leaf_specs(result, spec, var.aval, params["mesh"], _whole_shape)
         for result, spec, var in zip(
-            restaged.results(), params["out_specs"], eqn.outvars, strict=True
+            restaged.results(), params["out_specs"], site.outvars, strict=True
         )
     ]
     if None in out_specs:
         leaving = MakeDense(tuple(specs is None for specs in out_specs), _NOT_SHARDED)
-        restaged = _within(on_mesh, lambda shards: restage(shards, leaving), leaves, eqn)
+        restaged = _within(on_mesh, lambda shards: rewrite(shards, leaving), leaves, site)
     flat_specs = [
         leaf_spec
         for specs, spec in zip(out_specs, params["out_specs"], strict=True)
@@ -80,7 +83,7 @@ def shard_map_handler(
 
     scope.include(restaged._replace(consts=[]))  # the body closes over them
     fn = on_mesh(body, flat_specs)
-    results = scope.add_call(lambda *leaves: list(fn(*leaves)), leaves, eqn, origin)
+    results = scope.add_call(lambda *leaves: list(fn(*leaves)), leaves, site)
     return tree_unflatten(restaged.out_tree, results)
 
 
@@ -91,7 +94,7 @@ def _within(
     on_mesh: Callable[..., Any],
     rewrite: Callable[[Sequence[Any]], Restaged],
     leaves: Sequence[Any],
-    eqn: JaxprEqn,
+    site: Site,
 ) -> Restaged:
     """Rewrite the body where it will run: among the axes of the mesh."""
     found: list[Restaged] = []
@@ -102,7 +105,7 @@ def _within(
 
     fn = on_mesh(body, ())
     debug_info = _compat.new_debug_info("shard_map", fn)
-    with eqn.ctx.manager:
+    with site.context.manager:
         _compat.trace_to_jaxpr(lambda *leaves: fn(*leaves), avals_of(leaves), debug_info)
     return found[0]
 

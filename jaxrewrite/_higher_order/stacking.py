@@ -8,10 +8,13 @@ from typing import Any, NamedTuple
 from jax.tree_util import tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
+from .._avals import aval_of, fields
 from .._batched import Batched, sliced
-from .._compat import JaxprEqn, SourceInfo, Var
-from .._rewrite import Reason, Scope
-from .._value import Value, aval_of, fields, is_value
+from .._compat import Var
+from .._dense import Reason
+from .._rewrite import Scope
+from .._site import Site
+from .._value import Value, is_value
 
 
 _NOT_SLICED = Reason(
@@ -19,50 +22,46 @@ _NOT_SLICED = Reason(
 )
 
 
-def sliceable(
-    scope: Scope, x: Any, length: int, eqn: JaxprEqn, origin: SourceInfo | None
-) -> Any:
+def sliceable(scope: Scope, x: Any, length: int, site: Site) -> Any:
     """An operand as it can be sliced leaf by leaf: a value, or dense."""
     if not is_value(x):
         return x
     scratch = Scope(scope.rewriting)
-    if _can_be_sliced(scope, _sliceable(scratch, _on_vars(x), eqn), length, eqn):
-        return _sliceable(scope, x, eqn, origin)
-    return scope.materialise(x, eqn, origin, _NOT_SLICED)
+    if _can_be_sliced(scope, _sliceable(scratch, _on_vars(x), site), length, site):
+        return _sliceable(scope, x, site)
+    return scope.materialise(x, site, _NOT_SLICED)
 
 
 def _on_vars(x: Any) -> Any:
     return tree_map(lambda leaf: Var(_compat.leaf_aval(leaf)), x)
 
 
-def _sliceable(
-    scope: Scope, x: Any, eqn: JaxprEqn, origin: SourceInfo | None = None
-) -> Any:
+def _sliceable(scope: Scope, x: Any, site: Site) -> Any:
     """A value as its type, and those of its fields, would have it sliced."""
     if not is_value(x) or isinstance(x, Batched):
         return x
     cls = type(x)
     own, treedef = fields(x)
-    value = tree_unflatten(treedef, [_sliceable(scope, f, eqn, origin) for f in own])
+    value = tree_unflatten(treedef, [_sliceable(scope, f, site) for f in own])
     if cls.sliceable is Value.sliceable:
         return value
-    return _call_hook(scope, cls.sliceable, cls, value, eqn, origin)
+    return _call_hook(scope, cls.sliceable, cls, value, site)
 
 
-def _can_be_sliced(scope: Scope, x: Value, length: int, eqn: JaxprEqn) -> bool:
+def _can_be_sliced(scope: Scope, x: Value, length: int, site: Site) -> bool:
     if isinstance(x, Batched):
         return True
     avals = map(_compat.leaf_aval, tree_leaves(x))
     if any(aval.shape[:1] != (length,) for aval in avals):
         return False
-    one = _element(Scope(scope.rewriting), tree_map(Var, sliced(x, length)), eqn)
+    one = _element(Scope(scope.rewriting), tree_map(Var, sliced(x, length)), site)
     if one is NotImplemented:
         return False
     expected = _compat.without_leading_axis(aval_of(x), length)
     return _compat.same_array_type(aval_of(one) if is_value(one) else one.aval, expected)
 
 
-def _element(scope: Scope, x: Any, eqn: JaxprEqn) -> Any:
+def _element(scope: Scope, x: Any, site: Site) -> Any:
     """The element that a value with sliced leaves is, or ``NotImplemented``."""
     if not is_value(x):
         return x
@@ -72,11 +71,11 @@ def _element(scope: Scope, x: Any, eqn: JaxprEqn) -> Any:
     if cls.unstacked is Value.unstacked:
         return NotImplemented
     own, treedef = fields(x)
-    elements = [_element(scope, field, eqn) for field in own]
+    elements = [_element(scope, field, site) for field in own]
     if any(element is NotImplemented for element in elements):
         return NotImplemented
     value = tree_unflatten(treedef, elements)
-    return _call_hook(scope, cls.unstacked, cls, value, eqn)
+    return _call_hook(scope, cls.unstacked, cls, value, site)
 
 
 class Elements(NamedTuple):
@@ -87,43 +86,34 @@ class Elements(NamedTuple):
 
     start: int
 
-    def __call__(self, scope: Scope, operands: Sequence[Any], eqn: JaxprEqn) -> list[Any]:
-        xs = [_element(scope, x, eqn) for x in operands[self.start :]]
+    def __call__(self, scope: Scope, operands: Sequence[Any], site: Site) -> list[Any]:
+        xs = [_element(scope, x, site) for x in operands[self.start :]]
         return [*operands[: self.start], *xs]
 
 
-def stacked(
-    scope: Scope,
-    x: Any,
-    length: int,
-    expected: Any,
-    eqn: JaxprEqn,
-    origin: SourceInfo | None,
-) -> Any:
+def stacked(scope: Scope, x: Any, length: int, expected: Any, site: Site) -> Any:
     """What a result is when its leaves have been stacked.
 
     Raises `TypeError` if that is not of the expected aval.
     """
-    whole = _whole(scope, x, length, eqn, origin)
+    whole = _whole(scope, x, length, site)
     if is_value(whole) and not _compat.same_array_type(aval_of(whole), expected):
         raise TypeError(
             f"{type(x).__name__}.stacked returned {_compat.short(aval_of(whole))} where "
-            f"{eqn.primitive.name!r} gives {_compat.short(expected)}."
+            f"{site.primitive.name!r} gives {_compat.short(expected)}."
         )
     return whole
 
 
-def _whole(
-    scope: Scope, x: Any, length: int, eqn: JaxprEqn, origin: SourceInfo | None
-) -> Any:
+def _whole(scope: Scope, x: Any, length: int, site: Site) -> Any:
     if not is_value(x):
         return x
     cls = type(x)
     if cls.stacked is not Value.stacked:
         own, treedef = fields(x)
-        wholes = [_whole(scope, field, length, eqn, origin) for field in own]
+        wholes = [_whole(scope, field, length, site) for field in own]
         value = tree_unflatten(treedef, wholes)
-        whole = _call_hook(scope, cls.stacked, cls, value, eqn, origin, length)
+        whole = _call_hook(scope, cls.stacked, cls, value, site, length)
         if whole is not NotImplemented:
             return whole
     return Batched(x, length)
@@ -134,8 +124,7 @@ def _call_hook(
     hook: Callable[..., Any],
     cls: type,
     value: Value,
-    eqn: JaxprEqn,
-    origin: SourceInfo | None = None,
+    site: Site,
     *args: Any,
 ) -> Any:
     what = f"{cls.__name__}.{hook.__name__}"
@@ -149,5 +138,5 @@ def _call_hook(
         return [result]
 
     outvars: list[Any] = [_compat.DropVar(_compat.leaf_aval(0.0))]
-    results = scope.splice(call, (hook, *args), [value], eqn, outvars, origin, check)
+    results = scope.splice(call, (hook, *args), [value], site.giving(outvars), check)
     return results if results is NotImplemented else results[0]

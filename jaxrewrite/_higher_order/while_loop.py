@@ -8,9 +8,13 @@ from typing import Any
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._compat import JaxprEqn, SourceInfo, Var
+from .._compat import Var
+from .._dense import Reason
+from .._draft import Restaged
 from .._join import Coerce, MakeDense, Structure, coerce, structure_of
-from .._rewrite import Reason, Restaged, Scope, handlers
+from .._restage import restage
+from .._rewrite import Scope, handlers
+from .._site import Site
 from .._value import is_value
 from .carry import body_inputs, fixed_point
 
@@ -21,18 +25,16 @@ _DECIDES = Reason(
 )
 
 
-def while_handler(
-    scope: Scope, eqn: JaxprEqn, operands: list[Any], origin: SourceInfo | None
-) -> Any:
+def while_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     has_values = any(map(is_value, operands))
-    params = eqn.params
+    params = site.params
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
     num_condition, num_body = params["cond_nconsts"], params["body_nconsts"]
     condition_consts = operands[:num_condition]
     body_consts = operands[num_condition : num_condition + num_body]
     carry = operands[num_condition + num_body :]
 
-    def restage(
+    def rewrite(
         jaxpr: Any,
         consts: Sequence[Any],
         structures: Sequence[Structure],
@@ -40,20 +42,20 @@ def while_handler(
     ) -> Restaged:
         likes = [structure.like() for structure in structures]
         inputs = body_inputs(jaxpr, [*consts, *likes])
-        return scope.rewriting.restage(jaxpr, inputs, eqn, leaving=leaving)
+        return restage(scope.rewriting, jaxpr, inputs, site, leaving=leaving)
 
-    def rewrite(structures: Sequence[Structure], leaving: Coerce | None) -> Restaged:
-        return restage(body, body_consts, structures, leaving)
+    def rewrite_body(structures: Sequence[Structure], leaving: Coerce | None) -> Restaged:
+        return rewrite(body, body_consts, structures, leaving)
 
     initial = list(map(structure_of, carry))
-    structures, turn = fixed_point(scope, eqn, initial, rewrite)
+    structures, turn = fixed_point(scope, site, initial, rewrite_body)
     # Whether to go on is asked of an array.
     whether = MakeDense((True,), _DECIDES)
-    test = restage(condition, condition_consts, structures, whether)
+    test = rewrite(condition, condition_consts, structures, whether)
     if not has_values and not (turn.changed or test.changed):
         return NotImplemented  # the equation stays as it is
     carry = [
-        coerce(scope, x, structure, eqn, origin)
+        coerce(scope, x, structure, site)
         for x, structure in zip(carry, structures, strict=True)
     ]
     test_leaves = [*scope.include(test), *tree_leaves(condition_consts)]
@@ -72,7 +74,7 @@ def while_handler(
         *_compat.effects_on(turn.jaxpr, [*turn_leaves, *carry_leaves]),
     }
     leaves = [*test_leaves, *turn_leaves, *carry_leaves]
-    scope.copy(eqn, leaves, results, origin, params, effects)
+    scope.copy(site, leaves, results, params, effects)
     return tree_unflatten(turn.out_tree, results)
 
 

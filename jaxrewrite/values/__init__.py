@@ -1,7 +1,7 @@
 """Ready value types: matrices with structure, weights, sparse arrays, units.
 
-Loaded when it is first used, with the rules of all types; `Sparse` by itself, since JAX's
-own sparse matrices, which it wraps, take as long to load as all the others.
+The package is loaded when it is first used, with the rules of all types. `Sparse` is loaded by
+itself, since JAX's own sparse matrices, which it wraps, take as long to load as all the others.
 """
 
 from . import _level as _level

@@ -1,8 +1,8 @@
-"""Values with axes of size 1 where what they meet has more.
+"""Values with axes of size 1 where the other operand has more.
 
-JAX's primitives that act entry by entry repeat such axes, as NumPy does. Rules need not
-know: a value that is repeated along its rows or columns is a smaller array than the result,
-and met as that; one that is repeated along batch axes becomes a stack.
+JAX's primitives that act entry by entry repeat such axes, as NumPy does. Other
+rules need not know: a value that is repeated along its rows or columns is made dense first,
+as it is smaller than the result; one that is repeated along batch axes becomes a stack.
 """
 
 from __future__ import annotations

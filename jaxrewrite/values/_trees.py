@@ -117,7 +117,7 @@ def combine(*parts: Any) -> Any:
 
 
 class Bytes(NamedTuple):
-    """What it takes to hold a pytree with its values made dense, and as it is."""
+    """The bytes of a pytree with its values made dense, and of the pytree as it is."""
 
     dense: int
     implicit: int
@@ -151,7 +151,7 @@ def nbytes(tree: Any) -> Bytes:
 
 
 def _stand_in(x: Any) -> Any:
-    """What has the shape and dtype of a value, or of an array."""
+    """An object with the shape and dtype of a value, or of an array."""
     if isinstance(x, jaxrewrite.ArrayValue):
         return jax.ShapeDtypeStruct(x.shape, x.dtype)
     return x.aval() if _is_value(x) else x

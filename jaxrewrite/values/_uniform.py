@@ -55,9 +55,9 @@ class Zero(Uniform):
     r"""An array of zeros that holds nothing.
 
     A sum with it is the other array, a product with it is `Zero` again, in whatever
-    form: entry by entry, ``dot_general``, convolution. As for all symbolic zeros,
-    what it is multiplied by is taken to be finite, unless products are `strict_zeros`. What
-    else makes no zero of it, such as a division by zero, doesn't here.
+    form: entry by entry, ``dot_general``, convolution. The other factor is taken to be
+    finite, as for all symbolic zeros, unless the rules `strict_zeros` are in force. A division
+    by zero gives what it gives for dense zeros.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ class Zero(Uniform):
 class Constant(Uniform):
     r"""An array of one repeated number, :math:`C_{ij\ldots} = c`.
 
-    What acts entry by entry acts on the number, and sums over it are products.
+    Functions that act entry by entry act on the number, and a sum over it is a product.
 
     Attributes
     ----------
@@ -175,7 +175,7 @@ class Constant(Uniform):
         return self
 
     def sliceable(self) -> Any:
-        """With a number for each element of the first axis."""
+        """The same constants, with a number for each element of the first axis."""
         if jnp.ndim(self.fill) or not self.of_shape:
             return self
         length, *rest = self.of_shape
@@ -249,7 +249,7 @@ def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
 class Known(Structured):
     """A number that is part of the program's structure, not an argument.
 
-    Programs are compiled for it. Functions of known numbers alone are known; a number
+    A program is compiled for each such number. Functions of known numbers alone are known; a number
     that a program itself contains is an array to a rule, and so not known.
 
     Attributes
@@ -277,7 +277,7 @@ class Known(Structured):
         return jax.core.ShapedArray(batch_of("Known", self._nothing), self.of_dtype)
 
     def number(self) -> Any:
-        """As an array of shape ()."""
+        """The number as an array of shape ()."""
         return jnp.asarray(self.is_known, self.of_dtype)
 
     def materialise(self) -> Any:

@@ -1,7 +1,9 @@
 """The shape of the package: what imports what, and what is public."""
 
 import ast
+import configparser
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -15,14 +17,17 @@ PACKAGE = pathlib.Path(jaxrewrite.__file__).parent
 # From the bottom up; a module imports only from levels below its own.
 LEVELS = [
     {"_errors", "_caches", "_collector", "_compat"},
-    {"_dead_code", "_value", "primitives"},
-    {"_annotations"},
-    {"_rules"},
-    {"_settings"},
+    {"_dead_code", "_notices", "_pytree"},
+    {"_value"},
+    {"_annotations", "_avals"},
+    {"_dense", "_rules", "_site"},
+    {"_draft", "_settings"},
+    {"_traces"},
     {"_rewrite"},
-    {"_join", "_placement", "_program"},
-    {"_closures", "_collectives"},
-    {"_stage"},
+    {"_join", "_placement", "_restage"},
+    {"_collectives", "_program"},
+    {"_closures", "_keepers"},
+    {"_stage", "primitives"},
     {"_transform"},
     {"_materialise", "_namespace"},
     {"_array_value", "numpy"},
@@ -117,7 +122,39 @@ def test_private_jax_only_in_compat(path):
         elif isinstance(node, ast.Import):
             assert not any(alias.name.startswith("jax._src") for alias in node.names)
     assert "jax._src" not in path.read_text()
-    assert "__version__" not in path.read_text() or path.name == "__init__.py"
+    assert "__version_" not in path.read_text() or path.name == "__init__.py"
+
+
+def release(text):
+    return tuple(map(int, text.split(".")))
+
+
+def test_no_flag_of_a_release_is_dead():
+    """Each release of JAX that `_compat` asks about is one above the oldest supported."""
+    setup = configparser.ConfigParser()
+    setup.read(PACKAGE.parent / "setup.cfg")
+    (floor,) = re.findall(r"^jax >= ([\d.]+)$", setup["options"]["install_requires"], re.M)
+    source = (PACKAGE / "_compat.py").read_text()
+    flags = re.findall(r"^JAX_GE_(\w+) = _RELEASE >= \(([\d, ]+)\)$", source, re.M)
+    assert len(flags) == len(re.findall(r"^JAX_GE_", source, re.M))
+    for name, numbers in flags:
+        assert name.replace("_", ".") == numbers.replace(", ", ".")
+        assert release(name.replace("_", ".")) > release(floor), f"JAX_GE_{name} is dead"
+        assert source.count(f"JAX_GE_{name}") > 1, f"JAX_GE_{name} is not used"
+
+
+@pytest.mark.parametrize("path", module_files(), ids=lambda p: p.stem)
+def test_releases_are_not_guessed_from_what_is_there(path):
+    """JAX's version says what JAX does; a flag in `_compat` names the release."""
+    if top_module(path) == "values":
+        return  # whose rules ask which of several primitives they are for
+    for node in ast.walk(ast.parse(path.read_text())):
+        if path.name == "_compat.py" and isinstance(node, ast.Name):
+            assert node.id != "hasattr", f"line {node.lineno}"
+        if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
+            looked_in = ast.unparse(node.comparators[0])
+            asks_for_a_name = isinstance(node.left, ast.Constant) and "params" in looked_in
+            assert not asks_for_a_name, f"line {node.lineno}"
 
 
 def test_public_names_are_the_package_own_and_documented():
@@ -153,6 +190,34 @@ def test_readme_lists_every_module():
     for names in LEVELS:
         for name in names - {"_namespace", "__init__"}:
             assert f"``{name}``" in listed, name
+
+
+DOCS = PACKAGE.parent / "docs"
+
+
+def test_changelog_knows_this_version():
+    text = (DOCS / "changelog.rst").read_text()
+    titles = re.findall(r"^(.+)\n-+$", text, re.M)
+    assert titles[0] == "Unreleased"
+    for title in titles[1:]:
+        assert re.fullmatch(r"\d+\.\d+\.\d+ \(\d{4}-\d\d-\d\d\)", title), title
+    assert titles[1].startswith(f"{jaxrewrite.__version__} ")
+    headings = re.findall(r"\n\n(\w[^\n.:]*)\n\n\*", text)
+    assert {*headings} <= {"New features", "Changes", "Bug fixes", "Performance"}
+
+
+def test_paths_that_contributors_are_told_exist():
+    text = (DOCS / "contributing.rst").read_text()
+    paths = re.findall(r"(?:tests|bench|docs|jaxrewrite)/[\w/]+\.(?:py|rst)", text)
+    assert paths
+    for path in paths:
+        assert (PACKAGE.parent / path).exists(), path
+
+
+def test_index_lists_every_page():
+    index = (DOCS / "index.rst").read_text()
+    for path in DOCS.glob("*.rst"):
+        assert path.name == "index.rst" or f"<{path.name}>`_" in index, path.name
 
 
 def test_import_loads_no_namespace_and_does_no_jax_work():

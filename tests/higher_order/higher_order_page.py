@@ -199,7 +199,7 @@ a function to be called on the host. This page lists them, with what becomes of 
 that meets one. A test compares it with all primitives of the JAX that is installed, so
 none is missing.
 
-For an equation with a value among its operands the answer is sought in the same order as
+What becomes of an equation with a value among its operands is decided in the same order as
 for any other primitive:
 
 1. the **rules** that are registered for the primitive and the types of its operands;
@@ -210,10 +210,10 @@ for any other primitive:
    stays as it is, with the program inside it. Results, derivatives, effects and their
    order are those of the dense program.
 
-A rule for a higher-order primitive is given the equation as it is staged, without what
-nothing needs: operands of a loop, and slots of its carry, that no result depends on are
-gone, and so are the parts of its body. Such a rule takes ``*operands``, and reads from the
-parameters what each of them is.
+A rule for a higher-order primitive is given the equation as it is staged, after dead code is
+dropped: operands of a loop, and slots of its carry, that no result depends on are gone, and
+so are the equations of its body that only they need. Such a rule takes ``*operands``, and
+reads from the parameters what each of them is.
 
 An equation that no value meets stays as it is, unless a rule on dense operands applies to
 it. Such rules reach into the programs of primitives with a handler, and into no others.
@@ -223,10 +223,11 @@ loop, the result is their *join*: the same structure if they are equal; else, wh
 differ only in fields that are values themselves, the join of those fields; else what the
 types' ``join`` gives; else dense. A loop's carry is the least fixed point of joining.
 
-Where a program says where an array is to be (``in_shardings`` and ``out_shardings`` of a
-``jax.jit`` inside it, ``jax.device_put``, a sharding constraint), it is said of each leaf as
-``Value.leaf_specs`` has it; where nothing can be said of any, the user is warned. Within a
-``jax.shard_map``, a tiled ``all_gather`` and a ``ppermute`` that leaves out no device move the leaves.
+A program may say where an array is to be: by ``in_shardings`` and ``out_shardings`` of a
+``jax.jit`` inside it, by ``jax.device_put``, or by a sharding constraint. Each leaf of a value is
+then placed as ``Value.leaf_specs`` says; where that says nothing of any leaf, the user is
+warned. Within a ``jax.shard_map``, a tiled ``all_gather``, and a ``ppermute`` that leaves out no
+device, move the leaves.
 
 *Older JAX* marks primitives that newer versions lack, *newer JAX* those that older ones lack.
 

@@ -39,7 +39,7 @@ def judge_masked(program: Any, spare: bool) -> Verdict:
                 return Verdict("forbidden")
             if reason:
                 return Verdict("refused", reason)
-            return Verdict("crash", oracle._said(error), oracle.place_of(error))
+            return oracle.crash(program, error)
     leaves = [jax.tree.leaves(x, is_leaf=is_value) for x in results]
     wanted = [jax.tree.leaves(x) for x in denses]
     for parts, wants in zip(
@@ -58,6 +58,10 @@ def judge_masked(program: Any, spare: bool) -> Verdict:
                 if not oracle.same(_only(array, there[0]), _only(want, there[0]), 1e-4):
                     return Verdict("wrong", f"{array} against {want}, there: {there[0]}")
     return Verdict("ok")
+
+
+def _tolerance(x: Any) -> float:
+    return max(1e-4, 2 * oracle.TOLERANCE.get(str(x.dtype), 0.0))
 
 
 def _forbidden(program: Any, error: Exception) -> bool:
@@ -95,7 +99,7 @@ def judge_bounds(program: Any) -> Verdict:
             return Verdict("forbidden")
         if reason:
             return Verdict("refused", reason)
-        return Verdict("crash", oracle._said(error), oracle.place_of(error))
+        return oracle.crash(program, error)
     bounds = jax.tree.leaves(bounds, is_leaf=is_value)
     rng = np.random.default_rng(0)
     for draw in range(5):
@@ -110,12 +114,13 @@ def judge_bounds(program: Any) -> Verdict:
             if isinstance(bound, Interval):
                 low, high = (oracle.wide(dense(end)) for end in (bound.lower, bound.upper))
                 if low.dtype.kind == "f":
-                    ends = [*low[np.isfinite(low)], *high[np.isfinite(high)], *x.ravel()]
-                    slack = 1e-4 * np.abs(ends).max(initial=0.0)
+                    ends = np.concatenate([a[np.isfinite(a)] for a in (low, high, x)])
+                    slack = _tolerance(bound) * np.abs(ends).max(initial=0.0)
                     low, high = low - slack, high + slack
-                if not ((low <= x) & (x <= high) | np.isnan(x)).all():
+                # What is inside may be a number only where there are bounds.
+                if not ((low <= x) & (x <= high) | ~np.isfinite(x)).all():
                     return Verdict("wrong", f"{x} is not from {low} to {high}")
-            elif not oracle.same(dense(bound), x, 1e-4):
+            elif not oracle.same(dense(bound), x, _tolerance(bound)):
                 return Verdict("wrong", f"{bound} is no bound, of {x}")
     return Verdict("ok")
 

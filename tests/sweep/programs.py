@@ -168,6 +168,7 @@ class Builder:
         self.env: dict[str, Any] = {}
         self.wanted: list[tuple[tuple[int, ...], str]] = []
         self.tainted = False
+        self.differentiated = False
         self.values_left = 1
         self.other_type: tuple[str, ...] | None = None
 
@@ -294,7 +295,7 @@ DTYPES = (
     *["complex64"] * 2,
     *["int32", "int32", "bfloat16", "float16", "bool"],
 )
-MODE_WEIGHTS = {"eager": 70, "jit": 4, "vmap": 7, "grad": 10, "jvp": 6, "jacfwd": 3}
+MODE_WEIGHTS = {"eager": 66, "jit": 4, "vmap": 7, "grad": 12, "jvp": 8, "jacfwd": 3}
 
 
 def chosen_types(seed: int, s: Source) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
@@ -380,6 +381,12 @@ def _program(s, types, other, dtype, shape, batch, x64):
         REJECTED[" of ".join(types)] = (None, error)
         raise Refused from error
     s.spoil = False
+    mode = mode or s.random.choices(list(MODE_WEIGHTS), MODE_WEIGHTS.values())[0]
+    if dtype not in INEXACT and mode in ("grad", "jvp", "jacfwd"):
+        mode = "eager"
+    if dtype == "complex64" and mode in ("grad", "jacfwd"):
+        mode = "jvp"
+    b.differentiated = mode in ("grad", "jvp", "jacfwd")
     wanted = s.choice((1, 1, 1, 2, 2, 2, 3, 3, 4))
     if mode in ("masked", "hidden", "bounds"):
         b.values_left = 0
@@ -394,11 +401,6 @@ def _program(s, types, other, dtype, shape, batch, x64):
             break
     if not b.steps:
         raise Refused
-    mode = mode or s.random.choices(list(MODE_WEIGHTS), MODE_WEIGHTS.values())[0]
-    if dtype not in INEXACT and mode in ("grad", "jvp", "jacfwd"):
-        mode = "eager"
-    if dtype == "complex64" and mode in ("grad", "jacfwd"):
-        mode = "jvp"
     if "Interval(" in "".join(b.operands):
         mode = "bounds"
     last = f"t{len(b.steps) - 1}"

@@ -1,8 +1,8 @@
 """Rules for types that annotate an array: with tags, names, units, a mask, bounds.
 
-What such a type makes of a primitive is written once, for operands of which each is
-annotated or is not. How that is said in signatures is here: one operand, two, or any
-number of them, and other values beside it, which then become fields of the result.
+A rule of such a type is written once, for operands of which each may be annotated or not.
+This module registers it for all the signatures that that means: for one operand, two, or any
+number of them, and with other values, which become fields of the result.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def rule(cls: type[ArrayValue], *names: str) -> Callable[[Any], Any]:
 
     It is called as ``rule(*operands, primitive=primitive, **params)``. Each operand is
     a ``cls`` or an array: any other value looks like an array of its aval, and what
-    the rule does to it is dispatched to that value's own rules. Not so for a ``cls`` that
-    is seen as a whole: its rules do nothing to arrays but by `bind`, which takes values.
+    the rule does to it is dispatched to that value's own rules. A ``cls`` that is
+    seen as a whole differs: its rules act on arrays only by `bind`, which takes values.
     """
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:

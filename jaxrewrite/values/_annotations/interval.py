@@ -34,12 +34,12 @@ class Interval(Structured):
     + r_x) r_y + r_x |c_y|)` where they are summed over. Each operand of an equation is
     taken to vary by itself, so that the bounds are sound but not tight: :math:`x - x`
     is not zero. A quotient by an interval around zero, and a result outside of a
-    function's domain, are unbounded. Bounds of training networks by their inputs' are
-    the use (interval bound propagation).
+    function's domain, are unbounded. They serve to bound a network by
+    the bounds of its inputs, also in training (interval bound propagation).
 
-    A comparison gives an interval of booleans: what surely holds, and what may. A choice by
+    A comparison gives an interval of booleans, from what surely holds to what may. A choice by
     it (``jnp.where``, ``jax.lax.select``) gives bounds of both branches where it is not
-    decided. What needs to know the answer, ``jax.lax.cond`` or ``while_loop``, is refused.
+    decided. ``jax.lax.cond`` and ``while_loop`` need to know the answer, and are refused.
     Functions without known bounds, ``argmax`` or ``lgamma``, are refused as
     well: an interval is never dense.
 
@@ -108,7 +108,7 @@ class Interval(Structured):
         return (self.lower <= x) & (x <= self.upper)
 
     def aval(self) -> Any:
-        """That of the bounds."""
+        """The aval of the bounds."""
         return like(self.lower)
 
     def materialise(self) -> Any:
@@ -149,7 +149,7 @@ def _bounded(lower: Any, upper: Any) -> Interval:
 
 
 def _hull(*corners: Any) -> Interval:
-    """From the least to the greatest."""
+    """The interval from the least to the greatest of some arrays."""
     return _bounded(
         functools.reduce(jnp.minimum, corners), functools.reduce(jnp.maximum, corners)
     )
@@ -308,7 +308,7 @@ def _unbounded(where: Any, x: Interval) -> Interval:
 
 @rule(Interval, "pow")
 def _power(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    """Of a base that is not negative; no number else, but for integer exponents."""
+    """Bounds for a base that is not negative; none for others, which may give NaN."""
     return _unbounded(_lower(x) < 0, _corners(lax.pow, x, y))
 
 
@@ -316,7 +316,7 @@ def _power(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
 def _wave(x: Interval, *, primitive: Any, **params: Any) -> Any:
     peak = math.pi / 2 if primitive.name == "sin" else 0.0
     ends = [primitive.bind(end, **params) for end in (x.lower, x.upper)]
-    # Of large numbers the phase is not known.
+    # The phase of a large number is not known.
     whole = ~(x.upper - x.lower < 2 * math.pi) | _is_large(x)
     return Interval(
         jnp.where(whole | _meets(x, peak + math.pi, 2 * math.pi), -1, jnp.minimum(*ends)),
@@ -373,7 +373,7 @@ def _centred(x: Any) -> tuple[Any, Any]:
 
 @rule(Interval, *COMPARISON)
 def _compare(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    """What surely holds, and what may."""
+    """The lower bound is what surely holds, the upper bound what may hold."""
     name = primitive.name
     if name in ("lt", "le"):
         return _between(primitive, [_upper(x), _lower(y)], [_lower(x), _upper(y)], {})
@@ -408,5 +408,5 @@ def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
 
 @jaxrewrite.register("custom_jvp_call", "custom_vjp_call")
 def _custom(*operands: Interval | ArrayLike, call_jaxpr: Any, **params: Any) -> Any:
-    """What the function computes: a derivative rule is no rule for its bounds."""
+    """Run the function itself: its derivative rule says nothing of bounds."""
     return jaxrewrite.transform(jax.extend.core.jaxpr_as_fun(call_jaxpr))(*operands)

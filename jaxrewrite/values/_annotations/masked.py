@@ -110,7 +110,7 @@ class Masked(Structured):
         )
 
     def join(self, other: Any) -> Any:
-        """Nothing of an array is missing."""
+        """An array joins as one of which nothing is missing."""
         return self, Masked(_array(other), _mask(other))
 
     def stacked(self, size: int) -> Any:
@@ -283,9 +283,16 @@ def _assemble(*operands: Any, primitive: Any, **params: Any) -> Any:
     return Masked(array, primitive.bind(*map(_mask, operands), **params))
 
 
-@rule(Masked, "dynamic_slice", "gather")
-def _index(x: Masked, *indices: Any, primitive: Any, **params: Any) -> Any:
-    return Masked(*(primitive.bind(part, *indices, **params) for part in (x.array, x.mask)))
+@rule(Masked, "dynamic_slice")
+def _slice(x: Masked, *starts: Any, primitive: Any, **params: Any) -> Any:
+    return Masked(*(primitive.bind(part, *starts, **params) for part in (x.array, x.mask)))
+
+
+@rule(Masked, "gather")
+def _gather(x: Masked, indices: Any, *, primitive: Any, **params: Any) -> Any:
+    """What is filled in beyond the array is there."""
+    array = primitive.bind(x.array, indices, **params)
+    return Masked(array, primitive.bind(x.mask, indices, **params | {"fill_value": False}))
 
 
 @rule(Masked, "dynamic_update_slice")

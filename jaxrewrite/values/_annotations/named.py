@@ -24,7 +24,7 @@ class Named(Structured):
     """An array with names for its axes.
 
     Names are metadata: they are checked and carried on while a program is staged, and
-    cost nothing when it runs. ``None`` is no name and agrees with any. What meets entry by
+    cost nothing when it runs. ``None`` is no name and agrees with any. Operands that meet entry by
     entry must have names that agree, axis by axis, size-1 axes included; reductions drop the
     names of their axes, and a product contracts only axes that agree. An axis that
     slicing, padding or ``reshape`` leaves in its place keeps its name, one that is split,
@@ -249,7 +249,7 @@ def _reshape(x: Named, *, primitive: Any, new_sizes: Any, **params: Any) -> Any:
 def _unchanged(old: Sequence[int], names: Names, new: Sequence[int]) -> Any:
     """The names of the axes that a reshape leaves alone.
 
-    Those with the same size, above one, and as many entries before them.
+    An axis is left alone if its size, above one, and the number of entries before it stay.
     """
     if tuple(old) == tuple(new):
         return names

@@ -119,13 +119,13 @@ class Tagged(Structured):
 
 @rule(Tagged, *TWO, *SEVERAL)
 def _tag(*operands: Any, primitive: Any, **params: Any) -> Any:
-    """As the default does, but before the rules of any other type are asked."""
+    """Do as the default does, but before the rules of any other type are asked."""
     return Tagged.default(primitive, operands, params)
 
 
 @jaxrewrite.register("cond")
 def _choose(index: Tagged, *operands: Any, **params: Any) -> Any:
-    """What chooses a branch marks all results."""
+    """The tags of the index that chooses a branch are on all results."""
     results = jaxrewrite.bind("cond", index.array, *operands, **params)
     return [Tagged(*_parts(x, index.tags)) for x in results]
 

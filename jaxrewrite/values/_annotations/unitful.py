@@ -143,7 +143,7 @@ class Unitful(Structured):
     other functions (``sin``, ``exp``, ``floor`` ...) none. A result without units is a
     plain array, and a plain array has no units. So adding one to a value with
     units is an error, **also where it is zero**: while a program is staged a literal
-    can't be told from any other number. Refused therefore are ``jnp.maximum(x, 0)`` and
+    can't be told from any other number. That refuses ``jnp.maximum(x, 0)`` and
     `jax.nn.relu`; ``jnp.pad(x, 1)``, unless its ``constant_values`` have the units;
     ``jnp.var`` and ``jnp.tril``, which choose between numbers and a plain NaN or zero;
     ``x**0.5``, for which there is ``jnp.sqrt``; and a scan whose carry starts
@@ -236,7 +236,7 @@ class Unitful(Structured):
         return self
 
     def tangent(self, leaf_tangents: Any) -> Any:
-        """Of the same units."""
+        """A tangent of the same units."""
         if not inexact(self.array):
             return NotImplemented
         return Unitful(leaf_tangents.array, self.units)

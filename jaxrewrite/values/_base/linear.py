@@ -30,7 +30,7 @@ class Linear(Structured):
         raise NotImplementedError(f"{type(self).__name__}.map_parts")
 
     def shares(self, fill: Any) -> Any:
-        """What each part is filled with so that the array is with ``fill``.
+        """The numbers that fill the parts so that ``fill`` fills the array.
 
         A number, or ``None`` for what JAX fills with by default. NotImplemented if there are
         no such numbers.

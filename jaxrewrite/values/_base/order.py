@@ -1,8 +1,8 @@
-"""Which type has the word where two that take any other value meet.
+"""Which type's rule is asked where two types that take any other value meet.
 
 A rule for ``(T, any value)`` has the precedence of ``T`` here. Each is below zero, so
 that a rule for just two types comes before them, and no two are the same, so that none
-of them is ambiguous. What annotates an array (with units, names, bounds) is outermost.
+of them is ambiguous. Types that annotate an array (with units, names, bounds) are outermost.
 """
 
 from __future__ import annotations

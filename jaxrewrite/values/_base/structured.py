@@ -73,7 +73,7 @@ class Structured(jaxrewrite.ArrayValue):
         return f"{name}<{about}>({fields}"
 
 
-# What a value holds that needs no numbers: an array of none, whose shape has the batch axes.
+# A value that needs no numbers holds this empty array, whose shape has the batch axes.
 _NOTHING = np.zeros((0,), np.float32)
 
 
@@ -130,6 +130,8 @@ def is_number(x: Any) -> bool:
 
 def zero_unless(where: Any, x: Any) -> Any:
     """``x`` where a condition holds, and zeros of its dtype elsewhere."""
+    shape = jnp.broadcast_shapes(jnp.shape(where), x.shape)
+    where, x = (jnp.broadcast_to(operand, shape) for operand in (where, x))
     return jnp.where(where, x, jnp.zeros((), x.dtype))
 
 
@@ -140,6 +142,12 @@ def one_where(where: Any, dtype: Any) -> Any:
     and so zero of zero times infinity.
     """
     return jnp.where(where, jnp.ones((), dtype), jnp.zeros((), dtype))
+
+
+def is_class(index: Any, classes: int) -> Any:
+    """Whether an index is each of the classes, along a new last axis."""
+    every = jnp.arange(classes, dtype=index.dtype)
+    return index[..., None] == every.reshape(*[1] * index.ndim, classes)
 
 
 def total(x: Any, axes: Sequence[int]) -> Any:
@@ -159,7 +167,7 @@ def is_linear_cast(x: Any, dtype: Any) -> bool:
 
 
 def on_numbers(primitive: Any, params: Any, *numbers: Any) -> np.ndarray:
-    """What a primitive makes of known numbers, whatever is being traced, on whatever mesh."""
+    """Evaluate a primitive on known numbers, whatever is being traced, on any mesh."""
     no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
     with jax.ensure_compile_time_eval(), no_mesh:
         return np.asarray(primitive.bind(*map(jnp.asarray, numbers), **params))

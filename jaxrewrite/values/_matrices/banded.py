@@ -107,8 +107,8 @@ class Banded(_Bands):
     definite matrix is as well solved by its `cholesky` factor, which is banded. The
     derivative of a solve is two more solves.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -216,7 +216,7 @@ class Banded(_Bands):
         return self
 
     def resized(self, lower: int, upper: int) -> Banded:
-        """With more diagonals of zeros, or with some of the outer ones left out."""
+        """The matrix with more diagonals of zeros, or with some of the outer ones left out."""
         above, below = upper - self.upper, lower - self.lower
         return Banded(_padded(self.bands, -2, above, below), lower, upper)
 
@@ -308,10 +308,10 @@ class Tridiagonal(_Bands):
 
     It is solved by `jax.lax.linalg.tridiagonal_solve`, in O(n). The determinant is the last
     of :math:`f_i = d_i f_{i-1} - l_{i-1} u_{i-1} f_{i-2}`, the recurrence of the leading
-    principal minors [1]_. The product of two is `Banded`, as is what else has no form here.
+    principal minors [1]_. The product of two is `Banded`, as is any other result without a form of its own.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -433,7 +433,7 @@ class Tridiagonal(_Bands):
         return solve_columns(solve, x, axis, len(self.batch))
 
     def known_determinant(self) -> Any:
-        """By minors of rows that are scaled to one, and of which the last two are again."""
+        """The recurrence of leading minors, with rows and minors scaled to one."""
         lower, upper = _padded(self.lower, -1, 1, 0), _padded(self.upper, -1, 0, 1)
         rows = jnp.stack([lower, self.main, upper], -1)
         sizes = _scale(rows)
@@ -469,7 +469,7 @@ class Tridiagonal(_Bands):
 
 
 def _padded(x: Any, axis: int, low: int, high: int) -> Any:
-    """With zeros at both ends of an axis, or with its ends left out if negative."""
+    """The array with zeros added at both ends of an axis, or entries left out if negative."""
     config = [(0, 0, 0)] * x.ndim
     config[axis] = (low, high, 0)
     return lax.pad(x, jnp.zeros((), x.dtype), config)
@@ -541,7 +541,7 @@ def _scale(x: Any) -> Any:
 
 
 def _windows(rows: Any, lower: int) -> tuple[Any, Any]:
-    """What a loop over columns begins with, and the row that enters at each step.
+    """The window that a loop over columns begins with, and the row that enters at each step.
 
     At step j the window has rows j to j + lower, and as many columns from j on as a row
     has numbers. The row that enters is the last one, whose first number is in column j.
@@ -549,7 +549,7 @@ def _windows(rows: Any, lower: int) -> tuple[Any, Any]:
     k = rows.shape[1]
     rows = jnp.pad(rows, ((0, lower), (0, lower)))
     first = jnp.arange(lower)[:, None]
-    begin = jnp.take_along_axis(rows[:lower], jnp.arange(k) + lower - first, axis=1)
+    begin = jnp.take_along_axis(rows[:lower], jnp.arange(k)[None] + lower - first, axis=1)
     return begin, rows[lower:, :k]
 
 
@@ -565,9 +565,9 @@ def _eliminated(rows: Any, b: Any, lower: int) -> tuple[Any, Any, Any]:
         a, b = a[order], b[order]
         # Where all of the column is zero there is nothing to eliminate.
         factors = a[1:, :1] / jnp.where(a[0, 0] == 0, 1, a[0, 0])
-        below = jnp.pad((a[1:] - factors * a[0])[:, 1:], ((0, 0), (0, 1)))
+        below = jnp.pad((a[1:] - factors * a[:1])[:, 1:], ((0, 0), (0, 1)))
         sign = jnp.where(pivot == 0, 1, -1)
-        return (below, b[1:] - factors * b[0]), (a[0], b[0], sign)
+        return (below, b[1:] - factors * b[:1]), (a[0], b[0], sign)
 
     begin, entering = _windows(rows, lower)
     b = jnp.pad(b, ((0, lower), (0, 0)))
@@ -599,7 +599,7 @@ def _cholesky_rows(rows: Any) -> Any:
         a = jnp.concatenate([above, entering[None]])
         # A complex number on the diagonal is taken to be real, as LAPACK does.
         column = a[:, 0].at[0].set(a[0, 0].real) / jnp.sqrt(a[0, 0].real)
-        below = a[1:, 1:] - column[1:, None] * column[1:].conj()
+        below = a[1:, 1:] - column[1:, None] * column[None, 1:].conj()
         return jnp.pad(below, ((0, 0), (0, 1))), column
 
     return lax.scan(step, *_windows(rows, rows.shape[1] - 1))[1]

@@ -26,11 +26,11 @@ class BlockDiagonal(Matrix):
     .. math:: B = B_1 \oplus B_2 \oplus \cdots \oplus B_k
 
     Products, with arrays and with its own kind, and linear algebra go block by block, which
-    takes a k-th, or less, of what they take on the dense array. What acts entry by entry
-    and is zero at zero keeps it.
+    takes at most a k-th of the operations on the dense array. Functions that act entry by
+    entry and are zero at zero keep the blocks.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -138,7 +138,7 @@ class BlockDiagonal(Matrix):
         return NotImplemented
 
     def hadamard(self, other: Any) -> Any:
-        """With a matrix that knows its entries, of which those in the blocks are taken."""
+        """The product with a matrix that knows its entries: those within the blocks."""
         if self.batch or not isinstance(other, Matrix):
             return NotImplemented
         k, p, q = self.blocks.shape
@@ -210,7 +210,8 @@ class BlockDiagonal(Matrix):
             return NotImplemented
         k, p = self.blocks.shape[-3:-1]
         packed, *rows = lax.linalg.lu(self.blocks)
-        first = p * jnp.arange(k, dtype=jnp.int32)[:, None]
+        first = p * jnp.arange(k, dtype=jnp.int32)
+        first = first.reshape(*[1] * len(self.batch), k, 1)
         return BlockDiagonal(packed), *(_joined(row + first) for row in rows)
 
 
@@ -264,7 +265,7 @@ def _blocks_of(dense: Any, k: int) -> Any:
 
 
 def _joined(x: Any) -> Any:
-    """What each block has along the last axis, one after the other."""
+    """The last axes of all blocks, one after the other, as one axis."""
     return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
 
 

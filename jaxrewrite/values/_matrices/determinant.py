@@ -42,8 +42,8 @@ class Determinant(NamedTuple):
 
     @classmethod
     def of_arrays(cls, a: Any) -> Determinant:
-        r"""Of dense matrices, of shape (\*batch, n, n)."""
-        # Rows first: of small matrices JAX multiplies entries as they are.
+        r"""The determinants of dense matrices, of shape (\*batch, n, n)."""
+        # Rows are scaled first: JAX multiplies the entries of small matrices as they are.
         rows = _power_of_two(jnp.log2(abs(a).max(-1, initial=0)))
         a = a / rows[..., None]
         log = jnp.linalg.slogdet(a)[1]
@@ -60,7 +60,7 @@ class Determinant(NamedTuple):
         return type(self)(self.unit**power, self.log * power)
 
     def real(self) -> Self:
-        """Of numbers that are real but for rounding."""
+        """The determinants without their imaginary parts, which are errors of rounding."""
         return type(self)(self.unit.real, self.log)
 
     def slogdet(self) -> tuple[Any, Any]:
@@ -68,7 +68,7 @@ class Determinant(NamedTuple):
         size = abs(self.unit)
         if not jnp.iscomplexobj(self.unit):
             return jnp.sign(self.unit), jnp.log(size) + self.log
-        # Not the sign of JAX, of which the derivative has been zero in some versions.
+        # JAX's own sign is not used: some versions give it a derivative of zero.
         is_zero = self.unit == 0
         sign = jnp.where(is_zero, 0, self.unit / jnp.where(is_zero, 1, size))
         return sign, jnp.log(size) + self.log

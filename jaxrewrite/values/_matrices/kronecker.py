@@ -19,6 +19,7 @@ from .determinant import Determinant
 from .matrix import (
     Matrix,
     apply_dense,
+    on_fields,
     solve_dense,
     swapped,
 )
@@ -202,6 +203,7 @@ class Kronecker(Matrix):
         powers = []
         for factor in self.factors:
             found = _known(factor, Determinant.of_arrays, "known_determinant")
+            found = jaxrewrite.materialise(found)
             powers.append(found ** (self.shape[-1] // max(factor.shape[-1], 1)))
         parts = (jnp.stack(part, -1) for part in zip(*powers, strict=True))
         return Determinant(*parts).product()
@@ -211,7 +213,7 @@ class Kronecker(Matrix):
             return NotImplemented
         fn = jnp.linalg.eigvals
         values = [_known(x, fn, "known_eigenvalues") for x in self.factors]
-        return functools.reduce(_outer_of_vectors, values)
+        return functools.reduce(_outer_of_vectors, jaxrewrite.materialise(values))
 
     def known_eigh(self, lower: bool) -> Any:
         return self._eigh(lower) if self._triangle_decides else NotImplemented
@@ -224,7 +226,9 @@ class Kronecker(Matrix):
             jnp.linalg.eigh, UPLO="L" if lower else "U", symmetrize_input=False
         )
         found = [_known(x, fn, "known_eigh", lower) for x in self.factors]
-        values = functools.reduce(_outer_of_vectors, [values for values, _ in found])
+        values = functools.reduce(
+            _outer_of_vectors, jaxrewrite.materialise([values for values, _ in found])
+        )
         return sorted_eigh(values, Kronecker(*(vectors for _, vectors in found)))
 
 
@@ -242,9 +246,9 @@ def _outer_of_vectors(a: Any, b: Any) -> Any:
 
 
 def _known(factor: Any, fn: Callable[[Any], Any], method: str, *args: Any) -> Any:
-    """What a factor's type knows of itself, else what a function of arrays makes of it."""
+    """What a factor's type knows of itself, or else a function of arrays on it."""
     if isinstance(factor, Matrix):
-        known = getattr(factor, method)(*args)
+        known = on_fields(lambda factor: getattr(factor, method)(*args), factor)
         if known is not NotImplemented:
             return known
     return transform(fn)(factor)
@@ -265,25 +269,27 @@ def _diagonal(factor: Any) -> Any:
 
 def _solve(factor: Any, x: Any, axis: int) -> Any:
     if isinstance(factor, Matrix) and factor.solvable:
-        return factor.solve(x, axis)
+        return on_fields(lambda factor, x: factor.solve(x, axis), factor, x)
     return solve_dense(factor, x, axis)
 
 
 def _at(factor: Any, i: Any, j: Any) -> Any:
     if isinstance(factor, jaxrewrite.Value):
-        return factor.at(i, j) if isinstance(factor, Matrix) else NotImplemented
+        if not isinstance(factor, Matrix):
+            return NotImplemented
+        return on_fields(lambda factor, i, j: factor.at(i, j), factor, i, j)
     return factor[i, j]
 
 
 @register("abs", "square", "integer_pow", "conj")
 def _(v: Kronecker, *, primitive: Any, **params: Any) -> Any:
-    """Of a product of two numbers these are the product of each one's."""
+    """Each of these functions maps a product of two numbers to the product of its results."""
     return v.map_factors(lambda factor: bind(primitive, factor, **params))
 
 
 @register("mul", commutative=True)
 def _(v: Kronecker, x: Array, **params: Any) -> Any:
-    """With an array of this size, which is there already, no more is made than one."""
+    """The other operand is a dense array of the same size, so the result may be dense too."""
     if jnp.shape(x) != v.shape or 1 in v.shape[-2:]:
         return NotImplemented
     return v.materialise() * x

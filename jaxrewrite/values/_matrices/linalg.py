@@ -1,10 +1,10 @@
 """Linear algebra on matrices with structure.
 
 ``jnp.linalg.solve`` is an LU factorisation, and a `jax.lax.custom_linear_solve` that uses
-the factors. Of many matrices the factors are as dense as any, though they are solved
-without. So where a type does not know its own factors, they are values that nobody has
-computed yet (`LUFactor`), and what a linear solve does with those need not be done: it says
-itself which matrix is solved with. Anything else that meets factors makes them dense.
+the factors. Many matrices have factors that are as dense as any, and can be solved
+without them. So where a type does not know its own factors, they are values that are not
+computed yet (`LUFactor`). A linear solve that is given those solves with the matrix that
+they belong to. Anything else that meets factors makes them dense.
 
 Determinants are looked for in the same way: not on the diagonal of a factor, but by the
 functions of JAX, which are whole equations.
@@ -27,6 +27,7 @@ from jaxrewrite import _compat, register
 
 from .._base.structured import Structured
 from .matrix import Matrix
+from .scaled import Scaled
 
 
 class LUFactor(Structured):
@@ -57,7 +58,7 @@ class LUFactor(Structured):
 
 
 @register("lu")
-def _(v: Matrix) -> Any:
+def _(v: Matrix | Scaled) -> Any:
     factors = v.known_lu()
     if factors is not NotImplemented:
         return factors
@@ -91,7 +92,9 @@ class _Inverse(Matrix):
 
 
 @register("custom_linear_solve")
-def _(*operands: Matrix | LUFactor | Array, const_lengths: Any, jaxprs: Any) -> Any:
+def _(
+    *operands: Matrix | Scaled | LUFactor | Array, const_lengths: Any, jaxprs: Any
+) -> Any:
     """A solve by factors that nobody knows, as one by what the matrix knows instead.
 
     ``matvec`` multiplies with the matrix and moves axes about, and ``vecmat`` is the
@@ -108,14 +111,13 @@ def _(*operands: Matrix | LUFactor | Array, const_lengths: Any, jaxprs: Any) -> 
     if not factors or len(matvec) != 1 or len(vecmat) != 1 or len(right) != 1:
         return NotImplemented
     (a,), (b,) = matvec, right
-    if not isinstance(a, Matrix) or not isinstance(vecmat[0], Matrix):
+    if not all(isinstance(x, (Matrix, Scaled)) for x in (a, vecmat[0])):
         return NotImplemented
     if isinstance(b, jaxrewrite.Value):
         return NotImplemented
     if not (_only_multiplies(jaxprs.matvec) and _only_multiplies(jaxprs.vecmat)):
         return NotImplemented
-    forward = jaxrewrite.transform(lambda *xs: jaxpr_as_fun(jaxprs.matvec)(*xs)[0])
-    backward = jaxrewrite.transform(lambda *xs: jaxpr_as_fun(jaxprs.vecmat)(*xs)[0])
+    forward, backward = map(_multiplication, (jaxprs.matvec, jaxprs.vecmat))
     inverse = _Inverse(lax.stop_gradient(a), flipped=True)
     x = lax.custom_linear_solve(
         functools.partial(forward, a),
@@ -126,7 +128,13 @@ def _(*operands: Matrix | LUFactor | Array, const_lengths: Any, jaxprs: Any) -> 
     return [x]
 
 
-# What puts numbers in other places, if it leaves all of them.
+def _multiplication(jaxpr: Any) -> Callable[[Any, Any], Any]:
+    """What a jaxpr makes of a matrix and an array, which is an array."""
+    multiply = jaxrewrite.transform(lambda *xs: jaxpr_as_fun(jaxpr)(*xs)[0])
+    return lambda matrix, x: jaxrewrite.materialise(multiply(matrix, x))
+
+
+# Primitives that move numbers to other places, as long as they keep all of them.
 _MOVES = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose"})
 
 
@@ -170,9 +178,9 @@ def _(
 
 
 @register("jit", "custom_jvp_call")
-def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
+def _(v: Matrix | Scaled, *, primitive: Any, **params: Any) -> Any:
     """``jnp.linalg.det`` and ``slogdet``, which ask for no more than the determinant."""
-    if v.shape[-1] != v.shape[-2]:
+    if v.ndim < 2 or v.shape[-1] != v.shape[-2]:
         return NotImplemented
     if primitive.name == "jit" and params["name"] not in ("det", "slogdet"):
         return NotImplemented
@@ -189,7 +197,7 @@ def _(v: Matrix, *, primitive: Any, **params: Any) -> Any:
         return NotImplemented
     sign, log = known.slogdet()
     results = {"det": known.number(), "sign": sign, "log": log}
-    # Of integers JAX makes floating numbers inside.
+    # For integers JAX computes with floating numbers inside.
     return [
         results[name].astype(aval.dtype) for name, aval in zip(wanted, avals, strict=True)
     ]
@@ -199,7 +207,7 @@ def _out_avals(jaxpr: Any) -> list[Any]:
     return [var.aval for var in getattr(jaxpr, "jaxpr", jaxpr).outvars]
 
 
-# What is asked of a determinant; of two results one may be dead code.
+# What a program may ask of a determinant. One of two results may be dead code.
 _WANTED: dict[tuple[str, ...], Callable[[Any], Any]] = {
     ("det",): lambda a: jnp.linalg.det(a),
     ("sign", "log"): lambda a: jnp.linalg.slogdet(a),

@@ -1,9 +1,9 @@
 """`LowRank`: an array as the product of two factors.
 
 Everything here is said of labels: an axis of the array is labelled by its position,
-the axis along which the factors are multiplied by `RANK`. What acts on some axes acts
-on the factors that have these labels, and `build` makes an array of what has become of
-them.
+the axis along which the factors are multiplied by `RANK`. A function of some axes acts
+on the factors that have these labels, and `build` makes an array of the factors that
+result.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class LowRank(Structured):
 
     Transposing changes metadata alone. Slices, rows looked up, reshapes that split or
     join row axes (or column axes), sums, and scaling by rows or by columns act on one of the
-    factors; a sum of two has both ranks together; a product with an array is one with each
-    factor in turn, in the cheaper order, and dense; a product with another value has low rank.
+    factors; a sum of two has both ranks together; a product with an array multiplies it by
+    each factor in turn, in the cheaper order, and is dense; a product with another value has low rank.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ def alike(label: Any, *those: Factor) -> list[Factor]:
 
 
 def along(f: Factor, of_axes: Sequence[Any], of_rank: Any) -> list[Any]:
-    """What holds for each axis of a factor, given that for each axis of the array."""
+    """A list with an item for each axis of a factor, from the items for the array's axes."""
     return [of_rank if label == RANK else of_axes[label] for label in f.labels]
 
 
@@ -389,7 +389,7 @@ def _(v: LowRank, *, axes: Any, **params: Any) -> Any:
     a, b = factors(v)
 
     def summed(f: Factor, other: Factor) -> Factor:
-        # Over batch axes by the product, since both factors change along them.
+        # The product sums over batch axes, since both factors change along them.
         own = [i for i in axes if i in f.labels and i not in other.labels]
         if not own:
             return f
@@ -451,7 +451,7 @@ def _(v: LowRank, *starts: Any, slice_sizes: Any) -> Any:
 
 @linear("pad")
 def _(v: LowRank, value: Any, *, padding_config: Any) -> Any:
-    # Only where the value appears nowhere: it is not known to be zero.
+    # Padding that adds entries declines: the value that it adds is not known to be zero.
     if any(low > 0 or high > 0 or inner for low, high, inner in padding_config):
         return NotImplemented
     a, b = (
@@ -531,16 +531,16 @@ def matching_blocks(
 
 @linear("gather")
 def _(v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **params: Any):
-    """Where all the indices are of one factor's axes, or of batch axes."""
+    """Gather from one factor, where all indices are along its axes, or along batch axes."""
     numbers = dimension_numbers
     fill = params.get("fill_value")
     fills = params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP
     if fills:
-        # What is filled in comes through a product only if it is zero or not a number.
+        # A number that is filled into a factor survives the product if it is zero or NaN.
         is_nan = inexact(v) if fill is None else fill != fill
         if not (is_nan and v.rank) and (fill is None or fill != 0):
             return NotImplemented
-    # Of a whole axis there is one slice, unless others are filled in.
+    # An axis that is taken whole has one slice, unless entries are filled in.
     starts = [
         (i, k)
         for k, i in enumerate(numbers.start_index_map)
@@ -637,7 +637,7 @@ def added(v: LowRank, w: LowRank, *, primitive, **params):
 
 
 def concatenated(those: Sequence[LowRank], dimension: int) -> Any:
-    """Along a batch axis the factors', else the sum of what is padded with zeros."""
+    """Concatenate factors along a batch axis, and else add up arrays padded with zeros."""
     own = factors(those[0])
     pairs = [align(factors(v), own) for v in those]
     if None in pairs:
@@ -739,7 +739,7 @@ def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
     ):
         return NotImplemented  # integers wrap around in between
     names = labels(dimension_numbers, x.ndim, y.ndim)
-    # Of two the lower rank is that of the product.
+    # The product of two has the lower of the two ranks.
     is_second = not isinstance(x, LowRank) or (isinstance(y, LowRank) and y.rank < x.rank)
     v, own, other, others = (
         (y, names.y, x, names.x) if is_second else (x, names.x, y, names.y)

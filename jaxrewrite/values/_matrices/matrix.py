@@ -1,9 +1,9 @@
 """Matrices with structure: what one has to define, and the rules that hold of all.
 
-A `Matrix` is a linear map that is applied along an axis of an array. From that come all
-products with arrays; a lazy `Product` and `Sum` come from two of them, where they have no
-closed form. A type whose entries are those of its leaves says so in ``entries``, and then
-what acts entry by entry acts on the leaves.
+A `Matrix` is a linear map that is applied along an axis of an array. All products with
+arrays come from that. Two matrices make a lazy `Product` or `Sum` where they have no closed
+form. A type whose entries are those of its leaves says so in ``entries``, and then functions
+that act entry by entry act on the leaves.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite import bind, same_structure
+from jaxrewrite._avals import layer
 
 from .._base.contract import contract
 from .._base.structured import Structured, inexact
@@ -29,8 +30,8 @@ class Matrix(Structured):
     r"""Base class of matrices with structure, or of stacks of them.
 
     A value of it has the shape (\*batch, n, m), and each of its leaves the same batch axes
-    in front. A subclass defines `aval`, `materialise`, `apply` and `transposed`, and what
-    else it knows better than its dense form.
+    in front. A subclass defines `aval`, `materialise`, `apply` and `transposed`, and
+    any other method for which it has something better than the dense form.
 
     Attributes
     ----------
@@ -102,8 +103,8 @@ class Matrix(Structured):
     def pick(self, dense: Any) -> Self:
         """A value of this structure with the entries that ``dense`` has in its place.
 
-        Of types that have ``entries``. ``dense`` is an array of this shape. NotImplemented
-        where it has another structure: that of a matrix whose entries repeat.
+        Only for types that have ``entries``. ``dense`` is an array of this shape. The answer is
+        NotImplemented where no value of this structure has these entries.
         """
         raise NotImplementedError(f"{type(self).__name__}.pick")
 
@@ -114,7 +115,7 @@ class Matrix(Structured):
     def map_batch(self, fn: Callable[..., Any], *others: Self) -> Self:
         """The matrix with a function applied that acts on the batch axes of each leaf.
 
-        Of this one alone, or of several of one structure. Every entry of what the
+        Takes this matrix alone, or several of one structure. Every entry of what the
         function gives has to be one of the entries of its arguments.
         """
         return jax.tree.map(fn, self, *others)
@@ -336,18 +337,47 @@ def unpivoted(v: Matrix) -> tuple[Any, Any]:
     return everywhere, everywhere
 
 
-# --- two values -------------------------------------------------------------------------
+# --- parts of a value, and two values ---------------------------------------------------
+
+
+def on_fields(fn: Callable[..., Any], *operands: Any) -> Any:
+    """What a function makes of values, whose fields it sees as arrays, as a rule does.
+
+    For methods of what another value is made of: a field of that may be a value.
+    """
+    split = [layer(x) if isinstance(x, jaxrewrite.Value) else ([x], None) for x in operands]
+    fields = [field for leaves, _ in split for field in leaves]
+    values = [x for x in operands if isinstance(x, jaxrewrite.Value)]
+    if not any(isinstance(x, jaxrewrite.Value) for v in values for x in layer(v)[0]):
+        return fn(*operands)
+    found: list[Any] = []
+
+    def on_arrays(*arrays: Any) -> Any:
+        rest = iter(arrays)
+        wholes = []
+        for leaves, treedef in split:
+            own = [next(rest) for _ in leaves]
+            wholes.append(own[0] if treedef is None else jax.tree.unflatten(treedef, own))
+        found.append(fn(*wholes))
+        return () if found[-1] is NotImplemented else found[-1]
+
+    results = jaxrewrite.transform(on_arrays)(*fields)
+    return NotImplemented if found[-1] is NotImplemented else results
 
 
 def swapped(x: Any) -> Any:
     """A value with its last two axes exchanged."""
     if isinstance(x, Matrix):
-        return x.transposed()
+        return on_fields(lambda x: x.transposed(), x)
     batch = range(x.ndim - 2)
     return bind(lax.transpose_p, x, permutation=(*batch, x.ndim - 1, x.ndim - 2))
 
 
 def closed_product(x: Any, y: Any) -> Any:
+    return on_fields(_closed_product, x, y)
+
+
+def _closed_product(x: Any, y: Any) -> Any:
     closed = x.times(y) if isinstance(x, Matrix) else NotImplemented
     if closed is NotImplemented and isinstance(y, Matrix):
         closed = y.rtimes(x)
@@ -359,6 +389,10 @@ def negated(x: Any) -> Any:
 
 
 def closed_sum(x: Any, y: Any) -> Any:
+    return on_fields(_closed_sum, x, y)
+
+
+def _closed_sum(x: Any, y: Any) -> Any:
     closed = x.plus(y) if isinstance(x, Matrix) else NotImplemented
     if closed is NotImplemented and isinstance(y, Matrix):
         closed = y.plus(x)

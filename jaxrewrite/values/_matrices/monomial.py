@@ -1,6 +1,6 @@
 """Matrices with one entry a row and a column: `Diagonal`, `Identity`, `Permutation`.
 
-They are together because each is a closed form of something of the others: eigenvectors of
+They share a module because each is a closed form of some function of the others: eigenvectors of
 a diagonal matrix are a permutation, and an entry-by-entry product of permutations is a
 permutation with its rows scaled by a diagonal one.
 """
@@ -21,6 +21,7 @@ from jaxrewrite import register
 from .._base.structured import (
     batch_of,
     concrete,
+    is_class,
     nothing,
     nothing_field,
     one_where,
@@ -35,9 +36,9 @@ class Diagonal(Matrix):
     r"""A diagonal matrix, :math:`D_{ij} = d_i \delta_{ij}`, or a stack of them.
 
     Products, sums with its own kind, powers, solves, determinants, Cholesky factors and
-    eigenvalues of it take O(n). What acts entry by entry and is zero at zero keeps it,
-    as does a product, entry by entry, with any array. Products take what its zeros are
-    multiplied by to be finite, unless they are `strict_zeros`.
+    eigenvalues of it take O(n). Functions that act entry by entry and are zero at zero keep it,
+    as does a product, entry by entry, with any array. In products its zeros stay zeros, also times
+    infinity and NaN, unless the rules `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -147,8 +148,8 @@ class Diagonal(Matrix):
 class Identity(Matrix):
     r"""The identity matrix, :math:`I_{ij} = \delta_{ij}`, which holds nothing.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -276,8 +277,8 @@ class Permutation(Matrix):
     multiplied. Products of two, transposes (which are inverses), solves, determinants and
     LU factors are permutations again, or come from one.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -359,8 +360,7 @@ class Permutation(Matrix):
         )
 
     def materialise(self) -> Any:
-        columns = jnp.arange(self.order.shape[-1], dtype=self.order.dtype)
-        return one_where(self.order[..., None] == columns, self.of_dtype)
+        return one_where(is_class(self.order, self.order.shape[-1]), self.of_dtype)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return _at(x, along(self.order, self.order.ndim - 1, x.ndim, axis), axis)
@@ -375,7 +375,7 @@ class Permutation(Matrix):
         return self.scaled_by(jnp.broadcast_to(factor, self.order.shape))
 
     def times(self, other: Any) -> Any:
-        """Of two permutations, one; of a diagonal, what scales the rows comes first."""
+        """Two permutations give one. A diagonal matrix goes in front, where it scales rows."""
 
         if isinstance(other, Permutation):
             return Permutation(_at(other.order, self.order), self.of_dtype)
@@ -470,7 +470,7 @@ def _(v: Permutation, *, new_dtype: Any, **params: Any) -> Any:
 
 @register("mul", commutative=True)
 def _(v: Permutation, x: Array, **params: Any) -> Any:
-    """Only the entries where the ones are stay."""
+    """Only the entries at the places of the ones stay."""
     if jnp.shape(x) != v.shape or 1 in v.shape[-2:]:
         return NotImplemented
     return v.scaled_by(_at(x, v.order[..., None])[..., 0])

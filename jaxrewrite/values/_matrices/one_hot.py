@@ -14,7 +14,7 @@ from jaxtyping import Array, Inexact, Int
 import jaxrewrite
 from jaxrewrite import bind, register
 
-from .._base.structured import concrete, inexact, one_where, total, zero_unless
+from .._base.structured import concrete, inexact, is_class, one_where, total, zero_unless
 from .matrix import Matrix, along
 from .monomial import Permutation
 
@@ -138,8 +138,8 @@ class OneHot(Rows):
     their class: no product is formed. A product with an array, entry by entry, is a
     `Picked`, so that a cross-entropy takes one number a row.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -212,7 +212,7 @@ class OneHot(Rows):
 
     def materialise(self) -> Any:
         columns = self.columns()
-        there = columns[..., None] == jnp.arange(self.classes, dtype=columns.dtype)
+        there = is_class(columns, self.classes)
         whole = one_where(there, self.of_dtype)
         return whole if self.axis == -1 else jnp.swapaxes(whole, -2, -1)
 
@@ -241,11 +241,11 @@ class OneHot(Rows):
 class Picked(Rows):
     r"""One entry a row, :math:`V_{ic} = v_i \delta_{k_i c}`, and zeros.
 
-    What a `OneHot` times an array, entry by entry, is. A sum over the classes is the entries
-    themselves. Products with arrays take and add up rows as those of a `OneHot` do.
+    The product of a `OneHot` and an array, entry by entry. A sum over the classes gives the
+    entries themselves. Products with arrays take and add up rows as those of a `OneHot` do.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -294,7 +294,7 @@ class Picked(Rows):
 
     def materialise(self) -> Any:
         columns = self.columns()
-        there = columns[..., None] == jnp.arange(self.classes, dtype=columns.dtype)
+        there = is_class(columns, self.classes)
         whole = zero_unless(there, self.values[..., None])
         return whole if self.axis == -1 else jnp.swapaxes(whole, -2, -1)
 
@@ -355,12 +355,12 @@ def _scattered(x: Any, columns: Any, classes: int, axis: int) -> Any:
 
 @register("reduce_sum")
 def _(v: Rows, *, axes: Any, **params: Any) -> Any:
-    """Over the classes: the entries."""
+    """The sum over the classes is the entries of the rows."""
     own = v.ndim + v.axis
     if own not in axes:
         return NotImplemented
     entries = zero_unless(v.inside(), v.weights())
-    # Without the axis of the classes, the one of the rows is the last.
+    # The axis of the rows is the last one once the axis of the classes is gone.
     return total(entries, [min(axis, v.ndim - 2) for axis in axes if axis != own])
 
 
@@ -392,7 +392,7 @@ def _(v: Rows, *starts: Array, slice_sizes: Any) -> Any:
 def _(
     v: Rows, at: Array, *, dimension_numbers: Any, slice_sizes: Any, **params: Any
 ) -> Any:
-    """Of whole rows, by the indices of one axis of rows."""
+    """Gather whole rows, by indices along one axis of rows."""
     mode = lax.GatherScatterMode.from_any(params["mode"])
     rows = tuple(dimension_numbers.collapsed_slice_dims) == (0,)
     rows = rows and tuple(dimension_numbers.offset_dims) == (at.ndim - 1,)

@@ -14,6 +14,7 @@ from .._base.contract import contract
 from .matrix import (
     Matrix,
     closed_product,
+    on_fields,
     swapped,
 )
 
@@ -21,7 +22,7 @@ from .matrix import (
 class Product(Matrix):
     r"""A lazy product of matrices, :math:`F_1 F_2 \cdots F_k`.
 
-    What a product of two values with structure is where it has no closed form. An array
+    The product of two values with structure where it has no closed form. An array
     is multiplied by one factor after the other, the last one first.
 
     Attributes
@@ -110,7 +111,7 @@ class Product(Matrix):
         first, *rest = self.factors
         if not isinstance(first, Matrix):
             return NotImplemented
-        first = first.scaled_rows(factors)
+        first = on_fields(lambda first, x: first.scaled_rows(x), first, factors)
         return NotImplemented if first is NotImplemented else Product((first, *rest))
 
 

@@ -1,7 +1,7 @@
 """The rules that hold of all matrices with structure.
 
-Beside `_matrix`, which says what a matrix is, because what two of them make is often one
-of the types that build on that.
+They are not in `matrix`, which says what a matrix is, because two matrices often make one
+of the types that build on it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _(x: Array, v: Matrix, *, dimension_numbers: Any, **params: Any) -> Any:
 
 
 def _standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
-    """Both operands as those of ``x @ y``, or ``None`` if it is no such product."""
+    """The operands in the order of ``x @ y``, or ``None`` for any other product."""
     (xc, yc), (xb, yb) = dimension_numbers
     batch = tuple(range(x.ndim - 2))
     if x.ndim != y.ndim or (tuple(xb), tuple(yb)) != (batch, batch):
@@ -156,7 +156,7 @@ def _(x: Array, v: Matrix, *, primitive: Any, **params: Any) -> Any:
 
 
 def _sum_with_array(v: Matrix, x: Any, name: str, reflected: bool) -> Any:
-    """Where an array of this size is there already, its sum with entries is one as well."""
+    """A sum with a dense array of the whole size is dense: it is no larger than that array."""
     if is_number(x):
         return _with_number(v, x, name, reflected)
     if v.entries is not None:
@@ -260,7 +260,7 @@ def _full(a: Any, x: Any) -> tuple[Any, Any]:
 
 @register(*primitives.BINARY)
 def _(v: Matrix, x: Literal, *, primitive: Any, **params: Any) -> Any:
-    """With a number of the program, which may leave zeros what they are."""
+    """The other operand is a number that the program contains, which may keep zeros zero."""
     number = number_of(x)
     if _keeps_entries(v, primitive, params, _zero(v), number):
         return v.map_entries(lambda a: bind(primitive, *_full(a, number), **params))
@@ -323,7 +323,7 @@ def _(which: Array, *cases: Matrix) -> Any:
 
 @register("select_n")
 def _(which: Array, *cases: Array | Matrix) -> Any:
-    """Beside an array of this size that is there already, entries are one as well."""
+    """The result is dense, since one of the arrays to select from has this size already."""
     dense = []
     for case in cases:
         if isinstance(case, Matrix):
@@ -361,7 +361,7 @@ def _(v: Matrix, indices: Array, *, dimension_numbers: Any, **params: Any) -> An
 
 @register("convert_element_type")
 def _(v: Matrix, *, new_dtype: Any, **params: Any) -> Any:
-    """Of entries to any dtype; of products only where it is linear."""
+    """Entries are cast to any dtype, sums of products only where the cast is linear."""
     if v.entries is None and not is_linear_cast(v, new_dtype):
         return NotImplemented
     return v.cast(jnp.dtype(new_dtype))
@@ -404,7 +404,10 @@ def _(v: Matrix, *, shape: Any, broadcast_dimensions: Any, **params: Any) -> Any
 
 
 @register("reshape")
-def _(v: Matrix, *, new_sizes: Any, **params: Any) -> Any:
+def _(v: Matrix, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
+    if dimensions is not None:
+        moved = bind(lax.transpose_p, v, permutation=tuple(dimensions))
+        return bind("reshape", moved, new_sizes=new_sizes, dimensions=None, **params)
     *batch, n, m = (*new_sizes,) if len(new_sizes) > 1 else (0, 0)
     if len(new_sizes) < 2 or (n, m) != v.shape[-2:]:
         return NotImplemented
@@ -414,7 +417,7 @@ def _(v: Matrix, *, new_sizes: Any, **params: Any) -> Any:
 
 @register("squeeze")
 def _(v: Matrix, *, dimensions: Any) -> Any:
-    """Of batch axes; a matrix of one row or column is a vector."""
+    """Batch axes leave the leaves; a matrix of one row or column becomes a vector."""
     n, m = v.ndim - 2, v.ndim - 1
     if n in dimensions or m in dimensions:
         v = v if m in dimensions else v.transposed()
@@ -475,12 +478,15 @@ def _(*vs: Matrix, dimension: int) -> Any:
         return NotImplemented
     if len({jax.tree.structure(v) for v in vs}) > 1:
         return NotImplemented
+    # Blocks, or factors, of a matrix may be of other sizes in another of the same shape.
+    if len({tuple(x.shape[len(v.batch) :] for x in jax.tree.leaves(v)) for v in vs}) > 1:
+        return NotImplemented
     return first.map_batch(lambda *xs: jnp.concatenate(xs, dimension), *vs[1:])
 
 
 @register("reduce_sum")
 def _(v: Matrix, *, axes: Sequence[int], **params: Any) -> Any:
-    """Over columns, rows or both by a product with ones; over a batch of entries."""
+    """Rows and columns are summed by a product with ones, a batch by summing its entries."""
     n, m = v.ndim - 2, v.ndim - 1
     batch = tuple(axis for axis in axes if axis < n)
     if n not in axes and m not in axes:

@@ -15,18 +15,19 @@ from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, t
 from .._base.linear import Linear
 from .._base.order import order
 from .._base.structured import inexact, is_number
-from .matrix import negated
+from .determinant import Determinant
+from .matrix import Matrix, negated, on_fields, swapped
 from .sum import Sum, sum_of
 
 
 class Scaled(Linear):
     r"""A number times an array, :math:`s X`, that is not multiplied.
 
-    Linear maps and products go to the array; the number is multiplied by numbers. What
-    is not linear meets the product of the two, as does a sum. A matrix with structure that is
-    divided by a number of which only a run tells whether it is zero is one: zero times
-    the inverse of zero is then no number. A sum or a product of entries is that of the array,
-    first: if the number is infinite, it may be so where of the dense array it is no number.
+    Linear maps and products go to the array; the number is multiplied by numbers. Functions
+    that are not linear, and sums, act on the product of the two. Dividing a matrix with structure
+    by a number that only the run knows gives a `Scaled` one, so that a division by zero makes
+    NaN of its zeros. The array's entries are summed or multiplied before the number comes in: where
+    the number is infinite, the result may be infinite where the dense one is NaN.
 
     Attributes
     ----------
@@ -86,7 +87,7 @@ class Scaled(Linear):
         return self
 
     def sliceable(self) -> Any:
-        """With a number for each element of the first axis."""
+        """The same array, with a number for each element of the first axis."""
         if jnp.ndim(self.scale) or not self.x.shape:
             return self
         return self.rescaled(jnp.broadcast_to(self.scale, self.x.shape[:1]))
@@ -101,7 +102,7 @@ class Scaled(Linear):
         return _scaled(fn(self.x), self.scale)
 
     def join(self, other: Any) -> Any:
-        """With an array like its own: once that."""
+        """The join with an array like the one inside: that array times one."""
         if not isinstance(self.x, jaxrewrite.Value) or not same_structure(self.x, other):
             return NotImplemented
         return self, Scaled(other, jnp.ones((), self.dtype))
@@ -113,7 +114,7 @@ class Scaled(Linear):
     def multiplied(self) -> Any:
         """``s X`` as the array itself, or what its type makes of it; else NotImplemented.
 
-        That of zeros is zero only if the number is finite.
+        Zeros that no leaf holds stay zero under a finite number only: NotImplemented.
         """
         if not isinstance(self.x, jaxrewrite.Value):
             return self.x * self.factor()
@@ -122,6 +123,39 @@ class Scaled(Linear):
         is_batch = jnp.ndim(self.scale) > 0
         product = transform(jnp.multiply)(self.x, self.factor() if is_batch else self.scale)
         return NotImplemented if isinstance(product, Scaled) and not is_batch else product
+
+    # --- linear algebra, as of a `Matrix` -----------------------------------------------
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return self.shape[:-2]
+
+    @property
+    def solvable(self) -> bool:
+        return isinstance(self.x, (Matrix, Scaled)) and self.x.solvable
+
+    def known_lu(self) -> Any:
+        return NotImplemented
+
+    def known_determinant(self) -> Any:
+        if not isinstance(self.x, (Matrix, Scaled)):
+            return NotImplemented
+        known = on_fields(lambda x: x.known_determinant(), self.x)
+        if known is NotImplemented:
+            return NotImplemented
+        scales = jnp.broadcast_to(
+            self.factor()[..., 0] if self.batch else self.scale, self.shape[:-1]
+        )
+        known, own = jaxrewrite.materialise(known), Determinant.of(scales)
+        return Determinant(known.unit * own.unit, known.log + own.log)
+
+    def transposed(self) -> Any:
+        return Scaled(swapped(self.x), self.scale)
+
+    def solve(self, x: Any, axis: int) -> Any:
+        found = on_fields(lambda own, x: own.solve(x, axis), self.x, x)
+        scale = self.scale
+        return found / scale.reshape(*scale.shape, *[1] * (x.ndim - scale.ndim))
 
 
 def _scaled(x: Any, scale: Any) -> Any:
@@ -160,7 +194,7 @@ def _(v: Scaled, divisor: ArrayValue, **params: Any) -> Any:
 
 @register("div")
 def _(v: Sum, divisor: Array, **params: Any) -> Any:
-    """By a number that may be zero, whose inverse is one that makes something of zeros."""
+    """`Scaled` keeps the inverse, which makes NaN of zeros if the divisor is zero."""
     if not is_number(divisor) or not inexact(v):
         return NotImplemented
     return Scaled(v, 1 / jnp.reshape(divisor, ()))
@@ -168,7 +202,7 @@ def _(v: Sum, divisor: Array, **params: Any) -> Any:
 
 @register("abs", "square", "integer_pow", "conj")
 def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
-    """Of a product of two numbers these are the product of each one's."""
+    """Each of these functions maps a product of two numbers to the product of its results."""
     if jnp.ndim(v.scale):
         return _on_products(primitive, v, **params)
     x, scale = (bind(primitive, part, **params) for part in (v.x, v.scale))

@@ -31,13 +31,13 @@ from jaxtyping import Array, Integer, Shaped
 import jaxrewrite
 from jaxrewrite import register
 
-from .._base.structured import concrete, zero_unless
+from .._base.structured import concrete, is_class, zero_unless
 from .matrix import Matrix
 from .monomial import Diagonal, Identity
 from .rows import gather_rows
 
 
-# What the sparse product of XLA on a CPU takes; for others JAX warns, or gathers.
+# XLA's sparse product on a CPU takes these dtypes. For others JAX warns, or gathers.
 _COMPRESSED_DTYPES = ("int32", "int64", "float32", "float64", "complex64", "complex128")
 
 
@@ -48,13 +48,13 @@ class Sparse(Matrix):
 
     ``BCOO`` holds the place :math:`(i_e, j_e)` of each entry, ``BCSR`` the entries row by
     row. Products with arrays, scaling of rows and columns, sums and products entry by
-    entry with another sparse matrix, slices, concatenation, and what acts entry by entry
-    and is zero at zero keep the format, and take what the entries take. A product of two
+    entry with another sparse matrix, slices, concatenation, and functions that act entry by
+    entry and are zero at zero keep the format, and take as long as the entries do. A product of two
     is lazy (a `Product`): that of `jax.experimental.sparse` compares all pairs of entries
     and has no gradient.
 
-    A matrix and not an array of any number of axes, so that sums and products with other
-    matrices are lazy, and solvers know it; a vector with as many zeros is rarely worth it.
+    It is a matrix rather than an array of any number of axes, so that sums and products with
+    other matrices are lazy, and solvers know it. A sparse vector is rarely worth it.
 
     Parameters
     ----------
@@ -67,8 +67,8 @@ class Sparse(Matrix):
         Whether a ``BCSR`` is read as that of the transpose: entries column by column,
         which is as good for ``x @ v`` as row by row is for ``v @ x``.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -194,7 +194,7 @@ class Sparse(Matrix):
 
     @property
     def matrix(self) -> BCOO | BCSR:
-        """As JAX has it; of a matrix by columns, the ``BCSR`` of the transpose."""
+        """JAX's own form. For a matrix by columns that is the ``BCSR`` of its transpose."""
         shape = (*self.data.shape[:-1], *self.sizes)
         if self.indptr is None:
             return BCOO((self.data, self.indices), shape=shape, unique_indices=True)
@@ -216,13 +216,13 @@ class Sparse(Matrix):
 
     def stored(self) -> Any:
         r"""Which entries are in the matrix, of shape (\*batch, e); others fill up."""
-        sizes = jnp.asarray(self.shape[-2:], self.indices.dtype)
-        return (self.bcoo().indices < sizes).all(-1)
+        i, j = jnp.moveaxis(self.bcoo().indices, -1, 0)
+        return (i < self.shape[-2]) & (j < self.shape[-1])
 
     def places(self) -> tuple[Any, Any]:
         r"""Rows and columns, of shape (\*batch, e) each, and in range.
 
-        Those of entries that only fill up are anywhere.
+        Entries that only fill up are at any place.
         """
         indices = self.bcoo().indices
         n, m = self.shape[-2:]
@@ -263,7 +263,7 @@ class Sparse(Matrix):
         return self.with_data(leaf_tangents.data)
 
     def map_entries(self, fn: Callable[..., Any], *others: Self) -> Self:
-        # What only fills up is made one, which has a derivative where zero may have none.
+        # Entries that only fill up become one: the function may have no derivative at zero.
         data = jnp.where(self.stored(), self.data, jnp.ones_like(self.data))
         return self.with_data(fn(data, *(other.data for other in others)))
 
@@ -280,7 +280,7 @@ class Sparse(Matrix):
         return self.with_data(self.data * jnp.take_along_axis(factors, rows, -1))
 
     def at(self, i: Any, j: Any) -> Any:
-        """By sorting the places that are asked for among those of the entries."""
+        """Found by sorting the places that are asked for among those of the entries."""
         asked = jnp.stack([i.reshape(-1), j.reshape(-1)], -1)
         indices = self.bcoo().indices
         where = _positions(indices, asked.astype(indices.dtype))
@@ -305,7 +305,7 @@ class Sparse(Matrix):
 
     def rows(self, i: Any) -> Any:
         """The rows at indices, as an array: each entry is added to those that are its row."""
-        asked = i[..., None] == jnp.arange(self.shape[-2])
+        asked = is_class(i, self.shape[-2])
         return self.transposed().apply(asked.astype(self.dtype), i.ndim)
 
     def hadamard(self, other: Any) -> Any:
@@ -332,7 +332,7 @@ class Sparse(Matrix):
         return jnp.moveaxis(solved.astype(dtype), -1, axis)
 
     def join(self, other: Any) -> Any:
-        """Of two, that with fewer entries is filled up."""
+        """The matrix with fewer entries is filled up to the other's number."""
         if not isinstance(other, Sparse):
             return NotImplemented
         x, y = self, other
@@ -387,7 +387,7 @@ def _check_indices(matrix: BCOO | BCSR) -> None:
 
 
 def _summed(matrix: BCOO | BCSR) -> BCOO | BCSR:
-    """With the entries of one place added up."""
+    """The matrix with entries at the same place added up."""
     n, m = matrix.shape[-2:]
     if isinstance(matrix, BCSR):
         return _compressed(
@@ -430,7 +430,7 @@ def _union(data: Any, x: BCOO, y: BCOO) -> BCOO:
 
 
 def _summable(data: Any) -> Any:
-    """Of booleans, which JAX does not add up, integers."""
+    """Booleans as integers, since JAX does not add up booleans."""
     return data.astype(jnp.int32) if data.dtype == jnp.bool_ else data
 
 
@@ -498,7 +498,7 @@ def _(x: Sparse, y: Sparse, *, primitive: Any, **params: Any) -> Any:
 
 
 def _unique(matrix: BCOO) -> Sparse:
-    """What came of a matrix by moving its entries, each to another place."""
+    """A matrix whose entries are at different places, since they were moved one to one."""
     held = (matrix.data, matrix.indices)
     return Sparse(BCOO(held, shape=matrix.shape, unique_indices=True))
 
@@ -535,9 +535,9 @@ def _(v: Sparse, *, dimensions: Any) -> Any:
 
 
 @register("reshape")
-def _(v: Sparse, *, new_sizes: Any, **params: Any) -> Any:
+def _(v: Sparse, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
     batch = len(v.batch)
-    if tuple(new_sizes[-2:]) == v.shape[-2:]:
+    if dimensions is not None or tuple(new_sizes[-2:]) == v.shape[-2:]:
         return NotImplemented
     if len(new_sizes) == v.ndim and tuple(new_sizes[:-2]) == v.batch:
         return _unique(bcoo_reshape(v.bcoo(), new_sizes=new_sizes))

@@ -32,14 +32,14 @@ class NMSparse(Matrix):
     dense one; gathering what each column needs of the other operand, which does fewer
     operations, took four times as long at 2048 x 2048 for one vector on a CPU, and twenty
     times for eight. The dense matrix is not kept for the backward pass, but made again.
-    Scaling, slices of whole groups, rows by their indices, and what acts entry by entry and
-    is zero at zero keep the structure.
+    Scaling, slices of whole groups, rows by their indices, and functions that act entry by entry and
+    are zero at zero keep the structure.
 
     The form is that of Mishra et al., `Accelerating Sparse Deep Neural Networks
     <https://arxiv.org/abs/2104.08378>`_.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -187,8 +187,9 @@ class NMSparse(Matrix):
         return jax.core.ShapedArray((*batch, *sizes), self.values.dtype)
 
     def materialise(self) -> Any:
-        place = jnp.arange(self.m, dtype=jnp.int32)[:, None]
         *batch, groups, kept, k = self.values.shape
+        place = jnp.arange(self.m, dtype=jnp.int32)
+        place = place.reshape(*[1] * (len(batch) + 1), self.m, 1)
         dense = jnp.zeros((*batch, groups, self.m, k), self.values.dtype)
         # One by one: as one array they would have N times the bytes.
         for s in range(kept):
@@ -224,7 +225,7 @@ class NMSparse(Matrix):
         return self.with_values(self._at_places(groups))
 
     def _at_places(self, groups: Any) -> Any:
-        r"""Of an array of shape (\*batch, groups, M, k) what is where the entries are."""
+        r"""The numbers of an array of shape (\*batch, groups, M, k) at the entries' places."""
         return jnp.take_along_axis(groups, self.offsets, -2)
 
     def scaled_rows(self, factors: Any) -> Any:

@@ -23,8 +23,8 @@ from .matrix import closed_sum, negated
 class Sum(Linear):
     r"""A lazy sum of arrays of one shape, :math:`T_1 + T_2 + \cdots + T_k`.
 
-    What a sum of two values with structure is where it has no closed form: a diagonal and
-    a low-rank matrix, say. Linear maps and products go to the terms.
+    The sum of two values with structure where it has no closed form, such as a diagonal and
+    a low-rank matrix. Linear maps and products go to the terms.
 
     Attributes
     ----------

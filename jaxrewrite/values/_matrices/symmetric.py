@@ -25,12 +25,12 @@ class Symmetric(Matrix):
 
     :math:`A_{ij} = A_{ji} = x_{ij}` for :math:`i \ge j`; complex numbers are not conjugated.
 
-    What is gained is in linear algebra: the transpose is the matrix itself; the eigenvalues
+    The gain is in linear algebra: the transpose is the matrix itself; the eigenvalues
     of a real one come from the symmetric solver, also where `jax.numpy.linalg.eigvals` is
     called; and one that is ``positive`` is solved by its Cholesky factor, in half of the
-    operations of LU [1]_. What acts entry by entry, inverses and sums with its own kind
-    keep it symmetric, so that a factorisation further on still knows. Neither room nor
-    products with arrays are cheaper than dense; a product even mirrors the triangle first.
+    operations of LU [1]_. Functions that act entry by entry, inverses and sums with its own kind
+    keep it symmetric, so that a later factorisation still knows. It takes as much room as a dense
+    matrix, and products with arrays take longer, since the triangle is mirrored first.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class Symmetric(Matrix):
         return Symmetric(leaf_tangents.x)
 
     def lift_tangent(self, tangent: Any) -> Any:
-        # That of an array which is symmetric whatever the leaves are is as well.
+        # An array that is symmetric for all leaves has a tangent that is symmetric, too.
         return Symmetric(tangent, self.positive)
 
     def plus(self, other: Any) -> Any:

@@ -24,9 +24,9 @@ class Toeplitz(Matrix):
 
     A product is a part of a circular convolution of length n + m - 1 or more, which takes
     O((n + m) log (n + m)) by the Fourier transform [1]_. Any function that acts entry by
-    entry keeps it. Of 16-bit floating numbers the transform is taken in 32 bits. Its error
-    is relative to the largest entries, and what is not finite is so everywhere; products
-    of integers are those of the dense array.
+    entry keeps it. 16-bit floating numbers are transformed in 32 bits. Its error
+    is relative to the largest entries, and one entry that is not finite makes all results so;
+    products of integers are those of the dense array.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class Toeplitz(Matrix):
 
     def materialise(self) -> Any:
         i, j = (jnp.arange(n) for n in self.shape[-2:])
-        return self.diagonals()[..., i[:, None] - j + len(j) - 1]
+        return self.diagonals()[..., i[:, None] - j[None] + len(j) - 1]
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         if not inexact(self.column):
@@ -135,8 +135,8 @@ class Toeplitz(Matrix):
         return Toeplitz(self.first_row(), self.column)
 
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
-        # Not the entry of the row that the array has not: what its function, and the
-        # derivative of that, might be.
+        # The first entry of the row is not in the array. The function is not called on it:
+        # its result, or the derivative there, might be NaN.
         columns = [v.column for v in (self, *others)]
         return Toeplitz(fn(*columns), fn(*(v.first_row() for v in (self, *others))))
 
@@ -240,7 +240,7 @@ class Circulant(Matrix):
     def materialise(self) -> Any:
         n = self.column.shape[-1]
         i = jnp.arange(n)
-        return self.column[..., (i[:, None] - i) % n]
+        return self.column[..., (i[:, None] - i[None]) % n]
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         if not inexact(self.column):

@@ -25,11 +25,11 @@ class Triangular(Matrix):
     solved by substitution, in :math:`n^2` operations a column where a dense matrix takes
     :math:`\tfrac23 n^3` first, and its determinant and eigenvalues are on the diagonal [1]_.
     Sums and products of two of one kind, and inverses, are triangular. A product with an
-    array is a dense one: that is no faster than without the structure, and neither does it
-    take less room.
+    array is a dense one, and no faster than without the structure; the matrix takes as much
+    room as a dense one.
 
-    Products take what its zeros are multiplied by to be finite, unless they are
-    `strict_zeros`.
+    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    `strict_zeros` are in force.
 
     Attributes
     ----------

@@ -1,10 +1,10 @@
 """Arrays held as small integers, with multipliers that neighbouring entries share.
 
-What all such types have in common: every leaf has as many axes as the array. The first
+In all such types every leaf has as many axes as the array. The first
 leaf, the codes, has the array's shape. Each axis of the others, the multipliers, is the
 array's in length or divides it: there are ``k`` blocks of ``n // k`` consecutive entries
-along an axis of length ``n``, and all entries of a block share the multiplier. So where
-entries go is a matter of each leaf by itself.
+along an axis of length ``n``, and all entries of a block share the multiplier. So
+primitives that move entries move those of each leaf by itself.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Coded(Structured):
 
     @abc.abstractmethod
     def scale_of_blocks(self) -> jax.Array:
-        """What they are multiplied by, of this array's dtype."""
+        """The multipliers of the levels, of this array's dtype."""
 
     @abc.abstractmethod
     def scaled(self, change: Callable[[Any], Any]) -> Self:
@@ -58,7 +58,7 @@ class Coded(Structured):
         return self
 
     def sliceable(self) -> Any:
-        """With multipliers for each element of the first axis."""
+        """The same array, with multipliers for each element of the first axis."""
         if not self.shape:
             return self
         length = self.shape[0]
@@ -192,9 +192,9 @@ def each_leaf(
 
 
 def unless_grown(old: Coded, new: Coded) -> Any:
-    """Decline what has come apart until each entry has a multiplier of its own.
+    """Decline a result in which each entry has a multiplier of its own.
 
-    It would be no smaller than the dense array.
+    Such a result would be no smaller than the dense array.
     """
     codes, *shared = jax.tree.leaves(new)
     before = jax.tree.leaves(old)[1:]
@@ -428,7 +428,7 @@ def _(
     return jnp.where(inside, dense, fill)
 
 
-# So is a row, or an entry, that was sliced out of a table, once something is added to it.
+# A row, or an entry, that was sliced out of a table becomes dense in a sum as well.
 
 
 @jaxrewrite.register(*primitives.ADDITIVE)

@@ -40,10 +40,10 @@ class Lora(Structured):
     r"""A weight with a change of low rank: :math:`w + s \, a b`.
 
     A product with an array is ``x @ w + ((x @ a) @ b) * scale``, on the fields as they are
-    stored. What else is linear acts on ``w`` and on the factors: transposing, reshapes that
-    split or join heads, slices, as of a fused query-key-value kernel, casts, and scaling. A
+    stored. Other linear functions act on ``w`` and on the factors: transposing, reshapes that
+    split or join heads, slices (of a fused query-key-value kernel, say), casts, and scaling. A
     sum with an array goes into ``w``. Rows looked up, as from an embedding, are dense.
-    What is not linear needs the dense array.
+    Functions that are not linear need the dense array.
 
     ``w`` may be a value, such as a quantised weight (Dettmers et al., "QLoRA",
     arXiv:2305.14314): what is done to it is dispatched to its own rules.
@@ -224,8 +224,8 @@ def _with(v: Lora, w: Any, change: Any, frozen: bool) -> Any:
     return _total(v, w, change)
 
 
-# Of a rule's result ``w`` may be a constant to derivatives, but not if another operand
-# went into it.
+# The ``w`` of a rule's result stays frozen, a constant to derivatives, unless another
+# operand went into it.
 
 
 @jaxrewrite.register(*LINEAR)
@@ -234,7 +234,7 @@ def _(v: Lora, *operands: ArrayLike, primitive, **params):
     if change is NotImplemented:
         return NotImplemented
     if primitive.name == "gather" and isinstance(change, LowRank):
-        # What is looked up in a weight is no weight any more.
+        # Rows that are looked up are activations, which need no factors.
         change = change.materialise()
     return _with(v, primitive.bind(_base(v), *operands, **params), change, v.frozen)
 
@@ -356,7 +356,7 @@ def _(x: jaxrewrite.ArrayValue, y: Lora, **params):
     return _dot(x, y, **params)
 
 
-# Of a weight and an array of low rank the product is of low rank.
+# The product of a weight and an array of low rank is of low rank.
 
 
 @jaxrewrite.register("dot_general")
@@ -425,10 +425,10 @@ def adapt(
     Examples
     --------
     >>> import jax, jax.numpy as jnp, jaxrewrite
-    >>> from jaxrewrite.values import lora
+    >>> from jaxrewrite.values import adapt
     >>> params = {"dense": {"kernel": jnp.ones((3, 4)), "bias": jnp.zeros(4)}}
     >>> is_kernel = lambda path, leaf: path.endswith("kernel")
-    >>> adapted = lora.adapt(params, is_kernel, rank=2, key=jax.random.key(0))
+    >>> adapted = adapt(params, is_kernel, rank=2, key=jax.random.key(0))
     >>> adapted["dense"]["kernel"].b.shape
     (2, 4)
     >>> model = lambda p, x: x @ p["dense"]["kernel"] + p["dense"]["bias"]

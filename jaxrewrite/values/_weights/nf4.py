@@ -45,7 +45,7 @@ class NF4(Coded):
     which is itself quantised to 8 bits in blocks of 256 about its mean (double
     quantisation). It takes 4.13 bits an entry.
 
-    It stays what it is, and never leaves a dense copy behind, where `Quantised` does.
+    It stays what it is where `Quantised` does, and never leaves a dense copy behind.
     In particular the base of an adapter may be an ``NF4``: gradients reach what is
     beside it, and its own dense form is made for each product again.
 

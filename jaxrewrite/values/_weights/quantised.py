@@ -20,12 +20,12 @@ class Quantised(Coded):
 
     where :math:`b(i,j)` is the block that an entry is in. Such an array takes about an
     eighth (4 bits) or a quarter (8 bits) of the bytes in float32. Products with it
-    never leave a floating-point copy of it behind: not for the backward pass either,
-    which makes it again. It stays quantised when it is transposed, reshaped, broadcast,
+    never leave a floating-point copy of it behind: the backward pass makes it
+    again. It stays quantised when it is transposed, reshaped, broadcast,
     reversed, sliced, concatenated with its kind, negated, cast to another floating
     dtype, or multiplied or divided by a number or by one number per index of an axis; so
     does what is gathered from a stack of matrices. Rows gathered from a table are dense.
-    All else makes it dense.
+    Everything else makes it dense.
 
     Parameters
     ----------

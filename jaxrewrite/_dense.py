@@ -1,0 +1,94 @@
+"""Values made dense: whether they may be, why they have to, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from . import _compat
+from ._avals import aval_of, mismatch
+from ._compat import Primitive
+from ._errors import MaterialisationError
+from ._value import Value, is_value
+
+
+class Reason(NamedTuple):
+    """Why a value has to become dense, and what its author can do about that."""
+
+    what: str
+    remedy: str
+
+    def on(self, primitive: Primitive, cls: type) -> str:
+        return self.what.format(primitive=primitive.name, cls=cls.__name__)
+
+    def refusal(self, primitive: Primitive, cls: type) -> MaterialisationError:
+        """The error where the policy forbids it."""
+        return MaterialisationError(
+            f"{self.on(primitive, cls)}, which may not be made dense here "
+            "(materialise='forbid')."
+        )
+
+    def warning(self, primitive: Primitive, cls: type) -> str:
+        """What is said where the policy is to warn."""
+        remedy = self.remedy.format(cls=cls.__name__)
+        return (
+            f"{self.on(primitive, cls)}, which is made dense. {remedy}, or pass "
+            "materialise='allow' if this is meant."
+        )
+
+
+NO_RULE = Reason("No rule for primitive {primitive!r} on {cls}", "Register a rule")
+
+
+def policy_on(cls: type[Value], policy: str) -> str:
+    """The policy for values of a type, which has a say where the call has none."""
+    return (cls.materialise_policy or policy) if policy == "warn" else policy
+
+
+def make_dense(
+    value: Value, materialise: Callable[[Value, Callable[[Any], Any]], Any]
+) -> Any:
+    """Make a value dense, one layer after the other.
+
+    Parameters
+    ----------
+    value
+        The value, with arrays or atoms of a jaxpr as leaves.
+    materialise
+        Makes one layer dense, which may give another value, by `materialised`. It is
+        given the value, and what its answer has to be passed through.
+
+    Returns
+    -------
+    Any
+        An array, or an atom, of the value's aval.
+
+    Raises
+    ------
+    MaterialisationError
+        If it is not of the value's aval.
+    """
+    expected = aval_of(value)
+    what = f"{type(value).__name__}.materialise"
+
+    def checked(dense: Any) -> Any:
+        problem = mismatch(dense, expected, what, "its aval says")
+        if problem is not None:
+            raise MaterialisationError(problem)
+        return dense if is_value(dense) else _compat.as_strong_as(dense, expected)
+
+    dense: Any = value
+    while is_value(dense):
+        dense = materialise(dense, checked)
+    return dense
+
+
+def materialised(value: Value, subject: str | None = None) -> Any:
+    """What a value's ``materialise`` returns; an error says that ``subject`` can't be dense."""
+    try:
+        return value.materialise()
+    except Exception as error:
+        if subject is None and isinstance(error, MaterialisationError):
+            raise  # says it already
+        subject = subject or type(value).__name__
+        raise MaterialisationError(f"{subject} can't be made dense: {error}") from error

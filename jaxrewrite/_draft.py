@@ -1,0 +1,195 @@
+"""A jaxpr under construction, and what it is when it is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jax.tree_util import PyTreeDef, tree_flatten, tree_map, tree_unflatten
+
+from . import _compat
+from ._avals import avals_of
+from ._compat import Jaxpr, JaxprEqn, Literal, SourceInfo, Var
+from ._dead_code import live_equations
+from ._errors import MaterialisationWarning
+from ._notices import Notice
+from ._site import Site
+from ._value import is_value
+
+
+class Applied(NamedTuple):
+    """One use of a rule: the several equations that were added, and what of.
+
+    ``traced`` is the jaxpr of the rule, of which ``operands`` and ``results`` are
+    the atoms that its ``invars`` and ``outvars`` stand for.
+    """
+
+    traced: Jaxpr
+    operands: list[Any]
+    results: list[Any]
+    eqns: Sequence[JaxprEqn]
+
+
+class Restaged(NamedTuple):
+    """A jaxpr rewritten for operands of one structure.
+
+    The ``jaxpr`` takes ``consts`` first and then the leaves of the operands,
+    and returns the leaves of the results, whose pytree ``out_tree`` is.
+    ``closed`` is the jaxpr as the parameter of an equation, one object however
+    many equations share it, since JAX lowers each object once. ``changed`` is
+    whether a rule or a value left any trace in it, ``warnings`` what is to be
+    said of values that became dense in it, and ``applied`` the rules used.
+    """
+
+    jaxpr: Jaxpr
+    closed: Any
+    consts: list[Any]
+    out_tree: PyTreeDef
+    changed: bool
+    warnings: tuple[Notice, ...]
+    applied: tuple[Applied, ...]
+
+    def results(self) -> list[Any]:
+        """The results, on the variables of the jaxpr."""
+        return tree_unflatten(self.out_tree, self.jaxpr.outvars)
+
+
+class Draft:
+    """A jaxpr under construction."""
+
+    def __init__(self) -> None:
+        self.eqns: list[JaxprEqn] = []
+        self.changed = False
+        # Whether JAX has to expand some of the primitives before it can compile.
+        self.is_high = False
+        # What rules did, for whoever runs the program.
+        self.applied: list[Applied] = []
+        # Said of the whole program, once it is known: a dictionary for its order.
+        self._warnings: dict[Notice, None] = {}
+        self._consts: dict[int, tuple[Var, Any]] = {}
+
+    # --- operands ---------------------------------------------------------------
+
+    def const(self, value: Any, var: Var | None = None) -> Var:
+        """The variable of a constant, which becomes an operand of the jaxpr."""
+        known = self._consts.get(id(value))
+        if known is None:
+            var = var or Var(_compat.leaf_aval(value))
+            known = self._consts[id(value)] = var, value
+        return known[0]
+
+    def constants(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> list[Any]:
+        """The operands of a jaxpr's constants, its first ``invars``."""
+        return [self.const(c, var) for c, var in zip(consts, jaxpr.invars, strict=False)]
+
+    @staticmethod
+    def operand(var: Any, like: Any) -> Any:
+        """An operand for the variable of a jaxpr that will be run in this scope.
+
+        The variable itself where ``like`` is its aval, so that equations on it
+        stay the same; a value on new variables where ``like`` is one on avals.
+        """
+        if is_value(like):
+            return tree_map(Var, like)
+        return var if var.aval == like else Var(like)
+
+    # --- equations --------------------------------------------------------------
+
+    def copy(
+        self,
+        site: Site,
+        operands: Sequence[Any],
+        outvars: Sequence[Var],
+        params: dict[str, Any] | None = None,
+        effects: Any = None,
+    ) -> None:
+        """Add an equation like that of a site, with other atoms or parameters."""
+        self.rename(site.eqn, operands, outvars, site.source_info, params, effects)
+
+    def rename(
+        self,
+        eqn: JaxprEqn,
+        operands: Sequence[Any],
+        outvars: Sequence[Var],
+        source_info: SourceInfo,
+        params: dict[str, Any] | None = None,
+        effects: Any = None,
+    ) -> None:
+        """Add an equation with other atoms, for which no site has to be made."""
+        if effects is None:
+            effects = eqn.effects
+            if effects:
+                names = dict(_pairs(eqn.invars, operands))
+                effects = _compat.rename_effects(effects, names)
+        if params is not None:
+            self.is_high |= _compat.has_high_parameters(eqn.primitive, operands, params)
+        self.eqns.append(
+            eqn.replace(
+                invars=list(operands),
+                outvars=list(outvars),
+                params=params,
+                effects=effects,
+                source_info=source_info,
+            )
+        )
+
+    def map_leaves(self, site: Site, operands: Sequence[Any]) -> list[Any]:
+        """Apply an identity to each leaf of its operands."""
+        leaves, treedef = tree_flatten(list(operands))
+        whole = site.primitive.multiple_results
+        results = []
+        for group in [leaves] if whole else [[leaf] for leaf in leaves]:
+            avals = _compat.result_avals(site.eqn, avals_of(group))
+            outvars = [Var(aval) for aval in avals]
+            self.copy(site, group, outvars)
+            results += outvars
+        return tree_unflatten(treedef, results)
+
+    def include(self, restaged: Restaged) -> list[Var]:
+        """Take over what the body of a new equation brings; returns its constants."""
+        self.changed = True
+        self._warnings.update(dict.fromkeys(restaged.warnings))
+        return [self.const(value) for value in restaged.consts]
+
+    def notice(
+        self, message: str, site: Site, category: type[Warning] = MaterialisationWarning
+    ) -> None:
+        """Warn, once the program is known, with the user's line of an equation."""
+        file, line, _ = site.line or ("<unknown>", 0, "")
+        self._warnings[Notice(message, file, line, category)] = None
+
+    # --- the end ----------------------------------------------------------------
+
+    def finish(
+        self,
+        invars: Sequence[Var],
+        outvars: Sequence[Any],
+        out_tree: PyTreeDef,
+        debug_info: Any,
+    ) -> Restaged:
+        eqns = live_equations(self.eqns, outvars)
+        consts = list(self._consts.values())
+        jaxpr = _compat.new_jaxpr(
+            [*(var for var, _ in consts), *invars],
+            outvars,
+            eqns,
+            debug_info,
+            self.is_high,
+        )
+        values = [value for _, value in consts]
+        closed = _compat.close_jaxpr(jaxpr)
+        return Restaged(
+            jaxpr,
+            closed,
+            values,
+            out_tree,
+            self.changed,
+            tuple(self._warnings),
+            tuple(self.applied),
+        )
+
+
+def _pairs(invars: Sequence[Any], operands: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    for var, operand in zip(invars, operands, strict=True):
+        if type(var) is not Literal:
+            yield var, operand

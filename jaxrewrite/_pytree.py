@@ -1,0 +1,262 @@
+"""How a class of values becomes a frozen dataclass and a pytree, by itself.
+
+`PyTree` is the base class that does it. Its subclasses are what they are to JAX: which
+of their fields are children, which metadata, and under what name they are exported.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import dis
+import functools
+import itertools
+import pickle
+import sys
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any, ClassVar
+
+import jax
+import jax.export
+from jax.tree_util import register_dataclass
+
+
+# Metadata of every class, and the first: the class itself. JAX's `==` of treedefs
+# compares the metadata of registered dataclasses and not their classes, and would
+# take two types with fields of the same names for one. JAX rebuilds a dataclass by
+# calling it with all fields as keywords, so that the first of those being this one
+# also tells a construction by JAX from one by the user.
+_CLASS = "__class__"
+
+_preparing = threading.RLock()
+
+# Classes whose decorators, which may make them pytrees, are still to come.
+_defined: list[type] = []
+
+
+class _Registering(threading.local):
+    cls: type | None = None
+
+
+# The class that is being registered on this thread. It shows no dataclass fields
+# then, because JAX takes no other metadata of a class that has some.
+_registering = _Registering()
+
+
+class _LazyFields:
+    """The fields of a subclass, which becomes a dataclass when they are asked for."""
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        is_hidden = "_is_base" in owner.__dict__ or owner is _registering.cls
+        if not is_hidden and _is_ours(owner):
+            _make_dataclass(owner)
+            fields = owner.__dict__["_jaxrewrite_fields"]
+            # A class without any is no dataclass to a subclass, which may then be
+            # a frozen one or not, as its decorator says.
+            if fields:
+                return fields
+        raise AttributeError("__dataclass_fields__")
+
+
+class PyTree:
+    """Base class of classes that become frozen dataclasses and pytrees by themselves.
+
+    One that says ``_is_base`` in its own body is there to be derived from, and stays what
+    it is.
+    """
+
+    _is_base: ClassVar[bool] = True
+    __dataclass_fields__ = _LazyFields()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        prepare_defined()
+        _defined.append(cls)
+        if not _is_decorated(sys._getframe(1)):
+            prepare_defined()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if "_jaxrewrite_ready" not in cls.__dict__:
+            _prepare(cls)
+        return super().__new__(cls)
+
+
+def dataclass_fields(cls: type) -> Sequence[dataclasses.Field[Any]]:
+    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+
+
+def _field_names(cls: type) -> list[str]:
+    return [f.name for f in dataclass_fields(cls)]
+
+
+def _is_ours(cls: type) -> bool:
+    """Whether no other library's metaclass (Equinox's, say) makes the class."""
+    return type(cls) in (type, abc.ABCMeta)
+
+
+def _make_dataclass(cls: Any) -> None:
+    with _preparing:
+        if not {"__dataclass_fields__", "_jaxrewrite_fields"}.isdisjoint(cls.__dict__):
+            return
+        own_init = "__init__" in cls.__dict__
+        frozen = all(
+            base.__dataclass_params__.frozen
+            for base in cls.__mro__
+            if "__dataclass_params__" in base.__dict__
+        )
+        dataclasses.dataclass(frozen=frozen, eq=False, repr=False, init=not own_init)(cls)
+        if own_init and frozen:
+            # An `__init__` of the class's own sets each field, once.
+            cls.__setattr__ = _set_once
+        _hide_fields(cls)
+
+
+def _hide_fields(cls: Any) -> None:
+    """Move the fields of a dataclass, so that they are found through `PyTree` alone."""
+    if "__dataclass_fields__" in cls.__dict__:
+        cls._jaxrewrite_fields = cls.__dict__["__dataclass_fields__"]
+        del cls.__dataclass_fields__
+
+
+def _set_once(self: Any, name: str, value: Any) -> None:
+    if name not in _field_names(type(self)) or name in vars(self):
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+    object.__setattr__(self, name, value)
+
+
+def _is_decorated(frame: FrameType) -> bool:
+    """Whether something is done to a class before it is bound to its name.
+
+    ``frame`` is that of the class statement, which just calls what makes the class.
+    """
+    code, position = frame.f_code.co_code, frame.f_lasti + 2
+    while dis.opname[code[position]] in ("CACHE", "EXTENDED_ARG"):
+        position += 2
+    return not dis.opname[code[position]].startswith("STORE_")
+
+
+def prepare_defined() -> None:
+    """Make the classes pytrees that were defined, and decorated, until now.
+
+    So that pickled treedefs and exported programs find them, which know nothing of
+    what is done when an instance is made.
+    """
+    while _defined:
+        cls = _defined.pop()
+        is_whole = not ("_is_base" in cls.__dict__ or _missing(cls))
+        # One that makes its instances in its own way says itself what it is.
+        if is_whole and _is_ours(cls) and cls.__new__ is PyTree.__new__:
+            _prepare(cls)
+
+
+def _missing(cls: type) -> list[str]:
+    """The methods that a class has to define and does not."""
+    return [
+        name
+        for name in ("aval", "materialise")
+        if getattr(getattr(cls, name), "__isabstractmethod__", False)
+    ]
+
+
+def _prepare(cls: Any) -> None:
+    """Make ``cls`` a pytree, unless it is one."""
+    with _preparing:
+        if "_jaxrewrite_ready" in cls.__dict__:
+            return
+        for name in _missing(cls):
+            raise TypeError(f"{cls.__name__} has to define {name}().")
+        if _is_ours(cls) and not _is_registered(cls):
+            _make_dataclass(cls)
+            _hide_fields(cls)
+            _register(cls)
+        cls._jaxrewrite_ready = True
+
+
+def _is_registered(cls: type) -> bool:
+    try:
+        bare: Any = object.__new__(cls)
+    except TypeError:  # abstract: it has no instances to flatten
+        return True
+    try:
+        return jax.tree_util.default_registry.flatten_one_level(bare) is not None
+    except Exception:  # noqa: BLE001 - its own flattening, on an empty instance
+        return True
+
+
+def _register(cls: Any) -> None:
+    fields = [f for f in dataclass_fields(cls) if f.init]
+    static = [f.name for f in fields if f.metadata.get("static", False)]
+    children = [f.name for f in fields if f.name not in static]
+    _registering.cls = cls
+    try:
+        register_dataclass(cls, children, [_CLASS, *static])
+    finally:
+        _registering.cls = None
+    _register_for_export(cls)
+    cls.__init__ = _constructor(cls, cls.__init__, [*children, *static], static)
+    if cls.__new__ is not PyTree.__new__:
+        cls.__new__ = _maker(cls.__new__)
+
+
+def _maker(user_new: Any) -> Any:
+    @functools.wraps(user_new)
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return object.__new__(cls) if _CLASS in kwargs else user_new(cls, *args, **kwargs)
+
+    return __new__
+
+
+def _constructor(cls: Any, user_init: Any, names: list[Any], static: list[Any]) -> Any:
+    @functools.wraps(user_init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name == _CLASS:
+                del kwargs[_CLASS]
+                self.__dict__.update(kwargs)
+                return
+            break
+        user_init(self, *args, **kwargs)
+        if type(self) is cls:
+            for name in names:
+                if not hasattr(self, name):
+                    raise TypeError(f"{cls.__name__}.__init__ sets no {name!r}.")
+            check_static_fields(self, static)
+
+    return __init__
+
+
+def check_static_fields(value: Any, names: Sequence[str] | None = None) -> None:
+    """Raise `TypeError` if a static field can't be part of a cache's key."""
+    if names is None:
+        fields = getattr(value, "__dataclass_fields__", {}).values()
+        names = [f.name for f in fields if f.metadata.get("static", False)]
+    for name in names:
+        content = getattr(value, name)
+        try:
+            hash(content)
+            bool(content == content)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"The static field {name!r} of {type(value).__name__} holds a "
+                f"{type(content).__name__}, which can't be hashed and compared, so "
+                "that no program could be cached for it. Make it a tuple or another "
+                "immutable object, or, if it holds arrays, a field that is not static."
+            ) from error
+
+
+def _register_for_export(cls: type) -> None:
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    # A class that is defined again, as in a notebook, takes the next free name.
+    for attempt in itertools.count(2):
+        try:
+            jax.export.register_pytree_node_serialization(
+                cls,
+                serialized_name=name,
+                serialize_auxdata=lambda metadata: pickle.dumps(metadata[1:]),
+                deserialize_auxdata=lambda data: (cls, *pickle.loads(data)),
+            )
+            return
+        except ValueError:
+            name = f"{cls.__module__}.{cls.__qualname__}#{attempt}"

@@ -1,0 +1,156 @@
+"""Programs that the sweep found wrong, or that crashed, as small as it could make them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sweep.oracle import judge
+from sweep.programs import Program
+
+import jaxrewrite
+from jaxrewrite.values import (
+    Banded,
+    BlockDiagonal,
+    Circulant,
+    Diagonal,
+    Kronecker,
+    Lora,
+    Named,
+    NMSparse,
+    OneHot,
+    Permutation,
+    Scaled,
+    Sparse,
+    Tagged,
+    Toeplitz,
+    Tridiagonal,
+)
+
+
+LORA = "Lora(u(101, 2, 2), u(102, 2, 2), u(103, 2, 2), 1.0, frozen=False)"
+TRIDIAGONAL = "Tridiagonal(Tagged(u(107, 1), 'leaf'), u(111, 2), u(110, 1))"
+
+# Operands, what is done to them, and, where it is not eager, how.
+FOUND = [
+    ((f"Unitful({LORA}, '')",), "jnp.logaddexp(2, v0)", "jvp"),
+    ((f"Named({LORA}, ('a', None))",), "jax.nn.relu(v0)", "jvp"),
+    ((f"Tagged({LORA}, 'a')",), "jax.nn.relu(v0)", "grad"),
+    ((f"Kronecker(u(109, 1, 1), {TRIDIAGONAL})",), "v0[1:]"),
+    ((f"Kronecker(u(109, 1, 1), {TRIDIAGONAL})",), "jnp.linalg.slogdet(v0)"),
+    ((f"Kronecker(u(109, 1, 1), {TRIDIAGONAL})",), "jnp.linalg.solve(v0, u(1, 2))"),
+    ((f"Product((u(109, 2, 2), {TRIDIAGONAL}))", "Diagonal(u(1, 2))"), "v0 @ v1"),
+    (
+        (
+            "Kronecker(u(101, 2, 1), u(102, 2, 0))",
+            "Kronecker(u(103, 1, 1), u(104, 4, 0))",
+        ),
+        "jnp.array([v0, v1])",
+    ),
+    (
+        ("BlockDiagonal(u(1, 2, 2, 2))", "BlockDiagonal(u(2, 1, 4, 4))"),
+        "jnp.stack([v0, v1])",
+    ),
+    (
+        ("Masked(u(149, 2, 2), jnp.zeros((2, 2), bool))",),
+        "v0.at[jnp.array([-9, 1])].get(mode='fill', fill_value=7.0)",
+    ),
+    (
+        ("Masked(u(149, 2, 2), jnp.zeros((2, 2), bool))",),
+        "jnp.take(v0, jnp.array([9]), axis=0, mode='fill')",
+    ),
+    (
+        ("Masked(u(149, 0, 2), jnp.zeros((0, 2), bool))",),
+        "v0.sum(0)",
+    ),
+    (
+        ("OneHot(idx(101, 3, 3), 3, -2, 'int32')",),
+        "jnp.reshape(v0, (-1, 3), order='F')",
+    ),
+    (
+        ("Sparse.from_dense(some(1, 2, 4), 8)",),
+        "jnp.reshape(v0, (4, 2), order='F')",
+    ),
+]
+
+
+@pytest.mark.parametrize("found", FOUND, ids=[case[1] for case in FOUND])
+def test_what_the_sweep_found(found, bulk):
+    operands, step, mode = (*found, "eager")[:3]
+    verdict = judge(Program(operands, (step,), "t0", mode=mode))
+    assert verdict.kind == "ok", verdict
+
+
+def test_ranks_are_not_promoted(bulk):
+    """What the user's program may not do the library does not do for it."""
+    x, e = jnp.arange(1.0, 4), 3 * jnp.eye(4) + 1
+    banded = Banded.from_dense(3 * jnp.eye(4), 1, 1)
+    stack = BlockDiagonal(jnp.ones((3, 2, 2, 2)) + 2 * jnp.eye(2))
+    values = [
+        *(Circulant(x), Toeplitz(x, x), Permutation(jnp.arange(3)), banded),
+        *(OneHot(jnp.arange(3), 3), Sparse.from_dense(e, 16), NMSparse.prune(e, 2, 4)),
+    ]
+    programs = [
+        *[(jnp.negative, v) for v in values],
+        *[(fn, banded) for fn in (jnp.linalg.det, jnp.linalg.cholesky, jnp.linalg.inv)],
+        (jnp.linalg.cholesky, Banded(jnp.ones((3, 2, 4)) + 1, 1, 0)),
+        (jnp.linalg.inv, stack),
+        (lambda v: v[jnp.array([0, 1])], values[-2]),
+    ]
+    for fn, v in programs:
+        implicit = jaxrewrite.transform(fn, materialise="allow")
+        both = lambda v, fn=implicit: jaxrewrite.materialise((fn(v), v))
+        with jax.numpy_rank_promotion("raise"):
+            jax.eval_shape(both, v)
+
+
+def test_a_scaled_matrix_is_solved_with_by_the_matrix(bulk):
+    """By a number that only a run tells."""
+    tridiagonal = Tridiagonal(jnp.ones(3), jnp.full(4, 4.0), 0.5 * jnp.ones(3))
+    factors = 3 * jnp.eye(2) + 1, Diagonal(jnp.arange(1.0, 3))
+    b = jnp.arange(8.0).reshape(4, 2)
+
+    def programs(v, s, b):
+        scaled = v / s
+        inverse = jnp.linalg.inv(scaled)
+        solved = jnp.linalg.solve(scaled, b), jnp.linalg.solve(scaled.T, b[:, 0])
+        return inverse, solved, jnp.linalg.det(scaled), jnp.linalg.slogdet(scaled)
+
+    for v in (Diagonal(jnp.arange(1.0, 5)), tridiagonal, Kronecker(*factors)):
+        s = jnp.float32(-1.5)
+        implicit = jaxrewrite.transform(programs, materialise="forbid")
+        got = jax.jit(lambda *xs, fn=implicit: jaxrewrite.materialise(fn(*xs)))(v, s, b)
+        want = jax.jit(programs)(v.materialise(), s, b)
+        for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-6)
+    assert Scaled(tridiagonal, jnp.float32(2)).solvable
+
+
+@jax.custom_jvp
+def twice(x):
+    return 2 * x
+
+
+twice.defjvp(lambda primals, tangents: (twice(*primals), 2 * tangents[0]))
+
+
+def _run(fn, *leaves, treedef):
+    return jaxrewrite.materialise(fn(treedef.unflatten(leaves)))
+
+
+def test_tangents_of_what_is_in_a_value(bulk):
+    """A change of a low-rank weight within another value is none of low rank."""
+    u = jnp.arange(4.0).reshape(2, 2) / 3
+    weight = Lora(u, u + 1, u - 1, 0.5, frozen=False)
+    stack = jaxrewrite.stack([weight, weight])
+    for v in (Named(weight, ("a", None)), Tagged(weight, "a"), Tagged(stack, "a")):
+        leaves, treedef = jax.tree.flatten(v)
+        tangents = [jnp.cos(x + 1) for x in leaves]
+        run = functools.partial(_run, treedef=treedef)
+        implicit = jaxrewrite.transform(twice, materialise="allow")
+        got = jax.jvp(functools.partial(run, implicit), leaves, tangents)
+        dense = lambda v: twice(jaxrewrite.materialise(v))
+        want = jax.jvp(functools.partial(run, dense), leaves, tangents)
+        for x, y in zip(got, want, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-5)
