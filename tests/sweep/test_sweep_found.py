@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from sweep.oracle import judge
-from sweep.programs import Program
 
 import jaxrewrite
 from jaxrewrite.values import (
@@ -27,6 +25,8 @@ from jaxrewrite.values import (
     Toeplitz,
     Tridiagonal,
 )
+from sweep.oracle import judge
+from sweep.programs import Program
 
 
 LORA = "Lora(u(101, 2, 2), u(102, 2, 2), u(103, 2, 2), 1.0, frozen=False)"
