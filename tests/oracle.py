@@ -1,5 +1,7 @@
 """The oracle: what a program gives on the dense array, for each ready type."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +28,12 @@ def programs(dtype, shape):
 def everything(fns):
     """One program that gives the results of all of them."""
     return lambda x: {name: fn(x) for name, fn in fns.items()}
+
+
+@functools.cache
+def on_arrays(of, names):
+    """A program of some of `FUNCTIONS`, compiled once for the dense arrays of all types."""
+    return jax.jit(of({name: FUNCTIONS[name] for name in names}))
 
 
 def transform(fn):

@@ -5,6 +5,7 @@ registered rules are read from the global table, so a new one counts at once. Wi
 each worker notes what it meets, and the report is of all of them.
 """
 
+import inspect
 from collections import defaultdict
 
 import pytest
@@ -33,7 +34,7 @@ def is_ready(rule):
 
 def label(rule):
     """Where a rule is and for which operands: the same text in every process."""
-    code = rule.fn.__code__
+    code = inspect.unwrap(rule.fn).__code__
     types, _ = next(iter(rule.signature.combinations()))
     names = ", ".join(getattr(t, "__name__", str(t)) for t in types)
     turned = ", mirrored" if rule.mirrored else ""

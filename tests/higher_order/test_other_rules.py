@@ -123,7 +123,13 @@ def solve(w, b):
     return jax.scipy.sparse.linalg.gmres(operator(w), b, tol=1e-7, atol=1e-7)[0]
 
 
-@pytest.mark.parametrize("kind", OWN)
+SOLVED = ("lora", "zero", "lora_of_quantised")  # the others are for the long run
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [k if k in SOLVED else pytest.param(k, marks=pytest.mark.slow) for k in OWN],
+)
 def test_solving_with_a_value(kind, no_leak_checks):
     v, b = make(kind), X[0]
     dense = lambda v, b: solve(jaxrewrite.materialise(v), b)

@@ -55,19 +55,18 @@ def check(fn, v, x=X):
     """Forward, under jit, and both ways of differentiating, by the dense program."""
     transformed = transform(fn, materialise="allow")
     dense = lambda v, x: fn(jaxrewrite.materialise(v), x)
-    want = dense(v, x)
+    want = jax.jit(dense)(v, x)
+    slopes = jax.jit(jax.grad(summed(dense), (0, 1)))(v, x)
     for wrap in (lambda f: f, jax.jit):
         got = jaxrewrite.materialise(wrap(transformed)(v, x))
         jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4), got, want)
         got = wrap(jax.grad(summed(transformed), (0, 1)))(v, x)
-        for g, w in zip(
-            jax.tree.leaves(got),
-            jax.tree.leaves(jax.grad(summed(dense), (0, 1))(v, x)),
-            strict=True,
-        ):
+        for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(slopes), strict=True):
             np.testing.assert_allclose(g, w, rtol=1e-3, atol=1e-4)
-    along = jax.jvp(lambda *a: jaxrewrite.materialise(transformed(*a)), (v, x), (v, x))
-    want = jax.jvp(dense, (v, x), (v, x))
+    implicit = lambda *a: jaxrewrite.materialise(transformed(*a))
+    along, want = (
+        jax.jit(lambda *a, f=f: jax.jvp(f, a, a))(v, x) for f in (implicit, dense)
+    )
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-3), along, want)
     return transformed(v, x)
 

@@ -159,7 +159,13 @@ def eqx_second(w):
 
 
 WEIGHTS = [lora, quantised, qlora, eqx_first, eqx_second]
-weights = pytest.mark.parametrize("swap", WEIGHTS, ids=lambda f: f.__name__)
+# The others are for the long run.
+QUICK = (qlora, eqx_second)
+weights = pytest.mark.parametrize(
+    "swap",
+    [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in WEIGHTS],
+    ids=lambda f: f.__name__,
+)
 
 
 def zeros(b):
@@ -235,9 +241,8 @@ def eqx_block(swap):
     return eqx.tree_at(eqx_biases, block, [zeros(b) for b in eqx_biases(block)])
 
 
-@pytest.mark.parametrize("swap", [lora, qlora], ids=["lora", "qlora"])
-def test_an_equinox_transformer(swap):
-    v, static = eqx.partition(eqx_block(swap), eqx.is_array)
+def test_an_equinox_transformer():
+    v, static = eqx.partition(eqx_block(qlora), eqx.is_array)
     assert_runs(lambda v: eqx.combine(v, static)(TOKENS), v, 8)
 
 
@@ -407,7 +412,11 @@ def deep(blocks, x):
     return lax.scan(step, x, blocks)[0]
 
 
-@pytest.mark.parametrize("base", [lambda w: w, eight_bits], ids=["lora", "qlora"])
+@pytest.mark.parametrize(
+    "base",
+    [pytest.param(lambda w: w, marks=pytest.mark.slow), eight_bits],
+    ids=["lora", "qlora"],
+)
 def test_training_the_adapters_of_scanned_layers(base, no_leak_checks):
     """The layers of a model, stacked and scanned over, never dense, trained with optax."""
     keys = jax.random.split(jax.random.key(0), 6)
