@@ -224,7 +224,7 @@ class Identity(Matrix):
 
     def plus(self, other: Any) -> Any:
         if isinstance(other, Identity):
-            return self.times_number(2)
+            return self.times_number(jnp.asarray(2, self.dtype))
         return (
             other.plus(self.as_diagonal()) if isinstance(other, Matrix) else NotImplemented
         )

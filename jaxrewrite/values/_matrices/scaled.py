@@ -157,7 +157,7 @@ class Scaled(LinearAlgebra, Linear):
         if inverse is NotImplemented:
             return NotImplemented
         _, treedef = jax.tree.flatten(Scaled(inverse, jnp.zeros((), self.dtype)))
-        return treedef.unflatten([*jax.tree.leaves(inverse), 1 / self.scale])
+        return jax.tree.unflatten(treedef, [*jax.tree.leaves(inverse), 1 / self.scale])
 
     def known_determinant(self) -> Any:
         r"""The number to the power n, times the determinant of an array of n rows."""
