@@ -333,7 +333,14 @@ def _(v: Uniform, *indices: Array, primitive: Any, **params: Any) -> Any:
     return v.of(_result(primitive, params, v, *indices).shape)
 
 
-@register(*primitives.BINARY)
+# Of two zeros what is linear has rules of its own, and so has a product with zeros.
+_NO_PRODUCT = [name for name in primitives.BINARY if name != "mul"]
+_OTHERS = [name for name in _NO_PRODUCT if name not in primitives.ADDITIVE]
+
+
+@register(*_OTHERS, types=(Zero, Zero))
+@register(*_NO_PRODUCT, types=(Zero, Constant), either=True)
+@register(*primitives.BINARY, types=(Constant, Constant))
 def _(v: Uniform, w: Uniform, *, primitive: Any, **params: Any) -> Any:
     shape = jnp.broadcast_shapes(v.shape, w.shape)
     return repeated(bind(primitive, v.number(), w.number(), **params), shape)
@@ -471,7 +478,7 @@ def _(x: Constant, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
     """The number in the place of the array, as far as the other's type can do with one."""
     shape = jnp.broadcast_shapes(x.shape, y.shape)
     other = y if isinstance(x, Constant) else x
-    if other.shape != shape or isinstance(other, Uniform):
+    if other.shape != shape:
         return NotImplemented
     if primitive.name in primitives.ADDITIVE and isinstance(other, Matrix):
         return NotImplemented  # a lazy sum
@@ -544,8 +551,6 @@ def _added(x: Any, shape: tuple[int, ...]) -> Any:
 
 @register("add", "add_any", "sub", either=True)
 def _(x: Zero, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    if isinstance(x, Uniform) and isinstance(y, Uniform):
-        return NotImplemented
     shape = jnp.broadcast_shapes(x.shape, y.shape)
     if isinstance(y, Zero):
         return _added(x, shape)
@@ -572,14 +577,7 @@ def _(v: Zero, padding: Zero, *, primitive: Any, **params: Any) -> Any:
     return v.of(_result(primitive, params, v, padding).shape)
 
 
-_OTHERS = [
-    name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul", "div")
-]
-
-
-@register(*_OTHERS, "div", either=True)
+@register(*_OTHERS, either=True)
 def _(x: Zero, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    if isinstance(x, Uniform) and isinstance(y, Uniform):
-        return NotImplemented
     dense = (z.materialise() if isinstance(z, Zero) else z for z in (x, y))
     return bind(primitive, *dense, **params)
