@@ -95,7 +95,9 @@ def bulk(no_leak_checks):
 @pytest.fixture
 def optimised():
     """For tests of what is compiled: as well as a user has it."""
-    yield from during("jax_disable_most_optimizations", False)
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,146 @@
+"""Programs that meet rules which the other tests don't: `--rule-coverage` lists those."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from oracle import materialised, same
+from reference import CASES
+
+import jaxrewrite
+from jaxrewrite.values import Constant, Interval, Known, Masked, Unitful, Zero
+
+
+X = jnp.linspace(0.5, 2, 16).reshape(4, 4)
+AT = jnp.array([2, 0, 9])
+
+
+def case(name, seed=0):
+    return CASES[name].value(np.random.default_rng(seed), shape=(4, 4))
+
+
+# Where the start of a slice is known only when the program is run.
+SLICES = {
+    "slice": lambda v, x, i: lax.dynamic_slice(v, (i[0], i[1]), (2, 3)),
+    "columns": lambda v, x, i: lax.dynamic_slice(v, (i[1], i[0]), (4, 2)),
+    "rows": lambda v, x, i: v[i],
+    "tile": lambda v, x, i: jnp.tile(v, (2, 3)),
+    "row plus": lambda v, x, i: v[i[0]] + x[0],
+    "plus row": lambda v, x, i: x[0] - v[1],
+    "stack": lambda v, x, i: jnp.stack([v, v], 1),
+}
+UNIFORM = {
+    "scatter": lambda v, x, i: x.at[i].add(v[:3]),
+    "clamp": lambda v, x, i: lax.clamp(x[0, 0], v, x[1, 1]),
+    "clamp by arrays": lambda v, x, i: lax.clamp(x, v, 2 * x),
+    "select": lambda v, x, i: lax.select(x > 1, v, v),
+    "choose": lambda v, x, i: lax.select_n(i[0] > 1, v, v + 1),
+    "select dense": lambda v, x, i: lax.select(x > 1, v, x),
+    "gather": lambda v, x, i: jnp.take(v, i, axis=1, mode="clip"),
+    "update": lambda v, x, i: lax.dynamic_update_slice(v, 0 * v[:2], (i[0], i[1])),
+    "update dense": lambda v, x, i: lax.dynamic_update_slice(v, x[:2], (i[0], i[1])),
+    "joined": lambda v, x, i: jnp.concatenate([v, x, v]),
+    "sort": lambda v, x, i: jnp.sort(v, axis=0),
+}
+QUOTIENTS = {
+    "over": lambda v, x, i: x / v,
+    "over itself": lambda v, x, i: v / (2 * v + 1),
+    "number over": lambda v, x, i: x[0, 0] / v,
+    "over a sum": lambda v, x, i: v / v.sum(),
+}
+PROGRAMS = {
+    "low_rank": SLICES,
+    "sum": SLICES,
+    "toeplitz": SLICES,
+    "n_of_m": SLICES,
+    "nf4": SLICES,
+    "quantised affine blocks": SLICES,
+    "constant": SLICES | UNIFORM,
+    "zero": SLICES | UNIFORM,
+    "scaled": SLICES | QUOTIENTS,
+    "scaled_diagonal": QUOTIENTS,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_agrees_with_dense_arrays(name, bulk):
+    programs = PROGRAMS[name]
+    run = lambda v, x, i: {key: fn(v, x, i) for key, fn in programs.items()}
+    v = case(name)
+    want = jax.jit(run)(jaxrewrite.materialise(v), X, AT)
+    same(jax.jit(materialised(run))(v, X, AT), want, 1e-4)
+
+
+def test_an_array_over_a_scaled_value(bulk):
+    other = case("sparse")
+    run = lambda v, w: (w / v, v / (w + 1.0), w * v)
+    got = jax.jit(materialised(run))(case("scaled"), other)
+    same(got, run(*jaxrewrite.materialise((case("scaled"), other))), 1e-4)
+
+
+# --- annotated arrays beside values of other types -----------------------------------------
+
+OTHERS = {
+    "zero": Zero((4, 4)),
+    "constant": Constant(Known(0.75), (4, 4)),
+    "diagonal": case("diagonal"),
+    "low_rank": case("low_rank"),
+}
+BESIDE = {
+    "sum": lambda a, b: a + b,
+    "maximum": lambda a, b: lax.max(a, b),
+    "joined": lambda a, b: jnp.concatenate([a, b]),
+    "chosen": lambda a, b: lax.select(X > 1, a, b),
+    "clamped": lambda a, b: lax.clamp(jnp.float32(0.6), a + b, jnp.float32(0.9)),
+}
+
+
+@functools.cache
+def beside(fn):
+    return lambda a, b: (fn(a, b), fn(b, a))
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_an_interval_beside_another_value(other, bulk):
+    """What has both bounds equal has the result between the bounds of the result."""
+    run = lambda a, b: {key: beside(fn)(a, b) for key, fn in BESIDE.items()}
+    bounds = jaxrewrite.transform(run, materialise="allow")(Interval(X, X), OTHERS[other])
+    want = run(X, jaxrewrite.materialise(OTHERS[other]))
+    for bound, exact in zip(
+        jax.tree.leaves(bounds, is_leaf=lambda v: isinstance(v, Interval)),
+        jax.tree.leaves(want),
+        strict=True,
+    ):
+        assert isinstance(bound, Interval)
+        assert (bound.lower <= exact).all() and (exact <= bound.upper).all()
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_mask_beside_another_value(other, bulk):
+    """Where all is valid, the entries are those of the arrays."""
+    run = lambda a, b: {key: beside(fn)(a, b) for key, fn in BESIDE.items()}
+    masked = Masked(X, jnp.ones((4, 4), bool))
+    got = jaxrewrite.transform(run, materialise="allow")(masked, OTHERS[other])
+    entries = jax.tree.map(
+        lambda v: jaxrewrite.materialise(v.array),
+        got,
+        is_leaf=lambda v: isinstance(v, Masked),
+    )
+    same(entries, run(X, jaxrewrite.materialise(OTHERS[other])), 1e-6)
+
+
+def test_units_beside_another_value(bulk):
+    """Seconds are not added to what has no unit, of whatever type, but multiplied."""
+    run = jaxrewrite.transform(
+        lambda a, b: (a * b, b * a, a / (1 + b)), materialise="allow"
+    )
+    for other in OTHERS.values():
+        for got in run(Unitful(X, "s"), other):
+            assert isinstance(got, Unitful) and str(got.units) == "s"
+        with pytest.raises(ValueError, match="unit"):
+            jaxrewrite.transform(lambda a, b: jnp.concatenate([a, b]))(
+                Unitful(X, "s"), other
+            )
