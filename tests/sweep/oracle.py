@@ -92,12 +92,15 @@ def _never_dense(v: Any) -> bool:
 def claims(tree: Any) -> list[str]:
     """What values of never-dense types say besides, of operands that are wholly known.
 
-    A sum of no entries is missing by the definition of `Masked`.
+    A sum of no entries is missing by the definition of `Masked`, and so is what is gathered
+    from beyond an array where the program fills in no number.
     """
     wrong: list[str] = []
     for x in jax.tree.leaves(tree, is_leaf=is_value):
-        if isinstance(x, Masked) and bool(np.asarray(dense(x.mask)).any()):
-            wrong.append("a Masked result lacks entries, and no operand does")
+        if isinstance(x, Masked):
+            array, mask = (np.asarray(dense(part)) for part in (x.array, x.mask))
+            if (mask & (array == array)).any():
+                wrong.append("a Masked result lacks entries, and no operand does")
     return wrong
 
 

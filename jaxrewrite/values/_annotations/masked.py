@@ -292,9 +292,12 @@ def _slice(x: Masked, *starts: Any, primitive: Any, **params: Any) -> Any:
 
 @annotation_rule(Masked, "gather")
 def _gather(x: Masked, indices: Any, *, primitive: Any, **params: Any) -> Any:
-    """What is filled in beyond the array is there."""
+    """A number that the program fills in beyond the array is there; NaN is nothing."""
     array = primitive.bind(x.array, indices, **params)
-    return Masked(array, primitive.bind(x.mask, indices, **params | {"fill_value": False}))
+    fill = params["fill_value"]
+    is_missing = fill is None or bool(fill != fill)
+    mask = primitive.bind(x.mask, indices, **params | {"fill_value": is_missing})
+    return Masked(array, mask)
 
 
 @annotation_rule(Masked, "dynamic_update_slice")
