@@ -62,7 +62,7 @@ def same_structure(x: Any, y: Any) -> bool:
 
 def layer(value: Value) -> tuple[list[Any], PyTreeDef]:
     """Flatten one layer: leaves that are values themselves stay whole."""
-    is_leaf = None if value._is_whole else lambda x: x is not value and is_value(x)
+    is_leaf = None if value.rules_see_values else lambda x: x is not value and is_value(x)
     leaves, treedef = tree_flatten(value, is_leaf=is_leaf)
     if len(leaves) == 1 and leaves[0] is value:
         raise no_pytree(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ class Batched(ArrayValue):
     ndims: tuple[int, ...] = field(static=True, default=(), kw_only=True, repr=False)
 
     # The element's shape and dtype mean nothing while its leaves are stacked.
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     def __post_init__(self) -> None:
         if not is_value(self.element):

@@ -118,7 +118,7 @@ class _Entry:
             (
                 operand.outer
                 for own, operand in named
-                if issubclass(operand, Value) and _names_a_type(own)
+                if issubclass(operand, Value) and _names_its_type(own, operand)
             ),
             default=-math.inf,
         )
@@ -132,10 +132,15 @@ class _Entry:
         )
 
 
-def _names_a_type(annotated: Any) -> bool:
-    """Whether an operand's annotation is a type of value, and not any value."""
+def _names_its_type(annotated: Any, operand: type[Value]) -> bool:
+    """Whether an operand's annotation has its type, and not only any value."""
     choices = annotated.variadic_type if isvariadic(annotated) else (annotated,)
-    return all("_is_any" not in vars(choice) and choice is not object for choice in choices)
+    return any(
+        choice is not object
+        and "_is_any" not in vars(choice)
+        and issubclass(operand, choice)
+        for choice in choices
+    )
 
 
 class _Dispatcher(Dispatcher):
@@ -207,6 +212,13 @@ class Rules:
         the primitive would give. Returning ``NotImplemented`` passes to the
         next rule. A rule is run with tracers for the leaves, as a function under
         `jax.jit` is, and what it did is remembered for each structure of operands.
+
+        A field of an operand that is a value itself looks like an array of its aval, and
+        what is done to it is dispatched on its own type afterwards. An operand annotated
+        with `Value` or `ArrayValue` is the value that it is. So what a rule for
+        ``(T, ArrayValue)`` makes of a field and the other operand is dispatched on an array
+        and that value, unless ``T`` has ``rules_see_values = True``: then fields are values
+        too, of which only `bind` and `transform` take any, and both are dispatched together.
 
         A rule all of whose operands are dense rewrites ordinary programs. A rule
         that admits a value is never asked about dense operands alone.

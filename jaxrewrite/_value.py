@@ -70,16 +70,19 @@ class Value(PyTree):
         rules that apply, neither more specific than the other, that of the type
         with the greater one is asked first. Arrays in metres whose numbers are
         quantised are ``Unitful(Quantised(...))`` if `Unitful` is the outer one.
+    rules_see_values
+        Whether rules are given a field that is a value as that value, and not as an
+        array of its aval. For types whose rules hand a field on together with another
+        value, by `bind`, which then dispatches on both.
     """
 
     materialise_policy: ClassVar[str | None] = None
     outer: ClassVar[float] = 0
+    rules_see_values: ClassVar[bool] = False
 
     # Whether an annotation with this class, and not a subclass, means any value.
     _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True
-    # Whether a field that is a value is no layer of its own.
-    _is_whole: ClassVar[bool] = False
 
     @abc.abstractmethod
     def aval(self) -> Any:

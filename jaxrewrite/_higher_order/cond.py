@@ -22,7 +22,7 @@ from .._value import is_value
 
 
 _CHOOSES = Reason(
-    "What chooses a branch of primitive {primitive!r}, its first operand, is a {cls}",
+    "What chooses a branch of primitive {primitive!r}, its first operand, is of type {cls}",
     "Choose by an array",
 )
 

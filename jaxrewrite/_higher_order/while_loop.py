@@ -20,7 +20,7 @@ from .carry import body_inputs, fixed_point
 
 
 _DECIDES = Reason(
-    "What the condition of primitive {primitive!r} returns is a {cls}",
+    "What the condition of primitive {primitive!r} returns is of type {cls}",
     "Let it return an array",
 )
 

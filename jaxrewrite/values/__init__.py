@@ -5,6 +5,7 @@ itself, since JAX's own sparse matrices, which it wraps, take as long to load as
 """
 
 from . import _level as _level
+from ._annotations.declaration import annotation_rule as annotation_rule
 from ._annotations.interval import Interval as Interval
 from ._annotations.keys import Threefry as Threefry
 from ._annotations.masked import Masked as Masked
@@ -15,10 +16,14 @@ from ._annotations.unitful import (
     Units as Units,
     UnitsError as UnitsError,
 )
+from ._base.linear import Linear as Linear
+from ._base.structured import Structured as Structured
 from ._matrices.banded import Banded as Banded, Tridiagonal as Tridiagonal
 from ._matrices.block_diagonal import BlockDiagonal as BlockDiagonal
+from ._matrices.determinant import Determinant as Determinant
 from ._matrices.kronecker import Kronecker as Kronecker
 from ._matrices.low_rank import LowRank as LowRank
+from ._matrices.matrix import Matrix as Matrix
 from ._matrices.monomial import (
     Diagonal as Diagonal,
     Identity as Identity,
@@ -34,13 +39,15 @@ from ._matrices.toeplitz import Circulant as Circulant, Toeplitz as Toeplitz
 from ._matrices.triangular import Triangular as Triangular
 from ._strict import strict_zeros as strict_zeros
 from ._trees import (
+    adapt as adapt,
     combine as combine,
     freeze as freeze,
     nbytes as nbytes,
     partition as partition,
 )
 from ._uniform import Constant as Constant, Known as Known, Zero as Zero
-from ._weights.lora import Lora as Lora, adapt as adapt
+from ._weights.coded import Coded as Coded
+from ._weights.lora import Lora as Lora
 from ._weights.nf4 import NF4 as NF4
 from ._weights.quantise import quantise as quantise
 from ._weights.quantised import Quantised as Quantised

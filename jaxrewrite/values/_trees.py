@@ -1,15 +1,126 @@
-"""Helpers for pytrees of values: what is trained, and what it takes to hold them."""
+"""Helpers for pytrees of values: adapters, what is trained, what it takes to hold them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+from jaxtyping import Array
 
 import jaxrewrite
 
 from ._base.structured import bytes_text, nbytes_of
+from ._weights.lora import Lora
+
+
+Axes = tuple[Sequence[int], Sequence[int]]
+
+
+def adapt(
+    tree: Any,
+    where: Callable[[str, Any], bool],
+    rank: int,
+    key: Array,
+    *,
+    scale: float = 1.0,
+    axes: Axes | Callable[[str, Any], Axes | None] | None = None,
+) -> Any:
+    r"""Put a `Lora` in the place of chosen weights of a pytree.
+
+    The factor ``a`` is random, of standard deviation :math:`1/\sqrt{n}` for ``n`` row
+    entries, and ``b`` is zero (section 4.1 of arXiv:2106.09685), so that the model
+    is the same as before. Both have the dtype of the weight.
+
+    Parameters
+    ----------
+    tree
+        Any pytree: an Equinox module, the params of Flax, nested dicts. Its leaves may be
+        values, such as quantised weights.
+    where
+        Called with the path and the leaf for each floating-point array or value;
+        says which are to be adapted. A path is as of `jax.tree_util.keystr` with
+        ``simple=True, separator="/"``: ``"params/attention/query/kernel"``,
+        ``"layers/0/weight"``.
+    rank
+        The rank of each change.
+    key
+        For `jax.random`.
+    scale
+        What each change is multiplied by.
+    axes
+        The row and the column axes of a weight, ``(rows, cols)``, or a function of the
+        path and the leaf that gives them; the axes in neither are batch axes,
+        as of stacked layers. Needed for weights of more than two axes, such as
+        the attention kernels of Flax: ``((0,), (1, 2))`` for the shape (features,
+        heads, head size), and ``((0, 1), (2,))`` for the projection of the output.
+        ``None`` is for the two axes of a matrix.
+
+    Returns
+    -------
+    Any
+        The same pytree, with a `Lora` for each chosen leaf.
+
+    Raises
+    ------
+    ValueError
+        If no leaf is chosen, or one that is no matrix and has no ``axes``; if ``rank`` is
+        not positive.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite import values
+    >>> params = {"dense": {"kernel": jnp.ones((3, 4)), "bias": jnp.zeros(4)}}
+    >>> is_kernel = lambda path, leaf: path.endswith("kernel")
+    >>> adapted = values.adapt(params, is_kernel, rank=2, key=jax.random.key(0))
+    >>> adapted["dense"]["kernel"].b.shape
+    (2, 4)
+    >>> model = lambda p, x: x @ p["dense"]["kernel"] + p["dense"]["bias"]
+    >>> jaxrewrite.transform(model)(adapted, jnp.ones(3))
+    Array([3., 3., 3., 3.], dtype=float32)
+    """
+    if rank < 1:
+        raise ValueError(f"adapt: rank is {rank}; it must be at least 1.")
+    leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_value)
+    paths = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves]
+    swapped = [leaf for _, leaf in leaves]
+    chosen = [
+        i
+        for i, (path, leaf) in enumerate(zip(paths, swapped, strict=True))
+        if _is_floating(leaf) and where(path, leaf)
+    ]
+    if not chosen:
+        raise ValueError(f"adapt: where chose none of the leaves: {', '.join(paths)}.")
+    for i, own in zip(chosen, jax.random.split(key, len(chosen)), strict=True):
+        of_leaf = axes(paths[i], swapped[i]) if callable(axes) else axes
+        swapped[i] = _adapted(paths[i], swapped[i], rank, own, scale, of_leaf)
+    return jax.tree_util.tree_unflatten(treedef, swapped)
+
+
+def _is_floating(leaf: Any) -> bool:
+    dtype = getattr(leaf, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+
+
+def _adapted(
+    path: str, w: Any, rank: int, key: Array, scale: float, axes: Axes | None
+) -> Lora:
+    if axes is None:
+        if w.ndim != 2:
+            raise ValueError(
+                f"adapt: {path} has shape {w.shape}, which is no matrix's. Say by axes "
+                "which axes are its rows and columns."
+            )
+        axes = (0,), (1,)
+    rows, cols = ([axis % w.ndim for axis in own] for own in axes)
+    batch = [i for i in range(w.ndim) if i not in rows and i not in cols]
+    sizes = [[w.shape[i] for i in own] for own in (batch, rows, cols)]
+    a = jax.random.normal(key, (*sizes[0], *sizes[1], rank), w.dtype)
+    b = jnp.zeros((*sizes[0], rank, *sizes[2]), w.dtype)
+    return Lora(w, a / math.sqrt(max(math.prod(sizes[1]), 1)), b, scale, rows, cols)
 
 
 def freeze(tree: Any, fields: Mapping[type, Sequence[str]], *, rest: str = "train") -> Any:

@@ -19,7 +19,6 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, transform
 
 from ._base.contract import labels
-from ._base.order import order
 from ._base.structured import (
     Structured,
     batch_of,
@@ -79,6 +78,8 @@ class Zero(Uniform):
     >>> jnp.arange(3.0) + Zero((3,))
     Array([0., 1., 2.], dtype=float32)
     """
+
+    outer = -10
 
     of_shape: tuple[int, ...] = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
@@ -153,6 +154,8 @@ class Constant(Uniform):
     >>> jaxrewrite.numpy.sqrt(Constant(Known(4.0), (3,))).fill
     Known<f32[], 0 B>(is_known=2.0, of_dtype=dtype('float32'))
     """
+
+    outer = -30
 
     fill: Any
     of_shape: tuple[int, ...] = jaxrewrite.field(static=True)
@@ -330,13 +333,21 @@ def _(v: Uniform, *indices: Array, primitive: Any, **params: Any) -> Any:
     return v.of(_result(primitive, params, v, *indices).shape)
 
 
-@register(*primitives.BINARY)
+# Of two zeros what is linear has rules of its own, and so has a product with zeros.
+_NO_PRODUCT = [name for name in primitives.BINARY if name != "mul"]
+_OTHERS = [name for name in _NO_PRODUCT if name not in primitives.ADDITIVE]
+
+
+@register(*_OTHERS, types=(Zero, Zero))
+@register(*_NO_PRODUCT, types=(Zero, Constant), either=True)
+@register(*primitives.BINARY, types=(Constant, Constant))
 def _(v: Uniform, w: Uniform, *, primitive: Any, **params: Any) -> Any:
     shape = jnp.broadcast_shapes(v.shape, w.shape)
     return repeated(bind(primitive, v.number(), w.number(), **params), shape)
 
 
-def _beside_array(primitive: Any, x: Any, y: Any, params: Any) -> Any:
+@register(*primitives.BINARY, types=(Uniform, Array), either=True)
+def _(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     """Entry by entry, where one operand is uniform and the other is an array."""
     shape = jnp.broadcast_shapes(x.shape, y.shape)
     for one, other in ((x, y), (y, x)):
@@ -347,16 +358,6 @@ def _beside_array(primitive: Any, x: Any, y: Any, params: Any) -> Any:
         jnp.broadcast_to(z.number() if isinstance(z, Uniform) else z, shape) for z in (x, y)
     ]
     return bind(primitive, *full, **params)
-
-
-@register(*primitives.BINARY)
-def _(v: Uniform, x: Array, *, primitive: Any, **params: Any) -> Any:
-    return _beside_array(primitive, v, x, params)
-
-
-@register(*primitives.BINARY)
-def _(x: Array, v: Uniform, *, primitive: Any, **params: Any) -> Any:
-    return _beside_array(primitive, x, v, params)
 
 
 @register(*primitives.REDUCTION)
@@ -464,29 +465,16 @@ def _(v: Constant, w: Constant, *, dimension_numbers: Any, **params: Any) -> Any
     return repeated(number, tuple(sizes[label] for label in out))
 
 
-@register("dot_general", precedence=order("Constant"))
-def _(v: Constant, x: Array | ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any:
-    vs, xs, out = labels(dimension_numbers, v.ndim, x.ndim)
-    return _product(v, vs, x, xs, out, params)
+@register("dot_general", either=True)
+def _(x: Constant, y: Array | ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any:
+    xs, ys, out = labels(dimension_numbers, x.ndim, y.ndim)
+    if isinstance(x, Constant):
+        return _product(x, xs, y, ys, out, params)
+    return _product(y, ys, x, xs, out, params)
 
 
-@register("dot_general", precedence=order("Constant"))
-def _(x: Array | ArrayValue, v: Constant, *, dimension_numbers: Any, **params: Any) -> Any:
-    xs, vs, out = labels(dimension_numbers, x.ndim, v.ndim)
-    return _product(v, vs, x, xs, out, params)
-
-
-@register(*primitives.BINARY, precedence=order("Constant"))
-def _(v: Constant, x: ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    return _with_value(primitive, v, x, params)
-
-
-@register(*primitives.BINARY, precedence=order("Constant"))
-def _(x: ArrayValue, v: Constant, *, primitive: Any, **params: Any) -> Any:
-    return _with_value(primitive, x, v, params)
-
-
-def _with_value(primitive: Any, x: Any, y: Any, params: Any) -> Any:
+@register(*primitives.BINARY, either=True)
+def _(x: Constant, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
     """The number in the place of the array, as far as the other's type can do with one."""
     shape = jnp.broadcast_shapes(x.shape, y.shape)
     other = y if isinstance(x, Constant) else x
@@ -529,7 +517,7 @@ _BILINEAR = ("mul", "dot_general", "conv_general_dilated")
 
 
 @register(*_BILINEAR, types=(Zero, Array | Uniform), either=True)
-@register(*_BILINEAR, precedence=order("Zero"), either=True)
+@register(*_BILINEAR, either=True)
 def _(x: Zero, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
     result = _result(primitive, params, x, y)
     return Zero(result.shape, result.dtype)
@@ -541,17 +529,8 @@ def _(v: Zero, w: Zero, *, primitive: Any, **params: Any) -> Any:
     return Zero(result.shape, result.dtype)
 
 
-@register(*primitives.BINARY)
-def _(v: Zero, x: Literal, *, primitive: Any, **params: Any) -> Any:
-    return _with_literal(primitive, v, x, params)
-
-
-@register(*primitives.BINARY)
-def _(x: Literal, v: Zero, *, primitive: Any, **params: Any) -> Any:
-    return _with_literal(primitive, x, v, params)
-
-
-def _with_literal(primitive: Any, x: Any, y: Any, params: Any) -> Any:
+@register(*primitives.BINARY, either=True)
+def _(x: Zero, y: Literal, *, primitive: Any, **params: Any) -> Any:
     """Zeros, if what the primitive makes of zero and a number of the program is zero."""
     v = x if isinstance(x, Zero) else y
     numbers = [np.zeros((), v.dtype) if z is v else number_of(z) for z in (x, y)]
@@ -570,15 +549,12 @@ def _added(x: Any, shape: tuple[int, ...]) -> Any:
     return x if x.shape == shape else transform(lambda x: jnp.broadcast_to(x, shape))(x)
 
 
-@register("add", "add_any", "sub", precedence=order("Zero"))
-def _(x: Array | ArrayValue, v: Zero, **params: Any) -> Any:
-    return _added(x, jnp.broadcast_shapes(x.shape, v.shape))
-
-
-@register("add", "add_any", "sub", precedence=order("Zero"))
-def _(v: Zero, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    y = _added(y, jnp.broadcast_shapes(v.shape, y.shape))
-    return bind("neg", y) if primitive.name == "sub" else y
+@register("add", "add_any", "sub", either=True)
+def _(x: Zero, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    shape = jnp.broadcast_shapes(x.shape, y.shape)
+    if isinstance(y, Zero):
+        return _added(x, shape)
+    return bind("neg", _added(y, shape)) if primitive.name == "sub" else _added(y, shape)
 
 
 @register("triangular_solve")
@@ -601,16 +577,7 @@ def _(v: Zero, padding: Zero, *, primitive: Any, **params: Any) -> Any:
     return v.of(_result(primitive, params, v, padding).shape)
 
 
-_OTHERS = [
-    name for name in primitives.BINARY if name not in (*primitives.ADDITIVE, "mul", "div")
-]
-
-
-@register(*_OTHERS, "div", precedence=order("Zero"))
-def _(v: Zero, x: ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    return bind(primitive, v.materialise(), x, **params)
-
-
-@register(*_OTHERS, "div", precedence=order("Zero"))
-def _(x: ArrayValue, v: Zero, *, primitive: Any, **params: Any) -> Any:
-    return bind(primitive, x, v.materialise(), **params)
+@register(*_OTHERS, either=True)
+def _(x: Zero, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    dense = (z.materialise() if isinstance(z, Zero) else z for z in (x, y))
+    return bind(primitive, *dense, **params)

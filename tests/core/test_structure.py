@@ -90,6 +90,22 @@ def imports_within(path):
                 yield from ((*above, alias.name) for alias in node.names)
 
 
+# What ready types take from the package besides its public names, and why: a value's
+# fields, to call a method on them as arrays; the jaxprs of functions of JAX, to recognise them.
+PRIVATE = {("algebra", "jaxrewrite._avals"), ("linalg", "jaxrewrite._compat")}
+
+
+def test_ready_types_are_written_by_public_names():
+    found = set()
+    for path in VALUES.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module, *(f"{node.module}.{a.name}" for a in node.names)]
+                found |= {(path.stem, n) for n in names if n.startswith("jaxrewrite._")}
+    modules = {(stem, ".".join(name.split(".")[:2])) for stem, name in found}
+    assert modules == PRIVATE
+
+
 def test_rooms_import_downwards_and_no_module_in_a_circle():
     graph = {}
     for path in sorted(VALUES.rglob("*.py")):

@@ -8,7 +8,7 @@ number of them, and with other values, which become fields of the result.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,10 +16,8 @@ import jax.numpy as jnp
 from jaxtyping import ArrayLike
 
 import jaxrewrite
-from jaxrewrite import ArrayValue
+from jaxrewrite import ArrayValue, register
 from jaxrewrite.primitives import BINARY
-
-from .._base.order import order
 
 
 TWO = (*BINARY, "complex", "conv_general_dilated", "dot_general", "pad")
@@ -51,27 +49,74 @@ def _dtype(x: Any) -> Any:
     return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
 
 
-def rule(cls: type[ArrayValue], *names: str) -> Callable[[Any], Any]:
-    """Register a rule for operands of which at least one is a ``cls``.
+def annotation_rule(
+    cls: type[ArrayValue], *names: str
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a rule for operands of which at least one carries something: a decorator.
 
-    It is called as ``rule(*operands, primitive=primitive, **params)``. Each operand is
-    a ``cls`` or an array: any other value looks like an array of its aval, and what
-    the rule does to it is dispatched to that value's own rules. A ``cls`` that is
-    seen as a whole differs: its rules act on arrays only by `bind`, which takes values.
+    For types that hold an array and what is to go with it, such as units. Which operands
+    may be annotated, in which order, and what else may stand beside them (arrays, values of
+    any other type) follows from the primitive. The rule is called as
+    ``rule(*operands, primitive=primitive, **params)``. Each operand is a ``cls`` or looks
+    like an array: what the rule does to another value is dispatched to that value's own
+    rules, so that ``Unitful(x) * diagonal`` has a `Diagonal` inside.
+
+    A type that carries something is an outer one: give it an ``outer`` above zero. With
+    ``rules_see_values = True``, other values are values to the rule, too, and so is the array
+    that it carries: `bind` dispatches on both.
+
+    Parameters
+    ----------
+    cls
+        The type.
+    *names
+        The names of primitives. Without any, all those that may have several annotated
+        operands; the ``default`` of a type is asked for the others.
+
+    Returns
+    -------
+    Callable
+        A decorator that returns the rule unchanged.
+
+    Raises
+    ------
+    ValueError
+        If a name is no primitive's.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite import values
+    >>> class Stamped(jaxrewrite.ArrayValue):
+    ...     array: jax.Array
+    ...     time: int = jaxrewrite.field(static=True)
+    ...     outer = 5
+    ...     rules_see_values = True
+    ...     def materialise(self):
+    ...         return self.array
+    >>> @values.annotation_rule(Stamped, "add", "mul", "dot_general", "neg")
+    ... def latest(*operands, primitive, **params):
+    ...     time = max(x.time for x in operands if isinstance(x, Stamped))
+    ...     arrays = [x.array if isinstance(x, Stamped) else x for x in operands]
+    ...     return Stamped(jaxrewrite.bind(primitive, *arrays, **params), time)
+    >>> 2 * Stamped(jnp.ones(2), 3) + Stamped(jnp.ones(2), 7)
+    Stamped(array=f32[2], time=7)
+    >>> values.Diagonal(jnp.ones(2)) @ Stamped(jnp.ones((2, 2)), 3)
+    Stamped(array=f32[2,2], time=3)
     """
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
-        def apply(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
+        def apply(*operands: Any, primitive: Any, **params: Any) -> Any:
+            if not any(isinstance(x, cls) for x in operands):
+                return NotImplemented
             on_arrays = functools.partial(fn, primitive=primitive, **params)
-            if cls._is_whole or not any(_is_other(x, cls) for x in operands):
+            if cls.rules_see_values or not any(_is_other(x, cls) for x in operands):
                 return on_arrays(*operands)
             return jaxrewrite.transform(on_arrays, lambda x: _is_other(x, cls))(*operands)
 
-        # What errors and profiles call it.
-        apply.__name__, apply.__qualname__ = fn.__name__, fn.__qualname__
-        for name in names:
-            arity = _pair if name in TWO else _several if name in SEVERAL else _first
-            arity(cls, name, apply)
+        _call_it_like(apply, fn)
+        for name in names or (*TWO, *SEVERAL):
+            _register(cls, name, apply)
         return fn
 
     return decorate
@@ -81,48 +126,32 @@ def _is_other(x: Any, cls: type[ArrayValue]) -> bool:
     return isinstance(x, jaxrewrite.Value) and not isinstance(x, cls)
 
 
-def _first(cls: Any, name: str, apply: Callable[..., Any]) -> None:
-    def first(x: Any, *rest: Any, primitive: Any, **params: Any) -> Any:
-        return apply(primitive, (x, *rest), params)
+def _register(cls: Any, name: str, apply: Callable[..., Any]) -> None:
+    anything = cls | ArrayLike | ArrayValue
+    if name in TWO:
 
-    _register(name, first, apply, x=cls, rest=ArrayLike)
+        def pair(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
+            return apply(x, y, primitive=primitive, **params)
 
+        _call_it_like(pair, apply)
+        register(name, types=(cls, cls))(pair)
+        register(name, types=(cls, ArrayLike | ArrayValue), either=True)(pair)
+    elif name in SEVERAL:
+        # Of its own kind alone it is more specific than a rule for any value with structure.
+        register(name, types=(cls | ArrayLike,))(apply)
+        register(name, types=(anything,))(apply)
+    else:
 
-def _pair(cls: Any, name: str, apply: Callable[..., Any]) -> None:
-    def own(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-        return apply(primitive, (x, y), params)
+        def first(x: Any, *rest: Any, primitive: Any, **params: Any) -> Any:
+            return apply(x, *rest, primitive=primitive, **params)
 
-    def left(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-        return apply(primitive, (x, y), params)
-
-    def right(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-        return apply(primitive, (x, y), params)
-
-    precedence = order(cls.__name__)
-    _register(name, own, apply, x=cls | ArrayLike, y=cls | ArrayLike)
-    _register(name, left, apply, precedence, x=cls, y=ArrayValue)
-    _register(name, right, apply, precedence, x=ArrayValue, y=cls)
-
-
-def _several(cls: Any, name: str, apply: Callable[..., Any]) -> None:
-    def own(*xs: Any, primitive: Any, **params: Any) -> Any:
-        return apply(primitive, xs, params)
-
-    def mixed(*xs: Any, primitive: Any, **params: Any) -> Any:
-        if not any(isinstance(x, cls) for x in xs):
-            return NotImplemented
-        return apply(primitive, xs, params)
-
-    _register(name, own, apply, xs=cls | ArrayLike)
-    _register(name, mixed, apply, order(cls.__name__), xs=cls | ArrayLike | ArrayValue)
+        _call_it_like(first, apply)
+        register(name, types=(cls, ArrayLike))(first)
 
 
-def _register(
-    name: str, signature: Any, rule: Any, precedence: int = 0, **types: Any
-) -> None:
-    signature.__annotations__ = types
-    signature.__name__, signature.__qualname__ = rule.__name__, rule.__qualname__
-    jaxrewrite.register(name, precedence=precedence)(signature)
+def _call_it_like(fn: Callable[..., Any], rule: Callable[..., Any]) -> None:
+    """What errors and profiles call a rule; its own signature is another's."""
+    fn.__name__, fn.__qualname__ = rule.__name__, rule.__qualname__
 
 
 def mapped(fn: Callable[[Any], Any], primitive: Any, results: Any) -> Any:

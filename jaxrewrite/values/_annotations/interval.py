@@ -17,7 +17,7 @@ import jaxrewrite
 from jaxrewrite.primitives import COMPARISON, CUMULATIVE, DECREASING, INCREASING, UNARY
 
 from .._base.structured import Structured, concrete, inexact
-from .declaration import MOVING, REDUCING, like, rule
+from .declaration import MOVING, REDUCING, annotation_rule, like
 
 
 class Interval(Structured):
@@ -79,7 +79,7 @@ class Interval(Structured):
     (Array([False,  True], dtype=bool), Array([ True,  True], dtype=bool))
     """
 
-    outer = 1
+    outer = 10
 
     lower: Array
     upper: Array
@@ -171,7 +171,7 @@ def _between(
     return _bounded(below, above)
 
 
-@rule(
+@annotation_rule(
     Interval,
     *INCREASING,
     *MOVING,
@@ -186,17 +186,17 @@ def _increasing(*operands: Any, primitive: Any, **params: Any) -> Any:
     return _between(primitive, [*map(_lower, operands)], [*map(_upper, operands)], params)
 
 
-@rule(Interval, *DECREASING)
+@annotation_rule(Interval, *DECREASING)
 def _decreasing(x: Interval, *, primitive: Any, **params: Any) -> Any:
     return _between(primitive, [x.upper], [x.lower], params)
 
 
-@rule(Interval, "sub")
+@annotation_rule(Interval, "sub")
 def _subtract(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     return _bounded(_lower(x) - _upper(y), _upper(x) - _lower(y))
 
 
-@rule(Interval, "and", "or", "not")
+@annotation_rule(Interval, "and", "or", "not")
 def _logical(*operands: Any, primitive: Any, **params: Any) -> Any:
     if operands[0].dtype != jnp.bool_:
         raise _refuse(primitive, "on integers")
@@ -205,20 +205,20 @@ def _logical(*operands: Any, primitive: Any, **params: Any) -> Any:
     return _increasing(*operands, primitive=primitive)
 
 
-@rule(Interval, "convert_element_type")
+@annotation_rule(Interval, "convert_element_type")
 def _convert(x: Interval, *, primitive: Any, new_dtype: Any, **params: Any) -> Any:
     if jnp.issubdtype(new_dtype, jnp.bool_):
         return _compare(x, jnp.zeros((), x.dtype), primitive=lax.ne_p)
     return _increasing(x, primitive=primitive, new_dtype=new_dtype, **params)
 
 
-@rule(Interval, "dynamic_update_slice")
+@annotation_rule(Interval, "dynamic_update_slice")
 def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) -> Any:
     _check_indices(primitive, starts)
     return _increasing(x, update, *starts, primitive=primitive, **params)
 
 
-@rule(Interval, "scatter", "scatter-add", "scatter-max", "scatter-min")
+@annotation_rule(Interval, "scatter", "scatter-add", "scatter-max", "scatter-min")
 def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any) -> Any:
     _check_indices(primitive, [indices])
     return _increasing(x, indices, updates, primitive=primitive, **params)
@@ -229,7 +229,7 @@ def _check_indices(primitive: Any, indices: Sequence[Any]) -> None:
         raise _refuse(primitive, "at an index that is known within bounds only")
 
 
-@rule(Interval, "sort")
+@annotation_rule(Interval, "sort")
 def _sort(*operands: Any, primitive: Any, **params: Any) -> Any:
     """Each order statistic is an increasing function of all entries."""
     if len(operands) > 1:
@@ -251,13 +251,13 @@ def _magnitudes(x: Interval) -> tuple[Any, Any]:
 _EVEN = ("abs", "square", "cosh", "one_minus_square")
 
 
-@rule(Interval, *(name for name in UNARY if name in _EVEN))
+@annotation_rule(Interval, *(name for name in UNARY if name in _EVEN))
 def _even(x: Interval, *, primitive: Any, **params: Any) -> Any:
     least, greatest = (primitive.bind(m, **params) for m in _magnitudes(x))
     return _hull(least, greatest)
 
 
-@rule(Interval, "integer_pow")
+@annotation_rule(Interval, "integer_pow")
 def _integer_pow(x: Interval, *, primitive: Any, y: int) -> Any:
     if y % 2 == 0:
         return _even(x, primitive=primitive, y=y)
@@ -277,12 +277,12 @@ def _corners(fn: Callable[[Any, Any], Any], x: Any, y: Any) -> Interval:
     return _hull(*corners)
 
 
-@rule(Interval, "mul")
+@annotation_rule(Interval, "mul")
 def _times(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     return _corners(lax.mul, x, y)
 
 
-@rule(Interval, "div")
+@annotation_rule(Interval, "div")
 def _quotient(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     if not inexact(_lower(x)):
         raise _refuse(primitive, "on integers")
@@ -306,13 +306,13 @@ def _unbounded(where: Any, x: Interval) -> Interval:
     return Interval(jnp.where(where, -jnp.inf, x.lower), jnp.where(where, jnp.inf, x.upper))
 
 
-@rule(Interval, "pow")
+@annotation_rule(Interval, "pow")
 def _power(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     """Bounds for a base that is not negative; none for others, which may give NaN."""
     return _unbounded(_lower(x) < 0, _corners(lax.pow, x, y))
 
 
-@rule(Interval, "sin", "cos")
+@annotation_rule(Interval, "sin", "cos")
 def _wave(x: Interval, *, primitive: Any, **params: Any) -> Any:
     peak = math.pi / 2 if primitive.name == "sin" else 0.0
     ends = [primitive.bind(end, **params) for end in (x.lower, x.upper)]
@@ -324,7 +324,7 @@ def _wave(x: Interval, *, primitive: Any, **params: Any) -> Any:
     )
 
 
-@rule(Interval, "tan")
+@annotation_rule(Interval, "tan")
 def _tangent(x: Interval, *, primitive: Any, **params: Any) -> Any:
     pole = ~(x.upper - x.lower < math.pi) | _meets(x, math.pi / 2, math.pi) | _is_large(x)
     return _unbounded(pole, _increasing(x, primitive=primitive, **params))
@@ -340,13 +340,13 @@ def _is_large(x: Interval) -> Any:
     return _magnitudes(x)[1] * jnp.finfo(x.dtype).eps > 1e-3
 
 
-@rule(Interval, "atan2")
+@annotation_rule(Interval, "atan2")
 def _angle(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     whole = jnp.full_like(primitive.bind(_lower(x), _lower(y)), math.pi)
     return Interval(-whole, whole)
 
 
-@rule(Interval, "dot_general", "conv_general_dilated")
+@annotation_rule(Interval, "dot_general", "conv_general_dilated")
 def _bilinear(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     if not inexact(_lower(x)):
         raise _refuse(primitive, "on integers")
@@ -371,7 +371,7 @@ def _centred(x: Any) -> tuple[Any, Any]:
 # --- comparisons and choices ------------------------------------------------------------
 
 
-@rule(Interval, *COMPARISON)
+@annotation_rule(Interval, *COMPARISON)
 def _compare(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     """The lower bound is what surely holds, the upper bound what may hold."""
     name = primitive.name
@@ -384,13 +384,13 @@ def _compare(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     return Interval(same, overlap) if name == "eq" else Interval(~overlap, ~same)
 
 
-@rule(Interval, "is_finite")
+@annotation_rule(Interval, "is_finite")
 def _is_finite(x: Interval, *, primitive: Any, **params: Any) -> Any:
     lower, upper = map(jnp.isfinite, (x.lower, x.upper))
     return Interval(lower & upper, lower | upper | (x.lower < x.upper))
 
 
-@rule(Interval, "select_n")
+@annotation_rule(Interval, "select_n")
 def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
     if not isinstance(which, Interval):
         return _increasing(which, *cases, primitive=primitive)

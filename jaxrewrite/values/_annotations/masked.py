@@ -16,7 +16,7 @@ from jaxrewrite.primitives import BINARY, UNARY
 
 from .._base.contract import labels
 from .._base.structured import Structured, inexact
-from .declaration import MOVING, like, rule
+from .declaration import MOVING, annotation_rule, like
 
 
 class Masked(Structured):
@@ -69,7 +69,7 @@ class Masked(Structured):
     missing; filled(number) says what to put there.
     """
 
-    outer = 2
+    outer = 20
 
     array: Array
     mask: Bool[Array, ...]
@@ -153,13 +153,15 @@ def _any_mask(operands: Sequence[Any], shape: Sequence[int]) -> Any:
 # --- entry by entry -----------------------------------------------------------------
 
 
-@rule(Masked, *dict.fromkeys((*UNARY, *BINARY, "complex", "clamp", "convert_element_type")))
+@annotation_rule(
+    Masked, *dict.fromkeys((*UNARY, *BINARY, "complex", "clamp", "convert_element_type"))
+)
 def _entry_by_entry(*operands: Any, primitive: Any, **params: Any) -> Any:
     result = primitive.bind(*map(_array, operands), **params)
     return Masked(result, _any_mask(operands, result.shape))
 
 
-@rule(Masked, "select_n")
+@annotation_rule(Masked, "select_n")
 def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
     result = primitive.bind(_array(which), *map(_array, cases))
     mask = primitive.bind(_array(which), *map(_mask, cases))
@@ -204,18 +206,18 @@ def _without(x: Masked, primitive: Any, params: Any) -> Any:
     return primitive.bind(_filled(x, number), **params)
 
 
-@rule(Masked, *(name for name in _NEUTRAL if not name.startswith("cum")))
+@annotation_rule(Masked, *(name for name in _NEUTRAL if not name.startswith("cum")))
 def _reduce(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> Any:
     result = _without(x, primitive, {"axes": axes, **params})
     return Masked(result, x.mask.all(tuple(axes)))
 
 
-@rule(Masked, *(name for name in _NEUTRAL if name.startswith("cum")))
+@annotation_rule(Masked, *(name for name in _NEUTRAL if name.startswith("cum")))
 def _cumulate(x: Masked, *, primitive: Any, **params: Any) -> Any:
     return Masked(_without(x, primitive, params), x.mask)
 
 
-@rule(Masked, "sort")
+@annotation_rule(Masked, "sort")
 def _sort(
     *operands: Any, primitive: Any, dimension: int, is_stable: bool, num_keys: int
 ) -> Any:
@@ -234,7 +236,7 @@ def _sort(
 # --- products -----------------------------------------------------------------------
 
 
-@rule(Masked, "dot_general")
+@annotation_rule(Masked, "dot_general")
 def _multiply(
     x: Any, y: Any, *, primitive: Any, dimension_numbers: Any, **params: Any
 ) -> Any:
@@ -258,7 +260,7 @@ def _nothing_there(x: Any, y: Any, numbers: Any, shape: Sequence[int]) -> Any:
     return lax.broadcast_in_dim(lax.transpose(missing, order), shape, where)
 
 
-@rule(Masked, "conv_general_dilated")
+@annotation_rule(Masked, "conv_general_dilated")
 def _convolve(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     result = primitive.bind(_filled(x, 0), _filled(y, 0), **params)
     there = ((~_mask(operand)).astype(jnp.float32) for operand in (x, y))
@@ -269,7 +271,7 @@ def _convolve(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
 # --- where entries go -----------------------------------------------------------------
 
 
-@rule(Masked, *MOVING)
+@annotation_rule(Masked, *MOVING)
 def _move(x: Masked, *, primitive: Any, **params: Any) -> Any:
     array, mask = (primitive.bind(part, **params) for part in (x.array, x.mask))
     if primitive.multiple_results:
@@ -277,38 +279,38 @@ def _move(x: Masked, *, primitive: Any, **params: Any) -> Any:
     return Masked(array, mask)
 
 
-@rule(Masked, "concatenate", "stack", "pad")
+@annotation_rule(Masked, "concatenate", "stack", "pad")
 def _assemble(*operands: Any, primitive: Any, **params: Any) -> Any:
     array = primitive.bind(*map(_array, operands), **params)
     return Masked(array, primitive.bind(*map(_mask, operands), **params))
 
 
-@rule(Masked, "dynamic_slice")
+@annotation_rule(Masked, "dynamic_slice")
 def _slice(x: Masked, *starts: Any, primitive: Any, **params: Any) -> Any:
     return Masked(*(primitive.bind(part, *starts, **params) for part in (x.array, x.mask)))
 
 
-@rule(Masked, "gather")
+@annotation_rule(Masked, "gather")
 def _gather(x: Masked, indices: Any, *, primitive: Any, **params: Any) -> Any:
     """What is filled in beyond the array is there."""
     array = primitive.bind(x.array, indices, **params)
     return Masked(array, primitive.bind(x.mask, indices, **params | {"fill_value": False}))
 
 
-@rule(Masked, "dynamic_update_slice")
+@annotation_rule(Masked, "dynamic_update_slice")
 def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) -> Any:
     array = primitive.bind(_array(x), _array(update), *starts)
     return Masked(array, primitive.bind(_mask(x), _mask(update), *starts))
 
 
-@rule(Masked, "scatter")
+@annotation_rule(Masked, "scatter")
 def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any) -> Any:
     array = primitive.bind(_array(x), indices, _array(updates), **params)
     params = {**params, "update_jaxpr": None, "update_consts": ()}
     return Masked(array, primitive.bind(_mask(x), indices, _mask(updates), **params))
 
 
-@rule(Masked, "scatter-add")
+@annotation_rule(Masked, "scatter-add")
 def _scatter_add(
     x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any
 ) -> Any:

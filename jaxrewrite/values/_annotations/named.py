@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -14,7 +14,7 @@ from jaxrewrite.primitives import BINARY, CUMULATIVE, REDUCTION, UNARY
 
 from .._base.contract import labels
 from .._base.structured import Structured
-from .declaration import SCATTER, like, mapped, rule
+from .declaration import SCATTER, annotation_rule, like, mapped
 
 
 Names = tuple[str | None, ...]
@@ -77,13 +77,13 @@ class Named(Structured):
     ...
     """
 
-    outer = 4
+    outer = 40
 
     # The names are all that is lost; derivative rules are given arrays without.
     materialise_policy = "allow"
 
     # An array that is a value itself meets others as what it is.
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     array: Any
     names: Names = jaxrewrite.field(static=True)
@@ -180,7 +180,7 @@ def _bind(
 _ENTRY_BY_ENTRY = (*BINARY, "complex", "clamp", "select_n", "concatenate", "pad", "sort")
 
 
-@rule(
+@annotation_rule(
     Named,
     *(name for name in UNARY if name not in BINARY),
     *CUMULATIVE,
@@ -192,13 +192,13 @@ def _keep(*operands: Any, primitive: Any, **params: Any) -> Any:
     return _bind(primitive, operands, _aligned(primitive, operands), params)
 
 
-@rule(Named, *REDUCTION)
+@annotation_rule(Named, *REDUCTION)
 def _reduce(x: Named, *, primitive: Any, axes: Any, **params: Any) -> Any:
     names = [name for axis, name in enumerate(_names(x)) if axis not in axes]
     return _bind(primitive, [x], names, {"axes": axes, **params})
 
 
-@rule(Named, "dot_general")
+@annotation_rule(Named, "dot_general")
 def _multiply(
     x: Any, y: Any, *, primitive: Any, dimension_numbers: Any, **params: Any
 ) -> Any:
@@ -210,13 +210,13 @@ def _multiply(
     return _bind(primitive, [x, y], out, {"dimension_numbers": dimension_numbers, **params})
 
 
-@rule(Named, "transpose")
+@annotation_rule(Named, "transpose")
 def _transpose(x: Named, *, primitive: Any, permutation: Any) -> Any:
     names = [_names(x)[axis] for axis in permutation]
     return _bind(primitive, [x], names, {"permutation": permutation})
 
 
-@rule(Named, "broadcast_in_dim")
+@annotation_rule(Named, "broadcast_in_dim")
 def _broadcast(x: Named, *, primitive: Any, shape: Any, **params: Any) -> Any:
     names: list[str | None] = [None] * len(shape)
     for axis, name in zip(params["broadcast_dimensions"], _names(x), strict=True):
@@ -224,21 +224,21 @@ def _broadcast(x: Named, *, primitive: Any, shape: Any, **params: Any) -> Any:
     return _bind(primitive, [x], names, {"shape": shape, **params})
 
 
-@rule(Named, "squeeze", "unstack")
+@annotation_rule(Named, "squeeze", "unstack")
 def _squeeze(x: Named, *, primitive: Any, **params: Any) -> Any:
     gone = params["dimensions"] if "dimensions" in params else (params["axis"],)
     names = [name for axis, name in enumerate(_names(x)) if axis not in gone]
     return _bind(primitive, [x], names, params)
 
 
-@rule(Named, "stack")
+@annotation_rule(Named, "stack")
 def _stack(*operands: Any, primitive: Any, axis: int) -> Any:
     names = list(_aligned(primitive, operands))
     names.insert(axis, None)
     return _bind(primitive, operands, names, {"axis": axis})
 
 
-@rule(Named, "reshape")
+@annotation_rule(Named, "reshape")
 def _reshape(x: Named, *, primitive: Any, new_sizes: Any, **params: Any) -> Any:
     names = [None] * len(new_sizes)
     if params["dimensions"] is None:
@@ -264,23 +264,23 @@ def _entries_before(shape: Sequence[int]) -> list[int]:
     return list(itertools.accumulate(shape, int.__mul__, initial=1))[:-1]
 
 
-@rule(Named, "dynamic_slice")
+@annotation_rule(Named, "dynamic_slice")
 def _slice(x: Named, *starts: Any, primitive: Any, **params: Any) -> Any:
     return _bind(primitive, [x, *starts], _names(x), params)
 
 
-@rule(Named, "dynamic_update_slice")
+@annotation_rule(Named, "dynamic_update_slice")
 def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) -> Any:
     names = _aligned(primitive, [x, update])
     return _bind(primitive, [x, update, *starts], names, params)
 
 
-@rule(Named, *SCATTER)
+@annotation_rule(Named, *SCATTER)
 def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any) -> Any:
     return _bind(primitive, [x, indices, updates], _names(x), params)
 
 
-@rule(Named, "gather")
+@annotation_rule(Named, "gather")
 def _gather(
     x: Named, indices: Any, *, primitive: Any, dimension_numbers: Any, **params: Any
 ) -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jaxrewrite
 
 from .._base.structured import Structured
-from .declaration import SEVERAL, TWO, like, mapped, rule
+from .declaration import annotation_rule, like, mapped
 
 
 class Tagged(Structured):
@@ -63,13 +63,13 @@ class Tagged(Structured):
      'b': Array([1., 1., 1.], dtype=float32)}
     """
 
-    outer = 5
+    outer = 50
 
     # The tags are all that is lost; derivative rules are given arrays without.
     materialise_policy = "allow"
 
     # An array that is a value itself meets others as what it is.
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     array: Any
     tags: frozenset[str] = jaxrewrite.field(static=True)
@@ -117,7 +117,7 @@ class Tagged(Structured):
         return Tagged(tangent, self.tags)
 
 
-@rule(Tagged, *TWO, *SEVERAL)
+@annotation_rule(Tagged)
 def _tag(*operands: Any, primitive: Any, **params: Any) -> Any:
     """Do as the default does, but before the rules of any other type are asked."""
     return Tagged.default(primitive, operands, params)

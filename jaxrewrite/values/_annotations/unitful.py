@@ -7,14 +7,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any, ClassVar
+from typing import Any
 
 import jax.numpy as jnp
 
 import jaxrewrite
 
 from .._base.structured import Structured, inexact
-from .declaration import MOVING, REDUCING, SCATTER, like, mapped, rule
+from .declaration import MOVING, REDUCING, SCATTER, annotation_rule, like, mapped
 
 
 class UnitsError(ValueError):
@@ -191,10 +191,10 @@ class Unitful(Structured):
     ...
     """
 
-    outer = 3
+    outer = 30
 
     # An array that is a value itself meets others as what it is.
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     array: Any
     units: Units = jaxrewrite.field(static=True)
@@ -273,7 +273,7 @@ def _bind(primitive: Any, operands: Sequence[Any], units: Units, params: Any) ->
     return mapped(functools.partial(_with, units), primitive, results)
 
 
-@rule(
+@annotation_rule(
     Unitful,
     *jaxrewrite.primitives.LINEAR_UNARY,
     *MOVING,
@@ -285,12 +285,12 @@ def _keep(x: Unitful, *, primitive: Any, **params: Any) -> Any:
     return _bind(primitive, [x], x.units, params)
 
 
-@rule(Unitful, "dynamic_slice", "gather")
+@annotation_rule(Unitful, "dynamic_slice", "gather")
 def _index(x: Unitful, *indices: Any, primitive: Any, **params: Any) -> Any:
     return _bind(primitive, [x, *indices], x.units, params)
 
 
-@rule(
+@annotation_rule(
     Unitful,
     *("add", "add_any", "sub", "max", "min", "rem", "nextafter", "complex"),
     *("clamp", "concatenate", "pad", "stack"),
@@ -300,29 +300,29 @@ def _same(*operands: Any, primitive: Any, **params: Any) -> Any:
     return _bind(primitive, operands, units, params)
 
 
-@rule(Unitful, *jaxrewrite.primitives.COMPARISON, "atan2")
+@annotation_rule(Unitful, *jaxrewrite.primitives.COMPARISON, "atan2")
 def _compare(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     _same_units(primitive.name, (x, y))
     return _bind(primitive, (x, y), _NONE, params)
 
 
-@rule(Unitful, "argmax", "argmin", "is_finite", "sign")
+@annotation_rule(Unitful, "argmax", "argmin", "is_finite", "sign")
 def _drop(x: Unitful, *, primitive: Any, **params: Any) -> Any:
     return _bind(primitive, [x], _NONE, params)
 
 
-@rule(Unitful, "convert_element_type")
+@annotation_rule(Unitful, "convert_element_type")
 def _convert(x: Unitful, *, primitive: Any, new_dtype: Any, **params: Any) -> Any:
     units = _NONE if jnp.issubdtype(new_dtype, jnp.bool_) else x.units
     return _bind(primitive, [x], units, {"new_dtype": new_dtype, **params})
 
 
-@rule(Unitful, "mul", "dot_general", "conv_general_dilated")
+@annotation_rule(Unitful, "mul", "dot_general", "conv_general_dilated")
 def _multiply(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     return _bind(primitive, (x, y), _units(x) * _units(y), params)
 
 
-@rule(Unitful, "div")
+@annotation_rule(Unitful, "div")
 def _divide(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     return _bind(primitive, (x, y), _units(x) / _units(y), params)
 
@@ -335,41 +335,41 @@ _POWERS = {
 }
 
 
-@rule(Unitful, *_POWERS)
+@annotation_rule(Unitful, *_POWERS)
 def _raise(x: Unitful, *, primitive: Any, **params: Any) -> Any:
     return _bind(primitive, [x], x.units ** _POWERS[primitive.name], params)
 
 
-@rule(Unitful, "integer_pow")
+@annotation_rule(Unitful, "integer_pow")
 def _integer_pow(x: Unitful, *, primitive: Any, y: int, **params: Any) -> Any:
     return _bind(primitive, [x], x.units**y, {"y": y, **params})
 
 
-@rule(Unitful, "reduce_prod")
+@annotation_rule(Unitful, "reduce_prod")
 def _product(x: Unitful, *, primitive: Any, axes: Any, **params: Any) -> Any:
     count = math.prod(x.shape[axis] for axis in axes)
     return _bind(primitive, [x], x.units**count, {"axes": axes, **params})
 
 
-@rule(Unitful, "select_n")
+@annotation_rule(Unitful, "select_n")
 def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
     units = _same_units(primitive.name, cases)
     return _bind(primitive, [which, *cases], units, params)
 
 
-@rule(Unitful, "dynamic_update_slice")
+@annotation_rule(Unitful, "dynamic_update_slice")
 def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) -> Any:
     units = _same_units(primitive.name, (x, update))
     return _bind(primitive, [x, update, *starts], units, params)
 
 
-@rule(Unitful, *SCATTER)
+@annotation_rule(Unitful, *SCATTER)
 def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any) -> Any:
     units = _same_units(primitive.name, (x, updates))
     return _bind(primitive, [x, indices, updates], units, params)
 
 
-@rule(Unitful, "sort")
+@annotation_rule(Unitful, "sort")
 def _sort(*operands: Any, primitive: Any, **params: Any) -> Any:
     results = jaxrewrite.bind(primitive, *map(_array, operands), **params)
     return list(map(_with, map(_units, operands), results))

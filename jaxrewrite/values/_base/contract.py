@@ -18,7 +18,7 @@ import jaxrewrite
 Labels = tuple[Hashable, ...]
 
 
-class Named(NamedTuple):
+class ProductLabels(NamedTuple):
     """The labels of the operands and of the result of a ``dot_general``."""
 
     x: Labels
@@ -26,7 +26,7 @@ class Named(NamedTuple):
     out: Labels
 
 
-def labels(dimension_numbers: Any, x_ndim: int, y_ndim: int) -> Named:
+def labels(dimension_numbers: Any, x_ndim: int, y_ndim: int) -> ProductLabels:
     """Name the axes that ``dimension_numbers`` speaks of."""
     (x_contracted, y_contracted), (x_batch, y_batch) = dimension_numbers
     x = list(range(x_ndim))
@@ -36,7 +36,7 @@ def labels(dimension_numbers: Any, x_ndim: int, y_ndim: int) -> Named:
     out = [x[i] for i in x_batch]
     out += [label for label in x if label not in y]
     out += [label for label in y if label not in x]
-    return Named(tuple(x), tuple(y), tuple(out))
+    return ProductLabels(tuple(x), tuple(y), tuple(out))
 
 
 def transpose(x: Any, own: Labels, wanted: Labels) -> Any:
@@ -73,8 +73,8 @@ def contract(
         )
         for those in (summed, batch)
     )
-    product = dot_general(x, y, numbers, **params)
-    return transpose(product, (*batch, *x_free, *y_free), out)
+    whole = dot_general(x, y, numbers, **params)
+    return transpose(whole, (*batch, *x_free, *y_free), out)
 
 
 def dot_general(x: Any, y: Any, dimension_numbers: Any, **params: Any) -> Any:

@@ -12,7 +12,6 @@ from jaxtyping import Array
 
 from jaxrewrite import ArrayValue, bind, primitives, register
 
-from .order import order
 from .structured import Structured, is_linear_cast
 
 
@@ -20,7 +19,23 @@ class Linear(Structured):
     """Base class of arrays that are linear in parts of the same shape.
 
     A part is an array, or a value. Linear maps go to the parts, and so does one side of a
-    product.
+    product. A subclass defines `materialise`, `map_parts` and `shares`.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite import values
+    >>> class Complex(values.Linear):
+    ...     re: jax.Array
+    ...     im: jax.Array
+    ...     def materialise(self):
+    ...         return self.re + 1j * self.im
+    ...     def map_parts(self, fn):
+    ...         return Complex(fn(self.re), fn(self.im))
+    ...     def shares(self, fill):
+    ...         return NotImplemented
+    >>> -Complex(jnp.ones((2, 3)), jnp.zeros((2, 3))).T
+    Complex<c64[3,2], 48 B>(re=f32[3,2], im=f32[3,2])
     """
 
     _is_base = True
@@ -77,16 +92,9 @@ def _(v: Linear, *, new_dtype: Any, **params: Any) -> Any:
 _BILINEAR = ("dot_general", "mul", "conv_general_dilated")
 
 
-@register(*_BILINEAR, precedence=order("Linear"))
-def _(v: Linear, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    return v.map_parts(lambda part: bind(primitive, part, y, **params))
-
-
-@register(*_BILINEAR, precedence=order("Linear"))
-def _(x: Array | ArrayValue, v: Linear, *, primitive: Any, **params: Any) -> Any:
-    return v.map_parts(lambda part: bind(primitive, x, part, **params))
-
-
-@register(*_BILINEAR)
-def _(v: Linear, w: Linear, *, primitive: Any, **params: Any) -> Any:
-    return v.map_parts(lambda part: bind(primitive, part, w, **params))
+@register(*_BILINEAR, types=(Linear, Linear))
+@register(*_BILINEAR, either=True)
+def _(x: Linear, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    if isinstance(x, Linear):
+        return x.map_parts(lambda part: bind(primitive, part, y, **params))
+    return y.map_parts(lambda part: bind(primitive, x, part, **params))

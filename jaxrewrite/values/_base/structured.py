@@ -12,8 +12,6 @@ from jax import lax
 
 import jaxrewrite
 
-from .order import order
-
 
 def is_value(x: Any) -> bool:
     return isinstance(x, jaxrewrite.Value)
@@ -45,7 +43,23 @@ def short(aval: Any) -> str:
 
 
 class Structured(jaxrewrite.ArrayValue):
-    """Base class of the ready value types: its ``repr`` tells what it takes to hold it."""
+    """Base class of the ready value types: its ``repr`` tells what it takes to hold it.
+
+    Of one that has rules for ``slice``, ``squeeze``, ``broadcast_in_dim``, ``reshape`` and
+    ``concatenate``, splits, stacks and tiles are made by these.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp
+    >>> from jaxrewrite import values
+    >>> class Outer(values.Structured):
+    ...     x: jax.Array
+    ...     y: jax.Array
+    ...     def materialise(self):
+    ...         return jnp.outer(self.x, self.y)
+    >>> Outer(jnp.ones(1000), jnp.ones(2000))
+    Outer<f32[1000,2000], 12 kB>(x=f32[1000], y=f32[2000])
+    """
 
     _is_base = True
 
@@ -195,6 +209,9 @@ def inexact(x: Any) -> bool:
 
 # --- several slices or arrays at once, by the primitives for one -----------------------------
 
+# Asked after all others: what a type makes of these at once is better than of one by one.
+_LAST = -1
+
 
 def _slice(v: Structured, axis: int, start: int, limit: int) -> Any:
     starts, limits = [0] * v.ndim, list(v.shape)
@@ -208,20 +225,20 @@ def _slice(v: Structured, axis: int, start: int, limit: int) -> Any:
     )
 
 
-@jaxrewrite.register("split", precedence=order("Structured"))
+@jaxrewrite.register("split", precedence=_LAST)
 def _(v: Structured, *, sizes: Sequence[int], axis: int) -> Any:
     stops = [int(n) for n in np.cumsum(sizes)]
     starts = [0, *stops[:-1]]
     return [_slice(v, axis, i, j) for i, j in zip(starts, stops, strict=True)]
 
 
-@jaxrewrite.register("unstack", precedence=order("Structured"))
+@jaxrewrite.register("unstack", precedence=_LAST)
 def _(v: Structured, *, axis: int) -> Any:
     rows = [_slice(v, axis, i, i + 1) for i in range(v.shape[axis])]
     return [jaxrewrite.bind(lax.squeeze_p, row, dimensions=(axis,)) for row in rows]
 
 
-@jaxrewrite.register("stack", precedence=order("Structured"))
+@jaxrewrite.register("stack", precedence=_LAST)
 def _(*vs: Structured, axis: int) -> Any:
     shape = vs[0].shape
     one = lambda v: jaxrewrite.bind(
@@ -234,7 +251,7 @@ def _(*vs: Structured, axis: int) -> Any:
     return jaxrewrite.bind(lax.concatenate_p, *map(one, vs), dimension=axis)
 
 
-@jaxrewrite.register("tile", precedence=order("Structured"))
+@jaxrewrite.register("tile", precedence=_LAST)
 def _(v: Structured, *, reps: Sequence[int]) -> Any:
     each = tuple(n for pair in zip(reps, v.shape, strict=True) for n in pair)
     repeated = jaxrewrite.bind(

@@ -28,6 +28,13 @@ class Determinant(NamedTuple):
         An array of any inexact dtype.
     log
         An array of the same shape, real, and a constant to derivatives.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jaxrewrite.values import Determinant
+    >>> Determinant.of(jnp.full(100, -10.0)).slogdet()
+    (Array(1., dtype=float32), Array(230.25851, dtype=float32))
     """
 
     unit: Any
@@ -55,6 +62,13 @@ class Determinant(NamedTuple):
     def product(self) -> Self:
         """The products along the last axis."""
         return type(self)(self.unit.prod(-1), self.log.sum(-1))
+
+    def times(self, other: Determinant) -> Self:
+        """The products of these and others of the same shape."""
+        size = lax.stop_gradient(abs(self.unit))
+        size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+        log = self.log + other.log + jnp.log(size)
+        return type(self)(self.unit / size * other.unit, log)
 
     def __pow__(self, power: int) -> Self:
         return type(self)(self.unit**power, self.log * power)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,13 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import bind, register, transform
 
+from .algebra import diagonal_of, known_or, on_fields
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .matrix import (
     Matrix,
     apply_dense,
-    on_fields,
-    solve_dense,
+    solve_factor,
     swapped,
 )
 from .monomial import Diagonal, Identity
@@ -71,7 +71,7 @@ class Kronecker(Matrix):
     factors: tuple[Any, ...]
 
     # What a factor is decides what its product with another value is.
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     def __init__(self, *factors: Any) -> None:
         if len(factors) == 1 and isinstance(factors[0], tuple):
@@ -119,7 +119,7 @@ class Kronecker(Matrix):
     def transposed(self) -> Any:
         return self.map_factors(swapped)
 
-    def scaled(self, factor: Any) -> Any:
+    def times_number(self, factor: Any) -> Any:
         first, *rest = self.factors
         return Kronecker(transform(jnp.multiply)(first, factor), *rest)
 
@@ -158,7 +158,7 @@ class Kronecker(Matrix):
     def diagonal(self) -> Any:
         if not self.solvable:
             return super().diagonal()
-        return functools.reduce(_outer_of_vectors, map(_diagonal, self.factors))
+        return functools.reduce(_outer_of_vectors, map(diagonal_of, self.factors))
 
     @property
     def solvable(self) -> bool:
@@ -167,7 +167,7 @@ class Kronecker(Matrix):
     def solve(self, x: Any, axis: int) -> Any:
         if not self.solvable:
             return super().solve(x, axis)
-        return self._one_by_one(_solve, x, axis)
+        return self._one_by_one(solve_factor, x, axis)
 
     def known_inverse(self) -> Any:
         return self._each("known_inverse", jnp.linalg.inv)
@@ -194,7 +194,7 @@ class Kronecker(Matrix):
     def _each(self, method: str, fn: Callable[[Any], Any]) -> Any:
         if not self.solvable:
             return NotImplemented
-        return self.map_factors(lambda factor: _known(factor, fn, method))
+        return self.map_factors(lambda factor: known_or(factor, method, fn))
 
     def known_determinant(self) -> Any:
         r""":math:`\prod_i \det(A_i)^{N / n_i}`, for factors of n_i rows, and N in all."""
@@ -202,7 +202,7 @@ class Kronecker(Matrix):
             return NotImplemented
         powers = []
         for factor in self.factors:
-            found = _known(factor, Determinant.of_arrays, "known_determinant")
+            found = known_or(factor, "known_determinant", Determinant.of_arrays)
             found = jaxrewrite.materialise(found)
             powers.append(found ** (self.shape[-1] // max(factor.shape[-1], 1)))
         parts = (jnp.stack(part, -1) for part in zip(*powers, strict=True))
@@ -212,7 +212,7 @@ class Kronecker(Matrix):
         if not self.solvable:
             return NotImplemented
         fn = jnp.linalg.eigvals
-        values = [_known(x, fn, "known_eigenvalues") for x in self.factors]
+        values = [known_or(x, "known_eigenvalues", fn) for x in self.factors]
         return functools.reduce(_outer_of_vectors, jaxrewrite.materialise(values))
 
     def known_eigh(self, lower: bool) -> Any:
@@ -225,7 +225,7 @@ class Kronecker(Matrix):
         fn = functools.partial(
             jnp.linalg.eigh, UPLO="L" if lower else "U", symmetrize_input=False
         )
-        found = [_known(x, fn, "known_eigh", lower) for x in self.factors]
+        found = [known_or(x, "known_eigh", fn, lower) for x in self.factors]
         values = functools.reduce(
             _outer_of_vectors, jaxrewrite.materialise([values for values, _ in found])
         )
@@ -245,32 +245,12 @@ def _outer_of_vectors(a: Any, b: Any) -> Any:
     return whole.reshape(*a.shape[:-1], a.shape[-1] * b.shape[-1])
 
 
-def _known(factor: Any, fn: Callable[[Any], Any], method: str, *args: Any) -> Any:
-    """What a factor's type knows of itself, or else a function of arrays on it."""
-    if isinstance(factor, Matrix):
-        known = on_fields(lambda factor: getattr(factor, method)(*args), factor)
-        if known is not NotImplemented:
-            return known
-    return transform(fn)(factor)
-
-
 def _is_hermitian(factor: Any) -> bool:
     """Whether a factor's type says that it is equal to its conjugate transpose."""
     if isinstance(factor, Kronecker):
         return all(map(_is_hermitian, factor.factors))
     real = isinstance(factor, (Diagonal, Symmetric)) and not jnp.iscomplexobj(factor)
     return real or isinstance(factor, Identity)
-
-
-def _diagonal(factor: Any) -> Any:
-    diagonal = functools.partial(jnp.diagonal, axis1=-2, axis2=-1)
-    return jaxrewrite.materialise(_known(factor, diagonal, "diagonal"))
-
-
-def _solve(factor: Any, x: Any, axis: int) -> Any:
-    if isinstance(factor, Matrix) and factor.solvable:
-        return on_fields(lambda factor, x: factor.solve(x, axis), factor, x)
-    return solve_dense(factor, x, axis)
 
 
 def _at(factor: Any, i: Any, j: Any) -> Any:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ class LUFactor(Structured):
     matrix: Any
     part: int = jaxrewrite.field(static=True)
 
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     def aval(self) -> Any:
         shape = self.matrix.shape
@@ -74,7 +74,7 @@ class _Inverse(Matrix):
     matrix: Any
     flipped: bool = jaxrewrite.field(static=True, default=False)
 
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     def aval(self) -> Any:
         return self.matrix.aval()

@@ -19,18 +19,19 @@ from jax import lax
 from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
+from jaxrewrite import ArrayValue
 from jaxrewrite.primitives import ADDITIVE
 
 from .._base.contract import contract, intermediate, labels, transpose
-from .._base.order import order
 from .._base.structured import Structured, inexact, is_linear_cast
+from .algebra import LinearAlgebra
 from .sum import sum_of
 
 
 RANK = "rank"
 
 
-class LowRank(Structured):
+class LowRank(LinearAlgebra, Structured):
     r"""An array of low rank, as the product of two factors.
 
     For matrices
@@ -78,6 +79,8 @@ class LowRank(Structured):
     >>> jnp.ones(300) @ v
     Array([600., 600., ...], dtype=float32)
     """
+
+    outer = -60
 
     a: Array
     b: Array
@@ -138,7 +141,33 @@ class LowRank(Structured):
         return jax.ShapeDtypeStruct(shape, jnp.result_type(self.a.dtype, self.b.dtype))
 
     def materialise(self) -> Any:
-        return product(*factors(self))
+        return multiplied_out(*factors(self))
+
+    def diagonal(self) -> Any:
+        if self._matrices() is None:
+            return super().diagonal()
+        a, b = self._matrices()
+        n = min(self.shape[-2:])
+        return jnp.einsum("...ik,...ki->...i", a[..., :n, :], b[..., :n])
+
+    def known_eigenvalues(self) -> Any:
+        """Those of ``b @ a``, which is smaller, and zeros."""
+        n = self.shape[-1]
+        if self._matrices() is None or self.shape[-2] != n or self.rank > n:
+            return NotImplemented
+        a, b = self._matrices()
+        found = jnp.linalg.eigvals(b @ a)
+        return jnp.pad(found, [(0, 0)] * (found.ndim - 1) + [(0, n - self.rank)])
+
+    def _matrices(self) -> Any:
+        r"""The factors of shapes (\*batch, n, r) and (\*batch, r, m), if they are matrices."""
+        dtype = self.dtype
+        a, b = self.a.astype(dtype), self.b.astype(dtype)
+        if (self.rows, self.cols) == ((-2,), (-1,)):
+            return a, b
+        if (self.rows, self.cols) == ((-1,), (-2,)):
+            return jnp.swapaxes(b, -1, -2), jnp.swapaxes(a, -1, -2)
+        return None
 
     def join(self, other: Any) -> Any:
         if not isinstance(other, LowRank):
@@ -256,7 +285,7 @@ def build(a: Factor, b: Factor, out: Sequence[Any]) -> Any:
     )
 
 
-def product(a: Factor, b: Factor) -> Any:
+def multiplied_out(a: Factor, b: Factor) -> Any:
     """The dense array of two factors whose labels are positions."""
     out = range(len({*a.labels, *b.labels}) - 1)
     return contract(a.x, a.labels, b.x, b.labels, out)
@@ -332,8 +361,8 @@ def alike(label: Any, *those: Factor) -> list[Factor]:
     ]
 
 
-def along(f: Factor, of_axes: Sequence[Any], of_rank: Any) -> list[Any]:
-    """A list with an item for each axis of a factor, from the items for the array's axes."""
+def by_axis(f: Factor, of_axes: Sequence[Any], of_rank: Any) -> list[Any]:
+    """What holds for each axis of a factor, given that for each axis of the array."""
     return [of_rank if label == RANK else of_axes[label] for label in f.labels]
 
 
@@ -427,9 +456,9 @@ def _(v: LowRank, *, start_indices: Any, limit_indices: Any, strides: Any) -> An
     steps = strides or (1,) * v.ndim
 
     def cut(f: Factor) -> Factor:
-        limits = along(f, limit_indices, v.rank)
+        limits = by_axis(f, limit_indices, v.rank)
         return f._replace(
-            x=lax.slice(f.x, along(f, start_indices, 0), limits, along(f, steps, 1))
+            x=lax.slice(f.x, by_axis(f, start_indices, 0), limits, by_axis(f, steps, 1))
         )
 
     a, b = map(cut, factors(v))
@@ -439,11 +468,11 @@ def _(v: LowRank, *, start_indices: Any, limit_indices: Any, strides: Any) -> An
 @linear("dynamic_slice")
 def _(v: LowRank, *starts: Any, slice_sizes: Any) -> Any:
     def cut(f: Factor) -> Factor:
-        sizes = along(f, slice_sizes, v.rank)
+        sizes = by_axis(f, slice_sizes, v.rank)
         if tuple(sizes) == f.x.shape:
             return f
         zero = jnp.zeros_like(starts[0])
-        return f._replace(x=lax.dynamic_slice(f.x, along(f, starts, zero), sizes))
+        return f._replace(x=lax.dynamic_slice(f.x, by_axis(f, starts, zero), sizes))
 
     a, b = map(cut, factors(v))
     return build(a, b, range(v.ndim))
@@ -456,7 +485,7 @@ def _(v: LowRank, value: Any, *, padding_config: Any) -> Any:
         return NotImplemented
     a, b = (
         f._replace(
-            x=lax.pad(f.x, jnp.zeros((), f.x.dtype), along(f, padding_config, (0, 0, 0)))
+            x=lax.pad(f.x, jnp.zeros((), f.x.dtype), by_axis(f, padding_config, (0, 0, 0)))
         )
         for f in factors(v)
     )
@@ -465,7 +494,7 @@ def _(v: LowRank, value: Any, *, padding_config: Any) -> Any:
 
 @linear("broadcast_in_dim")
 def _(v: LowRank, *, shape: Any, broadcast_dimensions: Any, **params: Any) -> Any:
-    a, b = (Factor(f.x, tuple(along(f, broadcast_dimensions, RANK))) for f in factors(v))
+    a, b = (Factor(f.x, tuple(by_axis(f, broadcast_dimensions, RANK))) for f in factors(v))
     sizes = sizes_of(a, b)
     units = [i for i, n in enumerate(shape) if i not in sizes and n == 1]
     # Axes along which all is the same are put into one factor, those of size 1 into both.
@@ -587,7 +616,7 @@ def _(v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **p
             operand_batching_dims=tuple(place(i) for i, _ in batching),
             start_indices_batching_dims=tuple(j for _, j in batching),
         )
-        sizes = tuple(along(f, slice_sizes, v.rank))
+        sizes = tuple(by_axis(f, slice_sizes, v.rank))
         x = lax.gather(f.x, indices, renumbered, sizes, **params)
         return Factor(x, tuple(own))
 
@@ -663,17 +692,8 @@ def concatenated(those: Sequence[LowRank], dimension: int) -> Any:
     return whole if is_low(whole) else NotImplemented
 
 
-@jaxrewrite.register(*ADDITIVE)
-def _(v: LowRank, y: Array, *, primitive, **params):
-    return _lazily(v, y, primitive)
-
-
-@jaxrewrite.register(*ADDITIVE)
-def _(y: Array, v: LowRank, *, primitive, **params):
-    return _lazily(y, v, primitive)
-
-
-def _lazily(x: Any, y: Any, primitive: Any) -> Any:
+@jaxrewrite.register(*ADDITIVE, either=True)
+def _(x: LowRank, y: Array, *, primitive, **params):
     """A sum with an array of any rank, which is not added up."""
     shape = x.shape if isinstance(x, LowRank) else y.shape
     if jnp.broadcast_shapes(x.shape, y.shape) != shape:
@@ -693,7 +713,7 @@ def _(*those: LowRank, dimension, **params):
 # --- products -----------------------------------------------------------------------
 
 
-def scaled(v: LowRank, y: Any, primitive: Any, **params: Any) -> Any:
+def times_array(v: LowRank, y: Any, primitive: Any, **params: Any) -> Any:
     """``v * y`` or ``v / y``, where ``y`` changes along the axes of one factor at most."""
     if primitive.name == "div" and not (inexact(v) and v.rank):
         return NotImplemented  # of rank zero, zeros are not in any factor
@@ -721,18 +741,18 @@ def scaled(v: LowRank, y: Any, primitive: Any, **params: Any) -> Any:
     return build(pair[0], pair[1], range(v.ndim))
 
 
-@jaxrewrite.register("mul", "div")
+@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("div")
 def _(v: LowRank, y: ArrayLike, *, primitive, **params):
-    return scaled(v, y, primitive)
+    return times_array(v, y, primitive)
 
 
-@jaxrewrite.register("mul")
-def _(y: ArrayLike, v: LowRank, *, primitive, **params):
-    return scaled(v, y, primitive)
-
-
+@jaxrewrite.register("dot_general", types=(LowRank, LowRank))
+@jaxrewrite.register("dot_general", types=(LowRank, ArrayLike | ArrayValue), either=True)
 def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
     """`jax.lax.dot_general` of two operands, of which one at least is a `LowRank`."""
+    if params.get("out_sharding") is not None:
+        return NotImplemented  # it says nothing of what is in between
     dtype = jnp.result_type(x.dtype, y.dtype)
     if params.get("preferred_element_type") not in (None, dtype) and not inexact(
         jnp.zeros((), dtype)
@@ -744,7 +764,7 @@ def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
     v, own, other, others = (
         (y, names.y, x, names.x) if is_second else (x, names.x, y, names.y)
     )
-    pair = tuple(Factor(f.x, tuple(along(f, own, RANK))) for f in factors(v))
+    pair = tuple(Factor(f.x, tuple(by_axis(f, own, RANK))) for f in factors(v))
     # The factor that makes for fewer multiplications goes first.
     _, i, middle = min(
         step(f, g, other.shape, others, names.out, i, is_second)
@@ -752,7 +772,7 @@ def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
     )
     first, second = pair[i], pair[1 - i]
     x = contract(first.x, first.labels, other, others, middle, **intermediate(params))
-    if not isinstance(other, jaxrewrite.ArrayValue):
+    if not isinstance(other, ArrayValue):
         return contract(x, middle, second.x, second.labels, names.out, **params)
     result = build(Factor(x, middle), second, names.out)
     dtype = params["preferred_element_type"] or jnp.result_type(v.dtype, other.dtype)
@@ -782,23 +802,3 @@ def step(
         for these, those in ((first.labels, others), (middle, second.labels))
     )
     return cost, which, middle
-
-
-@jaxrewrite.register("dot_general")
-def _(x: LowRank, y: LowRank | ArrayLike, **params):
-    return dot(x, y, **params)
-
-
-@jaxrewrite.register("dot_general")
-def _(x: ArrayLike, y: LowRank, **params):
-    return dot(x, y, **params)
-
-
-@jaxrewrite.register("dot_general", precedence=order("LowRank"))
-def _(x: LowRank, y: jaxrewrite.ArrayValue, **params):
-    return dot(x, y, **params)
-
-
-@jaxrewrite.register("dot_general", precedence=order("LowRank"))
-def _(x: jaxrewrite.ArrayValue, y: LowRank, **params):
-    return dot(x, y, **params)

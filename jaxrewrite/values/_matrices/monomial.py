@@ -224,7 +224,7 @@ class Identity(Matrix):
 
     def plus(self, other: Any) -> Any:
         if isinstance(other, Identity):
-            return self.scaled(2)
+            return self.times_number(jnp.asarray(2, self.dtype))
         return (
             other.plus(self.as_diagonal()) if isinstance(other, Matrix) else NotImplemented
         )
@@ -371,7 +371,7 @@ class Permutation(Matrix):
     def cast(self, dtype: Any) -> Any:
         return Permutation(self.order, dtype)
 
-    def scaled(self, factor: Any) -> Any:
+    def times_number(self, factor: Any) -> Any:
         return self.scaled_by(jnp.broadcast_to(factor, self.order.shape))
 
     def times(self, other: Any) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,9 @@ import jax.numpy as jnp
 import jaxrewrite
 
 from .._base.contract import contract
-from .matrix import (
-    Matrix,
-    closed_product,
-    on_fields,
-    swapped,
-)
+from .algebra import is_square, known_or, on_fields
+from .determinant import Determinant
+from .matrix import Matrix, closed_product, solve_factor, swapped
 
 
 class Product(Matrix):
@@ -50,7 +48,7 @@ class Product(Matrix):
     factors: tuple[Any, ...]
 
     # What a factor is decides what its product with another value is.
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     def __post_init__(self) -> None:
         if not self.factors:
@@ -66,10 +64,7 @@ class Product(Matrix):
         return jax.core.ShapedArray((*first.shape[:-1], last.shape[-1]), first.dtype)
 
     def materialise(self) -> Any:
-        product, *rest = jaxrewrite.materialise(self.factors)
-        for factor in rest:
-            product = product @ factor
-        return product
+        return functools.reduce(jnp.matmul, jaxrewrite.materialise(self.factors))
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         for factor in reversed(self.factors):
@@ -82,7 +77,7 @@ class Product(Matrix):
     def transposed(self) -> Any:
         return Product(tuple(swapped(factor) for factor in reversed(self.factors)))
 
-    def scaled(self, factor: Any) -> Any:
+    def times_number(self, factor: Any) -> Any:
         first, *rest = self.factors
         if isinstance(first, jaxrewrite.Value):
             return Product((jaxrewrite.transform(jnp.multiply)(first, factor), *rest))
@@ -106,6 +101,35 @@ class Product(Matrix):
         if first is not NotImplemented:
             return _of(first, *self.factors[1:])
         return Product((*_factors(other), *self.factors))
+
+    @property
+    def solvable(self) -> bool:
+        is_known = lambda x: (
+            not isinstance(x, jaxrewrite.Value) or (isinstance(x, Matrix) and x.solvable)
+        )
+        return all(is_square(x) and is_known(x) for x in self.factors)
+
+    def solve(self, x: Any, axis: int) -> Any:
+        if not self.solvable:
+            return super().solve(x, axis)
+        for factor in self.factors:
+            x = solve_factor(factor, x, axis)
+        return x
+
+    def known_inverse(self) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        inverse = lambda x: known_or(x, "known_inverse", jnp.linalg.inv)
+        return _of(*map(inverse, reversed(self.factors)))
+
+    def known_determinant(self) -> Any:
+        """The product of those of the factors, if they are square."""
+        if not all(map(is_square, self.factors)):
+            return NotImplemented
+        found = [
+            known_or(x, "known_determinant", Determinant.of_arrays) for x in self.factors
+        ]
+        return functools.reduce(Determinant.times, found)
 
     def scaled_rows(self, factors: Any) -> Any:
         first, *rest = self.factors

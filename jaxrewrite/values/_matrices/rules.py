@@ -19,7 +19,6 @@ from jaxtyping import Array
 from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, transform
 
 from .._base.contract import Labels, labels, transpose
-from .._base.order import order
 from .._base.structured import (
     inexact,
     inverse_of,
@@ -43,7 +42,7 @@ def _product(v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any
     """``dot_general`` of a matrix and an array, in whichever order."""
     batch, (row, column) = vs[:-2], vs[-2:]
     shared = [label for label in (row, column) if label in xs]
-    if len(shared) != 1:
+    if len(shared) != 1 or params.get("out_sharding") is not None:
         return NotImplemented
     (summed,) = shared
     if summed in out:
@@ -68,16 +67,12 @@ def _product(v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any
     return transpose(y, tuple(label for label in own if label in out), out).astype(dtype)
 
 
-@register("dot_general")
-def _(v: Matrix, x: Array, *, dimension_numbers: Any, **params: Any) -> Any:
-    vs, xs, out = labels(dimension_numbers, v.ndim, jnp.ndim(x))
-    return _product(v, vs, x, xs, out, params)
-
-
-@register("dot_general")
-def _(x: Array, v: Matrix, *, dimension_numbers: Any, **params: Any) -> Any:
-    xs, vs, out = labels(dimension_numbers, jnp.ndim(x), v.ndim)
-    return _product(v, vs, x, xs, out, params)
+@register("dot_general", either=True)
+def _(x: Matrix, y: Array, *, dimension_numbers: Any, **params: Any) -> Any:
+    xs, ys, out = labels(dimension_numbers, x.ndim, y.ndim)
+    if isinstance(x, Matrix):
+        return _product(x, xs, y, ys, out, params)
+    return _product(y, ys, x, xs, out, params)
 
 
 def _standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
@@ -93,9 +88,13 @@ def _standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
     return x, y
 
 
-def _product_of_values(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
+@register("dot_general", types=(Matrix, Matrix))
+@register("dot_general", either=True)
+def _(x: Matrix, y: ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any:
     standard = _standard(x, y, dimension_numbers)
     dtype = jnp.result_type(x.dtype, y.dtype)
+    if params.get("out_sharding") is not None:
+        return NotImplemented
     if standard is None or params["preferred_element_type"] not in (None, dtype):
         return NotImplemented
     if x.dtype != y.dtype:
@@ -103,40 +102,12 @@ def _product_of_values(x: Any, y: Any, *, dimension_numbers: Any, **params: Any)
     return product(*standard)
 
 
-@register("dot_general")
-def _(x: Matrix, y: Matrix, **params: Any) -> Any:
-    return _product_of_values(x, y, **params)
-
-
-@register("dot_general", precedence=order("Matrix"))
-def _(x: Matrix, y: ArrayValue, **params: Any) -> Any:
-    return _product_of_values(x, y, **params)
-
-
-@register("dot_general", precedence=order("Matrix"))
-def _(x: ArrayValue, y: Matrix, **params: Any) -> Any:
-    return _product_of_values(x, y, **params)
-
-
 # --- sums -------------------------------------------------------------------------------
 
 
-@register(*primitives.ADDITIVE)
-def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
-    return _sum_of_values(x, y, primitive)
-
-
-@register(*primitives.ADDITIVE, precedence=order("Matrix"))
+@register(*primitives.ADDITIVE, types=(Matrix, Matrix))
+@register(*primitives.ADDITIVE, either=True)
 def _(x: Matrix, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    return _sum_of_values(x, y, primitive)
-
-
-@register(*primitives.ADDITIVE, precedence=order("Matrix"))
-def _(x: ArrayValue, y: Matrix, *, primitive: Any, **params: Any) -> Any:
-    return _sum_of_values(x, y, primitive)
-
-
-def _sum_of_values(x: Any, y: Any, primitive: Any) -> Any:
     if x.shape != y.shape or x.dtype != y.dtype:
         return NotImplemented
     if primitive.name == "sub":
@@ -304,7 +275,7 @@ def _(v: Matrix, x: Array, **params: Any) -> Any:
 
 
 def _times_number(v: Matrix, factor: Any) -> Any:
-    closed = v.scaled(factor)
+    closed = v.times_number(factor)
     return Scaled(v, factor) if closed is NotImplemented else closed
 
 

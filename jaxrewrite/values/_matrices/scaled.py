@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,21 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, transform
 
 from .._base.linear import Linear
-from .._base.order import order
 from .._base.structured import inexact, is_number
+from .algebra import (
+    LinearAlgebra,
+    diagonal_of,
+    is_square,
+    known_or,
+    on_fields,
+    trace_of,
+)
 from .determinant import Determinant
-from .matrix import Matrix, negated, on_fields, swapped
+from .matrix import Matrix, negated, swapped
 from .sum import Sum, sum_of
 
 
-class Scaled(Linear):
+class Scaled(LinearAlgebra, Linear):
     r"""A number times an array, :math:`s X`, that is not multiplied.
 
     Linear maps and products go to the array; the number is multiplied by numbers. Functions
@@ -53,11 +60,13 @@ class Scaled(Linear):
     Scaled<f32[3], 16 B>(x=f32[3], scale=f32[])
     """
 
+    outer = -20
+
     x: Any
     scale: Array
 
     # What the array is decides what its product with another value is.
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     def __post_init__(self) -> None:
         if jnp.ndim(self.scale):
@@ -134,25 +143,51 @@ class Scaled(Linear):
     def solvable(self) -> bool:
         return isinstance(self.x, (Matrix, Scaled)) and self.x.solvable
 
-    def known_lu(self) -> Any:
-        return NotImplemented
+    def diagonal(self) -> Any:
+        return diagonal_of(self.x) * self._of_matrices(1)
+
+    def trace(self) -> Any:
+        return trace_of(self.x) * self._of_matrices(0)
+
+    def known_inverse(self) -> Any:
+        """One over the number times the inverse, if the array knows that."""
+        if not isinstance(self.x, LinearAlgebra):
+            return NotImplemented
+        inverse = on_fields(lambda x: x.known_inverse(), self.x)
+        if inverse is NotImplemented:
+            return NotImplemented
+        single = Scaled(inverse, jnp.zeros((), self.dtype))
+        return single.rescaled(1 / self.scale)
 
     def known_determinant(self) -> Any:
-        if not isinstance(self.x, (Matrix, Scaled)):
+        r"""The number to the power n, times the determinant of an array of n rows."""
+        if not is_square(self):
             return NotImplemented
-        known = on_fields(lambda x: x.known_determinant(), self.x)
-        if known is NotImplemented:
+        found = known_or(self.x, "known_determinant", Determinant.of_arrays)
+        found = jaxrewrite.materialise(found)
+        scale = jnp.broadcast_to(self._of_matrices(0), found.unit.shape)
+        number = Determinant.of(scale[..., None]) ** self.shape[-1]
+        return number.times(found)
+
+    def known_eigenvalues(self) -> Any:
+        if not is_square(self):
             return NotImplemented
-        scales = jnp.broadcast_to(
-            self.factor()[..., 0] if self.batch else self.scale, self.shape[:-1]
-        )
-        known, own = jaxrewrite.materialise(known), Determinant.of(scales)
-        return Determinant(known.unit * own.unit, known.log + own.log)
+        found = known_or(self.x, "known_eigenvalues", jnp.linalg.eigvals)
+        return jaxrewrite.materialise(found) * self._of_matrices(1)
+
+    def _of_matrices(self, more: int) -> Any:
+        """The number for each matrix of a stack, with some axes of size 1 behind."""
+        if not jnp.ndim(self.scale):
+            return self.scale
+        factor = self.factor()
+        return factor.reshape(factor.shape[: factor.ndim - 2 + more])
 
     def transposed(self) -> Any:
         return Scaled(swapped(self.x), self.scale)
 
     def solve(self, x: Any, axis: int) -> Any:
+        if not self.solvable:
+            return super().solve(x, axis)
         found = on_fields(lambda own, x: own.solve(x, axis), self.x, x)
         scale = self.scale
         return found / scale.reshape(*scale.shape, *[1] * (x.ndim - scale.ndim))
@@ -187,7 +222,7 @@ def _(v: Scaled, divisor: Array, **params: Any) -> Any:
     return v.rescaled(v.scale / jnp.reshape(divisor, ()))
 
 
-@register("div", precedence=order("Linear"))
+@register("div")
 def _(v: Scaled, divisor: ArrayValue, **params: Any) -> Any:
     return v.map_parts(lambda part: bind("div", part, divisor))
 
@@ -234,21 +269,8 @@ def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
     return _on_products(primitive, v, **params)
 
 
-@register(*_OTHERS, precedence=order("Scaled"))
-def _(v: Scaled, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    return _on_products(primitive, v, y, **params)
-
-
-@register(*_OTHERS, precedence=order("Scaled"))
-def _(x: Array | ArrayValue, v: Scaled, *, primitive: Any, **params: Any) -> Any:
-    return _on_products(primitive, x, v, **params)
-
-
-@register(*_OTHERS, "div")
-def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
-    return _on_products(primitive, v, w, **params)
-
-
-@register("div")
-def _(x: Array, v: Scaled, *, primitive: Any, **params: Any) -> Any:
-    return _on_products(primitive, x, v, **params)
+@register("div", types=(Array, Scaled))
+@register(*_OTHERS, "div", types=(Scaled, Scaled))
+@register(*_OTHERS, either=True)
+def _(x: Scaled, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    return _on_products(primitive, x, y, **params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +15,12 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, primitives, register, transform
 
 from .._base.linear import Linear
-from .._base.order import order
 from .._base.structured import inexact, number_of
+from .algebra import LinearAlgebra, diagonal_of, trace_of
 from .matrix import closed_sum, negated
 
 
-class Sum(Linear):
+class Sum(LinearAlgebra, Linear):
     r"""A lazy sum of arrays of one shape, :math:`T_1 + T_2 + \cdots + T_k`.
 
     The sum of two values with structure where it has no closed form, such as a diagonal and
@@ -47,10 +47,12 @@ class Sum(Linear):
     Array([3., 4., 5.], dtype=float32)
     """
 
+    outer = -40
+
     terms: tuple[Any, ...]
 
     # What a term is decides what its sum with another value is.
-    _is_whole: ClassVar[bool] = True
+    rules_see_values = True
 
     def __post_init__(self) -> None:
         if not self.terms:
@@ -75,6 +77,12 @@ class Sum(Linear):
 
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
         return sum_of([fn(term) for term in self.terms])
+
+    def diagonal(self) -> Any:
+        return sum_of_arrays([diagonal_of(term) for term in self.terms])
+
+    def trace(self) -> Any:
+        return sum_of_arrays([trace_of(term) for term in self.terms])
 
     def shares(self, fill: Any) -> Any:
         return [fill, *[0] * (len(self.terms) - 1)]
@@ -129,7 +137,9 @@ def _(v: Sum, divisor: Literal, **params: Any) -> Any:
     return v.map_parts(transform(lambda term: term / number))
 
 
-def _added(x: Any, y: Any, primitive: Any) -> Any:
+@register(*primitives.ADDITIVE, types=(Sum, Sum))
+@register(*primitives.ADDITIVE, either=True)
+def _(x: Sum, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
     shape = jnp.broadcast_shapes(jnp.shape(x), jnp.shape(y))
     if any(isinstance(z, ArrayValue) and z.shape != shape for z in (x, y)):
         return NotImplemented
@@ -138,18 +148,3 @@ def _added(x: Any, y: Any, primitive: Any) -> Any:
     return sum_of(
         [z if isinstance(z, ArrayValue) else jnp.broadcast_to(z, shape) for z in (x, y)]
     )
-
-
-@register(*primitives.ADDITIVE, precedence=order("Sum"))
-def _(v: Sum, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    return _added(v, y, primitive)
-
-
-@register(*primitives.ADDITIVE, precedence=order("Sum"))
-def _(x: Array | ArrayValue, v: Sum, *, primitive: Any, **params: Any) -> Any:
-    return _added(x, v, primitive)
-
-
-@register(*primitives.ADDITIVE)
-def _(v: Sum, w: Sum, *, primitive: Any, **params: Any) -> Any:
-    return _added(v, w, primitive)

@@ -27,25 +27,62 @@ from .._base.structured import Structured, concrete
 
 
 class Coded(Structured):
-    """Base class: ``levels() * scale()``, of codes and the multipliers of blocks."""
+    r"""Base class of quantisation formats: ``levels()`` times ``scale_of_blocks()``.
+
+    A subclass has codes as its first field, in the shape of the array, and as further
+    fields what blocks of neighbouring entries share: arrays of as many axes, each as long as
+    that of the codes, or a divisor of it. It defines the three methods below. Then
+    transposes, reshapes, slices, stacks, lookups, scaling, casts, products and convolutions
+    keep it quantised, or dequantise what is needed; no float copy outlives a product.
+
+    Examples
+    --------
+    One bit an entry, with a scale for each block, as of XNOR-Net:
+
+    >>> import dataclasses, jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite import values
+    >>> class Signs(values.Coded):
+    ...     is_negative: jax.Array  # bool[n, m]
+    ...     scale: jax.Array  # float[k, l]
+    ...     def levels(self):
+    ...         return jnp.where(self.is_negative, -1, 1).astype(self.scale.dtype)
+    ...     def scale_of_blocks(self):
+    ...         return self.scale
+    ...     def map_scales(self, change):
+    ...         return dataclasses.replace(self, scale=change(self.scale))
+    >>> v = Signs(jnp.array([[True, False], [False, False]]), jnp.array([[2.0, 3.0]]))
+    >>> jnp.ones(2) @ (v / 2)
+    Array([0., 3.], dtype=float32)
+    >>> v.T
+    Signs<f32[2,2], 12 B>(is_negative=bool[2,2], scale=f32[2,1])
+    """
 
     _is_base: ClassVar[bool] = True
 
     @abc.abstractmethod
     def levels(self) -> jax.Array:
-        """The numbers that the codes stand for, before they are multiplied."""
+        """The numbers that the codes stand for, in the shape and dtype of the array.
+
+        Exact, whatever the codes: they are multiplied by the scales afterwards.
+        """
 
     @abc.abstractmethod
     def scale_of_blocks(self) -> jax.Array:
-        """The multipliers of the levels, of this array's dtype."""
+        """What the levels of each block are multiplied by, of this array's dtype."""
 
     @abc.abstractmethod
-    def scaled(self, change: Callable[[Any], Any]) -> Self:
-        """This array with its multipliers changed by a linear function."""
+    def map_scales(self, change: Callable[[Any], Any]) -> Self:
+        """This array with `scale_of_blocks` changed by a function.
 
-    @abc.abstractmethod
-    def of_dtype(self, dtype: Any) -> Self:
-        """This array in another floating dtype."""
+        The function is linear, acts on each entry by itself but for a finer grid of blocks,
+        and may return another floating dtype. It is to be applied to all fields in which
+        the scales are linear.
+        """
+
+    def aval(self) -> Any:
+        codes = jax.tree.leaves(self)[0]
+        dtype = jax.eval_shape(type(self).scale_of_blocks, self).dtype
+        return jax.core.ShapedArray(jnp.shape(codes), dtype)
 
     def materialise(self) -> jax.Array:
         return blockwise(jnp.multiply, self.levels(), self.scale_of_blocks())
@@ -155,10 +192,10 @@ def finest(*grids: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.lcm(*sizes) for sizes in zip(*grids, strict=True))
 
 
-def aligned(values: Sequence[Coded], along: int | None = None) -> list[Any] | None:
+def aligned(values: Sequence[Coded], axis: int | None = None) -> list[Any] | None:
     """The values with multipliers of one grid; ``None`` if they are not of one kind.
 
-    ``along`` is an axis that may differ in length: there, blocks come to be of one size.
+    ``axis`` is one that may differ in length: there, blocks come to be of one size.
     """
     flat: list[tuple[list[Any], Any]] = [jax.tree.flatten(v) for v in values]
     if len({(treedef, *(x.dtype for x in leaves)) for leaves, treedef in flat}) > 1:
@@ -166,14 +203,12 @@ def aligned(values: Sequence[Coded], along: int | None = None) -> list[Any] | No
 
     def spread_alike(*column: Any) -> list[Any]:
         grid = finest(*(x.shape for x in column))
-        if along is None:
+        if axis is None:
             return [spread(x, grid) for x in column]
-        lengths = [v.shape[along] for v in values]
-        size = math.gcd(
-            *(n // x.shape[along] for n, x in zip(lengths, column, strict=True))
-        )
+        lengths = [v.shape[axis] for v in values]
+        size = math.gcd(*(n // x.shape[axis] for n, x in zip(lengths, column, strict=True)))
         return [
-            spread(x, (*grid[:along], n // size, *grid[along + 1 :]))
+            spread(x, (*grid[:axis], n // size, *grid[axis + 1 :]))
             for n, x in zip(lengths, column, strict=True)
         ]
 
@@ -431,14 +466,11 @@ def _(
 # A row, or an entry, that was sliced out of a table becomes dense in a sum as well.
 
 
-@jaxrewrite.register(*primitives.ADDITIVE)
-def _(v: Coded, y: ArrayLike, *, primitive, **params):
-    return NotImplemented if v.ndim > 1 else primitive.bind(v.materialise(), y, **params)
-
-
-@jaxrewrite.register(*primitives.ADDITIVE)
-def _(x: ArrayLike, v: Coded, *, primitive, **params):
-    return NotImplemented if v.ndim > 1 else primitive.bind(x, v.materialise(), **params)
+@jaxrewrite.register(*primitives.ADDITIVE, either=True)
+def _(x: Coded, y: ArrayLike, *, primitive, **params):
+    if any(isinstance(z, Coded) and z.ndim > 1 for z in (x, y)):
+        return NotImplemented
+    return primitive.bind(*jaxrewrite.materialise((x, y)), **params)
 
 
 def gather_blocks(
@@ -519,7 +551,7 @@ def _(which: ArrayLike, *cases: Coded, **params):
 
 @jaxrewrite.register("neg")
 def _(v: Coded, **params):
-    return v.scaled(jnp.negative)
+    return v.map_scales(jnp.negative)
 
 
 @jaxrewrite.register("mul", commutative=True)
@@ -543,7 +575,9 @@ def rescaled(
     if wider or out_dtype not in (None, v.dtype):
         return NotImplemented
     factor = jnp.reshape(c, shape)
-    new = v.scaled(lambda shared: op(spread(shared, finest(shared.shape, shape)), factor))
+    new = v.map_scales(
+        lambda shared: op(spread(shared, finest(shared.shape, shape)), factor)
+    )
     return unless_grown(v, new)
 
 
@@ -551,31 +585,22 @@ def rescaled(
 def _(v: Coded, *, new_dtype, **params):
     if not jnp.issubdtype(new_dtype, jnp.floating):
         return NotImplemented
-    return v.of_dtype(new_dtype)
+    return v.map_scales(lambda scale: scale.astype(new_dtype))
 
 
 # --- products -------------------------------------------------------------------------
 
 
-@jaxrewrite.register("dot_general")
-def _(x: ArrayLike, v: Coded, *, dimension_numbers, **params):
-    names = labels(dimension_numbers, jnp.ndim(x), v.ndim)
-    return product(v, names.y, x, names.x, names.out, **params)
+@jaxrewrite.register("dot_general", types=(Coded, Coded))
+@jaxrewrite.register("dot_general", either=True)
+def _(x: Coded, y: ArrayLike, *, dimension_numbers, **params):
+    xs, ys, out = labels(dimension_numbers, jnp.ndim(x), jnp.ndim(y))
+    if isinstance(x, Coded):
+        return multiplied(x, xs, y, ys, out, **params)
+    return multiplied(y, ys, x, xs, out, **params)
 
 
-@jaxrewrite.register("dot_general")
-def _(v: Coded, x: ArrayLike, *, dimension_numbers, **params):
-    names = labels(dimension_numbers, v.ndim, jnp.ndim(x))
-    return product(v, names.x, x, names.y, names.out, **params)
-
-
-@jaxrewrite.register("dot_general")
-def _(v: Coded, w: Coded, *, dimension_numbers, **params):
-    names = labels(dimension_numbers, v.ndim, w.ndim)
-    return product(v, names.x, w, names.y, names.out, **params)
-
-
-def product(v: Coded, vs: Labels, x: Any, xs: Labels, out: Labels, **params: Any) -> Any:
+def multiplied(v: Coded, vs: Labels, x: Any, xs: Labels, out: Labels, **params: Any) -> Any:
     """Multiply, and leave nothing behind for a derivative but the leaves and ``x``.
 
     A dense ``v`` is made again where it is needed, as it would otherwise be held from

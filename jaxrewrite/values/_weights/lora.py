@@ -1,14 +1,13 @@
 """`Lora`: a weight and a trained change of it, of low rank.
 
 As in Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models"
-(arXiv:2106.09685). `adapt` puts them into any pytree of weights.
+(arXiv:2106.09685). `jaxrewrite.values.adapt` puts them into any pytree of weights.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -17,9 +16,9 @@ from jax import lax
 from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
+from jaxrewrite import ArrayValue
 from jaxrewrite.primitives import ADDITIVE
 
-from .._base.order import order
 from .._base.structured import Structured
 from .._matrices.low_rank import (
     LINEAR,
@@ -29,11 +28,8 @@ from .._matrices.low_rank import (
     concatenated,
     dot,
     leads_with_batch,
-    scaled,
+    times_array,
 )
-
-
-Axes = tuple[Sequence[int], Sequence[int]]
 
 
 class Lora(Structured):
@@ -92,6 +88,8 @@ class Lora(Structured):
     >>> jax.vmap(apply, in_axes=(Lora(None, 0, 0), 0))(own, jnp.ones((2, 3)))
     Array([[ 6.,  6.,  6.,  6.], [15., 15., 15., 15.]], dtype=float32)
     """
+
+    outer = -50
 
     w: Array
     a: Array
@@ -239,26 +237,20 @@ def _(v: Lora, *operands: ArrayLike, primitive, **params):
     return _with(v, primitive.bind(_base(v), *operands, **params), change, v.frozen)
 
 
-@jaxrewrite.register("mul", "div")
+@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("div")
 def _(v: Lora, y: ArrayLike, *, primitive, **params):
-    change = scaled(v.change, y, primitive)
+    change = times_array(v.change, y, primitive)
     if change is NotImplemented:
         return NotImplemented
     return _with(v, primitive.bind(_base(v), y, **params), change, frozen=False)
 
 
-@jaxrewrite.register("mul")
-def _(y: ArrayLike, v: Lora, *, primitive, **params):
-    change = scaled(v.change, y, primitive)
-    if change is NotImplemented:
-        return NotImplemented
-    return _with(v, primitive.bind(y, _base(v), **params), change, frozen=False)
-
-
 # --- sums ---------------------------------------------------------------------------
 
 
-def _into_base(x: Any, y: Any, primitive: Any) -> Any:
+@jaxrewrite.register(*ADDITIVE, either=True)
+def _(x: Lora, y: ArrayLike | ArrayValue, *, primitive):
     """A sum with what has no change: it goes into ``w``."""
     v, other = (x, y) if isinstance(x, Lora) else (y, x)
     if jnp.broadcast_shapes(v.shape, jnp.shape(other)) != v.shape:
@@ -267,26 +259,6 @@ def _into_base(x: Any, y: Any, primitive: Any) -> Any:
     change = LINEAR["neg"](v.change) if is_subtracted else v.change
     operands = (_base(z) if z is v else z for z in (x, y))
     return _with(v, jaxrewrite.bind(primitive, *operands), change, frozen=False)
-
-
-@jaxrewrite.register(*ADDITIVE)
-def _(v: Lora, y: ArrayLike, *, primitive):
-    return _into_base(v, y, primitive)
-
-
-@jaxrewrite.register(*ADDITIVE)
-def _(x: ArrayLike, v: Lora, *, primitive):
-    return _into_base(x, v, primitive)
-
-
-@jaxrewrite.register(*ADDITIVE, precedence=order("Lora"))
-def _(v: Lora, y: jaxrewrite.ArrayValue, *, primitive):
-    return _into_base(v, y, primitive)
-
-
-@jaxrewrite.register(*ADDITIVE, precedence=order("Lora"))
-def _(x: jaxrewrite.ArrayValue, v: Lora, *, primitive):
-    return _into_base(x, v, primitive)
 
 
 @jaxrewrite.register(*ADDITIVE)
@@ -328,7 +300,11 @@ def _(*those: Lora, dimension, **params):
 # --- products -----------------------------------------------------------------------
 
 
-def _dot(x: Any, y: Any, **params: Any) -> Any:
+@jaxrewrite.register("dot_general", types=(Lora, Lora))
+@jaxrewrite.register("dot_general", either=True)
+def _(x: Lora, y: ArrayLike | ArrayValue, **params):
+    if params.get("out_sharding") is not None:
+        return NotImplemented
     v = x if isinstance(x, Lora) else y
     bases = (_base(z) if z is v else z for z in (x, y))
     w = jaxrewrite.bind("dot_general", *bases, **params)
@@ -336,143 +312,9 @@ def _dot(x: Any, y: Any, **params: Any) -> Any:
     return _with(v, w, dot(*changes, **params), v.frozen and v is x is y)
 
 
-@jaxrewrite.register("dot_general")
-def _(x: Lora, y: Lora | ArrayLike, **params):
-    return _dot(x, y, **params)
+# Of a weight and an array of low rank the product is of low rank.
 
 
-@jaxrewrite.register("dot_general")
-def _(x: ArrayLike, y: Lora, **params):
-    return _dot(x, y, **params)
-
-
-@jaxrewrite.register("dot_general", precedence=order("Lora"))
-def _(x: Lora, y: jaxrewrite.ArrayValue, **params):
-    return _dot(x, y, **params)
-
-
-@jaxrewrite.register("dot_general", precedence=order("Lora"))
-def _(x: jaxrewrite.ArrayValue, y: Lora, **params):
-    return _dot(x, y, **params)
-
-
-# The product of a weight and an array of low rank is of low rank.
-
-
-@jaxrewrite.register("dot_general")
+@jaxrewrite.register("dot_general", either=True)
 def _(x: Lora, y: LowRank, **params):
     return dot(x, y, **params)
-
-
-@jaxrewrite.register("dot_general")
-def _(x: LowRank, y: Lora, **params):
-    return dot(x, y, **params)
-
-
-# --- weights swapped for adapted ones -------------------------------------------------
-
-
-def adapt(
-    tree: Any,
-    where: Callable[[str, Any], bool],
-    rank: int,
-    key: Array,
-    *,
-    scale: float = 1.0,
-    axes: Axes | Callable[[str, Any], Axes | None] | None = None,
-) -> Any:
-    r"""Put a `Lora` in the place of chosen weights of a pytree.
-
-    The factor ``a`` is random, of standard deviation :math:`1/\sqrt{n}` for ``n`` row
-    entries, and ``b`` is zero (section 4.1 of arXiv:2106.09685), so that the model
-    is the same as before. Both have the dtype of the weight.
-
-    Parameters
-    ----------
-    tree
-        Any pytree: an Equinox module, the params of Flax, nested dicts. Its leaves may be
-        values, such as quantised weights.
-    where
-        Called with the path and the leaf for each floating-point array or value;
-        says which are to be adapted. A path is as of `jax.tree_util.keystr` with
-        ``simple=True, separator="/"``: ``"params/attention/query/kernel"``,
-        ``"layers/0/weight"``.
-    rank
-        The rank of each change.
-    key
-        For `jax.random`.
-    scale
-        What each change is multiplied by.
-    axes
-        The row and the column axes of a weight, ``(rows, cols)``, or a function of the
-        path and the leaf that gives them; the axes in neither are batch axes,
-        as of stacked layers. Needed for weights of more than two axes, such as
-        the attention kernels of Flax: ``((0,), (1, 2))`` for the shape (features,
-        heads, head size), and ``((0, 1), (2,))`` for the projection of the output.
-        ``None`` is for the two axes of a matrix.
-
-    Returns
-    -------
-    Any
-        The same pytree, with a `Lora` for each chosen leaf.
-
-    Raises
-    ------
-    ValueError
-        If no leaf is chosen, or one that is no matrix and has no ``axes``; if ``rank`` is
-        not positive.
-
-    Examples
-    --------
-    >>> import jax, jax.numpy as jnp, jaxrewrite
-    >>> from jaxrewrite.values import adapt
-    >>> params = {"dense": {"kernel": jnp.ones((3, 4)), "bias": jnp.zeros(4)}}
-    >>> is_kernel = lambda path, leaf: path.endswith("kernel")
-    >>> adapted = adapt(params, is_kernel, rank=2, key=jax.random.key(0))
-    >>> adapted["dense"]["kernel"].b.shape
-    (2, 4)
-    >>> model = lambda p, x: x @ p["dense"]["kernel"] + p["dense"]["bias"]
-    >>> jaxrewrite.transform(model)(adapted, jnp.ones(3))
-    Array([3., 3., 3., 3.], dtype=float32)
-    """
-    if rank < 1:
-        raise ValueError(f"adapt: rank is {rank}; it must be at least 1.")
-    leaves, treedef = jax.tree_util.tree_flatten_with_path(
-        tree, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)
-    )
-    paths = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves]
-    swapped = [leaf for _, leaf in leaves]
-    chosen = [
-        i
-        for i, (path, leaf) in enumerate(zip(paths, swapped, strict=True))
-        if _is_weight(leaf) and where(path, leaf)
-    ]
-    if not chosen:
-        raise ValueError(f"adapt: where chose none of the leaves: {', '.join(paths)}.")
-    for i, own in zip(chosen, jax.random.split(key, len(chosen)), strict=True):
-        of_leaf = axes(paths[i], swapped[i]) if callable(axes) else axes
-        swapped[i] = _adapted(paths[i], swapped[i], rank, own, scale, of_leaf)
-    return jax.tree_util.tree_unflatten(treedef, swapped)
-
-
-def _is_weight(leaf: Any) -> bool:
-    dtype = getattr(leaf, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
-
-
-def _adapted(
-    path: str, w: Any, rank: int, key: Array, scale: float, axes: Axes | None
-) -> Lora:
-    if axes is None:
-        if w.ndim != 2:
-            raise ValueError(
-                f"adapt: {path} has shape {w.shape}, which is no matrix's. Say by axes "
-                "which axes are its rows and columns."
-            )
-        axes = (0,), (1,)
-    rows, cols = ([axis % w.ndim for axis in own] for own in axes)
-    batch = [i for i in range(w.ndim) if i not in rows and i not in cols]
-    sizes = [[w.shape[i] for i in own] for own in (batch, rows, cols)]
-    a = jax.random.normal(key, (*sizes[0], *sizes[1], rank), w.dtype)
-    b = jnp.zeros((*sizes[0], rank, *sizes[2]), w.dtype)
-    return Lora(w, a / math.sqrt(max(math.prod(sizes[1]), 1)), b, scale, rows, cols)

@@ -176,13 +176,10 @@ class NF4(Coded):
         q, scale, mean = (spread(part, grid) for part in parts)
         return q.astype(scale.dtype) * scale + mean
 
-    def scaled(self, change: Callable[[Any], Any]) -> Self:
+    def map_scales(self, change: Callable[[Any], Any]) -> Self:
         return dataclasses.replace(
             self, scale_scale=change(self.scale_scale), scale_mean=change(self.scale_mean)
         )
-
-    def of_dtype(self, dtype: Any) -> Self:
-        return self.scaled(lambda scale: scale.astype(dtype))
 
 
 def _runs(count: int, shape: Sequence[int]) -> list[int]:

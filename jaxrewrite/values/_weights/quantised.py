@@ -172,11 +172,8 @@ class Quantised(Coded):
     def scale_of_blocks(self) -> jax.Array:
         return self.scale
 
-    def scaled(self, change: Callable[[Any], Any]) -> Self:
+    def map_scales(self, change: Callable[[Any], Any]) -> Self:
         return dataclasses.replace(self, scale=change(self.scale))
-
-    def of_dtype(self, dtype: Any) -> Self:
-        return self.scaled(lambda scale: scale.astype(dtype))
 
 
 def _sizes(shape: Sequence[int], axis: Any, block: Any) -> tuple[int, ...]:

@@ -580,7 +580,7 @@ def test_bounds_can_be_trained():
     [
         (jnp.argmax, "'argmax' on Interval, which can't be made dense: it is known"),
         (lax.lgamma, "'lgamma' on Interval"),
-        (lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x), "'cond' on Interval"),
+        (lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x), "of type Interval"),
         (lambda x: lax.sort((x, x), num_keys=1), "no bounds of sort that takes"),
         (lambda x: NUMBERS[x[0].astype(int)], "on Interval, which can't be made dense"),
         (lambda x: x.astype(int) // 2, "no bounds of div on integers"),

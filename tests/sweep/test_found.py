@@ -1,7 +1,5 @@
 """Programs that the sweep found wrong, or that crashed, as small as it could make them."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,13 +13,12 @@ from jaxrewrite.values import (
     Diagonal,
     Kronecker,
     Lora,
-    Named,
+    LowRank,
     NMSparse,
     OneHot,
     Permutation,
     Scaled,
     Sparse,
-    Tagged,
     Toeplitz,
     Tridiagonal,
 )
@@ -127,30 +124,16 @@ def test_a_scaled_matrix_is_solved_with_by_the_matrix(bulk):
     assert Scaled(tridiagonal, jnp.float32(2)).solvable
 
 
-@jax.custom_jvp
-def twice(x):
-    return 2 * x
-
-
-twice.defjvp(lambda primals, tangents: (twice(*primals), 2 * tangents[0]))
-
-
-def _run(fn, *leaves, treedef):
-    return jaxrewrite.materialise(fn(treedef.unflatten(leaves)))
-
-
-def test_tangents_of_what_is_in_a_value(bulk):
-    """A change of a low-rank weight within another value is none of low rank."""
-    u = jnp.arange(4.0).reshape(2, 2) / 3
-    weight = Lora(u, u + 1, u - 1, 0.5, frozen=False)
-    stack = jaxrewrite.stack([weight, weight])
-    for v in (Named(weight, ("a", None)), Tagged(weight, "a"), Tagged(stack, "a")):
-        leaves, treedef = jax.tree.flatten(v)
-        tangents = [jnp.cos(x + 1) for x in leaves]
-        run = functools.partial(_run, treedef=treedef)
-        implicit = jaxrewrite.transform(twice, materialise="allow")
-        got = jax.jvp(functools.partial(run, implicit), leaves, tangents)
-        dense = lambda v: twice(jaxrewrite.materialise(v))
-        want = jax.jvp(functools.partial(run, dense), leaves, tangents)
-        for x, y in zip(got, want, strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-5)
+def test_products_that_say_how_their_result_is_sharded(bulk):
+    mesh = jax.make_mesh((2,), ("x",), (jax.sharding.AxisType.Explicit,))
+    u = jnp.arange(16.0).reshape(4, 4)
+    p = jax.sharding.PartitionSpec
+    with jax.set_mesh(mesh):
+        x, w = jax.device_put(u, p(None, "x")), jax.device_put(u, p("x", None))
+        factors = w[:, :1], jax.device_put(u[:1], p(None, None))
+        multiply = lambda x, v: jnp.einsum("ij,jk->ik", x, v, out_sharding=p("x", None))
+        for v in (Lora(w, *factors), LowRank(*factors)):
+            got = jaxrewrite.transform(multiply, materialise="allow")(x, v)
+            want = multiply(x, jaxrewrite.materialise(v))
+            np.testing.assert_allclose(got, want, rtol=1e-5)
+            assert jax.typeof(got) == jax.typeof(want)

@@ -1,0 +1,208 @@
+"""Linear algebra by methods: what a type may know of it, and what users ask.
+
+Each method asks the type first, and otherwise the function of JAX that says the same, which
+makes the matrix dense if there is no other way, as the policy says.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxrewrite
+from jaxrewrite._avals import layer
+
+from .determinant import Determinant
+
+
+class LinearAlgebra:
+    r"""What matrices have in common, and lazy sums and products of two axes or more.
+
+    Of stacks of matrices everything holds for each, with the batch axes in front.
+    """
+
+    # What a type may know, where it is square: what rules ask for, and what users get
+    # from the methods below. NotImplemented leaves the answer to JAX's function.
+
+    def known_inverse(self) -> Any:
+        """The inverse, a matrix."""
+        return NotImplemented
+
+    def known_determinant(self) -> Determinant | Any:
+        r"""The determinants, of shape (\*batch)."""
+        return NotImplemented
+
+    def known_eigenvalues(self) -> Any:
+        r"""The eigenvalues in no order, of shape (\*batch, n)."""
+        return NotImplemented
+
+    def known_eigh(self, lower: bool) -> Any:
+        r"""The eigenvalues of a Hermitian matrix in rising order, and its eigenvectors.
+
+        A pair of arrays or values, of shapes (\*batch, n) and (\*batch, n, n). The matrix
+        is the one that the lower triangle says, or the upper one.
+        """
+        return NotImplemented
+
+    def known_cholesky(self) -> Any:
+        """The lower triangular factor of the matrix that the lower triangle says.
+
+        A matrix. Numbers are NaN if that is not positive definite.
+        """
+        return NotImplemented
+
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        """The lower or upper triangle, a matrix that can `solve`."""
+        return NotImplemented
+
+    def known_lu(self) -> Any:
+        """What `jax.lax.linalg.lu` gives: the packed factors, pivots, and permutation."""
+        return NotImplemented
+
+    # What users ask.
+
+    def diagonal(self) -> Any:
+        r"""The entries on the diagonal, of shape (\*batch, min(n, m))."""
+        return jaxrewrite.transform(dense_diagonal)(self)
+
+    def trace(self) -> Any:
+        r"""The sum of the diagonal, of shape (\*batch)."""
+        return self.diagonal().sum(-1)
+
+    def solve(self, x: Any, axis: int) -> Any:
+        """``self`` to the power -1, applied along an axis of an array.
+
+        The array has the matrix's batch axes in front. A type that knows how to solve
+        overrides this. Otherwise it is the dense answer.
+        """
+        batch = _shape(self)[:-2]
+        solve = jaxrewrite.transform(jnp.linalg.solve)
+        return solve_columns(lambda b: solve(self, b), x, axis, len(batch))
+
+    def inverse(self) -> Any:
+        """The inverse: a matrix where the type knows it in closed form, else an array."""
+        known = self.known_inverse()
+        if known is not NotImplemented:
+            return known
+        return jaxrewrite.transform(jnp.linalg.inv)(self)
+
+    def slogdet(self) -> tuple[Any, Any]:
+        r"""The signs of the determinants and the logarithms of their absolute values.
+
+        A pair of arrays of shape (\*batch), as `jax.numpy.linalg.slogdet` gives them.
+        """
+        known = self.known_determinant()
+        if known is not NotImplemented:
+            return known.slogdet()
+        return tuple(jaxrewrite.transform(jnp.linalg.slogdet)(self))
+
+    def determinant(self) -> Any:
+        r"""The determinants, of shape (\*batch)."""
+        known = self.known_determinant()
+        if known is not NotImplemented:
+            return known.number()
+        return jaxrewrite.transform(jnp.linalg.det)(self)
+
+    def eigenvalues(self) -> Any:
+        r"""The eigenvalues in no order, of shape (\*batch, n)."""
+        known = self.known_eigenvalues()
+        if known is not NotImplemented:
+            return known
+        return jaxrewrite.transform(jnp.linalg.eigvals)(self)
+
+    def eigh(self) -> tuple[Any, Any]:
+        r"""The eigenvalues of a Hermitian matrix in rising order, and its eigenvectors.
+
+        A pair of arrays or values, of shapes (\*batch, n) and (\*batch, n, n). What is
+        above the diagonal need not be looked at.
+        """
+        known = self.known_eigh(lower=True)
+        if known is not NotImplemented:
+            return known
+        return tuple(jaxrewrite.transform(_dense_eigh)(self))
+
+    def cholesky(self) -> Any:
+        """The lower triangular factor of a positive definite matrix.
+
+        A matrix where the type knows it in closed form, else an array. What is above the
+        diagonal need not be looked at; numbers are NaN if it is not positive definite.
+        """
+        known = self.known_cholesky()
+        if known is not NotImplemented:
+            return known
+        return jaxrewrite.transform(_dense_cholesky)(self)
+
+
+dense_diagonal = functools.partial(jnp.diagonal, axis1=-2, axis2=-1)
+_dense_eigh = functools.partial(jnp.linalg.eigh, symmetrize_input=False)
+_dense_cholesky = functools.partial(jnp.linalg.cholesky, symmetrize_input=False)
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    return x.shape
+
+
+# --- what sums and products ask of their parts ------------------------------------------------
+
+
+def on_fields(fn: Callable[..., Any], *operands: Any) -> Any:
+    """What a function makes of values, whose fields it sees as arrays, as a rule does.
+
+    For methods of what another value is made of: a field of that may be a value.
+    """
+    split = [layer(x) if isinstance(x, jaxrewrite.Value) else ([x], None) for x in operands]
+    fields = [field for leaves, _ in split for field in leaves]
+    values = [x for x in operands if isinstance(x, jaxrewrite.Value)]
+    if not any(isinstance(x, jaxrewrite.Value) for v in values for x in layer(v)[0]):
+        return fn(*operands)
+    found: list[Any] = []
+
+    def on_arrays(*arrays: Any) -> Any:
+        rest = iter(arrays)
+        wholes = []
+        for leaves, treedef in split:
+            own = [next(rest) for _ in leaves]
+            wholes.append(own[0] if treedef is None else jax.tree.unflatten(treedef, own))
+        found.append(fn(*wholes))
+        return () if found[-1] is NotImplemented else found[-1]
+
+    results = jaxrewrite.transform(on_arrays)(*fields)
+    return NotImplemented if found[-1] is NotImplemented else results
+
+
+def known_or(x: Any, hook: str, fn: Callable[[Any], Any], *args: Any) -> Any:
+    """What a part's type knows of itself, else what a function of arrays makes of it."""
+    if isinstance(x, LinearAlgebra):
+        known = on_fields(lambda x: getattr(x, hook)(*args), x)
+        if known is not NotImplemented:
+            return known
+    return jaxrewrite.transform(fn)(x)
+
+
+def diagonal_of(x: Any) -> Any:
+    """The diagonal of a part, an array."""
+    return jaxrewrite.materialise(known_or(x, "diagonal", dense_diagonal))
+
+
+def trace_of(x: Any) -> Any:
+    """The trace of a part, an array."""
+    if isinstance(x, LinearAlgebra):
+        return jaxrewrite.materialise(on_fields(lambda x: x.trace(), x))
+    return diagonal_of(x).sum(-1)
+
+
+def is_square(x: Any) -> bool:
+    return len(x.shape) >= 2 and x.shape[-2] == x.shape[-1]
+
+
+def solve_columns(solve: Callable[[Any], Any], x: Any, axis: int, batch: int) -> Any:
+    r"""Solve along an axis, by a function of arrays of shape (\*batch, n, columns)."""
+    moved = jnp.moveaxis(x, axis, batch)
+    rows, columns = moved.shape[: batch + 1], moved.shape[batch + 1 :]
+    y = solve(moved.reshape(*rows, math.prod(columns)))
+    return jnp.moveaxis(y.reshape(moved.shape), batch, axis)

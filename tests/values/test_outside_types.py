@@ -1,0 +1,278 @@
+"""Types written by public names alone pass the oracle that the ready ones pass."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_ready_types as ready
+from jaxtyping import ArrayLike
+from oracle import materialised, same
+from reference import CASES, COMPLEX, FLOATS, Case, uniform
+
+import jaxrewrite
+from jaxrewrite import ArrayValue, values
+
+
+class Householder(values.Matrix):
+    """A matrix: a reflection at the hyperplane perpendicular to a vector."""
+
+    v: jax.Array
+
+    def aval(self):
+        return jax.core.ShapedArray((*self.v.shape, self.v.shape[-1]), self.v.dtype)
+
+    def materialise(self):
+        n = self.v.shape[-1]
+        eye = jnp.broadcast_to(jnp.eye(n, dtype=self.v.dtype), self.shape)
+        return self.apply(eye, len(self.batch))
+
+    def apply(self, x, axis, precision=None):
+        x = jnp.moveaxis(x, axis, -1)
+        v = self.v.reshape(*self.batch, *(1,) * (x.ndim - self.v.ndim), -1)
+        along = (x * v).sum(-1, keepdims=True) / (v * v).sum(-1, keepdims=True)
+        return jnp.moveaxis(x - 2 * along * v, -1, axis)
+
+    def transposed(self):
+        return self
+
+    def solve(self, x, axis):
+        return self.apply(x, axis)
+
+    def known_inverse(self):
+        return self
+
+    def known_determinant(self):
+        return values.Determinant.of(jnp.full((*self.batch, 1), -1, self.dtype))
+
+
+class Ternary(values.Coded):
+    """A format of weights, by levels."""
+
+    codes: jax.Array
+    scale: jax.Array
+
+    def levels(self):
+        return self.codes.astype(self.scale.dtype)
+
+    def scale_of_blocks(self):
+        return self.scale
+
+    def map_scales(self, change):
+        return dataclasses.replace(self, scale=change(self.scale))
+
+
+class Stamped(values.Structured):
+    """Something that an array carries: when it was last written to."""
+
+    array: jax.Array
+    time: int = jaxrewrite.field(static=True)
+
+    outer = 5
+    rules_see_values = True
+    materialise_policy = "allow"
+
+    def aval(self):
+        return jax.core.ShapedArray(jnp.shape(self.array), self.array.dtype)
+
+    def materialise(self):
+        return self.array
+
+    def stacked(self, size):
+        return self
+
+    def unstacked(self):
+        return self
+
+    @staticmethod
+    def default(primitive, operands, params):
+        if primitive.name in jaxrewrite.primitives.IDENTITY:
+            return NotImplemented
+        time = max(x.time for x in operands if isinstance(x, Stamped))
+        arrays = [x.array if isinstance(x, Stamped) else x for x in operands]
+        results = jaxrewrite.bind(primitive, *arrays, **params)
+        if primitive.multiple_results:
+            return [Stamped(result, time) for result in results]
+        return Stamped(results, time)
+
+
+@values.annotation_rule(Stamped)
+def _(*operands, primitive, **params):
+    return Stamped.default(primitive, operands, params)
+
+
+def _householder(rng, dtype, n, m):
+    return Householder(uniform(rng, (n,), dtype))
+
+
+def _ternary(rng, dtype, n, m):
+    scale = uniform(rng, (1, m), dtype)
+    return Ternary(jnp.asarray(rng.integers(-1, 2, (n, m)), jnp.int8), scale)
+
+
+def _stamped(rng, dtype, n, m):
+    return Stamped(uniform(rng, (n, m), dtype), 3)
+
+
+OUTSIDE = {
+    "householder": Case(_householder, True, FLOATS, False, True),
+    "ternary": Case(_ternary, False, FLOATS, False, True),
+    "stamped": Case(_stamped, False, COMPLEX, False, True),
+}
+
+
+@pytest.fixture(autouse=True)
+def _added(monkeypatch):
+    for name, case in OUTSIDE.items():
+        monkeypatch.setitem(CASES, name, case)
+
+
+outside = pytest.mark.parametrize("name", OUTSIDE)
+
+
+@outside
+def test_forward(name, bulk):
+    ready.check_forward(name, "float32")
+
+
+@outside
+def test_gradient(name, bulk):
+    ready.test_gradient(name, bulk)
+
+
+@outside
+def test_modes_without_jit_and_repr(name):
+    ready.test_modes_without_jit(name)
+    ready.test_repr_says_shape_dtype_and_bytes(name)
+
+
+@pytest.mark.slow
+@outside
+def test_stacks_and_tangents(name, bulk):
+    ready.test_scan_over_a_stack(name, bulk)
+    ready.test_tangents(name, bulk)
+    ready.test_batched(name, bulk)
+
+
+OPERATIONS = {
+    "sum": lambda v, w: v + w,
+    "difference": lambda v, w: w - v,
+    "product by entries": lambda v, w: v * w,
+    "product": lambda v, w: v @ w,
+    "product from the right": lambda v, w: w @ v,
+}
+
+
+# One ready type of each kind of rule for any other value.
+MET = ("zero", "scaled_diagonal", "sum", "diagonal", "low_rank", "lora", "constant")
+
+
+@outside
+def test_pairs_with_the_ready_types(name, bulk):
+    rng = np.random.default_rng(0)
+    make = lambda name: CASES[name].value(rng, "float32", (4, 4))
+    v = make(name)
+    others = {other: make(other) for other in (*MET, *OUTSIDE)}
+
+    def everything(v, others):
+        return {
+            (operation, other): fn(v, w)
+            for operation, fn in OPERATIONS.items()
+            for other, w in others.items()
+        }
+
+    got = jax.jit(materialised(everything))(v, others)
+    dense = jaxrewrite.materialise((v, others))
+    same(got, jax.jit(everything)(*dense), 1e-4)
+
+
+# --- who is outermost, and what rules for any other value are given -------------------------
+
+
+class Logged(ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return jaxrewrite.materialise(self.x)
+
+
+@jaxrewrite.register("mul", either=True)
+def _(a: Logged, b: ArrayLike | ArrayValue, **params):
+    operands = [v.x if isinstance(v, Logged) else v for v in (a, b)]
+    return Logged(jaxrewrite.bind("mul", *operands))
+
+
+def test_a_type_of_ones_own_is_inside_of_units_and_outside_of_matrices():
+    ones = jnp.ones((2, 2))
+    for carrying in (values.Unitful(ones, "m"), values.Tagged(ones, "a")):
+        for product in (carrying * Logged(ones), Logged(ones) * carrying):
+            assert type(product) is type(carrying)
+    length = values.Unitful(ones, "m") * Logged(ones)
+    assert type(length.array) is Logged
+    assert type((Logged(ones) * values.Unitful(ones, "m")).array) is Logged
+    for matrix in (values.Diagonal(ones[0]), values.Zero((2, 2)), values.Scaled(ones, 2.0)):
+        assert type(matrix * Logged(ones)) is Logged
+        assert type(Logged(ones) * matrix) is Logged
+
+
+class Inner(ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+
+class Other(ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+
+@jaxrewrite.register("mul")
+def _(a: Inner, b: Other, **params):
+    return Inner(a.x * b.x)
+
+
+@jaxrewrite.register("mul")
+def _(a: ArrayLike, b: Other, **params):
+    return Other(a * b.x)
+
+
+@pytest.mark.parametrize("sees_values", [False, True])
+def test_what_a_rule_for_any_other_value_is_given(sees_values):
+    seen = []
+
+    class Outer(ArrayValue):
+        x: jax.Array
+        rules_see_values = sees_values
+
+        def materialise(self):
+            return jaxrewrite.materialise(self.x)
+
+    @jaxrewrite.register("mul")
+    def _(a: Outer, b: ArrayValue, **params):
+        seen.extend([isinstance(a.x, Inner), isinstance(b, Other)])
+        return Outer(jaxrewrite.bind("mul", a.x, b))
+
+    multiply = jaxrewrite.transform(lambda v, w: v * w, materialise="allow")
+    product = multiply(Outer(Inner(2 * jnp.ones(3))), Other(3 * jnp.ones(3)))
+    assert seen == [sees_values, True]
+    assert type(product.x) is (Inner if sees_values else Other)
+    np.testing.assert_array_equal(np.asarray(product), 6 * np.ones(3))
+
+
+def test_an_annotation_of_values_dispatches_on_both():
+    d = values.Diagonal(jnp.arange(3.0))
+    product = jaxrewrite.transform(jnp.matmul, materialise="forbid")(Stamped(d, 1), 2 * d)
+    assert type(product) is Stamped and type(product.array) is values.Diagonal
+    np.testing.assert_array_equal(np.asarray(product), np.diag([0.0, 2.0, 8.0]))
+
+
+def test_what_is_annotated_in_variadic_rules_has_its_outer():
+    """Two annotations that both take any value beside them, concatenated."""
+    one, other = Stamped(jnp.ones(2), 1), values.Tagged(jnp.ones(2), "a")
+    for pair in ((one, other), (other, one)):
+        whole = jaxrewrite.numpy.concatenate(pair)
+        assert type(whole) is values.Tagged and type(whole.array) is Stamped
