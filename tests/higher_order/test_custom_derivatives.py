@@ -521,22 +521,22 @@ class Linear(Scaled):
     """A type with tangents of its own form, and a way back for them."""
 
     def tangent(self, leaf_tangents):
-        dx, ds = leaf_tangents.x, leaf_tangents.s
-        return Linear(self.x * ds + dx * self.s, jnp.ones_like(self.s))
+        dx, ds = leaf_tangents.x, leaf_tangents.scale
+        return Linear(self.x * ds + dx * self.scale, jnp.ones_like(self.scale))
 
     def lift_tangent(self, tangent):
-        return Linear(tangent / self.s, jnp.zeros_like(self.s))
+        return Linear(tangent / self.scale, jnp.zeros_like(self.scale))
 
 
 @jaxrewrite.register("mul", commutative=True)
 def _(v: Linear, y: jax.typing.ArrayLike, **params):
-    return Linear(v.x * y, v.s)
+    return Linear(v.x * y, v.scale)
 
 
 @jaxrewrite.register("add", "add_any", commutative=True)
 def _(v: Linear, y: jax.typing.ArrayLike | Linear, **params):
-    other = y.x * y.s if isinstance(y, Linear) else y
-    return Linear(v.x * v.s + other, jnp.ones_like(v.s))
+    other = y.x * y.scale if isinstance(y, Linear) else y
+    return Linear(v.x * v.scale + other, jnp.ones_like(v.scale))
 
 
 def test_tangents_in_a_form_of_their_own_are_lifted_under_forbid():
