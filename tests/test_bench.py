@@ -11,7 +11,7 @@ from bench import model, page, peers, plots, report, suite, types
 from bench.__main__ import PARTS, main
 
 
-pytestmark = pytest.mark.usefixtures("no_leak_checks", "optimised")
+pytestmark = pytest.mark.usefixtures("no_leak_checks")
 
 
 def measure(name, *arguments, file):
@@ -27,7 +27,7 @@ def file(tmp_path):
     return tmp_path / "results.json"
 
 
-def test_main_job(file, capsys):
+def test_main_job(file, capsys, optimised):
     rows = measure("model", "--layers", "1", file=file)
     for row in rows.values():
         assert set(row) == {"dense", "implicit"}
@@ -44,7 +44,7 @@ def test_main_job(file, capsys):
     assert "tracing and compiling" in output.err
 
 
-def test_overhead(file):
+def test_overhead(file, optimised):
     rows = measure("overhead", "--depths", "2", file=file)
     whats = {quantity for _, _, quantity in rows}
     assert whats == {
@@ -111,6 +111,7 @@ def test_peers(file):
 
 def test_a_missing_peer_is_said(monkeypatch, file, capsys):
     monkeypatch.setattr(peers, "quax_values", lambda: None)
+    monkeypatch.setattr(peers, "_transformer", lambda *_: ())  # which takes its time
     rows = measure("peers", file=file)
     assert "pip install" in rows["all cases", None, "any"]["Quax"].note
     assert "Quax is not installed" in capsys.readouterr().err

@@ -140,50 +140,7 @@ def kinds(*often):
     )
 
 
-some = kinds("lora", "zero", "lora_of_quantised")
 one = kinds("lora")
-
-
-@some
-@pytest.mark.parametrize("name", FAMILIES)
-def test_forward(name, kind, bulk):
-    check_forward(FAMILIES[name].fn, make(kind))
-
-
-@one
-@pytest.mark.parametrize("name", FAMILIES)
-def test_forward_without_jit(name, kind, bulk):
-    check_forward_without_jit(FAMILIES[name].fn, make(kind))
-
-
-@one
-@pytest.mark.parametrize("name", without("reverse"))
-def test_gradient(name, kind, bulk):
-    check_gradient(FAMILIES[name].fn, make(kind))
-
-
-@one
-@pytest.mark.parametrize("name", without("reverse"))
-def test_gradient_inside(name, kind, bulk):
-    check_gradient_inside(FAMILIES[name].fn, make(kind))
-
-
-@one
-@pytest.mark.parametrize("name", without("forward"))
-def test_tangents(name, kind, bulk):
-    check_tangents(FAMILIES[name].fn, make(kind))
-
-
-@one
-@pytest.mark.parametrize("name", without("forward"))
-def test_tangents_inside(name, kind, bulk):
-    check_tangents_inside(FAMILIES[name].fn, make(kind))
-
-
-@one
-@pytest.mark.parametrize("name", without("vmap"))
-def test_batched(name, kind, bulk):
-    check_batched(FAMILIES[name].fn, make(kind))
 
 
 # One family a primitive, or nearly so, for what takes its time.
@@ -209,6 +166,56 @@ def watched(*modes):
             for name in without(*modes)
         ],
     )
+
+
+def forwards():
+    """All families on one kind of value, and some on kinds whose rules differ."""
+    for name in FAMILIES:
+        for kind in OWN:
+            often = name in WATCHED and kind in ("zero", "lora_of_quantised")
+            marks = [] if kind == "lora" or often else [pytest.mark.slow]
+            yield pytest.param(name, kind, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "kind"), list(forwards()))
+def test_forward(name, kind, bulk):
+    check_forward(FAMILIES[name].fn, make(kind))
+
+
+@one
+@pytest.mark.parametrize("name", FAMILIES)
+def test_forward_without_jit(name, kind, bulk):
+    check_forward_without_jit(FAMILIES[name].fn, make(kind))
+
+
+@one
+@pytest.mark.parametrize("name", without("reverse"))
+def test_gradient(name, kind, bulk):
+    check_gradient(FAMILIES[name].fn, make(kind))
+
+
+@one
+@watched("reverse")
+def test_gradient_inside(name, kind, bulk):
+    check_gradient_inside(FAMILIES[name].fn, make(kind))
+
+
+@one
+@pytest.mark.parametrize("name", without("forward"))
+def test_tangents(name, kind, bulk):
+    check_tangents(FAMILIES[name].fn, make(kind))
+
+
+@one
+@pytest.mark.parametrize("name", without("forward"))
+def test_tangents_inside(name, kind, bulk):
+    check_tangents_inside(FAMILIES[name].fn, make(kind))
+
+
+@one
+@pytest.mark.parametrize("name", without("vmap"))
+def test_batched(name, kind, bulk):
+    check_batched(FAMILIES[name].fn, make(kind))
 
 
 @watched("reverse", "second")

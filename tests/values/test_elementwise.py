@@ -228,7 +228,7 @@ def with_numbers():
     return programs
 
 
-@some("diagonal", "one_hot", "zero")
+@some("one_hot", "zero")
 def test_zeros_and_numbers(name, bulk):
     check(with_numbers(), make(name), [jnp.float32(number) for number in NUMBERS])
 
@@ -432,7 +432,7 @@ def casts():
     return programs
 
 
-@some("diagonal", "low_rank", "constant")
+@some("diagonal", "constant")
 def test_casts(name, bulk):
     v = make(name)
     w = jnp.linspace(-3, 3, v.shape[1] ** 2).reshape(v.shape[1], v.shape[1])

@@ -95,10 +95,8 @@ def test_each_has_an_answer(name, dtype, bulk):
     jaxrewrite.make_jaxpr(fn, materialise="allow")(*operands(name, dtype))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if n == "constant" else pytest.param(n, marks=pytest.mark.slow) for n in TYPES],
-)
+@pytest.mark.slow
+@types
 @dtypes
 def test_each_answer_is_right(name, dtype, bulk):
     values = operands(name, dtype)

@@ -93,8 +93,8 @@ def chosen(names):
 
 # Types whose rules are of kinds of their own; the others are for the long run.
 DIFFERENTIATED = {
-    *("circulant", "diagonal", "kronecker_square", "lora", "low_rank", "nf4", "product"),
-    *("quantised affine blocks", "sparse", "sum", "tridiagonal"),
+    *("circulant", "diagonal", "kronecker_square", "lora", "low_rank", "nf4"),
+    *("quantised affine blocks", "sparse", "sum"),
 }
 
 
