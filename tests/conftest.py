@@ -48,16 +48,19 @@ def pytest_configure(config):
         config.pluginmanager.register(RuleCoverage(config))
 
 
-# Beyond so many bytes a process gives back what it compiled.
-MUCH = 2 * 2**30
+# When its peak is beyond so many kB, a process gives back what it compiled.
+_limits = iter(range(2_000_000, 20_000_000, 500_000))
+_limit = next(_limits)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _bounded_memory():
     """Modules share what is compiled, until that takes much memory."""
+    global _limit
     yield
-    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > MUCH:
+    if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _limit:
         jax.clear_caches()
+        _limit = next(_limits)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -44,6 +44,7 @@ def test_main_job(file, capsys, optimised):
     assert "tracing and compiling" in output.err
 
 
+@pytest.mark.slow
 def test_overhead(file, optimised):
     rows = measure("overhead", "--depths", "2", file=file)
     whats = {quantity for _, _, quantity in rows}
@@ -109,6 +110,7 @@ def test_peers(file):
     assert {"by hand", "implicit", "sparsify"} == set(rows["sparse iteration", 16, "trace"])
 
 
+@pytest.mark.slow
 def test_a_missing_peer_is_said(monkeypatch, file, capsys):
     monkeypatch.setattr(peers, "quax_values", lambda: None)
     monkeypatch.setattr(peers, "_transformer", lambda *_: ())  # which takes its time

@@ -106,7 +106,7 @@ def test_gradient_with_respect_to_leaves(kind, bulk):
 SOME = ["sin", "mul self", "matmul", "softmax", "transpose", "jit", "several"]
 
 
-@few_kinds
+@one_kind
 @pytest.mark.parametrize("name", SOME)
 def test_modes(name, kind, leak_checks):
     """vmap, jvp, grad and jit, inside and outside; leak checks on."""

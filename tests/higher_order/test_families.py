@@ -207,13 +207,13 @@ def test_tangents(name, kind, bulk):
 
 
 @one
-@pytest.mark.parametrize("name", without("forward"))
+@watched("forward")
 def test_tangents_inside(name, kind, bulk):
     check_tangents_inside(FAMILIES[name].fn, make(kind))
 
 
 @one
-@pytest.mark.parametrize("name", without("vmap"))
+@watched("vmap")
 def test_batched(name, kind, bulk):
     check_batched(FAMILIES[name].fn, make(kind))
 

@@ -193,7 +193,13 @@ def check_batch(value):
     same(got(batch), jax.vmap(everything)(want), 1e-4)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if case.variant else name
+        for name, case in CASES.items()
+    ],
+)
 def test_a_batch_is_what_its_elements_are(name, bulk):
     """Once, and twice: each leaf has the batch axes in front."""
     value = case(name)

@@ -460,7 +460,15 @@ INTEGERS = {
 }
 
 
-@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        n
+        if n in ("diagonal", "constant", "low rank")
+        else pytest.param(n, marks=pytest.mark.slow)
+        for n in INTEGERS
+    ],
+)
 def test_small_integers(name, bulk):
     v = INTEGERS[name]()
     x = jnp.array([[100, 3, 50], [1, 2, 3], [99, 98, 97]], jnp.int8)

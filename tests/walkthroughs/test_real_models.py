@@ -288,7 +288,11 @@ class LinenBlock(nn.Module):
         return x + nn.Dense(8, name="down")(nn.gelu(nn.Dense(16, name="up")(x)))
 
 
-@pytest.mark.parametrize("swap", [qlora, eqx_second], ids=["qlora", "eqx_second"])
+@pytest.mark.parametrize(
+    "swap",
+    [qlora, pytest.param(eqx_second, marks=pytest.mark.slow)],
+    ids=["qlora", "eqx_second"],
+)
 def test_a_flax_linen_transformer(swap):
     block = LinenBlock()
     params = jax.jit(block.init)(jax.random.key(0), TOKENS)
