@@ -143,6 +143,8 @@ def _register(cls: Any, name: str, apply: Callable[..., Any]) -> None:
     else:
 
         def first(x: Any, *rest: Any, primitive: Any, **params: Any) -> Any:
+            if rest and name in MOVING:
+                return NotImplemented  # several are placed at once: leaf by leaf
             return apply(x, *rest, primitive=primitive, **params)
 
         _call_it_like(first, apply)

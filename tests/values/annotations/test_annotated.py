@@ -771,3 +771,15 @@ def test_several_of_them_together():
     ):
         result = run(fn)(a, b)
         assert isinstance(result, Tagged) and isinstance(result.array, Masked)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_several_arrays_are_placed_at_once(first):
+    x, _ = masked(6)
+    y = jnp.ones(3)
+    operands = (x, y) if first else (y, x)
+    placed = run(lambda *both: jax.device_put(both))(*operands)
+    got, other = placed if first else placed[::-1]
+    np.testing.assert_array_equal(got.mask, x.mask)
+    np.testing.assert_array_equal(got.filled(0), x.filled(0))
+    np.testing.assert_array_equal(other, y)
