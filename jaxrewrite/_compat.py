@@ -161,7 +161,7 @@ def varying_axes(aval: Any) -> frozenset[Any]:
 
 
 def strong(aval: Any) -> Any:
-    """The aval without its weak type, which a loop's carry can't keep."""
+    """The aval without its weak type."""
     is_weak = isinstance(aval, ShapedArray) and aval.weak_type
     return aval.update(weak_type=False) if is_weak else aval
 
