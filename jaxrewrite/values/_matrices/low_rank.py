@@ -559,7 +559,9 @@ def matching_blocks(
 
 
 @linear("gather")
-def _(v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **params: Any):
+def _(
+    v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **params: Any
+) -> Any:
     """Gather from one factor, where all indices are along its axes, or along batch axes."""
     numbers = dimension_numbers
     fill = params.get("fill_value")
@@ -627,7 +629,7 @@ def _(v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **p
 
 
 @jaxrewrite.register(*LINEAR)
-def _(v: LowRank, *operands: ArrayLike, primitive, **params):
+def _(v: LowRank, *operands: ArrayLike, primitive, **params) -> Any:
     return LINEAR[primitive.name](v, *operands, **params)
 
 
@@ -660,7 +662,7 @@ def is_low(v: Any) -> bool:
 
 
 @jaxrewrite.register(*ADDITIVE)
-def added(v: LowRank, w: LowRank, *, primitive, **params):
+def added(v: LowRank, w: LowRank, *, primitive, **params) -> Any:
     total = plus(v, LINEAR["neg"](w) if primitive.name == "sub" else w)
     return total if total is not NotImplemented and is_low(total) else NotImplemented
 
@@ -693,7 +695,7 @@ def concatenated(those: Sequence[LowRank], dimension: int) -> Any:
 
 
 @jaxrewrite.register(*ADDITIVE, either=True)
-def _(x: LowRank, y: Array, *, primitive, **params):
+def _(x: LowRank, y: Array, *, primitive, **params) -> Any:
     """A sum with an array of any rank, which is not added up."""
     shape = x.shape if isinstance(x, LowRank) else y.shape
     if jnp.broadcast_shapes(x.shape, y.shape) != shape:
@@ -706,7 +708,7 @@ def _(x: LowRank, y: Array, *, primitive, **params):
 
 
 @jaxrewrite.register("concatenate")
-def _(*those: LowRank, dimension, **params):
+def _(*those: LowRank, dimension, **params) -> Any:
     return concatenated(those, dimension)
 
 
@@ -743,7 +745,7 @@ def times_array(v: LowRank, y: Any, primitive: Any, **params: Any) -> Any:
 
 @jaxrewrite.register("mul", commutative=True)
 @jaxrewrite.register("div")
-def _(v: LowRank, y: ArrayLike, *, primitive, **params):
+def _(v: LowRank, y: ArrayLike, *, primitive, **params) -> Any:
     return times_array(v, y, primitive)
 
 

@@ -573,7 +573,7 @@ BAD = {
     "`q` must": lambda: Quantised(Q.astype(jnp.int32), S),
     "`scale` must be real": lambda: Quantised(Q, S.astype(jnp.int32)),
     "`scale` must have as many axes": lambda: Quantised(Q, S[0]),
-    "`scale` must have .*divides": lambda: Quantised(Q, jnp.ones((3, 1))),
+    "`scale` must have .*divide": lambda: Quantised(Q, jnp.ones((3, 1))),
     "`zero` must have": lambda: Quantised(Q, S, jnp.ones((4, 4))),
     "`bits`": lambda: Quantised.quantise(jnp.ones(4), 3),
     "`block` .*does not divide": lambda: Quantised.quantise(jnp.ones((8, 6)), block=3),
