@@ -580,7 +580,7 @@ BAD = {
     "`block` is": lambda: Quantised.quantise(jnp.ones((8, 6)), block=(2,)),
     "`block` .0": lambda: Quantised.quantise(jnp.ones((8, 6)), block=0),
     "`axis` 2": lambda: Quantised.quantise(jnp.ones((8, 6)), axis=2),
-    "`axis` and `block`": lambda: Quantised.quantise(jnp.ones((8, 6)), axis=1, block=2),
+    "`axis` or `block`": lambda: Quantised.quantise(jnp.ones((8, 6)), axis=1, block=2),
     "`w` has": lambda: Quantised.quantise(jnp.array([1.0, jnp.nan])),
     "NF4: `w` has": lambda: NF4.quantise(jnp.full(64, jnp.inf)),
     "`w` must": lambda: Quantised.quantise(jnp.arange(3)),
