@@ -1,1 +1,1 @@
-"""Benchmarks: what dense and implicit execution cost. Run ``python -m bench``."""
+"""Benchmarks: the cost of dense and of implicit execution. Run ``python -m bench``."""

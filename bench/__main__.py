@@ -47,15 +47,17 @@ def parser() -> argparse.ArgumentParser:
         "--full", action="store_true", help="more sizes and samples; some 15 minutes"
     )
     efforts.add_argument(
-        "--quick", action="store_true", help="small and few: whether everything runs"
+        "--quick", action="store_true", help="small and few: check that everything runs"
     )
-    parse.add_argument("--json", metavar="FILE", help="write the results there")
+    parse.add_argument("--json", metavar="FILE", help="write the results to this file")
     parse.add_argument(
-        "--against", metavar="FILE", help="compare with what --json wrote earlier"
+        "--against", metavar="FILE", help="compare with an earlier file of --json"
     )
-    parse.add_argument("--plots", metavar="DIR", help="draw figures there, as PNG")
     parse.add_argument(
-        "--page", metavar="FILE", help="write a page with all tables and figures there"
+        "--plots", metavar="DIR", help="draw figures, as PNG, to this folder"
+    )
+    parse.add_argument(
+        "--page", metavar="FILE", help="write a page with all tables and figures"
     )
     parse.add_argument("--repeats", type=int, help="samples of each variant")
     parse.add_argument(
@@ -81,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.rank,
     )
     parts = [PARTS[name] for name in given.parts or PARTS]
-    # Read before minutes are spent on what it is to be compared with.
+    # Read the file first: an error should not cost minutes of measuring.
     earlier = suite.load(given.against) if given.against else None
     progress = Progress()
     results: list[suite.Measurement] = []
@@ -97,8 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         progress.clear()
         print(f"{report.text(part, measured)}\n", flush=True)
     progress.done()
-    known = suite.environment()
-    print(", ".join(f"{name} {version}" for name, version in known.items()))
+    versions = suite.environment()
+    print(", ".join(f"{name} {version}" for name, version in versions.items()))
     if earlier is not None:
         print(f"\nAgainst {', '.join(f'{k} {v}' for k, v in earlier[0].items())}:\n")
         print(report.against(earlier[1], results))
@@ -110,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             mine = [result for result in results if result.part == part.name]
             figures[part.name] = plots.save(part, mine, given.plots)
     if given.page:
-        page.write(given.page, parts, results, known, figures, given.plots)
+        page.write(given.page, parts, results, versions, figures, given.plots)
     return 0
 
 

@@ -1,3 +1,3 @@
-"""What pytest leaves out here: it can't be imported where the peer isn't installed."""
+"""Files that pytest must not collect here, because they need the peer's package."""
 
 collect_ignore = ["quax_values.py"]

@@ -1,8 +1,8 @@
 """A GPT-2-shaped transformer in plain JAX, which knows nothing of values.
 
-Pre-norm blocks with a fused qkv projection, causal attention and a GELU MLP, and
-a head tied to the token embedding, as in Radford et al. (2019), "Language Models
-are Unsupervised Multitask Learners". Random weights.
+It has pre-norm blocks with a fused qkv projection, causal attention, a GELU MLP, and a head
+tied to the token embedding, as in Radford et al. (2019), "Language Models are Unsupervised
+Multitask Learners". The weights are random.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Linear = Callable[[Any, Array], Array]
 
 
 class Config(NamedTuple):
-    """Sizes of the model and its input."""
+    """The sizes of the model and of its input."""
 
     layers: int = 12
     width: int = 768
@@ -33,7 +33,7 @@ TINY = Config(layers=2, width=64, heads=2, vocabulary=50, length=8, batch=1)
 
 
 def init(config: Config, key: Array) -> dict[str, Any]:
-    """Random parameters; kernels of shape (in, out), biases (out,)."""
+    """Random parameters: kernels of shape (in, out) and biases of shape (out,)."""
     width = config.width
     keys = iter(jax.random.split(key, 4 * config.layers + 2))
 
@@ -86,8 +86,8 @@ def _attention(p: Any, x: Array, heads: int, linear: Linear) -> Array:
 def apply(params: Any, ids: Array, heads: int, linear: Linear = dense) -> Array:
     """Logits of shape (batch, length, vocabulary) for ids of shape (batch, length).
 
-    ``linear`` is what a layer does with its parameters, for who writes another
-    kind of kernel by hand.
+    ``linear`` applies a layer to its input. Another function serves for kernels of another
+    kind that are written by hand.
     """
     x = params["tokens"][ids] + params["positions"][: ids.shape[1]]
     for p in params["blocks"]:

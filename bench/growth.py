@@ -1,9 +1,10 @@
-"""What an equation costs as programs grow, and what values that are hardly there do.
+"""How the cost of an equation grows with the program, and the cost of a few values.
 
-Chains of ``neg``: on a value all the way, with one value at the start that becomes
-dense, and beside a value that only the end needs. "Rewriting" is implicit less plain.
-The growth is that of the rewriting of one equation, over the shortest chain's. Memory
-is what Python allocates at most while a chain is traced.
+The programs are chains of ``neg``: on a value all the way; with one value at the start,
+which becomes dense; and beside a value that only the end uses. "Rewriting" is the time of
+implicit minus that of plain. The growth is the time to rewrite an equation divided by that
+of the shortest chain. Memory is the largest amount that Python allocates while it traces a
+chain.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def chain(length: int, kind: str) -> Callable[[Any, Any], Any]:
     def program(v: Any, x: Any) -> Any:
         out = x if kind == "beside a value" else v
         if kind == "one value":
-            out = lax.tanh(out)  # has no rule, so that it is dense from here on
+            out = lax.tanh(out)  # It has no rule, so it is dense from here on.
         for _ in range(length):
             out = lax.neg(out)
         return (out, lax.neg(v)) if kind == "beside a value" else out
@@ -113,7 +114,7 @@ def _scans(options: Options, progress: Callable[[str], None]) -> Iterator[Measur
 
 
 def _nested(options: Options, progress: Callable[[str], None]) -> Iterator[Measurement]:
-    """`jax.jit` within `jax.jit`, so and so deep."""
+    """`jax.jit` within `jax.jit`, to a given depth."""
 
     def nest(depth: int) -> Callable[[Any], Any]:
         fn = lambda v: lax.neg(v)
@@ -132,7 +133,7 @@ def _nested(options: Options, progress: Callable[[str], None]) -> Iterator[Measu
 
 
 def _hardly(options: Options, progress: Callable[[str], None]) -> Iterator[Measurement]:
-    """A transformer of which one shift, at the end, is a symbolic zero."""
+    """A transformer in which one shift, at the end, is a symbolic zero."""
     progress("one value in a transformer")
     config = gpt2.Config(
         options.of(1, 12, 12), width=64, heads=4, vocabulary=128, length=16

@@ -1,4 +1,4 @@
-"""What ``import jaxrewrite`` adds to ``import jax``, each time in a new process."""
+"""The time that ``import jaxrewrite`` adds to ``import jax``, in a new process each time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ print(time.perf_counter() - start)
 
 
 def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measurement]:
-    # Users have byte code, which some environments forbid to write.
+    # Users have byte code, but some environments forbid Python to write it.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     samples = []
     repeats = options.repeats or options.of(1, 5, 15)
@@ -34,7 +34,7 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
             check=True,
         )
         samples.append(float(done.stdout))
-    # The first one may have compiled the byte code.
+    # The first process may have compiled the byte code.
     yield from Case("imports", "import jaxrewrite").timed("time", {"implicit": samples[1:]})
 
 

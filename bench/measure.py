@@ -1,4 +1,4 @@
-"""Measuring: interleaved samples in one process, medians, and what XLA says."""
+"""Measuring: interleaved samples in one process, medians, and XLA's analyses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax
 
 
 class Progress:
-    """A line on standard error that says what is being done, and since when."""
+    """A line on standard error that tells the current step and the elapsed time."""
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
@@ -26,7 +26,7 @@ class Progress:
             print(line, file=sys.stderr, flush=True)
 
     def clear(self) -> None:
-        """Leave the line to what is printed next."""
+        """Clear the line for what is printed next."""
         if sys.stderr.isatty():
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
@@ -42,10 +42,10 @@ def interleaved(
     warm_up: int = 1,
     collecting: bool = False,
 ) -> dict[str, list[float]]:
-    """Seconds of each call of each variant, the variants taking turns.
+    """The seconds of each call of each variant, where the variants take turns.
 
-    Python's garbage collector is off, unless ``collecting``: then it has a clean
-    start before each call.
+    Python's garbage collector is off. With ``collecting`` it is on, and runs before each
+    call.
     """
     for call in variants.values():
         for _ in range(warm_up):
@@ -68,7 +68,7 @@ def interleaved(
 
 
 def seconds(call: Callable[[], Any]) -> tuple[float, Any]:
-    """How long one call takes, and what it returns."""
+    """The seconds that one call takes, and its result."""
     start = time.perf_counter()
     result = call()
     return time.perf_counter() - start, result
@@ -87,11 +87,11 @@ def spread(samples: list[float]) -> float:
 
 
 def said_by_xla(compiled: Any) -> dict[str, float]:
-    """FLOPs, bytes and memory of a compiled program, as XLA's analyses give them."""
+    """The FLOPs, bytes and memory of a compiled program, from XLA's analyses."""
     cost = compiled.cost_analysis()
     memory = compiled.memory_analysis()
     return {
-        "FLOPs": cost.get("flops", 0.0),  # of a program that only moves numbers, not said
+        "FLOPs": cost.get("flops", 0.0),  # Absent if a program only moves numbers.
         "bytes": cost.get("bytes accessed", 0.0),
         "temporaries": memory.temp_size_in_bytes,
         "memory": memory.argument_size_in_bytes

@@ -1,6 +1,6 @@
-"""A LoRA-adapted MLP, and the same written by hand.
+"""A LoRA-adapted MLP, and the same program written by hand.
 
-At width 16 the arithmetic is next to nothing and overhead is all there is.
+At width 16 the arithmetic takes almost no time, so nearly all of the time is overhead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ WIDTH, RANK, BATCH = 16, 4, 8
 
 
 def programs() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The model, and the implicit one written by hand; new functions each time."""
+    """The model, and the adapted model written by hand; new functions each time."""
 
     def model(weights: Any, x: Any) -> Any:
         for w in weights:
@@ -32,7 +32,7 @@ def programs() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def weights(layers: int) -> list[tuple[jax.Array, jax.Array, jax.Array]]:
-    """W, A and B of each layer."""
+    """The arrays W, A and B of each layer."""
     keys = jax.random.split(jax.random.key(layers), 3)
     w = jax.random.normal(keys[0], (layers, WIDTH, WIDTH)) / WIDTH**0.5
     a = jax.random.normal(keys[1], (layers, WIDTH, RANK)) / WIDTH**0.5

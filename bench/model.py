@@ -1,10 +1,10 @@
-"""The main job: dense against implicit execution of a GPT-2-shaped transformer.
+"""The main comparison: dense and implicit execution of a GPT-2-shaped transformer.
 
-Dense is what a user without the library runs: the same model on the same
-parameters, each made an array inside the jitted program (W + A B for an adapted
-weight, which has to happen at each call because A and B are trained; adapters that
-are done with can be merged beforehand, and then dense does less than implicit), or
-passed as the array of zeros that it is. FLOPs, bytes and memory are XLA's analyses.
+Dense is what a user without the library runs: the same model with the same parameters as
+arrays. An adapted weight becomes the array W + A B inside the jitted program. That must
+happen at each call, because A and B are being trained. Finished adapters can be merged
+before, and then dense does less than implicit. Zeros are passed as an array. FLOPs, bytes
+and memory come from XLA's analyses.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KERNELS = ("qkv", "out", "up", "down")
 
 
 class WrongResult(Exception):
-    """Two variants disagree, so that there is nothing to measure."""
+    """Two variants disagree, so their times mean nothing."""
 
 
 def map_layers(params: Any, **change: Callable[[Any], Any]) -> Any:
@@ -49,7 +49,7 @@ def adapt(params: Any, rank: int, key: Any) -> Any:
 
 
 def drop_biases(params: Any) -> Any:
-    """Make each bias of each block a symbolic zero; they are zeros."""
+    """Replace each bias of each block, which is zero, by a symbolic zero."""
     return map_layers(params, bias=zero_like)
 
 
@@ -74,7 +74,7 @@ def _case(
     name: str, values: Any, ids: Any, options: Options, progress: Callable[[str], None]
 ) -> Iterator[Measurement]:
     model = functools.partial(gpt2.apply, heads=options.config.heads)
-    # Zeros are arguments of the dense program, since a user has them as arrays.
+    # Zeros are arguments of the dense program, because a user has them as arrays.
     arrays = jax.tree.map(
         lambda x: jaxrewrite.materialise(x) if isinstance(x, Zero) else x,
         values,
@@ -85,7 +85,7 @@ def _case(
         """A function that JAX has not seen, and its first argument."""
         if variant == "dense":
             return lambda v, ids: model(jaxrewrite.materialise(v), ids), arrays
-        # Nothing may be made dense behind our back.
+        # "forbid" makes sure that nothing becomes dense unnoticed.
         fn = jaxrewrite.transform(lambda v, ids: model(v, ids), materialise="forbid")
         return fn, values
 
@@ -94,7 +94,7 @@ def _case(
     traces: dict[str, list[float]] = {variant: [] for variant in variants}
     compiles: dict[str, list[float]] = {variant: [] for variant in variants}
     calls: dict[str, Any] = {}
-    for variant in variants:  # what only the first one pays
+    for variant in variants:  # Exclude costs that only the first trace has.
         fn, arguments = make(variant)
         jax.jit(fn).trace(arguments, ids)
     stagings = options.of(1, 2, 5)

@@ -1,7 +1,7 @@
 """One operation outside of `jax.jit`, with a value among its operands.
 
-What a user pays at a prompt. The arrays are small, so that it is the dispatch that is
-measured; dense is the same function of `jax.numpy` on arrays.
+This is the cost of an operation at a prompt. The arrays are small, so that the figures show
+the dispatch. Dense is the same function of `jax.numpy` on arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .values import Scaled, zero_like
 
 
 def operations() -> dict[str, dict[str, Callable[[], Any]]]:
-    """By name, the dense and the implicit call of an operation."""
+    """The dense and the implicit call of each operation, by name."""
     x, y = jnp.ones((8, 16)), jnp.ones((8, 16))
     zero, value = zero_like(x), Scaled(x, jnp.float32(2.0))
     add, multiply = jaxrewrite.transform(jnp.add), jaxrewrite.transform(jnp.multiply)

@@ -1,9 +1,9 @@
-"""What the rewriting costs: implicit programs against the same written by hand.
+"""The cost of rewriting: implicit programs against the same programs written by hand.
 
-An MLP of width 16 and a transformer of width 64, where the arithmetic is next to
-nothing and overhead is all there is. Tracing is of functions that neither JAX nor
-the library has seen, in a process that has seen such a program before. Instructions
-and memory are those of the optimised program, by XLA.
+The programs are an MLP of width 16 and a transformer of width 64. Their arithmetic takes
+almost no time, so nearly all of the time is overhead. The traced functions are new to JAX
+and to the library, but the process has seen such a program before. Instructions and memory
+are XLA's, of the optimised program.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TARGETS = {
     "memory": Target(1.0),
 }
 
-# A way to make both programs anew, and the arguments of each.
+# For each variant a function that makes the program anew, and the arguments of the program.
 Variants = dict[str, tuple[Callable[[], Callable[..., Any]], tuple[Any, ...]]]
 
 
@@ -76,7 +76,7 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
 
 
 def anew(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that does the same, which JAX has not seen."""
+    """A function that does the same and that JAX has not seen."""
     return lambda *args: fn(*args)
 
 
@@ -85,7 +85,7 @@ def is_value(x: Any) -> bool:
 
 
 def by_hand(values: Any) -> Any:
-    """What a user who has no values would have in their place."""
+    """The arrays that a user without values would have instead."""
 
     def plain(x: Any) -> Any:
         if not is_value(x):
@@ -113,10 +113,10 @@ def _qlora(kernel: Any, x: Any) -> Any:
 
 
 def transformers(params: Any) -> dict[str, tuple[Any, gpt2.Linear]]:
-    """Parameters of each case, and what its linear layers do by hand."""
+    """The parameters of each case, and the function for its linear layers by hand."""
 
-    def biased(product: Callable[[Any, Any], Any]) -> gpt2.Linear:
-        return lambda p, x: product(p["kernel"], x) + p["bias"]
+    def biased(multiply: Callable[[Any, Any], Any]) -> gpt2.Linear:
+        return lambda p, x: multiply(p["kernel"], x) + p["bias"]
 
     adapted = adapt(params, 4, jax.random.key(2))
     both = map_layers(adapted, kernel=lambda v: Lora(quantise(v.w), v.a, v.b))
@@ -144,7 +144,7 @@ def compare(
     options: Options,
     progress: Callable[[str], None],
 ) -> Iterator[Measurement]:
-    """Measure programs of ``count`` values each way."""
+    """Measure programs with ``count`` values in several ways."""
     name = case.name if case.size is None else f"{case.name}, {case.size:.0f} layers"
     made = {v: (make(), args) for v, (make, args) in variants.items()}
     jitted = {v: jax.jit(fn) for v, (fn, _) in made.items()}

@@ -1,4 +1,4 @@
-"""The page of the documentation about performance, written from measurements."""
+"""The page of the documentation about performance, which is written from measurements."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ Performance
 ===========
 
 This page is written by ``python -m bench --full --plots docs/figures --page
-docs/performance.rst``; run it to see what your own machine gives. Each figure is a median,
-in one process, in which the variants take turns; the spread is half the interquartile range
-over the median, the larger of the variants'. Figures without a spread are exact. Before
-anything is timed, the results of all variants are compared. Under *target* is what the
-project has set itself; *missed* says that it is not there yet.
+docs/performance.rst``. Run it to see the figures of your own machine. Each figure is a median,
+in one process in which the variants take turns. The spread is half the interquartile range
+divided by the median; the table shows the largest of the variants. Figures without a spread
+are exact.
+The results of all variants are compared before anything is timed. *Target* is the goal of the
+project, and *missed* means that the figure does not reach it yet.
 
 Measured with {environment}.
 """
@@ -33,8 +34,8 @@ def write(
     folder: str | None,
 ) -> None:
     """Write a section for each part, with its figures, which are in ``folder``."""
-    known = ", ".join(f"{name} {version}" for name, version in environment.items())
-    sections = [HEAD.format(environment=known)]
+    versions = ", ".join(f"{name} {version}" for name, version in environment.items())
+    sections = [HEAD.format(environment=versions)]
     for part in parts:
         there = os.path.relpath(folder or ".", os.path.dirname(file) or ".")
         drawn = [os.path.join(there, name) for name in figures.get(part.name, ())]

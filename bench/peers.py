@@ -1,11 +1,11 @@
-"""The same programs by the peers, in one process.
+"""The same programs, run by the peers in one process.
 
-`Quax <https://github.com/patrick-kidger/quax>`_ does with tracers what this does with
-jaxprs, and has the same rules here; ``jax.experimental.sparse.sparsify`` does it for
-JAX's sparse matrices. Which programs each runs at all is said by a program of each kind
-on a LoRA weight, whose result is compared with that on the dense weight: *implicit*,
+`Quax <https://github.com/patrick-kidger/quax>`_ does with tracers what this library does
+with jaxprs, and has the same rules here. ``jax.experimental.sparse.sparsify`` does it for
+JAX's sparse matrices. One program of each kind, on a LoRA weight, tells which programs each
+library runs at all. Its result is compared with that on the dense weight: *implicit*,
 *dense* (right, but the weight was made dense), *wrong*, or the error. Qax needs a JAX
-from before 0.5, so that it can't be run beside the others.
+from before 0.5, so it cannot run beside the others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
 
 
 def _to_quax(peer: Any, tree: Any) -> Any:
-    """Our values as Quax's."""
+    """Convert our values to those of Quax."""
 
     def convert(x: Any) -> Any:
         if isinstance(x, Lora):
@@ -65,7 +65,7 @@ def _to_quax(peer: Any, tree: Any) -> Any:
     return jax.tree.map(convert, tree, is_leaf=lambda x: isinstance(x, (Lora, Zero)))
 
 
-# --- what it costs ------------------------------------------------------------------
+# --- the cost -----------------------------------------------------------------------
 
 
 def _timed(
@@ -75,7 +75,7 @@ def _timed(
     options: Options,
     progress: Callable[[str], None],
 ) -> Iterator[Measurement]:
-    """Measure variants, each a way to make the program anew and its arguments."""
+    """Measure variants, each a function that makes the program anew, and its arguments."""
     progress(f"{case.name}: tracing")
     made = {v: (make(), args) for v, (make, args) in variants.items()}
     jitted = {v: jax.jit(fn) for v, (fn, _) in made.items()}
@@ -204,7 +204,7 @@ def _sparse(options: Options, progress: Callable[[str], None]) -> Iterator[Measu
     )
 
 
-# --- what runs ----------------------------------------------------------------------
+# --- the programs that run ---------------------------------------------------------
 
 
 @jax.custom_jvp

@@ -25,8 +25,8 @@ UNITS = {"s": "seconds", "B": "bytes", "": "", "x": "ratio"}
 def save(part: Part, results: Sequence[Measurement], folder: str) -> list[str]:
     """Draw a part, as PNG, and return the names of the files.
 
-    What was measured at several sizes is drawn over them, the rest as ratios. A file
-    that shows the same already is left as it is.
+    Results at several sizes are drawn as curves, all others as ratios. A file that would
+    not change stays as it is.
     """
     import matplotlib
 
@@ -57,7 +57,7 @@ def save(part: Part, results: Sequence[Measurement], folder: str) -> list[str]:
 
 
 def _png(figure: Any) -> bytes:
-    """The same bytes for the same figure: neither a date nor a version is in them."""
+    """The PNG of a figure, without a date or version, so that equal figures are equal."""
     stream = io.BytesIO()
     figure.savefig(stream, format="png", dpi=100, metadata={"Software": None})
     return stream.getvalue()
@@ -68,7 +68,7 @@ def _write(file: pathlib.Path, content: bytes) -> None:
         file.write_bytes(content)
 
 
-# The lines of each case and quantity that was measured at several sizes, by variant.
+# The curves of each case and quantity that has results at several sizes, by variant.
 _Panels = dict[tuple[str, str], dict[str, list[Measurement]]]
 
 
@@ -86,7 +86,7 @@ def _panels(results: Sequence[Measurement]) -> _Panels:
 
 
 def _over_sizes(plt: Any, baseline: str, panels: _Panels) -> Any:
-    """A panel for each case and quantity."""
+    """Draw a panel for each case and quantity."""
     if not panels:
         return None
     columns = min(4, len(panels))
@@ -108,7 +108,7 @@ def _over_sizes(plt: Any, baseline: str, panels: _Panels) -> Any:
                 marker="o",
                 label=variant,
                 color=COLOURS.get(variant),
-                # Wide and pale, since it may lie under another line.
+                # The line is wide and pale, because it may lie under another one.
                 **({"linewidth": 5, "alpha": 0.4} if variant == baseline else {}),
             )
         axes.set_title(f"{case}: {quantity}", fontsize="small")
@@ -117,7 +117,7 @@ def _over_sizes(plt: Any, baseline: str, panels: _Panels) -> Any:
         axes.set_xticks(sizes, [f"{size:,.0f}" for size in sizes], rotation=30)
         axes.minorticks_off()
         values = [result.value for line in panel.values() for result in line]
-        # From nought up, so that what is flat looks flat, unless it grows by a lot.
+        # The axis begins at zero, so that constant values look constant, unless they grow a lot.
         if 0 < 5 * min(values) < max(values):
             axes.set_yscale("log")
         else:
@@ -129,7 +129,7 @@ def _over_sizes(plt: Any, baseline: str, panels: _Panels) -> Any:
 
 
 def _ratios(plt: Any, part: Part, results: Sequence[Measurement]) -> Any:
-    """A bar for each row of the table: each variant over the baseline."""
+    """Draw a bar for each row of the table: each variant divided by the baseline."""
     bars = []
     for (case, _, quantity), row in rows_of(results).items():
         for variant, result in row.items():

@@ -1,4 +1,4 @@
-"""The values of the peer comparison as Quax has them. Imports Quax."""
+"""The values of the comparison with the peers, as types of Quax. Imports Quax."""
 
 from __future__ import annotations
 

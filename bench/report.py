@@ -1,4 +1,4 @@
-"""Measurements as tables: of text, of reStructuredText, and against an earlier run."""
+"""Measurements as tables: in text, in reStructuredText, and against an earlier run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from .suite import Measurement, Part, ratio
-from .table import duration, rst_table, scaled, table
+from .table import duration, rst_table, table, with_prefix
 
 
 def shown(measurement: Measurement | None) -> str:
@@ -18,8 +18,8 @@ def shown(measurement: Measurement | None) -> str:
     show: Callable[[float], str] = {
         "s": duration,
         "x": lambda x: f"{x:.2f}",
-        "B": lambda x: scaled(x, "B"),
-        "": lambda x: scaled(x, ""),
+        "B": lambda x: with_prefix(x, "B"),
+        "": lambda x: with_prefix(x, ""),
     }[measurement.unit]
     return show(measurement.value)
 
@@ -78,7 +78,7 @@ def cells(part: Part, results: Sequence[Measurement]) -> tuple[list[str], list[l
 
 
 def losses(part: Part, results: Sequence[Measurement]) -> list[str]:
-    """Where implicit is worse than the baseline, by 2% and more than the spread."""
+    """Results where implicit is worse than the baseline, by 2% and more than the spread."""
     lost = []
     for (case, size, quantity), row in rows_of(results).items():
         implicit, baseline = row.get("implicit"), row.get(part.baseline)
@@ -101,7 +101,7 @@ def text(part: Part, results: Sequence[Measurement]) -> str:
 
 
 def about(part: Part) -> str:
-    """What a part says of itself, where single backquotes mean names of the API."""
+    """The text of a part; single backquotes become double ones."""
     return re.sub(r"(?<!`)`([\w.]+)`(?!`)", r"``\1``", part.about.strip())
 
 
@@ -123,11 +123,11 @@ def rst(part: Part, results: Sequence[Measurement], figures: Sequence[str]) -> s
 
 
 def against(before: Sequence[Measurement], after: Sequence[Measurement]) -> str:
-    """What changed since an earlier run, by 5% and more than both spreads."""
-    known = {result.key(): result for result in before}
+    """The changes since an earlier run, by 5% and more than both spreads."""
+    earlier_results = {result.key(): result for result in before}
     rows, same = [], 0
     for result in after:
-        earlier = known.get(result.key())
+        earlier = earlier_results.get(result.key())
         times = None if earlier is None else ratio(result, earlier)
         if earlier is None or times is None:
             continue

@@ -1,8 +1,9 @@
 """What many calls leave behind.
 
-Calls with new numbers and the same structure, which must neither stage nor keep
-anything; and one function called with 1,000 different structures, whose programs must
-go when the function does. Bytes are those that Python allocated and has not freed.
+The first programs call a function with new numbers of the same structure, which must not
+stage anything and not keep anything. The last one calls a function with 1,000 different
+structures. Its programs must go when the function goes. Bytes are those that Python
+allocated and has not freed.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def _calls(name: str, wrap: Callable[[Any], Any], count: int) -> Iterator[Measur
 
 def _structures(count: int) -> Iterator[Measurement]:
     def use() -> int:
-        """What is held while the function is there."""
+        """The bytes that are held while the function exists."""
         fn = jaxrewrite.transform(lambda w, x: jnp.tanh(x @ w), materialise="forbid")
         for n in range(1, count + 1):
             w = Lora(jnp.ones((4, n)), jnp.ones((4, 2)), jnp.ones((2, n)))

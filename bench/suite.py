@@ -1,4 +1,4 @@
-"""What a benchmark is made of: parts, the measurements they give, and targets."""
+"""The parts of a benchmark: options, cases, measurements and targets."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from . import gpt2, measure
 
 
 class Measurement(NamedTuple):
-    """One number: of a variant of a case.
+    """One number, for a variant of a case.
 
-    ``size`` is what the case is a size of, if it is one of several: layers,
-    equations, a width. ``unit`` is ``"s"``, ``"B"``, ``""`` (a count) or ``"x"`` (a
-    ratio). ``spread`` is half the interquartile range of the ``samples`` over
-    their median. Where there is no number, ``note`` says why.
+    ``size`` is the size of the case if there are several: layers, equations, or a width.
+    ``unit`` is ``"s"``, ``"B"``, ``""`` (a count) or ``"x"`` (a ratio). ``spread`` is half
+    the interquartile range of the ``samples`` divided by their median. If there is no
+    number, ``note`` gives the reason.
     """
 
     part: str
@@ -38,16 +38,16 @@ class Measurement(NamedTuple):
 
 
 class Target(NamedTuple):
-    """What the project wants of a quantity: of its value, or over the baseline's."""
+    """The goal for a quantity: a limit for its value, or for its ratio to the baseline."""
 
     limit: float
     is_ratio: bool = True
 
 
 class Options(NamedTuple):
-    """How much is measured.
+    """How much to measure.
 
-    ``effort`` is ``"quick"`` (does it run at all?), ``"default"`` or ``"full"``.
+    ``effort`` is ``"quick"`` (check that it runs), ``"default"`` or ``"full"``.
     """
 
     effort: str = "default"
@@ -61,9 +61,9 @@ class Options(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A benchmark. ``run`` takes the options and a function that is told of progress.
+    """A benchmark. ``run`` takes the options and a function that shows progress.
 
-    ``drawn``: the quantities that figures are of, if not all.
+    ``drawn`` are the quantities in the figures; none means all.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Part(NamedTuple):
 
 
 class Case:
-    """Makes the measurements of one case of a part."""
+    """A case of a part, which makes its measurements."""
 
     def __init__(self, part: str, name: str, size: float | None = None):
         self.part = part
@@ -84,7 +84,7 @@ class Case:
         self.size = size
 
     def timed(self, quantity: str, samples: dict[str, list[float]]) -> list[Measurement]:
-        """Seconds of each variant, from its samples."""
+        """The seconds of each variant, from its samples."""
         return [
             Measurement(
                 *(self.part, self.name, self.size, quantity, variant, "s"),
@@ -120,7 +120,7 @@ def ratio(measurement: Measurement, baseline: Measurement | None) -> float | Non
 
 
 def environment() -> dict[str, str]:
-    """What the figures depend on, without the name of any machine."""
+    """The versions and the device that figures depend on, without a machine's name."""
     device = jax.devices()[0]
     return {
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""Results as a table of text."""
+"""Results as a table in text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns aligned: the first to the left, the others to the right."""
+    """Align the columns: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     rule = "  ".join("-" * width for width in widths)
 
@@ -19,8 +19,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), rule, *map(line, rows)])
 
 
-def scaled(number: float, unit: str) -> str:
-    """``1.23 G`` and the like, with the unit."""
+def with_prefix(number: float, unit: str) -> str:
+    """A number with its unit, like ``1.23 GB``."""
     for factor, prefix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= factor:
             return f"{number / factor:.2f} {prefix}{unit}".strip()
@@ -35,7 +35,7 @@ def duration(seconds: float) -> str:
 
 
 def rst_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A simple table of reStructuredText."""
+    """A simple table in reStructuredText."""
     lines = table(header, rows).splitlines()
     rule = lines[1].replace("-", "=")
     return "\n".join([rule, lines[0], rule, *lines[2:], rule])

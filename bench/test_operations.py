@@ -1,7 +1,7 @@
 """Single operations under pytest-benchmark: ``python -m pytest bench``.
 
-For its statistics, its histograms and its own comparison of runs; ``python -m bench``
-measures the same and more, variants taking turns.
+pytest-benchmark has its own statistics, histograms and comparison of runs. ``python -m
+bench`` measures the same operations and more, with variants that take turns.
 """
 
 import jax

@@ -1,10 +1,11 @@
 """Each ready value type, dense against implicit, over its width.
 
-A product with 64 columns (of weights: with 64 rows), or what the type is there for,
-jitted. Dense is the same with the array made beforehand; for LoRA, whose matrix changes at
-each step of training, it is made within the call. What is promised is what XLA counts:
-dense, less what a call of nothing takes, by the smaller of the ratios of FLOPs and bytes.
-XLA counts neither what is not its own (solvers) nor a loop's turns. Setting up is what tracing and compiling take together.
+The program is a jitted product with 64 columns (for weights: with 64 rows), or what the
+type is made for. Dense is the same program with an array made before; for LoRA, whose
+matrix changes at each training step, the program makes the array. The promised time follows
+from XLA's counts. It is the dense time, less that of a call of nothing, divided by the
+smaller of the ratios of FLOPs and bytes. XLA counts neither solvers, which are not its own,
+nor the turns of a loop. Setting up is tracing and compiling together.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from .suite import Case, Measurement, Options, Part, Target
 
 
 COLUMNS, RANK, DENSITY, BLOCK = 64, 8, 0.01, 64
-PATIENCE = 3.0  # seconds for all calls of a variant
+PATIENCE = 3.0  # Seconds for all calls of a variant.
 
 
 class Type(NamedTuple):
-    """How a value of some width is made, and what is done with it and an array.
+    """How to make a value of a given width, and a program of it and an array.
 
-    ``made_within``: whether dense has to make the array at each call. ``dense`` and
-    ``numbers``: for types that are never dense, the array that stands for a value, and the
+    ``made_within`` tells whether dense has to make the array at each call. For types that
+    are never dense, ``dense`` gives an array in place of a value, and ``numbers`` gives the
     numbers of a result.
     """
 
@@ -174,7 +175,7 @@ TYPES: dict[str, Type] = {
 }
 
 
-# Those of a run that takes about a minute.
+# The types of a run that takes about a minute.
 MAIN = ("Diagonal", "Circulant", "LowRank", "Sparse, 1%", "Lora", "NF4")
 
 

@@ -1,4 +1,4 @@
-"""The value types that the benchmarks run a model with."""
+"""The value types with which the benchmarks run models."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Lora(jaxrewrite.ArrayValue):
 
 @jaxrewrite.register("dot_general")
 def _(x: ArrayLike, y: Lora, *, dimension_numbers: Any, **params: Any) -> Any:
-    """``x @ (W + A B) = x @ W + (x @ A) @ B``, where nothing is a batch."""
+    """``x @ (W + A B) = x @ W + (x @ A) @ B``, without batch axes."""
     if dimension_numbers != (((x.ndim - 1,), (0,)), ((), ())):
         return NotImplemented
     return x @ y.w + (x @ y.a) @ y.b
@@ -57,14 +57,14 @@ class Quantised(jaxrewrite.ArrayValue):
 
 @jaxrewrite.register("dot_general")
 def _(x: ArrayLike, y: Quantised, *, dimension_numbers: Any, **params: Any) -> Any:
-    """``x @ (Q s) = (x @ Q) s``, where nothing is a batch."""
+    """``x @ (Q s) = (x @ Q) s``, without batch axes."""
     if dimension_numbers != (((x.ndim - 1,), (0,)), ((), ())):
         return NotImplemented
     return (x @ y.q.astype(x.dtype)) * y.scale
 
 
 class Sparse(jaxrewrite.ArrayValue):
-    """A matrix as JAX's own sparse one, whose product is JAX's own."""
+    """A matrix as a sparse matrix of JAX, with JAX's own product."""
 
     data: Float[Array, " nonzeros"]
     indices: Int[Array, "nonzeros 2"]

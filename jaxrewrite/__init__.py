@@ -1,8 +1,8 @@
 """Implicit arrays for JAX, by rewriting jaxprs.
 
-Subclass `ArrayValue`, `register` rules for the primitives that the type knows
-better than dense code does, and call ``transform(fn)(*values)`` on a program
-that knows nothing of it.
+Subclass `ArrayValue`, `register` rules for the primitives that your type computes better
+than dense code does, and call ``transform(fn)(*values)``. The program ``fn`` knows nothing
+of the type.
 """
 
 from ._array_value import ArrayValue as ArrayValue
@@ -20,8 +20,8 @@ from ._transform import bind as bind, make_jaxpr as make_jaxpr, transform as tra
 from ._value import Value as Value, field as field
 
 
-# Imported for their side effects: they register what becomes of values in primitives
-# with jaxprs inside, and in those that move arrays.
+# Imported for their side effects: they register what happens to values in primitives that
+# contain jaxprs, and in primitives that move arrays.
 from . import _higher_order, _keepers  # isort: skip
 
 
@@ -29,7 +29,7 @@ del _higher_order, _keepers
 
 
 def __getattr__(name: str) -> object:
-    # What is loaded when it is first used.
+    # These modules are loaded at their first use.
     if name in ("numpy", "primitives", "values"):
         import importlib
 

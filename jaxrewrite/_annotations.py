@@ -1,8 +1,8 @@
-"""What the annotations of a rule say it applies to.
+"""The signature of a rule, read from its annotations.
 
-Annotations are read with `typing.get_type_hints`, so that strings and
-``from __future__ import annotations`` work, and turned into the plain types
-that `multipledispatch` takes, each with the jaxtyping guard that came with it.
+Annotations are read with `typing.get_type_hints`, so strings and
+``from __future__ import annotations`` work. They become the plain types that
+`multipledispatch` takes, each with the jaxtyping guard of its annotation.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ._compat import Literal
 from ._value import Value
 
 
-# Every dense operand is dispatched on as this one type, whatever array, tracer
-# or scalar it is: a tracer's class is no subclass of jax.Array, and a rule must
-# not depend on what surrounds the program.
+# All dense operands are dispatched on as this one type, whether they are arrays, tracers or
+# scalars. A tracer's class is not a subclass of jax.Array, and a rule must not depend on
+# the transformations around the program.
 Dense = jax.Array
 
 
 class Number(jax.Array):
-    """What a literal of a jaxpr is dispatched on as: a dense operand that is known."""
+    """The dispatch type of a jaxpr's literal: a dense operand whose number is known."""
 
 
 _DENSE_TYPES = (jax.Array, jax.core.Tracer, np.ndarray, np.generic, int, float, complex)
@@ -40,7 +40,7 @@ class Alternative(NamedTuple):
     """One type that an operand may have, and the guard on its aval."""
 
     type: type
-    guard: Any = None  # a jaxtyping annotation over Any, or None
+    guard: Any = None  # A jaxtyping annotation over Any, or None.
 
 
 class Signature(NamedTuple):
@@ -56,24 +56,24 @@ class Signature(NamedTuple):
         return all(issubclass(a.type, Dense) for slot in slots for a in slot)
 
     def literals(self) -> tuple[int, ...]:
-        """The operands that have to be literals."""
+        """The positions of the operands that must be literals."""
         return tuple(
             i for i, slot in enumerate(self.operands) for a in slot if a.type is Number
         )
 
     def reversed(self) -> Signature:
-        """The signature of the same operands in the other order."""
+        """The signature with the operands in the opposite order."""
         return self._replace(operands=self.operands[::-1])
 
     def combinations(self) -> Iterator[tuple[tuple[type, ...], tuple[Any, ...]]]:
-        """The types and guards that the unions of the annotations stand for."""
+        """All combinations of types, with their guards, that the annotations allow."""
         for chosen in itertools.product(*self.operands):
             guards = tuple(a.guard for a in chosen)
             if self.variadic is None:
                 yield tuple(a.type for a in chosen), guards
                 continue
-            # A variadic operand is one slot, so that operands of several of
-            # its types may be mixed.
+            # A variadic operand is one slot, so that one call may mix operands of several
+            # of its types.
             last = Variadic[tuple(dict.fromkeys(a.type for a in self.variadic))]
             yield (*(a.type for a in chosen), last), (*guards, self._variadic_guard())
 
@@ -87,16 +87,16 @@ def read_signature(
     namespace: Mapping[str, Any] | None = None,
     annotations: Sequence[Any] | None = None,
 ) -> Signature:
-    """Read the signature of a rule; `TypeError` if it can't be dispatched on.
+    """Read the signature of a rule; `TypeError` if it cannot be dispatched on.
 
-    ``namespace`` holds local names that string annotations may refer to. Given
-    ``annotations`` are those of the positional parameters, instead of its own.
+    ``namespace`` holds local names that string annotations may refer to. ``annotations``,
+    if given, replace the rule's own annotations of its positional parameters.
     """
     name = getattr(rule, "__name__", repr(rule))
     try:
         parameters = inspect.signature(rule).parameters.values()
     except (TypeError, ValueError) as error:
-        raise TypeError(f"A rule must be a function; {name} is none.") from error
+        raise TypeError(f"A rule must be a function; {name} is not.") from error
     if annotations is None:
         hints = _read_hints(rule, name, namespace)
     else:
@@ -144,7 +144,7 @@ def _given_hints(
     ]
     if len(named) != len(annotations):
         raise TypeError(
-            f"types= has {len(annotations)} types; rule {name} has {len(named)} operands: "
+            f"types= has {len(annotations)} types, but rule {name} has {len(named)} operands: "
             f"{', '.join(named)}."
         )
     return dict(zip(named, annotations, strict=True))
@@ -159,7 +159,7 @@ def _check_literals(
     ):
         raise TypeError(
             f"Parameter {parameter.name!r} of rule {rule} takes a Literal or other dense "
-            "operands. What it gets must be one or the other: register two rules."
+            "operands. A parameter must take one or the other: register two rules."
         )
 
 
@@ -193,19 +193,19 @@ def _alternatives(
     else:
         raise TypeError(
             f"Parameter {parameter.name!r} of rule {rule} is annotated with "
-            f"{annotation!r}, which can't be dispatched on. Operands are a subclass of "
-            "jaxrewrite.Value, an array type (jax.Array, ArrayLike, a jaxtyping "
-            "annotation), jax.extend.core.Literal, a union of these, or not annotated; "
-            "parameters of the primitive are keyword-only."
+            f"{annotation!r}, which can't be dispatched on. Annotate an operand with a "
+            "subclass of jaxrewrite.Value, an array type (jax.Array, ArrayLike, a jaxtyping "
+            "annotation), jax.extend.core.Literal, a union of these, or nothing. Make the "
+            "parameters of the primitive keyword-only."
         )
 
 
 def guards_hold(guards: Sequence[Any], avals: Sequence[Any]) -> bool:
-    """Whether operands have the shapes and dtypes that a rule's guards ask for.
+    """Whether the shapes and dtypes of operands match the guards of a rule.
 
-    The names of dimensions are bound once for all operands.
+    A name of a dimension has one size in all operands.
     """
-    if len(avals) > len(guards):  # a variadic rule: its last guard is for the rest
+    if len(avals) > len(guards):  # The last guard of a variadic rule is for the rest.
         guards = [*guards, *[guards[-1]] * (len(avals) - len(guards))]
     with jaxtyping.jaxtyped("context"):
         return all(

@@ -1,4 +1,4 @@
-"""`ArrayValue`: a value that behaves like an array in a user's hands."""
+"""`ArrayValue`: a value that users can treat like an array."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def _attribute(fn: Callable[[Any], Any]) -> Any:
 class ArrayValue(Value):
     """Base class of types that stand for an array.
 
-    A subclass says how the array is built, in ``materialise``, and that is all
-    that it must say; see `Value` for how it becomes a pytree.
+    A subclass defines how to build the array, in ``materialise``, and need not define
+    anything else. See `Value` for how it becomes a pytree.
 
-    Python's operators on a value are those of arrays, transformed. NumPy's
-    ``np.asarray`` makes it dense. JAX's functions outside of a transform
-    refuse it, as they do any object that is no array.
+    Python's operators work on a value as on an array; they are transformed. NumPy's
+    ``np.asarray`` makes it dense. Outside of a transform JAX's functions reject it, as they
+    reject any object that is not an array.
 
     Examples
     --------
@@ -70,13 +70,13 @@ class ArrayValue(Value):
 
     @abc.abstractmethod
     def materialise(self) -> Any:
-        """Return the dense array; raising means that the type is never dense."""
+        """Return the dense array, or raise if the type is never dense."""
 
     def aval(self) -> Any:
         """Return the abstract array that this value stands for.
 
-        By default that of what ``materialise`` returns. A type overrides it
-        where ``materialise`` refuses; see `Value.aval`.
+        By default this is the aval of the array that ``materialise`` returns. A type whose
+        ``materialise`` raises overrides it; see `Value.aval`.
         """
         leaves, treedef = layer(self)
         try:
@@ -84,9 +84,9 @@ class ArrayValue(Value):
         except Exception as error:
             name = type(self).__name__
             error.add_note(
-                f"jaxrewrite: {name}.aval() is not defined, so that the shape and dtype of "
-                f"a {name} are those of what its materialise() returns, and that raised. "
-                "A type that is never dense has to define aval()."
+                f"jaxrewrite: {name} does not define aval(), so the shape and dtype of a "
+                f"{name} are those of the array that materialise() returns. But "
+                "materialise() raised. A type that is never dense has to define aval()."
             )
             raise
 
@@ -106,7 +106,7 @@ class ArrayValue(Value):
     def size(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
 
-    # An array operator with a value on its right defers to the value.
+    # This makes an array operator defer to a value on its right.
     __array_ufunc__ = None
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -124,8 +124,8 @@ class ArrayValue(Value):
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
-        # Without this Python would index until an IndexError, which JAX's
-        # indexing never raises.
+        # Without this Python would index until an IndexError, but JAX's indexing never
+        # raises one.
         return (self[i] for i in range(len(self)))
 
     __hash__ = None  # type: ignore[assignment]

@@ -1,7 +1,7 @@
-"""What a value is made of, and as what array it stands in a jaxpr.
+"""The fields of a value, and its aval in a jaxpr.
 
-The rewriting looks into a value through the two questions answered here alone: what
-are its fields one layer down (`layer`), and what aval does it have (`aval_of`)?
+The rewriting looks into a value only by the two questions that this module answers. What
+are its fields, one layer down (`layer`)? Which aval does it have (`aval_of`)?
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from ._value import Value, is_value
 
 
 def same_treedef(a: PyTreeDef, b: PyTreeDef) -> bool:
-    """Whether two pytrees are of one structure, their classes included.
+    """Whether two pytrees have the same structure and the same classes.
 
-    JAX's ``==`` does not compare the classes of dataclasses that are registered by
-    others than this package. Their hashes, of 64 bits, do differ.
+    JAX's ``==`` does not compare the classes of dataclasses that other packages register.
+    The hashes of such treedefs, of 64 bits, do differ.
     """
     return a == b and hash(a) == hash(b)
 
 
 def same_structure(x: Any, y: Any) -> bool:
-    """Say whether two pytrees of arrays and values are alike but for their numbers.
+    """Return whether two pytrees of arrays and values differ at most in their numbers.
 
     Parameters
     ----------
@@ -39,8 +39,8 @@ def same_structure(x: Any, y: Any) -> bool:
     Returns
     -------
     bool
-        Whether they have the same classes and metadata, nested ones included, and
-        leaves of the same shapes and dtypes.
+        Whether they have the same classes and metadata, also in nested values, and leaves
+        of the same shapes and dtypes.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def same_structure(x: Any, y: Any) -> bool:
 
 
 def layer(value: Value) -> tuple[list[Any], PyTreeDef]:
-    """Flatten one layer: leaves that are values themselves stay whole."""
+    """Flatten one layer: fields that are themselves values stay whole."""
     is_leaf = None if value.rules_see_values else lambda x: x is not value and is_value(x)
     leaves, treedef = tree_flatten(value, is_leaf=is_leaf)
     if len(leaves) == 1 and leaves[0] is value:
@@ -70,29 +70,29 @@ def layer(value: Value) -> tuple[list[Any], PyTreeDef]:
 
 
 def fields(value: Value) -> tuple[list[Any], PyTreeDef]:
-    """The fields that are values, and all other leaves: a layer of any type.
+    """Flatten one layer of any type, also where a rule sees through the layer.
 
-    `layer` is what a rule sees, which for some types is all leaves.
+    `layer` gives what a rule sees, which for some types is all leaves.
     """
     return tree_flatten(value, is_leaf=lambda x: x is not value and is_value(x))
 
 
 def no_pytree(value: Value) -> TypeError:
-    """The error for a value that has no leaves to work on."""
+    """Return the error for a value that is not a pytree."""
     return TypeError(
-        f"{type(value).__name__} is no pytree, so that it has no leaves to work on. A "
-        "subclass of jaxrewrite.Value is made one by itself when it is constructed; a "
-        "class that goes another way has to be registered with jax.tree_util."
+        f"{type(value).__name__} is not a pytree, so it has no leaves to work on. A subclass "
+        "of jaxrewrite.Value becomes a pytree when it is constructed. Register any other "
+        "class with jax.tree_util."
     )
 
 
 def is_hollow(x: Any) -> bool:
-    """Whether a value has no leaves, so that `jax.vmap` has nothing to give batch axes."""
+    """Whether a value has no leaves, so that `jax.vmap` cannot add batch axes to it."""
     return is_value(x) and not tree_leaves(x)
 
 
 def avals_of(operands: Sequence[Any]) -> list[Any]:
-    """The avals that values and arrays (or atoms of a jaxpr) stand for."""
+    """The avals of values and of arrays (or atoms of a jaxpr)."""
     return [aval_of(x) if is_value(x) else _compat.leaf_aval(x) for x in operands]
 
 
@@ -102,8 +102,9 @@ _avals = bounded_cache(4096)
 def aval_of(value: Value) -> Any:
     """The aval of a value, whose leaves may be arrays, tracers, avals or atoms.
 
-    Asked of each structure once. Leaves carry more than a user's ``aval`` says
-    (axes of a mesh, memory space); that is taken from ``materialise``.
+    The type's method is called once for each structure. Leaves may carry more than a
+    user's ``aval`` tells: axes of a mesh, or a memory space. These come from
+    ``materialise``.
     """
     leaves, treedef = layer(value)
     try:
@@ -111,34 +112,33 @@ def aval_of(value: Value) -> Any:
     except TypeError as error:
         _check_is_whole(value, error)
         raise TypeError(
-            f"{type(value).__name__} holds something that is no array: {error} "
+            f"{type(value).__name__} holds something that is not an array: {error} "
             "Declare such a field with jaxrewrite.field(static=True)."
         ) from error
     key = (treedef, avals, _compat.trace_context())
     try:
-        known = _avals.get(key)
-    except TypeError:  # unhashable metadata
+        cached = _avals.get(key)
+    except TypeError:  # The metadata is not hashable.
         check_static_fields(value)
         return _infer_aval(type(value), treedef, avals)
-    if known is None:
+    if cached is None:
         try:
-            known = _infer_aval(type(value), treedef, avals)
+            cached = _infer_aval(type(value), treedef, avals)
         except Exception as error:
             _check_is_whole(value, error)
             raise
-        _avals.put(key, known)
-    return known
+        _avals.put(key, cached)
+    return cached
 
 
 def _check_is_whole(value: Value, error: Exception) -> None:
-    """Raise `TypeError` if an error is one of a value that has lost some leaves."""
+    """Raise `TypeError` if the cause of an error is that the value lacks some leaves."""
     empty = list(_empty_fields(value))
     if empty:
         raise TypeError(
-            f"This {type(value).__name__} is half empty, so that it stands for no array: "
-            f"there is None in {', '.join(empty)}, as in what jaxrewrite.values.partition, or "
-            "a filter of another library, makes of a pytree. Put the parts together first "
-            "(combine)."
+            f"This {type(value).__name__} lacks some of its arrays: there is None in "
+            f"{', '.join(empty)}. Such values come from jaxrewrite.values.partition, or from "
+            "a filter of another library. Put the parts together first (combine)."
         ) from error
 
 
@@ -172,7 +172,7 @@ def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) ->
 
 
 def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> Any:
-    """The aval of what ``materialise`` returns for leaves of these avals."""
+    """The aval of the array that ``materialise`` returns for leaves of these avals."""
     found: list[Any] = []
 
     def dense(*leaves: Any) -> list[Any]:
@@ -186,9 +186,9 @@ def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> An
 
 
 def mismatch(result: Any, expected: Any, what: str, wanted: str) -> str | None:
-    """Say that a result is not of the expected aval; ``None`` if it is.
+    """A message if a result does not have the expected aval, else ``None``.
 
-    ``what`` gave the result, and ``wanted`` is what says otherwise.
+    ``what`` returned the result, and ``wanted`` is what expects another aval.
     """
     if is_value(result):
         aval, form = aval_of(result), f" (as a {type(result).__name__})"

@@ -1,4 +1,4 @@
-"""Values of one structure, stacked along a leading axis."""
+"""`Batched`: values of one structure, stacked along a leading axis."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ._value import Value, field, is_value
 
 
 def sliced(x: Any, length: int) -> Any:
-    """The avals of one slice of each leaf. A value keeps its metadata."""
+    """A value with the avals of one slice of each leaf, and the same metadata."""
     return tree_map(
         lambda leaf: _compat.without_leading_axis(_compat.leaf_aval(leaf), length), x
     )
@@ -30,30 +30,31 @@ def sliced(x: Any, length: int) -> Any:
 class Batched(ArrayValue):
     """``length`` values of one structure as one array with a leading axis.
 
-    What a scan gives for values that it stacks, and what `stack` builds. A scan
-    over it sees one value a turn.
+    `stack` builds it, and so does a scan whose ys are values. A scan over it has one value
+    a turn. Indexing and slicing along the leading axis give values again.
 
-    Indexing and slicing along the leading axis gives values again.
-
-    A type with stacked leaves is in general not the stack of its values: the
-    scale of each of ``n`` scaled vectors does not broadcast against ``(n, m)``.
-    So the elements are kept apart: ``materialise`` is the `jax.vmap` of theirs.
+    A value with stacked leaves is in general not the stack of the values. For example, the
+    scales of ``n`` scaled vectors do not broadcast against ``(n, m)``. So the elements stay
+    separate: ``materialise`` is the `jax.vmap` of the ``materialise`` of an element.
 
     Attributes
     ----------
     element
-        A value with the metadata of one element, and leaves that are stacked:
-        each has a leading axis of ``length``. It is not to be used by itself.
+        A value with the metadata of one element and stacked leaves: each has a leading
+        axis of ``length``. Do not use it on its own.
     length
         The number of elements.
     ndims
-        How many axes each leaf of one element has, which says what `jax.vmap` has done: a
-        stack that has left it has more axes in front, one inside of it is an element.
+        The number of axes of each leaf of one element. It shows what `jax.vmap` has done: a
+        stack that has left `jax.vmap` has more axes in front, and a stack inside of
+        `jax.vmap` is an element.
 
     Raises
     ------
     ValueError
-        If a leaf of ``element`` has no such axis.
+        If a leaf of ``element`` does not have such an axis.
+    TypeError
+        If ``element`` is not a value.
     """
 
     element: Value
@@ -79,7 +80,7 @@ class Batched(ArrayValue):
         object.__setattr__(self, "ndims", tuple(ndims))
 
     def axes(self) -> tuple[int, ...]:
-        """The lengths of the leading axes: the own one, after those of `jax.vmap`."""
+        """The lengths of the leading axes: those of `jax.vmap`, then that of the stack."""
         shapes = [_compat.leaf_aval(leaf).shape for leaf in tree_leaves(self.element)]
         axes = {
             shape[: len(shape) - ndim]
@@ -88,7 +89,8 @@ class Batched(ArrayValue):
         if len(axes) > 1:
             raise ValueError(
                 f"Batched: leaves of its {type(self.element).__name__} have leading axes "
-                f"{' and '.join(map(str, sorted(axes)))}. Each leaf needs them: see in_axes."
+                f"{' and '.join(map(str, sorted(axes)))}. All leaves need the same: see "
+                "in_axes."
             )
         return axes.pop() if axes else (self.length,)
 
@@ -117,7 +119,7 @@ class Batched(ArrayValue):
         return self if self.ndims and self.axes() else self.element
 
 
-# These act on the leading axis alone and leave every element whole, so the stack stays.
+# These rules act on the leading axis alone and keep every element, so the stack stays.
 
 
 def _is_one_stack(v: Batched) -> bool:
@@ -168,25 +170,25 @@ def _(v: Batched, *, dimensions: Any) -> Any:
 def stack(trees: Iterable[Any]) -> Any:
     """Stack values, or pytrees of arrays and values, along a new leading axis.
 
-    The layers of a model, say, for a scan over layers.
+    For example, stack the layers of a model for a scan over layers.
 
     Parameters
     ----------
     trees
-        Values of one structure: the same types, metadata, and shapes and dtypes
-        of leaves. Or pytrees of one structure with such values, and arrays, as
+        Values of one structure: the same types and metadata, and the same shapes and
+        dtypes of leaves. Or pytrees of one structure, with such values and arrays as
         leaves.
 
     Returns
     -------
     Any
-        A pytree like each of them, with a `Batched` in the place of values, and
-        with stacked arrays.
+        A pytree like each of them, with a `Batched` for each value and a stacked array for
+        each array.
 
     Raises
     ------
     ValueError
-        If there are none, or their structures differ.
+        If there are no trees, or their structures differ.
 
     Examples
     --------
@@ -211,7 +213,7 @@ def stack(trees: Iterable[Any]) -> Any:
     first, treedef = flat[0]
     for i, (_, other) in enumerate(flat):
         if not same_treedef(other, treedef):
-            raise ValueError(f"stack: number {i} is no pytree like the first: {other}.")
+            raise ValueError(f"stack: number {i} is not a pytree like the first: {other}.")
     stacked = []
     for column in zip(*(leaves for leaves, _ in flat), strict=True):
         is_stackable = is_value(column[0])
@@ -226,7 +228,7 @@ def _check_alike(column: tuple[Any, ...]) -> None:
     for i, other in enumerate(column):
         if not same_structure(other, first):
             raise ValueError(
-                f"stack: number {i} is {other!r}, of another structure than the first, "
-                f"{first!r}. Values are stacked if their types, metadata, and the "
-                "shapes and dtypes of their leaves are the same."
+                f"stack: number {i} is {other!r}. Its structure differs from that of the "
+                f"first, {first!r}. Values can be stacked if their types and metadata, and "
+                "the shapes and dtypes of their leaves, are the same."
             )

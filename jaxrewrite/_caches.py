@@ -1,4 +1,4 @@
-"""Caches that are bounded or die with the object they are about."""
+"""Caches that are bounded, or that die with the object they belong to."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _clear_functions: list[Callable[[], None]] = []
 def clear_caches() -> None:
     """Forget every staged and rewritten program.
 
-    Programs are staged again when they are next called. Nothing but time is
-    lost; meant for tests and for long sessions that want the memory back.
+    Programs are staged again at their next call, which costs time and nothing else. This
+    is for tests, and for long sessions that need the memory.
 
     Examples
     --------
@@ -28,10 +28,10 @@ def clear_caches() -> None:
 
 
 class BoundedCache:
-    """A mapping that forgets the least recently used entry beyond ``size``.
+    """A mapping with at most ``size`` entries, which drops the least recently used.
 
-    Safe to use from several threads: two of them may compute the same entry
-    at once, the later one stays.
+    Several threads may use it. Two of them may compute the same entry at once; then the
+    later one stays.
     """
 
     __slots__ = ("__weakref__", "_entries", "_lock", "_size")
@@ -90,8 +90,8 @@ class WeakCaches:
                 return self._caches.setdefault(owner, BoundedCache(self._size))
 
     def clear(self) -> None:
-        # Emptied one by one rather than dropped: whoever holds the cache of a
-        # live owner must go on seeing what others put there.
+        # The caches are emptied and not dropped, because whoever holds the cache of a live
+        # owner must still see what others put there.
         with self._lock:
             for cache in self._caches.values():
                 cache.clear()

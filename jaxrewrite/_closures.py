@@ -1,13 +1,12 @@
 """Custom derivative rules that close over arrays of the function they are in.
 
-JAX traces such a rule when it differentiates, long after `transform` has staged
-the function: what the rule closes over is then a tracer of a trace that has
-ended. But the tracer still names a variable of the staged jaxpr, and while the
-rewritten program runs, the leaves of its arguments are at hand. So the few
-equations that the variable depends on are run once more.
+JAX traces such a rule when it differentiates, long after `transform` has staged the
+function. The rule then closes over tracers of a trace that has ended. But such a tracer
+still names a variable of the staged jaxpr, and the leaves of the arguments are known while
+the rewritten program runs. So the few equations that the variable depends on run once more.
 
-What was found so becomes part of what JAX remembers of the rule, and is right
-for this call only: a program that needed it is staged again for the next.
+JAX remembers the arrays found in this way as part of the rule, but they are right for this
+call only. So a program that needed them is staged again at its next call.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from ._site import Site
 
 
 class Staging:
-    """What `transform` staged a function to, before anything was dropped or rewritten.
+    """The jaxpr that `transform` staged, before any equation was dropped or rewritten.
 
     The jaxpr takes its ``consts`` first, then operands of the structure ``in_tree``.
     """
@@ -37,12 +36,12 @@ class Staging:
         self.jaxpr = jaxpr
         self.consts = list(consts)
         self.in_tree = in_tree
-        # Whether a rule was given arrays of one call.
+        # Whether a rule got arrays of one call.
         self.is_spent = False
 
     @functools.cached_property
     def _made_by(self) -> dict[Var, int]:
-        """Which equation makes each variable. Few programs are ever asked."""
+        """The index of the equation that makes each variable; few programs need it."""
         return {var: i for i, eqn in enumerate(self.jaxpr.eqns) for var in eqn.outvars}
 
     def has(self, var: Any) -> bool:
@@ -51,7 +50,7 @@ class Staging:
     def value_of(
         self, var: Var, leaves: Sequence[Any], settings: Settings, site: Site
     ) -> Any:
-        """What a variable stands for when the program runs on ``leaves``."""
+        """The array or value of a variable when the program runs on ``leaves``."""
         self.is_spent = True
         eqns = self.jaxpr.eqns
         needed, steps = [var], set()
@@ -70,7 +69,7 @@ class Staging:
 
 
 class _Running(threading.local):
-    """The programs that run now, innermost last, with their leaves."""
+    """The programs that run now, with their leaves; the innermost is last."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[Staging, Sequence[Any]]] = []
@@ -81,7 +80,7 @@ _running = _Running()
 
 @contextlib.contextmanager
 def run_of(staging: Staging, leaves: Sequence[Any]) -> Iterator[None]:
-    """While a program runs, rules that JAX calls may ask for its arrays."""
+    """Let rules that JAX calls ask for the arrays of a program while it runs."""
     _running.frames.append((staging, leaves))
     try:
         yield

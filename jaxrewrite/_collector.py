@@ -1,8 +1,8 @@
 """Python's garbage collector, paused while a program is rewritten.
 
-Nearly every object that a rewriting makes stays alive until it is done, so that
-collections find nothing to collect; and as each goes over all objects that there
-are, they make an equation of a long program cost half as much again.
+Nearly every object that a rewriting makes stays alive until the rewriting ends, so that a
+collection finds nothing to collect. But each collection visits all objects that exist. That
+makes each equation of a long program cost half as much again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 
 class _Pause:
-    """How many rewritings run now, in all threads, and what to go back to."""
+    """The number of rewritings that run now, in all threads, and the state to restore."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -40,7 +40,7 @@ _pause = _Pause()
 
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
-    """Collect nothing meanwhile; collections go on when the last one leaves."""
+    """Pause the collector; it goes on when the last block ends."""
     _pause.begin()
     try:
         yield

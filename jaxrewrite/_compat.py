@@ -1,7 +1,7 @@
-"""The one module that knows of JAX versions and of JAX's private modules.
+"""The only module that knows JAX's versions and its private modules.
 
-Each private name is here for a reason given where it is imported; what the
-rest of the package needs of it is one small function below.
+A comment at each private import says why it is needed. The rest of the package uses it
+through one of the small functions below.
 """
 
 from __future__ import annotations
@@ -19,40 +19,39 @@ import jax.extend.core as jex_core
 import jax.extend.source_info_util as source_info_util
 import numpy as np
 
-# A backward rule's cotangents are of these classes where it returned none.
+# The classes of the zero cotangents that a backward rule returns.
 from jax._src.ad_util import SymbolicZero, Zero
 
-# Settings that JAX's own caches are keyed by (x64, matmul precision, mesh,
-# axis names ...). Public only as the side effect of jit's cache.
+# The settings that JAX's own caches have in their keys (x64, matmul precision, mesh, axis
+# names ...). They are public only through the behaviour of jit's cache.
 from jax._src.config import trace_context as jax_trace_context
 
-# jit and the traces decide by the current trace how an operation is taken;
-# which one it is has no public name. EvalTrace: nothing is being traced.
-# DynamicJaxprTrace: a jaxpr is being made (jit, scan, make_jaxpr).
-# current_jaxpr_eqn_context: what `eqn.ctx` would be for an equation made now.
+# jit and the traces decide by the current trace what to do with an operation, and no public
+# name tells which trace that is. EvalTrace: nothing is being traced. DynamicJaxprTrace: a
+# jaxpr is being made (jit, scan, make_jaxpr). current_jaxpr_eqn_context: the `eqn.ctx` of
+# an equation that is made now.
 from jax._src.core import EvalTrace, current_jaxpr_eqn_context, trace_ctx
 
-# JAX's own check of a rule for `jax.custom_batching.custom_vmap`, for its own words.
+# JAX's own check of a rule for `jax.custom_batching.custom_vmap`, with its own message.
 from jax._src.custom_batching import check_vmap_rule_trees as check_vmap_rule_trees
 
-# Eager JAX compiles each primitive once per parameters and keeps it here. Used
-# so that eager programs share those executables and skip `Primitive.bind`.
+# Eager JAX compiles each primitive once for each set of parameters and keeps the result
+# here. Eager programs share these executables and skip `Primitive.bind`.
 from jax._src.dispatch import apply_primitive, xla_primitive_callable
 
-# Arrays and scalars as JAX takes them (x64 off: 32 bits), before they can be
-# constants of a jaxpr.
+# Arrays and scalars must have the form that JAX gives them (32 bits without x64) before
+# they can be constants of a jaxpr.
 from jax._src.dtypes import canonicalize_value
 
-# Effects of references name the variable they act on, which has to follow
-# when variables are renamed.
+# The effects of references name a variable, so they have to change when variables are
+# renamed.
 from jax._src.effects import JaxprInputEffect
 
-# dce_jaxpr: dead code inside nested jaxprs, effects kept; dce_rules has the primitives
-# of which it may drop a part. make_jaxpr_effects,
-# convert_constvars_jaxpr, separate_consts: a jaxpr built equation by equation
-# has to come out as JAX's own do. trace_to_jaxpr_dynamic: `jax.make_jaxpr`
-# without the cost of a jit wrapper a call (60 us instead of 180), which a
-# rewriting pays for each rule it meets.
+# dce_jaxpr: drops dead code inside nested jaxprs and keeps effects; dce_rules has the
+# primitives of which it may drop a part. make_jaxpr_effects, convert_constvars_jaxpr,
+# separate_consts: a jaxpr that is built equation by equation must look like one of JAX's
+# own. trace_to_jaxpr_dynamic: `jax.make_jaxpr` without the cost of a jit wrapper (60 us a
+# call instead of 180), which a rewriting pays for each rule it meets.
 from jax._src.interpreters.partial_eval import (
     DynamicJaxprTrace,
     DynamicJaxprTracer,
@@ -67,14 +66,14 @@ from jax._src.interpreters.partial_eval import (
 # The wrapper and the debug info that trace_to_jaxpr_dynamic takes.
 from jax._src.linear_util import wrap_init
 
-# Markers in the parameters of a jit equation for "nothing was said".
+# The markers in the parameters of a jit equation for what is not specified.
 from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
 
-# The user's frame of an equation, as file and line rather than as text, and which
-# frames of an error's traceback are the user's.
+# The user's frame of an equation, as file and line and not as text, and whether a frame of
+# a traceback belongs to the user.
 from jax._src.source_info_util import is_user_filename, user_frame
 
-# Keeps the frames of this package out of the tracebacks that JAX filters.
+# This keeps the frames of this package out of the tracebacks that JAX filters.
 from jax._src.traceback_util import register_exclusion
 
 
@@ -92,21 +91,21 @@ ShapedArray = jax.core.ShapedArray
 Tracer = jax.core.Tracer
 SourceInfo = source_info_util.SourceInfo
 
-# Releases of JAX that changed something the package has to know, all above the floor in
-# setup.cfg. Where the floor reaches one, a test says that its flag is dead: the flag
-# goes, and so does what is done without it.
+# The releases of JAX that changed something this package depends on. All are above the
+# oldest release in setup.cfg. When the oldest release reaches one, a test fails because its
+# flag is dead. Then remove the flag and the code for older releases.
 _RELEASE = jax.__version_info__[:3]
 
-# A closed jaxpr is a jaxpr that carries its constants: there is one class for both.
-# A scan says by trees which of its operands are constants, carry and xs, not by numbers.
+# One class serves for jaxprs and closed jaxprs: a jaxpr carries its constants. A scan gives
+# the numbers of its constants, carry and xs as trees.
 JAX_GE_0_11_0 = _RELEASE >= (0, 11, 0)
 
-# Backward rules of custom_vjp return logs beside the cotangents. Functions of JAX
-# make "hi" primitives. eval_jaxpr stays what it is when it is staged, and its body is
-# called call_jaxpr. dce_sink has no result under vmap either.
+# Backward rules of custom_vjp return logs beside the cotangents. Functions of JAX make "hi"
+# primitives. eval_jaxpr is kept when it is staged, and the name of its body is call_jaxpr.
+# dce_sink has no result under vmap either.
 JAX_GE_0_11_1 = _RELEASE >= (0, 11, 1)
 
-# The body of lax.composite is called call_jaxpr.
+# The name of the body of lax.composite is call_jaxpr.
 JAX_GE_0_11_2 = _RELEASE >= (0, 11, 2)
 
 
@@ -116,7 +115,7 @@ JAX_GE_0_11_2 = _RELEASE >= (0, 11, 2)
 def leaf_aval(leaf: Any) -> Any:
     """The aval of an array, tracer, atom, scalar, or of an aval.
 
-    Raises `TypeError` for anything else.
+    Raises `TypeError` for any other object.
     """
     try:
         return leaf.aval
@@ -134,7 +133,7 @@ def is_array(leaf: Any) -> bool:
 
 
 def is_plain(aval: Any) -> bool:
-    """Whether an aval says no more than shape, dtype and weak type."""
+    """Whether an aval consists of shape, dtype and weak type only."""
     return not isinstance(aval, ShapedArray) or (
         aval.sharding.mesh.empty
         and not aval.manual_axis_type.varying
@@ -143,10 +142,10 @@ def is_plain(aval: Any) -> bool:
 
 
 def mesh_of(avals: Iterable[Any]) -> Any:
-    """A context manager that sets the mesh that arrays of these avals are on, if on any.
+    """A context manager that sets the mesh of the arrays of these avals, if they have one.
 
-    It differs from the mesh of the program around them where some axes of that are left to
-    the compiler for a while (`jax.sharding.auto_axes`).
+    It differs from the mesh of the surrounding program where that leaves some axes to the
+    compiler for a while (`jax.sharding.auto_axes`).
     """
     for aval in avals:
         if isinstance(aval, ShapedArray) and not aval.sharding.mesh.empty:
@@ -155,7 +154,7 @@ def mesh_of(avals: Iterable[Any]) -> Any:
 
 
 def varying_axes(aval: Any) -> frozenset[Any]:
-    """The axes of a mesh over which an array varies, within `jax.shard_map`."""
+    """The axes of a mesh over which an array varies, inside `jax.shard_map`."""
     is_array = isinstance(aval, ShapedArray)
     return frozenset(aval.manual_axis_type.varying) if is_array else frozenset()
 
@@ -167,7 +166,7 @@ def strong(aval: Any) -> Any:
 
 
 def as_strong_as(array: Any, aval: Any) -> Any:
-    """The array, with a type that is not weak where that of ``aval`` is none."""
+    """The array with a strong type, if the type of ``aval`` is strong."""
     is_weak = getattr(leaf_aval(array), "weak_type", False)
     if is_weak and not getattr(aval, "weak_type", False):
         return jax.lax.convert_element_type(array, aval.dtype)
@@ -192,18 +191,18 @@ def same_array_type(aval: Any, expected: Any) -> bool:
 
 
 def short(aval: Any) -> str:
-    """An aval in a few letters: ``f32[3,4]``."""
+    """An aval as short text, like ``f32[3,4]``."""
     return aval.str_short(short_dtypes=True)
 
 
 def primitives_by_name() -> dict[str, Primitive]:
-    """Every primitive of JAX's own modules, those that it exports included.
+    """Every primitive of JAX's own modules, including those that it exports.
 
-    Some, such as those of `jax.shard_map` and `lax.composite`, have no public
-    name, and users write rules for them all the same.
+    Some, such as those of `jax.shard_map` and `lax.composite`, have no public name, but
+    users write rules for them, too.
     """
     modules = [m for name, m in list(sys.modules.items()) if name.startswith("jax._src.")]
-    modules += [jax.lax, jex_core.primitives]  # an exported one wins over its namesake
+    modules += [jax.lax, jex_core.primitives]  # An exported primitive beats its namesake.
     return {
         primitive.name: primitive
         for module in modules
@@ -213,7 +212,7 @@ def primitives_by_name() -> dict[str, Primitive]:
 
 
 def result_avals(eqn: JaxprEqn, avals: Sequence[Any]) -> list[Any]:
-    """The avals that an equation's primitive would give for operands of these."""
+    """The avals of the results of an equation's primitive for operands of these avals."""
     with eqn.ctx.manager:
         out, _ = eqn.primitive.abstract_eval(*avals, **eqn.params)
     return list(out) if eqn.primitive.multiple_results else [out]
@@ -252,7 +251,7 @@ def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Any:
 
 
 def unnamed(debug_info: Any) -> Any:
-    """``debug_info`` for other arguments and results than it was made for."""
+    """``debug_info`` without names, for a jaxpr with other arguments and results."""
     return debug_info.with_unknown_names()
 
 
@@ -265,8 +264,8 @@ def new_jaxpr(
 ) -> Jaxpr:
     """Build a jaxpr without constants from its equations.
 
-    ``is_high`` is whether JAX has to expand some of its primitives before it can
-    compile it, as `has_high_parameters` and other jaxprs say.
+    ``is_high`` tells whether JAX has to expand some of the primitives before it can compile
+    the jaxpr. `has_high_parameters` and the ``is_high`` of other jaxprs give it.
     """
     effects = make_jaxpr_effects((), invars, outvars, eqns)
     return Jaxpr((), invars, outvars, eqns, effects, unnamed(debug_info), is_high)
@@ -275,12 +274,12 @@ def new_jaxpr(
 def has_high_parameters(
     primitive: Primitive, operands: Sequence[Any], params: dict[str, Any]
 ) -> bool:
-    """Whether JAX has to expand a primitive with these parameters first."""
+    """Whether JAX has to expand a primitive with these parameters before it compiles."""
     return primitive.is_high(*[leaf_aval(x) for x in operands], **params)
 
 
 def _without_constants(jaxpr: Any) -> Jaxpr:
-    """The jaxpr of one that is closed; one that is not, itself."""
+    """The jaxpr inside of a closed one; any other jaxpr itself."""
     is_closed = JAX_GE_0_11_0 or isinstance(jaxpr, jex_core.ClosedJaxpr)
     return jaxpr.jaxpr if is_closed else jaxpr
 
@@ -291,10 +290,10 @@ def name_of(jaxpr: Any) -> str:
 
 
 def fingerprint(jaxpr: Any) -> Any:
-    """What a jaxpr, closed or not, does and which function it is of; hashable.
+    """A hashable description of what a jaxpr, closed or not, does, and of its function.
 
-    Equal for two traces of one function on the same avals. The function is part of it, by
-    file and line, because a custom derivative can't be compared otherwise.
+    It is equal for two traces of one function on the same avals. It contains the file and
+    line of the function, because custom derivatives cannot be compared in another way.
     """
     closed, jaxpr = jaxpr, _without_constants(jaxpr)
     numbers: dict[Any, int] = {}
@@ -315,7 +314,7 @@ def fingerprint(jaxpr: Any) -> Any:
         params = [
             (name, of_param(param))
             for name, param in eqn.params.items()
-            if name != "jvp_jaxpr_fun"  # of which there is one for each trace
+            if name != "jvp_jaxpr_fun"  # Each trace has another one.
         ]
         ins, outs = map(of_atom, eqn.invars), map(of_atom, eqn.outvars)
         return eqn.primitive.name, tuple(params), tuple(ins), tuple(outs)
@@ -333,7 +332,7 @@ def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def rename_effects(effects: Any, names: Mapping[Any, Any]) -> Any:
-    """The effects of an equation whose variables are renamed by ``names``."""
+    """The effects of an equation after its variables are renamed by ``names``."""
     if not any(isinstance(effect, JaxprInputEffect) for effect in effects):
         return effects
     return {
@@ -350,7 +349,7 @@ def effects_on(jaxpr: Jaxpr, operands: Sequence[Any]) -> Any:
 
 
 def variable_of(leaf: Any) -> Var | None:
-    """The variable that a tracer stands for in the jaxpr it is or was part of."""
+    """The variable that a tracer stands for in its jaxpr, even if that is finished."""
     variable = leaf.val if isinstance(leaf, DynamicJaxprTracer) else None
     return variable if isinstance(variable, Var) else None
 
@@ -362,8 +361,8 @@ def trace_to_jaxpr(
 ) -> tuple[Jaxpr, list[Any]]:
     """Trace ``fn``, from flat arrays to flat arrays, over ``avals``.
 
-    Returns a jaxpr without constants and the constants, which belong to its
-    leading ``invars``. Among them are the tracers that ``fn`` closes over.
+    Returns a jaxpr without constants, and the constants, which belong to its leading
+    ``invars``. They include the tracers that ``fn`` closes over.
     """
     jaxpr, _, consts = trace_to_jaxpr_dynamic(
         wrap_init(fn, debug_info=debug_info), list(avals)
@@ -376,7 +375,7 @@ def new_debug_info(
     source: Callable[..., Any] | None = None,
     arg_names: Sequence[str] | None = None,
 ) -> Any:
-    """What JAX's errors call a traced function and its arguments."""
+    """The names that JAX's errors give to a traced function and its arguments."""
     code = getattr(source, "__code__", None)
     where = f" at {code.co_filename}:{code.co_firstlineno}" if code else ""
     names = None if arg_names is None else tuple(arg_names)
@@ -387,7 +386,7 @@ def new_debug_info(
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """How many of a scan's operands are constants, and how many its carry."""
+    """The number of a scan's operands that are constants, and that are its carry."""
     if JAX_GE_0_11_0:
         consts, carry, _ = params["ft_in"].unpack()
         return len(consts), len(carry)
@@ -397,14 +396,14 @@ def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
 def scan_params(
     params: Mapping[str, Any], jaxpr: Any, counts: Sequence[int]
 ) -> dict[str, Any]:
-    """A scan's parameters for another body.
+    """The parameters of a scan with another body.
 
-    The ``counts`` are those of constants, carry, xs and ys.
+    ``counts`` are the numbers of constants, carry, xs and ys.
     """
     consts, carry, xs, ys = counts
     if not JAX_GE_0_11_0:
         return {**params, "jaxpr": jaxpr, "num_consts": consts, "num_carry": carry}
-    # The trees that newer versions count operands by; no public way makes one.
+    # Newer releases count operands by trees that no public function makes.
     from jax._src.flattree import nones, pack
 
     ft_in = pack((nones(consts), nones(carry), nones(xs)))
@@ -412,7 +411,7 @@ def scan_params(
     return {**params, "jaxpr": jaxpr, "ft_in": ft_in, "ft_out": ft_out}
 
 
-# Of the primitives that call a jaxpr, those that don't name the parameter ``jaxpr``.
+# The primitives that call a jaxpr and do not name the parameter ``jaxpr``.
 _CALL_JAXPR = {
     "closed_call",
     "program_order",
@@ -422,15 +421,15 @@ _CALL_JAXPR = {
 
 
 def body_name(primitive: Primitive) -> str:
-    """What the parameter with the jaxpr is called."""
+    """The name of the parameter that holds the jaxpr."""
     return "call_jaxpr" if primitive.name in _CALL_JAXPR else "jaxpr"
 
 
 def can_be_expanded(eqn: JaxprEqn) -> bool:
-    """Whether the expansion and `jvp` of a "hi" primitive say all that it does.
+    """Whether the expansion and `jvp` of a "hi" primitive are all that it does.
 
-    They don't where it holds references or types of its own, nor where it has a backward
-    rule other than its `jvp`, transposed. Before JAX 0.11.1 no function of JAX makes one.
+    They are not if it holds references or types of its own, or if its backward rule is not
+    the transpose of its `jvp`. Before JAX 0.11.1 no function of JAX makes one.
     """
     primitive = eqn.params["_prim"]
     cls = type(primitive)
@@ -451,7 +450,7 @@ def can_be_expanded(eqn: JaxprEqn) -> bool:
 
 
 def expand(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """What a "hi" primitive is in terms of other primitives."""
+    """Express a "hi" primitive by other primitives."""
     return list(eqn.primitive.to_lojax(*operands, **eqn.params))
 
 
@@ -460,7 +459,8 @@ def differentiate(
 ) -> tuple[list[Any], list[Any]]:
     """The results of a "hi" primitive and their tangents, by its own rule.
 
-    Zeros are those of `jax.custom_jvp`, of either kind in what is returned.
+    Zero tangents among the operands are those of `jax.custom_jvp`. Zero tangents of results
+    have the same class.
     """
     from jax._src.interpreters.ad import primitive_jvps
 
@@ -477,7 +477,7 @@ def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:
     """Call the backward rule of a custom_vjp equation; ``None`` for zeros."""
     returned = bwd.call_wrapped(*operands)
     if JAX_GE_0_11_1:
-        returned, _ = returned  # the cotangents, and logs
+        returned, _ = returned  # A pair of cotangents and logs.
     return [None if isinstance(ct, (Zero, SymbolicZero)) else ct for ct in returned]
 
 
@@ -487,8 +487,8 @@ def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:
 def source_location(source_info: SourceInfo) -> tuple[str, int, str] | None:
     """File, line and function of the user's code that made an equation.
 
-    Where a function of JAX itself is transformed there is no such code. The answer is then
-    the code that calls the transformed function.
+    There is no such code if a function of JAX itself is transformed. Then the result is the
+    code that calls the transformed function.
     """
     frame = user_frame(source_info.traceback) or user_frame(
         source_info_util.current().traceback
@@ -517,7 +517,7 @@ def trace_context() -> tuple[Any, ...]:
 
 
 def nothing_is_traced() -> bool:
-    """Whether operations on arrays are carried out at once."""
+    """Whether JAX runs operations on arrays at once."""
     return isinstance(trace_ctx.trace, EvalTrace)
 
 
@@ -527,11 +527,11 @@ def jit_is_disabled() -> bool:
 
 
 def bind_eqn(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
-    """Apply an equation's primitive to operands, as JAX would."""
+    """Apply an equation's primitive to operands, as JAX does."""
     primitive = eqn.primitive
     out = primitive.bind(*operands, **primitive.get_bind_params(eqn.params))
     if not JAX_GE_0_11_1 and not eqn.outvars:
-        return ()  # the operand of `dce_sink` under vmap, which is no result
+        return ()  # Under vmap `dce_sink` returns its operand, which is not a result.
     return out if primitive.multiple_results else (out,)
 
 
@@ -541,9 +541,9 @@ def is_in_current_context(eqn: JaxprEqn) -> bool:
 
 
 def compiled_primitive(eqn: JaxprEqn) -> Callable[..., Any] | None:
-    """Eager JAX's own compiled form of an equation, if it has one.
+    """Eager JAX's own compiled form of an equation, if there is one.
 
-    It has to be called in the context that is current now.
+    Call it in the context that is current now.
     """
     if not is_in_current_context(eqn):
         return None
@@ -552,12 +552,12 @@ def compiled_primitive(eqn: JaxprEqn) -> Callable[..., Any] | None:
         return None
     try:
         return xla_primitive_callable(eqn.primitive, **eqn.params)
-    except TypeError:  # parameters that can't be hashed
+    except TypeError:  # Some parameters are not hashable.
         return None
 
 
 def eqn_context(eqn: JaxprEqn) -> tuple[Any, Any]:
-    """The two context managers that an equation is bound under."""
+    """The two context managers under which an equation is bound."""
     name_stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
     return (
         source_info_util.user_context(eqn.source_info.traceback, name_stack=name_stack),
@@ -567,14 +567,15 @@ def eqn_context(eqn: JaxprEqn) -> tuple[Any, Any]:
 
 @functools.lru_cache(16)
 def _jit_equation(context: Any) -> JaxprEqn:
-    """An equation of `jax.jit` as the current trace would have it."""
+    """An equation of `jax.jit` as the current trace makes it."""
     return jax.make_jaxpr(jax.jit(lambda x: (x,)))(0.0).eqns[0]
 
 
 def call_in_current_trace(closed: Any, operands: Sequence[Any]) -> list[Any]:
     """Append one equation of `jax.jit` that calls a jaxpr without constants.
 
-    Costs a tenth of appending the jaxpr's equations. XLA inlines the call.
+    That costs a tenth of the time that the equations of the jaxpr would take. XLA inlines
+    the call.
     """
     eqn = _jit_equation(trace_context())
     count, results = len(operands), len(closed.out_avals)
@@ -592,7 +593,7 @@ def call_in_current_trace(closed: Any, operands: Sequence[Any]) -> list[Any]:
 
 
 def known_to_current_trace(literal: Literal) -> Any:
-    """A literal as a tracer of the jaxpr that is being made, in which it stays one."""
+    """A literal as a tracer that stays a literal in the jaxpr that is being made."""
     here = source_info_util.current()
     return DynamicJaxprTracer(trace_ctx.trace, literal.aval, literal, here)
 
@@ -603,9 +604,9 @@ def makes_jaxpr() -> bool:
 
 
 def inline_into_current_trace(jaxpr: Jaxpr, operands: Iterable[Any]) -> list[Any]:
-    """Append a jaxpr's equations to the jaxpr that is being made, as they are.
+    """Append a jaxpr's equations, unchanged, to the jaxpr that is being made.
 
-    Costs a third of binding each equation again, and each keeps its own source
+    That costs a third of binding each equation again. Each equation keeps its own source
     line, name stack and context.
     """
     trace = trace_ctx.trace

@@ -1,7 +1,6 @@
-"""Equations that nothing needs.
+"""Equations whose results nothing needs.
 
-No value is to be made dense, and no rule to be asked, for the sake of a result
-that nobody looks at.
+A result that nothing needs must not make a value dense or cause a call of a rule.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ._compat import Jaxpr, JaxprEqn, Literal, dce_rules
 
 
 def live_equations(eqns: Sequence[JaxprEqn], outvars: Sequence[Any]) -> list[JaxprEqn]:
-    """The equations that results or effects need."""
+    """The equations that the results or the effects need."""
     needed = {var for var in outvars if type(var) is not Literal}
     kept = []
     for eqn in reversed(eqns):
@@ -33,14 +32,14 @@ def live_equations(eqns: Sequence[JaxprEqn], outvars: Sequence[Any]) -> list[Jax
 def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
     """Drop equations, also in nested jaxprs, that nothing needs; effects stay.
 
-    JAX's own pass does it, which costs as much as the rest of a rewriting; most
-    programs have nothing to drop, which is seen in a fraction of that.
+    JAX's own pass does it, but costs as much as the rest of a rewriting. Most programs have
+    nothing to drop, and a check that costs a fraction of the pass finds that out.
     """
     return _compat.drop_dead_code(jaxpr) if _may_have_dead_code(jaxpr) else jaxpr
 
 
 def _may_have_dead_code(jaxpr: Jaxpr) -> bool:
-    """Whether some equation's effects, result, or nested operand may be dropped."""
+    """Whether an equation, a result or an operand of a nested jaxpr may be dropped."""
     needed = {var for var in jaxpr.outvars if type(var) is not Literal}
     for eqn in reversed(jaxpr.eqns):
         if eqn.effects or needed.isdisjoint(eqn.outvars):
@@ -56,16 +55,16 @@ def _may_have_dead_code(jaxpr: Jaxpr) -> bool:
     return False
 
 
-# The same few bodies (of `jnp.where`, say) are met in every program.
-_known = WeakCaches(1)
+# Every program contains the same few bodies, for example that of `jnp.where`.
+_body_answers = WeakCaches(1)
 
 
 def _body_may_have_dead_code(jaxpr: Jaxpr) -> bool:
-    cache = _known.of(jaxpr)
-    known = cache.get("may have dead code")
-    if known is None:
+    cache = _body_answers.of(jaxpr)
+    answer = cache.get("may have dead code")
+    if answer is None:
         used = {a for eqn in jaxpr.eqns for a in eqn.invars if type(a) is not Literal}
         used.update(a for a in jaxpr.outvars if type(a) is not Literal)
-        known = not used.issuperset(jaxpr.invars) or _may_have_dead_code(jaxpr)
-        cache.put("may have dead code", known)
-    return known
+        answer = not used.issuperset(jaxpr.invars) or _may_have_dead_code(jaxpr)
+        cache.put("may have dead code", answer)
+    return answer

@@ -1,4 +1,4 @@
-"""Values made dense: whether they may be, why they have to, and how."""
+"""How values become dense, whether the policy allows it, and the messages about it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ._value import Value, is_value
 
 
 class Reason(NamedTuple):
-    """Why a value has to become dense, and what its author can do about that."""
+    """Why a value has to become dense, and what the author of its type can do."""
 
     what: str
     remedy: str
@@ -22,14 +22,14 @@ class Reason(NamedTuple):
         return self.what.format(primitive=primitive.name, cls=cls.__name__)
 
     def refusal(self, primitive: Primitive, cls: type) -> MaterialisationError:
-        """The error where the policy forbids it."""
+        """The error if the policy forbids it."""
         return MaterialisationError(
             f"{self.on(primitive, cls)}, which may not be made dense here "
             "(materialise='forbid')."
         )
 
     def warning(self, primitive: Primitive, cls: type) -> str:
-        """What is said where the policy is to warn."""
+        """The text of the warning if the policy is to warn."""
         remedy = self.remedy.format(cls=cls.__name__)
         return (
             f"{self.on(primitive, cls)}, which is made dense. {remedy}, or pass "
@@ -41,7 +41,7 @@ NO_RULE = Reason("No rule for primitive {primitive!r} on {cls}", "Register a rul
 
 
 def policy_on(cls: type[Value], policy: str) -> str:
-    """The policy for values of a type, which has a say where the call has none."""
+    """The policy for values of a type: the type decides if the call does not."""
     return (cls.materialise_policy or policy) if policy == "warn" else policy
 
 
@@ -55,8 +55,8 @@ def make_dense(
     value
         The value, with arrays or atoms of a jaxpr as leaves.
     materialise
-        Makes one layer dense, which may give another value, by `materialised`. It is
-        given the value, and what its answer has to be passed through.
+        Makes one layer dense by `materialised`, which may give another value. Its arguments
+        are the value and a function that its result must pass through.
 
     Returns
     -------
@@ -66,7 +66,7 @@ def make_dense(
     Raises
     ------
     MaterialisationError
-        If it is not of the value's aval.
+        If the result does not have the value's aval.
     """
     expected = aval_of(value)
     what = f"{type(value).__name__}.materialise"
@@ -84,11 +84,11 @@ def make_dense(
 
 
 def materialised(value: Value, subject: str | None = None) -> Any:
-    """What a value's ``materialise`` returns; an error says that ``subject`` can't be dense."""
+    """The result of a value's ``materialise``; an error names ``subject``, or the type."""
     try:
         return value.materialise()
     except Exception as error:
         if subject is None and isinstance(error, MaterialisationError):
-            raise  # says it already
+            raise  # The message is complete already.
         subject = subject or type(value).__name__
         raise MaterialisationError(f"{subject} can't be made dense: {error}") from error

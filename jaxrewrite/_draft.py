@@ -1,4 +1,4 @@
-"""A jaxpr under construction, and what it is when it is finished."""
+"""A jaxpr under construction, and the finished jaxpr."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ._value import is_value
 
 
 class Applied(NamedTuple):
-    """One use of a rule: the several equations that were added, and what of.
+    """One use of a rule: the equations that it added, and its jaxpr.
 
-    ``traced`` is the jaxpr of the rule, of which ``operands`` and ``results`` are
-    the atoms that its ``invars`` and ``outvars`` stand for.
+    ``traced`` is the jaxpr of the rule. ``operands`` and ``results`` are the atoms for its
+    ``invars`` and ``outvars``.
     """
 
     traced: Jaxpr
@@ -33,12 +33,12 @@ class Applied(NamedTuple):
 class Restaged(NamedTuple):
     """A jaxpr rewritten for operands of one structure.
 
-    The ``jaxpr`` takes ``consts`` first and then the leaves of the operands,
-    and returns the leaves of the results, whose pytree ``out_tree`` is.
-    ``closed`` is the jaxpr as the parameter of an equation, one object however
-    many equations share it, since JAX lowers each object once. ``changed`` is
-    whether a rule or a value left any trace in it, ``warnings`` what is to be
-    said of values that became dense in it, and ``applied`` the rules used.
+    The ``jaxpr`` takes ``consts`` first and then the leaves of the operands. It returns the
+    leaves of the results, and ``out_tree`` is the treedef of the results. ``closed`` is the
+    jaxpr as the parameter of an equation: one object for all equations that share it,
+    because JAX lowers each object once. ``changed`` tells whether a rule or a value changed
+    anything. ``warnings`` are the notices about values that became dense in it, and
+    ``applied`` are the uses of rules.
     """
 
     jaxpr: Jaxpr
@@ -50,7 +50,7 @@ class Restaged(NamedTuple):
     applied: tuple[Applied, ...]
 
     def results(self) -> list[Any]:
-        """The results, on the variables of the jaxpr."""
+        """The results, with variables of the jaxpr as leaves."""
         return tree_unflatten(self.out_tree, self.jaxpr.outvars)
 
 
@@ -62,9 +62,9 @@ class Draft:
         self.changed = False
         # Whether JAX has to expand some of the primitives before it can compile.
         self.is_high = False
-        # What rules did, for whoever runs the program.
+        # The uses of rules, for the code that runs the program.
         self.applied: list[Applied] = []
-        # Said of the whole program, once it is known: a dictionary for its order.
+        # The notices for the whole program when it is finished; a dictionary keeps order.
         self._warnings: dict[Notice, None] = {}
         self._consts: dict[int, tuple[Var, Any]] = {}
 
@@ -72,11 +72,11 @@ class Draft:
 
     def const(self, value: Any, var: Var | None = None) -> Var:
         """The variable of a constant, which becomes an operand of the jaxpr."""
-        known = self._consts.get(id(value))
-        if known is None:
+        entry = self._consts.get(id(value))
+        if entry is None:
             var = var or Var(_compat.leaf_aval(value))
-            known = self._consts[id(value)] = var, value
-        return known[0]
+            entry = self._consts[id(value)] = var, value
+        return entry[0]
 
     def constants(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> list[Any]:
         """The operands of a jaxpr's constants, its first ``invars``."""
@@ -84,10 +84,11 @@ class Draft:
 
     @staticmethod
     def operand(var: Any, like: Any) -> Any:
-        """An operand for the variable of a jaxpr that will be run in this scope.
+        """An operand in place of the variable of a jaxpr that will run in this scope.
 
-        The variable itself where ``like`` is its aval, so that equations on it
-        stay the same; a value on new variables where ``like`` is one on avals.
+        If ``like`` is the aval of the variable, it is the variable itself, so that
+        equations on it stay the same. If ``like`` is a value on avals, it is a value on new
+        variables.
         """
         if is_value(like):
             return tree_map(Var, like)
@@ -115,7 +116,7 @@ class Draft:
         params: dict[str, Any] | None = None,
         effects: Any = None,
     ) -> None:
-        """Add an equation with other atoms, for which no site has to be made."""
+        """Add an equation with other atoms. Unlike `copy`, it needs no site."""
         if effects is None:
             effects = eqn.effects
             if effects:
@@ -134,7 +135,7 @@ class Draft:
         )
 
     def map_leaves(self, site: Site, operands: Sequence[Any]) -> list[Any]:
-        """Apply an identity to each leaf of its operands."""
+        """Apply a primitive that is an identity to each leaf of its operands."""
         leaves, treedef = tree_flatten(list(operands))
         whole = site.primitive.multiple_results
         results = []
@@ -146,7 +147,7 @@ class Draft:
         return tree_unflatten(treedef, results)
 
     def include(self, restaged: Restaged) -> list[Var]:
-        """Take over what the body of a new equation brings; returns its constants."""
+        """Take over the constants and warnings of a new equation's body; return constants."""
         self.changed = True
         self._warnings.update(dict.fromkeys(restaged.warnings))
         return [self.const(value) for value in restaged.consts]
@@ -154,7 +155,7 @@ class Draft:
     def notice(
         self, message: str, site: Site, category: type[Warning] = MaterialisationWarning
     ) -> None:
-        """Warn, once the program is known, with the user's line of an equation."""
+        """Warn when the program is finished, with the user's line of an equation."""
         file, line, _ = site.line or ("<unknown>", 0, "")
         self._warnings[Notice(message, file, line, category)] = None
 

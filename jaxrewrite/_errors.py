@@ -1,4 +1,4 @@
-"""The errors and warnings that users meet, and the words they are made of."""
+"""The errors and warnings that users meet, and the parts of their messages."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from __future__ import annotations
 class AmbiguousRuleError(TypeError):
     """Two rules apply to the same operands and neither is more specific.
 
-    Raised when the rule is looked up, not when it is registered: the rule that
-    settles the matter may be registered in between.
+    It is raised when the rule is looked up, not when it is registered, because a rule that
+    decides between the two may be registered in between.
     """
 
 
 class MaterialisationError(TypeError):
-    """A value had to become dense, and may not or can not.
+    """A value had to become dense, but must not or cannot.
 
-    Either the policy is ``"forbid"``, or the value's own ``materialise``
-    raised, which means that it is never dense.
+    Either the policy is ``"forbid"``, or the value's own ``materialise`` raised, which means
+    that it is never dense.
     """
 
 
@@ -24,7 +24,7 @@ class MaterialisationWarning(UserWarning):
 
 
 def place(where: tuple[str, int, str] | None) -> str:
-    """The line of a note that says where: a file, a line and a function."""
+    """The line of a note that gives a place: a file, a line and a function."""
     return f"\n  at {where[0]}:{where[1]} ({where[2]})" if where else ""
 
 

@@ -1,8 +1,7 @@
-"""Primitives for which values need not be dense: the list, and those that are identities.
+"""Primitives that need no dense operands: identities, and those that move arrays whole.
 
-They return their operands unchanged, as mathematics goes, or move them as a whole, and
-what can be done to the array can be done to its leaves. They are asked after a type's
-``default``.
+What such a primitive does to an array it can do to each leaf of a value. It is applied to
+the leaves if the type has no ``default`` for it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from ._rewrite import Scope, keepers
 from ._site import Site
 
 
-# The primitives that return what they are given.
+# The primitives that return their operands.
 IDENTITIES = ("copy", "copy_p", "name", "optimization_barrier", "pvary", "stop_gradient")
 
 

@@ -1,4 +1,4 @@
-"""`materialise`: values made dense, when a user asks for it."""
+"""`materialise`: the function by which users make values dense."""
 
 from __future__ import annotations
 
@@ -16,18 +16,17 @@ def materialise(tree: Any) -> Any:
     Parameters
     ----------
     tree
-        A pytree, of whose leaves some may be values.
+        A pytree, some of whose leaves may be values.
 
     Returns
     -------
     Any
-        The pytree with an array in the place of each value, of the value's
-        shape and dtype.
+        The pytree with an array for each value. The array has the value's shape and dtype.
 
     Raises
     ------
     MaterialisationError
-        If a value refuses to be dense, or is not what its ``aval`` says.
+        If a value cannot be dense, or its array does not have the value's aval.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A module whose functions are another module's, transformed when first asked for."""
+"""Modules whose functions are those of another module, transformed at their first use."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def transformed_namespace(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The ``__getattr__`` and ``__dir__`` of the module called ``name``.
 
-    Functions are wrapped in `transform`; constants, dtypes and classes are the
-    original's own objects. Sub-namespaces are modules beside this one.
+    Functions are wrapped in `transform`. Constants, dtypes and classes are the objects of
+    the original module. Modules of this package stand for its sub-namespaces.
     """
 
     @functools.cache
@@ -50,5 +50,5 @@ def transformed_namespace(
 
 
 def _is_function(x: Any) -> bool:
-    """Whether ``x`` computes something: no class, and no dtype, which can be called."""
+    """Whether ``x`` computes something. Classes and dtypes can be called, but do not."""
     return callable(x) and not inspect.isclass(x) and not hasattr(x, "dtype")

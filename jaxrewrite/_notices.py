@@ -1,4 +1,4 @@
-"""What the user is told of a rewriting, once it is known what the program does."""
+"""Warnings of a rewriting, which wait until the program is finished."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._errors import MaterialisationWarning
 
 
 class Notice(NamedTuple):
-    """What the user is told, by default that a value became dense, and of which line."""
+    """A warning, by default that a value became dense, and the user's line for it."""
 
     message: str
     file: str
@@ -21,7 +21,7 @@ class Notice(NamedTuple):
 
 
 class _Collected(threading.local):
-    """What is to be said of the rule that is being traced, and of those around it."""
+    """The notices of the rules that are being traced; the innermost rule is last."""
 
     def __init__(self) -> None:
         self.stack: list[list[Notice]] = []
@@ -32,7 +32,7 @@ _collected = _Collected()
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[Notice]]:
-    """While a rule is traced, notices are kept for whoever applies it."""
+    """Collect the notices of a rule while it is traced, for the code that applies it."""
     notices: list[Notice] = []
     _collected.stack.append(notices)
     try:
@@ -42,7 +42,7 @@ def collected() -> Iterator[list[Notice]]:
 
 
 def warn(those: Iterable[Notice]) -> None:
-    """Warn the user, or, while a rule is traced, whoever applies it."""
+    """Warn the user, or pass notices on to the rule that is being traced."""
     if _collected.stack:
         _collected.stack[-1].extend(those)
         return

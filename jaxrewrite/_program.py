@@ -1,10 +1,10 @@
-"""Running a rewritten program, in whatever JAX is doing at the moment.
+"""Running a rewritten program, inside or outside of JAX's transformations.
 
-Where a jaxpr is being made (`jax.jit`, a scan, `jax.make_jaxpr`), the program's
-equations are appended to it, or one that calls it as it would a jitted function.
-Where nothing is traced, and under any other transformation (`jax.grad`, `jax.vmap`
-outside of jit), they are carried out one by one, as calls of jitted functions: what
-JAX knows of those, compiled or differentiated, it knows for the next.
+While a jaxpr is being made (`jax.jit`, a scan, `jax.make_jaxpr`), the program's equations
+are appended to it. A long program is appended as one equation that calls it, like a jitted
+function. While nothing is traced, and under any other transformation (`jax.grad` or
+`jax.vmap` outside of jit), the equations run one by one, as calls of jitted functions. JAX
+then compiles and differentiates each of these functions only once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ._site import Site
 from ._traces import Rewriting, has_tracers
 
 
-# Programs of more equations than this are called by one equation where a jaxpr is
-# being made. Appending a few is as quick, and the result shows more.
+# While a jaxpr is being made, one equation calls a program of more equations than this.
+# Appending the equations of a shorter program is as quick, and shows more in the result.
 _MANY = 32
 
 
@@ -47,7 +47,7 @@ class Program:
         self._closed: Any = None
 
     def is_cacheable(self) -> bool:
-        """Whether the program is the same whenever it is called."""
+        """Whether the program is the same at each call."""
         return not has_tracers(self.consts)
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
@@ -55,7 +55,7 @@ class Program:
         if not _compat.makes_jaxpr():
             if self._steps is None:
                 self._steps = _Steps(self.jaxpr, self._applied)
-                self._applied = ()  # of no more use
+                self._applied = ()  # The steps hold what they need of it.
             is_eager = _compat.nothing_is_traced() and not _compat.jit_is_disabled()
             run = self._steps.run if is_eager else self._steps.run_under_trace
             return run(operands)
@@ -70,7 +70,7 @@ class Program:
         return is_plain and len(jaxpr.eqns) > _MANY
 
     def _call(self, operands: Sequence[Any]) -> list[Any]:
-        """Run as one equation; what it would only pass on stays known outside of it."""
+        """Run as one equation. Operands and literals among the results stay outside of it."""
         jaxpr = self.jaxpr
         if self._closed is None:
             written = {var for eqn in jaxpr.eqns for var in eqn.outvars}
@@ -97,7 +97,7 @@ class Program:
 
 
 def function_of(restaged: Restaged, original: Any) -> Callable[..., list[Any]]:
-    """A rewritten body as a function of its constants and leaves, under its own name."""
+    """A rewritten body as a function of its constants and leaves, with the body's name."""
     program = Program(restaged.jaxpr, ())
 
     def call(*leaves: Any) -> list[Any]:
@@ -124,7 +124,7 @@ def run_on_values(
 def _last_uses(
     uses: Sequence[tuple[Sequence[Any], Sequence[Any]]], outvars: Sequence[Any]
 ) -> list[list[Any]]:
-    """For each step, given its operands and results, what nothing needs after it."""
+    """For each step, given its operands and results, the atoms that no later step needs."""
     needed = {atom for atom in outvars if type(atom) is not Literal}
     last_uses = []
     for operands, results in reversed(uses):
@@ -137,10 +137,10 @@ def _last_uses(
 
 
 class _Step(NamedTuple):
-    """A call, the atoms that it takes and gives, and the equation that it is for.
+    """A call, its operands and results as atoms, and the equation that it is for.
 
-    ``is_list`` is whether it returns a list of results, ``is_jitted`` whether it is a
-    jitted function, which knows nothing of where the equation comes from.
+    ``is_list`` tells whether it returns a list of results. ``is_jitted`` tells whether it
+    is a jitted function, which does not know the equation's place in the program.
     """
 
     call: Callable[..., Any]
@@ -154,8 +154,8 @@ class _Step(NamedTuple):
 class _Steps:
     """A jaxpr as a list of calls on numbered registers.
 
-    What a rule did is one call of a jitted function, as a function of `jax.numpy`
-    is. It is compiled, and differentiated, once, however often the rule is used.
+    A rule is one call of a jitted function, like a function of `jax.numpy`. So it is
+    compiled and differentiated once, however often it is used.
     """
 
     __slots__ = ("_arrays", "_literals", "_outs", "_steps", "_variables")
@@ -166,7 +166,7 @@ class _Steps:
 
         def number(atom: Any) -> int:
             if type(atom) is Literal:
-                # Numbered from the end, where the registers of literals are.
+                # Counted from the end, where the registers of literals are.
                 self._literals.append(atom)
                 return -len(self._literals)
             return numbers.setdefault(atom, len(numbers))
@@ -191,7 +191,7 @@ class _Steps:
         self._arrays: list[Any] | None = None
 
     def run(self, operands: list[Any]) -> list[Any]:
-        """Run where nothing is traced, without a word to JAX of where we are."""
+        """Run while nothing is traced. JAX then needs no source lines or contexts."""
         if self._arrays is None:
             self._arrays = [_as_array(literal) for literal in self._literals]
         registers = operands + self._variables + self._arrays
@@ -210,7 +210,7 @@ class _Steps:
     def run_under_trace(self, operands: list[Any]) -> list[Any]:
         """Run each call under its own source line, name stack and context.
 
-        Literals are passed as they are, since rules may decide by them.
+        Literals are passed unchanged, because rules may depend on them.
         """
         registers = operands + self._variables
         registers += [literal.val for literal in self._literals]
@@ -260,7 +260,7 @@ def _steps_of(jaxpr: Jaxpr, applied: Sequence[Applied]) -> Iterator[_Step]:
 
 
 def _is_one_call(one: Applied, live: Container[int]) -> bool:
-    """Whether all of what a rule did is still there, and may be compiled as one."""
+    """Whether all equations of a rule are still there and may be compiled as one."""
     return not one.traced.effects and all(
         id(eqn) in live and _compat.is_in_current_context(eqn) for eqn in one.eqns
     )
@@ -269,8 +269,8 @@ def _is_one_call(one: Applied, live: Container[int]) -> bool:
 class _Fused(NamedTuple):
     """A rule's jaxpr, compiled.
 
-    It takes and gives the ``taken`` operands and the ``produced`` results, which
-    are those that the equations read and write.
+    It takes the ``taken`` operands and returns the ``produced`` results: those that its
+    equations read and write.
     """
 
     call: Callable[..., list[Any]]
@@ -278,11 +278,11 @@ class _Fused(NamedTuple):
     produced: list[int]
 
 
-_known = WeakCaches(1)
+_fused_rules = WeakCaches(1)
 
 
 def _fused(traced: Jaxpr) -> _Fused:
-    cache = _known.of(traced)
+    cache = _fused_rules.of(traced)
     fused = cache.get("fused")
     if fused is None:
         read = {atom for eqn in traced.eqns for atom in eqn.invars if type(atom) is Var}
@@ -324,6 +324,6 @@ def _binding(eqn: JaxprEqn) -> Callable[..., Any]:
 
 
 def _as_array(literal: Literal) -> Any:
-    """A literal as a device array, if that is the same to JAX: faster to pass."""
+    """A literal as a device array, which is faster to pass, if JAX sees no difference."""
     array = jax.device_put(literal.val)
     return array if jax.typeof(array) == literal.aval else literal.val

@@ -1,7 +1,7 @@
-"""How a class of values becomes a frozen dataclass and a pytree, by itself.
+"""How a class of values becomes a frozen dataclass and a pytree.
 
-`PyTree` is the base class that does it. Its subclasses are what they are to JAX: which
-of their fields are children, which metadata, and under what name they are exported.
+The base class `PyTree` does it. It decides which fields of a subclass are children and
+which are metadata, and the name under which the class is exported.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ import jax.export
 from jax.tree_util import register_dataclass
 
 
-# Metadata of every class, and the first: the class itself. JAX's `==` of treedefs
-# compares the metadata of registered dataclasses and not their classes, and would
-# take two types with fields of the same names for one. JAX rebuilds a dataclass by
-# calling it with all fields as keywords, so that the first of those being this one
-# also tells a construction by JAX from one by the user.
+# The first metadata of every class is the class itself. JAX's `==` of treedefs compares the
+# metadata of registered dataclasses but not their classes, so it would confuse two types
+# with fields of the same names. JAX rebuilds a dataclass with all fields as keyword
+# arguments. This field comes first, so it tells whether JAX or the user constructs a value.
 _CLASS = "__class__"
 
 _preparing = threading.RLock()
 
-# Classes whose decorators, which may make them pytrees, are still to come.
+# Classes whose decorators have not run yet. A decorator may make a class a pytree.
 _defined: list[type] = []
 
 
@@ -40,31 +39,30 @@ class _Registering(threading.local):
     cls: type | None = None
 
 
-# The class that is being registered on this thread. It shows no dataclass fields
-# then, because JAX takes no other metadata of a class that has some.
+# The class that this thread is registering. It hides its dataclass fields meanwhile,
+# because JAX accepts no other metadata of a class that has some.
 _registering = _Registering()
 
 
 class _LazyFields:
-    """The fields of a subclass, which becomes a dataclass when they are asked for."""
+    """The fields of a subclass, which becomes a dataclass when they are first read."""
 
     def __get__(self, instance: Any, owner: type) -> Any:
         is_hidden = "_is_base" in owner.__dict__ or owner is _registering.cls
         if not is_hidden and _is_ours(owner):
             _make_dataclass(owner)
             fields = owner.__dict__["_jaxrewrite_fields"]
-            # A class without any is no dataclass to a subclass, which may then be
-            # a frozen one or not, as its decorator says.
+            # A class without fields is not a dataclass for its subclasses. They may then
+            # be frozen or not, as their decorators say.
             if fields:
                 return fields
         raise AttributeError("__dataclass_fields__")
 
 
 class PyTree:
-    """Base class of classes that become frozen dataclasses and pytrees by themselves.
+    """Base class of classes that become frozen dataclasses and pytrees.
 
-    One that says ``_is_base`` in its own body is there to be derived from, and stays what
-    it is.
+    A class with ``_is_base`` in its own body is only a base class, so it stays as it is.
     """
 
     _is_base: ClassVar[bool] = True
@@ -92,7 +90,7 @@ def _field_names(cls: type) -> list[str]:
 
 
 def _is_ours(cls: type) -> bool:
-    """Whether no other library's metaclass (Equinox's, say) makes the class."""
+    """Whether the class has no metaclass of another library, such as Equinox."""
     return type(cls) in (type, abc.ABCMeta)
 
 
@@ -108,13 +106,13 @@ def _make_dataclass(cls: Any) -> None:
         )
         dataclasses.dataclass(frozen=frozen, eq=False, repr=False, init=not own_init)(cls)
         if own_init and frozen:
-            # An `__init__` of the class's own sets each field, once.
+            # The class's own `__init__` sets each field, once.
             cls.__setattr__ = _set_once
         _hide_fields(cls)
 
 
 def _hide_fields(cls: Any) -> None:
-    """Move the fields of a dataclass, so that they are found through `PyTree` alone."""
+    """Move the fields of a dataclass, so that only `PyTree` finds them."""
     if "__dataclass_fields__" in cls.__dict__:
         cls._jaxrewrite_fields = cls.__dict__["__dataclass_fields__"]
         del cls.__dataclass_fields__
@@ -127,9 +125,9 @@ def _set_once(self: Any, name: str, value: Any) -> None:
 
 
 def _is_decorated(frame: FrameType) -> bool:
-    """Whether something is done to a class before it is bound to its name.
+    """Whether a decorator changes a class before it gets its name.
 
-    ``frame`` is that of the class statement, which just calls what makes the class.
+    ``frame`` is the frame of the class statement, in which the class is being made.
     """
     code, position = frame.f_code.co_code, frame.f_lasti + 2
     while dis.opname[code[position]] in ("CACHE", "EXTENDED_ARG"):
@@ -138,21 +136,21 @@ def _is_decorated(frame: FrameType) -> bool:
 
 
 def prepare_defined() -> None:
-    """Make the classes pytrees that were defined, and decorated, until now.
+    """Make pytrees of the classes that are defined and decorated by now.
 
-    So that pickled treedefs and exported programs find them, which know nothing of
-    what is done when an instance is made.
+    Pickled treedefs and exported programs need the classes without an instance. So the
+    construction of an instance is too late.
     """
     while _defined:
         cls = _defined.pop()
         is_whole = not ("_is_base" in cls.__dict__ or _missing(cls))
-        # One that makes its instances in its own way says itself what it is.
+        # A class with its own `__new__` decides itself when it becomes a pytree.
         if is_whole and _is_ours(cls) and cls.__new__ is PyTree.__new__:
             _prepare(cls)
 
 
 def _missing(cls: type) -> list[str]:
-    """The methods that a class has to define and does not."""
+    """The methods that a class must define and does not."""
     return [
         name
         for name in ("aval", "materialise")
@@ -161,7 +159,7 @@ def _missing(cls: type) -> list[str]:
 
 
 def _prepare(cls: Any) -> None:
-    """Make ``cls`` a pytree, unless it is one."""
+    """Make ``cls`` a pytree, unless it is one already."""
     with _preparing:
         if "_jaxrewrite_ready" in cls.__dict__:
             return
@@ -177,7 +175,7 @@ def _prepare(cls: Any) -> None:
 def _is_registered(cls: type) -> bool:
     try:
         bare: Any = object.__new__(cls)
-    except TypeError:  # abstract: it has no instances to flatten
+    except TypeError:  # An abstract class has no instances to flatten.
         return True
     try:
         return jax.tree_util.default_registry.flatten_one_level(bare) is not None
@@ -221,14 +219,14 @@ def _constructor(cls: Any, user_init: Any, names: list[Any], static: list[Any]) 
         if type(self) is cls:
             for name in names:
                 if not hasattr(self, name):
-                    raise TypeError(f"{cls.__name__}.__init__ sets no {name!r}.")
+                    raise TypeError(f"{cls.__name__}.__init__ does not set {name!r}.")
             check_static_fields(self, static)
 
     return __init__
 
 
 def check_static_fields(value: Any, names: Sequence[str] | None = None) -> None:
-    """Raise `TypeError` if a static field can't be part of a cache's key."""
+    """Raise `TypeError` if a static field cannot be part of a cache's key."""
     if names is None:
         fields = getattr(value, "__dataclass_fields__", {}).values()
         names = [f.name for f in fields if f.metadata.get("static", False)]
@@ -240,9 +238,9 @@ def check_static_fields(value: Any, names: Sequence[str] | None = None) -> None:
         except (TypeError, ValueError) as error:
             raise TypeError(
                 f"The static field {name!r} of {type(value).__name__} holds a "
-                f"{type(content).__name__}, which can't be hashed and compared, so "
-                "that no program could be cached for it. Make it a tuple or another "
-                "immutable object, or, if it holds arrays, a field that is not static."
+                f"{type(content).__name__}, which can't be hashed and compared. So no "
+                "program could be cached for it. Make it a tuple or another immutable "
+                "object, or, if it holds arrays, a field that is not static."
             ) from error
 
 

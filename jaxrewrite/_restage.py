@@ -1,4 +1,4 @@
-"""Jaxprs inside of equations, rewritten: each once for each structure of operands."""
+"""Rewriting the jaxprs inside of equations, once for each structure of operands."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ._traces import Rewriting, has_tracers
 
 
 class Adapter(Protocol):
-    """What `restage` puts before or after a body.
+    """A function that `restage` calls before or after a body.
 
-    It adds equations to the scope, on behalf of the site, and returns other
-    operands or results.
+    It adds equations to the scope, on behalf of the site, and returns new operands or new
+    results.
     """
 
     def __call__(
@@ -28,8 +28,8 @@ class Adapter(Protocol):
     ) -> list[Any]: ...
 
 
-# Kept with the body.
-_known = WeakCaches(256)
+# A body keeps its own rewritten forms.
+_restaged = WeakCaches(256)
 
 
 def restage(
@@ -42,10 +42,10 @@ def restage(
 ) -> Restaged:
     """Rewrite a jaxpr in an equation for operands of this structure, once.
 
-    Remembered as long as the jaxpr lives, so that a body which is called
-    a hundred times, or by a hundred programs, is rewritten and compiled
-    once. The adapters, compared like the rest of the key, change operands
-    before the first of the jaxpr's equations and results after the last.
+    The result is kept as long as the jaxpr lives. So a body that is called a hundred times,
+    or by a hundred programs, is rewritten and compiled once. The adapters change the
+    operands before the first equation of the jaxpr, and the results after the last one.
+    They are part of the cache's key.
     """
     leaves, in_tree = tree_flatten(list(operands))
     avals = avals_of(leaves)
@@ -53,12 +53,12 @@ def restage(
     def anew() -> Restaged:
         return _restage(rewriting, jaxpr, in_tree, avals, site, entering, leaving)
 
-    cache = _known.of(jaxpr)
+    cache = _restaged.of(jaxpr)
     state = rewriting.settings.key(), _compat.trace_context()
     key = (in_tree, tuple(avals), entering, leaving, *state)
     try:
         restaged = cache.get(key)
-    except TypeError:  # metadata that can't be hashed
+    except TypeError:  # The metadata is not hashable.
         return anew()
     if restaged is None:
         restaged = anew()

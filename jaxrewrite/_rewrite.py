@@ -1,19 +1,19 @@
 """The rewriting: a jaxpr on arrays becomes a jaxpr on the leaves of values.
 
-`Scope.run` walks the equations of a jaxpr and adds what becomes of them to another. An
-*operand* is an atom of the new jaxpr (a variable or a literal), or a value whose leaves
-are such atoms: values exist while a program is rewritten, and the result knows nothing
-of them.
+`Scope.run` walks the equations of a jaxpr and adds their rewritten forms to another jaxpr.
+An *operand* is an atom of the new jaxpr (a variable or a literal), or a value whose leaves
+are such atoms. Values exist while a program is rewritten; the new jaxpr does not contain
+them.
 
-An equation without a value among its operands is taken over as it is, the very
-same object, so that code which values don't reach costs next to nothing. For
-any other the answer is sought in the order of ``_ANSWERS``: the rules; for a higher-order
-primitive its handler, which rewrites the jaxprs inside; the ``default`` of the
-operands' type; for primitives that only move arrays, their leaves; materialising them.
+An equation without a value among its operands is added unchanged, as the same object. So
+code that values do not reach costs next to nothing. For any other equation the functions in
+``_ANSWERS`` are tried in order: the rules; for a higher-order primitive its handler, which
+rewrites the jaxprs inside; the ``default`` of the operands' type; for primitives that only
+move arrays, a move of their leaves; at last dense operands.
 
-What a rule did (`_traces`) is a jaxpr too, and the same walk adds it. So when a field of
-a value is a value itself, what the rule did to that field is an equation with a value
-operand, and is dispatched in its turn.
+The trace of a rule (`_traces`) is a jaxpr, too, and the same walk adds it. So if a field of
+a value is itself a value, an equation of the rule on that field has a value as its operand,
+and is dispatched like any other.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from ._traces import Flat, Rewriting, Traced, checked_results
 from ._value import Value, is_value
 
 
-# Adds what becomes of an equation on its operands, and returns the results, or
+# Adds the rewritten form of an equation on its operands. Returns the results, or
 # `NotImplemented`.
 Handler = Callable[["Scope", Site, list[Any]], Any]
 
-# How each higher-order primitive is rewritten. By name, since JAX exports the objects of
-# only some primitives.
+# The handlers of the higher-order primitives, by name, because JAX exports only some of
+# the primitives as objects.
 handlers: dict[str, Handler] = {}
 
-# Primitives that return their operands unchanged, as mathematics goes, or move them
-# as a whole: values need not be dense for them. `_keepers` has the list.
+# Handlers of the primitives that return their operands or move them as a whole, so that
+# values need not be dense. `_keepers` has the list.
 keepers: dict[str, Handler] = {}
 
 
 class Scope(Draft):
-    """A jaxpr under construction, which others are rewritten into."""
+    """A jaxpr under construction, to which the equations of others are added."""
 
     def __init__(self, rewriting: Rewriting):
         super().__init__()
@@ -74,11 +74,11 @@ class Scope(Draft):
         operands
             An atom or a value for each of its ``invars``.
         site
-            For the jaxpr of a rule, what it is applied to: the new equations are
-            said to come from there, and get variables of their own, because the
-            same jaxpr may be added again.
+            For the jaxpr of a rule, the equation that the rule is applied to. The new
+            equations get its source info, and new variables, because the same jaxpr may
+            be added again.
         targets
-            Which variables to use then, for some of the jaxpr's own.
+            The variables to use then, for some of the jaxpr's own.
 
         Returns
         -------
@@ -92,18 +92,20 @@ class Scope(Draft):
         }
         targets = targets or {}
         self.is_high |= jaxpr.is_high
-        # The equations of a rule are final: a rule for dense tanh may use tanh.
+        # The equations of a rule are final, so that a rule for dense tanh may use tanh.
         watched = self.rewriting.dense_primitives if site is None else frozenset()
         origin = None if site is None else site.source_info
         for eqn in jaxpr.eqns:
-            known = watched and (eqn.primitive in watched or eqn.primitive.name in handlers)
+            is_watched = watched and (
+                eqn.primitive in watched or eqn.primitive.name in handlers
+            )
             has_value = False
             renamed = False
             for atom in eqn.invars:
                 if type(atom) is not Literal and atom in env:
                     renamed = True
                     has_value |= is_value(env[atom])
-            if not (renamed or known) and site is None:
+            if not (renamed or is_watched) and site is None:
                 self.eqns.append(eqn)
                 continue
             invals = eqn.invars
@@ -112,7 +114,7 @@ class Scope(Draft):
             outvars = eqn.outvars
             if site is not None:
                 outvars = [targets.get(var) or _fresh(var) for var in outvars]
-            if has_value or known:
+            if has_value or is_watched:
                 results = self.apply(Site(eqn, outvars, origin), invals)
             else:
                 self.rename(eqn, invals, outvars, source_within(origin, eqn.source_info))
@@ -123,7 +125,7 @@ class Scope(Draft):
         return [_read(env, atom) for atom in jaxpr.outvars]
 
     def apply(self, site: Site, operands: Sequence[Any]) -> Sequence[Any]:
-        """Add what becomes of an equation on these operands: the first answer."""
+        """Add the rewritten form of an equation on these operands, the first that exists."""
         try:
             return self._answer(site, operands)
         except Exception as error:
@@ -139,18 +141,18 @@ class Scope(Draft):
         return site.outvars
 
     def _by_rule(self, site: Site, operands: Sequence[Any]) -> Any:
-        """What the first rule that applies makes of an equation."""
+        """Apply the first rule that does not decline."""
         flat = Flat.of(operands, site.context)
         traced = self.rewriting.by_rule(site, operands, flat)
         return self._add(traced, flat, site)
 
     def _by_handler(self, site: Site, operands: Sequence[Any]) -> Any:
-        """What becomes of a higher-order primitive: its bodies are rewritten."""
+        """Rewrite a higher-order primitive with the jaxprs inside."""
         handler = handlers.get(site.primitive.name)
         return NotImplemented if handler is None else handler(self, site, list(operands))
 
     def _by_default(self, site: Site, operands: Sequence[Any]) -> Any:
-        """What the default of the outermost type makes of any primitive."""
+        """Apply the ``default`` of the outermost type."""
         owner = _owner_of_default(site.primitive, operands)
         if owner is None:
             return NotImplemented
@@ -164,7 +166,7 @@ class Scope(Draft):
         return self.splice(apply_default, key, operands, site, check)
 
     def _by_leaf(self, site: Site, operands: Sequence[Any]) -> Any:
-        """What becomes of a primitive that only moves arrays: leaves can be moved."""
+        """Apply a primitive that only moves arrays to each leaf."""
         keeper = keepers.get(site.primitive.name)
         if keeper is None or not any(map(is_value, operands)):
             return NotImplemented
@@ -172,7 +174,7 @@ class Scope(Draft):
         return keeper(self, site, list(operands))
 
     def _by_dense_operands(self, site: Site, operands: Sequence[Any]) -> Any:
-        """The same primitive on arrays, for which there may be a rule again."""
+        """Apply the same primitive to dense operands; a rule for these may exist."""
         if not any(map(is_value, operands)):
             return NotImplemented
         operands = self.materialise_operands(site, operands)
@@ -181,7 +183,7 @@ class Scope(Draft):
         self.copy(site, operands, site.outvars)
         return site.outvars
 
-    # --- what rules, and other functions, did -----------------------------------
+    # --- equations of rules and other functions ---------------------------------
 
     def splice(
         self,
@@ -191,11 +193,11 @@ class Scope(Draft):
         site: Site,
         check: Callable[[Any], list[Any]],
     ) -> Any:
-        """Add the equations of a function of the operands, a layer deep.
+        """Add the equations of a function of the operands, one layer deep.
 
-        What the function sees of a value that is a field of an operand is a
-        tracer of its aval; the equations on that are dispatched as any others.
-        ``key`` says which function it is.
+        If a field of an operand is a value, the function sees a tracer of its aval. The
+        equations on that tracer are dispatched like any others. ``key`` identifies the
+        function.
         """
         flat = Flat.of(operands, site.context)
         return self._add(self.rewriting.by_function(fn, key, flat, check), flat, site)
@@ -214,7 +216,7 @@ class Scope(Draft):
         inputs = [*self.constants(traced.jaxpr, traced.consts), *flat.leaves]
         start = len(self.eqns)
         results = self.run(traced.jaxpr, inputs, site, targets)
-        # Where a leaf is a value, the equations are no longer those of the rule.
+        # If a leaf is a value, these equations are not those of the rule's trace.
         added = () if site.is_in_rule else self.eqns[start:]
         if len(added) > 1 and not any(map(is_value, flat.leaves)):
             self.applied.append(Applied(traced.jaxpr, inputs, results, added))
@@ -225,7 +227,7 @@ class Scope(Draft):
     ) -> list[Any]:
         """Add the equations of a JAX function, from arrays to a list of arrays.
 
-        For primitives that are best made by the public function they come from.
+        This serves for primitives whose parameters a public function makes best.
         """
         debug_info = _compat.new_debug_info(site.primitive.name, fn)
         with site.context.manager:
@@ -235,11 +237,11 @@ class Scope(Draft):
     # --- becoming dense ---------------------------------------------------------
 
     def materialise_operands(self, site: Site, operands: Sequence[Any]) -> list[Any]:
-        """Make the operands of an equation dense, as the policy says."""
+        """Make the operands of an equation dense, as the policy allows."""
         return [self.materialise(x, site) if is_value(x) else x for x in operands]
 
     def materialise(self, value: Value, site: Site, reason: Reason = NO_RULE) -> Any:
-        """Add the equations that make a value dense, and return the result.
+        """Add the equations that make a value dense, and return the dense operand.
 
         Raises `MaterialisationError` if the policy or the type forbids it.
         """
@@ -247,12 +249,12 @@ class Scope(Draft):
         policy = policy_on(cls, self.rewriting.settings.policy)
         if policy == "forbid":
             raise reason.refusal(site.primitive, cls)
-        known = self._dense.get(id(value))
-        if known is None:
-            known = self._dense[id(value)] = value, self._made_dense(value, site, reason)
+        entry = self._dense.get(id(value))
+        if entry is None:
+            entry = self._dense[id(value)] = value, self._made_dense(value, site, reason)
         if policy == "warn":
             self.notice(reason.warning(site.primitive, cls), site)
-        return known[1]
+        return entry[1]
 
     def _made_dense(self, value: Value, site: Site, reason: Reason) -> Any:
         subject = f"{reason.on(site.primitive, type(value))}, which"
@@ -268,7 +270,7 @@ class Scope(Draft):
         return make_dense(value, add_layer)
 
 
-# In the order in which they are asked.
+# The functions that rewrite an equation, in the order in which they are tried.
 _ANSWERS = (
     Scope._by_rule,
     Scope._by_handler,
@@ -287,7 +289,7 @@ def _fresh(var: Var) -> Var:
 
 
 def _owner_of_default(primitive: Primitive, operands: Sequence[Any]) -> type[Value] | None:
-    """The type whose default it is: the outermost of those that have one."""
+    """The outermost type that has a default, or ``None``."""
     values = [x for x in operands if is_value(x)]
     types = [type(v) for v in values if type(v).default is not Value.default]
     if not types:
@@ -299,6 +301,6 @@ def _owner_of_default(primitive: Primitive, operands: Sequence[Any]) -> type[Val
         raise TypeError(
             f"Primitive {primitive.name!r} has no rule for these operands, and "
             f"{names} each have a default of their own. Register a rule for the pair, or "
-            "say which class is the outer one, by a higher outer = ..."
+            "make one of the classes the outer one by a higher outer = ..."
         )
     return next(iter(owners.values()))

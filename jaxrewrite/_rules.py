@@ -1,9 +1,8 @@
-"""The tables of rules: which rule applies to which operands.
+"""The tables of rules, which decide which rule applies to which operands.
 
-A table has one `multipledispatch.Dispatcher` a primitive. The dispatcher says
-which signatures match; the order among those few, by precedence and then by
-how specific they are, is settled here, since multipledispatch would order the
-whole table and only warn of an ambiguity.
+A table has one `multipledispatch.Dispatcher` for each primitive. The dispatcher finds the
+signatures that match. This module orders those few, by precedence and then by how specific
+they are. multipledispatch would order the whole table, and only warn of an ambiguity.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 class Rule:
     """A user's rule for some primitives, as it was registered.
 
-    A twin is what ``commutative`` and ``either`` register besides, for operands in
-    the other order; one that is mirrored calls the function with them exchanged.
+    ``commutative`` and ``either`` also register a twin, for operands in the opposite
+    order. A mirrored twin exchanges the operands before it calls the function.
     """
 
     __slots__ = ("fn", "is_twin", "literals", "mirrored", "precedence", "signature")
@@ -64,7 +63,7 @@ class Rule:
         params: Any,
         atoms: Sequence[Any] = (),
     ) -> Any:
-        """Call the function on operands, of which ``atoms`` says which are literals."""
+        """Call the function on operands; ``atoms`` tells which operands are literals."""
         if self.mirrored:
             operands, atoms = operands[::-1], atoms[::-1]
         if self.literals:
@@ -77,7 +76,7 @@ class Rule:
         return self.fn(*operands, **params)
 
     def name_for(self, primitive: Primitive) -> str:
-        """What profiles call it; many a rule is called ``_``."""
+        """The rule's name in profiles; the function of many rules is named ``_``."""
         name = getattr(self.fn, "__name__", "_").strip("_")
         return name or f"{primitive.name}_rule"
 
@@ -98,7 +97,7 @@ def _check_pair(rule: Rule, keyword: str) -> None:
 
 
 class _Entry:
-    """A rule under one of the signatures that its unions stand for."""
+    """A rule for one combination of the types that its annotations allow."""
 
     __slots__ = ("guards", "rule", "types")
 
@@ -111,8 +110,8 @@ class _Entry:
         return any(guard is not None for guard in self.guards)
 
     def outer(self, types: tuple[type, ...]) -> float:
-        """How far out the outermost operand is of those that the rule names the type of."""
-        # A variadic signature's last type is that of all the rest.
+        """The greatest ``outer`` of the operands whose type the rule names."""
+        # The last type of a variadic signature is for all remaining operands.
         named: Any = itertools.zip_longest(self.types, types, fillvalue=self.types[-1])
         return max(
             (
@@ -133,7 +132,7 @@ class _Entry:
 
 
 def _names_its_type(annotated: Any, operand: type[Value]) -> bool:
-    """Whether an operand's annotation has its type, and not only any value."""
+    """Whether the annotation of an operand names its type, and not just any value."""
     choices = annotated.variadic_type if isvariadic(annotated) else (annotated,)
     return any(
         choice is not object
@@ -144,7 +143,7 @@ def _names_its_type(annotated: Any, operand: type[Value]) -> bool:
 
 
 class _Dispatcher(Dispatcher):
-    """A `Dispatcher` whose matches come unordered, and so without a quadratic pass."""
+    """A `Dispatcher` that does not order its matches, which would take quadratic time."""
 
     __slots__ = ()
 
@@ -154,16 +153,15 @@ class _Dispatcher(Dispatcher):
 
     @classmethod
     def get_func_annotations(cls, func: Any) -> None:
-        """Nothing: `multipledispatch` would read them for the empty signature."""
+        """Do nothing: `multipledispatch` would read the annotations of ``func``."""
 
 
 class Rules:
     """A table of rules.
 
-    The rules of `jaxrewrite.register` are in one global table. Another table,
-    passed as ``transform(fn, rules=...)``, is layered over it: where one of
-    its own rules applies that is taken, else the global ones are asked. The
-    global table never changes by it.
+    The rules of `jaxrewrite.register` are in one global table. Another table, passed as
+    ``transform(fn, rules=...)``, lies over it: if one of its own rules applies, that rule
+    is taken, else the global rules are tried. The global table never changes by that.
 
     Examples
     --------
@@ -197,49 +195,48 @@ class Rules:
     ) -> Callable[[_F], _F]:
         """Register a rule for one primitive, or several; a decorator.
 
-        The rule's positional parameters are the primitive's operands, and their
-        annotations say what it applies to: a value type, an array type
-        (`jaxtyping.ArrayLike`, `jax.Array`: any dense operand), `Value` or
-        `ArrayValue` (any value), a union, or nothing (anything); ``*xs: T`` is
-        any number of operands. A jaxtyping annotation is a guard besides: the
-        rule applies only where shapes and dtypes match.
-        `jax.extend.core.Literal` is a dense operand that is a number in the
-        program itself, which the rule is given as such: ``x.val``. Keyword-only parameters
-        are the primitive's parameters; one named ``primitive`` is the primitive.
+        The rule's positional parameters are the primitive's operands. Their annotations
+        decide which operands the rule applies to: a value type, an array type
+        (`jaxtyping.ArrayLike`, `jax.Array`: any dense operand), `Value` or `ArrayValue`
+        (any value), a union, or nothing (anything). ``*xs: T`` is any number of operands.
+        A jaxtyping annotation is also a guard: the rule applies only if shapes and dtypes
+        match. `jax.extend.core.Literal` is a number in the program itself, which the rule
+        gets as that literal: ``x.val``. Keyword-only parameters are the primitive's
+        parameters; one named ``primitive`` is the primitive.
 
-        A rule returns one result, or a sequence of them for a primitive of
-        several results; each is a value or an array of the shape and dtype that
-        the primitive would give. Returning ``NotImplemented`` passes to the
-        next rule. A rule is run with tracers for the leaves, as a function under
-        `jax.jit` is, and what it did is remembered for each structure of operands.
+        A rule returns one result, or a sequence of results if the primitive has several.
+        Each is a value or an array, of the shape and dtype that the primitive would give.
+        ``NotImplemented`` passes to the next rule. A rule runs with tracers as leaves, like
+        a function under `jax.jit`, and its trace is kept for each structure of operands.
 
-        A field of an operand that is a value itself looks like an array of its aval, and
-        what is done to it is dispatched on its own type afterwards. An operand annotated
-        with `Value` or `ArrayValue` is the value that it is. So what a rule for
-        ``(T, ArrayValue)`` makes of a field and the other operand is dispatched on an array
-        and that value, unless ``T`` has ``rules_see_values = True``: then fields are values
-        too, of which only `bind` and `transform` take any, and both are dispatched together.
+        If a field of an operand is itself a value, the rule sees an array of its aval.
+        What the rule does to that array is later dispatched on the field's own type. An
+        operand annotated with `Value` or `ArrayValue` stays a value. So when a rule for
+        ``(T, ArrayValue)`` combines a field with the other operand, the result is
+        dispatched on an array and that value. If ``T`` has ``rules_see_values = True``,
+        fields stay values, too. Only `bind` and `transform` accept such a field, and
+        dispatch on both.
 
-        A rule all of whose operands are dense rewrites ordinary programs. A rule
-        that admits a value is never asked about dense operands alone.
+        A rule whose operands are all dense rewrites ordinary programs. A rule that allows a
+        value is never tried on dense operands alone.
 
         Parameters
         ----------
         primitive, *more
             A `jax.extend.core.Primitive`, or its name, such as ``"dot_general"``.
         precedence
-            Rules of higher precedence are asked first.
+            Rules of higher precedence are tried first.
         commutative
-            Register the rule for its two operands in the other order too, unless
-            a rule is registered for that order. It is called with the operands
-            exchanged then: in the order of its parameters.
+            Register the rule also for its two operands in the opposite order, unless there
+            is a rule for that order. The rule is then called with the operands exchanged,
+            in the order of its parameters.
         either
-            Register the rule for its two operands in either order, like
-            ``commutative``, and call it with them in the order of the program:
-            its types say which two meet, not which is the first.
+            Register the rule also for its two operands in the opposite order, like
+            ``commutative``, but call it with the operands in the order of the program. Its
+            types then say which two operands meet, not which of them comes first.
         types
-            What the positional parameters are to be annotated with, instead of
-            their own annotations: for rules that are made in a loop over types.
+            The annotations of the positional parameters, in place of the rule's own: for
+            rules that a loop over types defines.
 
         Returns
         -------
@@ -249,14 +246,14 @@ class Rules:
         Raises
         ------
         ValueError
-            If a name is no primitive's.
+            If a name is not the name of a primitive.
         TypeError
-            If the rule's annotations can't be dispatched on, or ``commutative``
-            or ``either`` is asked of a rule with other than two operands.
+            If the rule's annotations cannot be dispatched on, or a rule with
+            ``commutative`` or ``either`` does not have two operands.
 
         Examples
         --------
-        A sum that keeps an array in metres what it is, whatever it is added to:
+        A difference that stays in metres, in either order of its operands:
 
         >>> import jax, jax.numpy as jnp, jaxrewrite
         >>> from jaxtyping import ArrayLike
@@ -272,7 +269,7 @@ class Rules:
         (Array([-2., -2.], dtype=float32), Array([2., 2.], dtype=float32))
         """
         if commutative and either:
-            raise TypeError("A rule is registered with commutative=True or either=True.")
+            raise TypeError("A rule takes commutative=True or either=True, not both.")
         primitives = [find_primitive(p) for p in (primitive, *more)]
         prepare_defined()
 
@@ -332,19 +329,19 @@ class Rules:
             self._with_literals.add(primitive)
 
     def _has(self, primitive: Primitive, entry: _Entry) -> bool:
-        known = self._cell(primitive, entry.types).get(entry.guards)
-        return known is not None and not known.rule.is_twin
+        present = self._cell(primitive, entry.types).get(entry.guards)
+        return present is not None and not present.rule.is_twin
 
     def dense_rules(self) -> Mapping[Primitive, Rule]:
-        """The primitives that have a rule on dense operands alone, and one such rule."""
+        """The primitives that have a rule for dense operands alone, with one such rule."""
         return self._dense
 
     def primitives_with_literals(self) -> Set[Primitive]:
-        """The primitives that have a rule which sees literals."""
+        """The primitives that have a rule for literals."""
         return self._with_literals
 
     def matches(self, primitive: Primitive, types: tuple[type, ...]) -> list[_Entry]:
-        """The entries whose types match, in no order."""
+        """The entries whose types match, in any order."""
         key = (primitive, types)
         found = self._matches.get(key)
         if found is None:
@@ -363,7 +360,7 @@ register = global_rules.register
 
 
 class RulesInForce:
-    """The tables that one rewriting looks rules up in, the nearest first."""
+    """The tables in which one rewriting looks up rules, the nearest first."""
 
     __slots__ = ("tables",)
 
@@ -371,20 +368,20 @@ class RulesInForce:
         self.tables = tables
 
     def over(self, rules: Rules | None) -> RulesInForce:
-        """These tables with one more layered over them."""
+        """These tables with one more on top."""
         if rules is None or rules in self.tables:
             return self
         return RulesInForce((rules, *self.tables))
 
     def state(self) -> tuple[Any, ...]:
-        """What a rewritten program depends on; hashable."""
+        """The part of a cache's key that stands for the rules; hashable."""
         return tuple((rules, rules.version) for rules in self.tables)
 
     def dense_primitives(self) -> frozenset[Primitive]:
         return frozenset().union(*(rules.dense_rules() for rules in self.tables))
 
     def local_dense_rules(self) -> list[Rule]:
-        """Rules on dense operands alone, of the tables that somebody passed."""
+        """The rules for dense operands alone in tables that a transform was given."""
         return [
             rule
             for rules in self.tables
@@ -404,28 +401,28 @@ class RulesInForce:
         avals: Callable[[], Sequence[Any]],
         ask: Callable[[Rule], Any],
     ) -> Any:
-        """What the first rule that does not decline says of these operands.
+        """The answer of the first rule that does not decline.
 
         Parameters
         ----------
         operands
             Values and atoms of a jaxpr.
         avals
-            Gives the operands' avals, for rules with guards.
+            Returns the operands' avals, for rules with guards.
         ask
-            Gives the answer of a rule; ``NotImplemented`` if it declines.
+            Returns the answer of a rule; ``NotImplemented`` if the rule declines.
 
         Raises
         ------
         AmbiguousRuleError
-            If two rules answer of which neither is first.
+            If two rules answer, and neither comes before the other.
         """
         types = tuple(map(_type_of, operands))
         for rules in self.tables:
             entries = rules.matches(primitive, types)
             if any(entry.is_guarded() for entry in entries):
-                known = avals()
-                entries = [e for e in entries if guards_hold(e.guards, known)]
+                found = avals()
+                entries = [e for e in entries if guards_hold(e.guards, found)]
             answer = _settled(primitive, types, entries, ask)
             if answer is not NotImplemented:
                 return answer
@@ -433,7 +430,7 @@ class RulesInForce:
 
 
 def _type_of(operand: Any) -> type:
-    """What an operand is dispatched on as."""
+    """The type that an operand is dispatched on as."""
     if is_value(operand):
         return type(operand)
     return Number if type(operand) is Literal else Dense
@@ -451,7 +448,7 @@ def _settled(
     entries: list[_Entry],
     ask: Callable[[Rule], Any],
 ) -> Any:
-    """The answer of the foremost rules; those that decline are out, one after the other."""
+    """The answer of the foremost rules. Rules that decline make room for the next ones."""
     answers: dict[Rule, Any] = {}
     while entries:
         foremost = list(dict.fromkeys(e.rule for e in _foremost(entries, types)))
@@ -473,21 +470,21 @@ def _settled(
 
 
 class _Failure(NamedTuple):
-    """The error that a rule raised. It has not declined."""
+    """The error that a rule raised. Such a rule has not declined."""
 
     error: Exception
 
 
 def _answer_or_failure(ask: Callable[[Rule], Any], rule: Rule) -> Any:
-    """The answer of one of several rules: who fails is ambiguous with who answers."""
+    """The answer or the error of one of several rules, which are ambiguous either way."""
     try:
         return ask(rule)
-    except Exception as error:  # noqa: BLE001 - raised again, unless others answer
+    except Exception as error:  # noqa: BLE001 - raised again if no other rule answers
         return _Failure(error)
 
 
 def _foremost(entries: list[_Entry], types: tuple[type, ...]) -> list[_Entry]:
-    """The entries that none of the others goes before."""
+    """The entries that no other entry comes before."""
     highest = max(entry.rule.precedence for entry in entries)
     level = [entry for entry in entries if entry.rule.precedence == highest]
     first = [e for e in level if not any(other.beats(e) for other in level)]
@@ -509,7 +506,7 @@ def _ambiguity(primitive: Primitive, types: tuple[type, ...], rules: list[Rule])
         "Ways out: register a rule for just these types,\n"
         f"  @jaxrewrite.register({primitive.name!r})\n"
         f"  def _({parameters}, **params): ...\n"
-        "or say in one of the classes that it is the outer one, by a higher outer = ...; or "
+        "or make one of the classes the outer one by a higher outer = ...; or "
         "give one of the rules a higher precedence=; or apply them one after the other "
         "with nested transforms: transform(transform(fn, filter_spec=...), filter_spec=...)."
     )
@@ -522,7 +519,7 @@ _primitives_by_name = functools.cache(_compat.primitives_by_name)
 
 
 def find_primitive(primitive: Primitive | str) -> Primitive:
-    """Return the primitive of that name; `ValueError` if there is none."""
+    """Return the primitive of a name; `ValueError` if there is none."""
     if isinstance(primitive, Primitive):
         return primitive
     if not isinstance(primitive, str):
@@ -530,9 +527,9 @@ def find_primitive(primitive: Primitive | str) -> Primitive:
             "A rule is registered for a primitive or the name of one, as in "
             f"@register('add'); got a {type(primitive).__name__}."
         )
-    known = _primitives_by_name()
-    if primitive not in known:
-        close = difflib.get_close_matches(primitive, known, 3)
+    by_name = _primitives_by_name()
+    if primitive not in by_name:
+        close = difflib.get_close_matches(primitive, by_name, 3)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-        raise ValueError(f"No primitive of JAX is called {primitive!r}.{hint}")
-    return known[primitive]
+        raise ValueError(f"JAX has no primitive {primitive!r}.{hint}")
+    return by_name[primitive]

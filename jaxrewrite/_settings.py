@@ -1,8 +1,8 @@
-"""What is in force while a program is rewritten: the rules, and the policy.
+"""The rules and the policy in force while a program is rewritten.
 
-A rule that calls `bind`, a nested `transform` or an operator of a value is
-itself part of a rewriting, and means the same rules and policy by it; so does
-the user's function while it is staged.
+A rule that calls `bind`, a nested `transform` or an operator of a value is itself part of a
+rewriting, and uses the same rules and policy. So does the user's function while it is
+staged.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Settings(NamedTuple):
     policy: str
 
     def key(self) -> tuple[Any, ...]:
-        """What a rewritten program depends on of these; hashable."""
+        """The part of a cache's key that stands for the settings; hashable."""
         return (self.policy, *self.rules.state())
 
     def refined(self, rules: Rules | None, policy: str) -> Settings:
-        """These settings as a transform within changes them.
+        """The settings of a nested transform.
 
-        The default policy, ``"warn"``, leaves the policy to what is around.
+        The default policy, ``"warn"``, keeps the policy of the surrounding transform.
         """
         return Settings(self.rules.over(rules), self.policy if policy == "warn" else policy)
 
@@ -60,5 +60,5 @@ def use_settings(settings: Settings) -> Iterator[None]:
 def check_policy(policy: str) -> None:
     if policy not in POLICIES:
         raise ValueError(
-            f"materialise= is one of {', '.join(map(repr, POLICIES))}, not {policy!r}."
+            f"materialise= must be one of {', '.join(map(repr, POLICIES))}; got {policy!r}."
         )

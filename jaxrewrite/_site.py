@@ -1,7 +1,7 @@
 """`Site`: an equation that values meet, and its place in the program.
 
-Rules, handlers and whatever else adds equations in the place of one are given its site.
-It says what is to be computed, for whom, and what the new equations are said to come from.
+Rules, handlers and all other code that replaces an equation get its site. The site knows
+the equation, the variables for its results, and the source info for the new equations.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ._value import is_value
 
 
 class Site(NamedTuple):
-    """An equation, where its results go, and, if a rule made it, where that was applied.
+    """An equation, its result variables, and the source of the rule that made it.
 
-    Results that are arrays are written to ``outvars`` where that is possible. ``origin``
-    is ``None`` for an equation of the program itself.
+    Results that are arrays are written to ``outvars`` if possible. ``origin`` tells where
+    the rule was applied. It is ``None`` for an equation of the program itself.
     """
 
     eqn: JaxprEqn
@@ -29,9 +29,9 @@ class Site(NamedTuple):
 
     @classmethod
     def of(cls, eqn: JaxprEqn) -> Site:
-        """The site of an equation to what is in one of its own jaxprs.
+        """The site of an equation, for code in one of the equation's own jaxprs.
 
-        That is a program of its own, whichever rule the equation may come from.
+        Such a jaxpr is a program of its own, whichever rule the equation comes from.
         """
         return cls(eqn, eqn.outvars)
 
@@ -45,35 +45,35 @@ class Site(NamedTuple):
 
     @property
     def context(self) -> Any:
-        """JAX's own settings that the equation was traced under."""
+        """The JAX settings under which the equation was traced."""
         return self.eqn.ctx
 
     @property
     def is_in_rule(self) -> bool:
-        """Whether a rule made the equation, which is final then as far as it is dense."""
+        """Whether a rule made the equation. Without values it is then final."""
         return self.origin is not None
 
     @property
     def source_info(self) -> SourceInfo:
-        """Where the equations come from that take the place of this one."""
+        """The source info for the equations that replace this one."""
         return source_within(self.origin, self.eqn.source_info)
 
     @property
     def line(self) -> tuple[str, int, str] | None:
-        """The user's file, line and function: of a rule, where it was applied."""
+        """The user's file, line and function, for a rule those where it was applied."""
         return _compat.source_location(self.origin or self.eqn.source_info)
 
     def giving(self, outvars: Sequence[Var]) -> Site:
-        """This site for something else that is computed on its behalf."""
+        """This site with other result variables, for another computation on its behalf."""
         return self._replace(outvars=outvars)
 
     def with_params(self, **params: Any) -> Site:
-        """This site for the same primitive with some other parameters."""
+        """This site with some other parameters of the same primitive."""
         return self._replace(eqn=self.eqn.replace(params={**self.params, **params}))
 
 
 def source_within(origin: SourceInfo | None, inner: SourceInfo) -> SourceInfo:
-    """Where an equation of a rule comes from: where the rule was applied."""
+    """The source info of an equation in a rule: that of the place where it was applied."""
     if origin is None:
         return inner
     if not inner.name_stack.stack:

@@ -1,8 +1,8 @@
-"""From a function and its arguments to a rewritten program.
+"""Staging: from a function and its arguments to a rewritten program.
 
-The function is traced once over the avals of its arguments: a value that
-``filter_spec`` chooses goes in as one array of its aval, anything else leaf by
-leaf. The jaxpr is then rewritten for the values that were passed.
+The function is traced once over the avals of its arguments. A value that ``filter_spec``
+chooses is one array of its aval; any other argument goes in leaf by leaf. The jaxpr is then
+rewritten for the values that were passed.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from ._value import is_value
 
 
 class Arguments(NamedTuple):
-    """What a transformed function was called with.
+    """A transformed function and the arguments of a call.
 
-    ``tree`` is ``(fn, args, kwargs)``, where ``fn`` is ``None`` if it is not a
-    pytree: it is passed by itself then, and held by no cache.
+    ``tree`` is ``(fn, args, kwargs)``. Its ``fn`` is ``None`` if the function is not a
+    pytree: the function then stays out of the caches' keys.
     """
 
     fn: Callable[..., Any]
@@ -50,10 +50,10 @@ class Arguments(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """A program, and how its leaves are those of the arguments and results.
+    """A program, and how its leaves relate to those of arguments and results.
 
-    ``positions`` says which leaves of the arguments the program takes.
-    ``out_leaves`` has the results that are no arrays, ``None`` for the others.
+    ``positions`` are the leaves of the arguments that the program takes. ``out_leaves`` has
+    the results that are not arrays, and ``None`` for the others.
     """
 
     program: Program
@@ -61,9 +61,9 @@ class Staged(NamedTuple):
     out_tree: PyTreeDef
     out_leaves: list[Any] | None
     out_positions: list[int]
-    # For rules that close over arrays; ``None`` where there are no such rules.
+    # For rules that close over arrays; ``None`` if there are no such rules.
     staging: Staging | None
-    # Whether there are values among the results that have no leaves.
+    # Whether a value among the results has no leaves.
     has_hollow: bool
 
     def is_spent(self) -> bool:
@@ -88,7 +88,7 @@ class Staged(NamedTuple):
 def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     """Trace a function over its arguments' avals, and rewrite it for the values."""
     operands, tree = tree_flatten(arguments.tree, is_leaf=is_value)
-    # Names cost more than the rest of staging where there are many.
+    # With many operands, their names would cost more than the rest of staging.
     names = _operand_names(arguments) if len(operands) < 64 else None
     inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
     with use_settings(settings):
@@ -131,12 +131,12 @@ def _staging(jaxpr: Jaxpr, consts: Sequence[Any], likes: Sequence[Any]) -> Stagi
 
 
 class _Inputs(NamedTuple):
-    """What a staged function is traced over, and how its arguments come of it.
+    """The flat arguments of a staged function, and how to rebuild its arguments.
 
-    ``avals`` and ``names`` are those of its flat arguments; ``likes`` has for each
-    the aval, or the value with avals as leaves; ``rebuild`` makes an operand
-    from an iterator over the tracers; ``positions`` says which leaves of the
-    arguments the program takes.
+    ``avals`` and ``names`` are those of the flat arguments. ``likes`` has an aval for each,
+    or a value with avals as leaves. ``rebuild`` has a function for each operand, which
+    makes it from an iterator over the tracers. ``positions`` are the leaves of the
+    arguments that the program takes.
     """
 
     avals: list[Any]
@@ -178,7 +178,7 @@ def _inputs(
 
 
 class _Static:
-    """A result that is no array, as a leaf among the results that are."""
+    """A result that is not an array, as a leaf among those that are."""
 
     __slots__ = ("leaf",)
 
@@ -236,7 +236,7 @@ def _trace_user_function(
                 add_note(
                     error,
                     f"jaxrewrite: {name} is staged without any value among its arguments "
-                    f"because of rules on dense operands, such as {rule}.",
+                    f"because of rules for dense operands, such as {rule}.",
                 )
         raise
     return jaxpr, consts, out[0], out[1]
@@ -250,7 +250,7 @@ _NEEDS_A_NUMBER = (
 
 
 def _note_staging(error: Exception, name: str, likes: Sequence[Any]) -> None:
-    """Say of an error of the user's function, or of JAX in it, where it comes from."""
+    """Add the place to an error in the user's function, or in JAX's functions that it calls."""
     shown = ", ".join(map(describe_operand, likes))
     line = place(_compat.raised_at(error))
     add_note(error, f"jaxrewrite: in staging {name} on ({shown}){line}")
@@ -258,13 +258,13 @@ def _note_staging(error: Exception, name: str, likes: Sequence[Any]) -> None:
         add_note(
             error,
             f"jaxrewrite: {name} is staged before it is evaluated, as under jax.jit, so "
-            "that arrays have no concrete values in it. Use lax.cond and its kin, or pass "
-            "what is known beforehand as a Python scalar, which is static.",
+            "its arrays have no concrete values. Use lax.cond and its kin, or pass what is "
+            "known beforehand as a Python scalar, which is static.",
         )
 
 
 def _operand_names(arguments: Arguments) -> list[str]:
-    """What JAX calls each operand in its errors."""
+    """The names of the operands in JAX's errors."""
     fn, (_, args, _) = arguments
     parameters = _parameter_names(fn, args)
 
@@ -284,7 +284,7 @@ def _operand_names(arguments: Arguments) -> list[str]:
 def _parameter_names(fn: Callable[..., Any], args: Sequence[Any]) -> Sequence[str]:
     if type(fn) is FunctionType and not hasattr(fn, "__wrapped__"):
         return fn.__code__.co_varnames[: fn.__code__.co_argcount]
-    try:  # takes ten times as long
+    try:  # This takes ten times as long.
         return list(inspect.signature(fn).bind_partial(*args).arguments)
     except (TypeError, ValueError):
         return []

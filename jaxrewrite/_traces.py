@@ -1,8 +1,8 @@
-"""What rules did: traced once for each structure of operands, and remembered.
+"""The traces of rules, which are made and kept for each structure of operands.
 
-A rule is a Python function on arrays and values. It is traced on the leaves of its
-operands, a layer deep, to a jaxpr that is added again for every further equation of
-that structure, in this rewriting or another.
+A rule is a Python function of arrays and values. It is traced on the leaves of its
+operands, one layer deep, to a jaxpr. The jaxpr serves for all further equations with
+operands of that structure, in this rewriting and in others.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from ._value import is_value
 
 
 class Flat(NamedTuple):
-    """The operands of an equation, values flattened a layer deep.
+    """The operands of an equation, with values flattened one layer deep.
 
-    ``treedefs`` has ``None`` for what is no value; ``ctx`` is the equation's.
+    ``treedefs`` has ``None`` for an operand that is not a value. ``ctx`` is that of the
+    equation.
     """
 
     leaves: list[Any]
@@ -51,7 +52,7 @@ class Flat(NamedTuple):
         return cls(leaves, treedefs, avals_of(leaves), ctx)
 
     def rebuilt(self, leaves: Iterable[Any]) -> list[Any]:
-        """The operands on other leaves."""
+        """The operands with other leaves."""
         rest = iter(leaves)
         return [
             next(rest)
@@ -62,10 +63,11 @@ class Flat(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """What a function on values does, as equations on their leaves.
+    """A function of values, traced to equations on their leaves.
 
-    ``dense_results`` has variables that are results, and which; ``notices`` is what a
-    transform in the function would have said, to be said of the equation instead.
+    ``dense_results`` has the variables that are results, each with its position.
+    ``notices`` are the warnings of transforms inside the function. They are given for the
+    equation to which the trace is added.
     """
 
     jaxpr: Jaxpr
@@ -75,12 +77,12 @@ class Traced(NamedTuple):
     notices: list[Notice]
 
 
-# Kept with the nearest table of rules.
-_known = WeakCaches(4096)
+# A trace is kept with the nearest table of rules.
+_kept_traces = WeakCaches(4096)
 
 
 class Rewriting:
-    """What all scopes of one rewriting share: the settings, and what rules did."""
+    """The settings and the traces that all scopes of one rewriting share."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -89,7 +91,7 @@ class Rewriting:
         self._traced: dict[Any, Any] = {}
 
     def by_rule(self, site: Site, operands: Sequence[Any], flat: Flat) -> Any:
-        """What the first rule that applies makes of an equation, or ``NotImplemented``."""
+        """The trace of the first rule that applies to an equation, or ``NotImplemented``."""
         eqn = site.eqn
         primitive = eqn.primitive
 
@@ -117,7 +119,7 @@ class Rewriting:
         flat: Flat,
         check: Callable[[Any], list[Any]],
     ) -> Any:
-        """What a function makes of its operands; ``key`` says which function it is."""
+        """The trace of a function of its operands; ``key`` identifies the function."""
 
         def find() -> Any:
             return self._trace(fn, flat, check, getattr(fn, "__name__", "rule"))
@@ -125,28 +127,28 @@ class Rewriting:
         return self._recall(key, flat, find)
 
     def _recall(self, key: tuple[Any, ...], flat: Flat, find: Callable[[], Any]) -> Any:
-        """What ``find`` finds for operands of this structure, sought once.
+        """The result of ``find`` for operands of this structure, which is called once.
 
-        Remembered for this rewriting; what was traced also beyond it, unless it
+        The result is kept for this rewriting. A trace is also kept for others, unless it
         holds tracers.
         """
         structure = (*key, *flat.treedefs, *flat.avals, flat.ctx)
         try:
-            known = self._traced.get(structure)
-        except TypeError:  # parameters or metadata that can't be hashed
+            traced = self._traced.get(structure)
+        except TypeError:  # Parameters or metadata are not hashable.
             return find()
-        if known is None:
+        if traced is None:
             nearest, *others = self.settings.rules.state()
             state = (self.settings.policy, nearest[1], *others, _compat.trace_context())
-            # Kept with the table, and so not naming it, or it would never be dropped.
-            cache = _known.of(nearest[0])
-            known = cache.get((structure, state))
-            if known is None:
-                known = find()
-                if known is not NotImplemented and not has_tracers(known.consts):
-                    cache.put((structure, state), known)
-            self._traced[structure] = known
-        return known
+            # The key must not refer to the table, or the table would never be freed.
+            cache = _kept_traces.of(nearest[0])
+            traced = cache.get((structure, state))
+            if traced is None:
+                traced = find()
+                if traced is not NotImplemented and not has_tracers(traced.consts):
+                    cache.put((structure, state), traced)
+            self._traced[structure] = traced
+        return traced
 
     def _trace(
         self,
@@ -155,7 +157,7 @@ class Rewriting:
         check: Callable[[Any], list[Any]],
         name: str,
     ) -> Any:
-        """Trace a function on values; ``NotImplemented`` if that is what it returned."""
+        """Trace a function of values; ``NotImplemented`` if the function returns that."""
         out: list[Any] = []
 
         def on_leaves(*leaves: Any) -> list[Any]:
@@ -183,15 +185,15 @@ class Rewriting:
 
 
 def has_tracers(consts: Iterable[Any]) -> bool:
-    """Whether what holds these constants is of the trace that runs now, and no other."""
+    """Whether constants belong to the trace that runs now, and to no other."""
     return any(isinstance(const, _compat.Tracer) for const in consts)
 
 
-# --- rules and what they may return -----------------------------------------------
+# --- the results of rules ---------------------------------------------------------
 
 
 def _literal_key(operand: Any) -> Any:
-    """What a rule that sees literals depends on; 0.0 and -0.0 are two numbers."""
+    """The part of a key that stands for a literal; 0.0 and -0.0 differ."""
     return repr(operand.val) if type(operand) is Literal else None
 
 
@@ -206,7 +208,7 @@ def _call_rule(rule: Rule, site: Site, operands: Sequence[Any], *args: Any) -> A
 
 
 def checked_results(site: Site, what: str, results: Any) -> list[Any]:
-    """The results of a rule, one for each of the equation's, or `TypeError`."""
+    """The results of a rule as a list; `TypeError` if they do not fit the equation."""
     results = _as_list(site.primitive, len(site.outvars), what, results)
     wanted = f"{site.primitive.name!r} gives"
     for result, var in zip(results, site.outvars, strict=True):

@@ -1,4 +1,4 @@
-"""`transform`: a function on arrays becomes the same function on values."""
+"""`transform`: a function of arrays becomes a function of values."""
 
 from __future__ import annotations
 
@@ -42,26 +42,25 @@ def transform(
 ) -> Callable[..., Any]:
     """Make ``fn``, written for arrays, a function of values.
 
-    ``fn`` is traced to a jaxpr once for each structure of its arguments, and each
-    equation that a value meets is rewritten by the rules for that value's type.
-    The rewritten program is kept: a second call runs neither ``fn`` nor a rule.
+    ``fn`` is traced to a jaxpr once for each structure of its arguments. Each equation that
+    a value meets is rewritten by the rules for the type of that value. The rewritten
+    program is kept: a second call runs neither ``fn`` nor a rule.
 
     Parameters
     ----------
     fn
-        Any function of JAX arrays, or a callable pytree such as an Equinox
-        module. Arguments and results are pytrees in which values may stand for
-        arrays; what is neither is static, Python scalars included.
+        Any function of JAX arrays, or a callable pytree such as an Equinox module. Its
+        arguments and results are pytrees, in which values may stand for arrays. An
+        argument that is neither an array nor a value is static, also a Python scalar.
     filter_spec
-        Which values to rewrite: ``True`` for all, a predicate on leaves, or a
-        pytree prefix of booleans of ``(fn, args, kwargs)``. The others reach
-        ``fn`` as the values that they are, for a transform in it to meet.
+        The values to rewrite: ``True`` for all, a predicate on leaves, or a pytree prefix
+        of booleans of ``(fn, args, kwargs)``. The other values reach ``fn`` as values, for
+        a transform inside of ``fn``.
     rules
-        Rules to ask before those of `jaxrewrite.register`.
+        Rules that are tried before those of `jaxrewrite.register`.
     materialise
-        What to do where no rule applies and a value has to become dense:
-        ``"warn"`` (once a primitive, type and source line), ``"allow"``, or
-        ``"forbid"``.
+        What to do if no rule applies and a value has to become dense: ``"warn"`` (once for
+        each primitive, type and source line), ``"allow"``, or ``"forbid"``.
 
     Returns
     -------
@@ -76,7 +75,7 @@ def transform(
     ValueError
         If ``materialise`` or ``filter_spec`` is none of the above.
     MaterialisationError, AmbiguousRuleError
-        When called, as those describe.
+        When the function is called: see these classes.
 
     Examples
     --------
@@ -104,9 +103,9 @@ def _transformed(
     code = getattr(inspect.unwrap(fn), "__code__", None)
     if code is not None and code.co_flags & _RUNS_LATER:
         raise TypeError(
-            f"transform can't take {code.co_name}, a generator or coroutine function: it is run once "
-            "to be traced, and its body does not run when it is called. Return a list, or "
-            "transform what the body calls."
+            f"transform can't take {code.co_name}, a generator or coroutine function, "
+            "because a call of it does not run its body. Return a list, or transform what "
+            "the body calls."
         )
     check_policy(policy)
     return _Transformed(fn, filter_spec, rules, policy)
@@ -124,9 +123,8 @@ def make_jaxpr(
 ) -> Callable[..., Any]:
     """Make a function that returns the rewritten program as a jaxpr.
 
-    Takes what `transform` takes. The jaxpr's arguments are the leaves of the
-    values and the arrays among the arguments, its results the leaves of the
-    results.
+    It takes the arguments of `transform`. The jaxpr takes the leaves of the values and the
+    arrays among the arguments, and returns the leaves of the results.
 
     Examples
     --------
@@ -151,7 +149,7 @@ def make_jaxpr(
 def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
     """Apply one primitive to values and arrays, by the rules in force.
 
-    What a rule calls to pass an operation on to its operands' own rules.
+    A rule calls it to pass an operation on to the rules of its operands.
 
     Parameters
     ----------
@@ -165,8 +163,8 @@ def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
     Returns
     -------
     Any
-        Its result, or a list of results if the primitive has several; arrays or
-        values.
+        The result, or a list of results if the primitive has several. Each is an array or
+        a value.
 
     Examples
     --------
@@ -177,10 +175,10 @@ def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
     primitive = find_primitive(primitive)
     key = tuple(params.items())
     try:
-        # Two "hi" primitives may be equal, as objects, and yet be of different avals.
+        # Two "hi" primitives may be equal objects and yet have different avals.
         is_hi = primitive.name == "call_hi_primitive"
         apply = _binder.__wrapped__(primitive, key) if is_hi else _binder(primitive, key)
-    except TypeError:  # parameters that can't be hashed
+    except TypeError:  # The parameters are not hashable.
         apply = _binder.__wrapped__(primitive, key)
     return transform(apply)(*operands)
 
@@ -198,7 +196,7 @@ def _binder(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Any:
 
 
 def dense(value: Value) -> Any:
-    """What `materialise` makes of one value."""
+    """Make one value dense, and the values in its fields."""
     return make_dense(value, _dense_layer)
 
 
@@ -208,7 +206,8 @@ def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> Any:
         dense = transform(_materialiser(treedef), materialise="allow")(*leaves)
     else:
         dense = materialised(value)
-    if isinstance(dense, (np.ndarray, np.generic)):  # of 64 bits, perhaps, unlike JAX's
+    # NumPy arrays may have 64 bits where JAX's do not.
+    if isinstance(dense, (np.ndarray, np.generic)):
         dense = np.asarray(dense, _compat.leaf_aval(dense).dtype)
     return checked(dense)
 
@@ -226,11 +225,11 @@ def _materialiser(treedef: PyTreeDef) -> Callable[..., Any]:
 
 _programs = WeakCaches(1024)
 
-_NOTHING: Any = object()  # kept instead of a program where there is nothing to rewrite
+_NOTHING: Any = object()  # It stands for a program that has nothing to rewrite.
 
 
 class _Transformed:
-    """What `transform` returns."""
+    """The callable that `transform` returns."""
 
     def __init__(
         self, fn: Callable[..., Any], filter_spec: Any, rules: Rules | None, policy: str
@@ -250,7 +249,7 @@ class _Transformed:
             return self._fn(*args, **kwargs)
         results = staged(leaves)
         if staged.has_hollow and not (_compat.makes_jaxpr() or _compat.nothing_is_traced()):
-            # `jax.vmap` batches leaves, and can't make a batch of a value that has none.
+            # `jax.vmap` batches leaves, so it cannot batch a value that has none.
             return tree_map(
                 lambda x: dense(x) if is_hollow(x) else x, results, is_leaf=is_hollow
             )
@@ -264,7 +263,7 @@ class _Transformed:
     def __repr__(self) -> str:
         return f"jaxrewrite.transform({self._fn!r})"
 
-    # Copies and pickles are those of the function: programs are not copied.
+    # A copy or pickle is one of the function, without its programs.
 
     def __copy__(self) -> _Transformed:
         return _Transformed(self._fn, self._filter_spec, self._rules, self._policy)
@@ -275,7 +274,7 @@ class _Transformed:
         return _Transformed(fn, spec, self._rules, self._policy)
 
     def __reduce__(self) -> Any:
-        # A function that its module has under this name is pickled by reference.
+        # If the module of the function has this transform under its name, pickle the name.
         if _named(self._fn) is self:
             return self._fn.__qualname__
         return _transformed, (self._fn, self._filter_spec, self._rules, self._policy)
@@ -283,10 +282,9 @@ class _Transformed:
     def _staged(
         self, args: Any, kwargs: Any, always: bool = False
     ) -> tuple[list[Any], Any]:
-        """The leaves of the arguments and the program for them.
+        """The leaves of the arguments, and the program for them.
 
-        The program is ``None`` if there is nothing to rewrite and so, unless
-        ``always``, nothing to stage.
+        The program is ``None`` if there is nothing to rewrite and ``always`` is false.
         """
         tree = (self._fn_tree, args, kwargs)
         leaves, treedef = tree_flatten(tree)
@@ -313,7 +311,7 @@ class _Transformed:
     def _key(
         self, tree: Any, leaves: Sequence[Any], treedef: Any, settings: Settings
     ) -> Any:
-        """What the program depends on; ``None`` if that can't be hashed."""
+        """The key of a program in the cache; ``None`` if it is not hashable."""
         key = (
             self._tag,
             treedef,
@@ -332,7 +330,7 @@ class _Transformed:
 
 
 def _named(fn: Any) -> Any:
-    """What the module of a function has under its name."""
+    """The object that the module of a function has under the function's name."""
     found = sys.modules.get(getattr(fn, "__module__", ""))
     for name in getattr(fn, "__qualname__", "").split("."):
         found = getattr(found, name, None)
@@ -340,11 +338,11 @@ def _named(fn: Any) -> Any:
 
 
 def _program_cache(fn: Callable[..., Any], fn_tree: Any) -> tuple[BoundedCache, Any]:
-    """The programs of a function, and what tells them from others kept there.
+    """The cache for the programs of a function, and a tag that is part of the keys.
 
-    They are kept with the function; for a method, which Python makes anew each
-    time it is asked for, with its object; for a callable pytree, whose leaves
-    are arguments of the program, with its class.
+    The programs are kept with the function. Python makes a method anew at each access, so
+    those of a method are kept with its object. Those of a callable pytree are kept with its
+    class, because its leaves are arguments of the program.
     """
     owner: Any = fn
     tag = None
@@ -355,16 +353,16 @@ def _program_cache(fn: Callable[..., Any], fn_tree: Any) -> tuple[BoundedCache, 
     try:
         weakref.ref(owner)
         return _programs.of(owner), tag
-    except TypeError:  # can't be hashed, or not be referred to weakly
+    except TypeError:  # The owner is not hashable or not weakly referable.
         return BoundedCache(1024), tag
 
 
 def _leaf_key(leaf: Any) -> Any:
-    """What a program depends on of a leaf of its arguments."""
+    """The part of a program's key that stands for a leaf of its arguments."""
     if _compat.is_array(leaf):
         return _compat.leaf_aval(leaf)
-    if isinstance(leaf, (float, complex)):  # 0.0 == -0.0, and nan != nan
+    if isinstance(leaf, (float, complex)):  # 0.0 == -0.0, and nan != nan.
         return type(leaf), repr(leaf)
-    if isinstance(leaf, slice):  # hashable from Python 3.12 on
+    if isinstance(leaf, slice):  # Slices are hashable from Python 3.12 on.
         return slice, *map(_leaf_key, (leaf.start, leaf.stop, leaf.step))
     return type(leaf), leaf

@@ -1,7 +1,7 @@
-"""`Value`: what a user's array type is to the rest of the package.
+"""`Value`: the base class of users' array types.
 
-A value is a pytree with an aval. How a class becomes a pytree is in `_pytree`; what
-a value is made of, and as what array it stands in a jaxpr, in `_avals`.
+A value is a pytree with an aval. `_pytree` makes a class a pytree. `_avals` gives the fields
+and the aval of a value.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
     Parameters
     ----------
     static
-        Whether the field is metadata: part of the pytree's structure, so of
-        what a program is compiled for, instead of a child with arrays in it.
-        Static fields must be hashable and comparable.
+        Whether the field is metadata: part of the pytree's structure and not a child with
+        arrays in it. A program is compiled for each content of a static field. It must be
+        hashable and comparable.
     **kwargs
-        What `dataclasses.field` takes: ``default``, ``repr``, ``kw_only`` ...
+        The arguments of `dataclasses.field`: ``default``, ``repr``, ``kw_only`` ...
 
     Examples
     --------
@@ -44,43 +44,41 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field, dataclasses.field))
 class Value(PyTree):
-    """Base class of everything that a program can be run on besides arrays.
+    """Base class of all objects, besides arrays, that a program can run on.
 
-    Most types derive from `ArrayValue`. A `Value` that does not is never
-    dense: it says in ``aval`` what it stands for, and rules or its ``default``
-    have to cover each primitive that meets it.
+    Most types derive from `ArrayValue`. A `Value` that does not is never dense. Its
+    ``aval`` gives the array that it stands for, and rules or its ``default`` have to cover
+    each primitive that meets it.
 
-    A subclass becomes a frozen dataclass and a pytree by itself, when it is
-    defined: one with decorators when the next one is defined, a rule is
-    registered, or its first instance is made, whichever is first. Annotated
-    attributes are children, those declared with ``field(static=True)`` are
-    metadata. A class that is a pytree already, by its own decorator or as an
-    `equinox.Module`, is left as it is. What ``__init__`` or ``__post_init__``
-    check is checked when a user constructs a value, and not when JAX rebuilds
-    one from its leaves, which may then be tracers, ``None`` or bare objects.
+    A subclass becomes a frozen dataclass and a pytree when it is defined. A subclass with
+    decorators does so later: when the next one is defined, a rule is registered, or its
+    first instance is made. Annotated attributes are children, and those declared with
+    ``field(static=True)`` are metadata. A class that is a pytree already, by its own
+    decorator or as an `equinox.Module`, stays as it is. ``__init__`` and ``__post_init__``
+    check a value that a user constructs. They do not run when JAX rebuilds a value from
+    leaves, which may then be tracers, ``None`` or bare objects.
 
     Attributes
     ----------
     materialise_policy
-        What becoming dense means for this type where `transform` is left at
-        its default: ``"warn"``, ``"allow"`` or ``"forbid"``. ``None`` leaves
-        it to the call.
+        The policy for this type if `transform` has its default: ``"warn"``, ``"allow"`` or
+        ``"forbid"``. ``None`` leaves it to the call.
     outer
-        How far out this type belongs where it meets another: a number. Of two
-        rules that apply, neither more specific than the other, that of the type
-        with the greater one is asked first. Arrays in metres whose numbers are
-        quantised are ``Unitful(Quantised(...))`` if `Unitful` is the outer one.
+        A number that orders types from the inside to the outside. If two rules apply and
+        neither is more specific, the rule of the type with the greater number is tried
+        first. Quantised arrays with units are ``Unitful(Quantised(...))`` if `Unitful` is
+        the outer type.
     rules_see_values
-        Whether rules are given a field that is a value as that value, and not as an
-        array of its aval. For types whose rules hand a field on together with another
-        value, by `bind`, which then dispatches on both.
+        Whether rules get a field that is a value as that value, and not as an array of its
+        aval. It is for types whose rules `bind` a field together with another value, which
+        dispatches on both.
     """
 
     materialise_policy: ClassVar[str | None] = None
     outer: ClassVar[float] = 0
     rules_see_values: ClassVar[bool] = False
 
-    # Whether an annotation with this class, and not a subclass, means any value.
+    # Whether an annotation with this class itself, not a subclass, means any value.
     _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True
 
@@ -88,14 +86,13 @@ class Value(PyTree):
     def aval(self) -> Any:
         """Return the abstract array that this value stands for.
 
-        A function of the value's structure alone (its metadata, and the avals
-        of its leaves), since it is called with tracers as leaves and its
-        answer is remembered. A `jax.core.ShapedArray` or
-        `jax.ShapeDtypeStruct`.
+        It depends only on the value's structure: its metadata and the avals of its leaves.
+        It is called with tracers as leaves, and the result is kept. Return a
+        `jax.core.ShapedArray` or a `jax.ShapeDtypeStruct`.
         """
 
     def materialise(self) -> Any:
-        """Return the value as a dense array; raising means "never dense"."""
+        """Return the value as a dense array, or raise if it is never dense."""
         raise TypeError(f"{type(self).__name__} has no dense form.")
 
     @staticmethod
@@ -106,47 +103,45 @@ class Value(PyTree):
     ) -> Any:
         """Apply a primitive for which there is no rule.
 
-        Overridden by types that have one answer for every primitive.
+        A type overrides it if it treats every primitive in the same way.
 
         Parameters
         ----------
         primitive
             The primitive to apply.
         values
-            Its operands: at least one value of this type; dense arrays; values
-            of other types, that don't override ``default`` or are less far out.
+            The operands: at least one value of this type; dense arrays; values of other
+            types that do not override ``default`` or have a smaller ``outer``.
         params
-            Its parameters.
+            The parameters of the primitive.
 
         Returns
         -------
         Any
-            One result, or a sequence of them if ``primitive.multiple_results``;
-            or ``NotImplemented``, which leaves the operands to be made dense.
+            One result, or a sequence of results if ``primitive.multiple_results``; or
+            ``NotImplemented``, which makes the operands dense.
         """
         return NotImplemented
 
     def join(self, other: Any) -> Any:
         """Bring this value and another operand for the same array to one structure.
 
-        Asked where the branches of a conditional, or a loop's carry before and
-        after a turn, differ in more than fields that are values. Without an
-        answer both become dense.
+        It is called if the branches of a conditional, or the carry of a loop before and
+        after a turn, differ outside of fields that are values. Without a result both
+        become dense.
 
         Parameters
         ----------
         other
-            A value, or an array, of this value's shape and dtype. It stands
-            for whatever meets this value, and need not be there when this
-            value is converted.
+            A value or an array, of this value's shape and dtype. It shows the structure
+            that this value meets. Its arrays may not exist when this value is converted.
 
         Returns
         -------
         tuple
-            This value and ``other``, each the same array as before, as two
-            values of one structure: one type, one metadata, leaves of one
-            shape and dtype each. Neither may depend on the arrays of the
-            other. Or ``NotImplemented``.
+            This value and ``other``, each the same array as before, as two values of one
+            structure: the same type and metadata, and leaves of the same shapes and
+            dtypes. Neither may depend on the arrays of the other. Or ``NotImplemented``.
 
         Examples
         --------
@@ -174,10 +169,9 @@ class Value(PyTree):
         return NotImplemented
 
     def stacked(self, size: int) -> Any:
-        """Return what ``size`` values of this structure are when stacked.
+        """Return ``size`` values of this structure as one stacked value.
 
-        Asked where a program stacks values, as a scan does with what each turn
-        gives.
+        It is called where a program stacks values, as a scan does with its ys.
 
         Parameters
         ----------
@@ -187,89 +181,85 @@ class Value(PyTree):
         Returns
         -------
         Value
-            A value of this value's shape with ``size`` before it. ``self`` has
-            the metadata of one value, and leaves that are stacked already: each
-            has a leading axis of this size. Or ``NotImplemented``, which gives
-            a `Batched` value.
+            A value of this value's shape with ``size`` before it. ``self`` has the metadata
+            of one value, and leaves that are already stacked: each has a leading axis of
+            this size. Or ``NotImplemented``, which gives a `Batched` value.
         """
         return NotImplemented
 
     def unstacked(self) -> Any:
         """Return one element along the leading axis.
 
-        Asked where a program takes values apart, as a scan does with what it
-        is run over, if each leaf of what `sliceable` gives has a leading axis as
-        long as the value's own.
+        It is called where a program slices values, as a scan does with its xs, if each leaf
+        of the result of `sliceable` has a leading axis as long as the value's own.
 
         Returns
         -------
         Value
-            A value of this value's shape without the first axis. ``self`` has
-            the metadata of the whole, and leaves that are sliced already. Or
-            ``NotImplemented``, which makes the whole dense.
+            A value of this value's shape without the first axis. ``self`` has the metadata
+            of the whole, and leaves that are already sliced. Or ``NotImplemented``, which
+            makes the whole dense.
         """
         return NotImplemented
 
     def sliceable(self) -> Any:
         """Return the same array with leaves that can be sliced along its first axis.
 
-        Asked before `unstacked`. For types of which a leaf may be shared along an axis
-        of the array, or metadata says how long it is: there, that leaf is to be repeated.
+        It is called before `unstacked`. A type overrides it if a leaf may be shared along
+        an axis of the array, or if metadata has the length of an axis. Repeat such a leaf
+        along that axis.
 
         Returns
         -------
         Value
-            A value of this value's shape, each leaf of which has a leading axis as long
-            as the value's own. By default ``self``.
+            A value of this value's shape. Each of its leaves has a leading axis as long as
+            the value's own. By default ``self``.
         """
         return self
 
     def tangent(self, leaf_tangents: Any) -> Any:
         """Return the tangent of this array for tangents of its leaves.
 
-        What a custom derivative rule (`jax.custom_jvp`) is given as the tangent
-        of an operand. Overridden by types whose tangents have a better form
-        than a dense array: a linear type's own, the same units.
+        A custom derivative rule (`jax.custom_jvp`) gets it as the tangent of an operand. A
+        type overrides it if its tangents have a better form than a dense array: a linear
+        type its own form, a type with units the same units.
 
         Parameters
         ----------
         leaf_tangents
-            A value like this one, with tangents as leaves; integer leaves have
-            tangents of dtype ``float0``. A field that is a value has its own
-            tangent there.
+            A value like this one, with tangents as leaves. Integer leaves have tangents of
+            dtype ``float0``. A field that is a value has its own tangent there.
 
         Returns
         -------
         Any
-            An array or a value of this value's shape, linear in
-            ``leaf_tangents``. Or ``NotImplemented``, which gives the derivative
-            of ``materialise``.
+            An array or a value of this value's shape, linear in ``leaf_tangents``. Or
+            ``NotImplemented``, which gives the derivative of ``materialise``.
         """
         return NotImplemented
 
     def lift_tangent(self, tangent: Any) -> Any:
-        """Return tangents of the leaves that make up a tangent of this array.
+        """Return tangents of the leaves whose image under `tangent` is ``tangent``.
 
-        The inverse of ``tangent``, or one of several. A result of a function
-        with a custom derivative rule stays a value if its type defines this.
+        It is the inverse of `tangent`, or one of several. The result of a function with a
+        custom derivative rule stays a value if its type defines this method.
 
         Parameters
         ----------
         tangent
-            An array of this value's shape. For a type that is never dense, what
-            its ``tangent`` returns.
+            An array of this value's shape. For a type that is never dense, a result of its
+            `tangent`.
 
         Returns
         -------
         Any
-            A value like this one, with tangents as leaves, linear in
-            ``tangent``; what is there for integer leaves is not looked at.
-            Where a type does not define this, the result becomes dense, or, if
-            it refuses, can't be differentiated.
+            A value like this one, with tangents as leaves, linear in ``tangent``. Its
+            integer leaves are not used. If a type does not define this, the result becomes
+            dense, or, if it cannot be dense, cannot be differentiated.
 
         Examples
         --------
-        A change of ``w + a @ b`` is one of ``w`` alone:
+        A change of ``w + a @ b`` may be a change of ``w`` alone:
 
         >>> import jax, jax.numpy as jnp, jaxrewrite
         >>> class Lora(jaxrewrite.ArrayValue):
@@ -284,10 +274,10 @@ class Value(PyTree):
         return NotImplemented
 
     def leaf_specs(self, spec: Any) -> Any:
-        """Say how the leaves are sharded when the array is.
+        """Return how the leaves are sharded if the array is.
 
-        Asked by `jax.shard_map` where an operand or a result is split over a
-        mesh. One that is replicated has replicated leaves.
+        `jax.shard_map` calls it for an operand or a result that is split over a mesh. A
+        replicated value has replicated leaves.
 
         Parameters
         ----------
@@ -297,9 +287,9 @@ class Value(PyTree):
         Returns
         -------
         Any
-            A value like this one, with a `jax.sharding.PartitionSpec` for each
-            leaf, such that the shards of the leaves make up the shard of the
-            array. Or ``NotImplemented``, which makes it dense.
+            A value like this one, with a `jax.sharding.PartitionSpec` for each leaf, so
+            that the shards of the leaves make up the shard of the array. Or
+            ``NotImplemented``, which makes it dense.
         """
         return NotImplemented
 
@@ -314,7 +304,7 @@ def is_value(x: Any) -> bool:
 
 
 def _short(x: Any) -> str:
-    """``f32[3,4]`` for an array, also within tuples, its repr for anything else."""
+    """Short text for an array, like ``f32[3,4]``, also within tuples; else the repr."""
     if isinstance(x, (bool, int, float, complex)):
         return repr(x)
     if type(x) is tuple:

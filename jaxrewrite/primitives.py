@@ -1,7 +1,7 @@
-"""Families of JAX's primitives, for rules that hold of a whole family.
+"""Families of JAX's primitives, for rules that serve for a whole family.
 
-Each is a tuple of names, of those primitives that the running version of JAX
-has. ``x`` stands for the operand, or the first of them.
+Each is a tuple of the names of primitives that the running version of JAX has. ``x`` stands
+for the operand, or for the first of several.
 
 Examples
 --------
@@ -24,17 +24,17 @@ from . import _compat
 from ._keepers import IDENTITIES
 
 
-_known = _compat.primitives_by_name()
+_by_name = _compat.primitives_by_name()
 
 
 def _present(names: str) -> tuple[str, ...]:
-    return tuple(name for name in names.split() if name in _known)
+    return tuple(name for name in names.split() if name in _by_name)
 
 
 # --- one operand, entry by entry ----------------------------------------------------
 
 IDENTITY = _present(" ".join(IDENTITIES))
-"""Return what they are given."""
+"""They return their operands."""
 
 LINEAR_UNARY = _present("neg real imag conj")
 """Entry by entry, and linear over the real numbers."""
@@ -52,8 +52,8 @@ ZERO_PRESERVING = _present(
     "neg real imag conj abs sign floor ceil round sqrt cbrt square sin tan asin atan sinh "
     "tanh asinh atanh expm1 log1p erf erf_inv"
 )
-"""Entry by entry, and zero at zero. So are ``integer_pow`` and ``pow`` with positive
-exponents."""
+"""Entry by entry, and zero at zero. ``integer_pow`` and ``pow`` with positive exponents are
+zero at zero, too."""
 
 UNARY = _present(
     "abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil clz conj cos cosh "
@@ -80,17 +80,17 @@ BINARY = _present(
 # --- where entries go -----------------------------------------------------------------
 
 SHAPE = _present("broadcast_in_dim reshape rev slice squeeze transpose")
-"""Each entry of the result is one of the one operand's."""
+"""They have one operand, and each entry of the result is an entry of the operand."""
 
 INDEXING = _present("dynamic_slice gather")
-"""Each entry of the result is one of ``x``'s, at an index that is an operand (or, of
-``gather``, what it fills with)."""
+"""Each entry of the result is an entry of ``x``, at an index that is another operand; or
+``gather`` fills it in."""
 
 REDUCTION = _present(
     "argmax argmin reduce_and reduce_max reduce_min reduce_or reduce_prod reduce_sum "
     "reduce_xor"
 )
-"""Over axes of the one operand."""
+"""They reduce axes of their one operand."""
 
 CUMULATIVE = _present("cumlogsumexp cummax cummin cumprod cumsum")
-"""Along an axis of the one operand."""
+"""They accumulate along an axis of their one operand."""

@@ -1,8 +1,7 @@
 """`jax.numpy`, with every function transformed.
 
-What a program gets by ``transform`` as a whole, one function at a time: the
-functions take and return values and arrays. Constants and dtypes are those of
-`jax.numpy`. Nothing is built before it is used.
+Each function takes and returns values and arrays, as a program does under ``transform``.
+Constants and dtypes are those of `jax.numpy`. Nothing is built before it is used.
 
 Examples
 --------

@@ -1,7 +1,7 @@
 """Ready value types: matrices with structure, weights, sparse arrays, units.
 
-The package is loaded when it is first used, with the rules of all types. `Sparse` is loaded by
-itself, since JAX's own sparse matrices, which it wraps, take as long to load as all the others.
+The package and the rules of all types are loaded at their first use. `Sparse` is loaded
+separately, because JAX's sparse matrices take as long to load as all other types together.
 """
 
 from . import _level as _level

@@ -1,8 +1,8 @@
-"""Values with axes of size 1 where the other operand has more.
+"""Values with axes of size 1 that meet operands with longer axes.
 
-JAX's primitives that act entry by entry repeat such axes, as NumPy does. Other
-rules need not know: a value that is repeated along its rows or columns is made dense first,
-as it is smaller than the result; one that is repeated along batch axes becomes a stack.
+JAX's primitives that act entry by entry repeat such axes, as NumPy does. This rule relieves
+the other rules of that. A value whose rows or columns are repeated is made dense first,
+since it is smaller than the result. A value whose batch axes are repeated becomes a stack.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ._weights.coded import Coded
 from ._weights.lora import Lora
 
 
-# Other types repeat what they hold themselves.
+# Other types repeat their fields themselves.
 _REPEATED = (Matrix, LowRank, Lora, Coded, Linear)
 
 
@@ -37,9 +37,9 @@ def _(
         return NotImplemented
     if all(_fits(z, shape) for z in (x, y)):
         return NotImplemented
-    scaled = any(isinstance(z, (LowRank, Lora)) for z in (x, y))
-    if scaled and primitive.name in ("mul", "div") and not _are_values(x, y):
-        return NotImplemented  # one of two factors can be repeated
+    has_factors = any(isinstance(z, (LowRank, Lora)) for z in (x, y))
+    if has_factors and primitive.name in ("mul", "div") and not _are_values(x, y):
+        return NotImplemented  # Their own rules repeat the entries of one factor.
     return bind(primitive, *(_levelled(z, shape) for z in (x, y)), **params)
 
 

@@ -1,4 +1,4 @@
-"""Products for which structural zeros are numbers: zero times infinity is none."""
+"""`strict_zeros`: rules by which structural zeros times infinity or NaN are NaN."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from ._matrices.scaled import Scaled
 
 
 strict_zeros = jaxrewrite.Rules()
-"""Rules by which products with structural zeros are exact, whatever these are multiplied by.
+"""Rules for exact products with structural zeros, whatever multiplies these zeros.
 
-Without, what zeros that no leaf holds are multiplied by is taken to be finite, so that
-``Diagonal(d) @ x`` has no NaN outside of the rows where ``x`` is infinite, or none. With
-``transform(fn, rules=strict_zeros)`` the products of such a value are those of the dense array,
-which it becomes as the policy ``materialise=`` says; a number times one is a `Scaled`. All that
-is no product agrees with the dense array anyway.
+Without these rules, the numbers that multiply zeros which no leaf holds are taken to be
+finite. So ``Diagonal(d) @ x`` can be NaN only in rows where ``x`` itself is infinite or NaN.
+With ``transform(fn, rules=strict_zeros)`` the products of such a value are those of the
+dense array. It is made dense as the policy ``materialise=`` allows; a number times such a
+value is a `Scaled`. Everything that is not a product agrees with the dense array in any
+case.
 
 Examples
 --------
@@ -38,7 +39,7 @@ _Operand = Array | ArrayValue
 
 
 class WithZeros(Structured):
-    """A value with its zeros written out, of which only the dense array is asked."""
+    """A value with its zeros written out, which serves only as a dense array."""
 
     x: Any
 

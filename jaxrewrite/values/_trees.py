@@ -1,4 +1,4 @@
-"""Helpers for pytrees of values: adapters, what is trained, what it takes to hold them."""
+"""Helpers for pytrees of values: adapters, trained and frozen parts, and their bytes."""
 
 from __future__ import annotations
 
@@ -28,35 +28,35 @@ def adapt(
     scale: float = 1.0,
     axes: Axes | Callable[[str, Any], Axes | None] | None = None,
 ) -> Any:
-    r"""Put a `Lora` in the place of chosen weights of a pytree.
+    r"""Replace chosen weights of a pytree by `Lora`.
 
     The factor ``a`` is random, of standard deviation :math:`1/\sqrt{n}` for ``n`` row
-    entries, and ``b`` is zero (section 4.1 of arXiv:2106.09685), so that the model
-    is the same as before. Both have the dtype of the weight.
+    entries. The factor ``b`` is zero, so that the model does not change (section 4.1 of
+    arXiv:2106.09685). Both have the dtype of the weight.
 
     Parameters
     ----------
     tree
-        Any pytree: an Equinox module, the params of Flax, nested dicts. Its leaves may be
+        Any pytree: an Equinox module, parameters of Flax, nested dictionaries. Its leaves may be
         values, such as quantised weights.
     where
-        Called with the path and the leaf for each floating-point array or value;
-        says which are to be adapted. A path is as of `jax.tree_util.keystr` with
-        ``simple=True, separator="/"``: ``"params/attention/query/kernel"``,
-        ``"layers/0/weight"``.
+        A predicate, called with the path and the leaf of each floating-point array or
+        value. It returns whether to adapt the leaf. A path is that of
+        `jax.tree_util.keystr` with ``simple=True, separator="/"``:
+        ``"params/attention/query/kernel"``, ``"layers/0/weight"``.
     rank
         The rank of each change.
     key
-        For `jax.random`.
+        A key for `jax.random`.
     scale
-        What each change is multiplied by.
+        The number that multiplies each change.
     axes
         The row and the column axes of a weight, ``(rows, cols)``, or a function of the
-        path and the leaf that gives them; the axes in neither are batch axes,
-        as of stacked layers. Needed for weights of more than two axes, such as
-        the attention kernels of Flax: ``((0,), (1, 2))`` for the shape (features,
-        heads, head size), and ``((0, 1), (2,))`` for the projection of the output.
-        ``None`` is for the two axes of a matrix.
+        path and the leaf that returns them. All other axes are batch axes, as in stacked
+        layers. Weights of more than two axes need it, such as the attention kernels of
+        Flax: ``((0,), (1, 2))`` for the shape (features, heads, head size), and
+        ``((0, 1), (2,))`` for the projection of the output. ``None`` means the two axes of
+        a matrix.
 
     Returns
     -------
@@ -66,8 +66,8 @@ def adapt(
     Raises
     ------
     ValueError
-        If no leaf is chosen, or one that is no matrix and has no ``axes``; if ``rank`` is
-        not positive.
+        If no leaf is chosen, a chosen leaf has more or fewer than two axes and no ``axes``,
+        or ``rank`` is not positive.
 
     Examples
     --------
@@ -111,8 +111,8 @@ def _adapted(
     if axes is None:
         if w.ndim != 2:
             raise ValueError(
-                f"adapt: {path} has shape {w.shape}, which is no matrix's. Say by axes "
-                "which axes are its rows and columns."
+                f"adapt: {path} has shape {w.shape}, which is not that of a matrix. Give "
+                "its row and column axes by axes."
             )
         axes = (0,), (1,)
     rows, cols = ([axis % w.ndim for axis in own] for own in axes)
@@ -126,22 +126,22 @@ def _adapted(
 def freeze(tree: Any, fields: Mapping[type, Sequence[str]], *, rest: str = "train") -> Any:
     """Label the leaves of a pytree with ``"freeze"`` or ``"train"``.
 
-    For `optax.multi_transform`, with an optimiser for ``"train"`` and
-    ``optax.set_to_zero()`` for ``"freeze"``: what is frozen does not change, and has no
-    moments. A pytree that can be called, such as an Equinox module, has labels that can be
-    called too, so that Optax has to be given ``lambda _: labels``. Frozen integers, as those
-    of a quantised weight, have derivatives that no optimiser takes: see `partition`.
+    The labels are for `optax.multi_transform`, with an optimiser for ``"train"`` and
+    ``optax.set_to_zero()`` for ``"freeze"``. Frozen leaves do not change and have no
+    moments. If a pytree is callable, such as an Equinox module, so are its labels; give
+    Optax ``lambda _: labels``. No optimiser takes the derivatives of frozen integers, such
+    as those of a quantised weight: see `partition`.
 
     Parameters
     ----------
     tree
-        A pytree with values in it, at any depth.
+        A pytree that contains values, at any depth.
     fields
-        For types of values, the names of the fields that are frozen, with all that
-        is in them. Those of a base class hold for its subclasses.
+        The names of the fields to freeze, with all that is in them, for each type of value.
+        The names for a base class hold for its subclasses.
     rest
-        The label of what is in no value of these types: ``"train"``, or ``"freeze"``,
-        for adapters alone to be trained.
+        The label of the leaves outside values of these types: ``"train"``, or
+        ``"freeze"``, to train the adapters alone.
 
     Returns
     -------
@@ -151,7 +151,7 @@ def freeze(tree: Any, fields: Mapping[type, Sequence[str]], *, rest: str = "trai
     Raises
     ------
     ValueError
-        If a type has no field of such a name, or ``rest`` is neither label.
+        If a type has no field of that name, or ``rest`` is neither of the two labels.
 
     Examples
     --------
@@ -191,15 +191,15 @@ def _is_value(x: Any) -> bool:
 
 
 def partition(tree: Any, labels: Any) -> tuple[Any, Any]:
-    """Split a pytree into what is trained and what is not, by the labels of `freeze`.
+    """Split a pytree into its trained and its frozen part, by the labels of `freeze`.
 
-    Both parts have its structure, with ``None`` where a leaf is in the other one, so that a
-    gradient, or an optimiser, of the first part knows nothing of the second. `combine`
-    puts them together.
+    Both parts have the structure of the pytree, with ``None`` for each leaf of the other
+    part. So a gradient, or an optimiser, of the first part does not see the second.
+    `combine` puts the parts together.
 
     Examples
     --------
-    The weight stays as it is, 4-bit integers and all:
+    The weight keeps its 4-bit integers:
 
     >>> import jax, jax.numpy as jnp, jaxrewrite
     >>> from jaxrewrite.values import Lora, NF4, combine, freeze, partition
@@ -220,7 +220,7 @@ def partition(tree: Any, labels: Any) -> tuple[Any, Any]:
 
 
 def combine(*parts: Any) -> Any:
-    """Put together the parts of a pytree that `partition` gave."""
+    """Put together the parts of a pytree that `partition` returned."""
     is_none = lambda x: x is None
     return jax.tree.map(
         lambda *xs: next((x for x in xs if x is not None), None), *parts, is_leaf=is_none
@@ -228,7 +228,7 @@ def combine(*parts: Any) -> Any:
 
 
 class Bytes(NamedTuple):
-    """The bytes of a pytree with its values made dense, and of the pytree as it is."""
+    """The bytes of a pytree if its values were dense, and of the pytree as it is."""
 
     dense: int
     implicit: int
@@ -240,12 +240,12 @@ class Bytes(NamedTuple):
 def nbytes(tree: Any) -> Bytes:
     """Count the bytes of all arrays of a pytree: if its values were dense, and as it is.
 
-    Four-bit integers take half a byte. What is no array takes nothing.
+    Four-bit integers take half a byte. A leaf that is not an array takes nothing.
 
     Raises
     ------
     TypeError
-        If a value is half empty, as those of a part that `partition` gave.
+        If a value lacks leaves, as in a part that `partition` returned.
 
     Examples
     --------

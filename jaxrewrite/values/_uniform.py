@@ -1,4 +1,4 @@
-"""`Zero` and `Constant`: arrays of one repeated number."""
+"""`Zero` and `Constant`: arrays that repeat one number."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ._matrices.matrix import Matrix
 
 
 class Uniform(Structured):
-    """Base class of arrays of one repeated number, of any shape and dtype."""
+    """Base class of arrays that repeat one number, of any shape and dtype."""
 
     _is_base = True
 
@@ -51,18 +51,18 @@ class Uniform(Structured):
 
 
 class Zero(Uniform):
-    r"""An array of zeros that holds nothing.
+    r"""An array of zeros that holds no numbers.
 
-    A sum with it is the other array, a product with it is `Zero` again, in whatever
-    form: entry by entry, ``dot_general``, convolution. The other factor is taken to be
-    finite, as for all symbolic zeros, unless the rules `strict_zeros` are in force. A division
-    by zero gives what it gives for dense zeros.
+    A sum with it is the other array. A product with it is a `Zero`, in all forms: entry by
+    entry, ``dot_general`` and convolution. The other factor is taken to be finite, as for
+    all symbolic zeros, unless the rules `strict_zeros` are in force. A division by it gives
+    the same as a division by dense zeros.
 
     Attributes
     ----------
     of_shape, of_dtype
-        The shape and the dtype of the array. Batch axes that `jax.vmap` has put in front
-        of it are in the shape of an empty array that the value holds.
+        The shape and the dtype of the array. The value also holds an empty array; its shape
+        has the batch axes that `jax.vmap` put in front.
 
     Raises
     ------
@@ -127,17 +127,17 @@ class Zero(Uniform):
 
 
 class Constant(Uniform):
-    r"""An array of one repeated number, :math:`C_{ij\ldots} = c`.
+    r"""An array that repeats one number, :math:`C_{ij\ldots} = c`.
 
-    Functions that act entry by entry act on the number, and a sum over it is a product.
+    Functions that act entry by entry act on the number. A sum is a product with a count.
 
     Attributes
     ----------
     fill
-        The number: an array of shape (), or a `Known` one, which is metadata.
+        The number: an array of shape (), or a `Known` number, which is metadata.
     of_shape
-        The shape of the array; its dtype is the number's. Of a constant that has left
-        `jax.vmap`, ``fill`` has the batch axes, and the array has them before this shape.
+        The shape of the array. The dtype is that of the number. A constant that has left
+        `jax.vmap` has the batch axes in ``fill``, and the array has them before this shape.
 
     Raises
     ------
@@ -178,11 +178,11 @@ class Constant(Uniform):
         return self
 
     def sliceable(self) -> Any:
-        """The same constants, with a number for each element of the first axis."""
+        """The same array, with a number for each element of the first axis."""
         if jnp.ndim(self.fill) or not self.of_shape:
             return self
         length, *rest = self.of_shape
-        batch = object.__new__(Constant)  # users make single constants
+        batch = object.__new__(Constant)  # The constructor refuses batch axes.
         fill = jnp.broadcast_to(self.fill, (length,))
         vars(batch).update(fill=fill, of_shape=tuple(rest))
         return batch
@@ -203,14 +203,14 @@ class Constant(Uniform):
 
 
 def repeated(number: Any, shape: Sequence[int]) -> Any:
-    """A number in some shape: a `Constant`, or, where there are no axes, the number."""
+    """A number in a shape: a `Constant`, or the number itself if there are no axes."""
     return Constant(number, tuple(shape)) if len(shape) else number
 
 
 def register(*names: Any, **options: Any) -> Callable[[Any], Any]:
-    """`jaxrewrite.register` for rules that take a constant as one number, not a batch.
+    """`jaxrewrite.register` for rules that take a constant as one number.
 
-    A batch of them meets other operands as the array that it stands for.
+    A constant with batch axes is made dense before it meets other operands.
     """
 
     def decorate(rule: Any) -> Any:
@@ -250,24 +250,24 @@ def _checked_shape(name: str, shape: Any) -> tuple[int, ...]:
 
 
 class Known(Structured):
-    """A number that is part of the program's structure, not an argument.
+    """A number that is part of the program's structure and not an argument.
 
-    A program is compiled for each such number. Functions of known numbers alone are known; a number
-    that a program itself contains is an array to a rule, and so not known.
+    A program is compiled for each such number. A function of known numbers alone is known.
+    A number that a program itself contains is an array to a rule, so it is not known.
 
     Attributes
     ----------
     is_known
         A Python number.
     of_dtype
-        The dtype of the array, of shape (). By default that which JAX gives the number.
+        The dtype of the array, of shape (). By default JAX's dtype for the number.
     """
 
     is_known: Any = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=None)
     _nothing: Any = nothing_field()
 
-    materialise_policy = "allow"  # one number
+    materialise_policy = "allow"  # It is only one number.
 
     def __post_init__(self) -> None:
         if not isinstance(self.is_known, (bool, int, float, complex)):
@@ -299,18 +299,18 @@ def _(v: Known, *, shape: Any, **params: Any) -> Any:
 
 
 @register(*primitives.UNARY, *primitives.BINARY, "convert_element_type")
-def _(*known: Known, primitive: Any, **params: Any) -> Any:
-    numbers = (np.asarray(v.is_known, v.of_dtype) for v in known)
+def _(*operands: Known, primitive: Any, **params: Any) -> Any:
+    numbers = (np.asarray(v.is_known, v.of_dtype) for v in operands)
     result = on_numbers(primitive, params, *numbers)
-    shape = jnp.broadcast_shapes(*(v.shape for v in known))
+    shape = jnp.broadcast_shapes(*(v.shape for v in operands))
     return Known(result.item(), result.dtype, _nothing=nothing(shape))
 
 
-# --- what holds of any number -----------------------------------------------------------
+# --- rules for any number -----------------------------------------------------------------
 
 
 def _result(primitive: Any, params: Any, *operands: Any) -> Any:
-    """The aval that a primitive gives."""
+    """The aval of the result of a primitive."""
     avals = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x.dtype)) for x in operands]
     return jax.eval_shape(lambda *xs: primitive.bind(*xs, **params), *avals)
 
@@ -329,11 +329,11 @@ def _(v: Uniform, *, primitive: Any, **params: Any) -> Any:
 def _(v: Uniform, *indices: Array, primitive: Any, **params: Any) -> Any:
     fills = lax.GatherScatterMode.FILL_OR_DROP
     if "mode" in params and lax.GatherScatterMode.from_any(params["mode"]) == fills:
-        return NotImplemented  # there may be other numbers in the result
+        return NotImplemented  # The result may have other numbers.
     return v.of(_result(primitive, params, v, *indices).shape)
 
 
-# Of two zeros what is linear has rules of its own, and so has a product with zeros.
+# Two zeros have their own rules for linear primitives and for products.
 _NO_PRODUCT = [name for name in primitives.BINARY if name != "mul"]
 _OTHERS = [name for name in _NO_PRODUCT if name not in primitives.ADDITIVE]
 
@@ -348,7 +348,7 @@ def _(v: Uniform, w: Uniform, *, primitive: Any, **params: Any) -> Any:
 
 @register(*primitives.BINARY, types=(Uniform, Array), either=True)
 def _(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    """Entry by entry, where one operand is uniform and the other is an array."""
+    """Entry by entry, for a uniform array and a dense one."""
     shape = jnp.broadcast_shapes(x.shape, y.shape)
     for one, other in ((x, y), (y, x)):
         if isinstance(one, Uniform) and one.shape == shape and is_number(other):
@@ -379,7 +379,7 @@ def _(v: Uniform, *, primitive: Any, **params: Any) -> Any:
 
 
 def _times(number: Any, count: int) -> Any:
-    """The sum of that many: of none it is zero, also of infinities."""
+    """The sum of ``count`` equal numbers; the sum of none is zero, even of infinities."""
     if count == 0:
         return jnp.zeros((), number.dtype)
     return transform(lambda number: number * np.asarray(count).astype(number.dtype))(number)
@@ -430,8 +430,8 @@ def _(low: Array, v: Uniform, high: Array) -> Any:
 # --- products with a constant -------------------------------------------------------------
 
 
-def _product(v: Any, vs: Any, x: Any, xs: Any, out: Any, params: Any) -> Any:
-    """The number times the sums of the other operand, along the constant's free axes."""
+def _times_sums(v: Any, vs: Any, x: Any, xs: Any, out: Any, params: Any) -> Any:
+    """The number times sums of the other operand, repeated along the free axes of ``v``."""
     dtype = params["preferred_element_type"] or jnp.result_type(v.dtype, x.dtype)
     axes = tuple(i for i, label in enumerate(xs) if label not in out)
     kept = [label for label in xs if label in out]
@@ -469,27 +469,27 @@ def _(v: Constant, w: Constant, *, dimension_numbers: Any, **params: Any) -> Any
 def _(x: Constant, y: Array | ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any:
     xs, ys, out = labels(dimension_numbers, x.ndim, y.ndim)
     if isinstance(x, Constant):
-        return _product(x, xs, y, ys, out, params)
-    return _product(y, ys, x, xs, out, params)
+        return _times_sums(x, xs, y, ys, out, params)
+    return _times_sums(y, ys, x, xs, out, params)
 
 
 @register(*primitives.BINARY, either=True)
 def _(x: Constant, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    """The number in the place of the array, as far as the other's type can do with one."""
+    """Replace the array by its number, where the type of the other operand takes numbers."""
     shape = jnp.broadcast_shapes(x.shape, y.shape)
     other = y if isinstance(x, Constant) else x
     if other.shape != shape:
         return NotImplemented
     if primitive.name in primitives.ADDITIVE and isinstance(other, Matrix):
-        return NotImplemented  # a lazy sum
-    # Some types tell sums with arrays from those with numbers.
+        return NotImplemented  # The sum is lazy.
+    # Some types have different rules for sums with arrays and with numbers.
     is_sum = primitive.name in primitives.ADDITIVE
     numbers = lambda c: c.materialise() if is_sum else c.number()
     operands = (numbers(z) if isinstance(z, Constant) else z for z in (x, y))
     return bind(primitive, *operands, **params)
 
 
-# --- what zeros do to others ----------------------------------------------------------------
+# --- rules for zeros ------------------------------------------------------------------------
 
 
 @register(*primitives.ZERO_PRESERVING, "cumsum", "cumprod", "fft", "reduce_precision")
@@ -531,7 +531,7 @@ def _(v: Zero, w: Zero, *, primitive: Any, **params: Any) -> Any:
 
 @register(*primitives.BINARY, either=True)
 def _(x: Zero, y: Literal, *, primitive: Any, **params: Any) -> Any:
-    """Zeros, if what the primitive makes of zero and a number of the program is zero."""
+    """Zeros, if the primitive maps zero and a number in the program to zero."""
     v = x if isinstance(x, Zero) else y
     numbers = [np.zeros((), v.dtype) if z is v else number_of(z) for z in (x, y)]
     if is_zero_at(primitive, params, *numbers):

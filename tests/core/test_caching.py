@@ -347,6 +347,6 @@ def test_what_rules_did_is_bounded():
     run = transform(lambda v: v + 1, rules=rules)
     for name in range(20):
         run(Doubled(X, str(name)))
-    assert len(_traces._known.of(rules)) == 20
+    assert len(_traces._kept_traces.of(rules)) == 20
     jaxrewrite.clear_caches()
-    assert len(_traces._known.of(rules)) == 0
+    assert len(_traces._kept_traces.of(rules)) == 0

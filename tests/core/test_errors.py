@@ -156,7 +156,7 @@ def test_a_type_without_aval_that_refuses():
 
     with pytest.raises(ValueError, match="never") as caught:
         transform(negated)(Silent(X))
-    assert "Silent.aval() is not defined" in said(caught)
+    assert "Silent does not define aval()" in said(caught)
 
 
 def test_a_class_that_is_no_pytree():
@@ -164,9 +164,9 @@ def test_a_class_that_is_no_pytree():
         def __new__(cls, x):
             return object.__new__(cls)
 
-    with pytest.raises(TypeError, match="Bare is no pytree"):
+    with pytest.raises(TypeError, match="Bare is not a pytree"):
         transform(negated)(Bare(X))
-    with pytest.raises(TypeError, match="Bare is no pytree"):
+    with pytest.raises(TypeError, match="Bare is not a pytree"):
         _ = Bare(X).shape
 
 
@@ -207,7 +207,7 @@ def test_static_fields_must_be_comparable():
 
 def test_fields_that_hold_no_arrays():
     with pytest.raises(
-        TypeError, match=r"Plain holds something that is no array.*static=True"
+        TypeError, match=r"Plain holds something that is not an array.*static=True"
     ):
         transform(negated)(Plain("text"))
 
@@ -216,9 +216,9 @@ def test_fields_that_hold_no_arrays():
     ("name", "hint"), [("ad", "'add'"), ("dot_generel", "'dot_general'")]
 )
 def test_unknown_primitives(name, hint):
-    with pytest.raises(ValueError, match=f"No primitive of JAX is called '{name}'.*{hint}"):
+    with pytest.raises(ValueError, match=f"JAX has no primitive '{name}'.*{hint}"):
         jaxrewrite.register(name)
-    with pytest.raises(ValueError, match="is called"):
+    with pytest.raises(ValueError, match="JAX has no primitive"):
         jaxrewrite.bind(name, X)
 
 
@@ -280,7 +280,7 @@ def test_functions_that_are_not_callable(fn):
 
 
 def test_policies_that_do_not_exist():
-    with pytest.raises(ValueError, match="'warn', 'allow', 'forbid', not 'never'"):
+    with pytest.raises(ValueError, match="'warn', 'allow', 'forbid'; got 'never'"):
         transform(negated, materialise="never")
 
 
@@ -380,7 +380,7 @@ def test_a_value_that_has_lost_leaves_says_so():
         transform(lambda v: v + 1),
     ):
         with pytest.raises(
-            TypeError, match=r"This Pair is half empty.* None in (x\.)?scale, as"
+            TypeError, match=r"This Pair lacks some of its arrays.* None in (x\.)?scale\."
         ):
             ask(half)
     assert "Pair" in repr(half)

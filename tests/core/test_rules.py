@@ -729,7 +729,7 @@ def test_given_types(rules):
 
 def test_types_and_orders_that_do_not_fit(rules):
     with pytest.raises(
-        TypeError, match=r"types= has 1 types; rule .* has 2 operands: x, y"
+        TypeError, match=r"types= has 1 types, but rule .* has 2 operands: x, y"
     ):
         rules.register("add", types=(A,))(lambda x, y: x)
     with pytest.raises(TypeError, match="either=True needs a rule with two operands"):

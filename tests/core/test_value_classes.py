@@ -180,7 +180,7 @@ def test_own_init_sets_each_field_once():
         def materialise(self):
             return self.x
 
-    with pytest.raises(TypeError, match="Forgets.__init__ sets no 'x'"):
+    with pytest.raises(TypeError, match="Forgets.__init__ does not set 'x'"):
         Forgets()
 
 
@@ -355,7 +355,7 @@ def test_types_of_one_layout_are_two_structures(one, other):
     assert jaxrewrite.same_structure(v, one(2 * x))
     assert not jaxrewrite.same_structure(v, w)
     assert not jaxrewrite.same_structure(v, one(jnp.arange(4.0)))
-    with pytest.raises(ValueError, match="of another structure than the first"):
+    with pytest.raises(ValueError, match="Its structure differs from that of the first"):
         jaxrewrite.stack([v, w])
 
 

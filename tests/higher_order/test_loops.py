@@ -323,7 +323,7 @@ def test_stacks_of_pytrees():
             [make("lora"), OWN["lora"].value(np.random.default_rng(0), shape=(3, 4))],
             "1",
         ),
-        ([{"a": X}, {"b": X}], "no pytree like"),
+        ([{"a": X}, {"b": X}], "not a pytree like"),
         ([X, X[0]], "number 1 is"),
     ],
     ids=["none", "types", "metadata", "shapes", "pytrees", "arrays"],

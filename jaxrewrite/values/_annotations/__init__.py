@@ -1,4 +1,4 @@
-"""Arrays that carry something besides: tags, names, units, a mask, bounds; and random keys.
+"""Arrays that carry something: tags, names, units, a mask or bounds; and random keys.
 
-`declaration` says once, for any of them, which operands their rules are for.
+`declaration` registers the rules of such a type for all signatures that they need.
 """

@@ -1,8 +1,8 @@
-"""Rules for types that annotate an array: with tags, names, units, a mask, bounds.
+"""Rules for types that annotate an array: with tags, names, units, a mask or bounds.
 
-A rule of such a type is written once, for operands of which each may be annotated or not.
-This module registers it for all the signatures that that means: for one operand, two, or any
-number of them, and with other values, which become fields of the result.
+A rule of such a type is written once. Each of its operands may be annotated or not. This
+module registers the rule for all signatures that follow: for one operand, two, or any
+number, and for operands that are other values, which become fields of the result.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MOVING = (
     *jaxrewrite.primitives.SHAPE,
     *("split", "tile", "unstack", "device_put", "sharding_constraint"),
 )
-"""Each entry of each result is one of the one operand's."""
+"""Primitives of one operand, where each entry of a result is an entry of the operand."""
 
 
 def like(x: Any) -> Any:
@@ -60,26 +60,26 @@ def _dtype(x: Any) -> Any:
 def annotation_rule(
     cls: type[ArrayValue], *names: str
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a rule for operands of which at least one carries something: a decorator.
+    """Register a rule for operands of which at least one is annotated: a decorator.
 
-    For types that hold an array and what is to go with it, such as units. Which operands
-    may be annotated, in which order, and what else may stand beside them (arrays, values of
-    any other type) follows from the primitive: an index is never annotated. The rule is called as
+    It is for types that hold an array and an annotation, such as units. The primitive
+    decides which operands may be annotated and what the other operands may be: arrays and
+    values of any other type. An index is never annotated. The rule is called as
     ``rule(*operands, primitive=primitive, **params)``. Each operand is a ``cls`` or looks
-    like an array: what the rule does to another value is dispatched to that value's own
-    rules, so that ``Unitful(x) * diagonal`` has a `Diagonal` inside.
+    like an array. If that array is another value, what the rule does to it is dispatched to
+    the rules of that value, so that ``Unitful(x) * diagonal`` has a `Diagonal` inside.
 
-    A type that carries something is an outer one: give it an ``outer`` above zero. With
-    ``rules_see_values = True``, other values are values to the rule, too, and so is the array
-    that it carries: `bind` dispatches on both.
+    Such a type is an outer type, so give it an ``outer`` above zero. With
+    ``rules_see_values = True``, the rule sees other values as values, both as operands and
+    as the annotated array. It then calls `bind`, which dispatches on them.
 
     Parameters
     ----------
     cls
-        The type.
+        The type that annotates.
     *names
-        The names of primitives. Without any, all those that may have several annotated
-        operands; the ``default`` of a type is asked for the others.
+        The names of primitives. Without any, the rule is for all primitives that may have
+        several annotated operands. The ``default`` of a type is for the others.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def annotation_rule(
     Raises
     ------
     ValueError
-        If a name is no primitive's.
+        If a name is not the name of a primitive.
 
     Examples
     --------
@@ -147,14 +147,14 @@ def _register(cls: Any, name: str, apply: Callable[..., Any]) -> None:
         register(name, types=(cls, cls))(pair)
         register(name, types=(cls, ArrayLike | ArrayValue), either=True)(pair)
     elif name in SEVERAL:
-        # Of its own kind alone it is more specific than a rule for any value with structure.
+        # For operands of this kind alone it must beat the rules for any value with structure.
         register(name, types=(cls | ArrayLike,))(apply)
         register(name, types=(anything,))(apply)
     else:
 
         def first(x: Any, *rest: Any, primitive: Any, **params: Any) -> Any:
             if rest and name in MOVING:
-                return NotImplemented  # several are placed at once: leaf by leaf
+                return NotImplemented  # Several operands are placed at once, leaf by leaf.
             return apply(x, *rest, primitive=primitive, **params)
 
         _call_it_like(first, apply)
@@ -162,12 +162,12 @@ def _register(cls: Any, name: str, apply: Callable[..., Any]) -> None:
 
 
 def _call_it_like(fn: Callable[..., Any], rule: Callable[..., Any]) -> None:
-    """What errors and profiles call a rule; its own signature is another's."""
+    """Give a rule the name that errors and profiles show; it keeps its own signature."""
     fn.__name__, fn.__qualname__ = rule.__name__, rule.__qualname__
 
 
 def mapped(fn: Callable[[Any], Any], primitive: Any, results: Any) -> Any:
-    """``fn`` of the result, or of each where the primitive has several."""
+    """``fn`` of the result, or of each result if the primitive has several."""
     if primitive.multiple_results:
         return [fn(result) for result in results]
     return fn(results)

@@ -1,4 +1,4 @@
-"""Bounds on arrays, and on whatever is computed from them."""
+"""`Interval`: bounds on arrays, and on whatever is computed from them."""
 
 from __future__ import annotations
 
@@ -23,47 +23,50 @@ from .declaration import MOVING, REDUCING, annotation_rule, like
 class Interval(Structured):
     r"""All arrays between two bounds, entry by entry.
 
-    A program on an interval gives bounds on what it gives for any array inside: with
+    A program on an interval gives bounds on its results for all arrays inside. With
     :math:`x \in [\underline x, \overline x]`,
 
     .. math:: f(x) \in [f(\underline x), f(\overline x)] \text{ for increasing } f, \qquad
         A x \in A c \pm |A| r, \quad c = \tfrac12 (\underline x + \overline x), \;
         r = \tfrac12 (\overline x - \underline x),
 
-    and for products of two intervals all four of their ends, or :math:`c_x c_y \pm ((|c_x|
-    + r_x) r_y + r_x |c_y|)` where they are summed over. Each operand of an equation is
-    taken to vary by itself, so that the bounds are sound but not tight: :math:`x - x`
-    is not zero. A quotient by an interval around zero, and a result outside of a
-    function's domain, are unbounded. They serve to bound a network by
-    the bounds of its inputs, also in training (interval bound propagation).
+    The bounds of a product of two intervals come from all four products of their ends, or
+    are :math:`c_x c_y \pm ((|c_x| + r_x) r_y + r_x |c_y|)` if the product is summed. Each
+    operand of an equation varies independently of the others, so the bounds are sound but
+    not tight: :math:`x - x` is not zero. A quotient by an interval around zero, and a
+    result outside the domain of a function, are unbounded. Intervals serve to bound the
+    results of a network by bounds on its inputs, also in training (interval bound
+    propagation).
 
-    A comparison gives an interval of booleans, from what surely holds to what may. A choice by
-    it (``jnp.where``, ``jax.lax.select``) gives bounds of both branches where it is not
-    decided. ``jax.lax.cond`` and ``while_loop`` need to know the answer, and are refused.
-    Functions without known bounds, ``argmax`` or ``lgamma``, are refused as
-    well: an interval is never dense.
+    A comparison gives an interval of booleans: the lower bound holds surely, the upper
+    bound may hold. A choice by such an interval (``jnp.where``, ``jax.lax.select``) gives
+    bounds of both branches where it is undecided. ``jax.lax.cond`` and ``while_loop`` need
+    to know the answer and raise. Functions without known bounds, such as ``argmax`` or
+    ``lgamma``, raise too, because an interval is never dense.
 
-    **Rounding is not directed**: bounds are computed in the dtype of the array, so that
-    they hold up to its rounding errors (and subnormal numbers are zero). Functions with
-    derivative rules of their own (`jax.custom_jvp`) are bounded by what they compute, and
-    differentiating the bounds differentiates that.
+    **Rounding is not directed**: bounds are computed in the dtype of the array, so they
+    hold up to its rounding errors, and subnormal numbers are zero. A function with a
+    derivative rule of its own (`jax.custom_jvp`) is bounded by its own equations, and
+    derivatives of the bounds are derivatives of these equations.
 
-    The arithmetic is that of Moore, "Interval Analysis" (1966), the product of matrices
-    that of Rump, "Fast and parallel interval arithmetic" (1999); bounds of neural networks:
-    Gowal et al., "On the effectiveness of interval bound propagation" (2018).
+    The arithmetic is that of Moore, "Interval Analysis" (1966), and the product of matrices
+    that of Rump, "Fast and parallel interval arithmetic" (1999). The bounds of neural
+    networks are those of Gowal et al., "On the effectiveness of interval bound propagation"
+    (2018).
 
     Parameters
     ----------
     lower, upper
-        Arrays, or other values, of one shape and one real dtype; not above each other.
+        Arrays or other values, of one shape and one real dtype. ``lower`` must not be above
+        ``upper``.
 
     Raises
     ------
     ValueError
-        If they are of different shapes or dtypes, or complex; or ``lower`` is
-        above ``upper`` somewhere, or not a number.
+        If ``lower`` and ``upper`` differ in shape or dtype, are complex, or ``lower`` is
+        somewhere above ``upper`` or NaN.
     TypeError
-        When a program is run on it that has an equation without known bounds.
+        If a program on the interval has an equation without known bounds.
 
     Examples
     --------
@@ -88,7 +91,7 @@ class Interval(Structured):
         lower, upper = like(self.lower), like(self.upper)
         if (lower.shape, lower.dtype) != (upper.shape, upper.dtype):
             raise ValueError(
-                "Interval: lower and upper must be of one shape and dtype; got "
+                "Interval: lower and upper must have one shape and dtype; got "
                 f"{lower.str_short()} and {upper.str_short()}."
             )
         if jnp.issubdtype(lower.dtype, jnp.complexfloating):
@@ -116,7 +119,7 @@ class Interval(Structured):
         raise TypeError("it is known within bounds only, and there is no rule for these.")
 
     def join(self, other: Any) -> Any:
-        """An array is its own bounds."""
+        """An array is an interval whose bounds are equal."""
         return self, other if isinstance(other, Interval) else Interval(other, other)
 
     def stacked(self, size: int) -> Any:
@@ -139,7 +142,7 @@ def _ends(x: Any) -> tuple[Any, ...]:
 
 
 def _bounded(lower: Any, upper: Any) -> Interval:
-    """An interval that is unbounded where a bound is no number."""
+    """An interval that is unbounded where a bound is NaN."""
     if not inexact(lower):
         return Interval(lower, upper)
     return Interval(
@@ -149,7 +152,7 @@ def _bounded(lower: Any, upper: Any) -> Interval:
 
 
 def _hull(*corners: Any) -> Interval:
-    """The interval from the least to the greatest of some arrays."""
+    """The interval from the least to the greatest of some arrays, entry by entry."""
     return _bounded(
         functools.reduce(jnp.minimum, corners), functools.reduce(jnp.maximum, corners)
     )
@@ -231,7 +234,7 @@ def _check_indices(primitive: Any, indices: Sequence[Any]) -> None:
 
 @annotation_rule(Interval, "sort")
 def _sort(*operands: Any, primitive: Any, **params: Any) -> Any:
-    """Each order statistic is an increasing function of all entries."""
+    """Each entry of a sorted array is an increasing function of all entries."""
     if len(operands) > 1:
         raise _refuse(primitive, "that takes other arrays along")
     return _increasing(*operands, primitive=primitive, **params)
@@ -267,9 +270,9 @@ def _integer_pow(x: Interval, *, primitive: Any, y: int) -> Any:
 
 
 def _corners(fn: Callable[[Any, Any], Any], x: Any, y: Any) -> Interval:
-    """Bounds of a function that is monotone in each operand, at either end of the other.
+    """Bounds of a function that is monotone in each operand, for any value of the other.
 
-    0 times infinity is 0, since infinity is the bound of numbers.
+    The bound of numbers may be infinite, but the numbers are not: so 0 times infinity is 0.
     """
     corners = [fn(a, b) for a, b in itertools.product(_ends(x), _ends(y))]
     if inexact(corners[0]):
@@ -292,7 +295,7 @@ def _quotient(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
 def _divide(x: Any, y: Any) -> Interval:
     if not isinstance(y, Interval):
         return _corners(lax.div, x, y)
-    # A zero at an end counts as the limit from within.
+    # A zero at an end stands for the limit from inside the interval.
     zero = jnp.zeros_like(y.lower)
     y = Interval(
         jnp.where(y.lower == 0, zero, y.lower), jnp.where(y.upper == 0, -zero, y.upper)
@@ -308,7 +311,7 @@ def _unbounded(where: Any, x: Interval) -> Interval:
 
 @annotation_rule(Interval, "pow")
 def _power(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    """Bounds for a base that is not negative; none for others, which may give NaN."""
+    """Bounds for a base that is not negative. A negative base is unbounded: it may give NaN."""
     return _unbounded(_lower(x) < 0, _corners(lax.pow, x, y))
 
 
@@ -316,7 +319,7 @@ def _power(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
 def _wave(x: Interval, *, primitive: Any, **params: Any) -> Any:
     peak = math.pi / 2 if primitive.name == "sin" else 0.0
     ends = [primitive.bind(end, **params) for end in (x.lower, x.upper)]
-    # The phase of a large number is not known.
+    # The phase of a large number is lost to rounding.
     whole = ~(x.upper - x.lower < 2 * math.pi) | _is_large(x)
     return Interval(
         jnp.where(whole | _meets(x, peak + math.pi, 2 * math.pi), -1, jnp.minimum(*ends)),
@@ -331,7 +334,7 @@ def _tangent(x: Interval, *, primitive: Any, **params: Any) -> Any:
 
 
 def _meets(x: Interval, point: float, period: float) -> Any:
-    """Whether one of ``point + k * period`` is inside."""
+    """Whether one of the points ``point + k * period`` is inside."""
     first = jnp.ceil((x.lower - point) / period)
     return first <= jnp.floor((x.upper - point) / period)
 
@@ -350,15 +353,15 @@ def _angle(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
 def _bilinear(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     if not inexact(_lower(x)):
         raise _refuse(primitive, "on integers")
-    product = functools.partial(primitive.bind, **params)
+    multiply = functools.partial(primitive.bind, **params)
     (x_centre, x_radius), (y_centre, y_radius) = map(_centred, (x, y))
-    centre = product(x_centre, y_centre)
+    centre = multiply(x_centre, y_centre)
     radius = jnp.zeros_like(centre)
     if x_radius is not None:
-        radius += product(x_radius, abs(y_centre))
+        radius += multiply(x_radius, abs(y_centre))
     if y_radius is not None:
         most = abs(x_centre) if x_radius is None else abs(x_centre) + x_radius
-        radius += product(most, y_radius)
+        radius += multiply(most, y_radius)
     return _bounded(centre - radius, centre + radius)
 
 
@@ -373,7 +376,7 @@ def _centred(x: Any) -> tuple[Any, Any]:
 
 @annotation_rule(Interval, *COMPARISON)
 def _compare(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    """The lower bound is what surely holds, the upper bound what may hold."""
+    """The lower bound is what holds surely, the upper bound what may hold."""
     name = primitive.name
     if name in ("lt", "le"):
         return _between(primitive, [_upper(x), _lower(y)], [_lower(x), _upper(y)], {})
@@ -408,5 +411,5 @@ def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
 
 @jaxrewrite.register("custom_jvp_call", "custom_vjp_call")
 def _custom(*operands: Interval | ArrayLike, call_jaxpr: Any, **params: Any) -> Any:
-    """Run the function itself: its derivative rule says nothing of bounds."""
+    """Run the function itself, because its derivative rule says nothing about bounds."""
     return jaxrewrite.transform(jax.extend.core.jaxpr_as_fun(call_jaxpr))(*operands)

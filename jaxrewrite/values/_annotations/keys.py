@@ -1,4 +1,4 @@
-"""Keys of random numbers, as the integers that they are made of."""
+"""`Threefry`: keys of random numbers, held as integers."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _IMPL = "threefry2x32"
 
 
 class Threefry(Structured):
-    """A typed key, or an array of keys, held as its raw ``uint32`` numbers.
+    """A typed key, or an array of keys, held as raw ``uint32`` numbers.
 
-    It goes wherever `jax.random` takes a key, and gives the same numbers: ``split`` and
-    ``fold_in`` give a `Threefry` again. Its leaf is an ordinary array of integers, so it
-    can be saved, sharded, sent to a device, serialised with `jax.export` or kept beside
-    weights by tools that know nothing of the dtypes of typed keys.
+    It goes wherever `jax.random` takes a key and gives the same random numbers. ``split``
+    and ``fold_in`` return a `Threefry`. Its leaf is an ordinary array of integers. So tools
+    that do not know the dtypes of typed keys can save it, shard it, send it to a device,
+    serialise it with `jax.export` or keep it with the weights.
 
-    The generator is the Threefry-2x32 of Salmon et al., "Parallel random numbers: as
-    easy as 1, 2, 3" (2011), as JAX has it.
+    The generator is JAX's, the Threefry-2x32 of Salmon et al., "Parallel random numbers: as
+    easy as 1, 2, 3" (2011).
 
     Parameters
     ----------
     data
-        ``uint32`` of shape ``(..., 2)``, as of `jax.random.key_data`. The value has the
-        shape ``...`` and the dtype of `jax.random.key`.
+        ``uint32`` of shape ``(..., 2)``, as `jax.random.key_data` gives it. The value has
+        the shape ``...`` and the dtype of `jax.random.key`.
 
     Raises
     ------
     ValueError
-        If ``data`` has another dtype, or another last axis.
+        If ``data`` has another dtype, or its last axis has not length 2.
 
     Examples
     --------
@@ -57,20 +57,20 @@ class Threefry(Structured):
         shape, dtype = jnp.shape(self.data), jnp.result_type(self.data)
         if dtype != jnp.uint32 or shape[-1:] != (2,):
             raise ValueError(
-                "Threefry: data must be of dtype uint32 and of a shape that ends in 2, as "
+                "Threefry: data must have dtype uint32 and a shape that ends in 2, as "
                 f"jax.random.key_data gives it; got {dtype}{list(shape)}."
             )
 
     @classmethod
     def seed(cls, seed: Any) -> Threefry:
-        """Return the key that ``jax.random.key(seed)`` is."""
+        """Return ``jax.random.key(seed)`` as a `Threefry`."""
         return cls.of(jax.random.key(seed, impl=_IMPL))
 
     @classmethod
     def of(cls, key: Any) -> Threefry:
-        """Return a typed key as its numbers; `ValueError` if it is of another generator."""
+        """Return a typed key as its numbers; `ValueError` if its generator is another one."""
         if not _is_key(key):
-            raise ValueError("Threefry: key must be of jax.random.key with threefry2x32.")
+            raise ValueError("Threefry: key must be a jax.random.key of threefry2x32.")
         return cls(jax.random.key_data(key))
 
     def aval(self) -> Any:
@@ -78,18 +78,18 @@ class Threefry(Structured):
         return jax.core.ShapedArray(jnp.shape(self.data)[:-1], _key_dtype())
 
     def materialise(self) -> Any:
-        """Return the typed key that JAX has for it."""
+        """Return JAX's own typed key."""
         return jax.random.wrap_key_data(self.data, impl=_IMPL)
 
     @staticmethod
     def default(primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
-        """Apply any primitive to the typed keys; results that are keys become numbers."""
+        """Apply any primitive to typed keys; keys among the results become `Threefry`."""
         keys = [x.materialise() if isinstance(x, Threefry) else x for x in values]
         results = jaxrewrite.bind(primitive, *keys, **params)
         return mapped(lambda x: Threefry.of(x) if _is_key(x) else x, primitive, results)
 
     def join(self, other: Any) -> Any:
-        """Hold both as numbers."""
+        """Hold both keys as numbers."""
         return self, other if isinstance(other, Threefry) else Threefry.of(other)
 
     def stacked(self, size: int) -> Any:

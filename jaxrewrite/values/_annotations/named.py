@@ -1,4 +1,4 @@
-"""Arrays whose axes have names."""
+"""`Named`: arrays whose axes have names."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ Names = tuple[str | None, ...]
 class Named(Structured):
     """An array with names for its axes.
 
-    Names are metadata: they are checked and carried on while a program is staged, and
-    cost nothing when it runs. ``None`` is no name and agrees with any. Operands that meet entry by
-    entry must have names that agree, axis by axis, size-1 axes included; reductions drop the
-    names of their axes, and a product contracts only axes that agree. An axis that
-    slicing, padding or ``reshape`` leaves in its place keeps its name, one that is split,
-    merged or of size 1 in a ``reshape`` loses it. Where a product has
-    two axes of one name, as ``x @ x.T`` has, neither keeps it. Results without axes are
-    plain arrays. Where there is no rule, as for ``jnp.linalg.svd``, names are dropped.
+    Names are metadata. They are checked and passed on while a program is staged, and cost
+    nothing when it runs. ``None`` is no name and agrees with any name. If operands meet
+    entry by entry, their names must agree axis by axis, also on axes of size 1. Reductions
+    drop the names of their axes, and a product contracts only axes that agree. An axis that
+    stays in its place keeps its name in slices, padding and ``reshape``. A ``reshape`` drops
+    the name of an axis that is split, merged or of size 1. If a product has two axes of one
+    name, as in ``x @ x.T``, both lose it. Results without axes are plain arrays. Where there
+    is no rule, as for ``jnp.linalg.svd``, names are dropped.
 
-    Following "Tensor considered harmful" (Rush, 2019) and "Named tensor notation"
-    (Chiang, Rush and Barak, 2021), but for programs whose axes are numbered.
+    The idea is that of "Tensor considered harmful" (Rush, 2019) and "Named tensor notation"
+    (Chiang, Rush and Barak, 2021), here for programs that number their axes.
 
     Parameters
     ----------
     array
         An array, or another value, of any shape and dtype.
     names
-        One for each axis, a string or ``None``.
+        A name for each axis, a string or ``None``.
 
     Attributes
     ----------
     array : Array
-        The array itself; what ``materialise`` returns.
+        The array itself, which ``materialise`` returns.
     names : tuple
-        Metadata. Those of the last axes: a value that has left `jax.vmap` has axes
-        without names before them, one that is inside has lost the first ones.
+        The names of the last axes, as metadata. A value that has left `jax.vmap` has axes
+        without names before them; a value inside `jax.vmap` has lost its first axes.
 
     Raises
     ------
     ValueError
-        If there are not as many names as axes, or one occurs twice; and, when a program
-        is run, if it aligns axes of different names.
+        If there are not as many names as axes, or a name occurs twice; or if a program
+        aligns axes of different names.
 
     Examples
     --------
@@ -79,10 +79,10 @@ class Named(Structured):
 
     outer = 40
 
-    # The names are all that is lost; derivative rules are given arrays without.
+    # Only the names are lost. Derivative rules get arrays without names.
     materialise_policy = "allow"
 
-    # An array that is a value itself meets others as what it is.
+    # An array that is itself a value meets other values as that value.
     rules_see_values = True
 
     array: Any
@@ -101,14 +101,14 @@ class Named(Structured):
         vars(self).update(array=array, names=given)
 
     def axis(self, name: str) -> int:
-        """Return which axis has this name; `ValueError` if none has."""
+        """Return the index of the axis with this name; `ValueError` if there is none."""
         names = _names(self)
         if name not in names:
             raise ValueError(f"No axis is named {name!r}; there are {names!r}.")
         return names.index(name)
 
     def aval(self) -> Any:
-        """The array's."""
+        """The aval of the array."""
         return like(self.array)
 
     def materialise(self) -> Any:
@@ -116,7 +116,7 @@ class Named(Structured):
         return self.array
 
     def join(self, other: Any) -> Any:
-        """Name both by the names that are the same; an array takes those of the value."""
+        """Keep the names that both have; an array takes the names of the value."""
         names = _names(self)
         if isinstance(other, Named):
             pairs = zip(names, _names(other), strict=True)
@@ -130,12 +130,12 @@ class Named(Structured):
         return Named(self.array, _names(self))
 
     def lift_tangent(self, tangent: Any) -> Any:
-        """Name the axes of what a custom derivative rule gives as the result's."""
+        """Give the result of a custom derivative rule the names of the primal result."""
         return Named(tangent, _names(self))
 
 
 def _names(x: Any) -> Names:
-    """A name, or ``None``, for each axis."""
+    """A name or ``None`` for each axis."""
     names = x.names if isinstance(x, Named) else ()
     ndim = jnp.ndim(_array(x))
     return (*(None,) * (ndim - len(names)), *names[max(len(names) - ndim, 0) :])
@@ -146,7 +146,7 @@ def _array(x: Any) -> Any:
 
 
 def _unique(names: Sequence[str | None]) -> Names:
-    """The names without those that occur twice."""
+    """Replace names that occur twice by ``None``."""
     names = tuple(names)
     return tuple(name if names.count(name) == 1 else None for name in names)
 
@@ -160,7 +160,7 @@ def _agreed(primitive: Any, a: str | None, b: str | None) -> str | None:
 
 
 def _aligned(primitive: Any, operands: Sequence[Any]) -> Names:
-    """The names of arrays that meet entry by entry; scalars go with anything."""
+    """The names of arrays that meet entry by entry; a scalar agrees with all names."""
     found = [_names(x) for x in operands if jnp.ndim(x)]
     agreed = functools.partial(_agreed, primitive)
     names = tuple(functools.reduce(agreed, axis) for axis in zip(*found, strict=True))
@@ -172,7 +172,7 @@ def _aligned(primitive: Any, operands: Sequence[Any]) -> Names:
 def _bind(
     primitive: Any, operands: Sequence[Any], names: Sequence[Any], params: Any
 ) -> Any:
-    """Apply a primitive to the arrays; what has no axes is plain."""
+    """Apply a primitive to the arrays; results without axes stay plain."""
     results = jaxrewrite.bind(primitive, *map(_array, operands), **params)
     return mapped(lambda x: Named(x, names) if names else x, primitive, results)
 
@@ -249,7 +249,8 @@ def _reshape(x: Named, *, primitive: Any, new_sizes: Any, **params: Any) -> Any:
 def _unchanged(old: Sequence[int], names: Names, new: Sequence[int]) -> Any:
     """The names of the axes that a reshape leaves alone.
 
-    An axis is left alone if its size, above one, and the number of entries before it stay.
+    It leaves an axis alone if it keeps the size of the axis, which is above one, and the
+    number of entries before the axis.
     """
     if tuple(old) == tuple(new):
         return names

@@ -1,4 +1,4 @@
-"""Arrays that leave a mark on whatever depends on them."""
+"""`Tagged`: arrays that leave a mark on whatever depends on them."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from .declaration import annotation_rule, like, mapped
 
 
 class Tagged(Structured):
-    """An array with tags, which are on every result that is computed from it.
+    """An array with tags, which go to every result that is computed from it.
 
-    Each result of a primitive with a tagged operand has the tags of all its operands.
-    So the results of a program say which of its inputs they depend on, and those of a
-    backward pass which parts of a gradient a cotangent reaches. What is tracked is the
-    flow of data through equations: a result that is multiplied by zero still depends on
-    both factors. Both branches of a conditional mark its results, and so does what chose
-    between them; the turns of a loop do, but not the condition of a ``while_loop``.
+    Each result of a primitive has the tags of all operands. So the tags of a program's
+    results show which inputs they depend on. In a backward pass they show which parts of a
+    gradient a cotangent reaches. Tags follow the flow of data through equations: a product
+    with zero still depends on both factors. The results of a conditional have the tags of
+    both branches and of the index that chooses a branch. The results of a loop have the
+    tags of its body, but not those of the condition of a ``while_loop``.
 
     Parameters
     ----------
     array
         An array, or another value, of any shape and dtype.
     tags
-        A string or several.
+        A string or several strings.
 
     Attributes
     ----------
     array : Array
-        The array itself; what ``materialise`` returns.
+        The array itself, which ``materialise`` returns.
     tags : frozenset of str
-        Metadata.
+        The tags, as metadata.
 
     Raises
     ------
     ValueError
-        If a tag is no string, or there is none.
+        If a tag is not a string, or there is no tag.
 
     Examples
     --------
@@ -65,10 +65,10 @@ class Tagged(Structured):
 
     outer = 50
 
-    # The tags are all that is lost; derivative rules are given arrays without.
+    # Only the tags are lost. Derivative rules get arrays without tags.
     materialise_policy = "allow"
 
-    # An array that is a value itself meets others as what it is.
+    # An array that is itself a value meets other values as that value.
     rules_see_values = True
 
     array: Any
@@ -83,7 +83,7 @@ class Tagged(Structured):
         vars(self).update(array=array, tags=given)
 
     def aval(self) -> Any:
-        """The array's."""
+        """The aval of the array."""
         return like(self.array)
 
     def materialise(self) -> Any:
@@ -94,14 +94,14 @@ class Tagged(Structured):
     def default(primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
         """Apply any primitive to the arrays, and tag each result."""
         if primitive.name in jaxrewrite.primitives.IDENTITY:
-            return NotImplemented  # of several operands, each to itself
+            return NotImplemented  # The primitive passes on each operand separately.
         tags = frozenset().union(*(x.tags for x in values if isinstance(x, Tagged)))
         arrays = [x.array if isinstance(x, Tagged) else x for x in values]
         results = jaxrewrite.bind(primitive, *arrays, **params)
         return mapped(lambda result: Tagged(result, tags), primitive, results)
 
     def join(self, other: Any) -> Any:
-        """Tag both with the tags of both."""
+        """Give both the tags of both."""
         own = isinstance(other, Tagged)
         tags = self.tags | other.tags if own else self.tags
         return Tagged(self.array, tags), Tagged(other.array if own else other, tags)
@@ -113,19 +113,19 @@ class Tagged(Structured):
         return self
 
     def lift_tangent(self, tangent: Any) -> Any:
-        """Tag what a custom derivative rule gives as the result is."""
+        """Give the result of a custom derivative rule the tags of the primal result."""
         return Tagged(tangent, self.tags)
 
 
 @annotation_rule(Tagged)
 def _tag(*operands: Any, primitive: Any, **params: Any) -> Any:
-    """Do as the default does, but before the rules of any other type are asked."""
+    """The same as `default`, but it comes before the rules of other types."""
     return Tagged.default(primitive, operands, params)
 
 
 @jaxrewrite.register("cond")
 def _choose(index: Tagged, *operands: Any, **params: Any) -> Any:
-    """The tags of the index that chooses a branch are on all results."""
+    """Give all results the tags of the index that chooses a branch."""
     results = jaxrewrite.bind("cond", index.array, *operands, **params)
     return [Tagged(*_parts(x, index.tags)) for x in results]
 

@@ -1,4 +1,4 @@
-"""Arrays with units of measurement."""
+"""`Unitful`: arrays with units of measurement."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .declaration import MOVING, REDUCING, SCATTER, annotation_rule, like, mappe
 
 
 class UnitsError(ValueError):
-    """Operands whose units don't agree, or that have units where none may be."""
+    """Operands have units that do not agree, or units where none are allowed."""
 
 
 _FACTOR = re.compile(
@@ -28,20 +28,20 @@ _FACTOR = re.compile(
 
 
 class Units:
-    """A product of powers of base units: immutable, hashable, without any scale.
+    """A product of powers of base units: immutable, hashable, without a scale.
 
     Parameters
     ----------
     units
-        A string such as ``"m s^-2"``, ``"kg*m/s^2"``, ``"m^(1/2)"`` or ``"1/s"``, in
-        which ``/`` is of the one factor after it; a mapping from the names of base
-        units to exponents; or other units. Names are anybody's: ``m`` is no more
-        than a name, and knows nothing of ``km``.
+        A string such as ``"m s^-2"``, ``"kg*m/s^2"``, ``"m^(1/2)"`` or ``"1/s"``, where
+        ``/`` divides by the next factor only; or a mapping from names of base units to
+        exponents; or other units. A name is any word: ``m`` is only a name, and has no
+        relation to ``km``.
 
     Raises
     ------
     ValueError
-        If a string can't be read.
+        If a string cannot be read.
 
     Examples
     --------
@@ -57,12 +57,12 @@ class Units:
 
     def __init__(self, units: Units | str | Mapping[str, Any] = "") -> None:
         if isinstance(units, Units):
-            known = dict(units.exponents)
+            exponents = dict(units.exponents)
         elif isinstance(units, str):
-            known = _parse(units)
+            exponents = _parse(units)
         else:
-            known = {name: Fraction(exponent) for name, exponent in units.items()}
-        sorted_ = tuple(sorted((n, e) for n, e in known.items() if e))
+            exponents = {name: Fraction(exponent) for name, exponent in units.items()}
+        sorted_ = tuple(sorted((n, e) for n, e in exponents.items() if e))
         object.__setattr__(self, "exponents", sorted_)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -85,7 +85,7 @@ class Units:
         return Units({name: exponent * power for name, exponent in self.exponents})
 
     def __bool__(self) -> bool:
-        """Whether there are any."""
+        """Whether there are any units."""
         return bool(self.exponents)
 
     def __eq__(self, other: object) -> bool:
@@ -133,45 +133,46 @@ _NONE = Units()
 class Unitful(Structured):
     r"""An array with units.
 
-    Units are metadata: they are checked and computed while a program is staged, and
-    cost nothing when it runs. With :math:`[x]` for the units of :math:`x`,
+    Units are metadata. They are checked and computed while a program is staged, and cost
+    nothing when it runs. With :math:`[x]` for the units of :math:`x`,
 
     .. math:: [xy] = [x][y], \quad [x / y] = [x] / [y], \quad [x^n] = [x]^n,
-        \quad [\sqrt x] = [x]^{1/2}, \quad [\textstyle\prod_{i=1}^n x_i] = [x]^n,
+        \quad [\sqrt x] = [x]^{1/2}, \quad [\textstyle\prod_{i=1}^n x_i] = [x]^n.
 
-    sums, comparisons, maxima, concatenations and choices need equal units, and all
-    other functions (``sin``, ``exp``, ``floor`` ...) none. A result without units is a
-    plain array, and a plain array has no units. So adding one to a value with
-    units is an error, **also where it is zero**: while a program is staged a literal
-    can't be told from any other number. That refuses ``jnp.maximum(x, 0)`` and
-    `jax.nn.relu`; ``jnp.pad(x, 1)``, unless its ``constant_values`` have the units;
-    ``jnp.var`` and ``jnp.tril``, which choose between numbers and a plain NaN or zero;
-    ``x**0.5``, for which there is ``jnp.sqrt``; and a scan whose carry starts
-    at ``jnp.zeros``, for which there is ``0 * x``.
+    Sums, comparisons, maxima, concatenations and choices need equal units. All other
+    functions (``sin``, ``exp``, ``floor`` ...) need operands without units. A result without
+    units is a plain array, and a plain array has no units. So the sum of a plain array and a
+    value with units is an error, **even if the array is zero**: while a program is staged, a
+    literal looks like any other number. That refuses
 
-    ``transform(jax.grad(f))(x)`` has the units of ``f(x)`` over those of ``x``. Outside,
-    ``jax.grad(transform(f))(x)``, JAX gives a derivative the metadata of the
-    argument: its numbers are right, its units are to be read as those of ``f(x) / x``.
+    * ``jnp.maximum(x, 0)`` and `jax.nn.relu`;
+    * ``jnp.pad(x, 1)``, unless its ``constant_values`` have the units;
+    * ``jnp.var`` and ``jnp.tril``, which choose between numbers and a plain NaN or zero;
+    * ``x**0.5``; use ``jnp.sqrt``;
+    * a scan whose carry starts at ``jnp.zeros``; use ``0 * x``.
+
+    The result of ``transform(jax.grad(f))(x)`` has the units of ``f(x)`` divided by those of
+    ``x``. In ``jax.grad(transform(f))(x)`` JAX gives the derivative the metadata of the
+    argument. Its numbers are right, but its true units are those of ``f(x) / x``.
 
     Parameters
     ----------
     array
         An array, or another value, of any shape and dtype.
     units
-        What `Units` takes.
+        Anything that `Units` takes.
 
     Attributes
     ----------
     array : Array
-        The numbers.
+        The numbers, an array or another value.
     units : Units
-        Metadata.
+        The units, as metadata.
 
     Raises
     ------
     UnitsError
-        When a program mixes units; a `ValueError`. The value is never dense, unless it
-        has no units.
+        If a program mixes units, or makes a value with units dense; a `ValueError`.
 
     Examples
     --------
@@ -193,7 +194,7 @@ class Unitful(Structured):
 
     outer = 30
 
-    # An array that is a value itself meets others as what it is.
+    # An array that is itself a value meets other values as that value.
     rules_see_values = True
 
     array: Any
@@ -203,18 +204,18 @@ class Unitful(Structured):
         vars(self).update(array=array, units=Units(units))
 
     def aval(self) -> Any:
-        """The array's."""
+        """The aval of the array."""
         return like(self.array)
 
     def materialise(self) -> Any:
-        """Return the array, if it has no units; else `UnitsError`."""
+        """Return the array if it has no units; else raise `UnitsError`."""
         if self.units:
             raise UnitsError(f"it has units, {self.units}.")
         return self.array
 
     @staticmethod
     def default(primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
-        """Apply what is only defined on numbers."""
+        """Apply a function that needs operands without units."""
         if primitive.name in jaxrewrite.primitives.IDENTITY:
             return NotImplemented
         for value in values:
@@ -225,7 +226,7 @@ class Unitful(Structured):
         return jaxrewrite.bind(primitive, *map(_array, values), **params)
 
     def join(self, other: Any) -> Any:
-        """Two without units, one of them plain."""
+        """Join with a value of the same units, or, without units, with an array."""
         _same_units("a conditional or a loop", (self, other))
         return self, Unitful(_array(other), self.units)
 
@@ -236,7 +237,7 @@ class Unitful(Structured):
         return self
 
     def tangent(self, leaf_tangents: Any) -> Any:
-        """A tangent of the same units."""
+        """A tangent with the same units."""
         if not inexact(self.array):
             return NotImplemented
         return Unitful(leaf_tangents.array, self.units)
@@ -268,7 +269,7 @@ def _same_units(what: str, operands: Sequence[Any]) -> Units:
 
 
 def _bind(primitive: Any, operands: Sequence[Any], units: Units, params: Any) -> Any:
-    """Apply a primitive to the numbers; the results have these units."""
+    """Apply a primitive to the numbers, and give the results these units."""
     results = jaxrewrite.bind(primitive, *map(_array, operands), **params)
     return mapped(functools.partial(_with, units), primitive, results)
 
@@ -346,7 +347,7 @@ def _integer_pow(x: Unitful, *, primitive: Any, y: int, **params: Any) -> Any:
 
 
 @annotation_rule(Unitful, "reduce_prod")
-def _product(x: Unitful, *, primitive: Any, axes: Any, **params: Any) -> Any:
+def _reduce_prod(x: Unitful, *, primitive: Any, axes: Any, **params: Any) -> Any:
     count = math.prod(x.shape[axis] for axis in axes)
     return _bind(primitive, [x], x.units**count, {"axes": axes, **params})
 

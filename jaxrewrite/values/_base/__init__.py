@@ -1,1 +1,1 @@
-"""What all ready types build on: arrays with structure, products by labels, linear parts."""
+"""The bases of all ready types: arrays with structure, products by labels, linear parts."""

@@ -1,7 +1,7 @@
-"""Products of arrays and values with their axes named by labels.
+"""Products of arrays and values whose axes have labels.
 
-A label is anything hashable: two axes with the same label are the same index, as in
-``einsum``, of which this is the part that one ``dot_general`` does.
+A label is anything hashable. Two axes with the same label have the same index, as in
+``einsum``. This module covers the part of ``einsum`` that one ``dot_general`` computes.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Shaped
 
 import jaxrewrite
+from jaxrewrite import ArrayValue
 
 
 Labels = tuple[Hashable, ...]
@@ -26,8 +28,10 @@ class ProductLabels(NamedTuple):
     out: Labels
 
 
-def labels(dimension_numbers: Any, x_ndim: int, y_ndim: int) -> ProductLabels:
-    """Name the axes that ``dimension_numbers`` speaks of."""
+def labels(
+    dimension_numbers: lax.DotDimensionNumbers, x_ndim: int, y_ndim: int
+) -> ProductLabels:
+    """Label the axes of a ``dot_general`` with these ``dimension_numbers``."""
     (x_contracted, y_contracted), (x_batch, y_batch) = dimension_numbers
     x = list(range(x_ndim))
     y = list(range(x_ndim, x_ndim + y_ndim))
@@ -39,7 +43,7 @@ def labels(dimension_numbers: Any, x_ndim: int, y_ndim: int) -> ProductLabels:
     return ProductLabels(tuple(x), tuple(y), tuple(out))
 
 
-def transpose(x: Any, own: Labels, wanted: Labels) -> Any:
+def transpose(x: Shaped[Array, "*own"] | ArrayValue, own: Labels, wanted: Labels) -> Any:
     """``x`` with its axes in the wanted order."""
     if own == wanted:
         return x
@@ -50,13 +54,18 @@ def transpose(x: Any, own: Labels, wanted: Labels) -> Any:
 
 
 def contract(
-    x: Any, xs: Sequence[Hashable], y: Any, ys: Sequence[Hashable], out: Any, **params: Any
+    x: Shaped[Array, "*xs"] | ArrayValue,
+    xs: Sequence[Hashable],
+    y: Shaped[Array, "*ys"] | ArrayValue,
+    ys: Sequence[Hashable],
+    out: Sequence[Hashable],
+    **params: Any,
 ) -> Any:
-    """Multiply, and sum over the labels of both that ``out`` has not.
+    """Multiply, and sum over the labels that both operands have and ``out`` lacks.
 
-    Each label that only one of them has must be in ``out``. No axis is moved where an
-    order of the operands gives the result as it is wanted. ``params`` are those of
-    ``dot_general``, ``preferred_element_type`` the dtype of the result.
+    A label that only one operand has must be in ``out``. If one order of the operands gives
+    the axes of ``out`` in the wanted order, no axis moves. ``params`` are those of
+    ``dot_general``; ``preferred_element_type`` is the dtype of the result.
     """
     xs, ys, out = tuple(xs), tuple(ys), tuple(out)
     in_both = [label for label in xs if label in ys]
@@ -66,19 +75,22 @@ def contract(
     y_free = [label for label in ys if label not in xs]
     if (*batch, *x_free, *y_free) != out and (*batch, *y_free, *x_free) == out:
         return contract(y, ys, x, xs, out, **params)
-    numbers = tuple(
-        (
-            tuple(xs.index(label) for label in those),
-            tuple(ys.index(label) for label in those),
-        )
-        for those in (summed, batch)
+    positions = lambda those, labels: tuple(labels.index(label) for label in those)
+    numbers = (
+        (positions(summed, xs), positions(summed, ys)),
+        (positions(batch, xs), positions(batch, ys)),
     )
     whole = dot_general(x, y, numbers, **params)
     return transpose(whole, (*batch, *x_free, *y_free), out)
 
 
-def dot_general(x: Any, y: Any, dimension_numbers: Any, **params: Any) -> Any:
-    """`jax.lax.dot_general` of arrays and values, of operands of any dtypes."""
+def dot_general(
+    x: Shaped[Array, ...] | ArrayValue,
+    y: Shaped[Array, ...] | ArrayValue,
+    dimension_numbers: lax.DotDimensionNumbers,
+    **params: Any,
+) -> Any:
+    """`jax.lax.dot_general` of arrays or values, whose dtypes may differ."""
     dtype = jnp.result_type(x.dtype, y.dtype)
     x, y = (_cast(operand, dtype) for operand in (x, y))
     params = {
@@ -100,5 +112,5 @@ def _cast(x: Any, dtype: Any) -> Any:
 
 
 def intermediate(params: dict[str, Any]) -> dict[str, Any]:
-    """The parameters of a product on the way to the one that was asked for."""
+    """The parameters of an intermediate product of a ``dot_general`` with ``params``."""
     return {"precision": params.get("precision")}

@@ -1,4 +1,4 @@
-"""Values that are linear in their parts: what is done to them is done to the parts."""
+"""Values that are linear in their parts, so that linear maps act on the parts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .structured import Structured, is_linear_cast
 class Linear(Structured):
     """Base class of arrays that are linear in parts of the same shape.
 
-    A part is an array, or a value. Linear maps go to the parts, and so does one side of a
-    product. A subclass defines `materialise`, `map_parts` and `shares`.
+    A part is an array or a value. A linear map acts on each part, and a product multiplies
+    each part. A subclass defines `materialise`, `map_parts` and `shares`.
 
     Examples
     --------
@@ -41,14 +41,14 @@ class Linear(Structured):
     _is_base = True
 
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
-        """The array of the parts that a linear map makes of each."""
+        """The array whose parts are the images of these parts under a linear map."""
         raise NotImplementedError(f"{type(self).__name__}.map_parts")
 
     def shares(self, fill: Any) -> Any:
-        """The numbers that fill the parts so that ``fill`` fills the array.
+        """The numbers to fill the parts with, so that the array is filled with ``fill``.
 
-        A number, or ``None`` for what JAX fills with by default. NotImplemented if there are
-        no such numbers.
+        ``fill`` is a number, or ``None`` for the number that JAX fills with by default.
+        NotImplemented if there are no such numbers.
         """
         raise NotImplementedError(f"{type(self).__name__}.shares")
 
@@ -72,7 +72,7 @@ def _(v: Linear, *starts: Array, primitive: Any, **params: Any) -> Any:
 
 @register("gather")
 def _(v: Linear, indices: Array, **params: Any) -> Any:
-    """Linear but for what it fills in, which parts have shares of."""
+    """A gather is linear, except for the number it fills in: each part fills in its share."""
     fills: Any = itertools.repeat(None)
     if lax.GatherScatterMode.from_any(params["mode"]) == lax.GatherScatterMode.FILL_OR_DROP:
         fills = v.shares(params["fill_value"])

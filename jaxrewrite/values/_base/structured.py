@@ -1,4 +1,4 @@
-"""What the ready value types have in common."""
+"""The base class of the ready value types, and small functions that they share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_value(x: Any) -> bool:
 
 
 def nbytes_of(leaf: Any) -> int:
-    """Bytes of an array, or of what stands for one; 4-bit integers take half a byte."""
+    """The bytes of an array, or of a leaf in place of one; int4 takes half a byte."""
     dtype = jnp.result_type(leaf)
     if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
         return int(jax.random.key_data(leaf).nbytes)
@@ -38,15 +38,15 @@ def bytes_text(count: float) -> str:
 
 
 def short(aval: Any) -> str:
-    """``f32[3,4]``."""
+    """The dtype and shape of an aval, like ``f32[3,4]``."""
     return jax.core.ShapedArray(aval.shape, aval.dtype).str_short(short_dtypes=True)
 
 
 class Structured(jaxrewrite.ArrayValue):
-    """Base class of the ready value types: its ``repr`` tells what it takes to hold it.
+    """Base class of the ready value types. Its ``repr`` tells how many bytes a value takes.
 
-    Of one that has rules for ``slice``, ``squeeze``, ``broadcast_in_dim``, ``reshape`` and
-    ``concatenate``, splits, stacks and tiles are made by these.
+    If a type has rules for ``slice``, ``squeeze``, ``broadcast_in_dim``, ``reshape`` and
+    ``concatenate``, then ``split``, ``unstack``, ``stack`` and ``tile`` follow from them.
 
     Examples
     --------
@@ -70,7 +70,7 @@ class Structured(jaxrewrite.ArrayValue):
 
     @property
     def has_zeros(self) -> bool:
-        """Whether it, or a value that it is made of, is zero where no leaf says so."""
+        """Whether the array, or a value in a field, has zeros that no leaf holds."""
         return any(
             isinstance(part, Structured) and part.has_zeros
             for part in jax.tree.leaves(
@@ -83,19 +83,20 @@ class Structured(jaxrewrite.ArrayValue):
         try:
             about = f"{short(self.aval())}, {bytes_text(self.nbytes)}"
         except (AttributeError, TypeError, ValueError):
-            return f"{name}({fields}"  # JAX put something else in the place of a leaf
+            # JAX put something else in the place of a leaf.
+            return f"{name}({fields}"
         return f"{name}<{about}>({fields}"
 
 
-# A value that needs no numbers holds this empty array, whose shape has the batch axes.
+# A value that needs no numbers holds this empty array. Its leading axes are the batch axes.
 _NOTHING = np.zeros((0,), np.float32)
 
 
 def nothing(batch: Sequence[int] = ()) -> np.ndarray:
-    """An empty leaf, for types that are metadata alone.
+    """An empty leaf, for types that consist of metadata alone.
 
-    A value that leaves `jax.vmap` has one more axis in front of each leaf. Without any
-    leaf it would not be told, and stand for one element of the batch.
+    A value that leaves `jax.vmap` has one more axis in front of each leaf. A value without
+    any leaf would not get that axis, and would stand for one element of the batch.
     """
     return np.broadcast_to(_NOTHING, (*batch, 0)) if batch else _NOTHING
 
@@ -106,39 +107,39 @@ def nothing_field() -> Any:
 
 
 def batch_of(cls: str, leaf: Any) -> tuple[int, ...]:
-    """The batch axes that an empty leaf says there are.
+    """The batch axes that an empty leaf records.
 
     Raises
     ------
     ValueError
-        If a transformation of JAX has put them elsewhere than in front.
+        If a transformation of JAX put a batch axis anywhere but in front.
     """
     shape = jnp.shape(leaf)
     if shape[-1:] != (0,):
         raise ValueError(
             f"{cls}: the empty array that it holds has shape {shape}, which does not end "
             "in 0. Batch axes of a value come first: use out_axes=0 with jax.vmap, and "
-            "make the value dense before it leaves jax.jacfwd or jax.jacrev. One without "
-            "batch axes is the same for a whole batch: use in_axes=None."
+            "make the value dense before it leaves jax.jacfwd or jax.jacrev. A value "
+            "without batch axes is the same for a whole batch: use in_axes=None."
         )
     return shape[:-1]
 
 
 def concrete(x: Any) -> np.ndarray | None:
-    """The numbers of an array, where there are any to be checked; else ``None``."""
+    """The numbers of an array, or ``None`` if it is traced or not an array."""
     if isinstance(x, jax.core.Tracer) or not isinstance(x, (jax.Array, np.ndarray)):
         return None
     return np.asarray(x)
 
 
 def differs(dense: Any, value: Any) -> bool:
-    """Whether an array is known to be another one than a value stands for."""
+    """Whether an array has known numbers that differ from those of a value."""
     numbers = concrete(dense)
     return numbers is not None and bool((numbers != concrete(value.materialise())).any())
 
 
 def is_number(x: Any) -> bool:
-    """Whether an array has no axes, or none but of size 1."""
+    """Whether all axes of an array have size 1, or it has no axes."""
     return all(n == 1 for n in jnp.shape(x))
 
 
@@ -152,43 +153,44 @@ def zero_unless(where: Any, x: Any) -> Any:
 def one_where(where: Any, dtype: Any) -> Any:
     """Ones where a condition holds, and zeros elsewhere.
 
-    Chosen and not cast: XLA makes a choice, too, of what a cast condition is multiplied by,
-    and so zero of zero times infinity.
+    A choice keeps zeros zero. XLA turns the product with a cast condition into a choice,
+    which would make zero of zero times infinity.
     """
     return jnp.where(where, jnp.ones((), dtype), jnp.zeros((), dtype))
 
 
 def is_class(index: Any, classes: int) -> Any:
-    """Whether an index is each of the classes, along a new last axis."""
+    """Compare an index with each of the classes, along a new last axis."""
     every = jnp.arange(classes, dtype=index.dtype)
     return index[..., None] == every.reshape(*[1] * index.ndim, classes)
 
 
 def total(x: Any, axes: Sequence[int]) -> Any:
-    """The sums over axes of an array or a value, in its dtype: not that of ``jnp.sum``."""
+    """The sums of an array or a value over axes, in its own dtype, unlike ``jnp.sum``."""
     if not axes:
         return x
     return jaxrewrite.transform(lambda x: jnp.sum(x, tuple(axes), dtype=x.dtype))(x)
 
 
 def is_linear_cast(x: Any, dtype: Any) -> bool:
-    """Whether a cast of sums and products is that of their parts, up to rounding.
+    """Whether the cast of a sum or product is the sum or product of the casts, up to rounding.
 
-    Integers wrap around, what is cast to one is cut off, and an imaginary part is left out.
+    A cast to an integer wraps around or cuts off, and a cast to a real dtype drops the
+    imaginary part.
     """
     narrowed = jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating)
     return inexact(x) and jnp.issubdtype(dtype, jnp.inexact) and not narrowed
 
 
 def on_numbers(primitive: Any, params: Any, *numbers: Any) -> np.ndarray:
-    """Evaluate a primitive on known numbers, whatever is being traced, on any mesh."""
+    """Evaluate a primitive on known numbers, even while JAX traces, on any mesh."""
     no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
     with jax.ensure_compile_time_eval(), no_mesh:
         return np.asarray(primitive.bind(*map(jnp.asarray, numbers), **params))
 
 
 def is_zero_at(primitive: Any, params: Any, *numbers: Any) -> bool:
-    """Whether what a primitive makes of known numbers is zero."""
+    """Whether a primitive maps these known numbers to zero."""
     return bool(on_numbers(primitive, params, *numbers) == 0)
 
 
@@ -207,9 +209,9 @@ def inexact(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 
 
-# --- several slices or arrays at once, by the primitives for one -----------------------------
+# --- several slices or arrays at once, by the primitives for one ------------------------
 
-# Asked after all others: what a type makes of these at once is better than of one by one.
+# A type may have a better rule for all slices or arrays at once, so these come last.
 _LAST = -1
 
 

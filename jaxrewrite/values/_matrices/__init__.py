@@ -1,7 +1,8 @@
-"""Matrices with structure, lazy products and sums of them, and sparse ones.
+"""Matrices with structure, their lazy products and sums, and sparse matrices.
 
-A module a type, or a close family. `matrix` says what each has to define; `rules`, `linalg`
-and `determinant` hold what is true of all. Importing this package registers those rules.
+There is a module for each type or close family. `matrix` says what each type has to define.
+`rules`, `linalg` and `determinant` hold what all types share. The import of this package
+registers their rules.
 """
 
 from . import linalg as linalg, rules as rules

@@ -1,7 +1,8 @@
-"""Linear algebra by methods: what a type may know of it, and what users ask.
+"""Linear algebra as methods: the methods that types define, and those that users call.
 
-Each method asks the type first, and otherwise the function of JAX that says the same, which
-makes the matrix dense if there is no other way, as the policy says.
+Each method of the second kind asks the type first. If the type has no answer, the method
+calls the corresponding function of JAX. That function makes the matrix dense, as the policy
+allows.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from .determinant import Determinant
 
 
 class LinearAlgebra:
-    r"""What matrices have in common, and lazy sums and products of two axes or more.
+    r"""The linear algebra of matrices, and of lazy sums and products of two axes or more.
 
-    Of stacks of matrices everything holds for each, with the batch axes in front.
+    For a stack of matrices every method applies to each matrix, with the batch axes in
+    front.
     """
 
-    # What a type may know, where it is square: what rules ask for, and what users get
-    # from the methods below. NotImplemented leaves the answer to JAX's function.
+    # What a square matrix may know in closed form. Rules and the methods below ask for it.
+    # NotImplemented means that JAX's function has to give the answer.
 
     def known_inverse(self) -> Any:
         """The inverse, a matrix."""
@@ -38,21 +40,22 @@ class LinearAlgebra:
         return NotImplemented
 
     def known_eigenvalues(self) -> Any:
-        r"""The eigenvalues in no order, of shape (\*batch, n)."""
+        r"""The eigenvalues in any order, of shape (\*batch, n)."""
         return NotImplemented
 
     def known_eigh(self, lower: bool) -> Any:
         r"""The eigenvalues of a Hermitian matrix in rising order, and its eigenvectors.
 
-        A pair of arrays or values, of shapes (\*batch, n) and (\*batch, n, n). The matrix
-        is the one that the lower triangle says, or the upper one.
+        A pair of arrays or values, of shapes (\*batch, n) and (\*batch, n, n). The lower
+        triangle defines the Hermitian matrix, or the upper one if ``lower`` is false.
         """
         return NotImplemented
 
     def known_cholesky(self) -> Any:
-        """The lower triangular factor of the matrix that the lower triangle says.
+        """The lower triangular Cholesky factor, a matrix.
 
-        A matrix. Numbers are NaN if that is not positive definite.
+        The lower triangle defines the Hermitian matrix. The numbers are NaN if it is not
+        positive definite.
         """
         return NotImplemented
 
@@ -61,10 +64,10 @@ class LinearAlgebra:
         return NotImplemented
 
     def known_lu(self) -> Any:
-        """What `jax.lax.linalg.lu` gives: the packed factors, pivots, and permutation."""
+        """The results of `jax.lax.linalg.lu`: packed factors, pivots, and permutation."""
         return NotImplemented
 
-    # What users ask.
+    # The methods that users call.
 
     def diagonal(self) -> Any:
         r"""The entries on the diagonal, of shape (\*batch, min(n, m))."""
@@ -75,17 +78,17 @@ class LinearAlgebra:
         return self.diagonal().sum(-1)
 
     def solve(self, x: Any, axis: int) -> Any:
-        """``self`` to the power -1, applied along an axis of an array.
+        """The inverse matrix, applied along an axis of an array.
 
         The array has the matrix's batch axes in front. A type that knows how to solve
-        overrides this. Otherwise it is the dense answer.
+        overrides this method, which makes the matrix dense.
         """
         batch = _shape(self)[:-2]
         solve = jaxrewrite.transform(jnp.linalg.solve)
         return solve_columns(lambda b: solve(self, b), x, axis, len(batch))
 
     def inverse(self) -> Any:
-        """The inverse: a matrix where the type knows it in closed form, else an array."""
+        """The inverse: a matrix if the type knows it in closed form, else an array."""
         known = self.known_inverse()
         if known is not NotImplemented:
             return known
@@ -109,7 +112,7 @@ class LinearAlgebra:
         return jaxrewrite.transform(jnp.linalg.det)(self)
 
     def eigenvalues(self) -> Any:
-        r"""The eigenvalues in no order, of shape (\*batch, n)."""
+        r"""The eigenvalues in any order, of shape (\*batch, n)."""
         known = self.known_eigenvalues()
         if known is not NotImplemented:
             return known
@@ -118,8 +121,8 @@ class LinearAlgebra:
     def eigh(self) -> tuple[Any, Any]:
         r"""The eigenvalues of a Hermitian matrix in rising order, and its eigenvectors.
 
-        A pair of arrays or values, of shapes (\*batch, n) and (\*batch, n, n). What is
-        above the diagonal need not be looked at.
+        A pair of arrays or values, of shapes (\*batch, n) and (\*batch, n, n). The entries
+        above the diagonal may be ignored.
         """
         known = self.known_eigh(lower=True)
         if known is not NotImplemented:
@@ -129,8 +132,8 @@ class LinearAlgebra:
     def cholesky(self) -> Any:
         """The lower triangular factor of a positive definite matrix.
 
-        A matrix where the type knows it in closed form, else an array. What is above the
-        diagonal need not be looked at; numbers are NaN if it is not positive definite.
+        A matrix if the type knows it in closed form, else an array. The entries above the
+        diagonal may be ignored. The numbers are NaN if the matrix is not positive definite.
         """
         known = self.known_cholesky()
         if known is not NotImplemented:
@@ -147,13 +150,14 @@ def _shape(x: Any) -> tuple[int, ...]:
     return x.shape
 
 
-# --- what sums and products ask of their parts ------------------------------------------------
+# --- what sums and products ask of their parts ------------------------------------------
 
 
 def on_fields(fn: Callable[..., Any], *operands: Any) -> Any:
-    """What a function makes of values, whose fields it sees as arrays, as a rule does.
+    """Call a function of values so that it sees their fields as arrays, as a rule does.
 
-    For methods of what another value is made of: a field of that may be a value.
+    A sum or a product calls the methods of its parts this way, because a field of a part may
+    be a value.
     """
     split = [layer(x) if isinstance(x, jaxrewrite.Value) else ([x], None) for x in operands]
     fields = [field for leaves, _ in split for field in leaves]
@@ -176,7 +180,7 @@ def on_fields(fn: Callable[..., Any], *operands: Any) -> Any:
 
 
 def known_or(x: Any, hook: str, fn: Callable[[Any], Any], *args: Any) -> Any:
-    """What a part's type knows of itself, else what a function of arrays makes of it."""
+    """The answer of the method ``hook`` of a part, else that of ``fn`` on the dense array."""
     if isinstance(x, LinearAlgebra):
         known = on_fields(lambda x: getattr(x, hook)(*args), x)
         if known is not NotImplemented:

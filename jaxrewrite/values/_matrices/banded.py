@@ -15,18 +15,18 @@ import jaxrewrite
 
 from .._base.structured import differs, zero_unless
 from .determinant import Determinant
-from .matrix import Matrix, along, nan_if_any_is, solve_columns, unpivoted
+from .matrix import Matrix, nan_if_any_is, on_axis, solve_columns, unpivoted
 from .monomial import Diagonal, Identity
 
 
 class _Bands(Matrix):
-    """What matrices with few diagonals have in common."""
+    """Base class of matrices with few diagonals."""
 
     _is_base = True
     entries = "pattern"
 
     def diagonals(self) -> list[tuple[int, Any]]:
-        r"""Offsets d and what is on those diagonals, of shape (\*batch, n - abs(d))."""
+        r"""The pairs of an offset d and the diagonal there, (\*batch, n - abs(d))."""
         raise NotImplementedError(f"{type(self).__name__}.diagonals")
 
     def as_banded(self) -> Banded:
@@ -37,14 +37,14 @@ class _Bands(Matrix):
         for offset, d in self.diagonals():
             start = max(offset, 0)
             part = lax.slice_in_dim(x, start, start + d.shape[-1], axis=axis)
-            product = along(d, d.ndim - 1, x.ndim, axis) * part
-            terms.append(_padded(product, axis, max(-offset, 0), start))
+            term = on_axis(d, d.ndim - 1, x.ndim, axis) * part
+            terms.append(_padded(term, axis, max(-offset, 0), start))
         return functools.reduce(jnp.add, terms) if terms else x
 
     def times(self, other: Any) -> Any:
         if not isinstance(other, _Bands):
             return NotImplemented
-        return _product(self.as_banded(), other.as_banded())
+        return _banded_product(self.as_banded(), other.as_banded())
 
     def plus(self, other: Any) -> Any:
         both = self.join(other)
@@ -88,7 +88,7 @@ def _as_banded(x: Any) -> Banded | None:
 class Banded(_Bands):
     r"""A square matrix with few diagonals, :math:`A_{ij} = 0` unless :math:`-l \le j - i \le u`.
 
-    Held by diagonals as `scipy.linalg.solve_banded` does: :math:`b_{u + i - j, j} = A_{ij}`,
+    The diagonals are held as in `scipy.linalg.solve_banded`: :math:`b_{u + i - j, j} = A_{ij}`,
 
     .. math::
         \begin{pmatrix} * & a_{01} & a_{12} & a_{23} \\
@@ -97,17 +97,17 @@ class Banded(_Bands):
         \qquad l = u = 1,\ n = 4,
 
     where ``*`` is never used. With :math:`k = l + u + 1`, a product with a vector takes
-    :math:`O(nk)`. The product of two has the sum of their bandwidths, and is closed as
-    long as that takes no more room than a dense matrix, lazy otherwise.
+    :math:`O(nk)`. The bandwidths of a product of two are the sums of theirs. Such a product
+    is `Banded` as long as it takes no more room than a dense matrix, and lazy otherwise.
 
-    It is solved by Gaussian elimination with partial pivoting inside the band, in
-    :math:`O(n l k)` [1]_: the same exchanges of rows, and so the same stability, as of a
-    dense LU factorisation, at the price of a loop of n steps, one after the other. On
-    accelerators that is slower than a dense solve until n is large; a symmetric positive
-    definite matrix is as well solved by its `cholesky` factor, which is banded. The
-    derivative of a solve is two more solves.
+    A solve is Gaussian elimination with partial pivoting inside the band, in
+    :math:`O(n l k)` [1]_. It exchanges the same rows as a dense LU factorisation, so it is
+    as stable. Its price is a loop of n steps, one after the other: on accelerators it is
+    slower than a dense solve until n is large. A symmetric positive definite matrix can
+    also be solved by its `cholesky` factor, which is banded. The derivative of a solve
+    takes two more solves.
 
-    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    In products its zeros stay zeros, even times infinity or NaN, unless the rules
     `strict_zeros` are in force.
 
     Attributes
@@ -122,7 +122,7 @@ class Banded(_Bands):
     Raises
     ------
     ValueError
-        If ``lower`` or ``upper`` is negative, or ``bands`` has another number of diagonals.
+        If ``lower`` or ``upper`` is negative, or ``bands`` has a different number of diagonals.
 
     References
     ----------
@@ -152,13 +152,13 @@ class Banded(_Bands):
         shape, k = jnp.shape(self.bands), self.lower + self.upper + 1
         if len(shape) < 2 or shape[-2] != k:
             raise ValueError(
-                f"Banded: bands has shape {shape}; with lower={self.lower} and "
-                f"upper={self.upper} its second last axis has length {k}."
+                f"Banded: bands has shape {shape}, but with lower={self.lower} and "
+                f"upper={self.upper} its second last axis must have length {k}."
             )
 
     @classmethod
     def from_dense(cls, x: Any, lower: int, upper: int) -> Self:
-        """The banded matrix that an array is.
+        """The banded form of a dense array.
 
         Parameters
         ----------
@@ -170,7 +170,7 @@ class Banded(_Bands):
         Raises
         ------
         ValueError
-            If ``x`` is not square, or, where the numbers are known, not zero elsewhere.
+            If ``x`` is not square, or if its numbers are known and not zero elsewhere.
 
         Examples
         --------
@@ -194,13 +194,13 @@ class Banded(_Bands):
         return jnp.swapaxes(columns[..., self.upper : self.upper + n], -1, -2)
 
     def indices(self) -> tuple[Any, Any]:
-        """The row and the column of each number in ``bands``; some rows are none."""
+        """The row and the column of each number in ``bands``; a row may be out of range."""
         shape = self.bands.shape[-2:]
         j = lax.broadcasted_iota(jnp.int32, shape, 1)
         return lax.broadcasted_iota(jnp.int32, shape, 0) + j - self.upper, j
 
     def _inside(self) -> Any:
-        """``bands``, with zeros where they are no entries of the matrix."""
+        """``bands``, with zeros at the places that are not entries of the matrix."""
         i, _ = self.indices()
         return zero_unless((i >= 0) & (i < self.shape[-1]), self.bands)
 
@@ -216,7 +216,7 @@ class Banded(_Bands):
         return self
 
     def resized(self, lower: int, upper: int) -> Banded:
-        """The matrix with more diagonals of zeros, or with some of the outer ones left out."""
+        """The matrix with more diagonals of zeros, or without some outer diagonals."""
         above, below = upper - self.upper, lower - self.lower
         return Banded(_padded(self.bands, -2, above, below), lower, upper)
 
@@ -249,11 +249,11 @@ class Banded(_Bands):
         return self.bands[..., self.upper, :]
 
     def _flipped(self) -> Banded:
-        """Rows and columns in reverse order."""
+        """The matrix with its rows and columns in reverse order."""
         return Banded(self.bands[..., ::-1, ::-1], lower=self.upper, upper=self.lower)
 
     def _rows(self) -> Any:
-        r"""Row by row, of shape (\*batch, n, k), from column i - l to column i + u."""
+        r"""The rows from column i - l to column i + u, of shape (\*batch, n, k)."""
         return jnp.swapaxes(self.transposed().bands, -1, -2)
 
     def _solve(self, b: Any) -> Any:
@@ -295,7 +295,7 @@ class Banded(_Bands):
         return v
 
     def known_lu(self) -> Any:
-        """An upper triangular one is its own factor."""
+        """An upper triangular matrix is its own factor."""
         return NotImplemented if self.lower else (self, *unpivoted(self))
 
 
@@ -306,21 +306,22 @@ class Tridiagonal(_Bands):
         A = \begin{pmatrix} d_0 & u_0 & & \\ l_0 & d_1 & u_1 & \\
         & l_1 & d_2 & \ddots \\ & & \ddots & \ddots \end{pmatrix}
 
-    It is solved by `jax.lax.linalg.tridiagonal_solve`, in O(n). The determinant is the last
-    of :math:`f_i = d_i f_{i-1} - l_{i-1} u_{i-1} f_{i-2}`, the recurrence of the leading
-    principal minors [1]_. The product of two is `Banded`, as is any other result without a form of its own.
+    A solve is `jax.lax.linalg.tridiagonal_solve`, in O(n). The determinant is the last of
+    :math:`f_i = d_i f_{i-1} - l_{i-1} u_{i-1} f_{i-2}`, the recurrence of the leading
+    principal minors [1]_. The product of two is `Banded`, and so is any other result that
+    is not tridiagonal.
 
-    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    In products its zeros stay zeros, even times infinity or NaN, unless the rules
     `strict_zeros` are in force.
 
     Attributes
     ----------
     lower
-        What is below the diagonal, of shape (\*batch, n - 1).
+        The diagonal below the main one, of shape (\*batch, n - 1).
     main
-        The diagonal, of shape (\*batch, n).
+        The main diagonal, of shape (\*batch, n).
     upper
-        What is above it, of shape (\*batch, n - 1).
+        The diagonal above the main one, of shape (\*batch, n - 1).
 
     Raises
     ------
@@ -353,16 +354,16 @@ class Tridiagonal(_Bands):
         for name, x in (("lower", self.lower), ("upper", self.upper)):
             if jnp.shape(x) != (*shape[:-1], shape[-1] - 1):
                 raise ValueError(
-                    f"Tridiagonal: {name} has shape {jnp.shape(x)}, main {shape}."
+                    f"Tridiagonal: {name} has shape {jnp.shape(x)}, and main has {shape}."
                 )
             if x.dtype != self.main.dtype:
                 raise ValueError(
-                    f"Tridiagonal: {name} has dtype {x.dtype}, main {self.main.dtype}."
+                    f"Tridiagonal: {name} has dtype {x.dtype}, and main {self.main.dtype}."
                 )
 
     @classmethod
     def from_dense(cls, x: Any) -> Self:
-        """The tridiagonal matrix that an array is.
+        """The tridiagonal form of a dense array.
 
         Parameters
         ----------
@@ -372,7 +373,7 @@ class Tridiagonal(_Bands):
         Raises
         ------
         ValueError
-            If ``x`` is not square, or, where the numbers are known, not zero elsewhere.
+            If ``x`` is not square, or if its numbers are known and not zero elsewhere.
 
         Examples
         --------
@@ -433,7 +434,7 @@ class Tridiagonal(_Bands):
         return solve_columns(solve, x, axis, len(self.batch))
 
     def known_determinant(self) -> Any:
-        """The recurrence of leading minors, with rows and minors scaled to one."""
+        """The recurrence of the leading minors, which scales rows and minors to one."""
         lower, upper = _padded(self.lower, -1, 1, 0), _padded(self.upper, -1, 0, 1)
         rows = jnp.stack([lower, self.main, upper], -1)
         sizes = _scale(rows)
@@ -469,7 +470,7 @@ class Tridiagonal(_Bands):
 
 
 def _padded(x: Any, axis: int, low: int, high: int) -> Any:
-    """The array with zeros added at both ends of an axis, or entries left out if negative."""
+    """The array with zeros added at both ends of an axis; a negative number cuts off."""
     config = [(0, 0, 0)] * x.ndim
     config[axis] = (low, high, 0)
     return lax.pad(x, jnp.zeros((), x.dtype), config)
@@ -478,8 +479,8 @@ def _padded(x: Any, axis: int, low: int, high: int) -> Any:
 def _sheared(x: Any) -> Any:
     """Move row r by r to the right: from (n, m) to (n, n + m - 1), filled with zeros.
 
-    No index is needed for that. In an array with one column more than the result, each
-    row begins one further from where the same row begins in the result.
+    No index is needed. An array with one more column than the result, read row by row,
+    begins each row one place further right than the result does.
     """
     *batch, n, m = x.shape
     flat = _padded(x, -1, 0, n).reshape(*batch, n * (n + m))
@@ -506,7 +507,7 @@ def _bands_of(dense: Any, lower: int, upper: int, name: str) -> Any:
 def _check_zero_elsewhere(dense: Any, v: _Bands) -> None:
     if differs(dense, v):
         name = type(v).__name__
-        raise ValueError(f"{name}: x is not zero outside of these diagonals.")
+        raise ValueError(f"{name}: x is not zero outside of its diagonals.")
 
 
 def _three(bands: Any) -> tuple[Any, Any, Any]:
@@ -514,7 +515,7 @@ def _three(bands: Any) -> tuple[Any, Any, Any]:
     return bands[..., 2, :-1], bands[..., 1, :], bands[..., 0, 1:]
 
 
-def _product(v: Banded, w: Banded) -> Any:
+def _banded_product(v: Banded, w: Banded) -> Any:
     r""":math:`C_{ij} = \sum_m A_{im} B_{mj}`, one diagonal of B after the other."""
     n = v.shape[-1]
     lower, upper = min(v.lower + w.lower, n - 1), min(v.upper + w.upper, n - 1)
@@ -523,16 +524,17 @@ def _product(v: Banded, w: Banded) -> Any:
     a, b = v._inside(), w._inside()
     terms = []
     for row in range(b.shape[-2]):
-        shift = row - w.upper  # of the column of A that meets column j of B
+        # The column of A that meets column j of B is j + shift.
+        shift = row - w.upper
         if abs(shift) < n:
-            product = _padded(a, -1, -shift, shift) * b[..., row : row + 1, :]
-            terms.append(_padded(product, -2, row, b.shape[-2] - 1 - row))
+            term = _padded(a, -1, -shift, shift) * b[..., row : row + 1, :]
+            terms.append(_padded(term, -2, row, b.shape[-2] - 1 - row))
     bands = functools.reduce(jnp.add, terms)
     return Banded(bands, v.lower + w.lower, v.upper + w.upper).resized(lower, upper)
 
 
 def _scale(x: Any) -> Any:
-    """The largest number along the last axis, to divide by; a constant."""
+    """The largest magnitude along the last axis, a constant divisor; one if it is zero."""
     size = lax.stop_gradient(abs(x).max(-1))
     return jnp.where((size > 0) & jnp.isfinite(size), size, 1)
 
@@ -541,10 +543,11 @@ def _scale(x: Any) -> Any:
 
 
 def _windows(rows: Any, lower: int) -> tuple[Any, Any]:
-    """The window that a loop over columns begins with, and the row that enters at each step.
+    """The first window of a loop over columns, and the row that enters at each step.
 
-    At step j the window has rows j to j + lower, and as many columns from j on as a row
-    has numbers. The row that enters is the last one, whose first number is in column j.
+    At step j the window has rows j to j + lower, and as many columns from j on as a row has
+    numbers. The row that enters is the last row of the window. Its first number is in
+    column j.
     """
     k = rows.shape[1]
     rows = jnp.pad(rows, ((0, lower), (0, lower)))
@@ -554,7 +557,7 @@ def _windows(rows: Any, lower: int) -> tuple[Any, Any]:
 
 
 def _eliminated(rows: Any, b: Any, lower: int) -> tuple[Any, Any, Any]:
-    """The rows of U from the diagonal on, what becomes of b, and signs of exchanges."""
+    """The rows of U from the diagonal on, the right side, and the signs of exchanges."""
 
     def step(above: Any, entering: Any) -> Any:
         a, b = (
@@ -563,7 +566,7 @@ def _eliminated(rows: Any, b: Any, lower: int) -> tuple[Any, Any, Any]:
         pivot = jnp.argmax(abs(a[:, 0]))
         order = jnp.arange(lower + 1).at[0].set(pivot).at[pivot].set(0)
         a, b = a[order], b[order]
-        # Where all of the column is zero there is nothing to eliminate.
+        # If all of the column is zero there is nothing to eliminate.
         factors = a[1:, :1] / jnp.where(a[0, 0] == 0, 1, a[0, 0])
         below = jnp.pad((a[1:] - factors * a[:1])[:, 1:], ((0, 0), (0, 1)))
         sign = jnp.where(pivot == 0, 1, -1)
@@ -597,7 +600,7 @@ def _cholesky_rows(rows: Any) -> Any:
 
     def step(above: Any, entering: Any) -> Any:
         a = jnp.concatenate([above, entering[None]])
-        # A complex number on the diagonal is taken to be real, as LAPACK does.
+        # The imaginary part of the diagonal is ignored, as in LAPACK.
         column = a[:, 0].at[0].set(a[0, 0].real) / jnp.sqrt(a[0, 0].real)
         below = a[1:, 1:] - column[1:, None] * column[None, 1:].conj()
         return jnp.pad(below, ((0, 0), (0, 1))), column

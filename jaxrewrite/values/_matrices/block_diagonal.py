@@ -1,4 +1,4 @@
-"""`BlockDiagonal`."""
+"""`BlockDiagonal`: a matrix of blocks along the diagonal."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from .product import Product
 
 
 class BlockDiagonal(Matrix):
-    r"""A matrix of blocks of one shape along the diagonal, and zeros, or a stack of them.
+    r"""A matrix, or a stack, of blocks of one shape along the diagonal, and zeros.
 
     .. math:: B = B_1 \oplus B_2 \oplus \cdots \oplus B_k
 
-    Products, with arrays and with its own kind, and linear algebra go block by block, which
-    takes at most a k-th of the operations on the dense array. Functions that act entry by
-    entry and are zero at zero keep the blocks.
+    Products with arrays and with other `BlockDiagonal`, and linear algebra, act on each
+    block. That takes at most a k-th of the operations on the dense array. A function that
+    acts entry by entry and maps zero to zero keeps the blocks.
 
-    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    In products its zeros stay zeros, even times infinity or NaN, unless the rules
     `strict_zeros` are in force.
 
     Attributes
@@ -61,8 +61,8 @@ class BlockDiagonal(Matrix):
     def __post_init__(self) -> None:
         if jnp.ndim(self.blocks) < 3:
             raise ValueError(
-                f"BlockDiagonal: blocks has shape {jnp.shape(self.blocks)}, which has to "
-                "have three axes or more: blocks, rows and columns."
+                f"BlockDiagonal: blocks has shape {jnp.shape(self.blocks)}, but needs "
+                "three axes or more: blocks, rows and columns."
             )
 
     @classmethod
@@ -72,8 +72,8 @@ class BlockDiagonal(Matrix):
         Raises
         ------
         ValueError
-            If ``k`` does not divide n and m, or if there is something else than zero
-            beside the blocks, where the numbers are known.
+            If ``matrix`` has fewer than two axes, if ``k`` does not divide n and m, or if
+            the numbers are known and not zero beside the blocks.
 
         Examples
         --------
@@ -83,7 +83,10 @@ class BlockDiagonal(Matrix):
         BlockDiagonal<f32[4,4], 32 B>(blocks=f32[2,2,2])
         """
         if jnp.ndim(matrix) < 2:
-            raise ValueError(f"BlockDiagonal: matrix has shape {jnp.shape(matrix)}.")
+            raise ValueError(
+                f"BlockDiagonal: matrix has shape {jnp.shape(matrix)}, but needs two axes "
+                "or more."
+            )
         n, m = matrix.shape[-2:]
         if k < 1 or n % k or m % k:
             raise ValueError(f"BlockDiagonal: k is {k}, which does not divide {n} and {m}.")
@@ -138,7 +141,7 @@ class BlockDiagonal(Matrix):
         return NotImplemented
 
     def hadamard(self, other: Any) -> Any:
-        """The product with a matrix that knows its entries: those within the blocks."""
+        """The product with a matrix that knows its entries within the blocks."""
         if self.batch or not isinstance(other, Matrix):
             return NotImplemented
         k, p, q = self.blocks.shape
@@ -205,7 +208,7 @@ class BlockDiagonal(Matrix):
         return _Triangles(self.blocks, lower, unit_diagonal)
 
     def known_lu(self) -> Any:
-        """Rows are exchanged within blocks alone: beside them a column has zeros."""
+        """Pivoting stays within a block, because a column is zero outside of its block."""
         if not self.solvable:
             return NotImplemented
         k, p = self.blocks.shape[-3:-1]
@@ -265,12 +268,12 @@ def _blocks_of(dense: Any, k: int) -> Any:
 
 
 def _joined(x: Any) -> Any:
-    """The last axes of all blocks, one after the other, as one axis."""
+    """Join the last axes of all blocks into one axis."""
     return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
 
 
 def _by_blocks(solve: Any, blocks: Any, x: Any, axis: int) -> Any:
-    """Solve along an axis of an array, with the index of the block as a batch axis."""
+    """Solve along an axis of an array, with a batch axis for the blocks."""
     k, p = blocks.shape[-3:-1]
     batch = blocks.ndim - 3
     parts = x.reshape(*x.shape[:axis], k, p, *x.shape[axis + 1 :])
@@ -279,7 +282,7 @@ def _by_blocks(solve: Any, blocks: Any, x: Any, axis: int) -> Any:
 
 
 def sorted_eigh(values: Any, vectors: Any) -> Any:
-    """Eigenvalues in rising order, and eigenvectors as a product with a permutation."""
+    """Sort eigenvalues; the eigenvectors become a product with a permutation."""
     order = jnp.argsort(values, axis=-1)
     rising = Permutation(order, vectors.dtype).transposed()
     return jnp.take_along_axis(values, order, -1), Product((vectors, rising))

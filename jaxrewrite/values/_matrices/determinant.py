@@ -10,24 +10,27 @@ from jax import lax
 
 
 def _power_of_two(exponent: Any) -> Any:
-    """The one next below, to divide by without rounding; a constant, 1 for no number."""
+    """The next lower power of two, a constant; 1 for NaN and infinity.
+
+    A division by it does not round.
+    """
     exponent = lax.stop_gradient(exponent)
     exponent = jnp.where(jnp.isfinite(exponent), jnp.floor(exponent), 0)
     return jnp.ldexp(jnp.ones_like(exponent), exponent.astype(jnp.int32))
 
 
 class Determinant(NamedTuple):
-    r"""The numbers :math:`u e^l`, where u is about one in size, or zero.
+    r"""Numbers :math:`u e^l`, where the magnitude of u is about one, or u is zero.
 
-    Derivatives go through u alone, as those of a product do: they are right where it is
-    zero, which those of a logarithm are not.
+    Derivatives go through u alone, like the derivatives of a product. So they are right
+    where the number is zero; the derivative of a logarithm is not.
 
     Attributes
     ----------
     unit
         An array of any inexact dtype.
     log
-        An array of the same shape, real, and a constant to derivatives.
+        A real array of the same shape, a constant to derivatives.
 
     Examples
     --------
@@ -50,7 +53,7 @@ class Determinant(NamedTuple):
     @classmethod
     def of_arrays(cls, a: Any) -> Determinant:
         r"""The determinants of dense matrices, of shape (\*batch, n, n)."""
-        # Rows are scaled first: JAX multiplies the entries of small matrices as they are.
+        # Rows are scaled first, because JAX multiplies the entries of small matrices.
         rows = _power_of_two(jnp.log2(abs(a).max(-1, initial=0)))
         a = a / rows[..., None]
         log = jnp.linalg.slogdet(a)[1]
@@ -64,7 +67,7 @@ class Determinant(NamedTuple):
         return type(self)(self.unit.prod(-1), self.log.sum(-1))
 
     def times(self, other: Determinant) -> Self:
-        """The products of these and others of the same shape."""
+        """The products of these numbers with others of the same shape."""
         size = lax.stop_gradient(abs(self.unit))
         size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
         log = self.log + other.log + jnp.log(size)
@@ -74,7 +77,7 @@ class Determinant(NamedTuple):
         return type(self)(self.unit**power, self.log * power)
 
     def real(self) -> Self:
-        """The determinants without their imaginary parts, which are errors of rounding."""
+        """The determinants without their imaginary parts, which are rounding errors."""
         return type(self)(self.unit.real, self.log)
 
     def slogdet(self) -> tuple[Any, Any]:
@@ -82,7 +85,7 @@ class Determinant(NamedTuple):
         size = abs(self.unit)
         if not jnp.iscomplexobj(self.unit):
             return jnp.sign(self.unit), jnp.log(size) + self.log
-        # JAX's own sign is not used: some versions give it a derivative of zero.
+        # JAX's own sign has a derivative of zero in some releases.
         is_zero = self.unit == 0
         sign = jnp.where(is_zero, 0, self.unit / jnp.where(is_zero, 1, size))
         return sign, jnp.log(size) + self.log

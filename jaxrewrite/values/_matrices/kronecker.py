@@ -1,4 +1,4 @@
-"""`Kronecker`: a Kronecker product of matrices that is not multiplied out."""
+"""`Kronecker`: a Kronecker product of matrices, which is not multiplied out."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Kronecker(Matrix):
 
     .. math:: (A \otimes B)_{(i p) (j q)} = A_{ij} B_{pq}
 
-    An array is multiplied by each factor along an axis of its own, and products of two
-    are those of the factors, :math:`(A \otimes B)(C \otimes D) = AC \otimes BD`. Linear
-    algebra is that of the factors, too [1]_. The Cholesky factor is that of factors each of
-    which is positive definite.
+    A product with an array multiplies it by each factor along an axis of its own. The
+    product of two is the Kronecker product of the factors' products,
+    :math:`(A \otimes B)(C \otimes D) = AC \otimes BD`. Linear algebra, too, acts on each
+    factor [1]_. The Cholesky factor exists if each factor is positive definite.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Kronecker(Matrix):
     Raises
     ------
     ValueError
-        If there are no factors, or their shapes or dtypes don't fit.
+        If there are no factors, or their shapes or dtypes do not fit.
 
     References
     ----------
@@ -70,7 +70,7 @@ class Kronecker(Matrix):
 
     factors: tuple[Any, ...]
 
-    # What a factor is decides what its product with another value is.
+    # The type of a factor decides how it is multiplied with another value.
     rules_see_values = True
 
     def __init__(self, *factors: Any) -> None:
@@ -81,10 +81,10 @@ class Kronecker(Matrix):
             raise ValueError("Kronecker: factors is empty.")
         if any(jnp.ndim(x) < 2 or x.shape[:-2] != factors[0].shape[:-2] for x in factors):
             shapes = ", ".join(str(jnp.shape(x)) for x in factors)
-            raise ValueError(f"Kronecker: factors of shapes {shapes}.")
+            raise ValueError(f"Kronecker: factors of shapes {shapes} do not fit.")
         if any(x.dtype != factors[0].dtype for x in factors):
             dtypes = ", ".join(str(x.dtype) for x in factors)
-            raise ValueError(f"Kronecker: factors of dtypes {dtypes}.")
+            raise ValueError(f"Kronecker: factors have different dtypes: {dtypes}.")
 
     def aval(self) -> Any:
         first = self.factors[0]
@@ -100,7 +100,7 @@ class Kronecker(Matrix):
         )
 
     def _one_by_one(self, fn: Callable[..., Any], x: Any, axis: int) -> Any:
-        """Apply each factor along an axis of its own, in the place of the one."""
+        """Apply each factor along its own axis. Together these axes replace ``axis``."""
         sizes = [factor.shape[-1] for factor in self.factors]
         y = x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
         for i, factor in enumerate(self.factors):
@@ -109,7 +109,7 @@ class Kronecker(Matrix):
         return y.reshape(*x.shape[:axis], size, *x.shape[axis + 1 :])
 
     def map_factors(self, fn: Callable[..., Any], *others: Kronecker) -> Any:
-        """The product of what a function makes of the factors, one by one."""
+        """The Kronecker product of a function's results for each factor."""
         columns = zip(self.factors, *(other.factors for other in others), strict=True)
         mapped = [fn(*column) for column in columns]
         if any(factor is NotImplemented for factor in mapped):
@@ -124,7 +124,7 @@ class Kronecker(Matrix):
         return Kronecker(transform(jnp.multiply)(first, factor), *rest)
 
     def times(self, other: Any) -> Any:
-        """The mixed-product property, where inner axes agree factor by factor."""
+        """The mixed-product property, if the inner axes agree for each factor."""
         if not isinstance(other, Kronecker):
             return NotImplemented
         inner = [x.shape[-1] for x in self.factors]
@@ -184,10 +184,11 @@ class Kronecker(Matrix):
 
     @property
     def _triangle_decides(self) -> bool:
-        """Whether one triangle says what the Hermitian matrix is that it is part of.
+        """Whether one triangle of this Hermitian matrix determines the result.
 
-        A block beside the diagonal is used as a whole, so that all factors but the first
-        have to be Hermitian, which arrays may be or not.
+        The function of a factor reads only one triangle of it, but a block beside the
+        diagonal shows that factor whole. So all factors but the first must be Hermitian.
+        The type of a factor must say so, because a dense factor may be anything.
         """
         return self.solvable and all(map(_is_hermitian, self.factors[1:]))
 
@@ -197,7 +198,7 @@ class Kronecker(Matrix):
         return self.map_factors(lambda factor: known_or(factor, method, fn))
 
     def known_determinant(self) -> Any:
-        r""":math:`\prod_i \det(A_i)^{N / n_i}`, for factors of n_i rows, and N in all."""
+        r""":math:`\prod_i \det(A_i)^{N / n_i}`, for factors of n_i rows and N rows in all."""
         if not self.solvable:
             return NotImplemented
         powers = []
@@ -246,7 +247,7 @@ def _outer_of_vectors(a: Any, b: Any) -> Any:
 
 
 def _is_hermitian(factor: Any) -> bool:
-    """Whether a factor's type says that it is equal to its conjugate transpose."""
+    """Whether a factor's type guarantees that it equals its conjugate transpose."""
     if isinstance(factor, Kronecker):
         return all(map(_is_hermitian, factor.factors))
     real = isinstance(factor, (Diagonal, Symmetric)) and not jnp.iscomplexobj(factor)
@@ -269,7 +270,7 @@ def _(v: Kronecker, *, primitive: Any, **params: Any) -> Any:
 
 @register("mul", commutative=True)
 def _(v: Kronecker, x: Array, **params: Any) -> Any:
-    """The other operand is a dense array of the same size, so the result may be dense too."""
+    """The result is as large as the dense operand, so it may be dense."""
     if jnp.shape(x) != v.shape or 1 in v.shape[-2:]:
         return NotImplemented
     return v.materialise() * x

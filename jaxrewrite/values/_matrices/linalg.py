@@ -1,13 +1,13 @@
 """Linear algebra on matrices with structure.
 
-``jnp.linalg.solve`` is an LU factorisation, and a `jax.lax.custom_linear_solve` that uses
-the factors. Many matrices have factors that are as dense as any, and can be solved
-without them. So where a type does not know its own factors, they are values that are not
-computed yet (`LUFactor`). A linear solve that is given those solves with the matrix that
-they belong to. Anything else that meets factors makes them dense.
+``jnp.linalg.solve`` is an LU factorisation and a `jax.lax.custom_linear_solve` that uses the
+factors. Many matrices have dense factors but can be solved without them. So if a type does
+not know its factors, the factorisation returns values that are not computed yet
+(`LUFactor`). A linear solve that gets these values solves with the original matrix. Anything
+else makes the factors dense.
 
-Determinants are looked for in the same way: not on the diagonal of a factor, but by the
-functions of JAX, which are whole equations.
+A determinant is not computed from the diagonal of a factor either. JAX's functions for
+determinants are whole equations, and a rule for these equations asks the type.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from .scaled import Scaled
 
 
 class LUFactor(Structured):
-    """One of the results of an LU factorisation, computed where somebody looks at it.
+    """One result of an LU factorisation, which is computed only when it is needed.
 
     Attributes
     ----------
     matrix
-        The matrix that is factorised, a value.
+        The matrix to factorise, a value.
     part
         Which result of `jax.lax.linalg.lu` this is: the packed factors, the pivots, or the
         permutation.
@@ -69,7 +69,7 @@ def _(v: Matrix | Scaled) -> Any:
 
 
 class _Inverse(Matrix):
-    """The inverse of a matrix that can `solve`, or the transpose of that."""
+    """The inverse of a matrix that can `solve`, or the transpose of the inverse."""
 
     matrix: Any
     flipped: bool = jaxrewrite.field(static=True, default=False)
@@ -95,11 +95,11 @@ class _Inverse(Matrix):
 def _(
     *operands: Matrix | Scaled | LUFactor | Array, const_lengths: Any, jaxprs: Any
 ) -> Any:
-    """A solve by factors that nobody knows, as one by what the matrix knows instead.
+    """Solve with the matrix itself, in place of factors that are not computed.
 
-    ``matvec`` multiplies with the matrix and moves axes about, and ``vecmat`` is the
-    transpose of that. With the inverse of the transpose in the matrix's place, the one
-    becomes the transpose of the solve, and the other the solve.
+    ``matvec`` multiplies with the matrix and moves axes, and ``vecmat`` is its transpose.
+    With the transposed inverse in place of the matrix, ``vecmat`` becomes the solve, and
+    ``matvec`` becomes the transpose of the solve.
     """
     consts, start = [], 0
     for count in const_lengths:
@@ -129,17 +129,17 @@ def _(
 
 
 def _multiplication(jaxpr: Any) -> Callable[[Any, Any], Any]:
-    """What a jaxpr makes of a matrix and an array, which is an array."""
+    """The function of a matrix and an array that a jaxpr computes; it returns an array."""
     multiply = jaxrewrite.transform(lambda *xs: jaxpr_as_fun(jaxpr)(*xs)[0])
     return lambda matrix, x: jaxrewrite.materialise(multiply(matrix, x))
 
 
-# Primitives that move numbers to other places, as long as they keep all of them.
+# Primitives that move numbers to other places, if the number of entries stays the same.
 _MOVES = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose"})
 
 
 def _only_multiplies(jaxpr: Any) -> bool:
-    """Whether a jaxpr multiplies its two operands once, and moves axes about."""
+    """Whether a jaxpr multiplies its two operands once, and otherwise only moves axes."""
     products = 0
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
@@ -169,7 +169,8 @@ def _(
         return NotImplemented
     if conjugate_a:
         triangle = jaxrewrite.bind(lax.conj_p, triangle, input_dtype=v.dtype)
-    if transpose_a != (not left_side):  # x A = b is the transpose of A^T x^T = b^T
+    # x A = b is the transpose of A^T x^T = b^T.
+    if transpose_a != (not left_side):
         triangle = triangle.transposed()
     return triangle.solve(b, b.ndim - 2 if left_side else b.ndim - 1)
 
@@ -179,7 +180,7 @@ def _(
 
 @register("jit", "custom_jvp_call")
 def _(v: Matrix | Scaled, *, primitive: Any, **params: Any) -> Any:
-    """``jnp.linalg.det`` and ``slogdet``, which ask for no more than the determinant."""
+    """``jnp.linalg.det`` and ``slogdet``, which need only the determinant."""
     if v.ndim < 2 or v.shape[-1] != v.shape[-2]:
         return NotImplemented
     if primitive.name == "jit" and params["name"] not in ("det", "slogdet"):
@@ -197,7 +198,7 @@ def _(v: Matrix | Scaled, *, primitive: Any, **params: Any) -> Any:
         return NotImplemented
     sign, log = known.slogdet()
     results = {"det": known.number(), "sign": sign, "log": log}
-    # For integers JAX computes with floating numbers inside.
+    # For integers JAX computes in a floating dtype and casts the result.
     return [
         results[name].astype(aval.dtype) for name, aval in zip(wanted, avals, strict=True)
     ]
@@ -207,7 +208,7 @@ def _out_avals(jaxpr: Any) -> list[Any]:
     return [var.aval for var in getattr(jaxpr, "jaxpr", jaxpr).outvars]
 
 
-# What a program may ask of a determinant. One of two results may be dead code.
+# The results that a program may use. One of the two results of slogdet may be dead code.
 _WANTED: dict[tuple[str, ...], Callable[[Any], Any]] = {
     ("det",): lambda a: jnp.linalg.det(a),
     ("sign", "log"): lambda a: jnp.linalg.slogdet(a),
@@ -218,10 +219,10 @@ _WANTED: dict[tuple[str, ...], Callable[[Any], Any]] = {
 
 @functools.lru_cache(256)
 def _determinants(aval: Any, trace_context: Any) -> dict[Any, tuple[str, ...]]:
-    """What JAX makes of determinants of such matrices, and what is asked for.
+    """The jaxprs in which JAX computes determinants of such matrices, with their results.
 
-    The jaxprs of the functions and of the one that each consists of, also where some of
-    the leading axes are those of `jax.vmap`.
+    The keys are fingerprints of the jaxpr of each function and of the jaxpr inside it. They
+    include those for which some leading axes come from `jax.vmap`.
     """
     found: dict[Any, tuple[str, ...]] = {}
     for wanted, fn in _WANTED.items():
@@ -237,7 +238,7 @@ def _determinants(aval: Any, trace_context: Any) -> dict[Any, tuple[str, ...]]:
     return found
 
 
-# --- factors and eigenvalues ----------------------------------------------------------------
+# --- factors and eigenvalues ------------------------------------------------------------
 
 
 @register("cholesky")

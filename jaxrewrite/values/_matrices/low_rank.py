@@ -1,9 +1,8 @@
 """`LowRank`: an array as the product of two factors.
 
-Everything here is said of labels: an axis of the array is labelled by its position,
-the axis along which the factors are multiplied by `RANK`. A function of some axes acts
-on the factors that have these labels, and `build` makes an array of the factors that
-result.
+The axes of the factors have labels. The label of an axis of the array is its position. The
+axis along which the factors are multiplied has the label `RANK`. A function of some axes
+acts on the factors that have their labels, and `build` makes an array of the new factors.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ RANK = "rank"
 
 
 class LowRank(LinearAlgebra, Structured):
-    r"""An array of low rank, as the product of two factors.
+    r"""An array of low rank, the product of two factors.
 
     For matrices
 
@@ -40,31 +39,32 @@ class LowRank(LinearAlgebra, Structured):
 
     which takes :math:`r (n + m)` numbers, and as many multiplications for a product with
     a vector. Both indices may stand for several axes, anywhere in the shape of the
-    array, and there may be batch axes, along which both factors change.
+    array. There may be batch axes, which both factors have.
 
-    Transposing changes metadata alone. Slices, rows looked up, reshapes that split or
-    join row axes (or column axes), sums, and scaling by rows or by columns act on one of the
-    factors; a sum of two has both ranks together; a product with an array multiplies it by
-    each factor in turn, in the cheaper order, and is dense; a product with another value has low rank.
+    A transpose changes only metadata. Slices, rows looked up, reshapes that split or join
+    row axes (or column axes), and scaling by rows or by columns act on one of the factors.
+    The rank of a sum is the sum of the ranks. A product with an array multiplies it by one
+    factor after the other, in the cheaper order, and is dense. A product with another value
+    has low rank.
 
     Parameters
     ----------
     a
         The first factor, of shape ``(*batch, *rows, rank)``.
     b
-        The second, of shape ``(*batch, rank, *columns)``. The dtype of the array is that
-        to which the two are promoted.
+        The second factor, of shape ``(*batch, rank, *columns)``. The dtype of the array is
+        the promoted dtype of the two factors.
     rows, cols
-        The positions in the shape of the array that the row axes and the column axes
-        of the factors have, in the order of the factors; the others are the batch axes. By
-        default those of a matrix, the last two. Kept as they count from the end, so
-        that a leading axis of both factors is a batch axis of the array.
+        The positions of the row axes and of the column axes in the shape of the array, in
+        the order of the factors. The other axes are the batch axes. By default these are
+        the last two axes, as in a matrix. The positions are kept as negative numbers,
+        counted from the end, so that a new leading axis of both factors is a batch axis.
 
     Raises
     ------
     ValueError
-        If the shapes of ``a`` and ``b`` don't fit each other or ``rows`` and ``cols``,
-        or if those overlap or are out of range.
+        If the shapes of ``a`` and ``b`` do not fit each other or ``rows`` and ``cols``, or
+        if ``rows`` and ``cols`` overlap or are out of range.
 
     Examples
     --------
@@ -99,7 +99,7 @@ class LowRank(LinearAlgebra, Structured):
 
     @classmethod
     def from_svd(cls, w: ArrayLike, rank: int) -> LowRank:
-        r"""The nearest array of a rank, of a dense one, in the last two axes.
+        r"""The array of a given rank that is nearest to ``w``, in the last two axes.
 
         With :math:`w = u \, \mathrm{diag}(s) \, v^*` cut off after the ``rank`` largest
         singular values, ``a`` is :math:`u \sqrt{s}` and ``b`` is
@@ -119,11 +119,11 @@ class LowRank(LinearAlgebra, Structured):
         """
         w = jnp.asarray(w)
         if w.ndim < 2:
-            raise ValueError(f"LowRank.from_svd: w has shape {w.shape}; it is no matrix.")
+            raise ValueError(f"LowRank.from_svd: w has shape {w.shape}, not two axes.")
         if not 0 <= rank <= min(w.shape[-2:]):
             raise ValueError(
-                f"LowRank.from_svd: rank is {rank}, and w, of shape {w.shape}, has at most "
-                f"{min(w.shape[-2:])}."
+                f"LowRank.from_svd: rank is {rank}, but w, of shape {w.shape}, has rank "
+                f"{min(w.shape[-2:])} at most."
             )
         u, s, vh = jnp.linalg.svd(w, full_matrices=False)
         root = jnp.sqrt(s[..., :rank])
@@ -151,7 +151,7 @@ class LowRank(LinearAlgebra, Structured):
         return jnp.einsum("...ik,...ki->...i", a[..., :n, :], b[..., :n])
 
     def known_eigenvalues(self) -> Any:
-        """Those of ``b @ a``, which is smaller, and zeros."""
+        """The eigenvalues of ``b @ a``, which is smaller, and zeros."""
         n = self.shape[-1]
         if self._matrices() is None or self.shape[-2] != n or self.rank > n:
             return NotImplemented
@@ -174,7 +174,7 @@ class LowRank(LinearAlgebra, Structured):
             return NotImplemented
         own, others = factors(self), factors(other)
         if [f.labels for f in own] != [f.labels for f in others]:
-            # One layout for both, whichever is asked.
+            # The order makes one layout for both, in whichever order they join.
             own = in_order(own)
             others = in_order(others)
             if [f.labels for f in own] != [f.labels for f in others]:
@@ -202,10 +202,10 @@ class LowRank(LinearAlgebra, Structured):
 def checked_axes(
     name: str, a: Any, b: Any, rows: Iterable[int] | None, cols: Iterable[int] | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """``rows`` and ``cols`` as they count from the end, of factors that fit them.
+    """Check ``rows`` and ``cols`` against the factors, and count them from the end.
 
-    What has no shape is no array, but something that JAX takes in the place of one,
-    such as the axis that `jax.vmap` is over.
+    A field without a shape is not an array. JAX may put something else in its place, such
+    as the axis of `jax.vmap`. Such fields are not checked.
     """
     rows = (-2,) if rows is None else tuple(rows)
     cols = (-1,) if cols is None else tuple(cols)
@@ -216,13 +216,15 @@ def checked_axes(
     for field, factor, axes in (("a", a, rows), ("b", b, cols)):
         if batch < 0 or factor.ndim != batch + 1 + len(axes):
             raise ValueError(
-                f"{name}: {field} has shape {factor.shape}, and with rows={rows} and "
-                f"cols={cols}, a has shape (*batch, *rows, rank) and b (*batch, rank, *cols)."
+                f"{name}: {field} has shape {factor.shape}, but with rows={rows} and "
+                f"cols={cols}, a has shape (*batch, *rows, rank) and b has shape "
+                "(*batch, rank, *cols)."
             )
     if (a.shape[:batch], a.shape[-1]) != (b.shape[:batch], b.shape[batch]):
         raise ValueError(
-            f"{name}: a has shape {a.shape} and b {b.shape}. The {batch} batch axes that come "
-            "first, and the rank, which is last in a and after them in b, must be the same."
+            f"{name}: a has shape {a.shape} and b has shape {b.shape}. They must agree "
+            f"in the first {batch} axes, the batch axes, and in the rank. The rank is "
+            "the last axis of a and the first axis of b after the batch axes."
         )
     for field, axes in (("rows", rows), ("cols", cols)):
         if not all(-ndim <= axis < ndim for axis in axes):
@@ -247,7 +249,7 @@ Pair = tuple[Factor, Factor]
 
 
 def factors(v: LowRank) -> Pair:
-    """Both factors: the labels are positions in the shape of the array, and `RANK`."""
+    """Both factors, labelled by the positions in the shape of the array and `RANK`."""
     ndim = v.a.ndim - 1 + len(v.cols)
     rows, cols = ([axis % ndim for axis in axes] for axes in (v.rows, v.cols))
     batch = [i for i in range(ndim) if i not in rows and i not in cols]
@@ -255,7 +257,7 @@ def factors(v: LowRank) -> Pair:
 
 
 def leads_with_batch(element: Any) -> bool:
-    """Whether the axis before those of an element is a batch axis of the factors."""
+    """Whether a new leading axis of the factors would be a batch axis of the array."""
     ndim = element.a.ndim - 1 + len(element.cols)
     return -ndim - 1 not in (*element.rows, *element.cols)
 
@@ -265,10 +267,10 @@ def sizes_of(*those: Factor) -> dict[Any, int]:
 
 
 def build(a: Factor, b: Factor, out: Sequence[Any]) -> Any:
-    """The array with the axes ``out`` that two factors make.
+    """The array with the axes ``out`` that is the product of two factors.
 
-    What has no rows or no columns left is dense, which takes less than the factors do,
-    and so is a sum over an axis that both have.
+    An array without row axes or without column axes is dense, since that takes less room
+    than the factors. A sum over an axis of both factors is dense, too.
     """
     rows = tuple(label for label in a.labels if label not in b.labels)
     cols = tuple(label for label in b.labels if label not in a.labels)
@@ -286,18 +288,18 @@ def build(a: Factor, b: Factor, out: Sequence[Any]) -> Any:
 
 
 def multiplied_out(a: Factor, b: Factor) -> Any:
-    """The dense array of two factors whose labels are positions."""
+    """The dense product of two factors whose labels are positions."""
     out = range(len({*a.labels, *b.labels}) - 1)
     return contract(a.x, a.labels, b.x, b.labels, out)
 
 
 def smaller(a: Factor, b: Factor) -> int:
-    """Which of the two has fewer entries: 0 or 1."""
+    """The index of the factor with fewer entries: 0 or 1."""
     return 0 if math.prod(a.x.shape) <= math.prod(b.x.shape) else 1
 
 
 def in_order(pair: Pair) -> Pair:
-    """Factors of the same array with sorted axes, the one with the first of them first."""
+    """Sort the axes of both factors; the factor with the lowest axis comes first."""
     both = {*pair[0].labels} & {*pair[1].labels}
     own = [sorted(x for x in f.labels if x not in both) for f in pair]
     batch = sorted(both - {RANK})
@@ -312,7 +314,7 @@ def in_order(pair: Pair) -> Pair:
 
 
 def align(pair: Pair, like: Pair) -> Pair | None:
-    """Factors of the same array with the axes of others, swapped if need be."""
+    """Give factors the axis order of ``like``, swapped if needed; ``None`` if impossible."""
     for f, g in (pair, pair[::-1]):
         if set(f.labels) == set(like[0].labels) and set(g.labels) == set(like[1].labels):
             f, g = (
@@ -324,7 +326,7 @@ def align(pair: Pair, like: Pair) -> Pair | None:
 
 
 def without(f: Factor, dropped: Iterable[Any]) -> Factor:
-    """A factor without axes of size 1."""
+    """A factor without the axes ``dropped``, which have size 1."""
     axes = [f.labels.index(label) for label in dropped if label in f.labels]
     if not axes:
         return f
@@ -333,7 +335,7 @@ def without(f: Factor, dropped: Iterable[Any]) -> Factor:
 
 
 def broadcast(f: Factor, new: Iterable[Any], shape: Sequence[int]) -> Factor:
-    """A factor with new axes, and with all but the rank of the sizes in ``shape``."""
+    """A factor with new axes, and with the sizes in ``shape`` for all axes but the rank."""
     wanted = (*new, *f.labels)
     sizes: dict[Any, int] = {**dict(enumerate(shape)), RANK: sizes_of(f)[RANK]}
     target = tuple(sizes[label] for label in wanted)
@@ -344,7 +346,7 @@ def broadcast(f: Factor, new: Iterable[Any], shape: Sequence[int]) -> Factor:
 
 
 def resized(f: Factor, label: Any, low: int, high: int) -> Factor:
-    """A factor with zeros before and after it along an axis."""
+    """A factor with zeros added before and after its entries along an axis."""
     if not (low or high):
         return f
     widths = [(low, high) if own == label else (0, 0) for own in f.labels]
@@ -352,7 +354,7 @@ def resized(f: Factor, label: Any, low: int, high: int) -> Factor:
 
 
 def alike(label: Any, *those: Factor) -> list[Factor]:
-    """Factors of the same labels as long along one axis, and of one dtype."""
+    """Pad factors of the same labels to one length along an axis, and to one dtype."""
     n = max(sizes_of(f)[label] for f in those)
     dtype = jnp.result_type(*(f.x.dtype for f in those))
     return [
@@ -362,15 +364,15 @@ def alike(label: Any, *those: Factor) -> list[Factor]:
 
 
 def by_axis(f: Factor, of_axes: Sequence[Any], of_rank: Any) -> list[Any]:
-    """What holds for each axis of a factor, given that for each axis of the array."""
+    """Items for each axis of a factor, from the items for each axis of the array."""
     return [of_rank if label == RANK else of_axes[label] for label in f.labels]
 
 
-# --- what acts on one array, linearly -------------------------------------------------
+# --- linear functions of one array ------------------------------------------------------
 
 
 LINEAR: dict[str, Callable[..., Any]] = {}
-"""By the name of a primitive, what it makes of a `LowRank` and of dense operands."""
+"""Functions of a `LowRank` and dense operands, by the name of their primitive."""
 
 
 def linear(name: str) -> Callable[[Any], Any]:
@@ -418,7 +420,7 @@ def _(v: LowRank, *, axes: Any, **params: Any) -> Any:
     a, b = factors(v)
 
     def summed(f: Factor, other: Factor) -> Factor:
-        # The product sums over batch axes, since both factors change along them.
+        # Both factors change along a batch axis, so the product must sum over it.
         own = [i for i in axes if i in f.labels and i not in other.labels]
         if not own:
             return f
@@ -480,7 +482,7 @@ def _(v: LowRank, *starts: Any, slice_sizes: Any) -> Any:
 
 @linear("pad")
 def _(v: LowRank, value: Any, *, padding_config: Any) -> Any:
-    # Padding that adds entries declines: the value that it adds is not known to be zero.
+    # The number that padding adds may not be zero, so padding that adds entries declines.
     if any(low > 0 or high > 0 or inner for low, high, inner in padding_config):
         return NotImplemented
     a, b = (
@@ -497,7 +499,7 @@ def _(v: LowRank, *, shape: Any, broadcast_dimensions: Any, **params: Any) -> An
     a, b = (Factor(f.x, tuple(by_axis(f, broadcast_dimensions, RANK))) for f in factors(v))
     sizes = sizes_of(a, b)
     units = [i for i, n in enumerate(shape) if i not in sizes and n == 1]
-    # Axes along which all is the same are put into one factor, those of size 1 into both.
+    # Repeated axes go into one factor, axes of size 1 go into both.
     repeated = [i for i, n in enumerate(shape) if i not in sizes and n != 1]
     grown = [i for i in a.labels if i in b.labels and i != RANK and sizes[i] != shape[i]]
     pair = [without(f, grown) for f in (a, b)]
@@ -513,7 +515,7 @@ def _(v: LowRank, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
         return NotImplemented
     shape = v.shape
     blocks = matching_blocks(shape, new_sizes)
-    # Old labels are positions in the old shape, new ones positions in the new.
+    # Old labels are positions in the old shape, new labels are positions in the new shape.
     a, b = (without(f, [i for i, n in enumerate(shape) if n == 1]) for f in factors(v))
     both = {*a.labels} & {*b.labels}
     kinds = [both, {*a.labels} - both, {*b.labels} - both]
@@ -523,7 +525,7 @@ def _(v: LowRank, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
     units = [i for i, n in enumerate(new_sizes) if n == 1]
 
     def reshaped(f: Factor) -> Factor:
-        # The axes of a block in their order, and next to each other.
+        # A reshape needs the axes of a block in their order and next to each other.
         shared = sorted(label for label in f.labels if label in both and label != RANK)
         own = sorted(label for label in f.labels if label not in both)
         ordered = (*shared, *own, RANK) if f.labels[-1] == RANK else (*shared, RANK, *own)
@@ -540,7 +542,7 @@ def _(v: LowRank, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
 def matching_blocks(
     old: Sequence[int], new: Sequence[int]
 ) -> list[tuple[list[int], list[int]]]:
-    """Runs of axes that a reshape turns into runs of axes; axes of size 1 are left out."""
+    """The runs of axes that a reshape turns into each other, without axes of size 1."""
     left = [i for i, n in enumerate(old) if n != 1]
     right = [i for i, n in enumerate(new) if n != 1]
     blocks = []
@@ -559,17 +561,19 @@ def matching_blocks(
 
 
 @linear("gather")
-def _(v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **params: Any):
-    """Gather from one factor, where all indices are along its axes, or along batch axes."""
+def _(
+    v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **params: Any
+) -> Any:
+    """Gather from one factor if all indices are along its axes, or from both along batch axes."""
     numbers = dimension_numbers
     fill = params.get("fill_value")
     fills = params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP
     if fills:
-        # A number that is filled into a factor survives the product if it is zero or NaN.
+        # A number that is filled into a factor survives the product only if it is zero or NaN.
         is_nan = inexact(v) if fill is None else fill != fill
         if not (is_nan and v.rank) and (fill is None or fill != 0):
             return NotImplemented
-    # An axis that is taken whole has one slice, unless entries are filled in.
+    # A slice of a whole axis has only one place, unless entries are filled in.
     starts = [
         (i, k)
         for k, i in enumerate(numbers.start_index_map)
@@ -587,7 +591,7 @@ def _(v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **p
     if all(is_indexed) and not (moved <= {*a.labels} and moved <= {*b.labels}):
         return NotImplemented
 
-    # The axes of the result: those of the slices by their old labels.
+    # The axes of the result; the axes of the slices keep their old labels.
     kept = [i for i in range(v.ndim) if i not in dropped]
     ndim = len(kept) + indices.ndim - 1
     offset = dict(zip(numbers.offset_dims, kept, strict=True))
@@ -606,7 +610,7 @@ def _(v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **p
             key=lambda pair: place(pair[0]),
         )
         offset_labels = [label for label in f.labels if label not in dropped]
-        # The slices' axes come in the order of the operand's.
+        # The axes of the slices keep the order of the operand's axes.
         wanted = iter(offset_labels)
         own = [label if isinstance(label, tuple) else next(wanted) for label in own]
         renumbered = lax.GatherDimensionNumbers(
@@ -627,7 +631,7 @@ def _(v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **p
 
 
 @jaxrewrite.register(*LINEAR)
-def _(v: LowRank, *operands: ArrayLike, primitive, **params):
+def _(v: LowRank, *operands: ArrayLike, primitive, **params) -> Any:
     return LINEAR[primitive.name](v, *operands, **params)
 
 
@@ -635,7 +639,7 @@ def _(v: LowRank, *operands: ArrayLike, primitive, **params):
 
 
 def plus(v: LowRank, w: LowRank) -> Any:
-    """The sum, of both ranks together, unless that is more than any array has."""
+    """The sum, with the sum of the ranks."""
     own = factors(v)
     other = align(factors(w), own)
     if v.shape != w.shape or other is None:
@@ -645,13 +649,13 @@ def plus(v: LowRank, w: LowRank) -> Any:
 
 
 def joined(label: Any, *those: Factor) -> Factor:
-    """Factors of the same labels, one after another along an axis."""
+    """Concatenate factors of the same labels along an axis."""
     axis = those[0].labels.index(label)
     return Factor(jnp.concatenate([f.x for f in those], axis), those[0].labels)
 
 
 def is_low(v: Any) -> bool:
-    """Whether a value has no greater rank than any array of its shape."""
+    """Whether the rank is not higher than the full rank of an array of this shape."""
     a, b = factors(v)
     return v.rank <= min(
         math.prod(n for label, n in sizes_of(f).items() if label not in other.labels)
@@ -660,13 +664,13 @@ def is_low(v: Any) -> bool:
 
 
 @jaxrewrite.register(*ADDITIVE)
-def added(v: LowRank, w: LowRank, *, primitive, **params):
+def added(v: LowRank, w: LowRank, *, primitive, **params) -> Any:
     total = plus(v, LINEAR["neg"](w) if primitive.name == "sub" else w)
     return total if total is not NotImplemented and is_low(total) else NotImplemented
 
 
 def concatenated(those: Sequence[LowRank], dimension: int) -> Any:
-    """Concatenate factors along a batch axis, and else add up arrays padded with zeros."""
+    """Concatenate factors along a batch axis; along other axes add arrays padded by zeros."""
     own = factors(those[0])
     pairs = [align(factors(v), own) for v in those]
     if None in pairs:
@@ -693,8 +697,8 @@ def concatenated(those: Sequence[LowRank], dimension: int) -> Any:
 
 
 @jaxrewrite.register(*ADDITIVE, either=True)
-def _(x: LowRank, y: Array, *, primitive, **params):
-    """A sum with an array of any rank, which is not added up."""
+def _(x: LowRank, y: Array, *, primitive, **params) -> Any:
+    """A lazy sum with an array of any rank."""
     shape = x.shape if isinstance(x, LowRank) else y.shape
     if jnp.broadcast_shapes(x.shape, y.shape) != shape:
         return NotImplemented
@@ -706,7 +710,7 @@ def _(x: LowRank, y: Array, *, primitive, **params):
 
 
 @jaxrewrite.register("concatenate")
-def _(*those: LowRank, dimension, **params):
+def _(*those: LowRank, dimension, **params) -> Any:
     return concatenated(those, dimension)
 
 
@@ -714,9 +718,9 @@ def _(*those: LowRank, dimension, **params):
 
 
 def times_array(v: LowRank, y: Any, primitive: Any, **params: Any) -> Any:
-    """``v * y`` or ``v / y``, where ``y`` changes along the axes of one factor at most."""
+    """``v * y`` or ``v / y``, if ``y`` changes only along axes of one factor."""
     if primitive.name == "div" and not (inexact(v) and v.rank):
-        return NotImplemented  # of rank zero, zeros are not in any factor
+        return NotImplemented  # With rank zero no factor holds the zeros to divide.
     op = jnp.divide if primitive.name == "div" else jnp.multiply
     pair = list(factors(v))
     shape = jnp.shape(y)
@@ -726,7 +730,7 @@ def times_array(v: LowRank, y: Any, primitive: Any, **params: Any) -> Any:
         return NotImplemented
     i = smaller(*pair)
     i = i if i in fitting else fitting[0]
-    # A batch axis of size 1 along which y changes becomes one of this factor alone.
+    # If y changes along a batch axis of size 1, that axis becomes one of this factor alone.
     sizes = sizes_of(*pair)
     pair[1 - i] = without(pair[1 - i], [k for k in changing if sizes[k] == 1])
     if shape:
@@ -743,29 +747,29 @@ def times_array(v: LowRank, y: Any, primitive: Any, **params: Any) -> Any:
 
 @jaxrewrite.register("mul", commutative=True)
 @jaxrewrite.register("div")
-def _(v: LowRank, y: ArrayLike, *, primitive, **params):
+def _(v: LowRank, y: ArrayLike, *, primitive, **params) -> Any:
     return times_array(v, y, primitive)
 
 
 @jaxrewrite.register("dot_general", types=(LowRank, LowRank))
 @jaxrewrite.register("dot_general", types=(LowRank, ArrayLike | ArrayValue), either=True)
 def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
-    """`jax.lax.dot_general` of two operands, of which one at least is a `LowRank`."""
+    """`jax.lax.dot_general` of two operands, at least one of them a `LowRank`."""
     if params.get("out_sharding") is not None:
-        return NotImplemented  # it says nothing of what is in between
+        return NotImplemented  # It does not say how to shard the intermediate product.
     dtype = jnp.result_type(x.dtype, y.dtype)
     if params.get("preferred_element_type") not in (None, dtype) and not inexact(
         jnp.zeros((), dtype)
     ):
-        return NotImplemented  # integers wrap around in between
+        return NotImplemented  # Integers may overflow in the intermediate product.
     names = labels(dimension_numbers, x.ndim, y.ndim)
-    # The product of two has the lower of the two ranks.
+    # The factors of the operand with the lower rank give the result that rank.
     is_second = not isinstance(x, LowRank) or (isinstance(y, LowRank) and y.rank < x.rank)
     v, own, other, others = (
         (y, names.y, x, names.x) if is_second else (x, names.x, y, names.y)
     )
     pair = tuple(Factor(f.x, tuple(by_axis(f, own, RANK))) for f in factors(v))
-    # The factor that makes for fewer multiplications goes first.
+    # The order of the factors that takes fewer multiplications.
     _, i, middle = min(
         step(f, g, other.shape, others, names.out, i, is_second)
         for i, (f, g) in enumerate((pair, pair[::-1]))
@@ -790,7 +794,7 @@ def step(
     which: int,
     is_second: bool,
 ) -> tuple[int, int, tuple[Any, ...]]:
-    """The cost of multiplying by ``first`` and then by ``second``, and the axes between."""
+    """The cost of a product with ``first`` and then ``second``, and the axes in between."""
     sizes = sizes_of(first, second) | dict(zip(others, shape, strict=True))
     kept = {*out, *second.labels}
     operands = (others, first.labels) if is_second else (first.labels, others)

@@ -1,9 +1,9 @@
-"""Matrices with structure: what one has to define, and the rules that hold of all.
+"""`Matrix`: the base class of matrices with structure.
 
-A `Matrix` is a linear map that is applied along an axis of an array. All products with
-arrays come from that. Two matrices make a lazy `Product` or `Sum` where they have no closed
-form. A type whose entries are those of its leaves says so in ``entries``, and then functions
-that act entry by entry act on the leaves.
+A `Matrix` is a linear map that acts along an axis of an array. All products with arrays
+follow from that. Two matrices make a lazy `Product` or `Sum` if they have no closed form. If
+the entries of a type are the entries of its leaves, its attribute ``entries`` says so, and
+functions that act entry by entry act on the leaves.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int, Shaped
+from jaxtyping import Array, Inexact, Int, Shaped
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, bind, same_structure
@@ -28,18 +28,18 @@ from .algebra import LinearAlgebra, on_fields, solve_columns
 class Matrix(LinearAlgebra, Structured):
     r"""Base class of matrices with structure, or of stacks of them.
 
-    A value of it has the shape (\*batch, n, m), and each of its leaves the same batch axes
-    in front. A subclass defines `aval`, `materialise`, `apply` and `transposed`, and
+    A value has the shape (\*batch, n, m), and each of its leaves has the same batch axes in
+    front. A subclass defines `aval`, `materialise`, `apply` and `transposed`. It overrides
     any other method for which it has something better than the dense form.
 
     Attributes
     ----------
     entries
-        ``"all"`` if each entry of the matrix is one of the leaves, ``"pattern"`` if the
-        others are zeros, ``None`` if the entries are anything else.
+        ``"all"`` if each entry of the matrix is an entry of a leaf, ``"pattern"`` if the
+        other entries are zeros, ``None`` if the entries are anything else.
     movable
-        Whether leaves say where the entries are, so that those of two values of one
-        structure need not be in the same places.
+        Whether leaves define the places of the entries. Then two values of one structure
+        may have their entries at different places.
 
     Examples
     --------
@@ -74,11 +74,11 @@ class Matrix(LinearAlgebra, Structured):
     entries: ClassVar[str | None] = None
     movable: ClassVar[bool] = False
 
-    # --- what it is: all that a type has to define, besides `aval` and `materialise` -------
+    # --- what a type has to define, besides `aval` and `materialise` -----------------------
 
     def apply(
         self, x: Shaped[Array, "*batch *axes"], axis: int, precision: Any = None
-    ) -> Any:
+    ) -> Shaped[Array, "*batch *out_axes"] | Any:
         """Multiply along an axis of an array.
 
         Parameters
@@ -86,9 +86,9 @@ class Matrix(LinearAlgebra, Structured):
         x
             An array with the matrix's batch axes in front, of length m along ``axis``.
         axis
-            Which axis is summed over.
+            The axis that is summed over.
         precision
-            What `jax.lax.dot_general` takes, for types that multiply so.
+            The ``precision`` of `jax.lax.dot_general`, for types that use it.
 
         Returns
         -------
@@ -101,7 +101,7 @@ class Matrix(LinearAlgebra, Structured):
         """The matrix with its last two axes exchanged."""
         raise NotImplementedError(f"{type(self).__name__}.transposed")
 
-    # --- products and sums in closed form: NotImplemented makes them lazy, or dense ------
+    # --- products and sums in closed form; NotImplemented makes them lazy or dense -----------
 
     def times_number(self, factor: Shaped[Array, ""]) -> Matrix | Any:
         """The matrix times a number, an array of shape ()."""
@@ -114,7 +114,7 @@ class Matrix(LinearAlgebra, Structured):
         return NotImplemented
 
     def times(self, other: ArrayValue) -> Matrix | Any:
-        """``self @ other`` in closed form; other is a matrix of the same batch axes."""
+        """``self @ other`` in closed form; ``other`` is a value with the same batch axes."""
         return NotImplemented
 
     def rtimes(self, other: ArrayValue) -> Matrix | Any:
@@ -122,50 +122,51 @@ class Matrix(LinearAlgebra, Structured):
         return NotImplemented
 
     def plus(self, other: ArrayValue) -> ArrayValue | Any:
-        """``self + other`` in closed form; other is a matrix of the same shape."""
+        """``self + other`` in closed form; ``other`` is a value of the same shape."""
         return NotImplemented
 
     def hadamard(self, other: ArrayValue) -> ArrayValue | Any:
         """``self * other``, entry by entry, in closed form."""
         return NotImplemented
 
-    # --- entries and batch axes: right as they are for types whose leaves are entries ------
+    # --- entries and batch axes; these are right for types whose leaves are entries ----------
 
     def cast(self, dtype: Any) -> Self:
-        """The matrix in another dtype: any, of types with ``entries``; else a floating one."""
+        """The matrix in another dtype: any dtype if it has ``entries``, else a floating one."""
         if self.entries is None:
             return jax.tree.map(lambda x: x.astype(dtype) if inexact(x) else x, self)
         return self.map_entries(lambda x: x.astype(dtype))
 
     def map_batch(self, fn: Callable[..., Any], *others: Self) -> Self:
-        """The matrix with a function applied that acts on the batch axes of each leaf.
+        """The matrix after a function that acts on the batch axes of each leaf.
 
-        Takes this matrix alone, or several of one structure. Every entry of what the
-        function gives has to be one of the entries of its arguments.
+        The function takes a leaf of this matrix, or a leaf of each of several matrices of
+        one structure. Every entry of its result must be an entry of its arguments.
         """
         return jax.tree.map(fn, self, *others)
 
     def map_entries(self, fn: Callable[..., Any], *others: Self) -> Self:
-        """The matrix with a function applied to the leaves that are entries."""
+        """The matrix after a function that acts on the leaves that are entries."""
         return jax.tree.map(fn, self, *others)
 
     def pick(self, dense: Shaped[Array, "*batch n m"]) -> Self:
-        """A value of this structure with the entries that ``dense`` has in its place.
+        """A value of this structure whose entries are those of ``dense`` at their places.
 
-        Of types that have ``entries``. ``dense`` is an array of this shape. NotImplemented
-        where it has another structure: that of a matrix whose entries repeat.
+        Types with ``entries`` define it. ``dense`` is an array of this shape.
+        NotImplemented if no value of this structure has such entries, because the entries
+        of this type repeat.
         """
         raise NotImplementedError(f"{type(self).__name__}.pick")
 
     def at(self, i: Int[Array, "*k"], j: Int[Array, "*k"]) -> Shaped[Array, "*k"] | Any:
-        """The entries at rows and columns, arrays of one shape, of a matrix, not a stack."""
+        """The entries at rows and columns, arrays of one shape, of one matrix, not a stack."""
         return NotImplemented
 
     def same_pattern(self, other: Any) -> bool:
-        """Whether the leaves of another value are entries at the same places."""
+        """Whether the entries of this and another value are at the same places."""
         return not self.movable and same_structure(self, other)
 
-    # --- linear algebra of square matrices: `solve`, and what `LinearAlgebra` asks for ------
+    # --- linear algebra of square matrices: `solve` and what `LinearAlgebra` asks for --------
 
     @property
     def solvable(self) -> bool:
@@ -173,7 +174,7 @@ class Matrix(LinearAlgebra, Structured):
         n, m = self.shape[-2:]
         return n == m and type(self).solve is not Matrix.solve
 
-    # --- what follows ---------------------------------------------------------------
+    # --- what follows from the above --------------------------------------------------------
 
     @property
     def has_zeros(self) -> bool:
@@ -184,18 +185,18 @@ class Matrix(LinearAlgebra, Structured):
         return self.shape[:-2]
 
     def stacked(self, size: int) -> Any:
-        # Leaves have their batch axes in front, so that one more is no other type.
+        # Leaves have their batch axes in front, so one more axis keeps the type.
         return self
 
     def tangent(self, leaf_tangents: Any) -> Any:
-        # Entries are linear in the leaves.
+        # The entries are linear in the leaves.
         return NotImplemented if self.entries is None else leaf_tangents
 
     def lift_tangent(self, tangent: Any) -> Any:
         return NotImplemented if self.entries is None else self.pick(tangent)
 
     def unstacked(self) -> Any:
-        # The leaves are sliced: of a stack they make up a matrix, of a matrix less than one.
+        # Slices of the leaves of a stack make a matrix; slices of one matrix do not.
         try:
             is_matrix = len(self.aval().shape) >= 2
         except (IndexError, ValueError):
@@ -203,8 +204,8 @@ class Matrix(LinearAlgebra, Structured):
         return self if is_matrix else NotImplemented
 
 
-def nan_if_any_is(x: Any, batch: int) -> Any:
-    """NaN in all of a matrix's numbers where it is in some: what LAPACK fails on."""
+def nan_if_any_is(x: Inexact[Array, "*batch ..."], batch: int) -> Any:
+    """Make all numbers of a matrix NaN if one is, as LAPACK does when it fails."""
     axes = tuple(range(batch, x.ndim))
     return jnp.where(jnp.isnan(x).any(axes, keepdims=True), jnp.nan, x)
 
@@ -212,36 +213,47 @@ def nan_if_any_is(x: Any, batch: int) -> Any:
 # --- arrays along an axis ---------------------------------------------------------------
 
 
-def along(d: Any, batch: int, ndim: int, axis: int) -> Any:
-    r"""``d``, of shape (\*batch, n), to multiply an array of ``ndim`` axes along one."""
+def on_axis(d: Shaped[Array, "*batch n"], batch: int, ndim: int, axis: int) -> Any:
+    r"""Reshape ``d``, (\*batch, n), to broadcast along an axis of an array of ``ndim`` axes."""
     ones = [1] * (ndim - batch)
     ones[axis - batch] = d.shape[-1]
     return d.reshape(*d.shape[:-1], *ones)
 
 
-def apply_dense(a: Any, x: Any, axis: int, precision: Any = None) -> Any:
-    r"""Multiply an array along an axis with dense matrices, of shape (\*batch, n, m)."""
+def apply_dense(
+    a: Shaped[Array, "*batch n m"] | ArrayValue,
+    x: Shaped[Array, "*batch ..."],
+    axis: int,
+    precision: Any = None,
+) -> Any:
+    r"""Multiply an array along an axis by matrices ``a`` of shape (\*batch, n, m)."""
     xs = tuple(range(x.ndim))
     batch = xs[: a.ndim - 2]
     out = tuple("row" if label == axis else label for label in xs)
     return contract(x, xs, a, (*batch, "row", axis), out, precision=precision)
 
 
-def solve_dense(a: Any, x: Any, axis: int) -> Any:
-    r"""Solve along an axis with dense matrices, of shape (\*batch, n, n)."""
+def solve_dense(
+    a: Shaped[Array, "*batch n n"] | ArrayValue, x: Shaped[Array, "*batch ..."], axis: int
+) -> Any:
+    r"""Solve along an axis with matrices ``a`` of shape (\*batch, n, n), made dense."""
     solve = functools.partial(jaxrewrite.transform(jnp.linalg.solve), a)
     return solve_columns(solve, x, axis, a.ndim - 2)
 
 
-def solve_factor(factor: Any, x: Any, axis: int) -> Any:
-    """Solve along an axis with an array, or with a matrix that may know how."""
+def solve_factor(
+    factor: Shaped[Array, "*batch n n"] | ArrayValue,
+    x: Shaped[Array, "*batch ..."],
+    axis: int,
+) -> Any:
+    """Solve along an axis with an array, or with a matrix that may know how to solve."""
     if isinstance(factor, Matrix) and factor.solvable:
         return on_fields(lambda factor, x: factor.solve(x, axis), factor, x)
     return solve_dense(factor, x, axis)
 
 
 def known_diagonal(v: Matrix) -> Any:
-    """The diagonal, of a type that knows it without making the matrix dense."""
+    """The diagonal, or NotImplemented if that would make the matrix dense."""
     if type(v).diagonal is not Matrix.diagonal:
         return v.diagonal()
     rows = jnp.arange(min(v.shape[-2:]))
@@ -249,7 +261,7 @@ def known_diagonal(v: Matrix) -> Any:
 
 
 def unpivoted(v: Matrix) -> tuple[Any, Any]:
-    """The pivots and the permutation of a factorisation that exchanges no rows."""
+    """The pivots and the permutation of an LU factorisation that exchanges no rows."""
     rows = jnp.arange(min(v.shape[-2:]), dtype=jnp.int32)
     everywhere = jnp.broadcast_to(rows, (*v.batch, len(rows)))
     return everywhere, everywhere
@@ -258,8 +270,8 @@ def unpivoted(v: Matrix) -> tuple[Any, Any]:
 # --- two values ----------------------------------------------------------------------
 
 
-def swapped(x: Any) -> Any:
-    """A value with its last two axes exchanged."""
+def swapped(x: ArrayValue | Shaped[Array, "*batch n m"]) -> Any:
+    """A value or an array with its last two axes exchanged."""
     if isinstance(x, Matrix):
         return on_fields(lambda x: x.transposed(), x)
     batch = range(x.ndim - 2)
@@ -267,6 +279,7 @@ def swapped(x: Any) -> Any:
 
 
 def closed_product(x: Any, y: Any) -> Any:
+    """``x @ y`` in closed form, or NotImplemented."""
     return on_fields(_closed_product, x, y)
 
 
@@ -282,6 +295,7 @@ def negated(x: Any) -> Any:
 
 
 def closed_sum(x: Any, y: Any) -> Any:
+    """``x + y`` in closed form, or NotImplemented."""
     return on_fields(_closed_sum, x, y)
 
 

@@ -1,8 +1,8 @@
 """Matrices with one entry a row and a column: `Diagonal`, `Identity`, `Permutation`.
 
-They share a module because each is a closed form of some function of the others: eigenvectors of
-a diagonal matrix are a permutation, and an entry-by-entry product of permutations is a
-permutation with its rows scaled by a diagonal one.
+They share a module because the results of each are often of another of these types. The
+eigenvectors of a diagonal matrix are a permutation. The entry-by-entry product of two
+permutations is a permutation whose rows are scaled by a diagonal matrix.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .._base.structured import (
     zero_unless,
 )
 from .determinant import Determinant
-from .matrix import Matrix, along, known_diagonal, nan_if_any_is, unpivoted
+from .matrix import Matrix, known_diagonal, nan_if_any_is, on_axis, unpivoted
 from .product import Product
 
 
 class Diagonal(Matrix):
     r"""A diagonal matrix, :math:`D_{ij} = d_i \delta_{ij}`, or a stack of them.
 
-    Products, sums with its own kind, powers, solves, determinants, Cholesky factors and
-    eigenvalues of it take O(n). Functions that act entry by entry and are zero at zero keep it,
-    as does a product, entry by entry, with any array. In products its zeros stay zeros, also times
-    infinity and NaN, unless the rules `strict_zeros` are in force.
+    Products, sums of two, powers, solves, determinants, Cholesky factors and eigenvalues
+    take O(n). A function that acts entry by entry and maps zero to zero keeps the matrix
+    diagonal, and so does an entry-by-entry product with any array. In products its zeros
+    stay zeros, even times infinity or NaN, unless the rules `strict_zeros` are in force.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class Diagonal(Matrix):
         return zero_unless(jnp.eye(self.d.shape[-1], dtype=bool), self.d[..., None, :])
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
-        return along(self.d, self.d.ndim - 1, x.ndim, axis) * x
+        return on_axis(self.d, self.d.ndim - 1, x.ndim, axis) * x
 
     def transposed(self) -> Any:
         return self
@@ -86,7 +86,7 @@ class Diagonal(Matrix):
         return Diagonal(self.d * factors)
 
     def times(self, other: Any) -> Any:
-        """``D @ other`` scales the rows of the other."""
+        """``D @ other`` scales the rows of ``other``."""
         return other.scaled_rows(self.d) if isinstance(other, Matrix) else NotImplemented
 
     def rtimes(self, other: Any) -> Any:
@@ -115,7 +115,7 @@ class Diagonal(Matrix):
         return self.d
 
     def solve(self, x: Any, axis: int) -> Any:
-        return x / along(self.d, self.d.ndim - 1, x.ndim, axis)
+        return x / on_axis(self.d, self.d.ndim - 1, x.ndim, axis)
 
     def known_inverse(self) -> Any:
         return Diagonal(1 / self.d)
@@ -132,7 +132,7 @@ class Diagonal(Matrix):
         return jnp.take_along_axis(self.d.real, order, -1), vectors
 
     def known_cholesky(self) -> Any:
-        # Complex numbers are taken to be real, as LAPACK does.
+        # The imaginary part of the diagonal is ignored, as in LAPACK.
         root = jnp.sqrt(jnp.where(self.d.real > 0, self.d.real, jnp.nan))
         return Diagonal(nan_if_any_is(root, len(self.batch)).astype(self.dtype))
 
@@ -146,9 +146,9 @@ class Diagonal(Matrix):
 
 
 class Identity(Matrix):
-    r"""The identity matrix, :math:`I_{ij} = \delta_{ij}`, which holds nothing.
+    r"""The identity matrix, :math:`I_{ij} = \delta_{ij}`, which holds no numbers.
 
-    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    In products its zeros stay zeros, even times infinity or NaN, unless the rules
     `strict_zeros` are in force.
 
     Attributes
@@ -158,8 +158,8 @@ class Identity(Matrix):
     of_dtype
         The dtype of the array.
     of_batch
-        The shape of the stack, where it is one of identities: that of an empty array that
-        the value holds.
+        The batch axes of a stack of identities. The value holds them as the shape of an
+        empty array.
 
     Examples
     --------
@@ -234,7 +234,7 @@ class Identity(Matrix):
         return found if found is NotImplemented else Diagonal(found)
 
     def tangent(self, leaf_tangents: Any) -> Any:
-        return jnp.zeros(self.shape, self.of_dtype)  # it never changes
+        return jnp.zeros(self.shape, self.of_dtype)  # The identity never changes.
 
     def lift_tangent(self, tangent: Any) -> Any:
         return self
@@ -273,11 +273,11 @@ class Identity(Matrix):
 class Permutation(Matrix):
     r"""A permutation matrix, :math:`P_{ij} = \delta_{\pi(i) j}`, or a stack of them.
 
-    ``P @ x`` is ``x[order]``: products with arrays move rows or columns, and nothing is
-    multiplied. Products of two, transposes (which are inverses), solves, determinants and
-    LU factors are permutations again, or come from one.
+    ``P @ x`` is ``x[order]``: products with arrays move rows or columns and multiply
+    nothing. Products of two, transposes (which are inverses), solves, determinants and LU
+    factors are permutations or follow from one.
 
-    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    In products its zeros stay zeros, even times infinity or NaN, unless the rules
     `strict_zeros` are in force.
 
     Attributes
@@ -291,7 +291,7 @@ class Permutation(Matrix):
     Raises
     ------
     ValueError
-        If ``order`` has no axis, or is no permutation of integers.
+        If ``order`` has no axis, is not of integers, or is not a permutation.
 
     Examples
     --------
@@ -315,22 +315,23 @@ class Permutation(Matrix):
             raise ValueError("Permutation: order must have at least one axis.")
         if not jnp.issubdtype(self.order.dtype, jnp.integer):
             raise ValueError(
-                f"Permutation: order has dtype {self.order.dtype}, no integers."
+                f"Permutation: order must be integers; got {self.order.dtype}."
             )
         order = concrete(self.order)
         if order is not None and (np.sort(order) != np.arange(order.shape[-1])).any():
             raise ValueError(
-                f"Permutation: order is no permutation of 0 to {order.shape[-1] - 1}."
+                f"Permutation: order is not a permutation of 0 to {order.shape[-1] - 1}."
             )
 
     @classmethod
     def from_dense(cls, matrix: Any) -> Permutation:
-        r"""The permutation that an array of shape (\*batch, n, n) is.
+        r"""The `Permutation` of a dense array of shape (\*batch, n, n).
 
         Raises
         ------
         ValueError
-            If it is none, where its numbers are known.
+            If ``matrix`` is not square, or if its numbers are known and it is not a
+            permutation matrix.
 
         Examples
         --------
@@ -340,14 +341,16 @@ class Permutation(Matrix):
         Array([2, 1, 0], dtype=int32)
         """
         if jnp.ndim(matrix) < 2 or matrix.shape[-2] != matrix.shape[-1]:
-            raise ValueError(f"Permutation: matrix has shape {jnp.shape(matrix)}.")
+            raise ValueError(
+                f"Permutation: matrix has shape {jnp.shape(matrix)}, which is not square."
+            )
         dense = concrete(matrix)
         if dense is not None and not (
             np.isin(dense, (0, 1)).all()
             and (dense.sum(-1) == 1).all()
             and (dense.sum(-2) == 1).all()
         ):
-            raise ValueError("Permutation: matrix is no permutation matrix.")
+            raise ValueError("Permutation: matrix is not a permutation matrix.")
         return cls(jnp.argmax(matrix, -1), matrix.dtype)
 
     @property
@@ -363,7 +366,7 @@ class Permutation(Matrix):
         return one_where(is_class(self.order, self.order.shape[-1]), self.of_dtype)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
-        return _at(x, along(self.order, self.order.ndim - 1, x.ndim, axis), axis)
+        return _at(x, on_axis(self.order, self.order.ndim - 1, x.ndim, axis), axis)
 
     def transposed(self) -> Any:
         return Permutation(_inverse(self.order), self.of_dtype)
@@ -375,7 +378,7 @@ class Permutation(Matrix):
         return self.scaled_by(jnp.broadcast_to(factor, self.order.shape))
 
     def times(self, other: Any) -> Any:
-        """Two permutations give one. A diagonal matrix goes in front, where it scales rows."""
+        """Two permutations make one. A diagonal matrix moves to the left, to scale rows."""
 
         if isinstance(other, Permutation):
             return Permutation(_at(other.order, self.order), self.of_dtype)
@@ -409,7 +412,7 @@ class Permutation(Matrix):
         return self.transposed()
 
     def known_determinant(self) -> Any:
-        """1 or -1, as n less the number of cycles is even or odd."""
+        """1 if n minus the number of cycles is even, else -1."""
         n = self.order.shape[-1]
         first = _first_of_cycle(self.order)
         cycles = (first == jnp.arange(n)).sum(-1)
@@ -433,7 +436,7 @@ def _inverse(order: Any) -> Any:
 
 
 def _first_of_cycle(order: Any) -> Any:
-    """The least index in the cycle of each, by jumps of twice the length at each turn."""
+    """The least index in the cycle of each index; the length of the jumps doubles."""
     n = order.shape[-1]
     first = jnp.broadcast_to(jnp.arange(n, dtype=order.dtype), order.shape)
     for _ in range(n.bit_length()):
@@ -443,11 +446,11 @@ def _first_of_cycle(order: Any) -> Any:
 
 
 def _exchanges(rows: Any) -> Any:
-    """The exchanges, one row after the other, that bring ``rows`` to the front in order.
+    """The exchanges of row i with another row, one after the other, that order ``rows``.
 
     At its turn row i is exchanged with the first of ``rows[i], rows[rows[i]], ...`` that is
-    not less than i: where the ones before it sent what was to come. It is found by jumps
-    whose lengths are powers of two, each with the greatest index that it passes.
+    not less than i, because earlier exchanges sent the wanted row there. Jumps of lengths
+    that are powers of two find it. Each jump knows the greatest index that it passes.
     """
     own = jnp.broadcast_to(jnp.arange(rows.shape[-1], dtype=rows.dtype), rows.shape)
     jump = greatest = rows
@@ -464,13 +467,13 @@ def _exchanges(rows: Any) -> Any:
 
 @register("convert_element_type")
 def _(v: Permutation, *, new_dtype: Any, **params: Any) -> Any:
-    """Ones and zeros are that in each dtype."""
+    """Ones and zeros are exact in every dtype."""
     return v.cast(jnp.dtype(new_dtype))
 
 
 @register("mul", commutative=True)
 def _(v: Permutation, x: Array, **params: Any) -> Any:
-    """Only the entries at the places of the ones stay."""
+    """Only the entries of ``x`` at the places of the ones stay."""
     if jnp.shape(x) != v.shape or 1 in v.shape[-2:]:
         return NotImplemented
     return v.scaled_by(_at(x, v.order[..., None])[..., 0])

@@ -1,4 +1,4 @@
-"""`OneHot`, and `Picked`: one entry a row."""
+"""`OneHot` and `Picked`: matrices with one entry a row."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ import jaxrewrite
 from jaxrewrite import bind, register
 
 from .._base.structured import concrete, inexact, is_class, one_where, total, zero_unless
-from .matrix import Matrix, along
+from .matrix import Matrix, on_axis
 from .monomial import Permutation
 
 
 class Rows(Matrix):
-    """Base class of matrices with one entry a row, at most, or of their transposes."""
+    """Base class of matrices with at most one entry a row, and of their transposes."""
 
     _is_base = True
     entries: ClassVar[str | None] = "pattern"
     movable: ClassVar[bool] = True
 
-    if TYPE_CHECKING:  # the fields of each: indices, classes, axis
+    if TYPE_CHECKING:  # Each subclass has the fields indices, classes and axis.
 
         def __getattr__(self, name: str) -> Any: ...
 
@@ -35,15 +35,15 @@ class Rows(Matrix):
         raise NotImplementedError(f"{type(self).__name__}.weights")
 
     def moved(self, fn: Callable[[Any], Any]) -> Any:
-        """The rows that a function leaves when it acts on a leaf, one entry a row."""
+        """The matrix after a function that acts on each leaf, which has one entry a row."""
         raise NotImplementedError(f"{type(self).__name__}.moved")
 
     def weighted(self, x: Any, axis: int) -> Any:
         """An array whose rows, along an axis, are multiplied by the entries."""
-        return along(self.weights(), len(self.batch), x.ndim, axis) * x
+        return on_axis(self.weights(), len(self.batch), x.ndim, axis) * x
 
     def columns(self) -> Any:
-        """The indices, in a dtype that has ``classes``, which is that of rows of zeros."""
+        """The indices in a wide dtype; ``classes`` stands for a negative index, a row of zeros."""
         indices = self.indices
         if indices.dtype.itemsize < 4:
             indices = indices.astype(jnp.int32)
@@ -106,7 +106,7 @@ class Rows(Matrix):
         return self.map_entries(lambda v, w: zero_unless(both, v * w), other)
 
     def _entries_of(self, other: Any) -> Any:
-        """``self * other``, of a matrix that knows its entries."""
+        """``self * other`` for a matrix that knows its entries."""
         if self.batch or not isinstance(other, Matrix):
             return NotImplemented
         i, j = jnp.arange(len(self.indices)), jnp.clip(self.columns(), 0, self.classes - 1)
@@ -132,13 +132,13 @@ class Rows(Matrix):
 
 
 class OneHot(Rows):
-    r"""Rows of the identity, :math:`H_{ic} = \delta_{k_i c}`, as `jax.nn.one_hot` has them.
+    r"""Rows of the identity, :math:`H_{ic} = \delta_{k_i c}`, like `jax.nn.one_hot`.
 
-    ``v @ table`` takes rows of a table, and ``v.T @ x`` adds up the rows of an array by
-    their class: no product is formed. A product with an array, entry by entry, is a
-    `Picked`, so that a cross-entropy takes one number a row.
+    ``v @ table`` looks up rows of a table, and ``v.T @ x`` adds the rows of an array by
+    their class. Neither multiplies. An entry-by-entry product with an array is a `Picked`,
+    so that a cross-entropy takes one number a row.
 
-    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    In products its zeros stay zeros, even times infinity or NaN, unless the rules
     `strict_zeros` are in force.
 
     Attributes
@@ -146,7 +146,7 @@ class OneHot(Rows):
     indices
         The class of each row, integers of shape (\*batch, n).
     classes
-        How many classes there are. The array has shape (\*batch, n, classes).
+        The number of classes. The array has shape (\*batch, n, classes).
     axis
         -1, or -2 for the transpose.
     of_dtype
@@ -155,8 +155,9 @@ class OneHot(Rows):
     Raises
     ------
     ValueError
-        If ``indices`` has no axis, or is not of integers from 0 to classes - 1; if ``axis``
-        is another. Where the numbers are not known, rows of others are zero.
+        If ``indices`` has no axis, is not of integers, or is not from 0 to classes - 1; or
+        if ``axis`` is neither -1 nor -2. If the numbers are not known, they are not
+        checked, and a row whose index is out of range is zero.
 
     Examples
     --------
@@ -184,12 +185,13 @@ class OneHot(Rows):
 
     @classmethod
     def from_dense(cls, matrix: Any) -> OneHot:
-        r"""The classes of which an array of shape (\*batch, n, classes) has ones.
+        r"""The `OneHot` of a dense array of shape (\*batch, n, classes).
 
         Raises
         ------
         ValueError
-            If its rows are none of the identity, where its numbers are known.
+            If ``matrix`` has fewer than two axes, or if its numbers are known and a row is
+            not a row of the identity.
 
         Examples
         --------
@@ -199,12 +201,14 @@ class OneHot(Rows):
         Array([1, 2], dtype=int32)
         """
         if jnp.ndim(matrix) < 2:
-            raise ValueError(f"OneHot: matrix has shape {jnp.shape(matrix)}.")
+            raise ValueError(
+                f"OneHot: matrix has shape {jnp.shape(matrix)}, but needs two axes or more."
+            )
         dense = concrete(matrix)
         if dense is not None and not (
             np.isin(dense, (0, 1)).all() and (dense.sum(-1) == 1).all()
         ):
-            raise ValueError("OneHot: matrix has rows that are none of the identity.")
+            raise ValueError("OneHot: matrix has rows that are not rows of the identity.")
         return cls(jnp.argmax(matrix, -1), matrix.shape[-1], -1, matrix.dtype)
 
     def aval(self) -> Any:
@@ -226,7 +230,7 @@ class OneHot(Rows):
         return OneHot(self.indices, self.classes, -3 - self.axis, self.of_dtype)
 
     def tangent(self, leaf_tangents: Any) -> Any:
-        return NotImplemented  # that of integers is none, and not one-hot
+        return NotImplemented  # The tangent of integers is float0, not a one-hot matrix.
 
     def lift_tangent(self, tangent: Any) -> Any:
         return NotImplemented
@@ -241,10 +245,11 @@ class OneHot(Rows):
 class Picked(Rows):
     r"""One entry a row, :math:`V_{ic} = v_i \delta_{k_i c}`, and zeros.
 
-    The product of a `OneHot` and an array, entry by entry. A sum over the classes gives the
-    entries themselves. Products with arrays take and add up rows as those of a `OneHot` do.
+    It is the entry-by-entry product of a `OneHot` and an array. A sum over the classes
+    gives the entries themselves. Products with arrays look up or add rows, as for a
+    `OneHot`.
 
-    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    In products its zeros stay zeros, even times infinity or NaN, unless the rules
     `strict_zeros` are in force.
 
     Attributes
@@ -252,12 +257,12 @@ class Picked(Rows):
     values
         The entries, of shape (\*batch, n).
     indices, classes, axis
-        Where they are, as in `OneHot`.
+        The places of the entries, as in `OneHot`.
 
     Raises
     ------
     ValueError
-        As `OneHot` does; and if ``values`` has another shape than ``indices``.
+        As for `OneHot`, or if ``values`` and ``indices`` have different shapes.
 
     Examples
     --------
@@ -282,7 +287,7 @@ class Picked(Rows):
         _check(self)
         if jnp.shape(self.values) != jnp.shape(self.indices):
             raise ValueError(
-                f"Picked: values has shape {jnp.shape(self.values)}, indices "
+                f"Picked: values has shape {jnp.shape(self.values)}, but indices has "
                 f"{jnp.shape(self.indices)}."
             )
         indices = concrete(self.indices)
@@ -316,7 +321,7 @@ def _check(v: Any) -> None:
     if jnp.ndim(v.indices) == 0:
         raise ValueError(f"{name}: indices must have at least one axis.")
     if not jnp.issubdtype(v.indices.dtype, jnp.integer):
-        raise ValueError(f"{name}: indices has dtype {v.indices.dtype}, no integers.")
+        raise ValueError(f"{name}: indices must be integers; got {v.indices.dtype}.")
     if v.classes < 0:
         raise ValueError(f"{name}: classes is {v.classes}, which is negative.")
     if v.axis not in (-1, -2):
@@ -324,7 +329,7 @@ def _check(v: Any) -> None:
 
 
 def _as_rows(x: Any, axis: int = -1) -> Any:
-    """A permutation as rows of the identity; anything else as it is."""
+    """A permutation as a `OneHot`; anything else as it is."""
     if not isinstance(x, Permutation):
         return x
     if axis == -2:
@@ -333,13 +338,13 @@ def _as_rows(x: Any, axis: int = -1) -> Any:
 
 
 def _rows_at(x: Any, columns: Any, axis: int) -> Any:
-    """The rows of an array, along an axis, at indices; zeros where there are none."""
-    at = along(columns, columns.ndim - 1, x.ndim, axis)
+    """The rows of an array, along an axis, at indices; zeros if out of range."""
+    at = on_axis(columns, columns.ndim - 1, x.ndim, axis)
     return jnp.take_along_axis(x, at, axis, mode="fill", fill_value=0)
 
 
 def _scattered(x: Any, columns: Any, classes: int, axis: int) -> Any:
-    """The sums of the rows of an array, along an axis, that have one index."""
+    """The sums of those rows of an array, along an axis, that have the same index."""
     batch = columns.ndim - 1
 
     def add_up(columns: Any, rows: Any) -> Any:
@@ -355,12 +360,12 @@ def _scattered(x: Any, columns: Any, classes: int, axis: int) -> Any:
 
 @register("reduce_sum")
 def _(v: Rows, *, axes: Any, **params: Any) -> Any:
-    """The sum over the classes is the entries of the rows."""
+    """The sum over the classes is the entry of each row."""
     own = v.ndim + v.axis
     if own not in axes:
         return NotImplemented
     entries = zero_unless(v.inside(), v.weights())
-    # The axis of the rows is the last one once the axis of the classes is gone.
+    # Without the axis of the classes, the axis of the rows is the last one.
     return total(entries, [min(axis, v.ndim - 2) for axis in axes if axis != own])
 
 
@@ -399,7 +404,7 @@ def _(
     if v.ndim != 2 or v.axis == -2 or not rows or tuple(slice_sizes) != (1, v.classes):
         return NotImplemented
     if mode == lax.GatherScatterMode.FILL_OR_DROP:
-        return NotImplemented  # which fills whole rows
+        return NotImplemented  # This mode fills whole rows.
     numbers = dimension_numbers._replace(offset_dims=())
     params = params | {"dimension_numbers": numbers, "slice_sizes": (1,)}
     return v.moved(lambda x: bind("gather", x, at, **params))

@@ -1,4 +1,4 @@
-"""`Product`: a product of matrices that is not multiplied out."""
+"""`Product`: a lazy product of matrices."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from .matrix import Matrix, closed_product, solve_factor, swapped
 class Product(Matrix):
     r"""A lazy product of matrices, :math:`F_1 F_2 \cdots F_k`.
 
-    The product of two values with structure where it has no closed form. An array
-    is multiplied by one factor after the other, the last one first.
+    It is the product of values with structure that has no closed form. A product with an
+    array multiplies it by one factor after the other, the last one first.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class Product(Matrix):
     Raises
     ------
     ValueError
-        If there are none, or shapes or dtypes don't fit.
+        If there are no factors, or their shapes or dtypes do not fit.
 
     Examples
     --------
@@ -47,7 +47,7 @@ class Product(Matrix):
 
     factors: tuple[Any, ...]
 
-    # What a factor is decides what its product with another value is.
+    # The type of a factor decides how it is multiplied with another value.
     rules_see_values = True
 
     def __post_init__(self) -> None:
@@ -55,9 +55,13 @@ class Product(Matrix):
             raise ValueError("Product: factors is empty.")
         for x, y in zip(self.factors, self.factors[1:], strict=False):
             if x.shape[-1] != y.shape[-2] or x.shape[:-2] != y.shape[:-2]:
-                raise ValueError(f"Product: factors of shapes {x.shape} and {y.shape}.")
+                raise ValueError(
+                    f"Product: factors of shapes {x.shape} and {y.shape} do not fit."
+                )
             if x.dtype != y.dtype:
-                raise ValueError(f"Product: factors of dtypes {x.dtype} and {y.dtype}.")
+                raise ValueError(
+                    f"Product: factors have different dtypes: {x.dtype} and {y.dtype}."
+                )
 
     def aval(self) -> Any:
         first, last = self.factors[0], self.factors[-1]
@@ -123,7 +127,7 @@ class Product(Matrix):
         return _of(*map(inverse, reversed(self.factors)))
 
     def known_determinant(self) -> Any:
-        """The product of those of the factors, if they are square."""
+        """The product of the determinants of the factors, if they are square."""
         if not all(map(is_square, self.factors)):
             return NotImplemented
         found = [
@@ -140,11 +144,11 @@ class Product(Matrix):
 
 
 def _of(*factors: Any) -> Any:
-    """The product, in which the first or last factor is new and may meet its neighbour."""
+    """The product of factors; the first or last is new and may combine with its neighbour."""
     if len(factors) == 1:
         return factors[0]
     if len(factors) == 2:
-        return product(*factors)
+        return matrix_product(*factors)
     return Product(factors)
 
 
@@ -152,7 +156,7 @@ def _factors(x: Any) -> tuple[Any, ...]:
     return x.factors if isinstance(x, Product) else (x,)
 
 
-def product(x: Any, y: Any) -> Any:
-    """``x @ y`` of two values, in closed form where they know one, else lazily."""
+def matrix_product(x: Any, y: Any) -> Any:
+    """``x @ y`` of two values, in closed form if they know one, else lazily."""
     closed = closed_product(x, y)
     return Product((x, y)) if closed is NotImplemented else closed

@@ -1,4 +1,4 @@
-"""Rows and columns of a matrix by their indices, as an embedding is looked up."""
+"""Rows and columns of a matrix at indices, like the rows of an embedding."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ def gather_rows(
     fill_value: Any,
     **params: Any,
 ) -> Any:
-    """What ``gather`` gives of whole rows, or columns, of a matrix that knows its `rows`.
+    """Gather whole rows or columns of a matrix that has a method ``rows``.
 
-    Takes the operands and parameters of the primitive, and declines what else it may mean.
-    ``v.rows(i)`` has to give the rows at indices in range: the shape of the indices, and an
-    axis of columns.
+    Takes the operands and parameters of the primitive, and declines any other gather.
+    ``v.rows(i)`` must give the rows at indices in range. Its shape is that of the indices,
+    with an axis of columns at the end.
     """
     numbers = dimension_numbers
-    along = tuple(numbers.collapsed_slice_dims)
-    if v.batch or len(along) != 1 or tuple(numbers.start_index_map) != along:
+    axes = tuple(numbers.collapsed_slice_dims)
+    if v.batch or len(axes) != 1 or tuple(numbers.start_index_map) != axes:
         return NotImplemented
-    (axis,) = along
+    (axis,) = axes
     whole = 1 - axis
     if slice_sizes[whole] != v.shape[whole]:
         return NotImplemented

@@ -1,7 +1,7 @@
-"""The rules that hold of all matrices with structure.
+"""The rules that all matrices with structure share.
 
-They are not in `matrix`, which says what a matrix is, because two matrices often make one
-of the types that build on it.
+They are not in `matrix`, because their results are often of types that are built on
+`Matrix`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .._base.structured import (
 )
 from .matrix import Matrix, closed_sum, negated, swapped
 from .monomial import Diagonal
-from .product import product
+from .product import matrix_product
 from .scaled import Scaled
 from .sum import Sum
 
@@ -38,19 +38,21 @@ from .sum import Sum
 # --- products ---------------------------------------------------------------------------
 
 
-def _product(v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any) -> Any:
-    """``dot_general`` of a matrix and an array, in whichever order."""
+def _times_array(
+    v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any
+) -> Any:
+    """``dot_general`` of a matrix and an array, in either order."""
     batch, (row, column) = vs[:-2], vs[-2:]
     shared = [label for label in (row, column) if label in xs]
     if len(shared) != 1 or params.get("out_sharding") is not None:
         return NotImplemented
     (summed,) = shared
     if summed in out:
-        return NotImplemented  # of which the rows, say, are a batch
+        return NotImplemented  # The rows, for example, are a batch axis of the product.
     free = row if summed == column else column
     dtype = params["preferred_element_type"] or jnp.result_type(x.dtype, v.dtype)
     wide = jnp.promote_types(jnp.promote_types(x.dtype, v.dtype), dtype)
-    if v.dtype != wide:  # sums of small integers, say, that are larger ones
+    if v.dtype != wide:  # For example, a sum of small integers may need a wider dtype.
         if v.entries is None and not is_linear_cast(v, wide):
             return NotImplemented
         v = v.cast(wide)
@@ -71,8 +73,8 @@ def _product(v: Matrix, vs: Labels, x: Any, xs: Labels, out: Labels, params: Any
 def _(x: Matrix, y: Array, *, dimension_numbers: Any, **params: Any) -> Any:
     xs, ys, out = labels(dimension_numbers, x.ndim, y.ndim)
     if isinstance(x, Matrix):
-        return _product(x, xs, y, ys, out, params)
-    return _product(y, ys, x, xs, out, params)
+        return _times_array(x, xs, y, ys, out, params)
+    return _times_array(y, ys, x, xs, out, params)
 
 
 def _standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
@@ -99,7 +101,7 @@ def _(x: Matrix, y: ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any
         return NotImplemented
     if x.dtype != y.dtype:
         return NotImplemented
-    return product(*standard)
+    return matrix_product(*standard)
 
 
 # --- sums -------------------------------------------------------------------------------
@@ -127,7 +129,7 @@ def _(x: Array, v: Matrix, *, primitive: Any, **params: Any) -> Any:
 
 
 def _sum_with_array(v: Matrix, x: Any, name: str, reflected: bool) -> Any:
-    """A sum with a dense array of the whole size is dense: it is no larger than that array."""
+    """A sum with a dense array of the whole size is dense: it takes no more room."""
     if is_number(x):
         return _with_number(v, x, name, reflected)
     if v.entries is not None:
@@ -171,9 +173,9 @@ def _zero(v: Matrix) -> Any:
 
 
 def _keeps_entries(v: Matrix, primitive: Any, params: Any, *zeros: Any) -> bool:
-    """Whether what acts entry by entry acts on the entries alone, and leaves zeros alone.
+    """Whether a function that acts entry by entry keeps the zeros of the matrix.
 
-    ``zeros`` are the numbers that it takes where the matrix has a zero.
+    ``zeros`` are its operands where the matrix has a zero.
     """
     if v.entries == "pattern":
         return is_zero_at(primitive, params, *zeros)
@@ -181,7 +183,7 @@ def _keeps_entries(v: Matrix, primitive: Any, params: Any, *zeros: Any) -> bool:
 
 
 def zip_entries(primitive: Any, x: Any, y: Any, **params: Any) -> Any:
-    """Two matrices of one structure, entry by entry."""
+    """A function of two matrices of one structure, entry by entry."""
     if not x.same_pattern(y) or not _keeps_entries(
         x, primitive, params, *map(_zero, (x, y))
     ):
@@ -211,7 +213,8 @@ def _(v: Matrix, x: Array, *, primitive: Any, **params: Any) -> Any:
     if primitive.name != "div" or not inexact(v):
         return NotImplemented
     if is_number(x):
-        # Zero, or no number, makes something of zeros: so does its inverse, in a `Scaled`.
+        # A division of zeros by zero or NaN gives NaN. `Scaled` keeps the inverse, so that
+        # its product with zeros does, too.
         return Scaled(v, 1 / jnp.reshape(x, ()))
     if v.entries is not None and jnp.shape(x) == v.shape:
         return v.materialise() / x
@@ -231,7 +234,7 @@ def _full(a: Any, x: Any) -> tuple[Any, Any]:
 
 @register(*primitives.BINARY)
 def _(v: Matrix, x: Literal, *, primitive: Any, **params: Any) -> Any:
-    """The other operand is a number that the program contains, which may keep zeros zero."""
+    """The other operand is a number in the program, so zeros may be known to stay zeros."""
     number = number_of(x)
     if _keeps_entries(v, primitive, params, _zero(v), number):
         return v.map_entries(lambda a: bind(primitive, *_full(a, number), **params))
@@ -251,7 +254,7 @@ def _(x: Literal, v: Matrix, *, primitive: Any, **params: Any) -> Any:
 
 
 def _by_number(v: Matrix, number: Any) -> Any:
-    """A known number times a matrix: in closed form, unless it makes something of zeros."""
+    """A known number times a matrix, in closed form if the number is finite."""
     factor = jnp.asarray(number, v.dtype)
     return _times_number(v, factor) if np.isfinite(number) else Scaled(v, factor)
 
@@ -261,15 +264,15 @@ def _(v: Matrix, x: Array, **params: Any) -> Any:
     if is_number(x):
         return _times_number(v, jnp.reshape(x, ()))
     if x.shape[-1] == 1:
-        return _scaled_rows(v, jnp.broadcast_to(x[..., 0], v.shape[:-1]))
+        return _scale_rows(v, jnp.broadcast_to(x[..., 0], v.shape[:-1]))
     if x.shape[-2] == 1:
         columns = jnp.broadcast_to(x[..., 0, :], (*v.batch, v.shape[-1]))
-        return swapped(_scaled_rows(v.transposed(), columns))
+        return swapped(_scale_rows(v.transposed(), columns))
     if v.entries is None:
         return NotImplemented
     x = jnp.broadcast_to(x, v.shape)
     picked = NotImplemented if v.entries == "all" else v.pick(x)
-    if picked is NotImplemented:  # entries that repeat
+    if picked is NotImplemented:  # The entries of this type repeat.
         return v.materialise() * x
     return v.map_entries(jnp.multiply, picked)
 
@@ -279,9 +282,9 @@ def _times_number(v: Matrix, factor: Any) -> Any:
     return Scaled(v, factor) if closed is NotImplemented else closed
 
 
-def _scaled_rows(v: Matrix, factors: Any) -> Any:
+def _scale_rows(v: Matrix, factors: Any) -> Any:
     closed = v.scaled_rows(factors)
-    return product(Diagonal(factors), v) if closed is NotImplemented else closed
+    return matrix_product(Diagonal(factors), v) if closed is NotImplemented else closed
 
 
 @register("select_n")
@@ -294,7 +297,7 @@ def _(which: Array, *cases: Matrix) -> Any:
 
 @register("select_n")
 def _(which: Array, *cases: Array | Matrix) -> Any:
-    """The result is dense, since one of the arrays to select from has this size already."""
+    """The result is dense, because one of the cases is an array of this size."""
     dense = []
     for case in cases:
         if isinstance(case, Matrix):
@@ -307,7 +310,7 @@ def _(which: Array, *cases: Array | Matrix) -> Any:
 
 @register("gather")
 def _(v: Matrix, indices: Array, *, dimension_numbers: Any, **params: Any) -> Any:
-    """Single entries, by pairs of a row and a column."""
+    """Gather single entries, by pairs of a row and a column."""
     if v.batch or tuple(dimension_numbers.collapsed_slice_dims) != (0, 1):
         return NotImplemented
     if tuple(dimension_numbers.start_index_map) != (0, 1):
@@ -332,7 +335,7 @@ def _(v: Matrix, indices: Array, *, dimension_numbers: Any, **params: Any) -> An
 
 @register("convert_element_type")
 def _(v: Matrix, *, new_dtype: Any, **params: Any) -> Any:
-    """Entries are cast to any dtype, sums of products only where the cast is linear."""
+    """Entries can be cast to any dtype. Other matrices need a cast that is linear."""
     if v.entries is None and not is_linear_cast(v, new_dtype):
         return NotImplemented
     return v.cast(jnp.dtype(new_dtype))
@@ -388,7 +391,7 @@ def _(v: Matrix, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
 
 @register("squeeze")
 def _(v: Matrix, *, dimensions: Any) -> Any:
-    """Batch axes leave the leaves; a matrix of one row or column becomes a vector."""
+    """Remove batch axes from the leaves. A matrix of one row or column becomes a vector."""
     n, m = v.ndim - 2, v.ndim - 1
     if n in dimensions or m in dimensions:
         v = v if m in dimensions else v.transposed()
@@ -436,7 +439,7 @@ def _(v: Matrix, *starts: Array, slice_sizes: Any) -> Any:
 
 
 def _block(v: Matrix, i: Any, j: Any) -> Any:
-    """The array of some rows and columns, if it is no larger than a row or a column is."""
+    """The dense array of some rows and columns, if it is no larger than a row or column."""
     if i.size * j.size > max(v.shape):
         return NotImplemented
     return v.at(*jnp.meshgrid(i, j, indexing="ij"))
@@ -449,7 +452,7 @@ def _(*vs: Matrix, dimension: int) -> Any:
         return NotImplemented
     if len({jax.tree.structure(v) for v in vs}) > 1:
         return NotImplemented
-    # Blocks, or factors, of a matrix may be of other sizes in another of the same shape.
+    # Two matrices of one shape may have blocks, or factors, of different sizes.
     if len({tuple(x.shape[len(v.batch) :] for x in jax.tree.leaves(v)) for v in vs}) > 1:
         return NotImplemented
     return first.map_batch(lambda *xs: jnp.concatenate(xs, dimension), *vs[1:])
@@ -457,7 +460,7 @@ def _(*vs: Matrix, dimension: int) -> Any:
 
 @register("reduce_sum")
 def _(v: Matrix, *, axes: Sequence[int], **params: Any) -> Any:
-    """Rows and columns are summed by a product with ones, a batch by summing its entries."""
+    """A product with ones sums rows and columns. Sums of the entries sum a batch axis."""
     n, m = v.ndim - 2, v.ndim - 1
     batch = tuple(axis for axis in axes if axis < n)
     if n not in axes and m not in axes:

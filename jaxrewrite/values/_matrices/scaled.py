@@ -1,4 +1,4 @@
-"""`Scaled`: a number times an array."""
+"""`Scaled`: a lazy product of a number and an array."""
 
 from __future__ import annotations
 
@@ -28,26 +28,27 @@ from .sum import Sum, sum_of
 
 
 class Scaled(LinearAlgebra, Linear):
-    r"""A number times an array, :math:`s X`, that is not multiplied.
+    r"""A number times an array, :math:`s X`, which is not multiplied out.
 
-    Linear maps and products go to the array; the number is multiplied by numbers. Functions
-    that are not linear, and sums, act on the product of the two. Dividing a matrix with structure
-    by a number that only the run knows gives a `Scaled` one, so that a division by zero makes
-    NaN of its zeros. The array's entries are summed or multiplied before the number comes in: where
-    the number is infinite, the result may be infinite where the dense one is NaN.
+    Linear maps and products act on the array, and numbers multiply the number. Functions
+    that are not linear, and sums, act on the product of the two. The quotient of a matrix
+    with structure and a number that only the run knows is a `Scaled`, so that a division by
+    zero makes NaN of its zeros. Entries are summed or multiplied before the number
+    multiplies them. So if the number is infinite, the result may be infinite where the
+    dense result is NaN.
 
     Attributes
     ----------
     x
         An array or a value, of any shape and an inexact dtype.
     scale
-        A number, an array of shape () and the same dtype. Of a value that has left
-        `jax.vmap` it has the batch axes that come first in ``x``, a number for each element.
+        The number, an array of shape () and the same dtype. After `jax.vmap` it has the
+        leading batch axes of ``x``, with a number for each element.
 
     Raises
     ------
     ValueError
-        If ``scale`` has axes, or another dtype.
+        If ``scale`` has axes, or ``scale`` and ``x`` have different dtypes.
 
     Examples
     --------
@@ -65,7 +66,7 @@ class Scaled(LinearAlgebra, Linear):
     x: Any
     scale: Array
 
-    # What the array is decides what its product with another value is.
+    # The type of the array decides how it is multiplied with another value.
     rules_see_values = True
 
     def __post_init__(self) -> None:
@@ -73,7 +74,8 @@ class Scaled(LinearAlgebra, Linear):
             raise ValueError(f"Scaled: scale has shape {jnp.shape(self.scale)}, not ().")
         if jnp.result_type(self.scale) != self.x.dtype:
             raise ValueError(
-                f"Scaled: scale has dtype {jnp.result_type(self.scale)}, x {self.x.dtype}."
+                f"Scaled: scale has dtype {jnp.result_type(self.scale)}, but x has "
+                f"{self.x.dtype}."
             )
 
     def aval(self) -> Any:
@@ -83,12 +85,12 @@ class Scaled(LinearAlgebra, Linear):
         return jaxrewrite.materialise(self.x) * self.factor()
 
     def factor(self) -> Any:
-        """The number, or those of a batch, with an axis for each of the array's."""
+        """The number, or one for each element of a batch, with as many axes as the array."""
         scale = self.scale
         return scale.reshape(*scale.shape, *[1] * (len(self.x.shape) - scale.ndim))
 
     def rescaled(self, scale: Any) -> Scaled:
-        """The array times other numbers."""
+        """The array with another number, or other numbers, as its scale."""
         leaves, treedef = jax.tree.flatten(self)
         return jax.tree.unflatten(treedef, [*leaves[:-1], jnp.asarray(scale, self.dtype)])
 
@@ -106,12 +108,13 @@ class Scaled(LinearAlgebra, Linear):
 
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
         if jnp.ndim(self.scale):
-            whole = self.multiplied()  # a linear map need not keep batch axes
+            # A linear map need not keep the batch axes.
+            whole = self.multiplied()
             return whole if whole is NotImplemented else fn(whole)
-        return _scaled(fn(self.x), self.scale)
+        return _lazy_multiple(fn(self.x), self.scale)
 
     def join(self, other: Any) -> Any:
-        """The join with an array like the one inside: that array times one."""
+        """The join with a value like the array inside: that value times one."""
         if not isinstance(self.x, jaxrewrite.Value) or not same_structure(self.x, other):
             return NotImplemented
         return self, Scaled(other, jnp.ones((), self.dtype))
@@ -121,19 +124,20 @@ class Scaled(LinearAlgebra, Linear):
         return [fill] if is_nan else NotImplemented
 
     def multiplied(self) -> Any:
-        """``s X`` as the array itself, or what its type makes of it; else NotImplemented.
+        """``s X`` as an array or as a value without `Scaled`; else NotImplemented.
 
-        Zeros that no leaf holds stay zero under a finite number only: NotImplemented.
+        The result would keep zeros that no leaf holds, even if the number is not finite. So
+        an array with such zeros gives NotImplemented.
         """
         if not isinstance(self.x, jaxrewrite.Value):
             return self.x * self.factor()
         if getattr(self.x, "has_zeros", False):
             return NotImplemented
         is_batch = jnp.ndim(self.scale) > 0
-        product = transform(jnp.multiply)(self.x, self.factor() if is_batch else self.scale)
-        return NotImplemented if isinstance(product, Scaled) and not is_batch else product
+        whole = transform(jnp.multiply)(self.x, self.factor() if is_batch else self.scale)
+        return NotImplemented if isinstance(whole, Scaled) and not is_batch else whole
 
-    # --- linear algebra, as of a `Matrix` -----------------------------------------------
+    # --- linear algebra, as in a `Matrix` -----------------------------------------------
 
     @property
     def batch(self) -> tuple[int, ...]:
@@ -150,7 +154,7 @@ class Scaled(LinearAlgebra, Linear):
         return trace_of(self.x) * self._of_matrices(0)
 
     def known_inverse(self) -> Any:
-        """One over the number times the inverse, if the array knows that."""
+        """The array's inverse divided by the number, if the array knows its inverse."""
         if not isinstance(self.x, LinearAlgebra):
             return NotImplemented
         inverse = on_fields(lambda x: x.known_inverse(), self.x)
@@ -176,7 +180,7 @@ class Scaled(LinearAlgebra, Linear):
         return jaxrewrite.materialise(found) * self._of_matrices(1)
 
     def _of_matrices(self, more: int) -> Any:
-        """The number for each matrix of a stack, with some axes of size 1 behind."""
+        """The number of each matrix in a stack, with ``more`` axes of size 1 at the end."""
         if not jnp.ndim(self.scale):
             return self.scale
         factor = self.factor()
@@ -193,8 +197,8 @@ class Scaled(LinearAlgebra, Linear):
         return found / scale.reshape(*scale.shape, *[1] * (x.ndim - scale.ndim))
 
 
-def _scaled(x: Any, scale: Any) -> Any:
-    """A number times an array, multiplied if both are numbers, as of a loss."""
+def _lazy_multiple(x: Any, scale: Any) -> Any:
+    """A number times an array; the product, if the array is itself a number, like a loss."""
     scale = jnp.asarray(scale, x.dtype)
     if x.shape == () and not isinstance(x, jaxrewrite.Value):
         return x * scale
@@ -205,7 +209,7 @@ def _scaled(x: Any, scale: Any) -> Any:
 def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
     if jnp.ndim(v.scale) or jnp.ndim(w.scale):
         return _on_products(primitive, v, w, **params)
-    return _scaled(bind(primitive, v.x, w.x, **params), v.scale * w.scale)
+    return _lazy_multiple(bind(primitive, v.x, w.x, **params), v.scale * w.scale)
 
 
 @register("mul", commutative=True)
@@ -246,7 +250,7 @@ def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
 
 _MULTIPLICATIVE = ("neg", "abs", "square", "integer_pow", "conj")
 
-# What is not linear meets the array that the two make. It takes no more than they do.
+# A function that is not linear acts on the product, which takes no more room than the two.
 _OTHERS = [name for name in primitives.BINARY if name not in ("mul", "div")]
 
 

@@ -37,7 +37,7 @@ from .monomial import Diagonal, Identity
 from .rows import gather_rows
 
 
-# XLA's sparse product on a CPU takes these dtypes. For others JAX warns, or gathers.
+# XLA's sparse product on a CPU takes these dtypes. For others JAX warns or uses a gather.
 _COMPRESSED_DTYPES = ("int32", "int64", "float32", "float64", "complex64", "complex128")
 
 
@@ -46,28 +46,28 @@ class Sparse(Matrix):
 
     .. math:: A_{ij} = \sum_{e :\, (i_e, j_e) = (i, j)} d_e
 
-    ``BCOO`` holds the place :math:`(i_e, j_e)` of each entry, ``BCSR`` the entries row by
-    row. Products with arrays, scaling of rows and columns, sums and products entry by
-    entry with another sparse matrix, slices, concatenation, and functions that act entry by
-    entry and are zero at zero keep the format, and take as long as the entries do. A product of two
-    is lazy (a `Product`): that of `jax.experimental.sparse` compares all pairs of entries
-    and has no gradient.
+    ``BCOO`` holds the place :math:`(i_e, j_e)` of each entry. ``BCSR`` holds the entries row
+    by row. The format stays in products with arrays, scaling of rows and columns, sums and
+    entry-by-entry products with another sparse matrix, slices, concatenation, and functions
+    that act entry by entry and map zero to zero. They take time in proportion to the number
+    of entries. A product of two is lazy (a `Product`), because that of
+    `jax.experimental.sparse` compares all pairs of entries and has no gradient.
 
-    It is a matrix rather than an array of any number of axes, so that sums and products with
-    other matrices are lazy, and solvers know it. A sparse vector is rarely worth it.
+    The value is a matrix and not an array of any rank, so that its sums and products with
+    other matrices are lazy and solvers know it. A sparse vector rarely saves anything.
 
     Parameters
     ----------
     matrix
         A `jax.experimental.sparse.BCOO` or ``BCSR`` of shape (\*batch, n, m), with two
-        sparse axes. Entries of the same place are added up, once, unless its flag
-        ``unique_indices`` is set. An index as large as its axis marks an entry that is
-        none, as in JAX.
+        sparse axes. Entries at the same place are added once, unless the flag
+        ``unique_indices`` is set. An index that equals the length of its axis marks
+        padding, not an entry, as in JAX.
     by_columns
-        Whether a ``BCSR`` is read as that of the transpose: entries column by column,
-        which is as good for ``x @ v`` as row by row is for ``v @ x``.
+        Whether a ``BCSR`` is the transpose of the matrix, with its entries column by
+        column. That suits ``x @ v``, as entries row by row suit ``v @ x``.
 
-    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    In products its zeros stay zeros, even times infinity or NaN, unless the rules
     `strict_zeros` are in force.
 
     Attributes
@@ -75,18 +75,18 @@ class Sparse(Matrix):
     data
         The entries, of shape (\*batch, e).
     indices
-        Their places: (\*batch, e, 2) of rows and columns, or (\*batch, e) of columns (of
-        rows, by columns).
+        Their places. Rows and columns, of shape (\*batch, e, 2), in ``BCOO``. Columns, or
+        rows if by columns, of shape (\*batch, e), in ``BCSR``.
     indptr
-        Of ``BCSR``, where each row begins, of shape (\*batch, n + 1); else ``None``.
+        The begin of each row of a ``BCSR``, of shape (\*batch, n + 1); else ``None``.
     sizes
-        The two sizes (n, m) as they are held: exchanged, if by columns.
+        The two sizes (n, m) as they are held, which are exchanged if by columns.
 
     Raises
     ------
     ValueError
-        If ``matrix`` is something else, has other sparse axes than the last two, or
-        indices or row pointers out of range.
+        If ``matrix`` is not a ``BCOO`` or ``BCSR``, if its sparse axes are not the last
+        two, or if indices or row pointers are out of range.
 
     Examples
     --------
@@ -116,11 +116,11 @@ class Sparse(Matrix):
                 f"Sparse: matrix is a {type(matrix).__name__}, not BCOO or BCSR."
             )
         if by_columns and not isinstance(matrix, BCSR):
-            raise ValueError("Sparse: by_columns is of a BCSR matrix.")
+            raise ValueError("Sparse: by_columns needs a BCSR matrix.")
         if matrix.n_sparse != 2 or matrix.n_dense:
             raise ValueError(
                 f"Sparse: matrix has {matrix.n_batch} batch axes, {matrix.n_sparse} sparse "
-                f"and {matrix.n_dense} dense; its last two axes must be the sparse ones."
+                f"axes and {matrix.n_dense} dense axes; its last two axes must be sparse."
             )
         _check_indices(matrix)
         if not matrix.unique_indices:
@@ -143,15 +143,15 @@ class Sparse(Matrix):
 
     @classmethod
     def from_dense(cls, w: Any, nse: int | None = None, format: str = "bcoo") -> Self:
-        r"""The entries of an array that are not zero.
+        r"""The entries of an array that are not zero, as a sparse matrix.
 
         Parameters
         ----------
         w
             An array of shape (\*batch, n, m).
         nse
-            How many entries to hold, of each matrix; by default as many as there are,
-            which must then be known, so not under `jax.jit`.
+            The number of entries to hold for each matrix. By default it is the number of
+            entries of ``w``, which must then be known, so not under `jax.jit`.
         format
             ``"bcoo"``; ``"bcsr"``, row by row; or ``"bcsc"``, column by column.
 
@@ -163,8 +163,8 @@ class Sparse(Matrix):
         Raises
         ------
         ValueError
-            If ``w`` has fewer than two axes, if it has more than ``nse`` entries, or if
-            there is no such format.
+            If ``w`` has fewer than two axes or more than ``nse`` entries, or if there is no
+            such format.
 
         Examples
         --------
@@ -174,7 +174,7 @@ class Sparse(Matrix):
         Sparse<f32[100,100], 1.2 kB>(data=f32[100], indices=i32[100], indptr=i32[101], sizes=(100, 100), by_columns=False)
         """
         if jnp.ndim(w) < 2:
-            raise ValueError(f"Sparse: w has shape {jnp.shape(w)}; two axes are needed.")
+            raise ValueError(f"Sparse: w has shape {jnp.shape(w)}, but needs two axes.")
         if format not in ("bcoo", "bcsr", "bcsc"):
             raise ValueError(f"Sparse: format is {format!r}, not 'bcoo', 'bcsr' or 'bcsc'.")
         numbers = concrete(w)
@@ -190,11 +190,11 @@ class Sparse(Matrix):
         rows = BCOO.fromdense(w, nse=nse, n_batch=batch)
         return cls(_compressed(rows), by_columns=format == "bcsc")
 
-    # --- its formats ----------------------------------------------------------------
+    # --- formats --------------------------------------------------------------------
 
     @property
     def matrix(self) -> BCOO | BCSR:
-        """JAX's own form. For a matrix by columns that is the ``BCSR`` of its transpose."""
+        """JAX's own form. For a matrix by columns it is the ``BCSR`` of the transpose."""
         shape = (*self.data.shape[:-1], *self.sizes)
         if self.indptr is None:
             return BCOO((self.data, self.indices), shape=shape, unique_indices=True)
@@ -210,19 +210,19 @@ class Sparse(Matrix):
         return BCOO((self.data, indices), shape=self.shape, unique_indices=True)
 
     def with_data(self, data: Any) -> Self:
-        """The matrix with other entries in the same places."""
+        """The matrix with other entries at the same places."""
         _, *places = jax.tree.leaves(self)
         return jax.tree.unflatten(jax.tree.structure(self), [data, *places])
 
     def stored(self) -> Any:
-        r"""Which entries are in the matrix, of shape (\*batch, e); others fill up."""
+        r"""Whether each entry is in the matrix and not padding, of shape (\*batch, e)."""
         i, j = jnp.moveaxis(self.bcoo().indices, -1, 0)
         return (i < self.shape[-2]) & (j < self.shape[-1])
 
     def places(self) -> tuple[Any, Any]:
-        r"""Rows and columns, of shape (\*batch, e) each, and in range.
+        r"""Rows and columns that are in range, of shape (\*batch, e) each.
 
-        Entries that only fill up are at any place.
+        The place of padding is arbitrary.
         """
         indices = self.bcoo().indices
         n, m = self.shape[-2:]
@@ -241,7 +241,7 @@ class Sparse(Matrix):
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         batch = len(self.batch)
         dtype = jnp.result_type(self.data, x)
-        # Sums of 16-bit numbers are taken in 32, as those of a dense product are.
+        # Sums of 16-bit numbers are computed in 32 bits, as in a dense product.
         wide = jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype
         v = self.with_data(_summable(self.data.astype(wide)))
         x = _summable(jnp.moveaxis(x, axis, batch).astype(wide))
@@ -263,7 +263,7 @@ class Sparse(Matrix):
         return self.with_data(leaf_tangents.data)
 
     def map_entries(self, fn: Callable[..., Any], *others: Self) -> Self:
-        # Entries that only fill up become one: the function may have no derivative at zero.
+        # Padding becomes one, because the function may have no derivative at zero.
         data = jnp.where(self.stored(), self.data, jnp.ones_like(self.data))
         return self.with_data(fn(data, *(other.data for other in others)))
 
@@ -280,7 +280,7 @@ class Sparse(Matrix):
         return self.with_data(self.data * jnp.take_along_axis(factors, rows, -1))
 
     def at(self, i: Any, j: Any) -> Any:
-        """Found by sorting the places that are asked for among those of the entries."""
+        """Sort the wanted places together with those of the entries, and compare."""
         asked = jnp.stack([i.reshape(-1), j.reshape(-1)], -1)
         indices = self.bcoo().indices
         where = _positions(indices, asked.astype(indices.dtype))
@@ -304,13 +304,13 @@ class Sparse(Matrix):
         return Sparse(_union(data, x, y)).cast(self.dtype)
 
     def rows(self, i: Any) -> Any:
-        """The rows at indices, as an array: each entry is added to those that are its row."""
+        """The rows at indices, as an array. Each entry is added to all copies of its row."""
         asked = is_class(i, self.shape[-2])
         return self.transposed().apply(asked.astype(self.dtype), i.ndim)
 
     def hadamard(self, other: Any) -> Any:
         if not isinstance(other, Matrix) or isinstance(other, (Diagonal, Identity)):
-            return NotImplemented  # what is on the diagonal only, those know
+            return NotImplemented  # These types know that only the diagonal counts.
         if self.batch:
             if not isinstance(other, Sparse):
                 return NotImplemented
@@ -332,7 +332,7 @@ class Sparse(Matrix):
         return jnp.moveaxis(solved.astype(dtype), -1, axis)
 
     def join(self, other: Any) -> Any:
-        """The matrix with fewer entries is filled up to the other's number."""
+        """Fill up the matrix with fewer entries, so that both have the same number."""
         if not isinstance(other, Sparse):
             return NotImplemented
         x, y = self, other
@@ -342,7 +342,7 @@ class Sparse(Matrix):
         return x.filled_up(nse), y.filled_up(nse)
 
     def filled_up(self, nse: int) -> Self:
-        """The matrix with room for this many entries."""
+        """The matrix with padding up to this number of entries."""
         batch = len(self.batch)
         more = nse - self.data.shape[-1]
 
@@ -361,13 +361,13 @@ class Sparse(Matrix):
 
 
 def _check_indices(matrix: BCOO | BCSR) -> None:
-    """Raise a `ValueError` where indices that are known are out of range."""
+    """Raise a `ValueError` if the indices are known and out of range."""
     indices, (n, m) = concrete(matrix.indices), matrix.shape[-2:]
     if indices is None:
         return
     if isinstance(matrix, BCOO):
         if (indices < 0).any() or (indices > np.array([n, m])).any():
-            raise ValueError(f"Sparse: indices out of range for a matrix of {n} x {m}.")
+            raise ValueError(f"Sparse: indices are out of range for a matrix of {n} x {m}.")
         return
     pointers = concrete(matrix.indptr)
     if pointers is None:
@@ -379,15 +379,15 @@ def _check_indices(matrix: BCOO | BCSR) -> None:
         or (ends > indices.shape[-1]).any()
     ):
         raise ValueError(
-            "Sparse: indptr must begin with 0, never fall, and end with the number of entries."
+            "Sparse: indptr must begin with 0, never decrease, and end with the number of entries."
         )
     inside = np.arange(indices.shape[-1]) < ends
     if (inside & ((indices < 0) | (indices >= m))).any():
-        raise ValueError(f"Sparse: indices out of range for {m} columns.")
+        raise ValueError(f"Sparse: indices are out of range for {m} columns.")
 
 
 def _summed(matrix: BCOO | BCSR) -> BCOO | BCSR:
-    """The matrix with entries at the same place added up."""
+    """The matrix with the entries at the same place added."""
     n, m = matrix.shape[-2:]
     if isinstance(matrix, BCSR):
         return _compressed(
@@ -397,14 +397,14 @@ def _summed(matrix: BCOO | BCSR) -> BCOO | BCSR:
 
 
 def _compressed(matrix: BCOO) -> BCSR:
-    """Row by row."""
+    """The matrix with its entries row by row."""
     rows = BCSR.from_bcoo(matrix)
     held = (rows.data, rows.indices, rows.indptr)
     return BCSR(held, shape=matrix.shape, unique_indices=True)
 
 
 def _flipped(matrix: BCOO) -> Sparse:
-    """The transpose, with rows and columns exchanged."""
+    """The transpose of the matrix."""
     *batch, n, m = matrix.shape
     held = (matrix.data, matrix.indices[..., ::-1])
     return Sparse(BCOO(held, shape=(*batch, m, n), unique_indices=True))
@@ -417,9 +417,9 @@ def _of_diagonal(d: Any) -> Sparse:
 
 
 def _union(data: Any, x: BCOO, y: BCOO) -> BCOO:
-    """Entries in the places of both, those of ``x`` first, added up where they meet.
+    """The entries of both at the places of both, added where they meet; ``x`` comes first.
 
-    ``data`` may have one more axis, of numbers that one place has.
+    ``data`` may have one more axis, so that a place has several numbers.
     """
     dtype = jnp.result_type(x.indices, y.indices)
     indices = jnp.concatenate([x.indices.astype(dtype), y.indices.astype(dtype)], -2)
@@ -439,10 +439,10 @@ def _picked(dense: Any, rows: Any, columns: Any) -> Any:
 
 
 def _positions(indices: Any, asked: Any) -> Any:
-    """Which of the indices are those asked for; their number where none is."""
+    """The positions of ``asked`` in the indices, or the number of indices if not found."""
     count = indices.shape[0]
     both = jnp.concatenate([indices, asked])
-    # The sort is stable, so that an index comes before those that ask for it.
+    # The sort is stable, so an index comes before those in ``asked`` that are equal to it.
     order = jnp.lexsort((both[:, 1], both[:, 0]))
     place = jnp.arange(len(order), dtype=order.dtype)
     nearest = order[lax.cummax(jnp.where(order < count, place, 0))]
@@ -455,7 +455,7 @@ def _positions(indices: Any, asked: Any) -> Any:
 
 
 def _compressed_product(matrix: BCSR, x: Any) -> Any:
-    """``matrix @ x`` along the first axis of an array of any number of them."""
+    """``matrix @ x`` along the first axis of an array of any rank."""
     flat = x if x.ndim == 1 else x.reshape(x.shape[0], math.prod(x.shape[1:]))
     y = bcsr_dot_general(matrix, flat, dimension_numbers=(((1,), (0,)), ((), ())))
     return y.reshape(matrix.shape[0], *x.shape[1:])
@@ -467,7 +467,7 @@ def _spsolve(data: Any, indices: Any, indptr: Any, b: Any) -> Any:
 
 
 def _solve(v: Sparse, b: Any) -> Any:
-    """Solve for one vector, by a sparse factorisation of each matrix that is met."""
+    """Solve for one vector by a sparse factorisation, one matrix of a batch at a time."""
 
     def direct(v: Sparse, b: Any) -> Any:
         rows = _compressed(v.bcoo())
@@ -498,7 +498,7 @@ def _(x: Sparse, y: Sparse, *, primitive: Any, **params: Any) -> Any:
 
 
 def _unique(matrix: BCOO) -> Sparse:
-    """A matrix whose entries are at different places, since they were moved one to one."""
+    """A matrix whose entries keep different places, because they moved one to one."""
     held = (matrix.data, matrix.indices)
     return Sparse(BCOO(held, shape=matrix.shape, unique_indices=True))
 
@@ -525,7 +525,8 @@ def _(v: Sparse, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any
 
 @register("dynamic_slice")
 def _(v: Sparse, *starts: Array, slice_sizes: Any) -> Any:
-    starts = tuple(jnp.maximum(start, 0) for start in starts)  # JAX's counts from the end
+    # JAX counts negative starts from the end of the axis, the primitive does not.
+    starts = tuple(jnp.maximum(start, 0) for start in starts)
     return _unique(bcoo_dynamic_slice(v.bcoo(), starts, slice_sizes))
 
 
@@ -542,7 +543,7 @@ def _(v: Sparse, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
     if len(new_sizes) == v.ndim and tuple(new_sizes[:-2]) == v.batch:
         return _unique(bcoo_reshape(v.bcoo(), new_sizes=new_sizes))
     if 1 in v.shape[batch:]:
-        return v.materialise().reshape(new_sizes)  # vectors, of as many axes
+        return v.materialise().reshape(new_sizes)  # A vector has few zeros to save.
     return NotImplemented
 
 
@@ -550,7 +551,7 @@ def _(v: Sparse, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
 def _(v: Sparse, *, dimensions: Any) -> Any:
     if max(dimensions, default=0) < len(v.batch):
         return NotImplemented
-    return lax.squeeze(v.materialise(), dimensions)  # a vector has no zeros to leave out
+    return lax.squeeze(v.materialise(), dimensions)  # A vector has few zeros to save.
 
 
 @register("concatenate")

@@ -1,4 +1,4 @@
-"""`NMSparse`: of each few entries in a row, a fixed number is kept."""
+"""`NMSparse`: a matrix that keeps a fixed number of entries in each small group."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from .rows import gather_rows
 class NMSparse(Matrix):
     r"""A matrix with N:M structured sparsity, or a stack of them.
 
-    The rows are in groups of :math:`M`, and of each group every column has at most
-    :math:`N` entries that are not zero, 2 of 4 for instance:
+    The rows form groups of :math:`M`. Each column has at most :math:`N` nonzero entries in
+    each group, for example 2 of 4:
 
     .. math:: W_{gM + p,\, j} = \sum_{s < N} v_{gsj} \, [\, i_{gsj} = p \,]
 
-    It takes :math:`N / M` of the bytes of the entries, and a small integer for each. In a
-    product the matrix is made dense, by N comparisons that XLA fuses, and the product is a
-    dense one; gathering what each column needs of the other operand, which does fewer
-    operations, took four times as long at 2048 x 2048 for one vector on a CPU, and twenty
-    times for eight. The dense matrix is not kept for the backward pass, but made again.
-    Scaling, slices of whole groups, rows by their indices, and functions that act entry by entry and
-    are zero at zero keep the structure.
+    It takes :math:`N / M` of the bytes of the entries, and a small integer for each. A
+    product makes the matrix dense by N comparisons, which XLA fuses, and is then a dense
+    product. The alternative, to gather what each column needs of the other operand, does
+    fewer operations. But at 2048 x 2048 on a CPU it took four times as long for one vector,
+    and twenty times as long for eight. The backward pass makes the dense matrix again and
+    does not keep it. Scaling, slices of whole groups, rows at indices, and functions that
+    act entry by entry and map zero to zero keep the structure.
 
     The form is that of Mishra et al., `Accelerating Sparse Deep Neural Networks
     <https://arxiv.org/abs/2104.08378>`_.
 
-    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    In products its zeros stay zeros, even times infinity or NaN, unless the rules
     `strict_zeros` are in force.
 
     Attributes
@@ -46,17 +46,17 @@ class NMSparse(Matrix):
     values
         The entries, of shape (\*batch, groups, N, k).
     indices
-        Where in its group each is, from 0 to M - 1: integers of the same shape.
+        The place of each in its group, from 0 to M - 1: integers of the same shape.
     m
         The length M of a group. The array has shape (\*batch, groups M, k).
     in_rows
-        Whether the groups are along rows: the matrix is the transpose of the above.
+        Whether the groups are along rows. The matrix is then the transpose of the above.
 
     Raises
     ------
     ValueError
-        If shapes don't fit, ``indices`` aren't integers, or if one is out of range or
-        twice in a group.
+        If the shapes do not fit, or if ``indices`` are not integers, are out of range, or
+        repeat within a group.
 
     Examples
     --------
@@ -81,56 +81,61 @@ class NMSparse(Matrix):
     def __post_init__(self) -> None:
         shape = jnp.shape(self.values)
         if len(shape) < 3:
-            raise ValueError(f"NMSparse: values has shape {shape}; three axes are needed.")
+            raise ValueError(f"NMSparse: values has shape {shape}, but needs three axes.")
         if jnp.shape(self.indices) != shape:
             raise ValueError(
-                f"NMSparse: indices has shape {jnp.shape(self.indices)}, values {shape}."
+                f"NMSparse: indices has shape {jnp.shape(self.indices)}, but values has "
+                f"{shape}."
             )
         if not jnp.issubdtype(self.indices.dtype, jnp.integer):
-            raise ValueError(f"NMSparse: indices has dtype {self.indices.dtype}.")
+            raise ValueError(
+                f"NMSparse: indices must be integers; got {self.indices.dtype}."
+            )
         if not shape[-2] <= self.m:
-            raise ValueError(f"NMSparse: m is {self.m}, less than {shape[-2]} in a group.")
+            raise ValueError(
+                f"NMSparse: m is {self.m}, but a group has {shape[-2]} entries."
+            )
         indices = concrete(self.indices)
         if indices is None or not indices.size:
             return
         ordered = np.sort(indices.astype(np.int32), axis=-2)
         if ordered.min() < 0 or ordered.max() >= self.m:
-            raise ValueError(f"NMSparse: indices out of range for groups of {self.m}.")
+            raise ValueError(f"NMSparse: indices are out of range for groups of {self.m}.")
         if not np.diff(ordered, axis=-2).all():
-            raise ValueError("NMSparse: indices has a place twice in a group.")
+            raise ValueError("NMSparse: indices repeat a place in a group.")
 
     @classmethod
     def prune(cls, w: Any, n: int = 2, m: int = 4) -> Self:
-        r"""Keep the largest of each group, by magnitude.
+        r"""Keep the entries of the largest magnitude in each group.
 
         Parameters
         ----------
         w
             An array of shape (\*batch, rows, k).
         n, m
-            How many to keep of how many rows.
+            The number of entries to keep, and the number of rows in a group.
 
         Returns
         -------
         NMSparse
-            The array with the others zero. Of equal ones the first are kept.
+            The array with all other entries zero. Of equal magnitudes the first are kept.
 
         Raises
         ------
         ValueError
-            If m doesn't divide the number of rows, n is not between 1 and m, or w has
-            entries that are not numbers.
+            If m does not divide the number of rows, n is not between 1 and m, or w has NaN
+            entries.
         """
         shape = jnp.shape(w)
         if len(shape) < 2:
-            raise ValueError(f"NMSparse: w has shape {shape}; two axes are needed.")
+            raise ValueError(f"NMSparse: w has shape {shape}, but needs two axes.")
         if not 1 <= n <= m:
-            raise ValueError(f"NMSparse: n is {n}, not between 1 and m, {m}.")
+            raise ValueError(f"NMSparse: n is {n}, which is not between 1 and m, {m}.")
         if shape[-2] % m:
-            raise ValueError(f"NMSparse: m is {m}, which doesn't divide {shape[-2]} rows.")
+            raise ValueError(f"NMSparse: m is {m}, which does not divide {shape[-2]} rows.")
         numbers = concrete(w)
         if numbers is not None and np.isnan(numbers).any():
-            raise ValueError("NMSparse: w has entries that are not numbers.")
+            raise ValueError("NMSparse: w has NaN entries.")
         groups = w.reshape(*shape[:-2], shape[-2] // m, m, shape[-1])
         largest = jnp.argsort(-jnp.abs(groups), axis=-2)[..., :n, :]
         kept = jnp.sort(largest, axis=-2)
@@ -139,14 +144,14 @@ class NMSparse(Matrix):
 
     @classmethod
     def from_dense(cls, w: Any, n: int = 2, m: int = 4) -> Self:
-        r"""The structure of an array that has it: as `prune`, but nothing may be lost.
+        r"""The `NMSparse` of an array that has this structure: as `prune`, but lossless.
 
         Parameters
         ----------
         w
             An array of shape (\*batch, rows, k).
         n, m
-            How many entries are not zero, at most, of how many rows.
+            The greatest number of nonzero entries in a group, and its number of rows.
 
         Returns
         -------
@@ -156,29 +161,29 @@ class NMSparse(Matrix):
         Raises
         ------
         ValueError
-            If the structure isn't there, or as for `prune`.
+            If ``w`` does not have this structure, or as for `prune`.
         """
         v = cls.prune(w, n, m)
         numbers = concrete(w)
         if numbers is not None:
             groups = numbers.reshape(*v.values.shape[:-2], m, numbers.shape[-1])
             if (np.count_nonzero(groups, axis=-2) > n).any():
-                raise ValueError(f"NMSparse: w has more than {n} of {m} that are not zero.")
+                raise ValueError(f"NMSparse: w has more than {n} nonzero entries of {m}.")
         return v
 
     @property
     def offsets(self) -> Any:
-        """The indices as integers that can be reckoned with; those of 4 bits can't."""
+        """The indices as int32, because JAX does not compute with 4-bit integers."""
         return self.indices.astype(jnp.int32)
 
     # --- as a matrix ------------------------------------------------------------------
 
     def with_values(self, values: Any) -> Self:
-        """The matrix with other entries in the same places."""
+        """The matrix with other entries at the same places."""
         return jax.tree.unflatten(jax.tree.structure(self), [values, self.indices])
 
     def map_both(self, fn: Callable[[Any], Any]) -> Self:
-        """The matrix with a function applied to both leaves."""
+        """The matrix after a function of each of the two leaves."""
         return jax.tree.map(fn, self)
 
     def aval(self) -> Any:
@@ -191,7 +196,7 @@ class NMSparse(Matrix):
         place = jnp.arange(self.m, dtype=jnp.int32)
         place = place.reshape(*[1] * (len(batch) + 1), self.m, 1)
         dense = jnp.zeros((*batch, groups, self.m, k), self.values.dtype)
-        # One by one: as one array they would have N times the bytes.
+        # A loop, because all comparisons as one array would take N times the bytes.
         for s in range(kept):
             value, index = self.values[..., s, :], self.offsets[..., s, :]
             here = index[..., None, :] == place
@@ -225,7 +230,7 @@ class NMSparse(Matrix):
         return self.with_values(self._at_places(groups))
 
     def _at_places(self, groups: Any) -> Any:
-        r"""The numbers of an array of shape (\*batch, groups, M, k) at the entries' places."""
+        r"""The numbers at the entries' places, of an array of shape (\*batch, groups, M, k)."""
         return jnp.take_along_axis(groups, self.offsets, -2)
 
     def scaled_rows(self, factors: Any) -> Any:
@@ -266,7 +271,7 @@ class NMSparse(Matrix):
 
 
 def _index_dtype(m: int) -> Any:
-    """The smallest integers that count to m."""
+    """The smallest unsigned integer dtype that holds m - 1."""
     dtypes = (jnp.uint4, jnp.uint8, jnp.uint16, jnp.uint32)
     return next(dtype for dtype in dtypes if m - 1 <= jnp.iinfo(dtype).max)
 
@@ -275,7 +280,7 @@ def _index_dtype(m: int) -> Any:
 
 
 def _axes(v: NMSparse) -> tuple[int, int]:
-    """The axis along which the groups are, and the other one."""
+    """The axis of the groups, and the other axis."""
     n, m = v.ndim - 2, v.ndim - 1
     return (m, n) if v.in_rows else (n, m)
 

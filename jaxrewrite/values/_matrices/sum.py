@@ -1,4 +1,4 @@
-"""`Sum`: a sum of arrays and values that is not added up."""
+"""`Sum`: a lazy sum of arrays and values."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .matrix import closed_sum, negated
 class Sum(LinearAlgebra, Linear):
     r"""A lazy sum of arrays of one shape, :math:`T_1 + T_2 + \cdots + T_k`.
 
-    The sum of two values with structure where it has no closed form, such as a diagonal and
-    a low-rank matrix. Linear maps and products go to the terms.
+    It is the sum of values with structure that has no closed form, such as the sum of a
+    diagonal and a low-rank matrix. Linear maps and products act on each term.
 
     Attributes
     ----------
     terms
-        Arrays or values, of one shape and dtype, of any number of axes.
+        Arrays or values of one shape, of any rank, and one dtype.
 
     Raises
     ------
     ValueError
-        If there are none, or their shapes or dtypes differ.
+        If there are no terms, or their shapes or dtypes differ.
 
     Examples
     --------
@@ -51,7 +51,7 @@ class Sum(LinearAlgebra, Linear):
 
     terms: tuple[Any, ...]
 
-    # What a term is decides what its sum with another value is.
+    # The type of a term decides how it is added to another value.
     rules_see_values = True
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class Sum(LinearAlgebra, Linear):
         kinds = {(jnp.shape(term), jnp.dtype(term.dtype)) for term in self.terms}
         if len(kinds) > 1:
             shown = ", ".join(f"{dtype}{list(shape)}" for shape, dtype in kinds)
-            raise ValueError(f"Sum: terms of different shapes or dtypes: {shown}.")
+            raise ValueError(f"Sum: terms have different shapes or dtypes: {shown}.")
 
     def aval(self) -> Any:
         first = self.terms[0]
@@ -96,9 +96,9 @@ def sum_of_arrays(arrays: Sequence[Any]) -> Any:
 
 
 def sum_of(terms: Sequence[Any]) -> Any:
-    """The sum of arrays and values, as one array if there are no values.
+    """The sum of arrays and values, which is an array if there are no values.
 
-    Arrays are added up, and so are values of which the sum has a closed form.
+    Arrays are added, and so are values whose sum has a closed form.
     """
     values: list[Any] = []
     arrays: list[Any] = []

@@ -1,4 +1,4 @@
-"""`Symmetric`: a dense array of which the lower triangle counts."""
+"""`Symmetric`: a symmetric matrix in the lower triangle of a dense array."""
 
 from __future__ import annotations
 
@@ -21,28 +21,29 @@ from .triangular import Triangular
 
 
 class Symmetric(Matrix):
-    r"""A symmetric matrix, held as a dense array of which the lower triangle counts.
+    r"""A symmetric matrix, held in the lower triangle of a dense array.
 
     :math:`A_{ij} = A_{ji} = x_{ij}` for :math:`i \ge j`; complex numbers are not conjugated.
 
-    The gain is in linear algebra: the transpose is the matrix itself; the eigenvalues
-    of a real one come from the symmetric solver, also where `jax.numpy.linalg.eigvals` is
-    called; and one that is ``positive`` is solved by its Cholesky factor, in half of the
-    operations of LU [1]_. Functions that act entry by entry, inverses and sums with its own kind
-    keep it symmetric, so that a later factorisation still knows. It takes as much room as a dense
-    matrix, and products with arrays take longer, since the triangle is mirrored first.
+    Linear algebra gains from it. The transpose is the matrix itself. The eigenvalues of a
+    real matrix come from the symmetric solver, even in `jax.numpy.linalg.eigvals`. A
+    ``positive`` matrix is solved by its Cholesky factor, in half the operations of LU [1]_.
+    Functions that act entry by entry, inverses and sums of two keep the matrix symmetric,
+    so that a later factorisation gains, too. The matrix takes as much room as a dense one.
+    Products with arrays take longer, because they mirror the triangle first.
 
     Attributes
     ----------
     x
-        The array, of shape (\*batch, n, n). What is above its diagonal is never used.
+        The array, of shape (\*batch, n, n). Its entries above the diagonal are not used.
     positive
-        Whether it is real and known to be positive definite. Solves are NaN if it isn't.
+        Whether the matrix is real and known to be positive definite. If it is not positive
+        definite, solves give NaN.
 
     Raises
     ------
     ValueError
-        If ``x`` is not square, or complex and ``positive``.
+        If ``x`` is not square, or is complex and ``positive``.
 
     References
     ----------
@@ -68,24 +69,24 @@ class Symmetric(Matrix):
         if len(shape) < 2 or shape[-1] != shape[-2]:
             raise ValueError(f"Symmetric: x has shape {shape}, which is not square.")
         if self.positive and jnp.iscomplexobj(self.x):
-            raise ValueError("Symmetric: x is complex, and only a real one is positive.")
+            raise ValueError("Symmetric: x is complex; only a real x can be positive.")
 
     @classmethod
     def from_dense(cls, x: Any, positive: bool = False) -> Self:
-        """The symmetric matrix that an array is, up to rounding.
+        """The `Symmetric` of an array that is symmetric up to rounding.
 
         Parameters
         ----------
         x
             An array of shape (\\*batch, n, n).
         positive
-            Whether it is positive definite.
+            Whether ``x`` is positive definite.
 
         Raises
         ------
         ValueError
-            Where the numbers are known: if they are not symmetric, or if a matrix that is
-            said to be positive definite has a number on its diagonal that isn't positive.
+            If the numbers are known and not symmetric, or if ``positive`` is true and a
+            number on the diagonal is not positive.
 
         Examples
         --------
@@ -120,7 +121,7 @@ class Symmetric(Matrix):
         return self
 
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
-        # Mirrored, so that the upper triangle, which is not used, gives no NaN of its own.
+        # Without the mirror, the unused upper triangle might give NaN.
         return Symmetric(fn(*(v.materialise() for v in (self, *others))))
 
     def cast(self, dtype: Any) -> Any:
@@ -133,7 +134,7 @@ class Symmetric(Matrix):
         return Symmetric(leaf_tangents.x)
 
     def lift_tangent(self, tangent: Any) -> Any:
-        # An array that is symmetric for all leaves has a tangent that is symmetric, too.
+        # If the array is symmetric for all leaves, so is its tangent.
         return Symmetric(tangent, self.positive)
 
     def plus(self, other: Any) -> Any:
@@ -148,7 +149,7 @@ class Symmetric(Matrix):
     def hadamard(self, other: Any) -> Any:
         if not isinstance(other, Symmetric):
             return NotImplemented
-        # The product of two positive definite matrices, entry by entry, is one (Schur).
+        # The entry-by-entry product of positive definite matrices is one, too (Schur).
         return Symmetric(self.x * other.x, self.positive and other.positive)
 
     def at(self, i: Any, j: Any) -> Any:
@@ -193,5 +194,5 @@ class Symmetric(Matrix):
         return Triangular(self.materialise(), lower).known_triangle(lower, unit_diagonal)
 
     def known_lu(self) -> Any:
-        """The dense factorisation, if there is no better one."""
+        """The dense factorisation, unless the matrix can be solved better."""
         return NotImplemented if self.positive else lax.linalg.lu(self.materialise())

@@ -1,4 +1,4 @@
-"""`Toeplitz` and `Circulant`, multiplied through the fast Fourier transform."""
+"""`Toeplitz` and `Circulant`: matrices that multiply by the fast Fourier transform."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxrewrite import register
 
 from .._base.structured import concrete, differs, inexact
 from .determinant import Determinant
-from .matrix import Matrix, along, apply_dense
+from .matrix import Matrix, apply_dense, on_axis
 
 
 class Toeplitz(Matrix):
@@ -22,19 +22,19 @@ class Toeplitz(Matrix):
 
     .. math:: T_{ij} = c_{i - j} \text{ for } i \ge j, \quad r_{j - i} \text{ for } i < j
 
-    A product is a part of a circular convolution of length n + m - 1 or more, which takes
-    O((n + m) log (n + m)) by the Fourier transform [1]_. Any function that acts entry by
-    entry keeps it. 16-bit floating numbers are transformed in 32 bits. Its error
-    is relative to the largest entries, and one entry that is not finite makes all results so;
-    products of integers are those of the dense array.
+    A product is part of a circular convolution of length n + m - 1 or more, which the
+    Fourier transform computes in O((n + m) log (n + m)) [1]_. Any function that acts entry
+    by entry keeps the matrix. 16-bit floating numbers are transformed in 32 bits. The error
+    is relative to the largest entries, and one entry that is not finite makes all results
+    not finite. Products of integers are dense products.
 
     Attributes
     ----------
     column
         The first column, of shape (\*batch, n).
     row
-        The first row, of shape (\*batch, m), of which the first entry is not looked at.
-        The array has shape (\*batch, n, m).
+        The first row, of shape (\*batch, m). Its first entry is not used. The array has
+        shape (\*batch, n, m).
 
     Raises
     ------
@@ -70,21 +70,22 @@ class Toeplitz(Matrix):
                 raise ValueError(f"Toeplitz: {name} has no entries.")
         if self.column.shape[:-1] != self.row.shape[:-1]:
             raise ValueError(
-                f"Toeplitz: column of shape {self.column.shape}, row {self.row.shape}."
+                f"Toeplitz: column has shape {self.column.shape}, but row {self.row.shape}."
             )
         if self.column.dtype != self.row.dtype:
             raise ValueError(
-                f"Toeplitz: column of dtype {self.column.dtype}, row {self.row.dtype}."
+                f"Toeplitz: column has dtype {self.column.dtype}, but row {self.row.dtype}."
             )
 
     @classmethod
     def from_dense(cls, matrix: Any) -> Toeplitz:
-        r"""The Toeplitz matrix that an array of shape (\*batch, n, m) is.
+        r"""The `Toeplitz` of a dense array of shape (\*batch, n, m).
 
         Raises
         ------
         ValueError
-            If it is none, where its numbers are known.
+            If ``matrix`` has fewer than two axes, or if its numbers are known and not
+            constant along diagonals.
 
         Examples
         --------
@@ -94,7 +95,9 @@ class Toeplitz(Matrix):
         Toeplitz<f32[3,5], 32 B>(column=f32[3], row=f32[5])
         """
         if jnp.ndim(matrix) < 2:
-            raise ValueError(f"Toeplitz: matrix has shape {jnp.shape(matrix)}.")
+            raise ValueError(
+                f"Toeplitz: matrix has shape {jnp.shape(matrix)}, but needs two axes."
+            )
         dense = concrete(matrix)
         if dense is not None and (dense[..., 1:, 1:] != dense[..., :-1, :-1]).any():
             raise ValueError("Toeplitz: matrix is not constant along its diagonals.")
@@ -102,7 +105,7 @@ class Toeplitz(Matrix):
 
     @classmethod
     def of_diagonals(cls, diagonals: Any, rows: int) -> Toeplitz:
-        """The matrix of so many rows that has these entries, those at the top right first."""
+        """The matrix of ``rows`` rows with these diagonals, the one at the top right first."""
         columns = diagonals.shape[-1] - rows + 1
         return cls(diagonals[..., columns - 1 :], diagonals[..., :columns][..., ::-1])
 
@@ -111,7 +114,7 @@ class Toeplitz(Matrix):
         return jnp.concatenate([self.row[..., :0:-1], self.column], -1)
 
     def first_row(self) -> Any:
-        """``row`` with the first entry that the array has."""
+        """The first row of the array: ``row`` with the first entry of ``column``."""
         return jnp.concatenate([self.column[..., :1], self.row[..., 1:]], -1)
 
     def aval(self) -> Any:
@@ -135,8 +138,8 @@ class Toeplitz(Matrix):
         return Toeplitz(self.first_row(), self.column)
 
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
-        # The first entry of the row is not in the array. The function is not called on it:
-        # its result, or the derivative there, might be NaN.
+        # The first entry of ``row`` is not in the array. The function must not see it,
+        # because the result or derivative there may be NaN.
         columns = [v.column for v in (self, *others)]
         return Toeplitz(fn(*columns), fn(*(v.first_row() for v in (self, *others))))
 
@@ -168,10 +171,10 @@ class Circulant(Matrix):
 
     .. math:: C_{ij} = c_{(i - j) \bmod n} \quad C = F^{-1} \operatorname{diag}(F c) F
 
-    The Fourier transform :math:`F` diagonalises it, so that products, solves, inverses,
+    The Fourier transform :math:`F` makes it diagonal. So products, solves, inverses,
     determinants and eigenvalues, which are :math:`F c` [1]_, take O(n log n). Sums and
-    products of two are circulant, and any function that acts entry by entry keeps it. For
-    dtypes and errors see `Toeplitz`.
+    products of two are circulant. Any function that acts entry by entry keeps the matrix.
+    Dtypes and errors are treated as in `Toeplitz`.
 
     Attributes
     ----------
@@ -209,12 +212,13 @@ class Circulant(Matrix):
 
     @classmethod
     def from_dense(cls, matrix: Any) -> Circulant:
-        r"""The circulant matrix that an array of shape (\*batch, n, n) is.
+        r"""The `Circulant` of a dense array of shape (\*batch, n, n).
 
         Raises
         ------
         ValueError
-            If it is none, where its numbers are known.
+            If ``matrix`` is not square, or if its numbers are known and its columns are not
+            shifts of the first.
 
         Examples
         --------
@@ -224,11 +228,13 @@ class Circulant(Matrix):
         Circulant<f32[3,3], 12 B>(column=f32[3])
         """
         if jnp.ndim(matrix) < 2 or matrix.shape[-2] != matrix.shape[-1]:
-            raise ValueError(f"Circulant: matrix has shape {jnp.shape(matrix)}.")
+            raise ValueError(
+                f"Circulant: matrix has shape {jnp.shape(matrix)}, which is not square."
+            )
         value = cls(matrix[..., 0])
         if differs(matrix, value):
             raise ValueError(
-                "Circulant: matrix has columns that are no shifts of the first."
+                "Circulant: matrix has columns that are not shifts of the first."
             )
         return value
 
@@ -287,7 +293,7 @@ class Circulant(Matrix):
         return found if jnp.iscomplexobj(self.column) else found.real()
 
     def known_eigenvalues(self) -> Any:
-        # Integers become what JAX's own functions make of them.
+        # JAX's functions convert integers in the same way.
         column = self.column if inexact(self.column) else self.column.astype(float)
         return jnp.fft.fft(column.astype(_wide(column.dtype)))
 
@@ -301,7 +307,7 @@ def _wide(dtype: Any) -> Any:
 
 
 def _fast_size(n: int) -> int:
-    """The next size at or above n that has no prime factor but 2, 3 and 5."""
+    """The least number from n on with no prime factors but 2, 3 and 5."""
     while True:
         rest = n
         for prime in (2, 3, 5):
@@ -313,13 +319,13 @@ def _fast_size(n: int) -> int:
 
 
 def _circular(combine: Any, kernel: Any, x: Any, axis: int, size: int) -> Any:
-    """Multiply, or divide, the spectra of a kernel and of an array along an axis."""
+    """Multiply, or divide, the spectra of an array and of a kernel along an axis."""
     dtype = jnp.result_type(kernel, x)
     forward, back = jnp.fft.rfft, jnp.fft.irfft
     if jnp.issubdtype(dtype, jnp.complexfloating):
         forward, back = jnp.fft.fft, jnp.fft.ifft
     kernel, x = (a.astype(_wide(dtype)) for a in (kernel, x))
-    spectrum = along(forward(kernel, size), kernel.ndim - 1, x.ndim, axis)
+    spectrum = on_axis(forward(kernel, size), kernel.ndim - 1, x.ndim, axis)
     return back(combine(forward(x, size, axis), spectrum), size, axis).astype(dtype)
 
 
@@ -327,7 +333,7 @@ def _circular(combine: Any, kernel: Any, x: Any, axis: int, size: int) -> Any:
 def _(
     v: Toeplitz | Circulant, *, start_indices: Any, limit_indices: Any, strides: Any
 ) -> Any:
-    """Rows and columns next to each other are a Toeplitz matrix again."""
+    """A block of neighbouring rows and columns is a Toeplitz matrix."""
     whole = all(start == 0 for start in start_indices[:-2])
     whole = whole and tuple(limit_indices[:-2]) == v.batch
     n, m = (limit_indices[i] - start_indices[i] for i in (-2, -1))

@@ -1,4 +1,4 @@
-"""`Triangular`: a dense array of which one triangle counts."""
+"""`Triangular`: a triangular matrix in one triangle of a dense array."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from .monomial import Diagonal, Identity
 
 
 class Triangular(Matrix):
-    r"""A triangular matrix, held as a dense array of which one triangle counts.
+    r"""A triangular matrix, held in one triangle of a dense array.
 
-    With ``lower``, :math:`L_{ij} = x_{ij}` for :math:`i \ge j` and zero elsewhere. It is
-    solved by substitution, in :math:`n^2` operations a column where a dense matrix takes
-    :math:`\tfrac23 n^3` first, and its determinant and eigenvalues are on the diagonal [1]_.
-    Sums and products of two of one kind, and inverses, are triangular. A product with an
-    array is a dense one, and no faster than without the structure; the matrix takes as much
+    With ``lower``, :math:`L_{ij} = x_{ij}` for :math:`i \ge j`, and zero elsewhere. A solve
+    is a substitution, which takes :math:`n^2` operations a column. A dense matrix takes
+    :math:`\tfrac23 n^3` operations before. The determinant and the eigenvalues follow from
+    the diagonal [1]_. Sums and products of two with the same triangle, and inverses, are
+    triangular. A product with an array is a dense product, and the matrix takes as much
     room as a dense one.
 
-    In products its zeros stay zeros, also times infinity and NaN, unless the rules
+    In products its zeros stay zeros, even times infinity or NaN, unless the rules
     `strict_zeros` are in force.
 
     Attributes
     ----------
     x
-        The array, of shape (\*batch, n, n). What is in its other triangle is never used.
+        The array, of shape (\*batch, n, n). Its other triangle is not used.
     lower
-        Which triangle counts.
+        Whether the lower triangle holds the matrix, or the upper one.
 
     Raises
     ------
@@ -69,19 +69,20 @@ class Triangular(Matrix):
 
     @classmethod
     def from_dense(cls, x: Any, lower: bool = True) -> Self:
-        """The triangular matrix that an array is.
+        """The `Triangular` of a dense array.
 
         Parameters
         ----------
         x
             An array of shape (\\*batch, n, n).
         lower
-            Which triangle it has.
+            Whether the array is lower triangular, or upper triangular.
 
         Raises
         ------
         ValueError
-            If the other triangle is not zero, where the numbers are known.
+            If ``x`` is not square, or if its numbers are known and its other triangle is
+            not zero.
 
         Examples
         --------
@@ -176,5 +177,5 @@ class Triangular(Matrix):
         return Triangular(jnp.where(eye, 1, self.x), lower)
 
     def known_lu(self) -> Any:
-        """An upper one is its own factor: no number below the diagonal is ever larger."""
+        """An upper triangular matrix is its own factor, and no rows are exchanged."""
         return NotImplemented if self.lower else (self, *unpivoted(self))

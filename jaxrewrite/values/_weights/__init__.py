@@ -1,1 +1,1 @@
-"""Weights of models: adapted ones, and small integers with scales."""
+"""Weights of models: adapted weights, and small integers with scales."""

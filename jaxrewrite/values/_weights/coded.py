@@ -1,10 +1,11 @@
 """Arrays held as small integers, with multipliers that neighbouring entries share.
 
-In all such types every leaf has as many axes as the array. The first
-leaf, the codes, has the array's shape. Each axis of the others, the multipliers, is the
-array's in length or divides it: there are ``k`` blocks of ``n // k`` consecutive entries
-along an axis of length ``n``, and all entries of a block share the multiplier. So
-primitives that move entries move those of each leaf by itself.
+In all such types every leaf has as many axes as the array. The first leaf holds the
+codes and has the array's shape. The other leaves hold the multipliers. Where an axis of
+the array has length ``n``, that axis of a multiplier has a length ``k`` that divides
+``n``. The axis then has ``k`` blocks of ``n // k`` consecutive entries, and all entries
+of a block share one multiplier. So a primitive that moves entries can move the entries of
+each leaf separately.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from .._base.structured import Structured, concrete
 class Coded(Structured):
     r"""Base class of quantisation formats: ``levels()`` times ``scale_of_blocks()``.
 
-    A subclass has codes as its first field, in the shape of the array, and as further
-    fields what blocks of neighbouring entries share: arrays of as many axes, each as long as
-    that of the codes, or a divisor of it. It defines the three methods below. Then
-    transposes, reshapes, slices, stacks, lookups, scaling, casts, products and convolutions
-    keep it quantised, or dequantise what is needed; no float copy outlives a product.
+    The first field of a subclass holds the codes, in the shape of the array. The other
+    fields hold what the entries of a block share. They have as many axes as the codes, and
+    the length of each axis divides the length of that axis of the codes. A subclass defines
+    the three methods below. Then transposes, reshapes, slices, stacks, lookups, scaling,
+    casts, products and convolutions keep the array quantised, or they dequantise only what
+    they need. No float copy outlives a product.
 
     Examples
     --------
-    One bit an entry, with a scale for each block, as of XNOR-Net:
+    One bit an entry and one scale a block, as in XNOR-Net:
 
     >>> import dataclasses, jax, jax.numpy as jnp, jaxrewrite
     >>> from jaxrewrite import values
@@ -63,20 +65,20 @@ class Coded(Structured):
     def levels(self) -> jax.Array:
         """The numbers that the codes stand for, in the shape and dtype of the array.
 
-        Exact, whatever the codes: they are multiplied by the scales afterwards.
+        They must be exact for every code, because the scales multiply them afterwards.
         """
 
     @abc.abstractmethod
     def scale_of_blocks(self) -> jax.Array:
-        """What the levels of each block are multiplied by, of this array's dtype."""
+        """The number that multiplies the levels of each block, in this array's dtype."""
 
     @abc.abstractmethod
     def map_scales(self, change: Callable[[Any], Any]) -> Self:
         """This array with `scale_of_blocks` changed by a function.
 
-        The function is linear, acts on each entry by itself but for a finer grid of blocks,
-        and may return another floating dtype. It is to be applied to all fields in which
-        the scales are linear.
+        The function is linear and acts on each entry separately. It may return a finer grid
+        of blocks and another floating dtype. Apply it to all fields in which the scales are
+        linear.
         """
 
     def aval(self) -> Any:
@@ -95,7 +97,7 @@ class Coded(Structured):
         return self
 
     def sliceable(self) -> Any:
-        """The same array, with multipliers for each element of the first axis."""
+        """The same array, with its own multipliers for each element of the first axis."""
         if not self.shape:
             return self
         length = self.shape[0]
@@ -105,7 +107,7 @@ class Coded(Structured):
         return self
 
     def leaf_specs(self, spec: Any) -> Any:
-        """Codes are split as the array is, and what is shared along an axis not at all."""
+        """Split the codes as the array is split; do not split what an axis shares."""
 
         def split(leaf: Any) -> Any:
             names = zip(leaf.shape, spec, strict=False)
@@ -115,7 +117,7 @@ class Coded(Structured):
 
 
 def check_blocks(cls: str, **leaves: Any) -> None:
-    """Raise `ValueError` unless the first leaf's axes are whole blocks of the others."""
+    """Raise `ValueError` unless the other leaves divide the first into whole blocks."""
     (first, codes), *others = leaves.items()
     shape = jnp.shape(codes)
     for name, leaf in others:
@@ -125,23 +127,34 @@ def check_blocks(cls: str, **leaves: Any) -> None:
         )
         if not fits:
             raise ValueError(
-                f"{cls}: `{name}` must have as many axes as `{first}`, each of which "
-                f"divides that of `{first}`; got shapes {blocks} and {shape}."
+                f"{cls}: `{name}` must have as many axes as `{first}`, and the length of "
+                f"each must divide the length of that axis of `{first}`; got shapes "
+                f"{blocks} and {shape}."
             )
 
 
 def checked_weight(cls: str, w: Any) -> Any:
-    """What is to be quantised, as a floating array without infinities and NaNs."""
+    """The array to quantise.
+
+    Raises
+    ------
+    ValueError
+        If its dtype is not real floating, or it has infinite or NaN entries.
+    """
     if not jnp.issubdtype(jnp.result_type(w), jnp.floating):
         raise ValueError(f"{cls}: `w` must be real floating; got {jnp.result_type(w)}.")
     numbers = concrete(w)
     if numbers is not None and not jnp.isfinite(numbers).all():
-        raise ValueError(f"{cls}: `w` has entries that are infinite or not a number.")
+        raise ValueError(f"{cls}: `w` has entries that are infinite or NaN.")
     return jnp.asarray(w)
 
 
 def block_sizes(cls: str, shape: Sequence[int], block: Any) -> tuple[int, ...]:
-    """One size per axis, of an integer (along the first axis), or of a tuple of sizes."""
+    """The size of a block along each axis.
+
+    An integer ``block`` is the size along the first axis. In a tuple, None stands for the
+    whole axis.
+    """
     if isinstance(block, int):
         block = (block, *(1 for _ in shape[1:]))
     if len(block) != len(shape):
@@ -162,13 +175,14 @@ def of_blocks(reduce: Callable[..., Any], x: Any, sizes: Sequence[int]) -> Any:
     return reduce(split, axis=tuple(range(1, 2 * x.ndim, 2)), initial=0)
 
 
-# --- what is shared by blocks ---------------------------------------------------------
+# --- what the entries of a block share ------------------------------------------------
 
 
 def blockwise(op: Callable[..., Any], x: Any, shared: Any) -> Any:
-    """``op(x, shared)``, each entry of ``shared`` being that of a block of ``x``.
+    """``op(x, shared)``, where each entry of ``shared`` belongs to a block of ``x``.
 
-    Splits axes of ``x``, which is free, rather than repeating entries of ``shared``.
+    The axes of ``x`` are split, which costs nothing. The alternative, repeating the entries
+    of ``shared``, would cost memory.
     """
     pairs = list(zip(x.shape, shared.shape, strict=True))
     whole = [[(n, k)] if k in (1, n) else [(k, k), (n // k, 1)] for n, k in pairs]
@@ -178,7 +192,7 @@ def blockwise(op: Callable[..., Any], x: Any, shared: Any) -> Any:
 
 
 def spread(shared: Any, grid: Sequence[int]) -> Any:
-    """Repeat entries until there are as many as in a finer grid of blocks."""
+    """Repeat the entries so that they fill a finer grid of blocks."""
     if shared.shape == tuple(grid):
         return shared
     pairs = list(zip(shared.shape, grid, strict=True))
@@ -188,14 +202,14 @@ def spread(shared: Any, grid: Sequence[int]) -> Any:
 
 
 def finest(*grids: Sequence[int]) -> tuple[int, ...]:
-    """The coarsest grid of which each block is within one of each given grid."""
+    """The coarsest grid that refines all the given grids."""
     return tuple(math.lcm(*sizes) for sizes in zip(*grids, strict=True))
 
 
 def aligned(values: Sequence[Coded], axis: int | None = None) -> list[Any] | None:
-    """The values with multipliers of one grid; ``None`` if they are not of one kind.
+    """The values with their multipliers on one grid; ``None`` if their structures differ.
 
-    ``axis`` is one that may differ in length: there, blocks come to be of one size.
+    The values may differ in length along ``axis``. Their blocks get one size there.
     """
     flat: list[tuple[list[Any], Any]] = [jax.tree.flatten(v) for v in values]
     if len({(treedef, *(x.dtype for x in leaves)) for leaves, treedef in flat}) > 1:
@@ -220,14 +234,17 @@ def aligned(values: Sequence[Coded], axis: int | None = None) -> list[Any] | Non
 def each_leaf(
     v: Coded, of_codes: Callable[..., Any], of_shared: Callable[..., Any]
 ) -> Coded:
-    """Change the codes, and each other leaf, which is given the array's shape as well."""
+    """Change each leaf by a function: ``of_codes(codes)`` and ``of_shared(leaf, shape)``.
+
+    ``shape`` is the shape of the array.
+    """
     (codes, *shared), treedef = jax.tree.flatten(v)
     new = [of_codes(codes), *(of_shared(x, codes.shape) for x in shared)]
     return jax.tree.unflatten(treedef, new)
 
 
 def unless_grown(old: Coded, new: Coded) -> Any:
-    """Decline a result in which each entry has a multiplier of its own.
+    """The new array, or NotImplemented if each of its entries has its own multiplier.
 
     Such a result would be no smaller than the dense array.
     """
@@ -242,6 +259,7 @@ def unless_grown(old: Coded, new: Coded) -> Any:
 
 
 def leafwise(v: Coded, of_codes: Callable[..., Any], of_shared: Callable[..., Any]) -> Any:
+    """`each_leaf`, or NotImplemented if the result would be as large as the dense array."""
     return unless_grown(v, each_leaf(v, of_codes, of_shared))
 
 
@@ -249,25 +267,25 @@ def leafwise(v: Coded, of_codes: Callable[..., Any], of_shared: Callable[..., An
 
 
 @jaxrewrite.register("transpose")
-def _(v: Coded, *, permutation, **params):
+def _(v: Coded, *, permutation, **params) -> Any:
     move = lambda x, *_: lax.transpose(x, permutation)
     return leafwise(v, move, move)
 
 
 @jaxrewrite.register("rev")
-def _(v: Coded, *, dimensions, **params):
+def _(v: Coded, *, dimensions, **params) -> Any:
     turn = lambda x, *_: lax.rev(x, dimensions)
     return leafwise(v, turn, turn)
 
 
 @jaxrewrite.register("squeeze")
-def _(v: Coded, *, dimensions, **params):
+def _(v: Coded, *, dimensions, **params) -> Any:
     drop = lambda x, *_: lax.squeeze(x, dimensions)
     return leafwise(v, drop, drop)
 
 
 @jaxrewrite.register("broadcast_in_dim")
-def _(v: Coded, *, shape, broadcast_dimensions, **params):
+def _(v: Coded, *, shape, broadcast_dimensions, **params) -> Any:
     def once(shared: Any, _: Any) -> Any:
         kept = dict(zip(broadcast_dimensions, shared.shape, strict=True))
         return shared.reshape([kept.get(axis, 1) for axis in range(len(shape))])
@@ -277,7 +295,7 @@ def _(v: Coded, *, shape, broadcast_dimensions, **params):
 
 
 @jaxrewrite.register("reshape")
-def _(v: Coded, *, new_sizes, dimensions, **params):
+def _(v: Coded, *, new_sizes, dimensions, **params) -> Any:
     if dimensions is not None or v.size == 0:
         return NotImplemented
     return leafwise(
@@ -288,18 +306,18 @@ def _(v: Coded, *, new_sizes, dimensions, **params):
 
 
 def reshape_blocks(shared: Any, old: Sequence[int], new: Sequence[int]) -> Any:
-    """The multipliers of an array of shape ``old`` that is reshaped to ``new``.
+    """The multipliers of an array of shape ``old`` after a reshape to ``new``.
 
-    Neighbouring axes are taken in groups of one size before and after. A group is made one
-    axis, along which a block is a run of entries, and that axis is split.
+    Each group of neighbouring axes has the same size before and after the reshape. A group
+    is merged into one axis, where a block is a run of entries. That axis is then split.
     """
     merged: list[int] = []
     runs: list[int] = []
     shorter: list[int] = []
     grid: list[int] = []
     for before, after in groups(old, new):
-        known = shared.shape[len(merged) : len(merged) + len(before)]
-        merged += merge(before, known)
+        blocks = shared.shape[len(merged) : len(merged) + len(before)]
+        merged += merge(before, blocks)
         runs.append(math.prod(merged[len(merged) - len(before) :]))
         parts = split(math.prod(before) // runs[-1], after)
         shorter.append(math.prod(parts))
@@ -308,7 +326,7 @@ def reshape_blocks(shared: Any, old: Sequence[int], new: Sequence[int]) -> Any:
 
 
 def groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int], list[int]]]:
-    """Neighbouring axes before and after a reshape that are of one size together."""
+    """Group neighbouring axes so that a reshape keeps the size of each group."""
     olds, news = list(old), list(new)
     while olds or news:
         before, after = olds[:1], news[:1]
@@ -322,7 +340,7 @@ def groups(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int], 
 
 
 def merge(shape: Sequence[int], grid: Sequence[int]) -> list[int]:
-    """The coarsest finer grid whose blocks are runs when the axes are made one."""
+    """Refine a grid until its blocks are runs of entries of the merged axes."""
     merged = list(grid)
     for axis in reversed(range(len(shape))):
         if grid[axis] > 1:
@@ -332,7 +350,7 @@ def merge(shape: Sequence[int], grid: Sequence[int]) -> list[int]:
 
 
 def split(run: int, shape: Sequence[int]) -> list[int]:
-    """The blocks along each axis if entries share a multiplier in runs of that length."""
+    """The number of blocks along each axis, if runs of ``run`` entries share a multiplier."""
     grid = []
     for n in reversed(shape):
         common = math.gcd(run, n)
@@ -342,12 +360,12 @@ def split(run: int, shape: Sequence[int]) -> list[int]:
 
 
 @jaxrewrite.register("slice")
-def _(v: Coded, *, start_indices, limit_indices, strides, **params):
+def _(v: Coded, *, start_indices, limit_indices, strides, **params) -> Any:
     return sliced(v, start_indices, limit_indices, strides or (1,) * v.ndim)
 
 
 @jaxrewrite.register("split")
-def _(v: Coded, *, sizes, axis, **params):
+def _(v: Coded, *, sizes, axis, **params) -> Any:
     starts, limits = [0] * v.ndim, list(v.shape)
     parts = []
     for size in sizes:
@@ -358,6 +376,8 @@ def _(v: Coded, *, sizes, axis, **params):
 
 
 def sliced(v: Coded, starts: Any, limits: Any, steps: Any) -> Any:
+    """Slice the codes, and the multipliers of the blocks that the slice meets."""
+
     def cut(shared: Any, shape: Sequence[int]) -> Any:
         windows = zip(shape, starts, limits, steps, strict=True)
         for axis, (n, *window) in enumerate(windows):
@@ -376,22 +396,25 @@ def slice_blocks(shared: Any, axis: int, n: int, start: int, limit: int, step: i
         return lax.slice_in_dim(shared, start // size, start // size + 1, axis=axis)
     if step > 1:
         size = 1
-    # Blocks that begin or end inside of one of the old ones are parts of them.
+    # A slice may begin or end inside a block. Then the blocks must become smaller.
     size = math.gcd(size, start, limit)
     shared = spread_axis(shared, axis, n // size)
     return lax.slice_in_dim(shared, start // size, limit // size, step, axis)
 
 
 def spread_axis(shared: Any, axis: int, blocks: int) -> Any:
+    """Repeat the entries along one axis so that there are ``blocks`` of them."""
     return spread(shared, (*shared.shape[:axis], blocks, *shared.shape[axis + 1 :]))
 
 
 def window_of_blocks(
     shared: Any, axis: int, n: int, size: int
 ) -> tuple[Any, int, Callable[[Any], Any]]:
-    """How to take ``size`` of ``n`` entries along an axis from an index known later.
+    """The window of multipliers that belongs to a window of ``size`` of ``n`` entries.
 
-    The multipliers to take from, how many, and their index, given that of the entries.
+    Returns the multipliers to slice, the number of multipliers to take, and a function from
+    the index of the first entry to the index of the first multiplier. The index of the
+    first entry is known only when the program runs.
     """
     blocks = shared.shape[axis]
     if blocks <= 1:
@@ -404,7 +427,7 @@ def window_of_blocks(
 
 
 @jaxrewrite.register("dynamic_slice")
-def _(v: Coded, *starts: ArrayLike, slice_sizes, **params):
+def _(v: Coded, *starts: ArrayLike, slice_sizes, **params) -> Any:
     if not all(slice_sizes):
         return NotImplemented
     starts = tuple(
@@ -433,11 +456,11 @@ def _(
     mode,
     fill_value,
     **params,
-):
-    """Gather codes and multipliers, whatever becomes of them then.
+) -> Any:
+    """Gather codes and multipliers.
 
-    Rows of a table are what a program computes with: they become dense. Matrices out of a
-    stack of them, and more, are weights still.
+    Rows of a table are activations, so they become dense. Matrices that are gathered from a
+    stack are still weights, so they stay quantised.
     """
     filled = mode == lax.GatherScatterMode.FILL_OR_DROP
     if mode == lax.GatherScatterMode.ONE_HOT or 0 in slice_sizes:
@@ -463,11 +486,11 @@ def _(
     return jnp.where(inside, dense, fill)
 
 
-# A row, or an entry, that was sliced out of a table becomes dense in a sum as well.
+# A row or an entry that was sliced from a table is an activation, so a sum makes it dense.
 
 
 @jaxrewrite.register(*primitives.ADDITIVE, either=True)
-def _(x: Coded, y: ArrayLike, *, primitive, **params):
+def _(x: Coded, y: ArrayLike, *, primitive, **params) -> Any:
     if any(isinstance(z, Coded) and z.ndim > 1 for z in (x, y)):
         return NotImplemented
     return primitive.bind(*jaxrewrite.materialise((x, y)), **params)
@@ -481,7 +504,7 @@ def gather_blocks(
     slice_sizes: Sequence[int],
     mode: Any,
 ) -> Any:
-    """The multipliers of what is gathered from an array of that shape."""
+    """The multipliers of the result of a gather from an array of shape ``shape``."""
     columns = {axis: indices[..., i] for i, axis in enumerate(numbers.start_index_map)}
     same_for_all = all(shared.shape[axis] == 1 for axis in columns)
     sizes = []
@@ -495,7 +518,7 @@ def gather_blocks(
         if axis in columns:
             columns[axis] = index(columns[axis])
     if same_for_all and not numbers.operand_batching_dims:
-        # One window, wherever in the array it is: it is not repeated.
+        # The window has the same multipliers wherever it is, so one copy is enough.
         window = lax.slice(shared, (0,) * len(sizes), sizes)
         window = lax.squeeze(window, numbers.collapsed_slice_dims)
         ndim = indices.ndim - 1 + window.ndim
@@ -505,7 +528,7 @@ def gather_blocks(
 
 
 @jaxrewrite.register("concatenate")
-def _(*vs: Coded, dimension, **params):
+def _(*vs: Coded, dimension, **params) -> Any:
     met = aligned(vs, dimension) if all(v.size for v in vs) else None
     if met is None:
         return NotImplemented
@@ -514,7 +537,7 @@ def _(*vs: Coded, dimension, **params):
 
 
 @jaxrewrite.register("stack")
-def _(*vs: Coded, axis, **params):
+def _(*vs: Coded, axis, **params) -> Any:
     met = aligned(vs)
     if met is None:
         return NotImplemented
@@ -522,7 +545,7 @@ def _(*vs: Coded, axis, **params):
 
 
 @jaxrewrite.register("unstack")
-def _(v: Coded, *, axis, **params):
+def _(v: Coded, *, axis, **params) -> Any:
     def element(x: Any, i: int) -> Any:
         return lax.index_in_dim(x, i * x.shape[axis] // v.shape[axis], axis, keepdims=False)
 
@@ -530,7 +553,7 @@ def _(v: Coded, *, axis, **params):
 
 
 @jaxrewrite.register("tile")
-def _(v: Coded, *, reps, **params):
+def _(v: Coded, *, reps, **params) -> Any:
     def repeat(shared: Any, _: Any) -> Any:
         pairs = zip(shared.shape, reps, strict=True)
         return jnp.tile(shared, [1 if k == 1 else times for k, times in pairs])
@@ -539,38 +562,38 @@ def _(v: Coded, *, reps, **params):
 
 
 @jaxrewrite.register("select_n")
-def _(which: ArrayLike, *cases: Coded, **params):
+def _(which: ArrayLike, *cases: Coded, **params) -> Any:
     met = aligned(cases) if jnp.ndim(which) == 0 else None
     if met is None:
         return NotImplemented
     return jax.tree.map(lambda *leaves: lax.select_n(which, *leaves), *met)
 
 
-# --- what entries are multiplied by ---------------------------------------------------
+# --- scaling --------------------------------------------------------------------------
 
 
 @jaxrewrite.register("neg")
-def _(v: Coded, **params):
+def _(v: Coded, **params) -> Any:
     return v.map_scales(jnp.negative)
 
 
 @jaxrewrite.register("mul", commutative=True)
-def _(v: Coded, c: ArrayLike, **params):
+def _(v: Coded, c: ArrayLike, **params) -> Any:
     return rescaled(v, jnp.multiply, c, **params)
 
 
 @jaxrewrite.register("div")
-def _(v: Coded, c: ArrayLike, **params):
+def _(v: Coded, c: ArrayLike, **params) -> Any:
     return rescaled(v, jnp.divide, c, **params)
 
 
 def rescaled(
     v: Coded, op: Callable[..., Any], c: Any, out_dtype: Any = None, **params: Any
 ) -> Any:
-    """``op(v, c)`` of a number, or of one per index of some axes."""
+    """``op(v, c)``, where ``c`` is a number or has one number per index of some axes."""
     shape = jnp.shape(c) or (1,) * v.ndim
     if len(shape) != v.ndim:
-        return NotImplemented  # a number times an array
+        return NotImplemented  # ``v`` is a number and ``c`` is an array.
     wider = any(k not in (1, n) for k, n in zip(shape, v.shape, strict=True))
     if wider or out_dtype not in (None, v.dtype):
         return NotImplemented
@@ -582,7 +605,7 @@ def rescaled(
 
 
 @jaxrewrite.register("convert_element_type")
-def _(v: Coded, *, new_dtype, **params):
+def _(v: Coded, *, new_dtype, **params) -> Any:
     if not jnp.issubdtype(new_dtype, jnp.floating):
         return NotImplemented
     return v.map_scales(lambda scale: scale.astype(new_dtype))
@@ -593,7 +616,7 @@ def _(v: Coded, *, new_dtype, **params):
 
 @jaxrewrite.register("dot_general", types=(Coded, Coded))
 @jaxrewrite.register("dot_general", either=True)
-def _(x: Coded, y: ArrayLike, *, dimension_numbers, **params):
+def _(x: Coded, y: ArrayLike, *, dimension_numbers, **params) -> Any:
     xs, ys, out = labels(dimension_numbers, jnp.ndim(x), jnp.ndim(y))
     if isinstance(x, Coded):
         return multiplied(x, xs, y, ys, out, **params)
@@ -601,11 +624,12 @@ def _(x: Coded, y: ArrayLike, *, dimension_numbers, **params):
 
 
 def multiplied(v: Coded, vs: Labels, x: Any, xs: Labels, out: Labels, **params: Any) -> Any:
-    """Multiply, and leave nothing behind for a derivative but the leaves and ``x``.
+    """Multiply, with only the leaves and ``x`` as residuals.
 
-    A dense ``v`` is made again where it is needed, as it would otherwise be held from
-    the forward to the backward pass; and it is not made before ``x`` is there, as a
-    compiler that looks for work to do in parallel may make those of all layers first.
+    The backward pass makes the dense ``v`` again, because a residual would hold it from the
+    forward pass until then. The barrier delays the dense ``v`` until ``x`` exists. Without
+    it, a compiler that looks for parallel work may make the dense weights of all layers
+    first.
     """
     if params.get("out_sharding") is not None:
         return NotImplemented
@@ -627,9 +651,9 @@ def multiplied(v: Coded, vs: Labels, x: Any, xs: Labels, out: Labels, **params: 
 def scaled_after(
     v: Coded, scale: Any, vs: Labels, x: Any, xs: Labels, out: Labels, **params: Any
 ) -> Any:
-    """Multiply the levels, and then the result by what the summed entries share."""
+    """Multiply by the levels first, and multiply the result by the scales."""
     dtype = params.get("preferred_element_type") or jnp.result_type(v.dtype, x.dtype)
-    # Levels may be as large as 255: their sums need not fit into 16 bits.
+    # Levels may be as large as 255, so their sums may overflow 16 bits.
     wide = jnp.promote_types(dtype, jnp.float32)
     params = {**intermediate(params), "preferred_element_type": wide}
     raw = contract(v.levels(), vs, x, xs, out, **params)
@@ -641,7 +665,7 @@ def scaled_after(
 
 
 @jaxrewrite.register("conv_general_dilated")
-def _(x: ArrayLike, v: Coded, **params):
+def _(x: ArrayLike, v: Coded, **params) -> Any:
     @jax.checkpoint
     def convolve(x: Any, v: Coded) -> Any:
         x, v = lax.optimization_barrier((x, v))

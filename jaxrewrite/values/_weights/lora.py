@@ -1,7 +1,7 @@
-"""`Lora`: a weight and a trained change of it, of low rank.
+"""`Lora`: a weight and a trained change of low rank.
 
-As in Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models"
-(arXiv:2106.09685). `jaxrewrite.values.adapt` puts them into any pytree of weights.
+The method is that of Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models"
+(arXiv:2106.09685). `jaxrewrite.values.adapt` puts such weights into any pytree.
 """
 
 from __future__ import annotations
@@ -35,35 +35,37 @@ from .._matrices.low_rank import (
 class Lora(Structured):
     r"""A weight with a change of low rank: :math:`w + s \, a b`.
 
-    A product with an array is ``x @ w + ((x @ a) @ b) * scale``, on the fields as they are
-    stored. Other linear functions act on ``w`` and on the factors: transposing, reshapes that
-    split or join heads, slices (of a fused query-key-value kernel, say), casts, and scaling. A
-    sum with an array goes into ``w``. Rows looked up, as from an embedding, are dense.
-    Functions that are not linear need the dense array.
+    A product with an array is ``x @ w + ((x @ a) @ b) * scale``, computed from the fields
+    as they are stored. Other linear functions act on ``w`` and on the factors: transposes,
+    reshapes that split or join heads, slices (for example of a fused query-key-value
+    kernel), casts and scaling. A sum with an array adds it to ``w``. Rows looked up, as
+    from an embedding, are dense. Functions that are not linear need the dense array.
 
     ``w`` may be a value, such as a quantised weight (Dettmers et al., "QLoRA",
-    arXiv:2305.14314): what is done to it is dispatched to its own rules.
+    arXiv:2305.14314). The rules of its own type then apply to it.
 
-    With batch axes in ``a`` and ``b``, ``w`` has them too, or it lacks the leading ones and
-    is the same for all of a batch. Such a weight is applied with
-    ``jax.vmap(transform(fn), in_axes=(Lora(None, 0, 0), 0))``, with the ``scale``,
-    ``rows``, ``cols`` and ``frozen`` of the weight: each element of a batch has an
-    adapter of its own, and ``w`` is not repeated, as it is outside of `jax.vmap`.
+    If ``a`` and ``b`` have batch axes, ``w`` has them too, or it lacks the leading ones. In
+    the second case the whole batch shares one ``w``. Apply such a weight with
+    ``jax.vmap(transform(fn), in_axes=(Lora(None, 0, 0), 0))``, where the `Lora` in
+    ``in_axes`` has the ``scale``, ``rows``, ``cols`` and ``frozen`` of the weight. Each
+    element of the batch then has its own adapter, and `jax.vmap` does not repeat ``w``.
 
     Parameters
     ----------
     w
-        The weight that is adapted: an array or a value of floating-point numbers. The
-        shape and dtype are those of the whole.
+        The weight to adapt: an array or a value of floating-point numbers. It gives the
+        `Lora` its dtype.
     a, b
-        The factors of the change, as of a `LowRank`: for a matrix of shape ``(n, m)``,
-        ``(n, rank)`` and ``(rank, m)``. They may have another floating-point dtype.
+        The factors of the change, as in a `LowRank`. For a matrix of shape ``(n, m)`` their
+        shapes are ``(n, rank)`` and ``(rank, m)``. They may have another floating-point
+        dtype.
     scale
-        What the change is multiplied by, a Python number; often ``alpha / rank``.
+        The Python number that multiplies the change; often ``alpha / rank``.
     rows, cols
-        The axes that ``a`` and ``b`` have, as of a `LowRank`. By default the last two.
+        The axes that ``a`` and ``b`` have, as in a `LowRank`. By default the last two.
     frozen
-        Whether ``w`` is a constant to derivatives: its gradient is zero, and not computed.
+        Whether ``w`` is a constant to derivatives. Its gradient is then zero and is not
+        computed.
 
     Raises
     ------
@@ -81,7 +83,7 @@ class Lora(Structured):
     >>> gradient.w.sum(), gradient.a.sum()
     (Array(0., dtype=float32), Array(6., dtype=float32))
 
-    For each row of a batch an adapter of its own, on one weight:
+    One weight, with its own adapter for each row of a batch:
 
     >>> apply = jaxrewrite.transform(lambda v, x: x @ v)
     >>> own = Lora(v.w, jnp.arange(6.0).reshape(2, 3, 1), jnp.ones((2, 1, 4)))
@@ -184,14 +186,14 @@ def _check_fields(
 ) -> None:
     for field, x in (("w", w), ("a", a), ("b", b)):
         if not jnp.issubdtype(x.dtype, jnp.inexact):
-            raise ValueError(f"Lora: {field} has dtype {x.dtype}, which is not floating.")
+            raise ValueError(f"Lora: `{field}` must be floating; got {x.dtype}.")
     shape = LowRank(a, b, rows, cols).shape
     missing = len(shape) - len(w.shape)
     is_shared = not any(axis + len(shape) < missing for axis in (*rows, *cols))
     if missing < 0 or w.shape != shape[missing:] or not is_shared:
         raise ValueError(
-            f"Lora: w has shape {w.shape}, and a and b, of shapes {a.shape} and {b.shape} "
-            f"with rows={rows} and cols={cols}, make one of shape {shape}."
+            f"Lora: `w` has shape {w.shape}, but `a` and `b`, of shapes {a.shape} and "
+            f"{b.shape} with rows={rows} and cols={cols}, need a weight of shape {shape}."
         )
 
 
@@ -216,30 +218,30 @@ def _total(v: Lora, w: Any, change: Any) -> Any:
 
 
 def _with(v: Lora, w: Any, change: Any, frozen: bool) -> Any:
-    """What a linear map makes of a `Lora`, given what it makes of both parts."""
+    """The image of a `Lora` under a linear map, given the images of its parts."""
     if isinstance(change, LowRank):
         return Lora(w, change.a, change.b, v.scale, change.rows, change.cols, frozen)
     return _total(v, w, change)
 
 
-# The ``w`` of a rule's result stays frozen, a constant to derivatives, unless another
-# operand went into it.
+# A rule keeps ``frozen`` unless another operand went into ``w``: derivatives must reach
+# that operand.
 
 
 @jaxrewrite.register(*LINEAR)
-def _(v: Lora, *operands: ArrayLike, primitive, **params):
+def _(v: Lora, *operands: ArrayLike, primitive, **params) -> Any:
     change = LINEAR[primitive.name](v.change, *operands, **params)
     if change is NotImplemented:
         return NotImplemented
     if primitive.name == "gather" and isinstance(change, LowRank):
-        # Rows that are looked up are activations, which need no factors.
+        # Rows that are looked up are activations, so factors would not save anything.
         change = change.materialise()
     return _with(v, primitive.bind(_base(v), *operands, **params), change, v.frozen)
 
 
 @jaxrewrite.register("mul", commutative=True)
 @jaxrewrite.register("div")
-def _(v: Lora, y: ArrayLike, *, primitive, **params):
+def _(v: Lora, y: ArrayLike, *, primitive, **params) -> Any:
     change = times_array(v.change, y, primitive)
     if change is NotImplemented:
         return NotImplemented
@@ -250,8 +252,8 @@ def _(v: Lora, y: ArrayLike, *, primitive, **params):
 
 
 @jaxrewrite.register(*ADDITIVE, either=True)
-def _(x: Lora, y: ArrayLike | ArrayValue, *, primitive):
-    """A sum with what has no change: it goes into ``w``."""
+def _(x: Lora, y: ArrayLike | ArrayValue, *, primitive) -> Any:
+    """Add an operand that is not a `Lora` to ``w``."""
     v, other = (x, y) if isinstance(x, Lora) else (y, x)
     if jnp.broadcast_shapes(v.shape, jnp.shape(other)) != v.shape:
         return NotImplemented
@@ -262,16 +264,16 @@ def _(x: Lora, y: ArrayLike | ArrayValue, *, primitive):
 
 
 @jaxrewrite.register(*ADDITIVE)
-def _(v: Lora, u: Lora, *, primitive):
+def _(v: Lora, u: Lora, *, primitive) -> Any:
     change = added(_folded(v), _folded(u), primitive=primitive)
-    if change is NotImplemented:  # of a rank that is no lower than the array's
+    if change is NotImplemented:  # The sum of the ranks is no less than the array's rank.
         return primitive.bind(v.materialise(), u.materialise())
     w = primitive.bind(_base(v), _base(u))
     return Lora(w, change.a, change.b, 1.0, change.rows, change.cols, v.frozen and u.frozen)
 
 
 @jaxrewrite.register(*ADDITIVE)
-def _(v: Lora, u: LowRank, *, primitive):
+def _(v: Lora, u: LowRank, *, primitive) -> Any:
     change = added(_folded(v), u, primitive=primitive)
     if change is NotImplemented:
         return NotImplemented
@@ -279,7 +281,7 @@ def _(v: Lora, u: LowRank, *, primitive):
 
 
 @jaxrewrite.register(*ADDITIVE)
-def _(u: LowRank, v: Lora, *, primitive):
+def _(u: LowRank, v: Lora, *, primitive) -> Any:
     change = added(u, _folded(v), primitive=primitive)
     if change is NotImplemented:
         return NotImplemented
@@ -288,7 +290,7 @@ def _(u: LowRank, v: Lora, *, primitive):
 
 
 @jaxrewrite.register("concatenate")
-def _(*those: Lora, dimension, **params):
+def _(*those: Lora, dimension, **params) -> Any:
     change = concatenated([_folded(v) for v in those], dimension)
     if change is NotImplemented:
         return NotImplemented
@@ -302,7 +304,7 @@ def _(*those: Lora, dimension, **params):
 
 @jaxrewrite.register("dot_general", types=(Lora, Lora))
 @jaxrewrite.register("dot_general", either=True)
-def _(x: Lora, y: ArrayLike | ArrayValue, **params):
+def _(x: Lora, y: ArrayLike | ArrayValue, **params) -> Any:
     if params.get("out_sharding") is not None:
         return NotImplemented
     v = x if isinstance(x, Lora) else y
@@ -312,9 +314,9 @@ def _(x: Lora, y: ArrayLike | ArrayValue, **params):
     return _with(v, w, dot(*changes, **params), v.frozen and v is x is y)
 
 
-# Of a weight and an array of low rank the product is of low rank.
+# The product of a weight and an array of low rank has low rank.
 
 
 @jaxrewrite.register("dot_general", either=True)
-def _(x: Lora, y: LowRank, **params):
+def _(x: Lora, y: LowRank, **params) -> Any:
     return dot(x, y, **params)

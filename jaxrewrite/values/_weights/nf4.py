@@ -23,7 +23,7 @@ from .coded import (
 )
 
 
-# Quantiles of a normal distribution, zero among them: appendix E of the paper.
+# The quantiles of a normal distribution, including zero: appendix E of the paper.
 LEVELS = np.array(
     [
         *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -40,32 +40,33 @@ class NF4(Coded):
 
     .. math:: w_{ij} = L_{c_{ij}} \, a_{b(i,j)}, \qquad a_b = q_b \, s_{B(b)} + \mu
 
-    with 16 fixed levels :math:`L` between -1 and 1, the quantiles of a normal
-    distribution, and the greatest magnitude :math:`a_b` of each block of 64 entries,
-    which is itself quantised to 8 bits in blocks of 256 about its mean (double
-    quantisation). It takes 4.13 bits an entry.
+    The 16 fixed levels :math:`L` between -1 and 1 are the quantiles of a normal
+    distribution. :math:`a_b` is the greatest magnitude in each block of 64 entries. The
+    magnitudes are themselves quantised to 8 bits, in blocks of 256 about their mean (double
+    quantisation). Such an array takes 4.13 bits an entry.
 
-    It stays what it is where `Quantised` does, and never leaves a dense copy behind.
-    In particular the base of an adapter may be an ``NF4``: gradients reach what is
-    beside it, and its own dense form is made for each product again.
+    It stays an ``NF4`` where a `Quantised` stays quantised, and leaves no dense copy
+    behind. So the weight of a `Lora` may be an ``NF4``: gradients reach the factors, and
+    each product makes the dense weight again.
 
     Parameters
     ----------
     codes
-        Indices of levels, of dtype uint4 (two in a byte, inside of compiled programs), in
-        the shape of the array.
+        The indices of the levels, of dtype uint4, in the shape of the array. Compiled
+        programs hold two in a byte.
     scale_q
-        int8: the quantised magnitudes. Each axis of these three is as long as that of
-        ``codes`` or divides it, as the scales of `Quantised`.
+        The quantised magnitudes, of dtype int8. The length of each axis divides the length
+        of that axis of ``codes``, as for the scales of `Quantised`. The same holds for the
+        next two.
     scale_scale
-        Floating: the scales of ``scale_q``; their dtype is that of the array.
+        The scales of ``scale_q``, floating. Their dtype is the dtype of the array.
     scale_mean
-        Floating: what is added to the scaled ``scale_q``.
+        The mean that is added to the scaled ``scale_q``, floating.
 
     Raises
     ------
     ValueError
-        If a dtype is another, or blocks do not make up the whole of an axis.
+        If a dtype is not one of these, or an axis does not consist of whole blocks.
 
     References
     ----------
@@ -110,22 +111,22 @@ class NF4(Coded):
         """Round a dense array.
 
         ``jax.vmap(NF4.quantise)`` of the stacked weights of several layers gives each
-        layer scales of its own, so that a program may scan over it.
+        layer its own scales, so that a program can scan over the result.
 
         Parameters
         ----------
         w
             A floating array.
         block
-            How many consecutive entries share a magnitude: along the first axis, or a
-            tuple with a number per axis, None for all of it.
+            How many consecutive entries share a magnitude. An integer counts along the
+            first axis. A tuple has a number per axis, or None for the whole axis.
         scale_block
-            How many magnitudes, at most, share a scale.
+            How many magnitudes share a scale, at most.
 
         Raises
         ------
         ValueError
-            If ``w`` has entries that are infinite or not a number, ``block`` doesn't
+            If ``w`` is not real floating or has infinite or NaN entries, ``block`` does not
             divide the shape, or ``scale_block`` is not positive.
 
         Examples
@@ -163,7 +164,7 @@ class NF4(Coded):
     def levels(self) -> jax.Array:
         table = jnp.asarray(LEVELS, self.scale_scale.dtype)
         codes = self.codes.astype(jnp.uint8)
-        # On a mesh of explicit axes JAX asks how what is gathered is split.
+        # On a mesh with explicit axes JAX requires the sharding of a gather's result.
         sharding = jax.typeof(codes).sharding
         is_explicit = jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
         return table.at[codes].get(
@@ -183,7 +184,7 @@ class NF4(Coded):
 
 
 def _runs(count: int, shape: Sequence[int]) -> list[int]:
-    """Sizes of blocks of at most so many neighbours, the last axis first."""
+    """Sizes of blocks of at most ``count`` neighbours, which fill the last axis first."""
     sizes = []
     for n in reversed(shape):
         divisors = (d for d in range(min(n, count), 0, -1) if n % d == 0)

@@ -19,22 +19,22 @@ def quantise(
     bits: Literal[4, 8, "nf4"] = 8,
     **options: Any,
 ) -> Any:
-    """Swap chosen weights of a model for quantised ones.
+    """Replace chosen weights of a model by quantised ones.
 
-    Called several times, it gives some weights other options than others: values that
-    are in the tree already are left alone.
+    Values that are already in the tree stay as they are. So several calls can give
+    different weights different options.
 
     Parameters
     ----------
     tree
         Any pytree: an Equinox module, parameters of Flax, nested dictionaries.
     where
-        Asked of each leaf whether it is to be swapped, with its path
-        (``"blocks/0/kernel"``) and itself.
+        A predicate, called with the path of each leaf (``"blocks/0/kernel"``) and the leaf.
+        It returns whether to quantise the leaf.
     bits
         8, 4, or ``"nf4"``.
     **options
-        Those of `Quantised.quantise`, or of `NF4.quantise`.
+        The options of `Quantised.quantise`, or of `NF4.quantise`.
 
     Returns
     -------
@@ -44,7 +44,7 @@ def quantise(
     Raises
     ------
     ValueError
-        If ``where`` chose no leaf, or one that can't be quantised; the message has the
+        If ``where`` chose no leaf, or a leaf that can't be quantised. The message names the
         path.
 
     Examples
@@ -68,7 +68,7 @@ def quantise(
                 return NF4.quantise(leaf, **options)
             return Quantised.quantise(leaf, bits, **options)
         except ValueError as error:
-            raise ValueError(f"quantise: `{name}` can't be. {error}") from error
+            raise ValueError(f"quantise: `{name}` can't be quantised. {error}") from error
 
     swapped = tree_map_with_path(
         swap, tree, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)

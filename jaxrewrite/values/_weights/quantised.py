@@ -18,40 +18,42 @@ class Quantised(Coded):
 
     .. math:: w_{ij} = (q_{ij} - z_{b(i,j)}) \, s_{b(i,j)}
 
-    where :math:`b(i,j)` is the block that an entry is in. Such an array takes about an
-    eighth (4 bits) or a quarter (8 bits) of the bytes in float32. Products with it
-    never leave a floating-point copy of it behind: the backward pass makes it
-    again. It stays quantised when it is transposed, reshaped, broadcast,
-    reversed, sliced, concatenated with its kind, negated, cast to another floating
-    dtype, or multiplied or divided by a number or by one number per index of an axis; so
-    does what is gathered from a stack of matrices. Rows gathered from a table are dense.
-    Everything else makes it dense.
+    where :math:`b(i,j)` is the block of the entry. Such an array takes about an eighth (4
+    bits) or a quarter (8 bits) of the bytes in float32. A product with it leaves no
+    floating-point copy behind, because the backward pass makes the copy again. It stays
+    quantised when it is transposed, reshaped, broadcast, reversed, sliced, concatenated
+    with its kind, negated, or cast to another floating dtype. It also stays quantised when
+    it is multiplied or divided by a number, or by one number per index of an axis. Matrices
+    gathered from a stack are quantised; rows gathered from a table are dense. Everything
+    else makes it dense.
 
     Parameters
     ----------
     q
-        The integers, of dtype int8 or int4 (two in a byte, inside of compiled
-        programs), in the shape of the array.
+        The integers, of dtype int8 or int4, in the shape of the array. Compiled programs
+        hold two int4 in a byte.
     scale
-        The scales, floating; their dtype is that of the array. As many axes as ``q``;
-        each is as long as that of ``q``, or divides it: along an axis of length n, k
-        scales are of blocks of n/k entries each. So ``(1, 1)`` is one scale per tensor,
-        ``(1, m)`` one per column, ``(n // 64, m)`` one per 64 rows and column.
+        The scales, floating. Their dtype is the dtype of the array. They have as many axes
+        as ``q``, and the length of each axis divides the length of that axis of ``q``. If
+        ``q`` has n entries along an axis and ``scale`` has k, a block has n/k entries
+        there. So ``(1, 1)`` is one scale per tensor, ``(1, m)`` is one per column, and
+        ``(n // 64, m)`` is one per column and 64 rows.
     zero
-        The integers that stand for zero, likewise; integer or floating. None for a
-        quantisation that is symmetric about zero.
+        The integers that stand for zero, integer or floating, in a shape as for ``scale``.
+        None means a quantisation that is symmetric about zero.
 
     Raises
     ------
     ValueError
-        If a dtype is another, or blocks do not make up the whole of an axis.
+        If a dtype is not one of these, or an axis does not consist of whole blocks.
 
     Notes
     -----
-    Gradients with respect to ``scale``, and a floating ``zero``, are exact; that of ``q``
-    is float0, as of all integers in JAX. Where all entries that are summed in a product
-    share their scale, the integers are multiplied and the result is scaled; else the
-    scaled integers are. The formula and the choice of scales are those of [1]_.
+    Gradients with respect to ``scale``, and to a floating ``zero``, are exact. The gradient
+    with respect to ``q`` is float0, as for all integers in JAX. If all entries that a
+    product sums share their scale, the product multiplies the integers and scales the
+    result. Otherwise it multiplies the scaled integers. The formula and the choice of
+    scales are those of [1]_.
 
     .. [1] B. Jacob et al. (2018), Quantization and Training of Neural Networks for
        Efficient Integer-Arithmetic-Only Inference, arXiv:1712.05877, equation 1.
@@ -98,11 +100,11 @@ class Quantised(Coded):
     ) -> Quantised:
         r"""Round a dense array.
 
-        With :math:`b` bits, :math:`s = \max |w| / (2^{b-1} - 1)` over each block, or,
-        if not symmetric, :math:`s = (\max w - \min w) / (2^b - 1)` where the range from
-        the least to the greatest is made to include zero, which is represented exactly.
+        With :math:`b` bits, the scale of a block is :math:`s = \max |w| / (2^{b-1} - 1)`.
+        If not symmetric, it is :math:`s = (\max w - \min w) / (2^b - 1)`, where the range
+        is extended to include zero, and zero is represented exactly.
         ``jax.vmap(Quantised.quantise)`` of the stacked weights of several layers gives
-        each layer scales of its own, so that a program may scan over it.
+        each layer its own scales, so that a program can scan over the result.
 
         Parameters
         ----------
@@ -111,20 +113,22 @@ class Quantised(Coded):
         bits
             8 or 4.
         axis
-            An axis, or several, along which each index has a scale of its own
-            (``axis=-1`` of a matrix: one per column). By default there is one scale.
+            An axis or several axes. Each index along them has its own scale: ``axis=-1``
+            of a matrix gives one scale per column. By default there is one scale.
         block
-            How many consecutive entries share a scale: along the first axis, with one
-            for each index of the others (``block=64``); or a tuple with a number per
-            axis, None for all of it (``block=(1, 64)``). Not together with ``axis``.
+            How many consecutive entries share a scale. An integer (``block=64``) counts
+            along the first axis, and each index of the other axes has its own scales. A
+            tuple (``block=(1, 64)``) has a number per axis, or None for the whole axis.
+            Give ``axis`` or ``block``, not both.
         symmetric
             Whether zero is in the middle of the range.
 
         Raises
         ------
         ValueError
-            If ``w`` has entries that are infinite or not a number, ``bits`` is not 4 or
-            8, or ``block`` doesn't divide the shape.
+            If ``w`` is not real floating or has infinite or NaN entries, ``bits`` is not 4
+            or 8, ``axis`` is not an axis of ``w``, ``block`` does not divide the shape, or
+            both ``axis`` and ``block`` are given.
 
         Examples
         --------
@@ -137,7 +141,7 @@ class Quantised(Coded):
         if bits not in (4, 8):
             raise ValueError(f"Quantised: `bits` must be 4 or 8; got {bits}.")
         sizes = _sizes(w.shape, axis, block)
-        # Wide enough to round once only.
+        # In a wide dtype the quotient is rounded only once, to the integer.
         wide = w.astype(jnp.promote_types(w.dtype, jnp.float32))
         low, high = (of_blocks(extreme, wide, sizes) for extreme in (jnp.min, jnp.max))
         top = 2 ** (bits - 1) - 1
@@ -180,15 +184,17 @@ def _sizes(shape: Sequence[int], axis: Any, block: Any) -> tuple[int, ...]:
     """The size of a block along each axis."""
     if block is not None:
         if axis is not None:
-            raise ValueError("Quantised: one of `axis` and `block` can be given, not both.")
+            raise ValueError("Quantised: give `axis` or `block`, not both.")
         return block_sizes("Quantised", shape, block)
     axes = () if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
     if any(not -len(shape) <= a < len(shape) for a in axes):
-        raise ValueError(f"Quantised: `axis` {axis} is none of an array of shape {shape}.")
+        raise ValueError(
+            f"Quantised: `axis` {axis} is not an axis of an array of shape {shape}."
+        )
     own = {a % len(shape) for a in axes}
     return tuple(1 if a in own else n for a, n in enumerate(shape))
 
 
 def _nonzero(scale: Any) -> Any:
-    """Scales to divide by: blocks of zeros have any."""
+    """Replace scales of zero by one: in a block of zeros any divisor gives zero."""
     return jnp.where(scale == 0, 1, scale)

@@ -427,7 +427,7 @@ def test_from_svd():
     [
         ((6,), (2, 8), {}, r"a has shape \(6,\)"),
         ((6, 2), (3, 2, 8), {}, r"b has shape \(3, 2, 8\)"),
-        ((6, 2), (3, 8), {}, r"a has shape \(6, 2\) and b \(3, 8\)"),
+        ((6, 2), (3, 8), {}, r"a has shape \(6, 2\) and b has shape \(3, 8\)"),
         ((2, 6, 2), (3, 2, 8), {}, "batch axes"),
         ((6, 2), (2, 8), {"rows": (0,), "cols": (0,)}, "name an axis twice"),
         ((6, 2), (2, 8), {"rows": (3,)}, "rows=.* out of range"),

@@ -215,8 +215,8 @@ def test_sharded():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (((6, 7), (6, 2), (2, 8)), r"w has shape \(6, 7\)"),
-        (((8,), (6, 2), (2, 8)), r"w has shape \(8,\)"),
+        (((6, 7), (6, 2), (2, 8)), r"`w` has shape \(6, 7\)"),
+        (((8,), (6, 2), (2, 8)), r"`w` has shape \(8,\)"),
         (((6, 8), (6, 2), (3, 8)), "rank"),
         (((6, 8), (6,), (2, 8)), "a has shape"),
     ],
@@ -227,9 +227,9 @@ def test_bad_shapes(fields, message):
 
 
 def test_bad_dtypes():
-    with pytest.raises(ValueError, match="w has dtype int8"):
+    with pytest.raises(ValueError, match="`w` must be floating; got int8"):
         Lora(jnp.ones((2, 2), jnp.int8), jnp.ones((2, 1)), jnp.ones((1, 2)))
-    with pytest.raises(ValueError, match="b has dtype int32"):
+    with pytest.raises(ValueError, match="`b` must be floating; got int32"):
         Lora(jnp.ones((2, 2)), jnp.ones((2, 1)), jnp.ones((1, 2), int))
 
 
