@@ -46,6 +46,7 @@ from ._trees import (
     partition as partition,
 )
 from ._uniform import Constant as Constant, Known as Known, Zero as Zero
+from ._weights import products as _products
 from ._weights.coded import Coded as Coded
 from ._weights.lora import Lora as Lora
 from ._weights.nf4 import NF4 as NF4

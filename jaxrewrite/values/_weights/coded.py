@@ -23,7 +23,6 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 from jaxrewrite import primitives
 
-from .._base.contract import Labels, contract, intermediate, labels, transpose
 from .._base.structured import Structured, concrete
 
 
@@ -609,59 +608,6 @@ def _(v: Coded, *, new_dtype, **params) -> Any:
     if not jnp.issubdtype(new_dtype, jnp.floating):
         return NotImplemented
     return v.map_scales(lambda scale: scale.astype(new_dtype))
-
-
-# --- products -------------------------------------------------------------------------
-
-
-@jaxrewrite.register("dot_general", types=(Coded, Coded))
-@jaxrewrite.register("dot_general", either=True)
-def _(x: Coded, y: ArrayLike, *, dimension_numbers, **params) -> Any:
-    xs, ys, out = labels(dimension_numbers, jnp.ndim(x), jnp.ndim(y))
-    if isinstance(x, Coded):
-        return multiplied(x, xs, y, ys, out, **params)
-    return multiplied(y, ys, x, xs, out, **params)
-
-
-def multiplied(v: Coded, vs: Labels, x: Any, xs: Labels, out: Labels, **params: Any) -> Any:
-    """Multiply, with only the leaves and ``x`` as residuals.
-
-    The backward pass makes the dense ``v`` again, because a residual would hold it from the
-    forward pass until then. The barrier delays the dense ``v`` until ``x`` exists. Without
-    it, a compiler that looks for parallel work may make the dense weights of all layers
-    first.
-    """
-    if params.get("out_sharding") is not None:
-        return NotImplemented
-    summed = [axis for axis, label in enumerate(vs) if label not in out]
-
-    @jax.checkpoint
-    def multiply(v: Coded, x: Any) -> Any:
-        v, x = lax.optimization_barrier((v, x))
-        dense = jaxrewrite.materialise(x)
-        scale = v.scale_of_blocks()
-        if all(scale.shape[axis] == 1 for axis in summed):
-            return scaled_after(v, scale, vs, dense, xs, out, **params)
-        weight = blockwise(jnp.multiply, v.levels(), scale)
-        return contract(weight, vs, dense, xs, out, **params)
-
-    return multiply(v, x)
-
-
-def scaled_after(
-    v: Coded, scale: Any, vs: Labels, x: Any, xs: Labels, out: Labels, **params: Any
-) -> Any:
-    """Multiply by the levels first, and multiply the result by the scales."""
-    dtype = params.get("preferred_element_type") or jnp.result_type(v.dtype, x.dtype)
-    # Levels may be as large as 255, so their sums may overflow 16 bits.
-    wide = jnp.promote_types(dtype, jnp.float32)
-    params = {**intermediate(params), "preferred_element_type": wide}
-    raw = contract(v.levels(), vs, x, xs, out, **params)
-    kept = tuple(label for label in out if label in vs)
-    scale = scale.squeeze(tuple(i for i, label in enumerate(vs) if label not in out))
-    scale = transpose(scale, tuple(label for label in vs if label in kept), kept)
-    scale = lax.expand_dims(scale, [i for i, label in enumerate(out) if label not in kept])
-    return blockwise(jnp.multiply, raw, scale.astype(wide)).astype(dtype)
 
 
 @jaxrewrite.register("conv_general_dilated")

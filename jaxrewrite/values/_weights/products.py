@@ -1,0 +1,330 @@
+"""Products of quantised arrays: dense as a whole, or one block after the other.
+
+A compiler for a CPU writes the whole dense weight to memory before it multiplies. That takes
+longer than to read a weight that is dense from the start. So a large weight becomes dense in
+blocks that fit the processor's cache, in a loop. ``python -m bench quantised`` measures both
+formulations. docs/performance.rst has the results, from which the constants below follow.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import ArrayLike
+
+import jaxrewrite
+
+from .._base.contract import Labels, contract, labels, transpose
+from .coded import Coded, blockwise, spread_axis
+
+
+class Terms(NamedTuple):
+    """What a product is, apart from its operands: a quantised array and another one."""
+
+    v: Labels
+    x: Labels
+    out: Labels
+    dtype: Any
+    precision: Any
+
+    @property
+    def wide(self) -> Any:
+        """The dtype of sums. Levels may be as large as 255, which overflow 16 bits."""
+        return jnp.promote_types(self.dtype, jnp.float32)
+
+    def multiply(self, v: Any, x: Any, dtype: Any) -> Any:
+        params = {"precision": self.precision, "preferred_element_type": jnp.dtype(dtype)}
+        return contract(v, self.v, x, self.x, self.out, **params)
+
+
+@jaxrewrite.register("dot_general", types=(Coded, Coded))
+@jaxrewrite.register("dot_general", either=True)
+def _(
+    x: Coded,
+    y: ArrayLike,
+    *,
+    dimension_numbers,
+    precision,
+    preferred_element_type,
+    out_sharding,
+    **params,
+) -> Any:
+    if out_sharding is not None:
+        return NotImplemented
+    dtype = preferred_element_type or jnp.result_type(x.dtype, y.dtype)
+    xs, ys, out = labels(dimension_numbers, jnp.ndim(x), jnp.ndim(y))
+    if isinstance(x, Coded):
+        return multiplied(x, y, Terms(xs, ys, out, jnp.dtype(dtype), precision))
+    return multiplied(y, x, Terms(ys, xs, out, jnp.dtype(dtype), precision))
+
+
+def multiplied(v: Coded, x: Any, terms: Terms) -> Any:
+    """Multiply in the way that is fastest for these shapes."""
+    x = jaxrewrite.materialise(x)
+    block = block_for(v.shape, _grids(v), _rows(x, terms))
+    if block is None or _may_be_split():
+        return _whole(v, x, terms)
+    return _on_this_platform(v, x, terms, block)
+
+
+@functools.partial(jax.jit, static_argnames=("terms", "block"))
+def _on_this_platform(v: Coded, x: Any, terms: Terms, block: Block) -> Any:
+    return lax.platform_dependent(
+        v,
+        x,
+        cpu=functools.partial(_in_blocks, terms=terms, block=block),
+        default=functools.partial(_whole, terms=terms),
+    )
+
+
+def _may_be_split() -> bool:
+    """Whether a compiler may split arrays over devices.
+
+    A loop over parts of an array that is split would gather it at each step.
+    """
+    if jax.device_count() == 1:
+        return False
+    types = jax.sharding.get_abstract_mesh().axis_types
+    return not types or any(kind != jax.sharding.AxisType.Manual for kind in types)
+
+
+# --- as a whole -------------------------------------------------------------------------
+
+
+def _whole(v: Coded, x: Any, terms: Terms) -> Any:
+    """Multiply, with only the leaves and ``x`` as residuals.
+
+    The backward pass makes the dense ``v`` again, because a residual would hold it from the
+    forward pass until then. The barrier delays the dense ``v`` until ``x`` exists. Without
+    it, a compiler that looks for parallel work may make the dense weights of all layers
+    first.
+    """
+
+    @jax.checkpoint
+    def multiply(v: Coded, x: Any) -> Any:
+        v, x = lax.optimization_barrier((v, x))
+        if _is_scaled_after(v, terms):
+            return _scaled(terms.multiply(v.levels(), x, terms.wide), v, terms)
+        return terms.multiply(v.materialise(), x, terms.dtype)
+
+    return multiply(v, x)
+
+
+def _is_scaled_after(v: Coded, terms: Terms) -> bool:
+    """Whether the entries that are summed share a scale, so that the sum is scaled."""
+    scale = jax.eval_shape(type(v).scale_of_blocks, v)
+    return all(
+        k == 1
+        for k, label in zip(scale.shape, terms.v, strict=True)
+        if label not in terms.out
+    )
+
+
+def _scaled(raw: Any, v: Coded, terms: Terms) -> Any:
+    """Multiply the product with the levels by the scales."""
+    scale, own, out = v.scale_of_blocks(), terms.v, terms.out
+    kept = tuple(label for label in out if label in own)
+    scale = scale.squeeze(tuple(i for i, label in enumerate(own) if label not in out))
+    scale = transpose(scale, tuple(label for label in own if label in kept), kept)
+    scale = lax.expand_dims(scale, [i for i, label in enumerate(out) if label not in kept])
+    return blockwise(jnp.multiply, raw, scale.astype(raw.dtype)).astype(terms.dtype)
+
+
+# --- in blocks --------------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    """The axis of the quantised array that a loop runs over, and its entries per step."""
+
+    axis: int
+    size: int
+
+
+# A smaller weight is in the cache as a whole.
+_SMALLEST = 2**19
+
+# How many entries are dense at a time, in products with up to so many rows.
+_ENTRIES = {8: 2**17, 32: 2**19, math.inf: 2**20}
+
+
+def block_for(
+    shape: Sequence[int], grids: Sequence[Sequence[int]], rows: int
+) -> Block | None:
+    """The blocks in which a weight is multiplied with so many rows.
+
+    ``None`` stands for the whole weight. ``grids`` are the shapes of the leaves that
+    blocks of entries share.
+    """
+    size = math.prod(shape)
+    if size < _SMALLEST or rows == 0:
+        return None
+    entries = next(n for most, n in _ENTRIES.items() if rows <= most)
+    for axis, length in enumerate(shape):
+        most = entries * length // size
+        if most >= 1:
+            runs = [length // grid[axis] for grid in grids if grid[axis] > 1]
+            return Block(axis, _rounded(most, length, max(runs, default=1)))
+    return None
+
+
+def _rounded(most: int, length: int, run: int) -> int:
+    """A number of entries up to ``most`` that fits the length, and the runs of one scale."""
+    fitting = [
+        n
+        for n in range(max(most // 4, 1), most + 1)
+        if length % n == 0 and (n % run == 0 or run % n == 0)
+    ]
+    return fitting[-1] if fitting else max(most - most % run, 1)
+
+
+def _grids(v: Coded) -> list[tuple[int, ...]]:
+    return [leaf.shape for leaf in jax.tree.leaves(v)[1:]]
+
+
+def _rows(x: Any, terms: Terms) -> int:
+    """How often each entry of the quantised array is used."""
+    own = [n for n, label in zip(x.shape, terms.x, strict=True) if label not in terms.v]
+    return math.prod(own)
+
+
+def _in_blocks(v: Coded, x: Any, terms: Terms, block: Block) -> Any:
+    if _is_scaled_after(v, terms):
+        return _scaled(_looped(lambda v: v.levels(), v, x, terms, block), v, terms)
+    return _looped(lambda v: v.materialise(), v, x, terms, block).astype(terms.dtype)
+
+
+def _looped(
+    dense: Callable[[Coded], Any], v: Coded, x: Any, terms: Terms, block: Block
+) -> Any:
+    """Multiply ``dense(v)``, one block after the other."""
+    axis, size = block
+    label, length = terms.v[axis], v.shape[axis]
+    end = length - length % size
+    treedef = jax.tree.structure(v)
+    stored, views = _views(v, x, terms, axis)
+    split = [_split(view.leaves, view.axes, length, size) for view in views]
+
+    def product(stored: Any, varying: Sequence[Any]) -> list[Any]:
+        parts = []
+        for view, own in zip(views, varying, strict=True):
+            pairs = zip(view.leaves, own, strict=True)
+            *shared, x = [leaf if part is None else part for leaf, part in pairs]
+            value = treedef.unflatten([view.codes(stored), *shared])
+            parts.append(terms.multiply(dense(value), x, terms.wide))
+        return parts if terms.v[-1] in terms.out else [functools.reduce(jnp.add, parts)]
+
+    is_summed = label not in terms.out
+
+    # The backward pass makes the block dense again.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def step(totals: Any, now: Any) -> Any:
+        start, varying = now
+        parts = product(lax.dynamic_slice_in_dim(stored, start, size, axis), varying)
+        return (list(map(jnp.add, totals, parts)), None) if is_summed else (None, parts)
+
+    # If nothing is left after the last block, these are the zeros that a sum begins with.
+    last = product(
+        lax.slice_in_dim(stored, end, length, axis=axis), [rest for _, rest in split]
+    )
+    blocks = jnp.arange(0, end, size), [main for main, _ in split]
+    if is_summed:
+        whole, _ = lax.scan(step, last, blocks)
+    else:
+        where = terms.out.index(label)
+        _, parts = lax.scan(step, None, blocks)
+        parts = [_merged(jnp.moveaxis(part, 0, where), where) for part in parts]
+        pairs = zip(parts, last, strict=True)
+        whole = [lax.concatenate(pair, where) for pair in pairs]
+    if len(whole) == 1:
+        return whole[0]
+    where = terms.out.index(terms.v[-1])
+    return _merged(jnp.stack(whole, where + 1), where)
+
+
+class _View(NamedTuple):
+    """A part of a product: codes, the other leaves with ``x``, and their axes in the loop."""
+
+    codes: Callable[[Any], Any]
+    leaves: list[Any]
+    axes: list[int | None]
+
+
+def _views(v: Coded, x: Any, terms: Terms, axis: int) -> tuple[Any, list[_View]]:
+    """The codes as the loop reads them, and the parts of its products.
+
+    That is the product itself, or, for codes of four bits, one for the even columns and one
+    for the odd ones. So two codes are read as the byte in which they are stored, since a
+    compiler for a CPU takes them apart one by one.
+    """
+    codes, *shared = jax.tree.leaves(v)
+    label = terms.v[axis]
+    axes = [axis if leaf.shape[axis] > 1 else None for leaf in shared]
+    axes.append(terms.x.index(label) if label in terms.x else None)
+    last = v.ndim - 1
+    if codes.dtype not in (jnp.int4, jnp.uint4) or axis == last or v.shape[last] % 2:
+        return codes, [_View(lambda codes: codes, [*shared, x], axes)]
+    dtype = jnp.int8 if codes.dtype == jnp.int4 else jnp.uint8
+    pairs = codes.reshape(*codes.shape[:-1], -1, 2)
+    views = []
+    for i in range(2):
+        halves = [_every_second(leaf, v.shape[last], i) for leaf in shared]
+        if terms.v[-1] in terms.x:
+            halves.append(lax.slice_in_dim(x, i, None, 2, terms.x.index(terms.v[-1])))
+        else:
+            halves.append(x)
+        views.append(_View(functools.partial(_nibble, i), halves, axes))
+    return lax.bitcast_convert_type(pairs, dtype), views
+
+
+def _nibble(i: int, stored: Any) -> Any:
+    """The lower four bits of each byte, or the upper ones, with their sign."""
+    four = jnp.asarray(4, stored.dtype)
+    if i == 0:
+        stored = lax.shift_left(stored, four)
+    if jnp.issubdtype(stored.dtype, jnp.signedinteger):
+        return lax.shift_right_arithmetic(stored, four)
+    return lax.shift_right_logical(stored, four)
+
+
+def _every_second(leaf: Any, length: int, i: int) -> Any:
+    """What blocks share in the even, or the odd, columns of an array."""
+    blocks = leaf.shape[-1]
+    if blocks == 1 or length // blocks % 2 == 0:
+        return leaf
+    return spread_axis(leaf, leaf.ndim - 1, length)[..., i::2]
+
+
+def _split(
+    leaves: Sequence[Any], axes: Sequence[int | None], length: int, size: int
+) -> tuple[list[Any], list[Any]]:
+    """The parts of leaves that belong to the blocks, stacked in front, and what is left.
+
+    ``None`` stands for a leaf that is the same for all blocks.
+    """
+    main: list[Any] = []
+    rest: list[Any] = []
+    for leaf, axis in zip(leaves, axes, strict=True):
+        if axis is None:
+            main.append(None)
+            rest.append(None)
+            continue
+        run = math.gcd(size, length // leaf.shape[axis])
+        leaf = spread_axis(leaf, axis, length // run)
+        each = size // run
+        end = length // size * each
+        parts = lax.slice_in_dim(leaf, 0, end, axis=axis)
+        parts = parts.reshape(*leaf.shape[:axis], -1, each, *leaf.shape[axis + 1 :])
+        main.append(jnp.moveaxis(parts, axis, 0))
+        rest.append(lax.slice_in_dim(leaf, end, leaf.shape[axis], axis=axis))
+    return main, rest
+
+
+def _merged(x: Any, axis: int) -> Any:
+    """The axis and the next one as one axis."""
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
