@@ -160,7 +160,7 @@ def varying_axes(aval: Any) -> frozenset[Any]:
 
 
 def strong(aval: Any) -> Any:
-    """The aval without its weak type, which the carry of a loop cannot keep."""
+    """The aval without its weak type."""
     is_weak = isinstance(aval, ShapedArray) and aval.weak_type
     return aval.update(weak_type=False) if is_weak else aval
 

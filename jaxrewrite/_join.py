@@ -30,7 +30,7 @@ from ._value import Value, is_value
 class Structure(NamedTuple):
     """What two operands must agree in to be the same to a jaxpr.
 
-    Weak types are left out: what goes through a loop has none.
+    That is all but weak types: JAX's loops and branches do not compare those either.
     """
 
     treedef: PyTreeDef
@@ -40,14 +40,17 @@ class Structure(NamedTuple):
         return (
             isinstance(other, Structure)
             and same_treedef(self.treedef, other.treedef)
-            and self.avals == other.avals
+            and self._strong_avals() == other._strong_avals()
         )
 
     def __ne__(self, other: object) -> bool:
         return not self == other
 
     def __hash__(self) -> int:
-        return hash((self.treedef, self.avals))
+        return hash((self.treedef, *self._strong_avals()))
+
+    def _strong_avals(self) -> list[Any]:
+        return list(map(_compat.strong, self.avals))
 
     def like(self) -> Any:
         """An aval, or a value with avals as leaves."""
@@ -56,8 +59,7 @@ class Structure(NamedTuple):
 
 def structure_of(operand: Any) -> Structure:
     leaves, treedef = tree_flatten(operand)
-    avals = tuple([_compat.strong(_compat.leaf_aval(leaf)) for leaf in leaves])
-    return Structure(treedef, avals)
+    return Structure(treedef, tuple(map(_compat.leaf_aval, leaves)))
 
 
 def dense_structure(structure: Structure) -> Structure:

@@ -11,7 +11,6 @@ from typing import Any
 
 from jax.tree_util import tree_leaves
 
-from ._collectives import all_gather, ppermute
 from ._placement import constrain, device_put, reshard
 from ._rewrite import Scope, keepers
 from ._site import Site
@@ -34,6 +33,4 @@ keepers.update(
     device_put=device_put,
     sharding_constraint=constrain,
     reshard=reshard,
-    all_gather=all_gather,
-    ppermute=ppermute,
 )

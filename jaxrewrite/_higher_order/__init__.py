@@ -1,10 +1,11 @@
-"""How values go through each higher-order primitive: one module a family.
+"""How values go through each higher-order primitive, and collectives: one module a family.
 
 Importing this package registers the handlers with the rewriting.
 """
 
 from . import (
     calls as calls,
+    collectives as collectives,
     composite as composite,
     cond as cond,
     custom_jvp as custom_jvp,

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from functions import FUNCTIONS, NEEDS_ROWS
+from jax import lax
 from oracle import everything, on_arrays
 from reference import OWN
 
@@ -178,3 +179,35 @@ def test_weak_types():
     assert transform(lambda v, y: v * y)(strong, half).dtype == jnp.float32
     assert transform(lambda v: v * 2)(weak).weak_type
     assert transform(lambda v: v * 2)(Held(2.0)).weak_type
+
+
+WITH_WEAK_CARRIES = {
+    "scan": lambda v: lax.scan(lambda c, _: (c * 2, None), v, None, length=3)[0],
+    "ys": lambda v: lax.scan(lambda c, _: (c * 2, c), v, None, length=3)[1],
+    "fori_loop": lambda v: lax.fori_loop(0, 3, lambda i, c: c * 2, v),
+    "while_loop": lambda v: lax.while_loop(lambda c: c < 9, lambda c: c * 2, v),
+    "strong": lambda v: lax.fori_loop(0, 3, lambda i, c: c * jnp.float32(2), v),
+    "cond": lambda v: lax.cond(v > 0, lambda v: v * 2, lambda v: 3.0, v),
+    "half": lambda v: lax.fori_loop(0, 3, lambda i, c: c * 2, v) * jnp.bfloat16(1),
+}
+
+
+@pytest.mark.parametrize("fn", WITH_WEAK_CARRIES.values(), ids=WITH_WEAK_CARRIES)
+@pytest.mark.parametrize("leaf", [2.0, jnp.float32(2.0)], ids=["weak", "strong"])
+def test_weak_types_of_what_goes_through_loops(fn, leaf):
+    class Held(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def materialise(self):
+            return self.x
+
+    rules = jaxrewrite.Rules()
+
+    @rules.register("mul")
+    def _(v: Held, y: jax.Array | float, **params):
+        return Held(v.x * y)
+
+    implicit = jaxrewrite.transform(fn, rules=rules, materialise="allow")
+    got, want = jaxrewrite.materialise(implicit(Held(leaf))), fn(leaf)
+    assert (got.dtype, got.weak_type) == (want.dtype, want.weak_type)
+    np.testing.assert_allclose(got, want)

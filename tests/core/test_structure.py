@@ -25,7 +25,7 @@ LEVELS = [
     {"_traces"},
     {"_rewrite"},
     {"_join", "_placement", "_restage"},
-    {"_collectives", "_program"},
+    {"_program"},
     {"_closures", "_keepers"},
     {"_stage", "primitives"},
     {"_transform"},

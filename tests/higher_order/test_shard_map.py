@@ -270,9 +270,10 @@ CODED = Coded(jnp.arange(64, dtype=jnp.int8).reshape(8, 8), jnp.float32(0.5))
 
 def test_collectives_move_the_leaves(mesh):
     gather = lambda x: lax.all_gather(x, "i", tiled=True)
+    stack = lambda x: lax.all_gather(x, "i")[1:3]
     ring = lambda x: lax.ppermute(x, "i", [(k, (k + 1) % 4) for k in range(4)])
     pair = lambda x: lax.ppermute(x, "i", [(0, 1)])  # the others get zeros
-    for body, is_kept in ((gather, True), (ring, True), (pair, False)):
+    for body, is_kept in ((gather, True), (stack, True), (ring, True), (pair, False)):
         for v in (CODED, SPLIT):
             fn = lambda v, body=body: on(mesh, lambda v: jnp.sin(body(v)), P("i"), P("i"))(
                 v

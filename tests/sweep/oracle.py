@@ -290,8 +290,11 @@ def widened(tree: Any) -> Any:
 
 
 def noisy_function(program: Any, noise: Any) -> Any:
-    lines = program.function().splitlines()
+    head, *lines = program.function().splitlines()
+    # The operands, too: zeros by structure are noisy no other way.
+    own = [f"    v{i} = _noise(v{i})" for i in range(len(program.operands))]
     steps = [re.sub(r"^(    t\d+ = )(.*)$", r"\1_noise(\2)", line) for line in lines]
+    steps = [head, *own, *steps]
     space = {**NAMES, "_noise": noise}
     exec(compile("\n".join(steps), "<noisy>", "exec"), space)
     return space["f"]

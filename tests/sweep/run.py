@@ -34,8 +34,17 @@ class Found:
     failures: list[Failure]
 
 
-# Compiled programs are kept for others with the same shapes, up to what memory there is.
-_CLEARED_EVERY = 1500
+# Compiled programs are kept for others with the same shapes, up to so many kB of memory.
+_MOST_MEMORY = 6_000_000
+
+
+def _memory() -> int:
+    """What this process has of the machine's memory, in kB; 0 where that is not known."""
+    try:
+        with open("/proc/self/status") as file:
+            return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+    except OSError:
+        return 0
 
 
 def group_of(verdict: Verdict, text: str) -> str:
@@ -69,7 +78,7 @@ def sweep(
     found = Found(collections.Counter(), collections.Counter(), [])
     raw: collections.Counter = collections.Counter()
     for count, seed in enumerate(seeds):
-        if count % _CLEARED_EVERY == _CLEARED_EVERY - 1:
+        if count % 1500 == 1499 or (count % 50 == 49 and _memory() > _MOST_MEMORY):
             jax.clear_caches()
             jaxrewrite.clear_caches()
             gc.collect()

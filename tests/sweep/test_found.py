@@ -14,6 +14,7 @@ from jaxrewrite.values import (
     Kronecker,
     Lora,
     LowRank,
+    Masked,
     NMSparse,
     OneHot,
     Permutation,
@@ -61,6 +62,8 @@ FOUND = [
         ("Masked(u(149, 0, 2), jnp.zeros((0, 2), bool))",),
         "v0.sum(0)",
     ),
+    (("Tagged(idx(1, 5, 3), 'a')",), "jnp.zeros(5).at[v0].add(1.0)"),
+    (("Tagged(idx(1, 5, 3), 'a')",), "jnp.unique(v0, size=3)"),
     (
         ("OneHot(idx(101, 3, 3), 3, -2, 'int32')",),
         "jnp.reshape(v0, (-1, 3), order='F')",
@@ -77,6 +80,22 @@ def test_what_the_sweep_found(found, bulk):
     operands, step, mode = (*found, "eager")[:3]
     verdict = judge(Program(operands, (step,), "t0", mode=mode))
     assert verdict.kind == "ok", verdict
+
+
+INDEX_PROGRAMS = {
+    "gather": lambda i: jnp.arange(5.0)[i],
+    "scatter": lambda i: jnp.zeros(5).at[i].set(1.0),
+    "scatter-add": lambda i: jnp.zeros(5).at[i].add(1.0),
+    "dynamic_slice": lambda i: jax.lax.dynamic_slice(jnp.arange(5.0), (i[0],), (2,)),
+}
+
+
+@pytest.mark.parametrize("name", INDEX_PROGRAMS)
+def test_where_entries_go_is_not_said_by_what_may_be_missing(name):
+    """One clear error; it was one of JAX's about an operand that it can't interpret."""
+    index = Masked(jnp.array([0, 1, 1]), jnp.zeros(3, bool))
+    with pytest.raises(jaxrewrite.MaterialisationError, match=f"'{name}' on Masked"):
+        jaxrewrite.transform(INDEX_PROGRAMS[name])(index)
 
 
 def test_ranks_are_not_promoted(bulk):

@@ -33,6 +33,14 @@ SEVERAL = (
 
 REDUCING = ("reduce_sum", "reduce_max", "reduce_min")
 
+_PLACES = {
+    "gather": slice(1, 2),
+    "dynamic_slice": slice(1, None),
+    "dynamic_update_slice": slice(2, None),
+    **dict.fromkeys(SCATTER, slice(1, 2)),
+}
+"""Which operands of a primitive say where entries are, and are not entries themselves."""
+
 MOVING = (
     *jaxrewrite.primitives.SHAPE,
     *("split", "tile", "unstack", "device_put", "sharding_constraint"),
@@ -56,7 +64,7 @@ def annotation_rule(
 
     It is for types that hold an array and an annotation, such as units. The primitive
     decides which operands may be annotated and what the other operands may be: arrays and
-    values of any other type. The rule is called as
+    values of any other type. An index is never annotated. The rule is called as
     ``rule(*operands, primitive=primitive, **params)``. Each operand is a ``cls`` or looks
     like an array. If that array is another value, what the rule does to it is dispatched to
     the rules of that value, so that ``Unitful(x) * diagonal`` has a `Diagonal` inside.
@@ -107,7 +115,9 @@ def annotation_rule(
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
         def apply(*operands: Any, primitive: Any, **params: Any) -> Any:
-            if not any(isinstance(x, cls) for x in operands):
+            places = operands[_PLACES.get(primitive.name, slice(0))]
+            is_annotated = any(isinstance(x, cls) for x in operands)
+            if not is_annotated or any(isinstance(x, cls) for x in places):
                 return NotImplemented
             on_arrays = functools.partial(fn, primitive=primitive, **params)
             if cls.rules_see_values or not any(_is_other(x, cls) for x in operands):

@@ -7,23 +7,32 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from . import _compat
-from ._avals import aval_of
-from ._placement import specs_of_leaves
-from ._rewrite import Scope
-from ._site import Site
-from ._value import Value
+from .. import _compat
+from .._avals import aval_of
+from .._placement import specs_of_leaves
+from .._rewrite import Scope, keepers
+from .._site import Site
+from .._value import Value
+from .stacking import stacked
 
 
 def all_gather(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
-    """Gather each leaf along the axis over which the type says that it is split."""
+    """Gather the values of all devices: as parts of one, or stacked along a new axis."""
     (value,) = operands
-    if not site.params["tiled"]:
-        return NotImplemented
-    axes = _gathered_axes(value, site.params)
+    if site.params["tiled"]:
+        return _gathered_parts(scope, value, site)
+    if site.params["all_gather_dimension"] == 0:
+        return _gathered_stack(scope, value, site)
+    return NotImplemented
+
+
+def _gathered_parts(scope: Scope, value: Value, site: Site) -> Any:
+    """Gather each leaf along the axis over which the type says that it is split."""
+    axes = _gathered_axes(value, site)
     if axes is None:
         return NotImplemented
     leaves, treedef = tree_flatten(value)
@@ -37,12 +46,38 @@ def all_gather(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
     return [whole] if fits else NotImplemented
 
 
-def _gathered_axes(value: Value, params: dict[str, Any]) -> list[int | None] | None:
+def _gathered_stack(scope: Scope, value: Value, site: Site) -> list[Any]:
+    """Stack each leaf; one that is the same on all devices is repeated."""
+    size = site.params["axis_size"]
+    leaves, treedef = tree_flatten(value)
+    varies = _varies(leaves, _names(site))
+
+    def repeat(leaf: Any) -> list[Any]:
+        return [jnp.broadcast_to(leaf, (size, *leaf.shape))]
+
+    stack = []
+    for leaf, does_vary in zip(leaves, varies, strict=True):
+        is_same = any(varies) and not does_vary
+        stack += (
+            scope.add_call(repeat, [leaf], site)
+            if is_same
+            else scope.map_leaves(site, [leaf])
+        )
+    whole = tree_unflatten(treedef, stack)
+    return [stacked(scope, whole, size, site.outvars[0].aval, site)]
+
+
+def _names(site: Site) -> tuple[Any, ...]:
+    """The names of the axes of the mesh that a collective is about."""
+    names = site.params["axis_name"]
+    return names if isinstance(names, tuple) else (names,)
+
+
+def _gathered_axes(value: Value, site: Site) -> list[int | None] | None:
     """The axis of each leaf, ``None`` for one that is the same on all devices."""
-    names = params["axis_name"]
-    names = names if isinstance(names, tuple) else (names,)
+    names = _names(site)
     along = names[0] if len(names) == 1 else names
-    spec = PartitionSpec(*[None] * params["all_gather_dimension"], along)
+    spec = PartitionSpec(*[None] * site.params["all_gather_dimension"], along)
     likes = tree_map(_compat.leaf_aval, value)
     specs = specs_of_leaves(likes, spec)
     if specs is None:
@@ -61,8 +96,7 @@ def ppermute(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
 
     A device that is sent nothing has zeros, which zeros for leaves need not stand for.
     """
-    names = site.params["axis_name"]
-    names = names if isinstance(names, tuple) else (names,)
+    names = _names(site)
     with site.context.manager:
         sizes = jax.sharding.get_abstract_mesh().shape
     if not all(name in sizes for name in names):
@@ -82,3 +116,6 @@ def ppermute(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
 def _varies(leaves: Sequence[Any], names: Sequence[Any]) -> list[bool]:
     """Whether each leaf is known to vary over some of these axes of the mesh."""
     return [not _compat.varying_axes(x.aval).isdisjoint(names) for x in leaves]
+
+
+keepers.update(all_gather=all_gather, ppermute=ppermute)
