@@ -117,7 +117,7 @@ def _fits(sharding: NamedSharding, aval: Any) -> bool:
 
 
 def device_put(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
-    """Put each leaf where the array is to be."""
+    """Put each leaf in the place of the array."""
     said: dict[str, list[Any]] = {name: [] for name in site.params}  # For each leaf.
     for i, operand in enumerate(operands):
         count = len(tree_leaves(operand))

@@ -5,7 +5,7 @@ The handler asks for it at once and rewrites it. The object's own derivative may
 from the expansion, so it becomes the derivative of a `jax.custom_jvp`.
 
 An object that reads the bits of its operands (`jnp.frexp`) stays as it is, and so does one
-whose rules of derivatives do not all follow from one. Values are made dense there.
+with several independent rules of derivatives. Values are made dense there.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class Elements(NamedTuple):
 
 
 def stacked(scope: Scope, x: Any, length: int, expected: Any, site: Site) -> Any:
-    """A result whose leaves are stacked, as one value or array.
+    """A result with stacked leaves, as one value or array.
 
     Raises `TypeError` if it does not have the expected aval.
     """
