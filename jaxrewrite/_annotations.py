@@ -30,7 +30,7 @@ Dense = jax.Array
 
 
 class Number(jax.Array):
-    """The dispatch type of a jaxpr's literal: a dense operand whose number is known."""
+    """The dispatch type of a jaxpr's literal: a dense operand with a known number."""
 
 
 _DENSE_TYPES = (jax.Array, jax.core.Tracer, np.ndarray, np.generic, int, float, complex)

@@ -75,8 +75,8 @@ class ArrayValue(Value):
     def aval(self) -> Any:
         """Return the abstract array that this value stands for.
 
-        By default this is the aval of the array that ``materialise`` returns. A type whose
-        ``materialise`` raises overrides it; see `Value.aval`.
+        By default this is the aval of the array that ``materialise`` returns. A type
+        overrides it if its ``materialise`` raises; see `Value.aval`.
         """
         leaves, treedef = layer(self)
         try:

@@ -100,7 +100,7 @@ _avals = bounded_cache(4096)
 
 
 def aval_of(value: Value) -> Any:
-    """The aval of a value, whose leaves may be arrays, tracers, avals or atoms.
+    """The aval of a value, with arrays, tracers, avals or atoms as leaves.
 
     The type's method is called once for each structure. Leaves may carry more than a
     user's ``aval`` tells: axes of a mesh, or a memory space. These come from

@@ -30,7 +30,7 @@ def sliced(x: Any, length: int) -> Any:
 class Batched(ArrayValue):
     """``length`` values of one structure as one array with a leading axis.
 
-    `stack` builds it, and so does a scan whose ys are values. A scan over it has one value
+    `stack` builds it, and so does a scan with values as ys. A scan over it has one value
     a turn. Indexing and slicing along the leading axis give values again.
 
     A value with stacked leaves is in general not the stack of the values. For example, the

@@ -1,6 +1,6 @@
 """The only module that knows JAX's versions and its private modules.
 
-A comment at each private import says why it is needed. The rest of the package uses it
+A comment at each private import gives the reason for it. The rest of the package uses it
 through one of the small functions below.
 """
 

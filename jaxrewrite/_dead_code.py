@@ -1,4 +1,4 @@
-"""Equations whose results nothing needs.
+"""Equations with results that nothing needs.
 
 A result that nothing needs must not make a value dense or cause a call of a rule.
 """

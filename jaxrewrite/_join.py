@@ -1,11 +1,13 @@
 """Where two structures meet: the branches of a conditional, the turns of a loop.
 
-The *structure* of an operand is what a jaxpr fixes of it: its pytree with all
-metadata, and the avals of its leaves. Two operands that stand for the same
-array in different structures are brought to their *join*: the same structure
-if they are equal; else, where they differ only in the fields that are values
-themselves, the join of those fields; else what the types' own `Value.join`
-makes of the two; else dense.
+The *structure* of an operand is its pytree with all metadata, and the avals of its leaves:
+all that a jaxpr fixes. Two operands for the same array may have different structures. They
+are brought to their *join*, which is the first of these that exists:
+
+- the same structure, if they are equal;
+- the join of their fields that are values, if they differ only in these;
+- the result of the types' own `Value.join`;
+- the dense array.
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ from ._value import Value, is_value
 
 
 class Structure(NamedTuple):
-    """What two operands must agree in to be the same to a jaxpr.
+    """All that two operands must have in common to be the same for a jaxpr.
 
-    That is all but weak types: JAX's loops and branches do not compare those either.
+    Weak types are not compared, because JAX's loops and branches do not compare them.
     """
 
     treedef: PyTreeDef
@@ -63,13 +65,13 @@ def structure_of(operand: Any) -> Structure:
 
 
 def dense_structure(structure: Structure) -> Structure:
-    """The structure of the array that operands of a structure stand for."""
+    """The structure of the dense form of operands of a structure."""
     (aval,) = avals_of([structure.like()])
     return structure_of(aval)
 
 
 def join(scope: Scope, a: Structure, b: Structure, site: Site) -> Structure:
-    """The least structure that the types know of for operands of either one."""
+    """The least structure, as far as the types know, for operands of either structure."""
     if a == b:
         return a
     x, y = a.like(), b.like()
@@ -79,13 +81,13 @@ def join(scope: Scope, a: Structure, b: Structure, site: Site) -> Structure:
     if joined is None:
         return dense_structure(a)
     both = structure_of(joined)
-    # A `join` that does not settle on one structure can't be used.
+    # A type's `join` may not settle on one structure. Then it cannot be used.
     fit = fits(scope, a, both, site) and fits(scope, b, both, site)
     return both if fit else dense_structure(a)
 
 
 def join_all(scope: Scope, structures: Sequence[Structure], site: Site) -> Structure:
-    """The join of several structures, into which each of them can be brought."""
+    """The join of several structures, to which operands of each can be brought."""
     joined = functools.reduce(lambda a, b: join(scope, a, b, site), structures)
     if all(fits(scope, own, joined, site) for own in structures):
         return joined
@@ -93,7 +95,7 @@ def join_all(scope: Scope, structures: Sequence[Structure], site: Site) -> Struc
 
 
 def _join_fields(scope: Scope, x: Any, y: Any, site: Site) -> Any:
-    """Avals, or a value on avals, for the join; ``None`` where there is only dense."""
+    """The join as a value on avals; ``None`` if it is dense."""
     if not _same_layer(x, y):
         pair = _ask_types(scope, x, y, site)
         if pair is None:
@@ -123,11 +125,11 @@ def fits(scope: Scope, own: Structure, joined: Structure, site: Site) -> bool:
 
 
 class _NoJoinError(Exception):
-    """A type's `join` gives no way into the structure that was wanted."""
+    """A type's `join` cannot bring an operand to the wanted structure."""
 
 
 def coerce(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
-    """Add what brings an operand to a structure that `join` gave."""
+    """Add the equations that bring an operand to a structure that `join` returned."""
     if structure_of(operand) == structure:
         return operand
     return _bring(scope, operand, structure, site)
@@ -163,10 +165,10 @@ def _bring(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
 
 
 def _vary(scope: Scope, atom: Any, like: Any, site: Site) -> Any:
-    """An array as one that varies over the axes of a mesh that ``like`` varies over.
+    """Make an array vary over the mesh axes over which ``like`` varies.
 
-    Within `jax.shard_map` that is part of an array's type, and leaves of a value
-    may differ in it where the arrays that the values stand for do not.
+    Inside of `jax.shard_map` these axes are part of an array's type. Leaves of two values
+    may differ in them although the arrays that the values stand for do not.
     """
     axes = _compat.varying_axes(like) - _compat.varying_axes(atom.aval)
     if not axes:
@@ -191,7 +193,7 @@ def _same_layer(x: Any, y: Any) -> bool:
 
 
 def _ask_types(scope: Scope, x: Any, y: Any, site: Site) -> Any:
-    """What `Value.join` gives for two operands on avals; ``None`` if nothing."""
+    """The result of `Value.join` for two operands on avals; ``None`` if there is none."""
     scratch = Scope(scope.rewriting)
     return _call_join(scratch, tree_map(Var, x), tree_map(Var, y), site)
 
@@ -232,10 +234,10 @@ def _checked_pair(pair: Any, cls: type, aval: Any) -> list[Any]:
 
 
 def _through_types(scope: Scope, operand: Any, like: Any, site: Site) -> Any:
-    """An operand as `Value.join` gives it for meeting one that is ``like``.
+    """An operand as `Value.join` returns it where it meets an operand that is ``like``.
 
-    Raises `TypeError` where that depends on the other's leaves, which are not
-    there when a branch or a turn ends.
+    Raises `TypeError` if it depends on the leaves of the other operand, which do not exist
+    when a branch or a turn ends.
     """
     other = tree_map(Var, like)
     start = len(scope.eqns)
@@ -261,9 +263,9 @@ def _through_types(scope: Scope, operand: Any, like: Any, site: Site) -> Any:
 
 
 class Coerce(NamedTuple):
-    """Brings the results of a body to given structures; ``None`` leaves one alone.
+    """Brings the results of a body to given structures; ``None`` leaves a result alone.
 
-    An adapter of `Rewriting.restage`.
+    An adapter of `restage`.
     """
 
     structures: tuple[Structure | None, ...]
@@ -276,9 +278,9 @@ class Coerce(NamedTuple):
 
 
 class MakeDense(NamedTuple):
-    """Makes those results of a body dense for which it holds.
+    """Makes those results of a body dense for which ``where`` is true.
 
-    An adapter of `Rewriting.restage`.
+    An adapter of `restage`.
     """
 
     where: tuple[bool, ...]

@@ -16,7 +16,7 @@ def materialise(tree: Any) -> Any:
     Parameters
     ----------
     tree
-        A pytree, some of whose leaves may be values.
+        A pytree with arrays and values as leaves.
 
     Returns
     -------

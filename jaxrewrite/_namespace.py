@@ -1,4 +1,4 @@
-"""Modules whose functions are those of another module, transformed at their first use."""
+"""Modules with the functions of another module, transformed at their first use."""
 
 from __future__ import annotations
 

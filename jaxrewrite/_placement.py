@@ -1,7 +1,7 @@
 """How the leaves of a value are split over a mesh, and where they are placed.
 
-A program says it of the array that a value stands for. What that means for the
-leaves is for the type to say: `Value.leaf_specs`.
+A program places the array that a value stands for. The type of the value decides what that
+means for the leaves: `Value.leaf_specs`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ._value import Value, is_value
 
 
 def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:
-    """A spec for each leaf; ``None`` if the type does not say."""
+    """A spec for each leaf; ``None`` if the type does not define them."""
     if all(axes is None for axes in spec):
         return [PartitionSpec()] * len(tree_leaves(value))
     cls = type(value)
@@ -39,7 +39,7 @@ def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:
     for field, own in zip(layer(value)[0], layer(answer)[0], strict=True):
         if not isinstance(own, PartitionSpec):
             raise TypeError(
-                f"{cls.__name__}.leaf_specs has {own!r} where a PartitionSpec is due."
+                f"{cls.__name__}.leaf_specs has {own!r} in place of a PartitionSpec."
             )
         of_field = specs_of_leaves(field, own) if is_value(field) else [own]
         if of_field is None:
@@ -51,12 +51,12 @@ def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:
 def place_leaves(
     scope: Scope, value: Value, place: Any, default: Any, site: Site
 ) -> list[Any]:
-    """What is said of each leaf where a place is said of the array.
+    """The place of each leaf, for the place of the array.
 
-    Each leaf is split as the type says, or, where it does not say and the leaf has
-    the array's own shape, as the array; by ``default`` where that is not possible.
-    Where that holds for all leaves, the user is warned: the numbers are then elsewhere
-    than was asked for, which is no error.
+    Each leaf is split as the type defines. If the type defines nothing, a leaf with the
+    array's own shape is split as the array. Where a leaf cannot be split, it gets
+    ``default``. If that holds for all leaves, the user is warned: the numbers are then
+    elsewhere than the program asks for, which is not an error.
     """
     value = tree_map(_compat.leaf_aval, value)
     leaves = tree_leaves(value)
@@ -78,7 +78,7 @@ def place_leaves(
     if leaves and all(one is default for one in placed):
         name = type(value).__name__
         scope.notice(
-            f"Primitive {site.primitive.name!r} says where a {name} is, and nothing says what "
+            f"Primitive {site.primitive.name!r} places a {name}, but nothing defines what "
             f"that means for its leaves, which are not split. Define {name}.leaf_specs.",
             site,
             category=UserWarning,
@@ -87,23 +87,23 @@ def place_leaves(
 
 
 def _is_of_any_array(place: Any) -> bool:
-    """Whether a place says nothing of axes."""
+    """Whether a place does not depend on the axes of the array."""
     if isinstance(place, NamedSharding):
-        return False  # also if it is replicated: its spec may be longer than a leaf's rank
+        return False  # Even if replicated, its spec may be longer than a leaf's rank.
     if isinstance(place, Sharding):
         return isinstance(place, SingleDeviceSharding) or place.is_fully_replicated
     return place in (None, UNSPECIFIED) or isinstance(place, (jax.Device, jax.memory.Space))
 
 
 def unsplit(place: Any) -> Any:
-    """The same devices, with a copy on each; ``None`` where that can't be said."""
+    """The same devices with a copy on each; ``None`` if no place expresses that."""
     if isinstance(place, NamedSharding):
         return place.update(spec=PartitionSpec())
     return None
 
 
 def _fits(sharding: NamedSharding, aval: Any) -> bool:
-    """Whether an array can be split so."""
+    """Whether an array can be split in this way."""
     if len(sharding.spec) > len(aval.shape):
         return False
     try:
@@ -117,8 +117,8 @@ def _fits(sharding: NamedSharding, aval: Any) -> bool:
 
 
 def device_put(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
-    """Put each leaf where the array is to be."""
-    said: dict[str, list[Any]] = {name: [] for name in site.params}  # of each leaf
+    """Put each leaf in the place of the array."""
+    said: dict[str, list[Any]] = {name: [] for name in site.params}  # For each leaf.
     for i, operand in enumerate(operands):
         count = len(tree_leaves(operand))
         for name, leaves in said.items():
@@ -132,7 +132,7 @@ def device_put(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
 
 
 def constrain(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
-    """Constrain each leaf; those of which nothing is said stay as they are."""
+    """Constrain each leaf; a leaf without a sharding stays as it is."""
     (value,) = operands
     sharding = site.params["sharding"]
     shardings = place_leaves(scope, value, sharding, None, site)
@@ -148,7 +148,7 @@ def constrain(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
 
 
 def reshard(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
-    """Reshard each leaf; here the sharding is part of the array's type."""
+    """Reshard each leaf. Unlike in a constraint, the sharding is part of the array's type."""
     (value,) = operands
     sharding = site.params["dst_sharding"]
     shardings = place_leaves(scope, value, sharding, unsplit(sharding), site)

@@ -31,7 +31,7 @@ _CLASS = "__class__"
 
 _preparing = threading.RLock()
 
-# Classes whose decorators have not run yet. A decorator may make a class a pytree.
+# Classes with decorators that have not run yet. A decorator may make a class a pytree.
 _defined: list[type] = []
 
 

@@ -1,8 +1,8 @@
 """The rewriting: a jaxpr on arrays becomes a jaxpr on the leaves of values.
 
 `Scope.run` walks the equations of a jaxpr and adds their rewritten forms to another jaxpr.
-An *operand* is an atom of the new jaxpr (a variable or a literal), or a value whose leaves
-are such atoms. Values exist while a program is rewritten; the new jaxpr does not contain
+An *operand* is an atom of the new jaxpr (a variable or a literal), or a value with such
+atoms as leaves. Values exist while a program is rewritten; the new jaxpr does not contain
 them.
 
 An equation without a value among its operands is added unchanged, as the same object. So
@@ -227,7 +227,7 @@ class Scope(Draft):
     ) -> list[Any]:
         """Add the equations of a JAX function, from arrays to a list of arrays.
 
-        This serves for primitives whose parameters a public function makes best.
+        This serves for primitives with parameters that a public function makes best.
         """
         debug_info = _compat.new_debug_info(site.primitive.name, fn)
         with site.context.manager:

@@ -110,7 +110,7 @@ class _Entry:
         return any(guard is not None for guard in self.guards)
 
     def outer(self, types: tuple[type, ...]) -> float:
-        """The greatest ``outer`` of the operands whose type the rule names."""
+        """The greatest ``outer`` of the operands that the rule names by their type."""
         # The last type of a variadic signature is for all remaining operands.
         named: Any = itertools.zip_longest(self.types, types, fillvalue=self.types[-1])
         return max(
@@ -217,7 +217,7 @@ class Rules:
         fields stay values, too. Only `bind` and `transform` accept such a field, and
         dispatch on both.
 
-        A rule whose operands are all dense rewrites ordinary programs. A rule that allows a
+        A rule for dense operands alone rewrites ordinary programs. A rule that allows a
         value is never tried on dense operands alone.
 
         Parameters
@@ -341,7 +341,7 @@ class Rules:
         return self._with_literals
 
     def matches(self, primitive: Primitive, types: tuple[type, ...]) -> list[_Entry]:
-        """The entries whose types match, in any order."""
+        """The entries with matching types, in any order."""
         key = (primitive, types)
         found = self._matches.get(key)
         if found is None:

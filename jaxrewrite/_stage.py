@@ -42,7 +42,7 @@ class Arguments(NamedTuple):
     """A transformed function and the arguments of a call.
 
     ``tree`` is ``(fn, args, kwargs)``. Its ``fn`` is ``None`` if the function is not a
-    pytree: the function then stays out of the caches' keys.
+    pytree, so that no cache holds the function.
     """
 
     fn: Callable[..., Any]

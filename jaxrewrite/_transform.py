@@ -73,7 +73,7 @@ def transform(
     TypeError
         If ``fn`` is not callable, or a generator or coroutine function.
     ValueError
-        If ``materialise`` or ``filter_spec`` is none of the above.
+        If ``materialise`` or ``filter_spec`` is not one of the above.
     MaterialisationError, AmbiguousRuleError
         When the function is called: see these classes.
 

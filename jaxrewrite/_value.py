@@ -70,7 +70,7 @@ class Value(PyTree):
         the outer type.
     rules_see_values
         Whether rules get a field that is a value as that value, and not as an array of its
-        aval. It is for types whose rules `bind` a field together with another value, which
+        aval. Use it if rules of the type `bind` a field together with another value, which
         dispatches on both.
     """
 
@@ -239,7 +239,7 @@ class Value(PyTree):
         return NotImplemented
 
     def lift_tangent(self, tangent: Any) -> Any:
-        """Return tangents of the leaves whose image under `tangent` is ``tangent``.
+        """Return tangents of the leaves that `tangent` maps to ``tangent``.
 
         It is the inverse of `tangent`, or one of several. The result of a function with a
         custom derivative rule stays a value if its type defines this method.

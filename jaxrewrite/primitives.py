@@ -66,7 +66,7 @@ UNARY = _present(
 # --- two operands, entry by entry -----------------------------------------------------
 
 COMPARISON = _present("eq ne lt le gt ge")
-"""Of two operands, to booleans."""
+"""Two operands, entry by entry, with booleans as results."""
 
 ADDITIVE = _present("add add_any sub")
 """Linear in both operands together."""
@@ -75,7 +75,7 @@ BINARY = _present(
     "add add_any sub mul div rem max min pow atan2 nextafter and or xor shift_left "
     "shift_right_arithmetic shift_right_logical igamma igammac eq ne lt le gt ge"
 )
-"""Of two operands, entry by entry."""
+"""Two operands, entry by entry."""
 
 # --- where entries go -----------------------------------------------------------------
 

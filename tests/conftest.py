@@ -1,4 +1,4 @@
-"""What every test runs under: JAX's own checks, and programs compiled quickly."""
+"""The settings of every test: JAX's own checks, and quick compilation."""
 
 import gc
 import os
@@ -23,8 +23,8 @@ jax.config.update("jax_enable_checks", True)
 jax.config.update("jax_disable_most_optimizations", True)
 
 
-# Leak checks collect garbage at each trace: what is imported is none, and looking
-# at it over and over takes most of the time.
+# Leak checks collect garbage at each trace. Imported objects are not garbage, but each
+# collection visits them, which takes most of the time.
 gc.collect()
 gc.freeze()
 
@@ -48,14 +48,14 @@ def pytest_configure(config):
         config.pluginmanager.register(RuleCoverage(config))
 
 
-# When its peak is beyond so many kB, a process gives back what it compiled.
+# A process drops its compiled programs when its peak memory exceeds this number of kB.
 _limits = iter(range(2_000_000, 20_000_000, 500_000))
 _limit = next(_limits)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _bounded_memory():
-    """Modules share what is compiled, until that takes much memory."""
+    """Keep compiled programs for other modules, until they take much memory."""
     global _limit
     yield
     if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > _limit:
@@ -70,7 +70,7 @@ def _leak_checks_everywhere(request):
 
 
 def during(setting, value):
-    """Set one of JAX's settings, and back."""
+    """Change one of JAX's settings for a test."""
     before = getattr(jax.config, setting)
     jax.config.update(setting, value)
     yield
@@ -79,25 +79,25 @@ def during(setting, value):
 
 @pytest.fixture
 def leak_checks():
-    """For tests made for it: no tracer may leak. JAX traces everything anew meanwhile."""
+    """Check that no tracer leaks. JAX traces everything anew meanwhile."""
     yield from during("jax_check_tracer_leaks", True)
 
 
 @pytest.fixture
 def no_leak_checks():
-    """For tests of caches: JAX itself keeps nothing while it checks for leaks."""
+    """Turn leak checks off, for tests of caches: JAX keeps nothing while it checks."""
     yield from during("jax_check_tracer_leaks", False)
 
 
 @pytest.fixture
 def bulk(no_leak_checks):
-    """For many programs that differ little: an oracle is check enough."""
+    """Turn JAX's checks and XLA's optimisations off, for many programs with an oracle."""
     yield from during("jax_enable_checks", False)
 
 
 @pytest.fixture
 def optimised():
-    """For tests of what is compiled: as well as a user has it."""
+    """Turn XLA's optimisations on, as users have them, for tests of compiled programs."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", True)
@@ -105,7 +105,7 @@ def optimised():
 
 @pytest.fixture(autouse=True)
 def _fresh_caches():
-    """Each test stages and rewrites for itself."""
+    """Clear the caches, so that each test stages and rewrites its own programs."""
     yield
     import jaxrewrite
 

@@ -1,8 +1,8 @@
 """Programs with every higher-order primitive, on a value and an array of shape (3, 3).
 
-`FAMILIES` has each by name, with the modes that it does not go through because
-JAX itself does not: ``reverse`` (reverse-mode derivatives), ``forward`` (forward
-mode), ``vmap``, ``second`` (derivatives), ``leak checks``.
+`FAMILIES` has each by name, with the modes that JAX itself does not support for it:
+``reverse`` (reverse-mode derivatives), ``forward`` (forward mode), ``vmap``, ``second``
+(derivatives), ``leak checks``.
 """
 
 from typing import Any, NamedTuple

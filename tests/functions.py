@@ -1,4 +1,4 @@
-"""The functions of one (n, m) array that the oracle is asked of, by name."""
+"""The functions of one (n, m) array that the oracle compares, by name."""
 
 import jax
 import jax.numpy as jnp

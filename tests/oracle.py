@@ -1,4 +1,4 @@
-"""The oracle: what a program gives on the dense array, for each ready type."""
+"""The oracle: the results of a program on the dense array, for each ready type."""
 
 import functools
 
@@ -82,7 +82,7 @@ def make(name, dtype="float32", shape=(4, 6), seed=0):
 
 
 def run_implicit(fn, *args, tolerance=1e-4):
-    """The result, without anything made dense, and compared with that of dense arrays."""
+    """Run without making values dense, and compare with the result on dense arrays."""
     out = jax.jit(jaxrewrite.transform(fn, materialise="forbid"))(*args)
     want = jax.jit(fn)(*jaxrewrite.materialise(args))
     got = jaxrewrite.materialise(out)

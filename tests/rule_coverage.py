@@ -1,8 +1,8 @@
 """``pytest --rule-coverage``: which rules of the ready types the tests meet.
 
-A rule is met on a primitive when it answers there; one that only ever declines is not. The
-registered rules are read from the global table, so a new one counts at once. With xdist
-each worker notes what it meets, and the report is of all of them.
+A rule is met on a primitive if it answers there, and not if it only declines. The registered
+rules are read from the global table, so a new rule counts at once. With xdist each worker
+notes the rules that it meets, and the report covers all workers.
 """
 
 import inspect

@@ -1,4 +1,4 @@
-"""The benchmarks run, at a small size, and say what is true of it; nothing is timed."""
+"""The benchmarks run at a small size, and their exact figures are right; no times are tested."""
 
 import pathlib
 import re

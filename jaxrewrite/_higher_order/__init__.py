@@ -1,6 +1,6 @@
-"""How values go through each higher-order primitive, and collectives: one module a family.
+"""The handlers of higher-order primitives: one module for each family.
 
-Importing this package registers the handlers with the rewriting.
+The import of this package registers the handlers.
 """
 
 from . import (

@@ -1,8 +1,8 @@
 """Primitives that call one jaxpr once: `jax.jit`, `jax.checkpoint` and their kin.
 
-The equation stays one equation of the same primitive, under the same name and
-policy, and its body is rewritten. What the parameters say of each operand or
-result (donation, sharding, whether it may be shared) is said of each leaf.
+The equation stays one equation of the same primitive, with its name and policy, and its
+body is rewritten. A parameter of an operand or result (donation, sharding, whether it may
+be shared) becomes a parameter of each leaf.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .._value import is_value
 class _Call(NamedTuple):
     """The parameters of a calling primitive.
 
-    ``of_operands`` and ``of_results`` are those that say something of each, and
-    what is to be said of the others: constants that the body is given besides,
-    and leaves of which nothing can be said. ``of_places`` are those that say where
-    an array is, which the type of a value has to say of its leaves.
+    ``of_operands`` and ``of_results`` are the parameters with an item for each operand or
+    result. Their values here are the items for all others: hoisted constants of the body,
+    and leaves that have none. ``of_places`` are the parameters that place arrays. For
+    those the type of a value gives the items of its leaves.
     """
 
     body_is_closed: bool = True
@@ -63,7 +63,7 @@ def call_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         scope.rewriting, site.params[_compat.body_name(site.primitive)], operands, site
     )
     if not restaged.changed and not any(map(is_value, operands)):
-        return NotImplemented  # the equation stays as it is
+        return NotImplemented  # The equation stays as it is.
     consts = scope.include(restaged)
     leaves = [*consts, *tree_leaves(operands)]
     results = [Var(aval) for aval in restaged.jaxpr.out_avals]
@@ -92,7 +92,7 @@ def _leaf_params(
         (call.of_results, restaged.results(), 0),
     ):
         for name, default in names.items():
-            # A parameter that is said once for all is no tuple.
+            # A parameter that is not a tuple is for all operands or results at once.
             if not isinstance(params[name], tuple):
                 continue
             leaves = [default] * prefix

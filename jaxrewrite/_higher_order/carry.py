@@ -1,9 +1,8 @@
 """The structure of a loop's carry: the least fixed point of joining.
 
-A body is rewritten for the carry that goes in, and gives the structures that
-come out. Where those differ, each slot takes the join of the two, and the body
-is rewritten again. With equal structures, which is the common case, that is
-one rewriting.
+A body is rewritten for a carry of given structures, and returns a carry that may have other
+structures. Each slot that differs takes the join of the two, and the body is rewritten
+again. If no structure differs, which is the common case, the body is rewritten once.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from .._site import Site
 from .._value import is_value
 
 
-# How often a slot may change. Types whose joins never end (a rank that grows
-# with each turn) become dense then.
+# How often a slot may change. If the joins of a type never end, for example because a rank
+# grows with each turn, the slot becomes dense.
 _MAX_CHANGES = 4
 
 Rewrite = Callable[[Sequence[Structure], Coerce | None], Restaged]
 
 
 def body_inputs(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
-    """What a body is rewritten for: where it takes an array, its own variable's aval."""
+    """The operands of a body: values, and the aval of the body's variable for an array."""
     return [
         operand if is_value(operand) else aval
         for operand, aval in zip(operands, jaxpr.in_avals, strict=True)
@@ -41,10 +40,10 @@ def fixed_point(
     Parameters
     ----------
     initial
-        The structures of what goes into the first turn.
+        The structures of the operands of the first turn.
     rewrite
-        Rewrites the body for a carry of given structures. The carry comes first
-        among its results.
+        Rewrites the body for a carry of given structures. The carry comes first among the
+        results of the body.
     """
     carry = list(initial)
     changes = [0] * len(carry)
@@ -54,7 +53,7 @@ def fixed_point(
         joined = [
             own
             if own == result or changes[i] > _MAX_CHANGES
-            # The first operands, too, have to find their way in.
+            # The join must be possible for the initial operands, too.
             else _rise(scope, site, initial[i], own, result, changes[i])
             for i, (own, result) in enumerate(zip(carry, results, strict=False))
         ]

@@ -1,4 +1,4 @@
-"""Collectives that move arrays as they are from device to device: leaves do as well."""
+"""Collectives that move whole arrays from device to device, applied to each leaf."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def all_gather(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
 
 
 def _gathered_parts(scope: Scope, value: Value, site: Site) -> Any:
-    """Gather each leaf along the axis over which the type says that it is split."""
+    """Gather each leaf along the axis along which `Value.leaf_specs` splits it."""
     axes = _gathered_axes(value, site)
     if axes is None:
         return NotImplemented
@@ -41,13 +41,13 @@ def _gathered_parts(scope: Scope, value: Value, site: Site) -> Any:
         one = site.with_params(all_gather_dimension=axis)
         results += [leaf] if axis is None else scope.map_leaves(one, [leaf])
     whole = tree_unflatten(treedef, results)
-    # Metadata may speak of the shape of a part.
+    # The metadata may contain the shape of a part.
     fits = _compat.same_array_type(aval_of(whole), site.outvars[0].aval)
     return [whole] if fits else NotImplemented
 
 
 def _gathered_stack(scope: Scope, value: Value, site: Site) -> list[Any]:
-    """Stack each leaf; one that is the same on all devices is repeated."""
+    """Stack each leaf; repeat a leaf that is the same on all devices."""
     size = site.params["axis_size"]
     leaves, treedef = tree_flatten(value)
     varies = _varies(leaves, _names(site))
@@ -68,23 +68,23 @@ def _gathered_stack(scope: Scope, value: Value, site: Site) -> list[Any]:
 
 
 def _names(site: Site) -> tuple[Any, ...]:
-    """The names of the axes of the mesh that a collective is about."""
+    """The names of the mesh axes over which a collective communicates."""
     names = site.params["axis_name"]
     return names if isinstance(names, tuple) else (names,)
 
 
 def _gathered_axes(value: Value, site: Site) -> list[int | None] | None:
-    """The axis of each leaf, ``None`` for one that is the same on all devices."""
+    """The axis of each leaf, or ``None`` for a leaf that is the same on all devices."""
     names = _names(site)
-    along = names[0] if len(names) == 1 else names
-    spec = PartitionSpec(*[None] * site.params["all_gather_dimension"], along)
+    name = names[0] if len(names) == 1 else names
+    spec = PartitionSpec(*[None] * site.params["all_gather_dimension"], name)
     likes = tree_map(_compat.leaf_aval, value)
     specs = specs_of_leaves(likes, spec)
     if specs is None:
         return None
-    axes = [tuple(own).index(along) if along in own else None for own in specs]
+    axes = [tuple(own).index(name) if name in own else None for own in specs]
     varies = _varies(tree_leaves(value), names)
-    # JAX may not know over which axes arrays vary; then none is known to be the same.
+    # If JAX does not know over which axes arrays vary, no leaf is known to be the same.
     for axis, does_vary in zip(axes, varies, strict=True):
         if axis is None and (does_vary or not any(varies)):
             return None
@@ -92,9 +92,9 @@ def _gathered_axes(value: Value, site: Site) -> list[int | None] | None:
 
 
 def ppermute(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
-    """Send each leaf where the array goes, if every device is sent one.
+    """Send each leaf where the array goes, if every device receives one.
 
-    A device that is sent nothing has zeros, which zeros for leaves need not stand for.
+    A device that receives nothing has zeros. A value with zeros as leaves may not be zero.
     """
     names = _names(site)
     with site.context.manager:
@@ -114,7 +114,7 @@ def ppermute(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
 
 
 def _varies(leaves: Sequence[Any], names: Sequence[Any]) -> list[bool]:
-    """Whether each leaf is known to vary over some of these axes of the mesh."""
+    """Whether each leaf is known to vary over some of these mesh axes."""
     return [not _compat.varying_axes(x.aval).isdisjoint(names) for x in leaves]
 
 

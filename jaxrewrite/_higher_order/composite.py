@@ -1,8 +1,8 @@
-"""`lax.composite`: its decomposition, in its place.
+"""`lax.composite`: its decomposition takes its place.
 
-A backend that knows the composite by its name expects the operands that belong
-to that name. Leaves are others, so what runs on values is the decomposition, as
-on any backend that doesn't know the name. A rule for ``composite`` comes first.
+A backend that knows the composite by its name expects the original operands, and leaves are
+others. So values run the decomposition, as on any backend that does not know the name. A
+rule for ``composite`` comes first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .._value import is_value
 
 def composite_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     if not any(map(is_value, operands)):
-        return NotImplemented  # the equation stays as it is
+        return NotImplemented  # The equation stays as it is.
     body = site.params[_compat.body_name(site.primitive)]
     restaged = restage(scope.rewriting, body, operands, site)
     leaves = [*scope.include(restaged), *tree_leaves(operands)]

@@ -1,6 +1,6 @@
 """`lax.cond`, `lax.switch` and `lax.platform_dependent`: each branch is rewritten.
 
-A result has the join of the structures that it has in each branch.
+A result has the join of its structures in all branches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHOOSES = Reason(
 
 def cond_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     has_values = any(map(is_value, operands))
-    # Which branch to take is asked of an array.
+    # The index of the branch must be an array.
     index = operands[0]
     if is_value(index):
         index = scope.materialise(index, site, _CHOOSES)
@@ -48,7 +48,7 @@ def cond_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     if any(own != joined for own in structures):
         branches = rewrite(Coerce(tuple(joined)))
     if not has_values and not any(branch.changed for branch in branches):
-        return NotImplemented  # the equation stays as it is
+        return NotImplemented  # The equation stays as it is.
     consts = [scope.include(branch) for branch in branches]
     leaves = [*(var for own in consts for var in own), *tree_leaves(operands)]
     params = {**site.params, "branches": _with_all_constants(branches, consts)}
@@ -67,7 +67,7 @@ handlers["cond"] = cond_handler
 def _with_all_constants(
     branches: Sequence[Restaged], consts: Sequence[Sequence[Any]]
 ) -> tuple[Any, ...]:
-    """The branches, each taking the constants of all of them, in one order."""
+    """The branches, all with the constants of all branches as operands, in one order."""
     if not any(consts):
         return tuple(branch.closed for branch in branches)
     padded = []

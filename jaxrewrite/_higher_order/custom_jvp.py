@@ -1,7 +1,7 @@
-"""`jax.custom_jvp`: the function on values, and its rule kept alive.
+"""`jax.custom_jvp`: the function on values, with its derivative rule.
 
-The equation becomes one of the same primitive on the leaves. Its rule, called
-by JAX whenever the original one would be, runs the user's rule on values.
+The equation becomes one of the same primitive on the leaves. Its rule runs the user's rule
+on values. JAX calls it whenever it would call the original rule.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .derivatives import (
 def custom_jvp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     restaged = restage_call(scope, site, operands)
     if not restaged.changed and not any(map(is_value, operands)):
-        return NotImplemented  # the equation stays as it is
+        return NotImplemented  # The equation stays as it is.
     num_consts = len(restaged.consts)
     symbolic = site.params["symbolic_zeros"]
     settings = scope.rewriting.settings
@@ -64,7 +64,7 @@ def custom_jvp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
             ]
 
     fn = jax.custom_jvp(call)
-    # Symbolic zeros say which values need no tangent.
+    # Symbolic zeros show which values need no tangent.
     fn.defjvp(rule, symbolic_zeros=True)
     consts = scope.include(restaged)
     results = scope.add_call(fn, [*consts, *tree_leaves(operands)], site)
@@ -82,7 +82,7 @@ def _apply_rule(
     structures: Sequence[Any],
     recompute: Any,
 ) -> tuple[list[Any], list[Any]]:
-    """The user's rule on values: results, and tangents of the arrays they are."""
+    """Run the user's rule on values; returns results, and tangents of their arrays."""
     params = site.params
     symbolic = params["symbolic_zeros"]
     tangents = [
@@ -96,7 +96,7 @@ def _apply_rule(
         *operands[params["num_consts"] :],
         *(t for t, zero in zip(tangents, is_zero, strict=True) if not zero),
     ]
-    # Tangents are brought to the form in which they are lifted, and not by the policy.
+    # Tangents become dense in the form in which they are lifted, whatever the policy.
     dense = [*map(is_array, structures), *(False for zero in zero_results if not zero)]
     out = run_on_values(
         settings, _compat.constants_first(jaxpr), inputs, site, MakeDense(tuple(dense))

@@ -1,7 +1,7 @@
-"""`jax.custom_vjp`: the function on values, and both of its rules kept alive.
+"""`jax.custom_vjp`: the function on values, with both of its rules.
 
-Residuals may be values. The cotangents that the backward rule returns, which
-are those of arrays, are pulled back to the leaves.
+Residuals may be values. The backward rule returns cotangents of arrays, which are pulled
+back to the leaves.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .derivatives import (
 def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     restaged = restage_call(scope, site, operands)
     if not restaged.changed and not any(map(is_value, operands)):
-        return NotImplemented  # the equation stays as it is
+        return NotImplemented  # The equation stays as it is.
     num_hoisted, num_consts = len(restaged.consts), site.params["num_consts"]
     symbolic = site.params["symbolic_zeros"]
     settings = scope.rewriting.settings
@@ -51,7 +51,7 @@ def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         operands = tree_unflatten(in_tree, leaves[num_hoisted:])
         of_operands = chunks([arg.perturbed for arg in args[num_hoisted:]], operands)
         perturbed = [any(own) for own in of_operands]
-        # A rule without symbolic zeros is told that all operands may be perturbed.
+        # A rule without symbolic zeros assumes that all operands are perturbed.
         nonzero = [not symbolic or is_perturbed for is_perturbed in perturbed]
         with noting(site, operands):
             residuals, primals = _apply_forward(
@@ -87,7 +87,7 @@ def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         return (*[None] * num_hoisted, *(ct for own in of_leaves for ct in own))
 
     fn = jax.custom_vjp(call)
-    # Symbolic zeros say which values need no cotangent.
+    # Symbolic zeros show which values need no cotangent.
     fn.defvjp(forward, backward, symbolic_zeros=True)
     consts = scope.include(restaged)
     results = scope.add_call(fn, [*consts, *tree_leaves(operands)], site)
@@ -100,18 +100,18 @@ handlers["custom_vjp_call"] = custom_vjp_handler
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class _Flags:
-    """Which operands something depends on, among the residuals."""
+    """Whether each operand is perturbed; static, to be kept among the residuals."""
 
     flags: tuple[bool, ...]
 
 
 def _values(operands: Sequence[Any]) -> list[Any]:
-    """What the way back needs to know of operands: those that are values."""
+    """The operands that the backward pass needs: those that are values."""
     return [x if is_value(x) else None for x in operands]
 
 
 def _with_arrays(values: Sequence[Any], atoms: Sequence[Any]) -> list[Any]:
-    """The values, and an atom of the equation in the place of each array."""
+    """The values, and an atom of the equation for each array."""
     return [
         atom if value is None else value for value, atom in zip(values, atoms, strict=True)
     ]
@@ -124,9 +124,9 @@ def _apply_forward(
     settings: Settings,
     structures: Sequence[Any],
 ) -> tuple[list[Any], list[Any]]:
-    """The user's forward rule on values: residuals, and results."""
+    """Run the user's forward rule on values; returns residuals and results."""
     jaxpr, consts = site.params["fwd_jaxpr_thunk"].call_wrapped(*nonzero)
-    # Known once the rule has run: which residuals are operands passed on.
+    # After the rule has run, JAX knows which residuals are operands passed on.
     _, residual_tree, forwarded = site.params["out_trees"]()
     num_made = residual_tree.num_leaves - sum(i is not None for i in forwarded)
     dense = [*[False] * num_made, *map(is_array, structures)]
@@ -149,16 +149,16 @@ def _apply_backward(
     cotangents: Sequence[Any],
     settings: Settings,
 ) -> list[Any]:
-    """The user's backward rule on values: cotangents, ``None`` where there is none.
+    """Run the user's backward rule on values; ``None`` stands for no cotangent.
 
-    The rule is a Python function. It is called if all its operands are arrays, and
-    traced and rewritten if some are values.
+    The rule is a Python function. It is called if all its operands are arrays, and traced
+    and rewritten if some are values.
     """
     bwd = site.params["bwd"]
     operands = [*residuals, *cotangents]
     if not any(map(is_value, operands)) and not settings.rules.dense_primitives():
         return _compat.call_backward(bwd, operands)
-    # What is known (flags among the residuals, symbolic zeros) stays known.
+    # Flags among the residuals and symbolic zeros must stay known.
     is_traced = [is_value(x) or isinstance(x, _compat.Tracer) for x in operands]
     traced = [x for x, t in zip(operands, is_traced, strict=True) if t]
     there: list[bool] = []

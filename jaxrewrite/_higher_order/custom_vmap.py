@@ -1,6 +1,6 @@
-"""`jax.custom_batching.custom_vmap`: the function on values, its rule kept alive.
+"""`jax.custom_batching.custom_vmap`: the function on values, with its batching rule.
 
-Results are arrays, because the rule says only how arrays are batched.
+Results are arrays, because the rule tells only how arrays are batched.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def custom_vmap_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     dense = MakeDense((True,) * len(site.outvars))
     restaged = restage(scope.rewriting, params["call"], operands, site, leaving=dense)
     if not restaged.changed and not any(map(is_value, operands)):
-        return NotImplemented  # the equation stays as it is
+        return NotImplemented  # The equation stays as it is.
     num_hoisted = len(restaged.consts)
     settings = scope.rewriting.settings
     in_tree = tree_structure(operands)
@@ -72,7 +72,7 @@ handlers["custom_vmap_call"] = custom_vmap_handler
 
 
 def _stacked(value: Any, is_batched: Any, length: int) -> Any:
-    """A value of whose leaves some have a batch axis as one with that axis."""
+    """A value with some batched leaves, as a value with a batch axis on all leaves."""
 
     def whole(leaf: Any, batched: bool) -> Any:
         return leaf if batched else jnp.broadcast_to(leaf, (length, *jnp.shape(leaf)))
@@ -80,7 +80,7 @@ def _stacked(value: Any, is_batched: Any, length: int) -> Any:
     stack = tree_map(whole, value, is_batched)
     batched = Batched(stack, length)
     if any(map(is_value, layer(value)[0])):
-        return batched  # the type's word would be on fields that are stacked themselves
+        return batched  # The type's hook would see fields that are already stacked.
     by_type = stack.stacked(length)
     is_stack = by_type is not NotImplemented and _compat.same_array_type(
         *avals_of([by_type, batched])

@@ -1,9 +1,8 @@
 """Custom derivative rules on values: tangents and cotangents, there and back.
 
-JAX carries the tangents of a value's leaves; a rule, written for arrays, speaks
-of the tangent of the array. The derivative of ``materialise`` takes the one to
-the other, its transpose takes cotangents back, and `Value.lift_tangent` finds
-leaf tangents for a result.
+JAX carries the tangents of a value's leaves. A rule, written for arrays, takes the tangent
+of the array. The derivative of ``materialise`` maps the first to the second, and its
+transpose maps cotangents back. `Value.lift_tangent` gives leaf tangents for a result.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from .._value import Value, is_value
 
 @contextlib.contextmanager
 def noting(site: Site, operands: Sequence[Any]) -> Iterator[None]:
-    """Errors in a rule say in which equation, though it is long gone."""
+    """Add the equation to errors of a rule, which JAX calls long after it was rewritten."""
     try:
         yield
     except Exception as error:
@@ -60,7 +59,7 @@ def restage_call(scope: Scope, site: Site, operands: Sequence[Any]) -> Restaged:
     jaxpr = site.params["call_jaxpr"]
     restaged = restage(scope.rewriting, jaxpr, operands, site)
     if not any(is_inexact(x) and x.size for x in avals_of(tree_leaves(operands))):
-        return restaged  # nothing can flow
+        return restaged  # No derivative can reach the results.
     dense = tuple(
         is_value(x) and is_inexact(aval_of(x)) and not can_be_lifted(x) and can_be_dense(x)
         for x in map(_on_avals, restaged.results())
@@ -76,12 +75,12 @@ def is_inexact(aval: Any) -> bool:
 
 
 def parts(value: Value) -> tuple[list[Any], Any]:
-    """The fields of a value that have a tangent of their own, values among them.
+    """The fields of a value that have tangents of their own, values among them.
 
-    Those of types whose rules see all leaves, too: the leaf tangents of a value within
-    are no tangent of the array that it stands for.
+    These are its fields even if the rules of its type see all leaves. The leaf tangents of
+    a value in a field are not the tangent of the array that it stands for.
     """
-    # What a stack holds stands for no array by itself.
+    # The content of a stack stands for no array by itself.
     return layer(value) if isinstance(value, Batched) else _avals.fields(value)
 
 
@@ -93,7 +92,7 @@ def can_be_lifted(value: Value) -> bool:
 
 
 def can_be_dense(value: Value) -> bool:
-    """Whether a value, on avals, does not refuse to be made dense."""
+    """Whether a value, on avals, can become dense."""
     fields, treedef = parts(value)
     if not all(can_be_dense(field) for field in fields if is_value(field)):
         return False
@@ -120,10 +119,10 @@ def bring_primals(
     structures: Sequence[Structure],
     recompute: Callable[[], Sequence[Any]],
 ) -> list[Any]:
-    """The results that a rule gives for the function itself, in its structures.
+    """The primal results of a rule, in the structures of the function's own results.
 
-    A rule may come to the same array in another structure, because it computes
-    it in another way; then the function's own results are taken.
+    A rule may compute the same array in another way, and so in another structure. Then the
+    function's own results are taken.
     """
     if list(map(structure_of, primals)) == list(structures):
         return list(primals)
@@ -138,7 +137,7 @@ def is_array(structure: Structure) -> bool:
 
 
 def has_array_tangents(structure: Structure) -> bool:
-    """Whether a rule's tangent is an array, which it is unless it never can be."""
+    """Whether a rule's tangent is an array, as it is unless its type is never dense."""
     like = structure.like()
     return not is_value(like) or can_be_dense(like)
 
@@ -152,7 +151,7 @@ def zero_tangent(leaf: Any, symbolic: bool) -> Any:
 
 
 def instantiated(tangent: Any) -> Any:
-    """A tangent that is no symbolic zero."""
+    """A tangent that is not a symbolic zero."""
     if type(tangent) is not SymbolicZero:
         return tangent
     aval: Any = tangent.aval
@@ -166,8 +165,8 @@ def tangent_of(
 ) -> Any:
     """The tangent of an operand, for a rule: an array, a value or a symbolic zero.
 
-    ``symbolic`` is whether the rule takes symbolic zeros. Those of leaves are known
-    in any case, so that a value which nothing depends on is not asked for its tangent.
+    ``symbolic`` tells whether the rule takes symbolic zeros. Zeros of leaves are symbolic in
+    any case, so the tangent of a value that nothing depends on is not computed.
     """
     if not is_value(operand):
         return leaf_tangents[0] if symbolic else instantiated(leaf_tangents[0])
@@ -181,7 +180,7 @@ def tangent_of(
 
 
 def _has_tangent_hook(value: Value) -> bool:
-    """Whether a tangent of the value has a form of its own, also if it is zero."""
+    """Whether a tangent of the value has its own form, even if it is zero."""
     return type(value).tangent is not Value.tangent
 
 
@@ -221,7 +220,7 @@ def _tangent_by_materialise(
     def dense(*fields: Any) -> Any:
         return tree_unflatten(treedef, fields).materialise()
 
-    # Tangents that carry nothing are made anew: no operation takes them.
+    # Tangents of dtype float0 are made anew, because no operation takes them.
     tangents = [
         t if is_inexact(f) else zero_tangent(f, False)
         for f, t in zip(fields, tangents, strict=True)
@@ -239,7 +238,7 @@ def _lift(value: Value, tangent: Any) -> list[Any]:
     fields, treedef = parts(value)
     apply: Callable[..., Any] = functools.partial(_lift_by_type, treedef)
     if any(map(is_value, fields)):
-        # The tangent stays what it is: a value where its type is never dense.
+        # The tangent stays a value if its type is never dense.
         apply = transform(apply, (True, (True, False), {}), materialise="allow")
     lifted = apply(fields, tangent)
     leaf_tangents: list[Any] = []
@@ -259,8 +258,8 @@ def _lift_by_type(treedef: Any, fields: Sequence[Any], tangent: Any) -> list[Any
     lifted = value.lift_tangent(tangent)
     if lifted is NotImplemented:
         raise TypeError(
-            f"A {cls} is the result of a function with a custom derivative rule, and "
-            f"{cls}.lift_tangent, which would say what its tangent means for its leaves, "
+            f"A {cls} is the result of a function with a custom derivative rule, but "
+            f"{cls}.lift_tangent, which maps its tangent to tangents of its leaves, "
             "is not defined."
         )
     if type(lifted) is not type(value):
@@ -280,7 +279,7 @@ def _lift_by_type(treedef: Any, fields: Sequence[Any], tangent: Any) -> list[Any
 
 
 def pull_back(operand: Any, cotangent: Any, settings: Settings) -> list[Any]:
-    """Cotangents of the leaves of an operand; ``None`` for those without any."""
+    """Cotangents of the leaves of an operand; ``None`` for leaves without any."""
     if not is_value(operand):
         return [None if cotangent is None else materialise(cotangent)]
     leaves, treedef = tree_flatten(operand)
@@ -342,6 +341,6 @@ def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings
 
 
 def chunks(leaves: Sequence[Any], operands: Sequence[Any]) -> list[list[Any]]:
-    """Leaves, grouped by the operand that they belong to."""
+    """Group leaves by the operand that they belong to."""
     rest = iter(leaves)
     return [[next(rest) for _ in tree_leaves(operand)] for operand in operands]

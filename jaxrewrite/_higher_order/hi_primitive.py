@@ -1,11 +1,11 @@
 """JAX's newer primitives, which are objects: `jnp.nonzero`, `lax.custom_root` ...
 
-Such an object says what it is in terms of other primitives, which JAX asks of it when
-it compiles. Here that is asked at once, and what it gives is rewritten. The object's own
-derivative, of which its expansion may know nothing, becomes that of a `jax.custom_jvp`.
+Such an object knows its expansion into other primitives. JAX asks for it when it compiles.
+The handler asks for it at once and rewrites it. The object's own derivative may not follow
+from the expansion, so it becomes the derivative of a `jax.custom_jvp`.
 
-One that reads the bits of its operands (`jnp.frexp`) stays as it is, and so it does
-where its rules of derivatives are not all one: values are made dense there.
+An object that reads the bits of its operands (`jnp.frexp`) stays as it is, and so does one
+with several independent rules of derivatives. Values are made dense there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def hi_primitive_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         scope.rewriting, body, [*map(_compat.leaf_aval, consts), *operands], site
     )
     if not restaged.changed and not any(map(is_value, operands)):
-        return NotImplemented  # the equation stays as it is
+        return NotImplemented  # The equation stays as it is.
     leaves = [
         *scope.include(restaged),
         *map(scope.const, consts),
@@ -50,30 +50,30 @@ def hi_primitive_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
 handlers["call_hi_primitive"] = hi_primitive_handler
 
 
-# Kept with the object, since a jaxpr is rewritten once for each structure of operands.
+# The expansion is kept with the object, because a jaxpr is rewritten once for each structure.
 _expansions = WeakCaches(64)
 
 
 def _expansion(eqn: JaxprEqn) -> tuple[Jaxpr, list[Any]]:
-    """The jaxpr that JAX would make of an equation, and its constants."""
+    """The jaxpr of an equation's expansion, and its constants."""
     primitive = eqn.params["_prim"]
     cache = _expansions.of(primitive)
     avals = [atom.aval for atom in eqn.invars]
-    # Two objects may be equal and differ in what they take and give.
+    # Two objects may be equal and yet differ in the avals of operands and results.
     key = (*avals, *(var.aval for var in eqn.outvars), eqn.ctx, _compat.trace_context())
-    known = cache.get(key)
-    if known is None:
+    expansion = cache.get(key)
+    if expansion is None:
         debug_info = _compat.new_debug_info(type(primitive).__name__)
         with eqn.ctx.manager:
-            known = _compat.trace_to_jaxpr(_function(eqn), avals, debug_info)
-        _, consts = known
+            expansion = _compat.trace_to_jaxpr(_function(eqn), avals, debug_info)
+        _, consts = expansion
         if not has_tracers(consts):
-            cache.put(key, known)
-    return known
+            cache.put(key, expansion)
+    return expansion
 
 
 def _reads_bits(jaxpr: Jaxpr) -> bool:
-    """Whether an expansion needs the numbers of its operands as the device holds them."""
+    """Whether an expansion reads the bits of its operands."""
     return any(
         eqn.primitive.name == "bitcast_convert_type"
         or any(map(_reads_bits, jex_core.jaxprs_in_params(eqn.params)))
@@ -82,7 +82,7 @@ def _reads_bits(jaxpr: Jaxpr) -> bool:
 
 
 def _function(eqn: JaxprEqn) -> Any:
-    """The expansion as a function, with the derivative that the object says it has."""
+    """The expansion as a function, with the derivative of the object."""
 
     def expand(*operands: Any) -> list[Any]:
         return _compat.expand(eqn, operands)

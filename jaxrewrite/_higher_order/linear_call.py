@@ -1,6 +1,6 @@
-"""`jax.custom_derivatives.linear_call`: its residuals on values, both ways.
+"""`jax.custom_derivatives.linear_call`: its residuals may be values, both ways.
 
-What the function is linear in, and its results, are arrays.
+The operands in which the function is linear, and its results, are arrays.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def linear_call_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         scope.rewriting, params["callee"], [*residuals, *arrays], site, leaving=dense
     )
     if not restaged.changed and not any(map(is_value, operands)):
-        return NotImplemented  # the equation stays as it is
+        return NotImplemented  # The equation stays as it is.
     settings = scope.rewriting.settings
     num_hoisted = len(restaged.consts)
     in_tree = tree_structure(residuals)

@@ -1,7 +1,7 @@
-"""`lax.custom_linear_solve`: the operator on values, the solution an array.
+"""`lax.custom_linear_solve`: the operator may contain values, the solution is an array.
 
-The functions that apply the operator, its transpose and their inverses are
-rewritten for the values that they close over. What is solved for is an array.
+The functions that apply the operator, its transpose and their inverses are rewritten for
+the values that they close over. The right side is an array.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def linear_solve_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         for jaxpr, own in zip(jaxprs, consts, strict=True)
     ]
     if not has_values and not any(r is not None and r.changed for r in restaged):
-        return NotImplemented  # the equation stays as it is
+        return NotImplemented  # The equation stays as it is.
     leaves = [
         [] if r is None else [*scope.include(r), *tree_leaves(own)]
         for r, own in zip(restaged, consts, strict=True)

@@ -1,7 +1,6 @@
-"""`lax.scan`, and what is made of it: `lax.map`, `lax.fori_loop` of known length.
+"""`lax.scan`, and what JAX makes of it: `lax.map`, `lax.fori_loop` of known length.
 
-One scan stays one scan. Each of its constants, its carry, what it runs over and
-what it stacks may be values.
+One scan stays one scan. Its constants, its carry, its xs and its ys may each be values.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def scan_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     initial = list(map(structure_of, carry))
     structures, restaged = fixed_point(scope, site, initial, rewrite)
     if not has_values and not restaged.changed:
-        return NotImplemented  # the equation stays as it is
+        return NotImplemented  # The equation stays as it is.
     carry = [
         coerce(scope, x, structure, site)
         for x, structure in zip(carry, structures, strict=True)

@@ -1,7 +1,7 @@
 """`jax.shard_map`: each device's program on its shards of the leaves.
 
-The leaves of a replicated value are replicated. How those of a value that is
-split over the mesh are split is for its type to say: `Value.leaf_specs`.
+A replicated value has replicated leaves. If a value is split over the mesh, its type
+decides how the leaves are split: `Value.leaf_specs`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def shard_map_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
 
     restaged = _within(on_mesh, lambda shards: rewrite(shards, None), leaves, site)
     if not has_values and not restaged.changed:
-        return NotImplemented  # the equation stays as it is
+        return NotImplemented  # The equation stays as it is.
     out_specs = [
         _leaf_specs(result, spec, var.aval, params["mesh"], _whole_shape)
         for result, spec, var in zip(
@@ -81,7 +81,7 @@ def shard_map_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     def body(*shards: Any) -> tuple[Any, ...]:
         return tuple(Program(restaged.jaxpr, restaged.consts)(shards))
 
-    scope.include(restaged._replace(consts=[]))  # the body closes over them
+    scope.include(restaged._replace(consts=[]))  # The body closes over the constants.
     fn = on_mesh(body, flat_specs)
     results = scope.add_call(lambda *leaves: list(fn(*leaves)), leaves, site)
     return tree_unflatten(restaged.out_tree, results)
@@ -96,7 +96,7 @@ def _within(
     leaves: Sequence[Any],
     site: Site,
 ) -> Restaged:
-    """Rewrite the body where it will run: among the axes of the mesh."""
+    """Rewrite the body where it will run: inside of the mesh axes."""
     found: list[Restaged] = []
 
     def body(*shards: Any) -> tuple[()]:
@@ -116,10 +116,10 @@ def _within(
 def _leaf_specs(
     operand: Any, spec: PartitionSpec, there: Any, mesh: Any, resize: Callable[..., Any]
 ) -> list[Any] | None:
-    """How the leaves are split; ``None`` if they can't be.
+    """The specs of the leaves; ``None`` if they cannot be split.
 
-    ``there`` is the aval on the other side of the boundary, where the leaves
-    have the shapes that ``resize`` gives.
+    ``there`` is the aval on the other side of the boundary. There the leaves have the
+    shapes that ``resize`` returns.
     """
     if not is_value(operand):
         return [spec]
@@ -133,12 +133,12 @@ def _leaf_specs(
         for leaf, own in zip(leaves, specs, strict=True)
     ]
     if aval_of(tree_unflatten(treedef, avals)).shape != there.shape:
-        return None  # metadata that speaks of the shape on this side
+        return None  # The metadata contains the shape on this side.
     return specs
 
 
 def _parts(spec: PartitionSpec, mesh: Any, ndim: int) -> list[int]:
-    """Into how many parts each axis is split."""
+    """The number of parts into which each axis is split."""
     padded = [*spec, *[None] * (ndim - len(spec))]
     names = [axes if isinstance(axes, tuple) else (axes,) for axes in padded]
     return [math.prod(mesh.shape[a] for a in axes if a is not None) for axes in names]

@@ -1,4 +1,4 @@
-"""Values along the leading axis that a loop runs over: taken apart, and stacked."""
+"""Values along the leading axis of a loop: how they are sliced and stacked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NOT_SLICED = Reason(
 
 
 def sliceable(scope: Scope, x: Any, length: int, site: Site) -> Any:
-    """An operand as it can be sliced leaf by leaf: a value, or dense."""
+    """An operand in a form that can be sliced leaf by leaf: a value, or dense."""
     if not is_value(x):
         return x
     scratch = Scope(scope.rewriting)
@@ -37,7 +37,7 @@ def _on_vars(x: Any) -> Any:
 
 
 def _sliceable(scope: Scope, x: Any, site: Site) -> Any:
-    """A value as its type, and those of its fields, would have it sliced."""
+    """A value in the form that `Value.sliceable` of its type and of its fields gives."""
     if not is_value(x) or isinstance(x, Batched):
         return x
     cls = type(x)
@@ -62,7 +62,7 @@ def _can_be_sliced(scope: Scope, x: Value, length: int, site: Site) -> bool:
 
 
 def _element(scope: Scope, x: Any, site: Site) -> Any:
-    """The element that a value with sliced leaves is, or ``NotImplemented``."""
+    """The element that a value with sliced leaves stands for, or ``NotImplemented``."""
     if not is_value(x):
         return x
     if isinstance(x, Batched):
@@ -79,9 +79,9 @@ def _element(scope: Scope, x: Any, site: Site) -> Any:
 
 
 class Elements(NamedTuple):
-    """Makes elements of the operands of a body from the one numbered ``start`` on.
+    """Makes elements of the operands of a body, from operand number ``start`` on.
 
-    An adapter of `Rewriting.restage`.
+    An adapter of `restage`.
     """
 
     start: int
@@ -92,9 +92,9 @@ class Elements(NamedTuple):
 
 
 def stacked(scope: Scope, x: Any, length: int, expected: Any, site: Site) -> Any:
-    """What a result is when its leaves have been stacked.
+    """A result with stacked leaves, as one value or array.
 
-    Raises `TypeError` if that is not of the expected aval.
+    Raises `TypeError` if it does not have the expected aval.
     """
     whole = _whole(scope, x, length, site)
     if is_value(whole) and not _compat.same_array_type(aval_of(whole), expected):

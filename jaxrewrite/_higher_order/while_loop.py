@@ -49,11 +49,11 @@ def while_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
 
     initial = list(map(structure_of, carry))
     structures, turn = fixed_point(scope, site, initial, rewrite_body)
-    # Whether to go on is asked of an array.
+    # The result of the condition must be an array.
     whether = MakeDense((True,), _DECIDES)
     test = rewrite(condition, condition_consts, structures, whether)
     if not has_values and not (turn.changed or test.changed):
-        return NotImplemented  # the equation stays as it is
+        return NotImplemented  # The equation stays as it is.
     carry = [
         coerce(scope, x, structure, site)
         for x, structure in zip(carry, structures, strict=True)

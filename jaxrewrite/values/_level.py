@@ -1,8 +1,8 @@
 """Values with axes of size 1 that meet operands with longer axes.
 
 JAX's primitives that act entry by entry repeat such axes, as NumPy does. This rule relieves
-the other rules of that. A value whose rows or columns are repeated is made dense first,
-since it is smaller than the result. A value whose batch axes are repeated becomes a stack.
+the other rules of that. A value with repeated rows or columns is made dense first,
+since it is smaller than the result. A value with repeated batch axes becomes a stack.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs are staged once, and for no longer than they are right or needed."""
+"""Programs are staged once, and are kept only as long as they are right and needed."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""What nothing needs is dropped, as JAX's own pass would drop it."""
+"""Equations that nothing needs are dropped, as by JAX's own pass."""
 
 import jax
 import jax.extend.core as jex_core

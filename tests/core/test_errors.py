@@ -1,4 +1,4 @@
-"""What goes wrong in user code is said once and clearly, and changes no state."""
+"""Errors in user code are reported once and clearly, and change no state."""
 
 import copy
 import pickle

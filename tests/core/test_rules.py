@@ -43,7 +43,7 @@ def rules():
 
 
 def applied(rules, fn, *args):
-    """The result, a rule's answer being told by the number that it adds to zeros."""
+    """The number that the answering rule adds to zeros."""
     out = jaxrewrite.transform(fn, rules=rules, materialise="forbid")(*args)
     return float(jaxrewrite.materialise(out).ravel()[0])
 

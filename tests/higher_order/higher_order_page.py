@@ -1,4 +1,4 @@
-"""Why some higher-order primitives have no handler, and the page that says so.
+"""The reasons why some higher-order primitives have no handler, and the page with them.
 
 ``python tests/higher_order/higher_order_page.py > docs/higher_order.rst`` writes the page anew.
 """
@@ -12,7 +12,7 @@ from jaxrewrite._rewrite import handlers
 
 
 class Group(NamedTuple):
-    """Primitives that are left as they are on much the same grounds."""
+    """Primitives that stay as they are for similar reasons."""
 
     title: str
     reasons: dict[tuple[str, ...], str]
@@ -24,17 +24,17 @@ GROUPS = [
         {
             ("pure_callback", "io_callback"): (
                 "The function runs on the host and takes and returns arrays. "
-                "Calls that are ordered stay so."
+                "Ordered calls stay ordered."
             ),
             ("debug_callback", "debug_print"): (
-                "What is shown to the host is an array, as the program would show it "
-                "without values. Calls that are ordered stay so."
+                "The host gets an array, as it would without values. Ordered calls stay "
+                "ordered."
             ),
             ("buffer_callback",): (
-                "The function is given the buffers of its operands on the device."
+                "The function gets the buffers of its operands on the device."
             ),
             ("inspect_sharding",): (
-                "The function is told the sharding of one array; a value may have one for "
+                "The function gets the sharding of one array; a value may have one for "
                 "each leaf."
             ),
         },
@@ -43,15 +43,15 @@ GROUPS = [
         "Kernels and compiled code",
         {
             ("pallas_call", "mpmd_map", "core_map"): (
-                "The kernel reads and writes memory in blocks, and the blocks are cut from "
-                "arrays of the operands' shapes."
+                "The kernel reads and writes memory in blocks, which are parts of arrays "
+                "of the operands' shapes."
             ),
             ("fusible", "custom_fusion"): (
-                "The function is to be fused into a kernel, block by block of its operands."
+                "The function is fused into a kernel that works on blocks of its operands."
             ),
             ("cudnn_fusion",): (
-                "cuDNN compiles the body into one kernel if it knows the pattern, which it "
-                "would no longer be."
+                "cuDNN compiles the body into one kernel if it knows the pattern. It would "
+                "not know the rewritten body."
             ),
             (
                 "dot_product_attention_fwd",
@@ -59,11 +59,11 @@ GROUPS = [
                 "dot_product_attention_bwd",
                 "dot_product_attention_bwd_wrapper",
             ): (
-                "A kernel of cuDNN. A function of the scores may be compiled into it, and "
-                "the scores exist only there."
+                "It is a kernel of cuDNN. A function of the scores may be compiled into it, "
+                "and the scores exist only there."
             ),
             ("ffi_call", "tpu_custom_call", "mosaic_gpu_p"): (
-                "Compiled code, which takes arrays of fixed shapes and layouts."
+                "It is compiled code for arrays of fixed shapes and layouts."
             ),
             ("call_exported",): (
                 "The program was exported for arrays of fixed shapes, and its jaxpr is gone."
@@ -81,7 +81,7 @@ GROUPS = [
                 "parallel_loop",
                 "pipeline_body",
                 "run_scoped",
-            ): "Occurs in kernels only, and those are not rewritten.",
+            ): "It occurs in kernels only, and kernels are not rewritten.",
             (
                 "thunky.async_start",
                 "thunky.call_jax",
@@ -90,8 +90,8 @@ GROUPS = [
                 "thunky.cond",
                 "thunky.while",
             ): (
-                "A step in a list of commands to a GPU, which read and write buffers in its "
-                "memory."
+                "It is one of a list of commands to a GPU, which read and write buffers in "
+                "its memory."
             ),
         },
     ),
@@ -99,8 +99,7 @@ GROUPS = [
         "Functions of scalars",
         {
             ("reduce", "reduce_window"): (
-                "The jaxpr combines two elements into one. It is no body that a value could "
-                "enter."
+                "The jaxpr combines two elements into one. A value cannot enter it."
             ),
             (
                 "scatter",
@@ -109,23 +108,20 @@ GROUPS = [
                 "scatter-min",
                 "scatter-mul",
                 "scatter-sub",
-            ): (
-                "The jaxpr combines an element with its update. It is no body that a value "
-                "could enter."
-            ),
+            ): ("The jaxpr combines an element with its update. A value cannot enter it."),
             ("select_and_scatter",): (
-                "One jaxpr chooses between two elements, the other adds two up. Neither is "
-                "a body that a value could enter."
+                "One jaxpr chooses between two elements, the other adds two elements. A "
+                "value cannot enter either."
             ),
             ("select_and_gather_add", "select_and_scatter_add"): (
                 "The primitive among the parameters compares two elements."
             ),
             ("schur",): (
-                "The function would choose among eigenvalues; JAX accepts it and doesn't "
+                "The function would choose among eigenvalues. JAX accepts it but does not "
                 "use it."
             ),
             ("random_seed", "random_wrap", "prng_join"): (
-                "The functions are those of a random number generator, on the bits of a key."
+                "The functions belong to a random number generator and act on a key's bits."
             ),
         },
     ),
@@ -133,12 +129,12 @@ GROUPS = [
         "Derivatives",
         {
             ("custom_lin",): (
-                "Stands for the backward rule of a ``jax.custom_vjp`` until JAX transposes "
-                "it, and can't be evaluated."
+                "It stands for the backward rule of a ``jax.custom_vjp`` until JAX "
+                "transposes it, and can't be evaluated."
             ),
             ("remat_opt",): (
-                "Holds both a ``jax.custom_vjp`` function and its forward rule. JAX chooses "
-                "between them later, so both must return the same arrays."
+                "It holds both a ``jax.custom_vjp`` function and its forward rule. JAX "
+                "chooses between them later, so both must return the same arrays."
             ),
         },
     ),
@@ -146,13 +142,12 @@ GROUPS = [
         "Opaque to a rewriting",
         {
             ("call_hi_primitive_linearized",): (
-                "Stands for the backward rule of an object that differentiates itself, "
+                "It stands for the backward rule of an object that differentiates itself, "
                 "until JAX transposes it, and can't be evaluated."
             ),
             ("call",): "No function of JAX makes it any more.",
             ("custom_partitioning",): (
-                "The functions that say how the call is partitioned expect one sharding an "
-                "array."
+                "The functions that partition the call expect one sharding for each array."
             ),
         },
     ),
@@ -160,11 +155,11 @@ GROUPS = [
         "References",
         {
             ("run_state",): (
-                "The body changes references in place, and what they hold are arrays."
+                "The body changes references in place, and references hold arrays."
             ),
             ("new_ref", "get", "swap", "addupdate"): (
-                "What a reference holds is an array, so a value that is written to one is "
-                "made dense first."
+                "A reference holds an array, so a value becomes dense before it is written "
+                "to one."
             ),
         },
     ),
@@ -177,7 +172,7 @@ REASONS = {
     for name in names
 }
 
-# Of the JAX versions that are supported, the primitives that only some have.
+# The primitives that only some of the supported releases of JAX have.
 ONLY_OLDER = frozenset(
     {"call", "closed_call", "core_map", "fusible", "inline_mgpu_p", "jaxpr_call"}
 )
@@ -194,42 +189,42 @@ Higher-order primitives
 =======================
 
 A higher-order primitive has a program among its parameters: the body of a loop, the
-branches of a ``lax.cond``, the function under a ``jax.jit``, the rule of a derivative,
-a function to be called on the host. This page lists them, with what becomes of a value
-that meets one. A test compares it with all primitives of the JAX that is installed, so
-none is missing.
+branches of a ``lax.cond``, the function under a ``jax.jit``, the rule of a derivative, or
+a function to call on the host. This page lists these primitives, and what happens to a value
+that meets one. A test compares the page with all primitives of the installed JAX, so none is
+missing.
 
-What becomes of an equation with a value among its operands is decided in the same order as
-for any other primitive:
+If an equation has a value among its operands, these are tried in order, as for any other
+primitive:
 
 1. the **rules** that are registered for the primitive and the types of its operands;
-2. the **handler** of the primitive, if it is in the table below. The program inside is
-   rewritten as the one around it is: values go in, and may come out;
+2. the **handler** of the primitive, if it is in the table below. It rewrites the program inside
+   in the same way as the program around it: values go in, and may come out;
 3. the type's own ``default``;
-4. the values are made **dense**, as the ``materialise`` policy says, and the equation
-   stays as it is, with the program inside it. Results, derivatives, effects and their
-   order are those of the dense program.
+4. **dense** values, as the ``materialise`` policy allows. The equation stays as it is, with the
+   program inside it. Results, derivatives, effects and their order are those of the dense
+   program.
 
-A rule for a higher-order primitive is given the equation as it is staged, after dead code is
-dropped: operands of a loop, and slots of its carry, that no result depends on are gone, and
-so are the equations of its body that only they need. Such a rule takes ``*operands``, and
-reads from the parameters what each of them is.
+A rule for a higher-order primitive gets the staged equation, after dead code is dropped. A loop
+has lost the operands, and the slots of its carry, that no result depends on, and the equations
+of its body that only these need. Such a rule takes ``*operands``, and reads from the parameters
+what each operand is.
 
-An equation that no value meets stays as it is, unless a rule on dense operands applies to
-it. Such rules reach into the programs of primitives with a handler, and into no others.
+An equation that no value meets stays as it is, unless a rule for dense operands applies to
+it. Such rules reach into the programs of primitives with a handler, and not into others.
 
-Where two structures meet, in the branches of a conditional or before and after a turn of a
-loop, the result is their *join*: the same structure if they are equal; else, where they
-differ only in fields that are values themselves, the join of those fields; else what the
-types' ``join`` gives; else dense. A loop's carry is the least fixed point of joining.
+Two structures may meet, in the branches of a conditional or before and after a turn of a loop.
+The result is their *join*: the same structure, if they are equal; the join of their fields that
+are values, if they differ only in these; else the result of the types' ``join``; else dense. A
+loop's carry is the least fixed point of joining.
 
-A program may say where an array is to be: by ``in_shardings`` and ``out_shardings`` of a
-``jax.jit`` inside it, by ``jax.device_put``, or by a sharding constraint. Each leaf of a value is
-then placed as ``Value.leaf_specs`` says; where that says nothing of any leaf, the user is
+A program may place an array: by ``in_shardings`` and ``out_shardings`` of a ``jax.jit`` inside
+it, by ``jax.device_put``, or by a sharding constraint. Each leaf of a value is then placed as
+``Value.leaf_specs`` defines. If the type does not define it for any leaf, the user is
 warned. Within a ``jax.shard_map``, a tiled ``all_gather``, and a ``ppermute`` that leaves out no
 device, move the leaves.
 
-*Older JAX* marks primitives that newer versions lack, *newer JAX* those that older ones lack.
+*Older JAX* marks primitives that newer releases lack, *newer JAX* those that older ones lack.
 
 With a handler
 --------------
@@ -240,8 +235,8 @@ _WITHOUT = """\
 Without a handler
 -----------------
 
-Values are made dense here, unless a rule or a ``default`` says otherwise. A rule may be
-registered for any of these primitives.
+Values are made dense here, unless a rule or a ``default`` applies. You can register a rule for
+any of these primitives.
 
 """
 

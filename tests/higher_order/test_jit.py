@@ -1,4 +1,4 @@
-"""`jax.jit` equations: kept under their name, their parameters said of each leaf."""
+"""`jax.jit` equations keep their name, and their parameters apply to each leaf."""
 
 import jax
 import jax.numpy as jnp
@@ -129,7 +129,7 @@ def test_shardings_are_said_of_leaves_by_the_type(wrap):
         assert out.a.sharding.is_equivalent_to(place("i"), 1)
         assert out.b.sharding.is_equivalent_to(place("j"), 1)
         np.testing.assert_allclose(out.materialise(), -v.materialise())
-    # What a copy of is on each device has leaves of which it is.
+    # A value with a copy on each device has leaves with a copy on each device.
     out = wrap(transform(jax.jit(negate, out_shardings=place())))(v)
     assert out.a.sharding.is_equivalent_to(place(), 1)
 

@@ -1,4 +1,4 @@
-"""Loops: what the carry becomes, how values are sliced and stacked."""
+"""Loops: the structure of the carry, and how values are sliced and stacked."""
 
 import warnings
 

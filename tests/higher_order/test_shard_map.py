@@ -1,4 +1,4 @@
-"""`jax.shard_map` on values: replicated, split by their type's word, or dense."""
+"""`jax.shard_map` on values: replicated, split as their type defines, or dense."""
 
 import jax
 import jax.numpy as jnp

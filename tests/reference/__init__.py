@@ -1,11 +1,11 @@
-"""The values that tests walk over: a case of each type.
+"""The values of the tests: a case of each type.
 
-A module of this package adds its types by the decorator `case`: a factory that takes a
-NumPy generator, a dtype, and the number of rows and columns, and makes a value of a
-matrix. Types that are not made for any shape or dtype say so. A new ready type is its module,
-a case here, and its documentation; every test of all types finds it.
+A module of this package adds its types by the decorator `case`. It decorates a factory that
+takes a NumPy generator, a dtype, and the number of rows and columns, and returns a value of a
+matrix. The arguments of `case` restrict the shapes and dtypes. A new ready type needs its
+module, a case here, and its documentation; then every test of all types finds it.
 
-`CASES` has the ready types, `OWN` those of ``own``, which are written as a user's.
+`CASES` has the ready types. `OWN` has those of ``own``, which are written as by a user.
 """
 
 import importlib
@@ -17,11 +17,11 @@ import jax.numpy as jnp
 
 
 class Case(NamedTuple):
-    """What the tests know of a type.
+    """A type, and how to test it.
 
-    ``square``: for square matrices only. ``dtypes``: those it is tested with. ``variant``: it
-    is much like another case, and left to the long run of the suite. ``empty``: whether there
-    is one without entries; of no class there are no indices, and no diagonals of nothing.
+    ``square``: it has only square matrices. ``dtypes``: the dtypes to test. ``variant``: it is
+    much like another case, so only the long run of the suite tests it. ``empty``: it has
+    matrices without entries; for example, there are no indices without a class.
     """
 
     make: Callable[..., Any]

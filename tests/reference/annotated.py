@@ -1,4 +1,4 @@
-"""Arrays that are annotated, where a dense array says what they are."""
+"""Annotated arrays that have a dense form."""
 
 from jaxrewrite.values import Named, Tagged
 

@@ -1,4 +1,4 @@
-"""Matrices with few diagonals, or of which one triangle counts."""
+"""Matrices with few diagonals, or in one triangle of an array."""
 
 import jax.numpy as jnp
 

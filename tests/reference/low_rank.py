@@ -1,4 +1,4 @@
-"""Arrays of low rank, and what is adapted by them."""
+"""Arrays of low rank, and weights that are adapted by them."""
 
 from jaxrewrite.values import Lora, LowRank
 

@@ -1,6 +1,6 @@
 """Types as a user writes them, one of each kind that the library has to get right.
 
-They have few rules each, so that tests meet the defaults and what becomes dense.
+Each has few rules, so that tests meet the defaults and values that become dense.
 """
 
 from __future__ import annotations

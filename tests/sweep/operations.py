@@ -1,4 +1,4 @@
-"""What programs do: each operation gives an expression of variables of a `Builder`."""
+"""The operations of programs: each returns an expression of variables of a `Builder`."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What is right: the dense program on the arrays that the values stand for."""
+"""The oracle: the dense program on the arrays that the values stand for."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""What types say of arrays that are not wholly known: missing entries, and bounds.
+"""Arrays that are not wholly known: missing entries, and bounds.
 
-A program is run on a `Masked` with some entries missing, and what is under the mask must not
-matter; on a wide `Interval`, and what the program gives within must be inside of what it gives.
+A program runs on a `Masked` with some missing entries, and the numbers under the mask must
+not matter. It also runs on a wide `Interval`, and its results for arrays inside must be
+within the resulting bounds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Random programs: a few steps, each an expression of what steps before it gave.
+"""Random programs: a few steps, each an expression of the results of earlier steps.
 
-An operation is a function of a `Builder` that returns an expression, or raises `Refused`
-where it does not fit. Each step is run on the dense arrays as it is added, which says what
-its results are and that JAX itself does it.
+An operation is a function of a `Builder` that returns an expression, or raises `Refused` if
+it does not fit. Each step runs on the dense arrays when it is added. So its results are known,
+and JAX itself can run it.
 """
 
 import dataclasses

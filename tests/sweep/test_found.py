@@ -1,4 +1,4 @@
-"""Programs that the sweep found wrong, or that crashed, as small as it could make them."""
+"""Programs that were wrong or crashed in the sweep, as small as it could make them."""
 
 import jax
 import jax.numpy as jnp

@@ -15,15 +15,16 @@ checkout of JAX, of the version that is installed, which the user has::
 or, without tox, ``PYTHONPATH=tests python -m upstream /some/where lax_numpy_test``. The names
 of modules may be left out (then those of ``MODULES`` are run); other arguments are pytest's.
 
-A test passes if every function that it checked gave on values what it gives on arrays, and
-is skipped if it checked none, or if it is known not to be about values (``skips``). What the
-test itself says does not matter: it may count compilations, or belong to another version.
+A test passes if every function that it checked has the same results on values as on arrays. It
+is skipped if it checked no function, or if it is known not to concern values (``skips``). The
+verdict of the test itself does not matter: it may count compilations, or belong to another
+version.
 
-Which values and which derivatives a function meets is drawn, by the name of the test, so that
-a run can be repeated. ``--draws`` says how many checks a function has, ``--sample`` how many
-tests are run, ``--forms`` which values, ``--problems`` in which file what differs is noted as
-it comes; ``--abstract`` compares shapes and dtypes alone, in a tenth of the time; ``--lenient`` leaves JAX's promotion of ranks and dtypes as users have it, while the
-harness forbids it.
+The values and derivatives for a function are drawn at random, with the name of the test as the
+seed, so a run can be repeated. ``--draws`` is the number of checks of a function, ``--sample``
+the number of tests, ``--forms`` selects values, and ``--problems`` is a file for differences.
+``--abstract`` compares only shapes and dtypes, in a tenth of the time. ``--lenient`` allows
+JAX's promotion of ranks and dtypes, as users have it, while the harness forbids it.
 
 * ``forms``: the values that stand for an arbitrary array exactly.
 * ``checks``: one function, on arrays and on values, in several ways.

@@ -1,6 +1,6 @@
-"""Tests of other people that are known not to say anything about values, with reasons.
+"""Tests of other people that are known not to concern values, with reasons.
 
-By the last parts of a test's name, as a pattern of `fnmatch`.
+The keys are patterns of `fnmatch` for the last parts of a test's name.
 """
 
 SKIPS: dict[str, str] = {}

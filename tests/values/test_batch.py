@@ -1,7 +1,7 @@
-"""Batch axes of the ready types, and values in values, by what dense arrays give.
+"""Batch axes of the ready types, and values in values, compared with dense arrays.
 
-Sums over a batch, stacks, what leaves an outer `jax.vmap` and goes back into one, and
-loops over values that hold values.
+These are sums over a batch, stacks, values that leave an outer `jax.vmap` and enter one again,
+and loops over values that hold values.
 """
 
 import functools

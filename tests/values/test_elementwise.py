@@ -1,7 +1,7 @@
-"""What acts entry by entry on the ready types: size-1 axes, numbers that fill, zeros, casts.
+"""Entry-by-entry functions of the ready types: size-1 axes, fill values, zeros, casts.
 
-Zeros that no leaf holds make what those of the dense array make, infinities and what is no
-number included; but for products, unless these are asked to be strict.
+Zeros that no leaf holds give the same results as the zeros of the dense array, infinities and
+NaN included. Products are the exception, unless the rules `strict_zeros` are in force.
 """
 
 import jax

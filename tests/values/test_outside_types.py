@@ -1,4 +1,4 @@
-"""Types written by public names alone pass the oracle that the ready ones pass."""
+"""Types that use only public names pass the same oracle as the ready types."""
 
 import dataclasses
 

@@ -1,7 +1,7 @@
 """Every ordered pair of ready value types, added, multiplied, and as a matrix product.
 
-Each stays implicit or becomes dense by the policy; types that are never dense refuse
-what means nothing. None is ambiguous.
+Each stays implicit or becomes dense by the policy. Types that are never dense refuse
+operations without a meaning. No pair is ambiguous.
 """
 
 import operator

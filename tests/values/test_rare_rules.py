@@ -1,4 +1,4 @@
-"""Programs that meet rules which the other tests don't: `--rule-coverage` lists those."""
+"""Programs for rules that no other test meets: `--rule-coverage` lists such rules."""
 
 import functools
 

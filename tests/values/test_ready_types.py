@@ -1,4 +1,4 @@
-"""Every ready value type, by the oracle: what a program gives on the dense array."""
+"""Every ready value type against the oracle: the results on the dense array."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The table of what stays implicit, in docs/values.rst, is what the rules do."""
+"""The table of what stays implicit, in docs/values.rst, agrees with the rules."""
 
 import pytest
 import support

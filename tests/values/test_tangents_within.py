@@ -1,4 +1,4 @@
-"""Tangents of values that are the array of another, through custom derivative rules."""
+"""Tangents of values in a field of another value, through custom derivative rules."""
 
 import jax
 import jax.numpy as jnp

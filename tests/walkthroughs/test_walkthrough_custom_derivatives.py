@@ -1,8 +1,8 @@
-"""The uses that JAX's own guide makes of custom derivatives, on arrays and on values.
+"""The examples of JAX's own guide to custom derivatives, on arrays and on values.
 
-A walk through custom rules for numerical stability, for a convention at a
-boundary, for clipping, for debugging, for implicit functions; then pytrees,
-arguments that are not differentiated, and what is called when.
+They use custom rules for numerical stability, for a convention at a boundary, for clipping,
+for debugging and for implicit functions; then pytrees, arguments that are not differentiated,
+and the order of calls.
 """
 
 import functools

@@ -39,7 +39,7 @@ _PLACES = {
     "dynamic_update_slice": slice(2, None),
     **dict.fromkeys(SCATTER, slice(1, 2)),
 }
-"""Which operands of a primitive say where entries are, and are not entries themselves."""
+"""The operands of a primitive that are places of entries, and not entries themselves."""
 
 MOVING = (
     *jaxrewrite.primitives.SHAPE,

@@ -119,7 +119,7 @@ class Interval(Structured):
         raise TypeError("it is known within bounds only, and there is no rule for these.")
 
     def join(self, other: Any) -> Any:
-        """An array is an interval whose bounds are equal."""
+        """An array is an interval with equal bounds."""
         return self, other if isinstance(other, Interval) else Interval(other, other)
 
     def stacked(self, size: int) -> Any:

@@ -1,4 +1,4 @@
-"""Arrays of which some entries are missing."""
+"""`Masked`: arrays with missing entries."""
 
 from __future__ import annotations
 
@@ -20,38 +20,39 @@ from .declaration import MOVING, annotation_rule, like
 
 
 class Masked(Structured):
-    r"""An array with a mask of the entries that are missing, as of `numpy.ma`.
+    r"""An array with a mask of its missing entries, like those of `numpy.ma`.
 
-    With :math:`m` for the mask, which is true where an entry is **not** there,
+    With :math:`m` for the mask, which is true where an entry is **missing**,
 
     .. math:: m_{f(x, y)} = m_x \lor m_y, \qquad
         \Bigl(\sum_i x_i\Bigr) = \sum_{i : \lnot m_i} x_i, \qquad
         m_{\sum_i x_i} = \bigwedge_i m_i,
 
-    entry by entry and for reductions, which skip what is missing: it counts as 0 in a sum, as
-    1 in a product, as nothing in a maximum, and a result is missing where all entries
-    are. So it is in a product of matrices: :math:`(xy)_{ij}` is missing where no pair
-    :math:`x_{ik}, y_{kj}` is there, as with `numpy.ma.dot`; what is there is taken to be
-    finite. Cumulative sums skip what is missing and leave it missing. ``sort`` puts it last.
-    ``where`` gives what is missing where its condition or what it chooses is. What the array
-    holds under the mask is never looked at, and may be anything: NaN, or a result of a division
-    by zero, which, other than in `numpy.ma`, masks nothing by itself.
+    entry by entry and for reductions. Reductions skip missing entries: they count as 0 in a
+    sum, as 1 in a product, and not at all in a maximum. A result is missing if all its
+    entries are missing. In a product of matrices :math:`(xy)_{ij}` is missing if each pair
+    :math:`x_{ik}, y_{kj}` has a missing entry, as in `numpy.ma.dot`; all other entries are
+    taken to be finite. Cumulative sums skip missing entries and leave them missing.
+    ``sort`` puts them last. A result of ``where`` is missing if the condition or the chosen
+    entry is missing. The numbers under the mask are never used and may be anything, such as
+    NaN. Unlike in `numpy.ma`, a division by zero does not mask its result.
 
-    A masked value is never dense, so that no program takes what is missing for a
-    number: see `filled`. ``jnp.mean`` sums what is there and divides by the number of
-    *all* entries, which is part of the program; `mean` is the mean of what is there.
+    A masked value is never dense, so that no program takes a missing entry for a number:
+    see `filled`. ``jnp.mean`` sums the entries that are not missing, but divides by the
+    number of *all* entries, which is part of the program. `mean` is the mean of the entries
+    that are not missing.
 
     Parameters
     ----------
     array
         An array, or another value, of any shape and dtype.
     mask
-        Of the same shape, boolean; true where an entry is missing.
+        A boolean array of the same shape, true where an entry is missing.
 
     Raises
     ------
     ValueError
-        If the mask is of another shape or dtype.
+        If the mask is not boolean or has another shape.
 
     Examples
     --------
@@ -78,20 +79,20 @@ class Masked(Structured):
         shape, dtype = jnp.shape(self.mask), jnp.result_type(self.mask)
         if dtype != jnp.bool_ or shape != jnp.shape(self.array):
             raise ValueError(
-                f"Masked: mask must be boolean and of the array's shape "
+                f"Masked: mask must be boolean and have the array's shape "
                 f"{jnp.shape(self.array)}; got {dtype} of shape {shape}."
             )
 
     def filled(self, number: Any) -> Any:
-        """Return the array, with a number in the place of each entry that is missing."""
+        """Return the array with a number in place of each missing entry."""
         return jaxrewrite.transform(_fill)(self.array, self.mask, number)
 
     def count(self, axis: Any = None, keepdims: bool = False) -> Any:
-        """Return how many entries are there, altogether or along axes."""
+        """Return the number of entries that are not missing, in all or along axes."""
         return jnp.sum(~self.mask, axis, keepdims=keepdims)
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> Masked:
-        """Return the mean of the entries that are there; missing where none is."""
+        """Return the mean of the entries that are not missing; missing if all are."""
         count = self.count(axis, keepdims)
 
         def mean(array: Any) -> Any:
@@ -100,7 +101,7 @@ class Masked(Structured):
         return Masked(jaxrewrite.transform(mean)(self.filled(0)), count == 0)
 
     def aval(self) -> Any:
-        """The array's."""
+        """The aval of the array."""
         return like(self.array)
 
     def materialise(self) -> Any:
@@ -110,7 +111,7 @@ class Masked(Structured):
         )
 
     def join(self, other: Any) -> Any:
-        """An array joins as one of which nothing is missing."""
+        """An array is a masked array without missing entries."""
         return self, Masked(_array(other), _mask(other))
 
     def stacked(self, size: int) -> Any:
@@ -120,7 +121,7 @@ class Masked(Structured):
         return self
 
     def tangent(self, leaf_tangents: Any) -> Any:
-        """Missing where the array is."""
+        """A tangent with the same missing entries."""
         if not inexact(self.array):
             return NotImplemented
         return Masked(leaf_tangents.array, self.mask)
@@ -249,7 +250,7 @@ def _nothing_there(x: Any, y: Any, numbers: Any, shape: Sequence[int]) -> Any:
     if isinstance(x, Masked) and isinstance(y, Masked):
         x_there, y_there = ((~operand.mask).astype(jnp.float32) for operand in (x, y))
         return lax.dot_general(x_there, y_there, numbers) == 0
-    # With one mask, no product is needed: only what is summed over counts.
+    # With one mask no product is needed: only the summed axes matter.
     axes = labels(numbers, jnp.ndim(x), jnp.ndim(y))
     own, mask = (axes.x, x.mask) if isinstance(x, Masked) else (axes.y, y.mask)
     summed = tuple(i for i, label in enumerate(own) if label not in axes.out)
@@ -292,7 +293,7 @@ def _slice(x: Masked, *starts: Any, primitive: Any, **params: Any) -> Any:
 
 @annotation_rule(Masked, "gather")
 def _gather(x: Masked, indices: Any, *, primitive: Any, **params: Any) -> Any:
-    """A number that the program fills in beyond the array is there; NaN is nothing."""
+    """A number that fills in beyond the array is not missing; NaN or no number is."""
     array = primitive.bind(x.array, indices, **params)
     fill = params["fill_value"]
     is_missing = fill is None or bool(fill != fill)

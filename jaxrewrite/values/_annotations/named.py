@@ -1,4 +1,4 @@
-"""`Named`: arrays whose axes have names."""
+"""`Named`: arrays with named axes."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Named(Structured):
         return Named(self.array, _names(self))
 
     def lift_tangent(self, tangent: Any) -> Any:
-        """Give the result of a custom derivative rule the names of the primal result."""
+        """Give a tangent from a custom derivative rule the names of this array."""
         return Named(tangent, _names(self))
 
 

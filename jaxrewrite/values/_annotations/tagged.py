@@ -113,7 +113,7 @@ class Tagged(Structured):
         return self
 
     def lift_tangent(self, tangent: Any) -> Any:
-        """Give the result of a custom derivative rule the tags of the primal result."""
+        """Give a tangent from a custom derivative rule the tags of this array."""
         return Tagged(tangent, self.tags)
 
 

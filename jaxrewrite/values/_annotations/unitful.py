@@ -149,7 +149,7 @@ class Unitful(Structured):
     * ``jnp.pad(x, 1)``, unless its ``constant_values`` have the units;
     * ``jnp.var`` and ``jnp.tril``, which choose between numbers and a plain NaN or zero;
     * ``x**0.5``; use ``jnp.sqrt``;
-    * a scan whose carry starts at ``jnp.zeros``; use ``0 * x``.
+    * a scan with a carry that starts at ``jnp.zeros``; use ``0 * x``.
 
     The result of ``transform(jax.grad(f))(x)`` has the units of ``f(x)`` divided by those of
     ``x``. In ``jax.grad(transform(f))(x)`` JAX gives the derivative the metadata of the

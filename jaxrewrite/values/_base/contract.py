@@ -1,4 +1,4 @@
-"""Products of arrays and values whose axes have labels.
+"""Products of arrays and values with labelled axes.
 
 A label is anything hashable. Two axes with the same label have the same index, as in
 ``einsum``. This module covers the part of ``einsum`` that one ``dot_general`` computes.
@@ -90,7 +90,7 @@ def dot_general(
     dimension_numbers: lax.DotDimensionNumbers,
     **params: Any,
 ) -> Any:
-    """`jax.lax.dot_general` of arrays or values, whose dtypes may differ."""
+    """`jax.lax.dot_general` of arrays or values, of any dtypes."""
     dtype = jnp.result_type(x.dtype, y.dtype)
     x, y = (_cast(operand, dtype) for operand in (x, y))
     params = {

@@ -41,7 +41,7 @@ class Linear(Structured):
     _is_base = True
 
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
-        """The array whose parts are the images of these parts under a linear map."""
+        """The array of the images of these parts under a linear map."""
         raise NotImplementedError(f"{type(self).__name__}.map_parts")
 
     def shares(self, fill: Any) -> Any:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jaxtyping import Array, Bool, Integer, Shaped
 
 import jaxrewrite
 
@@ -143,14 +144,14 @@ def is_number(x: Any) -> bool:
     return all(n == 1 for n in jnp.shape(x))
 
 
-def zero_unless(where: Any, x: Any) -> Any:
+def zero_unless(where: Bool[Array, ...], x: Shaped[Array, ...]) -> Any:
     """``x`` where a condition holds, and zeros of its dtype elsewhere."""
     shape = jnp.broadcast_shapes(jnp.shape(where), x.shape)
     where, x = (jnp.broadcast_to(operand, shape) for operand in (where, x))
     return jnp.where(where, x, jnp.zeros((), x.dtype))
 
 
-def one_where(where: Any, dtype: Any) -> Any:
+def one_where(where: Bool[Array, "*shape"], dtype: Any) -> Shaped[Array, "*shape"]:
     """Ones where a condition holds, and zeros elsewhere.
 
     A choice keeps zeros zero. XLA turns the product with a cast condition into a choice,
@@ -159,13 +160,15 @@ def one_where(where: Any, dtype: Any) -> Any:
     return jnp.where(where, jnp.ones((), dtype), jnp.zeros((), dtype))
 
 
-def is_class(index: Any, classes: int) -> Any:
+def is_class(
+    index: Integer[Array, "*shape"], classes: int
+) -> Bool[Array, "*shape classes"]:
     """Compare an index with each of the classes, along a new last axis."""
     every = jnp.arange(classes, dtype=index.dtype)
     return index[..., None] == every.reshape(*[1] * index.ndim, classes)
 
 
-def total(x: Any, axes: Sequence[int]) -> Any:
+def total(x: Shaped[Array, ...] | jaxrewrite.ArrayValue, axes: Sequence[int]) -> Any:
     """The sums of an array or a value over axes, in its own dtype, unlike ``jnp.sum``."""
     if not axes:
         return x

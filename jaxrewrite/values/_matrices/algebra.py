@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Inexact, Shaped
 
 import jaxrewrite
 from jaxrewrite._avals import layer
@@ -77,7 +78,7 @@ class LinearAlgebra:
         r"""The sum of the diagonal, of shape (\*batch)."""
         return self.diagonal().sum(-1)
 
-    def solve(self, x: Any, axis: int) -> Any:
+    def solve(self, x: Shaped[Array, "*batch *axes"], axis: int) -> Any:
         """The inverse matrix, applied along an axis of an array.
 
         The array has the matrix's batch axes in front. A type that knows how to solve
@@ -94,7 +95,7 @@ class LinearAlgebra:
             return known
         return jaxrewrite.transform(jnp.linalg.inv)(self)
 
-    def slogdet(self) -> tuple[Any, Any]:
+    def slogdet(self) -> tuple[Inexact[Array, "*batch"], Inexact[Array, "*batch"]]:
         r"""The signs of the determinants and the logarithms of their absolute values.
 
         A pair of arrays of shape (\*batch), as `jax.numpy.linalg.slogdet` gives them.
@@ -204,7 +205,9 @@ def is_square(x: Any) -> bool:
     return len(x.shape) >= 2 and x.shape[-2] == x.shape[-1]
 
 
-def solve_columns(solve: Callable[[Any], Any], x: Any, axis: int, batch: int) -> Any:
+def solve_columns(
+    solve: Callable[[Any], Any], x: Shaped[Array, "*batch *axes"], axis: int, batch: int
+) -> Any:
     r"""Solve along an axis, by a function of arrays of shape (\*batch, n, columns)."""
     moved = jnp.moveaxis(x, axis, batch)
     rows, columns = moved.shape[: batch + 1], moved.shape[batch + 1 :]

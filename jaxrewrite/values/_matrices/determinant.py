@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self
 
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Float, Inexact
 
 
 def _power_of_two(exponent: Any) -> Any:
@@ -40,18 +41,18 @@ class Determinant(NamedTuple):
     (Array(1., dtype=float32), Array(230.25851, dtype=float32))
     """
 
-    unit: Any
-    log: Any
+    unit: Inexact[Array, "*batch"]
+    log: Float[Array, "*batch"]
 
     @classmethod
-    def of(cls, numbers: Any) -> Determinant:
+    def of(cls, numbers: Inexact[Array, "*batch n"]) -> Determinant:
         """The products of numbers along the last axis."""
         size = lax.stop_gradient(abs(numbers))
         size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
         return cls(numbers / size, jnp.log(size)).product()
 
     @classmethod
-    def of_arrays(cls, a: Any) -> Determinant:
+    def of_arrays(cls, a: Inexact[Array, "*batch n n"]) -> Determinant:
         r"""The determinants of dense matrices, of shape (\*batch, n, n)."""
         # Rows are scaled first, because JAX multiplies the entries of small matrices.
         rows = _power_of_two(jnp.log2(abs(a).max(-1, initial=0)))
@@ -80,7 +81,7 @@ class Determinant(NamedTuple):
         """The determinants without their imaginary parts, which are rounding errors."""
         return type(self)(self.unit.real, self.log)
 
-    def slogdet(self) -> tuple[Any, Any]:
+    def slogdet(self) -> tuple[Inexact[Array, "*batch"], Float[Array, "*batch"]]:
         """The signs and the logarithms of the absolute values."""
         size = abs(self.unit)
         if not jnp.iscomplexobj(self.unit):
@@ -90,7 +91,7 @@ class Determinant(NamedTuple):
         sign = jnp.where(is_zero, 0, self.unit / jnp.where(is_zero, 1, size))
         return sign, jnp.log(size) + self.log
 
-    def number(self) -> Any:
+    def number(self) -> Inexact[Array, "*batch"]:
         """The determinants themselves, which may overflow."""
         size = jnp.exp(self.log)
         nothing = (self.unit == 0) & jnp.isinf(size)

@@ -288,7 +288,7 @@ def build(a: Factor, b: Factor, out: Sequence[Any]) -> Any:
 
 
 def multiplied_out(a: Factor, b: Factor) -> Any:
-    """The dense product of two factors whose labels are positions."""
+    """The dense product of two factors with positions as labels."""
     out = range(len({*a.labels, *b.labels}) - 1)
     return contract(a.x, a.labels, b.x, b.labels, out)
 

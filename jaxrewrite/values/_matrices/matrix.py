@@ -129,7 +129,7 @@ class Matrix(LinearAlgebra, Structured):
         """``self * other``, entry by entry, in closed form."""
         return NotImplemented
 
-    # --- entries and batch axes; these are right for types whose leaves are entries ----------
+    # --- entries and batch axes; right for types with entries as leaves ----------------------
 
     def cast(self, dtype: Any) -> Self:
         """The matrix in another dtype: any dtype if it has ``entries``, else a floating one."""
@@ -150,7 +150,7 @@ class Matrix(LinearAlgebra, Structured):
         return jax.tree.map(fn, self, *others)
 
     def pick(self, dense: Shaped[Array, "*batch n m"]) -> Self:
-        """A value of this structure whose entries are those of ``dense`` at their places.
+        """A value of this structure with the entries of ``dense`` at their places.
 
         Types with ``entries`` define it. ``dense`` is an array of this shape.
         NotImplemented if no value of this structure has such entries, because the entries

@@ -2,7 +2,7 @@
 
 They share a module because the results of each are often of another of these types. The
 eigenvectors of a diagonal matrix are a permutation. The entry-by-entry product of two
-permutations is a permutation whose rows are scaled by a diagonal matrix.
+permutations is a permutation with rows that a diagonal matrix scales.
 """
 
 from __future__ import annotations

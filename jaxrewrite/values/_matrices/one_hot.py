@@ -39,7 +39,7 @@ class Rows(Matrix):
         raise NotImplementedError(f"{type(self).__name__}.moved")
 
     def weighted(self, x: Any, axis: int) -> Any:
-        """An array whose rows, along an axis, are multiplied by the entries."""
+        """An array with its rows, along an axis, multiplied by the entries."""
         return on_axis(self.weights(), len(self.batch), x.ndim, axis) * x
 
     def columns(self) -> Any:
@@ -157,7 +157,7 @@ class OneHot(Rows):
     ValueError
         If ``indices`` has no axis, is not of integers, or is not from 0 to classes - 1; or
         if ``axis`` is neither -1 nor -2. If the numbers are not known, they are not
-        checked, and a row whose index is out of range is zero.
+        checked, and a row with an index out of range is zero.
 
     Examples
     --------

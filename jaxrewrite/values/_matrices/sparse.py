@@ -498,7 +498,7 @@ def _(x: Sparse, y: Sparse, *, primitive: Any, **params: Any) -> Any:
 
 
 def _unique(matrix: BCOO) -> Sparse:
-    """A matrix whose entries keep different places, because they moved one to one."""
+    """A matrix with entries at different places, because they moved one to one."""
     held = (matrix.data, matrix.indices)
     return Sparse(BCOO(held, shape=matrix.shape, unique_indices=True))
 

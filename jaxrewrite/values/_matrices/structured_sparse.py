@@ -118,7 +118,7 @@ class NMSparse(Matrix):
         Returns
         -------
         NMSparse
-            The array with all other entries zero. Of equal magnitudes the first are kept.
+            The array with all other entries zero. Among equal magnitudes the first are kept.
 
         Raises
         ------

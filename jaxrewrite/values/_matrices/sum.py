@@ -98,7 +98,7 @@ def sum_of_arrays(arrays: Sequence[Any]) -> Any:
 def sum_of(terms: Sequence[Any]) -> Any:
     """The sum of arrays and values, which is an array if there are no values.
 
-    Arrays are added, and so are values whose sum has a closed form.
+    Arrays are added, and so are values with a sum in closed form.
     """
     values: list[Any] = []
     arrays: list[Any] = []

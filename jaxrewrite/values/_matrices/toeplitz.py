@@ -167,7 +167,7 @@ class Toeplitz(Matrix):
 
 
 class Circulant(Matrix):
-    r"""A square matrix whose columns are shifts of the first, or a stack of them.
+    r"""A square matrix with shifts of its first column as columns, or a stack of them.
 
     .. math:: C_{ij} = c_{(i - j) \bmod n} \quad C = F^{-1} \operatorname{diag}(F c) F
 

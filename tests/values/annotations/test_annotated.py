@@ -406,7 +406,7 @@ def test_what_is_missing_has_no_gradient():
 
 def test_bad_masks():
     for mask in (jnp.zeros(4, bool), jnp.zeros((3, 4))):
-        with pytest.raises(ValueError, match="Masked: mask must be boolean and of"):
+        with pytest.raises(ValueError, match="Masked: mask must be boolean and have"):
             Masked(NUMBERS, mask)
     with pytest.raises(jaxrewrite.MaterialisationError, match="filled"):
         jaxrewrite.materialise(masked(0)[0])
@@ -722,7 +722,7 @@ def test_keys_beside_derivatives_and_batches():
 
 def test_bad_keys():
     for data in (jnp.zeros(2), jnp.zeros(3, jnp.uint32), jnp.uint32(1)):
-        with pytest.raises(ValueError, match="Threefry: data must be"):
+        with pytest.raises(ValueError, match="Threefry: data must have"):
             Threefry(data)
     for key in (jnp.zeros(2, jnp.uint32), jax.random.key(0, impl="rbg")):
         with pytest.raises(ValueError, match="Threefry: key must be"):

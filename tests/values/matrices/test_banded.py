@@ -1,4 +1,4 @@
-"""Matrices with few diagonals, or of which one triangle counts: what is special of them."""
+"""Special properties of matrices with few diagonals, or in one triangle of an array."""
 
 import jax
 import jax.numpy as jnp

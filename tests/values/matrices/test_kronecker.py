@@ -1,4 +1,4 @@
-"""Permutations, blocks, Kronecker products, Toeplitz and one-hot matrices: what is special."""
+"""Special properties of permutations, blocks, Kronecker, Toeplitz and one-hot matrices."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""`LowRank`: what keeps the factors apart, in arrays of any number of axes."""
+"""`LowRank`: programs that keep the factors apart, in arrays of any rank."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Matrices with structure: what never makes one dense, alone and in stacks."""
+"""Programs that never make a matrix with structure dense, alone and in stacks."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Quantised weights: what stays quantised, what is left behind, and what is refused."""
+"""Quantised weights: what stays quantised, the residuals, and errors."""
 
 import math
 import re
