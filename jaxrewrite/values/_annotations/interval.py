@@ -17,7 +17,7 @@ import jaxrewrite
 from jaxrewrite.primitives import COMPARISON, CUMULATIVE, DECREASING, INCREASING, UNARY
 
 from .._base.structured import Structured, concrete, inexact
-from .declaration import MOVING, REDUCING, annotation_rule, like
+from .declaration import MOVING, REDUCING, SCATTER, annotation_rule, like
 
 
 class Interval(Structured):
@@ -182,7 +182,8 @@ def _between(
     *(name for name in CUMULATIVE if name != "cumprod"),
     *("acosh", "real", "reduce_precision", "reduce_and", "reduce_or"),
     *("reduce_window_sum", "reduce_window_max", "reduce_window_min"),
-    *("dynamic_slice", "gather", "add", "add_any", "max", "min", "clamp"),
+    *("dynamic_slice", "dynamic_update_slice", "gather", *SCATTER),
+    *("add", "add_any", "max", "min", "clamp"),
     *("concatenate", "pad", "stack"),
 )
 def _increasing(*operands: Any, primitive: Any, **params: Any) -> Any:
@@ -213,23 +214,6 @@ def _convert(x: Interval, *, primitive: Any, new_dtype: Any, **params: Any) -> A
     if jnp.issubdtype(new_dtype, jnp.bool_):
         return _compare(x, jnp.zeros((), x.dtype), primitive=lax.ne_p)
     return _increasing(x, primitive=primitive, new_dtype=new_dtype, **params)
-
-
-@annotation_rule(Interval, "dynamic_update_slice")
-def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) -> Any:
-    _check_indices(primitive, starts)
-    return _increasing(x, update, *starts, primitive=primitive, **params)
-
-
-@annotation_rule(Interval, "scatter", "scatter-add", "scatter-max", "scatter-min")
-def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any) -> Any:
-    _check_indices(primitive, [indices])
-    return _increasing(x, indices, updates, primitive=primitive, **params)
-
-
-def _check_indices(primitive: Any, indices: Sequence[Any]) -> None:
-    if any(isinstance(index, Interval) for index in indices):
-        raise _refuse(primitive, "at an index that is known within bounds only")
 
 
 @annotation_rule(Interval, "sort")

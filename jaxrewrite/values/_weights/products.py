@@ -57,16 +57,19 @@ def _(
 ) -> Any:
     if out_sharding is not None:
         return NotImplemented
-    dtype = preferred_element_type or jnp.result_type(x.dtype, y.dtype)
     xs, ys, out = labels(dimension_numbers, jnp.ndim(x), jnp.ndim(y))
+    kind = preferred_element_type, precision
     if isinstance(x, Coded):
-        return multiplied(x, y, Terms(xs, ys, out, jnp.dtype(dtype), precision))
-    return multiplied(y, x, Terms(ys, xs, out, jnp.dtype(dtype), precision))
+        return multiplied(x, y, Terms(xs, ys, out, *kind))
+    return multiplied(y, x, Terms(ys, xs, out, *kind))
 
 
-def multiplied(v: Coded, x: Any, terms: Terms) -> Any:
+def multiplied(v: Any, x: Any, terms: Terms) -> Any:
     """Multiply in the way that is fastest for these shapes."""
     x = jaxrewrite.materialise(x)
+    terms = terms._replace(
+        dtype=jnp.dtype(terms.dtype or jnp.result_type(v.dtype, x.dtype))
+    )
     block = block_for(v.shape, _grids(v), _rows(x, terms))
     if block is None or _may_be_split():
         return _whole(v, x, terms)
@@ -206,7 +209,7 @@ def _looped(
     axis, size = block
     label, length = terms.v[axis], v.shape[axis]
     end = length - length % size
-    treedef = jax.tree.structure(v)
+    treedef: Any = jax.tree.structure(v)
     stored, views = _views(v, x, terms, axis)
     split = [_split(view.leaves, view.axes, length, size) for view in views]
 

@@ -584,7 +584,7 @@ def test_bounds_can_be_trained():
         (lambda x: lax.sort((x, x), num_keys=1), "no bounds of sort that takes"),
         (lambda x: NUMBERS[x[0].astype(int)], "on Interval, which can't be made dense"),
         (lambda x: x.astype(int) // 2, "no bounds of div on integers"),
-        (lambda x: x.at[x[0].astype(int)].set(1.0), "at an index that is known"),
+        (lambda x: x.at[x[0].astype(int)].set(1.0), "'scatter' on Interval, which can't"),
     ],
 )
 def test_what_has_no_bounds(fn, message):
