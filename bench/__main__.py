@@ -16,6 +16,7 @@ from . import (
     page,
     peers,
     plots,
+    quantised,
     report,
     steady,
     suite,
@@ -28,7 +29,10 @@ PARTS = {
     part.name: part
     for part in (
         module.PART
-        for module in (model, overhead, growth, operations, types, steady, imports, peers)
+        for module in (
+            *(model, quantised, overhead, growth, operations),
+            *(types, steady, imports, peers),
+        )
     )
 }
 

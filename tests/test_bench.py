@@ -76,6 +76,14 @@ def test_growth(file):
     assert many < 1.1 * few
 
 
+@pytest.mark.slow
+def test_quantised_products(file, optimised):
+    rows = measure("quantised", file=file)
+    for name, bytes_of_dense in (("int8", 3.9), ("int4", 7), ("NF4", 7.5)):
+        (row,) = (row for key, row in rows.items() if key[2] == f"{name}, 1 row: bytes")
+        assert row["dense"].value > bytes_of_dense * row["implicit"].value
+
+
 def test_steady_state(file):
     rows = measure("steady", file=file)
     for case in ("eager calls", "jitted calls"):

@@ -1,0 +1,232 @@
+"""Products of quantised weights in blocks, against the dense ones in float64."""
+
+import functools
+import itertools
+import math
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxrewrite
+from jaxrewrite.values import NF4, Coded, Lora, Quantised
+from jaxrewrite.values._weights import products
+from jaxrewrite.values._weights.products import Block, block_for
+
+
+KINDS = {
+    "columns": lambda w: Quantised.quantise(w, axis=1),
+    "rows": lambda w: Quantised.quantise(w, axis=0),
+    "int4": lambda w: Quantised.quantise(w, 4, block=4),
+    "affine": lambda w: Quantised.quantise(w, block=(3, 4), symmetric=False),
+    "affine int4": lambda w: Quantised.quantise(w, 4, block=(4, 1), symmetric=False),
+    "nf4": lambda w: NF4.quantise(w, 4, scale_block=8),
+}
+# Blocks that fit the 24 x 20 weight and its scales, and blocks that do not.
+BLOCKS = [Block(0, 8), Block(0, 5), Block(1, 4), Block(1, 7)]
+IN_SHORT = {*zip(KINDS, [*BLOCKS, *BLOCKS], strict=False)}
+
+
+def cases(pairs, in_short):
+    return [
+        pytest.param(*pair, marks=[] if pair in in_short else pytest.mark.slow)
+        for pair in pairs
+    ]
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), "float32")
+
+
+def forbid(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+@pytest.fixture
+def blocks(monkeypatch):
+    """All weights are multiplied in these blocks, on one device."""
+    monkeypatch.setattr(products, "_may_be_split", lambda: False)
+
+    def use(block):
+        def own(shape, grids, rows):
+            axis = block.axis + len(shape) - 2
+            return Block(axis, min(block.size, shape[axis])) if rows else None
+
+        monkeypatch.setattr(products, "block_for", own)
+        jaxrewrite.clear_caches()
+
+    return use
+
+
+PROGRAMS = {
+    "x @ v": (lambda v, x: x @ v, (3, 24)),
+    "vector": (lambda v, x: x @ v, (24,)),
+    "v @ x": (lambda v, x: v @ x, (20, 3)),
+    "x @ v.T": (lambda v, x: x @ v.T, (2, 3, 20)),
+    "einsum": (lambda v, x: jnp.einsum("ij,kil->lkj", v, x), (2, 24, 3)),
+    "no rows": (lambda v, x: x @ v, (0, 24)),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "block"), cases(itertools.product(KINDS, BLOCKS), IN_SHORT), ids=str
+)
+def test_products_and_gradients_are_those_of_the_dense_weight(kind, block, blocks, bulk):
+    blocks(block)
+    v = jax.jit(KINDS[kind])(normal(24, 20))
+    xs = {name: normal(*shape, seed=1) for name, (_, shape) in PROGRAMS.items()}
+
+    def results(v, xs, call):
+        return {name: call(fn)(v, xs[name]) for name, (fn, _) in PROGRAMS.items()}
+
+    def loss(v, xs, call=lambda fn: fn):
+        return sum((y**2).sum() for y in results(v, xs, call).values())
+
+    def scaled(s, xs):
+        return loss(v.map_scales(lambda scale: scale * s), xs, forbid)
+
+    got = jax.jit(lambda v, xs: results(v, xs, forbid))(v, xs)
+    slopes = jax.jit(jax.grad(scaled, (0, 1)))(jnp.float32(1.0), xs)
+    with jax.enable_x64(True):
+        wide = lambda x: jnp.asarray(np.asarray(x, np.float64))
+        w, ys = wide(v.materialise()), jax.tree.map(wide, xs)
+        want = results(w, ys, lambda fn: fn)
+        expected = jax.grad(lambda s, xs: loss(w * s, xs), (0, 1))(1.0, ys)
+    same(got, want)
+    same(slopes, expected)
+
+
+def same(got, want, tolerance=3e-6):
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        w = np.asarray(w)
+        assert g.shape == w.shape and g.dtype == jnp.float32
+        np.testing.assert_allclose(g, w, rtol=0, atol=tolerance * abs(w).max(initial=1e-9))
+
+
+COMPOSITIONS = {
+    "vmap": lambda v, x: jax.vmap(lambda row: row @ v)(x),
+    "vmap of weights": lambda v, x: jax.vmap(lambda v: x @ v)(jnp.stack([v, v * 2])),
+    "scan": lambda v, x: lax.scan(
+        lambda x, u: (jnp.tanh(x @ u) @ v.T, None), x, jnp.stack([v, v / 2])
+    )[0],
+    "remat": lambda v, x: jax.checkpoint(lambda x: jnp.tanh(x @ v) @ v.T)(x),
+    "batched": lambda v, x: jnp.einsum("bi,bij->bj", x[:2], jnp.stack([v, v])),
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "base"),
+    cases(
+        itertools.product(["columns", "int4", "nf4"], ["alone", "in a Lora"]),
+        {("columns", "in a Lora"), ("int4", "alone")},
+    ),
+)
+def test_compositions(kind, base, blocks, bulk):
+    blocks(Block(0, 8))
+    v, x = jax.jit(KINDS[kind])(normal(24, 20)), normal(3, 24, seed=1)
+    if base == "in a Lora":
+        v = Lora(v, normal(24, 2), normal(2, 20), 0.5)
+
+    def everything(v, x):
+        return {name: fn(v, x) for name, fn in COMPOSITIONS.items()}
+
+    def loss(x, v, fn=everything):
+        return sum((y**2).sum() for y in jax.tree.leaves(fn(v, x)))
+
+    implicit = jaxrewrite.transform(everything, materialise="allow")
+    dense = jaxrewrite.materialise(v)
+    same(jax.jit(implicit)(v, x), jax.jit(everything)(dense, x), 1e-5)
+    slope = jax.jit(jax.grad(functools.partial(loss, fn=implicit)))(x, v)
+    same(slope, jax.jit(jax.grad(loss))(x, dense), 1e-5)
+
+
+def test_a_block_is_all_that_is_dense(blocks, optimised):
+    """Forward and backward, one layer or several in a loop, at once or one by one."""
+    blocks(Block(0, 64))
+    n, size = 1024, 1024 * 1024
+    x = normal(2, n)
+    layers = lambda x, vs: lax.scan(lambda x, v: (jnp.tanh(x @ v), None), x, vs)[0]
+    for make in (KINDS["columns"], lambda w: Quantised.quantise(w, 4, block=64)):
+        v = jax.eval_shape(make, jax.ShapeDtypeStruct((n, n), "float32"))
+        vs = jax.tree.map(lambda s: jax.ShapeDtypeStruct((2, *s.shape), s.dtype), v)
+        codes = 1 if v.bits == 8 else 2  # four bits take a byte in the slices of a loop
+        for fn, values, most in (
+            (lambda x, v: x @ v, v, 0.5),
+            (lambda x, v: jnp.tanh(x @ v) @ v, v, 0.5),
+            (lambda x, v: jax.vmap(lambda x: x @ v)(x), v, 0.5),
+            (jax.checkpoint(lambda x, v: jnp.tanh(x @ v) @ v), v, 0.5),
+            (layers, vs, 0.5 + 2 * codes),
+        ):
+            slope = jax.grad(lambda x, v, fn=fn: forbid(fn)(x, v).sum())
+            for program in (forbid(fn), slope):
+                memory = jax.jit(program).lower(x, values).compile().memory_analysis()
+                # Bytes may be copied, and floats of one block are there.
+                limit = size * (most + 0.5) + 4 * 64 * n * 2
+                assert memory.temp_size_in_bytes < limit, (fn, memory)
+
+
+@hypothesis.given(
+    shape=st.lists(st.integers(1, 3000), min_size=1, max_size=3),
+    runs=st.lists(st.integers(1, 12), min_size=3, max_size=3),
+    rows=st.integers(0, 600),
+)
+@hypothesis.settings(deadline=None)
+def test_blocks_are_of_the_array_and_small(shape, runs, rows):
+    grid = [math.gcd(n, r) for n, r in zip(shape, runs, strict=False)]
+    block = block_for(shape, [grid], rows)
+    if block is None:
+        return
+    axis, size = block
+    assert 1 <= size <= shape[axis]
+    entries = math.prod(shape) // shape[axis] * size
+    assert entries <= max(products._ENTRIES.values())
+
+
+def test_a_weight_that_may_be_on_several_devices_is_not_looped_over(blocks):
+    """A loop would gather what is split at each of its steps."""
+    x, v = normal(2, 1024), KINDS["columns"](normal(1024, 1024))
+    assert jax.device_count() > 1 and products._may_be_split.__name__ == "<lambda>"
+    count = lambda: str(jax.make_jaxpr(forbid(lambda x, v: x @ v))(x, v)).count("scan[")
+    blocks(Block(0, 64))
+    assert count() == 1
+    products._may_be_split = lambda: True
+    jaxrewrite.clear_caches()
+    assert count() == 0
+
+
+def test_another_platform_has_the_whole_weight(blocks):
+    blocks(Block(0, 64))
+    x, v = normal(2, 256), KINDS["columns"](normal(256, 256))
+    traced = jax.jit(forbid(lambda x, v: x @ v)).trace(x, v)
+    texts = {p: traced.lower(lowering_platforms=(p,)).as_text() for p in ("cpu", "cuda")}
+    assert "while" in texts["cpu"] and "while" not in texts["cuda"]
+
+
+class Masks(Coded):
+    """A format of a user's: integers of four bits, and two fields that blocks share."""
+
+    bits: jax.Array
+    scale: jax.Array
+    shift: jax.Array
+
+    def levels(self):
+        return self.bits.astype(self.scale.dtype) % 3
+
+    def scale_of_blocks(self):
+        return self.scale
+
+    def map_scales(self, change):
+        return Masks(self.bits, change(self.scale), self.shift)
+
+
+def test_formats_of_users_are_multiplied_in_blocks(blocks, bulk):
+    v = Masks(jnp.arange(96, dtype="uint4").reshape(8, 12), normal(2, 1), normal(1, 1))
+    x = normal(3, 8)
+    want = np.asarray(x, np.float64) @ np.asarray(v.materialise(), np.float64)
+    for block in BLOCKS:
+        blocks(block)
+        same(forbid(lambda x, v: x @ v)(x, v), want)
