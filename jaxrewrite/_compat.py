@@ -22,6 +22,9 @@ import numpy as np
 # The classes of the zero cotangents that a backward rule returns.
 from jax._src.ad_util import SymbolicZero, Zero
 
+# The class of all concrete arrays but keys, which tells at once that none is a tracer.
+from jax._src.array import ArrayImpl as ArrayImpl
+
 # The settings that JAX's own caches have in their keys (x64, matmul precision, mesh, axis
 # names ...). They are public only through the behaviour of jit's cache.
 from jax._src.config import trace_context as jax_trace_context
@@ -524,6 +527,25 @@ def nothing_is_traced() -> bool:
 def jit_is_disabled() -> bool:
     """Whether `jax.disable_jit` is in force."""
     return jax.config.jax_disable_jit  # type: ignore[attr-defined]
+
+
+def is_plain_jit(fn: Any) -> bool:
+    """Whether a user's function is by `jax.jit`, without donation, shardings or a device.
+
+    JAX's own functions are small, and a warning in one names the line that calls it.
+    """
+    # The function's own attribute is all that tells with which options it was made.
+    info = getattr(fn, "_jit_info", None)
+    if info is None or fn.__module__.partition(".")[0] == "jax":
+        return False
+    options = (info.donate_argnums, info.donate_argnames, info.device, info.backend)
+    placed = (*info.in_shardings_leaves, *info.out_shardings_leaves)
+    formats = (*info.in_layouts_leaves, *info.out_layouts_leaves)
+    return (
+        not any((*options, info.keep_unused, info.compiler_options_kvs))
+        and all(sharding is UNSPECIFIED for sharding in placed)
+        and all(layout is None for layout in formats)
+    )
 
 
 def bind_eqn(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from jax.tree_util import (
     PyTreeDef,
@@ -232,6 +233,13 @@ def _stays_whole(x: Any) -> bool:
     return is_hollow(x) or (is_value(x) and x._repeats_hollow)
 
 
+def _is_jittable(args: Any, kwargs: Any) -> bool:
+    """Whether nothing is traced, and `jax.jit` would take the arguments as they are."""
+    if not _compat.nothing_is_traced() or _compat.jit_is_disabled():
+        return False
+    return {*map(type, tree_leaves((args, kwargs)))} <= {_compat.ArrayImpl}
+
+
 class _Transformed:
     """The callable that `transform` returns."""
 
@@ -246,8 +254,26 @@ class _Transformed:
         # A function that is itself a pytree may hold values.
         self._fn_tree = None if treedef_is_leaf(tree_structure(fn)) else fn
         self._programs, self._tag = _program_cache(fn, self._fn_tree)
+        # The same function inside of `jax.jit`, if ``fn`` is a jitted one.
+        self._jitted = BoundedCache(16) if _compat.is_plain_jit(fn) else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._jitted is not None and _is_jittable(args, kwargs):
+            return self._in_jit(self._jitted)(*args, **kwargs)
+        return self._run(args, kwargs)
+
+    def _in_jit(self, cache: BoundedCache) -> Callable[..., Any]:
+        """The function under `jax.jit`, which finds a program faster than this class does."""
+        key = current_settings().refined(self._rules, self._policy).key()
+        jitted = cache.get(key)
+        if jitted is None:
+            twin = self.__copy__()
+            twin._jitted = None
+            jitted = jax.jit(twin)
+            cache.put(key, jitted)
+        return jitted
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
         leaves, staged = self._staged(args, kwargs)
         if staged is None:
             return self._fn(*args, **kwargs)

@@ -350,3 +350,39 @@ def test_what_rules_did_is_bounded():
     assert len(_traces._kept_traces.of(rules)) == 20
     jaxrewrite.clear_caches()
     assert len(_traces._kept_traces.of(rules)) == 0
+
+
+def test_a_jitted_function_is_called_by_the_dispatch_of_jit():
+    """Once for each setting; donation and what is no array go the other way."""
+    traced = []
+
+    @jax.jit
+    def fn(v, x):
+        traced.append(1)
+        return x * 2 + v
+
+    implicit = transform(fn)
+    for _ in range(3):
+        np.testing.assert_allclose(implicit(Doubled(X), X), 4 * X)
+    assert len(traced) == 1
+
+    class Late(Doubled):
+        pass
+
+    np.testing.assert_allclose(implicit(Late(X), X), 4 * X)
+
+    @jaxrewrite.register("add", commutative=True)
+    def _(v: Late, y: jax.Array):
+        return y + 10.0
+
+    np.testing.assert_allclose(implicit(Late(X), X), 2 * X + 10)
+    np.testing.assert_allclose(implicit(Doubled(X), X), 4 * X)
+    np.testing.assert_allclose(implicit(Doubled(X), 1.0), 2 * X + 2)
+    assert jax.vmap(implicit, (None, 0))(Doubled(X), jnp.ones((2, *X.shape))).shape[0] == 2
+
+    static = transform(jax.jit(lambda v, n: v * n, static_argnums=1))
+    np.testing.assert_allclose(jaxrewrite.materialise(static(Doubled(X), 3)), 6 * X)
+    donating = transform(jax.jit(lambda v, x: x + v, donate_argnums=1))
+    x = jnp.ones(X.shape)
+    np.testing.assert_allclose(donating(Doubled(X), x), 1 + 2 * X)
+    assert x.is_deleted()
