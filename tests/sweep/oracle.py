@@ -495,6 +495,11 @@ def _judge(program: Any, tainted: bool) -> Verdict:
         return Verdict("skipped", "products with numbers that are not finite")
     if wrong and _is_empty(program):
         return Verdict("skipped", "sums of no entries are missing")
+    if program.mode in ("grad", "jvp", "jacfwd") and _is_empty(program):
+        if not any(np.isnan(wide(w)).any() for w in want):
+            got = [jnp.where(jnp.isnan(g), w, g) for g, w in zip(got, want, strict=True)]
+        if all(map(same, got, want)):
+            return Verdict("skipped", "derivatives of sums of no entries times infinity")
     detail = next(
         f"result {i}: {np.asarray(g)} against {np.asarray(w)}"
         for i, (g, w) in enumerate(zip(got, want, strict=True))

@@ -207,10 +207,25 @@ def _without(x: Masked, primitive: Any, params: Any) -> Any:
     return primitive.bind(_filled(x, number), **params)
 
 
-@annotation_rule(Masked, *(name for name in _NEUTRAL if not name.startswith("cum")))
+@annotation_rule(Masked, *(name for name in _NEUTRAL if name.startswith("reduce")))
 def _reduce(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> Any:
     result = _without(x, primitive, {"axes": axes, **params})
     return Masked(result, x.mask.all(tuple(axes)))
+
+
+@annotation_rule(Masked, "argmax", "argmin")
+def _reduce_to_index(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> Any:
+    """Of booleans it is the first place, which a missing entry before it might be.
+
+    `jax.numpy.select` takes the first condition that holds in this way.
+    """
+    index = _without(x, primitive, {"axes": axes, **params})
+    if x.dtype != jnp.bool_:
+        return Masked(index, x.mask.all(tuple(axes)))
+    (axis,) = axes
+    found = ~x.mask & (x.array if primitive.name == "argmax" else ~x.array)
+    earlier = lax.cumsum(found.astype(jnp.int32), axis) == 0
+    return Masked(index, (x.mask & earlier).any(axis))
 
 
 @annotation_rule(Masked, *(name for name in _NEUTRAL if name.startswith("cum")))

@@ -70,7 +70,7 @@ def multiplied(v: Any, x: Any, terms: Terms) -> Any:
     terms = terms._replace(
         dtype=jnp.dtype(terms.dtype or jnp.result_type(v.dtype, x.dtype))
     )
-    block = block_for(v.shape, _grids(v), _rows(x, terms))
+    block = block_for(v.shape, _grids(v), _rows(x, terms), 4 if _is_nibbles(v) else 8)
     if block is None or _may_be_split():
         return _whole(v, x, terms)
     return _on_this_platform(v, x, terms, block)
@@ -152,12 +152,13 @@ class Block(NamedTuple):
 # A smaller weight is in the cache as a whole.
 _SMALLEST = 2**19
 
-# How many entries are dense at a time, in products with up to so many rows.
-_ENTRIES = {8: 2**17, 32: 2**19, math.inf: 2**20}
+# How many entries are dense at a time, in products with up to so many rows: of codes of a
+# byte, and of four bits.
+_ENTRIES = {1: (2**18, 2**18), 32: (2**19, 2**21), math.inf: (2**20, 2**21)}
 
 
 def block_for(
-    shape: Sequence[int], grids: Sequence[Sequence[int]], rows: int
+    shape: Sequence[int], grids: Sequence[Sequence[int]], rows: int, bits: int = 8
 ) -> Block | None:
     """The blocks in which a weight is multiplied with so many rows.
 
@@ -167,9 +168,9 @@ def block_for(
     size = math.prod(shape)
     if size < _SMALLEST or rows == 0:
         return None
-    entries = next(n for most, n in _ENTRIES.items() if rows <= most)
+    entries = next(n for most, n in _ENTRIES.items() if rows <= most)[bits == 4]
     for axis, length in enumerate(shape):
-        most = entries * length // size
+        most = min(entries * length // size, length)
         if most >= 1:
             runs = [length // grid[axis] for grid in grids if grid[axis] > 1]
             return Block(axis, _rounded(most, length, max(runs, default=1)))
@@ -270,7 +271,7 @@ def _views(v: Coded, x: Any, terms: Terms, axis: int) -> tuple[Any, list[_View]]
     axes = [axis if leaf.shape[axis] > 1 else None for leaf in shared]
     axes.append(terms.x.index(label) if label in terms.x else None)
     last = v.ndim - 1
-    if codes.dtype not in (jnp.int4, jnp.uint4) or axis == last or v.shape[last] % 2:
+    if not _is_nibbles(v) or axis == last or v.shape[last] % 2:
         return codes, [_View(lambda codes: codes, [*shared, x], axes)]
     dtype = jnp.int8 if codes.dtype == jnp.int4 else jnp.uint8
     pairs = codes.reshape(*codes.shape[:-1], -1, 2)
@@ -283,6 +284,10 @@ def _views(v: Coded, x: Any, terms: Terms, axis: int) -> tuple[Any, list[_View]]
             halves.append(x)
         views.append(_View(functools.partial(_nibble, i), halves, axes))
     return lax.bitcast_convert_type(pairs, dtype), views
+
+
+def _is_nibbles(v: Coded) -> bool:
+    return jax.tree.leaves(v)[0].dtype in (jnp.int4, jnp.uint4)
 
 
 def _nibble(i: int, stored: Any) -> Any:

@@ -576,6 +576,20 @@ def test_bounds_can_be_trained():
     )
 
 
+def test_the_first_of_conditions_may_be_one_that_is_missing():
+    conditions = [
+        Masked(jnp.array([True, False, True, False]), jnp.array([1, 1, 0, 0], bool)),
+        jnp.array([True, False, True, True]),
+    ]
+    choices = [jnp.arange(4.0), 10 + jnp.arange(4.0)]
+    got = run(lambda conditions: jnp.select(conditions, choices, -1.0))(conditions)
+    assert got.mask.tolist() == [True, True, False, False]
+    assert got.filled(0).tolist() == [0, 0, 2, 13]
+    flags = Masked(jnp.array([False, True, False]), jnp.array([0, 0, 1], bool))
+    index = run(jnp.argmax)(flags)
+    assert (index.filled(9), run(jnp.argmin)(flags).filled(9)) == (1, 0)
+
+
 def test_bounds_that_rounding_has_exchanged():
     """They are no reason to say that an array differs from itself."""
     x = jnp.array([0.3, -0.7])
