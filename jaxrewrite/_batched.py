@@ -63,6 +63,7 @@ class Batched(ArrayValue):
 
     # The element's shape and dtype mean nothing while its leaves are stacked.
     rules_see_values = True
+    _maps_elements = True
 
     def __post_init__(self) -> None:
         if not is_value(self.element):
