@@ -63,7 +63,9 @@ class Batched(ArrayValue):
 
     # The element's shape and dtype mean nothing while its leaves are stacked.
     rules_see_values = True
-    _maps_elements = True
+
+    # A field without leaves is the same for all elements, whatever axes the others have.
+    _repeats_hollow = True
 
     def __post_init__(self) -> None:
         if not is_value(self.element):

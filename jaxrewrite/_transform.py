@@ -220,17 +220,16 @@ def _materialiser(treedef: PyTreeDef) -> Callable[..., Any]:
     return materialise
 
 
-def _keeps_parts(x: Any) -> bool:
-    """Whether parts of it that have no leaves may stay: it is one, or maps over others."""
-    return is_hollow(x) or (is_value(x) and x._maps_elements)
-
-
 # --- a transformed function -----------------------------------------------------
 
 
 _programs = WeakCaches(1024)
 
 _NOTHING: Any = object()  # It stands for a program that has nothing to rewrite.
+
+
+def _stays_whole(x: Any) -> bool:
+    return is_hollow(x) or (is_value(x) and x._repeats_hollow)
 
 
 class _Transformed:
@@ -256,7 +255,7 @@ class _Transformed:
         if staged.has_hollow and not (_compat.makes_jaxpr() or _compat.nothing_is_traced()):
             # `jax.vmap` batches leaves, so it cannot batch a value that has none.
             return tree_map(
-                lambda x: dense(x) if is_hollow(x) else x, results, is_leaf=_keeps_parts
+                lambda x: dense(x) if is_hollow(x) else x, results, is_leaf=_stays_whole
             )
         return results
 

@@ -78,9 +78,8 @@ class Value(PyTree):
     outer: ClassVar[float] = 0
     rules_see_values: ClassVar[bool] = False
 
-    # Whether it is the `jax.vmap` of something over its leaves, batch axes included, so that
-    # parts without leaves need none.
-    _maps_elements: ClassVar[bool] = False
+    # Whether fields without leaves may stay when `jax.vmap` gives the others batch axes.
+    _repeats_hollow: ClassVar[bool] = False
 
     # Whether an annotation with this class itself, not a subclass, means any value.
     _is_any: ClassVar[bool] = True

@@ -24,9 +24,10 @@ def test_some_programs(bulk):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(1000, 5000, 500))
+@pytest.mark.parametrize("first", range(1000, 1400, 100))
 def test_many_programs(first, bulk):
-    found = sweep(range(first, first + 500))
+    """More of them take hours: ``python -m sweep``."""
+    found = sweep(range(first, first + 100))
     assert not found.failures, told(found)
 
 

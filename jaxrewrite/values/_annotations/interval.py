@@ -361,14 +361,23 @@ def _centred(x: Any) -> tuple[Any, Any]:
 @annotation_rule(Interval, *COMPARISON)
 def _compare(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     """The lower bound is what holds surely, the upper bound what may hold."""
+    (x_low, x_high), (y_low, y_high) = map(_ordered, (x, y))
     name = primitive.name
     if name in ("lt", "le"):
-        return _between(primitive, [_upper(x), _lower(y)], [_lower(x), _upper(y)], {})
+        return _between(primitive, [x_high, y_low], [x_low, y_high], {})
     if name in ("gt", "ge"):
-        return _between(primitive, [_lower(x), _upper(y)], [_upper(x), _lower(y)], {})
-    overlap = (_lower(x) <= _upper(y)) & (_lower(y) <= _upper(x))
-    same = (_lower(x) == _upper(y)) & (_upper(x) == _lower(y))
+        return _between(primitive, [x_low, y_high], [x_high, y_low], {})
+    overlap = (x_low <= y_high) & (y_low <= x_high)
+    same = (x_low == y_high) & (x_high == y_low)
     return Interval(same, overlap) if name == "eq" else Interval(~overlap, ~same)
+
+
+def _ordered(x: Any) -> tuple[Any, Any]:
+    """The bounds, which rounding may have exchanged if they are close to each other."""
+    lower, upper = _lower(x), _upper(x)
+    if lower is upper:
+        return lower, upper
+    return jnp.minimum(lower, upper), jnp.maximum(lower, upper)
 
 
 @annotation_rule(Interval, "is_finite")

@@ -19,7 +19,6 @@ from jax.experimental.sparse import (
     bcoo_dot_general,
     bcoo_dynamic_slice,
     bcoo_reduce_sum,
-    bcoo_reshape,
     bcoo_rev,
     bcoo_slice,
     bcoo_sum_duplicates,
@@ -503,6 +502,25 @@ def _unique(matrix: BCOO) -> Sparse:
     return Sparse(BCOO(held, shape=matrix.shape, unique_indices=True))
 
 
+def _rearranged(move: Callable[[list[BCOO]], BCOO], *vs: Sparse) -> Sparse:
+    """What a function that moves entries makes of matrices.
+
+    Some positions may hold no entry, which their indices say, as they are those of no row.
+    After a move they could be those of one.
+    """
+    held = [v.bcoo() for v in vs]
+    moved = move(held)
+    flags = []
+    for matrix in held:
+        there = (matrix.indices < jnp.array(matrix.shape[-2:])).all(-1)
+        flags.append(BCOO((there.astype(jnp.int8), matrix.indices), shape=matrix.shape))
+    is_entry = move(flags).data != 0
+    nowhere = jnp.array(moved.shape[-2:], moved.indices.dtype)
+    indices = jnp.where(is_entry[..., None], moved.indices, nowhere)
+    data = zero_unless(is_entry, moved.data)
+    return _unique(BCOO((data, indices), shape=moved.shape))
+
+
 def _acts_on_batch(v: Sparse, sizes: Sequence[int]) -> bool:
     return tuple(sizes[len(v.batch) :]) == v.shape[-2:]
 
@@ -532,7 +550,7 @@ def _(v: Sparse, *starts: Array, slice_sizes: Any) -> Any:
 
 @register("rev")
 def _(v: Sparse, *, dimensions: Any) -> Any:
-    return _unique(bcoo_rev(v.bcoo(), dimensions))
+    return _rearranged(lambda matrices: bcoo_rev(matrices[0], dimensions), v)
 
 
 @register("reshape")
@@ -541,10 +559,25 @@ def _(v: Sparse, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
     if dimensions is not None or tuple(new_sizes[-2:]) == v.shape[-2:]:
         return NotImplemented
     if len(new_sizes) == v.ndim and tuple(new_sizes[:-2]) == v.batch:
-        return _unique(bcoo_reshape(v.bcoo(), new_sizes=new_sizes))
+        return _reshaped(v, new_sizes)
     if 1 in v.shape[batch:]:
         return v.materialise().reshape(new_sizes)  # A vector has few zeros to save.
     return NotImplemented
+
+
+def _reshaped(v: Sparse, sizes: Sequence[int]) -> Any:
+    matrix = v.bcoo()
+    rows, columns = matrix.shape[-2:]
+    if rows * columns > jnp.iinfo(matrix.indices.dtype).max:
+        return NotImplemented  # An index of all entries does not fit.
+
+    def move(matrices: list[BCOO]) -> BCOO:
+        (matrix,) = matrices
+        position = matrix.indices[..., 0] * columns + matrix.indices[..., 1]
+        indices = jnp.stack(jnp.divmod(position, max(sizes[-1], 1)), -1)
+        return BCOO((matrix.data, indices), shape=tuple(sizes))
+
+    return _rearranged(move, v)
 
 
 @register("squeeze")
@@ -556,7 +589,7 @@ def _(v: Sparse, *, dimensions: Any) -> Any:
 
 @register("concatenate")
 def _(*vs: Sparse, dimension: int) -> Any:
-    return _unique(bcoo_concatenate([v.bcoo() for v in vs], dimension=dimension))
+    return _rearranged(partial(bcoo_concatenate, dimension=dimension), *vs)
 
 
 @register("reduce_sum")

@@ -18,6 +18,7 @@ from jaxrewrite.values import (
     Interval,
     Masked,
     Named,
+    Scaled,
     Tagged,
     Threefry,
     Unitful,
@@ -573,6 +574,21 @@ def test_bounds_can_be_trained():
     np.testing.assert_allclose(
         jax.grad(worst)(WEIGHT), jax.grad(by_hand)(WEIGHT), rtol=1e-4, atol=1e-5
     )
+
+
+def test_bounds_that_rounding_has_exchanged():
+    """They are no reason to say that an array differs from itself."""
+    x = jnp.array([0.3, -0.7])
+    compare = run(lambda v: (v == v, v != v, v < v, v <= v))
+    # Of tracers no order is known.
+    equal = jax.jit(lambda x: compare(Interval(x + 1e-7, x)))(x)
+    assert equal[0].upper.all() and not equal[1].lower.any()
+    assert not equal[2].lower.any() and equal[3].upper.all()
+    scaled = Interval(Scaled(x, jnp.float32(1.7)), Scaled(x, jnp.float32(1.7)))
+    for fn in (lambda v: jnp.logaddexp(v, v), jax.nn.softplus):
+        implicit = jaxrewrite.transform(fn, materialise="allow")
+        bounds, at = jax.jit(implicit)(scaled), fn(x * 1.7)
+        assert (bounds.lower <= at + 1e-5).all() and (at - 1e-5 <= bounds.upper).all()
 
 
 @pytest.mark.parametrize(

@@ -411,3 +411,35 @@ def test_empty_axes(format):
         v = Sparse.from_dense(jnp.zeros(shape), format=format)
         close(v @ jnp.ones((shape[1], 2)), jnp.zeros((shape[0], 2)))
         close(jnp.ones((2, shape[0])) @ v, jnp.zeros((2, shape[1])))
+
+
+MOVES = {
+    "rev": lambda v: jnp.flip(v, (-1, -2)),
+    "concatenate": lambda v: jnp.concatenate([v, v], -1),
+    "block": lambda v: jnp.block([[v, v], [v, v]]),
+    "reshape": lambda v: v.reshape(*v.shape[:-2], 1, 4),
+    "reshape to columns": lambda v: v.reshape(*v.shape[:-2], 4, 1),
+    "slice": lambda v: v[..., 1:, :],
+    "roll": lambda v: jnp.roll(v, 1, -1),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "stack"])
+@pytest.mark.parametrize("format", ["bcoo", "bcsr"])
+def test_positions_without_entries_stay_empty(name, batch, format, bulk):
+    """Their numbers take no part in anything, derivatives and products included."""
+    w = jnp.arange(1.0, 5 if not batch else 9).reshape(*batch, 2, 2)
+    v = Sparse.from_dense(w, 7, format)
+    move = jaxrewrite.transform(MOVES[name], materialise="allow")
+
+    def squares(v):
+        return jaxrewrite.materialise(move(v) * move(v)).sum()
+
+    np.testing.assert_allclose(jaxrewrite.materialise(move(v)), MOVES[name](w))
+    np.testing.assert_allclose(squares(v), (MOVES[name](w) ** 2).sum())
+    gradient = jax.grad(squares, allow_int=True)(v).data
+    times = MOVES[name](w).size // w.size or 1
+    if name not in ("slice", "reshape", "reshape to columns"):
+        np.testing.assert_allclose(gradient[..., :4], 2 * times * v.data[..., :4])
+    assert not gradient[..., 4:].any()
