@@ -1,19 +1,35 @@
 """The settings of every test: JAX's own checks, and quick compilation."""
 
+import atexit
 import gc
+import importlib.metadata
 import os
 import resource
+import shutil
+import tempfile
 
 
-# Eight simulated devices, for the tests with shardings; before JAX is imported.
+# All of this is read as JAX is imported, here and in the processes that tests start.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
-)
 
-import jax
-import pytest
-from rule_coverage import RuleCoverage
+# Eight simulated devices, for the tests with shardings.
+_flags = ["--xla_force_host_platform_device_count=8"]
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    # The older emitters compile in a third of the time. Later releases have no other.
+    _flags.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_flags])
+
+# Compiling takes most of the time: what one process has compiled, no other has to.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    _compiled = tempfile.mkdtemp(prefix="jaxrewrite-tests-")
+    atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+from rule_coverage import RuleCoverage  # noqa: E402
 
 
 # Every jaxpr that the library builds is type checked.

@@ -630,3 +630,17 @@ def test_a_long_scan_is_one_small_program():
     eqn = only_equation("scan", fn, X, make("lora"))
     (body,) = jex_core.jaxprs_in_params(eqn.params)
     assert len(body.eqns) == 4
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_stacks_of_values_with_parts_without_leaves_leave_an_outer_vmap(nested):
+    v = make("lora_of_zeros")
+    scan = lambda v, x: lax.scan(lambda c, y: (c + y, v), x, XS)
+    fn = (lambda v, x: lax.map(lambda y: scan(v, y), XS)) if nested else scan
+    implicit = transform(fn, materialise="forbid")
+    # The dense array of the stack is made both inside of the vmap and outside.
+    inside = jax.vmap(lambda x: jaxrewrite.materialise(implicit(v, x)))(XS)
+    outside = jaxrewrite.materialise(jax.vmap(lambda x: implicit(v, x))(XS))
+    want = jax.vmap(lambda x: fn(jaxrewrite.materialise(v), x))(XS)
+    for got in (inside, outside):
+        jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-5), got, want)

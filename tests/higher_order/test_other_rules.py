@@ -325,7 +325,7 @@ OPAQUE = {
 
 
 @pytest.mark.parametrize("name", OPAQUE)
-@pytest.mark.parametrize("kind", ["lora", "scaled"])
+@pytest.mark.parametrize("kind", ["lora", pytest.param("scaled", marks=pytest.mark.slow)])
 def test_functions_that_newer_jax_expands_late(name, kind):
     """Forward, both ways of differentiating and twice, batched, and in a loop."""
     fn = OPAQUE[name]
