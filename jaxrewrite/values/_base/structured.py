@@ -273,3 +273,13 @@ def _(v: Structured, *, reps: Sequence[int]) -> Any:
         dimensions=None,
         sharding=None,
     )
+
+
+@jaxrewrite.register("reshape", precedence=1)
+def _(v: Structured, *, new_sizes: Any, dimensions: Any, sharding: Any) -> Any:
+    """A reshape that permutes axes first, as of the gradients of grouped convolutions."""
+    if dimensions is None or sharding is not None:
+        return NotImplemented
+    v = jaxrewrite.bind("transpose", v, permutation=tuple(dimensions))
+    whole = {"new_sizes": new_sizes, "dimensions": None, "sharding": None}
+    return jaxrewrite.bind("reshape", v, **whole)

@@ -20,6 +20,7 @@ from jaxrewrite import ArrayValue
 from jaxrewrite.primitives import ADDITIVE
 
 from .._base.structured import Structured
+from .._matrices.convolution import convolved
 from .._matrices.low_rank import (
     LINEAR,
     LowRank,
@@ -320,3 +321,11 @@ def _(x: Lora, y: ArrayLike | ArrayValue, **params) -> Any:
 @jaxrewrite.register("dot_general", either=True)
 def _(x: Lora, y: LowRank, **params) -> Any:
     return dot(x, y, **params)
+
+
+@jaxrewrite.register("conv_general_dilated")
+def _(x: ArrayLike, v: Lora, **params) -> Any:
+    change = convolved(x, v.change, **params)
+    if change is NotImplemented:
+        return NotImplemented
+    return _total(v, jaxrewrite.bind("conv_general_dilated", x, _base(v), **params), change)

@@ -1,0 +1,87 @@
+"""Convolutions with kernels of low rank: one to as many features as the rank, then a product."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import ArrayLike
+
+import jaxrewrite
+
+from .._base.contract import contract, transpose
+from .low_rank import RANK, Factor, LowRank, factors
+
+
+@jaxrewrite.register("conv_general_dilated")
+def convolved(x: ArrayLike, v: LowRank, *, preferred_element_type, **params) -> Any:
+    r"""Convolve with one factor, and multiply the features by the other.
+
+    .. math:: x * (a b) = (x * a) b = (x a) * b
+
+    where one factor has the output features of the kernel as its only axis beside the rank, as
+    in adapters of convolutions [1]_, or has the input features, as in their gradients.
+
+    .. [1] E. Hu et al. (2021), LoRA: Low-Rank Adaptation of Large Language Models,
+       arXiv:2106.09685; its authors' library does so for convolutions.
+    """
+    if v.rank == 0:
+        return NotImplemented
+    out, features, *_ = params["dimension_numbers"].rhs_spec
+    dtype = preferred_element_type or jnp.result_type(x, v.dtype)
+    x = jnp.asarray(x).astype(dtype)
+    a, b = (factor._replace(x=factor.x.astype(dtype)) for factor in factors(v))
+    for first, second in ((a, b), (b, a)):
+        if set(second.labels) == {out, RANK}:
+            return _product_last(x, first, second, out, params)
+        if set(first.labels) == {features, RANK}:
+            return _product_first(x, first, second, features, params)
+    return NotImplemented
+
+
+def _product_last(
+    x: Any, first: Factor, second: Factor, out: int, params: dict[str, Any]
+) -> Any:
+    """All groups, of features or of the batch, share the first factor."""
+    groups = params["feature_group_count"] * params["batch_group_count"]
+    kernel = lax.concatenate([_kernel(first, out)] * groups, out)
+    y = _convolved(x, kernel, params)
+    own = transpose(second.x, second.labels, (RANK, out))
+    own = own.reshape(own.shape[0], groups, -1)
+    axis = params["dimension_numbers"].out_spec[1]
+    return _features(y, axis, groups, own, (RANK, "group", "new"))
+
+
+def _product_first(
+    x: Any, first: Factor, second: Factor, features: int, params: dict[str, Any]
+) -> Any:
+    own = transpose(first.x, first.labels, (RANK, features))
+    axis = params["dimension_numbers"].lhs_spec[1]
+    groups = params["feature_group_count"]
+    x = _features(x, axis, groups, own, ("new", RANK))
+    return _convolved(x, _kernel(second, features), params)
+
+
+def _kernel(factor: Factor, axis: int) -> Any:
+    """A factor as a kernel, with the rank in the place of an axis."""
+    places = [RANK if i == axis else i for i in range(len(factor.labels))]
+    return transpose(factor.x, factor.labels, tuple(places))
+
+
+def _convolved(x: Any, kernel: Any, params: dict[str, Any]) -> Any:
+    return lax.conv_general_dilated_p.bind(x, kernel, preferred_element_type=None, **params)
+
+
+def _features(x: Any, axis: int, groups: int, own: Any, labels: tuple[Any, ...]) -> Any:
+    """Multiply the features of each group, along an axis, by a matrix."""
+    before, after = x.shape[:axis], x.shape[axis + 1 :]
+    left = [("left", i) for i in range(len(before))]
+    right = [("right", i) for i in range(len(after))]
+    x = x.reshape(*before, groups, -1, *after)
+    y = contract(
+        *(x, (*left, "group", RANK, *right)),
+        *(own, labels),
+        (*left, "group", "new", *right),
+    )
+    return y.reshape(*before, -1, *after)

@@ -1,0 +1,126 @@
+"""Convolutions whose kernels are values, against dense kernels, with their gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxrewrite
+from jaxrewrite.values import NF4, Lora, LowRank, Quantised, Scaled, Sum, Zero
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), "float32")
+
+
+W, X = normal(3, 2, 4, 8), normal(2, 6, 5, 4, seed=1)
+FACTORS = normal(3, 2, 4, 2, seed=2), normal(2, 8, seed=3)
+PLACES = (-4, -3, -2), (-1,)
+KERNELS = {
+    "int8": lambda: Quantised.quantise(W, axis=-1),
+    "int4": lambda: Quantised.quantise(W, 4, axis=(2, 3)),
+    "nf4": lambda: NF4.quantise(W, (None, None, None, 1)),
+    "low rank": lambda: LowRank(*FACTORS, *PLACES),
+    "lora": lambda: Lora(W, *FACTORS, 0.5, *PLACES, frozen=False),
+    "lora on int8": lambda: Lora(Quantised.quantise(W, axis=-1), *FACTORS, 0.5, *PLACES),
+    "scaled": lambda: Scaled(W, jnp.float32(2.0)),
+    "sum": lambda: Sum((W, Scaled(W, jnp.float32(0.5)))),
+    "zero": lambda: Zero(W.shape, "float32"),
+}
+LAYOUT = ("NHWC", "HWIO", "NHWC")
+
+
+def twice(x):
+    return jnp.concatenate([x, x], -1)
+
+
+PROGRAMS = {
+    "same": lambda x, w: lax.conv_general_dilated(
+        x, w, (1, 1), "SAME", dimension_numbers=LAYOUT
+    ),
+    "strides and dilation": lambda x, w: lax.conv_general_dilated(
+        *(x, w, (2, 1), [(1, 0), (2, 1)]),
+        lhs_dilation=(2, 1),
+        rhs_dilation=(1, 2),
+        dimension_numbers=LAYOUT,
+    ),
+    "groups of features": lambda x, w: lax.conv_general_dilated(
+        *(twice(x), w, (1, 1), "SAME"),
+        feature_group_count=2,
+        dimension_numbers=LAYOUT,
+    ),
+    "groups of the batch": lambda x, w: lax.conv_general_dilated(
+        *(x, w, (1, 1), "SAME"),
+        batch_group_count=2,
+        dimension_numbers=LAYOUT,
+    ),
+    "channels first": lambda x, w: lax.conv_general_dilated(
+        x.transpose(0, 3, 1, 2), w.transpose(3, 2, 0, 1), (1, 1), "VALID"
+    ),
+    "transposed": lambda x, w: lax.conv_transpose(
+        x, w, (2, 2), "SAME", dimension_numbers=LAYOUT
+    ),
+}
+
+
+def all_of(x, w):
+    return {name: fn(x, w) for name, fn in PROGRAMS.items()}
+
+
+def loss(x, w, fn=all_of):
+    return sum((y**2).sum() for y in jaxrewrite.materialise(fn(x, w)).values())
+
+
+def same(got, want):
+    got = jax.tree.leaves(jaxrewrite.materialise(got))
+    for g, w in zip(got, jax.tree.leaves(want), strict=True):
+        assert (g.shape, g.dtype) == (w.shape, w.dtype)
+        np.testing.assert_allclose(g, w, 1e-4, 1e-4 * abs(np.asarray(w)).max(initial=1e-3))
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+def test_no_kernel_becomes_dense(kind, bulk):
+    v = KERNELS[kind]()
+    implicit = jaxrewrite.transform(all_of, materialise="forbid")
+
+    def results(x, v):
+        return implicit(x, v), jax.grad(lambda x: loss(x, v, implicit))(x)
+
+    def dense(x, w):
+        return all_of(x, w), jax.grad(loss)(x, w)
+
+    same(jax.jit(results)(X, v), jax.jit(dense)(X, jaxrewrite.materialise(v)))
+
+
+@pytest.mark.parametrize("kind", ["lora", "int8", "nf4"])
+def test_gradients_of_kernels(kind, bulk):
+    v = KERNELS[kind]()
+    implicit = jaxrewrite.transform(all_of, materialise="forbid")
+    got = jax.jit(jax.grad(lambda v: loss(X, v, implicit), allow_int=True))(v)
+    want = jax.jit(jax.grad(lambda v: loss(X, jaxrewrite.materialise(v)), allow_int=True))(
+        v
+    )
+    floats = lambda tree: [x for x in jax.tree.leaves(tree) if x.dtype == jnp.float32]
+    same(floats(got), floats(want))
+
+
+@pytest.mark.parametrize("kind", KERNELS)
+def test_gradients_that_are_rewritten(kind, bulk):
+    """Those of grouped convolutions mix the axes of the two factors of a `Lora`."""
+    v = KERNELS[kind]()
+    fn = lambda x, w: jax.grad(loss)(x, w)
+    policy = "allow" if "lo" in kind else "forbid"
+    got = jax.jit(jaxrewrite.transform(fn, materialise=policy))(X, v)
+    same(got, jax.jit(fn)(X, jaxrewrite.materialise(v)))
+
+
+def test_an_adapter_of_another_layout_is_dense():
+    v = LowRank(normal(3, 2, 2), normal(2, 4, 8), (-4, -3), (-2, -1))
+    fn = PROGRAMS["same"]
+    with pytest.raises(jaxrewrite.MaterialisationError, match="'conv_general_dilated' on"):
+        jaxrewrite.transform(fn, materialise="forbid")(X, v)
+    same(
+        jaxrewrite.transform(fn, materialise="allow")(X, v),
+        fn(X, jaxrewrite.materialise(v)),
+    )
