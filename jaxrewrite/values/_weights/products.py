@@ -91,10 +91,13 @@ def _may_be_split() -> bool:
 
     A loop over parts of an array that is split would gather it at each step.
     """
-    if jax.device_count() == 1:
-        return False
+    return jax.device_count() > 1 and not _is_manual()
+
+
+def _is_manual() -> bool:
+    """Whether this is the program of one device, within `jax.shard_map`."""
     types = jax.sharding.get_abstract_mesh().axis_types
-    return not types or any(kind != jax.sharding.AxisType.Manual for kind in types)
+    return bool(types) and all(kind == jax.sharding.AxisType.Manual for kind in types)
 
 
 # --- as a whole -------------------------------------------------------------------------
@@ -149,12 +152,33 @@ class Block(NamedTuple):
     size: int
 
 
-# A smaller weight is in the cache as a whole.
-_SMALLEST = 2**19
+class _Sizes(NamedTuple):
+    """A number of entries, for codes of a byte and for those of four bits."""
 
-# How many entries are dense at a time, in products with up to so many rows: of codes of a
-# byte, and of four bits.
-_ENTRIES = {1: (2**18, 2**18), 32: (2**19, 2**21), math.inf: (2**20, 2**21)}
+    byte: int
+    nibble: int
+
+    def of(self, bits: int) -> int:
+        return self.nibble if bits == 4 else self.byte
+
+
+# For products with up to so many rows: the least weight for which a loop is faster, or takes
+# so much less memory that the time to compile it is well spent, and how many entries of it
+# are dense at a time.
+_SMALLEST = {
+    4: _Sizes(2**19, 2**19),
+    32: _Sizes(2**22, 2**21),
+    math.inf: _Sizes(2**22, 2**22),
+}
+_ENTRIES = {
+    1: _Sizes(2**18, 2**18),
+    32: _Sizes(2**19, 2**21),
+    math.inf: _Sizes(2**20, 2**21),
+}
+
+
+def _for_rows(table: dict[float, _Sizes], rows: int, bits: int) -> int:
+    return next(sizes for most, sizes in table.items() if rows <= most).of(bits)
 
 
 def block_for(
@@ -166,9 +190,9 @@ def block_for(
     blocks of entries share.
     """
     size = math.prod(shape)
-    if size < _SMALLEST or rows == 0:
+    if rows == 0 or size < _for_rows(_SMALLEST, rows, bits):
         return None
-    entries = next(n for most, n in _ENTRIES.items() if rows <= most)[bits == 4]
+    entries = _for_rows(_ENTRIES, rows, bits)
     for axis, length in enumerate(shape):
         most = min(entries * length // size, length)
         if most >= 1:
@@ -232,10 +256,13 @@ def _looped(
         parts = product(lax.dynamic_slice_in_dim(stored, start, size, axis), varying)
         return (list(map(jnp.add, totals, parts)), None) if is_summed else (None, parts)
 
-    # If nothing is left after the last block, these are the zeros that a sum begins with.
-    last = product(
-        lax.slice_in_dim(stored, end, length, axis=axis), [rest for _, rest in split]
-    )
+    tail = lax.slice_in_dim(stored, end, length, axis=axis), [rest for _, rest in split]
+    if end < length or not is_summed or _is_manual():
+        # In `jax.shard_map`, sums of no entries vary over the mesh as the others do.
+        last = product(*tail)
+    else:
+        shapes = jax.eval_shape(product, *tail)
+        last = [jnp.zeros(x.shape, x.dtype) for x in shapes]
     blocks = jnp.arange(0, end, size), [main for main, _ in split]
     if is_summed:
         whole, _ = lax.scan(step, last, blocks)

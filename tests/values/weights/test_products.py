@@ -183,7 +183,7 @@ def test_blocks_are_of_the_array_and_small(shape, runs, rows):
     axis, size = block
     assert 1 <= size <= shape[axis]
     entries = math.prod(shape) // shape[axis] * size
-    assert entries <= max(map(max, products._ENTRIES.values()))
+    assert entries <= max(max(sizes) for sizes in products._ENTRIES.values())
 
 
 def test_a_weight_that_may_be_on_several_devices_is_not_looped_over(blocks):
