@@ -20,7 +20,8 @@ class Quantised(Coded):
 
     where :math:`b(i,j)` is the block of the entry. Such an array takes about an eighth (4
     bits) or a quarter (8 bits) of the bytes in float32. A product with it leaves no
-    floating-point copy behind, because the backward pass makes the copy again. It stays
+    floating-point copy behind, because the backward pass makes the copy again. On a CPU, a
+    product with a large weight makes one block of it dense at a time. It stays
     quantised when it is transposed, reshaped, broadcast, reversed, sliced, concatenated
     with its kind, negated, or cast to another floating dtype. It also stays quantised when
     it is multiplied or divided by a number, or by one number per index of an axis. Matrices
@@ -52,7 +53,10 @@ class Quantised(Coded):
     Gradients with respect to ``scale``, and to a floating ``zero``, are exact. The gradient
     with respect to ``q`` is float0, as for all integers in JAX. If all entries that a
     product sums share their scale, the product multiplies the integers and scales the
-    result. Otherwise it multiplies the scaled integers. The formula and the choice of
+    result. Otherwise it multiplies the scaled integers. A weight is large from 4 million
+    entries on; for products with at most four rows, as when a model generates text one token
+    at a time, from half a million on. If it may be split over several devices, it becomes
+    dense as a whole, since a loop would gather it at each step. The formula and the choice of
     scales are those of [1]_.
 
     .. [1] B. Jacob et al. (2018), Quantization and Training of Neural Networks for
