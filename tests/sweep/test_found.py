@@ -1,5 +1,8 @@
 """Programs that were wrong or crashed in the sweep, as small as it could make them."""
 
+import json
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,6 +82,23 @@ FOUND = [
 def test_what_the_sweep_found(found, bulk):
     operands, step, mode = (*found, "eager")[:3]
     verdict = judge(Program(operands, (step,), "t0", mode=mode))
+    assert verdict.kind == "ok", verdict
+
+
+def found_programs():
+    """More of them, in a file: each line has the fields of a `Program`."""
+    lines = pathlib.Path(__file__).with_name("found.jsonl").read_text().splitlines()
+    for i, line in enumerate(lines):
+        fields = json.loads(line)
+        operands, steps = (tuple(fields.pop(name)) for name in ("operands", "steps"))
+        program = Program(operands, steps, **fields)
+        marks = [pytest.mark.slow] if i % 3 else []
+        yield pytest.param(program, marks=marks, id=f"{i}: {steps[-1]}")
+
+
+@pytest.mark.parametrize("program", found_programs())
+def test_what_else_the_sweep_found(program, bulk):
+    verdict = judge(program)
     assert verdict.kind == "ok", verdict
 
 
