@@ -96,7 +96,7 @@ def found_programs():
         yield pytest.param(program, marks=marks, id=f"{i}: {steps[-1]}")
 
 
-@pytest.mark.parametrize("program", found_programs())
+@pytest.mark.parametrize("program", list(found_programs()))
 def test_what_else_the_sweep_found(program, bulk):
     verdict = judge(program)
     assert verdict.kind == "ok", verdict
