@@ -84,6 +84,7 @@ def test_quantised_products(file, optimised):
         assert row["dense"].value > bytes_of_dense * row["implicit"].value
 
 
+@pytest.mark.slow
 def test_steady_state(file):
     rows = measure("steady", file=file)
     for case in ("eager calls", "jitted calls"):

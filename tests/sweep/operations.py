@@ -967,7 +967,7 @@ def conditioned(b, positive=False):
     """An expression of a square matrix that is well conditioned, of a variable."""
     v = b.pick(square, lambda v: v.dtype in ("float32", "float64", "complex64"), ndim(2, 3))
     a = np.asarray(v.array).astype(np.complex128)
-    if not np.isfinite(a).all():
+    if not a.size or not np.isfinite(a).all():
         raise Refused
     hermitian = np.abs(a - np.conj(np.swapaxes(a, -1, -2))).max() < 1e-6
     good = np.linalg.cond(a).max() < 100

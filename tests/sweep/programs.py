@@ -233,6 +233,7 @@ class Builder:
 
     def add(self, operation: Op) -> None:
         before = len(self.operands), len(self.pool), self.values_left
+        text = ""
         try:
             self.wanted.clear()
             text = operation.make(self)

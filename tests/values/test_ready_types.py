@@ -93,7 +93,7 @@ def chosen(names):
 
 # Types whose rules are of kinds of their own; the others are for the long run.
 DIFFERENTIATED = {
-    *("circulant", "diagonal", "kronecker_square", "lora", "nf4", "sparse", "sum"),
+    *("diagonal", "kronecker_square", "lora", "nf4", "sparse"),
 }
 
 

@@ -80,7 +80,13 @@ def everything(v, b):
 
 
 @pytest.mark.filterwarnings("ignore::jaxrewrite.MaterialisationWarning")
-@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if i % 3 != 1 else pytest.param(name, marks=pytest.mark.slow)
+        for i, name in enumerate(MATRICES)
+    ],
+)
 def test_methods_are_those_of_numpy(name, bulk):
     v = MATRICES[name]
     a, b = wide(v), RNG.normal(size=(*v.shape[:-1], 2)).astype(np.float32)

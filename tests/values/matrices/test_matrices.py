@@ -163,7 +163,10 @@ def of_stacks(v, x):
     return {key: fn(v, x) for key, fn in STACKS.items()}
 
 
-@names
+@pytest.mark.parametrize(
+    "name",
+    [n if i % 2 else pytest.param(n, marks=pytest.mark.slow) for i, n in enumerate(NAMES)],
+)
 def test_stacks(name, bulk):
     v, dense = stack_of(name)
     assert v.shape == (3, 4, 4)
