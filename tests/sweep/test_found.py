@@ -92,7 +92,7 @@ def found_programs():
         fields = json.loads(line)
         operands, steps = (tuple(fields.pop(name)) for name in ("operands", "steps"))
         program = Program(operands, steps, **fields)
-        marks = [pytest.mark.slow] if i % 3 else []
+        marks = [pytest.mark.slow] if i % 6 else []
         yield pytest.param(program, marks=marks, id=f"{i}: {steps[-1]}")
 
 

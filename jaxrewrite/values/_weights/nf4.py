@@ -175,7 +175,9 @@ class NF4(Coded):
         parts = (self.scale_q, self.scale_scale, self.scale_mean)
         grid = finest(*(part.shape for part in parts))
         q, scale, mean = (spread(part, grid) for part in parts)
-        return q.astype(scale.dtype) * scale + mean
+        magnitude = q.astype(scale.dtype) * scale + mean
+        # Magnitudes that were divided by zero: their parts may be infinite with both signs.
+        return jnp.where(jnp.isfinite(mean), magnitude, mean)
 
     def map_scales(self, change: Callable[[Any], Any]) -> Self:
         return dataclasses.replace(

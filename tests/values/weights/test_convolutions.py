@@ -93,7 +93,7 @@ def test_no_kernel_becomes_dense(kind, bulk):
     same(jax.jit(results)(X, v), jax.jit(dense)(X, jaxrewrite.materialise(v)))
 
 
-@pytest.mark.parametrize("kind", ["lora", "int8", "nf4"])
+@pytest.mark.parametrize("kind", ["lora", "nf4"])
 def test_gradients_of_kernels(kind, bulk):
     v = KERNELS[kind]()
     implicit = jaxrewrite.transform(all_of, materialise="forbid")
@@ -105,7 +105,13 @@ def test_gradients_of_kernels(kind, bulk):
     same(floats(got), floats(want))
 
 
-@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind in ("int4", "lora") else pytest.param(kind, marks=pytest.mark.slow)
+        for kind in KERNELS
+    ],
+)
 def test_gradients_that_are_rewritten(kind, bulk):
     """Those of grouped convolutions mix the axes of the two factors of a `Lora`."""
     v = KERNELS[kind]()
