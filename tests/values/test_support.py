@@ -9,7 +9,7 @@ SAMPLE = {"Diagonal", "Lora", "Zero", "Tagged"}
 
 def page():
     """The cells of the page by the name of the type."""
-    rows = support.written().split("   * - ")[2:]
+    rows = support.written().split("   * - ")[1:]
     return {cells[0]: cells[1:] for cells in (row.split("\n     - ") for row in rows)}
 
 
