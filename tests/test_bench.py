@@ -215,6 +215,7 @@ def test_unknown_parts_are_refused(capsys):
     assert "invalid choice" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_under_pytest_benchmark():
     root = pathlib.Path(page.__file__).parent.parent
     done = subprocess.run(

@@ -175,9 +175,11 @@ class NF4(Coded):
         parts = (self.scale_q, self.scale_scale, self.scale_mean)
         grid = finest(*(part.shape for part in parts))
         q, scale, mean = (spread(part, grid) for part in parts)
-        magnitude = q.astype(scale.dtype) * scale + mean
-        # Magnitudes that were divided by zero: their parts may be infinite with both signs.
-        return jnp.where(jnp.isfinite(mean), magnitude, mean)
+        # Of magnitudes that were divided by zero, the two parts would be infinite with both
+        # signs. So the first one stays finite, and the mean decides.
+        limits = jnp.finfo(scale.dtype)
+        most = (1 - 2 * limits.eps) * limits.max / 127
+        return q.astype(scale.dtype) * jnp.clip(scale, -most, most) + mean
 
     def map_scales(self, change: Callable[[Any], Any]) -> Self:
         return dataclasses.replace(
