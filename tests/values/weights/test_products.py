@@ -139,9 +139,9 @@ def test_compositions(kind, base, blocks, bulk):
 
     implicit = jaxrewrite.transform(everything, materialise="allow")
     dense = jaxrewrite.materialise(v)
-    same(jax.jit(implicit)(v, x), jax.jit(everything)(dense, x), 1e-5)
+    same(jax.jit(implicit)(v, x), jax.jit(everything)(dense, x), 3e-5)
     slope = jax.jit(jax.grad(functools.partial(loss, fn=implicit)))(x, v)
-    same(slope, jax.jit(jax.grad(loss))(x, dense), 1e-5)
+    same(slope, jax.jit(jax.grad(loss))(x, dense), 3e-5)
 
 
 @pytest.mark.parametrize(
