@@ -165,6 +165,7 @@ def test_comparison_with_an_earlier_run():
     assert "1 figures are as they were" in report.against([made(1.0)], [made(1.0)])
 
 
+@pytest.mark.slow
 def test_other_parts_against_others_with_figures_and_page(file, tmp_path, capsys):
     measure("imports", file=file)
     figures, written = tmp_path / "figures", tmp_path / "page.rst"

@@ -141,7 +141,14 @@ def test_modes(name, kind, leak_checks):
 
 
 @few_kinds
-@pytest.mark.parametrize("shape", [(1, 4), (3, 1), (0, 4), (3, 0)], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        shape if shape[0] < 3 else pytest.param(shape, marks=pytest.mark.slow)
+        for shape in [(1, 4), (3, 1), (0, 4), (3, 0)]
+    ],
+    ids=str,
+)
 def test_odd_shapes(kind, shape, bulk):
     if kind == "lora_of_zeros":
         pytest.skip("zeros of any shape are zeros")

@@ -192,7 +192,7 @@ def properties(examples):
 @pytest.mark.parametrize("part", [0, 1])  # for two processes
 def test_random_programs(bulk, part):
     @hypothesis.seed(part)
-    @properties(20)
+    @properties(12)
     @hypothesis.given(program, operands, st.integers(0, 1000))
     def run_many(steps, kinds, seed):
         check(steps, kinds, seed)

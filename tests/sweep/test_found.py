@@ -78,7 +78,13 @@ FOUND = [
 ]
 
 
-@pytest.mark.parametrize("found", FOUND, ids=[case[1] for case in FOUND])
+@pytest.mark.parametrize(
+    "found",
+    [
+        pytest.param(case, marks=[pytest.mark.slow] if i % 2 else [], id=case[1])
+        for i, case in enumerate(FOUND)
+    ],
+)
 def test_what_the_sweep_found(found, bulk):
     operands, step, mode = (*found, "eager")[:3]
     verdict = judge(Program(operands, (step,), "t0", mode=mode))

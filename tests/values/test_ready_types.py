@@ -155,7 +155,13 @@ def test_batched(name, bulk):
     same(jax.jit(materialised(inside))(values[0]), inside(dense[0]), 2e-4)
 
 
-@cases
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if case.variant or i % 2 else name
+        for i, (name, case) in enumerate(CASES.items())
+    ],
+)
 def test_modes_without_jit(name):
     """Eagerly, under JAX's own checks; the gradient inside; a scan over a stack."""
     value = make(name)

@@ -308,7 +308,7 @@ def two_arguments(how):
 
 @kinds
 @pytest.mark.parametrize("how", ["defjvp", "defjvps", "one is zero"])
-@pytest.mark.parametrize("other", ["array", "ratio"])
+@pytest.mark.parametrize("other", [pytest.param("array", marks=pytest.mark.slow), "ratio"])
 def test_several_arguments(kind, how, other):
     fn = two_arguments(how)
     agrees(fn, at(kind, 2.0), at(other, 3.0))

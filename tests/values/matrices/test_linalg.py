@@ -36,7 +36,15 @@ def matrices(method):
             Matrix, method
         ):
             found.append(name)
-    return pytest.mark.parametrize("name", found)
+    # The last of each class of types that there is: the others are for the long run.
+    often = {type(CASES[name].value(np.random.default_rng(0))): name for name in found}
+    return pytest.mark.parametrize(
+        "name",
+        [
+            name if name in often.values() else pytest.param(name, marks=pytest.mark.slow)
+            for name in found
+        ],
+    )
 
 
 @pytest.fixture(autouse=True)

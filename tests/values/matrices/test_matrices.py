@@ -74,7 +74,10 @@ def kept(dense):
     return {key: fn(dense) for key, fn in KEPT.items()}
 
 
-@names
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if i % 2 else n for i, n in enumerate(NAMES)],
+)
 def test_stays_implicit(name, bulk):
     v = value(name)
     fns = {key: fn for key, fn in KEPT.items() if (name, key) not in EXCEPT}
