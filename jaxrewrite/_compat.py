@@ -536,7 +536,8 @@ def is_plain_jit(fn: Any) -> bool:
     """
     # The function's own attribute is all that tells with which options it was made.
     info = getattr(fn, "_jit_info", None)
-    if info is None or fn.__module__.partition(".")[0] == "jax":
+    module = getattr(fn, "__module__", None) or ""
+    if info is None or module.partition(".")[0] == "jax":
         return False
     options = (info.donate_argnums, info.donate_argnames, info.device, info.backend)
     placed = (*info.in_shardings_leaves, *info.out_shardings_leaves)

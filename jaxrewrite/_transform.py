@@ -24,7 +24,7 @@ from jax.tree_util import (
 
 from . import _compat
 from ._avals import is_hollow, layer, no_pytree
-from ._caches import BoundedCache, WeakCaches
+from ._caches import BoundedCache, WeakCaches, bounded_cache
 from ._compat import Primitive
 from ._dense import make_dense, materialised
 from ._pytree import check_static_fields
@@ -234,10 +234,27 @@ def _stays_whole(x: Any) -> bool:
 
 
 def _is_jittable(args: Any, kwargs: Any) -> bool:
-    """Whether nothing is traced, and `jax.jit` would take the arguments as they are."""
+    """Whether nothing is traced, and `jax.jit` takes the arguments as they are.
+
+    Without a value among them, there is nothing to compile beside the function itself.
+    """
     if not _compat.nothing_is_traced() or _compat.jit_is_disabled():
         return False
-    return {*map(type, tree_leaves((args, kwargs)))} <= {_compat.ArrayImpl}
+    leaves, treedef = tree_flatten((args, kwargs))
+    if not {*map(type, leaves)} <= {_compat.ArrayImpl}:
+        return False
+    try:
+        has_values = _has_values.get(treedef)
+    except TypeError:  # The metadata is not hashable, which the other way reports.
+        return False
+    if has_values is None:
+        tree = tree_unflatten(treedef, leaves)
+        has_values = any(map(is_value, tree_leaves(tree, is_leaf=is_value)))
+        _has_values.put(treedef, has_values)
+    return has_values
+
+
+_has_values = bounded_cache(1024)
 
 
 class _Transformed:

@@ -386,3 +386,21 @@ def test_a_jitted_function_is_called_by_the_dispatch_of_jit():
     x = jnp.ones(X.shape)
     np.testing.assert_allclose(donating(Doubled(X), x), 1 + 2 * X)
     assert x.is_deleted()
+
+
+def test_what_jit_need_not_compile_anew():
+    """A call without values is one of the function, and a function may be of no module."""
+    traced = []
+
+    def fn(x, y):
+        traced.append(1)
+        return x * y
+
+    fn.__module__ = None
+    jitted = jax.jit(fn)
+    jitted(X, X)
+    np.testing.assert_allclose(transform(jitted)(X, X), X * X)
+    assert len(traced) == 1
+    np.testing.assert_allclose(
+        jaxrewrite.materialise(transform(jitted)(Doubled(X), X)), 2 * X * X
+    )

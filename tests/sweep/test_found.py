@@ -139,6 +139,9 @@ def test_ranks_are_not_promoted(bulk):
         (jnp.linalg.cholesky, Banded(jnp.ones((3, 2, 4)) + 1, 1, 0)),
         (jnp.linalg.inv, stack),
         (lambda v: v[jnp.array([0, 1])], values[-2]),
+        (lambda v: jnp.flip(v, 0), values[-2]),
+        (lambda v: jnp.concatenate([v, v], 0), values[-2]),
+        (lambda v: v.reshape(2, 8), values[-2]),
     ]
     for fn, v in programs:
         implicit = jaxrewrite.transform(fn, materialise="allow")

@@ -50,7 +50,7 @@ def _product_last(
     own = transpose(second.x, second.labels, (RANK, out))
     own = own.reshape(own.shape[0], groups, -1)
     axis = params["dimension_numbers"].out_spec[1]
-    return _features(y, axis, groups, own, (RANK, "group", "new"))
+    return _features(y, axis, groups, own, (RANK, "group", "new"), params)
 
 
 def _product_first(
@@ -59,7 +59,7 @@ def _product_first(
     own = transpose(first.x, first.labels, (RANK, features))
     axis = params["dimension_numbers"].lhs_spec[1]
     groups = params["feature_group_count"]
-    x = _features(x, axis, groups, own, ("new", RANK))
+    x = _features(x, axis, groups, own, ("new", RANK), params)
     return _convolved(x, _kernel(second, features), params)
 
 
@@ -73,15 +73,24 @@ def _convolved(x: Any, kernel: Any, params: dict[str, Any]) -> Any:
     return lax.conv_general_dilated_p.bind(x, kernel, preferred_element_type=None, **params)
 
 
-def _features(x: Any, axis: int, groups: int, own: Any, labels: tuple[Any, ...]) -> Any:
+def _features(
+    x: Any,
+    axis: int,
+    groups: int,
+    own: Any,
+    labels: tuple[Any, ...],
+    params: dict[str, Any],
+) -> Any:
     """Multiply the features of each group, along an axis, by a matrix."""
     before, after = x.shape[:axis], x.shape[axis + 1 :]
     left = [("left", i) for i in range(len(before))]
     right = [("right", i) for i in range(len(after))]
-    x = x.reshape(*before, groups, -1, *after)
+    # The sizes are given, because of an empty batch none could be inferred.
+    x = x.reshape(*before, groups, x.shape[axis] // groups, *after)
     y = contract(
         *(x, (*left, "group", RANK, *right)),
         *(own, labels),
         (*left, "group", "new", *right),
+        precision=params["precision"],
     )
-    return y.reshape(*before, -1, *after)
+    return y.reshape(*before, groups * y.shape[axis + 1], *after)

@@ -505,18 +505,20 @@ def _unique(matrix: BCOO) -> Sparse:
 def _rearranged(move: Callable[[list[BCOO]], BCOO], *vs: Sparse) -> Sparse:
     """What a function that moves entries makes of matrices.
 
-    Some positions may hold no entry, which their indices say, as they are those of no row.
-    After a move they could be those of one.
+    A position may hold no entry. Then its indices are beyond the last row or column, and a
+    move could make them those of an entry.
     """
     held = [v.bcoo() for v in vs]
     moved = move(held)
     flags = []
     for matrix in held:
-        there = (matrix.indices < jnp.array(matrix.shape[-2:])).all(-1)
+        places = jnp.moveaxis(matrix.indices, -1, 0)
+        row, column = (i < n for i, n in zip(places, matrix.shape[-2:], strict=True))
+        there = row & column
         flags.append(BCOO((there.astype(jnp.int8), matrix.indices), shape=matrix.shape))
     is_entry = move(flags).data != 0
-    nowhere = jnp.array(moved.shape[-2:], moved.indices.dtype)
-    indices = jnp.where(is_entry[..., None], moved.indices, nowhere)
+    pairs = zip(jnp.moveaxis(moved.indices, -1, 0), moved.shape[-2:], strict=True)
+    indices = jnp.stack([jnp.where(is_entry, i, n) for i, n in pairs], -1)
     data = zero_unless(is_entry, moved.data)
     return _unique(BCOO((data, indices), shape=moved.shape))
 

@@ -65,6 +65,7 @@ class Coded(Structured):
         """The numbers that the codes stand for, in the shape and dtype of the array.
 
         They must be exact for every code, because the scales multiply them afterwards.
+        Codes of four bits may come as the same integers in eight bits.
         """
 
     @abc.abstractmethod

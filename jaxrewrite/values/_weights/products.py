@@ -203,12 +203,10 @@ def block_for(
 
 def _rounded(most: int, length: int, run: int) -> int:
     """A number of entries up to ``most`` that fits the length, and the runs of one scale."""
-    fitting = [
-        n
-        for n in range(max(most // 4, 1), most + 1)
-        if length % n == 0 and (n % run == 0 or run % n == 0)
-    ]
-    return fitting[-1] if fitting else max(most - most % run, 1)
+    for n in range(most, max(most // 4, 1) - 1, -1):
+        if length % n == 0 and (n % run == 0 or run % n == 0):
+            return n
+    return max(most - most % run, 1)
 
 
 def _grids(v: Coded) -> list[tuple[int, ...]]:

@@ -53,9 +53,9 @@ class Quantised(Coded):
     Gradients with respect to ``scale``, and to a floating ``zero``, are exact. The gradient
     with respect to ``q`` is float0, as for all integers in JAX. If all entries that a
     product sums share their scale, the product multiplies the integers and scales the
-    result. Otherwise it multiplies the scaled integers. A weight is large from 4 million
+    result. Otherwise it multiplies the scaled integers. A weight is large from ``2**22``
     entries on; for products with at most four rows, as when a model generates text one token
-    at a time, from half a million on. If it may be split over several devices, it becomes
+    at a time, from ``2**19`` on; and for up to 32 rows, with four bits, from ``2**21`` on. If it may be split over several devices, it becomes
     dense as a whole, since a loop would gather it at each step. The formula and the choice of
     scales are those of [1]_.
 

@@ -130,3 +130,27 @@ def test_an_adapter_of_another_layout_is_dense():
         jaxrewrite.transform(fn, materialise="allow")(X, v),
         fn(X, jaxrewrite.materialise(v)),
     )
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, 6, 5, 4), (2, 1, 1, 4)], ids=["no rows", "one place"]
+)
+def test_kernels_of_low_rank_and_few_entries(shape):
+    x, v, fn = normal(*shape), KERNELS["lora"](), PROGRAMS["same"]
+    implicit = jaxrewrite.transform(fn, materialise="forbid")
+    same(implicit(x, v), fn(x, jaxrewrite.materialise(v)))
+    slope = lambda x, w: jax.grad(lambda x: (fn(x, w) ** 2).sum())(x)
+    rewritten = jaxrewrite.transform(slope, materialise="forbid")
+    same(rewritten(x, v), slope(x, jaxrewrite.materialise(v)))
+
+
+def test_both_products_have_the_precision_that_was_asked_for():
+    def fn(x, w):
+        return lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=LAYOUT, precision="highest"
+        )
+
+    jaxpr = jaxrewrite.make_jaxpr(fn)(X, KERNELS["low rank"]())
+    text = str(jaxpr)
+    assert text.count("conv_general_dilated[") == text.count("dot_general[") == 1
+    assert text.count("HIGHEST") == 4

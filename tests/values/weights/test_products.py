@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec as P
 
 import jaxrewrite
 from jaxrewrite.values import NF4, Coded, Lora, Quantised
@@ -186,6 +187,38 @@ def test_blocks_are_of_the_array_and_small(shape, runs, rows):
     assert 1 <= size <= shape[axis]
     entries = math.prod(shape) // shape[axis] * size
     assert entries <= max(max(sizes) for sizes in products._ENTRIES.values())
+
+
+@pytest.mark.parametrize(
+    ("bits", "rows", "least"),
+    [
+        (8, 1, 19),
+        (8, 4, 19),
+        (8, 5, 22),
+        (8, 512, 22),
+        (4, 4, 19),
+        (4, 32, 21),
+        (4, 33, 22),
+    ],
+)
+def test_a_weight_is_large_as_its_documentation_says(bits, rows, least):
+    for shape in [(2**9, 2 ** (least - 9)), (2 ** (least - 9), 2**9)]:
+        assert block_for(shape, [(1, 1)], rows, bits) is not None
+        assert block_for((shape[0] - 1, shape[1]), [(1, 1)], rows, bits) is None
+
+
+def test_the_program_of_one_device_is_known():
+    mesh = jax.make_mesh((2,), ("i",), (jax.sharding.AxisType.Auto,))
+    found = []
+
+    def body(x):
+        found.append(products._may_be_split())
+        return x
+
+    jax.make_jaxpr(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i")))(
+        jnp.ones(2)
+    )
+    assert products._may_be_split() and not any(found)
 
 
 def test_a_weight_that_may_be_on_several_devices_is_not_looped_over(blocks):
