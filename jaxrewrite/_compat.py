@@ -635,7 +635,7 @@ def call_after(fn: Callable[..., Any], *operands: Any) -> Any:
     def call(*leaves: Any) -> Any:
         jaxpr, consts = open_jaxpr(jax.make_jaxpr(jax.checkpoint(flat))(*leaves))
         (eqn,) = jaxpr.eqns
-        env = dict(zip(jaxpr.invars, [*consts, *leaves], strict=True))
+        env: dict[Any, Any] = dict(zip(jaxpr.invars, [*consts, *leaves], strict=True))
         params = {**eqn.params, "differentiated": True}
         return eqn.primitive.bind(*(env[var] for var in eqn.invars), **params)
 
