@@ -491,15 +491,17 @@ def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:
 def source_location(source_info: SourceInfo) -> tuple[str, int, str] | None:
     """File, line and function of the user's code that made an equation.
 
-    There is no such code if a function of JAX itself is transformed. Then the result is the
-    code that calls the transformed function.
+    There is no such code in the body of a function of JAX itself, like `jax.numpy.sort`.
     """
-    frame = user_frame(source_info.traceback) or user_frame(
-        source_info_util.current().traceback
-    )
+    frame = user_frame(source_info.traceback)
     if frame is None:
         return None
     return frame.file_name, frame.start_line, frame.function_name
+
+
+def current_location() -> tuple[str, int, str] | None:
+    """File, line and function of the user's code that runs now."""
+    return source_location(source_info_util.current())
 
 
 def raised_at(error: BaseException) -> tuple[str, int, str] | None:

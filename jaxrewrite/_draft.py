@@ -145,16 +145,16 @@ class Draft:
             results += outvars
         return tree_unflatten(treedef, results)
 
-    def include(self, restaged: Restaged) -> list[Var]:
+    def include(self, restaged: Restaged, site: Site) -> list[Var]:
         """Take over the constants and warnings of a new equation's body; return constants."""
         self.changed = True
-        self._warnings.update(dict.fromkeys(restaged.warnings))
+        placed = [notice.at(site.line) for notice in restaged.warnings]
+        self._warnings.update(dict.fromkeys(placed))
         return [self.const(value) for value in restaged.consts]
 
     def notice(self, site: Site, category: type[Warning], *args: str) -> None:
         """Warn when the program is finished, with the user's line of an equation."""
-        file, line, _ = site.line or ("<unknown>", 0, "")
-        self._warnings[Notice(category, args, file, line)] = None
+        self._warnings[Notice(category, args).at(site.line)] = None
 
     # --- the end ----------------------------------------------------------------
 

@@ -8,14 +8,22 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from . import _compat
+
 
 class Notice(NamedTuple):
     """A warning that is to come: its class and arguments, and the user's line for it."""
 
     category: type[Warning]
     args: tuple[str, ...]
-    file: str
-    line: int
+    file: str = ""
+    line: int = 0
+
+    def at(self, where: tuple[str, int, str] | None) -> Notice:
+        """The notice with this place, unless it has one already."""
+        if self.file or where is None:
+            return self
+        return self._replace(file=where[0], line=where[1])
 
 
 class _Collected(threading.local):
@@ -44,5 +52,6 @@ def warn(those: Iterable[Notice]) -> None:
     if _collected.stack:
         _collected.stack[-1].extend(those)
         return
-    for category, args, file, line in those:
-        warnings.warn_explicit(category(*args), category, file, line)
+    for notice in those:
+        category, args, file, line = notice.at(_compat.current_location())
+        warnings.warn_explicit(category(*args), category, file or "<unknown>", line)

@@ -116,7 +116,7 @@ def run_on_values(
 ) -> list[Any]:
     """Rewrite a jaxpr without constants for values, on behalf of ``site``, and run it."""
     restaged = restage(Rewriting(settings), jaxpr, operands, site, leaving=leaving)
-    warn(restaged.warnings)
+    warn(notice.at(site.line) for notice in restaged.warnings)
     results = Program(restaged.jaxpr, restaged.consts)(tree_leaves(list(operands)))
     return tree_unflatten(restaged.out_tree, results)
 
@@ -199,7 +199,8 @@ class _Steps:
             try:
                 result = call(*[registers[i] for i in ins])
             except Exception as error:
-                where = _compat.source_location(eqn.source_info)
+                info = eqn.source_info
+                where = _compat.source_location(info) or _compat.current_location()
                 if where:
                     note = f"jaxrewrite: in primitive {eqn.primitive.name!r}"
                     add_note(error, f"{note} at {where[0]}:{where[1]} ({where[2]})")

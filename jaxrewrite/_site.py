@@ -60,7 +60,10 @@ class Site(NamedTuple):
 
     @property
     def line(self) -> tuple[str, int, str] | None:
-        """The user's file, line and function, for a rule those where it was applied."""
+        """The user's file, line and function, for a rule those where it was applied.
+
+        An equation in the body of a function of JAX itself has none.
+        """
         return _compat.source_location(self.origin or self.eqn.source_info)
 
     def giving(self, outvars: Sequence[Var]) -> Site:
@@ -84,8 +87,8 @@ def source_within(origin: SourceInfo | None, inner: SourceInfo) -> SourceInfo:
 def describe(site: Site, operands: Sequence[Any]) -> str:
     """A note that names an equation, its operands and the user's line."""
     shown = ", ".join(map(describe_operand, operands))
-    line = place(_compat.source_location(site.eqn.source_info))
-    return f"jaxrewrite: in primitive {site.primitive.name!r} on ({shown}){line}"
+    where = _compat.source_location(site.eqn.source_info) or _compat.current_location()
+    return f"jaxrewrite: in primitive {site.primitive.name!r} on ({shown}){place(where)}"
 
 
 def describe_operand(operand: Any) -> str:

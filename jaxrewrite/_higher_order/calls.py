@@ -64,7 +64,7 @@ def call_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     )
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
-    consts = scope.include(restaged)
+    consts = scope.include(restaged, site)
     leaves = [*consts, *tree_leaves(operands)]
     results = [Var(aval) for aval in restaged.jaxpr.out_avals]
     effects = _compat.effects_on(restaged.jaxpr, leaves)

@@ -23,7 +23,7 @@ def composite_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         return NotImplemented  # The equation stays as it is.
     body = site.params[_compat.body_name(site.primitive)]
     restaged = restage(scope.rewriting, body, operands, site)
-    leaves = [*scope.include(restaged), *tree_leaves(operands)]
+    leaves = [*scope.include(restaged, site), *tree_leaves(operands)]
     return tree_unflatten(restaged.out_tree, scope.run(restaged.jaxpr, leaves, site))
 
 

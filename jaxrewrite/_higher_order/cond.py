@@ -50,7 +50,7 @@ def cond_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         branches = rewrite(Coerce(tuple(joined)))
     if not has_values and not any(branch.changed for branch in branches):
         return NotImplemented  # The equation stays as it is.
-    consts = [scope.include(branch) for branch in branches]
+    consts = [scope.include(branch, site) for branch in branches]
     leaves = [*(var for own in consts for var in own), *tree_leaves(operands)]
     params = {**site.params, "branches": _with_all_constants(branches, consts)}
     results = [Var(aval) for aval in branches[0].jaxpr.out_avals]

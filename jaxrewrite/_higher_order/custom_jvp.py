@@ -66,7 +66,7 @@ def custom_jvp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     fn = jax.custom_jvp(call)
     # Symbolic zeros show which values need no tangent.
     fn.defjvp(rule, symbolic_zeros=True)
-    consts = scope.include(restaged)
+    consts = scope.include(restaged, site)
     results = scope.add_call(fn, [*consts, *tree_leaves(operands)], site)
     return tree_unflatten(restaged.out_tree, results)
 

@@ -89,7 +89,7 @@ def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     fn = jax.custom_vjp(call)
     # Symbolic zeros show which values need no cotangent.
     fn.defvjp(forward, backward, symbolic_zeros=True)
-    consts = scope.include(restaged)
+    consts = scope.include(restaged, site)
     results = scope.add_call(fn, [*consts, *tree_leaves(operands)], site)
     return tree_unflatten(restaged.out_tree, results)
 

@@ -64,7 +64,7 @@ def custom_vmap_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
 
     fn = custom_vmap(call)
     fn.def_vmap(rule)
-    leaves = [*scope.include(restaged), *tree_leaves(operands)]
+    leaves = [*scope.include(restaged, site), *tree_leaves(operands)]
     return scope.add_call(fn, leaves, site)
 
 

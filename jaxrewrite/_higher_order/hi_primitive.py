@@ -40,7 +40,7 @@ def hi_primitive_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
     leaves = [
-        *scope.include(restaged),
+        *scope.include(restaged, site),
         *map(scope.const, consts),
         *tree_leaves(operands),
     ]

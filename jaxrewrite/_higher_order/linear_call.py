@@ -48,7 +48,7 @@ def linear_call_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
             dense = MakeDense((True,) * len(arrays))
             return run_on_values(settings, jaxpr, inputs, site, dense)
 
-    leaves = [*scope.include(restaged), *tree_leaves(residuals)]
+    leaves = [*scope.include(restaged, site), *tree_leaves(residuals)]
 
     def on_leaves(*flat: Any) -> list[Any]:
         own, rest = list(flat[: len(leaves)]), list(flat[len(leaves) :])

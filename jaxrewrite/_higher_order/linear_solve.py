@@ -32,7 +32,7 @@ def linear_solve_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     if not has_values and not any(r is not None and r.changed for r in restaged):
         return NotImplemented  # The equation stays as it is.
     leaves = [
-        [] if r is None else [*scope.include(r), *tree_leaves(own)]
+        [] if r is None else [*scope.include(r, site), *tree_leaves(own)]
         for r, own in zip(restaged, consts, strict=True)
     ]
     params = {

@@ -46,7 +46,7 @@ def scan_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         coerce(scope, x, structure, site)
         for x, structure in zip(carry, structures, strict=True)
     ]
-    hoisted = scope.include(restaged)
+    hoisted = scope.include(restaged, site)
     groups = [[*hoisted, *tree_leaves(consts)], tree_leaves(carry), tree_leaves(xs)]
     num_carry_leaves = len(groups[1])
     avals = restaged.jaxpr.out_avals

@@ -81,7 +81,7 @@ def shard_map_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     def body(*shards: Any) -> tuple[Any, ...]:
         return tuple(Program(restaged.jaxpr, restaged.consts)(shards))
 
-    scope.include(restaged._replace(consts=[]))  # The body closes over the constants.
+    scope.include(restaged._replace(consts=[]), site)  # The body closes over the constants.
     fn = on_mesh(body, flat_specs)
     results = scope.add_call(lambda *leaves: list(fn(*leaves)), leaves, site)
     return tree_unflatten(restaged.out_tree, results)

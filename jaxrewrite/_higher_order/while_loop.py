@@ -58,8 +58,8 @@ def while_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         coerce(scope, x, structure, site)
         for x, structure in zip(carry, structures, strict=True)
     ]
-    test_leaves = [*scope.include(test), *tree_leaves(condition_consts)]
-    turn_leaves = [*scope.include(turn), *tree_leaves(body_consts)]
+    test_leaves = [*scope.include(test, site), *tree_leaves(condition_consts)]
+    turn_leaves = [*scope.include(turn, site), *tree_leaves(body_consts)]
     carry_leaves = tree_leaves(carry)
     results = [Var(aval) for aval in turn.jaxpr.out_avals]
     params = {

@@ -86,7 +86,7 @@ def explain(
             getattr(fn, "__qualname__", type(fn).__name__),
             tuple(arrays),
             settings.policy,
-            _steps(whole, 1),
+            _steps(whole, 1, _compat.current_location() or ("", 0, "")),
             (costs[0].flops, costs[1].flops),
             (costs[0].bytes, costs[1].bytes),
             len(whole.rewritten.eqns),
@@ -98,13 +98,18 @@ def explain(
 # --- steps ------------------------------------------------------------------------------
 
 
-def _steps(body: RecordedBody, times: int | None) -> tuple[Step, ...]:
+# A file, a line and a function.
+Place = tuple[str, int, str]
+
+
+def _steps(body: RecordedBody, times: int | None, caller: Place) -> tuple[Step, ...]:
+    """The steps of a body; those without a place of their own get that of the caller."""
     live: set[Any] = {var for eqn in body.rewritten.eqns for var in eqn.outvars}
     live |= {id(eqn) for eqn in body.rewritten.eqns}
-    return tuple(_step(record, live, times) for record in body.records)
+    return tuple(_step(record, live, times, caller) for record in body.records)
 
 
-def _step(record: Record, live: Set[Any], times: int | None) -> Step:
+def _step(record: Record, live: Set[Any], times: int | None, caller: Place) -> Step:
     eqn = record.site.eqn
     added = [
         new
@@ -114,12 +119,10 @@ def _step(record: Record, live: Set[Any], times: int | None) -> Step:
     ]
     before = _costs.of_equation(eqn)
     after = _costs.total(map(_costs.of_equation, added))
-    file, line, function = record.site.line or ("", 0, "")
+    place = record.site.line or caller
     return Step(
         eqn.primitive.name,
-        file,
-        line,
-        function,
+        *place,
         tuple(map(describe_operand, record.operands)),
         tuple(map(describe_operand, record.results)),
         record.answer,
@@ -134,8 +137,8 @@ def _step(record: Record, live: Set[Any], times: int | None) -> Step:
             for slot, old, new in record.joined
         ),
         times,
-        tuple(_bodies(record, times)),
-        tuple(_step(inner, live, times) for inner in record.inner),
+        tuple(_bodies(record, times, place)),
+        tuple(_step(inner, live, times, place) for inner in record.inner),
     )
 
 
@@ -147,11 +150,11 @@ def _declined(record: Record) -> Iterable[Declined]:
             yield Declined(info_of(rule), why)
 
 
-def _bodies(record: Record, times: int | None) -> Iterable[Body]:
+def _bodies(record: Record, times: int | None, place: Place) -> Iterable[Body]:
     turns = _costs.trip_count(record.site.eqn)
     inside = None if times is None or turns is None else times * turns
     for i, body in enumerate(record.bodies):
-        yield Body(_name_of(body, record, i), inside, _steps(body, inside))
+        yield Body(_name_of(body, record, i), inside, _steps(body, inside, place))
 
 
 def _name_of(body: RecordedBody, record: Record, i: int) -> str:

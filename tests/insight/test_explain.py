@@ -359,3 +359,18 @@ def test_methods_and_keywords():
     assert report.program == "Model"
     assert report.arguments == ("f32[2,8]", "Lora:f32[8,8]")
     assert explain(functools.partial(jnp.dot))(lora(), jnp.ones(8)).steps
+
+
+def test_equations_within_functions_of_jax_have_the_line_of_their_call():
+    def model(v):
+        first = jnp.sort(v)
+        return first + jnp.sort(-v)
+
+    line = model.__code__.co_firstlineno
+    v = Shift(jnp.ones(3), jnp.float32(1))
+    report = explain(model)(v)
+    assert [step.line for step, _ in report.dense] == [line + 1, line + 2]
+    with pytest.warns(jaxrewrite.MaterialisationWarning) as caught:
+        jaxrewrite.transform(model)(v)
+    assert [w.lineno for w in caught] == [line + 1, line + 2]
+    assert {w.filename for w in caught} == {__file__}
