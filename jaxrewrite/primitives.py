@@ -94,3 +94,55 @@ REDUCTION = _present(
 
 CUMULATIVE = _present("cumlogsumexp cummax cummin cumprod cumsum")
 """They accumulate along an axis of their one operand."""
+
+# --- linear, in all operands together or in each ------------------------------------------
+
+LINEAR = _present(
+    "add add_any sub neg real imag conj copy copy_p broadcast_in_dim reshape rev slice squeeze "
+    "transpose concatenate pad split stack unstack tile reduce_sum cumsum fft "
+    "reduce_window_sum"
+)
+"""Linear over the real numbers in all operands together, with any parameters."""
+
+MULTILINEAR = _present("mul dot_general conv_general_dilated")
+"""Linear in each operand, if the other one is fixed."""
+
+LINEAR_OPERANDS = {
+    name: places
+    for name, places in {
+        "div": (0,),
+        "dynamic_slice": (0,),
+        "dynamic_update_slice": (0, 1),
+        "gather": (0,),
+        "scatter-add": (0, 2),
+        "scatter-sub": (0, 2),
+        "select_n": (1, 2),
+        "triangular_solve": (1,),
+    }.items()
+    if name in _by_name
+}
+"""For primitives that are linear in some operands together if the others are fixed: the
+positions of these operands. ``gather`` is linear if nothing is filled in."""
+
+# --- other rooms of the primitives ----------------------------------------------------------
+
+LINEAR_ALGEBRA = _present(
+    "cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu "
+    "lu_pivots_to_permutation ormqr qr schur svd symmetric_product triangular_solve "
+    "tridiagonal tridiagonal_solve"
+)
+"""Factorisations and solves of matrices, or of stacks of matrices."""
+
+COLLECTIVE = _present(
+    "all_gather all_gather_invariant all_gather_reduced all_to_all axis_index pmax pmin "
+    "ppermute psum psum_invariant ragged_all_to_all reduce_scatter unreduced_pmax "
+    "unreduced_pmin unreduced_psum unreduced_reduce_scatter"
+)
+"""They exchange entries among the devices of a mesh axis, or the elements of a mapped axis."""
+
+RANDOM = _present(
+    "random_bits random_clone random_fold_in random_gamma random_seed random_split "
+    "random_unwrap random_wrap rng_bit_generator rng_uniform threefry2x32 threefry4x32 "
+    "philox2x32 philox4x32 iota_2x32_shape"
+)
+"""They make, split and use random keys."""
