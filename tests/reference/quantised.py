@@ -1,6 +1,6 @@
 """Arrays of small integers with scales, in each granularity."""
 
-from jaxrewrite.values import NF4, Float8, Quantised
+from jaxrewrite.values import NF4, FakeQuantised, Float8, Quantised
 
 from . import case, uniform
 
@@ -62,3 +62,8 @@ def float8(rng, dtype, n, m):
 @case("float8 e5m2", variant=True)
 def float8_e5m2(rng, dtype, n, m):
     return Float8.quantise(weight(rng, dtype, n, m), "float8_e5m2")
+
+
+@case("fake quantised", variant=True)
+def fake(rng, dtype, n, m):
+    return FakeQuantised(weight(rng, dtype, n, m), 4, axis=-1)

@@ -232,6 +232,12 @@ def _(s, dtype, n, m, batch):
     return f"Float8.quantise({s.u(n, m, dtype=dtype)}, {kind}, {how})"
 
 
+@a_type("FakeQuantised", dtypes=FLOATS, batch=False)
+def _(s, dtype, n, m, batch):
+    how = s.choice(("8", "4, axis=-1", "3, axis=0, symmetric=False"))
+    return f"FakeQuantised({s.u(n, m, dtype=dtype)}, {how})"
+
+
 @a_type("Lora", dtypes=INEXACT, holds=True)
 def _(s, dtype, n, m, batch, inner=None):
     w = inner("", n, m) if inner else s.u(*batch, n, m, dtype=dtype)
