@@ -639,7 +639,7 @@ def _(v: Coded, *, new_dtype, **params) -> Any:
 
 
 @jaxrewrite.register("conv_general_dilated")
-def _(x: ArrayLike, v: Coded, **params) -> Any:
+def convolved(x: ArrayLike, v: Coded, **params) -> Any:
     @jax.checkpoint
     def convolve(x: Any, v: Coded) -> Any:
         x, v = lax.optimization_barrier((x, v))

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+import jaxrewrite
+
 from .coded import (
     Coded,
     blockwise,
@@ -38,11 +40,14 @@ class Float8(Coded):
     Parameters
     ----------
     codes
-        The numbers, of dtype float8_e4m3fn or float8_e5m2, in the shape of the array.
-        They are constants to derivatives, as the integers of other formats are.
+        The numbers, of dtype float8_e4m3fn or float8_e5m2, in the shape of the array; or
+        their bits, of dtype uint8, which is what the field holds. XLA on a CPU makes wider
+        floats of whole arrays of these dtypes wherever entries move.
     scale
         The scales, floating, in a shape as for `Quantised`. Their dtype is the dtype of the
         array.
+    format
+        The name of the dtype, if ``codes`` are bits.
 
     Raises
     ------
@@ -60,25 +65,28 @@ class Float8(Coded):
     >>> from jaxrewrite.values import Float8
     >>> v = Float8(jnp.array([[448, 0.5]], "float8_e4m3fn"), jnp.array([[0.5]]))
     >>> v
-    Float8<f32[1,2], 6 B>(codes=f8_e4m3fn[1,2], scale=f32[1,1])
+    Float8<f32[1,2], 6 B>(codes=u8[1,2], scale=f32[1,1], format='float8_e4m3fn')
     >>> v @ jnp.ones(2)
     Array([224.25], dtype=float32)
     """
 
     codes: Array
     scale: Array
+    format: str = jaxrewrite.field(static=True)
 
-    def __post_init__(self) -> None:
-        if jnp.result_type(self.codes) not in DTYPES:
+    def __init__(self, codes: Any, scale: Any, format: str | None = None):
+        given = format if codes.dtype == jnp.uint8 else codes.dtype
+        if given is None or jnp.dtype(given) not in DTYPES:
             raise ValueError(
-                f"Float8: `codes` must be float8_e4m3fn or float8_e5m2; got "
-                f"{jnp.result_type(self.codes)}."
+                "Float8: `codes` must be float8_e4m3fn or float8_e5m2, or uint8 with one of "
+                f"these as `format`; got {codes.dtype} and {format}."
             )
-        if not jnp.issubdtype(jnp.result_type(self.scale), jnp.floating):
-            raise ValueError(
-                f"Float8: `scale` must be real floating; got {jnp.result_type(self.scale)}."
-            )
-        check_blocks("Float8", codes=self.codes, scale=self.scale)
+        if not jnp.issubdtype(scale.dtype, jnp.floating):
+            raise ValueError(f"Float8: `scale` must be real floating; got {scale.dtype}.")
+        check_blocks("Float8", codes=codes, scale=scale)
+        if codes.dtype != jnp.uint8:
+            codes = lax.bitcast_convert_type(codes, jnp.uint8)
+        self.__dict__.update(codes=codes, scale=scale, format=str(jnp.dtype(given)))
 
     @classmethod
     def quantise(
@@ -127,7 +135,7 @@ class Float8(Coded):
         >>> import jax.numpy as jnp
         >>> from jaxrewrite.values import Float8
         >>> Float8.quantise(jnp.ones((256, 32)), "float8_e5m2", block=64)
-        Float8<f32[256,32], 8.7 kB>(codes=f8_e5m2[256,32], scale=f32[4,32])
+        Float8<f32[256,32], 8.7 kB>(codes=u8[256,32], scale=f32[4,32], format='float8_e5m2')
         """
         w = checked_weight("Float8", w)
         dtype = jnp.dtype(dtype)
@@ -146,7 +154,16 @@ class Float8(Coded):
         return jax.ShapeDtypeStruct(self.codes.shape, self.scale.dtype)
 
     def levels(self) -> jax.Array:
-        return lax.stop_gradient(self.codes).astype(self.scale.dtype)
+        # By shifts: XLA on a CPU takes ten times as long to convert the dtype itself.
+        bits = lax.bitcast_convert_type(self.codes, jnp.int8).astype(jnp.int16)
+        as_half = lambda bits: lax.bitcast_convert_type(bits, jnp.float16)
+        dtype = self.scale.dtype
+        if self.format == "float8_e5m2":  # The upper half of a float16.
+            return as_half(bits << 8).astype(dtype)
+        # The exponent of a float16 has one bit more, and a bias that is greater by eight.
+        exponent_and_fraction = bits & 0x7F
+        number = as_half((bits << 7) & ~0x4000).astype(dtype) * 2**8
+        return jnp.where(exponent_and_fraction == 0x7F, jnp.nan, number)
 
     def scale_of_blocks(self) -> jax.Array:
         return self.scale

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+import jaxrewrite
+
 from .coded import (
     Coded,
     blockwise,
@@ -58,11 +60,20 @@ class Quantised(Coded):
     zero
         The integers that stand for zero, integer or floating, in a shape as for ``scale``.
         None means a quantisation that is symmetric about zero.
+    activations
+        None, ``"dynamic"`` or ``"static"``. If not None, products and convolutions with
+        floating arrays round these as well, to 8 bits; see the notes.
+    activation_range
+        The largest magnitude of these arrays if ``activations="static"``, in a shape as for
+        ``scale``. `calibrate` finds it. Larger entries are cut off. If dynamic, it is the
+        largest magnitude of all that is summed: of each row of ``x`` in ``x @ v``, and of
+        each image in a convolution.
 
     Raises
     ------
     ValueError
-        If a dtype is not one of these, or an axis does not consist of whole blocks.
+        If a dtype is not one of these, an axis does not consist of whole blocks, or
+        ``activations`` is not one of these or lacks its range.
 
     Notes
     -----
@@ -74,6 +85,19 @@ class Quantised(Coded):
     at a time, from ``2**19`` on; and for up to 32 rows, with four bits, from ``2**21`` on. If it may be split over several devices, it becomes
     dense as a whole, since a loop would gather it at each step. The formula and the choice of
     scales are those of [1]_.
+
+    With ``activations``, an entry :math:`x` becomes :math:`s_x \, \mathrm{round}(x / s_x)`
+    with :math:`s_x = \max |x| / 127`, so that a product has an error of at most
+
+    .. math:: |\hat y_{ij} - y_{ij}| \le \tfrac{1}{2} s_{x,i} \sum_k |w_{kj}|
+
+    beside that of the weight. It is computed in 8-bit integers if all that is summed shares
+    a scale, there is no ``zero``, the sum of less than 132,000 products fits 32 bits, and the
+    weight has not four bits for less than 16 rows; else in floating point, with the rounded
+    array. Gradients with respect to the array pass straight through the rounding, and are zero
+    for entries that were cut off. Those with respect to the scales are exact. This holds for
+    ``jax.grad(transform(f))``. In ``transform(jax.grad(f))`` cotangents are multiplied with
+    the weight, and are rounded as any array is. Products with other values are not rounded.
 
     .. [1] B. Jacob et al. (2018), Quantization and Training of Neural Networks for
        Efficient Integer-Arithmetic-Only Inference, arXiv:1712.05877, equation 1.
@@ -93,9 +117,12 @@ class Quantised(Coded):
     q: Array
     scale: Array
     zero: Array | None = None
+    activations: str | None = jaxrewrite.field(static=True, default=None, repr=False)
+    activation_range: Array | None = jaxrewrite.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         leaves = {"q": self.q, "scale": self.scale, "zero": self.zero}
+        leaves["activation_range"] = self.activation_range
         present = {name: leaf for name, leaf in leaves.items() if leaf is not None}
         if self.q.dtype not in DTYPES.values():
             raise ValueError(f"Quantised: `q` must be int8 or int4; got {self.q.dtype}.")
@@ -105,6 +132,16 @@ class Quantised(Coded):
                 f"{jnp.result_type(self.scale)}."
             )
         check_blocks("Quantised", **present)
+        if self.activations not in (None, "dynamic", "static"):
+            raise ValueError(
+                'Quantised: `activations` must be None, "dynamic" or "static"; got '
+                f"{self.activations!r}."
+            )
+        if self.activations == "static" and self.activation_range is None:
+            raise ValueError(
+                "Quantised: static activations need their range. jaxrewrite.values.calibrate "
+                "finds it from data."
+            )
 
     @classmethod
     def quantise(
@@ -115,6 +152,7 @@ class Quantised(Coded):
         axis: int | Sequence[int] | None = None,
         block: int | Sequence[int | None] | None = None,
         symmetric: bool = True,
+        activations: str | None = None,
     ) -> Quantised:
         r"""Round a dense array.
 
@@ -148,6 +186,8 @@ class Quantised(Coded):
             Give ``axis`` or ``block``, not both.
         symmetric
             Whether zero is in the middle of the range.
+        activations
+            None or ``"dynamic"``; see `Quantised`.
 
         Raises
         ------
@@ -169,7 +209,7 @@ class Quantised(Coded):
         q, scale, zero = rounded(w, bits, sizes, symmetric)
         if bits not in DTYPES and q.ndim:
             q = Packed.pack(q, bits, _packed_axis(q.shape))
-        return cls(q, scale, zero)
+        return cls(q, scale, zero, activations)
 
     @property
     def bits(self) -> int:
@@ -178,6 +218,12 @@ class Quantised(Coded):
 
     def aval(self) -> Any:
         return jax.ShapeDtypeStruct(self.q.shape, self.scale.dtype)
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        if self.activations is None:
+            return text
+        return f"{text[:-1]}, activations={self.activations!r})"
 
     def levels(self) -> jax.Array:
         q = self.q.astype(self.scale.dtype)

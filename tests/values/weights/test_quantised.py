@@ -330,9 +330,7 @@ def floats_of_size(tree, size):
     return [
         leaf
         for leaf in jax.tree.leaves(tree)
-        if jnp.issubdtype(leaf.dtype, jnp.floating)
-        and leaf.dtype.itemsize > 1
-        and leaf.size >= size
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.size >= size
     ]
 
 
