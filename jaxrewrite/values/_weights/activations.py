@@ -39,8 +39,10 @@ LEAST_ROWS = 8
 LEAST_ROWS_OF_INT4 = 16
 
 
-def _is_rounded(v: Quantised, x: Any) -> bool:
-    return v.activations is not None and jnp.issubdtype(x.dtype, jnp.floating)
+def _is_rounded(v: Any, x: Any) -> bool:
+    """Whether the first operand is a weight that rounds the second one."""
+    is_rounding = isinstance(v, Quantised) and v.activations is not None
+    return is_rounding and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def _fits(count: int) -> bool:
@@ -115,10 +117,10 @@ def _(
     out_sharding,
     **params,
 ) -> Any:
+    if out_sharding is not None or not (_is_rounded(x, y) or _is_rounded(y, x)):
+        return NotImplemented
     kind = preferred_element_type, precision
     v, x, terms = terms_of(x, y, dimension_numbers, *kind)
-    if out_sharding is not None or not _is_rounded(v, x):
-        return NotImplemented
     terms = terms.of(v, x)
     summed = [i for i, label in enumerate(terms.x) if label not in terms.out]
     scale = _scale(v, x, summed)
@@ -161,10 +163,9 @@ def _(x: ArrayLike, v: Quantised, *, preferred_element_type, **params) -> Any:
         kind = {"preferred_element_type": preferred_element_type}
         return convolved(_rounded(x, scale), v, **kind, **params)
     wide = {"preferred_element_type": scale.dtype, **params}
-    sums = {"preferred_element_type": jnp.dtype(jnp.int32), **params}
     raw = _straight_through(
         *(x, scale, v.q.astype(jnp.int8)),
-        lambda x, q: lax.conv_general_dilated_p.bind(x, q, **sums).astype(scale.dtype),
+        lambda x, q: _convolved_integers(x, q, scale.dtype, params),
         lambda x, q: convolved(x, _unit(q, scale.dtype), **wide),
     )
     batch, place = numbers.out_spec[:2]
@@ -173,3 +174,17 @@ def _(x: ArrayLike, v: Quantised, *, preferred_element_type, **params) -> Any:
     raw = raw * scale.reshape(of_images)
     own_scale = v.scale.astype(raw.dtype).reshape(of_features)
     return blockwise(jnp.multiply, raw, own_scale).astype(dtype)
+
+
+def _convolved_integers(x: Any, q: Any, dtype: Any, params: dict[str, Any]) -> Any:
+    """The convolution of integers, as floats; of floats where there may be none of integers."""
+
+    def convolve(x: Any, q: Any, sums: Any) -> Any:
+        params_of_sums = {"preferred_element_type": jnp.dtype(sums), **params}
+        return lax.conv_general_dilated_p.bind(x, q, **params_of_sums).astype(dtype)
+
+    return lax.platform_dependent(
+        *(x, q),
+        cpu=lambda x, q: convolve(x, q, jnp.int32),
+        default=lambda x, q: convolve(x.astype(dtype), q.astype(dtype), dtype),
+    )
