@@ -17,6 +17,10 @@ def normal(*shape, seed=0, dtype="float32"):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
+def slow(case):
+    return pytest.param(case, marks=pytest.mark.slow)
+
+
 def wide(x):
     return np.asarray(x, np.float64)
 
@@ -37,6 +41,7 @@ KINDS = {
     "blocks": lambda w: weight(w, block=4),
     "affine": lambda w: weight(w, axis=1, symmetric=False),
 }
+REST = ("tensor", "int4", "blocks", "affine")
 IN_INTEGERS = {"columns", "tensor", "3 bits"}
 PRODUCTS = {
     "matrix": (lambda x, v: x @ v, (20, 16), "ik,kj->ij"),
@@ -53,7 +58,7 @@ def bound(x, w, equation):
     return np.einsum(equation, np.broadcast_to(step / 2, x.shape), abs(w))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["columns", "3 bits", *map(slow, REST)])
 def test_products_are_within_half_a_step(kind, bulk):
     v = jax.jit(KINDS[kind])(normal(16, 12))
     xs = {k: normal(*shape, seed=1) for k, (_, shape, _) in PRODUCTS.items()}
@@ -86,7 +91,7 @@ def test_the_numbers_are_those_of_the_rounded_operand(bulk):
         np.testing.assert_allclose(got, want, 1e-4, 1e-4, err_msg=kind)
 
 
-@pytest.mark.parametrize("kind", ["columns", "3 bits", "blocks"])
+@pytest.mark.parametrize("kind", ["columns", "blocks", slow("3 bits")])
 def test_gradients_pass_straight_through(kind, bulk):
     """To ``x`` as without rounding, to the scales those of what is computed."""
     v, x = jax.jit(KINDS[kind])(normal(16, 12)), normal(5, 16, seed=1)
@@ -122,7 +127,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("kind", ["columns", "int4", "affine"])
+@pytest.mark.parametrize("kind", ["columns", slow("int4"), slow("affine")])
 def test_convolutions(kind, bulk):
     make = {
         "columns": lambda w: weight(w, axis=-1),
@@ -178,7 +183,7 @@ def test_moves_casts_and_adapters_keep_it(bulk):
         assert 0 < abs(got - want).max() < 0.03 * abs(want).max(), name
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64"])
+@pytest.mark.parametrize("dtype", ["bfloat16", slow("float16"), slow("float64")])
 def test_other_dtypes(dtype, bulk):
     with jax.enable_x64(dtype == "float64"):
         v = weight(normal(16, 12, dtype=dtype), axis=1)

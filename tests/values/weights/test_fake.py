@@ -16,6 +16,10 @@ def normal(*shape, seed=0, dtype="float32"):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
 
 
+def slow(case):
+    return pytest.param(case, marks=pytest.mark.slow)
+
+
 def by_hand(w, bits, axes, symmetric=True):
     """Rounded entries, with the derivative of the identity."""
     low, high = w.min(axes, keepdims=True), w.max(axes, keepdims=True)
@@ -36,7 +40,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", slow("bfloat16")])
 @pytest.mark.parametrize("kind", OPTIONS)
 def test_it_is_the_quantised_array(kind, dtype, bulk):
     options, axes = OPTIONS[kind]
@@ -80,7 +84,7 @@ def total(results):
     return sum((y**2).sum() for y in jax.tree.leaves(jaxrewrite.materialise(results)))
 
 
-@pytest.mark.parametrize("base", ["alone", "in a Lora"])
+@pytest.mark.parametrize("base", ["alone", slow("in a Lora")])
 def test_programs_and_gradients_are_those_by_hand(base, bulk):
     w, x = normal(8, 16), normal(3, 8, seed=1)
     a, b = normal(8, 2, seed=2), normal(2, 16, seed=3)
