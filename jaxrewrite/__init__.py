@@ -16,6 +16,7 @@ from ._errors import (
 )
 from ._materialise import materialise as materialise
 from ._rules import Rules as Rules, register as register
+from ._settings import no_materialise as no_materialise
 from ._transform import bind as bind, make_jaxpr as make_jaxpr, transform as transform
 from ._value import Value as Value, field as field
 
@@ -28,12 +29,18 @@ from . import _higher_order, _keepers  # isort: skip
 del _higher_order, _keepers
 
 
-def __getattr__(name: str) -> object:
-    # These modules are loaded at their first use.
-    if name in ("numpy", "primitives", "values"):
-        import importlib
+_INSIGHT = {"Report": "report", "explain": "explain", "rules": "lookup", "which": "lookup"}
 
+
+def __getattr__(name: str) -> object:
+    # These are loaded at their first use.
+    import importlib
+
+    if name in ("numpy", "primitives", "values"):
         return importlib.import_module(f".{name}", __name__)
+    if name in _INSIGHT:
+        module = importlib.import_module(f"._insight.{_INSIGHT[name]}", __name__)
+        return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -78,6 +78,7 @@ from jax._src.source_info_util import is_user_filename, user_frame
 
 # This keeps the frames of this package out of the tracebacks that JAX filters.
 from jax._src.traceback_util import register_exclusion
+from jax.tree_util import tree_flatten, tree_unflatten
 
 
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
@@ -613,6 +614,33 @@ def call_in_current_trace(closed: Any, operands: Sequence[Any]) -> list[Any]:
         "out_layouts": (None,) * results,
     }
     return eqn.primitive.bind(*operands, **params)
+
+
+def call_after(fn: Callable[..., Any], *operands: Any) -> Any:
+    """`jax.checkpoint` of a call, none of which is computed before all operands exist.
+
+    JAX lowers the calls of a backward pass so. A barrier among the equations of ``fn`` would
+    make all operands linear for JAX if one of them is, so that none could be transposed.
+    """
+    leaves, treedef = tree_flatten(operands)
+    out_trees = []
+
+    def flat(*leaves: Any) -> list[Any]:
+        results, out_tree = tree_flatten(fn(*tree_unflatten(treedef, leaves)))
+        out_trees.append(out_tree)
+        return results
+
+    # JAX inlines the outer one of two such calls where it differentiates.
+    @jax.checkpoint
+    def call(*leaves: Any) -> Any:
+        jaxpr, consts = open_jaxpr(jax.make_jaxpr(jax.checkpoint(flat))(*leaves))
+        (eqn,) = jaxpr.eqns
+        env: dict[Any, Any] = dict(zip(jaxpr.invars, [*consts, *leaves], strict=True))
+        params = {**eqn.params, "differentiated": True}
+        return eqn.primitive.bind(*(env[var] for var in eqn.invars), **params)
+
+    results = call(*leaves)
+    return tree_unflatten(out_trees[0], results)
 
 
 def known_to_current_trace(literal: Literal) -> Any:

@@ -28,13 +28,14 @@ class Reason(NamedTuple):
             "(materialise='forbid')."
         )
 
-    def warning(self, primitive: Primitive, cls: type) -> str:
-        """The text of the warning if the policy is to warn."""
+    def warning(self, primitive: Primitive, cls: type) -> tuple[str, ...]:
+        """The arguments of the `MaterialisationWarning` if the policy is to warn."""
         remedy = self.remedy.format(cls=cls.__name__)
-        return (
+        text = (
             f"{self.on(primitive, cls)}, which is made dense. {remedy}, or pass "
             "materialise='allow' if this is meant."
         )
+        return text, primitive.name, cls.__name__, remedy
 
 
 NO_RULE = Reason("No rule for primitive {primitive!r} on {cls}", "Register a rule")

@@ -11,7 +11,6 @@ from . import _compat
 from ._avals import avals_of
 from ._compat import Jaxpr, JaxprEqn, Literal, SourceInfo, Var
 from ._dead_code import live_equations
-from ._errors import MaterialisationWarning
 from ._notices import Notice
 from ._site import Site
 from ._value import is_value
@@ -152,12 +151,10 @@ class Draft:
         self._warnings.update(dict.fromkeys(restaged.warnings))
         return [self.const(value) for value in restaged.consts]
 
-    def notice(
-        self, message: str, site: Site, category: type[Warning] = MaterialisationWarning
-    ) -> None:
+    def notice(self, site: Site, category: type[Warning], *args: str) -> None:
         """Warn when the program is finished, with the user's line of an equation."""
         file, line, _ = site.line or ("<unknown>", 0, "")
-        self._warnings[Notice(message, file, line, category)] = None
+        self._warnings[Notice(category, args, file, line)] = None
 
     # --- the end ----------------------------------------------------------------
 

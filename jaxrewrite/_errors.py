@@ -20,7 +20,32 @@ class MaterialisationError(TypeError):
 
 
 class MaterialisationWarning(UserWarning):
-    """A value became dense because no rule covers a primitive for its type."""
+    """A value became dense because no rule covers a primitive for its type.
+
+    Attributes
+    ----------
+    primitive
+        The name of the primitive.
+    type
+        The name of the value's type.
+    remedy
+        What would keep the value implicit, as in the message.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        primitive: str = "",
+        type: str = "",  # noqa: A002 - the attribute's name
+        remedy: str = "",
+    ):
+        super().__init__(message, primitive, type, remedy)
+        self.primitive = primitive
+        self.type = type
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return self.args[0]
 
 
 def place(where: tuple[str, int, str] | None) -> str:

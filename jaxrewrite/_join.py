@@ -76,7 +76,7 @@ def join(scope: Scope, a: Structure, b: Structure, site: Site) -> Structure:
         return a
     x, y = a.like(), b.like()
     if not (is_value(x) or is_value(y)):
-        return structure_of(_vary(Scope(scope.rewriting), Var(x), y, site))
+        return structure_of(_vary(scope.scratch(), Var(x), y, site))
     joined = _join_fields(scope, x, y, site)
     if joined is None:
         return dense_structure(a)
@@ -116,7 +116,7 @@ def fits(scope: Scope, own: Structure, joined: Structure, site: Site) -> bool:
     """Whether operands of one structure can be brought to another."""
     if own == joined or not is_value(joined.like()):
         return True
-    scratch = Scope(scope.rewriting)
+    scratch = scope.scratch()
     try:
         _bring(scratch, tree_map(Var, own.like()), joined, site)
     except _NoJoinError:
@@ -194,7 +194,7 @@ def _same_layer(x: Any, y: Any) -> bool:
 
 def _ask_types(scope: Scope, x: Any, y: Any, site: Site) -> Any:
     """The result of `Value.join` for two operands on avals; ``None`` if there is none."""
-    scratch = Scope(scope.rewriting)
+    scratch = scope.scratch()
     return _call_join(scratch, tree_map(Var, x), tree_map(Var, y), site)
 
 

@@ -8,16 +8,14 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from ._errors import MaterialisationWarning
-
 
 class Notice(NamedTuple):
-    """A warning, by default that a value became dense, and the user's line for it."""
+    """A warning that is to come: its class and arguments, and the user's line for it."""
 
-    message: str
+    category: type[Warning]
+    args: tuple[str, ...]
     file: str
     line: int
-    category: type[Warning] = MaterialisationWarning
 
 
 class _Collected(threading.local):
@@ -46,5 +44,5 @@ def warn(those: Iterable[Notice]) -> None:
     if _collected.stack:
         _collected.stack[-1].extend(those)
         return
-    for message, file, line, category in those:
-        warnings.warn_explicit(message, category, file, line)
+    for category, args, file, line in those:
+        warnings.warn_explicit(category(*args), category, file, line)

@@ -78,10 +78,10 @@ def place_leaves(
     if leaves and all(one is default for one in placed):
         name = type(value).__name__
         scope.notice(
+            site,
+            UserWarning,
             f"Primitive {site.primitive.name!r} places a {name}, but nothing defines what "
             f"that means for its leaves, which are not split. Define {name}.leaf_specs.",
-            site,
-            category=UserWarning,
         )
     return placed
 

@@ -11,6 +11,7 @@ from . import _compat
 from ._avals import avals_of
 from ._caches import WeakCaches
 from ._draft import Restaged
+from ._record import Body
 from ._rewrite import Scope
 from ._site import Site
 from ._traces import Rewriting, has_tracers
@@ -53,6 +54,12 @@ def restage(
     def anew() -> Restaged:
         return _restage(rewriting, jaxpr, in_tree, avals, site, entering, leaving)
 
+    recorder = rewriting.settings.recorder
+    if recorder is not None:
+        with recorder.aside() as records:
+            restaged = anew()
+        recorder.add_body(Body(jaxpr, restaged.jaxpr, records))
+        return restaged
     cache = _restaged.of(jaxpr)
     state = rewriting.settings.key(), _compat.trace_context()
     key = (in_tree, tuple(avals), entering, leaving, *state)

@@ -29,9 +29,10 @@ from ._avals import avals_of
 from ._compat import DropVar, Jaxpr, Literal, Primitive, Var
 from ._dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from ._draft import Applied, Draft
-from ._errors import add_note
+from ._errors import MaterialisationWarning, add_note
+from ._record import Recorder
 from ._site import Site, describe, source_within
-from ._traces import Flat, Rewriting, Traced, checked_results
+from ._traces import Answer, Flat, Rewriting, checked_results
 from ._value import Value, is_value
 
 
@@ -54,7 +55,14 @@ class Scope(Draft):
     def __init__(self, rewriting: Rewriting):
         super().__init__()
         self.rewriting = rewriting
+        self.recorder = rewriting.settings.recorder
         self._dense: dict[int, tuple[Value, Any]] = {}
+
+    def scratch(self) -> Scope:
+        """A scope for equations that only answer a question, and are in no report."""
+        scope = Scope(self.rewriting)
+        scope.recorder = None
+        return scope
 
     # --- the walk ---------------------------------------------------------------
 
@@ -127,24 +135,40 @@ class Scope(Draft):
     def apply(self, site: Site, operands: Sequence[Any]) -> Sequence[Any]:
         """Add the rewritten form of an equation on these operands, the first that exists."""
         try:
-            return self._answer(site, operands)
+            if self.recorder is None:
+                return self._answer(site, operands)
+            return self._recorded_answer(self.recorder, site, operands)
         except Exception as error:
             add_note(error, describe(site, operands))
             raise
 
     def _answer(self, site: Site, operands: Sequence[Any]) -> Sequence[Any]:
-        for answer in _ANSWERS:
+        for name, answer in _ANSWERS.items():
             results = answer(self, site, operands)
             if results is not NotImplemented:
+                if self.recorder is not None and self.recorder.record is not None:
+                    self.recorder.record.answer = name
                 return results
         self.copy(site, operands, site.outvars)
         return site.outvars
 
+    def _recorded_answer(
+        self, recorder: Recorder, site: Site, operands: Sequence[Any]
+    ) -> Sequence[Any]:
+        start = len(self.eqns)
+        with recorder.equation(site, operands) as record:
+            record.results = self._answer(site, operands)
+            record.added = self.eqns[start:]
+        return record.results
+
     def _by_rule(self, site: Site, operands: Sequence[Any]) -> Any:
         """Apply the first rule that does not decline."""
         flat = Flat.of(operands, site.context)
-        traced = self.rewriting.by_rule(site, operands, flat)
-        return self._add(traced, flat, site)
+        answer = self.rewriting.by_rule(site, operands, flat)
+        if self.recorder is not None and self.recorder.record is not None:
+            self.recorder.record.rule = answer.rule
+            self.recorder.record.declined += answer.declined
+        return self._add(answer, flat, site)
 
     def _by_handler(self, site: Site, operands: Sequence[Any]) -> Any:
         """Rewrite a higher-order primitive with the jaxprs inside."""
@@ -156,6 +180,8 @@ class Scope(Draft):
         owner = _owner_of_default(site.primitive, operands)
         if owner is None:
             return NotImplemented
+        if self.recorder is not None and self.recorder.record is not None:
+            self.recorder.record.owner = owner
         default, primitive, params = owner.default, site.primitive, site.params
 
         def apply_default(*args: Any) -> Any:
@@ -202,12 +228,15 @@ class Scope(Draft):
         flat = Flat.of(operands, site.context)
         return self._add(self.rewriting.by_function(fn, key, flat, check), flat, site)
 
-    def _add(self, traced: Traced, flat: Flat, site: Site) -> Any:
+    def _add(self, answer: Answer, flat: Flat, site: Site) -> Any:
+        traced = answer.traced
         if traced is NotImplemented:
             return NotImplemented
         self.changed = True
+        if self.recorder is not None:
+            self.recorder.include(answer.inner)
         for notice in traced.notices:
-            self.notice(notice.message, site, notice.category)
+            self.notice(site, notice.category, *notice.args)
         targets = {
             var: site.outvars[i]
             for var, i in traced.dense_results
@@ -249,11 +278,14 @@ class Scope(Draft):
         policy = policy_on(cls, self.rewriting.settings.policy)
         if policy == "forbid":
             raise reason.refusal(site.primitive, cls)
+        if self.recorder is not None:
+            self.recorder.became_dense(value, reason)
         entry = self._dense.get(id(value))
         if entry is None:
             entry = self._dense[id(value)] = value, self._made_dense(value, site, reason)
         if policy == "warn":
-            self.notice(reason.warning(site.primitive, cls), site)
+            about = reason.warning(site.primitive, cls)
+            self.notice(site, MaterialisationWarning, *about)
         return entry[1]
 
     def _made_dense(self, value: Value, site: Site, reason: Reason) -> Any:
@@ -271,13 +303,13 @@ class Scope(Draft):
 
 
 # The functions that rewrite an equation, in the order in which they are tried.
-_ANSWERS = (
-    Scope._by_rule,
-    Scope._by_handler,
-    Scope._by_default,
-    Scope._by_leaf,
-    Scope._by_dense_operands,
-)
+_ANSWERS = {
+    "rule": Scope._by_rule,
+    "handler": Scope._by_handler,
+    "default": Scope._by_default,
+    "identity": Scope._by_leaf,
+    "dense": Scope._by_dense_operands,
+}
 
 
 def _read(env: Mapping[Any, Any], atom: Any) -> Any:

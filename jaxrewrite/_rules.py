@@ -96,7 +96,14 @@ def _check_pair(rule: Rule, keyword: str) -> None:
         )
 
 
-class _Entry:
+class Declined(NamedTuple):
+    """A rule whose types match, but that did not answer, and why."""
+
+    rule: Rule
+    why: str
+
+
+class Entry:
     """A rule for one combination of the types that its annotations allow."""
 
     __slots__ = ("guards", "rule", "types")
@@ -122,7 +129,7 @@ class _Entry:
             default=-math.inf,
         )
 
-    def beats(self, other: _Entry) -> bool:
+    def beats(self, other: Entry) -> bool:
         """Whether this entry is strictly more specific than the other."""
         if self.types == other.types:
             return self.is_guarded() and not other.is_guarded()
@@ -181,7 +188,7 @@ class Rules:
         self._dispatchers: dict[Primitive, _Dispatcher] = {}
         self._dense: dict[Primitive, Rule] = {}
         self._with_literals: set[Primitive] = set()
-        self._matches: dict[tuple[Any, ...], list[_Entry]] = {}
+        self._matches: dict[tuple[Any, ...], list[Entry]] = {}
         self.version = 0
 
     def register(
@@ -291,7 +298,7 @@ class Rules:
     def _add(self, primitives: Sequence[Primitive], rule: Rule, twin: Rule | None) -> None:
         entries = list(self._entries(rule))
         twins = [
-            _Entry(twin, entry.types[::-1], entry.guards[::-1])
+            Entry(twin, entry.types[::-1], entry.guards[::-1])
             for entry in entries
             if twin is not None and entry.types != entry.types[::-1]
         ]
@@ -306,13 +313,13 @@ class Rules:
             self.version += 1
 
     @staticmethod
-    def _entries(rule: Rule) -> Iterator[_Entry]:
+    def _entries(rule: Rule) -> Iterator[Entry]:
         is_dense = rule.signature.is_dense()
         for types, guards in rule.signature.combinations():
             if is_dense or not all(map(_is_dense, types)):
-                yield _Entry(rule, types, guards)
+                yield Entry(rule, types, guards)
 
-    def _cell(self, primitive: Primitive, types: tuple[Any, ...]) -> dict[Any, _Entry]:
+    def _cell(self, primitive: Primitive, types: tuple[Any, ...]) -> dict[Any, Entry]:
         """The entries of one signature, by their guards."""
         dispatcher = self._dispatchers.get(primitive)
         if dispatcher is None:
@@ -321,16 +328,25 @@ class Rules:
             dispatcher.add(types, {})
         return dispatcher.funcs[types]
 
-    def _put(self, primitive: Primitive, entry: _Entry) -> None:
+    def _put(self, primitive: Primitive, entry: Entry) -> None:
         self._cell(primitive, entry.types)[entry.guards] = entry
         if entry.rule.signature.is_dense():
             self._dense[primitive] = entry.rule
         if entry.rule.literals:
             self._with_literals.add(primitive)
 
-    def _has(self, primitive: Primitive, entry: _Entry) -> bool:
+    def _has(self, primitive: Primitive, entry: Entry) -> bool:
         present = self._cell(primitive, entry.types).get(entry.guards)
         return present is not None and not present.rule.is_twin
+
+    def entries(self) -> Iterator[tuple[Primitive, Entry]]:
+        """Each primitive with each of its entries, as they were registered."""
+        with self._lock:
+            tables = {p: dict(d.funcs) for p, d in self._dispatchers.items()}
+        for primitive, cells in tables.items():
+            for cell in cells.values():
+                for entry in cell.values():
+                    yield primitive, entry
 
     def dense_rules(self) -> Mapping[Primitive, Rule]:
         """The primitives that have a rule for dense operands alone, with one such rule."""
@@ -340,7 +356,7 @@ class Rules:
         """The primitives that have a rule for literals."""
         return self._with_literals
 
-    def matches(self, primitive: Primitive, types: tuple[type, ...]) -> list[_Entry]:
+    def matches(self, primitive: Primitive, types: tuple[type, ...]) -> list[Entry]:
         """The entries with matching types, in any order."""
         key = (primitive, types)
         found = self._matches.get(key)
@@ -400,6 +416,7 @@ class RulesInForce:
         operands: Sequence[Any],
         avals: Callable[[], Sequence[Any]],
         ask: Callable[[Rule], Any],
+        declined: list[Declined],
     ) -> Any:
         """The answer of the first rule that does not decline.
 
@@ -411,25 +428,54 @@ class RulesInForce:
             Returns the operands' avals, for rules with guards.
         ask
             Returns the answer of a rule; ``NotImplemented`` if the rule declines.
+        declined
+            Gets the rules that came first and did not answer.
 
         Raises
         ------
         AmbiguousRuleError
             If two rules answer, and neither comes before the other.
         """
-        types = tuple(map(_type_of, operands))
+        types = tuple(map(type_of, operands))
         for rules in self.tables:
             entries = rules.matches(primitive, types)
             if any(entry.is_guarded() for entry in entries):
-                found = avals()
-                entries = [e for e in entries if guards_hold(e.guards, found)]
-            answer = _settled(primitive, types, entries, ask)
+                entries = _guarded(entries, avals(), declined)
+            answer = _settled(primitive, types, entries, ask, declined)
             if answer is not NotImplemented:
                 return answer
         return NotImplemented
 
 
-def _type_of(operand: Any) -> type:
+def _guarded(
+    entries: list[Entry], avals: Sequence[Any], declined: list[Declined]
+) -> list[Entry]:
+    """The entries whose guards hold."""
+    held = []
+    for entry in entries:
+        if guards_hold(entry.guards, avals):
+            held.append(entry)
+        else:
+            declined.append(Declined(entry.rule, "its shapes or dtypes do not fit"))
+    return held
+
+
+def names_a_type(rule: Rule, types: tuple[type, ...]) -> bool:
+    """Whether a rule names the type of a value among operands of these types."""
+    combinations = rule.signature.combinations()
+    return any(Entry(rule, *own).outer(types) > -math.inf for own in combinations)
+
+
+def in_order(entries: list[Entry], types: tuple[type, ...]) -> Iterator[list[Entry]]:
+    """The entries in the order in which they are asked; those of a group are tied."""
+    while entries:
+        foremost = _foremost(entries, types)
+        yield foremost
+        rules = {entry.rule for entry in foremost}
+        entries = [entry for entry in entries if entry.rule not in rules]
+
+
+def type_of(operand: Any) -> type:
     """The type that an operand is dispatched on as."""
     if is_value(operand):
         return type(operand)
@@ -445,8 +491,9 @@ def _is_dense(annotated: Any) -> bool:
 def _settled(
     primitive: Primitive,
     types: tuple[type, ...],
-    entries: list[_Entry],
+    entries: list[Entry],
     ask: Callable[[Rule], Any],
+    declined: list[Declined],
 ) -> Any:
     """The answer of the foremost rules. Rules that decline make room for the next ones."""
     answers: dict[Rule, Any] = {}
@@ -457,15 +504,16 @@ def _settled(
         for rule in foremost:
             if rule not in answers:
                 answers[rule] = _answer_or_failure(ask, rule)
-        declined = {rule for rule in foremost if answers[rule] is NotImplemented}
-        if not declined:
+        out = {rule for rule in foremost if answers[rule] is NotImplemented}
+        if not out:
             if len({rule.fn for rule in foremost}) > 1:
                 raise AmbiguousRuleError(_ambiguity(primitive, types, foremost))
             answer = answers[foremost[0]]
             if isinstance(answer, _Failure):
                 raise answer.error
             return answer
-        entries = [entry for entry in entries if entry.rule not in declined]
+        declined += [Declined(rule, "it returned NotImplemented") for rule in out]
+        entries = [entry for entry in entries if entry.rule not in out]
     return NotImplemented
 
 
@@ -483,7 +531,7 @@ def _answer_or_failure(ask: Callable[[Rule], Any], rule: Rule) -> Any:
         return _Failure(error)
 
 
-def _foremost(entries: list[_Entry], types: tuple[type, ...]) -> list[_Entry]:
+def _foremost(entries: list[Entry], types: tuple[type, ...]) -> list[Entry]:
     """The entries that no other entry comes before."""
     highest = max(entry.rule.precedence for entry in entries)
     level = [entry for entry in entries if entry.rule.precedence == highest]

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ._record import Recorder
 from ._rules import Rules, RulesInForce
 
 
@@ -19,10 +20,11 @@ POLICIES = ("warn", "allow", "forbid")
 
 
 class Settings(NamedTuple):
-    """The rules and the policy of one rewriting."""
+    """The rules and the policy of one rewriting, and its recorder if it is explained."""
 
     rules: RulesInForce
     policy: str
+    recorder: Recorder | None = None
 
     def key(self) -> tuple[Any, ...]:
         """The part of a cache's key that stands for the settings; hashable."""
@@ -33,7 +35,8 @@ class Settings(NamedTuple):
 
         The default policy, ``"warn"``, keeps the policy of the surrounding transform.
         """
-        return Settings(self.rules.over(rules), self.policy if policy == "warn" else policy)
+        policy = self.policy if policy == "warn" else policy
+        return Settings(self.rules.over(rules), policy, self.recorder)
 
 
 class _Local(threading.local):
@@ -55,6 +58,37 @@ def use_settings(settings: Settings) -> Iterator[None]:
         yield
     finally:
         _local.settings = before
+
+
+@contextlib.contextmanager
+def no_materialise() -> Iterator[None]:
+    """Forbid that values become dense, in all that is transformed meanwhile.
+
+    A transform in this region, or in a function that it calls, has the policy
+    ``materialise="forbid"`` unless it is given another one. Calls of
+    `jaxrewrite.materialise` do what they say, and programs that `jax.jit` compiled before
+    run as they are. The region is one of this thread.
+
+    Raises
+    ------
+    MaterialisationError
+        Inside of the region, when a value has to become dense.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Diagonal
+    >>> sort = jaxrewrite.transform(jnp.sort)
+    >>> with jaxrewrite.no_materialise():
+    ...     sort(Diagonal(jnp.ones(2)))
+    Traceback (most recent call last):
+    ...
+    jaxrewrite._errors.MaterialisationError: No rule for primitive 'sort' on Diagonal, which may
+    not be made dense here (materialise='forbid').
+    ...
+    """
+    with use_settings(current_settings()._replace(policy="forbid")):
+        yield
 
 
 def check_policy(policy: str) -> None:

@@ -110,6 +110,8 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
         restaged = scope.finish(
             tree_leaves(symbolic), outvars, whole_tree, jaxpr.debug_info
         )
+    if settings.recorder is not None:
+        settings.recorder.add_program(jaxpr, restaged.jaxpr)
     warn(restaged.warnings)
     statics = [x.leaf if s else None for x, s in zip(leaves, is_static, strict=True)]
     return Staged(

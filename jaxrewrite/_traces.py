@@ -19,7 +19,8 @@ from ._caches import WeakCaches
 from ._compat import Jaxpr, Literal, Primitive, Var
 from ._errors import add_note
 from ._notices import Notice, collected
-from ._rules import Rule
+from ._record import Record
+from ._rules import Declined, Rule
 from ._settings import Settings, use_settings
 from ._site import Site
 from ._value import is_value
@@ -62,6 +63,20 @@ class Flat(NamedTuple):
         ]
 
 
+class Answer(NamedTuple):
+    """What a rule or another function gives for operands of one structure.
+
+    ``traced`` is a `Traced`, or ``NotImplemented``. ``rule`` is the rule that answered, and
+    ``declined`` are those that did not. ``inner`` are the records of transforms inside of
+    the function, if the rewriting is explained.
+    """
+
+    traced: Any
+    rule: Rule | None = None
+    declined: Sequence[Declined] = ()
+    inner: Sequence[Record] = ()
+
+
 class Traced(NamedTuple):
     """A function of values, traced to equations on their leaves.
 
@@ -90,22 +105,28 @@ class Rewriting:
         self.primitives_with_literals = settings.rules.primitives_with_literals()
         self._traced: dict[Any, Any] = {}
 
-    def by_rule(self, site: Site, operands: Sequence[Any], flat: Flat) -> Any:
-        """The trace of the first rule that applies to an equation, or ``NotImplemented``."""
+    def by_rule(self, site: Site, operands: Sequence[Any], flat: Flat) -> Answer:
+        """The answer of the first rule that applies to an equation."""
         eqn = site.eqn
         primitive = eqn.primitive
 
-        def find() -> Any:
+        def find() -> Answer:
             def ask(rule: Rule) -> Any:
-                return self._trace(
+                traced = self._trace(
                     functools.partial(_call_rule, rule, site, operands),
                     flat,
                     functools.partial(checked_results, site, f"The rule {rule}"),
                     rule.name_for(primitive),
                 )
+                return traced if traced is NotImplemented else Answer(traced, rule)
 
             avals = functools.partial(avals_of, operands)
-            return self.settings.rules.first_answer(primitive, operands, avals, ask)
+            declined: list[Declined] = []
+            first_answer = self.settings.rules.first_answer
+            answer = first_answer(primitive, operands, avals, ask, declined)
+            if answer is NotImplemented:
+                answer = Answer(NotImplemented)
+            return answer._replace(declined=declined)
 
         key = ("rule", primitive, *eqn.params.items())
         if primitive in self.primitives_with_literals:
@@ -118,15 +139,17 @@ class Rewriting:
         key: tuple[Any, ...],
         flat: Flat,
         check: Callable[[Any], list[Any]],
-    ) -> Any:
-        """The trace of a function of its operands; ``key`` identifies the function."""
+    ) -> Answer:
+        """The answer of a function of its operands; ``key`` identifies the function."""
 
-        def find() -> Any:
-            return self._trace(fn, flat, check, getattr(fn, "__name__", "rule"))
+        def find() -> Answer:
+            return Answer(self._trace(fn, flat, check, getattr(fn, "__name__", "rule")))
 
         return self._recall(key, flat, find)
 
-    def _recall(self, key: tuple[Any, ...], flat: Flat, find: Callable[[], Any]) -> Any:
+    def _recall(
+        self, key: tuple[Any, ...], flat: Flat, find: Callable[[], Answer]
+    ) -> Answer:
         """The result of ``find`` for operands of this structure, which is called once.
 
         The result is kept for this rewriting. A trace is also kept for others, unless it
@@ -134,21 +157,35 @@ class Rewriting:
         """
         structure = (*key, *flat.treedefs, *flat.avals, flat.ctx)
         try:
-            traced = self._traced.get(structure)
+            answer = self._traced.get(structure)
         except TypeError:  # Parameters or metadata are not hashable.
+            return self._found(find)
+        if answer is None:
+            answer = self._traced[structure] = self._shared(structure, find)
+        return answer
+
+    def _shared(self, structure: tuple[Any, ...], find: Callable[[], Answer]) -> Answer:
+        """The result of ``find``, from another rewriting if one has it."""
+        if self.settings.recorder is not None:
+            return self._found(find)
+        nearest, *others = self.settings.rules.state()
+        state = (self.settings.policy, nearest[1], *others, _compat.trace_context())
+        # The key must not refer to the table, or the table would never be freed.
+        cache = _kept_traces.of(nearest[0])
+        answer = cache.get((structure, state))
+        if answer is None:
+            answer = find()
+            traced = answer.traced
+            if traced is not NotImplemented and not has_tracers(traced.consts):
+                cache.put((structure, state), answer)
+        return answer
+
+    def _found(self, find: Callable[[], Answer]) -> Answer:
+        recorder = self.settings.recorder
+        if recorder is None:
             return find()
-        if traced is None:
-            nearest, *others = self.settings.rules.state()
-            state = (self.settings.policy, nearest[1], *others, _compat.trace_context())
-            # The key must not refer to the table, or the table would never be freed.
-            cache = _kept_traces.of(nearest[0])
-            traced = cache.get((structure, state))
-            if traced is None:
-                traced = find()
-                if traced is not NotImplemented and not has_tracers(traced.consts):
-                    cache.put((structure, state), traced)
-            self._traced[structure] = traced
-        return traced
+        with recorder.aside() as inner:
+            return find()._replace(inner=inner)
 
     def _trace(
         self,

@@ -99,6 +99,13 @@ def transform(
 def _transformed(
     fn: Callable[..., Any], filter_spec: Any, rules: Rules | None, policy: str
 ) -> _Transformed:
+    check_function(fn)
+    check_policy(policy)
+    return _Transformed(fn, filter_spec, rules, policy)
+
+
+def check_function(fn: Callable[..., Any]) -> None:
+    """Raise `TypeError` unless a call of ``fn`` runs its body."""
     if not callable(fn):
         raise TypeError(f"transform takes a function, not a {type(fn).__name__}.")
     code = getattr(inspect.unwrap(fn), "__code__", None)
@@ -108,8 +115,6 @@ def _transformed(
             "because a call of it does not run its body. Return a list, or transform what "
             "the body calls."
         )
-    check_policy(policy)
-    return _Transformed(fn, filter_spec, rules, policy)
 
 
 _RUNS_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
@@ -257,6 +262,11 @@ def _is_jittable(args: Any, kwargs: Any) -> bool:
 _has_values = bounded_cache(1024)
 
 
+def function_tree(fn: Callable[..., Any]) -> Any:
+    """The function if it is itself a pytree, which may hold values; else ``None``."""
+    return None if treedef_is_leaf(tree_structure(fn)) else fn
+
+
 class _Transformed:
     """The callable that `transform` returns."""
 
@@ -268,8 +278,7 @@ class _Transformed:
         self._filter_spec = filter_spec
         self._rules = rules
         self._policy = policy
-        # A function that is itself a pytree may hold values.
-        self._fn_tree = None if treedef_is_leaf(tree_structure(fn)) else fn
+        self._fn_tree = function_tree(fn)
         self._programs, self._tag = _program_cache(fn, self._fn_tree)
         # The same function inside of `jax.jit`, if ``fn`` is a jitted one.
         self._jitted = BoundedCache(16) if _compat.is_plain_jit(fn) else None
@@ -358,7 +367,9 @@ class _Transformed:
     def _key(
         self, tree: Any, leaves: Sequence[Any], treedef: Any, settings: Settings
     ) -> Any:
-        """The key of a program in the cache; ``None`` if it is not hashable."""
+        """The key of a program in the cache; ``None`` if it is in no cache."""
+        if settings.recorder is not None:
+            return None
         key = (
             self._tag,
             treedef,

@@ -62,6 +62,8 @@ def fixed_point(
         for i, (before, after) in enumerate(zip(carry, joined, strict=True)):
             if before != after:
                 changes[i] = changes[i] + 1 if is_value(after.like()) else _MAX_CHANGES + 1
+                if scope.recorder is not None:
+                    scope.recorder.joined(f"carry {i}", before.like(), after.like())
         carry = joined
     if results[: len(carry)] != carry:
         rest = [None] * (len(results) - len(carry))

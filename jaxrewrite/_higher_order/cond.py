@@ -14,7 +14,7 @@ from .. import _compat
 from .._compat import Var
 from .._dense import Reason
 from .._draft import Restaged
-from .._join import Coerce, join_all, structure_of
+from .._join import Coerce, Structure, join_all, structure_of
 from .._restage import restage
 from .._rewrite import Scope, handlers
 from .._site import Site
@@ -46,6 +46,7 @@ def cond_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     structures = [list(map(structure_of, branch.results())) for branch in branches]
     joined = [join_all(scope, own, site) for own in zip(*structures, strict=True)]
     if any(own != joined for own in structures):
+        _record_joins(scope, structures, joined)
         branches = rewrite(Coerce(tuple(joined)))
     if not has_values and not any(branch.changed for branch in branches):
         return NotImplemented  # The equation stays as it is.
@@ -62,6 +63,18 @@ def cond_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
 
 
 handlers["cond"] = cond_handler
+
+
+def _record_joins(
+    scope: Scope, structures: Sequence[Sequence[Structure]], joined: Sequence[Structure]
+) -> None:
+    if scope.recorder is None:
+        return
+    for branch, results in enumerate(structures):
+        for i, (own, after) in enumerate(zip(results, joined, strict=True)):
+            if own != after:
+                slot = f"result {i} of branch {branch}"
+                scope.recorder.joined(slot, own.like(), after.like())
 
 
 def _with_all_constants(

@@ -235,6 +235,9 @@ def lift(value: Value, tangent: Any, settings: Settings) -> list[Any]:
 
 
 def _lift(value: Value, tangent: Any) -> list[Any]:
+    leaves = tree_leaves(value)
+    if not any(map(is_inexact, avals_of(leaves))):
+        return [zero_tangent(leaf, False) for leaf in leaves]
     fields, treedef = parts(value)
     apply: Callable[..., Any] = functools.partial(_lift_by_type, treedef)
     if any(map(is_value, fields)):

@@ -26,7 +26,7 @@ def sliceable(scope: Scope, x: Any, length: int, site: Site) -> Any:
     """An operand in a form that can be sliced leaf by leaf: a value, or dense."""
     if not is_value(x):
         return x
-    scratch = Scope(scope.rewriting)
+    scratch = scope.scratch()
     if _can_be_sliced(scope, _sliceable(scratch, _on_vars(x), site), length, site):
         return _sliceable(scope, x, site)
     return scope.materialise(x, site, _NOT_SLICED)
@@ -54,7 +54,7 @@ def _can_be_sliced(scope: Scope, x: Value, length: int, site: Site) -> bool:
     avals = map(_compat.leaf_aval, tree_leaves(x))
     if any(aval.shape[:1] != (length,) for aval in avals):
         return False
-    one = _element(Scope(scope.rewriting), tree_map(Var, sliced(x, length)), site)
+    one = _element(scope.scratch(), tree_map(Var, sliced(x, length)), site)
     if one is NotImplemented:
         return False
     expected = _compat.without_leading_axis(aval_of(x), length)

@@ -390,7 +390,8 @@ REFUSED = [
     (ValueError, "aligns an axis named|gives two axes the same name", "names do not fit"),
     (
         jaxrewrite.MaterialisationError,
-        "some entries may be missing|known within bounds only|it has units",
+        "some entries may be missing|known within bounds only|it has units"
+        "|needs operands of equal units",
         "never dense: there is no rule for this primitive",
     ),
     (TypeError, "Interval has no bounds", "no bounds are known of this"),

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxrewrite
-from jaxrewrite.values import Interval, Masked
+from jaxrewrite.values import Interval, Masked, Named, Tagged
 
 from . import oracle
 from .oracle import Verdict, dense, is_value
@@ -112,6 +112,8 @@ def judge_bounds(program: Any) -> Verdict:
             if kinds[0] != kinds[1]:
                 return Verdict("kind", f"{kinds[0]} against {kinds[1]}")
             x = oracle.wide(x)
+            while isinstance(bound, Named | Tagged):
+                bound = bound.array
             if isinstance(bound, Interval):
                 low, high = (oracle.wide(dense(end)) for end in (bound.lower, bound.upper))
                 if low.dtype.kind == "f":

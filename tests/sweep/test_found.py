@@ -75,6 +75,13 @@ FOUND = [
         ("Sparse.from_dense(some(1, 2, 4), 8)",),
         "jnp.reshape(v0, (4, 2), order='F')",
     ),
+    (("Masked(u(149, 2, 0), jnp.zeros((2, 0), bool))",), "jnp.cumsum(jnp.all(v0)[None])"),
+    (("Constant(Known(0, 'float32'), (2, 2))",), "jax.nn.relu(v0)", "jvp"),
+    (
+        ("Masked(Named(u(130, 0, 2), (None, 'c')), jnp.zeros((0, 2), bool))",),
+        "jnp.logaddexp(u(100, 0, 1), v0)",
+        "grad",
+    ),
 ]
 
 

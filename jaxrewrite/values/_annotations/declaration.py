@@ -127,6 +127,7 @@ def annotation_rule(
         _call_it_like(apply, fn)
         for name in names or (*TWO, *SEVERAL):
             _register(cls, name, apply)
+        _leads_to(apply, fn)
         return fn
 
     return decorate
@@ -146,6 +147,7 @@ def _register(cls: Any, name: str, apply: Callable[..., Any]) -> None:
         _call_it_like(pair, apply)
         register(name, types=(cls, cls))(pair)
         register(name, types=(cls, ArrayLike | ArrayValue), either=True)(pair)
+        _leads_to(pair, apply)
     elif name in SEVERAL:
         # For operands of this kind alone it must beat the rules for any value with structure.
         register(name, types=(cls | ArrayLike,))(apply)
@@ -159,11 +161,17 @@ def _register(cls: Any, name: str, apply: Callable[..., Any]) -> None:
 
         _call_it_like(first, apply)
         register(name, types=(cls, ArrayLike))(first)
+        _leads_to(first, apply)
 
 
 def _call_it_like(fn: Callable[..., Any], rule: Callable[..., Any]) -> None:
     """Give a rule the name that errors and profiles show; it keeps its own signature."""
     fn.__name__, fn.__qualname__ = rule.__name__, rule.__qualname__
+
+
+def _leads_to(fn: Callable[..., Any], rule: Callable[..., Any]) -> None:
+    """Let reports and errors show the place of the rule; registration reads ``fn`` itself."""
+    vars(fn)["__wrapped__"] = rule
 
 
 def mapped(fn: Callable[[Any], Any], primitive: Any, results: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,9 +31,9 @@ class Masked(Structured):
 
     entry by entry and for reductions. Reductions skip missing entries: they count as 0 in a
     sum, as 1 in a product, and not at all in a maximum. A result is missing if all its
-    entries are missing. In a product of matrices :math:`(xy)_{ij}` is missing if each pair
-    :math:`x_{ik}, y_{kj}` has a missing entry, as in `numpy.ma.dot`; all other entries are
-    taken to be finite. Cumulative sums skip missing entries and leave them missing.
+    entries are missing; a sum of no entries is 0 and is there. In a product of matrices
+    :math:`(xy)_{ij}` is missing if each pair :math:`x_{ik}, y_{kj}` has a missing entry, as
+    in `numpy.ma.dot`; all other entries are taken to be finite. Cumulative sums skip missing entries and leave them missing.
     ``sort`` puts them last. A result of ``where`` is missing if the condition or the chosen
     entry is missing. The numbers under the mask are never used and may be anything, such as
     NaN. Unlike in `numpy.ma`, a division by zero does not mask its result.
@@ -127,7 +128,8 @@ class Masked(Structured):
         return Masked(leaf_tangents.array, self.mask)
 
     def lift_tangent(self, tangent: Any) -> Any:
-        return Masked(_filled(tangent, 0), self.mask)
+        array = tangent.filled(0) if isinstance(tangent, Masked) else tangent
+        return Masked(array, self.mask)
 
 
 def _fill(array: Any, mask: Any, number: Any) -> Any:
@@ -144,6 +146,12 @@ def _mask(x: Any) -> Any:
 
 def _filled(x: Any, number: Any) -> Any:
     return _fill(x.array, x.mask, number) if isinstance(x, Masked) else x
+
+
+def _all_missing(mask: Any, axes: Sequence[int]) -> Any:
+    """Where there are entries along the axes, and all of them are missing."""
+    has_entries = all(mask.shape[axis] for axis in axes)
+    return mask.all(tuple(axes)) if has_entries else mask.any(tuple(axes))
 
 
 def _any_mask(operands: Sequence[Any], shape: Sequence[int]) -> Any:
@@ -210,7 +218,7 @@ def _without(x: Masked, primitive: Any, params: Any) -> Any:
 @annotation_rule(Masked, *(name for name in _NEUTRAL if name.startswith("reduce")))
 def _reduce(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> Any:
     result = _without(x, primitive, {"axes": axes, **params})
-    return Masked(result, x.mask.all(tuple(axes)))
+    return Masked(result, _all_missing(x.mask, axes))
 
 
 @annotation_rule(Masked, "argmax", "argmin")
@@ -221,7 +229,7 @@ def _reduce_to_index(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> 
     """
     index = _without(x, primitive, {"axes": axes, **params})
     if x.dtype != jnp.bool_:
-        return Masked(index, x.mask.all(tuple(axes)))
+        return Masked(index, _all_missing(x.mask, axes))
     (axis,) = axes
     found = ~x.mask & (x.array if primitive.name == "argmax" else ~x.array)
     earlier = lax.cumsum(found.astype(jnp.int32), axis) == 0
@@ -263,14 +271,15 @@ def _multiply(
 
 def _nothing_there(x: Any, y: Any, numbers: Any, shape: Sequence[int]) -> Any:
     if isinstance(x, Masked) and isinstance(y, Masked):
-        x_there, y_there = ((~operand.mask).astype(jnp.float32) for operand in (x, y))
-        return lax.dot_general(x_there, y_there, numbers) == 0
+        x_there, y_there = (_numbers(~operand.mask) for operand in (x, y))
+        pairs = math.prod(x.shape[axis] for axis in numbers[0][0])
+        return lax.dot_general(x_there, y_there, numbers) < min(pairs, 1)
     # With one mask no product is needed: only the summed axes matter.
     axes = labels(numbers, jnp.ndim(x), jnp.ndim(y))
     own, mask = (axes.x, x.mask) if isinstance(x, Masked) else (axes.y, y.mask)
     summed = tuple(i for i, label in enumerate(own) if label not in axes.out)
     left = [label for label in own if label in axes.out]
-    missing = mask.all(summed)
+    missing = _all_missing(mask, summed)
     order = sorted(range(len(left)), key=lambda i: axes.out.index(left[i]))
     where = [axes.out.index(left[i]) for i in order]
     return lax.broadcast_in_dim(lax.transpose(missing, order), shape, where)
@@ -279,9 +288,35 @@ def _nothing_there(x: Any, y: Any, numbers: Any, shape: Sequence[int]) -> Any:
 @annotation_rule(Masked, "conv_general_dilated")
 def _convolve(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     result = primitive.bind(_filled(x, 0), _filled(y, 0), **params)
-    there = ((~_mask(operand)).astype(jnp.float32) for operand in (x, y))
     params = {**params, "preferred_element_type": jnp.dtype("float32")}
-    return Masked(result, primitive.bind(*there, **params) == 0)
+    there = primitive.bind(*(_numbers(~_mask(operand)) for operand in (x, y)), **params)
+    if not _may_be_padding(y.shape, **params):
+        return Masked(result, there == 0)
+    pairs = primitive.bind(*(jnp.ones(operand.shape) for operand in (x, y)), **params)
+    return Masked(result, there < jnp.minimum(pairs, 1))
+
+
+def _may_be_padding(
+    kernel: Sequence[int],
+    *,
+    dimension_numbers: Any,
+    padding: Any,
+    lhs_dilation: Any,
+    rhs_dilation: Any,
+    **params: Any,
+) -> bool:
+    """Whether a window may hold no entry, and so none that is missing."""
+    sizes = [kernel[axis] for axis in dimension_numbers.rhs_spec[2:]]
+    return any(
+        hole > 1 or max(pads) > (size - 1) * step
+        for size, pads, hole, step in zip(
+            sizes, padding, lhs_dilation, rhs_dilation, strict=True
+        )
+    )
+
+
+def _numbers(flags: Any) -> Any:
+    return flags.astype(jnp.float32)
 
 
 # --- where entries go -----------------------------------------------------------------

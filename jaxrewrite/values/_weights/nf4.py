@@ -9,7 +9,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, ArrayLike
+
+import jaxrewrite
 
 from .coded import (
     Coded,
@@ -19,6 +21,7 @@ from .coded import (
     checked_weight,
     finest,
     of_blocks,
+    rescaled,
     spread,
 )
 
@@ -175,16 +178,28 @@ class NF4(Coded):
         parts = (self.scale_q, self.scale_scale, self.scale_mean)
         grid = finest(*(part.shape for part in parts))
         q, scale, mean = (spread(part, grid) for part in parts)
-        # Of magnitudes that were divided by zero, the two parts would be infinite with both
-        # signs. So the first one stays finite, and the mean decides.
-        limits = jnp.finfo(scale.dtype)
-        most = (1 - 2 * limits.eps) * limits.max / 127
-        return q.astype(scale.dtype) * jnp.clip(scale, -most, most) + mean
+        return q.astype(scale.dtype) * scale + mean
 
     def map_scales(self, change: Callable[[Any], Any]) -> Self:
         return dataclasses.replace(
             self, scale_scale=change(self.scale_scale), scale_mean=change(self.scale_mean)
         )
+
+
+@jaxrewrite.register("div")
+def _(v: NF4, c: ArrayLike, **params) -> Any:
+    """Divide both parts of the magnitudes.
+
+    Divided by zero, they would be infinite with both signs. So the first part stays as it
+    is there, and the mean decides. What ``c`` is decides, and not the quotient, because the
+    scales may be tangents, which only linear functions may take.
+    """
+    quotient = rescaled(v, jnp.divide, c, **params)
+    if quotient is NotImplemented:
+        return NotImplemented
+    divisor = jnp.where(jnp.abs(c) < jnp.finfo(v.dtype).tiny, 1, c)
+    finite = rescaled(v, jnp.divide, divisor, **params)
+    return dataclasses.replace(quotient, scale_scale=finite.scale_scale)
 
 
 def _runs(count: int, shape: Sequence[int]) -> list[int]:

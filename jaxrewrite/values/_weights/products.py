@@ -19,6 +19,7 @@ from jax import lax
 from jaxtyping import ArrayLike
 
 import jaxrewrite
+from jaxrewrite import _compat
 
 from .._base.contract import Labels, contract, labels, transpose
 from .coded import Coded, blockwise, spread_axis
@@ -114,19 +115,16 @@ def _whole(v: Coded, x: Any, terms: Terms) -> Any:
     """Multiply, with only the leaves and ``x`` as residuals.
 
     The backward pass makes the dense ``v`` again, because a residual would hold it from the
-    forward pass until then. The barrier delays the dense ``v`` until ``x`` exists. Without
-    it, a compiler that looks for parallel work may make the dense weights of all layers
-    first.
+    forward pass until then. The dense ``v`` waits until ``x`` exists. Otherwise a compiler
+    that looks for parallel work may make the dense weights of all layers first.
     """
 
-    @jax.checkpoint
     def multiply(v: Coded, x: Any) -> Any:
-        v, x = lax.optimization_barrier((v, x))
         if is_scaled_after(v, terms):
             return scaled(terms.multiply(v.levels(), x, terms.wide), v, terms)
         return terms.multiply(v.materialise(), x, terms.dtype)
 
-    return multiply(v, x)
+    return _compat.call_after(multiply, v, x)
 
 
 def is_scaled_after(v: Coded, terms: Terms) -> bool:

@@ -381,6 +381,22 @@ def test_masked_through_programs():
     np.testing.assert_array_equal(got.mask[0, 0], want)
 
 
+def test_nothing_is_missing_where_there_is_nothing(bulk):
+    """Sums of no entries, and windows of a convolution that are all padding."""
+    empty = Masked(jnp.zeros((2, 0)), jnp.zeros((2, 0), bool))
+    for fn in (
+        lambda x: jnp.sum(x, 1),
+        lambda x: jnp.all(x != 0),
+        lambda x: x @ jnp.ones((0, 3)),
+        lambda x: x @ x.T,
+    ):
+        assert not run(fn)(empty).mask.any()
+    row = Masked(jnp.ones((1, 1, 4)), jnp.array([[[0, 0, 1, 1]]], bool))
+    padded = lambda x, k: lax.conv_general_dilated(x, k, (1,), ((3, 3),))
+    got = run(padded)(row, jnp.ones((1, 1, 2))).mask[0, 0]
+    np.testing.assert_array_equal(got, [0, 0, 0, 0, 0, 1, 1, 0, 0])
+
+
 def test_masked_counts_what_is_there():
     x, theirs = masked(4)
     same_masked(x.mean(axis=0), theirs.mean(0), "mean")

@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxrewrite
-from jaxrewrite.values import NF4, Coded, Float8, Lora, Quantised
+from jaxrewrite.values import NF4, Coded, Float8, Lora, Product, Quantised, Scaled
 from jaxrewrite.values._weights import products
 from jaxrewrite.values._weights.products import Block, block_for
 
@@ -273,3 +273,59 @@ def test_formats_of_users_are_multiplied_in_blocks(blocks, bulk):
     for block in BLOCKS:
         blocks(block)
         same(forbid(lambda x, v: x @ v)(x, v), want)
+
+
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_products_can_be_transposed(in_blocks, blocks, bulk):
+    """JAX transposes a function that is linear in the other operand, not in the weight."""
+    if in_blocks:
+        blocks(Block(0, 8))
+    for kind, make in KINDS.items():
+        v, x = make(normal(24, 20)), normal(3, 24)
+        for w in (v, Lora(v, normal(24, 2), normal(2, 20), 0.5)):
+            multiply = lambda x, w=w: forbid(lambda x, w: x @ w)(x, w)
+            y = x @ v.materialise()
+            (got,) = jax.jit(jax.linear_transpose(multiply, x))(y)
+            want = y @ jaxrewrite.materialise(w).T
+            np.testing.assert_allclose(got, want, 1e-4, 1e-4, err_msg=kind)
+
+
+@jax.custom_jvp
+def doubled(x):
+    return 2 * x
+
+
+doubled.defjvp(lambda primals, tangents: (doubled(*primals), 2 * tangents[0]))
+
+
+def test_tangents_of_values_with_quantised_parts_can_be_transposed(bulk):
+    w, number = normal(4, 4), jnp.float32(2)
+    for make in (KINDS["columns"], KINDS["nf4"]):
+        v = make(w)
+        for value in (Product((v, w)), Product((w, v)), Scaled(v, number), Lora(v, w, w)):
+            leaves, treedef = jax.tree.flatten(value)
+            where = [i for i, x in enumerate(leaves) if x.dtype == "float32"]
+
+            def total(floats, fn, leaves=leaves, treedef=treedef, where=where):
+                filled = dict(enumerate(leaves)) | dict(zip(where, floats, strict=True))
+                return fn(treedef.unflatten(filled.values())).sum()
+
+            floats = [leaves[i] for i in where]
+            implicit = lambda v: jaxrewrite.materialise(
+                jaxrewrite.transform(doubled, materialise="allow")(v)
+            )
+            dense = lambda v: 2 * jaxrewrite.materialise(v)
+            got, want = (
+                jax.jit(jax.grad(functools.partial(total, fn=fn)))(floats)
+                for fn in (implicit, dense)
+            )
+            for g, d in zip(got, want, strict=True):
+                np.testing.assert_allclose(g, d, 1e-4, 1e-4)
+
+
+def test_divisions_by_zero_are_those_of_the_dense_weight(bulk):
+    w = jnp.array([[1.0, -2.0, 0.5, 4.0]] * 12) * jnp.arange(1, 13)[:, None]
+    for kind, make in KINDS.items():
+        v = make(w)
+        got = forbid(lambda v: v / 0)(v).materialise()
+        np.testing.assert_array_equal(got, v.materialise() / 0, err_msg=kind)

@@ -1,0 +1,69 @@
+"""``python -m jaxrewrite explain module:function``: the report of a program.
+
+The function takes no arguments and returns ``(fn, args)``: the program, and its arguments,
+some of which are values. It may return ``(fn, args, kwargs)``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m jaxrewrite", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    explain = commands.add_parser("explain", help="show what becomes of each equation")
+    explain.add_argument("program", metavar="module:function")
+    explain.add_argument("--json", action="store_true", help="print JSON, not text")
+    explain.add_argument("--html", metavar="FILE", help="write a page as well")
+    options = parser.parse_args(arguments)
+    try:
+        report = _report(_function(options.program))
+    except _BadProgramError as error:
+        parser.error(str(error))
+    print(report.to_json() if options.json else report)
+    if options.html:
+        pathlib.Path(options.html).write_text(report._repr_html_())
+    return 0
+
+
+class _BadProgramError(Exception):
+    """The command line names no program."""
+
+
+def _function(name: str) -> Any:
+    module, colon, function = name.partition(":")
+    if not colon or not module or not function:
+        raise _BadProgramError(f"{name!r} is not of the form module:function.")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return getattr(importlib.import_module(module), function)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module.startswith(error.name):
+            raise  # It is one that the module itself imports.
+        raise _BadProgramError(f"there is no module {error.name!r}.") from error
+    except AttributeError as error:
+        raise _BadProgramError(f"{module} has no function {function!r}.") from error
+
+
+def _report(make: Any) -> Any:
+    from ._insight.explain import explain  # after the command line is read
+
+    made = make()
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
+        raise _BadProgramError(
+            f"{make.__name__} must return (fn, args) or (fn, args, kwargs); it returned a "
+            f"{type(made).__name__}."
+        )
+    fn, args, kwargs = (*made, {})[:3]
+    return explain(fn)(*args, **kwargs)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

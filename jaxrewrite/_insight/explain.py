@@ -1,0 +1,220 @@
+"""`explain`: stage and rewrite a program, run nothing, and report what was done."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence, Set
+from typing import Any
+
+from jax.tree_util import tree_leaves
+
+from .. import _compat, _costs
+from .._avals import aval_of
+from .._compat import DropVar
+from .._dense import NO_RULE
+from .._notices import collected
+from .._record import Body as RecordedBody, MadeDense as RecordedDense, Record, Recorder
+from .._rules import Rule, Rules, names_a_type, type_of
+from .._settings import check_policy, current_settings
+from .._site import describe_operand
+from .._stage import Arguments, stage
+from .._transform import check_function, function_tree
+from .._value import Value, is_value
+from .report import Body, Declined, MadeDense, Report, RuleInfo, Step
+
+
+def explain(
+    fn: Callable[..., Any],
+    filter_spec: Any = True,
+    *,
+    rules: Rules | None = None,
+    materialise: str = "warn",
+) -> Callable[..., Report]:
+    """Make a function that reports how `transform` rewrites ``fn`` for its arguments.
+
+    The program is staged and rewritten, and is not run. The report is what the rewriting
+    itself records for each equation that meets a value. Nothing warns, and with
+    ``materialise="forbid"`` all that would become dense is in the report.
+
+    Parameters
+    ----------
+    fn, filter_spec, rules, materialise
+        As for `transform`.
+
+    Returns
+    -------
+    Callable
+        A function of the arguments of ``fn`` that returns a `Report`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As `transform` raises them.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Diagonal
+    >>> v = Diagonal(jnp.arange(1.0, 101))
+    >>> report = jaxrewrite.explain(lambda v, x: jnp.sin(v) @ x)(v, jnp.ones(100))
+    >>> [(step.primitive, step.decision, step.results) for step in report.steps]
+    [('sin', 'rule', ('Diagonal:f32[100,100]',)), ('dot_general', 'rule', ('f32[100]',))]
+    >>> report.flops
+    (30000.0, 200.0)
+    """
+    check_function(fn)
+    check_policy(materialise)
+
+    def report(*args: Any, **kwargs: Any) -> Report:
+        settings = current_settings().refined(rules, materialise)
+        recorder = Recorder()
+        tree = function_tree(fn), args, kwargs
+        with collected():
+            stage(
+                Arguments(fn, tree),
+                filter_spec,
+                settings._replace(policy="allow", recorder=recorder),
+            )
+        whole = recorder.programs[-1]
+        costs = _costs.of_jaxpr(whole.original), _costs.of_jaxpr(whole.rewritten)
+        arrays = [
+            describe_operand(x)
+            for x in tree_leaves((args, kwargs), is_leaf=is_value)
+            if is_value(x) or _compat.is_array(x)
+        ]
+        return Report(
+            getattr(fn, "__qualname__", type(fn).__name__),
+            tuple(arrays),
+            settings.policy,
+            _steps(whole, 1),
+            (costs[0].flops, costs[1].flops),
+            (costs[0].bytes, costs[1].bytes),
+            len(whole.rewritten.eqns),
+        )
+
+    return report
+
+
+# --- steps ------------------------------------------------------------------------------
+
+
+def _steps(body: RecordedBody, times: int | None) -> tuple[Step, ...]:
+    live: set[Any] = {var for eqn in body.rewritten.eqns for var in eqn.outvars}
+    live |= {id(eqn) for eqn in body.rewritten.eqns}
+    return tuple(_step(record, live, times) for record in body.records)
+
+
+def _step(record: Record, live: Set[Any], times: int | None) -> Step:
+    eqn = record.site.eqn
+    added = [
+        new
+        for new in record.added
+        if id(new) in live
+        or any(type(var) is not DropVar and var in live for var in new.outvars)
+    ]
+    before = _costs.of_equation(eqn)
+    after = _costs.total(map(_costs.of_equation, added))
+    file, line, function = record.site.line or ("", 0, "")
+    return Step(
+        eqn.primitive.name,
+        file,
+        line,
+        function,
+        tuple(map(describe_operand, record.operands)),
+        tuple(map(describe_operand, record.results)),
+        record.answer,
+        _rule_info(record),
+        tuple(_declined(record)),
+        tuple(new.primitive.name for new in added),
+        (before.flops, after.flops),
+        (before.bytes, after.bytes),
+        tuple(_made_dense(made, record) for made in record.dense),
+        tuple(
+            f"{slot}: {describe_operand(old)} became {describe_operand(new)}"
+            for slot, old, new in record.joined
+        ),
+        times,
+        tuple(_bodies(record, times)),
+        tuple(_step(inner, live, times) for inner in record.inner),
+    )
+
+
+def _declined(record: Record) -> Iterable[Declined]:
+    """The rules that declined, without those for any value, which are asked about all."""
+    types = tuple(map(type_of, record.operands))
+    for rule, why in record.declined:
+        if names_a_type(rule, types):
+            yield Declined(info_of(rule), why)
+
+
+def _bodies(record: Record, times: int | None) -> Iterable[Body]:
+    turns = _costs.trip_count(record.site.eqn)
+    inside = None if times is None or turns is None else times * turns
+    for i, body in enumerate(record.bodies):
+        yield Body(_name_of(body, record, i), inside, _steps(body, inside))
+
+
+def _name_of(body: RecordedBody, record: Record, i: int) -> str:
+    """The name of the parameter that holds a body, with its number if it is one of several."""
+    for name, value in record.site.params.items():
+        if value is body.original:
+            return name
+        if isinstance(value, tuple):
+            for j, item in enumerate(value):
+                if item is body.original:
+                    return f"{name}[{j}]"
+    return f"body {i}"
+
+
+def _rule_info(record: Record) -> RuleInfo | None:
+    if record.answer == "rule" and record.rule is not None:
+        return info_of(record.rule)
+    if record.answer == "default" and record.owner is not None:
+        return _info(record.owner.default, f"{record.owner.__name__}.default")
+    return None
+
+
+def info_of(rule: Rule) -> RuleInfo:
+    return _info(rule.fn, getattr(rule.fn, "__qualname__", repr(rule.fn)))
+
+
+def _info(fn: Callable[..., Any], name: str) -> RuleInfo:
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    if code is None:
+        return RuleInfo(name, "", 0)
+    return RuleInfo(name, code.co_filename, code.co_firstlineno)
+
+
+# --- what became dense --------------------------------------------------------------------
+
+
+def _made_dense(made: RecordedDense, record: Record) -> MadeDense:
+    primitive, cls = record.site.primitive, type(made.value)
+    aval = aval_of(made.value)
+    repair = made.reason.remedy.format(cls=cls.__name__)
+    if made.reason == NO_RULE:
+        repair = missing_rule(primitive.name, record.operands)
+    return MadeDense(
+        cls.__name__,
+        _compat.short(aval),
+        _costs.bytes_of(aval),
+        made.reason.on(primitive, cls),
+        repair,
+    )
+
+
+def missing_rule(primitive: str, operands: Sequence[Any]) -> str:
+    """The first lines of the rule that would answer for these operands."""
+    names = list(map(_annotation, operands))
+    letters = [f"x{i}" if len(names) > 3 else "xyz"[i] for i in range(len(names))]
+    if len(set(names)) == 1 and len(names) > 3:
+        parameters = f"*xs: {names[0]}"
+    else:
+        parameters = ", ".join(map("{}: {}".format, letters, names))
+    return f'@jaxrewrite.register("{primitive}")\ndef _({parameters}, **params): ...'
+
+
+def _annotation(operand: Any) -> str:
+    """The annotation for an operand, or for operands of a type."""
+    cls = operand if isinstance(operand, type) else type(operand)
+    return cls.__name__ if issubclass(cls, Value) else "ArrayLike"

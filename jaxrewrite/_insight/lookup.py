@@ -1,0 +1,307 @@
+"""`rules` and `which`: what is registered, and what would answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from .._annotations import Dense
+from .._compat import Primitive
+from .._rules import (
+    Entry,
+    Rule,
+    RulesInForce,
+    find_primitive,
+    in_order,
+    names_a_type,
+    type_of,
+)
+from .._settings import current_settings
+from .._value import Value, is_value
+from .explain import explain, info_of, missing_rule
+from .report import RuleInfo
+from .text import table
+
+
+@dataclasses.dataclass(frozen=True)
+class Registered:
+    """A rule for one primitive and one combination of types.
+
+    Attributes
+    ----------
+    primitive
+        The primitive's name.
+    types
+        The names of the types of its operands: ``"Array"`` for any dense operand, ``"any"``
+        for whatever comes, ``"*Array"`` for any number of operands.
+    rule
+        The rule's name, file and line.
+    precedence
+        Rules of higher precedence are asked first.
+    guarded
+        Whether shapes or dtypes have to fit, too.
+    """
+
+    primitive: str
+    types: tuple[str, ...]
+    rule: RuleInfo
+    precedence: int
+    guarded: bool
+
+
+class RuleList(tuple[Registered, ...]):
+    """Registered rules, in the order in which they are asked. It prints as a table."""
+
+    def __str__(self) -> str:
+        rows = [
+            (
+                r.primitive,
+                ", ".join(r.types) + (" (guarded)" if r.guarded else ""),
+                place(r.rule),
+            )
+            for r in self
+        ]
+        return table(("primitive", "operands", "rule"), rows)
+
+
+def rules(primitive: Primitive | str | None = None, type: Any = None) -> RuleList:  # noqa: A002
+    """List the rules that are in force.
+
+    Parameters
+    ----------
+    primitive
+        A primitive or its name: only its rules.
+    type
+        A value type: only the rules that an operand of this type can meet.
+
+    Returns
+    -------
+    RuleList
+        A tuple of `Registered`, by primitive, and then those that are asked first.
+
+    Raises
+    ------
+    ValueError
+        If JAX has no primitive of this name.
+    TypeError
+        If ``type`` is not a value type.
+
+    Examples
+    --------
+    >>> import jaxrewrite
+    >>> from jaxrewrite.values import Diagonal
+    >>> [rule.types for rule in jaxrewrite.rules("lu", Diagonal)]
+    [('Matrix',)]
+    """
+    if type is not None and not (inspect.isclass(type) and issubclass(type, Value)):
+        raise TypeError(f"rules: `type` must be a value type; got {type!r}.")
+    wanted = None if primitive is None else find_primitive(primitive)
+    found: list[Registered] = []
+    for own in current_settings().rules.tables:
+        entries: dict[Primitive, list[Entry]] = {}
+        for p, entry in own.entries():
+            if (wanted is None or p is wanted) and (type is None or _takes(entry, type)):
+                entries.setdefault(p, []).append(entry)
+        for p in sorted(entries, key=lambda p: p.name):
+            found += [_registered(p, entry) for entry in _most_specific_first(entries[p])]
+    return RuleList(found)
+
+
+def _takes(entry: Entry, cls: type) -> bool:
+    return any(
+        issubclass(cls, choice) for choice in _choices(entry) if choice is not object
+    )
+
+
+def _choices(entry: Entry) -> Iterator[Any]:
+    for annotated in entry.types:
+        yield from getattr(annotated, "variadic_type", None) or (annotated,)
+
+
+def _most_specific_first(entries: list[Entry]) -> list[Entry]:
+    """By precedence; within one, each before all that it beats."""
+    ordered: list[Entry] = []
+    rest = sorted(entries, key=lambda entry: -entry.rule.precedence)
+    while rest:
+        first = next(
+            e
+            for e in rest
+            if not any(o.rule.precedence == e.rule.precedence and o.beats(e) for o in rest)
+        )
+        ordered.append(first)
+        rest = [e for e in rest if e is not first]
+    return ordered
+
+
+def _registered(primitive: Primitive, entry: Entry) -> Registered:
+    rule = entry.rule
+    return Registered(
+        primitive.name,
+        tuple(map(type_name, entry.types)),
+        info_of(rule),
+        rule.precedence,
+        entry.is_guarded(),
+    )
+
+
+def type_name(annotated: Any) -> str:
+    choices = getattr(annotated, "variadic_type", None)
+    if choices is not None:
+        return "*" + " | ".join(map(type_name, choices))
+    if annotated is object:
+        return "any"
+    return "Array" if issubclass(annotated, Dense) else annotated.__name__
+
+
+def place(rule: RuleInfo) -> str:
+    return f"{rule.name} ({rule.file}:{rule.line})" if rule.file else rule.name
+
+
+# --- which rule would answer ------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Which:
+    """What would answer for an equation on some operands. It prints as a short text.
+
+    Attributes
+    ----------
+    primitive, operands
+        The primitive, and the types of its operands, with avals where they are known.
+    decision
+        As for `Step`; ``"unknown"`` if only types were given and several rules match, as a
+        rule may decline.
+    rule
+        The rule that answers, or the first that is asked if only types were given.
+    others
+        The other rules whose types match, and why each does not answer.
+    missing
+        If no rule answers: the first lines of one that would.
+    """
+
+    primitive: str
+    operands: tuple[str, ...]
+    decision: str
+    rule: RuleInfo | None
+    others: tuple[tuple[RuleInfo, str], ...]
+    missing: str
+
+    def __str__(self) -> str:
+        lines = [f"{self.primitive} on ({', '.join(self.operands)}): {self.decision}"]
+        if self.rule is not None:
+            lines.append(f"  {place(self.rule)}")
+        lines += [f"  not {place(rule)}: {why}" for rule, why in self.others]
+        if self.missing:
+            lines += [
+                "  this rule would answer:",
+                *("    " + x for x in self.missing.split("\n")),
+            ]
+        return "\n".join(lines)
+
+
+def which(primitive: Primitive | str, *operands: Any, **params: Any) -> Which:
+    """Tell which rule would answer for a primitive on some operands.
+
+    Parameters
+    ----------
+    primitive
+        A primitive or its name.
+    *operands
+        Values and arrays, as in a call of `bind`. Then rules are asked, and those that
+        decline are told apart. Or types: value types, and `jax.Array` for a dense operand.
+        Then rules are listed in the order in which they would be asked.
+    **params
+        The primitive's parameters, with operands that are not types.
+
+    Returns
+    -------
+    Which
+        The rule, and why each of the others that match would not answer.
+
+    Raises
+    ------
+    ValueError
+        If JAX has no primitive of this name.
+    TypeError
+        If some operands are types and others are not, or there are parameters with types.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Diagonal
+    >>> v = Diagonal(jnp.ones(3))
+    >>> jaxrewrite.which("neg", v).decision
+    'rule'
+    >>> print(jaxrewrite.which("fft", Diagonal).missing)
+    @jaxrewrite.register("fft")
+    def _(x: Diagonal, **params): ...
+    """
+    found = find_primitive(primitive)
+    are_types = [inspect.isclass(x) for x in operands]
+    if any(are_types):
+        if not all(are_types) or params:
+            raise TypeError("which takes operands and parameters, or types alone.")
+        return _by_types(found, operands)
+    return _by_operands(found, operands, params)
+
+
+def _by_types(primitive: Primitive, types: Sequence[type]) -> Which:
+    kinds = tuple(cls if issubclass(cls, Value) else Dense for cls in types)
+    groups = [
+        [entry.rule for entry in group if names_a_type(entry.rule, kinds)]
+        for own in current_settings().rules.tables
+        for group in in_order(own.matches(primitive, kinds), kinds)
+    ]
+    groups = [group for group in groups if group]
+    ordered = list(dict.fromkeys(rule for group in groups for rule in group))
+    tied = set(groups[0]) if groups else set()
+    others = tuple((info_of(rule), _place_in_order(rule, tied)) for rule in ordered[1:])
+    decision = "dense" if not ordered else "rule" if len(ordered) == 1 else "unknown"
+    return Which(
+        primitive.name,
+        tuple(cls.__name__ if issubclass(cls, Value) else "Array" for cls in types),
+        decision,
+        info_of(ordered[0]) if ordered else None,
+        others,
+        "" if ordered else missing_rule(primitive.name, types),
+    )
+
+
+def _place_in_order(rule: Rule, tied: set[Rule]) -> str:
+    if rule in tied:
+        return "it is tied with the first: if both answer, they are ambiguous"
+    return "it is asked only if those before it decline"
+
+
+def _by_operands(primitive: Primitive, operands: Sequence[Any], params: Any) -> Which:
+    def apply(*xs: Any) -> Any:
+        return primitive.bind(*xs, **primitive.get_bind_params(dict(params)))
+
+    report = explain(apply, materialise="allow")(*operands)
+    steps = [step for step in report.tree if step.primitive == primitive.name]
+    kinds = tuple(map(_kind, operands))
+    matching = _rules_matching(current_settings().rules, primitive, kinds)
+    if not steps:
+        return Which(primitive.name, report.arguments, "dense", None, (), "")
+    (step,) = steps
+    others = [(d.rule, d.why) for d in step.declined]
+    known = {step.rule, *(rule for rule, _ in others)}
+    others += [(info, "a rule before it answers") for info in matching if info not in known]
+    missing = missing_rule(primitive.name, operands) if step.decision == "dense" else ""
+    return Which(
+        primitive.name, step.operands, step.decision, step.rule, tuple(others), missing
+    )
+
+
+def _kind(operand: Any) -> type:
+    return type_of(operand) if is_value(operand) else Dense
+
+
+def _rules_matching(
+    in_force: RulesInForce, primitive: Primitive, kinds: tuple[type, ...]
+) -> list[RuleInfo]:
+    matches = [e for own in in_force.tables for e in own.matches(primitive, kinds)]
+    named = [entry.rule for entry in matches if names_a_type(entry.rule, kinds)]
+    return list(dict.fromkeys(map(info_of, named)))

@@ -1,0 +1,254 @@
+"""`Report`: what a rewriting did, as plain data, and its three forms for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any, Self
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleInfo:
+    """A rule: its name, and the file and line of its function."""
+
+    name: str
+    file: str
+    line: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Declined:
+    """A rule that was asked before the one that answered, and why it did not answer."""
+
+    rule: RuleInfo
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class MadeDense:
+    """A value that became dense.
+
+    Attributes
+    ----------
+    type
+        The name of its type.
+    aval
+        Its shape and dtype, as in ``"f32[3,4]"``.
+    bytes
+        The bytes of the dense array.
+    why
+        The reason, a sentence.
+    repair
+        What would keep it implicit: the first lines of the rule that is missing, ready to
+        paste, or what to define in the type.
+    """
+
+    type: str
+    aval: str
+    bytes: float
+    why: str
+    repair: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """An equation of the program that met a value, and what became of it.
+
+    Attributes
+    ----------
+    primitive
+        The name of the primitive.
+    file, line, function
+        The user's place in the source; empty and 0 if it is not known.
+    operands, results
+        Types and avals: ``"f32[3,4]"`` for an array, ``"Lora:f32[3,4]"`` for a value.
+    decision
+        What answered: ``"rule"``, ``"handler"`` (a higher-order primitive was rewritten with
+        its bodies), ``"default"`` (of a type), ``"identity"`` (the leaves were moved as the
+        array would be) or ``"dense"`` (the operands became dense).
+    rule
+        The rule, or the ``default`` of a type, that answered.
+    declined
+        The rules that were asked before, and why they did not answer.
+    equations
+        The primitives of the equations that take its place, without those that nothing needs.
+    flops, bytes
+        Dense and implicit, of one run of this equation with all that is inside of it.
+    dense
+        The values that became dense for it.
+    joined
+        Carries of a loop, or results of branches, that took another structure.
+    times
+        How often the equation runs in one call; ``None`` if that is not known.
+    bodies
+        The bodies of a higher-order primitive, each with its own steps.
+    inner
+        The steps of a rule's equations on fields that are values, and of transforms in it.
+    """
+
+    primitive: str
+    file: str
+    line: int
+    function: str
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    decision: str
+    rule: RuleInfo | None
+    declined: tuple[Declined, ...]
+    equations: tuple[str, ...]
+    flops: tuple[float, float]
+    bytes: tuple[float, float]
+    dense: tuple[MadeDense, ...]
+    joined: tuple[str, ...]
+    times: int | None
+    bodies: tuple[Body, ...]
+    inner: tuple[Step, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """A jaxpr inside of an equation: its name, as ``"body"``, and its steps."""
+
+    name: str
+    times: int | None
+    steps: tuple[Step, ...]
+
+
+# The form of the JSON text. A change that older readers can't read has a new number.
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What `jaxrewrite.explain` found: a tree of steps, and totals.
+
+    ``print(report)`` shows it as text, and a notebook shows it as a page that folds.
+
+    Attributes
+    ----------
+    program
+        The name of the function.
+    arguments
+        The types and avals of the arguments that are arrays or values.
+    policy
+        What the program does if a value has to become dense: ``"warn"``, ``"allow"`` or
+        ``"forbid"``.
+    tree
+        The steps of the program, each with those inside of it.
+    flops, bytes
+        Dense and implicit, of the whole program, with the equations that met no value.
+    equations
+        How many equations the rewritten program has, without those of bodies.
+    """
+
+    program: str
+    arguments: tuple[str, ...]
+    policy: str
+    tree: tuple[Step, ...]
+    flops: tuple[float, float]
+    bytes: tuple[float, float]
+    equations: int
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """All steps, also those in bodies and rules, in program order."""
+        return tuple(_walk(self.tree))
+
+    @property
+    def dense(self) -> tuple[tuple[Step, MadeDense], ...]:
+        """What became dense, each with its step, the most bytes in one call first."""
+        found = [(step, made) for step in self.steps for made in step.dense]
+        return tuple(sorted(found, key=lambda x: -x[1].bytes * (x[0].times or 1)))
+
+    @property
+    def rules(self) -> tuple[RuleInfo, ...]:
+        """The rules that answered, in the order in which they first did."""
+        used = [step.rule for step in self.steps if step.rule is not None]
+        return tuple(dict.fromkeys(used))
+
+    def __str__(self) -> str:
+        from .text import as_text
+
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from .page import as_html
+
+        return as_html(self)
+
+    def plot(self) -> Any:
+        """Draw FLOPs, dense and implicit, by source line.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            The figure.
+
+        Raises
+        ------
+        ImportError
+            If matplotlib, an optional package, is not installed.
+        """
+        from .plot import as_figure
+
+        return as_figure(self)
+
+    def to_json(self) -> str:
+        """The report as JSON text, for `from_json`."""
+        return json.dumps({"version": VERSION, **dataclasses.asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """The report of a JSON text.
+
+        Raises
+        ------
+        ValueError
+            If the text is not that of a report, or of a report of another version.
+        """
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"Report: this is no JSON text: {error}") from error
+        version = data.get("version") if isinstance(data, dict) else None
+        if version != VERSION:
+            raise ValueError(
+                f"Report: the text is a report of version {version}; this release of "
+                f"jaxrewrite reads version {VERSION}."
+            )
+        del data["version"]
+        try:
+            return cls(**_tuples(data) | {"tree": tuple(map(_step, data["tree"]))})
+        except (KeyError, TypeError) as error:
+            raise ValueError(
+                f"Report: the text is not that of a report: {error}"
+            ) from error
+
+
+def _walk(steps: tuple[Step, ...]) -> Iterator[Step]:
+    for step in steps:
+        yield step
+        yield from _walk(step.inner)
+        for body in step.bodies:
+            yield from _walk(body.steps)
+
+
+def _tuples(data: dict[str, Any]) -> dict[str, Any]:
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+
+
+def _step(data: dict[str, Any]) -> Step:
+    nested = {
+        "rule": data["rule"] and RuleInfo(**data["rule"]),
+        "declined": tuple(
+            Declined(RuleInfo(**d["rule"]), d["why"]) for d in data["declined"]
+        ),
+        "dense": tuple(MadeDense(**made) for made in data["dense"]),
+        "bodies": tuple(
+            Body(b["name"], b["times"], tuple(map(_step, b["steps"])))
+            for b in data["bodies"]
+        ),
+        "inner": tuple(map(_step, data["inner"])),
+    }
+    return Step(**_tuples(data) | nested)

@@ -1,0 +1,133 @@
+"""A report as text for a terminal."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+from .report import Report, RuleInfo, Step
+
+
+WIDTH = 100
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns as wide as their longest cell."""
+    cells = [tuple(head), *map(tuple, rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    lines = [
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def as_text(report: Report) -> str:
+    head = f"{report.program} on ({', '.join(report.arguments)})"
+    parts = [*textwrap.wrap(head, WIDTH, subsequent_indent="    "), ""]
+    parts += _tree(report.tree, 0)
+    parts += _dense(report)
+    parts += ["", *totals(report)]
+    return "\n".join(parts)
+
+
+def totals(report: Report) -> list[str]:
+    """The three lines at the end of a report."""
+    steps, dense = len(report.steps), len(report.dense)
+    met = f"{steps} {_plural('equation', steps)} met a value"
+    became = f"{dense} {_plural('value', dense)} became dense"
+    if report.policy == "forbid" and dense:
+        became += ", which the policy forbids"
+    return [
+        f"{met}; {became}.",
+        f"FLOPs: {_change(report.flops)}.",
+        f"Bytes, each equation by itself: {_change(report.bytes)}.",
+    ]
+
+
+def _plural(noun: str, count: int) -> str:
+    return noun if count == 1 else noun + "s"
+
+
+def _change(pair: tuple[float, float]) -> str:
+    dense, implicit = pair
+    ratio = f" ({implicit / dense:.3g} of dense)" if dense else ""
+    return f"{amount(dense)} dense, {amount(implicit)} implicit{ratio}"
+
+
+def amount(number: float) -> str:
+    """A number with three digits and a prefix."""
+    prefixes = ["", " k", " M", " G", " T"]
+    while abs(number) >= 1000 and len(prefixes) > 1:
+        number /= 1000
+        del prefixes[0]
+    return f"{number:.3g}{prefixes[0]}"
+
+
+def _tree(steps: Sequence[Step], depth: int) -> Iterator[str]:
+    for step in steps:
+        yield from _lines(step, depth)
+        yield from _tree(step.inner, depth + 1)
+        for body in step.bodies:
+            count = (
+                "an unknown number of times" if body.times is None else f"x {body.times}"
+            )
+            if body.steps:
+                yield _cut(f"{'  ' * (depth + 1)}{body.name} ({count}):")
+            yield from _tree(body.steps, depth + 2)
+
+
+def _lines(step: Step, depth: int) -> Iterator[str]:
+    indent = "  " * depth
+    where = f"{os.path.basename(step.file)}:{step.line}" if step.file else "?"
+    yield _cut(
+        f"{indent}{where} {step.primitive}({', '.join(step.operands)}) -> "
+        f"{', '.join(step.results)}"
+    )
+    yield _cut(f"{indent}  {decided(step)}; FLOPs {_ratio(step.flops)}")
+    for declined in step.declined:
+        yield _cut(f"{indent}  declined: {short_place(declined.rule)}, {declined.why}")
+    for joined in step.joined:
+        yield _cut(f"{indent}  {joined}")
+
+
+def decided(step: Step) -> str:
+    """What answered for a step, in a few words."""
+    if step.rule is not None:
+        return f"{step.decision} {short_place(step.rule)}"
+    return {
+        "handler": "rewritten with its bodies",
+        "identity": "each leaf is moved",
+        "dense": "DENSE" if step.dense else "unchanged",
+    }.get(step.decision, step.decision)
+
+
+def short_place(rule: RuleInfo) -> str:
+    where = f" ({os.path.basename(rule.file)}:{rule.line})" if rule.file else ""
+    return rule.name + where
+
+
+def _ratio(pair: tuple[float, float]) -> str:
+    return f"{amount(pair[0])} -> {amount(pair[1])}"
+
+
+def _dense(report: Report) -> Iterator[str]:
+    if not report.dense:
+        return
+    yield ""
+    yield "Became dense, the most bytes first:"
+    for step, made in report.dense:
+        where = f"{step.file}:{step.line}" if step.file else "an unknown place"
+        size = f"{amount(made.bytes)}B"
+        times = "" if step.times == 1 else f" x {'?' if step.times is None else step.times}"
+        yield _cut(
+            f"  {made.type}:{made.aval} ({size}{times}) in {step.primitive} at {where}"
+        )
+        yield _cut(f"    {made.why}.")
+        for line in made.repair.split("\n"):
+            yield _cut(f"      {line}")
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."

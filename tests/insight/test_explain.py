@@ -1,0 +1,361 @@
+"""Reports, against what the programs do, their warnings and their jaxprs."""
+
+import collections
+import functools
+import html.parser
+import json
+import warnings
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from random_programs import N, operands, program, properties, run
+from reference import OWN
+
+import jaxrewrite
+from jaxrewrite import Report, explain
+from jaxrewrite.values import Diagonal, Lora, Quantised, Tagged, Unitful
+
+
+def lora(n=8, m=8):
+    return Lora(jnp.ones((n, m)), jnp.ones((n, 2)), jnp.ones((2, m)))
+
+
+def decisions(report):
+    return [(step.primitive, step.decision, step.results) for step in report.steps]
+
+
+# --- steps ------------------------------------------------------------------------------
+
+
+def test_an_adapted_block():
+    def block(params, x):
+        hidden = jax.nn.gelu(x @ params["up"])
+        return x + hidden @ params["down"]
+
+    params = {"up": lora(8, 32), "down": lora(32, 8)}
+    report = explain(block)(params, jnp.ones((4, 8)))
+    assert decisions(report) == [
+        ("dot_general", "rule", ("f32[4,32]",)),
+        ("dot_general", "rule", ("f32[4,8]",)),
+    ]
+    first, second = report.steps
+    assert first.operands == ("f32[4,8]", "Lora:f32[8,32]")
+    assert first.function.endswith("block")
+    assert first.line == block.__code__.co_firstlineno + 1
+    assert second.line == first.line + 1
+    assert first.file == __file__
+    assert first.rule.file.endswith("_weights/lora.py")
+    assert report.rules == (first.rule,)
+    # Two thin products and a sum beside the product itself.
+    wide = 2 * 4 * 8 * 32
+    assert first.flops == (wide, wide + 2 * 4 * 2 * (8 + 32) + 4 * 32)
+    assert not report.dense
+    assert str(report).split("\n")[-3] == "2 equations met a value; 0 values became dense."
+
+
+class Shift(jaxrewrite.ArrayValue):
+    """An array plus a number. As a sum with a diagonal it is no `Shift` any more."""
+
+    x: jax.Array
+    by: jax.Array
+
+    def materialise(self):
+        return self.x + self.by
+
+    def lift_tangent(self, tangent):
+        return Shift(tangent, jnp.zeros_like(self.by))
+
+
+@jaxrewrite.register("neg")
+def negated(v: Shift, **params):
+    return Shift(-v.x, -v.by)
+
+
+@jaxrewrite.register("sin")
+def never(v: Shift, **params):
+    return NotImplemented
+
+
+def test_a_carry_that_takes_another_structure():
+    def loop(v):
+        return lax.fori_loop(0, 4, lambda i, c: jnp.sin(-c), v)
+
+    with pytest.warns(jaxrewrite.MaterialisationWarning):
+        jaxrewrite.transform(loop)(Shift(jnp.ones(3), jnp.float32(1)))
+    report = explain(loop)(Shift(jnp.ones(3), jnp.float32(1)))
+    (scan,) = report.tree
+    assert scan.decision == "handler"
+    assert scan.joined == ("carry 0: Shift:f32[3] became f32[3]",)
+    assert [made.why for made in scan.dense] == [
+        "Shift can't keep one structure through primitive 'scan'"
+    ]
+    assert scan.dense[0].repair == "Define Shift.join"
+    (body,) = scan.bodies
+    assert body.times == 4
+    assert not body.steps  # In the end the carry is an array.
+
+
+def test_rules_that_declined_and_what_became_dense():
+    report = explain(lambda v: jnp.sin(-v))(Shift(jnp.ones(3), jnp.float32(1)))
+    neg, sin = report.steps
+    assert (neg.decision, neg.rule.name) == ("rule", "negated")
+    assert sin.decision == "dense"
+    (declined,) = sin.declined
+    assert (declined.rule.name, declined.why) == ("never", "it returned NotImplemented")
+    ((step, made),) = report.dense
+    assert step is sin or step == sin
+    assert (made.type, made.aval, made.bytes) == ("Shift", "f32[3]", 12)
+    assert made.repair == '@jaxrewrite.register("sin")\ndef _(x: Shift, **params): ...'
+
+
+def test_guards_that_do_not_hold():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("cos")
+    def of_vectors(v: Shift, **params):
+        return Shift(jnp.cos(v.materialise()), jnp.float32(0))
+
+    from jaxtyping import Float
+
+    @rules.register("tan")
+    def of_matrices(v: Float[Shift, "n m"], **params):
+        return v
+
+    program = lambda v: jnp.tan(jnp.cos(v))
+    cos, tan = explain(program, rules=rules)(Shift(jnp.ones(3), jnp.float32(1))).steps
+    assert cos.rule.name.endswith("of_vectors")
+    assert [d.why for d in tan.declined] == ["its shapes or dtypes do not fit"]
+
+
+def test_branches_and_custom_rules():
+    @jax.custom_vjp
+    def tripled(x):
+        return -x
+
+    tripled.defvjp(lambda x: (tripled(x), None), lambda _, ct: (3 * ct,))
+
+    def program(v, p):
+        return lax.cond(p, tripled, lambda v: v, v)
+
+    v = Shift(jnp.ones(3), jnp.float32(1))
+    report = explain(program)(v, jnp.bool_(True))
+    (cond,) = report.tree
+    assert [body.name for body in cond.bodies] == ["branches[0]", "branches[1]"]
+    assert [[s.primitive for s in body.steps] for body in cond.bodies] == [
+        [],
+        ["custom_vjp_call"],
+    ]
+    assert cond.results == ("Shift:f32[3]",)
+    (custom,) = cond.bodies[1].steps
+    assert [s.rule.name for body in custom.bodies for s in body.steps] == ["negated"]
+
+
+def test_a_mapped_program():
+    mesh = jax.make_mesh((2,), ("i",), (jax.sharding.AxisType.Auto,))
+    mapped = jax.shard_map(
+        lambda w, x: x @ w, mesh=mesh, in_specs=(P(), P("i")), out_specs=P("i")
+    )
+    report = explain(mapped)(lora(), jnp.ones((4, 8)))
+    (outer,) = report.tree
+    assert (outer.primitive, outer.decision) == ("shard_map", "handler")
+    *_, product = outer.bodies[0].steps
+    assert (product.primitive, product.decision) == ("dot_general", "rule")
+    assert product.operands[1] == "Lora:f32[8,8]"
+
+
+def test_values_within_values():
+    v = Tagged(Diagonal(jnp.ones(3)), "w")
+    report = explain(lambda v, x: v @ x)(v, jnp.ones(3))
+    (step,) = report.tree
+    assert step.results == ("Tagged:f32[3]",)
+    inside = [
+        (s.primitive, s.operands[0], s.rule.file.rsplit("/", 1)[1]) for s in step.inner
+    ]
+    assert inside == [("dot_general", "Diagonal:f32[3,3]", "rules.py")]
+    assert step.equations == ("mul",)
+    assert [s.primitive for s in report.steps] == ["dot_general", "dot_general"]
+
+
+def test_defaults_and_moves_of_leaves():
+    class Halves(Shift):
+        @staticmethod
+        def default(primitive, values, params):
+            values = [v.materialise() if isinstance(v, Halves) else v for v in values]
+            return primitive.bind(*values, **params)
+
+    leaves = jnp.ones(3), jnp.float32(1)
+    (moved,) = explain(lax.optimization_barrier)(Shift(*leaves)).steps
+    assert moved.decision == "identity"
+    (default,) = explain(jnp.exp)(Halves(*leaves)).steps
+    assert default.decision == "default"
+    assert default.rule.name == "Halves.default"
+
+
+def test_a_body_that_is_used_twice():
+    twice = jax.jit(lambda v: -v)
+    report = explain(lambda v: twice(twice(v)))(Shift(jnp.ones(3), jnp.float32(1)))
+    assert [[s.rule.name for s in step.bodies[0].steps] for step in report.tree] == [
+        ["negated"],
+        ["negated"],
+    ]
+
+
+def test_what_is_forbidden_is_all_in_the_report():
+    v = Shift(jnp.ones(3), jnp.float32(1))
+    program = lambda v: jnp.cos(v) + jnp.exp(v)
+    report = explain(program, materialise="forbid")(v)
+    assert len(report.dense) == 2
+    assert "2 values became dense, which the policy forbids." in str(report)
+    with jaxrewrite.no_materialise():
+        assert explain(program)(v).policy == "forbid"
+
+
+def test_nothing_warns_runs_or_is_kept():
+    ran = []
+
+    def program(v):
+        jax.debug.callback(lambda: ran.append(1))
+        return jnp.cos(v)
+
+    v = Shift(jnp.ones(3), jnp.float32(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        explain(program)(v)
+    assert not ran
+    with pytest.warns(jaxrewrite.MaterialisationWarning):
+        jaxrewrite.transform(program)(v)
+    assert explain(program)(v) == explain(program)(v)
+
+
+def test_no_values_and_bad_programs():
+    report = explain(lambda x: x + 1)(jnp.ones(2))
+    assert report.steps == () and report.flops == (2, 2)
+    assert str(report).endswith("implicit (1 of dense).")
+    with pytest.raises(TypeError, match="takes a function"):
+        explain(3)
+    with pytest.raises(ValueError, match="materialise= must be"):
+        explain(jnp.sin, materialise="never")
+    with pytest.raises(jax.errors.TracerBoolConversionError):
+        explain(lambda v: 1 if v.sum() else 2)(Diagonal(jnp.ones(2)))
+
+
+# --- the random programs ------------------------------------------------------------------
+
+
+def check(steps, kinds, seed):
+    rng = np.random.default_rng(seed)
+    values = [OWN[kind].value(rng, shape=(N, N)) for kind in kinds]
+    program = lambda *vs: run(steps, *vs)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        # On one line, which is the user's where all others are JAX's.
+        report, jaxpr = (f(program)(*values) for f in (explain, jaxrewrite.make_jaxpr))
+    warned = {
+        (w.message.primitive, w.message.type, w.lineno)
+        for w in caught
+        if isinstance(w.message, jaxrewrite.MaterialisationWarning)
+    }
+    dense = {(step.primitive, made.type, step.line) for step, made in report.dense}
+    assert warned == dense
+    assert report.equations == len(jaxpr.eqns)
+    names = collections.Counter(eqn.primitive.name for eqn in jaxpr.eqns)
+    added = collections.Counter(e for step in report.tree for e in step.equations)
+    assert not added - names
+    assert Report.from_json(report.to_json()) == report
+
+
+@pytest.mark.parametrize("examples", [8, pytest.param(200, marks=pytest.mark.slow)])
+def test_random_programs_are_reported_as_they_are(examples):
+    @hypothesis.seed(7)
+    @properties(examples)
+    @hypothesis.given(program, operands, st.integers(0, 1000))
+    def run_many(steps, kinds, seed):
+        check(steps, kinds, seed)
+
+    run_many()
+
+
+# --- the forms for people -----------------------------------------------------------------
+
+
+class Tags(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.text = [], set(), []
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.seen.add(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def nested(w, x):
+    def turn(c, _):
+        return jnp.tanh(c @ w), jnp.sort(w, 0).sum()
+
+    return lax.scan(turn, x, None, length=5)
+
+
+def test_the_page_is_well_formed_and_escaped():
+    report = explain(nested)(lora(), jnp.ones((8, 8)))
+    evil = '<script>alert("x")</script>&'
+    text = report.to_json().replace("nested", json.dumps(evil)[1:-1])
+    page = Report.from_json(text)._repr_html_()
+    tags = Tags()
+    tags.feed(page)
+    assert not tags.open
+    assert "script" not in tags.seen
+    assert {"details", "summary", "pre"} <= tags.seen
+    assert any(evil in text for text in tags.text)
+
+
+def test_the_text_fits_a_terminal():
+    names = tuple(f"a_long_name_{i}" for i in range(2))
+    v = Unitful(Quantised.quantise(jnp.ones((8, 8))), "kg m s^-2")
+    report = explain(lambda v, w, x: {n: jnp.sort(v @ w @ x) for n in names})(
+        v, lora(), jnp.ones((8, 8))
+    )
+    assert max(map(len, str(report).split("\n"))) <= 100
+
+
+def test_the_figure_has_a_bar_for_each_line():
+    pytest.importorskip("matplotlib", reason="an optional package")
+    report = explain(nested)(lora(), jnp.ones((8, 8)))
+    axes = report.plot().axes[0]
+    lines = {step.line for step in report.steps if not step.bodies}
+    assert len(axes.patches) == 2 * len(lines)
+
+
+def test_other_texts_are_no_reports():
+    report = explain(nested)(lora(), jnp.ones((8, 8)))
+    assert Report.from_json(report.to_json()) == report
+    for text, match in [
+        ("nonsense", "no JSON text"),
+        ("[]", "version None"),
+        (report.to_json().replace('"version": 1', '"version": 99'), "version 99"),
+        ('{"version": 1, "tree": []}', "not that of a report"),
+    ]:
+        with pytest.raises(ValueError, match=match):
+            Report.from_json(text)
+
+
+def test_methods_and_keywords():
+    class Model:
+        def __call__(self, x, *, w):
+            return x @ w
+
+    report = explain(Model())(jnp.ones((2, 8)), w=lora())
+    assert report.program == "Model"
+    assert report.arguments == ("f32[2,8]", "Lora:f32[8,8]")
+    assert explain(functools.partial(jnp.dot))(lora(), jnp.ones(8)).steps

@@ -1,0 +1,151 @@
+"""`rules`, `which` and the command line."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxrewrite
+from jaxrewrite import rules, which
+from jaxrewrite.__main__ import main
+from jaxrewrite.values import Diagonal, Lora
+
+
+class Mass(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+
+@jaxrewrite.register("add")
+def alike(a: Mass, b: Mass, **params):
+    return Mass(a.x + b.x)
+
+
+@jaxrewrite.register("add", precedence=1)
+def sometimes(a: Mass, b, **params):
+    return NotImplemented
+
+
+V = Mass(jnp.ones(3))
+
+
+def test_rules_are_listed_in_the_order_of_the_look_up():
+    found = rules("add", Mass)
+    own = [r for r in found if r.rule.file == __file__]
+    assert [(r.rule.name, r.precedence) for r in own] == [("sometimes", 1), ("alike", 0)]
+    assert own[1].types == ("Mass", "Mass")
+    assert own[0].types == ("Mass", "any")
+    assert own[1].rule.line == alike.__code__.co_firstlineno
+    assert "alike" in str(found)
+    assert {r.primitive for r in rules("add")} == {"add"}
+    assert len(rules()) > len(rules(type=Diagonal)) > len(rules("add", Diagonal)) > 0
+    with pytest.raises(ValueError, match="no primitive 'ad'"):
+        rules("ad")
+    with pytest.raises(TypeError, match="must be a value type"):
+        rules(type=int)
+
+
+def test_which_rule_answers_and_why_not_the_others():
+    found = which("add", V, V)
+    assert (found.decision, found.rule.name) == ("rule", "alike")
+    assert [(rule.name, why) for rule, why in found.others] == [
+        ("sometimes", "it returned NotImplemented")
+    ]
+    assert "not sometimes" in str(found)
+    alone = which("add", V, jnp.ones(3))
+    assert alone.decision == "dense"
+    assert alone.missing.endswith("def _(x: Mass, y: ArrayLike, **params): ...")
+    assert (
+        which(
+            "convert_element_type",
+            V,
+            new_dtype=jnp.dtype("int32"),
+            weak_type=False,
+            sharding=None,
+        ).decision
+        == "dense"
+    )
+
+
+def test_which_rule_of_types():
+    found = which("add", Mass, Mass)
+    assert (found.decision, found.rule.name) == ("unknown", "sometimes")
+    assert [(r.name, why) for r, why in found.others] == [
+        ("alike", "it is asked only if those before it decline")
+    ]
+    assert which("dot_general", jax.Array, Lora).rule.file.endswith("lora.py")
+    assert which("fft", Mass).missing == (
+        '@jaxrewrite.register("fft")\ndef _(x: Mass, **params): ...'
+    )
+    with pytest.raises(TypeError, match="or types alone"):
+        which("add", Mass, V)
+
+
+def test_a_region_where_nothing_is_dense():
+    sort = jaxrewrite.transform(jnp.sort)
+    with jaxrewrite.no_materialise():
+        with pytest.raises(jaxrewrite.MaterialisationError, match="forbid"):
+            sort(V)
+        allowed = jaxrewrite.transform(jnp.sort, materialise="allow")
+        assert allowed(V).shape == (3,)
+        assert jaxrewrite.materialise(V).shape == (3,)
+    with pytest.warns(jaxrewrite.MaterialisationWarning) as caught:
+        sort(V)
+    (warning,) = caught
+    message = warning.message
+    assert (message.primitive, message.type) == ("sort", "Mass")
+    assert message.remedy == "Register a rule"
+    assert str(message).startswith(
+        "No rule for primitive 'sort' on Mass, which is made dense"
+    )
+
+
+# --- the command line ---------------------------------------------------------------------
+
+
+PROGRAM = """
+import jax.numpy as jnp
+from jaxrewrite.values import Diagonal
+
+def example():
+    return lambda v, x: jnp.sort(v) @ x, (Diagonal(jnp.ones(3)), jnp.ones(3))
+
+def other():
+    return 3
+"""
+
+
+def test_the_command_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "their_program.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    page = tmp_path / "page.html"
+    assert main(["explain", "their_program:example", "--html", str(page)]) == 0
+    assert "1 value became dense" in capsys.readouterr().out
+    assert page.read_text().startswith("<div")
+    assert main(["explain", "their_program:example", "--json"]) == 0
+    report = jaxrewrite.Report.from_json(capsys.readouterr().out)
+    assert [step.primitive for step in report.dense[0][:1]] == ["sort"]
+    for name, text in {
+        "their_program": "not of the form module:function",
+        "nowhere:example": "no module 'nowhere'",
+        "their_program:nothing": "no function 'nothing'",
+        "their_program:other": "must return (fn, args)",
+    }.items():
+        with pytest.raises(SystemExit):
+            main(["explain", name])
+        assert text in capsys.readouterr().err
+    sys.modules.pop("their_program")
+
+
+def test_it_runs_as_a_module():
+    run = subprocess.run(
+        [sys.executable, "-m", "jaxrewrite", "explain", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "module:function" in run.stdout

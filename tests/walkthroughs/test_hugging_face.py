@@ -1,0 +1,131 @@
+"""Models of Hugging Face, unchanged, with kernels and tables that are values.
+
+They need packages that the other tests do without: ``tox -e models`` installs them.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrewrite
+from jaxrewrite.values import NF4, Lora, Quantised
+
+
+transformers = pytest.importorskip("transformers", reason="tox -e models has it")
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), "float32")
+
+
+def tokens():
+    return jnp.asarray(np.random.default_rng(0).integers(64, size=(2, 8)))
+
+
+def resnet():
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 2], layer_type="bottleneck"
+    )
+    model = transformers.FlaxResNetModel(config, input_shape=(1, 32, 32, 3))
+    return (
+        model,
+        lambda params, x: model(x, params=params).pooler_output,
+        normal(0, 2, 3, 32, 32),
+    )
+
+
+def vit():
+    config = transformers.ViTConfig(
+        *(32, 2, 4, 64), image_size=32, patch_size=8, num_labels=3
+    )
+    model = transformers.FlaxViTForImageClassification(config)
+    return model, lambda params, x: model(x, params=params).logits, normal(0, 2, 3, 32, 32)
+
+
+def gpt2():
+    model = transformers.FlaxGPT2LMHeadModel(transformers.GPT2Config(64, 32, 32, 2, 4))
+    return model, lambda params, x: model(x, params=params).logits, tokens()
+
+
+def t5():
+    config = transformers.T5Config(
+        64, 32, 8, 64, num_layers=2, num_heads=4, decoder_start_token_id=0
+    )
+    model = transformers.FlaxT5ForConditionalGeneration(config)
+    call = lambda params, x: model(x, decoder_input_ids=x, params=params).logits
+    return model, call, tokens()
+
+
+def adapted(base):
+    def adapt(w):
+        places = (tuple(range(-w.ndim, -1)), (-1,))
+        factors = normal(1, *w.shape[:-1], 2) / 10, normal(2, 2, w.shape[-1]) / 10
+        return Lora(base(w), *factors, 1.0, *places, frozen=False)
+
+    return adapt
+
+
+def int8(w):
+    return Quantised.quantise(w, axis=-1)
+
+
+KINDS = {
+    "int8": int8,
+    "int4": lambda w: Quantised.quantise(w, 4, axis=-1),
+    "nf4": lambda w: NF4.quantise(w, (*[None] * (w.ndim - 1), 1)),
+    "lora": adapted(lambda w: w),
+    "lora on int8": adapted(int8),
+}
+
+
+@pytest.fixture
+def numpy_as_it_was(monkeypatch):
+    """The model of T5 uses a name of an argument that JAX no longer has."""
+    clip = jnp.clip
+
+    def renamed(x, *limits, a_min=None, a_max=None, **kwargs):
+        limits = limits or (a_min, a_max)
+        return clip(x, *limits, **kwargs)
+
+    monkeypatch.setattr(jnp, "clip", renamed)
+
+
+def is_weight(path, leaf):
+    return leaf.ndim > 1 and path[-1].key in ("kernel", "embedding")
+
+
+def trained(params):
+    """The floating leaves, and the function that puts others in their place."""
+    leaves, treedef = jax.tree.flatten(params)
+    places = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+    def refill(new):
+        filled = dict(enumerate(leaves)) | dict(zip(places, new, strict=True))
+        return treedef.unflatten(filled.values())
+
+    return [leaves[i] for i in places], refill
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("make", [resnet, vit, gpt2, t5])
+def test_models_and_their_gradients_stay_implicit(make, kind, numpy_as_it_was):
+    model, call, x = make()
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: KINDS[kind](leaf) if is_weight(path, leaf) else leaf,
+        model.params,
+    )
+    got = jaxrewrite.transform(call, materialise="forbid")(params, x)
+    want = call(jaxrewrite.materialise(params), x)
+    np.testing.assert_allclose(got, want, 1e-4, 1e-4 * abs(want).max())
+
+    def loss(params):
+        return (call(params, x) ** 2).sum()
+
+    leaves, refill = trained(params)
+    implicit = jaxrewrite.transform(loss, materialise="forbid")
+    got = jax.grad(lambda new: implicit(refill(new)))(leaves)
+    want = jax.grad(lambda new: loss(jaxrewrite.materialise(refill(new))))(leaves)
+    largest = max(float(abs(g).max()) for g in want)
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, 1e-3, 1e-4 * largest)
