@@ -46,8 +46,11 @@ from ._trees import (
     partition as partition,
 )
 from ._uniform import Constant as Constant, Known as Known, Zero as Zero
-from ._weights import products as _products
+from ._weights import activations as _activations, products as _products
+from ._weights.calibrate import calibrate as calibrate
 from ._weights.coded import Coded as Coded
+from ._weights.fake import FakeQuantised as FakeQuantised
+from ._weights.float8 import Float8 as Float8
 from ._weights.lora import Lora as Lora
 from ._weights.nf4 import NF4 as NF4
 from ._weights.quantise import quantise as quantise

@@ -1,6 +1,6 @@
 """Arrays of small integers with scales, in each granularity."""
 
-from jaxrewrite.values import NF4, Quantised
+from jaxrewrite.values import NF4, FakeQuantised, Float8, Quantised
 
 from . import case, uniform
 
@@ -37,3 +37,33 @@ def affine_blocks(rng, dtype, n, m):
 @case("nf4")
 def nf4(rng, dtype, n, m):
     return NF4.quantise(weight(rng, dtype, n, m), half(n), scale_block=max(half(m), 1))
+
+
+@case("quantised 2 bits", variant=True)
+def two_bits(rng, dtype, n, m):
+    return Quantised.quantise(weight(rng, dtype, n, m), 2, block=half(n))
+
+
+@case("quantised 3 bits")
+def three_bits(rng, dtype, n, m):
+    return Quantised.quantise(weight(rng, dtype, n, m), 3, axis=-1, symmetric=False)
+
+
+@case("quantised 6 bits", variant=True)
+def six_bits(rng, dtype, n, m):
+    return Quantised.quantise(weight(rng, dtype, n, m), 6, block=(1, half(m)))
+
+
+@case("float8")
+def float8(rng, dtype, n, m):
+    return Float8.quantise(weight(rng, dtype, n, m), block=half(n))
+
+
+@case("float8 e5m2", variant=True)
+def float8_e5m2(rng, dtype, n, m):
+    return Float8.quantise(weight(rng, dtype, n, m), "float8_e5m2")
+
+
+@case("fake quantised", variant=True)
+def fake(rng, dtype, n, m):
+    return FakeQuantised(weight(rng, dtype, n, m), 4, axis=-1)

@@ -199,7 +199,7 @@ def _(s, dtype, n, m, batch):
 def _(s, dtype, n, m, batch):
     half = lambda k: k // 2 if k and k % 2 == 0 else max(k, 1)
     any_ = "None, " * len(batch)
-    bits = s.choice((8, 8, 4))
+    bits = s.choice((8, 8, 4, 2, 3, 6))
     if bool(batch):
         how = s.choice([f"axis={tuple(range(len(batch)))}", f"block=({any_}1, None)"])
     else:
@@ -223,6 +223,19 @@ def _(s, dtype, n, m, batch):
     block = s.choice((half(n), f"(1, {half(m)})"))
     scale = max(half(m), 1)
     return f"NF4.quantise({s.u(n, m, dtype=dtype)}, {block}, scale_block={scale})"
+
+
+@a_type("Float8", dtypes=FLOATS, batch=False)
+def _(s, dtype, n, m, batch):
+    how = s.choice(("", "axis=-1", f"block=({max(n, 1)}, 1)"))
+    kind = s.choice(("'float8_e4m3fn'", "'float8_e5m2'"))
+    return f"Float8.quantise({s.u(n, m, dtype=dtype)}, {kind}, {how})"
+
+
+@a_type("FakeQuantised", dtypes=FLOATS, batch=False)
+def _(s, dtype, n, m, batch):
+    how = s.choice(("8", "4, axis=-1", "3, axis=0, symmetric=False"))
+    return f"FakeQuantised({s.u(n, m, dtype=dtype)}, {how})"
 
 
 @a_type("Lora", dtypes=INEXACT, holds=True)

@@ -23,7 +23,7 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 from jaxrewrite import _compat, primitives
 
-from .._base.structured import Structured, concrete
+from .._base.structured import Structured, concrete, is_value
 
 
 class Coded(Structured):
@@ -113,7 +113,7 @@ class Coded(Structured):
             names = zip(leaf.shape, spec, strict=False)
             return type(spec)(*(None if k == 1 else name for k, name in names))
 
-        return jax.tree.map(split, self)
+        return jax.tree.map(split, self, is_leaf=lambda x: x is not self and is_value(x))
 
 
 def check_blocks(cls: str, **leaves: Any) -> None:
@@ -168,11 +168,38 @@ def block_sizes(cls: str, shape: Sequence[int], block: Any) -> tuple[int, ...]:
     return sizes
 
 
+def sizes_of(cls: str, shape: Sequence[int], axis: Any, block: Any) -> tuple[int, ...]:
+    """The size of a block along each axis, from ``axis`` or ``block`` of `quantise`."""
+    if block is not None:
+        if axis is not None:
+            raise ValueError(f"{cls}: give `axis` or `block`, not both.")
+        return block_sizes(cls, shape, block)
+    axes = () if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    if any(not -len(shape) <= a < len(shape) for a in axes):
+        raise ValueError(
+            f"{cls}: `axis` {axis} is not an axis of an array of shape {tuple(shape)}."
+        )
+    own = {a % len(shape) for a in axes}
+    return tuple(1 if a in own else n for a, n in enumerate(shape))
+
+
 def of_blocks(reduce: Callable[..., Any], x: Any, sizes: Sequence[int]) -> Any:
     """Reduce each block of these sizes to a number."""
     pairs = list(zip(x.shape, sizes, strict=True))
     split = x.reshape([size for n, b in pairs for size in (n // max(b, 1), b)])
     return reduce(split, axis=tuple(range(1, 2 * x.ndim, 2)), initial=0)
+
+
+def scale_in(dtype: Any, scale: Any) -> Any:
+    """The least scales of a dtype that are no smaller than these, and one for zero.
+
+    A scale that is rounded down would cut off the largest entries. In a block of zeros any
+    scale gives zero.
+    """
+    rounded = scale.astype(dtype)
+    larger = jnp.nextafter(rounded, jnp.asarray(jnp.inf, dtype))
+    rounded = jnp.where(rounded.astype(scale.dtype) < scale, larger, rounded)
+    return jnp.where(rounded == 0, 1, rounded)
 
 
 # --- what the entries of a block share ------------------------------------------------
@@ -612,7 +639,7 @@ def _(v: Coded, *, new_dtype, **params) -> Any:
 
 
 @jaxrewrite.register("conv_general_dilated")
-def _(x: ArrayLike, v: Coded, **params) -> Any:
+def convolved(x: ArrayLike, v: Coded, **params) -> Any:
     def convolve(x: Any, v: Coded) -> Any:
         return lax.conv_general_dilated_p.bind(x, v.materialise(), **params)
 

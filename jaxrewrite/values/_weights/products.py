@@ -39,6 +39,11 @@ class Terms(NamedTuple):
         """The dtype of sums. Levels may be as large as 255, which overflow 16 bits."""
         return jnp.promote_types(self.dtype, jnp.float32)
 
+    def of(self, v: Any, x: Any) -> Terms:
+        """The same, with the dtype of the result."""
+        dtype = self.dtype or jnp.result_type(v.dtype, x.dtype)
+        return self._replace(dtype=jnp.dtype(dtype))
+
     def multiply(self, v: Any, x: Any, dtype: Any) -> Any:
         params = {"precision": self.precision, "preferred_element_type": jnp.dtype(dtype)}
         return contract(v, self.v, x, self.x, self.out, **params)
@@ -58,20 +63,22 @@ def _(
 ) -> Any:
     if out_sharding is not None:
         return NotImplemented
+    return multiplied(*terms_of(x, y, dimension_numbers, preferred_element_type, precision))
+
+
+def terms_of(x: Any, y: Any, dimension_numbers: Any, *kind: Any) -> tuple[Any, Any, Terms]:
+    """The quantised operand, the other one, and their product."""
     xs, ys, out = labels(dimension_numbers, jnp.ndim(x), jnp.ndim(y))
-    kind = preferred_element_type, precision
     if isinstance(x, Coded):
-        return multiplied(x, y, Terms(xs, ys, out, *kind))
-    return multiplied(y, x, Terms(ys, xs, out, *kind))
+        return x, y, Terms(xs, ys, out, *kind)
+    return y, x, Terms(ys, xs, out, *kind)
 
 
 def multiplied(v: Any, x: Any, terms: Terms) -> Any:
     """Multiply in the way that is fastest for these shapes."""
     x = jaxrewrite.materialise(x)
-    terms = terms._replace(
-        dtype=jnp.dtype(terms.dtype or jnp.result_type(v.dtype, x.dtype))
-    )
-    block = block_for(v.shape, _grids(v), _rows(x, terms), 4 if _is_nibbles(v) else 8)
+    terms = terms.of(v, x)
+    block = block_for(v.shape, _grids(v), rows_of(x, terms), 4 if _is_nibbles(v) else 8)
     if block is None or _may_be_split():
         return _whole(v, x, terms)
     return _on_this_platform(v, x, terms, block)
@@ -113,14 +120,14 @@ def _whole(v: Coded, x: Any, terms: Terms) -> Any:
     """
 
     def multiply(v: Coded, x: Any) -> Any:
-        if _is_scaled_after(v, terms):
-            return _scaled(terms.multiply(v.levels(), x, terms.wide), v, terms)
+        if is_scaled_after(v, terms):
+            return scaled(terms.multiply(v.levels(), x, terms.wide), v, terms)
         return terms.multiply(v.materialise(), x, terms.dtype)
 
     return _compat.call_after(multiply, v, x)
 
 
-def _is_scaled_after(v: Coded, terms: Terms) -> bool:
+def is_scaled_after(v: Coded, terms: Terms) -> bool:
     """Whether the entries that are summed share a scale, so that the sum is scaled."""
     scale = jax.eval_shape(type(v).scale_of_blocks, v)
     return all(
@@ -130,14 +137,18 @@ def _is_scaled_after(v: Coded, terms: Terms) -> bool:
     )
 
 
-def _scaled(raw: Any, v: Coded, terms: Terms) -> Any:
+def scaled(raw: Any, v: Coded, terms: Terms) -> Any:
     """Multiply the product with the levels by the scales."""
-    scale, own, out = v.scale_of_blocks(), terms.v, terms.out
-    kept = tuple(label for label in out if label in own)
-    scale = scale.squeeze(tuple(i for i, label in enumerate(own) if label not in out))
-    scale = transpose(scale, tuple(label for label in own if label in kept), kept)
-    scale = lax.expand_dims(scale, [i for i, label in enumerate(out) if label not in kept])
+    scale = along_result(v.scale_of_blocks(), terms.v, terms.out)
     return blockwise(jnp.multiply, raw, scale.astype(raw.dtype)).astype(terms.dtype)
+
+
+def along_result(shared: Any, own: Labels, out: Labels) -> Any:
+    """What entries of an operand share, along the axes of the result."""
+    kept = tuple(label for label in out if label in own)
+    shared = shared.squeeze(tuple(i for i, label in enumerate(own) if label not in out))
+    shared = transpose(shared, tuple(label for label in own if label in kept), kept)
+    return lax.expand_dims(shared, [i for i, label in enumerate(out) if label not in kept])
 
 
 # --- in blocks --------------------------------------------------------------------------
@@ -211,15 +222,15 @@ def _grids(v: Coded) -> list[tuple[int, ...]]:
     return [leaf.shape for leaf in jax.tree.leaves(v)[1:]]
 
 
-def _rows(x: Any, terms: Terms) -> int:
+def rows_of(x: Any, terms: Terms) -> int:
     """How often each entry of the quantised array is used."""
     own = [n for n, label in zip(x.shape, terms.x, strict=True) if label not in terms.v]
     return math.prod(own)
 
 
 def _in_blocks(v: Coded, x: Any, terms: Terms, block: Block) -> Any:
-    if _is_scaled_after(v, terms):
-        return _scaled(_looped(lambda v: v.levels(), v, x, terms, block), v, terms)
+    if is_scaled_after(v, terms):
+        return scaled(_looped(lambda v: v.levels(), v, x, terms, block), v, terms)
     return _looped(lambda v: v.materialise(), v, x, terms, block).astype(terms.dtype)
 
 

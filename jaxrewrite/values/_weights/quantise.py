@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from jax.tree_util import keystr, tree_map_with_path
 
 import jaxrewrite
 
+from .float8 import DTYPES, Float8
 from .nf4 import NF4
 from .quantised import Quantised
 
@@ -16,7 +17,7 @@ from .quantised import Quantised
 def quantise(
     tree: Any,
     where: Callable[[str, Any], bool],
-    bits: Literal[4, 8, "nf4"] = 8,
+    bits: int | str = 8,
     **options: Any,
 ) -> Any:
     """Replace chosen weights of a model by quantised ones.
@@ -32,14 +33,14 @@ def quantise(
         A predicate, called with the path of each leaf (``"blocks/0/kernel"``) and the leaf.
         It returns whether to quantise the leaf.
     bits
-        8, 4, or ``"nf4"``.
+        2 to 8, ``"nf4"``, ``"float8_e4m3fn"`` or ``"float8_e5m2"``.
     **options
-        The options of `Quantised.quantise`, or of `NF4.quantise`.
+        The options of `Quantised.quantise`, `NF4.quantise` or `Float8.quantise`.
 
     Returns
     -------
     Any
-        The tree, with a `Quantised` or an `NF4` for each chosen leaf.
+        The tree, with a `Quantised`, an `NF4` or a `Float8` for each chosen leaf.
 
     Raises
     ------
@@ -64,9 +65,7 @@ def quantise(
             return leaf
         chosen.append(name)
         try:
-            if bits == "nf4":
-                return NF4.quantise(leaf, **options)
-            return Quantised.quantise(leaf, bits, **options)
+            return _quantised(leaf, bits, options)
         except ValueError as error:
             raise ValueError(f"quantise: `{name}` can't be quantised. {error}") from error
 
@@ -76,3 +75,11 @@ def quantise(
     if not chosen:
         raise ValueError("quantise: `where` chose no leaf of the tree.")
     return swapped
+
+
+def _quantised(leaf: Any, bits: Any, options: dict[str, Any]) -> Any:
+    if bits == "nf4":
+        return NF4.quantise(leaf, **options)
+    if bits in map(str, DTYPES):
+        return Float8.quantise(leaf, bits, **options)
+    return Quantised.quantise(leaf, bits, **options)

@@ -1,4 +1,4 @@
-"""Arrays of 8-bit or 4-bit integers with a scale for each block."""
+"""Arrays of integers of two to eight bits with a scale for each block."""
 
 from __future__ import annotations
 
@@ -10,7 +10,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .coded import Coded, block_sizes, blockwise, check_blocks, checked_weight, of_blocks
+import jaxrewrite
+
+from .coded import (
+    Coded,
+    blockwise,
+    check_blocks,
+    checked_weight,
+    of_blocks,
+    scale_in,
+    sizes_of,
+)
+from .packed import Packed
+
+
+# The dtypes of the integers, by their bits. Those of other widths are packed into bytes: XLA
+# ends the process where it concatenates int2 on a CPU.
+DTYPES = {4: jnp.int4, 8: jnp.int8}
 
 
 class Quantised(Coded):
@@ -18,8 +34,8 @@ class Quantised(Coded):
 
     .. math:: w_{ij} = (q_{ij} - z_{b(i,j)}) \, s_{b(i,j)}
 
-    where :math:`b(i,j)` is the block of the entry. Such an array takes about an eighth (4
-    bits) or a quarter (8 bits) of the bytes in float32. A product with it leaves no
+    where :math:`b(i,j)` is the block of the entry. Such an array takes about a quarter (8
+    bits) to a sixteenth (2 bits) of the bytes in float32. A product with it leaves no
     floating-point copy behind, because the backward pass makes the copy again. On a CPU, a
     product with a large weight makes one block of it dense at a time. It stays
     quantised when it is transposed, reshaped, broadcast, reversed, sliced, concatenated
@@ -32,7 +48,9 @@ class Quantised(Coded):
     ----------
     q
         The integers, of dtype int8 or int4, in the shape of the array. Compiled programs
-        hold two int4 in a byte.
+        hold two int4 in a byte. Integers of 2, 3, 5, 6 and 7 bits, as `quantise` makes them,
+        are packed, eight neighbours into as many bytes. A move that takes neighbours apart,
+        or a product with a large transposed weight, unpacks them to int8.
     scale
         The scales, floating. Their dtype is the dtype of the array. They have as many axes
         as ``q``, and the length of each axis divides the length of that axis of ``q``. If
@@ -42,11 +60,20 @@ class Quantised(Coded):
     zero
         The integers that stand for zero, integer or floating, in a shape as for ``scale``.
         None means a quantisation that is symmetric about zero.
+    activations
+        None, ``"dynamic"`` or ``"static"``. If not None, products and convolutions with
+        floating arrays round these as well, to 8 bits; see the notes.
+    activation_range
+        The largest magnitude of these arrays if ``activations="static"``, in a shape as for
+        ``scale``. `calibrate` finds it. Larger entries are cut off. If dynamic, it is the
+        largest magnitude of all that is summed: of each row of ``x`` in ``x @ v``, and of
+        each image in a convolution.
 
     Raises
     ------
     ValueError
-        If a dtype is not one of these, or an axis does not consist of whole blocks.
+        If a dtype is not one of these, an axis does not consist of whole blocks, or
+        ``activations`` is not one of these or lacks its range.
 
     Notes
     -----
@@ -58,6 +85,19 @@ class Quantised(Coded):
     at a time, from ``2**19`` on; and for up to 32 rows, with four bits, from ``2**21`` on. If it may be split over several devices, it becomes
     dense as a whole, since a loop would gather it at each step. The formula and the choice of
     scales are those of [1]_.
+
+    With ``activations``, an entry :math:`x` becomes :math:`s_x \, \mathrm{round}(x / s_x)`
+    with :math:`s_x = \max |x| / 127`, so that a product has an error of at most
+
+    .. math:: |\hat y_{ij} - y_{ij}| \le \tfrac{1}{2} s_{x,i} \sum_k |w_{kj}|
+
+    beside that of the weight. It is computed in 8-bit integers if all that is summed shares
+    a scale, there is no ``zero``, the sum of less than 132,000 products fits 32 bits, and the
+    weight has not four bits for less than 16 rows; else in floating point, with the rounded
+    array. Gradients with respect to the array pass straight through the rounding, and are zero
+    for entries that were cut off. Those with respect to the scales are exact. This holds for
+    ``jax.grad(transform(f))``. In ``transform(jax.grad(f))`` cotangents are multiplied with
+    the weight, and are rounded as any array is. Products with other values are not rounded.
 
     .. [1] B. Jacob et al. (2018), Quantization and Training of Neural Networks for
        Efficient Integer-Arithmetic-Only Inference, arXiv:1712.05877, equation 1.
@@ -77,20 +117,31 @@ class Quantised(Coded):
     q: Array
     scale: Array
     zero: Array | None = None
+    activations: str | None = jaxrewrite.field(static=True, default=None, repr=False)
+    activation_range: Array | None = jaxrewrite.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         leaves = {"q": self.q, "scale": self.scale, "zero": self.zero}
+        leaves["activation_range"] = self.activation_range
         present = {name: leaf for name, leaf in leaves.items() if leaf is not None}
-        if jnp.result_type(self.q) not in (jnp.int8, jnp.int4):
-            raise ValueError(
-                f"Quantised: `q` must be int8 or int4; got {jnp.result_type(self.q)}."
-            )
+        if self.q.dtype not in DTYPES.values():
+            raise ValueError(f"Quantised: `q` must be int8 or int4; got {self.q.dtype}.")
         if not jnp.issubdtype(jnp.result_type(self.scale), jnp.floating):
             raise ValueError(
                 "Quantised: `scale` must be real floating; got "
                 f"{jnp.result_type(self.scale)}."
             )
         check_blocks("Quantised", **present)
+        if self.activations not in (None, "dynamic", "static"):
+            raise ValueError(
+                'Quantised: `activations` must be None, "dynamic" or "static"; got '
+                f"{self.activations!r}."
+            )
+        if self.activations == "static" and self.activation_range is None:
+            raise ValueError(
+                "Quantised: static activations need their range. jaxrewrite.values.calibrate "
+                "finds it from data."
+            )
 
     @classmethod
     def quantise(
@@ -101,12 +152,21 @@ class Quantised(Coded):
         axis: int | Sequence[int] | None = None,
         block: int | Sequence[int | None] | None = None,
         symmetric: bool = True,
+        activations: str | None = None,
     ) -> Quantised:
         r"""Round a dense array.
 
         With :math:`b` bits, the scale of a block is :math:`s = \max |w| / (2^{b-1} - 1)`.
         If not symmetric, it is :math:`s = (\max w - \min w) / (2^b - 1)`, where the range
         is extended to include zero, and zero is represented exactly.
+        Rounding to the nearest has an error of
+
+        .. math:: |\hat w - w| \le s / 2
+
+        and of the roundings of the dtype of ``w``, in the quotient and in the product. The
+        scale is rounded up to a number of that dtype. In two bits, the symmetric integers
+        are -1, 0 and 1.
+
         ``jax.vmap(Quantised.quantise)`` of the stacked weights of several layers gives
         each layer its own scales, so that a program can scan over the result.
 
@@ -115,7 +175,7 @@ class Quantised(Coded):
         w
             A floating array.
         bits
-            8 or 4.
+            2 to 8.
         axis
             An axis or several axes. Each index along them has its own scale: ``axis=-1``
             of a matrix gives one scale per column. By default there is one scale.
@@ -126,12 +186,14 @@ class Quantised(Coded):
             Give ``axis`` or ``block``, not both.
         symmetric
             Whether zero is in the middle of the range.
+        activations
+            None or ``"dynamic"``; see `Quantised`.
 
         Raises
         ------
         ValueError
-            If ``w`` is not real floating or has infinite or NaN entries, ``bits`` is not 4
-            or 8, ``axis`` is not an axis of ``w``, ``block`` does not divide the shape, or
+            If ``w`` is not real floating or has infinite or NaN entries, ``bits`` is not 2
+            to 8, ``axis`` is not an axis of ``w``, ``block`` does not divide the shape, or
             both ``axis`` and ``block`` are given.
 
         Examples
@@ -142,34 +204,26 @@ class Quantised(Coded):
         Quantised<f32[256,32], 4.61 kB>(q=i4[256,32], scale=f32[4,32], zero=None)
         """
         w = checked_weight("Quantised", w)
-        if bits not in (4, 8):
-            raise ValueError(f"Quantised: `bits` must be 4 or 8; got {bits}.")
-        sizes = _sizes(w.shape, axis, block)
-        # In a wide dtype the quotient is rounded only once, to the integer.
-        wide = w.astype(jnp.promote_types(w.dtype, jnp.float32))
-        low, high = (of_blocks(extreme, wide, sizes) for extreme in (jnp.min, jnp.max))
-        top = 2 ** (bits - 1) - 1
-        dtype = jnp.int8 if bits == 8 else jnp.int4
-        if symmetric:
-            scale = _nonzero(jnp.maximum(high, -low) / top).astype(w.dtype)
-            least, zero = -top, None
-        else:
-            scale = _nonzero((high - low) / (2 * top + 1)).astype(w.dtype)
-            least = -top - 1
-            zero = jnp.clip(jnp.round(least - low / scale), least, top)
-        q = blockwise(jnp.divide, wide, scale.astype(wide.dtype))
-        if zero is not None:
-            q = blockwise(jnp.add, q, zero)
-            zero = zero.astype(dtype)
-        return cls(jnp.clip(jnp.round(q), least, top).astype(dtype), scale, zero)
+        check_bits("Quantised", bits)
+        sizes = sizes_of("Quantised", w.shape, axis, block)
+        q, scale, zero = rounded(w, bits, sizes, symmetric)
+        if bits not in DTYPES and q.ndim:
+            q = Packed.pack(q, bits, _packed_axis(q.shape))
+        return cls(q, scale, zero, activations)
 
     @property
     def bits(self) -> int:
         """How many bits an entry takes."""
-        return jnp.iinfo(self.q.dtype).bits
+        return self.q.bits if isinstance(self.q, Packed) else jnp.iinfo(self.q.dtype).bits
 
     def aval(self) -> Any:
         return jax.ShapeDtypeStruct(self.q.shape, self.scale.dtype)
+
+    def __repr__(self) -> str:
+        text = super().__repr__()
+        if self.activations is None:
+            return text
+        return f"{text[:-1]}, activations={self.activations!r})"
 
     def levels(self) -> jax.Array:
         q = self.q.astype(self.scale.dtype)
@@ -184,21 +238,37 @@ class Quantised(Coded):
         return dataclasses.replace(self, scale=change(self.scale))
 
 
-def _sizes(shape: Sequence[int], axis: Any, block: Any) -> tuple[int, ...]:
-    """The size of a block along each axis."""
-    if block is not None:
-        if axis is not None:
-            raise ValueError("Quantised: give `axis` or `block`, not both.")
-        return block_sizes("Quantised", shape, block)
-    axes = () if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
-    if any(not -len(shape) <= a < len(shape) for a in axes):
-        raise ValueError(
-            f"Quantised: `axis` {axis} is not an axis of an array of shape {shape}."
-        )
-    own = {a % len(shape) for a in axes}
-    return tuple(1 if a in own else n for a, n in enumerate(shape))
+def check_bits(cls: str, bits: int) -> None:
+    """Raise `ValueError` unless integers may have so many bits."""
+    if bits not in range(2, 9):
+        raise ValueError(f"{cls}: `bits` must be 2 to 8; got {bits}.")
 
 
-def _nonzero(scale: Any) -> Any:
-    """Replace scales of zero by one: in a block of zeros any divisor gives zero."""
-    return jnp.where(scale == 0, 1, scale)
+def rounded(
+    w: Any, bits: int, sizes: Sequence[int], symmetric: bool
+) -> tuple[Any, Any, Any]:
+    """The integers, scales and zeros of an array, for blocks of these sizes."""
+    # In a wide dtype the quotient is rounded only once, to the integer. A division by a constant
+    # would be a product with its inverse in some programs, and another number in others.
+    wide = w.astype(jnp.promote_types(w.dtype, jnp.float32))
+    low, high = (of_blocks(extreme, wide, sizes) for extreme in (jnp.min, jnp.max))
+    top = 2 ** (bits - 1) - 1
+    dtype = DTYPES.get(bits, jnp.int8)
+    if symmetric:
+        scale = scale_in(w.dtype, jnp.maximum(high, -low) * (1 / top))
+        least, zero = -top, None
+    else:
+        scale = scale_in(w.dtype, (high - low) * (1 / (2 * top + 1)))
+        least = -top - 1
+        zero = jnp.clip(jnp.round(least - low / scale), least, top)
+    q = blockwise(jnp.divide, wide, scale.astype(wide.dtype))
+    if zero is not None:
+        q = blockwise(jnp.add, q, zero)
+        zero = zero.astype(dtype)
+    return jnp.clip(jnp.round(q), least, top).astype(dtype), scale, zero
+
+
+def _packed_axis(shape: Sequence[int]) -> int:
+    """The last axis that consists of whole bytes, or else the longest one."""
+    whole = [i for i in range(-len(shape), 0) if shape[i] % 8 == 0]
+    return max(whole) if whole else max(range(-len(shape), 0), key=lambda i: shape[i])

@@ -7,7 +7,7 @@ import pytest
 from jax import lax
 
 import jaxrewrite
-from jaxrewrite.values import NF4, Lora, LowRank, Quantised, Scaled, Sum, Zero
+from jaxrewrite.values import NF4, Float8, Lora, LowRank, Quantised, Scaled, Sum, Zero
 
 
 def normal(*shape, seed=0):
@@ -21,6 +21,8 @@ KERNELS = {
     "int8": lambda: Quantised.quantise(W, axis=-1),
     "int4": lambda: Quantised.quantise(W, 4, axis=(2, 3)),
     "nf4": lambda: NF4.quantise(W, (None, None, None, 1)),
+    "3 bits": lambda: Quantised.quantise(W, 3, axis=-1),
+    "float8": lambda: Float8.quantise(W, axis=-1),
     "low rank": lambda: LowRank(*FACTORS, *PLACES),
     "lora": lambda: Lora(W, *FACTORS, 0.5, *PLACES, frozen=False),
     "lora on int8": lambda: Lora(Quantised.quantise(W, axis=-1), *FACTORS, 0.5, *PLACES),

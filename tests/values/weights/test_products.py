@@ -14,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxrewrite
-from jaxrewrite.values import NF4, Coded, Lora, Product, Quantised, Scaled
+from jaxrewrite.values import NF4, Coded, Float8, Lora, Product, Quantised, Scaled
 from jaxrewrite.values._weights import products
 from jaxrewrite.values._weights.products import Block, block_for
 
@@ -26,10 +26,16 @@ KINDS = {
     "affine": lambda w: Quantised.quantise(w, block=(3, 4), symmetric=False),
     "affine int4": lambda w: Quantised.quantise(w, 4, block=(4, 1), symmetric=False),
     "nf4": lambda w: NF4.quantise(w, 4, scale_block=8),
+    "2 bits": lambda w: Quantised.quantise(w, 2, block=4),
+    "3 bits": lambda w: Quantised.quantise(w, 3, axis=1, symmetric=False),
+    "6 bits": lambda w: Quantised.quantise(w, 6, block=(3, 4)),
+    "float8": lambda w: Float8.quantise(w, block=4),
+    "float8 e5m2": lambda w: Float8.quantise(w, "float8_e5m2", axis=1),
 }
 # Blocks that fit the 24 x 20 weight and its scales, and blocks that do not.
 BLOCKS = [Block(0, 8), Block(0, 5), Block(1, 4), Block(1, 7)]
 IN_SHORT = {("rows", BLOCKS[1]), ("affine int4", BLOCKS[0]), ("nf4", BLOCKS[2])}
+IN_SHORT |= {("3 bits", BLOCKS[0]), ("float8", BLOCKS[3])}
 
 
 def cases(pairs, in_short):
@@ -122,8 +128,10 @@ COMPOSITIONS = {
 @pytest.mark.parametrize(
     ("kind", "base"),
     cases(
-        itertools.product(["columns", "int4", "nf4"], ["alone", "in a Lora"]),
-        {("int4", "in a Lora")},
+        itertools.product(
+            ["columns", "int4", "nf4", "3 bits", "float8"], ["alone", "in a Lora"]
+        ),
+        {("int4", "in a Lora"), ("3 bits", "in a Lora")},
     ),
 )
 def test_compositions(kind, base, blocks, bulk):

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, PartitionSpec
 from oracle import made_dense
 
 import jaxrewrite
-from jaxrewrite.values import NF4, Quantised, quantise
+from jaxrewrite.values import NF4, Float8, Quantised, quantise
 from jaxrewrite.values._weights.coded import reshape_blocks, slice_blocks, spread
 
 
@@ -33,8 +33,13 @@ KINDS = {
         w, block=(*(None for _ in w.shape[1:]), 4), symmetric=False
     ),
     "nf4": lambda w: NF4.quantise(w, 4, scale_block=8),
+    "2 bits": lambda w: Quantised.quantise(w, 2, block=4),
+    "3 bits": lambda w: Quantised.quantise(w, 3, axis=-1),
+    "6 bits": lambda w: Quantised.quantise(w, 6, block=4, symmetric=False),
+    "float8": lambda w: Float8.quantise(w, block=4),
+    "float8 e5m2": lambda w: Float8.quantise(w, "float8_e5m2"),
 }
-IN_SHORT = ("channels", "nf4")
+IN_SHORT = ("channels", "nf4", "3 bits")
 kinds = pytest.mark.parametrize(
     "kind",
     [pytest.param(k, marks=[] if k in IN_SHORT else pytest.mark.slow) for k in KINDS],
@@ -577,7 +582,7 @@ BAD = {
     "`scale` must have as many axes": lambda: Quantised(Q, S[0]),
     "`scale` must have .*divide": lambda: Quantised(Q, jnp.ones((3, 1))),
     "`zero` must have": lambda: Quantised(Q, S, jnp.ones((4, 4))),
-    "`bits`": lambda: Quantised.quantise(jnp.ones(4), 3),
+    "`bits`": lambda: Quantised.quantise(jnp.ones(4), 9),
     "`block` .*does not divide": lambda: Quantised.quantise(jnp.ones((8, 6)), block=3),
     "`block` is": lambda: Quantised.quantise(jnp.ones((8, 6)), block=(2,)),
     "`block` .0": lambda: Quantised.quantise(jnp.ones((8, 6)), block=0),

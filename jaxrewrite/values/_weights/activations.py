@@ -1,0 +1,188 @@
+"""Products and convolutions of quantised weights with arrays that are rounded to 8 bits.
+
+The product is that of the rounded array, in integers where the entries that are summed share
+a scale, and in floating point elsewhere. So the numbers do not depend on the formulation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import ArrayLike
+
+import jaxrewrite
+
+from .coded import blockwise, convolved, scale_in
+from .products import (
+    Terms,
+    along_result,
+    is_scaled_after,
+    multiplied,
+    rows_of,
+    scaled,
+    terms_of,
+)
+from .quantised import Quantised
+
+
+MOST = 127
+
+# With fewer rows XLA on a CPU takes longer, and ten times as long with one. Rows of zeros help.
+LEAST_ROWS = 8
+
+# XLA on a CPU makes int4 wider one by one, which takes as long as a product with many rows.
+LEAST_ROWS_OF_INT4 = 16
+
+
+def _is_rounded(v: Any, x: Any) -> bool:
+    """Whether the first operand is a weight that rounds the second one."""
+    is_rounding = isinstance(v, Quantised) and v.activations is not None
+    return is_rounding and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _fits(count: int) -> bool:
+    """Whether the sum of so many products of integers of 8 bits is one of 32 bits."""
+    return count * MOST * 128 < 2**31
+
+
+def _scale(v: Quantised, x: Any, axes: Sequence[int]) -> Any:
+    """The step of rounding, for all entries along some axes together.
+
+    It is NaN if one of them is not finite, since integers could not show that.
+    """
+    wide = lax.stop_gradient(x).astype(jnp.promote_types(x.dtype, jnp.float32))
+    most = abs(wide).max(tuple(axes), keepdims=True, initial=0)
+    finite = jnp.isfinite(most)
+    if v.activations == "static":
+        given: Any = v.activation_range
+        most = lax.stop_gradient(given).max().astype(wide.dtype)
+    return jnp.where(finite, scale_in(wide.dtype, most * (1 / MOST)), jnp.nan)
+
+
+def _straight_through(
+    x: Any,
+    scale: Any,
+    q: Any,
+    integers: Callable[[Any, Any], Any],
+    floats: Callable[[Any, Any], Any],
+) -> Any:
+    """``integers(round(x / scale), q)``, with the derivative of ``floats(x / scale, q)``.
+
+    Rounding has no derivative. Entries that were cut off have a derivative of zero.
+    """
+
+    @jax.custom_jvp
+    def apply(x: Any, scale: Any, q: Any) -> Any:
+        rounded = jnp.round(x.astype(scale.dtype) / scale)
+        return integers(jnp.clip(rounded, -MOST, MOST).astype(jnp.int8), q)
+
+    @apply.defjvp
+    def _(primals: Any, tangents: Any) -> Any:
+        x, scale, q = primals
+        inside = abs(x.astype(scale.dtype)) < (MOST + 0.5) * scale
+        along = jnp.where(inside, tangents[0].astype(scale.dtype) / scale, 0)
+        return apply(*primals), floats(along, q)
+
+    return apply(x, scale, q)
+
+
+def _rounded(x: Any, scale: Any) -> Any:
+    """The array of the same dtype that the integers stand for."""
+    levels = _straight_through(
+        x, scale, None, lambda x, _: x.astype(scale.dtype), lambda x, _: x
+    )
+    return (levels * scale).astype(x.dtype)
+
+
+def _unit(q: Any, dtype: Any) -> Quantised:
+    """The integers as a weight."""
+    return Quantised(q, jnp.ones((1,) * q.ndim, dtype))
+
+
+@jaxrewrite.register("dot_general", either=True)
+def _(
+    x: Quantised,
+    y: ArrayLike,
+    *,
+    dimension_numbers,
+    precision,
+    preferred_element_type,
+    out_sharding,
+    **params,
+) -> Any:
+    if out_sharding is not None or not (_is_rounded(x, y) or _is_rounded(y, x)):
+        return NotImplemented
+    kind = preferred_element_type, precision
+    v, x, terms = terms_of(x, y, dimension_numbers, *kind)
+    terms = terms.of(v, x)
+    summed = [i for i, label in enumerate(terms.x) if label not in terms.out]
+    scale = _scale(v, x, summed)
+    fits = _fits(math.prod(x.shape[i] for i in summed))
+    is_slow = v.q.dtype == jnp.int4 and rows_of(x, terms) < LEAST_ROWS_OF_INT4
+    if v.zero is not None or not fits or is_slow or not is_scaled_after(v, terms):
+        return multiplied(v, _rounded(x, scale), terms)
+    wide = terms._replace(dtype=terms.wide)
+    raw = _straight_through(
+        *(x, scale, v.q.astype(jnp.int8)),
+        lambda x, q: _in_integers(q, x, terms).astype(terms.wide),
+        lambda x, q: multiplied(_unit(q, terms.wide), x.astype(terms.wide), wide),
+    )
+    return scaled(raw * along_result(scale, terms.x, terms.out), v, terms)
+
+
+def _in_integers(q: Any, x: Any, terms: Terms) -> Any:
+    rows = rows_of(x, terms)
+    if not 0 < rows < LEAST_ROWS:
+        return terms.multiply(q, x, jnp.int32)
+    more = -(-LEAST_ROWS // rows) - 1
+    x = jnp.pad(x[None], ((0, more), *[(0, 0)] * x.ndim))
+    terms = terms._replace(x=("more", *terms.x), out=("more", *terms.out))
+    return terms.multiply(q, x, jnp.int32)[0]
+
+
+@jaxrewrite.register("conv_general_dilated")
+def _(x: ArrayLike, v: Quantised, *, preferred_element_type, **params) -> Any:
+    if not _is_rounded(v, x):
+        return NotImplemented
+    x, numbers = jnp.asarray(x), params["dimension_numbers"]
+    dtype = preferred_element_type or jnp.result_type(x, v.dtype)
+    # If there are groups of the batch, images of several groups meet in one of the result.
+    own = numbers.lhs_spec[0] if params["batch_group_count"] == 1 else None
+    scale = _scale(v, x, [i for i in range(x.ndim) if i != own])
+    features = numbers.rhs_spec[0]
+    is_scaled_before = any(k > 1 for i, k in enumerate(v.scale.shape) if i != features)
+    fits = _fits(v.size // max(v.shape[features], 1))
+    if v.zero is not None or not fits or is_scaled_before:
+        kind = {"preferred_element_type": preferred_element_type}
+        return convolved(_rounded(x, scale), v, **kind, **params)
+    wide = {"preferred_element_type": scale.dtype, **params}
+    raw = _straight_through(
+        *(x, scale, v.q.astype(jnp.int8)),
+        lambda x, q: _convolved_integers(x, q, scale.dtype, params),
+        lambda x, q: convolved(x, _unit(q, scale.dtype), **wide),
+    )
+    batch, place = numbers.out_spec[:2]
+    of_images, of_features = ([1] * raw.ndim for _ in range(2))
+    of_images[batch], of_features[place] = scale.size, v.scale.size
+    raw = raw * scale.reshape(of_images)
+    own_scale = v.scale.astype(raw.dtype).reshape(of_features)
+    return blockwise(jnp.multiply, raw, own_scale).astype(dtype)
+
+
+def _convolved_integers(x: Any, q: Any, dtype: Any, params: dict[str, Any]) -> Any:
+    """The convolution of integers, as floats; of floats where there may be none of integers."""
+
+    def convolve(x: Any, q: Any, sums: Any) -> Any:
+        params_of_sums = {"preferred_element_type": jnp.dtype(sums), **params}
+        return lax.conv_general_dilated_p.bind(x, q, **params_of_sums).astype(dtype)
+
+    return lax.platform_dependent(
+        *(x, q),
+        cpu=lambda x, q: convolve(x, q, jnp.int32),
+        default=lambda x, q: convolve(x.astype(dtype), q.astype(dtype), dtype),
+    )

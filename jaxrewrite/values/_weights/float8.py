@@ -1,0 +1,172 @@
+"""Arrays of 8-bit floating-point numbers with a scale for each block."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+import jaxrewrite
+
+from .coded import (
+    Coded,
+    blockwise,
+    check_blocks,
+    checked_weight,
+    of_blocks,
+    scale_in,
+    sizes_of,
+)
+
+
+DTYPES = (jnp.dtype("float8_e4m3fn"), jnp.dtype("float8_e5m2"))
+
+
+class Float8(Coded):
+    r"""An array of 8-bit floating-point numbers [1]_, with scales that blocks share.
+
+    .. math:: w_{ij} = c_{ij} \, s_{b(i,j)}
+
+    where :math:`b(i,j)` is the block of the entry. It takes a quarter of the bytes in
+    float32. Its error is relative to each entry, and not to the largest entry of the block
+    as that of `Quantised`. It stays a ``Float8`` where a `Quantised` stays quantised, and
+    its products are computed in the same ways.
+
+    Parameters
+    ----------
+    codes
+        The numbers, of dtype float8_e4m3fn or float8_e5m2, in the shape of the array; or
+        their bits, of dtype uint8, which is what the field holds. XLA on a CPU makes wider
+        floats of whole arrays of these dtypes wherever entries move.
+    scale
+        The scales, floating, in a shape as for `Quantised`. Their dtype is the dtype of the
+        array.
+    format
+        The name of the dtype, if ``codes`` are bits.
+
+    Raises
+    ------
+    ValueError
+        If a dtype is not one of these, or an axis does not consist of whole blocks.
+
+    References
+    ----------
+    .. [1] P. Micikevicius et al. (2022), FP8 Formats for Deep Learning, arXiv:2209.05433,
+       table 1.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jaxrewrite.values import Float8
+    >>> v = Float8(jnp.array([[448, 0.5]], "float8_e4m3fn"), jnp.array([[0.5]]))
+    >>> v
+    Float8<f32[1,2], 6 B>(codes=u8[1,2], scale=f32[1,1], format='float8_e4m3fn')
+    >>> v @ jnp.ones(2)
+    Array([224.25], dtype=float32)
+    """
+
+    codes: Array
+    scale: Array
+    format: str = jaxrewrite.field(static=True)
+
+    def __init__(self, codes: Any, scale: Any, format: str | None = None):
+        given = format if codes.dtype == jnp.uint8 else codes.dtype
+        if given is None or jnp.dtype(given) not in DTYPES:
+            raise ValueError(
+                "Float8: `codes` must be float8_e4m3fn or float8_e5m2, or uint8 with one of "
+                f"these as `format`; got {codes.dtype} and {format}."
+            )
+        if not jnp.issubdtype(scale.dtype, jnp.floating):
+            raise ValueError(f"Float8: `scale` must be real floating; got {scale.dtype}.")
+        check_blocks("Float8", codes=codes, scale=scale)
+        if codes.dtype != jnp.uint8:
+            codes = lax.bitcast_convert_type(codes, jnp.uint8)
+        self.__dict__.update(codes=codes, scale=scale, format=str(jnp.dtype(given)))
+
+    @classmethod
+    def quantise(
+        cls,
+        w: Any,
+        dtype: Any = "float8_e4m3fn",
+        *,
+        axis: int | Sequence[int] | None = None,
+        block: int | Sequence[int | None] | None = None,
+    ) -> Float8:
+        r"""Round a dense array.
+
+        The scale of a block is :math:`s = \max |w| / c_{max}`, rounded up to a number of the
+        dtype of ``w``, where :math:`c_{max}` is the largest finite number of the format.
+        Rounding to nearest with :math:`p` bits behind the point, and a least positive
+        number :math:`c_{min}`, has an error of
+
+        .. math:: |\hat w - w| \le \max(2^{-p-1} |w|, \; c_{min} s / 2)
+
+        and of the roundings of the dtype of ``w``, in the quotient and in the product.
+
+        ================= ========= =============== =================
+        dtype             ``p``     :math:`c_{max}` :math:`c_{min}`
+        ================= ========= =============== =================
+        float8_e4m3fn     3         448             :math:`2^{-9}`
+        float8_e5m2       2         57344           :math:`2^{-16}`
+        ================= ========= =============== =================
+
+        Parameters
+        ----------
+        w
+            A floating array.
+        dtype
+            The dtype of the codes.
+        axis, block
+            Which entries share a scale, as in `Quantised.quantise`. By default all do.
+
+        Raises
+        ------
+        ValueError
+            If ``w`` is not real floating or has infinite or NaN entries, ``dtype`` is not
+            one of the two, or ``axis`` and ``block`` do not fit as in `Quantised.quantise`.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from jaxrewrite.values import Float8
+        >>> Float8.quantise(jnp.ones((256, 32)), "float8_e5m2", block=64)
+        Float8<f32[256,32], 8.7 kB>(codes=u8[256,32], scale=f32[4,32], format='float8_e5m2')
+        """
+        w = checked_weight("Float8", w)
+        dtype = jnp.dtype(dtype)
+        if dtype not in DTYPES:
+            raise ValueError(
+                f"Float8: `dtype` must be float8_e4m3fn or float8_e5m2; got {dtype}."
+            )
+        sizes = sizes_of("Float8", w.shape, axis, block)
+        wide = w.astype(jnp.promote_types(w.dtype, jnp.float32))
+        most = float(jnp.finfo(dtype).max)
+        scale = scale_in(w.dtype, of_blocks(jnp.max, abs(wide), sizes) * (1 / most))
+        codes = blockwise(jnp.divide, wide, scale.astype(wide.dtype))
+        return cls(jnp.clip(codes, -most, most).astype(dtype), scale)
+
+    def aval(self) -> Any:
+        return jax.ShapeDtypeStruct(self.codes.shape, self.scale.dtype)
+
+    def levels(self) -> jax.Array:
+        # By shifts: XLA on a CPU takes ten times as long to convert the dtype itself.
+        bits = lax.bitcast_convert_type(self.codes, jnp.int8).astype(jnp.int16)
+        as_half = lambda bits: lax.bitcast_convert_type(bits, jnp.float16)
+        dtype = self.scale.dtype
+        if self.format == "float8_e5m2":  # The upper half of a float16.
+            return as_half(bits << 8).astype(dtype)
+        # The exponent of a float16 has one bit more, and a bias that is greater by eight.
+        exponent_and_fraction = bits & 0x7F
+        number = as_half((bits << 7) & ~0x4000).astype(dtype) * 2**8
+        return jnp.where(exponent_and_fraction == 0x7F, jnp.nan, number)
+
+    def scale_of_blocks(self) -> jax.Array:
+        return self.scale
+
+    def map_scales(self, change: Callable[[Any], Any]) -> Self:
+        return dataclasses.replace(self, scale=change(self.scale))

@@ -1,0 +1,330 @@
+"""Products and convolutions that round both operands, and ranges from data."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxrewrite
+from jaxrewrite.values import Lora, Quantised, calibrate, quantise
+from jaxrewrite.values._weights import activations
+
+
+def normal(*shape, seed=0, dtype="float32"):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def slow(case):
+    return pytest.param(case, marks=pytest.mark.slow)
+
+
+def wide(x):
+    return np.asarray(x, np.float64)
+
+
+def forbid(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+def weight(w, bits=8, activations="dynamic", **options):
+    return Quantised.quantise(w, bits, activations=activations, **options)
+
+
+KINDS = {
+    "columns": lambda w: weight(w, axis=1),
+    "tensor": lambda w: weight(w),
+    "int4": lambda w: weight(w, 4, axis=1),
+    "3 bits": lambda w: weight(w, 3, axis=1),
+    "blocks": lambda w: weight(w, block=4),
+    "affine": lambda w: weight(w, axis=1, symmetric=False),
+}
+REST = ("tensor", "int4", "blocks", "affine")
+IN_INTEGERS = {"columns", "tensor", "3 bits"}
+PRODUCTS = {
+    "matrix": (lambda x, v: x @ v, (20, 16), "ik,kj->ij"),
+    "vector": (lambda x, v: x @ v, (16,), "k,kj->j"),
+    "one row": (lambda x, v: x @ v, (1, 16), "ik,kj->ij"),
+    "batches": (lambda x, v: jnp.einsum("abk,kj->ajb", x, v), (2, 9, 16), "abk,kj->ajb"),
+    "vmap": (lambda x, v: jax.vmap(lambda x: x @ v)(x), (3, 2, 16), "abk,kj->abj"),
+}
+
+
+def bound(x, w, equation):
+    """Half a step of each row of ``x`` times the entries of ``w`` that it meets."""
+    step = abs(x).max(-1, keepdims=True) / 127
+    return np.einsum(equation, np.broadcast_to(step / 2, x.shape), abs(w))
+
+
+@pytest.mark.parametrize("kind", ["columns", "3 bits", *map(slow, REST)])
+def test_products_are_within_half_a_step(kind, bulk):
+    v = jax.jit(KINDS[kind])(normal(16, 12))
+    xs = {k: normal(*shape, seed=1) for k, (_, shape, _) in PRODUCTS.items()}
+
+    @jax.jit
+    def results(v, xs):
+        return {k: forbid(fn)(xs[k], v) for k, (fn, *_) in PRODUCTS.items()}
+
+    got, w = results(v, xs), wide(jax.jit(jaxrewrite.materialise)(v))
+    for name, (_, _, equation) in PRODUCTS.items():
+        x = wide(xs[name])
+        want = np.einsum(equation, x, w)
+        error = abs(wide(got[name]) - want)
+        allowed = bound(x, w, equation) + 1e-5 * abs(want).max()
+        assert (error <= allowed).all(), name
+        assert error.max() > 1e-5  # They are rounded.
+    jaxpr = str(jaxrewrite.make_jaxpr(PRODUCTS["one row"][0])(xs["one row"], v))
+    assert ("preferred_element_type=int32" in jaxpr) == (kind in IN_INTEGERS)
+
+
+def test_the_numbers_are_those_of_the_rounded_operand(bulk):
+    """In integers and in floating point."""
+    x, w = normal(20, 16, seed=1), normal(16, 12)
+    step = wide(abs(x)).max(1, keepdims=True) / 127
+    rounded = np.round(wide(x) / step) * step
+    for kind, make in KINDS.items():
+        v = jax.jit(make)(w)
+        want = rounded @ wide(v)
+        got = wide(jax.jit(forbid(jnp.matmul))(x, v))
+        np.testing.assert_allclose(got, want, 1e-4, 1e-4, err_msg=kind)
+
+
+@pytest.mark.parametrize("kind", ["columns", "blocks", slow("3 bits")])
+def test_gradients_pass_straight_through(kind, bulk):
+    """To ``x`` as without rounding, to the scales those of what is computed."""
+    v, x = jax.jit(KINDS[kind])(normal(16, 12)), normal(5, 16, seed=1)
+    step = abs(x).max(1, keepdims=True) / 127
+    rounded = jnp.round(x / step) * step
+
+    def model(x, v):
+        return (jnp.sin(x @ v) * jnp.arange(12.0)).sum()
+
+    def slopes(scale, x):
+        of = lambda scale: dataclasses.replace(v, scale=scale)
+        return jax.grad(lambda s, x: forbid(model)(x, of(s)), (0, 1))(scale, x)
+
+    def dense(scale, x):
+        through = x + lax.stop_gradient(rounded - x)
+        plain = dataclasses.replace(v, scale=scale, activations=None)
+        return model(through, plain.materialise())
+
+    got = jax.jit(slopes)(v.scale, x)
+    want = jax.grad(dense, (0, 1))(v.scale, x)
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, 2e-3, 2e-3 * abs(np.asarray(w)).max())
+    along = jax.jvp(lambda x: forbid(model)(x, v), (x,), (jnp.ones_like(x),))[1]
+    np.testing.assert_allclose(along, got[1].sum(), rtol=1e-4)
+
+
+LAYOUT = ("NHWC", "HWIO", "NHWC")
+CONVOLUTIONS = {
+    "same": {"padding": "SAME"},
+    "strides": {"window_strides": (2, 1), "rhs_dilation": (1, 2), "padding": "VALID"},
+    "groups of features": {"feature_group_count": 2, "padding": "SAME"},
+    "groups of the batch": {"batch_group_count": 2, "padding": "SAME"},
+}
+
+
+@pytest.mark.parametrize("kind", ["columns", slow("int4"), slow("affine")])
+def test_convolutions(kind, bulk):
+    make = {
+        "columns": lambda w: weight(w, axis=-1),
+        "int4": lambda w: weight(w, 4, axis=-1),
+        "affine": lambda w: weight(w, axis=2, symmetric=False),
+    }[kind]
+    v, x = jax.jit(make)(normal(3, 2, 4, 8)), normal(2, 6, 5, 8, seed=1)
+
+    def programs(x, w):
+        found = {}
+        for name, options in CONVOLUTIONS.items():
+            own = x if options.get("feature_group_count") else x[..., :4]
+            options = {"window_strides": (1, 1), "dimension_numbers": LAYOUT, **options}
+            found[name] = lax.conv_general_dilated(own, w, **options)
+        return found
+
+    got = jax.jit(forbid(programs))(x, v)
+    dense = jax.jit(jaxrewrite.materialise)(v)
+    want = jax.jit(programs)(x, dense)
+    # Each image has its own step, but all have one where groups of the batch meet.
+    ones = jnp.ones_like(x) * abs(x).max((1, 2, 3), keepdims=True) / 254
+    allowed = jax.jit(programs)(ones, abs(dense))
+    allowed["groups of the batch"] = programs(ones * 0 + ones.max(), abs(dense))[
+        "groups of the batch"
+    ]
+    for name in CONVOLUTIONS:
+        error = abs(got[name] - want[name])
+        assert (error <= allowed[name] * 1.01 + 1e-4).all() and error.max() > 1e-5, name
+    total = lambda fn, w: lambda x: sum(y.sum() for y in fn(x, w).values())
+    slope = jax.jit(jax.grad(total(forbid(programs), v)))(x)
+    np.testing.assert_allclose(
+        slope, jax.jit(jax.grad(total(programs, dense)))(x), 1e-4, 1e-4
+    )
+
+
+def test_moves_casts_and_adapters_keep_it(bulk):
+    v, x = weight(normal(16, 12), axis=1), normal(3, 16, seed=1)
+    moved = forbid(lambda v: (2 * v.reshape(16, 3, 4)[:, 1]).astype("bfloat16"))(v)
+    assert moved.activations == "dynamic" and "activations='dynamic'" in repr(moved)
+    adapted = Lora(v, normal(16, 2), normal(2, 12))
+    programs = {
+        "lora": (lambda v: x @ v, adapted),
+        "scan": (
+            lambda v: lax.scan(lambda c, w: (c, x @ w), 0, jnp.stack([v, v / 2]))[1],
+            v,
+        ),
+        "remat": (jax.checkpoint(lambda v: x @ v), v),
+        "branch": (lambda v: lax.cond(x[0, 0] > 0, lambda: x @ v, lambda: x @ -v), v),
+    }
+    for name, (fn, value) in programs.items():
+        got = wide(jax.jit(forbid(fn))(value))
+        want = wide(fn(jaxrewrite.materialise(value)))
+        assert 0 < abs(got - want).max() < 0.03 * abs(want).max(), name
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", slow("float16"), slow("float64")])
+def test_other_dtypes(dtype, bulk):
+    with jax.enable_x64(dtype == "float64"):
+        v = weight(normal(16, 12, dtype=dtype), axis=1)
+        x = normal(3, 16, seed=1, dtype=dtype)
+        got = forbid(lambda x, v: x @ v)(x, v)
+        assert got.dtype == dtype
+        error = abs(wide(got) - wide(x) @ wide(v))
+        allowed = bound(wide(x), wide(v), "ik,kj->ij")
+        assert (error <= allowed + 2 * float(jnp.finfo(dtype).eps) * 16).all()
+
+
+def test_what_is_not_finite_shows():
+    v = weight(normal(4, 3), axis=1)
+    x = jnp.array([[1, jnp.nan, 0, 0], [jnp.inf, 0, 0, 1], [0, 0, 0, 0], [1, 2, 3, 4.0]])
+    for own in (v, static(v, 2.0), weight(normal(4, 3), block=2)):
+        got = wide(x @ own)
+        assert np.isnan(got[:2]).all() and np.isfinite(got[2:]).all()
+        assert (got[2] == 0).all()
+    assert (jnp.zeros((0, 4)) @ v).shape == (0, 3)
+    empty = weight(jnp.zeros((0, 3)), axis=1)
+    np.testing.assert_array_equal(jnp.zeros((2, 0)) @ empty, jnp.zeros((2, 3)))
+
+
+def test_sums_that_integers_of_32_bits_do_not_hold(monkeypatch):
+    monkeypatch.setattr(activations, "_fits", lambda count: count < 2**17 and count < 16)
+    v, x = weight(normal(16, 12), axis=1), normal(3, 16)
+    jaxpr = str(jaxrewrite.make_jaxpr(lambda x, v: x @ v)(x, v))
+    assert "preferred_element_type=int32" not in jaxpr
+    monkeypatch.undo()
+    assert activations._fits(2**17) and not activations._fits(2**18)
+
+
+def test_integers_and_other_values_are_not_rounded():
+    v = weight(normal(4, 3), axis=1)
+    dense = v.materialise()
+    got = forbid(lambda x, v: lax.dot(x, v, preferred_element_type=jnp.float32))(
+        jnp.eye(4), v
+    )
+    np.testing.assert_allclose(got, dense, rtol=2e-2, atol=1e-6)
+    np.testing.assert_allclose(forbid(lambda v: v.T @ v)(v), dense.T @ dense, rtol=1e-5)
+
+
+# --- ranges from data -------------------------------------------------------------------
+
+
+def static(v, most):
+    most = jnp.full((1,) * v.ndim, most)
+    return dataclasses.replace(v, activations="static", activation_range=most)
+
+
+def test_entries_out_of_range_are_cut_off_and_have_no_gradient():
+    v = static(Quantised(jnp.array([[1], [2]], jnp.int8), jnp.array([[1.0]])), 2.0)
+    x = jnp.array([[0.5, 1.0], [-8.0, 2.0]])
+    apply = forbid(lambda x, v: (x @ v)[:, 0])
+    np.testing.assert_allclose(apply(x, v), [2.5, 2.0], rtol=0.01)
+    slope = jax.grad(lambda x: apply(x, v).sum())(x)
+    np.testing.assert_allclose(slope, [[1.0, 2.0], [0.0, 2.0]], rtol=1e-6)
+    of_range = jax.grad(
+        lambda r: apply(x, dataclasses.replace(v, activation_range=r)).sum()
+    )
+    assert of_range(v.activation_range) == 0
+
+
+def model(params, x):
+    h = lax.scan(lambda h, w: (jnp.tanh(h @ w) * 2, None), x, params["layers"])[0]
+    return (h @ params["out"]).sum(-1)
+
+
+def params():
+    layers = jax.vmap(lambda w: Quantised.quantise(w, axis=1))(normal(3, 8, 8))
+    out = Lora(Quantised.quantise(normal(8, 4), axis=1), normal(8, 2), normal(2, 4))
+    return {"layers": layers, "out": out, "unused": Quantised.quantise(normal(2, 2))}
+
+
+@pytest.mark.parametrize("wrap", [lambda fn: fn, jax.jit], ids=["eager", "jit"])
+def test_ranges_are_those_of_the_data(wrap, no_leak_checks):
+    before = params()
+    batches = [normal(2, 8, seed=seed) for seed in range(3)]
+    after = calibrate(wrap(model))(before, batches)
+    h, want = jnp.concatenate(batches), []
+    for w in jaxrewrite.materialise(before["layers"]):
+        want.append(abs(h).max())
+        h = jnp.tanh(h @ w) * 2
+    found = after["layers"].activation_range
+    assert found.shape == (3, 1, 1) and after["layers"].activations == "static"
+    np.testing.assert_allclose(found.ravel(), want, rtol=1e-5)
+    np.testing.assert_allclose(after["out"].w.activation_range, [[abs(h).max()]], rtol=1e-5)
+    assert after["unused"].activations is None
+    got = jax.jit(forbid(model))(after, batches[0])
+    np.testing.assert_allclose(
+        got, model(jaxrewrite.materialise(before), batches[0]), 0.1, 0.3
+    )
+    again = calibrate(model)(after, [10 * batches[0]])
+    assert again["layers"].activation_range[0] > after["layers"].activation_range[0]
+
+
+def test_ranges_of_convolutions_and_of_what_moves(no_leak_checks):
+    kernel = Quantised.quantise(normal(3, 3, 2, 4), axis=-1)
+    halves = Quantised.quantise(normal(4, 6), axis=-1)
+
+    def simple(values, x):
+        y = lax.conv_general_dilated(x, values[0], (1, 1), "SAME", dimension_numbers=LAYOUT)
+        left, right = jnp.split(values[1], 2, axis=1)
+        return (y @ left, (3 * y) @ right, y @ jnp.concatenate([right, left], axis=1))
+
+    x = normal(1, 5, 5, 2)
+    after = calibrate(simple)([kernel, halves], [x])
+    y = lax.conv_general_dilated(
+        x, kernel.materialise(), (1, 1), "SAME", dimension_numbers=LAYOUT
+    )
+    np.testing.assert_allclose(after[0].activation_range.max(), abs(x).max(), rtol=1e-5)
+    np.testing.assert_allclose(after[1].activation_range, [[3 * abs(y).max()]], rtol=1e-4)
+    got = jax.jit(forbid(simple))(after, x)
+    want = simple(jaxrewrite.materialise([kernel, halves]), x)
+    for g, w in zip(got, want, strict=True):
+        assert 0 < abs(g - w).max() < 0.05 * abs(w).max()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: calibrate(model)(params(), []), "there are no batches"),
+        (lambda: calibrate(jnp.dot)(jnp.ones(2), [jnp.ones(2)]), "no Quantised weight"),
+        (
+            lambda: calibrate(lambda p, x: p["unused"].shape)(params(), [1]),
+            "met an array in a product",
+        ),
+        (
+            lambda: calibrate(model)(params(), [jnp.full((1, 8), jnp.nan)]),
+            "not finite",
+        ),
+        (
+            lambda: Quantised.quantise(jnp.ones((2, 2)), activations="static"),
+            "need their range. jaxrewrite.values.calibrate",
+        ),
+        (
+            lambda: quantise([jnp.ones((2, 2))], lambda *_: True, activations="int4"),
+            'None, "dynamic" or "static"; got \'int4\'',
+        ),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,275 @@
+"""Integers of all widths and 8-bit floats: bytes, error bounds, and packed integers."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from jax import lax
+
+import jaxrewrite
+from jaxrewrite.values import Float8, Quantised, nbytes, quantise
+from jaxrewrite.values._weights.packed import Packed
+
+
+def normal(*shape, seed=0, dtype="float32"):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def slow(case):
+    return pytest.param(case, marks=pytest.mark.slow)
+
+
+def wide(x):
+    return np.asarray(x, np.float64)
+
+
+BLOCKS = [{}, {"axis": 0}, {"axis": -1}, {"block": 4}, {"block": (None, 3)}]
+magnitudes = st.floats(1e-3, 1e3)
+blocks = st.sampled_from(BLOCKS)
+seeds = st.integers(0, 2**31)
+
+
+def spoilt(seed, magnitude, dtype):
+    """Entries of many magnitudes, a block of zeros, and one of one sign."""
+    rng = np.random.default_rng(seed)
+    w = rng.normal(size=(8, 6)) * 10.0 ** rng.uniform(-5, 0, (8, 6)) * magnitude
+    w[:, 3], w[:, 5] = 0, abs(w[:, 5])
+    return jnp.asarray(w, dtype)
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("options",))
+def _rounded(cls, w, options):
+    return cls.quantise(w, **dict(options))
+
+
+def rounded(cls, w, **options):
+    return _rounded(cls, w, options=tuple(options.items()))
+
+
+def scale_of_entries(v):
+    k, m = v.scale.shape
+    return np.repeat(np.repeat(wide(v.scale), 8 // k, 0), 6 // m, 1)
+
+
+ROUNDING = {"float32": 2.0**-22, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+
+
+@given(seeds, magnitudes, blocks, st.integers(2, 8), st.booleans(), st.data())
+@settings(deadline=None, max_examples=40)
+def test_integers_have_an_error_of_half_a_step(
+    seed, magnitude, options, bits, symmetric, data
+):
+    dtype = data.draw(st.sampled_from(sorted(ROUNDING)))
+    w = spoilt(seed, magnitude, dtype)
+    v = rounded(Quantised, w, bits=bits, symmetric=symmetric, **options)
+    assert v.bits == bits and v.dtype == dtype
+    step = scale_of_entries(v)
+    allowed = step / 2 + ROUNDING[dtype] * (abs(wide(w)) + step)
+    assert (abs(wide(v) - wide(w)) <= allowed).all()
+    assert (wide(v)[:, 3] == 0).all()
+
+
+FLOAT8 = {"float8_e4m3fn": (3, 2.0**-9), "float8_e5m2": (2, 2.0**-16)}
+
+
+@given(seeds, magnitudes, blocks, st.sampled_from(sorted(FLOAT8)), st.data())
+@settings(deadline=None, max_examples=40)
+def test_floats_have_an_error_of_half_a_unit_in_the_last_place(
+    seed, magnitude, options, kind, data
+):
+    dtype = data.draw(st.sampled_from(sorted(ROUNDING)))
+    w = spoilt(seed, magnitude, dtype)
+    v = rounded(Float8, w, dtype=kind, **options)
+    assert v.format == kind and v.dtype == dtype
+    bits, least = FLOAT8[kind]
+    bound = np.maximum(2.0 ** (-bits - 1) * abs(wide(w)), least * scale_of_entries(v) / 2)
+    smallest = float(jnp.finfo(dtype).smallest_subnormal)
+    allowed = bound + ROUNDING[dtype] * abs(wide(w)) + smallest
+    assert (abs(wide(v) - wide(w)) <= allowed).all()
+    assert np.isfinite(wide(v)).all() and (wide(v)[:, 3] == 0).all()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 8, *map(slow, (4, 5, 6, 7))])
+def test_bytes_are_those_of_the_bits(bits, bulk):
+    """In `nbytes`, and in what a compiled program takes."""
+    v = jax.jit(lambda w: Quantised.quantise(w, bits, axis=-1))(normal(64, 48))
+    assert v.nbytes == nbytes(v).implicit == 64 * 48 * bits // 8 + 48 * 4
+    memory = jax.jit(lambda v: v.scale).lower(v).compile().memory_analysis()
+    assert memory.argument_size_in_bytes <= v.nbytes
+    few = Quantised.quantise(normal(5, 3), bits)
+    assert few.shape == (5, 3) and few.nbytes <= 5 * 3 + 4 + 8
+
+
+def test_floats_take_a_byte():
+    v = Float8.quantise(normal(64, 48), block=16)
+    assert v.nbytes == 64 * 48 + 4 * 48 * 4
+
+
+def forbid(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+FORMATS = [
+    {"bits": 3, "block": 4},
+    {"bits": "float8_e4m3fn", "axis": -1},
+    *(slow({"bits": bits, "block": 4}) for bits in (2, 6)),
+    slow({"bits": "float8_e5m2", "axis": -1}),
+]
+
+
+@pytest.mark.parametrize("options", FORMATS)
+def test_a_model_is_quantised_and_trained_around_it(options, bulk):
+    """The biases train; the weights, also those of a loop over layers, stay as they are."""
+    kernel = jax.vmap(lambda w: quantise([w], lambda *_: True, **options)[0])
+    params = {"kernel": kernel(normal(3, 16, 16)), "bias": normal(3, 16, seed=1)}
+    assert isinstance(params["kernel"], Float8 if "axis" in options else Quantised)
+
+    def model(bias, kernel, x):
+        layer = lambda x, p: (jnp.tanh(x @ p[0] + p[1]), None)
+        return (lax.scan(layer, x, (kernel, bias))[0] ** 2).sum()
+
+    x = normal(2, 16)
+    fn = jax.grad(forbid(model), (0, 2))
+    got = jax.jit(fn)(params["bias"], params["kernel"], x)
+    want = jax.grad(model, (0, 2))(
+        params["bias"], jaxrewrite.materialise(params["kernel"]), x
+    )
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, 1e-4, 1e-5)
+
+
+def test_codes_of_a_checkpoint():
+    """In their dtype, or as bits; also those that are not finite."""
+    codes = jnp.arange(256, dtype="uint8").reshape(16, 16)
+    for kind in FLOAT8:
+        floats = lax.bitcast_convert_type(codes, jnp.dtype(kind))
+        want = np.asarray(floats).astype("float32") * 0.5
+        for v in (
+            Float8(floats, jnp.full((1, 1), 0.5)),
+            Float8(codes, jnp.full((1, 1), 0.5), kind),
+        ):
+            assert v.codes.dtype == jnp.uint8 and v.nbytes == 256 + 4
+            np.testing.assert_array_equal(np.asarray(v), want)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Quantised.quantise(normal(4, 4), 1), "must be 2 to 8; got 1"),
+        (lambda: Quantised.quantise(normal(4, 4), 9), "must be 2 to 8; got 9"),
+        (lambda: Quantised(jnp.ones((4, 4)), jnp.ones((1, 1))), "int8 or int4"),
+        (lambda: Float8.quantise(normal(4, 4), "float16"), "or float8_e5m2; got float16"),
+        (lambda: Float8.quantise(normal(4, 4).at[0].set(jnp.inf)), "infinite or NaN"),
+        (lambda: Float8.quantise(normal(4, 4), block=3), "whole blocks"),
+        (lambda: Float8.quantise(normal(4, 4), axis=0, block=2), "not both"),
+        (lambda: Float8.quantise(normal(4, 4), axis=2), "Float8: `axis` 2 is not an axis"),
+        (
+            lambda: Float8(jnp.ones((4, 4)), jnp.ones((1, 1))),
+            "`codes` must be float8_e4m3fn",
+        ),
+        (lambda: Float8(jnp.ones((4, 4), "uint8"), jnp.ones((1, 1))), "and None"),
+        (
+            lambda: Float8(normal(4, 4, dtype="float8_e5m2"), jnp.ones((1, 1), int)),
+            "`scale` must be real floating",
+        ),
+    ],
+)
+def test_errors(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# --- packed integers ------------------------------------------------------------------
+
+ROWS = jnp.array([1, 0, 2])
+KEEPS = {
+    "transpose": lambda x: x.T,
+    "flip of rows": lambda x: x[::-1],
+    "squeeze": lambda x: (x[None].squeeze(0), x[..., None].squeeze(-1)),
+    "broadcast": lambda x: jnp.broadcast_to(x, (2, *x.shape)),
+    "split rows": lambda x: x.reshape(2, x.shape[0] // 2, -1),
+    "rows": lambda x: (x[1:3], x[::2]),
+    "whole bytes": lambda x: (x[:, 8:17], x[:, 16:]),
+    "some rows": lambda x: lax.dynamic_slice_in_dim(x, jnp.int32(2), 2, 0),
+    "lookups": lambda x: (x[ROWS], jnp.stack([x, x])[ROWS]),
+    "each its own": lambda x: jax.vmap(lambda a, i: a[i])(jnp.stack([x, x, x]), ROWS),
+    "concatenate": lambda x: (jnp.concatenate([x, x]), jnp.stack([x, x], 1)),
+    "tile": lambda x: jnp.tile(x, (2, 1)),
+    "loop": lambda x: lax.scan(lambda c, row: (c, row), 0, x)[1],
+    "branch": lambda x: lax.cond(True, lambda: x, lambda: x[::-1]),
+}
+UNPACKS = {
+    "flip": lambda x: x[:, ::-1],
+    "inside a byte": lambda x: (x[:, 3:5], x[:, ::2]),
+    "columns": lambda x: x[:, ROWS],
+    "some columns": lambda x: lax.dynamic_slice_in_dim(x, jnp.int32(3), 8, 1),
+    "filled": lambda x: jnp.take(x, 3 * ROWS, axis=0, fill_value=7),
+    "each row its own": lambda x: jax.vmap(lambda a, i: a[i])(x[:3], ROWS),
+    "along": lambda x: x.T.reshape(-1),
+    "cast": lambda x: x.astype("float32"),
+    "sum": lambda x: x + x[:, :1],
+}
+
+
+def packed(n, m, bits=3, axis=-1):
+    low, high = -(2 ** (bits - 1)), 2 ** (bits - 1)
+    x = np.random.default_rng(0).integers(low, high, (n, m))
+    return Packed.pack(jnp.asarray(x), bits, axis), jnp.asarray(x, "int8")
+
+
+def is_packed(x):
+    return isinstance(x, Packed)
+
+
+@pytest.mark.parametrize("m", [23, slow(24)])
+def test_moves_of_packed_integers(m, bulk):
+    v, x = packed(6, m)
+    np.testing.assert_array_equal(np.asarray(v), x)
+    fn = lambda x: ({k: f(x) for k, f in KEEPS.items()}, [f(x) for f in UNPACKS.values()])
+    kept, unpacked = jax.jit(forbid(fn))(v)
+    for name, value in kept.items():
+        assert all(map(is_packed, jax.tree.leaves(value, is_leaf=is_packed))), name
+    assert not any(map(is_packed, jax.tree.leaves(unpacked, is_leaf=is_packed)))
+    same(kept, unpacked, fn(x))
+
+
+def same(kept, unpacked, want):
+    for g, w in zip(
+        jax.tree.leaves(jaxrewrite.materialise((kept, unpacked))),
+        jax.tree.leaves(want),
+        strict=True,
+    ):
+        assert (g.shape, g.dtype) == (w.shape, w.dtype)
+        np.testing.assert_array_equal(g, w)
+
+
+def test_integers_packed_along_any_axis(bulk):
+    heads = lambda x: x.reshape(*x.shape[:-1], x.shape[-1] // 8, 8)
+    fn = lambda x: (heads(x.T), [jnp.concatenate([x, x]), x.T.reshape(-1)])
+    v, x = packed(16, 3, bits=6, axis=-2)
+    got = jax.jit(forbid(fn))(v)
+    assert all(map(is_packed, jax.tree.leaves(got, is_leaf=is_packed)))
+    same(*got, fn(x))
+    v, x = packed(5, 3, bits=7, axis=-2)
+    fn = lambda x: (x.T, [jnp.concatenate([x, x]), x.reshape(-1)])
+    same(*jax.jit(forbid(fn))(v), fn(x))
+    # What is packed along the axis of a loop has no slices.
+    with pytest.raises(jaxrewrite.MaterialisationError, match="takes slices of a Packed"):
+        forbid(lambda x: lax.map(jnp.sum, x))(v)
+
+
+def test_a_loop_over_blocks_unpacks_one_at_a_time(monkeypatch, optimised):
+    from jaxrewrite.values._weights import products
+
+    monkeypatch.setattr(products, "_may_be_split", lambda: False)
+    jaxrewrite.clear_caches()
+    n = 1024
+    v = jax.eval_shape(
+        lambda w: Quantised.quantise(w, 3, axis=1), jax.ShapeDtypeStruct((n, n), "float32")
+    )
+    x = normal(1, n)
+    memory = jax.jit(forbid(lambda x, v: x @ v)).lower(x, v).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 2 * 4 * 2**18
