@@ -329,6 +329,13 @@ def fingerprint(jaxpr: Any) -> Any:
     return origin, consts, ins, eqns, tuple(map(of_atom, jaxpr.outvars))
 
 
+def called(fn: Callable[..., Any], *avals: Any) -> Any:
+    """The jaxpr of the one jitted function that a function of such arrays calls."""
+    jaxpr, _ = open_jaxpr(jax.make_jaxpr(fn)(*avals))
+    (eqn,) = drop_dead_code(jaxpr).eqns
+    return eqn.params["jaxpr"]
+
+
 def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
     """Drop equations, also in nested jaxprs, that nothing needs; effects stay."""
     return jax_dce_jaxpr(jaxpr, True, instantiate=True)[0]

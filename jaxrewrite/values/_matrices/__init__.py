@@ -5,4 +5,4 @@ There is a module for each type or close family. `matrix` defines what each type
 registers their rules.
 """
 
-from . import linalg as linalg, rules as rules
+from . import linalg as linalg, rules as rules, woodbury as woodbury

@@ -44,6 +44,14 @@ class LinearAlgebra:
         r"""The eigenvalues in any order, of shape (\*batch, n)."""
         return NotImplemented
 
+    def known_spectrum(self) -> Any:
+        r"""The eigenvalues of a normal matrix in any order, and a unitary matrix of vectors.
+
+        A pair of an array of shape (\*batch, n) and a `Matrix`. Derivatives of the
+        eigenvalues do not go through the eigenvectors.
+        """
+        return NotImplemented
+
     def known_eigh(self, lower: bool) -> Any:
         r"""The eigenvalues of a Hermitian matrix in rising order, and its eigenvectors.
 
@@ -67,6 +75,16 @@ class LinearAlgebra:
     def known_lu(self) -> Any:
         """The results of `jax.lax.linalg.lu`: packed factors, pivots, and permutation."""
         return NotImplemented
+
+    def transposed(self) -> Any:
+        """The matrix with its last two axes exchanged."""
+        *batch, n, m = range(len(_shape(self)))
+        return jaxrewrite.bind("transpose", self, permutation=(*batch, m, n))
+
+    @property
+    def solvable(self) -> bool:
+        """Whether `solve` has an answer that does not make the matrix dense."""
+        return False
 
     # The methods that users call.
 

@@ -216,6 +216,12 @@ class Kronecker(Matrix):
         values = [known_or(x, "known_eigenvalues", fn) for x in self.factors]
         return functools.reduce(_outer_of_vectors, jaxrewrite.materialise(values))
 
+    def known_spectrum(self) -> Any:
+        if not self.solvable or not _is_hermitian(self):
+            return NotImplemented
+        fn = functools.partial(jnp.linalg.eigh, symmetrize_input=False)
+        return self._eigen(lambda x: known_or(x, "known_eigh", fn, True))
+
     def known_eigh(self, lower: bool) -> Any:
         return self._eigh(lower) if self._triangle_decides else NotImplemented
 
@@ -226,11 +232,14 @@ class Kronecker(Matrix):
         fn = functools.partial(
             jnp.linalg.eigh, UPLO="L" if lower else "U", symmetrize_input=False
         )
-        found = [known_or(x, "known_eigh", fn, lower) for x in self.factors]
-        values = functools.reduce(
-            _outer_of_vectors, jaxrewrite.materialise([values for values, _ in found])
-        )
-        return sorted_eigh(values, Kronecker(*(vectors for _, vectors in found)))
+        return sorted_eigh(*self._eigen(lambda x: known_or(x, "known_eigh", fn, lower)))
+
+    def _eigen(self, eigh: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """The eigenvalues, not sorted, and the eigenvectors."""
+        found = [eigh(x) for x in self.factors]
+        values = jaxrewrite.materialise([values for values, _ in found])
+        vectors = Kronecker(*(vectors for _, vectors in found))
+        return functools.reduce(_outer_of_vectors, values), vectors
 
 
 def _outer(a: Any, b: Any) -> Any:

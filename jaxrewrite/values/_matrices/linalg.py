@@ -1,12 +1,7 @@
 """Linear algebra on matrices with structure.
 
-``jnp.linalg.solve`` is an LU factorisation and a `jax.lax.custom_linear_solve` that uses the
-factors. Many matrices have dense factors but can be solved without them. So if a type does
-not know its factors, the factorisation returns values that are not computed yet
-(`LUFactor`). A linear solve that gets these values solves with the original matrix. Anything
-else makes the factors dense.
-
-A determinant is not computed from the diagonal of a factor either. JAX's functions for
+A linear solve that gets factors of a matrix solves with the matrix itself (see `lu`). A
+determinant is not computed from the diagonal of a factor. JAX's functions for
 determinants are whole equations, and a rule for these equations asks the type.
 """
 
@@ -25,44 +20,11 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import _compat, register
 
-from .._base.structured import Structured
+from .low_rank import LowRank
+from .lu import LUFactor
 from .matrix import Matrix
 from .scaled import Scaled
-
-
-class LUFactor(Structured):
-    """One result of an LU factorisation, which is computed only when it is needed.
-
-    Attributes
-    ----------
-    matrix
-        The matrix to factorise, a value.
-    part
-        Which result of `jax.lax.linalg.lu` this is: the packed factors, the pivots, or the
-        permutation.
-    """
-
-    matrix: Any
-    part: int = jaxrewrite.field(static=True)
-
-    rules_see_values = True
-
-    def aval(self) -> Any:
-        shape = self.matrix.shape
-        if self.part == 0:
-            return jax.core.ShapedArray(shape, self.matrix.dtype)
-        return jax.core.ShapedArray(shape[:-1], jnp.int32)
-
-    def materialise(self) -> Any:
-        return lax.linalg.lu(jaxrewrite.materialise(self.matrix))[self.part]
-
-
-@register("lu")
-def _(v: Matrix | Scaled) -> Any:
-    factors = v.known_lu()
-    if factors is not NotImplemented:
-        return factors
-    return [LUFactor(v, part) for part in range(3)] if v.solvable else NotImplemented
+from .sum import Sum
 
 
 # --- solves -----------------------------------------------------------------------------
@@ -93,7 +55,9 @@ class _Inverse(Matrix):
 
 @register("custom_linear_solve")
 def _(
-    *operands: Matrix | Scaled | LUFactor | Array, const_lengths: Any, jaxprs: Any
+    *operands: Matrix | Scaled | Sum | LowRank | LUFactor | Array,
+    const_lengths: Any,
+    jaxprs: Any,
 ) -> Any:
     """Solve with the matrix itself, in place of factors that are not computed.
 
@@ -111,14 +75,13 @@ def _(
     if not factors or len(matvec) != 1 or len(vecmat) != 1 or len(right) != 1:
         return NotImplemented
     (a,), (b,) = matvec, right
-    if not all(isinstance(x, (Matrix, Scaled)) for x in (a, vecmat[0])):
-        return NotImplemented
-    if isinstance(b, jaxrewrite.Value):
+    if not all(isinstance(x, (Matrix, Scaled, Sum)) for x in (a, vecmat[0])):
         return NotImplemented
     if not (_only_multiplies(jaxprs.matvec) and _only_multiplies(jaxprs.vecmat)):
         return NotImplemented
     forward, backward = map(_multiplication, (jaxprs.matvec, jaxprs.vecmat))
     inverse = _Inverse(lax.stop_gradient(a), flipped=True)
+    b = jaxrewrite.materialise(b)  # The solution is an array of this size, too.
     x = lax.custom_linear_solve(
         functools.partial(forward, a),
         b,
@@ -179,7 +142,7 @@ def _(
 
 
 @register("jit", "custom_jvp_call")
-def _(v: Matrix | Scaled, *, primitive: Any, **params: Any) -> Any:
+def _(v: Matrix | Scaled | Sum, *, primitive: Any, **params: Any) -> Any:
     """``jnp.linalg.det`` and ``slogdet``, which need only the determinant."""
     if v.ndim < 2 or v.shape[-1] != v.shape[-2]:
         return NotImplemented
@@ -227,9 +190,7 @@ def _determinants(aval: Any, trace_context: Any) -> dict[Any, tuple[str, ...]]:
     found: dict[Any, tuple[str, ...]] = {}
     for wanted, fn in _WANTED.items():
         for _ in range(len(aval.shape) - 1):
-            jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(fn)(aval))
-            (eqn,) = _compat.drop_dead_code(jaxpr).eqns
-            body = eqn.params["jaxpr"]
+            body = _compat.called(fn, aval)
             found[_compat.fingerprint(body)] = wanted
             for inner in body.eqns:
                 if inner.primitive.name == "custom_jvp_call" and len(body.eqns) == 1:

@@ -23,7 +23,7 @@ from .algebra import (
     trace_of,
 )
 from .determinant import Determinant
-from .matrix import Matrix, negated, swapped
+from .matrix import negated, swapped
 from .sum import Sum, sum_of
 
 
@@ -94,6 +94,10 @@ class Scaled(LinearAlgebra, Linear):
         leaves, treedef = jax.tree.flatten(self)
         return jax.tree.unflatten(treedef, [*leaves[:-1], jnp.asarray(scale, self.dtype)])
 
+    def _of(self, x: Any) -> Scaled:
+        """Another array with the same number, or numbers, as its scale."""
+        return Scaled(x, jnp.zeros((), self.dtype)).rescaled(self.scale)
+
     def stacked(self, size: int) -> Any:
         return self
 
@@ -145,7 +149,7 @@ class Scaled(LinearAlgebra, Linear):
 
     @property
     def solvable(self) -> bool:
-        return isinstance(self.x, (Matrix, Scaled)) and self.x.solvable
+        return isinstance(self.x, LinearAlgebra) and self.x.solvable
 
     def diagonal(self) -> Any:
         return diagonal_of(self.x) * self._of_matrices(1)
@@ -160,8 +164,7 @@ class Scaled(LinearAlgebra, Linear):
         inverse = on_fields(lambda x: x.known_inverse(), self.x)
         if inverse is NotImplemented:
             return NotImplemented
-        single = Scaled(inverse, jnp.zeros((), self.dtype))
-        return single.rescaled(1 / self.scale)
+        return self._of(inverse).rescaled(1 / self.scale)
 
     def known_determinant(self) -> Any:
         r"""The number to the power n, times the determinant of an array of n rows."""
@@ -187,7 +190,7 @@ class Scaled(LinearAlgebra, Linear):
         return factor.reshape(factor.shape[: factor.ndim - 2 + more])
 
     def transposed(self) -> Any:
-        return Scaled(swapped(self.x), self.scale)
+        return self._of(swapped(self.x))
 
     def solve(self, x: Any, axis: int) -> Any:
         if not self.solvable:
@@ -210,6 +213,27 @@ def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
     if jnp.ndim(v.scale) or jnp.ndim(w.scale):
         return _on_products(primitive, v, w, **params)
     return _lazy_multiple(bind(primitive, v.x, w.x, **params), v.scale * w.scale)
+
+
+@register("dot_general", either=True)
+def _(x: Scaled, y: Array, *, dimension_numbers: Any, **params: Any) -> Any:
+    """The product of a batch with a number for each element, which multiplies the result."""
+    position, v = next((i, z) for i, z in enumerate((x, y)) if isinstance(z, Scaled))
+    scale, batch = v.scale, dimension_numbers[1][position]
+    if not scale.ndim or tuple(batch[: scale.ndim]) != tuple(range(scale.ndim)):
+        return NotImplemented
+    operands = [z.x if isinstance(z, Scaled) else z for z in (x, y)]
+    found = bind("dot_general", *operands, dimension_numbers=dimension_numbers, **params)
+    scale = scale.reshape(*scale.shape, *[1] * (found.ndim - scale.ndim))
+    return (found * scale).astype(found.dtype)
+
+
+@register("transpose")
+def _(v: Scaled, *, permutation: Any) -> Any:
+    kept = tuple(range(jnp.ndim(v.scale)))
+    if tuple(permutation[: len(kept)]) != kept:
+        return NotImplemented
+    return v._of(bind("transpose", v.x, permutation=permutation))
 
 
 @register("mul", commutative=True)
