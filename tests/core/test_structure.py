@@ -92,7 +92,7 @@ def imports_within(path):
 
 # What ready types take from the package besides its public names, and why: a value's
 # fields, to call a method on them as arrays; the jaxprs of functions of JAX, to recognise them.
-PRIVATE = {("algebra", "jaxrewrite._avals"), ("linalg", "jaxrewrite._compat")}
+PRIVATE = {("algebra", "jaxrewrite._avals"), ("recognised", "jaxrewrite._compat")}
 
 
 def test_ready_types_are_written_by_public_names():

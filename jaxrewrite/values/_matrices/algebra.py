@@ -60,6 +60,19 @@ class LinearAlgebra:
         """
         return NotImplemented
 
+    def known_svd(self) -> Any:
+        r"""The singular value decomposition of a square matrix: u, s and the adjoint of v.
+
+        Arrays or values of shapes (\*batch, n, n), (\*batch, n) and (\*batch, n, n). The
+        singular values, an array, fall.
+        """
+        return NotImplemented
+
+    def known_singular_values(self) -> Any:
+        r"""The singular values of a square matrix, falling, of shape (\*batch, n)."""
+        found = self.known_svd()
+        return found if found is NotImplemented else found[1]
+
     def known_cholesky(self) -> Any:
         """The lower triangular Cholesky factor, a matrix.
 
@@ -80,6 +93,15 @@ class LinearAlgebra:
         """The matrix with its last two axes exchanged."""
         *batch, n, m = range(len(_shape(self)))
         return jaxrewrite.bind("transpose", self, permutation=(*batch, m, n))
+
+    @property
+    def is_hermitian(self) -> bool:
+        """Whether the type guarantees that the matrix is its own conjugate transpose."""
+        return False
+
+    def is_triangular(self, lower: bool) -> bool:
+        """Whether the type guarantees that the matrix is lower, or upper, triangular."""
+        return False
 
     @property
     def solvable(self) -> bool:
@@ -217,6 +239,11 @@ def trace_of(x: Any) -> Any:
     if isinstance(x, LinearAlgebra):
         return jaxrewrite.materialise(on_fields(lambda x: x.trace(), x))
     return diagonal_of(x).sum(-1)
+
+
+def is_known_hermitian(x: Any) -> bool:
+    """Whether the type of a part says so. A dense array may be anything."""
+    return isinstance(x, LinearAlgebra) and x.is_hermitian
 
 
 def is_square(x: Any) -> bool:

@@ -18,11 +18,12 @@ from jax import lax
 from jaxtyping import Array
 
 import jaxrewrite
-from jaxrewrite import _compat, register, same_structure
+from jaxrewrite import register, same_structure
 
 from .._base.structured import Structured
 from .algebra import on_fields
 from .matrix import Matrix
+from .recognised import find, fingerprints
 from .scaled import Scaled
 from .sum import Sum
 
@@ -69,7 +70,7 @@ def _(factors: LUFactor, pivots: LUFactor, b: Array, *, jaxpr: Any, **params: An
     if (factors.part, pivots.part) != (0, 1) or not same_structure(v, other):
         return NotImplemented
     avals = (factors.aval(), pivots.aval(), jax.typeof(b))
-    found = _lu_solves(avals, _compat.trace_context()).get(_compat.fingerprint(jaxpr))
+    found = find(_lu_solves, jaxpr, avals)
     if found is None:
         return NotImplemented
     trans, axes, depth = found
@@ -132,6 +133,6 @@ def _lu_solves(avals: Any, trace_context: Any) -> dict[Any, tuple[int, Any, int]
                 fn = functools.partial(_lu_solve, trans=trans)
                 for _ in range(depth):
                     fn = jax.vmap(fn, in_axes=(of_lu, of_lu, of_b))
-                called = _compat.fingerprint(_compat.called(fn, *avals))
-                found[called] = trans, (of_lu, of_b), depth
+                item = trans, (of_lu, of_b), depth
+                found |= dict.fromkeys(fingerprints(fn, *avals), item)
     return found

@@ -278,6 +278,14 @@ def swapped(x: ArrayValue | Shaped[Array, "*batch n m"]) -> Any:
     return bind(lax.transpose_p, x, permutation=(*batch, x.ndim - 1, x.ndim - 2))
 
 
+def adjoint(x: Any) -> Any:
+    """A value or an array, transposed and conjugated."""
+    x = swapped(x)
+    if not jnp.iscomplexobj(x):
+        return x
+    return bind(lax.conj_p, x, input_dtype=x.dtype)
+
+
 def closed_product(x: Any, y: Any) -> Any:
     """``x @ y`` in closed form, or NotImplemented."""
     return on_fields(_closed_product, x, y)

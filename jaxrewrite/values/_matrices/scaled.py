@@ -17,11 +17,13 @@ from .._base.structured import inexact, is_number
 from .algebra import (
     LinearAlgebra,
     diagonal_of,
+    is_known_hermitian,
     is_square,
     known_or,
     on_fields,
     trace_of,
 )
+from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .matrix import negated, swapped
 from .sum import Sum, sum_of
@@ -159,9 +161,7 @@ class Scaled(LinearAlgebra, Linear):
 
     def known_inverse(self) -> Any:
         """The array's inverse divided by the number, if the array knows its inverse."""
-        if not isinstance(self.x, LinearAlgebra):
-            return NotImplemented
-        inverse = on_fields(lambda x: x.known_inverse(), self.x)
+        inverse = self._known("known_inverse")
         if inverse is NotImplemented:
             return NotImplemented
         return self._of(inverse).rescaled(1 / self.scale)
@@ -175,6 +175,56 @@ class Scaled(LinearAlgebra, Linear):
         scale = jnp.broadcast_to(self._of_matrices(0), found.unit.shape)
         number = Determinant.of(scale[..., None]) ** self.shape[-1]
         return number.times(found)
+
+    @property
+    def is_hermitian(self) -> bool:
+        return is_known_hermitian(self.x) and not jnp.iscomplexobj(self.scale)
+
+    def known_cholesky(self) -> Any:
+        """The factor of the array times the root of the number, or NaN."""
+        factor = self._known("known_cholesky")
+        if factor is NotImplemented or jnp.iscomplexobj(self.scale):
+            return NotImplemented
+        root = jnp.sqrt(jnp.where(self.scale > 0, self.scale, jnp.nan))
+        return self._of(factor).rescaled(root)
+
+    def is_triangular(self, lower: bool) -> bool:
+        return isinstance(self.x, LinearAlgebra) and self.x.is_triangular(lower)
+
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        found = (
+            NotImplemented if unit_diagonal else self._known("known_triangle", lower, False)
+        )
+        return found if found is NotImplemented else self._of(found)
+
+    def known_eigh(self, lower: bool) -> Any:
+        found = self._known("known_eigh", lower)
+        if found is NotImplemented or jnp.iscomplexobj(self.scale):
+            return NotImplemented
+        values, vectors = found
+        values = jaxrewrite.materialise(values) * self._of_matrices(1)
+        return sorted_eigh(values, vectors)
+
+    def known_svd(self) -> Any:
+        """The sign of the number goes to the vectors on the left."""
+        found = self._known("known_svd")
+        if found is NotImplemented or jnp.iscomplexobj(self.scale):
+            return NotImplemented
+        u, size, vh = found
+        size = jaxrewrite.materialise(size) * abs(self._of_matrices(1))
+        sign = jnp.where(self.scale < 0, -1, 1).astype(self.dtype)
+        return self._of(u).rescaled(sign), size, vh
+
+    def known_singular_values(self) -> Any:
+        found = self._known("known_singular_values")
+        if found is NotImplemented:
+            return NotImplemented
+        return jaxrewrite.materialise(found) * abs(self._of_matrices(1))
+
+    def _known(self, hook: str, *args: Any) -> Any:
+        if not isinstance(self.x, LinearAlgebra):
+            return NotImplemented
+        return on_fields(lambda x: getattr(x, hook)(*args), self.x)
 
     def known_eigenvalues(self) -> Any:
         if not is_square(self):

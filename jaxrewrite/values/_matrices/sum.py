@@ -17,7 +17,14 @@ from jaxrewrite import ArrayValue, primitives, register, transform
 
 from .._base.linear import Linear
 from .._base.structured import inexact, number_of
-from .algebra import LinearAlgebra, diagonal_of, is_square, solve_columns, trace_of
+from .algebra import (
+    LinearAlgebra,
+    diagonal_of,
+    is_known_hermitian,
+    is_square,
+    solve_columns,
+    trace_of,
+)
 from .matrix import closed_sum, negated, swapped
 
 
@@ -116,6 +123,10 @@ class Sum(LinearAlgebra, Linear):
     def _solver(self) -> SumSolver | None:
         found = (find(self) for find in _solvers) if is_square(self) else ()
         return next((solver for solver in found if solver is not None), None)
+
+    @property
+    def is_hermitian(self) -> bool:
+        return all(map(is_known_hermitian, self.terms))
 
     @property
     def solvable(self) -> bool:

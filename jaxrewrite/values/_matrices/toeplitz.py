@@ -303,6 +303,9 @@ class Circulant(Matrix):
     def known_spectrum(self) -> Any:
         return self.known_eigenvalues(), _Fourier(self.shape[-1], self.dtype, self.batch)
 
+    def known_singular_values(self) -> Any:
+        return -jnp.sort(-abs(self.known_eigenvalues()), axis=-1)
+
     def known_eigenvalues(self) -> Any:
         # JAX's functions convert integers in the same way.
         column = self.column if inexact(self.column) else self.column.astype(float)
