@@ -127,9 +127,9 @@ def _condition(v: Any) -> Any:
     found = v.known_singular_values() if inexact(v) else NotImplemented
     if found is NotImplemented or not v.shape[-1]:
         return NotImplemented
-    ratio = found[..., 0] / found[..., -1]
-    is_unknown = jnp.isnan(found).any(-1)
-    return [jnp.where(jnp.isnan(ratio) & ~is_unknown, jnp.inf, ratio)]
+    # JAX's releases differ in what is no number, so JAX computes it from the two numbers.
+    ends = jnp.stack([found[..., 0], found[..., -1]], -1)
+    return [jnp.linalg.cond(jnp.where(jnp.eye(2, dtype=bool), ends[..., None], 0))]
 
 
 def _pseudo_inverse(v: Any) -> Any:
