@@ -232,7 +232,10 @@ def test_derivatives_of_what_factors_are_for(name, bulk):
     mine = lambda xs: jaxrewrite.transform(loss, materialise="allow")(filled(xs))
     dense = lambda xs: loss(jaxrewrite.materialise(filled(xs)))
     got, want = (jax.jit(jax.value_and_grad(fn))(xs) for fn in (mine, dense))
-    jax.tree.map(close, got, want)
+    # Some of these matrices are ill conditioned, with derivatives of many magnitudes.
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        size = max(1, np.abs(w).max(initial=0))
+        np.testing.assert_allclose(g, w, rtol=1e-8, atol=1e-8 * size)
 
 
 def test_a_derivative_of_ones_own_is_kept():
