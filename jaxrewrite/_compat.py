@@ -330,6 +330,16 @@ def fingerprint(jaxpr: Any) -> Any:
     return origin, consts, ins, eqns, tuple(map(of_atom, jaxpr.outvars))
 
 
+def called(fn: Callable[..., Any], *avals: Any) -> Any:
+    """The jaxpr of the one function that a function of such arrays calls.
+
+    That function is jitted or has a derivative of its own.
+    """
+    jaxpr, _ = open_jaxpr(jax.make_jaxpr(fn)(*avals))
+    (eqn,) = drop_dead_code(jaxpr).eqns
+    return eqn.params[body_name(eqn.primitive)]
+
+
 def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
     """Drop equations, also in nested jaxprs, that nothing needs; effects stay."""
     return jax_dce_jaxpr(jaxpr, True, instantiate=True)[0]
@@ -418,6 +428,7 @@ def scan_params(
 # The primitives that call a jaxpr and do not name the parameter ``jaxpr``.
 _CALL_JAXPR = {
     "closed_call",
+    "custom_jvp_call",
     "program_order",
     *(["eval_jaxpr"] if JAX_GE_0_11_1 else []),
     *(["composite"] if JAX_GE_0_11_2 else []),

@@ -21,6 +21,10 @@ from ._base.structured import Structured as Structured
 from ._matrices.banded import Banded as Banded, Tridiagonal as Tridiagonal
 from ._matrices.block_diagonal import BlockDiagonal as BlockDiagonal
 from ._matrices.determinant import Determinant as Determinant
+from ._matrices.iterative import (
+    conjugate_gradients as conjugate_gradients,
+    stochastic_logdet as stochastic_logdet,
+)
 from ._matrices.kronecker import Kronecker as Kronecker
 from ._matrices.low_rank import LowRank as LowRank
 from ._matrices.matrix import Matrix as Matrix

@@ -96,7 +96,7 @@ def imports_within(path):
 # a call that waits for its operands.
 PRIVATE = {
     ("algebra", "jaxrewrite._avals"),
-    ("linalg", "jaxrewrite._compat"),
+    ("recognised", "jaxrewrite._compat"),
     ("coded", "jaxrewrite._compat"),
     ("products", "jaxrewrite._compat"),
 }

@@ -1,8 +1,14 @@
 """Matrices with structure, their lazy products and sums, and sparse matrices.
 
 There is a module for each type or close family. `matrix` defines what each type must have.
-`rules`, `linalg` and `determinant` hold what all types share. The import of this package
+`rules`, `linalg`, `lu`, `functions` and `determinant` hold what all types share. The import of this package
 registers their rules.
 """
 
-from . import linalg as linalg, rules as rules
+from . import (
+    functions as functions,
+    linalg as linalg,
+    lu as lu,
+    rules as rules,
+    woodbury as woodbury,
+)

@@ -44,6 +44,14 @@ class LinearAlgebra:
         r"""The eigenvalues in any order, of shape (\*batch, n)."""
         return NotImplemented
 
+    def known_spectrum(self) -> Any:
+        r"""The eigenvalues of a normal matrix in any order, and a unitary matrix of vectors.
+
+        A pair of an array of shape (\*batch, n) and a `Matrix`. Derivatives of the
+        eigenvalues do not go through the eigenvectors.
+        """
+        return NotImplemented
+
     def known_eigh(self, lower: bool) -> Any:
         r"""The eigenvalues of a Hermitian matrix in rising order, and its eigenvectors.
 
@@ -51,6 +59,19 @@ class LinearAlgebra:
         triangle defines the Hermitian matrix, or the upper one if ``lower`` is false.
         """
         return NotImplemented
+
+    def known_svd(self) -> Any:
+        r"""The singular value decomposition of a square matrix: u, s and the adjoint of v.
+
+        Arrays or values of shapes (\*batch, n, n), (\*batch, n) and (\*batch, n, n). The
+        singular values, an array, fall.
+        """
+        return NotImplemented
+
+    def known_singular_values(self) -> Any:
+        r"""The singular values of a square matrix, falling, of shape (\*batch, n)."""
+        found = self.known_svd()
+        return found if found is NotImplemented else found[1]
 
     def known_cholesky(self) -> Any:
         """The lower triangular Cholesky factor, a matrix.
@@ -67,6 +88,25 @@ class LinearAlgebra:
     def known_lu(self) -> Any:
         """The results of `jax.lax.linalg.lu`: packed factors, pivots, and permutation."""
         return NotImplemented
+
+    def transposed(self) -> Any:
+        """The matrix with its last two axes exchanged."""
+        *batch, n, m = range(len(_shape(self)))
+        return jaxrewrite.bind("transpose", self, permutation=(*batch, m, n))
+
+    @property
+    def is_hermitian(self) -> bool:
+        """Whether the type guarantees that the matrix is its own conjugate transpose."""
+        return False
+
+    def is_triangular(self, lower: bool) -> bool:
+        """Whether the type guarantees that the matrix is lower, or upper, triangular."""
+        return False
+
+    @property
+    def solvable(self) -> bool:
+        """Whether `solve` has an answer that does not make the matrix dense."""
+        return False
 
     # The methods that users call.
 
@@ -199,6 +239,11 @@ def trace_of(x: Any) -> Any:
     if isinstance(x, LinearAlgebra):
         return jaxrewrite.materialise(on_fields(lambda x: x.trace(), x))
     return diagonal_of(x).sum(-1)
+
+
+def is_known_hermitian(x: Any) -> bool:
+    """Whether the type of a part says so. A dense array may be anything."""
+    return isinstance(x, LinearAlgebra) and x.is_hermitian
 
 
 def is_square(x: Any) -> bool:

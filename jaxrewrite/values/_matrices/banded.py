@@ -248,6 +248,9 @@ class Banded(_Bands):
     def diagonal(self) -> Any:
         return self.bands[..., self.upper, :]
 
+    def is_triangular(self, lower: bool) -> bool:
+        return not (self.upper if lower else self.lower)
+
     def _flipped(self) -> Banded:
         """The matrix with its rows and columns in reverse order."""
         return Banded(self.bands[..., ::-1, ::-1], lower=self.upper, upper=self.lower)

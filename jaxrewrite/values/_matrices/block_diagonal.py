@@ -16,7 +16,7 @@ from .._base.contract import contract
 from .._base.structured import differs, zero_unless
 from .determinant import Determinant
 from .matrix import Matrix, nan_if_any_is, solve_dense
-from .monomial import Diagonal, Identity, Permutation
+from .monomial import Diagonal, Identity, Permutation, sorted_svd
 from .product import Product
 
 
@@ -195,6 +195,17 @@ class BlockDiagonal(Matrix):
         uplo = "L" if lower else "U"
         values, vectors = jnp.linalg.eigh(self.blocks, uplo, symmetrize_input=False)
         return sorted_eigh(_joined(values), BlockDiagonal(vectors))
+
+    def known_svd(self) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        u, size, vh = jnp.linalg.svd(self.blocks)
+        return sorted_svd(BlockDiagonal(u), _joined(size), BlockDiagonal(vh))
+
+    def known_singular_values(self) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        return -jnp.sort(-_joined(jnp.linalg.svd(self.blocks, compute_uv=False)), axis=-1)
 
     def known_cholesky(self) -> Any:
         if not self.solvable:

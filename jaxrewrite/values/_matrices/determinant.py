@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, Inexact
 
 
-def _power_of_two(exponent: Any) -> Any:
+def power_of_two(exponent: Any) -> Any:
     """The next lower power of two, a constant; 1 for NaN and infinity.
 
     A division by it does not round.
@@ -55,10 +55,10 @@ class Determinant(NamedTuple):
     def of_arrays(cls, a: Inexact[Array, "*batch n n"]) -> Determinant:
         r"""The determinants of dense matrices, of shape (\*batch, n, n)."""
         # Rows are scaled first, because JAX multiplies the entries of small matrices.
-        rows = _power_of_two(jnp.log2(abs(a).max(-1, initial=0)))
+        rows = power_of_two(jnp.log2(abs(a).max(-1, initial=0)))
         a = a / rows[..., None]
         log = jnp.linalg.slogdet(a)[1]
-        whole = _power_of_two(log / (max(a.shape[-1], 1) * math.log(2)))
+        whole = power_of_two(log / (max(a.shape[-1], 1) * math.log(2)))
         a = a / whole[..., None, None]
         rows = jnp.log(rows) + jnp.log(whole)[..., None]
         return cls(jnp.linalg.det(a), rows.sum(-1))

@@ -12,19 +12,20 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 import jaxrewrite
-from jaxrewrite import bind, register, transform
+from jaxrewrite import bind, register, same_structure, transform
 
-from .algebra import diagonal_of, known_or, on_fields
+from .algebra import diagonal_of, is_known_hermitian, known_or, on_fields
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .matrix import (
     Matrix,
     apply_dense,
+    negated,
     solve_factor,
     swapped,
 )
-from .monomial import Diagonal, Identity
-from .symmetric import Symmetric
+from .monomial import Diagonal, sorted_svd
+from .triangular import Triangular
 
 
 class Kronecker(Matrix):
@@ -164,6 +165,10 @@ class Kronecker(Matrix):
     def solvable(self) -> bool:
         return all(x.shape[-2] == x.shape[-1] for x in self.factors)
 
+    @property
+    def is_hermitian(self) -> bool:
+        return all(map(is_known_hermitian, self.factors))
+
     def solve(self, x: Any, axis: int) -> Any:
         if not self.solvable:
             return super().solve(x, axis)
@@ -179,8 +184,31 @@ class Kronecker(Matrix):
         return self._cholesky() if self.solvable else super().cholesky()
 
     def _cholesky(self) -> Any:
-        lower = functools.partial(jnp.linalg.cholesky, symmetrize_input=False)
-        return self._each("known_cholesky", lower)
+        """The factor, also if an even number of factors is negative definite."""
+        if not self.solvable:
+            return NotImplemented
+        found, is_positive = [], jnp.ones(self.batch, bool)
+        for x in self.factors:
+            is_negative = (diagonal_of(x).real[..., :1] < 0).any(-1)
+            is_positive ^= is_negative
+            found.append(_lower(_chosen(is_negative, negated(x), x)))
+        root = jnp.where(is_positive, 1, jnp.nan).astype(self.dtype)
+        found[0] = jax.tree.map(lambda x: x * _beside(root, x), found[0])
+        return Kronecker(*found)
+
+    def is_triangular(self, lower: bool) -> bool:
+        parts = self.factors
+        return all(isinstance(x, Matrix) and x.is_triangular(lower) for x in parts)
+
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        """The product of triangular factors, or its diagonal."""
+        if unit_diagonal or not self.solvable:
+            return NotImplemented
+        if self.is_triangular(lower):
+            return self
+        if self.is_triangular(not lower):
+            return Diagonal(self.diagonal())
+        return NotImplemented
 
     @property
     def _triangle_decides(self) -> bool:
@@ -190,7 +218,7 @@ class Kronecker(Matrix):
         diagonal shows that factor whole. So all factors but the first must be Hermitian.
         The type of a factor must say so, because a dense factor may be anything.
         """
-        return self.solvable and all(map(_is_hermitian, self.factors[1:]))
+        return self.solvable and all(map(is_known_hermitian, self.factors[1:]))
 
     def _each(self, method: str, fn: Callable[[Any], Any]) -> Any:
         if not self.solvable:
@@ -216,6 +244,28 @@ class Kronecker(Matrix):
         values = [known_or(x, "known_eigenvalues", fn) for x in self.factors]
         return functools.reduce(_outer_of_vectors, jaxrewrite.materialise(values))
 
+    def known_svd(self) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        found = [known_or(x, "known_svd", jnp.linalg.svd) for x in self.factors]
+        us, sizes, vhs = zip(*found, strict=True)
+        size = functools.reduce(_outer_of_vectors, jaxrewrite.materialise(list(sizes)))
+        return sorted_svd(Kronecker(*us), size, Kronecker(*vhs))
+
+    def known_singular_values(self) -> Any:
+        if not self.solvable:
+            return NotImplemented
+        fn = functools.partial(jnp.linalg.svd, compute_uv=False)
+        sizes = [known_or(x, "known_singular_values", fn) for x in self.factors]
+        size = functools.reduce(_outer_of_vectors, jaxrewrite.materialise(sizes))
+        return -jnp.sort(-size, axis=-1)
+
+    def known_spectrum(self) -> Any:
+        if not self.solvable or not self.is_hermitian:
+            return NotImplemented
+        fn = functools.partial(jnp.linalg.eigh, symmetrize_input=False)
+        return self._eigen(lambda x: known_or(x, "known_eigh", fn, True))
+
     def known_eigh(self, lower: bool) -> Any:
         return self._eigh(lower) if self._triangle_decides else NotImplemented
 
@@ -226,11 +276,34 @@ class Kronecker(Matrix):
         fn = functools.partial(
             jnp.linalg.eigh, UPLO="L" if lower else "U", symmetrize_input=False
         )
-        found = [known_or(x, "known_eigh", fn, lower) for x in self.factors]
-        values = functools.reduce(
-            _outer_of_vectors, jaxrewrite.materialise([values for values, _ in found])
-        )
-        return sorted_eigh(values, Kronecker(*(vectors for _, vectors in found)))
+        return sorted_eigh(*self._eigen(lambda x: known_or(x, "known_eigh", fn, lower)))
+
+    def _eigen(self, eigh: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """The eigenvalues, not sorted, and the eigenvectors."""
+        found = [eigh(x) for x in self.factors]
+        values = jaxrewrite.materialise([values for values, _ in found])
+        vectors = Kronecker(*(vectors for _, vectors in found))
+        return functools.reduce(_outer_of_vectors, values), vectors
+
+
+def _lower(factor: Any) -> Any:
+    """The Cholesky factor, a value, so that its type says that it is triangular."""
+    cholesky = lambda a: Triangular(jnp.linalg.cholesky(a, symmetrize_input=False))
+    return known_or(factor, "known_cholesky", cholesky)
+
+
+def _chosen(which: Any, x: Any, y: Any) -> Any:
+    """For each element of a batch one of two values of a structure, else the second.
+
+    An identity, which is positive, and its negative are of two structures.
+    """
+    if not same_structure(x, y):
+        return y
+    return jax.tree.map(lambda x, y: jnp.where(_beside(which, x), x, y), x, y)
+
+
+def _beside(x: Any, leaf: Any) -> Any:
+    return x.reshape(*x.shape, *[1] * (leaf.ndim - x.ndim))
 
 
 def _outer(a: Any, b: Any) -> Any:
@@ -244,14 +317,6 @@ def _outer(a: Any, b: Any) -> Any:
 def _outer_of_vectors(a: Any, b: Any) -> Any:
     whole = a[..., :, None] * b[..., None, :]
     return whole.reshape(*a.shape[:-1], a.shape[-1] * b.shape[-1])
-
-
-def _is_hermitian(factor: Any) -> bool:
-    """Whether a factor's type guarantees that it equals its conjugate transpose."""
-    if isinstance(factor, Kronecker):
-        return all(map(_is_hermitian, factor.factors))
-    real = isinstance(factor, (Diagonal, Symmetric)) and not jnp.iscomplexobj(factor)
-    return real or isinstance(factor, Identity)
 
 
 def _at(factor: Any, i: Any, j: Any) -> Any:

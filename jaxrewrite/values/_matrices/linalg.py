@@ -1,13 +1,7 @@
 """Linear algebra on matrices with structure.
 
-``jnp.linalg.solve`` is an LU factorisation and a `jax.lax.custom_linear_solve` that uses the
-factors. Many matrices have dense factors but can be solved without them. So if a type does
-not know its factors, the factorisation returns values that are not computed yet
-(`LUFactor`). A linear solve that gets these values solves with the original matrix. Anything
-else makes the factors dense.
-
-A determinant is not computed from the diagonal of a factor either. JAX's functions for
-determinants are whole equations, and a rule for these equations asks the type.
+A linear solve that gets factors of a matrix solves with the matrix itself (see `lu`). The
+rules for factorisations ask the type for its factors.
 """
 
 from __future__ import annotations
@@ -16,53 +10,20 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend.core import jaxpr_as_fun
 from jaxtyping import Array
 
 import jaxrewrite
-from jaxrewrite import _compat, register
+from jaxrewrite import register
 
-from .._base.structured import Structured
+from .algebra import is_square
+from .low_rank import LowRank
+from .lu import LUFactor
 from .matrix import Matrix
 from .scaled import Scaled
-
-
-class LUFactor(Structured):
-    """One result of an LU factorisation, which is computed only when it is needed.
-
-    Attributes
-    ----------
-    matrix
-        The matrix to factorise, a value.
-    part
-        Which result of `jax.lax.linalg.lu` this is: the packed factors, the pivots, or the
-        permutation.
-    """
-
-    matrix: Any
-    part: int = jaxrewrite.field(static=True)
-
-    rules_see_values = True
-
-    def aval(self) -> Any:
-        shape = self.matrix.shape
-        if self.part == 0:
-            return jax.core.ShapedArray(shape, self.matrix.dtype)
-        return jax.core.ShapedArray(shape[:-1], jnp.int32)
-
-    def materialise(self) -> Any:
-        return lax.linalg.lu(jaxrewrite.materialise(self.matrix))[self.part]
-
-
-@register("lu")
-def _(v: Matrix | Scaled) -> Any:
-    factors = v.known_lu()
-    if factors is not NotImplemented:
-        return factors
-    return [LUFactor(v, part) for part in range(3)] if v.solvable else NotImplemented
+from .sum import Sum
 
 
 # --- solves -----------------------------------------------------------------------------
@@ -93,7 +54,9 @@ class _Inverse(Matrix):
 
 @register("custom_linear_solve")
 def _(
-    *operands: Matrix | Scaled | LUFactor | Array, const_lengths: Any, jaxprs: Any
+    *operands: Matrix | Scaled | Sum | LowRank | LUFactor | Array,
+    const_lengths: Any,
+    jaxprs: Any,
 ) -> Any:
     """Solve with the matrix itself, in place of factors that are not computed.
 
@@ -111,14 +74,13 @@ def _(
     if not factors or len(matvec) != 1 or len(vecmat) != 1 or len(right) != 1:
         return NotImplemented
     (a,), (b,) = matvec, right
-    if not all(isinstance(x, (Matrix, Scaled)) for x in (a, vecmat[0])):
-        return NotImplemented
-    if isinstance(b, jaxrewrite.Value):
+    if not all(isinstance(x, (Matrix, Scaled, Sum)) for x in (a, vecmat[0])):
         return NotImplemented
     if not (_only_multiplies(jaxprs.matvec) and _only_multiplies(jaxprs.vecmat)):
         return NotImplemented
     forward, backward = map(_multiplication, (jaxprs.matvec, jaxprs.vecmat))
     inverse = _Inverse(lax.stop_gradient(a), flipped=True)
+    b = jaxrewrite.materialise(b)  # The solution is an array of this size, too.
     x = lax.custom_linear_solve(
         functools.partial(forward, a),
         b,
@@ -155,7 +117,7 @@ def _only_multiplies(jaxpr: Any) -> bool:
 
 @register("triangular_solve")
 def _(
-    v: Matrix,
+    v: Matrix | Scaled,
     b: Array,
     *,
     left_side: bool,
@@ -175,79 +137,37 @@ def _(
     return triangle.solve(b, b.ndim - 2 if left_side else b.ndim - 1)
 
 
-# --- determinants -------------------------------------------------------------------------
-
-
-@register("jit", "custom_jvp_call")
-def _(v: Matrix | Scaled, *, primitive: Any, **params: Any) -> Any:
-    """``jnp.linalg.det`` and ``slogdet``, which need only the determinant."""
-    if v.ndim < 2 or v.shape[-1] != v.shape[-2]:
-        return NotImplemented
-    if primitive.name == "jit" and params["name"] not in ("det", "slogdet"):
-        return NotImplemented
-    jaxpr = params["jaxpr" if primitive.name == "jit" else "call_jaxpr"]
-    avals = _out_avals(jaxpr)
-    if any(aval.shape != v.batch for aval in avals) or len(avals) > 2:
-        return NotImplemented
-    functions = _determinants(v.aval(), _compat.trace_context())
-    wanted = functions.get(_compat.fingerprint(jaxpr))
-    if wanted is None:
-        return NotImplemented
-    known = v.known_determinant()
-    if known is NotImplemented:
-        return NotImplemented
-    sign, log = known.slogdet()
-    results = {"det": known.number(), "sign": sign, "log": log}
-    # For integers JAX computes in a floating dtype and casts the result.
-    return [
-        results[name].astype(aval.dtype) for name, aval in zip(wanted, avals, strict=True)
-    ]
-
-
-def _out_avals(jaxpr: Any) -> list[Any]:
-    return [var.aval for var in getattr(jaxpr, "jaxpr", jaxpr).outvars]
-
-
-# The results that a program may use. One of the two results of slogdet may be dead code.
-_WANTED: dict[tuple[str, ...], Callable[[Any], Any]] = {
-    ("det",): lambda a: jnp.linalg.det(a),
-    ("sign", "log"): lambda a: jnp.linalg.slogdet(a),
-    ("sign",): lambda a: jnp.linalg.slogdet(a)[0],
-    ("log",): lambda a: jnp.linalg.slogdet(a)[1],
-}
-
-
-@functools.lru_cache(256)
-def _determinants(aval: Any, trace_context: Any) -> dict[Any, tuple[str, ...]]:
-    """The jaxprs in which JAX computes determinants of such matrices, with their results.
-
-    The keys are fingerprints of the jaxpr of each function and of the jaxpr inside it. They
-    include those for which some leading axes come from `jax.vmap`.
-    """
-    found: dict[Any, tuple[str, ...]] = {}
-    for wanted, fn in _WANTED.items():
-        for _ in range(len(aval.shape) - 1):
-            jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(fn)(aval))
-            (eqn,) = _compat.drop_dead_code(jaxpr).eqns
-            body = eqn.params["jaxpr"]
-            found[_compat.fingerprint(body)] = wanted
-            for inner in body.eqns:
-                if inner.primitive.name == "custom_jvp_call" and len(body.eqns) == 1:
-                    found[_compat.fingerprint(inner.params["call_jaxpr"])] = wanted
-            fn = jax.vmap(fn)
-    return found
-
-
 # --- factors and eigenvalues ------------------------------------------------------------
 
 
 @register("cholesky")
-def _(v: Matrix, **params: Any) -> Any:
+def _(v: Matrix | Scaled | Sum, **params: Any) -> Any:
     return v.known_cholesky()
 
 
+@register("svd")
+def _(
+    v: Matrix | Scaled | Sum,
+    *,
+    full_matrices: bool,
+    compute_uv: bool,
+    subset_by_index: Any = None,
+    **params: Any,
+) -> Any:
+    """Of a square matrix, whose singular vectors are the same in all forms."""
+    if subset_by_index or not is_square(v):
+        return NotImplemented
+    if compute_uv:
+        found = v.known_svd()
+        return found if found is NotImplemented else [found[1], found[0], found[2]]
+    found = v.known_singular_values()
+    return found if found is NotImplemented else [found]
+
+
 @register("eigh")
-def _(v: Matrix, *, lower: bool, subset_by_index: Any = None, **params: Any) -> Any:
+def _(
+    v: Matrix | Scaled | Sum, *, lower: bool, subset_by_index: Any = None, **params: Any
+) -> Any:
     found = NotImplemented if subset_by_index else v.known_eigh(lower)
     if found is NotImplemented:
         return NotImplemented
@@ -257,7 +177,7 @@ def _(v: Matrix, *, lower: bool, subset_by_index: Any = None, **params: Any) -> 
 
 @register("eig")
 def _(
-    v: Matrix,
+    v: Matrix | Scaled | Sum,
     *,
     compute_left_eigenvectors: bool,
     compute_right_eigenvectors: bool,

@@ -144,22 +144,22 @@ class LowRank(LinearAlgebra, Structured):
         return multiplied_out(*factors(self))
 
     def diagonal(self) -> Any:
-        if self._matrices() is None:
+        if self.as_matrices() is None:
             return super().diagonal()
-        a, b = self._matrices()
+        a, b = self.as_matrices()
         n = min(self.shape[-2:])
         return jnp.einsum("...ik,...ki->...i", a[..., :n, :], b[..., :n])
 
     def known_eigenvalues(self) -> Any:
         """The eigenvalues of ``b @ a``, which is smaller, and zeros."""
         n = self.shape[-1]
-        if self._matrices() is None or self.shape[-2] != n or self.rank > n:
+        if self.as_matrices() is None or self.shape[-2] != n or self.rank > n:
             return NotImplemented
-        a, b = self._matrices()
+        a, b = self.as_matrices()
         found = jnp.linalg.eigvals(b @ a)
         return jnp.pad(found, [(0, 0)] * (found.ndim - 1) + [(0, n - self.rank)])
 
-    def _matrices(self) -> Any:
+    def as_matrices(self) -> Any:
         r"""The factors of shapes (\*batch, n, r) and (\*batch, r, m), if they are matrices."""
         dtype = self.dtype
         a, b = self.a.astype(dtype), self.b.astype(dtype)

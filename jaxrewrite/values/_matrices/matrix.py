@@ -247,7 +247,7 @@ def solve_factor(
     axis: int,
 ) -> Any:
     """Solve along an axis with an array, or with a matrix that may know how to solve."""
-    if isinstance(factor, Matrix) and factor.solvable:
+    if isinstance(factor, LinearAlgebra) and factor.solvable:
         return on_fields(lambda factor, x: factor.solve(x, axis), factor, x)
     return solve_dense(factor, x, axis)
 
@@ -272,10 +272,18 @@ def unpivoted(v: Matrix) -> tuple[Any, Any]:
 
 def swapped(x: ArrayValue | Shaped[Array, "*batch n m"]) -> Any:
     """A value or an array with its last two axes exchanged."""
-    if isinstance(x, Matrix):
+    if isinstance(x, LinearAlgebra):
         return on_fields(lambda x: x.transposed(), x)
     batch = range(x.ndim - 2)
     return bind(lax.transpose_p, x, permutation=(*batch, x.ndim - 1, x.ndim - 2))
+
+
+def adjoint(x: Any) -> Any:
+    """A value or an array, transposed and conjugated."""
+    x = swapped(x)
+    if not jnp.iscomplexobj(x):
+        return x
+    return bind(lax.conj_p, x, input_dtype=x.dtype)
 
 
 def closed_product(x: Any, y: Any) -> Any:

@@ -29,7 +29,7 @@ from .._base.structured import (
 )
 from .determinant import Determinant
 from .matrix import Matrix, known_diagonal, nan_if_any_is, on_axis, unpivoted
-from .product import Product
+from .product import Product, matrix_product
 
 
 class Diagonal(Matrix):
@@ -114,6 +114,13 @@ class Diagonal(Matrix):
     def diagonal(self) -> Any:
         return self.d
 
+    @property
+    def is_hermitian(self) -> bool:
+        return not jnp.iscomplexobj(self.d)
+
+    def is_triangular(self, lower: bool) -> bool:
+        return True
+
     def solve(self, x: Any, axis: int) -> Any:
         return x / on_axis(self.d, self.d.ndim - 1, x.ndim, axis)
 
@@ -131,6 +138,12 @@ class Diagonal(Matrix):
         vectors = Permutation(order, self.d.dtype).transposed()
         return jnp.take_along_axis(self.d.real, order, -1), vectors
 
+    def known_svd(self) -> Any:
+        size = abs(self.d)
+        phase = jnp.where(size > 0, self.d / jnp.where(size > 0, size, 1), 1)
+        one = Identity(self.d.shape[-1], self.dtype, self.batch)
+        return sorted_svd(Diagonal(phase.astype(self.dtype)), size, one)
+
     def known_cholesky(self) -> Any:
         # The imaginary part of the diagonal is ignored, as in LAPACK.
         root = jnp.sqrt(jnp.where(self.d.real > 0, self.d.real, jnp.nan))
@@ -143,6 +156,14 @@ class Diagonal(Matrix):
 
     def known_lu(self) -> Any:
         return self, *unpivoted(self)
+
+
+def sorted_svd(u: Any, size: Any, vh: Any) -> tuple[Any, Any, Any]:
+    """Sort singular values so that they fall; products with permutations move the vectors."""
+    order = jnp.argsort(-size, axis=-1)
+    falling = Permutation(order, u.dtype)
+    size = jnp.take_along_axis(size, order, -1)
+    return matrix_product(u, falling.transposed()), size, matrix_product(falling, vh)
 
 
 class Identity(Matrix):
@@ -245,8 +266,18 @@ class Identity(Matrix):
     def diagonal(self) -> Any:
         return jnp.ones((*self.of_batch, self.rows), self.of_dtype)
 
+    @property
+    def is_hermitian(self) -> bool:
+        return True
+
+    def is_triangular(self, lower: bool) -> bool:
+        return True
+
     def solve(self, x: Any, axis: int) -> Any:
         return x
+
+    def known_svd(self) -> Any:
+        return self, self.diagonal().real, self
 
     def known_inverse(self) -> Any:
         return self
@@ -410,6 +441,11 @@ class Permutation(Matrix):
 
     def known_inverse(self) -> Any:
         return self.transposed()
+
+    def known_svd(self) -> Any:
+        n = self.order.shape[-1]
+        ones = jnp.ones(self.order.shape, jnp.finfo(self.of_dtype).dtype)
+        return self, ones, Identity(n, self.of_dtype, self.batch)
 
     def known_determinant(self) -> Any:
         """1 if n minus the number of cycles is even, else -1."""

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jaxrewrite
 
 from .._base.contract import contract
-from .algebra import is_square, known_or, on_fields
+from .algebra import LinearAlgebra, is_square, known_or, on_fields
 from .determinant import Determinant
 from .matrix import Matrix, closed_product, solve_factor, swapped
 
@@ -109,7 +109,8 @@ class Product(Matrix):
     @property
     def solvable(self) -> bool:
         is_known = lambda x: (
-            not isinstance(x, jaxrewrite.Value) or (isinstance(x, Matrix) and x.solvable)
+            not isinstance(x, jaxrewrite.Value)
+            or (isinstance(x, LinearAlgebra) and x.solvable)
         )
         return all(is_square(x) and is_known(x) for x in self.factors)
 

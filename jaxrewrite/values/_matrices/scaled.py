@@ -17,13 +17,15 @@ from .._base.structured import inexact, is_number
 from .algebra import (
     LinearAlgebra,
     diagonal_of,
+    is_known_hermitian,
     is_square,
     known_or,
     on_fields,
     trace_of,
 )
+from .block_diagonal import sorted_eigh
 from .determinant import Determinant
-from .matrix import Matrix, negated, swapped
+from .matrix import negated, swapped
 from .sum import Sum, sum_of
 
 
@@ -94,6 +96,10 @@ class Scaled(LinearAlgebra, Linear):
         leaves, treedef = jax.tree.flatten(self)
         return jax.tree.unflatten(treedef, [*leaves[:-1], jnp.asarray(scale, self.dtype)])
 
+    def _of(self, x: Any) -> Scaled:
+        """Another array with the same number, or numbers, as its scale."""
+        return Scaled(x, jnp.zeros((), self.dtype)).rescaled(self.scale)
+
     def stacked(self, size: int) -> Any:
         return self
 
@@ -145,7 +151,7 @@ class Scaled(LinearAlgebra, Linear):
 
     @property
     def solvable(self) -> bool:
-        return isinstance(self.x, (Matrix, Scaled)) and self.x.solvable
+        return isinstance(self.x, LinearAlgebra) and self.x.solvable
 
     def diagonal(self) -> Any:
         return diagonal_of(self.x) * self._of_matrices(1)
@@ -155,13 +161,10 @@ class Scaled(LinearAlgebra, Linear):
 
     def known_inverse(self) -> Any:
         """The array's inverse divided by the number, if the array knows its inverse."""
-        if not isinstance(self.x, LinearAlgebra):
-            return NotImplemented
-        inverse = on_fields(lambda x: x.known_inverse(), self.x)
+        inverse = self._known("known_inverse")
         if inverse is NotImplemented:
             return NotImplemented
-        single = Scaled(inverse, jnp.zeros((), self.dtype))
-        return single.rescaled(1 / self.scale)
+        return self._of(inverse).rescaled(1 / self.scale)
 
     def known_determinant(self) -> Any:
         r"""The number to the power n, times the determinant of an array of n rows."""
@@ -172,6 +175,56 @@ class Scaled(LinearAlgebra, Linear):
         scale = jnp.broadcast_to(self._of_matrices(0), found.unit.shape)
         number = Determinant.of(scale[..., None]) ** self.shape[-1]
         return number.times(found)
+
+    @property
+    def is_hermitian(self) -> bool:
+        return is_known_hermitian(self.x) and not jnp.iscomplexobj(self.scale)
+
+    def known_cholesky(self) -> Any:
+        """The factor of the array times the root of the number, or NaN."""
+        factor = self._known("known_cholesky")
+        if factor is NotImplemented or jnp.iscomplexobj(self.scale):
+            return NotImplemented
+        root = jnp.sqrt(jnp.where(self.scale > 0, self.scale, jnp.nan))
+        return self._of(factor).rescaled(root)
+
+    def is_triangular(self, lower: bool) -> bool:
+        return isinstance(self.x, LinearAlgebra) and self.x.is_triangular(lower)
+
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        found = (
+            NotImplemented if unit_diagonal else self._known("known_triangle", lower, False)
+        )
+        return found if found is NotImplemented else self._of(found)
+
+    def known_eigh(self, lower: bool) -> Any:
+        found = self._known("known_eigh", lower)
+        if found is NotImplemented or jnp.iscomplexobj(self.scale):
+            return NotImplemented
+        values, vectors = found
+        values = jaxrewrite.materialise(values) * self._of_matrices(1)
+        return sorted_eigh(values, vectors)
+
+    def known_svd(self) -> Any:
+        """The sign of the number goes to the vectors on the left."""
+        found = self._known("known_svd")
+        if found is NotImplemented or jnp.iscomplexobj(self.scale):
+            return NotImplemented
+        u, size, vh = found
+        size = jaxrewrite.materialise(size) * abs(self._of_matrices(1))
+        sign = jnp.where(self.scale < 0, -1, 1).astype(self.dtype)
+        return self._of(u).rescaled(sign), size, vh
+
+    def known_singular_values(self) -> Any:
+        found = self._known("known_singular_values")
+        if found is NotImplemented:
+            return NotImplemented
+        return jaxrewrite.materialise(found) * abs(self._of_matrices(1))
+
+    def _known(self, hook: str, *args: Any) -> Any:
+        if not isinstance(self.x, LinearAlgebra):
+            return NotImplemented
+        return on_fields(lambda x: getattr(x, hook)(*args), self.x)
 
     def known_eigenvalues(self) -> Any:
         if not is_square(self):
@@ -187,7 +240,7 @@ class Scaled(LinearAlgebra, Linear):
         return factor.reshape(factor.shape[: factor.ndim - 2 + more])
 
     def transposed(self) -> Any:
-        return Scaled(swapped(self.x), self.scale)
+        return self._of(swapped(self.x))
 
     def solve(self, x: Any, axis: int) -> Any:
         if not self.solvable:
@@ -210,6 +263,27 @@ def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
     if jnp.ndim(v.scale) or jnp.ndim(w.scale):
         return _on_products(primitive, v, w, **params)
     return _lazy_multiple(bind(primitive, v.x, w.x, **params), v.scale * w.scale)
+
+
+@register("dot_general", either=True)
+def _(x: Scaled, y: Array, *, dimension_numbers: Any, **params: Any) -> Any:
+    """The product of a batch with a number for each element, which multiplies the result."""
+    position, v = next((i, z) for i, z in enumerate((x, y)) if isinstance(z, Scaled))
+    scale, batch = v.scale, dimension_numbers[1][position]
+    if not scale.ndim or tuple(batch[: scale.ndim]) != tuple(range(scale.ndim)):
+        return NotImplemented
+    operands = [z.x if isinstance(z, Scaled) else z for z in (x, y)]
+    found = bind("dot_general", *operands, dimension_numbers=dimension_numbers, **params)
+    scale = scale.reshape(*scale.shape, *[1] * (found.ndim - scale.ndim))
+    return (found * scale).astype(found.dtype)
+
+
+@register("transpose")
+def _(v: Scaled, *, permutation: Any) -> Any:
+    kept = tuple(range(jnp.ndim(v.scale)))
+    if tuple(permutation[: len(kept)]) != kept:
+        return NotImplemented
+    return v._of(bind("transpose", v.x, permutation=permutation))
 
 
 @register("mul", commutative=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.extend.core import Literal
 from jaxtyping import Array
 
@@ -16,8 +17,34 @@ from jaxrewrite import ArrayValue, primitives, register, transform
 
 from .._base.linear import Linear
 from .._base.structured import inexact, number_of
-from .algebra import LinearAlgebra, diagonal_of, trace_of
-from .matrix import closed_sum, negated
+from .algebra import (
+    LinearAlgebra,
+    diagonal_of,
+    is_known_hermitian,
+    is_square,
+    solve_columns,
+    trace_of,
+)
+from .matrix import closed_sum, negated, swapped
+
+
+class SumSolver(Protocol):
+    """A way to solve with a sum."""
+
+    def solve(self, b: Any) -> Any:
+        r"""The inverse times an array of shape (\*batch, n, k); it needs no derivative."""
+
+    def determinant(self) -> Any:
+        """The `Determinant`."""
+
+
+_solvers: list[Callable[[Sum], SumSolver | None]] = []
+
+
+def solves_sums(find: Callable[[Sum], SumSolver | None]) -> Callable[..., Any]:
+    """Register a function that finds a way to solve with a square sum, or ``None``."""
+    _solvers.append(find)
+    return find
 
 
 class Sum(LinearAlgebra, Linear):
@@ -83,6 +110,48 @@ class Sum(LinearAlgebra, Linear):
 
     def trace(self) -> Any:
         return sum_of_arrays([trace_of(term) for term in self.terms])
+
+    # --- linear algebra, as in a `Matrix` -----------------------------------------------
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        return self.shape[:-2]
+
+    def transposed(self) -> Any:
+        return self.map_parts(swapped)
+
+    def _solver(self) -> SumSolver | None:
+        found = (find(self) for find in _solvers) if is_square(self) else ()
+        return next((solver for solver in found if solver is not None), None)
+
+    @property
+    def is_hermitian(self) -> bool:
+        return all(map(is_known_hermitian, self.terms))
+
+    @property
+    def solvable(self) -> bool:
+        # An abstract trace answers without computing eigenvectors.
+        found: list[bool] = []
+        jax.eval_shape(lambda v: found.append(v._solver() is not None), self)
+        return found[0]
+
+    def solve(self, x: Any, axis: int) -> Any:
+        if not self.solvable:
+            return super().solve(x, axis)
+        fixed = lax.stop_gradient(self)
+        solve = lambda v: lambda _, b: v._solver().solve(b)
+        multiply = jaxrewrite.transform(jnp.matmul)
+
+        def solved(b: Any) -> Any:
+            matvec = lambda x: jaxrewrite.materialise(multiply(self, x))
+            transposed = fixed.transposed()
+            return lax.custom_linear_solve(matvec, b, solve(fixed), solve(transposed))
+
+        return solve_columns(solved, x, axis, len(self.batch))
+
+    def known_determinant(self) -> Any:
+        solver = self._solver()
+        return NotImplemented if solver is None else solver.determinant()
 
     def shares(self, fill: Any) -> Any:
         return [fill, *[0] * (len(self.terms) - 1)]

@@ -158,6 +158,10 @@ class Symmetric(Matrix):
     def diagonal(self) -> Any:
         return jnp.diagonal(self.x, axis1=-2, axis2=-1)
 
+    @property
+    def is_hermitian(self) -> bool:
+        return not jnp.iscomplexobj(self.x)
+
     def _solve(self, b: Any) -> Any:
         if not self.positive:
             return jnp.linalg.solve(self.materialise(), b)
@@ -184,6 +188,13 @@ class Symmetric(Matrix):
         if jnp.iscomplexobj(self.x):
             return NotImplemented
         return tuple(jnp.linalg.eigh(self.materialise(), symmetrize_input=False))
+
+    def known_svd(self) -> Any:
+        u, size, vh = jnp.linalg.svd(self.materialise())
+        return u, size, vh
+
+    def known_singular_values(self) -> Any:
+        return jnp.linalg.svd(self.materialise(), compute_uv=False)
 
     def known_cholesky(self) -> Any:
         if jnp.iscomplexobj(self.x):

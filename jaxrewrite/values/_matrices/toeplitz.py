@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,9 +10,17 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Shaped
 
+import jaxrewrite
 from jaxrewrite import register
 
-from .._base.structured import concrete, differs, inexact
+from .._base.structured import (
+    batch_of,
+    concrete,
+    differs,
+    inexact,
+    nothing,
+    nothing_field,
+)
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, on_axis
 
@@ -292,10 +300,42 @@ class Circulant(Matrix):
         found = Determinant.of(self.eigenvalues())
         return found if jnp.iscomplexobj(self.column) else found.real()
 
+    def known_spectrum(self) -> Any:
+        return self.known_eigenvalues(), _Fourier(self.shape[-1], self.dtype, self.batch)
+
+    def known_singular_values(self) -> Any:
+        return -jnp.sort(-abs(self.known_eigenvalues()), axis=-1)
+
     def known_eigenvalues(self) -> Any:
         # JAX's functions convert integers in the same way.
         column = self.column if inexact(self.column) else self.column.astype(float)
         return jnp.fft.fft(column.astype(_wide(column.dtype)))
+
+
+class _Fourier(Matrix):
+    r"""The unitary matrix of the inverse Fourier transform, which is symmetric."""
+
+    rows: int = jaxrewrite.field(static=True)
+    of_dtype: Any = jaxrewrite.field(static=True)
+    _nothing: Any = nothing_field()
+
+    def __init__(self, rows: int, of_dtype: Any, of_batch: Sequence[int]):
+        of_dtype = jnp.promote_types(of_dtype, jnp.complex64)
+        vars(self).update(rows=rows, of_dtype=of_dtype, _nothing=nothing(of_batch))
+
+    def aval(self) -> Any:
+        batch = batch_of("_Fourier", self._nothing)
+        return jax.core.ShapedArray((*batch, self.rows, self.rows), self.of_dtype)
+
+    def materialise(self) -> Any:
+        eye = jnp.eye(self.rows, dtype=self.of_dtype)
+        return self.apply(jnp.broadcast_to(eye, self.shape), self.ndim - 2)
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        return jnp.fft.ifft(x, axis=axis, norm="ortho").astype(self.of_dtype)
+
+    def transposed(self) -> Any:
+        return self
 
 
 def _repeated(x: Any, n: int) -> Any:

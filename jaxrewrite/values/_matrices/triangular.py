@@ -151,6 +151,9 @@ class Triangular(Matrix):
     def diagonal(self) -> Any:
         return jnp.diagonal(self.x, axis1=-2, axis2=-1)
 
+    def is_triangular(self, lower: bool) -> bool:
+        return lower == self.lower
+
     def _solve(self, b: Any) -> Any:
         return lax.linalg.triangular_solve(self.x, b, left_side=True, lower=self.lower)
 

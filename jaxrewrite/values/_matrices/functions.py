@@ -1,0 +1,177 @@
+"""JAX's functions of one matrix that are recognised as a whole.
+
+A determinant is not computed from the diagonal of a factor, and a Cholesky factorisation of a
+matrix that is known to be Hermitian needs no sum with its transpose first. JAX's functions for
+determinants, Cholesky factors and eigenvalues are whole equations, and the rule for these
+equations asks the type.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+import jaxrewrite
+from jaxrewrite import register
+
+from .._base.structured import inexact
+from .matrix import Matrix, adjoint
+from .pseudo_inverse import PseudoInverse
+from .recognised import find, fingerprints
+from .scaled import Scaled
+from .sum import Sum
+
+
+class _Function(NamedTuple):
+    """A function of JAX and what a type answers: a list of results, or NotImplemented."""
+
+    of_array: Callable[[Any], Any]
+    of_value: Callable[[Any], Any]
+
+
+@register("jit", "custom_jvp_call")
+def _(v: Matrix | Scaled | Sum, *, primitive: Any, **params: Any) -> Any:
+    if v.ndim < 2 or v.shape[-1] != v.shape[-2]:
+        return NotImplemented
+    jaxpr = params["jaxpr" if primitive.name == "jit" else "call_jaxpr"]
+    name = params["name"] if primitive.name == "jit" else _name_of(jaxpr, v)
+    if name not in _FUNCTIONS:
+        return NotImplemented
+    of_value = find(_known, jaxpr, name, v.aval())
+    found = NotImplemented if of_value is None else of_value(v)
+    if found is NotImplemented:
+        return NotImplemented
+    # For integers JAX computes in a floating dtype and casts the result.
+    return [
+        x if isinstance(x, jaxrewrite.Value) else x.astype(aval.dtype)
+        for x, aval in zip(found, _out_avals(jaxpr), strict=True)
+    ]
+
+
+def _name_of(jaxpr: Any, v: Any) -> Any:
+    """The name of what may be the body of a function with a derivative of its own."""
+    if all(aval.shape == v.batch for aval in _out_avals(jaxpr)):
+        return _DETERMINANT
+    names = [eqn.params.get("name") for eqn in jaxpr.eqns]
+    return names[0] if len(names) == 1 else None
+
+
+def _out_avals(jaxpr: Any) -> list[Any]:
+    return [var.aval for var in getattr(jaxpr, "jaxpr", jaxpr).outvars]
+
+
+@functools.lru_cache(512)
+def _known(name: str, aval: Any, trace_context: Any) -> dict[Any, Callable[[Any], Any]]:
+    """What a type answers, by the fingerprints of the jaxprs in which JAX computes it.
+
+    They include those for which some leading axes come from `jax.vmap`.
+    """
+    found: dict[Any, Callable[[Any], Any]] = {}
+    for of_array, of_value in _FUNCTIONS[name]:
+        for _ in range(len(aval.shape) - 1):
+            found |= dict.fromkeys(fingerprints(of_array, aval), of_value)
+            of_array = jax.vmap(of_array)
+    return found
+
+
+# --- the functions ------------------------------------------------------------------------
+
+
+def _determinant(*wanted: str) -> Callable[[Any], Any]:
+    def answer(v: Any) -> Any:
+        known = v.known_determinant()
+        if known is NotImplemented:
+            return NotImplemented
+        sign, log = known.slogdet()
+        results = {"det": known.number(), "sign": sign, "log": log}
+        return [results[name] for name in wanted]
+
+    return answer
+
+
+def _cholesky(*, symmetrised: bool, lower: bool) -> Callable[[Any], Any]:
+    def answer(v: Any) -> Any:
+        if not inexact(v) or (symmetrised and not v.is_hermitian):
+            return NotImplemented
+        factor = (v if lower or symmetrised else adjoint(v)).known_cholesky()
+        return (
+            factor if factor is NotImplemented else [factor if lower else adjoint(factor)]
+        )
+
+    return answer
+
+
+def _eigh(*wanted: int) -> Callable[[Any], Any]:
+    def answer(v: Any) -> Any:
+        if not inexact(v) or not v.is_hermitian:
+            return NotImplemented
+        found = v.known_eigh(True)
+        return found if found is NotImplemented else [found[i] for i in wanted]
+
+    return answer
+
+
+def _eigh_of(of_array: Callable[[Any], Any]) -> tuple[_Function, ...]:
+    return (
+        _Function(of_array, _eigh(0, 1)),
+        _Function(lambda a: of_array(a)[0], _eigh(0)),
+        _Function(lambda a: of_array(a)[1], _eigh(1)),
+    )
+
+
+def _condition(v: Any) -> Any:
+    found = v.known_singular_values() if inexact(v) else NotImplemented
+    if found is NotImplemented or not v.shape[-1]:
+        return NotImplemented
+    # JAX's releases differ in what is no number, so JAX computes it from the two numbers.
+    ends = jnp.stack([found[..., 0], found[..., -1]], -1)
+    return [jnp.linalg.cond(jnp.where(jnp.eye(2, dtype=bool), ends[..., None], 0))]
+
+
+def _pseudo_inverse(v: Any) -> Any:
+    has_svd = inexact(v) and v.shape[-1] and v.known_svd() is not NotImplemented
+    return [PseudoInverse(v)] if has_svd else NotImplemented
+
+
+# One of several results may be dead code.
+_DETERMINANTS = (
+    _Function(lambda a: jnp.linalg.det(a), _determinant("det")),
+    _Function(lambda a: jnp.linalg.slogdet(a), _determinant("sign", "log")),
+    _Function(lambda a: jnp.linalg.slogdet(a)[0], _determinant("sign")),
+    _Function(lambda a: jnp.linalg.slogdet(a)[1], _determinant("log")),
+)
+
+_DETERMINANT = "det or slogdet"
+
+_FUNCTIONS: dict[str, tuple[_Function, ...]] = {
+    _DETERMINANT: _DETERMINANTS,
+    "det": _DETERMINANTS[:1],
+    "slogdet": _DETERMINANTS[1:],
+    "cholesky": tuple(
+        _Function(
+            functools.partial(
+                jnp.linalg.cholesky, upper=not lower, symmetrize_input=symmetrised
+            ),
+            _cholesky(symmetrised=symmetrised, lower=lower),
+        )
+        for lower in (True, False)
+        for symmetrised in (True, False)
+        if lower or symmetrised
+    ),
+    "_cholesky": tuple(
+        _Function(
+            functools.partial(jax.scipy.linalg.cholesky, lower=lower),
+            _cholesky(symmetrised=False, lower=lower),
+        )
+        for lower in (True, False)
+    ),
+    "eigvalsh": (_Function(lambda a: jnp.linalg.eigvalsh(a), _eigh(0)),),
+    "eigh": _eigh_of(lambda a: jnp.linalg.eigh(a)),
+    "_eigh": _eigh_of(lambda a: jax.scipy.linalg.eigh(a)),
+    "_pinv": (_Function(lambda a: jnp.linalg.pinv(a), _pseudo_inverse),),
+    "cond": (_Function(lambda a: jnp.linalg.cond(a), _condition),),
+}

@@ -1,0 +1,138 @@
+"""LU factorisations that are not computed unless something looks at the factors.
+
+``jnp.linalg.solve`` is an LU factorisation and a `jax.lax.custom_linear_solve` that uses the
+factors. Many matrices have dense factors but can be solved without them. So if a type does
+not know its factors, the factorisation returns values that are not computed yet
+(`LUFactor`). A linear solve that gets these values solves with the original matrix, and so
+does ``lu_solve``. Anything else makes the factors dense.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+import jaxrewrite
+from jaxrewrite import register, same_structure
+
+from .._base.structured import Structured
+from .algebra import on_fields
+from .matrix import Matrix
+from .recognised import find, fingerprints
+from .scaled import Scaled
+from .sum import Sum
+
+
+class LUFactor(Structured):
+    """One result of an LU factorisation, which is computed only when it is needed.
+
+    Attributes
+    ----------
+    matrix
+        The matrix to factorise, a value.
+    part
+        Which result of `jax.lax.linalg.lu` this is: the packed factors, the pivots, or the
+        permutation.
+    """
+
+    matrix: Any
+    part: int = jaxrewrite.field(static=True)
+
+    rules_see_values = True
+
+    def aval(self) -> Any:
+        shape = self.matrix.shape
+        if self.part == 0:
+            return jax.core.ShapedArray(shape, self.matrix.dtype)
+        return jax.core.ShapedArray(shape[:-1], jnp.int32)
+
+    def materialise(self) -> Any:
+        return lax.linalg.lu(jaxrewrite.materialise(self.matrix))[self.part]
+
+
+@register("lu")
+def _(v: Matrix | Scaled | Sum) -> Any:
+    factors = v.known_lu()
+    if factors is not NotImplemented:
+        return factors
+    return [LUFactor(v, part) for part in range(3)] if v.solvable else NotImplemented
+
+
+@register("jit")
+def _(factors: LUFactor, pivots: LUFactor, b: Array, *, jaxpr: Any, **params: Any) -> Any:
+    """``jax.scipy.linalg.lu_solve``."""
+    v, other = factors.matrix, pivots.matrix
+    if (factors.part, pivots.part) != (0, 1) or not same_structure(v, other):
+        return NotImplemented
+    avals = (factors.aval(), pivots.aval(), jax.typeof(b))
+    found = find(_lu_solves, jaxpr, avals)
+    if found is None:
+        return NotImplemented
+    trans, axes, depth = found
+
+    def solve(v: Any, b: Any) -> Any:
+        return on_fields(lambda v, b: _solved(v, b, trans), v, b)
+
+    for _ in range(depth):
+        solve = jax.vmap(solve, in_axes=axes)
+    return [_nan_unless_same(v, other, solve(v, b))]
+
+
+def _solved(v: Any, b: Any, trans: int) -> Any:
+    axis = v.ndim - 2
+    if trans == 0:
+        return v.solve(b, axis)
+    if trans == 1:
+        return v.transposed().solve(b, axis)
+    return jnp.conj(v.transposed().solve(jnp.conj(b), axis))
+
+
+def _nan_unless_same(v: Any, other: Any, x: Any) -> Any:
+    """NaN where the factors are of one matrix and the pivots are of another.
+
+    A value that leaves a jitted function has new leaves, so only the numbers tell.
+    """
+    pairs = list(zip(jax.tree.leaves(v), jax.tree.leaves(other), strict=True))
+    if all(one is another for one, another in pairs):
+        return x
+    same = jnp.stack([(one == another).all() for one, another in pairs]).all()
+    return jnp.where(same, x, jnp.nan)
+
+
+def _lu_solve(lu: Any, pivots: Any, b: Any, trans: int) -> Any:
+    return jax.scipy.linalg.lu_solve((lu, pivots), b, trans)
+
+
+# Which of the factors and the right side may have axes of `jax.vmap`.
+_LEVELS = ((0, 0), (None, 0), (0, None))
+
+
+@functools.lru_cache(256)
+def _lu_solves(avals: Any, trace_context: Any) -> dict[Any, tuple[int, Any, int]]:
+    """The jaxprs in which JAX solves with such factors.
+
+    The keys are fingerprints. The items are the ``trans`` of the function, the axes of the
+    factors and of the right side along which `jax.vmap` acted, and how often it did.
+    """
+    lu, _, b = avals
+    found: dict[Any, tuple[int, Any, int]] = {}
+    for of_lu, of_b in _LEVELS:
+        for depth in range(of_lu != of_b, max(lu.ndim - 2, b.ndim) + 1):
+            own = lu.shape if of_lu is None else lu.shape[depth:]
+            right = b.shape if of_b is None else b.shape[depth:]
+            is_vector = len(own) == 2 and right == own[1:]
+            is_matrix = 2 <= len(own) == len(right) and right[:-1] == own[:-1]
+            if not (is_vector or is_matrix):
+                continue
+            for trans in range(3):
+                fn = functools.partial(_lu_solve, trans=trans)
+                for _ in range(depth):
+                    fn = jax.vmap(fn, in_axes=(of_lu, of_lu, of_b))
+                item = trans, (of_lu, of_b), depth
+                found |= dict.fromkeys(fingerprints(fn, *avals), item)
+    return found

@@ -1,0 +1,30 @@
+"""Whole functions of JAX, recognised by their jaxprs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from jaxrewrite import _compat
+
+
+def find(table: Callable[..., dict[Hashable, Any]], jaxpr: Any, *key: Any) -> Any:
+    """The item of a jaxpr in a table by fingerprints, or ``None``.
+
+    ``table`` makes it for a key and for the settings of JAX that its jaxprs depend on.
+    """
+    return table(*key, _compat.trace_context()).get(_compat.fingerprint(jaxpr))
+
+
+def fingerprints(fn: Callable[..., Any], *avals: Any) -> list[Hashable]:
+    """The fingerprints of the one function that a function of such arrays calls.
+
+    That function is jitted or has a derivative of its own. If it does nothing but call one
+    with a derivative of its own, there is also the fingerprint of that one.
+    """
+    called = _compat.called(fn, *avals)
+    names = [eqn.primitive.name for eqn in called.eqns]
+    inner = [
+        eqn.params["call_jaxpr"] for eqn in called.eqns if names == ["custom_jvp_call"]
+    ]
+    return list(map(_compat.fingerprint, (called, *inner)))

@@ -1,0 +1,125 @@
+r"""Sums of a matrix with known eigenvectors and of multiples of the identity.
+
+A normal matrix is :math:`W \operatorname{diag}(\lambda) W^*` with a unitary W. If a type
+knows both, as `Circulant` does and as a `Kronecker` product of symmetric matrices does, a
+multiple c of the identity turns :math:`\lambda` into :math:`\lambda + c`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import jaxrewrite
+
+from .algebra import on_fields
+from .determinant import Determinant
+from .matrix import Matrix, swapped
+from .monomial import Diagonal, Identity
+from .scaled import Scaled
+from .sum import Sum, solves_sums
+
+
+class Spectrum(NamedTuple):
+    r"""The eigenvalues of a normal matrix, (\*batch, n), and a unitary matrix of vectors.
+
+    The arrays that its methods take have the shape (\*batch, n, k), or transposed.
+    """
+
+    values: Any
+    vectors: Any
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the eigenvectors hold no numbers, and so are the same for all values."""
+        return all(leaf.size == 0 for leaf in jax.tree.leaves(self.vectors))
+
+    def to(self, x: Any) -> Any:
+        """Columns in the basis of the eigenvectors."""
+        return jnp.conj(_dot(swapped(self.vectors), jnp.conj(x)))
+
+    def back(self, x: Any) -> Any:
+        """Columns in the standard basis, the inverse of `to`."""
+        return _dot(self.vectors, x)
+
+    def of_rows(self, x: Any) -> Any:
+        """The product of rows and the matrix of eigenvectors."""
+        return jnp.swapaxes(_dot(swapped(self.vectors), jnp.swapaxes(x, -1, -2)), -1, -2)
+
+
+def _dot(a: Any, x: Any) -> Any:
+    dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+    return jaxrewrite.materialise(jaxrewrite.transform(dot)(a, x))
+
+
+def spectrum_of(x: Any) -> Spectrum | None:
+    """The spectrum of a matrix or of a lazy sum or multiple, if it is known."""
+    if isinstance(x, Scaled):
+        found = spectrum_of(x.x)
+        if found is None:
+            return None
+        return found._replace(values=found.values * _finite(x)[..., None])
+    if isinstance(x, Sum):
+        return _spectrum_of_sum(x)
+    found = on_fields(lambda x: x.known_spectrum(), x) if isinstance(x, Matrix) else None
+    return None if found is None or found is NotImplemented else Spectrum(*found)
+
+
+def _spectrum_of_sum(total: Sum) -> Spectrum | None:
+    multiples = [_number_of(x) for x in total.terms]
+    others = [x for x, c in zip(total.terms, multiples, strict=True) if c is None]
+    found = spectrum_of(others[0]) if len(others) == 1 else None
+    if found is None:
+        return None
+    more = sum(c[..., None] for c in multiples if c is not None)
+    return found._replace(values=found.values + more)
+
+
+def _number_of(x: Any) -> Any:
+    r"""The numbers c, of shape (\*batch), of a multiple of the identity, or ``None``."""
+    if isinstance(x, Identity):
+        return jnp.ones(x.batch, x.dtype)
+    if isinstance(x, Scaled) and isinstance(x.x, Identity):
+        return jnp.broadcast_to(_finite(x), x.batch)
+    return None
+
+
+def _finite(x: Scaled) -> Any:
+    """The number of a multiple, or NaN if the zeros of the matrix times it are NaN."""
+    return jnp.where(jnp.isfinite(x.scale), x.scale, jnp.nan)
+
+
+def as_diagonal(x: Any) -> Any:
+    """A diagonal matrix as a `Diagonal`, and anything else as it is."""
+    if isinstance(x, Identity):
+        return x.as_diagonal()
+    if isinstance(x, Scaled) and isinstance(x.x, (Diagonal, Identity)):
+        scaled = x.rescaled(_finite(x))
+        return Diagonal(jaxrewrite.materialise(scaled.diagonal()))
+    return x
+
+
+class _Shifted(NamedTuple):
+    """A sum with a known spectrum."""
+
+    spectrum: Spectrum
+    is_real: bool
+
+    def solve(self, b: Any) -> Any:
+        values, _ = self.spectrum
+        x = self.spectrum.back(self.spectrum.to(b) / values[..., None])
+        return x.real if self.is_real else x
+
+    def determinant(self) -> Any:
+        found = Determinant.of(self.spectrum.values)
+        return found.real() if self.is_real else found
+
+
+@solves_sums
+def _(total: Sum) -> _Shifted | None:
+    found = _spectrum_of_sum(total)
+    return None if found is None else _Shifted(found, not jnp.iscomplexobj(total))

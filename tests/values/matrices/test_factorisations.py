@@ -1,0 +1,234 @@
+"""Cholesky factors, eigenvectors and singular vectors that stay implicit."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrewrite
+from jaxrewrite.values import (
+    Banded,
+    BlockDiagonal,
+    Circulant,
+    Diagonal,
+    Identity,
+    Kronecker,
+    Permutation,
+    Scaled,
+    Symmetric,
+    Tridiagonal,
+)
+
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    with jax.enable_x64(True):
+        yield
+
+
+def positive(n):
+    x = RNG.normal(size=(n, n))
+    return jnp.asarray(x @ x.T + np.eye(n))
+
+
+def implicit(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+def close(got, want):
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(g, w, rtol=1e-8, atol=1e-8)
+
+
+Y = np.arange(6.0)
+
+
+def by_cholesky(k):
+    low = jnp.linalg.cholesky(k)
+    solve = functools.partial(jax.scipy.linalg.solve_triangular, low, lower=True)
+    return (
+        low @ Y,
+        solve(Y),
+        solve(Y, trans=1),
+        jnp.log(jnp.diagonal(low)).sum(),
+        jnp.linalg.cholesky(k, upper=True) @ Y,
+        jax.scipy.linalg.cho_solve((low, True), Y),
+        jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(k), Y),
+        jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(k, lower=True), Y),
+    )
+
+
+def by_eigenvectors(k):
+    values, vectors = jnp.linalg.eigh(k)
+    return (
+        values,
+        vectors @ (jnp.sin(values) * (vectors.T @ Y)),
+        jnp.linalg.eigvalsh(k),
+        jax.scipy.linalg.eigh(k)[0],
+    )
+
+
+def by_singular_vectors(k):
+    u, size, vh = jnp.linalg.svd(k)
+    return (
+        size,
+        u @ (size * (vh @ Y)),
+        jnp.linalg.norm(k, 2),
+        jnp.linalg.cond(k),
+        jnp.linalg.lstsq(k, Y)[0],
+        jnp.linalg.matrix_rank(k),
+        jnp.linalg.pinv(k) @ Y,
+        Y @ jnp.linalg.pinv(k),
+    )
+
+
+def kronecker():
+    return Kronecker(Symmetric(positive(2)), Symmetric(positive(3)))
+
+
+POSITIVE = {
+    "diagonal": lambda: Diagonal(1 + jnp.arange(6.0)),
+    "blocks": lambda: BlockDiagonal(jnp.stack([positive(3), positive(3)])),
+    "tridiagonal": lambda: Tridiagonal(jnp.ones(5), 3 + jnp.arange(6.0), jnp.ones(5)),
+    "banded": lambda: Banded.from_dense(
+        9 * jnp.eye(6) + jnp.tri(6, k=2) * jnp.tri(6, k=2).T, 2, 2
+    ),
+    "kronecker": kronecker,
+    "nested": lambda: Kronecker(
+        Kronecker(Diagonal(jnp.array([2.0, 1.0])), Identity(1, jnp.float64)),
+        Symmetric(positive(3)),
+    ),
+    "scaled": lambda: Scaled(kronecker(), jnp.float64(1.5)),
+    "symmetric": lambda: Symmetric(positive(6)),
+    "negative factors": lambda: Kronecker(
+        Symmetric(-positive(2)), Diagonal(-1 - jnp.arange(3.0))
+    ),
+}
+GENERAL = {
+    "diagonal": lambda: Diagonal(jnp.array([3.0, -1.0, 2.0, 0.5, -6.0, 5.0])),
+    "blocks": lambda: BlockDiagonal(jnp.asarray(RNG.normal(size=(2, 3, 3)))),
+    "kronecker": lambda: Kronecker(
+        jnp.asarray(RNG.normal(size=(2, 2))), Diagonal(jnp.array([3.0, -1.0, 2.0]))
+    ),
+    "scaled": lambda: Scaled(
+        BlockDiagonal(jnp.asarray(RNG.normal(size=(2, 3, 3)))), jnp.float64(-1.5)
+    ),
+    "permutation": lambda: Permutation(jnp.array([1, 0, 3, 4, 5, 2]), jnp.float64),
+    "identity": lambda: Identity(6, jnp.float64),
+}
+
+
+def some(makes, often):
+    return [
+        name if name in often else pytest.param(name, marks=pytest.mark.slow)
+        for name in makes
+    ]
+
+
+def check(v, fn):
+    got = jax.jit(lambda v: jaxrewrite.materialise(implicit(fn)(v)))(v)
+    close(got, jax.jit(fn)(jaxrewrite.materialise(v)))
+
+
+@pytest.mark.parametrize("name", some(POSITIVE, ("kronecker", "scaled")))
+def test_cholesky(name, bulk):
+    check(POSITIVE[name](), by_cholesky)
+
+
+_WITH_EIGENVECTORS = [x for x in POSITIVE if x not in ("tridiagonal", "banded")]
+
+
+@pytest.mark.parametrize("name", some(_WITH_EIGENVECTORS, ("nested",)))
+def test_eigenvectors(name, bulk):
+    check(POSITIVE[name](), by_eigenvectors)
+
+
+@pytest.mark.parametrize("name", some(GENERAL, ("diagonal", "kronecker")))
+def test_singular_vectors(name, bulk):
+    check(GENERAL[name](), by_singular_vectors)
+
+
+def test_gradients_and_batches(bulk):
+    def fn(k):
+        low = jnp.linalg.cholesky(k)
+        solved = jax.scipy.linalg.solve_triangular(low, Y, lower=True)
+        return solved @ solved + 2 * jnp.log(jnp.diagonal(low)).sum()
+
+    def each(k):
+        low = jnp.linalg.cholesky(k)
+        return low @ Y, jnp.linalg.eigvalsh(k), jnp.linalg.svd(k, compute_uv=False)
+
+    v = kronecker()
+    dense = lambda v: fn(jaxrewrite.materialise(v))
+    symmetric = jax.jit(jax.grad(lambda v: implicit(fn)(v)))(v)
+    close(symmetric, jax.jit(jax.grad(dense))(v))
+    stack = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), v)
+    want = jax.vmap(lambda v: each(v.materialise()))(stack)
+    close(jax.jit(jax.vmap(implicit(each)))(stack), want)
+    close(jax.jit(implicit(jax.vmap(each)))(stack), want)
+
+
+def test_what_is_not_known_to_be_symmetric_is_not_taken_to_be(bulk):
+    """JAX's functions make the symmetric part of such a matrix first."""
+    x = jnp.asarray(RNG.normal(size=(3, 3)) / 9 + 3 * np.eye(3))
+    kinds = [Kronecker(x[:2, :2], x), BlockDiagonal(jnp.stack([x, x.T]))]
+    kinds.append(Tridiagonal(jnp.zeros(5), 3 + Y, jnp.ones(5)))
+    fn = lambda ks: [(jnp.linalg.cholesky(k), jnp.linalg.eigvalsh(k)) for k in ks]
+    allowed = jaxrewrite.transform(fn, materialise="allow")
+    got = jax.jit(lambda ks: jaxrewrite.materialise(allowed(ks)))(kinds)
+    close(got, jax.jit(fn)(jaxrewrite.materialise(kinds)))
+    with pytest.raises(jaxrewrite.MaterialisationError, match="'cholesky' on Sum"):
+        implicit(jnp.linalg.cholesky)(kinds[0])
+
+
+def test_failed_and_singular_factorisations(bulk):
+    indefinite = [
+        Kronecker(Symmetric(-positive(2)), Symmetric(positive(3))),
+        Diagonal(Y - 1),
+        Scaled(kronecker(), jnp.float64(-1.0)),
+    ]
+    factors = implicit(lambda ks: [jnp.linalg.cholesky(k) @ Y for k in ks])
+    for found in jaxrewrite.materialise(factors(indefinite)):
+        assert np.isnan(found).any()
+    singular = [Diagonal(jnp.asarray(Y)), Kronecker(jnp.ones((2, 2)), jnp.eye(3))]
+    fn = lambda ks: [(jnp.linalg.matrix_rank(k), jnp.linalg.lstsq(k, Y)[0]) for k in ks]
+    dense = jax.jit(jaxrewrite.materialise)(singular)
+    close(jax.jit(implicit(fn))(singular), jax.jit(fn)(dense))
+    zero = Diagonal(jnp.zeros(3))
+    fn = lambda k: (jnp.linalg.cond(k), jnp.linalg.svd(k, compute_uv=False))
+    close(implicit(fn)(zero), fn(zero.materialise()))
+
+
+def test_gradients_of_pseudo_inverses(bulk):
+    """Of regular and singular matrices, with singular values that are the same."""
+    kinds = [
+        Kronecker(jnp.ones((2, 2)), Symmetric(2 * jnp.eye(3))),
+        Diagonal(jnp.array([2.0, -2.0, 0.0, 1.0, 3.0, 1.0])),
+        Scaled(BlockDiagonal(jnp.asarray(RNG.normal(size=(2, 3, 3)))), jnp.float64(-1.5)),
+        Kronecker(jnp.asarray(RNG.normal(size=(2, 2)) + 1j), jnp.eye(3) + 0j),
+    ]
+
+    def each(ks):
+        return [jnp.sin(abs(jnp.linalg.pinv(k) @ Y)).sum() for k in ks]
+
+    mine = lambda ks: sum(implicit(each)(ks))
+    dense = lambda ks: sum(each(jaxrewrite.materialise(ks)))
+    got, want = (jax.jit(jax.value_and_grad(fn))(kinds) for fn in (mine, dense))
+    close(got, want)
+    v = kinds[2]
+    of_vector = lambda k: jax.grad(lambda y: jnp.sin(jnp.linalg.pinv(k) @ y).sum())(Y)
+    close(implicit(of_vector)(v), of_vector(v.materialise()))
+    allowed = jaxrewrite.transform(jnp.linalg.pinv, materialise="allow")(v)
+    close(jaxrewrite.materialise(allowed), jnp.linalg.pinv(v.materialise()))
+
+
+def test_singular_values_of_a_circulant():
+    v = Circulant(jnp.array([9.0, 1.0, 0.0, -2.0]))
+    for order in (2, "nuc"):
+        found = implicit(functools.partial(jnp.linalg.norm, ord=order))(v)
+        close(found, np.linalg.norm(np.asarray(v), order))

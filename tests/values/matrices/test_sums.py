@@ -1,0 +1,273 @@
+"""Sums that are solved without their dense form: low rank updates, and shifted products."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrewrite
+from jaxrewrite.values import (
+    BlockDiagonal,
+    Circulant,
+    Diagonal,
+    Identity,
+    Kronecker,
+    LowRank,
+    Scaled,
+    Sum,
+    Symmetric,
+    Tridiagonal,
+)
+
+
+N = 16
+RNG = np.random.default_rng(0)
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    with jax.enable_x64(True):
+        yield
+
+
+def normal(*shape):
+    return jnp.asarray(RNG.normal(size=shape))
+
+
+def regular(n):
+    x = RNG.normal(size=(n, n)) / 4
+    return jnp.asarray(x + x.T + 4 * np.eye(n))
+
+
+def low_rank(n=N, rank=2):
+    return LowRank(normal(n, rank), normal(rank, n))
+
+
+def implicit(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+def likelihood(k, y):
+    """Of a Gaussian process, up to a constant; the matrix may be unsymmetric or indefinite."""
+    return -(y @ jnp.linalg.solve(k, y) + jnp.linalg.slogdet(k)[1]) / 2
+
+
+def close(got, want, rtol=1e-9):
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        size = np.abs(w).max(initial=1e-9)
+        np.testing.assert_allclose(g, w, rtol=0, atol=rtol * size)
+
+
+SUMS = {
+    "diagonal": lambda: Diagonal(jnp.arange(1.0, N + 1)) + low_rank(),
+    "two of low rank": lambda: low_rank(N, 1) + Diagonal(3 + normal(N)) + low_rank(N, 1).T,
+    "zeros": lambda: Diagonal(jnp.arange(float(N)).at[5].set(0)) + low_rank(),
+    "identity": lambda: Identity(N, jnp.float64) + low_rank(),
+    "scaled identity": lambda: (
+        Scaled(Identity(N, jnp.float64), jnp.float64(0.3)) + low_rank()
+    ),
+    "blocks": lambda: BlockDiagonal(jnp.stack([regular(4)] * 4)) + low_rank(),
+    "circulant": lambda: Circulant(jnp.arange(1.0, N + 1)) + low_rank(),
+    "singular circulant": lambda: (
+        Circulant(jnp.zeros(N).at[0].set(1).at[1].set(-1)) + low_rank()
+    ),
+    "kronecker": lambda: Kronecker(regular(4), regular(4)) + low_rank(),
+    "tridiagonal": lambda: (
+        Tridiagonal(normal(N - 1), 9 + normal(N), normal(N - 1)) + low_rank()
+    ),
+    "scaled": lambda: (
+        Scaled(Circulant(jnp.arange(1.0, N + 1)), jnp.float64(0.3)) + low_rank()
+    ),
+    "shifted kronecker": lambda: (
+        Kronecker(Symmetric(regular(4)), Symmetric(regular(4)))
+        + Scaled(Identity(N, jnp.float64), jnp.float64(0.3))
+    ),
+    "shifted kronecker and low rank": lambda: Sum(
+        (
+            low_rank(),
+            Kronecker(Symmetric(regular(4)), Diagonal(1 + jnp.arange(4.0))),
+            Identity(N, jnp.float64),
+            Scaled(Identity(N, jnp.float64), jnp.float64(0.3)),
+        )
+    ),
+    "shifted circulant": lambda: (
+        Circulant(jnp.arange(1.0, N + 1))
+        + Scaled(Identity(N, jnp.float64), jnp.float64(0.3))
+    ),
+    "scaled sum": lambda: Scaled(
+        Diagonal(jnp.arange(1.0, N + 1)) + low_rank(), jnp.float64(0.5)
+    ),
+}
+_OFTEN = ("zeros", "shifted kronecker and low rank")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in _OFTEN else pytest.param(name, marks=pytest.mark.slow)
+        for name in SUMS
+    ],
+)
+def test_value_and_gradient(name, bulk):
+    v, y = SUMS[name](), normal(N)
+
+    def both(k, y):
+        solved = jnp.linalg.solve(k.T, jnp.sin(y))
+        return likelihood(k, y) + y @ solved + jnp.linalg.det(k) / 1e9
+
+    of = lambda fn: jax.jit(jax.value_and_grad(lambda v: fn(v, y), allow_int=True))(v)
+    got, want = of(implicit(both)), of(lambda v, y: both(jaxrewrite.materialise(v), y))
+    close(got, want)
+
+
+def test_batches_inside_and_outside(bulk):
+    noise = jnp.array([0.3, 0.7])
+    stack = jnp.stack([regular(3), regular(3)])
+    one = lambda a, c, u: Sum(
+        (
+            Kronecker(Symmetric(a), Symmetric(a)),
+            Scaled(Identity(9, jnp.float64), c),
+            LowRank(u, u.T),
+        )
+    )
+    vs = jax.vmap(one)(stack, noise, normal(2, 9, 1))
+    b = normal(2, 9, 3)
+    fn = lambda k, b: (jnp.linalg.solve(k, b), *jnp.linalg.slogdet(k), jnp.linalg.det(k))
+    want = fn(jax.vmap(jaxrewrite.materialise)(vs), b)
+    close(jax.jit(jax.vmap(implicit(fn)))(vs, b), want)
+    close(jax.jit(implicit(jax.vmap(fn)))(vs, b), want)
+    close(jax.jit(implicit(fn))(vs, b), want)
+
+
+def test_other_ways_to_solve(bulk):
+    """Inverses, factors, a Jacobian, a second derivative, complex numbers."""
+    v, y = SUMS["diagonal"](), normal(N)
+
+    def fn(k, y):
+        factors = jax.scipy.linalg.lu_factor(k)
+        quadratic = lambda y: y @ jnp.linalg.solve(k, y)
+        return (
+            jnp.linalg.inv(k),
+            jax.scipy.linalg.lu_solve(factors, y, trans=1),
+            jax.jacobian(lambda y: jnp.linalg.solve(k, jnp.sin(y)))(y),
+            jax.jvp(jax.grad(quadratic), (y,), (y,)),
+        )
+
+    close(jax.jit(implicit(fn))(v, y), fn(v.materialise(), y))
+    w = Diagonal(1 + normal(N) * 1j) + LowRank(normal(N, 2) * 1j, normal(2, N) + 0j)
+    fn = lambda k: (jnp.linalg.solve(k, y + 1j), jnp.linalg.det(k), k.T @ y)
+    close(jax.jit(implicit(fn))(w), fn(w.materialise()))
+
+
+def test_of_high_rank_or_unknown_symmetry_is_dense():
+    y = normal(N)
+    for v in (
+        Diagonal(jnp.arange(1.0, N + 1)) + low_rank(N, N // 4),
+        Kronecker(regular(4), regular(4)) + Identity(N, jnp.float64),
+        Diagonal(jnp.arange(1.0, N + 1)) + low_rank() + normal(N, N),
+    ):
+        with pytest.raises(jaxrewrite.MaterialisationError, match="'lu' on Sum"):
+            implicit(jnp.linalg.solve)(v, y)
+        with pytest.warns(jaxrewrite.MaterialisationWarning, match="Sum"):
+            close(v.solve(y, 0), jnp.linalg.solve(v.materialise(), y))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "noise",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("spread", "unsymmetric")),
+    ],
+)
+def test_errors_of_ill_conditioned_updates(kind):
+    """In single precision the backward error is small, as that of the dense program is.
+
+    It is 5e-8 for a constant diagonal and 2e-5 at most for a spread one.
+    """
+    n, rank = 64, 4
+    left, _ = np.linalg.qr(RNG.normal(size=(n, rank)))
+    right, _ = np.linalg.qr(RNG.normal(size=(n, rank)))
+    solve = jax.jit(
+        implicit(lambda k, y: (jnp.linalg.solve(k, y), jnp.linalg.slogdet(k)[1]))
+    )
+    for condition in (1e2, 1e4, 1e6, 1e8, 1e10):
+        d = np.full(n, 1 / condition)
+        if kind == "spread":
+            d = np.logspace(0, -np.log10(condition), n)
+        parts = d, left, (right if kind == "unsymmetric" else left).T
+        d, a, b = (jnp.asarray(x, jnp.float32) for x in parts)
+        dense = np.diag(np.float64(d)) + np.float64(a) @ np.float64(b)
+        for y in (RNG.normal(size=n), dense @ RNG.normal(size=n)):
+            y = np.float32(y)
+            x, log = map(np.float64, solve(Diagonal(d) + LowRank(a, b), y))
+            size = np.linalg.norm(dense, 2) * np.linalg.norm(x) + np.linalg.norm(y)
+            assert np.linalg.norm(dense @ x - y) < 1e-4 * size
+            assert log == pytest.approx(np.linalg.slogdet(dense)[1], rel=1e-5)
+
+
+def test_what_no_sum_can_solve_is_not_finite(bulk):
+    """A singular sum, and a sum with a nearly singular term of no diagonal form."""
+    singular = Diagonal(jnp.zeros(N).at[0].set(1)) + low_rank()
+    solve, det = (jax.jit(implicit(fn)) for fn in (jnp.linalg.solve, jnp.linalg.det))
+    assert not np.isfinite(solve(singular, normal(N))).all()
+    assert det(singular) == pytest.approx(0, abs=1e-9)
+    blocks = BlockDiagonal(jnp.ones((4, 4, 4)) + 1e-17 * regular(4)) + low_rank()
+    assert not np.isfinite(solve(blocks, normal(N))).any()
+
+
+# --- Gaussian processes -----------------------------------------------------------------
+
+
+def squared_exponential(n, length):
+    x = jnp.linspace(0, 1, n)
+    return jnp.exp(-(((x[:, None] - x) / length) ** 2) / 2)
+
+
+def on_a_grid(p):
+    rows = Symmetric(p["size"] * squared_exponential(6, p["length"]))
+    columns = Symmetric(squared_exponential(5, 2 * p["length"]))
+    return Kronecker(rows, columns) + Scaled(Identity(30, jnp.float64), p["noise"])
+
+
+def of_few_features(p):
+    x = jnp.linspace(0, 1, 30)
+    features = jnp.exp(-(((x[:, None] - jnp.array([0.2, 0.5, 0.9])) / p["length"]) ** 2))
+    return LowRank(p["size"] * features, features.T) + Diagonal(p["noise"] * (1 + x))
+
+
+@pytest.mark.parametrize("kernel", [on_a_grid, of_few_features])
+def test_likelihood_of_a_gaussian_process(kernel, bulk):
+    """The value and the gradient with respect to the parameters, and no dense array."""
+    p = {"size": jnp.float64(1.3), "length": jnp.float64(0.3), "noise": jnp.float64(0.01)}
+    y = normal(30)
+    mine = jax.value_and_grad(lambda p: implicit(likelihood)(kernel(p), y))
+    dense = jax.value_and_grad(lambda p: likelihood(jaxrewrite.materialise(kernel(p)), y))
+    close(jax.jit(mine)(p), jax.jit(dense)(p), 1e-8)
+    assert largest(jax.make_jaxpr(mine)(p)) < 30 * 30
+
+
+def largest(jaxpr):
+    """The number of entries of the largest array in a jaxpr and in those that it calls."""
+    sizes = [0]
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        sizes += [getattr(var.aval, "size", 0) for var in eqn.outvars]
+        params = jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")
+        )
+        sizes += [largest(x) for x in params if hasattr(x, "eqns") or hasattr(x, "jaxpr")]
+    return max(sizes)
+
+
+def test_eigenvalues_that_are_the_same_have_a_gradient():
+    v = Kronecker(Symmetric(jnp.eye(3)), Symmetric(2 * jnp.eye(2)))
+    y = jnp.arange(6.0)
+    whole = lambda v, c: v + Scaled(Identity(6, jnp.float64), c)
+    mine = jax.grad(lambda *p: implicit(likelihood)(whole(*p), y), (0, 1))
+    dense = jax.grad(lambda *p: likelihood(jaxrewrite.materialise(whole(*p)), y), (0, 1))
+    close(mine(v, 0.5), dense(v, 0.5))
+
+
+def test_infinite_noise_is_no_answer():
+    v = Kronecker(Symmetric(regular(4)), Symmetric(regular(4)))
+    v = v + Scaled(Identity(N, jnp.float64), jnp.float64(jnp.inf))
+    assert np.isnan(implicit(jnp.linalg.solve)(v, normal(N))).all()
