@@ -204,6 +204,7 @@ def test_failed_and_singular_factorisations(bulk):
     close(implicit(fn)(zero), fn(zero.materialise()))
 
 
+@pytest.mark.slow
 def test_gradients_of_pseudo_inverses(bulk):
     """Of regular and singular matrices, with singular values that are the same."""
     kinds = [

@@ -258,6 +258,7 @@ def largest(jaxpr):
     return max(sizes)
 
 
+@pytest.mark.slow
 def test_eigenvalues_that_are_the_same_have_a_gradient():
     v = Kronecker(Symmetric(jnp.eye(3)), Symmetric(2 * jnp.eye(2)))
     y = jnp.arange(6.0)

@@ -276,18 +276,18 @@ def test_formats_of_users_are_multiplied_in_blocks(blocks, bulk):
 
 
 @pytest.mark.parametrize("in_blocks", [False, True])
-def test_products_can_be_transposed(in_blocks, blocks, bulk):
+@pytest.mark.parametrize("kind", cases([(k,) for k in KINDS], [("int4",)]))
+def test_products_can_be_transposed(kind, in_blocks, blocks, bulk):
     """JAX transposes a function that is linear in the other operand, not in the weight."""
     if in_blocks:
         blocks(Block(0, 8))
-    for kind, make in KINDS.items():
-        v, x = make(normal(24, 20)), normal(3, 24)
-        for w in (v, Lora(v, normal(24, 2), normal(2, 20), 0.5)):
-            multiply = lambda x, w=w: forbid(lambda x, w: x @ w)(x, w)
-            y = x @ v.materialise()
-            (got,) = jax.jit(jax.linear_transpose(multiply, x))(y)
-            want = y @ jaxrewrite.materialise(w).T
-            np.testing.assert_allclose(got, want, 1e-4, 1e-4, err_msg=kind)
+    v, x = KINDS[kind](normal(24, 20)), normal(3, 24)
+    for w in (v, Lora(v, normal(24, 2), normal(2, 20), 0.5)):
+        multiply = lambda x, w=w: forbid(lambda x, w: x @ w)(x, w)
+        y = x @ v.materialise()
+        (got,) = jax.jit(jax.linear_transpose(multiply, x))(y)
+        want = y @ jaxrewrite.materialise(w).T
+        np.testing.assert_allclose(got, want, 1e-4, 1e-4)
 
 
 @jax.custom_jvp
@@ -325,7 +325,7 @@ def test_tangents_of_values_with_quantised_parts_can_be_transposed(bulk):
 
 def test_divisions_by_zero_are_those_of_the_dense_weight(bulk):
     w = jnp.array([[1.0, -2.0, 0.5, 4.0]] * 12) * jnp.arange(1, 13)[:, None]
-    for kind, make in KINDS.items():
-        v = make(w)
+    for kind in ("affine", "nf4"):
+        v = KINDS[kind](w)
         got = forbid(lambda v: v / 0)(v).materialise()
         np.testing.assert_array_equal(got, v.materialise() / 0, err_msg=kind)
