@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from .._avals import same_treedef
 from ._oracle import (
     MODES,
     Function,
@@ -55,7 +56,9 @@ def compare(
     }
     ready = {name: xs for name, xs in operands.items() if not found[name].why}
     if mode == "eager":
-        together = {name: (implicit[name](*xs), dense[name](*xs)) for name, xs in ready.items()}
+        together = {
+            name: (implicit[name](*xs), dense[name](*xs)) for name, xs in ready.items()
+        }
     else:
         got, want = _run(implicit, ready), _run(dense, ready)
         together = {name: (got[name], want[name]) for name in ready}
@@ -66,7 +69,9 @@ def compare(
 
 def _run(fns: Mapping[str, Function], operands: Mapping[str, Any]) -> dict[str, Any]:
     """All functions on their operands, as one compiled program."""
-    return jax.jit(lambda operands: {k: fns[k](*xs) for k, xs in operands.items()})(operands)
+    return jax.jit(lambda operands: {k: fns[k](*xs) for k, xs in operands.items()})(
+        operands
+    )
 
 
 def _staged(implicit: Function, dense: Function, operands: Any) -> Outcome:
@@ -84,7 +89,7 @@ def _staged(implicit: Function, dense: Function, operands: Any) -> Outcome:
 
 def _difference_of_types(got: Any, want: Any) -> str:
     (gots, treedef), (wants, other) = map(jax.tree.flatten, (got, want))
-    if treedef != other:
+    if not same_treedef(treedef, other):
         return f"the result is {treedef} where dense code has {other}"
     differences = (difference_in_type(g, w) for g, w in zip(gots, wants, strict=True))
     return next(filter(None, differences), "")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import jaxrewrite
+from .._insight.explain import explain
+from .._insight.report import Report
 
 
-def assert_implicit(
-    fn: Callable[..., Any], *values: Any, **kwargs: Any
-) -> jaxrewrite.Report:
+def assert_implicit(fn: Callable[..., Any], *values: Any, **kwargs: Any) -> Report:
     """Assert that no value becomes dense in a program.
 
     The program is staged and rewritten, and is not run.
@@ -47,7 +46,7 @@ def assert_implicit(
     AssertionError: 1 value became dense in a program that should stay implicit.
     ...
     """
-    report = jaxrewrite.explain(fn)(*values, **kwargs)
+    report = explain(fn)(*values, **kwargs)
     dense = len(report.dense)
     if dense:
         became = "1 value became" if dense == 1 else f"{dense} values became"

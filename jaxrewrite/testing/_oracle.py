@@ -8,10 +8,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import keystr, tree_flatten, tree_leaves, tree_map
-from jax.tree_util import tree_flatten_with_path as flatten_with_path
+from jax.tree_util import (
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path as flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 
 import jaxrewrite
+
+from .._avals import same_treedef
 
 
 Function = Callable[..., Any]
@@ -84,7 +92,7 @@ def _floating(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
 
     def filled(new: Any) -> Any:
         replaced = dict(zip(places, new, strict=True))
-        return treedef.unflatten([replaced.get(i, x) for i, x in enumerate(leaves)])
+        return tree_unflatten(treedef, [replaced.get(i, x) for i, x in enumerate(leaves)])
 
     return [jnp.asarray(leaves[i]) for i in places], filled
 
@@ -143,7 +151,7 @@ def difference(got: Any, want: Any, tolerance: float | None, mode: str = "") -> 
     A derivative that is not finite in dense code is not compared. It is often 0 * inf there.
     """
     (got_leaves, got_tree), (want_leaves, want_tree) = map(flatten_with_path, (got, want))
-    if got_tree != want_tree:
+    if not same_treedef(got_tree, want_tree):
         return f"the result is {got_tree} where dense code has {want_tree}"
     for (path, g), (_, w) in zip(got_leaves, want_leaves, strict=True):
         found = _difference_of_arrays(g, w, tolerance, mode in DERIVATIVES)

@@ -63,6 +63,12 @@ class Findings:
         self.skipped: list[Skipped] = []
         self.failures: list[Failure] = []
 
+    def __len__(self) -> int:
+        return len(self.checked) + len(self.skipped) + len(self.failures)
+
+    def not_passed(self) -> set[str]:
+        return {x.check for x in self.skipped} | {x.check for x in self.failures}
+
     def passed(self, check: str) -> None:
         self.checked.append(check)
 

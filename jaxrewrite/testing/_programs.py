@@ -9,19 +9,57 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-import jaxrewrite
-
+from .. import primitives
 from ._compare import Program
 from ._oracle import numbers
 
 
 # At ties and at corners, each derivative within a range is right.
 _KINKS = frozenset(
-    "abs max min clamp reduce_max reduce_min cummax cummin reduce_prod cumprod".split()
+    {
+        "abs",
+        "max",
+        "min",
+        "clamp",
+        "reduce_max",
+        "reduce_min",
+        "cummax",
+        "cummin",
+        "reduce_prod",
+        "cumprod",
+    }
 )
 
 # Special functions whose derivatives take long to compile.
-_SLOW = frozenset("igamma igammac".split())
+_SLOW = frozenset({"igamma", "igammac"})
+
+# What all primitives without a rule have in common shows in these.
+BY_DEFAULT = frozenset(
+    {
+        "neg",
+        "exp",
+        "add",
+        "mul",
+        "max",
+        "reduce_sum",
+        "reduce_max",
+        "argmax",
+        "cumsum",
+        "dot_general",
+        "reshape",
+        "transpose",
+        "slice",
+        "dynamic_slice",
+        "gather",
+        "concatenate",
+        "select_n",
+        "convert_element_type",
+        "cond",
+        "scan",
+        "while",
+        "jit",
+    }
+)
 
 _OTHER_NAMES = {"not": "bitwise_not", "and": "bitwise_and", "or": "bitwise_or"}
 _OTHER_NAMES |= {"xor": "bitwise_xor"}
@@ -54,11 +92,11 @@ def _in_lax(primitive: str) -> Callable[..., Any] | None:
 
 
 def _elementwise(v: Any, x: Any) -> Iterator[Named]:
-    for name in jaxrewrite.primitives.UNARY:
+    for name in primitives.UNARY:
         fn = _in_lax(name)
         if fn is not None:
             yield _of(name, _with(fn, **_PARAMETERS.get(name, {})), v)
-    for name in jaxrewrite.primitives.BINARY:
+    for name in primitives.BINARY:
         fn = _in_lax(name)
         if fn is not None and name not in _SLOW:
             yield _of(name, fn, v, x, how="with an array")
@@ -102,7 +140,7 @@ def _moves(v: Any, x: Any) -> Iterator[Named]:
 
 def _along_axes(v: Any) -> Iterator[Named]:
     axes = range(len(v.shape))
-    for name in jaxrewrite.primitives.REDUCTION:
+    for name in primitives.REDUCTION:
         fn = _in_lax(name)
         if fn is None:
             continue
@@ -114,7 +152,7 @@ def _along_axes(v: Any) -> Iterator[Named]:
                 yield _of(name, _with(fn, axes=(axis,)), v, how=how)
         if name not in ("argmax", "argmin"):
             yield _of(name, _with(fn, axes=tuple(axes)), v)
-    for name in jaxrewrite.primitives.CUMULATIVE:
+    for name in primitives.CUMULATIVE:
         fn = _in_lax(name)
         if fn is not None:
             for axis in axes:

@@ -8,7 +8,7 @@ from typing import Any
 import jaxrewrite
 
 from .._compat import Primitive
-from .._insight.explain import info_of
+from .._insight.explain import explain, info_of
 from .._insight.lookup import place
 from .._insight.report import RuleInfo
 from .._rules import Rules, find_primitive
@@ -127,7 +127,10 @@ def _registered(
     label = getattr(rule, "__name__", repr(rule))
     if not found:
         of = "" if name is None else f" for {name!r}"
-        raise ValueError(f"check_rule: {label} is not registered as a rule{of}.")
+        raise ValueError(
+            f"check_rule: {label} is not registered as a rule{of}, or a later rule for the "
+            "same types has replaced it."
+        )
     first, *_ = names = sorted(p.name for p in found)
     raise ValueError(
         f"check_rule: {label} is a rule for several primitives: {', '.join(names)}. Pass "
@@ -137,7 +140,7 @@ def _registered(
 
 def _answers(rule: RuleInfo, apply: Any, operands: Any, rules: Rules | None) -> Outcome:
     """Whether of all rules for these operands, this one answers."""
-    report = jaxrewrite.explain(apply, rules=rules, materialise="allow")(*operands)
+    report = explain(apply, rules=rules, materialise="allow")(*operands)
     (step,) = report.tree or (None,)
     if step is None:
         return Outcome("no operand is a value, and no rule is asked")
