@@ -55,23 +55,45 @@ def compare(
         name: _staged(implicit[name], dense[name], xs) for name, xs in operands.items()
     }
     ready = {name: xs for name, xs in operands.items() if not found[name].why}
-    if mode == "eager":
-        together = {
-            name: (implicit[name](*xs), dense[name](*xs)) for name, xs in ready.items()
-        }
-    else:
-        got, want = _run(implicit, ready), _run(dense, ready)
-        together = {name: (got[name], want[name]) for name in ready}
-    for name, (g, w) in together.items():
-        found[name] = Outcome(difference(g, w, tolerance, mode) or "")
+    got, want = (_results(fns, ready, mode != "eager") for fns in (implicit, dense))
+    for name in ready:
+        found[name] = _outcome(got[name], want[name], tolerance, mode)
     return found
 
 
-def _run(fns: Mapping[str, Function], operands: Mapping[str, Any]) -> dict[str, Any]:
-    """All functions on their operands, as one compiled program."""
-    return jax.jit(lambda operands: {k: fns[k](*xs) for k, xs in operands.items()})(
-        operands
-    )
+def _outcome(got: Any, want: Any, tolerance: float | None, mode: str) -> Outcome:
+    if isinstance(want, Exception):
+        return _dense_raises(want)
+    if isinstance(got, Exception):
+        return Outcome(told(got), got)
+    return Outcome(difference(got, want, tolerance, mode) or "")
+
+
+def _results(
+    fns: Mapping[str, Function], operands: Mapping[str, Any], compiled: bool
+) -> dict[str, Any]:
+    """The result of each function on its operands, or the error that it raises."""
+
+    def together(operands: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: fns[name](*xs) for name, xs in operands.items()}
+
+    if compiled:
+        try:
+            return jax.block_until_ready(jax.jit(together)(operands))
+        except Exception:  # noqa: BLE001 - one by one, they tell which of them raises
+            pass
+    return {name: _result(fns[name], xs) for name, xs in operands.items()}
+
+
+def _result(fn: Function, operands: Any) -> Any:
+    try:
+        return jax.block_until_ready(fn(*operands))
+    except Exception as error:  # noqa: BLE001 - the user's rules raise anything
+        return error
+
+
+def _dense_raises(error: Exception) -> Outcome:
+    return Outcome(f"dense code raises {type(error).__name__}", error, True)
 
 
 def _staged(implicit: Function, dense: Function, operands: Any) -> Outcome:
@@ -79,7 +101,9 @@ def _staged(implicit: Function, dense: Function, operands: Any) -> Outcome:
     try:
         want = jax.eval_shape(dense, *operands)
     except Exception as error:  # noqa: BLE001 - dense code may reject the operands
-        return Outcome(f"dense code raises {type(error).__name__}", error, True)
+        return _dense_raises(error)
+    if not jax.tree.leaves(want):
+        return Outcome("there is nothing to differentiate", is_skipped=True)
     try:
         got = jax.eval_shape(implicit, *operands)
     except Exception as error:  # noqa: BLE001 - the user's rules raise anything

@@ -96,6 +96,6 @@ class Findings:
 
 
 def told(error: Exception) -> str:
-    """An error in a line or a few."""
-    lines = str(error).strip().splitlines()[:4]
-    return "\n".join([f"{type(error).__name__}: {lines[0] if lines else ''}", *lines[1:]])
+    """An error in a line or a few. Those in between are in its traceback."""
+    lines = f"{type(error).__name__}: {error}".strip().splitlines()
+    return "\n".join(lines if len(lines) < 6 else [*lines[:3], "...", *lines[-2:]])

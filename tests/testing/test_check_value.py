@@ -75,7 +75,7 @@ def test_a_right_type_passes_in_each_mode(bulk):
 
 
 def test_an_exported_program_runs_in_another_process():
-    result = check_value(RIGHT, only=["export"], export=True)
+    result = check_value(RIGHT, only=["export"])
     assert result.checked == ("export",)
 
 
@@ -94,6 +94,14 @@ def test_skip_and_only():
     both = ["neg jit", "neg jvp"]
     assert [*check_value(RIGHT, only=["neg"], skip=["vmap", "grad"]).checked] == both
     assert [*check_value(RIGHT, only=both).checked] == both
+
+
+def test_what_has_no_derivative_is_not_said_to_be_right():
+    result = check_value(RIGHT, only=["argmax along axis 0"])
+    assert [x.check for x in result.skipped] == [
+        f"argmax along axis 0 {m}" for m in ("jvp", "grad")
+    ]
+    assert {x.why for x in result.skipped} == {"there is nothing to differentiate"}
 
 
 def test_takes_values_and_names_of_checks():
@@ -278,6 +286,25 @@ def test_all_failures_are_told_at_once_with_their_cause():
     with pytest.raises(AssertionError, match="3 of 3 checks failed") as caught:
         check_value(RuleRaises(x), only=["neg"], skip=["jit"])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+class FailsAsItRuns(Plain):
+    pass
+
+
+def _refuse(x):
+    raise RuntimeError("not today")
+
+
+@jaxrewrite.register("neg")
+def _(v: FailsAsItRuns):
+    return jax.pure_callback(_refuse, jax.typeof(v.x), v.x)
+
+
+def test_an_error_as_a_program_runs_is_told_by_name():
+    with pytest.raises(AssertionError, match="1 of 2 checks failed") as caught:
+        check_value(FailsAsItRuns(x), only=["neg jit", "exp jit"])
+    assert "  neg jit: " in str(caught.value) and "not today" in str(caught.value)
 
 
 def test_programs_wait_for_an_aval():
