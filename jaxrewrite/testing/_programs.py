@@ -16,18 +16,7 @@ from ._oracle import numbers
 
 # At ties and at corners, each derivative within a range is right.
 _KINKS = frozenset(
-    {
-        "abs",
-        "max",
-        "min",
-        "clamp",
-        "reduce_max",
-        "reduce_min",
-        "cummax",
-        "cummin",
-        "reduce_prod",
-        "cumprod",
-    }
+    {"abs", "max", "min", "clamp", "reduce_max", "reduce_min", "cummax", "cummin"}
 )
 
 # Special functions whose derivatives take long to compile.

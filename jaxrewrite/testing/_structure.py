@@ -102,7 +102,8 @@ _ANOTHER: dict[type, Callable[[Any], Any]] = {
 def _with_another_static_field(value: Any) -> Iterator[tuple[str, Any]]:
     for name, field in getattr(value, "__dataclass_fields__", {}).items():
         content = getattr(value, name)
-        if field.metadata.get("static", False) and type(content) in _ANOTHER:
+        is_metadata = field.init and field.metadata.get("static", False)
+        if is_metadata and type(content) in _ANOTHER:
             # A copy without a call of __init__, which might refuse what nobody would pass.
             other = copy.copy(value)
             object.__setattr__(other, name, _ANOTHER[type(content)](content))
