@@ -41,7 +41,9 @@ def check_value(
       with the value. Each is compared with dense code compiled (``"jit"``), over a new
       leading axis of all leaves (``"vmap"``), and in both derivatives with respect to
       floating leaves (``"jvp"`` and ``"grad"``), as in ``"neg jit"``. Derivatives of
-      functions with corners, such as ``abs`` and ``max``, are not compared.
+      functions with corners, such as ``abs`` and ``max``, are not compared. The primitives
+      are those with a rule that names the type, and a sample of the others; all of them for
+      a type with its own ``default``, or if ``only`` names them.
     - ``"export"``: an exported program runs in another process.
 
     Parameters
