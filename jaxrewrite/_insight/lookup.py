@@ -110,12 +110,11 @@ def rules(primitive: Primitive | str | None = None, type: Any = None) -> RuleLis
 
 
 def _takes(entry: Entry, cls: type) -> bool:
-    return any(
-        issubclass(cls, choice) for choice in _choices(entry) if choice is not object
-    )
+    return any(issubclass(cls, choice) for choice in choices(entry) if choice is not object)
 
 
-def _choices(entry: Entry) -> Iterator[Any]:
+def choices(entry: Entry) -> Iterator[Any]:
+    """The types that an entry takes, at any place."""
     for annotated in entry.types:
         yield from getattr(annotated, "variadic_type", None) or (annotated,)
 

@@ -1,0 +1,202 @@
+"""The oracle: what dense code gives, and the modes in which a program is compared with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import (
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path as flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
+
+import jaxrewrite
+
+from .._avals import same_treedef
+
+
+Function = Callable[..., Any]
+
+
+def numbers(shape: tuple[int, ...], dtype: Any = "float32") -> jax.Array:
+    """Return an array of some numbers, the same at each call.
+
+    Parameters
+    ----------
+    shape, dtype
+        Those of the array.
+
+    Returns
+    -------
+    jax.Array
+        Floating numbers from 1/4 to 1, integers from 1 to 7, or booleans.
+
+    Examples
+    --------
+    >>> from jaxrewrite.testing import numbers
+    >>> numbers((4,))
+    Array([0.25 , 0.625, 1.   , 0.5  ], dtype=float32)
+    """
+    counted = np.arange(np.prod(shape, dtype=int)).reshape(shape) * 3 % 7
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        return jnp.asarray((counted + 2) * (0.125 + 0.0625j), dtype)
+    if jnp.issubdtype(dtype, jnp.inexact):
+        return jnp.asarray((counted + 2) / 8, dtype)
+    if jnp.issubdtype(dtype, jnp.bool_):
+        return jnp.asarray(counted % 2 == 0)
+    return jnp.asarray(counted + 1, dtype)
+
+
+# --- a program on values, and on arrays --------------------------------------------------
+
+
+def on_values(fn: Function, rules: jaxrewrite.Rules | None = None) -> Function:
+    """The program by the rules in force, with a dense result."""
+    transformed = jaxrewrite.transform(fn, rules=rules, materialise="allow")
+    return lambda *operands: jaxrewrite.materialise(transformed(*operands))
+
+
+def on_arrays(fn: Function) -> Function:
+    """The program on the dense arrays that values stand for."""
+    return lambda *operands: fn(*jaxrewrite.materialise(operands))
+
+
+# --- modes: each makes a function of the same operands -------------------------------------
+
+
+def is_floating(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+
+
+def neighbour(tree: Any) -> Any:
+    """The same pytree with other numbers in its floating leaves."""
+    return tree_map(lambda x: 0.75 * x if is_floating(x) else x, tree)
+
+
+def stacked_leaves(tree: Any) -> Any:
+    """A pytree and its neighbour, with a new leading axis of each leaf."""
+    return tree_map(lambda *leaves: jnp.stack(leaves), tree, neighbour(tree))
+
+
+def _floating(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
+    """The floating leaves of a pytree, and a function that puts others in their place."""
+    leaves, treedef = tree_flatten(tree)
+    places = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
+
+    def filled(new: Any) -> Any:
+        replaced = dict(zip(places, new, strict=True))
+        return tree_unflatten(treedef, [replaced.get(i, x) for i, x in enumerate(leaves)])
+
+    return [jnp.asarray(leaves[i]) for i in places], filled
+
+
+def _some_tangents(tree: Any) -> Any:
+    return tree_map(lambda x: numbers(x.shape, x.dtype), tree)
+
+
+def _mapped(fn: Function) -> Function:
+    def run(*operands: Any) -> Any:
+        batches = stacked_leaves(operands)
+        return jax.vmap(lambda xs: fn(*xs), axis_size=2)(batches)
+
+    return run
+
+
+def _floating_results(fn: Function, operands: Any) -> tuple[list[Any], Function]:
+    """The floating leaves of operands, and the floating results as a function of them."""
+    leaves, filled = _floating(operands)
+    return leaves, lambda new: [x for x in tree_leaves(fn(*filled(new))) if is_floating(x)]
+
+
+def _pushed_forward(fn: Function) -> Function:
+    def run(*operands: Any) -> Any:
+        leaves, results = _floating_results(fn, operands)
+        return jax.jvp(results, (leaves,), (_some_tangents(leaves),))[1]
+
+    return run
+
+
+def _pulled_back(fn: Function) -> Function:
+    def run(*operands: Any) -> Any:
+        leaves, results = _floating_results(fn, operands)
+        out, back = jax.vjp(results, leaves)
+        return back(_some_tangents(out)) if out else []
+
+    return run
+
+
+MODES: dict[str, Callable[[Function], Function]] = {
+    "eager": lambda fn: fn,
+    "jit": jax.jit,
+    "vmap": _mapped,
+    "jvp": _pushed_forward,
+    "grad": _pulled_back,
+}
+DERIVATIVES = ("jvp", "grad")
+
+
+# --- comparing ----------------------------------------------------------------------------
+
+
+def difference(got: Any, want: Any, tolerance: float | None, mode: str = "") -> str | None:
+    """What tells two pytrees of arrays apart, or ``None``.
+
+    A derivative that is not finite in dense code is not compared. It is often 0 * inf there.
+    """
+    (got_leaves, got_tree), (want_leaves, want_tree) = map(flatten_with_path, (got, want))
+    if not same_treedef(got_tree, want_tree):
+        return f"the result is {got_tree} where dense code has {want_tree}"
+    for (path, g), (_, w) in zip(got_leaves, want_leaves, strict=True):
+        found = _difference_of_arrays(g, w, tolerance, mode in DERIVATIVES)
+        if found is not None:
+            place = keystr(path)
+            return f"at {place}: {found}" if place else found
+    return None
+
+
+def difference_in_type(got: Any, want: Any) -> str | None:
+    given, due = (f"{jnp.result_type(x)}{[*jnp.shape(x)]}" for x in (got, want))
+    return None if given == due else f"it is {given} where dense code has {due}"
+
+
+def _difference_of_arrays(
+    got: Any, want: Any, tolerance: float | None, only_finite: bool
+) -> str | None:
+    found = difference_in_type(got, want)
+    if found is not None:
+        return found
+    g, w = _wide(got), _wide(want)
+    rtol = _relative(jnp.result_type(want)) if tolerance is None else tolerance
+    finite = np.isfinite(w)
+    # Sums that cancel are as exact as their terms, of which the largest entry is a measure.
+    scale = max(float(np.abs(w[finite]).max(initial=0)), 1.0) if rtol else 0.0
+    close = np.isclose(g, w, rtol=rtol, atol=rtol * scale, equal_nan=True)
+    wrong = ~close & finite if only_finite else ~close
+    if not wrong.any():
+        return None
+    place = tuple(map(int, np.argwhere(wrong)[0]))
+    where = f" at {list(place)}" if place else ""
+    return (
+        f"{int(wrong.sum())} of {wrong.size} numbers differ: "
+        f"{g[place]:.7g}{where} where dense code has {w[place]:.7g}"
+    )
+
+
+def _wide(x: Any) -> np.ndarray:
+    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+        x = jax.random.key_data(x)
+    return np.asarray(x).astype(np.complex128 if jnp.iscomplexobj(x) else np.float64)
+
+
+def _relative(dtype: Any) -> float:
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return 0.0
+    eps = float(jnp.finfo(dtype).eps)
+    return max(20 * eps, min(1000 * eps, 1e-4))

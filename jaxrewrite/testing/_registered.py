@@ -1,0 +1,35 @@
+"""The rules in force that name a type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from jaxrewrite import ArrayValue
+
+from .._annotations import Dense
+from .._insight.lookup import choices, type_name
+from .._settings import current_settings
+
+
+class RuleOfType(NamedTuple):
+    """A rule that names a type, and whether another type has to be there, too."""
+
+    primitive: str
+    types: tuple[str, ...]
+    needs_another_type: bool
+
+    def __str__(self) -> str:
+        return f"the rule for {self.primitive} on ({', '.join(self.types)})"
+
+
+def rules_that_name(cls: type) -> Iterator[RuleOfType]:
+    """The rules that name a type or a base of it, except for those that take any value."""
+    for own in current_settings().rules.tables:
+        for primitive, entry in own.entries():
+            taken = [*choices(entry)]
+            fitting = [choice for choice in taken if issubclass(cls, choice)]
+            if not {*fitting} <= {*ArrayValue.__mro__}:
+                others = [x for x in taken if x not in fitting and not issubclass(x, Dense)]
+                types = tuple(map(type_name, entry.types))
+                yield RuleOfType(primitive.name, types, bool(others))

@@ -1,0 +1,153 @@
+"""`check_rule`: one primitive on some operands, against dense code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jaxrewrite
+
+from .._compat import Primitive
+from .._insight.explain import explain, info_of
+from .._insight.lookup import place
+from .._insight.report import RuleInfo
+from .._rules import Rules, find_primitive
+from .._settings import current_settings
+from .._site import describe_operand
+from ._compare import Outcome, Program, compare, note
+from ._oracle import MODES
+from ._outcome import Checked, Findings
+
+
+def check_rule(
+    rule_or_primitive: Callable[..., Any] | Primitive | str,
+    *operands: Any,
+    rules: Rules | None = None,
+    modes: Sequence[str] = tuple(MODES),
+    tolerance: float | None = None,
+    **params: Any,
+) -> Checked:
+    """Assert that a primitive on values agrees with dense code.
+
+    Shapes, dtypes and numbers are compared: of the call as it is (``"eager"``), compiled
+    (``"jit"``), over a new leading axis of all leaves (``"vmap"``), and of both derivatives
+    with respect to all floating leaves (``"jvp"`` and ``"grad"``).
+
+    Parameters
+    ----------
+    rule_or_primitive
+        A primitive or its name. Or a registered rule, which also has to be the one that
+        answers. For a rule of several primitives, pass the name as ``primitive=``.
+    *operands
+        Values and arrays.
+    rules
+        A table of rules, as for `transform`.
+    modes
+        Some of ``"eager"``, ``"jit"``, ``"vmap"``, ``"jvp"``, ``"grad"``.
+    tolerance
+        How much numbers may differ, relative to the greatest of them. By default it depends
+        on the dtype: 1e-4 for ``float32``.
+    **params
+        The primitive's parameters.
+
+    Returns
+    -------
+    Checked
+        What was checked. A mode in which dense code raises is skipped.
+
+    Raises
+    ------
+    AssertionError
+        If a result differs, or the rule does not answer. All modes that fail are in the
+        message.
+    ValueError
+        If there is no such primitive or mode, or a rule is for several primitives.
+    Exception
+        What JAX raises for the primitive on dense operands.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.testing import check_rule
+    >>> class Shifted(jaxrewrite.ArrayValue):
+    ...     x: jax.Array
+    ...     def materialise(self):
+    ...         return self.x + 1
+    >>> @jaxrewrite.register("neg")
+    ... def negative(v: Shifted):
+    ...     return Shifted(-v.x)
+    >>> check_rule(negative, Shifted(jnp.zeros(2)), modes=["jit"])
+    Traceback (most recent call last):
+    ...
+    AssertionError: neg on (Shifted:f32[2]): 1 of 2 checks failed.
+      jit: 2 of 2 numbers differ: 1 at [0] where dense code has -1
+        reproduce: jaxrewrite.testing.check_rule('neg', *operands, modes=['jit'])
+    """
+    for mode in modes:
+        if mode not in MODES:
+            raise ValueError(f"check_rule: there is no mode {mode!r}; see {[*MODES]}.")
+    name = params.pop("primitive", None)
+    if isinstance(rule_or_primitive, (str, Primitive)):
+        primitive, rule = find_primitive(rule_or_primitive), None
+    else:
+        primitive, rule = _registered(rule_or_primitive, rules, name)
+
+    def apply(*xs: Any) -> Any:
+        return primitive.bind(*xs, **primitive.get_bind_params(dict(params)))
+
+    apply.__name__ = primitive.name
+    apply(*jaxrewrite.materialise(operands))  # JAX's own error comes before any finding.
+    shown = ", ".join(map(describe_operand, operands))
+    findings = Findings(f"{primitive.name} on ({shown})")
+    given = "".join(f", {key}={content!r}" for key, content in params.items())
+    call = f"jaxrewrite.testing.check_rule({primitive.name!r}, *operands{given}"
+    if rule is not None:
+        again = f"print(jaxrewrite.which({primitive.name!r}, *operands{given}))"
+        note(findings, "answers", _answers(rule, apply, operands, rules), again)
+    program = {primitive.name: Program(primitive.name, apply, operands)}
+    for mode in modes:
+        (found,) = compare(program, mode, rules=rules, tolerance=tolerance).values()
+        note(findings, mode, found, f"{call}, modes=[{mode!r}])")
+    return findings.result()
+
+
+def _registered(
+    rule: Any, rules: Rules | None, name: str | None
+) -> tuple[Primitive, RuleInfo]:
+    """The primitive for which a function is registered as a rule, and what tells of it."""
+    tables = current_settings().rules.over(rules).tables
+    found = {
+        p: info_of(entry.rule)
+        for own in tables
+        for p, entry in own.entries()
+        if entry.rule.fn is rule and name in (None, p.name)
+    }
+    if len(found) == 1:
+        return found.popitem()
+    label = getattr(rule, "__name__", repr(rule))
+    if not found:
+        of = "" if name is None else f" for {name!r}"
+        raise ValueError(
+            f"check_rule: {label} is not registered as a rule{of}, or a later rule for the "
+            "same types has replaced it."
+        )
+    first, *_ = names = sorted(p.name for p in found)
+    raise ValueError(
+        f"check_rule: {label} is a rule for several primitives: {', '.join(names)}. Pass "
+        f"the name of one, as in primitive={first!r}."
+    )
+
+
+def _answers(rule: RuleInfo, apply: Any, operands: Any, rules: Rules | None) -> Outcome:
+    """Whether of all rules for these operands, this one answers."""
+    report = explain(apply, rules=rules, materialise="allow")(*operands)
+    (step,) = report.tree or (None,)
+    if step is None:
+        return Outcome("no operand is a value, and no rule is asked")
+    if step.rule == rule:
+        return Outcome()
+    why = [declined.why for declined in step.declined if declined.rule == rule]
+    answer = f"{place(step.rule)} does" if step.rule else f"the decision is {step.decision}"
+    return Outcome(
+        f"the rule does not answer, {answer}{''.join(f' ({reason})' for reason in why)}"
+    )

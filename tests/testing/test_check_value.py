@@ -1,0 +1,382 @@
+"""`check_value`: a right type passes, and what is wrong with others is told by name."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reference import CASES
+
+import jaxrewrite
+from jaxrewrite import ArrayValue, testing, values
+from jaxrewrite.testing import check_value, numbers
+
+
+class Scaled(ArrayValue):
+    """A right type, with rules for one operand, for two and for a product."""
+
+    x: jax.Array
+    factor: jax.Array
+    power: int = jaxrewrite.field(static=True, default=1)
+
+    def materialise(self):
+        return self.x * self.factor**self.power
+
+    def join(self, other):
+        if isinstance(other, ArrayValue):
+            return NotImplemented
+        return self, Scaled(other, jnp.ones_like(self.factor), self.power)
+
+
+@jaxrewrite.register("neg")
+def negative(v: Scaled):
+    return dataclasses.replace(v, x=-v.x)
+
+
+@jaxrewrite.register("dot_general")
+def product(v: Scaled, y: jax.Array, *, dimension_numbers, **params):
+    x = jax.lax.dot_general(v.x, y, dimension_numbers, **params)
+    return dataclasses.replace(v, x=x)
+
+
+@jaxrewrite.register("svd")
+def _(v: Scaled, **params):
+    return NotImplemented
+
+
+@jaxrewrite.register("add")
+def _(v: Scaled, w: values.Diagonal):
+    return NotImplemented
+
+
+RIGHT = Scaled(numbers((3, 4)), jnp.float32(2))
+
+
+def test_a_right_type_passes(bulk):
+    result = check_value(RIGHT, skip=["vmap", "jvp"])
+    checked = {*result.checked}
+    assert {"pytree", "pickle", "metadata", "static fields", "aval", "stack"} <= checked
+    for mode in ("jit", "grad"):
+        assert {f"neg {mode}", f"dot_general of an array {mode}"} <= checked
+        assert {f"cond with an array, first {mode}", f"scan with ys {mode}"} <= checked
+    skipped = dict(result.skipped)
+    assert "check_rule" in skipped["the rule for svd on (Scaled)"]
+    assert "another type" in skipped["the rule for add on (Scaled, Diagonal)"]
+    assert f"Scaled: {len(checked)} checks passed." in str(result)
+    assert "not the rule for svd on (Scaled): no operands are made for it" in str(result)
+
+
+@pytest.mark.slow
+def test_a_right_type_passes_in_each_mode(bulk):
+    modes = {check.rsplit(" ")[-1] for check in check_value(RIGHT).checked}
+    assert {"jit", "vmap", "jvp", "grad"} <= modes
+
+
+def test_an_exported_program_runs_in_another_process():
+    result = check_value(RIGHT, only=["export"])
+    assert result.checked == ("export",)
+
+
+def test_a_class_that_cannot_be_imported_is_not_exported():
+    class Local(ArrayValue):
+        x: jax.Array
+
+        def materialise(self):
+            return self.x
+
+    result = check_value(Local(jnp.ones(2)), only=["export", "pickle"], export=True)
+    assert [check for check, _ in result.skipped] == ["pickle", "export"]
+
+
+def test_skip_and_only():
+    both = ["neg jit", "neg jvp"]
+    assert [*check_value(RIGHT, only=["neg"], skip=["vmap", "grad"]).checked] == both
+    assert [*check_value(RIGHT, only=both).checked] == both
+
+
+def test_what_has_no_derivative_is_not_said_to_be_right():
+    result = check_value(RIGHT, only=["argmax along axis 0"])
+    assert [x.check for x in result.skipped] == [
+        f"argmax along axis 0 {m}" for m in ("jvp", "grad")
+    ]
+    assert {x.why for x in result.skipped} == {"there is nothing to differentiate"}
+
+
+def test_takes_values_and_names_of_checks():
+    with pytest.raises(ValueError, match="no check of the name nag"):
+        check_value(RIGHT, only=["nag"])
+    with pytest.raises(TypeError, match="takes a value; got a ArrayImpl"):
+        check_value(jnp.ones(2))
+
+
+# --- types that are broken, each in one way -------------------------------------------------
+
+
+class WrongAval(ArrayValue):
+    x: jax.Array
+
+    def aval(self):
+        return jax.core.ShapedArray((2,), jnp.float32)
+
+    def materialise(self):
+        return self.x
+
+
+class Plain(ArrayValue):
+    """The base of types with a right array."""
+
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+
+class WrongDtype(Plain):
+    pass
+
+
+@jaxrewrite.register("neg")
+def _(v: WrongDtype):
+    return (-v.x).astype("float16")
+
+
+class WrongNumber(Plain):
+    pass
+
+
+@jaxrewrite.register("exp")
+def _(v: WrongNumber, **params):
+    return WrongNumber(jnp.exp(v.x) + 1)
+
+
+class RuleRaises(Plain):
+    pass
+
+
+@jaxrewrite.register("neg")
+def _(v: RuleRaises):
+    return 1 / 0
+
+
+class WrongBatch(Plain):
+    """A rule that is right for one value, and wrong where ``x`` has a batch axis."""
+
+
+@jaxrewrite.register("reduce_sum")
+def _(v: WrongBatch, *, axes, **params):
+    return jax.lax.stop_gradient(v.x).sum(axes)
+
+
+@jax.tree_util.register_pytree_node_class
+class UnhashableMetadata(ArrayValue):
+    def __init__(self, x, notes):
+        self.x, self.notes = x, notes
+
+    def materialise(self):
+        return self.x
+
+    def tree_flatten(self):
+        return (self.x,), self.notes
+
+    @classmethod
+    def tree_unflatten(cls, notes, leaves):
+        return cls(*leaves, notes)
+
+
+class ByIdentity:
+    """Metadata without an ``__eq__``."""
+
+
+class NewMetadata(Plain):
+    note: ByIdentity = jaxrewrite.field(static=True)
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class ForgottenField(ArrayValue):
+    x: jax.Array
+    length: int = jaxrewrite.field(static=True, default=3)
+
+    def materialise(self):
+        return self.x
+
+    def tree_flatten(self):
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, leaves):
+        return cls(*leaves)
+
+
+class OwnState(Plain):
+    """It pickles something else."""
+
+    def __reduce__(self):
+        return OwnState, (0 * self.x,)
+
+
+class NoStack(Plain):
+    """The leaves of a stack can't be told from those of one."""
+
+    def materialise(self):
+        return jnp.asarray(np.asarray(self.x))
+
+
+class WrongStack(Plain):
+    scale: jax.Array
+
+    def materialise(self):
+        return self.x * self.scale
+
+    def stacked(self, size):
+        return self
+
+
+class WrongSlice(Plain):
+    def unstacked(self):
+        return WrongSlice(self.x + 1)
+
+
+class WrongJoin(Plain):
+    def join(self, other):
+        return self, WrongJoin(jnp.zeros_like(self.x))
+
+
+class FailingJoin(Plain):
+    def join(self, other):
+        return self, FailingJoin(other.x)
+
+
+x = numbers((3,))
+
+# A value, what is checked, the check that fails, and a part of the message.
+BROKEN = {
+    "aval": (WrongAval(x), "aval", "aval() is f32[2] where materialise() returns f32[3]"),
+    "dtype": (WrongDtype(x), "neg jit", "f16[3]"),
+    "number": (WrongNumber(x), "exp jit", "3 of 3 numbers differ: 2.28"),
+    "error": (RuleRaises(x), "neg vmap", "ZeroDivisionError: division by zero"),
+    "derivative": (WrongBatch(x), "reduce_sum grad", "3 of 3 numbers differ: 0"),
+    "hash": (UnhashableMetadata(x, ["a"]), "metadata", "unhashable type: 'list'"),
+    "identity": (NewMetadata(x, ByIdentity()), "metadata", "would be compiled anew"),
+    "static": (ForgottenField(x), "static fields", "whose 'length' is 4 has the same"),
+    "pickle": (OwnState(x), "pickle", "has other leaves: at [0]: 3 of 3 numbers differ"),
+    "materialise": (NoStack(x), "aval", "TracerArrayConversionError"),
+    "stacked": (WrongStack(x, jnp.float32(2)), "scan with ys jit", "(2,)"),
+    "unstacked": (WrongSlice(x), "scan with xs jit", "numbers differ"),
+    "join": (WrongJoin(x), "cond with an array, second jit", "3 of 3 numbers differ: 0 at"),
+    "no join": (FailingJoin(x), "cond with an array, first jit", "AttributeError"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_broken_is_told_by_name(case):
+    value, check, part = BROKEN[case]
+    with pytest.raises(AssertionError) as caught:
+        check_value(value, only=[check.rsplit(" ", 1)[0], check])
+    text = str(caught.value)
+    assert text.startswith(f"{type(value).__name__}: ")
+    assert re.search(rf"^  {re.escape(check)}: ", text, re.M), text
+    assert part in text
+    assert f"check_value(value, only=[{check!r}])" in text
+
+
+def test_all_failures_are_told_at_once_with_their_cause():
+    with pytest.raises(AssertionError, match="3 of 3 checks failed") as caught:
+        check_value(RuleRaises(x), only=["neg"], skip=["jit"])
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+class FailsAsItRuns(Plain):
+    pass
+
+
+def _refuse(x):
+    raise RuntimeError("not today")
+
+
+@jaxrewrite.register("neg")
+def _(v: FailsAsItRuns):
+    return jax.pure_callback(_refuse, jax.typeof(v.x), v.x)
+
+
+def test_an_error_as_a_program_runs_is_told_by_name():
+    with pytest.raises(AssertionError, match="1 of 2 checks failed") as caught:
+        check_value(FailsAsItRuns(x), only=["neg jit", "exp jit"])
+    assert "  neg jit: " in str(caught.value) and "not today" in str(caught.value)
+
+
+def test_programs_wait_for_an_aval():
+    with pytest.raises(AssertionError, match="WrongAval: 1 of 4 checks"):
+        check_value(WrongAval(x), skip=["stack"])
+
+
+# --- types that refuse ------------------------------------------------------------------------
+
+
+class Refused(Exception):
+    pass
+
+
+class Refusing(Plain):
+    @staticmethod
+    def default(primitive, operands, params):
+        if primitive.name == "exp":
+            raise Refused("not this one")
+        return NotImplemented
+
+
+def test_an_error_by_which_a_type_refuses_a_program():
+    asked = ["exp jit", "neg jit"]
+    with pytest.raises(AssertionError, match="exp jit: Refused: not this one"):
+        check_value(Refusing(x), only=asked)
+    result = check_value(Refusing(x), only=asked, skip=[Refused])
+    assert result.checked == ("neg jit",)
+    assert result.skipped == (("exp jit", "Refused: not this one"),)
+
+
+def test_a_type_may_refuse_to_be_dense():
+    length = values.Unitful(x, "m")
+    with pytest.raises(AssertionError, match="aval: UnitsError: it has units"):
+        check_value(length)
+    result = check_value(length, skip=[values.UnitsError, jaxrewrite.MaterialisationError])
+    assert {"aval", "programs"} <= dict(result.skipped).keys()
+
+
+class Endless(jaxrewrite.Value):
+    """Never dense."""
+
+    x: jax.Array
+
+    def aval(self):
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+
+def test_a_type_that_is_never_dense_is_a_pytree_at_least():
+    result = check_value(Endless(x))
+    assert result.checked == ("pytree", "pickle", "metadata")
+    assert dict(result.skipped)["programs"] == "they need what aval checks"
+
+
+# --- ready types ------------------------------------------------------------------------------
+
+
+READY = ("diagonal", "lora", "low_rank", "zero")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_ready_types(name, bulk):
+    case = CASES[name]
+    check_value(case.value(np.random.default_rng(0), "float32", (3, 3)))
+
+
+@pytest.mark.parametrize("name", READY)
+def test_some_of_the_ready_types(name, bulk):
+    value = CASES[name].value(np.random.default_rng(0), "float32", (3, 3))
+    check_value(value, only=["neg", "cond with itself, first", "stack", "aval"])
+
+
+def test_the_package_has_it():
+    assert jaxrewrite.testing is testing
