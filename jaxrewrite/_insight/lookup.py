@@ -260,14 +260,15 @@ def _by_types(primitive: Primitive, types: Sequence[type]) -> Which:
     tied = set(groups[0]) if groups else set()
     others = tuple((info_of(rule), _place_in_order(rule, tied)) for rule in ordered[1:])
     decision = "rule" if len(ordered) == 1 else "unknown"
-    owner = None
+    rule = info_of(ordered[0]) if ordered else None
     if not ordered:
         decision, owner = _without_rules(primitive, types)
+        rule = None if owner is None else info_of_default(owner)
     return Which(
         primitive.name,
         tuple(cls.__name__ if issubclass(cls, Value) else "Array" for cls in types),
         decision,
-        info_of(ordered[0]) if ordered else owner and info_of_default(owner),
+        rule,
         others,
         missing_rule(primitive.name, types) if decision == "dense" else "",
     )
