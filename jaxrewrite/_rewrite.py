@@ -177,7 +177,8 @@ class Scope(Draft):
 
     def _by_default(self, site: Site, operands: Sequence[Any]) -> Any:
         """Apply the ``default`` of the outermost type."""
-        owner = _owner_of_default(site.primitive, operands)
+        types = [type(x) for x in operands if is_value(x)]
+        owner = owner_of_default(site.primitive, types)
         if owner is None:
             return NotImplemented
         if self.recorder is not None and self.recorder.record is not None:
@@ -320,10 +321,11 @@ def _fresh(var: Var) -> Var:
     return DropVar(var.aval) if type(var) is DropVar else Var(var.aval)
 
 
-def _owner_of_default(primitive: Primitive, operands: Sequence[Any]) -> type[Value] | None:
-    """The outermost type that has a default, or ``None``."""
-    values = [x for x in operands if is_value(x)]
-    types = [type(v) for v in values if type(v).default is not Value.default]
+def owner_of_default(
+    primitive: Primitive, types: Sequence[type[Value]]
+) -> type[Value] | None:
+    """The outermost of some types that has a default, or ``None``."""
+    types = [cls for cls in types if cls.default is not Value.default]
     if not types:
         return None
     outermost = max(cls.outer for cls in types)

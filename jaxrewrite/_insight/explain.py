@@ -173,8 +173,12 @@ def _rule_info(record: Record) -> RuleInfo | None:
     if record.answer == "rule" and record.rule is not None:
         return info_of(record.rule)
     if record.answer == "default" and record.owner is not None:
-        return _info(record.owner.default, f"{record.owner.__name__}.default")
+        return info_of_default(record.owner)
     return None
+
+
+def info_of_default(owner: type[Value]) -> RuleInfo:
+    return _info(owner.default, f"{owner.__name__}.default")
 
 
 def info_of(rule: Rule) -> RuleInfo:

@@ -9,6 +9,7 @@ from typing import Any
 
 from .._annotations import Dense
 from .._compat import Primitive
+from .._rewrite import handlers, keepers, owner_of_default
 from .._rules import (
     Entry,
     Rule,
@@ -20,7 +21,7 @@ from .._rules import (
 )
 from .._settings import current_settings
 from .._value import Value, is_value
-from .explain import explain, info_of, missing_rule
+from .explain import explain, info_of, info_of_default, missing_rule
 from .report import RuleInfo
 from .text import table
 
@@ -257,15 +258,31 @@ def _by_types(primitive: Primitive, types: Sequence[type]) -> Which:
     ordered = list(dict.fromkeys(rule for group in groups for rule in group))
     tied = set(groups[0]) if groups else set()
     others = tuple((info_of(rule), _place_in_order(rule, tied)) for rule in ordered[1:])
-    decision = "dense" if not ordered else "rule" if len(ordered) == 1 else "unknown"
+    decision = "rule" if len(ordered) == 1 else "unknown"
+    rule = info_of(ordered[0]) if ordered else None
+    if not ordered:
+        decision, owner = _without_rules(primitive, types)
+        rule = None if owner is None else info_of_default(owner)
     return Which(
         primitive.name,
         tuple(cls.__name__ if issubclass(cls, Value) else "Array" for cls in types),
         decision,
-        info_of(ordered[0]) if ordered else None,
+        rule,
         others,
-        "" if ordered else missing_rule(primitive.name, types),
+        missing_rule(primitive.name, types) if decision == "dense" else "",
     )
+
+
+def _without_rules(
+    primitive: Primitive, types: Sequence[type]
+) -> tuple[str, type[Value] | None]:
+    """What answers where no rule matches, and the type whose ``default`` does, if one does."""
+    if primitive.name in handlers:
+        return "handler", None
+    owner = owner_of_default(primitive, [cls for cls in types if issubclass(cls, Value)])
+    if owner is not None:
+        return "default", owner
+    return ("identity" if primitive.name in keepers else "dense"), None
 
 
 def _place_in_order(rule: Rule, tied: set[Rule]) -> str:

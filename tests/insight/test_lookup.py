@@ -10,7 +10,7 @@ import pytest
 import jaxrewrite
 from jaxrewrite import rules, which
 from jaxrewrite.__main__ import main
-from jaxrewrite.values import Diagonal, Lora
+from jaxrewrite.values import Diagonal, FakeQuantised, Lora
 
 
 class Mass(jaxrewrite.ArrayValue):
@@ -149,3 +149,12 @@ def test_it_runs_as_a_module():
         check=True,
     )
     assert "module:function" in run.stdout
+
+
+def test_types_that_no_rule_answers_for_need_not_become_dense():
+    found = which("scan", Diagonal)
+    assert (found.decision, found.missing) == ("handler", "")
+    found = which("sort", FakeQuantised)
+    assert (found.decision, found.rule.name) == ("default", "FakeQuantised.default")
+    assert which("optimization_barrier", Diagonal).decision == "identity"
+    assert which("fft", Diagonal).decision == "dense"

@@ -145,6 +145,8 @@ class Sum(LinearAlgebra, Linear):
         def solved(b: Any) -> Any:
             matvec = lambda x: jaxrewrite.materialise(multiply(self, x))
             transposed = fixed.transposed()
+            # The solution has this dtype, and JAX's solve takes a right side of the same.
+            b = b.astype(jnp.promote_types(b.dtype, self.dtype))
             return lax.custom_linear_solve(matvec, b, solve(fixed), solve(transposed))
 
         return solve_columns(solved, x, axis, len(self.batch))

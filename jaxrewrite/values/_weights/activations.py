@@ -139,7 +139,7 @@ def _in_integers(q: Any, x: Any, terms: Terms) -> Any:
     rows = rows_of(x, terms)
     if not 0 < rows < LEAST_ROWS:
         return terms.multiply(q, x, jnp.int32)
-    more = -(-LEAST_ROWS // rows) - 1
+    more = math.ceil(LEAST_ROWS / rows) - 1
     x = jnp.pad(x[None], ((0, more), *[(0, 0)] * x.ndim))
     terms = terms._replace(x=("more", *terms.x), out=("more", *terms.out))
     return terms.multiply(q, x, jnp.int32)[0]

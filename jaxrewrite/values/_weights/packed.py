@@ -58,7 +58,7 @@ class Packed(Structured):
         codes = (x.astype(jnp.int8) + 2 ** (bits - 1)).astype(jnp.uint8)
         codes = jnp.moveaxis(codes, axis, -1)
         codes = jnp.pad(codes, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
-        codes = codes.reshape(*codes.shape[:-1], -1, 1, 8)
+        codes = codes.reshape(*codes.shape[:-1], codes.shape[-1] // 8, 1, 8)
         bit = (codes >> _along(bits, -2)) & 1
         planes = (bit << _along(8, -1)).sum(-1, dtype=jnp.uint8)
         return cls(jnp.moveaxis(planes, -2, axis - 1), axis, padding)

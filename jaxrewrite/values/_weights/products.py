@@ -186,12 +186,12 @@ _ENTRIES = {
 }
 
 
-def _for_rows(table: dict[float, _Sizes], rows: int, bits: int) -> int:
+def _for_rows(table: dict[float, _Sizes], rows: float, bits: int) -> int:
     return next(sizes for most, sizes in table.items() if rows <= most).of(bits)
 
 
 def block_for(
-    shape: Sequence[int], grids: Sequence[Sequence[int]], rows: int, bits: int = 8
+    shape: Sequence[int], grids: Sequence[Sequence[int]], rows: float, bits: int = 8
 ) -> Block | None:
     """The blocks in which a weight is multiplied with so many rows.
 
@@ -222,10 +222,14 @@ def _grids(v: Coded) -> list[tuple[int, ...]]:
     return [leaf.shape for leaf in jax.tree.leaves(v)[1:]]
 
 
-def rows_of(x: Any, terms: Terms) -> int:
-    """How often each entry of the quantised array is used."""
+def rows_of(x: Any, terms: Terms) -> int | float:
+    """How often each entry of the quantised array is used.
+
+    A number that is symbolic, as in `jax.export`, counts as many.
+    """
     own = [n for n, label in zip(x.shape, terms.x, strict=True) if label not in terms.v]
-    return math.prod(own)
+    rows = math.prod(own)
+    return rows if isinstance(rows, int) else math.inf
 
 
 def _in_blocks(v: Coded, x: Any, terms: Terms, block: Block) -> Any:

@@ -272,3 +272,11 @@ def test_infinite_noise_is_no_answer():
     v = Kronecker(Symmetric(regular(4)), Symmetric(regular(4)))
     v = v + Scaled(Identity(N, jnp.float64), jnp.float64(jnp.inf))
     assert np.isnan(implicit(jnp.linalg.solve)(v, normal(N))).all()
+
+
+def test_factors_of_a_complex_sum_solve_with_a_real_right_side():
+    v = Diagonal(jnp.arange(1, 17) + 1j)
+    v = v + LowRank(jnp.ones((16, 1), "complex64"), jnp.ones((1, 16), "complex64"))
+    fn = lambda a: jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor(a), jnp.ones(16))
+    found = jaxrewrite.transform(fn)(v)
+    np.testing.assert_allclose(found, fn(jaxrewrite.materialise(v)), rtol=1e-4, atol=1e-5)

@@ -273,3 +273,21 @@ def test_a_loop_over_blocks_unpacks_one_at_a_time(monkeypatch, optimised):
     x = normal(1, n)
     memory = jax.jit(forbid(lambda x, v: x @ v)).lower(x, v).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 2 * 4 * 2**18
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (8, 0), (0,), (0, 0)])
+def test_packed_integers_of_an_empty_array(shape):
+    v = Quantised.quantise(jnp.zeros(shape), 3)
+    assert v.bits == 3
+    assert jaxrewrite.materialise(v).shape == shape
+    assert jaxrewrite.transform(lambda v: v.T)(v).shape == shape[::-1]
+
+
+@pytest.mark.parametrize("kind", [{}, {"bits": 4}, {"activations": "dynamic"}])
+def test_export_of_a_product_with_a_symbolic_number_of_rows(kind):
+    v = Quantised.quantise(jnp.arange(32.0).reshape(8, 4) - 15, **kind)
+    product = jaxrewrite.transform(lambda v, x: x @ v)
+    rows = jax.ShapeDtypeStruct(jax.export.symbolic_shape("n, 8"), jnp.float32)
+    exported = jax.export.export(jax.jit(lambda x: product(v, x)))(rows)
+    x = jnp.linspace(-1, 1, 24).reshape(3, 8)
+    np.testing.assert_allclose(exported.call(x), product(v, x), rtol=1e-5, atol=1e-5)
