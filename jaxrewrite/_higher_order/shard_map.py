@@ -128,10 +128,13 @@ def _leaf_specs(
     if specs is None:
         return None
     leaves, treedef = tree_flatten(value)
-    avals = [
-        ShapedArray(resize(leaf.shape, own, mesh), leaf.dtype)
-        for leaf, own in zip(leaves, specs, strict=True)
+    shapes = [
+        resize(leaf.shape, own, mesh) for leaf, own in zip(leaves, specs, strict=True)
     ]
+    if None in shapes:
+        return None
+    pairs = zip(shapes, leaves, strict=True)
+    avals = [ShapedArray(shape, leaf.dtype) for shape, leaf in pairs]
     if aval_of(tree_unflatten(treedef, avals)).shape != there.shape:
         return None  # The metadata contains the shape on this side.
     return specs
@@ -145,7 +148,10 @@ def _parts(spec: PartitionSpec, mesh: Any, ndim: int) -> list[int]:
 
 
 def _shard_shape(shape: Sequence[int], spec: PartitionSpec, mesh: Any) -> Any:
+    """The shape of a part; ``None`` if the parts would not be equal."""
     parts = _parts(spec, mesh, len(shape))
+    if any(n % part for n, part in zip(shape, parts, strict=True)):
+        return None
     return tuple(n // part for n, part in zip(shape, parts, strict=True))
 
 

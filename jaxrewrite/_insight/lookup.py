@@ -9,6 +9,7 @@ from typing import Any
 
 from .._annotations import Dense
 from .._compat import Primitive
+from .._errors import add_note
 from .._rewrite import handlers, keepers, owner_of_default
 from .._rules import (
     Entry,
@@ -295,7 +296,12 @@ def _by_operands(primitive: Primitive, operands: Sequence[Any], params: Any) -> 
     def apply(*xs: Any) -> Any:
         return primitive.bind(*xs, **primitive.get_bind_params(dict(params)))
 
-    report = explain(apply, materialise="allow")(*operands)
+    try:
+        report = explain(apply, materialise="allow")(*operands)
+    except Exception as error:
+        note = f"jaxrewrite: which binds {primitive.name!r} as a program would"
+        add_note(error, f"{note}; it takes all of its operands and parameters.")
+        raise
     steps = [step for step in report.tree if step.primitive == primitive.name]
     kinds = tuple(map(_kind, operands))
     matching = _rules_matching(current_settings().rules, primitive, kinds)

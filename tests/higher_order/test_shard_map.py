@@ -10,7 +10,7 @@ from reference.own import Lora, Scaled, Zero
 
 import jaxrewrite
 from jaxrewrite import transform
-from jaxrewrite.values import NF4
+from jaxrewrite.values import NF4, Quantised
 
 
 # With leak checks each program is compiled anew; those are in test_families.py.
@@ -320,3 +320,20 @@ def test_values_on_explicit_axes_are_placed_and_read(spec):
             want = jax.jit(programs)(dense, x)
             for g, w in zip(jaxrewrite.materialise(got), want, strict=True):
                 np.testing.assert_allclose(g, w, rtol=1e-5)
+
+
+def test_blocks_that_do_not_split_evenly_become_dense(mesh):
+    """The scales of fewer blocks than devices can't be split as the array is."""
+    w = jnp.arange(32.0).reshape(8, 4) / 8
+    v, x = Quantised.quantise(w, block=8), jnp.ones((2, 8))
+    split = jax.shard_map(
+        lambda w, x: lax.psum(x @ w, mesh.axis_names[0]),
+        mesh=mesh,
+        in_specs=(P(mesh.axis_names[0], None), P(None, mesh.axis_names[0])),
+        out_specs=P(),
+    )
+    got = transform(split, materialise="allow")(v, x)
+    np.testing.assert_allclose(got, x @ v.materialise(), rtol=1e-6)
+    v = Quantised.quantise(jnp.ones((8, 4)), block=(4, 1))
+    got = transform(split, materialise="allow")(v, x)
+    np.testing.assert_allclose(got, x @ v.materialise(), rtol=1e-6)

@@ -81,6 +81,9 @@ def test_which_rule_of_types():
     assert which("fft", Mass).missing == (
         '@jaxrewrite.register("fft")\ndef _(x: Mass, **params): ...'
     )
+    with pytest.raises(Exception) as caught:
+        which("add", V)
+    assert "takes all of its operands" in str(caught.value.__notes__)
     with pytest.raises(TypeError, match="or types alone"):
         which("add", Mass, V)
 

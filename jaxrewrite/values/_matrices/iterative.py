@@ -69,6 +69,8 @@ def conjugate_gradients(
             f"conjugate_gradients: b has shape {b.shape}, but the matrix {matrix.shape}."
         )
 
+    b = b.astype(jnp.promote_types(b.dtype, jnp.result_type(matrix.dtype, float)))
+
     def one(b: Any) -> Any:
         times = lambda x: _product(matrix, x)
         x = jax.scipy.sparse.linalg.cg(times, b, tol=tol, maxiter=max_steps)[0]
@@ -135,6 +137,8 @@ def stochastic_logdet(
             "positive."
         )
     n = matrix.shape[0]
+    if n == 0:
+        return jnp.zeros((), matrix.dtype)
     z = jax.random.rademacher(key, (probes, n), matrix.dtype)
     fixed = lax.stop_gradient(matrix)
     logs, solved = jax.vmap(lambda z: _quadrature(fixed, z, min(steps, n)))(z)

@@ -258,7 +258,9 @@ def rounded(
         scale = scale_in(w.dtype, jnp.maximum(high, -low) * (1 / top))
         least, zero = -top, None
     else:
-        scale = scale_in(w.dtype, (high - low) * (1 / (2 * top + 1)))
+        # The range itself may be larger than the largest number.
+        step = 1 / (2 * top + 1)
+        scale = scale_in(w.dtype, high * step - low * step)
         least = -top - 1
         zero = jnp.clip(jnp.round(least - low / scale), least, top)
     q = blockwise(jnp.divide, wide, scale.astype(wide.dtype))

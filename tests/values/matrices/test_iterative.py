@@ -74,3 +74,10 @@ def test_bad_arguments():
         stochastic_logdet(Kronecker(jnp.ones((2, 3)), jnp.ones((2, 2))), jax.random.key(0))
     with pytest.raises(ValueError, match="probes is 0"):
         stochastic_logdet(v, jax.random.key(0), probes=0)
+
+
+def test_empty_matrices_and_integers():
+    assert stochastic_logdet(Diagonal(jnp.zeros(0)), jax.random.key(0)) == 0
+    x, converged = conjugate_gradients(Diagonal(jnp.full(3, 2.0)), jnp.array([2, 4, 6]))
+    np.testing.assert_allclose(x, [1, 2, 3], rtol=1e-5)
+    assert converged

@@ -291,3 +291,9 @@ def test_export_of_a_product_with_a_symbolic_number_of_rows(kind):
     exported = jax.export.export(jax.jit(lambda x: product(v, x)))(rows)
     x = jnp.linspace(-1, 1, 24).reshape(3, 8)
     np.testing.assert_allclose(exported.call(x), product(v, x), rtol=1e-5, atol=1e-5)
+
+
+def test_a_range_beyond_the_largest_number(bulk):
+    w = jnp.full((4, 4), 3e38).at[0].set(-3e38)
+    v = Quantised.quantise(w, symmetric=False)
+    np.testing.assert_allclose(v.materialise(), w, rtol=1e-2)
