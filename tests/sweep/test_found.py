@@ -105,7 +105,7 @@ def found_programs():
         fields = json.loads(line)
         operands, steps = (tuple(fields.pop(name)) for name in ("operands", "steps"))
         program = Program(operands, steps, **fields)
-        marks = [pytest.mark.slow] if i % 6 else []
+        marks = [pytest.mark.slow] if i % 10 else []
         yield pytest.param(program, marks=marks, id=f"{i}: {steps[-1]}")
 
 

@@ -139,6 +139,7 @@ def test_batches_inside_and_outside(bulk):
     close(jax.jit(implicit(fn))(vs, b), want)
 
 
+@pytest.mark.slow
 def test_other_ways_to_solve(bulk):
     """Inverses, factors, a Jacobian, a second derivative, complex numbers."""
     v, y = SUMS["diagonal"](), normal(N)
