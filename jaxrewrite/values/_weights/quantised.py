@@ -258,9 +258,9 @@ def rounded(
         scale = scale_in(w.dtype, jnp.maximum(high, -low) * (1 / top))
         least, zero = -top, None
     else:
-        # The range itself may be larger than the largest number.
-        step = 1 / (2 * top + 1)
-        scale = scale_in(w.dtype, high * step - low * step)
+        # The range may be larger than the largest number, so that half of it is taken, which
+        # rounds nothing.
+        scale = scale_in(w.dtype, (high / 2 - low / 2) * (2 / (2 * top + 1)))
         least = -top - 1
         zero = jnp.clip(jnp.round(least - low / scale), least, top)
     q = blockwise(jnp.divide, wide, scale.astype(wide.dtype))
