@@ -30,7 +30,7 @@ from ._compat import DropVar, Jaxpr, Literal, Primitive, Var
 from ._dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from ._draft import Applied, Draft
 from ._errors import MaterialisationWarning, add_note
-from ._record import Recorder
+from ._record import Record, Recorder
 from ._site import Site, describe, source_within
 from ._traces import Answer, Flat, Rewriting, checked_results
 from ._value import Value, is_value
@@ -63,6 +63,11 @@ class Scope(Draft):
         scope = Scope(self.rewriting)
         scope.recorder = None
         return scope
+
+    @property
+    def record(self) -> Record | None:
+        """The record of the equation at hand, if the rewriting is explained."""
+        return None if self.recorder is None else self.recorder.record
 
     # --- the walk ---------------------------------------------------------------
 
@@ -146,8 +151,8 @@ class Scope(Draft):
         for name, answer in _ANSWERS.items():
             results = answer(self, site, operands)
             if results is not NotImplemented:
-                if self.recorder is not None and self.recorder.record is not None:
-                    self.recorder.record.answer = name
+                if self.record is not None:
+                    self.record.answer = name
                 return results
         self.copy(site, operands, site.outvars)
         return site.outvars
@@ -165,9 +170,9 @@ class Scope(Draft):
         """Apply the first rule that does not decline."""
         flat = Flat.of(operands, site.context)
         answer = self.rewriting.by_rule(site, operands, flat)
-        if self.recorder is not None and self.recorder.record is not None:
-            self.recorder.record.rule = answer.rule
-            self.recorder.record.declined += answer.declined
+        if self.record is not None:
+            self.record.rule = answer.rule
+            self.record.declined += answer.declined
         return self._add(answer, flat, site)
 
     def _by_handler(self, site: Site, operands: Sequence[Any]) -> Any:
@@ -181,8 +186,8 @@ class Scope(Draft):
         owner = owner_of_default(site.primitive, types)
         if owner is None:
             return NotImplemented
-        if self.recorder is not None and self.recorder.record is not None:
-            self.recorder.record.owner = owner
+        if self.record is not None:
+            self.record.owner = owner
         default, primitive, params = owner.default, site.primitive, site.params
 
         def apply_default(*args: Any) -> Any:

@@ -168,6 +168,11 @@ def is_class(
     return index[..., None] == every.reshape(*[1] * index.ndim, classes)
 
 
+def on_dense(primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
+    """A type's ``default`` that computes with dense arrays, under every policy."""
+    return primitive.bind(*map(jaxrewrite.materialise, values), **params)
+
+
 def total(x: Shaped[Array, ...] | jaxrewrite.ArrayValue, axes: Sequence[int]) -> Any:
     """The sums of an array or a value over axes, in its own dtype, unlike ``jnp.sum``."""
     if not axes:

@@ -12,7 +12,7 @@ from jaxtyping import Array
 
 import jaxrewrite
 
-from .._base.structured import Structured
+from .._base.structured import Structured, on_dense
 from .coded import sizes_of
 from .quantised import Quantised, check_bits, rounded
 
@@ -20,11 +20,12 @@ from .quantised import Quantised, check_bits, rounded
 class FakeQuantised(Structured):
     r"""A floating weight that programs see rounded, for quantisation-aware training [1]_.
 
-    It stands for the array that ``Quantised.quantise`` of ``w`` stands for, with ranges that
-    follow ``w`` at each call. Rounding has no derivative, so gradients pass straight through
-    it [2]_: the gradient with respect to ``w`` is that with respect to the rounded array. The
-    usual clipping of this gradient outside of the range of integers has no effect here,
-    since the range is that of ``w`` itself.
+    It stands for the array that ``Quantised.quantise`` of a finite ``w`` stands for, with
+    ranges that follow ``w`` at each call. Where ``w`` is not finite, it is not finite either.
+    Rounding has no derivative, so gradients pass straight through it [2]_: the gradient with
+    respect to ``w`` is that with respect to the rounded array. The usual clipping of this
+    gradient outside of the range of integers has no effect here, since the range is that of
+    ``w`` itself.
 
     An optimiser trains ``w``, in a program that knows nothing of it. `quantised` then gives
     the same array in few bits. Every primitive gets the rounded array, so none is an error
@@ -106,9 +107,7 @@ class FakeQuantised(Structured):
     def _sizes(self) -> tuple[int, ...]:
         return (1,) * (self.w.ndim - len(self.block)) + self.block
 
-    @staticmethod
-    def default(primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
-        return primitive.bind(*map(jaxrewrite.materialise, values), **params)
+    default = staticmethod(on_dense)
 
     def stacked(self, size: int) -> Any:
         return self

@@ -14,7 +14,7 @@ from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 
-from .._base.structured import Structured
+from .._base.structured import Structured, on_dense
 
 
 class Packed(Structured):
@@ -82,10 +82,8 @@ class Packed(Structured):
         whole = lax.slice_in_dim(codes, 0, shape[self.axis], axis=len(shape) + self.axis)
         return whole.astype(jnp.int8) - jnp.int8(2 ** (self.bits - 1))
 
-    @staticmethod
-    def default(primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
-        """Unpack. The integers are no larger than those of eight bits would be."""
-        return primitive.bind(*map(jaxrewrite.materialise, values), **params)
+    # Unpacked integers are no larger than those of eight bits would be.
+    default = staticmethod(on_dense)
 
     def stacked(self, size: int) -> Any:
         return self
