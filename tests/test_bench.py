@@ -27,6 +27,7 @@ def file(tmp_path):
     return tmp_path / "results.json"
 
 
+@pytest.mark.slow
 def test_main_job(file, capsys, optimised):
     rows = measure("model", "--layers", "1", file=file)
     for row in rows.values():

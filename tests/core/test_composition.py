@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import every, often
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
 
@@ -95,7 +96,7 @@ IDS = range(len(SCALAR_FUNCTIONS))
 FORWARD_ONLY = {2, 7}  # while_loop has no reverse mode, custom_vjp no forward mode
 
 
-@pytest.mark.parametrize("i", IDS)
+@pytest.mark.parametrize("i", every(2, IDS, 1))
 def test_forward(i):
     fn = SCALAR_FUNCTIONS[i]
     want = jax.jit(fn)(DENSE)
@@ -105,7 +106,7 @@ def test_forward(i):
         close(got, want)
 
 
-@pytest.mark.parametrize("i", IDS)
+@pytest.mark.parametrize("i", every(2, IDS))
 def test_gradients(i):
     fn = SCALAR_FUNCTIONS[i]
     if i == 2:
@@ -124,7 +125,7 @@ def test_gradients(i):
     close(jax.jit(inside)(V), jax.jit(jax.grad(fn))(DENSE))
 
 
-@pytest.mark.parametrize("i", IDS)
+@pytest.mark.parametrize("i", every(2, IDS, 1))
 def test_batched(i):
     fn = SCALAR_FUNCTIONS[i]
     batch = Scaled(jnp.stack([X, X + 1]), jnp.array([2.0, 3.0]))
@@ -135,7 +136,7 @@ def test_batched(i):
     close(jax.jit(transform(jax.vmap(fn)))(whole), want)
 
 
-@pytest.mark.parametrize("i", [0, 8])
+@pytest.mark.parametrize("i", often((0, 8), (8,)))
 def test_second_derivatives(i):
     fn = SCALAR_FUNCTIONS[i]
     of_x = lambda x: transform(fn)(Scaled(x, jnp.float32(2.0)))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import every, often, slow
 from functions import FUNCTIONS, NEEDS_ROWS
 from jax import lax
 from oracle import everything, on_arrays
@@ -43,22 +44,17 @@ def summed(fn):
     return total
 
 
-kinds = pytest.mark.parametrize("kind", OWN)
-names = pytest.mark.parametrize("name", FUNCTIONS)
-
 # The others are for the long run of the suite.
-FEW = ("lora", "zero", "lora_of_quantised")
+FEW = ("zero", "lora_of_quantised")
 few_kinds = pytest.mark.parametrize(
     "kind",
-    [k if k in FEW else pytest.param(k, marks=pytest.mark.slow) for k in OWN],
+    often(OWN, FEW),
 )
 
 
 # Without jit, the others are for the long run too.
-one_kind = pytest.mark.parametrize(
-    "kind",
-    [k if k == "lora" else pytest.param(k, marks=pytest.mark.slow) for k in OWN],
-)
+one_kind = pytest.mark.parametrize("kind", often(OWN, ("lora",)))
+nested_kind = pytest.mark.parametrize("kind", often(OWN, ("lora_of_quantised",)))
 
 
 def check_together(names, value, rtol):
@@ -70,19 +66,19 @@ def check_together(names, value, rtol):
         check(got[name], want[name], rtol)
 
 
-@kinds
+@few_kinds
 def test_forward(kind, bulk):
     check_together(FUNCTIONS, make(kind), 2e-5)
 
 
 @one_kind
-@names
+@pytest.mark.parametrize("name", every(2, FUNCTIONS))
 def test_forward_without_jit(name, kind, bulk):
     value, fn = make(kind), FUNCTIONS[name]
     check(transform(fn)(value), fn(jaxrewrite.materialise(value)), 2e-5)
 
 
-@few_kinds
+@nested_kind
 def test_gradient_with_respect_to_leaves(kind, bulk):
     def gradients(wrapped):
         return jax.jit(
@@ -108,7 +104,7 @@ SOME = ["sin", "mul self", "matmul", "softmax", "transpose", "jit", "several"]
 
 
 @one_kind
-@pytest.mark.parametrize("name", SOME)
+@pytest.mark.parametrize("name", every(2, SOME))
 def test_modes(name, kind, leak_checks):
     """vmap, jvp, grad and jit, inside and outside; leak checks on."""
     value, fn = make(kind), FUNCTIONS[name]
@@ -143,10 +139,7 @@ def test_modes(name, kind, leak_checks):
 @few_kinds
 @pytest.mark.parametrize(
     "shape",
-    [
-        shape if shape[0] < 3 else pytest.param(shape, marks=pytest.mark.slow)
-        for shape in [(1, 4), (3, 1), (0, 4), (3, 0)]
-    ],
+    [shape if shape[0] < 3 else slow(shape) for shape in [(1, 4), (3, 1), (0, 4), (3, 0)]],
     ids=str,
 )
 def test_odd_shapes(kind, shape, bulk):
@@ -156,14 +149,14 @@ def test_odd_shapes(kind, shape, bulk):
     check_together(names, make(kind, shape), 2e-5)
 
 
-@kinds
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@few_kinds
+@pytest.mark.parametrize("dtype", ["bfloat16", slow("float16")])
 def test_narrow_dtypes(kind, dtype, bulk):
     names = ("sin", "add", "mul scalar", "matmul", "transpose", "sum rows", "where")
     check_together(names, make(kind, dtype=dtype), 0.1)
 
 
-@kinds
+@nested_kind
 def test_double_precision(kind, bulk):
     with jax.enable_x64(True):
         value = make(kind, dtype=jnp.float64)

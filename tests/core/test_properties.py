@@ -1,27 +1,24 @@
 """Random programs on random values against the dense program, forward and gradient."""
 
 import hypothesis
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from random_programs import N, operands, program, properties, run
-from reference import OWN
+from properties import operands, properties
 
 import jaxrewrite
+from jaxrewrite.testing.strategies import programs
 
 
-def check(steps, kinds, seed):
-    rng = np.random.default_rng(seed)
-    values = [OWN[kind].value(rng, shape=(N, N)) for kind in kinds]
-    transformed = jaxrewrite.transform(lambda *vs: run(steps, *vs), materialise="allow")
+def check(program, values):
+    transformed = jaxrewrite.transform(program, materialise="allow")
 
     def implicit(vs):
         return jaxrewrite.materialise(transformed(*vs))
 
     def dense(vs):
-        return run(steps, *jaxrewrite.materialise(vs))
+        return program(*jaxrewrite.materialise(vs))
 
     def both(fn):
         def loss(vs):
@@ -38,24 +35,22 @@ def check(steps, kinds, seed):
             np.testing.assert_allclose(g, w, rtol=1e-3, atol=1e-3 * size)
 
 
-@pytest.mark.parametrize("part", [0, 1])  # for two processes
-def test_random_programs(bulk, part):
-    @hypothesis.seed(part)
-    @properties(12)
-    @hypothesis.given(program, operands, st.integers(0, 1000))
-    def run_many(steps, kinds, seed):
-        check(steps, kinds, seed)
+def check_many(seed, examples):
+    @hypothesis.seed(seed)
+    @properties(examples)
+    @hypothesis.given(programs(), operands)
+    def run_many(program, values):
+        check(program, values)
 
     run_many()
+
+
+@pytest.mark.parametrize("part", [0, 1])  # for two processes
+def test_random_programs(bulk, part):
+    check_many(part, 8)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_many_random_programs(bulk, part):
-    @hypothesis.seed(100 + part)
-    @properties(700)
-    @hypothesis.given(program, operands, st.integers(0, 10_000))
-    def run_many(steps, kinds, seed):
-        check(steps, kinds, seed)
-
-    run_many()
+    check_many(100 + part, 700)

@@ -7,6 +7,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import every, often, slow
 from families import FAMILIES
 from reference import OWN
 
@@ -129,14 +130,11 @@ def without(*modes):
     return [name for name, own in FAMILIES.items() if own.without.isdisjoint(modes)]
 
 
-def kinds(*often):
+def kinds(*chosen):
     """All kinds of values; in the long run of the suite those that are not named."""
     return pytest.mark.parametrize(
         "kind",
-        [
-            kind if kind in often else pytest.param(kind, marks=pytest.mark.slow)
-            for kind in OWN
-        ],
+        often(OWN, chosen),
     )
 
 
@@ -161,20 +159,17 @@ def watched(*modes):
     """The families that go through these modes; the others are for the long run."""
     return pytest.mark.parametrize(
         "name",
-        [
-            name if name in WATCHED else pytest.param(name, marks=pytest.mark.slow)
-            for name in without(*modes)
-        ],
+        often(without(*modes), WATCHED),
     )
 
 
 def forwards():
-    """All families on one kind of value, and some on kinds whose rules differ."""
-    for name in FAMILIES:
+    """Half of the families on one kind of value, and those that are watched on two."""
+    for i, name in enumerate(FAMILIES):
         for kind in OWN:
-            often = name in WATCHED and kind in ("zero", "lora_of_quantised")
-            marks = [] if kind == "lora" or often else [pytest.mark.slow]
-            yield pytest.param(name, kind, marks=marks)
+            is_watched = name in WATCHED and kind in ("lora", "lora_of_quantised")
+            case = pytest.param(name, kind)
+            yield case if is_watched or i % 2 and kind == "lora" else slow(case)
 
 
 @pytest.mark.parametrize(("name", "kind"), list(forwards()))
@@ -183,7 +178,7 @@ def test_forward(name, kind, bulk):
 
 
 @one
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", every(2, FAMILIES))
 def test_forward_without_jit(name, kind, bulk):
     check_forward_without_jit(FAMILIES[name].fn, make(kind))
 
@@ -201,7 +196,7 @@ def test_gradient_inside(name, kind, bulk):
 
 
 @one
-@pytest.mark.parametrize("name", without("forward"))
+@pytest.mark.parametrize("name", every(2, without("forward")))
 def test_tangents(name, kind, bulk):
     check_tangents(FAMILIES[name].fn, make(kind))
 
@@ -218,24 +213,20 @@ def test_batched(name, kind, bulk):
     check_batched(FAMILIES[name].fn, make(kind))
 
 
-@watched("reverse", "second")
+@pytest.mark.parametrize("name", every(5, without("reverse", "second")))
 def test_second_derivative(name, bulk):
     check_second_derivative(FAMILIES[name].fn, make("lora"))
 
 
 # With leak checks nothing is cached: of those, what holds the others, or is alone.
 LEAKY = {
-    *("scan carry grows dense", "switch", "checkpoint", "custom_jvp in scan"),
-    *("custom_vjp in cond", "custom_vmap"),
+    *("scan carry grows dense", "custom_vjp in cond"),
 }
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if name in LEAKY else pytest.param(name, marks=pytest.mark.slow)
-        for name in without("leak checks")
-    ],
+    often(without("leak checks"), LEAKY),
 )
 def test_no_tracer_leaks(name, leak_checks):
     """With JAX's leak checks on: forward and, outside of jit, the gradient."""

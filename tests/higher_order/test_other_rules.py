@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import every, often, slow
 from jax import lax
 from jax.custom_batching import custom_vmap
 from reference import OWN
@@ -123,12 +124,12 @@ def solve(w, b):
     return jax.scipy.sparse.linalg.gmres(operator(w), b, tol=1e-7, atol=1e-7)[0]
 
 
-SOLVED = ("lora", "zero", "lora_of_quantised")  # the others are for the long run
+SOLVED = ("lora_of_quantised",)  # the others are for the long run
 
 
 @pytest.mark.parametrize(
     "kind",
-    [k if k in SOLVED else pytest.param(k, marks=pytest.mark.slow) for k in OWN],
+    often(OWN, SOLVED),
 )
 def test_solving_with_a_value(kind, no_leak_checks):
     v, b = make(kind), X[0]
@@ -324,8 +325,8 @@ OPAQUE = {
 }
 
 
-@pytest.mark.parametrize("name", OPAQUE)
-@pytest.mark.parametrize("kind", ["lora", pytest.param("scaled", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", every(2, OPAQUE))
+@pytest.mark.parametrize("kind", ["lora", slow("scaled")])
 def test_functions_that_newer_jax_expands_late(name, kind):
     """Forward, both ways of differentiating and twice, batched, and in a loop."""
     fn = OPAQUE[name]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import every, slow
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from reference.own import Lora, Scaled, Zero
@@ -79,7 +80,14 @@ def equation(fn, *operands):
 
 @pytest.mark.parametrize(
     ("v", "check_vma"),
-    [(LORA, False), (NESTED, True), (Scaled(draw(8, 8), jnp.float32(2.0)), True)],
+    every(
+        3,
+        [
+            pytest.param(NESTED, True),
+            pytest.param(LORA, False),
+            pytest.param(Scaled(draw(8, 8), jnp.float32(2.0)), True),
+        ],
+    ),
 )
 def test_replicated_values(mesh, v, check_vma):
     fn = lambda v, x: on(
@@ -91,7 +99,7 @@ def test_replicated_values(mesh, v, check_vma):
     assert set(eqn.params["in_specs"][:-1]) == {P()}
 
 
-@pytest.mark.parametrize("v", [SPLIT, NESTED], ids=["flat", "nested"])
+@pytest.mark.parametrize("v", [slow(pytest.param(SPLIT, id="flat")), NESTED])
 def test_values_split_by_their_types_word(mesh, v):
     fn = lambda v, x: on(
         mesh, lambda v, x: (x @ v, v), (P(None, "i"), P("j")), (P("j", "i"), P(None, "i"))
@@ -303,7 +311,7 @@ def _scaled(v: Coded, y: jax.typing.ArrayLike, **params):
     return Coded(v.codes, v.scale * y)
 
 
-@pytest.mark.parametrize("spec", [P(), P("i", None), P(None, "j")])
+@pytest.mark.parametrize("spec", [P(), slow(P("i", None)), slow(P(None, "j"))])
 def test_values_on_explicit_axes_are_placed_and_read(spec):
     mesh = jax.make_mesh((4, 2), ("i", "j"), axis_types=(AxisType.Explicit,) * 2)
     with jax.set_mesh(mesh):

@@ -7,18 +7,17 @@ import json
 import warnings
 
 import hypothesis
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from choose import slow
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from random_programs import N, operands, program, properties, run
-from reference import OWN
+from properties import operands, properties
 
 import jaxrewrite
 from jaxrewrite import Report, explain
+from jaxrewrite.testing.strategies import programs
 from jaxrewrite.values import Diagonal, Lora, Quantised, Tagged, Unitful
 
 
@@ -248,10 +247,8 @@ def test_no_values_and_bad_programs():
 # --- the random programs ------------------------------------------------------------------
 
 
-def check(steps, kinds, seed):
-    rng = np.random.default_rng(seed)
-    values = [OWN[kind].value(rng, shape=(N, N)) for kind in kinds]
-    program = lambda *vs: run(steps, *vs)
+def check(random, values):
+    program = lambda *vs: random(*vs)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         # On one line, which is the user's where all others are JAX's.
@@ -270,13 +267,13 @@ def check(steps, kinds, seed):
     assert Report.from_json(report.to_json()) == report
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [8, slow(200)])
 def test_random_programs_are_reported_as_they_are(examples):
     @hypothesis.seed(7)
     @properties(examples)
-    @hypothesis.given(program, operands, st.integers(0, 1000))
-    def run_many(steps, kinds, seed):
-        check(steps, kinds, seed)
+    @hypothesis.given(programs(), operands)
+    def run_many(program, values):
+        check(program, values)
 
     run_many()
 

@@ -18,9 +18,9 @@ def told(found):
 
 
 def test_some_programs(bulk):
-    found = sweep([*range(12), 41, 85, 129], shown=1)
+    found = sweep([*range(5), 41, 85, 129], shown=1)
     assert not found.failures, told(found)
-    assert found.counts["ok"] > 7, found.counts
+    assert found.counts["ok"] > 3, found.counts
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import often, slow
 from jax import lax
 from oracle import make, materialised, same
 from reference import CASES
@@ -40,7 +41,7 @@ def some(*quick):
     """All types, of which the others are left to the long run."""
     return pytest.mark.parametrize(
         "name",
-        [n if n in quick else pytest.param(n, marks=pytest.mark.slow) for n in TYPES],
+        often(TYPES, quick),
     )
 
 
@@ -69,7 +70,7 @@ def both_ways(names, other):
     return programs
 
 
-@some("sparse", "low_rank")
+@some("sparse")
 def test_values_with_axes_of_size_one(name, bulk):
     full = make(name)
     shape = full.shape
@@ -92,7 +93,7 @@ def test_values_with_axes_of_size_one(name, bulk):
     check(grown, small, jnp.linspace(-1, 1, shape[0] * shape[1]).reshape(shape))
 
 
-@some("sparse", "one_hot", "diagonal")
+@some("one_hot")
 def test_a_value_and_a_stack(name, bulk):
     # All differ: whether equal numbers are equal is for rounding to say.
     v, *others = (make(name, seed=seed) for seed in range(3))
@@ -199,7 +200,7 @@ UNARY = {
 }
 
 
-@some("diagonal", "sparse", "zero")
+@some("diagonal", "zero")
 def test_functions_of_zeros(name, bulk):
     check(UNARY, make(name))
 
@@ -226,12 +227,12 @@ def with_numbers():
     return programs
 
 
-@some("one_hot", "zero")
+@some("zero")
 def test_zeros_and_numbers(name, bulk):
     check(with_numbers(), make(name), [jnp.float32(number) for number in NUMBERS])
 
 
-@some("diagonal", "permutation", "sum")
+@some("permutation")
 def test_zeros_and_arrays(name, bulk):
     v = make(name)
     numbers = np.array([1.5, 0.0, np.nan, -2.0, np.inf, 0.25, -0.0, 3.0, -np.inf])
@@ -262,7 +263,7 @@ SPECIAL = {
 
 @pytest.mark.parametrize(
     "name",
-    [n if n == "scaled" else pytest.param(n, marks=pytest.mark.slow) for n in SPECIAL],
+    often(SPECIAL, ("scaled",)),
 )
 def test_leaves_that_are_no_numbers(name, bulk):
     v = SPECIAL[name]
@@ -308,9 +309,9 @@ KEPT = {
     [
         Diagonal(jnp.array([1.0, -2.0, 0.0])),
         Sparse.from_dense(jnp.array([[1.0, 0.0], [-0.5, 0.0]])),
-        pytest.param(OneHot(jnp.array([1, 0]), 3), marks=pytest.mark.slow),
-        pytest.param(NMSparse.prune(jnp.ones((4, 3)), 1, 2), marks=pytest.mark.slow),
-        pytest.param(Zero((2, 3)), marks=pytest.mark.slow),
+        slow(OneHot(jnp.array([1, 0]), 3)),
+        slow(NMSparse.prune(jnp.ones((4, 3)), 1, 2)),
+        slow(Zero((2, 3))),
     ],
     ids=lambda v: type(v).__name__,
 )
@@ -430,7 +431,7 @@ def casts():
     return programs
 
 
-@some("diagonal", "constant")
+@some("constant")
 def test_casts(name, bulk):
     v = make(name)
     w = jnp.linspace(-3, 3, v.shape[1] ** 2).reshape(v.shape[1], v.shape[1])
@@ -460,12 +461,7 @@ INTEGERS = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        n
-        if n in ("diagonal", "constant", "low rank")
-        else pytest.param(n, marks=pytest.mark.slow)
-        for n in INTEGERS
-    ],
+    often(INTEGERS, ("diagonal", "constant", "low rank")),
 )
 def test_small_integers(name, bulk):
     v = INTEGERS[name]()

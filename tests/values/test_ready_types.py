@@ -1,11 +1,10 @@
 """Every ready value type against the oracle: the results on the dense array."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import every, often, slow
 from functions import FUNCTIONS
 from oracle import everything, floating, make, materialised, on_arrays, programs, same
 from reference import CASES
@@ -18,10 +17,7 @@ TOLERANCE = {"float32": 2e-4, "complex64": 2e-4, "bfloat16": 0.1, "float64": 1e-
 
 cases = pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if case.variant else name
-        for name, case in CASES.items()
-    ],
+    [slow(name) if case.variant else name for name, case in CASES.items()],
 )
 
 
@@ -34,7 +30,8 @@ def check_forward(name, dtype, shape=(4, 6)):
     same(jax.jit(materialised(everything(fns)))(value), want, TOLERANCE[dtype])
 
 
-@cases
+# Of the ready types one of three: the others' rules are met by tests of their own.
+@pytest.mark.parametrize("name", every(3, CASES))
 def test_forward(name, bulk):
     check_forward(name, "float32")
 
@@ -93,17 +90,11 @@ def chosen(names):
 
 # Types whose rules are of kinds of their own; the others are for the long run.
 DIFFERENTIATED = {
-    *("diagonal", "kronecker_square", "lora", "nf4", "sparse"),
+    *("diagonal", "kronecker_square", "nf4"),
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in DIFFERENTIATED else pytest.param(name, marks=pytest.mark.slow)
-        for name in CASES
-    ],
-)
+@pytest.mark.parametrize("name", often(CASES, DIFFERENTIATED))
 def test_gradient(name, bulk):
     """With respect to the leaves, of forward-and-backward through each program."""
     leaves, filled = floating(make(name))
@@ -118,50 +109,7 @@ def test_gradient(name, bulk):
     same(got, want, 5e-4)
 
 
-SOME = [
-    *("sin", "add", "mul scalar", "sum rows", "matmul", "rmatmul", "transpose"),
-    *("reshape", "slice", "jit"),
-]
-
-
-@pytest.mark.slow
-@cases
-def test_tangents(name, bulk):
-    leaves, filled = floating(make(name))
-    fn = everything(chosen(SOME))
-    along = [jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) for x in leaves]
-    got = jax.jvp(lambda xs: materialised(fn)(filled(xs)), (leaves,), (along,))
-    dense = lambda xs: fn(jaxrewrite.materialise(filled(xs)))
-    same(got, jax.jvp(dense, (leaves,), (along,)), 5e-4)
-
-
-@pytest.mark.slow
-@cases
-def test_batched(name, bulk):
-    """`jax.vmap` outside, over stacked leaves, and inside, over an operand beside it."""
-    values = [make(name, seed=seed) for seed in range(3)]
-    if not jax.tree.leaves(values):
-        pytest.skip("no leaves to stack")
-    if len({jax.tree.structure(v) for v in values}) > 1:
-        pytest.skip("its structure depends on the numbers")
-    fn = everything(chosen(SOME))
-    stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *values)
-    got = jax.jit(jax.vmap(materialised(fn)))(stacked)
-    dense = jnp.stack([jaxrewrite.materialise(v) for v in values])
-    same(got, jax.jit(jax.vmap(fn))(dense), 2e-4)
-
-    xs = jnp.linspace(0, 1, 5 * dense.shape[2]).reshape(5, -1)
-    inside = functools.partial(jax.vmap(lambda x, v: x @ v.T, (0, None)), xs)
-    same(jax.jit(materialised(inside))(values[0]), inside(dense[0]), 2e-4)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if case.variant or i % 2 else name
-        for i, (name, case) in enumerate(CASES.items())
-    ],
-)
+@pytest.mark.parametrize("name", every(4, CASES, 1))
 def test_modes_without_jit(name):
     """Eagerly, under JAX's own checks; the gradient inside; a scan over a stack."""
     value = make(name)
@@ -172,7 +120,7 @@ def test_modes_without_jit(name):
     same(materialised(inside)(x, value), inside(x, dense), 2e-4)
 
 
-@cases
+@pytest.mark.parametrize("name", every(3, CASES, 1))
 def test_scan_over_a_stack(name, bulk):
     values = [make(name, seed=seed) for seed in range(3)]
     if len({jax.tree.structure(v) for v in values}) > 1:
@@ -184,7 +132,7 @@ def test_scan_over_a_stack(name, bulk):
     same(jax.jit(materialised(fn))(stack), jax.jit(fn)(dense), 2e-4)
 
 
-@cases
+@pytest.mark.parametrize("name", every(2, CASES))
 def test_repr_says_shape_dtype_and_bytes(name):
     value = make(name)
     text = repr(value)
@@ -195,7 +143,7 @@ def test_repr_says_shape_dtype_and_bytes(name):
     assert jax.tree.unflatten(jax.tree.structure(value), leaves).shape == value.shape
 
 
-@cases
+@pytest.mark.parametrize("name", every(2, CASES, 1))
 def test_a_checkpoint_brings_it_back(name, tmp_path):
     """Saved leaf by leaf under their paths, as checkpointing libraries do."""
     value = make(name)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import slow
 
 import jaxrewrite
 from jaxrewrite.values import Lora, LowRank, Named, Product, Sum, Tagged, Unitful
@@ -38,7 +39,7 @@ def smooth(v):
     return jax.nn.softplus(v) + jnp.logaddexp(v, 2.0) + jax.nn.relu(v)
 
 
-@pytest.mark.parametrize("within", [lora, low_rank, lazy])
+@pytest.mark.parametrize("within", [lora, slow(low_rank), slow(lazy)])
 @pytest.mark.parametrize("around", AROUND)
 def test_derivatives_are_those_of_the_array(around, within, bulk):
     with jax.enable_x64(True):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from choose import often, slow
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, ArrayLike
@@ -163,7 +164,7 @@ WEIGHTS = [lora, quantised, qlora, eqx_first, eqx_second]
 QUICK = (qlora, eqx_second)
 weights = pytest.mark.parametrize(
     "swap",
-    [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in WEIGHTS],
+    often(WEIGHTS, QUICK),
     ids=lambda f: f.__name__,
 )
 
@@ -290,7 +291,7 @@ class LinenBlock(nn.Module):
 
 @pytest.mark.parametrize(
     "swap",
-    [qlora, pytest.param(eqx_second, marks=pytest.mark.slow)],
+    [qlora, slow(eqx_second)],
     ids=["qlora", "eqx_second"],
 )
 def test_a_flax_linen_transformer(swap):
@@ -416,9 +417,10 @@ def deep(blocks, x):
     return lax.scan(step, x, blocks)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "base",
-    [pytest.param(lambda w: w, marks=pytest.mark.slow), eight_bits],
+    [slow(lambda w: w), eight_bits],
     ids=["lora", "qlora"],
 )
 def test_training_the_adapters_of_scanned_layers(base, no_leak_checks):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import every
 from reference import CASES
 
 import jaxrewrite
@@ -82,10 +83,7 @@ def everything(v, b):
 @pytest.mark.filterwarnings("ignore::jaxrewrite.MaterialisationWarning")
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if i % 3 else name
-        for i, name in enumerate(MATRICES)
-    ],
+    every(6, MATRICES),
 )
 def test_methods_are_those_of_numpy(name, bulk):
     v = MATRICES[name]
@@ -131,6 +129,7 @@ def test_closed_forms_make_nothing_dense():
         jax.tree.map(lambda g, w: close(g, wide(w)), got, fn(jaxrewrite.materialise(v)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::jaxrewrite.MaterialisationWarning")
 def test_gradients_of_the_closed_forms(bulk):
     """Where a determinant, and so its logarithm, is nothing, too."""

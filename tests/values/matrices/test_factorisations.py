@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import often
 
 import jaxrewrite
 from jaxrewrite.values import (
@@ -123,19 +124,12 @@ GENERAL = {
 }
 
 
-def some(makes, often):
-    return [
-        name if name in often else pytest.param(name, marks=pytest.mark.slow)
-        for name in makes
-    ]
-
-
 def check(v, fn):
     got = jax.jit(lambda v: jaxrewrite.materialise(implicit(fn)(v)))(v)
     close(got, jax.jit(fn)(jaxrewrite.materialise(v)))
 
 
-@pytest.mark.parametrize("name", some(POSITIVE, ("kronecker", "scaled")))
+@pytest.mark.parametrize("name", often(POSITIVE, ("kronecker", "scaled")))
 def test_cholesky(name, bulk):
     check(POSITIVE[name](), by_cholesky)
 
@@ -143,12 +137,12 @@ def test_cholesky(name, bulk):
 _WITH_EIGENVECTORS = [x for x in POSITIVE if x not in ("tridiagonal", "banded")]
 
 
-@pytest.mark.parametrize("name", some(_WITH_EIGENVECTORS, ("nested",)))
+@pytest.mark.parametrize("name", often(_WITH_EIGENVECTORS, ("nested",)))
 def test_eigenvectors(name, bulk):
     check(POSITIVE[name](), by_eigenvectors)
 
 
-@pytest.mark.parametrize("name", some(GENERAL, ("diagonal", "kronecker")))
+@pytest.mark.parametrize("name", often(GENERAL, ("diagonal", "kronecker")))
 def test_singular_vectors(name, bulk):
     check(GENERAL[name](), by_singular_vectors)
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import often, slow
 from oracle import floating
 from reference import CASES
 
@@ -36,14 +37,11 @@ def matrices(method):
             Matrix, method
         ):
             found.append(name)
-    # The last of each class of types that there is: the others are for the long run.
-    often = {type(CASES[name].value(np.random.default_rng(0))): name for name in found}
+    # The last of a class, of one class in three: the others are for the long run.
+    last = {type(CASES[name].value(np.random.default_rng(0))): name for name in found}
     return pytest.mark.parametrize(
         "name",
-        [
-            name if name in often.values() else pytest.param(name, marks=pytest.mark.slow)
-            for name in found
-        ],
+        often(found, list(last.values())[::3]),
     )
 
 
@@ -163,8 +161,7 @@ def _out_of_range():
     "name",
     [
         "kronecker",
-        "circulant",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in list(_out_of_range())[2:]),
+        *map(slow, list(_out_of_range())[1:]),
     ],
 )
 def test_logarithms_of_determinants_that_are_no_numbers(name, bulk):
@@ -208,8 +205,7 @@ _WITHOUT_FACTORS = [
 
 @pytest.mark.parametrize(
     "name",
-    _WITHOUT_FACTORS[:1]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in _WITHOUT_FACTORS[1:]],
+    often(_WITHOUT_FACTORS, ("tridiagonal",)),
 )
 def test_derivatives_of_what_factors_are_for(name, bulk):
     """Also where the factors are looked at, which makes them dense."""
@@ -286,11 +282,12 @@ def test_factors_are_computed_where_they_are_looked_at():
         close(jaxrewrite.transform(lambda v: jax.lax.linalg.lu(v)[0] + 1)(v), got[0] + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
         "tridiagonal",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("kronecker_square", "banded")),
+        *map(slow, ("kronecker_square", "banded")),
     ],
 )
 def test_solves_by_factors(name, bulk):

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import slow
 from jax import lax
 from oracle import run_implicit as run
 
@@ -41,7 +42,7 @@ def mixed():
     return low_rank((4,), (6, 5), batch=(3,), rows=(3,), cols=(0, 2))
 
 
-SLOW = [pytest.param(f, marks=pytest.mark.slow) for f in (matrix, batched, mixed)]
+SLOW = [*map(slow, (matrix, batched, mixed))]
 values = pytest.mark.parametrize("make", [heads, *SLOW], ids=lambda f: f.__name__)
 
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import every
 from oracle import same
 from reference import CASES
 
@@ -19,7 +20,7 @@ def value(name, seed=0):
 NAMES = [name for name in CASES if isinstance(value(name), Matrix)]
 names = pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.slow) if CASES[n].variant else n for n in NAMES],
+    every(4, NAMES, 2),
 )
 X = jnp.arange(8.0).reshape(4, 2) / 4
 
@@ -74,10 +75,7 @@ def kept(dense):
     return {key: fn(dense) for key, fn in KEPT.items()}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow) if i % 2 else n for i, n in enumerate(NAMES)],
-)
+@pytest.mark.parametrize("name", every(4, NAMES))
 def test_stays_implicit(name, bulk):
     v = value(name)
     fns = {key: fn for key, fn in KEPT.items() if (name, key) not in EXCEPT}
@@ -166,10 +164,7 @@ def of_stacks(v, x):
     return {key: fn(v, x) for key, fn in STACKS.items()}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [n if i % 2 else pytest.param(n, marks=pytest.mark.slow) for i, n in enumerate(NAMES)],
-)
+@pytest.mark.parametrize("name", every(4, NAMES, 1))
 def test_stacks(name, bulk):
     v, dense = stack_of(name)
     assert v.shape == (3, 4, 4)

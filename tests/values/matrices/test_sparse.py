@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import often, slow
 from jax import lax
 from jax.experimental.sparse import BCOO, BCSR
 from oracle import made_dense
@@ -15,9 +16,7 @@ from jaxrewrite.values import Diagonal, Identity, NMSparse, Product, Sparse, Sum
 
 FORMATS = ("bcoo", "bcsr", "bcsc")
 # The others in the long run; walks over all cases are of "bcoo".
-formats = pytest.mark.parametrize(
-    "format", ["bcsr", *(pytest.param(f, marks=pytest.mark.slow) for f in ("bcoo", "bcsc"))]
-)
+formats = pytest.mark.parametrize("format", often(("bcsr", "bcoo", "bcsc"), ("bcsr",)))
 
 
 def implicit(fn):
@@ -200,7 +199,7 @@ def test_a_loop_joins_what_grows(bulk):
 
 @pytest.mark.parametrize(
     "solver",
-    ["cg", *(pytest.param(s, marks=pytest.mark.slow) for s in ("gmres", "bicgstab"))],
+    often(("cg", "gmres", "bicgstab"), ("cg",)),
 )
 def test_iterative_solvers(solver, no_leak_checks):
     w = dense((8, 8))
@@ -309,7 +308,7 @@ def test_stays_structured(bulk):
     check_kept(STRUCTURED, pruned())
 
 
-@pytest.mark.parametrize("flip", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("flip", often((False, True), (True,)))
 def test_lookups_and_products(flip, bulk):
     v = pruned((8, 8))
     fns = {
@@ -426,8 +425,8 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "stack"])
-@pytest.mark.parametrize("format", ["bcoo", "bcsr"])
+@pytest.mark.parametrize("batch", [slow(pytest.param((), id="one")), (2,)])
+@pytest.mark.parametrize("format", ["bcoo", slow("bcsr")])
 def test_positions_without_entries_stay_empty(batch, format, bulk):
     """Their numbers take no part in anything, derivatives and products included."""
     w = jnp.arange(1.0, 5 if not batch else 9).reshape(*batch, 2, 2)

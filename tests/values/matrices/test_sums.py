@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import often, slow
 
 import jaxrewrite
 from jaxrewrite.values import (
@@ -98,16 +99,10 @@ SUMS = {
         Diagonal(jnp.arange(1.0, N + 1)) + low_rank(), jnp.float64(0.5)
     ),
 }
-_OFTEN = ("zeros", "shifted kronecker and low rank")
+_OFTEN = ("shifted kronecker and low rank",)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in _OFTEN else pytest.param(name, marks=pytest.mark.slow)
-        for name in SUMS
-    ],
-)
+@pytest.mark.parametrize("name", often(SUMS, _OFTEN))
 def test_value_and_gradient(name, bulk):
     v, y = SUMS[name](), normal(N)
 
@@ -120,6 +115,7 @@ def test_value_and_gradient(name, bulk):
     close(got, want)
 
 
+@pytest.mark.slow
 def test_batches_inside_and_outside(bulk):
     noise = jnp.array([0.3, 0.7])
     stack = jnp.stack([regular(3), regular(3)])
@@ -173,11 +169,12 @@ def test_of_high_rank_or_unknown_symmetry_is_dense():
             close(v.solve(y, 0), jnp.linalg.solve(v.materialise(), y))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
         "noise",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("spread", "unsymmetric")),
+        *map(slow, ("spread", "unsymmetric")),
     ],
 )
 def test_errors_of_ill_conditioned_updates(kind):
@@ -236,7 +233,7 @@ def of_few_features(p):
     return LowRank(p["size"] * features, features.T) + Diagonal(p["noise"] * (1 + x))
 
 
-@pytest.mark.parametrize("kernel", [on_a_grid, of_few_features])
+@pytest.mark.parametrize("kernel", [slow(on_a_grid), of_few_features])
 def test_likelihood_of_a_gaussian_process(kernel, bulk):
     """The value and the gradient with respect to the parameters, and no dense array."""
     p = {"size": jnp.float64(1.3), "length": jnp.float64(0.3), "noise": jnp.float64(0.01)}
@@ -275,6 +272,7 @@ def test_infinite_noise_is_no_answer():
     assert np.isnan(implicit(jnp.linalg.solve)(v, normal(N))).all()
 
 
+@pytest.mark.slow
 def test_factors_of_a_complex_sum_solve_with_a_real_right_side():
     v = Diagonal(jnp.arange(1, 17) + 1j)
     v = v + LowRank(jnp.ones((16, 1), "complex64"), jnp.ones((1, 16), "complex64"))

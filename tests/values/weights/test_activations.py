@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import slow
 from jax import lax
 
 import jaxrewrite
@@ -15,10 +16,6 @@ from jaxrewrite.values._weights import activations
 
 def normal(*shape, seed=0, dtype="float32"):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
-
-
-def slow(case):
-    return pytest.param(case, marks=pytest.mark.slow)
 
 
 def wide(x):

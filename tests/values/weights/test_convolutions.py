@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import every, often
 from jax import lax
 
 import jaxrewrite
@@ -81,7 +82,7 @@ def same(got, want):
         np.testing.assert_allclose(g, w, 1e-4, 1e-4 * abs(np.asarray(w)).max(initial=1e-3))
 
 
-@pytest.mark.parametrize("kind", KERNELS)
+@pytest.mark.parametrize("kind", every(4, KERNELS))
 def test_no_kernel_becomes_dense(kind, bulk):
     v = KERNELS[kind]()
     implicit = jaxrewrite.transform(all_of, materialise="forbid")
@@ -109,10 +110,7 @@ def test_gradients_of_kernels(kind, bulk):
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        kind if kind in ("int4", "lora") else pytest.param(kind, marks=pytest.mark.slow)
-        for kind in KERNELS
-    ],
+    often(KERNELS, ("int4", "lora")),
 )
 def test_gradients_that_are_rewritten(kind, bulk):
     """Those of grouped convolutions mix the axes of the two factors of a `Lora`."""

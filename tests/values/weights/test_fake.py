@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from choose import slow
 from jax import lax
 
 import jaxrewrite
@@ -14,10 +15,6 @@ from jaxrewrite.values import FakeQuantised, Lora, Quantised
 
 def normal(*shape, seed=0, dtype="float32"):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
-
-
-def slow(case):
-    return pytest.param(case, marks=pytest.mark.slow)
 
 
 def by_hand(w, bits, axes, symmetric=True):
@@ -84,6 +81,7 @@ def total(results):
     return sum((y**2).sum() for y in jax.tree.leaves(jaxrewrite.materialise(results)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["alone", slow("in a Lora")])
 def test_programs_and_gradients_are_those_by_hand(base, bulk):
     w, x = normal(8, 16), normal(3, 8, seed=1)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import slow
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
@@ -16,10 +17,6 @@ from jaxrewrite.values._weights.packed import Packed
 
 def normal(*shape, seed=0, dtype="float32"):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
-
-
-def slow(case):
-    return pytest.param(case, marks=pytest.mark.slow)
 
 
 def wide(x):
@@ -58,7 +55,7 @@ ROUNDING = {"float32": 2.0**-22, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
 @given(seeds, magnitudes, blocks, st.integers(2, 8), st.booleans(), st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_integers_have_an_error_of_half_a_step(
     seed, magnitude, options, bits, symmetric, data
 ):
@@ -76,7 +73,7 @@ FLOAT8 = {"float8_e4m3fn": (3, 2.0**-9), "float8_e5m2": (2, 2.0**-16)}
 
 
 @given(seeds, magnitudes, blocks, st.sampled_from(sorted(FLOAT8)), st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 def test_floats_have_an_error_of_half_a_unit_in_the_last_place(
     seed, magnitude, options, kind, data
 ):

@@ -337,6 +337,7 @@ def gpt2_block(p, x):
     return (x + out).astype(jnp.float32) @ p["fc"] + p["bias"]
 
 
+@pytest.mark.slow
 def test_a_gpt2_layer(no_leak_checks):
     params = {
         "c_attn": random(8, 24) / 3,

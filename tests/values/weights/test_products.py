@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import slow
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -34,13 +35,12 @@ KINDS = {
 }
 # Blocks that fit the 24 x 20 weight and its scales, and blocks that do not.
 BLOCKS = [Block(0, 8), Block(0, 5), Block(1, 4), Block(1, 7)]
-IN_SHORT = {("rows", BLOCKS[1]), ("affine int4", BLOCKS[0]), ("nf4", BLOCKS[2])}
-IN_SHORT |= {("3 bits", BLOCKS[0]), ("float8", BLOCKS[3])}
+IN_SHORT = {("affine int4", BLOCKS[0]), ("nf4", BLOCKS[2])}
 
 
 def cases(pairs, in_short):
     return [
-        pytest.param(*pair, marks=[] if pair in in_short else pytest.mark.slow)
+        pytest.param(*pair) if pair in in_short else slow(pytest.param(*pair))
         for pair in pairs
     ]
 
@@ -131,7 +131,7 @@ COMPOSITIONS = {
         itertools.product(
             ["columns", "int4", "nf4", "3 bits", "float8"], ["alone", "in a Lora"]
         ),
-        {("int4", "in a Lora"), ("3 bits", "in a Lora")},
+        {("int4", "in a Lora")},
     ),
 )
 def test_compositions(kind, base, blocks, bulk):
@@ -153,9 +153,7 @@ def test_compositions(kind, base, blocks, bulk):
     same(slope, jax.jit(jax.grad(loss))(x, dense), 3e-5)
 
 
-@pytest.mark.parametrize(
-    "bits", [pytest.param(4, marks=pytest.mark.slow), 8], ids=["4 bits", "8 bits"]
-)
+@pytest.mark.parametrize("bits", [slow(4), 8], ids=["4 bits", "8 bits"])
 def test_a_block_is_all_that_is_dense(bits, blocks, optimised):
     """Forward and backward, one layer or several in a loop, at once or one by one."""
     blocks(Block(0, 64))

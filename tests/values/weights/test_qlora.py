@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from choose import slow
 
 import jaxrewrite
 from jaxrewrite.values import (
@@ -47,7 +48,10 @@ def adapted(bits):
     return adapt(params, is_kernel, 4, KEYS[4])
 
 
-@pytest.mark.parametrize(("bits", "kind"), [(8, Quantised), (4, Quantised), ("nf4", NF4)])
+@pytest.mark.parametrize(
+    ("bits", "kind"),
+    [slow(pytest.param(8, Quantised)), slow(pytest.param(4, Quantised)), ("nf4", NF4)],
+)
 def test_adapters_on_quantised_weights_train(bits, kind, no_leak_checks):
     params = adapted(bits)
     assert isinstance(params["up"]["kernel"], Lora)

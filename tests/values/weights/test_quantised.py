@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import often, slow
 from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
@@ -39,10 +40,10 @@ KINDS = {
     "float8": lambda w: Float8.quantise(w, block=4),
     "float8 e5m2": lambda w: Float8.quantise(w, "float8_e5m2"),
 }
-IN_SHORT = ("channels", "nf4", "3 bits")
+IN_SHORT = ("nf4", "3 bits")
 kinds = pytest.mark.parametrize(
     "kind",
-    [pytest.param(k, marks=[] if k in IN_SHORT else pytest.mark.slow) for k in KINDS],
+    often(KINDS, IN_SHORT),
 )
 
 
@@ -204,9 +205,7 @@ def test_scaling_by_rows_goes_into_the_scales():
     assert type(got) is Quantised and got.scale.shape == (2, 16)
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(8), *(pytest.param(i, marks=pytest.mark.slow) for i in range(8, 60))]
-)
+@pytest.mark.parametrize("seed", often(range(60), range(4)))
 def test_blocks_under_any_reshape_and_slice(seed):
     rng = np.random.default_rng(seed)
     primes = list(rng.choice([2, 2, 2, 3, 1], 5))
@@ -302,9 +301,7 @@ def test_products_in_every_dimension_numbering(kind, bulk):
 
 
 @kinds
-@pytest.mark.parametrize(
-    "dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("dtype", ["float16", slow("bfloat16")])
 def test_products_in_16_bits(kind, dtype):
     v = KINDS[kind](1 + normal(1024, 8, dtype=dtype) / 8)
     x = jnp.ones((2, 1024), dtype)
@@ -477,9 +474,7 @@ def test_what_a_loop_gives_is_quantised_with_one_more_axis():
     close(got, fn(v.materialise()))
 
 
-@pytest.mark.parametrize(
-    "kind", ["channels", pytest.param("blocks", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("kind", ["channels", slow("blocks")])
 def test_shards(kind):
     mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
     v, x = make(kind), normal(3, 8)
@@ -521,7 +516,7 @@ OPTIONS = {
     ("options", "of_heads"),
     [
         OPTIONS["int4"],
-        *(pytest.param(*OPTIONS[k], marks=pytest.mark.slow) for k in ("int8", "nf4")),
+        *(slow(pytest.param(*OPTIONS[k])) for k in ("int8", "nf4")),
     ],
 )
 def test_a_flax_model(options, of_heads, bulk):
@@ -546,6 +541,7 @@ def test_a_flax_model(options, of_heads, bulk):
     close(got, jax.jit(lambda params: run(model.apply, params))(dense), 1e-3)
 
 
+@pytest.mark.slow
 def test_an_equinox_model(bulk):
     model = eqx.nn.MLP(8, 4, 16, 2, key=jax.random.key(0))
     seen = []
