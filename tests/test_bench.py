@@ -99,7 +99,7 @@ def test_steady_state(file):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", types.TYPES)
 def test_each_ready_type_is_measured(name, monkeypatch, file):
-    """And what it gives is compared with the dense array's, by the benchmark itself."""
+    """The benchmark itself compares each result with that of the dense array."""
     monkeypatch.setattr(types, "MAIN", (name,))
     assert {row for row, *_ in measure("types", file=file)} == {name}
 

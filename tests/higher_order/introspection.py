@@ -62,7 +62,7 @@ def import_all():
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
         for module in pkgutil.walk_packages(jax.__path__, "jax.", onerror=lambda _: None):
-            # What isn't installed can't make an equation.
+            # A package that is not installed makes no equations.
             with contextlib.suppress(Exception, SystemExit):
                 importlib.import_module(module.name)
 
@@ -311,7 +311,7 @@ def equations_of_corpus():
 
 
 def programs_by_primitive():
-    """Of every primitive the parameters that carry a program, all by their names."""
+    """For each primitive the names of its parameters that hold a program."""
     import_all()
     programs = {primitive.name: set() for primitive in all_primitives()}
     by_rules = ((primitive, keywords_of(rule)) for primitive, rule in all_rules())

@@ -30,7 +30,7 @@ def allow(fn, **kwargs):
 
 
 def close(got, want, rtol=2e-4):
-    """Leaf by leaf: a value of derivatives is no value."""
+    """Derivatives are compared leaf by leaf."""
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         if jnp.result_type(g) != jax.dtypes.float0:
             np.testing.assert_allclose(g, w, rtol=rtol, atol=1e-6)
@@ -299,7 +299,7 @@ def test_residuals_are_values():
     def f(x, w):
         return x @ w
 
-    # Each of another structure, since a rule is traced once for each.
+    # Each value has another structure, since a rule is traced once for each structure.
     f.defvjp(
         lambda x, w: ((x[None] @ w)[0], (x, w)),
         lambda s, ct: ((ct[None, None] @ s[1])[0, 0], None),
@@ -709,7 +709,7 @@ def closing_over_forward(w, x):
 
 @pytest.mark.parametrize("fn", [closing_over, closing_over_forward])
 def test_rules_may_close_over_arrays_of_the_function(fn, no_leak_checks):
-    """As under plain JAX, where that is not what is differentiated."""
+    """Plain JAX allows this too, if those arrays are not differentiated."""
     transformed = allow(fn)
     for v in (make("lora"), make("lora", 1), make("lora")):  # none sees another's arrays
         implicit = lambda x, v=v: transformed(v, x)

@@ -141,7 +141,7 @@ def kinds(*chosen):
 one = kinds("lora")
 
 
-# One family a primitive, or nearly so, for what takes its time.
+# About one family for each primitive, for the tests that take long.
 WATCHED = {
     *("scan const", "scan carry grows dense", "scan ys", "while carry", "switch", "jit"),
     *(
@@ -218,7 +218,7 @@ def test_second_derivative(name, bulk):
     check_second_derivative(FAMILIES[name].fn, make("lora"))
 
 
-# With leak checks nothing is cached: of those, what holds the others, or is alone.
+# With leak checks nothing is cached, so that only the families that contain others are run.
 LEAKY = {
     *("scan carry grows dense", "custom_vjp in cond"),
 }

@@ -183,7 +183,7 @@ def test_body_is_rewritten_once_for_each_structure(no_leak_checks):
     eqns = jit_equations(program, scaled())
     assert len(eqns) == 100
     assert len({id(eqn.params["jaxpr"]) for eqn in eqns}) == 1
-    # Another program that calls the same body rewrites it no more.
+    # Another program that calls the same body does not rewrite it again.
     transform(lambda a: body(a), rules=rules)(scaled())
     assert len(calls) == 1
 
@@ -197,7 +197,7 @@ def test_second_call_compiles_nothing(caplog, no_leak_checks):
         assert "Compiling" in caplog.text
         caplog.clear()
         fn(v)
-        # Not even when another function calls the same body.
+        # Another function that calls the same body does not rewrite it either.
         transform(lambda a: body(a), materialise="allow")(v)
     assert "Compiling" not in caplog.text
 

@@ -64,7 +64,7 @@ def test_a_zero_that_stays_zero_costs_nothing():
 
 @pytest.mark.parametrize("length", [3, 6])
 def test_a_chain_of_carries_that_passes_a_zero_along(length):
-    """Each slot is zero for some turns more than the next: one rewriting a slot."""
+    """Each slot becomes dense some turns after the one before, so each needs one more rewriting."""
 
     def fn(zeros, xs):
         return lax.scan(lambda c, x: ((*c[1:], x), c[0] * x), zeros, xs)
@@ -416,7 +416,7 @@ def test_slicing_a_value_without_the_hook_warns():
 
 
 def test_rounds_that_were_tried_say_nothing():
-    """Of a zero that turns dense only that is said, and nothing of its first turn."""
+    """A zero that becomes dense in a loop gives one warning, and none for the first rewriting."""
     fn = lambda z, xs: lax.scan(lambda c, x: (jnp.exp(c) + x, None), z, xs)[0]
     with pytest.warns(jaxrewrite.MaterialisationWarning) as caught:
         transform(fn)(ZERO, XS)

@@ -96,7 +96,7 @@ def test_a_composite_is_its_decomposition_on_values():
         got = wrap(transform(composite))(X, v)
         np.testing.assert_allclose(got, jnp.sin(X @ v.materialise()), rtol=1e-5)
     assert "composite" not in names(composite, X, v)
-    # Where no value reaches it, it is for the backend, as ever.
+    # An equation that no value reaches is left as it is.
     fn = lambda x, v: composite(x, x) @ v
     assert "composite" in names(fn, X, v)
 
@@ -302,7 +302,7 @@ def test_sinks_take_each_leaf():
 
 
 def root(v, solve_tangent):
-    """The root of an equation that a value is part of, near enough by a few turns."""
+    """An approximate root of an equation with a value in it, by a few turns."""
     return lax.custom_root(
         lambda y: y - 0.1 * jnp.sin(y @ v),
         X,

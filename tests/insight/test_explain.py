@@ -251,7 +251,7 @@ def check(random, values):
     program = lambda *vs: random(*vs)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        # On one line, which is the user's where all others are JAX's.
+        # The program is on one line, so that this is the user's line of each equation.
         report, jaxpr = (f(program)(*values) for f in (explain, jaxrewrite.make_jaxpr))
     warned = {
         (w.message.primitive, w.message.type, w.lineno)

@@ -52,7 +52,7 @@ def main(args: list[str]) -> int:
     options = [arg for arg in args[1:] if arg not in modules]
     return pytest.main(
         [
-            # Neither JAX's settings nor ours, and the JAX that is installed.
+            # The settings of JAX and of this suite are left out; the JAX that is installed is used.
             *("-c", os.devnull, "--rootdir", str(tests), "--noconftest"),
             *(
                 "--import-mode",
@@ -62,7 +62,7 @@ def main(args: list[str]) -> int:
                 "-p",
                 "upstream.plugin",
             ),
-            # Modules of another version of JAX may ask for what this one has not.
+            # Modules of another version of JAX may import names that this version does not have.
             "--continue-on-collection-errors",
             *("-q", "--tb", "short", *options),
             *(str(tests / f"{name}.py") for name in modules or MODULES),

@@ -15,16 +15,16 @@ import jaxrewrite
 from .forms import FORMS
 
 
-# What of a function is compared, besides what it gives.
+# What is compared besides the results of a function.
 WAYS = ("plain", "plain", "jit", "vmap", "jvp", "vjp")
 
 
 class Differs(Exception):
-    """What a function gives on values is not what it gives on arrays."""
+    """A function gives other results on values than on arrays."""
 
 
 class Checker:
-    """The checks of one test: what it draws depends on the test's name alone."""
+    """The checks of one test. Its random numbers depend on the name of the test only."""
 
     def __init__(self, name, draws, only=None, lenient=False, abstract=False):
         self._random = random.Random(zlib.crc32(name.encode()))
@@ -40,7 +40,7 @@ class Checker:
     def __call__(self, fn, args, kwargs, same):
         """Run ``fn`` on values as often as is drawn; ``same(x, y)`` compares two arrays."""
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        # Numbers too: what tests check is what they jit, where all arguments are arrays.
+        # Numbers become arrays too, as they do when the test calls `jax.jit`.
         leaves = [jnp.asarray(x) if type(x) in (int, float, complex) else x for x in leaves]
         places = [i for i, leaf in enumerate(leaves) if _is_array(leaf)]
         if self._busy or not places or len(self._seen) > 3 or fn in self._seen:
@@ -164,7 +164,7 @@ def _run(way, fn, arrays):
 
 
 def _traced(way, fn, arrays):
-    """What `_run` gives, as shapes and dtypes alone: nothing is compiled."""
+    """The shapes and dtypes of what `_run` gives. Nothing is compiled."""
     return jax.eval_shape(lambda *xs: _run(way, fn, xs), *arrays)
 
 

@@ -46,13 +46,13 @@ def _(*operands: Mapped | ArrayLike, primitive, **params):
 
 
 class Form(NamedTuple):
-    """How an array becomes a value, and of which arrays."""
+    """How to make a value from an array, and which arrays can become one."""
 
     make: Callable[[jax.Array], Any]
     of: Callable[[Any], bool]
-    # Whether it is that array also where there are infinities and NaN.
+    # Whether the value equals the array also where there are infinities and NaN.
     any_number: bool
-    # Whether it is that array also where JAX calls its dtype weak.
+    # Whether the value equals the array also if the dtype is weak.
     weak: bool
 
 

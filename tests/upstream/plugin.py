@@ -76,7 +76,7 @@ def pytest_runtest_call(item):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """What values gave decides; a failure of the test itself is none of ours."""
+    """Only what differs with values is a failure; an error of the upstream test itself is not."""
     report = (yield).get_result()
     checker = getattr(item, "checker", None)
     if call.when != "call" or checker is None:
@@ -123,7 +123,7 @@ def _also_grads_on_values(config, original):
 
 
 def _checked(config, made_by):
-    """`jax.jit` and kin as tests call them: what is called with arrays is so with values."""
+    """`jax.jit` and the like, as tests call them. Calls with arrays are repeated with values."""
 
     @functools.wraps(made_by)
     def wrapper(*args, **options):
@@ -168,7 +168,7 @@ def _same(tol, rtol, atol):
             max(test_util.tolerance(x.dtype, given or tol), default)
             for given in (rtol, atol)
         ]
-        # What is rounded at the scale of the largest number is so in all of them.
+        # Rounding errors are as large as those of the largest number.
         finite = y[np.isfinite(y)] if y.dtype.kind in "fc" else np.empty(0)
         scale = max(1.0, float(np.abs(finite).max())) if finite.size else 1.0
         test_util._assert_numpy_allclose(x, y, rtol=rough[0], atol=rough[1] * scale)

@@ -95,7 +95,7 @@ def test_values_with_axes_of_size_one(name, bulk):
 
 @some("one_hot")
 def test_a_value_and_a_stack(name, bulk):
-    # All differ: whether equal numbers are equal is for rounding to say.
+    # All numbers differ, because rounding decides whether equal ones stay equal.
     v, *others = (make(name, seed=seed) for seed in range(3))
     programs = {
         kind: lambda v, ws, fn=fn: fn(v[None], ws)
@@ -210,7 +210,7 @@ OF_TWO = ("add", "sub", "div", "max", "min", "pow", "atan2", "rem", "nextafter",
 
 
 def with_numbers():
-    """With numbers of the program, and with ones that are known only when it is run."""
+    """With numbers in the program, and with numbers that are known only when it runs."""
     programs = {}
     for i, number in enumerate(map(np.float32, NUMBERS)):
         for name in (*OF_TWO, *(["mul"] if np.isfinite(number) else [])):
@@ -267,7 +267,7 @@ SPECIAL = {
 )
 def test_leaves_that_are_no_numbers(name, bulk):
     v = SPECIAL[name]
-    # A sum of a number times an array is that of the array, first.
+    # The array is summed first, and the sum is multiplied by the number.
     is_scaled = isinstance(v, Scaled)
     check({k: fn for k, fn in UNARY.items() if not (is_scaled and k == "cumsum")}, v)
     check(with_numbers(), v, [jnp.float32(number) for number in NUMBERS])
@@ -285,7 +285,7 @@ def test_sums_over_nothing_are_zero():
     check(programs, v, x)
 
 
-# Programs for which a matrix with zeros is one still.
+# Programs after which a matrix with zeros is still one.
 KEPT = {
     "div": lambda v: v / 2.0,
     "div at run time": lambda v: v / jnp.float32(3).sum(),
@@ -441,7 +441,7 @@ def test_casts(name, bulk):
     assert jax.tree.map(jnp.shape, got) == jax.tree.map(jnp.shape, want)
     for key in want:
         assert got[key].dtype == want[key].dtype, key
-        # Sixteen bits round as the order of operations has it.
+        # In sixteen bits the rounding depends on the order of the operations.
         g, e = (np.asarray(x[key]).astype(complex) for x in (got, want))
         np.testing.assert_allclose(g, e, rtol=0.05, atol=0.05, err_msg=key)
 

@@ -36,12 +36,12 @@ def is_implicit(fn, *operands):
     return True
 
 
-# What types with names for their axes say of those that don't fit, by design.
+# The errors of types with named axes, for names that do not fit.
 REFUSED = "aligns an axis named|gives two axes the same name"
 
 
 def names_fit(fn, *operands):
-    """Whether a pair has an answer. What is no refusal by design is an error."""
+    """Whether a pair has an answer. Only the errors of `REFUSED` are allowed."""
     try:
         jaxrewrite.make_jaxpr(fn, materialise="allow")(*operands)
     except ValueError as error:
@@ -77,7 +77,7 @@ def test_each_answer_is_right(left, bulk):
     same(got, jax.jit(everything)(*dense), 1e-4)
 
 
-# Types for whose pairs, two of one of these or one of each, sums and products stay implicit.
+# Of any two of these types the sum and the product stay implicit.
 CLOSED = ("zero", "scaled_diagonal", "diagonal", "identity", "product", "sum")
 
 

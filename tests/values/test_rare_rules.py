@@ -23,7 +23,7 @@ def case(name, seed=0):
     return CASES[name].value(np.random.default_rng(seed), shape=(4, 4))
 
 
-# Where the start of a slice is known only when the program is run.
+# The start of the slice is known only when the program runs.
 SLICES = {
     "slice": lambda v, x, i: lax.dynamic_slice(v, (i[0], i[1]), (2, 3)),
     "columns": lambda v, x, i: lax.dynamic_slice(v, (i[1], i[0]), (4, 2)),
@@ -106,7 +106,7 @@ def beside(fn):
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_an_interval_beside_another_value(other, bulk):
-    """What has both bounds equal has the result between the bounds of the result."""
+    """An interval of one point gives bounds around the result of that point."""
     run = lambda a, b: {key: beside(fn)(a, b) for key, fn in BESIDE.items()}
     bounds = jaxrewrite.transform(run, materialise="allow")(Interval(X, X), OTHERS[other])
     want = run(X, jaxrewrite.materialise(OTHERS[other]))
@@ -134,7 +134,7 @@ def test_a_mask_beside_another_value(other, bulk):
 
 
 def test_units_beside_another_value(bulk):
-    """Seconds are not added to what has no unit, of whatever type, but multiplied."""
+    """Seconds are multiplied by a value without a unit of any type; a sum is an error."""
     run = jaxrewrite.transform(
         lambda a, b: (a * b, b * a, a / (1 + b)), materialise="allow"
     )

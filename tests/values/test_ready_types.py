@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from choose import every, often, slow
+from choose import every, often
 from functions import FUNCTIONS
 from oracle import everything, floating, make, materialised, on_arrays, programs, same
 from reference import CASES
@@ -13,12 +13,6 @@ import jaxrewrite
 
 
 TOLERANCE = {"float32": 2e-4, "complex64": 2e-4, "bfloat16": 0.1, "float64": 1e-10}
-
-
-cases = pytest.mark.parametrize(
-    "name",
-    [slow(name) if case.variant else name for name, case in CASES.items()],
-)
 
 
 def check_forward(name, dtype, shape=(4, 6)):
@@ -88,7 +82,7 @@ def chosen(names):
     return {name: FUNCTIONS[name] for name in names}
 
 
-# Types whose rules are of kinds of their own; the others are for the long run.
+# Types with rules of different kinds; the others are for the long run.
 DIFFERENTIATED = {
     *("diagonal", "kronecker_square", "nf4"),
 }
@@ -96,13 +90,13 @@ DIFFERENTIATED = {
 
 @pytest.mark.parametrize("name", often(CASES, DIFFERENTIATED))
 def test_gradient(name, bulk):
-    """With respect to the leaves, of forward-and-backward through each program."""
+    """The gradient through each program, with respect to the leaves."""
     leaves, filled = floating(make(name))
     if not leaves:
         pytest.skip("no leaf has a derivative")
     scalar = total(chosen(SMOOTH))
     got = jax.jit(jax.grad(lambda xs: materialised(scalar)(filled(xs))))(leaves)
-    # The same chain rule, of which the long part is compiled for all types at once.
+    # The chain rule in two parts, of which the longer one is compiled once for all types.
     dense = lambda xs: jaxrewrite.materialise(filled(xs))
     cotangent = on_arrays(slope, tuple(SMOOTH))(jax.jit(dense)(leaves))
     want = jax.jit(lambda xs, ct: jax.vjp(dense, xs)[1](ct)[0])(leaves, cotangent)

@@ -17,7 +17,7 @@ from jaxrewrite import ArrayValue, MaterialisationWarning, Rules, field, transfo
 
 
 class BareZeros(ArrayValue):
-    """Zeros about which no rule says anything."""
+    """Zeros without any rule."""
 
     sizes: tuple = field(static=True)
     kind: np.dtype = field(static=True, default=np.dtype("float32"))
@@ -145,7 +145,7 @@ def block_and_params():
     block = Block()
     params = jax.jit(block.init)(jax.random.key(0), TOKENS)
     keys = iter(jax.random.split(jax.random.key(1), 100))
-    # Flax starts with biases of zero: give each leaf something to be wrong with.
+    # Flax starts with biases of zero, which would hide errors.
     noisy = jax.tree.map(lambda p: p + 0.1 * jax.random.normal(next(keys), p.shape), params)
     return block, noisy
 

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("no_leak_checks")
 
 
 def run(fn):
-    """Transformed, and never dense."""
+    """The function, transformed so that nothing may become dense."""
     return jaxrewrite.transform(fn, materialise="forbid")
 
 
@@ -192,7 +192,7 @@ def test_units_of_derivatives():
     gradient = run(jax.grad(lambda x: jnp.sum(x**3)))(LENGTH)
     assert gradient.units == Units("m^2")
     np.testing.assert_allclose(gradient.array, 3 * NUMBERS**2, rtol=1e-6)
-    # The rule of the function itself, on the leaves and inside.
+    # The derivative is that of the custom rule, for the leaves and inside.
     outside = jax.grad(lambda x: run(halved_square)(x).array.sum())(LENGTH)
     inside = run(jax.grad(lambda x: halved_square(x).sum()))(LENGTH)
     for got in (outside, inside):
@@ -607,7 +607,7 @@ def test_the_first_of_conditions_may_be_one_that_is_missing():
 
 
 def test_bounds_that_rounding_has_exchanged():
-    """They are no reason to say that an array differs from itself."""
+    """Bounds that rounding has exchanged still make an array equal to itself."""
     x = jnp.array([0.3, -0.7])
     compare = run(lambda v: (v == v, v != v, v < v, v <= v))
     # Of tracers no order is known.

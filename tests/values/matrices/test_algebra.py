@@ -132,7 +132,7 @@ def test_closed_forms_make_nothing_dense():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::jaxrewrite.MaterialisationWarning")
 def test_gradients_of_the_closed_forms(bulk):
-    """Where a determinant, and so its logarithm, is nothing, too."""
+    """Also where the determinant is zero."""
     makes = (
         lambda d, a, s: Product((Diagonal(d), a)),
         lambda d, a, s: Scaled(Diagonal(d), s),
@@ -153,7 +153,7 @@ def test_gradients_of_the_closed_forms(bulk):
         )
 
     leaves = (2 + dense(4), dense(4, 4), jnp.float32(0.5))
-    # The last pivot is nothing: of others JAX's own derivative is not the cofactors'.
+    # The last pivot is zero. For other zero pivots JAX's own derivative is not that of the cofactors.
     zeros = (jnp.array([3.0, 2.0, 1.0, 0.0]), leaves[1], jnp.float32(0.25))
     got, want = (jax.jit(gradients, static_argnums=0)(d, leaves, zeros) for d in (0, 1))
     jax.tree.map(lambda g, w: close(g, wide(w)), got, want)

@@ -33,7 +33,7 @@ def numbers(*shape, seed=0):
 
 
 def banded(lower, upper, n=N, batch=(), seed=0):
-    """Numbers in every place, those that don't count as well; solvable."""
+    """A solvable matrix. The places outside of the matrix hold numbers too."""
     bands = numbers(*batch, lower + upper + 1, n, seed=seed)
     return Banded(bands.at[..., upper, :].add((lower + upper) / 2), lower, upper)
 
@@ -240,7 +240,7 @@ def test_elimination_exchanges_rows():
     v, b = without_a_pivot(), numbers(N)
     close(implicit(jnp.linalg.solve)(v, b), jnp.linalg.solve(dense(v), b))
     close(implicit(jnp.linalg.det)(v), jnp.linalg.det(dense(v)))
-    # A pivot that is far too small, and what came of it without an exchange.
+    # A pivot that is far too small: without an exchange of rows the result is wrong.
     v = Banded(v.bands.at[1].set(1e-17), 1, 1)
     close(v.solve(b, 0), jnp.linalg.solve(dense(v), b))
 
@@ -261,7 +261,7 @@ def test_logarithm_of_a_determinant_that_overflows():
 
 @pytest.mark.slow
 def test_solve_derivatives():
-    """In both modes, with respect to the bands and to the right side, as of dense."""
+    """Forward and reverse, with respect to the bands and to the right side."""
     v, b = banded(1, 2), numbers(N, 2)
     mine = lambda v, b: jnp.sin(v.solve(b, 0)).sum()
     want = lambda v, b: jnp.sin(jnp.linalg.solve(v.materialise(), b)).sum()
@@ -328,7 +328,7 @@ def test_from_dense():
     close(Symmetric.from_dense(dense(positive()), positive=True), dense(positive()))
     x = numbers(9, 4)
     Symmetric.from_dense(x.T @ x)  # up to rounding
-    # Where there are no numbers yet, they are not looked at.
+    # Tracers have no numbers to look at.
     made = jax.jit(lambda x: Banded.from_dense(x, 0, 0))(jnp.ones((2, 2)))
     close(made, np.eye(2))
 
@@ -381,7 +381,7 @@ def test_oracle(name):
 def test_linear_algebra_oracle(name):
     v = VARIANTS[name]()
     b = numbers(v.shape[0])
-    # A matrix of one entry is no more than that.
+    # A matrix of one entry is made dense.
     policy = "forbid" if len(b) > 1 else "allow"
     for fn in (
         jnp.linalg.solve,

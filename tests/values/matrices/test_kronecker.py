@@ -71,7 +71,7 @@ def test_permutations():
 
 
 def test_permutations_have_their_factors_and_signs():
-    """As LAPACK finds them, of a stack."""
+    """The exchanges of rows of a stack, as LAPACK finds them."""
     for n in (1, 8):
         v = Permutation(orders(6, n))
         want = jax.lax.linalg.lu(dense(v))
@@ -217,7 +217,7 @@ def test_parts_of_toeplitz_matrices():
 
 
 def test_the_entry_of_the_row_that_is_not_there():
-    """Neither it nor what a function makes of it comes into a result or a derivative."""
+    """The first number of the row has no place: it is in no result and in no derivative."""
     v = Toeplitz(jnp.array([4.0, 1.0]), jnp.array([0.0, 9.0]))
     loss = lambda v: (jnp.sqrt(v) @ jnp.ones(2)).sum()
     gradient = jax.grad(implicit(loss))(v)
@@ -309,7 +309,7 @@ def test_rows_of_rows():
 
 
 def test_rows_of_no_class_are_zero():
-    """Where the indices are not known beforehand, as `jax.nn.one_hot` has it."""
+    """Out-of-range indices that are known only when the program runs give rows of zeros."""
     indices = jnp.array([-1, 2, 7], jnp.int8)
     table = normal(0, 3, 2)
 

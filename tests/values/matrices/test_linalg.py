@@ -177,7 +177,7 @@ def test_logarithms_of_determinants_that_are_no_numbers(name, bulk):
 
 
 def test_determinants_of_singular_matrices(bulk):
-    """Zero, of no sign; and their derivatives, which are cofactors."""
+    """The determinant is zero, its sign is zero, and its derivatives are cofactors."""
     values = [
         Diagonal(jnp.array([2.0, 0.0, 3.0, 1.0])),
         Tridiagonal(jnp.ones(3), jnp.array([0.0, 1.0, 0.0, 0.0]), jnp.array([0.0, 1, 1])),
@@ -208,7 +208,7 @@ _WITHOUT_FACTORS = [
     often(_WITHOUT_FACTORS, ("tridiagonal",)),
 )
 def test_derivatives_of_what_factors_are_for(name, bulk):
-    """Also where the factors are looked at, which makes them dense."""
+    """A program that looks at the factors makes them dense."""
     v = make(name, 4)
     xs, filled = floating(v)
 
@@ -364,7 +364,7 @@ def test_gradients_inside_and_outside_are_implicit(bulk):
 
 
 def test_a_solve_by_factors_of_something_else():
-    """The factors of one matrix in a solve with another one: not to be taken for it."""
+    """The factors of one matrix are not used in a solve with another one."""
     v, b = Circulant(jnp.array([3.0, 1.0, 0.0, 2.5])), jnp.arange(4.0)
 
     def fn(a, b):

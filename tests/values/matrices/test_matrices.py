@@ -61,7 +61,7 @@ KEPT = {
     "conditional": lambda v: jax.lax.cond(X[0, 1] > 0, lambda: v, lambda: 2 * v / 2) @ X,
 }
 
-# What does not hold of a type by its nature, with the reason.
+# What a type cannot keep implicit, with the reason.
 EXCEPT = {
     ("identity", "stack"): "twice it is a diagonal matrix, which is of another type",
     ("identity", "conditional"): "twice it is a diagonal matrix",
@@ -95,7 +95,7 @@ def some_entries(v, i):
 
 @names
 def test_single_rows_and_entries(name, bulk):
-    """Of types that know their entries."""
+    """Single rows and entries of the types that know their entries."""
     v = value(name)
     if type(v).at is Matrix.at:
         pytest.skip("it knows no single entries")

@@ -15,7 +15,7 @@ from jaxrewrite.values import Diagonal, Identity, NMSparse, Product, Sparse, Sum
 
 
 FORMATS = ("bcoo", "bcsr", "bcsc")
-# The others in the long run; walks over all cases are of "bcoo".
+# The other formats are for the long run. Tests over all cases use "bcoo".
 formats = pytest.mark.parametrize("format", often(("bcsr", "bcoo", "bcsc"), ("bcsr",)))
 
 
@@ -428,7 +428,7 @@ MOVES = {
 @pytest.mark.parametrize("batch", [slow(pytest.param((), id="one")), (2,)])
 @pytest.mark.parametrize("format", ["bcoo", slow("bcsr")])
 def test_positions_without_entries_stay_empty(batch, format, bulk):
-    """Their numbers take no part in anything, derivatives and products included."""
+    """Their numbers are in no result, and in no derivative."""
     w = jnp.arange(1.0, 5 if not batch else 9).reshape(*batch, 2, 2)
     v = Sparse.from_dense(w, 7, format)
 

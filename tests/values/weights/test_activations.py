@@ -77,7 +77,7 @@ def test_products_are_within_half_a_step(kind, bulk):
 
 
 def test_the_numbers_are_those_of_the_rounded_operand(bulk):
-    """In integers and in floating point."""
+    """The product in integers is that in floating point."""
     x, w = normal(20, 16, seed=1), normal(16, 12)
     step = wide(abs(x)).max(1, keepdims=True) / 127
     rounded = np.round(wide(x) / step) * step
@@ -90,7 +90,7 @@ def test_the_numbers_are_those_of_the_rounded_operand(bulk):
 
 @pytest.mark.parametrize("kind", ["columns", "blocks", slow("3 bits")])
 def test_gradients_pass_straight_through(kind, bulk):
-    """To ``x`` as without rounding, to the scales those of what is computed."""
+    """The gradient to ``x`` is that without rounding; those to the scales are exact."""
     v, x = jax.jit(KINDS[kind])(normal(16, 12)), normal(5, 16, seed=1)
     step = abs(x).max(1, keepdims=True) / 127
     rounded = jnp.round(x / step) * step
@@ -144,7 +144,7 @@ def test_convolutions(kind, bulk):
     got = jax.jit(forbid(programs))(x, v)
     dense = jax.jit(jaxrewrite.materialise)(v)
     want = jax.jit(programs)(x, dense)
-    # Each image has its own step, but all have one where groups of the batch meet.
+    # Each image has its own step; groups of the batch share one.
     ones = jnp.ones_like(x) * abs(x).max((1, 2, 3), keepdims=True) / 254
     allowed = jax.jit(programs)(ones, abs(dense))
     allowed["groups of the batch"] = programs(ones * 0 + ones.max(), abs(dense))[

@@ -113,7 +113,7 @@ def test_gradients_of_kernels(kind, bulk):
     often(KERNELS, ("int4", "lora")),
 )
 def test_gradients_that_are_rewritten(kind, bulk):
-    """Those of grouped convolutions mix the axes of the two factors of a `Lora`."""
+    """Gradients of grouped convolutions mix the axes of the two factors of a `Lora`."""
     v = KERNELS[kind]()
     fn = lambda x, w: jax.grad(loss)(x, w)
     policy = "allow" if "lo" in kind else "forbid"

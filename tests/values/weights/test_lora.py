@@ -31,7 +31,7 @@ run = functools.partial(run_implicit, tolerance=1e-3)
 
 
 class EightBits(jaxrewrite.ArrayValue):
-    """What a quantised weight is, for tests."""
+    """A small quantised weight, for tests."""
 
     q: jax.Array
     scale: jax.Array
@@ -74,7 +74,7 @@ def test_a_product_is_the_program_by_hand_at_width_512(no_leak_checks):
         np.testing.assert_allclose(
             jax.jit(fn)(x, v), by_hand(x, v.w, v.a, v.b), rtol=1e-3, atol=1e-3
         )
-    # With what a GPT-2 layer does before, the transposed kernel of the same product.
+    # The same product with the kernel transposed.
     fn = transform(lambda x, v: x @ v.T, materialise="forbid")
     by_hand = lambda x, w, a, b: x @ w.T + ((x @ b.T) @ a.T) * 0.5
     assert instructions(fn, x, v) <= instructions(by_hand, x, v.w, v.a, v.b)

@@ -228,7 +228,7 @@ def test_the_program_of_one_device_is_known():
 
 
 def test_a_weight_that_may_be_on_several_devices_is_not_looped_over(blocks):
-    """A loop would gather what is split at each of its steps."""
+    """A loop over a split weight would gather it at each of its steps."""
     x, v = normal(2, 1024), KINDS["columns"](normal(1024, 1024))
     assert jax.device_count() > 1 and products._may_be_split.__name__ == "<lambda>"
     count = lambda: str(jax.make_jaxpr(forbid(lambda x, v: x @ v))(x, v)).count("scan[")
@@ -248,7 +248,7 @@ def test_another_platform_has_the_whole_weight(blocks):
 
 
 class Masks(Coded):
-    """A format of a user's: integers of four bits, and two fields that blocks share."""
+    """A user's format: integers of four bits, and two fields for each block."""
 
     bits: jax.Array
     scale: jax.Array

@@ -112,7 +112,7 @@ def test_int4_takes_half_a_byte():
 
 
 def test_nf4_levels_are_those_of_the_paper():
-    """Appendix E; and zero is exact however the magnitudes are rounded."""
+    """The code book is that of appendix E of the paper. Zero stays exactly zero."""
     from jaxrewrite.values._weights.nf4 import LEVELS
 
     assert LEVELS.shape == (16,) and (np.diff(LEVELS) > 0).all()
@@ -369,7 +369,7 @@ def test_no_dense_copy_is_kept_for_the_backward_pass(kind):
     jax.__version_info__ < (0, 11), reason="its compiler makes all layers dense at once"
 )
 def test_one_layer_at_a_time_is_dense():
-    """Where the compiler doesn't hold more to find work to do in parallel."""
+    """Compiled without reordering, which holds more arrays in memory at a time."""
     v, x = make("nf4", 256, 256), normal(4, 256)
     gradient = jax.jit(jax.grad(forbid(deep))).lower(x, [v] * 6)
     options = {"xla_cpu_enable_concurrency_optimized_scheduler": False}
@@ -460,7 +460,7 @@ def test_a_loop_over_layers(kind, bulk):
 
 @kinds
 def test_a_loop_over_a_quantised_stack(kind, bulk):
-    """Quantised by `jax.vmap`, each layer has scales of its own: a turn takes a layer's."""
+    """Layers that were quantised by `jax.vmap` have scales of their own, one set for each turn."""
     v, x = jax.vmap(KINDS[kind])(normal(3, 16, 16)), normal(2, 16)
     assert v.shape == (3, 16, 16)
     close(forbid(forward)(x, v), forward(x, v.materialise()))
