@@ -30,6 +30,15 @@ def test_forward(name, bulk):
     check_forward(name, "float32")
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_each_program_has_an_answer(name, bulk):
+    """Of the right shape and dtype, which the library checks. Nothing is compiled."""
+    for shape in ((4, 6), (3, 3)):
+        value = make(name, "float32", shape)
+        fns = everything(programs("float32", value.shape))
+        jaxrewrite.make_jaxpr(fns, materialise="allow")(value)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
