@@ -17,6 +17,7 @@ from .._base.structured import concrete
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, solve_columns
 from .monomial import Diagonal, Identity
+from .triangle import mirrored, multiply_symmetric, on_columns
 from .triangular import Triangular
 
 
@@ -111,11 +112,13 @@ class Symmetric(Matrix):
         return jax.core.ShapedArray(self.x.shape, self.x.dtype)
 
     def materialise(self) -> Any:
-        lower = jnp.tri(self.shape[-1], dtype=bool)
-        return jnp.where(lower, self.x, jnp.swapaxes(self.x, -1, -2))
+        return mirrored(self.x)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
-        return apply_dense(self.materialise(), x, axis, precision)
+        y = on_columns(multiply_symmetric, self.x, x, axis, precision)
+        if y is NotImplemented:
+            return apply_dense(self.materialise(), x, axis, precision)
+        return y
 
     def transposed(self) -> Any:
         return self
