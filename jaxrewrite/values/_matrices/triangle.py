@@ -80,7 +80,7 @@ def multiply_symmetric(
         terms = [way(a, x, triangle=t, precision=precision) for way, t in pairs]
         return functools.reduce(jnp.add, terms)
 
-    if None in ways or x.shape[1] > _SOME:
+    if None in ways or x.shape[1] > _FEW:
         return whole(a, x)
     return lax.platform_dependent(a, x, cpu=by_triangles, default=whole)
 
@@ -118,9 +118,10 @@ def _way(a: Any, x: Any, triangle: Triangle) -> Any:
     is_wide = a.dtype.name in ("float32", "float64", "complex64", "complex128")
     if not is_wide or not isinstance(columns, int) or columns == 0 or may_be_split():
         return None
-    if n < (_ROWS_OF_FEW_COLUMNS if columns <= _FEW else _ROWS):
+    few, some = (1, 1) if triangle.flipped else (_FEW, _SOME)
+    if n < (_ROWS_OF_FEW_COLUMNS if columns <= few else _ROWS):
         return None
-    if columns <= (1 if triangle.flipped else _SOME):
+    if columns <= some:
         blocks = _blocks(n, 32 if columns <= _FEW and n > _ROWS else 8)
         if blocks is not None:
             return functools.partial(_in_blocks, blocks=blocks)

@@ -22,8 +22,7 @@ import jaxrewrite
 from jaxrewrite import _compat
 
 from .._base.contract import Labels, contract, labels, transpose
-from .._base.placement import is_manual as _is_manual
-from .._base.placement import may_be_split as _may_be_split
+from .._base.placement import is_manual as _is_manual, may_be_split as _may_be_split
 from .coded import Coded, blockwise, spread_axis
 
 
