@@ -157,6 +157,7 @@ def test_triangles_of_two_orders_meet():
     np.testing.assert_allclose((dense_w + 4 * np.eye(N)) @ solved, b, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_pruned_matrices():
     v = NMSparse.prune(f32(normal(N, N)))
     x = normal(N, 1, seed=1)
