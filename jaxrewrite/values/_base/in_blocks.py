@@ -94,11 +94,11 @@ def dot(
     y = multiply(
         made,
         parts,
-        x.reshape(len(x), -1) if x.size else x.reshape(len(x), 0),
+        x.reshape(x.shape[0], math.prod(x.shape[1:])),
         is_summed=own[0] == 0,
         precision=precision,
     )
-    y = y.reshape(len(y), *x.shape[1:])
+    y = y.reshape(y.shape[0], *x.shape[1:])
     return y if is_first else jnp.moveaxis(y, 0, -1)
 
 

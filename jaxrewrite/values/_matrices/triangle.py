@@ -2,20 +2,9 @@
 
 The entries outside the triangle may be anything, even NaN. To set them to zero means, for a
 compiler for a CPU, to write a second array of the whole size and to read that. With few
-columns this takes several times as long as the product. Two other ways read the array where
-it is:
-
-* A product with the array as it is held splits its rows into blocks. Each block is
-  multiplied with its own copy of the other operand, with zeros for the rows that meet
-  entries outside the triangle. A result without NaN is right, since each of these entries
-  then was finite, and gave zero. A result with NaN is computed again in the other way.
-* A product with the transpose splits the summed rows into blocks, and drops what entries
-  outside the triangle contribute to each sum before the blocks are added.
-
-Each is the derivative of the other.
-
-With many columns it is best to copy strips of the array, each no wider than the triangle.
-``bench/structured.py`` measures all of them.
+columns this takes several times as long as the product. So a large array is read in groups of
+rows, each no wider than the triangle, and with few columns in blocks that fit the
+processor's cache.
 """
 
 from __future__ import annotations
@@ -27,13 +16,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Inexact
+from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from .._base.placement import may_be_split
+from .._base.placement import is_manual, may_be_split
 
 
 class Triangle(NamedTuple):
@@ -47,10 +35,9 @@ class Triangle(NamedTuple):
     offset: int = 0
     flipped: bool = False
 
-    def of(self, a: Any, offset: int = 0) -> Any:
-        """The array with zeros outside the triangle; ``offset`` is that of the part ``a``."""
-        cut = jnp.tril if self.lower else jnp.triu
-        return cut(a, self.offset + offset)
+    def of(self, a: Any) -> Any:
+        """The array with zeros outside the triangle."""
+        return (jnp.tril if self.lower else jnp.triu)(a, self.offset)
 
 
 def multiply(
@@ -59,7 +46,7 @@ def multiply(
     """The product of one triangle of ``a``, or of its transpose, with columns."""
     how = {"triangle": triangle, "precision": precision}
     whole = functools.partial(_whole, **how)
-    way = _way(a, x, triangle)
+    way = _way(a, x)
     if way is None:
         return whole(a, x)
     return lax.platform_dependent(a, x, cpu=functools.partial(way, **how), default=whole)
@@ -70,17 +57,17 @@ def multiply_symmetric(
 ) -> Inexact[Array, "n m"]:
     """The product of the symmetric matrix in the lower triangle of ``a`` with columns."""
     triangles = Triangle(lower=True), Triangle(lower=True, offset=-1, flipped=True)
-    ways = [_way(a, x, triangle) for triangle in triangles]
+    way = _way(a, x)
 
     def whole(a: Any, x: Any) -> Any:
         return _product(mirrored(a), x, precision)
 
     def by_triangles(a: Any, x: Any) -> Any:
-        pairs = zip(ways, triangles, strict=True)
-        terms = [way(a, x, triangle=t, precision=precision) for way, t in pairs]
+        terms = [way(a, x, triangle=t, precision=precision) for t in triangles]
         return functools.reduce(jnp.add, terms)
 
-    if None in ways or x.shape[1] > _FEW:
+    # Sums of 16-bit numbers would be rounded once more.
+    if way is None or x.shape[1] > _SOME or a.dtype.itemsize < 4:
         return whole(a, x)
     return lax.platform_dependent(a, x, cpu=by_triangles, default=whole)
 
@@ -107,30 +94,19 @@ def on_columns(
 
 
 # From so many rows on, copies of an array are slow, because it does not fit the cache.
-_ROWS_OF_FEW_COLUMNS, _ROWS = 1024, 2048
-_FEW, _SOME = 8, 64
+_ROWS = 2048
+_GROUPS = 8
+# With up to so many columns, a loop over blocks of so many rows is faster.
+_SOME, _BLOCK = 64, 128
 
 
-def _way(a: Any, x: Any, triangle: Triangle) -> Any:
+def _way(a: Any, x: Any) -> Any:
     """The fastest way on a CPU, or ``None`` if that is to make zeros of the other entries."""
     n, columns = x.shape
-    # Sums of 16-bit numbers would be rounded once more.
-    is_wide = a.dtype.name in ("float32", "float64", "complex64", "complex128")
-    if not is_wide or not isinstance(columns, int) or columns == 0 or may_be_split():
+    is_known = isinstance(n, int) and isinstance(columns, int)
+    if not is_known or n < _ROWS or not columns or may_be_split() or is_manual():
         return None
-    few, some = (1, 1) if triangle.flipped else (_FEW, _SOME)
-    if n < (_ROWS_OF_FEW_COLUMNS if columns <= few else _ROWS):
-        return None
-    if columns <= some:
-        blocks = _blocks(n, 32 if columns <= _FEW and n > _ROWS else 8)
-        if blocks is not None:
-            return functools.partial(_in_blocks, blocks=blocks)
-    return _in_strips
-
-
-def _blocks(n: int, wanted: int) -> int | None:
-    """A number of equal blocks, not far from the wanted one."""
-    return next((k for k in range(wanted, 3 * wanted) if n % k == 0), None)
+    return functools.partial(_in_groups, is_looped=columns <= _SOME)
 
 
 def _product(a: Any, x: Any, precision: Any, flipped: bool = False) -> Any:
@@ -145,109 +121,66 @@ def _whole(a: Any, x: Any, *, triangle: Triangle, precision: Any) -> Any:
     return _product(triangle.of(a), x, precision, triangle.flipped)
 
 
-# --- in strips --------------------------------------------------------------------------
-
-_STRIPS = 8
-
-
-def _in_strips(a: Any, x: Any, *, triangle: Triangle, precision: Any) -> Any:
-    """One block of rows of the result after the other, each from the entries that count."""
-    n = len(a)
-    ends = [n * i // _STRIPS for i in range(_STRIPS + 1)]
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _in_groups_with(a: Any, x: Any, how: Any) -> Any:
+    triangle, precision, is_looped = how
+    n, m = x.shape
+    ends = [n * i // _GROUPS for i in range(_GROUPS + 1)]
     parts = []
     for start, end in zip(ends, ends[1:], strict=False):
-        own = slice(start, end)
-        # The matrix is upper triangular if its transpose is lower triangular.
-        is_lower = triangle.lower != triangle.flipped
-        met = slice(0, end) if is_lower else slice(start, n)
-        rows, columns = (met, own) if triangle.flipped else (own, met)
-        part = triangle.of(a[rows, columns], rows.start - columns.start)
-        parts.append(_product(part, x[met], precision, triangle.flipped))
-    return jnp.concatenate(parts)
+        columns = slice(0, end) if triangle.lower else slice(start, n)
+        size = _block(end - start) if is_looped else end - start
+        multiply = functools.partial(_block_product, a, x, columns, size, how)
+        starts = jnp.arange(start, end, size)
+        if not triangle.flipped:
+            y = lax.map(multiply, starts) if size < end - start else multiply(start)
+            parts.append(y.reshape(end - start, m))
+        elif size == end - start:
+            parts.append(_padded(multiply(start), columns, n))
+        else:
+            zeros = jnp.zeros((columns.stop - columns.start, m), x.dtype)
+            add = lambda y, at, multiply=multiply: (y + multiply(at), None)
+            parts.append(_padded(lax.scan(add, zeros, starts)[0], columns, n))
+    return functools.reduce(jnp.add, parts) if triangle.flipped else jnp.concatenate(parts)
 
 
-# --- in blocks --------------------------------------------------------------------------
-
-
-def _on_diagonal(a: Any, x: Any, triangle: Triangle, precision: Any, blocks: int) -> Any:
-    """The product of the blocks on the diagonal, which the triangle cuts."""
-    n, m = x.shape
-    size = n // blocks
-    starts = range(0, n, size)
-    cut = [triangle.of(a[i : i + size, i : i + size]) for i in starts]
-    columns = x.reshape(blocks, size, m)
-    return _product(jnp.stack(cut), columns, precision, triangle.flipped).reshape(n, m)
-
-
-def _counts(n: int, blocks: int, lower: bool) -> Bool[Array, "blocks n 1"]:
-    """Which columns of each block of rows are in the triangle and not in a block on the diagonal."""
-    block, of_column = jnp.arange(blocks)[:, None], jnp.arange(n) // (n // blocks)
-    return (of_column < block if lower else of_column > block)[..., None]
-
-
-def _split(
-    a: Any, x: Any, *, triangle: Triangle, precision: Any, blocks: int
-) -> tuple[Any, Any]:
-    """The product, and whether an entry outside the triangle may not be finite.
-
-    If one may not be, then the product with the array as it is held may be wrong, and so
-    may the derivative of the other one, which is such a product.
-    """
-    n, m = x.shape
-    counts = _counts(n, blocks, triangle.lower)
-    rows = a.reshape(blocks, n // blocks, n)
-    on_diagonal = _on_diagonal(a, x, triangle, precision, blocks)
-    if triangle.flipped:
-        parts = _product(rows, x.reshape(blocks, -1, m), precision, flipped=True)
-        y = jnp.where(counts, parts, 0).sum(0) + on_diagonal
-        return y, _any(~jnp.isfinite(parts))
-    y = _product(rows, jnp.where(counts, x, 0), precision).reshape(n, m) + on_diagonal
-    return y, _any(jnp.isnan(y))
-
-
-def _in_blocks(a: Any, x: Any, **how: Any) -> Any:
-    return _guarded(a, x, tuple(how.items()))[0]
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _guarded(a: Any, x: Any, how: Any) -> tuple[Any, Any]:
-    """The product, computed again if it may be wrong, and whether it was in doubt."""
-    y, in_doubt = _split(a, x, **dict(how))
-    if not dict(how)["triangle"].flipped:
-        whole = functools.partial(_whole, **_without_blocks(how))
-        y = lax.cond(in_doubt, whole, lambda *_: y, a, x)
-    return y, in_doubt
-
-
-@functools.partial(_guarded.defjvp, symbolic_zeros=True)
+@functools.partial(_in_groups_with.defjvp, symbolic_zeros=True)
 def _(how: Any, primals: Any, tangents: Any) -> Any:
-    """What is known of the array holds for the derivative by ``x``, too.
-
-    The array's own tangent may have anything outside the triangle.
-    """
+    """The derivative by the array is a product of the whole, which no loop has to gather."""
     (a, x), (da, dx) = primals, tangents
-    y, in_doubt = _guarded(a, x, how)
-    whole = functools.partial(_whole, **_without_blocks(how))
+    y = _in_groups_with(a, x, how)
     terms = []
     if not isinstance(dx, jax.custom_derivatives.SymbolicZero):
-        split = lambda a, dx: _split(a, dx, **dict(how))[0]
-        terms.append(lax.cond(in_doubt, whole, split, a, dx))
+        terms.append(_in_groups_with(a, dx, how))
     if not isinstance(da, jax.custom_derivatives.SymbolicZero):
-        terms.append(whole(da, x))
-    tangent = functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(y)
-    return (y, in_doubt), (tangent, np.zeros((), jax.dtypes.float0))
+        terms.append(_whole(da, x, triangle=how[0], precision=how[1]))
+    return y, functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(y)
 
 
-def _without_blocks(how: Any) -> dict[str, Any]:
-    return {name: option for name, option in how if name != "blocks"}
+def _in_groups(
+    a: Any, x: Any, *, triangle: Triangle, precision: Any, is_looped: bool
+) -> Any:
+    return _in_groups_with(a, x, (triangle, precision, is_looped))
 
 
-@jax.custom_batching.custom_vmap
-def _any(x: Any) -> Any:
-    """Whether any is true. A batch has one answer, so that a `jax.lax.cond` stays one."""
-    return x.any()
+def _block(rows: int) -> int:
+    """The number of rows of a block, or all if no number near the best divides them."""
+    sizes = range(min(_BLOCK, rows), _BLOCK // 4, -1)
+    return next((size for size in sizes if rows % size == 0), rows)
 
 
-@_any.def_vmap
-def _(size: int, is_batched: Any, x: Any) -> Any:
-    return _any(x), False
+def _block_product(a: Any, x: Any, columns: slice, size: int, how: Any, start: Any) -> Any:
+    """The product with some rows of the array, or what they add to that of the transpose."""
+    triangle, precision, _ = how
+    width = columns.stop - columns.start
+    block = lax.dynamic_slice(a, (start, columns.start), (size, width))
+    i, j = start + jnp.arange(size)[:, None], columns.start + jnp.arange(width)
+    difference = j - i - triangle.offset
+    kept = jnp.where(difference <= 0 if triangle.lower else difference >= 0, block, 0)
+    if triangle.flipped:
+        return _product(kept, lax.dynamic_slice_in_dim(x, start, size), precision, True)
+    return _product(kept, x[columns], precision)
+
+
+def _padded(y: Any, rows: slice, n: int) -> Any:
+    return jnp.pad(y, [(rows.start, n - rows.stop), (0, 0)])

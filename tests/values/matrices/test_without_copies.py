@@ -25,9 +25,9 @@ N = 16
 def small(monkeypatch):
     """Small matrices count as large ones, on one device."""
     monkeypatch.setattr(triangle, "may_be_split", lambda: False)
-    monkeypatch.setattr(triangle, "_ROWS_OF_FEW_COLUMNS", N)
     monkeypatch.setattr(triangle, "_ROWS", N)
-    monkeypatch.setattr(triangle, "_FEW", 2)
+    monkeypatch.setattr(triangle, "_GROUPS", 2)
+    monkeypatch.setattr(triangle, "_BLOCK", 4)
     monkeypatch.setattr(triangle, "_SOME", 4)
     monkeypatch.setattr(in_blocks, "may_be_split", lambda: False)
     monkeypatch.setattr(in_blocks, "_LEAST", 1)
@@ -117,6 +117,29 @@ def test_triangles(unused, columns, kinds, bulk):
 
 def _holds_lower(name):
     return name in ("lower", "symmetric", "upper, flipped")
+
+
+def test_solvers_and_transposes_take_it_as_linear():
+    a, x = normal(N, N) / 9 + 3 * np.eye(N), normal(N, 2, seed=1)
+    v = Triangular(f32(np.where(np.tri(N, dtype=bool), a, np.nan)))
+    dense = np.tril(a)
+
+    @jax.jit
+    def program(v, x):
+        solve = forbid(jnp.linalg.solve)
+        product = lambda x: forbid(jnp.matmul)(v, x)
+        (transposed,) = jax.linear_transpose(product, x)(x)
+        by_x = jax.grad(lambda x: jnp.sum(solve(v, x) ** 2))(x)
+        back = lambda v: jax.vjp(lambda x: forbid(jnp.matmul)(v, x), x)[1](x)[0]
+        mixed = jax.grad(lambda v: jnp.sum(back(v) ** 2))(v)
+        return solve(v, x), transposed, by_x, mixed.x
+
+    solved, transposed, by_x, mixed = program(v, f32(x))
+    want = np.linalg.solve(dense, x)
+    np.testing.assert_allclose(solved, want, atol=1e-4)
+    np.testing.assert_allclose(transposed, dense.T @ x, atol=1e-4)
+    np.testing.assert_allclose(by_x, 2 * np.linalg.solve(dense.T, want), atol=1e-4)
+    np.testing.assert_allclose(mixed, np.tril(2 * x @ (dense.T @ x).T), atol=1e-3)
 
 
 def test_many_columns_are_multiplied_in_strips():
