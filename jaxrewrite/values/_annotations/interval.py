@@ -32,7 +32,9 @@ class Interval(Structured):
         r = \tfrac12 (\overline x - \underline x),
 
     The bounds of a product of two intervals come from all four products of their ends, or
-    are :math:`c_x c_y \pm ((|c_x| + r_x) r_y + r_x |c_y|)` if the product is summed. Each
+    are :math:`c_x c_y \pm ((|c_x| + r_x) r_y + r_x |c_y|)` if the product is summed. An
+    interval that is much larger than the array it meets is multiplied with its positive and
+    negative entries apart. Each
     operand of an equation varies independently of the others, so the bounds are sound but
     not tight: :math:`x - x` is not zero. A quotient by an interval around zero, and a
     result outside the domain of a function, are unbounded. Intervals serve to bound the

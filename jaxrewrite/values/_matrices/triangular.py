@@ -27,9 +27,8 @@ class Triangular(Matrix):
     is a substitution, which takes :math:`n^2` operations a column. A dense matrix takes
     :math:`\tfrac23 n^3` operations before. The determinant and the eigenvalues follow from
     the diagonal [1]_. Sums and products of two with the same triangle, and inverses, are
-    triangular. The matrix takes as much room as a dense one. A product with an array takes
-    about as long as a dense product: on a CPU, large matrices are read where they are, and
-    elsewhere the other triangle is set to zero first.
+    triangular. The matrix takes as much room as a dense one. On a CPU a product with few
+    columns reads a large matrix in blocks; else the other triangle is set to zero first.
 
     In products its zeros stay zeros, even times infinity or NaN, unless the rules
     `strict_zeros` are in force.
