@@ -215,7 +215,7 @@ class NMSparse(Matrix):
         is_plain = all(isinstance(leaf, jax.Array) for leaf in (*leaves, x))
         if not is_plain or x.size != x.shape[axis] or x.dtype != self.dtype or self.batch:
             return multiply(self, x)
-        made = lambda *leaves: NMSparse(*leaves, self.m).materialise()
+        made = lambda values, indices: NMSparse(values, indices, self.m).materialise()
         column = jnp.moveaxis(x, axis, 0).reshape(-1, 1)
         y = in_blocks.multiply(
             made, leaves, column, is_summed=self.in_rows, precision=precision

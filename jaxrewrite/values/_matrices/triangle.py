@@ -44,8 +44,8 @@ def multiply(
     a: Inexact[Array, "n n"], x: Inexact[Array, "n m"], precision: Any, triangle: Triangle
 ) -> Inexact[Array, "n m"]:
     """The product of one triangle of ``a``, or of its transpose, with columns."""
-    how = {"triangle": triangle, "precision": precision}
-    whole = functools.partial(_whole, **how)
+    how: dict[str, Any] = {"triangle": triangle, "precision": precision}
+    whole: Callable[..., Any] = functools.partial(_whole, **how)
     way = _way(a, x)
     if way is None:
         return whole(a, x)
