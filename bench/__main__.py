@@ -19,6 +19,7 @@ from . import (
     quantised,
     report,
     steady,
+    structured,
     suite,
     types,
 )
@@ -31,7 +32,7 @@ PARTS = {
         module.PART
         for module in (
             *(model, quantised, overhead, growth, operations),
-            *(types, steady, imports, peers),
+            *(types, structured, steady, imports, peers),
         )
     )
 }
@@ -44,7 +45,8 @@ def parser() -> argparse.ArgumentParser:
         nargs="*",
         choices=[*PARTS, []],
         metavar="PART",
-        help=f"what to measure: {', '.join(PARTS)}; all of them by default",
+        help=f"what to measure: {', '.join(PARTS)}; by default all but "
+        + ", ".join(name for name, part in PARTS.items() if part.is_optional),
     )
     efforts = parse.add_mutually_exclusive_group()
     efforts.add_argument(
@@ -86,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ),
         given.rank,
     )
-    parts = [PARTS[name] for name in given.parts or PARTS]
+    usual = [name for name, part in PARTS.items() if given.full or not part.is_optional]
+    parts = [PARTS[name] for name in given.parts or usual]
     # Read the file first: an error should not cost minutes of measuring.
     earlier = suite.load(given.against) if given.against else None
     progress = Progress()

@@ -63,7 +63,8 @@ class Options(NamedTuple):
 class Part(NamedTuple):
     """A benchmark. ``run`` takes the options and a function that shows progress.
 
-    ``drawn`` are the quantities in the figures; none means all.
+    ``drawn`` are the quantities in the figures; none means all. An optional part runs only
+    by its name, or with ``--full``.
     """
 
     name: str
@@ -73,6 +74,7 @@ class Part(NamedTuple):
     run: Callable[[Options, Callable[[str], None]], Iterator[Measurement]]
     targets: dict[str, Target] = {}
     drawn: Sequence[str] = ()
+    is_optional: bool = False
 
 
 class Case:

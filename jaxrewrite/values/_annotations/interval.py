@@ -16,6 +16,7 @@ from jaxtyping import Array, ArrayLike
 import jaxrewrite
 from jaxrewrite.primitives import COMPARISON, CUMULATIVE, DECREASING, INCREASING, UNARY
 
+from .._base import in_blocks
 from .._base.structured import Structured, concrete, inexact
 from .declaration import MOVING, REDUCING, SCATTER, annotation_rule, like
 
@@ -31,7 +32,9 @@ class Interval(Structured):
         r = \tfrac12 (\overline x - \underline x),
 
     The bounds of a product of two intervals come from all four products of their ends, or
-    are :math:`c_x c_y \pm ((|c_x| + r_x) r_y + r_x |c_y|)` if the product is summed. Each
+    are :math:`c_x c_y \pm ((|c_x| + r_x) r_y + r_x |c_y|)` if the product is summed. An
+    interval that is much larger than the array it meets is multiplied with its positive and
+    negative entries apart. Each
     operand of an equation varies independently of the others, so the bounds are sound but
     not tight: :math:`x - x` is not zero. A quotient by an interval around zero, and a
     result outside the domain of a function, are unbounded. Intervals serve to bound the
@@ -337,16 +340,59 @@ def _angle(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
 def _bilinear(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     if not inexact(_lower(x)):
         raise _refuse(primitive, "on integers")
+    if primitive.name == "dot_general" and _is_one_large(x, y):
+        return _by_sign(x, y, functools.partial(primitive.bind, **params))
     multiply = functools.partial(primitive.bind, **params)
     (x_centre, x_radius), (y_centre, y_radius) = map(_centred, (x, y))
     centre = multiply(x_centre, y_centre)
     radius = jnp.zeros_like(centre)
-    if x_radius is not None:
+    if y_radius is None:
+        radius += _sizes(y_centre, x_radius, False, primitive, params)
+    elif x_radius is None:
+        radius += _sizes(x_centre, y_radius, True, primitive, params)
+    else:
         radius += multiply(x_radius, abs(y_centre))
-    if y_radius is not None:
-        most = abs(x_centre) if x_radius is None else abs(x_centre) + x_radius
-        radius += multiply(most, y_radius)
+        radius += multiply(abs(x_centre) + x_radius, y_radius)
     return _bounded(centre - radius, centre + radius)
+
+
+def _sizes(a: Any, radius: Any, is_first: bool, primitive: Any, params: Any) -> Any:
+    """The product of the absolute values of an array with a radius."""
+    if primitive.name == "dot_general":
+        y = in_blocks.dot(jnp.abs, (a,), radius, is_first, **params)
+        if y is not NotImplemented:
+            return y
+    operands = (abs(a), radius) if is_first else (radius, abs(a))
+    return primitive.bind(*operands, **params)
+
+
+# An interval of so many times the entries of the other operand is large.
+_LARGE = 32
+
+
+def _is_one_large(x: Any, y: Any) -> bool:
+    """Whether an array is multiplied with an interval that is much larger."""
+    if isinstance(x, Interval) == isinstance(y, Interval):
+        return False
+    interval, array = (x, y) if isinstance(x, Interval) else (y, x)
+    sizes = math.prod(interval.shape), math.prod(jnp.shape(array))
+    return all(isinstance(n, int) for n in sizes) and sizes[0] >= _LARGE * sizes[1]
+
+
+def _by_sign(x: Any, y: Any, multiply: Callable[[Any, Any], Any]) -> Interval:
+    r"""The product, with the positive and negative entries of the array apart.
+
+    :math:`A x \ge \underline A x^+ + \overline A x^-` takes twice as many operations as with
+    a centre and a radius, but makes no array of the size of the interval. That takes longer
+    if the array is small.
+    """
+    if isinstance(y, Interval):
+        return _by_sign(y, x, lambda a, b: multiply(b, a))
+    positive, negative = jnp.maximum(y, 0), jnp.minimum(y, 0)
+    return _bounded(
+        multiply(x.lower, positive) + multiply(x.upper, negative),
+        multiply(x.upper, positive) + multiply(x.lower, negative),
+    )
 
 
 def _centred(x: Any) -> tuple[Any, Any]:

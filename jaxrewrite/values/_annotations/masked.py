@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool
 import jaxrewrite
 from jaxrewrite.primitives import BINARY, UNARY
 
+from .._base import in_blocks
 from .._base.contract import labels
 from .._base.structured import Structured, inexact
 from .declaration import MOVING, annotation_rule, like
@@ -264,9 +265,23 @@ def _sort(
 def _multiply(
     x: Any, y: Any, *, primitive: Any, dimension_numbers: Any, **params: Any
 ) -> Any:
-    filled = _filled(x, 0), _filled(y, 0)
-    result = primitive.bind(*filled, dimension_numbers=dimension_numbers, **params)
+    params["dimension_numbers"] = dimension_numbers
+    result = _product(x, y, params)
+    if result is NotImplemented:
+        result = primitive.bind(_filled(x, 0), _filled(y, 0), **params)
     return Masked(result, _nothing_there(x, y, dimension_numbers, result.shape))
+
+
+def _product(x: Any, y: Any, params: Any) -> Any:
+    """The product with the one operand that is masked, or NotImplemented."""
+    if isinstance(x, Masked) and isinstance(y, Masked):
+        return NotImplemented
+    is_first = isinstance(x, Masked)
+    masked, other = (x, y) if is_first else (y, x)
+    if not inexact(masked.array):
+        return NotImplemented
+    fill = functools.partial(_fill, number=0)
+    return in_blocks.dot(fill, (masked.array, masked.mask), other, is_first, **params)
 
 
 def _nothing_there(x: Any, y: Any, numbers: Any, shape: Sequence[int]) -> Any:

@@ -40,6 +40,10 @@ from .rows import gather_rows
 _COMPRESSED_DTYPES = ("int32", "int64", "float32", "float64", "complex64", "complex128")
 
 
+# From so many columns on, a product row by row is faster on a CPU than one entry by entry.
+_MANY_COLUMNS = 16
+
+
 class Sparse(Matrix):
     r"""A sparse matrix, or a stack of them, in one of JAX's own formats.
 
@@ -49,8 +53,12 @@ class Sparse(Matrix):
     by row. The format stays in products with arrays, scaling of rows and columns, sums and
     entry-by-entry products with another sparse matrix, slices, concatenation, and functions
     that act entry by entry and map zero to zero. They take time in proportion to the number
-    of entries. A product of two is lazy (a `Product`), because that of
-    `jax.experimental.sparse` compares all pairs of entries and has no gradient.
+    of entries. A product of two is lazy (a `Product`), because the number of its entries is
+    not known before it is computed: `multiplied` computes it, up to a given number.
+
+    On a CPU, a product with many columns is fastest if the entries are row by row, in either
+    format. ``BCOO`` is in this order if JAX made it, and a program looks whether it is.
+    A product with one vector is fastest in ``BCOO``.
 
     The value is a matrix and not an array of any rank, so that its sums and products with
     other matrices are lazy and solvers know it. A sparse vector rarely saves anything.
@@ -244,14 +252,31 @@ class Sparse(Matrix):
         wide = jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype
         v = self.with_data(_summable(self.data.astype(wide)))
         x = _summable(jnp.moveaxis(x, axis, batch).astype(wide))
-        held = v.matrix
-        is_fast = jnp.dtype(wide).name in _COMPRESSED_DTYPES
-        if isinstance(held, BCSR) and is_fast and not (batch or self.by_columns):
-            y = _compressed_product(held, x)
-        else:
-            contracted, batched = ((batch + 1,), (batch,)), (tuple(range(batch)),) * 2
-            y = bcoo_dot_general(v.bcoo(), x, dimension_numbers=(contracted, batched))
-        return jnp.moveaxis(y.astype(dtype), batch, axis)
+        return jnp.moveaxis(v._on_columns(x).astype(dtype), batch, axis)
+
+    def _on_columns(self, x: Any) -> Any:
+        """The product along the first axis of an array after those of the batch."""
+        batch = len(self.batch)
+        columns = math.prod(x.shape[batch + 1 :])
+        contracted, batched = ((batch + 1,), (batch,)), (tuple(range(batch)),) * 2
+        multiply = partial(bcoo_dot_general, dimension_numbers=(contracted, batched))
+        is_fast = self.dtype.name in _COMPRESSED_DTYPES and not batch
+        if not is_fast or not isinstance(columns, int):
+            return multiply(self.bcoo(), x)
+        if isinstance(self.matrix, BCSR) and not self.by_columns and columns > 1:
+            return _compressed_product(self.matrix, x)
+        if isinstance(self.matrix, BCSR) or columns < _MANY_COLUMNS:
+            return multiply(self.bcoo(), x)
+
+        def by_entries(data: Any, indices: Any, x: Any) -> Any:
+            return multiply(BCOO((data, indices), shape=self.shape), x)
+
+        operands = self.data, self.indices, x
+        return lax.platform_dependent(
+            *operands,
+            cpu=partial(_as_compressed, by_entries, self.shape),
+            default=by_entries,
+        )
 
     def transposed(self) -> Any:
         if isinstance(self.matrix, BCSR):
@@ -306,6 +331,47 @@ class Sparse(Matrix):
         """The rows at indices, as an array. Each entry is added to all copies of its row."""
         asked = is_class(i, self.shape[-2])
         return self.transposed().apply(asked.astype(self.dtype), i.ndim)
+
+    def multiplied(
+        self, other: Sparse, *, pairs: int | None = None, nse: int | None = None
+    ) -> Sparse:
+        r"""``self @ other`` as a sparse matrix.
+
+        Each entry :math:`(i, k)` meets all entries :math:`(k, j)` of row :math:`k`. It takes
+        time and memory in proportion to the number of such pairs, which are sorted and
+        added.
+
+        Parameters
+        ----------
+        other
+            A sparse matrix of shape (m, k).
+        pairs
+            An upper bound of the number of pairs. By default it is counted, for which the
+            places of the entries must be known, so not under `jax.jit`.
+        nse
+            The number of entries of the result; by default that of the pairs, or of all
+            places if that is smaller. Entries beyond the last one are padding.
+
+        Returns
+        -------
+        Sparse
+            The product, in ``BCOO``. All its entries are NaN if a bound was too small.
+
+        Raises
+        ------
+        ValueError
+            If a matrix is a stack or not of a floating dtype, if the shapes do not fit, or if
+            ``pairs`` is neither given nor known.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp, jaxrewrite
+        >>> from jaxrewrite.values import Sparse
+        >>> v = Sparse.from_dense(jnp.array([[0.0, 2.0], [3.0, 0.0]]))
+        >>> v.multiplied(v)
+        Sparse<f32[2,2], 24 B>(data=f32[2], indices=i32[2,2], indptr=None, sizes=(2, 2), by_columns=False)
+        """
+        return _sparse_product(self, other, pairs, nse)
 
     def hadamard(self, other: Any) -> Any:
         if not isinstance(other, Matrix) or isinstance(other, (Diagonal, Identity)):
@@ -450,6 +516,55 @@ def _positions(indices: Any, asked: Any) -> Any:
     return positions[count:]
 
 
+# --- products of two ----------------------------------------------------------------------
+
+
+def _sparse_product(v: Sparse, w: Any, pairs: int | None, nse: int | None) -> Sparse:
+    if not isinstance(w, Sparse) or v.batch or w.batch or v.shape[1] != w.shape[0]:
+        raise ValueError(
+            f"Sparse: multiplied needs two sparse matrices that fit, not stacks; got "
+            f"{v!r} and {w!r}."
+        )
+    dtype = jnp.result_type(v.dtype, w.dtype)
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        raise ValueError(f"Sparse: multiplied needs a floating dtype; got {dtype}.")
+    x, y = v.bcoo(), w.bcoo()
+    order = jnp.argsort(y.indices[:, 0])
+    rows, columns = y.indices[order, 0], y.indices[order, 1]
+    begins = jnp.searchsorted(rows, jnp.arange(w.shape[0] + 1, dtype=rows.dtype))
+    middle = jnp.minimum(x.indices[:, 1], w.shape[0] - 1)
+    counts = jnp.where(v.stored(), begins[middle + 1] - begins[middle], 0)
+    if pairs is None:
+        known = concrete(counts)
+        if known is None:
+            raise ValueError(
+                "Sparse: multiplied needs pairs=, because the places of the entries are not "
+                "known here."
+            )
+        pairs = int(known.sum())
+    n, m = v.shape[0], w.shape[1]
+    nse = min(pairs, n * m) if nse is None else nse
+    if not len(counts) or not len(rows):
+        return Sparse.from_dense(jnp.zeros((n, m), dtype), nse=nse)
+    # Pair number p belongs to the entry of v in whose range it is.
+    ends = jnp.cumsum(counts)
+    p = jnp.arange(max(pairs, 1), dtype=ends.dtype)
+    first = jnp.minimum(jnp.searchsorted(ends, p, side="right"), len(counts) - 1)
+    second = jnp.minimum(begins[middle[first]] + p - (ends - counts)[first], len(rows) - 1)
+    is_pair = (p < ends[-1]) & (columns[second] < m)
+    places = x.indices[first, 0], columns[second]
+    outside = jnp.array([n, m], rows.dtype)
+    indices = jnp.where(is_pair[:, None], jnp.stack(places, -1), outside)
+    products = x.data.astype(dtype)[first] * y.data.astype(dtype)[order][second]
+    data = zero_unless(is_pair, products)
+    # The sorted entries come before the padding.
+    every = _unique(bcoo_sum_duplicates(BCOO((data, indices), shape=(n, m)), nse=len(p)))
+    total = counts.astype(jnp.float32).sum()  # An integer might overflow.
+    fits = (every.stored().sum() <= nse) & (ends[-1] <= pairs) & (total < 2.0**31)
+    cut = jax.tree.map(lambda leaf: leaf[:nse], every).filled_up(max(nse, 0))
+    return cut.with_data(jnp.where(fits, cut.data, jnp.nan))
+
+
 # --- products and solves ------------------------------------------------------------------
 
 
@@ -458,6 +573,24 @@ def _compressed_product(matrix: BCSR, x: Any) -> Any:
     flat = x if x.ndim == 1 else x.reshape(x.shape[0], math.prod(x.shape[1:]))
     y = bcsr_dot_general(matrix, flat, dimension_numbers=(((1,), (0,)), ((), ())))
     return y.reshape(matrix.shape[0], *x.shape[1:])
+
+
+def _as_compressed(
+    by_entries: Callable[..., Any], shape: Any, data: Any, indices: Any, x: Any
+) -> Any:
+    """Multiply row by row, if the entries are in this order, as JAX makes them."""
+    n, m = shape
+    rows, columns = indices[:, 0], indices[:, 1]
+    # An entry beyond the last column would be read from beyond the other operand.
+    fits = ((columns < m) | (rows >= n)).all() & (rows[1:] >= rows[:-1]).all()
+
+    def by_rows(data: Any, indices: Any, x: Any) -> Any:
+        rows, columns = indices[:, 0], indices[:, 1]
+        begins = jnp.searchsorted(rows, jnp.arange(n + 1, dtype=rows.dtype))
+        held = (data, columns, begins.astype(columns.dtype))
+        return _compressed_product(BCSR(held, shape=shape, unique_indices=True), x)
+
+    return lax.cond(fits, by_rows, by_entries, data, indices, x)
 
 
 @sequential_vmap

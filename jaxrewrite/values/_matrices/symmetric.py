@@ -17,6 +17,7 @@ from .._base.structured import concrete
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, solve_columns
 from .monomial import Diagonal, Identity
+from .triangle import mirrored, multiply_symmetric, on_columns
 from .triangular import Triangular
 
 
@@ -30,7 +31,8 @@ class Symmetric(Matrix):
     ``positive`` matrix is solved by its Cholesky factor, in half the operations of LU [1]_.
     Functions that act entry by entry, inverses and sums of two keep the matrix symmetric,
     so that a later factorisation gains, too. The matrix takes as much room as a dense one.
-    Products with arrays take longer, because they mirror the triangle first.
+    Products with arrays take longer, because they read
+    the triangle twice, or mirror it first.
 
     Attributes
     ----------
@@ -111,11 +113,13 @@ class Symmetric(Matrix):
         return jax.core.ShapedArray(self.x.shape, self.x.dtype)
 
     def materialise(self) -> Any:
-        lower = jnp.tri(self.shape[-1], dtype=bool)
-        return jnp.where(lower, self.x, jnp.swapaxes(self.x, -1, -2))
+        return mirrored(self.x)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
-        return apply_dense(self.materialise(), x, axis, precision)
+        y = on_columns(multiply_symmetric, self.x, x, axis, precision)
+        if y is NotImplemented:
+            return apply_dense(self.materialise(), x, axis, precision)
+        return y
 
     def transposed(self) -> Any:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ from .._base.structured import concrete, zero_unless
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, solve_columns, unpivoted
 from .monomial import Diagonal, Identity
+from .triangle import Triangle, multiply, on_columns
 
 
 class Triangular(Matrix):
@@ -25,8 +27,8 @@ class Triangular(Matrix):
     is a substitution, which takes :math:`n^2` operations a column. A dense matrix takes
     :math:`\tfrac23 n^3` operations before. The determinant and the eigenvalues follow from
     the diagonal [1]_. Sums and products of two with the same triangle, and inverses, are
-    triangular. A product with an array is a dense product, and the matrix takes as much
-    room as a dense one.
+    triangular. The matrix takes as much room as a dense one. On a CPU a product with few
+    columns reads a large matrix in blocks; else the other triangle is set to zero first.
 
     In products its zeros stay zeros, even times infinity or NaN, unless the rules
     `strict_zeros` are in force.
@@ -36,7 +38,10 @@ class Triangular(Matrix):
     x
         The array, of shape (\*batch, n, n). Its other triangle is not used.
     lower
-        Whether the lower triangle holds the matrix, or the upper one.
+        Whether the matrix is lower triangular, or upper triangular.
+    flipped
+        Whether ``x`` holds the transpose of the matrix, as in the transpose of a value.
+        Products are fast if no array has to be transposed.
 
     Raises
     ------
@@ -60,6 +65,7 @@ class Triangular(Matrix):
 
     x: Inexact[Array, "*batch n n"]
     lower: bool = jaxrewrite.field(static=True, default=True)
+    flipped: bool = jaxrewrite.field(static=True, default=False, kw_only=True, repr=False)
     entries = "pattern"
 
     def __post_init__(self) -> None:
@@ -104,23 +110,51 @@ class Triangular(Matrix):
     def materialise(self) -> Any:
         return self._kept()
 
+    @property
+    def _triangle(self) -> Triangle:
+        return Triangle(self.lower != self.flipped, flipped=self.flipped)
+
+    def _with(self, x: Any) -> Triangular:
+        """The matrix with another array that holds it, in the same way."""
+        return Triangular(x, self.lower, flipped=self.flipped)
+
+    def _turned(self, x: Any) -> Any:
+        """An array like the matrix as one like ``x``, or the other way round."""
+        return jnp.swapaxes(x, -1, -2) if self.flipped else x
+
+    def _upright(self) -> Triangular:
+        return Triangular(self._turned(self.x), self.lower)
+
     def _kept(self) -> Any:
-        return jnp.tril(self.x) if self.lower else jnp.triu(self.x)
+        return self._turned(self._triangle.of(self.x))
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
-        return apply_dense(self._kept(), x, axis, precision)
+        product = functools.partial(multiply, triangle=self._triangle)
+        y = on_columns(product, self.x, x, axis, precision)
+        if y is NotImplemented:
+            return apply_dense(self._kept(), x, axis, precision)
+        return y
 
     def transposed(self) -> Any:
-        return Triangular(jnp.swapaxes(self.x, -1, -2), not self.lower)
+        return Triangular(self.x, not self.lower, flipped=not self.flipped)
 
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
-        return Triangular(fn(self._kept(), *(v._kept() for v in others)), self.lower)
+        held = (self, *others)
+        if any(v.flipped != self.flipped for v in others):
+            return Triangular(fn(*(v._kept() for v in held)), self.lower)
+        return self._with(fn(*(v._triangle.of(v.x) for v in held)))
 
     def pick(self, dense: Any) -> Any:
-        return Triangular(dense, self.lower)
+        return self._with(self._turned(dense))
 
     def scaled_rows(self, factors: Any) -> Any:
-        return Triangular(self.x * factors[..., None], self.lower)
+        along = factors[..., None, :] if self.flipped else factors[..., None]
+        return self._with(self.x * along)
+
+    def join(self, other: Any) -> Any:
+        if not self._is_like(other):
+            return super().join(other)
+        return self._upright(), other._upright()
 
     def _is_like(self, other: Any) -> bool:
         return isinstance(other, Triangular) and other.lower == self.lower
@@ -132,9 +166,9 @@ class Triangular(Matrix):
 
     def plus(self, other: Any) -> Any:
         if self._is_like(other):
-            return Triangular(self.x + other.x, self.lower)
+            return self._with(self.x + self._turned(other._upright().x))
         if isinstance(other, (Diagonal, Identity)):
-            return Triangular(self.x + other.materialise(), self.lower)
+            return self._with(self.x + other.materialise())
         return NotImplemented
 
     def hadamard(self, other: Any) -> Any:
@@ -142,11 +176,11 @@ class Triangular(Matrix):
             return NotImplemented
         if not self._is_like(other):
             return Diagonal(self.diagonal() * other.diagonal())
-        return Triangular(self.x * other.x, self.lower)
+        return self._with(self.x * self._turned(other._upright().x))
 
     def at(self, i: Any, j: Any) -> Any:
         inside = i >= j if self.lower else i <= j
-        return zero_unless(inside, self.x[i, j])
+        return zero_unless(inside, self.x[j, i] if self.flipped else self.x[i, j])
 
     def diagonal(self) -> Any:
         return jnp.diagonal(self.x, axis1=-2, axis2=-1)
@@ -155,7 +189,13 @@ class Triangular(Matrix):
         return lower == self.lower
 
     def _solve(self, b: Any) -> Any:
-        return lax.linalg.triangular_solve(self.x, b, left_side=True, lower=self.lower)
+        return lax.linalg.triangular_solve(
+            self.x,
+            b,
+            left_side=True,
+            lower=self._triangle.lower,
+            transpose_a=self.flipped,
+        )
 
     def solve(self, x: Any, axis: int) -> Any:
         return solve_columns(self._solve, x, axis, len(self.batch))
@@ -177,7 +217,7 @@ class Triangular(Matrix):
         if not unit_diagonal:
             return self
         eye = jnp.eye(self.shape[-1], dtype=bool)
-        return Triangular(jnp.where(eye, 1, self.x), lower)
+        return self._with(jnp.where(eye, 1, self.x))
 
     def known_lu(self) -> Any:
         """An upper triangular matrix is its own factor, and no rows are exchanged."""

@@ -22,6 +22,7 @@ import jaxrewrite
 from jaxrewrite import _compat
 
 from .._base.contract import Labels, contract, labels, transpose
+from .._base.placement import is_manual as _is_manual, may_be_split as _may_be_split
 from .coded import Coded, blockwise, spread_axis
 
 
@@ -92,20 +93,6 @@ def _on_this_platform(v: Coded, x: Any, terms: Terms, block: Block) -> Any:
         cpu=functools.partial(_in_blocks, terms=terms, block=block),
         default=functools.partial(_whole, terms=terms),
     )
-
-
-def _may_be_split() -> bool:
-    """Whether a compiler may split arrays over devices.
-
-    A loop over parts of an array that is split would gather it at each step.
-    """
-    return jax.device_count() > 1 and not _is_manual()
-
-
-def _is_manual() -> bool:
-    """Whether this is the program of one device, within `jax.shard_map`."""
-    types = jax.sharding.get_abstract_mesh().axis_types
-    return bool(types) and all(kind == jax.sharding.AxisType.Manual for kind in types)
 
 
 # --- as a whole -------------------------------------------------------------------------
