@@ -197,14 +197,10 @@ class BlockDiagonal(Matrix):
         return sorted_eigh(_joined(values), BlockDiagonal(vectors))
 
     def known_svd(self) -> Any:
-        if not self.solvable:
-            return NotImplemented
-        u, size, vh = jnp.linalg.svd(self.blocks)
+        u, size, vh = jnp.linalg.svd(self.blocks, full_matrices=False)
         return sorted_svd(BlockDiagonal(u), _joined(size), BlockDiagonal(vh))
 
     def known_singular_values(self) -> Any:
-        if not self.solvable:
-            return NotImplemented
         return -jnp.sort(-_joined(jnp.linalg.svd(self.blocks, compute_uv=False)), axis=-1)
 
     def known_cholesky(self) -> Any:

@@ -172,17 +172,18 @@ def _(v: Matrix | Scaled | Sum, **params: Any) -> Any:
 
 @register("svd")
 def _(
-    v: Matrix | Scaled | Sum,
+    v: Matrix | Scaled | Sum | LowRank,
     *,
     full_matrices: bool,
     compute_uv: bool,
     subset_by_index: Any = None,
     **params: Any,
 ) -> Any:
-    """Of a square matrix, whose singular vectors are the same in all forms."""
-    if subset_by_index or not is_square(v):
+    if subset_by_index or v.ndim < 2:
         return NotImplemented
     if compute_uv:
+        if full_matrices and not is_square(v):
+            return NotImplemented
         found = v.known_svd()
         return found if found is NotImplemented else [found[1], found[0], found[2]]
     found = v.known_singular_values()

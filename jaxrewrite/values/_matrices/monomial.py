@@ -390,7 +390,9 @@ class ScalarMatrix(Matrix):
     def join(self, other: Any) -> Any:
         if isinstance(other, Identity):
             return self, other.as_multiple()
-        return (self.as_diagonal(), other) if isinstance(other, Diagonal) else NotImplemented
+        return (
+            (self.as_diagonal(), other) if isinstance(other, Diagonal) else NotImplemented
+        )
 
     def at(self, i: Any, j: Any) -> Any:
         return zero_unless(i == j, self.c)

@@ -22,7 +22,9 @@ from .._base.structured import (
     nothing_field,
 )
 from .determinant import Determinant
-from .matrix import Matrix, apply_dense, on_axis
+from .matrix import Matrix, adjoint, apply_dense, on_axis
+from .monomial import Diagonal
+from .product import Product
 
 
 class Toeplitz(Matrix):
@@ -306,6 +308,14 @@ class Circulant(Matrix):
     def known_singular_values(self) -> Any:
         return -jnp.sort(-abs(self.known_eigenvalues()), axis=-1)
 
+    def known_reduced_svd(self) -> Any:
+        """The complex eigenvectors, of which those on the left have the phases."""
+        values, vectors = self.known_spectrum()
+        size = abs(values)
+        phase = jnp.where(size > 0, values / jnp.where(size > 0, size, 1), 1)
+        left = Product((vectors, Diagonal(phase.astype(vectors.dtype))))
+        return left, size, adjoint(vectors)
+
     def known_eigenvalues(self) -> Any:
         # JAX's functions convert integers in the same way.
         column = self.column if inexact(self.column) else self.column.astype(float)
@@ -313,15 +323,20 @@ class Circulant(Matrix):
 
 
 class _Fourier(Matrix):
-    r"""The unitary matrix of the inverse Fourier transform, which is symmetric."""
+    r"""The unitary matrix of the inverse Fourier transform, or its conjugate; both are symmetric."""
 
     rows: int = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True)
+    conjugated: bool = jaxrewrite.field(static=True)
     _nothing: Any = nothing_field()
 
-    def __init__(self, rows: int, of_dtype: Any, of_batch: Sequence[int]):
+    def __init__(
+        self, rows: int, of_dtype: Any, of_batch: Sequence[int], conjugated: bool = False
+    ):
         of_dtype = jnp.promote_types(of_dtype, jnp.complex64)
-        vars(self).update(rows=rows, of_dtype=of_dtype, _nothing=nothing(of_batch))
+        vars(self).update(
+            rows=rows, of_dtype=of_dtype, conjugated=conjugated, _nothing=nothing(of_batch)
+        )
 
     def aval(self) -> Any:
         batch = batch_of("_Fourier", self._nothing)
@@ -332,10 +347,17 @@ class _Fourier(Matrix):
         return self.apply(jnp.broadcast_to(eye, self.shape), self.ndim - 2)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
-        return jnp.fft.ifft(x, axis=axis, norm="ortho").astype(self.of_dtype)
+        transform = jnp.fft.fft if self.conjugated else jnp.fft.ifft
+        return transform(x, axis=axis, norm="ortho").astype(self.of_dtype)
 
     def transposed(self) -> Any:
         return self
+
+
+@register("conj")
+def _(v: _Fourier, **params: Any) -> Any:
+    batch = batch_of("_Fourier", v._nothing)
+    return _Fourier(v.rows, v.of_dtype, batch, not v.conjugated)
 
 
 def _repeated(x: Any, n: int) -> Any:
