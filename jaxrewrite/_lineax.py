@@ -1,0 +1,140 @@
+"""Lineax's operators and solvers on values.
+
+Only `_higher_order.equinox` imports this module, when a program has a solve of Lineax's in it.
+
+A solve is one equation, and Lineax knows its derivative, transpose and batching in terms of an
+operator and a solver. So the rewritten solve is the same primitive, on an operator and a solver
+that call the user's own through `transform`. Its operands are the leaves of the values. Lineax
+differentiates the product of the operator and a vector along tangents of leaves, so the
+derivative with respect to leaves is exact and nothing becomes dense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import equinox.internal as eqxi
+import lineax as lx
+
+from ._materialise import materialise
+from ._settings import Settings, use_settings
+from ._transform import transform
+
+
+class _Rewritten(eqx.Module):
+    """What calls methods of an operator or a solver that has values in it."""
+
+    inside: Any
+    settings: Settings = eqx.field(static=True)
+
+    def _call(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """The results of a function of ``inside``; those that are no arrays stay as they are."""
+        others = []
+
+        def arrays(*args: Any) -> Any:
+            found, rest = eqx.partition(fn(*args), eqx.is_array)
+            others.append(rest)
+            return found
+
+        with use_settings(self.settings):
+            return eqx.combine(transform(arrays)(self.inside, *args), others[-1])
+
+
+class Operator(_Rewritten, lx.AbstractLinearOperator):
+    """A linear operator that has values in it, and the structures that it maps to each other."""
+
+    structures: tuple[Any, Any] = eqx.field(static=True)
+
+    def mv(self, vector: Any) -> Any:
+        return materialise(self._call(lambda inside, x: inside.mv(x), vector))
+
+    def as_matrix(self) -> Any:
+        return self.part(lambda inside: inside.as_matrix())
+
+    def part(self, fn: Callable[[Any], Any]) -> Any:
+        """The results of a function of the operator, arrays."""
+        return materialise(self._call(fn))
+
+    def transpose(self) -> Operator:
+        return self._of(lambda inside: inside.transpose(), self.structures[::-1])
+
+    def conj(self) -> Operator:
+        return self._of(lx.conj, self.structures)
+
+    def _of(self, fn: Callable[[Any], Any], structures: Any) -> Operator:
+        return Operator(self._call(fn), self.settings, structures)
+
+    def in_structure(self) -> Any:
+        return self.structures[0]
+
+    def out_structure(self) -> Any:
+        return self.structures[1]
+
+
+@lx.linearise.register(Operator)
+@lx.materialise.register(Operator)
+def _(operator: Operator) -> Operator:
+    return operator
+
+
+for _check in (
+    lx.has_unit_diagonal,
+    lx.is_diagonal,
+    lx.is_lower_triangular,
+    lx.is_negative_semidefinite,
+    lx.is_positive_semidefinite,
+    lx.is_symmetric,
+    lx.is_tridiagonal,
+    lx.is_upper_triangular,
+):
+    # What the user said of the operator, which depends on no number.
+    _check.register(Operator, lambda operator, check=_check: check(operator.inside))
+
+for _part in (lx.diagonal, lx.tridiagonal):
+    _part.register(Operator, lambda operator, part=_part: operator.part(part))
+
+
+@lx.conj.register(Operator)
+def _(operator: Operator) -> Operator:
+    return operator.conj()
+
+
+class Solver(_Rewritten, lx.AbstractLinearSolver):
+    """A solver whose state or options have values in them."""
+
+    def init(self, operator: Any, options: Any) -> Any:
+        raise NotImplementedError("The state is that of the program.")
+
+    def compute(self, state: Any, vector: Any, options: Any) -> Any:
+        return materialise(
+            self._call(lambda inside, *args: inside.compute(*args), state, vector, options)
+        )
+
+    def transpose(self, state: Any, options: Any) -> Any:
+        return self._call(lambda inside, *args: inside.transpose(*args), state, options)
+
+    def conj(self, state: Any, options: Any) -> Any:
+        return self._call(lambda inside, *args: inside.conj(*args), state, options)
+
+    def assume_full_rank(self) -> bool:
+        return self.inside.assume_full_rank()
+
+
+def solve(primitive: Any, settings: Settings, args: Any, structures: Any) -> Any:
+    """Lineax's solve, of an operator and a solver that are rewritten.
+
+    ``args`` are the arguments of the primitive, with values in them, and ``structures`` those
+    of a vector and of its image.
+    """
+    operator, state, vector, options, solver, throw = args
+    return eqxi.filter_primitive_bind(
+        primitive,
+        Operator(operator, settings, structures),
+        state,
+        materialise(vector),
+        options,
+        Solver(solver, settings),
+        throw,
+    )
