@@ -17,10 +17,12 @@ from typing import Any
 import equinox as eqx
 import equinox.internal as eqxi
 import lineax as lx
+from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ._materialise import materialise
 from ._settings import Settings, use_settings
 from ._transform import transform
+from ._value import is_value
 
 
 class _Rewritten(eqx.Module):
@@ -30,16 +32,19 @@ class _Rewritten(eqx.Module):
     settings: Settings = eqx.field(static=True)
 
     def _call(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """The results of a function of ``inside``; those that are no arrays stay as they are."""
-        others = []
+        """The result of a function of ``inside``; what is no array in it stays as it is."""
+        traced = []
 
-        def arrays(*args: Any) -> Any:
-            found, rest = eqx.partition(fn(*args), eqx.is_array)
-            others.append(rest)
-            return found
+        def arrays(*args: Any) -> list[Any]:
+            traced.append(tree_flatten(fn(*args)))
+            return [x for x in traced[-1][0] if eqx.is_array(x)]
 
         with use_settings(self.settings):
-            return eqx.combine(transform(arrays)(self.inside, *args), others[-1])
+            found = iter(transform(arrays)(self.inside, *args))
+        leaves, treedef = traced[-1]
+        return tree_unflatten(
+            treedef, [next(found) if eqx.is_array(x) else x for x in leaves]
+        )
 
 
 class Operator(_Rewritten, lx.AbstractLinearOperator):
@@ -102,36 +107,62 @@ def _(operator: Operator) -> Operator:
 
 
 class Solver(_Rewritten, lx.AbstractLinearSolver):
-    """A solver whose state or options have values in them."""
+    """A solver whose state or options have values in them.
+
+    A state of operators needs nothing more than their products. Any other state, such as the
+    factors of a matrix, may be values itself.
+    """
 
     def init(self, operator: Any, options: Any) -> Any:
         raise NotImplementedError("The state is that of the program.")
 
-    def compute(self, state: Any, vector: Any, options: Any) -> Any:
-        return materialise(
-            self._call(lambda inside, *args: inside.compute(*args), state, vector, options)
-        )
+    def compute(self, *args: Any) -> Any:
+        return materialise(self._method("compute", *args))
 
-    def transpose(self, state: Any, options: Any) -> Any:
-        return self._call(lambda inside, *args: inside.transpose(*args), state, options)
+    def transpose(self, *args: Any) -> Any:
+        return self._method("transpose", *args)
 
-    def conj(self, state: Any, options: Any) -> Any:
-        return self._call(lambda inside, *args: inside.conj(*args), state, options)
+    def conj(self, *args: Any) -> Any:
+        return self._method("conj", *args)
+
+    def _method(self, name: str, *args: Any) -> Any:
+        if any(map(is_value, tree_leaves(args, is_leaf=_is_value_or_operator))):
+            return self._call(lambda inside, *args: getattr(inside, name)(*args), *args)
+        return getattr(self.inside, name)(*args)
 
     def assume_full_rank(self) -> bool:
         return self.inside.assume_full_rank()
 
 
-def solve(primitive: Any, settings: Settings, args: Any, structures: Any) -> Any:
-    """Lineax's solve, of an operator and a solver that are rewritten.
+def _is_value_or_operator(x: Any) -> bool:
+    return is_value(x) or isinstance(x, Operator)
 
-    ``args`` are the arguments of the primitive, with values in them, and ``structures`` those
-    of a vector and of its image.
+
+def _is_operator(x: Any) -> bool:
+    return isinstance(x, lx.AbstractLinearOperator)
+
+
+def structures(args: Any) -> list[Any]:
+    """The structures of a vector and its image, for each operator among the arguments."""
+    leaves = tree_leaves(args, is_leaf=_is_operator)
+    return [(x.in_structure(), x.out_structure()) for x in leaves if _is_operator(x)]
+
+
+def solve(primitive: Any, settings: Settings, args: Any, structures: Any) -> Any:
+    """Lineax's solve, of operators and a solver that are rewritten.
+
+    ``args`` are the arguments of the primitive, with values in them.
     """
-    operator, state, vector, options, solver, throw = args
+    *args, solver, throw = args
+    rest = iter(structures)
+
+    def rewritten(x: Any) -> Any:
+        return Operator(x, settings, next(rest)) if _is_operator(x) else x
+
+    operator, state, vector, options = tree_map(rewritten, args, is_leaf=_is_operator)
     return eqxi.filter_primitive_bind(
         primitive,
-        Operator(operator, settings, structures),
+        operator,
         state,
         materialise(vector),
         options,

@@ -80,14 +80,13 @@ def _on_values(
         leaves = [next(rest) if type(x) is object else x for x in static]
         return tree_unflatten(treedef, leaves)
 
-    structures = []
+    found = []
 
     def on_arrays(*arrays: Any) -> None:
-        operator = arguments(arrays)[0]
-        structures.append((operator.in_structure(), operator.out_structure()))
+        found.append(_lineax.structures(arguments(arrays)))
 
     jax.eval_shape(on_arrays, *avals_of(operands))
-    results = _lineax.solve(primitive, settings, arguments(operands), structures[0])
+    results = _lineax.solve(primitive, settings, arguments(operands), found[0])
     return [x for x in tree_leaves(results) if isinstance(x, jax.Array)]
 
 
