@@ -11,8 +11,8 @@ derivative with respect to leaves is exact and nothing becomes dense.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import equinox.internal as eqxi
@@ -47,10 +47,55 @@ class _Rewritten(eqx.Module):
         )
 
 
-class Operator(_Rewritten, lx.AbstractLinearOperator):
-    """A linear operator that has values in it, and the structures that it maps to each other."""
+_CHECKS = (
+    lx.has_unit_diagonal,
+    lx.is_diagonal,
+    lx.is_lower_triangular,
+    lx.is_negative_semidefinite,
+    lx.is_positive_semidefinite,
+    lx.is_symmetric,
+    lx.is_tridiagonal,
+    lx.is_upper_triangular,
+)
 
-    structures: tuple[Any, Any] = eqx.field(static=True)
+_WHEN_TRANSPOSED = {
+    lx.is_lower_triangular: lx.is_upper_triangular,
+    lx.is_upper_triangular: lx.is_lower_triangular,
+}
+
+
+class Facts(NamedTuple):
+    """What is known of an operator without its numbers; hashable.
+
+    The flattened structures of a vector and of its image, and the checks that are true.
+    """
+
+    vector: Any
+    image: Any
+    checks: frozenset[Any]
+
+    @classmethod
+    def of(cls, operator: lx.AbstractLinearOperator) -> Facts:
+        checks = frozenset(check for check in _CHECKS if check(operator))
+        vector, image = map(
+            tree_flatten, (operator.in_structure(), operator.out_structure())
+        )
+        return cls(_hashable(vector), _hashable(image), checks)
+
+    def transposed(self) -> Facts:
+        checks = frozenset(_WHEN_TRANSPOSED.get(check, check) for check in self.checks)
+        return Facts(self.image, self.vector, checks)
+
+
+def _hashable(flat: Any) -> Any:
+    leaves, treedef = flat
+    return tuple(leaves), treedef
+
+
+class Operator(_Rewritten, lx.AbstractLinearOperator):
+    """A linear operator that has values in it."""
+
+    facts: Facts = eqx.field(static=True)
 
     def mv(self, vector: Any) -> Any:
         return materialise(self._call(lambda inside, x: inside.mv(x), vector))
@@ -63,19 +108,21 @@ class Operator(_Rewritten, lx.AbstractLinearOperator):
         return materialise(self._call(fn))
 
     def transpose(self) -> Operator:
-        return self._of(lambda inside: inside.transpose(), self.structures[::-1])
+        return self._of(lambda inside: inside.transpose(), self.facts.transposed())
 
     def conj(self) -> Operator:
-        return self._of(lx.conj, self.structures)
+        return self._of(lx.conj, self.facts)
 
-    def _of(self, fn: Callable[[Any], Any], structures: Any) -> Operator:
-        return Operator(self._call(fn), self.settings, structures)
+    def _of(self, fn: Callable[[Any], Any], facts: Facts) -> Operator:
+        return Operator(self._call(fn), self.settings, facts)
 
     def in_structure(self) -> Any:
-        return self.structures[0]
+        leaves, treedef = self.facts.vector
+        return tree_unflatten(treedef, leaves)
 
     def out_structure(self) -> Any:
-        return self.structures[1]
+        leaves, treedef = self.facts.image
+        return tree_unflatten(treedef, leaves)
 
 
 @lx.linearise.register(Operator)
@@ -84,18 +131,8 @@ def _(operator: Operator) -> Operator:
     return operator
 
 
-for _check in (
-    lx.has_unit_diagonal,
-    lx.is_diagonal,
-    lx.is_lower_triangular,
-    lx.is_negative_semidefinite,
-    lx.is_positive_semidefinite,
-    lx.is_symmetric,
-    lx.is_tridiagonal,
-    lx.is_upper_triangular,
-):
-    # What the user said of the operator, which depends on no number.
-    _check.register(Operator, lambda operator, check=_check: check(operator.inside))
+for _check in _CHECKS:
+    _check.register(Operator, lambda operator, check=_check: check in operator.facts.checks)
 
 for _part in (lx.diagonal, lx.tridiagonal):
     _part.register(Operator, lambda operator, part=_part: operator.part(part))
@@ -142,19 +179,19 @@ def _is_operator(x: Any) -> bool:
     return isinstance(x, lx.AbstractLinearOperator)
 
 
-def structures(args: Any) -> list[Any]:
-    """The structures of a vector and its image, for each operator among the arguments."""
+def facts_of(args: Any) -> list[Facts]:
+    """What is known of each operator among the arguments of the primitive."""
     leaves = tree_leaves(args, is_leaf=_is_operator)
-    return [(x.in_structure(), x.out_structure()) for x in leaves if _is_operator(x)]
+    return [Facts.of(x) for x in leaves if _is_operator(x)]
 
 
-def solve(primitive: Any, settings: Settings, args: Any, structures: Any) -> Any:
+def solve(primitive: Any, settings: Settings, args: Any, facts: Sequence[Facts]) -> Any:
     """Lineax's solve, of operators and a solver that are rewritten.
 
     ``args`` are the arguments of the primitive, with values in them.
     """
     *args, solver, throw = args
-    rest = iter(structures)
+    rest = iter(facts)
 
     def rewritten(x: Any) -> Any:
         return Operator(x, settings, next(rest)) if _is_operator(x) else x

@@ -47,7 +47,7 @@ def _solve(
     primitive: Primitive, params: Mapping[str, Any], settings: Settings, operands: Any
 ) -> Callable[..., list[Any]] | None:
     """A function of operands like these, or ``None`` if this is no solve that can be batched."""
-    if primitive.name == "linear_solve" and "treedef" in params:
+    if primitive.name == "linear_solve" and params.get("treedef") is not None:
         return lambda *operands: _on_values(primitive, params, settings, operands)
     if primitive.name != "vprim":
         return None
@@ -83,7 +83,7 @@ def _on_values(
     found = []
 
     def on_arrays(*arrays: Any) -> None:
-        found.append(_lineax.structures(arguments(arrays)))
+        found.append(_lineax.facts_of(arguments(arrays)))
 
     jax.eval_shape(on_arrays, *avals_of(operands))
     results = _lineax.solve(primitive, settings, arguments(operands), found[0])

@@ -18,13 +18,13 @@ import numpy as np
 from jaxtyping import Array
 
 import jaxrewrite
-from jaxrewrite import _compat, register
+from jaxrewrite import register
 
 from .._base.structured import inexact, number_of
 from .low_rank import LowRank
 from .matrix import Matrix, adjoint
 from .pseudo_inverse import PseudoInverse, default_tolerance
-from .recognised import find, fingerprints
+from .recognised import find, fingerprint_within, fingerprints, only_call
 from .scaled import Scaled
 from .sum import Sum
 
@@ -90,7 +90,7 @@ def _(
     v: Matrix | Scaled | Sum | LowRank, *more: Array, call_jaxpr: Any, **params: Any
 ) -> Any:
     """``jnp.linalg.pinv`` with a tolerance: an operand, or a number in the jaxpr."""
-    call = _only_call(call_jaxpr, "_pinv")
+    call = only_call(call_jaxpr, "_pinv")
     if v.ndim < 2 or call is None or len(call.invars) != 2 or len(more) > 1:
         return NotImplemented
     tolerance = call.invars[1]
@@ -98,13 +98,6 @@ def _(
     if known is None:
         return NotImplemented
     return _pseudo_inverse(v, number_of(tolerance) if not more else more[0])
-
-
-def _only_call(jaxpr: Any, name: str) -> Any:
-    """The one equation of a jaxpr, if it calls a jitted function of this name."""
-    eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
-    names = [eqn.params.get("name") for eqn in eqns]
-    return eqns[0] if names == [name] else None
 
 
 @functools.lru_cache(512)
@@ -115,9 +108,7 @@ def _with_tolerance(aval: Any, tolerance: Any, trace_context: Any) -> dict[Any, 
     found: dict[Any, bool] = {}
     of_array = lambda a: jnp.linalg.pinv(a, rtol=number)
     for _ in range(len(aval.shape) - 1):
-        call = _only_call(_compat.called(of_array, aval), "_pinv")
-        if call is not None:
-            found[_compat.fingerprint(call.params["jaxpr"])] = True
+        found[fingerprint_within(of_array, "_pinv", aval)] = True
         of_array = jax.vmap(of_array)
     return found
 
