@@ -96,6 +96,14 @@ class LinearAlgebra:
         """The results of `jax.lax.linalg.lu`: packed factors, pivots, and permutation."""
         return NotImplemented
 
+    def known_exponential(self) -> Any:
+        """The matrix exponential of a square matrix, a matrix."""
+        return NotImplemented
+
+    def known_lower_part(self, k: int) -> Any:
+        """The entries on and below the diagonal ``k``, as in `jax.numpy.tril`; a matrix."""
+        return NotImplemented
+
     def transposed(self) -> Any:
         """The matrix with its last two axes exchanged."""
         *batch, n, m = range(len(_shape(self)))

@@ -22,7 +22,7 @@ from jaxrewrite import register
 
 from .._base.structured import inexact, number_of
 from .low_rank import LowRank
-from .matrix import Matrix, adjoint
+from .matrix import Matrix, adjoint, swapped
 from .pseudo_inverse import PseudoInverse, default_tolerance
 from .recognised import find, fingerprint_within, fingerprints, only_call
 from .scaled import Scaled
@@ -176,6 +176,21 @@ def _pseudo_inverse(v: Any, tolerance: Any = None) -> Any:
     return [PseudoInverse(v, jnp.broadcast_to(tolerance, v.shape[:-2]))]
 
 
+def _method(hook: str, *args: Any) -> Callable[[Any], Any]:
+    """The answer is a matrix that the type knows, of an inexact dtype."""
+
+    def answer(v: Any) -> Any:
+        found = getattr(v, hook)(*args) if inexact(v) else NotImplemented
+        return found if found is NotImplemented else [found]
+
+    return answer
+
+
+def _upper_part(v: Any, k: int) -> Any:
+    found = _method("known_lower_part", -k)(v.transposed())
+    return found if found is NotImplemented else [swapped(found[0])]
+
+
 # One of several results may be dead code.
 _DETERMINANTS = (
     _Function(lambda a: jnp.linalg.det(a), _determinant("det")),
@@ -185,6 +200,9 @@ _DETERMINANTS = (
 )
 
 _DETERMINANT = "det or slogdet"
+
+# The first diagonals of triangles for which there are closed forms.
+_OFFSETS = (-1, 0, 1)
 
 _FUNCTIONS: dict[str, tuple[_Function, ...]] = {
     _DETERMINANT: _DETERMINANTS,
@@ -212,5 +230,15 @@ _FUNCTIONS: dict[str, tuple[_Function, ...]] = {
     "eigh": _eigh_of(lambda a: jnp.linalg.eigh(a)),
     "_eigh": _eigh_of(lambda a: jax.scipy.linalg.eigh(a)),
     "_pinv": (_Function(lambda a: jnp.linalg.pinv(a), _pseudo_inverse),),
+    "inv": (_Function(lambda a: jnp.linalg.inv(a), _method("known_inverse")),),
+    "expm": (_Function(lambda a: jax.scipy.linalg.expm(a), _method("known_exponential")),),
+    "tril": tuple(
+        _Function(functools.partial(jnp.tril, k=k), _method("known_lower_part", k))
+        for k in _OFFSETS
+    ),
+    "triu": tuple(
+        _Function(functools.partial(jnp.triu, k=k), functools.partial(_upper_part, k=k))
+        for k in _OFFSETS
+    ),
     "cond": (_Function(lambda a: jnp.linalg.cond(a), _condition),),
 }

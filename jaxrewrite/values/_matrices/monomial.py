@@ -16,13 +16,12 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, Shaped
 
 import jaxrewrite
-from jaxrewrite import bind, register
+from jaxrewrite import register
 
 from .._base.structured import (
     batch_of,
     concrete,
     is_class,
-    is_number,
     nothing,
     nothing_field,
     one_where,
@@ -133,6 +132,12 @@ class Diagonal(Matrix):
 
     def known_inverse(self) -> Any:
         return Diagonal(1 / self.d)
+
+    def known_exponential(self) -> Any:
+        return Diagonal(jnp.exp(self.d))
+
+    def known_lower_part(self, k: int) -> Any:
+        return self if k >= 0 else self.map_entries(jnp.zeros_like)
 
     def known_determinant(self) -> Any:
         return Determinant.of(self.d)
@@ -295,6 +300,12 @@ class Identity(Matrix):
     def known_inverse(self) -> Any:
         return self
 
+    def known_exponential(self) -> Any:
+        return self.as_multiple().known_exponential()
+
+    def known_lower_part(self, k: int) -> Any:
+        return self if k >= 0 else self.as_multiple().known_lower_part(k)
+
     def known_determinant(self) -> Any:
         return Determinant.of(self.diagonal())
 
@@ -382,10 +393,10 @@ class ScalarMatrix(Matrix):
         return self.as_diagonal().map_entries(fn, *(x.as_diagonal() for x in others))
 
     def pick(self, dense: Any) -> Any:
-        return NotImplemented  # The entries on the diagonal repeat.
+        return self.as_diagonal().pick(dense)
 
     def lift_tangent(self, tangent: Any) -> Any:
-        return NotImplemented
+        return NotImplemented  # The entries on the diagonal repeat.
 
     def join(self, other: Any) -> Any:
         if isinstance(other, Identity):
@@ -436,6 +447,12 @@ class ScalarMatrix(Matrix):
 
     def known_inverse(self) -> Any:
         return ScalarMatrix(1 / self.c, self.rows)
+
+    def known_exponential(self) -> Any:
+        return ScalarMatrix(jnp.exp(self.c), self.rows)
+
+    def known_lower_part(self, k: int) -> Any:
+        return self if k >= 0 else self.map_entries(jnp.zeros_like)
 
     def known_determinant(self) -> Any:
         return Determinant.of(self.c[..., None]) ** self.rows
@@ -667,13 +684,6 @@ def _exchanges(rows: Any) -> Any:
     for jump, greatest in reversed(jumps):
         here = jnp.where(_at(greatest, here) < own, _at(jump, here), here)
     return _at(rows, here)
-
-
-@register("mul", commutative=True)
-def _(v: ScalarMatrix, x: Array, **params: Any) -> Any:
-    if is_number(x):
-        return v.map_entries(lambda c: c * jnp.reshape(x, ()))
-    return bind("mul", v.as_diagonal(), x)
 
 
 @register("convert_element_type")

@@ -169,6 +169,11 @@ class Toeplitz(Matrix):
     def as_toeplitz(self) -> Toeplitz:
         return self
 
+    def known_lower_part(self, k: int) -> Any:
+        own = self.diagonals()
+        offsets = self.row.shape[-1] - 1 - jnp.arange(own.shape[-1])
+        return self.of_diagonals(jnp.where(offsets <= k, own, 0), self.shape[-2])
+
     def at(self, i: Any, j: Any) -> Any:
         return self.diagonals()[..., i - j + self.row.shape[-1] - 1]
 
@@ -297,6 +302,14 @@ class Circulant(Matrix):
     def known_inverse(self) -> Any:
         first = jnp.zeros_like(self.column).at[..., 0].set(1)
         return Circulant(self.solve(first, self.column.ndim - 1))
+
+    def known_exponential(self) -> Any:
+        column = jnp.fft.ifft(jnp.exp(self.known_eigenvalues()))
+        column = column if jnp.iscomplexobj(self.column) else column.real
+        return Circulant(column.astype(self.column.dtype))
+
+    def known_lower_part(self, k: int) -> Any:
+        return self.as_toeplitz().known_lower_part(k)
 
     def known_determinant(self) -> Any:
         found = Determinant.of(self.eigenvalues())
