@@ -17,7 +17,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from .._avals import avals_of
 from .._compat import Primitive, Var
-from .._join import coerce, join, structure_of
+from .._join import coerce, join_all, structure_of
 from .._rewrite import Scope, handlers
 from .._settings import Settings
 from .._site import Site
@@ -92,16 +92,16 @@ def _on_values(
 
 def select_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     """The operand, or under `jax.vmap` one of two, leaf by leaf."""
-    which, *cases = operands
-    if is_value(which) or not any(map(is_value, cases)):
+    which, x, y = operands
+    if is_value(which) or not (is_value(x) or is_value(y)):
         return NotImplemented
-    both = join(scope, *map(structure_of, cases), site)
+    both = join_all(scope, [structure_of(x), structure_of(y)], site)
     if not is_value(both.like()):
         return NotImplemented
-    leaves = [tree_leaves(coerce(scope, case, both, site)) for case in cases]
+    leaves = [tree_leaves(coerce(scope, case, both, site)) for case in (x, y)]
     results = [Var(aval) for aval in both.avals]
-    for x, y, result in zip(*leaves, results, strict=True):
-        scope.copy(site, [which, x, y], [result])
+    for of_x, of_y, result in zip(*leaves, results, strict=True):
+        scope.copy(site, [which, of_x, of_y], [result])
     return [tree_unflatten(both.treedef, results)]
 
 
