@@ -78,7 +78,7 @@ def of_sum(v):
     ]
 
 
-@pytest.mark.parametrize("size", [1.0, 1e-9])
+@pytest.mark.parametrize("size", [1.0, pytest.param(1e-9, marks=pytest.mark.slow)])
 def test_a_number_times_the_identity_keeps_the_eigenvectors(size, bulk):
     factors, noise = (size * positive(0, 2), positive(1, 3)), jnp.float64(0.1 * size)
     v = regularised(factors, noise)
@@ -185,7 +185,7 @@ def test_gradient_of_a_solve_in_a_branch(bulk):
     close(jax.jit(many)(vs[0]), jnp.stack(both([vs[0].materialise()])[0]))
 
 
-@pytest.mark.parametrize("number", [2.0, -2.0])
+@pytest.mark.parametrize("number", [2.0, pytest.param(-2.0, marks=pytest.mark.slow)])
 def test_positive_definite_solve_with_a_multiple(number, bulk):
     v = Scaled(Symmetric(jnp.asarray(positive(0, 3))), jnp.float64(number))
 
@@ -228,7 +228,15 @@ def decompositions(v):
     ]
 
 
-@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("low rank", "circulant")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in MATRICES
+    ],
+)
 def test_decompositions(name, bulk):
     v = MATRICES[name]()
     on_both(decompositions, v)
