@@ -39,6 +39,7 @@ def pytest_configure(config):
     jax.config.update("jax_disable_most_optimizations", True)
     config.checker = None
     lineax.linear_solve = _checked_solve(config, lineax.linear_solve)
+    equinox.filter_jvp = _checked_jvp(config, equinox.filter_jvp)
     for name in ("filter_jit", "filter_vmap"):
         setattr(equinox, name, _checked(config, getattr(equinox, name)))
 
@@ -122,6 +123,17 @@ def _checked(config, made_by):
         return call
 
     return wrapper
+
+
+def _checked_jvp(config, original):
+    @functools.wraps(original)
+    def filter_jvp(fn, primals, tangents, **kwargs):
+        results = original(fn, primals, tangents, **kwargs)
+        if config.checker is not None:
+            _check(config, lambda *args: original(fn, args, tangents, **kwargs), *primals)
+        return results
+
+    return filter_jvp
 
 
 def _check(config, fn, *args):
