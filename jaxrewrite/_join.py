@@ -265,16 +265,41 @@ def _through_types(scope: Scope, operand: Any, like: Any, site: Site) -> Any:
 class Coerce(NamedTuple):
     """Brings the results of a body to given structures; ``None`` leaves a result alone.
 
-    An adapter of `restage`.
+    A result for which ``is_empty`` is true holds nothing that anything reads. An adapter of
+    `restage`.
     """
 
     structures: tuple[Structure | None, ...]
+    is_empty: tuple[bool, ...] | None = None
 
     def __call__(self, scope: Scope, results: Sequence[Any], site: Site) -> list[Any]:
+        is_empty = self.is_empty or (False,) * len(results)
         return [
-            result if wanted is None else coerce(scope, result, wanted, site)
-            for result, wanted in zip(results, self.structures, strict=True)
+            result if wanted is None else bring(scope, result, wanted, site)
+            for result, wanted, bring in zip(
+                results,
+                self.structures,
+                (_fill if empty else coerce for empty in is_empty),
+                strict=True,
+            )
         ]
+
+
+def _fill(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
+    """An uninitialised operand of a structure, in place of an uninitialised one."""
+    like = structure.like()
+    if not is_value(like):
+        return coerce(scope, operand, structure, site)
+    leaves = scope.add_call(
+        lambda: [lax.empty(aval.shape, aval.dtype) for aval in structure.avals], [], site
+    )
+    return tree_unflatten(
+        structure.treedef,
+        [
+            _vary(scope, x, aval, site)
+            for x, aval in zip(leaves, structure.avals, strict=True)
+        ],
+    )
 
 
 class MakeDense(NamedTuple):

@@ -11,6 +11,7 @@ from . import (
     custom_jvp as custom_jvp,
     custom_vjp as custom_vjp,
     custom_vmap as custom_vmap,
+    equinox as equinox,
     hi_primitive as hi_primitive,
     linear_call as linear_call,
     linear_solve as linear_solve,

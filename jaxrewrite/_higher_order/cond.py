@@ -1,6 +1,8 @@
 """`lax.cond`, `lax.switch` and `lax.platform_dependent`: each branch is rewritten.
 
-A result has the join of its structures in all branches.
+A result has the join of its structures in all branches. A branch may leave a result
+uninitialised: what another branch keeps for the backward pass. Nothing reads it then, so it
+takes the structure that the others have.
 """
 
 from __future__ import annotations
@@ -36,18 +38,29 @@ def cond_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     operands = operands[1:]
     rewriting = scope.rewriting
 
-    def rewrite(leaving: Coerce | None = None) -> list[Restaged]:
-        return [
-            restage(rewriting, branch, operands, site, leaving=leaving)
-            for branch in site.params["branches"]
-        ]
-
-    branches = rewrite()
+    branches = [
+        restage(rewriting, branch, operands, site) for branch in site.params["branches"]
+    ]
     structures = [list(map(structure_of, branch.results())) for branch in branches]
-    joined = [join_all(scope, own, site) for own in zip(*structures, strict=True)]
+    is_empty = [_uninitialised(branch) for branch in site.params["branches"]]
+    joined = [
+        join_all(scope, _without_empty(own, empty), site)
+        for own, empty in zip(
+            zip(*structures, strict=True), zip(*is_empty, strict=True), strict=True
+        )
+    ]
     if any(own != joined for own in structures):
         _record_joins(scope, structures, joined)
-        branches = rewrite(Coerce(tuple(joined)))
+        branches = [
+            restage(
+                rewriting,
+                branch,
+                operands,
+                site,
+                leaving=Coerce(tuple(joined), tuple(empty)),
+            )
+            for branch, empty in zip(site.params["branches"], is_empty, strict=True)
+        ]
     if not has_values and not any(branch.changed for branch in branches):
         return NotImplemented  # The equation stays as it is.
     consts = [scope.include(branch, site) for branch in branches]
@@ -63,6 +76,26 @@ def cond_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
 
 
 handlers["cond"] = cond_handler
+
+
+def _without_empty(structures: Sequence[Structure], is_empty: Sequence[bool]) -> Any:
+    """The structures of a result in the branches that do not leave it uninitialised."""
+    own = [x for x, empty in zip(structures, is_empty, strict=True) if not empty]
+    return own or structures
+
+
+_EMPTY = frozenset({"empty", "empty2"})
+
+
+def _uninitialised(branch: Any) -> list[bool]:
+    """For each result of a branch, whether it is uninitialised."""
+    jaxpr, _ = _compat.open_jaxpr(branch)
+    empty: set[int] = set()
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name in _EMPTY or name == "broadcast_in_dim" and id(eqn.invars[0]) in empty:
+            empty.add(id(eqn.outvars[0]))
+    return [id(var) in empty for var in jaxpr.outvars]
 
 
 def _record_joins(

@@ -32,6 +32,7 @@ from ._matrices.monomial import (
     Diagonal as Diagonal,
     Identity as Identity,
     Permutation as Permutation,
+    ScalarMatrix as ScalarMatrix,
 )
 from ._matrices.one_hot import OneHot as OneHot, Picked as Picked
 from ._matrices.product import Product as Product

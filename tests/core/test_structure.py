@@ -32,7 +32,7 @@ LEVELS = [
     {"_transform"},
     {"_materialise", "_namespace"},
     {"_array_value", "numpy"},
-    {"_batched"},
+    {"_batched", "_lineax"},
     {"_higher_order", "_insight"},
     {"__init__", "__main__"},
     {"testing", "values"},  # loaded when they are first used

@@ -6,6 +6,7 @@ from jaxrewrite.values import (
     Identity,
     Known,
     Product,
+    ScalarMatrix,
     Scaled,
     Sum,
     Zero,
@@ -22,6 +23,11 @@ def _(rng, dtype, n, m):
 @case("identity", square=True)
 def _(rng, dtype, n, m):
     return Identity(n, dtype)
+
+
+@case("scalar_matrix", square=True, dtypes=COMPLEX, variant=True)
+def _(rng, dtype, n, m):
+    return ScalarMatrix(uniform(rng, (), dtype), n)
 
 
 @case("scaled", dtypes=COMPLEX)

@@ -1,7 +1,7 @@
 """Matrices with structure, their lazy products and sums, and sparse matrices.
 
 There is a module for each type or close family. `matrix` defines what each type must have.
-`rules`, `linalg`, `lu`, `functions` and `determinant` hold what all types share. The import of this package
+`rules`, `linalg`, `lu`, `functions`, `pairs` and `determinant` hold what all types share. The import of this package
 registers their rules.
 """
 
@@ -9,6 +9,7 @@ from . import (
     functions as functions,
     linalg as linalg,
     lu as lu,
+    pairs as pairs,
     rules as rules,
     woodbury as woodbury,
 )

@@ -61,15 +61,22 @@ class LinearAlgebra:
         return NotImplemented
 
     def known_svd(self) -> Any:
-        r"""The singular value decomposition of a square matrix: u, s and the adjoint of v.
+        r"""The thin singular value decomposition of a matrix: u, s and the adjoint of v.
 
-        Arrays or values of shapes (\*batch, n, n), (\*batch, n) and (\*batch, n, n). The
-        singular values, an array, fall.
+        Arrays or values of shapes (\*batch, n, k), (\*batch, k) and (\*batch, k, m), where
+        k is the lesser of n and m. The singular values, an array, fall.
         """
         return NotImplemented
 
+    def known_reduced_svd(self) -> Any:
+        """A decomposition as `known_svd` gives it, in any order, or without some zeros.
+
+        The unitary factors of a real matrix may be complex.
+        """
+        return self.known_svd()
+
     def known_singular_values(self) -> Any:
-        r"""The singular values of a square matrix, falling, of shape (\*batch, n)."""
+        r"""The singular values of a matrix, falling, of shape (\*batch, k)."""
         found = self.known_svd()
         return found if found is NotImplemented else found[1]
 
@@ -87,6 +94,14 @@ class LinearAlgebra:
 
     def known_lu(self) -> Any:
         """The results of `jax.lax.linalg.lu`: packed factors, pivots, and permutation."""
+        return NotImplemented
+
+    def known_exponential(self) -> Any:
+        """The matrix exponential of a square matrix, a matrix."""
+        return NotImplemented
+
+    def known_lower_part(self, k: int) -> Any:
+        """The entries on and below the diagonal ``k``, as in `jax.numpy.tril`; a matrix."""
         return NotImplemented
 
     def transposed(self) -> Any:

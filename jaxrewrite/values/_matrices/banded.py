@@ -16,7 +16,7 @@ import jaxrewrite
 from .._base.structured import differs, zero_unless
 from .determinant import Determinant
 from .matrix import Matrix, nan_if_any_is, on_axis, solve_columns, unpivoted
-from .monomial import Diagonal, Identity
+from .monomial import Diagonal, Identity, ScalarMatrix
 
 
 class _Bands(Matrix):
@@ -53,8 +53,14 @@ class _Bands(Matrix):
         v, w = both
         return Banded(v.bands + w.bands, v.lower, v.upper)
 
+    def known_lower_part(self, k: int) -> Any:
+        if k < 0:
+            return NotImplemented
+        own = self.as_banded()
+        return own.resized(own.lower, min(own.upper, k))
+
     def hadamard(self, other: Any) -> Any:
-        if isinstance(other, (Diagonal, Identity)):
+        if isinstance(other, (Diagonal, Identity, ScalarMatrix)):
             return other.hadamard(self)
         v, w = self.as_banded(), _as_banded(other)
         if w is not None:
@@ -80,7 +86,7 @@ class _Bands(Matrix):
 def _as_banded(x: Any) -> Banded | None:
     if isinstance(x, _Bands):
         return x.as_banded()
-    if isinstance(x, (Diagonal, Identity)):
+    if isinstance(x, (Diagonal, Identity, ScalarMatrix)):
         return Banded(x.diagonal()[..., None, :], 0, 0)
     return None
 

@@ -196,15 +196,19 @@ class BlockDiagonal(Matrix):
         values, vectors = jnp.linalg.eigh(self.blocks, uplo, symmetrize_input=False)
         return sorted_eigh(_joined(values), BlockDiagonal(vectors))
 
-    def known_svd(self) -> Any:
+    def known_exponential(self) -> Any:
         if not self.solvable:
             return NotImplemented
-        u, size, vh = jnp.linalg.svd(self.blocks)
+        return BlockDiagonal(jax.scipy.linalg.expm(self.blocks))
+
+    def known_lower_part(self, k: int) -> Any:
+        return BlockDiagonal(jnp.tril(self.blocks, k)) if self.solvable else NotImplemented
+
+    def known_svd(self) -> Any:
+        u, size, vh = jnp.linalg.svd(self.blocks, full_matrices=False)
         return sorted_svd(BlockDiagonal(u), _joined(size), BlockDiagonal(vh))
 
     def known_singular_values(self) -> Any:
-        if not self.solvable:
-            return NotImplemented
         return -jnp.sort(-_joined(jnp.linalg.svd(self.blocks, compute_uv=False)), axis=-1)
 
     def known_cholesky(self) -> Any:

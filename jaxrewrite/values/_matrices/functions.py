@@ -14,16 +14,23 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
 
 import jaxrewrite
 from jaxrewrite import register
 
-from .._base.structured import inexact
-from .matrix import Matrix, adjoint
-from .pseudo_inverse import PseudoInverse
-from .recognised import find, fingerprints
+from .._base.structured import inexact, number_of
+from .low_rank import LowRank
+from .matrix import Matrix, adjoint, swapped
+from .pseudo_inverse import PseudoInverse, default_tolerance
+from .recognised import find, fingerprint_within, fingerprints, only_call
 from .scaled import Scaled
 from .sum import Sum
+
+
+# Functions of matrices that need not be square.
+_OF_ANY_SHAPE = frozenset({"_pinv", "cond"})
 
 
 class _Function(NamedTuple):
@@ -34,12 +41,12 @@ class _Function(NamedTuple):
 
 
 @register("jit", "custom_jvp_call")
-def _(v: Matrix | Scaled | Sum, *, primitive: Any, **params: Any) -> Any:
-    if v.ndim < 2 or v.shape[-1] != v.shape[-2]:
-        return NotImplemented
+def _(v: Matrix | Scaled | Sum | LowRank, *, primitive: Any, **params: Any) -> Any:
     jaxpr = params["jaxpr" if primitive.name == "jit" else "call_jaxpr"]
     name = params["name"] if primitive.name == "jit" else _name_of(jaxpr, v)
-    if name not in _FUNCTIONS:
+    if name not in _FUNCTIONS or v.ndim < 2:
+        return NotImplemented
+    if v.shape[-1] != v.shape[-2] and name not in _OF_ANY_SHAPE:
         return NotImplemented
     of_value = find(_known, jaxpr, name, v.aval())
     found = NotImplemented if of_value is None else of_value(v)
@@ -54,7 +61,7 @@ def _(v: Matrix | Scaled | Sum, *, primitive: Any, **params: Any) -> Any:
 
 def _name_of(jaxpr: Any, v: Any) -> Any:
     """The name of what may be the body of a function with a derivative of its own."""
-    if all(aval.shape == v.batch for aval in _out_avals(jaxpr)):
+    if all(aval.shape == v.shape[:-2] for aval in _out_avals(jaxpr)):
         return _DETERMINANT
     names = [eqn.params.get("name") for eqn in jaxpr.eqns]
     return names[0] if len(names) == 1 else None
@@ -75,6 +82,34 @@ def _known(name: str, aval: Any, trace_context: Any) -> dict[Any, Callable[[Any]
         for _ in range(len(aval.shape) - 1):
             found |= dict.fromkeys(fingerprints(of_array, aval), of_value)
             of_array = jax.vmap(of_array)
+    return found
+
+
+@register("custom_jvp_call")
+def _(
+    v: Matrix | Scaled | Sum | LowRank, *more: Array, call_jaxpr: Any, **params: Any
+) -> Any:
+    """``jnp.linalg.pinv`` with a tolerance: an operand, or a number in the jaxpr."""
+    call = only_call(call_jaxpr, "_pinv")
+    if v.ndim < 2 or call is None or len(call.invars) != 2 or len(more) > 1:
+        return NotImplemented
+    tolerance = call.invars[1]
+    known = find(_with_tolerance, call.params["jaxpr"], v.aval(), tolerance.aval)
+    if known is None:
+        return NotImplemented
+    return _pseudo_inverse(v, number_of(tolerance) if not more else more[0])
+
+
+@functools.lru_cache(512)
+def _with_tolerance(aval: Any, tolerance: Any, trace_context: Any) -> dict[Any, bool]:
+    number: Any = np.zeros(tolerance.shape, tolerance.dtype)
+    if tolerance.weak_type and not tolerance.shape:
+        number = 0.5
+    found: dict[Any, bool] = {}
+    of_array = lambda a: jnp.linalg.pinv(a, rtol=number)
+    for _ in range(len(aval.shape) - 1):
+        found[fingerprint_within(of_array, "_pinv", aval)] = True
+        of_array = jax.vmap(of_array)
     return found
 
 
@@ -125,16 +160,35 @@ def _eigh_of(of_array: Callable[[Any], Any]) -> tuple[_Function, ...]:
 
 def _condition(v: Any) -> Any:
     found = v.known_singular_values() if inexact(v) else NotImplemented
-    if found is NotImplemented or not v.shape[-1]:
+    if found is NotImplemented or not v.size:
         return NotImplemented
     # JAX's releases differ in what is no number, so JAX computes it from the two numbers.
     ends = jnp.stack([found[..., 0], found[..., -1]], -1)
     return [jnp.linalg.cond(jnp.where(jnp.eye(2, dtype=bool), ends[..., None], 0))]
 
 
-def _pseudo_inverse(v: Any) -> Any:
-    has_svd = inexact(v) and v.shape[-1] and v.known_svd() is not NotImplemented
-    return [PseudoInverse(v)] if has_svd else NotImplemented
+def _pseudo_inverse(v: Any, tolerance: Any = None) -> Any:
+    if not inexact(v) or not v.size or v.known_reduced_svd() is NotImplemented:
+        return NotImplemented
+    if tolerance is None:
+        tolerance = default_tolerance(v)
+    tolerance = jnp.asarray(tolerance, jnp.finfo(v.dtype).dtype)
+    return [PseudoInverse(v, jnp.broadcast_to(tolerance, v.shape[:-2]))]
+
+
+def _method(hook: str, *args: Any) -> Callable[[Any], Any]:
+    """The answer is a matrix that the type knows, of an inexact dtype."""
+
+    def answer(v: Any) -> Any:
+        found = getattr(v, hook)(*args) if inexact(v) else NotImplemented
+        return found if found is NotImplemented else [found]
+
+    return answer
+
+
+def _upper_part(v: Any, k: int) -> Any:
+    found = _method("known_lower_part", -k)(v.transposed())
+    return found if found is NotImplemented else [swapped(found[0])]
 
 
 # One of several results may be dead code.
@@ -146,6 +200,9 @@ _DETERMINANTS = (
 )
 
 _DETERMINANT = "det or slogdet"
+
+# The first diagonals of triangles for which there are closed forms.
+_OFFSETS = (-1, 0, 1)
 
 _FUNCTIONS: dict[str, tuple[_Function, ...]] = {
     _DETERMINANT: _DETERMINANTS,
@@ -173,5 +230,15 @@ _FUNCTIONS: dict[str, tuple[_Function, ...]] = {
     "eigh": _eigh_of(lambda a: jnp.linalg.eigh(a)),
     "_eigh": _eigh_of(lambda a: jax.scipy.linalg.eigh(a)),
     "_pinv": (_Function(lambda a: jnp.linalg.pinv(a), _pseudo_inverse),),
+    "inv": (_Function(lambda a: jnp.linalg.inv(a), _method("known_inverse")),),
+    "expm": (_Function(lambda a: jax.scipy.linalg.expm(a), _method("known_exponential")),),
+    "tril": tuple(
+        _Function(functools.partial(jnp.tril, k=k), _method("known_lower_part", k))
+        for k in _OFFSETS
+    ),
+    "triu": tuple(
+        _Function(functools.partial(jnp.triu, k=k), functools.partial(_upper_part, k=k))
+        for k in _OFFSETS
+    ),
     "cond": (_Function(lambda a: jnp.linalg.cond(a), _condition),),
 }

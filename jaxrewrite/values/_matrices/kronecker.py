@@ -245,19 +245,30 @@ class Kronecker(Matrix):
         return functools.reduce(_outer_of_vectors, jaxrewrite.materialise(values))
 
     def known_svd(self) -> Any:
-        if not self.solvable:
-            return NotImplemented
-        found = [known_or(x, "known_svd", jnp.linalg.svd) for x in self.factors]
-        us, sizes, vhs = zip(*found, strict=True)
+        """None if one factor has more rows, and another one more columns.
+
+        The product of the thin decompositions then lacks vectors for zeros.
+        """
+        found = self._decomposed("known_svd")
+        is_whole = found[1].shape[-1] == min(self.shape[-2:])
+        return sorted_svd(*found) if is_whole else NotImplemented
+
+    def known_reduced_svd(self) -> Any:
+        return self._decomposed("known_reduced_svd")
+
+    def _decomposed(self, hook: str) -> Any:
+        fn = functools.partial(jnp.linalg.svd, full_matrices=False)
+        us, sizes, vhs = zip(*(known_or(x, hook, fn) for x in self.factors), strict=True)
         size = functools.reduce(_outer_of_vectors, jaxrewrite.materialise(list(sizes)))
-        return sorted_svd(Kronecker(*us), size, Kronecker(*vhs))
+        us, vhs = (_of_one_dtype(factors) for factors in (us, vhs))
+        return Kronecker(*us), size, Kronecker(*vhs)
 
     def known_singular_values(self) -> Any:
-        if not self.solvable:
-            return NotImplemented
         fn = functools.partial(jnp.linalg.svd, compute_uv=False)
         sizes = [known_or(x, "known_singular_values", fn) for x in self.factors]
         size = functools.reduce(_outer_of_vectors, jaxrewrite.materialise(sizes))
+        missing = min(self.shape[-2:]) - size.shape[-1]
+        size = jnp.pad(size, [(0, 0)] * (size.ndim - 1) + [(0, missing)])
         return -jnp.sort(-size, axis=-1)
 
     def known_spectrum(self) -> Any:
@@ -284,6 +295,13 @@ class Kronecker(Matrix):
         values = jaxrewrite.materialise([values for values, _ in found])
         vectors = Kronecker(*(vectors for _, vectors in found))
         return functools.reduce(_outer_of_vectors, values), vectors
+
+
+def _of_one_dtype(factors: Any) -> Any:
+    """Some of the unitary factors of real matrices may be complex."""
+    dtype = jnp.result_type(*(x.dtype for x in factors))
+    cast = transform(lambda x: x.astype(dtype))
+    return [cast(x) for x in factors]
 
 
 def _lower(factor: Any) -> Any:

@@ -71,7 +71,9 @@ def _(
     matvec, vecmat, *solves = consts
     factors = [x for those in solves for x in those if isinstance(x, LUFactor)]
     right = operands[start:]
-    if not factors or len(matvec) != 1 or len(vecmat) != 1 or len(right) != 1:
+    if not factors:
+        return _solve_by_parts(matvec, solves, jaxprs, right)
+    if len(matvec) != 1 or len(vecmat) != 1 or len(right) != 1:
         return NotImplemented
     (a,), (b,) = matvec, right
     if not all(isinstance(x, (Matrix, Scaled, Sum)) for x in (a, vecmat[0])):
@@ -88,6 +90,29 @@ def _(
         lambda _, b: forward(inverse, b),
     )
     return [x]
+
+
+def _solve_by_parts(matvec: Any, solves: Any, jaxprs: Any, right: Any) -> Any:
+    """The same solve with lazy sums and multiples, whose products with an array are values.
+
+    The solution is an array, and so are the results of these functions.
+    """
+    if not any(isinstance(x, (Scaled, Sum)) for those in (matvec, *solves) for x in those):
+        return NotImplemented
+    if jaxprs.transpose_solve is None or len(jaxprs.solve.out_avals) != len(right):
+        return NotImplemented
+
+    def on_arrays(jaxpr: Any, consts: Any) -> Callable[..., Any]:
+        fn = jaxrewrite.transform(jaxpr_as_fun(jaxpr))
+        return lambda xs: jaxrewrite.materialise(fn(*consts, *xs))
+
+    inverse, transposed = map(on_arrays, (jaxprs.solve, jaxprs.transpose_solve), solves)
+    return lax.custom_linear_solve(
+        on_arrays(jaxprs.matvec, matvec),
+        list(jaxrewrite.materialise(right)),
+        lambda _, b: inverse(b),
+        lambda _, b: transposed(b),
+    )
 
 
 def _multiplication(jaxpr: Any) -> Callable[[Any, Any], Any]:
@@ -147,17 +172,18 @@ def _(v: Matrix | Scaled | Sum, **params: Any) -> Any:
 
 @register("svd")
 def _(
-    v: Matrix | Scaled | Sum,
+    v: Matrix | Scaled | Sum | LowRank,
     *,
     full_matrices: bool,
     compute_uv: bool,
     subset_by_index: Any = None,
     **params: Any,
 ) -> Any:
-    """Of a square matrix, whose singular vectors are the same in all forms."""
-    if subset_by_index or not is_square(v):
+    if subset_by_index or v.ndim < 2:
         return NotImplemented
     if compute_uv:
+        if full_matrices and not is_square(v):
+            return NotImplemented
         found = v.known_svd()
         return found if found is NotImplemented else [found[1], found[0], found[2]]
     found = v.known_singular_values()

@@ -8,6 +8,7 @@ acts on the factors that have their labels, and `build` makes an array of the ne
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -159,6 +160,31 @@ class LowRank(LinearAlgebra, Structured):
         found = jnp.linalg.eigvals(b @ a)
         return jnp.pad(found, [(0, 0)] * (found.ndim - 1) + [(0, n - self.rank)])
 
+    def known_reduced_svd(self) -> Any:
+        """The decomposition of the small matrix between orthonormal columns and rows."""
+        pair = self.as_matrices()
+        if pair is None or self.rank > min(self.shape[-2:]):
+            return NotImplemented
+        a, b = pair
+        left, of_left = jnp.linalg.qr(a)
+        right, of_right = jnp.linalg.qr(jnp.swapaxes(b, -1, -2))
+        inside = jnp.matmul(of_left, jnp.swapaxes(of_right, -1, -2), precision=_HIGHEST)
+        u, size, vh = jnp.linalg.svd(inside)
+        dot = functools.partial(jnp.matmul, precision=_HIGHEST)
+        return dot(left, u), size, dot(vh, jnp.swapaxes(right, -1, -2))
+
+    def known_singular_values(self) -> Any:
+        """The singular values, and zeros.
+
+        The derivative is that of the singular values of the dense array, which exists where
+        the derivative of a QR factorisation does not.
+        """
+        if self.as_matrices() is None or self.rank > min(self.shape[-2:]):
+            return NotImplemented
+        size = _singular_values(*self.as_matrices())
+        missing = min(self.shape[-2:]) - self.rank
+        return jnp.pad(size, [(0, 0)] * (size.ndim - 1) + [(0, missing)])
+
     def as_matrices(self) -> Any:
         r"""The factors of shapes (\*batch, n, r) and (\*batch, r, m), if they are matrices."""
         dtype = self.dtype
@@ -197,6 +223,25 @@ class LowRank(LinearAlgebra, Structured):
         own, other = (jax.sharding.PartitionSpec(*map(parts.get, f.labels)) for f in (a, b))
         specs: dict[str, Any] = {"a": own, "b": other}
         return dataclasses.replace(self, **specs)
+
+
+_HIGHEST = lax.Precision.HIGHEST
+
+
+@jax.custom_jvp
+def _singular_values(a: Any, b: Any) -> Any:
+    return LowRank(a, b).known_reduced_svd()[1]
+
+
+@_singular_values.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    """The diagonal of u* (da b + a db) v."""
+    (a, b), (a_dot, b_dot) = primals, tangents
+    u, size, vh = LowRank(a, b).known_reduced_svd()
+    dot = functools.partial(jnp.matmul, precision=_HIGHEST)
+    v = jnp.conj(jnp.swapaxes(vh, -1, -2))
+    inside = dot(a_dot, dot(b, v)) + dot(a, dot(b_dot, v))
+    return size, (jnp.conj(u) * inside).sum(-2).real.astype(size.dtype)
 
 
 def checked_axes(

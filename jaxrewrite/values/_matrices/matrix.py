@@ -252,7 +252,7 @@ def solve_factor(
     return solve_dense(factor, x, axis)
 
 
-def known_diagonal(v: Matrix) -> Any:
+def known_diagonal(v: Any) -> Any:
     """The diagonal, or NotImplemented if that would make the matrix dense."""
     if type(v).diagonal is not Matrix.diagonal:
         return v.diagonal()

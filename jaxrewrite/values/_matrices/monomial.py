@@ -1,4 +1,4 @@
-"""Matrices with one entry a row and a column: `Diagonal`, `Identity`, `Permutation`.
+"""Matrices with one entry a row and a column: `Diagonal`, `Identity` and its multiples, `Permutation`.
 
 They share a module because the results of each are often of another of these types. The
 eigenvectors of a diagonal matrix are a permutation. The entry-by-entry product of two
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Inexact, Int
+from jaxtyping import Array, Inexact, Int, Shaped
 
 import jaxrewrite
 from jaxrewrite import register
@@ -111,6 +111,12 @@ class Diagonal(Matrix):
     def as_diagonal(self) -> Diagonal:
         return self
 
+    def join(self, other: Any) -> Any:
+        """The join with a multiple of the identity, which is diagonal, too."""
+        if not isinstance(other, (Identity, ScalarMatrix)):
+            return NotImplemented
+        return self, other.as_diagonal()
+
     def diagonal(self) -> Any:
         return self.d
 
@@ -126,6 +132,12 @@ class Diagonal(Matrix):
 
     def known_inverse(self) -> Any:
         return Diagonal(1 / self.d)
+
+    def known_exponential(self) -> Any:
+        return Diagonal(jnp.exp(self.d))
+
+    def known_lower_part(self, k: int) -> Any:
+        return self if k >= 0 else self.map_entries(jnp.zeros_like)
 
     def known_determinant(self) -> Any:
         return Determinant.of(self.d)
@@ -188,7 +200,7 @@ class Identity(Matrix):
     >>> from jaxrewrite.values import Identity
     >>> v = Identity(3)
     >>> v @ jnp.arange(3.0), 2 * v
-    (Array([0., 1., 2.], dtype=float32), Diagonal<f32[3,3], 12 B>(d=f32[3]))
+    (Array([0., 1., 2.], dtype=float32), ScalarMatrix<f32[3,3], 4 B>(c=f32[], rows=3))
     """
 
     rows: int = jaxrewrite.field(static=True)
@@ -228,8 +240,18 @@ class Identity(Matrix):
     def as_diagonal(self) -> Diagonal:
         return Diagonal(self.diagonal())
 
+    def as_multiple(self) -> ScalarMatrix:
+        """The matrix as one times the identity."""
+        return ScalarMatrix(jnp.ones(self.of_batch, self.of_dtype), self.rows)
+
+    def join(self, other: Any) -> Any:
+        if isinstance(other, Identity):
+            return NotImplemented
+        return self.as_multiple().join(other)
+
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
-        return self.as_diagonal().map_entries(fn, *(x.as_diagonal() for x in others))
+        others = tuple(x.as_multiple() if isinstance(x, Identity) else x for x in others)
+        return self.as_multiple().map_entries(fn, *others)
 
     def pick(self, dense: Any) -> Any:
         return self.as_diagonal().pick(dense)
@@ -244,11 +266,7 @@ class Identity(Matrix):
         return other
 
     def plus(self, other: Any) -> Any:
-        if isinstance(other, Identity):
-            return self.times_number(jnp.asarray(2, self.dtype))
-        return (
-            other.plus(self.as_diagonal()) if isinstance(other, Matrix) else NotImplemented
-        )
+        return self.as_multiple().plus(other)
 
     def hadamard(self, other: Any) -> Any:
         found = known_diagonal(other)
@@ -282,6 +300,12 @@ class Identity(Matrix):
     def known_inverse(self) -> Any:
         return self
 
+    def known_exponential(self) -> Any:
+        return self.as_multiple().known_exponential()
+
+    def known_lower_part(self, k: int) -> Any:
+        return self if k >= 0 else self.as_multiple().known_lower_part(k)
+
     def known_determinant(self) -> Any:
         return Determinant.of(self.diagonal())
 
@@ -299,6 +323,167 @@ class Identity(Matrix):
 
     def known_lu(self) -> Any:
         return self, *unpivoted(self)
+
+
+class ScalarMatrix(Matrix):
+    r"""A multiple of the identity, :math:`c I`, which holds one number.
+
+    It is the result of a number times an `Identity`. A function that acts entry by entry
+    and maps zero to zero keeps it. A sum with a matrix whose eigenvectors are known can be
+    solved by the eigenvalues, which a sum with a `Diagonal` cannot. In products its zeros
+    stay zeros, even times infinity or NaN, unless the rules `strict_zeros` are in force.
+
+    Attributes
+    ----------
+    c
+        The number, an array of shape (\*batch).
+    rows
+        The number n of rows, and of columns. The array has shape (\*batch, n, n).
+
+    Raises
+    ------
+    ValueError
+        If ``rows`` is negative.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Identity, ScalarMatrix
+    >>> v = ScalarMatrix(jnp.float32(2), 3)
+    >>> v @ jnp.arange(3.0), v @ v + Identity(3)
+    (Array([0., 2., 4.], dtype=float32), ScalarMatrix<f32[3,3], 4 B>(c=f32[], rows=3))
+    """
+
+    c: Shaped[Array, "*batch"]
+    rows: int = jaxrewrite.field(static=True)
+    entries = "pattern"
+
+    def __post_init__(self) -> None:
+        if self.rows < 0:
+            raise ValueError(f"ScalarMatrix: rows is {self.rows}, which is negative.")
+
+    def aval(self) -> Any:
+        return jax.core.ShapedArray((*self.c.shape, self.rows, self.rows), self.c.dtype)
+
+    def materialise(self) -> Any:
+        return self.as_diagonal().materialise()
+
+    def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
+        return self._beside(x) * x
+
+    def _beside(self, x: Any) -> Any:
+        """The numbers, to broadcast over an array with the same batch axes in front."""
+        return self.c.reshape(*self.c.shape, *[1] * (x.ndim - self.c.ndim))
+
+    def transposed(self) -> Any:
+        return self
+
+    def as_multiple(self) -> ScalarMatrix:
+        return self
+
+    def as_diagonal(self) -> Diagonal:
+        return Diagonal(self.diagonal())
+
+    def diagonal(self) -> Any:
+        return jnp.broadcast_to(self.c[..., None], (*self.c.shape, self.rows))
+
+    def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
+        if all(isinstance(x, ScalarMatrix) for x in others):
+            return ScalarMatrix(fn(self.c, *(x.c for x in others)), self.rows)
+        return self.as_diagonal().map_entries(fn, *(x.as_diagonal() for x in others))
+
+    def pick(self, dense: Any) -> Any:
+        return self.as_diagonal().pick(dense)
+
+    def lift_tangent(self, tangent: Any) -> Any:
+        return NotImplemented  # The entries on the diagonal repeat.
+
+    def join(self, other: Any) -> Any:
+        if isinstance(other, Identity):
+            return self, other.as_multiple()
+        return (
+            (self.as_diagonal(), other) if isinstance(other, Diagonal) else NotImplemented
+        )
+
+    def at(self, i: Any, j: Any) -> Any:
+        return zero_unless(i == j, self.c)
+
+    def scaled_rows(self, factors: Any) -> Any:
+        return Diagonal(self.c[..., None] * factors)
+
+    def times(self, other: Any) -> Any:
+        if isinstance(other, (Identity, ScalarMatrix)):
+            return self.map_entries(jnp.multiply, other.as_multiple())
+        if isinstance(other, Matrix) and self.batch:
+            return other.scaled_rows(self.diagonal())
+        # Zeros of the other matrix stay zeros, as in all products.
+        return other.times_number(self.c) if isinstance(other, Matrix) else NotImplemented
+
+    def rtimes(self, other: Any) -> Any:
+        return self.times(other)
+
+    def plus(self, other: Any) -> Any:
+        if isinstance(other, (Identity, ScalarMatrix)):
+            return self.map_entries(jnp.add, other.as_multiple())
+        if not isinstance(other, Matrix):
+            return NotImplemented
+        return other.plus(self.as_diagonal())
+
+    def hadamard(self, other: Any) -> Any:
+        if isinstance(other, (Identity, ScalarMatrix)):
+            return self.times(other)
+        found = known_diagonal(other)
+        return NotImplemented if found is NotImplemented else self.scaled_rows(found)
+
+    @property
+    def is_hermitian(self) -> bool:
+        return not jnp.iscomplexobj(self.c)
+
+    def is_triangular(self, lower: bool) -> bool:
+        return True
+
+    def solve(self, x: Any, axis: int) -> Any:
+        return x / self._beside(x)
+
+    def known_inverse(self) -> Any:
+        return ScalarMatrix(1 / self.c, self.rows)
+
+    def known_exponential(self) -> Any:
+        return ScalarMatrix(jnp.exp(self.c), self.rows)
+
+    def known_lower_part(self, k: int) -> Any:
+        return self if k >= 0 else self.map_entries(jnp.zeros_like)
+
+    def known_determinant(self) -> Any:
+        return Determinant.of(self.c[..., None]) ** self.rows
+
+    def known_eigenvalues(self) -> Any:
+        return self.diagonal()
+
+    def known_spectrum(self) -> Any:
+        return self.diagonal(), self._one()
+
+    def known_eigh(self, lower: bool) -> Any:
+        return self.diagonal().real, self._one()
+
+    def known_svd(self) -> Any:
+        size = abs(self.c)
+        phase = jnp.where(size > 0, self.c / jnp.where(size > 0, size, 1), 1)
+        unitary = ScalarMatrix(phase.astype(self.dtype), self.rows)
+        return unitary, abs(self.diagonal()), self._one()
+
+    def known_cholesky(self) -> Any:
+        root = jnp.sqrt(jnp.where(self.c.real > 0, self.c.real, jnp.nan))
+        return ScalarMatrix(root.astype(self.dtype), self.rows)
+
+    def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
+        return self._one() if unit_diagonal else self
+
+    def known_lu(self) -> Any:
+        return self, *unpivoted(self)
+
+    def _one(self) -> Identity:
+        return Identity(self.rows, self.dtype, self.batch)
 
 
 class Permutation(Matrix):

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxrewrite
+from jaxrewrite import bind, register
 
 from .._base.contract import contract
 from .algebra import LinearAlgebra, is_square, known_or, on_fields
@@ -142,6 +143,11 @@ class Product(Matrix):
             return NotImplemented
         first = on_fields(lambda first, x: first.scaled_rows(x), first, factors)
         return NotImplemented if first is NotImplemented else Product((first, *rest))
+
+
+@register("conj")
+def _(v: Product, **params: Any) -> Any:
+    return Product(tuple(bind("conj", factor, **params) for factor in v.factors))
 
 
 def _of(*factors: Any) -> Any:

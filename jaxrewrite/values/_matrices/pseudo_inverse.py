@@ -13,6 +13,7 @@ References
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -21,62 +22,79 @@ from jax import lax
 
 import jaxrewrite
 
-from .algebra import solve_columns
-from .matrix import Matrix, adjoint
+from .matrix import Matrix, adjoint, swapped
 
 
 class PseudoInverse(Matrix):
-    """The pseudo-inverse of a square matrix or a lazy multiple that knows its `known_svd`."""
+    r"""The pseudo-inverse of a matrix or a lazy multiple that knows its `known_reduced_svd`.
+
+    Singular values of at most ``tolerance``, of shape (\*batch), times the largest count as
+    zeros.
+    """
 
     matrix: Any
+    tolerance: Any
 
     rules_see_values = True
 
     def aval(self) -> Any:
-        return self.matrix.aval()
+        *batch, n, m = self.matrix.shape
+        return jax.core.ShapedArray((*batch, m, n), self.matrix.dtype)
 
     def materialise(self) -> Any:
-        return jnp.linalg.pinv(jaxrewrite.materialise(self.matrix))
+        return jnp.linalg.pinv(jaxrewrite.materialise(self.matrix), rtol=self.tolerance)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
-        return solve_columns(lambda b: _product(self.matrix, b), x, axis, len(self.batch))
+        batch = len(self.batch)
+        moved = jnp.moveaxis(x, axis, batch)
+        rest = moved.shape[batch + 1 :]
+        columns = moved.reshape(*moved.shape[: batch + 1], math.prod(rest))
+        y = _product(self.matrix, self.tolerance, columns)
+        return jnp.moveaxis(y.reshape(*self.batch, self.shape[-2], *rest), batch, axis)
 
     def transposed(self) -> Any:
-        return PseudoInverse(self.matrix.transposed())
+        return PseudoInverse(swapped(self.matrix), self.tolerance)
 
 
-def _product(a: Any, b: Any) -> Any:
+def default_tolerance(a: Any) -> Any:
+    """The ``rtol`` of JAX's function."""
+    return 10 * max(a.shape[-2:]) * jnp.finfo(a.dtype).eps
+
+
+def _product(a: Any, tolerance: Any, b: Any) -> Any:
     r"""The pseudo-inverse of a matrix times an array of shape (\*batch, n, k)."""
     leaves, treedef = jax.tree.flatten(a)
     whole = lambda leaves: jax.tree.unflatten(treedef, leaves)
 
     @jax.custom_jvp
-    def product(leaves: Any, b: Any) -> Any:
-        u, size, vh = whole(leaves).known_svd()
+    def product(leaves: Any, tolerance: Any, b: Any) -> Any:
+        u, size, vh = whole(leaves).known_reduced_svd()
         size = jaxrewrite.materialise(size)
-        # As in JAX's function, smaller singular values count as zeros.
-        least = 10 * size.shape[-1] * jnp.finfo(size.dtype).eps * size[..., :1]
+        least = tolerance[..., None] * size.max(-1, initial=0, keepdims=True)
         inverse = jnp.where(size > least, 1 / jnp.where(size > least, size, 1), 0)
-        inside = _dot(adjoint(u), b) * inverse[..., None].astype(b.dtype)
-        return _dot(adjoint(vh), inside)
+        inside = _dot(adjoint(u), b)
+        found = _dot(adjoint(vh), inside * inverse[..., None].astype(inside.dtype))
+        is_real = not (jnp.iscomplexobj(whole(leaves)) or jnp.iscomplexobj(b))
+        return found.real if is_real else found
 
     @product.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         """:math:`dA^+ = -A^+ dA A^+ + A^+ A^{+*} dA^* (I - A A^+) + (I - A^+ A) dA^* A^{+*} A^+`"""
-        (leaves, b), (leaf_tangents, b_dot) = primals, tangents
+        (leaves, tolerance, b), (leaf_tangents, _, b_dot) = primals, tangents
         a = whole(leaves)
 
         def change(fn: Any, x: Any) -> Any:
             along = lambda leaves: _dot(fn(whole(leaves)), x)
             return jax.jvp(along, (leaves,), (leaf_tangents,))[1]
 
-        x = product(leaves, b)
+        x = product(leaves, tolerance, b)
         left = change(adjoint, b - _dot(a, x))
-        found = _product(a, b_dot - change(lambda a: a, x) + _product(adjoint(a), left))
-        beside = change(adjoint, _product(adjoint(a), x))
-        return x, found + beside - _product(a, _dot(a, beside))
+        times = lambda a, x: _product(a, tolerance, x)
+        found = times(a, b_dot - change(lambda a: a, x) + times(adjoint(a), left))
+        beside = change(adjoint, times(adjoint(a), x))
+        return x, found + beside - times(a, _dot(a, beside))
 
-    return product(leaves, b)
+    return product(leaves, tolerance, b)
 
 
 def _dot(a: Any, x: Any) -> Any:

@@ -16,6 +16,18 @@ def find(table: Callable[..., dict[Hashable, Any]], jaxpr: Any, *key: Any) -> An
     return table(*key, _compat.trace_context()).get(_compat.fingerprint(jaxpr))
 
 
+def only_call(jaxpr: Any, name: str) -> Any:
+    """The one equation of a jaxpr, if it calls a jitted function of this name."""
+    eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
+    return eqns[0] if [eqn.params.get("name") for eqn in eqns] == [name] else None
+
+
+def fingerprint_within(fn: Callable[..., Any], name: str, *avals: Any) -> Hashable:
+    """The fingerprint of the function of this name that the one function calls, or ``None``."""
+    call = only_call(_compat.called(fn, *avals), name)
+    return None if call is None else _compat.fingerprint(call.params["jaxpr"])
+
+
 def fingerprints(fn: Callable[..., Any], *avals: Any) -> list[Hashable]:
     """The fingerprints of the one function that a function of such arrays calls.
 

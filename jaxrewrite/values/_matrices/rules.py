@@ -77,7 +77,7 @@ def _(x: Matrix, y: Array, *, dimension_numbers: Any, **params: Any) -> Any:
     return _times_array(y, ys, x, xs, out, params)
 
 
-def _standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
+def standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
     """The operands in the order of ``x @ y``, or ``None`` for any other product."""
     (xc, yc), (xb, yb) = dimension_numbers
     batch = tuple(range(x.ndim - 2))
@@ -93,15 +93,15 @@ def _standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
 @register("dot_general", types=(Matrix, Matrix))
 @register("dot_general", either=True)
 def _(x: Matrix, y: ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any:
-    standard = _standard(x, y, dimension_numbers)
+    pair = standard(x, y, dimension_numbers)
     dtype = jnp.result_type(x.dtype, y.dtype)
     if params.get("out_sharding") is not None:
         return NotImplemented
-    if standard is None or params["preferred_element_type"] not in (None, dtype):
+    if pair is None or params["preferred_element_type"] not in (None, dtype):
         return NotImplemented
     if x.dtype != y.dtype:
         return NotImplemented
-    return matrix_product(*standard)
+    return matrix_product(*pair)
 
 
 # --- sums -------------------------------------------------------------------------------

@@ -207,13 +207,20 @@ class Scaled(LinearAlgebra, Linear):
 
     def known_svd(self) -> Any:
         """The sign of the number goes to the vectors on the left."""
-        found = self._known("known_svd")
+        return self._decomposed("known_svd")
+
+    def known_reduced_svd(self) -> Any:
+        return self._decomposed("known_reduced_svd")
+
+    def _decomposed(self, hook: str) -> Any:
+        found = self._known(hook)
         if found is NotImplemented or jnp.iscomplexobj(self.scale):
             return NotImplemented
         u, size, vh = found
         size = jaxrewrite.materialise(size) * abs(self._of_matrices(1))
-        sign = jnp.where(self.scale < 0, -1, 1).astype(self.dtype)
-        return self._of(u).rescaled(sign), size, vh
+        sign = jnp.where(self.scale < 0, -1, 1).astype(u.dtype)
+        unit = Scaled(u, jnp.ones((), u.dtype))
+        return unit.rescaled(sign), size, vh
 
     def known_singular_values(self) -> Any:
         found = self._known("known_singular_values")

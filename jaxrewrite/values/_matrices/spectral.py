@@ -17,9 +17,10 @@ from jax import lax
 import jaxrewrite
 
 from .algebra import on_fields
+from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .matrix import Matrix, swapped
-from .monomial import Diagonal, Identity
+from .monomial import Diagonal, Identity, ScalarMatrix
 from .scaled import Scaled
 from .sum import Sum, solves_sums
 
@@ -81,8 +82,8 @@ def _spectrum_of_sum(total: Sum) -> Spectrum | None:
 
 def _number_of(x: Any) -> Any:
     r"""The numbers c, of shape (\*batch), of a multiple of the identity, or ``None``."""
-    if isinstance(x, Identity):
-        return jnp.ones(x.batch, x.dtype)
+    if isinstance(x, (Identity, ScalarMatrix)):
+        return on_fields(lambda x: x.as_multiple().c, x)
     if isinstance(x, Scaled) and isinstance(x.x, Identity):
         return jnp.broadcast_to(_finite(x), x.batch)
     return None
@@ -95,9 +96,9 @@ def _finite(x: Scaled) -> Any:
 
 def as_diagonal(x: Any) -> Any:
     """A diagonal matrix as a `Diagonal`, and anything else as it is."""
-    if isinstance(x, Identity):
-        return x.as_diagonal()
-    if isinstance(x, Scaled) and isinstance(x.x, (Diagonal, Identity)):
+    if isinstance(x, (Identity, ScalarMatrix)):
+        return on_fields(lambda x: x.as_diagonal(), x)
+    if isinstance(x, Scaled) and isinstance(x.x, (Diagonal, Identity, ScalarMatrix)):
         scaled = x.rescaled(_finite(x))
         return Diagonal(jaxrewrite.materialise(scaled.diagonal()))
     return x
@@ -117,6 +118,10 @@ class _Shifted(NamedTuple):
     def determinant(self) -> Any:
         found = Determinant.of(self.spectrum.values)
         return found.real() if self.is_real else found
+
+    def eigh(self) -> Any:
+        values, vectors = self.spectrum
+        return sorted_eigh(values.real, vectors)
 
 
 @solves_sums

@@ -37,6 +37,9 @@ class SumSolver(Protocol):
     def determinant(self) -> Any:
         """The `Determinant`."""
 
+    def eigh(self) -> Any:
+        """As `LinearAlgebra.known_eigh`, of a Hermitian matrix."""
+
 
 _solvers: list[Callable[[Sum], SumSolver | None]] = []
 
@@ -154,6 +157,10 @@ class Sum(LinearAlgebra, Linear):
     def known_determinant(self) -> Any:
         solver = self._solver()
         return NotImplemented if solver is None else solver.determinant()
+
+    def known_eigh(self, lower: bool) -> Any:
+        solver = self._solver() if self.is_hermitian else None
+        return NotImplemented if solver is None else solver.eigh()
 
     def shares(self, fill: Any) -> Any:
         return [fill, *[0] * (len(self.terms) - 1)]

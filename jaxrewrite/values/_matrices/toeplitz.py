@@ -22,7 +22,9 @@ from .._base.structured import (
     nothing_field,
 )
 from .determinant import Determinant
-from .matrix import Matrix, apply_dense, on_axis
+from .matrix import Matrix, adjoint, apply_dense, on_axis
+from .monomial import Diagonal
+from .product import Product
 
 
 class Toeplitz(Matrix):
@@ -167,6 +169,11 @@ class Toeplitz(Matrix):
     def as_toeplitz(self) -> Toeplitz:
         return self
 
+    def known_lower_part(self, k: int) -> Any:
+        own = self.diagonals()
+        offsets = self.row.shape[-1] - 1 - jnp.arange(own.shape[-1])
+        return self.of_diagonals(jnp.where(offsets <= k, own, 0), self.shape[-2])
+
     def at(self, i: Any, j: Any) -> Any:
         return self.diagonals()[..., i - j + self.row.shape[-1] - 1]
 
@@ -296,6 +303,14 @@ class Circulant(Matrix):
         first = jnp.zeros_like(self.column).at[..., 0].set(1)
         return Circulant(self.solve(first, self.column.ndim - 1))
 
+    def known_exponential(self) -> Any:
+        column = jnp.fft.ifft(jnp.exp(self.known_eigenvalues()))
+        column = column if jnp.iscomplexobj(self.column) else column.real
+        return Circulant(column.astype(self.column.dtype))
+
+    def known_lower_part(self, k: int) -> Any:
+        return self.as_toeplitz().known_lower_part(k)
+
     def known_determinant(self) -> Any:
         found = Determinant.of(self.eigenvalues())
         return found if jnp.iscomplexobj(self.column) else found.real()
@@ -306,6 +321,14 @@ class Circulant(Matrix):
     def known_singular_values(self) -> Any:
         return -jnp.sort(-abs(self.known_eigenvalues()), axis=-1)
 
+    def known_reduced_svd(self) -> Any:
+        """The complex eigenvectors, of which those on the left have the phases."""
+        values, vectors = self.known_spectrum()
+        size = abs(values)
+        phase = jnp.where(size > 0, values / jnp.where(size > 0, size, 1), 1)
+        left = Product((vectors, Diagonal(phase.astype(vectors.dtype))))
+        return left, size, adjoint(vectors)
+
     def known_eigenvalues(self) -> Any:
         # JAX's functions convert integers in the same way.
         column = self.column if inexact(self.column) else self.column.astype(float)
@@ -313,15 +336,20 @@ class Circulant(Matrix):
 
 
 class _Fourier(Matrix):
-    r"""The unitary matrix of the inverse Fourier transform, which is symmetric."""
+    r"""The unitary matrix of the inverse Fourier transform, or its conjugate; both are symmetric."""
 
     rows: int = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True)
+    conjugated: bool = jaxrewrite.field(static=True)
     _nothing: Any = nothing_field()
 
-    def __init__(self, rows: int, of_dtype: Any, of_batch: Sequence[int]):
+    def __init__(
+        self, rows: int, of_dtype: Any, of_batch: Sequence[int], conjugated: bool = False
+    ):
         of_dtype = jnp.promote_types(of_dtype, jnp.complex64)
-        vars(self).update(rows=rows, of_dtype=of_dtype, _nothing=nothing(of_batch))
+        vars(self).update(
+            rows=rows, of_dtype=of_dtype, conjugated=conjugated, _nothing=nothing(of_batch)
+        )
 
     def aval(self) -> Any:
         batch = batch_of("_Fourier", self._nothing)
@@ -332,10 +360,17 @@ class _Fourier(Matrix):
         return self.apply(jnp.broadcast_to(eye, self.shape), self.ndim - 2)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
-        return jnp.fft.ifft(x, axis=axis, norm="ortho").astype(self.of_dtype)
+        transform = jnp.fft.fft if self.conjugated else jnp.fft.ifft
+        return transform(x, axis=axis, norm="ortho").astype(self.of_dtype)
 
     def transposed(self) -> Any:
         return self
+
+
+@register("conj")
+def _(v: _Fourier, **params: Any) -> Any:
+    batch = batch_of("_Fourier", v._nothing)
+    return _Fourier(v.rows, v.of_dtype, batch, not v.conjugated)
 
 
 def _repeated(x: Any, n: int) -> Any:

@@ -101,6 +101,9 @@ class _Update(NamedTuple):
         solved_u = solve_factor(base, u, u.ndim - 2)
         return of_base.times(Determinant.of_arrays(_capacitance(solved_u, v)))
 
+    def eigh(self) -> Any:
+        return NotImplemented
+
     def _balanced(self) -> _Update:
         """The same matrix, with columns of u as long as the rows of v that they meet."""
         of_u, of_v = (
@@ -127,6 +130,9 @@ class _InEigenvectors(NamedTuple):
             return self.update.determinant()
         found = self._diagonal().determinant()
         return Determinant(_like(self.update.u, found.unit), found.log)
+
+    def eigh(self) -> Any:
+        return NotImplemented
 
     def _diagonal(self) -> _Update:
         _, u, v = self.update

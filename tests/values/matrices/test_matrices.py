@@ -9,7 +9,7 @@ from oracle import same
 from reference import CASES
 
 import jaxrewrite
-from jaxrewrite.values import Diagonal, Identity, Product, Scaled, Sum, Zero
+from jaxrewrite.values import Diagonal, Identity, Product, ScalarMatrix, Scaled, Sum, Zero
 from jaxrewrite.values._matrices.matrix import Matrix
 
 
@@ -183,7 +183,7 @@ def test_closed_forms():
     assert isinstance(d @ e, Diagonal) and isinstance(d + e, Diagonal)
     assert isinstance(d * (jnp.ones((4, 4)) + 1), Diagonal)
     assert (eye @ d) is not None and isinstance(eye @ d, Diagonal)
-    assert isinstance(eye @ eye, Identity) and isinstance(eye + eye, Diagonal)
+    assert isinstance(eye @ eye, Identity) and isinstance(eye + eye, ScalarMatrix)
     assert isinstance(jaxrewrite.numpy.sqrt(d), Diagonal)
     assert isinstance(d + Zero((4, 4)), Diagonal)
     assert isinstance(d @ Zero((4, 4)), Zero)

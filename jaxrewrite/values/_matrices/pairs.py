@@ -1,0 +1,96 @@
+"""Functions of two matrices: Kronecker products, products entry by entry, products of sums."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxrewrite import bind, register
+
+from .kronecker import Kronecker
+from .low_rank import LowRank
+from .matrix import Matrix, known_diagonal
+from .monomial import Diagonal, Identity, ScalarMatrix
+from .product import Product
+from .recognised import find, fingerprints
+from .rules import standard
+from .scaled import Scaled
+from .sum import Sum
+
+
+@register("jit", types=(Matrix | Scaled | Sum | LowRank, Matrix | Scaled | Sum | LowRank))
+@register("jit", either=True)
+def _(
+    x: Matrix | Scaled | Sum | LowRank, y: Array, *, name: str, jaxpr: Any, **params: Any
+) -> Any:
+    """``jnp.kron`` of two matrices."""
+    if name != "kron" or x.ndim != 2 or y.ndim != 2:
+        return NotImplemented
+    avals = [
+        z.aval() if hasattr(z, "aval") and callable(z.aval) else z.aval for z in (x, y)
+    ]
+    if find(_kron, jaxpr, *avals) is None:
+        return NotImplemented
+    if isinstance(x, Identity) and isinstance(y, Identity):
+        return [Identity(x.rows * y.rows, x.dtype)]
+    return [Kronecker(x, y)]
+
+
+@functools.lru_cache(256)
+def _kron(x: Any, y: Any, trace_context: Any) -> dict[Any, bool]:
+    if x.dtype != y.dtype:
+        return {}
+    return dict.fromkeys(fingerprints(lambda x, y: jnp.kron(x, y), x, y), True)
+
+
+@register("dot_general", types=(Sum, Sum))
+@register("dot_general", either=True)
+def _(x: Sum, y: Matrix, *, dimension_numbers: Any, **params: Any) -> Any:
+    """The sum of the products of the terms, unless it holds the other factor several times."""
+    times = functools.partial(
+        bind, "dot_general", dimension_numbers=dimension_numbers, **params
+    )
+    if isinstance(x, Sum):
+        found = x.map_parts(lambda term: times(term, y))
+    else:
+        found = y.map_parts(lambda term: times(x, term))
+    if _size(found) <= _size(x) + _size(y):
+        return found
+    pair = standard(x, y, dimension_numbers) if x.dtype == y.dtype else None
+    is_plain = params.get("preferred_element_type") in (None, x.dtype)
+    if pair is None or not is_plain or params.get("out_sharding") is not None:
+        return found
+    return Product(pair)
+
+
+def _size(x: Any) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(x))
+
+
+@register("mul", either=True)
+def _(x: Diagonal | Identity | ScalarMatrix, y: LowRank, **params: Any) -> Any:
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return NotImplemented
+    d, low = (x, y) if isinstance(y, LowRank) else (y, x)
+    return Diagonal(known_diagonal(low) * d.diagonal())
+
+
+@register("mul")
+def _(x: LowRank, y: LowRank, **params: Any) -> Any:
+    r"""The rows of the factors multiply in all pairs: the rank is the product of the ranks."""
+    pairs = x.as_matrices(), y.as_matrices()
+    if x.shape != y.shape or x.dtype != y.dtype or None in pairs:
+        return NotImplemented
+    n, m = x.shape[-2:]
+    rank = x.rank * y.rank
+    if rank * (n + m) >= n * m:
+        return NotImplemented  # The dense product takes no more room.
+    (a, b), (c, d) = pairs
+    columns = a[..., :, None] * c[..., None, :]
+    rows = b[..., :, None, :] * d[..., None, :, :]
+    batch = x.shape[:-2]
+    return LowRank(columns.reshape(*batch, n, rank), rows.reshape(*batch, rank, m))

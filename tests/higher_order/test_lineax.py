@@ -1,0 +1,187 @@
+"""Linear solves of Lineax, and the solvers of Optimistix, on values; where these are installed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrewrite
+from jaxrewrite.values import (
+    BlockDiagonal,
+    Circulant,
+    Diagonal,
+    Kronecker,
+    LowRank,
+    Scaled,
+    Symmetric,
+    Tridiagonal,
+)
+
+
+lx = pytest.importorskip("lineax")
+
+N = 16
+
+
+@pytest.fixture(autouse=True)
+def _wide():
+    with jax.enable_x64(True):
+        yield
+
+
+def forbid(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+def positive(seed, n):
+    a = normal(seed, n, n)
+    return a @ a.T + n * jnp.eye(n)
+
+
+def kernel():
+    return Kronecker(Symmetric(positive(2, 4)), Symmetric(positive(3, 4)))
+
+
+MATRICES = {
+    "sum": lambda: (
+        Diagonal(2 + normal(0, N) ** 2) + LowRank(normal(1, N, 2), normal(1, N, 2).T)
+    ),
+    "kronecker": kernel,
+    "circulant": lambda: Circulant(jnp.zeros(N).at[jnp.array([0, 1, -1])].set([5.0, 1, 1])),
+    "tridiagonal": lambda: Tridiagonal(jnp.ones(N - 1), jnp.full(N, 4.0), jnp.ones(N - 1)),
+    "scaled": lambda: Scaled(kernel(), jnp.float64(2)),
+    "blocks": lambda: BlockDiagonal(jnp.stack([positive(i, 4) for i in range(4)])),
+}
+
+T = 1e-11
+SOLVERS = {
+    "cg": lambda: lx.CG(T, T),
+    "gmres": lambda: lx.GMRES(T, T, restart=N, stagnation_iters=N),
+    "bicgstab": lambda: lx.BiCGStab(T, T),
+    "lu": lambda: lx.LU(),
+    "cholesky": lambda: lx.Cholesky(),
+    "lsmr": lambda: lx.LSMR(T, T),
+    "normal": lambda: lx.Normal(lx.CG(T, T)),
+    "svd": lambda: lx.SVD(),
+}
+
+QUICK = [("cg", "sum"), ("lu", "circulant")]
+REFUSED = {
+    *(("cholesky", name) for name in ("sum", "circulant")),
+    *(("svd", name) for name in ("sum", "circulant", "tridiagonal")),
+}
+
+
+def solve(solver, a, b):
+    operator = lx.MatrixLinearOperator(a, lx.positive_semidefinite_tag)
+    return lx.linear_solve(operator, b, solver).value
+
+
+@pytest.mark.parametrize(
+    ("solver", "name"),
+    [
+        pytest.param(s, n, marks=() if (s, n) in QUICK else pytest.mark.slow)
+        for s in SOLVERS
+        for n in MATRICES
+        if (s, n) not in REFUSED
+    ],
+)
+def test_value_and_derivatives(solver, name, bulk):
+    """Against dense solves, plainly, mapped, and differentiated by each argument."""
+    made, v = SOLVERS[solver](), MATRICES[name]()
+    b = jnp.stack([normal(5, N), normal(6, N)])
+
+    def programs(solve):
+        loss = lambda v, b: jnp.sin(3 * solve(v, b)).sum()
+        wrapped = forbid(loss) if solve is not dense else loss
+        slopes = jax.value_and_grad(wrapped, (0, 1))
+        many = jax.tree.map(
+            lambda x: jnp.stack([x, 1.5 * x]) if jnp.issubdtype(x.dtype, float) else x, v
+        )
+        axes = jax.tree.map(lambda x: 0 if jnp.issubdtype(x.dtype, float) else None, v)
+        return [
+            jax.jit(slopes)(v, b[0]),
+            jax.vmap(slopes, (None, 0))(v, b),
+            jax.vmap(slopes, (axes, 0))(many, b),
+            jax.jvp(jax.grad(wrapped, 1), (v, b[0]), (v, b[1])),
+        ]
+
+    dense = lambda v, b: jnp.linalg.solve(v.materialise(), b)
+    got = programs(lambda v, b: solve(made, v, b))
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(programs(dense)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-8)
+
+
+def test_maps_inside(bulk):
+    v, b = MATRICES["sum"](), jnp.stack([normal(i, 3, N) for i in range(2)])
+    one = lambda v, b: solve(lx.CG(T, T), v, b)
+    program = jax.vmap(jax.vmap(one, (None, 0)), (None, 0))
+    got = jax.jit(forbid(program))(v, b)
+    np.testing.assert_allclose(got, jnp.linalg.solve(v.materialise(), b[..., None])[..., 0])
+
+
+def test_least_squares(bulk):
+    """The derivative of the pseudo-inverse, of an operator with more rows than columns."""
+    v = Kronecker(normal(0, 4, 2), normal(1, 3, 2))
+    b = normal(2, 12)
+
+    def loss(solver, v):
+        return jnp.sin(lx.linear_solve(lx.MatrixLinearOperator(v), b, solver).value).sum()
+
+    dense = lambda v: jnp.sin(jnp.linalg.pinv(v.materialise()) @ b).sum()
+    want = jax.tree.leaves(jax.value_and_grad(dense)(v))
+    for solver in (lx.LSMR(T, T), lx.Normal(lx.CG(T, T))):
+        got = jax.value_and_grad(forbid(lambda v, s=solver: loss(s, v)))(v)
+        for x, y in zip(jax.tree.leaves(got), want, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-8)
+
+
+def test_results(bulk):
+    """What did not succeed says so as it does on arrays."""
+
+    def fn(v, b, solver):
+        found = lx.linear_solve(lx.MatrixLinearOperator(v), b, solver, throw=False)
+        return found.value, found.result == lx.RESULTS.successful
+
+    b = jnp.ones(4)
+    singular = Diagonal(jnp.array([1.0, 0.0, 2.0, 3.0]))
+    hard = Diagonal(10.0 ** jnp.arange(0, 16, 4))
+    for v, solver in ((singular, lx.LU()), (hard, lx.GMRES(T, T, max_steps=1, restart=1))):
+        got = forbid(lambda v, b, s=solver: fn(v, b, s))(v, b)
+        want = fn(v.materialise(), b, solver)
+        assert not got[1] and not want[1]
+    with pytest.raises(ValueError, match="mismatch|structure|shape"):
+        forbid(lambda v, b: solve(lx.CG(T, T), v, b))(singular, jnp.ones(5))
+
+
+def test_operators_of_functions(bulk):
+    """A value that a function closes over, and a preconditioner that is a value."""
+    v, p, b = MATRICES["sum"](), Diagonal(1 / (2 + normal(0, N) ** 2)), normal(5, N)
+
+    def fn(v, p, b):
+        psd = lx.positive_semidefinite_tag
+        operator = lx.FunctionLinearOperator(lambda x: v @ x, jax.typeof(b), psd)
+        options = {"preconditioner": lx.MatrixLinearOperator(p, psd)}
+        return lx.linear_solve(operator, b, lx.CG(T, T), options=options).value
+
+    got = jax.jit(forbid(fn))(v, p, b)
+    np.testing.assert_allclose(got, jnp.linalg.solve(v.materialise(), b), rtol=1e-8)
+
+
+def test_root_find(bulk):
+    optx = pytest.importorskip("optimistix")
+    v, b = MATRICES["sum"](), normal(5, N)
+
+    def root(v):
+        residual = lambda y, v: v @ y + jnp.tanh(y) / 10 - b
+        return optx.root_find(residual, optx.Newton(T, T), jnp.zeros(N), args=v).value
+
+    loss = lambda fn: lambda v: jnp.sin(fn(v)).sum()
+    got = jax.jit(jax.value_and_grad(loss(forbid(root))))(v)
+    want = jax.jit(jax.value_and_grad(loss(lambda v: root(v.materialise()))))(v)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-8)

@@ -1,0 +1,199 @@
+"""Lineax's own tests as a source of programs: ``python -m upstream.lineax CHECKOUT``.
+
+``CHECKOUT`` is one of Lineax, of the version that is installed. What the tests give to
+``lineax.linear_solve``, and to functions that Equinox jits, maps or differentiates, is also run
+with values in the place of arrays. Other arguments are pytest's and those of `upstream`. The
+module is its own plugin.
+"""
+
+import functools
+import os
+import random
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+
+_RANDOM = "each call draws another nonlinear function, with other second derivatives"
+
+# What is not checked, by patterns of tests, with reasons.
+SKIPS = {
+    "test_misc.py*": "of Lineax's own helpers, not of arrays",
+    "make_jac*": _RANDOM,
+    "make_div_operator*": _RANDOM,
+    "make_mul_operator*": _RANDOM,
+}
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("values")
+    group.addoption("--sample", type=int, help="run so many tests, drawn by --seed")
+    group.addoption("--seed", type=int, default=0)
+    group.addoption("--draws", type=int, default=1, help="checks of each function")
+    group.addoption("--problems", type=Path, help="a file to write them to as they come")
+    group.addoption("--forms", help="only these values, by name, with commas")
+
+
+def pytest_configure(config):
+    import equinox
+    import jax
+    import lineax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    config.checker = None
+    lineax.linear_solve = _checked_solve(config, lineax.linear_solve)
+    equinox.filter_jvp = _checked_jvp(config, equinox.filter_jvp)
+    for name in ("filter_jit", "filter_vmap"):
+        setattr(equinox, name, _checked(config, getattr(equinox, name)))
+
+
+def pytest_collection_modifyitems(config, items):
+    import fnmatch
+
+    for item in items:
+        for pattern, reason in SKIPS.items():
+            if fnmatch.fnmatch(item.nodeid, f"*{pattern}"):
+                item.add_marker(pytest.mark.skip(reason=reason))
+    sample = config.getoption("sample")
+    if sample is not None and sample < len(items):
+        kept = random.Random(config.getoption("seed")).sample(range(len(items)), sample)
+        items[:] = [items[i] for i in sorted(kept)]
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_call(item):
+    from .checks import Checker
+
+    forms = item.config.getoption("forms")
+    draws = item.config.getoption("draws")
+    checker = Checker(item.name, draws, forms and forms.split(","), lenient=True)
+    item.checker = item.config.checker = checker
+    yield
+    item.config.checker = None
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """What values gave decides; a failure of the test itself is none of ours."""
+    import jax
+
+    report = (yield).get_result()
+    checker = getattr(item, "checker", None)
+    if call.when != "call" or checker is None:
+        return
+    if zlib.crc32(item.name.encode()) % 32 == 0:
+        jax.clear_caches()  # thousands of programs would stay in memory
+    if checker.problems:
+        report.outcome = "failed"
+        report.longrepr = "\n\n".join(checker.problems)
+        if path := item.config.getoption("problems"):
+            with path.open("a") as file:
+                file.write(f"==== {item.nodeid}\n{report.longrepr}\n\n")
+    elif report.outcome == "failed" or not checker.count:
+        report.outcome = "skipped"
+        reason = "fails by itself" if report.longrepr else "checks no function"
+        report.longrepr = (str(item.path), 0, f"Skipped: {reason}")
+
+
+def _checked_solve(config, original):
+    @functools.wraps(original)
+    def linear_solve(operator, vector, *args, **kwargs):
+        solution = original(operator, vector, *args, **kwargs)
+        if config.checker is not None:
+            solve = lambda a, b: original(a, b, *args, **kwargs).value
+            _check(config, solve, operator, vector)
+        return solution
+
+    return linear_solve
+
+
+def _checked(config, made_by):
+    """`equinox.filter_jit` and kin: what is called with arrays is also called with values."""
+
+    @functools.wraps(made_by)
+    def wrapper(*args, **options):
+        made = made_by(*args, **options)
+        if not args or not callable(made):
+            return made
+
+        @functools.wraps(made)
+        def call(*args, **kwargs):
+            results = made(*args, **kwargs)
+            if config.checker is not None:
+                _check(config, functools.partial(made, **kwargs), *args)
+            return results
+
+        return call
+
+    return wrapper
+
+
+def _checked_jvp(config, original):
+    @functools.wraps(original)
+    def filter_jvp(fn, primals, tangents, **kwargs):
+        results = original(fn, primals, tangents, **kwargs)
+        if config.checker is not None:
+            _check(config, lambda *args: original(fn, args, tangents, **kwargs), *primals)
+        return results
+
+    return filter_jvp
+
+
+def _check(config, fn, *args):
+    import equinox
+    import jax
+
+    arrays, rest = equinox.partition(args, equinox.is_array)
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(arrays)):
+        return
+    on_arrays = lambda arrays: equinox.filter(
+        fn(*_combined(arrays, rest)), equinox.is_array
+    )
+    config.checker(on_arrays, (arrays,), {}, _same)
+
+
+def _combined(arrays, rest):
+    """As `equinox.combine`, where an array may have become a value, which is a pytree."""
+    import jax
+
+    import jaxrewrite
+
+    is_leaf = lambda x: x is None or isinstance(x, jaxrewrite.Value)
+    own, treedef = jax.tree.flatten(arrays, is_leaf=is_leaf)
+    others = jax.tree.leaves(rest, is_leaf=lambda x: x is None)
+    return treedef.unflatten(
+        [y if x is None else x for x, y in zip(own, others, strict=True)]
+    )
+
+
+def _same(x, y):
+    import jax.numpy as jnp
+    import numpy as np
+
+    if jnp.issubdtype(y.dtype, jnp.inexact):
+        size = float(np.nan_to_num(np.abs(np.asarray(y, complex)), posinf=0).max(initial=1))
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7 * size)
+    else:
+        np.testing.assert_array_equal(x, y)
+
+
+def main(args):
+    if not args or not (tests := Path(args[0]) / "tests").is_dir():
+        print("usage: python -m upstream.lineax CHECKOUT [pytest's options]")
+        return 2
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    named = [arg for arg in args[1:] if (tests / arg).is_file()]
+    options = [arg for arg in args[1:] if arg not in named]
+    return pytest.main(
+        [
+            *("-c", os.devnull, "--rootdir", args[0], "-p", "no:cacheprovider"),
+            *("-p", "upstream.lineax", "-q", "--tb", "short", *options),
+            *map(str, [tests / name for name in named] or [tests]),
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

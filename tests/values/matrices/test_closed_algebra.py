@@ -1,0 +1,268 @@
+"""Multiples of the identity, thin decompositions, and solves inside of branches."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxrewrite
+from jaxrewrite.values import (
+    BlockDiagonal,
+    Circulant,
+    Diagonal,
+    Identity,
+    Kronecker,
+    LowRank,
+    ScalarMatrix,
+    Scaled,
+    Sum,
+    Symmetric,
+    Tridiagonal,
+)
+
+
+@pytest.fixture(autouse=True)
+def _wide():
+    with jax.enable_x64(True):
+        yield
+
+
+def forbid(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+def normal(seed, *shape):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def positive(seed, n):
+    a = normal(seed, n, n)
+    return a @ a.T + np.eye(n)
+
+
+def close(got, want, tolerance=1e-9):
+    if jax.tree.structure(got) != jax.tree.structure(want):  # If equal, these are leaves.
+        got = jaxrewrite.materialise(got)
+    got, want = map(jax.tree.leaves, (got, want))
+    for x, y in zip(got, want, strict=True):
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
+
+
+def on_both(fn, *operands):
+    """The results on values, implicitly, and on the dense arrays."""
+    dense = jaxrewrite.materialise(operands)
+    close(jax.jit(forbid(fn))(*operands), fn(*dense))
+
+
+# --- multiples of the identity --------------------------------------------------------------
+
+N = 6
+
+
+def regularised(factors, noise):
+    v = Kronecker(*(Symmetric(jnp.asarray(x)) for x in factors))
+    return v + noise * Identity(N, jnp.float64)
+
+
+Y = normal(3, N)
+
+
+def of_sum(v):
+    values, vectors = jnp.linalg.eigh(v)
+    return [
+        jnp.linalg.solve(v, Y),
+        jnp.linalg.slogdet(v),
+        jnp.linalg.eigvalsh(v),
+        (vectors * values) @ vectors.T,
+    ]
+
+
+@pytest.mark.parametrize("size", [1.0, pytest.param(1e-9, marks=pytest.mark.slow)])
+def test_a_number_times_the_identity_keeps_the_eigenvectors(size, bulk):
+    factors, noise = (size * positive(0, 2), positive(1, 3)), jnp.float64(0.1 * size)
+    v = regularised(factors, noise)
+    assert isinstance(v, Sum) and isinstance(v.terms[1], ScalarMatrix)
+    close(jax.jit(forbid(of_sum))(v), of_sum(v.materialise()), 1e-7)
+    likelihood = lambda v: Y @ jnp.linalg.solve(v, Y) * size + jnp.linalg.slogdet(v)[1]
+    implicit = lambda *args: forbid(likelihood)(regularised(*args))
+    dense = lambda *args: likelihood(regularised(*args).materialise())
+    got, want = (jax.jit(jax.grad(fn, (0, 1)))(factors, noise) for fn in (implicit, dense))
+    scale = max(float(abs(x).max()) for x in jax.tree.leaves(want))
+    close(jax.tree.map(lambda x: x / scale, got), jax.tree.map(lambda x: x / scale, want))
+
+
+def scalar_programs(c, x):
+    v = ScalarMatrix(c, 3)
+    eye, d = Identity(3, jnp.float64), Diagonal(x)
+    return {
+        "apply": (v @ x, x @ v),
+        "closed": (v @ v, v + eye, eye - v, 2 * eye @ v, -v, v / 3, v * v),
+        "diagonal": (v + d, d @ v, v * d, v @ d - d),
+        "others": (v @ Circulant(x), v + LowRank(x[:, None], x[None])),
+        "entries": (jnp.tanh, jnp.abs, lambda v: v * x, lambda v: v * x[:, None]),
+    }
+
+
+def test_scalar_matrices(bulk):
+    x = jnp.array([1.0, -2.0, 3.0])
+
+    def values(c):
+        found = scalar_programs(c, x)
+        entries = [forbid(fn)(ScalarMatrix(c, 3)) for fn in found.pop("entries")]
+        return found, entries
+
+    def algebra(v):
+        return [
+            jnp.linalg.solve(v, x),
+            jnp.linalg.slogdet(v),
+            jnp.linalg.inv(v),
+            jnp.linalg.eigvalsh(v),
+            jnp.linalg.svd(v, compute_uv=False),
+            jnp.linalg.cholesky(v),
+            lax.cond(x[0] > 0, lambda: v, lambda: v + jnp.diag(x) * 0)[0],
+        ]
+
+    c, eye = jnp.float64(2.5), np.eye(3)
+    got = jax.jit(lambda c: jaxrewrite.materialise(values(c)))(c)
+    dense, circulant = c * eye, Circulant(x).materialise()
+    d = np.diag(x)
+    (by_kind, entries) = got
+    close(by_kind["apply"], (c * x, c * x))
+    closed = (
+        c * c * eye,
+        dense + eye,
+        eye - dense,
+        2 * dense,
+        -dense,
+        dense / 3,
+        c * dense,
+    )
+    close(by_kind["closed"], closed)
+    close(by_kind["diagonal"], (dense + d, d * c, d * c, d * c - d))
+    close(by_kind["others"], (c * circulant, dense + np.outer(x, x)))
+    tanh = np.tanh(dense)
+    close(entries, [tanh, dense, dense * np.asarray(x), dense * np.asarray(x)[:, None]])
+    found = jax.jit(jaxrewrite.transform(algebra, materialise="allow"))(ScalarMatrix(c, 3))
+    close(found, algebra(dense))
+    kinds = [type(v) for v in scalar_programs(c, x)["closed"]]
+    assert set(kinds) == {ScalarMatrix}
+    with pytest.raises(ValueError, match="ScalarMatrix: rows is -1"):
+        ScalarMatrix(c, -1)
+
+
+def test_branches_with_an_identity_and_a_multiple(bulk):
+    def fn(i, v, d):
+        return lax.switch(i, [lambda: v, lambda: 2 * v, lambda: 2 * v + d]) @ Y[:3]
+
+    v, d = Identity(3, jnp.float64), Diagonal(jnp.arange(3.0))
+    for i in range(3):
+        on_both(lambda v, d, i=i: fn(i, v, d), v, d)
+    two = forbid(lambda v: lax.cond(Y[0] > 0, lambda: v, lambda: 2 * v))(v)
+    assert isinstance(two, ScalarMatrix)
+
+
+# --- solves in branches ---------------------------------------------------------------------
+
+
+def test_gradient_of_a_solve_in_a_branch(bulk):
+    def loss(v, y):
+        return lax.cond(y[0] > 0, lambda: y @ jnp.linalg.solve(v, y), lambda: 0.0)
+
+    slope = jax.grad(loss, 1)
+    y = jnp.arange(1.0, 5)
+    vs = [
+        Circulant(jnp.array([5.0, 1, 2, 1])),
+        Diagonal(y),
+        Tridiagonal(jnp.ones(3), 4 * jnp.ones(4), jnp.ones(3)),
+    ]
+
+    def both(vs):
+        return [[slope(v, y), slope(v, -y)] for v in vs]
+
+    on_both(both, vs)
+    many = lambda v: jax.vmap(lambda y: forbid(slope)(v, y))(jnp.stack([y, -y]))
+    close(jax.jit(many)(vs[0]), jnp.stack(both([vs[0].materialise()])[0]))
+
+
+@pytest.mark.parametrize("number", [2.0, pytest.param(-2.0, marks=pytest.mark.slow)])
+def test_positive_definite_solve_with_a_multiple(number, bulk):
+    v = Scaled(Symmetric(jnp.asarray(positive(0, 3))), jnp.float64(number))
+
+    def solve(v):
+        b = Y.reshape(3, 2)
+        return [jax.scipy.linalg.solve(v, x, assume_a="pos") for x in (b, b[:, 0])]
+
+    on_both(solve, v)
+    of = lambda fn: lambda v: sum(x.sum() for x in fn(v))
+    got = jax.grad(of(forbid(solve)))(v)
+    close(got, jax.grad(lambda v: of(solve)(v.materialise()))(v))
+
+
+# --- decompositions -------------------------------------------------------------------------
+
+MATRICES = {
+    "tall": lambda: Kronecker(jnp.asarray(normal(0, 3, 2)), jnp.asarray(normal(1, 2, 2))),
+    "mixed": lambda: Kronecker(jnp.asarray(normal(0, 3, 2)), jnp.asarray(normal(1, 2, 3))),
+    "blocks": lambda: BlockDiagonal(jnp.asarray(normal(2, 2, 3, 2))),
+    "wide blocks": lambda: BlockDiagonal(jnp.asarray(normal(2, 2, 1, 3))),
+    "low rank": lambda: LowRank(jnp.asarray(normal(4, 6, 2)), jnp.asarray(normal(5, 2, 4))),
+    "circulant": lambda: Circulant(jnp.asarray(normal(6, 4))),
+    "singular": lambda: Circulant(jnp.array([1.0, -1.0, 1.0, -1.0])),
+    "scaled": lambda: Scaled(
+        BlockDiagonal(jnp.asarray(normal(2, 2, 3, 2))), jnp.float64(-2.0)
+    ),
+}
+
+
+def decompositions(v):
+    n, m = v.shape
+    return [
+        jnp.linalg.svd(v, compute_uv=False),
+        jnp.linalg.matrix_rank(v),
+        jnp.linalg.norm(v, "nuc"),
+        jnp.linalg.norm(v, 2),
+        jnp.linalg.pinv(v) @ Y[:n],
+        Y[:m] @ jnp.linalg.pinv(v),
+        jnp.linalg.pinv(v, rtol=0.3) @ Y[:n],
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        if name in ("low rank", "circulant")
+        else pytest.param(name, marks=pytest.mark.slow)
+        for name in MATRICES
+    ],
+)
+def test_decompositions(name, bulk):
+    v = MATRICES[name]()
+    on_both(decompositions, v)
+    if name in ("singular",):
+        return
+
+    def whole(v):
+        u, size, vh = jnp.linalg.svd(v, full_matrices=False)
+        return (u * size) @ vh, jnp.linalg.lstsq(v, Y[: v.shape[0]])[0]
+
+    if name in ("tall", "blocks", "wide blocks", "scaled"):
+        on_both(whole, v)
+    nuclear = lambda v: jnp.linalg.norm(v, "nuc")
+    fitted = lambda v: jnp.sin(jnp.linalg.pinv(v, rtol=1e-8) @ Y[: v.shape[0]]).sum()
+    for fn in (fitted,) if name == "mixed" else (fitted, nuclear):
+        got = jax.jit(jax.grad(forbid(fn)))(v)
+        close(got, jax.jit(jax.grad(lambda v, fn=fn: fn(v.materialise())))(v), 1e-7)
+
+
+def test_batches_of_decompositions(bulk):
+    a, b = jnp.asarray(normal(0, 2, 6, 2)), jnp.asarray(normal(1, 2, 2, 4))
+    tolerances = jnp.array([1e-8, 0.4])
+    fn = lambda v, t: jnp.linalg.pinv(v, rtol=t) @ Y
+    got = jax.vmap(lambda a, b: forbid(fn)(LowRank(a, b), 1e-8))(a, b)
+    close(got, jnp.linalg.pinv(a @ b, rtol=1e-8) @ Y)
+    close(forbid(jax.vmap(lambda v: fn(v, 1e-8)))(LowRank(a, b)), got)
+    if jax.__version_info__ >= (0, 12):  # Before, the tolerance could not be an argument.
+        got = forbid(fn)(LowRank(a, b), tolerances)
+        close(got, jnp.linalg.pinv(a @ b, rtol=tolerances) @ Y)
