@@ -15,7 +15,8 @@ from ._errors import (
     MaterialisationWarning as MaterialisationWarning,
 )
 from ._materialise import materialise as materialise
-from ._rules import Rules as Rules, register as register
+from ._patterns.domains import Axis as Axis
+from ._rules import Rules as Rules, register as register, rewrite as rewrite
 from ._settings import no_materialise as no_materialise
 from ._transform import bind as bind, make_jaxpr as make_jaxpr, transform as transform
 from ._value import Value as Value, field as field

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 import sys
 import traceback
@@ -33,7 +34,8 @@ from jax._src.config import trace_context as jax_trace_context
 # name tells which trace that is. EvalTrace: nothing is being traced. DynamicJaxprTrace: a
 # jaxpr is being made (jit, scan, make_jaxpr). current_jaxpr_eqn_context: the `eqn.ctx` of
 # an equation that is made now.
-from jax._src.core import EvalTrace, current_jaxpr_eqn_context, trace_ctx
+# Trace, TraceTag: what wrappers of derivative rules hold of the trace that made them.
+from jax._src.core import EvalTrace, Trace, TraceTag, current_jaxpr_eqn_context, trace_ctx
 
 # JAX's own check of a rule for `jax.custom_batching.custom_vmap`, with its own message.
 from jax._src.custom_batching import check_vmap_rule_trees as check_vmap_rule_trees
@@ -66,8 +68,9 @@ from jax._src.interpreters.partial_eval import (
     trace_to_jaxpr_dynamic,
 )
 
-# The wrapper and the debug info that trace_to_jaxpr_dynamic takes.
-from jax._src.linear_util import wrap_init
+# The wrapper and the debug info that trace_to_jaxpr_dynamic takes. WrappedFun: derivative
+# rules are such wrappers in the parameters of an equation.
+from jax._src.linear_util import WrappedFun, wrap_init
 
 # The markers in the parameters of a jit equation for what is not specified.
 from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
@@ -259,6 +262,23 @@ def unnamed(debug_info: Any) -> Any:
     return debug_info.with_unknown_names()
 
 
+def without_constants(jaxpr: Any) -> Jaxpr | None:
+    """The jaxpr inside of a closed one, or ``None`` if it has constants."""
+    return None if jaxpr.consts else _without_constants(jaxpr)
+
+
+def is_unplaced(params: Mapping[str, Any]) -> bool:
+    """Whether a jit equation says nothing about where its arrays are, or how to compile."""
+    placed = (*params["in_shardings"], *params["out_shardings"])
+    layouts = (*params["in_layouts"], *params["out_layouts"])
+    return (
+        all(sharding is UNSPECIFIED for sharding in placed)
+        and all(layout is None for layout in layouts)
+        and not params["compiler_options_kvs"]
+        and not params["keep_unused"]
+    )
+
+
 def new_jaxpr(
     invars: Sequence[Var],
     outvars: Sequence[Any],
@@ -425,6 +445,11 @@ def scan_params(
     return {**params, "jaxpr": jaxpr, "ft_in": ft_in, "ft_out": ft_out}
 
 
+# Trees of the operands and results of a scan. They also tell which results are operands,
+# which its body tells, too.
+TREES_OF_SCAN = frozenset({"ft_in", "ft_out"})
+
+
 # The primitives that call a jaxpr and do not name the parameter ``jaxpr``.
 _CALL_JAXPR = {
     "closed_call",
@@ -494,6 +519,41 @@ def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:
     if JAX_GE_0_11_1:
         returned, _ = returned  # A pair of cotangents and logs.
     return [None if isinstance(ct, (Zero, SymbolicZero)) else ct for ct in returned]
+
+
+# --- wrappers of functions in parameters -------------------------------------------
+
+
+JAXPRS = (Jaxpr, jex_core.ClosedJaxpr)
+
+
+def is_wrapped_function(x: Any) -> bool:
+    """Whether a parameter is JAX's wrapper of a function and its transformations."""
+    return isinstance(x, WrappedFun)
+
+
+def is_bookkeeping(x: Any) -> bool:
+    """Whether an object belongs to one trace and says nothing of the function traced."""
+    return isinstance(x, (Trace, TraceTag, jex_core.DebugInfo, JaxprEqn, ShapedArray))
+
+
+def without_dead_code_wrapper(fn: Any) -> Any:
+    """A derivative rule without the wrapper that dropping dead code puts around it.
+
+    The wrapper stays if it drops a result.
+    """
+    if not is_wrapped_function(fn) or not isinstance(fn.f, functools.partial):
+        return fn
+    memoized = inspect.getclosurevars(fn.f.func).nonlocals
+    thunk = memoized.get("fn")
+    name = getattr(thunk, "__name__", "")
+    if name not in ("dce_jvp_jaxpr_thunk", "dce_fwd_jaxpr_thunk"):
+        return fn
+    captured = inspect.getclosurevars(thunk).nonlocals
+    if not all(captured["used_outs"]):
+        return fn
+    inner = captured.get("jvp_jaxpr_fun", captured.get("fwd_jaxpr_thunk"))
+    return without_dead_code_wrapper(inner)
 
 
 # --- where an equation comes from --------------------------------------------

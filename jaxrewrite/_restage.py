@@ -95,7 +95,8 @@ def _restage(
     invars = tree_leaves(operands)
     if entering is not None:
         operands = entering(scope, operands, inside)
-    results = scope.run(inner, [*scope.constants(inner, consts), *operands])
+    operands = [*scope.constants(inner, consts), *operands]
+    results = scope.run(scope.rewriting.placed(inner, operands), operands)
     if leaving is not None:
         results = leaving(scope, results, inside)
     outvars, out_tree = tree_flatten(results)

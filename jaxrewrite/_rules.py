@@ -25,6 +25,8 @@ from . import _compat
 from ._annotations import Dense, Number, Signature, guards_hold, read_signature
 from ._compat import Literal, Primitive
 from ._errors import AmbiguousRuleError
+from ._patterns.pattern import Pattern
+from ._patterns.place import pattern_p
 from ._pytree import prepare_defined
 from ._value import Value, is_value
 
@@ -189,6 +191,7 @@ class Rules:
         self._dense: dict[Primitive, Rule] = {}
         self._with_literals: set[Primitive] = set()
         self._matches: dict[tuple[Any, ...], list[Entry]] = {}
+        self._patterns: tuple[Pattern, ...] = ()
         self.version = 0
 
     def register(
@@ -295,6 +298,93 @@ class Rules:
 
         return decorate
 
+    def rewrite(
+        self,
+        before: Callable[..., Any],
+        *,
+        when: Callable[..., bool] | None = None,
+        precedence: int = 0,
+        probes: Sequence[Any] = (),
+        keep: bool = False,
+    ) -> Callable[[_F], _F]:
+        """Register a rule for the equations of a function; a decorator.
+
+        Wherever a program computes what ``before`` computes, by the same equations, the
+        decorated function takes their place.
+
+        Parameters
+        ----------
+        before
+            A function of arrays: what is looked for. Its keyword-only parameters are
+            unknown static parameters, annotated with `typing.Literal`, ``bool`` or
+            `jaxrewrite.Axis`.
+        when
+            A predicate on the operands, by the parameters of ``before``. It gets avals, or
+            values with avals as leaves.
+        precedence
+            Of matches that overlap, the one of higher precedence is taken, then the
+            larger, then the earlier.
+        probes
+            Operands, or `jax.ShapeDtypeStruct`, at which ``before`` is traced to learn
+            which forms it takes: a tuple for each probe. They are needed only for
+            functions that take a form of their own for special shapes.
+        keep
+            Whether to match even if other equations use what ``before`` computes on its
+            way to the results. These equations then stay.
+
+        Returns
+        -------
+        Callable
+            A decorator that returns the decorated function unchanged. That function takes
+            the operands of ``before``, by the same names. Its annotations say, as those of
+            any rule, which operands it applies to; an operand annotated with ``float`` or
+            ``int`` is a number in the program. It may return ``NotImplemented``.
+
+        Raises
+        ------
+        TypeError
+            If the two functions do not take the same parameters, or their annotations have
+            no meaning here. What only shows when ``before`` is traced is raised when it
+            first is: by a program that may contain it.
+
+        Examples
+        --------
+        >>> import jax, jax.numpy as jnp, jaxrewrite
+        >>> from jaxtyping import Array, Float
+        >>> rules = jaxrewrite.Rules()
+        >>> @rules.rewrite(lambda x: jnp.log(jnp.sum(jnp.exp(x), axis=-1)))
+        ... def stable(x: Float[Array, "*batch n"]):
+        ...     return jax.nn.logsumexp(x, axis=-1)
+        >>> def log_partition(x):
+        ...     return jnp.log(jnp.exp(x).sum(-1))
+        >>> x = jnp.array([1000.0, 1000.0])
+        >>> float(log_partition(x)), float(jaxrewrite.transform(log_partition, rules=rules)(x))
+        (inf, 1000.693...)
+        """
+
+        def decorate(fn: _F) -> _F:
+            pattern = Pattern(
+                before,
+                fn,
+                sys._getframe(1).f_locals,
+                when=when,
+                precedence=precedence,
+                probes=probes,
+                keep=keep,
+            )
+            with self._lock:
+                others = (p for p in self._patterns if not pattern.replaces(p))
+                self._patterns = (*others, pattern)
+                self.version += 1
+            return fn
+
+        return decorate
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """The pattern rules, in the order in which they were registered."""
+        return self._patterns
+
     def _add(self, primitives: Sequence[Primitive], rule: Rule, twin: Rule | None) -> None:
         entries = list(self._entries(rule))
         twins = [
@@ -373,6 +463,7 @@ class Rules:
 
 global_rules = Rules()
 register = global_rules.register
+rewrite = global_rules.rewrite
 
 
 class RulesInForce:
@@ -394,7 +485,12 @@ class RulesInForce:
         return tuple((rules, rules.version) for rules in self.tables)
 
     def dense_primitives(self) -> frozenset[Primitive]:
-        return frozenset().union(*(rules.dense_rules() for rules in self.tables))
+        found = frozenset().union(*(rules.dense_rules() for rules in self.tables))
+        return found | {pattern_p} if self.patterns() else found
+
+    def patterns(self) -> list[tuple[int, Pattern]]:
+        """The pattern rules, each with the number of its table, counted from the nearest."""
+        return [(i, p) for i, rules in enumerate(self.tables) for p in rules.patterns]
 
     def local_dense_rules(self) -> list[Rule]:
         """The rules for dense operands alone in tables that a transform was given."""
@@ -440,14 +536,14 @@ class RulesInForce:
         for rules in self.tables:
             entries = rules.matches(primitive, types)
             if any(entry.is_guarded() for entry in entries):
-                entries = _guarded(entries, avals(), declined)
-            answer = _settled(primitive, types, entries, ask, declined)
+                entries = guarded(entries, avals(), declined)
+            answer = settled(primitive, types, entries, ask, declined)
             if answer is not NotImplemented:
                 return answer
         return NotImplemented
 
 
-def _guarded(
+def guarded(
     entries: list[Entry], avals: Sequence[Any], declined: list[Declined]
 ) -> list[Entry]:
     """The entries whose guards hold."""
@@ -488,7 +584,7 @@ def _is_dense(annotated: Any) -> bool:
     return issubclass(annotated, Dense)
 
 
-def _settled(
+def settled(
     primitive: Primitive,
     types: tuple[type, ...],
     entries: list[Entry],

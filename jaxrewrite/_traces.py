@@ -19,6 +19,7 @@ from ._caches import WeakCaches
 from ._compat import Jaxpr, Literal, Primitive, Var
 from ._errors import add_note
 from ._notices import Notice, collected
+from ._patterns.place import place
 from ._record import Record
 from ._rules import Declined, Rule
 from ._settings import Settings, use_settings
@@ -103,7 +104,15 @@ class Rewriting:
         self.settings = settings
         self.dense_primitives = settings.rules.dense_primitives()
         self.primitives_with_literals = settings.rules.primitives_with_literals()
+        self.patterns = settings.rules.patterns()
         self._traced: dict[Any, Any] = {}
+
+    def placed(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
+        """A jaxpr with one equation for each match of a pattern rule."""
+        if not self.patterns:
+            return jaxpr
+        pairs = zip(jaxpr.invars, operands, strict=True)
+        return place(jaxpr, self.patterns, {var for var, x in pairs if is_value(x)})
 
     def by_rule(self, site: Site, operands: Sequence[Any], flat: Flat) -> Answer:
         """The answer of the first rule that applies to an equation."""

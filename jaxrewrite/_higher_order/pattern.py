@@ -1,0 +1,179 @@
+"""The equation that stands for a match of pattern rules: the rules, or the equations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jax.tree_util import tree_flatten, tree_map
+
+from .. import _compat
+from .._avals import avals_of, mismatch
+from .._compat import Literal
+from .._errors import add_note
+from .._patterns.pattern import Pattern, without_batch
+from .._patterns.place import Option, pattern_p, place
+from .._rewrite import Scope, handlers
+from .._rules import Declined, Entry, guarded, settled, type_of
+from .._site import Site
+from .._value import is_value
+
+
+def pattern_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    declined: list[Declined] = []
+    results = _first_answer(scope, site, operands, declined)
+    if results is not NotImplemented:
+        return results
+    covered = site.params["jaxpr"]
+    inputs = [
+        x for atom, x in zip(site.eqn.invars, operands, strict=True)
+        if type(atom) is not Literal
+    ]  # fmt: skip
+    values = {v for v, x in zip(covered.invars, inputs, strict=True) if is_value(x)}
+    plan = site.params["plan"]
+    without = plan.without | {option.pattern for option in plan.options}
+    rest = place(covered, scope.rewriting.patterns, values, without)
+    return scope.run(rest, inputs)
+
+
+handlers[pattern_p.name] = pattern_handler
+
+
+def _first_answer(
+    scope: Scope, site: Site, operands: Sequence[Any], declined: list[Declined]
+) -> Any:
+    """The results of the first pattern that does not decline."""
+    plan = site.params["plan"]
+    for group in _groups(plan.options):
+        answer = _of_group(scope, site, operands, group, declined)
+        if answer is not NotImplemented:
+            return answer
+    return NotImplemented
+
+
+def _groups(options: Sequence[Option]) -> list[list[Option]]:
+    """The options that can be compared: of one table, on the same operands."""
+    groups: dict[Any, list[Option]] = {}
+    for option in options:
+        on = frozenset(o for o in option.operands if isinstance(o, int))
+        groups.setdefault((option.match.depth, on), []).append(option)
+    return list(groups.values())
+
+
+def _of_group(
+    scope: Scope,
+    site: Site,
+    operands: Sequence[Any],
+    group: Sequence[Option],
+    declined: list[Declined],
+) -> Any:
+    order = sorted(o for o in set(group[0].operands) if isinstance(o, int))
+    types = tuple(type_of(operands[i]) for i in order)
+    options = {option.pattern: option for option in group}
+    entries = []
+    for option in group:
+        own = [operands[o] if isinstance(o, int) else o.atom for o in option.operands]
+        for entry in _entries(option, own, declined):
+            entries.append(_in_order(entry, option, order))
+
+    def ask(pattern: Pattern) -> Any:
+        return _ask(scope, site, operands, options[pattern])
+
+    return settled(pattern_p, types, entries, ask, declined)
+
+
+def _entries(option: Option, own: Sequence[Any], declined: list[Declined]) -> list[Entry]:
+    """The combinations of types of a pattern that its operands have."""
+    types = tuple(map(type_of, own))
+    entries = [
+        Entry(option.pattern, allowed, guards)
+        for allowed, guards in option.pattern.signature.combinations()
+        if all(map(issubclass, types, allowed))
+    ]
+    if not entries:
+        declined.append(Declined(option.pattern, "its operands are of other types"))
+    return guarded(entries, without_batch(avals_of(own), option.match.variant), declined)
+
+
+def _in_order(entry: Entry, option: Option, order: Sequence[int]) -> Entry:
+    """An entry with its types in the order of the equation's operands."""
+    first = [option.operands.index(i) for i in order]
+    return Entry(
+        entry.rule,
+        tuple(entry.types[p] for p in first),
+        tuple(entry.guards[p] for p in first),
+    )
+
+
+def _ask(scope: Scope, site: Site, operands: Sequence[Any], option: Option) -> Any:
+    """The results of a pattern rule, or ``NotImplemented``."""
+    pattern, match = option.pattern, option.match
+    taken = [o for o in option.operands if isinstance(o, int)]
+    scalars = [o.plain() for o in option.operands if not isinstance(o, int)]
+
+    def filled(arrays: Sequence[Any]) -> list[Any]:
+        rest, numbers = iter(arrays), iter(scalars)
+        return [next(rest) if isinstance(o, int) else next(numbers) for o in option.operands]
+
+    if match.variant is not None and any(
+        is_value(operands[o])
+        for o, axis in zip(option.operands, match.variant, strict=True)
+        if axis is not None
+    ):
+        return NotImplemented  # The leaves of a value have no axis for its batch.
+    if pattern.when is not None:
+        variant = match.variant and [
+            axis for o, axis in zip(option.operands, match.variant, strict=True)
+            if isinstance(o, int)
+        ]  # fmt: skip
+        avals = [tree_map(_compat.leaf_aval, operands[o]) for o in taken]
+        seen = filled(without_batch(avals, variant and tuple(variant)))
+        if not _asked(pattern, pattern.when, seen, match.statics):
+            return NotImplemented
+
+    def apply(*arrays: Any) -> Any:
+        return _asked(
+            pattern,
+            pattern.batched(pattern.fn, arrays, match.statics, match.variant),
+            filled(arrays),
+            {},
+        )
+
+    def check(results: Any) -> list[Any]:
+        return _checked(site, option, results)
+
+    name = getattr(pattern.fn, "__name__", "_").strip("_") or "pattern_rule"
+    apply.__name__ = name
+    statics = tuple((key, repr(value)) for key, value in match.statics.items())
+    key = ("pattern", pattern, match.variant, statics, option.results, *map(repr, scalars))
+    return scope.splice(apply, key, [operands[o] for o in taken], site, check)
+
+
+def _asked(pattern: Pattern, fn: Any, args: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+    try:
+        return fn(*args, **statics)
+    except Exception as error:
+        add_note(error, f"jaxrewrite: raised by the pattern rule {pattern}.")
+        raise
+
+
+def _checked(site: Site, option: Option, results: Any) -> list[Any]:
+    """The results of a pattern rule in the order of the equation's."""
+    pattern, expected = option.pattern, option.match.out_tree
+    leaves, out_tree = tree_flatten(results, is_leaf=is_value)
+    if out_tree != expected:
+        raise TypeError(
+            f"The pattern rule {pattern} returned {out_tree}, and what it stands for "
+            f"returns {expected}." + pattern.both()
+        )
+    ordered: list[Any] = [None] * len(site.outvars)
+    for leaf, position in zip(leaves, option.results, strict=True):
+        aval = site.outvars[position].aval
+        what = f"The pattern rule {pattern}"
+        problem = mismatch(leaf, aval, what, "what it stands for gives")
+        if problem is not None:
+            raise TypeError(problem + pattern.both())
+        ordered[position] = leaf
+    return ordered
+
+

@@ -1,0 +1,245 @@
+"""Matches: places in a program where a pattern's function is, exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jax.tree_util import PyTreeDef
+
+from .._annotations import Dense, guards_hold
+from .._compat import DropVar, JaxprEqn
+from .calls import Number
+from .graph import Node
+from .index import Entry
+from .pattern import Pattern, Traced, Variant, without_batch
+from .same import same_equation
+from .search import Found, Search, result_atoms, same_primitive
+from .view import Frame, Made, Place, resolve, users
+
+
+# A search that finds more candidates than this at one equation gives up.
+_MAX_CANDIDATES = 64
+
+
+@dataclasses.dataclass(eq=False)
+class Match:
+    """A pattern's function in a program, with what its operands are there.
+
+    ``stays`` are equations that are needed outside of the match, too.
+    """
+
+    pattern: Pattern
+    depth: int
+    variant: Variant
+    statics: dict[str, Any]
+    places: list[Place]
+    operands: list[Any]
+    results: list[Made]
+    out_tree: PyTreeDef
+    stays: frozenset[tuple[int, int]]
+
+    def covered(self) -> frozenset[tuple[int, int]]:
+        return frozenset((id(frame), i) for frame, i in self.places)
+
+    def frames(self) -> set[Frame]:
+        return {frame for frame, _ in self.places}
+
+    @functools.cached_property
+    def _is_within_call(self) -> bool:
+        (frame, *others) = self.frames()
+        if others or frame.parent is None:
+            return False
+        alone = Frame(frame.jaxpr, frame.facts)
+        inside: dict[int, Any] = {}
+        for _, i in self.places:
+            for atom in frame.eqn(i).invars:
+                outer, inner = resolve(frame, atom), resolve(alone, atom)
+                if outer is None or inner is None or type(outer) is not type(inner):
+                    return False  # A number that the caller passes.
+                for p, operand in enumerate(self.operands):
+                    if type(operand) is type(outer) and operand.same(outer):
+                        if not inside.setdefault(p, inner).same(inner):
+                            return False  # One array that the caller passes twice.
+        return True
+
+    def is_within_call(self) -> bool:
+        """Whether the match is in the body of a call, and can be found in it alone."""
+        return self._is_within_call
+
+    def result_key(self) -> frozenset[Any]:
+        return frozenset((id(made.frame), made.var) for made in self.results)
+
+
+def matches_at(entry: Entry, place: Place, may_be_value: Any) -> Match | None:
+    """The first match of a form whose last equation is at a place.
+
+    ``may_be_value`` tells whether what is found for an operand may be a value.
+    """
+    search = Search(entry.graph, same_primitive, numbers=False)
+    for tries, found in enumerate(search.from_root(entry.root, place)):
+        if tries == _MAX_CANDIDATES:
+            return None
+        match = _confirmed(entry, found, place, may_be_value)
+        if match is not None:
+            return match
+    return None
+
+
+def _confirmed(entry: Entry, found: Found, place: Place, may_be_value: Any) -> Match | None:
+    pattern = entry.pattern
+    operands = [found.operands.get(i) for i in range(len(pattern.names))]
+    args = [_argument(pattern, i, operand) for i, operand in enumerate(operands)]
+    if any(arg is None for arg in args):
+        return None
+    atoms = result_atoms(entry.graph, found)
+    frame, i = place
+    with frame.eqn(i).ctx.manager:
+        for variant in entry.variants:
+            if not _is_batched_so(variant, operands):
+                continue
+            if not _may_answer(pattern, operands, variant, may_be_value):
+                continue
+            for statics, traced in _traces(pattern, args, variant):
+                exact = _exactly(traced, atoms, operands)
+                if exact is not None:
+                    return _match(entry, variant, statics, traced, exact, operands, atoms)
+    return None
+
+
+def _argument(pattern: Pattern, i: int, operand: Any) -> Any:
+    """What the function is traced at for an operand: an aval or a Python scalar."""
+    if type(operand) is not Number:
+        return None if operand is None else operand.aval
+    number = operand.plain()
+    kind = pattern.scalars.get(i)
+    return None if kind is not None and not isinstance(number, kind) else number
+
+
+def _may_answer(
+    pattern: Pattern, operands: Sequence[Any], variant: Variant, may_be_value: Any
+) -> bool:
+    """Whether the annotations allow the operands, as far as that is known by now."""
+    avals = [x.atom.aval if type(x) is Number else x.aval for x in operands]
+    avals = without_batch(avals, variant)
+    is_dense = [not may_be_value(x) for x in operands]
+    for types, guards in pattern.signature.combinations():
+        if not guards_hold(guards, avals):
+            continue
+        if all(
+            not dense or own is object or issubclass(own, Dense)
+            for own, dense in zip(types, is_dense, strict=True)
+        ):
+            return True
+    return False
+
+
+def _is_batched_so(variant: Variant, operands: Sequence[Any]) -> bool:
+    """Whether operands can be batched so: numbers are not, and arrays have an axis."""
+    return variant is None or all(
+        axis is None or (type(operand) is Made and len(operand.aval.shape) > 0)
+        for axis, operand in zip(variant, operands, strict=True)
+    )
+
+
+def _traces(
+    pattern: Pattern, args: Sequence[Any], variant: Variant
+) -> Iterator[tuple[dict[str, Any], Traced]]:
+    """The function at the operands' own avals, for each choice of its static parameters."""
+    ranks = [
+        len(arg.shape) - (variant is not None and variant[i] is not None)
+        for i, arg in enumerate(args)
+        if not isinstance(arg, (int, float, complex))
+    ]
+    for statics in pattern.statics.combinations(max(ranks, default=0)):
+        traced = pattern.trace(args, statics, variant)
+        if isinstance(traced, Traced):
+            arrays = [
+                i for i, arg in enumerate(args) if not isinstance(arg, (int, float, complex))
+            ]
+            yield statics, traced._replace(graph=traced.graph.numbered(arrays))
+
+
+def _same_node(node: Node, eqn: JaxprEqn) -> bool:
+    return same_equation(node.eqn, eqn)
+
+
+def _exactly(traced: Traced, atoms: Sequence[Any], operands: Sequence[Any]) -> Found | None:
+    graph = traced.graph
+    if len(graph.results) != len(atoms) or any(ref[0] != "node" for ref in graph.results):
+        return None
+    search = Search(graph, _same_node, numbers=True)
+    for found in search.from_results(atoms, operands):
+        return found
+    return None
+
+
+def _match(
+    entry: Entry,
+    variant: Variant,
+    statics: dict[str, Any],
+    traced: Traced,
+    exact: Found,
+    operands: list[Any],
+    atoms: list[Made],
+) -> Match | None:
+    places = list(exact.places.values())
+    match = Match(
+        entry.pattern,
+        entry.depth,
+        variant,
+        statics,
+        places,
+        operands,
+        atoms,
+        traced.out_tree,
+        frozenset(),
+    )
+    escaping = set(_escaping(match))
+    if not escaping:
+        return match
+    if not entry.pattern.keep:
+        return None
+    match.stays = _needed_by(match, escaping)
+    return match
+
+
+def _escaping(match: Match) -> Iterator[tuple[int, int]]:
+    """The equations of a match with results that are used outside of it."""
+    covered, results = match.covered(), match.result_key()
+    for frame, i in match.places:
+        for var in frame.eqn(i).outvars:
+            if type(var) is DropVar or (id(frame), var) in results:
+                continue
+            for user in users(frame, var):
+                if user is None or (id(user[0]), user[1]) not in covered:
+                    yield id(frame), i
+                    break
+
+
+def _needed_by(match: Match, escaping: set[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+    """These equations and all of the match that they depend on, up to its results."""
+    by_key = {(id(frame), i): (frame, i) for frame, i in match.places}
+    results = match.result_key()
+    needed: set[tuple[int, int]] = set()
+    pending = list(escaping)
+    while pending:
+        key = pending.pop()
+        if key in needed:
+            continue
+        needed.add(key)
+        frame, i = by_key[key]
+        for atom in frame.eqn(i).invars:
+            source = _made(frame, atom)
+            if source is None or (id(source.frame), source.var) in results:
+                continue
+            if (id(source.frame), source.index) in by_key:
+                pending.append((id(source.frame), source.index))
+    return frozenset(needed)
+
+
+def _made(frame: Frame, atom: Any) -> Made | None:
+    source = resolve(frame, atom)
+    return source if type(source) is Made else None
