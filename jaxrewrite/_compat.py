@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -542,18 +542,26 @@ def without_dead_code_wrapper(fn: Any) -> Any:
 
     The wrapper stays if it drops a result.
     """
-    if not is_wrapped_function(fn) or not isinstance(fn.f, functools.partial):
+    if not is_wrapped_function(fn):
         return fn
-    memoized = inspect.getclosurevars(fn.f.func).nonlocals
-    thunk = memoized.get("fn")
-    name = getattr(thunk, "__name__", "")
-    if name not in ("dce_jvp_jaxpr_thunk", "dce_fwd_jaxpr_thunk"):
+    thunk = _captured(fn.f).get("fn", fn.f)
+    names = {
+        "dce_jvp_jaxpr_thunk": "jvp_jaxpr_fun",
+        "dce_fwd_jaxpr_thunk": "fwd_jaxpr_thunk",
+        "dce_bwd": "bwd",
+    }
+    inner = names.get(getattr(thunk, "__name__", ""))
+    if inner is None or not all(_captured(thunk)["used_outs"]):
         return fn
-    captured = inspect.getclosurevars(thunk).nonlocals
-    if not all(captured["used_outs"]):
-        return fn
-    inner = captured.get("jvp_jaxpr_fun", captured.get("fwd_jaxpr_thunk"))
-    return without_dead_code_wrapper(inner)
+    return without_dead_code_wrapper(_captured(thunk)[inner])
+
+
+def _captured(fn: Any) -> Mapping[str, Any]:
+    """What a function closes over, by name."""
+    if not isinstance(fn, FunctionType):
+        return {}
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells}
 
 
 # --- where an equation comes from --------------------------------------------

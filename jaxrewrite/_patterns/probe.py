@@ -127,8 +127,8 @@ class Forms:
         for i in range(len(pattern.names)):
             weak = [r for r in good if r[i] == 0]
             self._adaptively(weak, lambda r, i=i: _args(pattern, r, base, weak=i))
-        lower = [ranks for ranks in good if max(ranks) < rank]
         for variant in _variants(pattern):
+            lower = [ranks for ranks in good if _batched_rank(ranks, variant) <= rank]
             self._adaptively(lower, lambda r: _args(pattern, r, base), variant)
             for kinds in _dtype_changes(pattern, base, dtypes):
                 self._adaptively(lower[:1], lambda r, k=kinds: _args(pattern, r, k), variant)
@@ -209,6 +209,11 @@ def traced_form(
 
 def _rank(args: Sequence[Any]) -> int:
     return max((len(a.shape) for a in args if isinstance(a, ShapedArray)), default=0)
+
+
+def _batched_rank(ranks: Sequence[int], variant: Variant) -> int:
+    axes = variant or (None,) * len(ranks)
+    return max(r + (axis is not None) for r, axis in zip(ranks, axes, strict=True))
 
 
 def _guards(pattern: Pattern, i: int) -> list[Alternative]:
