@@ -113,7 +113,9 @@ def _ask(scope: Scope, site: Site, operands: Sequence[Any], option: Option) -> A
 
     def filled(arrays: Sequence[Any]) -> list[Any]:
         rest, numbers = iter(arrays), iter(scalars)
-        return [next(rest) if isinstance(o, int) else next(numbers) for o in option.operands]
+        return [
+            next(rest) if isinstance(o, int) else next(numbers) for o in option.operands
+        ]
 
     if match.variant is not None and any(
         is_value(operands[o])
@@ -149,7 +151,9 @@ def _ask(scope: Scope, site: Site, operands: Sequence[Any], option: Option) -> A
     return scope.splice(apply, key, [operands[o] for o in taken], site, check)
 
 
-def _asked(pattern: Pattern, fn: Any, args: Sequence[Any], statics: Mapping[str, Any]) -> Any:
+def _asked(
+    pattern: Pattern, fn: Any, args: Sequence[Any], statics: Mapping[str, Any]
+) -> Any:
     try:
         return fn(*args, **statics)
     except Exception as error:
@@ -175,5 +179,3 @@ def _checked(site: Site, option: Option, results: Any) -> list[Any]:
             raise TypeError(problem + pattern.both())
         ordered[position] = leaf
     return ordered
-
-

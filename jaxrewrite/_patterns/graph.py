@@ -53,7 +53,9 @@ class Graph(NamedTuple):
         def replaced(ref: Ref) -> Ref:
             if ref[0] == "number":
                 for i, number in scalars:
-                    if number.is_kind_of(ref[1]) and _converted(number, ref[1]).same(ref[1]):
+                    if number.is_kind_of(ref[1]) and _converted(number, ref[1]).same(
+                        ref[1]
+                    ):
                         return "scalar", i
             return ref
 
@@ -72,9 +74,9 @@ class Graph(NamedTuple):
         return self._replace(nodes=tuple(nodes), results=tuple(map(change, self.results)))
 
     def refs(self) -> set[Ref]:
-        return {
-            ref for n in self.nodes for ref in n.operands if ref[0] != "number"
-        } | {ref for ref in self.results if ref[0] != "number"}
+        return {ref for n in self.nodes for ref in n.operands if ref[0] != "number"} | {
+            ref for ref in self.results if ref[0] != "number"
+        }
 
 
 def _converted(number: Number, like: Number) -> Number:
@@ -93,7 +95,9 @@ def flatten(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Graph:
         j = i - len(consts)
         env[var] = ("operand", j) if j >= 0 else ("const", i)
     _walk(jaxpr, env, nodes)
-    return Graph(tuple(nodes), tuple(_ref(env, atom) for atom in jaxpr.outvars), tuple(consts))
+    return Graph(
+        tuple(nodes), tuple(_ref(env, atom) for atom in jaxpr.outvars), tuple(consts)
+    )
 
 
 def _walk(jaxpr: Jaxpr, env: dict[Any, Ref], nodes: list[Node]) -> None:

@@ -157,7 +157,9 @@ def _traces(
         traced = pattern.trace(args, statics, variant)
         if isinstance(traced, Traced):
             arrays = [
-                i for i, arg in enumerate(args) if not isinstance(arg, (int, float, complex))
+                i
+                for i, arg in enumerate(args)
+                if not isinstance(arg, (int, float, complex))
             ]
             yield statics, traced._replace(graph=traced.graph.numbered(arrays))
 

@@ -264,7 +264,8 @@ def _operand_names(
     """The names of the operands; `TypeError` if the two functions do not take the same."""
     if any(p.kind is p.VAR_POSITIONAL for p in (*parameters.values(), *own.values())):
         raise TypeError(
-            "A pattern has a fixed number of operands: *args has no meaning." + pattern.both()
+            "A pattern has a fixed number of operands: *args has no meaning."
+            + pattern.both()
         )
     needed = [
         name
@@ -304,7 +305,8 @@ def _as_probe(probe: Any, pattern: Pattern) -> tuple[Any, ...]:
     if len(args) != len(pattern.names):
         raise TypeError(
             f"A probe has an array, or its shape and dtype, for each of the "
-            f"{len(pattern.names)} operands; one of probes= has {len(args)}." + pattern.both()
+            f"{len(pattern.names)} operands; one of probes= has {len(args)}."
+            + pattern.both()
         )
     try:
         return tuple(

@@ -261,9 +261,7 @@ class _Rebuilt:
         self._top = top
         self._taken = taken
         self._inlined = inlined_frames(taken)
-        self._gone = {
-            place for t in taken for place in t.match.covered() - t.match.stays
-        }
+        self._gone = {place for t in taken for place in t.match.covered() - t.match.stays}
         self._names: dict[Frame, dict[Var, Any]] = {top: {}}
         self._eqns: list[tuple[Key, JaxprEqn]] = []
         # The equations of matches, renamed.
@@ -363,9 +361,7 @@ class _Rebuilt:
             primitive=pattern_p, invars=atoms, outvars=outvars, params=params
         )
 
-    def _option(
-        self, match: Match, atoms: list[Any], outvars: Sequence[Var]
-    ) -> Option:
+    def _option(self, match: Match, atoms: list[Any], outvars: Sequence[Var]) -> Option:
         operands: list[Any] = []
         for i, operand in enumerate(match.operands):
             if i in match.pattern.scalars:
@@ -378,7 +374,6 @@ class _Rebuilt:
             outvars.index(self._name(made.frame, made.var)) for made in match.results
         )
         return Option(match, tuple(operands), results)
-
 
 
 def _position_in(atoms: list[Any], atom: Any) -> int:

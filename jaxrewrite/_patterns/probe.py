@@ -76,7 +76,8 @@ class Forms:
         if common is None:
             error = TypeError(
                 "What a pattern looks for can't be traced at any operands that its "
-                "annotations allow. Annotate the operands, or give probes=." + pattern.both()
+                "annotations allow. Annotate the operands, or give probes=."
+                + pattern.both()
             )
             raise error from (errors[0] if errors else None)
         if unused:
@@ -114,12 +115,17 @@ class Forms:
 
     def _probe(self, dtypes: frozenset[Any], rank: int) -> None:
         pattern = self.pattern
-        base = _base_dtype(pattern, dtypes)
         for probe in pattern.probes:
             self._try(probe)
-        good = [
-            ranks for ranks in _ranks(pattern, rank) if self._try(_args(pattern, ranks, base))
-        ]
+        good: list[tuple[int, ...]] = []
+        for base in _base_kinds(pattern, _base_dtype(dtypes)):
+            good = [
+                ranks
+                for ranks in _ranks(pattern, rank)
+                if self._try(_args(pattern, ranks, base))
+            ]
+            if good:
+                break
         for size in _SIZES:
             self._adaptively(good, lambda r, s=size: _args(pattern, r, base, s))
         for kinds in _dtype_changes(pattern, base, dtypes):
@@ -131,13 +137,13 @@ class Forms:
             lower = [ranks for ranks in good if _batched_rank(ranks, variant) <= rank]
             self._adaptively(lower, lambda r: _args(pattern, r, base), variant)
             for kinds in _dtype_changes(pattern, base, dtypes):
-                self._adaptively(lower[:1], lambda r, k=kinds: _args(pattern, r, k), variant)
+                self._adaptively(
+                    lower[:1], lambda r, k=kinds: _args(pattern, r, k), variant
+                )
 
-    def _adaptively(
-        self, ranks: Sequence[Any], args: Any, variant: Variant = None
-    ) -> None:
+    def _adaptively(self, ranks: Sequence[Any], args: Any, variant: Variant = None) -> None:
         """Probe at some ranks, and at all of them if that shows a new form."""
-        some = ranks if len(ranks) <= 3 else [ranks[0], ranks[1], ranks[-1]]
+        some = ranks if len(ranks) <= 2 else [ranks[0], ranks[-1]]
         before = self.count()
         for r in some:
             self._try(args(r), variant)
@@ -328,36 +334,52 @@ def _shape(guard: Any, rank: int, size: int) -> tuple[int, ...] | None:
     return tuple(shape) if len(shape) == rank else None
 
 
-def _base_dtype(pattern: Pattern, dtypes: frozenset[Any]) -> Any:
+def _base_dtype(dtypes: frozenset[Any]) -> Any:
     for dtype in _DTYPES:
         if dtype in dtypes:
             return dtype
     return np.dtype(jnp.float32)
 
 
+# The dtypes of masks and of indices, which many functions want for one of their operands.
+_OF_ONE = (np.dtype(jnp.bool_), np.dtype(jnp.int32))
+
+
+def _base_kinds(pattern: Pattern, dtype: Any) -> Iterator[tuple[Any, ...]]:
+    """One dtype for all operands, then one operand a mask or an index."""
+    count = len(pattern.names)
+    yield (dtype,) * count
+    for other in _OF_ONE:
+        for i in range(count - 1, -1, -1):
+            yield (*(dtype,) * i, other, *(dtype,) * (count - i - 1))
+
+
 def _base_args(pattern: Pattern, size: int, dtype: Any) -> Iterator[list[Any]]:
     """Operands of several ranks, until the function can be traced."""
     yield from (p for p in pattern.probes if dtype is None)
-    for ranks in _ranks(pattern, 4):
-        args = _args(pattern, ranks, dtype or np.dtype(jnp.float32), size)
-        if args is not None:
-            yield args
+    for kinds in _base_kinds(pattern, dtype or np.dtype(jnp.float32)):
+        for ranks in _ranks(pattern, 4):
+            args = _args(pattern, ranks, kinds, size)
+            if args is not None:
+                yield args
 
 
 def _dtype_changes(
-    pattern: Pattern, base: Any, dtypes: frozenset[Any]
+    pattern: Pattern, base: tuple[Any, ...], dtypes: frozenset[Any]
 ) -> Iterator[tuple[Any, ...]]:
     """All operands of another dtype, and one of another dtype than the rest."""
-    count = len(pattern.names)
-    others = sorted((d for d in dtypes if d != base and isinstance(d, np.dtype)), key=str)
-    for dtype in others:
-        yield (dtype,) * count
-    if count > 1:
-        for dtype in others:
-            for i in range(count):
-                yield (*(base,) * i, dtype, *(base,) * (count - i - 1))
-                if count > 2:
-                    yield (*(dtype,) * i, base, *(dtype,) * (count - i - 1))
+    count = len(base)
+    known = sorted((d for d in dtypes if isinstance(d, np.dtype)), key=str)
+    inexact = [d for d in known if jnp.issubdtype(d, jnp.inexact)] or known
+    changes = [(dtype,) * count for dtype in known]
+    for most in dict.fromkeys((base[0], *inexact)) if count > 1 else ():
+        for i in range(count):
+            changes += (
+                (*(most,) * i, one, *(most,) * (count - i - 1))
+                for one in known
+                if one != most
+            )
+    yield from (kinds for kinds in dict.fromkeys(changes) if kinds != base)
 
 
 def _variants(pattern: Pattern) -> list[Variant]:

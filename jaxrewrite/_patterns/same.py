@@ -91,8 +91,10 @@ def same_array(a: Any, b: Any) -> bool:
         return False
     if not _compat.is_array(a) or not _compat.is_array(b):
         return False
-    if a.shape != b.shape or a.dtype != b.dtype or jax.dtypes.issubdtype(
-        a.dtype, jax.dtypes.extended
+    if (
+        a.shape != b.shape
+        or a.dtype != b.dtype
+        or jax.dtypes.issubdtype(a.dtype, jax.dtypes.extended)
     ):
         return False
     return np.asarray(a).tobytes() == np.asarray(b).tobytes()

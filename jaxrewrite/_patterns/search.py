@@ -54,7 +54,9 @@ class Search:
         """All ways in which the graph is there with ``node`` at ``place``."""
         return self._run((("place", node, place), None))
 
-    def from_results(self, atoms: Sequence[Any], operands: Sequence[Any]) -> Iterator[Found]:
+    def from_results(
+        self, atoms: Sequence[Any], operands: Sequence[Any]
+    ) -> Iterator[Found]:
         """All ways in which the graph is there with these results and operands."""
         for i, operand in enumerate(operands):
             self.operands[i] = operand
@@ -223,5 +225,3 @@ def result_atoms(graph: Graph, found: Found) -> list[Any]:
         frame, index = found.places[ref[1]]
         atoms.append(Made(frame, frame.eqn(index).outvars[ref[2]], index, ref[2]))
     return atoms
-
-

@@ -96,7 +96,9 @@ class Frame:
 
     __slots__ = ("_inner", "call", "facts", "jaxpr", "parent")
 
-    def __init__(self, jaxpr: Jaxpr, facts: Facts, parent: Frame | None = None, call: int = -1):
+    def __init__(
+        self, jaxpr: Jaxpr, facts: Facts, parent: Frame | None = None, call: int = -1
+    ):
         self.jaxpr = jaxpr
         self.facts = facts
         self.parent = parent
@@ -135,9 +137,7 @@ class Made:
         self.k = k
 
     def same(self, other: Any) -> bool:
-        return (
-            type(other) is Made and self.var is other.var and self.frame is other.frame
-        )
+        return type(other) is Made and self.var is other.var and self.frame is other.frame
 
     @property
     def aval(self) -> Any:
