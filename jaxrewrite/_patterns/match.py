@@ -62,9 +62,9 @@ class Match:
                 if outer is None or inner is None or type(outer) is not type(inner):
                     return False  # A number that the caller passes.
                 for p, operand in enumerate(self.operands):
-                    if type(operand) is type(outer) and operand.same(outer):
-                        if not inside.setdefault(p, inner).same(inner):
-                            return False  # One array that the caller passes twice.
+                    is_here = type(operand) is type(outer) and operand.same(outer)
+                    if is_here and not inside.setdefault(p, inner).same(inner):
+                        return False  # One array that the caller passes twice.
         return True
 
     def is_within_call(self) -> bool:

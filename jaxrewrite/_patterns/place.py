@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from .calls import Number
 from .index import Index, index_for, open_roots
 from .match import Match, matches_at
 from .pattern import Pattern
