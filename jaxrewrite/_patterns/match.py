@@ -50,6 +50,10 @@ class Match:
     def covered(self) -> frozenset[tuple[int, int]]:
         return frozenset((id(frame), i) for frame, i in self.places)
 
+    def is_same_as(self, other: Match) -> bool:
+        """Whether another match has the same equations and results."""
+        return self.covered() == other.covered() and self.result_key() == other.result_key()
+
     def frames(self) -> set[Frame]:
         return {frame for frame, _ in self.places}
 
@@ -272,7 +276,7 @@ def _aval(operand: Any) -> Any:
     if isinstance(operand, (Group, Body)):
         atoms = tuple(atoms_of([operand])) if isinstance(operand, Group) else ()
         return _aval(atoms[0]) if atoms else _NO_ARRAY
-    return operand.atom.aval if type(operand) is Number else operand.aval
+    return operand.aval
 
 
 def _may_answer(

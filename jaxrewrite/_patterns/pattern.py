@@ -104,6 +104,10 @@ class Pattern:
         _check_keywords(own, self)
         self.probes = [_as_probe(probe, self) for probe in probes]
         self._traces = BoundedCache(4096)
+        # The forms that the function is known to take, by trace context, and the indices of
+        # which this is the first pattern.
+        self.known = BoundedCache(16)
+        self.indices = BoundedCache(16)
 
     # What a table of rules asks of a rule.
     is_twin = False

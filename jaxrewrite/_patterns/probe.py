@@ -78,8 +78,8 @@ class Forms:
             changes = [(kinds, _SIZE) for kinds in _base_kinds(pattern, base)]
             changes += [(jnp.bfloat16, _SIZE), *((base, size) for size in _SIZES)]
             for kinds, size in changes:
-                args = _args(pattern, ranks, kinds, size)
-                found += [] if args is None else self._all(args, errors)
+                changed = _args(pattern, ranks, kinds, size)
+                found += [] if changed is None else self._all(changed, errors)
         unused = set(range(len(pattern.names))) - set(pattern.bodies)
         common: frozenset[Primitive] | None = None
         for traced in found:
@@ -385,7 +385,7 @@ def _base_kinds(pattern: Pattern, dtype: Any) -> Iterator[tuple[Any, ...]]:
             yield (*(dtype,) * i, other, *(dtype,) * (count - i - 1))
 
 
-def _base_args(pattern: Pattern, size: int, dtype: Any) -> Iterator[list[Any]]:
+def _base_args(pattern: Pattern, size: int, dtype: Any) -> Iterator[Sequence[Any]]:
     """Operands of several ranks, until the function can be traced."""
     yield from pattern.probes
     for kinds in _base_kinds(pattern, dtype):
