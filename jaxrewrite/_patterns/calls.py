@@ -109,9 +109,11 @@ class Number:
     def plain(self) -> Any:
         """The number as a Python scalar, with as few digits as its dtype needs."""
         scalar = self.value.item()
-        if isinstance(scalar, float):
-            return float(str(self.value))
-        return scalar
+        if not isinstance(scalar, float):
+            return scalar
+        short = float(str(self.value[()]))
+        is_same = np.asarray(short, self.value.dtype).tobytes() == self.value.tobytes()
+        return short if is_same else scalar
 
 
 def folded(eqn: JaxprEqn, number: Number) -> Number | None:

@@ -81,7 +81,7 @@ def _kind(frame: Frame, atom: Any) -> Any:
 
 
 def _entries(pattern: Pattern, depth: int, forms: Forms) -> Iterator[Entry]:
-    for form in forms.by_form.values():
+    for form in forms.forms():
         start = root(form.graph)
         needs: Counter[Any] = Counter()
         known = () if pattern.bodies else form.graph.nodes[start].operands

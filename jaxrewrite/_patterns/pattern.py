@@ -234,6 +234,11 @@ class Pattern:
                 "effects, is random, or must stay where it is. Such equations are never "
                 "part of a match." + self.both()
             )
+        if any(ref[0] == "const" for ref in graph.refs()):
+            raise TypeError(
+                "What a pattern looks for has an array in it. Make it an operand, or compute "
+                "it in the function, so that it can be found in a program." + self.both()
+            )
         if not graph.nodes:
             raise TypeError("A pattern looks for a function of no equations." + self.both())
         for ref in graph.results:

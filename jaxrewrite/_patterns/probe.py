@@ -10,6 +10,8 @@ where a change of dtype or size shows no new one, no more of it is tried.
 from __future__ import annotations
 
 import itertools
+import threading
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -53,11 +55,13 @@ class Forms:
         self._kinds: set[Any] = set()
         self._rank = -1
         self._core: frozenset[Primitive] | None = None
+        self._lock = threading.RLock()
 
     def core(self) -> frozenset[Primitive]:
         """Primitives that are in each form; `TypeError` if the function cannot be traced."""
-        if self._core is None:
-            self._core = self._find_core()
+        with self._lock:
+            if self._core is None:
+                self._core = self._find_core()
         return self._core
 
     def _find_core(self) -> frozenset[Primitive]:
@@ -113,20 +117,19 @@ class Forms:
                 errors.append(traced)
         return found
 
-    def extend(self, dtypes: frozenset[Any], rank: int) -> bool:
-        """Probe for programs with these dtypes and ranks; whether there are new forms."""
+    def extend(self, dtypes: frozenset[Any], rank: int) -> None:
+        """Probe for programs with these dtypes and ranks."""
         rank = min(rank, _MAX_RANK)
-        if dtypes <= self._kinds and rank <= self._rank:
-            return False
-        rank = max(rank, self._rank)
-        known = len(self.by_form), sum(len(f.variants) for f in self.by_form.values())
-        self._kinds |= dtypes
-        self._rank = rank
-        self._probe(frozenset(self._kinds), rank)
-        return known != (
-            len(self.by_form),
-            sum(len(f.variants) for f in self.by_form.values()),
-        )
+        with self._lock:
+            if not dtypes <= self._kinds or rank > self._rank:
+                self._kinds |= dtypes
+                self._rank = max(rank, self._rank)
+                self._probe(frozenset(self._kinds), self._rank)
+
+    def forms(self) -> list[Form]:
+        """The forms that are known by now."""
+        with self._lock:
+            return list(self.by_form.values())
 
     def _probe(self, dtypes: frozenset[Any], rank: int) -> None:
         pattern = self.pattern
@@ -173,7 +176,7 @@ class Forms:
 
     def count(self) -> int:
         """How many forms are known, counted for each variant."""
-        return sum(len(form.variants) for form in self.by_form.values())
+        return sum(len(form.variants) for form in self.forms())
 
     def _try(self, args: Sequence[Any] | None, variant: Variant = None) -> bool:
         if args is None:
@@ -211,7 +214,9 @@ def traced_form(
 
     Raises `TypeError` if the function computes with such a number.
     """
-    traced = pattern.trace(args, statics, variant)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # The operands are not the user's.
+        traced = pattern.trace(args, statics, variant)
     if isinstance(traced, Exception):
         return traced
     if pattern.bodies and not any(is_hole_scan(n.eqn) for n in traced.graph.nodes):

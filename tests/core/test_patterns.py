@@ -290,7 +290,7 @@ def test_the_rule_of_the_types_at_hand_answers():
         return NotImplemented
 
     def on_any(w, x):
-        return jaxrewrite.numpy.exp(w) @ x
+        return jnp.exp(w) @ x
 
     rules = table(
         (exp_product, on_low_rank), (exp_product, on_diagonal), (exp_product, on_any)
@@ -306,12 +306,40 @@ def test_the_rule_of_the_types_at_hand_answers():
     }
 
 
+def test_what_a_rule_returns_is_final():
+    def before(x):
+        return jnp.sin(jnp.cos(x))
+
+    def after(x):
+        return jax.jit(before)(x) + lax.map(jax.jit(before), x)
+
+    rules = table((before, after))
+    d = Diagonal(jnp.ones(3))
+    for x in (SQUARE, d):
+        got = transform(before, rules=rules, materialise="allow")(x)
+        np.testing.assert_allclose(got, 2 * before(jaxrewrite.materialise(x)), 1e-6)
+
+
+def test_operands_without_annotation_are_arrays_to_the_rule():
+    def before(w, x):
+        return jnp.exp(jnp.log(w)) @ x
+
+    def after(w, x):
+        return w @ x
+
+    rules = table((before, after))
+    fn = transform(jax.jit(before), rules=rules, materialise="forbid")
+    np.testing.assert_allclose(fn(W, X), W.materialise() @ X, 1e-6)
+
+
 def test_ambiguous_patterns():
     def other(q: LowRank, r):
         return jnp.exp(q.materialise()) @ r
 
     rules = table((exp_product, on_low_rank), (lambda q, r: jnp.exp(q) @ r, other))
-    with pytest.raises(jaxrewrite.AmbiguousRuleError, match="on_low_rank(.|\n)*other"):
+    with pytest.raises(
+        jaxrewrite.AmbiguousRuleError, match="Several pattern rules(.|\n)*other"
+    ):
         transform(exp_product, rules=rules)(W, X)
     rules.rewrite(lambda q, r: jnp.exp(q) @ r, precedence=1)(other)
     assert [r.name for r in explain(exp_product, rules=rules)(W, X).rules] == ["other"]
@@ -478,6 +506,12 @@ def test_a_value_in_the_body_of_a_scan_stays_implicit():
     d = Diagonal(jnp.arange(1.0, 5))
     np.testing.assert_allclose(rewritten(d, X), fn(d.materialise(), X), 1e-5)
 
+    def in_carry(d, x):
+        return lax.scan(lambda c, r: (2 * c, c @ r), d, x)[1].sum(0)
+
+    rewritten = transform(in_carry, rules=SCANS, materialise="forbid")
+    np.testing.assert_allclose(rewritten(d, X), in_carry(d.materialise(), X), 1e-5)
+
 
 # --- bad input --------------------------------------------------------------------------------
 
@@ -512,6 +546,7 @@ BAD = {
         unary,
         "is random",
     ),
+    "an array in it": (lambda x: jnp.sin(x) * SQUARE[0, :1], unary, "has an array in it"),
     "never traced": (lambda x: x.nothing, unary, "can't be traced at any"),
     "an operand ignored": (
         lambda x, y: jnp.sin(x),
