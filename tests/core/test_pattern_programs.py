@@ -153,7 +153,7 @@ def check(seed):
         np.testing.assert_allclose(a, b, 1e-3, 1e-3, err_msg=str(seed))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(3))
 def test_random_programs(seed, bulk):
     check(seed)
 

@@ -85,7 +85,6 @@ def naive(x):
 
 MATCHING = {
     "as it is": (naive, "lse", X),
-    "one axis": (naive, "lse", X[0]),
     "half precision, in which sums convert": (naive, "lse", X.astype(jnp.bfloat16)),
     "inside of jit": (jax.jit(naive), "lse", X),
     "across the border of jit": (lambda x: tail(jnp.exp(x)), "lse", X),
@@ -616,7 +615,7 @@ def test_near_misses():
 
 
 def test_check_pattern(bulk):
-    checked = jaxrewrite.testing.check_pattern(lse, X, rules=RULES)
+    checked = jaxrewrite.testing.check_pattern(lse, X, rules=RULES, modes=["jit", "grad"])
     assert {"grad in 64 bits", "jit in 32 bits"} <= {*checked.checked}
     with pytest.raises(ValueError, match="not registered"):
         jaxrewrite.testing.check_pattern(unary, X, rules=RULES)
