@@ -384,7 +384,10 @@ _OF_ONE = (np.dtype(jnp.bool_), np.dtype(jnp.int32))
 def _base_kinds(pattern: Pattern, dtype: Any) -> Iterator[tuple[Any, ...]]:
     """One dtype for all operands, then one operand a mask or an index."""
     count = len(pattern.names)
-    yield (dtype,) * count
+    for same in (dtype, *_OF_ONE):
+        yield (same,) * count
+    if count == 1:
+        return
     for other in _OF_ONE:
         for i in range(count - 1, -1, -1):
             yield (*(dtype,) * i, other, *(dtype,) * (count - i - 1))

@@ -248,6 +248,15 @@ def test_numbers_have_to_be_equal():
         assert len(report.rules) == expected
 
 
+def test_functions_of_integers():
+    def after(x, y):
+        return x ^ y
+
+    rules = table((lambda x, y: (x | y) & ~(x & y), after))
+    k = jnp.arange(4)
+    assert answers(lambda x, y: (x | y) & ~(x & y), rules, k, k[::-1]) == ["after"]
+
+
 def test_choices():
     def before(x, *, kind: Literal["sin", "cos"]):
         return getattr(jnp, kind)(x) * x
