@@ -15,7 +15,8 @@ from ._errors import (
     MaterialisationWarning as MaterialisationWarning,
 )
 from ._materialise import materialise as materialise
-from ._rules import Rules as Rules, register as register
+from ._patterns.domains import Axis as Axis
+from ._rules import Rules as Rules, register as register, rewrite as rewrite
 from ._settings import no_materialise as no_materialise
 from ._transform import bind as bind, make_jaxpr as make_jaxpr, transform as transform
 from ._value import Value as Value, field as field
@@ -29,7 +30,13 @@ from . import _higher_order, _keepers  # isort: skip
 del _higher_order, _keepers
 
 
-_INSIGHT = {"Report": "report", "explain": "explain", "rules": "lookup", "which": "lookup"}
+_INSIGHT = {
+    "Report": "report",
+    "explain": "explain",
+    "near_misses": "misses",
+    "rules": "lookup",
+    "which": "lookup",
+}
 
 
 def __getattr__(name: str) -> object:

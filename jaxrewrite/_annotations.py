@@ -98,7 +98,7 @@ def read_signature(
     except (TypeError, ValueError) as error:
         raise TypeError(f"A rule must be a function; {name} is not.") from error
     if annotations is None:
-        hints = _read_hints(rule, name, namespace)
+        hints = read_hints(rule, name, namespace)
     else:
         hints = _given_hints(annotations, name, parameters)
 
@@ -121,9 +121,10 @@ def read_signature(
     return Signature(tuple(operands), variadic, takes_primitive)
 
 
-def _read_hints(
+def read_hints(
     rule: Callable[..., Any], name: str, namespace: Mapping[str, Any] | None
 ) -> Mapping[str, Any]:
+    """The annotations of a rule; `TypeError` if they name what does not exist."""
     try:
         return typing.get_type_hints(
             inspect.unwrap(rule), localns=dict(namespace or {}), include_extras=True

@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -26,14 +27,16 @@ from jax._src.ad_util import SymbolicZero, Zero
 from jax._src.array import ArrayImpl as ArrayImpl
 
 # The settings that JAX's own caches have in their keys (x64, matmul precision, mesh, axis
-# names ...). They are public only through the behaviour of jit's cache.
-from jax._src.config import trace_context as jax_trace_context
+# names ...). They are public only through the behaviour of jit's cache. traceback_filtering:
+# the setting of that name for a while, and not for all threads.
+from jax._src.config import trace_context as jax_trace_context, traceback_filtering
 
 # jit and the traces decide by the current trace what to do with an operation, and no public
 # name tells which trace that is. EvalTrace: nothing is being traced. DynamicJaxprTrace: a
 # jaxpr is being made (jit, scan, make_jaxpr). current_jaxpr_eqn_context: the `eqn.ctx` of
 # an equation that is made now.
-from jax._src.core import EvalTrace, current_jaxpr_eqn_context, trace_ctx
+# Trace, TraceTag: what wrappers of derivative rules hold of the trace that made them.
+from jax._src.core import EvalTrace, Trace, TraceTag, current_jaxpr_eqn_context, trace_ctx
 
 # JAX's own check of a rule for `jax.custom_batching.custom_vmap`, with its own message.
 from jax._src.custom_batching import check_vmap_rule_trees as check_vmap_rule_trees
@@ -66,8 +69,9 @@ from jax._src.interpreters.partial_eval import (
     trace_to_jaxpr_dynamic,
 )
 
-# The wrapper and the debug info that trace_to_jaxpr_dynamic takes.
-from jax._src.linear_util import wrap_init
+# The wrapper and the debug info that trace_to_jaxpr_dynamic takes. WrappedFun: derivative
+# rules are such wrappers in the parameters of an equation.
+from jax._src.linear_util import WrappedFun, wrap_init
 
 # The markers in the parameters of a jit equation for what is not specified.
 from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
@@ -259,6 +263,28 @@ def unnamed(debug_info: Any) -> Any:
     return debug_info.with_unknown_names()
 
 
+def without_constants(jaxpr: Any) -> Jaxpr | None:
+    """The jaxpr inside of a closed one, or ``None`` if it has constants."""
+    return None if jaxpr.consts else _without_constants(jaxpr)
+
+
+def is_unplaced(params: Mapping[str, Any]) -> bool:
+    """Whether a jit equation says nothing about where its arrays are, or how to compile."""
+    placed = (*params["in_shardings"], *params["out_shardings"])
+    layouts = (*params["in_layouts"], *params["out_layouts"])
+    return (
+        all(sharding is UNSPECIFIED for sharding in placed)
+        and all(layout is None for layout in layouts)
+        and not params["compiler_options_kvs"]
+        and not params["keep_unused"]
+    )
+
+
+def function_of(closed: Any) -> Callable[..., list[Any]]:
+    """The function of a closed jaxpr; the same one each time."""
+    return jex_core.jaxpr_as_fun(closed)
+
+
 def new_jaxpr(
     invars: Sequence[Var],
     outvars: Sequence[Any],
@@ -425,6 +451,11 @@ def scan_params(
     return {**params, "jaxpr": jaxpr, "ft_in": ft_in, "ft_out": ft_out}
 
 
+# Trees of the operands and results of a scan. They also tell which results are operands,
+# which its body tells, too.
+TREES_OF_SCAN = frozenset({"ft_in", "ft_out"})
+
+
 # The primitives that call a jaxpr and do not name the parameter ``jaxpr``.
 _CALL_JAXPR = {
     "closed_call",
@@ -496,6 +527,49 @@ def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:
     return [None if isinstance(ct, (Zero, SymbolicZero)) else ct for ct in returned]
 
 
+# --- wrappers of functions in parameters -------------------------------------------
+
+
+JAXPRS = (Jaxpr, jex_core.ClosedJaxpr)
+
+
+def is_wrapped_function(x: Any) -> bool:
+    """Whether a parameter is JAX's wrapper of a function and its transformations."""
+    return isinstance(x, WrappedFun)
+
+
+def is_bookkeeping(x: Any) -> bool:
+    """Whether an object belongs to one trace and says nothing of the function traced."""
+    return isinstance(x, (Trace, TraceTag, jex_core.DebugInfo, JaxprEqn, ShapedArray))
+
+
+def without_dead_code_wrapper(fn: Any) -> Any:
+    """A derivative rule without the wrapper that dropping dead code puts around it.
+
+    The wrapper stays if it drops a result.
+    """
+    if not is_wrapped_function(fn):
+        return fn
+    thunk = _captured(fn.f).get("fn", fn.f)
+    names = {
+        "dce_jvp_jaxpr_thunk": "jvp_jaxpr_fun",
+        "dce_fwd_jaxpr_thunk": "fwd_jaxpr_thunk",
+        "dce_bwd": "bwd",
+    }
+    inner = names.get(getattr(thunk, "__name__", ""))
+    if inner is None or not all(_captured(thunk)["used_outs"]):
+        return fn
+    return without_dead_code_wrapper(_captured(thunk)[inner])
+
+
+def _captured(fn: Any) -> Mapping[str, Any]:
+    """What a function closes over, by name."""
+    if not isinstance(fn, FunctionType):
+        return {}
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells}
+
+
 # --- where an equation comes from --------------------------------------------
 
 
@@ -523,6 +597,11 @@ def raised_at(error: BaseException) -> tuple[str, int, str] | None:
         if is_user_filename(code.co_filename):
             found = code.co_filename, line, code.co_name
     return found
+
+
+def unfiltered_errors() -> Any:
+    """A context manager for errors that are caught: to filter one takes milliseconds."""
+    return traceback_filtering("off")
 
 
 # --- running -----------------------------------------------------------------

@@ -25,6 +25,8 @@ from . import _compat
 from ._annotations import Dense, Number, Signature, guards_hold, read_signature
 from ._compat import Literal, Primitive
 from ._errors import AmbiguousRuleError
+from ._patterns.pattern import Pattern
+from ._patterns.place import pattern_p
 from ._pytree import prepare_defined
 from ._value import Value, is_value
 
@@ -99,7 +101,7 @@ def _check_pair(rule: Rule, keyword: str) -> None:
 class Declined(NamedTuple):
     """A rule whose types match, but that did not answer, and why."""
 
-    rule: Rule
+    rule: Rule | Pattern
     why: str
 
 
@@ -108,8 +110,10 @@ class Entry:
 
     __slots__ = ("guards", "rule", "types")
 
-    def __init__(self, rule: Rule, types: tuple[Any, ...], guards: tuple[Any, ...]):
-        self.rule = rule
+    def __init__(
+        self, rule: Rule | Pattern, types: tuple[Any, ...], guards: tuple[Any, ...]
+    ):
+        self.rule: Any = rule
         self.types = types
         self.guards = guards
 
@@ -189,6 +193,7 @@ class Rules:
         self._dense: dict[Primitive, Rule] = {}
         self._with_literals: set[Primitive] = set()
         self._matches: dict[tuple[Any, ...], list[Entry]] = {}
+        self._patterns: tuple[Pattern, ...] = ()
         self.version = 0
 
     def register(
@@ -295,6 +300,95 @@ class Rules:
 
         return decorate
 
+    def rewrite(
+        self,
+        before: Callable[..., Any],
+        *,
+        when: Callable[..., bool] | None = None,
+        precedence: int = 0,
+        probes: Sequence[Any] = (),
+        keep: bool = False,
+    ) -> Callable[[_F], _F]:
+        """Register a rule for the equations of a function; a decorator.
+
+        Wherever a program computes what ``before`` computes, by the same equations, the
+        decorated function takes their place.
+
+        Parameters
+        ----------
+        before
+            A function of arrays: what is looked for. Its keyword-only parameters are
+            unknown static parameters, annotated with `typing.Literal`, ``bool`` or
+            `jaxrewrite.Axis`.
+        when
+            A predicate on the operands, by the parameters of ``before``. It gets avals, or
+            values with avals as leaves.
+        precedence
+            Of matches that overlap, the one of higher precedence is taken, then the
+            larger, then the earlier.
+        probes
+            Operands, or `jax.ShapeDtypeStruct`, at which ``before`` is traced to learn
+            which forms it takes: a tuple for each probe. They are needed only for
+            functions that take a form of their own for special shapes.
+        keep
+            Whether to match even if other equations use what ``before`` computes on its
+            way to the results. These equations then stay.
+
+        Returns
+        -------
+        Callable
+            A decorator that returns the decorated function unchanged. That function takes
+            the operands of ``before``, by the same names. Its annotations say, as those of
+            any rule, which operands it applies to; an operand annotated with ``float`` or
+            ``int`` is a number in the program. A value for an operand without annotation is
+            an array to the function, and what it does with that array is dispatched. It may
+            return ``NotImplemented``.
+
+        Raises
+        ------
+        TypeError
+            If the two functions do not take the same parameters, or their annotations have
+            no meaning here. What only shows when ``before`` is traced is raised when it
+            first is: by a program that may contain it.
+
+        Examples
+        --------
+        >>> import jax, jax.numpy as jnp, jaxrewrite
+        >>> from jaxtyping import Array, Float
+        >>> rules = jaxrewrite.Rules()
+        >>> @rules.rewrite(lambda x: jnp.log(jnp.sum(jnp.exp(x), axis=-1)))
+        ... def stable(x: Float[Array, "*batch n"]):
+        ...     return jax.nn.logsumexp(x, axis=-1)
+        >>> def log_partition(x):
+        ...     return jnp.log(jnp.exp(x).sum(-1))
+        >>> x = jnp.array([1000.0, 1000.0])
+        >>> float(log_partition(x)), float(jaxrewrite.transform(log_partition, rules=rules)(x))
+        (inf, 1000.693...)
+        """
+
+        def decorate(fn: _F) -> _F:
+            pattern = Pattern(
+                before,
+                fn,
+                sys._getframe(1).f_locals,
+                when=when,
+                precedence=precedence,
+                probes=probes,
+                keep=keep,
+            )
+            with self._lock:
+                others = (p for p in self._patterns if not pattern.replaces(p))
+                self._patterns = (*others, pattern)
+                self.version += 1
+            return fn
+
+        return decorate
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """The pattern rules, in the order in which they were registered."""
+        return self._patterns
+
     def _add(self, primitives: Sequence[Primitive], rule: Rule, twin: Rule | None) -> None:
         entries = list(self._entries(rule))
         twins = [
@@ -373,6 +467,7 @@ class Rules:
 
 global_rules = Rules()
 register = global_rules.register
+rewrite = global_rules.rewrite
 
 
 class RulesInForce:
@@ -394,7 +489,12 @@ class RulesInForce:
         return tuple((rules, rules.version) for rules in self.tables)
 
     def dense_primitives(self) -> frozenset[Primitive]:
-        return frozenset().union(*(rules.dense_rules() for rules in self.tables))
+        found = frozenset().union(*(rules.dense_rules() for rules in self.tables))
+        return found | {pattern_p} if self.patterns() else found
+
+    def patterns(self) -> list[tuple[int, Pattern]]:
+        """The pattern rules, each with the number of its table, counted from the nearest."""
+        return [(i, p) for i, rules in enumerate(self.tables) for p in rules.patterns]
 
     def local_dense_rules(self) -> list[Rule]:
         """The rules for dense operands alone in tables that a transform was given."""
@@ -440,14 +540,14 @@ class RulesInForce:
         for rules in self.tables:
             entries = rules.matches(primitive, types)
             if any(entry.is_guarded() for entry in entries):
-                entries = _guarded(entries, avals(), declined)
-            answer = _settled(primitive, types, entries, ask, declined)
+                entries = guarded(entries, avals(), declined)
+            answer = settled(primitive, types, entries, ask, declined)
             if answer is not NotImplemented:
                 return answer
         return NotImplemented
 
 
-def _guarded(
+def guarded(
     entries: list[Entry], avals: Sequence[Any], declined: list[Declined]
 ) -> list[Entry]:
     """The entries whose guards hold."""
@@ -488,11 +588,11 @@ def _is_dense(annotated: Any) -> bool:
     return issubclass(annotated, Dense)
 
 
-def _settled(
+def settled(
     primitive: Primitive,
     types: tuple[type, ...],
     entries: list[Entry],
-    ask: Callable[[Rule], Any],
+    ask: Callable[[Any], Any],
     declined: list[Declined],
 ) -> Any:
     """The answer of the foremost rules. Rules that decline make room for the next ones."""
@@ -545,6 +645,13 @@ def _foremost(entries: list[Entry], types: tuple[type, ...]) -> list[Entry]:
 def _ambiguity(primitive: Primitive, types: tuple[type, ...], rules: list[Rule]) -> str:
     names = ["Array" if _is_dense(t) else t.__name__ for t in types]
     listed = "\n".join(f"  {rule}" for rule in rules)
+    if primitive is pattern_p:
+        return (
+            f"Several pattern rules of precedence {rules[0].precedence} match the same "
+            f"equations on ({', '.join(names)}), and none is more specific than the others:\n"
+            f"{listed}\nWays out: annotate the operands of one more closely; or give one a "
+            "higher precedence=; or apply them one after the other with nested transforms."
+        )
     parameters = ", ".join(
         f"{chr(ord('x') + i) if i < 3 else f'x{i}'}: {name}" for i, name in enumerate(names)
     )

@@ -7,8 +7,9 @@ operands of that structure, in this rewriting and in others.
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
@@ -19,6 +20,7 @@ from ._caches import WeakCaches
 from ._compat import Jaxpr, Literal, Primitive, Var
 from ._errors import add_note
 from ._notices import Notice, collected
+from ._patterns.place import place
 from ._record import Record
 from ._rules import Declined, Rule
 from ._settings import Settings, use_settings
@@ -39,11 +41,12 @@ class Flat(NamedTuple):
     ctx: Any
 
     @classmethod
-    def of(cls, operands: Sequence[Any], ctx: Any) -> Flat:
+    def of(cls, operands: Sequence[Any], ctx: Any, whole: Container[int] = ()) -> Flat:
+        """The operands, of which those at the positions ``whole`` are not flattened."""
         leaves: list[Any] = []
         treedefs: list[PyTreeDef | None] = []
-        for operand in operands:
-            if is_value(operand):
+        for i, operand in enumerate(operands):
+            if is_value(operand) and i not in whole:
                 own, treedef = layer(operand)
                 leaves.extend(own)
                 treedefs.append(treedef)
@@ -103,7 +106,26 @@ class Rewriting:
         self.settings = settings
         self.dense_primitives = settings.rules.dense_primitives()
         self.primitives_with_literals = settings.rules.primitives_with_literals()
+        self.patterns = settings.rules.patterns()
         self._traced: dict[Any, Any] = {}
+
+    def of_rules(self) -> Rewriting:
+        """The rewriting of what rules return, in which no pattern is looked for."""
+        if not self.patterns:
+            return self
+        rewriting = copy.copy(self)
+        rewriting.patterns = []
+        return rewriting
+
+    def placed(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
+        """A jaxpr with one equation for each match of a pattern rule."""
+        if not self.patterns:
+            return jaxpr
+        pairs = zip(jaxpr.invars, operands, strict=True)
+        values = {var for var, x in pairs if is_value(x)}
+        recorder = self.settings.recorder
+        misses = None if recorder is None else recorder.misses
+        return place(jaxpr, self.patterns, values, misses=misses)
 
     def by_rule(self, site: Site, operands: Sequence[Any], flat: Flat) -> Answer:
         """The answer of the first rule that applies to an equation."""

@@ -353,7 +353,8 @@ class _Transformed:
             or (staged is not _NOTHING and staged.is_spent())
         ):
             has_values = any(map(is_value, tree_leaves(tree, is_leaf=is_value)))
-            if always or has_values or settings.rules.local_dense_rules():
+            in_force = settings.rules
+            if always or has_values or in_force.local_dense_rules() or in_force.patterns():
                 for leaf in filter(is_value, leaves):
                     raise no_pytree(leaf)
                 staged = stage(Arguments(self._fn, tree), self._filter_spec, settings)

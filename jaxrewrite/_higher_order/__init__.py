@@ -15,6 +15,7 @@ from . import (
     hi_primitive as hi_primitive,
     linear_call as linear_call,
     linear_solve as linear_solve,
+    pattern as pattern,
     scan as scan,
     shard_map as shard_map,
     while_loop as while_loop,

@@ -1,0 +1,123 @@
+"""Calls that patterns look through, and equations that are never part of a match."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .. import _compat
+from .._compat import Jaxpr, JaxprEqn, Literal
+
+
+# Calls that do nothing but call.
+_CALLS = {"jit", "closed_call", "core_call", "eval_jaxpr"}
+
+
+def body_of(eqn: JaxprEqn) -> Jaxpr | None:
+    """The jaxpr of a call that a match may cross, or ``None`` for any other equation."""
+    if eqn.primitive.name not in _CALLS or eqn.effects:
+        return None
+    params = eqn.params
+    if eqn.primitive.name == "jit" and not _compat.is_unplaced(params):
+        return None
+    return _compat.without_constants(params[_compat.body_name(eqn.primitive)])
+
+
+# What must stay where it is, and what says something about one array that a match would
+# take away.
+_NEVER = {
+    "name",
+    "optimization_barrier",
+    "sharding_constraint",
+    "layout_constraint",
+    "mesh_cast",
+    "reshard",
+    "random_bits",
+    "random_clone",
+    "random_fold_in",
+    "random_gamma",
+    "random_seed",
+    "random_split",
+    "random_unwrap",
+    "random_wrap",
+    "rng_bit_generator",
+    "rng_uniform",
+    "threefry2x32",
+}
+
+
+def can_match(eqn: JaxprEqn) -> bool:
+    """Whether an equation may be part of a match."""
+    return not eqn.effects and eqn.primitive.name not in _NEVER
+
+
+# Primitives that move or convert one array. Which of them a function has depends on the
+# ranks, sizes and dtypes of its operands more than on the function.
+_MOVES = {
+    "broadcast_in_dim",
+    "convert_element_type",
+    "copy",
+    "reshape",
+    "squeeze",
+    "transpose",
+}
+
+
+def is_move(eqn: JaxprEqn) -> bool:
+    """Whether an equation only moves or converts its one operand."""
+    return eqn.primitive.name in _MOVES and len(eqn.invars) == 1
+
+
+class Number:
+    """A literal of a program: a scalar with its dtype."""
+
+    __slots__ = ("atom", "value")
+
+    def __init__(self, value: Any, atom: Literal | None = None):
+        self.value = value
+        self.atom = atom
+
+    @classmethod
+    def of(cls, literal: Literal) -> Number | None:
+        """The number of a literal, if it is one of NumPy's or of ml_dtypes'."""
+        aval: Any = literal.aval
+        try:
+            return cls(np.asarray(literal.val, aval.dtype), literal)
+        except TypeError:  # A literal of an extended dtype.
+            return None
+
+    @property
+    def aval(self) -> Any:
+        return _compat.ShapedArray((), self.value.dtype)
+
+    def converted(self, dtype: Any) -> Number | None:
+        if not isinstance(dtype, np.dtype):
+            return None
+        value = self.value.astype(dtype)
+        return Number(value, Literal(value[()], _compat.ShapedArray((), dtype)))
+
+    def same(self, other: Number) -> bool:
+        """Whether dtype and value are the same; 0.0 and -0.0 differ."""
+        mine, theirs = self.value, other.value
+        return mine.dtype == theirs.dtype and mine.tobytes() == theirs.tobytes()
+
+    def is_kind_of(self, other: Number) -> bool:
+        """Whether the number can be of the other one's dtype."""
+        return not (self.value.dtype.kind == "c" and other.value.dtype.kind != "c")
+
+    def plain(self) -> Any:
+        """The number as a Python scalar, with as few digits as its dtype needs."""
+        scalar = self.value.item()
+        if not isinstance(scalar, float):
+            return scalar
+        short = float(str(self.value[()]))
+        is_same = np.asarray(short, self.value.dtype).tobytes() == self.value.tobytes()
+        return short if is_same else scalar
+
+
+def folded(eqn: JaxprEqn, number: Number) -> Number | None:
+    """The result of an equation that converts a number, which is another number."""
+    if eqn.primitive.name != "convert_element_type" or eqn.params["sharding"] is not None:
+        return None
+    return number.converted(eqn.params["new_dtype"])

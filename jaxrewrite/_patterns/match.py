@@ -1,0 +1,422 @@
+"""Matches: places in a program where a pattern's function is, exactly."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.tree_util import PyTreeDef, tree_leaves
+
+from .. import _compat
+from .._annotations import Dense, guards_hold
+from .._compat import DropVar, JaxprEqn, ShapedArray
+from .bodies import Body, Group, atoms_of
+from .calls import Number, can_match, is_move
+from .index import Entry
+from .pattern import Pattern, Traced, Variant, without_batch
+from .same import same
+from .search import Found, Search, result_atoms
+from .view import Frame, Made, Place, resolve, users
+
+
+# A form that can be read in more ways than this at one equation is given up.
+_MAX_READINGS = 64
+
+# How many moves and conversions an operand is followed through.
+_MAX_MOVES = 4
+
+
+@dataclasses.dataclass(eq=False)
+class Match:
+    """A pattern's function in a program, with what its operands are there.
+
+    ``stays`` are equations that are needed outside of the match, too.
+    """
+
+    pattern: Pattern
+    depth: int
+    variant: Variant
+    statics: dict[str, Any]
+    places: list[Place]
+    operands: list[Any]
+    results: list[Made]
+    out_tree: PyTreeDef
+    stays: frozenset[tuple[int, int]]
+
+    def covered(self) -> frozenset[tuple[int, int]]:
+        return frozenset((id(frame), i) for frame, i in self.places)
+
+    def is_same_as(self, other: Match) -> bool:
+        """Whether another match has the same equations and results."""
+        return self.covered() == other.covered() and self.result_key() == other.result_key()
+
+    def frames(self) -> set[Frame]:
+        return {frame for frame, _ in self.places}
+
+    @functools.cached_property
+    def _is_within_call(self) -> bool:
+        (frame, *others) = self.frames()
+        if others or frame.parent is None:
+            return False
+        alone = Frame(frame.jaxpr, frame.facts)
+        inside: dict[int, Any] = {}
+        for _, i in self.places:
+            for atom in frame.eqn(i).invars:
+                outer, inner = resolve(frame, atom), resolve(alone, atom)
+                if outer is None or inner is None or type(outer) is not type(inner):
+                    return False  # A number that the caller passes.
+                for p, operand in enumerate(self.operands):
+                    is_here = type(operand) is type(outer) and operand.same(outer)
+                    if is_here and not inside.setdefault(p, inner).same(inner):
+                        return False  # One array that the caller passes twice.
+        return True
+
+    def is_within_call(self) -> bool:
+        """Whether the match is in the body of a call, and can be found in it alone."""
+        return self._is_within_call
+
+    def result_key(self) -> frozenset[Any]:
+        return frozenset((id(made.frame), made.var) for made in self.results)
+
+
+class Reason(NamedTuple):
+    """Why a form is not at an equation.
+
+    ``found`` is how many of its equations are there, and ``exact`` how many of these are
+    the same with their parameters.
+    """
+
+    found: int
+    exact: int
+    why: str
+
+
+class Miss(NamedTuple):
+    """A pattern that is almost at an equation, and why it is not.
+
+    ``found`` is the number of its equations that are there.
+    """
+
+    pattern: Pattern
+    eqn: JaxprEqn
+    found: int
+    why: str
+
+
+def matches_at(
+    entry: Entry, place: Place, may_be_value: Any, misses: list[Miss] | None = None
+) -> Match | None:
+    """The first match of a form whose last equation is at a place.
+
+    ``may_be_value`` tells whether what is found for an operand may be a value. If there is
+    no match, the reason is added to ``misses``.
+    """
+    reasons: list[Reason] | None = None if misses is None else []
+    match = _first_match(entry, place, may_be_value, reasons)
+    if match is None and misses is not None and reasons:
+        nearest = max(reasons, key=lambda reason: reason[:2])
+        frame, i = place
+        misses.append(Miss(entry.pattern, frame.eqn(i), nearest.found, nearest.why))
+    return match
+
+
+def _first_match(
+    entry: Entry, place: Place, may_be_value: Any, reasons: list[Reason] | None
+) -> Match | None:
+    (body,) = entry.pattern.bodies or (None,)
+    search = Search(entry.graph, by_form=True, body=body)
+    tries = itertools.count()
+    for found in search.run(entry.root, place):
+        if not entry.pattern.keep:
+            escape = _escape(entry, found)
+            if escape is not None:
+                if reasons is not None:
+                    size = len(entry.graph.nodes)
+                    reasons.append(Reason(size, size, escape))
+                continue
+        for variant, operands in _readings(entry, found):
+            if next(tries) == _MAX_READINGS:
+                return None
+            match = _confirmed(entry, variant, operands, place, may_be_value, reasons)
+            if match is not None:
+                return match
+    if reasons is not None:
+        reasons.append(Reason(search.nearest[0], 0, _in_the_way(search)))
+    return None
+
+
+def _escape(entry: Entry, found: Found) -> str | None:
+    """What is used outside of a form, though it is no result of it."""
+    covered = {(id(frame), i) for frame, i in found.places.values()}
+    results = {ref[1] for ref in entry.graph.results}
+    for n, (frame, i) in found.places.items():
+        if n in results:
+            continue
+        for var in frame.eqn(i).outvars:
+            if type(var) is DropVar:
+                continue
+            for user in users(frame, var):
+                if user is None or (
+                    (id(user[0]), user[1]) not in covered
+                    and not is_move(user[0].eqn(user[1]))
+                ):
+                    return _told_escape(frame.eqn(i))
+    return None
+
+
+def _in_the_way(search: Search) -> str:
+    _, node, place = search.nearest
+    if node is None or place is None:
+        return "what it computes on the way, or its operands, differ"
+    frame, i = place
+    eqn = frame.eqn(i)
+    where = _at(eqn)
+    if eqn.primitive is not node.primitive:
+        there = f"primitive {eqn.primitive.name!r}"
+        return f"there is {there}{where}, where it has {node.primitive.name!r}"
+    if not can_match(eqn):
+        return f"primitive {eqn.primitive.name!r}{where} has effects"
+    differing = [
+        f"{key}={node.eqn.params.get(key)!r} where there is {key}={value!r}"
+        for key, value in eqn.params.items()
+        if not same(value, node.eqn.params.get(key))
+    ]
+    shapes = [
+        f"{_compat.short(a.aval)} where there is {_compat.short(b.aval)}"
+        for a, b in zip(node.eqn.outvars, eqn.outvars, strict=False)
+        if not _compat.same_array_type(a.aval, b.aval)
+    ]
+    what = "; ".join([*differing, *shapes])[:200] or "another form"
+    return f"primitive {eqn.primitive.name!r}{where} differs: it has {what}"
+
+
+def _at(eqn: JaxprEqn) -> str:
+    where = _compat.source_location(eqn.source_info)
+    return f" at {where[0]}:{where[1]}" if where else ""
+
+
+def _readings(entry: Entry, found: Found) -> Iterator[tuple[Variant, list[Any]]]:
+    """What the operands may be, and how they may be batched.
+
+    An operand may be any of what is moved or converted before it is used. The nearest ones
+    come first.
+    """
+    chains = [found.operands.get(i) for i in range(len(entry.pattern.names))]
+    if None in chains:
+        return
+    depths = itertools.product(*(range(min(len(c), _MAX_MOVES)) for c in chains if c))
+    for depth in sorted(depths, key=sum):
+        operands = [c[d] for c, d in zip(chains, depth, strict=True) if c]
+        for variant in entry.variants:
+            yield variant, operands
+
+
+def _confirmed(
+    entry: Entry,
+    variant: Variant,
+    operands: list[Any],
+    place: Place,
+    may_be_value: Any,
+    reasons: list[Reason] | None,
+) -> Match | None:
+    """The match at a place, if the function is exactly what is there."""
+    pattern = entry.pattern
+    args = [_argument(pattern, i, operand) for i, operand in enumerate(operands)]
+    if any(arg is None for arg in args) or not _is_batched_so(variant, operands):
+        return None
+    size = len(entry.graph.nodes)
+    if not _may_answer(pattern, operands, variant, may_be_value):
+        if reasons is not None:
+            why = f"its annotations do not allow {_shown(operands)}"
+            reasons.append(Reason(size, 0, why))
+        return None
+    frame, i = place
+    with frame.eqn(i).ctx.manager:
+        for statics, traced in _traces(pattern, args, variant):
+            match = _exactly(entry, variant, statics, traced, operands, place, reasons)
+            if match is not None:
+                return match
+    return None
+
+
+def _argument(pattern: Pattern, i: int, operand: Any) -> Any:
+    """What the function is traced at for an operand: an aval or a Python scalar."""
+    if isinstance(operand, Body):
+        return operand.hole()
+    if isinstance(operand, Group):
+        return operand.argument()
+    if type(operand) is not Number:
+        return operand.aval
+    number = operand.plain()
+    kind = pattern.scalars.get(i)
+    return None if kind is not None and not isinstance(number, kind) else number
+
+
+def _named(operands: Sequence[Any]) -> dict[Any, Any]:
+    """The operands by their names in a graph."""
+    named: dict[Any, Any] = {}
+    for i, operand in enumerate(operands):
+        if isinstance(operand, Group):
+            named.update({(i, leaf): atom for leaf, atom in enumerate(operand)})
+        else:
+            named[i] = operand
+    return named
+
+
+# The aval of an operand that is a function.
+_NO_ARRAY = ShapedArray((), np.dtype("float32"))
+
+
+def _aval(operand: Any) -> Any:
+    """The aval that the annotation of an operand is about: for several arrays, the first."""
+    if isinstance(operand, (Group, Body)):
+        atoms = tuple(atoms_of([operand])) if isinstance(operand, Group) else ()
+        return _aval(atoms[0]) if atoms else _NO_ARRAY
+    return operand.aval
+
+
+def _may_answer(
+    pattern: Pattern, operands: Sequence[Any], variant: Variant, may_be_value: Any
+) -> bool:
+    """Whether the annotations allow the operands, as far as that is known by now."""
+    if pattern.is_free:
+        return True
+    avals = without_batch(list(map(_aval, operands)), variant)
+    is_dense = [not any(map(may_be_value, atoms_of([x]))) for x in operands]
+    for types, guards in pattern.signature.combinations():
+        if not guards_hold(guards, avals):
+            continue
+        if all(
+            not dense or own is object or issubclass(own, Dense)
+            for own, dense in zip(types, is_dense, strict=True)
+        ):
+            return True
+    return False
+
+
+def _is_batched_so(variant: Variant, operands: Sequence[Any]) -> bool:
+    """Whether operands can be batched so: numbers are not, and arrays have an axis."""
+    return variant is None or all(
+        axis is None or (type(operand) is Made and len(operand.aval.shape) > 0)
+        for axis, operand in zip(variant, operands, strict=True)
+    )
+
+
+def _traces(
+    pattern: Pattern, args: Sequence[Any], variant: Variant
+) -> Iterator[tuple[dict[str, Any], Traced]]:
+    """The function at the operands' own avals, for each choice of its static parameters."""
+    ranks = [
+        len(aval.shape) - (variant is not None and variant[i] is not None)
+        for i, arg in enumerate(args)
+        for aval in tree_leaves(arg)
+        if isinstance(aval, ShapedArray)
+    ]
+    for statics in pattern.statics.combinations(max(ranks, default=0)):
+        traced = pattern.trace(args, statics, variant)
+        if isinstance(traced, Traced):
+            yield statics, traced
+
+
+def _exactly(
+    entry: Entry,
+    variant: Variant,
+    statics: dict[str, Any],
+    traced: Traced,
+    operands: list[Any],
+    place: Place,
+    reasons: list[Reason] | None,
+) -> Match | None:
+    graph = traced.graph
+    if traced.start is None:
+        return None
+    search = Search(graph, by_form=False)
+    for found in search.run(traced.start, place, _named(operands)):
+        match = Match(
+            entry.pattern,
+            entry.depth,
+            variant,
+            statics,
+            list(found.places.values()),
+            operands,
+            result_atoms(graph, found),
+            traced.out_tree,
+            frozenset(),
+        )
+        if _may_be_taken(match):
+            return match
+        if reasons is not None:
+            frame, i = next(
+                p for p in match.places if (id(p[0]), p[1]) in {*_escaping(match)}
+            )
+            size = len(graph.nodes)
+            reasons.append(Reason(size, size, _told_escape(frame.eqn(i))))
+    if reasons is not None and search.nearest[1] is not None:
+        size = len(entry.graph.nodes)
+        reasons.append(Reason(size, search.nearest[0], _in_the_way(search)))
+    return None
+
+
+def _told_escape(eqn: JaxprEqn) -> str:
+    return (
+        f"the result of {eqn.primitive.name!r}{_at(eqn)} is used elsewhere, too "
+        "(keep=True would leave it there)"
+    )
+
+
+def _shown(operands: Sequence[Any]) -> str:
+    return ", ".join(_compat.short(_aval(x)) for x in operands)
+
+
+def _may_be_taken(match: Match) -> bool:
+    """Whether what is needed outside of the match is a result, or may stay."""
+    escaping = set(_escaping(match))
+    if not escaping:
+        return True
+    if not match.pattern.keep:
+        return False
+    match.stays = _needed_by(match, escaping)
+    return not any((id(made.frame), made.index) in match.stays for made in match.results)
+
+
+def _escaping(match: Match) -> Iterator[tuple[int, int]]:
+    """The equations of a match with results that are used outside of it."""
+    covered, results = match.covered(), match.result_key()
+    for frame, i in match.places:
+        for var in frame.eqn(i).outvars:
+            if type(var) is DropVar or (id(frame), var) in results:
+                continue
+            for user in users(frame, var):
+                if user is None or (id(user[0]), user[1]) not in covered:
+                    yield id(frame), i
+                    break
+
+
+def _needed_by(match: Match, escaping: set[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+    """These equations and all of the match that they depend on, up to its results."""
+    by_key = {(id(frame), i): (frame, i) for frame, i in match.places}
+    results = match.result_key()
+    needed: set[tuple[int, int]] = set()
+    pending = list(escaping)
+    while pending:
+        key = pending.pop()
+        if key in needed:
+            continue
+        needed.add(key)
+        frame, i = by_key[key]
+        for atom in frame.eqn(i).invars:
+            source = _made(frame, atom)
+            if source is None or (id(source.frame), source.var) in results:
+                continue
+            if (id(source.frame), source.index) in by_key:
+                pending.append((id(source.frame), source.index))
+    return frozenset(needed)
+
+
+def _made(frame: Frame, atom: Any) -> Made | None:
+    source = resolve(frame, atom)
+    return source if type(source) is Made else None

@@ -1,0 +1,377 @@
+"""`Pattern`: a rule for several equations, as it was registered."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import jax
+from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
+
+from .. import _compat
+from .._annotations import Signature, read_hints, read_signature
+from .._caches import BoundedCache
+from .._compat import Literal
+from .._dead_code import drop_dead_code
+from .._errors import add_note
+from .bodies import Hole
+from .calls import can_match
+from .domains import Statics, read_statics
+from .graph import Graph, flatten
+from .same import same_function
+from .search import root
+
+
+class Traced(NamedTuple):
+    """The looked-for function at some operands.
+
+    ``start`` is the node that a search starts from, or ``None`` if some result is no
+    equation's.
+    """
+
+    graph: Graph
+    out_tree: PyTreeDef
+    start: int | None
+
+
+# How the looked-for function is batched: ``None``, or the ``in_axes`` of `jax.vmap`.
+Variant = tuple[int | None, ...] | None
+
+
+def _is_callable(annotation: Any) -> bool:
+    origin = typing.get_origin(annotation) or annotation
+    return origin is Callable or origin is typing.Callable
+
+
+def _annotation(annotation: Any) -> Any:
+    """The annotation of an operand as a rule of one equation would have it."""
+    if annotation in _SCALARS:
+        return Literal
+    return Any if _is_callable(annotation) else annotation
+
+
+# Annotations of operands that are numbers in the program itself.
+_SCALARS = (int, float, complex)
+
+
+class Pattern:
+    """What a user looks for, and the rule that takes its place."""
+
+    def __init__(
+        self,
+        before: Callable[..., Any],
+        fn: Callable[..., Any],
+        namespace: Mapping[str, Any],
+        *,
+        when: Callable[..., bool] | None,
+        precedence: int,
+        probes: Sequence[Any],
+        keep: bool,
+    ):
+        self.before = before
+        self.fn = fn
+        self.when = when
+        self.precedence = precedence
+        self.keep = keep
+        parameters = _parameters(before, "The function that a pattern looks for")
+        own = _parameters(fn, "A pattern rule")
+        hints = {
+            **read_hints(fn, name_of(fn), namespace),
+            **_hints_or_none(before, namespace),
+        }
+        of_rule = read_hints(fn, name_of(fn), namespace)
+        self.names = _operand_names(parameters, own, self)
+        annotations = [of_rule.get(name, Any) for name in self.names]
+        # The operands that are numbers in the program, with their types.
+        self.scalars = {i: t for i, t in enumerate(annotations) if t in _SCALARS}
+        # The operands that are functions: bodies of scans.
+        self.bodies = [i for i, t in enumerate(annotations) if _is_callable(t)]
+        if len(self.bodies) > 1:
+            raise TypeError("A pattern has at most one Callable operand." + self.both())
+        annotations = [_annotation(t) for t in annotations]
+        self.signature: Signature = read_signature(fn, namespace, annotations)
+        keywords = {n: p for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+        self.statics: Statics = read_statics(keywords, hints, place_of(before))
+        # Whether the annotations allow everything.
+        self.is_free = all(
+            a.type is object and a.guard is None
+            for slot in self.signature.operands
+            for a in slot
+        )
+        _check_keywords(own, self)
+        self.probes = [_as_probe(probe, self) for probe in probes]
+        self._traces = BoundedCache(4096)
+        # The forms that the function is known to take, by trace context, and the indices of
+        # which this is the first pattern.
+        self.known = BoundedCache(16)
+        self.indices = BoundedCache(16)
+
+    # What a table of rules asks of a rule.
+    is_twin = False
+    mirrored = False
+
+    def replaces(self, other: Pattern) -> bool:
+        """Whether this is the same pattern registered again."""
+        return (
+            same_function(self.before, other.before)
+            and self.statics == other.statics
+            and list(self.signature.combinations()) == list(other.signature.combinations())
+            and self.scalars == other.scalars
+            and (
+                self.when is other.when
+                or (
+                    self.when is not None
+                    and other.when is not None
+                    and same_function(self.when, other.when)
+                )
+            )
+        )
+
+    def __str__(self) -> str:
+        return f"{name_of(self.fn)} ({place_of(self.fn)})"
+
+    def both(self) -> str:
+        """Where the two functions of the pattern are, for errors."""
+        return (
+            f"\n  looked for: {name_of(self.before)} ({place_of(self.before)})"
+            f"\n  rule: {name_of(self.fn)} ({place_of(self.fn)})"
+        )
+
+    # --- traces -----------------------------------------------------------------
+
+    def trace(
+        self, args: Sequence[Any], statics: Mapping[str, Any], variant: Variant = None
+    ) -> Traced | Exception:
+        """Trace the looked-for function at avals and Python scalars, once for each.
+
+        Returns the error if it cannot be traced there.
+        """
+        key = (
+            tuple(map(_key, args)),
+            tuple((name, repr(value)) for name, value in statics.items()),
+            variant,
+            _compat.trace_context(),
+        )
+        traced = self._traces.get(key)
+        if traced is None:
+            traced = self._trace(args, statics, variant)
+            self._traces.put(key, traced)
+        return traced
+
+    def _trace(
+        self, args: Sequence[Any], statics: Mapping[str, Any], variant: Variant
+    ) -> Traced | Exception:
+        out: list[Any] = []
+        before = self.batched(self.before, args, statics, variant)
+        leaves, tree = tree_flatten(list(args), is_leaf=lambda x: isinstance(x, Hole))
+        avals = [leaf for leaf in leaves if isinstance(leaf, _compat.ShapedArray)]
+
+        def flat(*tracers: Any) -> list[Any]:
+            rest = iter(tracers)
+            operands = [
+                next(rest)
+                if isinstance(leaf, _compat.ShapedArray)
+                else leaf.function()
+                if isinstance(leaf, Hole)
+                else leaf
+                for leaf in leaves
+            ]
+            results, out_tree = tree_flatten(before(*tree_unflatten(tree, operands)))
+            out.append(out_tree)
+            return results
+
+        debug_info = _compat.new_debug_info(name_of(self.before), self.before)
+        try:
+            with _compat.mesh_of(avals), _compat.unfiltered_errors():
+                jaxpr, consts = _compat.trace_to_jaxpr(flat, avals, debug_info)
+        except Exception as error:  # noqa: BLE001 - a user's function raises anything
+            return error
+        if any(isinstance(const, _compat.Tracer) for const in consts):
+            return TypeError("it closes over a tracer")
+        jaxpr = drop_dead_code(jaxpr)
+        graph = flatten(jaxpr, consts).numbered(operand_names(args))
+        if any(ref[0] != "node" for ref in graph.results):
+            return Traced(graph, out[0], None)
+        core, kept = graph.core()
+        return Traced(graph, out[0], kept[root(core)])
+
+    def batched(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any],
+        statics: Mapping[str, Any],
+        variant: Variant,
+    ) -> Callable[..., Any]:
+        """A function of the pattern with its static parameters, batched as the variant says.
+
+        Python scalars among the operands are no operands of `jax.vmap`.
+        """
+        if variant is None:
+            return lambda *operands: fn(*operands, **statics)
+        mapped = [i for i, axis in enumerate(variant) if axis is not None]
+
+        def call(*operands: Any) -> Any:
+            def one(*rows: Any) -> Any:
+                inner = list(operands)
+                for i, row in zip(mapped, rows, strict=True):
+                    inner[i] = row
+                return fn(*inner, **statics)
+
+            return jax.vmap(one)(*(operands[i] for i in mapped))
+
+        return call
+
+    def check(self, traced: Traced, count: int) -> None:
+        """Raise if a trace shows something that no pattern can be made of."""
+        graph = traced.graph
+        effects = [node.eqn for node in graph.nodes if not can_match(node.eqn)]
+        if effects:
+            raise TypeError(
+                f"A pattern looks for primitive {effects[0].primitive.name!r}, which has "
+                "effects, is random, or must stay where it is. Such equations are never "
+                "part of a match." + self.both()
+            )
+        if any(ref[0] == "const" for ref in graph.refs()):
+            raise TypeError(
+                "What a pattern looks for has an array in it. Make it an operand, or compute "
+                "it in the function, so that it can be found in a program." + self.both()
+            )
+        if not graph.nodes:
+            raise TypeError("A pattern looks for a function of no equations." + self.both())
+        for ref in graph.results:
+            if ref[0] != "node":
+                what = "an operand unchanged" if ref[0] == "operand" else "a constant"
+                raise TypeError(
+                    f"A pattern looks for a function that returns {what}. Each result must "
+                    "be that of an equation." + self.both()
+                )
+
+
+def without_batch(avals: Sequence[Any], variant: Variant) -> list[Any]:
+    """The avals of the operands of a batched pattern, as the pattern itself takes them."""
+    if variant is None:
+        return list(avals)
+    return [
+        aval if axis is None else _compat.without_leading_axis(aval, aval.shape[0])
+        for aval, axis in zip(avals, variant, strict=True)
+    ]
+
+
+def _key(arg: Any) -> Any:
+    is_known = isinstance(arg, (_compat.ShapedArray, tuple))
+    return arg if is_known else (type(arg), repr(arg))
+
+
+def operand_names(args: Sequence[Any]) -> list[Any]:
+    """What the arrays among the arguments are called in a graph: ``i``, or ``(i, leaf)``."""
+    names: list[Any] = []
+    for i, arg in enumerate(args):
+        if isinstance(arg, _compat.ShapedArray):
+            names.append(i)
+        elif isinstance(arg, tuple) and not isinstance(arg, Hole):
+            names += [(i, leaf) for leaf in range(len(arg))]
+    return names
+
+
+# --- reading the two functions --------------------------------------------------------
+
+
+def name_of(fn: Any) -> str:
+    return getattr(fn, "__qualname__", None) or repr(fn)
+
+
+def place_of(fn: Any) -> str:
+    """File and line of a function, or its name."""
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code else name_of(fn)
+
+
+def _parameters(fn: Any, what: str) -> Mapping[str, inspect.Parameter]:
+    if not callable(fn):
+        raise TypeError(f"{what} must be a function, not a {type(fn).__name__}.")
+    try:
+        return inspect.signature(fn).parameters
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{what} must have a signature that Python can tell; {name_of(fn)} has none. "
+            "Wrap it in a function of its operands."
+        ) from error
+
+
+def _hints_or_none(fn: Any, namespace: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The annotations of a function that may be a library's own."""
+    if not isinstance(inspect.unwrap(fn), FunctionType):
+        return {}
+    try:
+        hints = typing.get_type_hints(inspect.unwrap(fn), localns=dict(namespace))
+    except (NameError, TypeError):  # Names that only a type checker imports.
+        return {}
+    return hints
+
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _operand_names(
+    parameters: Mapping[str, inspect.Parameter],
+    own: Mapping[str, inspect.Parameter],
+    pattern: Pattern,
+) -> list[str]:
+    """The names of the operands; `TypeError` if the two functions do not take the same."""
+    if any(p.kind is p.VAR_POSITIONAL for p in (*parameters.values(), *own.values())):
+        raise TypeError(
+            "A pattern has a fixed number of operands: *args has no meaning."
+            + pattern.both()
+        )
+    needed = [
+        name
+        for name, p in parameters.items()
+        if p.kind in _POSITIONAL and p.default is p.empty
+    ]
+    possible = [name for name, p in parameters.items() if p.kind in _POSITIONAL]
+    names = [name for name, p in own.items() if p.kind in _POSITIONAL]
+    if names != possible[: len(names)] or len(names) < len(needed):
+        raise TypeError(
+            "A pattern's two functions take the same operands, by the same names: "
+            f"({', '.join(needed)}) is looked for, and the rule takes ({', '.join(names)})."
+            + pattern.both()
+        )
+    if not names:
+        raise TypeError("A pattern needs at least one operand." + pattern.both())
+    return names
+
+
+def _check_keywords(own: Mapping[str, inspect.Parameter], pattern: Pattern) -> None:
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in own.values())
+    taken = {name for name, p in own.items() if p.kind is p.KEYWORD_ONLY}
+    needed = {
+        n for n, p in own.items() if p.kind is p.KEYWORD_ONLY and p.default is p.empty
+    }
+    given = {name for name, _ in pattern.statics.domains}
+    if not needed <= given or not (takes_any or given <= taken):
+        raise TypeError(
+            "The keyword-only parameters of a pattern's two functions are the same: "
+            f"({', '.join(sorted(given))}) are looked for, and the rule takes "
+            f"({', '.join(sorted(taken))})." + pattern.both()
+        )
+
+
+def _as_probe(probe: Any, pattern: Pattern) -> tuple[Any, ...]:
+    args = probe if isinstance(probe, (tuple, list)) else (probe,)
+    if len(args) != len(pattern.names):
+        raise TypeError(
+            f"A probe has an array, or its shape and dtype, for each of the "
+            f"{len(pattern.names)} operands; one of probes= has {len(args)}."
+            + pattern.both()
+        )
+    try:
+        return tuple(
+            arg if i in pattern.scalars else _compat.strong(_compat.leaf_aval(arg))
+            for i, arg in enumerate(args)
+        )
+    except TypeError as error:
+        add_note(error, "jaxrewrite: in probes= of a pattern." + pattern.both())
+        raise

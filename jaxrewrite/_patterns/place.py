@@ -1,0 +1,426 @@
+"""Which matches are taken, and the program in which each of them is one equation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence, Set
+from typing import Any, NamedTuple
+
+from .. import _compat
+from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from .bodies import Body, Group, atoms_of
+from .calls import Number
+from .index import Index, index_for, open_roots
+from .match import Match, Miss, matches_at
+from .pattern import Pattern
+from .view import Frame, Made, Place, facts_of, outermost, users
+
+
+# The equation in place of a match. Its parameters are a `Plan`, and the equations that it
+# stands for, as a jaxpr.
+pattern_p = Primitive("pattern")
+pattern_p.multiple_results = True
+
+
+class Packed(NamedTuple):
+    """Operands of the equation that are one operand of a pattern: a pytree or a function.
+
+    ``length`` is that of a scan without xs, and ``body`` a scan whose body is the function.
+    """
+
+    positions: tuple[int, ...]
+    length: int | None = None
+    body: JaxprEqn | None = None
+
+
+class Option(NamedTuple):
+    """A pattern that may answer for a match.
+
+    ``operands`` has, for each operand of the pattern, which operand of the equation it is,
+    a `Packed`, or a Python scalar in a `Number`. ``results`` tells which result of the equation each
+    result of the pattern is.
+    """
+
+    match: Match
+    operands: tuple[Any, ...]
+    results: tuple[int, ...]
+
+    @property
+    def pattern(self) -> Pattern:
+        return self.match.pattern
+
+
+@dataclasses.dataclass(eq=False)
+class Plan:
+    """What may take the place of some equations: options in the order they are asked.
+
+    ``without`` are patterns that declined for more equations, of which these are a part.
+    """
+
+    options: list[Option]
+    without: Set[Pattern]
+
+
+# The order of equations: their numbers on the path from the program. What is placed right
+# behind another equation has one number more.
+Key = tuple[int, ...]
+
+
+def place(
+    jaxpr: Jaxpr,
+    patterns: Sequence[tuple[int, Pattern]],
+    values: Set[Var],
+    without: Set[Pattern] = frozenset(),
+    misses: list[Miss] | None = None,
+) -> Jaxpr:
+    """A jaxpr with one equation for each match, or the same one if there is no match.
+
+    Parameters
+    ----------
+    jaxpr
+        A jaxpr without constants.
+    patterns
+        The patterns in force, each with the depth of its table.
+    values
+        The ``invars`` that are values.
+    without
+        Patterns that have declined and are not asked again.
+    misses
+        Gets the patterns that almost match.
+    """
+    wanted = [(depth, p) for depth, p in patterns if p not in without]
+    index = index_for(wanted, facts_of(jaxpr), misses is not None) if wanted else None
+    if index is None:
+        return jaxpr
+    top = Frame(jaxpr, facts_of(jaxpr))
+    reached = _reached(top, values) if values else set()
+
+    def may_be_value(operand: Any) -> bool:
+        return type(operand) is Made and (id(operand.frame), operand.var) in reached
+
+    taken = _taken(_all_matches(index, top, may_be_value, misses))
+    return _Rebuilt(top, taken, without).jaxpr() if taken else jaxpr
+
+
+def _reached(top: Frame, values: Set[Var]) -> set[tuple[int, Var]]:
+    """The variables that may be values, because a value leads to them."""
+    reached: set[tuple[int, Var]] = {(id(top), var) for var in values}
+
+    def walk(frame: Frame) -> None:
+        for i, eqn in enumerate(frame.jaxpr.eqns):
+            inside = [
+                p
+                for p, atom in enumerate(eqn.invars)
+                if type(atom) is not Literal and (id(frame), atom) in reached
+            ]
+            if not inside:
+                continue
+            if i in frame.facts.calls:
+                inner = frame.inner(i)
+                reached.update((id(inner), inner.jaxpr.invars[p]) for p in inside)
+                walk(inner)
+            reached.update((id(frame), var) for var in eqn.outvars)
+
+    walk(top)
+    return reached
+
+
+# --- which matches are taken -------------------------------------------------------------
+
+
+def _all_matches(
+    index: Index, top: Frame, may_be_value: Any, misses: list[Miss] | None
+) -> list[Match]:
+    """All matches in a program, and those in bodies that a match reaches out of."""
+    found: list[Match] = []
+    for i in range(len(top.jaxpr.eqns)):
+        body = top.facts.calls.get(i)
+        if body is None:
+            found += _at(index, (top, i), may_be_value, misses)
+            continue
+        for root in open_roots(index, body):
+            match = matches_at(root.entry, root.place(top.inner(i)), may_be_value)
+            if match is not None and not match.is_within_call():
+                found.append(match)
+    seen: set[Frame] = {top}
+    pending = {frame for match in found for frame in match.frames()} - seen
+    while pending:
+        frame = pending.pop()
+        if frame in seen:
+            continue
+        seen.add(frame)
+        for i in range(len(frame.jaxpr.eqns)):
+            if i not in frame.facts.calls:
+                found += (
+                    match
+                    for match in _at(index, (frame, i), may_be_value, None)
+                    if match.is_within_call()
+                )
+        if frame.parent is not None:
+            pending.add(frame.parent)
+    return found
+
+
+def _at(
+    index: Index, place: Place, may_be_value: Any, misses: list[Miss] | None
+) -> Iterator[Match]:
+    """One match of each pattern whose last equation is at a place."""
+    done: set[tuple[int, Pattern]] = set()
+    frame, i = place
+    # The nearest misses lack the equations before the last one.
+    fitting = index.candidates(frame, i) if misses is None else index.all(frame, i)
+    for entry in fitting:
+        if (entry.depth, entry.pattern) not in done:
+            match = matches_at(entry, place, may_be_value, misses)
+            if match is not None:
+                done.add((entry.depth, entry.pattern))
+                yield match
+
+
+def _taken(found: Iterable[Match]) -> list[_Taken]:
+    """The matches that are taken: by precedence, then size, then place."""
+    ordered = sorted(
+        found,
+        key=lambda m: (
+            m.depth,
+            -m.pattern.precedence,
+            -len(m.places),
+            min((*frame.path(), i) for frame, i in m.places),
+        ),
+    )
+    layout = _Layout()
+    for match in ordered:
+        layout.add(match)
+    return layout.settled()
+
+
+class _Taken:
+    """A match that is taken, with others of the same equations, and where it is placed."""
+
+    def __init__(self, match: Match, key: Key):
+        self.match = match
+        self.others: list[Match] = []
+        self.key = key
+
+
+class _Layout:
+    """The matches taken so far, and the order of what is left of the program."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[int, int], _Taken] = {}  # By the equations that are covered.
+        self._made: dict[Any, _Taken] = {}  # By the variables that are their results.
+        self._all: list[_Taken] = []
+
+    def add(self, match: Match) -> None:
+        covered = match.covered()
+        there = {self._of.get(place) for place in covered}
+        if there != {None}:
+            (first, *more) = there
+            if first is not None and not more and first.match.is_same_as(match):
+                first.others.append(match)
+            return
+        key = self._key(match)
+        if key is None:
+            return
+        taken = _Taken(match, key)
+        self._all.append(taken)
+        self._of.update(dict.fromkeys(covered - match.stays, taken))
+        self._made.update(dict.fromkeys(match.result_key(), taken))
+
+    def _key(self, match: Match) -> Key | None:
+        """A place after all operands and before every use; ``None`` if there is none."""
+        results = [(*made.frame.path(), made.index) for made in match.results]
+        if len(results) == 1 and not match.stays:
+            return results[0]
+        after: list[Key] = [
+            (*self._position(operand), 1)
+            for operand in atoms_of(match.operands)
+            if type(operand) is Made and operand.index >= 0
+        ]
+        key = max([min(results), *after])
+        covered = match.covered() - match.stays
+        for made in match.results:
+            for user in users(made.frame, made.var):
+                if user is None or (id(user[0]), user[1]) in covered:
+                    continue
+                taken = self._of.get((id(user[0]), user[1]))
+                used = taken.key if taken is not None else (*user[0].path(), user[1])
+                if used <= key:
+                    return None
+        return key
+
+    def _position(self, made: Made) -> Key:
+        taken = self._made.get((id(made.frame), made.var))
+        return taken.key if taken is not None else (*made.frame.path(), made.index)
+
+    def settled(self) -> list[_Taken]:
+        """Without the matches in bodies that stay calls, which find them by themselves."""
+        inlined = inlined_frames(self._all)
+        return [t for t in self._all if t.match.frames() <= inlined]
+
+
+def inlined_frames(taken: Iterable[_Taken]) -> set[Frame]:
+    """The bodies that matches reach out of, with all that they are in."""
+    inlined: set[Frame] = set()
+    for one in taken:
+        if one.match.is_within_call():
+            continue
+        frames = one.match.frames()
+        for match in (one.match, *one.others):
+            frames |= {
+                outermost(x).frame for x in atoms_of(match.operands) if type(x) is Made
+            }
+        for frame in frames:
+            outer: Frame | None = frame
+            while outer is not None:
+                inlined.add(outer)
+                outer = outer.parent
+    return inlined
+
+
+# --- the new program -----------------------------------------------------------------------
+
+
+class _Rebuilt:
+    """A program with matches taken out, and the bodies that they cross in their place."""
+
+    def __init__(self, top: Frame, taken: Sequence[_Taken], without: Set[Pattern]):
+        self._without = without
+        self._top = top
+        self._taken = taken
+        self._inlined = inlined_frames(taken)
+        self._gone = {place for t in taken for place in t.match.covered() - t.match.stays}
+        self._names: dict[Frame, dict[Var, Any]] = {top: {}}
+        self._eqns: list[tuple[Key, JaxprEqn]] = []
+        # The equations of matches, renamed.
+        self._covered: dict[tuple[int, int], JaxprEqn] = {}
+
+    def jaxpr(self) -> Jaxpr:
+        top = self._top
+        self._emit(top)
+        new = [(t.key, self._equation(t)) for t in self._taken]
+        eqns = sorted([*self._eqns, *new], key=lambda item: item[0])
+        outvars = [self._name(top, atom) for atom in top.jaxpr.outvars]
+        return top.jaxpr.replace(eqns=[eqn for _, eqn in eqns], outvars=outvars)
+
+    def _emit(self, frame: Frame) -> None:
+        path = frame.path()
+        for i, eqn in enumerate(frame.jaxpr.eqns):
+            if i in frame.facts.calls and frame.inner(i) in self._inlined:
+                self._emit_body(frame, i)
+                continue
+            place = id(frame), i
+            renamed = self._renamed(frame, eqn)
+            if place in self._gone:
+                self._covered[place] = renamed
+            else:
+                self._eqns.append(((*path, i), renamed))
+
+    def _emit_body(self, frame: Frame, call: int) -> None:
+        inner, eqn = frame.inner(call), frame.eqn(call)
+        body = inner.jaxpr
+        names = {
+            var: self._name(frame, atom)
+            for var, atom in zip(body.invars, eqn.invars, strict=True)
+        }
+        # A result keeps the name that the caller gives it.
+        for atom, var in zip(body.outvars, eqn.outvars, strict=True):
+            if type(atom) is Var and atom not in names and type(var) is not DropVar:
+                names[atom] = self._name(frame, var)
+        for made in body.eqns:
+            for var in made.outvars:
+                if type(var) is not DropVar and var not in names:
+                    names[var] = Var(var.aval)
+        self._names[inner] = names
+        self._emit(inner)
+        outer = self._names[frame]
+        for atom, var in zip(body.outvars, eqn.outvars, strict=True):
+            name = self._name(inner, atom)
+            if name is not var and type(var) is not DropVar:
+                outer[var] = name
+
+    def _name(self, frame: Frame, atom: Any) -> Any:
+        if type(atom) is Literal:
+            return atom
+        return self._names[frame].get(atom, atom)
+
+    def _name_of(self, made: Made) -> Any:
+        """The name of a variable; that of the call's result if the call stays."""
+        if made.frame not in self._inlined:
+            made = outermost(made, self._inlined)
+        return self._name(made.frame, made.var)
+
+    def _renamed(self, frame: Frame, eqn: JaxprEqn) -> JaxprEqn:
+        names = self._names[frame]
+        if not names:
+            return eqn
+        return eqn.replace(
+            invars=[self._name(frame, atom) for atom in eqn.invars],
+            outvars=[
+                var if type(var) is DropVar else self._name(frame, var)
+                for var in eqn.outvars
+            ],
+            effects=_compat.rename_effects(eqn.effects, names),
+        )
+
+    def _equation(self, taken: _Taken) -> JaxprEqn:
+        """The equation for a match."""
+        match = taken.match
+        places = sorted(match.places, key=lambda p: (*p[0].path(), p[1]))
+        covered = [
+            self._covered[id(frame), i]
+            for frame, i in places
+            if (id(frame), i) not in match.stays
+        ]
+        outvars = list(
+            dict.fromkeys(self._name(made.frame, made.var) for made in match.results)
+        )
+        atoms: list[Any] = []
+        options = [self._option(m, atoms, outvars) for m in (match, *taken.others)]
+        produced = {var for eqn in covered for var in eqn.outvars}
+        for eqn in covered:
+            for atom in eqn.invars:
+                if type(atom) is not Literal and atom not in produced:
+                    _position_in(atoms, atom)
+        last = covered[-1]
+        jaxpr = _compat.new_jaxpr(
+            [atom for atom in atoms if type(atom) is not Literal],
+            outvars,
+            covered,
+            self._top.jaxpr.debug_info,
+            self._top.jaxpr.is_high,
+        )
+        params = {"plan": Plan(options, self._without), "jaxpr": jaxpr}
+        return last.replace(
+            primitive=pattern_p, invars=atoms, outvars=outvars, params=params
+        )
+
+    def _option(self, match: Match, atoms: list[Any], outvars: Sequence[Var]) -> Option:
+        operands: list[Any] = []
+        for i, operand in enumerate(match.operands):
+            if i in match.pattern.scalars:
+                operands.append(operand)
+                continue
+            positions = tuple(
+                _position_in(atoms, x.atom if type(x) is Number else self._name_of(x))
+                for x in atoms_of([operand])
+            )
+            if isinstance(operand, Body):
+                operands.append(Packed(positions, body=operand.eqn))
+            elif isinstance(operand, Group):
+                operands.append(Packed(positions, operand.length))
+            else:
+                operands += positions
+        results = tuple(
+            outvars.index(self._name(made.frame, made.var)) for made in match.results
+        )
+        return Option(match, tuple(operands), results)
+
+
+def _position_in(atoms: list[Any], atom: Any) -> int:
+    """Where an atom is in a list, to which it is added if need be."""
+    for i, other in enumerate(atoms):
+        if other is atom:
+            return i
+    atoms.append(atom)
+    return len(atoms) - 1

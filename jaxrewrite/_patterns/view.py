@@ -1,0 +1,225 @@
+"""A program as a match sees it: across the borders of calls, which are entered lazily.
+
+A `Frame` is the program, or the body of one call in it. The same body has a frame for each
+of its calls. What is known about a body is found once (`Facts`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container, Iterator
+from typing import Any
+
+from .._caches import WeakCaches
+from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, ShapedArray, Var
+from .calls import Number, body_of, folded, is_move
+
+
+class Facts:
+    """What matching needs to know about a jaxpr."""
+
+    def __init__(self, jaxpr: Jaxpr):
+        self.position = {var: i for i, var in enumerate(jaxpr.invars)}
+        # The equation that makes a variable, and which of its results the variable is.
+        self.made: dict[Var, tuple[int, int]] = {}
+        # The bodies of the calls that are looked through, by the number of the equation.
+        self.calls: dict[int, Jaxpr] = {}
+        for i, eqn in enumerate(jaxpr.eqns):
+            for k, var in enumerate(eqn.outvars):
+                self.made[var] = i, k
+            body = body_of(eqn)
+            if body is not None:
+                self.calls[i] = body
+        self._jaxpr_eqns = jaxpr.eqns
+        self._outvars = jaxpr.outvars
+
+    @functools.cached_property
+    def uses(self) -> dict[Var, list[int]]:
+        """The equations that use each variable."""
+        uses: dict[Any, list[int]] = {}
+        for i, eqn in enumerate(self._jaxpr_eqns):
+            for atom in eqn.invars:
+                if type(atom) is not Literal:
+                    users = uses.setdefault(atom, [])
+                    if not users or users[-1] != i:
+                        users.append(i)
+        return uses
+
+    @functools.cached_property
+    def results(self) -> dict[Var, list[int]]:
+        """Which results of the jaxpr each variable is."""
+        results: dict[Any, list[int]] = {}
+        for p, atom in enumerate(self._outvars):
+            if type(atom) is not Literal:
+                results.setdefault(atom, []).append(p)
+        return results
+
+    @functools.cached_property
+    def primitives(self) -> frozenset[Primitive]:
+        """The primitives of the jaxpr and of the calls in it."""
+        own = {eqn.primitive for eqn in self._jaxpr_eqns}
+        return frozenset(own).union(*(facts_of(b).primitives for b in self._bodies()))
+
+    @functools.cached_property
+    def kinds(self) -> tuple[frozenset[Any], int]:
+        """The dtypes of the arrays, and the highest rank, here and in the calls."""
+        dtypes, rank = set(), 0
+        for var in (*self.position, *self.made):
+            if isinstance(var.aval, ShapedArray):
+                dtypes.add(var.aval.dtype)
+                rank = max(rank, len(var.aval.shape))
+        for body in self._bodies():
+            inner, inner_rank = facts_of(body).kinds
+            dtypes |= inner
+            rank = max(rank, inner_rank)
+        return frozenset(dtypes), rank
+
+    def _bodies(self) -> list[Jaxpr]:
+        return list({id(body): body for body in self.calls.values()}.values())
+
+
+_facts = WeakCaches(1)
+
+
+def facts_of(jaxpr: Jaxpr) -> Facts:
+    cache = _facts.of(jaxpr)
+    facts = cache.get("facts")
+    if facts is None:
+        facts = Facts(jaxpr)
+        cache.put("facts", facts)
+    return facts
+
+
+class Frame:
+    """The program, or the body of one call in it."""
+
+    __slots__ = ("_inner", "call", "facts", "jaxpr", "parent")
+
+    def __init__(
+        self, jaxpr: Jaxpr, facts: Facts, parent: Frame | None = None, call: int = -1
+    ):
+        self.jaxpr = jaxpr
+        self.facts = facts
+        self.parent = parent
+        # The number of the equation in the parent that calls the body.
+        self.call = call
+        self._inner: dict[int, Frame] = {}
+
+    def inner(self, call: int) -> Frame:
+        frame = self._inner.get(call)
+        if frame is None:
+            body = self.facts.calls[call]
+            frame = self._inner[call] = Frame(body, facts_of(body), self, call)
+        return frame
+
+    def eqn(self, i: int) -> JaxprEqn:
+        return self.jaxpr.eqns[i]
+
+    def path(self) -> tuple[int, ...]:
+        """The numbers of the calls from the program to here."""
+        return () if self.parent is None else (*self.parent.path(), self.call)
+
+
+# An equation in the view.
+Place = tuple[Frame, int]
+
+
+class Made:
+    """A variable that an equation makes, or that the program is given (``index`` -1)."""
+
+    __slots__ = ("frame", "index", "k", "var")
+
+    def __init__(self, frame: Frame, var: Var, index: int = -1, k: int = 0):
+        self.frame = frame
+        self.var = var
+        self.index = index
+        self.k = k
+
+    def same(self, other: Any) -> bool:
+        return type(other) is Made and self.var is other.var and self.frame is other.frame
+
+    @property
+    def aval(self) -> Any:
+        return self.var.aval
+
+
+def resolve(frame: Frame, atom: Any) -> Any:
+    """What an atom is, across borders: a `Number`, a `Made`, or ``None`` for odd literals."""
+    while True:
+        if type(atom) is Literal:
+            return Number.of(atom)
+        made = frame.facts.made.get(atom)
+        if made is None:
+            position = frame.facts.position.get(atom)
+            if frame.parent is None or position is None:
+                return Made(frame, atom)
+            atom = frame.parent.eqn(frame.call).invars[position]
+            frame = frame.parent
+            continue
+        index, k = made
+        if index in frame.facts.calls:
+            frame = frame.inner(index)
+            atom = frame.jaxpr.outvars[k]
+            continue
+        eqn = frame.eqn(index)
+        if eqn.primitive.name == "convert_element_type":
+            source = resolve(frame, eqn.invars[0])
+            number = folded(eqn, source) if type(source) is Number else None
+            if number is not None:
+                return number
+        return Made(frame, atom, index, k)
+
+
+def outermost(made: Made, inlined: Container[Frame] = ()) -> Made:
+    """The same array in the outermost frame where it has a name, or in one of these."""
+    while made.frame.parent is not None and made.frame not in inlined:
+        positions = made.frame.facts.results.get(made.var, ())
+        outvars = made.frame.parent.eqn(made.frame.call).outvars
+        names = [outvars[p] for p in positions if type(outvars[p]) is not DropVar]
+        if not names:
+            break
+        made = Made(made.frame.parent, names[0], made.frame.call)
+    return made
+
+
+def chain(atom: Any) -> list[Any]:
+    """An atom, and what it is a moved or converted form of, up to the last."""
+    atoms = [atom]
+    while type(atom) is Made and atom.index >= 0:
+        eqn = atom.frame.eqn(atom.index)
+        if not is_move(eqn):
+            break
+        atom = resolve(atom.frame, eqn.invars[0])
+        atoms.append(atom)
+    return atoms
+
+
+def users_behind_moves(frame: Frame, var: Var) -> Iterator[Place]:
+    """The equations that use a variable, or a moved or converted form of it."""
+    for user in users(frame, var):
+        if user is None:
+            continue
+        yield user
+        eqn = user[0].eqn(user[1])
+        if is_move(eqn):
+            yield from users_behind_moves(user[0], eqn.outvars[0])
+
+
+def users(frame: Frame, var: Var) -> Iterator[Place | None]:
+    """The equations that use a variable; ``None`` for the result of the program."""
+    facts = frame.facts
+    for i in facts.uses.get(var, ()):
+        if i not in facts.calls:
+            yield frame, i
+            continue
+        inner = frame.inner(i)
+        for p, atom in enumerate(frame.eqn(i).invars):
+            if atom is var:
+                yield from users(inner, inner.jaxpr.invars[p])
+    for p in facts.results.get(var, ()):
+        if frame.parent is None:
+            yield None
+            continue
+        result = frame.parent.eqn(frame.call).outvars[p]
+        if type(result) is not DropVar:
+            yield from users(frame.parent, result)
