@@ -79,7 +79,7 @@ def multiplied(v: Any, x: Any, terms: Terms) -> Any:
     x = jaxrewrite.materialise(x)
     terms = terms.of(v, x)
     block = block_for(v.shape, _grids(v), rows_of(x, terms), 4 if _is_nibbles(v) else 8)
-    if block is None or _may_be_split():
+    if block is None or may_be_split():
         return _whole(v, x, terms)
     return _on_this_platform(v, x, terms, block)
 
@@ -94,7 +94,7 @@ def _on_this_platform(v: Coded, x: Any, terms: Terms, block: Block) -> Any:
     )
 
 
-def _may_be_split() -> bool:
+def may_be_split() -> bool:
     """Whether a compiler may split arrays over devices.
 
     A loop over parts of an array that is split would gather it at each step.
@@ -320,7 +320,7 @@ def _views(v: Coded, x: Any, terms: Terms, axis: int) -> tuple[Any, list[_View]]
             halves.append(lax.slice_in_dim(x, i, None, 2, terms.x.index(terms.v[-1])))
         else:
             halves.append(x)
-        views.append(_View(functools.partial(_nibble, i), halves, axes))
+        views.append(_View(functools.partial(nibble, i), halves, axes))
     return lax.bitcast_convert_type(pairs, dtype), views
 
 
@@ -328,7 +328,7 @@ def _is_nibbles(v: Coded) -> bool:
     return jax.tree.leaves(v)[0].dtype in (jnp.int4, jnp.uint4)
 
 
-def _nibble(i: int, stored: Any) -> Any:
+def nibble(i: int, stored: Any) -> Any:
     """The lower four bits of each byte, or the upper ones, with their sign."""
     four = jnp.asarray(4, stored.dtype)
     if i == 0:
