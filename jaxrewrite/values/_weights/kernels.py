@@ -9,10 +9,11 @@ Pallas is loaded when a kernel is used for the first time, and only where there 
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,43 +28,46 @@ from .._base.contract import transpose
 from . import products
 from .coded import Coded
 from .nf4 import LEVELS, NF4
-from .products import Terms, is_scaled_after, nibble, rows_of, scaled, terms_of
+from .products import Terms, is_scaled_after, nibble, rows_of, terms_of
 from .quantised import Quantised
 
 
 gpu_kernels = jaxrewrite.Rules()
 """Rules for products of `Quantised` and `NF4` with few rows, by a kernel for NVIDIA's GPUs.
 
-With ``transform(fn, rules=gpu_kernels)``, a product with 1 to 16 rows reads the codes of a
-weight and writes no floating-point copy. It is that kernel where all of this holds:
+Where all entries that are summed share a scale, XLA reads the integers of a weight in the
+product itself. Where they do not, and with the levels of `NF4`, it writes the weight as floats
+first, and reads them again. With ``transform(fn, rules=gpu_kernels)`` a product of 1 to 16
+rows with such a weight is a kernel that reads the codes and no floats, where all of this holds:
 
 * the program runs on one NVIDIA GPU of compute capability 8.0 or more;
-* the weight is a matrix of 8 or 4 bits, without ``zero`` and ``activations``, and has at
-  least ``2**22`` entries;
-* its blocks consist of a multiple of 16 entries that are summed, and both its axes are
-  multiples of 64;
+* the weight is a matrix of at least ``2**22`` entries, without ``zero`` and ``activations``
+  (integers that are neither of 8 nor of 4 bits are unpacked to 8 first);
+* its blocks consist of a multiple of 32 entries along the axis that is summed, and the
+  other axis has a multiple of 64;
 * the dtypes are float32, bfloat16 or float16, and the precision is the default one.
 
-Everywhere else, and where the kernel does not compile, the products are what they are without
-these rules. That a kernel compiles, and gives the numbers of the dense product, is checked at
-its first use in a process, which takes about a second. A warning says if it does not.
+Everywhere else, and where the kernel does not compile, products are what they are without
+these rules. Whether a kernel compiles, and gives the numbers of the dense product, is checked
+at its first use in a process, which takes about a second. A warning says if it does not.
 
 Derivatives are those of the product without these rules. So are products under `jax.vmap` if
-the weight has a batch axis, or all rows together are more than 16.
+the weight has a batch axis, or if all rows together are more than 16.
 
-The kernels have been checked against dense products in Pallas's interpreter, and they compile
-for these GPUs. **They have not been measured yet**, which is why they are not the default.
-``python -m bench quantised`` measures them on a machine with a GPU.
+The kernels agree with dense products in Pallas's interpreter, and XLA compiles them for these
+GPUs. **They have not run on a GPU yet**, which is why they are not the default. ``python -m
+bench quantised`` measures them on a machine with a GPU.
 
 Examples
 --------
 >>> import jax.numpy as jnp, jaxrewrite
->>> from jaxrewrite.values import Quantised, gpu_kernels
->>> v = Quantised.quantise(jnp.ones((64, 4)), axis=1)
+>>> from jaxrewrite.values import NF4, gpu_kernels
+>>> v = NF4.quantise(jnp.ones((64, 4)))
 >>> jaxrewrite.transform(jnp.matmul, rules=gpu_kernels)(jnp.ones((1, 64)), v)
 Array([[64., 64., 64., 64.]], dtype=float32)
 """
 
+PLATFORM = "cuda"
 # The least weight for which reading it takes longer than to start a kernel.
 SMALLEST = 2**22
 MOST_ROWS = 16
@@ -88,7 +92,6 @@ class Plan(NamedTuple):
     rows: int
     is_transposed: bool
     parts: int
-    is_scaled_after: bool
     depth: int
     columns: int
     splits: int
@@ -121,18 +124,9 @@ def _(
     v, x, terms = terms_of(x, y, dimension_numbers, *kind)
     x = jnp.asarray(x)
     terms = terms.of(v, x)
-    plan = None if v.size < SMALLEST else plan_for(v, x, terms)
-    if plan is None or products.may_be_split() or not works(type(v), plan, x.dtype):
+    if chosen(v, x, terms) is None:
         return NotImplemented
     return multiplied(v, x, terms)
-
-
-def has_gpu() -> bool:
-    """Whether the default device is a GPU for which Triton compiles tensor cores."""
-    if jax.default_backend() != "gpu":
-        return False
-    capability = getattr(jax.devices()[0], "compute_capability", "")
-    return capability.replace(".", "").isdigit() and float(capability) >= 8
 
 
 def multiplied(v: Any, x: Any, terms: Terms) -> Any:
@@ -142,7 +136,7 @@ def multiplied(v: Any, x: Any, terms: Terms) -> Any:
     @jax.custom_jvp
     def multiply(v: Any, x: Any) -> Any:
         on_gpu = functools.partial(_batched, terms=terms)
-        return lax.platform_dependent(v, x, cuda=on_gpu, default=elsewhere)
+        return lax.platform_dependent(v, x, default=elsewhere, **{PLATFORM: on_gpu})
 
     @multiply.defjvp
     def _(primals: Any, tangents: Any) -> Any:
@@ -152,11 +146,11 @@ def multiplied(v: Any, x: Any, terms: Terms) -> Any:
 
 
 def _batched(v: Any, x: Any, terms: Terms) -> Any:
-    """The kernel, which is called with all rows of a batch together."""
+    """The kernel, which `jax.vmap` calls with all rows of a batch together."""
 
     @jax.custom_batching.custom_vmap
     def multiply(v: Any, x: Any) -> Any:
-        plan = plan_for(v, x, terms)
+        plan = chosen(v, x, terms)
         if plan is None:
             return products.multiplied(v, x, terms)
         return product(v, x, terms, plan)
@@ -167,13 +161,33 @@ def _batched(v: Any, x: Any, terms: Terms) -> Any:
             axes = jax.tree.map(lambda is_batched: 0 if is_batched else None, in_batched)
             each = functools.partial(products.multiplied, terms=terms)
             return jax.vmap(each, axes, axis_size=size)(v, x), True
-        rows = terms._replace(x=("batch", *terms.x), out=("batch", *terms.out))
+        label = ("batch", len(terms.x))
+        rows = terms._replace(x=(label, *terms.x), out=(label, *terms.out))
         return _batched(v, x, rows), True
 
     return multiply(v, x)
 
 
 # --- which kernel -----------------------------------------------------------------------
+
+
+def chosen(v: Any, x: Any, terms: Terms) -> Plan | None:
+    """The plan of the kernel, or ``None`` where the product is better off without it."""
+    if v.size < SMALLEST or jax.device_count() > 1:
+        return None
+    plan = plan_for(v, x, terms)
+    is_fused_by_xla = isinstance(v, Quantised) and is_scaled_after(v, terms)
+    if plan is None or is_fused_by_xla or not works(type(v), plan, x.dtype):
+        return None
+    return plan
+
+
+def has_gpu() -> bool:
+    """Whether the default device is a GPU for which Triton compiles tensor cores."""
+    if jax.default_backend() != "gpu":
+        return False
+    capability = getattr(jax.devices()[0], "compute_capability", "")
+    return capability.replace(".", "").isdigit() and float(capability) >= 8
 
 
 def plan_for(v: Any, x: Any, terms: Terms) -> Plan | None:
@@ -187,7 +201,6 @@ def plan_for(v: Any, x: Any, terms: Terms) -> Plan | None:
     summed = 1 if is_transposed else 0
     stored = list(codes.shape)
     stored[1] //= parts
-    after = is_scaled_after(v, terms)
     runs = [v.shape[summed] // leaf.shape[summed] for leaf in shared]
     run = math.gcd(*runs) // (parts if is_transposed else 1)
     depth = _power_of_two(math.gcd(run, stored[summed]), DEPTH)
@@ -196,7 +209,7 @@ def plan_for(v: Any, x: Any, terms: Terms) -> Plan | None:
         return None
     most = max(PROGRAMS * columns // stored[1 - summed], 1)
     splits = _power_of_two(stored[summed] // depth, min(SPLITS, most))
-    return Plan(int(rows), is_transposed, parts, after, depth, columns, splits)
+    return Plan(int(rows), is_transposed, parts, depth, columns, splits)
 
 
 def _is_of_kind(v: Any, x: Any, terms: Terms) -> bool:
@@ -239,10 +252,7 @@ def product(
     raw = _called(v, x.reshape(plan.rows, -1), plan, interpret)
     # The parts of the sum are added, and the even columns and the odd ones put together.
     whole = jnp.moveaxis(raw.sum(0)[:, : plan.rows], 0, -1).reshape(*sizes, -1)
-    whole = transpose(whole, (*free, kept), terms.out)
-    if plan.is_scaled_after:
-        return scaled(whole, v, terms)
-    return whole.astype(terms.dtype)
+    return transpose(whole, (*free, kept), terms.out).astype(terms.dtype)
 
 
 def _called(v: Any, x: Any, plan: Plan, interpret: bool) -> Any:
@@ -273,7 +283,9 @@ def _called(v: Any, x: Any, plan: Plan, interpret: bool) -> Any:
     return call(x, codes, *table, *shared)
 
 
-def _kernel(x: Any, codes: Any, *refs: Any, v: Any, shape: Sequence[int], plan: Plan) -> None:
+def _kernel(
+    x: Any, codes: Any, *refs: Any, v: Any, shape: Sequence[int], plan: Plan
+) -> None:
     """Multiply with some columns of the codes, and sum a part of their rows."""
     from jax.experimental import pallas as pl
 
@@ -295,11 +307,10 @@ def _kernel(x: Any, codes: Any, *refs: Any, v: Any, shape: Sequence[int], plan: 
             levels = q if table is None else table[q.astype(jnp.int32)]
             own, where = (part, 0) if plan.is_transposed else (0, part)
             sums = _times(x, own, rows, tile[0], levels, plan)
-            if not plan.is_scaled_after:
-                entry = columns if plan.is_transposed else columns * plan.parts + part
-                along = start * plan.parts if plan.is_transposed else start
-                sums *= _scales(v, leaves, q, shape, along, entry, plan)[None]
-            new[where] = new[where] + sums
+            entry = columns if plan.is_transposed else columns * plan.parts + part
+            along = start * plan.parts if plan.is_transposed else start
+            scales = _scales(v, leaves, q, shape, along, entry, plan)
+            new[where] = new[where] + sums * scales[None]
         return tuple(new)
 
     zeros = jnp.zeros((plan.rows_of_tile, plan.columns), jnp.float32)
@@ -324,7 +335,12 @@ def _times(x: Any, own: int, rows: Any, entries: Any, levels: Any, plan: Plan) -
 
 
 def _scales(
-    v: Any, leaves: Sequence[Any], q: Any, shape: Sequence[int], start: Any, entries: Any,
+    v: Any,
+    leaves: Sequence[Any],
+    q: Any,
+    shape: Sequence[int],
+    start: Any,
+    entries: Any,
     plan: Plan,
 ) -> Any:
     """The scale of each column in a tile whose entries along a column share one."""
@@ -346,40 +362,40 @@ def _scales(
 def works(kind: type[Coded], plan: Plan, dtype: Any) -> bool:
     """Whether a kernel of this kind compiles here, and gives the numbers of a dense product."""
     is_few = plan.rows <= FEW_ROWS
-    kind_of = plan.is_transposed, plan.parts, plan.is_scaled_after
-    return _works(kind, is_few, *kind_of, jnp.dtype(dtype))
+    return _works(kind, is_few, plan.is_transposed, plan.parts, jnp.dtype(dtype))
 
 
 @functools.cache
 def _works(
-    kind: type[Coded],
-    is_few: bool,
-    is_transposed: bool,
-    parts: int,
-    is_scaled_after: bool,
-    dtype: Any,
+    kind: type[Coded], is_few: bool, is_transposed: bool, parts: int, dtype: Any
 ) -> bool:
-    with jax.ensure_compile_time_eval():
-        numbers = np.random.default_rng(0)
+    own = ("n", "k") if is_transposed else ("k", "n")
+    terms = Terms(own, ("m", "k"), ("m", "n"), jnp.dtype("float32"), None)
+    numbers = np.random.default_rng(0)
+
+    def both() -> tuple[Any, Any]:
         w = jnp.asarray(numbers.normal(size=(256, 256)), dtype)
         x = jnp.asarray(numbers.normal(size=(2 if is_few else 7, 256)), dtype)
-        block: Any = (None, 1) if is_scaled_after else (64, 1)
-        block = block[::-1] if is_transposed else block
+        block = (1, 64) if is_transposed else (64, 1)
         bits = {} if kind is NF4 else {"bits": 8 // parts}
         v = kind.quantise(w, block=block, **bits)  # type: ignore[attr-defined]
-        terms = Terms(("n", "k") if is_transposed else ("k", "n"), ("m", "k"), ("m", "n"))
-        terms = terms.of(v, x)
         plan = plan_for(v, x, terms)
-        try:
-            got = jax.jit(lambda v, x: product(v, x, terms, plan))(v, x)
-        # JAX's and Triton's errors have no common class. None of them is the user's.
-        except Exception as error:
-            return _said(f"does not compile or run here: {error}")
+        got = jax.jit(lambda v, x: product(v, x, terms, plan))(v, x)
         dense = np.asarray(v.materialise(), np.float64)
         want = np.asarray(x, np.float64) @ (dense.T if is_transposed else dense)
-        if not np.allclose(got.astype(np.float64), want, rtol=0, atol=2e-2 * abs(want).max()):
-            return _said("gives other numbers here than a dense product")
-        return True
+        return np.asarray(got), want
+
+    try:
+        # Another thread traces nothing, and has none of the settings that are in force here.
+        with concurrent.futures.ThreadPoolExecutor(1) as threads:
+            got, want = threads.submit(both).result()
+    except Exception as error:  # noqa: BLE001
+        # The errors of JAX, Triton and the driver have no common class.
+        return _said(f"does not compile or run here: {error}")
+    # Tensor cores round to ten bits.
+    if not np.allclose(got, want, rtol=0, atol=2e-2 * abs(want).max()):
+        return _said("gives other numbers here than a dense product")
+    return True
 
 
 def _said(why: str) -> bool:

@@ -79,7 +79,7 @@ def multiplied(v: Any, x: Any, terms: Terms) -> Any:
     x = jaxrewrite.materialise(x)
     terms = terms.of(v, x)
     block = block_for(v.shape, _grids(v), rows_of(x, terms), 4 if _is_nibbles(v) else 8)
-    if block is None or may_be_split():
+    if block is None or _may_be_split():
         return _whole(v, x, terms)
     return _on_this_platform(v, x, terms, block)
 
@@ -94,7 +94,7 @@ def _on_this_platform(v: Coded, x: Any, terms: Terms, block: Block) -> Any:
     )
 
 
-def may_be_split() -> bool:
+def _may_be_split() -> bool:
     """Whether a compiler may split arrays over devices.
 
     A loop over parts of an array that is split would gather it at each step.

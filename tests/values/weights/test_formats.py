@@ -264,7 +264,7 @@ def test_integers_packed_along_any_axis(bulk):
 def test_a_loop_over_blocks_unpacks_one_at_a_time(monkeypatch, optimised):
     from jaxrewrite.values._weights import products
 
-    monkeypatch.setattr(products, "may_be_split", lambda: False)
+    monkeypatch.setattr(products, "_may_be_split", lambda: False)
     jaxrewrite.clear_caches()
     n = 1024
     v = jax.eval_shape(

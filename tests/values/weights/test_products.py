@@ -56,7 +56,7 @@ def forbid(fn):
 @pytest.fixture
 def blocks(monkeypatch):
     """All weights are multiplied in these blocks, on one device."""
-    monkeypatch.setattr(products, "may_be_split", lambda: False)
+    monkeypatch.setattr(products, "_may_be_split", lambda: False)
 
     def use(block):
         def own(shape, grids, rows, bits):
@@ -220,23 +220,23 @@ def test_the_program_of_one_device_is_known():
     found = []
 
     def body(x):
-        found.append(products.may_be_split())
+        found.append(products._may_be_split())
         return x
 
     jax.make_jaxpr(jax.shard_map(body, mesh=mesh, in_specs=P("i"), out_specs=P("i")))(
         jnp.ones(2)
     )
-    assert products.may_be_split() and not any(found)
+    assert products._may_be_split() and not any(found)
 
 
 def test_a_weight_that_may_be_on_several_devices_is_not_looped_over(blocks):
     """A loop would gather what is split at each of its steps."""
     x, v = normal(2, 1024), KINDS["columns"](normal(1024, 1024))
-    assert jax.device_count() > 1 and products.may_be_split.__name__ == "<lambda>"
+    assert jax.device_count() > 1 and products._may_be_split.__name__ == "<lambda>"
     count = lambda: str(jax.make_jaxpr(forbid(lambda x, v: x @ v))(x, v)).count("scan[")
     blocks(Block(0, 64))
     assert count() == 1
-    products.may_be_split = lambda: True
+    products._may_be_split = lambda: True
     jaxrewrite.clear_caches()
     assert count() == 0
 
