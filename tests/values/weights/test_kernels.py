@@ -117,6 +117,9 @@ PROGRAMS = {
     "jvp": lambda of, v, x: jax.jvp(lambda x: of(jnp.matmul)(x, v), (x,), (x,)),
     "remat": lambda of, v, x: jax.grad(of(jax.checkpoint(loss)), 1)(v, x),
     "rows of a batch": lambda of, v, x: jax.vmap(of(jnp.matmul), (0, None))(x, v),
+    "gradient of a batch": lambda of, v, x: jax.grad(
+        lambda x: (jax.vmap(of(jnp.matmul), (0, None))(x, v) ** 2).sum()
+    )(x),
     "nested batches": lambda of, v, x: jax.vmap(
         jax.vmap(of(jnp.matmul), (0, None)), (0, None)
     )(x[:, None], v),
@@ -141,7 +144,7 @@ PROGRAMS = {
 @pytest.mark.parametrize(
     "kind, names",
     [
-        ("nf4", ["grad", "rows of a batch"]),
+        ("nf4", ["gradient of a batch"]),
         *(
             pytest.param(kind, [*PROGRAMS], marks=pytest.mark.slow)
             for kind in ("nf4", "int4")
