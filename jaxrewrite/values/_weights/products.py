@@ -181,7 +181,7 @@ _SMALLEST = {
 }
 _ENTRIES = {
     1: _Sizes(2**18, 2**18),
-    32: _Sizes(2**19, 2**21),
+    32: _Sizes(2**19, 2**17),
     math.inf: _Sizes(2**20, 2**21),
 }
 
