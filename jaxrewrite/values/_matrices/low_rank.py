@@ -8,7 +8,6 @@ acts on the factors that have their labels, and `build` makes an array of the ne
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -558,15 +557,18 @@ def with_axes_together(a: Factor, b: Factor, axes: Sequence[Any], most: int) -> 
         return a, b
     if not both.isdisjoint(axes):
         return None
-    found: dict[int, Callable[[], Pair]] = {}
+    found: dict[int, tuple[Factor, Factor, list[Any], bool]] = {}
     for f, g, is_turned in ((a, b, False), (b, a, True)):
         moved = [label for label in axes if label in g.labels]
         times = math.prod(sizes_of(g)[label] for label in moved)
         size = f.x.size * times**2 + g.x.size
         if size < most and not {*g.labels} - both <= {*moved}:
-            pair = functools.partial(with_more_axes, f, g, moved)
-            found[size] = (lambda pair=pair: pair()[::-1]) if is_turned else pair
-    return found[min(found)]() if found else None
+            found[size] = f, g, moved, is_turned
+    if not found:
+        return None
+    f, g, moved, is_turned = found[min(found)]
+    pair = with_more_axes(f, g, moved)
+    return pair[::-1] if is_turned else pair
 
 
 def with_more_axes(a: Factor, b: Factor, moved: Sequence[Any]) -> Pair:

@@ -26,7 +26,6 @@ import jaxrewrite
 
 from .._base.contract import transpose
 from . import products
-from .coded import Coded
 from .nf4 import LEVELS, NF4
 from .products import Terms, is_scaled_after, nibble, rows_of, terms_of
 from .quantised import Quantised
@@ -121,12 +120,12 @@ def _(
     if out_sharding is not None or not has_gpu():
         return NotImplemented
     kind = preferred_element_type, precision
-    v, x, terms = terms_of(x, y, dimension_numbers, *kind)
-    x = jnp.asarray(x)
-    terms = terms.of(v, x)
-    if chosen(v, x, terms) is None:
+    v, other, terms = terms_of(x, y, dimension_numbers, *kind)
+    other = jnp.asarray(other)
+    terms = terms.of(v, other)
+    if chosen(v, other, terms) is None:
         return NotImplemented
-    return multiplied(v, x, terms)
+    return multiplied(v, other, terms)
 
 
 def multiplied(v: Any, x: Any, terms: Terms) -> Any:
@@ -359,16 +358,14 @@ def _scales(
 # --- whether it works -------------------------------------------------------------------
 
 
-def works(kind: type[Coded], plan: Plan, dtype: Any) -> bool:
+def works(kind: Any, plan: Plan, dtype: Any) -> bool:
     """Whether a kernel of this kind compiles here, and gives the numbers of a dense product."""
     is_few = plan.rows <= FEW_ROWS
     return _works(kind, is_few, plan.is_transposed, plan.parts, jnp.dtype(dtype))
 
 
 @functools.cache
-def _works(
-    kind: type[Coded], is_few: bool, is_transposed: bool, parts: int, dtype: Any
-) -> bool:
+def _works(kind: Any, is_few: bool, is_transposed: bool, parts: int, dtype: Any) -> bool:
     own = ("n", "k") if is_transposed else ("k", "n")
     terms = Terms(own, ("m", "k"), ("m", "n"), jnp.dtype("float32"), None)
     numbers = np.random.default_rng(0)
@@ -378,8 +375,8 @@ def _works(
         x = jnp.asarray(numbers.normal(size=(2 if is_few else 7, 256)), dtype)
         block = (1, 64) if is_transposed else (64, 1)
         bits = {} if kind is NF4 else {"bits": 8 // parts}
-        v = kind.quantise(w, block=block, **bits)  # type: ignore[attr-defined]
-        plan = plan_for(v, x, terms)
+        v = kind.quantise(w, block=block, **bits)
+        plan: Any = plan_for(v, x, terms)
         got = jax.jit(lambda v, x: product(v, x, terms, plan))(v, x)
         dense = np.asarray(v.materialise(), np.float64)
         want = np.asarray(x, np.float64) @ (dense.T if is_transposed else dense)
