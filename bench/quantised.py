@@ -6,10 +6,15 @@ is the least time, relative to dense, that reading the weight allows: its bytes 
 the dense one. The temporaries are from XLA's memory analysis. *Rounded rows* are those of
 ``activations="dynamic"``: each row of the other operand is rounded to 8 bits as well, and the
 product is one of integers.
+
+On a GPU the products are in bfloat16, and *implicit* is with ``rules=gpu_kernels``. Each figure
+is the time of one of many products in a row, each with its own weight, since a call takes longer
+to start than one product takes. The line below it has the limit by bytes.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxrewrite
-from jaxrewrite.values import NF4, Float8, Quantised
+from jaxrewrite.values import NF4, Float8, Quantised, gpu_kernels
 
 from . import measure
 from .suite import Case, Measurement, Options, Part, Target
@@ -62,6 +67,9 @@ def dequantised(x: jax.Array, v: Any) -> jax.Array:
 
 
 def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measurement]:
+    if jax.default_backend() == "gpu":
+        yield from on_gpu(options, progress)
+        return
     n = options.of(1024, 4096, 4096)
     repeats = options.repeats or options.of(2, 9, 25)
     numbers = np.random.default_rng(0)
@@ -108,12 +116,101 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
             )
 
 
+# --- on a GPU ---------------------------------------------------------------------------
+
+GPU_ROWS = (1, 4, 8, 16, 64, 4096)
+# The weights of all products together are larger than a cache.
+IN_A_ROW = 32
+
+
+def _gpu_limit(name: str, rows: int) -> float:
+    """The target relative to dense, in bfloat16."""
+    if rows > 16:
+        return 1.1
+    return 0.7 if name == "int8" else 0.45
+
+
+def on_a_gpu(name: str, rows: int) -> str:
+    return f"{quantity(name, rows)}, on a GPU"
+
+
+def in_a_row(x: jax.Array, weights: list[Any]) -> jax.Array:
+    for w in weights:
+        x = x @ w
+    return x
+
+
+def dequantised_in_a_row(x: jax.Array, weights: list[Any]) -> jax.Array:
+    return in_a_row(x, [v.materialise() for v in weights])
+
+
+def on_gpu(options: Options, progress: Callable[[str], None]) -> Iterator[Measurement]:
+    """The same, for many products in one program. It runs on any platform."""
+    n = options.of(256, 4096, 4096)
+    count = options.of(2, IN_A_ROW, IN_A_ROW)
+    repeats = options.repeats or options.of(2, 25, 101)
+    keys = jax.random.split(jax.random.key(0), count)
+    # The results of all products have the magnitude of the first operand.
+    weights = [jax.random.normal(key, (n, n), jnp.bfloat16) / n**0.5 for key in keys]
+    with_kernels = jaxrewrite.transform(in_a_row, rules=gpu_kernels, materialise="forbid")
+    without = jaxrewrite.transform(in_a_row, materialise="forbid")
+    for name in MAIN:
+        make = jax.jit(FORMATS[name])
+        values = [make(w) for w in weights]
+        for rows in options.of((1,), GPU_ROWS, GPU_ROWS):
+            what = on_a_gpu(name, rows)
+            progress(what)
+            x = jax.random.normal(keys[0], (rows, n), jnp.bfloat16)
+            programs: dict[str, Any] = {
+                "dense": (in_a_row, weights),
+                "implicit": (with_kernels, values),
+                "without kernels": (without, values),
+                "dequantised": (dequantised_in_a_row, values),
+            }
+            compiled = {
+                variant: jax.jit(fn).lower(x, operands).compile()
+                for variant, (fn, operands) in programs.items()
+            }
+            calls = {
+                variant: functools.partial(compiled[variant], x, operands)
+                for variant, (_, operands) in programs.items()
+            }
+            want = np.asarray(calls["dequantised"](), np.float32)
+            for variant in ("implicit", "without kernels"):
+                got = np.asarray(calls[variant](), np.float32)
+                np.testing.assert_allclose(got, want, rtol=0, atol=0.1 * abs(want).max())
+            case = Case("quantised", f"{n} x {n}, bfloat16")
+            samples = measure.interleaved(calls, repeats)
+            each = {
+                variant: [time / count for time in times]
+                for variant, times in samples.items()
+            }
+            yield from case.timed(what, each)
+            bytes_read = {"dense": 2 * n * n, "implicit": values[0].nbytes}
+            yield from case.exact(f"{what}: bytes", bytes_read, "B")
+            temporaries = {
+                variant: measure.said_by_xla(compiled[variant])["temporaries"]
+                for variant in programs
+            }
+            yield from case.exact(f"{what}: temporaries", temporaries, "B")
+
+
+TARGETS = {
+    **{quantity(name, rows): Target(_limit(name, rows)) for name in MAIN for rows in ROWS},
+    **{
+        on_a_gpu(name, rows): Target(_gpu_limit(name, rows))
+        for name in MAIN
+        for rows in GPU_ROWS
+    },
+}
+
+
 PART = Part(
     "quantised",
     "Quantised weights",
     __doc__ or "",
     "dense",
     run,
-    {quantity(name, rows): Target(_limit(name, rows)) for name in MAIN for rows in ROWS},
+    TARGETS,
     [quantity(name, rows) for name in DRAWN for rows in (1, 8, 64)],
 )

@@ -86,6 +86,15 @@ def test_quantised_products(file, optimised):
 
 
 @pytest.mark.slow
+def test_quantised_products_on_a_gpu(file, optimised, monkeypatch):
+    """What is measured there runs anywhere, without the kernels."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    rows = measure("quantised", file=file)
+    found = {case for case, _, _ in rows}, {what for _, _, what in rows}
+    assert found[0] == {"256 x 256, bfloat16"} and "NF4, 1 row, on a GPU: bytes" in found[1]
+
+
+@pytest.mark.slow
 def test_steady_state(file):
     rows = measure("steady", file=file)
     for case in ("eager calls", "jitted calls"):

@@ -562,10 +562,12 @@ def _(v: LowRank, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
     blocks = matching_blocks(shape, new_sizes)
     # Old labels are positions in the old shape, new labels are positions in the new shape.
     a, b = (without(f, [i for i, n in enumerate(shape) if n == 1]) for f in factors(v))
+    for old, _ in blocks:
+        pair = with_axes_together(a, b, old, v.size)
+        if pair is None:
+            return NotImplemented
+        a, b = pair
     both = {*a.labels} & {*b.labels}
-    kinds = [both, {*a.labels} - both, {*b.labels} - both]
-    if not all(any(kind.issuperset(old) for kind in kinds) for old, _ in blocks):
-        return NotImplemented
     becomes = {old[0]: new for old, new in blocks}
     units = [i for i, n in enumerate(new_sizes) if n == 1]
 
@@ -578,10 +580,64 @@ def _(v: LowRank, *, new_sizes: Any, dimensions: Any, **params: Any) -> Any:
         for label in ordered:
             wanted += [RANK] if label == RANK else becomes.get(label, [])
         x = transpose(f.x, f.labels, ordered)
-        sizes = [v.rank if label == RANK else new_sizes[label] for label in wanted]
+        rank = sizes_of(f)[RANK]
+        sizes = [rank if label == RANK else new_sizes[label] for label in wanted]
         return broadcast(Factor(x.reshape(sizes), tuple(wanted)), units, new_sizes)
 
     return build(reshaped(a), reshaped(b), range(len(new_sizes)))
+
+
+def with_axes_together(a: Factor, b: Factor, axes: Sequence[Any], most: int) -> Pair | None:
+    """Factors of the same array, one of which has all of these axes, and no other has some.
+
+    Axes that change factors multiply the rank by their sizes. In the gradient of a
+    convolution with groups, the axis of the groups, of the output features before, belongs
+    to the input features. ``None`` stands for factors that would have ``most`` entries or
+    more, or that would be a dense array in two parts.
+    """
+    both = {*a.labels} & {*b.labels}
+    if any(
+        kind.issuperset(axes) for kind in (both, {*a.labels} - both, {*b.labels} - both)
+    ):
+        return a, b
+    if not both.isdisjoint(axes):
+        return None
+    found: dict[int, tuple[Factor, Factor, list[Any], bool]] = {}
+    for f, g, is_turned in ((a, b, False), (b, a, True)):
+        moved = [label for label in axes if label in g.labels]
+        times = math.prod(sizes_of(g)[label] for label in moved)
+        size = f.x.size * times**2 + g.x.size
+        if size < most and not {*g.labels} - both <= {*moved}:
+            found[size] = f, g, moved, is_turned
+    if not found:
+        return None
+    f, g, moved, is_turned = found[min(found)]
+    pair = with_more_axes(f, g, moved)
+    return pair[::-1] if is_turned else pair
+
+
+def with_more_axes(a: Factor, b: Factor, moved: Sequence[Any]) -> Pair:
+    r"""Factors of the same array, where the first has some axes of the second.
+
+    With :math:`I` for the identity, :math:`\sum_r a_{ir} b_{rgj} = \sum_{rh} (a_{ir} I_{gh})
+    b_{rhj}`.
+    """
+    rank = sizes_of(a)[RANK]
+    for axis in moved:
+        size = sizes_of(b)[axis]
+        rank *= size
+        own = tuple(label for label in a.labels if label != RANK)
+        one = jnp.eye(size, dtype=a.x.dtype)
+        wide = contract(*a, one, (axis, "new"), (*own, axis, RANK, "new"))
+        a = Factor(wide.reshape(*wide.shape[:-2], rank), (*own, axis, RANK))
+        rest = [label for label in b.labels if label not in (axis, RANK)]
+        shared = [label for label in rest if label in own]
+        last = [label for label in rest if label not in own]
+        x = transpose(b.x, b.labels, (*shared, RANK, axis, *last))
+        sizes = [sizes_of(b)[label] for label in last]
+        x = x.reshape(*x.shape[: len(shared)], rank, *sizes)
+        b = Factor(x, (*shared, RANK, *last))
+    return a, b
 
 
 def matching_blocks(

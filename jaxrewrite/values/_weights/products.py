@@ -168,9 +168,14 @@ _SMALLEST = {
 }
 _ENTRIES = {
     1: _Sizes(2**18, 2**18),
-    32: _Sizes(2**19, 2**21),
+    3: _Sizes(2**18, 2**17),
+    32: _Sizes(2**19, 2**17),
     math.inf: _Sizes(2**20, 2**21),
 }
+
+# XLA on a CPU copies a matrix before it multiplies it with several rows, but not with one. So
+# up to so many rows are multiplied one by one with codes of a byte.
+_BY_ROW = 3
 
 
 def _for_rows(table: dict[float, _Sizes], rows: float, bits: int) -> int:
@@ -234,6 +239,8 @@ def _looped(
     end = length - length % size
     treedef: Any = jax.tree.structure(v)
     stored, views = _views(v, x, terms, axis)
+    is_by_row = len(views) == 1 and 1 < rows_of(x, terms) <= _BY_ROW
+    multiply = _multiplied_by_row if is_by_row else _multiplied
     split = [_split(view.leaves, view.axes, length, size) for view in views]
 
     def product(stored: Any, varying: Sequence[Any]) -> list[Any]:
@@ -242,7 +249,7 @@ def _looped(
             pairs = zip(view.leaves, own, strict=True)
             *shared, x = [leaf if part is None else part for leaf, part in pairs]
             value = treedef.unflatten([view.codes(stored), *shared])
-            parts.append(terms.multiply(dense(value), x, terms.wide))
+            parts.append(multiply(terms, dense(value), x))
         return parts if terms.v[-1] in terms.out else [functools.reduce(jnp.add, parts)]
 
     is_summed = label not in terms.out
@@ -276,6 +283,24 @@ def _looped(
     return _merged(jnp.stack(whole, where + 1), where)
 
 
+def _multiplied(terms: Terms, v: Any, x: Any) -> Any:
+    return terms.multiply(v, x, terms.wide)
+
+
+def _multiplied_by_row(terms: Terms, v: Any, x: Any) -> Any:
+    """The same, by a product of each row."""
+    rows = tuple(label for label in terms.x if label not in terms.v)
+    rest = tuple(label for label in terms.x if label in terms.v)
+    x = transpose(x, terms.x, (*rows, *rest))
+    sizes = x.shape[: len(rows)]
+    x = x.reshape(math.prod(sizes), *x.shape[len(rows) :])
+    out = tuple(label for label in terms.out if label not in rows)
+    one = terms._replace(x=rest, out=out)
+    whole = jnp.stack([_multiplied(one, v, x[i]) for i in range(len(x))])
+    whole = whole.reshape(*sizes, *whole.shape[1:])
+    return transpose(whole, (*rows, *out), terms.out)
+
+
 class _View(NamedTuple):
     """A part of a product: codes, the other leaves with ``x``, and their axes in the loop."""
 
@@ -307,7 +332,7 @@ def _views(v: Coded, x: Any, terms: Terms, axis: int) -> tuple[Any, list[_View]]
             halves.append(lax.slice_in_dim(x, i, None, 2, terms.x.index(terms.v[-1])))
         else:
             halves.append(x)
-        views.append(_View(functools.partial(_nibble, i), halves, axes))
+        views.append(_View(functools.partial(nibble, i), halves, axes))
     return lax.bitcast_convert_type(pairs, dtype), views
 
 
@@ -315,7 +340,7 @@ def _is_nibbles(v: Coded) -> bool:
     return jax.tree.leaves(v)[0].dtype in (jnp.int4, jnp.uint4)
 
 
-def _nibble(i: int, stored: Any) -> Any:
+def nibble(i: int, stored: Any) -> Any:
     """The lower four bits of each byte, or the upper ones, with their sign."""
     four = jnp.asarray(4, stored.dtype)
     if i == 0:

@@ -113,12 +113,22 @@ def test_gradients_of_kernels(kind, bulk):
     often(KERNELS, ("int4", "lora")),
 )
 def test_gradients_that_are_rewritten(kind, bulk):
-    """Gradients of grouped convolutions mix the axes of the two factors of a `Lora`."""
+    """Those of grouped convolutions would need more entries for this `Lora` than are dense."""
     v = KERNELS[kind]()
     fn = lambda x, w: jax.grad(loss)(x, w)
     policy = "allow" if "lo" in kind else "forbid"
     got = jax.jit(jaxrewrite.transform(fn, materialise=policy))(X, v)
     same(got, jax.jit(fn)(X, jaxrewrite.materialise(v)))
+
+
+def test_rewritten_gradients_of_groups_are_implicit(bulk):
+    """The rank becomes that of all groups together, where it is small enough."""
+    w, a, b = normal(3, 2, 8, 16), normal(3, 2, 8, 2, seed=2), normal(2, 16, seed=3)
+    v, x = Lora(w, a, b, 0.5, *PLACES), normal(2, 6, 5, 8, seed=1)
+    programs = [PROGRAMS[name] for name in ("groups of features", "groups of the batch")]
+    fn = lambda x, w: jax.grad(lambda x: sum((of(x, w) ** 2).sum() for of in programs))(x)
+    got = jax.jit(jaxrewrite.transform(fn, materialise="forbid"))(x, v)
+    same(got, jax.jit(fn)(x, jaxrewrite.materialise(v)))
 
 
 def test_an_adapter_of_another_layout_is_dense():
