@@ -13,8 +13,8 @@ from .calls import Number
 from .graph import Graph
 from .pattern import Pattern, Variant
 from .probe import Forms
-from .search import is_open_at
-from .view import Facts, Frame, Place, facts_of, resolve
+from .search import is_open_at, root
+from .view import Facts, Frame, Place, chain, facts_of, resolve
 
 
 class Entry(NamedTuple):
@@ -68,9 +68,13 @@ class Index:
             ]
         return fitting
 
+    def all(self, frame: Frame, i: int) -> Sequence[Entry]:
+        """The forms whose last equation has the primitive of equation ``i``."""
+        return self.by_primitive.get(frame.eqn(i).primitive, ())
+
 
 def _kind(frame: Frame, atom: Any) -> Any:
-    source = resolve(frame, atom)
+    source = chain(resolve(frame, atom))[-1]
     if source is None or type(source) is Number:
         return _NUMBER
     return _GIVEN if source.index < 0 else source.frame.eqn(source.index).primitive
@@ -78,26 +82,15 @@ def _kind(frame: Frame, atom: Any) -> Any:
 
 def _entries(pattern: Pattern, depth: int, forms: Forms) -> Iterator[Entry]:
     for form in forms.by_form.values():
-        root = _root(form.graph)
+        start = root(form.graph)
         needs: Counter[Any] = Counter()
-        for ref in form.graph.nodes[root].operands:
+        known = () if pattern.bodies else form.graph.nodes[start].operands
+        for ref in known:
             if ref[0] == "node":
                 needs[form.graph.nodes[ref[1]].primitive] += 1
             elif ref[0] in ("number", "scalar"):
                 needs[_NUMBER] += 1
-        yield Entry(pattern, depth, form.graph, form.variants, root, needs)
-
-
-def _root(graph: Graph) -> int:
-    """The node of a result that the most nodes lead to."""
-    reached: list[set[int]] = []
-    for n, node in enumerate(graph.nodes):
-        own = {n}
-        for ref in node.operands:
-            if ref[0] == "node":
-                own |= reached[ref[1]]
-        reached.append(own)
-    return max((ref[1] for ref in graph.results), key=lambda n: (len(reached[n]), n))
+        yield Entry(pattern, depth, form.graph, form.variants, start, needs)
 
 
 # --- the index for a program -------------------------------------------------------------
@@ -120,15 +113,18 @@ def forms_of(pattern: Pattern) -> Forms:
 _indices = bounded_cache(64)
 
 
-def index_for(patterns: Sequence[tuple[int, Pattern]], facts: Facts) -> Index | None:
+def index_for(
+    patterns: Sequence[tuple[int, Pattern]], facts: Facts, all_of_them: bool = False
+) -> Index | None:
     """The index of the patterns that may be in a program; ``None`` if none may be.
 
-    Probing waits until a program has the primitives that each form of a pattern has.
+    Probing waits until a program has the primitives that each form of a pattern has, unless
+    all patterns are asked for.
     """
     fitting = []
     for depth, pattern in patterns:
         forms = forms_of(pattern)
-        if forms.core() <= facts.primitives:
+        if forms.core() <= facts.primitives or all_of_them:
             forms.extend(*facts.kinds)
             fitting.append((depth, pattern, forms))
     if not fitting:
@@ -179,9 +175,9 @@ def _find_open_roots(index: Index, body: Jaxpr) -> Iterator[OpenRoot]:
     frame = Frame(body, facts_of(body))
     for i in range(len(body.eqns)):
         if i in frame.facts.calls:
-            for root in open_roots(index, frame.facts.calls[i]):
-                lifted = root._replace(path=(i, *root.path))
-                if is_open_at(root.entry.graph, root.entry.root, lifted.place(frame)):
+            for inner in open_roots(index, frame.facts.calls[i]):
+                lifted = inner._replace(path=(i, *inner.path))
+                if is_open_at(inner.entry.graph, inner.entry.root, lifted.place(frame)):
                     yield lifted
             continue
         for entry in index.candidates(frame, i, is_open=True):

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from jax.tree_util import PyTreeDef
+import numpy as np
+from jax.tree_util import PyTreeDef, tree_leaves
 
+from .. import _compat
 from .._annotations import Dense, guards_hold
-from .._compat import DropVar, JaxprEqn
-from .calls import Number
-from .graph import Node
+from .._compat import DropVar, JaxprEqn, ShapedArray
+from .bodies import Body, Group, atoms_of
+from .calls import Number, can_match
 from .index import Entry
 from .pattern import Pattern, Traced, Variant, without_batch
-from .same import same_equation
-from .search import Found, Search, result_atoms, same_primitive
+from .same import same
+from .search import Found, Search, result_atoms, root
 from .view import Frame, Made, Place, resolve, users
 
 
-# A search that finds more candidates than this at one equation gives up.
-_MAX_CANDIDATES = 64
+# A form that can be read in more ways than this at one equation is given up.
+_MAX_READINGS = 64
+
+# How many moves and conversions an operand is followed through.
+_MAX_MOVES = 4
 
 
 @dataclasses.dataclass(eq=False)
@@ -60,9 +66,9 @@ class Match:
                 if outer is None or inner is None or type(outer) is not type(inner):
                     return False  # A number that the caller passes.
                 for p, operand in enumerate(self.operands):
-                    if type(operand) is type(outer) and operand.same(outer):
-                        if not inside.setdefault(p, inner).same(inner):
-                            return False  # One array that the caller passes twice.
+                    is_here = type(operand) is type(outer) and operand.same(outer)
+                    if is_here and not inside.setdefault(p, inner).same(inner):
+                        return False  # One array that the caller passes twice.
         return True
 
     def is_within_call(self) -> bool:
@@ -73,58 +79,185 @@ class Match:
         return frozenset((id(made.frame), made.var) for made in self.results)
 
 
-def matches_at(entry: Entry, place: Place, may_be_value: Any) -> Match | None:
+class Reason(NamedTuple):
+    """Why a form is not at an equation.
+
+    ``found`` is how many of its equations are there, and ``exact`` how many of these are
+    the same with their parameters.
+    """
+
+    found: int
+    exact: int
+    why: str
+
+
+class Miss(NamedTuple):
+    """A pattern that is almost at an equation, and why it is not.
+
+    ``found`` is the number of its equations that are there.
+    """
+
+    pattern: Pattern
+    eqn: JaxprEqn
+    found: int
+    why: str
+
+
+def matches_at(
+    entry: Entry, place: Place, may_be_value: Any, misses: list[Miss] | None = None
+) -> Match | None:
     """The first match of a form whose last equation is at a place.
 
-    ``may_be_value`` tells whether what is found for an operand may be a value.
+    ``may_be_value`` tells whether what is found for an operand may be a value. If there is
+    no match, the reason is added to ``misses``.
     """
-    search = Search(entry.graph, same_primitive, numbers=False)
-    for tries, found in enumerate(search.from_root(entry.root, place)):
-        if tries == _MAX_CANDIDATES:
-            return None
-        match = _confirmed(entry, found, place, may_be_value)
-        if match is not None:
-            return match
+    reasons: list[Reason] = []
+    match = _first_match(entry, place, may_be_value, reasons)
+    if match is None and misses is not None and reasons:
+        nearest = max(reasons, key=lambda reason: reason[:2])
+        frame, i = place
+        misses.append(Miss(entry.pattern, frame.eqn(i), nearest.found, nearest.why))
+    return match
+
+
+def _first_match(
+    entry: Entry, place: Place, may_be_value: Any, reasons: list[Reason]
+) -> Match | None:
+    (body,) = entry.pattern.bodies or (None,)
+    search = Search(entry.graph, by_form=True, body=body)
+    tries = itertools.count()
+    for found in search.run(entry.root, place):
+        for variant, operands in _readings(entry, found):
+            if next(tries) == _MAX_READINGS:
+                return None
+            match = _confirmed(entry, variant, operands, place, may_be_value, reasons)
+            if match is not None:
+                return match
+    reasons.append(_nearest(search))
     return None
 
 
-def _confirmed(entry: Entry, found: Found, place: Place, may_be_value: Any) -> Match | None:
+def _nearest(search: Search) -> Reason:
+    """How many equations a search found at most, and what came next instead."""
+    found = search.nearest[0]
+    return Reason(found, 0, _in_the_way(search))
+
+
+def _in_the_way(search: Search) -> str:
+    _, node, place = search.nearest
+    if node is None or place is None:
+        return "what it computes on the way, or its operands, differ"
+    frame, i = place
+    eqn = frame.eqn(i)
+    where = _at(eqn)
+    if eqn.primitive is not node.primitive:
+        there = f"primitive {eqn.primitive.name!r}"
+        return f"there is {there}{where}, where it has {node.primitive.name!r}"
+    if not can_match(eqn):
+        return f"primitive {eqn.primitive.name!r}{where} has effects"
+    differing = [
+        f"{key}={node.eqn.params.get(key)!r} where there is {key}={value!r}"
+        for key, value in eqn.params.items()
+        if not same(value, node.eqn.params.get(key))
+    ]
+    shapes = [
+        f"{_compat.short(a.aval)} where there is {_compat.short(b.aval)}"
+        for a, b in zip(node.eqn.outvars, eqn.outvars, strict=False)
+        if not _compat.same_array_type(a.aval, b.aval)
+    ]
+    what = "; ".join([*differing, *shapes])[:200] or "another form"
+    return f"primitive {eqn.primitive.name!r}{where} differs: it has {what}"
+
+
+def _at(eqn: JaxprEqn) -> str:
+    where = _compat.source_location(eqn.source_info)
+    return f" at {where[0]}:{where[1]}" if where else ""
+
+
+def _readings(entry: Entry, found: Found) -> Iterator[tuple[Variant, list[Any]]]:
+    """What the operands may be, and how they may be batched.
+
+    An operand may be any of what is moved or converted before it is used. The nearest ones
+    come first.
+    """
+    chains = [found.operands.get(i) for i in range(len(entry.pattern.names))]
+    if None in chains:
+        return
+    depths = itertools.product(*(range(min(len(c), _MAX_MOVES)) for c in chains if c))
+    for depth in sorted(depths, key=sum):
+        operands = [c[d] for c, d in zip(chains, depth, strict=True) if c]
+        for variant in entry.variants:
+            yield variant, operands
+
+
+def _confirmed(
+    entry: Entry,
+    variant: Variant,
+    operands: list[Any],
+    place: Place,
+    may_be_value: Any,
+    reasons: list[Reason],
+) -> Match | None:
+    """The match at a place, if the function is exactly what is there."""
     pattern = entry.pattern
-    operands = [found.operands.get(i) for i in range(len(pattern.names))]
     args = [_argument(pattern, i, operand) for i, operand in enumerate(operands)]
-    if any(arg is None for arg in args):
+    if any(arg is None for arg in args) or not _is_batched_so(variant, operands):
         return None
-    atoms = result_atoms(entry.graph, found)
+    size = len(entry.graph.nodes)
+    if not _may_answer(pattern, operands, variant, may_be_value):
+        reasons.append(Reason(size, 0, f"its annotations do not allow {_shown(operands)}"))
+        return None
     frame, i = place
     with frame.eqn(i).ctx.manager:
-        for variant in entry.variants:
-            if not _is_batched_so(variant, operands):
-                continue
-            if not _may_answer(pattern, operands, variant, may_be_value):
-                continue
-            for statics, traced in _traces(pattern, args, variant):
-                exact = _exactly(traced, atoms, operands)
-                if exact is not None:
-                    return _match(entry, variant, statics, traced, exact, operands, atoms)
+        for statics, traced in _traces(pattern, args, variant):
+            match = _exactly(entry, variant, statics, traced, operands, place, reasons)
+            if match is not None:
+                return match
     return None
 
 
 def _argument(pattern: Pattern, i: int, operand: Any) -> Any:
     """What the function is traced at for an operand: an aval or a Python scalar."""
+    if isinstance(operand, Body):
+        return operand.hole()
+    if isinstance(operand, Group):
+        return operand.argument()
     if type(operand) is not Number:
-        return None if operand is None else operand.aval
+        return operand.aval
     number = operand.plain()
     kind = pattern.scalars.get(i)
     return None if kind is not None and not isinstance(number, kind) else number
+
+
+def _named(operands: Sequence[Any]) -> dict[Any, Any]:
+    """The operands by their names in a graph."""
+    named: dict[Any, Any] = {}
+    for i, operand in enumerate(operands):
+        if isinstance(operand, Group):
+            named.update({(i, leaf): atom for leaf, atom in enumerate(operand)})
+        else:
+            named[i] = operand
+    return named
+
+
+# The aval of an operand that is a function.
+_NO_ARRAY = ShapedArray((), np.dtype("float32"))
+
+
+def _aval(operand: Any) -> Any:
+    """The aval that the annotation of an operand is about: for several arrays, the first."""
+    if isinstance(operand, (Group, Body)):
+        atoms = tuple(atoms_of([operand])) if isinstance(operand, Group) else ()
+        return _aval(atoms[0]) if atoms else _NO_ARRAY
+    return operand.atom.aval if type(operand) is Number else operand.aval
 
 
 def _may_answer(
     pattern: Pattern, operands: Sequence[Any], variant: Variant, may_be_value: Any
 ) -> bool:
     """Whether the annotations allow the operands, as far as that is known by now."""
-    avals = [x.atom.aval if type(x) is Number else x.aval for x in operands]
-    avals = without_batch(avals, variant)
-    is_dense = [not may_be_value(x) for x in operands]
+    avals = without_batch(list(map(_aval, operands)), variant)
+    is_dense = [not any(map(may_be_value, atoms_of([x]))) for x in operands]
     for types, guards in pattern.signature.combinations():
         if not guards_hold(guards, avals):
             continue
@@ -149,63 +282,74 @@ def _traces(
 ) -> Iterator[tuple[dict[str, Any], Traced]]:
     """The function at the operands' own avals, for each choice of its static parameters."""
     ranks = [
-        len(arg.shape) - (variant is not None and variant[i] is not None)
+        len(aval.shape) - (variant is not None and variant[i] is not None)
         for i, arg in enumerate(args)
-        if not isinstance(arg, (int, float, complex))
+        for aval in tree_leaves(arg)
+        if isinstance(aval, ShapedArray)
     ]
     for statics in pattern.statics.combinations(max(ranks, default=0)):
         traced = pattern.trace(args, statics, variant)
         if isinstance(traced, Traced):
-            arrays = [
-                i
-                for i, arg in enumerate(args)
-                if not isinstance(arg, (int, float, complex))
-            ]
-            yield statics, traced._replace(graph=traced.graph.numbered(arrays))
+            yield statics, traced
 
 
-def _same_node(node: Node, eqn: JaxprEqn) -> bool:
-    return same_equation(node.eqn, eqn)
-
-
-def _exactly(traced: Traced, atoms: Sequence[Any], operands: Sequence[Any]) -> Found | None:
-    graph = traced.graph
-    if len(graph.results) != len(atoms) or any(ref[0] != "node" for ref in graph.results):
-        return None
-    search = Search(graph, _same_node, numbers=True)
-    for found in search.from_results(atoms, operands):
-        return found
-    return None
-
-
-def _match(
+def _exactly(
     entry: Entry,
     variant: Variant,
     statics: dict[str, Any],
     traced: Traced,
-    exact: Found,
     operands: list[Any],
-    atoms: list[Made],
+    place: Place,
+    reasons: list[Reason],
 ) -> Match | None:
-    places = list(exact.places.values())
-    match = Match(
-        entry.pattern,
-        entry.depth,
-        variant,
-        statics,
-        places,
-        operands,
-        atoms,
-        traced.out_tree,
-        frozenset(),
+    graph = traced.graph
+    core, kept = graph.core()
+    if any(ref[0] != "node" for ref in graph.results):
+        return None
+    search = Search(graph, by_form=False)
+    for found in search.run(kept[root(core)], place, _named(operands)):
+        match = Match(
+            entry.pattern,
+            entry.depth,
+            variant,
+            statics,
+            list(found.places.values()),
+            operands,
+            result_atoms(graph, found),
+            traced.out_tree,
+            frozenset(),
+        )
+        if _may_be_taken(match):
+            return match
+        reasons.append(Reason(len(graph.nodes), len(graph.nodes), _told_escape(match)))
+    if search.nearest[1] is not None:
+        found = len(entry.graph.nodes)
+        reasons.append(Reason(found, search.nearest[0], _in_the_way(search)))
+    return None
+
+
+def _told_escape(match: Match) -> str:
+    frame, i = next(p for p in match.places if (id(p[0]), p[1]) in {*_escaping(match)})
+    eqn = frame.eqn(i)
+    return (
+        f"the result of {eqn.primitive.name!r}{_at(eqn)} is used elsewhere, too "
+        "(keep=True would leave it there)"
     )
+
+
+def _shown(operands: Sequence[Any]) -> str:
+    return ", ".join(_compat.short(_aval(x)) for x in operands)
+
+
+def _may_be_taken(match: Match) -> bool:
+    """Whether what is needed outside of the match is a result, or may stay."""
     escaping = set(_escaping(match))
     if not escaping:
-        return match
-    if not entry.pattern.keep:
-        return None
+        return True
+    if not match.pattern.keep:
+        return False
     match.stays = _needed_by(match, escaping)
-    return match
+    return not any((id(made.frame), made.index) in match.stays for made in match.results)
 
 
 def _escaping(match: Match) -> Iterator[tuple[int, int]]:

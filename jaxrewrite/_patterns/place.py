@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from .bodies import Body, Group, atoms_of
 from .calls import Number
 from .index import Index, index_for, open_roots
-from .match import Match, matches_at
+from .match import Match, Miss, matches_at
 from .pattern import Pattern
-from .view import Frame, Made, Place, facts_of, users
+from .view import Frame, Made, Place, facts_of, outermost, users
 
 
 # The equation in place of a match. Its parameters are a `Plan`, and the equations that it
@@ -21,11 +22,22 @@ pattern_p = Primitive("pattern")
 pattern_p.multiple_results = True
 
 
+class Packed(NamedTuple):
+    """Operands of the equation that are one operand of a pattern: a pytree or a function.
+
+    ``length`` is that of a scan without xs, and ``body`` a scan whose body is the function.
+    """
+
+    positions: tuple[int, ...]
+    length: int | None = None
+    body: JaxprEqn | None = None
+
+
 class Option(NamedTuple):
     """A pattern that may answer for a match.
 
     ``operands`` has, for each operand of the pattern, which operand of the equation it is,
-    or a Python scalar in a `Number`. ``results`` tells which result of the equation each
+    a `Packed`, or a Python scalar in a `Number`. ``results`` tells which result of the equation each
     result of the pattern is.
     """
 
@@ -59,6 +71,7 @@ def place(
     patterns: Sequence[tuple[int, Pattern]],
     values: Set[Var],
     without: Set[Pattern] = frozenset(),
+    misses: list[Miss] | None = None,
 ) -> Jaxpr:
     """A jaxpr with one equation for each match, or the same one if there is no match.
 
@@ -72,9 +85,11 @@ def place(
         The ``invars`` that are values.
     without
         Patterns that have declined and are not asked again.
+    misses
+        Gets the patterns that almost match.
     """
     wanted = [(depth, p) for depth, p in patterns if p not in without]
-    index = index_for(wanted, facts_of(jaxpr)) if wanted else None
+    index = index_for(wanted, facts_of(jaxpr), misses is not None) if wanted else None
     if index is None:
         return jaxpr
     top = Frame(jaxpr, facts_of(jaxpr))
@@ -83,7 +98,7 @@ def place(
     def may_be_value(operand: Any) -> bool:
         return type(operand) is Made and (id(operand.frame), operand.var) in reached
 
-    taken = _taken(_all_matches(index, top, may_be_value))
+    taken = _taken(_all_matches(index, top, may_be_value, misses))
     return _Rebuilt(top, taken, without).jaxpr() if taken else jaxpr
 
 
@@ -113,13 +128,15 @@ def _reached(top: Frame, values: Set[Var]) -> set[tuple[int, Var]]:
 # --- which matches are taken -------------------------------------------------------------
 
 
-def _all_matches(index: Index, top: Frame, may_be_value: Any) -> list[Match]:
+def _all_matches(
+    index: Index, top: Frame, may_be_value: Any, misses: list[Miss] | None
+) -> list[Match]:
     """All matches in a program, and those in bodies that a match reaches out of."""
     found: list[Match] = []
     for i in range(len(top.jaxpr.eqns)):
         body = top.facts.calls.get(i)
         if body is None:
-            found += _at(index, (top, i), may_be_value)
+            found += _at(index, (top, i), may_be_value, misses)
             continue
         for root in open_roots(index, body):
             match = matches_at(root.entry, root.place(top.inner(i)), may_be_value)
@@ -136,7 +153,7 @@ def _all_matches(index: Index, top: Frame, may_be_value: Any) -> list[Match]:
             if i not in frame.facts.calls:
                 found += (
                     match
-                    for match in _at(index, (frame, i), may_be_value)
+                    for match in _at(index, (frame, i), may_be_value, None)
                     if match.is_within_call()
                 )
         if frame.parent is not None:
@@ -144,12 +161,17 @@ def _all_matches(index: Index, top: Frame, may_be_value: Any) -> list[Match]:
     return found
 
 
-def _at(index: Index, place: Place, may_be_value: Any) -> Iterator[Match]:
+def _at(
+    index: Index, place: Place, may_be_value: Any, misses: list[Miss] | None
+) -> Iterator[Match]:
     """One match of each pattern whose last equation is at a place."""
     done: set[tuple[int, Pattern]] = set()
-    for entry in index.candidates(*place):
+    frame, i = place
+    # The nearest misses lack the equations before the last one.
+    fitting = index.candidates(frame, i) if misses is None else index.all(frame, i)
+    for entry in fitting:
         if (entry.depth, entry.pattern) not in done:
-            match = matches_at(entry, place, may_be_value)
+            match = matches_at(entry, place, may_be_value, misses)
             if match is not None:
                 done.add((entry.depth, entry.pattern))
                 yield match
@@ -213,7 +235,7 @@ class _Layout:
             return results[0]
         after: list[Key] = [
             (*self._position(operand), 1)
-            for operand in match.operands
+            for operand in atoms_of(match.operands)
             if type(operand) is Made and operand.index >= 0
         ]
         key = max([min(results), *after])
@@ -242,7 +264,14 @@ def inlined_frames(taken: Iterable[_Taken]) -> set[Frame]:
     """The bodies that matches reach out of, with all that they are in."""
     inlined: set[Frame] = set()
     for one in taken:
-        for frame in () if one.match.is_within_call() else one.match.frames():
+        if one.match.is_within_call():
+            continue
+        frames = one.match.frames()
+        for match in (one.match, *one.others):
+            frames |= {
+                outermost(x).frame for x in atoms_of(match.operands) if type(x) is Made
+            }
+        for frame in frames:
             outer: Frame | None = frame
             while outer is not None:
                 inlined.add(outer)
@@ -316,6 +345,12 @@ class _Rebuilt:
             return atom
         return self._names[frame].get(atom, atom)
 
+    def _name_of(self, made: Made) -> Any:
+        """The name of a variable; that of the call's result if the call stays."""
+        if made.frame not in self._inlined:
+            made = outermost(made, self._inlined)
+        return self._name(made.frame, made.var)
+
     def _renamed(self, frame: Frame, eqn: JaxprEqn) -> JaxprEqn:
         names = self._names[frame]
         if not names:
@@ -367,9 +402,16 @@ class _Rebuilt:
             if i in match.pattern.scalars:
                 operands.append(operand)
                 continue
-            made = type(operand) is Made
-            atom = self._name(operand.frame, operand.var) if made else operand.atom
-            operands.append(_position_in(atoms, atom))
+            positions = tuple(
+                _position_in(atoms, x.atom if type(x) is Number else self._name_of(x))
+                for x in atoms_of([operand])
+            )
+            if isinstance(operand, Body):
+                operands.append(Packed(positions, body=operand.eqn))
+            elif isinstance(operand, Group):
+                operands.append(Packed(positions, operand.length))
+            else:
+                operands += positions
         results = tuple(
             outvars.index(self._name(made.frame, made.var)) for made in match.results
         )

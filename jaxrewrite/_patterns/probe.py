@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _compat
 from .._annotations import Alternative, guards_hold
 from .._compat import Primitive, ShapedArray
+from .bodies import Hole, is_hole_scan
 from .calls import Number
 from .graph import Graph
 from .pattern import Pattern, Traced, Variant
@@ -60,19 +60,28 @@ class Forms:
     def _find_core(self) -> frozenset[Primitive]:
         pattern = self.pattern
         errors: list[Exception] = []
-        common: frozenset[Primitive] | None = None
-        unused = set(range(len(pattern.names)))
+        found: list[Traced] = []
+        good: dict[tuple[int, ...], None] = {}
         for size in (_SIZE, *_SIZES):
             for dtype in (None, jnp.bfloat16):
                 for args in _base_args(pattern, size, dtype):
                     traced = self._first(args, errors)
-                    if traced is None:
-                        continue
-                    used = {ref[1] for ref in traced.graph.refs() if ref[0] in _OPERANDS}
-                    unused -= used
-                    own = traced.graph.primitives()
-                    common = own if common is None else common & own
-                    break
+                    if traced is not None:
+                        found.append(traced)
+                        good[tuple(len(getattr(arg, "shape", ())) for arg in args)] = None
+                        break
+        for kinds in _base_kinds(pattern, np.dtype(jnp.float32)):
+            for ranks in good:
+                args = _args(pattern, ranks, kinds)
+                traced = None if args is None else self._first(args, errors)
+                if traced is not None:
+                    found.append(traced)
+        unused = set(range(len(pattern.names))) - set(pattern.bodies)
+        common: frozenset[Primitive] | None = None
+        for traced in found:
+            unused -= {ref[1] for ref in traced.graph.refs() if ref[0] in _OPERANDS}
+            own = traced.graph.core()[0].primitives()
+            common = own if common is None else common & own
         if common is None:
             error = TypeError(
                 "What a pattern looks for can't be traced at any operands that its "
@@ -136,10 +145,6 @@ class Forms:
         for variant in _variants(pattern):
             lower = [ranks for ranks in good if _batched_rank(ranks, variant) <= rank]
             self._adaptively(lower, lambda r: _args(pattern, r, base), variant)
-            for kinds in _dtype_changes(pattern, base, dtypes):
-                self._adaptively(
-                    lower[:1], lambda r, k=kinds: _args(pattern, r, k), variant
-                )
 
     def _adaptively(self, ranks: Sequence[Any], args: Any, variant: Variant = None) -> None:
         """Probe at some ranks, and at all of them if that shows a new form."""
@@ -173,6 +178,7 @@ class Forms:
         return succeeded
 
     def _add(self, graph: Graph, variant: Variant) -> None:
+        graph, _ = graph.core()
         form = self.by_form.setdefault(graph.form(), Form(graph, []))
         if variant not in form.variants:
             form.variants.append(variant)
@@ -193,9 +199,14 @@ def traced_form(
     traced = pattern.trace(args, statics, variant)
     if isinstance(traced, Exception):
         return traced
-    arrays = [i for i, arg in enumerate(args) if isinstance(arg, ShapedArray)]
+    if pattern.bodies and not any(is_hole_scan(n.eqn) for n in traced.graph.nodes):
+        raise TypeError(
+            f"What a pattern looks for does not use its operand "
+            f"{pattern.names[pattern.bodies[0]]!r} as the body of a scan, and the whole of it."
+            + pattern.both()
+        )
     scalars = [(i, Number(np.asarray(args[i]))) for i in pattern.scalars]
-    graph = traced.graph.numbered(arrays)
+    graph = traced.graph
     if scalars:
         graph = graph.with_scalars(scalars)
         marked = {ref[1] for ref in graph.refs() if ref[0] == "scalar"}
@@ -248,7 +259,9 @@ def _is_variadic(token: str) -> bool:
 def _ranks(pattern: Pattern, highest: int) -> list[tuple[int, ...]]:
     """Combinations of ranks, those that most programs have first; 0 for numbers."""
     possible = [
-        [0] if i in pattern.scalars else _possible_ranks(pattern, i, highest)
+        [0]
+        if i in (*pattern.scalars, *pattern.bodies)
+        else _possible_ranks(pattern, i, highest)
         for i in range(len(pattern.names))
     ]
     free = [i for i in range(len(possible)) if len(possible[i]) > 1]
@@ -285,6 +298,9 @@ def _args(
     for i, rank in enumerate(ranks):
         if i in pattern.scalars:
             args.append(_ODD[pattern.scalars[i]] + i)
+            continue
+        if i in pattern.bodies:
+            args.append(Hole())
             continue
         dtype = kinds[i] if isinstance(kinds, tuple) else kinds
         arg = _operand(_guards(pattern, i), rank, dtype, size)
@@ -384,6 +400,8 @@ def _dtype_changes(
 
 def _variants(pattern: Pattern) -> list[Variant]:
     """All arrays batched, and all but some of them."""
+    if pattern.bodies:
+        return []
     arrays = [i for i in range(len(pattern.names)) if i not in pattern.scalars]
     sets = [tuple(arrays)]
     if len(arrays) <= 3:
