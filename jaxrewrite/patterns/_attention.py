@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import AbstractDtype, Array, Bool, Float, Shaped
 
 from .._rules import Rules
@@ -58,7 +59,7 @@ def _is_exact(q: Any, k: Any, v: Any, bias: Any, fill: float) -> bool:
     """
     lowest = max(-1e9, float(jnp.finfo(q.dtype).min))
     is_one_dtype = q.dtype == k.dtype == v.dtype
-    return is_one_dtype and fill <= lowest and not (bias is not None and q.dtype == "float16")
+    return is_one_dtype and np.asarray(fill, q.dtype) <= lowest and not (bias is not None and q.dtype == "float16")
 
 
 def _is_fusable(q: Any, bias: Any, mask: Any) -> bool:
@@ -206,7 +207,7 @@ def _register_layout(rules: Rules, layout: _Layout) -> None:
         return _end(output, weights(q, k), v, upcast)
 
     @rules.rewrite(plain)
-    def _(q: Query, k: Key, v: Key, *, upcast):
+    def attention(q: Query, k: Key, v: Key, *, upcast):
         return attend(q, k, v)
 
     def biased(q, k, v, bias, *, upcast: bool):
@@ -214,7 +215,7 @@ def _register_layout(rules: Rules, layout: _Layout) -> None:
         return _end(output, weights(q, k) + bias, v, upcast)
 
     @rules.rewrite(biased)
-    def _(q: Query, k: Key, v: Key, bias: _Bias, *, upcast):
+    def attention_biased(q: Query, k: Key, v: Key, bias: _Bias, *, upcast):
         return attend(q, k, v, bias=bias)
 
     def masked(q, k, v, mask, fill, *, upcast: bool):
@@ -222,7 +223,7 @@ def _register_layout(rules: Rules, layout: _Layout) -> None:
         return _end(output, jnp.where(mask, weights(q, k), fill), v, upcast)
 
     @rules.rewrite(masked)
-    def _(q: Query, k: Key, v: Key, mask: _Mask, fill: float, *, upcast):
+    def attention_masked(q: Query, k: Key, v: Key, mask: _Mask, fill: float, *, upcast):
         return attend(q, k, v, mask=mask, fill=fill)
 
     def biased_and_masked(q, k, v, bias, mask, fill, *, upcast: bool):
@@ -230,42 +231,42 @@ def _register_layout(rules: Rules, layout: _Layout) -> None:
         return _end(output, jnp.where(mask, weights(q, k) + bias, fill), v, upcast)
 
     @rules.rewrite(biased_and_masked)
-    def _(q: Query, k: Key, v: Key, bias: _Bias, mask: _Mask, fill: float, *, upcast):
+    def attention_biased_and_masked(q: Query, k: Key, v: Key, bias: _Bias, mask: _Mask, fill: float, *, upcast):
         return attend(q, k, v, bias=bias, mask=mask, fill=fill)
 
 
-def _register_scaled(rules: Rules, layout: _Layout) -> None:
+def _register_scaled(rules: Rules, layout: _Layout, divide: bool) -> None:
     """Register the patterns of one layout in which the logits are scaled."""
     Query, Key, weights, output, attend = layout
 
-    def scaled(q: Any, k: Any, scale: Any, divide: bool) -> Any:
+    def scaled(q: Any, k: Any, scale: Any) -> Any:
         w = weights(q, k)
         return w / scale if divide else w * scale
 
-    def plain(q, k, v, scale, *, divide: bool, upcast: bool):
+    def plain(q, k, v, scale, *, upcast: bool):
         _refuse(q, k, v, upcast)
-        return _end(output, scaled(q, k, scale, divide), v, upcast)
+        return _end(output, scaled(q, k, scale), v, upcast)
 
     @rules.rewrite(plain)
-    def _(q: Query, k: Key, v: Key, scale: _Scale, *, divide, upcast):
+    def attention_scaled(q: Query, k: Key, v: Key, scale: _Scale, *, upcast):
         return attend(q, k, v, scale=1 / scale if divide else scale)
 
-    def biased(q, k, v, scale, bias, *, divide: bool, upcast: bool):
+    def biased(q, k, v, scale, bias, *, upcast: bool):
         _refuse(q, k, v, upcast, bias)
-        return _end(output, scaled(q, k, scale, divide) + bias, v, upcast)
+        return _end(output, scaled(q, k, scale) + bias, v, upcast)
 
     @rules.rewrite(biased)
-    def _(q: Query, k: Key, v: Key, scale: _Scale, bias: _Bias, *, divide, upcast):
+    def attention_scaled_biased(q: Query, k: Key, v: Key, scale: _Scale, bias: _Bias, *, upcast):
         return attend(q, k, v, scale=1 / scale if divide else scale, bias=bias)
 
-    def masked(q, k, v, scale, mask, fill, *, divide: bool, upcast: bool):
+    def masked(q, k, v, scale, mask, fill, *, upcast: bool):
         _refuse(q, k, v, upcast, mask)
-        w = jnp.where(mask, scaled(q, k, scale, divide), fill)
+        w = jnp.where(mask, scaled(q, k, scale), fill)
         return _end(output, w, v, upcast)
 
     @rules.rewrite(masked)
-    def _(
-        q: Query, k: Key, v: Key, scale: _Scale, mask: _Mask, fill: float, *, divide, upcast
+    def attention_scaled_masked(
+        q: Query, k: Key, v: Key, scale: _Scale, mask: _Mask, fill: float, *, upcast
     ):
         scale = 1 / scale if divide else scale
         return attend(q, k, v, scale=scale, mask=mask, fill=fill)
@@ -285,7 +286,7 @@ def _register_equinox(rules: Rules, fused: _Fused) -> None:
         return jax.vmap(head, in_axes=1, out_axes=1)(q, k, v)
 
     @rules.rewrite(plain)
-    def _(q: Query, k: Key, v: Key, *, upcast):
+    def attention_by_heads(q: Query, k: Key, v: Key, *, upcast):
         return fused.heads_last(q, k, v)
 
     def masked(q, k, v, mask, fill, *, upcast: bool):
@@ -297,7 +298,7 @@ def _register_equinox(rules: Rules, fused: _Fused) -> None:
         return jax.vmap(head, in_axes=(1, 1, 1, of_mask), out_axes=1)(q, k, v, mask)
 
     @rules.rewrite(masked)
-    def _(q: Query, k: Key, v: Key, mask: _Mask, fill: float, *, upcast):
+    def attention_by_heads_masked(q: Query, k: Key, v: Key, mask: _Mask, fill: float, *, upcast):
         return fused.heads_last(q, k, v, mask=mask, fill=fill)
 
 
@@ -311,7 +312,7 @@ def _register_bert(rules: Rules, layout: _Layout) -> None:
         return output(jnp.einsum("...hqk,h->...hqk", w, heads), v)
 
     @rules.rewrite(weighted)
-    def _(q: Query, k: Key, v: Key, bias: _Bias, heads: Narrow[Array, "heads"]):
+    def attention_weighted(q: Query, k: Key, v: Key, bias: _Bias, heads: Narrow[Array, "heads"]):
         out = attend(q, k, v, bias=bias)
         return out if out is NotImplemented else (out * heads[:, None]).astype(v.dtype)
 
@@ -326,28 +327,28 @@ def _register_jax(rules: Rules, fused: _Fused) -> None:
         return attention(q, k, v, scale=scale, is_causal=is_causal)
 
     @rules.rewrite(plain)
-    def _(q: Query, k: Key, v: Key, scale: float, *, is_causal):
+    def attention_of_jax(q: Query, k: Key, v: Key, scale: float, *, is_causal):
         return fused.of_jax(q, k, v, None, None, scale=scale, is_causal=is_causal)
 
     def biased(q, k, v, bias, scale, *, is_causal: bool):
         return attention(q, k, v, bias, scale=scale, is_causal=is_causal)
 
     @rules.rewrite(biased)
-    def _(q: Query, k: Key, v: Key, bias: Of, scale: float, *, is_causal):
+    def attention_of_jax_biased(q: Query, k: Key, v: Key, bias: Of, scale: float, *, is_causal):
         return fused.of_jax(q, k, v, bias, None, scale=scale, is_causal=is_causal)
 
     def masked(q, k, v, mask, scale, *, is_causal: bool):
         return attention(q, k, v, mask=mask, scale=scale, is_causal=is_causal)
 
     @rules.rewrite(masked)
-    def _(q: Query, k: Key, v: Key, mask: Hides, scale: float, *, is_causal):
+    def attention_of_jax_masked(q: Query, k: Key, v: Key, mask: Hides, scale: float, *, is_causal):
         return fused.of_jax(q, k, v, None, mask, scale=scale, is_causal=is_causal)
 
     def both(q, k, v, bias, mask, scale, *, is_causal: bool):
         return attention(q, k, v, bias, mask, scale=scale, is_causal=is_causal)
 
     @rules.rewrite(both)
-    def _(q: Query, k: Key, v: Key, bias: Of, mask: Hides, scale: float, *, is_causal):
+    def attention_of_jax_biased_and_masked(q: Query, k: Key, v: Key, bias: Of, mask: Hides, scale: float, *, is_causal):
         return fused.of_jax(q, k, v, bias, mask, scale=scale, is_causal=is_causal)
 
 
@@ -358,7 +359,8 @@ def attention_rules(implementation: str | None = None) -> Rules:
     linen, *others = _layouts(fused)
     for layout in (linen, *others):
         _register_layout(rules, layout)
-        _register_scaled(rules, layout)
+        for divide in (False, True):
+            _register_scaled(rules, layout, divide)
     _register_bert(rules, linen)
     _register_equinox(rules, fused)
     _register_jax(rules, fused)
