@@ -152,6 +152,15 @@ def _whole(reduce: Callable[..., Any], whole: bool) -> Callable[..., Any]:
     return reduced
 
 
+def _max_of(ys: Any) -> Any:
+    return jnp.max(ys, axis=0)
+
+
+def _without_carry(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A body of `lax.map`, or of a scan whose carry stays what it was, as one with a carry."""
+    return lambda carry, x: (carry, f(x))
+
+
 def sum_of_steps(f, init, xs, *, reverse: bool, whole: bool):
     return _reduced_scan(_whole(jnp.sum, whole), f, init, xs, reverse)
 
@@ -159,6 +168,16 @@ def sum_of_steps(f, init, xs, *, reverse: bool, whole: bool):
 @rules.rewrite(sum_of_steps)
 def accumulated_sum(f: Callable, init, xs, *, reverse, whole):
     return _sum(f, init, xs, reverse, whole, jnp.sum)
+
+
+def sum_of_map(f, xs, *, reverse: bool, whole: bool):
+    f = _without_carry(f)
+    return _reduced_scan(_whole(jnp.sum, whole), f, (), xs, reverse)[1:]
+
+
+@rules.rewrite(sum_of_map)
+def accumulated_sum_of_map(f: Callable, xs, *, reverse, whole):
+    return _sum(_without_carry(f), (), xs, reverse, whole, jnp.sum)[1:]
 
 
 def mean_of_steps(f, init, xs, *, reverse: bool, whole: bool):
@@ -170,13 +189,32 @@ def accumulated_mean(f: Callable, init, xs, *, reverse, whole):
     return _sum(f, init, xs, reverse, whole, jnp.mean)
 
 
+def mean_of_map(f, xs, *, reverse: bool, whole: bool):
+    f = _without_carry(f)
+    return _reduced_scan(_whole(jnp.mean, whole), f, (), xs, reverse)[1:]
+
+
+@rules.rewrite(mean_of_map)
+def accumulated_mean_of_map(f: Callable, xs, *, reverse, whole):
+    return _sum(_without_carry(f), (), xs, reverse, whole, jnp.mean)[1:]
+
+
 def max_of_steps(f, init, xs, *, reverse: bool):
-    return _reduced_scan(lambda ys: jnp.max(ys, axis=0), f, init, xs, reverse)
+    return _reduced_scan(_max_of, f, init, xs, reverse)
 
 
 @rules.rewrite(max_of_steps)
 def accumulated_max(f: Callable, init, xs, *, reverse):
     return _max(f, init, xs, reverse)
+
+
+def max_of_map(f, xs, *, reverse: bool):
+    return _reduced_scan(_max_of, _without_carry(f), (), xs, reverse)[1:]
+
+
+@rules.rewrite(max_of_map)
+def accumulated_max_of_map(f: Callable, xs, *, reverse):
+    return _max(_without_carry(f), (), xs, reverse)[1:]
 
 
 def last_step(f, init, xs, *, reverse: bool):
@@ -191,7 +229,13 @@ def kept_last(f: Callable, init, xs, *, reverse):
 # --- updates in place -------------------------------------------------------------------
 
 
+def _refuse(x: Any, v: Any) -> None:
+    if x.dtype != v.dtype:
+        raise TypeError("What is updated and the update have one dtype.")
+
+
 def selected_update(p, x, i, v):
+    _refuse(x, v)
     return jnp.where(p, x.at[i].set(v), x)
 
 
@@ -202,6 +246,7 @@ def update_of_selected(p: Bool[Array, ""], x, i: Integer[Array, ""], v):
 
 
 def selected_slice(p, x, i, v):
+    _refuse(x, v)
     return jnp.where(p, lax.dynamic_update_index_in_dim(x, v, i, 0), x)
 
 
