@@ -590,7 +590,7 @@ def settled(
     primitive: Primitive,
     types: tuple[type, ...],
     entries: list[Entry],
-    ask: Callable[[Rule], Any],
+    ask: Callable[[Any], Any],
     declined: list[Declined],
 ) -> Any:
     """The answer of the foremost rules. Rules that decline make room for the next ones."""

@@ -30,8 +30,11 @@ from .pattern import Pattern, Traced, Variant
 _SIZE = 5
 _SIZES = (3, 2, 1)
 
-# The highest rank that is probed, for few and for many operands.
+# The highest rank that is probed.
 _MAX_RANK = 6
+
+# After so many ranks that show no new form, no more are tried.
+_ENOUGH = 6
 
 
 class Form(NamedTuple):
@@ -62,18 +65,21 @@ class Forms:
         errors: list[Exception] = []
         found: list[Traced] = []
         good: dict[tuple[int, ...], None] = {}
+        base = np.dtype(jnp.float32)
         for size in (_SIZE, *_SIZES):
-            for dtype in (None, jnp.bfloat16):
-                for args in _base_args(pattern, size, dtype):
-                    traces = self._all(args, errors)
-                    if traces:
-                        found += traces
-                        good[tuple(len(getattr(arg, "shape", ())) for arg in args)] = None
-                        break
-        for kinds in _base_kinds(pattern, np.dtype(jnp.float32)):
-            for ranks in good:
-                args = _args(pattern, ranks, kinds)
-                found += [] if args is None else self._all(args, errors)
+            for args in _base_args(pattern, size, base):
+                found += self._all(args, errors)
+                if found:
+                    good[tuple(len(getattr(arg, "shape", ())) for arg in args)] = None
+                    break
+            if found:
+                break
+        for ranks in good:
+            changes = [(kinds, _SIZE) for kinds in _base_kinds(pattern, base)]
+            changes += [(jnp.bfloat16, _SIZE), *((base, size) for size in _SIZES)]
+            for kinds, size in changes:
+                changed = _args(pattern, ranks, kinds, size)
+                found += [] if changed is None else self._all(changed, errors)
         unused = set(range(len(pattern.names))) - set(pattern.bodies)
         common: frozenset[Primitive] | None = None
         for traced in found:
@@ -128,11 +134,7 @@ class Forms:
             self._try(probe)
         good: list[tuple[int, ...]] = []
         for base in _base_kinds(pattern, _base_dtype(dtypes)):
-            good = [
-                ranks
-                for ranks in _ranks(pattern, rank)
-                if self._try(_args(pattern, ranks, base))
-            ]
+            good = self._good_ranks(rank, base)
             if good:
                 break
         for size in _SIZES:
@@ -145,6 +147,19 @@ class Forms:
         for variant in _variants(pattern):
             lower = [ranks for ranks in good if _batched_rank(ranks, variant) <= rank]
             self._adaptively(lower, lambda r: _args(pattern, r, base), variant)
+
+    def _good_ranks(self, highest: int, kinds: Any) -> list[tuple[int, ...]]:
+        """Ranks at which the function can be traced, until these show no new form."""
+        good: list[tuple[int, ...]] = []
+        since = 0
+        for ranks in _ranks(self.pattern, highest):
+            before = self.count()
+            if self._try(_args(self.pattern, ranks, kinds)):
+                good.append(ranks)
+                since = since + 1 if self.count() == before else 0
+            if since == _ENOUGH:
+                break
+        return good
 
     def _adaptively(self, ranks: Sequence[Any], args: Any, variant: Variant = None) -> None:
         """Probe at some ranks, and at all of them if that shows a new form."""
@@ -370,10 +385,10 @@ def _base_kinds(pattern: Pattern, dtype: Any) -> Iterator[tuple[Any, ...]]:
             yield (*(dtype,) * i, other, *(dtype,) * (count - i - 1))
 
 
-def _base_args(pattern: Pattern, size: int, dtype: Any) -> Iterator[list[Any]]:
+def _base_args(pattern: Pattern, size: int, dtype: Any) -> Iterator[Sequence[Any]]:
     """Operands of several ranks, until the function can be traced."""
-    yield from (p for p in pattern.probes if dtype is None)
-    for kinds in _base_kinds(pattern, dtype or np.dtype(jnp.float32)):
+    yield from pattern.probes
+    for kinds in _base_kinds(pattern, dtype):
         for ranks in _ranks(pattern, 4):
             args = _args(pattern, ranks, kinds, size)
             if args is not None:
