@@ -12,9 +12,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Integer
+from jaxtyping import Array, ArrayLike, Bool, Integer
 
+from .. import _compat
 from .._rules import Rules
+from .._transform import transform
 
 
 def _results(y: Any) -> tuple[Any, ...]:
@@ -109,14 +111,14 @@ def _max(f: Any, init: Any, xs: Any, reverse: bool) -> Any:
         old, tangent, count = accumulated
         new = lax.stop_gradient(jnp.maximum(old, y))
         stays, joins = old == new, y == new
-        tangent = jnp.where(stays, tangent, 0) + jnp.where(joins, _tangent_of(y), 0)
-        return new, tangent, jnp.where(stays, count, 0) + joins
+        # Products, as JAX has them: where the greatest is NaN, all derivatives are.
+        tangent = tangent * stays.astype(y.dtype) + _tangent_of(y) * joins.astype(y.dtype)
+        return new, tangent, count * stays + joins
 
     zeros = jnp.zeros(y.shape, y.dtype), jnp.zeros(y.shape, int)
     carry, (greatest, tangent, count), others = _fold(
         f, init, xs, reverse, (lowest, *zeros), step
     )
-    # Where the greatest is NaN, no step has it, and the derivative is NaN as well.
     return carry, greatest + tangent / count.astype(tangent.dtype), *others
 
 
@@ -250,7 +252,57 @@ def selected_slice(p, x, i, v):
     return jnp.where(p, lax.dynamic_update_index_in_dim(x, v, i, 0), x)
 
 
-@rules.rewrite(selected_slice)
-def slice_of_selected(p: Bool[Array, ""], x, i: Integer[Array, ""], v):
+def slice_of_selected(p, x, i, v):
     old = lax.dynamic_index_in_dim(x, i, 0, keepdims=v.ndim == x.ndim)
     return lax.dynamic_update_index_in_dim(x, jnp.where(p, v, old), i, 0)
+
+
+# The update of one slice is another primitive once it is batched.
+def selected_slices(p, x, i, v):
+    return jax.vmap(selected_slice)(p, x, i, v)
+
+
+@rules.rewrite(selected_slices)
+def slices_of_selected(p: Bool[Array, "n"], x, i: Integer[Array, "n"], v):
+    return jax.vmap(slice_of_selected)(p, x, i, v)
+
+
+@rules.register("while")
+def while_with_updates(
+    *operands: ArrayLike,
+    cond_jaxpr: Any,
+    body_jaxpr: Any,
+    cond_nconsts: int,
+    body_nconsts: int,
+    **_: Any,
+) -> Any:
+    """A loop under `jax.vmap` whose turns end at different times.
+
+    JAX selects between the old and the new carry when it compiles such a loop, so that no
+    pattern can see it. Here the same select is in the body, where the patterns above make
+    selected updates of it.
+    """
+    (decides,) = cond_jaxpr.out_avals
+    if not decides.shape:
+        return NotImplemented
+    test = functools.partial(_compat.function_of(cond_jaxpr), *operands[:cond_nconsts])
+    of_body = cond_nconsts + body_nconsts
+    body = functools.partial(
+        _compat.function_of(body_jaxpr), *operands[cond_nconsts:of_body]
+    )
+
+    select: Callable[..., Any] = jnp.where
+    for _ in decides.shape:
+        select = jax.vmap(select)
+
+    def turn(state: Any) -> Any:
+        goes_on, carry = state
+        selected = list(map(select, [goes_on] * len(carry), body(*carry), carry))
+        return test(*selected)[0], selected
+
+    carry = list(map(jnp.asarray, operands[of_body:]))
+    return lax.while_loop(
+        lambda state: jnp.any(state[0]),
+        transform(turn, rules=rules),
+        (test(*carry)[0], carry),
+    )[1]
