@@ -52,6 +52,23 @@ def can_match(eqn: JaxprEqn) -> bool:
     return not eqn.effects and eqn.primitive.name not in _NEVER
 
 
+# Primitives that move or convert one array. Which of them a function has depends on the
+# ranks, sizes and dtypes of its operands more than on the function.
+_MOVES = {
+    "broadcast_in_dim",
+    "convert_element_type",
+    "copy",
+    "reshape",
+    "squeeze",
+    "transpose",
+}
+
+
+def is_move(eqn: JaxprEqn) -> bool:
+    """Whether an equation only moves or converts its one operand."""
+    return eqn.primitive.name in _MOVES and len(eqn.invars) == 1
+
+
 class Number:
     """A literal of a program: a scalar with its dtype."""
 

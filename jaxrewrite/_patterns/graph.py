@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from .._caches import WeakCaches
 from .._compat import Jaxpr, JaxprEqn, Literal, Primitive
-from .calls import Number, body_of, folded
+from .calls import Number, body_of, folded, is_move
 
 
 # What an operand of a node is: ``("operand", i)``, an operand of the function;
@@ -36,6 +36,39 @@ class Graph(NamedTuple):
 
     def primitives(self) -> frozenset[Primitive]:
         return frozenset(node.primitive for node in self.nodes)
+
+    def core(self) -> tuple[Graph, tuple[int, ...]]:
+        """The graph without nodes that only move arrays, and the old numbers of its nodes.
+
+        It is the whole graph if some result is only a move of an operand.
+        """
+        kept = [n for n, node in enumerate(self.nodes) if not is_move(node.eqn)]
+        new = {old: i for i, old in enumerate(kept)}
+
+        def source(ref: Ref) -> Ref:
+            while ref[0] == "node" and ref[1] not in new:
+                ref = self.nodes[ref[1]].operands[0]
+            return ("node", new[ref[1]], ref[2]) if ref[0] == "node" else ref
+
+        results = tuple(map(source, self.results))
+        if any(ref[0] != "node" for ref in results):
+            return self, tuple(range(len(self.nodes)))
+        nodes = [
+            Node(self.nodes[n].eqn, tuple(map(source, self.nodes[n].operands)))
+            for n in kept
+        ]
+        return self._replace(nodes=tuple(nodes), results=results), tuple(kept)
+
+    def root(self) -> int:
+        """The node of a result that the most nodes lead to."""
+        reached: list[set[int]] = []
+        for n, node in enumerate(self.nodes):
+            own = {n}
+            for ref in node.operands:
+                if ref[0] == "node":
+                    own |= reached[ref[1]]
+            reached.append(own)
+        return max((ref[1] for ref in self.results), key=lambda n: (len(reached[n]), n))
 
     def form(self) -> Any:
         """What is left without parameters, dtypes and numbers; hashable."""

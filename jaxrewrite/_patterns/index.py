@@ -14,7 +14,7 @@ from .graph import Graph
 from .pattern import Pattern, Variant
 from .probe import Forms
 from .search import is_open_at
-from .view import Facts, Frame, Place, facts_of, resolve
+from .view import Facts, Frame, Place, chain, facts_of, resolve
 
 
 class Entry(NamedTuple):
@@ -70,7 +70,7 @@ class Index:
 
 
 def _kind(frame: Frame, atom: Any) -> Any:
-    source = resolve(frame, atom)
+    source = chain(resolve(frame, atom))[-1]
     if source is None or type(source) is Number:
         return _NUMBER
     return _GIVEN if source.index < 0 else source.frame.eqn(source.index).primitive
@@ -78,7 +78,7 @@ def _kind(frame: Frame, atom: Any) -> Any:
 
 def _entries(pattern: Pattern, depth: int, forms: Forms) -> Iterator[Entry]:
     for form in forms.by_form.values():
-        root = _root(form.graph)
+        root = form.graph.root()
         needs: Counter[Any] = Counter()
         for ref in form.graph.nodes[root].operands:
             if ref[0] == "node":
@@ -86,18 +86,6 @@ def _entries(pattern: Pattern, depth: int, forms: Forms) -> Iterator[Entry]:
             elif ref[0] in ("number", "scalar"):
                 needs[_NUMBER] += 1
         yield Entry(pattern, depth, form.graph, form.variants, root, needs)
-
-
-def _root(graph: Graph) -> int:
-    """The node of a result that the most nodes lead to."""
-    reached: list[set[int]] = []
-    for n, node in enumerate(graph.nodes):
-        own = {n}
-        for ref in node.operands:
-            if ref[0] == "node":
-                own |= reached[ref[1]]
-        reached.append(own)
-    return max((ref[1] for ref in graph.results), key=lambda n: (len(reached[n]), n))
 
 
 # --- the index for a program -------------------------------------------------------------

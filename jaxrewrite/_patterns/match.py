@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jax.tree_util import PyTreeDef
 
 from .._annotations import Dense, guards_hold
-from .._compat import DropVar, JaxprEqn
+from .._compat import DropVar
 from .calls import Number
-from .graph import Node
 from .index import Entry
 from .pattern import Pattern, Traced, Variant, without_batch
-from .same import same_equation
-from .search import Found, Search, result_atoms, same_primitive
+from .search import Found, Search, result_atoms
 from .view import Frame, Made, Place, resolve, users
 
 
-# A search that finds more candidates than this at one equation gives up.
-_MAX_CANDIDATES = 64
+# A form that can be read in more ways than this at one equation is given up.
+_MAX_READINGS = 64
+
+# How many moves and conversions an operand is followed through.
+_MAX_MOVES = 4
 
 
 @dataclasses.dataclass(eq=False)
@@ -60,9 +62,9 @@ class Match:
                 if outer is None or inner is None or type(outer) is not type(inner):
                     return False  # A number that the caller passes.
                 for p, operand in enumerate(self.operands):
-                    if type(operand) is type(outer) and operand.same(outer):
-                        if not inside.setdefault(p, inner).same(inner):
-                            return False  # One array that the caller passes twice.
+                    is_here = type(operand) is type(outer) and operand.same(outer)
+                    if is_here and not inside.setdefault(p, inner).same(inner):
+                        return False  # One array that the caller passes twice.
         return True
 
     def is_within_call(self) -> bool:
@@ -78,34 +80,52 @@ def matches_at(entry: Entry, place: Place, may_be_value: Any) -> Match | None:
 
     ``may_be_value`` tells whether what is found for an operand may be a value.
     """
-    search = Search(entry.graph, same_primitive, numbers=False)
-    for tries, found in enumerate(search.from_root(entry.root, place)):
-        if tries == _MAX_CANDIDATES:
-            return None
-        match = _confirmed(entry, found, place, may_be_value)
-        if match is not None:
-            return match
+    search = Search(entry.graph, by_form=True)
+    tries = itertools.count()
+    for found in search.run(entry.root, place):
+        for variant, operands in _readings(entry, found):
+            if next(tries) == _MAX_READINGS:
+                return None
+            match = _confirmed(entry, variant, operands, place, may_be_value)
+            if match is not None:
+                return match
     return None
 
 
-def _confirmed(entry: Entry, found: Found, place: Place, may_be_value: Any) -> Match | None:
+def _readings(entry: Entry, found: Found) -> Iterator[tuple[Variant, list[Any]]]:
+    """What the operands may be, and how they may be batched.
+
+    An operand may be any of what is moved or converted before it is used. The nearest ones
+    come first.
+    """
+    chains = [found.operands.get(i) for i in range(len(entry.pattern.names))]
+    if None in chains:
+        return
+    depths = itertools.product(*(range(min(len(c), _MAX_MOVES)) for c in chains if c))
+    for depth in sorted(depths, key=sum):
+        operands = [c[d] for c, d in zip(chains, depth, strict=True) if c]
+        for variant in entry.variants:
+            yield variant, operands
+
+
+def _confirmed(
+    entry: Entry, variant: Variant, operands: list[Any], place: Place, may_be_value: Any
+) -> Match | None:
+    """The match at a place, if the function is exactly what is there."""
     pattern = entry.pattern
-    operands = [found.operands.get(i) for i in range(len(pattern.names))]
     args = [_argument(pattern, i, operand) for i, operand in enumerate(operands)]
-    if any(arg is None for arg in args):
+    if (
+        any(arg is None for arg in args)
+        or not _is_batched_so(variant, operands)
+        or not _may_answer(pattern, operands, variant, may_be_value)
+    ):
         return None
-    atoms = result_atoms(entry.graph, found)
     frame, i = place
     with frame.eqn(i).ctx.manager:
-        for variant in entry.variants:
-            if not _is_batched_so(variant, operands):
-                continue
-            if not _may_answer(pattern, operands, variant, may_be_value):
-                continue
-            for statics, traced in _traces(pattern, args, variant):
-                exact = _exactly(traced, atoms, operands)
-                if exact is not None:
-                    return _match(entry, variant, statics, traced, exact, operands, atoms)
+        for statics, traced in _traces(pattern, args, variant):
+            match = _exactly(entry, variant, statics, traced, operands, place)
+            if match is not None:
+                return match
     return None
 
 
@@ -164,48 +184,45 @@ def _traces(
             yield statics, traced._replace(graph=traced.graph.numbered(arrays))
 
 
-def _same_node(node: Node, eqn: JaxprEqn) -> bool:
-    return same_equation(node.eqn, eqn)
-
-
-def _exactly(traced: Traced, atoms: Sequence[Any], operands: Sequence[Any]) -> Found | None:
-    graph = traced.graph
-    if len(graph.results) != len(atoms) or any(ref[0] != "node" for ref in graph.results):
-        return None
-    search = Search(graph, _same_node, numbers=True)
-    for found in search.from_results(atoms, operands):
-        return found
-    return None
-
-
-def _match(
+def _exactly(
     entry: Entry,
     variant: Variant,
     statics: dict[str, Any],
     traced: Traced,
-    exact: Found,
     operands: list[Any],
-    atoms: list[Made],
+    place: Place,
 ) -> Match | None:
-    places = list(exact.places.values())
-    match = Match(
-        entry.pattern,
-        entry.depth,
-        variant,
-        statics,
-        places,
-        operands,
-        atoms,
-        traced.out_tree,
-        frozenset(),
-    )
+    graph = traced.graph
+    core, kept = graph.core()
+    if any(ref[0] != "node" for ref in graph.results):
+        return None
+    search = Search(graph, by_form=False)
+    for found in search.run(kept[core.root()], place, dict(enumerate(operands))):
+        match = Match(
+            entry.pattern,
+            entry.depth,
+            variant,
+            statics,
+            list(found.places.values()),
+            operands,
+            result_atoms(graph, found),
+            traced.out_tree,
+            frozenset(),
+        )
+        if _may_be_taken(match):
+            return match
+    return None
+
+
+def _may_be_taken(match: Match) -> bool:
+    """Whether what is needed outside of the match is a result, or may stay."""
     escaping = set(_escaping(match))
     if not escaping:
-        return match
-    if not entry.pattern.keep:
-        return None
+        return True
+    if not match.pattern.keep:
+        return False
     match.stays = _needed_by(match, escaping)
-    return match
+    return not any((id(made.frame), made.index) in match.stays for made in match.results)
 
 
 def _escaping(match: Match) -> Iterator[tuple[int, int]]:

@@ -12,7 +12,7 @@ from .calls import Number
 from .index import Index, index_for, open_roots
 from .match import Match, matches_at
 from .pattern import Pattern
-from .view import Frame, Made, Place, facts_of, users
+from .view import Frame, Made, Place, facts_of, outermost, users
 
 
 # The equation in place of a match. Its parameters are a `Plan`, and the equations that it
@@ -242,7 +242,12 @@ def inlined_frames(taken: Iterable[_Taken]) -> set[Frame]:
     """The bodies that matches reach out of, with all that they are in."""
     inlined: set[Frame] = set()
     for one in taken:
-        for frame in () if one.match.is_within_call() else one.match.frames():
+        if one.match.is_within_call():
+            continue
+        frames = one.match.frames()
+        for match in (one.match, *one.others):
+            frames |= {outermost(x).frame for x in match.operands if type(x) is Made}
+        for frame in frames:
             outer: Frame | None = frame
             while outer is not None:
                 inlined.add(outer)
@@ -316,6 +321,12 @@ class _Rebuilt:
             return atom
         return self._names[frame].get(atom, atom)
 
+    def _name_of(self, made: Made) -> Any:
+        """The name of a variable; that of the call's result if the call stays."""
+        if made.frame not in self._inlined:
+            made = outermost(made, self._inlined)
+        return self._name(made.frame, made.var)
+
     def _renamed(self, frame: Frame, eqn: JaxprEqn) -> JaxprEqn:
         names = self._names[frame]
         if not names:
@@ -367,8 +378,7 @@ class _Rebuilt:
             if i in match.pattern.scalars:
                 operands.append(operand)
                 continue
-            made = type(operand) is Made
-            atom = self._name(operand.frame, operand.var) if made else operand.atom
+            atom = operand.atom if type(operand) is Number else self._name_of(operand)
             operands.append(_position_in(atoms, atom))
         results = tuple(
             outvars.index(self._name(made.frame, made.var)) for made in match.results

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .. import _compat
 from .._annotations import Alternative, guards_hold
 from .._compat import Primitive, ShapedArray
 from .calls import Number
@@ -60,19 +59,28 @@ class Forms:
     def _find_core(self) -> frozenset[Primitive]:
         pattern = self.pattern
         errors: list[Exception] = []
-        common: frozenset[Primitive] | None = None
-        unused = set(range(len(pattern.names)))
+        found: list[Traced] = []
+        good: dict[tuple[int, ...], None] = {}
         for size in (_SIZE, *_SIZES):
             for dtype in (None, jnp.bfloat16):
                 for args in _base_args(pattern, size, dtype):
                     traced = self._first(args, errors)
-                    if traced is None:
-                        continue
-                    used = {ref[1] for ref in traced.graph.refs() if ref[0] in _OPERANDS}
-                    unused -= used
-                    own = traced.graph.primitives()
-                    common = own if common is None else common & own
-                    break
+                    if traced is not None:
+                        found.append(traced)
+                        good[tuple(len(getattr(arg, "shape", ())) for arg in args)] = None
+                        break
+        for kinds in _base_kinds(pattern, np.dtype(jnp.float32)):
+            for ranks in good:
+                args = _args(pattern, ranks, kinds)
+                traced = None if args is None else self._first(args, errors)
+                if traced is not None:
+                    found.append(traced)
+        unused = set(range(len(pattern.names)))
+        common: frozenset[Primitive] | None = None
+        for traced in found:
+            unused -= {ref[1] for ref in traced.graph.refs() if ref[0] in _OPERANDS}
+            own = traced.graph.core()[0].primitives()
+            common = own if common is None else common & own
         if common is None:
             error = TypeError(
                 "What a pattern looks for can't be traced at any operands that its "
@@ -136,10 +144,6 @@ class Forms:
         for variant in _variants(pattern):
             lower = [ranks for ranks in good if _batched_rank(ranks, variant) <= rank]
             self._adaptively(lower, lambda r: _args(pattern, r, base), variant)
-            for kinds in _dtype_changes(pattern, base, dtypes):
-                self._adaptively(
-                    lower[:1], lambda r, k=kinds: _args(pattern, r, k), variant
-                )
 
     def _adaptively(self, ranks: Sequence[Any], args: Any, variant: Variant = None) -> None:
         """Probe at some ranks, and at all of them if that shows a new form."""
@@ -173,6 +177,7 @@ class Forms:
         return succeeded
 
     def _add(self, graph: Graph, variant: Variant) -> None:
+        graph, _ = graph.core()
         form = self.by_form.setdefault(graph.form(), Form(graph, []))
         if variant not in form.variants:
             form.variants.append(variant)

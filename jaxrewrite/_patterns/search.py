@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .._compat import JaxprEqn
-from .calls import Number, can_match
+from .calls import Number, can_match, is_move
 from .graph import Graph, Node, Ref
-from .view import Made, Place, resolve, users
+from .same import same_equation
+from .view import Made, Place, chain, resolve, users, users_behind_moves
 
 
-COMMUTATIVE = {"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"}
+_COMMUTATIVE = {"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"}
 
 # A balanced sum of 16 terms has 32768 orders. A search gives up after so many steps.
 _MAX_STEPS = 2000
 
 
 class Found(NamedTuple):
-    """A graph in a program: the equation of each node, and what each operand is."""
+    """A graph in a program: the equation of each node, and what each operand is.
+
+    A search by form finds for each operand several atoms, of which each is a moved or
+    converted form of the next.
+    """
 
     places: dict[int, Place]
     operands: dict[int, Any]
@@ -27,45 +32,40 @@ class Found(NamedTuple):
 class Search:
     """One search, with all that was assumed so far and may have to be taken back.
 
-    ``same_node`` compares a node with an equation. With ``numbers``, numbers have to be the
-    same as well. In the body of a call (``is_open``), what the caller passes may be
-    anything; then the search only tells whether something was assumed about it.
+    Parameters
+    ----------
+    graph
+        What is searched for.
+    by_form
+        Whether parameters, numbers, and equations that only move arrays are left out. The
+        graph has no such equations then.
+    is_open
+        Whether the program is the body of a call, and what the caller passes may be
+        anything. The search then only tells whether something was assumed about it.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        same_node: Callable[[Node, JaxprEqn], bool],
-        numbers: bool,
-        is_open: bool = False,
-    ):
+    def __init__(self, graph: Graph, by_form: bool, is_open: bool = False):
         self.graph = graph
-        self.same_node = same_node
-        self.numbers = numbers
+        self.by_form = by_form
         self.is_open = is_open
-        self.places: dict[int, Place] = {}
-        self.operands: dict[int, Any] = {}
         self.assumed = 0  # How often something was assumed about operands of the body.
-        self._taken: dict[tuple[int, int], int] = {}
-        self._trail: list[tuple[dict[Any, Any], Any]] = []
+        # In a graph of moves alone, a move is an equation like any other.
+        self._skips = by_form and not any(is_move(node.eqn) for node in graph.nodes)
+        self._places: dict[Any, Any] = {}
+        self._operands: dict[Any, Any] = {}
+        self._taken: dict[Any, Any] = {}
+        self._trail: list[tuple[dict[Any, Any], Any, Any]] = []
         self._choices: list[tuple[Any, int, int]] = []
 
-    def from_root(self, node: int, place: Place) -> Iterator[Found]:
-        """All ways in which the graph is there with ``node`` at ``place``."""
-        return self._run((("place", node, place), None))
-
-    def from_results(
-        self, atoms: Sequence[Any], operands: Sequence[Any]
+    def run(
+        self, node: int, place: Place, operands: Mapping[int, Any] | None = None
     ) -> Iterator[Found]:
-        """All ways in which the graph is there with these results and operands."""
-        for i, operand in enumerate(operands):
-            self.operands[i] = operand
-        goals: Any = None
-        for ref, atom in zip(self.graph.results, atoms, strict=True):
-            goals = ("ref", ref, atom), goals
-        return self._run(goals)
+        """All ways in which the graph is there, with ``node`` at ``place``.
 
-    def _run(self, goals: Any) -> Iterator[Found]:
+        ``operands`` are known operands.
+        """
+        self._operands.update(operands or {})
+        goals: Any = ("place", node, place), None
         steps = 0
         while True:
             holds = True
@@ -75,8 +75,7 @@ class Search:
                     steps += 1
                     if steps > _MAX_STEPS:
                         return
-                    holds, more = self._step(goal, goals)
-                    goals = more
+                    holds, goals = self._step(goal, goals)
                 if not holds:
                     break
                 pending = self._forwards()
@@ -84,18 +83,20 @@ class Search:
                     break
                 holds, goals = pending
             if holds:
-                yield Found(dict(self.places), dict(self.operands))
+                yield Found(dict(self._places), dict(self._operands))
             if not self._choices:
                 return
-            goals, length, assumed = self._choices.pop()
-            self.assumed = assumed
+            goals, length, self.assumed = self._choices.pop()
             while len(self._trail) > length:
-                mapping, key = self._trail.pop()
-                del mapping[key]
+                mapping, key, old = self._trail.pop()
+                if old is None:
+                    del mapping[key]
+                else:
+                    mapping[key] = old
 
     def _put(self, mapping: dict[Any, Any], key: Any, value: Any) -> None:
+        self._trail.append((mapping, key, mapping.get(key)))
         mapping[key] = value
-        self._trail.append((mapping, key))
 
     def _choose(self, goals: Any) -> None:
         self._choices.append((goals, len(self._trail), self.assumed))
@@ -105,10 +106,14 @@ class Search:
         if goal[0] == "place":
             return self._place(goal[1], goal[2], rest)
         _, ref, atom = goal
-        if atom is None:
+        atoms = chain(atom) if self._skips else [atom]
+        if atoms[-1] is None:
             return False, rest
         kind = ref[0]
-        if self.is_open and kind != "operand" and type(atom) is Made and atom.index < 0:
+        if kind == "operand":
+            return self._bind(ref[1], atoms if self.by_form else atom), rest
+        atom = atoms[-1]
+        if self.is_open and _is_given(atom) and type(atom) is Made:
             self.assumed += 1
             return True, rest
         if kind == "node":
@@ -116,22 +121,24 @@ class Search:
                 return False, rest
             return self._place(ref[1], (atom.frame, atom.index), rest)
         if kind == "number":
-            holds = type(atom) is Number and (not self.numbers or ref[1].same(atom))
-            return holds, rest
-        if kind in ("operand", "scalar"):
-            if kind == "scalar" and type(atom) is not Number:
-                return False, rest
-            return self._bind(ref[1], atom), rest
+            return type(atom) is Number and (self.by_form or ref[1].same(atom)), rest
+        if kind == "scalar" and type(atom) is Number:
+            return self._bind(ref[1], [atom] if self.by_form else atom), rest
         return False, rest  # A literal that is not a number, or a closed-over array.
 
-    def _bind(self, i: int, atom: Any) -> bool:
-        bound = self.operands.get(i)
-        if bound is None:
-            self._put(self.operands, i, atom)
+    def _bind(self, i: int, found: Any) -> bool:
+        known = self._operands.get(i)
+        if known is None:
+            self._put(self._operands, i, found)
             return True
-        if bound.same(atom):
+        if not self.by_form:
+            return known.same(found)
+        common = [atom for atom in known if any(_same(atom, other) for other in found)]
+        if common:
+            if len(common) < len(known):
+                self._put(self._operands, i, common)
             return True
-        if self.is_open and _is_given(bound) and _is_given(atom):
+        if self.is_open and _is_given(known[-1]) and _is_given(found[-1]):
             self.assumed += 1
             return True
         return False
@@ -139,7 +146,7 @@ class Search:
     def _place(self, n: int, place: Place, rest: Any) -> tuple[bool, Any]:
         """Assume that a node is an equation."""
         frame, index = place
-        known = self.places.get(n)
+        known = self._places.get(n)
         if known is not None:
             return known[0] is frame and known[1] == index, rest
         key = id(frame), index
@@ -147,40 +154,47 @@ class Search:
         if (
             key in self._taken
             or len(eqn.invars) != len(node.operands)
-            or not self.same_node(node, eqn)
+            or not self._is_like(node, eqn)
             or not can_match(eqn)
         ):
             return False, rest
-        self._put(self.places, n, place)
+        self._put(self._places, n, place)
         self._put(self._taken, key, n)
         atoms = [resolve(frame, atom) for atom in eqn.invars]
-        if len(atoms) == 2 and eqn.primitive.name in COMMUTATIVE:
+        if len(atoms) == 2 and eqn.primitive.name in _COMMUTATIVE:
             a, b = node.operands
-            if a != b and not _same_atom(*atoms):
+            if a != b and not _same(*atoms):
                 self._choose((("ref", a, atoms[1]), (("ref", b, atoms[0]), rest)))
         for ref, atom in zip(reversed(node.operands), reversed(atoms), strict=True):
             rest = ("ref", ref, atom), rest
         return True, rest
+
+    def _is_like(self, node: Node, eqn: JaxprEqn) -> bool:
+        if not self.by_form:
+            return same_equation(node.eqn, eqn)
+        return node.primitive is eqn.primitive and len(node.eqn.outvars) == len(eqn.outvars)
 
     def _forwards(self) -> Any:
         """The next node that no result found so far depends on; ``None`` if there is none.
 
         It is one of the equations that use an operand or a result that is known.
         """
-        if len(self.places) == len(self.graph.nodes) or self.is_open:
+        if len(self._places) == len(self.graph.nodes) or self.is_open:
             return None
+        find = users_behind_moves if self._skips else users
         for n, node in enumerate(self.graph.nodes):
-            if n in self.places:
+            if n in self._places:
                 continue
             for ref in node.operands:
                 atom = self._known(ref)
                 if atom is None:
                     continue
                 places = [
-                    place
-                    for place in users(atom.frame, atom.var)
-                    if place is not None
-                    and place[0].eqn(place[1]).primitive is node.primitive
+                    user
+                    for user in find(atom.frame, atom.var)
+                    if user is not None
+                    and user[0].eqn(user[1]).primitive is node.primitive
+                    and (id(user[0]), user[1]) not in self._taken
                 ]
                 if not places:
                     return False, None
@@ -192,9 +206,11 @@ class Search:
     def _known(self, ref: Ref) -> Made | None:
         atom = None
         if ref[0] == "operand":
-            atom = self.operands.get(ref[1])
-        elif ref[0] == "node" and ref[1] in self.places:
-            frame, index = self.places[ref[1]]
+            atom = self._operands.get(ref[1])
+            if self.by_form and atom is not None:
+                atom = atom[-1]
+        elif ref[0] == "node" and ref[1] in self._places:
+            frame, index = self._places[ref[1]]
             atom = Made(frame, frame.eqn(index).outvars[ref[2]], index, ref[2])
         return atom if type(atom) is Made else None
 
@@ -203,22 +219,17 @@ def _is_given(atom: Any) -> bool:
     return type(atom) is Number or atom.index < 0
 
 
-def _same_atom(a: Any, b: Any) -> bool:
+def _same(a: Any, b: Any) -> bool:
     return a is not None and b is not None and type(a) is type(b) and a.same(b)
-
-
-def same_primitive(node: Node, eqn: JaxprEqn) -> bool:
-    """Whether an equation has the form of a node, whatever its parameters are."""
-    return node.primitive is eqn.primitive and len(node.eqn.outvars) == len(eqn.outvars)
 
 
 def is_open_at(graph: Graph, node: int, place: Place) -> bool:
     """Whether a graph may be there, in the body of a call, together with what is outside."""
-    search = Search(graph, same_primitive, numbers=False, is_open=True)
-    return any(search.assumed for _ in search.from_root(node, place))
+    search = Search(graph, by_form=True, is_open=True)
+    return any(search.assumed for _ in search.run(node, place))
 
 
-def result_atoms(graph: Graph, found: Found) -> list[Any]:
+def result_atoms(graph: Graph, found: Found) -> list[Made]:
     """What the results of a graph are in the program."""
     atoms = []
     for ref in graph.results:

@@ -7,12 +7,12 @@ of its calls. What is known about a body is found once (`Facts`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from .._caches import WeakCaches
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
-from .calls import Number, body_of, folded
+from .calls import Number, body_of, folded, is_move
 
 
 class Facts:
@@ -169,6 +169,41 @@ def resolve(frame: Frame, atom: Any) -> Any:
             if number is not None:
                 return number
         return Made(frame, atom, index, k)
+
+
+def outermost(made: Made, inlined: Container[Frame] = ()) -> Made:
+    """The same array in the outermost frame where it has a name, or in one of these."""
+    while made.frame.parent is not None and made.frame not in inlined:
+        positions = made.frame.facts.results.get(made.var, ())
+        outvars = made.frame.parent.eqn(made.frame.call).outvars
+        names = [outvars[p] for p in positions if type(outvars[p]) is not DropVar]
+        if not names:
+            break
+        made = Made(made.frame.parent, names[0], made.frame.call)
+    return made
+
+
+def chain(atom: Any) -> list[Any]:
+    """An atom, and what it is a moved or converted form of, up to the last."""
+    atoms = [atom]
+    while type(atom) is Made and atom.index >= 0:
+        eqn = atom.frame.eqn(atom.index)
+        if not is_move(eqn):
+            break
+        atom = resolve(atom.frame, eqn.invars[0])
+        atoms.append(atom)
+    return atoms
+
+
+def users_behind_moves(frame: Frame, var: Var) -> Iterator[Place]:
+    """The equations that use a variable, or a moved or converted form of it."""
+    for user in users(frame, var):
+        if user is None:
+            continue
+        yield user
+        eqn = user[0].eqn(user[1])
+        if is_move(eqn):
+            yield from users_behind_moves(user[0], eqn.outvars[0])
 
 
 def users(frame: Frame, var: Var) -> Iterator[Place | None]:
