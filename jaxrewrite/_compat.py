@@ -279,6 +279,11 @@ def is_unplaced(params: Mapping[str, Any]) -> bool:
     )
 
 
+def function_of(closed: Any) -> Callable[..., list[Any]]:
+    """The function of a closed jaxpr; the same one each time."""
+    return jex_core.jaxpr_as_fun(closed)
+
+
 def new_jaxpr(
     invars: Sequence[Var],
     outvars: Sequence[Any],

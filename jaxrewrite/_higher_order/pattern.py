@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from jax.tree_util import tree_flatten, tree_map
+import jax.numpy as jnp
+from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from .. import _compat
 from .._avals import avals_of, mismatch
-from .._compat import Literal
+from .._compat import JaxprEqn, Literal
 from .._errors import add_note
+from .._patterns.bodies import results_of
 from .._patterns.pattern import Pattern, without_batch
-from .._patterns.place import Option, pattern_p, place
+from .._patterns.place import Option, Packed, pattern_p, place
 from .._rewrite import Scope, handlers
 from .._rules import Declined, Entry, guarded, settled, type_of
 from .._site import Site
+from .._transform import transform
 from .._value import is_value
 
 
@@ -72,7 +75,7 @@ def _of_group(
     options = {option.pattern: option for option in group}
     entries = []
     for option in group:
-        own = [operands[o] if isinstance(o, int) else o.atom for o in option.operands]
+        own = [_shown(operands, o) for o in option.operands]
         for entry in _entries(option, own, declined):
             entries.append(_in_order(entry, option, order))
 
@@ -80,6 +83,19 @@ def _of_group(
         return _ask(scope, site, operands, options[pattern])
 
     return settled(pattern_p, types, entries, ask, declined)
+
+
+def _shown(operands: Sequence[Any], o: Any) -> Any:
+    """What an operand of a pattern is dispatched on: of several arrays, the first value."""
+    if isinstance(o, int):
+        return operands[o]
+    if not isinstance(o, Packed):
+        return o.atom
+    own = [operands[p] for p in o.positions] if o.body is None else []
+    return next(filter(is_value, own), own[0] if own else _NO_ARRAY)
+
+
+_NO_ARRAY = _compat.Var(_compat.ShapedArray((), jnp.dtype("float32")))
 
 
 def _entries(option: Option, own: Sequence[Any], declined: list[Declined]) -> list[Entry]:
@@ -108,14 +124,11 @@ def _in_order(entry: Entry, option: Option, order: Sequence[int]) -> Entry:
 def _ask(scope: Scope, site: Site, operands: Sequence[Any], option: Option) -> Any:
     """The results of a pattern rule, or ``NotImplemented``."""
     pattern, match = option.pattern, option.match
-    taken = [o for o in option.operands if isinstance(o, int)]
-    scalars = [o.plain() for o in option.operands if not isinstance(o, int)]
+    taken = list(positions(option))
 
     def filled(arrays: Sequence[Any]) -> list[Any]:
-        rest, numbers = iter(arrays), iter(scalars)
-        return [
-            next(rest) if isinstance(o, int) else next(numbers) for o in option.operands
-        ]
+        rest = iter(arrays)
+        return [_argument(o, rest) for o in option.operands]
 
     if match.variant is not None and any(
         is_value(operands[o])
@@ -124,19 +137,15 @@ def _ask(scope: Scope, site: Site, operands: Sequence[Any], option: Option) -> A
     ):
         return NotImplemented  # The leaves of a value have no axis for its batch.
     if pattern.when is not None:
-        variant = match.variant and [
-            axis for o, axis in zip(option.operands, match.variant, strict=True)
-            if isinstance(o, int)
-        ]  # fmt: skip
         avals = [tree_map(_compat.leaf_aval, operands[o]) for o in taken]
-        seen = filled(without_batch(avals, variant and tuple(variant)))
+        seen = without_batch(filled(avals), match.variant)
         if not _asked(pattern, pattern.when, seen, match.statics):
             return NotImplemented
 
     def apply(*arrays: Any) -> Any:
         return _asked(
             pattern,
-            pattern.batched(pattern.fn, arrays, match.statics, match.variant),
+            pattern.batched(pattern.fn, (), match.statics, match.variant),
             filled(arrays),
             {},
         )
@@ -147,8 +156,59 @@ def _ask(scope: Scope, site: Site, operands: Sequence[Any], option: Option) -> A
     name = getattr(pattern.fn, "__name__", "_").strip("_") or "pattern_rule"
     apply.__name__ = name
     statics = tuple((key, repr(value)) for key, value in match.statics.items())
-    key = ("pattern", pattern, match.variant, statics, option.results, *map(repr, scalars))
+    key = ("pattern", pattern, match.variant, statics, option.results, *_keys(option))
     return scope.splice(apply, key, [operands[o] for o in taken], site, check)
+
+
+def positions(option: Option) -> Iterator[int]:
+    """The operands of the equation that a pattern takes, in the order of its own."""
+    for o in option.operands:
+        if isinstance(o, Packed):
+            yield from o.positions
+        elif isinstance(o, int):
+            yield o
+
+
+def _keys(option: Option) -> Iterator[Any]:
+    """The parts of a trace's key that stand for what is not among the arrays."""
+    for o in option.operands:
+        if isinstance(o, Packed):
+            yield len(o.positions), o.length, o.body and o.body.params["jaxpr"]
+        elif not isinstance(o, int):
+            yield repr(o.plain())
+
+
+def _argument(o: Any, rest: Iterator[Any]) -> Any:
+    """An argument of a pattern rule, made of the next arrays."""
+    if isinstance(o, int):
+        return next(rest)
+    if not isinstance(o, Packed):
+        return o.plain()
+    own = [next(rest) for _ in o.positions]
+    if o.body is not None:
+        return _body_function(o.body, own)
+    return tuple(own) if o.length is None else jnp.zeros((o.length, 0), jnp.float32)
+
+
+def _body_function(eqn: JaxprEqn, consts: Sequence[Any]) -> Callable[..., Any]:
+    """The body of a scan as a function of a carry and a slice, or of what it takes."""
+    run = transform(_compat.function_of(eqn.params["jaxpr"]))
+    _, num_carry = _compat.scan_counts(eqn.params)
+    has_xs = len(eqn.invars) > len(consts) + num_carry
+
+    def body(*args: Any) -> Any:
+        if not 1 <= len(args) <= 2:
+            raise TypeError(
+                "The body of a scan takes a carry and a slice, or all that it takes."
+            )
+        carry, carry_tree = tree_flatten(
+            args[0] if len(args) == 2 else (), is_leaf=is_value
+        )
+        leaves = tree_leaves(args if has_xs else args[:1], is_leaf=is_value)
+        outs = run(*consts, *leaves)
+        return results_of(len(args), carry_tree, outs, num_carry)
+
+    return body
 
 
 def _asked(

@@ -59,17 +59,6 @@ class Graph(NamedTuple):
         ]
         return self._replace(nodes=tuple(nodes), results=results), tuple(kept)
 
-    def root(self) -> int:
-        """The node of a result that the most nodes lead to."""
-        reached: list[set[int]] = []
-        for n, node in enumerate(self.nodes):
-            own = {n}
-            for ref in node.operands:
-                if ref[0] == "node":
-                    own |= reached[ref[1]]
-            reached.append(own)
-        return max((ref[1] for ref in self.results), key=lambda n: (len(reached[n]), n))
-
     def form(self) -> Any:
         """What is left without parameters, dtypes and numbers; hashable."""
         return (
@@ -94,8 +83,8 @@ class Graph(NamedTuple):
 
         return self._mapped(replaced)
 
-    def numbered(self, names: Sequence[int]) -> Graph:
-        """The graph with other numbers for its operands."""
+    def numbered(self, names: Sequence[Any]) -> Graph:
+        """The graph with other names for its operands."""
         if list(names) == list(range(len(names))):
             return self
         return self._mapped(

@@ -13,7 +13,7 @@ from .calls import Number
 from .graph import Graph
 from .pattern import Pattern, Variant
 from .probe import Forms
-from .search import is_open_at
+from .search import is_open_at, root
 from .view import Facts, Frame, Place, chain, facts_of, resolve
 
 
@@ -78,14 +78,15 @@ def _kind(frame: Frame, atom: Any) -> Any:
 
 def _entries(pattern: Pattern, depth: int, forms: Forms) -> Iterator[Entry]:
     for form in forms.by_form.values():
-        root = form.graph.root()
+        start = root(form.graph)
         needs: Counter[Any] = Counter()
-        for ref in form.graph.nodes[root].operands:
+        known = () if pattern.bodies else form.graph.nodes[start].operands
+        for ref in known:
             if ref[0] == "node":
                 needs[form.graph.nodes[ref[1]].primitive] += 1
             elif ref[0] in ("number", "scalar"):
                 needs[_NUMBER] += 1
-        yield Entry(pattern, depth, form.graph, form.variants, root, needs)
+        yield Entry(pattern, depth, form.graph, form.variants, start, needs)
 
 
 # --- the index for a program -------------------------------------------------------------
@@ -167,9 +168,9 @@ def _find_open_roots(index: Index, body: Jaxpr) -> Iterator[OpenRoot]:
     frame = Frame(body, facts_of(body))
     for i in range(len(body.eqns)):
         if i in frame.facts.calls:
-            for root in open_roots(index, frame.facts.calls[i]):
-                lifted = root._replace(path=(i, *root.path))
-                if is_open_at(root.entry.graph, root.entry.root, lifted.place(frame)):
+            for inner in open_roots(index, frame.facts.calls[i]):
+                lifted = inner._replace(path=(i, *inner.path))
+                if is_open_at(inner.entry.graph, inner.entry.root, lifted.place(frame)):
                     yield lifted
             continue
         for entry in index.candidates(frame, i, is_open=True):

@@ -8,14 +8,16 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from jax.tree_util import PyTreeDef
+import numpy as np
+from jax.tree_util import PyTreeDef, tree_leaves
 
 from .._annotations import Dense, guards_hold
-from .._compat import DropVar
+from .._compat import DropVar, ShapedArray
+from .bodies import Body, Group, atoms_of
 from .calls import Number
 from .index import Entry
 from .pattern import Pattern, Traced, Variant, without_batch
-from .search import Found, Search, result_atoms
+from .search import Found, Search, result_atoms, root
 from .view import Frame, Made, Place, resolve, users
 
 
@@ -80,7 +82,8 @@ def matches_at(entry: Entry, place: Place, may_be_value: Any) -> Match | None:
 
     ``may_be_value`` tells whether what is found for an operand may be a value.
     """
-    search = Search(entry.graph, by_form=True)
+    (body,) = entry.pattern.bodies or (None,)
+    search = Search(entry.graph, by_form=True, body=body)
     tries = itertools.count()
     for found in search.run(entry.root, place):
         for variant, operands in _readings(entry, found):
@@ -131,20 +134,46 @@ def _confirmed(
 
 def _argument(pattern: Pattern, i: int, operand: Any) -> Any:
     """What the function is traced at for an operand: an aval or a Python scalar."""
+    if isinstance(operand, Body):
+        return operand.hole()
+    if isinstance(operand, Group):
+        return operand.argument()
     if type(operand) is not Number:
-        return None if operand is None else operand.aval
+        return operand.aval
     number = operand.plain()
     kind = pattern.scalars.get(i)
     return None if kind is not None and not isinstance(number, kind) else number
+
+
+def _named(operands: Sequence[Any]) -> dict[Any, Any]:
+    """The operands by their names in a graph."""
+    named: dict[Any, Any] = {}
+    for i, operand in enumerate(operands):
+        if isinstance(operand, Group):
+            named.update({(i, leaf): atom for leaf, atom in enumerate(operand)})
+        else:
+            named[i] = operand
+    return named
+
+
+# The aval of an operand that is a function.
+_NO_ARRAY = ShapedArray((), np.dtype("float32"))
+
+
+def _aval(operand: Any) -> Any:
+    """The aval that the annotation of an operand is about: for several arrays, the first."""
+    if isinstance(operand, (Group, Body)):
+        atoms = tuple(atoms_of([operand])) if isinstance(operand, Group) else ()
+        return _aval(atoms[0]) if atoms else _NO_ARRAY
+    return operand.atom.aval if type(operand) is Number else operand.aval
 
 
 def _may_answer(
     pattern: Pattern, operands: Sequence[Any], variant: Variant, may_be_value: Any
 ) -> bool:
     """Whether the annotations allow the operands, as far as that is known by now."""
-    avals = [x.atom.aval if type(x) is Number else x.aval for x in operands]
-    avals = without_batch(avals, variant)
-    is_dense = [not may_be_value(x) for x in operands]
+    avals = without_batch(list(map(_aval, operands)), variant)
+    is_dense = [not any(map(may_be_value, atoms_of([x]))) for x in operands]
     for types, guards in pattern.signature.combinations():
         if not guards_hold(guards, avals):
             continue
@@ -169,19 +198,15 @@ def _traces(
 ) -> Iterator[tuple[dict[str, Any], Traced]]:
     """The function at the operands' own avals, for each choice of its static parameters."""
     ranks = [
-        len(arg.shape) - (variant is not None and variant[i] is not None)
+        len(aval.shape) - (variant is not None and variant[i] is not None)
         for i, arg in enumerate(args)
-        if not isinstance(arg, (int, float, complex))
+        for aval in tree_leaves(arg)
+        if isinstance(aval, ShapedArray)
     ]
     for statics in pattern.statics.combinations(max(ranks, default=0)):
         traced = pattern.trace(args, statics, variant)
         if isinstance(traced, Traced):
-            arrays = [
-                i
-                for i, arg in enumerate(args)
-                if not isinstance(arg, (int, float, complex))
-            ]
-            yield statics, traced._replace(graph=traced.graph.numbered(arrays))
+            yield statics, traced
 
 
 def _exactly(
@@ -197,7 +222,7 @@ def _exactly(
     if any(ref[0] != "node" for ref in graph.results):
         return None
     search = Search(graph, by_form=False)
-    for found in search.run(kept[core.root()], place, dict(enumerate(operands))):
+    for found in search.run(kept[root(core)], place, _named(operands)):
         match = Match(
             entry.pattern,
             entry.depth,

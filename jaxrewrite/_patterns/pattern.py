@@ -9,7 +9,7 @@ from types import FunctionType
 from typing import Any, NamedTuple
 
 import jax
-from jax.tree_util import PyTreeDef, tree_flatten
+from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
 
 from .. import _compat
 from .._annotations import Signature, read_hints, read_signature
@@ -17,6 +17,7 @@ from .._caches import BoundedCache
 from .._compat import Literal
 from .._dead_code import drop_dead_code
 from .._errors import add_note
+from .bodies import Hole
 from .calls import can_match
 from .domains import Statics, read_statics
 from .graph import Graph, flatten
@@ -33,6 +34,19 @@ class Traced(NamedTuple):
 
 # How the looked-for function is batched: ``None``, or the ``in_axes`` of `jax.vmap`.
 Variant = tuple[int | None, ...] | None
+
+
+def _is_callable(annotation: Any) -> bool:
+    origin = typing.get_origin(annotation) or annotation
+    return origin is Callable or origin is typing.Callable
+
+
+def _annotation(annotation: Any) -> Any:
+    """The annotation of an operand as a rule of one equation would have it."""
+    if annotation in _SCALARS:
+        return Literal
+    return Any if _is_callable(annotation) else annotation
+
 
 # Annotations of operands that are numbers in the program itself.
 _SCALARS = (int, float, complex)
@@ -68,7 +82,11 @@ class Pattern:
         annotations = [of_rule.get(name, Any) for name in self.names]
         # The operands that are numbers in the program, with their types.
         self.scalars = {i: t for i, t in enumerate(annotations) if t in _SCALARS}
-        annotations = [Literal if t in _SCALARS else t for t in annotations]
+        # The operands that are functions: bodies of scans.
+        self.bodies = [i for i, t in enumerate(annotations) if _is_callable(t)]
+        if len(self.bodies) > 1:
+            raise TypeError("A pattern has at most one Callable operand." + self.both())
+        annotations = [_annotation(t) for t in annotations]
         self.signature: Signature = read_signature(fn, namespace, annotations)
         keywords = {n: p for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
         self.statics: Statics = read_statics(keywords, hints, place_of(before))
@@ -133,16 +151,22 @@ class Pattern:
     ) -> Traced | Exception:
         out: list[Any] = []
         before = self.batched(self.before, args, statics, variant)
-        avals = [arg for arg in args if isinstance(arg, _compat.ShapedArray)]
+        leaves, tree = tree_flatten(list(args), is_leaf=lambda x: isinstance(x, Hole))
+        avals = [leaf for leaf in leaves if isinstance(leaf, _compat.ShapedArray)]
 
         def flat(*tracers: Any) -> list[Any]:
             rest = iter(tracers)
             operands = [
-                next(rest) if isinstance(arg, _compat.ShapedArray) else arg for arg in args
+                next(rest)
+                if isinstance(leaf, _compat.ShapedArray)
+                else leaf.function()
+                if isinstance(leaf, Hole)
+                else leaf
+                for leaf in leaves
             ]
-            leaves, out_tree = tree_flatten(before(*operands))
+            results, out_tree = tree_flatten(before(*tree_unflatten(tree, operands)))
             out.append(out_tree)
-            return leaves
+            return results
 
         debug_info = _compat.new_debug_info(name_of(self.before), self.before)
         try:
@@ -153,7 +177,7 @@ class Pattern:
         if any(isinstance(const, _compat.Tracer) for const in consts):
             return TypeError("it closes over a tracer")
         jaxpr = drop_dead_code(jaxpr)
-        graph = flatten(jaxpr, consts)
+        graph = flatten(jaxpr, consts).numbered(operand_names(args))
         return Traced(graph, out[0], tuple(atom.aval for atom in jaxpr.outvars))
 
     def batched(
@@ -214,7 +238,19 @@ def without_batch(avals: Sequence[Any], variant: Variant) -> list[Any]:
 
 
 def _key(arg: Any) -> Any:
-    return arg if isinstance(arg, _compat.ShapedArray) else (type(arg), repr(arg))
+    is_known = isinstance(arg, (_compat.ShapedArray, tuple))
+    return arg if is_known else (type(arg), repr(arg))
+
+
+def operand_names(args: Sequence[Any]) -> list[Any]:
+    """What the arrays among the arguments are called in a graph: ``i``, or ``(i, leaf)``."""
+    names: list[Any] = []
+    for i, arg in enumerate(args):
+        if isinstance(arg, _compat.ShapedArray):
+            names.append(i)
+        elif isinstance(arg, tuple) and not isinstance(arg, Hole):
+            names += [(i, leaf) for leaf in range(len(arg))]
+    return names
 
 
 # --- reading the two functions --------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from .bodies import Body, Group, atoms_of
 from .calls import Number
 from .index import Index, index_for, open_roots
 from .match import Match, matches_at
@@ -21,11 +22,22 @@ pattern_p = Primitive("pattern")
 pattern_p.multiple_results = True
 
 
+class Packed(NamedTuple):
+    """Operands of the equation that are one operand of a pattern: a pytree or a function.
+
+    ``length`` is that of a scan without xs, and ``body`` a scan whose body is the function.
+    """
+
+    positions: tuple[int, ...]
+    length: int | None = None
+    body: JaxprEqn | None = None
+
+
 class Option(NamedTuple):
     """A pattern that may answer for a match.
 
     ``operands`` has, for each operand of the pattern, which operand of the equation it is,
-    or a Python scalar in a `Number`. ``results`` tells which result of the equation each
+    a `Packed`, or a Python scalar in a `Number`. ``results`` tells which result of the equation each
     result of the pattern is.
     """
 
@@ -213,7 +225,7 @@ class _Layout:
             return results[0]
         after: list[Key] = [
             (*self._position(operand), 1)
-            for operand in match.operands
+            for operand in atoms_of(match.operands)
             if type(operand) is Made and operand.index >= 0
         ]
         key = max([min(results), *after])
@@ -246,7 +258,9 @@ def inlined_frames(taken: Iterable[_Taken]) -> set[Frame]:
             continue
         frames = one.match.frames()
         for match in (one.match, *one.others):
-            frames |= {outermost(x).frame for x in match.operands if type(x) is Made}
+            frames |= {
+                outermost(x).frame for x in atoms_of(match.operands) if type(x) is Made
+            }
         for frame in frames:
             outer: Frame | None = frame
             while outer is not None:
@@ -378,8 +392,16 @@ class _Rebuilt:
             if i in match.pattern.scalars:
                 operands.append(operand)
                 continue
-            atom = operand.atom if type(operand) is Number else self._name_of(operand)
-            operands.append(_position_in(atoms, atom))
+            positions = tuple(
+                _position_in(atoms, x.atom if type(x) is Number else self._name_of(x))
+                for x in atoms_of([operand])
+            )
+            if isinstance(operand, Body):
+                operands.append(Packed(positions, body=operand.eqn))
+            elif isinstance(operand, Group):
+                operands.append(Packed(positions, operand.length))
+            else:
+                operands += positions
         results = tuple(
             outvars.index(self._name(made.frame, made.var)) for made in match.results
         )

@@ -19,6 +19,7 @@ import numpy as np
 
 from .._annotations import Alternative, guards_hold
 from .._compat import Primitive, ShapedArray
+from .bodies import Hole, is_hole_scan
 from .calls import Number
 from .graph import Graph
 from .pattern import Pattern, Traced, Variant
@@ -75,7 +76,7 @@ class Forms:
                 traced = None if args is None else self._first(args, errors)
                 if traced is not None:
                     found.append(traced)
-        unused = set(range(len(pattern.names)))
+        unused = set(range(len(pattern.names))) - set(pattern.bodies)
         common: frozenset[Primitive] | None = None
         for traced in found:
             unused -= {ref[1] for ref in traced.graph.refs() if ref[0] in _OPERANDS}
@@ -198,9 +199,14 @@ def traced_form(
     traced = pattern.trace(args, statics, variant)
     if isinstance(traced, Exception):
         return traced
-    arrays = [i for i, arg in enumerate(args) if isinstance(arg, ShapedArray)]
+    if pattern.bodies and not any(is_hole_scan(n.eqn) for n in traced.graph.nodes):
+        raise TypeError(
+            f"What a pattern looks for does not use its operand "
+            f"{pattern.names[pattern.bodies[0]]!r} as the body of a scan, and the whole of it."
+            + pattern.both()
+        )
     scalars = [(i, Number(np.asarray(args[i]))) for i in pattern.scalars]
-    graph = traced.graph.numbered(arrays)
+    graph = traced.graph
     if scalars:
         graph = graph.with_scalars(scalars)
         marked = {ref[1] for ref in graph.refs() if ref[0] == "scalar"}
@@ -253,7 +259,9 @@ def _is_variadic(token: str) -> bool:
 def _ranks(pattern: Pattern, highest: int) -> list[tuple[int, ...]]:
     """Combinations of ranks, those that most programs have first; 0 for numbers."""
     possible = [
-        [0] if i in pattern.scalars else _possible_ranks(pattern, i, highest)
+        [0]
+        if i in (*pattern.scalars, *pattern.bodies)
+        else _possible_ranks(pattern, i, highest)
         for i in range(len(pattern.names))
     ]
     free = [i for i in range(len(possible)) if len(possible[i]) > 1]
@@ -290,6 +298,9 @@ def _args(
     for i, rank in enumerate(ranks):
         if i in pattern.scalars:
             args.append(_ODD[pattern.scalars[i]] + i)
+            continue
+        if i in pattern.bodies:
+            args.append(Hole())
             continue
         dtype = kinds[i] if isinstance(kinds, tuple) else kinds
         arg = _operand(_guards(pattern, i), rank, dtype, size)
@@ -389,6 +400,8 @@ def _dtype_changes(
 
 def _variants(pattern: Pattern) -> list[Variant]:
     """All arrays batched, and all but some of them."""
+    if pattern.bodies:
+        return []
     arrays = [i for i in range(len(pattern.names)) if i not in pattern.scalars]
     sets = [tuple(arrays)]
     if len(arrays) <= 3:

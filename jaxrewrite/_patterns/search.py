@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from .. import _compat
 from .._compat import JaxprEqn
+from .bodies import Body, Group, groups, is_empty_slices, is_hole_scan, same_scan
 from .calls import Number, can_match, is_move
 from .graph import Graph, Node, Ref
 from .same import same_equation
@@ -16,6 +18,23 @@ _COMMUTATIVE = {"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq",
 
 # A balanced sum of 16 terms has 32768 orders. A search gives up after so many steps.
 _MAX_STEPS = 2000
+
+
+def root(graph: Graph) -> int:
+    """The node that a search starts from.
+
+    It is the node of a result that the most nodes lead to, or a scan whose body is unknown.
+    """
+    reached: list[set[int]] = []
+    for n, node in enumerate(graph.nodes):
+        if is_hole_scan(node.eqn):
+            return n
+        own = {n}
+        for ref in node.operands:
+            if ref[0] == "node":
+                own |= reached[ref[1]]
+        reached.append(own)
+    return max((ref[1] for ref in graph.results), key=lambda n: (len(reached[n]), n))
 
 
 class Found(NamedTuple):
@@ -42,10 +61,15 @@ class Search:
     is_open
         Whether the program is the body of a call, and what the caller passes may be
         anything. The search then only tells whether something was assumed about it.
+    body
+        Which operand is the body of a scan.
     """
 
-    def __init__(self, graph: Graph, by_form: bool, is_open: bool = False):
+    def __init__(
+        self, graph: Graph, by_form: bool, is_open: bool = False, body: int | None = None
+    ):
         self.graph = graph
+        self.body = body
         self.by_form = by_form
         self.is_open = is_open
         self.assumed = 0  # How often something was assumed about operands of the body.
@@ -117,7 +141,9 @@ class Search:
             self.assumed += 1
             return True, rest
         if kind == "node":
-            if type(atom) is not Made or atom.index < 0 or atom.k != ref[2]:
+            if type(atom) is not Made or atom.index < 0:
+                return False, rest
+            if atom.k != self._result(ref, atom.frame.eqn(atom.index)):
                 return False, rest
             return self._place(ref[1], (atom.frame, atom.index), rest)
         if kind == "number":
@@ -151,6 +177,8 @@ class Search:
             return known[0] is frame and known[1] == index, rest
         key = id(frame), index
         node, eqn = self.graph.nodes[n], frame.eqn(index)
+        if is_hole_scan(node.eqn):
+            return self._place_scan(n, place, rest)
         if (
             key in self._taken
             or len(eqn.invars) != len(node.operands)
@@ -168,6 +196,45 @@ class Search:
         for ref, atom in zip(reversed(node.operands), reversed(atoms), strict=True):
             rest = ("ref", ref, atom), rest
         return True, rest
+
+    def _place_scan(self, n: int, place: Place, rest: Any) -> tuple[bool, Any]:
+        """Assume that a scan whose body is unknown is an equation."""
+        frame, index = place
+        node, eqn = self.graph.nodes[n], frame.eqn(index)
+        if self.is_open or eqn.effects or not same_scan(node.eqn, eqn, self.by_form):
+            return False, rest
+        self._put(self._places, n, place)
+        self._put(self._taken, (id(frame), index), n)
+        consts, carry, xs = groups(eqn, [resolve(frame, atom) for atom in eqn.invars])
+        _, own_carry, own_xs = groups(node.eqn, node.operands)
+        if not self.by_form:
+            own = [
+                ref
+                for ref, atom in zip(node.operands, node.eqn.invars, strict=True)
+                if not is_empty_slices(atom.aval)
+            ]
+            for ref, atom in zip(own, [*carry, *xs], strict=True):
+                rest = ("ref", ref, atom), rest
+            return True, rest
+        holds = self._bind(self.body, [Body(eqn, tuple(consts))])
+        for refs, atoms in (own_carry, carry), (own_xs, xs):
+            if len(refs) == 1 and refs[0][0] == "operand":
+                group = Group.of(atoms, eqn.params["length"])
+                holds = holds and None not in atoms and self._bind(refs[0][1], [group])
+            elif len(refs) == len(atoms):
+                for ref, atom in zip(refs, atoms, strict=True):
+                    rest = ("ref", ref, atom), rest
+            else:
+                holds = False
+        return holds, rest
+
+    def _result(self, ref: Ref, eqn: JaxprEqn) -> int:
+        """Which result of an equation a reference means."""
+        own = self.graph.nodes[ref[1]].eqn
+        if not self.by_form or not is_hole_scan(own) or eqn.primitive.name != "scan":
+            return ref[2]
+        (_, own_carry), (_, carry) = map(_compat.scan_counts, (own.params, eqn.params))
+        return ref[2] if ref[2] < own_carry else ref[2] - own_carry + carry
 
     def _is_like(self, node: Node, eqn: JaxprEqn) -> bool:
         if not self.by_form:
@@ -211,7 +278,9 @@ class Search:
                 atom = atom[-1]
         elif ref[0] == "node" and ref[1] in self._places:
             frame, index = self._places[ref[1]]
-            atom = Made(frame, frame.eqn(index).outvars[ref[2]], index, ref[2])
+            k = self._result(ref, frame.eqn(index))
+            if k < len(frame.eqn(index).outvars):
+                atom = Made(frame, frame.eqn(index).outvars[k], index, k)
         return atom if type(atom) is Made else None
 
 
