@@ -30,7 +30,13 @@ from . import _higher_order, _keepers  # isort: skip
 del _higher_order, _keepers
 
 
-_INSIGHT = {"Report": "report", "explain": "explain", "rules": "lookup", "which": "lookup"}
+_INSIGHT = {
+    "Report": "report",
+    "explain": "explain",
+    "near_misses": "misses",
+    "rules": "lookup",
+    "which": "lookup",
+}
 
 
 def __getattr__(name: str) -> object:

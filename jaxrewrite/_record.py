@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from ._compat import Jaxpr, JaxprEqn
 from ._dense import Reason
+from ._patterns.match import Miss
+from ._patterns.pattern import Pattern
 from ._rules import Declined, Rule
 from ._site import Site
 from ._value import Value
@@ -38,7 +40,7 @@ class Record:
     operands: Sequence[Any]
     results: Sequence[Any] = ()
     answer: str = "dense"
-    rule: Rule | None = None
+    rule: Rule | Pattern | None = None
     owner: type[Value] | None = None
     declined: list[Declined] = dataclasses.field(default_factory=list)
     added: list[JaxprEqn] = dataclasses.field(default_factory=list)
@@ -64,6 +66,8 @@ class Recorder:
         self._lists: list[list[Record]] = [[]]
         # The equations at hand, the innermost last.
         self._open: list[Record] = []
+        # The patterns that almost match, if that was asked for.
+        self.misses: list[Miss] | None = None
         # The programs that were rewritten; that of the user's call is the last.
         self.programs: list[Body] = []
 

@@ -101,7 +101,7 @@ def _check_pair(rule: Rule, keyword: str) -> None:
 class Declined(NamedTuple):
     """A rule whose types match, but that did not answer, and why."""
 
-    rule: Rule
+    rule: Rule | Pattern
     why: str
 
 
@@ -110,8 +110,10 @@ class Entry:
 
     __slots__ = ("guards", "rule", "types")
 
-    def __init__(self, rule: Rule, types: tuple[Any, ...], guards: tuple[Any, ...]):
-        self.rule = rule
+    def __init__(
+        self, rule: Rule | Pattern, types: tuple[Any, ...], guards: tuple[Any, ...]
+    ):
+        self.rule: Any = rule
         self.types = types
         self.guards = guards
 

@@ -112,7 +112,10 @@ class Rewriting:
         if not self.patterns:
             return jaxpr
         pairs = zip(jaxpr.invars, operands, strict=True)
-        return place(jaxpr, self.patterns, {var for var, x in pairs if is_value(x)})
+        values = {var for var, x in pairs if is_value(x)}
+        recorder = self.settings.recorder
+        misses = None if recorder is None else recorder.misses
+        return place(jaxpr, self.patterns, values, misses=misses)
 
     def by_rule(self, site: Site, operands: Sequence[Any], flat: Flat) -> Answer:
         """The answer of the first rule that applies to an equation."""

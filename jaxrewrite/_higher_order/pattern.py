@@ -25,6 +25,8 @@ from .._value import is_value
 def pattern_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     declined: list[Declined] = []
     results = _first_answer(scope, site, operands, declined)
+    if scope.record is not None:
+        scope.record.declined += declined
     if results is not NotImplemented:
         return results
     covered = site.params["jaxpr"]
@@ -80,7 +82,10 @@ def _of_group(
             entries.append(_in_order(entry, option, order))
 
     def ask(pattern: Pattern) -> Any:
-        return _ask(scope, site, operands, options[pattern])
+        results = _ask(scope, site, operands, options[pattern])
+        if results is not NotImplemented and scope.record is not None:
+            scope.record.rule = pattern
+        return results
 
     return settled(pattern_p, types, entries, ask, declined)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from jax.tree_util import tree_leaves
 
 from .. import _compat, _costs
 from .._avals import aval_of
-from .._compat import DropVar
+from .._compat import DropVar, JaxprEqn
 from .._dense import NO_RULE
 from .._notices import collected
+from .._patterns.pattern import Pattern
+from .._patterns.place import pattern_p
 from .._record import Body as RecordedBody, MadeDense as RecordedDense, Record, Recorder
 from .._rules import Rule, Rules, names_a_type, type_of
 from .._settings import check_policy, current_settings
@@ -106,7 +108,25 @@ def _steps(body: RecordedBody, times: int | None, caller: Place) -> tuple[Step, 
     """The steps of a body; those without a place of their own get that of the caller."""
     live: set[Any] = {var for eqn in body.rewritten.eqns for var in eqn.outvars}
     live |= {id(eqn) for eqn in body.rewritten.eqns}
-    return tuple(_step(record, live, times, caller) for record in body.records)
+    return tuple(_steps_of(body.records, live, times, caller))
+
+
+def _steps_of(
+    records: Iterable[Record], live: Set[Any], times: int | None, caller: Place
+) -> Iterator[Step]:
+    """A step for each record; for a match where all patterns declined, those of its equations.
+
+    The last of these tells which patterns declined.
+    """
+    for record in records:
+        if record.site.primitive is not pattern_p or record.rule is not None:
+            yield _step(record, live, times, caller)
+            continue
+        *others, last = record.inner or [None]
+        yield from _steps_of(others, live, times, caller)
+        if last is not None:
+            last.declined[:0] = record.declined
+            yield from _steps_of([last], live, times, caller)
 
 
 def _step(record: Record, live: Set[Any], times: int | None, caller: Place) -> Step:
@@ -125,7 +145,7 @@ def _step(record: Record, live: Set[Any], times: int | None, caller: Place) -> S
         *place,
         tuple(map(describe_operand, record.operands)),
         tuple(map(describe_operand, record.results)),
-        record.answer,
+        "pattern" if eqn.primitive is pattern_p else record.answer,
         _rule_info(record),
         tuple(_declined(record)),
         tuple(new.primitive.name for new in added),
@@ -138,15 +158,23 @@ def _step(record: Record, live: Set[Any], times: int | None, caller: Place) -> S
         ),
         times,
         tuple(_bodies(record, times, place)),
-        tuple(_step(inner, live, times, place) for inner in record.inner),
+        tuple(_steps_of(record.inner, live, times, place)),
+        _covered(eqn),
     )
+
+
+def _covered(eqn: JaxprEqn) -> tuple[str, ...]:
+    """The primitives of the equations that a match stands for."""
+    if eqn.primitive is not pattern_p:
+        return ()
+    return tuple(covered.primitive.name for covered in eqn.params["jaxpr"].eqns)
 
 
 def _declined(record: Record) -> Iterable[Declined]:
     """The rules that declined, without those for any value, which are asked about all."""
     types = tuple(map(type_of, record.operands))
     for rule, why in record.declined:
-        if names_a_type(rule, types):
+        if isinstance(rule, Pattern) or names_a_type(rule, types):
             yield Declined(info_of(rule), why)
 
 
@@ -170,7 +198,8 @@ def _name_of(body: RecordedBody, record: Record, i: int) -> str:
 
 
 def _rule_info(record: Record) -> RuleInfo | None:
-    if record.answer == "rule" and record.rule is not None:
+    is_pattern = record.site.primitive is pattern_p
+    if (is_pattern or record.answer == "rule") and record.rule is not None:
         return info_of(record.rule)
     if record.answer == "default" and record.owner is not None:
         return info_of_default(record.owner)
@@ -181,7 +210,7 @@ def info_of_default(owner: type[Value]) -> RuleInfo:
     return _info(owner.default, f"{owner.__name__}.default")
 
 
-def info_of(rule: Rule) -> RuleInfo:
+def info_of(rule: Rule | Pattern) -> RuleInfo:
     return _info(rule.fn, getattr(rule.fn, "__qualname__", repr(rule.fn)))
 
 

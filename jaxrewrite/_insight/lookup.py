@@ -10,6 +10,9 @@ from typing import Any
 from .._annotations import Dense
 from .._compat import Primitive
 from .._errors import add_note
+from .._patterns.index import forms_of
+from .._patterns.pattern import Pattern
+from .._patterns.place import pattern_p
 from .._rewrite import handlers, keepers, owner_of_default
 from .._rules import (
     Entry,
@@ -74,7 +77,7 @@ def rules(primitive: Primitive | str | None = None, type: Any = None) -> RuleLis
     Parameters
     ----------
     primitive
-        A primitive or its name: only its rules.
+        A primitive or its name: only its rules. ``"pattern"``: only pattern rules.
     type
         A value type: only the rules that an operand of this type can meet.
 
@@ -99,7 +102,8 @@ def rules(primitive: Primitive | str | None = None, type: Any = None) -> RuleLis
     """
     if type is not None and not (inspect.isclass(type) and issubclass(type, Value)):
         raise TypeError(f"rules: `type` must be a value type; got {type!r}.")
-    wanted = None if primitive is None else find_primitive(primitive)
+    wanted = pattern_p if primitive == pattern_p.name else primitive
+    wanted = wanted and find_primitive(wanted)
     found: list[Registered] = []
     for own in current_settings().rules.tables:
         entries: dict[Primitive, list[Entry]] = {}
@@ -108,7 +112,27 @@ def rules(primitive: Primitive | str | None = None, type: Any = None) -> RuleLis
                 entries.setdefault(p, []).append(entry)
         for p in sorted(entries, key=lambda p: p.name):
             found += [_registered(p, entry) for entry in _most_specific_first(entries[p])]
+        if wanted in (None, pattern_p):
+            patterns = sorted(own.patterns, key=lambda p: -p.precedence)
+            for entry in (e for p in patterns for e in entries_of(p)):
+                if type is None or _takes(entry, type):
+                    found.append(_registered(pattern_p, entry))
     return RuleList(found)
+
+
+def entries_of(pattern: Pattern) -> Iterator[Entry]:
+    """The combinations of types that a pattern rule takes."""
+    for types, guards in pattern.signature.combinations():
+        yield Entry(pattern, types, guards)
+
+
+def _patterns_with(primitive: Primitive) -> list[tuple[RuleInfo, str]]:
+    """The pattern rules that look for this primitive and for others."""
+    return [
+        (info_of(pattern), "it is for several equations, of which this may be one")
+        for _, pattern in current_settings().rules.patterns()
+        if primitive in forms_of(pattern).core()
+    ]
 
 
 def _takes(entry: Entry, cls: type) -> bool:
@@ -259,6 +283,7 @@ def _by_types(primitive: Primitive, types: Sequence[type]) -> Which:
     ordered = list(dict.fromkeys(rule for group in groups for rule in group))
     tied = set(groups[0]) if groups else set()
     others = tuple((info_of(rule), _place_in_order(rule, tied)) for rule in ordered[1:])
+    others += tuple(_patterns_with(primitive))
     decision = "rule" if len(ordered) == 1 else "unknown"
     rule = info_of(ordered[0]) if ordered else None
     if not ordered:
@@ -311,6 +336,7 @@ def _by_operands(primitive: Primitive, operands: Sequence[Any], params: Any) -> 
     others = [(d.rule, d.why) for d in step.declined]
     known = {step.rule, *(rule for rule, _ in others)}
     others += [(info, "a rule before it answers") for info in matching if info not in known]
+    others += _patterns_with(primitive)
     missing = missing_rule(primitive.name, operands) if step.decision == "dense" else ""
     return Which(
         primitive.name, step.operands, step.decision, step.rule, tuple(others), missing

@@ -64,7 +64,8 @@ class Step:
     operands, results
         Types and avals: ``"f32[3,4]"`` for an array, ``"Lora:f32[3,4]"`` for a value.
     decision
-        What answered: ``"rule"``, ``"handler"`` (a higher-order primitive was rewritten with
+        What answered: ``"rule"``, ``"pattern"`` (a rule for several equations, of which this
+        step stands for all), ``"handler"`` (a higher-order primitive was rewritten with
         its bodies), ``"default"`` (of a type), ``"identity"`` (the leaves were moved as the
         array would be) or ``"dense"`` (the operands became dense).
     rule
@@ -85,6 +86,8 @@ class Step:
         The bodies of a higher-order primitive, each with its own steps.
     inner
         The steps of a rule's equations on fields that are values, and of transforms in it.
+    covered
+        For a pattern, the primitives of the equations that it took the place of.
     """
 
     primitive: str
@@ -104,6 +107,7 @@ class Step:
     times: int | None
     bodies: tuple[Body, ...]
     inner: tuple[Step, ...]
+    covered: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +120,7 @@ class Body:
 
 
 # The form of the JSON text. A change that older readers can't read has a new number.
-VERSION = 1
+VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True)

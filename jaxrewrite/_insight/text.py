@@ -95,7 +95,8 @@ def _lines(step: Step, depth: int) -> Iterator[str]:
 def decided(step: Step) -> str:
     """What answered for a step, in a few words."""
     if step.rule is not None:
-        return f"{step.decision} {short_place(step.rule)}"
+        of = f" of {len(step.covered)} equations" if step.covered else ""
+        return f"{step.decision} {short_place(step.rule)}{of}"
     return {
         "handler": "rewritten with its bodies",
         "identity": "each leaf is moved",

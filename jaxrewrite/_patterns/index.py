@@ -68,6 +68,10 @@ class Index:
             ]
         return fitting
 
+    def all(self, frame: Frame, i: int) -> Sequence[Entry]:
+        """The forms whose last equation has the primitive of equation ``i``."""
+        return self.by_primitive.get(frame.eqn(i).primitive, ())
+
 
 def _kind(frame: Frame, atom: Any) -> Any:
     source = chain(resolve(frame, atom))[-1]
@@ -109,15 +113,18 @@ def forms_of(pattern: Pattern) -> Forms:
 _indices = bounded_cache(64)
 
 
-def index_for(patterns: Sequence[tuple[int, Pattern]], facts: Facts) -> Index | None:
+def index_for(
+    patterns: Sequence[tuple[int, Pattern]], facts: Facts, all_of_them: bool = False
+) -> Index | None:
     """The index of the patterns that may be in a program; ``None`` if none may be.
 
-    Probing waits until a program has the primitives that each form of a pattern has.
+    Probing waits until a program has the primitives that each form of a pattern has, unless
+    all patterns are asked for.
     """
     fitting = []
     for depth, pattern in patterns:
         forms = forms_of(pattern)
-        if forms.core() <= facts.primitives:
+        if forms.core() <= facts.primitives or all_of_them:
             forms.extend(*facts.kinds)
             fitting.append((depth, pattern, forms))
     if not fitting:

@@ -6,17 +6,19 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax.tree_util import PyTreeDef, tree_leaves
 
+from .. import _compat
 from .._annotations import Dense, guards_hold
-from .._compat import DropVar, ShapedArray
+from .._compat import DropVar, JaxprEqn, ShapedArray
 from .bodies import Body, Group, atoms_of
-from .calls import Number
+from .calls import Number, can_match
 from .index import Entry
 from .pattern import Pattern, Traced, Variant, without_batch
+from .same import same
 from .search import Found, Search, result_atoms, root
 from .view import Frame, Made, Place, resolve, users
 
@@ -77,11 +79,50 @@ class Match:
         return frozenset((id(made.frame), made.var) for made in self.results)
 
 
-def matches_at(entry: Entry, place: Place, may_be_value: Any) -> Match | None:
+class Reason(NamedTuple):
+    """Why a form is not at an equation.
+
+    ``found`` is how many of its equations are there, and ``exact`` how many of these are
+    the same with their parameters.
+    """
+
+    found: int
+    exact: int
+    why: str
+
+
+class Miss(NamedTuple):
+    """A pattern that is almost at an equation, and why it is not.
+
+    ``found`` is the number of its equations that are there.
+    """
+
+    pattern: Pattern
+    eqn: JaxprEqn
+    found: int
+    why: str
+
+
+def matches_at(
+    entry: Entry, place: Place, may_be_value: Any, misses: list[Miss] | None = None
+) -> Match | None:
     """The first match of a form whose last equation is at a place.
 
-    ``may_be_value`` tells whether what is found for an operand may be a value.
+    ``may_be_value`` tells whether what is found for an operand may be a value. If there is
+    no match, the reason is added to ``misses``.
     """
+    reasons: list[Reason] = []
+    match = _first_match(entry, place, may_be_value, reasons)
+    if match is None and misses is not None and reasons:
+        nearest = max(reasons, key=lambda reason: reason[:2])
+        frame, i = place
+        misses.append(Miss(entry.pattern, frame.eqn(i), nearest.found, nearest.why))
+    return match
+
+
+def _first_match(
+    entry: Entry, place: Place, may_be_value: Any, reasons: list[Reason]
+) -> Match | None:
     (body,) = entry.pattern.bodies or (None,)
     search = Search(entry.graph, by_form=True, body=body)
     tries = itertools.count()
@@ -89,10 +130,48 @@ def matches_at(entry: Entry, place: Place, may_be_value: Any) -> Match | None:
         for variant, operands in _readings(entry, found):
             if next(tries) == _MAX_READINGS:
                 return None
-            match = _confirmed(entry, variant, operands, place, may_be_value)
+            match = _confirmed(entry, variant, operands, place, may_be_value, reasons)
             if match is not None:
                 return match
+    reasons.append(_nearest(search))
     return None
+
+
+def _nearest(search: Search) -> Reason:
+    """How many equations a search found at most, and what came next instead."""
+    found = search.nearest[0]
+    return Reason(found, 0, _in_the_way(search))
+
+
+def _in_the_way(search: Search) -> str:
+    _, node, place = search.nearest
+    if node is None or place is None:
+        return "what it computes on the way, or its operands, differ"
+    frame, i = place
+    eqn = frame.eqn(i)
+    where = _at(eqn)
+    if eqn.primitive is not node.primitive:
+        there = f"primitive {eqn.primitive.name!r}"
+        return f"there is {there}{where}, where it has {node.primitive.name!r}"
+    if not can_match(eqn):
+        return f"primitive {eqn.primitive.name!r}{where} has effects"
+    differing = [
+        f"{key}={node.eqn.params.get(key)!r} where there is {key}={value!r}"
+        for key, value in eqn.params.items()
+        if not same(value, node.eqn.params.get(key))
+    ]
+    shapes = [
+        f"{_compat.short(a.aval)} where there is {_compat.short(b.aval)}"
+        for a, b in zip(node.eqn.outvars, eqn.outvars, strict=False)
+        if not _compat.same_array_type(a.aval, b.aval)
+    ]
+    what = "; ".join([*differing, *shapes])[:200] or "another form"
+    return f"primitive {eqn.primitive.name!r}{where} differs: it has {what}"
+
+
+def _at(eqn: JaxprEqn) -> str:
+    where = _compat.source_location(eqn.source_info)
+    return f" at {where[0]}:{where[1]}" if where else ""
 
 
 def _readings(entry: Entry, found: Found) -> Iterator[tuple[Variant, list[Any]]]:
@@ -112,21 +191,26 @@ def _readings(entry: Entry, found: Found) -> Iterator[tuple[Variant, list[Any]]]
 
 
 def _confirmed(
-    entry: Entry, variant: Variant, operands: list[Any], place: Place, may_be_value: Any
+    entry: Entry,
+    variant: Variant,
+    operands: list[Any],
+    place: Place,
+    may_be_value: Any,
+    reasons: list[Reason],
 ) -> Match | None:
     """The match at a place, if the function is exactly what is there."""
     pattern = entry.pattern
     args = [_argument(pattern, i, operand) for i, operand in enumerate(operands)]
-    if (
-        any(arg is None for arg in args)
-        or not _is_batched_so(variant, operands)
-        or not _may_answer(pattern, operands, variant, may_be_value)
-    ):
+    if any(arg is None for arg in args) or not _is_batched_so(variant, operands):
+        return None
+    size = len(entry.graph.nodes)
+    if not _may_answer(pattern, operands, variant, may_be_value):
+        reasons.append(Reason(size, 0, f"its annotations do not allow {_shown(operands)}"))
         return None
     frame, i = place
     with frame.eqn(i).ctx.manager:
         for statics, traced in _traces(pattern, args, variant):
-            match = _exactly(entry, variant, statics, traced, operands, place)
+            match = _exactly(entry, variant, statics, traced, operands, place, reasons)
             if match is not None:
                 return match
     return None
@@ -216,6 +300,7 @@ def _exactly(
     traced: Traced,
     operands: list[Any],
     place: Place,
+    reasons: list[Reason],
 ) -> Match | None:
     graph = traced.graph
     core, kept = graph.core()
@@ -236,7 +321,24 @@ def _exactly(
         )
         if _may_be_taken(match):
             return match
+        reasons.append(Reason(len(graph.nodes), len(graph.nodes), _told_escape(match)))
+    if search.nearest[1] is not None:
+        found = len(entry.graph.nodes)
+        reasons.append(Reason(found, search.nearest[0], _in_the_way(search)))
     return None
+
+
+def _told_escape(match: Match) -> str:
+    frame, i = next(p for p in match.places if (id(p[0]), p[1]) in {*_escaping(match)})
+    eqn = frame.eqn(i)
+    return (
+        f"the result of {eqn.primitive.name!r}{_at(eqn)} is used elsewhere, too "
+        "(keep=True would leave it there)"
+    )
+
+
+def _shown(operands: Sequence[Any]) -> str:
+    return ", ".join(_compat.short(_aval(x)) for x in operands)
 
 
 def _may_be_taken(match: Match) -> bool:

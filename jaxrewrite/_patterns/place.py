@@ -11,7 +11,7 @@ from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from .bodies import Body, Group, atoms_of
 from .calls import Number
 from .index import Index, index_for, open_roots
-from .match import Match, matches_at
+from .match import Match, Miss, matches_at
 from .pattern import Pattern
 from .view import Frame, Made, Place, facts_of, outermost, users
 
@@ -71,6 +71,7 @@ def place(
     patterns: Sequence[tuple[int, Pattern]],
     values: Set[Var],
     without: Set[Pattern] = frozenset(),
+    misses: list[Miss] | None = None,
 ) -> Jaxpr:
     """A jaxpr with one equation for each match, or the same one if there is no match.
 
@@ -84,9 +85,11 @@ def place(
         The ``invars`` that are values.
     without
         Patterns that have declined and are not asked again.
+    misses
+        Gets the patterns that almost match.
     """
     wanted = [(depth, p) for depth, p in patterns if p not in without]
-    index = index_for(wanted, facts_of(jaxpr)) if wanted else None
+    index = index_for(wanted, facts_of(jaxpr), misses is not None) if wanted else None
     if index is None:
         return jaxpr
     top = Frame(jaxpr, facts_of(jaxpr))
@@ -95,7 +98,7 @@ def place(
     def may_be_value(operand: Any) -> bool:
         return type(operand) is Made and (id(operand.frame), operand.var) in reached
 
-    taken = _taken(_all_matches(index, top, may_be_value))
+    taken = _taken(_all_matches(index, top, may_be_value, misses))
     return _Rebuilt(top, taken, without).jaxpr() if taken else jaxpr
 
 
@@ -125,13 +128,15 @@ def _reached(top: Frame, values: Set[Var]) -> set[tuple[int, Var]]:
 # --- which matches are taken -------------------------------------------------------------
 
 
-def _all_matches(index: Index, top: Frame, may_be_value: Any) -> list[Match]:
+def _all_matches(
+    index: Index, top: Frame, may_be_value: Any, misses: list[Miss] | None
+) -> list[Match]:
     """All matches in a program, and those in bodies that a match reaches out of."""
     found: list[Match] = []
     for i in range(len(top.jaxpr.eqns)):
         body = top.facts.calls.get(i)
         if body is None:
-            found += _at(index, (top, i), may_be_value)
+            found += _at(index, (top, i), may_be_value, misses)
             continue
         for root in open_roots(index, body):
             match = matches_at(root.entry, root.place(top.inner(i)), may_be_value)
@@ -148,7 +153,7 @@ def _all_matches(index: Index, top: Frame, may_be_value: Any) -> list[Match]:
             if i not in frame.facts.calls:
                 found += (
                     match
-                    for match in _at(index, (frame, i), may_be_value)
+                    for match in _at(index, (frame, i), may_be_value, None)
                     if match.is_within_call()
                 )
         if frame.parent is not None:
@@ -156,12 +161,17 @@ def _all_matches(index: Index, top: Frame, may_be_value: Any) -> list[Match]:
     return found
 
 
-def _at(index: Index, place: Place, may_be_value: Any) -> Iterator[Match]:
+def _at(
+    index: Index, place: Place, may_be_value: Any, misses: list[Miss] | None
+) -> Iterator[Match]:
     """One match of each pattern whose last equation is at a place."""
     done: set[tuple[int, Pattern]] = set()
-    for entry in index.candidates(*place):
+    frame, i = place
+    # The nearest misses lack the equations before the last one.
+    fitting = index.candidates(frame, i) if misses is None else index.all(frame, i)
+    for entry in fitting:
         if (entry.depth, entry.pattern) not in done:
-            match = matches_at(entry, place, may_be_value)
+            match = matches_at(entry, place, may_be_value, misses)
             if match is not None:
                 done.add((entry.depth, entry.pattern))
                 yield match

@@ -72,6 +72,8 @@ class Search:
         self.body = body
         self.by_form = by_form
         self.is_open = is_open
+        # How far the search came: the most equations found, and what came next instead.
+        self.nearest: tuple[int, Node | None, Place | None] = (0, None, None)
         self.assumed = 0  # How often something was assumed about operands of the body.
         # In a graph of moves alone, a move is an equation like any other.
         self._skips = by_form and not any(is_move(node.eqn) for node in graph.nodes)
@@ -185,6 +187,8 @@ class Search:
             or not self._is_like(node, eqn)
             or not can_match(eqn)
         ):
+            if len(self._places) >= self.nearest[0]:
+                self.nearest = len(self._places), node, place
             return False, rest
         self._put(self._places, n, place)
         self._put(self._taken, key, n)

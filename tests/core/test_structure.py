@@ -20,6 +20,7 @@ LEVELS = [
     {"_dead_code", "_notices", "_pytree"},
     {"_value"},
     {"_annotations", "_avals"},
+    {"_patterns"},
     {"_costs", "_dense", "_rules", "_site"},
     {"_record"},
     {"_draft", "_settings"},
@@ -186,6 +187,7 @@ def test_public_names_are_the_package_own_and_documented():
     assert public == {
         "AmbiguousRuleError",
         "ArrayValue",
+        "Axis",
         "Batched",
         "MaterialisationError",
         "MaterialisationWarning",
@@ -198,6 +200,7 @@ def test_public_names_are_the_package_own_and_documented():
         "materialise",
         "no_materialise",
         "register",
+        "rewrite",
         "same_structure",
         "stack",
         "transform",
