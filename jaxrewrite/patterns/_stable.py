@@ -522,6 +522,12 @@ def exp_minus_one(x: Real):
     return expm1(x)
 
 
+@rules.rewrite(lambda x: 1 - jnp.exp(x))
+def one_minus_exp(x: Real):
+    """``-expm1(x)`` ([H]_, [NH]_ 1.14.1): no cancellation for small x."""
+    return -expm1(x)
+
+
 @rules.rewrite(lambda x: jnp.log(1 + x))
 def log_one_plus(x: Real):
     """``log1p`` ([G]_, theorem 4): the digits that ``1 + x`` drops."""
@@ -705,3 +711,60 @@ def log_normal_probability(x: Real):
 def log_normal_survival(x: Real):
     """``log_ndtr`` of -x: finite where the probability rounds to 1."""
     return log_ndtr(-x)
+
+
+# --- what is stable as it is ----------------------------------------------------------
+
+# These contain formulas of above, at operands for which they are right. What a pattern rule
+# returns is final, so that these stay as they are.
+
+
+def _shifted_softmax(x, shift, *, axis: Axis):
+    e = jnp.exp(x - lax.stop_gradient(shift))
+    return e / jnp.sum(e, axis=axis, keepdims=True)
+
+
+@rules.rewrite(_shifted_softmax, keep=True)
+def shifted_softmax(x: Real, shift: Real, *, axis):
+    """The softmax function that somebody has shifted, as that of JAX."""
+    return _shifted_softmax(x, shift, axis=axis)
+
+
+def _softmax_below_maximum(x, *, axis: Axis):
+    e = jnp.exp(x - jnp.max(x, axis=axis, keepdims=True))
+    return e / jnp.sum(e, axis=axis, keepdims=True)
+
+
+@rules.rewrite(_softmax_below_maximum, keep=True)
+def softmax_below_maximum(x: Real, *, axis):
+    """The same without `lax.stop_gradient`."""
+    return _softmax_below_maximum(x, axis=axis)
+
+
+def _shifted_log_sum_exp(x, shift, *, axis: Axis, keepdims: bool):
+    e = jnp.exp(x - lax.stop_gradient(shift))
+    return jnp.log(jnp.sum(e, axis=axis, keepdims=keepdims))
+
+
+@rules.rewrite(_shifted_log_sum_exp, keep=True)
+def shifted_log_sum_exp(x: Real, shift: Real, *, axis, keepdims):
+    """Its logarithm, as in the function of JAX."""
+    return _shifted_log_sum_exp(x, shift, axis=axis, keepdims=keepdims)
+
+
+@rules.rewrite(lambda x, y: jnp.hypot(x, y))
+def library_hypot(x: Same, y: Same):
+    """Scaled as it is."""
+    return jnp.hypot(x, y)
+
+
+@rules.rewrite(lambda x: jax.scipy.special.ndtr(x), keep=True)
+def library_ndtr(x: Real):
+    """The normal distribution function, of several formulas."""
+    return jax.scipy.special.ndtr(x)
+
+
+@rules.rewrite(lambda x: jax.scipy.special.log_ndtr(x), keep=True)
+def library_log_ndtr(x: Real):
+    """Its logarithm, of several formulas."""
+    return jax.scipy.special.log_ndtr(x)
