@@ -65,17 +65,15 @@ class Forms:
         for size in (_SIZE, *_SIZES):
             for dtype in (None, jnp.bfloat16):
                 for args in _base_args(pattern, size, dtype):
-                    traced = self._first(args, errors)
-                    if traced is not None:
-                        found.append(traced)
+                    traces = self._all(args, errors)
+                    if traces:
+                        found += traces
                         good[tuple(len(getattr(arg, "shape", ())) for arg in args)] = None
                         break
         for kinds in _base_kinds(pattern, np.dtype(jnp.float32)):
             for ranks in good:
                 args = _args(pattern, ranks, kinds)
-                traced = None if args is None else self._first(args, errors)
-                if traced is not None:
-                    found.append(traced)
+                found += [] if args is None else self._all(args, errors)
         unused = set(range(len(pattern.names))) - set(pattern.bodies)
         common: frozenset[Primitive] | None = None
         for traced in found:
@@ -97,15 +95,17 @@ class Forms:
             )
         return common
 
-    def _first(self, args: Sequence[Any], errors: list[Exception]) -> Traced | None:
-        rank = _rank(args)
-        for statics in self.pattern.statics.some(rank):
+    def _all(self, args: Sequence[Any], errors: list[Exception]) -> list[Traced]:
+        """The traces at some operands, one for each choice of the static parameters."""
+        found = []
+        for statics in self.pattern.statics.some(_rank(args)):
             traced = traced_form(self.pattern, args, statics, None)
             if isinstance(traced, Traced):
                 self.pattern.check(traced, len(args))
-                return traced
-            errors.append(traced)
-        return None
+                found.append(traced)
+            else:
+                errors.append(traced)
+        return found
 
     def extend(self, dtypes: frozenset[Any], rank: int) -> bool:
         """Probe for programs with these dtypes and ranks; whether there are new forms."""

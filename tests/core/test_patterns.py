@@ -1,0 +1,600 @@
+"""Pattern rules: what matches, what does not, and what takes its place."""
+
+import functools
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jaxtyping import Array, Float
+from reference.low_rank import LowRank
+
+import jaxrewrite
+from jaxrewrite import Axis, Rules, explain, make_jaxpr, near_misses, transform
+from jaxrewrite.values import Diagonal
+
+
+X = jnp.linspace(-1.0, 1.0, 12).reshape(3, 4)
+SQUARE = jnp.eye(3) * 2 + 0.1
+
+
+def answers(fn, rules, *operands, want=None):
+    """The names of the pattern rules that answer, once numbers and gradient are checked."""
+    got = transform(fn, rules=rules)(*operands)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(fn(*operands)), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_allclose(np.float64(a), np.float64(b), 2e-2, 2e-2)
+    steps = explain(fn, rules=rules)(*operands).steps
+    return [step.rule.name for step in steps if step.decision == "pattern"]
+
+
+def table(*patterns, **options):
+    """A table of patterns whose rules are named after them."""
+    rules = Rules()
+    for before, after in patterns:
+        after.__qualname__ = after.__name__
+        rules.rewrite(before, **options)(after)
+    return rules
+
+
+def lse(x: Float[Array, "*batch n"]):
+    return jax.nn.logsumexp(x, axis=-1)
+
+
+def solve(a: Float[Array, "n n"], b):
+    return jnp.linalg.solve(a, b)
+
+
+def logdet(a: Float[Array, "*batch n n"]):
+    return jnp.linalg.slogdet(a)[1]
+
+
+def hypotenuse(x, y):
+    return jnp.sqrt(x * x + y * y) * 1
+
+
+def leaky(x, y):
+    return jnp.maximum(x, 0) + y
+
+
+RULES = table(
+    (lambda x: jnp.log(jnp.sum(jnp.exp(x), axis=-1)), lse),
+    (lambda a, b: jnp.linalg.inv(a) @ b, solve),
+    (lambda a: jnp.log(jnp.linalg.det(a)), logdet),
+    (lambda x, y: jnp.sqrt(x * x + y * y), hypotenuse),
+    (lambda x, y: jax.nn.relu(x) + y, leaky),
+)
+
+
+@jax.jit
+def tail(y):
+    return jnp.log(y.sum(-1))
+
+
+@jax.jit
+def several(x, y):
+    return jnp.sqrt(x * x + y * y), jnp.exp(x)
+
+
+def naive(x):
+    return jnp.log(jnp.exp(x).sum(-1))
+
+
+MATCHING = {
+    "as it is": (naive, "lse", X),
+    "one axis": (naive, "lse", X[0]),
+    "half precision, in which sums convert": (naive, "lse", X.astype(jnp.bfloat16)),
+    "inside of jit": (jax.jit(naive), "lse", X),
+    "across the border of jit": (lambda x: tail(jnp.exp(x)), "lse", X),
+    "out of one jit": (lambda x: jnp.log(several(x, x)[1].sum(-1)), "lse", X),
+    "one variable passed twice": (lambda x: several(x, x)[0], "hypotenuse", X),
+    "under vmap": (jax.vmap(naive), "lse", X),
+    "batched otherwise": (jax.vmap(naive, 1, 0), None, X),
+    "operands in another order": (
+        lambda a, b: jnp.sqrt(b * b + a * a),
+        "hypotenuse",
+        X,
+        X[0],
+    ),
+    "a number for an operand": (lambda a: jnp.sqrt(a * a + 2.0 * 2), None, X),
+    "linear algebra": (lambda a, b: jnp.linalg.inv(a) @ b, "solve", SQUARE, X),
+    "batched linear algebra": (
+        jax.vmap(lambda a, b: jnp.linalg.inv(a) @ b),
+        "solve",
+        jnp.stack([SQUARE] * 4),
+        X.T,
+    ),
+    "partly batched": (
+        jax.vmap(lambda a, b: jnp.linalg.inv(a) @ b, (None, 0)),
+        "solve",
+        SQUARE,
+        X.T,
+    ),
+    "a small matrix": (lambda a: jnp.log(jnp.linalg.det(a)), "logdet", SQUARE[:2, :2]),
+    "a larger matrix": (lambda a: jnp.log(jnp.linalg.det(a)), "logdet", jnp.eye(4) * 2),
+    "a custom derivative": (lambda x, y: y + jax.nn.relu(x), "leaky", X, X),
+    "a custom derivative under vmap": (
+        lambda x, y: y + jax.vmap(jax.nn.relu)(x),
+        "leaky",
+        X,
+        X,
+    ),
+    "in a scan": (
+        lambda x: lax.scan(lambda c, r: (c + naive(r), r), 0.0, x)[0],
+        "lse",
+        X,
+    ),
+    "in a while loop": (
+        lambda x, y: lax.while_loop(
+            lambda c: c[0] < 2, lambda c: (c[0] + 1, y + jax.nn.relu(c[1])), (0, x)
+        )[1],
+        "leaky",
+        X,
+        X,
+    ),
+    "in a branch": (lambda x: lax.cond(x[0, 0] > 0, lambda x: x[:, 0], naive, x), "lse", X),
+    "in a checkpoint": (jax.checkpoint(naive), "lse", X),
+    "beside a use of the same expression": (
+        lambda x: naive(x) + jnp.exp(x)[:, 0],
+        "lse",
+        X,
+    ),
+    "another axis": (lambda x: jnp.log(jnp.exp(x).sum(0)), None, X),
+    "a square that is no product": (lambda x: jnp.sqrt(x**2 + x * x), None, X),
+    "an expression that is used elsewhere": (
+        lambda x: (lambda e: jnp.log(e.sum(-1)) + e[:, 0])(jnp.exp(x)),
+        None,
+        X,
+    ),
+    "after differentiation": (jax.value_and_grad(lambda x: naive(x).sum()), None, X),
+    "a barrier": (
+        lambda x: jnp.log(lax.optimization_barrier(jnp.exp(x)).sum(-1)),
+        None,
+        X,
+    ),
+    "a matrix that its annotation does not allow": (
+        lambda a, b: jnp.linalg.inv(a) @ b,
+        None,
+        jnp.stack([SQUARE] * 2),
+        X,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MATCHING)
+def test_matching(name, bulk):
+    fn, expected, *operands = MATCHING[name]
+    assert answers(fn, RULES, *operands) == ([] if expected is None else [expected])
+
+
+def test_gradient_of_what_is_rewritten():
+    def rewritten(x):
+        return transform(naive, rules=RULES)(x).sum()
+
+    np.testing.assert_allclose(
+        jax.grad(rewritten)(X), jax.grad(lambda x: naive(x).sum())(X), 1e-5
+    )
+    assert jnp.isfinite(jax.jit(jax.grad(rewritten))(X + 1000)).all()
+
+
+def test_a_call_that_a_match_crosses_is_inlined_and_no_other():
+    def doubled(x):
+        return jnp.abs(x) * 2**0.5
+
+    rules = table((lambda x: jnp.sqrt(x * x + x * x), doubled))
+
+    def calls(fn):
+        jaxpr = make_jaxpr(fn, rules=rules)(X)
+        return [eqn.primitive.name for eqn in jaxpr.eqns].count("jit")
+
+    assert answers(lambda x: several(x, x), rules, X) == ["doubled"]
+    assert calls(lambda x: several(x, x)) == 0
+    assert calls(lambda x: several(x, 2 * x)) == 1
+
+
+# --- static parameters and numbers ---------------------------------------------------------
+
+
+def with_axis(x, *, axis: Axis, keepdims: bool):
+    return jnp.log(1 + jnp.sum(jnp.exp(x), axis=axis, keepdims=keepdims))
+
+
+@pytest.mark.parametrize(
+    ("written", "canonical"), [(-1, 1), (0, 0), ((-1, 0), (0, 1)), (None, (0, 1))]
+)
+def test_unknown_axes(written, canonical):
+    seen = []
+
+    def stable(x, *, axis, keepdims):
+        seen.append((axis, keepdims))
+        return jnp.log1p(jnp.sum(jnp.exp(x), axis=axis, keepdims=keepdims))
+
+    rules = table((with_axis, stable))
+    for keepdims in (False, True):
+        fn = functools.partial(with_axis, axis=written, keepdims=keepdims)
+        assert answers(fn, rules, X) == ["stable"]
+    assert set(seen) == {(canonical, False), (canonical, True)}
+
+
+def rms(x, scale, eps):
+    return x * lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * scale
+
+
+def test_numbers_in_the_program():
+    seen = []
+
+    def normalised(x: Float[Array, "*batch n"], scale: Float[Array, "n"], eps: float):
+        seen.append(eps)
+        return x / jnp.sqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps) * scale
+
+    rules = table((rms, normalised))
+    assert answers(lambda x, g: rms(x, g, 1e-5), rules, X, X[0]) == ["normalised"]
+    # An argument of a jitted function is converted inside of it.
+    assert answers(lambda x, g: jax.jit(rms)(x, g, 1e-6), rules, X, X[0]) == ["normalised"]
+    assert answers(rms, rules, X, X[0], jnp.float32(1e-5)) == []
+    assert set(seen) == {1e-5, 1e-6}
+
+
+def test_numbers_have_to_be_equal():
+    def twice(x):
+        return 2.0 * x
+
+    rules = table((lambda x: jnp.sin(x) * 2.0 + jnp.sin(x) * 0.0, twice))
+    for a, b, expected in [(2.0, 0.0, 1), (2.0, -0.0, 0), (3.0, 0.0, 0)]:
+        report = explain(lambda x: jnp.sin(x) * a + jnp.sin(x) * b, rules=rules)(X)  # noqa: B023
+        # The two calls of sin are two variables, and one in the pattern is two, too.
+        assert len(report.rules) == expected
+
+
+def test_choices():
+    def before(x, *, kind: Literal["sin", "cos"]):
+        return getattr(jnp, kind)(x) * x
+
+    def after(x, *, kind):
+        return x * {"sin": jnp.sin, "cos": jnp.cos}[kind](x)
+
+    rules = table((before, after))
+    assert answers(lambda x: jnp.cos(x) * x, rules, X) == ["after"]
+    assert answers(lambda x: jnp.tan(x) * x, rules, X) == []
+
+
+# --- values -----------------------------------------------------------------------------
+
+
+def exp_product(w, x):
+    return jnp.exp(w) @ x
+
+
+W = LowRank(jnp.ones((3, 1)), jnp.ones((1, 3)))
+
+
+def on_low_rank(w: LowRank, x):
+    return jnp.full(x.shape[:0] + (3, *x.shape[1:]), jnp.e) * x.sum(0)
+
+
+def test_values_stay_implicit_between_equations():
+    rules = table((exp_product, on_low_rank))
+    fn = transform(exp_product, rules=rules, materialise="forbid")
+    np.testing.assert_allclose(fn(W, X[:, 0]), exp_product(W.materialise(), X[:, 0]), 1e-5)
+    jitted = transform(jax.jit(exp_product), rules=rules, materialise="forbid")
+    np.testing.assert_allclose(jitted(W, X[:, 0]), fn(W, X[:, 0]))
+    # Dense operands are none of its business.
+    assert explain(exp_product, rules=rules)(SQUARE, X[:, 0]).steps == ()
+
+
+def test_the_rule_of_the_types_at_hand_answers():
+    def on_diagonal(w: Diagonal, x):
+        return NotImplemented
+
+    def on_any(w, x):
+        return jaxrewrite.numpy.exp(w) @ x
+
+    rules = table(
+        (exp_product, on_low_rank), (exp_product, on_diagonal), (exp_product, on_any)
+    )
+    names = [explain(exp_product, rules=rules)(w, X).rules[0].name for w in (W, SQUARE)]
+    assert names == ["on_low_rank", "on_any"]
+    report = explain(exp_product, rules=rules)(Diagonal(jnp.ones(3)), X)
+    (step,) = [step for step in report.steps if step.decision == "pattern"]
+    assert step.rule.name == "on_any" and step.covered == ("exp", "dot_general")
+    assert {d.rule.name: d.why for d in step.declined} == {
+        "on_low_rank": "its operands are of other types",
+        "on_diagonal": "it returned NotImplemented",
+    }
+
+
+def test_ambiguous_patterns():
+    def other(q: LowRank, r):
+        return jnp.exp(q.materialise()) @ r
+
+    rules = table((exp_product, on_low_rank), (lambda q, r: jnp.exp(q) @ r, other))
+    with pytest.raises(jaxrewrite.AmbiguousRuleError, match="on_low_rank(.|\n)*other"):
+        transform(exp_product, rules=rules)(W, X)
+    rules.rewrite(lambda q, r: jnp.exp(q) @ r, precedence=1)(other)
+    assert [r.name for r in explain(exp_product, rules=rules)(W, X).rules] == ["other"]
+
+
+def test_registering_again_replaces():
+    rules = Rules()
+    for factor in (1.0, 2.0):
+
+        def after(x):
+            return factor * x  # noqa: B023
+
+        rules.rewrite(lambda x: jnp.sin(jnp.cos(x)))(after)
+    assert len(rules.patterns) == 1
+    np.testing.assert_allclose(
+        transform(lambda x: jnp.sin(jnp.cos(x)), rules=rules)(X), 2 * X
+    )
+
+
+def test_patterns_of_the_global_table():
+    def after(x: Float[Array, "7 7"]):
+        return x
+
+    before = len(jaxrewrite._rules.global_rules.patterns)
+    jaxrewrite.rewrite(lambda x: jnp.sinh(jnp.cosh(x)) + jnp.sinh(x))(after)
+    try:
+        x = jnp.ones((7, 7))
+        fn = transform(lambda x: jnp.sinh(jnp.cosh(x)) + jnp.sinh(x))
+        np.testing.assert_array_equal(fn(x), x)
+        listed = [r.rule.name for r in jaxrewrite.rules("pattern")]
+        assert any("after" in name for name in listed)
+    finally:
+        jaxrewrite._rules.global_rules._patterns = jaxrewrite._rules.global_rules.patterns[
+            :before
+        ]
+
+
+# --- overlap, several results, what is used elsewhere ---------------------------------------
+
+
+def test_overlapping_matches():
+    def small(x):
+        return jnp.exp(x) * 1
+
+    def large(x):
+        return jnp.log(jnp.exp(x)) * 1
+
+    rules = table((lambda x: jnp.exp(x), small), (lambda x: jnp.log(jnp.exp(x)), large))
+    assert answers(lambda x: jnp.log(jnp.exp(x)), rules, X) == ["large"]
+    rules.rewrite(lambda x: jnp.exp(x), precedence=1)(small)
+    assert answers(lambda x: jnp.log(jnp.exp(x)), rules, X) == ["small"]
+
+
+def test_a_smaller_match_answers_where_a_larger_one_declines():
+    def small(x):
+        return jnp.exp(x) * 1
+
+    def large(x):
+        return NotImplemented
+
+    rules = table((lambda x: jnp.exp(x), small), (lambda x: jnp.log(jnp.exp(x)), large))
+    assert answers(lambda x: jnp.log(jnp.exp(x)), rules, X) == ["small"]
+
+
+def test_when():
+    def after(x):
+        return jnp.sin(x) * x
+
+    rules = table((lambda x: x * jnp.sin(x), after), when=lambda x: x.shape[0] > 2)
+    assert answers(lambda x: x * jnp.sin(x), rules, X) == ["after"]
+    assert answers(lambda x: x * jnp.sin(x), rules, X[:2]) == []
+
+
+def test_several_results():
+    def together(x, a, b):
+        y = x @ jnp.concatenate([a, b], axis=1)
+        return y[:, : a.shape[1]], y[:, a.shape[1] :]
+
+    rules = table((lambda x, a, b: (x @ a, x @ b), together))
+
+    def fn(x, a, b):
+        return jnp.sin(x @ a) + jnp.cos(x @ b)
+
+    assert answers(fn, rules, X, X.T, 2 * X.T) == ["together"]
+    # No place is after all operands and before every use.
+    assert answers(lambda x, a: x @ (a @ (x @ a)), rules, X, X.T) == []
+
+
+def test_what_is_used_elsewhere_may_stay():
+    def after(x):
+        return jax.nn.logsumexp(x)
+
+    def fn(x):
+        e = jnp.exp(x)
+        return jnp.log(e.sum()) + e
+
+    before = lambda x: jnp.log(jnp.exp(x).sum())  # noqa: E731
+    assert answers(fn, table((before, after)), X) == []
+    kept = table((before, after), keep=True)
+    assert answers(fn, kept, X) == ["after"]
+    assert answers(jax.jit(fn), kept, X) == ["after"]
+
+
+# --- bodies of scans -------------------------------------------------------------------------
+
+
+def total(f: Callable, init, xs):
+    def step(carry, x):
+        c, s = carry
+        c, y = f(c, x)
+        return (c, s + y), None
+
+    def first(c, x):
+        return f(c, jax.tree.map(lambda leaf: leaf[0], x))[1]
+
+    y = jax.eval_shape(first, init, xs)
+    return lax.scan(step, (init, jnp.zeros(y.shape, y.dtype)), xs)[0][1]
+
+
+SCANS = table((lambda f, init, xs: jnp.sum(lax.scan(f, init, xs)[1], axis=0), total))
+
+
+def outer_step(c, x):
+    return c * 0.5 + x, jnp.outer(x, c)
+
+
+ONES = jnp.ones(4)
+SUMS = {
+    "as it is": (lambda x: lax.scan(outer_step, ONES, x)[1].sum(0), 1),
+    "constants": (
+        lambda x: lax.scan(lambda c, r: (x.T @ (x @ c), r * c), ONES, x)[1].sum(0),
+        1,
+    ),
+    "two carries": (
+        lambda x: lax.scan(lambda c, r: ((c[0] * r, c[1] + 1), c), (ONES, ONES), x)[1][
+            0
+        ].sum(0),
+        1,
+    ),
+    "two xs": (
+        lambda x: lax.scan(lambda c, r: (c * r[0], c * r[1]), ONES, (x, x + 1))[1].sum(0),
+        1,
+    ),
+    "no xs": (
+        lambda x: lax.scan(lambda c, _: (c / 2, c * x), ONES, None, length=3)[1].sum(0),
+        1,
+    ),
+    "unrolled": (lambda x: lax.scan(outer_step, ONES, x, unroll=3)[1].sum(0), 1),
+    "reversed": (lambda x: lax.scan(outer_step, ONES, x, reverse=True)[1].sum(0), 0),
+    "another sum": (lambda x: lax.scan(outer_step, ONES, x)[1].sum(), 0),
+}
+
+
+def test_bodies_of_scans(bulk):
+    for name, (fn, count) in SUMS.items():
+        assert answers(fn, SCANS, X) == ["total"] * count, name
+
+
+def test_a_value_in_the_body_of_a_scan_stays_implicit():
+    def fn(d, x):
+        return lax.scan(lambda c, r: (d @ c, r * c), ONES, x)[1].sum(0)
+
+    rewritten = transform(fn, rules=SCANS, materialise="forbid")
+    d = Diagonal(jnp.arange(1.0, 5))
+    np.testing.assert_allclose(rewritten(d, X), fn(d.materialise(), X), 1e-5)
+
+
+# --- bad input --------------------------------------------------------------------------------
+
+
+def refused(before, after, message, *operands, **options):
+    """The error names both functions, and the table stays as it was."""
+    rules = Rules()
+    state = rules.version, rules.patterns
+    with pytest.raises(TypeError, match=message) as caught:
+        rules.rewrite(before, **options)(after)
+        state = None
+        transform(lambda x: jnp.sin(x) * 1, rules=rules)(*operands or (X,))
+    assert state in (None, (rules.version, rules.patterns))
+    assert str(caught.value).count("test_patterns.py") >= 1
+
+
+def unary(x):
+    return x
+
+
+BAD = {
+    "an operand unchanged": (lambda x: x, unary, "no equations|an operand unchanged"),
+    "an operand among the results": (
+        lambda x: (jnp.sin(x), x),
+        unary,
+        "an operand unchanged",
+    ),
+    "a constant": (lambda x: (jnp.sin(x), 1.0), unary, "a constant"),
+    "effects": (lambda x: jax.debug.print("{}", x) or jnp.sin(x), unary, "has effects"),
+    "random": (
+        lambda x: x + jax.random.normal(jax.random.key(0), x.shape),
+        unary,
+        "is random",
+    ),
+    "never traced": (lambda x: x.nothing, unary, "can't be traced at any"),
+    "an operand ignored": (
+        lambda x, y: jnp.sin(x),
+        lambda x, y: x,
+        "does not use its operand 'y'",
+    ),
+    "computes with a number": (
+        lambda x, eps: jnp.sin(x) / (1 / eps),
+        lambda x, eps: x,
+        "computes with its operand 'eps'",
+    ),
+    "other parameters": (lambda x, y: jnp.sin(x) + y, unary, "take the same operands"),
+    "other names": (lambda y: jnp.sin(y), unary, "take the same operands"),
+    "no operands": (lambda: jnp.ones(3), lambda: 1, "at least one operand"),
+    "any number of operands": (lambda *x: jnp.sin(x[0]), unary, "fixed number"),
+}
+BAD["computes with a number"][1].__annotations__["eps"] = float
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_patterns(name):
+    refused(*BAD[name])
+
+
+def test_bad_static_parameters():
+    def unbounded(x, *, n):
+        return jnp.sin(x) * n
+
+    def other(x, *, m):
+        return x
+
+    def bounded(x, *, n: bool):
+        return jnp.sin(x) * n
+
+    refused(unbounded, lambda x, *, n: x, "needs a finite domain")
+    refused(bounded, other, "keyword-only parameters")
+
+
+@pytest.mark.parametrize(
+    ("after", "message"),
+    [
+        (lambda x: x[0], r"returned f32\[4\] where what it stands for gives f32\[3,4\]"),
+        (lambda x: x.astype(jnp.int32), r"returned i32\[3,4\] where"),
+        (lambda x: (x, x), "returned PyTreeDef"),
+    ],
+)
+def test_rules_that_return_something_else(after, message):
+    rules = table((lambda x: jnp.sin(x) * 1, after))
+    with pytest.raises(TypeError, match=message) as caught:
+        transform(lambda x: jnp.sin(x) * 1, rules=rules)(X)
+    assert str(caught.value).count("test_patterns.py") >= 2
+
+
+# --- insight ------------------------------------------------------------------------------------
+
+
+def test_near_misses():
+    def why(fn):
+        return [miss.why for miss in near_misses(fn, rules=RULES)(X)][:1]
+
+    (power,) = why(lambda x: jnp.sqrt(x**2 + x * x))
+    assert "there is primitive 'integer_pow'" in power and "'mul'" in power
+    (used,) = why(lambda x: (lambda e: jnp.log(e.sum(-1)) + e[:, 0])(jnp.exp(x)))
+    assert "the result of 'exp'" in used and "keep=True" in used
+    assert why(jnp.sin) == []
+    assert str(near_misses(jnp.sin, rules=RULES)(X)) == "No pattern rule almost matches."
+
+
+def test_check_pattern(bulk):
+    checked = jaxrewrite.testing.check_pattern(lse, X, rules=RULES)
+    assert {"grad in 64 bits", "jit in 32 bits"} <= {*checked.checked}
+    with pytest.raises(ValueError, match="not registered"):
+        jaxrewrite.testing.check_pattern(unary, X, rules=RULES)
+
+
+def test_programs_are_staged_once(no_leak_checks):
+    calls = []
+
+    def fn(x):
+        calls.append(x)
+        return naive(x)
+
+    rewritten = transform(fn, rules=RULES)
+    rewritten(X)
+    rewritten(X)
+    assert len(calls) == 1
