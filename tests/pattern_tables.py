@@ -15,6 +15,8 @@ import jaxrewrite
 def spied(table, names=None):
     """A table of the same patterns, or of some, and a list of the rules that answer."""
     rules, answers = jaxrewrite.Rules(), []
+    # One rule for several formulas stays one: where two of them match, it is not ambiguous.
+    telling = functools.cache(lambda fn: _telling(fn, answers))
     for pattern in table.patterns:
         if names is None or pattern.fn.__name__ in names:
             register = rules.rewrite(
@@ -24,7 +26,7 @@ def spied(table, names=None):
                 probes=pattern.probes,
                 keep=pattern.keep,
             )
-            register(_telling(pattern.fn, answers))
+            register(telling(pattern.fn))
     return rules, answers
 
 
