@@ -59,13 +59,24 @@ def _is_exact(q: Any, k: Any, v: Any, bias: Any, fill: float) -> bool:
     """
     lowest = max(-1e9, float(jnp.finfo(q.dtype).min))
     is_one_dtype = q.dtype == k.dtype == v.dtype
-    return is_one_dtype and np.asarray(fill, q.dtype) <= lowest and not (bias is not None and q.dtype == "float16")
+    return (
+        is_one_dtype
+        and np.asarray(fill, q.dtype) <= lowest
+        and not (bias is not None and q.dtype == "float16")
+    )
 
 
 def _is_fusable(q: Any, bias: Any, mask: Any) -> bool:
     """Whether cuDNN takes operands of these dtypes and sizes."""
-    length = math.gcd(*(x.shape[a] for x in (bias, mask) if x is not None for a in (-2, -1)))
-    return q.dtype != jnp.float32 and q.shape[-1] % 8 == 0 and q.shape[-1] <= 128 and length % 2 == 0
+    length = math.gcd(
+        *(x.shape[a] for x in (bias, mask) if x is not None for a in (-2, -1))
+    )
+    return (
+        q.dtype != jnp.float32
+        and q.shape[-1] % 8 == 0
+        and q.shape[-1] <= 128
+        and length % 2 == 0
+    )
 
 
 class _Fused:
@@ -117,7 +128,9 @@ class _Fused:
         kwargs["implementation"] = self._choice(q, bias, mask)
         return jax.nn.dot_product_attention(q, k, v, bias, mask, **kwargs)
 
-    def _of_four_axes(self, q: Any, k: Any, v: Any, bias: Any, mask: Any, scale: Any) -> Any:
+    def _of_four_axes(
+        self, q: Any, k: Any, v: Any, bias: Any, mask: Any, scale: Any
+    ) -> Any:
         choice = self._choice(q, bias, mask)
         if choice == "cudnn":
             # It takes no scale that is computed, and does not broadcast lengths.
@@ -231,7 +244,9 @@ def _register_layout(rules: Rules, layout: _Layout) -> None:
         return _end(output, jnp.where(mask, weights(q, k) + bias, fill), v, upcast)
 
     @rules.rewrite(biased_and_masked)
-    def attention_biased_and_masked(q: Query, k: Key, v: Key, bias: _Bias, mask: _Mask, fill: float, *, upcast):
+    def attention_biased_and_masked(
+        q: Query, k: Key, v: Key, bias: _Bias, mask: _Mask, fill: float, *, upcast
+    ):
         return attend(q, k, v, bias=bias, mask=mask, fill=fill)
 
 
@@ -256,7 +271,9 @@ def _register_scaled(rules: Rules, layout: _Layout, divide: bool) -> None:
         return _end(output, scaled(q, k, scale) + bias, v, upcast)
 
     @rules.rewrite(biased)
-    def attention_scaled_biased(q: Query, k: Key, v: Key, scale: _Scale, bias: _Bias, *, upcast):
+    def attention_scaled_biased(
+        q: Query, k: Key, v: Key, scale: _Scale, bias: _Bias, *, upcast
+    ):
         return attend(q, k, v, scale=1 / scale if divide else scale, bias=bias)
 
     def masked(q, k, v, scale, mask, fill, *, upcast: bool):
@@ -298,7 +315,9 @@ def _register_equinox(rules: Rules, fused: _Fused) -> None:
         return jax.vmap(head, in_axes=(1, 1, 1, of_mask), out_axes=1)(q, k, v, mask)
 
     @rules.rewrite(masked)
-    def attention_by_heads_masked(q: Query, k: Key, v: Key, mask: _Mask, fill: float, *, upcast):
+    def attention_by_heads_masked(
+        q: Query, k: Key, v: Key, mask: _Mask, fill: float, *, upcast
+    ):
         return fused.heads_last(q, k, v, mask=mask, fill=fill)
 
 
@@ -312,7 +331,9 @@ def _register_bert(rules: Rules, layout: _Layout) -> None:
         return output(jnp.einsum("...hqk,h->...hqk", w, heads), v)
 
     @rules.rewrite(weighted)
-    def attention_weighted(q: Query, k: Key, v: Key, bias: _Bias, heads: Narrow[Array, "heads"]):
+    def attention_weighted(
+        q: Query, k: Key, v: Key, bias: _Bias, heads: Narrow[Array, "heads"]
+    ):
         out = attend(q, k, v, bias=bias)
         return out if out is NotImplemented else (out * heads[:, None]).astype(v.dtype)
 
@@ -334,26 +355,36 @@ def _register_jax(rules: Rules, fused: _Fused) -> None:
         return attention(q, k, v, bias, scale=scale, is_causal=is_causal)
 
     @rules.rewrite(biased)
-    def attention_of_jax_biased(q: Query, k: Key, v: Key, bias: Of, scale: float, *, is_causal):
+    def attention_of_jax_biased(
+        q: Query, k: Key, v: Key, bias: Of, scale: float, *, is_causal
+    ):
         return fused.of_jax(q, k, v, bias, None, scale=scale, is_causal=is_causal)
 
     def masked(q, k, v, mask, scale, *, is_causal: bool):
         return attention(q, k, v, mask=mask, scale=scale, is_causal=is_causal)
 
     @rules.rewrite(masked)
-    def attention_of_jax_masked(q: Query, k: Key, v: Key, mask: Hides, scale: float, *, is_causal):
+    def attention_of_jax_masked(
+        q: Query, k: Key, v: Key, mask: Hides, scale: float, *, is_causal
+    ):
         return fused.of_jax(q, k, v, None, mask, scale=scale, is_causal=is_causal)
 
     def both(q, k, v, bias, mask, scale, *, is_causal: bool):
         return attention(q, k, v, bias, mask, scale=scale, is_causal=is_causal)
 
     @rules.rewrite(both)
-    def attention_of_jax_biased_and_masked(q: Query, k: Key, v: Key, bias: Of, mask: Hides, scale: float, *, is_causal):
+    def attention_of_jax_biased_and_masked(
+        q: Query, k: Key, v: Key, bias: Of, mask: Hides, scale: float, *, is_causal
+    ):
         return fused.of_jax(q, k, v, bias, mask, scale=scale, is_causal=is_causal)
 
 
 def attention_rules(implementation: str | None = None) -> Rules:
-    """The table of attention, for an implementation of `jax.nn.dot_product_attention`."""
+    """The table of attention, for an implementation of `jax.nn.dot_product_attention`.
+
+    JAX's own choice (``None``) is the only one that has derivatives in forward mode. Where
+    cuDNN takes operands of these dtypes and shapes, ``"cudnn"`` is used if asked for.
+    """
     rules = Rules()
     fused = _Fused(implementation)
     linen, *others = _layouts(fused)

@@ -38,7 +38,12 @@ def _length(xs: Any) -> int:
 
 
 def _fold(
-    f: Callable[..., Any], init: Any, xs: Any, reverse: bool, start: Any, step: Callable[..., Any]
+    f: Callable[..., Any],
+    init: Any,
+    xs: Any,
+    reverse: bool,
+    start: Any,
+    step: Callable[..., Any],
 ) -> Any:
     """A scan with a reduction of its first result: carry, reduction and other results."""
 
@@ -96,7 +101,7 @@ def _(primals: Any, tangents: Any) -> Any:
 def _lowest(dtype: Any) -> Any:
     if jnp.issubdtype(dtype, jnp.floating):
         return -jnp.inf
-    return False if dtype == bool else jnp.iinfo(dtype).min
+    return False if dtype == jnp.bool_ else jnp.iinfo(dtype).min
 
 
 def _max(f: Any, init: Any, xs: Any, reverse: bool) -> Any:
@@ -139,7 +144,9 @@ def _last(f: Any, init: Any, xs: Any, reverse: bool) -> Any:
 rules = Rules()
 
 
-def _reduced_scan(reduce: Callable[..., Any], f: Any, init: Any, xs: Any, reverse: bool) -> Any:
+def _reduced_scan(
+    reduce: Callable[..., Any], f: Any, init: Any, xs: Any, reverse: bool
+) -> Any:
     carry, ys = lax.scan(f, init, xs, reverse=reverse)
     first, *others = _results(ys)
     return carry, reduce(first), *others
