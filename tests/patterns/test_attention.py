@@ -67,7 +67,8 @@ jaxs = jax.nn.dot_product_attention
 @functools.cache
 def layer_of_linen():
     layer = nn.MultiHeadDotProductAttention(4, deterministic=True, dropout_rate=0.1)
-    return layer, layer.init(jax.random.key(0), X)
+    with jax.enable_x64(False), jax.ensure_compile_time_eval():
+        return layer, layer.init(jax.random.key(0), X)
 
 
 def of_linen(x, **kwargs):
@@ -77,8 +78,9 @@ def of_linen(x, **kwargs):
 
 @functools.cache
 def layer_of_equinox():
-    key = jax.random.key(0)
-    return eqx.nn.MultiheadAttention(4, 8, dropout_p=0.1, inference=True, key=key)
+    with jax.enable_x64(False), jax.ensure_compile_time_eval():
+        key = jax.random.key(0)
+        return eqx.nn.MultiheadAttention(4, 8, dropout_p=0.1, inference=True, key=key)
 
 
 def of_equinox(x, mask=None):
@@ -88,11 +90,20 @@ def of_equinox(x, mask=None):
     return layer(x, x, x, mask=mask)
 
 
-def of_nnx(x, **kwargs):
-    layer = nnx.MultiHeadAttention(
-        4, 8, decode=False, rngs=nnx.Rngs(0), dtype=x.dtype, param_dtype=x.dtype, **kwargs
-    )
-    return layer
+@functools.cache
+def layer_of_nnx(**kwargs):
+    with jax.enable_x64(False), jax.ensure_compile_time_eval():
+        layer = nnx.MultiHeadAttention(4, 8, decode=False, rngs=nnx.Rngs(0), **kwargs)
+        return nnx.split(layer)
+
+
+def of_nnx(x, mask=None, **kwargs):
+    graph, state = layer_of_nnx(**kwargs)
+
+    def cast(p):
+        return p.astype(x.dtype) if jnp.issubdtype(p.dtype, jnp.floating) else p
+
+    return nnx.merge(graph, jax.tree.map(cast, state))(x, mask=mask)
 
 
 def textbook(q, k, v, mask=None, fill=-jnp.inf):
@@ -170,15 +181,15 @@ FORMS = {
         (X, CAUSAL),
         "attention_by_heads_masked",
     ),
-    "nnx": (lambda x: of_nnx(x)(x), (X,), "attention_of_jax"),
+    "nnx": (of_nnx, (X,), "attention_of_jax"),
     "nnx deterministic": (
-        lambda x: of_nnx(x, dropout_rate=0.1, deterministic=True)(x),
+        lambda x: of_nnx(x, dropout_rate=0.1, deterministic=True),
         (X,),
         "attention",
     ),
     "nnx deterministic mask": (
-        lambda x: of_nnx(x, dropout_rate=0.1, deterministic=True)(
-            x, mask=nnx.make_causal_mask(x[..., 0])
+        lambda x: of_nnx(
+            x, nnx.make_causal_mask(x[..., 0]), dropout_rate=0.1, deterministic=True
         ),
         (X,),
         "attention_masked",
@@ -224,11 +235,12 @@ def test_a_query_that_sees_nothing_is_nan_where_it_was():
     assert found(textbook, *args) == ["attention_scaled_masked"]
     close(got(*args), textbook(*args), 1e-5)
     assert np.isnan(got(*args)).any()
-    gradients = [
-        jax.grad(lambda q, k, v: jnp.sum(jnp.sin(f(q, k, v, MASK))), (0, 1, 2))(*args[:3])
-        for f in (got, textbook)
-    ]
-    close(*gradients, 1e-5)
+
+    def gradient(fn):
+        scalar = lambda q, k, v: jnp.sum(jnp.sin(fn(q, k, v, MASK)))
+        return jax.grad(scalar, (0, 1, 2))(*args[:3])
+
+    close(gradient(got), gradient(textbook), 1e-5)
 
 
 def other(weights, softmax=jax.nn.softmax, output="...hqk,...khd->...qhd"):
