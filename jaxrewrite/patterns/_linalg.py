@@ -12,7 +12,6 @@ is dispatched to their own rules.
 """
 
 import ast
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -36,12 +35,14 @@ RealSquare = Float[Array, "*batch n n"] | Float[Value, "*batch n n"]
 Matrix = Inexact[Array, "_ _"] | Inexact[Value, "_ _"]
 Rows = Inexact[Array, "*_ _"] | Inexact[Value, "*_ _"]
 Columns = (
-    Inexact[Array, "_"] | Inexact[Array, "_ _"] | Inexact[Value, "_"] | Inexact[Value, "_ _"]
+    Inexact[Array, "_"]
+    | Inexact[Array, "_ _"]
+    | Inexact[Value, "_"]
+    | Inexact[Value, "_ _"]
 )
 DenseMatrix = Inexact[Array, "_ _"]
 DenseVector = Inexact[Array, "_"]
 DenseColumns = Inexact[Array, "_"] | Inexact[Array, "_ _"]
-
 
 
 def of_shapes(*shapes: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
