@@ -12,7 +12,6 @@ is dispatched to their own rules.
 """
 
 import ast
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
-from jaxtyping import Array, Float, Inexact
+from jaxtyping import Array, Complex64, Complex128, Float32, Float64, Inexact
 
 import jaxrewrite
 from jaxrewrite import Axis, MaterialisationError, Rules, Value
@@ -30,18 +29,31 @@ from .._costs import of_jaxpr
 
 rules = Rules()
 
-# Arrays and values of real or complex numbers.
-Square = Inexact[Array, "*batch n n"] | Inexact[Value, "*batch n n"]
-RealSquare = Float[Array, "*batch n n"] | Float[Value, "*batch n n"]
+# Arrays and values of real or complex numbers. LAPACK has no half precision.
+RealSquare = (
+    Float32[Array, "*batch n n"]
+    | Float64[Array, "*batch n n"]
+    | Float32[Value, "*batch n n"]
+    | Float64[Value, "*batch n n"]
+)
+Square = (
+    RealSquare
+    | Complex64[Array, "*batch n n"]
+    | Complex128[Array, "*batch n n"]
+    | Complex64[Value, "*batch n n"]
+    | Complex128[Value, "*batch n n"]
+)
 Matrix = Inexact[Array, "_ _"] | Inexact[Value, "_ _"]
 Rows = Inexact[Array, "*_ _"] | Inexact[Value, "*_ _"]
 Columns = (
-    Inexact[Array, "_"] | Inexact[Array, "_ _"] | Inexact[Value, "_"] | Inexact[Value, "_ _"]
+    Inexact[Array, "_"]
+    | Inexact[Array, "_ _"]
+    | Inexact[Value, "_"]
+    | Inexact[Value, "_ _"]
 )
 DenseMatrix = Inexact[Array, "_ _"]
 DenseVector = Inexact[Array, "_"]
 DenseColumns = Inexact[Array, "_"] | Inexact[Array, "_ _"]
-
 
 
 def of_shapes(*shapes: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -61,6 +73,14 @@ def transposed(x: Any) -> Any:
 def inverse_times(a: Square, b: Inexact[Array, "n"] | Inexact[Array, "*batch n m"]):
     """``solve(a, b)``: a third of the work, and the residual is small ([H]_, 14.1)."""
     return jaxrewrite.numpy.linalg.solve(a, b)
+
+
+@rules.rewrite(lambda a, b: -jnp.linalg.inv(a) @ b)
+def negative_inverse_times(
+    a: Square, b: Inexact[Array, "n"] | Inexact[Array, "*batch n m"]
+):
+    """The same with a sign, as in Newton's method."""
+    return -jaxrewrite.numpy.linalg.solve(a, b)
 
 
 @rules.rewrite(lambda b, a: b @ jnp.linalg.inv(a))
@@ -129,8 +149,8 @@ def sum_of_product(a: DenseMatrix, b: DenseMatrix, *, axis):
 
 
 def _is_thin(a, b, c, d):
-    (n, k), (m, l) = a.shape, (b.shape[1], c.shape[1])
-    return k * l * (n + m) < n * m * (k + l)
+    (rows, inner), (other, columns) = a.shape, d.shape
+    return inner * other * (rows + columns) < rows * columns * (inner + other)
 
 
 @rules.rewrite(lambda a, b, c, d: jnp.sum((a @ b) * (c @ d)), when=_is_thin)

@@ -449,6 +449,19 @@ def softmax(x: Real, *, axis):
     return e / jnp.sum(e, axis=axis, keepdims=True)
 
 
+def _softmax_of_all(x):
+    e = jnp.exp(x)
+    return e / jnp.sum(e)
+
+
+@rules.rewrite(lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x)))
+@rules.rewrite(_softmax_of_all)
+def softmax_of_all(x: Real):
+    """The same over all axes, which need not be kept then."""
+    e = jnp.exp(x - finite_shift(x, None))
+    return e / jnp.sum(e)
+
+
 def _log_softmax(x, *, axis: Axis):
     return jnp.log(jax.nn.softmax(x, axis=axis))
 
@@ -739,6 +752,17 @@ def _softmax_below_maximum(x, *, axis: Axis):
 def softmax_below_maximum(x: Real, *, axis):
     """The same without `lax.stop_gradient`."""
     return _softmax_below_maximum(x, axis=axis)
+
+
+def _shifted_softmax_of_all(x, shift):
+    e = jnp.exp(x - lax.stop_gradient(shift))
+    return e / jnp.sum(e)
+
+
+@rules.rewrite(_shifted_softmax_of_all, keep=True)
+def shifted_softmax_of_all(x: Real, shift: Real):
+    """The same over all axes."""
+    return _shifted_softmax_of_all(x, shift)
 
 
 def _shifted_log_sum_exp(x, shift, *, axis: Axis, keepdims: bool):

@@ -36,6 +36,7 @@ PROGRAMS = [
     ("inverse_times", lambda a, b: jsp.linalg.inv(a) @ b, (A, X)),
     ("inverse_times", lambda a, b: inv(a) @ b, (np.stack([A, A.T]), np.stack([X, X]))),
     ("inverse_times", jax.vmap(lambda a, b: inv(a) @ b), (np.stack([A, A.T]), X.T[:2])),
+    ("negative_inverse_times", lambda a, b: -inv(a) @ b, (A, V)),
     ("times_inverse", lambda b, a: b @ inv(a), (V, A)),
     ("times_inverse", lambda b, a: b @ inv(a) @ b, (V, A)),
     ("times_inverse", lambda b, a: b @ inv(a), (X.T, A)),
@@ -78,9 +79,7 @@ def agrees(fn, args, rules):
     """The program and its gradients in double precision, as they are and rewritten."""
     with jax.enable_x64(True):
         args = [jnp.asarray(a, jnp.float64) for a in args]
-        weights = jnp.cos(
-            jnp.arange(jnp.size(jax.eval_shape(fn, *args)), dtype=jnp.float64)
-        )
+        weights = jnp.cos(jnp.arange(jax.eval_shape(fn, *args).size, dtype=jnp.float64))
 
         def both(*args):
             results = []
@@ -118,7 +117,7 @@ OTHER = {
     "inverse_times": [
         lambda a, x: inv(a) * x[:, :1],
         lambda a, x: inv(a).T @ x,
-        lambda a, x: inv(a) @ x + inv(a).sum(),
+        lambda a, x: (b := inv(a)) @ x + b.sum(),
         lambda a, x: jnp.linalg.pinv(a) @ x,
         lambda a, x: jnp.matmul(inv(a), x, precision="highest"),
     ],
@@ -181,7 +180,7 @@ def test_some_programs_in_one():
     rules, answers = spied(TABLE, names)
     gradient = jax.jit(jax.grad(jaxrewrite.transform(program, rules=rules), (0, 1, 2)))
     got = gradient(A, X, V)
-    assert sorted(answers) == sorted(names)
+    assert {*answers} == {*names}
     for g, want in zip(got, jax.jit(jax.grad(program, (0, 1, 2)))(A, X, V), strict=True):
         np.testing.assert_allclose(g, want, 2e-4, 2e-4)
 
@@ -216,7 +215,7 @@ def test_values_stay_implicit(kind, name):
     want = fn(value.materialise())
     np.testing.assert_allclose(jaxrewrite.materialise(got), want, 2e-4, 2e-4)
     # A chain stays where the order of the program is the cheapest for the value.
-    assert answers == [name] or name == "product_of_3"
+    assert {*answers} == {name} or name == "product_of_3"
 
 
 @pytest.mark.slow
@@ -322,7 +321,7 @@ TEXTBOOKS = [
     (ridge, (X, V), {"inverse_times"}),
     (kalman_gain, (SPD, WIDE), {"times_inverse"}),
     (kullback_leibler, (SPD, A.T @ A), {"inverse_times", "log_determinant"}),
-    (newton_step, (A, V), {"inverse_times"}),
+    (newton_step, (A, V), {"negative_inverse_times"}),
     (mahalanobis, (SPD, X), {"times_inverse", "diagonal_of_product"}),
     (graph_convolution, (A, X), {"diagonal_times", "times_diagonal"}),
     (alignment, (SPD, A.T @ A), {"trace_of_product"}),

@@ -101,13 +101,14 @@ def test_some_formulas_in_one_program():
     """At 80 and at 1e-5 all of these lose all of their digits, and none does afterwards."""
 
     def formulas(x, y):
+        far = 300 * x + y
         return {
             "log_sum_exp": jnp.log(jnp.sum(jnp.exp(x + 20), axis=-1)),
             "softplus": jnp.log(1 + jnp.exp(x + 20))[:, 0],
-            "log_one_minus_exp": jnp.log(1 - jnp.exp(-x))[:, 0],
-            "exp_minus_one": jnp.exp(y)[:, 0] - 1,
+            "log_one_minus_exp": jnp.log(1 - jnp.exp(-y))[:, 0],
+            "exp_minus_one": (jnp.exp(y) - 1)[:, 0],
             "log_sigmoid": jnp.log(jax.nn.sigmoid(-x - 40))[:, 0],
-            "variance": jnp.mean((x + y) ** 2, axis=1) - jnp.mean(x + y, axis=1) ** 2,
+            "variance": jnp.mean(far**2, axis=1) - jnp.mean(far, axis=1) ** 2,
             "square_root_of_squares": jnp.sqrt((1e30 * x) ** 2 + (1e30 * y) ** 2)[:, 0],
         }
 
