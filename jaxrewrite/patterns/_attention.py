@@ -2,8 +2,9 @@
 
 What is looked for is softmax(q kᵀ · scale + bias, masked) v, in the layouts and with the order
 of operations that libraries trace to. In its place comes `jax.nn.dot_product_attention`,
-which computes the logits and the softmax in float32. So operands of float32, bfloat16 and
-float16 are replaced, and those of float64 are not.
+which computes the logits and the softmax in float32. So operands of float32 and bfloat16 are
+replaced, and those of float64 are not; nor are those of float16, whose product of this
+function no CPU has.
 
 A scale that multiplies the queries stays where it is, outside of what is looked for.
 """
@@ -15,16 +16,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import AbstractDtype, Array, Bool, Float, Shaped
 
 from .._rules import Rules
 
 
 class Narrow(AbstractDtype):
-    """The dtypes for which the softmax of `jax.nn.dot_product_attention` is wide enough."""
+    """The dtypes for which `jax.nn.dot_product_attention` is exact, and always there."""
 
-    dtypes = ("float32", "bfloat16", "float16")
+    dtypes = ("float32", "bfloat16")
 
 
 # --- what takes its place ---------------------------------------------------------------
@@ -50,20 +50,13 @@ def _nan_where_nothing_is_seen(out: Any, mask: Any) -> Any:
     return out * jnp.where(blind, jnp.nan, 1.0).astype(out.dtype)[..., None]
 
 
-def _is_exact(q: Any, k: Any, v: Any, bias: Any, fill: float) -> bool:
+def _is_exact(q: Any, k: Any, v: Any, fill: float) -> bool:
     """Whether the function of JAX means the same.
 
     It wants one dtype. What masked logits are filled with has to be so low that nothing is
-    left of it beside any other logit. A bias of float16 is too high for that: where it is
-    all that a query sees, the logits are lost in it, and in float32 they would not be.
+    left of it beside any other logit.
     """
-    lowest = max(-1e9, float(jnp.finfo(q.dtype).min))
-    is_one_dtype = q.dtype == k.dtype == v.dtype
-    return (
-        is_one_dtype
-        and np.asarray(fill, q.dtype) <= lowest
-        and not (bias is not None and q.dtype == "float16")
-    )
+    return q.dtype == k.dtype == v.dtype and fill <= -1e9
 
 
 def _is_fusable(q: Any, bias: Any, mask: Any) -> bool:
@@ -107,7 +100,7 @@ class _Fused:
         scale: Any = 1.0,
     ) -> Any:
         """Attention of operands of (..., length, heads, size)."""
-        if not _is_exact(q, k, v, bias, fill):
+        if not _is_exact(q, k, v, fill):
             return NotImplemented
         batch, shape = q.shape[:-3], q.shape
         q, k, v = (x.reshape(math.prod(batch), *x.shape[-3:]) for x in (q, k, v))
@@ -123,7 +116,7 @@ class _Fused:
     def of_jax(self, q: Any, k: Any, v: Any, *logits: Any, **kwargs: Any) -> Any:
         """The function of JAX itself."""
         bias, mask = logits
-        if not _is_exact(q, k, v, bias, -math.inf):
+        if not _is_exact(q, k, v, -math.inf):
             return NotImplemented
         kwargs["implementation"] = self._choice(q, bias, mask)
         return jax.nn.dot_product_attention(q, k, v, bias, mask, **kwargs)

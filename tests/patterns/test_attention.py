@@ -157,11 +157,6 @@ FORMS = {
         (*half, MASK),
         "attention_masked",
     ),
-    "linen float16 mask": (
-        lambda q, k, v, m: linen(q, k, v, mask=m),
-        (*(x.astype("float16") for x in (Q, K, V)), MASK),
-        "attention_masked",
-    ),
     "linen layer": (of_linen, (X,), "attention"),
     "linen layer causal": (
         lambda x: of_linen(x, mask=nn.make_causal_mask(x[..., 0])),
@@ -282,7 +277,7 @@ OTHER = {
     ),
     "high fill": other(lambda q, k: jnp.where(products(q, k) > 0, products(q, k), -10.0)),
     "float64": lambda q, k, v: linen(*(x.astype("float64") for x in (q, k, v))),
-    "float16 bias": lambda q, k, v: linen(
+    "float16": lambda q, k, v: linen(
         *(x.astype("float16") for x in (q, k, v)), BIAS.astype("float16")
     ),
     "other values": lambda q, k, v: linen(q, k, v[..., :3]),
