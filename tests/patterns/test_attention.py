@@ -212,7 +212,7 @@ FORMS = {
     "haiku mask": (haiku, (Q, K, V, MASK), "attention_scaled_masked"),
     "alibi": (alibi, (*heads_first(Q, K, V), BIAS), "attention_scaled_biased"),
 }
-QUICK = ("linen bias", "equinox mask")
+QUICK = ("equinox mask",)
 
 
 @pytest.mark.parametrize(
@@ -285,6 +285,7 @@ OTHER = {
 }
 
 
+@pytest.mark.slow
 def test_what_only_looks_like_attention_stays():
     with jax.enable_x64(True):
         assert {name: found(fn, Q, K, V) for name, fn in OTHER.items()} == {
@@ -292,6 +293,7 @@ def test_what_only_looks_like_attention_stays():
         }
 
 
+@pytest.mark.slow
 def test_weights_of_projections_stay_implicit():
     lora = Lora(normal(6, 8, 8), normal(7, 8, 2), normal(8, 2, 8), 1.0)
 

@@ -114,7 +114,7 @@ REDUCED = {
         "accumulated_max_of_map",
     ),
 }
-QUICK = ("last", "one of two")
+QUICK = ("one of two",)
 
 
 @pytest.mark.parametrize(
