@@ -36,7 +36,7 @@ LEVELS = [
     {"_batched", "_lineax"},
     {"_higher_order", "_insight"},
     {"__init__", "__main__"},
-    {"testing", "values"},  # loaded when they are first used
+    {"patterns", "testing", "values"},  # loaded when they are first used
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 
@@ -183,7 +183,7 @@ def test_releases_are_not_guessed_from_what_is_there(path):
 
 def test_public_names_are_the_package_own_and_documented():
     public = {name for name in vars(jaxrewrite) if not name.startswith("_")}
-    public -= {"numpy", "primitives", "testing", "values"}
+    public -= {"numpy", "patterns", "primitives", "testing", "values"}
     assert public == {
         "AmbiguousRuleError",
         "ArrayValue",
@@ -250,7 +250,7 @@ def test_index_lists_every_page():
 def test_import_loads_no_namespace_and_does_no_jax_work():
     code = (
         "import jax, sys; import jaxrewrite;"
-        "late = {'jaxrewrite.' + name for name in ('numpy', 'testing', 'values')};"
+        "late = {'jaxrewrite.' + name for name in ('numpy', 'patterns', 'testing', 'values')};"
         "assert not late & {*sys.modules};"
         "from jax._src import xla_bridge;"
         "assert not xla_bridge.backends_are_initialized();"

@@ -1,0 +1,45 @@
+"""Ready tables of pattern rules.
+
+Each table is a `jaxrewrite.Rules`, and nothing is in force unless a program asks for it:
+``transform(fn, rules=patterns.stable)``. A table is made when it is first used, and the
+functions that its patterns look for are traced when a program first may contain them.
+
+``stable``
+    Formulas that lose digits or overflow, and those that do not.
+``linalg``
+    Inverses, determinants and products of matrices, and what computes the same for less.
+``attention``
+    Attention as libraries write it, and the fused function of JAX.
+``loops``
+    Loops that keep what they need not keep, or compute what they need not compute.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from jaxrewrite import Rules
+
+    attention: Rules
+    linalg: Rules
+    loops: Rules
+    stable: Rules
+
+
+# Each table is ``rules`` of the module ``_<name>``. A module of the table's own name would
+# take the table's place in this namespace when it is imported.
+_TABLES = ("attention", "linalg", "loops", "stable")
+
+
+def __getattr__(name: str) -> Any:
+    # A table is loaded at its first use.
+    if name not in _TABLES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    table = importlib.import_module(f"._{name}", __name__).rules
+    globals()[name] = table
+    return table
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_TABLES})

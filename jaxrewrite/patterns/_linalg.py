@@ -1,0 +1,313 @@
+"""Inverses, determinants and products of matrices, and what computes the same for less.
+
+What takes the place of a formula is equal to it in exact arithmetic, for finite numbers.
+Products are summed in another order. Values stay implicit: what is put in place of a formula
+is dispatched to their own rules.
+
+.. [H] N. J. Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., 2002.
+.. [GV] G. H. Golub and C. F. Van Loan, *Matrix Computations*, 4th ed., 2013.
+.. [C] T. H. Cormen, C. E. Leiserson, R. L. Rivest and C. Stein, *Introduction to
+   Algorithms*, 4th ed., section 14.2.
+.. [V] C. F. Van Loan, *The ubiquitous Kronecker product*, J. Comput. Appl. Math. 123, 2000.
+"""
+
+import ast
+import math
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import jax.scipy as jsp
+from jaxtyping import Array, Complex64, Complex128, Float32, Float64, Inexact
+
+import jaxrewrite
+from jaxrewrite import Axis, MaterialisationError, Rules, Value
+
+from .._costs import of_jaxpr
+
+
+rules = Rules()
+
+# Arrays and values of real or complex numbers. LAPACK has no half precision.
+RealSquare = (
+    Float32[Array, "*batch n n"]
+    | Float64[Array, "*batch n n"]
+    | Float32[Value, "*batch n n"]
+    | Float64[Value, "*batch n n"]
+)
+Square = (
+    RealSquare
+    | Complex64[Array, "*batch n n"]
+    | Complex128[Array, "*batch n n"]
+    | Complex64[Value, "*batch n n"]
+    | Complex128[Value, "*batch n n"]
+)
+Matrix = Inexact[Array, "_ _"] | Inexact[Value, "_ _"]
+Rows = Inexact[Array, "*_ _"] | Inexact[Value, "*_ _"]
+Columns = (
+    Inexact[Array, "_"]
+    | Inexact[Array, "_ _"]
+    | Inexact[Value, "_"]
+    | Inexact[Value, "_ _"]
+)
+DenseMatrix = Inexact[Array, "_ _"]
+DenseVector = Inexact[Array, "_"]
+DenseColumns = Inexact[Array, "_"] | Inexact[Array, "_ _"]
+
+
+def of_shapes(*shapes: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """A probe: most functions are traced at operands of equal sizes, and these cannot be."""
+    return tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+
+
+# --- inverses and determinants --------------------------------------------------------
+
+
+def transposed(x: Any) -> Any:
+    return x if x.ndim == 1 else jaxrewrite.numpy.swapaxes(x, -1, -2)
+
+
+@rules.rewrite(lambda a, b: jnp.linalg.inv(a) @ b)
+@rules.rewrite(lambda a, b: jsp.linalg.inv(a) @ b)
+def inverse_times(a: Square, b: Inexact[Array, "n"] | Inexact[Array, "*batch n m"]):
+    """``solve(a, b)``: a third of the work, and the residual is small ([H]_, 14.1)."""
+    return jaxrewrite.numpy.linalg.solve(a, b)
+
+
+@rules.rewrite(lambda a, b: -jnp.linalg.inv(a) @ b)
+def negative_inverse_times(
+    a: Square, b: Inexact[Array, "n"] | Inexact[Array, "*batch n m"]
+):
+    """The same with a sign, as in Newton's method."""
+    return -jaxrewrite.numpy.linalg.solve(a, b)
+
+
+@rules.rewrite(lambda b, a: b @ jnp.linalg.inv(a))
+@rules.rewrite(lambda b, a: b @ jsp.linalg.inv(a))
+def times_inverse(b: Inexact[Array, "n"] | Inexact[Array, "*batch m n"], a: Square):
+    """The transpose of ``solve(a.T, b.T)`` ([H]_, 14.1)."""
+    return transposed(jaxrewrite.numpy.linalg.solve(transposed(a), transposed(b)))
+
+
+@rules.rewrite(lambda a: jnp.log(jnp.linalg.det(a)))
+def log_determinant(a: RealSquare):
+    """``slogdet``: no overflow; not a number for negative determinants ([H]_, 14.6)."""
+    sign, logarithm = jaxrewrite.numpy.linalg.slogdet(a)
+    return jnp.where(sign < 0, jnp.nan, logarithm)
+
+
+@rules.rewrite(lambda a: jnp.log(jnp.abs(jnp.linalg.det(a))))
+def log_absolute_determinant(a: Square):
+    """The second result of ``slogdet``: no overflow ([H]_, 14.6)."""
+    return jaxrewrite.numpy.linalg.slogdet(a)[1]
+
+
+# --- parts of products ----------------------------------------------------------------
+
+
+def entries(a: Any, b: Any) -> Any:
+    """The products that the diagonal of ``a @ b`` sums, one row for each entry of it.
+
+    Half precision is widened, as in the sums of a product.
+    """
+    count = min(a.shape[0], b.shape[1])
+    dtype = jnp.result_type(a, b)
+    wide = jnp.promote_types(dtype, jnp.float32)
+    return a[:count].astype(wide) * b[:, :count].T.astype(wide)
+
+
+@rules.rewrite(lambda a, b: jnp.trace(a @ b))
+def trace_of_product(a: DenseMatrix, b: DenseMatrix):
+    """``sum(a * b.T)``: n m products rather than n n m."""
+    return jnp.sum(entries(a, b)).astype(jnp.result_type(a, b))
+
+
+# A matrix that is not square is cut before its diagonal is taken.
+_OBLONG = [of_shapes((2, 3), (3, 4)), of_shapes((4, 3), (3, 2))]
+
+
+@rules.rewrite(lambda a, b: jnp.diag(a @ b), probes=_OBLONG)
+@rules.rewrite(lambda a, b: jnp.diagonal(a @ b), probes=_OBLONG)
+def diagonal_of_product(a: DenseMatrix, b: DenseMatrix):
+    """``sum(a * b.T, axis=1)``: n m products rather than n n m."""
+    return jnp.sum(entries(a, b), axis=1).astype(jnp.result_type(a, b))
+
+
+def _sum_of_product(a, b, *, axis: Axis):
+    return jnp.sum(a @ b, axis=axis)
+
+
+@rules.rewrite(_sum_of_product)
+def sum_of_product(a: DenseMatrix, b: DenseMatrix, *, axis):
+    """The sum of rows, or of columns, comes before the product."""
+    if axis == 0:
+        return jnp.sum(a, axis=0) @ b
+    if axis == 1:
+        return a @ jnp.sum(b, axis=1)
+    return jnp.sum(a, axis=0) @ jnp.sum(b, axis=1)
+
+
+def _is_thin(a, b, c, d):
+    (rows, inner), (other, columns) = a.shape, d.shape
+    return inner * other * (rows + columns) < rows * columns * (inner + other)
+
+
+@rules.rewrite(lambda a, b, c, d: jnp.sum((a @ b) * (c @ d)), when=_is_thin)
+def sum_of_products(a: DenseMatrix, b: DenseMatrix, c: DenseMatrix, d: DenseMatrix):
+    """``sum((a.T @ c) * (b @ d.T))``, the inner product of two thin factorisations."""
+    return jnp.sum((a.T @ c) * (b @ d.T))
+
+
+# --- matrices with structure ----------------------------------------------------------
+
+
+@rules.rewrite(lambda d, x: jnp.diag(d) @ x)
+def diagonal_times(d: DenseVector, x: DenseColumns):
+    """Scaled rows."""
+    return d * x if x.ndim == 1 else d[:, None] * x
+
+
+@rules.rewrite(lambda x, d: x @ jnp.diag(d))
+def times_diagonal(x: Inexact[Array, "*_ _"], d: DenseVector):
+    """Scaled columns."""
+    return x * d
+
+
+@rules.rewrite(lambda u, v, x: jnp.outer(u, v) @ x)
+def outer_times(u: DenseVector, v: DenseVector, x: DenseColumns):
+    """The product with one row."""
+    return u * (v @ x) if x.ndim == 1 else jnp.outer(u, v @ x)
+
+
+@rules.rewrite(lambda x, u, v: x @ jnp.outer(u, v))
+def times_outer(x: DenseColumns, u: DenseVector, v: DenseVector):
+    """The product with one column."""
+    return (x @ u) * v if x.ndim == 1 else jnp.outer(x @ u, v)
+
+
+def kron_times_columns(a: Any, b: Any, x: Any) -> Any:
+    """``kron(a, b) @ x`` by one product with each of the two ([GV]_, 12.3.5; [V]_)."""
+    (p, q), (r, s) = a.shape, b.shape
+    columns = math.prod(x.shape[1:])
+    x = (a @ x.reshape(q, s * columns)).reshape(p, s, columns)
+    x = b @ x.transpose(1, 0, 2).reshape(s, p * columns)
+    return x.reshape(r, p, columns).transpose(1, 0, 2).reshape(p * r, columns)
+
+
+_KRON = [of_shapes((2, 3), (4, 5), (15,)), of_shapes((2, 3), (4, 5), (15, 7))]
+_KRON_LAST = [of_shapes((8,), (2, 3), (4, 5)), of_shapes((7, 8), (2, 3), (4, 5))]
+
+
+@rules.rewrite(lambda a, b, x: jnp.kron(a, b) @ x, probes=_KRON)
+def kron_times(a: Matrix, b: Matrix, x: DenseColumns):
+    """One product with each of the two matrices ([GV]_, 12.3.5; [V]_)."""
+    return kron_times_columns(a, b, x).reshape(-1, *x.shape[1:])
+
+
+@rules.rewrite(lambda x, a, b: x @ jnp.kron(a, b), probes=_KRON_LAST)
+def times_kron(x: DenseColumns, a: Matrix, b: Matrix):
+    """One product with each of the two matrices ([GV]_, 12.3.5; [V]_)."""
+    product = kron_times_columns(transposed(a), transposed(b), transposed(x))
+    return product.reshape(-1) if x.ndim == 1 else product.T
+
+
+# --- chains of products ---------------------------------------------------------------
+
+# The cost of a product: how many values become dense in it, then its operations.
+Cost = tuple[int, float]
+
+
+def pair(x: Any, y: Any) -> tuple[Cost, Any]:
+    """The cost of ``x @ y`` and what it gives, as values and arrays of avals.
+
+    A dense product counts by its shapes. A product with a value counts as the equations
+    that the rules of its type make of it.
+    """
+    if not isinstance(x, Value) and not isinstance(y, Value):
+        shape = (*x.shape[:-1], *y.shape[1:])
+        result = jax.ShapeDtypeStruct(shape, jnp.result_type(x.dtype, y.dtype))
+        return (0, 2.0 * math.prod(shape) * y.shape[0]), result
+    for dense, policy in enumerate(("forbid", "allow")):
+        try:
+            jaxpr = jaxrewrite.make_jaxpr(jnp.matmul, materialise=policy)(x, y)
+            product = jaxrewrite.transform(jnp.matmul, materialise=policy)
+            return (dense, of_jaxpr(jaxpr).flops), jax.eval_shape(product, x, y)
+        except MaterialisationError:
+            continue
+    return (2, math.inf), x
+
+
+class Plan:
+    """The costs of the products of a chain, by which of its operands they multiply."""
+
+    def __init__(self, operands: Sequence[Any]):
+        self.count = len(operands)
+        self.known: dict[Any, tuple[Cost, Any]] = {
+            i: ((0, 0.0), x) for i, x in enumerate(operands)
+        }
+
+    def of(self, order: Any) -> tuple[Cost, Any]:
+        """The cost and the result of the products in an order, a tree of pairs."""
+        if order not in self.known:
+            (left, x), (right, y) = map(self.of, order)
+            (made, result) = pair(x, y)
+            cost = left[0] + right[0] + made[0], left[1] + right[1] + made[1]
+            self.known[order] = cost, result
+        return self.known[order]
+
+    def cheapest(self) -> Any:
+        """The order of least cost, by dynamic programming on subchains [C]_."""
+        best: dict[tuple[int, int], Any] = {(i, i): i for i in range(self.count)}
+        for length in range(1, self.count):
+            for i in range(self.count - length):
+                j = i + length
+                orders = [(best[i, k], best[k + 1, j]) for k in range(i, j)]
+                best[i, j] = min(orders, key=lambda order: self.of(order)[0])
+        return best[0, self.count - 1]
+
+
+def multiplied(operands: Sequence[Any], order: Any) -> Any:
+    if isinstance(order, int):
+        return operands[order]
+    x, y = (multiplied(operands, part) for part in order)
+    return jaxrewrite.numpy.matmul(x, y)
+
+
+def cheapest_product(operands: Sequence[Any], order: str) -> Any:
+    """The product in the cheapest order; ``NotImplemented`` if the given one is."""
+    plan = Plan(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands))
+    given, best = ast.literal_eval(order), plan.cheapest()
+    if plan.of(best)[0] >= plan.of(given)[0]:
+        return NotImplemented
+    return multiplied(operands, best)
+
+
+Of3 = Literal["((0, 1), 2)", "(0, (1, 2))"]
+Of4 = Literal[
+    "(((0, 1), 2), 3)",
+    "((0, (1, 2)), 3)",
+    "((0, 1), (2, 3))",
+    "(0, ((1, 2), 3))",
+    "(0, (1, (2, 3)))",
+]
+
+
+def _product_of_3(a, b, c, *, order: Of3):
+    return multiplied((a, b, c), ast.literal_eval(order))
+
+
+@rules.rewrite(_product_of_3)
+def product_of_3(a: Rows, b: Matrix, c: Columns, *, order):
+    """Three factors in the cheapest order [C]_."""
+    return cheapest_product((a, b, c), order)
+
+
+def _product_of_4(a, b, c, d, *, order: Of4):
+    return multiplied((a, b, c, d), ast.literal_eval(order))
+
+
+@rules.rewrite(_product_of_4)
+def product_of_4(a: Rows, b: Matrix, c: Matrix, d: Columns, *, order):
+    """Four factors in the cheapest order [C]_."""
+    return cheapest_product((a, b, c, d), order)

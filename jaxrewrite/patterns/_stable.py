@@ -1,0 +1,794 @@
+r"""Formulas that lose digits or overflow, and those that do not.
+
+Each pattern is an identity of real numbers. What is put in its place has no value, and no
+derivative, that is worse in floating-point arithmetic, and none that is not a number where
+what was written is one. The sources:
+
+.. [H] R. W. Hamming, *Numerical Methods for Scientists and Engineers*, 2nd ed., chapter 3;
+   these are the benchmarks of Herbie, https://herbie.uwplse.org.
+.. [M] M. Maechler, *Accurately computing log(1 - exp(-|a|))*, vignette of the R package
+   Rmpfr, 2012.
+.. [BH] P. Blanchard, D. J. Higham and N. J. Higham, *Accurately computing the log-sum-exp and
+   softmax functions*, IMA J. Numer. Anal. 41(4), 2021.
+.. [NH] N. J. Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., 2002.
+.. [G] D. Goldberg, *What every computer scientist should know about floating-point
+   arithmetic*, ACM Computing Surveys 23(1), 1991.
+.. [K] W. Kahan, *Branch cuts for complex elementary functions*, 1987.
+
+All patterns are for dense arrays of real floating-point numbers. A comment tells where a
+derivative has a rule of its own: where the automatic one of the better formula is worse than
+that of the formula that was written.
+"""
+
+import math
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from jaxrewrite import Axis, Rules
+
+
+rules = Rules()
+
+# What the patterns are for.
+Real = Float[Array, "..."]
+Same = Float[Array, "*shape"]  # of operands of one shape
+
+# JAX has three primitives for a square; a program may write any of them.
+Square = Literal["x * x", "x ** 2", "square(x)"]
+
+
+def squared(x: Any, how: Square) -> Any:
+    if how == "x * x":
+        return x * x
+    return x**2 if how == "x ** 2" else jnp.square(x)
+
+
+# --- functions with derivatives of their own ------------------------------------------
+
+
+@jax.custom_jvp
+def expm1(x):
+    """``exp(x) - 1``; JAX's derivative, ``expm1(x) + 1``, has no digits for large -x."""
+    return jnp.expm1(x)
+
+
+@expm1.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return expm1(x), t * jnp.exp(x)
+
+
+@jax.custom_jvp
+def sigmoid(x):
+    """The logistic function; JAX's derivative of it has no digits for large x."""
+    return jax.nn.sigmoid(x)
+
+
+@sigmoid.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return sigmoid(x), t * (sigmoid(x) * sigmoid(-x))
+
+
+@jax.custom_jvp
+def logaddexp(x, y):
+    """``log(exp(x) + exp(y))``; JAX's derivative of it has no digits for large x and y."""
+    return jnp.logaddexp(x, y)
+
+
+@logaddexp.defjvp
+def _(primals, tangents):
+    (x, y), (tx, ty) = primals, tangents
+    return logaddexp(x, y), tx * sigmoid(x - y) + ty * sigmoid(y - x)
+
+
+def log1mexp(x):
+    """``log(1 - exp(x))`` for ``x <= 0`` [M]_."""
+    small = x > -math.log(2)
+    return jnp.where(
+        small,
+        jnp.log(-jnp.expm1(jnp.where(small, x, -1))),
+        jnp.log1p(-jnp.exp(x)),
+    )
+
+
+@jax.custom_jvp
+def logsubexp(x, y):
+    """``log(exp(x) - exp(y))``.
+
+    Where y is greater than x by so little that the difference of the exponentials rounds
+    to 0, it is taken for 0, as in what was written.
+    """
+    is_zero = (x == y) | ((x < y) & (jnp.exp(x) - jnp.exp(y) == 0))
+    return x + log1mexp(jnp.where(is_zero, 0, y - x))
+
+
+@logsubexp.defjvp
+def _(primals, tangents):
+    (x, y), (tx, ty) = primals, tangents
+    d = jnp.where(x == y, 0, y - x)
+    # Where d > 0 the result is not a number, but the derivatives are: a program may select
+    # something else there.
+    n = jnp.exp(jnp.where(d > 0, -d, d))
+    m = 0 - expm1(jnp.where(d > 0, -d, d))  # +0 for d = 0
+    slope_x = jnp.where(d > 0, -n, 1) / m
+    slope_y = jnp.where(d > 0, -1, n) / m
+    return logsubexp(x, y), tx * slope_x - ty * slope_y
+
+
+@jax.custom_jvp
+def sech_squared(x):
+    """``1 - tanh(x)**2``, to full precision also for large x."""
+    return 4 * jax.nn.sigmoid(2 * x) * jax.nn.sigmoid(-2 * x)
+
+
+@sech_squared.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    out = sech_squared(x)
+    return out, t * (-2 * tanh(x) * out)
+
+
+@jax.custom_jvp
+def tanh(x):
+    """The hyperbolic tangent; JAX's derivative of it has no digits for large x."""
+    return jnp.tanh(x)
+
+
+@tanh.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return tanh(x), t * sech_squared(x)
+
+
+@jax.custom_jvp
+def log_sech_squared(x):
+    """``log(1 - tanh(x)**2)``."""
+    far = 2 * (math.log(2) - jnp.abs(x) - jax.nn.softplus(-2 * jnp.abs(x)))
+    near = jnp.tanh(jnp.clip(x, -1, 1))
+    return jnp.where(jnp.abs(x) < 0.5, jnp.log1p(-near * near), far)
+
+
+@log_sech_squared.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return log_sech_squared(x), t * (-2 * tanh(x))
+
+
+@jax.custom_jvp
+def difference_of_squares(x, y):
+    """``x*x - y*y``; automatic derivatives of the product would cancel."""
+    return (x - y) * (x + y)
+
+
+@difference_of_squares.defjvp
+def _(primals, tangents):
+    (x, y), (tx, ty) = primals, tangents
+    return difference_of_squares(x, y), tx * (2 * x) - ty * (2 * y)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def difference_of_logarithms(x, c):
+    """``log(x + c) - log(x)``."""
+    near = jnp.log(x + c) - jnp.log(x)
+    # A negative x has no logarithm.
+    far = jnp.log1p(c / jnp.where(x > abs(c), x, jnp.nan))
+    return jnp.where(x > abs(c), far, near)
+
+
+@difference_of_logarithms.defjvp
+def _(c, primals, tangents):
+    (x,), (t,) = primals, tangents
+    return difference_of_logarithms(x, c), -t * (c / x / (x + c))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def difference_of_reciprocals(x, c):
+    """``1 / x - 1 / (x + c)``."""
+    return 1 / x * (c / (x + c))
+
+
+@difference_of_reciprocals.defjvp
+def _(c, primals, tangents):
+    (x,), (t,) = primals, tangents
+    out = difference_of_reciprocals(x, c)
+    return out, -t * (out * (1 / x + 1 / (x + c)))
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
+def two_pass_variance(x, axis, keepdims):
+    """The mean of squared deviations from the mean."""
+    deviation = x - jnp.mean(x, axis=axis, keepdims=True)
+    return jnp.mean(jnp.square(deviation), axis=axis, keepdims=keepdims)
+
+
+@two_pass_variance.defjvp
+def _(axis, keepdims, primals, tangents):
+    (x,), (t,) = primals, tangents
+    # The automatic derivative multiplies infinite deviations by each other.
+    slope = 2 * (x - jnp.mean(x, axis=axis, keepdims=True))
+    return (
+        two_pass_variance(x, axis, keepdims),
+        jnp.mean(slope * t, axis=axis, keepdims=keepdims),
+    )
+
+
+@jax.custom_jvp
+def log_abs(x):
+    """``log(abs(x))``, with its derivative also at 0."""
+    return jnp.log(jnp.abs(x))
+
+
+@log_abs.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return log_abs(x), t / x
+
+
+def hypot(x, y):
+    """``sqrt(x*x + y*y)``, scaled by a power of two where the squares leave the range.
+
+    The derivatives are those of what was written, because the result does not depend on
+    the scale. Where nothing leaves the range, not a bit of the result is another.
+    """
+    dtype = jnp.result_type(x, y)
+    if jnp.finfo(dtype).bits < 32 and dtype != jnp.bfloat16:
+        wide = jnp.float32  # whose range has the squares of all numbers of half precision
+        return jnp.sqrt(x.astype(wide) ** 2 + y.astype(wide) ** 2).astype(dtype)
+    info = jnp.finfo(dtype)
+    high, low = info.maxexp // 2 - 1, (info.minexp + info.nmant) // 2
+    big = lax.stop_gradient(jnp.maximum(jnp.abs(x), jnp.abs(y)))
+    down, up = 2.0 ** -(high + 5), 2.0 ** (-3 * info.minexp // 4)
+    is_large, is_small = big >= 2.0**high, (big <= 2.0**low) & (big > 0)
+    scale = jnp.where(is_large, down, jnp.where(is_small, up, 1.0)).astype(dtype)
+    x, y = x * scale, y * scale
+    return jnp.sqrt(x * x + y * y) / scale
+
+
+def half_exp(x):
+    """``exp(x) / 2``, which overflows later than ``exp(x)``."""
+    root = jnp.exp(x / 2)
+    return 0.5 * root * root
+
+
+@jax.custom_jvp
+def sinh(x):
+    near = jnp.expm1(jnp.clip(x, -1, 1))
+    small = (near + near / (near + 1)) / 2
+    return jnp.where(jnp.abs(x) < 1, small, half_exp(x) - half_exp(-x))
+
+
+@sinh.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return sinh(x), t * cosh(x)
+
+
+@jax.custom_jvp
+def cosh(x):
+    return half_exp(x) + half_exp(-x)
+
+
+@cosh.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return cosh(x), t * sinh(x)
+
+
+@jax.custom_jvp
+def log_ndtr(x):
+    """The logarithm of the normal distribution function; also its derivative far out.
+
+    It is the quotient of density and probability. For large -x both underflow, and there are
+    the first terms of its asymptotic series (M. Abramowitz and I. A. Stegun, *Handbook of
+    Mathematical Functions*, 26.2.12).
+    """
+    return jax.scipy.special.log_ndtr(x)
+
+
+@log_ndtr.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    out = log_ndtr(x)
+    far = -7 if x.dtype == jnp.float32 else -30
+    near = jnp.maximum(x, far)
+    density = jnp.exp(-near * near / 2 - math.log(2 * math.pi) / 2 - log_ndtr(near))
+    z = -jnp.minimum(x, far)
+    w = 1 / (z * z)
+    series = z * (1 + w * (1 - w * (2 - w * (10 - w * (74 - 706 * w)))))
+    return out, t * jnp.where(x < far, series, density)
+
+
+def finite_shift(x, axis):
+    """The maximum, for which no derivative is needed; 0 where it is infinite."""
+    largest = lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
+    return jnp.where(jnp.isfinite(largest), largest, 0)
+
+
+def log_weighted_sum(x, weights, axis, keepdims):
+    """``log(sum(weights * exp(x)))``, scaled by the largest of the terms.
+
+    A weight may be zero: its derivative is the scaled exponential, which must not overflow.
+    """
+    limit = math.log(float(jnp.finfo(x.dtype).max)) - 4
+    terms = x + jnp.log(jnp.abs(weights))
+    axes = {"axis": axis, "keepdims": True}
+    shift = jnp.maximum(jnp.max(terms, **axes), jnp.max(x, **axes) - limit)
+    # A larger one has lost the digits of the weights.
+    known = jnp.abs(shift) < 1 / jnp.finfo(x.dtype).eps
+    shift = lax.stop_gradient(jnp.where(known, shift, 0))
+    total = jnp.sum(weights * jnp.exp(x - shift), axis=axis, keepdims=keepdims)
+    return jnp.log(total) + shift.reshape(total.shape)
+
+
+# --- logarithms of sums of exponentials -----------------------------------------------
+
+
+def _log_sum_exp(x, *, axis: Axis, keepdims: bool):
+    return jnp.log(jnp.sum(jnp.exp(x), axis=axis, keepdims=keepdims))
+
+
+@rules.rewrite(_log_sum_exp)
+def log_sum_exp(x: Real, *, axis, keepdims):
+    """Shifted by the maximum [BH]_: no overflow, and no sum that underflows to 0."""
+    return jax.nn.logsumexp(x, axis=axis, keepdims=keepdims)
+
+
+def _log_mean_exp(x, *, axis: Axis, keepdims: bool):
+    return jnp.log(jnp.mean(jnp.exp(x), axis=axis, keepdims=keepdims))
+
+
+@rules.rewrite(_log_mean_exp)
+def log_mean_exp(x: Real, *, axis, keepdims):
+    """As `log_sum_exp`."""
+    shift = finite_shift(x, axis)
+    mean = jnp.mean(jnp.exp(x - shift), axis=axis, keepdims=keepdims)
+    return jnp.log(mean) + shift.reshape(mean.shape)
+
+
+def _log_weighted_sum_exp(x, weights, *, axis: Axis, keepdims: bool):
+    return jnp.log(jnp.sum(weights * jnp.exp(x), axis=axis, keepdims=keepdims))
+
+
+@rules.rewrite(_log_weighted_sum_exp)
+def log_weighted_sum_exp(x: Same, weights: Same, *, axis, keepdims):
+    """Shifted by the largest term, as in mixtures of densities."""
+    return log_weighted_sum(x, weights, axis, keepdims)
+
+
+@rules.rewrite(lambda x, y: jnp.log(jnp.exp(x) + jnp.exp(y)))
+def log_add_exp(x: Real, y: Real):
+    """The case of two terms [BH]_."""
+    return logaddexp(x, y)
+
+
+@rules.rewrite(lambda x, y: jnp.log(jnp.exp(x) - jnp.exp(y)))
+def log_subtract_exp(x: Real, y: Real):
+    """``x + log(1 - exp(y - x))`` [M]_."""
+    return logsubexp(x, y)
+
+
+def _softplus(x, *, how: Literal["log", "log1p"]):
+    return jnp.log(1 + jnp.exp(x)) if how == "log" else jnp.log1p(jnp.exp(x))
+
+
+@rules.rewrite(_softplus)
+def softplus(x: Real, *, how):
+    """``max(x, 0) + log1p(exp(-abs(x)))`` [M]_: no overflow."""
+    return logaddexp(x, jnp.zeros_like(x))
+
+
+def _log1mexp(x, *, how: Literal["log", "log1p", "expm1"]):
+    if how == "log":
+        return jnp.log(1 - jnp.exp(x))
+    return jnp.log1p(-jnp.exp(x)) if how == "log1p" else jnp.log(-jnp.expm1(x))
+
+
+@rules.rewrite(_log1mexp)
+def log_one_minus_exp(x: Real, *, how):
+    """``log(-expm1(x))`` or ``log1p(-exp(x))``, on the two sides of -log(2) [M]_."""
+    out = logsubexp(jnp.zeros_like(x), x)
+    return jnp.where(x > 0, jnp.nan, out) if how == "expm1" else out
+
+
+def _inverse_softplus(x, *, how: Literal["exp", "expm1"]):
+    return jnp.log(jnp.exp(x) - 1 if how == "exp" else jnp.expm1(x))
+
+
+@rules.rewrite(_inverse_softplus)
+def inverse_softplus(x: Real, *, how):
+    """``x + log(1 - exp(-x))`` [M]_: no overflow."""
+    out = logsubexp(x, jnp.zeros_like(x))
+    return jnp.where(x < 0, jnp.nan, out) if how == "expm1" else out
+
+
+@rules.rewrite(lambda x: jnp.log(jnp.exp(x)))
+def log_exp(x: Real):
+    """The operand itself."""
+    return x
+
+
+def _log_prod(x, *, axis: Axis):
+    return jnp.log(jnp.prod(x, axis=axis))
+
+
+@rules.rewrite(_log_prod)
+def log_product(x: Real, *, axis):
+    """The sum of logarithms, as of a likelihood.
+
+    A negative product has no logarithm, or -inf if it rounds to 0.
+    """
+    fixed = lax.stop_gradient(x)
+    is_negative = jnp.prod(jnp.sign(fixed), axis=axis) < 0
+    otherwise = jnp.where(jnp.prod(fixed, axis=axis) < 0, jnp.nan, -jnp.inf)
+    return jnp.where(is_negative, otherwise, jnp.sum(log_abs(x), axis=axis))
+
+
+# --- softmax and the logistic function ------------------------------------------------
+
+
+def _softmax(x, *, axis: Axis):
+    return jnp.exp(x) / jnp.sum(jnp.exp(x), axis=axis, keepdims=True)
+
+
+def _softmax_once(x, *, axis: Axis):
+    e = jnp.exp(x)
+    return e / jnp.sum(e, axis=axis, keepdims=True)
+
+
+@rules.rewrite(_softmax)
+@rules.rewrite(_softmax_once)
+def softmax(x: Real, *, axis):
+    """Shifted by the maximum [BH]_: no overflow, and no division of 0 by 0."""
+    e = jnp.exp(x - finite_shift(x, axis))
+    return e / jnp.sum(e, axis=axis, keepdims=True)
+
+
+def _softmax_of_all(x):
+    e = jnp.exp(x)
+    return e / jnp.sum(e)
+
+
+@rules.rewrite(lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x)))
+@rules.rewrite(_softmax_of_all)
+def softmax_of_all(x: Real):
+    """The same over all axes, which need not be kept then."""
+    e = jnp.exp(x - finite_shift(x, None))
+    return e / jnp.sum(e)
+
+
+def _log_softmax(x, *, axis: Axis):
+    return jnp.log(jax.nn.softmax(x, axis=axis))
+
+
+def _log_softmax_of_exp(x, *, axis: Axis):
+    return jnp.log(_softmax_once(x, axis=axis))
+
+
+@rules.rewrite(_log_softmax, keep=True)
+@rules.rewrite(_log_softmax_of_exp, keep=True)
+def log_softmax(x: Real, *, axis):
+    """``x - logsumexp(x)`` [BH]_: finite where the probability underflows.
+
+    Entropies and cross entropies use the probabilities as well, which then stay.
+    """
+    shifted = x - finite_shift(x, axis)
+    return shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=axis, keepdims=True))
+
+
+@rules.rewrite(lambda x: 1 / (1 + jnp.exp(x)))
+def sigmoid_of_negative(x: Real):
+    """The logistic function: the derivative of what was written is NaN for large x."""
+    return sigmoid(-x)
+
+
+def _sigmoid(x):
+    e = jnp.exp(x)
+    return e / (1 + e)
+
+
+@rules.rewrite(_sigmoid)
+@rules.rewrite(lambda x: jnp.exp(x) / (1 + jnp.exp(x)))
+def logistic(x: Real):
+    """The logistic function: what was written is inf / inf for large x."""
+    return sigmoid(x)
+
+
+@rules.rewrite(lambda x: 1 - jax.nn.sigmoid(x))
+def one_minus_sigmoid(x: Real):
+    """The logistic function of -x: no cancellation for large x."""
+    return sigmoid(-x)
+
+
+@rules.rewrite(lambda x: jnp.log(jax.nn.sigmoid(x)), keep=True)
+@rules.rewrite(lambda x: jnp.log(1 / (1 + jnp.exp(-x))), keep=True)
+def log_sigmoid(x: Real):
+    """``-softplus(-x)`` [M]_: finite where the logistic function underflows.
+
+    A cross entropy takes the logarithm of the probability and of its complement.
+    """
+    return jax.nn.log_sigmoid(x)
+
+
+def _log_one_minus_sigmoid(x, *, how: Literal["log", "log1p"]):
+    p = jax.nn.sigmoid(x)
+    return jnp.log(1 - p) if how == "log" else jnp.log1p(-p)
+
+
+@rules.rewrite(_log_one_minus_sigmoid, keep=True)
+def log_one_minus_sigmoid(x: Real, *, how):
+    """``-softplus(x)`` [M]_."""
+    return jax.nn.log_sigmoid(-x)
+
+
+# --- differences that cancel ----------------------------------------------------------
+
+
+@rules.rewrite(lambda x: jnp.exp(x) - 1)
+def exp_minus_one(x: Real):
+    """``expm1`` ([H]_, [NH]_ 1.14.1): no cancellation for small x."""
+    return expm1(x)
+
+
+@rules.rewrite(lambda x: 1 - jnp.exp(x))
+def one_minus_exp(x: Real):
+    """``-expm1(x)`` ([H]_, [NH]_ 1.14.1): no cancellation for small x."""
+    return -expm1(x)
+
+
+@rules.rewrite(lambda x: jnp.log(1 + x))
+def log_one_plus(x: Real):
+    """``log1p`` ([G]_, theorem 4): the digits that ``1 + x`` drops."""
+    return jnp.log1p(x)
+
+
+@rules.rewrite(lambda x: jnp.log(1 - x))
+def log_one_minus(x: Real):
+    """``log1p`` of -x ([G]_, theorem 4)."""
+    return jnp.log1p(-x)
+
+
+@rules.rewrite(lambda x: 1 - jnp.cos(x))
+def one_minus_cos(x: Real):
+    """``2 sin(x/2)**2`` ([H]_, 3.3; [NH]_, 1.7): no cancellation for small x."""
+    return 2 * jnp.square(jnp.sin(x / 2))
+
+
+@rules.rewrite(lambda x: jnp.cos(x) - 1)
+def cos_minus_one(x: Real):
+    """``-2 sin(x/2)**2`` ([H]_, 3.3)."""
+    return -2 * jnp.square(jnp.sin(x / 2))
+
+
+@rules.rewrite(lambda x: 1 - lax.erf(x))
+def one_minus_erf(x: Real):
+    """``erfc``: no cancellation for large x."""
+    return lax.erfc(x)
+
+
+@rules.rewrite(lambda x: 1 + lax.erf(x))
+def one_plus_erf(x: Real):
+    """``erfc`` of -x: no cancellation for large -x."""
+    return lax.erfc(-x)
+
+
+def _one_minus_tanh_squared(x, *, how: Square):
+    return 1 - squared(jnp.tanh(x), how)
+
+
+@rules.rewrite(_one_minus_tanh_squared)
+def one_minus_tanh_squared(x: Real, *, how):
+    """``4 sigmoid(2x) sigmoid(-2x)``: no cancellation for large x."""
+    return sech_squared(x)
+
+
+def _log_one_minus_tanh_squared(x, *, how: Square):
+    return jnp.log(1 - squared(jnp.tanh(x), how))
+
+
+@rules.rewrite(_log_one_minus_tanh_squared)
+def log_one_minus_tanh_squared(x: Real, *, how):
+    """``2 (log(2) - abs(x) - softplus(-2 abs(x)))``, as of a squashed Gaussian."""
+    return log_sech_squared(x)
+
+
+def _difference_of_squares(x, y, *, how: Square):
+    return squared(x, how) - squared(y, how)
+
+
+@rules.rewrite(_difference_of_squares)
+def squares_subtracted(x: Same, y: Same, *, how):
+    """``(x - y) (x + y)`` ([G]_, 1.4): three roundings, and no cancellation of squares."""
+    return difference_of_squares(x, y)
+
+
+@rules.rewrite(lambda x, c: jnp.sqrt(x + c) - jnp.sqrt(x))
+def square_roots_subtracted(x: Real, c: float):
+    """``c / (sqrt(x + c) + sqrt(x))`` ([H]_, 3.1): no cancellation for large x."""
+    return c / (jnp.sqrt(x + c) + jnp.sqrt(x)) if c else NotImplemented
+
+
+@rules.rewrite(lambda x, c: 1 / x - 1 / (x + c))
+def reciprocals_subtracted(x: Real, c: float):
+    """``c / (x (x + c))`` ([H]_, 3.1): no cancellation for large x."""
+    return difference_of_reciprocals(x, c) if c else NotImplemented
+
+
+@rules.rewrite(lambda x, c: jnp.log(x + c) - jnp.log(x))
+def logarithms_subtracted(x: Real, c: float):
+    """``log1p(c / x)`` for x above c ([H]_, 3.1): no cancellation for large x."""
+    return difference_of_logarithms(x, c) if c else NotImplemented
+
+
+def _variance(x, *, axis: Axis, keepdims: bool, how: Square):
+    mean = jnp.mean(x, axis=axis, keepdims=keepdims)
+    return jnp.mean(squared(x, how), axis=axis, keepdims=keepdims) - squared(mean, how)
+
+
+@rules.rewrite(_variance, keep=True)
+def variance(x: Real, *, axis, keepdims, how):
+    r"""The mean of squared deviations from the mean, in a second pass.
+
+    With ``k = sqrt(1 + mean**2 / variance)``, the error is about ``n u`` rather than
+    ``n u k**2`` (T. F. Chan, G. H. Golub and R. J. LeVeque, *Algorithms for computing the
+    sample variance*, The American Statistician 37(3), 1983; [NH]_, 1.9). It is never
+    negative. The mean, which normalisation uses as well, stays. It reads x twice.
+    """
+    return two_pass_variance(x, axis, keepdims)
+
+
+# --- elementary functions in terms of others ------------------------------------------
+
+
+def _hypot(x, y, *, how: Square):
+    return jnp.sqrt(squared(x, how) + squared(y, how))
+
+
+@rules.rewrite(_hypot)
+def square_root_of_squares(x: Same, y: Same, *, how):
+    """The same, scaled where squares overflow or underflow ([NH]_, 27.5)."""
+    return hypot(x, y)
+
+
+def _sinh(x, *, how: Literal["/ 2", "* 0.5"]):
+    twice = jnp.exp(x) - jnp.exp(-x)
+    return twice / 2 if how == "/ 2" else 0.5 * twice
+
+
+@rules.rewrite(_sinh)
+def hyperbolic_sine(x: Real, *, how):
+    """The hyperbolic sine: no cancellation for small x, overflow only of the result."""
+    return sinh(x)
+
+
+def _cosh(x, *, how: Literal["/ 2", "* 0.5"]):
+    twice = jnp.exp(x) + jnp.exp(-x)
+    return twice / 2 if how == "/ 2" else 0.5 * twice
+
+
+@rules.rewrite(_cosh)
+def hyperbolic_cosine(x: Real, *, how):
+    """The hyperbolic cosine: overflow only of the result."""
+    return cosh(x)
+
+
+def _tanh_of_exps(x):
+    up, down = jnp.exp(x), jnp.exp(-x)
+    return (up - down) / (up + down)
+
+
+def _tanh_of_doubled(x):
+    e = jnp.exp(2 * x)
+    return (e - 1) / (e + 1)
+
+
+@rules.rewrite(lambda x: (jnp.exp(x) - jnp.exp(-x)) / (jnp.exp(x) + jnp.exp(-x)))
+@rules.rewrite(_tanh_of_exps)
+@rules.rewrite(_tanh_of_doubled)
+def hyperbolic_tangent(x: Real):
+    """The hyperbolic tangent: no inf / inf for large x, no cancellation for small."""
+    return tanh(x)
+
+
+@rules.rewrite(lambda x: jnp.log((1 + x) / (1 - x)))
+def twice_atanh(x: Real):
+    """``2 atanh(x)`` ([H]_, 3.3; [K]_): no cancellation for small x."""
+    return 2 * jnp.arctanh(x)
+
+
+def _asinh(x, *, how: Square):
+    return jnp.log(x + jnp.sqrt(squared(x, how) + 1))
+
+
+@rules.rewrite(_asinh)
+def asinh(x: Real, *, how):
+    """The inverse hyperbolic sine ([K]_): no cancellation for negative x, no overflow."""
+    return jnp.arcsinh(x)
+
+
+# --- probabilities of the normal distribution -----------------------------------------
+
+
+@rules.rewrite(lambda x: jnp.log(jax.scipy.special.ndtr(x)), keep=True)
+def log_normal_probability(x: Real):
+    """``log_ndtr``: finite where the probability underflows."""
+    return log_ndtr(x)
+
+
+@rules.rewrite(lambda x: jnp.log(1 - jax.scipy.special.ndtr(x)), keep=True)
+def log_normal_survival(x: Real):
+    """``log_ndtr`` of -x: finite where the probability rounds to 1."""
+    return log_ndtr(-x)
+
+
+# --- what is stable as it is ----------------------------------------------------------
+
+# These contain formulas of above, at operands for which they are right. What a pattern rule
+# returns is final, so that these stay as they are.
+
+
+def _shifted_softmax(x, shift, *, axis: Axis):
+    e = jnp.exp(x - lax.stop_gradient(shift))
+    return e / jnp.sum(e, axis=axis, keepdims=True)
+
+
+@rules.rewrite(_shifted_softmax, keep=True)
+def shifted_softmax(x: Real, shift: Real, *, axis):
+    """The softmax function that somebody has shifted, as that of JAX."""
+    return _shifted_softmax(x, shift, axis=axis)
+
+
+def _softmax_below_maximum(x, *, axis: Axis):
+    e = jnp.exp(x - jnp.max(x, axis=axis, keepdims=True))
+    return e / jnp.sum(e, axis=axis, keepdims=True)
+
+
+@rules.rewrite(_softmax_below_maximum, keep=True)
+def softmax_below_maximum(x: Real, *, axis):
+    """The same without `lax.stop_gradient`."""
+    return _softmax_below_maximum(x, axis=axis)
+
+
+def _shifted_softmax_of_all(x, shift):
+    e = jnp.exp(x - lax.stop_gradient(shift))
+    return e / jnp.sum(e)
+
+
+@rules.rewrite(_shifted_softmax_of_all, keep=True)
+def shifted_softmax_of_all(x: Real, shift: Real):
+    """The same over all axes."""
+    return _shifted_softmax_of_all(x, shift)
+
+
+def _shifted_log_sum_exp(x, shift, *, axis: Axis, keepdims: bool):
+    e = jnp.exp(x - lax.stop_gradient(shift))
+    return jnp.log(jnp.sum(e, axis=axis, keepdims=keepdims))
+
+
+@rules.rewrite(_shifted_log_sum_exp, keep=True)
+def shifted_log_sum_exp(x: Real, shift: Real, *, axis, keepdims):
+    """Its logarithm, as in the function of JAX."""
+    return _shifted_log_sum_exp(x, shift, axis=axis, keepdims=keepdims)
+
+
+@rules.rewrite(lambda x, y: jnp.hypot(x, y))
+def library_hypot(x: Same, y: Same):
+    """Scaled as it is."""
+    return jnp.hypot(x, y)
+
+
+@rules.rewrite(lambda x: jax.scipy.special.ndtr(x), keep=True)
+def library_ndtr(x: Real):
+    """The normal distribution function, of several formulas."""
+    return jax.scipy.special.ndtr(x)
+
+
+@rules.rewrite(lambda x: jax.scipy.special.log_ndtr(x), keep=True)
+def library_log_ndtr(x: Real):
+    """Its logarithm, of several formulas."""
+    return jax.scipy.special.log_ndtr(x)

@@ -1,0 +1,306 @@
+"""Attention of libraries, found in their own layers, and what only looks like it."""
+
+import functools
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.ad_checkpoint
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jaxrewrite
+from jaxrewrite import patterns
+from jaxrewrite.values import Lora
+
+
+pytestmark = pytest.mark.usefixtures("bulk")
+
+rules = patterns.attention
+
+
+def normal(seed, *shape, dtype="float32"):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def found(fn, *args):
+    used = jaxrewrite.explain(fn, rules=rules)(*args).rules
+    return [rule.name.split(".")[-1] for rule in used]
+
+
+def close(got, want, tolerance):
+    got, want = (jax.tree.map(lambda x: np.asarray(x, float), t) for t in (got, want))
+    jax.tree.map(
+        lambda g, w: np.testing.assert_allclose(g, w, tolerance, tolerance), got, want
+    )
+
+
+def check(fn, *args, name):
+    """The rule that is found; the result and the gradient against those in float64."""
+    assert found(fn, *args)[-1:] == [name]
+    got = jaxrewrite.transform(fn, rules=rules)
+    inexact = [i for i, x in enumerate(args) if jnp.issubdtype(x.dtype, jnp.floating)]
+
+    def scalar(fn):
+        return lambda *args: jnp.sum(jnp.sin(fn(*args).astype(float)))
+
+    results = got(*args), jax.grad(scalar(got), inexact)(*args)
+    assert results[0].dtype == fn(*args).dtype
+    with jax.enable_x64(True):
+        wide = [x.astype("float64") if i in inexact else x for i, x in enumerate(args)]
+        want = fn(*wide), jax.grad(scalar(fn), inexact)(*wide)
+    close(results, want, 2e-5 if args[0].dtype == "float32" else 0.1)
+
+
+Q, K, V = (normal(seed, 2, n, 4, 8) for seed, n in enumerate((5, 6, 6)))
+BIAS = normal(3, 2, 4, 5, 6)
+MASK = (normal(4, 2, 4, 5, 6) > 0).at[0, 0, 0].set(False)  # One query sees no key.
+X = normal(5, 2, 6, 8)
+CAUSAL = jnp.tril(jnp.ones((6, 6), bool))
+
+linen = nn.dot_product_attention
+jaxs = jax.nn.dot_product_attention
+
+
+@functools.cache
+def layer_of_linen():
+    layer = nn.MultiHeadDotProductAttention(4, deterministic=True, dropout_rate=0.1)
+    with jax.enable_x64(False), jax.ensure_compile_time_eval():
+        return layer, layer.init(jax.random.key(0), X)
+
+
+def of_linen(x, **kwargs):
+    layer, params = layer_of_linen()
+    return layer.apply(jax.tree.map(lambda p: p.astype(x.dtype), params), x, **kwargs)
+
+
+@functools.cache
+def layer_of_equinox():
+    with jax.enable_x64(False), jax.ensure_compile_time_eval():
+        key = jax.random.key(0)
+        return eqx.nn.MultiheadAttention(4, 8, dropout_p=0.1, inference=True, key=key)
+
+
+def of_equinox(x, mask=None):
+    layer = jax.tree.map(
+        lambda p: p.astype(x.dtype) if eqx.is_array(p) else p, layer_of_equinox()
+    )
+    return layer(x, x, x, mask=mask)
+
+
+@functools.cache
+def layer_of_nnx(**kwargs):
+    with jax.enable_x64(False), jax.ensure_compile_time_eval():
+        layer = nnx.MultiHeadAttention(4, 8, decode=False, rngs=nnx.Rngs(0), **kwargs)
+        return nnx.split(layer)
+
+
+def of_nnx(x, mask=None, **kwargs):
+    graph, state = layer_of_nnx(**kwargs)
+
+    def cast(p):
+        return p.astype(x.dtype) if jnp.issubdtype(p.dtype, jnp.floating) else p
+
+    return nnx.merge(graph, jax.tree.map(cast, state))(x, mask=mask)
+
+
+def textbook(q, k, v, mask=None, fill=-jnp.inf):
+    scores = q @ jnp.swapaxes(k, -1, -2) / jnp.sqrt(q.shape[-1])
+    if mask is not None:
+        scores = jnp.where(mask, scores, fill)
+    return jax.nn.softmax(scores, axis=-1) @ v
+
+
+def haiku(q, k, v, mask=None):
+    """As in Haiku's MultiHeadAttention."""
+    logits = jnp.einsum("...thd,...Thd->...htT", q, k) * (1 / np.sqrt(8))
+    if mask is not None:
+        logits = jnp.where(mask, logits, -1e30)
+    return jnp.einsum("...htT,...Thd->...thd", jax.nn.softmax(logits), v)
+
+
+def alibi(q, k, v, bias):
+    """Linear biases (Press et al. 2022), heads first."""
+    logits = jnp.einsum("bhqd,bhkd->bhqk", q, k) * 8**-0.5
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(logits + bias), v)
+
+
+def heads_first(*arrays):
+    return [jnp.swapaxes(x, 1, 2) for x in arrays]
+
+
+half = [x.astype("bfloat16") for x in (Q, K, V)]
+
+FORMS = {
+    "linen": (linen, (Q, K, V), "attention"),
+    "linen bias": (linen, (Q, K, V, BIAS), "attention_biased"),
+    "linen bias of heads": (linen, (Q, K, V, BIAS[0]), "attention_biased"),
+    "linen bias and mask": (linen, (Q, K, V, BIAS, MASK), "attention_biased_and_masked"),
+    "linen mask": (
+        lambda q, k, v, m: linen(q, k, v, mask=m),
+        (Q, K, V, MASK),
+        "attention_masked",
+    ),
+    "linen small mask": (
+        lambda q, k, v, m: linen(q, k, v, mask=m),
+        (Q, K, V, MASK[:1, :1]),
+        "attention_masked",
+    ),
+    "linen one": (linen, (Q[0], K[0], V[0]), "attention"),
+    "linen mapped": (jax.vmap(linen), (Q, K, V), "attention"),
+    "linen five axes": (linen, (Q[None], K[None], V[None]), "attention"),
+    "linen bfloat16": (linen, half, "attention"),
+    "linen bfloat16 mask": (
+        lambda q, k, v, m: linen(q, k, v, mask=m),
+        (*half, MASK),
+        "attention_masked",
+    ),
+    "linen layer": (of_linen, (X,), "attention"),
+    "linen layer causal": (
+        lambda x: of_linen(x, mask=nn.make_causal_mask(x[..., 0])),
+        (X,),
+        "attention_masked",
+    ),
+    "equinox": (of_equinox, (X[0],), "attention_by_heads"),
+    "equinox mask": (of_equinox, (X[0], CAUSAL), "attention_by_heads_masked"),
+    "equinox masks": (
+        of_equinox,
+        (X[0], jnp.tile(CAUSAL, (4, 1, 1))),
+        "attention_by_heads_masked",
+    ),
+    "equinox mapped": (jax.vmap(of_equinox), (X,), "attention_by_heads"),
+    "equinox mapped mask": (
+        jax.vmap(of_equinox, (0, None)),
+        (X, CAUSAL),
+        "attention_by_heads_masked",
+    ),
+    "nnx": (of_nnx, (X,), "attention_of_jax"),
+    "nnx deterministic": (
+        lambda x: of_nnx(x, dropout_rate=0.1, deterministic=True),
+        (X,),
+        "attention",
+    ),
+    "nnx deterministic mask": (
+        lambda x: of_nnx(
+            x, nnx.make_causal_mask(x[..., 0]), dropout_rate=0.1, deterministic=True
+        ),
+        (X,),
+        "attention_masked",
+    ),
+    "jax bias": (jaxs, (Q, K, V, BIAS), "attention_of_jax_biased"),
+    "jax grouped": (jaxs, (Q, K[:, :, :2], V[:, :, :2]), "attention_of_jax"),
+    "jax scale": (
+        lambda q, k, v: jaxs(q, k, v, scale=0.3),
+        (Q, K, V),
+        "attention_of_jax",
+    ),
+    "textbook": (textbook, (Q[0, :, 0], K[0, :, 0], V[0, :, 0]), "attention_scaled"),
+    "textbook heads": (textbook, heads_first(Q, K, V), "attention_scaled"),
+    "textbook mapped": (
+        jax.vmap(jax.vmap(textbook)),
+        heads_first(Q, K, V),
+        "attention_scaled",
+    ),
+    "textbook fill": (
+        lambda *args: textbook(*args, fill=-1e9),
+        (*heads_first(Q, K, V), MASK),
+        "attention_scaled_masked",
+    ),
+    "haiku": (haiku, (Q, K, V), "attention_scaled"),
+    "haiku mask": (haiku, (Q, K, V, MASK), "attention_scaled_masked"),
+    "alibi": (alibi, (*heads_first(Q, K, V), BIAS), "attention_scaled_biased"),
+}
+QUICK = ("equinox mask",)
+
+
+@pytest.mark.parametrize(
+    "form", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FORMS]
+)
+def test_attention_of_libraries_is_found(form):
+    fn, args, name = FORMS[form]
+    check(fn, *args, name=name)
+
+
+@pytest.mark.slow
+def test_a_query_that_sees_nothing_is_nan_where_it_was():
+    args = (*heads_first(Q, K, V), MASK)
+    got = jaxrewrite.transform(textbook, rules=rules)
+    assert found(textbook, *args) == ["attention_scaled_masked"]
+    close(got(*args), textbook(*args), 1e-5)
+    assert np.isnan(got(*args)).any()
+
+    def gradient(fn):
+        scalar = lambda q, k, v: jnp.sum(jnp.sin(fn(q, k, v, MASK)))
+        return jax.grad(scalar, (0, 1, 2))(*args[:3])
+
+    close(gradient(got), gradient(textbook), 1e-5)
+
+
+def other(weights, softmax=jax.nn.softmax, output="...hqk,...khd->...qhd"):
+    return lambda q, k, v: jnp.einsum(output, softmax(weights(q, k)), v)
+
+
+def products(q, k):
+    return jnp.einsum("...qhd,...khd->...hqk", q, k)
+
+
+def named(w):
+    return jax.ad_checkpoint.checkpoint_name(jax.nn.softmax(w), "weights")
+
+
+OTHER = {
+    "another axis": other(products, functools.partial(jax.nn.softmax, axis=-2)),
+    "log": other(products, jax.nn.log_softmax),
+    "sigmoid": other(products, jax.nn.sigmoid),
+    "where": other(products, lambda w: jax.nn.softmax(w, where=w > 0)),
+    "checkpoint_name": other(products, named),
+    "barrier": other(products, lambda w: jax.nn.softmax(jax.lax.optimization_barrier(w))),
+    "dropout": other(
+        products,
+        lambda w: (
+            jax.nn.softmax(w)
+            * jax.random.bernoulli(jax.random.key(0), 0.9, w.shape).astype(w.dtype)
+        ),
+    ),
+    "escaping weights": lambda q, k, v: (
+        lambda w: (w, jnp.einsum("...hqk,...khd->...qhd", w, v))
+    )(jax.nn.softmax(products(q, k))),
+    "capped": other(lambda q, k: jnp.tanh(products(q, k) / 30) * 30, jax.nn.softmax),
+    "temperatures": other(lambda q, k: products(q, k) * jnp.ones((4, 1, 1))),
+    "shorter": other(
+        products, lambda w: jax.nn.softmax(w.astype("bfloat16")).astype("float32")
+    ),
+    "precision": other(
+        lambda q, k: jnp.einsum("...qhd,...khd->...hqk", q, k, precision="highest")
+    ),
+    "high fill": other(lambda q, k: jnp.where(products(q, k) > 0, products(q, k), -10.0)),
+    "float64": lambda q, k, v: linen(*(x.astype("float64") for x in (q, k, v))),
+    "float16": lambda q, k, v: linen(
+        *(x.astype("float16") for x in (q, k, v)), BIAS.astype("float16")
+    ),
+    "other values": lambda q, k, v: linen(q, k, v[..., :3]),
+    "linear": other(products, lambda w: w / w.sum(-1, keepdims=True)),
+}
+
+
+@pytest.mark.slow
+def test_what_only_looks_like_attention_stays():
+    with jax.enable_x64(True):
+        assert {name: found(fn, Q, K, V) for name, fn in OTHER.items()} == {
+            name: [] for name in OTHER
+        }
+
+
+@pytest.mark.slow
+def test_weights_of_projections_stay_implicit():
+    lora = Lora(normal(6, 8, 8), normal(7, 8, 2), normal(8, 2, 8), 1.0)
+
+    def fn(w, x):
+        q = (x @ w).reshape(2, 6, 4, 2)
+        return linen(q, q, q)
+
+    got = jaxrewrite.transform(fn, rules=rules, materialise="forbid")(lora, X)
+    close(got, fn(lora.materialise(), X), 1e-5)
+    assert "attention" in found(fn, lora, X)

@@ -1,0 +1,338 @@
+"""Scans whose results are only reduced, and updates in place under a predicate."""
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.ad_checkpoint
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import lax
+
+import jaxrewrite
+from jaxrewrite import patterns
+from jaxrewrite.values import Lora
+
+
+pytestmark = pytest.mark.usefixtures("bulk")
+
+rules = patterns.loops
+
+
+def normal(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+@pytest.fixture(autouse=True)
+def wide():
+    with jax.enable_x64(True):
+        yield
+
+
+def found(fn, *args):
+    return [rule.name for rule in jaxrewrite.explain(fn, rules=rules)(*args).rules]
+
+
+def assert_same(got, want):
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, 1e-10, 1e-12, equal_nan=True),
+        got,
+        want,
+    )
+
+
+def check(fn, *args, names):
+    """The rules that are found, the result, and both derivatives."""
+    assert found(fn, *args) == names
+    got = jaxrewrite.transform(fn, rules=rules)
+    assert_same(got(*args), fn(*args))
+    assert jax.tree.map(jnp.result_type, got(*args)) == jax.tree.map(
+        jnp.result_type, fn(*args)
+    )
+
+    def scalar(fn):
+        return lambda *args: sum(jnp.sum(jnp.sin(x)) for x in jax.tree.leaves(fn(*args)))
+
+    gradients = [jax.grad(scalar(f), range(len(args)))(*args) for f in (got, fn)]
+    assert_same(*gradients)
+    assert_same(*(jax.jvp(f, args, args) for f in (got, fn)))
+
+
+def turn(c, x):
+    return c * 0.5 + x, jnp.outer(x, c)
+
+
+def scan(reduce, body=turn, **kwargs):
+    return lambda x: reduce(lax.scan(body, jnp.ones(2), x, **kwargs)[1])
+
+
+def both(reduce, body, **kwargs):
+    return lambda x: reduce(*lax.scan(body, jnp.ones(2), x, **kwargs))
+
+
+def pair(c, x):
+    return c * 0.5 + x, (jnp.outer(x, c), x + c)
+
+
+REDUCED = {
+    "sum": (scan(lambda y: y.sum(0)), "accumulated_sum"),
+    "mean": (scan(lambda y: y.mean(0)), "accumulated_mean"),
+    "max": (scan(lambda y: y.max(0)), "accumulated_max"),
+    "last": (scan(lambda y: y[-1]), "kept_last"),
+    "sum of all": (scan(lambda y: y.sum()), "accumulated_sum"),
+    "mean of all": (scan(lambda y: y.mean()), "accumulated_mean"),
+    "reverse": (scan(lambda y: y.sum(0), reverse=True), "accumulated_sum"),
+    "reverse max": (scan(lambda y: y.max(0), reverse=True), "accumulated_max"),
+    "reverse last": (scan(lambda y: y[0], reverse=True), "kept_last"),
+    "unroll": (scan(lambda y: y.sum(0), unroll=2), "accumulated_sum"),
+    "carry": (both(lambda c, y: (c, y.sum(0)), turn), "accumulated_sum"),
+    "one of two": (both(lambda c, y: (y[0].max(0), y[1]), pair), "accumulated_max"),
+    "kept dimensions": (scan(lambda y: y.sum(0, keepdims=True)), "accumulated_sum"),
+    "map": (
+        lambda x: lax.map(lambda r: jnp.outer(r, r), x).mean(0),
+        "accumulated_mean_of_map",
+    ),
+    "length": (
+        lambda x: lax.scan(lambda c, _: (c * x[0], c), x[1], None, length=4)[1].sum(0),
+        "accumulated_sum",
+    ),
+    "ties": (
+        scan(lambda y: y.max(0), lambda c, x: (c * 0.9, jnp.maximum(x - 0.5, c * 0))),
+        "accumulated_max",
+    ),
+    "nan": (
+        scan(lambda y: y.max(0), lambda c, x: (c * 0.9, jnp.where(x > 1, jnp.nan, x))),
+        "accumulated_max_of_map",
+    ),
+    "integers": (
+        scan(lambda y: y.sum(0), lambda c, x: (c * 0.9, (x * 9).astype("int8"))),
+        "accumulated_sum_of_map",
+    ),
+    "integer max": (
+        scan(lambda y: y.max(0), lambda c, x: (c * 0.9, (x * 9).astype("int32"))),
+        "accumulated_max_of_map",
+    ),
+}
+QUICK = ("one of two",)
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in REDUCED]
+)
+def test_a_reduction_over_steps_is_done_in_the_carry(name):
+    fn, rule = REDUCED[name]
+    if "integer" in name:
+        x = normal(0, 6, 2)
+        assert found(fn, x) == [rule]
+        got = jaxrewrite.transform(fn, rules=rules)(x)
+        assert_same(got, fn(x))
+        assert got.dtype == fn(x).dtype
+    else:
+        check(fn, normal(0, 6, 2), names=[rule])
+
+
+OTHER = {
+    "another axis": scan(lambda y: y.sum(1)),
+    "two of three axes": scan(lambda y: y.sum((0, 1))),
+    "minimum": scan(lambda y: y.min(0)),
+    "product": scan(lambda y: y.prod(0)),
+    "first step": scan(lambda y: y[0]),
+    "last but one": scan(lambda y: y[-2]),
+    "last, backwards": scan(lambda y: y[-1], reverse=True),
+    "result used": scan(lambda y: (y.sum(0), y)),
+    "two results of one": scan(lambda y: (y.sum(0), y.max(0))),
+    "another dtype": scan(lambda y: y.sum(0, dtype="float32")),
+    "where": scan(lambda y: y.sum(0, where=y > 0)),
+    "initial": scan(lambda y: y.max(0, initial=0.0)),
+    "checkpoint_name": scan(lambda y: jax.ad_checkpoint.checkpoint_name(y, "steps").sum(0)),
+    "barrier": scan(lambda y: lax.optimization_barrier(y).max(0)),
+    "sharding constraint": scan(
+        lambda y: lax.with_sharding_constraint(
+            y, jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        ).mean(0)
+    ),
+    "second result": both(lambda c, y: (y[1].sum(0), y[0]), pair),
+    "no scan": lambda x: jax.vmap(lambda x: turn(x, x)[1])(x).sum(0),
+    "cumulative": lambda x: jnp.cumsum(x, 0).sum(0),
+}
+
+
+def test_what_only_looks_like_a_reduction_stays():
+    x = normal(0, 6, 2)
+    assert {name for name, fn in OTHER.items() if found(fn, x)} == {"initial"}
+    # The initial value is another number that joins the maximum.
+    fn = OTHER["initial"]
+    assert_same(jaxrewrite.transform(fn, rules=rules)(x), fn(x))
+
+
+@pytest.mark.parametrize("reduce", [jnp.sum, jnp.mean])
+@pytest.mark.slow
+def test_short_floats_are_added_as_jax_adds_them(reduce):
+    x = normal(0, 300, 2).astype("bfloat16")
+    body = lambda c, x: (c, (x * c).astype("bfloat16"))
+    fn = lambda x: reduce(lax.scan(body, jnp.ones(2, "bfloat16"), x)[1], axis=0)
+    got = jaxrewrite.transform(fn, rules=rules)(x)
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_allclose(got.astype(float), fn(x).astype(float), 1e-2, 1e-2)
+
+
+# --- programs that were written without it in mind ---------------------------------------
+
+
+def optax_training(w):
+    """The losses of gradient descent, as tutorials of Optax return them."""
+    optimiser = optax.adam(1e-2)
+    x, y = normal(1, 8, 3), normal(2, 8)
+
+    def step(state, _):
+        w, inner = state
+        loss, grads = jax.value_and_grad(lambda w: optax.l2_loss(x @ w, y).mean())(w)
+        updates, inner = optimiser.update(grads, inner)
+        return (optax.apply_updates(w, updates), inner), loss
+
+    (w, _), losses = lax.scan(step, (w, optimiser.init(w)), None, length=5)
+    return w, losses
+
+
+def hidden_markov_model(logits):
+    """The log-likelihood by the forward algorithm with normalised messages (Rabiner 1989)."""
+    transition, emission = jax.nn.softmax(logits[:3]), jax.nn.softmax(logits[3:])
+
+    def step(belief, symbol):
+        belief = (transition.T @ belief) * emission[:, symbol]
+        scale = belief.sum()
+        return belief / scale, jnp.log(scale)
+
+    _, scales = lax.scan(step, jnp.ones(3) / 3, jnp.array([0, 2, 1, 1, 0]))
+    return jnp.sum(scales)
+
+
+def recurrent_linen(x):
+    model = nn.RNN(nn.GRUCell(4, param_dtype=float), time_major=True)
+    return model.apply(model.init(jax.random.key(0), x), x)
+
+
+def recurrent_equinox(x):
+    cell = eqx.nn.GRUCell(3, 4, key=jax.random.key(0))
+
+    def step(h, x):
+        h = cell(x, h)
+        return h, h
+
+    return lax.scan(step, jnp.zeros(4), x)[1]
+
+
+PROGRAMS = {
+    "optax mean": (lambda w: optax_training(w)[1].mean(), ["accumulated_mean"], (3,)),
+    "optax last": (lambda w: optax_training(w)[1][-1], ["kept_last"], (3,)),
+    "optax worst": (lambda w: optax_training(w)[1].max(), ["accumulated_max"], (3,)),
+    "markov": (hidden_markov_model, ["accumulated_sum"], (6, 3)),
+    "linen last": (lambda x: recurrent_linen(x)[-1], ["kept_last"], (5, 2, 3)),
+    "linen pooled": (lambda x: recurrent_linen(x).max(0), ["accumulated_max"], (5, 2, 3)),
+    "linen mean": (lambda x: recurrent_linen(x).mean(0), ["accumulated_mean"], (5, 2, 3)),
+    "equinox last": (lambda x: recurrent_equinox(x)[-1], ["kept_last"], (5, 3)),
+    "equinox pooled": (lambda x: recurrent_equinox(x).max(0), ["accumulated_max"], (5, 3)),
+    "equinox sum": (lambda x: recurrent_equinox(x).sum(0), ["accumulated_sum"], (5, 3)),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_of_others(name):
+    fn, names, shape = PROGRAMS[name]
+    check(fn, normal(3, *shape), names=names)
+
+
+def temporaries(fn, *args):
+    return jax.jit(fn).lower(*args).compile().memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sum", "mean", "last"])
+def test_the_stack_is_never_made(name):
+    with jax.enable_x64(False):
+        fn = {"sum": jnp.sum, "mean": jnp.mean, "last": lambda y, axis: y[-1]}[name]
+        program = lambda x: fn(lax.scan(turn, jnp.ones(64), x)[1], axis=0)
+        x = jnp.ones((100, 64))
+        stack = 100 * 64 * 64 * 4
+        got = jaxrewrite.transform(program, rules=rules)
+        loss = lambda f: jax.grad(lambda x: jnp.sum(jnp.sin(f(x))))
+        assert temporaries(got, x) < stack / 20 < temporaries(program, x)
+        assert temporaries(loss(got), x) < stack / 5 < temporaries(loss(program), x)
+
+
+def test_a_weight_in_the_body_stays_implicit():
+    w = Lora(normal(0, 3, 3), normal(1, 3, 1), normal(2, 1, 3), 1.0)
+    fn = lambda w, x: lax.scan(lambda c, x: (c + x @ w, c * x), x[0], x)[1].sum(0)
+    x = normal(3, 4, 3)
+    got = jaxrewrite.transform(fn, rules=rules, materialise="forbid")(w, x)
+    assert_same(got, fn(w.materialise(), x))
+    assert found(fn, w, x)[0] == "accumulated_sum"
+
+
+# --- updates in place ---------------------------------------------------------------------
+
+
+def update(p, x, i, v):
+    return jnp.where(p, x.at[i].set(v), x)
+
+
+def slice_update(p, x, i, v):
+    return jnp.where(p, lax.dynamic_update_index_in_dim(x, v, i, 0), x)
+
+
+@pytest.mark.parametrize(
+    ("fn", "rule"),
+    [
+        (update, "update_of_selected"),
+        pytest.param(slice_update, "slices_of_selected", marks=pytest.mark.slow),
+    ],
+)
+def test_a_selected_update_is_an_update_of_what_is_selected(fn, rule):
+    p = jnp.array([True, False, True, False, True])
+    i = jnp.array([0, -1, 7, 2, -9])  # Some are out of bounds.
+    check(
+        lambda x, v: jax.vmap(fn)(p, x, i, v),
+        normal(0, 5, 4, 3),
+        normal(1, 5, 3),
+        names=[rule],
+    )
+
+
+def test_other_selects_stay():
+    p, i = jnp.array([True, False]), jnp.array([0, 1])
+    x, v = normal(0, 2, 4), normal(1, 2)
+    others = [
+        lambda p, x, i, v: jnp.where(p, x, x.at[i].set(v)),
+        lambda p, x, i, v: jnp.where(p, x.at[i].set(v), 0),
+        lambda p, x, i, v: jnp.where(p, x.at[i].add(v), x),
+        lambda p, x, i, v: jnp.where(p, x.at[i].set(v), x + 1),
+        lambda p, x, i, v: (lambda y: (jnp.where(p, y, x), y))(x.at[i].set(v)),
+        lambda p, x, i, v: jnp.where(p, x.at[i].set(v, mode="clip"), x),
+        lambda p, x, i, v: jnp.where(
+            p, jax.ad_checkpoint.checkpoint_name(x.at[i].set(v), "x"), x
+        ),
+    ]
+    for fn in others:
+        assert found(jax.vmap(fn), p, x, i, v) == []
+
+
+def fill(n, x):
+    """Each row is filled for as many steps as it is told."""
+
+    def step(state):
+        i, x = state
+        return i + 1, x.at[i].set(x[i - 1] * 0.5 + 1)
+
+    return lax.while_loop(lambda state: state[0] < n, step, (1, x))[1]
+
+
+def test_rows_that_end_at_different_times_are_updated_in_place():
+    n, x = jnp.arange(5) + 2, normal(0, 5, 8)
+    fn = lambda x: jax.vmap(fill)(n, x)
+    assert found(fn, x) == ["while_with_updates", "update_of_selected"]
+    got = jaxrewrite.transform(fn, rules=rules)
+    assert_same(jax.jvp(got, (x,), (x,)), jax.jvp(fn, (x,), (x,)))
+    # With one predicate there is nothing to select.
+    assert found(lambda x: fill(3, x), x[0]) == []

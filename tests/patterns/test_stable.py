@@ -1,0 +1,239 @@
+"""The patterns of `jaxrewrite.patterns.stable`: what they find, and that they are better."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pattern_tables import look_alikes, spied
+
+import jaxrewrite
+from jaxrewrite import patterns
+
+
+pytestmark = pytest.mark.usefixtures("bulk")
+
+TABLE = patterns.stable
+
+# Numbers of all sizes, and those that are special to some of the formulas.
+SIZES = np.concatenate([[0.0], np.logspace(-37, 37, 75), np.logspace(-3, 2.2, 80)])
+SPECIAL = [np.inf, -np.inf, np.nan, 1, -1, 88, -88, 104, -104, 0.5, -0.5]
+NUMBERS = np.concatenate([SIZES, -SIZES, SPECIAL]).astype(np.float32)
+
+
+def _cases(rank):
+    for n, pattern in enumerate(TABLE.patterns):
+        for statics in pattern.statics.combinations(rank):
+            if statics.get("axis", 1) == 1:
+                words = "-".join(str(v) for k, v in statics.items() if k != "axis")
+                name = f"{n}-{pattern.fn.__name__}-{words}"
+                yield pytest.param(pattern, statics, id=name)
+
+
+# Each pattern, with each choice of its static parameters at matrices.
+CASES = list(_cases(2))
+
+
+def scalars(pattern):
+    return [[2.0], [-2.0], [1e10]] if pattern.scalars else [[]]
+
+
+def numbers_for(pattern):
+    """Arrays for the operands: for reductions pairs of numbers, for pairs all combinations."""
+    rng = np.random.default_rng(0)
+    count = len(pattern.names) - len(pattern.scalars)
+    if any(name == "axis" for name, _ in pattern.statics.domains):
+        rows = [
+            np.stack([NUMBERS, np.roll(NUMBERS, 1)], 1),
+            rng.choice(NUMBERS, (300, 2)),
+            rng.normal(size=(100, 2)) * 100,
+            rng.normal(size=(100, 2)) + 1e4,
+        ]
+        x = np.concatenate(rows).astype(np.float32)
+        second = np.abs(rng.choice(NUMBERS, x.shape))
+        second = np.where(second < 1e6, second, 2).astype(np.float32)
+        second[:50] = 0
+        return [x, second][:count]
+    if count == 1:
+        return [NUMBERS]
+    some = np.concatenate([NUMBERS[::6], [np.inf, -np.inf, 0, 1, -1]])
+    near = rng.normal(size=500)
+    x, y = (m.ravel() for m in np.meshgrid(some, some))
+    y = np.concatenate([y, near * (1 + 1e-4 * rng.normal(size=500))])
+    return [np.concatenate([x, near]).astype(np.float32), y.astype(np.float32)]
+
+
+def value_and_gradients(fn, args):
+    out, pull = jax.vjp(fn, *args)
+    weights = np.resize(np.asarray([1, -2, 0.5], out.dtype), out.shape)
+    return [np.asarray(a, np.float64) for a in (out, *pull(weights))]
+
+
+@jax.numpy_dtype_promotion("standard")
+def compared(pattern, statics, numbers):
+    """Value and gradients of both functions in single precision, and in double precision."""
+    args = numbers_for(pattern)
+    both = [
+        jax.jit(lambda *a, fn=fn: fn(*a, *numbers, **statics))
+        for fn in (pattern.before, pattern.fn)
+    ]
+    narrow = [value_and_gradients(fn, [jnp.asarray(a) for a in args]) for fn in both]
+    with jax.enable_x64(True):
+        wide = [jnp.asarray(a.astype(np.float64)) for a in args]
+        exact = [value_and_gradients(fn, wide) for fn in both]
+    return *narrow, *exact
+
+
+def error(got, exact):
+    """The relative error, infinite for what should or should not be a number."""
+    with np.errstate(all="ignore"):
+        relative = np.abs(got - exact) / np.maximum(np.abs(exact), 1e-30)
+        same = (got == exact) | (np.isnan(got) & np.isnan(exact))
+        too_large = (np.abs(exact) > 3.4e38) & np.isinf(got)
+    return np.nan_to_num(np.where(same | too_large, 0, relative), nan=np.inf)
+
+
+# A softmax's derivative in a constant direction, and the logarithms of numbers next to 1,
+# have no relative precision; their errors are those of one rounding.
+ABSOLUTE = {"softmax", "log_softmax", "log_mean_exp", "shifted_softmax"}
+
+
+def test_some_formulas_in_one_program():
+    """At 80 and at 1e-5 all of these lose all of their digits, and none does afterwards."""
+
+    def formulas(x, y):
+        far = 300 * x + y
+        return {
+            "log_sum_exp": jnp.log(jnp.sum(jnp.exp(x + 20), axis=-1)),
+            "softplus": jnp.log(1 + jnp.exp(x + 20))[:, 0],
+            "log_one_minus_exp": jnp.log(1 - jnp.exp(-y))[:, 0],
+            "exp_minus_one": (jnp.exp(y) - 1)[:, 0],
+            "log_sigmoid": jnp.log(jax.nn.sigmoid(-x - 40))[:, 0],
+            "variance": jnp.mean(far**2, axis=1) - jnp.mean(far, axis=1) ** 2,
+            "square_root_of_squares": jnp.sqrt((1e30 * x) ** 2 + (1e30 * y) ** 2)[:, 0],
+        }
+
+    rules, answers = spied(TABLE, list(formulas(jnp.ones((1, 1)), jnp.ones((1, 1)))))
+    x = np.asarray([[80.0, 79.0], [60.0, 61.0]], np.float32)
+    y = np.asarray([[1e-5, 1e-5], [1e-6, 1e-6]], np.float32)
+    rewritten = jaxrewrite.transform(formulas, rules=rules)
+
+    def total(fn):
+        def of(*args):
+            results = fn(*args)
+            return sum(value.sum() for value in results.values()), results
+
+        return of
+
+    both = jax.jit(jax.grad(total(rewritten), (0, 1), has_aux=True))
+    gradients, results = both(x, y)
+    assert sorted(answers) == sorted(results)
+    with jax.enable_x64(True):
+        wide = jax.jit(jax.grad(total(formulas), (0, 1), has_aux=True))
+        exact, expected = wide(x.astype(np.float64), y.astype(np.float64))
+    for name, value in results.items():
+        np.testing.assert_allclose(value, expected[name], 2e-6, err_msg=name)
+    for got, want in zip(gradients, exact, strict=True):
+        np.testing.assert_allclose(got, want, 1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern, statics", CASES)
+def test_no_value_and_no_gradient_is_worse(pattern, statics):
+    for numbers in scalars(pattern):
+        before, after, exact, exact_after = compared(pattern, statics, numbers)
+        for old, new, *exacts in zip(before, after, exact, exact_after, strict=True):
+            assert not (np.isnan(new) & ~np.isnan(old)).any()
+            # In double precision, too, one of the two may be the better.
+            errors = [np.minimum(*(error(x, e) for e in exacts)) for x in (old, new)]
+            worse = errors[1] > 8 * np.maximum(errors[0], 1e-6)
+            if pattern.fn.__name__ in ABSOLUTE:
+                worse &= np.abs(new - exacts[1]) > 1e-6
+            assert not worse.any(), [a[worse] for a in (*numbers_for(pattern), old, new)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern, statics", CASES)
+def test_second_derivatives_stay_numbers(pattern, statics):
+    (number, *_) = scalars(pattern)
+    args = [
+        jnp.asarray(a[np.isfinite(a).reshape(len(a), -1).all(1)][:400])
+        for a in numbers_for(pattern)
+    ]
+    args = [a[: min(map(len, args))] for a in args]
+
+    def second(fn):
+        slope = lambda *a: jax.jvp(  # noqa: E731
+            lambda *b: fn(*b, *number, **statics), a, tuple(map(jnp.ones_like, a))
+        )[1]
+        return np.asarray(
+            jax.jit(lambda *a: jax.jvp(slope, a, tuple(map(jnp.ones_like, a)))[1])(*args)
+        )
+
+    old, new = second(pattern.before), second(pattern.fn)
+    assert not (np.isnan(new) & ~np.isnan(old)).any(), [
+        a[np.isnan(new) & ~np.isnan(old)] for a in (*args, old)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern, statics", CASES)
+def test_each_formula_is_found_and_its_look_alikes_are_not(pattern, statics):
+    (number, *_) = scalars(pattern)
+    fn = lambda *a: pattern.before(*a, *number, **statics)  # noqa: E731
+    args = [jnp.full((3, 2), 0.5)] * (len(pattern.names) - len(pattern.scalars))
+    rules, answers = spied(TABLE, [pattern.fn.__name__])
+    for dtype in (jnp.float32, jnp.bfloat16):
+        if dtype == jnp.float32 or "ndtr" not in pattern.before.__code__.co_names:
+            operands = [x.astype(dtype) for x in args]
+            jaxpr = jaxrewrite.make_jaxpr(fn, rules=rules)(*operands)
+            assert len(answers) == 1
+            answers.clear()
+            assert jaxpr.out_avals[0].dtype == dtype
+    alike = dict(look_alikes(fn, *args, scalars=number, keeps=pattern.keep))
+    assert len(alike) >= 5
+    for what, program in alike.items():
+        jaxrewrite.make_jaxpr(program, rules=rules)(*args)
+        assert not answers, what
+
+
+# Formulas that look like one of the table, and a rule that must not answer.
+OTHER = {
+    "log_sum_exp": [
+        lambda x: jnp.log(jnp.sum((e := jnp.exp(x)), axis=1)) + e.sum(),
+        lambda x: jnp.log(jnp.max(jnp.exp(x), axis=1)),
+        lambda x: jnp.log2(jnp.sum(jnp.exp(x), axis=1)),
+        lambda x: jnp.log(jnp.sum(jnp.exp2(x), axis=1)),
+        lambda x: jnp.log(jnp.cumsum(jnp.exp(x), axis=1)),
+        lambda x: jnp.log(jnp.sum(jnp.exp(x), axis=1) + 1e-6),
+    ],
+    "softmax": [
+        lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x), axis=1),
+        lambda x: jnp.exp(x) / jnp.sum(jnp.exp(-x), axis=1, keepdims=True),
+        lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x.T), axis=1, keepdims=True),
+        lambda x: jnp.exp(x) / jnp.max(jnp.exp(x), axis=1, keepdims=True),
+        lambda x: jnp.exp(x) * jnp.sum(jnp.exp(x), axis=1, keepdims=True),
+    ],
+    "variance": [
+        lambda x: jnp.mean(x * x, axis=1) - jnp.mean(x, axis=0) ** 2,
+        lambda x: jnp.mean(x * x, axis=1) - jnp.mean(x, axis=1),
+        lambda x: jnp.mean(x**3, axis=1) - jnp.mean(x, axis=1) ** 2,
+        lambda x: jnp.mean(x * x, axis=1) + jnp.mean(x, axis=1) ** 2,
+        lambda x: jnp.sum(x * x, axis=1) / 2 - jnp.mean(x, axis=1) ** 2,
+    ],
+    "log_softmax": [
+        lambda x: jnp.log(jax.nn.softmax(x, axis=1) + 1e-6),
+        lambda x: jnp.log(jax.nn.softmax(x, axis=1).sum(1)),
+        lambda x: jnp.log2(jax.nn.softmax(x, axis=1)),
+        lambda x: jnp.log(jnp.clip(jax.nn.softmax(x, axis=1), 1e-6)),
+        lambda x: jnp.log(jax.nn.softmax(x, axis=1, where=x > 0)),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_other_formulas_stay(name):
+    x = jnp.ones((3, 3))
+    rules, answers = spied(TABLE, [name])
+    for fn in OTHER[name]:
+        jaxrewrite.make_jaxpr(fn, rules=rules)(x)
+    assert not answers
