@@ -454,8 +454,9 @@ def _softmax_of_all(x):
     return e / jnp.sum(e)
 
 
-@rules.rewrite(lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x)))
-@rules.rewrite(_softmax_of_all)
+# Batched, it is the softmax over one axis, and that has the word.
+@rules.rewrite(lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x)), precedence=-1)
+@rules.rewrite(_softmax_of_all, precedence=-1)
 def softmax_of_all(x: Real):
     """The same over all axes, which need not be kept then."""
     e = jnp.exp(x - finite_shift(x, None))
@@ -759,7 +760,7 @@ def _shifted_softmax_of_all(x, shift):
     return e / jnp.sum(e)
 
 
-@rules.rewrite(_shifted_softmax_of_all, keep=True)
+@rules.rewrite(_shifted_softmax_of_all, keep=True, precedence=-1)
 def shifted_softmax_of_all(x: Real, shift: Real):
     """The same over all axes."""
     return _shifted_softmax_of_all(x, shift)

@@ -230,6 +230,7 @@ OTHER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHER)
 def test_other_formulas_stay(name):
     x = jnp.ones((3, 3))

@@ -90,11 +90,13 @@ def complex_modulus(x):
 
 
 def boltzmann(x):
-    return jnp.exp(-x) / jnp.sum(jnp.exp(-x), axis=-1, keepdims=True)
+    factors = jnp.exp(-x)
+    return factors / jnp.sum(factors, axis=-1, keepdims=True)
 
 
 def fisher_z(x):
-    return 0.5 * jnp.log((1 + jnp.tanh(x)) / (1 - jnp.tanh(x)))
+    r = jnp.tanh(x)
+    return 0.5 * jnp.log((1 + r) / (1 - r))
 
 
 def survival_of_logistic(x):
