@@ -27,8 +27,9 @@ from jax._src.ad_util import SymbolicZero, Zero
 from jax._src.array import ArrayImpl as ArrayImpl
 
 # The settings that JAX's own caches have in their keys (x64, matmul precision, mesh, axis
-# names ...). They are public only through the behaviour of jit's cache.
-from jax._src.config import trace_context as jax_trace_context
+# names ...). They are public only through the behaviour of jit's cache. traceback_filtering:
+# the setting of that name for a while, and not for all threads.
+from jax._src.config import trace_context as jax_trace_context, traceback_filtering
 
 # jit and the traces decide by the current trace what to do with an operation, and no public
 # name tells which trace that is. EvalTrace: nothing is being traced. DynamicJaxprTrace: a
@@ -596,6 +597,11 @@ def raised_at(error: BaseException) -> tuple[str, int, str] | None:
         if is_user_filename(code.co_filename):
             found = code.co_filename, line, code.co_name
     return found
+
+
+def unfiltered_errors() -> Any:
+    """A context manager for errors that are caught: to filter one takes milliseconds."""
+    return traceback_filtering("off")
 
 
 # --- running -----------------------------------------------------------------

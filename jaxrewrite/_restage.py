@@ -48,6 +48,8 @@ def restage(
     operands before the first equation of the jaxpr, and the results after the last one.
     They are part of the cache's key.
     """
+    if site.is_in_rule:
+        rewriting = rewriting.of_rules()
     leaves, in_tree = tree_flatten(list(operands))
     avals = avals_of(leaves)
 
@@ -61,7 +63,7 @@ def restage(
         recorder.add_body(Body(jaxpr, restaged.jaxpr, records))
         return restaged
     cache = _restaged.of(jaxpr)
-    state = rewriting.settings.key(), _compat.trace_context()
+    state = rewriting.settings.key(), bool(rewriting.patterns), _compat.trace_context()
     key = (in_tree, tuple(avals), entering, leaving, *state)
     try:
         restaged = cache.get(key)

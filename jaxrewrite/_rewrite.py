@@ -19,7 +19,7 @@ and is dispatched like any other.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from jax.tree_util import tree_unflatten
@@ -224,14 +224,16 @@ class Scope(Draft):
         operands: Sequence[Any],
         site: Site,
         check: Callable[[Any], list[Any]],
+        whole: Container[int] = (),
     ) -> Any:
         """Add the equations of a function of the operands, one layer deep.
 
         If a field of an operand is a value, the function sees a tracer of its aval. The
         equations on that tracer are dispatched like any others. ``key`` identifies the
-        function.
+        function. An operand at one of the positions ``whole`` is such a tracer, too, if it
+        is a value.
         """
-        flat = Flat.of(operands, site.context)
+        flat = Flat.of(operands, site.context, whole)
         return self._add(self.rewriting.by_function(fn, key, flat, check), flat, site)
 
     def _add(self, answer: Answer, flat: Flat, site: Site) -> Any:

@@ -340,7 +340,9 @@ class Rules:
             A decorator that returns the decorated function unchanged. That function takes
             the operands of ``before``, by the same names. Its annotations say, as those of
             any rule, which operands it applies to; an operand annotated with ``float`` or
-            ``int`` is a number in the program. It may return ``NotImplemented``.
+            ``int`` is a number in the program. A value for an operand without annotation is
+            an array to the function, and what it does with that array is dispatched. It may
+            return ``NotImplemented``.
 
         Raises
         ------
@@ -590,7 +592,7 @@ def settled(
     primitive: Primitive,
     types: tuple[type, ...],
     entries: list[Entry],
-    ask: Callable[[Rule], Any],
+    ask: Callable[[Any], Any],
     declined: list[Declined],
 ) -> Any:
     """The answer of the foremost rules. Rules that decline make room for the next ones."""
@@ -643,6 +645,13 @@ def _foremost(entries: list[Entry], types: tuple[type, ...]) -> list[Entry]:
 def _ambiguity(primitive: Primitive, types: tuple[type, ...], rules: list[Rule]) -> str:
     names = ["Array" if _is_dense(t) else t.__name__ for t in types]
     listed = "\n".join(f"  {rule}" for rule in rules)
+    if primitive is pattern_p:
+        return (
+            f"Several pattern rules of precedence {rules[0].precedence} match the same "
+            f"equations on ({', '.join(names)}), and none is more specific than the others:\n"
+            f"{listed}\nWays out: annotate the operands of one more closely; or give one a "
+            "higher precedence=; or apply them one after the other with nested transforms."
+        )
     parameters = ", ".join(
         f"{chr(ord('x') + i) if i < 3 else f'x{i}'}: {name}" for i, name in enumerate(names)
     )

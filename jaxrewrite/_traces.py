@@ -7,8 +7,9 @@ operands of that structure, in this rewriting and in others.
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
@@ -40,11 +41,12 @@ class Flat(NamedTuple):
     ctx: Any
 
     @classmethod
-    def of(cls, operands: Sequence[Any], ctx: Any) -> Flat:
+    def of(cls, operands: Sequence[Any], ctx: Any, whole: Container[int] = ()) -> Flat:
+        """The operands, of which those at the positions ``whole`` are not flattened."""
         leaves: list[Any] = []
         treedefs: list[PyTreeDef | None] = []
-        for operand in operands:
-            if is_value(operand):
+        for i, operand in enumerate(operands):
+            if is_value(operand) and i not in whole:
                 own, treedef = layer(operand)
                 leaves.extend(own)
                 treedefs.append(treedef)
@@ -106,6 +108,14 @@ class Rewriting:
         self.primitives_with_literals = settings.rules.primitives_with_literals()
         self.patterns = settings.rules.patterns()
         self._traced: dict[Any, Any] = {}
+
+    def of_rules(self) -> Rewriting:
+        """The rewriting of what rules return, in which no pattern is looked for."""
+        if not self.patterns:
+            return self
+        rewriting = copy.copy(self)
+        rewriting.patterns = []
+        return rewriting
 
     def placed(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
         """A jaxpr with one equation for each match of a pattern rule."""

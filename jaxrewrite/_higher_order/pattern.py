@@ -135,8 +135,9 @@ def _ask(scope: Scope, site: Site, operands: Sequence[Any], option: Option) -> A
         rest = iter(arrays)
         return [_argument(o, rest) for o in option.operands]
 
+    whole = list(_whole(option))
     if match.variant is not None and any(
-        is_value(operands[o])
+        is_value(operands[o]) and o not in whole
         for o, axis in zip(option.operands, match.variant, strict=True)
         if axis is not None
     ):
@@ -162,7 +163,8 @@ def _ask(scope: Scope, site: Site, operands: Sequence[Any], option: Option) -> A
     apply.__name__ = name
     statics = tuple((key, repr(value)) for key, value in match.statics.items())
     key = ("pattern", pattern, match.variant, statics, option.results, *_keys(option))
-    return scope.splice(apply, key, [operands[o] for o in taken], site, check)
+    kept = [i for i, o in enumerate(taken) if o in whole]
+    return scope.splice(apply, key, [operands[o] for o in taken], site, check, kept)
 
 
 def positions(option: Option) -> Iterator[int]:
@@ -171,6 +173,19 @@ def positions(option: Option) -> Iterator[int]:
         if isinstance(o, Packed):
             yield from o.positions
         elif isinstance(o, int):
+            yield o
+
+
+def _whole(option: Option) -> Iterator[int]:
+    """The operands of the equation that a pattern takes as arrays, even if they are values.
+
+    What the rule does with them is dispatched. These are the operands without annotation.
+    """
+    slots = option.pattern.signature.operands
+    for o, alternatives in zip(option.operands, slots, strict=True):
+        if isinstance(o, Packed):
+            yield from o.positions
+        elif isinstance(o, int) and all(a.type is object for a in alternatives):
             yield o
 
 

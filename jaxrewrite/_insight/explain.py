@@ -122,11 +122,9 @@ def _steps_of(
         if record.site.primitive is not pattern_p or record.rule is not None:
             yield _step(record, live, times, caller)
             continue
-        *others, last = record.inner or [None]
-        yield from _steps_of(others, live, times, caller)
-        if last is not None:
-            last.declined[:0] = record.declined
-            yield from _steps_of([last], live, times, caller)
+        if record.inner:
+            record.inner[-1].declined[:0] = record.declined
+        yield from _steps_of(record.inner, live, times, caller)
 
 
 def _step(record: Record, live: Set[Any], times: int | None, caller: Place) -> Step:

@@ -81,10 +81,15 @@ class Number:
     @classmethod
     def of(cls, literal: Literal) -> Number | None:
         """The number of a literal, if it is one of NumPy's or of ml_dtypes'."""
+        aval: Any = literal.aval
         try:
-            return cls(np.asarray(literal.val, literal.aval.dtype), literal)
+            return cls(np.asarray(literal.val, aval.dtype), literal)
         except TypeError:  # A literal of an extended dtype.
             return None
+
+    @property
+    def aval(self) -> Any:
+        return _compat.ShapedArray((), self.value.dtype)
 
     def converted(self, dtype: Any) -> Number | None:
         if not isinstance(dtype, np.dtype):
@@ -104,9 +109,11 @@ class Number:
     def plain(self) -> Any:
         """The number as a Python scalar, with as few digits as its dtype needs."""
         scalar = self.value.item()
-        if isinstance(scalar, float):
-            return float(str(self.value))
-        return scalar
+        if not isinstance(scalar, float):
+            return scalar
+        short = float(str(self.value[()]))
+        is_same = np.asarray(short, self.value.dtype).tobytes() == self.value.tobytes()
+        return short if is_same else scalar
 
 
 def folded(eqn: JaxprEqn, number: Number) -> Number | None:

@@ -84,7 +84,7 @@ def read_statics(
     parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, Any], where: str
 ) -> Statics:
     """Read the domains of keyword-only parameters; `TypeError` if one has no finite domain."""
-    domains = []
+    domains: list[tuple[str, Any]] = []
     count = 1
     for name, parameter in parameters.items():
         annotation = hints.get(name, parameter.empty)

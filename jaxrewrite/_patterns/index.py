@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import _compat
-from .._caches import WeakCaches, bounded_cache
+from .._caches import WeakCaches
 from .._compat import Jaxpr, Primitive
 from .calls import Number
 from .graph import Graph
@@ -81,7 +81,7 @@ def _kind(frame: Frame, atom: Any) -> Any:
 
 
 def _entries(pattern: Pattern, depth: int, forms: Forms) -> Iterator[Entry]:
-    for form in forms.by_form.values():
+    for form in forms.forms():
         start = root(form.graph)
         needs: Counter[Any] = Counter()
         known = () if pattern.bodies else form.graph.nodes[start].operands
@@ -96,21 +96,14 @@ def _entries(pattern: Pattern, depth: int, forms: Forms) -> Iterator[Entry]:
 # --- the index for a program -------------------------------------------------------------
 
 
-_forms = WeakCaches(16)
-
-
 def forms_of(pattern: Pattern) -> Forms:
-    """The known forms of a pattern, in the trace context of now."""
-    cache = _forms.of(pattern)
+    """The known forms of a pattern, in the trace context of now; kept with the pattern."""
     context = _compat.trace_context()
-    forms = cache.get(context)
+    forms = pattern.known.get(context)
     if forms is None:
         forms = Forms(pattern)
-        cache.put(context, forms)
+        pattern.known.put(context, forms)
     return forms
-
-
-_indices = bounded_cache(64)
 
 
 def index_for(
@@ -130,14 +123,15 @@ def index_for(
     if not fitting:
         return None
     key = tuple((depth, pattern, forms, forms.count()) for depth, pattern, forms in fitting)
-    index = _indices.get(key)
+    kept = fitting[0][1].indices
+    index = kept.get(key)
     if index is None:
         index = Index(
             entry
             for depth, pattern, forms in fitting
             for entry in _entries(pattern, depth, forms)
         )
-        _indices.put(key, index)
+        kept.put(key, index)
     return index
 
 
@@ -148,14 +142,14 @@ class OpenRoot(NamedTuple):
     """An equation in a body, where a form may be that reaches out of the body."""
 
     path: tuple[int, ...]
-    index: int
+    number: int
     entry: Entry
 
     def place(self, frame: Frame) -> Place:
         """The equation, seen from a frame of the body."""
         for call in self.path:
             frame = frame.inner(call)
-        return frame, self.index
+        return frame, self.number
 
 
 _open_roots = WeakCaches(8)

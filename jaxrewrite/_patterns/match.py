@@ -15,11 +15,11 @@ from .. import _compat
 from .._annotations import Dense, guards_hold
 from .._compat import DropVar, JaxprEqn, ShapedArray
 from .bodies import Body, Group, atoms_of
-from .calls import Number, can_match
+from .calls import Number, can_match, is_move
 from .index import Entry
 from .pattern import Pattern, Traced, Variant, without_batch
 from .same import same
-from .search import Found, Search, result_atoms, root
+from .search import Found, Search, result_atoms
 from .view import Frame, Made, Place, resolve, users
 
 
@@ -49,6 +49,10 @@ class Match:
 
     def covered(self) -> frozenset[tuple[int, int]]:
         return frozenset((id(frame), i) for frame, i in self.places)
+
+    def is_same_as(self, other: Match) -> bool:
+        """Whether another match has the same equations and results."""
+        return self.covered() == other.covered() and self.result_key() == other.result_key()
 
     def frames(self) -> set[Frame]:
         return {frame for frame, _ in self.places}
@@ -111,7 +115,7 @@ def matches_at(
     ``may_be_value`` tells whether what is found for an operand may be a value. If there is
     no match, the reason is added to ``misses``.
     """
-    reasons: list[Reason] = []
+    reasons: list[Reason] | None = None if misses is None else []
     match = _first_match(entry, place, may_be_value, reasons)
     if match is None and misses is not None and reasons:
         nearest = max(reasons, key=lambda reason: reason[:2])
@@ -121,26 +125,47 @@ def matches_at(
 
 
 def _first_match(
-    entry: Entry, place: Place, may_be_value: Any, reasons: list[Reason]
+    entry: Entry, place: Place, may_be_value: Any, reasons: list[Reason] | None
 ) -> Match | None:
     (body,) = entry.pattern.bodies or (None,)
     search = Search(entry.graph, by_form=True, body=body)
     tries = itertools.count()
     for found in search.run(entry.root, place):
+        if not entry.pattern.keep:
+            escape = _escape(entry, found)
+            if escape is not None:
+                if reasons is not None:
+                    size = len(entry.graph.nodes)
+                    reasons.append(Reason(size, size, escape))
+                continue
         for variant, operands in _readings(entry, found):
             if next(tries) == _MAX_READINGS:
                 return None
             match = _confirmed(entry, variant, operands, place, may_be_value, reasons)
             if match is not None:
                 return match
-    reasons.append(_nearest(search))
+    if reasons is not None:
+        reasons.append(Reason(search.nearest[0], 0, _in_the_way(search)))
     return None
 
 
-def _nearest(search: Search) -> Reason:
-    """How many equations a search found at most, and what came next instead."""
-    found = search.nearest[0]
-    return Reason(found, 0, _in_the_way(search))
+def _escape(entry: Entry, found: Found) -> str | None:
+    """What is used outside of a form, though it is no result of it."""
+    covered = {(id(frame), i) for frame, i in found.places.values()}
+    results = {ref[1] for ref in entry.graph.results}
+    for n, (frame, i) in found.places.items():
+        if n in results:
+            continue
+        for var in frame.eqn(i).outvars:
+            if type(var) is DropVar:
+                continue
+            for user in users(frame, var):
+                if user is None or (
+                    (id(user[0]), user[1]) not in covered
+                    and not is_move(user[0].eqn(user[1]))
+                ):
+                    return _told_escape(frame.eqn(i))
+    return None
 
 
 def _in_the_way(search: Search) -> str:
@@ -196,7 +221,7 @@ def _confirmed(
     operands: list[Any],
     place: Place,
     may_be_value: Any,
-    reasons: list[Reason],
+    reasons: list[Reason] | None,
 ) -> Match | None:
     """The match at a place, if the function is exactly what is there."""
     pattern = entry.pattern
@@ -205,7 +230,9 @@ def _confirmed(
         return None
     size = len(entry.graph.nodes)
     if not _may_answer(pattern, operands, variant, may_be_value):
-        reasons.append(Reason(size, 0, f"its annotations do not allow {_shown(operands)}"))
+        if reasons is not None:
+            why = f"its annotations do not allow {_shown(operands)}"
+            reasons.append(Reason(size, 0, why))
         return None
     frame, i = place
     with frame.eqn(i).ctx.manager:
@@ -249,13 +276,15 @@ def _aval(operand: Any) -> Any:
     if isinstance(operand, (Group, Body)):
         atoms = tuple(atoms_of([operand])) if isinstance(operand, Group) else ()
         return _aval(atoms[0]) if atoms else _NO_ARRAY
-    return operand.atom.aval if type(operand) is Number else operand.aval
+    return operand.aval
 
 
 def _may_answer(
     pattern: Pattern, operands: Sequence[Any], variant: Variant, may_be_value: Any
 ) -> bool:
     """Whether the annotations allow the operands, as far as that is known by now."""
+    if pattern.is_free:
+        return True
     avals = without_batch(list(map(_aval, operands)), variant)
     is_dense = [not any(map(may_be_value, atoms_of([x]))) for x in operands]
     for types, guards in pattern.signature.combinations():
@@ -300,14 +329,13 @@ def _exactly(
     traced: Traced,
     operands: list[Any],
     place: Place,
-    reasons: list[Reason],
+    reasons: list[Reason] | None,
 ) -> Match | None:
     graph = traced.graph
-    core, kept = graph.core()
-    if any(ref[0] != "node" for ref in graph.results):
+    if traced.start is None:
         return None
     search = Search(graph, by_form=False)
-    for found in search.run(kept[root(core)], place, _named(operands)):
+    for found in search.run(traced.start, place, _named(operands)):
         match = Match(
             entry.pattern,
             entry.depth,
@@ -321,16 +349,19 @@ def _exactly(
         )
         if _may_be_taken(match):
             return match
-        reasons.append(Reason(len(graph.nodes), len(graph.nodes), _told_escape(match)))
-    if search.nearest[1] is not None:
-        found = len(entry.graph.nodes)
-        reasons.append(Reason(found, search.nearest[0], _in_the_way(search)))
+        if reasons is not None:
+            frame, i = next(
+                p for p in match.places if (id(p[0]), p[1]) in {*_escaping(match)}
+            )
+            size = len(graph.nodes)
+            reasons.append(Reason(size, size, _told_escape(frame.eqn(i))))
+    if reasons is not None and search.nearest[1] is not None:
+        size = len(entry.graph.nodes)
+        reasons.append(Reason(size, search.nearest[0], _in_the_way(search)))
     return None
 
 
-def _told_escape(match: Match) -> str:
-    frame, i = next(p for p in match.places if (id(p[0]), p[1]) in {*_escaping(match)})
-    eqn = frame.eqn(i)
+def _told_escape(eqn: JaxprEqn) -> str:
     return (
         f"the result of {eqn.primitive.name!r}{_at(eqn)} is used elsewhere, too "
         "(keep=True would leave it there)"

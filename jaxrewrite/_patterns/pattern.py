@@ -22,14 +22,19 @@ from .calls import can_match
 from .domains import Statics, read_statics
 from .graph import Graph, flatten
 from .same import same_function
+from .search import root
 
 
 class Traced(NamedTuple):
-    """The looked-for function at some operands: its graph, and the structure of its results."""
+    """The looked-for function at some operands.
+
+    ``start`` is the node that a search starts from, or ``None`` if some result is no
+    equation's.
+    """
 
     graph: Graph
     out_tree: PyTreeDef
-    avals: tuple[Any, ...]
+    start: int | None
 
 
 # How the looked-for function is batched: ``None``, or the ``in_axes`` of `jax.vmap`.
@@ -90,9 +95,19 @@ class Pattern:
         self.signature: Signature = read_signature(fn, namespace, annotations)
         keywords = {n: p for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
         self.statics: Statics = read_statics(keywords, hints, place_of(before))
+        # Whether the annotations allow everything.
+        self.is_free = all(
+            a.type is object and a.guard is None
+            for slot in self.signature.operands
+            for a in slot
+        )
         _check_keywords(own, self)
         self.probes = [_as_probe(probe, self) for probe in probes]
         self._traces = BoundedCache(4096)
+        # The forms that the function is known to take, by trace context, and the indices of
+        # which this is the first pattern.
+        self.known = BoundedCache(16)
+        self.indices = BoundedCache(16)
 
     # What a table of rules asks of a rule.
     is_twin = False
@@ -170,7 +185,7 @@ class Pattern:
 
         debug_info = _compat.new_debug_info(name_of(self.before), self.before)
         try:
-            with _compat.mesh_of(avals):
+            with _compat.mesh_of(avals), _compat.unfiltered_errors():
                 jaxpr, consts = _compat.trace_to_jaxpr(flat, avals, debug_info)
         except Exception as error:  # noqa: BLE001 - a user's function raises anything
             return error
@@ -178,7 +193,10 @@ class Pattern:
             return TypeError("it closes over a tracer")
         jaxpr = drop_dead_code(jaxpr)
         graph = flatten(jaxpr, consts).numbered(operand_names(args))
-        return Traced(graph, out[0], tuple(atom.aval for atom in jaxpr.outvars))
+        if any(ref[0] != "node" for ref in graph.results):
+            return Traced(graph, out[0], None)
+        core, kept = graph.core()
+        return Traced(graph, out[0], kept[root(core)])
 
     def batched(
         self,
@@ -215,6 +233,11 @@ class Pattern:
                 f"A pattern looks for primitive {effects[0].primitive.name!r}, which has "
                 "effects, is random, or must stay where it is. Such equations are never "
                 "part of a match." + self.both()
+            )
+        if any(ref[0] == "const" for ref in graph.refs()):
+            raise TypeError(
+                "What a pattern looks for has an array in it. Make it an operand, or compute "
+                "it in the function, so that it can be found in a program." + self.both()
             )
         if not graph.nodes:
             raise TypeError("A pattern looks for a function of no equations." + self.both())

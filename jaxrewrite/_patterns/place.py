@@ -216,8 +216,7 @@ class _Layout:
         there = {self._of.get(place) for place in covered}
         if there != {None}:
             (first, *more) = there
-            is_same = not more and first is not None and first.match.covered() == covered
-            if is_same and first.match.result_key() == match.result_key():
+            if first is not None and not more and first.match.is_same_as(match):
                 first.others.append(match)
             return
         key = self._key(match)

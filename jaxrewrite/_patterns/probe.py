@@ -10,6 +10,8 @@ where a change of dtype or size shows no new one, no more of it is tried.
 from __future__ import annotations
 
 import itertools
+import threading
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -30,8 +32,11 @@ from .pattern import Pattern, Traced, Variant
 _SIZE = 5
 _SIZES = (3, 2, 1)
 
-# The highest rank that is probed, for few and for many operands.
+# The highest rank that is probed.
 _MAX_RANK = 6
+
+# After so many ranks that show no new form, no more are tried.
+_ENOUGH = 6
 
 
 class Form(NamedTuple):
@@ -50,11 +55,13 @@ class Forms:
         self._kinds: set[Any] = set()
         self._rank = -1
         self._core: frozenset[Primitive] | None = None
+        self._lock = threading.RLock()
 
     def core(self) -> frozenset[Primitive]:
         """Primitives that are in each form; `TypeError` if the function cannot be traced."""
-        if self._core is None:
-            self._core = self._find_core()
+        with self._lock:
+            if self._core is None:
+                self._core = self._find_core()
         return self._core
 
     def _find_core(self) -> frozenset[Primitive]:
@@ -62,18 +69,21 @@ class Forms:
         errors: list[Exception] = []
         found: list[Traced] = []
         good: dict[tuple[int, ...], None] = {}
+        base = np.dtype(jnp.float32)
         for size in (_SIZE, *_SIZES):
-            for dtype in (None, jnp.bfloat16):
-                for args in _base_args(pattern, size, dtype):
-                    traces = self._all(args, errors)
-                    if traces:
-                        found += traces
-                        good[tuple(len(getattr(arg, "shape", ())) for arg in args)] = None
-                        break
-        for kinds in _base_kinds(pattern, np.dtype(jnp.float32)):
-            for ranks in good:
-                args = _args(pattern, ranks, kinds)
-                found += [] if args is None else self._all(args, errors)
+            for args in _base_args(pattern, size, base):
+                found += self._all(args, errors)
+                if found:
+                    good[tuple(len(getattr(arg, "shape", ())) for arg in args)] = None
+                    break
+            if found:
+                break
+        for ranks in good:
+            changes = [(kinds, _SIZE) for kinds in _base_kinds(pattern, base)]
+            changes += [(jnp.bfloat16, _SIZE), *((base, size) for size in _SIZES)]
+            for kinds, size in changes:
+                changed = _args(pattern, ranks, kinds, size)
+                found += [] if changed is None else self._all(changed, errors)
         unused = set(range(len(pattern.names))) - set(pattern.bodies)
         common: frozenset[Primitive] | None = None
         for traced in found:
@@ -107,20 +117,19 @@ class Forms:
                 errors.append(traced)
         return found
 
-    def extend(self, dtypes: frozenset[Any], rank: int) -> bool:
-        """Probe for programs with these dtypes and ranks; whether there are new forms."""
+    def extend(self, dtypes: frozenset[Any], rank: int) -> None:
+        """Probe for programs with these dtypes and ranks."""
         rank = min(rank, _MAX_RANK)
-        if dtypes <= self._kinds and rank <= self._rank:
-            return False
-        rank = max(rank, self._rank)
-        known = len(self.by_form), sum(len(f.variants) for f in self.by_form.values())
-        self._kinds |= dtypes
-        self._rank = rank
-        self._probe(frozenset(self._kinds), rank)
-        return known != (
-            len(self.by_form),
-            sum(len(f.variants) for f in self.by_form.values()),
-        )
+        with self._lock:
+            if not dtypes <= self._kinds or rank > self._rank:
+                self._kinds |= dtypes
+                self._rank = max(rank, self._rank)
+                self._probe(frozenset(self._kinds), self._rank)
+
+    def forms(self) -> list[Form]:
+        """The forms that are known by now."""
+        with self._lock:
+            return list(self.by_form.values())
 
     def _probe(self, dtypes: frozenset[Any], rank: int) -> None:
         pattern = self.pattern
@@ -128,11 +137,7 @@ class Forms:
             self._try(probe)
         good: list[tuple[int, ...]] = []
         for base in _base_kinds(pattern, _base_dtype(dtypes)):
-            good = [
-                ranks
-                for ranks in _ranks(pattern, rank)
-                if self._try(_args(pattern, ranks, base))
-            ]
+            good = self._good_ranks(rank, base)
             if good:
                 break
         for size in _SIZES:
@@ -146,6 +151,19 @@ class Forms:
             lower = [ranks for ranks in good if _batched_rank(ranks, variant) <= rank]
             self._adaptively(lower, lambda r: _args(pattern, r, base), variant)
 
+    def _good_ranks(self, highest: int, kinds: Any) -> list[tuple[int, ...]]:
+        """Ranks at which the function can be traced, until these show no new form."""
+        good: list[tuple[int, ...]] = []
+        since = 0
+        for ranks in _ranks(self.pattern, highest):
+            before = self.count()
+            if self._try(_args(self.pattern, ranks, kinds)):
+                good.append(ranks)
+                since = since + 1 if self.count() == before else 0
+            if since == _ENOUGH:
+                break
+        return good
+
     def _adaptively(self, ranks: Sequence[Any], args: Any, variant: Variant = None) -> None:
         """Probe at some ranks, and at all of them if that shows a new form."""
         some = ranks if len(ranks) <= 2 else [ranks[0], ranks[-1]]
@@ -158,7 +176,7 @@ class Forms:
 
     def count(self) -> int:
         """How many forms are known, counted for each variant."""
-        return sum(len(form.variants) for form in self.by_form.values())
+        return sum(len(form.variants) for form in self.forms())
 
     def _try(self, args: Sequence[Any] | None, variant: Variant = None) -> bool:
         if args is None:
@@ -196,7 +214,9 @@ def traced_form(
 
     Raises `TypeError` if the function computes with such a number.
     """
-    traced = pattern.trace(args, statics, variant)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # The operands are not the user's.
+        traced = pattern.trace(args, statics, variant)
     if isinstance(traced, Exception):
         return traced
     if pattern.bodies and not any(is_hole_scan(n.eqn) for n in traced.graph.nodes):
@@ -364,16 +384,19 @@ _OF_ONE = (np.dtype(jnp.bool_), np.dtype(jnp.int32))
 def _base_kinds(pattern: Pattern, dtype: Any) -> Iterator[tuple[Any, ...]]:
     """One dtype for all operands, then one operand a mask or an index."""
     count = len(pattern.names)
-    yield (dtype,) * count
+    for same in (dtype, *_OF_ONE):
+        yield (same,) * count
+    if count == 1:
+        return
     for other in _OF_ONE:
         for i in range(count - 1, -1, -1):
             yield (*(dtype,) * i, other, *(dtype,) * (count - i - 1))
 
 
-def _base_args(pattern: Pattern, size: int, dtype: Any) -> Iterator[list[Any]]:
+def _base_args(pattern: Pattern, size: int, dtype: Any) -> Iterator[Sequence[Any]]:
     """Operands of several ranks, until the function can be traced."""
-    yield from (p for p in pattern.probes if dtype is None)
-    for kinds in _base_kinds(pattern, dtype or np.dtype(jnp.float32)):
+    yield from pattern.probes
+    for kinds in _base_kinds(pattern, dtype):
         for ranks in _ranks(pattern, 4):
             args = _args(pattern, ranks, kinds, size)
             if args is not None:

@@ -220,7 +220,7 @@ class Search:
             for ref, atom in zip(own, [*carry, *xs], strict=True):
                 rest = ("ref", ref, atom), rest
             return True, rest
-        holds = self._bind(self.body, [Body(eqn, tuple(consts))])
+        holds = self.body is not None and self._bind(self.body, [Body(eqn, tuple(consts))])
         for refs, atoms in (own_carry, carry), (own_xs, xs):
             if len(refs) == 1 and refs[0][0] == "operand":
                 group = Group.of(atoms, eqn.params["length"])

@@ -11,7 +11,7 @@ from collections.abc import Container, Iterator
 from typing import Any
 
 from .._caches import WeakCaches
-from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, ShapedArray, Var
 from .calls import Number, body_of, folded, is_move
 
 
@@ -36,7 +36,7 @@ class Facts:
     @functools.cached_property
     def uses(self) -> dict[Var, list[int]]:
         """The equations that use each variable."""
-        uses: dict[Var, list[int]] = {}
+        uses: dict[Any, list[int]] = {}
         for i, eqn in enumerate(self._jaxpr_eqns):
             for atom in eqn.invars:
                 if type(atom) is not Literal:
@@ -48,7 +48,7 @@ class Facts:
     @functools.cached_property
     def results(self) -> dict[Var, list[int]]:
         """Which results of the jaxpr each variable is."""
-        results: dict[Var, list[int]] = {}
+        results: dict[Any, list[int]] = {}
         for p, atom in enumerate(self._outvars):
             if type(atom) is not Literal:
                 results.setdefault(atom, []).append(p)
@@ -65,10 +65,9 @@ class Facts:
         """The dtypes of the arrays, and the highest rank, here and in the calls."""
         dtypes, rank = set(), 0
         for var in (*self.position, *self.made):
-            shape = getattr(var.aval, "shape", None)
-            if shape is not None:
+            if isinstance(var.aval, ShapedArray):
                 dtypes.add(var.aval.dtype)
-                rank = max(rank, len(shape))
+                rank = max(rank, len(var.aval.shape))
         for body in self._bodies():
             inner, inner_rank = facts_of(body).kinds
             dtypes |= inner
