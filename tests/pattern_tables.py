@@ -112,9 +112,7 @@ def _changed(closed, where, change=None, escapes=False, literal=None):
                 operands[literal[0]] = np.asarray(
                     literal[1], eqn.invars[literal[0]].aval.dtype
                 )
-            functions, params = eqn.primitive.get_bind_params(eqn.params)
-            results = eqn.primitive.bind(*functions, *operands, **params)
-            results = results if eqn.primitive.multiple_results else [results]
+            results = _evaluated(eqn, operands)
             if i == where and change is not None:
                 results = [change(results[0])]
                 escaping = results if escapes else []
@@ -123,3 +121,12 @@ def _changed(closed, where, change=None, escapes=False, literal=None):
         return [*outs, *escaping]
 
     return call
+
+
+def _evaluated(eqn, operands):
+    """The results of one equation, also of one that calls a function."""
+    given = eqn.primitive.get_bind_params(eqn.params)
+    # JAX 0.12 gives parameters alone, and the functions are among them.
+    functions, params = given if type(given) is tuple else ((), given)
+    results = eqn.primitive.bind(*functions, *operands, **params)
+    return results if eqn.primitive.multiple_results else [results]

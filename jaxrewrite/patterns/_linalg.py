@@ -13,7 +13,7 @@ is dispatched to their own rules.
 
 import ast
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -56,6 +56,13 @@ DenseVector = Inexact[Array, "_"]
 DenseColumns = Inexact[Array, "_"] | Inexact[Array, "_ _"]
 
 
+def on(fn: Callable[..., Any], *operands: Any) -> Any:
+    """Call a function of JAX on arrays, or its transform on values."""
+    if any(isinstance(x, Value) for x in operands):
+        fn = jaxrewrite.transform(fn)
+    return fn(*operands)
+
+
 def of_shapes(*shapes: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
     """A probe: most functions are traced at operands of equal sizes, and these cannot be."""
     return tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
@@ -65,14 +72,14 @@ def of_shapes(*shapes: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def transposed(x: Any) -> Any:
-    return x if x.ndim == 1 else jaxrewrite.numpy.swapaxes(x, -1, -2)
+    return x if x.ndim == 1 else on(lambda y: jnp.swapaxes(y, -1, -2), x)
 
 
 @rules.rewrite(lambda a, b: jnp.linalg.inv(a) @ b)
 @rules.rewrite(lambda a, b: jsp.linalg.inv(a) @ b)
 def inverse_times(a: Square, b: Inexact[Array, "n"] | Inexact[Array, "*batch n m"]):
     """``solve(a, b)``: a third of the work, and the residual is small ([H]_, 14.1)."""
-    return jaxrewrite.numpy.linalg.solve(a, b)
+    return on(jnp.linalg.solve, a, b)
 
 
 @rules.rewrite(lambda a, b: -jnp.linalg.inv(a) @ b)
@@ -80,27 +87,27 @@ def negative_inverse_times(
     a: Square, b: Inexact[Array, "n"] | Inexact[Array, "*batch n m"]
 ):
     """The same with a sign, as in Newton's method."""
-    return -jaxrewrite.numpy.linalg.solve(a, b)
+    return -on(jnp.linalg.solve, a, b)
 
 
 @rules.rewrite(lambda b, a: b @ jnp.linalg.inv(a))
 @rules.rewrite(lambda b, a: b @ jsp.linalg.inv(a))
 def times_inverse(b: Inexact[Array, "n"] | Inexact[Array, "*batch m n"], a: Square):
     """The transpose of ``solve(a.T, b.T)`` ([H]_, 14.1)."""
-    return transposed(jaxrewrite.numpy.linalg.solve(transposed(a), transposed(b)))
+    return transposed(on(jnp.linalg.solve, transposed(a), transposed(b)))
 
 
 @rules.rewrite(lambda a: jnp.log(jnp.linalg.det(a)))
 def log_determinant(a: RealSquare):
     """``slogdet``: no overflow; not a number for negative determinants ([H]_, 14.6)."""
-    sign, logarithm = jaxrewrite.numpy.linalg.slogdet(a)
+    sign, logarithm = on(jnp.linalg.slogdet, a)
     return jnp.where(sign < 0, jnp.nan, logarithm)
 
 
 @rules.rewrite(lambda a: jnp.log(jnp.abs(jnp.linalg.det(a))))
 def log_absolute_determinant(a: Square):
     """The second result of ``slogdet``: no overflow ([H]_, 14.6)."""
-    return jaxrewrite.numpy.linalg.slogdet(a)[1]
+    return on(jnp.linalg.slogdet, a)[1]
 
 
 # --- parts of products ----------------------------------------------------------------
@@ -271,7 +278,7 @@ def multiplied(operands: Sequence[Any], order: Any) -> Any:
     if isinstance(order, int):
         return operands[order]
     x, y = (multiplied(operands, part) for part in order)
-    return jaxrewrite.numpy.matmul(x, y)
+    return on(jnp.matmul, x, y)
 
 
 def cheapest_product(operands: Sequence[Any], order: str) -> Any:

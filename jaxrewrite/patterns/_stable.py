@@ -111,14 +111,43 @@ def logsubexp(x, y):
 @logsubexp.defjvp
 def _(primals, tangents):
     (x, y), (tx, ty) = primals, tangents
-    d = jnp.where(x == y, 0, y - x)
-    # Where d > 0 the result is not a number, but the derivatives are: a program may select
-    # something else there.
+    slope_x, slope_y = slopes_of_logsubexp(jnp.where(x == y, 0, y - x))
+    return logsubexp(x, y), tx * slope_x - ty * slope_y
+
+
+def slopes_of_logsubexp(d):
+    """The derivatives of `logsubexp` to x and to -y, by ``d = y - x``.
+
+    Where d > 0 the result is not a number, but the derivatives are: a program may select
+    something else there.
+    """
     n = jnp.exp(jnp.where(d > 0, -d, d))
     m = 0 - expm1(jnp.where(d > 0, -d, d))  # +0 for d = 0
-    slope_x = jnp.where(d > 0, -n, 1) / m
-    slope_y = jnp.where(d > 0, -1, n) / m
-    return logsubexp(x, y), tx * slope_x - ty * slope_y
+    return jnp.where(d > 0, -n, 1) / m, jnp.where(d > 0, -1, n) / m
+
+
+@jax.custom_jvp
+def log_one_less_exp(x):
+    """``log(1 - exp(x))``; with a tangent 0 for the 1 there would be 0 * inf."""
+    return logsubexp(jnp.zeros_like(x), x)
+
+
+@log_one_less_exp.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return log_one_less_exp(x), -t * slopes_of_logsubexp(x)[1]
+
+
+@jax.custom_jvp
+def log_exp_less_one(x):
+    """``log(exp(x) - 1)``."""
+    return logsubexp(x, jnp.zeros_like(x))
+
+
+@log_exp_less_one.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return log_exp_less_one(x), t * slopes_of_logsubexp(-x)[0]
 
 
 @jax.custom_jvp
@@ -392,7 +421,7 @@ def _log1mexp(x, *, how: Literal["log", "log1p", "expm1"]):
 @rules.rewrite(_log1mexp)
 def log_one_minus_exp(x: Real, *, how):
     """``log(-expm1(x))`` or ``log1p(-exp(x))``, on the two sides of -log(2) [M]_."""
-    out = logsubexp(jnp.zeros_like(x), x)
+    out = log_one_less_exp(x)
     return jnp.where(x > 0, jnp.nan, out) if how == "expm1" else out
 
 
@@ -403,7 +432,7 @@ def _inverse_softplus(x, *, how: Literal["exp", "expm1"]):
 @rules.rewrite(_inverse_softplus)
 def inverse_softplus(x: Real, *, how):
     """``x + log(1 - exp(-x))`` [M]_: no overflow."""
-    out = logsubexp(x, jnp.zeros_like(x))
+    out = log_exp_less_one(x)
     return jnp.where(x < 0, jnp.nan, out) if how == "expm1" else out
 
 
@@ -454,8 +483,9 @@ def _softmax_of_all(x):
     return e / jnp.sum(e)
 
 
-@rules.rewrite(lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x)))
-@rules.rewrite(_softmax_of_all)
+# Batched, it is the softmax over one axis, and that has the word.
+@rules.rewrite(lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x)), precedence=-1)
+@rules.rewrite(_softmax_of_all, precedence=-1)
 def softmax_of_all(x: Real):
     """The same over all axes, which need not be kept then."""
     e = jnp.exp(x - finite_shift(x, None))
@@ -759,7 +789,7 @@ def _shifted_softmax_of_all(x, shift):
     return e / jnp.sum(e)
 
 
-@rules.rewrite(_shifted_softmax_of_all, keep=True)
+@rules.rewrite(_shifted_softmax_of_all, keep=True, precedence=-1)
 def shifted_softmax_of_all(x: Real, shift: Real):
     """The same over all axes."""
     return _shifted_softmax_of_all(x, shift)

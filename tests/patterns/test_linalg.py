@@ -169,6 +169,7 @@ def test_other_programs_stay(name):
     assert not answers
 
 
+@pytest.mark.slow
 def test_some_programs_in_one():
     """The work that is left has no inverse, no cube of n, and no product of Kronecker."""
 

@@ -145,7 +145,7 @@ def test_no_value_and_no_gradient_is_worse(pattern, statics):
             assert not (np.isnan(new) & ~np.isnan(old)).any()
             # In double precision, too, one of the two may be the better.
             errors = [np.minimum(*(error(x, e) for e in exacts)) for x in (old, new)]
-            worse = errors[1] > 8 * np.maximum(errors[0], 1e-6)
+            worse = errors[1] / 8 > np.maximum(errors[0], 1e-6)
             if pattern.fn.__name__ in ABSOLUTE:
                 worse &= np.abs(new - exacts[1]) > 1e-6
             assert not worse.any(), [a[worse] for a in (*numbers_for(pattern), old, new)]
@@ -230,6 +230,7 @@ OTHER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHER)
 def test_other_formulas_stay(name):
     x = jnp.ones((3, 3))
