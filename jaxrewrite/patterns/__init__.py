@@ -9,7 +9,8 @@ functions that its patterns look for are traced when a program first may contain
 ``linalg``
     Inverses, determinants and products of matrices, and what computes the same for less.
 ``attention``
-    Attention as libraries write it, and the fused function of JAX.
+    Attention as libraries write it, and the function of JAX for it. Another table,
+    ``attention_rules("cudnn")``, asks for NVIDIA's fused implementation.
 ``loops``
     Loops that keep what they need not keep, or compute what they need not compute.
 """
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jaxrewrite import Rules
+
+    from ._attention import attention_rules as attention_rules
 
     attention: Rules
     linalg: Rules
@@ -34,6 +37,8 @@ _TABLES = ("attention", "linalg", "loops", "stable")
 
 def __getattr__(name: str) -> Any:
     # A table is loaded at its first use.
+    if name == "attention_rules":
+        return importlib.import_module("._attention", __name__).attention_rules
     if name not in _TABLES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     table = importlib.import_module(f"._{name}", __name__).rules
@@ -42,4 +47,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_TABLES})
+    return sorted({*globals(), *_TABLES, "attention_rules"})
