@@ -196,7 +196,7 @@ def check_batch(value):
 
 @pytest.mark.parametrize(
     "name",
-    every(2, CASES),
+    every(4, CASES),
 )
 def test_a_batch_is_what_its_elements_are(name, bulk):
     """Once, and twice: each leaf has the batch axes in front."""

@@ -139,7 +139,8 @@ def test_forward(name, bulk):
     ready.check_forward(name, "float32")
 
 
-@one_outside
+@pytest.mark.slow
+@outside
 def test_gradient(name, bulk):
     ready.test_gradient(name, bulk)
 

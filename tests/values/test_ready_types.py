@@ -24,8 +24,8 @@ def check_forward(name, dtype, shape=(4, 6)):
     same(jax.jit(materialised(everything(fns)))(value), want, TOLERANCE[dtype])
 
 
-# Of the ready types one of three: the others' rules are met by tests of their own.
-@pytest.mark.parametrize("name", every(3, CASES))
+# Of the ready types one of five: the others' rules are met by tests of their own.
+@pytest.mark.parametrize("name", every(5, CASES))
 def test_forward(name, bulk):
     check_forward(name, "float32")
 
@@ -33,10 +33,9 @@ def test_forward(name, bulk):
 @pytest.mark.parametrize("name", CASES)
 def test_each_program_has_an_answer(name, bulk):
     """Of the right shape and dtype, which the library checks. Nothing is compiled."""
-    for shape in ((4, 6), (3, 3)):
-        value = make(name, "float32", shape)
-        fns = everything(programs("float32", value.shape))
-        jaxrewrite.make_jaxpr(fns, materialise="allow")(value)
+    value = make(name, "float32", (3, 3))
+    fns = everything(programs("float32", value.shape))
+    jaxrewrite.make_jaxpr(fns, materialise="allow")(value)
 
 
 @pytest.mark.slow
@@ -93,7 +92,7 @@ def chosen(names):
 
 # Types with rules of different kinds; the others are for the long run.
 DIFFERENTIATED = {
-    *("diagonal", "kronecker_square", "nf4"),
+    *("kronecker_square", "nf4"),
 }
 
 

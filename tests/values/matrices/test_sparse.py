@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from choose import often, slow
+from choose import often
 from jax import lax
 from jax.experimental.sparse import BCOO, BCSR
 from oracle import made_dense
@@ -425,8 +425,9 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("batch", [slow(pytest.param((), id="one")), (2,)])
-@pytest.mark.parametrize("format", ["bcoo", slow("bcsr")])
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "stack"])
+@pytest.mark.parametrize("format", ["bcoo", "bcsr"])
 def test_positions_without_entries_stay_empty(batch, format, bulk):
     """Their numbers are in no result, and in no derivative."""
     w = jnp.arange(1.0, 5 if not batch else 9).reshape(*batch, 2, 2)

@@ -35,7 +35,7 @@ KINDS = {
 }
 # Blocks that fit the 24 x 20 weight and its scales, and blocks that do not.
 BLOCKS = [Block(0, 8), Block(0, 5), Block(1, 4), Block(1, 7)]
-IN_SHORT = {("affine int4", BLOCKS[0]), ("nf4", BLOCKS[2])}
+IN_SHORT = {("affine int4", BLOCKS[0])}
 
 
 def cases(pairs, in_short):

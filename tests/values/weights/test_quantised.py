@@ -40,7 +40,7 @@ KINDS = {
     "float8": lambda w: Float8.quantise(w, block=4),
     "float8 e5m2": lambda w: Float8.quantise(w, "float8_e5m2"),
 }
-IN_SHORT = ("nf4", "3 bits")
+IN_SHORT = ("nf4",)
 kinds = pytest.mark.parametrize(
     "kind",
     often(KINDS, IN_SHORT),
