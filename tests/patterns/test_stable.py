@@ -147,16 +147,18 @@ def test_no_value_and_no_gradient_is_worse(pattern, statics):
             errors = [np.minimum(*(error(x, e) for e in exacts)) for x in (old, new)]
             worse = errors[1] / 8 > np.maximum(errors[0], 1e-6)
             if pattern.fn.__name__ in ABSOLUTE:
-                worse &= np.abs(new - exacts[1]) > 1e-6
+                with np.errstate(invalid="ignore"):
+                    worse &= ~(np.abs(new - exacts[1]) <= 1e-6)
             assert not worse.any(), [a[worse] for a in (*numbers_for(pattern), old, new)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern, statics", CASES)
 def test_second_derivatives_stay_numbers(pattern, statics):
+    """Not so at -0, where the infinite terms of some have opposite signs."""
     (number, *_) = scalars(pattern)
     args = [
-        jnp.asarray(a[np.isfinite(a).reshape(len(a), -1).all(1)][:400])
+        jnp.asarray(a[(np.isfinite(a) & (a != 0)).reshape(len(a), -1).all(1)][:400])
         for a in numbers_for(pattern)
     ]
     args = [a[: min(map(len, args))] for a in args]
