@@ -84,6 +84,8 @@ def look_alikes(fn, *args, scalars=(), keeps=False):
         for i, eqn in enumerate(jaxpr.eqns)
         if len(eqn.outvars) == 1
         and eqn.outvars[0] not in jaxpr.outvars
+        # A conversion to the same dtype may as well be outside of what is found.
+        and eqn.primitive.name != "convert_element_type"
         and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact)
     ]
     for i in inner:
@@ -94,7 +96,7 @@ def look_alikes(fn, *args, scalars=(), keeps=False):
     for i, eqn in enumerate(jaxpr.eqns):
         for k, atom in enumerate(eqn.invars):
             if type(atom) is Literal and np.ndim(atom.val) == 0 and atom.val not in scalars:
-                other = type(atom.val)(atom.val * 1.5 + 0.25)
+                other = np.asarray(atom.val) * 1.5 + 0.25
                 yield f"literal at {i}", _changed(closed, i, literal=(k, other))
 
 

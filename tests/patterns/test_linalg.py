@@ -124,7 +124,7 @@ OTHER = {
     "log_determinant": [
         lambda a, x: jnp.log(-det(a)),
         lambda a, x: jnp.log(det(a) + 1),
-        lambda a, x: jnp.log2(det(a)),
+        lambda a, x: jnp.log1p(det(a)),
         lambda a, x: jnp.log(jnp.exp(jnp.linalg.slogdet(a)[1])),
         lambda a, x: jnp.log(jnp.prod(jnp.diag(a))),
     ],

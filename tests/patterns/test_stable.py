@@ -37,6 +37,10 @@ def scalars(pattern):
     return [[2.0], [-2.0], [1e10]] if pattern.scalars else [[]]
 
 
+def names_in(pattern):
+    return pattern.before.__code__.co_names
+
+
 def numbers_for(pattern):
     """Arrays for the operands: for reductions pairs of numbers, for pairs all combinations."""
     rng = np.random.default_rng(0)
@@ -185,14 +189,16 @@ def test_each_formula_is_found_and_its_look_alikes_are_not(pattern, statics):
     args = [jnp.full((3, 2), 0.5)] * (len(pattern.names) - len(pattern.scalars))
     rules, answers = spied(TABLE, [pattern.fn.__name__])
     for dtype in (jnp.float32, jnp.bfloat16):
-        if dtype == jnp.float32 or "ndtr" not in pattern.before.__code__.co_names:
+        # JAX's normal distribution is for single and double precision.
+        if dtype == jnp.float32 or not {"ndtr", "log_ndtr"} & {*names_in(pattern)}:
             operands = [x.astype(dtype) for x in args]
             jaxpr = jaxrewrite.make_jaxpr(fn, rules=rules)(*operands)
             assert len(answers) == 1
             answers.clear()
             assert jaxpr.out_avals[0].dtype == dtype
     alike = dict(look_alikes(fn, *args, scalars=number, keeps=pattern.keep))
-    assert len(alike) >= 5
+    # A function of a library is one equation, in which nothing can be changed.
+    assert len(alike) >= 5 or pattern.fn.__name__.startswith("library")
     for what, program in alike.items():
         jaxrewrite.make_jaxpr(program, rules=rules)(*args)
         assert not answers, what
@@ -203,7 +209,7 @@ OTHER = {
     "log_sum_exp": [
         lambda x: jnp.log(jnp.sum((e := jnp.exp(x)), axis=1)) + e.sum(),
         lambda x: jnp.log(jnp.max(jnp.exp(x), axis=1)),
-        lambda x: jnp.log2(jnp.sum(jnp.exp(x), axis=1)),
+        lambda x: jnp.log1p(jnp.sum(jnp.exp(x), axis=1)),
         lambda x: jnp.log(jnp.sum(jnp.exp2(x), axis=1)),
         lambda x: jnp.log(jnp.cumsum(jnp.exp(x), axis=1)),
         lambda x: jnp.log(jnp.sum(jnp.exp(x), axis=1) + 1e-6),
@@ -225,7 +231,7 @@ OTHER = {
     "log_softmax": [
         lambda x: jnp.log(jax.nn.softmax(x, axis=1) + 1e-6),
         lambda x: jnp.log(jax.nn.softmax(x, axis=1).sum(1)),
-        lambda x: jnp.log2(jax.nn.softmax(x, axis=1)),
+        lambda x: jnp.log1p(jax.nn.softmax(x, axis=1)),
         lambda x: jnp.log(jnp.clip(jax.nn.softmax(x, axis=1), 1e-6)),
         lambda x: jnp.log(jax.nn.softmax(x, axis=1, where=x > 0)),
     ],

@@ -164,4 +164,5 @@ def test_errors_in_the_docs():
         old = numbers(documented)
         # What is lost depends on the machine by a digit; what is kept is documented.
         assert after <= 4 * old[1] and after_of_gradient <= 4 * old[3], formula
-        assert before >= old[0] / 4 and of_gradient >= old[2] / 4, formula
+        if formula != "log(exp(x))":  # which some versions of XLA simplify
+            assert before >= old[0] / 4 and of_gradient >= old[2] / 4, formula
