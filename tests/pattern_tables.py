@@ -13,12 +13,15 @@ import jaxrewrite
 
 
 def spied(table, names=None):
-    """A table of the same patterns, or of some, and a list of the rules that answer."""
+    """A table of the same patterns, or of some, and a list of the rules that answer.
+
+    ``names`` are those of rules; a pattern among them is one of the formulas of its rule.
+    """
     rules, answers = jaxrewrite.Rules(), []
     # One rule for several formulas stays one: where two of them match, it is not ambiguous.
     telling = functools.cache(lambda fn: _telling(fn, answers))
     for pattern in table.patterns:
-        if names is None or pattern.fn.__name__ in names:
+        if names is None or pattern.fn.__name__ in names or pattern in names:
             register = rules.rewrite(
                 pattern.before,
                 when=pattern.when,
