@@ -13,12 +13,15 @@ import jaxrewrite
 
 
 def spied(table, names=None):
-    """A table of the same patterns, or of some, and a list of the rules that answer."""
+    """A table of the same patterns, or of some, and a list of the rules that answer.
+
+    ``names`` are those of rules; a pattern among them is one of the formulas of its rule.
+    """
     rules, answers = jaxrewrite.Rules(), []
     # One rule for several formulas stays one: where two of them match, it is not ambiguous.
     telling = functools.cache(lambda fn: _telling(fn, answers))
     for pattern in table.patterns:
-        if names is None or pattern.fn.__name__ in names:
+        if names is None or pattern.fn.__name__ in names or pattern in names:
             register = rules.rewrite(
                 pattern.before,
                 when=pattern.when,
@@ -84,6 +87,8 @@ def look_alikes(fn, *args, scalars=(), keeps=False):
         for i, eqn in enumerate(jaxpr.eqns)
         if len(eqn.outvars) == 1
         and eqn.outvars[0] not in jaxpr.outvars
+        # A conversion to the same dtype may as well be outside of what is found.
+        and eqn.primitive.name != "convert_element_type"
         and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact)
     ]
     for i in inner:
@@ -94,7 +99,7 @@ def look_alikes(fn, *args, scalars=(), keeps=False):
     for i, eqn in enumerate(jaxpr.eqns):
         for k, atom in enumerate(eqn.invars):
             if type(atom) is Literal and np.ndim(atom.val) == 0 and atom.val not in scalars:
-                other = type(atom.val)(atom.val * 1.5 + 0.25)
+                other = np.asarray(atom.val) * 1.5 + 0.25
                 yield f"literal at {i}", _changed(closed, i, literal=(k, other))
 
 

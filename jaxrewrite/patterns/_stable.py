@@ -126,28 +126,33 @@ def slopes_of_logsubexp(d):
     return jnp.where(d > 0, -n, 1) / m, jnp.where(d > 0, -1, n) / m
 
 
-@jax.custom_jvp
-def log_one_less_exp(x):
-    """``log(1 - exp(x))``; with a tangent 0 for the 1 there would be 0 * inf."""
-    return logsubexp(jnp.zeros_like(x), x)
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def log_one_less_exp(x, exactly):
+    """``log(1 - exp(x))``; with a tangent 0 for the 1 there would be 0 * inf.
+
+    If ``exactly``, no difference is taken for 0, as in ``log(-expm1(x))``.
+    """
+    out = logsubexp(jnp.zeros_like(x), x)
+    return jnp.where(x > 0, jnp.nan, out) if exactly else out
 
 
 @log_one_less_exp.defjvp
-def _(primals, tangents):
+def _(exactly, primals, tangents):
     (x,), (t,) = primals, tangents
-    return log_one_less_exp(x), -t * slopes_of_logsubexp(x)[1]
+    return log_one_less_exp(x, exactly), -t * slopes_of_logsubexp(x)[1]
 
 
-@jax.custom_jvp
-def log_exp_less_one(x):
-    """``log(exp(x) - 1)``."""
-    return logsubexp(x, jnp.zeros_like(x))
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def log_exp_less_one(x, exactly):
+    """``log(exp(x) - 1)``, or ``log(expm1(x))``."""
+    out = logsubexp(x, jnp.zeros_like(x))
+    return jnp.where(x < 0, jnp.nan, out) if exactly else out
 
 
 @log_exp_less_one.defjvp
-def _(primals, tangents):
+def _(exactly, primals, tangents):
     (x,), (t,) = primals, tangents
-    return log_exp_less_one(x), t * slopes_of_logsubexp(-x)[0]
+    return log_exp_less_one(x, exactly), t * slopes_of_logsubexp(-x)[0]
 
 
 @jax.custom_jvp
@@ -199,6 +204,19 @@ def difference_of_squares(x, y):
 def _(primals, tangents):
     (x, y), (tx, ty) = primals, tangents
     return difference_of_squares(x, y), tx * (2 * x) - ty * (2 * y)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def difference_of_square_roots(x, c):
+    """``sqrt(x + c) - sqrt(x)``."""
+    return c / (jnp.sqrt(x + c) + jnp.sqrt(x))
+
+
+@difference_of_square_roots.defjvp
+def _(c, primals, tangents):
+    (x,), (t,) = primals, tangents
+    out = difference_of_square_roots(x, c)
+    return out, -t * (out * (0.5 / jnp.sqrt(x)) / jnp.sqrt(x + c))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -421,8 +439,7 @@ def _log1mexp(x, *, how: Literal["log", "log1p", "expm1"]):
 @rules.rewrite(_log1mexp)
 def log_one_minus_exp(x: Real, *, how):
     """``log(-expm1(x))`` or ``log1p(-exp(x))``, on the two sides of -log(2) [M]_."""
-    out = log_one_less_exp(x)
-    return jnp.where(x > 0, jnp.nan, out) if how == "expm1" else out
+    return log_one_less_exp(x, how == "expm1")
 
 
 def _inverse_softplus(x, *, how: Literal["exp", "expm1"]):
@@ -432,8 +449,7 @@ def _inverse_softplus(x, *, how: Literal["exp", "expm1"]):
 @rules.rewrite(_inverse_softplus)
 def inverse_softplus(x: Real, *, how):
     """``x + log(1 - exp(-x))`` [M]_: no overflow."""
-    out = log_exp_less_one(x)
-    return jnp.where(x < 0, jnp.nan, out) if how == "expm1" else out
+    return log_exp_less_one(x, how == "expm1")
 
 
 @rules.rewrite(lambda x: jnp.log(jnp.exp(x)))
@@ -640,7 +656,7 @@ def squares_subtracted(x: Same, y: Same, *, how):
 @rules.rewrite(lambda x, c: jnp.sqrt(x + c) - jnp.sqrt(x))
 def square_roots_subtracted(x: Real, c: float):
     """``c / (sqrt(x + c) + sqrt(x))`` ([H]_, 3.1): no cancellation for large x."""
-    return c / (jnp.sqrt(x + c) + jnp.sqrt(x)) if c else NotImplemented
+    return difference_of_square_roots(x, c) if c else NotImplemented
 
 
 @rules.rewrite(lambda x, c: 1 / x - 1 / (x + c))

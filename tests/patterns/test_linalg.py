@@ -74,6 +74,27 @@ PROGRAMS = [
 ]  # fmt: skip
 
 
+def _is_exact(fn, args):
+    wanted = jax.make_jaxpr(fn)(*args)
+    return any(
+        len(pattern.names) == len(args)
+        and not pattern.statics.domains
+        and str(_traced(pattern.before, args)) == str(wanted)
+        for pattern in TABLE.patterns
+    )
+
+
+def _traced(fn, args):
+    try:
+        return jax.make_jaxpr(fn)(*args)
+    except (TypeError, ValueError):
+        return None  # Operands of other ranks.
+
+
+# Those that are a formula and nothing else, so that each change is inside of it.
+EXACT = [PROGRAMS[i] for i, (_, fn, args) in enumerate(PROGRAMS) if _is_exact(fn, args)]
+
+
 @jax.numpy_dtype_promotion("standard")
 def agrees(fn, args, rules):
     """The program and its gradients in double precision, as they are and rewritten."""
@@ -101,11 +122,10 @@ def test_each_formula_is_found_and_is_right(name, fn, args):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, fn, args", PROGRAMS)
+@pytest.mark.parametrize("name, fn, args", EXACT)
 def test_look_alikes_stay(name, fn, args):
     rules, answers = spied(TABLE, [name])
-    whole = fn if jax.make_jaxpr(fn)(*args).eqns else jax.jit(fn)
-    alike = dict(look_alikes(whole, *args))
+    alike = dict(look_alikes(fn, *args))
     assert len(alike) >= 5
     for what, program in alike.items():
         jaxrewrite.make_jaxpr(program, rules=rules)(*args)
@@ -124,7 +144,7 @@ OTHER = {
     "log_determinant": [
         lambda a, x: jnp.log(-det(a)),
         lambda a, x: jnp.log(det(a) + 1),
-        lambda a, x: jnp.log2(det(a)),
+        lambda a, x: jnp.log1p(det(a)),
         lambda a, x: jnp.log(jnp.exp(jnp.linalg.slogdet(a)[1])),
         lambda a, x: jnp.log(jnp.prod(jnp.diag(a))),
     ],

@@ -37,6 +37,10 @@ def scalars(pattern):
     return [[2.0], [-2.0], [1e10]] if pattern.scalars else [[]]
 
 
+def names_in(pattern):
+    return pattern.before.__code__.co_names
+
+
 def numbers_for(pattern):
     """Arrays for the operands: for reductions pairs of numbers, for pairs all combinations."""
     rng = np.random.default_rng(0)
@@ -147,16 +151,18 @@ def test_no_value_and_no_gradient_is_worse(pattern, statics):
             errors = [np.minimum(*(error(x, e) for e in exacts)) for x in (old, new)]
             worse = errors[1] / 8 > np.maximum(errors[0], 1e-6)
             if pattern.fn.__name__ in ABSOLUTE:
-                worse &= np.abs(new - exacts[1]) > 1e-6
+                with np.errstate(invalid="ignore"):
+                    worse &= ~(np.abs(new - exacts[1]) <= 1e-6)
             assert not worse.any(), [a[worse] for a in (*numbers_for(pattern), old, new)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern, statics", CASES)
 def test_second_derivatives_stay_numbers(pattern, statics):
+    """Not so at -0, where the infinite terms of some have opposite signs."""
     (number, *_) = scalars(pattern)
     args = [
-        jnp.asarray(a[np.isfinite(a).reshape(len(a), -1).all(1)][:400])
+        jnp.asarray(a[(np.isfinite(a) & (a != 0)).reshape(len(a), -1).all(1)][:400])
         for a in numbers_for(pattern)
     ]
     args = [a[: min(map(len, args))] for a in args]
@@ -181,16 +187,18 @@ def test_each_formula_is_found_and_its_look_alikes_are_not(pattern, statics):
     (number, *_) = scalars(pattern)
     fn = lambda *a: pattern.before(*a, *number, **statics)  # noqa: E731
     args = [jnp.full((3, 2), 0.5)] * (len(pattern.names) - len(pattern.scalars))
-    rules, answers = spied(TABLE, [pattern.fn.__name__])
+    rules, answers = spied(TABLE, [pattern])
     for dtype in (jnp.float32, jnp.bfloat16):
-        if dtype == jnp.float32 or "ndtr" not in pattern.before.__code__.co_names:
+        # JAX's normal distribution is for single and double precision.
+        if dtype == jnp.float32 or not {"ndtr", "log_ndtr"} & {*names_in(pattern)}:
             operands = [x.astype(dtype) for x in args]
             jaxpr = jaxrewrite.make_jaxpr(fn, rules=rules)(*operands)
             assert len(answers) == 1
             answers.clear()
             assert jaxpr.out_avals[0].dtype == dtype
     alike = dict(look_alikes(fn, *args, scalars=number, keeps=pattern.keep))
-    assert len(alike) >= 5
+    # A function of a library is one equation, in which nothing can be changed.
+    assert len(alike) >= 5 or pattern.fn.__name__.startswith("library")
     for what, program in alike.items():
         jaxrewrite.make_jaxpr(program, rules=rules)(*args)
         assert not answers, what
@@ -201,7 +209,7 @@ OTHER = {
     "log_sum_exp": [
         lambda x: jnp.log(jnp.sum((e := jnp.exp(x)), axis=1)) + e.sum(),
         lambda x: jnp.log(jnp.max(jnp.exp(x), axis=1)),
-        lambda x: jnp.log2(jnp.sum(jnp.exp(x), axis=1)),
+        lambda x: jnp.log1p(jnp.sum(jnp.exp(x), axis=1)),
         lambda x: jnp.log(jnp.sum(jnp.exp2(x), axis=1)),
         lambda x: jnp.log(jnp.cumsum(jnp.exp(x), axis=1)),
         lambda x: jnp.log(jnp.sum(jnp.exp(x), axis=1) + 1e-6),
@@ -223,7 +231,7 @@ OTHER = {
     "log_softmax": [
         lambda x: jnp.log(jax.nn.softmax(x, axis=1) + 1e-6),
         lambda x: jnp.log(jax.nn.softmax(x, axis=1).sum(1)),
-        lambda x: jnp.log2(jax.nn.softmax(x, axis=1)),
+        lambda x: jnp.log1p(jax.nn.softmax(x, axis=1)),
         lambda x: jnp.log(jnp.clip(jax.nn.softmax(x, axis=1), 1e-6)),
         lambda x: jnp.log(jax.nn.softmax(x, axis=1, where=x > 0)),
     ],
