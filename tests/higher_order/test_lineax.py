@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import often
 
 import jaxrewrite
 from jaxrewrite.values import (
@@ -83,12 +84,7 @@ def solve(solver, a, b):
 
 @pytest.mark.parametrize(
     ("solver", "name"),
-    [
-        pytest.param(s, n, marks=() if (s, n) in QUICK else pytest.mark.slow)
-        for s in SOLVERS
-        for n in MATRICES
-        if (s, n) not in REFUSED
-    ],
+    often([(s, n) for s in SOLVERS for n in MATRICES if (s, n) not in REFUSED], QUICK),
 )
 def test_value_and_derivatives(solver, name, bulk):
     """Against dense solves, plainly, mapped, and differentiated by each argument."""

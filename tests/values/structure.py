@@ -24,13 +24,14 @@ PAGE = pathlib.Path(__file__).parents[2] / "docs" / "structure.rst"
 def matrices(n):
     """A value of each type with n rows and columns; n is a square."""
     rng = np.random.default_rng(0)
-    of = lambda *shape: jnp.asarray(rng.uniform(0.25, 1, shape), jnp.float32)
+    of = lambda *shape: jnp.asarray(np.float32(rng.uniform(0.25, 1, shape)))
     k = math.isqrt(n)
+    places = jnp.asarray(np.tile(np.arange(n, dtype=np.int32)[:, None], 2))
     return {
         "Diagonal": values.Diagonal(of(n)),
         "ScalarMatrix": values.ScalarMatrix(jnp.float32(2), n),
         "Identity": values.Identity(n),
-        "Permutation": values.Permutation(jnp.arange(n)[::-1]),
+        "Permutation": values.Permutation(jnp.asarray(np.arange(n)[::-1])),
         "Triangular": values.Triangular(of(n, n)),
         "Symmetric": values.Symmetric(of(n, n)),
         "BlockDiagonal": values.BlockDiagonal(of(k, k, k)),
@@ -40,7 +41,7 @@ def matrices(n):
         "Tridiagonal": values.Tridiagonal(of(n - 1), of(n), of(n - 1)),
         "Banded": values.Banded(of(4, n), 1, 2),
         "LowRank": values.LowRank(of(n, 2), of(2, n)),
-        "Sparse": Sparse(BCOO.fromdense(jnp.eye(n))),
+        "Sparse": Sparse(BCOO((of(n), places), shape=(n, n), unique_indices=True)),
     }
 
 
