@@ -64,9 +64,11 @@ class Step:
     operands, results
         Types and avals: ``"f32[3,4]"`` for an array, ``"Lora:f32[3,4]"`` for a value.
     decision
-        What answered: ``"rule"``, ``"handler"`` (a higher-order primitive was rewritten with
-        its bodies), ``"default"`` (of a type), ``"identity"`` (the leaves were moved as the
-        array would be) or ``"dense"`` (the operands became dense).
+        What answered: ``"context"`` (it chooses between elements of a batch, as the
+        equations before it tell, and so leaf by leaf), ``"rule"``, ``"handler"`` (a
+        higher-order primitive was rewritten with its bodies), ``"default"`` (of a type),
+        ``"identity"`` (the leaves were moved as the array would be) or ``"dense"`` (the
+        operands became dense).
     rule
         The rule, or the ``default`` of a type, that answered.
     declined

@@ -97,6 +97,7 @@ def decided(step: Step) -> str:
     if step.rule is not None:
         return f"{step.decision} {short_place(step.rule)}"
     return {
+        "context": "chosen leaf by leaf",
         "handler": "rewritten with its bodies",
         "identity": "each leaf is moved",
         "dense": "DENSE" if step.dense else "unchanged",

@@ -70,7 +70,7 @@ SOLVERS = {
     "svd": lambda: lx.SVD(),
 }
 
-QUICK = [("cg", "sum"), ("lu", "circulant")]
+QUICK = [("lu", "circulant")]
 REFUSED = {
     *(("cholesky", name) for name in ("sum", "circulant")),
     *(("svd", name) for name in ("sum", "circulant", "tridiagonal")),
@@ -120,7 +120,9 @@ def test_maps_inside(bulk):
     np.testing.assert_allclose(got, jnp.linalg.solve(v.materialise(), b[..., None])[..., 0])
 
 
-def test_least_squares(bulk):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["normal", "lsmr"])
+def test_least_squares(name, bulk):
     """The derivative of the pseudo-inverse, of an operator with more rows than columns."""
     v = Kronecker(normal(0, 4, 2), normal(1, 3, 2))
     b = normal(2, 12)
@@ -130,10 +132,9 @@ def test_least_squares(bulk):
 
     dense = lambda v: jnp.sin(jnp.linalg.pinv(v.materialise()) @ b).sum()
     want = jax.tree.leaves(jax.value_and_grad(dense)(v))
-    for solver in (lx.LSMR(T, T), lx.Normal(lx.CG(T, T))):
-        got = jax.value_and_grad(forbid(lambda v, s=solver: loss(s, v)))(v)
-        for x, y in zip(jax.tree.leaves(got), want, strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-8)
+    got = jax.value_and_grad(forbid(lambda v: loss(SOLVERS[name](), v)))(v)
+    for x, y in zip(jax.tree.leaves(got), want, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-8)
 
 
 def test_results(bulk):
@@ -168,6 +169,7 @@ def test_operators_of_functions(bulk):
     np.testing.assert_allclose(got, jnp.linalg.solve(v.materialise(), b), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_root_find(bulk):
     optx = pytest.importorskip("optimistix")
     v, b = MATRICES["sum"](), normal(5, N)

@@ -45,6 +45,12 @@ class LUFactor(Structured):
 
     rules_see_values = True
 
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def unstacked(self) -> Any:
+        return self
+
     def aval(self) -> Any:
         shape = self.matrix.shape
         if self.part == 0:

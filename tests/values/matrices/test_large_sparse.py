@@ -130,6 +130,7 @@ def test_products_row_by_row_need_the_order(order, monkeypatch, bulk):
 # --- products of two ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_products_of_two(bulk):
     a, b = random(200, 0.02), random(200, 0.03, seed=1)
     with jax.enable_x64(True):
