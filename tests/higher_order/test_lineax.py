@@ -71,10 +71,7 @@ SOLVERS = {
 }
 
 QUICK = [("lu", "circulant")]
-REFUSED = {
-    *(("cholesky", name) for name in ("sum", "circulant")),
-    *(("svd", name) for name in ("sum", "circulant", "tridiagonal")),
-}
+REFUSED = {("svd", name) for name in ("sum", "circulant", "tridiagonal")}
 
 
 def solve(solver, a, b):
