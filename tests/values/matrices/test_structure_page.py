@@ -24,10 +24,26 @@ TYPES = list(page.matrices(16))
 
 def test_parts_of_the_page():
     text = page.PAGE.read_text(encoding="utf-8")
-    for fn in ("inverse", "``expm``", "``tril``"):
-        assert page.cell_alone(page.ALONE[fn], "Circulant") in text
-    products = page.PAIRS["products, ``x @ y``"]
-    assert page.cell_of_pairs(products, "ScalarMatrix") in text
+    assert page.cell_alone(page.ALONE["inverse"], "Circulant") in text
+    row = [page.cell_of_use(fn, "Circulant") for fn in page.USES.values()]
+    assert "\n     - ".join(["``Circulant``", "n", *row]) in text
+
+
+@pytest.mark.parametrize(
+    ("name", "use", "expected"),
+    [
+        ("Diagonal", "solve", "n"),
+        ("Toeplitz", "``v @ x``", "n log n"),
+        ("Kronecker", "``v @ x``", "n√n"),
+        ("BlockDiagonal", "``slogdet``", "n²"),
+        ("Triangular", "solve", "n²"),
+        ("Symmetric", "solve", "n³"),
+        ("Toeplitz", "solve", "dense"),
+        ("Sparse", "solve", "not known"),
+    ],
+)
+def test_costs_that_formulas_promise(name, use, expected):
+    assert page.cell_of_use(page.USES[use], name) == expected
 
 
 @pytest.mark.slow
