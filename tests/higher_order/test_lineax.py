@@ -117,6 +117,16 @@ def test_maps_inside(bulk):
     np.testing.assert_allclose(got, jnp.linalg.solve(v.materialise(), b[..., None])[..., 0])
 
 
+def test_a_mapped_product(bulk):
+    """Leaves of a lazy product have batch axes only where its factors have."""
+    a, b = normal(0, 3, 4, 4), normal(1, 4)
+    v = Circulant(1 + normal(2, 3, 4) ** 2) @ BlockDiagonal(a.reshape(3, 2, 2, 4)[..., :2])
+    one = lambda v, b: lx.linear_solve(lx.MatrixLinearOperator(v), b, lx.LU()).value
+    got = jaxrewrite.transform(jax.vmap(one, (0, None)), materialise="allow")(v, b)
+    dense = jaxrewrite.materialise(v)
+    np.testing.assert_allclose(got, jax.vmap(one, (0, None))(dense, b), rtol=1e-8)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["normal", "lsmr"])
 def test_least_squares(name, bulk):
