@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from .. import _compat
-from .._avals import aval_of, fields
+from .._avals import aval_of, fields, same_treedef
 from .._batched import Batched, sliced
 from .._compat import Var
 from .._dense import Reason
@@ -69,7 +69,7 @@ def elements_like(scope: Scope, x: Value, depth: int, site: Site) -> bool:
         if not _can_be_sliced(scope, like, length, site):
             return False
         one = _element(scratch, tree_map(Var, sliced(like, length)), site)
-        if tree_structure(one) != tree_structure(like):
+        if not same_treedef(tree_structure(one), tree_structure(like)):
             return False
         like = one
     return True

@@ -70,7 +70,7 @@ SOLVERS = {
     "svd": lambda: lx.SVD(),
 }
 
-QUICK = [("lu", "circulant")]
+QUICK = [("cholesky", "blocks")]
 REFUSED = {("svd", name) for name in ("sum", "circulant", "tridiagonal")}
 
 
@@ -109,6 +109,7 @@ def test_value_and_derivatives(solver, name, bulk):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_maps_inside(bulk):
     v, b = MATRICES["sum"](), jnp.stack([normal(i, 3, N) for i in range(2)])
     one = lambda v, b: solve(lx.CG(T, T), v, b)
@@ -124,7 +125,7 @@ def test_a_mapped_product(bulk):
     one = lambda v, b: lx.linear_solve(lx.MatrixLinearOperator(v), b, lx.LU()).value
     got = jaxrewrite.transform(jax.vmap(one, (0, None)), materialise="allow")(v, b)
     dense = jaxrewrite.materialise(v)
-    np.testing.assert_allclose(got, jax.vmap(one, (0, None))(dense, b), rtol=1e-8)
+    np.testing.assert_allclose(got, [np.linalg.solve(x, b) for x in dense], rtol=1e-8)
 
 
 @pytest.mark.slow

@@ -269,6 +269,7 @@ def test_gradients_of_decompositions(name, bulk):
         close(got, jax.jit(jax.grad(lambda v, fn=fn: fn(v.materialise())))(v), 1e-7)
 
 
+@pytest.mark.slow
 def test_batches_of_decompositions(bulk):
     a, b = jnp.asarray(normal(0, 2, 6, 2)), jnp.asarray(normal(1, 2, 2, 4))
     tolerances = jnp.array([1e-8, 0.4])
