@@ -197,6 +197,8 @@ def solve(primitive: Any, settings: Settings, args: Any, facts: Sequence[Facts])
         return Operator(x, settings, next(rest)) if _is_operator(x) else x
 
     operator, state, vector, options = tree_map(rewritten, args, is_leaf=_is_operator)
+    if _factorises_definite(solver):
+        state = tree_map(_of_definite, state, is_leaf=is_value)
     return eqxi.filter_primitive_bind(
         primitive,
         operator,
@@ -206,3 +208,14 @@ def solve(primitive: Any, settings: Settings, args: Any, facts: Sequence[Facts])
         Solver(solver, settings),
         throw,
     )
+
+
+def _factorises_definite(solver: lx.AbstractLinearSolver) -> bool:
+    """Whether all Cholesky factors of a solver are of matrices tagged as definite."""
+    if isinstance(solver, lx.Normal):
+        return _factorises_definite(solver.inner_solver)
+    return isinstance(solver, (lx.Cholesky, lx.AutoLinearSolver))
+
+
+def _of_definite(x: Any) -> Any:
+    return x.of_definite() if hasattr(x, "of_definite") else x

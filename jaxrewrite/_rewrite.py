@@ -7,9 +7,10 @@ them.
 
 An equation without a value among its operands is added unchanged, as the same object. So
 code that values do not reach costs next to nothing. For any other equation the functions in
-``_ANSWERS`` are tried in order: the rules; for a higher-order primitive its handler, which
-rewrites the jaxprs inside; the ``default`` of the operands' type; for primitives that only
-move arrays, a move of their leaves; at last dense operands.
+``_ANSWERS`` are tried in order: what the equations before it tell; the rules; for a
+higher-order primitive its handler, which rewrites the jaxprs inside; the ``default`` of the
+operands' type; for primitives that only move arrays, a move of their leaves; at last dense
+operands.
 
 The trace of a rule (`_traces`) is a jaxpr, too, and the same walk adds it. So if a field of
 a value is itself a value, an equation of the rule on that field has a value as its operand,
@@ -43,6 +44,10 @@ Handler = Callable[["Scope", Site, list[Any]], Any]
 # The handlers of the higher-order primitives, by name, because JAX exports only some of
 # the primitives as objects.
 handlers: dict[str, Handler] = {}
+
+# Handlers that are asked before the rules, because the equations before it say more about an
+# equation than its operands do.
+early: dict[str, Handler] = {}
 
 # Handlers of the primitives that return their operands or move them as a whole, so that
 # values need not be dense. `_keepers` has the list.
@@ -165,6 +170,15 @@ class Scope(Draft):
             record.results = self._answer(site, operands)
             record.added = self.eqns[start:]
         return record.results
+
+    def _by_context(self, site: Site, operands: Sequence[Any]) -> Any:
+        """Apply a primitive as the equations before it tell."""
+        handler = early.get(site.primitive.name)
+        if handler is None or site.is_in_rule:
+            return NotImplemented
+        results = handler(self, site, list(operands))
+        self.changed |= results is not NotImplemented
+        return results
 
     def _by_rule(self, site: Site, operands: Sequence[Any]) -> Any:
         """Apply the first rule that does not decline."""
@@ -312,6 +326,7 @@ class Scope(Draft):
 
 # The functions that rewrite an equation, in the order in which they are tried.
 _ANSWERS = {
+    "context": Scope._by_context,
     "rule": Scope._by_rule,
     "handler": Scope._by_handler,
     "default": Scope._by_default,

@@ -4,9 +4,12 @@ import pytest
 
 
 def slow(case):
-    """A case for the long run, as `pytest.mark.parametrize` takes it."""
+    """A case for the long run, as `pytest.mark.parametrize` takes it.
+
+    A tuple is a case of several names.
+    """
     if not isinstance(case, type(pytest.param())):
-        return pytest.param(case, marks=pytest.mark.slow)
+        case = pytest.param(*(case if type(case) is tuple else (case,)))
     return pytest.param(*case.values, id=case.id, marks=(*case.marks, pytest.mark.slow))
 
 

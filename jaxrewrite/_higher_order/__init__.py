@@ -5,6 +5,7 @@ The import of this package registers the handlers.
 
 from . import (
     calls as calls,
+    choice as choice,
     collectives as collectives,
     composite as composite,
     cond as cond,

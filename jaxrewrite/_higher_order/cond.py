@@ -21,6 +21,7 @@ from .._restage import restage
 from .._rewrite import Scope, handlers
 from .._site import Site
 from .._value import is_value
+from .choice import UNINITIALISED
 
 
 _CHOOSES = Reason(
@@ -84,16 +85,17 @@ def _without_empty(structures: Sequence[Structure], is_empty: Sequence[bool]) ->
     return own or structures
 
 
-_EMPTY = frozenset({"empty", "empty2"})
-
-
 def _uninitialised(branch: Any) -> list[bool]:
     """For each result of a branch, whether it is uninitialised."""
     jaxpr, _ = _compat.open_jaxpr(branch)
     empty: set[int] = set()
     for eqn in jaxpr.eqns:
         name = eqn.primitive.name
-        if name in _EMPTY or name == "broadcast_in_dim" and id(eqn.invars[0]) in empty:
+        if (
+            name in UNINITIALISED
+            or name == "broadcast_in_dim"
+            and id(eqn.invars[0]) in empty
+        ):
             empty.add(id(eqn.outvars[0]))
     return [id(var) in empty for var in jaxpr.outvars]
 

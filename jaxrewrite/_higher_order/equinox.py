@@ -22,6 +22,7 @@ from .._rewrite import Scope, handlers
 from .._settings import Settings
 from .._site import Site
 from .._value import is_value
+from .stacking import elements_like
 
 
 def solve_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
@@ -29,7 +30,13 @@ def solve_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     if not any(map(is_value, operands)):
         return NotImplemented
     settings = scope.rewriting.settings._replace(recorder=None)
-    solve = _solve(site.primitive, site.params, settings, operands)
+
+    def is_stack(x: Any, depth: int) -> bool:
+        return elements_like(scope, x, depth, site)
+
+    solve = _solve(
+        site.primitive, site.params, settings, operands, is_stack, [0] * len(operands)
+    )
     if solve is None:
         return NotImplemented
     leaves, treedef = tree_flatten(operands)
@@ -44,27 +51,33 @@ handlers.update(linear_solve=solve_handler, vprim=solve_handler)
 
 
 def _solve(
-    primitive: Primitive, params: Mapping[str, Any], settings: Settings, operands: Any
+    primitive: Primitive,
+    params: Mapping[str, Any],
+    settings: Settings,
+    operands: Any,
+    is_stack: Callable[[Any, int], bool],
+    depths: Sequence[int],
 ) -> Callable[..., list[Any]] | None:
-    """A function of operands like these, or ``None`` if this is no solve that can be batched."""
+    """A function of operands like these, or ``None`` if this is no solve that can be batched.
+
+    ``is_stack`` tells whether the leaves of a value have so many batch axes in front, and
+    ``depths`` how many each operand has had so far.
+    """
     if primitive.name == "linear_solve" and params.get("treedef") is not None:
         return lambda *operands: _on_values(primitive, params, settings, operands)
     if primitive.name != "vprim":
         return None
     axes, size = params["__batch_axes"], params["__axis_size"]
-    if not all(map(_is_batched_along, operands, axes)):
-        return None
-    inner = _solve(params["prim"], dict(params["params"]), settings, operands)
+    depths = [n + (axis is not None) for n, axis in zip(depths, axes, strict=True)]
+    for x, axis, depth in zip(operands, axes, depths, strict=True):
+        if is_value(x) and axis is not None and (axis != 0 or not is_stack(x, depth)):
+            return None
+    inner = _solve(
+        params["prim"], dict(params["params"]), settings, operands, is_stack, depths
+    )
     if inner is None:
         return None
     return jax.vmap(inner, axes, axis_size=size, axis_name=params["__axis_name"])
-
-
-def _is_batched_along(operand: Any, axis: int | None) -> bool:
-    """Whether the leaves of an operand have the batch axis that the operand has."""
-    if not is_value(operand) or axis is None:
-        return True
-    return axis == 0 and operand.unstacked() is operand
 
 
 def _on_values(

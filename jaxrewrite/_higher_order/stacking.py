@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from jax.tree_util import tree_leaves, tree_map, tree_unflatten
+from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from .. import _compat
-from .._avals import aval_of, fields
+from .._avals import aval_of, fields, same_treedef
 from .._batched import Batched, sliced
 from .._compat import Var
 from .._dense import Reason
@@ -59,6 +59,20 @@ def _can_be_sliced(scope: Scope, x: Value, length: int, site: Site) -> bool:
         return False
     expected = _compat.without_leading_axis(aval_of(x), length)
     return _compat.same_array_type(aval_of(one) if is_value(one) else one.aval, expected)
+
+
+def elements_like(scope: Scope, x: Value, depth: int, site: Site) -> bool:
+    """Whether slices of the leaves, along so many leading axes, make a value like this one."""
+    scratch = scope.scratch()
+    like = _on_vars(x)
+    for length in aval_of(x).shape[:depth]:
+        if not _can_be_sliced(scope, like, length, site):
+            return False
+        one = _element(scratch, tree_map(Var, sliced(like, length)), site)
+        if not same_treedef(tree_structure(one), tree_structure(like)):
+            return False
+        like = one
+    return True
 
 
 def _element(scope: Scope, x: Any, site: Site) -> Any:

@@ -16,14 +16,9 @@ from pathlib import Path
 import pytest
 
 
-_RANDOM = "each call draws another nonlinear function, with other second derivatives"
-
 # What is not checked, by patterns of tests, with reasons.
 SKIPS = {
     "test_misc.py*": "of Lineax's own helpers, not of arrays",
-    "make_jac*": _RANDOM,
-    "make_div_operator*": _RANDOM,
-    "make_mul_operator*": _RANDOM,
 }
 
 
@@ -42,7 +37,7 @@ def pytest_configure(config):
     import lineax
 
     jax.config.update("jax_disable_most_optimizations", True)
-    config.checker = None
+    config.checker = config.keys = None
     lineax.linear_solve = _checked_solve(config, lineax.linear_solve)
     equinox.filter_jvp = _checked_jvp(config, equinox.filter_jvp)
     for name in ("filter_jit", "filter_vmap"):
@@ -70,6 +65,7 @@ def pytest_runtest_call(item):
     draws = item.config.getoption("draws")
     checker = Checker(item.name, draws, forms and forms.split(","), lenient=True)
     item.checker = item.config.checker = checker
+    item.config.keys = item.funcargs.get("getkey")
     yield
     item.config.checker = None
 
@@ -100,10 +96,11 @@ def pytest_runtest_makereport(item, call):
 def _checked_solve(config, original):
     @functools.wraps(original)
     def linear_solve(operator, vector, *args, **kwargs):
+        drawn = _Drawn(config)
         solution = original(operator, vector, *args, **kwargs)
         if config.checker is not None:
             solve = lambda a, b: original(a, b, *args, **kwargs).value
-            _check(config, solve, operator, vector)
+            _check(config, drawn, solve, operator, vector)
         return solution
 
     return linear_solve
@@ -120,9 +117,10 @@ def _checked(config, made_by):
 
         @functools.wraps(made)
         def call(*args, **kwargs):
+            drawn = _Drawn(config)
             results = made(*args, **kwargs)
             if config.checker is not None:
-                _check(config, functools.partial(made, **kwargs), *args)
+                _check(config, drawn, functools.partial(made, **kwargs), *args)
             return results
 
         return call
@@ -133,15 +131,38 @@ def _checked(config, made_by):
 def _checked_jvp(config, original):
     @functools.wraps(original)
     def filter_jvp(fn, primals, tangents, **kwargs):
+        drawn = _Drawn(config)
         results = original(fn, primals, tangents, **kwargs)
         if config.checker is not None:
-            _check(config, lambda *args: original(fn, args, tangents, **kwargs), *primals)
+            of_fn = lambda *args: original(fn, args, tangents, **kwargs)
+            _check(config, drawn, of_fn, *primals)
         return results
 
     return filter_jvp
 
 
-def _check(config, fn, *args):
+class _Drawn:
+    """The random numbers that the test has drawn so far.
+
+    A function may draw more, such as an operator of another nonlinear function. All its calls
+    have to draw the same ones.
+    """
+
+    def __init__(self, config):
+        self._keys = config.keys
+        self._count = self._keys and self._keys.call
+
+    def again(self, fn, *args):
+        if self._keys is None:
+            return fn(*args)
+        now, self._keys.call = self._keys.call, self._count
+        try:
+            return fn(*args)
+        finally:
+            self._keys.call = now
+
+
+def _check(config, drawn, fn, *args):
     import equinox
     import jax
 
@@ -149,7 +170,7 @@ def _check(config, fn, *args):
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(arrays)):
         return
     on_arrays = lambda arrays: equinox.filter(
-        fn(*_combined(arrays, rest)), equinox.is_array
+        drawn.again(fn, *_combined(arrays, rest)), equinox.is_array
     )
     config.checker(on_arrays, (arrays,), {}, _same)
 

@@ -3,6 +3,7 @@
 ``python tests/values/structure.py`` writes docs/structure.rst; a test compares parts of it.
 """
 
+import functools
 import math
 import operator
 import pathlib
@@ -11,6 +12,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import operations
 from jax.experimental.sparse import BCOO
 
 import jaxrewrite
@@ -21,16 +23,20 @@ from jaxrewrite.values import Sparse
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "structure.rst"
 
 
-def matrices(n):
-    """A value of each type with n rows and columns; n is a square."""
+def matrices(n, of=None):
+    """A value of each type with n rows and columns; n is a square.
+
+    ``of`` makes the numbers that it holds.
+    """
     rng = np.random.default_rng(0)
-    of = lambda *shape: jnp.asarray(rng.uniform(0.25, 1, shape), jnp.float32)
+    of = of or (lambda *shape: jnp.asarray(np.float32(rng.uniform(0.25, 1, shape))))
     k = math.isqrt(n)
+    places = jnp.asarray(np.tile(np.arange(n, dtype=np.int32)[:, None], 2))
     return {
         "Diagonal": values.Diagonal(of(n)),
         "ScalarMatrix": values.ScalarMatrix(jnp.float32(2), n),
         "Identity": values.Identity(n),
-        "Permutation": values.Permutation(jnp.arange(n)[::-1]),
+        "Permutation": values.Permutation(jnp.asarray(np.arange(n)[::-1])),
         "Triangular": values.Triangular(of(n, n)),
         "Symmetric": values.Symmetric(of(n, n)),
         "BlockDiagonal": values.BlockDiagonal(of(k, k, k)),
@@ -40,7 +46,7 @@ def matrices(n):
         "Tridiagonal": values.Tridiagonal(of(n - 1), of(n), of(n - 1)),
         "Banded": values.Banded(of(4, n), 1, 2),
         "LowRank": values.LowRank(of(n, 2), of(2, n)),
-        "Sparse": Sparse(BCOO.fromdense(jnp.eye(n))),
+        "Sparse": Sparse(BCOO((of(n), places), shape=(n, n), unique_indices=True)),
     }
 
 
@@ -64,6 +70,14 @@ ALONE = {
 }
 
 
+# What is done with a matrix, and a vector as long as its rows.
+USES = {
+    "``v @ x``": lambda v, x: v @ x,
+    "solve": jnp.linalg.solve,
+    "``slogdet``": lambda v, x: jnp.linalg.slogdet(v),
+}
+
+
 def result(fn, *operands):
     """What the result is, without computing it; ``None`` if a value has to become dense."""
     try:
@@ -83,35 +97,88 @@ def size(found):
     return sum(leaf.size for leaf in jax.tree.leaves(found))
 
 
-SIZES = (64, 256)
-POWERS = {0: "1", 1: "n", 1.5: "n√n", 2: "n²"}
+SIZES = (1024, 16384)
+GROWTHS = {
+    "1": lambda n: 1,
+    "n": lambda n: n,
+    "n log n": lambda n: n * math.log(n),
+    "n√n": lambda n: n**1.5,
+    "n²": lambda n: n**2,
+    "n²√n": lambda n: n**2.5,
+    "n³": lambda n: n**3,
+}
+
+
+def growth(small, large, names=tuple(GROWTHS)):
+    """How two numbers, for the two sizes, grow with n."""
+    ratio = max(large, 1) / max(small, 1)
+
+    def off(name):
+        one, other = map(GROWTHS[name], SIZES)
+        return abs(math.log(ratio * one / other))
+
+    return min(names, key=off)
 
 
 def numbers(small, large):
     """How the numbers that a result holds grow with n."""
-    power = math.log(max(size(large), 1) / max(size(small), 1), SIZES[1] / SIZES[0])
-    return POWERS[min(POWERS, key=lambda p: abs(p - power))]
+    return growth(size(small), size(large), ("1", "n", "n√n", "n²"))
+
+
+@functools.cache
+def shapes(n):
+    """The matrices, with avals in place of numbers."""
+    of = lambda *shape: jnp.zeros(shape, jnp.float32)
+    found = jax.eval_shape(lambda: list(matrices(n, of).values()))
+    return dict(zip(matrices(4), found, strict=True))
+
+
+def cost(fn, *names, vector=False):
+    """How the operations grow with n, or ``None`` if a value has to become dense."""
+    counts = []
+    for n in SIZES:
+        operands = [shapes(n)[name] for name in names]
+        if vector:
+            operands.append(jax.ShapeDtypeStruct((n,), jnp.float32))
+        try:
+            implicit = jaxrewrite.transform(fn, materialise="forbid")
+            counts.append(operations.count(implicit, *operands))
+        except jaxrewrite.MaterialisationError:
+            return None
+        except operations.Unknown:
+            return "not known"
+    return growth(*counts)
+
+
+def cell_of_use(fn, name):
+    return cost(fn, name, vector=True) or "dense"
 
 
 def cell_alone(fn, name):
-    small, large = (result(fn, matrices(n)[name]) for n in SIZES)
+    small, large = (result(fn, shapes(n)[name]) for n in SIZES)
     found = kind(small)
-    if found in ("dense", "array"):
+    if found == "dense":
         return found
-    return f"``{found}``, {numbers(small, large)}"
+    made = cost(fn, name)
+    if found == "array":
+        return f"array ({made})"
+    held = numbers(small, large)
+    return f"``{found}``, {held} ({made})"
 
 
 def cell_of_pairs(fn, name, others=None):
     """The results of a type with each type, grouped by what they are."""
-    own = matrices(SIZES[0])
+    own = shapes(SIZES[0])
     groups = {}
     for other in others or own:
         found = kind(result(fn, own[name], own[other]))
-        groups.setdefault(found, []).append(other)
+        made = None if found == "dense" else cost(fn, name, other)
+        groups.setdefault((found, made), []).append(other)
     most = max(groups, key=lambda found: len(groups[found]))
     parts = []
     for found, those in sorted(groups.items(), key=lambda item: item[0] == most):
-        shown = found if found in ("dense", "array") else f"``{found}``"
+        shown = found[0] if found[0] in ("dense", "array") else f"``{found[0]}``"
+        shown += f" ({found[1]})" if found[1] else ""
         which = "any other" if found == most and len(groups) > 1 else ", ".join(those)
         parts.append(f"{shown}: {which}" if len(groups) > 1 else f"{shown}: all")
     return "; ".join(parts)
@@ -134,8 +201,10 @@ HEAD = """What structure an operation gives
 The type of the result for each type of square matrix of n rows, and how many numbers the result holds. The blocks of
 ``BlockDiagonal`` and the factors of ``Kronecker`` have √n rows here, and a ``LowRank`` array has rank 2.
 
-- A named type is a closed form. It is exact up to rounding, as the dense result is, and an operation on it costs what its docstring
-  says: in general as many operations as it holds numbers for a product with a vector, and n log n for ``Toeplitz`` and ``Circulant``.
+- A named type is a closed form. It is exact up to rounding, as the dense result is.
+- What follows in parentheses is how the number of operations grows that make the result. It is counted in the rewritten programs of
+  two sizes, as are the costs in the first table: of a product with a vector, a solve for one right side, and a determinant. A dense
+  matrix takes n², n³ and n³. A solve with a ``Sparse`` matrix is that of SciPy, whose cost depends on where the entries are.
 - ``Product`` and ``Sum`` are lazy: exact, and they hold their factors or terms, no more.
 - *array* is a dense result, of n² numbers, of a rule that knows the entries. *dense* means that the operands become dense first, as
   the policy ``materialise=`` allows: by default with a warning.
@@ -147,13 +216,23 @@ dense by the policy, and the product of a ``Sum`` and a matrix is a sum of produ
 
 
 def page():
-    own = matrices(SIZES[0])
-    parts = [HEAD, "One matrix\n----------\n"]
-    head = ["", "holds", *ALONE]
+    own = shapes(SIZES[0])
+    parts = [HEAD, "Operations with one matrix\n--------------------------\n"]
+    head = ["", "holds", *USES]
     rows = [
         [
             f"``{name}``",
-            numbers(*(matrices(n)[name] for n in SIZES)),
+            numbers(*(shapes(n)[name] for n in SIZES)),
+            *(cell_of_use(fn, name) for fn in USES.values()),
+        ]
+        for name in own
+    ]
+    parts.append(table(head, rows))
+    parts.append("Functions of one matrix\n-----------------------\n")
+    head = ["", *ALONE]
+    rows = [
+        [
+            f"``{name}``",
             *(cell_alone(fn, name) for fn in ALONE.values()),
         ]
         for name in own

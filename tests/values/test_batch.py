@@ -35,6 +35,7 @@ from jaxrewrite.values import (
     Picked,
     Product,
     Quantised,
+    ScalarMatrix,
     Scaled,
     Sum,
     Tagged,
@@ -119,7 +120,7 @@ def test_sums_over_each_batch(name, bulk):
 def test_sums_over_a_batch_of_entries_stay_implicit():
     for name in ("diagonal", "triangular", "identity"):
         total = implicit(lambda v: v.sum(0))(STACKS[name])
-        assert isinstance(total, (Diagonal, Triangular))
+        assert isinstance(total, (Diagonal, ScalarMatrix, Triangular))
 
 
 # --- what leaves an outer vmap ----------------------------------------------------------

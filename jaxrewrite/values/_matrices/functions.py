@@ -21,6 +21,7 @@ import jaxrewrite
 from jaxrewrite import register
 
 from .._base.structured import inexact, number_of
+from .cholesky import CholeskyFactor
 from .low_rank import LowRank
 from .matrix import Matrix, adjoint, swapped
 from .pseudo_inverse import PseudoInverse, default_tolerance
@@ -133,9 +134,10 @@ def _cholesky(*, symmetrised: bool, lower: bool) -> Callable[[Any], Any]:
         if not inexact(v) or (symmetrised and not v.is_hermitian):
             return NotImplemented
         factor = (v if lower or symmetrised else adjoint(v)).known_cholesky()
-        return (
-            factor if factor is NotImplemented else [factor if lower else adjoint(factor)]
-        )
+        if factor is not NotImplemented:
+            return [factor if lower else adjoint(factor)]
+        is_lazy = not symmetrised and v.solvable
+        return [CholeskyFactor(v, lower)] if is_lazy else NotImplemented
 
     return answer
 

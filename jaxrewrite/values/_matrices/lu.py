@@ -10,6 +10,7 @@ does ``lu_solve``. Anything else makes the factors dense.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -44,6 +45,12 @@ class LUFactor(Structured):
     part: int = jaxrewrite.field(static=True)
 
     rules_see_values = True
+
+    def stacked(self, size: int) -> Any:
+        return self
+
+    def unstacked(self) -> Any:
+        return self
 
     def aval(self) -> Any:
         shape = self.matrix.shape
@@ -112,6 +119,21 @@ def _lu_solve(lu: Any, pivots: Any, b: Any, trans: int) -> Any:
 _LEVELS = ((0, 0), (None, 0), (0, None))
 
 
+def mapped(factor: Any, b: Any) -> Iterator[tuple[tuple[Any, Any], int]]:
+    """How a solve with factors and a right side of such avals may have come from `jax.vmap`.
+
+    The axes of the factors and of the right side along which it acted, and how often it did.
+    """
+    for of_factor, of_b in _LEVELS:
+        for depth in range(of_factor != of_b, max(factor.ndim - 2, b.ndim) + 1):
+            own = factor.shape if of_factor is None else factor.shape[depth:]
+            right = b.shape if of_b is None else b.shape[depth:]
+            is_vector = len(own) == 2 and right == own[1:]
+            is_matrix = 2 <= len(own) == len(right) and right[:-1] == own[:-1]
+            if is_vector or is_matrix:
+                yield (of_factor, of_b), depth
+
+
 @functools.lru_cache(256)
 def _lu_solves(avals: Any, trace_context: Any) -> dict[Any, tuple[int, Any, int]]:
     """The jaxprs in which JAX solves with such factors.
@@ -121,18 +143,11 @@ def _lu_solves(avals: Any, trace_context: Any) -> dict[Any, tuple[int, Any, int]
     """
     lu, _, b = avals
     found: dict[Any, tuple[int, Any, int]] = {}
-    for of_lu, of_b in _LEVELS:
-        for depth in range(of_lu != of_b, max(lu.ndim - 2, b.ndim) + 1):
-            own = lu.shape if of_lu is None else lu.shape[depth:]
-            right = b.shape if of_b is None else b.shape[depth:]
-            is_vector = len(own) == 2 and right == own[1:]
-            is_matrix = 2 <= len(own) == len(right) and right[:-1] == own[:-1]
-            if not (is_vector or is_matrix):
-                continue
-            for trans in range(3):
-                fn = functools.partial(_lu_solve, trans=trans)
-                for _ in range(depth):
-                    fn = jax.vmap(fn, in_axes=(of_lu, of_lu, of_b))
-                item = trans, (of_lu, of_b), depth
-                found |= dict.fromkeys(fingerprints(fn, *avals), item)
+    for (of_lu, of_b), depth in mapped(lu, b):
+        for trans in range(3):
+            fn = functools.partial(_lu_solve, trans=trans)
+            for _ in range(depth):
+                fn = jax.vmap(fn, in_axes=(of_lu, of_lu, of_b))
+            item = trans, (of_lu, of_b), depth
+            found |= dict.fromkeys(fingerprints(fn, *avals), item)
     return found

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import every, often
 from jax import lax
 
 import jaxrewrite
@@ -52,7 +53,8 @@ def close(got, want, tolerance=1e-9):
 def on_both(fn, *operands):
     """The results on values, implicitly, and on the dense arrays."""
     dense = jaxrewrite.materialise(operands)
-    close(jax.jit(forbid(fn))(*operands), fn(*dense))
+    both = jax.jit(lambda operands, dense: (forbid(fn)(*operands), fn(*dense)))
+    close(*both(operands, dense))
 
 
 # --- multiples of the identity --------------------------------------------------------------
@@ -78,12 +80,20 @@ def of_sum(v):
     ]
 
 
-@pytest.mark.parametrize("size", [1.0, pytest.param(1e-9, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", every(2, [1.0, 1e-9]))
 def test_a_number_times_the_identity_keeps_the_eigenvectors(size, bulk):
     factors, noise = (size * positive(0, 2), positive(1, 3)), jnp.float64(0.1 * size)
     v = regularised(factors, noise)
     assert isinstance(v, Sum) and isinstance(v.terms[1], ScalarMatrix)
-    close(jax.jit(forbid(of_sum))(v), of_sum(v.materialise()), 1e-7)
+    a = np.asarray(v.materialise())
+    want = [np.linalg.solve(a, Y), np.linalg.slogdet(a), np.linalg.eigvalsh(a), a]
+    close(jax.jit(forbid(of_sum))(v), want, 1e-7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1.0, 1e-9])
+def test_gradient_of_a_likelihood_with_noise(size, bulk):
+    factors, noise = (size * positive(0, 2), positive(1, 3)), jnp.float64(0.1 * size)
     likelihood = lambda v: Y @ jnp.linalg.solve(v, Y) * size + jnp.linalg.slogdet(v)[1]
     implicit = lambda *args: forbid(likelihood)(regularised(*args))
     dense = lambda *args: likelihood(regularised(*args).materialise())
@@ -144,8 +154,10 @@ def test_scalar_matrices(bulk):
     tanh = np.tanh(dense)
     close(entries, [tanh, dense, dense * np.asarray(x), dense * np.asarray(x)[:, None]])
     found = jax.jit(jaxrewrite.transform(algebra, materialise="allow"))(ScalarMatrix(c, 3))
-    close(found, algebra(dense))
-    kinds = [type(v) for v in scalar_programs(c, x)["closed"]]
+    ones = np.ones(3)
+    solved = (np.asarray(x) / c, (1.0, 3 * np.log(c)), eye / c, c * ones, c * ones)
+    close(found, [*solved, np.sqrt(c) * eye, dense[0]])
+    kinds = [type(v) for v in jax.eval_shape(lambda: scalar_programs(c, x)["closed"])]
     assert set(kinds) == {ScalarMatrix}
     with pytest.raises(ValueError, match="ScalarMatrix: rows is -1"):
         ScalarMatrix(c, -1)
@@ -165,27 +177,32 @@ def test_branches_with_an_identity_and_a_multiple(bulk):
 # --- solves in branches ---------------------------------------------------------------------
 
 
-def test_gradient_of_a_solve_in_a_branch(bulk):
+SOLVED = {
+    "kronecker": lambda: Kronecker(*(jnp.array([[3.0, 1], [2, 4]]) for _ in range(2))),
+    "circulant": lambda: Circulant(jnp.array([5.0, 1, 2, 1])),
+    "diagonal": lambda: Diagonal(jnp.arange(1.0, 5)),
+    "tridiagonal": lambda: Tridiagonal(jnp.ones(3), 4 * jnp.ones(4), jnp.ones(3)),
+}
+
+
+@pytest.mark.parametrize("name", every(4, SOLVED))
+def test_gradient_of_a_solve_in_a_branch(name, bulk):
     def loss(v, y):
         return lax.cond(y[0] > 0, lambda: y @ jnp.linalg.solve(v, y), lambda: 0.0)
 
     slope = jax.grad(loss, 1)
     y = jnp.arange(1.0, 5)
-    vs = [
-        Circulant(jnp.array([5.0, 1, 2, 1])),
-        Diagonal(y),
-        Tridiagonal(jnp.ones(3), 4 * jnp.ones(4), jnp.ones(3)),
-    ]
-
-    def both(vs):
-        return [[slope(v, y), slope(v, -y)] for v in vs]
-
-    on_both(both, vs)
-    many = lambda v: jax.vmap(lambda y: forbid(slope)(v, y))(jnp.stack([y, -y]))
-    close(jax.jit(many)(vs[0]), jnp.stack(both([vs[0].materialise()])[0]))
+    v, ys = SOLVED[name](), jnp.stack([y, -y])
+    of_loss = jax.jit(lambda v, y: forbid(slope)(v, y))
+    many = jax.jit(lambda v: forbid(jax.vmap(slope, (None, 0)))(v, ys))
+    a = np.asarray(v.materialise())
+    solved = np.linalg.solve(a, y) + np.linalg.solve(a.T, y)
+    want = np.stack([solved, 0 * solved])
+    close([of_loss(v, y) for y in ys], list(want))
+    close(many(v), want)
 
 
-@pytest.mark.parametrize("number", [2.0, pytest.param(-2.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("number", every(2, [2.0, -2.0]))
 def test_positive_definite_solve_with_a_multiple(number, bulk):
     v = Scaled(Symmetric(jnp.asarray(positive(0, 3))), jnp.float64(number))
 
@@ -193,10 +210,10 @@ def test_positive_definite_solve_with_a_multiple(number, bulk):
         b = Y.reshape(3, 2)
         return [jax.scipy.linalg.solve(v, x, assume_a="pos") for x in (b, b[:, 0])]
 
-    on_both(solve, v)
-    of = lambda fn: lambda v: sum(x.sum() for x in fn(v))
-    got = jax.grad(of(forbid(solve)))(v)
-    close(got, jax.grad(lambda v: of(solve)(v.materialise()))(v))
+    of = lambda fn: lambda v: (sum(x.sum() for x in fn(v)), fn(v))
+    got = jax.jit(jax.grad(of(forbid(solve)), has_aux=True))(v)
+    dense = lambda v: of(solve)(v.materialise())
+    close(got, jax.jit(jax.grad(dense, has_aux=True))(v))
 
 
 # --- decompositions -------------------------------------------------------------------------
@@ -228,20 +245,10 @@ def decompositions(v):
     ]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name
-        if name in ("low rank", "circulant")
-        else pytest.param(name, marks=pytest.mark.slow)
-        for name in MATRICES
-    ],
-)
+@pytest.mark.parametrize("name", often(MATRICES, ["low rank"]))
 def test_decompositions(name, bulk):
     v = MATRICES[name]()
     on_both(decompositions, v)
-    if name in ("singular",):
-        return
 
     def whole(v):
         u, size, vh = jnp.linalg.svd(v, full_matrices=False)
@@ -249,6 +256,12 @@ def test_decompositions(name, bulk):
 
     if name in ("tall", "blocks", "wide blocks", "scaled"):
         on_both(whole, v)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MATRICES if name != "singular"])
+def test_gradients_of_decompositions(name, bulk):
+    v = MATRICES[name]()
     nuclear = lambda v: jnp.linalg.norm(v, "nuc")
     fitted = lambda v: jnp.sin(jnp.linalg.pinv(v, rtol=1e-8) @ Y[: v.shape[0]]).sum()
     for fn in (fitted,) if name == "mixed" else (fitted, nuclear):
@@ -256,6 +269,7 @@ def test_decompositions(name, bulk):
         close(got, jax.jit(jax.grad(lambda v, fn=fn: fn(v.materialise())))(v), 1e-7)
 
 
+@pytest.mark.slow
 def test_batches_of_decompositions(bulk):
     a, b = jnp.asarray(normal(0, 2, 6, 2)), jnp.asarray(normal(1, 2, 2, 4))
     tolerances = jnp.array([1e-8, 0.4])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import scipy.sparse.linalg
+from choose import every, slow
 from jax.experimental.sparse import BCOO, BCSR
 
 import jaxrewrite
@@ -59,14 +60,10 @@ CASES += [(100_000, 3e-5, 1), (100_000, 3e-5, 20)]
     ("n", "density", "columns", "format"),
     [
         (10_000, 0.001, 4, "bcoo"),
-        *(
-            pytest.param(*case, format, marks=pytest.mark.slow)
-            for case in CASES
-            for format in ("bcoo", "bcsr")
-        ),
+        *(slow((*case, format)) for case in CASES for format in ("bcoo", "bcsr")),
     ],
 )
-def test_against_scipy(n, density, columns, format, monkeypatch):
+def test_against_scipy(n, density, columns, format, monkeypatch, bulk):
     _one_device(monkeypatch)
     a = random(n, density)
     x = np.random.default_rng(1).normal(size=(n, columns))
@@ -102,14 +99,8 @@ def _one_device(monkeypatch):
     monkeypatch.setattr(sparse, "_MANY_COLUMNS", 4)
 
 
-@pytest.mark.parametrize(
-    "order",
-    [
-        "odd padding",
-        *(pytest.param(order, marks=pytest.mark.slow) for order in ("sorted", "shuffled")),
-    ],
-)
-def test_products_row_by_row_need_the_order(order, monkeypatch):
+@pytest.mark.parametrize("order", every(3, ["odd padding", "sorted", "shuffled"]))
+def test_products_row_by_row_need_the_order(order, monkeypatch, bulk):
     """Entries in any order, and padding in any place, give the same product."""
     _one_device(monkeypatch)
     a, x = random(12, 0.3), np.random.default_rng(1).normal(size=(12, 6))
@@ -139,7 +130,8 @@ def test_products_row_by_row_need_the_order(order, monkeypatch):
 # --- products of two ----------------------------------------------------------------------
 
 
-def test_products_of_two():
+@pytest.mark.slow
+def test_products_of_two(bulk):
     a, b = random(200, 0.02), random(200, 0.03, seed=1)
     with jax.enable_x64(True):
         v, w = value(a, padding=5), value(b, "bcsr")
@@ -198,8 +190,8 @@ def laplacian(k):
     return scipy.sparse.csr_matrix(scipy.sparse.kronsum(line, line))
 
 
-@pytest.mark.parametrize("format", ["bcoo", pytest.param("bcsr", marks=pytest.mark.slow)])
-def test_a_laplacian_solved_by_conjugate_gradients(format):
+@pytest.mark.parametrize("format", every(2, ["bcoo", "bcsr"]))
+def test_a_laplacian_solved_by_conjugate_gradients(format, bulk):
     """The value, and the gradient by the entries, which is -u_i w_j at entry (i, j)."""
     k = 30
     a = laplacian(k)

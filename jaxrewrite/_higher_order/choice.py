@@ -1,0 +1,86 @@
+"""`lax.select_n` after `jax.vmap` of a conditional whose condition is mapped.
+
+All branches run then, and `lax.select_n` chooses between their results. What chooses has the
+shape of the results, so only the equation before it tells that it is the same for all entries
+of one element of the batch. A result that one branch leaves uninitialised, because only the
+backward pass of another needs it, is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
+
+from .._compat import Literal
+from .._join import structure_of
+from .._rewrite import Scope, early
+from .._site import Site
+from .._value import is_value
+from .stacking import elements_like
+
+
+# The primitives whose results are uninitialised.
+UNINITIALISED = frozenset({"empty", "empty2"})
+
+
+def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
+    which, *cases = operands
+    if is_value(which):
+        return NotImplemented
+    if len(cases) == 2:
+        read = [x for x in cases if is_value(x) or not _is_uninitialised(scope, x)]
+        if len(read) == 1 and is_value(read[0]):
+            return read
+    structures = [structure_of(case) for case in cases]
+    if not is_value(cases[0]) or any(own != structures[0] for own in structures):
+        return NotImplemented
+    depth = _mapped_axes(scope, which)
+    if not depth or not elements_like(scope, cases[0], depth, site):
+        return NotImplemented
+    size = len(tree_leaves(cases[0]))
+
+    def leaf_by_leaf(which: Any, *leaves: Any) -> list[Any]:
+        index = which[(..., *(0,) * (which.ndim - depth))]
+        chosen = []
+        for i in range(size):
+            own = leaves[i::size]
+            along = lax.broadcast_in_dim(index, own[0].shape, range(depth))
+            chosen.append(lax.select_n(along, *own))
+        return chosen
+
+    leaves = scope.add_call(leaf_by_leaf, [which, *tree_leaves(cases)], site)
+    return [tree_unflatten(tree_structure(cases[0]), leaves)]
+
+
+early["select_n"] = choose
+
+
+def _is_uninitialised(scope: Scope, atom: Any) -> bool:
+    eqn = _producer(scope, atom)
+    if eqn is None or eqn.primitive.name in UNINITIALISED:
+        return eqn is not None
+    return eqn.primitive.name == "broadcast_in_dim" and _is_uninitialised(
+        scope, eqn.invars[0]
+    )
+
+
+def _mapped_axes(scope: Scope, which: Any) -> int:
+    """How many axes in front of what chooses have other numbers than a repetition."""
+    eqn = _producer(scope, which)
+    if eqn is None or eqn.primitive.name != "broadcast_in_dim":
+        return 0
+    shape, axes = eqn.invars[0].aval.shape, tuple(eqn.params["broadcast_dimensions"])
+    is_in_front = (
+        axes == tuple(range(len(shape))) and which.aval.shape[: len(axes)] == shape
+    )
+    return len(axes) if is_in_front and len(axes) < which.aval.ndim else 0
+
+
+def _producer(scope: Scope, atom: Any) -> Any:
+    """The equation of this scope whose result an atom is, or ``None``."""
+    if type(atom) is Literal:
+        return None
+    return next((eqn for eqn in reversed(scope.eqns) if atom in eqn.outvars), None)
