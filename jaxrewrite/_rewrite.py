@@ -27,7 +27,7 @@ from jax.tree_util import tree_unflatten
 
 from . import _compat
 from ._avals import avals_of
-from ._compat import DropVar, Jaxpr, Literal, Primitive, Var
+from ._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from ._dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from ._draft import Applied, Draft
 from ._errors import MaterialisationWarning, add_note
@@ -62,6 +62,16 @@ class Scope(Draft):
         self.rewriting = rewriting
         self.recorder = rewriting.settings.recorder
         self._dense: dict[int, tuple[Value, Any]] = {}
+        # The equation of each variable, of the first so many equations.
+        self._producers: dict[Var, JaxprEqn] = {}
+        self._indexed = 0
+
+    def producer(self, atom: Any) -> JaxprEqn | None:
+        """The equation of this scope whose result an atom is, or ``None``."""
+        for eqn in self.eqns[self._indexed :]:
+            self._producers.update(dict.fromkeys(eqn.outvars, eqn))
+        self._indexed = len(self.eqns)
+        return None if type(atom) is Literal else self._producers.get(atom)
 
     def scratch(self) -> Scope:
         """A scope for equations that only answer a question, and are in no report."""

@@ -14,7 +14,6 @@ from typing import Any
 from jax import lax
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
-from .._compat import Literal
 from .._join import structure_of
 from .._rewrite import Scope, early
 from .._site import Site
@@ -59,7 +58,7 @@ early["select_n"] = choose
 
 
 def _is_uninitialised(scope: Scope, atom: Any) -> bool:
-    eqn = _producer(scope, atom)
+    eqn = scope.producer(atom)
     if eqn is None or eqn.primitive.name in UNINITIALISED:
         return eqn is not None
     return eqn.primitive.name == "broadcast_in_dim" and _is_uninitialised(
@@ -69,18 +68,12 @@ def _is_uninitialised(scope: Scope, atom: Any) -> bool:
 
 def _mapped_axes(scope: Scope, which: Any) -> int:
     """How many axes in front of what chooses have other numbers than a repetition."""
-    eqn = _producer(scope, which)
+    eqn = scope.producer(which)
     if eqn is None or eqn.primitive.name != "broadcast_in_dim":
         return 0
-    shape, axes = eqn.invars[0].aval.shape, tuple(eqn.params["broadcast_dimensions"])
+    row: Any = eqn.invars[0].aval
+    axes = tuple(eqn.params["broadcast_dimensions"])
     is_in_front = (
-        axes == tuple(range(len(shape))) and which.aval.shape[: len(axes)] == shape
+        axes == tuple(range(len(axes))) and which.aval.shape[: len(axes)] == row.shape
     )
     return len(axes) if is_in_front and len(axes) < which.aval.ndim else 0
-
-
-def _producer(scope: Scope, atom: Any) -> Any:
-    """The equation of this scope whose result an atom is, or ``None``."""
-    if type(atom) is Literal:
-        return None
-    return next((eqn for eqn in reversed(scope.eqns) if atom in eqn.outvars), None)
