@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from .. import _compat
@@ -103,8 +104,25 @@ class Number:
         return mine.dtype == theirs.dtype and mine.tobytes() == theirs.tobytes()
 
     def is_kind_of(self, other: Number) -> bool:
-        """Whether the number can be of the other one's dtype."""
-        return not (self.value.dtype.kind == "c" and other.value.dtype.kind != "c")
+        """Whether a Python scalar of this kind can become a number of the other's dtype.
+
+        An integer becomes any number, a float an inexact one, and neither becomes a bool.
+        """
+        mine, theirs = self.value.dtype, other.value.dtype
+        kinds = (jnp.complexfloating, jnp.inexact, jnp.number)
+        kind = next(kind for kind in kinds if jnp.issubdtype(mine, kind))
+        return jnp.issubdtype(theirs, kind)
+
+    def as_kind(self, kind: type) -> Any:
+        """The number as a Python scalar of this kind, or ``None`` if it is none."""
+        scalar = self.plain()
+        if isinstance(scalar, bool) or kind is complex:
+            return scalar if type(scalar) is kind else None
+        if isinstance(scalar, complex) and scalar.imag == 0:
+            scalar = scalar.real
+        if kind is int and isinstance(scalar, float) and scalar.is_integer():
+            scalar = int(scalar)
+        return scalar if type(scalar) is kind else None
 
     def plain(self) -> Any:
         """The number as a Python scalar, with as few digits as its dtype needs."""

@@ -251,9 +251,8 @@ def _argument(pattern: Pattern, i: int, operand: Any) -> Any:
         return operand.argument()
     if type(operand) is not Number:
         return operand.aval
-    number = operand.plain()
     kind = pattern.scalars.get(i)
-    return None if kind is not None and not isinstance(number, kind) else number
+    return operand.plain() if kind is None else operand.as_kind(kind)
 
 
 def _named(operands: Sequence[Any]) -> dict[Any, Any]:

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from .bodies import Body, Group, atoms_of
@@ -399,7 +401,8 @@ class _Rebuilt:
         operands: list[Any] = []
         for i, operand in enumerate(match.operands):
             if i in match.pattern.scalars:
-                operands.append(operand)
+                number = operand.as_kind(match.pattern.scalars[i])
+                operands.append(Number(np.asarray(number), operand.atom))
                 continue
             positions = tuple(
                 _position_in(atoms, x.atom if type(x) is Number else self._name_of(x))

@@ -318,17 +318,22 @@ def _register_equinox(rules: Rules, fused: _Fused) -> None:
 
 
 def _register_bert(rules: Rules, layout: _Layout) -> None:
-    """Register the pattern of Hugging Face BERT, which weights its heads."""
+    """Register the pattern of Hugging Face BERT, which weights its heads.
+
+    The weights are integers unless they are given.
+    """
     Query, Key, weights, output, attend = layout
 
     def weighted(q, k, v, bias, heads):
         _refuse(q, k, v, False, bias)
+        if jnp.result_type(v.dtype, heads.dtype) != v.dtype:
+            raise TypeError("The weights of heads do not widen the result.")
         w = jax.nn.softmax(weights(q, k) + bias).astype(v.dtype)
         return output(jnp.einsum("...hqk,h->...hqk", w, heads), v)
 
     @rules.rewrite(weighted)
     def attention_weighted(
-        q: Query, k: Key, v: Key, bias: _Bias, heads: Narrow[Array, "heads"]
+        q: Query, k: Key, v: Key, bias: _Bias, heads: Shaped[Array, "heads"]
     ):
         out = attend(q, k, v, bias=bias)
         return out if out is NotImplemented else (out * heads[:, None]).astype(v.dtype)

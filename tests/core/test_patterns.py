@@ -237,6 +237,23 @@ def test_numbers_in_the_program():
     assert set(seen) == {1e-5, 1e-6}
 
 
+@pytest.mark.parametrize(
+    ("kind", "fit"), [(int, [2, 2.0]), (float, [2, 2.0, 2.5]), (complex, [2j])]
+)
+def test_a_number_fits_its_annotation(kind, fit):
+    def before(x, n):
+        return jnp.where(True, x, 0.0) * n  # The literal True is no operand.
+
+    def after(x, n: kind):
+        assert type(n) is kind
+        return x * n
+
+    rules = table((before, after))
+    for n in (2, 2.0, 2.5, 2j):
+        report = explain(functools.partial(before, n=n), rules=rules)(X)
+        assert len(report.rules) == (repr(n) in map(repr, fit))
+
+
 def test_numbers_have_to_be_equal():
     def twice(x):
         return 2.0 * x

@@ -1,4 +1,4 @@
-"""Models of Hugging Face, unchanged, with kernels and tables that are values.
+"""Models of Hugging Face, unchanged: kernels and tables that are values, and attention.
 
 They need packages that the other tests do without: ``tox -e models`` installs them.
 """
@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import jaxrewrite
+from jaxrewrite import patterns
 from jaxrewrite.values import NF4, Lora, Quantised
 
 
@@ -46,6 +47,12 @@ def vit():
 def gpt2():
     model = transformers.FlaxGPT2LMHeadModel(transformers.GPT2Config(64, 32, 32, 2, 4))
     return model, lambda params, x: model(x, params=params).logits, tokens()
+
+
+def bert():
+    model = transformers.FlaxBertModel(transformers.BertConfig(64, 32, 2, 4, 64))
+    call = lambda params, x: model(x, params=params).last_hidden_state
+    return model, call, tokens()
 
 
 def t5():
@@ -128,4 +135,30 @@ def test_models_and_their_gradients_stay_implicit(make, kind, numpy_as_it_was):
     want = jax.grad(lambda new: loss(jaxrewrite.materialise(refill(new))))(leaves)
     largest = max(float(abs(g).max()) for g in want)
     for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w, 1e-3, 1e-4 * largest)
+
+
+@pytest.mark.parametrize(
+    ("make", "name", "times"),
+    [
+        (gpt2, "attention_biased", 2),
+        (bert, "attention_weighted", 2),
+        (t5, "attention_biased", 6),  # Its decoder attends to itself and to the encoder.
+    ],
+)
+def test_attention_of_models_is_found(make, name, times, numpy_as_it_was):
+    model, call, x = make()
+    report = jaxrewrite.explain(call, rules=patterns.attention)(model.params, x)
+    found = [step.rule.name for step in report.steps if step.decision == "pattern"]
+    assert [rule.split(".")[-1] for rule in found] == [name] * times
+
+    def loss(call):
+        return lambda params: jnp.sum(jnp.sin(call(params, x)))
+
+    fused = jaxrewrite.transform(call, rules=patterns.attention)
+    want, want_grad = jax.value_and_grad(loss(call))(model.params)
+    got, got_grad = jax.value_and_grad(loss(fused))(model.params)
+    np.testing.assert_allclose(got, want, 1e-5)
+    largest = max(float(abs(g).max()) for g in jax.tree.leaves(want_grad))
+    for g, w in zip(*map(jax.tree.leaves, (got_grad, want_grad)), strict=True):
         np.testing.assert_allclose(g, w, 1e-3, 1e-4 * largest)
