@@ -98,7 +98,8 @@ def look_alikes(fn, *args, scalars=(), keeps=False):
             yield f"escaping at {i}", _changed(closed, i, lambda x: x, escapes=True)
     for i, eqn in enumerate(jaxpr.eqns):
         for k, atom in enumerate(eqn.invars):
-            if type(atom) is Literal and np.ndim(atom.val) == 0 and atom.val not in scalars:
+            is_number = type(atom) is Literal and np.isfinite(atom.val).all()
+            if is_number and np.ndim(atom.val) == 0 and atom.val not in scalars:
                 other = np.asarray(atom.val) * 1.5 + 0.25
                 yield f"literal at {i}", _changed(closed, i, literal=(k, other))
 

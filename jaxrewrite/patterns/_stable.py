@@ -357,6 +357,18 @@ def finite_shift(x, axis):
     return jnp.where(jnp.isfinite(largest), largest, 0)
 
 
+@jax.custom_jvp
+def arcsinh(x):
+    """The inverse hyperbolic sine; JAX 0.10 loses its derivative for large x."""
+    return jnp.arcsinh(x)
+
+
+@arcsinh.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return arcsinh(x), t / hypot(x, jnp.ones_like(x))
+
+
 def log_weighted_sum(x, weights, axis, keepdims):
     """``log(sum(weights * exp(x)))``, scaled by the largest of the terms.
 
@@ -754,7 +766,7 @@ def _asinh(x, *, how: Square):
 @rules.rewrite(_asinh)
 def asinh(x: Real, *, how):
     """The inverse hyperbolic sine ([K]_): no cancellation for negative x, no overflow."""
-    return jnp.arcsinh(x)
+    return arcsinh(x)
 
 
 # --- probabilities of the normal distribution -----------------------------------------
