@@ -31,8 +31,8 @@ class MadeDense(NamedTuple):
 class Record:
     """An equation that met a value, and what the rewriting made of it.
 
-    ``answer`` names what answered: ``"context"``, ``"rule"``, ``"handler"``, ``"default"``,
-    ``"identity"`` or ``"dense"``. ``added`` are the equations that take the equation's place. ``inner`` are
+    ``answer`` names what answered: ``"rule"``, ``"handler"``, ``"default"``, ``"identity"``
+    or ``"dense"``. ``added`` are the equations that take the equation's place. ``inner`` are
     records of equations of rules, and ``bodies`` those of jaxprs in the equation.
     """
 

@@ -45,10 +45,6 @@ Handler = Callable[["Scope", Site, list[Any]], Any]
 # the primitives as objects.
 handlers: dict[str, Handler] = {}
 
-# Handlers that are asked before the rules, because the equations before it say more about an
-# equation than its operands do.
-early: dict[str, Handler] = {}
-
 # Handlers of the primitives that return their operands or move them as a whole, so that
 # values need not be dense. `_keepers` has the list.
 keepers: dict[str, Handler] = {}
@@ -180,15 +176,6 @@ class Scope(Draft):
             record.results = self._answer(site, operands)
             record.added = self.eqns[start:]
         return record.results
-
-    def _by_context(self, site: Site, operands: Sequence[Any]) -> Any:
-        """Apply a primitive as the equations before it tell."""
-        handler = early.get(site.primitive.name)
-        if handler is None or site.is_in_rule:
-            return NotImplemented
-        results = handler(self, site, list(operands))
-        self.changed |= results is not NotImplemented
-        return results
 
     def _by_rule(self, site: Site, operands: Sequence[Any]) -> Any:
         """Apply the first rule that does not decline."""
@@ -336,7 +323,6 @@ class Scope(Draft):
 
 # The functions that rewrite an equation, in the order in which they are tried.
 _ANSWERS = {
-    "context": Scope._by_context,
     "rule": Scope._by_rule,
     "handler": Scope._by_handler,
     "default": Scope._by_default,

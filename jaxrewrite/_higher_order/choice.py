@@ -15,7 +15,7 @@ from jax import lax
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .._join import structure_of
-from .._rewrite import Scope, early
+from .._rewrite import Scope, keepers
 from .._site import Site
 from .._value import is_value
 from .stacking import elements_like
@@ -54,7 +54,7 @@ def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
     return [tree_unflatten(tree_structure(cases[0]), leaves)]
 
 
-early["select_n"] = choose
+keepers["select_n"] = choose
 
 
 def _is_uninitialised(scope: Scope, atom: Any) -> bool:

@@ -66,9 +66,8 @@ class Step:
     decision
         What answered: ``"rule"``, ``"pattern"`` (a rule for several equations, of which this
         step stands for all), ``"handler"`` (a higher-order primitive was rewritten with
-        its bodies), ``"context"`` (it chooses between elements of a batch, as the equations
-        before it tell, and so leaf by leaf), ``"default"`` (of a type), ``"identity"`` (the
-        leaves were moved as the array would be) or ``"dense"`` (the operands became dense).
+        its bodies), ``"default"`` (of a type), ``"identity"`` (the leaves were moved as the
+        array would be) or ``"dense"`` (the operands became dense).
     rule
         The rule, or the ``default`` of a type, that answered.
     declined

@@ -98,7 +98,6 @@ def decided(step: Step) -> str:
         of = f" of {len(step.covered)} equations" if step.covered else ""
         return f"{step.decision} {short_place(step.rule)}{of}"
     return {
-        "context": "chosen leaf by leaf",
         "handler": "rewritten with its bodies",
         "identity": "each leaf is moved",
         "dense": "DENSE" if step.dense else "unchanged",
