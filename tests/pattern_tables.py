@@ -94,7 +94,7 @@ def look_alikes(fn, *args, scalars=(), keeps=False):
     for i, eqn in enumerate(jaxpr.eqns):
         for k, atom in enumerate(eqn.invars):
             if type(atom) is Literal and np.ndim(atom.val) == 0 and atom.val not in scalars:
-                other = type(atom.val)(atom.val * 1.5 + 0.25)
+                other = float(atom.val) * 1.5 + 0.25
                 yield f"literal at {i}", _changed(closed, i, literal=(k, other))
 
 

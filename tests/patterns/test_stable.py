@@ -1,5 +1,7 @@
 """The patterns of `jaxrewrite.patterns.stable`: what they find, and that they are better."""
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -147,7 +149,8 @@ def test_no_value_and_no_gradient_is_worse(pattern, statics):
             errors = [np.minimum(*(error(x, e) for e in exacts)) for x in (old, new)]
             worse = errors[1] / 8 > np.maximum(errors[0], 1e-6)
             if pattern.fn.__name__ in ABSOLUTE:
-                worse &= np.abs(new - exacts[1]) > 1e-6
+                with np.errstate(invalid="ignore"):
+                    worse &= ~(np.abs(new - exacts[1]) <= 1e-6)
             assert not worse.any(), [a[worse] for a in (*numbers_for(pattern), old, new)]
 
 
@@ -170,9 +173,13 @@ def test_second_derivatives_stay_numbers(pattern, statics):
         )
 
     old, new = second(pattern.before), second(pattern.fn)
-    assert not (np.isnan(new) & ~np.isnan(old)).any(), [
-        a[np.isnan(new) & ~np.isnan(old)] for a in (*args, old)
-    ]
+    # At the borders of their domains functions have derivatives that are infinite.
+    worse = np.isnan(new) & np.isfinite(old)
+    assert not worse.any(), [a[worse] for a in (*args, old)]
+
+
+def _wants_a_wide_dtype(pattern):
+    return "ndtr" in f"{pattern.fn.__name__} {pattern.before.__code__.co_names}"
 
 
 @pytest.mark.slow
@@ -180,17 +187,20 @@ def test_second_derivatives_stay_numbers(pattern, statics):
 def test_each_formula_is_found_and_its_look_alikes_are_not(pattern, statics):
     (number, *_) = scalars(pattern)
     fn = lambda *a: pattern.before(*a, *number, **statics)  # noqa: E731
-    args = [jnp.full((3, 2), 0.5)] * (len(pattern.names) - len(pattern.scalars))
-    rules, answers = spied(TABLE, [pattern.fn.__name__])
+    half = jnp.full((3, 2), 0.5, jnp.float32)
+    args = [half] * (len(pattern.names) - len(pattern.scalars))
+    # Other patterns of the same rule may be in it.
+    rules, answers = spied(types.SimpleNamespace(patterns=[pattern]))
     for dtype in (jnp.float32, jnp.bfloat16):
-        if dtype == jnp.float32 or "ndtr" not in pattern.before.__code__.co_names:
+        if dtype == jnp.float32 or not _wants_a_wide_dtype(pattern):
             operands = [x.astype(dtype) for x in args]
             jaxpr = jaxrewrite.make_jaxpr(fn, rules=rules)(*operands)
             assert len(answers) == 1
             answers.clear()
             assert jaxpr.out_avals[0].dtype == dtype
     alike = dict(look_alikes(fn, *args, scalars=number, keeps=pattern.keep))
-    assert len(alike) >= 5
+    is_one_call = not pattern.fn.__name__.startswith("library_")
+    assert len(alike) >= 5 * is_one_call
     for what, program in alike.items():
         jaxrewrite.make_jaxpr(program, rules=rules)(*args)
         assert not answers, what
