@@ -54,6 +54,8 @@ class Forms:
         self.by_form: dict[Any, Form] = {}
         self._kinds: set[Any] = set()
         self._rank = -1
+        # The dtypes of operands of which the function has forms of its own, in order.
+        self._forming: dict[tuple[Any, ...], None] = {}
         self._core: frozenset[Primitive] | None = None
         self._lock = threading.RLock()
 
@@ -67,55 +69,72 @@ class Forms:
     def _find_core(self) -> frozenset[Primitive]:
         pattern = self.pattern
         errors: list[Exception] = []
-        found: list[Traced] = []
-        good: dict[tuple[int, ...], None] = {}
-        base = np.dtype(jnp.float32)
-        for size in (_SIZE, *_SIZES):
-            for args in _base_args(pattern, size, base):
-                found += self._all(args, errors)
-                if found:
-                    good[tuple(len(getattr(arg, "shape", ())) for arg in args)] = None
-                    break
-            if found:
-                break
-        for ranks in good:
-            changes = [(kinds, _SIZE) for kinds in _base_kinds(pattern, base)]
-            changes += [(jnp.bfloat16, _SIZE), *((base, size) for size in _SIZES)]
-            for kinds, size in changes:
-                changed = _args(pattern, ranks, kinds, size)
-                found += [] if changed is None else self._all(changed, errors)
+        args, found = self._first_traces(errors)
+        for changed in _changes(pattern, args):
+            found += self._all(changed, errors)
+        found += self._batched(args, errors)
         unused = set(range(len(pattern.names))) - set(pattern.bodies)
-        common: frozenset[Primitive] | None = None
         for traced in found:
             unused -= {ref[1] for ref in traced.graph.refs() if ref[0] in _OPERANDS}
-            own = traced.graph.core()[0].primitives()
-            common = own if common is None else common & own
-        if common is None:
-            error = TypeError(
-                "What a pattern looks for can't be traced at any operands that its "
-                "annotations allow. Annotate the operands, or give probes=."
-                + pattern.both()
-            )
-            raise error from (errors[0] if errors else None)
         if unused:
             names = ", ".join(repr(pattern.names[i]) for i in sorted(unused))
             raise TypeError(
                 f"What a pattern looks for does not use its operand {names}, which could "
                 "then be anything." + pattern.both()
             )
-        return common
+        return frozenset.intersection(*map(_primitives, found))
 
-    def _all(self, args: Sequence[Any], errors: list[Exception]) -> list[Traced]:
+    def _first_traces(self, errors: list[Exception]) -> tuple[Sequence[Any], list[Traced]]:
+        """The first operands at which the function can be traced, and the traces there."""
+        for size in (_SIZE, *_SIZES):
+            for args in _base_args(self.pattern, size, _FLOAT):
+                found = self._all(args, errors)
+                if found:
+                    return args, found
+        error = TypeError(
+            "What a pattern looks for can't be traced at any operands that its "
+            "annotations allow. Annotate the operands, or give probes=."
+            + self.pattern.both()
+        )
+        raise error from (errors[0] if errors else None)
+
+    def _all(
+        self,
+        args: Sequence[Any],
+        errors: list[Exception],
+        variant: Variant = None,
+        choices: Iterable[dict[str, Any]] | None = None,
+    ) -> list[Traced]:
         """The traces at some operands, one for each choice of the static parameters."""
         found = []
-        for statics in self.pattern.statics.some(_rank(args)):
-            traced = traced_form(self.pattern, args, statics, None)
+        if choices is None:
+            choices = self.pattern.statics.some(_rank(args))
+        for statics in choices:
+            traced = traced_form(self.pattern, args, statics, variant)
             if isinstance(traced, Traced):
                 self.pattern.check(traced, len(args))
                 found.append(traced)
             else:
                 errors.append(traced)
         return found
+
+    def _batched(self, args: Sequence[Any], errors: list[Exception]) -> list[Traced]:
+        """A batched trace for each set of primitives that the function has at operands.
+
+        Batching makes other primitives of some: of an update of a slice, a scatter.
+        """
+        choices = {}
+        for statics in self.pattern.statics.some(_rank(args)):
+            traced = traced_form(self.pattern, args, statics, None)
+            if isinstance(traced, Traced):
+                choices[_primitives(traced)] = statics
+        return [
+            traced
+            for variant in _variants(self.pattern)[:1]
+            for traced in self._all(
+                _with_batch(args, variant), errors, variant, choices.values()
+            )
+        ]
 
     def extend(self, dtypes: frozenset[Any], rank: int) -> None:
         """Probe for programs with these dtypes and ranks."""
@@ -142,14 +161,17 @@ class Forms:
                 break
         for size in _SIZES:
             self._adaptively(good, lambda r, s=size: _args(pattern, r, base, s))
+        self._forming[base] = None
         for kinds in _dtype_changes(pattern, base, dtypes):
-            self._adaptively(good, lambda r, k=kinds: _args(pattern, r, k))
+            if self._adaptively(good, lambda r, k=kinds: _args(pattern, r, k)):
+                self._forming[kinds] = None
         for i in range(len(pattern.names)):
             weak = [r for r in good if r[i] == 0]
             self._adaptively(weak, lambda r, i=i: _args(pattern, r, base, weak=i))
         for variant in _variants(pattern):
             lower = [ranks for ranks in good if _batched_rank(ranks, variant) <= rank]
-            self._adaptively(lower, lambda r: _args(pattern, r, base), variant)
+            for kinds in self._forming:
+                self._adaptively(lower, lambda r, k=kinds: _args(pattern, r, k), variant)
 
     def _good_ranks(self, highest: int, kinds: Any) -> list[tuple[int, ...]]:
         """Ranks at which the function can be traced, until these show no new form."""
@@ -164,15 +186,17 @@ class Forms:
                 break
         return good
 
-    def _adaptively(self, ranks: Sequence[Any], args: Any, variant: Variant = None) -> None:
-        """Probe at some ranks, and at all of them if that shows a new form."""
+    def _adaptively(self, ranks: Sequence[Any], args: Any, variant: Variant = None) -> bool:
+        """Probe at some ranks, and at all of them if that shows a new form, which it tells."""
         some = ranks if len(ranks) <= 2 else [ranks[0], ranks[-1]]
         before = self.count()
         for r in some:
             self._try(args(r), variant)
-        if self.count() != before:
-            for r in ranks:
-                self._try(args(r), variant)
+        if self.count() == before:
+            return False
+        for r in ranks:
+            self._try(args(r), variant)
+        return True
 
     def count(self) -> int:
         """How many forms are known, counted for each variant."""
@@ -182,10 +206,7 @@ class Forms:
         if args is None:
             return False
         if variant is not None:
-            args = [
-                arg if axis is None else arg.update(shape=(_SIZE, *arg.shape))
-                for arg, axis in zip(args, variant, strict=True)
-            ]
+            args = _with_batch(args, variant)
         succeeded = False
         for statics in self.pattern.statics.some(_rank(args) - (variant is not None)):
             traced = traced_form(self.pattern, args, statics, variant)
@@ -205,6 +226,10 @@ class Forms:
 
 
 _OPERANDS = ("operand", "scalar")
+
+
+def _primitives(traced: Traced) -> frozenset[Primitive]:
+    return traced.graph.core()[0].primitives()
 
 
 def traced_form(
@@ -377,6 +402,14 @@ def _base_dtype(dtypes: frozenset[Any]) -> Any:
     return np.dtype(jnp.float32)
 
 
+_FLOAT = np.dtype(jnp.float32)
+
+# Dtypes of which functions may have forms of their own.
+_OF_ALL = tuple(
+    np.dtype(d)
+    for d in (jnp.float32, jnp.bool_, jnp.int32, jnp.uint32, jnp.bfloat16, jnp.complex64)
+)
+
 # The dtypes of masks and of indices, which many functions want for one of their operands.
 _OF_ONE = (np.dtype(jnp.bool_), np.dtype(jnp.int32))
 
@@ -391,6 +424,44 @@ def _base_kinds(pattern: Pattern, dtype: Any) -> Iterator[tuple[Any, ...]]:
     for other in _OF_ONE:
         for i in range(count - 1, -1, -1):
             yield (*(dtype,) * i, other, *(dtype,) * (count - i - 1))
+
+
+def _with_batch(args: Sequence[Any], variant: Variant) -> list[Any]:
+    """The operands with another leading axis where the variant has one."""
+    return [
+        arg if axis is None else arg.update(shape=(_SIZE, *arg.shape))
+        for arg, axis in zip(args, variant or (), strict=True)
+    ]
+
+
+def _changes(pattern: Pattern, args: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """The operands with other dtypes, all and one of them, and other sizes and ranks."""
+    kinds = tuple(arg.dtype if isinstance(arg, ShapedArray) else _FLOAT for arg in args)
+    yield from (_of_dtypes(pattern, args, (kind,) * len(args)) for kind in _OF_ALL)
+    for i in range(len(args)):
+        for one in (_FLOAT, *_OF_ONE):
+            yield _of_dtypes(pattern, args, (*kinds[:i], one, *kinds[i + 1 :]))
+    ranks = tuple(len(getattr(arg, "shape", ())) for arg in args)
+    possible = _ranks(pattern, 4)
+    shapes = [(ranks, size) for size in _SIZES]
+    for other, size in [*shapes, (min(possible), _SIZE), (max(possible), _SIZE)]:
+        changed = _args(pattern, other, kinds, size)
+        if changed is not None:
+            yield changed
+
+
+def _of_dtypes(
+    pattern: Pattern, args: Sequence[Any], kinds: Sequence[Any]
+) -> Sequence[Any]:
+    """Operands of these dtypes, where annotations allow them."""
+    changed = []
+    for i, (arg, kind) in enumerate(zip(args, kinds, strict=True)):
+        new = arg.update(dtype=kind) if isinstance(arg, ShapedArray) else arg
+        is_allowed = new is arg or any(
+            guards_hold([a.guard], [new]) for a in _guards(pattern, i)
+        )
+        changed.append(new if is_allowed else arg)
+    return changed
 
 
 def _base_args(pattern: Pattern, size: int, dtype: Any) -> Iterator[Sequence[Any]]:

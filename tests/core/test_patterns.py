@@ -286,6 +286,35 @@ def test_choices():
     assert answers(lambda x: jnp.tan(x) * x, rules, X) == []
 
 
+def test_forms_of_dtypes_and_of_batches():
+    """What is batched has other primitives, and so has a mask that is not boolean."""
+
+    def before(x, new, i, mask):
+        return jnp.where(mask, lax.dynamic_update_index_in_dim(x, new, i, 0), x)
+
+    def after(x: Float[Array, "n m"], new: Float[Array, "m"], i, mask):
+        return jnp.where(mask, x.at[i].set(new, mode="clip"), x)
+
+    i, on = jnp.arange(3), jnp.arange(3) > 0
+    stack = jnp.stack([X, X + 1, X + 2])
+    rules = table((before, after))
+    assert answers(before, rules, X, X[0], 1, True) == ["after"]
+    assert answers(before, rules, X, X[0], 1, 2.0) == ["after"]
+    for axes in [(0, 0, 0, 0), (0, 0, None, 0)]:
+        own = (stack, X[0] + i[:, None], i, on)
+        args = [x if axis == 0 else x[1] for x, axis in zip(own, axes, strict=True)]
+        assert answers(jax.vmap(before, axes), rules, *args) == ["after"]
+
+
+def test_unsigned_integers_have_fewer_primitives():
+    def after(x, y):
+        return jnp.exp(jnp.floor_divide(x, y))
+
+    rules = table((lambda x, y: jnp.exp(x // y), after))
+    ones = jnp.ones(2, "uint32")
+    assert answers(lambda x, y: jnp.exp(x // y), rules, ones, ones) == ["after"]
+
+
 # --- values -----------------------------------------------------------------------------
 
 

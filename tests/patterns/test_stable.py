@@ -176,9 +176,9 @@ def test_second_derivatives_stay_numbers(pattern, statics):
         )
 
     old, new = second(pattern.before), second(pattern.fn)
-    assert not (np.isnan(new) & ~np.isnan(old)).any(), [
-        a[np.isnan(new) & ~np.isnan(old)] for a in (*args, old)
-    ]
+    # At the borders of their domains functions have derivatives that are infinite.
+    worse = np.isnan(new) & np.isfinite(old)
+    assert not worse.any(), [a[worse] for a in (*args, old)]
 
 
 @pytest.mark.slow
