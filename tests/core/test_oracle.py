@@ -139,7 +139,7 @@ def test_modes(name, kind, leak_checks):
 @few_kinds
 @pytest.mark.parametrize(
     "shape",
-    [shape if shape[0] < 3 else slow(shape) for shape in [(1, 4), (3, 1), (0, 4), (3, 0)]],
+    [slow(pytest.param(s)) if s[0] == 3 else s for s in [(1, 4), (3, 1), (0, 4), (3, 0)]],
     ids=str,
 )
 def test_odd_shapes(kind, shape, bulk):
