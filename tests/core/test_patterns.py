@@ -324,6 +324,7 @@ def test_forms_of_dtypes_and_of_batches():
     assert len(explain(jax.vmap(before), rules=rules)(stack, rows, i, on).rules) == 1
 
 
+@pytest.mark.slow
 def test_unsigned_integers_have_fewer_primitives():
     def after(x, y):
         return jnp.exp(jnp.floor_divide(x, y))
