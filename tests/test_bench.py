@@ -132,6 +132,7 @@ def test_a_missing_peer_is_said(monkeypatch, file, capsys):
     assert "Quax is not installed" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_results_that_disagree_fail(monkeypatch, capsys):
     monkeypatch.setattr(
         model.jaxrewrite, "transform", lambda f, **k: lambda v, i: 2 * f(v, i)

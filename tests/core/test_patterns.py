@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import often, slow
 from jax import lax
 from jaxtyping import Array, Float
 from reference.low_rank import LowRank
@@ -163,7 +164,21 @@ MATCHING = {
 }
 
 
-@pytest.mark.parametrize("name", MATCHING)
+# What these are about is in another case or test, too.
+LONG = [
+    "inside of jit",
+    "one variable passed twice",
+    "batched linear algebra",
+    "partly batched",
+    "a larger matrix",
+    "a custom derivative under vmap",
+    "in a while loop",
+    "in a branch",
+    "half precision, in which sums convert",
+]
+
+
+@pytest.mark.parametrize("name", often(MATCHING, MATCHING.keys() - LONG))
 def test_matching(name, bulk):
     fn, expected, *operands = MATCHING[name]
     assert answers(fn, RULES, *operands) == ([] if expected is None else [expected])
@@ -202,7 +217,12 @@ def with_axis(x, *, axis: Axis, keepdims: bool):
 
 
 @pytest.mark.parametrize(
-    ("written", "canonical"), [(-1, 1), (0, 0), ((-1, 0), (0, 1)), (None, (0, 1))]
+    ("written", "canonical"),
+    [
+        (-1, 1),
+        ((-1, 0), (0, 1)),
+        *map(slow, [pytest.param(0, 0), pytest.param(None, (0, 1))]),
+    ],
 )
 def test_unknown_axes(written, canonical):
     seen = []
@@ -299,20 +319,19 @@ def test_forms_of_dtypes_and_of_batches():
     stack = jnp.stack([X, X + 1, X + 2])
     rules = table((before, after))
     assert answers(before, rules, X, X[0], 1, True) == ["after"]
-    assert answers(before, rules, X, X[0], 1, 2.0) == ["after"]
-    for axes in [(0, 0, 0, 0), (0, 0, None, 0)]:
-        own = (stack, X[0] + i[:, None], i, on)
-        args = [x if axis == 0 else x[1] for x, axis in zip(own, axes, strict=True)]
-        assert answers(jax.vmap(before, axes), rules, *args) == ["after"]
+    assert len(explain(before, rules=rules)(X, X[0], 1, 2.0).rules) == 1
+    rows = X[0] + i[:, None]
+    assert len(explain(jax.vmap(before), rules=rules)(stack, rows, i, on).rules) == 1
 
 
+@pytest.mark.slow
 def test_unsigned_integers_have_fewer_primitives():
     def after(x, y):
         return jnp.exp(jnp.floor_divide(x, y))
 
     rules = table((lambda x, y: jnp.exp(x // y), after))
     ones = jnp.ones(2, "uint32")
-    assert answers(lambda x, y: jnp.exp(x // y), rules, ones, ones) == ["after"]
+    assert len(explain(lambda x, y: jnp.exp(x // y), rules=rules)(ones, ones).rules) == 1
 
 
 # --- values -----------------------------------------------------------------------------

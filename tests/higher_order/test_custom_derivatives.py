@@ -119,6 +119,7 @@ def test_the_rule_is_the_users():
     np.testing.assert_allclose(grad.w, 1000 * X.T @ jnp.ones((3, 3)), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lora", slow("scaled")])
 def test_higher_orders(kind, no_leak_checks):
     v = make(kind)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from pattern_tables import spied
 
 import jaxrewrite
 from jaxrewrite import patterns
@@ -190,6 +191,16 @@ FORMS = {
         "attention_masked",
     ),
     "jax bias": (jaxs, (Q, K, V, BIAS), "attention_of_jax_biased"),
+    "jax mask": (
+        lambda q, k, v, m: jaxs(q, k, v, mask=m),
+        (Q, K, V, MASK.at[0, 0, 0, 0].set(True)),
+        "attention_of_jax_masked",
+    ),
+    "jax causal": (
+        lambda q, k, v: jaxs(q, k, v, is_causal=True),
+        (Q, K, V),
+        "attention_of_jax",
+    ),
     "jax grouped": (jaxs, (Q, K[:, :, :2], V[:, :, :2]), "attention_of_jax"),
     "jax scale": (
         lambda q, k, v: jaxs(q, k, v, scale=0.3),
@@ -212,12 +223,19 @@ FORMS = {
     "haiku mask": (haiku, (Q, K, V, MASK), "attention_scaled_masked"),
     "alibi": (alibi, (*heads_first(Q, K, V), BIAS), "attention_scaled_biased"),
 }
-QUICK = ("equinox mask",)
 
 
-@pytest.mark.parametrize(
-    "form", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in FORMS]
-)
+def test_attention_of_a_library_is_found():
+    """As in the slow tests below, of a few patterns: to look for all of them takes longer."""
+    fn, args, name = FORMS["equinox mask"]
+    few, answers = spied(rules, ["attention_by_heads", name])
+    got = jaxrewrite.transform(fn, rules=few)(*args)
+    assert answers == [name]
+    close(got, fn(*args), 2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
 def test_attention_of_libraries_is_found(form):
     fn, args, name = FORMS[form]
     check(fn, *args, name=name)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from choose import often, slow
 from jax import lax
 
 import jaxrewrite
@@ -114,12 +115,9 @@ REDUCED = {
         "accumulated_max_of_map",
     ),
 }
-QUICK = ("one of two",)
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in REDUCED]
-)
+@pytest.mark.parametrize("name", often(REDUCED, ["one of two"]))
 def test_a_reduction_over_steps_is_done_in_the_carry(name):
     fn, rule = REDUCED[name]
     if "integer" in name:
@@ -286,7 +284,7 @@ def slice_update(p, x, i, v):
     ("fn", "rule"),
     [
         (update, "update_of_selected"),
-        pytest.param(slice_update, "slices_of_selected", marks=pytest.mark.slow),
+        slow(pytest.param(slice_update, "slices_of_selected")),
     ],
 )
 def test_a_selected_update_is_an_update_of_what_is_selected(fn, rule):

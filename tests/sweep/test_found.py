@@ -88,7 +88,7 @@ FOUND = [
 
 @pytest.mark.parametrize(
     "found",
-    every(4, [pytest.param(case, id=case[1]) for case in FOUND]),
+    every(8, [pytest.param(case, id=case[1]) for case in FOUND]),
 )
 def test_what_the_sweep_found(found, bulk):
     operands, step, mode = (*found, "eager")[:3]

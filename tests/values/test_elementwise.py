@@ -70,7 +70,7 @@ def both_ways(names, other):
     return programs
 
 
-@some("sparse")
+@some()
 def test_values_with_axes_of_size_one(name, bulk):
     full = make(name)
     shape = full.shape
@@ -200,7 +200,7 @@ UNARY = {
 }
 
 
-@some("diagonal", "zero")
+@some("zero")
 def test_functions_of_zeros(name, bulk):
     check(UNARY, make(name))
 
@@ -261,6 +261,7 @@ SPECIAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     often(SPECIAL, ("scaled",)),
@@ -431,6 +432,7 @@ def casts():
     return programs
 
 
+@pytest.mark.slow
 @some("constant")
 def test_casts(name, bulk):
     v = make(name)

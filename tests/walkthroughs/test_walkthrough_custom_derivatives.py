@@ -57,7 +57,7 @@ def operands(number):
     }
 
 
-kinds = pytest.mark.parametrize("kind", ["array", "shifted", "ratio"])
+kinds = pytest.mark.parametrize("kind", [slow("array"), "shifted", "ratio"])
 
 
 def at(kind, number):

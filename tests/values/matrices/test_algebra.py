@@ -112,6 +112,7 @@ def test_methods_are_those_of_numpy(name, bulk):
         close(got["solve along the last"], solved)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::jaxrewrite.MaterialisationWarning")
 def test_closed_forms_make_nothing_dense():
     for name in ("sum of three", "product", "scaled", "scaled stack", "low rank"):

@@ -47,6 +47,7 @@ def test_a_solve_that_does_not_converge_says_so():
     assert conjugate_gradients(v, jnp.zeros(24))[1]
 
 
+@pytest.mark.slow
 def test_stochastic_log_determinant(bulk):
     """It is exact for matrices that random signs diagonalise, and close for others."""
     key = jax.random.key(0)

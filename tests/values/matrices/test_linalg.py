@@ -37,11 +37,11 @@ def matrices(method):
             Matrix, method
         ):
             found.append(name)
-    # The last of a class, of one class in three: the others are for the long run.
+    # The last of a class, of one class in five: the others are for the long run.
     last = {type(CASES[name].value(np.random.default_rng(0))): name for name in found}
     return pytest.mark.parametrize(
         "name",
-        often(found, list(last.values())[::3]),
+        often(found, list(last.values())[::5]),
     )
 
 
@@ -203,6 +203,7 @@ _WITHOUT_FACTORS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     often(_WITHOUT_FACTORS, ("tridiagonal",)),
@@ -328,6 +329,7 @@ def test_pivots_of_another_matrix_are_noticed():
     assert np.isnan(implicit(fn)(v, w)).all()
 
 
+@pytest.mark.slow
 def test_gradients_inside_and_outside_are_implicit(bulk):
     """Of a quadratic form and a determinant, also with a right side that is a value."""
     n, y = 12, jnp.arange(12.0)

@@ -75,7 +75,7 @@ def kept(dense):
     return {key: fn(dense) for key, fn in KEPT.items()}
 
 
-@pytest.mark.parametrize("name", every(4, NAMES))
+@pytest.mark.parametrize("name", every(8, NAMES))
 def test_stays_implicit(name, bulk):
     v = value(name)
     fns = {key: fn for key, fn in KEPT.items() if (name, key) not in EXCEPT}
@@ -164,7 +164,7 @@ def of_stacks(v, x):
     return {key: fn(v, x) for key, fn in STACKS.items()}
 
 
-@pytest.mark.parametrize("name", every(4, NAMES, 1))
+@pytest.mark.parametrize("name", every(8, NAMES, 1))
 def test_stacks(name, bulk):
     v, dense = stack_of(name)
     assert v.shape == (3, 4, 4)

@@ -149,6 +149,7 @@ def test_half_precision_is_summed_in_single(bulk):
     assert float((v @ jnp.ones(3000, jnp.bfloat16))[0]) == pytest.approx(3000, rel=0.01)
 
 
+@pytest.mark.slow
 def test_two_values(bulk):
     v, w = sparse((6, 6)), sparse((6, 6), 1)
     a, b = jaxrewrite.materialise((v, w))
@@ -197,6 +198,7 @@ def test_a_loop_joins_what_grows(bulk):
     close(got, fn(jnp.eye(3)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "solver",
     often(("cg", "gmres", "bicgstab"), ("cg",)),

@@ -124,6 +124,7 @@ CONVOLUTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["columns", slow("int4"), slow("affine")])
 def test_convolutions(kind, bulk):
     make = {
@@ -160,6 +161,7 @@ def test_convolutions(kind, bulk):
     )
 
 
+@pytest.mark.slow
 def test_moves_casts_and_adapters_keep_it(bulk):
     v, x = weight(normal(16, 12), axis=1), normal(3, 16, seed=1)
     moved = forbid(lambda v: (2 * v.reshape(16, 3, 4)[:, 1]).astype("bfloat16"))(v)

@@ -129,6 +129,7 @@ def test_a_loop_over_layers_has_one_at_a_time(how, bulk):
     )
 
 
+@pytest.mark.slow
 def test_an_unmodified_model_is_trained_and_converted(no_leak_checks):
     is_fake = lambda x: isinstance(x, FakeQuantised)
     model = eqx.nn.MLP(4, 2, 16, 2, key=jax.random.key(0))

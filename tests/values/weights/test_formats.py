@@ -221,6 +221,7 @@ def is_packed(x):
     return isinstance(x, Packed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("m", [23, slow(24)])
 def test_moves_of_packed_integers(m, bulk):
     v, x = packed(6, m)

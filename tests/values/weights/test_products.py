@@ -125,6 +125,7 @@ COMPOSITIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "base"),
     cases(

@@ -48,6 +48,7 @@ def adapted(bits):
     return adapt(params, is_kernel, 4, KEYS[4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "kind"),
     [slow(pytest.param(8, Quantised)), slow(pytest.param(4, Quantised)), ("nf4", NF4)],
