@@ -78,6 +78,7 @@ def test_forward_without_jit(name, kind, bulk):
     check(transform(fn)(value), fn(jaxrewrite.materialise(value)), 2e-5)
 
 
+@pytest.mark.slow
 @nested_kind
 def test_gradient_with_respect_to_leaves(kind, bulk):
     def gradients(wrapped):

@@ -96,6 +96,7 @@ DIFFERENTIATED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", often(CASES, DIFFERENTIATED))
 def test_gradient(name, bulk):
     """The gradient through each program, with respect to the leaves."""

@@ -102,6 +102,7 @@ SUMS = {
 _OFTEN = ("shifted kronecker and low rank",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", often(SUMS, _OFTEN))
 def test_value_and_gradient(name, bulk):
     v, y = SUMS[name](), normal(N)

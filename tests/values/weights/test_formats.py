@@ -54,6 +54,7 @@ def scale_of_entries(v):
 ROUNDING = {"float32": 2.0**-22, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
+@pytest.mark.slow
 @given(seeds, magnitudes, blocks, st.integers(2, 8), st.booleans(), st.data())
 @settings(deadline=None, max_examples=20)
 def test_integers_have_an_error_of_half_a_step(

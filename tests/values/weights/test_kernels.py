@@ -141,6 +141,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind, names",
     [

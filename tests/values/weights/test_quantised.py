@@ -512,6 +512,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "of_heads"),
     [
