@@ -57,6 +57,10 @@ def _annotation(annotation: Any) -> Any:
 _SCALARS = (int, float, complex)
 
 
+class _Declined(Exception):
+    """A rule under `jax.vmap` returned ``NotImplemented``, which cannot leave it as a result."""
+
+
 class Pattern:
     """What a user looks for, and the rule that takes its place."""
 
@@ -218,9 +222,15 @@ class Pattern:
                 inner = list(operands)
                 for i, row in zip(mapped, rows, strict=True):
                     inner[i] = row
-                return fn(*inner, **statics)
+                results = fn(*inner, **statics)
+                if results is NotImplemented:
+                    raise _Declined
+                return results
 
-            return jax.vmap(one)(*(operands[i] for i in mapped))
+            try:
+                return jax.vmap(one)(*(operands[i] for i in mapped))
+            except _Declined:
+                return NotImplemented
 
         return call
 

@@ -477,6 +477,18 @@ def test_a_smaller_match_answers_where_a_larger_one_declines():
     assert answers(lambda x: jnp.log(jnp.exp(x)), rules, X) == ["small"]
 
 
+def test_a_rule_may_decline_under_vmap():
+    def after(a: Float[Array, "m k"], b: Float[Array, "k n"]):
+        return NotImplemented if a.shape[0] == 3 else jnp.sin(a) @ b * 1
+
+    rules = table((lambda a, b: jnp.sin(a) @ b, after))
+    fn = jax.vmap(lambda a, b: jnp.sin(a) @ b)
+    stacked = jnp.stack([X, 2 * X])
+    wide = stacked[:, :2]
+    assert answers(fn, rules, stacked, stacked.swapaxes(1, 2)) == []
+    assert answers(fn, rules, wide, wide.swapaxes(1, 2)) == ["after"]
+
+
 def test_when():
     def after(x):
         return jnp.sin(x) * x

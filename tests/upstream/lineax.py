@@ -8,12 +8,12 @@ module is its own plugin.
 
 import functools
 import os
-import random
 import sys
-import zlib
 from pathlib import Path
 
 import pytest
+
+from . import hooks
 
 
 # What is not checked, by patterns of tests, with reasons.
@@ -23,12 +23,7 @@ SKIPS = {
 
 
 def pytest_addoption(parser):
-    group = parser.getgroup("values")
-    group.addoption("--sample", type=int, help="run so many tests, drawn by --seed")
-    group.addoption("--seed", type=int, default=0)
-    group.addoption("--draws", type=int, default=1, help="checks of each function")
-    group.addoption("--problems", type=Path, help="a file to write them to as they come")
-    group.addoption("--forms", help="only these values, by name, with commas")
+    hooks.add_options(parser, draws=1)
 
 
 def pytest_configure(config):
@@ -45,26 +40,12 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    import fnmatch
-
-    for item in items:
-        for pattern, reason in SKIPS.items():
-            if fnmatch.fnmatch(item.nodeid, f"*{pattern}"):
-                item.add_marker(pytest.mark.skip(reason=reason))
-    sample = config.getoption("sample")
-    if sample is not None and sample < len(items):
-        kept = random.Random(config.getoption("seed")).sample(range(len(items)), sample)
-        items[:] = [items[i] for i in sorted(kept)]
+    hooks.select(config, items, SKIPS)
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item):
-    from .checks import Checker
-
-    forms = item.config.getoption("forms")
-    draws = item.config.getoption("draws")
-    checker = Checker(item.name, draws, forms and forms.split(","), lenient=True)
-    item.checker = item.config.checker = checker
+    item.checker = item.config.checker = hooks.checker_of(item, lenient=True)
     item.config.keys = item.funcargs.get("getkey")
     yield
     item.config.checker = None
@@ -72,25 +53,7 @@ def pytest_runtest_call(item):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """What values gave decides; a failure of the test itself is none of ours."""
-    import jax
-
-    report = (yield).get_result()
-    checker = getattr(item, "checker", None)
-    if call.when != "call" or checker is None:
-        return
-    if zlib.crc32(item.name.encode()) % 32 == 0:
-        jax.clear_caches()  # thousands of programs would stay in memory
-    if checker.problems:
-        report.outcome = "failed"
-        report.longrepr = "\n\n".join(checker.problems)
-        if path := item.config.getoption("problems"):
-            with path.open("a") as file:
-                file.write(f"==== {item.nodeid}\n{report.longrepr}\n\n")
-    elif report.outcome == "failed" or not checker.count:
-        report.outcome = "skipped"
-        reason = "fails by itself" if report.longrepr else "checks no function"
-        report.longrepr = (str(item.path), 0, f"Skipped: {reason}")
+    hooks.report_values(item, call, (yield).get_result())
 
 
 def _checked_solve(config, original):

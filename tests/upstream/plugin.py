@@ -1,25 +1,17 @@
 """The pytest plugin that has JAX's own test harness call the checks."""
 
-import fnmatch
 import functools
-import random
-import zlib
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from .checks import Checker
+from . import hooks
 from .skips import SKIPS
 
 
 def pytest_addoption(parser):
-    group = parser.getgroup("values")
-    group.addoption("--sample", type=int, help="run so many tests, drawn by --seed")
-    group.addoption("--seed", type=int, default=0)
-    group.addoption("--draws", type=int, default=4, help="checks of each function")
-    group.addoption("--problems", type=Path, help="a file to write them to as they come")
+    group = hooks.add_options(parser, draws=4)
     group.addoption(
         "--lenient",
         action="store_true",
@@ -28,7 +20,6 @@ def pytest_addoption(parser):
     group.addoption(
         "--abstract", action="store_true", help="check shapes and dtypes alone: quick"
     )
-    group.addoption("--forms", help="only these values, by name, with commas")
 
 
 def pytest_configure(config):
@@ -50,50 +41,20 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-    for item in items:
-        for pattern, reason in SKIPS.items():
-            if fnmatch.fnmatch(item.nodeid, f"*{pattern}"):
-                item.add_marker(pytest.mark.skip(reason=reason))
-    sample = config.getoption("sample")
-    if sample is not None and sample < len(items):
-        drawn = random.Random(config.getoption("seed")).sample(range(len(items)), sample)
-        config.hook.pytest_deselected(
-            items=[item for i, item in enumerate(items) if i not in set(drawn)]
-        )
-        items[:] = [items[i] for i in sorted(drawn)]
+    hooks.select(config, items, SKIPS)
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item):
-    forms = item.config.getoption("forms")
-    draws = item.config.getoption("draws")
     how = {name: item.config.getoption(name) for name in ("lenient", "abstract")}
-    checker = Checker(item.name, draws, forms and forms.split(","), **how)
-    item.checker = item.config.checker = checker
+    item.checker = item.config.checker = hooks.checker_of(item, **how)
     yield
     item.config.checker = None
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """Only what differs with values is a failure; an error of the upstream test itself is not."""
-    report = (yield).get_result()
-    checker = getattr(item, "checker", None)
-    if call.when != "call" or checker is None:
-        return
-    if zlib.crc32(item.name.encode()) % 32 == 0:
-        jax.clear_caches()  # thousands of programs would stay in memory
-    if checker.problems:
-        report.outcome = "failed"
-        report.longrepr = "\n\n".join(checker.problems)
-        if path := item.config.getoption("problems"):
-            with path.open("a") as file:
-                file.write(f"==== {item.nodeid}\n{report.longrepr}\n\n")
-    elif report.outcome == "failed" or not checker.count:
-        report.outcome = "skipped"
-        reason = "fails by itself" if report.longrepr else "checks no function"
-        report.longrepr = (str(item.path), 0, f"Skipped: {reason}")
-        item.checker = None
+    hooks.report_values(item, call, (yield).get_result())
 
 
 def pytest_terminal_summary(terminalreporter, config):

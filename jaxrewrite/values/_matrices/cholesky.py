@@ -20,36 +20,23 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import bind, register
 
-from .._base.structured import Structured
-from .algebra import on_fields
-from .lu import mapped
+from .lu import Factor, mapped, mapped_solve
 from .recognised import find, fingerprints
 
 
-class CholeskyFactor(Structured):
-    """A Cholesky factor that is computed only when it is needed.
+class CholeskyFactor(Factor):
+    """A Cholesky factor of a matrix.
 
     Attributes
     ----------
-    matrix
-        The matrix to factorise, a value.
     lower
         Whether it is the lower or the upper factor.
     is_definite
         Whether the matrix is known to be Hermitian and positive definite.
     """
 
-    matrix: Any
     lower: bool = jaxrewrite.field(static=True)
     is_definite: bool = jaxrewrite.field(static=True, default=False)
-
-    rules_see_values = True
-
-    def stacked(self, size: int) -> Any:
-        return self
-
-    def unstacked(self) -> Any:
-        return self
 
     def aval(self) -> Any:
         return self.matrix.aval()
@@ -77,13 +64,7 @@ def _(factor: CholeskyFactor, b: Array, *, jaxpr: Any, **params: Any) -> Any:
     found = find(_solves, jaxpr, factor.aval(), jax.typeof(b), factor.lower)
     if found is None:
         return NotImplemented
-    axes, depth = found
-
-    def solve(v: Any, b: Any) -> Any:
-        return on_fields(lambda v, b: v.solve(b, v.ndim - 2), v, b)
-
-    for _ in range(depth):
-        solve = jax.vmap(solve, in_axes=axes)
+    solve = mapped_solve(lambda v, b: v.solve(b, v.ndim - 2), *found)
     return [solve(factor.matrix, b)]
 
 

@@ -29,20 +29,16 @@ from .scaled import Scaled
 from .sum import Sum
 
 
-class LUFactor(Structured):
-    """One result of an LU factorisation, which is computed only when it is needed.
+class Factor(Structured):
+    """A factor of a matrix that is computed only when it is needed.
 
     Attributes
     ----------
     matrix
         The matrix to factorise, a value.
-    part
-        Which result of `jax.lax.linalg.lu` this is: the packed factors, the pivots, or the
-        permutation.
     """
 
     matrix: Any
-    part: int = jaxrewrite.field(static=True)
 
     rules_see_values = True
 
@@ -51,6 +47,19 @@ class LUFactor(Structured):
 
     def unstacked(self) -> Any:
         return self
+
+
+class LUFactor(Factor):
+    """One result of an LU factorisation.
+
+    Attributes
+    ----------
+    part
+        Which result of `jax.lax.linalg.lu` this is: the packed factors, the pivots, or the
+        permutation.
+    """
+
+    part: int = jaxrewrite.field(static=True)
 
     def aval(self) -> Any:
         shape = self.matrix.shape
@@ -81,12 +90,7 @@ def _(factors: LUFactor, pivots: LUFactor, b: Array, *, jaxpr: Any, **params: An
     if found is None:
         return NotImplemented
     trans, axes, depth = found
-
-    def solve(v: Any, b: Any) -> Any:
-        return on_fields(lambda v, b: _solved(v, b, trans), v, b)
-
-    for _ in range(depth):
-        solve = jax.vmap(solve, in_axes=axes)
+    solve = mapped_solve(lambda v, b: _solved(v, b, trans), axes, depth)
     return [_nan_unless_same(v, other, solve(v, b))]
 
 
@@ -132,6 +136,14 @@ def mapped(factor: Any, b: Any) -> Iterator[tuple[tuple[Any, Any], int]]:
             is_matrix = 2 <= len(own) == len(right) and right[:-1] == own[:-1]
             if is_vector or is_matrix:
                 yield (of_factor, of_b), depth
+
+
+def mapped_solve(solve: Any, axes: tuple[Any, Any], depth: int) -> Any:
+    """A solve of a value and an array, under as many `jax.vmap` as `mapped` found."""
+    fn = lambda v, b: on_fields(solve, v, b)
+    for _ in range(depth):
+        fn = jax.vmap(fn, in_axes=axes)
+    return fn
 
 
 @functools.lru_cache(256)
