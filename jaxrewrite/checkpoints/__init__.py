@@ -4,5 +4,6 @@
 ``safetensors``, and so do `save_adapter` and `load_adapter`; nothing else needs more than JAX.
 """
 
+from ._adapters import load_adapter as load_adapter, save_adapter as save_adapter
 from ._files import load as load, save as save
 from ._storable import from_storable as from_storable, to_storable as to_storable

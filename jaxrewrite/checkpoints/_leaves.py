@@ -68,7 +68,7 @@ def stored(leaf: Any) -> Any:
         array = np.asarray(leaf)
         if array.dtype == object:
             raise ValueError(f"the number {leaf} does not fit 64 bits")
-        # Libraries that go through NumPy know this dtype only of arrays of JAX.
+        # Libraries store this dtype for arrays of JAX alone.
         if array.dtype == jnp.bfloat16:
             return jnp.asarray(array)
         return _to_plain(np, array)

@@ -123,31 +123,45 @@ def assemble(by: str, arrays: Mapping[str, Any], like: Any) -> Any:
     """`from_storable` of arrays by name, for errors in the name of a function."""
     told = _told(by, arrays.get(ABOUT))
     wanted = _about(like)
-    differences = [
-        *_differences(told["values"], wanted["values"]),
-        *_differences(told["leaves"], wanted["leaves"]),
-    ]
+    whole = [{**about["leaves"], **about["values"]} for about in (told, wanted)]
+    differences = list(_differences(*whole))
     if differences:
         more = "; ..." if len(differences) > _NAMED else ""
         named = "; ".join(differences[:_NAMED])
         raise ValueError(f"{by}: what was stored differs from `like`: {named}{more}")
     leaves = _leaves(like)
-    there = {name: leaf for name, leaf in leaves.items() if is_stored(leaf)}
-    for name in sorted(there.keys() ^ (arrays.keys() - {ABOUT})):
-        what = "lacks an array" if name in there else "has an array too many"
-        raise ValueError(f"{by}: what was stored {what}: {name}.")
-    for name, leaf in there.items():
-        wanted, got = described(form(leaf)), _what(arrays[name])
-        if wanted != got:
-            raise ValueError(f"{by}: the array {name} should be {wanted} and is {got}.")
+    checked = _checked(by, arrays, {n: x for n, x in leaves.items() if is_stored(x)})
     made = {}
     for name, leaf in leaves.items():
         try:
-            made[name] = restored(arrays[name], leaf) if name in there else empty(leaf)
+            made[name] = restored(checked[name], leaf) if name in checked else empty(leaf)
         except ValueError as error:
             raise ValueError(f"{by}: {name}: {error}.") from error
     every, treedef = jax.tree_util.tree_flatten_with_path(like)
     return treedef.unflatten(made.get(_name(path), leaf) for path, leaf in every)
+
+
+def _checked(
+    by: str, arrays: Mapping[str, Any], leaves: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arrays, if they are those that are stored for these leaves."""
+    for name in sorted(leaves.keys() ^ (arrays.keys() - {ABOUT})):
+        what = "lacks an array" if name in leaves else "has an array too many"
+        raise ValueError(f"{by}: what was stored {what}: {name}.")
+    checked = {}
+    for name, leaf in leaves.items():
+        array = _with_dtype(arrays[name], form(leaf).dtype)
+        wanted, got = described(form(leaf)), _what(array)
+        if wanted != got:
+            raise ValueError(f"{by}: the array {name} should be {wanted} and is {got}.")
+        checked[name] = array
+    return checked
+
+
+def _with_dtype(array: Any, dtype: Any) -> Any:
+    """The array as bfloat16 if it is, and lost that in a file of NumPy."""
+    is_void = isinstance(array, np.ndarray) and array.dtype == np.dtype("V2")
+    return array.view(dtype) if is_void and dtype.itemsize == 2 else array
 
 
 def _what(x: Any) -> str:
