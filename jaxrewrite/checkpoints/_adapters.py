@@ -23,6 +23,9 @@ Modules = str | Sequence[str] | None
 Names = Mapping[str, Modules] | Callable[[str], Modules]
 Layout = Literal["in_out", "out_in"]
 
+# The names of the functions, for their errors.
+_SAVE, _LOAD = "save_adapter", "load_adapter"
+
 
 def save_adapter(
     directory: str | os.PathLike[str],
@@ -71,27 +74,37 @@ def save_adapter(
     ValueError
         If there is no `Lora`, if one has no module, two have the same, or the number of modules
         is not that of stacked layers; or if ``config`` has fields that are computed here.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        import jax, jax.numpy as jnp
+        from jaxrewrite.checkpoints import save_adapter
+        from jaxrewrite.values import adapt
+
+        params = {"block": {"query": {"kernel": jnp.ones((6, 4)), "bias": jnp.zeros(4)}}}
+        is_kernel = lambda path, leaf: path.endswith("kernel")
+        params = adapt(params, is_kernel, rank=2, key=jax.random.key(0), scale=0.5)
+        names = {"block/query/kernel": "model.layers.0.self_attn.q_proj"}
+        save_adapter("adapter", params, names=names, config={"task_type": "CAUSAL_LM"})
     """
     taken = sorted(COMPUTED & {*(config or {})})
     if taken:
-        raise ValueError(
-            f"save_adapter: {', '.join(taken)} follows from the other arguments."
-        )
+        raise ValueError(f"{_SAVE}: {', '.join(taken)} follows from the other arguments.")
     adapters: dict[str, Adapter] = {}
-    for _, path, weight in _weights(params):
+    for _, path, weight in _weights(_SAVE, params):
         if not isinstance(weight, Lora):
             continue
-        modules = _modules("save_adapter", names, path)
+        modules = _modules(names, path)
         if modules is None:
-            raise ValueError(
-                f"save_adapter: names has no module for {path}, which is adapted."
-            )
-        for module, adapter in _split("save_adapter", path, weight, modules, layout):
+            raise ValueError(f"{_SAVE}: names has no module for {path}, which is adapted.")
+        for module, adapter in _split(path, weight, modules, layout):
             if module in adapters:
-                raise ValueError(f"save_adapter: two weights have the module {module}.")
+                raise ValueError(f"{_SAVE}: two weights have the module {module}.")
             adapters[module] = adapter
     if not adapters:
-        raise ValueError("save_adapter: there is no Lora in this pytree.")
+        raise ValueError(f"{_SAVE}: there is no Lora in this pytree.")
     write(pathlib.Path(directory), adapters, use_rslora, config or {})
 
 
@@ -135,59 +148,88 @@ def load_adapter(
         If a file is damaged; if the adapter is not LoRA of linear layers as it is computed
         here, such as DoRA; if it has modules that no weight of ``params`` has, or lacks one
         that ``names`` lists; or if shapes or ranks don't fit.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        import jax.numpy as jnp
+        from jaxrewrite.checkpoints import load_adapter, save_adapter
+        from jaxrewrite.values import Lora
+
+        bare = {"query": {"kernel": jnp.ones((6, 4)), "bias": jnp.zeros(4)}}
+        kernel = Lora(bare["query"]["kernel"], jnp.ones((6, 2)), jnp.ones((2, 4)))
+        save_adapter("adapter", {"query": {**bare["query"], "kernel": kernel}})
+
+        adapted = load_adapter("adapter", bare)
+        assert adapted["query"]["kernel"].rank == 2
+        assert adapted["query"]["kernel"].w is bare["query"]["kernel"]
     """
-    by = "load_adapter"
     adapters = read(pathlib.Path(directory))
     used: set[str] = set()
     flat, treedef = jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_value)
     leaves = [leaf for _, leaf in flat]
-    for i, path, weight in _weights(params):
-        modules = _modules(by, names, path)
-        listed = [modules] if isinstance(modules, str) else list(modules or ())
+    for i, path, weight in _weights(_LOAD, params):
+        leaves[i] = weight.w if isinstance(weight, Lora) else weight
+        modules = _modules(names, path)
+        listed = _listed(modules)
         there = [module for module in listed if module in adapters]
-        wanted = isinstance(names, Mapping) or len(there) > 0
-        if listed and wanted and len(there) < len(listed):
-            missing = next(module for module in listed if module not in adapters)
-            raise ValueError(
-                f"{by}: {directory} has no adapter for the module {missing} of {path}. It has "
-                f"{_some(sorted(adapters))}."
-            )
-        twice = [module for module in there if module in used]
-        if twice:
-            raise ValueError(f"{by}: two weights have the module {twice[0]}.")
-        used |= {*there}
-        base = weight.w if isinstance(weight, Lora) else weight
-        if there and modules is not None:
+        if not there and not isinstance(names, Mapping):
+            continue
+        for module in listed:
+            if module not in there:
+                raise ValueError(
+                    f"{_LOAD}: {directory} has no adapter for the module {module} of {path}. "
+                    f"It has {_some(sorted(adapters))}."
+                )
+            if module in used:
+                raise ValueError(f"{_LOAD}: two weights have the module {module}.")
+            used.add(module)
+        if modules:
             found = [adapters[module] for module in listed]
-            leaves[i] = _joined(by, path, weight, modules, found, layout)
-        else:
-            leaves[i] = base
+            leaves[i] = _joined(path, weight, modules, found, layout)
     unused = sorted(adapters.keys() - used)
     if unused:
+        paths = [path for _, path, _ in _weights(_LOAD, params)]
         raise ValueError(
-            f"{by}: no weight of this pytree has the module {_some(unused)}. Say by `names` "
-            f"which has. There are {_some([path for _, path, _ in _weights(params)])}."
+            f"{_LOAD}: no weight of this pytree has the module {_some(unused)}. Say by `names` "
+            f"which has. There are {_some(paths)}."
         )
-    return treedef.unflatten(leaves)
+    return jax.tree_util.tree_unflatten(treedef, leaves)
 
 
-def _weights(tree: Any) -> Iterator[tuple[int, str, Any]]:
+def _weights(by: str, tree: Any) -> Iterator[tuple[int, str, Any]]:
     """The arrays and values among the leaves of a pytree, with their places and paths."""
     leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_value)[0]
     for i, (path, leaf) in enumerate(leaves):
         if hasattr(leaf, "shape"):
-            yield i, jax.tree_util.keystr(path, simple=True, separator="/"), leaf
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            _check_no_lora_inside(by, name, leaf)
+            yield i, name, leaf
+
+
+def _check_no_lora_inside(by: str, path: str, weight: Any) -> None:
+    is_inner = lambda x: x is not weight and isinstance(x, Lora)
+    if any(map(is_inner, jax.tree.leaves(weight, is_leaf=is_inner))):
+        raise ValueError(
+            f"{by}: {path} is a {type(weight).__name__} with a Lora inside. Files of peft "
+            "have one adapter for a weight."
+        )
 
 
 def _is_value(x: Any) -> bool:
     return isinstance(x, Value)
 
 
-def _modules(by: str, names: Names | None, path: str) -> Modules:
+def _modules(names: Names | None, path: str) -> Modules:
     if names is None:
         *above, last = path.split("/")
         return ".".join(above if last in ("kernel", "weight") else [*above, last])
     return names.get(path) if isinstance(names, Mapping) else names(path)
+
+
+def _listed(modules: Modules) -> list[str]:
+    return [modules] if isinstance(modules, str) else list(modules or ())
 
 
 def _some(names: Sequence[str]) -> str:
@@ -196,16 +238,15 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _split(
-    by: str, path: str, v: Lora, modules: str | Sequence[str], layout: Layout
+    path: str, v: Lora, modules: str | Sequence[str], layout: Layout
 ) -> Iterator[tuple[str, Adapter]]:
     """The adapter of each module of a weight."""
     a, b = (np.asarray(x) for x in jax.device_get((v.a, v.b)))
-    one = isinstance(modules, str)
-    names = [modules] if one else list(modules)
+    names, one = _listed(modules), isinstance(modules, str)
     batch = a.shape[: a.ndim - 1 - len(v.rows)]
     if batch != (() if one else (len(names),)):
         raise ValueError(
-            f"{by}: {path} is {f'a stack of {batch} weights' if batch else 'one weight'}; "
+            f"{_SAVE}: {path} is {f'a stack of {batch} weights' if batch else 'one weight'}; "
             f"names gives {modules!r}, where {'a module for each' if batch else 'one module'} "
             "is expected."
         )
@@ -213,7 +254,7 @@ def _split(
     a, b = a.reshape(len(names), -1, rank), b.reshape(len(names), rank, -1)
     for name, rows, cols in zip(names, a, b, strict=True):
         # The factors of (out, in) are b and a of peft, in this order.
-        first, second = (cols.T, rows.T) if _is_in_out(by, layout) else (rows, cols)
+        first, second = (cols.T, rows.T) if _is_in_out(_SAVE, layout) else (rows, cols)
         yield name, Adapter(second, first, v.scale)
 
 
@@ -224,7 +265,6 @@ def _is_in_out(by: str, layout: Layout) -> bool:
 
 
 def _joined(
-    by: str,
     path: str,
     weight: Any,
     modules: str | Sequence[str],
@@ -233,25 +273,25 @@ def _joined(
 ) -> Lora:
     """The weight with the adapters of its modules."""
     batch = () if isinstance(modules, str) else (len(found),)
-    base, rows, cols, frozen = _axes(by, path, weight, batch)
+    base, rows, cols, frozen = _axes(path, weight, batch)
     ndim = len(batch) + len(rows) + len(cols)
     shape = tuple(weight.shape)
     sizes = [tuple(shape[axis % ndim] for axis in axes) for axes in (rows, cols)]
     n, m = map(math.prod, sizes)
-    for name, adapter in zip([modules] if not batch else modules, found, strict=True):
-        wanted = (n, m) if _is_in_out(by, layout) else (m, n)
+    for name, adapter in zip(_listed(modules), found, strict=True):
+        wanted = (n, m) if _is_in_out(_LOAD, layout) else (m, n)
         got = (adapter.a.shape[1], adapter.b.shape[0])
         if wanted != got:
             raise ValueError(
-                f"{by}: the adapter of {name} is for a layer from {got[0]} to {got[1]} "
+                f"{_LOAD}: the adapter of {name} is for a layer from {got[0]} to {got[1]} "
                 f"features, but {path} has shape {shape}, which is from {wanted[0]} to "
                 f'{wanted[1]} with layout="{layout}".'
             )
     if len({(adapter.rank, adapter.scale) for adapter in found}) > 1:
         raise ValueError(
-            f"{by}: the layers that are stacked in {path} differ in rank or scale."
+            f"{_LOAD}: the layers that are stacked in {path} differ in rank or scale."
         )
-    pairs = [(x.a.T, x.b.T) if _is_in_out(by, layout) else (x.b, x.a) for x in found]
+    pairs = [(x.a.T, x.b.T) if _is_in_out(_LOAD, layout) else (x.b, x.a) for x in found]
     rank = found[0].rank
     a, b = (jnp.asarray(np.stack(factors)) for factors in zip(*pairs, strict=True))
     a, b = a.reshape(*batch, *sizes[0], rank), b.reshape(*batch, rank, *sizes[1])
@@ -259,7 +299,7 @@ def _joined(
 
 
 def _axes(
-    by: str, path: str, weight: Any, batch: tuple[int, ...]
+    path: str, weight: Any, batch: tuple[int, ...]
 ) -> tuple[Any, tuple[int, ...], tuple[int, ...], bool]:
     """The base of a weight, its row and column axes, and whether it is frozen."""
     if isinstance(weight, Lora):
@@ -271,7 +311,7 @@ def _axes(
     if own != batch or weight.ndim < 2:
         count = f"a sequence of {batch[0]} modules" if batch else "one module"
         raise ValueError(
-            f"{by}: {path} has shape {tuple(weight.shape)}, and {count}. A matrix has one "
+            f"{_LOAD}: {path} has shape {tuple(weight.shape)}, and {count}. A matrix has one "
             "module, and a stack of matrices a sequence of one each. Weights with more axes "
             "have to be adapted by jaxrewrite.values.adapt before."
         )

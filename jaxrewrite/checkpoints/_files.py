@@ -34,6 +34,18 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
         If the package ``safetensors`` is missing.
     ValueError
         As for `to_storable`.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        import jax.numpy as jnp
+        from jaxrewrite.checkpoints import load, save
+        from jaxrewrite.values import NF4
+
+        params = {"kernel": NF4.quantise(jnp.ones((64, 4))), "bias": jnp.zeros(4)}
+        save("model.safetensors", params)
+        assert load("model.safetensors", params)["kernel"].codes.dtype == "uint4"
     """
     arrays = to_storable(tree)
     about = bytes(arrays.pop(ABOUT)).decode()
@@ -69,6 +81,21 @@ def load(path: str | os.PathLike[str], like: Any) -> Any:
     ValueError
         If the file is not whole, was not written by `save`, or holds a pytree of another
         structure than ``like``.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        import jax, jax.numpy as jnp
+        from jaxrewrite.checkpoints import load, save
+        from jaxrewrite.values import Quantised
+
+        def new_params(key):
+            return {"kernel": Quantised.quantise(jax.random.normal(key, (8, 4)))}
+
+        save("model.safetensors", new_params(jax.random.key(0)))
+        like = jax.eval_shape(new_params, jax.random.key(0))
+        assert load("model.safetensors", like)["kernel"].shape == (8, 4)
     """
     arrays, metadata = read_tensors("load", pathlib.Path(path))
     if ABOUT not in metadata:

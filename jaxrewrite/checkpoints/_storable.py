@@ -57,16 +57,18 @@ def to_storable(tree: Any) -> dict[str, Any]:
     --------
     >>> import jax, jax.numpy as jnp
     >>> from jaxrewrite.checkpoints import from_storable, to_storable
-    >>> from jaxrewrite.values import NF4
-    >>> params = {"kernel": NF4.quantise(jnp.ones((64, 4))), "bias": jnp.zeros(4)}
+    >>> from jaxrewrite.values import Quantised
+    >>> codes = jnp.array([[1, -2], [3, 4]], jnp.int4)
+    >>> params = {"kernel": Quantised(codes, jnp.ones((1, 2))), "bias": jnp.zeros(2)}
     >>> arrays = to_storable(params)
-    >>> for name in ("bias", "kernel/codes", "kernel/scale_q"):
+    >>> for name in ("bias", "kernel/q", "kernel/scale"):
     ...     print(name, arrays[name].dtype, arrays[name].shape)
-    bias float32 (4,)
-    kernel/codes uint8 (64, 2)
-    kernel/scale_q int8 (1, 4)
-    >>> from_storable(arrays, like=params)["kernel"].codes.dtype
-    dtype(uint4)
+    bias float32 (2,)
+    kernel/q uint8 (2, 1)
+    kernel/scale float32 (1, 2)
+    >>> from_storable(arrays, like=params)["kernel"].q
+    Array([[1, -2],
+           [3, 4]], dtype=int4)
     """
     arrays = {}
     for name, leaf in _leaves(tree).items():
@@ -85,8 +87,8 @@ def from_storable(arrays: Any, like: Any) -> Any:
     Parameters
     ----------
     arrays
-        What `to_storable` returned. It may be a nested dictionary, or another pytree whose
-        leaves have the same paths.
+        What `to_storable` returned. It may be another mapping, such as an open file of
+        `numpy.load`, or a pytree whose leaves have the same paths, such as nested dictionaries.
     like
         A pytree of the same structure, with arrays of the same shapes and dtypes. Only these
         are used, and its leaves that are not arrays. So `jax.ShapeDtypeStruct` may take the
@@ -109,12 +111,12 @@ def from_storable(arrays: Any, like: Any) -> Any:
     --------
     >>> import jax.numpy as jnp
     >>> from jaxrewrite.checkpoints import from_storable, to_storable
-    >>> from jaxrewrite.values import Float8, Quantised
-    >>> arrays = to_storable({"w": Quantised.quantise(jnp.ones((2, 2)))})
-    >>> from_storable(arrays, like={"w": Float8.quantise(jnp.ones((2, 2)))})
+    >>> from jaxrewrite.values import Float8
+    >>> bits, scale = jnp.ones((2, 2), jnp.uint8), jnp.ones((1, 1))
+    >>> arrays = to_storable(Float8(bits, scale, "float8_e4m3fn"))
+    >>> from_storable(arrays, like=Float8(bits, scale, "float8_e5m2"))
     Traceback (most recent call last):
-    ...
-    ValueError: from_storable: what was stored differs from `like`: w is Quantised() there and Float8(format='float8_e4m3fn') in `like`; w/codes is missing there; w/q is not in `like`; ...
+    ValueError: from_storable: what was stored differs from `like`: leaf is Float8(format='float8_e4m3fn') there and Float8(format='float8_e5m2') in `like`
     """
     return assemble("from_storable", _named(arrays), like)
 
@@ -138,7 +140,8 @@ def assemble(by: str, arrays: Mapping[str, Any], like: Any) -> Any:
         except ValueError as error:
             raise ValueError(f"{by}: {name}: {error}.") from error
     every, treedef = jax.tree_util.tree_flatten_with_path(like)
-    return treedef.unflatten(made.get(_name(path), leaf) for path, leaf in every)
+    new = [made.get(_name(path), leaf) for path, leaf in every]
+    return jax.tree_util.tree_unflatten(treedef, new)
 
 
 def _checked(
@@ -173,6 +176,8 @@ def _name(path: Any) -> str:
 
 
 def _named(tree: Any) -> dict[str, Any]:
+    # A file of NumPy, for one, is a mapping and no pytree.
+    tree = dict(tree) if isinstance(tree, Mapping) else tree
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     return {_name(path): leaf for path, leaf in leaves}
 

@@ -61,17 +61,20 @@ def stack_adapters(trees: Sequence[Any]) -> Any:
     >>> from jaxrewrite.values import Lora, choose_adapters, stack_adapters
     >>> w = jnp.ones((3, 4))
     >>> one = {"kernel": Lora(w, jnp.ones((3, 1)), jnp.ones((1, 4)))}
-    >>> two = {"kernel": Lora(w, jnp.ones((3, 2)), jnp.ones((2, 4)), scale=2.0)}
+    >>> two = {"kernel": Lora(w, jnp.ones((3, 1)), jnp.full((1, 4), 2.0))}
     >>> stacked = stack_adapters([{"kernel": w}, one, two])
     >>> stacked["kernel"].a.shape, stacked["kernel"].w.shape
-    ((3, 3, 2), (3, 4))
+    ((3, 3, 1), (3, 4))
 
     Each element of a batch says by a number which adapter it uses:
 
-    >>> model = jaxrewrite.transform(lambda p, x: x @ p["kernel"])
-    >>> chosen, axes = choose_adapters(stacked, jnp.array([0, 1, 2, 1]))
-    >>> jax.vmap(model, in_axes=(axes, 0))(chosen, jnp.ones((4, 3)))[:, 0]
-    Array([ 3.,  6., 15.,  6.], dtype=float32)
+    >>> model = jaxrewrite.transform(lambda p, x: (x @ p["kernel"]).sum())
+    >>> @jax.jit
+    ... def run(stacked, index, x):
+    ...     chosen, axes = choose_adapters(stacked, index)
+    ...     return jax.vmap(model, in_axes=(axes, 0))(chosen, x)
+    >>> run(stacked, jnp.array([0, 1, 2, 1]), jnp.ones((4, 3)))
+    Array([12., 24., 36., 24.], dtype=float32)
     """
     if not trees:
         raise ValueError("stack_adapters: there is no pytree.")
@@ -81,7 +84,7 @@ def stack_adapters(trees: Sequence[Any]) -> Any:
         raise ValueError("stack_adapters: the pytrees have different paths.")
     columns = zip(*([leaf for _, leaf in leaves] for leaves, _ in flat), strict=True)
     stacked = [_stacked(path, xs) for path, xs in zip(paths[0], columns, strict=True)]
-    return flat[0][1].unflatten(stacked)
+    return jax.tree_util.tree_unflatten(flat[0][1], stacked)
 
 
 def choose_adapters(stacked: Any, index: ArrayLike) -> tuple[Any, Any]:
@@ -112,7 +115,8 @@ def choose_adapters(stacked: Any, index: ArrayLike) -> tuple[Any, Any]:
     def axes(x: Any) -> Any:
         return dataclasses.replace(x, w=None, a=0, b=0) if _is_lora(x) else None
 
-    return tuple(jax.tree.map(fn, stacked, is_leaf=_is_lora) for fn in (chosen, axes))  # type: ignore[return-value]
+    in_axes = jax.tree.map(axes, stacked, is_leaf=_is_lora)
+    return jax.tree.map(chosen, stacked, is_leaf=_is_lora), in_axes
 
 
 def _is_lora(x: Any) -> bool:
@@ -154,6 +158,8 @@ def _factors(x: Any, like: Lora, scale: float, rank: int) -> tuple[Any, Any]:
     else:
         a, b = x.a if x.scale == scale else x.a * x.scale, x.b
     more = rank - a.shape[-1]
+    if not more:
+        return a, b
     cols = len(like.cols)
     along = [(0, 0)] * (b.ndim - cols - 1) + [(0, more)] + [(0, 0)] * cols
     return jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, more)]), jnp.pad(b, along)

@@ -50,6 +50,15 @@ found = {way: (jax.tree.structure(x), [bits(y) for y in jax.tree.leaves(x)])
 (folder / "found").write_bytes(pickle.dumps(found))
 """
 
+FLAX_LAST = """
+import sys, numpy as np, jaxrewrite
+from jaxrewrite.values import Diagonal
+assert not {name for name in sys.modules if name.startswith("flax")}
+import flax.serialization
+assert flax.serialization.to_state_dict(Diagonal(np.ones(2)))["d"].shape == (2,)
+assert not [x for x in sys.meta_path if type(x).__module__.startswith("jaxrewrite")]
+"""
+
 # What libraries do not store by themselves.
 FOUR_BITS = ("int4", "uint4")
 
@@ -106,3 +115,9 @@ def test_every_type_comes_back_in_another_process(tmp_path):
         start = way in ("flax", "export")
         for got, leaf in zip(leaves, jax.tree.leaves(want[way]), strict=True):
             assert got[start:] == bits(leaf)[start:], way
+
+
+@pytest.mark.slow
+def test_flax_knows_values_if_it_is_imported_last():
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", FLAX_LAST], env=env, check=True)

@@ -94,6 +94,7 @@ def test_the_shared_weight_is_not_repeated():
     assert max(sizes) <= w.size
 
 
+@pytest.mark.slow
 def test_merged_adapters_are_dense():
     base, one, two = trees()
     merged = merge(two)
@@ -101,7 +102,9 @@ def test_merged_adapters_are_dense():
         assert isinstance(merged[name], jax.Array)
     assert merged["bias"] is two["bias"] and merge(one)["second"] is base["second"]
     x = numbers(2, 4)
-    np.testing.assert_allclose(model(merged, x), of_adapter(two, x), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        of_adapter(merged, x), of_adapter(two, x), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_pytrees_that_share_no_weights_are_refused():
