@@ -32,6 +32,8 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
     ------
     ImportError
         If the package ``safetensors`` is missing.
+    FileNotFoundError
+        If the directory of the file is missing.
     ValueError
         As for `to_storable`.
 
@@ -50,6 +52,8 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
     arrays = to_storable(tree)
     about = bytes(arrays.pop(ABOUT)).decode()
     file = pathlib.Path(path)
+    if not file.parent.is_dir():
+        raise FileNotFoundError(f"save: there is no directory {file.parent}.")
     with replacing(file) as part:
         write_tensors("save", part, arrays, {ABOUT: about})
 

@@ -43,6 +43,8 @@ def test_files_that_are_cut_off_are_refused(tmp_path):
     path.write_bytes(whole + b"more")
     with pytest.raises(ValueError, match="load: .*it.safetensors is not a whole file"):
         load(path, few())
+    with pytest.raises(FileNotFoundError, match="save: there is no directory"):
+        save(tmp_path / "new" / "it", few())
     with pytest.raises(FileNotFoundError, match="load: there is no file"):
         load(tmp_path / "other", few())
 

@@ -2,6 +2,7 @@
 
 import io
 import json
+import sys
 from dataclasses import replace
 
 import equinox as eqx
@@ -15,7 +16,7 @@ from checkpoints_examples import abstract, few, int8, nf4, on_device, ready, sam
 
 import jaxrewrite
 from jaxrewrite import values
-from jaxrewrite.checkpoints import from_storable, to_storable
+from jaxrewrite.checkpoints import from_storable, load, save, save_adapter, to_storable
 
 
 PLAIN = {
@@ -63,6 +64,15 @@ def test_ready_types_of_other_dtypes(kind):
         check_exact(ready(kind))
 
 
+@pytest.mark.slow
+def test_leaves_of_every_kind_in_a_program(no_leak_checks):
+    known = lambda x: isinstance(x, (jax.Array, jaxrewrite.Value))
+    tree = {name: x for name, x in special().items() if known(x)}
+    arrays, traced = to_storable(tree), jax.jit(to_storable)(tree)
+    same(traced, jax.tree.map(jnp.asarray, arrays))
+    same(from_storable(traced, tree), tree)
+
+
 def test_bytes_hold_two_integers_of_four_bits():
     numbers = np.array([[-8, 7, 3], [0, -1, 5]])
     arrays = to_storable({"x": on_device(numbers, jnp.int4), "y": np.array([1 + 2j])})
@@ -78,7 +88,7 @@ def test_traced_and_sharded_arrays():
     codes = on_device(numbers, jnp.uint4)
     mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
-    tree = {"codes": jax.device_put(codes, split), "c": jnp.ones(2, jnp.complex64)}
+    tree = {"codes": jax.device_put(codes, split)}
     arrays, traced = to_storable(tree), jax.jit(to_storable)(tree)
     want = numbers[:, ::2] | numbers[:, 1::2] << 4
     for found in (arrays, traced):
@@ -108,6 +118,7 @@ def weights(w):
 
 V = int8(2, 2)
 ONE = on_device([[1.0]])
+FACTORS = on_device(np.ones((2, 1))), on_device(np.ones((1, 2)))
 FOUR = on_device(V.q, jnp.int4)
 
 
@@ -173,6 +184,18 @@ def test_functions_among_the_leaves_are_those_of_like():
     back = from_storable(to_storable(tree), like)
     assert back["f"] is np.sin
     same(back["w"], V)
+
+
+def test_without_safetensors_the_error_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    for call in (
+        lambda: save(tmp_path / "it", {"w": V}),
+        lambda: load(tmp_path / "it", {"w": V}),
+        lambda: save_adapter(tmp_path / "new", {"w": values.Lora(V, *FACTORS)}),
+    ):
+        with pytest.raises(ImportError, match="pip install safetensors.*to_storable"):
+            call()
+    assert not list(tmp_path.iterdir())
 
 
 # --- libraries ---------------------------------------------------------------------------

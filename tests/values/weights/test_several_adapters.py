@@ -95,6 +95,29 @@ def test_the_shared_weight_is_not_repeated():
 
 
 @pytest.mark.slow
+def test_a_scan_over_layers_with_several_adapters():
+    """The layers' own axis stays behind that of the batch."""
+    w = jnp.asarray(numbers(3, 4, 4))
+    loras = [
+        Lora(w, numbers(3, 4, r), numbers(3, r, 4), s) for r, s in ((1, 0.5), (2, 2.0))
+    ]
+    those, index, x = [loras[0], w, loras[1]], np.array([2, 0, 1, 2]), numbers(4, 4)
+
+    def deep(w, x):
+        return jax.lax.scan(lambda c, v: (jnp.tanh(c @ v), None), x, w)[0]
+
+    chosen, axes = choose_adapters(stack_adapters(those), index)
+    each = jaxrewrite.transform(deep, materialise="forbid")
+    got = jax.vmap(each, in_axes=(axes, 0))(chosen, x)
+    for row, i, y in zip(x, index, got, strict=True):
+        v = those[i]
+        dense = np.float64(w) + (v.a @ v.b * v.scale if isinstance(v, Lora) else 0)
+        for layer in dense:
+            row = np.tanh(row @ layer)
+        np.testing.assert_allclose(y, row, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_merged_adapters_are_dense():
     base, one, two = trees()
     merged = merge(two)
