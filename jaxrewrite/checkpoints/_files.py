@@ -35,7 +35,7 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
     FileNotFoundError
         If the directory of the file is missing.
     ValueError
-        As for `to_storable`.
+        As for `to_storable`; or if an array is spread over several processes.
 
     Examples
     --------
@@ -50,6 +50,11 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
         assert load("model.safetensors", params)["kernel"].codes.dtype == "uint4"
     """
     arrays = to_storable(tree)
+    for name, array in arrays.items():
+        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            raise ValueError(
+                f"save: {name} has parts in other processes. Store to_storable(tree) by Orbax."
+            )
     about = bytes(arrays.pop(ABOUT)).decode()
     file = pathlib.Path(path)
     if not file.parent.is_dir():

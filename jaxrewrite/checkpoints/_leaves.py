@@ -21,6 +21,8 @@ PLAIN = {
     *("float16", "bfloat16", "float32", "float64"),
 }
 
+COMPLEX = ("complex64", "complex128")
+
 NUMBERS = (bool, int, float, complex)
 
 
@@ -48,7 +50,7 @@ def form(leaf: Any) -> jax.ShapeDtypeStruct:
     shape, dtype = array.shape, array.dtype
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(shape, dtype))
-    if jnp.issubdtype(dtype, jnp.complexfloating):
+    if dtype.name in COMPLEX:
         shape, dtype = (*shape, 2), jnp.finfo(dtype).dtype
     elif dtype.name not in PLAIN:
         *rows, n = shape or (1,)
@@ -132,7 +134,7 @@ def _to_plain(xp: ModuleType, x: Any) -> Any:
     dtype = x.dtype
     if dtype.name in PLAIN:
         return x
-    if jnp.issubdtype(dtype, jnp.complexfloating):
+    if dtype.name in COMPLEX:
         return xp.stack([x.real, x.imag], -1)
     bits = _bits(dtype)
     if jnp.issubdtype(dtype, jnp.integer):
@@ -148,7 +150,7 @@ def _from_plain(xp: ModuleType, x: Any, like: Any) -> Any:
     dtype = like.dtype
     if dtype.name in PLAIN:
         return x
-    if jnp.issubdtype(dtype, jnp.complexfloating):
+    if dtype.name in COMPLEX:
         if xp is np:
             return np.asarray(x, order="C").view(dtype)[..., 0]
         return lax.complex(x[..., 0], x[..., 1])
@@ -165,8 +167,17 @@ def _from_plain(xp: ModuleType, x: Any, like: Any) -> Any:
 
 
 def _bits(dtype: Any) -> int:
-    of = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo
-    return of(dtype).bits
+    """The bits of a number of at most eight bits.
+
+    Raises
+    ------
+    ValueError
+        If it has more, or is not a number.
+    """
+    for kind, about in ((jnp.integer, jnp.iinfo), (jnp.floating, jnp.finfo)):
+        if jnp.issubdtype(dtype, kind) and about(dtype).bits <= 8:
+            return about(dtype).bits
+    raise ValueError(f"arrays of dtype {dtype} can't be stored")
 
 
 def _packed(xp: ModuleType, codes: Any, bits: int) -> Any:

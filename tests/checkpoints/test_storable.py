@@ -175,8 +175,18 @@ def test_damaged_and_foreign_arrays_are_refused():
 def test_leaves_that_have_no_name_of_their_own_are_refused():
     with pytest.raises(ValueError, match="'a/b' belongs to another"):
         to_storable({"a/b": np.ones(1), "a": {"b": np.ones(1)}})
-    with pytest.raises(ValueError, match="does not fit 64 bits"):
+
+
+def test_what_has_no_plain_form_is_refused():
+    with pytest.raises(
+        ValueError, match="to_storable: n: the number .* does not fit 64 bits"
+    ):
         to_storable({"n": 2**70})
+    for dtype in (np.longdouble, np.clongdouble, "datetime64[s]", "U1", jax.dtypes.float0):
+        with pytest.raises(
+            ValueError, match="to_storable: x: arrays of dtype .* can't be stored"
+        ):
+            to_storable({"x": np.zeros(2, dtype)})
 
 
 def test_functions_among_the_leaves_are_those_of_like():
