@@ -250,6 +250,19 @@ def test_equinox_serialises_plain_arrays_of_values(tmp_path):
     same(from_storable(arrays, like), tree)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_orbax_does_not_cast_what_is_stored_so(tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint", reason="it stores something by Orbax")
+    checkpointer = ocp.StandardCheckpointer()
+    checkpointer.save(tmp_path / "it", to_storable(weights(V)))
+    checkpointer.wait_until_finished()
+    half = weights(replace(V, scale=on_device(V.scale, jnp.bfloat16)))
+    arrays = checkpointer.restore(tmp_path / "it", to_storable(half))
+    with pytest.raises(ValueError, match="w/scale is float32.*there and bfloat16"):
+        from_storable(arrays, half)
+
+
 def test_training_goes_on_from_a_checkpoint_bit_for_bit(no_leak_checks):
     """QLoRA: four-bit weights, adapters, and the moments of an optimiser."""
     a = np.linspace(-0.1, 0.1, 128, dtype=np.float32).reshape(64, 2)
