@@ -38,6 +38,10 @@ PARTS = {
 }
 
 
+# What answers the main question.
+MAIN = "model"
+
+
 def parser() -> argparse.ArgumentParser:
     parse = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parse.add_argument(
@@ -45,12 +49,11 @@ def parser() -> argparse.ArgumentParser:
         nargs="*",
         choices=[*PARTS, []],
         metavar="PART",
-        help=f"what to measure: {', '.join(PARTS)}; by default all but "
-        + ", ".join(name for name, part in PARTS.items() if part.is_optional),
+        help=f"what to measure: {', '.join(PARTS)}; by default {MAIN}",
     )
     efforts = parse.add_mutually_exclusive_group()
     efforts.add_argument(
-        "--full", action="store_true", help="more sizes and samples; some 15 minutes"
+        "--full", action="store_true", help="all parts, more sizes and samples: 20 minutes"
     )
     efforts.add_argument(
         "--quick", action="store_true", help="small and few: check that everything runs"
@@ -88,8 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ),
         given.rank,
     )
-    usual = [name for name, part in PARTS.items() if given.full or not part.is_optional]
-    parts = [PARTS[name] for name in given.parts or usual]
+    parts = [PARTS[name] for name in given.parts or (PARTS if given.full else [MAIN])]
     # Read the file first: an error should not cost minutes of measuring.
     earlier = suite.load(given.against) if given.against else None
     progress = Progress()
@@ -108,6 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     progress.done()
     versions = suite.environment()
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
+    if not given.parts and not given.full:
+        print(f"More: python -m bench {' '.join(name for name in PARTS if name != MAIN)}")
     if earlier is not None:
         print(f"\nAgainst {', '.join(f'{k} {v}' for k, v in earlier[0].items())}:\n")
         print(report.against(earlier[1], results))
@@ -118,6 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for part in parts:
             mine = [result for result in results if result.part == part.name]
             figures[part.name] = plots.save(part, mine, given.plots)
+        if drawn := plots.overview(parts, results, given.plots):
+            figures[""] = [drawn]
     if given.page:
         page.write(given.page, parts, results, versions, figures, given.plots)
     return 0

@@ -3,23 +3,28 @@
 Dense is what a user without the library runs: the same model with the same parameters as
 arrays. An adapted weight becomes the array W + A B inside the jitted program. That must
 happen at each call, because A and B are being trained. Finished adapters can be merged
-before, and then dense does less than implicit. Zeros are passed as an array. FLOPs, bytes
-and memory come from XLA's analyses.
+before, and then dense does less than implicit. Zeros are passed as an array. Weights of
+8 bits are compared with the arrays of floats that they stand for, and are those of
+`jaxrewrite.values`; the other types are those of the benchmark. Quax, where it is installed,
+runs the same model on the same types, written for Quax. FLOPs, bytes and memory come from
+XLA's analyses.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 import jaxrewrite
+from jaxrewrite.values import Quantised
 
 from . import gpt2, measure
-from .suite import Case, Measurement, Options, Part
+from .peer import quax_values, to_quax
+from .suite import Case, Measurement, Options, Part, ratio, rows_of
 from .values import Lora, Zero, lora, zero_like
 
 
@@ -48,6 +53,11 @@ def adapt(params: Any, rank: int, key: Any) -> Any:
     return map_layers(params, kernel=lambda w: lora(w, rank, next(keys)))
 
 
+def int8(w: Any) -> Quantised:
+    """A weight in 8 bits, with a scale for each column."""
+    return Quantised.quantise(w, axis=-1)
+
+
 def drop_biases(params: Any) -> Any:
     """Replace each bias of each block, which is zero, by a symbolic zero."""
     return map_layers(params, bias=zero_like)
@@ -63,10 +73,12 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
     adapted = adapt(params, options.rank, jax.random.key(1))
     cases = {
         "LoRA weights": adapted,
+        "int8 weights": map_layers(params, kernel=int8),
         "zero biases": drop_biases(params),
-        "both": drop_biases(adapted),
+        "LoRA, zero biases": drop_biases(adapted),
     }
-    for name in options.of(list(cases), ["LoRA weights", "both"], list(cases)):
+    usual = [name for name in cases if name != "zero biases"]
+    for name in options.of(list(cases), usual, list(cases)):
         yield from _case(name, cases[name], ids, options, progress)
 
 
@@ -74,23 +86,28 @@ def _case(
     name: str, values: Any, ids: Any, options: Options, progress: Callable[[str], None]
 ) -> Iterator[Measurement]:
     model = functools.partial(gpt2.apply, heads=options.config.heads)
-    # Zeros are arguments of the dense program, because a user has them as arrays.
+    # What a user has as an array is an argument of the dense program.
     arrays = jax.tree.map(
-        lambda x: jaxrewrite.materialise(x) if isinstance(x, Zero) else x,
+        lambda x: jaxrewrite.materialise(x) if isinstance(x, (Zero, Quantised)) else x,
         values,
-        is_leaf=lambda x: isinstance(x, (Zero, Lora)),
+        is_leaf=lambda x: isinstance(x, (Zero, Lora, Quantised)),
     )
+    variants = ["dense", "implicit"]
+    peer = quax_values()
+    if peer is not None and name != "int8 weights":
+        variants.append("Quax")
 
     def make(variant: str) -> tuple[Callable[..., Any], Any]:
         """A function that JAX has not seen, and its first argument."""
         if variant == "dense":
             return lambda v, ids: model(jaxrewrite.materialise(v), ids), arrays
+        if variant == "Quax":
+            return peer.quaxify(lambda v, ids: model(v, ids)), to_quax(peer, values)
         # "forbid" makes sure that nothing becomes dense unnoticed.
         fn = jaxrewrite.transform(lambda v, ids: model(v, ids), materialise="forbid")
         return fn, values
 
     case = Case("model", name)
-    variants = ("dense", "implicit")
     traces: dict[str, list[float]] = {variant: [] for variant in variants}
     compiles: dict[str, list[float]] = {variant: [] for variant in variants}
     calls: dict[str, Any] = {}
@@ -137,4 +154,48 @@ def check_equal(name: str, outputs: dict[str, Any], tolerance: float = 1e-3) -> 
             )
 
 
-PART = Part("model", "A transformer, dense against implicit", __doc__ or "", "dense", run)
+def headline(results: Sequence[Measurement]) -> list[str]:
+    """What is won and lost: a line for each case, and one for the peer."""
+    rows = rows_of(results)
+    lines = []
+    for case in dict.fromkeys(result.case for result in results):
+        found = {
+            quantity: (ratio(row["implicit"], row["dense"]), row["implicit"].spread)
+            for (of, _, quantity), row in rows.items()
+            if of == case and quantity in SAID
+        }
+        known = {q: (r, spread) for q, (r, spread) in found.items() if r is not None}
+        won = [f"{q} {r:.2f}" for q, (r, spread) in known.items() if r < 0.98 - spread]
+        lost = [f"{q} {r:.2f}" for q, (r, spread) in known.items() if r > 1.02 + spread]
+        lines.append(
+            f"{case}: won {', '.join(won) or 'nothing'}; lost {', '.join(lost) or 'nothing'}"
+        )
+    lines.append(_of_peer(rows))
+    return lines
+
+
+# The quantities that a user feels.
+SAID = ("wall time", "temporaries", "memory", "trace", "compile")
+
+
+def _of_peer(rows: Any) -> str:
+    ratios: dict[str, list[float]] = {}
+    for (_, _, quantity), row in rows.items():
+        times = ratio(row["Quax"], row["implicit"]) if "Quax" in row else None
+        if times is not None and quantity in SAID:
+            ratios.setdefault(quantity, []).append(times)
+    if not ratios:
+        return "Quax is not installed: python -m pip install quax"
+    said = {q: f"{min(rs):.2f} to {max(rs):.2f}" for q, rs in ratios.items()}
+    differ = [f"{q} {range_}" for q, range_ in said.items() if range_ != "1.00 to 1.00"]
+    return f"Quax, as a share of implicit: {', '.join(differ) or 'the same'}"
+
+
+PART = Part(
+    "model",
+    "A GPT-2-shaped transformer, implicit as a share of dense",
+    __doc__ or "",
+    "dense",
+    run,
+    headline=headline,
+)

@@ -1,4 +1,4 @@
-"""The page of the documentation about performance, which is written from measurements."""
+"""The pages of the documentation about performance, which are written from measurements."""
 
 from __future__ import annotations
 
@@ -13,15 +13,22 @@ HEAD = """\
 Performance
 ===========
 
-This page is written by ``python -m bench --full --plots docs/figures --page
-docs/performance.rst``. Run it to see the figures of your own machine. Each figure is a median,
-in one process in which the variants take turns. The spread is half the interquartile range
-divided by the median; the table shows the largest of the variants. Figures without a spread
-are exact.
-The results of all variants are compared before anything is timed. *Target* is the goal of the
-project, and *missed* means that the figure does not reach it yet.
+Each dot below is a figure of the library, as a share of the same figure of the *baseline*: what one would run without the library,
+dense or written by hand. Dots on the left of the line are gains, those on the right are losses. Each is a median, in one process in
+which the variants take turns, and the results of all variants are compared before anything is timed.
 
-Measured with {environment}.
+.. image:: {overview}
+   :alt: Each measured figure as a share of the baseline
+
+Measured with {environment}. ``python -m bench`` answers the main question on your own machine within a minute;
+``python -m bench --full --plots docs/figures --page docs/performance.rst`` writes these pages.
+
+"""
+
+TABLE = """\
+The spread is half the interquartile range divided by the median; the table shows the largest of the variants. Figures without a
+spread are exact. *Target* is the goal of the project, and *missed* means that the figure does not reach it yet.
+
 """
 
 
@@ -33,13 +40,33 @@ def write(
     figures: Mapping[str, Sequence[str]],
     folder: str | None,
 ) -> None:
-    """Write a section for each part, with its figures, which are in ``folder``."""
+    """Write the page of findings, and beside it a page with the tables of each part.
+
+    ``figures`` are the files of each part in ``folder``, and under the name ``""`` that of all.
+    """
+    home = os.path.dirname(file) or "."
+    tables = os.path.join(home, "measurements")
+    os.makedirs(tables, exist_ok=True)
     versions = ", ".join(f"{name} {version}" for name, version in environment.items())
-    sections = [HEAD.format(environment=versions)]
+    (overview,) = _paths(figures.get("", ["overview.png"]), folder, home)
+    written = [HEAD.format(environment=versions, overview=overview)]
     for part in parts:
-        there = os.path.relpath(folder or ".", os.path.dirname(file) or ".")
-        drawn = [os.path.join(there, name) for name in figures.get(part.name, ())]
         mine = [result for result in results if result.part == part.name]
-        sections.append(report.rst(part, mine, drawn))
+        link = f"`{part.title} <measurements/{part.name}.rst>`__"
+        written += [f"* {link}.", *(f"  {line}" for line in _sentences(part, mine))]
+        drawn = _paths(figures.get(part.name, ()), folder, tables)
+        with open(os.path.join(tables, f"{part.name}.rst"), "w") as stream:
+            stream.write(report.rst(part, mine, drawn, TABLE))
     with open(file, "w") as stream:
-        stream.write("\n".join(sections))
+        stream.write(written[0] + "\n".join(written[1:]) + "\n")
+
+
+def _sentences(part: Part, results: Sequence[Measurement]) -> list[str]:
+    return [
+        line if line.endswith(".") else f"{line}." for line in report.finding(part, results)
+    ]
+
+
+def _paths(names: Sequence[str], folder: str | None, home: str) -> list[str]:
+    there = os.path.relpath(folder or ".", home)
+    return [os.path.join(there, name) for name in names]

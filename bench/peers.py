@@ -11,7 +11,6 @@ from before 0.5, so it cannot run beside the others.
 from __future__ import annotations
 
 import functools
-import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,22 +26,15 @@ import jaxrewrite
 from . import gpt2, measure, mlp
 from .model import adapt, check_equal
 from .overhead import anew, by_hand, transformers
+from .peer import quax_values, to_quax
 from .suite import Case, Measurement, Options, Part
-from .values import Lora, Sparse, Zero, zero_like
-
-
-def quax_values() -> Any:
-    """The module of Quax's values, or ``None`` without Quax."""
-    try:
-        return importlib.import_module(".quax_values", __package__)
-    except ImportError:
-        return None
+from .values import Lora, Sparse, zero_like
 
 
 def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measurement]:
     peer = quax_values()
     if peer is None:
-        note = "not installed: python -m pip install -e '.[peers]'"
+        note = "not installed: python -m pip install -e '.[bench]'"
         progress(f"Quax is {note}")
         yield Case("peers", "all cases").missing("any", "Quax", note)
     yield from _programs(peer, progress)
@@ -52,17 +44,6 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
     yield from _transformer(peer, options, progress)
     yield from _hardly(peer, options, progress)
     yield from _sparse(options, progress)
-
-
-def _to_quax(peer: Any, tree: Any) -> Any:
-    """Convert our values to those of Quax."""
-
-    def convert(x: Any) -> Any:
-        if isinstance(x, Lora):
-            return peer.Lora(x.w, x.a, x.b)
-        return peer.Zero(x.shape, x.dtype) if isinstance(x, Zero) else x
-
-    return jax.tree.map(convert, tree, is_leaf=lambda x: isinstance(x, (Lora, Zero)))
 
 
 # --- the cost -----------------------------------------------------------------------
@@ -109,7 +90,7 @@ def _mlp(
     if peer is not None:
         variants["Quax"] = (
             lambda: peer.quaxify(mlp.programs()[0]),
-            (_to_quax(peer, values), x),
+            (to_quax(peer, values), x),
         )
     case = Case("peers", "MLP with LoRA", layers)
     yield from _timed(case, variants, layers < 100, options, progress)
@@ -135,7 +116,7 @@ def _transformer(
     if peer is not None:
         variants["Quax"] = (
             lambda: peer.quaxify(anew(model)),
-            (_to_quax(peer, values), ids),
+            (to_quax(peer, values), ids),
         )
     case = Case("peers", "transformer, LoRA")
     yield from _timed(case, variants, False, options, progress)
@@ -155,7 +136,7 @@ def _hardly(
     if peer is not None:
         variants["Quax"] = (
             lambda: peer.quaxify(anew(model)),
-            (_to_quax(peer, values), ids),
+            (to_quax(peer, values), ids),
         )
     case = Case("peers", "transformer, one zero")
     yield from _timed(case, variants, False, options, progress)
@@ -170,7 +151,7 @@ def _operations(
     add = jaxrewrite.transform(jnp.add)
     variants = {"by hand": lambda: jnp.add(x, x), "implicit": lambda: add(x, zero)}
     if peer is not None:
-        quax_add, quax_zero = peer.quaxify(jnp.add), _to_quax(peer, zero)
+        quax_add, quax_zero = peer.quaxify(jnp.add), to_quax(peer, zero)
         variants["Quax"] = lambda: quax_add(x, quax_zero)
     samples = measure.interleaved(variants, options.repeats or options.of(2, 300, 2000))
     yield from Case("peers", "add a zero").timed("eager operation", samples)
@@ -308,7 +289,7 @@ def _programs(peer: Any, progress: Callable[[str], None]) -> Iterator[Measuremen
     value = Lora(0.3 * jnp.eye(3), 0.2 * jnp.ones((3, 1)), 0.1 * jnp.ones((1, 3)))
     variants: dict[str, tuple[Any, Any]] = {"implicit": (_ours, value)}
     if peer is not None:
-        variants["Quax"] = (peer.quaxify, _to_quax(peer, value))
+        variants["Quax"] = (peer.quaxify, to_quax(peer, value))
     for name, program in PROGRAMS.items():
         progress(f"which programs run: {name}")
         expected = program(_densely, value, jnp.ones((3, 3)))

@@ -7,8 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from .report import rows_of
-from .suite import Measurement, Part, ratio
+from .suite import Measurement, Part, ratio, rows_of
 
 
 COLOURS = {
@@ -18,6 +17,9 @@ COLOURS = {
     "implicit": "#1f77b4",
     "Quax": "#d62728",
     "sparsify": "#2ca02c",
+    "dequantised": "#ff7f0e",
+    "bfloat16": "#2ca02c",
+    "formula": "#9467bd",
 }
 UNITS = {"s": "seconds", "B": "bytes", "": "", "x": "ratio"}
 
@@ -35,11 +37,7 @@ def save(part: Part, results: Sequence[Measurement], folder: str) -> list[str]:
 
     path = pathlib.Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    plotted = [
-        result
-        for result in results
-        if result.value is not None and result.quantity in (part.drawn or [result.quantity])
-    ]
+    plotted = [result for result in part.shown(results) if result.value is not None]
     panels = _panels(plotted)
     others = [r for r in plotted if (r.case, r.quantity) not in panels]
     figures = {
@@ -59,7 +57,9 @@ def save(part: Part, results: Sequence[Measurement], folder: str) -> list[str]:
 def _png(figure: Any) -> bytes:
     """The PNG of a figure, without a date or version, so that equal figures are equal."""
     stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=100, metadata={"Software": None})
+    # A figure with many panels is as legible with fewer dots, and a fraction of the bytes.
+    dots = 100 if figure.get_size_inches()[1] < 20 else 60
+    figure.savefig(stream, format="png", dpi=dots, metadata={"Software": None})
     return stream.getvalue()
 
 
@@ -129,23 +129,77 @@ def _over_sizes(plt: Any, baseline: str, panels: _Panels) -> Any:
 
 
 def _ratios(plt: Any, part: Part, results: Sequence[Measurement]) -> Any:
-    """Draw a bar for each row of the table: each variant divided by the baseline."""
-    bars = []
-    for (case, _, quantity), row in rows_of(results).items():
-        for variant, result in row.items():
-            times = ratio(result, row.get(part.baseline))
-            if variant != part.baseline and times is not None:
-                bars.append((f"{case}: {quantity}", variant, times))
+    """Draw bars for each row of the table: each variant divided by the baseline."""
+    bars = {
+        f"{case}: {quantity}": ratios
+        for (case, _, quantity), row in rows_of(results).items()
+        if (ratios := _others(row, part.baseline))
+    }
     if not bars:
         return None
-    figure, axes = plt.subplots(figsize=(8, 0.6 + 0.28 * len(bars)), layout="constrained")
-    for i, (_, variant, times) in enumerate(reversed(bars)):
-        axes.barh(i, times, color=COLOURS.get(variant))
-    axes.set_yticks(
-        range(len(bars)),
-        [f"{label} ({variant})" for label, variant, _ in reversed(bars)],
-        fontsize="small",
-    )
+    variants = list(dict.fromkeys(v for ratios in bars.values() for v in ratios))
+    wide = 0.8 / len(variants)
+    height = 0.8 + (0.14 + 0.14 * len(variants)) * len(bars)
+    figure, axes = plt.subplots(figsize=(8, height), layout="constrained")
+    for i, variant in enumerate(variants):
+        rows = [j for j, ratios in enumerate(bars.values()) if variant in ratios]
+        axes.barh(
+            [j + wide * (i - (len(variants) - 1) / 2) for j in rows],
+            [list(bars.values())[j][variant] for j in rows],
+            height=wide,
+            color=COLOURS.get(variant),
+            label=variant,
+        )
+    axes.set_yticks(range(len(bars)), list(bars), fontsize="small")
+    axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.axvline(1, color="black", linewidth=1)
     axes.set_xlabel(f"over {part.baseline}; less is better")
+    if len(variants) > 1:
+        axes.legend(fontsize="small")
     return figure
+
+
+def _others(row: dict[str, Measurement], baseline: str) -> dict[str, float]:
+    """The ratios of the variants of a row to the baseline."""
+    found = {v: ratio(result, row.get(baseline)) for v, result in row.items()}
+    return {v: x for v, x in found.items() if v != baseline and x is not None}
+
+
+def overview(
+    parts: Sequence[Part], results: Sequence[Measurement], folder: str
+) -> str | None:
+    """Draw each ratio of all parts as a dot, by part, and return the name of the file."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    rows: list[tuple[str, dict[str, float]]] = []
+    for part in parts:
+        mine = rows_of(r for r in part.shown(results) if r.part == part.name)
+        rows += [
+            (f"{part.name}: over {part.baseline}", _others(row, part.baseline))
+            for row in mine.values()
+        ]
+    names = list(dict.fromkeys(name for name, ratios in rows if ratios))
+    if not names:
+        return None
+    figure, axes = plt.subplots(figsize=(8, 0.8 + 0.5 * len(names)), layout="constrained")
+    for variant, shift, marker in (("implicit", 0.12, "o"), ("Quax", -0.22, "x")):
+        dots = [
+            (ratios[variant], len(names) - names.index(name) + shift)
+            for name, ratios in rows
+            if ratios.get(variant, 0) > 0
+        ]
+        x, y = zip(*dots, strict=True) if dots else ((), ())
+        axes.scatter(
+            x, y, s=14, alpha=0.35, color=COLOURS[variant], marker=marker, label=variant
+        )
+    axes.set_xscale("log")
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_yticks([len(names) - i for i in range(len(names))], names)
+    axes.set_xlabel("each measured figure as a share of the baseline; less is better")
+    axes.legend(loc="upper right")
+    _write(pathlib.Path(folder) / "overview.png", _png(figure))
+    plt.close(figure)
+    return "overview.png"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from .suite import Measurement, Part, ratio
+from .suite import Measurement, Part, ratio, rows_of
 from .table import duration, rst_table, table, with_prefix
 
 
@@ -22,17 +21,6 @@ def shown(measurement: Measurement | None) -> str:
         "": lambda x: with_prefix(x, ""),
     }[measurement.unit]
     return show(measurement.value)
-
-
-def rows_of(
-    results: Iterable[Measurement],
-) -> dict[tuple[str, float | None, str], dict[str, Measurement]]:
-    """The variants of each case, size and quantity."""
-    rows: dict[Any, dict[str, Measurement]] = {}
-    for result in results:
-        row = rows.setdefault((result.case, result.size, result.quantity), {})
-        row[result.variant] = result
-    return rows
 
 
 def _limit(part: Part, quantity: str) -> str:
@@ -74,6 +62,8 @@ def cells(part: Part, results: Sequence[Measurement]) -> tuple[list[str], list[l
             missed = any(_misses(part, result, baseline) for result in row.values())
             cell += [_limit(part, quantity) + (" missed" if missed else "")]
         rows.append(cell)
+    if not any(row[1] for row in rows):
+        return [header[0], *header[2:]], [[row[0], *row[2:]] for row in rows]
     return header, rows
 
 
@@ -91,8 +81,46 @@ def losses(part: Part, results: Sequence[Measurement]) -> list[str]:
     return lost
 
 
+def finding(part: Part, results: Sequence[Measurement]) -> list[str]:
+    """What a part says, in a few lines: its headline, or what is better, equal and worse."""
+    if part.headline is not None:
+        return part.headline(results)
+    ratios = {
+        (case, size, quantity): (
+            ratio(row["implicit"], row.get(part.baseline)),
+            row["implicit"].spread,
+        )
+        for (case, size, quantity), row in rows_of(part.shown(results)).items()
+        if "implicit" in row
+    }
+    known = {key: (r, spread) for key, (r, spread) in ratios.items() if r is not None}
+    if not known:
+        return [
+            f"{r.case}, {r.quantity}: {shown(r)}" for r in results if r.value is not None
+        ][:3]
+    worse = {key: r for key, (r, spread) in known.items() if r > 1.02 + spread}
+    better = sum(r < 0.98 - spread for r, spread in known.values())
+    lines = [
+        f"Of {len(known)} figures {better} are less than {part.baseline}, "
+        f"{len(known) - better - len(worse)} equal within their spread, {len(worse)} more."
+    ]
+    if worse:
+        most = sorted(worse, key=lambda key: -worse[key])[:3]
+        lines.append(
+            "Most: " + "; ".join(f"{_named(k)} {worse[k]:.2f}" for k in most) + "."
+        )
+    return lines
+
+
+def _named(key: tuple[str, float | None, str]) -> str:
+    case, size, quantity = key
+    return f"{case}, {quantity}" if size is None else f"{case} at {size:,.0f}, {quantity}"
+
+
 def text(part: Part, results: Sequence[Measurement]) -> str:
     parts = [part.title, "=" * len(part.title), "", table(*cells(part, results))]
+    if part.headline is not None:
+        return "\n".join([f"{part.title}:", *part.headline(results), *parts[2:]])
     if part.baseline:
         lost = losses(part, results)
         parts += ["", f"Where implicit is worse than {part.baseline}:"]
@@ -105,12 +133,14 @@ def about(part: Part) -> str:
     return re.sub(r"(?<!`)`([\w.]+)`(?!`)", r"``\1``", part.about.strip())
 
 
-def rst(part: Part, results: Sequence[Measurement], figures: Sequence[str]) -> str:
-    """A section of the page about performance."""
-    parts = [part.title, "-" * len(part.title), "", about(part), ""]
+def rst(
+    part: Part, results: Sequence[Measurement], figures: Sequence[str], legend: str
+) -> str:
+    """The page of a part, where ``legend`` explains the columns."""
+    parts = [part.title, "=" * len(part.title), "", about(part), ""]
     for figure in figures:
         parts += [f".. image:: {figure}", f"   :alt: {part.title}", ""]
-    parts += [rst_table(*cells(part, results)), ""]
+    parts += [legend, rst_table(*cells(part, results)), ""]
     if part.baseline:
         lost = losses(part, results)
         if lost:

@@ -347,5 +347,4 @@ PART = Part(
     "dense",
     run,
     drawn=("wall time",),
-    is_optional=True,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -63,8 +63,8 @@ class Options(NamedTuple):
 class Part(NamedTuple):
     """A benchmark. ``run`` takes the options and a function that shows progress.
 
-    ``drawn`` are the quantities in the figures; none means all. An optional part runs only
-    by its name, or with ``--full``.
+    ``drawn`` are the quantities in the figures; none means all. ``headline`` says in a few
+    lines what the results say.
     """
 
     name: str
@@ -74,7 +74,11 @@ class Part(NamedTuple):
     run: Callable[[Options, Callable[[str], None]], Iterator[Measurement]]
     targets: dict[str, Target] = {}
     drawn: Sequence[str] = ()
-    is_optional: bool = False
+    headline: Callable[[Sequence[Measurement]], list[str]] | None = None
+
+    def shown(self, results: Iterable[Measurement]) -> list[Measurement]:
+        """The results that figures and findings are about."""
+        return [r for r in results if r.quantity in (self.drawn or [r.quantity])]
 
 
 class Case:
@@ -116,6 +120,17 @@ def ratio(measurement: Measurement, baseline: Measurement | None) -> float | Non
     if baseline is None or not baseline.value or measurement.value is None:
         return None
     return measurement.value / baseline.value
+
+
+def rows_of(
+    results: Iterable[Measurement],
+) -> dict[tuple[str, float | None, str], dict[str, Measurement]]:
+    """The variants of each case, size and quantity."""
+    rows: dict[Any, dict[str, Measurement]] = {}
+    for result in results:
+        row = rows.setdefault((result.case, result.size, result.quantity), {})
+        row[result.variant] = result
+    return rows
 
 
 # --- files ------------------------------------------------------------------------

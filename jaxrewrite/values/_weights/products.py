@@ -3,7 +3,7 @@
 A compiler for a CPU writes the whole dense weight to memory before it multiplies. That takes
 longer than to read a weight that is dense from the start. So a large weight becomes dense in
 blocks that fit the processor's cache, in a loop. ``python -m bench quantised`` measures both
-formulations. docs/performance.rst has the results, from which the constants below follow.
+formulations. docs/measurements/quantised.rst has the results, from which the constants below follow.
 """
 
 from __future__ import annotations
