@@ -203,7 +203,7 @@ def difference_of_squares(x, y):
 @difference_of_squares.defjvp
 def _(primals, tangents):
     (x, y), (tx, ty) = primals, tangents
-    return difference_of_squares(x, y), tx * (2 * x) - ty * (2 * y)
+    return difference_of_squares(x, y), 2 * (tx * x) - 2 * (ty * y)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -216,7 +216,7 @@ def difference_of_square_roots(x, c):
 def _(c, primals, tangents):
     (x,), (t,) = primals, tangents
     out = difference_of_square_roots(x, c)
-    return out, -t * (out * (0.5 / jnp.sqrt(x)) / jnp.sqrt(x + c))
+    return out, -t * (out / jnp.sqrt(x + c) * (0.5 / jnp.sqrt(x)))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -231,7 +231,8 @@ def difference_of_logarithms(x, c):
 @difference_of_logarithms.defjvp
 def _(c, primals, tangents):
     (x,), (t,) = primals, tangents
-    return difference_of_logarithms(x, c), -t * (c / x / (x + c))
+    # XLA makes c / (x * (x + c)) of c / x / (x + c), which overflows in half precision.
+    return difference_of_logarithms(x, c), -t * (1 / x * (c / (x + c)))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -352,8 +353,8 @@ def _(primals, tangents):
 
 
 def finite_shift(x, axis):
-    """The maximum, for which no derivative is needed; 0 where it is infinite."""
-    largest = lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
+    """The maximum, for which no derivative is needed; 0 where it is infinite, or of nothing."""
+    largest = jnp.max(lax.stop_gradient(x), axis=axis, keepdims=True, initial=-jnp.inf)
     return jnp.where(jnp.isfinite(largest), largest, 0)
 
 
@@ -376,7 +377,7 @@ def log_weighted_sum(x, weights, axis, keepdims):
     """
     limit = math.log(float(jnp.finfo(x.dtype).max)) - 4
     terms = x + jnp.log(jnp.abs(weights))
-    axes = {"axis": axis, "keepdims": True}
+    axes = {"axis": axis, "keepdims": True, "initial": -jnp.inf}  # There may be none.
     shift = jnp.maximum(jnp.max(terms, **axes), jnp.max(x, **axes) - limit)
     # A larger one has lost the digits of the weights.
     known = jnp.abs(shift) < 1 / jnp.finfo(x.dtype).eps
