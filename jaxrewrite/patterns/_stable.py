@@ -75,6 +75,19 @@ def _(primals, tangents):
     return sigmoid(x), t * (sigmoid(x) * sigmoid(-x))
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def over_one_plus_exp(x, c):
+    """``c / (1 + exp(x))``, with a derivative also where the exponential overflows."""
+    return c / (1 + jnp.exp(x))
+
+
+@over_one_plus_exp.defjvp
+def _(c, primals, tangents):
+    (x,), (t,) = primals, tangents
+    out = over_one_plus_exp(x, c)
+    return out, -t * (out * sigmoid(x))
+
+
 @jax.custom_jvp
 def logaddexp(x, y):
     """``log(exp(x) + exp(y))``; JAX's derivative of it has no digits for large x and y."""
@@ -540,10 +553,10 @@ def log_softmax(x: Real, *, axis):
     return shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=axis, keepdims=True))
 
 
-@rules.rewrite(lambda x: 1 / (1 + jnp.exp(x)))
-def sigmoid_of_negative(x: Real):
+@rules.rewrite(lambda x, c: c / (1 + jnp.exp(x)))
+def sigmoid_of_negative(x: Real, c: float):
     """The logistic function: the derivative of what was written is NaN for large x."""
-    return sigmoid(-x)
+    return over_one_plus_exp(x, c)
 
 
 def _sigmoid(x):
@@ -676,6 +689,12 @@ def square_roots_subtracted(x: Real, c: float):
 def reciprocals_subtracted(x: Real, c: float):
     """``c / (x (x + c))`` ([H]_, 3.1): no cancellation for large x."""
     return difference_of_reciprocals(x, c) if c else NotImplemented
+
+
+@rules.rewrite(lambda x, c: 1 / (x + c) - 1 / x)
+def reciprocals_subtracted_from(x: Real, c: float):
+    """The same in the other order."""
+    return -difference_of_reciprocals(x, c) if c else NotImplemented
 
 
 @rules.rewrite(lambda x, c: jnp.log(x + c) - jnp.log(x))
@@ -811,17 +830,6 @@ def _softmax_below_maximum(x, *, axis: Axis):
 def softmax_below_maximum(x: Real, *, axis):
     """The same without `lax.stop_gradient`."""
     return _softmax_below_maximum(x, axis=axis)
-
-
-def _shifted_softmax_of_all(x, shift):
-    e = jnp.exp(x - lax.stop_gradient(shift))
-    return e / jnp.sum(e)
-
-
-@rules.rewrite(_shifted_softmax_of_all, keep=True, precedence=-1)
-def shifted_softmax_of_all(x: Real, shift: Real):
-    """The same over all axes."""
-    return _shifted_softmax_of_all(x, shift)
 
 
 def _shifted_log_sum_exp(x, shift, *, axis: Axis, keepdims: bool):
