@@ -17,6 +17,10 @@ from jaxtyping import Array, ArrayLike, Bool, Integer
 from .. import _compat
 from .._rules import Rules
 from .._transform import transform
+from ._invariant import work_before_the_loop
+
+
+rules = Rules()
 
 
 def _results(y: Any) -> tuple[Any, ...]:
@@ -53,8 +57,17 @@ def _fold(
         y, *others = _results(y)
         return (inner, step(accumulated, y)), tuple(others)
 
-    (carry, accumulated), others = lax.scan(body, (init, start), xs, reverse=reverse)
+    scan = transform(functools.partial(lax.scan, body, reverse=reverse), rules=rules)
+    (carry, accumulated), others = scan((init, start), xs)
     return carry, accumulated, others
+
+
+# --- what is the same in each step ------------------------------------------------------
+
+
+@rules.register("scan")
+def work_before_the_scan(*operands: ArrayLike, **params: Any) -> Any:
+    return work_before_the_loop(rules, operands, params)
 
 
 # --- sums -------------------------------------------------------------------------------
@@ -139,9 +152,6 @@ def _last(f: Any, init: Any, xs: Any, reverse: bool) -> Any:
 
 
 # --- what is looked for -----------------------------------------------------------------
-
-
-rules = Rules()
 
 
 def _reduced_scan(
