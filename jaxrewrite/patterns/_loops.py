@@ -269,19 +269,10 @@ def selected_slice(p, x, i, v):
     return jnp.where(p, lax.dynamic_update_index_in_dim(x, v, i, 0), x)
 
 
-def slice_of_selected(p, x, i, v):
+@rules.rewrite(selected_slice)
+def slice_of_selected(p: Bool[Array, ""], x, i: Integer[Array, ""], v):
     old = lax.dynamic_index_in_dim(x, i, 0, keepdims=v.ndim == x.ndim)
     return lax.dynamic_update_index_in_dim(x, jnp.where(p, v, old), i, 0)
-
-
-# The update of one slice is another primitive once it is batched.
-def selected_slices(p, x, i, v):
-    return jax.vmap(selected_slice)(p, x, i, v)
-
-
-@rules.rewrite(selected_slices)
-def slices_of_selected(p: Bool[Array, "n"], x, i: Integer[Array, "n"], v):
-    return jax.vmap(slice_of_selected)(p, x, i, v)
 
 
 @rules.register("while")
