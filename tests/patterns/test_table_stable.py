@@ -186,7 +186,7 @@ def test_second_derivatives_stay_numbers(pattern, statics):
 def test_each_formula_is_found_and_its_look_alikes_are_not(pattern, statics):
     (number, *_) = scalars(pattern)
     fn = lambda *a: pattern.before(*a, *number, **statics)  # noqa: E731
-    args = [jnp.full((3, 2), 0.5)] * (len(pattern.names) - len(pattern.scalars))
+    args = [jnp.full((3, 3), 0.5)] * (len(pattern.names) - len(pattern.scalars))
     rules, answers = spied(TABLE, [pattern])
     for dtype in (jnp.float32, jnp.bfloat16):
         # JAX's normal distribution is for single and double precision.
