@@ -108,7 +108,8 @@ def _variables(atoms: Sequence[Any]) -> set[Any]:
 
 
 def _is_work(eqn: JaxprEqn) -> bool:
-    return of_equation(eqn).flops > 2 * sum(var.aval.size for var in eqn.outvars)
+    results = sum(_compat.leaf_aval(var).size for var in eqn.outvars)
+    return of_equation(eqn).flops > 2 * results
 
 
 def _function(

@@ -14,7 +14,7 @@ is dispatched to their own rules.
 import ast
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -44,14 +44,17 @@ Square = (
     | Complex128[Value, "*batch n n"]
 )
 
+if TYPE_CHECKING:
+    from jaxtyping import Inexact as Ranged
+else:
 
-class Ranged(AbstractDtype):
-    """The dtypes in which products may come in another order.
+    class Ranged(AbstractDtype):
+        """The dtypes in which products may come in another order.
 
-    In float16, which ends at 65504, what is finite in one order overflows in another.
-    """
+        In float16, which ends at 65504, what is finite in one order overflows in another.
+        """
 
-    dtypes = ("bfloat16", "float32", "float64", "complex64", "complex128")
+        dtypes = ("bfloat16", "float32", "float64", "complex64", "complex128")
 
 
 Matrix = Ranged[Array, "_ _"] | Ranged[Value, "_ _"]
