@@ -64,6 +64,7 @@ class Scaled(LinearAlgebra, Linear):
     """
 
     outer = -20
+    zero_if_leaves_are = True
 
     x: Any
     scale: Array

@@ -78,6 +78,7 @@ class Sum(LinearAlgebra, Linear):
     """
 
     outer = -40
+    zero_if_leaves_are = True
 
     terms: tuple[Any, ...]
 
