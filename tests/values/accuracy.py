@@ -34,7 +34,7 @@ class Draw:
         self.rng, self.c, self.is_complex = np.random.default_rng(seed), c, is_complex
 
     def normal(self, *shape):
-        x = self.rng.normal(size=shape)
+        x = np.asarray(self.rng.normal(size=shape))
         return x + 1j * self.rng.normal(size=shape) if self.is_complex else x
 
     def sizes(self, n=N, power=1.0):
@@ -150,7 +150,7 @@ CASES = {
         "ld",
     ),
     "Scaled": (
-        lambda d: values.Scaled(values.Circulant(d.circulant()), np.float64(3)),
+        lambda d: values.Scaled(values.Circulant(d.circulant()), 3 + d.normal()),
         "ldp",
     ),
     "Product": (

@@ -23,6 +23,9 @@ def _double():
         yield
 
 
+# SciPy warns of ill conditioned matrices.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
 CASES = [(name, c) for c in (False, True) for name in accuracy.cases(c)]
 
 # Factors are backward stable, and small singular values are cut off for pseudo-inverses.
@@ -45,15 +48,22 @@ def test_double_precision_agrees_with_scipy(name, is_complex, inside, bulk):
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "is_complex"), CASES)
 def test_single_precision_is_as_good_as_that_of_the_dense_program(name, is_complex, bulk):
+    """To a factor of ten, unless the dense program is better than its own bound.
+
+    A backward stable solution is right to the rounding unit times the condition number. Where that
+    is more than one, only factors and pseudo-inverses have right digits.
+    """
     v = accuracy.batch(name, is_complex, True)
     got, want = (
         accuracy.errors(name, v, accuracy.answers(of, name, v))
         for of in (accuracy.implicit, accuracy.dense)
     )
+    eps = np.finfo(np.float32).eps
     for key, own in got.items():
         for condition, mine, other in zip(accuracy.CONDITIONS, own, want[key], strict=True):
-            if other < 0.1:  # Otherwise no digit of the dense program is right.
-                assert mine < 10 * max(other, 5e-7), (key, condition, mine, other)
+            bound = eps * (1 if key in STABLE else condition)
+            if bound < 1 and np.isfinite(other):
+                assert mine < 10 * max(other, bound), (key, condition, mine, other)
 
 
 # Each has a pivot of LU that is exactly zero.

@@ -244,7 +244,7 @@ def test_exponentials_of_kronecker_sums(bulk):
         jax.tree.leaves(slope(implicit(loss))), jax.tree.leaves(wanted), strict=True
     ):
         if x.size:
-            close(x, y, 1e-9)
+            close(x, y, 1e-7)  # The dense one squares a matrix that is far from zero.
 
 
 # --- Gaussian processes -----------------------------------------------------------------
