@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 import jaxrewrite
 
@@ -60,8 +61,8 @@ def known_zeros(scope: Any, operand: Any) -> KnownZeros | None:
         eqn = scope.producer(eqn.invars[0])
     if eqn is None or eqn.primitive.name != "broadcast_in_dim":
         return None
-    (filled, *_) = eqn.invars
-    if type(filled) is not Literal or filled.aval.shape or filled.val != 0:
+    filled = eqn.invars[0]
+    if type(filled) is not Literal or np.shape(filled.val) or filled.val != 0:
         return None
     return KnownZeros(operand.aval.shape, operand.aval.dtype)
 
