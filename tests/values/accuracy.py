@@ -373,8 +373,10 @@ Relative errors in float32 against SciPy in float64, and in parentheses those of
 rounded to float32. A matrix has 16 rows and, as far as its type allows, singular values from 1 to 0.01, 10\\ :sup:`-6` and
 10\\ :sup:`-10`. The errors are the largest of three draws: of a solution, of the logarithm of a determinant, and, whatever the
 condition number, of the matrix that factors multiply to and of solutions by pseudo-inverses. *None* is NaN or infinity: a pivot or an
-eigenvalue of a matrix that is singular in float32. Tests hold each error to ten times that of the dense program wherever that
-has a right digit, for gradients and complex matrices, too, and in float64 to 30 times the rounding unit times the condition number.
+eigenvalue of a matrix that is singular in float32. Tests hold each error, for gradients and complex matrices, too, to ten times that of
+the dense program or ten times the bound of a backward stable method, the rounding unit times the condition number; in float64 to
+30 times that bound. Only ``Circulant`` matrices need the bound: the rounding errors of a Fourier transform are relative to the largest
+eigenvalue, so the least has few right digits, where the pivots of LU may have more.
 """
 
 COLUMNS = ("solve", "slogdet")
