@@ -2,38 +2,109 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import _compat
-from .._caches import WeakCaches
+from .._caches import BoundedCache, WeakCaches
 from .._compat import Jaxpr, Primitive
-from .calls import Number
+from .bodies import is_hole_scan
+from .calls import Number, is_move
 from .graph import Graph
-from .pattern import Pattern, Variant
-from .probe import Forms
+from .pattern import Pattern
+from .probe import Form, Forms
 from .search import is_open_at, root
 from .view import Facts, Frame, Place, chain, facts_of, resolve
 
 
-class Entry(NamedTuple):
+class Entry:
     """A form of a pattern, and the node that a search starts from.
 
-    ``depth`` is the number of the pattern's table, counted from the nearest.
+    ``depth`` is the number of the pattern's table, counted from the nearest. ``excluded`` are
+    the choices of static parameters that give other forms.
     """
 
-    pattern: Pattern
-    depth: int
-    graph: Graph
-    variants: Sequence[Variant]
-    root: int
-    # What the operands of the root must be: primitives, and `_NUMBER`.
-    needs: Counter[Any]
+    def __init__(self, pattern: Pattern, depth: int, form: Form, forms: Sequence[Form]):
+        self.pattern = pattern
+        self.depth = depth
+        self.graph = form.graph
+        self.variants = tuple(form.variants)
+        self.root = root(form.graph)
+        self.excluded = set().union(*(f.choices for f in forms)) - form.choices
+        self.need = _need(form.graph, self.root, _LEVELS)
+        # What the operands may be, by their avals. `match` fills this.
+        self.readings = BoundedCache(256)
 
 
+# How many levels of operands of an equation are looked at, to tell which forms may end there.
+_LEVELS = 4
+
+# What an equation and its operands are: `_NUMBER`, `_GIVEN`, or a primitive and, above the last
+# level, what its operands are. Equations that only move arrays are left out.
+_Shape = Any
 _NUMBER = "number"
 _GIVEN = "given"  # An operand of the program, or of the body of a call.
+
+
+def _need(graph: Graph, n: int, levels: int) -> _Shape:
+    """What an equation must be, to be a node of a graph."""
+    node = graph.nodes[n]
+    is_plain = not (is_hole_scan(node.eqn) or any(is_move(m.eqn) for m in graph.nodes))
+    needs = []
+    for ref in node.operands if levels and is_plain else ():
+        if ref[0] == "node":
+            needs.append(_need(graph, ref[1], levels - 1))
+        elif ref[0] in ("number", "scalar"):
+            needs.append(_NUMBER)
+    return node.primitive, tuple(needs)
+
+
+class Shapes:
+    """What the equations of a program and their operands are, as far as that was asked.
+
+    ``index`` has a number for each such shape.
+    """
+
+    def __init__(self, index: Index):
+        self._index = index
+        self._sources: dict[Any, list[Any]] = {}
+        self._numbers: dict[Any, int] = {}
+
+    def of(self, frame: Frame, i: int, level: int) -> int:
+        """The number of the shape of an equation, up to a level of its operands."""
+        key = id(frame), i, level
+        number = self._numbers.get(key)
+        if number is None:
+            below: list[Any] = []
+            if level:
+                for source in self._sources_of(frame, i):
+                    is_place = type(source) is tuple
+                    below.append(self.of(*source, level - 1) if is_place else source)
+                if len(below) > 1:
+                    below.sort()
+            number = self._index.number((frame.eqn(i).primitive, *below))
+            self._numbers[key] = number
+        return number
+
+    def _sources_of(self, frame: Frame, i: int) -> list[Any]:
+        """For each operand the equation that makes it, up to moves, or what it is else."""
+        key = id(frame), i
+        sources = self._sources.get(key)
+        if sources is None:
+            sources = self._sources[key] = [_source(frame, a) for a in frame.eqn(i).invars]
+        return sources
+
+
+# The numbers of what is no equation.
+_OF_NUMBER, _OF_GIVEN = 0, 1
+
+
+def _source(frame: Frame, atom: Any) -> Any:
+    source = chain(resolve(frame, atom))[-1]
+    if source is None or type(source) is Number:
+        return _OF_NUMBER
+    return _OF_GIVEN if source.index < 0 else (source.frame, source.index)
 
 
 class Index:
@@ -44,53 +115,73 @@ class Index:
         for entry in entries:
             primitive = entry.graph.nodes[entry.root].primitive
             self.by_primitive.setdefault(primitive, []).append(entry)
-        self._fitting: dict[Any, list[Entry]] = {}
+        self._shapes: list[Any] = [_NUMBER, _GIVEN]
+        self._numbers: dict[Any, int] = {}
+        self._fitting: dict[Any, Sequence[Entry]] = {}
+        self._lock = threading.Lock()
 
-    def candidates(self, frame: Frame, i: int, is_open: bool = False) -> Sequence[Entry]:
+    def number(self, shape: Any) -> int:
+        """The number of a shape: a primitive, and the numbers of its operands' shapes."""
+        number = self._numbers.get(shape)
+        if number is None:
+            with self._lock:
+                number = self._numbers.setdefault(shape, len(self._shapes))
+                if number == len(self._shapes):
+                    self._shapes.append(shape)
+        return number
+
+    def candidates(
+        self, shapes: Shapes, frame: Frame, i: int, is_open: bool = False
+    ) -> Sequence[Entry]:
         """The forms whose last equation may be equation ``i``, by what its operands are.
 
         In the body of a call (``is_open``), what the caller passes may be anything.
         """
-        eqn = frame.eqn(i)
-        primitive = eqn.primitive
-        if primitive not in self.by_primitive:
-            return ()
-        kinds = sorted((_kind(frame, atom) for atom in eqn.invars), key=id)
-        key = primitive, is_open, *kinds
-        fitting = self._fitting.get(key)
-        if fitting is None:
-            given = kinds.count(_GIVEN) if is_open else 0
-            have = Counter(kinds)
-            fitting = self._fitting[key] = [
-                entry
-                for entry in self.by_primitive[primitive]
-                if (entry.needs - have).total() <= given
-            ]
+        fitting: Sequence[Entry] = self.by_primitive.get(frame.eqn(i).primitive, ())
+        for level in range(1, _LEVELS + 1):
+            if not fitting:
+                break
+            key = shapes.of(frame, i, level), level, is_open
+            known = self._fitting.get(key)
+            if known is None:
+                known = self._fitting[key] = [
+                    entry
+                    for entry in fitting
+                    if self._fits(entry.need, key[0], level, is_open)
+                ]
+            fitting = known
         return fitting
 
     def all(self, frame: Frame, i: int) -> Sequence[Entry]:
         """The forms whose last equation has the primitive of equation ``i``."""
         return self.by_primitive.get(frame.eqn(i).primitive, ())
 
+    def _fits(self, need: _Shape, number: int, level: int, is_open: bool) -> bool:
+        shape = self._shapes[number]
+        if shape is _GIVEN or shape is _NUMBER or need is _NUMBER:
+            return need is shape or (is_open and shape is _GIVEN)
+        primitive, needs = need
+        if primitive is not shape[0]:
+            return False
+        # Of many operands, which may be which is left to the search.
+        if not level or len(shape) > _MANY or not needs:
+            return True
+        return self._all_fit(needs, shape[1:], level - 1, is_open)
 
-def _kind(frame: Frame, atom: Any) -> Any:
-    source = chain(resolve(frame, atom))[-1]
-    if source is None or type(source) is Number:
-        return _NUMBER
-    return _GIVEN if source.index < 0 else source.frame.eqn(source.index).primitive
+    def _all_fit(
+        self, needs: Sequence[_Shape], numbers: Sequence[int], level: int, is_open: bool
+    ) -> bool:
+        """Whether each of some needs has an operand of its own."""
+        if not needs:
+            return True
+        return any(
+            self._fits(needs[0], number, level, is_open)
+            and self._all_fit(needs[1:], (*numbers[:i], *numbers[i + 1 :]), level, is_open)
+            for i, number in enumerate(numbers)
+        )
 
 
-def _entries(pattern: Pattern, depth: int, forms: Forms) -> Iterator[Entry]:
-    for form in forms.forms():
-        start = root(form.graph)
-        needs: Counter[Any] = Counter()
-        known = () if pattern.bodies else form.graph.nodes[start].operands
-        for ref in known:
-            if ref[0] == "node":
-                needs[form.graph.nodes[ref[1]].primitive] += 1
-            elif ref[0] in ("number", "scalar"):
-                needs[_NUMBER] += 1
-        yield Entry(pattern, depth, form.graph, form.variants, start, needs)
+_MANY = 6
 
 
 # --- the index for a program -------------------------------------------------------------
@@ -111,13 +202,13 @@ def index_for(
 ) -> Index | None:
     """The index of the patterns that may be in a program; ``None`` if none may be.
 
-    Probing waits until a program has the primitives that each form of a pattern has, unless
-    all patterns are asked for.
+    Probing waits until a program has the primitives that a pattern always has, unless all
+    patterns are asked for.
     """
     fitting = []
     for depth, pattern in patterns:
         forms = forms_of(pattern)
-        if forms.core() <= facts.primitives or all_of_them:
+        if all_of_them or forms.may_be_among(facts.primitives):
             forms.extend(*facts.kinds)
             fitting.append((depth, pattern, forms))
     if not fitting:
@@ -128,8 +219,9 @@ def index_for(
     if index is None:
         index = Index(
             entry
-            for depth, pattern, forms in fitting
-            for entry in _entries(pattern, depth, forms)
+            for depth, pattern, known in fitting
+            for forms in [known.forms()]
+            for entry in (Entry(pattern, depth, form, forms) for form in forms)
         )
         kept.put(key, index)
     return index
@@ -167,6 +259,7 @@ def open_roots(index: Index, body: Jaxpr) -> Sequence[OpenRoot]:
 
 def _find_open_roots(index: Index, body: Jaxpr) -> Iterator[OpenRoot]:
     frame = Frame(body, facts_of(body))
+    shapes = Shapes(index)
     for i in range(len(body.eqns)):
         if i in frame.facts.calls:
             for inner in open_roots(index, frame.facts.calls[i]):
@@ -174,6 +267,6 @@ def _find_open_roots(index: Index, body: Jaxpr) -> Iterator[OpenRoot]:
                 if is_open_at(inner.entry.graph, inner.entry.root, lifted.place(frame)):
                     yield lifted
             continue
-        for entry in index.candidates(frame, i, is_open=True):
+        for entry in index.candidates(shapes, frame, i, is_open=True):
             if is_open_at(entry.graph, entry.root, (frame, i)):
                 yield OpenRoot((), i, entry)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jax.tree_util import PyTreeDef, tree_leaves
@@ -138,10 +139,10 @@ def _first_match(
                     size = len(entry.graph.nodes)
                     reasons.append(Reason(size, size, escape))
                 continue
-        for variant, operands in _readings(entry, found):
+        for reading, operands in _readings(entry, found, place, may_be_value, reasons):
             if next(tries) == _MAX_READINGS:
                 return None
-            match = _confirmed(entry, variant, operands, place, may_be_value, reasons)
+            match = _exactly(entry, reading, operands, place, reasons)
             if match is not None:
                 return match
     if reasons is not None:
@@ -199,48 +200,103 @@ def _at(eqn: JaxprEqn) -> str:
     return f" at {where[0]}:{where[1]}" if where else ""
 
 
-def _readings(entry: Entry, found: Found) -> Iterator[tuple[Variant, list[Any]]]:
-    """What the operands may be, and how they may be batched.
+class Reading(NamedTuple):
+    """What the operands of a form may be, and the function traced at these.
+
+    ``moves`` is, for each operand, how many moves and conversions it is followed through.
+    """
+
+    moves: tuple[int, ...]
+    variant: Variant
+    statics: dict[str, Any]
+    traced: Traced
+
+
+def _readings(
+    entry: Entry,
+    found: Found,
+    place: Place,
+    may_be_value: Any,
+    reasons: list[Reason] | None,
+) -> Iterator[tuple[Reading, list[Any]]]:
+    """What the operands may be, and how they may be batched, with the operands.
 
     An operand may be any of what is moved or converted before it is used. The nearest ones
     come first.
     """
-    chains = [found.operands.get(i) for i in range(len(entry.pattern.names))]
+    pattern = entry.pattern
+    chains = [found.operands.get(i) for i in range(len(pattern.names))]
     if None in chains:
         return
-    depths = itertools.product(*(range(min(len(c), _MAX_MOVES)) for c in chains if c))
-    for depth in sorted(depths, key=sum):
-        operands = [c[d] for c, d in zip(chains, depth, strict=True) if c]
-        for variant in entry.variants:
-            yield variant, operands
+    frame, i = place
+    context = frame.eqn(i).ctx
+    if pattern.bodies or reasons is not None:
+        known: Any = _read(entry, chains, context, may_be_value, reasons)
+    else:
+        key = context, *(_chain_key(chain, may_be_value) for chain in chains)
+        known = entry.readings.get(key)
+        if known is None:
+            known = _Kept(_read(entry, chains, context, may_be_value, None))
+            entry.readings.put(key, known)
+    for reading in known:
+        yield reading, [c[d] for c, d in zip(chains, reading.moves, strict=True) if c]
 
 
-def _confirmed(
+class _Kept:
+    """The items of an iterator, which are kept for the next time."""
+
+    def __init__(self, items: Iterator[Any]):
+        self._known: list[Any] = []
+        self._rest = items
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in itertools.count():
+            if i == len(self._known):
+                with self._lock:
+                    if i == len(self._known):
+                        self._known += itertools.islice(self._rest, 1)
+                if i == len(self._known):
+                    return
+            yield self._known[i]
+
+
+def _chain_key(chain: Any, may_be_value: Any) -> Any:
+    """What matters of an operand, and of what it is a moved form of; hashable."""
+    return tuple(
+        (x.value.dtype, x.value.tobytes())
+        if type(x) is Number
+        else (x.aval, x.aval.weak_type, may_be_value is not None and may_be_value(x))
+        for x in chain[:_MAX_MOVES]
+    )
+
+
+def _read(
     entry: Entry,
-    variant: Variant,
-    operands: list[Any],
-    place: Place,
+    chains: Sequence[Any],
+    context: Any,
     may_be_value: Any,
     reasons: list[Reason] | None,
-) -> Match | None:
-    """The match at a place, if the function is exactly what is there."""
+) -> Iterator[Reading]:
     pattern = entry.pattern
-    args = [_argument(pattern, i, operand) for i, operand in enumerate(operands)]
-    if any(arg is None for arg in args) or not _is_batched_so(variant, operands):
-        return None
-    size = len(entry.graph.nodes)
-    if not _may_answer(pattern, operands, variant, may_be_value):
-        if reasons is not None:
-            why = f"its annotations do not allow {_shown(operands)}"
-            reasons.append(Reason(size, 0, why))
-        return None
-    frame, i = place
-    with frame.eqn(i).ctx.manager:
-        for statics, traced in _traces(pattern, args, variant):
-            match = _exactly(entry, variant, statics, traced, operands, place, reasons)
-            if match is not None:
-                return match
-    return None
+    depths = itertools.product(*(range(min(len(c), _MAX_MOVES)) for c in chains))
+    nearest_first = sorted(itertools.islice(depths, _MAX_READINGS), key=sum)
+    for moves in nearest_first:
+        operands = [chain[depth] for chain, depth in zip(chains, moves, strict=True)]
+        args = [_argument(pattern, i, operand) for i, operand in enumerate(operands)]
+        if any(arg is None for arg in args):
+            continue
+        for variant in entry.variants:
+            if not _is_batched_so(variant, operands):
+                continue
+            if not _may_answer(pattern, operands, variant, may_be_value):
+                if reasons is not None:
+                    why = f"its annotations do not allow {_shown(operands)}"
+                    reasons.append(Reason(len(entry.graph.nodes), 0, why))
+                continue
+            for statics, traced in _traces(entry, args, variant, context):
+                if traced.start is not None:
+                    yield Reading(moves, variant, statics, traced)
 
 
 def _argument(pattern: Pattern, i: int, operand: Any) -> Any:
@@ -285,7 +341,9 @@ def _may_answer(
     if pattern.is_free:
         return True
     avals = without_batch(list(map(_aval, operands)), variant)
-    is_dense = [not any(map(may_be_value, atoms_of([x]))) for x in operands]
+    is_dense = [
+        may_be_value is None or not any(map(may_be_value, atoms_of([x]))) for x in operands
+    ]
     for types, guards in pattern.signature.combinations():
         if not guards_hold(guards, avals):
             continue
@@ -299,16 +357,22 @@ def _may_answer(
 
 def _is_batched_so(variant: Variant, operands: Sequence[Any]) -> bool:
     """Whether operands can be batched so: numbers are not, and arrays have an axis."""
-    return variant is None or all(
-        axis is None or (type(operand) is Made and len(operand.aval.shape) > 0)
-        for axis, operand in zip(variant, operands, strict=True)
+    if variant is None:
+        return True
+    batched = [x for axis, x in zip(variant, operands, strict=True) if axis is not None]
+    return all(type(x) is Made and len(x.aval.shape) > 0 for x in batched) and (
+        len({x.aval.shape[0] for x in batched}) == 1
     )
 
 
 def _traces(
-    pattern: Pattern, args: Sequence[Any], variant: Variant
+    entry: Entry, args: Sequence[Any], variant: Variant, context: Any
 ) -> Iterator[tuple[dict[str, Any], Traced]]:
-    """The function at the operands' own avals, for each choice of its static parameters."""
+    """The function at the operands' own avals, for each choice of its static parameters.
+
+    Choices that are known to give other forms are left out.
+    """
+    pattern = entry.pattern
     ranks = [
         len(aval.shape) - (variant is not None and variant[i] is not None)
         for i, arg in enumerate(args)
@@ -316,30 +380,31 @@ def _traces(
         if isinstance(aval, ShapedArray)
     ]
     for statics in pattern.statics.combinations(max(ranks, default=0)):
-        traced = pattern.trace(args, statics, variant)
+        if pattern.statics.choice(statics) in entry.excluded:
+            continue
+        with context.manager:
+            traced = pattern.trace(args, statics, variant)
         if isinstance(traced, Traced):
             yield statics, traced
 
 
 def _exactly(
     entry: Entry,
-    variant: Variant,
-    statics: dict[str, Any],
-    traced: Traced,
+    reading: Reading,
     operands: list[Any],
     place: Place,
     reasons: list[Reason] | None,
 ) -> Match | None:
-    graph = traced.graph
-    if traced.start is None:
-        return None
+    """The match at a place, if the function is exactly what is there."""
+    traced = reading.traced
+    graph, start = traced.graph, cast(int, traced.start)
     search = Search(graph, by_form=False)
-    for found in search.run(traced.start, place, _named(operands)):
+    for found in search.run(start, place, _named(operands)):
         match = Match(
             entry.pattern,
             entry.depth,
-            variant,
-            statics,
+            reading.variant,
+            reading.statics,
             list(found.places.values()),
             operands,
             result_atoms(graph, found),

@@ -12,7 +12,7 @@ from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from .bodies import Body, Group, atoms_of
 from .calls import Number
-from .index import Index, index_for, open_roots
+from .index import Index, Shapes, index_for, open_roots
 from .match import Match, Miss, matches_at
 from .pattern import Pattern
 from .view import Frame, Made, Place, facts_of, outermost, users
@@ -100,7 +100,7 @@ def place(
     def may_be_value(operand: Any) -> bool:
         return type(operand) is Made and (id(operand.frame), operand.var) in reached
 
-    taken = _taken(_all_matches(index, top, may_be_value, misses))
+    taken = _taken(_all_matches(index, top, may_be_value if reached else None, misses))
     return _Rebuilt(top, taken, without).jaxpr() if taken else jaxpr
 
 
@@ -135,10 +135,12 @@ def _all_matches(
 ) -> list[Match]:
     """All matches in a program, and those in bodies that a match reaches out of."""
     found: list[Match] = []
-    for i in range(len(top.jaxpr.eqns)):
+    shapes = Shapes(index)
+    for i, eqn in enumerate(top.jaxpr.eqns):
+        if eqn.primitive in index.by_primitive:
+            found += _at(index, shapes, (top, i), may_be_value, misses)
         body = top.facts.calls.get(i)
         if body is None:
-            found += _at(index, (top, i), may_be_value, misses)
             continue
         for root in open_roots(index, body):
             match = matches_at(root.entry, root.place(top.inner(i)), may_be_value)
@@ -155,7 +157,7 @@ def _all_matches(
             if i not in frame.facts.calls:
                 found += (
                     match
-                    for match in _at(index, (frame, i), may_be_value, None)
+                    for match in _at(index, shapes, (frame, i), may_be_value, None)
                     if match.is_within_call()
                 )
         if frame.parent is not None:
@@ -164,13 +166,17 @@ def _all_matches(
 
 
 def _at(
-    index: Index, place: Place, may_be_value: Any, misses: list[Miss] | None
+    index: Index,
+    shapes: Shapes,
+    place: Place,
+    may_be_value: Any,
+    misses: list[Miss] | None,
 ) -> Iterator[Match]:
     """One match of each pattern whose last equation is at a place."""
     done: set[tuple[int, Pattern]] = set()
     frame, i = place
     # The nearest misses lack the equations before the last one.
-    fitting = index.candidates(frame, i) if misses is None else index.all(frame, i)
+    fitting = index.candidates(shapes, frame, i) if misses is None else index.all(frame, i)
     for entry in fitting:
         if (entry.depth, entry.pattern) not in done:
             match = matches_at(entry, place, may_be_value, misses)
