@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -25,20 +26,31 @@ class Entry:
     the choices of static parameters that give other forms.
     """
 
-    def __init__(self, pattern: Pattern, depth: int, form: Form, forms: Sequence[Form]):
+    def __init__(self, pattern: Pattern, depth: int, form: Form):
         self.pattern = pattern
         self.depth = depth
         self.graph = form.graph
         self.variants = tuple(form.variants)
         self.root = root(form.graph)
-        self.excluded = set().union(*(f.choices for f in forms)) - form.choices
-        self.need = _need(form.graph, self.root, _LEVELS)
+        # The same for patterns with the same form, for which one search is enough.
+        self.form_key = _key_of(form.graph.form()), tuple(pattern.bodies), pattern.keep
+        # Which of two matches that overlap is taken: the lesser one.
+        self.order = depth, -pattern.precedence, -len(form.graph.nodes)
+        others = (other.choices for other in forms_of(pattern).forms())
+        self.excluded = set().union(*others) - form.choices
+        self.need = _need(form.graph, self.root, _LEVELS[-1], {})
         # What the operands may be, by their avals. `match` fills this.
         self.readings = BoundedCache(256)
 
 
-# How many levels of operands of an equation are looked at, to tell which forms may end there.
-_LEVELS = 4
+@functools.lru_cache(4096)
+def _key_of(form: Any) -> object:
+    """One object for each form, which is a long tuple."""
+    return object()
+
+
+# To so many levels the operands of an equation are looked at, to tell which forms may end there.
+_LEVELS = (1, 5)
 
 # What an equation and its operands are: `_NUMBER`, `_GIVEN`, or a primitive and, above the last
 # level, what its operands are. Equations that only move arrays are left out.
@@ -47,17 +59,21 @@ _NUMBER = "number"
 _GIVEN = "given"  # An operand of the program, or of the body of a call.
 
 
-def _need(graph: Graph, n: int, levels: int) -> _Shape:
+def _need(graph: Graph, n: int, levels: int, known: dict[Any, _Shape]) -> _Shape:
     """What an equation must be, to be a node of a graph."""
+    need = known.get((n, levels))
+    if need is not None:
+        return need
     node = graph.nodes[n]
     is_plain = not (is_hole_scan(node.eqn) or any(is_move(m.eqn) for m in graph.nodes))
     needs = []
     for ref in node.operands if levels and is_plain else ():
         if ref[0] == "node":
-            needs.append(_need(graph, ref[1], levels - 1))
+            needs.append(_need(graph, ref[1], levels - 1, known))
         elif ref[0] in ("number", "scalar"):
             needs.append(_NUMBER)
-    return node.primitive, tuple(needs)
+    known[n, levels] = need = node.primitive, tuple(needs)
+    return need
 
 
 class Shapes:
@@ -73,26 +89,27 @@ class Shapes:
 
     def of(self, frame: Frame, i: int, level: int) -> int:
         """The number of the shape of an equation, up to a level of its operands."""
-        key = id(frame), i, level
+        if not level:
+            return self._index.number((frame.eqns[i].primitive,))
+        key = frame, i, level
         number = self._numbers.get(key)
         if number is None:
-            below: list[Any] = []
-            if level:
-                for source in self._sources_of(frame, i):
-                    is_place = type(source) is tuple
-                    below.append(self.of(*source, level - 1) if is_place else source)
-                if len(below) > 1:
-                    below.sort()
-            number = self._index.number((frame.eqn(i).primitive, *below))
+            below = [
+                self.of(*source, level - 1) if type(source) is tuple else source
+                for source in self._sources_of(frame, i)
+            ]
+            if len(below) > 1:
+                below.sort()
+            number = self._index.number((frame.eqns[i].primitive, *below))
             self._numbers[key] = number
         return number
 
     def _sources_of(self, frame: Frame, i: int) -> list[Any]:
         """For each operand the equation that makes it, up to moves, or what it is else."""
-        key = id(frame), i
+        key = frame, i
         sources = self._sources.get(key)
         if sources is None:
-            sources = self._sources[key] = [_source(frame, a) for a in frame.eqn(i).invars]
+            sources = self._sources[key] = [_source(frame, a) for a in frame.eqns[i].invars]
         return sources
 
 
@@ -118,6 +135,7 @@ class Index:
         self._shapes: list[Any] = [_NUMBER, _GIVEN]
         self._numbers: dict[Any, int] = {}
         self._fitting: dict[Any, Sequence[Entry]] = {}
+        self._fits_known: dict[Any, bool] = {}
         self._lock = threading.Lock()
 
     def number(self, shape: Any) -> int:
@@ -138,7 +156,7 @@ class Index:
         In the body of a call (``is_open``), what the caller passes may be anything.
         """
         fitting: Sequence[Entry] = self.by_primitive.get(frame.eqn(i).primitive, ())
-        for level in range(1, _LEVELS + 1):
+        for level in _LEVELS:
             if not fitting:
                 break
             key = shapes.of(frame, i, level), level, is_open
@@ -166,7 +184,12 @@ class Index:
         # Of many operands, which may be which is left to the search.
         if not level or len(shape) > _MANY or not needs:
             return True
-        return self._all_fit(needs, shape[1:], level - 1, is_open)
+        key = id(need), number, level, is_open  # The need lives as long as the index.
+        fits = self._fits_known.get(key)
+        if fits is None:
+            fits = self._all_fit(needs, shape[1:], level - 1, is_open)
+            self._fits_known[key] = fits
+        return fits
 
     def _all_fit(
         self, needs: Sequence[_Shape], numbers: Sequence[int], level: int, is_open: bool
@@ -205,25 +228,26 @@ def index_for(
     Probing waits until a program has the primitives that a pattern always has, unless all
     patterns are asked for.
     """
-    fitting = []
+    fitting: list[tuple[int, Pattern, Form, int]] = []
     for depth, pattern in patterns:
         forms = forms_of(pattern)
         if all_of_them or forms.may_be_among(facts.primitives):
             forms.extend(*facts.kinds)
-            fitting.append((depth, pattern, forms))
+            fitting += (
+                (depth, pattern, form, forms.count())
+                for form in forms.forms()
+                if all_of_them or form.primitives <= facts.primitives
+            )
     if not fitting:
         return None
-    key = tuple((depth, pattern, forms, forms.count()) for depth, pattern, forms in fitting)
     kept = fitting[0][1].indices
-    index = kept.get(key)
+    index = kept.get(tuple(fitting))
     if index is None:
         index = Index(
-            entry
-            for depth, pattern, known in fitting
-            for forms in [known.forms()]
-            for entry in (Entry(pattern, depth, form, forms) for form in forms)
+            form.entry(depth, count, lambda d=depth, p=pattern, f=form: Entry(p, d, f))
+            for depth, pattern, form, count in fitting
         )
-        kept.put(key, index)
+        kept.put(tuple(fitting), index)
     return index
 
 

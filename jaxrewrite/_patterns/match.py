@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -17,9 +17,10 @@ from .._annotations import Dense, guards_hold
 from .._compat import DropVar, JaxprEqn, ShapedArray
 from .bodies import Body, Group, atoms_of
 from .calls import Number, can_match, is_move
+from .graph import Graph
 from .index import Entry
 from .pattern import Pattern, Traced, Variant, without_batch
-from .same import same
+from .same import same, same_equation
 from .search import Found, Search, result_atoms
 from .view import Frame, Made, Place, resolve, users
 
@@ -38,8 +39,7 @@ class Match:
     ``stays`` are equations that are needed outside of the match, too.
     """
 
-    pattern: Pattern
-    depth: int
+    entry: Entry
     variant: Variant
     statics: dict[str, Any]
     places: list[Place]
@@ -47,6 +47,18 @@ class Match:
     results: list[Made]
     out_tree: PyTreeDef
     stays: frozenset[tuple[int, int]]
+
+    @property
+    def pattern(self) -> Pattern:
+        return self.entry.pattern
+
+    @property
+    def depth(self) -> int:
+        return self.entry.depth
+
+    @property
+    def order(self) -> Any:
+        return self.entry.order
 
     def covered(self) -> frozenset[tuple[int, int]]:
         return frozenset((id(frame), i) for frame, i in self.places)
@@ -128,30 +140,47 @@ def matches_at(
 def _first_match(
     entry: Entry, place: Place, may_be_value: Any, reasons: list[Reason] | None
 ) -> Match | None:
-    (body,) = entry.pattern.bodies or (None,)
-    search = Search(entry.graph, by_form=True, body=body)
     tries = itertools.count()
-    for found in search.run(entry.root, place):
-        if not entry.pattern.keep:
-            escape = _escape(entry, found)
-            if escape is not None:
-                if reasons is not None:
-                    size = len(entry.graph.nodes)
-                    reasons.append(Reason(size, size, escape))
-                continue
+    for found in _of_form(entry, place, reasons):
         for reading, operands in _readings(entry, found, place, may_be_value, reasons):
             if next(tries) == _MAX_READINGS:
                 return None
-            match = _exactly(entry, reading, operands, place, reasons)
+            match = _exactly(entry, reading, operands, place, found.places, reasons)
             if match is not None:
                 return match
-    if reasons is not None:
-        reasons.append(Reason(search.nearest[0], 0, _in_the_way(search)))
     return None
 
 
-def _escape(entry: Entry, found: Found) -> str | None:
-    """What is used outside of a form, though it is no result of it."""
+def _of_form(entry: Entry, place: Place, reasons: list[Reason] | None) -> Iterable[Found]:
+    """All ways in which a form is at a place, which several patterns may have in common."""
+    if reasons is not None:
+        return _search_form(entry, place, reasons)
+    frame, i = place
+    key = entry.form_key, i
+    known = frame.found.get(key)
+    if known is None:
+        known = frame.found[key] = _Kept(_search_form(entry, place, None))
+    return known
+
+
+def _search_form(
+    entry: Entry, place: Place, reasons: list[Reason] | None
+) -> Iterator[Found]:
+    (body,) = entry.pattern.bodies or (None,)
+    search = Search(entry.graph, by_form=True, body=body)
+    for found in search.run(entry.root, place):
+        escaping = None if entry.pattern.keep else _escape(entry, found)
+        if escaping is None:
+            yield found
+        elif reasons is not None:
+            size = len(entry.graph.nodes)
+            reasons.append(Reason(size, size, _told_escape(escaping)))
+    if reasons is not None:
+        reasons.append(Reason(search.nearest[0], 0, _in_the_way(search)))
+
+
+def _escape(entry: Entry, found: Found) -> JaxprEqn | None:
+    """The equation whose result is used outside of a form, though it is no result of it."""
     covered = {(id(frame), i) for frame, i in found.places.values()}
     results = {ref[1] for ref in entry.graph.results}
     for n, (frame, i) in found.places.items():
@@ -165,7 +194,7 @@ def _escape(entry: Entry, found: Found) -> str | None:
                     (id(user[0]), user[1]) not in covered
                     and not is_move(user[0].eqn(user[1]))
                 ):
-                    return _told_escape(frame.eqn(i))
+                    return frame.eqn(i)
     return None
 
 
@@ -200,16 +229,50 @@ def _at(eqn: JaxprEqn) -> str:
     return f" at {where[0]}:{where[1]}" if where else ""
 
 
-class Reading(NamedTuple):
+class Reading:
     """What the operands of a form may be, and the function traced at these.
 
     ``moves`` is, for each operand, how many moves and conversions it is followed through.
     """
 
-    moves: tuple[int, ...]
-    variant: Variant
-    statics: dict[str, Any]
-    traced: Traced
+    def __init__(
+        self,
+        moves: tuple[int, ...],
+        variant: Variant,
+        statics: dict[str, Any],
+        traced: Traced,
+        form: Graph,
+    ):
+        self.moves = moves
+        self.variant = variant
+        self.statics = statics
+        self.traced = traced
+        core, _ = traced.graph.core()
+        self._core = core.nodes if core.form() == form.form() else ()
+        # The node whose equation was another one the last time.
+        self._differs: int | None = None
+
+    def differs_as_before(self, places: dict[int, Place]) -> bool:
+        """Whether a form is surely not this function, by an equation that was not before."""
+        return self._differs is not None and self._is_another(self._differs, places)
+
+    def look_for_difference(self, places: dict[int, Place]) -> None:
+        """Remember which node of a form, that is not this function, is another equation."""
+        if self._differs is None:
+            nodes = (n for n in range(len(self._core)) if self._is_another(n, places))
+            self._differs = next(nodes, None)
+
+    def _is_another(self, n: int, places: dict[int, Place]) -> bool:
+        """Whether the equation of a node is none of the function's.
+
+        Which node of a primitive it is may depend on the order of operands.
+        """
+        frame, i = places[n]
+        eqn = frame.eqn(i)
+        return not any(
+            node.primitive is eqn.primitive and same_equation(node.eqn, eqn)
+            for node in self._core
+        )
 
 
 def _readings(
@@ -296,7 +359,7 @@ def _read(
                 continue
             for statics, traced in _traces(entry, args, variant, context):
                 if traced.start is not None:
-                    yield Reading(moves, variant, statics, traced)
+                    yield Reading(moves, variant, statics, traced, entry.graph)
 
 
 def _argument(pattern: Pattern, i: int, operand: Any) -> Any:
@@ -393,16 +456,18 @@ def _exactly(
     reading: Reading,
     operands: list[Any],
     place: Place,
+    places: dict[int, Place],
     reasons: list[Reason] | None,
 ) -> Match | None:
     """The match at a place, if the function is exactly what is there."""
     traced = reading.traced
     graph, start = traced.graph, cast(int, traced.start)
+    if reasons is None and reading.differs_as_before(places):
+        return None
     search = Search(graph, by_form=False)
     for found in search.run(start, place, _named(operands)):
         match = Match(
-            entry.pattern,
-            entry.depth,
+            entry,
             reading.variant,
             reading.statics,
             list(found.places.values()),
@@ -419,7 +484,9 @@ def _exactly(
             )
             size = len(graph.nodes)
             reasons.append(Reason(size, size, _told_escape(frame.eqn(i))))
-    if reasons is not None and search.nearest[1] is not None:
+    if reasons is None:
+        reading.look_for_difference(places)
+    elif search.nearest[1] is not None:
         size = len(entry.graph.nodes)
         reasons.append(Reason(size, search.nearest[0], _in_the_way(search)))
     return None

@@ -11,10 +11,11 @@ is known; only a change that shows another form is tried with all of them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -51,6 +52,18 @@ class Form:
     graph: Graph
     variants: list[Variant] = dataclasses.field(default_factory=list)
     choices: set[Choice] = dataclasses.field(default_factory=set)
+    _entries: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def primitives(self) -> frozenset[Primitive]:
+        return self.graph.primitives()
+
+    def entry(self, depth: int, count: int, make: Callable[[], Any]) -> Any:
+        """The entry of indices for this form; ``count`` changes with what is known."""
+        key = depth, count
+        if key not in self._entries:
+            self._entries = {key: make()}
+        return self._entries[key]
 
 
 class _Base(NamedTuple):
