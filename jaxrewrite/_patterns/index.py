@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import _compat
@@ -33,6 +34,7 @@ class Entry:
         self.variants = tuple(form.variants)
         self.root = root(form.graph)
         # The same for patterns with the same form, for which one search is enough.
+        self.shares_form = False
         self.form_key = _key_of(form.graph.form()), tuple(pattern.bodies), pattern.keep
         # Which of two matches that overlap is taken: the lesser one.
         self.order = depth, -pattern.precedence, -len(form.graph.nodes)
@@ -50,7 +52,7 @@ def _key_of(form: Any) -> object:
 
 
 # To so many levels the operands of an equation are looked at, to tell which forms may end there.
-_LEVELS = (1, 5)
+_LEVELS = (1, 4)
 
 # What an equation and its operands are: `_NUMBER`, `_GIVEN`, or a primitive and, above the last
 # level, what its operands are. Equations that only move arrays are left out.
@@ -127,9 +129,11 @@ def _source(frame: Frame, atom: Any) -> Any:
 class Index:
     """The forms of some patterns, by the primitive of their last equation."""
 
-    def __init__(self, entries: Iterable[Entry]):
+    def __init__(self, entries: Sequence[Entry]):
+        keys = Counter(entry.form_key for entry in entries)
         self.by_primitive: dict[Primitive, list[Entry]] = {}
         for entry in entries:
+            entry.shares_form |= keys[entry.form_key] > 1
             primitive = entry.graph.nodes[entry.root].primitive
             self.by_primitive.setdefault(primitive, []).append(entry)
         self._shapes: list[Any] = [_NUMBER, _GIVEN]
@@ -244,8 +248,10 @@ def index_for(
     index = kept.get(tuple(fitting))
     if index is None:
         index = Index(
-            form.entry(depth, count, lambda d=depth, p=pattern, f=form: Entry(p, d, f))
-            for depth, pattern, form, count in fitting
+            [
+                form.entry(depth, count, lambda d=depth, p=pattern, f=form: Entry(p, d, f))
+                for depth, pattern, form, count in fitting
+            ]
         )
         kept.put(tuple(fitting), index)
     return index

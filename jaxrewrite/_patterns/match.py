@@ -17,7 +17,7 @@ from .._annotations import Dense, guards_hold
 from .._compat import DropVar, JaxprEqn, ShapedArray
 from .bodies import Body, Group, atoms_of
 from .calls import Number, can_match, is_move
-from .graph import Graph
+from .graph import Graph, Node
 from .index import Entry
 from .pattern import Pattern, Traced, Variant, without_batch
 from .same import same, same_equation
@@ -153,7 +153,7 @@ def _first_match(
 
 def _of_form(entry: Entry, place: Place, reasons: list[Reason] | None) -> Iterable[Found]:
     """All ways in which a form is at a place, which several patterns may have in common."""
-    if reasons is not None:
+    if reasons is not None or not entry.shares_form:
         return _search_form(entry, place, reasons)
     frame, i = place
     key = entry.form_key, i
@@ -270,9 +270,21 @@ class Reading:
         frame, i = places[n]
         eqn = frame.eqn(i)
         return not any(
-            node.primitive is eqn.primitive and same_equation(node.eqn, eqn)
+            node.primitive is eqn.primitive
+            and same_equation(node.eqn, eqn)
+            and _has_numbers(node, frame, eqn)
             for node in self._core
         )
+
+
+def _has_numbers(node: Node, frame: Frame, eqn: JaxprEqn) -> bool:
+    """Whether the numbers among the operands of a node are among those of an equation."""
+    for ref in node.operands:
+        if ref[0] == "number":
+            there = (resolve(frame, atom) for atom in eqn.invars)
+            if not any(type(x) is Number and ref[1].same(x) for x in there):
+                return False
+    return True
 
 
 def _readings(

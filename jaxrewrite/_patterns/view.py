@@ -12,7 +12,7 @@ from typing import Any
 
 from .._caches import WeakCaches
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, ShapedArray, Var
-from .calls import Number, body_of, folded, is_move
+from .calls import CALLS, Number, body_of, folded, is_move
 
 
 class Facts:
@@ -28,9 +28,10 @@ class Facts:
         for i, eqn in enumerate(self.eqns):
             for k, var in enumerate(eqn.outvars):
                 self.made[var] = i, k
-            body = body_of(eqn)
-            if body is not None:
-                self.calls[i] = body
+            if eqn.primitive.name in CALLS:
+                body = body_of(eqn)
+                if body is not None:
+                    self.calls[i] = body
         self._outvars = jaxpr.outvars
 
     @functools.cached_property
@@ -64,10 +65,10 @@ class Facts:
     def kinds(self) -> tuple[frozenset[Any], int]:
         """The dtypes of the arrays, and the highest rank, here and in the calls."""
         dtypes, rank = set(), 0
-        for var in (*self.position, *self.made):
-            if isinstance(var.aval, ShapedArray):
-                dtypes.add(var.aval.dtype)
-                rank = max(rank, len(var.aval.shape))
+        for aval in {var.aval for var in (*self.position, *self.made)}:
+            if isinstance(aval, ShapedArray):
+                dtypes.add(aval.dtype)
+                rank = max(rank, len(aval.shape))
         for body in self._bodies():
             inner, inner_rank = facts_of(body).kinds
             dtypes |= inner
