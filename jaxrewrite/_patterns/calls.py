@@ -20,7 +20,9 @@ def body_of(eqn: JaxprEqn) -> Jaxpr | None:
     if eqn.primitive.name not in CALLS or eqn.effects:
         return None
     params = eqn.params
-    if eqn.primitive.name == "jit" and not _compat.is_unplaced(params):
+    if eqn.primitive.name == "jit" and (
+        any(params["donated_invars"]) or not _compat.is_unplaced(params)
+    ):
         return None
     return _compat.without_constants(params[_compat.body_name(eqn.primitive)])
 

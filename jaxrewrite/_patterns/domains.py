@@ -98,7 +98,10 @@ def _few_axes(rank: int) -> list[Any]:
 
 
 def read_statics(
-    parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, Any], where: str
+    parameters: Mapping[str, inspect.Parameter],
+    hints: Mapping[str, Any],
+    where: str,
+    both: str,
 ) -> Statics:
     """Read the domains of keyword-only parameters; `TypeError` if one has no finite domain."""
     domains: list[tuple[str, Any]] = []
@@ -118,13 +121,13 @@ def read_statics(
             raise TypeError(
                 f"Keyword-only parameter {name!r} of {where} is an unknown static parameter, "
                 "and needs a finite domain: annotate it with typing.Literal[...], bool or "
-                "jaxrewrite.Axis."
+                "jaxrewrite.Axis." + both
             )
         count *= len(values)
         domains.append((name, values))
     if count > _MANY_COMBINATIONS:
         raise TypeError(
             f"The static parameters of {where} have {count} combinations; a pattern may "
-            f"have {_MANY_COMBINATIONS}."
+            f"have {_MANY_COMBINATIONS}." + both
         )
     return Statics(tuple(domains))

@@ -66,6 +66,10 @@ class Form:
         return self._entries[key]
 
 
+class LooksForItself(TypeError):
+    """A pattern is in force where what it looks for is traced."""
+
+
 class _Base(NamedTuple):
     """The first operands at which a function was traced."""
 
@@ -88,6 +92,7 @@ class Forms:
         self._showing: list[tuple[Sequence[Any], dict[str, Any]]] = []
         self._tried: dict[Any, bool] = {}
         self._used: set[int] = set()
+        self._is_beginning = False
         self._lock = threading.RLock()
 
     def may_be_among(self, primitives: Set[Primitive]) -> bool:
@@ -138,7 +143,17 @@ class Forms:
 
     def _begin(self) -> _Base:
         if self._base is None:
-            base = self._first_traces()
+            if self._is_beginning:
+                raise LooksForItself(
+                    "What a pattern looks for calls a function of jaxrewrite.transform, in "
+                    "which the same pattern is in force. Call the function itself, or use a "
+                    "table without the pattern." + self.pattern.both()
+                )
+            self._is_beginning = True
+            try:
+                base = self._first_traces()
+            finally:
+                self._is_beginning = False
             for probe in self.pattern.probes:
                 self._try_all(probe)
             unused = {*range(len(self.pattern.names))} - {*self.pattern.bodies} - self._used
@@ -310,6 +325,8 @@ def traced_form(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The operands are not the user's.
         traced = pattern.trace(args, statics, variant)
+    if isinstance(traced, LooksForItself):
+        raise traced
     if isinstance(traced, Exception):
         return traced
     if pattern.bodies and not any(is_hole_scan(n.eqn) for n in traced.graph.nodes):
@@ -506,12 +523,12 @@ def _base_args(pattern: Pattern, size: int, dtype: Any) -> Iterator[Sequence[Any
 
 
 def _variants(pattern: Pattern) -> list[Variant]:
-    """All arrays batched, and all but some of them."""
+    """All arrays batched, and some of them: any of four, or all but one and one of more."""
     if pattern.bodies:
         return []
     arrays = [i for i in range(len(pattern.names)) if i not in pattern.scalars]
     sets = [tuple(arrays)]
-    if len(arrays) <= 3:
+    if len(arrays) <= 4:
         sets += [
             chosen
             for n in range(len(arrays) - 1, 0, -1)
@@ -519,6 +536,7 @@ def _variants(pattern: Pattern) -> list[Variant]:
         ]
     else:
         sets += [tuple(j for j in arrays if j != i) for i in arrays]
+        sets += [(i,) for i in arrays]
     return [
         tuple(0 if i in chosen else None for i in range(len(pattern.names)))
         for chosen in sets
