@@ -145,7 +145,7 @@ class Search:
         if kind == "node":
             if type(atom) is not Made or atom.index < 0:
                 return False, rest
-            if atom.k not in self._results(ref, atom.frame.eqn(atom.index)):
+            if atom.k != self._result(ref, atom.frame.eqn(atom.index)):
                 return False, rest
             return self._place(ref[1], (atom.frame, atom.index), rest)
         if kind == "number":
@@ -232,18 +232,13 @@ class Search:
                 holds = False
         return holds, rest
 
-    def _results(self, ref: Ref, eqn: JaxprEqn) -> range:
-        """Which results of an equation a reference may mean.
-
-        A scan whose body is unknown has one y in a form, which may be any in the program.
-        """
+    def _result(self, ref: Ref, eqn: JaxprEqn) -> int:
+        """Which result of an equation a reference means."""
         own = self.graph.nodes[ref[1]].eqn
         if not self.by_form or not is_hole_scan(own) or eqn.primitive.name != "scan":
-            return range(ref[2], ref[2] + 1)
+            return ref[2]
         (_, own_carry), (_, carry) = map(_compat.scan_counts, (own.params, eqn.params))
-        if ref[2] < own_carry:
-            return range(ref[2], ref[2] + 1)
-        return range(carry, len(eqn.outvars))
+        return ref[2] if ref[2] < own_carry else ref[2] - own_carry + carry
 
     def _is_like(self, node: Node, eqn: JaxprEqn) -> bool:
         if not self.by_form:
@@ -262,12 +257,11 @@ class Search:
             if n in self._places:
                 continue
             for ref in node.operands:
-                atoms = self._known(ref)
-                if not atoms:
+                atom = self._known(ref)
+                if atom is None:
                     continue
                 places = [
                     user
-                    for atom in atoms
                     for user in find(atom.frame, atom.var)
                     if user is not None
                     and user[0].eqn(user[1]).primitive is node.primitive
@@ -280,22 +274,18 @@ class Search:
                 return True, (("place", n, places[0]), None)
         return False, None
 
-    def _known(self, ref: Ref) -> list[Made]:
-        """What a reference may be, as far as its operand or node was found."""
+    def _known(self, ref: Ref) -> Made | None:
+        atom = None
         if ref[0] == "operand":
             atom = self._operands.get(ref[1])
             if self.by_form and atom is not None:
                 atom = atom[-1]
-            return [atom] if type(atom) is Made else []
-        if ref[0] != "node" or ref[1] not in self._places:
-            return []
-        frame, index = self._places[ref[1]]
-        outvars = frame.eqn(index).outvars
-        return [
-            Made(frame, outvars[k], index, k)
-            for k in self._results(ref, frame.eqn(index))
-            if k < len(outvars)
-        ]
+        elif ref[0] == "node" and ref[1] in self._places:
+            frame, index = self._places[ref[1]]
+            k = self._result(ref, frame.eqn(index))
+            if k < len(frame.eqn(index).outvars):
+                atom = Made(frame, frame.eqn(index).outvars[k], index, k)
+        return atom if type(atom) is Made else None
 
 
 def _is_given(atom: Any) -> bool:

@@ -789,24 +789,3 @@ def test_batches_of_some_of_four_operands():
     stack, rows = jnp.stack([X, X + 1]), jnp.ones((2, 3))
     fn = jax.vmap(before, in_axes=(0, None, 0, None))
     assert answers(fn, rules, stack, X.T, rows, jnp.ones(3)) == ["after"]
-
-
-def test_any_of_several_ys():
-    """The y that is summed may be any of a scan's."""
-
-    def before(f, init, xs, *, i: Literal[0, 1]):
-        c, ys = lax.scan(f, init, xs)
-        return c, jnp.sum(ys[i], axis=0), ys[1 - i]
-
-    def after(f: Callable, init, xs, *, i):
-        c, ys = lax.scan(f, init, xs)
-        return c, 0 + jnp.sum(ys[i], axis=0), ys[1 - i]
-
-    rules = table((before, after))
-    for i in (0, 1):
-
-        def program(x, i=i):
-            c, ys = lax.scan(lambda c, r: (c + r, (c * r, c - r)), 0 * x[0], x)
-            return c, ys[1 - i], ys[i].sum(0)
-
-        assert answers(program, rules, X) == ["after"]
