@@ -97,7 +97,9 @@ class Shapes:
         number = self._numbers.get(key)
         if number is None:
             below = [
-                self.of(*source, level - 1) if type(source) is tuple else source
+                self.of(source[0], source[1], level - 1)
+                if type(source) is tuple
+                else source
                 for source in self._sources_of(frame, i)
             ]
             if len(below) > 1:
@@ -249,7 +251,7 @@ def index_for(
     if index is None:
         index = Index(
             [
-                form.entry(depth, count, lambda d=depth, p=pattern, f=form: Entry(p, d, f))
+                form.entry(depth, count, functools.partial(Entry, pattern, depth, form))
                 for depth, pattern, form, count in fitting
             ]
         )

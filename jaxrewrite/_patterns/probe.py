@@ -26,6 +26,7 @@ from .._annotations import Alternative, guards_hold
 from .._compat import Primitive, ShapedArray
 from .bodies import Hole, is_hole_scan
 from .calls import Number
+from .domains import Choice
 from .graph import Graph
 from .pattern import Pattern, Traced, Variant
 
