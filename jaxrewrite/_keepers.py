@@ -30,10 +30,9 @@ def _sink(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
 # Equinox's primitives that return their operands, and have no derivative or batch.
 _EQUINOX = ("nonbatchable", "nondifferentiable_backward", "nontraceable")
 
-# All primitives that return their operands.
-UNCHANGED = (*IDENTITIES, "xla_metadata_value", *_EQUINOX)
-
-keepers.update(dict.fromkeys(UNCHANGED, Scope.map_leaves))
+keepers.update(
+    dict.fromkeys((*IDENTITIES, "xla_metadata_value", *_EQUINOX), Scope.map_leaves)
+)
 keepers.update(
     dce_sink=_sink,
     device_put=device_put,

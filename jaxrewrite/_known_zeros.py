@@ -20,7 +20,7 @@ import jaxrewrite
 from . import _compat
 from ._avals import layer
 from ._compat import Literal, Primitive
-from ._keepers import UNCHANGED
+from ._rewrite import Scope, keepers
 from ._value import Value, field, is_value
 
 
@@ -40,7 +40,7 @@ class KnownZeros(Value):
 
     @staticmethod
     def default(primitive: Primitive, values: Sequence[Any], params: dict[str, Any]) -> Any:
-        if primitive.name in UNCHANGED:
+        if keepers.get(primitive.name) is Scope.map_leaves:
             return NotImplemented
         dense = [x.materialise() if isinstance(x, KnownZeros) else x for x in values]
         return jaxrewrite.bind(primitive, *dense, **params)
@@ -49,7 +49,7 @@ class KnownZeros(Value):
         return self
 
 
-def known_zeros(scope: Any, operand: Any) -> KnownZeros | None:
+def known_zeros(scope: Scope, operand: Any) -> KnownZeros | None:
     """What stands for an operand that an equation of the scope has filled with zeros.
 
     Vectors are left alone: values with structure have two axes or more.
