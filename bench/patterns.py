@@ -70,12 +70,12 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
         progress(f"first program of {name}")
         first, _ = measure.seconds(tracer(params, table(name)))
         yield from Case("patterns", f"table {name}").exact(
-            "first", {"patterns": first}, "s"
+            "first", {"implicit": first}, "s"
         )
     every = table(*TABLES)
     for name, weights in (("arrays", params), ("values", values)):
         progress(f"transformer of {name}")
-        variants = {"none": tracer(weights, None), "patterns": tracer(weights, every)}
+        variants = {"none": tracer(weights, None), "implicit": tracer(weights, every)}
         samples = measure.interleaved(variants, options.of(2, 15, 60))
         yield from Case("patterns", f"transformer of {name}").timed("trace", samples)
     thirty = table("stable", count=30)
@@ -89,7 +89,7 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
                 jax.jit(jaxrewrite.transform(chain(n, m), rules=rules)).trace(x)
 
             samples = measure.interleaved(
-                {"none": lambda t=trace: t(None), "patterns": lambda t=trace: t(thirty)},
+                {"none": lambda t=trace: t(None), "implicit": lambda t=trace: t(thirty)},
                 options.of(2, 5, 15),
                 collecting=True,
             )
