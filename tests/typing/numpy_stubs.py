@@ -99,10 +99,7 @@ def _annotation(node, is_result=False):
     if node is None:
         return ast.Name("Any")
     text = ast.unparse(_Annotation(is_result).visit(node))
-    if text == "_np.ndarray":
-        text = "_np.ndarray[Any, Any]"
-    text = text.replace("_np.ndarray |", "_np.ndarray[Any, Any] |")
-    text = text.replace("| _np.ndarray", "| _np.ndarray[Any, Any]")
+    text = re.sub(r"ndarray(?!\[)", "ndarray[Any, Any]", text)
     text = re.sub(r"Callable(?!\[)", "Callable[..., Any]", text)
     return ast.parse(text, mode="eval").body
 
