@@ -6,10 +6,11 @@ import abc
 import functools
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
 from ._avals import aval_of, avals_of, dense_aval, layer
 from ._materialise import materialise
@@ -17,7 +18,11 @@ from ._transform import transform
 from ._value import Value
 
 
-def _operator(fn: Callable[..., Any], reflected: bool = False) -> Any:
+# What a result is depends on the rules for the operands, so no type tells more than `Any`.
+_Operand: TypeAlias = ArrayLike | Value
+
+
+def _method(fn: Callable[..., Any], reflected: bool = False) -> Callable[..., Any]:
     def method(self: Any, *args: Any) -> Any:
         if reflected:
             return transform(fn)(*args, self)
@@ -27,7 +32,17 @@ def _operator(fn: Callable[..., Any], reflected: bool = False) -> Any:
     return method
 
 
-def _property(name: str) -> Any:
+def _unary(fn: Callable[..., Any]) -> Callable[[Any], Any]:
+    return _method(fn)
+
+
+def _binary(
+    fn: Callable[..., Any], reflected: bool = False
+) -> Callable[[Any, _Operand], Any]:
+    return _method(fn, reflected)
+
+
+def _property(name: str) -> property:
     fn = operator.attrgetter(name)
 
     def get(self: Any) -> Any:
@@ -95,7 +110,7 @@ class ArrayValue(Value):
         return aval_of(self).shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype[Any]:
         return aval_of(self).dtype
 
     @property
@@ -109,7 +124,9 @@ class ArrayValue(Value):
     # This makes an array operator defer to a value on its right.
     __array_ufunc__ = None
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(
+        self, dtype: Any = None, copy: bool | None = None
+    ) -> np.ndarray[Any, Any]:
         return np.asarray(materialise(self), dtype=dtype)
 
     def __bool__(self) -> bool:
@@ -130,57 +147,57 @@ class ArrayValue(Value):
 
     __hash__ = None  # type: ignore[assignment]
 
-    __eq__ = _operator(operator.eq)
-    __ne__ = _operator(operator.ne)
-    __lt__ = _operator(operator.lt)
-    __le__ = _operator(operator.le)
-    __gt__ = _operator(operator.gt)
-    __ge__ = _operator(operator.ge)
+    __eq__ = _binary(operator.eq)  # type: ignore[assignment]
+    __ne__ = _binary(operator.ne)  # type: ignore[assignment]
+    __lt__ = _binary(operator.lt)
+    __le__ = _binary(operator.le)
+    __gt__ = _binary(operator.gt)
+    __ge__ = _binary(operator.ge)
 
-    __neg__ = _operator(operator.neg)
-    __pos__ = _operator(operator.pos)
-    __abs__ = _operator(operator.abs)
-    __invert__ = _operator(operator.invert)
-    __round__ = _operator(round)
+    __neg__ = _unary(operator.neg)
+    __pos__ = _unary(operator.pos)
+    __abs__ = _unary(operator.abs)
+    __invert__ = _unary(operator.invert)
+    __round__ = _method(round)
 
-    __add__ = _operator(operator.add)
-    __sub__ = _operator(operator.sub)
-    __mul__ = _operator(operator.mul)
-    __matmul__ = _operator(operator.matmul)
-    __truediv__ = _operator(operator.truediv)
-    __floordiv__ = _operator(operator.floordiv)
-    __mod__ = _operator(operator.mod)
-    __divmod__ = _operator(divmod)
-    __pow__ = _operator(operator.pow)
-    __and__ = _operator(operator.and_)
-    __or__ = _operator(operator.or_)
-    __xor__ = _operator(operator.xor)
-    __lshift__ = _operator(operator.lshift)
-    __rshift__ = _operator(operator.rshift)
+    __add__ = _binary(operator.add)
+    __sub__ = _binary(operator.sub)
+    __mul__ = _binary(operator.mul)
+    __matmul__ = _binary(operator.matmul)
+    __truediv__ = _binary(operator.truediv)
+    __floordiv__ = _binary(operator.floordiv)
+    __mod__ = _binary(operator.mod)
+    __divmod__ = _binary(divmod)
+    __pow__ = _binary(operator.pow)
+    __and__ = _binary(operator.and_)
+    __or__ = _binary(operator.or_)
+    __xor__ = _binary(operator.xor)
+    __lshift__ = _binary(operator.lshift)
+    __rshift__ = _binary(operator.rshift)
 
-    __radd__ = _operator(operator.add, reflected=True)
-    __rsub__ = _operator(operator.sub, reflected=True)
-    __rmul__ = _operator(operator.mul, reflected=True)
-    __rmatmul__ = _operator(operator.matmul, reflected=True)
-    __rtruediv__ = _operator(operator.truediv, reflected=True)
-    __rfloordiv__ = _operator(operator.floordiv, reflected=True)
-    __rmod__ = _operator(operator.mod, reflected=True)
-    __rdivmod__ = _operator(divmod, reflected=True)
-    __rpow__ = _operator(operator.pow, reflected=True)
-    __rand__ = _operator(operator.and_, reflected=True)
-    __ror__ = _operator(operator.or_, reflected=True)
-    __rxor__ = _operator(operator.xor, reflected=True)
-    __rlshift__ = _operator(operator.lshift, reflected=True)
-    __rrshift__ = _operator(operator.rshift, reflected=True)
+    __radd__ = _binary(operator.add, reflected=True)
+    __rsub__ = _binary(operator.sub, reflected=True)
+    __rmul__ = _binary(operator.mul, reflected=True)
+    __rmatmul__ = _binary(operator.matmul, reflected=True)
+    __rtruediv__ = _binary(operator.truediv, reflected=True)
+    __rfloordiv__ = _binary(operator.floordiv, reflected=True)
+    __rmod__ = _binary(operator.mod, reflected=True)
+    __rdivmod__ = _binary(divmod, reflected=True)
+    __rpow__ = _binary(operator.pow, reflected=True)
+    __rand__ = _binary(operator.and_, reflected=True)
+    __ror__ = _binary(operator.or_, reflected=True)
+    __rxor__ = _binary(operator.xor, reflected=True)
+    __rlshift__ = _binary(operator.lshift, reflected=True)
+    __rrshift__ = _binary(operator.rshift, reflected=True)
 
-    __getitem__ = _operator(operator.getitem)
+    __getitem__ = _method(operator.getitem)
 
     T = _property("T")
     mT = _property("mT")
     real = _property("real")
     imag = _property("imag")
 
-    def astype(self, dtype: Any) -> Any:
+    def astype(self, dtype: DTypeLike) -> Any:
         """``transform`` of the array's ``astype``."""
         return transform(jnp.astype)(self, dtype)
 

@@ -89,6 +89,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 register_exclusion(_HERE)
 source_info_util.register_exclusion(_HERE)
 
+ClosedJaxpr = jex_core.ClosedJaxpr
 Jaxpr = jex_core.Jaxpr
 JaxprEqn = jex_core.JaxprEqn
 Var = jex_core.Var
@@ -234,7 +235,7 @@ def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
 
     The variables of the constants come first among the ``invars``.
     """
-    if JAX_GE_0_11_0 or isinstance(jaxpr, jex_core.ClosedJaxpr):
+    if JAX_GE_0_11_0 or isinstance(jaxpr, ClosedJaxpr):
         closed, consts = separate_consts(jaxpr)
         return closed.jaxpr, list(consts)
     return convert_constvars_jaxpr(jaxpr), []
@@ -255,7 +256,7 @@ def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Any:
             invars=jaxpr.invars[len(consts) :],
             debug_info=unnamed(jaxpr.debug_info),
         )
-    return jex_core.ClosedJaxpr(jaxpr, list(consts))
+    return ClosedJaxpr(jaxpr, list(consts))
 
 
 def unnamed(debug_info: Any) -> Any:
@@ -310,7 +311,7 @@ def has_high_parameters(
 
 def _without_constants(jaxpr: Any) -> Jaxpr:
     """The jaxpr inside of a closed one; any other jaxpr itself."""
-    is_closed = JAX_GE_0_11_0 or isinstance(jaxpr, jex_core.ClosedJaxpr)
+    is_closed = JAX_GE_0_11_0 or isinstance(jaxpr, ClosedJaxpr)
     return jaxpr.jaxpr if is_closed else jaxpr
 
 
@@ -334,7 +335,7 @@ def fingerprint(jaxpr: Any) -> Any:
         return numbers.setdefault(atom, len(numbers)), str(atom.aval)
 
     def of_param(param: Any) -> Any:
-        if isinstance(param, (Jaxpr, jex_core.ClosedJaxpr)):
+        if isinstance(param, (Jaxpr, ClosedJaxpr)):
             return fingerprint(param)
         if isinstance(param, (tuple, list)):
             return tuple(map(of_param, param))
@@ -530,7 +531,7 @@ def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:
 # --- wrappers of functions in parameters -------------------------------------------
 
 
-JAXPRS = (Jaxpr, jex_core.ClosedJaxpr)
+JAXPRS = (Jaxpr, ClosedJaxpr)
 
 
 def is_wrapped_function(x: Any) -> bool:

@@ -42,7 +42,9 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
     return dataclasses.field(metadata=metadata, **kwargs)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field, dataclasses.field))
+@dataclass_transform(
+    eq_default=False, frozen_default=True, field_specifiers=(field, dataclasses.field)
+)
 class Value(PyTree):
     """Base class of all objects, besides arrays, that a program can run on.
 

@@ -4,6 +4,8 @@ The package and the rules of all types are loaded at their first use. `Sparse` i
 separately, because JAX's sparse matrices take as long to load as all other types together.
 """
 
+import typing as _typing
+
 from . import _level as _level
 from ._annotations.declaration import annotation_rule as annotation_rule
 from ._annotations.interval import Interval as Interval
@@ -63,9 +65,13 @@ from ._weights.quantise import quantise as quantise
 from ._weights.quantised import Quantised as Quantised
 
 
-def __getattr__(name: str) -> object:
-    if name == "Sparse":
-        from ._matrices.sparse import Sparse
+if _typing.TYPE_CHECKING:
+    from ._matrices.sparse import Sparse as Sparse
+else:
 
-        return Sparse
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        if name == "Sparse":
+            from ._matrices.sparse import Sparse
+
+            return Sparse
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
