@@ -147,8 +147,14 @@ class ArrayValue(Value):
 
     __hash__ = None  # type: ignore[assignment]
 
-    __eq__ = _binary(operator.eq)  # type: ignore[assignment]
-    __ne__ = _binary(operator.ne)  # type: ignore[assignment]
+    def __eq__(self, other: _Operand) -> Any:  # type: ignore[override]
+        """``transform(eq)`` of this value."""
+        return transform(operator.eq)(self, other)
+
+    def __ne__(self, other: _Operand) -> Any:  # type: ignore[override]
+        """``transform(ne)`` of this value."""
+        return transform(operator.ne)(self, other)
+
     __lt__ = _binary(operator.lt)
     __le__ = _binary(operator.le)
     __gt__ = _binary(operator.gt)

@@ -13,7 +13,6 @@ import numpy as _np
 from jax.lax import PrecisionLike
 from jax.numpy import (
     ComplexWarning as ComplexWarning,
-    PadValueLike as PadValueLike,
     array_repr as array_repr,
     array_str as array_str,
     bartlett as bartlett,

@@ -152,7 +152,7 @@ def stub(name):
                 others.add(node.name)
         elif isinstance(node, ast.AnnAssign | ast.Assign):
             target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-            if not target.id.startswith("_"):
+            if hasattr(module, target.id) and not target.id.startswith("_"):
                 if ast.unparse(getattr(node, "annotation", target)) == "BinaryUfunc":
                     own.append(ast.unparse(node))
                 else:
