@@ -6,7 +6,7 @@ import abc
 import functools
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,41 +20,28 @@ from ._value import Value
 
 # What a result is depends on the rules for the operands, so no type tells more than `Any`.
 _Operand: TypeAlias = ArrayLike | Value
+_F = TypeVar("_F")
 
 
-def _method(fn: Callable[..., Any], reflected: bool = False) -> Callable[..., Any]:
-    def method(self: Any, *args: Any) -> Any:
-        if reflected:
-            return transform(fn)(*args, self)
-        return transform(fn)(self, *args)
+def _operator(fn: Callable[..., Any], reflected: bool = False) -> Callable[[_F], _F]:
+    """Give a declared method its body: ``fn``, transformed."""
 
-    method.__doc__ = f"``transform({fn.__name__})`` of this value."
-    return method
+    def decorate(declared: Any) -> Any:
+        @functools.wraps(declared)
+        def method(self: Any, *args: Any) -> Any:
+            if reflected:
+                return transform(fn)(*args, self)
+            return transform(fn)(self, *args)
 
+        method.__doc__ = f"``transform({fn.__name__})`` of this value."
+        return method
 
-def _unary(fn: Callable[..., Any]) -> Callable[[Any], Any]:
-    return _method(fn)
-
-
-def _binary(
-    fn: Callable[..., Any], reflected: bool = False
-) -> Callable[[Any, _Operand], Any]:
-    return _method(fn, reflected)
-
-
-def _property(name: str) -> property:
-    fn = operator.attrgetter(name)
-
-    def get(self: Any) -> Any:
-        return _attribute(fn)(self)
-
-    get.__doc__ = f"``transform`` of the array's ``{name}``."
-    return property(get)
+    return decorate
 
 
 @functools.cache
-def _attribute(fn: Callable[[Any], Any]) -> Any:
-    return transform(lambda x: fn(x))
+def _attribute(name: str) -> Any:
+    return transform(lambda x: getattr(x, name))
 
 
 class ArrayValue(Value):
@@ -145,63 +132,147 @@ class ArrayValue(Value):
         # raises one.
         return (self[i] for i in range(len(self)))
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
-    def __eq__(self, other: _Operand) -> Any:  # type: ignore[override]
-        """``transform(eq)`` of this value."""
-        return transform(operator.eq)(self, other)
+    @_operator(operator.eq)
+    def __eq__(self, other: _Operand) -> Any: ...  # type: ignore[override]
 
-    def __ne__(self, other: _Operand) -> Any:  # type: ignore[override]
-        """``transform(ne)`` of this value."""
-        return transform(operator.ne)(self, other)
+    @_operator(operator.ne)
+    def __ne__(self, other: _Operand) -> Any: ...  # type: ignore[override]
 
-    __lt__ = _binary(operator.lt)
-    __le__ = _binary(operator.le)
-    __gt__ = _binary(operator.gt)
-    __ge__ = _binary(operator.ge)
+    @_operator(operator.lt)
+    def __lt__(self, other: _Operand) -> Any: ...
 
-    __neg__ = _unary(operator.neg)
-    __pos__ = _unary(operator.pos)
-    __abs__ = _unary(operator.abs)
-    __invert__ = _unary(operator.invert)
-    __round__ = _method(round)
+    @_operator(operator.le)
+    def __le__(self, other: _Operand) -> Any: ...
 
-    __add__ = _binary(operator.add)
-    __sub__ = _binary(operator.sub)
-    __mul__ = _binary(operator.mul)
-    __matmul__ = _binary(operator.matmul)
-    __truediv__ = _binary(operator.truediv)
-    __floordiv__ = _binary(operator.floordiv)
-    __mod__ = _binary(operator.mod)
-    __divmod__ = _binary(divmod)
-    __pow__ = _binary(operator.pow)
-    __and__ = _binary(operator.and_)
-    __or__ = _binary(operator.or_)
-    __xor__ = _binary(operator.xor)
-    __lshift__ = _binary(operator.lshift)
-    __rshift__ = _binary(operator.rshift)
+    @_operator(operator.gt)
+    def __gt__(self, other: _Operand) -> Any: ...
 
-    __radd__ = _binary(operator.add, reflected=True)
-    __rsub__ = _binary(operator.sub, reflected=True)
-    __rmul__ = _binary(operator.mul, reflected=True)
-    __rmatmul__ = _binary(operator.matmul, reflected=True)
-    __rtruediv__ = _binary(operator.truediv, reflected=True)
-    __rfloordiv__ = _binary(operator.floordiv, reflected=True)
-    __rmod__ = _binary(operator.mod, reflected=True)
-    __rdivmod__ = _binary(divmod, reflected=True)
-    __rpow__ = _binary(operator.pow, reflected=True)
-    __rand__ = _binary(operator.and_, reflected=True)
-    __ror__ = _binary(operator.or_, reflected=True)
-    __rxor__ = _binary(operator.xor, reflected=True)
-    __rlshift__ = _binary(operator.lshift, reflected=True)
-    __rrshift__ = _binary(operator.rshift, reflected=True)
+    @_operator(operator.ge)
+    def __ge__(self, other: _Operand) -> Any: ...
 
-    __getitem__ = _method(operator.getitem)
+    @_operator(operator.neg)
+    def __neg__(self) -> Any: ...
 
-    T = _property("T")
-    mT = _property("mT")
-    real = _property("real")
-    imag = _property("imag")
+    @_operator(operator.pos)
+    def __pos__(self) -> Any: ...
+
+    @_operator(operator.abs)
+    def __abs__(self) -> Any: ...
+
+    @_operator(operator.invert)
+    def __invert__(self) -> Any: ...
+
+    @_operator(round)
+    def __round__(self, ndigits: int | None = None) -> Any: ...
+
+    @_operator(operator.add)
+    def __add__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.sub)
+    def __sub__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.mul)
+    def __mul__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.matmul)
+    def __matmul__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.truediv)
+    def __truediv__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.floordiv)
+    def __floordiv__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.mod)
+    def __mod__(self, other: _Operand) -> Any: ...
+
+    @_operator(divmod)
+    def __divmod__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.pow)
+    def __pow__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.and_)
+    def __and__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.or_)
+    def __or__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.xor)
+    def __xor__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.lshift)
+    def __lshift__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.rshift)
+    def __rshift__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.add, reflected=True)
+    def __radd__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.sub, reflected=True)
+    def __rsub__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.mul, reflected=True)
+    def __rmul__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.matmul, reflected=True)
+    def __rmatmul__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.truediv, reflected=True)
+    def __rtruediv__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.floordiv, reflected=True)
+    def __rfloordiv__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.mod, reflected=True)
+    def __rmod__(self, other: _Operand) -> Any: ...
+
+    @_operator(divmod, reflected=True)
+    def __rdivmod__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.pow, reflected=True)
+    def __rpow__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.and_, reflected=True)
+    def __rand__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.or_, reflected=True)
+    def __ror__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.xor, reflected=True)
+    def __rxor__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.lshift, reflected=True)
+    def __rlshift__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.rshift, reflected=True)
+    def __rrshift__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.getitem)
+    def __getitem__(self, index: Any) -> Any: ...
+
+    @property
+    def T(self) -> Any:
+        """``transform`` of the array's ``T``."""
+        return _attribute("T")(self)
+
+    @property
+    def mT(self) -> Any:
+        """``transform`` of the array's ``mT``."""
+        return _attribute("mT")(self)
+
+    @property
+    def real(self) -> Any:
+        """``transform`` of the array's ``real``."""
+        return _attribute("real")(self)
+
+    @property
+    def imag(self) -> Any:
+        """``transform`` of the array's ``imag``."""
+        return _attribute("imag")(self)
 
     def astype(self, dtype: DTypeLike) -> Any:
         """``transform`` of the array's ``astype``."""

@@ -194,7 +194,7 @@ class Rules:
         self._with_literals: set[Primitive] = set()
         self._matches: dict[tuple[Any, ...], list[Entry]] = {}
         self._patterns: tuple[Pattern, ...] = ()
-        self.version = 0
+        self.version: int = 0
 
     def register(
         self,

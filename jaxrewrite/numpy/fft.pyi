@@ -15,7 +15,7 @@ _Array: TypeAlias = jax.Array | _Value
 ArrayLike: TypeAlias = jax.typing.ArrayLike | _Value
 DTypeLike: TypeAlias = jax.typing.DTypeLike
 _Axis: TypeAlias = int | Sequence[int] | None
-_Device: TypeAlias = jax.Device
+_Device: TypeAlias = Any  # JAX does not say which type it is.
 
 def fft(
     a: ArrayLike, n: int | None = ..., axis: int = ..., norm: str | None = ...

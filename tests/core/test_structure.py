@@ -49,10 +49,19 @@ def top_module(path):
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+class NotForCheckers(ast.NodeTransformer):
+    """Drops what only type checkers read."""
+
+    def visit_If(self, node):
+        if ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            node.body = [ast.Pass()]
+        return self.generic_visit(node)
+
+
 def imported_modules(path):
     """The modules of the package that a file imports, by their top name."""
     depth = len(path.relative_to(PACKAGE).parts)
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(NotForCheckers().visit(ast.parse(path.read_text()))):
         if isinstance(node, ast.ImportFrom) and node.level == depth:
             if node.module:
                 yield node.module.split(".")[0]
