@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import jax
@@ -72,6 +72,10 @@ from jax._src.interpreters.partial_eval import (
 # The wrapper and the debug info that trace_to_jaxpr_dynamic takes. WrappedFun: derivative
 # rules are such wrappers in the parameters of an equation.
 from jax._src.linear_util import WrappedFun, wrap_init
+
+# The function by which jax.numpy refuses operands has no hook for a hint. It asks each of
+# them for __jax_array__.
+from jax._src.numpy.util import check_arraylike
 
 # The markers in the parameters of a jit equation for what is not specified.
 from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
@@ -202,6 +206,17 @@ def same_array_type(aval: Any, expected: Any) -> bool:
 def short(aval: Any) -> str:
     """An aval as short text, like ``f32[3,4]``."""
     return aval.str_short(short_dtypes=True)
+
+
+def is_refused(frame: FrameType | None) -> bool:
+    """Whether the code of a frame is about to refuse an object that is no array."""
+    for _ in range(
+        3
+    ):  # The check of one object, the loop over all, and the caller of both.
+        if frame is not None and frame.f_code is check_arraylike.__code__:
+            return not frame.f_locals["emit_warning"]
+        frame = frame and frame.f_back
+    return False
 
 
 def primitives_by_name() -> dict[str, Primitive]:

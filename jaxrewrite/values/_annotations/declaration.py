@@ -54,6 +54,8 @@ def like(x: Any) -> Any:
 
 
 def _dtype(x: Any) -> Any:
+    if x is None:  # JAX would take it for a number.
+        raise TypeError("There is no array.")
     return x.dtype if hasattr(x, "dtype") else jnp.result_type(x)
 
 
