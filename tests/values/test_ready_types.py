@@ -175,6 +175,7 @@ def test_a_checkpoint_brings_it_back(name, tmp_path):
 ASKED = (lambda v: v.shape, lambda v: v.dtype, lambda v: nbytes(v).dense)
 
 
+@pytest.mark.filterwarnings("ignore:shape requires:DeprecationWarning")
 @pytest.mark.parametrize("name", every(12, CASES))
 def test_values_without_some_of_their_arrays_say_so(name):
     """With None, as in a part of a pytree, or bare objects, as JAX puts them there."""
