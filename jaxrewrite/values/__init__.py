@@ -13,10 +13,11 @@ from ._annotations.keys import Threefry as Threefry
 from ._annotations.masked import Masked as Masked
 from ._annotations.named import Named as Named
 from ._annotations.tagged import Tagged as Tagged
-from ._annotations.unitful import (
-    Unitful as Unitful,
+from ._annotations.unitful import Unitful as Unitful
+from ._annotations.units import (
     Units as Units,
     UnitsError as UnitsError,
+    register_unit as register_unit,
 )
 from ._base.linear import Linear as Linear
 from ._base.structured import Structured as Structured

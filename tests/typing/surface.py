@@ -229,13 +229,15 @@ def ready_types(x: Array) -> None:
     assert_type(values.Quantised.quantise(x, 4), values.Quantised)
     length = values.Unitful(x, "m")
     assert_type(length.units, values.Units)
+    assert_type(length.to("km"), values.Unitful)
+    values.register_unit("smoot", "m", 1.7018)
     assert_type(length.units / values.Units("s"), values.Units)
     assert_type(values.nbytes({"a": x}).dense, int)
     assert_type(values.nbytes(diagonal).implicit, int)
     trained, frozen = values.partition(lora, values.freeze(lora, {values.Lora: ["w"]}))
     assert_type(values.combine(trained, frozen), Any)
     params: Any = {"kernel": x, "bias": x[0]}
-    params = values.quantise(params, lambda path, leaf: path == "kernel")
+    params = values.quantise(params, lambda path, leaf: path == "kernel", progress=list)
     params = values.adapt(params, lambda path, leaf: path == "kernel", 1, jax.random.key(0))
     is_value: Callable[[Any], bool] = lambda leaf: isinstance(leaf, Value)
     assert_type(transform(lambda p: p["kernel"], is_value)(params), Any)  # pyright: ignore
