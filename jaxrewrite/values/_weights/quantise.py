@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jax.tree_util import keystr, tree_flatten_with_path
+from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 
 import jaxrewrite
 
@@ -81,7 +81,7 @@ def quantise(
             leaves[i] = _quantised(leaves[i], bits, options)
         except ValueError as error:
             raise ValueError(f"quantise: `{path}` can't be quantised. {error}") from error
-    return treedef.unflatten(leaves)
+    return tree_unflatten(treedef, leaves)
 
 
 def _quantised(leaf: Any, bits: Any, options: dict[str, Any]) -> Any:
