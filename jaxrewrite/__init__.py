@@ -20,6 +20,7 @@ from ._materialise import materialise as materialise
 from ._patterns.domains import Axis as Axis
 from ._rules import Rules as Rules, register as register, rewrite as rewrite
 from ._settings import no_materialise as no_materialise
+from ._shardings import place as place, shardings as shardings
 from ._transform import bind as bind, make_jaxpr as make_jaxpr, transform as transform
 from ._value import Value as Value, field as field
 
@@ -35,6 +36,7 @@ del _higher_order, _keepers
 # These are loaded at their first use.
 if _typing.TYPE_CHECKING:
     from . import (
+        checkpoints as checkpoints,
         numpy as numpy,
         patterns as patterns,
         primitives as primitives,
@@ -57,7 +59,7 @@ else:
     def __getattr__(name: str) -> object:
         import importlib
 
-        if name in ("numpy", "patterns", "primitives", "testing", "values"):
+        if name in ("checkpoints", "numpy", "patterns", "primitives", "testing", "values"):
             return importlib.import_module(f".{name}", __name__)
         if name in _INSIGHT:
             module = importlib.import_module(f"._insight.{_INSIGHT[name]}", __name__)

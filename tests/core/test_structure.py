@@ -17,7 +17,8 @@ PACKAGE = pathlib.Path(jaxrewrite.__file__).parent
 # From the bottom up; a module imports only from levels below its own.
 LEVELS = [
     {"_errors", "_caches", "_collector", "_compat"},
-    {"_dead_code", "_notices", "_operands", "_pytree"},
+    {"_dead_code", "_flax", "_notices", "_operands"},
+    {"_pytree"},
     {"_value"},
     {"_annotations", "_avals"},
     {"_patterns"},
@@ -27,7 +28,7 @@ LEVELS = [
     {"_traces"},
     {"_rewrite"},
     {"_join", "_placement", "_restage"},
-    {"_program"},
+    {"_program", "_shardings"},
     {"_closures", "_keepers"},
     {"_stage", "primitives"},
     {"_transform"},
@@ -36,7 +37,8 @@ LEVELS = [
     {"_batched", "_lineax"},
     {"_higher_order", "_insight"},
     {"__init__", "__main__"},
-    {"patterns", "testing", "values"},  # loaded when they are first used
+    {"patterns", "testing", "values"},  # these two rows are loaded when they are first used
+    {"checkpoints"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 
@@ -82,7 +84,7 @@ ROOMS = [
     {"_base"},
     {"_matrices"},
     {"_uniform", "_weights", "_annotations"},
-    {"_level", "_strict", "_trees"},
+    {"_adapters", "_level", "_strict", "_trees"},
     {"__init__"},
 ]
 ROOM_OF = {name: level for level, names in enumerate(ROOMS) for name in names}
@@ -192,7 +194,7 @@ def test_releases_are_not_guessed_from_what_is_there(path):
 
 def test_public_names_are_the_package_own_and_documented():
     public = {name for name in vars(jaxrewrite) if not name.startswith("_")}
-    public -= {"numpy", "patterns", "primitives", "testing", "values"}
+    public -= {"checkpoints", "numpy", "patterns", "primitives", "testing", "values"}
     assert public == {
         "AmbiguousRuleError",
         "ArrayValue",
@@ -208,9 +210,11 @@ def test_public_names_are_the_package_own_and_documented():
         "make_jaxpr",
         "materialise",
         "no_materialise",
+        "place",
         "register",
         "rewrite",
         "same_structure",
+        "shardings",
         "stack",
         "transform",
     }
@@ -259,7 +263,8 @@ def test_index_lists_every_page():
 def test_import_loads_no_namespace_and_does_no_jax_work():
     code = (
         "import jax, sys; import jaxrewrite;"
-        "late = {'jaxrewrite.' + name for name in ('numpy', 'patterns', 'testing', 'values')};"
+        "names = ('checkpoints', 'numpy', 'patterns', 'testing', 'values');"
+        "late = {'jaxrewrite.' + name for name in names} | {'flax', 'safetensors'};"
         "assert not late & {*sys.modules};"
         "from jax._src import xla_bridge;"
         "assert not xla_bridge.backends_are_initialized();"
@@ -285,4 +290,4 @@ def test_ready_types_are_documented():
 
 
 # What the docstring of another one shows.
-WITHOUT_EXAMPLE = {"Known", "Units", "UnitsError", "combine"}
+WITHOUT_EXAMPLE = {"Known", "Units", "UnitsError", "choose_adapters", "combine"}
