@@ -5,6 +5,8 @@ than dense code does, and call ``transform(fn)(*values)``. The program ``fn`` kn
 of the type.
 """
 
+import typing as _typing
+
 from ._array_value import ArrayValue as ArrayValue
 from ._avals import same_structure as same_structure
 from ._batched import Batched as Batched, stack as stack
@@ -31,25 +33,38 @@ from . import _higher_order, _keepers  # isort: skip
 del _higher_order, _keepers
 
 
-_INSIGHT = {
-    "Report": "report",
-    "explain": "explain",
-    "near_misses": "misses",
-    "rules": "lookup",
-    "which": "lookup",
-}
+# These are loaded at their first use.
+if _typing.TYPE_CHECKING:
+    from . import (
+        checkpoints as checkpoints,
+        numpy as numpy,
+        patterns as patterns,
+        primitives as primitives,
+        testing as testing,
+        values as values,
+    )
+    from ._insight.explain import explain as explain
+    from ._insight.lookup import rules as rules, which as which
+    from ._insight.misses import near_misses as near_misses
+    from ._insight.report import Report as Report
+else:
+    _INSIGHT = {
+        "Report": "report",
+        "explain": "explain",
+        "near_misses": "misses",
+        "rules": "lookup",
+        "which": "lookup",
+    }
 
+    def __getattr__(name: str) -> object:
+        import importlib
 
-def __getattr__(name: str) -> object:
-    # These are loaded at their first use.
-    import importlib
-
-    if name in ("checkpoints", "numpy", "patterns", "primitives", "testing", "values"):
-        return importlib.import_module(f".{name}", __name__)
-    if name in _INSIGHT:
-        module = importlib.import_module(f"._insight.{_INSIGHT[name]}", __name__)
-        return getattr(module, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name in ("checkpoints", "numpy", "patterns", "primitives", "testing", "values"):
+            return importlib.import_module(f".{name}", __name__)
+        if name in _INSIGHT:
+            module = importlib.import_module(f"._insight.{_INSIGHT[name]}", __name__)
+            return getattr(module, name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 __version__ = "0.2.0"

@@ -49,6 +49,9 @@ class Signature(NamedTuple):
     operands: tuple[tuple[Alternative, ...], ...]
     variadic: tuple[Alternative, ...] | None
     takes_primitive: bool
+    keywords: frozenset[str] = frozenset()  # keyword-only parameters,
+    required: frozenset[str] = frozenset()  # those without a default,
+    any_keyword: bool = True  # and whether any other may be given.
 
     def is_dense(self) -> bool:
         """Whether the rule is for dense operands alone."""
@@ -104,12 +107,14 @@ def read_signature(
 
     operands: list[tuple[Alternative, ...]] = []
     variadic = None
-    takes_primitive = False
+    keywords: dict[str, bool] = {}
+    any_keyword = False
     for parameter in parameters:
         if parameter.kind is parameter.VAR_KEYWORD:
+            any_keyword = True
             continue
         if parameter.kind is parameter.KEYWORD_ONLY:
-            takes_primitive |= parameter.name == "primitive"
+            keywords[parameter.name] = parameter.default is parameter.empty
             continue
         annotation = hints.get(parameter.name, parameter.empty)
         alternatives = tuple(dict.fromkeys(_alternatives(annotation, name, parameter)))
@@ -118,7 +123,16 @@ def read_signature(
             variadic = alternatives
         else:
             operands.append(alternatives)
-    return Signature(tuple(operands), variadic, takes_primitive)
+    takes_primitive = keywords.pop("primitive", None) is not None
+    required = frozenset(name for name, is_required in keywords.items() if is_required)
+    return Signature(
+        tuple(operands),
+        variadic,
+        takes_primitive,
+        frozenset(keywords),
+        required,
+        any_keyword,
+    )
 
 
 def read_hints(

@@ -6,10 +6,11 @@ import abc
 import functools
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike, DTypeLike
 
 from ._avals import aval_of, avals_of, dense_aval, layer
 from ._materialise import materialise
@@ -17,29 +18,30 @@ from ._transform import transform
 from ._value import Value
 
 
-def _operator(fn: Callable[..., Any], reflected: bool = False) -> Any:
-    def method(self: Any, *args: Any) -> Any:
-        if reflected:
-            return transform(fn)(*args, self)
-        return transform(fn)(self, *args)
-
-    method.__doc__ = f"``transform({fn.__name__})`` of this value."
-    return method
+# What a result is depends on the rules for the operands, so no type tells more than `Any`.
+_Operand: TypeAlias = ArrayLike | Value
+_F = TypeVar("_F")
 
 
-def _property(name: str) -> Any:
-    fn = operator.attrgetter(name)
+def _operator(fn: Callable[..., Any], reflected: bool = False) -> Callable[[_F], _F]:
+    """Give a declared method its body: ``fn``, transformed."""
 
-    def get(self: Any) -> Any:
-        return _attribute(fn)(self)
+    def decorate(declared: Any) -> Any:
+        @functools.wraps(declared)
+        def method(self: Any, *args: Any) -> Any:
+            if reflected:
+                return transform(fn)(*args, self)
+            return transform(fn)(self, *args)
 
-    get.__doc__ = f"``transform`` of the array's ``{name}``."
-    return property(get)
+        method.__doc__ = f"``transform({fn.__name__})`` of this value."
+        return method
+
+    return decorate
 
 
 @functools.cache
-def _attribute(fn: Callable[[Any], Any]) -> Any:
-    return transform(lambda x: fn(x))
+def _attribute(name: str) -> Any:
+    return transform(lambda x: getattr(x, name))
 
 
 class ArrayValue(Value):
@@ -95,7 +97,7 @@ class ArrayValue(Value):
         return aval_of(self).shape
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype[Any]:
         return aval_of(self).dtype
 
     @property
@@ -109,7 +111,9 @@ class ArrayValue(Value):
     # This makes an array operator defer to a value on its right.
     __array_ufunc__ = None
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(
+        self, dtype: Any = None, copy: bool | None = None
+    ) -> np.ndarray[Any, Any]:
         return np.asarray(materialise(self), dtype=dtype)
 
     def __bool__(self) -> bool:
@@ -128,59 +132,149 @@ class ArrayValue(Value):
         # raises one.
         return (self[i] for i in range(len(self)))
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__: ClassVar[None] = None  # type: ignore[assignment]
 
-    __eq__ = _operator(operator.eq)
-    __ne__ = _operator(operator.ne)
-    __lt__ = _operator(operator.lt)
-    __le__ = _operator(operator.le)
-    __gt__ = _operator(operator.gt)
-    __ge__ = _operator(operator.ge)
+    @_operator(operator.eq)
+    def __eq__(self, other: _Operand) -> Any: ...  # type: ignore[override]
 
-    __neg__ = _operator(operator.neg)
-    __pos__ = _operator(operator.pos)
-    __abs__ = _operator(operator.abs)
-    __invert__ = _operator(operator.invert)
-    __round__ = _operator(round)
+    @_operator(operator.ne)
+    def __ne__(self, other: _Operand) -> Any: ...  # type: ignore[override]
 
-    __add__ = _operator(operator.add)
-    __sub__ = _operator(operator.sub)
-    __mul__ = _operator(operator.mul)
-    __matmul__ = _operator(operator.matmul)
-    __truediv__ = _operator(operator.truediv)
-    __floordiv__ = _operator(operator.floordiv)
-    __mod__ = _operator(operator.mod)
-    __divmod__ = _operator(divmod)
-    __pow__ = _operator(operator.pow)
-    __and__ = _operator(operator.and_)
-    __or__ = _operator(operator.or_)
-    __xor__ = _operator(operator.xor)
-    __lshift__ = _operator(operator.lshift)
-    __rshift__ = _operator(operator.rshift)
+    @_operator(operator.lt)
+    def __lt__(self, other: _Operand) -> Any: ...
 
-    __radd__ = _operator(operator.add, reflected=True)
-    __rsub__ = _operator(operator.sub, reflected=True)
-    __rmul__ = _operator(operator.mul, reflected=True)
-    __rmatmul__ = _operator(operator.matmul, reflected=True)
-    __rtruediv__ = _operator(operator.truediv, reflected=True)
-    __rfloordiv__ = _operator(operator.floordiv, reflected=True)
-    __rmod__ = _operator(operator.mod, reflected=True)
-    __rdivmod__ = _operator(divmod, reflected=True)
-    __rpow__ = _operator(operator.pow, reflected=True)
-    __rand__ = _operator(operator.and_, reflected=True)
-    __ror__ = _operator(operator.or_, reflected=True)
-    __rxor__ = _operator(operator.xor, reflected=True)
-    __rlshift__ = _operator(operator.lshift, reflected=True)
-    __rrshift__ = _operator(operator.rshift, reflected=True)
+    @_operator(operator.le)
+    def __le__(self, other: _Operand) -> Any: ...
 
-    __getitem__ = _operator(operator.getitem)
+    @_operator(operator.gt)
+    def __gt__(self, other: _Operand) -> Any: ...
 
-    T = _property("T")
-    mT = _property("mT")
-    real = _property("real")
-    imag = _property("imag")
+    @_operator(operator.ge)
+    def __ge__(self, other: _Operand) -> Any: ...
 
-    def astype(self, dtype: Any) -> Any:
+    @_operator(operator.neg)
+    def __neg__(self) -> Any: ...
+
+    @_operator(operator.pos)
+    def __pos__(self) -> Any: ...
+
+    @_operator(operator.abs)
+    def __abs__(self) -> Any: ...
+
+    @_operator(operator.invert)
+    def __invert__(self) -> Any: ...
+
+    @_operator(round)
+    def __round__(self, ndigits: int | None = None) -> Any: ...
+
+    @_operator(operator.add)
+    def __add__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.sub)
+    def __sub__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.mul)
+    def __mul__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.matmul)
+    def __matmul__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.truediv)
+    def __truediv__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.floordiv)
+    def __floordiv__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.mod)
+    def __mod__(self, other: _Operand) -> Any: ...
+
+    @_operator(divmod)
+    def __divmod__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.pow)
+    def __pow__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.and_)
+    def __and__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.or_)
+    def __or__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.xor)
+    def __xor__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.lshift)
+    def __lshift__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.rshift)
+    def __rshift__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.add, reflected=True)
+    def __radd__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.sub, reflected=True)
+    def __rsub__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.mul, reflected=True)
+    def __rmul__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.matmul, reflected=True)
+    def __rmatmul__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.truediv, reflected=True)
+    def __rtruediv__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.floordiv, reflected=True)
+    def __rfloordiv__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.mod, reflected=True)
+    def __rmod__(self, other: _Operand) -> Any: ...
+
+    @_operator(divmod, reflected=True)
+    def __rdivmod__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.pow, reflected=True)
+    def __rpow__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.and_, reflected=True)
+    def __rand__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.or_, reflected=True)
+    def __ror__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.xor, reflected=True)
+    def __rxor__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.lshift, reflected=True)
+    def __rlshift__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.rshift, reflected=True)
+    def __rrshift__(self, other: _Operand) -> Any: ...
+
+    @_operator(operator.getitem)
+    def __getitem__(self, index: Any) -> Any: ...
+
+    @property
+    def T(self) -> Any:
+        """``transform`` of the array's ``T``."""
+        return _attribute("T")(self)
+
+    @property
+    def mT(self) -> Any:
+        """``transform`` of the array's ``mT``."""
+        return _attribute("mT")(self)
+
+    @property
+    def real(self) -> Any:
+        """``transform`` of the array's ``real``."""
+        return _attribute("real")(self)
+
+    @property
+    def imag(self) -> Any:
+        """``transform`` of the array's ``imag``."""
+        return _attribute("imag")(self)
+
+    def astype(self, dtype: DTypeLike) -> Any:
         """``transform`` of the array's ``astype``."""
         return transform(jnp.astype)(self, dtype)
 

@@ -6,11 +6,18 @@ are its fields, one layer down (`layer`)? Which aval does it have (`aval_of`)?
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_unflatten
+from jax.tree_util import (
+    PyTreeDef,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_unflatten,
+)
 
 from . import _compat
 from ._caches import bounded_cache
@@ -133,22 +140,35 @@ def aval_of(value: Value) -> Any:
 
 def _check_is_whole(value: Value, error: Exception) -> None:
     """Raise `TypeError` if the cause of an error is that the value lacks some leaves."""
-    empty = list(_empty_fields(value))
-    if empty:
+    name = type(value).__name__
+    if empty := list(_fields_with(value, lambda x: x is None)):
         raise TypeError(
-            f"This {type(value).__name__} lacks some of its arrays: there is None in "
-            f"{', '.join(empty)}. Such values come from jaxrewrite.values.partition, or from "
-            "a filter of another library. Put the parts together first (combine)."
+            f"This {name} lacks some of its arrays: there is None in {', '.join(empty)}. Such "
+            "values come from jaxrewrite.values.partition, or from a filter of another "
+            "library. Put the parts together first (combine)."
+        ) from error
+    if bare := list(_fields_with(value, lambda x: type(x) is object)):
+        raise TypeError(
+            f"This {name} has no shape and dtype: there are bare objects instead of arrays in "
+            f"{', '.join(bare)}. JAX makes such values when it needs their structure alone, "
+            "for example for in_axes. Code that JAX calls with them, such as tree_unflatten, "
+            "must not ask for shapes."
         ) from error
 
 
-def _empty_fields(value: Value) -> Iterator[str]:
+def _fields_with(value: Value, is_empty: Callable[[Any], bool]) -> Iterator[str]:
+    """The places of contents of some kind, except for ``None`` where it is the default."""
+    is_whole = lambda x: x is None or is_value(x)
     for f in getattr(value, "__dataclass_fields__", {}).values():
-        content = getattr(value, f.name, None)
-        if isinstance(content, Value):
-            yield from (f"{f.name}.{name}" for name in _empty_fields(content))
-        elif content is None and f.default is not None and not f.metadata.get("static"):
-            yield f.name
+        if f.metadata.get("static"):
+            continue
+        contents, _ = tree_flatten_with_path(getattr(value, f.name, None), is_leaf=is_whole)
+        for path, content in contents:
+            place = f.name + keystr(path)
+            if is_value(content):
+                yield from (f"{place}.{inner}" for inner in _fields_with(content, is_empty))
+            elif is_empty(content) and not (content is f.default is None):
+                yield place
 
 
 def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) -> Any:

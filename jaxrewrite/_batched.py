@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -168,6 +168,14 @@ def _(v: Batched, *, dimensions: Any) -> Any:
     if not _is_one_stack(v) or tuple(dimensions) != (0,):
         return NotImplemented
     return tree_map(lambda leaf: lax.squeeze(leaf, (0,)), v.element)
+
+
+@overload
+def stack(trees: Iterable[Value]) -> Batched: ...
+
+
+@overload
+def stack(trees: Iterable[Any]) -> Any: ...
 
 
 def stack(trees: Iterable[Any]) -> Any:

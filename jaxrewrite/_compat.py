@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import jax
@@ -73,6 +73,10 @@ from jax._src.interpreters.partial_eval import (
 # rules are such wrappers in the parameters of an equation.
 from jax._src.linear_util import WrappedFun, wrap_init
 
+# The function by which jax.numpy refuses operands has no hook for a hint. It asks each of
+# them for __jax_array__.
+from jax._src.numpy.util import check_arraylike
+
 # The markers in the parameters of a jit equation for what is not specified.
 from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
 
@@ -89,6 +93,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 register_exclusion(_HERE)
 source_info_util.register_exclusion(_HERE)
 
+ClosedJaxpr = jex_core.ClosedJaxpr
 Jaxpr = jex_core.Jaxpr
 JaxprEqn = jex_core.JaxprEqn
 Var = jex_core.Var
@@ -203,6 +208,17 @@ def short(aval: Any) -> str:
     return aval.str_short(short_dtypes=True)
 
 
+def is_refused(frame: FrameType | None) -> bool:
+    """Whether the code of a frame is about to refuse an object that is no array."""
+    for _ in range(
+        3
+    ):  # The check of one object, the loop over all, and the caller of both.
+        if frame is not None and frame.f_code is check_arraylike.__code__:
+            return not frame.f_locals["emit_warning"]
+        frame = frame and frame.f_back
+    return False
+
+
 def primitives_by_name() -> dict[str, Primitive]:
     """Every primitive of JAX's own modules, including those that it exports.
 
@@ -234,7 +250,7 @@ def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
 
     The variables of the constants come first among the ``invars``.
     """
-    if JAX_GE_0_11_0 or isinstance(jaxpr, jex_core.ClosedJaxpr):
+    if JAX_GE_0_11_0 or isinstance(jaxpr, ClosedJaxpr):
         closed, consts = separate_consts(jaxpr)
         return closed.jaxpr, list(consts)
     return convert_constvars_jaxpr(jaxpr), []
@@ -255,7 +271,7 @@ def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Any:
             invars=jaxpr.invars[len(consts) :],
             debug_info=unnamed(jaxpr.debug_info),
         )
-    return jex_core.ClosedJaxpr(jaxpr, list(consts))
+    return ClosedJaxpr(jaxpr, list(consts))
 
 
 def unnamed(debug_info: Any) -> Any:
@@ -310,7 +326,7 @@ def has_high_parameters(
 
 def _without_constants(jaxpr: Any) -> Jaxpr:
     """The jaxpr inside of a closed one; any other jaxpr itself."""
-    is_closed = JAX_GE_0_11_0 or isinstance(jaxpr, jex_core.ClosedJaxpr)
+    is_closed = JAX_GE_0_11_0 or isinstance(jaxpr, ClosedJaxpr)
     return jaxpr.jaxpr if is_closed else jaxpr
 
 
@@ -334,7 +350,7 @@ def fingerprint(jaxpr: Any) -> Any:
         return numbers.setdefault(atom, len(numbers)), str(atom.aval)
 
     def of_param(param: Any) -> Any:
-        if isinstance(param, (Jaxpr, jex_core.ClosedJaxpr)):
+        if isinstance(param, (Jaxpr, ClosedJaxpr)):
             return fingerprint(param)
         if isinstance(param, (tuple, list)):
             return tuple(map(of_param, param))
@@ -530,7 +546,7 @@ def call_backward(bwd: Any, operands: Sequence[Any]) -> list[Any]:
 # --- wrappers of functions in parameters -------------------------------------------
 
 
-JAXPRS = (Jaxpr, jex_core.ClosedJaxpr)
+JAXPRS = (Jaxpr, ClosedJaxpr)
 
 
 def is_wrapped_function(x: Any) -> bool:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
+import jax
 from jax.tree_util import tree_map
 
 from ._transform import dense
-from ._value import is_value
+from ._value import Value, is_value
+
+
+@overload
+def materialise(tree: Value | jax.Array) -> jax.Array: ...
+
+
+@overload
+def materialise(tree: Any) -> Any: ...
 
 
 def materialise(tree: Any) -> Any:

@@ -10,13 +10,14 @@ import abc
 import dataclasses
 import dis
 import functools
+import inspect
 import itertools
 import pickle
 import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.export
@@ -61,6 +62,23 @@ class _LazyFields:
         raise AttributeError("__dataclass_fields__")
 
 
+class _LazySignature:
+    """What `inspect.signature` asks first: here a class becomes a dataclass, as for its fields.
+
+    Without it a base class, or a class with a decorator and no instance yet, would have the
+    signature of `PyTree.__new__`.
+    """
+
+    def __get__(self, instance: Any, owner: type) -> inspect.Signature | None:
+        if "_is_base" in owner.__dict__:
+            return inspect.Signature()
+        if instance is not None or not _is_ours(owner):
+            return None
+        if _missing(owner) or not _is_registered(owner):
+            _make_dataclass(owner)
+        return None  # It is the signature of the constructor.
+
+
 class PyTree:
     """Base class of classes that become frozen dataclasses and pytrees.
 
@@ -68,7 +86,9 @@ class PyTree:
     """
 
     _is_base: ClassVar[bool] = True
-    __dataclass_fields__ = _LazyFields()
+    if not TYPE_CHECKING:  # Checkers know the fields of a dataclass by themselves.
+        __dataclass_fields__ = _LazyFields()
+        __signature__ = _LazySignature()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

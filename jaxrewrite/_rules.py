@@ -25,6 +25,7 @@ from . import _compat
 from ._annotations import Dense, Number, Signature, guards_hold, read_signature
 from ._compat import Literal, Primitive
 from ._errors import AmbiguousRuleError
+from ._operands import Known, known
 from ._patterns.pattern import Pattern
 from ._patterns.place import pattern_p
 from ._pytree import prepare_defined
@@ -96,6 +97,47 @@ def _check_pair(rule: Rule, keyword: str) -> None:
             f"{keyword}=True needs a rule with two operands; "
             f"{getattr(rule.fn, '__name__', rule.fn)} has {count}."
         )
+
+
+def _check_applies(rule: Rule, primitives: Sequence[Primitive]) -> None:
+    """Raise `TypeError` if a user's rule can be called for none of its primitives.
+
+    The package's own rules are checked by its tests, so that its import traces nothing.
+    """
+    if getattr(rule.fn, "__module__", None) and rule.fn.__module__.startswith(
+        "jaxrewrite."
+    ):
+        return
+    reasons = []
+    for primitive in primitives:
+        found = known(primitive)
+        why = found and _why_never(rule.signature, found)
+        if found is None or why is None:
+            return
+        reasons.append((primitive, found, why))
+    primitive, found, why = reasons[0]
+    slots = "xyz"[: found.operands] if found.operands and found.operands < 4 else ("*xs",)
+    named = ("*", *found.params) if found.params else ()
+    raise TypeError(
+        f"Rule {rule} can never apply to primitive {primitive.name!r}: {why}. Its equations "
+        f"have {found}. Operands are positional, parameters are keyword-only:\n"
+        f"  @jaxrewrite.register({primitive.name!r})\n"
+        f"  def _({', '.join([*slots, *named])}): ...\n"
+        "where **params may stand for the parameters that the rule does not need."
+    )
+
+
+def _why_never(signature: Signature, found: Known) -> str | None:
+    """Why a rule cannot be called for a primitive, or ``None`` if it can."""
+    count = len(signature.operands)
+    least = found.operands if found.operands is not None else math.inf
+    if count > least or (signature.variadic is None and count < (found.operands or 0)):
+        return f"it takes {'at least ' if signature.variadic else ''}{count} operands"
+    if absent := signature.required - {*found.params}:
+        return f"it needs a parameter {', '.join(sorted(absent))}"
+    if not signature.any_keyword and (rest := {*found.params} - signature.keywords):
+        return f"it does not take the parameter {', '.join(sorted(rest))}"
+    return None
 
 
 class Declined(NamedTuple):
@@ -194,7 +236,7 @@ class Rules:
         self._with_literals: set[Primitive] = set()
         self._matches: dict[tuple[Any, ...], list[Entry]] = {}
         self._patterns: tuple[Pattern, ...] = ()
-        self.version = 0
+        self.version: int = 0
 
     def register(
         self,
@@ -260,8 +302,9 @@ class Rules:
         ValueError
             If a name is not the name of a primitive.
         TypeError
-            If the rule's annotations cannot be dispatched on, or a rule with
-            ``commutative`` or ``either`` does not have two operands.
+            If the rule's annotations cannot be dispatched on, a rule with
+            ``commutative`` or ``either`` does not have two operands, or the rule can never
+            be called: its operands or parameters are not those of the primitive.
 
         Examples
         --------
@@ -290,6 +333,7 @@ class Rules:
                 raise TypeError(f"A rule must be a function, not a {type(fn).__name__}.")
             signature = read_signature(fn, sys._getframe(1).f_locals, types)
             rule = Rule(fn, signature, precedence)
+            _check_applies(rule, primitives)
             twin = None
             if commutative or either:
                 _check_pair(rule, "commutative" if commutative else "either")

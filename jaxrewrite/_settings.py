@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from ._record import Recorder
 from ._rules import Rules, RulesInForce
 
 
-POLICIES = ("warn", "allow", "forbid")
+Policy = Literal["warn", "allow", "forbid"]
+POLICIES = get_args(Policy)
 
 
 class Settings(NamedTuple):

@@ -8,7 +8,7 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import numpy as np
@@ -25,22 +25,30 @@ from jax.tree_util import (
 from . import _compat
 from ._avals import is_hollow, layer, no_pytree
 from ._caches import BoundedCache, WeakCaches, bounded_cache
-from ._compat import Primitive
+from ._compat import ClosedJaxpr, Primitive
 from ._dense import make_dense, materialised
 from ._pytree import check_static_fields
 from ._rules import Rules, find_primitive
-from ._settings import Settings, check_policy, current_settings
+from ._settings import Policy, Settings, check_policy, current_settings
 from ._stage import Arguments, stage
 from ._value import Value, is_value
 
 
+_P = ParamSpec("_P")
+_Q = ParamSpec("_Q")
+_R = TypeVar("_R", covariant=True)
+
+# A predicate on leaves, or a pytree prefix of the function, its arguments and keywords.
+FilterSpec = bool | Callable[[Any], Any] | tuple[Any, Any, Any]
+
+
 def transform(
-    fn: Callable[..., Any],
-    filter_spec: Any = True,
+    fn: Callable[_P, _R],
+    filter_spec: FilterSpec = True,
     *,
     rules: Rules | None = None,
-    materialise: str = "warn",
-) -> Callable[..., Any]:
+    materialise: Policy = "warn",
+) -> Transformed[_P, _R]:
     """Make ``fn``, written for arrays, a function of values.
 
     ``fn`` is traced to a jaxpr once for each structure of its arguments. Each equation that
@@ -67,7 +75,10 @@ def transform(
     -------
     Callable
         A function like ``fn``. It composes with `jax.jit`, `jax.grad`,
-        `jax.vmap` and the other transformations of JAX, on either side.
+        `jax.vmap` and the other transformations of JAX, on either side. To a type checker
+        it has the parameters of ``fn``, and a call that fits their annotations has the
+        result that ``fn`` declares. Any other call has values among its arguments, and its
+        result is ``Any``.
 
     Raises
     ------
@@ -97,11 +108,11 @@ def transform(
 
 
 def _transformed(
-    fn: Callable[..., Any], filter_spec: Any, rules: Rules | None, policy: str
-) -> _Transformed:
+    fn: Callable[_P, _R], filter_spec: Any, rules: Rules | None, policy: str
+) -> Transformed[_P, _R]:
     check_function(fn)
     check_policy(policy)
-    return _Transformed(fn, filter_spec, rules, policy)
+    return Transformed(fn, filter_spec, rules, policy)
 
 
 def check_function(fn: Callable[..., Any]) -> None:
@@ -122,11 +133,11 @@ _RUNS_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GEN
 
 def make_jaxpr(
     fn: Callable[..., Any],
-    filter_spec: Any = True,
+    filter_spec: FilterSpec = True,
     *,
     rules: Rules | None = None,
-    materialise: str = "warn",
-) -> Callable[..., Any]:
+    materialise: Policy = "warn",
+) -> Callable[..., ClosedJaxpr]:
     """Make a function that returns the rewritten program as a jaxpr.
 
     It takes the arguments of `transform`. The jaxpr takes the leaves of the values and the
@@ -267,11 +278,14 @@ def function_tree(fn: Callable[..., Any]) -> Any:
     return None if treedef_is_leaf(tree_structure(fn)) else fn
 
 
-class _Transformed:
+class Transformed(Generic[_P, _R]):
     """The callable that `transform` returns."""
 
+    __name__: str
+    __wrapped__: Callable[_P, _R]
+
     def __init__(
-        self, fn: Callable[..., Any], filter_spec: Any, rules: Rules | None, policy: str
+        self, fn: Callable[_P, _R], filter_spec: Any, rules: Rules | None, policy: str
     ):
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
@@ -282,6 +296,13 @@ class _Transformed:
         self._programs, self._tag = _program_cache(fn, self._fn_tree)
         # The same function inside of `jax.jit`, if ``fn`` is a jitted one.
         self._jitted = BoundedCache(16) if _compat.is_plain_jit(fn) else None
+
+    @overload
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+
+    # Annotations can't say that an argument for an array may be a value.
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._jitted is not None and _is_jittable(args, kwargs):
@@ -311,6 +332,14 @@ class _Transformed:
             )
         return results
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Transformed[_P, _R]: ...
+
+    @overload
+    def __get__(
+        self: Transformed[Concatenate[Any, _Q], _R], instance: object, owner: Any = None
+    ) -> Transformed[_Q, _R]: ...
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
             return self
@@ -321,13 +350,13 @@ class _Transformed:
 
     # A copy or pickle is one of the function, without its programs.
 
-    def __copy__(self) -> _Transformed:
-        return _Transformed(self._fn, self._filter_spec, self._rules, self._policy)
+    def __copy__(self) -> Transformed[_P, _R]:
+        return Transformed(self._fn, self._filter_spec, self._rules, self._policy)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Transformed:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Transformed[_P, _R]:
         fn = copy.deepcopy(self._fn, memo)
         spec = copy.deepcopy(self._filter_spec, memo)
-        return _Transformed(fn, spec, self._rules, self._policy)
+        return Transformed(fn, spec, self._rules, self._policy)
 
     def __reduce__(self) -> Any:
         # If the module of the function has this transform under its name, pickle the name.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar, dataclass_transform
 
@@ -42,7 +43,9 @@ def field(*, static: bool = False, **kwargs: Any) -> Any:
     return dataclasses.field(metadata=metadata, **kwargs)
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field, dataclasses.field))
+@dataclass_transform(
+    eq_default=False, frozen_default=True, field_specifiers=(field, dataclasses.field)
+)
 class Value(PyTree):
     """Base class of all objects, besides arrays, that a program can run on.
 
@@ -89,6 +92,18 @@ class Value(PyTree):
     # Whether an annotation with this class itself, not a subclass, means any value.
     _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True
+
+    @property
+    def __jax_array__(self) -> Any:
+        # A value is no array, so JAX finds nothing here. Where JAX is going to raise an error
+        # for that, the error says what to do.
+        if _compat.is_refused(sys._getframe(1)):
+            raise TypeError(
+                f"Functions of JAX take a {type(self).__name__} only in a transformed function. "
+                "Call jaxrewrite.transform(fn)(value), or the function of the same name in "
+                "jaxrewrite.numpy, or make the value dense by jaxrewrite.materialise(value)."
+            )
+        raise AttributeError("__jax_array__")
 
     @abc.abstractmethod
     def aval(self) -> Any:

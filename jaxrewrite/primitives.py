@@ -107,7 +107,7 @@ LINEAR = _present(
 MULTILINEAR = _present("mul dot_general conv_general_dilated")
 """Linear in each operand, if the other one is fixed."""
 
-LINEAR_OPERANDS = {
+LINEAR_OPERANDS: dict[str, tuple[int, ...]] = {
     name: places
     for name, places in {
         "div": (0,),

@@ -17,20 +17,20 @@ from .._patterns.pattern import Pattern
 from .._patterns.place import pattern_p
 from .._record import Body as RecordedBody, MadeDense as RecordedDense, Record, Recorder
 from .._rules import Rule, Rules, names_a_type, type_of
-from .._settings import check_policy, current_settings
+from .._settings import Policy, check_policy, current_settings
 from .._site import describe_operand
 from .._stage import Arguments, stage
-from .._transform import check_function, function_tree
+from .._transform import FilterSpec, check_function, function_tree
 from .._value import Value, is_value
 from .report import Body, Declined, MadeDense, Report, RuleInfo, Step
 
 
 def explain(
     fn: Callable[..., Any],
-    filter_spec: Any = True,
+    filter_spec: FilterSpec = True,
     *,
     rules: Rules | None = None,
-    materialise: str = "warn",
+    materialise: Policy = "warn",
 ) -> Callable[..., Report]:
     """Make a function that reports how `transform` rewrites ``fn`` for its arguments.
 

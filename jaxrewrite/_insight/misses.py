@@ -12,7 +12,7 @@ from .._record import Recorder
 from .._rules import Rules
 from .._settings import current_settings
 from .._stage import Arguments, stage
-from .._transform import check_function, function_tree
+from .._transform import FilterSpec, check_function, function_tree
 from .explain import info_of
 from .report import RuleInfo
 from .text import short_place
@@ -54,7 +54,7 @@ class NearMisses(tuple[NearMiss, ...]):
 
 
 def near_misses(
-    fn: Callable[..., Any], filter_spec: Any = True, *, rules: Rules | None = None
+    fn: Callable[..., Any], filter_spec: FilterSpec = True, *, rules: Rules | None = None
 ) -> Callable[..., NearMisses]:
     """Make a function that tells which pattern rules almost match ``fn``, and why not.
 

@@ -35,15 +35,17 @@ if TYPE_CHECKING:
 _TABLES = ("attention", "linalg", "loops", "stable")
 
 
-def __getattr__(name: str) -> Any:
-    # A table is loaded at its first use.
-    if name == "attention_rules":
-        return importlib.import_module("._attention", __name__).attention_rules
-    if name not in _TABLES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    table = importlib.import_module(f"._{name}", __name__).rules
-    globals()[name] = table
-    return table
+if not TYPE_CHECKING:  # To checkers, all other names are errors.
+
+    def __getattr__(name: str) -> Any:
+        # A table is loaded at its first use.
+        if name == "attention_rules":
+            return importlib.import_module("._attention", __name__).attention_rules
+        if name not in _TABLES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        table = importlib.import_module(f"._{name}", __name__).rules
+        globals()[name] = table
+        return table
 
 
 def __dir__() -> list[str]:

@@ -4,6 +4,8 @@ The package and the rules of all types are loaded at their first use. `Sparse` i
 separately, because JAX's sparse matrices take as long to load as all other types together.
 """
 
+import typing as _typing
+
 from . import _level as _level
 from ._adapters import (
     choose_adapters as choose_adapters,
@@ -16,10 +18,11 @@ from ._annotations.keys import Threefry as Threefry
 from ._annotations.masked import Masked as Masked
 from ._annotations.named import Named as Named
 from ._annotations.tagged import Tagged as Tagged
-from ._annotations.unitful import (
-    Unitful as Unitful,
+from ._annotations.unitful import Unitful as Unitful
+from ._annotations.units import (
     Units as Units,
     UnitsError as UnitsError,
+    register_unit as register_unit,
 )
 from ._base.linear import Linear as Linear
 from ._base.structured import Structured as Structured
@@ -68,9 +71,13 @@ from ._weights.quantise import quantise as quantise
 from ._weights.quantised import Quantised as Quantised
 
 
-def __getattr__(name: str) -> object:
-    if name == "Sparse":
-        from ._matrices.sparse import Sparse
+if _typing.TYPE_CHECKING:
+    from ._matrices.sparse import Sparse as Sparse
+else:
 
-        return Sparse
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> object:
+        if name == "Sparse":
+            from ._matrices.sparse import Sparse
+
+            return Sparse
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ from ._base.structured import Structured, inexact, is_number
 from ._matrices.scaled import Scaled
 
 
-strict_zeros = jaxrewrite.Rules()
+strict_zeros: jaxrewrite.Rules = jaxrewrite.Rules()
 """Rules for exact products with structural zeros, whatever multiplies these zeros.
 
 Without these rules, the numbers that multiply zeros which no leaf holds are taken to be

@@ -12,6 +12,7 @@ from jaxtyping import Array
 
 import jaxrewrite
 
+from ._base.progress import Progress, shown
 from ._base.structured import bytes_text, nbytes_of
 from ._weights.lora import Lora
 
@@ -27,6 +28,7 @@ def adapt(
     *,
     scale: float = 1.0,
     axes: Axes | Callable[[str, Any], Axes | None] | None = None,
+    progress: Progress | None = None,
 ) -> Any:
     r"""Replace chosen weights of a pytree by `Lora`.
 
@@ -57,6 +59,10 @@ def adapt(
         Flax: ``((0,), (1, 2))`` for the shape (features, heads, head size), and
         ``((0, 1), (2,))`` for the projection of the output. ``None`` means the two axes of
         a matrix.
+    progress
+        A function to show the progress, such as ``tqdm.tqdm``. It is called with the paths of
+        the chosen leaves, and returns an iterator over them. The next item is taken as the
+        work on a leaf begins.
 
     Returns
     -------
@@ -67,7 +73,8 @@ def adapt(
     ------
     ValueError
         If no leaf is chosen, a chosen leaf has more or fewer than two axes and no ``axes``,
-        or ``rank`` is not positive.
+        ``rank`` is not positive, or what ``progress`` returns has more or fewer items than
+        leaves were chosen.
 
     Examples
     --------
@@ -94,7 +101,9 @@ def adapt(
     ]
     if not chosen:
         raise ValueError(f"adapt: where chose none of the leaves: {', '.join(paths)}.")
-    for i, own in zip(chosen, jax.random.split(key, len(chosen)), strict=True):
+    keys = jax.random.split(key, len(chosen))
+    steps = shown([paths[i] for i in chosen], progress)
+    for i, own, _ in zip(chosen, keys, steps, strict=True):
         of_leaf = axes(paths[i], swapped[i]) if callable(axes) else axes
         swapped[i] = _adapted(paths[i], swapped[i], rank, own, scale, of_leaf)
     return jax.tree_util.tree_unflatten(treedef, swapped)

@@ -116,13 +116,73 @@ def test_jax_errors_below_a_rule_carry_the_note():
 def test_a_rule_that_forgets_the_parameters():
     rules = jaxrewrite.Rules()
 
-    @rules.register("reduce_sum")
+    @rules.register("reduce_xor")  # of which nothing is known at registration
     def bad_rule(v: Plain):
-        return v.x.sum()
+        return v.x[0]
 
     with pytest.raises(TypeError) as caught:
-        transform(jnp.sum, rules=rules)(Plain(X))
+        transform(lambda v: jax.lax.reduce_xor(v, (0,)), rules=rules)(Plain(jnp.arange(3)))
     assert "Rules take a primitive's parameters as **params." in said(caught)
+
+
+NEVER = {
+    "no star": ("reduce_sum", lambda x, axes: x, "it takes 2 operands"),
+    "too few": ("dot_general", lambda x, **params: x, "it takes 1 operands"),
+    "too many": ("add", lambda x, y, z, *rest: x, "at least 3 operands"),
+    "a default": ("neg", lambda x, y=None: x, "it takes 2 operands"),
+    "another name": (
+        "reduce_sum",
+        lambda x, *, axis, **params: x,
+        "needs a parameter axis",
+    ),
+    "no parameters": (
+        "dot_general",
+        lambda x, y, *, precision: x,
+        "the parameter dimension_",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", NEVER)
+def test_a_rule_that_can_never_apply_is_refused(mistake):
+    name, rule, words = NEVER[mistake]
+    with pytest.raises(TypeError, match=f"never apply to primitive '{name}'") as caught:
+        jaxrewrite.Rules().register(name)(rule)
+    for part in (words, __file__, f"@jaxrewrite.register('{name}')"):
+        assert part in str(caught.value)
+    if name == "reduce_sum":
+        assert "1 operand and the parameters axes" in str(caught.value)
+
+
+def test_a_rule_that_could_apply_is_not_refused():
+    rules = jaxrewrite.Rules()
+    rules.register("neg")(lambda x: x)
+    rules.register("add", "neg")(lambda x: x)  # at least to one of them
+    rules.register("concatenate")(lambda x, y, *, dimension: x)
+    rules.register("dot_general")(lambda *xs, primitive, **params: xs)
+    rules.register("reduce_sum")(lambda x, *, axes, out=None, **params: x)
+    rules.register("reduce_xor")(lambda x, y, z: x)  # unknown
+
+
+@pytest.mark.slow
+def test_the_own_rules_could_apply():
+    """They are not checked when they are registered."""
+    from jaxrewrite import _operands, _rules
+
+    assert jaxrewrite.values.Sparse
+    for primitive, entry in _rules.global_rules.entries():
+        found = _operands.known(primitive)
+        if found is not None:
+            assert _rules._why_never(entry.rule.signature, found) is None, entry.rule
+
+
+@pytest.mark.slow
+def test_every_program_has_its_primitive():
+    from jaxrewrite import _compat, _operands
+
+    by_name = _compat.primitives_by_name()
+    for name in _operands._programs():
+        assert _operands.known(by_name[name]) is not None, name
 
 
 @pytest.mark.parametrize("how", ["in a program", "asked for"])

@@ -290,8 +290,27 @@ def test_policy_of_a_type():
 
 
 def test_jax_functions_outside_refuse_values():
+    v = EXAMPLES[0]
+    hint = (
+        r"take a Scaled only in .*transform\(fn\)\(value\).*jaxrewrite.numpy.*materialise"
+    )
+    for fn in (jnp.sin, jnp.sum, lambda v: jnp.matmul(X, v), lambda v: jnp.stack([v, v])):
+        with pytest.raises(TypeError, match=hint):
+            fn(v)
+    with pytest.raises(TypeError, match=hint):
+        jax.eval_shape(jax.jit(jnp.sin), v)
     with pytest.raises(TypeError, match="Scaled"):
-        jnp.sin(EXAMPLES[0])
+        jax.lax.sin(v)
+
+
+def test_nothing_takes_a_value_for_an_array():
+    v = EXAMPLES[0]
+    assert not hasattr(v, "__jax_array__")
+    assert type(jnp.asarray(v)) is type(X)
+    with pytest.warns(jaxrewrite.MaterialisationWarning):  # JAX defers to the value.
+        np.testing.assert_array_equal(X + v, X + np.asarray(v))
+    assert jnp.shape(v) == v.shape and jnp.ndim(v) == v.ndim
+    assert jax.tree.map(lambda x: x, v) is not v
 
 
 # --- two types with fields of the same names ---------------------------------------

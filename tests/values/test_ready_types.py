@@ -1,5 +1,7 @@
 """Every ready value type against the oracle: the results on the dense array."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from oracle import everything, floating, make, materialised, on_arrays, programs
 from reference import CASES
 
 import jaxrewrite
+from jaxrewrite.values import nbytes
 
 
 TOLERANCE = {"float32": 2e-4, "complex64": 2e-4, "bfloat16": 0.1, "float64": 1e-10}
@@ -167,3 +170,28 @@ def test_a_checkpoint_brings_it_back(name, tmp_path):
         ]
     back = jax.tree.unflatten(jax.tree.structure(value), map(jnp.asarray, read))
     np.testing.assert_array_equal(np.asarray(back), np.asarray(value))
+
+
+ASKED = (lambda v: v.shape, lambda v: v.dtype, lambda v: nbytes(v).dense)
+
+
+@pytest.mark.filterwarnings("ignore:shape requires:DeprecationWarning")
+@pytest.mark.parametrize("name", every(20, CASES))
+def test_values_without_some_of_their_arrays_say_so(name):
+    """With None, as in a part of a pytree, or bare objects, as JAX puts them there."""
+    v = make(name, CASES[name].dtypes[0])
+    leaves, treedef = jax.tree.flatten(v)
+    known = [ask(v) for ask in ASKED]
+    for empty in (None, object()):
+        for missing in (*range(len(leaves)), None):
+            part = treedef.unflatten(
+                empty if missing in (i, None) else leaf for i, leaf in enumerate(leaves)
+            )
+            for ask, answer in zip(ASKED, known, strict=True):
+                try:
+                    assert ask(part) == answer
+                except TypeError as error:
+                    assert re.search("lacks some of its arrays|bare objects", str(error))
+            assert type(v).__name__ in repr(part)
+    avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), v)
+    assert (avals.shape, avals.dtype, nbytes(avals)) == (v.shape, v.dtype, nbytes(v))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -15,116 +14,7 @@ import jaxrewrite
 
 from .._base.structured import Structured, inexact
 from .declaration import MOVING, REDUCING, SCATTER, annotation_rule, like, mapped
-
-
-class UnitsError(ValueError):
-    """Operands have units that do not agree, or units where none are allowed."""
-
-
-_FACTOR = re.compile(
-    r"\s*(?P<times>[*·/]?)\s*(?P<name>[^\W\d]\w*|1)"
-    r"(?:\s*(?:\*\*|\^)\s*(?P<open>\()?(?P<exponent>[-+]?\d+(?:/\d+)?)(?(open)\)))?"
-)
-
-
-class Units:
-    """A product of powers of base units: immutable, hashable, without a scale.
-
-    Parameters
-    ----------
-    units
-        A string such as ``"m s^-2"``, ``"kg*m/s^2"``, ``"m^(1/2)"`` or ``"1/s"``, where
-        ``/`` divides by the next factor only; or a mapping from names of base units to
-        exponents; or other units. A name is any word: ``m`` is only a name, and has no
-        relation to ``km``.
-
-    Raises
-    ------
-    ValueError
-        If a string cannot be read.
-
-    Examples
-    --------
-    >>> from jaxrewrite.values import Units
-    >>> newton = Units("kg*m/s^2")
-    >>> newton, newton / Units("kg"), newton ** 0.5, newton / newton
-    (Units('kg m s^-2'), Units('m s^-2'), Units('kg^(1/2) m^(1/2) s^-1'), Units('1'))
-    """
-
-    __slots__ = ("exponents",)
-
-    exponents: tuple[tuple[str, Fraction], ...]
-
-    def __init__(self, units: Units | str | Mapping[str, Any] = "") -> None:
-        if isinstance(units, Units):
-            exponents = dict(units.exponents)
-        elif isinstance(units, str):
-            exponents = _parse(units)
-        else:
-            exponents = {name: Fraction(exponent) for name, exponent in units.items()}
-        sorted_ = tuple(sorted((n, e) for n, e in exponents.items() if e))
-        object.__setattr__(self, "exponents", sorted_)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError("Units can't be changed.")
-
-    def __reduce__(self) -> Any:
-        return Units, (dict(self.exponents),)
-
-    def __mul__(self, other: Units) -> Units:
-        exponents = dict(self.exponents)
-        for name, exponent in other.exponents:
-            exponents[name] = exponents.get(name, Fraction(0)) + exponent
-        return Units(exponents)
-
-    def __truediv__(self, other: Units) -> Units:
-        return self * other**-1
-
-    def __pow__(self, power: Any) -> Units:
-        power = Fraction(power)
-        return Units({name: exponent * power for name, exponent in self.exponents})
-
-    def __bool__(self) -> bool:
-        """Whether there are any units."""
-        return bool(self.exponents)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Units) and self.exponents == other.exponents
-
-    def __hash__(self) -> int:
-        return hash(self.exponents)
-
-    def __str__(self) -> str:
-        return " ".join(_power(*factor) for factor in self.exponents) or "1"
-
-    def __repr__(self) -> str:
-        return f"Units({str(self)!r})"
-
-
-def _parse(text: str) -> dict[str, Fraction]:
-    exponents: dict[str, Fraction] = {}
-    end, text = 0, text.rstrip()
-    while end < len(text):
-        factor = _FACTOR.match(text, end)
-        if factor is None:
-            raise ValueError(f"Units: can't read {text[end:]!r} in {text!r}.")
-        end = factor.end()
-        if factor["name"] != "1":
-            exponent = Fraction(factor["exponent"] or 1)
-            if factor["times"] == "/":
-                exponent = -exponent
-            exponents[factor["name"]] = (
-                exponents.get(factor["name"], Fraction(0)) + exponent
-            )
-    return exponents
-
-
-def _power(name: str, exponent: Fraction) -> str:
-    if exponent == 1:
-        return name
-    if exponent.denominator == 1:
-        return f"{name}^{exponent}"
-    return f"{name}^({exponent})"
+from .units import Units, UnitsError, conversion, is_convertible
 
 
 _NONE = Units()
@@ -188,7 +78,7 @@ class Unitful(Structured):
     >>> mass + velocity[:, 0]
     Traceback (most recent call last):
     ...
-    jaxrewrite.values._annotations.unitful.UnitsError: add needs operands of equal units; got kg and m s^-1.
+    jaxrewrite.values._annotations.units.UnitsError: add needs operands of equal units; got kg and m s^-1.
     ...
     """
 
@@ -200,12 +90,53 @@ class Unitful(Structured):
     array: Any
     units: Units = jaxrewrite.field(static=True)
 
-    def __init__(self, array: Any, units: Units | str | Mapping[str, Any]):
+    def __init__(self, array: Any, units: Any):
         vars(self).update(array=array, units=Units(units))
 
     def aval(self) -> Any:
         """The aval of the array."""
         return like(self.array)
+
+    def to(self, units: Any) -> Unitful:
+        """Convert to other units of the same kind.
+
+        Nothing is converted unless you ask for it. The names are those of a table, which
+        `register_unit` extends: the units of the SI with prefixes, and some others.
+
+        Parameters
+        ----------
+        units
+            Anything that `Units` takes. For a unit of Pint or Astropy, that package knows
+            the factor.
+
+        Returns
+        -------
+        Unitful
+            The same quantity. Integers stay integers if the factor is one.
+
+        Raises
+        ------
+        UnitsError
+            If the units are of another kind, or temperatures with an offset, such as degC.
+
+        Examples
+        --------
+        >>> import jax.numpy as jnp
+        >>> from jaxrewrite.values import Unitful
+        >>> speed = Unitful(jnp.array([36.0, 90.0]), "km/h").to("m/s")
+        >>> speed.array, speed.units
+        (Array([10., 25.], dtype=float32), Units('m s^-1'))
+        """
+        target = Units(units)
+        times, over = conversion(self.units, target, units)
+        if not all(isinstance(x, int) for x in (times, over)) or inexact(self.array):
+            times, over = float(times), float(over)
+        array = self.array
+        if times != 1:
+            array = array * times
+        if over != 1:
+            array = array / over
+        return Unitful(array, target)
 
     def materialise(self) -> Any:
         """Return the array if it has no units; else raise `UnitsError`."""
@@ -262,8 +193,9 @@ def _with(units: Units, array: Any) -> Any:
 def _same_units(what: str, operands: Sequence[Any]) -> Units:
     units = list(dict.fromkeys(map(_units, operands)))
     if len(units) > 1:
+        hint = " Convert one of them, by Unitful.to." if is_convertible(units) else ""
         raise UnitsError(
-            f"{what} needs operands of equal units; got {' and '.join(map(str, units))}."
+            f"{what} needs operands of equal units; got {' and '.join(map(str, units))}.{hint}"
         )
     return units[0]
 

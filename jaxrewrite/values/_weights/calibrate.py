@@ -29,6 +29,8 @@ def calibrate(
     activations are not rounded. A weight that met no array stays as it was. Each weight of
     a stack, for a loop over layers, has its own range.
 
+    The batches may be any iterable, such as ``tqdm.tqdm(batches)``, which shows the progress.
+
     The ranges leave the program by `jax.debug.callback`, so ``fn`` may be compiled and may
     have loops and branches.
 

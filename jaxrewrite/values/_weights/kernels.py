@@ -31,7 +31,7 @@ from .products import Terms, is_scaled_after, nibble, rows_of, terms_of
 from .quantised import Quantised
 
 
-gpu_kernels = jaxrewrite.Rules()
+gpu_kernels: jaxrewrite.Rules = jaxrewrite.Rules()
 """Rules for products of `Quantised` and `NF4` with few rows, by a kernel for NVIDIA's GPUs.
 
 Where all entries that are summed share a scale, XLA reads the integers of a weight in the

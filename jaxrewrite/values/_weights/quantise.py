@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jax.tree_util import keystr, tree_map_with_path
+from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 
 import jaxrewrite
 
+from .._base.progress import Progress, shown
 from .float8 import DTYPES, Float8
 from .nf4 import NF4
 from .quantised import Quantised
@@ -18,6 +19,8 @@ def quantise(
     tree: Any,
     where: Callable[[str, Any], bool],
     bits: int | str = 8,
+    *,
+    progress: Progress | None = None,
     **options: Any,
 ) -> Any:
     """Replace chosen weights of a model by quantised ones.
@@ -34,6 +37,10 @@ def quantise(
         It returns whether to quantise the leaf.
     bits
         2 to 8, ``"nf4"``, ``"float8_e4m3fn"`` or ``"float8_e5m2"``.
+    progress
+        A function to show the progress, such as ``tqdm.tqdm``. It is called with the paths of
+        the chosen leaves, and returns an iterator over them. The next item is taken as the
+        work on a leaf begins.
     **options
         The options of `Quantised.quantise`, `NF4.quantise` or `Float8.quantise`.
 
@@ -46,7 +53,7 @@ def quantise(
     ------
     ValueError
         If ``where`` chose no leaf, or a leaf that can't be quantised. The message names the
-        path.
+        path. If what ``progress`` returns has more or fewer items than leaves were chosen.
 
     Examples
     --------
@@ -57,24 +64,24 @@ def quantise(
     >>> quantised["dense"]["kernel"]
     Quantised<f32[64,2], 136 B>(q=i8[64,2], scale=f32[1,2], zero=None)
     """
-    chosen = []
-
-    def swap(path: Any, leaf: Any) -> Any:
-        name = keystr(path, simple=True, separator="/")
-        if isinstance(leaf, jaxrewrite.Value) or not where(name, leaf):
-            return leaf
-        chosen.append(name)
-        try:
-            return _quantised(leaf, bits, options)
-        except ValueError as error:
-            raise ValueError(f"quantise: `{name}` can't be quantised. {error}") from error
-
-    swapped = tree_map_with_path(
-        swap, tree, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)
+    flat, treedef = tree_flatten_with_path(
+        tree, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)
     )
+    paths = [keystr(path, simple=True, separator="/") for path, _ in flat]
+    leaves = [leaf for _, leaf in flat]
+    chosen = [
+        i
+        for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True))
+        if not isinstance(leaf, jaxrewrite.Value) and where(path, leaf)
+    ]
     if not chosen:
         raise ValueError("quantise: `where` chose no leaf of the tree.")
-    return swapped
+    for i, path in zip(chosen, shown([paths[i] for i in chosen], progress), strict=True):
+        try:
+            leaves[i] = _quantised(leaves[i], bits, options)
+        except ValueError as error:
+            raise ValueError(f"quantise: `{path}` can't be quantised. {error}") from error
+    return tree_unflatten(treedef, leaves)
 
 
 def _quantised(leaf: Any, bits: Any, options: dict[str, Any]) -> Any:

@@ -105,3 +105,43 @@ def test_gradients_are_those_of_the_dense_weights(bits, no_leak_checks):
     want = jax.grad(lambda part: dense(combine(part, rest)))(trained)
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-5)
+
+
+HELPERS = {
+    "quantise": lambda tree, where, **options: quantise(tree, where, **options),
+    "adapt": lambda tree, where, **options: adapt(
+        tree, where, 1, jax.random.key(0), **options
+    ),
+}
+
+
+@pytest.mark.parametrize("helper", HELPERS)
+def test_helpers_show_their_progress(helper):
+    tree = {"a": jnp.ones((2, 2)), "b": jnp.ones(2), "c": jnp.full((2, 2), 2.0)}
+    where = lambda path, leaf: leaf.ndim == 2
+    seen = []
+
+    def progress(paths):
+        seen.append(len(paths))
+        for path in paths:
+            seen.append(path)
+            yield path
+        seen.append("end")
+
+    shown = HELPERS[helper](tree, where, progress=progress)
+    assert seen == [2, "a", "c", "end"]
+    plain = HELPERS[helper](tree, where)
+    assert jax.tree.structure(shown) == jax.tree.structure(plain)
+    for x, y in zip(jax.tree.leaves(shown), jax.tree.leaves(plain), strict=True):
+        np.testing.assert_array_equal(x, y)
+    for wrong, words in (
+        (lambda paths: paths[1:], "few"),
+        (lambda paths: paths * 2, "many"),
+    ):
+        with pytest.raises(ValueError, match=f"progress= gave too {words}.* 2 leaves"):
+            HELPERS[helper](tree, where, progress=wrong)
+
+
+def test_progress_by_tqdm():
+    tqdm = pytest.importorskip("tqdm")
+    quantise([jnp.ones((2, 2))] * 2, lambda *_: True, progress=tqdm.tqdm)

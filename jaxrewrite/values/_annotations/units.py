@@ -1,0 +1,340 @@
+"""Units of measurement: their names, and how they convert."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import re
+import sys
+from fractions import Fraction
+from typing import Any
+
+
+class UnitsError(ValueError):
+    """Operands have units that do not agree, or units where none are allowed."""
+
+
+_FACTOR = re.compile(
+    r"\s*(?P<times>[*·/]?)\s*(?P<name>[^\W\d]\w*|1)"
+    r"(?:\s*(?:\*\*|\^)\s*(?P<open>\()?(?P<exponent>[-+]?\d+(?:[/.]\d+)?)(?(open)\)))?"
+)
+
+
+class Units:
+    """A product of powers of base units: immutable, hashable, without a scale.
+
+    Parameters
+    ----------
+    units
+        A string such as ``"m s^-2"``, ``"kg*m/s^2"``, ``"m^(1/2)"`` or ``"1/s"``, where
+        ``/`` divides by the next factor only; or a mapping from names of base units to
+        exponents; or other units, also of Pint or Astropy. A name is any word. Rules compare
+        names alone, so ``m`` and ``km`` are different units to them: see `Unitful.to`.
+
+    Raises
+    ------
+    ValueError
+        If a string cannot be read.
+
+    Examples
+    --------
+    >>> from jaxrewrite.values import Units
+    >>> newton = Units("kg*m/s^2")
+    >>> newton, newton / Units("kg"), newton ** 0.5, newton / newton
+    (Units('kg m s^-2'), Units('m s^-2'), Units('kg^(1/2) m^(1/2) s^-1'), Units('1'))
+    """
+
+    __slots__ = ("exponents",)
+
+    exponents: tuple[tuple[str, Fraction], ...]
+
+    def __init__(self, units: Any = "") -> None:
+        package = type(units).__module__.partition(".")[0]
+        if package in _FOREIGN:
+            units = _FOREIGN[package](units)
+        if isinstance(units, Units):
+            exponents = dict(units.exponents)
+        elif isinstance(units, str):
+            exponents = _parse(units)
+        else:
+            exponents = {name: Fraction(exponent) for name, exponent in units.items()}
+        sorted_ = tuple(sorted((n, e) for n, e in exponents.items() if e))
+        object.__setattr__(self, "exponents", sorted_)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError("Units can't be changed.")
+
+    def __reduce__(self) -> Any:
+        return Units, (dict(self.exponents),)
+
+    def __mul__(self, other: Units) -> Units:
+        exponents = dict(self.exponents)
+        for name, exponent in other.exponents:
+            exponents[name] = exponents.get(name, Fraction(0)) + exponent
+        return Units(exponents)
+
+    def __truediv__(self, other: Units) -> Units:
+        return self * other**-1
+
+    def __pow__(self, power: Any) -> Units:
+        power = Fraction(power)
+        return Units({name: exponent * power for name, exponent in self.exponents})
+
+    def __bool__(self) -> bool:
+        """Whether there are any units."""
+        return bool(self.exponents)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Units) and self.exponents == other.exponents
+
+    def __hash__(self) -> int:
+        return hash(self.exponents)
+
+    def __str__(self) -> str:
+        return " ".join(_power(*factor) for factor in self.exponents) or "1"
+
+    def __repr__(self) -> str:
+        return f"Units({str(self)!r})"
+
+
+def _parse(text: str) -> dict[str, Fraction]:
+    exponents: dict[str, Fraction] = {}
+    end, text = 0, text.rstrip()
+    while end < len(text):
+        factor = _FACTOR.match(text, end)
+        if factor is None:
+            raise ValueError(f"Units: can't read {text[end:]!r} in {text!r}.")
+        end = factor.end()
+        if factor["name"] != "1":
+            exponent = Fraction(factor["exponent"] or 1)
+            if factor["times"] == "/":
+                exponent = -exponent
+            exponents[factor["name"]] = (
+                exponents.get(factor["name"], Fraction(0)) + exponent
+            )
+    return exponents
+
+
+def _power(name: str, exponent: Fraction) -> str:
+    if exponent == 1:
+        return name
+    if exponent.denominator == 1:
+        return f"{name}^{exponent}"
+    return f"{name}^({exponent})"
+
+
+# --- conversion ---------------------------------------------------------------------------
+
+# A unit as a number of other units. Names that are not here are base units of their own kind.
+_TABLE: dict[str, tuple[Fraction | float, Units]] = {}
+
+# Temperatures in them are no multiples of a kelvin.
+_WITH_OFFSET = {
+    "degC",
+    "degF",
+    "celsius",
+    "fahrenheit",
+    "degree_Celsius",
+    "degree_Fahrenheit",
+}
+
+
+def register_unit(name: str, units: Any, factor: Any = 1) -> None:
+    """Define a unit as a number of other units, for `Unitful.to`.
+
+    Parameters
+    ----------
+    name
+        The name of the unit, one word.
+    units
+        The units that define it: anything that `Units` takes.
+    factor
+        How many of these units it is: a positive number, or a string such as ``"1/3"``.
+
+    Raises
+    ------
+    ValueError
+        If the name is not one word, the factor is not a positive number, or the unit would
+        be defined by itself.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jaxrewrite.values import Unitful, register_unit
+    >>> register_unit("furlong", "yd", 220)
+    >>> Unitful(jnp.float32(2), "furlong").to("m").array
+    Array(402.336, dtype=float32)
+    """
+    _define_known()
+    _define(name, units, factor)
+
+
+def _define(name: str, units: Any, factor: Any) -> None:
+    if _parse(name) != {name: 1}:
+        raise ValueError(f"register_unit: {name!r} is not the name of a unit, one word.")
+    exact = factor if isinstance(factor, float) else Fraction(factor)
+    if isinstance(exact, float) and exact.is_integer():
+        exact = Fraction(exact)
+    if not 0 < exact < float("inf"):
+        raise ValueError(f"register_unit: the factor of {name} is {factor}, not positive.")
+    own = Units(units)
+    if name in _names_within(own):
+        raise ValueError(f"register_unit: {name} would be defined by itself, as {own}.")
+    _TABLE[name] = exact, own
+
+
+def _names_within(units: Units) -> set[str]:
+    """The names that define units, at any depth."""
+    names: set[str] = set()
+    for name, _ in units.exponents:
+        names |= {name, *(_names_within(_TABLE[name][1]) if name in _TABLE else ())}
+    return names
+
+
+def _base_units(units: Units) -> tuple[Fraction | float, Units]:
+    """Units as a number of base units."""
+    _define_known()
+    factor: Any = Fraction(1)
+    base = Units()
+    for name, exponent in units.exponents:
+        if name in _WITH_OFFSET and name not in _TABLE:
+            raise UnitsError(
+                f"{name} has an offset, so a temperature in {name} is no multiple of a kelvin. "
+                "Convert the numbers to K first, for example by x + 273.15."
+            )
+        number, own = _TABLE.get(name, (Fraction(1), None))
+        inner: Any = Fraction(1)
+        if own is None:
+            own = Units({name: 1})
+        else:
+            inner, own = _base_units(own)
+        factor = factor * _raised(number * inner, exponent)
+        base = base * own**exponent
+    return factor, base
+
+
+def _raised(number: Any, exponent: Fraction) -> Any:
+    """A power, as a fraction where it is exact."""
+    if exponent.denominator == 1:
+        return number ** int(exponent)
+    return float(number) ** float(exponent)
+
+
+def conversion(old: Units, new: Units, asked: Any) -> tuple[Any, Any]:
+    """By what numbers in ``old`` units are to be multiplied, and then divided.
+
+    ``asked`` is what the user wrote for the new units: a unit of another package knows more.
+    """
+    if old == new:
+        return 1, 1
+    package = type(asked).__module__.partition(".")[0]
+    if package in _FACTORS:
+        return _FACTORS[package](old, asked), 1
+    factor, kind = _base_units(old)
+    other, other_kind = _base_units(new)
+    if kind != other_kind:
+        raise UnitsError(
+            f"{old} can't be converted to {new}: they are {kind} and {other_kind} in base "
+            "units. jaxrewrite.values.register_unit defines units that are not known."
+        )
+    ratio = factor / other
+    # Two small numbers, as in 5 / 18 for km/h, are exact in every dtype.
+    if isinstance(ratio, Fraction):
+        times, over = ratio.as_integer_ratio()
+        if min(times, over) == 1 or max(times, over) < 1000:
+            return times, over
+    return float(ratio), 1
+
+
+def is_convertible(units: Any) -> bool:
+    """Whether several units are of one kind."""
+    try:
+        return len({_base_units(own)[1] for own in units}) == 1
+    except UnitsError:
+        return False
+
+
+# --- units of other packages --------------------------------------------------------------
+
+
+def _from_pint(unit: Any) -> str:
+    return f"{unit:~C}".replace("°", "deg")
+
+
+def _from_astropy(unit: Any) -> dict[str, Any]:
+    if unit.scale != 1:
+        raise ValueError(
+            f"Units: {unit} has a scale, {unit.scale}. Multiply the array by it."
+        )
+    return {base.name: power for base, power in zip(unit.bases, unit.powers, strict=True)}
+
+
+def _factor_by_pint(old: Units, unit: Any) -> float:
+    registry = unit._REGISTRY  # Units of two registries of Pint do not mix.
+    try:
+        quantity = registry.Quantity(1.0, str(old).replace(" ", "*").replace("^", "**"))
+        zero = registry.Quantity(0.0, quantity.units).to(unit).magnitude
+        factor = quantity.to(unit).magnitude
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UnitsError(f"{old} can't be converted to {unit}: {error}") from error
+    if zero:
+        raise UnitsError(f"{old} and {unit} differ by an offset, {zero}.")
+    return float(factor)
+
+
+def _factor_by_astropy(old: Units, unit: Any) -> float:
+    parse = sys.modules["astropy.units"].Unit
+    try:
+        factors = (parse(name) ** exponent for name, exponent in old.exponents)
+        return float(functools.reduce(operator.mul, factors, parse("")).to(unit))
+    except ValueError as error:  # Its UnitConversionError is one, too.
+        raise UnitsError(f"{old} can't be converted to {unit}: {error}") from error
+
+
+_FOREIGN = {"pint": _from_pint, "astropy": _from_astropy}
+_FACTORS = {"pint": _factor_by_pint, "astropy": _factor_by_astropy}
+
+
+# --- the units that are known -------------------------------------------------------------
+
+
+_PREFIXES = {
+    "n": -9,
+    "u": -6,
+    "m": -3,
+    "c": -2,
+    "d": -1,
+    "h": 2,
+    "k": 3,
+    "M": 6,
+    "G": 9,
+    "T": 12,
+}
+
+_OF_THE_SI = {
+    **{"Hz": "1/s", "N": "kg m/s^2", "Pa": "N/m^2", "J": "N m", "W": "J/s", "C": "A s"},
+    **{"V": "W/A", "ohm": "V/A", "F": "C/V", "Wb": "V s", "H": "Wb/A", "rad": "1"},
+}
+
+_OTHERS: dict[str, tuple[Any, str]] = {
+    **{"g": ("1/1000", "kg"), "t": (1000, "kg"), "lb": ("0.45359237", "kg")},
+    **{"min": (60, "s"), "h": (3600, "s"), "day": (86400, "s")},
+    **{"inch": ("0.0254", "m"), "ft": ("0.3048", "m"), "yd": ("0.9144", "m")},
+    **{"mi": ("1609.344", "m"), "L": ("1/1000", "m^3"), "bar": (100000, "Pa")},
+    **{"eV": ("1.602176634e-19", "J"), "cal": ("4.184", "J"), "Wh": (3600, "J")},
+    **{"tesla": (1, "Wb/m^2"), "atm": (101325, "Pa"), "deg": (math.pi / 180, "rad")},
+}
+
+
+@functools.cache
+def _define_known() -> None:
+    """Fill the table, when it is first needed."""
+    for name, units in _OF_THE_SI.items():
+        _define(name, units, 1)
+    for name, (factor, units) in _OTHERS.items():
+        _define(name, units, factor)
+    for prefix, power in _PREFIXES.items():
+        for name in ("m", "g", "s", "A", "K", "mol", "L", "eV", "Wh", "bar", *_OF_THE_SI):
+            if prefix + name not in (*_TABLE, "kg", "cd"):
+                _define(prefix + name, name, Fraction(10) ** power)

@@ -1,0 +1,257 @@
+"""A user's program with annotations: mypy and pyright check it strictly, and it runs.
+
+``assert_type`` says what a checker takes an expression for; at run time it does nothing. A line
+with ``type: ignore`` is a mistake that checkers have to find: an ignored error that is none is
+itself an error. Functions whose names begin with ``mistakes`` do not run.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, assert_type
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+from jax.extend.core import ClosedJaxpr
+from jaxtyping import ArrayLike, Float
+
+import jaxrewrite
+import jaxrewrite.numpy as rnp
+from jaxrewrite import (
+    ArrayValue,
+    Batched,
+    Report,
+    Rules,
+    Value,
+    field,
+    patterns,
+    primitives,
+    testing,
+    transform,
+    values,
+)
+
+
+# JAX's own stubs do not say of which type a device is.
+ones: Callable[..., Array] = jnp.ones  # pyright: ignore
+
+
+# --- a type and its rules -----------------------------------------------------------------
+
+
+class Scaled(ArrayValue):
+    """``x * scale``, named."""
+
+    x: Float[Array, "n m"]
+    scale: Float[Array, ""]
+    name: str = field(static=True, default="")
+
+    def materialise(self) -> Array:
+        return self.x * self.scale
+
+
+rules = Rules()
+
+
+@jaxrewrite.register(lax.dot_general_p)
+def product(x: ArrayLike, v: Scaled, **params: Any) -> Any:
+    return jaxrewrite.bind("dot_general", x, v.x, **params) * v.scale
+
+
+@rules.register("neg", precedence=1)
+def negative(v: Scaled) -> Scaled:
+    return Scaled(v.x, -v.scale, v.name)
+
+
+@jaxrewrite.rewrite(lambda x: jnp.log(1 + x), probes=[(np.float32(1),)])  # pyright: ignore
+def log1p(x: Float[Array, "*shape"]) -> Array:
+    return jnp.log1p(x)
+
+
+@values.annotation_rule(values.Tagged, "erf")
+def tagged(x: values.Tagged, *, primitive: Any, **params: Any) -> Any:
+    return jaxrewrite.bind(primitive, x.array, **params)
+
+
+def the_type() -> Scaled:
+    v = Scaled(ones((3, 3)), ones(()), name="v")
+    assert_type(v, Scaled)
+    assert_type(v.x, Array)
+    assert_type(v.name, str)
+    assert_type(v.shape, tuple[int, ...])
+    assert_type(v.dtype, np.dtype[Any])
+    assert_type(v.ndim, int)
+    assert_type(v.size, int)
+    assert_type(len(v), int)
+    assert_type(v.materialise(), Array)
+    # Rules keep their own signatures.
+    assert_type(negative(v), Scaled)
+    assert_type(rules.patterns == (), bool)
+    return v
+
+
+def mistakes_about_the_type(v: Scaled) -> None:
+    Scaled(ones((3, 3)))  # type: ignore
+    Scaled(ones((3, 3)), ones(()), label="v")  # type: ignore
+    v.scales  # type: ignore
+    v.name = "w"  # type: ignore
+    v + "text"  # type: ignore
+    values.Diagnal  # type: ignore
+    jaxrewrite.transfrom  # type: ignore
+    patterns.stabel  # type: ignore
+
+
+# --- operators ------------------------------------------------------------------------------
+
+
+def operators(v: Scaled, x: Array) -> None:
+    """A result is a value or an array, as the rules say."""
+    assert_type(v @ x, Any)
+    assert_type(x @ v, Any)
+    assert_type(v + 1, Any)
+    assert_type(2.0 * v, Any)
+    assert_type(v - v, Any)
+    assert_type(-v, Any)
+    assert_type(abs(v), Any)
+    assert_type(divmod(v, 2), Any)
+    assert_type(v[0, 1:], Any)
+    assert_type(v < 1, Any)
+    assert_type(v == v, Any)
+    assert_type(v.T, Any)
+    assert_type(v.reshape(9).astype(jnp.float16), Any)
+
+
+# --- transform ------------------------------------------------------------------------------
+
+
+def model(weight: ArrayLike, x: Array, *, times: int = 1) -> Array:
+    return jnp.tanh(jnp.matmul(x, weight)) * times
+
+
+@transform
+def decorated(x: Array, y: float) -> tuple[Array, int]:
+    return x * y, 2
+
+
+@functools.partial(transform, materialise="allow", rules=rules)
+def with_options(x: Array) -> Array:
+    return -x
+
+
+class Layer:
+    @transform
+    def apply(self, x: Array) -> Array:
+        return x + 1
+
+
+def transformed(v: Scaled, x: Array) -> None:
+    run = transform(model)
+    # What fits the annotations has the result that the function declares.
+    assert_type(run(x, x, times=2), Array)
+    assert_type(decorated(x, 2.0), tuple[Array, int])
+    assert_type(with_options(x), Array)
+    assert_type(Layer().apply(x), Array)
+    transform(run, lambda leaf: leaf is v, materialise="allow")(x, x)
+    # Where values are among the arguments, the result may be one.
+    assert_type(run(v, x), Any)
+    assert_type(with_options(v), Any)
+    assert_type(transform(jnp.negative, rules=rules)(v), Any)
+    as_callable: Callable[[Array, Array], Array] = run
+    assert_type(as_callable(x, x), Array)
+    assert_type(run.__name__, str)
+    jax.jit(run)(v, x)  # pyright: ignore
+    assert_type(jaxrewrite.make_jaxpr(model)(v, x), ClosedJaxpr)
+
+
+def mistakes_about_transform(x: Array) -> None:
+    transform(model, materialise="forbidden")  # type: ignore
+    transform(3)  # type: ignore
+    text: str = decorated(x, 2.0)  # type: ignore
+    print(text)
+
+
+# --- functions of values --------------------------------------------------------------------
+
+
+def functions(v: Scaled, x: Array) -> None:
+    assert_type(jaxrewrite.materialise(v), Array)
+    assert_type(jaxrewrite.materialise({"v": v}), Any)
+    assert_type(jaxrewrite.stack([v, v]), Batched)
+    assert_type(jaxrewrite.same_structure(v, v), bool)
+    assert_type(jaxrewrite.bind("neg", v), Any)
+    with jaxrewrite.no_materialise():
+        jaxrewrite.clear_caches()
+
+
+def reports(v: Scaled, x: Array) -> None:
+    report = jaxrewrite.explain(model)(v, x)
+    assert_type(report, Report)
+    assert_type(report.steps[0].primitive, str)
+    assert_type(report.flops, tuple[float, float])
+    assert_type(jaxrewrite.which("neg", v).decision, str)
+    assert_type(jaxrewrite.rules(type=Scaled)[0].types, tuple[str, ...])
+    assert_type(str(jaxrewrite.near_misses(model, rules=rules)(v, x)), str)
+    assert_type(patterns.stable, Rules)
+    assert_type(patterns.attention_rules("xla"), Rules)
+    assert_type(primitives.UNARY, tuple[str, ...])
+    assert_type(testing.assert_implicit(model, v, x), Report)
+
+
+def numpy_functions(v: Scaled, x: Array) -> None:
+    assert_type(rnp.sum(v, axis=0), Any)
+    assert_type(rnp.add(v, 1), Any)
+    assert_type(rnp.where(x > 0, v, x), Any)
+    assert_type(rnp.linalg.norm(v), Any)
+    assert_type(rnp.fft.fft(v).shape, Any)
+    assert_type(rnp.pi, float)
+    assert_type(jaxrewrite.numpy.concatenate([v, x]), Any)
+    assert_type(rnp.ones(3, rnp.float32), Array)  # pyright: ignore[reportUnknownMemberType]
+
+
+def mistakes_about_numpy(v: Scaled) -> None:
+    rnp.sum()  # type: ignore
+    rnp.sin(v, v)  # type: ignore
+    rnp.linalg.solve(v)  # type: ignore
+    jnp.sin(v)  # type: ignore
+
+
+# --- ready types ----------------------------------------------------------------------------
+
+
+def ready_types(x: Array) -> None:
+    diagonal = values.Diagonal(x[0])
+    assert_type(diagonal, values.Diagonal)
+    assert_type(diagonal.d, Array)
+    assert_type(diagonal @ x, Any)
+    lora = values.Lora(x, x, x, scale=2.0)
+    assert_type(lora.scale, float)
+    assert_type(values.Quantised.quantise(x, 4), values.Quantised)
+    length = values.Unitful(x, "m")
+    assert_type(length.units, values.Units)
+    assert_type(length.to("km"), values.Unitful)
+    values.register_unit("smoot", "m", 1.7018)
+    assert_type(length.units / values.Units("s"), values.Units)
+    assert_type(values.nbytes({"a": x}).dense, int)
+    assert_type(values.nbytes(diagonal).implicit, int)
+    trained, frozen = values.partition(lora, values.freeze(lora, {values.Lora: ["w"]}))
+    assert_type(values.combine(trained, frozen), Any)
+    params: Any = {"kernel": x, "bias": x[0]}
+    params = values.quantise(params, lambda path, leaf: path == "kernel", progress=list)
+    params = values.adapt(params, lambda path, leaf: path == "kernel", 1, jax.random.key(0))
+    is_value: Callable[[Any], bool] = lambda leaf: isinstance(leaf, Value)
+    assert_type(transform(lambda p: p["kernel"], is_value)(params), Any)  # pyright: ignore
+
+
+def main() -> None:
+    v, x = the_type(), ones((3, 3))
+    operators(v, x)
+    transformed(v, x)
+    functions(v, x)
+    reports(v, x)
+    numpy_functions(v, x)
+    ready_types(x)
+
+
+if __name__ == "__main__":
+    main()

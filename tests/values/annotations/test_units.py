@@ -1,0 +1,137 @@
+"""Units convert by a table, or by the packages that know them."""
+
+import importlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrewrite
+from jaxrewrite.values import Diagonal, Unitful, Units, UnitsError, register_unit
+from jaxrewrite.values._annotations import units as table
+
+
+@pytest.fixture(autouse=True)
+def own_table(monkeypatch):
+    table._define_known()
+    monkeypatch.setattr(table, "_TABLE", dict(table._TABLE))
+
+
+# From the definitions of the units.
+FACTORS = [
+    ("km", "m", 1000.0),
+    ("mm", "km", 1e-6),
+    ("km/h", "m/s", 1 / 3.6),
+    ("kWh", "MJ", 3.6),
+    ("g cm^-3", "kg/m^3", 1000.0),
+    ("N m", "J", 1.0),
+    ("hPa", "bar", 1e-3),
+    ("m^(1/2)", "cm^(1/2)", 10.0),
+    ("deg/s", "rad/min", np.pi / 3),
+    ("USD/kg", "USD/g", 1e-3),
+    ("L", "m^3", 1e-3),
+    ("eV", "J", 1.602176634e-19),
+    ("mi", "ft", 5280.0),
+]
+
+
+def test_conversions():
+    for old, new, factor in FACTORS:
+        there = Unitful(jnp.float32(3), old).to(new)
+        assert there.units == Units(new)
+        np.testing.assert_allclose(there.array, 3 * factor, rtol=3e-7)
+        np.testing.assert_allclose(there.to(old).array, 3, rtol=3e-7)
+    assert Unitful(jnp.float32(90), "km/h").to("m/s").array == 25
+    assert Unitful(jnp.float32(20), "degC").to("degC").array == 20
+
+
+def test_what_may_be_converted():
+    ints = Unitful(jnp.arange(3), "km")
+    assert ints.to("m").array.dtype == jnp.arange(3).dtype
+    np.testing.assert_allclose(Unitful(jnp.arange(3), "m").to("km").array, [0, 1e-3, 2e-3])
+    half = Unitful(jnp.ones(2, jnp.float16), "mi").to("km")
+    assert half.array.dtype == jnp.float16
+    diagonal = Unitful(Diagonal(jnp.ones(2)), "km").to("m").array
+    assert type(diagonal) is Diagonal
+    square = jaxrewrite.transform(lambda x: (x * x).sum())
+    area = lambda x: square(Unitful(x, "km").to("m")).array
+    np.testing.assert_allclose(jax.jit(jax.grad(area))(jnp.ones(2)), [2e6, 2e6])
+    mapped = jax.vmap(lambda v: v.to("m"))(Unitful(jnp.ones(2), "km"))
+    assert mapped.units == Units("m") and mapped.array.shape == (2,)
+
+
+def test_rules_do_not_convert():
+    with pytest.raises(
+        UnitsError, match=r"got km and m\. Convert one of them, by Unitful.to"
+    ):
+        Unitful(jnp.ones(2), "km") + Unitful(jnp.ones(2), "m")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("m", "s", "m can't be converted to s: they are m and s in base units"),
+        ("USD", "EUR", "register_unit defines units that are not known"),
+        ("degC", "K", "degC has an offset"),
+        ("K", "degF", "degF has an offset"),
+    ],
+)
+def test_what_does_not_convert(old, new, words):
+    with pytest.raises(UnitsError, match=words):
+        Unitful(jnp.ones(2), old).to(new)
+
+
+def test_units_of_ones_own():
+    register_unit("EUR", "USD", "1.08")
+    register_unit("smoot", "m", 1.7018)
+    register_unit("square", "smoot^2")
+    np.testing.assert_allclose(Unitful(2.0, "EUR/day").to("USD/day").array, 2.16)
+    np.testing.assert_allclose(Unitful(1.0, "square").to("cm^2").array, 170.18**2)
+    register_unit("EUR", "USD", 2)
+    assert Unitful(2.0, "EUR").to("USD").array == 4.0
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "factor", "words"),
+    [
+        ("two words", "m", 1, "is not the name of a unit"),
+        ("m2^2", "m", 1, "is not the name of a unit"),
+        ("none", "m", 0, "not positive"),
+        ("less", "m", -1.0, "not positive"),
+        ("nan", "m", float("nan"), "not positive"),
+        ("m", "km", 1, "defined by itself, as km"),
+        ("same", "same", 1, "defined by itself"),
+    ],
+)
+def test_units_that_can_not_be_defined(name, units, factor, words):
+    with pytest.raises(ValueError, match=words):
+        register_unit(name, units, factor)
+
+
+def made(package):
+    """The units of a package: kilometres, hours, metres and seconds."""
+    if package == "pint":
+        registry = pytest.importorskip("pint").UnitRegistry()
+        return registry, registry.km, registry.hour, registry.m, registry.s
+    pytest.importorskip("astropy")
+    units = importlib.import_module("astropy.units")
+    return units, units.km, units.h, units.m, units.s
+
+
+@pytest.mark.parametrize("package", ["pint", "astropy"])
+def test_units_of_other_packages(package):
+    units, km, hour, m, s = made(package)
+    assert Units(km / hour**2) == Units("km/h^2")
+    assert Units(m**0.5) == Units("m^(1/2)")
+    speed = Unitful(jnp.array([36.0, 90.0]), km / hour).to(m / s)
+    np.testing.assert_allclose(speed.array, [10, 25], rtol=1e-6)
+    assert speed.units == Units("m/s")
+    np.testing.assert_allclose(  # Our table does not know it.
+        Unitful(1.0, "parsec" if package == "pint" else "pc").to(km).array,
+        3.0857e13,
+        rtol=1e-4,
+    )
+    for old in ("kg", "nothing_like_it"):
+        with pytest.raises(UnitsError, match=f"{old} can't be converted"):
+            Unitful(1.0, old).to(m)
