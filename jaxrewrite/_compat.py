@@ -210,9 +210,8 @@ def short(aval: Any) -> str:
 
 def is_refused(frame: FrameType | None) -> bool:
     """Whether the code of a frame is about to refuse an object that is no array."""
-    for _ in range(
-        3
-    ):  # The check of one object, the loop over all, and the caller of both.
+    # The frames of the check of one object, of the loop over all, and of their caller.
+    for _ in range(3):
         if frame is not None and frame.f_code is check_arraylike.__code__:
             return not frame.f_locals["emit_warning"]
         frame = frame and frame.f_back
