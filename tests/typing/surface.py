@@ -7,7 +7,7 @@ itself an error. Functions whose names begin with ``mistakes`` do not run.
 
 import functools
 from collections.abc import Callable
-from typing import Any, assert_type
+from typing import TYPE_CHECKING, Any, assert_type
 
 import jax
 import jax.numpy as jnp
@@ -64,9 +64,13 @@ def negative(v: Scaled) -> Scaled:
     return Scaled(v.x, -v.scale, v.name)
 
 
-@jaxrewrite.rewrite(lambda x: jnp.log(1 + x), probes=[(np.float32(1),)])  # pyright: ignore
+@rules.rewrite(lambda x: jnp.log(1 + x), probes=[(np.float32(1),)])  # pyright: ignore
 def log1p(x: Float[Array, "*shape"]) -> Array:
     return jnp.log1p(x)
+
+
+if TYPE_CHECKING:  # In the global table it would be in force in other tests.
+    jaxrewrite.rewrite(lambda x: jnp.log(1 + x))(log1p)  # pyright: ignore
 
 
 @values.annotation_rule(values.Tagged, "erf")
