@@ -213,7 +213,8 @@ class NMSparse(Matrix):
 
         leaves = self.values, self.indices
         is_plain = all(isinstance(leaf, jax.Array) for leaf in (*leaves, x))
-        if not is_plain or x.size != x.shape[axis] or x.dtype != self.dtype or self.batch:
+        is_column = all(n == 1 for i, n in enumerate(x.shape) if i != axis)
+        if not is_plain or not is_column or x.dtype != self.dtype or self.batch:
             return multiply(self, x)
         made = lambda values, indices: NMSparse(values, indices, self.m).materialise()
         column = jnp.moveaxis(x, axis, 0).reshape(-1, 1)

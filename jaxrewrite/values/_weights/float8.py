@@ -154,8 +154,9 @@ class Float8(Coded):
         return jax.ShapeDtypeStruct(self.codes.shape, self.scale.dtype)
 
     def levels(self) -> jax.Array:
-        # By shifts: XLA on a CPU takes ten times as long to convert the dtype itself.
-        bits = lax.bitcast_convert_type(self.codes, jnp.int8).astype(jnp.int16)
+        # By shifts: XLA on a CPU takes ten times as long to convert the dtype itself. Nor is
+        # the sign had by a bitcast: XLA folds that of transposed constants in wrong order.
+        bits = self.codes.astype(jnp.int8).astype(jnp.int16)
         as_half = lambda bits: lax.bitcast_convert_type(bits, jnp.float16)
         dtype = self.scale.dtype
         if self.format == "float8_e5m2":  # The upper half of a float16.
