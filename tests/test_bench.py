@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from bench import model, page, peers, plots, report, suite, types

@@ -102,6 +102,9 @@ def _apply_rule(
         settings, _compat.constants_first(jaxpr), inputs, site, MakeDense(tuple(dense))
     )
     results = bring_primals(out[: len(structures)], structures, recompute)
+    # Where no operand has a tangent no result has one, whatever the rule computes.
+    if all(type(t) is SymbolicZero or t.size == 0 for t in leaf_tangents):
+        return results, [None] * len(results)
     nonzero = iter(out[len(structures) :])
     result_tangents = [None if zero else next(nonzero) for zero in zero_results]
     return results, [
