@@ -53,6 +53,11 @@ def adapt(params: Any, rank: int, key: Any) -> Any:
     return map_layers(params, kernel=lambda w: lora(w, rank, next(keys)))
 
 
+def int8(w: Any) -> Quantised:
+    """A weight in 8 bits, with a scale for each column."""
+    return Quantised.quantise(w, axis=-1)
+
+
 def drop_biases(params: Any) -> Any:
     """Replace each bias of each block, which is zero, by a symbolic zero."""
     return map_layers(params, bias=zero_like)
@@ -68,7 +73,7 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
     adapted = adapt(params, options.rank, jax.random.key(1))
     cases = {
         "LoRA weights": adapted,
-        "int8 weights": map_layers(params, kernel=Quantised.quantise),
+        "int8 weights": map_layers(params, kernel=int8),
         "zero biases": drop_biases(params),
         "LoRA, zero biases": drop_biases(adapted),
     }

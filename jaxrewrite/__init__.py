@@ -18,6 +18,7 @@ from ._materialise import materialise as materialise
 from ._patterns.domains import Axis as Axis
 from ._rules import Rules as Rules, register as register, rewrite as rewrite
 from ._settings import no_materialise as no_materialise
+from ._shardings import place as place, shardings as shardings
 from ._transform import bind as bind, make_jaxpr as make_jaxpr, transform as transform
 from ._value import Value as Value, field as field
 

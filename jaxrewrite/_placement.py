@@ -51,12 +51,32 @@ def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:
 def place_leaves(
     scope: Scope, value: Value, place: Any, default: Any, site: Site
 ) -> list[Any]:
+    """The place of each leaf, as `places_of_leaves` says.
+
+    If no leaf can be split the user is warned: the numbers are then elsewhere than the
+    program asks for, which is not an error.
+    """
+    placed = places_of_leaves(value, place, default)
+    if placed and all(one is default for one in placed):
+        what = f"Primitive {site.primitive.name!r} places a {type(value).__name__}"
+        scope.notice(site, UserWarning, f"{what}, {not_split(value)}")
+    return placed
+
+
+def not_split(value: Value) -> str:
+    name = type(value).__name__
+    return (
+        "but nothing defines what that means for its leaves, which are not split. Define "
+        f"{name}.leaf_specs."
+    )
+
+
+def places_of_leaves(value: Value, place: Any, default: Any) -> list[Any]:
     """The place of each leaf, for the place of the array.
 
     Each leaf is split as the type defines. If the type defines nothing, a leaf with the
     array's own shape is split as the array. Where a leaf cannot be split, it gets
-    ``default``. If that holds for all leaves, the user is warned: the numbers are then
-    elsewhere than the program asks for, which is not an error.
+    ``default``.
     """
     value = tree_map(_compat.leaf_aval, value)
     leaves = tree_leaves(value)
@@ -65,25 +85,13 @@ def place_leaves(
     named = isinstance(place, NamedSharding)
     specs = specs_of_leaves(value, place.spec) if named else None
     if specs is None:
-        aval = aval_of(value)
-        placed = [
-            place if _compat.same_array_type(leaf, aval) else default for leaf in leaves
-        ]
-    else:
-        own = [place.update(spec=spec) for spec in specs]
-        placed = [
-            sharding if _fits(sharding, leaf) else default
-            for sharding, leaf in zip(own, leaves, strict=True)
-        ]
-    if leaves and all(one is default for one in placed):
-        name = type(value).__name__
-        scope.notice(
-            site,
-            UserWarning,
-            f"Primitive {site.primitive.name!r} places a {name}, but nothing defines what "
-            f"that means for its leaves, which are not split. Define {name}.leaf_specs.",
-        )
-    return placed
+        shape = aval_of(value).shape
+        return [place if leaf.shape == shape else default for leaf in leaves]
+    own = [place.update(spec=spec) for spec in specs]
+    return [
+        sharding if _fits(sharding, leaf) else default
+        for sharding, leaf in zip(own, leaves, strict=True)
+    ]
 
 
 def _is_of_any_array(place: Any) -> bool:

@@ -1,0 +1,276 @@
+"""`place` and `shardings`: rules for dense parameters, on values, over eight devices."""
+
+import collections
+import re
+
+import choose
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+
+from bench import gpt2
+from bench.model import map_layers
+from jaxrewrite import ArrayValue, place, shardings, transform
+from jaxrewrite.values import (
+    NF4,
+    Diagonal,
+    Lora,
+    Masked,
+    Quantised,
+    Scaled,
+)
+
+
+slow = choose.slow
+
+KERNEL = jnp.asarray(np.random.default_rng(0).normal(size=(8, 16)), jnp.float32)
+A = jnp.ones((8, 2)) / 3
+B = jnp.ones((2, 16)) / 5
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+
+
+def specs(tree):
+    return [x.spec for x in jax.tree.leaves(tree)]
+
+
+BOTH = P("data", "model")
+
+
+@pytest.mark.parametrize(
+    ("value", "want"),
+    [
+        (KERNEL, [BOTH]),
+        (Lora(KERNEL, A, B), [BOTH, P("data", None), P(None, "model")]),
+        (Quantised.quantise(KERNEL, axis=-1), [BOTH, P(None, "model")]),
+        (Quantised.quantise(KERNEL), [BOTH, P(None, None)]),
+        (
+            Lora(Quantised.quantise(KERNEL, axis=-1), A, B),
+            [BOTH, P(None, "model"), P("data", None), P(None, "model")],
+        ),
+        (Scaled(KERNEL, jnp.float32(2.0)), [BOTH, P()]),
+        (Masked(KERNEL, KERNEL > 0), [BOTH, BOTH]),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_leaves_follow_the_array(mesh, value, want):
+    found = shardings({"kernel": value}, mesh, [("kernel", BOTH)])
+    assert specs(found) == want
+    placed = place({"kernel": value}, mesh, [("kernel", BOTH)])
+    assert jax.tree.structure(placed) == jax.tree.structure({"kernel": value})
+    for leaf, sharding in zip(jax.tree.leaves(placed), jax.tree.leaves(found), strict=True):
+        assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
+    jax.tree.map(np.testing.assert_array_equal, placed["kernel"], value)
+
+
+def test_blocks_that_do_not_split_are_whole(mesh):
+    """Four shards of eight rows have no whole blocks of four rows."""
+    value = NF4.quantise(KERNEL, (4, 1))
+    placed = place({"kernel": value}, mesh, [("kernel", BOTH)])["kernel"]
+    found = {leaf.sharding.spec for leaf in jax.tree.leaves(placed)}
+    assert BOTH in found and any(not any(spec) for spec in found)
+    np.testing.assert_array_equal(placed.materialise(), value.materialise())
+    x = jnp.ones((3, 8))
+    got = jax.jit(transform(lambda w, x: x @ w, materialise="forbid"))(placed, x)
+    np.testing.assert_allclose(got, x @ value.materialise(), rtol=1e-5)
+
+
+def test_the_first_rule_decides_and_a_function_may(mesh):
+    tree = {"up": {"kernel": KERNEL, "bias": KERNEL[0]}, "step": jnp.int32(3)}
+    rules = [("up/kernel", P("data")), ("kernel", P(None, "data")), ("", P())]
+    assert specs(shardings(tree, mesh, rules)) == [P(), P(), P("data")]  # by name
+    of_rank = lambda path, leaf: P("model") if leaf.ndim == 2 else P()
+    assert specs(shardings(tree, mesh, of_rank)) == [P(), P(), P("model")]
+
+
+def test_states_of_optimisers_and_what_is_no_array(mesh):
+    params = {"kernel": Lora(KERNEL, A, B), "name": None}
+    state = optax.adam(1e-3).init(params)
+    rules = [("kernel", P("data"))]
+    placed = place(state, mesh, rules)
+    assert placed[0].mu["kernel"].a.sharding.spec == P("data", None)
+    assert placed[0].count.sharding.is_fully_replicated
+    tree = {"kernel": KERNEL, "name": "gelu"}
+    assert place(tree, mesh, rules)["name"] == "gelu"
+    assert shardings(tree, mesh, rules)["name"] is None
+
+
+def test_shapes_serve_as_well_as_arrays(mesh):
+    abstract = jax.eval_shape(lambda: {"kernel": Lora(KERNEL, A, B)})
+    rules = [("kernel", P("data"))]
+    assert specs(shardings(abstract, mesh, rules)) == specs(
+        shardings({"kernel": Lora(KERNEL, A, B)}, mesh, rules)
+    )
+
+
+def test_as_shardings_of_a_jitted_function(mesh):
+    params = {"kernel": Lora(KERNEL, A, B)}
+    to = shardings(params, mesh, [("kernel", P(None, "model"))])
+    fn = transform(lambda p, x: jnp.tanh(x @ p["kernel"]), materialise="forbid")
+    x = jnp.ones((4, 8))
+    whole = NamedSharding(mesh, P())
+    got = jax.jit(fn, in_shardings=(to, whole))(params, x)
+    np.testing.assert_allclose(got, fn(params, x), rtol=1e-6)
+    assert got.sharding.spec == P(None, "model")
+
+
+def test_explicit_axes():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        params = {"kernel": Lora(Quantised.quantise(KERNEL, axis=-1), A, B)}
+        params = place(params, mesh, [("kernel", P(None, "model"))])
+        x = jax.device_put(jnp.ones((4, 8)), NamedSharding(mesh, P("data")))
+        fn = transform(lambda p, x: jnp.tanh(x @ p["kernel"]), materialise="forbid")
+        got = jax.jit(fn)(params, x)
+        assert jax.typeof(got).sharding.spec == P("data", "model")
+        np.testing.assert_allclose(got, np.tanh(x @ np.asarray(params["kernel"])), 1e-5)
+
+
+class Opaque(ArrayValue):
+    x: jax.Array
+
+    def aval(self):
+        return jax.core.ShapedArray((self.x.shape[0] * 2,), self.x.dtype)
+
+    def materialise(self):
+        return jnp.concatenate([self.x, self.x])
+
+
+def test_bad_rules(mesh):
+    tree = {"up": {"kernel": Lora(KERNEL, A, B)}}
+    with pytest.raises(ValueError, match=r"No rule is for 'up/kernel', of shape \(8, 16\)"):
+        place(tree, mesh, [("down", P("data"))])
+    with pytest.raises(
+        ValueError, match=r"'up/kernel', of shape \(8, 16\), can't be split"
+    ):
+        place(tree, mesh, [("kernel", P("data", "model", None))])
+    with pytest.raises(ValueError, match=r"'up/kernel'.*can't be split.*'rows'"):
+        place(tree, mesh, [("kernel", P("rows"))])
+    with pytest.raises(ValueError, match=r"'odd', of shape \(3,\), can't be split"):
+        place({"odd": jnp.ones(3)}, mesh, [("odd", P("data"))])
+    with pytest.raises(TypeError, match=r"'up/kernel' has 'data' in place of a Partition"):
+        place(tree, mesh, [("kernel", "data")])
+    with pytest.warns(
+        UserWarning, match=r"splits 'x', a Opaque, .*Define Opaque.leaf_specs"
+    ):
+        placed = place({"x": Opaque(jnp.ones(4))}, mesh, [("x", P("data"))])
+    assert placed["x"].x.sharding.is_fully_replicated
+
+
+def test_what_no_type_can_split_is_whole(mesh):
+    """A diagonal has no rows of its own; every device keeps it."""
+    with pytest.warns(UserWarning, match="Diagonal"):
+        placed = place({"d": Diagonal(jnp.ones(8))}, mesh, [("d", P("data"))])
+    assert jax.tree.leaves(placed)[0].sharding.is_fully_replicated
+
+
+# --- training a transformer, against the same by hand --------------------------------------
+
+
+CONFIG = gpt2.Config(layers=2, width=32, heads=2, vocabulary=64, length=8, batch=8)
+KERNELS = ("qkv", "out", "up", "down")
+RULES = {
+    "fsdp": [("tokens|positions", P("data")), ("kernel", P("data")), ("", P())],
+    "tensor": [
+        ("(qkv|up)/kernel", P(None, "model")),
+        ("(out|down)/kernel", P("model")),
+        ("tokens", P("model")),
+        ("", P()),
+    ],
+}
+
+
+def by_hand(params):
+    """The arrays of each adapted kernel, and a linear layer for them."""
+    return map_layers(params, kernel=lambda v: {"w": v.w, "a": v.a, "b": v.b})
+
+
+def linear(p, x):
+    k = p["kernel"]
+    return x @ k["w"] + (x @ k["a"]) @ k["b"] + p["bias"]
+
+
+def rules_by_hand(rules):
+    """Those of the arrays, written out for each of the three."""
+
+    def rule(path, leaf):
+        spec = next(spec for name, spec in rules if re.search(name, path))
+        if not path.endswith(("kernel/a", "kernel/b")):
+            return spec
+        whole = (*spec, None, None)[:2]
+        return P(whole[0], None) if path.endswith("/a") else P(None, whole[1])
+
+    return rule
+
+
+def step(model):
+    optimiser = optax.sgd(1e-2)
+
+    def loss(params, ids):
+        logits = model(params, ids)[:, :-1]
+        return optax.softmax_cross_entropy_with_integer_labels(logits, ids[:, 1:]).mean()
+
+    def update(params, ids):
+        value, gradient = jax.value_and_grad(loss)(params, ids)
+        updates, _ = optimiser.update(gradient, optimiser.init(params))
+        return optax.apply_updates(params, updates), value
+
+    return update
+
+
+def collectives(compiled):
+    names = "all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute"
+    found = re.findall(rf"= (\S+) ({names})\(", compiled.as_text())
+    return collections.Counter((name, shape.split("{")[0]) for shape, name in found)
+
+
+def test_gradients_have_the_collectives_of_the_program_by_hand(mesh, optimised):
+    """The same of one layer, which compiles in a moment."""
+    x = jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P("data")))
+    loss = transform(lambda w, x: jnp.sum(jnp.tanh(x @ w) ** 2), materialise="forbid")
+    hand = lambda w, x: jnp.sum(jnp.tanh(x @ w.w + (x @ w.a) @ w.b) ** 2)
+    w = place(Lora(KERNEL, A, B), mesh, [("", P("data", "model"))])
+    found = [
+        collectives(jax.jit(jax.grad(fn)).lower(w, x).compile()) for fn in (loss, hand)
+    ]
+    assert found[0] == found[1] and found[0]
+
+
+@pytest.mark.parametrize("how", [slow("fsdp"), slow("tensor")])
+def test_training_has_the_collectives_of_the_program_by_hand(mesh, how, optimised):
+    params = gpt2.init(CONFIG, jax.random.key(0))
+    keys = iter(jax.random.split(jax.random.key(1), 2 * 4 * 2))
+
+    def lora(w):
+        a = jax.random.normal(next(keys), (w.shape[0], 4)) / 8
+        return Lora(w, a, jax.random.normal(next(keys), (4, w.shape[1])) / 8)
+
+    params = map_layers(params, kernel=lora)
+    ids = jax.random.randint(jax.random.key(2), (CONFIG.batch, CONFIG.length), 0, 64)
+    batch = jax.device_put(ids, NamedSharding(mesh, P("data")))
+    model = lambda p, ids: gpt2.apply(p, ids, CONFIG.heads)
+    implicit = transform(model, materialise="forbid")
+    hand = lambda p, ids: gpt2.apply(p, ids, CONFIG.heads, linear)
+    runs = {
+        "implicit": (implicit, place(params, mesh, RULES[how])),
+        "by hand": (hand, place(by_hand(params), mesh, rules_by_hand(RULES[how]))),
+    }
+    want, dense = jax.jit(step(implicit))(params, ids)
+    compiled = {
+        name: jax.jit(step(fn)).lower(p, batch).compile() for name, (fn, p) in runs.items()
+    }
+    assert collectives(compiled["implicit"]) == collectives(compiled["by hand"])
+    assert collectives(compiled["implicit"])
+    after, value = compiled["implicit"](runs["implicit"][1], batch)
+    np.testing.assert_allclose(value, dense, rtol=1e-5)
+    for leaf, other in zip(jax.tree.leaves(after), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(leaf, other, rtol=1e-3, atol=1e-5)
+    kernel = after["blocks"][0]["up"]["kernel"]
+    axis = 0 if how == "fsdp" else 1
+    assert len({s.index for s in kernel.w.addressable_shards}) == (4 if axis == 0 else 2)
