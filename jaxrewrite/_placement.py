@@ -57,7 +57,8 @@ def place_leaves(
     program asks for, which is not an error.
     """
     placed = places_of_leaves(value, place, default)
-    if placed and all(one is default for one in placed):
+    is_whole = placed and all(one is default for one in placed)
+    if is_whole and not _is_of_any_array(place):
         what = f"Primitive {site.primitive.name!r} places a {type(value).__name__}"
         scope.notice(site, UserWarning, f"{what}, {not_split(value)}")
     return placed

@@ -496,9 +496,11 @@ def _judge(program: Any, tainted: bool) -> Verdict:
         return Verdict("skipped", "products with numbers that are not finite")
     if wrong and _is_empty(program):
         return Verdict("skipped", "sums of no entries are missing")
-    if program.mode in ("grad", "jvp", "jacfwd") and _is_empty(program):
-        if not any(np.isnan(wide(w)).any() for w in want):
-            got = [jnp.where(jnp.isnan(g), w, g) for g, w in zip(got, want, strict=True)]
+    if program.mode in ("grad", "jvp", "jacfwd") and _meets_no_entries(program):
+        # No entries times infinity are nothing, and zeros in their place are NaN.
+        pairs = list(zip(got, want, strict=True))
+        got = [jnp.where(jnp.isnan(g), w, g) for g, w in pairs]
+        want = [jnp.where(jnp.isnan(w) & (g == 0), g, w) for g, w in pairs]
         if all(map(same, got, want)):
             return Verdict("skipped", "derivatives of sums of no entries times infinity")
     detail = next(
@@ -520,6 +522,11 @@ def _judge(program: Any, tainted: bool) -> Verdict:
 
 def _is_empty(program: Any) -> bool:
     return any(x.size == 0 for x in jax.tree.leaves(dense(operands_of(program))))
+
+
+def _meets_no_entries(program: Any) -> bool:
+    results = jax.eval_shape(function_of(program), *dense(operands_of(program)))
+    return _is_empty(program) or any(x.size == 0 for x in jax.tree.leaves(results))
 
 
 def _said(error: BaseException) -> str:
