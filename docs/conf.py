@@ -37,7 +37,10 @@ numpydoc_show_class_members = False
 default_role = "py:obj"
 nitpick_ignore_regex = [
     # Objects of other packages, whose pages a build does not read.
-    (r"py:.*", r"(jax|jaxtyping|equinox|numpy|scipy|optax|dataclasses|hypothesis|pytest)\b.*"),
+    (
+        r"py:.*",
+        r"(jax|jaxtyping|equinox|numpy|scipy|optax|dataclasses|hypothesis|pytest)\b.*",
+    ),
     # What the functions that report return. The page of reports describes these.
     (r"py:obj", r"NearMiss|Registered"),
 ]

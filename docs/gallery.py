@@ -59,7 +59,9 @@ PAGES_OF_TYPES = {
             "Identity": lambda: values.Identity(8, "float32"),
             "ScalarMatrix": lambda: values.ScalarMatrix(jnp.float32(0.5), 8),
             "OneHot": lambda: values.OneHot(jnp.array([2, 0, 7, 3, 3, 1, 5, 4]), 8),
-            "Picked": lambda: values.Picked(some(8), jnp.array([2, 0, 7, 3, 3, 1, 5, 4]), 8),
+            "Picked": lambda: values.Picked(
+                some(8), jnp.array([2, 0, 7, 3, 3, 1, 5, 4]), 8
+            ),
         },
     ),
     "matrices": (
@@ -225,7 +227,9 @@ def table(rows):
     head = ("Operations", "stay implicit", "in part", "become dense, or are refused")
     lines = [".. list-table::", "   :header-rows: 1", "   :widths: 22 36 16 26", ""]
     for row in (head, *rows):
-        lines += [f"   {'  -' if i else '* -'} {cell}".rstrip() for i, cell in enumerate(row)]
+        lines += [
+            f"   {'  -' if i else '* -'} {cell}".rstrip() for i, cell in enumerate(row)
+        ]
     return "\n".join(lines)
 
 

@@ -52,7 +52,11 @@ def draw(axes):
 
     axes.text(6.3, 5.75, "An equation", ha="center", fontsize=9, weight="bold")
     right = [
-        (5.2, "a rule for these types?", "its equations take the place,\nand are dispatched on fields"),
+        (
+            5.2,
+            "a rule for these types?",
+            "its equations take the place,\nand are dispatched on fields",
+        ),
         (3.98, "a program inside?", "it is rewritten in the same way"),
         (2.76, "a default of the type?", "it is called"),
         (1.54, "only moves arrays?", "the leaves are moved"),
@@ -62,7 +66,9 @@ def draw(axes):
         box(axes, 8.6, y, answer, GREEN, width=2.7)
         arrow(axes, (6.4, y), (7.2, y), "yes", at=(-0.15, 0.14))
     for y, *_ in right:
-        arrow(axes, (5.2, y - 0.35), (5.2, y - 0.88), "no, or it declines" if y > 5 else "no")
+        arrow(
+            axes, (5.2, y - 0.35), (5.2, y - 0.88), "no, or it declines" if y > 5 else "no"
+        )
     box(axes, 5.2, 0.32, "dense values", RED, width=2.3)
     axes.text(6.5, 0.32, "as materialise= allows", fontsize=7, va="center", style="italic")
 
