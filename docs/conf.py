@@ -1,10 +1,12 @@
 """The site of the documentation: ``python -m sphinx -W -n -b html docs build/docs``."""
 
+import inspect
 import os
 import pathlib
 
 import sphinx.addnodes
 from docutils import nodes
+from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
 
@@ -16,8 +18,9 @@ author = "The authors of jaxrewrite"
 copyright = author  # noqa: A001
 version = release = jaxrewrite.__version__
 
-extensions = ["numpydoc", "sphinx.ext.autodoc", "sphinx.ext.mathjax"]
+extensions = ["numpydoc", "sphinx.ext.autodoc"]
 html_theme = "furo"
+html_math_renderer = "mathml"  # of this file: it needs no script from elsewhere
 html_title = "jaxrewrite"
 html_static_path = ["static"]
 html_css_files = ["tables.css"]
@@ -84,5 +87,29 @@ def _link_to_page(page: str, link: nodes.reference, here: str) -> nodes.Node:
     return found
 
 
+def signature_of_type(app, what, name, thing, options, signature, returned):
+    """The parameters of a value type, whose metaclass hides them."""
+    if what != "class" or not issubclass(thing, jaxrewrite.Value):
+        return None
+    found = inspect.signature(thing)
+    shown = [p for p in found.parameters.values() if not p.name.startswith("_")]
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in shown]
+    return str(inspect.Signature(bare)), ""
+
+
+def formula(translator, node):
+    translator.body.append(tex2mathml(node.astext()))
+    raise nodes.SkipNode
+
+
+def displayed_formula(translator, node):
+    translator.body.append(
+        f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>'
+    )
+    raise nodes.SkipNode
+
+
 def setup(app: Sphinx) -> None:
     app.add_transform(LinksBetweenFiles)
+    app.connect("autodoc-process-signature", signature_of_type)
+    app.add_html_math_renderer("mathml", (formula, None), (displayed_formula, None))

@@ -243,7 +243,7 @@ def summary(name):
 def section(name):
     value = make(name)
     rows = [
-        (family, of(yes, (partly, no)), of(partly, (yes, no)), of(no, (yes, partly)))
+        (family, of(yes, (partly, no)), of(partly, [partly]), of(no, (yes, partly)))
         for family, yes, partly, no in support(value)
     ]
     shown = re.sub(r"\s+", " ", repr(value))
