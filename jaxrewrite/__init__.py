@@ -44,7 +44,7 @@ def __getattr__(name: str) -> object:
     # These are loaded at their first use.
     import importlib
 
-    if name in ("numpy", "patterns", "primitives", "testing", "values"):
+    if name in ("checkpoints", "numpy", "patterns", "primitives", "testing", "values"):
         return importlib.import_module(f".{name}", __name__)
     if name in _INSIGHT:
         module = importlib.import_module(f"._insight.{_INSIGHT[name]}", __name__)

@@ -22,6 +22,8 @@ import jax
 import jax.export
 from jax.tree_util import register_dataclass
 
+from . import _flax
+
 
 # The first metadata of every class is the class itself. JAX's `==` of treedefs compares the
 # metadata of registered dataclasses but not their classes, so it would confuse two types
@@ -170,6 +172,7 @@ def _prepare(cls: Any) -> None:
             _hide_fields(cls)
             _register(cls)
         cls._jaxrewrite_ready = True
+        _flax.register(cls)
 
 
 def _is_registered(cls: type) -> bool:

@@ -73,6 +73,9 @@ CHANGES = {
     "factor": lambda x: x * 3,
 }
 
+# The same for matrices: what reduces them or what they are combined with has other axes.
+CHANGES_OF_SQUARES = {"axes": lambda x: x.T, "keepdims": lambda x: x[0] + 0 * x}
+
 
 def look_alikes(fn, *args, scalars=(), keeps=False):
     """Programs that differ from a function of arrays in one of its equations.
@@ -92,7 +95,9 @@ def look_alikes(fn, *args, scalars=(), keeps=False):
         and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact)
     ]
     for i in inner:
-        for name, change in CHANGES.items():
+        shape = jaxpr.eqns[i].outvars[0].aval.shape
+        is_square = len(shape) == 2 and shape[0] == shape[1] > 1
+        for name, change in (CHANGES | (CHANGES_OF_SQUARES if is_square else {})).items():
             yield f"{name} at {i}", _changed(closed, i, change)
         if not keeps:
             yield f"escaping at {i}", _changed(closed, i, lambda x: x, escapes=True)

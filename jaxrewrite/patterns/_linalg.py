@@ -14,12 +14,12 @@ is dispatched to their own rules.
 import ast
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
-from jaxtyping import Array, Complex64, Complex128, Float32, Float64, Inexact
+from jaxtyping import AbstractDtype, Array, Complex64, Complex128, Float32, Float64, Inexact
 
 import jaxrewrite
 from jaxrewrite import Axis, MaterialisationError, Rules, Value
@@ -43,17 +43,28 @@ Square = (
     | Complex64[Value, "*batch n n"]
     | Complex128[Value, "*batch n n"]
 )
-Matrix = Inexact[Array, "_ _"] | Inexact[Value, "_ _"]
-Rows = Inexact[Array, "*_ _"] | Inexact[Value, "*_ _"]
+
+if TYPE_CHECKING:
+    from jaxtyping import Inexact as Ranged
+else:
+
+    class Ranged(AbstractDtype):
+        """The dtypes in which products may come in another order.
+
+        In float16, which ends at 65504, what is finite in one order overflows in another.
+        """
+
+        dtypes = ("bfloat16", "float32", "float64", "complex64", "complex128")
+
+
+Matrix = Ranged[Array, "_ _"] | Ranged[Value, "_ _"]
+Rows = Ranged[Array, "*_ _"] | Ranged[Value, "*_ _"]
 Columns = (
-    Inexact[Array, "_"]
-    | Inexact[Array, "_ _"]
-    | Inexact[Value, "_"]
-    | Inexact[Value, "_ _"]
+    Ranged[Array, "_"] | Ranged[Array, "_ _"] | Ranged[Value, "_"] | Ranged[Value, "_ _"]
 )
-DenseMatrix = Inexact[Array, "_ _"]
-DenseVector = Inexact[Array, "_"]
-DenseColumns = Inexact[Array, "_"] | Inexact[Array, "_ _"]
+DenseMatrix = Ranged[Array, "_ _"]
+DenseVector = Ranged[Array, "_"]
+DenseColumns = Ranged[Array, "_"] | Ranged[Array, "_ _"]
 
 
 def on(fn: Callable[..., Any], *operands: Any) -> Any:
@@ -97,17 +108,38 @@ def times_inverse(b: Inexact[Array, "n"] | Inexact[Array, "*batch m n"], a: Squa
     return transposed(on(jnp.linalg.solve, transposed(a), transposed(b)))
 
 
+@jax.custom_jvp
+def slogdet(a):
+    """The function of JAX; its derivative is not a number where a matrix is singular."""
+    return tuple(jnp.linalg.slogdet(a))
+
+
+@slogdet.defjvp
+def _(primals, tangents):
+    (a,), (t,) = primals, tangents
+    sign, logarithm = slogdet(a)
+    is_regular = sign != 0
+    some = jnp.where(is_regular[..., None, None], a, jnp.eye(a.shape[-1], dtype=a.dtype))
+    slope = jnp.trace(jnp.linalg.solve(some, t), axis1=-1, axis2=-2).real
+    return (sign, logarithm), (jnp.zeros_like(sign), jnp.where(is_regular, slope, 0))
+
+
+def logarithm_of_determinant(a: Any) -> Any:
+    """The sign of the determinant, and the logarithm of its absolute value."""
+    return on(jnp.linalg.slogdet, a) if isinstance(a, Value) else slogdet(a)
+
+
 @rules.rewrite(lambda a: jnp.log(jnp.linalg.det(a)))
 def log_determinant(a: RealSquare):
     """``slogdet``: no overflow; not a number for negative determinants ([H]_, 14.6)."""
-    sign, logarithm = on(jnp.linalg.slogdet, a)
-    return jnp.where(sign < 0, jnp.nan, logarithm)
+    sign, logarithm = logarithm_of_determinant(a)
+    return logarithm + jnp.where(sign < 0, jnp.nan, 0)
 
 
 @rules.rewrite(lambda a: jnp.log(jnp.abs(jnp.linalg.det(a))))
 def log_absolute_determinant(a: Square):
     """The second result of ``slogdet``: no overflow ([H]_, 14.6)."""
-    return on(jnp.linalg.slogdet, a)[1]
+    return logarithm_of_determinant(a)[1]
 
 
 # --- parts of products ----------------------------------------------------------------
@@ -125,7 +157,7 @@ def entries(a: Any, b: Any) -> Any:
 
 
 @rules.rewrite(lambda a, b: jnp.trace(a @ b))
-def trace_of_product(a: DenseMatrix, b: DenseMatrix):
+def trace_of_product(a: Inexact[Array, "_ _"], b: Inexact[Array, "_ _"]):
     """``sum(a * b.T)``: n m products rather than n n m."""
     return jnp.sum(entries(a, b)).astype(jnp.result_type(a, b))
 
@@ -136,7 +168,7 @@ _OBLONG = [of_shapes((2, 3), (3, 4)), of_shapes((4, 3), (3, 2))]
 
 @rules.rewrite(lambda a, b: jnp.diag(a @ b), probes=_OBLONG)
 @rules.rewrite(lambda a, b: jnp.diagonal(a @ b), probes=_OBLONG)
-def diagonal_of_product(a: DenseMatrix, b: DenseMatrix):
+def diagonal_of_product(a: Inexact[Array, "_ _"], b: Inexact[Array, "_ _"]):
     """``sum(a * b.T, axis=1)``: n m products rather than n n m."""
     return jnp.sum(entries(a, b), axis=1).astype(jnp.result_type(a, b))
 
@@ -170,13 +202,13 @@ def sum_of_products(a: DenseMatrix, b: DenseMatrix, c: DenseMatrix, d: DenseMatr
 
 
 @rules.rewrite(lambda d, x: jnp.diag(d) @ x)
-def diagonal_times(d: DenseVector, x: DenseColumns):
+def diagonal_times(d: Inexact[Array, "_"], x: Inexact[Array, "_"] | Inexact[Array, "_ _"]):
     """Scaled rows."""
     return d * x if x.ndim == 1 else d[:, None] * x
 
 
 @rules.rewrite(lambda x, d: x @ jnp.diag(d))
-def times_diagonal(x: Inexact[Array, "*_ _"], d: DenseVector):
+def times_diagonal(x: Inexact[Array, "*_ _"], d: Inexact[Array, "_"]):
     """Scaled columns."""
     return x * d
 
@@ -209,7 +241,8 @@ _KRON_LAST = [of_shapes((8,), (2, 3), (4, 5)), of_shapes((7, 8), (2, 3), (4, 5))
 @rules.rewrite(lambda a, b, x: jnp.kron(a, b) @ x, probes=_KRON)
 def kron_times(a: Matrix, b: Matrix, x: DenseColumns):
     """One product with each of the two matrices ([GV]_, 12.3.5; [V]_)."""
-    return kron_times_columns(a, b, x).reshape(-1, *x.shape[1:])
+    product = kron_times_columns(a, b, x)
+    return product.reshape(product.shape[:1] + x.shape[1:])
 
 
 @rules.rewrite(lambda x, a, b: x @ jnp.kron(a, b), probes=_KRON_LAST)

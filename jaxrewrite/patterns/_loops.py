@@ -17,6 +17,10 @@ from jaxtyping import Array, ArrayLike, Bool, Integer
 from .. import _compat
 from .._rules import Rules
 from .._transform import transform
+from ._invariant import work_before_the_loop
+
+
+rules = Rules()
 
 
 def _results(y: Any) -> tuple[Any, ...]:
@@ -53,8 +57,17 @@ def _fold(
         y, *others = _results(y)
         return (inner, step(accumulated, y)), tuple(others)
 
-    (carry, accumulated), others = lax.scan(body, (init, start), xs, reverse=reverse)
+    scan = transform(functools.partial(lax.scan, body, reverse=reverse), rules=rules)
+    (carry, accumulated), others = scan((init, start), xs)
     return carry, accumulated, others
+
+
+# --- what is the same in each step ------------------------------------------------------
+
+
+@rules.register("scan")
+def work_before_the_scan(*operands: ArrayLike, **params: Any) -> Any:
+    return work_before_the_loop(rules, operands, params)
 
 
 # --- sums -------------------------------------------------------------------------------
@@ -139,9 +152,6 @@ def _last(f: Any, init: Any, xs: Any, reverse: bool) -> Any:
 
 
 # --- what is looked for -----------------------------------------------------------------
-
-
-rules = Rules()
 
 
 def _reduced_scan(
@@ -259,19 +269,10 @@ def selected_slice(p, x, i, v):
     return jnp.where(p, lax.dynamic_update_index_in_dim(x, v, i, 0), x)
 
 
-def slice_of_selected(p, x, i, v):
+@rules.rewrite(selected_slice)
+def slice_of_selected(p: Bool[Array, ""], x, i: Integer[Array, ""], v):
     old = lax.dynamic_index_in_dim(x, i, 0, keepdims=v.ndim == x.ndim)
     return lax.dynamic_update_index_in_dim(x, jnp.where(p, v, old), i, 0)
-
-
-# The update of one slice is another primitive once it is batched.
-def selected_slices(p, x, i, v):
-    return jax.vmap(selected_slice)(p, x, i, v)
-
-
-@rules.rewrite(selected_slices)
-def slices_of_selected(p: Bool[Array, "n"], x, i: Integer[Array, "n"], v):
-    return jax.vmap(slice_of_selected)(p, x, i, v)
 
 
 @rules.register("while")

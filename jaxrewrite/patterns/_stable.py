@@ -75,6 +75,19 @@ def _(primals, tangents):
     return sigmoid(x), t * (sigmoid(x) * sigmoid(-x))
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def over_one_plus_exp(x, c):
+    """``c / (1 + exp(x))``, with a derivative also where the exponential overflows."""
+    return c / (1 + jnp.exp(x))
+
+
+@over_one_plus_exp.defjvp
+def _(c, primals, tangents):
+    (x,), (t,) = primals, tangents
+    out = over_one_plus_exp(x, c)
+    return out, -t * (out * sigmoid(x))
+
+
 @jax.custom_jvp
 def logaddexp(x, y):
     """``log(exp(x) + exp(y))``; JAX's derivative of it has no digits for large x and y."""
@@ -203,7 +216,7 @@ def difference_of_squares(x, y):
 @difference_of_squares.defjvp
 def _(primals, tangents):
     (x, y), (tx, ty) = primals, tangents
-    return difference_of_squares(x, y), tx * (2 * x) - ty * (2 * y)
+    return difference_of_squares(x, y), 2 * (tx * x) - 2 * (ty * y)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -216,7 +229,7 @@ def difference_of_square_roots(x, c):
 def _(c, primals, tangents):
     (x,), (t,) = primals, tangents
     out = difference_of_square_roots(x, c)
-    return out, -t * (out * (0.5 / jnp.sqrt(x)) / jnp.sqrt(x + c))
+    return out, -t * (out / jnp.sqrt(x + c) * (0.5 / jnp.sqrt(x)))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -231,7 +244,8 @@ def difference_of_logarithms(x, c):
 @difference_of_logarithms.defjvp
 def _(c, primals, tangents):
     (x,), (t,) = primals, tangents
-    return difference_of_logarithms(x, c), -t * (c / x / (x + c))
+    # XLA makes c / (x * (x + c)) of c / x / (x + c), which overflows in half precision.
+    return difference_of_logarithms(x, c), -t * (1 / x * (c / (x + c)))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -352,8 +366,8 @@ def _(primals, tangents):
 
 
 def finite_shift(x, axis):
-    """The maximum, for which no derivative is needed; 0 where it is infinite."""
-    largest = lax.stop_gradient(jnp.max(x, axis=axis, keepdims=True))
+    """The maximum, for which no derivative is needed; 0 where it is infinite, or of nothing."""
+    largest = jnp.max(lax.stop_gradient(x), axis=axis, keepdims=True, initial=-jnp.inf)
     return jnp.where(jnp.isfinite(largest), largest, 0)
 
 
@@ -376,7 +390,7 @@ def log_weighted_sum(x, weights, axis, keepdims):
     """
     limit = math.log(float(jnp.finfo(x.dtype).max)) - 4
     terms = x + jnp.log(jnp.abs(weights))
-    axes = {"axis": axis, "keepdims": True}
+    axes = {"axis": axis, "keepdims": True, "initial": -jnp.inf}  # There may be none.
     shift = jnp.maximum(jnp.max(terms, **axes), jnp.max(x, **axes) - limit)
     # A larger one has lost the digits of the weights.
     known = jnp.abs(shift) < 1 / jnp.finfo(x.dtype).eps
@@ -539,10 +553,10 @@ def log_softmax(x: Real, *, axis):
     return shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=axis, keepdims=True))
 
 
-@rules.rewrite(lambda x: 1 / (1 + jnp.exp(x)))
-def sigmoid_of_negative(x: Real):
+@rules.rewrite(lambda x, c: c / (1 + jnp.exp(x)))
+def sigmoid_of_negative(x: Real, c: float):
     """The logistic function: the derivative of what was written is NaN for large x."""
-    return sigmoid(-x)
+    return over_one_plus_exp(x, c)
 
 
 def _sigmoid(x):
@@ -675,6 +689,12 @@ def square_roots_subtracted(x: Real, c: float):
 def reciprocals_subtracted(x: Real, c: float):
     """``c / (x (x + c))`` ([H]_, 3.1): no cancellation for large x."""
     return difference_of_reciprocals(x, c) if c else NotImplemented
+
+
+@rules.rewrite(lambda x, c: 1 / (x + c) - 1 / x)
+def reciprocals_subtracted_from(x: Real, c: float):
+    """The same in the other order."""
+    return -difference_of_reciprocals(x, c) if c else NotImplemented
 
 
 @rules.rewrite(lambda x, c: jnp.log(x + c) - jnp.log(x))
@@ -810,17 +830,6 @@ def _softmax_below_maximum(x, *, axis: Axis):
 def softmax_below_maximum(x: Real, *, axis):
     """The same without `lax.stop_gradient`."""
     return _softmax_below_maximum(x, axis=axis)
-
-
-def _shifted_softmax_of_all(x, shift):
-    e = jnp.exp(x - lax.stop_gradient(shift))
-    return e / jnp.sum(e)
-
-
-@rules.rewrite(_shifted_softmax_of_all, keep=True, precedence=-1)
-def shifted_softmax_of_all(x: Real, shift: Real):
-    """The same over all axes."""
-    return _shifted_softmax_of_all(x, shift)
 
 
 def _shifted_log_sum_exp(x, shift, *, axis: Axis, keepdims: bool):

@@ -5,6 +5,11 @@ separately, because JAX's sparse matrices take as long to load as all other type
 """
 
 from . import _level as _level
+from ._adapters import (
+    choose_adapters as choose_adapters,
+    merge as merge,
+    stack_adapters as stack_adapters,
+)
 from ._annotations.declaration import annotation_rule as annotation_rule
 from ._annotations.interval import Interval as Interval
 from ._annotations.keys import Threefry as Threefry

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import jaxrewrite
-from jaxrewrite import Value, patterns, primitives, testing, values
+from jaxrewrite import Value, checkpoints, patterns, primitives, testing, values
 
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -32,6 +32,7 @@ def names_of(module, late=()):
     [
         ("jaxrewrite", jaxrewrite, jaxrewrite._INSIGHT),
         ("values", values, ["Sparse"]),
+        ("checkpoints", checkpoints, []),
         ("patterns", patterns, [*patterns._TABLES, "attention_rules"]),
         ("testing", testing, []),
     ],

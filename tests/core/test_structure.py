@@ -17,7 +17,8 @@ PACKAGE = pathlib.Path(jaxrewrite.__file__).parent
 # From the bottom up; a module imports only from levels below its own.
 LEVELS = [
     {"_errors", "_caches", "_collector", "_compat"},
-    {"_dead_code", "_notices", "_pytree"},
+    {"_dead_code", "_flax", "_notices"},
+    {"_pytree"},
     {"_value"},
     {"_annotations", "_avals"},
     {"_patterns"},
@@ -36,7 +37,8 @@ LEVELS = [
     {"_batched", "_lineax"},
     {"_higher_order", "_insight"},
     {"__init__", "__main__"},
-    {"patterns", "testing", "values"},  # loaded when they are first used
+    {"patterns", "testing", "values"},  # these two rows are loaded when they are first used
+    {"checkpoints"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 
@@ -73,7 +75,7 @@ ROOMS = [
     {"_base"},
     {"_matrices"},
     {"_uniform", "_weights", "_annotations"},
-    {"_level", "_strict", "_trees"},
+    {"_adapters", "_level", "_strict", "_trees"},
     {"__init__"},
 ]
 ROOM_OF = {name: level for level, names in enumerate(ROOMS) for name in names}
@@ -183,7 +185,7 @@ def test_releases_are_not_guessed_from_what_is_there(path):
 
 def test_public_names_are_the_package_own_and_documented():
     public = {name for name in vars(jaxrewrite) if not name.startswith("_")}
-    public -= {"numpy", "patterns", "primitives", "testing", "values"}
+    public -= {"checkpoints", "numpy", "patterns", "primitives", "testing", "values"}
     assert public == {
         "AmbiguousRuleError",
         "ArrayValue",
@@ -254,7 +256,8 @@ def test_index_lists_every_page():
 def test_import_loads_no_namespace_and_does_no_jax_work():
     code = (
         "import jax, sys; import jaxrewrite;"
-        "late = {'jaxrewrite.' + name for name in ('numpy', 'patterns', 'testing', 'values')};"
+        "names = ('checkpoints', 'numpy', 'patterns', 'testing', 'values');"
+        "late = {'jaxrewrite.' + name for name in names} | {'flax', 'safetensors'};"
         "assert not late & {*sys.modules};"
         "from jax._src import xla_bridge;"
         "assert not xla_bridge.backends_are_initialized();"
@@ -278,4 +281,4 @@ def test_ready_types_are_documented():
 
 
 # What the docstring of another one shows.
-WITHOUT_EXAMPLE = {"Known", "Units", "UnitsError", "combine"}
+WITHOUT_EXAMPLE = {"Known", "Units", "UnitsError", "choose_adapters", "combine"}

@@ -221,7 +221,213 @@ def recurrent_equinox(x):
     return lax.scan(step, jnp.zeros(4), x)[1]
 
 
+def kalman_filter(ys):
+    """Its log-likelihood: Särkkä, *Bayesian Filtering and Smoothing*, theorem 4.2."""
+    a, h = jnp.array([[1.0, 0.1], [0.0, 1.0]]), jnp.array([1.0, 0.0])
+
+    def step(state, y):
+        m, p = a @ state[0], a @ state[1] @ a.T + 0.1 * jnp.eye(2)
+        s, k = h @ p @ h + 0.5, p @ h
+        v = y - h @ m
+        return (m + k * v / s, p - jnp.outer(k, k) / s), -0.5 * (v * v / s + jnp.log(s))
+
+    return jnp.sum(lax.scan(step, (jnp.zeros(2), jnp.eye(2)), ys)[1])
+
+
+def polyak_averaging(w):
+    """The mean of the iterates: Polyak and Juditsky 1992."""
+    x = normal(1, 5, 3)
+    step = lambda w, x: (w - 0.1 * jax.grad(lambda w: (x @ w - 1) ** 2)(w), w)
+    return lax.scan(step, w, x)[1].mean(0)
+
+
+def forces(x):
+    """The energy of many bodies, row by row to save memory."""
+    others = lambda r: jnp.sum(1 / jnp.sqrt(jnp.sum((r - x) ** 2, -1) + 0.1))
+    return jnp.sum(lax.map(others, x))
+
+
+def bag_of_features(x):
+    """Fisher information from gradients of examples, one after the other (Amari 1998)."""
+    slope = jax.grad(lambda w, x: jnp.tanh(x @ w))
+    w = jnp.ones(x.shape[1])
+    return lax.map(lambda x: jnp.outer(slope(w, x), slope(w, x)), x).sum(axis=0)
+
+
+def density(x):
+    """Parzen's estimate on a grid, with a sum over data that do not fit at once."""
+    grid = jnp.linspace(-1, 1, 4)
+    return lax.map(lambda x: jnp.exp(-0.5 * (grid - x[0]) ** 2), x).sum(0)
+
+
+def deep_ensemble(w):
+    """Lakshminarayanan and others 2017: the mean of the predictions of members."""
+    x = normal(1, 4, 3)
+    return lax.map(lambda w: jax.nn.softmax(jnp.tanh(x * w)), w).mean(axis=0)
+
+
+def risk(w):
+    """The mean loss of examples that are too large to be a batch."""
+    return jnp.mean(lax.map(lambda x: optax.l2_loss(jnp.tanh(x @ x)), w))
+
+
+def expected_improvement(w):
+    """A Monte Carlo mean of samples (Jones and others 1998)."""
+    return lax.map(lambda z: jnp.maximum(z - 0.1, 0), w).mean(0)
+
+
+def late_interaction(q):
+    """Khattab and Zaharia, ColBERT, (3), document by document."""
+    documents = normal(1, 4, 7, 3)
+    return lax.map(lambda d: (q @ d.T).max(1), documents).max(0)
+
+
+def hausdorff(x):
+    y = normal(1, 7, 3)
+    return lax.map(lambda r: jnp.min(jnp.sum((r - y) ** 2, -1)), x).max(0)
+
+
+def crops(x):
+    """The greatest scores of crops of an image (Simonyan and Zisserman 2015, 3.2)."""
+    return jnp.max(lax.map(lambda i: jnp.tanh(x * i).sum(0), jnp.arange(1.0, 4.0)), axis=0)
+
+
+def replay_buffer(x):
+    """Of environments that are stepped together: an item is kept where one may be."""
+    add = lambda ok, buffer, i, item: jnp.where(ok, buffer.at[i].set(item), buffer)
+    ok, i = jnp.array([True, False, True]), jnp.array([2, 0, 1])
+    return jax.vmap(add)(ok, jnp.zeros((3, 4)), i, x[:, 0])
+
+
+def reservoir(x):
+    """Vitter, *Random sampling with a reservoir*, algorithm R, of several streams."""
+    chosen = jnp.array([[0, 5, 1], [2, 1, 7], [3, 0, 1], [4, 4, 0]])
+
+    def step(sample, turn):
+        item, j = turn
+        keep = lambda s, v, j: jnp.where(j < 3, s.at[j].set(v), s)
+        return jax.vmap(keep)(sample, item, j), None
+
+    return lax.scan(step, x[:, :3], (x.T, chosen))[0]
+
+
+def decoded(x):
+    """Sequences of which some have ended, token by token."""
+
+    def step(state, t):
+        rows, ended = state
+        put = lambda on, row: jnp.where(on, row.at[t].set(jnp.tanh(row[t - 1])), row)
+        return (jax.vmap(put)(~ended, rows), ended | (t == jnp.array([1, 3, 2]))), None
+
+    return lax.scan(step, (x, jnp.zeros(3, bool)), jnp.arange(1, 4))[0][0]
+
+
+def key_cache(x):
+    """A cache of keys of sequences of which some have ended."""
+    write = lambda cache, key, at: lax.dynamic_update_index_in_dim(cache, key, at, 0)
+    active, at = jnp.array([True, True, False]), jnp.array([1, 3, 0])
+    go = lambda on, cache, key, at: jnp.where(on, write(cache, key, at), cache)
+    return jax.vmap(go)(active, jnp.zeros((3, 4, 3)), x, at)
+
+
+def keys_and_values(x):
+    """As above, where the values have been written as well."""
+    return key_cache(x) * key_cache(jnp.tanh(x))
+
+
+def delay_line(x):
+    """The spikes of neurons that have fired, for later."""
+
+    def step(lines, t):
+        fired = x[:, 0] + 0.1 * t > 0
+        put = lambda f, line, v: jnp.where(
+            f, lax.dynamic_update_index_in_dim(line, v, t % 4, 0), line
+        )
+        return jax.vmap(put)(fired, lines, x[:, 1]), None
+
+    return lax.scan(step, jnp.zeros((3, 4)), jnp.arange(5))[0]
+
+
+def rollout(x):
+    """Of environments in step with each other, until each is done."""
+
+    def step(log, t):
+        put = lambda alive, log, seen: jnp.where(
+            alive, lax.dynamic_update_index_in_dim(log, seen, t, 0), log
+        )
+        return jax.vmap(put)(x[:, 0] + t > 0.5, log, x * t), None
+
+    return lax.scan(step, jnp.zeros((3, 4, 3)), jnp.arange(4))[0]
+
+
+def kept_if_better(x):
+    """A candidate takes the place of an old one (Storn and Price 1997, differential evolution)."""
+
+    def step(best, i):
+        trial = best[i] * 0.5 + best[(i + 1) % 3]
+        new = lax.dynamic_update_index_in_dim(best, trial, i, 0)
+        return jnp.where(jnp.sum(trial**2) < jnp.sum(best[i] ** 2), new, best), None
+
+    return lax.scan(step, x, jnp.arange(3))[0]
+
+
+def trajectories(x):
+    """Environments record observations until they are done."""
+    record = lambda done, log, i, seen: jnp.where(
+        ~done, lax.dynamic_update_index_in_dim(log, seen, i, 0), log
+    )
+    done = jnp.array([False, True, False])
+    return jax.vmap(record)(done, jnp.ones((3, 5, 3)), jnp.array([4, 2, 0]), x)
+
+
+def landweber(x):
+    """Kaltenbacher and others, (1.4), by normal equations that each step forms."""
+    return lax.scan(lambda c, _: (c - 0.1 * ((x.T @ x) @ c - 1), None), x[0], None, 5)[0]
+
+
+def merged_adapter(x):
+    """A recurrent cell with the weights of LoRA, merged where they are used."""
+    w, b, a = normal(1, 3, 3), normal(2, 3, 2), normal(3, 2, 3)
+    return lax.scan(lambda h, x: (jnp.tanh((w + b @ a) @ h + x), None), x[0], x)[0]
+
+
+def smoother(x):
+    """A Gaussian process at each time, whose covariance is factorised each time."""
+    k = x.T @ x + jnp.eye(x.shape[1])
+    step = lambda m, y: (jnp.linalg.solve(k, y + 0.1 * m), m)
+    return lax.scan(step, x[0], x)
+
+
+def power_iteration(x):
+    step = lambda v, _: ((x.T @ x) @ v / jnp.linalg.norm((x.T @ x) @ v), None)
+    return lax.scan(step, x[0], None, length=4)[0]
+
+
 PROGRAMS = {
+    "kalman": (kalman_filter, ["accumulated_sum"], (5,)),
+    "polyak": (polyak_averaging, ["accumulated_mean"], (3,)),
+    "forces": (forces, ["accumulated_sum_of_map"], (4, 3)),
+    "fisher": (bag_of_features, ["accumulated_sum_of_map"], (4, 3)),
+    "parzen": (density, ["accumulated_sum_of_map"], (5, 1)),
+    "ensemble": (deep_ensemble, ["accumulated_mean_of_map"], (4, 3)),
+    "risk": (risk, ["accumulated_mean_of_map"], (4, 3)),
+    "improvement": (expected_improvement, ["accumulated_mean_of_map"], (4, 3)),
+    "colbert": (late_interaction, ["accumulated_max_of_map"], (4, 3)),
+    "hausdorff": (hausdorff, ["accumulated_max_of_map"], (4, 3)),
+    "crops": (crops, ["accumulated_max_of_map"], (4, 3)),
+    "buffer": (replay_buffer, ["update_of_selected"], (3, 3)),
+    "reservoir": (reservoir, ["update_of_selected"], (3, 4)),
+    "decoded": (decoded, ["update_of_selected"], (3, 4)),
+    "cache": (key_cache, ["slice_of_selected"], (3, 3)),
+    "delays": (delay_line, ["slice_of_selected"], (3, 2)),
+    "rollout": (rollout, ["slice_of_selected"], (3, 3)),
+    "evolution": (kept_if_better, ["slice_of_selected"], (3, 3)),
+    "keys and values": (keys_and_values, ["slice_of_selected"], (3, 3)),
+    "trajectories": (trajectories, ["slice_of_selected"], (3, 3)),
+    "landweber": (landweber, ["work_before_the_scan"], (4, 3)),
+    "adapter": (merged_adapter, ["work_before_the_scan"], (4, 3)),
+    "smoother": (smoother, ["work_before_the_scan"], (4, 9)),
+    "power": (power_iteration, ["work_before_the_scan"], (4, 3)),
     "optax mean": (lambda w: optax_training(w)[1].mean(), ["accumulated_mean"], (3,)),
     "optax last": (lambda w: optax_training(w)[1][-1], ["kept_last"], (3,)),
     "optax worst": (lambda w: optax_training(w)[1].max(), ["accumulated_max"], (3,)),
@@ -235,11 +441,76 @@ PROGRAMS = {
 }
 
 
+def test_each_rule_has_three_programs():
+    met = [name for _, names, _ in PROGRAMS.values() for name in names]
+    patterns_and_rules = {p.fn.__name__ for p in rules.patterns} | {"work_before_the_scan"}
+    assert {name for name in met if met.count(name) >= 3} == patterns_and_rules
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_of_others(name):
     fn, names, shape = PROGRAMS[name]
     check(fn, normal(3, *shape), names=names)
+
+
+# --- what is the same in each step --------------------------------------------------------
+
+
+def primitives(fn, *args):
+    return [e.primitive.name for e in jaxrewrite.make_jaxpr(fn, rules=rules)(*args).eqns]
+
+
+def test_a_product_in_nested_scans_is_done_once():
+    """Also inside of a call that is given what changes, and besides a reduction."""
+
+    @jax.jit
+    def cell(x, c):
+        return jnp.tanh((x.T @ x) @ c)
+
+    def fn(x):
+        inner = lambda c, _: (cell(x, c), c)
+        outer = lambda c, _: (lax.scan(inner, c, None, length=2)[1].sum(0), None)
+        return lax.scan(outer, x[0], None, length=3)[0]
+
+    x = normal(0, 4, 3)
+    made = primitives(fn, x)
+    assert made.count("dot_general") == 1 and made[-1] == "scan"
+    assert_same(jaxrewrite.transform(fn, rules=rules)(x), fn(x))
+
+
+OF_EACH_STEP = {
+    "of the carry": lambda c, x: (jnp.outer(c, c) @ c, None),
+    "of the step": lambda c, x: (jnp.outer(x, x) @ c, None),
+    "of entries": lambda c, x: (jnp.exp(W) @ c, None),
+    "checkpoint_name": lambda c, x: (
+        jax.ad_checkpoint.checkpoint_name(W, "w") @ jnp.ones(3) + c,
+        None,
+    ),
+    "barrier": lambda c, x: (lax.optimization_barrier(W) @ jnp.ones(3) + c, None),
+    "effects": lambda c, x: (c + jnp.ones(3).at[0].set(print_of(jnp.dot(W, W) @ c)), None),
+}
+W = np.arange(9.0).reshape(3, 3)
+
+
+def print_of(x):
+    jax.debug.callback(lambda x: None, x)
+    return x[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OF_EACH_STEP)
+def test_what_is_another_in_each_step_stays(name):
+    fn = lambda w, x: lax.scan(OF_EACH_STEP[name], x[0], x)[0]
+    work = set() if name != "effects" else {"work_before_the_scan"}
+    assert {*found(fn, jnp.asarray(W), normal(0, 4, 3))} == work
+
+
+@pytest.mark.slow
+def test_one_step_or_none_stays():
+    for length in (0, 1):
+        fn = lambda x, n=length: lax.scan(lambda c, _: (x @ x @ c, c), x[0], None, n)
+        assert found(fn, normal(0, 3, 3)) == []
 
 
 def temporaries(fn, *args):
@@ -284,7 +555,7 @@ def slice_update(p, x, i, v):
     ("fn", "rule"),
     [
         (update, "update_of_selected"),
-        slow(pytest.param(slice_update, "slices_of_selected")),
+        slow(pytest.param(slice_update, "slice_of_selected")),
     ],
 )
 def test_a_selected_update_is_an_update_of_what_is_selected(fn, rule):

@@ -186,7 +186,7 @@ def test_second_derivatives_stay_numbers(pattern, statics):
 def test_each_formula_is_found_and_its_look_alikes_are_not(pattern, statics):
     (number, *_) = scalars(pattern)
     fn = lambda *a: pattern.before(*a, *number, **statics)  # noqa: E731
-    args = [jnp.full((3, 2), 0.5)] * (len(pattern.names) - len(pattern.scalars))
+    args = [jnp.full((3, 3), 0.5)] * (len(pattern.names) - len(pattern.scalars))
     rules, answers = spied(TABLE, [pattern])
     for dtype in (jnp.float32, jnp.bfloat16):
         # JAX's normal distribution is for single and double precision.
@@ -246,3 +246,30 @@ def test_other_formulas_stay(name):
     for fn in OTHER[name]:
         jaxrewrite.make_jaxpr(fn, rules=rules)(x)
     assert not answers
+
+
+@pytest.mark.slow
+def test_sums_of_nothing():
+    x = jnp.ones((3, 0))
+    for fn in [
+        lambda x: jnp.log(jnp.sum(jnp.exp(x), axis=1)),
+        lambda x: jnp.log(jnp.mean(jnp.exp(x), axis=1)),
+        lambda x: jnp.log(jnp.sum(x * jnp.exp(x), axis=1)),
+        lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x), axis=1, keepdims=True),
+    ]:
+        rewritten = jaxrewrite.transform(fn, rules=TABLE)
+        np.testing.assert_array_equal(rewritten(x), fn(x))
+
+
+@pytest.mark.slow
+def test_derivatives_in_half_precision_do_not_overflow():
+    for fn, at in [
+        (lambda x: jnp.log(x + 1e4) - jnp.log(x), 11.0),
+        (lambda x: jnp.sqrt(x + 1e4) - jnp.sqrt(x), 2.0**-23),
+    ]:
+        x = jnp.float16(at)
+        exact = jax.grad(fn)(jnp.float32(at))
+        got = jax.jit(
+            jax.grad(lambda x, fn=fn: 0.25 * jaxrewrite.transform(fn, rules=TABLE)(x))
+        )(x)
+        np.testing.assert_allclose(got, exact * 0.25, 1e-2)

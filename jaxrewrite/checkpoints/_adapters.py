@@ -1,0 +1,318 @@
+"""`Lora` weights of a pytree, in the files of peft."""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrewrite import Value
+from jaxrewrite.values import Lora
+
+from ._peft import COMPUTED, Adapter, read, write
+
+
+# The module of a weight, or the modules of stacked weights; None for a weight without.
+Modules = str | Sequence[str] | None
+Names = Mapping[str, Modules] | Callable[[str], Modules]
+Layout = Literal["in_out", "out_in"]
+
+# The names of the functions, for their errors.
+_SAVE, _LOAD = "save_adapter", "load_adapter"
+
+
+def save_adapter(
+    directory: str | os.PathLike[str],
+    params: Any,
+    *,
+    names: Names | None = None,
+    layout: Layout = "in_out",
+    use_rslora: bool = False,
+    config: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the adapters of a pytree, and nothing else of it, in the format of peft.
+
+    The directory gets ``adapter_model.safetensors`` and ``adapter_config.json``. If it has such
+    files, they are replaced when the new ones are written.
+
+    Parameters
+    ----------
+    directory
+        The directory, which is made if there is none.
+    params
+        A pytree with `Lora` weights. Their ranks and scales may differ: those that are not
+        the most frequent are written as ``rank_pattern`` and ``alpha_pattern``.
+    names
+        The module of PyTorch to which each weight belongs: a function of the path of the
+        weight, or a table by such paths. A path is that of `jaxrewrite.values.adapt`, such as
+        ``"params/attention/query/kernel"``. A weight that is the stack of several layers'
+        weights has a sequence of modules. By default the slashes become dots and a last
+        ``kernel`` or ``weight`` is dropped: ``"params.attention.query"``.
+    layout
+        The order of the axes of the weights here: ``"in_out"`` for those that are
+        multiplied from the right, ``x @ w``, as in Flax, and ``"out_in"`` for ``w @ x``, as
+        in Equinox. In the file both are as in PyTorch.
+    use_rslora
+        Whether the file says alpha as rank-stabilised LoRA does: the scale is then alpha over
+        the root of the rank, and not over the rank. The scale is the same either way.
+    config
+        More fields for ``adapter_config.json``, such as ``base_model_name_or_path``,
+        ``task_type``, and ``fan_in_fan_out``, which for peft says that the layers of the
+        PyTorch model hold their weights as ``(in, out)``. The factors in the file do not
+        depend on it.
+
+    Raises
+    ------
+    ImportError
+        If the package ``safetensors`` is missing.
+    ValueError
+        If there is no `Lora`, if one has no module, two have the same, or the number of modules
+        is not that of stacked layers; or if ``config`` has fields that are computed here.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        import jax, jax.numpy as jnp
+        from jaxrewrite.checkpoints import save_adapter
+        from jaxrewrite.values import adapt
+
+        params = {"block": {"query": {"kernel": jnp.ones((6, 4)), "bias": jnp.zeros(4)}}}
+        is_kernel = lambda path, leaf: path.endswith("kernel")
+        params = adapt(params, is_kernel, rank=2, key=jax.random.key(0), scale=0.5)
+        names = {"block/query/kernel": "model.layers.0.self_attn.q_proj"}
+        save_adapter("adapter", params, names=names, config={"task_type": "CAUSAL_LM"})
+    """
+    taken = sorted(COMPUTED & {*(config or {})})
+    if taken:
+        raise ValueError(f"{_SAVE}: {', '.join(taken)} follows from the other arguments.")
+    adapters: dict[str, Adapter] = {}
+    for _, path, weight in _weights(_SAVE, params):
+        if not isinstance(weight, Lora):
+            continue
+        modules = _modules(names, path)
+        if modules is None:
+            raise ValueError(f"{_SAVE}: names has no module for {path}, which is adapted.")
+        for module, adapter in _split(path, weight, modules, layout):
+            if module in adapters:
+                raise ValueError(f"{_SAVE}: two weights have the module {module}.")
+            adapters[module] = adapter
+    if not adapters:
+        raise ValueError(f"{_SAVE}: there is no Lora in this pytree.")
+    write(pathlib.Path(directory), adapters, use_rslora, config or {})
+
+
+def load_adapter(
+    directory: str | os.PathLike[str],
+    params: Any,
+    *,
+    names: Names | None = None,
+    layout: Layout = "in_out",
+) -> Any:
+    """Adapt the weights of a pytree by the files of a LoRA adapter of peft.
+
+    The result has the adapters of the file and no others. So this also takes the place of
+    adapters that are there, which is how to swap them. Everything is checked before anything
+    is returned.
+
+    Parameters
+    ----------
+    directory
+        The directory with ``adapter_model.safetensors`` and ``adapter_config.json``.
+    params
+        A pytree whose weights are arrays, values such as quantised weights, or `Lora`, of
+        which the base is taken and, if it has more than two axes, ``rows`` and ``cols``: use
+        `jaxrewrite.values.adapt` for such weights first.
+    names, layout
+        As in `save_adapter`. A function may return None for weights that have no adapter.
+
+    Returns
+    -------
+    Any
+        The same pytree, with a `Lora` for each module of the file. The factors have the dtypes
+        of the file. The base weights are the same objects as in ``params``.
+
+    Raises
+    ------
+    ImportError
+        If the package ``safetensors`` is missing.
+    FileNotFoundError
+        If one of the files is missing.
+    ValueError
+        If a file is damaged; if the adapter is not LoRA of linear layers as it is computed
+        here, such as DoRA; if it has modules that no weight of ``params`` has, or lacks one
+        that ``names`` lists; or if shapes or ranks don't fit.
+
+    Examples
+    --------
+    .. code-block:: python
+
+        import jax.numpy as jnp
+        from jaxrewrite.checkpoints import load_adapter, save_adapter
+        from jaxrewrite.values import Lora
+
+        bare = {"query": {"kernel": jnp.ones((6, 4)), "bias": jnp.zeros(4)}}
+        kernel = Lora(bare["query"]["kernel"], jnp.ones((6, 2)), jnp.ones((2, 4)))
+        save_adapter("adapter", {"query": {**bare["query"], "kernel": kernel}})
+
+        adapted = load_adapter("adapter", bare)
+        assert adapted["query"]["kernel"].rank == 2
+        assert adapted["query"]["kernel"].w is bare["query"]["kernel"]
+    """
+    adapters = read(pathlib.Path(directory))
+    used: set[str] = set()
+    flat, treedef = jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_value)
+    leaves = [leaf for _, leaf in flat]
+    for i, path, weight in _weights(_LOAD, params):
+        leaves[i] = weight.w if isinstance(weight, Lora) else weight
+        modules = _modules(names, path)
+        listed = _listed(modules)
+        there = [module for module in listed if module in adapters]
+        if not there and not isinstance(names, Mapping):
+            continue
+        for module in listed:
+            if module not in there:
+                raise ValueError(
+                    f"{_LOAD}: {directory} has no adapter for the module {module} of {path}. "
+                    f"It has {_some(sorted(adapters))}."
+                )
+            if module in used:
+                raise ValueError(f"{_LOAD}: two weights have the module {module}.")
+            used.add(module)
+        if modules:
+            found = [adapters[module] for module in listed]
+            leaves[i] = _joined(path, weight, modules, found, layout)
+    unused = sorted(adapters.keys() - used)
+    if unused:
+        paths = [path for _, path, _ in _weights(_LOAD, params)]
+        raise ValueError(
+            f"{_LOAD}: no weight of this pytree has the module {_some(unused)}. Say by `names` "
+            f"which has. There are {_some(paths)}."
+        )
+    return jax.tree_util.tree_unflatten(treedef, leaves)
+
+
+def _weights(by: str, tree: Any) -> Iterator[tuple[int, str, Any]]:
+    """The arrays and values among the leaves of a pytree, with their places and paths."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_value)[0]
+    for i, (path, leaf) in enumerate(leaves):
+        if hasattr(leaf, "shape"):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            _check_no_lora_inside(by, name, leaf)
+            yield i, name, leaf
+
+
+def _check_no_lora_inside(by: str, path: str, weight: Any) -> None:
+    is_inner = lambda x: x is not weight and isinstance(x, Lora)
+    if any(map(is_inner, jax.tree.leaves(weight, is_leaf=is_inner))):
+        raise ValueError(
+            f"{by}: {path} is a {type(weight).__name__} with a Lora inside. Files of peft "
+            "have one adapter for a weight."
+        )
+
+
+def _is_value(x: Any) -> bool:
+    return isinstance(x, Value)
+
+
+def _modules(names: Names | None, path: str) -> Modules:
+    if names is None:
+        *above, last = path.split("/")
+        return ".".join(above if last in ("kernel", "weight") else [*above, last])
+    return names.get(path) if isinstance(names, Mapping) else names(path)
+
+
+def _listed(modules: Modules) -> list[str]:
+    return [modules] if isinstance(modules, str) else list(modules or ())
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:5])
+    return f"{shown}, and {len(names) - 5} more" if len(names) > 5 else shown
+
+
+def _split(
+    path: str, v: Lora, modules: str | Sequence[str], layout: Layout
+) -> Iterator[tuple[str, Adapter]]:
+    """The adapter of each module of a weight."""
+    a, b = (np.asarray(x) for x in jax.device_get((v.a, v.b)))
+    names, one = _listed(modules), isinstance(modules, str)
+    batch = a.shape[: a.ndim - 1 - len(v.rows)]
+    if batch != (() if one else (len(names),)):
+        raise ValueError(
+            f"{_SAVE}: {path} is {f'a stack of {batch} weights' if batch else 'one weight'}; "
+            f"names gives {modules!r}, where {'a module for each' if batch else 'one module'} "
+            "is expected."
+        )
+    rank = a.shape[-1]
+    a, b = a.reshape(len(names), -1, rank), b.reshape(len(names), rank, -1)
+    for name, rows, cols in zip(names, a, b, strict=True):
+        # The factors of (out, in) are b and a of peft, in this order.
+        first, second = (cols.T, rows.T) if _is_in_out(_SAVE, layout) else (rows, cols)
+        yield name, Adapter(second, first, v.scale)
+
+
+def _is_in_out(by: str, layout: Layout) -> bool:
+    if layout not in ("in_out", "out_in"):
+        raise ValueError(f'{by}: layout is {layout!r}; it must be "in_out" or "out_in".')
+    return layout == "in_out"
+
+
+def _joined(
+    path: str,
+    weight: Any,
+    modules: str | Sequence[str],
+    found: Sequence[Adapter],
+    layout: Layout,
+) -> Lora:
+    """The weight with the adapters of its modules."""
+    batch = () if isinstance(modules, str) else (len(found),)
+    base, rows, cols, frozen = _axes(path, weight, batch)
+    ndim = len(batch) + len(rows) + len(cols)
+    shape = tuple(weight.shape)
+    sizes = [tuple(shape[axis % ndim] for axis in axes) for axes in (rows, cols)]
+    n, m = map(math.prod, sizes)
+    for name, adapter in zip(_listed(modules), found, strict=True):
+        wanted = (n, m) if _is_in_out(_LOAD, layout) else (m, n)
+        got = (adapter.a.shape[1], adapter.b.shape[0])
+        if wanted != got:
+            raise ValueError(
+                f"{_LOAD}: the adapter of {name} is for a layer from {got[0]} to {got[1]} "
+                f"features, but {path} has shape {shape}, which is from {wanted[0]} to "
+                f'{wanted[1]} with layout="{layout}".'
+            )
+    if len({(adapter.rank, adapter.scale) for adapter in found}) > 1:
+        raise ValueError(
+            f"{_LOAD}: the layers that are stacked in {path} differ in rank or scale."
+        )
+    pairs = [(x.a.T, x.b.T) if _is_in_out(_LOAD, layout) else (x.b, x.a) for x in found]
+    rank = found[0].rank
+    a, b = (jnp.asarray(np.stack(factors)) for factors in zip(*pairs, strict=True))
+    a, b = a.reshape(*batch, *sizes[0], rank), b.reshape(*batch, rank, *sizes[1])
+    return Lora(base, a, b, found[0].scale, rows, cols, frozen)
+
+
+def _axes(
+    path: str, weight: Any, batch: tuple[int, ...]
+) -> tuple[Any, tuple[int, ...], tuple[int, ...], bool]:
+    """The base of a weight, its row and column axes, and whether it is frozen."""
+    if isinstance(weight, Lora):
+        own = weight.shape[: weight.ndim - len(weight.rows) - len(weight.cols)]
+        parts = weight.w, weight.rows, weight.cols, weight.frozen
+    else:
+        own = tuple(weight.shape[:-2])
+        parts = weight, (-2,), (-1,), True
+    if own != batch or weight.ndim < 2:
+        count = f"a sequence of {batch[0]} modules" if batch else "one module"
+        raise ValueError(
+            f"{_LOAD}: {path} has shape {tuple(weight.shape)}, and {count}. A matrix has one "
+            "module, and a stack of matrices a sequence of one each. Weights with more axes "
+            "have to be adapted by jaxrewrite.values.adapt before."
+        )
+    return parts

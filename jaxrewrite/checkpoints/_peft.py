@@ -1,0 +1,256 @@
+"""The two files of a LoRA adapter of peft: ``adapter_config.json`` and the tensors."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._files import read_tensors, replacing, write_tensors
+
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+
+_PREFIX = "base_model.model."
+_KEY = re.compile(rf"{re.escape(_PREFIX)}(.+)\.lora_([AB])\.weight")
+
+
+class Adapter(NamedTuple):
+    """The change of one module's weight of shape (out, in): ``scale * b @ a``."""
+
+    a: Any  # (rank, in)
+    b: Any  # (out, rank)
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+
+# What peft takes for fields that a file lacks.
+_RANK, _ALPHA = 8, 8
+
+# Fields that say how the adapter was made or where it belongs, not what it computes.
+_SILENT = {
+    *("auto_mapping", "base_model_name_or_path", "bias", "exclude_modules"),
+    *("fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern"),
+    *("layers_to_transform", "lora_dropout", "megatron_core", "peft_type"),
+    *("peft_version", "revision", "runtime_config", "save_embedding_layers"),
+    *("target_modules", "task_type", "eva_config", "ensure_weight_tying"),
+    "qalora_group_size",
+}
+_READ = {"r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"}
+
+# Ways to begin that leave the base weights as they are. Others change them.
+_INIT = (True, False, None, "gaussian", "eva", "orthogonal")
+
+
+def write(
+    directory: pathlib.Path,
+    adapters: Mapping[str, Adapter],
+    use_rslora: bool,
+    more: Mapping[str, Any],
+) -> None:
+    config = {**_config(adapters, use_rslora), **more}
+    tensors = {}
+    for module, adapter in adapters.items():
+        tensors[f"{_PREFIX}{module}.lora_A.weight"] = adapter.a
+        tensors[f"{_PREFIX}{module}.lora_B.weight"] = adapter.b
+    text = json.dumps(config, indent=2, sort_keys=True)
+    is_new = not directory.exists()
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with replacing(directory / TENSORS, directory / CONFIG) as (weights, about):
+            # Libraries of PyTorch refuse files that do not say that they are for it.
+            write_tensors("save_adapter", weights, tensors, {"format": "pt"})
+            about.write_text(text + "\n")
+    finally:
+        if is_new and not any(directory.iterdir()):
+            directory.rmdir()
+
+
+def read(directory: pathlib.Path) -> dict[str, Adapter]:
+    """The adapters of the modules in a directory.
+
+    Raises
+    ------
+    ValueError
+        If a file is damaged, or is not for LoRA as it is computed here.
+    """
+    config = _read_config(directory / CONFIG)
+    tensors, _ = read_tensors("load_adapter", directory / TENSORS)
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for key, tensor in tensors.items():
+        match = _KEY.fullmatch(key)
+        if match is None or tensor.ndim != 2 or not _is_floating(tensor):
+            raise ValueError(
+                f"load_adapter: {directory / TENSORS} has a tensor {key} of shape "
+                f"{tensor.shape} and dtype {tensor.dtype}. Only the factors of linear layers "
+                f"are read, called {_PREFIX}<module>.lora_A.weight and ...lora_B.weight."
+            )
+        found.setdefault(match[1], {})[match[2]] = tensor
+    if not found:
+        raise ValueError(f"load_adapter: {directory / TENSORS} has no tensors.")
+    return {module: _adapter(directory, module, of, config) for module, of in found.items()}
+
+
+def _is_floating(tensor: np.ndarray) -> bool:
+    return tensor.dtype.name in ("float16", "bfloat16", "float32", "float64")
+
+
+def _adapter(
+    directory: pathlib.Path,
+    module: str,
+    factors: Mapping[str, np.ndarray],
+    config: Mapping[str, Any],
+) -> Adapter:
+    for one, other in ("AB", "BA"):
+        if other not in factors:
+            raise ValueError(
+                f"load_adapter: {directory / TENSORS} has lora_{one} of {module} and no "
+                f"lora_{other}."
+            )
+    rank, alpha = _rank_and_alpha(config, module)
+    a, b = factors["A"], factors["B"]
+    if a.shape[0] != rank or b.shape[1] != rank:
+        raise ValueError(
+            f"load_adapter: {module} has rank {rank} by {directory / CONFIG}, but lora_A of "
+            f"shape {a.shape}, where (rank, in) is expected, and lora_B of shape {b.shape}, "
+            "where (out, rank) is expected."
+        )
+    return Adapter(a, b, alpha / _divisor(rank, config.get("use_rslora", False)))
+
+
+def _divisor(rank: int, use_rslora: bool) -> float:
+    return math.sqrt(rank) if use_rslora else rank
+
+
+def _rank_and_alpha(config: Mapping[str, Any], module: str) -> tuple[int, float]:
+    rank = _of(config.get("rank_pattern"), module, config.get("r", _RANK))
+    alpha = _of(config.get("alpha_pattern"), module, config.get("lora_alpha", _ALPHA))
+    return rank, alpha
+
+
+def _of(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
+    """The number of a module: the first pattern decides that matches the end of its name."""
+    for pattern, number in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return number
+    return default
+
+
+def _read_config(path: pathlib.Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise FileNotFoundError(f"load_adapter: there is no file {path}.")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"load_adapter: {path} is not whole JSON: {error}.") from error
+    refuse = lambda why: ValueError(f"load_adapter: {path} {why}")
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        kind = config.get("peft_type") if isinstance(config, dict) else None
+        raise refuse(f'has the peft_type {kind!r}; only adapters of "LORA" are read.')
+    if config.get("bias", "none") != "none":
+        raise refuse(
+            f"has bias={config['bias']!r}; adapters that train biases are not read."
+        )
+    if config.get("init_lora_weights", True) not in _INIT:
+        raise refuse(
+            f"has init_lora_weights={config['init_lora_weights']!r}, which also changes the "
+            "base weights. Convert it to an ordinary LoRA adapter with peft first."
+        )
+    unknown = [k for k in config.keys() - _SILENT - _READ if config[k] not in _OFF]
+    if unknown:
+        told = ", ".join(f"{k}={config[k]!r}" for k in sorted(unknown))
+        raise refuse(f"has {told}: what that means for the adapter is not known here.")
+    _check_numbers(config, refuse)
+    return config
+
+
+# What a field has whose feature is not used.
+_OFF: tuple[Any, ...] = (None, False, {}, [], "")
+
+
+def _check_numbers(config: Mapping[str, Any], refuse: Any) -> None:
+    """Ranks are positive integers, alphas are numbers, and patterns are regular expressions."""
+    is_rank = lambda x: type(x) is int and x > 0
+    is_alpha = lambda x: type(x) in (int, float) and math.isfinite(x)
+    for default, patterns, fits in (
+        ("r", "rank_pattern", is_rank),
+        ("lora_alpha", "alpha_pattern", is_alpha),
+    ):
+        own = config.get(patterns) or {}
+        if not isinstance(own, dict):
+            raise refuse(f"has {patterns}={own!r}, which is not a table.")
+        if not all(map(fits, [config.get(default, 1), *own.values()])):
+            raise refuse(f"has {default}={config.get(default)!r} and {patterns}={own!r}.")
+        for pattern in own:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise refuse(f"has the pattern {pattern!r}: {error}.") from error
+    if type(config.get("use_rslora", False)) is not bool:
+        raise refuse(f"has use_rslora={config['use_rslora']!r}.")
+
+
+def _config(adapters: Mapping[str, Adapter], use_rslora: bool) -> dict[str, Any]:
+    ranks = {module: adapter.rank for module, adapter in adapters.items()}
+    alphas = {m: _alpha(adapter, use_rslora) for m, adapter in adapters.items()}
+    rank, rank_pattern = _default_and_patterns(ranks)
+    alpha, alpha_pattern = _default_and_patterns(alphas)
+    return {
+        "peft_type": "LORA",
+        "r": rank,
+        "lora_alpha": alpha,
+        "rank_pattern": rank_pattern,
+        "alpha_pattern": alpha_pattern,
+        "use_rslora": use_rslora,
+        "target_modules": sorted(adapters),
+        "fan_in_fan_out": False,
+        "bias": "none",
+        "lora_dropout": 0.0,
+        "init_lora_weights": True,
+        "inference_mode": True,
+        "use_dora": False,
+        "modules_to_save": None,
+        "layers_to_transform": None,
+        "layers_pattern": None,
+        "base_model_name_or_path": None,
+        "revision": None,
+        "task_type": None,
+    }
+
+
+COMPUTED = {
+    *("peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora"),
+    *("target_modules", "bias", "use_dora", "modules_to_save"),
+}
+
+
+def _alpha(adapter: Adapter, use_rslora: bool) -> float:
+    """The alpha of a scale, an integer if it can be, from which the scale is read again."""
+    divisor = _divisor(adapter.rank, use_rslora)
+    near = adapter.scale * divisor
+    tries = (
+        round(near),
+        near,
+        math.nextafter(near, math.inf),
+        math.nextafter(near, -math.inf),
+    )
+    return next((x for x in tries if x / divisor == adapter.scale), near)
+
+
+def _default_and_patterns(numbers: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The most frequent number, and patterns for the modules that have others."""
+    default = Counter(numbers.values()).most_common(1)[0][0]
+    patterns = {module: n for module, n in numbers.items() if n != default}
+    if any(_of(patterns, module, default) != n for module, n in numbers.items()):
+        # A module's name is the end of another's, or means more than itself as a pattern.
+        patterns = {f"^{re.escape(module)}": n for module, n in patterns.items()}
+    return default, patterns

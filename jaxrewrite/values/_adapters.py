@@ -1,0 +1,165 @@
+"""Helpers for pytrees with adapters: merged into the weights, or several of them at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import ArrayLike
+
+import jaxrewrite
+
+from ._weights.lora import Lora
+
+
+def merge(tree: Any) -> Any:
+    """Make each `Lora` of a pytree dense, with its change in it.
+
+    Everything else stays as it is. A quantised base becomes dense, too; quantise it again
+    with `quantise`.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jaxrewrite.values import Lora, merge
+    >>> v = Lora(jnp.ones((2, 2)), jnp.ones((2, 1)), jnp.ones((1, 2)))
+    >>> merge({"kernel": v, "bias": jnp.zeros(2)})["kernel"]
+    Array([[2., 2.], [2., 2.]], dtype=float32)
+    """
+    return jax.tree.map(lambda x: x.merge() if _is_lora(x) else x, tree, is_leaf=_is_lora)
+
+
+def stack_adapters(trees: Sequence[Any]) -> Any:
+    """Put pytrees that differ in their adapters together, for batches that use several.
+
+    Parameters
+    ----------
+    trees
+        Pytrees with the same weights, as the same objects, such as `load_adapter` makes of
+        one pytree. Each weight may be a `Lora` in some and the bare weight in others, which
+        then have no change.
+
+    Returns
+    -------
+    Any
+        The same pytree. Where a weight has an adapter in any of them, its ``a`` and ``b`` have
+        one more axis in front, along which the adapters lie. Lower ranks are padded with
+        zeros. If scales differ, they are multiplied into ``a``.
+
+    Raises
+    ------
+    ValueError
+        If the pytrees do not share their other leaves, or the adapters of a weight have
+        different axes.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Lora, choose_adapters, stack_adapters
+    >>> w = jnp.ones((3, 4))
+    >>> one = {"kernel": Lora(w, jnp.ones((3, 1)), jnp.ones((1, 4)))}
+    >>> two = {"kernel": Lora(w, jnp.ones((3, 1)), jnp.full((1, 4), 2.0))}
+    >>> stacked = stack_adapters([{"kernel": w}, one, two])
+    >>> stacked["kernel"].a.shape, stacked["kernel"].w.shape
+    ((3, 3, 1), (3, 4))
+
+    Each element of a batch says by a number which adapter it uses:
+
+    >>> model = jaxrewrite.transform(lambda p, x: (x @ p["kernel"]).sum())
+    >>> @jax.jit
+    ... def run(stacked, index, x):
+    ...     chosen, axes = choose_adapters(stacked, index)
+    ...     return jax.vmap(model, in_axes=(axes, 0))(chosen, x)
+    >>> run(stacked, jnp.array([0, 1, 2, 1]), jnp.ones((4, 3)))
+    Array([12., 24., 36., 24.], dtype=float32)
+    """
+    if not trees:
+        raise ValueError("stack_adapters: there is no pytree.")
+    flat = [jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_value) for tree in trees]
+    paths = [[path for path, _ in leaves] for leaves, _ in flat]
+    if any(own != paths[0] for own in paths):
+        raise ValueError("stack_adapters: the pytrees have different paths.")
+    columns = zip(*([leaf for _, leaf in leaves] for leaves, _ in flat), strict=True)
+    stacked = [_stacked(path, xs) for path, xs in zip(paths[0], columns, strict=True)]
+    return jax.tree_util.tree_unflatten(flat[0][1], stacked)
+
+
+def choose_adapters(stacked: Any, index: ArrayLike) -> tuple[Any, Any]:
+    """Choose one of several adapters for each element of a batch.
+
+    Only the chosen factors are copied; the weights are shared by the batch.
+
+    Parameters
+    ----------
+    stacked
+        The result of `stack_adapters`.
+    index
+        Which adapter each element uses: integers of shape (batch,). They may be traced.
+
+    Returns
+    -------
+    tuple
+        The pytree, with the chosen factors along the first axis of ``a`` and ``b``; and the
+        ``in_axes`` for it in `jax.vmap`. See `stack_adapters` for an example.
+    """
+    index = jnp.asarray(index)
+
+    def chosen(x: Any) -> Any:
+        if not _is_lora(x):
+            return x
+        return dataclasses.replace(x, a=x.a[index], b=x.b[index])
+
+    def axes(x: Any) -> Any:
+        return dataclasses.replace(x, w=None, a=0, b=0) if _is_lora(x) else None
+
+    in_axes = jax.tree.map(axes, stacked, is_leaf=_is_lora)
+    return jax.tree.map(chosen, stacked, is_leaf=_is_lora), in_axes
+
+
+def _is_lora(x: Any) -> bool:
+    return isinstance(x, Lora)
+
+
+def _is_value(x: Any) -> bool:
+    return isinstance(x, jaxrewrite.Value)
+
+
+def _stacked(path: Any, xs: Sequence[Any]) -> Any:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    bases = [jax.tree.leaves(x.w if _is_lora(x) else x) for x in xs]
+    if any(len(b) != len(bases[0]) or any(map(_differ, b, bases[0])) for b in bases):
+        raise ValueError(
+            f"stack_adapters: the pytrees have different arrays at {name}. They must share "
+            "all but their adapters: load these on one pytree."
+        )
+    own = [x for x in xs if _is_lora(x)]
+    if not own:
+        return xs[0]
+    if len({(v.rows, v.cols, v.frozen, v.a.ndim, v.b.ndim) for v in own}) > 1:
+        raise ValueError(f"stack_adapters: the adapters of {name} have different axes.")
+    scale = own[0].scale if len({v.scale for v in own}) == 1 else 1.0
+    rank = max(v.rank for v in own)
+    factors = [_factors(x, own[0], scale, rank) for x in xs]
+    a, b = (jnp.stack(arrays) for arrays in zip(*factors, strict=True))
+    return dataclasses.replace(own[0], a=a, b=b, scale=scale)
+
+
+def _differ(x: Any, y: Any) -> bool:
+    return x is not y
+
+
+def _factors(x: Any, like: Lora, scale: float, rank: int) -> tuple[Any, Any]:
+    """The factors of one of several, of a common scale and rank."""
+    if not _is_lora(x):
+        a, b = (jnp.zeros_like(factor) for factor in (like.a, like.b))
+    else:
+        a, b = x.a if x.scale == scale else x.a * x.scale, x.b
+    more = rank - a.shape[-1]
+    if not more:
+        return a, b
+    cols = len(like.cols)
+    along = [(0, 0)] * (b.ndim - cols - 1) + [(0, more)] + [(0, 0)] * cols
+    return jnp.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, more)]), jnp.pad(b, along)

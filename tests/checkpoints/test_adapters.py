@@ -1,0 +1,339 @@
+"""LoRA adapters in the files of peft, against files and numbers made by NumPy alone."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import peft_files
+import pytest
+from checkpoints_examples import int8, nf4, on_device, same
+from choose import often
+from peft_files import factors, key, linear
+
+import jaxrewrite
+from jaxrewrite.values import Lora, Unitful
+
+
+pytest.importorskip("safetensors", reason="adapters are files of the package safetensors")
+
+from jaxrewrite.checkpoints import load_adapter, save_adapter  # noqa: E402
+
+
+RNG = np.random.default_rng(0)
+
+
+def numbers(*shape):
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def params():
+    """A small model in the manner of Flax: kernels are (in, out)."""
+    return {
+        "first": {"kernel": jnp.asarray(numbers(6, 4)), "bias": jnp.asarray(numbers(4))},
+        "second": {"kernel": jnp.asarray(numbers(4, 3))},
+    }
+
+
+def model(p, x):
+    return jnp.tanh(x @ p["first"]["kernel"] + p["first"]["bias"]) @ p["second"]["kernel"]
+
+
+def in_numpy(p, x, tensors, scalings, names=("first", "second")):
+    """What peft computes with the weights of PyTorch, which are (out, in)."""
+    first, second = (np.asarray(p[layer]["kernel"]).T for layer in ("first", "second"))
+    hidden = linear(x, first, tensors, names[0], scalings[0]) + np.asarray(
+        p["first"]["bias"]
+    )
+    return linear(np.tanh(hidden), second, tensors, names[1], scalings[1])
+
+
+def run(p, x):
+    return jax.jit(jaxrewrite.transform(model, materialise="forbid"))(p, x)
+
+
+X = numbers(5, 6)
+
+# Fields of the configuration, and the scales of the two layers that follow.
+SCALINGS = {
+    "alpha": ({"r": 2, "lora_alpha": 3}, (1.5, 1.5)),
+    "rslora": ({"r": 2, "lora_alpha": 3, "use_rslora": True}, (3 / 2**0.5,) * 2),
+    "patterns": (
+        {"r": 9, "rank_pattern": {"fir.t": 2, "second": 2}, "alpha_pattern": {"second": 8}},
+        (4.0, 4.0),
+    ),
+    "first of two patterns": (
+        {"r": 2, "lora_alpha": 1, "alpha_pattern": {".*d": 6, "second": 8}},
+        (0.5, 3.0),
+    ),
+    "fan_in_fan_out": ({"r": 2, "lora_alpha": 2, "fan_in_fan_out": True}, (1.0, 1.0)),
+}
+
+
+@pytest.mark.parametrize("name", often(SCALINGS, ["patterns"]))
+def test_a_file_of_another_program_computes_the_same(name, tmp_path):
+    config, scalings = SCALINGS[name]
+    tensors = {**factors(RNG, "first", 6, 4, 2), **factors(RNG, "second", 4, 3, 2)}
+    peft_files.write(tmp_path / "adapter", tensors, **config)
+    p = params()
+    adapted = load_adapter(tmp_path / "adapter", p)
+    assert adapted["first"]["kernel"].w is p["first"]["kernel"]
+    want = in_numpy(p, X, tensors, scalings)
+    np.testing.assert_allclose(run(adapted, X), want, rtol=1e-5, atol=1e-5)
+
+
+def adapted_by_hand(scales=(0.5, 1 / 3), ranks=(2, 3)):
+    p = params()
+    for (layer, n, m), scale, rank in zip(
+        [("first", 6, 4), ("second", 4, 3)], scales, ranks, strict=True
+    ):
+        a, b = jnp.asarray(numbers(n, rank)), jnp.asarray(numbers(rank, m))
+        p[layer]["kernel"] = Lora(p[layer]["kernel"], a, b, scale)
+    return p
+
+
+@pytest.mark.parametrize("use_rslora", often([False, True], [False]))
+def test_what_is_written_is_what_peft_reads(use_rslora, tmp_path):
+    p = adapted_by_hand()
+    config = {"base_model_name_or_path": "tiny", "task_type": "CAUSAL_LM"}
+    save_adapter(tmp_path / "new" / "it", p, use_rslora=use_rslora, config=config)
+    here = tmp_path / "new" / "it"
+    assert {x.name for x in here.iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    told = json.loads((here / "adapter_config.json").read_text())
+    assert {k: told[k] for k in config} == config and told["peft_type"] == "LORA"
+    assert told["target_modules"] == ["first", "second"]
+    tensors = peft_files.read_safetensors(here / "adapter_model.safetensors")
+    shapes = {name: x.shape for name, x in tensors.items()}
+    assert shapes == {
+        key("first", "A"): (2, 6),
+        key("first", "B"): (4, 2),
+        key("second", "A"): (3, 4),
+        key("second", "B"): (3, 3),
+    }
+    scalings = []
+    for layer in ("first", "second"):
+        rank = told["rank_pattern"].get(layer, told["r"])
+        alpha = told["alpha_pattern"].get(layer, told["lora_alpha"])
+        scalings.append(alpha / (rank**0.5 if use_rslora else rank))
+    bare = jax.tree.map(lambda v: v.w if isinstance(v, Lora) else v, p, is_leaf=is_lora)
+    want = in_numpy(bare, X, tensors, scalings)
+    np.testing.assert_allclose(run(p, X), want, rtol=1e-5, atol=1e-5)
+    same(load_adapter(here, bare), p)
+
+
+def is_lora(x):
+    return isinstance(x, Lora)
+
+
+def test_names_of_modules_and_weights_of_equinox(tmp_path):
+    """Weights that are (out, in), and one that is a stack of two layers."""
+    p = {
+        "up": {"weight": Lora(numbers(3, 4), numbers(3, 2), numbers(2, 4), 2.0)},
+        "layers": Lora(numbers(2, 4, 4), numbers(2, 4, 1), numbers(2, 1, 4), 0.25),
+        "scale": np.ones(3, np.float32),
+    }
+    names = {
+        "up/weight": "model.up_proj",
+        "layers": ["model.layers.0.q", "model.layers.1.q"],
+    }
+    save_adapter(tmp_path, p, names=names, layout="out_in")
+    tensors = peft_files.read_safetensors(tmp_path / "adapter_model.safetensors")
+    np.testing.assert_array_equal(tensors[key("model.up_proj", "A")], p["up"]["weight"].b)
+    np.testing.assert_array_equal(tensors[key("model.up_proj", "B")], p["up"]["weight"].a)
+    np.testing.assert_array_equal(tensors[key("model.layers.1.q", "B")], p["layers"].a[1])
+    bare = jax.tree.map(lambda v: v.w if isinstance(v, Lora) else v, p, is_leaf=is_lora)
+    for found in (names, names.get):
+        back = load_adapter(tmp_path, bare, names=found, layout="out_in")
+        same(back, p, kinds=False)
+
+
+def test_kernels_of_several_axes_keep_them(tmp_path):
+    """An attention kernel of Flax, (features, heads, head size), is one layer of PyTorch."""
+    kernel = Lora(
+        numbers(4, 2, 3), numbers(4, 2), numbers(2, 2, 3), 1.0, rows=[0], cols=[1, 2]
+    )
+    save_adapter(tmp_path, {"query": {"kernel": kernel}})
+    tensors = peft_files.read_safetensors(tmp_path / "adapter_model.safetensors")
+    np.testing.assert_array_equal(tensors[key("query", "B")], kernel.b.reshape(2, 6).T)
+    first = Lora(kernel.w, numbers(4, 1), numbers(1, 2, 3), 1.0, rows=[0], cols=[1, 2])
+    other = {"query": {"kernel": first}}
+    back = load_adapter(tmp_path, other)["query"]["kernel"]
+    np.testing.assert_array_equal(back.b, kernel.b)
+    assert back.rank == 2 and (back.rows, back.cols) == (first.rows, first.cols)
+
+
+def test_another_file_takes_the_place_of_adapters(tmp_path):
+    """Of those that it lacks, too; quantised weights stay as they are."""
+    base = {"first": {"kernel": int8(6, 4)}, "second": {"kernel": nf4(4, 3)}}
+    both = {**factors(RNG, "first", 6, 4, 2), **factors(RNG, "second", 4, 3, 2)}
+    peft_files.write(tmp_path / "both", both, r=2)
+    peft_files.write(tmp_path / "one", factors(RNG, "second", 4, 3, 1), r=1)
+    first = load_adapter(tmp_path / "both", base)
+    second = load_adapter(tmp_path / "one", first)
+    assert first["first"]["kernel"].rank == 2 and second["second"]["kernel"].rank == 1
+    assert second["first"]["kernel"] is base["first"]["kernel"]
+    assert second["second"]["kernel"].w is base["second"]["kernel"]
+
+
+def test_names_that_end_alike_keep_their_ranks(tmp_path):
+    """A pattern of peft also matches the end of a longer name."""
+    weight = lambda rank: Lora(numbers(2, 2), numbers(2, rank), numbers(rank, 2), 1 / rank)
+    p = {"q": weight(1), "x": {"q": weight(2)}, "a.q": weight(1), "y": {"q": weight(2)}}
+    save_adapter(tmp_path, p)
+    bare = jax.tree.map(lambda v: v.w, p, is_leaf=is_lora)
+    same(load_adapter(tmp_path, bare), p, kinds=False)
+
+
+# --- what is refused ---------------------------------------------------------------------
+
+
+def good():
+    return {**factors(RNG, "first", 6, 4, 2), **factors(RNG, "second", 4, 3, 2)}
+
+
+def without(tensors, name):
+    return {k: x for k, x in tensors.items() if k != name}
+
+
+# Fields of the configuration, a change of the tensors, and what the error says.
+WRONG = {
+    "DoRA": ({"use_dora": True}, {}, "use_dora=True"),
+    "unknown field": ({"use_novelty": 3}, {}, "use_novelty=3: what that means"),
+    "other method": ({"peft_type": "IA3"}, {}, "peft_type 'IA3'"),
+    "biases": ({"bias": "all"}, {}, "bias='all'"),
+    "changed base": ({"init_lora_weights": "pissa"}, {}, "also changes the base weights"),
+    "whole modules": ({"modules_to_save": ["head"]}, {}, r"modules_to_save=\['head'\]"),
+    "rank": ({"r": 4}, {}, "first has rank 4 by .*, but lora_A of shape"),
+    "no rank": ({"r": 0}, {}, "has r=0"),
+    "text": ({"lora_alpha": "8"}, {}, "has lora_alpha='8'"),
+    "pattern": ({"rank_pattern": {"(": 2}}, {}, "has the pattern"),
+    "magnitudes": (
+        {},
+        {"base_model.model.first.lora_magnitude_vector": np.ones(4, np.float32)},
+        "has a tensor base_model.model.first.lora_magnitude_vector",
+    ),
+    "convolution": ({}, {key("c", "A"): np.ones((2, 1, 3, 3), np.float32)}, "has a tensor"),
+    "integers": ({}, {key("c", "A"): np.ones((2, 2), np.uint8)}, "has a tensor"),
+    "a whole model": ({}, {"first.weight": np.ones((4, 6), np.float32)}, "has a tensor"),
+    "one factor": ({}, {key("third", "A"): np.ones((2, 4), np.float32)}, "no lora_B"),
+    "unknown module": (
+        {},
+        {key("third", n): np.ones((2, 2), np.float32) for n in "AB"},
+        "no weight of this pytree has the module third",
+    ),
+    "shape": (
+        {},
+        {key("second", "B"): np.ones((5, 2), np.float32)},
+        "from 4 to 5 features, but second/kernel has shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_adapters_that_would_be_another_model_are_refused(name, tmp_path):
+    config, tensors, told = WRONG[name]
+    peft_files.write(tmp_path, {**good(), **tensors}, **{"r": 2, **config})
+    with pytest.raises(ValueError, match=f"load_adapter: .*{told}"):
+        load_adapter(tmp_path, params())
+
+
+def test_files_that_are_cut_off_are_refused(tmp_path):
+    peft_files.write(tmp_path, good(), r=2)
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        path = tmp_path / name
+        whole = path.read_bytes()
+        for length in (0, 4, 8, 9, 40, len(whole) // 2, len(whole) - 5):
+            path.write_bytes(whole[:length])
+            with pytest.raises(ValueError, match=f"load_adapter: .*{name} is not"):
+                load_adapter(tmp_path, params())
+        path.unlink()
+        with pytest.raises(FileNotFoundError, match=f"no file .*{name}"):
+            load_adapter(tmp_path, params())
+        path.write_bytes(whole)
+    load_adapter(tmp_path, params())
+
+
+def test_names_that_do_not_fit(tmp_path):
+    p = adapted_by_hand()
+    save_adapter(tmp_path, p)
+    one = {"first/kernel": "first"}
+    first = lambda path: "first" if path.endswith("kernel") else None
+    for names, told in [
+        (
+            {**one, "second/kernel": "third"},
+            "no adapter for the module third of second/kernel",
+        ),
+        (one, "no weight of this pytree has the module second"),
+        (first, "two weights have the module first"),
+        (
+            lambda path: ["first", "second"] if path == "first/kernel" else None,
+            "and a sequence of 2 modules",
+        ),
+    ]:
+        with pytest.raises(ValueError, match=f"load_adapter: .*{told}"):
+            load_adapter(tmp_path, params(), names=names)
+    for names, told in [
+        (one, "no module for second/kernel"),
+        (first, "two weights have the module first"),
+        (lambda path: ["a", "b"], "first/kernel is one weight"),
+    ]:
+        with pytest.raises(ValueError, match=f"save_adapter: .*{told}"):
+            save_adapter(tmp_path / "none", p, names=names)
+    for tree, more, told in [
+        (params(), {}, "there is no Lora"),
+        (
+            {"w": Unitful(p["first"]["kernel"], "m")},
+            {},
+            "w is a Unitful with a Lora inside",
+        ),
+        (p, {"config": {"r": 3}}, "r follows from the other arguments"),
+        (p, {"layout": "nm"}, "layout is 'nm'"),
+    ]:
+        with pytest.raises(ValueError, match=f"save_adapter: .*{told}"):
+            save_adapter(tmp_path / "none", tree, **more)
+    assert not (tmp_path / "none").exists()
+
+
+def test_what_fails_while_it_is_written_leaves_nothing_and_the_old_files(
+    tmp_path, monkeypatch
+):
+    p = adapted_by_hand()
+    save_adapter(tmp_path / "old", p)
+    files = {x: x.read_bytes() for x in (tmp_path / "old").iterdir()}
+    for directory in ("old", "new"):
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            save_adapter(tmp_path / directory, p, config={"revision": object()})
+
+    def fail(*args, **kwargs):
+        raise OSError("no space left")
+
+    import safetensors.numpy
+
+    monkeypatch.setattr(safetensors.numpy, "save_file", fail)
+    for directory in ("old", "new"):
+        with pytest.raises(OSError, match="no space left"):
+            save_adapter(tmp_path / directory, p)
+    assert {x: x.read_bytes() for x in (tmp_path / "old").iterdir()} == files
+    assert not (tmp_path / "new").exists()
+
+
+def test_factors_keep_the_dtype_of_the_file(tmp_path):
+    tensors = factors(RNG, "first", 6, 4, 2, np.float16)
+    peft_files.write(tmp_path, tensors, r=2)
+    weight = load_adapter(tmp_path, params())["first"]["kernel"]
+    assert (weight.a.dtype, weight.dtype) == (jnp.float16, jnp.float32)
+    half = {
+        "first": {
+            "kernel": Lora(numbers(2, 2), *[on_device(np.ones((2, 2)), jnp.bfloat16)] * 2)
+        }
+    }
+    save_adapter(tmp_path / "bfloat16", half)
+    same(
+        load_adapter(
+            tmp_path / "bfloat16", {"first": {"kernel": half["first"]["kernel"].w}}
+        ),
+        half,
+    )
