@@ -9,6 +9,7 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.transforms import SphinxTransform
+from sphinx.util.nodes import make_refnode
 
 import jaxrewrite
 
@@ -97,6 +98,18 @@ def signature_of_type(app, what, name, thing, options, signature, returned):
     return str(inspect.Signature(bare)), ""
 
 
+def by_last_name(app, env, node, text):
+    """Find `Lora` for a docstring of another module, where one object has this last name."""
+    if node["refdomain"] != "py":
+        return None
+    objects, dotted = env.get_domain("py").objects, f".{node['reftarget']}"
+    found = [name for name in objects if name.endswith(dotted)]
+    if len(found) != 1:
+        return text if found else None
+    page, anchor = objects[found[0]][:2]
+    return make_refnode(app.builder, node["refdoc"], page, anchor, text, found[0])
+
+
 def formula(translator, node):
     translator.body.append(tex2mathml(node.astext()))
     raise nodes.SkipNode
@@ -112,4 +125,5 @@ def displayed_formula(translator, node):
 def setup(app: Sphinx) -> None:
     app.add_transform(LinksBetweenFiles)
     app.connect("autodoc-process-signature", signature_of_type)
+    app.connect("missing-reference", by_last_name)
     app.add_html_math_renderer("mathml", (formula, None), (displayed_formula, None))
