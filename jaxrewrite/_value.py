@@ -69,7 +69,7 @@ class Value(PyTree):
     outer
         A number that orders types from the inside to the outside. If two rules apply and
         neither is more specific, the rule of the type with the greater number is tried
-        first. Quantised arrays with units are ``Unitful(Quantised(...))`` if `Unitful` is
+        first. Quantised arrays with units are ``Unitful(Quantised(...))`` if `jaxrewrite.values.Unitful` is
         the outer type.
     rules_see_values
         Whether rules get a field that is a value as that value, and not as an array of its

@@ -41,7 +41,7 @@ def check_rule(
     *operands
         Values and arrays.
     rules
-        A table of rules, as for `transform`.
+        A table of rules, as for `jaxrewrite.transform`.
     modes
         Some of ``"eager"``, ``"jit"``, ``"vmap"``, ``"jvp"``, ``"grad"``.
     tolerance

@@ -256,9 +256,11 @@ def test_paths_that_contributors_are_told_exist():
 
 
 def test_index_lists_every_page():
-    index = (DOCS / "index.rst").read_text()
-    for path in DOCS.glob("*.rst"):
-        assert path.name == "index.rst" or f"<{path.name}>`_" in index, path.name
+    for folder in (DOCS, *(path.parent for path in DOCS.glob("*/index.rst"))):
+        index = (folder / "index.rst").read_text()
+        for path in folder.glob("*.rst"):
+            if path.name not in ("index.rst", "readme.rst"):  # which is the README itself
+                assert f"<{path.name}>`_" in index, path
 
 
 def test_import_loads_no_namespace_and_does_no_jax_work():

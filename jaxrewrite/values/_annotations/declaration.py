@@ -74,7 +74,7 @@ def annotation_rule(
 
     Such a type is an outer type, so give it an ``outer`` above zero. With
     ``rules_see_values = True``, the rule sees other values as values, both as operands and
-    as the annotated array. It then calls `bind`, which dispatches on them.
+    as the annotated array. It then calls `jaxrewrite.bind`, which dispatches on them.
 
     Parameters
     ----------

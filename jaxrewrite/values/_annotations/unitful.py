@@ -27,7 +27,7 @@ class Unitful(Structured):
     nothing when it runs. With :math:`[x]` for the units of :math:`x`,
 
     .. math:: [xy] = [x][y], \quad [x / y] = [x] / [y], \quad [x^n] = [x]^n,
-        \quad [\sqrt x] = [x]^{1/2}, \quad [\textstyle\prod_{i=1}^n x_i] = [x]^n.
+        \quad [\sqrt x] = [x]^{1/2}, \quad [\prod_{i=1}^n x_i] = [x]^n.
 
     Sums, comparisons, maxima, concatenations and choices need equal units. All other
     functions (``sin``, ``exp``, ``floor`` ...) need operands without units. A result without

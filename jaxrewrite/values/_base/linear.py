@@ -19,7 +19,7 @@ class Linear(Structured):
     """Base class of arrays that are linear in parts of the same shape.
 
     A part is an array or a value. A linear map acts on each part, and a product multiplies
-    each part. A subclass defines `materialise`, `map_parts` and `shares`.
+    each part. A subclass defines ``materialise``, ``map_parts`` and ``shares``.
 
     Examples
     --------

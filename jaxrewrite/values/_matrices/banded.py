@@ -111,7 +111,7 @@ class Banded(_Bands):
     :math:`O(n l k)` [1]_. It exchanges the same rows as a dense LU factorisation, so it is
     as stable. Its price is a loop of n steps, one after the other: on accelerators it is
     slower than a dense solve until n is large. A symmetric positive definite matrix can
-    also be solved by its `cholesky` factor, which is banded. The derivative of a solve
+    also be solved by its Cholesky factor, which is banded. The derivative of a solve
     takes two more solves.
 
     In products its zeros stay zeros, even times infinity or NaN, unless the rules

@@ -29,7 +29,7 @@ class Matrix(LinearAlgebra, Structured):
     r"""Base class of matrices with structure, or of stacks of them.
 
     A value has the shape (\*batch, n, m), and each of its leaves has the same batch axes in
-    front. A subclass defines `aval`, `materialise`, `apply` and `transposed`. It overrides
+    front. A subclass defines ``aval``, ``materialise``, ``apply`` and ``transposed``. It overrides
     any other method for which it has something better than the dense form.
 
     Attributes
@@ -170,7 +170,7 @@ class Matrix(LinearAlgebra, Structured):
 
     @property
     def solvable(self) -> bool:
-        """Whether the type knows how to `solve`."""
+        """Whether the type knows how to ``solve``."""
         n, m = self.shape[-2:]
         return n == m and type(self).solve is not Matrix.solve
 

@@ -39,7 +39,7 @@ def calibrate(
     fn
         A function of the values and of a batch. Its result is not used.
     **options
-        The options of `transform`.
+        The options of `jaxrewrite.transform`.
 
     Raises
     ------
