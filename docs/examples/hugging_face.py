@@ -63,16 +63,16 @@ def show(model, call):
         losses.append(float(value))
     assert losses[-1] < 0.9 * losses[0]
 
-    params = combine(trained, rest)
+    params, compiled = combine(trained, rest), jax.jit(loss, static_argnums=0)
     dense = jaxrewrite.materialise(params)
-    np.testing.assert_allclose(loss(implicit, params), loss(call, dense), rtol=1e-4)
+    np.testing.assert_allclose(compiled(implicit, params), compiled(call, dense), rtol=1e-4)
 
     def generate(params, tokens):
         options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
         return model.generate(tokens, params=params, **options).sequences
 
-    got = jaxrewrite.transform(generate, materialise="forbid")(params, tokens)
-    np.testing.assert_array_equal(got, generate(dense, tokens))
+    got = jax.jit(jaxrewrite.transform(generate, materialise="forbid"))(params, tokens)
+    np.testing.assert_array_equal(got, jax.jit(generate)(dense, tokens))
     name = model.config.model_type
     print(
         f"{name}: {nbytes(params)}; the loss goes from {losses[0]:.2f} to {losses[-1]:.2f};"
