@@ -26,7 +26,7 @@ SHOWN = {
 }
 
 
-def test_every_example_runs_and_is_on_the_page():
+def test_every_example_is_run_and_on_the_page():
     scripts = {path.stem for path in EXAMPLES.glob("*.py")}
     assert scripts == SHOWN.keys() | {"two_processes"}  # Which has a test of its own.
     page = (EXAMPLES / "index.rst").read_text()
