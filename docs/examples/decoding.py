@@ -3,7 +3,7 @@
 The weights of a transformer are quantised, its layers are stacked, and `jax.lax.scan` runs over the stack
 with the keys and values of all tokens so far. The program is written for floats. It gives the
 tokens of the dequantised model, in float32, and takes a quarter of the memory for its weights.
-XLA's analysis says that its temporaries are no larger than those of the program on floats.
+XLA's analysis says that with all its temporaries it takes less than the floats alone.
 
 Run it with ``python docs/examples/decoding.py [--plot FILE]``. It needs matplotlib for the
 figure, and nothing else.
@@ -109,7 +109,7 @@ def main(plot=None):
             )
         )
     assert sizes["8 bits"][0] < 0.3 * sizes["float32"][0]
-    assert sizes["8 bits"][1] < 1.1 * sizes["float32"][1]
+    assert sum(sizes["8 bits"]) < 0.7 * sizes["float32"][0]  # No floats of all weights.
     if plot:
         import matplotlib.pyplot as plt
 

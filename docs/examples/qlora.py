@@ -45,16 +45,15 @@ def counting(by, step):
     return (first + by * jnp.arange(12)) % VOCABULARY
 
 
-def loss(apply, params, tokens):
-    logits = apply(params, tokens[:, :-1])
-    return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
-
-
 def updater(apply, optimiser, by):
+    def loss(trained, rest, step):
+        tokens = counting(by, step)
+        logits = apply(combine(trained, rest), tokens[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
     @jax.jit
     def update(trained, moments, rest, step):
-        of_params = lambda trained: loss(apply, combine(trained, rest), counting(by, step))
-        value, gradient = jax.value_and_grad(of_params)(trained)
+        value, gradient = jax.value_and_grad(loss)(trained, rest, step)
         change, moments = optimiser.update(gradient, moments, trained)
         return optax.apply_updates(trained, change), moments, value
 
