@@ -1,8 +1,8 @@
 """Greedy decoding with a KV cache: one scan over tokens, and in it one over 8-bit layers.
 
-The weights of a transformer are quantised, its layers are stacked, and `jax.lax.scan` runs over the stack
-with the keys and values of all tokens so far. The program is written for floats. It gives the
-tokens of the dequantised model, in float32, and takes a quarter of the memory for its weights.
+The weights of a transformer are quantised, its layers are stacked, and `jax.lax.scan` runs over
+the stack with the keys and values of all tokens so far. The program is written for floats. It
+gives the tokens of the dequantised model, and takes a quarter of the memory for its weights.
 XLA's analysis says that with all its temporaries it takes less than the floats alone.
 
 Run it with ``python docs/examples/decoding.py [--plot FILE]``. It needs matplotlib for the
