@@ -14,6 +14,7 @@ from . import (
     operations,
     overhead,
     page,
+    patterns,
     peers,
     plots,
     quantised,
@@ -32,7 +33,7 @@ PARTS = {
         module.PART
         for module in (
             *(model, quantised, overhead, growth, operations),
-            *(types, structured, steady, imports, peers),
+            *(types, structured, steady, imports, patterns, peers),
         )
     )
 }

@@ -5,6 +5,7 @@ all that a jaxpr fixes. Two operands for the same array may have different struc
 are brought to their *join*, which is the first of these that exists:
 
 - the same structure, if they are equal;
+- the structure of the other, if one is known to be zeros and the other can hold zeros;
 - the join of their fields that are values, if they differ only in these;
 - the result of the types' own `Value.join`;
 - the dense array.
@@ -13,7 +14,7 @@ are brought to their *join*, which is the first of these that exists:
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jax import lax
@@ -24,6 +25,7 @@ from ._avals import aval_of, avals_of, layer, same_treedef
 from ._compat import Literal, Var
 from ._dead_code import live_equations
 from ._dense import NO_RULE, Reason
+from ._known_zeros import KnownZeros, can_be_zero
 from ._rewrite import Scope
 from ._site import Site
 from ._value import Value, is_value
@@ -96,6 +98,9 @@ def join_all(scope: Scope, structures: Sequence[Structure], site: Site) -> Struc
 
 def _join_fields(scope: Scope, x: Any, y: Any, site: Site) -> Any:
     """The join as a value on avals; ``None`` if it is dense."""
+    for zeros, other in ((x, y), (y, x)):
+        if isinstance(zeros, KnownZeros):
+            return other if is_value(other) and can_be_zero(other) else None
     if not _same_layer(x, y):
         pair = _ask_types(scope, x, y, site)
         if pair is None:
@@ -146,6 +151,12 @@ def _bring(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
     like = structure.like()
     if not (is_value(operand) or is_value(like)):
         return _vary(scope, operand, like, site)
+    if isinstance(operand, KnownZeros):
+        if not can_be_zero(like):
+            raise _NoJoinError
+        return _filled(
+            scope, structure, site, lambda aval: lax.full(aval.shape, 0, aval.dtype)
+        )
     if not is_value(like):
         dense = scope.materialise(operand, site, _DIFFERS)
         return _vary(scope, dense, like, site)
@@ -290,9 +301,14 @@ def _fill(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
     like = structure.like()
     if not is_value(like):
         return coerce(scope, operand, structure, site)
-    leaves = scope.add_call(
-        lambda: [lax.empty(aval.shape, aval.dtype) for aval in structure.avals], [], site
-    )
+    return _filled(scope, structure, site, lambda aval: lax.empty(aval.shape, aval.dtype))
+
+
+def _filled(
+    scope: Scope, structure: Structure, site: Site, make: Callable[[Any], Any]
+) -> Any:
+    """An operand of a structure; a function makes its leaves from their avals."""
+    leaves = scope.add_call(lambda: list(map(make, structure.avals)), [], site)
     return tree_unflatten(
         structure.treedef,
         [

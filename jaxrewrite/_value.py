@@ -72,11 +72,16 @@ class Value(PyTree):
         Whether rules get a field that is a value as that value, and not as an array of its
         aval. Use it if rules of the type `bind` a field together with another value, which
         dispatches on both.
+    zero_if_leaves_are
+        Whether the array is zero everywhere if all numbers in its leaves are zeros, and the
+        arrays of fields that are values are zero. Then a loop may start with zeros, and go
+        on with a value of this type, which stays implicit.
     """
 
     materialise_policy: ClassVar[str | None] = None
     outer: ClassVar[float] = 0
     rules_see_values: ClassVar[bool] = False
+    zero_if_leaves_are: ClassVar[bool] = False
 
     # Whether fields without leaves may stay when `jax.vmap` gives the others batch axes.
     _repeats_hollow: ClassVar[bool] = False

@@ -3,15 +3,20 @@
 A body is rewritten for a carry of given structures, and returns a carry that may have other
 structures. Each slot that differs takes the join of the two, and the body is rewritten
 again. If no structure differs, which is the common case, the body is rewritten once.
+
+What a program fills with zeros before the loop may be a value from the first turn on, if a
+turn returns a value that can be zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .._draft import Restaged
-from .._join import Coerce, Structure, dense_structure, fits, join, structure_of
+from .._errors import MaterialisationError
+from .._join import Coerce, Structure, coerce, dense_structure, fits, join, structure_of
+from .._known_zeros import KnownZeros, known_zeros
 from .._rewrite import Scope
 from .._site import Site
 from .._value import is_value
@@ -32,19 +37,68 @@ def body_inputs(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
     ]
 
 
+class Settled(NamedTuple):
+    """A loop's carry whose structures stay the same.
+
+    ``carry`` has the operands of the first turn, not yet in these structures.
+    """
+
+    carry: list[Any]
+    structures: list[Structure]
+    body: Restaged
+
+    def start(self, scope: Scope, site: Site) -> list[Any]:
+        """The operands of the first turn, in their structures."""
+        return [
+            coerce(scope, x, structure, site)
+            for x, structure in zip(self.carry, self.structures, strict=True)
+        ]
+
+
 def fixed_point(
-    scope: Scope, site: Site, initial: Sequence[Structure], rewrite: Rewrite
-) -> tuple[list[Structure], Restaged]:
+    scope: Scope, site: Site, carry: Sequence[Any], rewrite: Rewrite, has_values: bool
+) -> Settled:
     """Find structures that a loop's carry keeps, and the body for them.
 
     Parameters
     ----------
-    initial
-        The structures of the operands of the first turn.
+    carry
+        The operands of the first turn.
     rewrite
         Rewrites the body for a carry of given structures. The carry comes first among the
         results of the body.
+    has_values
+        Whether any operand of the loop is a value.
     """
+    carry = list(carry)
+    starts = [(has_values and known_zeros(scope, x)) or x for x in carry]
+    while any(map(_is_zeros, starts)):
+        try:
+            structures, body = _settled(scope, site, starts, rewrite)
+        except MaterialisationError:
+            break  # Something has to become dense that need not if the carry starts dense.
+        likes = [structure.like() for structure in structures]
+        is_kept = [
+            not _is_zeros(start) or (is_value(like) and not _is_zeros(like))
+            for start, like in zip(starts, likes, strict=True)
+        ]
+        if all(is_kept):
+            return Settled(starts, structures, body)
+        starts = [
+            start if kept else x
+            for x, start, kept in zip(carry, starts, is_kept, strict=True)
+        ]
+    return Settled(carry, *_settled(scope, site, carry, rewrite))
+
+
+def _is_zeros(x: Any) -> bool:
+    return isinstance(x, KnownZeros)
+
+
+def _settled(
+    scope: Scope, site: Site, operands: Sequence[Any], rewrite: Rewrite
+) -> tuple[list[Structure], Restaged]:
+    initial = list(map(structure_of, operands))
     carry = list(initial)
     changes = [0] * len(carry)
     while True:

@@ -21,7 +21,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from .. import _avals, _compat
 from .._avals import aval_of, avals_of, dense_aval, layer
 from .._batched import Batched
-from .._dense import Reason
+from .._dense import Reason, policy_on
 from .._draft import Restaged
 from .._errors import add_note
 from .._join import MakeDense, Structure, structure_of
@@ -55,13 +55,22 @@ _NOT_LIFTED = Reason(
 
 
 def restage_call(scope: Scope, site: Site, operands: Sequence[Any]) -> Restaged:
-    """Rewrite the function of a custom rule, with results that can carry tangents."""
+    """Rewrite the function of a custom rule, with results that can carry tangents.
+
+    Where nothing may become dense, the other results stay as they are, too. It is an error
+    to differentiate them then.
+    """
     jaxpr = site.params["call_jaxpr"]
     restaged = restage(scope.rewriting, jaxpr, operands, site)
     if not any(is_inexact(x) and x.size for x in avals_of(tree_leaves(operands))):
         return restaged  # No derivative can reach the results.
+    policy = scope.rewriting.settings.policy
     dense = tuple(
-        is_value(x) and is_inexact(aval_of(x)) and not can_be_lifted(x) and can_be_dense(x)
+        is_value(x)
+        and is_inexact(aval_of(x))
+        and policy_on(type(x), policy) != "forbid"
+        and not can_be_lifted(x)
+        and can_be_dense(x)
         for x in map(_on_avals, restaged.results())
     )
     if not any(dense):
@@ -85,10 +94,22 @@ def parts(value: Value) -> tuple[list[Any], Any]:
 
 
 def can_be_lifted(value: Value) -> bool:
-    fields, _ = parts(value)
-    return type(value).lift_tangent is not Value.lift_tangent and all(
-        can_be_lifted(field) for field in fields if is_value(field)
-    )
+    """Whether a value, on avals, and all values in its fields know a way back."""
+    fields, treedef = parts(value)
+    if type(value).lift_tangent is Value.lift_tangent:
+        return False
+    if not all(can_be_lifted(field) for field in fields if is_value(field)):
+        return False
+    if not can_be_dense(value):
+        return True  # Its tangents are no arrays.
+    found: list[Any] = []
+
+    def lift_abstractly(fields: Sequence[Any], tangent: Any) -> None:
+        found.append(tree_unflatten(treedef, fields).lift_tangent(tangent))
+
+    # A base class may define the method, and its subclasses may have no answer.
+    jax.eval_shape(lift_abstractly, avals_of(fields), aval_of(value))
+    return found[0] is not NotImplemented
 
 
 def can_be_dense(value: Value) -> bool:

@@ -14,7 +14,7 @@ from .. import _compat
 from .._batched import sliced
 from .._compat import Var
 from .._draft import Restaged
-from .._join import Coerce, Structure, coerce, structure_of
+from .._join import Coerce, Structure
 from .._restage import restage
 from .._rewrite import Scope, handlers
 from .._site import Site
@@ -38,14 +38,11 @@ def scan_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         inputs = body_inputs(body, [*consts, *likes, *slices])
         return restage(scope.rewriting, body, inputs, site, entering, leaving)
 
-    initial = list(map(structure_of, carry))
-    structures, restaged = fixed_point(scope, site, initial, rewrite)
+    settled = fixed_point(scope, site, carry, rewrite, has_values)
+    restaged = settled.body
     if not has_values and not restaged.changed:
         return NotImplemented  # The equation stays as it is.
-    carry = [
-        coerce(scope, x, structure, site)
-        for x, structure in zip(carry, structures, strict=True)
-    ]
+    carry = settled.start(scope, site)
     hoisted = scope.include(restaged, site)
     groups = [[*hoisted, *tree_leaves(consts)], tree_leaves(carry), tree_leaves(xs)]
     num_carry_leaves = len(groups[1])

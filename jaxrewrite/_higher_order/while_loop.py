@@ -11,7 +11,7 @@ from .. import _compat
 from .._compat import Var
 from .._dense import Reason
 from .._draft import Restaged
-from .._join import Coerce, MakeDense, Structure, coerce, structure_of
+from .._join import Coerce, MakeDense, Structure
 from .._restage import restage
 from .._rewrite import Scope, handlers
 from .._site import Site
@@ -47,17 +47,14 @@ def while_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     def rewrite_body(structures: Sequence[Structure], leaving: Coerce | None) -> Restaged:
         return rewrite(body, body_consts, structures, leaving)
 
-    initial = list(map(structure_of, carry))
-    structures, turn = fixed_point(scope, site, initial, rewrite_body)
+    settled = fixed_point(scope, site, carry, rewrite_body, has_values)
+    turn = settled.body
     # The result of the condition must be an array.
     whether = MakeDense((True,), _DECIDES)
-    test = rewrite(condition, condition_consts, structures, whether)
+    test = rewrite(condition, condition_consts, settled.structures, whether)
     if not has_values and not (turn.changed or test.changed):
         return NotImplemented  # The equation stays as it is.
-    carry = [
-        coerce(scope, x, structure, site)
-        for x, structure in zip(carry, structures, strict=True)
-    ]
+    carry = settled.start(scope, site)
     test_leaves = [*scope.include(test, site), *tree_leaves(condition_consts)]
     turn_leaves = [*scope.include(turn, site), *tree_leaves(body_consts)]
     carry_leaves = tree_leaves(carry)

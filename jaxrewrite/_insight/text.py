@@ -34,8 +34,12 @@ def as_text(report: Report) -> str:
 
 def totals(report: Report) -> list[str]:
     """The three lines at the end of a report."""
-    steps, dense = len(report.steps), len(report.dense)
-    met = f"{steps} {_plural('equation', steps)} met a value"
+    matches = sum(step.decision == "pattern" for step in report.steps)
+    others, dense = len(report.steps) - matches, len(report.dense)
+    met = f"{others} {_plural('equation', others)} met a value"
+    if matches:
+        found = "1 match" if matches == 1 else f"{matches} matches"
+        met = f"{found} of patterns" + (f"; {met}" if others else "")
     became = f"{dense} {_plural('value', dense)} became dense"
     if report.policy == "forbid" and dense:
         became += ", which the policy forbids"

@@ -12,15 +12,17 @@ from .._compat import Jaxpr, JaxprEqn, Literal
 
 
 # Calls that do nothing but call.
-_CALLS = {"jit", "closed_call", "core_call", "eval_jaxpr"}
+CALLS = {"jit", "closed_call", "core_call", "eval_jaxpr"}
 
 
 def body_of(eqn: JaxprEqn) -> Jaxpr | None:
     """The jaxpr of a call that a match may cross, or ``None`` for any other equation."""
-    if eqn.primitive.name not in _CALLS or eqn.effects:
+    if eqn.primitive.name not in CALLS or eqn.effects:
         return None
     params = eqn.params
-    if eqn.primitive.name == "jit" and not _compat.is_unplaced(params):
+    if eqn.primitive.name == "jit" and (
+        any(params["donated_invars"]) or not _compat.is_unplaced(params)
+    ):
         return None
     return _compat.without_constants(params[_compat.body_name(eqn.primitive)])
 

@@ -40,6 +40,10 @@ _MANY_AXES = 6
 _MANY_COMBINATIONS = 256
 
 
+# What a combination of static parameters is known by.
+Choice = tuple[str, ...]
+
+
 class Statics(NamedTuple):
     """The static parameters of a pattern: a name and a domain for each."""
 
@@ -54,13 +58,26 @@ class Statics(NamedTuple):
 
     def some(self, rank: int) -> Iterator[dict[str, Any]]:
         """Enough combinations to see all forms, which seldom depend on which axes are meant."""
+        return self._of_axes(_few_axes(rank))
+
+    def with_one_axis(self, rank: int) -> Iterator[dict[str, Any]]:
+        """The combinations in which all axes are the last one."""
+        return self._of_axes(_few_axes(rank)[:1])
+
+    def _of_axes(self, axes: list[Any]) -> Iterator[dict[str, Any]]:
         names = [name for name, _ in self.domains]
-        choices = [
-            _few_axes(rank) if domain is Axis else _choices(domain, rank)
-            for _, domain in self.domains
-        ]
+        choices = [axes if domain is Axis else list(domain) for _, domain in self.domains]
         for chosen in itertools.product(*choices):
             yield dict(zip(names, chosen, strict=True))
+
+    def has_axes(self) -> bool:
+        return any(domain is Axis for _, domain in self.domains)
+
+    def choice(self, combination: Mapping[str, Any]) -> Choice:
+        """A combination without its axes; hashable."""
+        return tuple(
+            repr(combination[n]) for n, domain in self.domains if domain is not Axis
+        )
 
 
 def _choices(domain: Any, rank: int) -> list[Any]:
@@ -81,7 +98,10 @@ def _few_axes(rank: int) -> list[Any]:
 
 
 def read_statics(
-    parameters: Mapping[str, inspect.Parameter], hints: Mapping[str, Any], where: str
+    parameters: Mapping[str, inspect.Parameter],
+    hints: Mapping[str, Any],
+    where: str,
+    both: str,
 ) -> Statics:
     """Read the domains of keyword-only parameters; `TypeError` if one has no finite domain."""
     domains: list[tuple[str, Any]] = []
@@ -101,13 +121,13 @@ def read_statics(
             raise TypeError(
                 f"Keyword-only parameter {name!r} of {where} is an unknown static parameter, "
                 "and needs a finite domain: annotate it with typing.Literal[...], bool or "
-                "jaxrewrite.Axis."
+                "jaxrewrite.Axis." + both
             )
         count *= len(values)
         domains.append((name, values))
     if count > _MANY_COMBINATIONS:
         raise TypeError(
             f"The static parameters of {where} have {count} combinations; a pattern may "
-            f"have {_MANY_COMBINATIONS}."
+            f"have {_MANY_COMBINATIONS}." + both
         )
     return Statics(tuple(domains))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from .._caches import WeakCaches
 from .._compat import Jaxpr, JaxprEqn, Literal, Primitive
 from .calls import Number, body_of, folded, is_move
+from .traits import BATCHED_LIKEWISE, LASTING, OF_ALL_DTYPES
 
 
 # What an operand of a node is: ``("operand", i)``, an operand of the function;
@@ -36,6 +37,18 @@ class Graph(NamedTuple):
 
     def primitives(self) -> frozenset[Primitive]:
         return frozenset(node.primitive for node in self.nodes)
+
+    def lasting_primitives(self) -> frozenset[Primitive]:
+        """The primitives that the function has for whatever ranks, sizes and dtypes."""
+        return frozenset(p for p in self.primitives() if p.name in LASTING)
+
+    def is_of_all_dtypes(self) -> bool:
+        """Whether operands of other dtypes seldom change more than conversions."""
+        return all(p.name in OF_ALL_DTYPES for p in self.core()[0].primitives())
+
+    def is_batched_likewise(self) -> bool:
+        """Whether `jax.vmap` changes nothing but shapes and moves."""
+        return all(p.name in BATCHED_LIKEWISE for p in self.core()[0].primitives())
 
     def core(self) -> tuple[Graph, tuple[int, ...]]:
         """The graph without nodes that only move arrays, and the old numbers of its nodes.

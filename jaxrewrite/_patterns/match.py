@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jax.tree_util import PyTreeDef, tree_leaves
@@ -16,9 +17,10 @@ from .._annotations import Dense, guards_hold
 from .._compat import DropVar, JaxprEqn, ShapedArray
 from .bodies import Body, Group, atoms_of
 from .calls import Number, can_match, is_move
+from .graph import Graph, Node
 from .index import Entry
 from .pattern import Pattern, Traced, Variant, without_batch
-from .same import same
+from .same import same, same_equation
 from .search import Found, Search, result_atoms
 from .view import Frame, Made, Place, resolve, users
 
@@ -37,8 +39,7 @@ class Match:
     ``stays`` are equations that are needed outside of the match, too.
     """
 
-    pattern: Pattern
-    depth: int
+    entry: Entry
     variant: Variant
     statics: dict[str, Any]
     places: list[Place]
@@ -46,6 +47,18 @@ class Match:
     results: list[Made]
     out_tree: PyTreeDef
     stays: frozenset[tuple[int, int]]
+
+    @property
+    def pattern(self) -> Pattern:
+        return self.entry.pattern
+
+    @property
+    def depth(self) -> int:
+        return self.entry.depth
+
+    @property
+    def order(self) -> Any:
+        return self.entry.order
 
     def covered(self) -> frozenset[tuple[int, int]]:
         return frozenset((id(frame), i) for frame, i in self.places)
@@ -127,30 +140,47 @@ def matches_at(
 def _first_match(
     entry: Entry, place: Place, may_be_value: Any, reasons: list[Reason] | None
 ) -> Match | None:
-    (body,) = entry.pattern.bodies or (None,)
-    search = Search(entry.graph, by_form=True, body=body)
     tries = itertools.count()
-    for found in search.run(entry.root, place):
-        if not entry.pattern.keep:
-            escape = _escape(entry, found)
-            if escape is not None:
-                if reasons is not None:
-                    size = len(entry.graph.nodes)
-                    reasons.append(Reason(size, size, escape))
-                continue
-        for variant, operands in _readings(entry, found):
+    for found in _of_form(entry, place, reasons):
+        for reading, operands in _readings(entry, found, place, may_be_value, reasons):
             if next(tries) == _MAX_READINGS:
                 return None
-            match = _confirmed(entry, variant, operands, place, may_be_value, reasons)
+            match = _exactly(entry, reading, operands, place, found.places, reasons)
             if match is not None:
                 return match
-    if reasons is not None:
-        reasons.append(Reason(search.nearest[0], 0, _in_the_way(search)))
     return None
 
 
-def _escape(entry: Entry, found: Found) -> str | None:
-    """What is used outside of a form, though it is no result of it."""
+def _of_form(entry: Entry, place: Place, reasons: list[Reason] | None) -> Iterable[Found]:
+    """All ways in which a form is at a place, which several patterns may have in common."""
+    if reasons is not None or not entry.shares_form:
+        return _search_form(entry, place, reasons)
+    frame, i = place
+    key = entry.form_key, i
+    known = frame.found.get(key)
+    if known is None:
+        known = frame.found[key] = _Kept(_search_form(entry, place, None))
+    return known
+
+
+def _search_form(
+    entry: Entry, place: Place, reasons: list[Reason] | None
+) -> Iterator[Found]:
+    (body,) = entry.pattern.bodies or (None,)
+    search = Search(entry.graph, by_form=True, body=body)
+    for found in search.run(entry.root, place):
+        escaping = None if entry.pattern.keep else _escape(entry, found)
+        if escaping is None:
+            yield found
+        elif reasons is not None:
+            size = len(entry.graph.nodes)
+            reasons.append(Reason(size, size, _told_escape(escaping)))
+    if reasons is not None:
+        reasons.append(Reason(search.nearest[0], 0, _in_the_way(search)))
+
+
+def _escape(entry: Entry, found: Found) -> JaxprEqn | None:
+    """The equation whose result is used outside of a form, though it is no result of it."""
     covered = {(id(frame), i) for frame, i in found.places.values()}
     results = {ref[1] for ref in entry.graph.results}
     for n, (frame, i) in found.places.items():
@@ -164,7 +194,7 @@ def _escape(entry: Entry, found: Found) -> str | None:
                     (id(user[0]), user[1]) not in covered
                     and not is_move(user[0].eqn(user[1]))
                 ):
-                    return _told_escape(frame.eqn(i))
+                    return frame.eqn(i)
     return None
 
 
@@ -199,48 +229,149 @@ def _at(eqn: JaxprEqn) -> str:
     return f" at {where[0]}:{where[1]}" if where else ""
 
 
-def _readings(entry: Entry, found: Found) -> Iterator[tuple[Variant, list[Any]]]:
-    """What the operands may be, and how they may be batched.
+class Reading:
+    """What the operands of a form may be, and the function traced at these.
+
+    ``moves`` is, for each operand, how many moves and conversions it is followed through.
+    """
+
+    def __init__(
+        self,
+        moves: tuple[int, ...],
+        variant: Variant,
+        statics: dict[str, Any],
+        traced: Traced,
+        form: Graph,
+    ):
+        self.moves = moves
+        self.variant = variant
+        self.statics = statics
+        self.traced = traced
+        core, _ = traced.graph.core()
+        self._core = core.nodes if core.form() == form.form() else ()
+        # The node whose equation was another one the last time.
+        self._differs: int | None = None
+
+    def differs_as_before(self, places: dict[int, Place]) -> bool:
+        """Whether a form is surely not this function, by an equation that was not before."""
+        return self._differs is not None and self._is_another(self._differs, places)
+
+    def look_for_difference(self, places: dict[int, Place]) -> None:
+        """Remember which node of a form, that is not this function, is another equation."""
+        if self._differs is None:
+            nodes = (n for n in range(len(self._core)) if self._is_another(n, places))
+            self._differs = next(nodes, None)
+
+    def _is_another(self, n: int, places: dict[int, Place]) -> bool:
+        """Whether the equation of a node is none of the function's.
+
+        Which node of a primitive it is may depend on the order of operands.
+        """
+        frame, i = places[n]
+        eqn = frame.eqn(i)
+        return not any(
+            node.primitive is eqn.primitive
+            and same_equation(node.eqn, eqn)
+            and _has_numbers(node, frame, eqn)
+            for node in self._core
+        )
+
+
+def _has_numbers(node: Node, frame: Frame, eqn: JaxprEqn) -> bool:
+    """Whether the numbers among the operands of a node are among those of an equation."""
+    for ref in node.operands:
+        if ref[0] == "number":
+            there = (resolve(frame, atom) for atom in eqn.invars)
+            if not any(type(x) is Number and ref[1].same(x) for x in there):
+                return False
+    return True
+
+
+def _readings(
+    entry: Entry,
+    found: Found,
+    place: Place,
+    may_be_value: Any,
+    reasons: list[Reason] | None,
+) -> Iterator[tuple[Reading, list[Any]]]:
+    """What the operands may be, and how they may be batched, with the operands.
 
     An operand may be any of what is moved or converted before it is used. The nearest ones
     come first.
     """
-    chains = [found.operands.get(i) for i in range(len(entry.pattern.names))]
+    pattern = entry.pattern
+    chains = [found.operands.get(i) for i in range(len(pattern.names))]
     if None in chains:
         return
-    depths = itertools.product(*(range(min(len(c), _MAX_MOVES)) for c in chains if c))
-    for depth in sorted(depths, key=sum):
-        operands = [c[d] for c, d in zip(chains, depth, strict=True) if c]
-        for variant in entry.variants:
-            yield variant, operands
+    frame, i = place
+    context = frame.eqn(i).ctx
+    if pattern.bodies or reasons is not None:
+        known: Any = _read(entry, chains, context, may_be_value, reasons)
+    else:
+        key = context, *(_chain_key(chain, may_be_value) for chain in chains)
+        known = entry.readings.get(key)
+        if known is None:
+            known = _Kept(_read(entry, chains, context, may_be_value, None))
+            entry.readings.put(key, known)
+    for reading in known:
+        yield reading, [c[d] for c, d in zip(chains, reading.moves, strict=True) if c]
 
 
-def _confirmed(
+class _Kept:
+    """The items of an iterator, which are kept for the next time."""
+
+    def __init__(self, items: Iterator[Any]):
+        self._known: list[Any] = []
+        self._rest = items
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[Any]:
+        for i in itertools.count():
+            if i == len(self._known):
+                with self._lock:
+                    if i == len(self._known):
+                        self._known += itertools.islice(self._rest, 1)
+                if i == len(self._known):
+                    return
+            yield self._known[i]
+
+
+def _chain_key(chain: Any, may_be_value: Any) -> Any:
+    """What matters of an operand, and of what it is a moved form of; hashable."""
+    return tuple(
+        (x.value.dtype, x.value.tobytes())
+        if type(x) is Number
+        else (x.aval, x.aval.weak_type, may_be_value is not None and may_be_value(x))
+        for x in chain[:_MAX_MOVES]
+    )
+
+
+def _read(
     entry: Entry,
-    variant: Variant,
-    operands: list[Any],
-    place: Place,
+    chains: Sequence[Any],
+    context: Any,
     may_be_value: Any,
     reasons: list[Reason] | None,
-) -> Match | None:
-    """The match at a place, if the function is exactly what is there."""
+) -> Iterator[Reading]:
     pattern = entry.pattern
-    args = [_argument(pattern, i, operand) for i, operand in enumerate(operands)]
-    if any(arg is None for arg in args) or not _is_batched_so(variant, operands):
-        return None
-    size = len(entry.graph.nodes)
-    if not _may_answer(pattern, operands, variant, may_be_value):
-        if reasons is not None:
-            why = f"its annotations do not allow {_shown(operands)}"
-            reasons.append(Reason(size, 0, why))
-        return None
-    frame, i = place
-    with frame.eqn(i).ctx.manager:
-        for statics, traced in _traces(pattern, args, variant):
-            match = _exactly(entry, variant, statics, traced, operands, place, reasons)
-            if match is not None:
-                return match
-    return None
+    depths = itertools.product(*(range(min(len(c), _MAX_MOVES)) for c in chains))
+    nearest_first = sorted(itertools.islice(depths, _MAX_READINGS), key=sum)
+    for moves in nearest_first:
+        operands = [chain[depth] for chain, depth in zip(chains, moves, strict=True)]
+        args = [_argument(pattern, i, operand) for i, operand in enumerate(operands)]
+        if any(arg is None for arg in args):
+            continue
+        for variant in entry.variants:
+            if not _is_batched_so(variant, operands):
+                continue
+            if not _may_answer(pattern, operands, variant, may_be_value):
+                if reasons is not None:
+                    why = f"its annotations do not allow {_shown(operands)}"
+                    reasons.append(Reason(len(entry.graph.nodes), 0, why))
+                continue
+            for statics, traced in _traces(entry, args, variant, context):
+                if traced.start is not None:
+                    yield Reading(moves, variant, statics, traced, entry.graph)
 
 
 def _argument(pattern: Pattern, i: int, operand: Any) -> Any:
@@ -285,7 +416,9 @@ def _may_answer(
     if pattern.is_free:
         return True
     avals = without_batch(list(map(_aval, operands)), variant)
-    is_dense = [not any(map(may_be_value, atoms_of([x]))) for x in operands]
+    is_dense = [
+        may_be_value is None or not any(map(may_be_value, atoms_of([x]))) for x in operands
+    ]
     for types, guards in pattern.signature.combinations():
         if not guards_hold(guards, avals):
             continue
@@ -299,16 +432,22 @@ def _may_answer(
 
 def _is_batched_so(variant: Variant, operands: Sequence[Any]) -> bool:
     """Whether operands can be batched so: numbers are not, and arrays have an axis."""
-    return variant is None or all(
-        axis is None or (type(operand) is Made and len(operand.aval.shape) > 0)
-        for axis, operand in zip(variant, operands, strict=True)
+    if variant is None:
+        return True
+    batched = [x for axis, x in zip(variant, operands, strict=True) if axis is not None]
+    return all(type(x) is Made and len(x.aval.shape) > 0 for x in batched) and (
+        len({x.aval.shape[0] for x in batched}) == 1
     )
 
 
 def _traces(
-    pattern: Pattern, args: Sequence[Any], variant: Variant
+    entry: Entry, args: Sequence[Any], variant: Variant, context: Any
 ) -> Iterator[tuple[dict[str, Any], Traced]]:
-    """The function at the operands' own avals, for each choice of its static parameters."""
+    """The function at the operands' own avals, for each choice of its static parameters.
+
+    Choices that are known to give other forms are left out.
+    """
+    pattern = entry.pattern
     ranks = [
         len(aval.shape) - (variant is not None and variant[i] is not None)
         for i, arg in enumerate(args)
@@ -316,30 +455,33 @@ def _traces(
         if isinstance(aval, ShapedArray)
     ]
     for statics in pattern.statics.combinations(max(ranks, default=0)):
-        traced = pattern.trace(args, statics, variant)
+        if pattern.statics.choice(statics) in entry.excluded:
+            continue
+        with context.manager:
+            traced = pattern.trace(args, statics, variant)
         if isinstance(traced, Traced):
             yield statics, traced
 
 
 def _exactly(
     entry: Entry,
-    variant: Variant,
-    statics: dict[str, Any],
-    traced: Traced,
+    reading: Reading,
     operands: list[Any],
     place: Place,
+    places: dict[int, Place],
     reasons: list[Reason] | None,
 ) -> Match | None:
-    graph = traced.graph
-    if traced.start is None:
+    """The match at a place, if the function is exactly what is there."""
+    traced = reading.traced
+    graph, start = traced.graph, cast(int, traced.start)
+    if reasons is None and reading.differs_as_before(places):
         return None
     search = Search(graph, by_form=False)
-    for found in search.run(traced.start, place, _named(operands)):
+    for found in search.run(start, place, _named(operands)):
         match = Match(
-            entry.pattern,
-            entry.depth,
-            variant,
-            statics,
+            entry,
+            reading.variant,
+            reading.statics,
             list(found.places.values()),
             operands,
             result_atoms(graph, found),
@@ -354,7 +496,9 @@ def _exactly(
             )
             size = len(graph.nodes)
             reasons.append(Reason(size, size, _told_escape(frame.eqn(i))))
-    if reasons is not None and search.nearest[1] is not None:
+    if reasons is None:
+        reading.look_for_difference(places)
+    elif search.nearest[1] is not None:
         size = len(entry.graph.nodes)
         reasons.append(Reason(size, search.nearest[0], _in_the_way(search)))
     return None

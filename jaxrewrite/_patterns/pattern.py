@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
@@ -78,7 +79,7 @@ class Pattern:
         self.before = before
         self.fn = fn
         self.when = when
-        self.precedence = precedence
+        self.precedence = operator.index(precedence)
         self.keep = keep
         parameters = _parameters(before, "The function that a pattern looks for")
         own = _parameters(fn, "A pattern rule")
@@ -98,7 +99,7 @@ class Pattern:
         annotations = [_annotation(t) for t in annotations]
         self.signature: Signature = read_signature(fn, namespace, annotations)
         keywords = {n: p for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-        self.statics: Statics = read_statics(keywords, hints, place_of(before))
+        self.statics: Statics = read_statics(keywords, hints, place_of(before), self.both())
         # Whether the annotations allow everything.
         self.is_free = all(
             a.type is object and a.guard is None
@@ -249,7 +250,7 @@ class Pattern:
                 "What a pattern looks for has an array in it. Make it an operand, or compute "
                 "it in the function, so that it can be found in a program." + self.both()
             )
-        if not graph.nodes:
+        if not graph.nodes and not any(ref[0] == "operand" for ref in graph.results):
             raise TypeError("A pattern looks for a function of no equations." + self.both())
         for ref in graph.results:
             if ref[0] != "node":

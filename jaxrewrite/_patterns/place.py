@@ -12,7 +12,7 @@ from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from .bodies import Body, Group, atoms_of
 from .calls import Number
-from .index import Index, index_for, open_roots
+from .index import Entry, Index, Shapes, index_for, open_roots
 from .match import Match, Miss, matches_at
 from .pattern import Pattern
 from .view import Frame, Made, Place, facts_of, outermost, users
@@ -100,8 +100,10 @@ def place(
     def may_be_value(operand: Any) -> bool:
         return type(operand) is Made and (id(operand.frame), operand.var) in reached
 
-    taken = _taken(_all_matches(index, top, may_be_value, misses))
-    return _Rebuilt(top, taken, without).jaxpr() if taken else jaxpr
+    taken = _taken(_all_matches(index, top, may_be_value if reached else None, misses))
+    placed = _Rebuilt(top, taken, without).jaxpr() if taken else jaxpr
+    top.forget()
+    return placed
 
 
 def _reached(top: Frame, values: Set[Var]) -> set[tuple[int, Var]]:
@@ -134,16 +136,18 @@ def _all_matches(
     index: Index, top: Frame, may_be_value: Any, misses: list[Miss] | None
 ) -> list[Match]:
     """All matches in a program, and those in bodies that a match reaches out of."""
-    found: list[Match] = []
-    for i in range(len(top.jaxpr.eqns)):
+    shapes = Shapes(index)
+    candidates: list[tuple[Entry, Place, bool]] = []
+    for i, eqn in enumerate(top.jaxpr.eqns):
+        if eqn.primitive in index.by_primitive:
+            candidates += _at(index, shapes, (top, i), misses)
         body = top.facts.calls.get(i)
-        if body is None:
-            found += _at(index, (top, i), may_be_value, misses)
-            continue
-        for root in open_roots(index, body):
-            match = matches_at(root.entry, root.place(top.inner(i)), may_be_value)
-            if match is not None and not match.is_within_call():
-                found.append(match)
+        if body is not None:
+            inner = top.inner(i)
+            candidates += (
+                (root.entry, root.place(inner), True) for root in open_roots(index, body)
+            )
+    found = list(_found(candidates, may_be_value, misses))
     seen: set[Frame] = {top}
     pending = {frame for match in found for frame in match.frames()} - seen
     while pending:
@@ -151,32 +155,58 @@ def _all_matches(
         if frame in seen:
             continue
         seen.add(frame)
-        for i in range(len(frame.jaxpr.eqns)):
-            if i not in frame.facts.calls:
-                found += (
-                    match
-                    for match in _at(index, (frame, i), may_be_value, None)
-                    if match.is_within_call()
-                )
+        candidates = [
+            candidate
+            for i in range(len(frame.jaxpr.eqns))
+            if i not in frame.facts.calls
+            for candidate in _at(index, shapes, (frame, i), None)
+        ]
+        inside = _found(candidates, may_be_value, None)
+        found += (match for match in inside if match.is_within_call())
         if frame.parent is not None:
             pending.add(frame.parent)
     return found
 
 
 def _at(
-    index: Index, place: Place, may_be_value: Any, misses: list[Miss] | None
-) -> Iterator[Match]:
-    """One match of each pattern whose last equation is at a place."""
-    done: set[tuple[int, Pattern]] = set()
+    index: Index, shapes: Shapes, place: Place, misses: list[Miss] | None
+) -> Iterator[tuple[Entry, Place, bool]]:
+    """The forms whose last equation may be at a place."""
     frame, i = place
     # The nearest misses lack the equations before the last one.
-    fitting = index.candidates(frame, i) if misses is None else index.all(frame, i)
+    fitting = index.candidates(shapes, frame, i) if misses is None else index.all(frame, i)
     for entry in fitting:
-        if (entry.depth, entry.pattern) not in done:
-            match = matches_at(entry, place, may_be_value, misses)
-            if match is not None:
-                done.add((entry.depth, entry.pattern))
-                yield match
+        yield entry, place, False
+
+
+def _found(
+    candidates: list[tuple[Entry, Place, bool]],
+    may_be_value: Any,
+    misses: list[Miss] | None,
+) -> Iterator[Match]:
+    """One match of each pattern at each place.
+
+    A candidate is from the body of a call, of which it has to reach out, or not. What a
+    preferred match covers is left out: no match that ends there would be taken.
+    """
+    candidates.sort(key=lambda candidate: candidate[0].order)
+    covered: dict[tuple[int, int], Any] = {}
+    done: set[Any] = set()
+    for entry, place, is_inside in candidates:
+        key = id(place[0]), place[1]
+        if (entry.depth, entry.pattern, key) in done:
+            continue
+        if misses is None and covered.get(key, entry.order) < entry.order:
+            continue
+        match = matches_at(entry, place, may_be_value, misses)
+        if match is None or (is_inside and match.is_within_call()):
+            continue
+        done.add((entry.depth, entry.pattern, key))
+        if len(match.results) == 1 and not match.stays:
+            (result,) = match.results
+            for p in match.covered() - {(id(result.frame), result.index)}:
+                covered.setdefault(p, entry.order)
+        yield match
 
 
 def _taken(found: Iterable[Match]) -> list[_Taken]:
@@ -184,8 +214,7 @@ def _taken(found: Iterable[Match]) -> list[_Taken]:
     ordered = sorted(
         found,
         key=lambda m: (
-            m.depth,
-            -m.pattern.precedence,
+            m.order,
             -len(m.places),
             min((*frame.path(), i) for frame, i in m.places),
         ),

@@ -3,16 +3,19 @@
 A function of rank, shape and dtype has different equations for different operands:
 broadcasting, sums in a wider dtype, formulas for small matrices. So it is traced at a few
 operands of the ranks, dtypes and sizes that the annotations allow. All sizes are equal in
-one probe, because almost every function can be traced so. Most functions take few forms;
-where a change of dtype or size shows no new one, no more of it is tried.
+one probe, because almost every function can be traced so. Most functions take one form.
+So one thing is changed at a time, with one choice of the static parameters for each form that
+is known; only a change that shows another form is tried with all of them.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +26,7 @@ from .._annotations import Alternative, guards_hold
 from .._compat import Primitive, ShapedArray
 from .bodies import Hole, is_hole_scan
 from .calls import Number
+from .domains import Choice
 from .graph import Graph
 from .pattern import Pattern, Traced, Variant
 
@@ -38,12 +42,41 @@ _MAX_RANK = 6
 # After so many ranks that show no new form, no more are tried.
 _ENOUGH = 6
 
+# Of the lowest and of the highest ranks, so many are tried until one can be traced.
+_FEW = 3
 
-class Form(NamedTuple):
-    """One form of a function, and the variants that take it."""
+
+@dataclasses.dataclass(eq=False)
+class Form:
+    """One form of a function, and the variants and choices of static parameters with it."""
 
     graph: Graph
-    variants: list[Variant]
+    variants: list[Variant] = dataclasses.field(default_factory=list)
+    choices: set[Choice] = dataclasses.field(default_factory=set)
+    _entries: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def primitives(self) -> frozenset[Primitive]:
+        return self.graph.primitives()
+
+    def entry(self, depth: int, count: int, make: Callable[[], Any]) -> Any:
+        """The entry of indices for this form; ``count`` changes with what is known."""
+        key = depth, count
+        if key not in self._entries:
+            self._entries = {key: make()}
+        return self._entries[key]
+
+
+class LooksForItself(TypeError):
+    """A pattern is in force where what it looks for is traced."""
+
+
+class _Base(NamedTuple):
+    """The first operands at which a function was traced."""
+
+    args: Sequence[Any]
+    ranks: tuple[int, ...]
+    kinds: tuple[Any, ...]
 
 
 class Forms:
@@ -52,184 +85,235 @@ class Forms:
     def __init__(self, pattern: Pattern):
         self.pattern = pattern
         self.by_form: dict[Any, Form] = {}
-        self._kinds: set[Any] = set()
+        self._base: _Base | None = None
+        self._needs: list[frozenset[Primitive]] = []
+        self._kinds: frozenset[Any] = frozenset()
         self._rank = -1
-        # The dtypes of operands of which the function has forms of its own, in order.
-        self._forming: dict[tuple[Any, ...], None] = {}
-        self._core: frozenset[Primitive] | None = None
+        # The operands and static parameters that showed a form first.
+        self._showing: list[tuple[Sequence[Any], dict[str, Any]]] = []
+        self._tried: dict[Any, bool] = {}
+        self._used: set[int] = set()
+        self._is_beginning = False
         self._lock = threading.RLock()
 
-    def core(self) -> frozenset[Primitive]:
-        """Primitives that are in each form; `TypeError` if the function cannot be traced."""
-        with self._lock:
-            if self._core is None:
-                self._core = self._find_core()
-        return self._core
+    def may_be_among(self, primitives: Set[Primitive]) -> bool:
+        """Whether a program of these primitives may contain the function.
 
-    def _find_core(self) -> frozenset[Primitive]:
-        pattern = self.pattern
-        errors: list[Exception] = []
-        args, found = self._first_traces(errors)
-        for changed in _changes(pattern, args):
-            found += self._all(changed, errors)
-        found += self._batched(args, errors)
-        unused = set(range(len(pattern.names))) - set(pattern.bodies)
-        for traced in found:
-            unused -= {ref[1] for ref in traced.graph.refs() if ref[0] in _OPERANDS}
-        if unused:
-            names = ", ".join(repr(pattern.names[i]) for i in sorted(unused))
-            raise TypeError(
-                f"What a pattern looks for does not use its operand {names}, which could "
-                "then be anything." + pattern.both()
-            )
-        return frozenset.intersection(*map(_primitives, found))
-
-    def _first_traces(self, errors: list[Exception]) -> tuple[Sequence[Any], list[Traced]]:
-        """The first operands at which the function can be traced, and the traces there."""
-        for size in (_SIZE, *_SIZES):
-            for args in _base_args(self.pattern, size, _FLOAT):
-                found = self._all(args, errors)
-                if found:
-                    return args, found
-        error = TypeError(
-            "What a pattern looks for can't be traced at any operands that its "
-            "annotations allow. Annotate the operands, or give probes=."
-            + self.pattern.both()
-        )
-        raise error from (errors[0] if errors else None)
-
-    def _all(
-        self,
-        args: Sequence[Any],
-        errors: list[Exception],
-        variant: Variant = None,
-        choices: Iterable[dict[str, Any]] | None = None,
-    ) -> list[Traced]:
-        """The traces at some operands, one for each choice of the static parameters."""
-        found = []
-        if choices is None:
-            choices = self.pattern.statics.some(_rank(args))
-        for statics in choices:
-            traced = traced_form(self.pattern, args, statics, variant)
-            if isinstance(traced, Traced):
-                self.pattern.check(traced, len(args))
-                found.append(traced)
-            else:
-                errors.append(traced)
-        return found
-
-    def _batched(self, args: Sequence[Any], errors: list[Exception]) -> list[Traced]:
-        """A batched trace for each set of primitives that the function has at operands.
-
-        Batching makes other primitives of some: of an update of a slice, a scatter.
+        Raises `TypeError` if the function cannot be traced.
         """
-        choices = {}
-        for statics in self.pattern.statics.some(_rank(args)):
-            traced = traced_form(self.pattern, args, statics, None)
-            if isinstance(traced, Traced):
-                choices[_primitives(traced)] = statics
-        return [
-            traced
-            for variant in _variants(self.pattern)[:1]
-            for traced in self._all(
-                _with_batch(args, variant), errors, variant, choices.values()
-            )
-        ]
+        with self._lock:
+            self._begin()
+            return any(needs <= primitives for needs in self._needs)
+
+    def core(self) -> frozenset[Primitive]:
+        """The primitives of the function; `TypeError` if it cannot be traced."""
+        with self._lock:
+            self._begin()
+            return frozenset.intersection(*(f.graph.primitives() for f in self.forms()))
 
     def extend(self, dtypes: frozenset[Any], rank: int) -> None:
         """Probe for programs with these dtypes and ranks."""
         rank = min(rank, _MAX_RANK)
         with self._lock:
-            if not dtypes <= self._kinds or rank > self._rank:
-                self._kinds |= dtypes
-                self._rank = max(rank, self._rank)
-                self._probe(frozenset(self._kinds), self._rank)
+            if dtypes <= self._kinds and rank <= self._rank:
+                return
+            base = self._begin()
+            shown = len(self._showing) if self._kinds else 0
+            if not self._kinds:
+                self._try_axes(base)
+                for size in _SIZES:
+                    self._try_likewise(_args(self.pattern, base.ranks, base.kinds, size))
+            if rank > self._rank:
+                self._try_ranks(base, rank)
+            self._try_dtypes(base, dtypes - self._kinds)
+            for args, statics in self._showing[shown:]:
+                self._try_variants(args, statics)
+            self._kinds |= dtypes
+            self._rank = max(rank, self._rank)
 
     def forms(self) -> list[Form]:
         """The forms that are known by now."""
         with self._lock:
             return list(self.by_form.values())
 
-    def _probe(self, dtypes: frozenset[Any], rank: int) -> None:
-        pattern = self.pattern
-        for probe in pattern.probes:
-            self._try(probe)
-        good: list[tuple[int, ...]] = []
-        for base in _base_kinds(pattern, _base_dtype(dtypes)):
-            good = self._good_ranks(rank, base)
-            if good:
-                break
-        for size in _SIZES:
-            self._adaptively(good, lambda r, s=size: _args(pattern, r, base, s))
-        self._forming[base] = None
-        for kinds in _dtype_changes(pattern, base, dtypes):
-            if self._adaptively(good, lambda r, k=kinds: _args(pattern, r, k)):
-                self._forming[kinds] = None
-        for i in range(len(pattern.names)):
-            weak = [r for r in good if r[i] == 0]
-            self._adaptively(weak, lambda r, i=i: _args(pattern, r, base, weak=i))
-        for variant in _variants(pattern):
-            lower = [ranks for ranks in good if _batched_rank(ranks, variant) <= rank]
-            for kinds in self._forming:
-                self._adaptively(lower, lambda r, k=kinds: _args(pattern, r, k), variant)
+    def count(self) -> int:
+        """How many forms are known, counted for each variant and choice."""
+        return sum(len(form.variants) + len(form.choices) for form in self.forms())
 
-    def _good_ranks(self, highest: int, kinds: Any) -> list[tuple[int, ...]]:
-        """Ranks at which the function can be traced, until these show no new form."""
-        good: list[tuple[int, ...]] = []
+    # --- the first operands -----------------------------------------------------
+
+    def _begin(self) -> _Base:
+        if self._base is None:
+            if self._is_beginning:
+                raise LooksForItself(
+                    "What a pattern looks for calls a function of jaxrewrite.transform, in "
+                    "which the same pattern is in force. Call the function itself, or use a "
+                    "table without the pattern." + self.pattern.both()
+                )
+            self._is_beginning = True
+            try:
+                base = self._first_traces()
+            finally:
+                self._is_beginning = False
+            for probe in self.pattern.probes:
+                self._try_all(probe)
+            unused = {*range(len(self.pattern.names))} - {*self.pattern.bodies} - self._used
+            if unused:
+                names = ", ".join(repr(self.pattern.names[i]) for i in sorted(unused))
+                raise TypeError(
+                    f"What a pattern looks for does not use its operand {names}, which could "
+                    "then be anything." + self.pattern.both()
+                )
+            self._needs = [form.graph.lasting_primitives() for form in self.forms()]
+            self._base = base
+        return self._base
+
+    def _first_traces(self) -> _Base:
+        """Trace the function at the first operands at which that is possible."""
+        pattern = self.pattern
+        errors: list[Exception] = []
+        for size in (_SIZE, *_SIZES):
+            for args in _base_args(pattern, size, _FLOAT):
+                for statics in pattern.statics.with_one_axis(_rank(args)):
+                    self._try(args, statics, None, errors)
+                if self.by_form:
+                    ranks = tuple(len(getattr(arg, "shape", ())) for arg in args)
+                    return _Base(args, ranks, _kinds(args))
+        error = TypeError(
+            "What a pattern looks for can't be traced at any operands that its "
+            "annotations allow. Annotate the operands, or give probes=." + pattern.both()
+        )
+        raise error from (errors[0] if errors else None)
+
+    # --- further operands -------------------------------------------------------
+
+    def _try_axes(self, base: _Base) -> None:
+        """Try other axes, once for each form."""
+        statics = self.pattern.statics
+        if statics.has_axes():
+            for form in self.forms():
+                known = next(iter(form.choices), ())
+                for choice in statics.some(_rank(base.args)):
+                    if statics.choice(choice) == known:
+                        self._try(base.args, choice)
+
+    def _try_ranks(self, base: _Base, highest: int) -> None:
+        """Try the lowest and the highest ranks, and all if that shows a form."""
+        ascending = sorted(_ranks(self.pattern, highest), key=lambda r: (sum(r), r))
+        shows = False
+        for some in ascending[:_FEW], ascending[: -_FEW - 1 : -1]:
+            for ranks in some:
+                count = len(self.by_form)
+                if self._try_likewise(_args(self.pattern, ranks, base.kinds)):
+                    shows |= len(self.by_form) > count
+                    break
+        if not shows:
+            return
         since = 0
         for ranks in _ranks(self.pattern, highest):
-            before = self.count()
-            if self._try(_args(self.pattern, ranks, kinds)):
-                good.append(ranks)
-                since = since + 1 if self.count() == before else 0
+            count = len(self.by_form)
+            if self._try_all(_args(self.pattern, ranks, base.kinds)):
+                since = since + 1 if len(self.by_form) == count else 0
             if since == _ENOUGH:
                 break
-        return good
 
-    def _adaptively(self, ranks: Sequence[Any], args: Any, variant: Variant = None) -> bool:
-        """Probe at some ranks, and at all of them if that shows a new form, which it tells."""
-        some = ranks if len(ranks) <= 2 else [ranks[0], ranks[-1]]
-        before = self.count()
-        for r in some:
-            self._try(args(r), variant)
-        if self.count() == before:
-            return False
-        for r in ranks:
-            self._try(args(r), variant)
-        return True
+    def _try_dtypes(self, base: _Base, dtypes: Set[Any]) -> None:
+        """Try operands that are all of another dtype, and one that is.
 
-    def count(self) -> int:
-        """How many forms are known, counted for each variant."""
-        return sum(len(form.variants) for form in self.forms())
+        The latter are tried only for functions with primitives of which dtypes decide.
+        """
+        pattern, count = self.pattern, len(base.kinds)
+        known = sorted((d for d in dtypes if isinstance(d, np.dtype)), key=str)
+        changes = [(dtype,) * count for dtype in known]
+        if count > 1 and not all(f.graph.is_of_all_dtypes() for f in self.forms()):
+            inexact = [d for d in known if jnp.issubdtype(d, jnp.inexact)]
+            for most in dict.fromkeys(((base.kinds), *((d,) * count for d in inexact))):
+                for i in range(count):
+                    changes += ((*most[:i], one, *most[i + 1 :]) for one in known)
+        for kinds in changes:
+            shown = len(self.by_form)
+            args = _args(pattern, base.ranks, kinds)
+            if self._try_likewise(args) and len(self.by_form) > shown:
+                self._try_all(args)
 
-    def _try(self, args: Sequence[Any] | None, variant: Variant = None) -> bool:
+    def _try_variants(self, args: Sequence[Any], statics: dict[str, Any]) -> None:
+        """Try a batched function where batching changes more than shapes."""
+        traced = traced_form(self.pattern, args, statics, None)
+        if isinstance(traced, Exception) or traced.graph.is_batched_likewise():
+            return
+        for variant in _variants(self.pattern):
+            self._try(args, statics, variant)
+
+    def _try_likewise(self, args: Sequence[Any] | None) -> bool:
+        """Try operands with one choice for each form, and with all if that shows another.
+
+        Returns whether the function could be traced.
+        """
         if args is None:
             return False
-        if variant is not None:
-            args = _with_batch(args, variant)
-        succeeded = False
-        for statics in self.pattern.statics.some(_rank(args) - (variant is not None)):
-            traced = traced_form(self.pattern, args, statics, variant)
-            if isinstance(traced, Traced):
-                self.pattern.check(traced, len(args))
-                self._add(traced.graph, variant)
-                succeeded = True
+        statics = self.pattern.statics
+        wanted = {next(iter(f.choices), ()) for f in self.forms() if None in f.variants}
+        count, succeeded = len(self.by_form), False
+        for choice in statics.with_one_axis(_rank(args)):
+            if statics.choice(choice) in wanted:
+                succeeded |= self._try(args, choice)
+        if len(self.by_form) > count:
+            self._try_all(args)
         return succeeded
 
-    def _add(self, graph: Graph, variant: Variant) -> None:
+    def _try_all(self, args: Sequence[Any] | None) -> bool:
+        if args is None:
+            return False
+        succeeded = False
+        for statics in self.pattern.statics.some(_rank(args)):
+            succeeded |= self._try(args, statics)
+        return succeeded
+
+    def _try(
+        self,
+        args: Sequence[Any],
+        statics: dict[str, Any],
+        variant: Variant = None,
+        errors: list[Exception] | None = None,
+    ) -> bool:
+        """Whether the function could be traced, whose form is then known."""
+        if variant is not None:
+            args = _with_batch(args, variant)
+        key = tuple(map(str, args)), repr(statics), variant
+        known = self._tried.get(key)
+        if known is not None:
+            return known
+        traced = traced_form(self.pattern, args, statics, variant)
+        self._tried[key] = isinstance(traced, Traced)
+        if not isinstance(traced, Traced):
+            if errors is not None:
+                errors.append(traced)
+            return False
+        self.pattern.check(traced, len(args))
+        self._used |= {ref[1] for ref in traced.graph.refs() if ref[0] in _OPERANDS}
+        self._add(traced.graph, args, statics, variant)
+        return True
+
+    def _add(
+        self, graph: Graph, args: Sequence[Any], statics: dict[str, Any], variant: Variant
+    ) -> None:
         graph, _ = graph.core()
-        form = self.by_form.setdefault(graph.form(), Form(graph, []))
-        if variant not in form.variants:
-            form.variants.append(variant)
-            # What is not batched is tried first.
-            form.variants.sort(key=lambda v: (v is not None, str(v)))
+        key = graph.form()
+        form = self.by_form.get(key)
+        if form is None:
+            form = self.by_form[key] = Form(graph)
+            if variant is None:
+                self._showing.append((args, statics))
+        form.choices.add(self.pattern.statics.choice(statics))
+        likewise = variant is None and graph.is_batched_likewise()
+        for one in (variant, *_variants(self.pattern)) if likewise else (variant,):
+            if one not in form.variants:
+                form.variants.append(one)
+        # What is not batched is tried first.
+        form.variants.sort(key=lambda v: (v is not None, _count_of_none(v), str(v)))
 
 
 _OPERANDS = ("operand", "scalar")
-
-
-def _primitives(traced: Traced) -> frozenset[Primitive]:
-    return traced.graph.core()[0].primitives()
 
 
 def traced_form(
@@ -242,6 +326,8 @@ def traced_form(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The operands are not the user's.
         traced = pattern.trace(args, statics, variant)
+    if isinstance(traced, LooksForItself):
+        raise traced
     if isinstance(traced, Exception):
         return traced
     if pattern.bodies and not any(is_hole_scan(n.eqn) for n in traced.graph.nodes):
@@ -271,11 +357,6 @@ def traced_form(
 
 def _rank(args: Sequence[Any]) -> int:
     return max((len(a.shape) for a in args if isinstance(a, ShapedArray)), default=0)
-
-
-def _batched_rank(ranks: Sequence[int], variant: Variant) -> int:
-    axes = variant or (None,) * len(ranks)
-    return max(r + (axis is not None) for r, axis in zip(ranks, axes, strict=True))
 
 
 def _guards(pattern: Pattern, i: int) -> list[Alternative]:
@@ -334,30 +415,33 @@ _ODD = {int: 1009, float: 0.7371, complex: 0.7371 + 0.1931j}
 def _args(
     pattern: Pattern,
     ranks: Sequence[int],
-    kinds: Any,
+    kinds: Sequence[Any],
     size: int = _SIZE,
-    weak: int | None = None,
 ) -> list[Any] | None:
-    """Operands of these ranks; ``kinds`` is a dtype for each, or one for all."""
+    """Operands of these ranks and dtypes, as far as annotations allow them."""
     args: list[Any] = []
+    guards: list[Any] = []
     for i, rank in enumerate(ranks):
         if i in pattern.scalars:
             args.append(_ODD[pattern.scalars[i]] + i)
+            guards.append(None)
             continue
         if i in pattern.bodies:
             args.append(Hole())
+            guards.append(None)
             continue
-        dtype = kinds[i] if isinstance(kinds, tuple) else kinds
-        arg = _operand(_guards(pattern, i), rank, dtype, size)
+        arg, guard = _operand(_guards(pattern, i), rank, kinds[i], size)
         if arg is None:
             return None
-        args.append(arg.update(weak_type=True) if i == weak else arg)
-    return args
+        args.append(arg)
+        guards.append(guard)
+    return args if guards_hold(guards, args) else None
 
 
 def _operand(
     alternatives: Iterable[Alternative], rank: int, dtype: Any, size: int
-) -> ShapedArray | None:
+) -> tuple[ShapedArray | None, Any]:
+    """An operand, and the guard that allows it."""
     for alternative in alternatives:
         shape = _shape(alternative.guard, rank, size)
         for kind in dict.fromkeys((dtype, *_DTYPES)):
@@ -365,8 +449,16 @@ def _operand(
                 continue
             aval = ShapedArray(shape, np.dtype(kind))
             if guards_hold([alternative.guard], [aval]):
-                return aval
-    return None
+                return aval, alternative.guard
+    return None, None
+
+
+def _kinds(args: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(getattr(arg, "dtype", _FLOAT) for arg in args)
+
+
+def _count_of_none(variant: Variant) -> int:
+    return sum(axis is None for axis in variant or ())
 
 
 def _exists(dtype: Any) -> bool:
@@ -395,20 +487,7 @@ def _shape(guard: Any, rank: int, size: int) -> tuple[int, ...] | None:
     return tuple(shape) if len(shape) == rank else None
 
 
-def _base_dtype(dtypes: frozenset[Any]) -> Any:
-    for dtype in _DTYPES:
-        if dtype in dtypes:
-            return dtype
-    return np.dtype(jnp.float32)
-
-
 _FLOAT = np.dtype(jnp.float32)
-
-# Dtypes of which functions may have forms of their own.
-_OF_ALL = tuple(
-    np.dtype(d)
-    for d in (jnp.float32, jnp.bool_, jnp.int32, jnp.uint32, jnp.bfloat16, jnp.complex64)
-)
 
 # The dtypes of masks and of indices, which many functions want for one of their operands.
 _OF_ONE = (np.dtype(jnp.bool_), np.dtype(jnp.int32))
@@ -434,36 +513,6 @@ def _with_batch(args: Sequence[Any], variant: Variant) -> list[Any]:
     ]
 
 
-def _changes(pattern: Pattern, args: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """The operands with other dtypes, all and one of them, and other sizes and ranks."""
-    kinds = tuple(arg.dtype if isinstance(arg, ShapedArray) else _FLOAT for arg in args)
-    yield from (_of_dtypes(pattern, args, (kind,) * len(args)) for kind in _OF_ALL)
-    for i in range(len(args)):
-        for one in (_FLOAT, *_OF_ONE):
-            yield _of_dtypes(pattern, args, (*kinds[:i], one, *kinds[i + 1 :]))
-    ranks = tuple(len(getattr(arg, "shape", ())) for arg in args)
-    possible = _ranks(pattern, 4)
-    shapes = [(ranks, size) for size in _SIZES]
-    for other, size in [*shapes, (min(possible), _SIZE), (max(possible), _SIZE)]:
-        changed = _args(pattern, other, kinds, size)
-        if changed is not None:
-            yield changed
-
-
-def _of_dtypes(
-    pattern: Pattern, args: Sequence[Any], kinds: Sequence[Any]
-) -> Sequence[Any]:
-    """Operands of these dtypes, where annotations allow them."""
-    changed = []
-    for i, (arg, kind) in enumerate(zip(args, kinds, strict=True)):
-        new = arg.update(dtype=kind) if isinstance(arg, ShapedArray) else arg
-        is_allowed = new is arg or any(
-            guards_hold([a.guard], [new]) for a in _guards(pattern, i)
-        )
-        changed.append(new if is_allowed else arg)
-    return changed
-
-
 def _base_args(pattern: Pattern, size: int, dtype: Any) -> Iterator[Sequence[Any]]:
     """Operands of several ranks, until the function can be traced."""
     yield from pattern.probes
@@ -474,31 +523,13 @@ def _base_args(pattern: Pattern, size: int, dtype: Any) -> Iterator[Sequence[Any
                 yield args
 
 
-def _dtype_changes(
-    pattern: Pattern, base: tuple[Any, ...], dtypes: frozenset[Any]
-) -> Iterator[tuple[Any, ...]]:
-    """All operands of another dtype, and one of another dtype than the rest."""
-    count = len(base)
-    known = sorted((d for d in dtypes if isinstance(d, np.dtype)), key=str)
-    inexact = [d for d in known if jnp.issubdtype(d, jnp.inexact)] or known
-    changes = [(dtype,) * count for dtype in known]
-    for most in dict.fromkeys((base[0], *inexact)) if count > 1 else ():
-        for i in range(count):
-            changes += (
-                (*(most,) * i, one, *(most,) * (count - i - 1))
-                for one in known
-                if one != most
-            )
-    yield from (kinds for kinds in dict.fromkeys(changes) if kinds != base)
-
-
 def _variants(pattern: Pattern) -> list[Variant]:
-    """All arrays batched, and all but some of them."""
+    """All arrays batched, and some of them: any of four, or all but one and one of more."""
     if pattern.bodies:
         return []
     arrays = [i for i in range(len(pattern.names)) if i not in pattern.scalars]
     sets = [tuple(arrays)]
-    if len(arrays) <= 3:
+    if len(arrays) <= 4:
         sets += [
             chosen
             for n in range(len(arrays) - 1, 0, -1)
@@ -506,6 +537,7 @@ def _variants(pattern: Pattern) -> list[Variant]:
         ]
     else:
         sets += [tuple(j for j in arrays if j != i) for i in arrays]
+        sets += [(i,) for i in arrays]
     return [
         tuple(0 if i in chosen else None for i in range(len(pattern.names)))
         for chosen in sets

@@ -7,12 +7,12 @@ of its calls. What is known about a body is found once (`Facts`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from .._caches import WeakCaches
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, ShapedArray, Var
-from .calls import Number, body_of, folded, is_move
+from .calls import CALLS, Number, body_of, folded, is_move
 
 
 class Facts:
@@ -24,20 +24,21 @@ class Facts:
         self.made: dict[Var, tuple[int, int]] = {}
         # The bodies of the calls that are looked through, by the number of the equation.
         self.calls: dict[int, Jaxpr] = {}
-        for i, eqn in enumerate(jaxpr.eqns):
+        self.eqns: Sequence[JaxprEqn] = jaxpr.eqns
+        for i, eqn in enumerate(self.eqns):
             for k, var in enumerate(eqn.outvars):
                 self.made[var] = i, k
-            body = body_of(eqn)
-            if body is not None:
-                self.calls[i] = body
-        self._jaxpr_eqns = jaxpr.eqns
+            if eqn.primitive.name in CALLS:
+                body = body_of(eqn)
+                if body is not None:
+                    self.calls[i] = body
         self._outvars = jaxpr.outvars
 
     @functools.cached_property
     def uses(self) -> dict[Var, list[int]]:
         """The equations that use each variable."""
         uses: dict[Any, list[int]] = {}
-        for i, eqn in enumerate(self._jaxpr_eqns):
+        for i, eqn in enumerate(self.eqns):
             for atom in eqn.invars:
                 if type(atom) is not Literal:
                     users = uses.setdefault(atom, [])
@@ -57,17 +58,17 @@ class Facts:
     @functools.cached_property
     def primitives(self) -> frozenset[Primitive]:
         """The primitives of the jaxpr and of the calls in it."""
-        own = {eqn.primitive for eqn in self._jaxpr_eqns}
+        own = {eqn.primitive for eqn in self.eqns}
         return frozenset(own).union(*(facts_of(b).primitives for b in self._bodies()))
 
     @functools.cached_property
     def kinds(self) -> tuple[frozenset[Any], int]:
         """The dtypes of the arrays, and the highest rank, here and in the calls."""
         dtypes, rank = set(), 0
-        for var in (*self.position, *self.made):
-            if isinstance(var.aval, ShapedArray):
-                dtypes.add(var.aval.dtype)
-                rank = max(rank, len(var.aval.shape))
+        for aval in {var.aval for var in (*self.position, *self.made)}:
+            if isinstance(aval, ShapedArray):
+                dtypes.add(aval.dtype)
+                rank = max(rank, len(aval.shape))
         for body in self._bodies():
             inner, inner_rank = facts_of(body).kinds
             dtypes |= inner
@@ -93,14 +94,19 @@ def facts_of(jaxpr: Jaxpr) -> Facts:
 class Frame:
     """The program, or the body of one call in it."""
 
-    __slots__ = ("_inner", "call", "facts", "jaxpr", "parent")
+    __slots__ = ("_inner", "call", "eqns", "facts", "found", "jaxpr", "parent", "resolved")
 
     def __init__(
         self, jaxpr: Jaxpr, facts: Facts, parent: Frame | None = None, call: int = -1
     ):
         self.jaxpr = jaxpr
         self.facts = facts
+        self.eqns = facts.eqns
         self.parent = parent
+        # What was found out about atoms, by their identity.
+        self.resolved: dict[int, Any] = {}
+        # What searches found, by what was searched for.
+        self.found: dict[Any, Any] = {}
         # The number of the equation in the parent that calls the body.
         self.call = call
         self._inner: dict[int, Frame] = {}
@@ -112,8 +118,14 @@ class Frame:
             frame = self._inner[call] = Frame(body, facts_of(body), self, call)
         return frame
 
+    def forget(self) -> None:
+        """Drop what was found out, when no more is asked."""
+        self.resolved, self.found = {}, {}
+        for inner in self._inner.values():
+            inner.forget()
+
     def eqn(self, i: int) -> JaxprEqn:
-        return self.jaxpr.eqns[i]
+        return self.eqns[i]
 
     def path(self) -> tuple[int, ...]:
         """The numbers of the calls from the program to here."""
@@ -127,13 +139,14 @@ Place = tuple[Frame, int]
 class Made:
     """A variable that an equation makes, or that the program is given (``index`` -1)."""
 
-    __slots__ = ("frame", "index", "k", "var")
+    __slots__ = ("chain", "frame", "index", "k", "var")
 
     def __init__(self, frame: Frame, var: Var, index: int = -1, k: int = 0):
         self.frame = frame
         self.var = var
         self.index = index
         self.k = k
+        self.chain: list[Any] | None = None  # What `chain` found.
 
     def same(self, other: Any) -> bool:
         return type(other) is Made and self.var is other.var and self.frame is other.frame
@@ -145,6 +158,14 @@ class Made:
 
 def resolve(frame: Frame, atom: Any) -> Any:
     """What an atom is, across borders: a `Number`, a `Made`, or ``None`` for odd literals."""
+    known = frame.resolved
+    key = id(atom)
+    if key not in known:
+        known[key] = _resolve(frame, atom)
+    return known[key]
+
+
+def _resolve(frame: Frame, atom: Any) -> Any:
     while True:
         if type(atom) is Literal:
             return Number.of(atom)
@@ -184,14 +205,15 @@ def outermost(made: Made, inlined: Container[Frame] = ()) -> Made:
 
 def chain(atom: Any) -> list[Any]:
     """An atom, and what it is a moved or converted form of, up to the last."""
-    atoms = [atom]
-    while type(atom) is Made and atom.index >= 0:
-        eqn = atom.frame.eqn(atom.index)
-        if not is_move(eqn):
-            break
-        atom = resolve(atom.frame, eqn.invars[0])
-        atoms.append(atom)
-    return atoms
+    if type(atom) is not Made:
+        return [atom]
+    if atom.chain is None:
+        atom.chain = [atom]
+        if atom.index >= 0:
+            eqn = atom.frame.eqn(atom.index)
+            if is_move(eqn):
+                atom.chain += chain(resolve(atom.frame, eqn.invars[0]))
+    return atom.chain
 
 
 def users_behind_moves(frame: Frame, var: Var) -> Iterator[Place]:

@@ -15,6 +15,7 @@ from reference.low_rank import LowRank
 
 import jaxrewrite
 from jaxrewrite import Axis, Rules, explain, make_jaxpr, near_misses, transform
+from jaxrewrite._patterns.pattern import Pattern
 from jaxrewrite.values import Diagonal
 
 
@@ -718,3 +719,73 @@ def test_programs_are_staged_once(no_leak_checks):
     rewritten(X)
     rewritten(X)
     assert len(calls) == 1
+
+
+# --- what looking for patterns costs, and what it may not lose -------------------------------
+
+
+def test_few_traces_tell_whether_a_program_may_have_a_pattern(monkeypatch):
+    """What a program cannot contain is traced once, and what it may at a few operands."""
+    traces = []
+    trace = Pattern._trace
+
+    def counted(pattern, *args):
+        traces.append(pattern)
+        return trace(pattern, *args)
+
+    monkeypatch.setattr(Pattern, "_trace", counted)
+    rules = table((naive, lse))
+    transform(jnp.cos, rules=rules)(X)
+    assert len(traces) == 1
+    transform(naive, rules=rules)(X)
+    assert len(traces) <= 12
+    known = len(traces)
+    transform(lambda x: naive(x) + naive(2 * x), rules=rules)(X)
+    assert len(traces) == known
+
+
+def test_a_precision_is_neither_lost_nor_changed():
+    rules = table((lambda a, b, c: (a @ b) @ c, lambda a, b, c: a @ (b @ c)))
+
+    def chain(a):
+        return (a @ a.T) @ a
+
+    def high(a):
+        with jax.default_matmul_precision("highest"):
+            return chain(a)
+
+    assert answers(chain, rules, X) == ["<lambda>"]
+    assert answers(high, rules, X) == []
+    with jax.default_matmul_precision("highest"):
+        program = str(jaxrewrite.make_jaxpr(lambda a: chain(a) * 1, rules=rules)(X))
+    assert program.count("precision=(Precision.HIGHEST") == 2
+
+
+def test_a_call_that_donates_is_no_part_of_a_match():
+    donating = jax.jit(lambda e: e.sum(-1), donate_argnums=0)
+    report = explain(lambda x: jnp.log(donating(jnp.exp(x))), rules=RULES)(X)
+    assert report.rules == ()
+
+
+def test_a_pattern_that_looks_for_itself():
+    rules = Rules()
+
+    @rules.rewrite(lambda x: transform(lambda x: jnp.sin(x) * 1, rules=rules)(x))
+    def after(x):
+        return x
+
+    with pytest.raises(TypeError, match="the same pattern is in force"):
+        transform(jnp.sin, rules=rules)(X)
+
+
+def test_batches_of_some_of_four_operands():
+    def before(a, b, c, d):
+        return jnp.exp(a @ b) * jnp.outer(c, d)
+
+    def after(a: Float[Array, "n m"], b: Float[Array, "m k"], c, d):
+        return c[:, None] * jnp.exp(a @ b) * d
+
+    rules = table((before, after))
+    stack, rows = jnp.stack([X, X + 1]), jnp.ones((2, 3))
+    fn = jax.vmap(before, in_axes=(0, None, 0, None))
+    assert answers(fn, rules, stack, X.T, rows, jnp.ones(3)) == ["after"]

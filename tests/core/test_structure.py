@@ -27,6 +27,7 @@ LEVELS = [
     {"_draft", "_settings"},
     {"_traces"},
     {"_rewrite"},
+    {"_known_zeros"},
     {"_join", "_placement", "_restage"},
     {"_program", "_shardings"},
     {"_closures", "_keepers"},

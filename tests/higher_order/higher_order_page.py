@@ -216,7 +216,9 @@ it. Such rules reach into the programs of primitives with a handler, and not int
 Two structures may meet, in the branches of a conditional or before and after a turn of a loop.
 The result is their *join*: the same structure, if they are equal; the join of their fields that
 are values, if they differ only in these; else the result of the types' ``join``; else dense. A
-loop's carry is the least fixed point of joining.
+loop's carry is the least fixed point of joining. If it starts as an array of two axes or more
+that the program has just filled with zeros, and a turn returns a value, the zeros become a value
+of that structure, provided that its type says that it can be zero (``Value.zero_if_leaves_are``).
 
 A program may place an array: by ``in_shardings`` and ``out_shardings`` of a ``jax.jit`` inside
 it, by ``jax.device_put``, or by a sharding constraint. Each leaf of a value is then placed as

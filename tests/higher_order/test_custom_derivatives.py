@@ -12,7 +12,7 @@ from reference import OWN
 from reference.own import Lora, Quantised, Scaled, Zero
 
 import jaxrewrite
-from jaxrewrite import transform
+from jaxrewrite import transform, values
 
 
 # With leak checks each program is compiled anew; those are in test_families.py.
@@ -600,8 +600,25 @@ def test_a_result_without_a_way_back_becomes_dense_by_the_policy():
         jaxrewrite.MaterialisationWarning, match=r"Define Scaled\.lift_tangent"
     ):
         assert isinstance(transform(negated)(v), jax.Array)
-    with pytest.raises(jaxrewrite.MaterialisationError, match="custom derivative rule"):
-        transform(negated, materialise="forbid")(v)
+    implicit = transform(negated, materialise="forbid")
+    assert isinstance(implicit(v), Scaled)
+    with pytest.raises(TypeError, match=r"Scaled\.lift_tangent"):
+        jax.grad(lambda v: implicit(v).x.sum())(v)
+
+
+def test_a_base_class_may_have_no_way_back_for_all_of_its_subclasses():
+    """`Matrix.lift_tangent` has no answer for a matrix whose leaves are not its entries."""
+
+    @jax.custom_jvp
+    def same(x):
+        return +x
+
+    same.defjvp(lambda primals, tangents: (+primals[0], 2 * tangents[0]))
+    v = values.Kronecker(2 * jnp.eye(2), jnp.ones((2, 2)))
+    loss = lambda v: (transform(same, materialise="allow")(v) @ jnp.arange(4.0)).sum()
+    got = jax.grad(loss)(v)
+    want = jax.grad(lambda v: 2 * (v.materialise() @ jnp.arange(4.0)).sum())(v)
+    jax.tree.map(np.testing.assert_allclose, got, want)
 
 
 def test_nothing_can_flow_without_a_floating_leaf():

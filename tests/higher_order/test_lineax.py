@@ -191,3 +191,27 @@ def test_root_find(bulk):
     want = jax.jit(jax.value_and_grad(loss(lambda v: root(v.materialise()))))(v)
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", ["GaussNewton", "LevenbergMarquardt", "Dogleg", "Chord"])
+@pytest.mark.parametrize("name", ["sum", "tridiagonal"])
+def test_solvers_whose_state_starts_as_zeros(solver, name, bulk):
+    """A Jacobian in their state is a value from the first turn on."""
+    optx = pytest.importorskip("optimistix")
+    v, b = MATRICES[name](), normal(5, N)
+
+    def found(v, b):
+        residual = lambda y, v: v @ y + jnp.tanh(y) / 10 - b
+        made = getattr(optx, solver)(1e-9, 1e-9)
+        solve = optx.root_find if solver == "Chord" else optx.least_squares
+        return solve(residual, made, jnp.zeros(N), args=v).value
+
+    got = jax.jit(forbid(found))(v, b)
+    np.testing.assert_allclose(got, found(v.materialise(), b), rtol=1e-7, atol=1e-9)
+    allowed = jaxrewrite.transform(found, materialise="allow")
+    slope = lambda fn: jax.jit(jax.grad(lambda v: jnp.sin(fn(v, b)).sum()))
+    got, want = slope(allowed)(v), slope(lambda v, b: found(v.materialise(), b))(v)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-8), got, want
+    )

@@ -13,7 +13,7 @@ from reference import OWN
 from reference.own import Lora, Scaled, Zero
 
 import jaxrewrite
-from jaxrewrite import transform
+from jaxrewrite import transform, values
 
 
 # With leak checks each program is compiled anew; those are in test_families.py.
@@ -60,6 +60,31 @@ def test_a_zero_that_stays_zero_costs_nothing():
     assert isinstance(ys, jaxrewrite.Batched)
     assert not jax.tree.leaves((out, ys))
     assert not jaxrewrite.make_jaxpr(fn)(ZERO, XS).jaxpr.eqns
+
+
+def test_zeros_that_the_first_turn_replaces_are_a_value_from_the_start():
+    """As in solvers, whose state starts as zeros of the right shape."""
+    v = values.Tridiagonal(jnp.ones(2), jnp.arange(3.0), jnp.ones(2)) + values.LowRank(
+        jnp.ones((3, 1)), jnp.ones((1, 3))
+    )
+
+    def fn(v, x):
+        def turn(carry):
+            i, last, y, _ = carry
+            last = lax.cond(i % 2 == 0, lambda: i * v, lambda: last)
+            return i + 1, last, y + last @ x, jnp.eye(3) * i
+
+        zeros = jnp.zeros((3, 3))
+        _, last, y, other = lax.while_loop(
+            lambda carry: carry[0] < 4, turn, (1.0, zeros, x, zeros)
+        )
+        scanned, _ = lax.scan(lambda c, i: (v, c @ x), zeros, jnp.arange(2))
+        never, _ = lax.scan(lambda c, i: (c, (v @ c)[0]), zeros, jnp.arange(2))
+        return last, y, other, scanned, never
+
+    out = run(fn, v, jnp.arange(3.0))
+    kinds = [type(x).__name__ for x in out]
+    assert kinds == ["Sum", "ArrayImpl", "ArrayImpl", "Sum", "ArrayImpl"]
 
 
 @pytest.mark.parametrize("length", [3, 6])

@@ -250,6 +250,16 @@ def page():
     return "\n".join(parts)
 
 
+# What follows on the page is written by accuracy.py.
+ERRORS = "\nErrors in single precision\n--------------------------\n"
+
+
+def parts_of_file():
+    """The page as it is: what this module writes, and the errors."""
+    own, errors = PAGE.read_text(encoding="utf-8").split(ERRORS)
+    return own, errors
+
+
 if __name__ == "__main__":
     sys.stdout.reconfigure(encoding="utf-8")
-    PAGE.write_text(page(), encoding="utf-8")
+    PAGE.write_text(page() + ERRORS + parts_of_file()[1], encoding="utf-8")

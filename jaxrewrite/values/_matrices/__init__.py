@@ -7,6 +7,7 @@ registers their rules.
 
 from . import (
     functions as functions,
+    kronecker_sum as kronecker_sum,
     linalg as linalg,
     lu as lu,
     pairs as pairs,

@@ -21,6 +21,7 @@ import jaxrewrite
 from jaxrewrite import register
 
 from .._base.structured import inexact, number_of
+from .algebra import LinearAlgebra
 from .cholesky import CholeskyFactor
 from .low_rank import LowRank
 from .matrix import Matrix, adjoint, swapped
@@ -133,7 +134,9 @@ def _cholesky(*, symmetrised: bool, lower: bool) -> Callable[[Any], Any]:
     def answer(v: Any) -> Any:
         if not inexact(v) or (symmetrised and not v.is_hermitian):
             return NotImplemented
-        factor = (v if lower or symmetrised else adjoint(v)).known_cholesky()
+        own = v if lower or symmetrised else adjoint(v)
+        # The adjoint of a sum of arrays is an array.
+        factor = own.known_cholesky() if isinstance(own, LinearAlgebra) else NotImplemented
         if factor is not NotImplemented:
             return [factor if lower else adjoint(factor)]
         is_lazy = not symmetrised and v.solvable
@@ -189,7 +192,10 @@ def _method(hook: str, *args: Any) -> Callable[[Any], Any]:
 
 
 def _upper_part(v: Any, k: int) -> Any:
-    found = _method("known_lower_part", -k)(v.transposed())
+    flipped = v.transposed()
+    if not isinstance(flipped, LinearAlgebra):
+        return NotImplemented  # The transpose of a sum of arrays is an array.
+    found = _method("known_lower_part", -k)(flipped)
     return found if found is NotImplemented else [swapped(found[0])]
 
 

@@ -82,6 +82,7 @@ class LowRank(LinearAlgebra, Structured):
     """
 
     outer = -60
+    zero_if_leaves_are = True
 
     a: Array
     b: Array

@@ -65,6 +65,7 @@ class Diagonal(Matrix):
 
     d: Inexact[Array, "*batch n"]
     entries = "pattern"
+    zero_if_leaves_are = True
 
     def __post_init__(self) -> None:
         if jnp.ndim(self.d) == 0:
@@ -357,6 +358,7 @@ class ScalarMatrix(Matrix):
     c: Shaped[Array, "*batch"]
     rows: int = jaxrewrite.field(static=True)
     entries = "pattern"
+    zero_if_leaves_are = True
 
     def __post_init__(self) -> None:
         if self.rows < 0:

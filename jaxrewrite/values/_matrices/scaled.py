@@ -64,6 +64,7 @@ class Scaled(LinearAlgebra, Linear):
     """
 
     outer = -20
+    zero_if_leaves_are = True
 
     x: Any
     scale: Array
@@ -206,7 +207,7 @@ class Scaled(LinearAlgebra, Linear):
         return sorted_eigh(values, vectors)
 
     def known_svd(self) -> Any:
-        """The sign of the number goes to the vectors on the left."""
+        """The sign, or the phase, of the number goes to the vectors on the left."""
         return self._decomposed("known_svd")
 
     def known_reduced_svd(self) -> Any:
@@ -214,13 +215,18 @@ class Scaled(LinearAlgebra, Linear):
 
     def _decomposed(self, hook: str) -> Any:
         found = self._known(hook)
-        if found is NotImplemented or jnp.iscomplexobj(self.scale):
+        if found is NotImplemented:
             return NotImplemented
         u, size, vh = found
         size = jaxrewrite.materialise(size) * abs(self._of_matrices(1))
-        sign = jnp.where(self.scale < 0, -1, 1).astype(u.dtype)
+        if jnp.iscomplexobj(self.scale):
+            is_zero = self.scale == 0
+            phase = self.scale / jnp.where(is_zero, 1, abs(self.scale))
+            phase = jnp.where(is_zero, 1, phase)
+        else:
+            phase = jnp.where(self.scale < 0, -1, 1)
         unit = Scaled(u, jnp.ones((), u.dtype))
-        return unit.rescaled(sign), size, vh
+        return unit.rescaled(phase.astype(u.dtype)), size, vh
 
     def known_singular_values(self) -> Any:
         found = self._known("known_singular_values")
@@ -324,9 +330,11 @@ def _(v: Sum, divisor: Array, **params: Any) -> Any:
 def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
     """Each of these functions maps a product of two numbers to the product of its results."""
     if jnp.ndim(v.scale):
-        return _on_products(primitive, v, **params)
+        product = _on_products(primitive, v, **params)
+        if product is not NotImplemented:
+            return product
     x, scale = (bind(primitive, part, **params) for part in (v.x, v.scale))
-    return Scaled(x, scale)
+    return Scaled(x, jnp.zeros((), x.dtype)).rescaled(scale)
 
 
 _MULTIPLICATIVE = ("neg", "abs", "square", "integer_pow", "conj")

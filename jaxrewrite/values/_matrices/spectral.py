@@ -8,6 +8,7 @@ multiple c of the identity turns :math:`\lambda` into :math:`\lambda + c`.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -70,8 +71,21 @@ def spectrum_of(x: Any) -> Spectrum | None:
     return None if found is None or found is NotImplemented else Spectrum(*found)
 
 
+_spectra: list[Callable[[Sum], Spectrum | None]] = []
+
+
+def spectra_of_sums(find: Callable[[Sum], Spectrum | None]) -> Callable[..., Any]:
+    """Register a function that knows the spectrum of some sums, and else gives ``None``."""
+    _spectra.append(find)
+    return find
+
+
 def _spectrum_of_sum(total: Sum) -> Spectrum | None:
-    multiples = [_number_of(x) for x in total.terms]
+    for find in _spectra:
+        found = find(total)
+        if found is not None:
+            return found
+    multiples = [number_of_identity(x) for x in total.terms]
     others = [x for x, c in zip(total.terms, multiples, strict=True) if c is None]
     found = spectrum_of(others[0]) if len(others) == 1 else None
     if found is None:
@@ -80,7 +94,7 @@ def _spectrum_of_sum(total: Sum) -> Spectrum | None:
     return found._replace(values=found.values + more)
 
 
-def _number_of(x: Any) -> Any:
+def number_of_identity(x: Any) -> Any:
     r"""The numbers c, of shape (\*batch), of a multiple of the identity, or ``None``."""
     if isinstance(x, (Identity, ScalarMatrix)):
         return on_fields(lambda x: x.as_multiple().c, x)

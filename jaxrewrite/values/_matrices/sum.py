@@ -50,6 +50,15 @@ def solves_sums(find: Callable[[Sum], SumSolver | None]) -> Callable[..., Any]:
     return find
 
 
+_exponentials: list[Callable[[Sum], Any]] = []
+
+
+def exponentials_of_sums(find: Callable[[Sum], Any]) -> Callable[..., Any]:
+    """Register a function that knows the exponential of some sums, as a matrix does."""
+    _exponentials.append(find)
+    return find
+
+
 class Sum(LinearAlgebra, Linear):
     r"""A lazy sum of arrays of one shape, :math:`T_1 + T_2 + \cdots + T_k`.
 
@@ -78,6 +87,7 @@ class Sum(LinearAlgebra, Linear):
     """
 
     outer = -40
+    zero_if_leaves_are = True
 
     terms: tuple[Any, ...]
 
@@ -161,6 +171,10 @@ class Sum(LinearAlgebra, Linear):
     def known_eigh(self, lower: bool) -> Any:
         solver = self._solver() if self.is_hermitian else None
         return NotImplemented if solver is None else solver.eigh()
+
+    def known_exponential(self) -> Any:
+        found = (find(self) for find in _exponentials)
+        return next((x for x in found if x is not NotImplemented), NotImplemented)
 
     def shares(self, fill: Any) -> Any:
         return [fill, *[0] * (len(self.terms) - 1)]

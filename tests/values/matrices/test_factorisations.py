@@ -18,6 +18,7 @@ from jaxrewrite.values import (
     Kronecker,
     Permutation,
     Scaled,
+    Sum,
     Symmetric,
     Tridiagonal,
 )
@@ -227,3 +228,12 @@ def test_singular_values_of_a_circulant():
     for order in (2, "nuc"):
         found = implicit(functools.partial(jnp.linalg.norm, ord=order))(v)
         close(found, np.linalg.norm(np.asarray(v), order))
+
+
+@pytest.mark.slow
+def test_a_sum_of_arrays_has_an_array_as_its_adjoint(bulk):
+    a = 3 * np.eye(3) + np.array([[0, 1j, 0], [-1j, 0, 0], [0, 0, 0]])
+    v = Sum((jnp.asarray(a / 2), jnp.asarray(a / 2)))
+    fn = lambda v: (jax.scipy.linalg.cholesky(v), jnp.triu(v), jnp.linalg.solve(v.T, Y[:3]))
+    allowed = jaxrewrite.transform(fn, materialise="allow")
+    close(jaxrewrite.materialise(allowed(v)), fn(jnp.asarray(a)))

@@ -48,7 +48,7 @@ def test_costs_that_formulas_promise(name, use, expected):
 
 @pytest.mark.slow
 def test_the_page():
-    assert page.page() == page.PAGE.read_text(encoding="utf-8")
+    assert page.page() == page.parts_of_file()[0]
 
 
 def answers(own):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
 from choose import often, slow
 
 import jaxrewrite
@@ -90,6 +91,11 @@ SUMS = {
             Identity(N, jnp.float64),
             Scaled(Identity(N, jnp.float64), jnp.float64(0.3)),
         )
+    ),
+    "kronecker sum": lambda: (
+        Kronecker(Symmetric(regular(4)), Identity(4, jnp.float64))
+        + 2 * Kronecker(Identity(4, jnp.float64), Symmetric(regular(4)))
+        + Scaled(Identity(N, jnp.float64), jnp.float64(0.3))
     ),
     "shifted circulant": lambda: (
         Circulant(jnp.arange(1.0, N + 1))
@@ -212,6 +218,33 @@ def test_what_no_sum_can_solve_is_not_finite(bulk):
     assert det(singular) == pytest.approx(0, abs=1e-9)
     blocks = BlockDiagonal(jnp.ones((4, 4, 4)) + 1e-17 * regular(4)) + low_rank()
     assert not np.isfinite(solve(blocks, normal(N))).any()
+
+
+@pytest.mark.slow
+def test_exponentials_of_kronecker_sums(bulk):
+    """Of two and three factors of any symmetry, of which one overflows alone."""
+    one = lambda n: Identity(n, jnp.float64)
+    sums = [
+        2 * Kronecker(normal(2, 2), one(3)) - 3 * Kronecker(one(2), normal(3, 3)),
+        Kronecker(normal(2, 2), one(3), one(2))
+        + Kronecker(one(2), one(3), normal(2, 2)) / 2,
+        Kronecker(regular(2) + 800 * jnp.eye(2), one(3))
+        + Kronecker(one(2), regular(3) - 800 * jnp.eye(3))
+        + 0.5 * one(6),
+    ]
+    fn = lambda vs: [jax.scipy.linalg.expm(v) for v in vs]
+    got = implicit(fn)(sums)
+    assert all(isinstance(x, Kronecker) for x in got)
+    dense = jax.jit(jaxrewrite.materialise)(sums)
+    close(jax.jit(jaxrewrite.materialise)(got), list(map(scipy.linalg.expm, dense)), 1e-10)
+    loss = lambda vs: sum((x @ jnp.ones(x.shape[-1])).sum() for x in fn(vs))
+    slope = lambda loss: jax.jit(jax.grad(loss, allow_int=True))(sums)
+    wanted = slope(lambda vs: loss(jaxrewrite.materialise(vs)))
+    for x, y in zip(
+        jax.tree.leaves(slope(implicit(loss))), jax.tree.leaves(wanted), strict=True
+    ):
+        if x.size:
+            close(x, y, 1e-7)  # The dense one squares a matrix that is far from zero.
 
 
 # --- Gaussian processes -----------------------------------------------------------------

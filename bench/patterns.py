@@ -1,0 +1,108 @@
+"""The cost of looking for patterns, against the same program without any.
+
+The transformer is that of ``overhead``, once with arrays alone and once with values. The
+traced functions are new to JAX and to the library; "first" is the first program that a fresh
+table sees, for which the functions that its patterns look for are traced. The chains have
+the primitives of 30 patterns, with a match in each of some blocks of equations, or with none.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxrewrite
+from jaxrewrite import Rules, patterns
+
+from . import gpt2, measure
+from .overhead import anew, transformers
+from .suite import Case, Measurement, Options, Part, Target
+
+
+TABLES = ("stable", "linalg", "attention", "loops")
+
+
+def table(*names: str, count: int | None = None) -> Rules:
+    """A fresh table of the ready patterns, of which nothing is known yet."""
+    rules = Rules()
+    ready = [pattern for name in names for pattern in getattr(patterns, name).patterns]
+    for p in ready[:count]:
+        options = {"when": p.when, "precedence": p.precedence, "keep": p.keep}
+        rules.rewrite(p.before, probes=p.probes, **options)(p.fn)
+    return rules
+
+
+def chain(blocks: int, matches: bool) -> Callable[[Any], Any]:
+    def program(x: Any) -> Any:
+        for _ in range(blocks):
+            x = jnp.tanh(x) * 0.5 + x
+            y = jnp.where(x > 0, x, jnp.exp(x) - 0.5)
+            x = y - jnp.sum(y, axis=-1, keepdims=True) / 3.0
+            if matches:
+                x = x + jnp.log(1 + jnp.exp(x))
+        return x
+
+    return program
+
+
+def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measurement]:
+    config = gpt2.Config(
+        options.of(1, 12, 12), width=64, heads=4, vocabulary=128, length=16
+    )
+    params = gpt2.init(config, jax.random.key(0))
+    values, _ = transformers(params)["LoRA on int8, zero biases"]
+    ids = jnp.zeros((2, config.length), int)
+    model = functools.partial(gpt2.apply, heads=config.heads)
+
+    def tracer(weights: Any, rules: Rules | None) -> Callable[[], Any]:
+        def call() -> None:
+            fn = jaxrewrite.transform(anew(model), rules=rules, materialise="allow")
+            jax.jit(fn).trace(weights, ids)
+
+        return call
+
+    tracer(params, None)()
+    for name in TABLES:
+        progress(f"first program of {name}")
+        first, _ = measure.seconds(tracer(params, table(name)))
+        yield from Case("patterns", f"table {name}").exact(
+            "first", {"implicit": first}, "s"
+        )
+    every = table(*TABLES)
+    for name, weights in (("arrays", params), ("values", values)):
+        progress(f"transformer of {name}")
+        variants = {"none": tracer(weights, None), "implicit": tracer(weights, every)}
+        samples = measure.interleaved(variants, options.of(2, 15, 60))
+        yield from Case("patterns", f"transformer of {name}").timed("trace", samples)
+    thirty = table("stable", count=30)
+    x = jnp.ones((4, 5))
+    for blocks in options.of((10,), (100, 1_000), (100, 1_000, 10_000)):
+        for matches in (False, True):
+            what = "a match in each block" if matches else "no match"
+            progress(f"chain of {blocks} blocks, {what}")
+
+            def trace(rules: Rules | None, n: int = blocks, m: bool = matches) -> None:
+                jax.jit(jaxrewrite.transform(chain(n, m), rules=rules)).trace(x)
+
+            samples = measure.interleaved(
+                {"none": lambda t=trace: t(None), "implicit": lambda t=trace: t(thirty)},
+                options.of(2, 5, 15),
+                collecting=True,
+            )
+            case = Case("patterns", f"chain, {what}", blocks)
+            each = {v: [t / blocks for t in times] for v, times in samples.items()}
+            yield from case.timed("trace a block", each)
+
+
+PART = Part(
+    "patterns",
+    "Looking for patterns",
+    __doc__ or "",
+    "none",
+    run,
+    {"first": Target(1.0, is_ratio=False), "trace": Target(1.15)},
+)

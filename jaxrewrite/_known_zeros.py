@@ -1,0 +1,75 @@
+"""Arrays that a program fills with zeros before a loop, as loops of solvers do.
+
+What a loop carries often starts as zeros of the right shape, and the first turn replaces
+them by a value. So that the carry can be of the value's type from the start, the search for
+its structure begins with `KnownZeros`, which joins with any value that is zero where its
+leaves are. No program runs with them: where they would remain, or a dense array would, the
+carry starts as the array that it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import jaxrewrite
+
+from . import _compat
+from ._avals import layer
+from ._compat import Literal, Primitive
+from ._rewrite import Scope, keepers
+from ._value import Value, field, is_value
+
+
+class KnownZeros(Value):
+    """An array of zeros; everything that computes with it gets them dense."""
+
+    materialise_policy = "allow"
+
+    of_shape: tuple[int, ...] = field(static=True)
+    of_dtype: Any = field(static=True)
+
+    def aval(self) -> Any:
+        return _compat.ShapedArray(self.of_shape, self.of_dtype)
+
+    def materialise(self) -> Any:
+        return jnp.zeros(self.of_shape, self.of_dtype)
+
+    @staticmethod
+    def default(primitive: Primitive, values: Sequence[Any], params: dict[str, Any]) -> Any:
+        if keepers.get(primitive.name) is Scope.map_leaves:
+            return NotImplemented
+        dense = [x.materialise() if isinstance(x, KnownZeros) else x for x in values]
+        return jaxrewrite.bind(primitive, *dense, **params)
+
+    def lift_tangent(self, tangent: Any) -> Any:
+        return self
+
+
+def known_zeros(scope: Scope, operand: Any) -> KnownZeros | None:
+    """What stands for an operand that an equation of the scope has filled with zeros.
+
+    Vectors are left alone: values with structure have two axes or more.
+    """
+    if is_value(operand) or operand.aval.ndim < 2 or operand.aval.weak_type:
+        return None
+    eqn = scope.producer(operand)
+    while eqn is not None and eqn.primitive.name in ("copy", "copy_p"):
+        eqn = scope.producer(eqn.invars[0])
+    if eqn is None or eqn.primitive.name != "broadcast_in_dim":
+        return None
+    filled = eqn.invars[0]
+    if type(filled) is not Literal or np.shape(filled.val) or filled.val != 0:
+        return None
+    return KnownZeros(operand.aval.shape, operand.aval.dtype)
+
+
+def can_be_zero(like: Any) -> bool:
+    """Whether a value of this structure with zeros as leaves is zero everywhere."""
+    if not is_value(like):
+        return True
+    fields, _ = layer(like)
+    return type(like).zero_if_leaves_are and all(map(can_be_zero, fields))

@@ -1,0 +1,28 @@
+"""What changes the primitives of a function, by primitive.
+
+JAX writes most functions with the same primitives whatever operands they are called with, up
+to moves and conversions. So there is no need to trace them at many operands to know that.
+"""
+
+# Primitives that a function has for all ranks, sizes and dtypes, and if it is batched.
+_LASTING = """
+    acos acosh asin asinh atan atan2 atanh cbrt cos cosh cumlogsumexp cumprod cumsum digamma
+    dot_general eigh erf erf_inv erfc exp exp2 expm1 fft lgamma log log1p logistic lu qr
+    reduce_prod reduce_sum rsqrt scan sin sinh sqrt tan tanh
+"""
+LASTING = frozenset(_LASTING.split())
+
+# Primitives of functions that seldom ask for the dtypes of their operands.
+_OF_ALL_DTYPES = """
+    add div integer_pow max min mul neg pow reduce_max reduce_min square stop_gradient sub
+"""
+OF_ALL_DTYPES = LASTING.union(_OF_ALL_DTYPES.split())
+
+# Primitives whose batching rules give the same primitive, with operands that are moved.
+_BATCHED_LIKEWISE = """
+    abs and argmax argmin ceil concatenate conj custom_jvp_call custom_vjp_call cummax cummin
+    eq floor ge gt imag iota is_finite le lt ne nextafter not or pad real reduce_and reduce_or
+    rem rev round select_n shift_left shift_right_arithmetic shift_right_logical sign
+    split xor
+"""
+BATCHED_LIKEWISE = (OF_ALL_DTYPES - {"scan"}).union(_BATCHED_LIKEWISE.split())

@@ -1,0 +1,107 @@
+r"""Kronecker sums: :math:`A \otimes I + I \otimes B`, and so for more factors.
+
+Such a sum is a `Sum` of `Kronecker` products in each of which all factors but one are multiples of
+the identity. It is the matrix of a Sylvester equation, or of a Laplacian on a grid. The terms
+commute, so the exponential is :math:`e^A \otimes e^B` [1]_. If A and B are Hermitian, with the
+decompositions :math:`U \Lambda U^*` and :math:`V M V^*`, the eigenvectors are
+:math:`U \otimes V`, and the eigenvalues the sums of theirs.
+
+References
+----------
+.. [1] N. J. Higham, "Functions of Matrices", 2008, chapter 10.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import jaxrewrite
+
+from .algebra import LinearAlgebra, is_known_hermitian, known_or, on_fields, trace_of
+from .kronecker import Kronecker
+from .monomial import ScalarMatrix
+from .spectral import Spectrum, number_of_identity, spectra_of_sums
+from .sum import Sum, exponentials_of_sums, sum_of
+
+
+def _parts(total: Sum) -> list[Any] | None:
+    """The matrices whose Kronecker sum a sum is, or ``None`` if it is none."""
+    products = [x for x in total.terms if isinstance(x, Kronecker)]
+    if not products or len(products[0].factors) < 2:
+        return None
+    sizes = [x.shape[-2:] for x in products[0].factors]
+    if any(n != m for n, m in sizes):
+        return None
+    positions: list[list[Any]] = [[] for _ in sizes]
+    for term in total.terms:
+        number = number_of_identity(term)
+        if number is None:
+            if not isinstance(term, Kronecker):
+                return None
+            if [x.shape[-2:] for x in term.factors] != sizes:
+                return None
+            numbers = list(map(number_of_identity, term.factors))
+            others = [i for i, c in enumerate(numbers) if c is None]
+            if len(others) > 1:
+                return None
+            known = [c for c in numbers if c is not None]
+            number = functools.reduce(jnp.multiply, known)
+            if others:
+                (i,) = others
+                positions[i].append(_times(term.factors[i], number))
+                continue
+        positions[0].append(ScalarMatrix(number.astype(total.dtype), sizes[0][0]))
+    return [
+        sum_of(those) if those else ScalarMatrix(jnp.zeros(total.batch, total.dtype), n)
+        for those, (n, _) in zip(positions, sizes, strict=True)
+    ]
+
+
+def _times(x: Any, number: Any) -> Any:
+    beside = number[..., None, None].astype(x.dtype)
+    return jaxrewrite.transform(jnp.multiply)(x, beside)
+
+
+@spectra_of_sums
+def _(total: Sum) -> Spectrum | None:
+    parts = _parts(total)
+    if parts is None or not all(map(is_known_hermitian, parts)):
+        return None
+    fn = functools.partial(jnp.linalg.eigh, symmetrize_input=False)
+    found = [known_or(x, "known_eigh", fn, True) for x in parts]
+    numbers = jaxrewrite.materialise([values for values, _ in found])
+    values = functools.reduce(_sums_of_pairs, numbers)
+    return Spectrum(values, Kronecker(*(vectors for _, vectors in found)))
+
+
+def _sums_of_pairs(x: Any, y: Any) -> Any:
+    whole = x[..., :, None] + y[..., None, :]
+    return whole.reshape(*x.shape[:-1], x.shape[-1] * y.shape[-1])
+
+
+@exponentials_of_sums
+def _(total: Sum) -> Any:
+    """The means of the diagonals are made the same, so that no exponential overflows alone."""
+    parts = _parts(total)
+    if parts is None:
+        return NotImplemented
+    means = [jax.lax.stop_gradient(trace_of(x) / x.shape[-1]) for x in parts]
+    mean = sum(means) / len(means)
+    found = []
+    for part, own in zip(parts, means, strict=True):
+        shift = ScalarMatrix((mean - own).astype(total.dtype), part.shape[-1])
+        found.append(_exponential(jaxrewrite.transform(jnp.add)(part, shift)))
+    return Kronecker(*found)
+
+
+def _exponential(part: Any) -> Any:
+    """The result holds as many numbers as the dense part if the type knows none."""
+    dense = lambda x: jax.scipy.linalg.expm(jaxrewrite.materialise(x))
+    if not isinstance(part, LinearAlgebra):
+        return dense(part)
+    known = on_fields(lambda x: x.known_exponential(), part)
+    return dense(part) if known is NotImplemented else known
