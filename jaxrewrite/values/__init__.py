@@ -57,6 +57,7 @@ from ._trees import (
     freeze as freeze,
     nbytes as nbytes,
     partition as partition,
+    train_only as train_only,
 )
 from ._uniform import Constant as Constant, Known as Known, Zero as Zero
 from ._weights import activations as _activations, products as _products

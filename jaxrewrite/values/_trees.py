@@ -138,8 +138,8 @@ def freeze(tree: Any, fields: Mapping[type, Sequence[str]], *, rest: str = "trai
     The labels are for `optax.multi_transform`, with an optimiser for ``"train"`` and
     ``optax.set_to_zero()`` for ``"freeze"``. Frozen leaves do not change and have no
     moments. If a pytree is callable, such as an Equinox module, so are its labels; give
-    Optax ``lambda _: labels``. No optimiser takes the derivatives of frozen integers, such
-    as those of a quantised weight: see `partition`.
+    Optax ``lambda _: labels``. Optax can't add the derivatives of frozen integers, such as
+    those of a quantised weight: see `train_only`, and `partition`.
 
     Parameters
     ----------
@@ -234,6 +234,65 @@ def combine(*parts: Any) -> Any:
     return jax.tree.map(
         lambda *xs: next((x for x in xs if x is not None), None), *parts, is_leaf=is_none
     )
+
+
+def train_only(optimiser: Any, labels: Callable[[Any], Any]) -> Any:
+    """Let an optimiser of Optax train the leaves with the label ``"train"``, and no others.
+
+    The others get no state and do not change: their updates are zeros of their own dtype.
+    This is for code that updates all parameters, such as ``flax.nnx.Optimizer``. With
+    `optax.multi_transform` the updates of integers are derivatives of dtype float0, which
+    `optax.apply_updates` can't add.
+
+    Parameters
+    ----------
+    optimiser
+        An `optax.GradientTransformation`, such as ``optax.adamw(1e-3)``.
+    labels
+        A function of the parameters that returns their labels, as `freeze` does:
+        ``lambda params: freeze(params, {Lora: ["w"]})``.
+
+    Returns
+    -------
+    Any
+        An optimiser of the same type. Its ``update`` needs the parameters.
+
+    Raises
+    ------
+    ValueError
+        If ``update`` is called without the parameters.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite, optax
+    >>> from jaxrewrite.values import Lora, Quantised, freeze, train_only
+    >>> base = Quantised.quantise(jnp.ones((3, 4)), axis=-1)
+    >>> v = Lora(base, jnp.ones((3, 1)), jnp.zeros((1, 4)))
+    >>> optimiser = train_only(optax.adam(0.1), lambda v: freeze(v, {Lora: ["w"]}))
+    >>> state = optimiser.init(v)
+    >>> loss = jaxrewrite.transform(lambda v, x: (x @ v).sum())
+    >>> gradient = jax.grad(loss, allow_int=True)(v, jnp.ones(3))
+    >>> updates, state = optimiser.update(gradient, state, v)
+    >>> new = optax.apply_updates(v, updates)
+    >>> new.w.q.dtype, new.b
+    (dtype('int8'), Array([[-0.1, -0.1, -0.1, -0.1]], dtype=float32))
+    """
+
+    def init(params: Any) -> Any:
+        return optimiser.init(partition(params, labels(params))[0])
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> Any:
+        if params is None:
+            raise ValueError(
+                "train_only: update needs the parameters, as its third argument."
+            )
+        of_params = labels(params)
+        trained, frozen = partition(params, of_params)
+        updates, _ = partition(updates, of_params)
+        updates, state = optimiser.update(updates, state, trained, **extra)
+        return combine(updates, jax.tree.map(jnp.zeros_like, frozen)), state
+
+    return optimiser._replace(init=init, update=update)
 
 
 class Bytes(NamedTuple):

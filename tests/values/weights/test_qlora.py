@@ -18,6 +18,7 @@ from jaxrewrite.values import (
     nbytes,
     partition,
     quantise,
+    train_only,
 )
 
 
@@ -145,3 +146,40 @@ def test_helpers_show_their_progress(helper):
 def test_progress_by_tqdm():
     tqdm = pytest.importorskip("tqdm")
     quantise([jnp.ones((2, 2))] * 2, lambda *_: True, progress=tqdm.tqdm)
+
+
+def test_an_optimiser_of_all_leaves_trains_some(no_leak_checks):
+    """Frozen leaves, of floats and of integers, have updates that Optax can add."""
+    weights = jax.random.normal(KEYS[0], (2, 64, 2))
+    is_weight = lambda path, leaf: True
+    base = {"float": weights[1]} | quantise({"eight": weights[0]}, is_weight, axis=-1)
+    base |= quantise({"four": weights[1]}, is_weight, "nf4")
+    params = adapt(base, is_weight, 1, KEYS[4]) | {"bias": jnp.ones(2)}
+    call = lambda params: sum(X @ params[name] for name in base) + params["bias"]
+    total = jaxrewrite.transform(
+        lambda params: jnp.sum(call(params) ** 2), materialise="forbid"
+    )
+    labels = lambda params: freeze(params, {Lora: ["w"]})
+    adam = optax.adamw(1e-2)
+    whole = train_only(adam, labels)
+
+    @jax.jit
+    def steps(params):
+        gradient = jax.grad(total, allow_int=True)(params)
+        updates, state = whole.update(gradient, whole.init(params), params)
+        trained, rest = partition(params, labels(params))
+        of_part = jax.grad(lambda part: total(combine(part, rest)))(trained)
+        change, own = adam.update(of_part, adam.init(trained), trained)
+        want = combine(optax.apply_updates(trained, change), rest)
+        return (optax.apply_updates(params, updates), state), (want, own)
+
+    got, want = steps(params)
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert g.dtype == w.dtype
+        np.testing.assert_allclose(np.float32(g), np.float32(w), rtol=1e-5)
+    for name in base:
+        same = jax.tree.map(np.array_equal, params[name].w, got[0][name].w)
+        assert all(jax.tree.leaves(same))
+    with pytest.raises(ValueError, match="needs the parameters"):
+        whole.update(params, want[1])

@@ -1,0 +1,123 @@
+"""Diffrax on values: a tridiagonal matrix in the vector field, and units in a loop.
+
+The heat equation on a rod is u' = A u with a tridiagonal A. `diffeqsolve` takes A as ``args``,
+with an explicit solver (Tsit5) and with an implicit one for stiff equations (Kvaerno5), and
+never makes it dense. So does the gradient of Tsit5 with respect to the three diagonals. The
+gradient of Kvaerno5 needs ``materialise="allow"``: the solver keeps its Jacobian, which is the
+matrix, in a place that starts as a dense array. Under "forbid" that is a clear error. For its
+gradient Tsit5 takes constant steps: at the limit of its stability, the derivative of adapted
+steps is noise, also in the dense program.
+
+Diffrax adds plain zeros to its state, which no quantity with units can have: a `UnitsError`.
+The step of Runge and Kutta below is an ordinary program, and carries units through a scan.
+
+Run it with ``python docs/examples/differential_equations.py [--plot FILE]``. It needs diffrax
+and, for the figure, matplotlib.
+"""
+
+import argparse
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxrewrite
+from jaxrewrite.values import Tridiagonal, Unitful, Units, UnitsError
+
+
+jax.config.update("jax_enable_x64", True)
+N, SOLVERS = 24, (diffrax.Tsit5(), diffrax.Kvaerno5())
+
+
+def solve(matrix, start, solver, step=None):  # an ordinary program
+    term = diffrax.ODETerm(lambda t, u, matrix: matrix @ u)
+    control = diffrax.PIDController(rtol=1e-6, atol=1e-8)
+    if step is not None:
+        control = diffrax.ConstantStepSize()
+    options = {"args": matrix, "stepsize_controller": control, "max_steps": 256}
+    solution = diffrax.diffeqsolve(term, solver, 0.0, 0.05, step, start, **options)
+    return solution.ys[0], solution.stats["num_steps"]
+
+
+def energy(matrix, start, solver, step):
+    return jnp.sum(solve(matrix, start, solver, step)[0] ** 2)
+
+
+def pendulum(angle, velocity, length, gravity, step):  # another one
+    def slope(angle, velocity):
+        return velocity, -gravity / length * jnp.sin(angle)
+
+    def advance(state, _):
+        angle, velocity = state
+        first = slope(angle, velocity)
+        half = slope(angle + step / 2 * first[0], velocity + step / 2 * first[1])
+        state = angle + step * half[0], velocity + step * half[1]
+        return state, state
+
+    return jax.lax.scan(advance, (angle, velocity), length=100)[1]
+
+
+def main(plot=None):
+    ones = jnp.ones(N) * (N + 1) ** 2
+    heat = Tridiagonal(ones[1:], -2 * ones, ones[1:])
+    x = jnp.linspace(0, 1, N + 2)[1:-1]
+    start = jnp.sin(jnp.pi * x) + jnp.sin(3 * jnp.pi * x)
+    exact = lambda matrix: (
+        jax.scipy.linalg.expm(0.05 * jaxrewrite.materialise(matrix)) @ start
+    )
+    ends = {}
+    for solver in SOLVERS:
+        name = type(solver).__name__
+        implicit = jaxrewrite.transform(solve, materialise="forbid")
+        ends[name], steps = implicit(heat, start, solver)
+        np.testing.assert_allclose(ends[name], exact(heat), atol=1e-5)
+        print(f"{name}: {steps} steps, to the exact solution.")
+
+    want = jax.grad(lambda matrix: jnp.sum(exact(matrix) ** 2))(heat)
+    gradient = lambda policy: jax.grad(jaxrewrite.transform(energy, materialise=policy))
+    close = 1e-3 * float(jnp.abs(want.main).max())
+    compare = lambda g, w: np.testing.assert_allclose(g, w, atol=close)
+    for solver, policy, step in zip(
+        SOLVERS, ("forbid", "allow"), (0.001, None), strict=True
+    ):
+        got = gradient(policy)(heat, start, solver, step)
+        jax.tree.map(compare, got, want)
+    print("The gradients with respect to the diagonals are those of the exact solution.")
+    try:
+        gradient("forbid")(heat, start, SOLVERS[1], None)
+        raise AssertionError("The gradient of Kvaerno5 was to be refused.")
+    except jaxrewrite.MaterialisationError as error:
+        print("The gradient of Kvaerno5 is refused:", str(error).split(".")[0])
+
+    rod = Unitful(start, "K")
+    try:
+        jaxrewrite.transform(solve)(heat, rod, SOLVERS[0])
+        raise AssertionError("Units in the state of diffrax were to be refused.")
+    except UnitsError as error:
+        print("Units in the state of diffrax are refused:", str(error).split("\n")[0])
+    quantities = Unitful(2.0, "m"), Unitful(9.81, "m/s^2"), Unitful(0.05, "s")
+    swing = jaxrewrite.transform(pendulum, materialise="forbid")
+    angles, velocities = swing(jnp.array(1.0), Unitful(0.0, "1/s"), *quantities)
+    assert velocities.units == Units("1/s")
+    numbers = [jnp.array(x) for x in (1.0, 0.0, 2.0, 9.81, 0.05)]
+    np.testing.assert_allclose(velocities.array, pendulum(*numbers)[1], rtol=1e-12)
+    print(f"The pendulum's velocity is in {velocities.units}.")
+    if plot:
+        import matplotlib.pyplot as plt
+
+        figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
+        left.plot(x, start, label="start")
+        for (name, end), style in zip(ends.items(), ("o", "x"), strict=True):
+            left.plot(x, end, style, label=name)
+        left.set(xlabel="place", ylabel="temperature")
+        left.legend()
+        right.plot(0.05 * np.arange(1, 101), jaxrewrite.materialise(angles))
+        right.set(xlabel="time in s", ylabel="angle of the pendulum")
+        figure.savefig(plot, dpi=60)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--plot", metavar="FILE", help="draw the figure to this file")
+    main(parser.parse_args().plot)
