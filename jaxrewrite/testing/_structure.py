@@ -12,6 +12,7 @@ from jax.tree_util import (
     PyTreeDef,
     tree_flatten,
     tree_leaves,
+    tree_map,
     tree_structure,
     tree_unflatten,
 )
@@ -21,6 +22,7 @@ from jaxrewrite import Value
 
 from .._avals import aval_of, avals_of, dense_aval, layer, same_treedef
 from .._compat import same_array_type, short
+from .._known_zeros import can_be_zero
 from ._oracle import difference, neighbour
 
 
@@ -131,6 +133,17 @@ def _stack(value: Any) -> None:
         raise AssertionError(f"the stack of two values is another array: {told}")
 
 
+def _zero(value: Any) -> None:
+    if not can_be_zero(value):
+        raise NotChecked("its type does not say zero_if_leaves_are")
+    zeros = jaxrewrite.materialise(tree_map(jnp.zeros_like, value))
+    told = difference(zeros, jnp.zeros_like(zeros), 0.0)
+    if told is not None:
+        raise AssertionError(
+            f"its type says zero_if_leaves_are, and with zeros as leaves it is not zero: {told}"
+        )
+
+
 CHECKS: dict[str, Callable[[Any], None]] = {
     "pytree": _pytree,
     "pickle": _pickle,
@@ -138,6 +151,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "static fields": _static_fields,
     "aval": _aval,
     "stack": _stack,
+    "zero": _zero,
 }
 
 # Without these, each program would fail for the same reason.

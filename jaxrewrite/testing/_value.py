@@ -36,6 +36,7 @@ def check_value(
     - ``"static fields"``: values that differ in one differ in structure.
     - ``"aval"``: shape and dtype are those of ``materialise()``.
     - ``"stack"``: `jaxrewrite.stack` of this value and one with other numbers.
+    - ``"zero"``: with zeros as leaves it is zero, if ``zero_if_leaves_are`` says so.
     - a name for each program: a primitive that acts entry by entry, moves entries, reduces,
       slices, joins or multiplies, with the operands that it needs, or a branch or a loop
       with the value. Each is compared with dense code compiled (``"jit"``), over a new

@@ -251,7 +251,15 @@ class FailingJoin(Plain):
 
 x = numbers((3,))
 
+
 # A value, what is checked, the check that fails, and a part of the message.
+class NeverZero(Plain):
+    zero_if_leaves_are = True
+
+    def materialise(self):
+        return self.x + 1
+
+
 BROKEN = {
     "aval": (WrongAval(x), "aval", "aval() is f32[2] where materialise() returns f32[3]"),
     "dtype": (WrongDtype(x), "neg jit", "f16[3]"),
@@ -265,6 +273,7 @@ BROKEN = {
     "materialise": (NoStack(x), "aval", "TracerArrayConversionError"),
     "stacked": (WrongStack(x, jnp.float32(2)), "scan with ys jit", "(2,)"),
     "unstacked": (WrongSlice(x), "scan with xs jit", "numbers differ"),
+    "zero": (NeverZero(x), "zero", "it is not zero: 3 of 3 numbers differ"),
     "join": (WrongJoin(x), "cond with an array, second jit", "3 of 3 numbers differ: 0 at"),
     "no join": (FailingJoin(x), "cond with an array, first jit", "AttributeError"),
 }
@@ -376,6 +385,17 @@ def test_ready_types(name, bulk):
 def test_some_of_the_ready_types(name, bulk):
     value = CASES[name].value(np.random.default_rng(0), "float32", (3, 3))
     check_value(value, only=["neg", "cond with itself, first", "stack", "aval"])
+
+
+@pytest.mark.slow
+def test_ready_types_that_say_so_are_zero_with_zeros_as_leaves():
+    values = [
+        case.value(np.random.default_rng(0), "float32", shape)
+        for case in CASES.values()
+        for shape in ((3, 3), (4, 4))
+    ]
+    checked = [bool(check_value(value, only=["zero"]).checked) for value in values]
+    assert 15 < sum(checked) < len(checked)
 
 
 def test_the_package_has_it():
