@@ -115,7 +115,7 @@ def launch(folder: pathlib.Path, **environment: str) -> list[int]:
             for worker in workers:
                 worker.kill()
         time.sleep(0.1)
-    return codes
+    return [worker.wait() for worker in workers]
 
 
 def losses(folder: pathlib.Path, process: int) -> dict[int, str]:
@@ -125,8 +125,8 @@ def losses(folder: pathlib.Path, process: int) -> dict[int, str]:
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as through, tempfile.TemporaryDirectory() as killed:
-        through, killed = pathlib.Path(through), pathlib.Path(killed)
+    with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
+        through, killed = pathlib.Path(first), pathlib.Path(second)
         if any(launch(through)):
             sys.exit((through / "log-0").read_text())
         print("without a break: ", *losses(through, 0).values())
