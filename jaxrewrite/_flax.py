@@ -63,19 +63,26 @@ def _fields(value: Any) -> tuple[list[str], list[Any], Any]:
 
 
 class _Watch(importlib.abc.MetaPathFinder):
-    """Finds Flax's module by the other finders, once, and fills its table after its import."""
+    """Finds Flax's module by the other finders, and fills its table after its import."""
+
+    _is_asking = False
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != _MODULE:
+        if name != _MODULE or self._is_asking:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
+        self._is_asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._is_asking = False
         if spec is None or spec.loader is None:
             return spec
         load = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             load(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
             for cls in _classes:
                 _register_in(module, cls)
 
