@@ -19,8 +19,10 @@ import accuracy  # noqa: E402
 
 @pytest.fixture(autouse=True)
 def _double():
-    with jax.enable_x64(True):
-        yield
+    """Double precision in all threads: SciPy's solver of sparse matrices runs in another."""
+    jax.config.update("jax_enable_x64", True)
+    yield
+    jax.config.update("jax_enable_x64", False)
 
 
 # SciPy warns of ill conditioned matrices.
