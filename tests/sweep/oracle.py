@@ -496,13 +496,17 @@ def _judge(program: Any, tainted: bool) -> Verdict:
         return Verdict("skipped", "products with numbers that are not finite")
     if wrong and _is_empty(program):
         return Verdict("skipped", "sums of no entries are missing")
-    if program.mode in ("grad", "jvp", "jacfwd") and _meets_no_entries(program):
-        # No entries times infinity are nothing, and zeros in their place are NaN.
+    if program.mode in ("grad", "jvp", "jacfwd"):
+        is_empty = _meets_no_entries(program)
         pairs = list(zip(got, want, strict=True))
-        got = [jnp.where(jnp.isnan(g), w, g) for g, w in pairs]
-        want = [jnp.where(jnp.isnan(w) & (g == 0), g, w) for g, w in pairs]
+        # No entries times infinity are nothing, and zeros in their place are NaN. So is what
+        # the dense program multiplies infinities by where a value multiplies nothing.
+        if is_empty:
+            got = [jnp.where(jnp.isnan(g), w, g) for g, w in pairs]
+        if is_empty or _is_spoilt(program):
+            want = [jnp.where(jnp.isnan(w) & (g == 0), g, w) for g, w in pairs]
         if all(map(same, got, want)):
-            return Verdict("skipped", "derivatives of sums of no entries times infinity")
+            return Verdict("skipped", "derivatives of no entries, or zero, times infinity")
     detail = next(
         f"result {i}: {np.asarray(g)} against {np.asarray(w)}"
         for i, (g, w) in enumerate(zip(got, want, strict=True))
@@ -522,6 +526,12 @@ def _judge(program: Any, tainted: bool) -> Verdict:
 
 def _is_empty(program: Any) -> bool:
     return any(x.size == 0 for x in jax.tree.leaves(dense(operands_of(program))))
+
+
+def _is_spoilt(program: Any) -> bool:
+    """Whether an operand has numbers that are not finite."""
+    arrays = map(wide, jax.tree.leaves(jax.tree.map(key_data, dense(operands_of(program)))))
+    return any(not np.isfinite(x).all() for x in arrays)
 
 
 def _meets_no_entries(program: Any) -> bool:
