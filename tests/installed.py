@@ -9,6 +9,7 @@ import importlib.metadata
 import importlib.util
 import pathlib
 import pkgutil
+import sysconfig
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +28,11 @@ OPTIONAL = {
 
 
 def check_place():
-    checkout = pathlib.Path(__file__).resolve().parent.parent
-    package = pathlib.Path(jaxrewrite.__file__).resolve()
-    assert checkout not in package.parents, f"{package} is that of the checkout"
-    assert (package.parent / "py.typed").exists()
+    # The environment itself may lie in the checkout, where tox puts it.
+    package = pathlib.Path(jaxrewrite.__file__).resolve().parent
+    site = pathlib.Path(sysconfig.get_path("purelib")).resolve()
+    assert package.parent == site, f"{package} is not the one installed in {site}"
+    assert (package / "py.typed").exists()
 
 
 def check_metadata():
