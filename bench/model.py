@@ -24,7 +24,7 @@ from jaxrewrite.values import Quantised
 
 from . import gpt2, measure
 from .peer import quax_values, to_quax
-from .suite import Case, Measurement, Options, Part, ratio, rows_of
+from .suite import Case, Measurement, Options, Part, ratio, rows_of, verdict
 from .values import Lora, Zero, lora, zero_like
 
 
@@ -165,8 +165,8 @@ def headline(results: Sequence[Measurement]) -> list[str]:
             if of == case and quantity in SAID
         }
         known = {q: (r, spread) for q, (r, spread) in found.items() if r is not None}
-        won = [f"{q} {r:.2f}" for q, (r, spread) in known.items() if r < 0.98 - spread]
-        lost = [f"{q} {r:.2f}" for q, (r, spread) in known.items() if r > 1.02 + spread]
+        won = [f"{q} {t[0]:.2f}" for q, t in known.items() if verdict(*t) < 0]
+        lost = [f"{q} {t[0]:.2f}" for q, t in known.items() if verdict(*t) > 0]
         lines.append(
             f"{case}: won {', '.join(won) or 'nothing'}; lost {', '.join(lost) or 'nothing'}"
         )

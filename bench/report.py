@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from .suite import Measurement, Part, ratio, rows_of
+from .suite import Measurement, Part, ratio, rows_of, verdict
 from .table import duration, rst_table, table, with_prefix
 
 
@@ -75,7 +75,7 @@ def losses(part: Part, results: Sequence[Measurement]) -> list[str]:
         if implicit is None:
             continue
         times = ratio(implicit, baseline)
-        if times is not None and times > 1.02 + implicit.spread:
+        if times is not None and verdict(times, implicit.spread) > 0:
             where = case if size is None else f"{case}, {size:,.0f}"
             lost.append(f"{where}: {quantity} is {times:.2f}x of {part.baseline}")
     return lost
@@ -98,8 +98,8 @@ def finding(part: Part, results: Sequence[Measurement]) -> list[str]:
         return [
             f"{r.case}, {r.quantity}: {shown(r)}" for r in results if r.value is not None
         ][:3]
-    worse = {key: r for key, (r, spread) in known.items() if r > 1.02 + spread}
-    better = sum(r < 0.98 - spread for r, spread in known.values())
+    worse = {key: times[0] for key, times in known.items() if verdict(*times) > 0}
+    better = sum(verdict(*times) < 0 for times in known.values())
     lines = [
         f"Of {len(known)} figures {better} are less than {part.baseline}, "
         f"{len(known) - better - len(worse)} equal within their spread, {len(worse)} more."

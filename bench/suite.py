@@ -122,6 +122,12 @@ def ratio(measurement: Measurement, baseline: Measurement | None) -> float | Non
     return measurement.value / baseline.value
 
 
+def verdict(times: float, spread: float) -> int:
+    """1 where a ratio is a loss, by 2% and more than the spread, -1 for a gain, else 0."""
+    noise = 0.02 + spread
+    return (times > 1 + noise) - (times < 1 - noise)
+
+
 def rows_of(
     results: Iterable[Measurement],
 ) -> dict[tuple[str, float | None, str], dict[str, Measurement]]:
