@@ -8,6 +8,7 @@ registers their rules.
 from . import (
     functions as functions,
     kronecker_sum as kronecker_sum,
+    least_squares as least_squares,
     linalg as linalg,
     lu as lu,
     pairs as pairs,

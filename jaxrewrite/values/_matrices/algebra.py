@@ -114,6 +114,11 @@ class LinearAlgebra:
         """Whether the type guarantees that the matrix is its own conjugate transpose."""
         return False
 
+    @property
+    def is_unitary(self) -> bool:
+        """Whether the type guarantees that the inverse is the conjugate transpose."""
+        return False
+
     def is_triangular(self, lower: bool) -> bool:
         """Whether the type guarantees that the matrix is lower, or upper, triangular."""
         return False
@@ -259,6 +264,11 @@ def trace_of(x: Any) -> Any:
 def is_known_hermitian(x: Any) -> bool:
     """Whether the type of a part says so. A dense array may be anything."""
     return isinstance(x, LinearAlgebra) and x.is_hermitian
+
+
+def is_known_unitary(x: Any) -> bool:
+    """Whether the type of a part says so."""
+    return isinstance(x, LinearAlgebra) and x.is_unitary
 
 
 def is_square(x: Any) -> bool:

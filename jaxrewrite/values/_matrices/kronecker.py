@@ -14,7 +14,13 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import bind, register, same_structure, transform
 
-from .algebra import diagonal_of, is_known_hermitian, known_or, on_fields
+from .algebra import (
+    diagonal_of,
+    is_known_hermitian,
+    is_known_unitary,
+    known_or,
+    on_fields,
+)
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .matrix import (
@@ -169,6 +175,10 @@ class Kronecker(Matrix):
     @property
     def is_hermitian(self) -> bool:
         return all(map(is_known_hermitian, self.factors))
+
+    @property
+    def is_unitary(self) -> bool:
+        return all(map(is_known_unitary, self.factors))
 
     def solve(self, x: Any, axis: int) -> Any:
         if not self.solvable:

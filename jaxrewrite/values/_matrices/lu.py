@@ -120,7 +120,7 @@ def _lu_solve(lu: Any, pivots: Any, b: Any, trans: int) -> Any:
 
 
 # Which of the factors and the right side may have axes of `jax.vmap`.
-_LEVELS = ((0, 0), (None, 0), (0, None))
+LEVELS = ((0, 0), (None, 0), (0, None))
 
 
 def mapped(factor: Any, b: Any) -> Iterator[tuple[tuple[Any, Any], int]]:
@@ -128,7 +128,7 @@ def mapped(factor: Any, b: Any) -> Iterator[tuple[tuple[Any, Any], int]]:
 
     The axes of the factors and of the right side along which it acted, and how often it did.
     """
-    for of_factor, of_b in _LEVELS:
+    for of_factor, of_b in LEVELS:
         for depth in range(of_factor != of_b, max(factor.ndim - 2, b.ndim) + 1):
             own = factor.shape if of_factor is None else factor.shape[depth:]
             right = b.shape if of_b is None else b.shape[depth:]

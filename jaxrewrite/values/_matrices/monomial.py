@@ -28,7 +28,7 @@ from .._base.structured import (
     zero_unless,
 )
 from .determinant import Determinant
-from .matrix import Matrix, known_diagonal, nan_if_any_is, on_axis, unpivoted
+from .matrix import Matrix, adjoint, known_diagonal, nan_if_any_is, on_axis, unpivoted
 from .product import Product, matrix_product
 
 
@@ -179,6 +179,14 @@ def sorted_svd(u: Any, size: Any, vh: Any) -> tuple[Any, Any, Any]:
     return matrix_product(u, falling.transposed()), size, matrix_product(falling, vh)
 
 
+def svd_of_spectrum(values: Any, vectors: Any) -> tuple[Any, Any, Any]:
+    """The decomposition of a normal matrix; the vectors on the left have the phases."""
+    size = abs(values)
+    phase = jnp.where(size > 0, values / jnp.where(size > 0, size, 1), 1)
+    left = matrix_product(vectors, Diagonal(phase.astype(vectors.dtype)))
+    return left, size, adjoint(vectors)
+
+
 class Identity(Matrix):
     r"""The identity matrix, :math:`I_{ij} = \delta_{ij}`, which holds no numbers.
 
@@ -287,6 +295,10 @@ class Identity(Matrix):
 
     @property
     def is_hermitian(self) -> bool:
+        return True
+
+    @property
+    def is_unitary(self) -> bool:
         return True
 
     def is_triangular(self, lower: bool) -> bool:
@@ -622,6 +634,10 @@ class Permutation(Matrix):
 
     def diagonal(self) -> Any:
         return (self.order == jnp.arange(self.order.shape[-1])).astype(self.of_dtype)
+
+    @property
+    def is_unitary(self) -> bool:
+        return True
 
     def solve(self, x: Any, axis: int) -> Any:
         return self.transposed().apply(x, axis)

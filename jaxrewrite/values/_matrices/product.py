@@ -13,7 +13,7 @@ import jaxrewrite
 from jaxrewrite import bind, register
 
 from .._base.contract import contract
-from .algebra import LinearAlgebra, is_square, known_or, on_fields
+from .algebra import LinearAlgebra, is_known_unitary, is_square, known_or, on_fields
 from .determinant import Determinant
 from .matrix import Matrix, closed_product, solve_factor, swapped
 
@@ -138,6 +138,44 @@ class Product(Matrix):
         ]
         return functools.reduce(Determinant.times, found)
 
+    @property
+    def is_unitary(self) -> bool:
+        return all(map(is_known_unitary, self.factors))
+
+    def known_svd(self) -> Any:
+        return self._decomposed("known_svd")
+
+    def known_reduced_svd(self) -> Any:
+        return self._decomposed("known_reduced_svd")
+
+    def known_singular_values(self) -> Any:
+        core = self._core()
+        if core is None:
+            return NotImplemented
+        fn = functools.partial(jnp.linalg.svd, compute_uv=False)
+        return _known_or_of_array(self.factors[core], "known_singular_values", fn)
+
+    def _core(self) -> int | None:
+        """The one factor that has the singular values, if all others are unitary."""
+        others = [i for i, x in enumerate(self.factors) if not is_known_unitary(x)]
+        return None if len(others) > 1 else [*others, 0][0]
+
+    def _decomposed(self, hook: str) -> Any:
+        core = self._core()
+        if core is None:
+            return NotImplemented
+        fn = functools.partial(jnp.linalg.svd, full_matrices=False)
+        found = _known_or_of_array(self.factors[core], hook, fn)
+        if found is NotImplemented:
+            return NotImplemented
+        u, size, vh = found
+        times = jaxrewrite.transform(jnp.matmul)
+        for factor in reversed(self.factors[:core]):
+            u = times(_like(factor, u), u)
+        for factor in self.factors[core + 1 :]:
+            vh = times(vh, _like(factor, vh))
+        return u, size, vh
+
     def scaled_rows(self, factors: Any) -> Any:
         first, *rest = self.factors
         if not isinstance(first, Matrix):
@@ -158,6 +196,17 @@ def _of(*factors: Any) -> Any:
     if len(factors) == 2:
         return matrix_product(*factors)
     return Product(factors)
+
+
+def _known_or_of_array(x: Any, hook: str, fn: Callable[[Any], Any]) -> Any:
+    if isinstance(x, LinearAlgebra):
+        return on_fields(lambda x: getattr(x, hook)(), x)
+    return NotImplemented if isinstance(x, jaxrewrite.Value) else fn(x)
+
+
+def _like(factor: Any, x: Any) -> Any:
+    """A unitary factor of the dtype of vectors, which may be complex for a real matrix."""
+    return jaxrewrite.transform(lambda factor: factor.astype(x.dtype))(factor)
 
 
 def _factors(x: Any) -> tuple[Any, ...]:

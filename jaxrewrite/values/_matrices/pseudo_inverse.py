@@ -49,7 +49,7 @@ class PseudoInverse(Matrix):
         moved = jnp.moveaxis(x, axis, batch)
         rest = moved.shape[batch + 1 :]
         columns = moved.reshape(*moved.shape[: batch + 1], math.prod(rest))
-        y = _product(self.matrix, self.tolerance, columns)
+        y = pseudo_inverse_times(self.matrix, self.tolerance, columns)
         return jnp.moveaxis(y.reshape(*self.batch, self.shape[-2], *rest), batch, axis)
 
     def transposed(self) -> Any:
@@ -61,7 +61,19 @@ def default_tolerance(a: Any) -> Any:
     return 10 * max(a.shape[-2:]) * jnp.finfo(a.dtype).eps
 
 
-def _product(a: Any, tolerance: Any, b: Any) -> Any:
+def is_kept(size: Any, tolerance: Any, keeps_equal: bool) -> Any:
+    """Which singular values count as more than zero.
+
+    ``keeps_equal`` tells whether those do that are as large as the tolerance says: one of
+    JAX's functions keeps them, and another one does not.
+    """
+    least = tolerance[..., None] * size.max(-1, initial=0, keepdims=True)
+    return (size > 0) & (size >= least) if keeps_equal else size > least
+
+
+def pseudo_inverse_times(
+    a: Any, tolerance: Any, b: Any, *, keeps_equal: bool = False
+) -> Any:
     r"""The pseudo-inverse of a matrix times an array of shape (\*batch, n, k)."""
     leaves, treedef = jax.tree.flatten(a)
     whole = lambda leaves: jax.tree.unflatten(treedef, leaves)
@@ -70,10 +82,10 @@ def _product(a: Any, tolerance: Any, b: Any) -> Any:
     def product(leaves: Any, tolerance: Any, b: Any) -> Any:
         u, size, vh = whole(leaves).known_reduced_svd()
         size = jaxrewrite.materialise(size)
-        least = tolerance[..., None] * size.max(-1, initial=0, keepdims=True)
-        inverse = jnp.where(size > least, 1 / jnp.where(size > least, size, 1), 0)
-        inside = _dot(adjoint(u), b)
-        found = _dot(adjoint(vh), inside * inverse[..., None].astype(inside.dtype))
+        kept = is_kept(size, tolerance, keeps_equal)
+        inverse = jnp.where(kept, 1 / jnp.where(kept, size, 1), 0)
+        inside = dot(adjoint(u), b)
+        found = dot(adjoint(vh), inside * inverse[..., None].astype(inside.dtype))
         is_real = not (jnp.iscomplexobj(whole(leaves)) or jnp.iscomplexobj(b))
         return found.real if is_real else found
 
@@ -84,20 +96,20 @@ def _product(a: Any, tolerance: Any, b: Any) -> Any:
         a = whole(leaves)
 
         def change(fn: Any, x: Any) -> Any:
-            along = lambda leaves: _dot(fn(whole(leaves)), x)
+            along = lambda leaves: dot(fn(whole(leaves)), x)
             return jax.jvp(along, (leaves,), (leaf_tangents,))[1]
 
         x = product(leaves, tolerance, b)
-        left = change(adjoint, b - _dot(a, x))
-        times = lambda a, x: _product(a, tolerance, x)
+        left = change(adjoint, b - dot(a, x))
+        times = lambda a, x: pseudo_inverse_times(a, tolerance, x, keeps_equal=keeps_equal)
         found = times(a, b_dot - change(lambda a: a, x) + times(adjoint(a), left))
         beside = change(adjoint, times(adjoint(a), x))
-        return x, found + beside - times(a, _dot(a, beside))
+        return x, found + beside - times(a, dot(a, beside))
 
     return product(leaves, tolerance, b)
 
 
-def _dot(a: Any, x: Any) -> Any:
+def dot(a: Any, x: Any) -> Any:
     multiply = jaxrewrite.transform(lambda a, x: jnp.matmul(a, x, precision=_HIGHEST))
     return jaxrewrite.materialise(multiply(a, x))
 

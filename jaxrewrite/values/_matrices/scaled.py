@@ -168,11 +168,20 @@ class Scaled(LinearAlgebra, Linear):
         return self._of(inverse).rescaled(1 / self.scale)
 
     def known_determinant(self) -> Any:
-        r"""The number to the power n, times the determinant of an array of n rows."""
+        r"""The number to the power n, times the determinant of an array of n rows.
+
+        The function for dense arrays makes multiples of a value, so it must not be asked for
+        the determinant of one here.
+        """
         if not is_square(self):
             return NotImplemented
-        found = known_or(self.x, "known_determinant", Determinant.of_arrays)
-        found = jaxrewrite.materialise(found)
+        if isinstance(self.x, jaxrewrite.Value):
+            found = self._known("known_determinant")
+            if found is NotImplemented:
+                return NotImplemented
+            found = jaxrewrite.materialise(found)
+        else:
+            found = Determinant.of_arrays(self.x)
         scale = jnp.broadcast_to(self._of_matrices(0), found.unit.shape)
         number = Determinant.of(scale[..., None]) ** self.shape[-1]
         return number.times(found)

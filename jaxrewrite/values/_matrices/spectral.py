@@ -21,7 +21,7 @@ from .algebra import on_fields
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .matrix import Matrix, swapped
-from .monomial import Diagonal, Identity, ScalarMatrix
+from .monomial import Diagonal, Identity, ScalarMatrix, svd_of_spectrum
 from .scaled import Scaled
 from .sum import Sum, solves_sums
 
@@ -136,6 +136,9 @@ class _Shifted(NamedTuple):
     def eigh(self) -> Any:
         values, vectors = self.spectrum
         return sorted_eigh(values.real, vectors)
+
+    def reduced_svd(self) -> Any:
+        return svd_of_spectrum(*self.spectrum)
 
 
 @solves_sums

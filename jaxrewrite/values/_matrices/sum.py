@@ -26,6 +26,7 @@ from .algebra import (
     trace_of,
 )
 from .matrix import closed_sum, negated, swapped
+from .monomial import sorted_svd
 
 
 class SumSolver(Protocol):
@@ -39,6 +40,9 @@ class SumSolver(Protocol):
 
     def eigh(self) -> Any:
         """As `LinearAlgebra.known_eigh`, of a Hermitian matrix."""
+
+    def reduced_svd(self) -> Any:
+        """As `LinearAlgebra.known_reduced_svd`."""
 
 
 _solvers: list[Callable[[Sum], SumSolver | None]] = []
@@ -171,6 +175,20 @@ class Sum(LinearAlgebra, Linear):
     def known_eigh(self, lower: bool) -> Any:
         solver = self._solver() if self.is_hermitian else None
         return NotImplemented if solver is None else solver.eigh()
+
+    def known_svd(self) -> Any:
+        found = self.known_reduced_svd()
+        if found is NotImplemented or found[0].dtype != self.dtype:
+            return NotImplemented
+        return sorted_svd(*found)
+
+    def known_reduced_svd(self) -> Any:
+        solver = self._solver()
+        return NotImplemented if solver is None else solver.reduced_svd()
+
+    def known_singular_values(self) -> Any:
+        found = self.known_reduced_svd()
+        return found if found is NotImplemented else -jnp.sort(-found[1], axis=-1)
 
     def known_exponential(self) -> Any:
         found = (find(self) for find in _exponentials)

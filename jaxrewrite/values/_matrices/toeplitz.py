@@ -22,9 +22,8 @@ from .._base.structured import (
     nothing_field,
 )
 from .determinant import Determinant
-from .matrix import Matrix, adjoint, apply_dense, on_axis
-from .monomial import Diagonal
-from .product import Product
+from .matrix import Matrix, apply_dense, on_axis
+from .monomial import sorted_svd, svd_of_spectrum
 
 
 class Toeplitz(Matrix):
@@ -324,12 +323,13 @@ class Circulant(Matrix):
         return -jnp.sort(-abs(self.known_eigenvalues()), axis=-1)
 
     def known_reduced_svd(self) -> Any:
-        """The complex eigenvectors, of which those on the left have the phases."""
-        values, vectors = self.known_spectrum()
-        size = abs(values)
-        phase = jnp.where(size > 0, values / jnp.where(size > 0, size, 1), 1)
-        left = Product((vectors, Diagonal(phase.astype(vectors.dtype))))
-        return left, size, adjoint(vectors)
+        return svd_of_spectrum(*self.known_spectrum())
+
+    def known_svd(self) -> Any:
+        """The eigenvectors are complex, and those of a real matrix are not wanted."""
+        if not jnp.iscomplexobj(self.column):
+            return NotImplemented
+        return sorted_svd(*self.known_reduced_svd())
 
     def known_eigenvalues(self) -> Any:
         # JAX's functions convert integers in the same way.
@@ -367,6 +367,10 @@ class _Fourier(Matrix):
 
     def transposed(self) -> Any:
         return self
+
+    @property
+    def is_unitary(self) -> bool:
+        return True
 
 
 @register("conj")

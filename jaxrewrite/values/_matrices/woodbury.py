@@ -104,6 +104,9 @@ class _Update(NamedTuple):
     def eigh(self) -> Any:
         return NotImplemented
 
+    def reduced_svd(self) -> Any:
+        return NotImplemented
+
     def _balanced(self) -> _Update:
         """The same matrix, with columns of u as long as the rows of v that they meet."""
         of_u, of_v = (
@@ -132,6 +135,9 @@ class _InEigenvectors(NamedTuple):
         return Determinant(_like(self.update.u, found.unit), found.log)
 
     def eigh(self) -> Any:
+        return NotImplemented
+
+    def reduced_svd(self) -> Any:
         return NotImplemented
 
     def _diagonal(self) -> _Update:

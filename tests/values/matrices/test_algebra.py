@@ -167,3 +167,13 @@ def test_every_matrix_of_the_page_has_the_methods():
             *("solve", "trace", "diagonal"),
         ):
             assert callable(getattr(getattr(values, name), method))
+
+
+def test_determinant_of_one_row_whose_type_knows_none():
+    """A multiple of such a value must not ask for the determinant of a multiple again."""
+    x = jnp.full((1, 1), 3.0)
+    whole = Sum((values.Symmetric(x), values.Triangular(x)))
+    for v in (whole, Scaled(whole, jnp.float32(-2)), Product((whole, values.Symmetric(x)))):
+        got = jaxrewrite.transform(jnp.linalg.slogdet, materialise="allow")(v)
+        want = np.linalg.slogdet(wide(v))
+        jax.tree.map(lambda g, w: close(g, wide(w)), tuple(got), tuple(want))

@@ -1,0 +1,181 @@
+"""Least-squares solutions and pseudo-inverses that stay implicit, beside NumPy's."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from choose import often
+from oracle import floating
+
+import jaxrewrite
+from jaxrewrite.values import (
+    BlockDiagonal,
+    Circulant,
+    Diagonal,
+    Identity,
+    Kronecker,
+    LowRank,
+    Permutation,
+    Product,
+    Scaled,
+    Sum,
+    Symmetric,
+)
+
+
+N = 6
+
+
+@pytest.fixture(autouse=True)
+def _double():
+    with jax.enable_x64(True):
+        yield
+
+
+def normal(seed, *shape, is_complex=False):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=shape)
+    return jnp.asarray(x + 1j * rng.normal(size=shape) if is_complex else x)
+
+
+def implicit(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+def permutation():
+    return Permutation(jnp.array([1, 0, 3, 4, 5, 2]), jnp.float64)
+
+
+def kernel():
+    return Kronecker(Symmetric(normal(0, 2, 2)), Symmetric(normal(1, 3, 3)))
+
+
+MATRICES = {
+    "circulant": lambda: Circulant(normal(0, N)),
+    "singular circulant": lambda: Circulant(jnp.ones(N)),
+    "complex circulant": lambda: Circulant(normal(0, N, is_complex=True)),
+    "tall low rank": lambda: LowRank(normal(0, N, 2), normal(1, 2, 4)),
+    "wide low rank": lambda: LowRank(normal(0, N, 2), normal(1, 2, 9)),
+    "dependent columns": lambda: LowRank(normal(0, N, 1) * jnp.ones(2), normal(1, 2, 4)),
+    "rank zero": lambda: LowRank(normal(0, N, 0), normal(1, 0, 4)),
+    "permutation": permutation,
+    "identity": lambda: Identity(N, jnp.float64),
+    "diagonal": lambda: Diagonal(normal(0, N).at[2].set(0)),
+    "zero": lambda: Diagonal(jnp.zeros(N)),
+    "mixed": lambda: Kronecker(normal(0, 3, 2), normal(1, 2, 3)),
+    "kronecker of circulant": lambda: Kronecker(Circulant(normal(0, 3)), normal(1, 2, 2)),
+    "blocks": lambda: BlockDiagonal(normal(0, 2, 3, 2)),
+    "scaled": lambda: Scaled(Circulant(normal(0, N)), jnp.float64(-2)),
+    "permuted array": lambda: Product((permutation(), normal(0, N, 4))),
+    "permuted low rank": lambda: Product(
+        (permutation(), LowRank(normal(0, N, 2), normal(1, 2, 4)))
+    ),
+    "permuted on both sides": lambda: Product(
+        (permutation(), BlockDiagonal(normal(0, 2, 3, 3)), permutation())
+    ),
+    "permuted circulant": lambda: Product((permutation(), Circulant(normal(0, N)))),
+    "unitary": lambda: Product(
+        (permutation(), Kronecker(Identity(2, jnp.float64), Identity(3, jnp.float64)))
+    ),
+    "kronecker and noise": lambda: Sum((kernel(), 0.3 * Identity(N, jnp.float64))),
+    "circulant and noise": lambda: Sum(
+        (Circulant(normal(0, N)), 0.3 * Identity(N, jnp.float64))
+    ),
+}
+
+Y = np.random.default_rng(3).normal(size=(N, 2))
+
+
+def squares(v):
+    """Of one and of two columns, for several tolerances, and some of the results alone."""
+    return [
+        jnp.linalg.lstsq(v, Y),
+        *[jnp.linalg.lstsq(v, Y[:, 0], rcond) for rcond in (0.3, -1.0)],
+        jnp.linalg.lstsq(v, Y[:, 0])[0],
+        jnp.linalg.lstsq(v, Y)[2:],
+        jnp.linalg.lstsq(v, Y)[3],
+    ]
+
+
+def others(v):
+    return [
+        jnp.linalg.pinv(v) @ Y,
+        jnp.arange(1.0, v.shape[1] + 1) @ jnp.linalg.pinv(v),
+        jnp.linalg.matrix_rank(v),
+        jnp.linalg.norm(v, 2),
+    ]
+
+
+def close(got, want, tolerance=1e-9):
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert (jnp.shape(x), x.dtype) == (jnp.shape(y), y.dtype)
+        np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance)
+
+
+def check(v, fn):
+    """A solution and its rank by NumPy; the rest by JAX on the array."""
+    got, want = jax.jit(lambda v: (implicit(fn)(v), fn(v.materialise())))(v)
+    close(got, want)
+    solution, _, rank, sizes = np.linalg.lstsq(np.asarray(v.materialise()), Y)
+    np.testing.assert_allclose(got[0][0], solution, atol=1e-9)
+    np.testing.assert_allclose(got[0][3], sizes, atol=1e-9)
+    assert got[0][2] == rank
+
+
+@pytest.mark.parametrize("name", often(MATRICES, ("permuted circulant",)))
+def test_results_are_those_of_numpy(name, bulk):
+    check(MATRICES[name](), lambda v: [jnp.linalg.lstsq(v, Y)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MATRICES)
+def test_tolerances_and_some_of_the_results(name, bulk):
+    check(MATRICES[name](), lambda v: squares(v) + others(v))
+
+
+_SMOOTH = [x for x in MATRICES if x not in ("permutation", "identity", "unitary", "zero")]
+
+
+@pytest.mark.parametrize("name", often(_SMOOTH, ("singular circulant",)))
+def test_gradients(name, bulk):
+    """Those of the pseudo-inverse, also where JAX's function of arrays has none."""
+    v = MATRICES[name]()
+    moving, whole = floating(v)
+
+    def fitted(a):
+        x, left = jnp.linalg.lstsq(a, Y)[:2]
+        return jnp.sin(x).real.sum() + left.sum()
+
+    def by_pseudo_inverse(a):
+        x = jnp.linalg.pinv(a, rtol=1e-13) @ Y
+        return jnp.sin(x).real.sum() + (abs(Y - a @ x) ** 2).sum()
+
+    mine = jax.jit(jax.grad(lambda leaves: implicit(fitted)(whole(leaves))))
+    dense = jax.grad(lambda leaves: by_pseudo_inverse(whole(leaves).materialise()))
+    close(mine(moving), dense(moving), 1e-7)
+
+
+@pytest.mark.slow
+def test_maps_dtypes_and_traced_tolerances(bulk):
+    many, one, b = Circulant(normal(0, 3, N)), Circulant(normal(1, N)), normal(2, 3, N)
+    lstsq = jnp.linalg.lstsq
+    programs = [
+        (jax.vmap(lambda v, b: lstsq(v, b, 1e-3)), (many, b)),
+        (jax.vmap(lambda v: lstsq(v, b[0])), (many,)),
+        (jax.vmap(lambda v: lstsq(v, b[0])[2]), (many,)),
+        (lambda v: jax.vmap(lambda b: lstsq(v, b))(b), (one,)),
+        (lambda v: jax.vmap(jax.vmap(lambda b: lstsq(v, b, 0.1)[0]))(b[None]), (one,)),
+        (lambda v, tolerance: lstsq(v, b[0], tolerance), (one, jnp.float64(0.5))),
+        *[(lambda v, c=c: lstsq(v, c), (one,)) for c in (jnp.arange(N), b[0] + 1j)],
+    ]
+    for fn, args in programs:
+        close(jax.jit(implicit(fn))(*args), fn(*jaxrewrite.materialise(args)))
+    single = Circulant(one.column.astype("float32"))
+    for c in (b[0], b[0].astype("float32")):
+        close(implicit(lstsq)(single, c), lstsq(single.materialise(), c), 1e-4)
+
+
+def test_a_matrix_without_a_decomposition_is_refused():
+    v = Product((Diagonal(normal(0, N)), Circulant(normal(1, N))))
+    with pytest.raises(jaxrewrite.MaterialisationError, match="'svd' on Product"):
+        implicit(jnp.linalg.lstsq)(v, Y)
