@@ -372,13 +372,14 @@ def fingerprint(jaxpr: Any) -> Any:
 
 
 def called(fn: Callable[..., Any], *avals: Any) -> Any:
-    """The jaxpr of the one function that a function of such arrays calls.
+    """The jaxpr of the one function that a function of such arrays calls, or ``None``.
 
-    That function is jitted or has a derivative of its own.
+    That function is jitted or has a derivative of its own. `jax.vmap` may repeat the result of
+    one that does not depend on its operand, as if that is empty; then there is no such function.
     """
     jaxpr, _ = open_jaxpr(jax.make_jaxpr(fn)(*avals))
-    (eqn,) = drop_dead_code(jaxpr).eqns
-    return eqn.params[body_name(eqn.primitive)]
+    eqns = drop_dead_code(jaxpr).eqns
+    return eqns[0].params[body_name(eqns[0].primitive)] if len(eqns) == 1 else None
 
 
 def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:

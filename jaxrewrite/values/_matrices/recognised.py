@@ -24,7 +24,8 @@ def only_call(jaxpr: Any, name: str) -> Any:
 
 def fingerprint_within(fn: Callable[..., Any], name: str, *avals: Any) -> Hashable:
     """The fingerprint of the function of this name that the one function calls, or ``None``."""
-    call = only_call(_compat.called(fn, *avals), name)
+    called = _compat.called(fn, *avals)
+    call = None if called is None else only_call(called, name)
     return None if call is None else _compat.fingerprint(call.params["jaxpr"])
 
 
@@ -35,6 +36,8 @@ def fingerprints(fn: Callable[..., Any], *avals: Any) -> list[Hashable]:
     with a derivative of its own, there is also the fingerprint of that one.
     """
     called = _compat.called(fn, *avals)
+    if called is None:
+        return []
     names = [eqn.primitive.name for eqn in called.eqns]
     inner = [
         eqn.params["call_jaxpr"] for eqn in called.eqns if names == ["custom_jvp_call"]

@@ -179,3 +179,11 @@ def test_a_matrix_without_a_decomposition_is_refused():
     v = Product((Diagonal(normal(0, N)), Circulant(normal(1, N))))
     with pytest.raises(jaxrewrite.MaterialisationError, match="'svd' on Product"):
         implicit(jnp.linalg.lstsq)(v, Y)
+
+
+@pytest.mark.parametrize("batch", [(2,), (0,)])
+def test_pseudo_inverse_of_a_stack_of_empty_matrices(batch):
+    """JAX repeats the result of one, which depends on no operand."""
+    v = Diagonal(jnp.ones((*batch, 0)))
+    found = jaxrewrite.transform(jnp.linalg.pinv, materialise="allow")(v)
+    assert jaxrewrite.materialise(found).shape == (*batch, 0, 0)
