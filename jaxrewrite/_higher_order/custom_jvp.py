@@ -23,6 +23,7 @@ from .._settings import Settings
 from .._site import Site
 from .._value import is_value
 from .derivatives import (
+    add_call,
     bring_primals,
     chunks,
     has_array_tangents,
@@ -66,9 +67,7 @@ def custom_jvp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     fn = jax.custom_jvp(call)
     # Symbolic zeros show which values need no tangent.
     fn.defjvp(rule, symbolic_zeros=True)
-    consts = scope.include(restaged, site)
-    results = scope.add_call(fn, [*consts, *tree_leaves(operands)], site)
-    return tree_unflatten(restaged.out_tree, results)
+    return add_call(scope, site, fn, restaged, operands)
 
 
 handlers["custom_jvp_call"] = custom_jvp_handler

@@ -23,6 +23,7 @@ from .._settings import Settings
 from .._site import Site
 from .._value import is_value
 from .derivatives import (
+    add_call,
     bring_primals,
     chunks,
     cotangent_of,
@@ -89,9 +90,7 @@ def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     fn = jax.custom_vjp(call)
     # Symbolic zeros show which values need no cotangent.
     fn.defvjp(forward, backward, symbolic_zeros=True)
-    consts = scope.include(restaged, site)
-    results = scope.add_call(fn, [*consts, *tree_leaves(operands)], site)
-    return tree_unflatten(restaged.out_tree, results)
+    return add_call(scope, site, fn, restaged, operands)
 
 
 handlers["custom_vjp_call"] = custom_vjp_handler

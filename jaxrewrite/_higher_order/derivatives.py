@@ -79,6 +79,29 @@ def restage_call(scope: Scope, site: Site, operands: Sequence[Any]) -> Restaged:
     return restage(scope.rewriting, jaxpr, operands, site, leaving=leaving)
 
 
+def add_call(
+    scope: Scope, site: Site, fn: Any, restaged: Restaged, operands: Sequence[Any]
+) -> Any:
+    """Add a call of a function with a custom rule, and return its results.
+
+    Integers that come out as they went in, such as the indices of a sparse matrix, do not go
+    through the call. For it may be a call of tangents, all results of which JAX takes for
+    tangents that it has to transpose.
+    """
+    leaves = [*scope.include(restaged, site), *tree_leaves(operands)]
+    results = scope.add_call(fn, leaves, site)
+    inputs = dict(zip(restaged.jaxpr.invars, leaves, strict=True))
+    return tree_unflatten(
+        restaged.out_tree,
+        [
+            inputs.get(var, result)
+            if type(var) is _compat.Var and not is_inexact(var.aval)
+            else result
+            for var, result in zip(restaged.jaxpr.outvars, results, strict=True)
+        ],
+    )
+
+
 def is_inexact(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.inexact)
 

@@ -16,7 +16,7 @@ EXAMPLES = pathlib.Path(__file__).parents[2] / "docs" / "examples"
 # What each needs, and a line that it prints.
 SHOWN = {
     "decoding": ([], "tokens are those of the dequantised model"),
-    "differential_equations": (["diffrax"], "The gradient of Kvaerno5 is refused"),
+    "differential_equations": (["diffrax"], "The default adjoint of Kvaerno5 is refused"),
     "equinox_training": (["equinox", "optax"], "kB holds the same module."),
     "gaussian_process": (["blackjax"], "are those of the dense program."),
     "hugging_face": (["transformers", "optax"], "generated, as by dense weights"),

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.linalg
 from jax.experimental.sparse import BCOO
-from structure import ERRORS, PAGE, parts_of_file, table
+from structure import parts_of_file, table, write
 
 import jaxrewrite
 from jaxrewrite import values
@@ -109,7 +109,8 @@ def _plus_low_rank(make):
 
 
 # How each matrix is made, and what is asked of it: solves (l), determinants (d), a Cholesky
-# factor (c), eigenvectors of a Hermitian matrix (e), singular vectors (s), a pseudo-inverse (p).
+# factor (c), eigenvectors of a Hermitian matrix (e), singular vectors (s), a pseudo-inverse
+# and least squares (p).
 CASES = {
     "Diagonal": (
         lambda d: values.Diagonal(d.sizes() * d.phases().real.clip(0.5)),
@@ -228,9 +229,9 @@ def program(does, a, b):
         found["eigh"] = tuple(jnp.linalg.eigh(a))
     if "s" in does:
         found["svd"] = tuple(jnp.linalg.svd(a))
-        found["lstsq"] = jnp.linalg.lstsq(a, b, rcond=RTOL)[0]
     if "p" in does:
         found["pinv"] = jnp.linalg.pinv(a, rtol=RTOL) @ b
+        found["lstsq"] = jnp.linalg.lstsq(a, b, rcond=RTOL)[0]
     return found
 
 
@@ -440,4 +441,4 @@ def _of_all(mine, other, key):
 if __name__ == "__main__":
     jax.config.update("jax_disable_most_optimizations", True)
     with jax.enable_x64(True):
-        PAGE.write_text(parts_of_file()[0] + ERRORS + section(), encoding="utf-8")
+        write(parts_of_file()[0], section())

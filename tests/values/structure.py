@@ -250,16 +250,24 @@ def page():
     return "\n".join(parts)
 
 
-# What follows on the page is written by accuracy.py.
+# What follows on the page is written by hand, and then by accuracy.py.
+BY_HAND = "\nCholesky factors of sums\n------------------------\n"
 ERRORS = "\nErrors in single precision\n--------------------------\n"
 
 
 def parts_of_file():
-    """The page as it is: what this module writes, and the errors."""
-    own, errors = PAGE.read_text(encoding="utf-8").split(ERRORS)
-    return own, errors
+    """The page as it is: what this module writes, what is written by hand, and the errors."""
+    own, rest = PAGE.read_text(encoding="utf-8").split(BY_HAND)
+    by_hand, errors = rest.split(ERRORS)
+    return own, BY_HAND + by_hand, errors
+
+
+def write(own, errors):
+    """The page with other parts."""
+    _, by_hand, _ = parts_of_file()
+    PAGE.write_text(own + by_hand + ERRORS + errors, encoding="utf-8")
 
 
 if __name__ == "__main__":
     sys.stdout.reconfigure(encoding="utf-8")
-    PAGE.write_text(page() + ERRORS + parts_of_file()[1], encoding="utf-8")
+    write(page(), parts_of_file()[2])

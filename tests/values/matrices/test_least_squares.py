@@ -136,7 +136,8 @@ def test_tolerances_and_some_of_the_results(name, bulk):
 _SMOOTH = [x for x in MATRICES if x not in ("permutation", "identity", "unitary", "zero")]
 
 
-@pytest.mark.parametrize("name", often(_SMOOTH, ("singular circulant",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", _SMOOTH)
 def test_gradients(name, bulk):
     """Those of the pseudo-inverse, also where JAX's function of arrays has none."""
     v = MATRICES[name]()

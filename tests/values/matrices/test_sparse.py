@@ -407,6 +407,22 @@ def test_stays_implicit_across_a_custom_rule(v, no_leak_checks):
     close(got, jax.grad(lambda x: loss(filled(x).materialise()))(leaf))
 
 
+def test_a_rule_that_calls_its_function_with_the_tangent(bulk):
+    """The indices of a sparse matrix are not tangents, although they are results of that call."""
+
+    @jax.custom_jvp
+    def same(x):
+        return x
+
+    same.defjvp(lambda x, t: (same(*x), same(*t)))
+    dense = jnp.array([[1.0, 0.0, 2.0], [0.0, 3.0, 0.0]])
+    v, b = Sparse(BCOO.fromdense(dense)), jnp.arange(3.0)
+    loss = lambda a: jnp.sin(same(a) @ b).sum()
+    got = jax.grad(jaxrewrite.transform(loss), allow_int=True)(v)
+    want = jax.grad(lambda data: loss(v.with_data(data).materialise()))(v.data)
+    np.testing.assert_allclose(got.data, want, rtol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("format", FORMATS)
 def test_empty_axes(format):
