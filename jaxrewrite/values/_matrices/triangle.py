@@ -93,9 +93,11 @@ def on_columns(
     return jnp.moveaxis(multiply(a, columns, precision).reshape(moved.shape), 0, axis)
 
 
-# From so many rows on, copies of an array are slow, because it does not fit the cache.
-_ROWS = 2048
-_GROUPS = 8
+# From so many rows on, copies of an array are slow, because it does not fit the cache. With one
+# column they take longer than the product, and are slow from fewer rows on.
+_ROWS, _ROWS_WITH_ONE = 2048, 512
+# Fewer rows make fewer groups, so that a group has several blocks.
+_GROUPS, _ROWS_OF_GROUP = 8, 256
 # With up to so many columns, a loop over blocks of so many rows is faster.
 _SOME, _BLOCK = 64, 128
 
@@ -104,7 +106,8 @@ def _way(a: Any, x: Any) -> Any:
     """The fastest way on a CPU, or ``None`` if that is to make zeros of the other entries."""
     n, columns = x.shape
     is_known = isinstance(n, int) and isinstance(columns, int)
-    if not is_known or n < _ROWS or not columns or may_be_split() or is_manual():
+    least = min(_ROWS, _ROWS_WITH_ONE) if columns == 1 else _ROWS
+    if not is_known or n < least or not columns or may_be_split() or is_manual():
         return None
     return functools.partial(_in_groups, is_looped=columns <= _SOME)
 
@@ -125,7 +128,9 @@ def _whole(a: Any, x: Any, *, triangle: Triangle, precision: Any) -> Any:
 def _in_groups_with(a: Any, x: Any, how: Any) -> Any:
     triangle, precision, is_looped = how
     n, m = x.shape
-    ends = [n * i // _GROUPS for i in range(_GROUPS + 1)]
+    groups = min(_GROUPS, max(n // _ROWS_OF_GROUP, 1))
+    # All groups but the last one have a whole number of blocks.
+    ends = [*(n * i // groups // _BLOCK * _BLOCK for i in range(groups)), n]
     parts = []
     for start, end in zip(ends, ends[1:], strict=False):
         columns = slice(0, end) if triangle.lower else slice(start, n)

@@ -27,6 +27,7 @@ def small(monkeypatch):
     monkeypatch.setattr(triangle, "may_be_split", lambda: False)
     monkeypatch.setattr(triangle, "_ROWS", N)
     monkeypatch.setattr(triangle, "_GROUPS", 2)
+    monkeypatch.setattr(triangle, "_ROWS_OF_GROUP", 1)
     monkeypatch.setattr(triangle, "_BLOCK", 4)
     monkeypatch.setattr(triangle, "_SOME", 4)
     monkeypatch.setattr(in_blocks, "may_be_split", lambda: False)
