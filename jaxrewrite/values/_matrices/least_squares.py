@@ -24,7 +24,12 @@ from .algebra import on_fields
 from .low_rank import LowRank
 from .lu import LEVELS
 from .matrix import Matrix
-from .pseudo_inverse import dot, is_kept, pseudo_inverse_times
+from .pseudo_inverse import (
+    dot,
+    is_kept,
+    nan_unless_finite,
+    pseudo_inverse_times,
+)
 from .recognised import find, fingerprints
 from .scaled import Scaled
 from .sum import Sum
@@ -127,7 +132,7 @@ def _least_squares(v: Any, b: Any, rcond: Any) -> tuple[Any, Any, Any, Any]:
     eps = jnp.finfo(dtype).eps
     if rcond is None:
         rcond = max(v.shape) * eps
-    sizes = v.known_singular_values()
+    sizes = nan_unless_finite(v.known_singular_values())
     tolerance = jnp.where(jnp.asarray(rcond) < 0, eps, rcond).astype(sizes.dtype)
     x = pseudo_inverse_times(v, tolerance, columns, keeps_equal=True)
     left = columns - dot(v, x)

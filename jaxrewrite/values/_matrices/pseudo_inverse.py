@@ -61,6 +61,11 @@ def default_tolerance(a: Any) -> Any:
     return 10 * max(a.shape[-2:]) * jnp.finfo(a.dtype).eps
 
 
+def nan_unless_finite(size: Any) -> Any:
+    """The singular values, all of which are NaN if one is not finite, as in LAPACK."""
+    return jnp.where(jnp.isfinite(size).all(-1, keepdims=True), size, jnp.nan)
+
+
 def is_kept(size: Any, tolerance: Any, keeps_equal: bool) -> Any:
     """Which singular values count as more than zero.
 
@@ -81,9 +86,9 @@ def pseudo_inverse_times(
     @jax.custom_jvp
     def product(leaves: Any, tolerance: Any, b: Any) -> Any:
         u, size, vh = whole(leaves).known_reduced_svd()
-        size = jaxrewrite.materialise(size)
+        size = nan_unless_finite(jaxrewrite.materialise(size))
         kept = is_kept(size, tolerance, keeps_equal)
-        inverse = jnp.where(kept, 1 / jnp.where(kept, size, 1), 0)
+        inverse = jnp.where(kept, 1 / jnp.where(kept, size, 1), 0 * size)
         inside = dot(adjoint(u), b)
         found = dot(adjoint(vh), inside * inverse[..., None].astype(inside.dtype))
         is_real = not (jnp.iscomplexobj(whole(leaves)) or jnp.iscomplexobj(b))

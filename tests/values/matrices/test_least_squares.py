@@ -188,3 +188,12 @@ def test_pseudo_inverse_of_a_stack_of_empty_matrices(batch):
     v = Diagonal(jnp.ones((*batch, 0)))
     found = jaxrewrite.transform(jnp.linalg.pinv, materialise="allow")(v)
     assert jaxrewrite.materialise(found).shape == (*batch, 0, 0)
+
+
+def test_what_is_no_number_has_no_pseudo_inverse(bulk):
+    """A singular value that is not a number must not count as zero."""
+    bad = jnp.ones(N).at[2].set(jnp.nan)
+    vs = [Circulant(bad), Diagonal(bad), LowRank(bad[:, None], jnp.ones((1, 4)))]
+    fn = lambda v: (jnp.linalg.pinv(v) @ Y, *jnp.linalg.lstsq(v, Y))
+    for *of_arrays, rank, sizes in jax.jit(lambda vs: list(map(implicit(fn), vs)))(vs):
+        assert all(np.isnan(x).all() for x in (*of_arrays, sizes)) and rank == 0
