@@ -91,6 +91,11 @@ def test_a_program_is_what_its_repr_says():
     assert jnp.array_equal(Program([("add", 0, 0), ("transpose", 0, 0)])(x), x + x)
 
 
+def test_a_program_can_be_jitted():
+    program = Program([("add", 0, 1), (("jit", [("neg", 0, 0)]), 0, 0)])
+    assert (jax.jit(program)(*[jnp.ones((2, 2))] * 2) == -2).all()
+
+
 def test_each_operation_and_block_runs_on_any_size(bulk):
     from jaxrewrite.testing._random_programs import BLOCKS, OPERATIONS
 
