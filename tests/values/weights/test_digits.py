@@ -196,6 +196,14 @@ def test_the_largest_sums_fit(in_digits):
     np.testing.assert_allclose(got, [[63.999996 * 128 * n]], rtol=1e-6)
 
 
+def test_a_product_costs_what_xla_says(in_digits):
+    v, x = KINDS["columns"](normal(96, 256)), normal(64, 96)
+    product = forbid(lambda x, v: x @ v)
+    said = jaxrewrite.explain(lambda x, v: x @ v)(x, v).steps[0].flops
+    analysis = jax.jit(product).lower(x, v).cost_analysis()
+    np.testing.assert_allclose(said[1], analysis["flops"], rtol=0.05)
+
+
 # --- which products ---------------------------------------------------------------------
 
 
