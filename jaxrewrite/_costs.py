@@ -131,8 +131,8 @@ _FREE = _names(
     "all_gather all_to_all axis_index bitcast_convert_type broadcast broadcast_in_dim "
     "concatenate copy copy_p create_token device_put dynamic_slice dynamic_update_slice "
     "empty empty2 gather iota optimization_barrier pbroadcast pcast ppermute "
-    "platform_index pvary random_bits random_fold_in random_seed random_split random_unwrap random_wrap real "
-    "reshape rev scatter slice split squeeze stack stop_gradient tile transpose "
+    "platform_index pvary random_bits random_fold_in random_seed random_split "
+    "random_unwrap random_wrap real reshape rev scatter slice split squeeze stack stop_gradient tile transpose "
     "threefry2x32 unstack"
 )
 
