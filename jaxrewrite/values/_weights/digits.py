@@ -65,6 +65,9 @@ def is_summable(own: Labels, xs: Labels, out: Labels, shape: Sequence[int]) -> b
 
 
 def _multiplied(q: Any, x: Any, *, own: Labels, xs: Labels, out: Labels) -> Any:
+    for label in out:
+        if label in own and label in xs:
+            return _in_turn(q, x, label, own=own, xs=xs, out=out)
     if not is_summable(own, xs, out, q.shape):
         return contract(q.astype(x.dtype), own, x, xs, out)
     unit = _unit(x, [i for i, label in enumerate(xs) if label not in out])
@@ -77,6 +80,15 @@ def _multiplied(q: Any, x: Any, *, own: Labels, xs: Labels, out: Labels) -> Any:
     else:
         total = _one_by_one(multiply, digits, shape)
     return total * along_result(unit, xs, out)
+
+
+def _in_turn(q: Any, x: Any, label: Any, **labels: Labels) -> Any:
+    """The products for each index of a batch, which XLA on a CPU multiplies entry by entry."""
+    front = [jnp.moveaxis(q, labels["own"].index(label), 0)]
+    front += [jnp.moveaxis(x, labels["xs"].index(label), 0)]
+    rest = {key: tuple(x for x in own if x != label) for key, own in labels.items()}
+    each = lax.map(lambda pair: _multiplied(*pair, **rest), tuple(front))
+    return jnp.moveaxis(each, 0, labels["out"].index(label))
 
 
 def _unit(x: Any, axes: Sequence[int]) -> Any:
@@ -124,7 +136,7 @@ def _one_by_one(
     def add(total: Any, digit: Any) -> Any:
         return _with_digit(total, multiply(digit[None])[0]), None
 
-    total, _ = lax.scan(add, jnp.zeros(shape), jnp.stack(digits[::-1]))
+    total, _ = lax.scan(add, jnp.zeros(shape, jnp.float32), jnp.stack(digits[::-1]))
     return total
 
 

@@ -154,7 +154,7 @@ def _is_for_digits(v: Coded, x: Any, terms: Terms) -> bool:
     q = v.integers()
     return (
         q is not None
-        and math.prod(v.shape) >= _SMALLEST_IN_DIGITS
+        and _size_of_each(v, terms) >= _SMALLEST_IN_DIGITS
         and jnp.issubdtype(x.dtype, jnp.floating)
         and terms.wide == jnp.float32
         and (is_scaled_after(v, terms) or is_scaled_before(v, terms))
@@ -162,6 +162,14 @@ def _is_for_digits(v: Coded, x: Any, terms: Terms) -> bool:
         and digits.is_summable(terms.v, terms.x, terms.out, v.shape)
         # On a mesh, JAX asks each primitive for the axes over which its result varies.
         and jax.sharding.get_abstract_mesh().empty
+    )
+
+
+def _size_of_each(v: Coded, terms: Terms) -> int:
+    """The number of entries that a product without batch axes has."""
+    axes = zip(v.shape, terms.v, strict=True)
+    return math.prod(
+        n for n, label in axes if not (label in terms.x and label in terms.out)
     )
 
 

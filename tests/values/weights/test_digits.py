@@ -110,6 +110,15 @@ def test_programs_and_gradients(kind, large, in_digits, monkeypatch, bulk):
     assert "integer_dot" in str(jax.make_jaxpr(forbid(lambda v, x: x @ v))(v, xs["x @ v"]))
 
 
+@pytest.mark.parametrize("large", [1, 2**20], ids=["one by one", "at once"])
+def test_results_are_float32_where_float64_is_the_default(large, in_digits, monkeypatch):
+    monkeypatch.setattr(digits, "_LARGE", large)
+    v, x = KINDS["columns"](normal(24, 20)), normal(3, 24)
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        got = forbid(lambda x, v: x @ v)(x, v)
+    same(got, np.asarray(x, "f8") @ np.asarray(v.materialise(), "f8"))
+
+
 def test_derivatives_forward_and_of_second_order(in_digits, bulk):
     v, x = KINDS["columns"](normal(24, 20)), normal(24)
     w = np.asarray(v.materialise(), np.float64)
