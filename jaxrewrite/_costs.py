@@ -6,7 +6,7 @@ sorting and Fourier transforms, which XLA leaves out or counts as calls, they ar
 terms of the textbook algorithms [1]_. The bytes are those of the operands and results, as if
 each equation read and wrote memory; a compiler fuses many of them. A scan costs its body
 times its length. A loop of unknown length costs one turn, and a conditional costs its most
-expensive branch.
+expensive branch, or the one for the default platform if it chooses by platform.
 
 .. [1] G. H. Golub and C. F. Van Loan, *Matrix Computations*, 4th ed., tables of operation
    counts in sections 3.2, 4.2, 5.2, 8.3 and 8.6; 5 n log2(n) for a Fourier transform of n
@@ -16,9 +16,10 @@ expensive branch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax import lax
@@ -63,7 +64,8 @@ def of_equation(eqn: JaxprEqn) -> Cost:
         return Cost(_flops(eqn), _bytes(eqn))
     own = [of_jaxpr(body) for body in bodies]
     if name == "cond":
-        return max(own)
+        platforms = eqn.params.get("branches_platforms")
+        return max(own) if platforms is None else own[_branch_here(platforms)]
     if name == "scan":
         return own[0].times(eqn.params["length"])
     if name == "while":
@@ -73,6 +75,12 @@ def of_equation(eqn: JaxprEqn) -> Cost:
         return of_jaxpr(_forward(eqn))
     # A call, with derivative rules that do not run or are jaxprs made later.
     return own[0]
+
+
+def _branch_here(platforms: Sequence[Sequence[str] | None]) -> int:
+    """The branch of `jax.lax.platform_dependent` for the default platform."""
+    here = jax.default_backend()
+    return next(i for i, names in enumerate(platforms) if names is None or here in names)
 
 
 def trip_count(eqn: JaxprEqn) -> int | None:
@@ -122,9 +130,9 @@ def _flops(eqn: JaxprEqn) -> float:
 _FREE = _names(
     "all_gather all_to_all axis_index bitcast_convert_type broadcast broadcast_in_dim "
     "concatenate copy copy_p create_token device_put dynamic_slice dynamic_update_slice "
-    "empty empty2 gather iota optimization_barrier pbroadcast pcast ppermute pvary "
-    "random_bits random_fold_in random_seed random_split random_unwrap random_wrap real "
-    "reshape rev scatter slice split squeeze stack stop_gradient tile transpose "
+    "empty empty2 gather iota optimization_barrier pbroadcast pcast ppermute "
+    "platform_index pvary random_bits random_fold_in random_seed random_split "
+    "random_unwrap random_wrap real reshape rev scatter slice split squeeze stack stop_gradient tile transpose "
     "threefry2x32 unstack"
 )
 
@@ -150,6 +158,13 @@ def _product(eqn: JaxprEqn) -> float:
     (contracted, _), _ = eqn.params["dimension_numbers"]
     shape = _shape(eqn.invars[0])
     return 2 * _result_size(eqn) * math.prod(shape[axis] for axis in contracted)
+
+
+def _product_of_digits(eqn: JaxprEqn) -> float:
+    """A product with each of the four digits, as `Quantised` arrays are multiplied."""
+    labels = (*eqn.params["own"], *eqn.params["xs"])
+    shapes = (*_shape(eqn.invars[0]), *_shape(eqn.invars[1]))
+    return 4 * 2 * math.prod(dict(zip(labels, shapes, strict=True)).values())
 
 
 def _convolution(eqn: JaxprEqn) -> float:
@@ -205,6 +220,7 @@ def _triangular_solve(eqn: JaxprEqn) -> float:
 _COUNTS: dict[str, Callable[[JaxprEqn], float]] = {
     "dot_general": _product,
     "ragged_dot_general": _product,
+    "integer_dot": _product_of_digits,
     "conv_general_dilated": _convolution,
     "select_and_scatter_add": _operand_size,
     "sort": _sort,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Union
+from typing import Any, Union
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,8 @@ What = Union[str, "tuple[str, Sequence[Step]]"]
 Step = tuple[What, int, int]
 
 
-class Program(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
     """A program on square matrices of one shape, (n, n), whose result is one more of them.
 
     Each of its steps is ``(what, i, j)``: an operation of `OPERATIONS`, or a block of

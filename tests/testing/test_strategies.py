@@ -86,9 +86,14 @@ class Half(Float[Array, "n"]):
 
 def test_a_program_is_what_its_repr_says():
     for program in some(programs(), 5):
-        assert eval(repr(program)) == program
+        assert repr(eval(repr(program))) == repr(program)
     x = jnp.full((2, 2), 0.5)
     assert jnp.array_equal(Program([("add", 0, 0), ("transpose", 0, 0)])(x), x + x)
+
+
+def test_a_program_can_be_jitted():
+    program = Program([("add", 0, 1), (("jit", [("neg", 0, 0)]), 0, 0)])
+    assert (jax.jit(program)(*[jnp.ones((2, 2))] * 2) == -2).all()
 
 
 def test_each_operation_and_block_runs_on_any_size(bulk):

@@ -53,6 +53,14 @@ def transpose(x: Shaped[Array, "*own"] | ArrayValue, own: Labels, wanted: Labels
     return lax.transpose(x, permutation)
 
 
+def along_result(shared: Shaped[Array, "*own"], own: Labels, out: Labels) -> Any:
+    """What entries of an operand share, along the axes of the result."""
+    kept = tuple(label for label in out if label in own)
+    shared = shared.squeeze(tuple(i for i, label in enumerate(own) if label not in out))
+    shared = transpose(shared, tuple(label for label in own if label in kept), kept)
+    return lax.expand_dims(shared, [i for i, label in enumerate(out) if label not in kept])
+
+
 def contract(
     x: Shaped[Array, "*xs"] | ArrayValue,
     xs: Sequence[Hashable],

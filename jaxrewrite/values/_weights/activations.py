@@ -17,10 +17,11 @@ from jaxtyping import ArrayLike
 
 import jaxrewrite
 
+from .._base.contract import along_result
 from .coded import blockwise, convolved, scale_in
+from .digits import LEAST_ROWS, MOST_SUMMED, is_summable
 from .products import (
     Terms,
-    along_result,
     is_scaled_after,
     multiplied,
     rows_of,
@@ -32,9 +33,6 @@ from .quantised import Quantised
 
 MOST = 127
 
-# With fewer rows XLA on a CPU takes longer, and ten times as long with one. Rows of zeros help.
-LEAST_ROWS = 8
-
 # XLA on a CPU makes int4 wider one by one, which takes as long as a product with many rows.
 LEAST_ROWS_OF_INT4 = 16
 
@@ -43,11 +41,6 @@ def _is_rounded(v: Any, x: Any) -> bool:
     """Whether the first operand is a weight that rounds the second one."""
     is_rounding = isinstance(v, Quantised) and v.activations is not None
     return is_rounding and jnp.issubdtype(x.dtype, jnp.floating)
-
-
-def _fits(count: int) -> bool:
-    """Whether the sum of so many products of integers of 8 bits is one of 32 bits."""
-    return count * MOST * 128 < 2**31
 
 
 def _scale(v: Quantised, x: Any, axes: Sequence[int]) -> Any:
@@ -122,7 +115,7 @@ def _(
     terms = terms.of(v, x)
     summed = [i for i, label in enumerate(terms.x) if label not in terms.out]
     scale = _scale(v, x, summed)
-    fits = _fits(math.prod(x.shape[i] for i in summed))
+    fits = is_summable(terms.v, terms.x, terms.out, v.shape)
     is_slow = v.q.dtype == jnp.int4 and rows_of(x, terms) < LEAST_ROWS_OF_INT4
     if v.zero is not None or not fits or is_slow or not is_scaled_after(v, terms):
         return multiplied(v, _rounded(x, scale), terms)
@@ -156,7 +149,7 @@ def _(x: ArrayLike, v: Quantised, *, preferred_element_type, **params) -> Any:
     scale = _scale(v, x, [i for i in range(x.ndim) if i != own])
     features = numbers.rhs_spec[0]
     is_scaled_before = any(k > 1 for i, k in enumerate(v.scale.shape) if i != features)
-    fits = _fits(v.size // max(v.shape[features], 1))
+    fits = v.size // max(v.shape[features], 1) <= MOST_SUMMED
     if v.zero is not None or not fits or is_scaled_before:
         kind = {"preferred_element_type": preferred_element_type}
         return convolved(_rounded(x, scale), v, **kind, **params)

@@ -68,6 +68,14 @@ class Coded(Structured):
         Codes of four bits may come as the same integers in eight bits.
         """
 
+    def integers(self) -> jax.Array | None:
+        """The levels as an array of int8, if they are stored as such.
+
+        A large array whose product is scaled after it is summed is then multiplied as it is,
+        on a CPU. By default it is None: the levels become floating.
+        """
+        return None
+
     @abc.abstractmethod
     def scale_of_blocks(self) -> jax.Array:
         """The number that multiplies the levels of each block, in this array's dtype."""

@@ -1,9 +1,10 @@
-"""Products of quantised arrays: dense as a whole, or one block after the other.
+"""Products of quantised arrays: dense as a whole, one block after the other, or in integers.
 
 A compiler for a CPU writes the whole dense weight to memory before it multiplies. That takes
-longer than to read a weight that is dense from the start. So a large weight becomes dense in
-blocks that fit the processor's cache, in a loop. ``python -m bench quantised`` measures both
-formulations. docs/measurements/quantised.rst has the results, from which the constants below follow.
+longer than to read a weight that is dense from the start. So a large weight of integers is
+multiplied with the other operand's digits, as it is (see digits.py), and any other one becomes
+dense in blocks that fit the processor's cache, in a loop. ``python -m bench quantised`` measures
+them. docs/measurements/quantised.rst has the results, from which the constants below follow.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 from jaxrewrite import _compat
 
-from .._base.contract import Labels, contract, labels, transpose
+from .._base.contract import Labels, along_result, contract, labels, transpose
 from .._base.placement import is_manual as _is_manual, may_be_split as _may_be_split
+from . import digits
 from .coded import Coded, blockwise, spread_axis
 
 
@@ -79,20 +81,23 @@ def multiplied(v: Any, x: Any, terms: Terms) -> Any:
     """Multiply in the way that is fastest for these shapes."""
     x = jaxrewrite.materialise(x)
     terms = terms.of(v, x)
-    block = block_for(v.shape, _grids(v), rows_of(x, terms), 4 if _is_nibbles(v) else 8)
-    if block is None or _may_be_split():
+    if _may_be_split():
         return _whole(v, x, terms)
-    return _on_this_platform(v, x, terms, block)
+    if _is_for_digits(v, x, terms):
+        return _on_this_platform(v, x, terms, None)
+    block = block_for(v.shape, _grids(v), rows_of(x, terms), 4 if _is_nibbles(v) else 8)
+    return _whole(v, x, terms) if block is None else _on_this_platform(v, x, terms, block)
 
 
 @functools.partial(jax.jit, static_argnames=("terms", "block"))
-def _on_this_platform(v: Coded, x: Any, terms: Terms, block: Block) -> Any:
-    return lax.platform_dependent(
-        v,
-        x,
-        cpu=functools.partial(_in_blocks, terms=terms, block=block),
-        default=functools.partial(_whole, terms=terms),
-    )
+def _on_this_platform(v: Coded, x: Any, terms: Terms, block: Block | None) -> Any:
+    """The product as a CPU forms it best: in such blocks, or else in digits."""
+    if block is None:
+        cpu = functools.partial(_in_digits, terms=terms)
+    else:
+        cpu = functools.partial(_in_blocks, terms=terms, block=block)
+    whole = functools.partial(_whole, terms=terms)
+    return lax.platform_dependent(v, x, cpu=cpu, default=whole)
 
 
 # --- as a whole -------------------------------------------------------------------------
@@ -116,11 +121,19 @@ def _whole(v: Coded, x: Any, terms: Terms) -> Any:
 
 def is_scaled_after(v: Coded, terms: Terms) -> bool:
     """Whether the entries that are summed share a scale, so that the sum is scaled."""
+    return _has_scales_along(v, terms.v, terms.out)
+
+
+def is_scaled_before(v: Coded, terms: Terms) -> bool:
+    """Whether the other operand can be scaled, and not the quantised one."""
+    return _has_scales_along(v, terms.v, terms.x)
+
+
+def _has_scales_along(v: Coded, own: Labels, labels: Labels) -> bool:
+    """Whether the scales are the same along all axes but those with some labels."""
     scale = jax.eval_shape(type(v).scale_of_blocks, v)
     return all(
-        k == 1
-        for k, label in zip(scale.shape, terms.v, strict=True)
-        if label not in terms.out
+        k == 1 for k, label in zip(scale.shape, own, strict=True) if label not in labels
     )
 
 
@@ -130,12 +143,44 @@ def scaled(raw: Any, v: Coded, terms: Terms) -> Any:
     return blockwise(jnp.multiply, raw, scale.astype(raw.dtype)).astype(terms.dtype)
 
 
-def along_result(shared: Any, own: Labels, out: Labels) -> Any:
-    """What entries of an operand share, along the axes of the result."""
-    kept = tuple(label for label in out if label in own)
-    shared = shared.squeeze(tuple(i for i, label in enumerate(own) if label not in out))
-    shared = transpose(shared, tuple(label for label in own if label in kept), kept)
-    return lax.expand_dims(shared, [i for i, label in enumerate(out) if label not in kept])
+# --- in digits --------------------------------------------------------------------------
+
+
+# The least weight of integers for which digits are faster than the whole dense weight.
+_SMALLEST_IN_DIGITS = 2**19
+
+
+def _is_for_digits(v: Coded, x: Any, terms: Terms) -> bool:
+    q = v.integers()
+    return (
+        q is not None
+        and _size_of_each(v, terms) >= _SMALLEST_IN_DIGITS
+        and jnp.issubdtype(x.dtype, jnp.floating)
+        and terms.wide == jnp.float32
+        and (is_scaled_after(v, terms) or is_scaled_before(v, terms))
+        and 0 < rows_of(x, terms) < math.inf
+        and digits.is_summable(terms.v, terms.x, terms.out, v.shape)
+        # On a mesh, JAX asks each primitive for the axes over which its result varies.
+        and jax.sharding.get_abstract_mesh().empty
+    )
+
+
+def _size_of_each(v: Coded, terms: Terms) -> int:
+    """The number of entries that a product without batch axes has."""
+    axes = zip(v.shape, terms.v, strict=True)
+    return math.prod(
+        n for n, label in axes if not (label in terms.x and label in terms.out)
+    )
+
+
+def _in_digits(v: Coded, x: Any, terms: Terms) -> Any:
+    q: Any = v.integers()
+    x, is_after = x.astype(jnp.float32), is_scaled_after(v, terms)
+    if not is_after:
+        scale = along_result(v.scale_of_blocks(), terms.v, terms.x)
+        x = blockwise(jnp.multiply, x, scale.astype(x.dtype))
+    raw = digits.integer_dot(q, x, terms.v, terms.x, terms.out)
+    return scaled(raw, v, terms) if is_after else raw.astype(terms.dtype)
 
 
 # --- in blocks --------------------------------------------------------------------------

@@ -37,8 +37,9 @@ class Quantised(Coded):
     where :math:`b(i,j)` is the block of the entry. Such an array takes about a quarter (8
     bits) to a sixteenth (2 bits) of the bytes in float32. A product with it leaves no
     floating-point copy behind, because the backward pass makes the copy again. On a CPU, a
-    product with a large weight makes one block of it dense at a time. It stays
-    quantised when it is transposed, reshaped, broadcast, reversed, sliced, concatenated
+    product with a large weight makes one block of it dense at a time, or none if it can be
+    a product of integers: with 8 bits, no ``zero``, and scales along the summed axes alone or
+    along the others alone. It stays quantised when it is transposed, reshaped, broadcast, reversed, sliced, concatenated
     with its kind, negated, or cast to another floating dtype. It also stays quantised when
     it is multiplied or divided by a number, or by one number per index of an axis. Matrices
     gathered from a stack are quantised; rows gathered from a table are dense. Everything
@@ -92,7 +93,7 @@ class Quantised(Coded):
     .. math:: |\hat y_{ij} - y_{ij}| \le \tfrac{1}{2} s_{x,i} \sum_k |w_{kj}|
 
     beside that of the weight. It is computed in 8-bit integers if all that is summed shares
-    a scale, there is no ``zero``, the sum of less than 132,000 products fits 32 bits, and the
+    a scale, there is no ``zero``, the sum of less than 131,000 products fits 32 bits, and the
     weight has not four bits for less than 16 rows; else in floating point, with the rounded
     array. Gradients with respect to the array pass straight through the rounding, and are zero
     for entries that were cut off. Those with respect to the scales are exact. This holds for
@@ -230,6 +231,10 @@ class Quantised(Coded):
         if self.zero is None:
             return q
         return blockwise(jnp.subtract, q, self.zero.astype(q.dtype))
+
+    def integers(self) -> jax.Array | None:
+        is_stored = self.zero is None and self.q.dtype == jnp.int8
+        return self.q if is_stored else None
 
     def scale_of_blocks(self) -> jax.Array:
         return self.scale

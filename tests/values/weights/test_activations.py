@@ -11,7 +11,7 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite.values import Lora, Quantised, calibrate, quantise
-from jaxrewrite.values._weights import activations
+from jaxrewrite.values._weights import digits
 
 
 def normal(*shape, seed=0, dtype="float32"):
@@ -207,12 +207,13 @@ def test_what_is_not_finite_shows():
 
 
 def test_sums_that_integers_of_32_bits_do_not_hold(monkeypatch):
-    monkeypatch.setattr(activations, "_fits", lambda count: count < 2**17 and count < 16)
+    monkeypatch.setattr(digits, "MOST_SUMMED", 15)
     v, x = weight(normal(16, 12), axis=1), normal(3, 16)
     jaxpr = str(jaxrewrite.make_jaxpr(lambda x, v: x @ v)(x, v))
     assert "preferred_element_type=int32" not in jaxpr
     monkeypatch.undo()
-    assert activations._fits(2**17) and not activations._fits(2**18)
+    fits = lambda n: digits.is_summable(("i", "j"), ("r", "i"), ("r", "j"), (n, 12))
+    assert fits(131_000) and not fits(2**17)
 
 
 def test_integers_and_other_values_are_not_rounded():

@@ -57,6 +57,7 @@ def forbid(fn):
 def blocks(monkeypatch):
     """All weights are multiplied in these blocks, on one device."""
     monkeypatch.setattr(products, "_may_be_split", lambda: False)
+    monkeypatch.setattr(products, "_SMALLEST_IN_DIGITS", math.inf)
 
     def use(block):
         def own(shape, grids, rows, bits):

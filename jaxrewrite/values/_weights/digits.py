@@ -1,0 +1,184 @@
+"""Products of integers of 8 bits with floating arrays, as products of integers.
+
+Each row of the floating array is written in four digits of base 256. The digits are
+multiplied with the integers as they are stored, so that no entry of a weight becomes a float.
+This is the scheme of H. Ootomo, K. Ozaki, R. Yokota (2024), DGEMM on Integer Matrix
+Multiplication Unit, International Journal of High Performance Computing Applications 38(4),
+arXiv:2306.11975, with one factor that is made of integers from the start.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array, Float32, Int8
+
+from .._base.contract import Labels, along_result, contract
+
+
+_BASE = 256
+_DIGITS = 4
+
+# The dtype of sums of digits.
+_SUM = jnp.dtype(jnp.int32)
+
+# The sum of so many products of integers of 8 bits fits 32 bits.
+MOST_SUMMED = 2**31 // 128**2 - 1
+
+# With fewer rows XLA on a CPU takes longer, and ten times as long with one. Rows of zeros help.
+LEAST_ROWS = 8
+
+# From so many entries of a result on, its digits are multiplied one after the other: all at
+# once they take no less time, and four times the memory.
+_LARGE = 2**20
+
+
+integer_dot_p = Primitive("integer_dot")
+
+
+def integer_dot(
+    q: Int8[Array, "*q"], x: Float32[Array, "*x"], own: Labels, xs: Labels, out: Labels
+) -> Float32[Array, "*out"]:
+    """The product of integers and floats whose axes have these labels; linear in ``x``.
+
+    A row is what is summed together. Its entries are rounded to a 2^-30th of the largest one,
+    and the sums of digits to float32. So the error is that of a product in float32 or smaller,
+    except where a row's few large entries meet zeros. A row with an infinite or NaN entry gives
+    NaN.
+    """
+    return integer_dot_p.bind(q, x, own=own, xs=xs, out=out)
+
+
+def is_summable(own: Labels, xs: Labels, out: Labels, shape: Sequence[int]) -> bool:
+    """Whether the sums fit 32 bits; ``shape`` is that of the integers."""
+    of_axes = zip(own, shape, strict=True)
+    count = math.prod(n for label, n in of_axes if label in xs and label not in out)
+    return count <= MOST_SUMMED
+
+
+def _multiplied(q: Any, x: Any, *, own: Labels, xs: Labels, out: Labels) -> Any:
+    for label in out:
+        if label in own and label in xs:
+            return _in_turn(q, x, label, own=own, xs=xs, out=out)
+    if not is_summable(own, xs, out, q.shape):
+        return contract(q.astype(x.dtype), own, x, xs, out)
+    unit = _unit(x, [i for i, label in enumerate(xs) if label not in out])
+    digits = _digits(x * (1 / unit))
+    labels = {"own": own, "xs": ("digit", *xs), "out": ("digit", *out)}
+    multiply = functools.partial(_products, q, **labels)
+    shape = _aval(q, x, own=own, xs=xs, out=out).shape
+    if math.prod(shape) < _LARGE:
+        total = _at_once(multiply, digits, unit.size)
+    else:
+        total = _one_by_one(multiply, digits, shape)
+    return total * along_result(unit, xs, out)
+
+
+def _in_turn(q: Any, x: Any, label: Any, **labels: Labels) -> Any:
+    """The products for each index of a batch, which XLA on a CPU multiplies entry by entry."""
+    front = [jnp.moveaxis(q, labels["own"].index(label), 0)]
+    front += [jnp.moveaxis(x, labels["xs"].index(label), 0)]
+    rest = {key: tuple(x for x in own if x != label) for key, own in labels.items()}
+    each = lax.map(lambda pair: _multiplied(*pair, **rest), tuple(front))
+    return jnp.moveaxis(each, 0, labels["out"].index(label))
+
+
+def _unit(x: Any, axes: Sequence[int]) -> Any:
+    """For each row, the power of two of which no entry is 64 times as large.
+
+    So the division by it is exact. It is NaN if an entry is not finite, since integers could
+    not show that.
+    """
+    most = jnp.max(jnp.abs(x), tuple(axes), keepdims=True, initial=0)
+    exponent = lax.bitcast_convert_type(most, jnp.int32) & 0x7F80_0000
+    power = lax.bitcast_convert_type(exponent, x.dtype)
+    # A unit of smaller rows would be denormal, which a CPU takes for zero.
+    return jnp.where(jnp.isfinite(most), jnp.maximum(power, 2.0**-121) / 32, jnp.nan)
+
+
+def _digits(x: Any) -> list[Any]:
+    """The digits of numbers between -64 and 64, the first one first."""
+    digits = []
+    for _ in range(_DIGITS):
+        # What is left is between the numbers that further digits of -128 to 127 give.
+        digit = jnp.clip(jnp.floor(x + 128 / 255), -128, 127)
+        digits.append(digit.astype(jnp.int8))
+        x = (x - digit) * _BASE
+    return digits
+
+
+def _products(q: Any, digits: Any, **labels: Labels) -> Any:
+    """The products with digits, which are stacked along a first axis."""
+    sums = contract(
+        q, labels["own"], digits, labels["xs"], labels["out"], preferred_element_type=_SUM
+    )
+    return sums.astype(jnp.float32)
+
+
+def _at_once(multiply: Callable[[Any], Any], digits: list[Any], rows: int) -> Any:
+    count = max(_DIGITS, math.ceil(LEAST_ROWS / max(rows, 1)))
+    digits = digits + [jnp.zeros_like(digits[0])] * (count - _DIGITS)
+    sums = multiply(jnp.stack(digits))
+    return functools.reduce(_with_digit, [sums[i] for i in reversed(range(_DIGITS))])
+
+
+def _one_by_one(
+    multiply: Callable[[Any], Any], digits: list[Any], shape: Sequence[int]
+) -> Any:
+    def add(total: Any, digit: Any) -> Any:
+        return _with_digit(total, multiply(digit[None])[0]), None
+
+    total, _ = lax.scan(add, jnp.zeros(shape, jnp.float32), jnp.stack(digits[::-1]))
+    return total
+
+
+def _with_digit(later: Any, own: Any) -> Any:
+    """The sum with a digit, from the sum with those after it."""
+    return later * (1 / _BASE) + own
+
+
+# --- the primitive ----------------------------------------------------------------------
+
+
+def _aval(q: Any, x: Any, *, own: Labels, xs: Labels, out: Labels) -> jax.core.ShapedArray:
+    sizes = dict(zip((*own, *xs), (*q.shape, *x.shape), strict=True))
+    return jax.core.ShapedArray(tuple(sizes[label] for label in out), x.dtype)
+
+
+def _tangent(tangent: Any, q: Any, x: Any, **labels: Labels) -> Any:
+    return integer_dot_p.bind(q, tangent, **labels)
+
+
+def _transposed(ct: Any, q: Any, x: Any, *, own: Labels, xs: Labels, out: Labels) -> Any:
+    if type(ct) is ad.Zero:
+        return None, ad.Zero(x.aval)
+    return None, integer_dot_p.bind(q, ct, own=own, xs=out, out=xs)
+
+
+def _batched(
+    operands: Sequence[Any], axes: Sequence[int | None], **labels: Labels
+) -> tuple[Any, int]:
+    """The product with one more label, which is the first one of the result."""
+    label = ("batch", len(labels["out"]))
+    new = {"out": (label, *labels["out"])}
+    for name, axis in zip(("own", "xs"), axes, strict=True):
+        new[name] = labels[name]
+        if axis is not None:
+            new[name] = (*labels[name][:axis], label, *labels[name][axis:])
+    return integer_dot_p.bind(*operands, **new), 0
+
+
+integer_dot_p.def_impl(jax.jit(_multiplied, static_argnames=("own", "xs", "out")))
+integer_dot_p.def_abstract_eval(_aval)
+ad.defjvp(integer_dot_p, None, _tangent)
+ad.primitive_transposes[integer_dot_p] = _transposed
+batching.primitive_batchers[integer_dot_p] = _batched
+mlir.register_lowering(integer_dot_p, mlir.lower_fun(_multiplied, multiple_results=False))

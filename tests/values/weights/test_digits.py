@@ -1,0 +1,329 @@
+"""Products of large integer weights as products of integers, against float64."""
+
+import functools
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from choose import slow
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+import jaxrewrite
+from jaxrewrite.values import NF4, Coded, Float8, Lora, Quantised
+from jaxrewrite.values._weights import digits, products
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), "float32")
+
+
+def forbid(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+def wide(x):
+    return jnp.asarray(np.asarray(x, np.float64))
+
+
+@pytest.fixture
+def on_one_device(monkeypatch):
+    monkeypatch.setattr(products, "_may_be_split", lambda: False)
+    jaxrewrite.clear_caches()
+    jax.clear_caches()
+
+
+@pytest.fixture
+def in_digits(on_one_device, monkeypatch):
+    """Small weights are multiplied in digits, too, on one device."""
+    monkeypatch.setattr(products, "_SMALLEST_IN_DIGITS", 1)
+
+
+KINDS = {
+    "columns": lambda w: Quantised.quantise(w, axis=1),
+    "rows": lambda w: Quantised.quantise(w, axis=0),
+    "blocks of columns": lambda w: Quantised.quantise(w, block=(None, 4)),
+    "whole": lambda w: Quantised.quantise(w),
+}
+PROGRAMS = {
+    "x @ v": (lambda v, x: x @ v, (3, 24)),
+    "vector": (lambda v, x: x @ v, (24,)),
+    "v @ x": (lambda v, x: v @ x, (20, 3)),
+    "x @ v.T": (lambda v, x: x @ v.T, (2, 3, 20)),
+    "einsum": (lambda v, x: jnp.einsum("ij,kil->lkj", v, x), (2, 24, 3)),
+    "many rows": (lambda v, x: x @ v, (11, 24)),
+    "no rows": (lambda v, x: x @ v, (0, 24)),
+    "vmap": (lambda v, x: jax.vmap(lambda row: row @ v)(x), (3, 24)),
+    "vmap of weights": (
+        lambda v, x: jax.vmap(lambda v: x @ v)(jnp.stack([v, v * 2])),
+        (3, 24),
+    ),
+    "batched": (lambda v, x: jnp.einsum("bi,bij->bj", x, jnp.stack([v, v])), (2, 24)),
+    "scan": (
+        lambda v, x: lax.scan(
+            lambda x, u: (jnp.tanh(x @ u) @ v.T, None), x, jnp.stack([v, v / 2])
+        )[0],
+        (3, 24),
+    ),
+    "remat": (lambda v, x: jax.checkpoint(lambda x: jnp.tanh(x @ v) @ v.T)(x), (3, 24)),
+}
+
+
+def same(got, want, tolerance=2e-6):
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        w = np.asarray(w)
+        assert g.shape == w.shape and g.dtype == jnp.float32
+        np.testing.assert_allclose(g, w, rtol=0, atol=tolerance * abs(w).max(initial=1e-9))
+
+
+FEW = ["x @ v.T", "einsum", "batched"]
+
+
+@pytest.mark.parametrize("large", [1, 2**20], ids=["one by one", "at once"])
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [("columns", FEW), *(slow(pytest.param(k, [*PROGRAMS])) for k in KINDS)],
+)
+def test_programs_and_gradients(kind, names, large, in_digits, monkeypatch, bulk):
+    monkeypatch.setattr(digits, "_LARGE", large)
+    v = jax.jit(KINDS[kind])(normal(24, 20))
+    xs = {name: normal(*PROGRAMS[name][1], seed=1) for name in names}
+
+    def results(v, xs, call=forbid):
+        return {name: call(PROGRAMS[name][0])(v, xs[name]) for name in names}
+
+    def loss(v, xs, call=forbid):
+        return sum((y**2).sum() for y in results(v, xs, call).values())
+
+    def of_scale(s, xs):
+        return loss(v.map_scales(lambda scale: scale * s), xs)
+
+    got = jax.jit(results)(v, xs)
+    outside = jax.jit(jax.grad(of_scale, (0, 1)))(jnp.float32(1.0), xs)
+    plain = functools.partial(loss, call=lambda fn: fn)
+    inside = jax.jit(jaxrewrite.transform(jax.grad(plain, 1), materialise="allow"))(v, xs)
+    with jax.enable_x64(True):
+        w, ys = wide(v.materialise()), jax.tree.map(wide, xs)
+        want = results(w, ys, lambda fn: fn)
+        expected = jax.grad(lambda s, xs: plain(w * s, xs), (0, 1))(1.0, ys)
+    same(got, want)
+    same(outside, expected, 1e-5)
+    same(inside, expected[1], 1e-5)
+    assert is_in_digits(v, normal(3, 24))
+
+
+@pytest.mark.parametrize("large", [1, 2**20], ids=["one by one", "at once"])
+def test_results_are_float32_where_float64_is_the_default(large, in_digits, monkeypatch):
+    monkeypatch.setattr(digits, "_LARGE", large)
+    v, x = KINDS["columns"](normal(24, 20)), normal(3, 24)
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("strict"):
+        got = forbid(lambda x, v: x @ v)(x, v)
+    same(got, np.asarray(x, "f8") @ np.asarray(v.materialise(), "f8"))
+
+
+def test_derivatives_forward_and_of_second_order(in_digits, bulk):
+    v, x = KINDS["columns"](normal(24, 20)), normal(24)
+    w = np.asarray(v.materialise(), np.float64)
+    square = lambda x: (forbid(lambda x, v: x @ v)(x, v) ** 2).sum()
+    same(jax.jit(jax.jacfwd(lambda x: forbid(lambda x, v: x @ v)(x, v)))(x), w.T)
+    same(jax.jit(jax.hessian(square))(x), 2 * w @ w.T)
+    multiply = lambda x: forbid(lambda x, v: x @ v)(x, v)
+    (got,) = jax.jit(jax.linear_transpose(multiply, x))(normal(20))
+    same(got, w @ np.asarray(normal(20), np.float64))
+
+
+# --- precision --------------------------------------------------------------------------
+
+
+def error(got, x, q, s):
+    """How far a product is from the right one, and what the entries could be at most."""
+    x, q, s = (np.asarray(a, np.float64) for a in (x, q, s))
+    return abs(np.asarray(got, np.float64) - x @ (q * s))
+
+
+ROWS = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "heavy tails": lambda rng, shape: rng.standard_cauchy(size=shape),
+    "graded": lambda rng, shape: rng.normal(size=shape) * np.logspace(0, -6, shape[-1]),
+    "one large": lambda rng, shape: rng.normal(size=shape) + 1e4 * np.eye(*shape),
+    "of one sign": lambda rng, shape: rng.random(size=shape),
+    "tiny": lambda rng, shape: 1e-34 * rng.normal(size=shape),
+    "huge": lambda rng, shape: 1e30 * rng.normal(size=shape),
+}
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_errors_are_no_larger_than_those_of_floats(rows, in_digits, monkeypatch):
+    rng = np.random.default_rng(0)
+    v = KINDS["columns"](normal(1024, 64))
+    x = jnp.asarray(ROWS[rows](rng, (8, 1024)), "float32")
+    product = lambda: jax.jit(forbid(lambda x, v: x @ v))(x, v)
+    of_digits = error(product(), x, v.q, v.scale)
+    monkeypatch.setattr(products, "_SMALLEST_IN_DIGITS", 2**30)
+    jaxrewrite.clear_caches()
+    of_floats = error(product(), x, v.q, v.scale)
+    assert of_digits.max() <= of_floats.max()
+    assert of_digits.mean() <= of_floats.mean()
+
+
+@hypothesis.given(st.data())
+@hypothesis.settings(deadline=None, max_examples=30)
+def test_the_bound_of_the_error(data):
+    seed, size = data.draw(st.integers(0, 2**31)), data.draw(st.sampled_from([1, 7, 40]))
+    spread = data.draw(st.integers(0, 30))
+    rng = np.random.default_rng(seed)
+    x = (rng.normal(size=(3, size)) * 2.0 ** -rng.integers(0, spread + 1, size)).astype("f")
+    q = rng.integers(-128, 128, (size, 5)).astype("int8")
+    got = digits.integer_dot(q, x, ("i", "j"), ("r", "i"), ("r", "j"))
+    wrong = error(got, x, q, 1.0)
+    entries = abs(x).max(1)[:, None] * abs(q.astype(float)).sum(0)
+    sums = abs(x).astype(float) @ abs(q.astype(float))
+    assert (wrong <= 2.0**-30 * entries + 2.0**-22 * sums + 1e-40).all()
+
+
+def test_rows_that_are_not_finite_are_nan_and_zeros_are_zeros(in_digits):
+    v = KINDS["columns"](normal(24, 20))
+    x = normal(4, 24).at[0, 3].set(jnp.inf).at[1, 2].set(jnp.nan).at[2].set(0)
+    got = forbid(lambda x, v: x @ v)(x, v)
+    assert np.isnan(got[:2]).all() and (got[2] == 0).all() and np.isfinite(got[3]).all()
+
+
+def test_sums_that_do_not_fit_32_bits_are_of_floats(in_digits, monkeypatch):
+    monkeypatch.setattr(digits, "MOST_SUMMED", 20)
+    v, x = KINDS["columns"](normal(24, 20)), normal(3, 24)
+    jaxpr = jax.make_jaxpr(forbid(lambda x, v: x @ v))(x, v)
+    assert "integer_dot" not in str(jaxpr)
+    # The sums over the columns fit, and those over the rows, in the backward pass, do not.
+    v, x = KINDS["columns"](normal(18, 24)), normal(3, 18)
+    slope = jax.grad(lambda x: forbid(lambda x, v: x @ v)(x, v).sum())(x)
+    same(slope, np.broadcast_to(np.asarray(v.materialise(), "f8").sum(1), (3, 18)))
+
+
+def test_the_largest_sums_fit(in_digits):
+    n = digits.MOST_SUMMED
+    q = jnp.full((n, 1), -128, jnp.int8)
+    x = jnp.full((1, n), -63.999996, jnp.float32)
+    got = digits.integer_dot(q, x, ("i", "j"), ("r", "i"), ("r", "j"))
+    np.testing.assert_allclose(got, [[63.999996 * 128 * n]], rtol=1e-6)
+
+
+def test_a_product_costs_what_xla_says(in_digits):
+    v, x = KINDS["columns"](normal(96, 256)), normal(64, 96)
+    product = forbid(lambda x, v: x @ v)
+    said = jaxrewrite.explain(lambda x, v: x @ v)(x, v).steps[0].flops
+    analysis = jax.jit(product).lower(x, v).cost_analysis()
+    np.testing.assert_allclose(said[1], analysis["flops"], rtol=0.05)
+
+
+# --- which products ---------------------------------------------------------------------
+
+
+def is_in_digits(v, x, fn=lambda x, v: x @ v):
+    return "integer_dot" in str(jax.make_jaxpr(forbid(fn))(x, v))
+
+
+def shaped(make, *shape, dtype="float32"):
+    return jax.eval_shape(make, jax.ShapeDtypeStruct(shape, dtype))
+
+
+def test_which_products_are_of_integers(on_one_device):
+    n, x = 1024, jax.ShapeDtypeStruct((4, 1024), "float32")
+    columns = shaped(KINDS["columns"], n, n)
+    assert is_in_digits(columns, x)
+    assert is_in_digits(columns, x, lambda x, v: x @ v.T)
+    for dtype in ("bfloat16", "float16"):
+        assert is_in_digits(columns, jax.ShapeDtypeStruct((4, n), dtype))
+    assert not is_in_digits(shaped(KINDS["columns"], n, 511), x)
+    for make in (
+        lambda w: Quantised.quantise(w, axis=1, symmetric=False),
+        lambda w: Quantised.quantise(w, 4, axis=1),
+        lambda w: Quantised.quantise(w, block=(64, 1)),
+        NF4.quantise,
+        Float8.quantise,
+    ):
+        assert not is_in_digits(shaped(make, n, n), x)
+    with jax.enable_x64(True):
+        assert not is_in_digits(columns, jax.ShapeDtypeStruct((4, n), "float64"))
+
+
+def test_on_several_devices_weights_are_multiplied_as_a_whole():
+    v, x = shaped(KINDS["columns"], 1024, 1024), jax.ShapeDtypeStruct((4, 1024), "float32")
+    assert jax.device_count() > 1 and not is_in_digits(v, x)
+    # On each of them the weight is its own, but JAX asks what it varies over.
+    mesh = jax.make_mesh((2,), ("i",), (jax.sharding.AxisType.Auto,))
+    product = lambda x, v: forbid(lambda x, v: x @ v)(x, v)
+    specs = {"in_specs": (P("i"), P()), "out_specs": P("i")}
+    program = jax.shard_map(product, mesh=mesh, **specs)
+    assert "integer_dot" not in str(jax.make_jaxpr(program)(x, v))
+
+
+def test_a_number_of_rows_that_is_not_known_when_it_is_exported(on_one_device):
+    v = KINDS["columns"](normal(1024, 512))
+    rows, _ = jax.export.symbolic_shape("rows, 1024")
+    shape = jax.ShapeDtypeStruct((rows, 1024), "float32")
+    product = jax.export.export(jax.jit(forbid(lambda x, v: x @ v)))(shape, v)
+    x = normal(3, 1024)
+    same(product.call(x, v), np.asarray(x, "f8") @ np.asarray(v.materialise(), "f8"))
+
+
+def test_another_platform_has_floats(in_digits):
+    x, v = normal(2, 256), KINDS["columns"](normal(256, 256))
+    traced = jax.jit(forbid(lambda x, v: x @ v)).trace(x, v)
+    for platform, sums in (("cpu", "xi32>"), ("cuda", "xf32>")):
+        lines = traced.lower(lowering_platforms=(platform,)).as_text().splitlines()
+        (product,) = (line for line in lines if "dot_general" in line)
+        assert product.endswith(sums)
+
+
+class Halves(Coded):
+    """A user's format: half of an integer of 8 bits."""
+
+    q: jax.Array
+    scale: jax.Array
+
+    def levels(self):
+        return self.q.astype(self.scale.dtype)
+
+    def integers(self):
+        return self.q
+
+    def scale_of_blocks(self):
+        return self.scale / 2
+
+    def map_scales(self, change):
+        return Halves(self.q, change(self.scale))
+
+
+def test_formats_of_users_are_multiplied_in_digits(in_digits):
+    rng = np.random.default_rng(0)
+    v = Halves(jnp.asarray(rng.integers(-100, 100, (8, 12)), "int8"), normal(1, 12))
+    x = normal(3, 8)
+    assert is_in_digits(v, x)
+    want = np.asarray(x, "f8") @ (np.asarray(v.q, "f8") * np.asarray(v.scale, "f8") / 2)
+    same(forbid(lambda x, v: x @ v)(x, v), want)
+
+
+@pytest.mark.parametrize("base", ["alone", slow("in a Lora")])
+def test_no_entry_of_a_weight_becomes_a_float(base, on_one_device, optimised):
+    """Forward and backward, one layer or several in a loop, at once or one by one."""
+    n = 1024
+    x = normal(2, n)
+    layers = lambda x, vs: lax.scan(lambda x, v: (jnp.tanh(x @ v), None), x, vs)[0]
+    v = shaped(KINDS["columns"], n, n)
+    if base == "in a Lora":
+        v = Lora(v, *(jax.ShapeDtypeStruct(s, "float32") for s in ((n, 2), (2, n))), 1.0)
+    vs = jax.tree.map(lambda s: jax.ShapeDtypeStruct((2, *s.shape), s.dtype), v)
+    for fn, values, copies in (
+        (lambda x, v: x @ v, v, 0),
+        (lambda x, v: jax.vmap(lambda x: x @ v)(x), v, 0),
+        (jax.checkpoint(lambda x, v: jnp.tanh(x @ v) @ v), v, 0),
+        (layers, vs, 3),  # of the integers of a layer, and of all with JAX 0.10
+    ):
+        slope = jax.grad(lambda x, v, fn=fn: forbid(fn)(x, v).sum())
+        for program in (forbid(fn), slope):
+            memory = jax.jit(program).lower(x, values).compile().memory_analysis()
+            assert memory.temp_size_in_bytes < (copies + 0.4) * n * n, (fn, memory)
