@@ -181,11 +181,10 @@ def _search_form(
 
 def _escape(entry: Entry, found: Found) -> JaxprEqn | None:
     """The equation whose result is used outside of a form, though it is no result of it."""
-    covered = {(id(frame), i) for frame, i in found.places.values()}
+    covered = {(id(frame), i) for frame, i in found.all_places()}
     results = {ref[1] for ref in entry.graph.results}
-    for n, (frame, i) in found.places.items():
-        if n in results:
-            continue
+    inside = [place for n, place in found.places.items() if n not in results]
+    for frame, i in (*inside, *found.copies):
         for var in frame.eqn(i).outvars:
             if type(var) is DropVar:
                 continue
@@ -482,7 +481,7 @@ def _exactly(
             entry,
             reading.variant,
             reading.statics,
-            list(found.places.values()),
+            found.all_places(),
             operands,
             result_atoms(graph, found),
             traced.out_tree,

@@ -22,6 +22,7 @@ from .bodies import Hole
 from .calls import can_match
 from .domains import Statics, read_statics
 from .graph import Graph, flatten
+from .numbering import merged
 from .same import same_function
 from .search import root
 
@@ -197,7 +198,7 @@ class Pattern:
         if any(isinstance(const, _compat.Tracer) for const in consts):
             return TypeError("it closes over a tracer")
         jaxpr = drop_dead_code(jaxpr)
-        graph = flatten(jaxpr, consts).numbered(operand_names(args))
+        graph = merged(flatten(jaxpr, consts)).numbered(operand_names(args))
         if any(ref[0] != "node" for ref in graph.results):
             return Traced(graph, out[0], None)
         core, kept = graph.core()

@@ -11,7 +11,15 @@ from .bodies import Body, Group, groups, is_empty_slices, is_hole_scan, same_sca
 from .calls import Number, can_match, is_move
 from .graph import Graph, Node, Ref
 from .same import same_equation
-from .view import Made, Place, chain, resolve, users, users_behind_moves
+from .view import (
+    Made,
+    Place,
+    chain,
+    make_the_same,
+    resolve,
+    users,
+    users_behind_moves,
+)
 
 
 _COMMUTATIVE = {"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"}
@@ -42,10 +50,15 @@ class Found(NamedTuple):
 
     A search by form finds for each operand several atoms, of which each is a moved or
     converted form of the next.
+    ``copies`` are equations that make again what one of these makes.
     """
 
     places: dict[int, Place]
     operands: dict[int, Any]
+    copies: tuple[Place, ...] = ()
+
+    def all_places(self) -> list[Place]:
+        return [*self.places.values(), *self.copies]
 
 
 class Search:
@@ -80,6 +93,7 @@ class Search:
         self._places: dict[Any, Any] = {}
         self._operands: dict[Any, Any] = {}
         self._taken: dict[Any, Any] = {}
+        self._copies: dict[Any, Any] = {}
         self._trail: list[tuple[dict[Any, Any], Any, Any]] = []
         self._choices: list[tuple[Any, int, int]] = []
 
@@ -109,7 +123,11 @@ class Search:
                     break
                 holds, goals = pending
             if holds:
-                yield Found(dict(self._places), dict(self._operands))
+                yield Found(
+                    dict(self._places),
+                    dict(self._operands),
+                    tuple(self._copies.values()),
+                )
             if not self._choices:
                 return
             goals, length, self.assumed = self._choices.pop()
@@ -166,17 +184,37 @@ class Search:
             if len(common) < len(known):
                 self._put(self._operands, i, common)
             return True
-        if self.is_open and _is_given(known[-1]) and _is_given(found[-1]):
-            self.assumed += 1
+        return self.is_open and self._assume_same(known[-1], found[-1])
+
+    def _assume_same(self, one: Any, other: Any) -> bool:
+        """Whether two atoms in the body of a call are one if the caller passes one."""
+        holds = _is_given(one) and _is_given(other)
+        if type(one) is type(other) is Made and one.index >= 0 <= other.index:
+            holds = same_equation(one.frame.eqn(one.index), other.frame.eqn(other.index))
+        self.assumed += holds
+        return holds
+
+    def _place_again(self, n: int, place: Place) -> bool:
+        """Whether an equation makes what the one of a node makes."""
+        first, key = self._places[n], (id(place[0]), place[1])
+        if self._taken.get(key) == n:
             return True
-        return False
+        if key in self._taken or is_hole_scan(self.graph.nodes[n].eqn):
+            return False
+        holds = make_the_same(first, place)
+        if self.is_open and not holds:
+            holds = same_equation(first[0].eqn(first[1]), place[0].eqn(place[1]))
+            self.assumed += holds
+        if holds:
+            self._put(self._taken, key, n)
+            self._put(self._copies, key, place)
+        return holds
 
     def _place(self, n: int, place: Place, rest: Any) -> tuple[bool, Any]:
         """Assume that a node is an equation."""
         frame, index = place
-        known = self._places.get(n)
-        if known is not None:
-            return known[0] is frame and known[1] == index, rest
+        if n in self._places:
+            return self._place_again(n, place), rest
         key = id(frame), index
         node, eqn = self.graph.nodes[n], frame.eqn(index)
         if is_hole_scan(node.eqn):
