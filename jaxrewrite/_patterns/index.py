@@ -238,7 +238,7 @@ def index_for(
     for depth, pattern in patterns:
         forms = forms_of(pattern)
         if all_of_them or forms.may_be_among(facts.primitives):
-            forms.extend(*facts.kinds)
+            forms.extend(*facts.kinds, None if all_of_them else facts.primitives)
             fitting += (
                 (depth, pattern, form, forms.count())
                 for form in forms.forms()
