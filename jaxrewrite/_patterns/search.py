@@ -22,7 +22,7 @@ from .view import (
 )
 
 
-_COMMUTATIVE = {"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"}
+COMMUTATIVE = {"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"}
 
 # A balanced sum of 16 terms has 32768 orders. A search gives up after so many steps.
 _MAX_STEPS = 2000
@@ -231,7 +231,7 @@ class Search:
         self._put(self._places, n, place)
         self._put(self._taken, key, n)
         atoms = [resolve(frame, atom) for atom in eqn.invars]
-        if len(atoms) == 2 and eqn.primitive.name in _COMMUTATIVE:
+        if len(atoms) == 2 and eqn.primitive.name in COMMUTATIVE:
             a, b = node.operands
             if a != b and not _same(*atoms):
                 self._choose((("ref", a, atoms[1]), (("ref", b, atoms[0]), rest)))
