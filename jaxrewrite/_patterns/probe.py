@@ -312,8 +312,9 @@ class Forms:
                 )
                 if isinstance(traced, Traced):
                     found = traced.graph.core()[0].primitives()
-                    needs = {p for p in found if p.name not in BATCHED_LIKEWISE}
-                    self._of_variant[variant] = frozenset(needs)
+                    self._of_variant[variant] = frozenset(
+                        p for p in found if p.name not in BATCHED_LIKEWISE
+                    )
 
     def _try_likewise(
         self, args: Sequence[Any] | None, wanted: Sequence[Choice] | None = None
