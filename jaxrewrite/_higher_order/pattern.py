@@ -13,7 +13,7 @@ from .._avals import avals_of, mismatch
 from .._compat import JaxprEqn, Literal
 from .._errors import add_note
 from .._patterns.bodies import results_of
-from .._patterns.pattern import Pattern, without_batch
+from .._patterns.pattern import Pattern, count_of_batches, without_batch
 from .._patterns.place import Option, Packed, pattern_p, place
 from .._rewrite import Scope, handlers
 from .._rules import Declined, Entry, guarded, settled, type_of
@@ -138,8 +138,8 @@ def _ask(scope: Scope, site: Site, operands: Sequence[Any], option: Option) -> A
     whole = list(_whole(option))
     if match.variant is not None and any(
         is_value(operands[o]) and o not in whole
-        for o, axis in zip(option.operands, match.variant, strict=True)
-        if axis is not None
+        for i, o in enumerate(option.operands)
+        if count_of_batches(match.variant, i)
     ):
         return NotImplemented  # The leaves of a value have no axis for its batch.
     if pattern.when is not None:

@@ -19,7 +19,7 @@ from .bodies import Body, Group, atoms_of
 from .calls import Number, can_match, is_move
 from .graph import Graph, Node
 from .index import Entry
-from .pattern import Pattern, Traced, Variant, without_batch
+from .pattern import Pattern, Traced, Variant, count_of_batches, without_batch
 from .same import same, same_equation
 from .search import Found, Search, result_atoms
 from .view import Frame, Made, Place, resolve, users
@@ -36,7 +36,9 @@ _MAX_MOVES = 4
 class Match:
     """A pattern's function in a program, with what its operands are there.
 
-    ``stays`` are equations that are needed outside of the match, too.
+    The places are in the order of the function's equations. ``has_copies`` tells whether the
+    program makes some of them again, and ``stays`` are those that are needed outside of the
+    match, too.
     """
 
     entry: Entry
@@ -46,6 +48,7 @@ class Match:
     operands: list[Any]
     results: list[Made]
     out_tree: PyTreeDef
+    has_copies: bool
     stays: frozenset[tuple[int, int]]
 
     @property
@@ -82,6 +85,13 @@ class Match:
                 outer, inner = resolve(frame, atom), resolve(alone, atom)
                 if outer is None or inner is None or type(outer) is not type(inner):
                     return False  # A number that the caller passes.
+                if (
+                    self.has_copies
+                    and type(inner) is Made
+                    and inner.index < 0
+                    and not any(type(x) is Made and x.same(outer) for x in self.operands)
+                ):
+                    return False  # What the body makes, and the caller passes besides.
                 for p, operand in enumerate(self.operands):
                     is_here = type(operand) is type(outer) and operand.same(outer)
                     if is_here and not inside.setdefault(p, inner).same(inner):
@@ -181,20 +191,39 @@ def _search_form(
 
 def _escape(entry: Entry, found: Found) -> JaxprEqn | None:
     """The equation whose result is used outside of a form, though it is no result of it."""
-    covered = {(id(frame), i) for frame, i in found.all_places()}
+    used = _Uses(found.places.values(), found.has_copies)
     results = {ref[1] for ref in entry.graph.results}
-    inside = [place for n, place in found.places.items() if n not in results]
-    for frame, i in (*inside, *found.copies):
+    for n, (frame, i) in found.places.items():
+        if n in results:
+            continue
         for var in frame.eqn(i).outvars:
             if type(var) is DropVar:
                 continue
             for user in users(frame, var):
-                if user is None or (
-                    (id(user[0]), user[1]) not in covered
-                    and not is_move(user[0].eqn(user[1]))
-                ):
+                if user is None or not (used.inside(user) or is_move(user[0].eqn(user[1]))):
                     return frame.eqn(i)
     return None
+
+
+class _Uses:
+    """Which equations may use what a match makes on the way."""
+
+    def __init__(self, places: Iterable[Place], has_copies: bool):
+        places = list(places)
+        self._covered = {(id(frame), i) for frame, i in places}
+        self._numbers = {frame.number(i) for frame, i in places} if has_copies else set()
+
+    def inside(self, user: Place | None) -> bool:
+        """Whether an equation is part of the match, or a copy that nothing else needs."""
+        if user is None:
+            return False
+        frame, i = user
+        if (id(frame), i) in self._covered:
+            return True
+        if not self._numbers or frame.number(i) not in self._numbers:
+            return False
+        made = (var for var in frame.eqn(i).outvars if type(var) is not DropVar)
+        return all(self.inside(next_) for var in made for next_ in users(frame, var))
 
 
 def _in_the_way(search: Search) -> str:
@@ -430,13 +459,19 @@ def _may_answer(
 
 
 def _is_batched_so(variant: Variant, operands: Sequence[Any]) -> bool:
-    """Whether operands can be batched so: numbers are not, and arrays have an axis."""
-    if variant is None:
-        return True
-    batched = [x for axis, x in zip(variant, operands, strict=True) if axis is not None]
-    return all(type(x) is Made and len(x.aval.shape) > 0 for x in batched) and (
-        len({x.aval.shape[0] for x in batched}) == 1
-    )
+    """Whether operands can be batched so: numbers are not, and arrays have the axes."""
+    counts = [0] * len(operands)
+    for mapped in variant or ():
+        sizes = set()
+        for i, operand in enumerate(operands):
+            if mapped[i]:
+                if type(operand) is not Made or len(operand.aval.shape) <= counts[i]:
+                    return False
+                sizes.add(operand.aval.shape[counts[i]])
+                counts[i] += 1
+        if len(sizes) != 1:
+            return False
+    return True
 
 
 def _traces(
@@ -448,7 +483,7 @@ def _traces(
     """
     pattern = entry.pattern
     ranks = [
-        len(aval.shape) - (variant is not None and variant[i] is not None)
+        len(aval.shape) - count_of_batches(variant, i)
         for i, arg in enumerate(args)
         for aval in tree_leaves(arg)
         if isinstance(aval, ShapedArray)
@@ -481,10 +516,11 @@ def _exactly(
             entry,
             reading.variant,
             reading.statics,
-            found.all_places(),
+            [found.places[n] for n in sorted(found.places)],
             operands,
             result_atoms(graph, found),
             traced.out_tree,
+            found.has_copies,
             frozenset(),
         )
         if _may_be_taken(match):
@@ -527,15 +563,13 @@ def _may_be_taken(match: Match) -> bool:
 
 def _escaping(match: Match) -> Iterator[tuple[int, int]]:
     """The equations of a match with results that are used outside of it."""
-    covered, results = match.covered(), match.result_key()
+    used, results = _Uses(match.places, match.has_copies), match.result_key()
     for frame, i in match.places:
         for var in frame.eqn(i).outvars:
             if type(var) is DropVar or (id(frame), var) in results:
                 continue
-            for user in users(frame, var):
-                if user is None or (id(user[0]), user[1]) not in covered:
-                    yield id(frame), i
-                    break
+            if not all(map(used.inside, users(frame, var))):
+                yield id(frame), i
 
 
 def _needed_by(match: Match, escaping: set[tuple[int, int]]) -> frozenset[tuple[int, int]]:

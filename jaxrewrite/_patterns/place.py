@@ -15,6 +15,7 @@ from .bodies import Body, Group, atoms_of
 from .calls import Number
 from .index import Entry, Index, Shapes, index_for, open_roots
 from .match import Match, Miss, matches_at
+from .nested import nested_patterns
 from .pattern import Pattern
 from .view import Frame, Made, Place, facts_of, outermost, resolve, users
 
@@ -91,11 +92,12 @@ def place(
     misses
         Gets the patterns that almost match.
     """
-    wanted = [(depth, p) for depth, p in patterns if p not in without]
-    index = index_for(wanted, facts_of(jaxpr), misses is not None) if wanted else None
+    top = Frame(jaxpr, facts_of(jaxpr))
+    possible = (*nested_patterns(patterns, top), *patterns)
+    wanted = [(depth, p) for depth, p in possible if p not in without]
+    index = index_for(wanted, top.facts, misses is not None) if wanted else None
     if index is None:
         return jaxpr
-    top = Frame(jaxpr, facts_of(jaxpr))
     reached = _reached(top, values) if values else set()
 
     def may_be_value(operand: Any) -> bool:
@@ -403,11 +405,10 @@ class _Rebuilt:
     def _equation(self, taken: _Taken) -> JaxprEqn:
         """The equation for a match."""
         match = taken.match
-        places = sorted(match.places, key=lambda p: (*p[0].path(), p[1]))
         copies = self._copies(match)
         covered = [
             _with_names(self._covered[id(frame), i], copies)
-            for frame, i in places
+            for frame, i in match.places
             if (id(frame), i) not in match.stays
         ]
         outvars = list(
@@ -434,9 +435,12 @@ class _Rebuilt:
         )
 
     def _copies(self, match: Match) -> dict[Any, Any]:
-        """The names of operands that are computed again, with those that the rule gets."""
+        """The names of what is made again, with those of what is made first."""
         operands = [x for x in atoms_of(match.operands) if type(x) is Made]
         covered = match.covered()
+        by_number = {}
+        if match.has_copies:
+            by_number = {frame.number(i): (frame, i) for frame, i in match.places}
         names: dict[Any, Any] = {}
         for frame, i in match.places:
             for atom in frame.eqn(i).invars:
@@ -447,9 +451,13 @@ class _Rebuilt:
                     or any(x.is_it(source) for x in operands)
                 ):
                     continue
-                for operand in operands:
-                    if operand.same(source):
-                        names[self._name(frame, atom)] = self._name_of(operand)
+                first = next((x for x in operands if x.same(source)), None)
+                if first is not None:
+                    names[self._name(frame, atom)] = self._name_of(first)
+                elif source.index >= 0 and source.frame.number(source.index) in by_number:
+                    own, j = by_number[source.frame.number(source.index)]
+                    var = own.eqn(j).outvars[source.k]
+                    names[self._name(frame, atom)] = self._name(own, var)
         self._has_copies |= bool(names)
         return names
 

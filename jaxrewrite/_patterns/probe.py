@@ -28,7 +28,7 @@ from .bodies import Hole, is_hole_scan
 from .calls import Number
 from .domains import Choice
 from .graph import Graph
-from .pattern import Pattern, Traced, Variant
+from .pattern import Pattern, Traced, Variant, count_of_batches
 from .traits import BATCHED_LIKEWISE
 
 
@@ -134,9 +134,9 @@ class Forms:
             self._try_dtypes(base, dtypes - self._kinds)
             for args, statics in self._showing[shown:]:
                 self._wait_for_variants(args, statics)
-            self._try_waiting(primitives)
             self._kinds |= dtypes
             self._rank = max(rank, self._rank)
+            self._try_waiting(primitives)
 
     def forms(self) -> list[Form]:
         """The forms that are known by now."""
@@ -293,6 +293,15 @@ class Forms:
             return
         self._waiting += ((args, statics, variant) for variant in _variants(self.pattern))
 
+    def _may_be_batched_so(
+        self, args: Sequence[Any], variant: Variant, primitives: Set[Primitive] | None
+    ) -> bool:
+        """Whether a program of some primitives may contain a batched function."""
+        if len(variant or ()) > 1 and self._rank < _rank(_with_batch(args, variant)):
+            return False
+        needs = self._of_variant.get(variant)
+        return needs is None or primitives is None or needs <= primitives
+
     def _try_waiting(self, primitives: Set[Primitive] | None) -> None:
         """Try the batched functions that a program of some primitives may contain.
 
@@ -301,12 +310,11 @@ class Forms:
         """
         waiting, self._waiting = self._waiting, []
         for args, statics, variant in waiting:
-            needs = self._of_variant.get(variant)
-            if needs is not None and primitives is not None and not needs <= primitives:
+            if not self._may_be_batched_so(args, variant, primitives):
                 self._waiting.append((args, statics, variant))
                 continue
             self._try(args, statics, variant)
-            if needs is None:
+            if variant not in self._of_variant:
                 traced = traced_form(
                     self.pattern, _with_batch(args, variant), statics, variant
                 )
@@ -384,7 +392,7 @@ class Forms:
             if one not in form.variants:
                 form.variants.append(one)
         # What is not batched is tried first.
-        form.variants.sort(key=lambda v: (v is not None, _count_of_none(v), str(v)))
+        form.variants.sort(key=_order_of_variants)
 
 
 _OPERANDS = ("operand", "scalar")
@@ -538,8 +546,10 @@ def _kinds(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(getattr(arg, "dtype", _FLOAT) for arg in args)
 
 
-def _count_of_none(variant: Variant) -> int:
-    return sum(axis is None for axis in variant or ())
+def _order_of_variants(variant: Variant) -> Any:
+    """Fewer axes, over more of the operands, come first."""
+    levels = variant or ()
+    return len(levels), -sum(map(sum, levels)), str(levels)
 
 
 def _is_wide() -> bool:
@@ -590,10 +600,11 @@ def _base_kinds(pattern: Pattern, dtype: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _with_batch(args: Sequence[Any], variant: Variant) -> list[Any]:
-    """The operands with another leading axis where the variant has one."""
+    """The operands with more leading axes where the variant has them."""
+    counts = [count_of_batches(variant, i) for i in range(len(args))]
     return [
-        arg if axis is None else arg.update(shape=(_SIZE, *arg.shape))
-        for arg, axis in zip(args, variant or (), strict=True)
+        arg.update(shape=(*(_SIZE,) * count, *arg.shape)) if count else arg
+        for arg, count in zip(args, counts, strict=True)
     ]
 
 
@@ -608,7 +619,11 @@ def _base_args(pattern: Pattern, size: int, dtype: Any) -> Iterator[Sequence[Any
 
 
 def _variants(pattern: Pattern) -> list[Variant]:
-    """All arrays batched, and some of them: any of four, or all but one and one of more."""
+    """All arrays batched, and some of them: any of four, or all but one and one of more.
+
+    Where an annotation says the rank of an operand, two axes are tried, too. Else the
+    function itself takes what has more axes.
+    """
     if pattern.bodies:
         return []
     arrays = [i for i in range(len(pattern.names)) if i not in pattern.scalars]
@@ -622,7 +637,22 @@ def _variants(pattern: Pattern) -> list[Variant]:
     else:
         sets += [tuple(j for j in arrays if j != i) for i in arrays]
         sets += [(i,) for i in arrays]
-    return [
-        tuple(0 if i in chosen else None for i in range(len(pattern.names)))
-        for chosen in sets
-    ]
+    once = [tuple(i in chosen for i in range(len(pattern.names))) for chosen in sets]
+    if not any(_has_one_rank(pattern, i) for i in arrays):
+        return [(mapped,) for mapped in once]
+    # Of more than three, the same ones twice, or all and some of them.
+    pairs = (
+        (outer, inner)
+        for outer, inner in itertools.product(once, once)
+        if len(arrays) <= 3 or outer == inner or once[0] in (outer, inner)
+    )
+    return [*((mapped,) for mapped in once), *pairs]
+
+
+def _has_one_rank(pattern: Pattern, i: int) -> bool:
+    """Whether the annotation of an operand says how many axes it has."""
+    return all(
+        alternative.guard is not None
+        and not any(map(_is_variadic, alternative.guard.dim_str.split()))
+        for alternative in _guards(pattern, i)
+    )

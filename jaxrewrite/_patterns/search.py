@@ -50,15 +50,12 @@ class Found(NamedTuple):
 
     A search by form finds for each operand several atoms, of which each is a moved or
     converted form of the next.
-    ``copies`` are equations that make again what one of these makes.
+    ``has_copies`` tells whether some equations make again what one of these makes.
     """
 
     places: dict[int, Place]
     operands: dict[int, Any]
-    copies: tuple[Place, ...] = ()
-
-    def all_places(self) -> list[Place]:
-        return [*self.places.values(), *self.copies]
+    has_copies: bool
 
 
 class Search:
@@ -126,7 +123,7 @@ class Search:
                 yield Found(
                     dict(self._places),
                     dict(self._operands),
-                    tuple(self._copies.values()),
+                    bool(self._copies),
                 )
             if not self._choices:
                 return

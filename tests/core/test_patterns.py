@@ -842,6 +842,9 @@ TWICE = {
     "what is used elsewhere": lambda x: gate(jnp.exp(x)) + jnp.exp(x),
     "under vmap": jax.vmap(lambda x: jnp.tanh(jnp.exp(x)) * jnp.sin(jnp.exp(x))),
     "a result inside": lambda x: jnp.exp(x) / jnp.exp(x).sum(-1, keepdims=True),
+    "a result inside, and one is used elsewhere": lambda x: (
+        lambda e: jnp.exp(x) / e.sum(-1, keepdims=True) * e
+    )(jnp.exp(x)),
     "a maximum": lambda x: jnp.log(jnp.exp(x - x.max(-1)[:, None]).sum(-1)) + x.max(-1),
 }
 NOT_TWICE = {
@@ -855,7 +858,7 @@ NOT_TWICE = {
     "another loop": lambda x: jnp.tanh(cumulative(x)) * jnp.sin(x[0] + cumulative(x)),
     "another key": lambda x: jnp.tanh(x + noise(0)) * jnp.sin(x + noise(1)),
     "a result inside that is used elsewhere": lambda x: softmax(x) + jnp.sum(
-        (lambda e: jnp.exp(x) / e.sum(-1, keepdims=True) * e)(jnp.exp(x))
+        (lambda e: e / jnp.exp(x).sum(-1, keepdims=True) * e)(jnp.exp(x))
     ),
 }  # fmt: skip
 OF_TWICE = table((gate, lambda x: gate(x) * 1), (log_sum, lambda x: log_sum(x) * 1))
@@ -926,3 +929,53 @@ def test_looking_for_what_is_computed_twice_takes_linear_time(monkeypatch):
     count = len(jax.make_jaxpr(fn)(jnp.ones(32)).eqns)
     assert len(looks) < 2 * count
     assert [str(e.primitive) for e in program.eqns].count("tanh") == 29
+
+
+# --- several vmaps --------------------------------------------------------------------------
+
+
+def exp_of_product(a, b):
+    return jnp.exp(a @ b)
+
+
+def test_batches_of_several_axes(bulk):
+    """What has operands of a given rank is found under vmap of vmap, of all or of some."""
+
+    def of_rows(a: Float[Array, "n m"], b: Float[Array, "m"]):
+        return jnp.exp(jnp.sum(a * b, axis=-1))
+
+    def of_inverse(a: Float[Array, "n n"], b: Float[Array, "n"]):
+        return jnp.linalg.solve(a, b)
+
+    def inverse(a, b):
+        return jnp.linalg.inv(a) @ b
+
+    rules = table((exp_of_product, of_rows), (inverse, of_inverse))
+    many = jnp.eye(3) + jnp.arange(1, 5.0).reshape(2, 2, 1, 1) / 9
+    rows = jnp.arange(12.0).reshape(2, 2, 3) / 12
+    both, second, first = (0, 0), (None, 0), (0, None)
+    cases = [
+        (exp_of_product, both, both, many, rows),
+        (exp_of_product, both, second, many[0], rows),
+        (exp_of_product, both, first, many, rows[0]),
+        (exp_of_product, first, second, many[0], rows[0]),
+        (exp_of_product, second, first, many[0], rows[0]),
+        (inverse, both, both, many, rows),
+        (inverse, second, first, many[0], rows[0]),
+    ]
+    batched = [jax.vmap(jax.vmap(fn, inner), outer) for fn, outer, inner, *_ in cases]
+    for fn, (before, *_, a, b) in zip(batched, cases, strict=True):
+        (found,) = explain(fn, rules=rules)(a, b).rules
+        assert found.name == ("of_inverse" if before is inverse else "of_rows")
+
+    @jax.jit  # One compilation for all of them.
+    def outcomes():
+        return [
+            (transform(fn, rules=rules)(a, b), fn(a, b))
+            for fn, (*_, a, b) in zip(batched, cases, strict=True)
+        ]
+
+    for got, want in outcomes():
+        np.testing.assert_allclose(got, want, 1e-4)
+    three = jax.vmap(jax.vmap(jax.vmap(exp_of_product)))
+    assert explain(three, rules=rules)(many[None], rows[None]).rules == ()  # One too many.
