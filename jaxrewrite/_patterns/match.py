@@ -15,13 +15,13 @@ from jax.tree_util import PyTreeDef, tree_leaves
 from .. import _compat
 from .._annotations import Dense, guards_hold
 from .._compat import DropVar, JaxprEqn, ShapedArray
-from .bodies import Body, Group, atoms_of
+from .bodies import Body, Group, atoms_of, is_hole_scan
 from .calls import Number, can_match, is_move
 from .graph import Graph, Node
 from .index import Entry
 from .pattern import Pattern, Traced, Variant, count_of_batches, without_batch
 from .same import same, same_equation
-from .search import Found, Search, result_atoms
+from .search import Found, Search
 from .view import Frame, Made, Place, resolve, users
 
 
@@ -194,8 +194,8 @@ def _escape(entry: Entry, found: Found) -> JaxprEqn | None:
     used = _Uses(found.places.values(), found.has_copies)
     results = {ref[1] for ref in entry.graph.results}
     for n, (frame, i) in found.places.items():
-        if n in results:
-            continue
+        if n in results or is_hole_scan(entry.graph.nodes[n].eqn):
+            continue  # A form does not tell how many ys a scan has.
         for var in frame.eqn(i).outvars:
             if type(var) is DropVar:
                 continue
@@ -510,7 +510,8 @@ def _exactly(
     graph, start = traced.graph, cast(int, traced.start)
     if reasons is None and reading.differs_as_before(places):
         return None
-    search = Search(graph, by_form=False)
+    (body,) = entry.pattern.bodies or (None,)
+    search = Search(graph, by_form=False, body=body)
     for found in search.run(start, place, _named(operands)):
         match = Match(
             entry,
@@ -518,7 +519,7 @@ def _exactly(
             reading.statics,
             [found.places[n] for n in sorted(found.places)],
             operands,
-            result_atoms(graph, found),
+            search.result_atoms(found),
             traced.out_tree,
             found.has_copies,
             frozenset(),

@@ -29,12 +29,12 @@ pattern_p.multiple_results = True
 class Packed(NamedTuple):
     """Operands of the equation that are one operand of a pattern: a pytree or a function.
 
-    ``length`` is that of a scan without xs, and ``body`` a scan whose body is the function.
+    ``length`` is that of a scan without xs, and ``body`` the function.
     """
 
     positions: tuple[int, ...]
     length: int | None = None
-    body: JaxprEqn | None = None
+    body: Body | None = None
 
 
 class Option(NamedTuple):
@@ -473,7 +473,7 @@ class _Rebuilt:
                 for x in atoms_of([operand])
             )
             if isinstance(operand, Body):
-                operands.append(Packed(positions, body=operand.eqn))
+                operands.append(Packed(positions, body=operand))
             elif isinstance(operand, Group):
                 operands.append(Packed(positions, operand.length))
             else:
