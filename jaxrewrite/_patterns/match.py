@@ -22,7 +22,7 @@ from .index import Entry
 from .pattern import Pattern, Traced, Variant, count_of_batches, without_batch
 from .same import same, same_equation
 from .search import Found, Search
-from .view import Frame, Made, Place, resolve, users
+from .view import Frame, Made, Place, make_the_same, resolve, users
 
 
 # A form that can be read in more ways than this at one equation is given up.
@@ -85,18 +85,28 @@ class Match:
                 outer, inner = resolve(frame, atom), resolve(alone, atom)
                 if outer is None or inner is None or type(outer) is not type(inner):
                     return False  # A number that the caller passes.
-                if (
-                    self.has_copies
-                    and type(inner) is Made
-                    and inner.index < 0
-                    and not any(type(x) is Made and x.same(outer) for x in self.operands)
-                ):
-                    return False  # What the body makes, and the caller passes besides.
+                if self._is_copy(outer) and not self._is_copy_in(alone, inner):
+                    return False  # What is the same by what the caller passes.
                 for p, operand in enumerate(self.operands):
                     is_here = type(operand) is type(outer) and operand.same(outer)
                     if is_here and not inside.setdefault(p, inner).same(inner):
                         return False  # One array that the caller passes twice.
         return True
+
+    def _is_copy(self, source: Any) -> bool:
+        """Whether an operand is made again by an equation outside of the match."""
+        return (
+            self.has_copies
+            and type(source) is Made
+            and (id(source.frame), source.index) not in self.covered()
+            and not any(type(x) is Made and x.same(source) for x in self.operands)
+        )
+
+    def _is_copy_in(self, frame: Frame, source: Made) -> bool:
+        """Whether it is made again for all that the body of a call is passed."""
+        return source.index >= 0 and any(
+            make_the_same((frame, i), (source.frame, source.index)) for _, i in self.places
+        )
 
     def is_within_call(self) -> bool:
         """Whether the match is in the body of a call, and can be found in it alone."""
