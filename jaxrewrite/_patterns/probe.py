@@ -294,11 +294,9 @@ class Forms:
         self._waiting += ((args, statics, variant) for variant in _variants(self.pattern))
 
     def _may_be_batched_so(
-        self, args: Sequence[Any], variant: Variant, primitives: Set[Primitive] | None
+        self, variant: Variant, primitives: Set[Primitive] | None
     ) -> bool:
         """Whether a program of some primitives may contain a batched function."""
-        if len(variant or ()) > 1 and self._rank < _rank(_with_batch(args, variant)):
-            return False
         needs = self._of_variant.get(variant)
         return needs is None or primitives is None or needs <= primitives
 
@@ -310,7 +308,7 @@ class Forms:
         """
         waiting, self._waiting = self._waiting, []
         for args, statics, variant in waiting:
-            if not self._may_be_batched_so(args, variant, primitives):
+            if not self._may_be_batched_so(variant, primitives):
                 self._waiting.append((args, statics, variant))
                 continue
             self._try(args, statics, variant)
@@ -387,10 +385,13 @@ class Forms:
             if variant is None:
                 self._showing.append((args, statics))
         form.choices.add(self.pattern.statics.choice(statics))
-        likewise = variant is None and graph.is_batched_likewise()
-        for one in (variant, *_variants(self.pattern)) if likewise else (variant,):
-            if one not in form.variants:
-                form.variants.append(one)
+        own = [variant]
+        if variant is None and graph.is_batched_likewise():
+            own += [*_variants(self.pattern), *_twice(self.pattern)]
+        elif variant is not None:
+            # Batched twice, most functions have a form that they have batched once.
+            own += [twice for twice in _twice(self.pattern) if variant[0] in (twice or ())]
+        form.variants += [one for one in own if one not in form.variants]
         # What is not batched is tried first.
         form.variants.sort(key=_order_of_variants)
 
@@ -619,11 +620,7 @@ def _base_args(pattern: Pattern, size: int, dtype: Any) -> Iterator[Sequence[Any
 
 
 def _variants(pattern: Pattern) -> list[Variant]:
-    """All arrays batched, and some of them: any of four, or all but one and one of more.
-
-    Where an annotation says the rank of an operand, two axes are tried, too. Else the
-    function itself takes what has more axes.
-    """
+    """All arrays batched, and some of them: any of four, or all but one and one of more."""
     if pattern.bodies:
         return []
     arrays = [i for i in range(len(pattern.names)) if i not in pattern.scalars]
@@ -637,16 +634,23 @@ def _variants(pattern: Pattern) -> list[Variant]:
     else:
         sets += [tuple(j for j in arrays if j != i) for i in arrays]
         sets += [(i,) for i in arrays]
-    once = [tuple(i in chosen for i in range(len(pattern.names))) for chosen in sets]
-    if not any(_has_one_rank(pattern, i) for i in arrays):
-        return [(mapped,) for mapped in once]
-    # Of more than three, the same ones twice, or all and some of them.
-    pairs = (
+    return [(tuple(i in chosen for i in range(len(pattern.names))),) for chosen in sets]
+
+
+def _twice(pattern: Pattern) -> list[Variant]:
+    """Two axes, where an annotation says the rank of an operand.
+
+    Else the function itself takes what has more axes. Of more than three arrays, the same
+    ones are batched twice, or all and some of them.
+    """
+    once = [variant[0] for variant in _variants(pattern) if variant is not None]
+    if not any(map(functools.partial(_has_one_rank, pattern), range(len(pattern.names)))):
+        return []
+    return [
         (outer, inner)
         for outer, inner in itertools.product(once, once)
-        if len(arrays) <= 3 or outer == inner or once[0] in (outer, inner)
-    )
-    return [*((mapped,) for mapped in once), *pairs]
+        if len(pattern.names) <= 3 or outer == inner or once[0] in (outer, inner)
+    ]
 
 
 def _has_one_rank(pattern: Pattern, i: int) -> bool:
