@@ -94,12 +94,14 @@ def look_alikes(fn, *args, scalars=(), keeps=False):
         and eqn.primitive.name != "convert_element_type"
         and jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.inexact)
     ]
+    twice = made_twice(jaxpr)
     for i in inner:
         shape = jaxpr.eqns[i].outvars[0].aval.shape
         is_square = len(shape) == 2 and shape[0] == shape[1] > 1
         for name, change in (CHANGES | (CHANGES_OF_SQUARES if is_square else {})).items():
             yield f"{name} at {i}", _changed(closed, i, change)
-        if not keeps:
+        # Of what is made twice, one may be used elsewhere.
+        if not keeps and i not in twice:
             yield f"escaping at {i}", _changed(closed, i, lambda x: x, escapes=True)
     for i, eqn in enumerate(jaxpr.eqns):
         for k, atom in enumerate(eqn.invars):
@@ -107,6 +109,17 @@ def look_alikes(fn, *args, scalars=(), keeps=False):
             if is_number and np.ndim(atom.val) == 0 and atom.val not in scalars:
                 other = np.asarray(atom.val) * 1.5 + 0.25
                 yield f"literal at {i}", _changed(closed, i, literal=(k, other))
+
+
+def made_twice(jaxpr):
+    """The numbers of the equations that make what another one makes, too."""
+    names, made = {}, {}
+    for i, eqn in enumerate(jaxpr.eqns):
+        operands = [str(a) if type(a) is Literal else names.get(a, a) for a in eqn.invars]
+        key = (eqn.primitive.name, str(eqn.params), *operands)
+        made.setdefault(key, []).append(i)
+        names |= {var: (key, k) for k, var in enumerate(eqn.outvars)}
+    return {i for same in made.values() if len(same) > 1 for i in same}
 
 
 def _changed(closed, where, change=None, escapes=False, literal=None):

@@ -10,10 +10,10 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from .. import _compat
 from .._avals import avals_of, mismatch
-from .._compat import JaxprEqn, Literal
+from .._compat import Literal
 from .._errors import add_note
-from .._patterns.bodies import results_of
-from .._patterns.pattern import Pattern, without_batch
+from .._patterns.bodies import Body, results_of
+from .._patterns.pattern import Pattern, count_of_batches, without_batch
 from .._patterns.place import Option, Packed, pattern_p, place
 from .._rewrite import Scope, handlers
 from .._rules import Declined, Entry, guarded, settled, type_of
@@ -138,8 +138,8 @@ def _ask(scope: Scope, site: Site, operands: Sequence[Any], option: Option) -> A
     whole = list(_whole(option))
     if match.variant is not None and any(
         is_value(operands[o]) and o not in whole
-        for o, axis in zip(option.operands, match.variant, strict=True)
-        if axis is not None
+        for i, o in enumerate(option.operands)
+        if count_of_batches(match.variant, i)
     ):
         return NotImplemented  # The leaves of a value have no axis for its batch.
     if pattern.when is not None:
@@ -193,7 +193,8 @@ def _keys(option: Option) -> Iterator[Any]:
     """The parts of a trace's key that stand for what is not among the arrays."""
     for o in option.operands:
         if isinstance(o, Packed):
-            yield len(o.positions), o.length, o.body and o.body.params["jaxpr"]
+            body = o.body and (o.body.eqn.params["jaxpr"], o.body.ys)
+            yield len(o.positions), o.length, body
         elif not isinstance(o, int):
             yield repr(o.plain())
 
@@ -210,8 +211,9 @@ def _argument(o: Any, rest: Iterator[Any]) -> Any:
     return tuple(own) if o.length is None else jnp.zeros((o.length, 0), jnp.float32)
 
 
-def _body_function(eqn: JaxprEqn, consts: Sequence[Any]) -> Callable[..., Any]:
+def _body_function(of: Body, consts: Sequence[Any]) -> Callable[..., Any]:
     """The body of a scan as a function of a carry and a slice, or of what it takes."""
+    eqn = of.eqn
     run = transform(_compat.function_of(eqn.params["jaxpr"]))
     _, num_carry = _compat.scan_counts(eqn.params)
     has_xs = len(eqn.invars) > len(consts) + num_carry
@@ -225,7 +227,8 @@ def _body_function(eqn: JaxprEqn, consts: Sequence[Any]) -> Callable[..., Any]:
             args[0] if len(args) == 2 else (), is_leaf=is_value
         )
         leaves = tree_leaves(args if has_xs else args[:1], is_leaf=is_value)
-        outs = run(*consts, *leaves)
+        made = run(*consts, *leaves)
+        outs = [made[of.result(k)] for k in range(len(made))]
         return results_of(len(args), carry_tree, outs, num_carry)
 
     return body

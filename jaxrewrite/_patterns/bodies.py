@@ -97,18 +97,37 @@ def empty_slices(length: int) -> ShapedArray:
 
 
 class Body(NamedTuple):
-    """The body of a scan in a program: its equation, and the atoms of its constants."""
+    """The body of a scan in a program: its equation, and the atoms of its constants.
+
+    ``ys`` are the numbers of what it returns for each step, in the order in which a pattern
+    has them.
+    """
 
     eqn: JaxprEqn
     consts: tuple[Any, ...]
+    ys: tuple[int, ...]
+
+    @classmethod
+    def of(cls, eqn: JaxprEqn, consts: Sequence[Any], first: int) -> Body:
+        """The body with one of its ys in front of the others."""
+        _, num_carry = _compat.scan_counts(eqn.params)
+        others = (y for y in range(len(eqn.outvars) - num_carry) if y != first)
+        ys = (first, *others) if len(eqn.outvars) > num_carry else ()
+        return cls(eqn, tuple(consts), ys)
 
     def same(self, other: Any) -> bool:
-        return self.eqn is other.eqn
+        return self.eqn is other.eqn and self.ys == other.ys
+
+    def result(self, k: int) -> int:
+        """Which result of the scan the pattern has as its result ``k``."""
+        _, num_carry = _compat.scan_counts(self.eqn.params)
+        return k if k < num_carry else num_carry + self.ys[k - num_carry]
 
     def hole(self) -> Hole:
         _, num_carry = _compat.scan_counts(self.eqn.params)
         jaxpr, _ = _compat.open_jaxpr(self.eqn.params["jaxpr"])
-        return Hole(tuple(atom.aval for atom in jaxpr.outvars), num_carry)
+        order = map(self.result, range(len(jaxpr.outvars)))
+        return Hole(tuple(jaxpr.outvars[k].aval for k in order), num_carry)
 
 
 def is_hole_scan(eqn: JaxprEqn) -> bool:
@@ -131,10 +150,10 @@ def is_hole_scan(eqn: JaxprEqn) -> bool:
 _PASSED_ON = {"jaxpr", "unroll", "_split_transpose", "linear", "num_consts", "num_carry"}
 
 
-def same_scan(mine: JaxprEqn, other: JaxprEqn, by_form: bool) -> bool:
-    """Whether a scan of a program is the scan of a hole, but for its body."""
-    if other.primitive.name != "scan" or by_form:
-        return other.primitive.name == "scan"
+def same_scan(mine: JaxprEqn, other: JaxprEqn, body: Body) -> bool:
+    """Whether a scan of a program is the scan of a hole, but for this body."""
+    if other.primitive.name != "scan" or other is not body.eqn:
+        return False
     (consts, carry), (others, other_carry) = map(
         _compat.scan_counts, (mine.params, other.params)
     )
@@ -144,8 +163,8 @@ def same_scan(mine: JaxprEqn, other: JaxprEqn, by_form: bool) -> bool:
         and _operands_without_empty(mine) - consts == len(other.invars) - others
         and len(mine.outvars) == len(other.outvars)
         and all(
-            _compat.same_array_type(a.aval, b.aval)
-            for a, b in zip(mine.outvars, other.outvars, strict=True)
+            _compat.same_array_type(var.aval, other.outvars[body.result(k)].aval)
+            for k, var in enumerate(mine.outvars)
         )
         and all(
             same(value, other.params[key])

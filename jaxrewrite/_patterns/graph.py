@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from .._caches import WeakCaches
 from .._compat import Jaxpr, JaxprEqn, Literal, Primitive
 from .calls import Number, body_of, folded, is_move
-from .traits import BATCHED_LIKEWISE, LASTING, OF_ALL_DTYPES
+from .traits import BATCHED_LIKEWISE, LASTING, OF_ALL_DTYPES, OF_ALL_SIZES
 
 
 # What an operand of a node is: ``("operand", i)``, an operand of the function;
@@ -45,6 +45,10 @@ class Graph(NamedTuple):
     def is_of_all_dtypes(self) -> bool:
         """Whether operands of other dtypes seldom change more than conversions."""
         return all(p.name in OF_ALL_DTYPES for p in self.core()[0].primitives())
+
+    def is_of_all_sizes(self) -> bool:
+        """Whether operands of other sizes seldom change more than moves."""
+        return all(p.name in OF_ALL_SIZES for p in self.core()[0].primitives())
 
     def is_batched_likewise(self) -> bool:
         """Whether `jax.vmap` changes nothing but shapes and moves."""

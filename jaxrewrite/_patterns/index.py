@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import _compat
@@ -16,7 +16,7 @@ from .calls import Number, is_move
 from .graph import Graph
 from .pattern import Pattern
 from .probe import Form, Forms
-from .search import is_open_at, root
+from .search import COMMUTATIVE, is_open_at, root
 from .view import Facts, Frame, Place, chain, facts_of, resolve
 
 
@@ -40,7 +40,8 @@ class Entry:
         self.order = depth, -pattern.precedence, -len(form.graph.nodes)
         others = (other.choices for other in forms_of(pattern).forms())
         self.excluded = set().union(*others) - form.choices
-        self.need = _need(form.graph, self.root, _LEVELS[-1], {})
+        self.need = _need(form.graph, self.root, _MOST_LEVELS, {})
+        self.levels = _levels_of(self.need)
         # What the operands may be, by their avals. `match` fills this.
         self.readings = BoundedCache(256)
 
@@ -51,11 +52,16 @@ def _key_of(form: Any) -> object:
     return object()
 
 
-# To so many levels the operands of an equation are looked at, to tell which forms may end there.
-_LEVELS = (1, 4)
+# To so many levels the operands of an equation are looked at, to tell which forms may end
+# there. What is the same to these levels is found once, and more levels for each of the forms
+# that are left.
+_LEVELS = (1, 3)
+_MOST_LEVELS = 8
 
 # What an equation and its operands are: `_NUMBER`, `_GIVEN`, or a primitive and, above the last
-# level, what its operands are. Equations that only move arrays are left out.
+# level, what its operands are. Equations that only move arrays are left out. Of what an
+# equation must be, an operand that may be anything is ``None``; the operands of a commutative
+# primitive are in no order.
 _Shape = Any
 _NUMBER = "number"
 _GIVEN = "given"  # An operand of the program, or of the body of a call.
@@ -72,10 +78,17 @@ def _need(graph: Graph, n: int, levels: int, known: dict[Any, _Shape]) -> _Shape
     for ref in node.operands if levels and is_plain else ():
         if ref[0] == "node":
             needs.append(_need(graph, ref[1], levels - 1, known))
-        elif ref[0] in ("number", "scalar"):
-            needs.append(_NUMBER)
+        else:
+            needs.append(_NUMBER if ref[0] in ("number", "scalar") else None)
+    if not any(needs):
+        needs = []
     known[n, levels] = need = node.primitive, tuple(needs)
     return need
+
+
+def _levels_of(need: _Shape) -> int:
+    """To how many levels something is said of what an equation must be."""
+    return 1 + max(map(_levels_of, need[1]), default=0) if type(need) is tuple else 0
 
 
 class Shapes:
@@ -100,15 +113,15 @@ class Shapes:
                 self.of(source[0], source[1], level - 1)
                 if type(source) is tuple
                 else source
-                for source in self._sources_of(frame, i)
+                for source in self.sources_of(frame, i)
             ]
-            if len(below) > 1:
+            if len(below) > 1 and frame.eqns[i].primitive.name in COMMUTATIVE:
                 below.sort()
             number = self._index.number((frame.eqns[i].primitive, *below))
             self._numbers[key] = number
         return number
 
-    def _sources_of(self, frame: Frame, i: int) -> list[Any]:
+    def sources_of(self, frame: Frame, i: int) -> list[Any]:
         """For each operand the equation that makes it, up to moves, or what it is else."""
         key = frame, i
         sources = self._sources.get(key)
@@ -128,6 +141,21 @@ def _source(frame: Frame, atom: Any) -> Any:
     return _OF_GIVEN if source.index < 0 else (source.frame, source.index)
 
 
+class Fitting(NamedTuple):
+    """Forms that may end at an equation, and to how many levels something is said of them."""
+
+    entries: Sequence[Entry]
+    levels: int
+
+    @classmethod
+    def of(cls, entries: Iterable[Entry]) -> Fitting:
+        entries = tuple(entries)
+        return cls(entries, max((entry.levels for entry in entries), default=0))
+
+
+_NONE = Fitting((), 0)
+
+
 class Index:
     """The forms of some patterns, by the primitive of their last equation."""
 
@@ -140,7 +168,8 @@ class Index:
             self.by_primitive.setdefault(primitive, []).append(entry)
         self._shapes: list[Any] = [_NUMBER, _GIVEN]
         self._numbers: dict[Any, int] = {}
-        self._fitting: dict[Any, Sequence[Entry]] = {}
+        self._all = {p: Fitting.of(own) for p, own in self.by_primitive.items()}
+        self._fitting: dict[Any, Fitting] = {}
         self._fits_known: dict[Any, bool] = {}
         self._lock = threading.Lock()
 
@@ -161,20 +190,25 @@ class Index:
 
         In the body of a call (``is_open``), what the caller passes may be anything.
         """
-        fitting: Sequence[Entry] = self.by_primitive.get(frame.eqn(i).primitive, ())
+        fitting = self._all.get(frame.eqns[i].primitive, _NONE)
+        told = 0
         for level in _LEVELS:
-            if not fitting:
-                break
+            if fitting.levels <= told:
+                return fitting.entries
             key = shapes.of(frame, i, level), level, is_open
             known = self._fitting.get(key)
             if known is None:
-                known = self._fitting[key] = [
+                known = self._fitting[key] = Fitting.of(
                     entry
-                    for entry in fitting
+                    for entry in fitting.entries
                     if self._fits(entry.need, key[0], level, is_open)
-                ]
-            fitting = known
-        return fitting
+                )
+            fitting, told = known, level + 1
+        return [
+            entry
+            for entry in fitting.entries
+            if entry.levels <= told or _is_there(entry.need, (frame, i), shapes, is_open)
+        ]
 
     def all(self, frame: Frame, i: int) -> Sequence[Entry]:
         """The forms whose last equation has the primitive of equation ``i``."""
@@ -187,30 +221,54 @@ class Index:
         primitive, needs = need
         if primitive is not shape[0]:
             return False
-        # Of many operands, which may be which is left to the search.
-        if not level or len(shape) > _MANY or not needs:
+        if not level or not needs:
             return True
         key = id(need), number, level, is_open  # The need lives as long as the index.
         fits = self._fits_known.get(key)
         if fits is None:
             fits = self._all_fit(needs, shape[1:], level - 1, is_open)
+            if not fits and primitive.name in COMMUTATIVE:
+                fits = self._all_fit(needs, shape[:0:-1], level - 1, is_open)
             self._fits_known[key] = fits
         return fits
 
     def _all_fit(
         self, needs: Sequence[_Shape], numbers: Sequence[int], level: int, is_open: bool
     ) -> bool:
-        """Whether each of some needs has an operand of its own."""
-        if not needs:
-            return True
-        return any(
-            self._fits(needs[0], number, level, is_open)
-            and self._all_fit(needs[1:], (*numbers[:i], *numbers[i + 1 :]), level, is_open)
-            for i, number in enumerate(numbers)
+        """Whether operands are what they must be."""
+        return len(needs) == len(numbers) and all(
+            need is None or self._fits(need, number, level, is_open)
+            for need, number in zip(needs, numbers, strict=True)
         )
 
 
-_MANY = 6
+def _is_there(need: _Shape, source: Any, shapes: Shapes, is_open: bool) -> bool:
+    """Whether an operand is what it must be, to all levels at which something is said."""
+    if type(source) is not tuple:
+        if source == _OF_GIVEN:
+            return is_open
+        return need is _NUMBER
+    if need is _NUMBER:
+        return False
+    primitive, needs = need
+    frame, i = source
+    if frame.eqns[i].primitive is not primitive:
+        return False
+    sources = shapes.sources_of(frame, i)
+    if not needs or _are_there(needs, sources, shapes, is_open):
+        return True
+    return primitive.name in COMMUTATIVE and (
+        _are_there(needs, sources[::-1], shapes, is_open)
+    )
+
+
+def _are_there(
+    needs: Sequence[_Shape], sources: Sequence[Any], shapes: Shapes, is_open: bool
+) -> bool:
+    return len(needs) == len(sources) and all(
+        need is None or _is_there(need, source, shapes, is_open)
+        for need, source in zip(needs, sources, strict=True)
+    )
 
 
 # --- the index for a program -------------------------------------------------------------
@@ -234,11 +292,29 @@ def index_for(
     Probing waits until a program has the primitives that a pattern always has, unless all
     patterns are asked for.
     """
+    cache = patterns[0][1].indices
+    key = (
+        tuple(patterns),
+        facts.primitives,
+        facts.kinds,
+        _compat.trace_context(),
+        all_of_them,
+    )
+    known = cache.get(key)
+    if known is None:
+        known = (_index_for(patterns, facts, all_of_them),)
+        cache.put(key, known)
+    return known[0]
+
+
+def _index_for(
+    patterns: Sequence[tuple[int, Pattern]], facts: Facts, all_of_them: bool
+) -> Index | None:
     fitting: list[tuple[int, Pattern, Form, int]] = []
     for depth, pattern in patterns:
         forms = forms_of(pattern)
         if all_of_them or forms.may_be_among(facts.primitives):
-            forms.extend(*facts.kinds)
+            forms.extend(*facts.kinds, None if all_of_them else facts.primitives)
             fitting += (
                 (depth, pattern, form, forms.count())
                 for form in forms.forms()

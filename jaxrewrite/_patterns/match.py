@@ -15,14 +15,14 @@ from jax.tree_util import PyTreeDef, tree_leaves
 from .. import _compat
 from .._annotations import Dense, guards_hold
 from .._compat import DropVar, JaxprEqn, ShapedArray
-from .bodies import Body, Group, atoms_of
+from .bodies import Body, Group, atoms_of, is_hole_scan
 from .calls import Number, can_match, is_move
 from .graph import Graph, Node
 from .index import Entry
-from .pattern import Pattern, Traced, Variant, without_batch
+from .pattern import Pattern, Traced, Variant, count_of_batches, without_batch
 from .same import same, same_equation
-from .search import Found, Search, result_atoms
-from .view import Frame, Made, Place, resolve, users
+from .search import Found, Search
+from .view import Frame, Made, Place, make_the_same, resolve, users
 
 
 # A form that can be read in more ways than this at one equation is given up.
@@ -36,7 +36,9 @@ _MAX_MOVES = 4
 class Match:
     """A pattern's function in a program, with what its operands are there.
 
-    ``stays`` are equations that are needed outside of the match, too.
+    The places are in the order of the function's equations. ``has_copies`` tells whether the
+    program makes some of them again, and ``stays`` are those that are needed outside of the
+    match, too.
     """
 
     entry: Entry
@@ -46,6 +48,7 @@ class Match:
     operands: list[Any]
     results: list[Made]
     out_tree: PyTreeDef
+    has_copies: bool
     stays: frozenset[tuple[int, int]]
 
     @property
@@ -82,11 +85,28 @@ class Match:
                 outer, inner = resolve(frame, atom), resolve(alone, atom)
                 if outer is None or inner is None or type(outer) is not type(inner):
                     return False  # A number that the caller passes.
+                if self._is_copy(outer) and not self._is_copy_in(alone, inner):
+                    return False  # What is the same by what the caller passes.
                 for p, operand in enumerate(self.operands):
                     is_here = type(operand) is type(outer) and operand.same(outer)
                     if is_here and not inside.setdefault(p, inner).same(inner):
                         return False  # One array that the caller passes twice.
         return True
+
+    def _is_copy(self, source: Any) -> bool:
+        """Whether an operand is made again by an equation outside of the match."""
+        return (
+            self.has_copies
+            and type(source) is Made
+            and (id(source.frame), source.index) not in self.covered()
+            and not any(type(x) is Made and x.same(source) for x in self.operands)
+        )
+
+    def _is_copy_in(self, frame: Frame, source: Made) -> bool:
+        """Whether it is made again for all that the body of a call is passed."""
+        return source.index >= 0 and any(
+            make_the_same((frame, i), (source.frame, source.index)) for _, i in self.places
+        )
 
     def is_within_call(self) -> bool:
         """Whether the match is in the body of a call, and can be found in it alone."""
@@ -181,21 +201,39 @@ def _search_form(
 
 def _escape(entry: Entry, found: Found) -> JaxprEqn | None:
     """The equation whose result is used outside of a form, though it is no result of it."""
-    covered = {(id(frame), i) for frame, i in found.places.values()}
+    used = _Uses(found.places.values(), found.has_copies)
     results = {ref[1] for ref in entry.graph.results}
     for n, (frame, i) in found.places.items():
-        if n in results:
-            continue
+        if n in results or is_hole_scan(entry.graph.nodes[n].eqn):
+            continue  # A form does not tell how many ys a scan has.
         for var in frame.eqn(i).outvars:
             if type(var) is DropVar:
                 continue
             for user in users(frame, var):
-                if user is None or (
-                    (id(user[0]), user[1]) not in covered
-                    and not is_move(user[0].eqn(user[1]))
-                ):
+                if user is None or not (used.inside(user) or is_move(user[0].eqn(user[1]))):
                     return frame.eqn(i)
     return None
+
+
+class _Uses:
+    """Which equations may use what a match makes on the way."""
+
+    def __init__(self, places: Iterable[Place], has_copies: bool):
+        places = list(places)
+        self._covered = {(id(frame), i) for frame, i in places}
+        self._numbers = {frame.number(i) for frame, i in places} if has_copies else set()
+
+    def inside(self, user: Place | None) -> bool:
+        """Whether an equation is part of the match, or a copy that nothing else needs."""
+        if user is None:
+            return False
+        frame, i = user
+        if (id(frame), i) in self._covered:
+            return True
+        if not self._numbers or frame.number(i) not in self._numbers:
+            return False
+        made = (var for var in frame.eqn(i).outvars if type(var) is not DropVar)
+        return all(self.inside(next_) for var in made for next_ in users(frame, var))
 
 
 def _in_the_way(search: Search) -> str:
@@ -431,13 +469,19 @@ def _may_answer(
 
 
 def _is_batched_so(variant: Variant, operands: Sequence[Any]) -> bool:
-    """Whether operands can be batched so: numbers are not, and arrays have an axis."""
-    if variant is None:
-        return True
-    batched = [x for axis, x in zip(variant, operands, strict=True) if axis is not None]
-    return all(type(x) is Made and len(x.aval.shape) > 0 for x in batched) and (
-        len({x.aval.shape[0] for x in batched}) == 1
-    )
+    """Whether operands can be batched so: numbers are not, and arrays have the axes."""
+    counts = [0] * len(operands)
+    for mapped in variant or ():
+        sizes = set()
+        for i, operand in enumerate(operands):
+            if mapped[i]:
+                if type(operand) is not Made or len(operand.aval.shape) <= counts[i]:
+                    return False
+                sizes.add(operand.aval.shape[counts[i]])
+                counts[i] += 1
+        if len(sizes) != 1:
+            return False
+    return True
 
 
 def _traces(
@@ -449,7 +493,7 @@ def _traces(
     """
     pattern = entry.pattern
     ranks = [
-        len(aval.shape) - (variant is not None and variant[i] is not None)
+        len(aval.shape) - count_of_batches(variant, i)
         for i, arg in enumerate(args)
         for aval in tree_leaves(arg)
         if isinstance(aval, ShapedArray)
@@ -476,16 +520,18 @@ def _exactly(
     graph, start = traced.graph, cast(int, traced.start)
     if reasons is None and reading.differs_as_before(places):
         return None
-    search = Search(graph, by_form=False)
+    (body,) = entry.pattern.bodies or (None,)
+    search = Search(graph, by_form=False, body=body)
     for found in search.run(start, place, _named(operands)):
         match = Match(
             entry,
             reading.variant,
             reading.statics,
-            list(found.places.values()),
+            [found.places[n] for n in sorted(found.places)],
             operands,
-            result_atoms(graph, found),
+            search.result_atoms(found),
             traced.out_tree,
+            found.has_copies,
             frozenset(),
         )
         if _may_be_taken(match):
@@ -528,15 +574,13 @@ def _may_be_taken(match: Match) -> bool:
 
 def _escaping(match: Match) -> Iterator[tuple[int, int]]:
     """The equations of a match with results that are used outside of it."""
-    covered, results = match.covered(), match.result_key()
+    used, results = _Uses(match.places, match.has_copies), match.result_key()
     for frame, i in match.places:
         for var in frame.eqn(i).outvars:
             if type(var) is DropVar or (id(frame), var) in results:
                 continue
-            for user in users(frame, var):
-                if user is None or (id(user[0]), user[1]) not in covered:
-                    yield id(frame), i
-                    break
+            if not all(map(used.inside, users(frame, var))):
+                yield id(frame), i
 
 
 def _needed_by(match: Match, escaping: set[tuple[int, int]]) -> frozenset[tuple[int, int]]:

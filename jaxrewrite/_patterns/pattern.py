@@ -22,6 +22,7 @@ from .bodies import Hole
 from .calls import can_match
 from .domains import Statics, read_statics
 from .graph import Graph, flatten
+from .numbering import merged
 from .same import same_function
 from .search import root
 
@@ -38,8 +39,9 @@ class Traced(NamedTuple):
     start: int | None
 
 
-# How the looked-for function is batched: ``None``, or the ``in_axes`` of `jax.vmap`.
-Variant = tuple[int | None, ...] | None
+# How the looked-for function is batched: ``None``, or for each `jax.vmap` around it, the
+# outermost first, which of its operands are mapped.
+Variant = tuple[tuple[bool, ...], ...] | None
 
 
 def _is_callable(annotation: Any) -> bool:
@@ -113,6 +115,8 @@ class Pattern:
         # which this is the first pattern.
         self.known = BoundedCache(16)
         self.indices = BoundedCache(16)
+        # The patterns of longer chains that `nested` made for this one.
+        self.longer = BoundedCache(64)
 
     # What a table of rules asks of a rule.
     is_twin = False
@@ -197,7 +201,7 @@ class Pattern:
         if any(isinstance(const, _compat.Tracer) for const in consts):
             return TypeError("it closes over a tracer")
         jaxpr = drop_dead_code(jaxpr)
-        graph = flatten(jaxpr, consts).numbered(operand_names(args))
+        graph = merged(flatten(jaxpr, consts)).numbered(operand_names(args))
         if any(ref[0] != "node" for ref in graph.results):
             return Traced(graph, out[0], None)
         core, kept = graph.core()
@@ -216,20 +220,20 @@ class Pattern:
         """
         if variant is None:
             return lambda *operands: fn(*operands, **statics)
-        mapped = [i for i, axis in enumerate(variant) if axis is not None]
+
+        def own(*operands: Any) -> Any:
+            results = fn(*operands, **statics)
+            if results is NotImplemented:
+                raise _Declined
+            return results
+
+        batched = own
+        for mapped in reversed(variant):
+            batched = _mapped(batched, mapped)
 
         def call(*operands: Any) -> Any:
-            def one(*rows: Any) -> Any:
-                inner = list(operands)
-                for i, row in zip(mapped, rows, strict=True):
-                    inner[i] = row
-                results = fn(*inner, **statics)
-                if results is NotImplemented:
-                    raise _Declined
-                return results
-
             try:
-                return jax.vmap(one)(*(operands[i] for i in mapped))
+                return batched(*operands)
             except _Declined:
                 return NotImplemented
 
@@ -261,14 +265,34 @@ class Pattern:
                 )
 
 
+def _mapped(fn: Callable[..., Any], mapped: Sequence[bool]) -> Callable[..., Any]:
+    """`jax.vmap` of a function over some of its operands, where others are no arrays."""
+    positions = [i for i, is_mapped in enumerate(mapped) if is_mapped]
+
+    def call(*operands: Any) -> Any:
+        def one(*rows: Any) -> Any:
+            inner = list(operands)
+            for i, row in zip(positions, rows, strict=True):
+                inner[i] = row
+            return fn(*inner)
+
+        return jax.vmap(one)(*(operands[i] for i in positions))
+
+    return call
+
+
+def count_of_batches(variant: Variant, i: int) -> int:
+    """Over how many leading axes an operand is batched."""
+    return sum(mapped[i] for mapped in variant or ())
+
+
 def without_batch(avals: Sequence[Any], variant: Variant) -> list[Any]:
     """The avals of the operands of a batched pattern, as the pattern itself takes them."""
-    if variant is None:
-        return list(avals)
-    return [
-        aval if axis is None else _compat.without_leading_axis(aval, aval.shape[0])
-        for aval, axis in zip(avals, variant, strict=True)
-    ]
+    own = list(avals)
+    for i in range(len(own)):
+        for _ in range(count_of_batches(variant, i)):
+            own[i] = _compat.without_leading_axis(own[i], own[i].shape[0])
+    return own
 
 
 def _key(arg: Any) -> Any:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from .._dead_code import live_equations
 from .bodies import Body, Group, atoms_of
 from .calls import Number
 from .index import Entry, Index, Shapes, index_for, open_roots
 from .match import Match, Miss, matches_at
+from .nested import nested_patterns
 from .pattern import Pattern
-from .view import Frame, Made, Place, facts_of, outermost, users
+from .view import Frame, Made, Place, facts_of, outermost, resolve, users
 
 
 # The equation in place of a match. Its parameters are a `Plan`, and the equations that it
@@ -27,12 +29,12 @@ pattern_p.multiple_results = True
 class Packed(NamedTuple):
     """Operands of the equation that are one operand of a pattern: a pytree or a function.
 
-    ``length`` is that of a scan without xs, and ``body`` a scan whose body is the function.
+    ``length`` is that of a scan without xs, and ``body`` the function.
     """
 
     positions: tuple[int, ...]
     length: int | None = None
-    body: JaxprEqn | None = None
+    body: Body | None = None
 
 
 class Option(NamedTuple):
@@ -90,11 +92,12 @@ def place(
     misses
         Gets the patterns that almost match.
     """
-    wanted = [(depth, p) for depth, p in patterns if p not in without]
-    index = index_for(wanted, facts_of(jaxpr), misses is not None) if wanted else None
+    top = Frame(jaxpr, facts_of(jaxpr))
+    possible = (*nested_patterns(patterns, top), *patterns)
+    wanted = [(depth, p) for depth, p in possible if p not in without]
+    index = index_for(wanted, top.facts, misses is not None) if wanted else None
     if index is None:
         return jaxpr
-    top = Frame(jaxpr, facts_of(jaxpr))
     reached = _reached(top, values) if values else set()
 
     def may_be_value(operand: Any) -> bool:
@@ -325,14 +328,19 @@ class _Rebuilt:
         self._eqns: list[tuple[Key, JaxprEqn]] = []
         # The equations of matches, renamed.
         self._covered: dict[tuple[int, int], JaxprEqn] = {}
+        # Whether an operand is computed twice, of which one may not be needed any more.
+        self._has_copies = False
 
     def jaxpr(self) -> Jaxpr:
         top = self._top
         self._emit(top)
         new = [(t.key, self._equation(t)) for t in self._taken]
-        eqns = sorted([*self._eqns, *new], key=lambda item: item[0])
+        keyed = sorted([*self._eqns, *new], key=lambda item: item[0])
+        eqns = [eqn for _, eqn in keyed]
         outvars = [self._name(top, atom) for atom in top.jaxpr.outvars]
-        return top.jaxpr.replace(eqns=[eqn for _, eqn in eqns], outvars=outvars)
+        if self._has_copies:
+            eqns = live_equations(eqns, outvars)
+        return top.jaxpr.replace(eqns=eqns, outvars=outvars)
 
     def _emit(self, frame: Frame) -> None:
         path = frame.path()
@@ -397,10 +405,10 @@ class _Rebuilt:
     def _equation(self, taken: _Taken) -> JaxprEqn:
         """The equation for a match."""
         match = taken.match
-        places = sorted(match.places, key=lambda p: (*p[0].path(), p[1]))
+        copies = self._copies(match)
         covered = [
-            self._covered[id(frame), i]
-            for frame, i in places
+            _with_names(self._covered[id(frame), i], copies)
+            for frame, i in match.places
             if (id(frame), i) not in match.stays
         ]
         outvars = list(
@@ -426,6 +434,33 @@ class _Rebuilt:
             primitive=pattern_p, invars=atoms, outvars=outvars, params=params
         )
 
+    def _copies(self, match: Match) -> dict[Any, Any]:
+        """The names of what is made again, with those of what is made first."""
+        operands = [x for x in atoms_of(match.operands) if type(x) is Made]
+        covered = match.covered()
+        by_number = {}
+        if match.has_copies:
+            by_number = {frame.number(i): (frame, i) for frame, i in match.places}
+        names: dict[Any, Any] = {}
+        for frame, i in match.places:
+            for atom in frame.eqn(i).invars:
+                source = None if type(atom) is Literal else resolve(frame, atom)
+                if (
+                    type(source) is not Made
+                    or (id(source.frame), source.index) in covered
+                    or any(x.is_it(source) for x in operands)
+                ):
+                    continue
+                first = next((x for x in operands if x.same(source)), None)
+                if first is not None:
+                    names[self._name(frame, atom)] = self._name_of(first)
+                elif source.index >= 0 and source.frame.number(source.index) in by_number:
+                    own, j = by_number[source.frame.number(source.index)]
+                    var = own.eqn(j).outvars[source.k]
+                    names[self._name(frame, atom)] = self._name(own, var)
+        self._has_copies |= bool(names)
+        return names
+
     def _option(self, match: Match, atoms: list[Any], outvars: Sequence[Var]) -> Option:
         operands: list[Any] = []
         for i, operand in enumerate(match.operands):
@@ -438,7 +473,7 @@ class _Rebuilt:
                 for x in atoms_of([operand])
             )
             if isinstance(operand, Body):
-                operands.append(Packed(positions, body=operand.eqn))
+                operands.append(Packed(positions, body=operand))
             elif isinstance(operand, Group):
                 operands.append(Packed(positions, operand.length))
             else:
@@ -447,6 +482,15 @@ class _Rebuilt:
             outvars.index(self._name(made.frame, made.var)) for made in match.results
         )
         return Option(match, tuple(operands), results)
+
+
+def _with_names(eqn: JaxprEqn, names: Mapping[Any, Any]) -> JaxprEqn:
+    """An equation with other names for some of its operands."""
+    if not names:
+        return eqn
+    return eqn.replace(
+        invars=[x if type(x) is Literal else names.get(x, x) for x in eqn.invars]
+    )
 
 
 def _position_in(atoms: list[Any], atom: Any) -> int:

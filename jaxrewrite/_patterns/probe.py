@@ -28,7 +28,8 @@ from .bodies import Hole, is_hole_scan
 from .calls import Number
 from .domains import Choice
 from .graph import Graph
-from .pattern import Pattern, Traced, Variant
+from .pattern import Pattern, Traced, Variant, count_of_batches
+from .traits import BATCHED_LIKEWISE
 
 
 # The size of all axes in the first probes, and in the further ones: functions of linear
@@ -92,6 +93,9 @@ class Forms:
         # The operands and static parameters that showed a form first.
         self._showing: list[tuple[Sequence[Any], dict[str, Any]]] = []
         self._tried: dict[Any, bool] = {}
+        # Batched functions that are not tried yet, and the primitives of such a variant.
+        self._waiting: list[tuple[Sequence[Any], dict[str, Any], Variant]] = []
+        self._of_variant: dict[Variant, frozenset[Primitive]] = {}
         self._used: set[int] = set()
         self._is_beginning = False
         self._lock = threading.RLock()
@@ -111,25 +115,28 @@ class Forms:
             self._begin()
             return frozenset.intersection(*(f.graph.primitives() for f in self.forms()))
 
-    def extend(self, dtypes: frozenset[Any], rank: int) -> None:
-        """Probe for programs with these dtypes and ranks."""
+    def extend(
+        self, dtypes: frozenset[Any], rank: int, primitives: Set[Primitive] | None = None
+    ) -> None:
+        """Probe for programs with these dtypes, ranks and primitives, or with any."""
         rank = min(rank, _MAX_RANK)
         with self._lock:
             if dtypes <= self._kinds and rank <= self._rank:
+                self._try_waiting(primitives)
                 return
             base = self._begin()
             shown = len(self._showing) if self._kinds else 0
             if not self._kinds:
                 self._try_axes(base)
-                for size in _SIZES:
-                    self._try_likewise(_args(self.pattern, base.ranks, base.kinds, size))
-            if rank > self._rank:
+                self._try_sizes(base, rank)
+            elif rank > self._rank:
                 self._try_ranks(base, rank)
             self._try_dtypes(base, dtypes - self._kinds)
             for args, statics in self._showing[shown:]:
-                self._try_variants(args, statics)
+                self._wait_for_variants(args, statics)
             self._kinds |= dtypes
             self._rank = max(rank, self._rank)
+            self._try_waiting(primitives)
 
     def forms(self) -> list[Form]:
         """The forms that are known by now."""
@@ -192,22 +199,61 @@ class Forms:
         statics = self.pattern.statics
         if statics.has_axes():
             for form in self.forms():
-                known = next(iter(form.choices), ())
+                known = min(form.choices, default=())
                 for choice in statics.some(_rank(base.args)):
                     if statics.choice(choice) == known:
                         self._try(base.args, choice)
 
+    def _try_sizes(self, base: _Base, highest: int) -> None:
+        """Try small sizes together with other ranks, and each alone if that shows a form.
+
+        Together, but for one size, they are tried with one choice of static parameters.
+        """
+        low, high = _ends(self.pattern, highest)
+        known = dict(self.by_form), list(self._showing), dict(self._tried)
+        every = self._choices_by_form()
+        three, two, one = _SIZES
+        is_simple = all(form.graph.is_of_all_sizes() for form in self.forms())
+        if (
+            (
+                (is_simple and low[0] == base.ranks)
+                or self._first_of(base, low, three, every[:1])
+            )
+            and self._first_of(base, high, two, every)
+            and (is_simple or self._first_of(base, [base.ranks], one, every[:1]))
+            and len(self.by_form) == len(known[0])
+        ):
+            return
+        # What showed a form is found out one by one.
+        self.by_form, self._showing, self._tried = known
+        for size in _SIZES:
+            self._first_of(base, [base.ranks], size)
+        self._try_ranks(base, highest)
+
+    def _first_of(
+        self,
+        base: _Base,
+        several: Iterable[tuple[int, ...]],
+        size: int = _SIZE,
+        wanted: Sequence[Choice] | None = None,
+    ) -> bool:
+        """Whether the function could be traced at the first ranks at which that is possible."""
+        return any(
+            self._try_likewise(_args(self.pattern, ranks, base.kinds, size), wanted)
+            for ranks in several
+        )
+
+    def _choices_by_form(self) -> list[Choice]:
+        """A choice of the static parameters for each form."""
+        forms = [form for form in self.forms() if None in form.variants]
+        return list(dict.fromkeys(min(form.choices, default=()) for form in forms))
+
     def _try_ranks(self, base: _Base, highest: int) -> None:
         """Try the lowest and the highest ranks, and all if that shows a form."""
-        ascending = sorted(_ranks(self.pattern, highest), key=lambda r: (sum(r), r))
-        shows = False
-        for some in ascending[:_FEW], ascending[: -_FEW - 1 : -1]:
-            for ranks in some:
-                count = len(self.by_form)
-                if self._try_likewise(_args(self.pattern, ranks, base.kinds)):
-                    shows |= len(self.by_form) > count
-                    break
-        if not shows:
+        count = len(self.by_form)
+        for some in _ends(self.pattern, highest):
+            self._first_of(base, some)
+        if len(self.by_form) == count:
             return
         since = 0
         for ranks in _ranks(self.pattern, highest):
@@ -230,21 +276,55 @@ class Forms:
             for most in dict.fromkeys(((base.kinds), *((d,) * count for d in inexact))):
                 for i in range(count):
                     changes += ((*most[:i], one, *most[i + 1 :]) for one in known)
+        tried = {tuple(base.args)}
         for kinds in changes:
             shown = len(self.by_form)
             args = _args(pattern, base.ranks, kinds)
+            if args is None or tuple(args) in tried:
+                continue
+            tried.add(tuple(args))
             if self._try_likewise(args) and len(self.by_form) > shown:
                 self._try_all(args)
 
-    def _try_variants(self, args: Sequence[Any], statics: dict[str, Any]) -> None:
-        """Try a batched function where batching changes more than shapes."""
+    def _wait_for_variants(self, args: Sequence[Any], statics: dict[str, Any]) -> None:
+        """Note that a batched function is to be tried, if batching changes more than shapes."""
         traced = traced_form(self.pattern, args, statics, None)
         if isinstance(traced, Exception) or traced.graph.is_batched_likewise():
             return
-        for variant in _variants(self.pattern):
-            self._try(args, statics, variant)
+        self._waiting += ((args, statics, variant) for variant in _variants(self.pattern))
 
-    def _try_likewise(self, args: Sequence[Any] | None) -> bool:
+    def _may_be_batched_so(
+        self, variant: Variant, primitives: Set[Primitive] | None
+    ) -> bool:
+        """Whether a program of some primitives may contain a batched function."""
+        needs = self._of_variant.get(variant)
+        return needs is None or primitives is None or needs <= primitives
+
+    def _try_waiting(self, primitives: Set[Primitive] | None) -> None:
+        """Try the batched functions that a program of some primitives may contain.
+
+        A variant has the same primitives at all operands, as far as these are none that
+        functions have for some shapes alone. The first operands tell which.
+        """
+        waiting, self._waiting = self._waiting, []
+        for args, statics, variant in waiting:
+            if not self._may_be_batched_so(variant, primitives):
+                self._waiting.append((args, statics, variant))
+                continue
+            self._try(args, statics, variant)
+            if variant not in self._of_variant:
+                traced = traced_form(
+                    self.pattern, _with_batch(args, variant), statics, variant
+                )
+                if isinstance(traced, Traced):
+                    found = traced.graph.core()[0].primitives()
+                    self._of_variant[variant] = frozenset(
+                        p for p in found if p.name not in BATCHED_LIKEWISE
+                    )
+
+    def _try_likewise(
+        self, args: Sequence[Any] | None, wanted: Sequence[Choice] | None = None
+    ) -> bool:
         """Try operands with one choice for each form, and with all if that shows another.
 
         Returns whether the function could be traced.
@@ -252,7 +332,7 @@ class Forms:
         if args is None:
             return False
         statics = self.pattern.statics
-        wanted = {next(iter(f.choices), ()) for f in self.forms() if None in f.variants}
+        wanted = self._choices_by_form() if wanted is None else wanted
         count, succeeded = len(self.by_form), False
         for choice in statics.with_one_axis(_rank(args)):
             if statics.choice(choice) in wanted:
@@ -305,12 +385,15 @@ class Forms:
             if variant is None:
                 self._showing.append((args, statics))
         form.choices.add(self.pattern.statics.choice(statics))
-        likewise = variant is None and graph.is_batched_likewise()
-        for one in (variant, *_variants(self.pattern)) if likewise else (variant,):
-            if one not in form.variants:
-                form.variants.append(one)
+        own = [variant]
+        if variant is None and graph.is_batched_likewise():
+            own += [*_variants(self.pattern), *_twice(self.pattern)]
+        elif variant is not None:
+            # Batched twice, most functions have a form that they have batched once.
+            own += [twice for twice in _twice(self.pattern) if variant[0] in (twice or ())]
+        form.variants += [one for one in own if one not in form.variants]
         # What is not batched is tried first.
-        form.variants.sort(key=lambda v: (v is not None, _count_of_none(v), str(v)))
+        form.variants.sort(key=_order_of_variants)
 
 
 _OPERANDS = ("operand", "scalar")
@@ -359,8 +442,8 @@ def _rank(args: Sequence[Any]) -> int:
     return max((len(a.shape) for a in args if isinstance(a, ShapedArray)), default=0)
 
 
-def _guards(pattern: Pattern, i: int) -> list[Alternative]:
-    return list(pattern.signature.operands[i])
+def _guards(pattern: Pattern, i: int) -> tuple[Alternative, ...]:
+    return pattern.signature.operands[i]
 
 
 def _possible_ranks(pattern: Pattern, i: int, highest: int) -> list[int]:
@@ -376,6 +459,12 @@ def _possible_ranks(pattern: Pattern, i: int, highest: int) -> list[int]:
         else:
             ranks.update(range(fixed, max(highest, fixed) + 1))
     return sorted(ranks)
+
+
+def _ends(pattern: Pattern, highest: int) -> list[list[tuple[int, ...]]]:
+    """The lowest and the highest combinations of ranks."""
+    ascending = sorted(_ranks(pattern, highest), key=lambda r: (sum(r), r))
+    return [ascending[:_FEW], ascending[: -_FEW - 1 : -1]]
 
 
 def _is_variadic(token: str) -> bool:
@@ -430,7 +519,7 @@ def _args(
             args.append(Hole())
             guards.append(None)
             continue
-        arg, guard = _operand(_guards(pattern, i), rank, kinds[i], size)
+        arg, guard = _operand(_guards(pattern, i), rank, kinds[i], size, _is_wide())
         if arg is None:
             return None
         args.append(arg)
@@ -438,14 +527,15 @@ def _args(
     return args if guards_hold(guards, args) else None
 
 
+@functools.lru_cache(4096)
 def _operand(
-    alternatives: Iterable[Alternative], rank: int, dtype: Any, size: int
+    alternatives: Sequence[Alternative], rank: int, dtype: Any, size: int, is_wide: bool
 ) -> tuple[ShapedArray | None, Any]:
     """An operand, and the guard that allows it."""
     for alternative in alternatives:
         shape = _shape(alternative.guard, rank, size)
         for kind in dict.fromkeys((dtype, *_DTYPES)):
-            if shape is None or not _exists(kind):
+            if shape is None or (not is_wide and kind in _WIDE):
                 continue
             aval = ShapedArray(shape, np.dtype(kind))
             if guards_hold([alternative.guard], [aval]):
@@ -457,12 +547,15 @@ def _kinds(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(getattr(arg, "dtype", _FLOAT) for arg in args)
 
 
-def _count_of_none(variant: Variant) -> int:
-    return sum(axis is None for axis in variant or ())
+def _order_of_variants(variant: Variant) -> Any:
+    """Fewer axes, over more of the operands, come first."""
+    levels = variant or ()
+    return len(levels), -sum(map(sum, levels)), str(levels)
 
 
-def _exists(dtype: Any) -> bool:
-    return jax.dtypes.canonicalize_dtype(dtype) == dtype
+def _is_wide() -> bool:
+    """Whether there are dtypes of 64 bits."""
+    return jax.dtypes.canonicalize_dtype(np.int64) == np.int64
 
 
 _DTYPES = tuple(
@@ -470,6 +563,8 @@ _DTYPES = tuple(
     for d in (jnp.float32, jnp.int32, jnp.bool_, jnp.complex64, jnp.bfloat16, jnp.float16,
               jnp.uint32, jnp.int8, jnp.uint8, jnp.int16, jnp.uint16, jnp.float64, jnp.int64)
 )  # fmt: skip
+
+_WIDE = {np.dtype(d) for d in ("int64", "uint64", "float64", "complex128")}
 
 
 def _shape(guard: Any, rank: int, size: int) -> tuple[int, ...] | None:
@@ -506,10 +601,11 @@ def _base_kinds(pattern: Pattern, dtype: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _with_batch(args: Sequence[Any], variant: Variant) -> list[Any]:
-    """The operands with another leading axis where the variant has one."""
+    """The operands with more leading axes where the variant has them."""
+    counts = [count_of_batches(variant, i) for i in range(len(args))]
     return [
-        arg if axis is None else arg.update(shape=(_SIZE, *arg.shape))
-        for arg, axis in zip(args, variant or (), strict=True)
+        arg.update(shape=(*(_SIZE,) * count, *arg.shape)) if count else arg
+        for arg, count in zip(args, counts, strict=True)
     ]
 
 
@@ -538,7 +634,29 @@ def _variants(pattern: Pattern) -> list[Variant]:
     else:
         sets += [tuple(j for j in arrays if j != i) for i in arrays]
         sets += [(i,) for i in arrays]
+    return [(tuple(i in chosen for i in range(len(pattern.names))),) for chosen in sets]
+
+
+def _twice(pattern: Pattern) -> list[Variant]:
+    """Two axes, where an annotation says the rank of an operand.
+
+    Else the function itself takes what has more axes. Of more than three arrays, the same
+    ones are batched twice, or all and some of them.
+    """
+    once = [variant[0] for variant in _variants(pattern) if variant is not None]
+    if not any(map(functools.partial(_has_one_rank, pattern), range(len(pattern.names)))):
+        return []
     return [
-        tuple(0 if i in chosen else None for i in range(len(pattern.names)))
-        for chosen in sets
+        (outer, inner)
+        for outer, inner in itertools.product(once, once)
+        if len(pattern.names) <= 3 or outer == inner or once[0] in (outer, inner)
     ]
+
+
+def _has_one_rank(pattern: Pattern, i: int) -> bool:
+    """Whether the annotation of an operand says how many axes it has."""
+    return all(
+        alternative.guard is not None
+        and not any(map(_is_variadic, alternative.guard.dim_str.split()))
+        for alternative in _guards(pattern, i)
+    )

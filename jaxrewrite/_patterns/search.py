@@ -11,10 +11,18 @@ from .bodies import Body, Group, groups, is_empty_slices, is_hole_scan, same_sca
 from .calls import Number, can_match, is_move
 from .graph import Graph, Node, Ref
 from .same import same_equation
-from .view import Made, Place, chain, resolve, users, users_behind_moves
+from .view import (
+    Made,
+    Place,
+    chain,
+    make_the_same,
+    resolve,
+    users,
+    users_behind_moves,
+)
 
 
-_COMMUTATIVE = {"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"}
+COMMUTATIVE = {"add", "add_any", "mul", "max", "min", "and", "or", "xor", "eq", "ne"}
 
 # A balanced sum of 16 terms has 32768 orders. A search gives up after so many steps.
 _MAX_STEPS = 2000
@@ -42,10 +50,12 @@ class Found(NamedTuple):
 
     A search by form finds for each operand several atoms, of which each is a moved or
     converted form of the next.
+    ``has_copies`` tells whether some equations make again what one of these makes.
     """
 
     places: dict[int, Place]
     operands: dict[int, Any]
+    has_copies: bool
 
 
 class Search:
@@ -80,6 +90,7 @@ class Search:
         self._places: dict[Any, Any] = {}
         self._operands: dict[Any, Any] = {}
         self._taken: dict[Any, Any] = {}
+        self._copies: dict[Any, Any] = {}
         self._trail: list[tuple[dict[Any, Any], Any, Any]] = []
         self._choices: list[tuple[Any, int, int]] = []
 
@@ -109,7 +120,11 @@ class Search:
                     break
                 holds, goals = pending
             if holds:
-                yield Found(dict(self._places), dict(self._operands))
+                yield Found(
+                    dict(self._places),
+                    dict(self._operands),
+                    bool(self._copies),
+                )
             if not self._choices:
                 return
             goals, length, self.assumed = self._choices.pop()
@@ -131,6 +146,8 @@ class Search:
         """Whether a goal holds, and the goals that are left."""
         if goal[0] == "place":
             return self._place(goal[1], goal[2], rest)
+        if goal[0] == "scan":
+            return self._place_scan(goal[1], goal[2], rest, goal[3])
         _, ref, atom = goal
         atoms = chain(atom) if self._skips else [atom]
         if atoms[-1] is None:
@@ -166,17 +183,37 @@ class Search:
             if len(common) < len(known):
                 self._put(self._operands, i, common)
             return True
-        if self.is_open and _is_given(known[-1]) and _is_given(found[-1]):
-            self.assumed += 1
+        return self.is_open and self._assume_same(known[-1], found[-1])
+
+    def _assume_same(self, one: Any, other: Any) -> bool:
+        """Whether two atoms in the body of a call are one if the caller passes one."""
+        holds = _is_given(one) and _is_given(other)
+        if type(one) is type(other) is Made and one.index >= 0 <= other.index:
+            holds = same_equation(one.frame.eqn(one.index), other.frame.eqn(other.index))
+        self.assumed += holds
+        return holds
+
+    def _place_again(self, n: int, place: Place) -> bool:
+        """Whether an equation makes what the one of a node makes."""
+        first, key = self._places[n], (id(place[0]), place[1])
+        if self._taken.get(key) == n:
             return True
-        return False
+        if key in self._taken or is_hole_scan(self.graph.nodes[n].eqn):
+            return False
+        holds = make_the_same(first, place)
+        if self.is_open and not holds:
+            holds = same_equation(first[0].eqn(first[1]), place[0].eqn(place[1]))
+            self.assumed += holds
+        if holds:
+            self._put(self._taken, key, n)
+            self._put(self._copies, key, place)
+        return holds
 
     def _place(self, n: int, place: Place, rest: Any) -> tuple[bool, Any]:
         """Assume that a node is an equation."""
         frame, index = place
-        known = self._places.get(n)
-        if known is not None:
-            return known[0] is frame and known[1] == index, rest
+        if n in self._places:
+            return self._place_again(n, place), rest
         key = id(frame), index
         node, eqn = self.graph.nodes[n], frame.eqn(index)
         if is_hole_scan(node.eqn):
@@ -190,10 +227,9 @@ class Search:
             if len(self._places) >= self.nearest[0]:
                 self.nearest = len(self._places), node, place
             return False, rest
-        self._put(self._places, n, place)
-        self._put(self._taken, key, n)
+        self._take(n, place)
         atoms = [resolve(frame, atom) for atom in eqn.invars]
-        if len(atoms) == 2 and eqn.primitive.name in _COMMUTATIVE:
+        if len(atoms) == 2 and eqn.primitive.name in COMMUTATIVE:
             a, b = node.operands
             if a != b and not _same(*atoms):
                 self._choose((("ref", a, atoms[1]), (("ref", b, atoms[0]), rest)))
@@ -201,17 +237,21 @@ class Search:
             rest = ("ref", ref, atom), rest
         return True, rest
 
-    def _place_scan(self, n: int, place: Place, rest: Any) -> tuple[bool, Any]:
-        """Assume that a scan whose body is unknown is an equation."""
+    def _place_scan(self, n: int, place: Place, rest: Any, first: int = 0) -> Any:
+        """Assume that a scan whose body is unknown is an equation.
+
+        ``first`` is the number of the y that comes first in what is searched for, where one
+        is told from the others. It may be any.
+        """
         frame, index = place
         node, eqn = self.graph.nodes[n], frame.eqn(index)
-        if self.is_open or eqn.effects or not same_scan(node.eqn, eqn, self.by_form):
+        if self.is_open or eqn.effects or eqn.primitive.name != "scan" or self.body is None:
             return False, rest
-        self._put(self._places, n, place)
-        self._put(self._taken, (id(frame), index), n)
         consts, carry, xs = groups(eqn, [resolve(frame, atom) for atom in eqn.invars])
-        _, own_carry, own_xs = groups(node.eqn, node.operands)
         if not self.by_form:
+            if not same_scan(node.eqn, eqn, self._operands[self.body]):
+                return False, rest
+            self._take(n, place)
             own = [
                 ref
                 for ref, atom in zip(node.operands, node.eqn.invars, strict=True)
@@ -220,7 +260,11 @@ class Search:
             for ref, atom in zip(own, [*carry, *xs], strict=True):
                 rest = ("ref", ref, atom), rest
             return True, rest
-        holds = self.body is not None and self._bind(self.body, [Body(eqn, tuple(consts))])
+        if first + 1 < len(eqn.outvars) - len(carry):
+            self._choose((("scan", n, place, first + 1), rest))
+        self._take(n, place)
+        _, own_carry, own_xs = groups(node.eqn, node.operands)
+        holds = self._bind(self.body, [Body.of(eqn, consts, first)])
         for refs, atoms in (own_carry, carry), (own_xs, xs):
             if len(refs) == 1 and refs[0][0] == "operand":
                 group = Group.of(atoms, eqn.params["length"])
@@ -232,13 +276,30 @@ class Search:
                 holds = False
         return holds, rest
 
+    def _take(self, n: int, place: Place) -> None:
+        self._put(self._places, n, place)
+        self._put(self._taken, (id(place[0]), place[1]), n)
+
     def _result(self, ref: Ref, eqn: JaxprEqn) -> int:
         """Which result of an equation a reference means."""
-        own = self.graph.nodes[ref[1]].eqn
-        if not self.by_form or not is_hole_scan(own) or eqn.primitive.name != "scan":
-            return ref[2]
-        (_, own_carry), (_, carry) = map(_compat.scan_counts, (own.params, eqn.params))
-        return ref[2] if ref[2] < own_carry else ref[2] - own_carry + carry
+        own, k = self.graph.nodes[ref[1]].eqn, ref[2]
+        if self.body is None or eqn.primitive.name != "scan" or not is_hole_scan(own):
+            return k
+        known = self._operands[self.body]
+        (body,) = known if self.by_form else (known,)
+        if self.by_form:
+            (_, own_carry), (_, carry) = map(_compat.scan_counts, (own.params, eqn.params))
+            k = k if k < own_carry else k - own_carry + carry
+        return body.result(k) if k < len(eqn.outvars) else k
+
+    def result_atoms(self, found: Found) -> list[Made]:
+        """What the results of the graph are in the program."""
+        atoms = []
+        for ref in self.graph.results:
+            frame, index = found.places[ref[1]]
+            k = self._result(ref, frame.eqn(index))
+            atoms.append(Made(frame, frame.eqn(index).outvars[k], index, k))
+        return atoms
 
     def _is_like(self, node: Node, eqn: JaxprEqn) -> bool:
         if not self.by_form:
@@ -300,12 +361,3 @@ def is_open_at(graph: Graph, node: int, place: Place) -> bool:
     """Whether a graph may be there, in the body of a call, together with what is outside."""
     search = Search(graph, by_form=True, is_open=True)
     return any(search.assumed for _ in search.run(node, place))
-
-
-def result_atoms(graph: Graph, found: Found) -> list[Made]:
-    """What the results of a graph are in the program."""
-    atoms = []
-    for ref in graph.results:
-        frame, index = found.places[ref[1]]
-        atoms.append(Made(frame, frame.eqn(index).outvars[ref[2]], index, ref[2]))
-    return atoms

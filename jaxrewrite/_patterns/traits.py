@@ -26,3 +26,8 @@ _BATCHED_LIKEWISE = """
     split xor
 """
 BATCHED_LIKEWISE = (OF_ALL_DTYPES - {"scan"}).union(_BATCHED_LIKEWISE.split())
+
+# Primitives of functions that have no formulas of their own for small operands, as
+# determinants have. What has a derivative of its own may be anything.
+_OF_SOME_SIZES = {"custom_jvp_call", "custom_vjp_call", "eigh", "lu", "qr"}
+OF_ALL_SIZES = BATCHED_LIKEWISE - _OF_SOME_SIZES

@@ -10,9 +10,11 @@ import functools
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
+from .. import _compat
 from .._caches import WeakCaches
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, ShapedArray, Var
 from .calls import CALLS, Number, body_of, folded, is_move
+from .numbering import Numbering
 
 
 class Facts:
@@ -94,7 +96,18 @@ def facts_of(jaxpr: Jaxpr) -> Facts:
 class Frame:
     """The program, or the body of one call in it."""
 
-    __slots__ = ("_inner", "call", "eqns", "facts", "found", "jaxpr", "parent", "resolved")
+    __slots__ = (
+        "_inner",
+        "_numbering",
+        "call",
+        "eqns",
+        "facts",
+        "found",
+        "jaxpr",
+        "parent",
+        "resolved",
+        "top",
+    )
 
     def __init__(
         self, jaxpr: Jaxpr, facts: Facts, parent: Frame | None = None, call: int = -1
@@ -103,6 +116,7 @@ class Frame:
         self.facts = facts
         self.eqns = facts.eqns
         self.parent = parent
+        self.top: Frame = self if parent is None else parent.top
         # What was found out about atoms, by their identity.
         self.resolved: dict[int, Any] = {}
         # What searches found, by what was searched for.
@@ -110,6 +124,7 @@ class Frame:
         # The number of the equation in the parent that calls the body.
         self.call = call
         self._inner: dict[int, Frame] = {}
+        self._numbering: Numbering | None = None
 
     def inner(self, call: int) -> Frame:
         frame = self._inner.get(call)
@@ -118,9 +133,17 @@ class Frame:
             frame = self._inner[call] = Frame(body, facts_of(body), self, call)
         return frame
 
+    def number(self, i: int) -> int:
+        """The number of an equation, the same for all in the program that make the same."""
+        top = self.top
+        if top._numbering is None:
+            top._numbering = Numbering(resolve)
+        return top._numbering.of((self, i))
+
     def forget(self) -> None:
         """Drop what was found out, when no more is asked."""
         self.resolved, self.found = {}, {}
+        self._numbering = None
         for inner in self._inner.values():
             inner.forget()
 
@@ -148,12 +171,35 @@ class Made:
         self.k = k
         self.chain: list[Any] | None = None  # What `chain` found.
 
-    def same(self, other: Any) -> bool:
+    def is_it(self, other: Any) -> bool:
+        """Whether it is the same variable."""
         return type(other) is Made and self.var is other.var and self.frame is other.frame
+
+    def same(self, other: Any) -> bool:
+        """Whether it is the same array: the same variable, or the same equation made it again."""
+        return self.is_it(other) or (
+            type(other) is Made
+            and self.index >= 0 <= other.index
+            and self.k == other.k
+            and make_the_same((self.frame, self.index), (other.frame, other.index))
+        )
 
     @property
     def aval(self) -> Any:
         return self.var.aval
+
+
+def make_the_same(one: Place, other: Place) -> bool:
+    """Whether two equations make the same, of the same arrays."""
+    (frame, i), (other_frame, j) = one, other
+    a, b = frame.eqn(i), other_frame.eqn(j)
+    return (
+        a.primitive is b.primitive
+        and len(a.invars) == len(b.invars)
+        and _compat.same_array_type(a.outvars[0].aval, b.outvars[0].aval)
+        and frame.top is other_frame.top
+        and frame.number(i) == other_frame.number(j)
+    )
 
 
 def resolve(frame: Frame, atom: Any) -> Any:

@@ -204,7 +204,7 @@ def _layouts(fused: _Fused) -> Iterator[_Layout]:
 # What is added to the logits, and what hides some of them.
 _Bias = Float[Array, "..."]
 _Mask = Bool[Array, "..."]
-_Scale = Shaped[Array, ""]
+_Scale = Float[Array, ""]
 
 
 def _register_layout(rules: Rules, layout: _Layout) -> None:

@@ -12,6 +12,7 @@ is dispatched to their own rules.
 """
 
 import ast
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,12 +20,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
+from jax.lax import dot_general_p
 from jaxtyping import AbstractDtype, Array, Complex64, Complex128, Float32, Float64, Inexact
 
 import jaxrewrite
 from jaxrewrite import Axis, MaterialisationError, Rules, Value
 
+from .._compat import JaxprEqn
 from .._costs import of_jaxpr
+from .._patterns.nested import Nesting
 
 
 rules = Rules()
@@ -349,5 +353,42 @@ def _product_of_4(a, b, c, d, *, order: Of4):
 
 @rules.rewrite(_product_of_4)
 def product_of_4(a: Rows, b: Matrix, c: Matrix, d: Columns, *, order):
-    """Four factors in the cheapest order [C]_."""
+    """Four factors in the cheapest order [C]_, or more, in whatever order they come."""
     return cheapest_product((a, b, c, d), order)
+
+
+def _is_matrix_product(eqn: JaxprEqn) -> bool:
+    """Whether a product is one of ``@`` on matrices, and a vector at an end."""
+    avals: list[Any] = [atom.aval for atom in eqn.invars]
+    x, y = (len(aval.shape) for aval in avals)
+    own = (((x - 1,), (0,)), ((), ()))
+    return 0 < y <= 2 and x > 0 and bool(eqn.params["dimension_numbers"] == own)
+
+
+def _leaves(order: Any) -> int:
+    return 1 if isinstance(order, int) else sum(map(_leaves, order))
+
+
+def _product_in_order(order: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """What is looked for, and the rule, for a chain of factors that come in this order."""
+    count = _leaves(order)
+    types = [Rows, *[Matrix] * (count - 2), Columns]
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(f"x{i}", kind) for i in range(count)]
+
+    def before(*factors: Any) -> Any:
+        return multiplied(factors, order)
+
+    def product(*factors: Any) -> Any:
+        return cheapest_product(factors, repr(order))
+
+    product.__annotations__ = {f"x{i}": t for i, t in enumerate(types)}
+    product.__name__ = product.__qualname__ = f"product_of_{count}"
+    for fn in (before, product):
+        vars(fn)["__signature__"] = inspect.Signature(parameters)
+    return before, product
+
+
+vars(product_of_4)["nesting"] = Nesting(
+    dot_general_p, _is_matrix_product, 5, _product_in_order
+)

@@ -15,6 +15,8 @@ from reference.low_rank import LowRank
 
 import jaxrewrite
 from jaxrewrite import Axis, Rules, explain, make_jaxpr, near_misses, transform
+from jaxrewrite._patterns import numbering
+from jaxrewrite._patterns.numbering import Numbering
 from jaxrewrite._patterns.pattern import Pattern
 from jaxrewrite.values import Diagonal
 
@@ -789,3 +791,191 @@ def test_batches_of_some_of_four_operands():
     stack, rows = jnp.stack([X, X + 1]), jnp.ones((2, 3))
     fn = jax.vmap(before, in_axes=(0, None, 0, None))
     assert answers(fn, rules, stack, X.T, rows, jnp.ones(3)) == ["after"]
+
+
+# --- what is computed twice -------------------------------------------------------------------
+
+
+def gate(x):
+    return jnp.tanh(x) * jnp.sin(x)
+
+
+def softmax(x):
+    e = jnp.exp(x)
+    return e / jnp.sum(e, axis=-1, keepdims=True)
+
+
+def log_sum(x):
+    m = jnp.max(x, axis=-1)
+    return jnp.log(jnp.exp(x - m[:, None]).sum(-1)) + m
+
+
+@jax.jit
+def doubled(x):
+    return jnp.exp(x) * 2
+
+
+@jax.jit
+def gate_of(x, y):
+    return jnp.tanh(jnp.abs(x)) * jnp.sin(jnp.abs(y))
+
+
+def cumulative(x):
+    return lax.scan(lambda c, row: (c + row, c), x[0], x)[1]
+
+
+def noise(seed):
+    return jax.random.normal(jax.random.key(seed), (4,))
+
+
+TWICE = {
+    "an operand": lambda x: jnp.tanh(jnp.exp(x)) * jnp.sin(jnp.exp(x)),
+    "several equations": lambda x: jnp.tanh(1 + x.sum(0)) * jnp.sin(1 + x.sum(0)),
+    "conversions": lambda x: jnp.tanh(x.astype("bfloat16")) * jnp.sin(x.astype("bfloat16")),
+    "slices": lambda x: jnp.tanh(x[1:]) * jnp.sin(x[1:]),
+    "calls": lambda x: jnp.tanh(doubled(x)) * jnp.sin(doubled(x)),
+    "a call and its body": lambda x: jnp.tanh(doubled(x)) * jnp.sin(jnp.exp(x) * 2),
+    "arguments": lambda x: gate_of(doubled(x), doubled(x)),
+    "a custom derivative": lambda x: jnp.tanh(jax.nn.relu(x)) * jnp.sin(jax.nn.relu(x)),
+    "loops": lambda x: jnp.tanh(cumulative(x)) * jnp.sin(cumulative(x)),
+    "random numbers": lambda x: jnp.tanh(x + noise(0)) * jnp.sin(x + noise(0)),
+    "what is used elsewhere": lambda x: gate(jnp.exp(x)) + jnp.exp(x),
+    "under vmap": jax.vmap(lambda x: jnp.tanh(jnp.exp(x)) * jnp.sin(jnp.exp(x))),
+    "a result inside": lambda x: jnp.exp(x) / jnp.exp(x).sum(-1, keepdims=True),
+    "a result inside, and one is used elsewhere": lambda x: (
+        lambda e: jnp.exp(x) / e.sum(-1, keepdims=True) * e
+    )(jnp.exp(x)),
+    "a maximum": lambda x: jnp.log(jnp.exp(x - x.max(-1)[:, None]).sum(-1)) + x.max(-1),
+}
+NOT_TWICE = {
+    "another axis": lambda x: jnp.tanh((x.T @ x).sum(0)) * jnp.sin((x.T @ x).sum(1)),
+    "another dtype": lambda x: jnp.tanh(x) * jnp.sin(x.astype("bfloat16")),
+    "another number": lambda x: jnp.tanh(x * 2) * jnp.sin(x * 3),
+    "another sign of zero": lambda x: jnp.tanh(x / 0.0) * jnp.sin(x / -0.0),
+    "other slices": lambda x: jnp.tanh(x[1:]) * jnp.sin(x[:-1]),
+    "other arguments": lambda x: gate_of(doubled(x), x * 2),
+    "another custom derivative": lambda x: jnp.tanh(jax.nn.relu(x)) * jnp.sin(jax.nn.relu6(x)),
+    "another loop": lambda x: jnp.tanh(cumulative(x)) * jnp.sin(x[0] + cumulative(x)),
+    "another key": lambda x: jnp.tanh(x + noise(0)) * jnp.sin(x + noise(1)),
+    "a result inside that is used elsewhere": lambda x: softmax(x) + jnp.sum(
+        (lambda e: e / jnp.exp(x).sum(-1, keepdims=True) * e)(jnp.exp(x))
+    ),
+}  # fmt: skip
+OF_TWICE = table((gate, lambda x: gate(x) * 1), (log_sum, lambda x: log_sum(x) * 1))
+OF_TWICE.rewrite(softmax)(lambda x: softmax(x) * 1)
+
+
+def test_what_is_computed_twice_is_one_array(bulk):
+    programs = {**TWICE, **NOT_TWICE}
+    counts = {
+        name: len(explain(fn, rules=OF_TWICE)(X).rules) for name, fn in programs.items()
+    }
+    assert [name for name in TWICE if counts[name] != 1] == []
+    assert {counts[name] for name in NOT_TWICE if "inside" not in name} == {0}
+    assert counts["a result inside that is used elsewhere"] == 1  # That of softmax itself.
+
+    def total(x, rewritten):
+        each = [transform(f, rules=OF_TWICE) if rewritten else f for f in TWICE.values()]
+        results = [fn(x).astype("float32") for fn in each]
+        return sum(map(jnp.sum, results)), results
+
+    grad = jax.jit(jax.grad(total, has_aux=True), static_argnums=1)
+    (got, each), (want, wanted) = grad(X, True), grad(X, False)
+    np.testing.assert_allclose(got, want, 2e-2, 2e-2)
+    for name, a, b in zip(TWICE, each, wanted, strict=True):
+        np.testing.assert_allclose(a, b, 2e-2, 2e-2, err_msg=name)
+
+
+def test_what_is_computed_twice_in_what_is_looked_for():
+    """It is one array there, too."""
+
+    def before(x):
+        return jnp.exp(x) / jnp.exp(x).sum()
+
+    def once(x):
+        e = jnp.exp(x)
+        return e / e.sum()
+
+    rules = table((before, lambda x: jax.nn.softmax(x, axis=None)))
+    for fn in (before, once):
+        assert answers(fn, rules, X) == ["<lambda>"]
+
+
+def test_an_operand_that_is_computed_twice_is_computed_once_after():
+    rules = table((gate, lambda x: x * 3))
+    fn = lambda w, x: jnp.tanh(w @ x) * jnp.sin(w @ x)  # noqa: E731
+    for w in (SQUARE, W):
+        program = make_jaxpr(fn, rules=rules, materialise="forbid")(w, X)
+        products = [e for e in program.eqns if e.primitive.name == "dot_general"]
+        assert len(products) == (1 if w is SQUARE else 2)
+
+
+def test_looking_for_what_is_computed_twice_takes_linear_time(monkeypatch):
+    """Each equation is looked at once, and parts of one array are told apart at once."""
+    looks = []
+    of = Numbering._number
+    same = numbering.same_equation
+    monkeypatch.setattr(Numbering, "_number", lambda *a: looks.append(a) or of(*a))
+    monkeypatch.setattr(numbering, "same_equation", lambda *a: looks.append(a) or same(*a))
+
+    def fn(x):
+        y, z = x, x
+        for _ in range(100):
+            y, z = jnp.cos(y) + y, jnp.cos(z) + z
+        rows = [jnp.tanh(x[i : i + 2]) * jnp.sin(x[:2]) for i in range(30)]
+        return jnp.tanh(y) * jnp.sin(z), rows
+
+    program = make_jaxpr(fn, rules=table((gate, lambda x: x * 3)))(jnp.ones(32))
+    count = len(jax.make_jaxpr(fn)(jnp.ones(32)).eqns)
+    assert len(looks) < 2 * count
+    assert [str(e.primitive) for e in program.eqns].count("tanh") == 29
+
+
+# --- several vmaps --------------------------------------------------------------------------
+
+
+def exp_of_product(a, b):
+    return jnp.exp(a @ b)
+
+
+def test_batches_of_several_axes(bulk):
+    """What has operands of a given rank is found under vmap of vmap, of all or of some."""
+
+    def of_rows(a: Float[Array, "n m"], b: Float[Array, "m"]):
+        return jnp.exp(jnp.sum(a * b, axis=-1))
+
+    def of_inverse(a: Float[Array, "n n"], b: Float[Array, "n"]):
+        return jnp.linalg.solve(a, b)
+
+    def inverse(a, b):
+        return jnp.linalg.inv(a) @ b
+
+    rules = table((exp_of_product, of_rows), (inverse, of_inverse))
+    many = jnp.eye(3) + jnp.arange(1, 5.0).reshape(2, 2, 1, 1) / 9
+    rows = jnp.arange(12.0).reshape(2, 2, 3) / 12
+    both, second, first = (0, 0), (None, 0), (0, None)
+    cases = [
+        (exp_of_product, both, both, many, rows),
+        (exp_of_product, both, second, many[0], rows),
+        (exp_of_product, both, first, many, rows[0]),
+        (exp_of_product, first, second, many[0], rows[0]),
+        (exp_of_product, second, first, many[0], rows[0]),
+        (inverse, both, both, many, rows),
+        (inverse, second, first, many[0], rows[0]),
+    ]
+    batched = [jax.vmap(jax.vmap(fn, inner), outer) for fn, outer, inner, *_ in cases]
+    for fn, (before, *_, a, b) in zip(batched, cases, strict=True):
+        (found,) = explain(fn, rules=rules)(a, b).rules
+        assert found.name == ("of_inverse" if before is inverse else "of_rows")
+
+    @jax.jit  # One compilation for all of them.
+    def outcomes():
+        return [
+            (transform(fn, rules=rules)(a, b), fn(a, b))
+            for fn, (*_, a, b) in zip(batched, cases, strict=True)
+        ]
+
+    for got, want in outcomes():
+        np.testing.assert_allclose(got, want, 1e-4)
+    three = jax.vmap(jax.vmap(jax.vmap(exp_of_product)))
+    assert explain(three, rules=rules)(many[None], rows[None]).rules == ()  # One too many.

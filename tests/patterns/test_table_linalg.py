@@ -1,15 +1,18 @@
 """The patterns of `jaxrewrite.patterns.linalg`: what they find, what it gives, what it costs."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import jax.scipy as jsp
 import numpy as np
 import pytest
-from choose import slow
+from choose import every, slow
 from pattern_tables import answered, look_alikes, spied
 
 import jaxrewrite
 from jaxrewrite import patterns, values
+from jaxrewrite._costs import of_jaxpr
 
 
 pytestmark = pytest.mark.usefixtures("bulk")
@@ -505,3 +508,90 @@ def test_the_gradient_of_a_logarithm_that_is_no_number():
     for a in (-2 * np.eye(5), np.ones((5, 5)), np.zeros((4, 4))):
         want = jax.grad(fn)(jnp.asarray(a))
         np.testing.assert_allclose(jax.grad(rewritten)(jnp.asarray(a)), want, 1e-6)
+
+
+# --- chains of products ------------------------------------------------------------------
+
+
+def left(*factors):
+    return functools.reduce(jnp.matmul, factors)
+
+
+def right(*factors):
+    return functools.reduce(lambda b, a: a @ b, factors[::-1])
+
+
+@jax.jit
+def three(a, b, c):
+    return a @ b @ c
+
+
+def mixed(a, b, c, *others):
+    return three(a, b, c) @ right(*others)
+
+
+def least(sizes):
+    """The operations that a chain needs, by the recursion of the textbooks."""
+
+    @functools.cache
+    def cost(i, j):
+        if j - i == 1:
+            return 0
+        return min(
+            cost(i, k) + cost(k, j) + 2 * sizes[i] * sizes[k] * sizes[j]
+            for k in range(i + 1, j)
+        )
+
+    return cost(0, len(sizes) - 1)
+
+
+CHAINS = [(fn, n) for fn in (left, right, mixed) for n in (5, 6, 10)]
+
+
+@pytest.mark.parametrize("fn, count", every(4, CHAINS, 1))
+def test_a_chain_of_any_length_costs_the_least(fn, count):
+    rng = np.random.default_rng(count)
+    sizes = [int(size) for size in rng.integers(1, 12, count + 1)]
+    shapes = list(zip(sizes, sizes[1:], strict=False))
+    factors = [normal(*shape, seed=i) / 3 for i, shape in enumerate(shapes)]
+    program = jaxrewrite.make_jaxpr(fn, rules=TABLE)(*factors)
+    assert of_jaxpr(program).flops == least(sizes)
+    assert of_jaxpr(jaxrewrite.make_jaxpr(fn)(*factors)).flops > least(sizes)
+
+    def total(a, factors, rewritten):
+        fn_ = jaxrewrite.transform(fn, rules=TABLE) if rewritten else fn
+        return fn_(a, *factors).sum()
+
+    got, want = (
+        jax.value_and_grad(total, (0, 1))(factors[0], factors[1:], rewritten)
+        for rewritten in (True, False)
+    )
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, 1e-3, 1e-3)
+
+
+def test_chains_that_are_left_alone():
+    """A product that is used elsewhere, another function of it, or the cheapest order."""
+    a, v = normal(6, 6), V
+
+    def shared(a, v):
+        p = a @ a
+        return p @ a @ a @ v + p[0]
+
+    def apart(a, v):
+        return jnp.sin(a @ a @ a) @ jnp.sin(a @ a @ a) @ v
+
+    for fn in (shared, apart):
+        names = [rule.name for rule in jaxrewrite.explain(fn, rules=TABLE)(a, v).rules]
+        assert not {"product_of_5", "product_of_6", "product_of_7"} & {*names}
+    assert jaxrewrite.explain(right, rules=TABLE)(a, a, a, a, a, v).rules == ()
+
+
+def test_a_chain_of_values():
+    """A product with a diagonal matrix costs what it costs, and stays implicit."""
+    d = values.Diagonal(jnp.arange(1, 7.0))
+    fn = jaxrewrite.transform(left, rules=TABLE, materialise="forbid")
+    got = fn(A, B, d, A, d, V)
+    np.testing.assert_allclose(
+        got, left(A, B, d.materialise(), A, d.materialise(), V), 1e-4
+    )
