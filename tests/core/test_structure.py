@@ -17,7 +17,7 @@ PACKAGE = pathlib.Path(jaxrewrite.__file__).parent
 # From the bottom up; a module imports only from levels below its own.
 LEVELS = [
     {"_errors", "_caches", "_collector", "_compat"},
-    {"_dead_code", "_flax", "_notices", "_operands"},
+    {"_dead_code", "_flax", "_notices", "_operands", "_variables"},
     {"_pytree"},
     {"_value"},
     {"_annotations", "_avals"},
