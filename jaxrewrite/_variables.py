@@ -11,7 +11,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from jax.tree_util import tree_leaves
+from jax.tree_util import tree_leaves, tree_structure
+
+from ._value import Value
 
 
 def contents(tree: Any) -> list[tuple[Any, Any]]:
@@ -39,7 +41,10 @@ def store(tree: Any, changed: dict[int, Any]) -> None:
             "before it, nnx.merge in it, and return the state."
         )
     for i, content in changed.items():
-        variables[i].set_raw_value(content)
+        old = variables[i].get_raw_value()
+        # A loop of nnx stores what it read, which may have become another type of value.
+        if tree_structure(content) == tree_structure(old) or not isinstance(old, Value):
+            variables[i].set_raw_value(content)
 
 
 def _variables(tree: Any) -> list[Any]:

@@ -17,10 +17,10 @@ PACKAGE = pathlib.Path(jaxrewrite.__file__).parent
 # From the bottom up; a module imports only from levels below its own.
 LEVELS = [
     {"_errors", "_caches", "_collector", "_compat"},
-    {"_dead_code", "_flax", "_notices", "_operands", "_variables"},
+    {"_dead_code", "_flax", "_notices", "_operands"},
     {"_pytree"},
     {"_value"},
-    {"_annotations", "_avals"},
+    {"_annotations", "_avals", "_variables"},
     {"_patterns"},
     {"_costs", "_dense", "_rules", "_site"},
     {"_record"},
