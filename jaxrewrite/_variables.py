@@ -13,6 +13,7 @@ from typing import Any
 
 from jax.tree_util import tree_leaves, tree_structure
 
+from ._avals import same_treedef
 from ._value import Value
 
 
@@ -43,7 +44,7 @@ def store(tree: Any, changed: dict[int, Any]) -> None:
     for i, content in changed.items():
         old = variables[i].get_raw_value()
         # A loop of nnx stores what it read, which may have become another type of value.
-        if tree_structure(content) == tree_structure(old) or not isinstance(old, Value):
+        if not isinstance(old, Value) or same_treedef(*map(tree_structure, (content, old))):
             variables[i].set_raw_value(content)
 
 
