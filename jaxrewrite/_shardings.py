@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -26,6 +26,8 @@ from ._avals import aval_of
 from ._placement import not_split, places_of_leaves
 from ._value import Value, is_value
 
+
+_T = TypeVar("_T")
 
 Rules = Sequence[tuple[str, Any]] | Callable[[str, Any], Any]
 
@@ -91,7 +93,7 @@ def shardings(tree: Any, mesh: Mesh, rules: Rules) -> Any:
     return tree_unflatten(treedef, placed)
 
 
-def place(tree: Any, mesh: Mesh, rules: Rules) -> Any:
+def place(tree: _T, mesh: Mesh, rules: Rules) -> _T:
     """Put each leaf of a pytree where `shardings` says.
 
     Parameters

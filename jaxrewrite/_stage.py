@@ -23,7 +23,7 @@ from jax.tree_util import (
     tree_unflatten,
 )
 
-from . import _collector, _compat
+from . import _collector, _compat, _variables
 from ._avals import aval_of, avals_of, is_hollow
 from ._closures import Staging, run_of
 from ._compat import Jaxpr
@@ -53,7 +53,8 @@ class Staged(NamedTuple):
     """A program, and how its leaves relate to those of arguments and results.
 
     ``positions`` are the leaves of the arguments that the program takes. ``out_leaves`` has
-    the results that are not arrays, and ``None`` for the others.
+    the results that are not arrays, and ``None`` for the others. If ``changes_variables``, the
+    result is a pair of the function's own result and of what `_variables.store` takes.
     """
 
     program: Program
@@ -65,6 +66,7 @@ class Staged(NamedTuple):
     staging: Staging | None
     # Whether a value among the results has no leaves.
     has_hollow: bool
+    changes_variables: bool
 
     def is_spent(self) -> bool:
         """Whether the program holds arrays of a call that has ended."""
@@ -92,7 +94,7 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     names = _operand_names(arguments) if len(operands) < 64 else None
     inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
     with use_settings(settings):
-        whole, consts, out_tree, out_leaves = _trace_user_function(
+        whole, consts, out_tree, out_leaves, changes_variables = _trace_user_function(
             arguments, tree, inputs, settings
         )
     with _collector.paused():
@@ -123,6 +125,7 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
         [i for i, s in enumerate(is_static) if not s],
         _staging(whole, consts, inputs.likes),
         any(map(is_hollow, tree_leaves(tree_unflatten(out_tree, results), is_hollow))),
+        changes_variables,
     )
 
 
@@ -208,20 +211,24 @@ def _rebuilder(
 
 def _trace_user_function(
     arguments: Arguments, tree: PyTreeDef, inputs: _Inputs, settings: Settings
-) -> tuple[Any, list[Any], PyTreeDef, list[Any]]:
+) -> tuple[Any, list[Any], PyTreeDef, list[Any], bool]:
     fn = arguments.fn
     out: list[Any] = []
 
     def flat(*tracers: Any) -> list[Any]:
         rest = iter(tracers)
-        called, args, kwargs = tree_unflatten(
-            tree, [build(rest) for build in inputs.rebuild]
-        )
+        whole = tree_unflatten(tree, [build(rest) for build in inputs.rebuild])
+        before = _variables.contents(whole)
+        called, args, kwargs = whole
         results = (fn if called is None else called)(*args, **kwargs)
+        changed = _variables.changes(before)
+        if changed:
+            results = results, changed
         leaves, out_tree = tree_flatten(results)
         is_result = [_compat.is_array(leaf) for leaf in leaves]
         out.append(out_tree)
         out.append([_RESULT if r else x for x, r in zip(leaves, is_result, strict=True)])
+        out.append(bool(changed))
         return [leaf for leaf, r in zip(leaves, is_result, strict=True) if r]
 
     debug_info = _compat.new_debug_info(
@@ -242,7 +249,7 @@ def _trace_user_function(
                     f"because of rules for dense operands, such as {rule}.",
                 )
         raise
-    return jaxpr, consts, out[0], out[1]
+    return jaxpr, consts, out[0], out[1], out[2]
 
 
 _NEEDS_A_NUMBER = (

@@ -22,7 +22,7 @@ from jax.tree_util import (
     treedef_is_leaf,
 )
 
-from . import _compat
+from . import _compat, _variables
 from ._avals import is_hollow, layer, no_pytree
 from ._caches import BoundedCache, WeakCaches, bounded_cache
 from ._compat import ClosedJaxpr, Primitive
@@ -325,6 +325,9 @@ class Transformed(Generic[_P, _R]):
         if staged is None:
             return self._fn(*args, **kwargs)
         results = staged(leaves)
+        if staged.changes_variables:
+            results, changed = results
+            _variables.store((self._fn_tree, args, kwargs), changed)
         if staged.has_hollow and not (_compat.makes_jaxpr() or _compat.nothing_is_traced()):
             # `jax.vmap` batches leaves, so it cannot batch a value that has none.
             return tree_map(

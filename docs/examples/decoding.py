@@ -10,6 +10,8 @@ figure, and nothing else.
 """
 
 import argparse
+import math
+from typing import TypeAlias, TypedDict
 
 import jax
 import jax.numpy as jnp
@@ -21,36 +23,50 @@ from jaxrewrite.values import nbytes, quantise
 
 LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH = 4, 256, 8, 512, 32
 
+Weights: TypeAlias = dict[str, jax.Array]  # of one layer, or of all, stacked
+Caches: TypeAlias = tuple[jax.Array, jax.Array]  # the keys and the values
 
-def norm(x):
+
+class Params(TypedDict):
+    embedding: jax.Array
+    layers: Weights
+    head: jax.Array
+
+
+def norm(x: jax.Array) -> jax.Array:
     return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6)
 
 
-def layer(x, weights, keys, values, position):
+def layer(
+    x: jax.Array, weights: Weights, caches: Caches, position: jax.Array
+) -> tuple[jax.Array, Caches]:
     """One token through one layer. The caches have shape (batch, LENGTH, HEADS, size)."""
     qkv = norm(x) @ weights["qkv"]
     query, key, value = qkv.reshape(len(x), 3, HEADS, -1).swapaxes(0, 1)
-    keys, values = keys.at[:, position].set(key), values.at[:, position].set(value)
+    keys = caches[0].at[:, position].set(key)
+    values = caches[1].at[:, position].set(value)
     scores = jnp.einsum("bhd,blhd->bhl", query, keys) / query.shape[-1] ** 0.5
     scores = jnp.where(jnp.arange(LENGTH) <= position, scores, -jnp.inf)
     mixed = jnp.einsum("bhl,blhd->bhd", jax.nn.softmax(scores), values)
     x = x + mixed.reshape(x.shape) @ weights["out"]
     x = x + jax.nn.gelu(norm(x) @ weights["up"]) @ weights["down"]
-    return x, keys, values
+    return x, (keys, values)
 
 
-def generate(params, prompt):
+def generate(params: Params, prompt: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Append the likeliest tokens to a prompt, up to LENGTH. The logits are for a comparison."""
 
-    def step(state, position):
+    def step(
+        state: tuple[jax.Array, Caches], position: jax.Array
+    ) -> tuple[tuple[jax.Array, Caches], jax.Array]:
         tokens, caches = state
 
-        def one(x, of_layer):
-            x, *caches = layer(x, *of_layer, position)
-            return x, caches
+        def one(x: jax.Array, of_layer: tuple[Weights, Caches]) -> tuple[jax.Array, Caches]:
+            weights, caches = of_layer
+            return layer(x, weights, caches, position)
 
         x = params["embedding"][tokens[:, position]]
-        x, caches = jax.lax.scan(one, x, (params["layers"], *caches))
+        x, caches = jax.lax.scan(one, x, (params["layers"], caches))
         logits = norm(x) @ params["head"]
         likeliest = jnp.argmax(logits, -1)
         following = jnp.where(
@@ -63,28 +79,27 @@ def generate(params, prompt):
         jnp.zeros((batch, LENGTH + 1), prompt.dtype).at[:, : prompt.shape[1]].set(prompt)
     )
     cache = jnp.zeros((LAYERS, batch, LENGTH, HEADS, WIDTH // HEADS))
-    (tokens, _), logits = jax.lax.scan(step, (tokens, [cache, cache]), jnp.arange(LENGTH))
+    (tokens, _), logits = jax.lax.scan(step, (tokens, (cache, cache)), jnp.arange(LENGTH))
     return tokens, logits
 
 
-def initial(key):
-    normal = lambda key, *shape: jax.random.normal(key, shape) / shape[0] ** 0.5
+def normal(key: jax.Array, *shape: int) -> jax.Array:
+    return jax.random.normal(key, shape) / math.sqrt(shape[0])
+
+
+def initial(key: jax.Array) -> Params:
     shapes = {"qkv": (1, 3), "out": (1, 1), "up": (1, 4), "down": (4, 1)}
-    layers = []
+    layers: list[Weights] = []
     for own in jax.random.split(key, LAYERS):
         sizes = zip(shapes.items(), jax.random.split(own, 4), strict=True)
         weights = {name: normal(k, n * WIDTH, m * WIDTH) for (name, (n, m)), k in sizes}
         layers.append(quantise(weights, lambda path, leaf: True, axis=-1))
-    ends = {
-        "embedding": normal(key, VOCABULARY, WIDTH),
-        "head": normal(key, WIDTH, VOCABULARY),
-    }
-    return quantise(ends, lambda path, leaf: True, axis=-1) | {
-        "layers": jaxrewrite.stack(layers)
-    }
+    embedding, head = normal(key, VOCABULARY, WIDTH), normal(key, WIDTH, VOCABULARY)
+    embedding, head = quantise((embedding, head), lambda path, leaf: True, axis=-1)
+    return Params(embedding=embedding, layers=jaxrewrite.stack(layers), head=head)
 
 
-def main(plot=None):
+def main(plot: str | None = None) -> None:
     params = initial(jax.random.key(0))
     prompt = jax.random.randint(jax.random.key(1), (2, 4), 0, VOCABULARY)
     dense = jaxrewrite.materialise(params)
@@ -99,9 +114,10 @@ def main(plot=None):
     np.testing.assert_array_equal(tokens, wanted)
     print(f"The {LENGTH} tokens are those of the dequantised model: {tokens[0, :12]} ...")
     print(f"Parameters: {nbytes(params)}.")
-    sizes = {}
+    sizes: dict[str, tuple[float, float]] = {}
     for name, program in programs.items():
         memory = program.memory_analysis()
+        assert memory is not None
         sizes[name] = memory.argument_size_in_bytes / 1e6, memory.temp_size_in_bytes / 1e6
         print(
             "{}: {:.1f} MB of arguments, {:.1f} MB of temporaries".format(
@@ -123,6 +139,8 @@ def main(plot=None):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plot", metavar="FILE", help="draw the figure to this file")
     main(parser.parse_args().plot)

@@ -17,6 +17,7 @@ and, for the figure, matplotlib.
 """
 
 import argparse
+from typing import TypeAlias
 
 import diffrax
 import jax
@@ -31,27 +32,60 @@ jax.config.update("jax_enable_x64", True)
 N, SOLVERS = 24, (diffrax.Tsit5(), diffrax.Kvaerno5())
 CHECKPOINTS, DIRECT = diffrax.RecursiveCheckpointAdjoint(), diffrax.DirectAdjoint()
 
+Solver: TypeAlias = diffrax.Tsit5 | diffrax.Kvaerno5
+State: TypeAlias = tuple[jax.Array, jax.Array]  # angle and velocity
 
-def solve(matrix, start, solver, step=None, adjoint=CHECKPOINTS):  # an ordinary program
+
+# An ordinary program.
+def solve(
+    matrix: jax.Array,
+    start: jax.Array,
+    solver: Solver,
+    step: float | None = None,
+    adjoint: diffrax.AbstractAdjoint = CHECKPOINTS,
+) -> tuple[jax.Array, jax.Array]:
+    """The state at the end, and the number of steps."""
     term = diffrax.ODETerm(lambda t, u, matrix: matrix @ u)
-    control = diffrax.PIDController(rtol=1e-6, atol=1e-8)
-    if step is not None:
-        control = diffrax.ConstantStepSize()
-    options = {"args": matrix, "stepsize_controller": control, "max_steps": 256}
-    options["adjoint"] = adjoint
-    solution = diffrax.diffeqsolve(term, solver, 0.0, 0.05, step, start, **options)
+    adaptive = diffrax.PIDController(rtol=1e-6, atol=1e-8)
+    control = adaptive if step is None else diffrax.ConstantStepSize()
+    solution = diffrax.diffeqsolve(
+        term,
+        solver,
+        0.0,
+        0.05,
+        step,
+        start,
+        args=matrix,
+        stepsize_controller=control,
+        max_steps=256,
+        adjoint=adjoint,
+    )
+    assert solution.ys is not None
     return solution.ys[0], solution.stats["num_steps"]
 
 
-def energy(matrix, *how):
-    return jnp.sum(solve(matrix, *how)[0] ** 2)
+def energy(
+    matrix: jax.Array,
+    start: jax.Array,
+    solver: Solver,
+    step: float | None,
+    adjoint: diffrax.AbstractAdjoint,
+) -> jax.Array:
+    return jnp.sum(solve(matrix, start, solver, step, adjoint)[0] ** 2)
 
 
-def pendulum(angle, velocity, length, gravity, step):  # another one
-    def slope(angle, velocity):
+# Another one.
+def pendulum(
+    angle: jax.Array,
+    velocity: jax.Array,
+    length: jax.Array,
+    gravity: jax.Array,
+    step: jax.Array,
+) -> State:
+    def slope(angle: jax.Array, velocity: jax.Array) -> State:
         return velocity, -gravity / length * jnp.sin(angle)
 
-    def advance(state, _):
+    def advance(state: State, _: None) -> tuple[State, State]:
         angle, velocity = state
         first = slope(angle, velocity)
         half = slope(angle + step / 2 * first[0], velocity + step / 2 * first[1])
@@ -61,15 +95,17 @@ def pendulum(angle, velocity, length, gravity, step):  # another one
     return jax.lax.scan(advance, (angle, velocity), length=100)[1]
 
 
-def main(plot=None):
+def main(plot: str | None = None) -> None:
     ones = jnp.ones(N) * (N + 1) ** 2
     heat = Tridiagonal(ones[1:], -2 * ones, ones[1:])
     x = jnp.linspace(0, 1, N + 2)[1:-1]
     start = jnp.sin(jnp.pi * x) + jnp.sin(3 * jnp.pi * x)
-    exact = lambda matrix: (
-        jax.scipy.linalg.expm(0.05 * jaxrewrite.materialise(matrix)) @ start
-    )
-    ends = {}
+    ends: dict[str, jax.Array] = {}
+
+    def exact(matrix: Tridiagonal) -> jax.Array:
+        flow: jax.Array = jax.scipy.linalg.expm(0.05 * jaxrewrite.materialise(matrix))
+        return flow @ start
+
     for solver in SOLVERS:
         name = type(solver).__name__
         implicit = jaxrewrite.transform(solve, materialise="forbid")
@@ -81,18 +117,21 @@ def main(plot=None):
     gradient = jax.grad(jaxrewrite.transform(energy, materialise="forbid"))
     close = 1e-3 * float(jnp.abs(want.main).max())
     compare = lambda g, w: np.testing.assert_allclose(g, w, atol=close)
-    for how in ((SOLVERS[0], 0.001), (SOLVERS[1], None, DIRECT)):
-        jax.tree.map(compare, gradient(heat, start, *how), want)
+    explicit, stiff = SOLVERS
+    of_explicit = gradient(heat, start, explicit, 0.001, CHECKPOINTS)
+    of_stiff = gradient(heat, start, stiff, None, DIRECT)
+    jax.tree.map(compare, of_explicit, want)
+    jax.tree.map(compare, of_stiff, want)
     print("The gradients with respect to the diagonals are those of the exact solution.")
     try:
-        gradient(heat, start, SOLVERS[1])
+        gradient(heat, start, stiff, None, CHECKPOINTS)
         raise AssertionError("Copies in dense arrays were to be refused.")
     except jaxrewrite.MaterialisationError as error:
         print("The default adjoint of Kvaerno5 is refused:", str(error).split(".")[0])
 
     rod = Unitful(start, "K")
     try:
-        jaxrewrite.transform(solve)(heat, rod, SOLVERS[0])
+        jaxrewrite.transform(solve)(heat, rod, explicit)
         raise AssertionError("Units in the state of diffrax were to be refused.")
     except UnitsError as error:
         print("Units in the state of diffrax are refused:", str(error).split("\n")[0])
@@ -118,6 +157,8 @@ def main(plot=None):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plot", metavar="FILE", help="draw the figure to this file")
     main(parser.parse_args().plot)

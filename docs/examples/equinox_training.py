@@ -23,19 +23,21 @@ from jaxrewrite.checkpoints import from_storable, to_storable
 from jaxrewrite.values import Lora, adapt, freeze, nbytes, quantise
 
 
-def initial(key):
+def initial(key: jax.Array) -> eqx.nn.MLP:
     keys = jax.random.split(key)
     model = eqx.nn.MLP(64, 64, 128, 2, key=keys[0])  # knows nothing of all this
     is_weight = lambda path, leaf: path.endswith("weight")
     model = quantise(model, is_weight, "nf4")
-    return adapt(model, is_weight, rank=4, key=keys[1])
+    adapted: eqx.nn.MLP = adapt(model, is_weight, rank=4, key=keys[1])
+    return adapted
 
 
-def call(model, x):
-    return jax.vmap(model)(x)
+def call(model: eqx.nn.MLP, x: jax.Array) -> jax.Array:
+    results: jax.Array = jax.vmap(model)(x)
+    return results
 
 
-def main(plot=None):
+def main(plot: str | None = None) -> None:
     model = initial(jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (32, 64))
     y = jnp.sin(3 * x)
@@ -44,10 +46,10 @@ def main(plot=None):
     adapters = jax.tree.map(lambda label: label == "train", labels)
     trained, rest = eqx.partition(model, adapters)
 
-    def loss(trained, x, y):
+    def loss(trained: eqx.nn.MLP, x: jax.Array, y: jax.Array) -> jax.Array:
         return jnp.mean((implicit(eqx.combine(trained, rest), x) - y) ** 2)
 
-    def dense_loss(trained, x, y):
+    def dense_loss(trained: eqx.nn.MLP, x: jax.Array, y: jax.Array) -> jax.Array:
         dense = jaxrewrite.materialise(eqx.combine(trained, rest))
         return jnp.mean((call(dense, x) - y) ** 2)
 
@@ -61,9 +63,12 @@ def main(plot=None):
     optimiser = optax.adam(1e-2)
 
     @eqx.filter_jit
-    def step(trained, moments):
+    def step(
+        trained: eqx.nn.MLP, moments: optax.OptState
+    ) -> tuple[eqx.nn.MLP, optax.OptState, jax.Array]:
         value, gradient = eqx.filter_value_and_grad(loss)(trained, x, y)
-        updates, moments = optimiser.update(gradient, moments, trained)
+        arrays = eqx.filter(trained, eqx.is_array)
+        updates, moments = optimiser.update(gradient, moments, arrays)
         return eqx.apply_updates(trained, updates), moments, value
 
     moments, losses = optimiser.init(trained), []
@@ -92,6 +97,8 @@ def main(plot=None):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plot", metavar="FILE", help="draw the figure to this file")
     main(parser.parse_args().plot)

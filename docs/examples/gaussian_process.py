@@ -11,13 +11,17 @@ for the figure, matplotlib.
 """
 
 import argparse
+from collections.abc import Callable
+from typing import Any
 
 import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
+from blackjax.mcmc.hmc import HMCState
 
 import jaxrewrite
+from jaxrewrite import ArrayValue
 from jaxrewrite.values import Identity, Kronecker, Symmetric, nbytes
 
 
@@ -26,28 +30,37 @@ ROWS, COLUMNS = jnp.linspace(0, 1, 10), jnp.linspace(0, 2, 12)
 TRUE = jnp.log(jnp.array([0.4, 0.7, 0.1]))  # two lengths, and the variance of the noise
 
 
-def log_likelihood(covariance, y):  # an ordinary program, for any matrix
-    fit = y @ jnp.linalg.solve(covariance, y)
-    return -(fit + jnp.linalg.slogdet(covariance)[1] + len(y) * jnp.log(2 * jnp.pi)) / 2
+# An ordinary program, for any matrix.
+def log_likelihood(covariance: jax.Array, y: jax.Array) -> jax.Array:
+    fit: jax.Array = y @ jnp.linalg.solve(covariance, y)
+    logdet: jax.Array = jnp.linalg.slogdet(covariance)[1]
+    return -(fit + logdet + len(y) * jnp.log(2 * jnp.pi)) / 2
 
 
-def covariance(theta):
+def covariance(theta: jax.Array) -> ArrayValue:
     lengths, noise = jnp.exp(theta[:2]), jnp.exp(theta[2])
-    kernel = lambda x, length: Symmetric(jnp.exp(-(((x[:, None] - x) / length) ** 2) / 2))
+
+    def kernel(x: jax.Array, length: jax.Array) -> Symmetric:
+        return Symmetric(jnp.exp(-(((x[:, None] - x) / length) ** 2) / 2))
+
     field = Kronecker(kernel(ROWS, lengths[0]), kernel(COLUMNS, lengths[1]))
-    return field + noise * Identity(field.shape[0], field.dtype)
+    noisy: ArrayValue = field + noise * Identity(field.shape[0], field.dtype)
+    return noisy
 
 
-def main(plot=None):
+def main(plot: str | None = None) -> None:
     root = jnp.linalg.cholesky(jaxrewrite.materialise(covariance(TRUE)))
     y = root @ jax.random.normal(jax.random.key(0), (len(root),))
     implicit = jaxrewrite.transform(log_likelihood, materialise="forbid")
-    prior = lambda theta: -jnp.sum((theta + 1) ** 2) / 2
 
-    def posterior(theta):
-        return prior(theta) + implicit(covariance(theta), y)
+    def prior(theta: jax.Array) -> jax.Array:
+        return -jnp.sum((theta + 1) ** 2) / 2
 
-    def dense(theta):
+    def posterior(theta: jax.Array) -> jax.Array:
+        likelihood: jax.Array = implicit(covariance(theta), y)
+        return prior(theta) + likelihood
+
+    def dense(theta: jax.Array) -> jax.Array:
         return prior(theta) + log_likelihood(jaxrewrite.materialise(covariance(theta)), y)
 
     got = jax.jit(jax.value_and_grad(posterior))(TRUE)
@@ -59,16 +72,17 @@ def main(plot=None):
 
     keys = jax.random.split(jax.random.key(1), 2)
     adaptation = blackjax.window_adaptation(blackjax.nuts, posterior)
-    (state, parameters), _ = adaptation.run(keys[0], TRUE, 100)
+    run: Callable[..., Any] = adaptation.run  # Its annotation lacks the number of steps.
+    (state, parameters), _ = run(keys[0], TRUE, 100)
     step = blackjax.nuts(posterior, **parameters).step
 
-    @jax.jit
-    def sample(state, keys):
-        return jax.lax.scan(lambda s, k: (new := step(k, s)[0], new.position), state, keys)[
-            1
-        ]
+    def sample(state: HMCState, key: jax.Array) -> tuple[HMCState, jax.Array]:
+        new, _ = step(key, state)
+        assert isinstance(new, HMCState) and isinstance(new.position, jax.Array)
+        return new, new.position
 
-    samples = jnp.exp(sample(state, jax.random.split(keys[1], 200)))
+    keys = jax.random.split(keys[1], 200)
+    samples = jnp.exp(jax.lax.scan(sample, state, keys)[1])
     low, high = jnp.quantile(samples, jnp.array([0.01, 0.99]), axis=0)
     names = "length of rows", "length of columns", "noise"
     for name, a, b, true in zip(names, low, high, jnp.exp(TRUE), strict=True):
@@ -91,6 +105,8 @@ def main(plot=None):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plot", metavar="FILE", help="draw the figure to this file")
     main(parser.parse_args().plot)

@@ -10,31 +10,59 @@ figure, matplotlib.
 """
 
 import argparse
+import functools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import transformers
+from jax.typing import ArrayLike
 
 import jaxrewrite
 from jaxrewrite.values import Lora, adapt, combine, freeze, nbytes, partition, quantise
 
 
-def gpt2():
+Params: TypeAlias = dict[str, Any]
+# The logits for parameters and tokens.
+Call: TypeAlias = Callable[[Params, jax.Array], jax.Array]
+
+
+def gpt2() -> tuple[transformers.FlaxPreTrainedModel, Call]:
     config = transformers.GPT2Config(64, 32, 64, 2, 4, bos_token_id=0, eos_token_id=63)
     model = transformers.FlaxGPT2LMHeadModel(config)
-    return model, lambda params, x: model(x, params=params).logits
+
+    def call(params: Params, x: jax.Array) -> jax.Array:
+        output: Any = model(x, params=params)
+        return jnp.asarray(output.logits)
+
+    return model, call
 
 
-def t5():
-    sizes = {"num_layers": 2, "num_heads": 4, "decoder_start_token_id": 0}
-    config = transformers.T5Config(64, 64, 16, 128, tie_word_embeddings=False, **sizes)
+def t5() -> tuple[transformers.FlaxPreTrainedModel, Call]:
+    config = transformers.T5Config(
+        64,
+        64,
+        16,
+        128,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        tie_word_embeddings=False,
+    )
     model = transformers.FlaxT5ForConditionalGeneration(config)
-    return model, lambda params, x: model(x, decoder_input_ids=x, params=params).logits
+
+    def call(params: Params, x: jax.Array) -> jax.Array:
+        output: Any = model(x, decoder_input_ids=x, params=params)
+        return jnp.asarray(output.logits)
+
+    return model, call
 
 
-def show(model, call):
+def show(model: transformers.FlaxPreTrainedModel, call: Call) -> tuple[str, list[float]]:
     is_weight = lambda path, leaf: leaf.ndim == 2 and path.endswith(("kernel", "embedding"))
     is_kernel = lambda path, leaf: leaf.ndim == 2 and path.endswith("kernel")
     params = quantise(model.params, is_weight, axis=-1)
@@ -45,13 +73,15 @@ def show(model, call):
     trained, rest = partition(params, freeze(params, {Lora: ["w"]}, rest="freeze"))
     optimiser = optax.adam(1e-2)
 
-    def loss(call, params):
+    def loss(call: Call, params: Params) -> jax.Array:
         logits = call(params, tokens)[:, :-1]
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
-        return losses.mean()
+        return jnp.mean(losses)
 
     @jax.jit
-    def step(trained, moments):
+    def step(
+        trained: optax.Params, moments: optax.OptState
+    ) -> tuple[optax.Params, optax.OptState, jax.Array]:
         of_trained = lambda trained: loss(implicit, combine(trained, rest))
         value, gradient = jax.value_and_grad(of_trained)(trained)
         updates, moments = optimiser.update(gradient, moments, trained)
@@ -67,9 +97,11 @@ def show(model, call):
     dense = jaxrewrite.materialise(params)
     np.testing.assert_allclose(compiled(implicit, params), compiled(call, dense), rtol=1e-4)
 
-    def generate(params, tokens):
-        options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
-        return model.generate(tokens, params=params, **options).sequences
+    def generate(params: Params, tokens: jax.Array) -> jax.Array:
+        generated: Any = model.generate(
+            tokens, params=params, max_new_tokens=6, do_sample=False, pad_token_id=0
+        )
+        return jnp.asarray(generated.sequences)
 
     got = jax.jit(jaxrewrite.transform(generate, materialise="forbid"))(params, tokens)
     np.testing.assert_array_equal(got, jax.jit(generate)(dense, tokens))
@@ -81,13 +113,21 @@ def show(model, call):
     return name, losses
 
 
-def main(plot=None):
+def clip(
+    new: Callable[..., jax.Array],
+    x: jax.Array,
+    *limits: ArrayLike,
+    a_min: ArrayLike | None = None,
+    a_max: ArrayLike | None = None,
+) -> jax.Array:
+    return new(x, *(limits or (a_min, a_max)))
+
+
+def main(plot: str | None = None) -> None:
     transformers.logging.set_verbosity_error()
-    clip = jnp.clip  # T5 calls an argument by a name that JAX no longer has.
-    jnp.clip = lambda x, *limits, a_min=None, a_max=None: clip(
-        x, *(limits or (a_min, a_max))
-    )
-    losses = dict(show(*make()) for make in (gpt2, t5))
+    # T5 calls an argument by a name that JAX no longer has.
+    with mock.patch.object(jnp, "clip", functools.partial(clip, jnp.clip)):
+        losses = dict(show(*make()) for make in (gpt2, t5))
     if plot:
         import matplotlib.pyplot as plt
 
@@ -100,6 +140,8 @@ def main(plot=None):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plot", metavar="FILE", help="draw the figure to this file")
     main(parser.parse_args().plot)

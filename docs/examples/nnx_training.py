@@ -10,6 +10,7 @@ for the figure, matplotlib.
 """
 
 import argparse
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ import optax
 from flax import nnx
 
 import jaxrewrite
+from jaxrewrite import Batched
 from jaxrewrite.values import Lora, Quantised, freeze, nbytes, train_only
 
 
@@ -25,41 +27,44 @@ LAYERS, WIDTH = 4, 64
 
 
 class Block(nnx.Module):  # an ordinary model, which knows nothing of all this
-    def __init__(self, rngs):
+    def __init__(self, rngs: nnx.Rngs) -> None:
         self.up = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs)
         self.down = nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
 
-    def __call__(self, x):
+    def __call__(self, x: jax.Array) -> jax.Array:
         return x + self.down(nnx.gelu(self.up(x)))
 
 
 class Model(nnx.Module):
-    def __init__(self, rngs):
+    def __init__(self, rngs: nnx.Rngs) -> None:
         new = nnx.split_rngs(splits=LAYERS)(nnx.vmap(Block))
         self.blocks = new(rngs)
 
-    def __call__(self, x):
-        layer = nnx.remat(lambda block, x: block(x))
-        return nnx.scan(layer, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(self.blocks, x)
+    def __call__(self, x: jax.Array) -> jax.Array:
+        layer = nnx.remat(Block.__call__)
+        scan = nnx.scan(layer, in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        result: jax.Array = scan(self.blocks, x)
+        return result
 
 
-def adapted(kernels, key):
+def adapted(kernels: jax.Array, key: jax.Array) -> Batched:
     """Stacked kernels as one value: 8-bit integers and adapters for each layer."""
-    factors = (
-        jax.random.normal(key, (LAYERS, kernels.shape[1], 4)) / kernels.shape[1] ** 0.5
-    )
-    zeros = jnp.zeros((4, kernels.shape[2]))
+    _, rows, columns = kernels.shape
+    factors = jax.random.normal(key, (LAYERS, rows, 4)) / rows**0.5
+    zeros = jnp.zeros((4, columns))
     layers = zip(kernels, factors, strict=True)
     return jaxrewrite.stack(
         [Lora(Quantised.quantise(w, axis=-1), a, zeros) for w, a in layers]
     )
 
 
-def main(plot=None):
+def main(plot: str | None = None) -> None:
     model = Model(nnx.Rngs(0))
     for i, linear in enumerate([model.blocks.up, model.blocks.down]):
-        linear.kernel = nnx.Param(adapted(linear.kernel[...], jax.random.key(i)))
-    call = jaxrewrite.transform(lambda model, x: model(x), materialise="forbid")
+        # To Flax it is an array.
+        kernel: Any = adapted(linear.kernel[...], jax.random.key(i))
+        linear.kernel = nnx.Param(kernel)
+    call = jaxrewrite.transform(Model.__call__, materialise="forbid")
     x = jax.random.normal(jax.random.key(2), (32, WIDTH))
     graph, state = nnx.split(model)
     dense = nnx.merge(graph, jaxrewrite.materialise(state))
@@ -72,11 +77,16 @@ def main(plot=None):
     optimiser = nnx.Optimizer(model, adam, wrt=nnx.Param)
 
     @nnx.jit
-    def step(model, optimiser, x, y):
-        loss = lambda model: jnp.mean((call(model, x) - y) ** 2)
+    def step(
+        model: Model, optimiser: nnx.Optimizer[Model], x: jax.Array, y: jax.Array
+    ) -> jax.Array:
+
+        def loss(model: Model) -> jax.Array:
+            return jnp.mean((call(model, x) - y) ** 2)
+
         value, gradient = nnx.value_and_grad(loss, allow_int=True)(model)
         optimiser.update(model, gradient)
-        return value
+        return jnp.asarray(value)
 
     losses = [float(step(model, optimiser, x, jnp.roll(x, 1, -1))) for _ in range(40)]
     assert losses[-1] < 0.5 * losses[0]
@@ -100,6 +110,8 @@ def main(plot=None):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plot", metavar="FILE", help="draw the figure to this file")
     main(parser.parse_args().plot)

@@ -12,6 +12,8 @@ the figure, matplotlib.
 """
 
 import argparse
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -22,24 +24,38 @@ import jaxrewrite
 from jaxrewrite.values import Lora, adapt, combine, freeze, partition, quantise, train_only
 
 
-def model(params, x):  # an ordinary model, which knows nothing of all this
+Params: TypeAlias = dict[str, jax.Array]
+
+
+# An ordinary model, which knows nothing of all this.
+def model(params: Params, x: jax.Array) -> jax.Array:
     return jnp.tanh(x @ params["up"] + params["bias"]) @ params["down"]
 
 
-def initial():
+def initial() -> Params:
     keys = jax.random.split(jax.random.key(0), 3)
     up, down = (jax.random.normal(key, (64, 64)) / 8 for key in keys[:2])
     params = {"up": up, "bias": jnp.zeros(64), "down": down}
     is_kernel = lambda path, leaf: path in ("up", "down")
-    return adapt(quantise(params, is_kernel, axis=-1), is_kernel, rank=4, key=keys[2])
+    params = quantise(params, is_kernel, axis=-1)
+    adapted: Params = adapt(params, is_kernel, rank=4, key=keys[2])
+    return adapted
 
 
-def train(loss, params, optimiser, **options):
-    state, losses = optimiser.init(params), []
+def train(
+    loss: Callable[[Any], jax.Array],
+    params: optax.Params,
+    optimiser: optax.GradientTransformation,
+    allow_int: bool = False,
+) -> tuple[optax.Params, optax.OptState, list[float]]:
+    state = optimiser.init(params)
+    losses: list[float] = []
 
     @jax.jit
-    def step(params, state):
-        value, gradient = jax.value_and_grad(loss, **options)(params)
+    def step(
+        params: optax.Params, state: optax.OptState
+    ) -> tuple[optax.Params, optax.OptState, jax.Array]:
+        value, gradient = jax.value_and_grad(loss, allow_int=allow_int)(params)
         updates, state = optimiser.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, value
 
@@ -49,18 +65,24 @@ def train(loss, params, optimiser, **options):
     return params, state, losses
 
 
-def which(params):
+def which(params: Params) -> dict[str, str]:
     """Which optimiser each trained leaf has."""
     kind = lambda path, leaf: "bias" if "bias" in jax.tree_util.keystr(path) else "adapter"
-    return jax.tree_util.tree_map_with_path(kind, params)
+    kinds: dict[str, str] = jax.tree_util.tree_map_with_path(kind, params)
+    return kinds
 
 
-def main(plot=None):
-    params, curves = initial(), {}
+def main(plot: str | None = None) -> None:
+    params = initial()
+    curves: dict[str, list[float]] = {}
     implicit = jaxrewrite.transform(model, materialise="forbid")
     x = jax.random.normal(jax.random.key(1), (32, 64))
-    loss = lambda params: jnp.mean((implicit(params, x) - jnp.roll(x, 1, 0)) ** 2)
-    labels = lambda params: freeze(params, {Lora: ["w"]})
+    y = jnp.roll(x, 1, 0)
+
+    def loss(params: Params) -> jax.Array:
+        return jnp.mean((implicit(params, x) - y) ** 2)
+
+    labels: Callable[[Params], Any] = lambda params: freeze(params, {Lora: ["w"]})
     adamw = optax.adamw(1e-2)
 
     trained, rest = partition(params, labels(params))
@@ -70,12 +92,15 @@ def main(plot=None):
     )
     close = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     jax.tree.map(close, (combine(part, rest), moments), (whole, state))
-    size = lambda tree: sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
+    def size(tree: optax.Params) -> int:
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+
     assert size(state) == 2 * size(trained) + 4  # The count of steps takes 4 bytes.
     print(f"Both ways give the same. The state takes {size(state)} bytes.")
 
-    two = {"adapter": adamw, "bias": optax.sgd(1.0)}
-    both = train_only(optax.multi_transform(two, which), labels)
+    two = optax.multi_transform({"adapter": adamw, "bias": optax.sgd(1.0)}, which)
+    both = train_only(two, labels)
     after, _, curves["two optimisers"] = train(loss, params, both, allow_int=True)
     same = jax.tree.map(np.array_equal, params, after)
     assert same["up"].w.q and same["up"].w.scale and not same["up"].a and not same["bias"]
@@ -95,6 +120,8 @@ def main(plot=None):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plot", metavar="FILE", help="draw the figure to this file")
     main(parser.parse_args().plot)

@@ -12,6 +12,8 @@ and, for the figure, matplotlib.
 import argparse
 import pathlib
 import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -26,10 +28,16 @@ from jaxrewrite.values import Lora, adapt, combine, freeze, nbytes, partition, q
 
 VOCABULARY, WIDTH, STEPS, STOP = 64, 128, 60, 30
 
+# A step of training: adapters, moments, frozen leaves, and the number of the step.
+Update: TypeAlias = Callable[
+    [optax.Params, optax.OptState, optax.Params, int],
+    tuple[optax.Params, optax.OptState, jax.Array],
+]
+
 
 class Model(nn.Module):  # an ordinary model, which knows nothing of all this
     @nn.compact
-    def __call__(self, tokens):
+    def __call__(self, tokens: jax.Array) -> jax.Array:
         x = nn.Embed(VOCABULARY, WIDTH)(tokens)
         for _ in range(2):
             qkv = nn.Dense(3 * WIDTH)(nn.LayerNorm()(x)).reshape(*x.shape[:-1], 3, 4, -1)
@@ -39,20 +47,27 @@ class Model(nn.Module):  # an ordinary model, which knows nothing of all this
         return nn.Dense(VOCABULARY)(x)
 
 
-def counting(by, step):
+def counting(by: int, step: int) -> jax.Array:
     """A batch of sequences that count by a number, from anywhere."""
     first = jax.random.randint(jax.random.key(step), (16, 1), 0, VOCABULARY)
     return (first + by * jnp.arange(12)) % VOCABULARY
 
 
-def updater(apply, optimiser, by):
-    def loss(trained, rest, step):
+def updater(
+    apply: Callable[[optax.Params, jax.Array], jax.Array],
+    optimiser: optax.GradientTransformation,
+    by: int,
+) -> Update:
+    def loss(trained: optax.Params, rest: optax.Params, step: int) -> jax.Array:
         tokens = counting(by, step)
         logits = apply(combine(trained, rest), tokens[:, :-1])
-        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+        return jnp.mean(losses)
 
     @jax.jit
-    def update(trained, moments, rest, step):
+    def update(
+        trained: optax.Params, moments: optax.OptState, rest: optax.Params, step: int
+    ) -> tuple[optax.Params, optax.OptState, jax.Array]:
         value, gradient = jax.value_and_grad(loss)(trained, rest, step)
         change, moments = optimiser.update(gradient, moments, trained)
         return optax.apply_updates(trained, change), moments, value
@@ -60,7 +75,14 @@ def updater(apply, optimiser, by):
     return update
 
 
-def train(update, trained, moments, rest, start, stop):
+def train(
+    update: Update,
+    trained: optax.Params,
+    moments: optax.OptState,
+    rest: optax.Params,
+    start: int,
+    stop: int,
+) -> tuple[optax.Params, optax.OptState, list[float]]:
     losses = []
     for step in range(start, stop):
         trained, moments, value = update(trained, moments, rest, step)
@@ -68,18 +90,25 @@ def train(update, trained, moments, rest, start, stop):
     return trained, moments, losses
 
 
-def initial(params):
+# As Flax has it, parameters are any nested dictionaries, and results may be pairs.
+def model(params: Any, tokens: jax.Array) -> jax.Array:
+    logits = Model().apply(params, tokens)
+    assert isinstance(logits, jax.Array)
+    return logits
+
+
+def initial(params: optax.Params) -> optax.Params:
     """The trained model in four bits, with adapters that do not change it yet."""
     is_kernel = lambda path, leaf: path.endswith("kernel")
     params = quantise(params, is_kernel, "nf4")
     return adapt(params, is_kernel, rank=8, key=jax.random.key(1))
 
 
-def main(plot=None):
+def main(plot: str | None = None) -> None:
     dense = Model().init(jax.random.key(0), counting(3, 0))
     nothing = jax.tree.map(lambda _: None, dense)
     optimiser = optax.adamw(3e-3)
-    update = updater(Model().apply, optimiser, by=3)
+    update = updater(model, optimiser, by=3)
     dense, full_moments, losses = train(
         update, dense, optimiser.init(dense), nothing, 0, 100
     )
@@ -88,31 +117,33 @@ def main(plot=None):
     params = initial(dense)
     trained, rest = partition(params, freeze(params, {Lora: ["w"]}, rest="freeze"))
     start = trained, optimiser.init(trained), rest
-    apply = jaxrewrite.transform(Model().apply, materialise="forbid")
-    update = updater(apply, optimiser, by=5)
+    implicit = jaxrewrite.transform(model, materialise="forbid")
+    update = updater(implicit, optimiser, by=5)
     adapted, moments, losses = train(update, *start, 0, STEPS)
     print(f"Its adapters count by fives: loss {losses[0]:.2f} to {losses[-1]:.2f}.")
     assert losses[-1] < 0.1 * losses[0]
 
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "state.safetensors"
-        *state, before = train(update, *start, 0, STOP)
-        save(file, (*state, rest))
-        state = load(file, like=jax.eval_shape(lambda: start))
-    resumed, _, after = train(update, *state, STOP, STEPS)
+        trained, moments, before = train(update, *start, 0, STOP)
+        save(file, (trained, moments, rest))
+        trained, moments, rest = load(file, like=jax.eval_shape(lambda: start))
+    resumed, _, after = train(update, trained, moments, rest, STOP, STEPS)
     assert before + after == losses
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, adapted, resumed)))
     print("A run that was stopped and loaded from a file gives the same, bit for bit.")
 
-    megabytes = lambda tree: nbytes(jax.tree.leaves(tree)).implicit / 1e6
+    def megabytes(tree: optax.Params) -> float:
+        return nbytes(jax.tree.leaves(tree)).implicit / 1e6
+
     full = [megabytes(tree) for tree in (dense, dense, full_moments)]
     qlora = [megabytes(tree) for tree in (params, adapted, moments)]
     kinds = "weights", "gradients", "moments"
     for kind, *sizes in zip(kinds, full, qlora, strict=True):
         print("{:10}{:6.2f} MB in full training,{:6.2f} MB in QLoRA".format(kind, *sizes))
     assert qlora[0] < full[0] / 3 and sum(qlora) < sum(full) / 5
-    is_lora = lambda x: isinstance(x, Lora)
-    kernels = [x.w for x in jax.tree.leaves(params, is_leaf=is_lora) if is_lora(x)]
+    leaves = jax.tree.leaves(params, is_leaf=lambda x: isinstance(x, Lora))
+    kernels = [x.w for x in leaves if isinstance(x, Lora)]
     bits = 8 * nbytes(kernels).implicit / sum(w.size for w in kernels)
     assert bits < 4.2
     print(f"The kernels of the base take {bits:.2f} bits an entry.")
@@ -120,7 +151,14 @@ def main(plot=None):
         draw(plot, losses, after, kinds, full, qlora)
 
 
-def draw(plot, losses, after, kinds, full, qlora):
+def draw(
+    plot: str,
+    losses: list[float],
+    after: list[float],
+    kinds: Sequence[str],
+    full: list[float],
+    qlora: list[float],
+) -> None:
     import matplotlib.pyplot as plt
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3), layout="constrained")
@@ -138,6 +176,8 @@ def draw(plot, losses, after, kinds, full, qlora):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--plot", metavar="FILE", help="draw the figure to this file")
     main(parser.parse_args().plot)

@@ -8,6 +8,7 @@ again, continue from the last checkpoint, and give the losses of the first run.
 Run it with ``python docs/examples/two_processes.py``. It needs optax and orbax-checkpoint.
 """
 
+import math
 import os
 import pathlib
 import signal
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import TypedDict
 
 
 STEPS, KILLED_AFTER, SAVE_EVERY = 6, 3, 2
@@ -27,6 +29,7 @@ STEPS, KILLED_AFTER, SAVE_EVERY = 6, 3, 2
 def work(port: int, process: int, folder: pathlib.Path) -> None:
     """Train from the last checkpoint in the folder, or from the beginning."""
     import jax
+    import jax.numpy as jnp
 
     jax.config.update("jax_num_cpu_devices", 4)
     jax.distributed.initialize(f"127.0.0.1:{port}", num_processes=2, process_id=process)
@@ -38,20 +41,33 @@ def work(port: int, process: int, folder: pathlib.Path) -> None:
     import jaxrewrite
     from jaxrewrite.values import Lora, adapt, combine, freeze, partition, quantise
 
-    def model(params, tokens):  # an ordinary model, which knows nothing of all this
+    class Params(TypedDict):
+        tokens: jax.Array
+        blocks: list[dict[str, jax.Array]]
+
+    class State(TypedDict):
+        trained: optax.Params
+        moments: optax.OptState
+
+    # An ordinary model, which knows nothing of all this.
+    def model(params: Params, tokens: jax.Array) -> jax.Array:
         x = params["tokens"][tokens]
         for block in params["blocks"]:
             x = x + jax.nn.gelu(x @ block["up"]) @ block["down"]
         return x @ params["tokens"].T
 
-    def initial():
+    def initial() -> Params:
         keys = iter(jax.random.split(jax.random.key(0), 6))
-        normal = lambda *shape: jax.random.normal(next(keys), shape) / shape[0] ** 0.5
+
+        def normal(*shape: int) -> jax.Array:
+            return jax.random.normal(next(keys), shape) / math.sqrt(shape[0])
+
         blocks = [{"up": normal(32, 64), "down": normal(64, 32)} for _ in range(2)]
-        params = {"tokens": normal(64, 32), "blocks": blocks}
+        params: Params = {"tokens": normal(64, 32), "blocks": blocks}
         is_kernel = lambda path, leaf: path.endswith(("up", "down"))
         params = quantise(params, is_kernel, 8, axis=-1)
-        return adapt(params, is_kernel, rank=4, key=next(keys))
+        adapted: Params = adapt(params, is_kernel, rank=4, key=next(keys))
+        return adapted
 
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     rules = [("up", P(None, "model")), ("down", P("model")), ("", P())]
@@ -59,23 +75,26 @@ def work(port: int, process: int, folder: pathlib.Path) -> None:
     trained, rest = partition(params, freeze(params, {Lora: ["w"]}, rest="freeze"))
     optimiser = optax.adam(1e-2)
     # Moments are made where the arrays are; the count of steps is put on all devices.
-    state = {"trained": trained, "moments": optimiser.init(trained)}
+    state: State = {"trained": trained, "moments": optimiser.init(trained)}
     everywhere = NamedSharding(mesh, P())
     state = jax.tree.map(lambda x: x if x.ndim else jax.device_put(x, everywhere), state)
     implicit = jaxrewrite.transform(model, materialise="forbid")
 
-    def loss(trained, rest, tokens):
+    def loss(trained: optax.Params, rest: optax.Params, tokens: jax.Array) -> jax.Array:
         logits = implicit(combine(trained, rest), tokens[:, :-1])
-        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+        return jnp.mean(losses)
 
     @jax.jit
-    def update(state, rest, tokens):
+    def update(
+        state: State, rest: optax.Params, tokens: jax.Array
+    ) -> tuple[State, jax.Array]:
         value, gradient = jax.value_and_grad(loss)(state["trained"], rest, tokens)
         change, moments = optimiser.update(gradient, state["moments"], state["trained"])
         trained = optax.apply_updates(state["trained"], change)
         return {"trained": trained, "moments": moments}, value
 
-    def batch(step):
+    def batch(step: int) -> jax.Array:
         first = np.random.default_rng(step).integers(0, 64, (8, 1), np.int32)
         tokens = (first + 5 * np.arange(16, dtype=np.int32)) % 64
         place = NamedSharding(mesh, P("data"))

@@ -6,12 +6,15 @@ import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from ._storable import ABOUT, assemble, to_storable
+
+
+_T = TypeVar("_T")
 
 
 def save(path: str | os.PathLike[str], tree: Any) -> None:
@@ -63,7 +66,7 @@ def save(path: str | os.PathLike[str], tree: Any) -> None:
         write_tensors("save", part, arrays, {ABOUT: about})
 
 
-def load(path: str | os.PathLike[str], like: Any) -> Any:
+def load(path: str | os.PathLike[str], like: _T) -> _T:
     """Read a pytree that `save` wrote.
 
     Everything is checked before anything is returned, except for the numbers themselves.

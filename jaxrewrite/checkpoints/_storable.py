@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -14,6 +14,8 @@ from jaxrewrite import Value
 
 from ._leaves import described, empty, form, is_array, is_stored, restored, stored
 
+
+_T = TypeVar("_T")
 
 # The name of the entry that says what the others were.
 ABOUT = "jaxrewrite"
@@ -81,7 +83,7 @@ def to_storable(tree: Any) -> dict[str, Any]:
     return {**arrays, ABOUT: np.frombuffer(text, np.uint8)}
 
 
-def from_storable(arrays: Any, like: Any) -> Any:
+def from_storable(arrays: Any, like: _T) -> _T:
     """Turn the arrays of `to_storable` back into a pytree.
 
     Parameters

@@ -21,7 +21,7 @@ LEVELS = [
     {"_pytree"},
     {"_value"},
     {"_annotations", "_avals"},
-    {"_patterns"},
+    {"_patterns", "_variables"},
     {"_costs", "_dense", "_rules", "_site"},
     {"_record"},
     {"_draft", "_settings"},

@@ -2,7 +2,7 @@
 
 ``assert_type`` says what a checker takes an expression for; at run time it does nothing. A line
 with ``type: ignore`` is a mistake that checkers have to find: an ignored error that is none is
-itself an error. Functions whose names begin with ``mistakes`` do not run.
+itself an error. Functions whose names begin with ``mistakes``, and ``pytrees``, do not run.
 """
 
 import functools
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.extend.core import ClosedJaxpr
+from jax.sharding import Mesh
 from jaxtyping import ArrayLike, Float
 
 import jaxrewrite
@@ -24,6 +25,7 @@ from jaxrewrite import (
     Report,
     Rules,
     Value,
+    checkpoints,
     field,
     patterns,
     primitives,
@@ -245,6 +247,13 @@ def ready_types(x: Array) -> None:
     params = values.adapt(params, lambda path, leaf: path == "kernel", 1, jax.random.key(0))
     is_value: Callable[[Any], bool] = lambda leaf: isinstance(leaf, Value)
     assert_type(transform(lambda p: p["kernel"], is_value)(params), Any)  # pyright: ignore
+
+
+def pytrees(params: dict[str, Array], mesh: Mesh) -> None:
+    assert_type(jaxrewrite.place(params, mesh, []), dict[str, Array])
+    assert_type(checkpoints.load("file", params), dict[str, Array])
+    stored = checkpoints.to_storable(params)
+    assert_type(checkpoints.from_storable(stored, params), dict[str, Array])
 
 
 def main() -> None:

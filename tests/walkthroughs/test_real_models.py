@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
-from jaxrewrite import ArrayValue, field, transform
+from jaxrewrite import ArrayValue, field, transform, values
 
 
 # --- the types --------------------------------------------------------------------
@@ -339,6 +339,55 @@ def test_a_flax_nnx_model(swap):
         return model(x)
 
     assert_runs(f, state, 4)
+
+
+class NnxStates(nnx.Module):
+    """A model that changes: statistics, the count of a dropout, and a cache."""
+
+    def __init__(self, rngs):
+        self.norm = nnx.BatchNorm(8, momentum=0.5, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(2, 8, decode=True, rngs=rngs)
+        self.attention.init_cache((2, 5, 8))
+
+    def __call__(self, x):
+        return self.attention(self.drop(self.norm(x)))
+
+
+def states(of_kernel):
+    model = NnxStates(nnx.Rngs(0))
+    query = model.attention.query
+    weight = values.Quantised.quantise(query.kernel[...], axis=-1)
+    query.kernel = nnx.Param(of_kernel(weight))
+    return model
+
+
+@pytest.mark.parametrize("jit", [slow(lambda fn: fn), nnx.jit], ids=["eager", "jit"])
+def test_a_flax_nnx_model_changes_in_place(jit, bulk):
+    dense, model = states(jaxrewrite.materialise), states(lambda v: v)
+    plain = nnx.jit(NnxStates.__call__)
+    implicit = jit(transform(NnxStates.__call__, materialise="forbid"))
+    xs = jax.random.normal(jax.random.key(0), (3, 2, 1, 8))
+    results = []
+    for x in xs:
+        results.append(implicit(model, x))
+        np.testing.assert_allclose(results[-1], plain(dense, x), rtol=1e-4, atol=1e-5)
+    assert model.attention.cache_index[...] == 3
+    others = nnx.Not(nnx.Param)
+    got, want = (
+        nnx.to_pure_dict(jax.tree.map(jax.random.key_data, nnx.state(m, nnx.RngKey)))
+        | nnx.to_pure_dict(nnx.state(m, nnx.All(others, nnx.Not(nnx.RngKey))))
+        for m in (model, dense)
+    )
+    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(close, got, want)
+
+
+def test_a_shared_variable_of_flax_that_changes_is_refused():
+    model = states(lambda v: v)
+    both = transform(lambda models, x: [m.norm(x) for m in models])
+    with pytest.raises(ValueError, match="in two places"):
+        both([model, model], jnp.ones((2, 8)))
 
 
 # --- Equinox modules that are values --------------------------------------------------

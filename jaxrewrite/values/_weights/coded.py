@@ -171,7 +171,7 @@ def block_sizes(cls: str, shape: Sequence[int], block: Any) -> tuple[int, ...]:
     if any(b != n and (b < 1 or n % b) for b, n in zip(sizes, shape, strict=True)):
         raise ValueError(
             f"{cls}: `block` {sizes} does not divide the shape {tuple(shape)} into "
-            "whole blocks."
+            "whole blocks. Give `block` a number for each axis, or None for a whole axis."
         )
     return sizes
 
