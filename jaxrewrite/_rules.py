@@ -648,7 +648,7 @@ def settled(
         for rule in foremost:
             if rule not in answers:
                 answers[rule] = _answer_or_failure(ask, rule)
-        out = {rule for rule in foremost if answers[rule] is NotImplemented}
+        out = [rule for rule in foremost if answers[rule] is NotImplemented]
         if not out:
             if len({rule.fn for rule in foremost}) > 1:
                 raise AmbiguousRuleError(_ambiguity(primitive, types, foremost))

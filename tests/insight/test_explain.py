@@ -132,6 +132,33 @@ def test_guards_that_do_not_hold():
     assert [d.why for d in tan.declined] == ["its shapes or dtypes do not fit"]
 
 
+def test_tied_rules_that_declined_are_in_the_order_of_their_registration():
+    kinds = [
+        type(
+            f"Kind{i}", (jaxrewrite.ArrayValue,), {"__module__": __name__, "_is_base": True}
+        )
+        for i in range(8)
+    ]
+
+    class Mixed(*kinds):
+        x: jax.Array
+
+        def materialise(self):
+            return self.x
+
+    rules = jaxrewrite.Rules()
+    for i, kind in enumerate(kinds):
+
+        def rule(v, **params):
+            return NotImplemented
+
+        rule.__qualname__ = f"rule {i}"
+        rules.register("sin", types=[kind])(rule)
+    (sin,) = explain(jnp.sin, rules=rules)(Mixed(jnp.ones(3))).steps
+    names = [declined.rule.name for declined in sin.declined]
+    assert names == [f"rule {i}" for i in range(8)]
+
+
 def test_branches_and_custom_rules():
     @jax.custom_vjp
     def tripled(x):
