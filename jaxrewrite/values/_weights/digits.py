@@ -104,15 +104,17 @@ def _unit(x: Any, axes: Sequence[int]) -> Any:
     return jnp.where(jnp.isfinite(most), jnp.maximum(power, 2.0**-121) / 32, jnp.nan)
 
 
-def _digits(x: Any) -> list[Any]:
-    """The digits of numbers between -64 and 64, the first one first."""
-    digits = []
-    for _ in range(_DIGITS):
-        # What is left is between the numbers that further digits of -128 to 127 give.
-        digit = jnp.clip(jnp.floor(x + 128 / 255), -128, 127)
-        digits.append(digit.astype(jnp.int8))
-        x = (x - digit) * _BASE
-    return digits
+def _digits(x: Any) -> Any:
+    """The digits of numbers between -64 and 64, along a new first axis, the last digit first.
+
+    They are the bytes of a fixed-point number. A byte stands for -128 to 127, like a digit, if
+    128 is added below each of the digits before it, and taken away from each byte after that.
+    """
+    number = jnp.round(x * _BASE ** (_DIGITS - 1)).astype(jnp.int32)
+    halves = jnp.int32(0x80_8080)
+    return jnp.moveaxis(
+        lax.bitcast_convert_type((number + halves) ^ halves, jnp.int8), -1, 0
+    )
 
 
 def _products(q: Any, digits: Any, **labels: Labels) -> Any:
@@ -123,26 +125,23 @@ def _products(q: Any, digits: Any, **labels: Labels) -> Any:
     return sums.astype(jnp.float32)
 
 
-def _at_once(multiply: Callable[[Any], Any], digits: list[Any], rows: int) -> Any:
-    count = max(_DIGITS, math.ceil(LEAST_ROWS / max(rows, 1)))
-    digits = digits + [jnp.zeros_like(digits[0])] * (count - _DIGITS)
-    sums = multiply(jnp.stack(digits))
-    return functools.reduce(_with_digit, [sums[i] for i in reversed(range(_DIGITS))])
+def _at_once(multiply: Callable[[Any], Any], digits: Any, rows: int) -> Any:
+    more = max(math.ceil(LEAST_ROWS / max(rows, 1)) - _DIGITS, 0)
+    padding = [(0, more), *[(0, 0)] * (digits.ndim - 1)]
+    return functools.reduce(_with_digit, multiply(jnp.pad(digits, padding))[:_DIGITS])
 
 
-def _one_by_one(
-    multiply: Callable[[Any], Any], digits: list[Any], shape: Sequence[int]
-) -> Any:
+def _one_by_one(multiply: Callable[[Any], Any], digits: Any, shape: Sequence[int]) -> Any:
     def add(total: Any, digit: Any) -> Any:
         return _with_digit(total, multiply(digit[None])[0]), None
 
-    total, _ = lax.scan(add, jnp.zeros(shape, jnp.float32), jnp.stack(digits[::-1]))
+    total, _ = lax.scan(add, jnp.zeros(shape, jnp.float32), digits)
     return total
 
 
-def _with_digit(later: Any, own: Any) -> Any:
+def _with_digit(after: Any, own: Any) -> Any:
     """The sum with a digit, from the sum with those after it."""
-    return later * (1 / _BASE) + own
+    return after * (1 / _BASE) + own
 
 
 # --- the primitive ----------------------------------------------------------------------
