@@ -625,12 +625,13 @@ def test_a_second_call_compiles_nothing(no_leak_checks):
     loop = lambda x, w: lax.while_loop(lambda c: c.sum() < 1e3, lambda c: c @ w + 1, x)
     for fn in (scan, loop):
         transformed = transform(fn)
+        others = 2 * X, make("lora", 1)
         jax.block_until_ready(transformed(X, make("lora")))
         with jax.log_compiles(), warnings.catch_warnings():
             compiled = []
             handler = Recorder(compiled)
             with handler:
-                jax.block_until_ready(transformed(2 * X, make("lora", 1)))
+                jax.block_until_ready(transformed(*others))
         assert not compiled
 
 
