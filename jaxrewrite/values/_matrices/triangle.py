@@ -106,7 +106,7 @@ def _way(a: Any, x: Any) -> Any:
     """The fastest way on a CPU, or ``None`` if that is to make zeros of the other entries."""
     n, columns = x.shape
     is_known = isinstance(n, int) and isinstance(columns, int)
-    least = min(_ROWS, _ROWS_WITH_ONE) if columns == 1 else _ROWS
+    least = _ROWS_WITH_ONE if columns == 1 else _ROWS
     if not is_known or n < least or not columns or may_be_split() or is_manual():
         return None
     return functools.partial(_in_groups, is_looped=columns <= _SOME)

@@ -6,7 +6,6 @@ a scale, and in floating point elsewhere. So the numbers do not depend on the fo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,9 +18,8 @@ import jaxrewrite
 
 from .._base.contract import along_result
 from .coded import blockwise, convolved, scale_in
-from .digits import LEAST_ROWS, MOST_SUMMED, is_summable
+from .digits import MOST_SUMMED, integer_products, is_summable
 from .products import (
-    Terms,
     is_scaled_after,
     multiplied,
     rows_of,
@@ -119,23 +117,13 @@ def _(
     is_slow = v.q.dtype == jnp.int4 and rows_of(x, terms) < LEAST_ROWS_OF_INT4
     if v.zero is not None or not fits or is_slow or not is_scaled_after(v, terms):
         return multiplied(v, _rounded(x, scale), terms)
-    wide = terms._replace(dtype=terms.wide)
+    wide, labels = terms._replace(dtype=terms.wide), (terms.v, terms.x, terms.out)
     raw = _straight_through(
         *(x, scale, v.q.astype(jnp.int8)),
-        lambda x, q: _in_integers(q, x, terms).astype(terms.wide),
+        lambda x, q: integer_products(q, x[None], *labels)[0].astype(terms.wide),
         lambda x, q: multiplied(_unit(q, terms.wide), x.astype(terms.wide), wide),
     )
     return scaled(raw * along_result(scale, terms.x, terms.out), v, terms)
-
-
-def _in_integers(q: Any, x: Any, terms: Terms) -> Any:
-    rows = rows_of(x, terms)
-    if not 0 < rows < LEAST_ROWS:
-        return terms.multiply(q, x, jnp.int32)
-    more = math.ceil(LEAST_ROWS / rows) - 1
-    x = jnp.pad(x[None], ((0, more), *[(0, 0)] * x.ndim))
-    terms = terms._replace(x=("more", *terms.x), out=("more", *terms.out))
-    return terms.multiply(q, x, jnp.int32)[0]
 
 
 @jaxrewrite.register("conv_general_dilated")

@@ -72,11 +72,10 @@ def _multiplied(q: Any, x: Any, *, own: Labels, xs: Labels, out: Labels) -> Any:
         return contract(q.astype(x.dtype), own, x, xs, out)
     unit = _unit(x, [i for i, label in enumerate(xs) if label not in out])
     digits = _digits(x * (1 / unit))
-    labels = {"own": own, "xs": ("digit", *xs), "out": ("digit", *out)}
-    multiply = functools.partial(_products, q, **labels)
+    multiply = lambda some: integer_products(q, some, own, xs, out).astype(x.dtype)
     shape = _aval(q, x, own=own, xs=xs, out=out).shape
     if math.prod(shape) < _LARGE:
-        total = _at_once(multiply, digits, unit.size)
+        total = _at_once(multiply, digits)
     else:
         total = _one_by_one(multiply, digits, shape)
     return total * along_result(unit, xs, out)
@@ -117,18 +116,22 @@ def _digits(x: Any) -> Any:
     )
 
 
-def _products(q: Any, digits: Any, **labels: Labels) -> Any:
-    """The products with digits, which are stacked along a first axis."""
-    sums = contract(
-        q, labels["own"], digits, labels["xs"], labels["out"], preferred_element_type=_SUM
-    )
-    return sums.astype(jnp.float32)
+def integer_products(q: Any, x: Any, own: Labels, xs: Labels, out: Labels) -> Any:
+    """The products of integers with others that are stacked along a first axis, in int32.
+
+    The labels are those of one product. Rows of zeros are added where there are few rows.
+    """
+    of_axes = zip(xs, x.shape[1:], strict=True)
+    rows, count = math.prod(n for label, n in of_axes if label not in own), len(x)
+    if isinstance(rows, int) and 0 < rows * count < LEAST_ROWS:
+        more = math.ceil(LEAST_ROWS / rows) - count
+        x = jnp.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)])
+    labels = own, x, ("stacked", *xs), ("stacked", *out)
+    return contract(q, *labels, preferred_element_type=_SUM)[:count]
 
 
-def _at_once(multiply: Callable[[Any], Any], digits: Any, rows: int) -> Any:
-    more = max(math.ceil(LEAST_ROWS / max(rows, 1)) - _DIGITS, 0)
-    padding = [(0, more), *[(0, 0)] * (digits.ndim - 1)]
-    return functools.reduce(_with_digit, multiply(jnp.pad(digits, padding))[:_DIGITS])
+def _at_once(multiply: Callable[[Any], Any], digits: Any) -> Any:
+    return functools.reduce(_with_digit, multiply(digits))
 
 
 def _one_by_one(multiply: Callable[[Any], Any], digits: Any, shape: Sequence[int]) -> Any:

@@ -11,18 +11,14 @@ import pytest
 from choose import slow
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from weight_products import PRODUCTS, forbid, normal, same as within
 
 import jaxrewrite
 from jaxrewrite.values import NF4, Coded, Float8, Lora, Quantised
 from jaxrewrite.values._weights import digits, products
 
 
-def normal(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), "float32")
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
+same = functools.partial(within, tolerance=2e-6)
 
 
 def wide(x):
@@ -49,13 +45,8 @@ KINDS = {
     "whole": lambda w: Quantised.quantise(w),
 }
 PROGRAMS = {
-    "x @ v": (lambda v, x: x @ v, (3, 24)),
-    "vector": (lambda v, x: x @ v, (24,)),
-    "v @ x": (lambda v, x: v @ x, (20, 3)),
-    "x @ v.T": (lambda v, x: x @ v.T, (2, 3, 20)),
-    "einsum": (lambda v, x: jnp.einsum("ij,kil->lkj", v, x), (2, 24, 3)),
+    **PRODUCTS,
     "many rows": (lambda v, x: x @ v, (11, 24)),
-    "no rows": (lambda v, x: x @ v, (0, 24)),
     "vmap": (lambda v, x: jax.vmap(lambda row: row @ v)(x), (3, 24)),
     "vmap of weights": (
         lambda v, x: jax.vmap(lambda v: x @ v)(jnp.stack([v, v * 2])),
@@ -70,14 +61,6 @@ PROGRAMS = {
     ),
     "remat": (lambda v, x: jax.checkpoint(lambda x: jnp.tanh(x @ v) @ v.T)(x), (3, 24)),
 }
-
-
-def same(got, want, tolerance=2e-6):
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        w = np.asarray(w)
-        assert g.shape == w.shape and g.dtype == jnp.float32
-        np.testing.assert_allclose(g, w, rtol=0, atol=tolerance * abs(w).max(initial=1e-9))
 
 
 FEW = ["x @ v.T", "einsum", "batched"]
@@ -111,8 +94,8 @@ def test_programs_and_gradients(kind, names, large, in_digits, monkeypatch, bulk
         want = results(w, ys, lambda fn: fn)
         expected = jax.grad(lambda s, xs: plain(w * s, xs), (0, 1))(1.0, ys)
     same(got, want)
-    same(outside, expected, 1e-5)
-    same(inside, expected[1], 1e-5)
+    same(outside, expected, tolerance=1e-5)
+    same(inside, expected[1], tolerance=1e-5)
     assert is_in_digits(v, normal(3, 24))
 
 

@@ -13,6 +13,7 @@ import pytest
 from choose import slow
 from jax import lax
 from jax.sharding import PartitionSpec as P
+from weight_products import PRODUCTS, forbid, normal, same
 
 import jaxrewrite
 from jaxrewrite.values import NF4, Coded, Float8, Lora, Product, Quantised, Scaled
@@ -45,14 +46,6 @@ def cases(pairs, in_short):
     ]
 
 
-def normal(*shape, seed=0):
-    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), "float32")
-
-
-def forbid(fn):
-    return jaxrewrite.transform(fn, materialise="forbid")
-
-
 @pytest.fixture
 def blocks(monkeypatch):
     """All weights are multiplied in these blocks, on one device."""
@@ -70,26 +63,16 @@ def blocks(monkeypatch):
     return use
 
 
-PROGRAMS = {
-    "x @ v": (lambda v, x: x @ v, (3, 24)),
-    "vector": (lambda v, x: x @ v, (24,)),
-    "v @ x": (lambda v, x: v @ x, (20, 3)),
-    "x @ v.T": (lambda v, x: x @ v.T, (2, 3, 20)),
-    "einsum": (lambda v, x: jnp.einsum("ij,kil->lkj", v, x), (2, 24, 3)),
-    "no rows": (lambda v, x: x @ v, (0, 24)),
-}
-
-
 @pytest.mark.parametrize(
     ("kind", "block"), cases(itertools.product(KINDS, BLOCKS), IN_SHORT), ids=str
 )
 def test_products_and_gradients_are_those_of_the_dense_weight(kind, block, blocks, bulk):
     blocks(block)
     v = jax.jit(KINDS[kind])(normal(24, 20))
-    xs = {name: normal(*shape, seed=1) for name, (_, shape) in PROGRAMS.items()}
+    xs = {name: normal(*shape, seed=1) for name, (_, shape) in PRODUCTS.items()}
 
     def results(v, xs, call):
-        return {name: call(fn)(v, xs[name]) for name, (fn, _) in PROGRAMS.items()}
+        return {name: call(fn)(v, xs[name]) for name, (fn, _) in PRODUCTS.items()}
 
     def loss(v, xs, call=lambda fn: fn):
         return sum((y**2).sum() for y in results(v, xs, call).values())
@@ -106,13 +89,6 @@ def test_products_and_gradients_are_those_of_the_dense_weight(kind, block, block
         expected = jax.grad(lambda s, xs: loss(w * s, xs), (0, 1))(1.0, ys)
     same(got, want)
     same(slopes, expected)
-
-
-def same(got, want, tolerance=3e-6):
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        w = np.asarray(w)
-        assert g.shape == w.shape and g.dtype == jnp.float32
-        np.testing.assert_allclose(g, w, rtol=0, atol=tolerance * abs(w).max(initial=1e-9))
 
 
 COMPOSITIONS = {

@@ -1,0 +1,34 @@
+"""Products with quantised weights of 24 x 20, and how tests compare them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jaxrewrite
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), "float32")
+
+
+def forbid(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+PRODUCTS = {
+    "x @ v": (lambda v, x: x @ v, (3, 24)),
+    "vector": (lambda v, x: x @ v, (24,)),
+    "v @ x": (lambda v, x: v @ x, (20, 3)),
+    "x @ v.T": (lambda v, x: x @ v.T, (2, 3, 20)),
+    "einsum": (lambda v, x: jnp.einsum("ij,kil->lkj", v, x), (2, 24, 3)),
+    "no rows": (lambda v, x: x @ v, (0, 24)),
+}
+
+
+def same(got, want, tolerance=3e-6):
+    """Compare arrays in float32 with others, relative to the largest entry of each."""
+    assert jax.tree.structure(got) == jax.tree.structure(want)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        w = np.asarray(w)
+        assert g.shape == w.shape and g.dtype == jnp.float32
+        np.testing.assert_allclose(g, w, rtol=0, atol=tolerance * abs(w).max(initial=1e-9))
