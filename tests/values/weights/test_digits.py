@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from weight_products import PRODUCTS, forbid, normal, same as within
 
 import jaxrewrite
-from jaxrewrite.values import NF4, Coded, Float8, Lora, Quantised
+from jaxrewrite.values import NF4, Coded, Float8, Lora, Quantised, Unitful
 from jaxrewrite.values._weights import digits, products
 
 
@@ -117,6 +117,27 @@ def test_derivatives_forward_and_of_second_order(in_digits, bulk):
     multiply = lambda x: forbid(lambda x, v: x @ v)(x, v)
     (got,) = jax.jit(jax.linear_transpose(multiply, x))(normal(20))
     same(got, w @ np.asarray(normal(20), np.float64))
+
+
+@pytest.mark.slow
+def test_other_values_branches_and_short_axes(in_digits, bulk):
+    v, x = KINDS["columns"](normal(24, 20)), normal(4, 24)
+    w, y = (np.asarray(a, "f8") for a in (v.materialise(), x))
+    implicit = functools.partial(jaxrewrite.transform, materialise="allow")
+    same(implicit(lambda v, x: x @ v)(v, Unitful(x, "m")).array, y @ w)
+    same(implicit(lambda v, x: x @ v)(Unitful(v, "m"), x).array, y @ w)
+    same(jaxrewrite.materialise(implicit(lambda v: v.T @ v)(v)), w.T @ w)
+    pick = lambda v, lora, x, p: lax.cond(p, lambda: v * 1.0, lambda: lora * 1.0).T @ x.T
+    lora = Lora(v, normal(24, 2), normal(2, 20), 1.0)
+    same(implicit(pick)(v, lora, x, True), w.T @ y.T, tolerance=1e-5)
+    for n, m in ((24, 1), (1, 20), (1, 1)):
+        v_, x_ = KINDS["columns"](normal(n, m)), normal(3, n)
+        want = np.asarray(x_, "f8") @ np.asarray(v_.materialise(), "f8")
+        same(implicit(lambda v, x: x @ v)(v_, x_), want)
+    with_nan = x.at[0, 0].set(jnp.nan)
+    got = implicit(lambda v, x: jax.vmap(lambda row: row @ v)(x))(v, with_nan)
+    assert np.isnan(got[0]).all()
+    same(got[1:], y[1:] @ w)
 
 
 # --- precision --------------------------------------------------------------------------
