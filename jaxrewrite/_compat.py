@@ -188,7 +188,12 @@ def as_strong_as(array: Any, aval: Any) -> Any:
 
 def without_leading_axis(aval: Any, length: int) -> Any:
     """The aval of one of ``length`` slices along the first axis."""
-    return jex_core.mapped_aval(length, 0, aval)
+    return without_axis(aval, length, 0)
+
+
+def without_axis(aval: Any, length: int, axis: int) -> Any:
+    """The aval of one of ``length`` slices along an axis."""
+    return jex_core.mapped_aval(length, axis, aval)
 
 
 def with_leading_axis(aval: Any, length: int) -> Any:

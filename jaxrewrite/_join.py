@@ -25,6 +25,7 @@ from ._avals import aval_of, avals_of, layer, same_treedef
 from ._compat import Literal, Var
 from ._dead_code import live_equations
 from ._dense import NO_RULE, Reason
+from ._fills import is_uninitialised
 from ._known_zeros import KnownZeros, can_be_zero
 from ._rewrite import Scope
 from ._site import Site
@@ -276,8 +277,8 @@ def _through_types(scope: Scope, operand: Any, like: Any, site: Site) -> Any:
 class Coerce(NamedTuple):
     """Brings the results of a body to given structures; ``None`` leaves a result alone.
 
-    A result for which ``is_empty`` is true holds nothing that anything reads. An adapter of
-    `restage`.
+    A result for which ``is_empty`` is true holds nothing that anything reads, but may have to
+    be computed. An adapter of `restage`.
     """
 
     structures: tuple[Structure | None, ...]
@@ -297,11 +298,21 @@ class Coerce(NamedTuple):
 
 
 def _fill(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
-    """An uninitialised operand of a structure, in place of an uninitialised one."""
+    """An operand of a structure, in place of one that nothing reads.
+
+    Its leaves depend on what computes the other one, so that an error is still raised there.
+    """
     like = structure.like()
-    if not is_value(like):
+    if not is_value(like) or is_value(operand) or not operand.aval.size:
         return coerce(scope, operand, structure, site)
-    return _filled(scope, structure, site, lambda aval: lax.empty(aval.shape, aval.dtype))
+    if is_uninitialised(scope.producer, operand):
+        return _filled(scope, structure, site, lambda a: lax.empty(a.shape, a.dtype))
+
+    def leaves(array: Any) -> list[Any]:
+        entry = array[(0,) * array.ndim]
+        return [lax.full(aval.shape, entry, aval.dtype) for aval in structure.avals]
+
+    return _of_structure(scope, structure, scope.add_call(leaves, [operand], site), site)
 
 
 def _filled(
@@ -309,6 +320,12 @@ def _filled(
 ) -> Any:
     """An operand of a structure; a function makes its leaves from their avals."""
     leaves = scope.add_call(lambda: list(map(make, structure.avals)), [], site)
+    return _of_structure(scope, structure, leaves, site)
+
+
+def _of_structure(
+    scope: Scope, structure: Structure, leaves: Sequence[Any], site: Site
+) -> Any:
     return tree_unflatten(
         structure.treedef,
         [

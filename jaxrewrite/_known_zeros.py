@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 import jaxrewrite
 
-from . import _compat
+from . import _compat, _fills
 from ._avals import layer
-from ._compat import Literal, Primitive
+from ._compat import Primitive
 from ._rewrite import Scope, keepers
 from ._value import Value, field, is_value
 
@@ -56,13 +55,7 @@ def known_zeros(scope: Scope, operand: Any) -> KnownZeros | None:
     """
     if is_value(operand) or operand.aval.ndim < 2 or operand.aval.weak_type:
         return None
-    eqn = scope.producer(operand)
-    while eqn is not None and eqn.primitive.name in ("copy", "copy_p"):
-        eqn = scope.producer(eqn.invars[0])
-    if eqn is None or eqn.primitive.name != "broadcast_in_dim":
-        return None
-    filled = eqn.invars[0]
-    if type(filled) is not Literal or np.shape(filled.val) or filled.val != 0:
+    if not _fills.is_zero(scope.producer, operand):
         return None
     return KnownZeros(operand.aval.shape, operand.aval.dtype)
 

@@ -12,7 +12,7 @@ from ._avals import avals_of
 from ._caches import WeakCaches
 from ._draft import Restaged
 from ._record import Body
-from ._rewrite import Scope
+from ._rewrite import Scope, adopter_of
 from ._site import Site
 from ._traces import Rewriting, has_tracers
 
@@ -99,6 +99,9 @@ def _restage(
         operands = entering(scope, operands, inside)
     operands = [*scope.constants(inner, consts), *operands]
     results = scope.run(scope.rewriting.placed(inner, operands), operands)
+    adopter = adopter_of(operands)
+    if adopter is not None:
+        results = scope.adopted(adopter, results)
     if leaving is not None:
         results = leaving(scope, results, inside)
     outvars, out_tree = tree_flatten(results)

@@ -25,8 +25,8 @@ from typing import Any
 
 from jax.tree_util import tree_unflatten
 
-from . import _compat
-from ._avals import avals_of
+from . import _compat, _fills
+from ._avals import avals_of, mismatch
 from ._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from ._dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from ._draft import Applied, Draft
@@ -151,6 +151,11 @@ class Scope(Draft):
     def apply(self, site: Site, operands: Sequence[Any]) -> Sequence[Any]:
         """Add the rewritten form of an equation on these operands, the first that exists."""
         try:
+            adopter = adopter_of(operands)
+            if adopter is not None and (
+                site.primitive.name in adopter.adopts or site.primitive.name in handlers
+            ):
+                operands = self.adopted(adopter, operands, site.eqn)
             if self.recorder is None:
                 return self._answer(site, operands)
             return self._recorded_answer(self.recorder, site, operands)
@@ -282,6 +287,34 @@ class Scope(Draft):
             jaxpr, consts = _compat.trace_to_jaxpr(fn, avals_of(leaves), debug_info)
         return self.run(jaxpr, [*self.constants(jaxpr, consts), *leaves], site)
 
+    # --- numbers that are the same for any metadata ------------------------------
+
+    def adopted(
+        self, adopter: Value, operands: Sequence[Any], eqn: JaxprEqn | None = None
+    ) -> list[Any]:
+        """The operands, with values for the arrays among them that a value adopts.
+
+        They are the operands of an equation, or else the results of a jaxpr.
+        """
+        return [
+            self._adopt(adopter, x)
+            if not is_value(x)
+            and (_fills.becomes_inexact(eqn, i) if eqn else _fills.is_inexact(x))
+            and _fills.has_no_scale(self.producer, x)
+            else x
+            for i, x in enumerate(operands)
+        ]
+
+    def _adopt(self, adopter: Value, atom: Any) -> Any:
+        value = adopter.adopt(atom)
+        if value is NotImplemented:
+            return atom
+        what = f"{type(adopter).__name__}.adopt"
+        problem = mismatch(value, atom.aval, what, "the array is")
+        if problem is not None:
+            raise TypeError(problem)
+        return value
+
     # --- becoming dense ---------------------------------------------------------
 
     def materialise_operands(self, site: Site, operands: Sequence[Any]) -> list[Any]:
@@ -293,6 +326,9 @@ class Scope(Draft):
 
         Raises `MaterialisationError` if the policy or the type forbids it.
         """
+        settled = value.settled()
+        if not is_value(settled):
+            return settled
         cls = type(value)
         policy = policy_on(cls, self.rewriting.settings.policy)
         if policy == "forbid":
@@ -337,6 +373,14 @@ def _read(env: Mapping[Any, Any], atom: Any) -> Any:
 
 def _fresh(var: Var) -> Var:
     return DropVar(var.aval) if type(var) is DropVar else Var(var.aval)
+
+
+def adopter_of(operands: Iterable[Any]) -> Value | None:
+    """The first operand of a type that adopts arrays, or ``None``."""
+    for x in operands:
+        if is_value(x) and x.adopts:
+            return x
+    return None
 
 
 def owner_of_default(

@@ -105,7 +105,8 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
             for var, like in zip(jaxpr.invars[len(consts) :], inputs.likes, strict=True)
         ]
         operands = [*scope.constants(jaxpr, consts), *symbolic]
-        rest = iter(scope.run(scope.rewriting.placed(jaxpr, operands), operands))
+        results = scope.run(scope.rewriting.placed(jaxpr, operands), operands)
+        rest = iter([x.settled() if is_value(x) else x for x in results])
         results = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
         leaves, whole_tree = tree_flatten(tree_unflatten(out_tree, results))
         is_static = [isinstance(leaf, _Static) for leaf in leaves]

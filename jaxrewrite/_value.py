@@ -79,12 +79,16 @@ class Value(PyTree):
         Whether the array is zero everywhere if all numbers in its leaves are zeros, and the
         arrays of fields that are values are zero. Then a loop may start with zeros, and go
         on with a value of this type, which stays implicit.
+    adopts
+        The names of primitives in which `adopt` is asked about arrays beside a value of this
+        type. If there are any, it is also asked in all higher-order primitives.
     """
 
     materialise_policy: ClassVar[str | None] = None
     outer: ClassVar[float] = 0
     rules_see_values: ClassVar[bool] = False
     zero_if_leaves_are: ClassVar[bool] = False
+    adopts: ClassVar[frozenset[str]] = frozenset()
 
     # Whether fields without leaves may stay when `jax.vmap` gives the others batch axes.
     _repeats_hollow: ClassVar[bool] = False
@@ -190,6 +194,41 @@ class Value(PyTree):
         LowRank(a=f32[3,2], b=f32[2,4])
         """
         return NotImplemented
+
+    def adopt(self, array: Any) -> Any:
+        """Return an array beside this value, all zero, infinite or NaN, as a value.
+
+        Such numbers are the same in all units, for example. It is called for an array or a
+        number that the program fills with them, where the two are operands of one of the
+        primitives that `adopts` names, or of a higher-order one; and for such a result of a
+        jaxpr inside.
+
+        Parameters
+        ----------
+        array
+            Stands for a floating-point or complex array, of any shape. It can be put into a
+            value and not be computed with.
+
+        Returns
+        -------
+        Value
+            A value of the array's shape and dtype. Or ``NotImplemented``, which leaves it an
+            array.
+        """
+        return NotImplemented
+
+    def settled(self) -> Any:
+        """Return what this value is where the program ends, or has to be an array.
+
+        A type overrides it if adopts arrays, and nothing has told since what they are.
+        The leaves stand for arrays, as in `adopt`.
+
+        Returns
+        -------
+        Any
+            The same array as a value, or as an array; by default ``self``.
+        """
+        return self
 
     def stacked(self, size: int) -> Any:
         """Return ``size`` values of this structure as one stacked value.

@@ -4,6 +4,7 @@ The import of this package registers the handlers.
 """
 
 from . import (
+    buffers as buffers,
     calls as calls,
     choice as choice,
     collectives as collectives,

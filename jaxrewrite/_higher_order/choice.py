@@ -14,6 +14,7 @@ from typing import Any
 from jax import lax
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
+from .._fills import is_uninitialised
 from .._join import structure_of
 from .._rewrite import Scope, keepers
 from .._site import Site
@@ -21,16 +22,12 @@ from .._value import is_value
 from .stacking import elements_like
 
 
-# The primitives whose results are uninitialised.
-UNINITIALISED = frozenset({"empty", "empty2"})
-
-
 def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
     which, *cases = operands
     if is_value(which):
         return NotImplemented
     if len(cases) == 2:
-        read = [x for x in cases if is_value(x) or not _is_uninitialised(scope, x)]
+        read = [x for x in cases if is_value(x) or not is_uninitialised(scope.producer, x)]
         if len(read) == 1 and is_value(read[0]):
             return read
     structures = [structure_of(case) for case in cases]
@@ -55,15 +52,6 @@ def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
 
 
 keepers["select_n"] = choose
-
-
-def _is_uninitialised(scope: Scope, atom: Any) -> bool:
-    eqn = scope.producer(atom)
-    if eqn is None or eqn.primitive.name in UNINITIALISED:
-        return eqn is not None
-    return eqn.primitive.name == "broadcast_in_dim" and _is_uninitialised(
-        scope, eqn.invars[0]
-    )
 
 
 def _mapped_axes(scope: Scope, which: Any) -> int:

@@ -1,8 +1,9 @@
 """`lax.cond`, `lax.switch` and `lax.platform_dependent`: each branch is rewritten.
 
 A result has the join of its structures in all branches. A branch may leave a result
-uninitialised: what another branch keeps for the backward pass. Nothing reads it then, so it
-takes the structure that the others have.
+uninitialised: what another branch keeps for the backward pass. Or it raises an error, as
+`equinox.error_if` does. Nothing reads the result then, so it takes the structure that the
+others have.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from .. import _compat
 from .._compat import Var
 from .._dense import Reason
 from .._draft import Restaged
+from .._fills import is_not_read
 from .._join import Coerce, Structure, join_all, structure_of
 from .._restage import restage
 from .._rewrite import Scope, handlers
 from .._site import Site
 from .._value import is_value
-from .choice import UNINITIALISED
 
 
 _CHOOSES = Reason(
@@ -43,7 +44,7 @@ def cond_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         restage(rewriting, branch, operands, site) for branch in site.params["branches"]
     ]
     structures = [list(map(structure_of, branch.results())) for branch in branches]
-    is_empty = [_uninitialised(branch) for branch in site.params["branches"]]
+    is_empty = [_not_read(branch) for branch in site.params["branches"]]
     joined = [
         join_all(scope, _without_empty(own, empty), site)
         for own, empty in zip(
@@ -85,18 +86,14 @@ def _without_empty(structures: Sequence[Structure], is_empty: Sequence[bool]) ->
     return own or structures
 
 
-def _uninitialised(branch: Any) -> list[bool]:
-    """For each result of a branch, whether it is uninitialised."""
+def _not_read(branch: Any) -> list[bool]:
+    """For each result of a branch, whether nothing reads it."""
     jaxpr, _ = _compat.open_jaxpr(branch)
     empty: set[int] = set()
     for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        if (
-            name in UNINITIALISED
-            or name == "broadcast_in_dim"
-            and id(eqn.invars[0]) in empty
-        ):
-            empty.add(id(eqn.outvars[0]))
+        repeats = eqn.primitive.name == "broadcast_in_dim" and id(eqn.invars[0]) in empty
+        if repeats or is_not_read(eqn):
+            empty.update(map(id, eqn.outvars))
     return [id(var) in empty for var in jaxpr.outvars]
 
 

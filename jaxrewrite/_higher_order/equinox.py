@@ -22,6 +22,7 @@ from .._rewrite import Scope, handlers
 from .._settings import Settings
 from .._site import Site
 from .._value import is_value
+from .buffers import set_handler, sets_an_item
 from .stacking import elements_like
 
 
@@ -47,7 +48,14 @@ def solve_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     return scope.add_call(on_leaves, leaves, site)
 
 
-handlers.update(linear_solve=solve_handler, vprim=solve_handler)
+def batched_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    """A batch of solves, or of items to set in buffers."""
+    if sets_an_item(site.primitive, site.params):
+        return set_handler(scope, site, operands)
+    return solve_handler(scope, site, operands)
+
+
+handlers.update(linear_solve=solve_handler, vprim=batched_handler)
 
 
 def _solve(

@@ -92,6 +92,21 @@ def _element(scope: Scope, x: Any, site: Site) -> Any:
     return _call_hook(scope, cls.unstacked, cls, value, site)
 
 
+def element_like(scope: Scope, x: Any, length: int, site: Site) -> Any:
+    """An element of a stack, on avals; ``NotImplemented`` if it is none."""
+    if not _can_be_sliced(scope, _on_vars(x), length, site):
+        return NotImplemented
+    scratch = scope.scratch()
+    one = _element(scratch, tree_map(Var, sliced(x, length)), site)
+    return tree_map(_compat.leaf_aval, one)
+
+
+def stack_like(scope: Scope, x: Any, length: int, site: Site) -> Any:
+    """A stack of so many values like this one, on avals."""
+    leaves = tree_map(lambda aval: Var(_compat.with_leading_axis(aval, length)), x)
+    return tree_map(_compat.leaf_aval, _whole(scope.scratch(), leaves, length, site))
+
+
 class Elements(NamedTuple):
     """Makes elements of the operands of a body, from operand number ``start`` on.
 

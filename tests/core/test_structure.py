@@ -20,7 +20,7 @@ LEVELS = [
     {"_dead_code", "_flax", "_notices", "_operands"},
     {"_pytree"},
     {"_value"},
-    {"_annotations", "_avals"},
+    {"_annotations", "_avals", "_fills"},
     {"_patterns", "_variables"},
     {"_costs", "_dense", "_rules", "_site"},
     {"_record"},

@@ -9,15 +9,27 @@ from fractions import Fraction
 from typing import Any
 
 import jax.numpy as jnp
+from jax.extend.core import Literal
 
 import jaxrewrite
 
 from .._base.structured import Structured, inexact
 from .declaration import MOVING, REDUCING, SCATTER, annotation_rule, like, mapped
-from .units import Units, UnitsError, conversion, is_convertible
+from .units import FreeUnits, Units, UnitsError, conversion, is_convertible
 
 
 _NONE = Units()
+_FREE = FreeUnits()
+
+# Primitives whose operands must have equal units.
+_EQUAL = frozenset(
+    {
+        *("add", "add_any", "sub", "max", "min", "rem", "nextafter", "complex", "atan2"),
+        *("clamp", "concatenate", "pad", "stack", "select_n", "dynamic_update_slice"),
+        *jaxrewrite.primitives.COMPARISON,
+        *SCATTER,
+    }
+)
 
 
 class Unitful(Structured):
@@ -32,14 +44,13 @@ class Unitful(Structured):
     Sums, comparisons, maxima, concatenations and choices need equal units. All other
     functions (``sin``, ``exp``, ``floor`` ...) need operands without units. A result without
     units is a plain array, and a plain array has no units. So the sum of a plain array and a
-    value with units is an error, **even if the array is zero**: while a program is staged, a
-    literal looks like any other number. That refuses
+    value with units is an error.
 
-    * ``jnp.maximum(x, 0)`` and `jax.nn.relu`;
-    * ``jnp.pad(x, 1)``, unless its ``constant_values`` have the units;
-    * ``jnp.var`` and ``jnp.tril``, which choose between numbers and a plain NaN or zero;
-    * ``x**0.5``; use ``jnp.sqrt``;
-    * a scan with a carry that starts at ``jnp.zeros``; use ``0 * x``.
+    Zero, infinity and NaN are the same numbers in all units, and **where a program itself writes
+    them, they have any units**: in ``jnp.maximum(x, 0)``, ``jnp.pad(x, 1)``, ``jnp.tril(x)``, and
+    in a loop that starts at ``jnp.zeros``, whose turns tell which units it gets. (Astropy does
+    so, too: see its ``can_have_arbitrary_unit``.) An argument of the program is no such number,
+    even if the array is zero, for its numbers are not known when units are checked.
 
     The result of ``transform(jax.grad(f))(x)`` has the units of ``f(x)`` divided by those of
     ``x``. In ``jax.grad(transform(f))(x)`` JAX gives the derivative the metadata of the
@@ -83,6 +94,7 @@ class Unitful(Structured):
     """
 
     outer = 30
+    adopts = _EQUAL
 
     # An array that is itself a value meets other values as that value.
     rules_see_values = True
@@ -91,7 +103,8 @@ class Unitful(Structured):
     units: Units = jaxrewrite.field(static=True)
 
     def __init__(self, array: Any, units: Any):
-        vars(self).update(array=array, units=Units(units))
+        units = units if isinstance(units, Units) else Units(units)
+        vars(self).update(array=array, units=units)
 
     def aval(self) -> Any:
         """The aval of the array."""
@@ -144,10 +157,20 @@ class Unitful(Structured):
             raise UnitsError(f"it has units, {self.units}.")
         return self.array
 
+    def adopt(self, array: Any) -> Any:
+        """Numbers that are the same in all units get those that the others have."""
+        return Unitful(array, _FREE)
+
+    def settled(self) -> Any:
+        """Without units, numbers of any units are a plain array."""
+        return (
+            self if self.units is self.units.fixed else _with(self.units.fixed, self.array)
+        )
+
     @staticmethod
     def default(primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
         """Apply a function that needs operands without units."""
-        if primitive.name in jaxrewrite.primitives.IDENTITY:
+        if primitive.name in (*jaxrewrite.primitives.IDENTITY, "device_put"):
             return NotImplemented
         for value in values:
             if _units(value):
@@ -158,8 +181,10 @@ class Unitful(Structured):
 
     def join(self, other: Any) -> Any:
         """Join with a value of the same units, or, without units, with an array."""
-        _same_units("a conditional or a loop", (self, other))
-        return self, Unitful(_array(other), self.units)
+        units = _same_units("a conditional or a loop", (self, other))
+        if isinstance(self.units, FreeUnits) and not isinstance(other, Unitful):
+            return NotImplemented  # Both are arrays.
+        return Unitful(self.array, units), Unitful(_array(other), units)
 
     def stacked(self, size: int) -> Any:
         return self
@@ -187,17 +212,20 @@ def _array(x: Any) -> Any:
 
 
 def _with(units: Units, array: Any) -> Any:
-    return Unitful(array, units) if units else array
+    return Unitful(array, units) if units or isinstance(units, FreeUnits) else array
 
 
 def _same_units(what: str, operands: Sequence[Any]) -> Units:
-    units = list(dict.fromkeys(map(_units, operands)))
+    found = dict.fromkeys(map(_units, operands))
+    units = [x for x in found if not isinstance(x, FreeUnits)]
     if len(units) > 1:
         hint = " Convert one of them, by Unitful.to." if is_convertible(units) else ""
         raise UnitsError(
             f"{what} needs operands of equal units; got {' and '.join(map(str, units))}.{hint}"
         )
-    return units[0]
+    if units:
+        return units[0]
+    return _FREE if len(found) > 1 else next(iter(found))
 
 
 def _bind(primitive: Any, operands: Sequence[Any], units: Units, params: Any) -> Any:
@@ -230,6 +258,8 @@ def _index(x: Unitful, *indices: Any, primitive: Any, **params: Any) -> Any:
 )
 def _same(*operands: Any, primitive: Any, **params: Any) -> Any:
     units = _same_units(primitive.name, operands)
+    if primitive.name == "nextafter":
+        units = units.fixed  # The next number after zero is not zero.
     return _bind(primitive, operands, units, params)
 
 
@@ -247,6 +277,8 @@ def _drop(x: Unitful, *, primitive: Any, **params: Any) -> Any:
 @annotation_rule(Unitful, "convert_element_type")
 def _convert(x: Unitful, *, primitive: Any, new_dtype: Any, **params: Any) -> Any:
     units = _NONE if jnp.issubdtype(new_dtype, jnp.bool_) else x.units
+    if not jnp.issubdtype(new_dtype, jnp.inexact):
+        units = units.fixed  # No integer is infinite.
     return _bind(primitive, [x], units, {"new_dtype": new_dtype, **params})
 
 
@@ -276,6 +308,15 @@ def _raise(x: Unitful, *, primitive: Any, **params: Any) -> Any:
 @annotation_rule(Unitful, "integer_pow")
 def _integer_pow(x: Unitful, *, primitive: Any, y: int, **params: Any) -> Any:
     return _bind(primitive, [x], x.units**y, {"y": y, **params})
+
+
+@jaxrewrite.register("pow")
+def _pow(x: Unitful, y: Literal, *, primitive: Any, **params: Any) -> Any:
+    """A power that the program writes as a number, such as 0.5 or 1 / 3."""
+    power = Fraction(float(y.val)).limit_denominator(64)
+    if not x.units or not math.isclose(power, y.val, rel_tol=1e-6):
+        return NotImplemented
+    return _bind(primitive, [x, y.val], x.units**power, params)
 
 
 @annotation_rule(Unitful, "reduce_prod")

@@ -81,21 +81,62 @@ class Units:
         power = Fraction(power)
         return Units({name: exponent * power for name, exponent in self.exponents})
 
+    @property
+    def fixed(self) -> Units:
+        """The same units; in a rule, those that numbers of any units get at the end."""
+        return self
+
     def __bool__(self) -> bool:
         """Whether there are any units."""
         return bool(self.exponents)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Units) and self.exponents == other.exponents
+        return type(other) is type(self) and self.exponents == other.exponents
 
     def __hash__(self) -> int:
-        return hash(self.exponents)
+        return hash((type(self), self.exponents))
 
     def __str__(self) -> str:
         return " ".join(_power(*factor) for factor in self.exponents) or "1"
 
     def __repr__(self) -> str:
         return f"Units({str(self)!r})"
+
+
+class FreeUnits(Units):
+    """Units that numbers may change: those of numbers that are zero, infinite or NaN.
+
+    Products, powers and sums of such numbers are such numbers again. So free units stay free
+    in a product, and give way to other units in a sum. They exist only inside of programs.
+    ``exponents`` are those of the units that the numbers get if nothing tells them.
+    """
+
+    __slots__ = ()
+
+    @property
+    def fixed(self) -> Units:
+        return Units(dict(self.exponents))
+
+    def __reduce__(self) -> Any:
+        return FreeUnits, (dict(self.exponents),)
+
+    def __mul__(self, other: Units) -> Units:
+        return FreeUnits(super().__mul__(other))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Units) -> Units:
+        return FreeUnits(super().__truediv__(other))
+
+    def __rtruediv__(self, other: Units) -> Units:
+        return self**-1 * other
+
+    def __pow__(self, power: Any) -> Units:
+        # All numbers to the power of zero are one, which has no units.
+        return FreeUnits(super().__pow__(power)) if power else Units()
+
+    def __str__(self) -> str:
+        return f"any ({super().__str__()})"
 
 
 def _parse(text: str) -> dict[str, Fraction]:

@@ -118,6 +118,7 @@ OF_LENGTH = {
         lambda x: lax.cond(x[0, 0] > x[0, 1], lambda x: x, lambda x: 2 * x, x),
         lambda x: lax.fori_loop(0, 3, lambda i, c: c + x, x),
         lambda x: lax.scan(lambda c, row: (c + row, c * row), x[0], x)[0],
+        *(lambda x: (x**3) ** (1 / 3), lambda x: jnp.power(x * x, 0.5)),
         jax.checkpoint(lambda x: x * jnp.sin(x / x)),
     ],
     "m^2": [
@@ -127,6 +128,7 @@ OF_LENGTH = {
         lambda x: lax.scan(lambda c, row: (c + row, c * row), x[0], x)[1],
     ],
     "m^12": [jnp.prod],
+    "m^(1/2)": [lambda x: x**0.5],
     "m^-1": [lambda x: 1 / x, lambda x: x**-1],
     "m^(-1/2)": [lax.rsqrt],
 }
@@ -141,6 +143,91 @@ def test_units_of_results(units, bulk):
     want = jax.jit(together)(NUMBERS)
     for i, (got, x) in enumerate(zip(results, want, strict=True)):
         np.testing.assert_allclose(got.array, x, rtol=1e-5, err_msg=str(i))
+
+
+ZEROS = {
+    "m": [
+        *(lambda x: jnp.maximum(x, 0), jax.nn.relu, jnp.tril, jnp.std, lambda x: 0.0 * x),
+        *(lambda x: jnp.pad(x, 1), lambda x: jnp.clip(x, 0, None), lambda x: x + 0),
+        *(lambda x: jnp.where(x > x[0], x, jnp.nan), lambda x: jnp.zeros(4) + x[0]),
+        *(lambda x: x.at[0].set(0.0), lambda x: jnp.minimum(x, jnp.inf)),
+        lambda x: jax.ops.segment_sum(x, jnp.array([0, 1, 1]), 2),
+        lambda x: jnp.concatenate([x, jnp.zeros((1, 4))]),
+        lambda x: lax.cond(x[0, 0] > x[0, 1], lambda: x, lambda: jnp.zeros_like(x)),
+        lambda x: lax.fori_loop(0, 3, lambda i, c: c + x, jnp.zeros((3, 4))),
+        lambda x: lax.fori_loop(0, 3, lambda i, c: c.at[i].set(x[i]), jnp.zeros((3, 4))),
+        lambda x: lax.scan(lambda c, y: (c + y.sum(), c), 0.0, x)[1],
+        lambda x: jax.jit(lambda x, y: x * y)(x, 0.0),
+        # Twice a loop, a call in between, and a product that keeps zeros of any units.
+        lambda x: lax.fori_loop(
+            0,
+            2,
+            lambda i, c: jax.jit(
+                lambda c: lax.fori_loop(0, 2, lambda j, d: x + 2.0 * d, c)
+            )(c),
+            jnp.zeros((3, 4)),
+        ),
+        # Both a number of seconds and one of metres start at zero.
+        lambda x: lax.fori_loop(
+            0, 2, lambda i, c: (c[0] + x, c[1] + 1.0, c[2] * x), (0.0 * x, 0.0, 0.0 * x)
+        )[0],
+        jax.grad(lambda x: jnp.sum(jax.nn.relu(x) ** 2)),
+        jax.grad(lambda x: lax.fori_loop(0, 3, lambda i, c: c + (x * x).sum(), 0.0)),
+    ],
+    "m^2": [jnp.var, lambda x: lax.scan(lambda c, y: (c + y @ y, c), 0.0, x)[0]],
+    "none": [
+        lambda x: lax.fori_loop(0, 2, lambda i, c: (c[0] + x, c[1] + 1.0), (0.0 * x, 0.0))[
+            1
+        ],
+        lambda x: lax.fori_loop(0, 2, lambda i, c: (c[0] + x, c[1] * 2), (0.0 * x, 0.0))[1],
+        lambda x: jnp.where(x > 0, 0.0, 1.0),
+        lambda x: jax.jit(lambda x, y: (x, jnp.exp(y)))(x, 0.0)[1],
+        lambda x: jax.jit(lambda x, y: (x, lax.nextafter(y, y)))(x, 0.0)[1],
+        lambda x: jax.jit(lambda x, y: (x, y.astype(int)))(x, jnp.inf)[1],
+        lambda x: jax.jit(lambda x, y: (x, y**0))(x, 0.0)[1],
+        lambda x: jax.jit(lambda x, i: x.at[i].get().sum() / x[i, 0])(x, 0),
+    ],
+}
+
+
+@pytest.mark.parametrize("units", ZEROS)
+def test_zeros_of_a_program_have_any_units(units, bulk):
+    together = lambda x: [fn(x) for fn in ZEROS[units]]
+    results = run(together)(LENGTH)
+    found = [str(x.units) if isinstance(x, Unitful) else "none" for x in results]
+    assert set(found) == {units}
+    want = jax.jit(together)(NUMBERS)
+    for i, (got, x) in enumerate(zip(results, want, strict=True)):
+        got = got.array if isinstance(got, Unitful) else got
+        np.testing.assert_allclose(got, x, rtol=1e-5, err_msg=str(i))
+
+
+def test_zeros_that_no_program_writes():
+    with pytest.raises(UnitsError, match="add needs operands of equal units; got m and 1"):
+        run(jnp.add)(LENGTH, jnp.zeros((3, 4)))
+    grows = lambda x, y: lax.fori_loop(0, 2, lambda i, c: (c + x) * y, jnp.zeros((3, 4)))
+    with pytest.raises(
+        UnitsError, match="add needs operands of equal units; got m s and m"
+    ):
+        run(grows)(LENGTH, Unitful(2.0, "s"))
+
+
+class Adopting(jaxrewrite.ArrayValue):
+    array: jax.Array
+    adopts = frozenset({"add"})
+
+    def materialise(self):
+        return self.array
+
+    def adopt(self, array):
+        return Adopting(jnp.ones(5))
+
+
+def test_a_type_adopts_arrays_of_the_same_aval():
+    with pytest.raises(
+        TypeError, match=r"Adopting.adopt returned .* where the array is f32"
+    ):
+        jaxrewrite.transform(lambda x: x + 0.0)(Adopting(jnp.ones(2)))
 
 
 def test_what_has_no_units_is_plain():
@@ -163,18 +250,18 @@ def test_what_has_no_units_is_plain():
         (lambda x: x + x * x, r"add needs operands of equal units; got m and m\^2"),
         (lambda x: x + 1, "add needs operands of equal units; got m and 1"),
         (lambda x: x < 1, "lt needs"),
-        (lambda x: jnp.maximum(x, 0), "max needs"),
+        (lambda x: jnp.maximum(x, 1), "max needs"),
         (lambda x: jnp.concatenate([x, jnp.ones((1, 4))]), "concatenate needs"),
-        (lambda x: jnp.where(x > x[0], x, 0), "select_n needs"),
+        (lambda x: jnp.where(x > x[0], x, 1), "select_n needs"),
         (lambda x: x.at[0].set(1.0), "scatter needs"),
-        (lambda x: jnp.pad(x, 1), "pad needs"),
+        (lambda x: jnp.pad(x, 1, constant_values=1), "pad needs"),
         (jnp.exp, "exp needs operands without units; got m"),
         (jnp.floor, "floor needs operands without"),
-        (lambda x: x**0.5, "pow needs operands without"),
+        (lambda x: x ** x[0, 0], "pow needs operands without"),
         (lambda x: 2.0**x, "pow needs operands without"),
         (jnp.cumprod, "cumprod needs operands without"),
         (lambda x: lax.cond(True, lambda: x, lambda: x * x), "conditional"),
-        (lambda x: lax.scan(lambda c, row: (c + row, 0), jnp.zeros(4), x), "add needs"),
+        (lambda x: lax.scan(lambda c, row: (c + row, 0), jnp.ones(4), x), "add needs"),
     ],
 )
 def test_units_that_do_not_agree(fn, message):

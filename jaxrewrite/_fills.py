@@ -1,0 +1,167 @@
+"""Arrays that a program fills with one number: what its equations tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from . import _compat
+from ._compat import Jaxpr, JaxprEqn, Literal, Var
+
+
+# The equation whose result a variable is, or ``None``.
+Producer = Callable[[Var], JaxprEqn | None]
+
+# Each entry of a result is an entry of an operand, here of the first one,
+_MOVING_FIRST = frozenset(
+    {
+        *("broadcast_in_dim", "copy", "copy_p", "convert_element_type", "neg", "reshape"),
+        *("rev", "reduce_precision", "slice", "squeeze", "stop_gradient", "transpose"),
+    }
+)
+# and here of any.
+_MOVING_ALL = frozenset({"concatenate", "stack"})
+
+# Primitives that call one jaxpr once, on their operands, and the parameter that holds it.
+_CALLS = {
+    "jit": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "remat2": "jaxpr",
+}
+
+# The primitives whose results are uninitialised.
+_UNINITIALISED = frozenset({"empty", "empty2"})
+
+# A longer chain of equations is not followed.
+_DEPTH = 16
+
+
+def is_uninitialised(producer: Producer, atom: Any) -> bool:
+    """Whether nothing has written the numbers of an atom."""
+    eqn = None if type(atom) is Literal else producer(atom)
+    if eqn is None or eqn.primitive.name in _UNINITIALISED:
+        return eqn is not None
+    return eqn.primitive.name == "broadcast_in_dim" and is_uninitialised(
+        producer, eqn.invars[0]
+    )
+
+
+def is_not_read(eqn: JaxprEqn) -> bool:
+    """Whether nothing may read the results of an equation.
+
+    They are uninitialised, or a callback raises the error of `equinox.error_if`; on a device
+    that can't raise errors it returns NaN.
+    """
+    if eqn.primitive.name in _UNINITIALISED:
+        return True
+    callback = eqn.params.get("callback") if eqn.primitive.name == "pure_callback" else None
+    fn = getattr(callback, "callback_func", None)
+    return getattr(fn, "__module__", None) == "equinox._errors"
+
+
+def is_zero(producer: Producer, atom: Any) -> bool:
+    """Whether an atom is an array of zeros."""
+    return _holds(_in_scope(producer), atom, lambda number: number == 0)
+
+
+def has_no_scale(producer: Producer, atom: Any) -> bool:
+    """Whether all numbers of an atom are zero, infinite or NaN.
+
+    These are the same in all units. See ``can_have_arbitrary_unit`` of Astropy.
+    """
+    return _holds(
+        _in_scope(producer), atom, lambda number: number == 0 or not np.isfinite(number)
+    )
+
+
+def is_inexact(atom: Any) -> bool:
+    return jnp.issubdtype(atom.aval.dtype, jnp.inexact)
+
+
+def becomes_inexact(eqn: JaxprEqn, position: int) -> bool:
+    """Whether an operand of an equation is inexact, or a call converts it to be.
+
+    Other integers are places and sizes. ``jnp.pad(x, 1)`` passes an integer zero to a call
+    that converts it.
+    """
+    atom = eqn.invars[position]
+    if eqn.primitive.name != "jit" or is_inexact(atom):
+        return is_inexact(atom)
+    jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
+    var = jaxpr.invars[len(consts) + position]
+    uses = [inner for inner in jaxpr.eqns if any(x is var for x in inner.invars)]
+    return not any(x is var for x in jaxpr.outvars) and all(
+        inner.primitive.name == "convert_element_type" and is_inexact(inner.outvars[0])
+        for inner in uses
+    )
+
+
+class _Source(NamedTuple):
+    """An equation, and which of its results is meant."""
+
+    eqn: JaxprEqn
+    result: Var
+
+
+# Where the variable of a jaxpr comes from: an equation, a literal of a call, or unknown.
+_Lookup = Callable[[Var], _Source | Literal | None]
+
+
+def _in_scope(producer: Producer) -> _Lookup:
+    def lookup(var: Var) -> _Source | None:
+        eqn = producer(var)
+        return None if eqn is None else _Source(eqn, var)
+
+    return lookup
+
+
+def _in_call(lookup: _Lookup, atoms: Sequence[Any], jaxpr: Jaxpr, consts: int) -> _Lookup:
+    """The look-up in a jaxpr that is called on atoms, which lead to where it is called."""
+    operands = dict(zip(jaxpr.invars[consts:], atoms, strict=True))
+    producers = {var: inner for inner in jaxpr.eqns for var in inner.outvars}
+
+    def inside(var: Var) -> _Source | Literal | None:
+        if var in producers:
+            return _Source(producers[var], var)
+        atom = operands.get(var, var)  # Or it is a variable from outside already.
+        return atom if type(atom) is Literal else lookup(atom)
+
+    return inside
+
+
+def _holds(
+    lookup: _Lookup, atom: Any, test: Callable[[Any], Any], depth: int = _DEPTH
+) -> bool:
+    """Whether a test holds for each number that an atom is filled with."""
+    source = atom if type(atom) is Literal or not depth else lookup(atom)
+    if type(source) is Literal:
+        return np.ndim(source.val) == 0 and bool(test(source.val))
+    if not isinstance(source, _Source):
+        return False
+    eqn, result = source
+    if is_not_read(eqn):
+        return True
+    name = eqn.primitive.name
+    if name in _MOVING_FIRST:
+        return _holds(lookup, eqn.invars[0], test, depth - 1)
+    if name in _MOVING_ALL:
+        return all(_holds(lookup, x, test, depth - 1) for x in eqn.invars)
+    position = next(i for i, var in enumerate(eqn.outvars) if var is result)
+    if name == "optimization_barrier":
+        return _holds(lookup, eqn.invars[position], test, depth - 1)
+    if name in _CALLS:
+        bodies, atoms = [eqn.params[_CALLS[name]]], eqn.invars
+    elif name == "cond":
+        bodies, atoms = eqn.params["branches"], eqn.invars[1:]
+    else:
+        return False
+    for body in bodies:
+        jaxpr, consts = _compat.open_jaxpr(body)
+        inside = _in_call(lookup, atoms, jaxpr, len(consts))
+        if not _holds(inside, jaxpr.outvars[position], test, depth - 1):
+            return False
+    return True

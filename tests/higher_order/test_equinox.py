@@ -1,0 +1,102 @@
+"""Loops with buffers, and errors, of Equinox on values."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from choose import often
+
+import jaxrewrite
+from jaxrewrite.values import Diagonal, LowRank, Quantised, Unitful, Units
+
+
+eqx = pytest.importorskip("equinox")
+eqxi = pytest.importorskip("equinox.internal")
+
+
+def forbid(fn):
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+def dense(v):
+    return v.array if isinstance(v, Unitful) else jaxrewrite.materialise(v)
+
+
+DIAGONAL = Diagonal(jnp.arange(1.0, 4))
+METRES = Unitful(jnp.arange(6.0).reshape(2, 3), "m")
+
+
+def repeated(kind, fill=0.0):
+    def fn(x):
+        def turn(carry):
+            i, y, buffer = carry
+            return i + 1, 2.0 * y, buffer.at[i].set(y)
+
+        carry = 0, x, jnp.full((4, *jnp.shape(x)), fill, "float32")
+        loop = {"max_steps": 4, "buffers": lambda carry: carry[2], "kind": kind}
+        return eqxi.while_loop(lambda carry: carry[0] < 3, turn, carry, **loop)[2]
+
+    return fn
+
+
+# A buffer of a checkpointed loop goes through a custom rule, as an array.
+LOOPS = ["checkpointed m", "bounded diagonal", "lax diagonal", "bounded m", "lax m"]
+
+
+@pytest.mark.parametrize("case", often(LOOPS, LOOPS[:2]))
+def test_an_item_of_a_buffer_is_set(case):
+    kind, name = case.split()
+    fn, x = repeated(kind), {"m": METRES, "diagonal": DIAGONAL}[name]
+    stack = forbid(fn)(x)
+    assert type(stack) is type(x)
+    np.testing.assert_array_equal(dense(stack), fn(dense(x)))
+    several = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), x)
+    stack = forbid(jax.vmap(fn))(several)
+    assert type(stack) is type(x)
+    np.testing.assert_array_equal(dense(stack), jax.vmap(fn)(dense(several)))
+
+
+@pytest.mark.slow
+def test_gradients_through_buffers():
+    fn = repeated("checkpointed", jnp.inf)
+    area = lambda x: jnp.sum(fn(x)[:3] ** 2)
+    gradient = forbid(jax.grad(area))(METRES)
+    assert gradient.units == Units("m")
+    np.testing.assert_allclose(gradient.array, jax.grad(area)(METRES.array), rtol=1e-6)
+
+
+def test_a_place_that_is_no_item():
+    def corner(x):
+        carry = 0, jnp.zeros((4, 2, 3))
+
+        def turn(carry):
+            i, buffer = carry
+            return i + 1, buffer.at[i, :, :2].set(x[:, :2])
+
+        return eqxi.while_loop(
+            lambda c: c[0] < 3, turn, carry, max_steps=4, buffers=lambda c: c[1], kind="lax"
+        )[1]
+
+    with pytest.raises(ValueError, match="maybe_set needs operands without units; got m"):
+        forbid(corner)(METRES)
+
+
+RAISING = {
+    "diagonal": DIAGONAL,
+    "m": METRES,
+    "low rank": LowRank(jnp.ones((3, 1)), jnp.ones((1, 4))),
+    "8 bits": Quantised.quantise(jnp.ones((4, 4))),
+}
+
+
+@pytest.mark.parametrize("name", often(RAISING, ["low rank"]))
+def test_an_error_leaves_a_value_alone(name):
+    """The branch that raises has no result, so the other one says the structure."""
+    v = RAISING[name]
+    fn = forbid(lambda v, p: eqx.error_if(v, p, "too bad"))
+    for run in (fn, eqx.filter_jit(fn)):
+        same = run(v, jnp.array(False))
+        assert jax.tree.structure(same) == jax.tree.structure(v)
+        jax.tree.map(np.testing.assert_array_equal, same, v)
+        with pytest.raises(Exception, match="too bad"):
+            jax.block_until_ready(jax.tree.leaves(run(v, jnp.array(True))))
