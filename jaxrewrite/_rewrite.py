@@ -326,11 +326,10 @@ class Scope(Draft):
 
         Raises `MaterialisationError` if the policy or the type forbids it.
         """
-        settled = value.settled()
-        if not is_value(settled):
-            return settled
         cls = type(value)
         policy = policy_on(cls, self.rewriting.settings.policy)
+        if value.settled() is not value:
+            policy = "allow"  # It is an array that another value adopted.
         if policy == "forbid":
             raise reason.refusal(site.primitive, cls)
         if self.recorder is not None:

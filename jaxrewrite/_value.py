@@ -218,10 +218,11 @@ class Value(PyTree):
         return NotImplemented
 
     def settled(self) -> Any:
-        """Return what this value is where the program ends, or has to be an array.
+        """Return what this value is where the program ends.
 
-        A type overrides it if adopts arrays, and nothing has told since what they are.
-        The leaves stand for arrays, as in `adopt`.
+        A type overrides it if it adopts arrays, and nothing has told since what they are.
+        The leaves stand for arrays, as in `adopt`. A value for which this is not ``self``
+        becomes dense whatever the policy.
 
         Returns
         -------

@@ -153,7 +153,7 @@ class Unitful(Structured):
 
     def materialise(self) -> Any:
         """Return the array if it has no units; else raise `UnitsError`."""
-        if self.units:
+        if _needs_units(self):
             raise UnitsError(f"it has units, {self.units}.")
         return self.array
 
@@ -173,7 +173,7 @@ class Unitful(Structured):
         if primitive.name in (*jaxrewrite.primitives.IDENTITY, "device_put"):
             return NotImplemented
         for value in values:
-            if _units(value):
+            if _needs_units(value):
                 raise UnitsError(
                     f"{primitive.name} needs operands without units; got {_units(value)}."
                 )
@@ -205,6 +205,11 @@ class Unitful(Structured):
 
 def _units(x: Any) -> Units:
     return x.units if isinstance(x, Unitful) else _NONE
+
+
+def _needs_units(x: Any) -> bool:
+    """Whether an operand is another one without its units."""
+    return bool(_units(x)) and not isinstance(_units(x), FreeUnits)
 
 
 def _array(x: Any) -> Any:
