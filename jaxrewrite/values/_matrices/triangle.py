@@ -56,20 +56,20 @@ def multiply_symmetric(
     a: Inexact[Array, "n n"], x: Inexact[Array, "n m"], precision: Any
 ) -> Inexact[Array, "n m"]:
     """The product of the symmetric matrix in the lower triangle of ``a`` with columns."""
-    triangles = Triangle(lower=True), Triangle(lower=True, offset=-1, flipped=True)
-    way = _way(a, x)
 
     def whole(a: Any, x: Any) -> Any:
         return _product(mirrored(a), x, precision)
 
-    def by_triangles(a: Any, x: Any) -> Any:
-        terms = [way(a, x, triangle=t, precision=precision) for t in triangles]
-        return functools.reduce(jnp.add, terms)
+    def by_blocks(a: Any, x: Any) -> Any:
+        return _by_symmetric_blocks(a, x, precision)
 
+    n, columns = x.shape
     # Sums of 16-bit numbers would be rounded once more.
-    if way is None or x.shape[1] > _SOME or a.dtype.itemsize < 4:
+    if _way(a, x) is None or columns > _SOME or a.dtype.itemsize < 4:
         return whole(a, x)
-    return lax.platform_dependent(a, x, cpu=by_triangles, default=whole)
+    if n < _ROWS and columns > _FEW:
+        return whole(a, x)
+    return lax.platform_dependent(a, x, cpu=by_blocks, default=whole)
 
 
 def mirrored(a: Inexact[Array, "*batch n n"]) -> Any:
@@ -93,46 +93,44 @@ def on_columns(
     return jnp.moveaxis(multiply(a, columns, precision).reshape(moved.shape), 0, axis)
 
 
-# From so many rows on, copies of an array are slow, because it does not fit the cache. With one
-# column they take longer than the product, and are slow from fewer rows on.
-_ROWS, _ROWS_WITH_ONE = 2048, 512
+# From so many rows on, copies of an array are slow, because it does not fit the cache. With some
+# columns or one they take longer than the product, and are slow from fewer rows on.
+_ROWS, _ROWS_WITH_SOME, _ROWS_WITH_ONE = 2048, 1024, 512
 # Fewer rows make fewer groups, so that a group has several blocks.
 _GROUPS, _ROWS_OF_GROUP = 8, 256
-# With up to so many columns, a loop over blocks of so many rows is faster.
-_SOME, _BLOCK = 64, 128
+# With up to so many columns, a loop over blocks of so many rows is faster. Both triangles of
+# arrays that fit the cache gain with fewer columns alone.
+_SOME, _FEW, _BLOCK = 64, 16, 128
 
 
 def _way(a: Any, x: Any) -> Any:
     """The fastest way on a CPU, or ``None`` if that is to make zeros of the other entries."""
     n, columns = x.shape
     is_known = isinstance(n, int) and isinstance(columns, int)
-    least = _ROWS_WITH_ONE if columns == 1 else _ROWS
-    if not is_known or n < least or not columns or may_be_split() or is_manual():
+    if not is_known or not columns or may_be_split() or is_manual():
+        return None
+    few = _ROWS_WITH_ONE if columns == 1 else _ROWS_WITH_SOME
+    if n < (few if columns <= _SOME else _ROWS):
         return None
     return functools.partial(_in_groups, is_looped=columns <= _SOME)
 
 
-def _product(a: Any, x: Any, precision: Any, flipped: bool = False) -> Any:
-    """The products of a stack of arrays, or of their transposes, with a stack of columns."""
-    stack = tuple(range(a.ndim - 2))
-    summed = a.ndim - 2 if flipped else a.ndim - 1
-    numbers = ((summed,), (a.ndim - 2,)), (stack, stack)
-    return lax.dot_general(a, x, numbers, precision=precision)
+def _product(a: Any, x: Any, precision: Any) -> Any:
+    return jnp.matmul(a, x, precision=precision)
 
 
 def _whole(a: Any, x: Any, *, triangle: Triangle, precision: Any) -> Any:
-    return _product(triangle.of(a), x, precision, triangle.flipped)
+    if triangle.flipped:
+        return jnp.swapaxes(_across(triangle.of(a), x, precision), 0, 1)
+    return _product(triangle.of(a), x, precision)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def _in_groups_with(a: Any, x: Any, how: Any) -> Any:
     triangle, precision, is_looped = how
     n, m = x.shape
-    groups = min(_GROUPS, max(n // _ROWS_OF_GROUP, 1))
-    # All groups but the last one have a whole number of blocks.
-    ends = [*(n * i // groups // _BLOCK * _BLOCK for i in range(groups)), n]
     parts = []
-    for start, end in zip(ends, ends[1:], strict=False):
+    for start, end in _groups(n):
         columns = slice(0, end) if triangle.lower else slice(start, n)
         size = _block(end - start) if is_looped else end - start
         multiply = functools.partial(_block_product, a, x, columns, size, how)
@@ -143,7 +141,7 @@ def _in_groups_with(a: Any, x: Any, how: Any) -> Any:
         elif size == end - start:
             parts.append(_padded(multiply(start), columns, n))
         else:
-            zeros = jnp.zeros((columns.stop - columns.start, m), x.dtype)
+            zeros = jnp.zeros((m, columns.stop - columns.start), x.dtype)
             add = lambda y, at, multiply=multiply: (y + multiply(at), None)
             parts.append(_padded(lax.scan(add, zeros, starts)[0], columns, n))
     return functools.reduce(jnp.add, parts) if triangle.flipped else jnp.concatenate(parts)
@@ -168,6 +166,50 @@ def _in_groups(
     return _in_groups_with(a, x, (triangle, precision, is_looped))
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _by_symmetric_blocks(a: Any, x: Any, precision: Any) -> Any:
+    """The product of the symmetric matrix in the lower triangle of ``a`` with columns.
+
+    Each block below the diagonal is read once, for its rows and for its columns.
+    """
+    n, m = x.shape
+    triangle = Triangle(lower=True, offset=-1)
+    rows, total = [], jnp.diagonal(a)[:, None] * x
+    for start, end in _groups(n):
+        columns, size = slice(0, end), _block(end - start)
+
+        def step(across: Any, at: Any, columns: slice = columns, size: int = size) -> Any:
+            kept = _kept(a, columns, size, triangle, at)
+            own = lax.dynamic_slice_in_dim(x, at, size)
+            across += _across(kept, own, precision)
+            return across, _product(kept, x[columns], precision)
+
+        starts = jnp.arange(start, end, size)
+        across, along = lax.scan(step, jnp.zeros((m, end), x.dtype), starts)
+        rows.append(along.reshape(end - start, m))
+        total += _padded(across, columns, n)
+    return total + jnp.concatenate(rows)
+
+
+@functools.partial(_by_symmetric_blocks.defjvp, symbolic_zeros=True)
+def _(precision: Any, primals: Any, tangents: Any) -> Any:
+    (a, x), (da, dx) = primals, tangents
+    y = _by_symmetric_blocks(a, x, precision)
+    terms = []
+    if not isinstance(dx, jax.custom_derivatives.SymbolicZero):
+        terms.append(_by_symmetric_blocks(a, dx, precision))
+    if not isinstance(da, jax.custom_derivatives.SymbolicZero):
+        terms.append(_product(mirrored(da), x, precision))
+    return y, functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(y)
+
+
+def _groups(n: int) -> Any:
+    """The first and the last row of each group; all but the last are of whole blocks."""
+    groups = min(_GROUPS, max(n // _ROWS_OF_GROUP, 1))
+    ends = [*(n * i // groups // _BLOCK * _BLOCK for i in range(groups)), n]
+    return zip(ends, ends[1:], strict=False)
+
+
 def _block(rows: int) -> int:
     """The number of rows of a block, or all if no number near the best divides them."""
     sizes = range(min(_BLOCK, rows), _BLOCK // 4, -1)
@@ -177,15 +219,29 @@ def _block(rows: int) -> int:
 def _block_product(a: Any, x: Any, columns: slice, size: int, how: Any, start: Any) -> Any:
     """The product with some rows of the array, or what they add to that of the transpose."""
     triangle, precision, _ = how
+    kept = _kept(a, columns, size, triangle, start)
+    if triangle.flipped:
+        return _across(kept, lax.dynamic_slice_in_dim(x, start, size), precision)
+    return _product(kept, x[columns], precision)
+
+
+def _across(kept: Any, own: Any, precision: Any) -> Any:
+    """The transpose of what some rows add to a product of the transpose.
+
+    With few columns it takes a fraction of the time of what it is the transpose of.
+    """
+    return _product(jnp.swapaxes(own, 0, 1), kept, precision)
+
+
+def _kept(a: Any, columns: slice, size: int, triangle: Triangle, start: Any) -> Any:
+    """Some rows of the array, with zeros outside the triangle."""
     width = columns.stop - columns.start
     block = lax.dynamic_slice(a, (start, columns.start), (size, width))
     i, j = start + jnp.arange(size)[:, None], columns.start + jnp.arange(width)
     difference = j - i - triangle.offset
-    kept = jnp.where(difference <= 0 if triangle.lower else difference >= 0, block, 0)
-    if triangle.flipped:
-        return _product(kept, lax.dynamic_slice_in_dim(x, start, size), precision, True)
-    return _product(kept, x[columns], precision)
+    return jnp.where(difference <= 0 if triangle.lower else difference >= 0, block, 0)
 
 
 def _padded(y: Any, rows: slice, n: int) -> Any:
-    return jnp.pad(y, [(rows.start, n - rows.stop), (0, 0)])
+    """Columns for all rows, of the transpose of those for some rows."""
+    return jnp.pad(jnp.swapaxes(y, 0, 1), [(rows.start, n - rows.stop), (0, 0)])

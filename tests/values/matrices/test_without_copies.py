@@ -26,6 +26,7 @@ def small(monkeypatch):
     """Small matrices count as large ones, on one device."""
     monkeypatch.setattr(triangle, "may_be_split", lambda: False)
     monkeypatch.setattr(triangle, "_ROWS", N)
+    monkeypatch.setattr(triangle, "_ROWS_WITH_SOME", N)
     monkeypatch.setattr(triangle, "_ROWS_WITH_ONE", N)
     monkeypatch.setattr(triangle, "_GROUPS", 2)
     monkeypatch.setattr(triangle, "_ROWS_OF_GROUP", 1)
@@ -161,6 +162,15 @@ def test_a_stack_of_columns_with_and_without_nan():
     dense = np.tril(np.asarray(v.x, float))
     np.testing.assert_allclose(found[::2], x[::2] @ dense.T, atol=1e-4)
     assert np.isnan(found[1, 3:]).all()
+
+
+def test_an_infinite_diagonal_is_added_once(bulk):
+    a = normal(N, N)
+    a[3, 3] = np.inf
+    v = Symmetric(f32(np.where(np.tri(N, dtype=bool), a, np.nan)))
+    whole = np.tril(a) + np.tril(a, -1).T
+    x = abs(normal(N, 2, seed=1))
+    np.testing.assert_allclose(forbid(jnp.matmul)(v, f32(x)), whole @ x, atol=1e-4)
 
 
 def test_triangles_of_two_orders_meet(bulk):
