@@ -25,7 +25,7 @@ from .algebra import LinearAlgebra
 from .cholesky import CholeskyFactor
 from .low_rank import LowRank
 from .matrix import Matrix, adjoint, swapped
-from .pseudo_inverse import PseudoInverse, default_tolerance
+from .pseudo_inverse import PseudoInverse, ask_for_dense, default_tolerance
 from .recognised import find, fingerprint_within, fingerprints, only_call
 from .scaled import Scaled
 from .sum import Sum
@@ -173,7 +173,10 @@ def _condition(v: Any) -> Any:
 
 
 def _pseudo_inverse(v: Any, tolerance: Any = None) -> Any:
-    if not inexact(v) or not v.size or v.known_reduced_svd() is NotImplemented:
+    if not inexact(v) or not v.size:
+        return NotImplemented
+    if v.known_reduced_svd() is NotImplemented:
+        ask_for_dense(v)
         return NotImplemented
     if tolerance is None:
         tolerance = default_tolerance(v)
@@ -189,6 +192,20 @@ def _method(hook: str, *args: Any) -> Callable[[Any], Any]:
         return found if found is NotImplemented else [found]
 
     return answer
+
+
+def _exponential(v: Any) -> Any:
+    """The exponential that the type knows, else that of the dense array.
+
+    JAX's function would square a lazy product, again and again, before it is dense anyway.
+    """
+    known = _method("known_exponential")(v)
+    if known is not NotImplemented or not inexact(v):
+        return known
+    dense = jaxrewrite.transform(lambda v: v.reshape(-1).reshape(v.shape))(v)
+    if isinstance(dense, jaxrewrite.Value):
+        return NotImplemented
+    return [jax.scipy.linalg.expm(dense)]
 
 
 def _upper_part(v: Any, k: int) -> Any:
@@ -239,7 +256,7 @@ _FUNCTIONS: dict[str, tuple[_Function, ...]] = {
     "_eigh": _eigh_of(lambda a: jax.scipy.linalg.eigh(a)),
     "_pinv": (_Function(lambda a: jnp.linalg.pinv(a), _pseudo_inverse),),
     "inv": (_Function(lambda a: jnp.linalg.inv(a), _method("known_inverse")),),
-    "expm": (_Function(lambda a: jax.scipy.linalg.expm(a), _method("known_exponential")),),
+    "expm": (_Function(lambda a: jax.scipy.linalg.expm(a), _exponential),),
     "tril": tuple(
         _Function(functools.partial(jnp.tril, k=k), _method("known_lower_part", k))
         for k in _OFFSETS

@@ -220,6 +220,20 @@ def test_what_no_sum_can_solve_is_not_finite(bulk):
     assert not np.isfinite(solve(blocks, normal(N))).any()
 
 
+def test_the_exponential_of_a_lazy_product_is_that_of_one_array():
+    """Powers of the product, which are lazy, would be made dense one by one."""
+    sums = [Circulant(normal(4)) + Tridiagonal(normal(3), normal(4), normal(3))]
+    sums += [Kronecker(normal(2, 2), normal(2, 2)) + Circulant(normal(4))]
+    expm = jax.scipy.linalg.expm
+    program = lambda v, w: expm(v @ w)
+    found = jax.make_jaxpr(jaxrewrite.transform(program, materialise="allow"))(*sums)
+    dense = jax.make_jaxpr(expm)(jnp.eye(4))
+    assert len(str(found)) < 2 * len(str(dense)) + 20_000
+    product = [np.asarray(v.materialise()) for v in sums]
+    result = jax.jit(jaxrewrite.transform(program, materialise="allow"))(*sums)
+    close(result, scipy.linalg.expm(product[0] @ product[1]), 1e-10)
+
+
 @pytest.mark.slow
 def test_exponentials_of_kronecker_sums(bulk):
     """Of two and three factors of any symmetry, of which one overflows alone."""
