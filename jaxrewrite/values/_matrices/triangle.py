@@ -42,20 +42,26 @@ class Triangle(NamedTuple):
 
 def multiply(
     a: Inexact[Array, "n n"], x: Inexact[Array, "n m"], precision: Any, triangle: Triangle
-) -> Inexact[Array, "n m"]:
-    """The product of one triangle of ``a``, or of its transpose, with columns."""
+) -> Inexact[Array, "n m"] | Any:
+    """The product of one triangle of ``a``, or of its transpose, with columns.
+
+    NotImplemented if that of an array with zeros outside the triangle is as fast.
+    """
     how: dict[str, Any] = {"triangle": triangle, "precision": precision}
     whole: Callable[..., Any] = functools.partial(_whole, **how)
     way = _way(a, x)
     if way is None:
-        return whole(a, x)
+        return NotImplemented
     return lax.platform_dependent(a, x, cpu=functools.partial(way, **how), default=whole)
 
 
 def multiply_symmetric(
     a: Inexact[Array, "n n"], x: Inexact[Array, "n m"], precision: Any
-) -> Inexact[Array, "n m"]:
-    """The product of the symmetric matrix in the lower triangle of ``a`` with columns."""
+) -> Inexact[Array, "n m"] | Any:
+    """The product of the symmetric matrix in the lower triangle of ``a`` with columns.
+
+    NotImplemented if that of the mirrored array is as fast.
+    """
 
     def whole(a: Any, x: Any) -> Any:
         return _product(mirrored(a), x, precision)
@@ -64,11 +70,8 @@ def multiply_symmetric(
         return _by_symmetric_blocks(a, x, precision)
 
     n, columns = x.shape
-    # Sums of 16-bit numbers would be rounded once more.
-    if _way(a, x) is None or columns > _SOME or a.dtype.itemsize < 4:
-        return whole(a, x)
-    if n < _ROWS and columns > _FEW:
-        return whole(a, x)
+    if _way(a, x) is None or columns > (_FEW if n < _ROWS else _SOME):
+        return NotImplemented
     return lax.platform_dependent(a, x, cpu=by_blocks, default=whole)
 
 
@@ -83,14 +86,17 @@ def on_columns(
 ) -> Any:
     """Multiply along an axis of an array of any rank, or say NotImplemented.
 
-    That is for stacks of matrices, for values, and for arrays of two dtypes.
+    That is also for stacks of matrices, for values, and for arrays of two dtypes.
     """
     is_plain = not isinstance(a, jaxrewrite.Value) and not isinstance(x, jaxrewrite.Value)
     if not is_plain or a.ndim > 2 or a.dtype != x.dtype:
         return NotImplemented
     moved = jnp.moveaxis(x, axis, 0)
     columns = moved.reshape(x.shape[axis], math.prod(moved.shape[1:]))
-    return jnp.moveaxis(multiply(a, columns, precision).reshape(moved.shape), 0, axis)
+    y = multiply(a, columns, precision)
+    if y is NotImplemented:
+        return NotImplemented
+    return jnp.moveaxis(y.reshape(moved.shape), 0, axis)
 
 
 # From so many rows on, copies of an array are slow, because it does not fit the cache. With some
@@ -109,6 +115,8 @@ def _way(a: Any, x: Any) -> Any:
     is_known = isinstance(n, int) and isinstance(columns, int)
     if not is_known or not columns or may_be_split() or is_manual():
         return None
+    if a.dtype.itemsize < 4:
+        return None  # Sums of 16-bit numbers would be rounded once more.
     few = _ROWS_WITH_ONE if columns == 1 else _ROWS_WITH_SOME
     if n < (few if columns <= _SOME else _ROWS):
         return None

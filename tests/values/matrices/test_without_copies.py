@@ -173,6 +173,19 @@ def test_an_infinite_diagonal_is_added_once(bulk):
     np.testing.assert_allclose(forbid(jnp.matmul)(v, f32(x)), whole @ x, atol=1e-4)
 
 
+def test_sums_of_16_bit_numbers_are_rounded_once():
+    """Not after each number, as in products of the transpose that XLA transposes back."""
+    n = 256
+    a, x = (jnp.asarray(normal(n, k, seed=k), "bfloat16") for k in (n, 3))
+    values = [Symmetric(a), Triangular(a), Triangular(a).transposed()]
+    program = lambda vs, x: [forbid(lambda v: (x.T @ v, v @ x))(v) for v in vs]
+    for v, (right, left) in zip(values, jax.jit(program)(values, x), strict=True):
+        dense, columns = (np.asarray(materialise(y), float) for y in (v, x))
+        for found, want in ((right, columns.T @ dense), (left, dense @ columns)):
+            error = abs(np.asarray(found, float) - want).max() / abs(want).max()
+            assert error < 0.01
+
+
 def test_triangles_of_two_orders_meet(bulk):
     a, b = f32(normal(N, N)), f32(normal(N, N, seed=1))
     v, w = Triangular(a), Triangular(b, lower=False).transposed()
