@@ -47,12 +47,17 @@ def multiply(
 
     NotImplemented if that of an array with zeros outside the triangle is as fast.
     """
-    how: dict[str, Any] = {"triangle": triangle, "precision": precision}
-    whole: Callable[..., Any] = functools.partial(_whole, **how)
-    way = _way(a, x)
-    if way is None:
+    is_looped = _is_looped(a, x, _SOME if triangle.flipped else 1, _ROWS)
+    if is_looped is None:
         return NotImplemented
-    return lax.platform_dependent(a, x, cpu=functools.partial(way, **how), default=whole)
+
+    def whole(a: Any, x: Any) -> Any:
+        return _whole(a, x, triangle=triangle, precision=precision)
+
+    def in_groups(a: Any, x: Any) -> Any:
+        return _in_groups(a, x, (triangle, precision, is_looped))
+
+    return lax.platform_dependent(a, x, cpu=in_groups, default=whole)
 
 
 def multiply_symmetric(
@@ -62,17 +67,17 @@ def multiply_symmetric(
 
     NotImplemented if that of the mirrored array is as fast.
     """
+    is_looped = _is_looped(a, x, _FEW, _ROWS_OF_BOTH)
+    if is_looped is None or x.shape[1] > _SOME:
+        return NotImplemented
 
     def whole(a: Any, x: Any) -> Any:
         return _product(mirrored(a), x, precision)
 
-    def by_blocks(a: Any, x: Any) -> Any:
-        return _by_symmetric_blocks(a, x, precision)
+    def in_groups(a: Any, x: Any) -> Any:
+        return _both_in_groups(a, x, (precision, is_looped))
 
-    n, columns = x.shape
-    if _way(a, x) is None or columns > (_FEW if n < _ROWS else _SOME):
-        return NotImplemented
-    return lax.platform_dependent(a, x, cpu=by_blocks, default=whole)
+    return lax.platform_dependent(a, x, cpu=in_groups, default=whole)
 
 
 def mirrored(a: Inexact[Array, "*batch n n"]) -> Any:
@@ -99,28 +104,30 @@ def on_columns(
     return jnp.moveaxis(y.reshape(moved.shape), 0, axis)
 
 
-# From so many rows on, copies of an array are slow, because it does not fit the cache. With some
-# columns or one they take longer than the product, and are slow from fewer rows on.
-_ROWS, _ROWS_WITH_SOME, _ROWS_WITH_ONE = 2048, 1024, 512
+# From so many rows on, a copy of the whole array is slow: of one triangle with one column or with
+# more, and of both triangles with more than one.
+_ROWS_WITH_ONE, _ROWS, _ROWS_OF_BOTH = 512, 768, 1024
 # Fewer rows make fewer groups, so that a group has several blocks.
 _GROUPS, _ROWS_OF_GROUP = 8, 256
-# With up to so many columns, a loop over blocks of so many rows is faster. Both triangles of
-# arrays that fit the cache gain with fewer columns alone.
-_SOME, _FEW, _BLOCK = 64, 16, 128
+# A loop over blocks of so many rows is faster than a product with the whole group, if the group
+# does not fit the cache, for some columns; else for few of them, or for one.
+_BLOCK, _ROWS_OF_LARGE, _SOME, _FEW = 128, 4096, 64, 16
 
 
-def _way(a: Any, x: Any) -> Any:
-    """The fastest way on a CPU, or ``None`` if that is to make zeros of the other entries."""
+def _is_looped(a: Any, x: Any, few: int, least: int) -> bool | None:
+    """Whether to loop over the blocks of a group, with up to ``few`` columns for any array.
+
+    ``None`` if it is as fast to make zeros of the other entries, for fewer rows than ``least``.
+    """
     n, columns = x.shape
     is_known = isinstance(n, int) and isinstance(columns, int)
     if not is_known or not columns or may_be_split() or is_manual():
         return None
     if a.dtype.itemsize < 4:
         return None  # Sums of 16-bit numbers would be rounded once more.
-    few = _ROWS_WITH_ONE if columns == 1 else _ROWS_WITH_SOME
-    if n < (few if columns <= _SOME else _ROWS):
+    if n < (_ROWS_WITH_ONE if columns == 1 else least):
         return None
-    return functools.partial(_in_groups, is_looped=columns <= _SOME)
+    return columns <= (few if n < _ROWS_OF_LARGE else _SOME)
 
 
 def _product(a: Any, x: Any, precision: Any) -> Any:
@@ -134,7 +141,7 @@ def _whole(a: Any, x: Any, *, triangle: Triangle, precision: Any) -> Any:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _in_groups_with(a: Any, x: Any, how: Any) -> Any:
+def _in_groups(a: Any, x: Any, how: Any) -> Any:
     triangle, precision, is_looped = how
     n, m = x.shape
     parts = []
@@ -155,36 +162,32 @@ def _in_groups_with(a: Any, x: Any, how: Any) -> Any:
     return functools.reduce(jnp.add, parts) if triangle.flipped else jnp.concatenate(parts)
 
 
-@functools.partial(_in_groups_with.defjvp, symbolic_zeros=True)
+@functools.partial(_in_groups.defjvp, symbolic_zeros=True)
 def _(how: Any, primals: Any, tangents: Any) -> Any:
     """The derivative by the array is a product of the whole, which no loop has to gather."""
     (a, x), (da, dx) = primals, tangents
-    y = _in_groups_with(a, x, how)
+    y = _in_groups(a, x, how)
     terms = []
     if not isinstance(dx, jax.custom_derivatives.SymbolicZero):
-        terms.append(_in_groups_with(a, dx, how))
+        terms.append(_in_groups(a, dx, how))
     if not isinstance(da, jax.custom_derivatives.SymbolicZero):
         terms.append(_whole(da, x, triangle=how[0], precision=how[1]))
     return y, functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(y)
 
 
-def _in_groups(
-    a: Any, x: Any, *, triangle: Triangle, precision: Any, is_looped: bool
-) -> Any:
-    return _in_groups_with(a, x, (triangle, precision, is_looped))
-
-
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _by_symmetric_blocks(a: Any, x: Any, precision: Any) -> Any:
+def _both_in_groups(a: Any, x: Any, how: Any) -> Any:
     """The product of the symmetric matrix in the lower triangle of ``a`` with columns.
 
     Each block below the diagonal is read once, for its rows and for its columns.
     """
+    precision, is_looped = how
     n, m = x.shape
     triangle = Triangle(lower=True, offset=-1)
     rows, total = [], jnp.diagonal(a)[:, None] * x
     for start, end in _groups(n):
-        columns, size = slice(0, end), _block(end - start)
+        columns = slice(0, end)
+        size = _block(end - start) if is_looped else end - start
 
         def step(across: Any, at: Any, columns: slice = columns, size: int = size) -> Any:
             kept = _kept(a, columns, size, triangle, at)
@@ -192,22 +195,25 @@ def _by_symmetric_blocks(a: Any, x: Any, precision: Any) -> Any:
             across += _across(kept, own, precision)
             return across, _product(kept, x[columns], precision)
 
-        starts = jnp.arange(start, end, size)
-        across, along = lax.scan(step, jnp.zeros((m, end), x.dtype), starts)
+        across = jnp.zeros((m, end), x.dtype)
+        if size < end - start:
+            across, along = lax.scan(step, across, jnp.arange(start, end, size))
+        else:
+            across, along = step(across, start)
         rows.append(along.reshape(end - start, m))
         total += _padded(across, columns, n)
     return total + jnp.concatenate(rows)
 
 
-@functools.partial(_by_symmetric_blocks.defjvp, symbolic_zeros=True)
-def _(precision: Any, primals: Any, tangents: Any) -> Any:
+@functools.partial(_both_in_groups.defjvp, symbolic_zeros=True)
+def _(how: Any, primals: Any, tangents: Any) -> Any:
     (a, x), (da, dx) = primals, tangents
-    y = _by_symmetric_blocks(a, x, precision)
+    y = _both_in_groups(a, x, how)
     terms = []
     if not isinstance(dx, jax.custom_derivatives.SymbolicZero):
-        terms.append(_by_symmetric_blocks(a, dx, precision))
+        terms.append(_both_in_groups(a, dx, how))
     if not isinstance(da, jax.custom_derivatives.SymbolicZero):
-        terms.append(_product(mirrored(da), x, precision))
+        terms.append(_product(mirrored(da), x, how[0]))
     return y, functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(y)
 
 

@@ -26,8 +26,9 @@ def small(monkeypatch):
     """Small matrices count as large ones, on one device."""
     monkeypatch.setattr(triangle, "may_be_split", lambda: False)
     monkeypatch.setattr(triangle, "_ROWS", N)
-    monkeypatch.setattr(triangle, "_ROWS_WITH_SOME", N)
+    monkeypatch.setattr(triangle, "_ROWS_OF_BOTH", N)
     monkeypatch.setattr(triangle, "_ROWS_WITH_ONE", N)
+    monkeypatch.setattr(triangle, "_FEW", 2)
     monkeypatch.setattr(triangle, "_GROUPS", 2)
     monkeypatch.setattr(triangle, "_ROWS_OF_GROUP", 1)
     monkeypatch.setattr(triangle, "_BLOCK", 4)
