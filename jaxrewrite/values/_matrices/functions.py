@@ -21,6 +21,7 @@ import jaxrewrite
 from jaxrewrite import register
 
 from .._base.structured import inexact, number_of
+from . import norms
 from .algebra import LinearAlgebra
 from .cholesky import CholeskyFactor
 from .low_rank import LowRank
@@ -32,7 +33,7 @@ from .sum import Sum
 
 
 # Functions of matrices that need not be square.
-_OF_ANY_SHAPE = frozenset({"_pinv", "cond"})
+_OF_ANY_SHAPE = frozenset({"_pinv", "cond", "norm"})
 
 
 class _Function(NamedTuple):
@@ -208,6 +209,17 @@ def _exponential(v: Any) -> Any:
     return [jax.scipy.linalg.expm(dense)]
 
 
+def _norm(axes: tuple[int, ...]) -> _Function:
+    def of_array(a: Any) -> Any:
+        return jnp.linalg.norm(a, axis=axes if len(axes) > 1 else axes[0])
+
+    def answer(v: Any) -> Any:
+        found = norms.norm(v, axes)
+        return found if found is NotImplemented else [found]
+
+    return _Function(of_array, answer)
+
+
 def _upper_part(v: Any, k: int) -> Any:
     flipped = v.transposed()
     if not isinstance(flipped, LinearAlgebra):
@@ -266,4 +278,11 @@ _FUNCTIONS: dict[str, tuple[_Function, ...]] = {
         for k in _OFFSETS
     ),
     "cond": (_Function(lambda a: jnp.linalg.cond(a), _condition),),
+    "norm": (
+        *map(_norm, (norms.ROWS, norms.COLUMNS, norms.BOTH)),
+        # Of one matrix, where no axes are named.
+        _norm(norms.BOTH)._replace(
+            of_array=lambda a: jnp.linalg.norm(a, axis=None if a.ndim == 2 else (-2, -1))
+        ),
+    ),
 }

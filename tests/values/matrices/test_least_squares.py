@@ -202,6 +202,7 @@ def test_the_error_names_the_way_out(fn):
         assert "'Least squares' in docs/structure.rst" in notes
 
 
+@pytest.mark.slow
 def test_normal_equations_of_full_rank(bulk):
     a = Toeplitz(normal(0, N), normal(1, 4))
 
