@@ -268,6 +268,20 @@ def test_norms_of_what_almost_cancels(name, bulk):
     close(slopes, wanted, 1e-4)
 
 
+def test_squares_of_a_value_less_an_array(bulk):
+    """Terms of three axes, such as the residuals of a batch of systems."""
+    v = LowRank(normal(4, 3, 2), normal(4, 2, 1))
+    x = v.materialise() * (1 + 1e-12)
+
+    def program(v):
+        d = v - x
+        return d * d, jnp.linalg.norm(d, axis=1), jnp.sqrt(jnp.sum(d * d))
+
+    got, want = jax.jit(lambda: (implicit(program)(v), program(v.materialise())))()
+    for found, dense in zip(got, want, strict=True):
+        np.testing.assert_allclose(found, dense, rtol=0, atol=1e-14)
+
+
 def test_the_exponential_of_a_lazy_product_is_that_of_one_array():
     """Powers of the product, which are lazy, would be made dense one by one."""
     sums = [Circulant(normal(4)) + Tridiagonal(normal(3), normal(4), normal(3))]
