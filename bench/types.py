@@ -20,7 +20,7 @@ its groups of rows leave out nearly half of the products; `Symmetric` 1.53 and 1
 from 256, and of the others none does: they save memory, or carry what an array cannot.
 
 With 256 rows `Toeplitz` loses, too: the Fourier transforms of 64 columns of 512 numbers are 1.5 MFLOP, on one
-thread, in place of 8.4 MFLOP at twenty times that speed on two. `Lora` takes three products in place of two.
+thread, in place of 8.4 MFLOP at ten times that speed on two. `Lora` takes three products in place of two.
 Both win from 1,024 rows on. The page of quantised weights is about `NF4` and weights of 4 bits.
 """
 
