@@ -32,7 +32,10 @@ def norm(v: Any, axes: tuple[int, ...]) -> Any:
         return NotImplemented
     if isinstance(v, LowRank):
         pair = v.as_matrices()
-        return NotImplemented if pair is None or not v.rank else _of_factors(*pair, axes)
+        if pair is None or not v.rank:
+            return NotImplemented
+        wide = jnp.promote_types(v.dtype, jnp.float32)  # QR is not for 16 bits.
+        return _of_factors(*(x.astype(wide) for x in pair), axes)
     if isinstance(v, Scaled):
         size = jaxrewrite.transform(lambda x: jnp.linalg.norm(x, axis=axes))(v.x)
         return jnp.abs(v.scale) * jaxrewrite.materialise(size)

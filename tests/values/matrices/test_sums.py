@@ -268,6 +268,14 @@ def test_norms_of_what_almost_cancels(name, bulk):
     close(slopes, wanted, 1e-4)
 
 
+def test_norms_of_16_bits():
+    v = LowRank(normal(6, 2), normal(2, 5)).astype("bfloat16")
+    norms = lambda v: [jnp.linalg.norm(v), jnp.linalg.norm(v, axis=0)]
+    for found, dense in zip(implicit(norms)(v), norms(v.materialise()), strict=True):
+        assert found.dtype == dense.dtype
+        np.testing.assert_allclose(found.astype("float32"), dense.astype("float32"), 0.03)
+
+
 def test_squares_of_a_value_less_an_array(bulk):
     """Terms of three axes, such as the residuals of a batch of systems."""
     v = LowRank(normal(4, 3, 2), normal(4, 2, 1))
