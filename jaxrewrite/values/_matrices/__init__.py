@@ -1,8 +1,8 @@
 """Matrices with structure, their lazy products and sums, and sparse matrices.
 
 There is a module for each type or close family. `matrix` defines what each type must have.
-`rules`, `linalg`, `lu`, `functions`, `pairs` and `determinant` hold what all types share. The import of this package
-registers their rules.
+`rules`, `linalg`, `lu`, `functions`, `norms`, `pairs` and `determinant` hold what all types share. The
+import of this package registers their rules.
 """
 
 from . import (

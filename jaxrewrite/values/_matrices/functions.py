@@ -21,18 +21,19 @@ import jaxrewrite
 from jaxrewrite import register
 
 from .._base.structured import inexact, number_of
+from . import norms
 from .algebra import LinearAlgebra
 from .cholesky import CholeskyFactor
 from .low_rank import LowRank
 from .matrix import Matrix, adjoint, swapped
-from .pseudo_inverse import PseudoInverse, default_tolerance
+from .pseudo_inverse import PseudoInverse, ask_for_dense, default_tolerance
 from .recognised import find, fingerprint_within, fingerprints, only_call
 from .scaled import Scaled
 from .sum import Sum
 
 
 # Functions of matrices that need not be square.
-_OF_ANY_SHAPE = frozenset({"_pinv", "cond"})
+_OF_ANY_SHAPE = frozenset({"_pinv", "cond", "norm"})
 
 
 class _Function(NamedTuple):
@@ -173,7 +174,10 @@ def _condition(v: Any) -> Any:
 
 
 def _pseudo_inverse(v: Any, tolerance: Any = None) -> Any:
-    if not inexact(v) or not v.size or v.known_reduced_svd() is NotImplemented:
+    if not inexact(v) or not v.size:
+        return NotImplemented
+    if v.known_reduced_svd() is NotImplemented:
+        ask_for_dense(v)
         return NotImplemented
     if tolerance is None:
         tolerance = default_tolerance(v)
@@ -189,6 +193,31 @@ def _method(hook: str, *args: Any) -> Callable[[Any], Any]:
         return found if found is NotImplemented else [found]
 
     return answer
+
+
+def _exponential(v: Any) -> Any:
+    """The exponential that the type knows, else that of the dense array.
+
+    JAX's function would square a lazy product, again and again, before it is dense anyway.
+    """
+    known = _method("known_exponential")(v)
+    if known is not NotImplemented or not inexact(v):
+        return known
+    dense = jaxrewrite.transform(lambda v: v.reshape(-1).reshape(v.shape))(v)
+    if isinstance(dense, jaxrewrite.Value):
+        return NotImplemented
+    return [jax.scipy.linalg.expm(dense)]
+
+
+def _norm(axes: tuple[int, ...]) -> _Function:
+    def of_array(a: Any) -> Any:
+        return jnp.linalg.norm(a, axis=axes if len(axes) > 1 else axes[0])
+
+    def answer(v: Any) -> Any:
+        found = norms.norm(v, axes)
+        return found if found is NotImplemented else [found]
+
+    return _Function(of_array, answer)
 
 
 def _upper_part(v: Any, k: int) -> Any:
@@ -239,7 +268,7 @@ _FUNCTIONS: dict[str, tuple[_Function, ...]] = {
     "_eigh": _eigh_of(lambda a: jax.scipy.linalg.eigh(a)),
     "_pinv": (_Function(lambda a: jnp.linalg.pinv(a), _pseudo_inverse),),
     "inv": (_Function(lambda a: jnp.linalg.inv(a), _method("known_inverse")),),
-    "expm": (_Function(lambda a: jax.scipy.linalg.expm(a), _method("known_exponential")),),
+    "expm": (_Function(lambda a: jax.scipy.linalg.expm(a), _exponential),),
     "tril": tuple(
         _Function(functools.partial(jnp.tril, k=k), _method("known_lower_part", k))
         for k in _OFFSETS
@@ -249,4 +278,11 @@ _FUNCTIONS: dict[str, tuple[_Function, ...]] = {
         for k in _OFFSETS
     ),
     "cond": (_Function(lambda a: jnp.linalg.cond(a), _condition),),
+    "norm": (
+        *map(_norm, (norms.ROWS, norms.COLUMNS, norms.BOTH)),
+        # Of one matrix, where no axes are named.
+        _norm(norms.BOTH)._replace(
+            of_array=lambda a: jnp.linalg.norm(a, axis=None if a.ndim == 2 else (-2, -1))
+        ),
+    ),
 }

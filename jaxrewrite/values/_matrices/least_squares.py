@@ -25,6 +25,7 @@ from .low_rank import LowRank
 from .lu import LEVELS
 from .matrix import Matrix
 from .pseudo_inverse import (
+    ask_for_dense,
     dot,
     is_kept,
     nan_unless_finite,
@@ -42,7 +43,10 @@ def _(
     if name != "_lstsq" or v.ndim < 2:
         return NotImplemented
     call = find(_calls, jaxpr, v.aval(), *map(jax.typeof, more))
-    if call is None or not _is_known(v):
+    if call is None:
+        return NotImplemented
+    if not _is_known(v):
+        ask_for_dense(v)
         return NotImplemented
     return call.mapped(lambda v, *more: on_fields(call.of_value, v, *more))(v, *more)
 

@@ -22,6 +22,7 @@ from .algebra import is_square
 from .low_rank import LowRank
 from .lu import LUFactor
 from .matrix import Matrix
+from .pseudo_inverse import nan_unless_finite
 from .scaled import Scaled
 from .sum import Sum
 
@@ -185,9 +186,11 @@ def _(
         if full_matrices and not is_square(v):
             return NotImplemented
         found = v.known_svd()
-        return found if found is NotImplemented else [found[1], found[0], found[2]]
+        if found is NotImplemented:
+            return NotImplemented
+        return [nan_unless_finite(found[1]), found[0], found[2]]
     found = v.known_singular_values()
-    return found if found is NotImplemented else [found]
+    return found if found is NotImplemented else [nan_unless_finite(found)]
 
 
 @register("eigh")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+import jaxrewrite
 from jaxrewrite import bind, register
 
 from .kronecker import Kronecker
@@ -69,6 +70,15 @@ def _(x: Sum, y: Matrix, *, dimension_numbers: Any, **params: Any) -> Any:
 
 def _size(x: Any) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(x))
+
+
+@register("mul")
+def _(x: Sum, y: Sum, **params: Any) -> Any:
+    """If a term is an array, so is the result. Products of the terms might cancel."""
+    are_values = [isinstance(term, jaxrewrite.Value) for term in (*x.terms, *y.terms)]
+    if x.shape != y.shape or all(are_values):
+        return NotImplemented
+    return x.materialise() * y.materialise()
 
 
 @register("mul", either=True)

@@ -61,6 +61,23 @@ def default_tolerance(a: Any) -> Any:
     return 10 * max(a.shape[-2:]) * jnp.finfo(a.dtype).eps
 
 
+def ask_for_dense(v: Any) -> None:
+    """Tell the way out if a matrix without known singular values may not become dense.
+
+    A plain solve would not do: small singular values count as zeros.
+    """
+    try:
+        jax.eval_shape(jaxrewrite.transform(jnp.linalg.svd), v)
+    except jaxrewrite.MaterialisationError as error:
+        error.add_note(
+            f"The structure of {type(v).__name__} gives no singular values, and so no rank. If "
+            "the rank is known to be full, use jnp.linalg.solve for a square matrix, and "
+            "conjugate_gradients(a.T @ a, a.T @ b) for one with more rows: see 'Least "
+            "squares' in docs/structure.rst."
+        )
+        raise
+
+
 def nan_unless_finite(size: Any) -> Any:
     """The singular values, all of which are NaN if one is not finite, as in LAPACK."""
     return jnp.where(jnp.isfinite(size).all(-1, keepdims=True), size, jnp.nan)

@@ -31,8 +31,9 @@ class Symmetric(Matrix):
     ``positive`` matrix is solved by its Cholesky factor, in half the operations of LU [1]_.
     Functions that act entry by entry, inverses and sums of two keep the matrix symmetric,
     so that a later factorisation gains, too. The matrix takes as much room as a dense one.
-    Products with arrays take longer, because they read
-    the triangle twice, or mirror it first.
+    Products with arrays take longer, because they copy the triangle, or mirror it first. If
+    the matrix is large and the array has infinite numbers, they may be NaN where those of
+    the dense matrix are infinite.
 
     Attributes
     ----------

@@ -42,34 +42,42 @@ class Triangle(NamedTuple):
 
 def multiply(
     a: Inexact[Array, "n n"], x: Inexact[Array, "n m"], precision: Any, triangle: Triangle
-) -> Inexact[Array, "n m"]:
-    """The product of one triangle of ``a``, or of its transpose, with columns."""
-    how: dict[str, Any] = {"triangle": triangle, "precision": precision}
-    whole: Callable[..., Any] = functools.partial(_whole, **how)
-    way = _way(a, x)
-    if way is None:
-        return whole(a, x)
-    return lax.platform_dependent(a, x, cpu=functools.partial(way, **how), default=whole)
+) -> Inexact[Array, "n m"] | Any:
+    """The product of one triangle of ``a``, or of its transpose, with columns.
+
+    NotImplemented if that of an array with zeros outside the triangle is as fast.
+    """
+    is_looped = _is_looped(a, x, _SOME if triangle.flipped else 1, _ROWS)
+    if is_looped is None:
+        return NotImplemented
+
+    def whole(a: Any, x: Any) -> Any:
+        return _whole(a, x, triangle=triangle, precision=precision)
+
+    def in_groups(a: Any, x: Any) -> Any:
+        return _in_groups(a, x, (triangle, precision, is_looped))
+
+    return lax.platform_dependent(a, x, cpu=in_groups, default=whole)
 
 
 def multiply_symmetric(
     a: Inexact[Array, "n n"], x: Inexact[Array, "n m"], precision: Any
-) -> Inexact[Array, "n m"]:
-    """The product of the symmetric matrix in the lower triangle of ``a`` with columns."""
-    triangles = Triangle(lower=True), Triangle(lower=True, offset=-1, flipped=True)
-    way = _way(a, x)
+) -> Inexact[Array, "n m"] | Any:
+    """The product of the symmetric matrix in the lower triangle of ``a`` with columns.
+
+    NotImplemented if that of the mirrored array is as fast.
+    """
+    is_looped = _is_looped(a, x, _FEW, _ROWS_OF_BOTH)
+    if is_looped is None or x.shape[1] > _SOME:
+        return NotImplemented
 
     def whole(a: Any, x: Any) -> Any:
         return _product(mirrored(a), x, precision)
 
-    def by_triangles(a: Any, x: Any) -> Any:
-        terms = [way(a, x, triangle=t, precision=precision) for t in triangles]
-        return functools.reduce(jnp.add, terms)
+    def in_groups(a: Any, x: Any) -> Any:
+        return _both_in_groups(a, x, (precision, is_looped))
 
-    # Sums of 16-bit numbers would be rounded once more.
-    if way is None or x.shape[1] > _SOME or a.dtype.itemsize < 4:
-        return whole(a, x)
-    return lax.platform_dependent(a, x, cpu=by_triangles, default=whole)
+    return lax.platform_dependent(a, x, cpu=in_groups, default=whole)
 
 
 def mirrored(a: Inexact[Array, "*batch n n"]) -> Any:
@@ -83,56 +91,61 @@ def on_columns(
 ) -> Any:
     """Multiply along an axis of an array of any rank, or say NotImplemented.
 
-    That is for stacks of matrices, for values, and for arrays of two dtypes.
+    That is also for stacks of matrices, for values, and for arrays of two dtypes.
     """
     is_plain = not isinstance(a, jaxrewrite.Value) and not isinstance(x, jaxrewrite.Value)
     if not is_plain or a.ndim > 2 or a.dtype != x.dtype:
         return NotImplemented
     moved = jnp.moveaxis(x, axis, 0)
     columns = moved.reshape(x.shape[axis], math.prod(moved.shape[1:]))
-    return jnp.moveaxis(multiply(a, columns, precision).reshape(moved.shape), 0, axis)
+    y = multiply(a, columns, precision)
+    if y is NotImplemented:
+        return NotImplemented
+    return jnp.moveaxis(y.reshape(moved.shape), 0, axis)
 
 
-# From so many rows on, copies of an array are slow, because it does not fit the cache. With one
-# column they take longer than the product, and are slow from fewer rows on.
-_ROWS, _ROWS_WITH_ONE = 2048, 512
+# From so many rows on, a copy of the whole array is slow: of one triangle with one column or with
+# more, and of both triangles with more than one.
+_ROWS_WITH_ONE, _ROWS, _ROWS_OF_BOTH = 512, 768, 1024
 # Fewer rows make fewer groups, so that a group has several blocks.
 _GROUPS, _ROWS_OF_GROUP = 8, 256
-# With up to so many columns, a loop over blocks of so many rows is faster.
-_SOME, _BLOCK = 64, 128
+# A loop over blocks of so many rows is faster than a product with the whole group, if the group
+# does not fit the cache, for some columns; else for few of them, or for one.
+_BLOCK, _ROWS_OF_LARGE, _SOME, _FEW = 128, 4096, 64, 16
 
 
-def _way(a: Any, x: Any) -> Any:
-    """The fastest way on a CPU, or ``None`` if that is to make zeros of the other entries."""
+def _is_looped(a: Any, x: Any, few: int, least: int) -> bool | None:
+    """Whether to loop over the blocks of a group, with up to ``few`` columns for any array.
+
+    ``None`` if it is as fast to make zeros of the other entries, for fewer rows than ``least``.
+    """
     n, columns = x.shape
     is_known = isinstance(n, int) and isinstance(columns, int)
-    least = _ROWS_WITH_ONE if columns == 1 else _ROWS
-    if not is_known or n < least or not columns or may_be_split() or is_manual():
+    if not is_known or not columns or may_be_split() or is_manual():
         return None
-    return functools.partial(_in_groups, is_looped=columns <= _SOME)
+    if a.dtype.itemsize < 4:
+        return None  # Sums of 16-bit numbers would be rounded once more.
+    if n < (_ROWS_WITH_ONE if columns == 1 else least):
+        return None
+    return columns <= (few if n < _ROWS_OF_LARGE else _SOME)
 
 
-def _product(a: Any, x: Any, precision: Any, flipped: bool = False) -> Any:
-    """The products of a stack of arrays, or of their transposes, with a stack of columns."""
-    stack = tuple(range(a.ndim - 2))
-    summed = a.ndim - 2 if flipped else a.ndim - 1
-    numbers = ((summed,), (a.ndim - 2,)), (stack, stack)
-    return lax.dot_general(a, x, numbers, precision=precision)
+def _product(a: Any, x: Any, precision: Any) -> Any:
+    return jnp.matmul(a, x, precision=precision)
 
 
 def _whole(a: Any, x: Any, *, triangle: Triangle, precision: Any) -> Any:
-    return _product(triangle.of(a), x, precision, triangle.flipped)
+    if triangle.flipped:
+        return jnp.swapaxes(_across(triangle.of(a), x, precision), 0, 1)
+    return _product(triangle.of(a), x, precision)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
-def _in_groups_with(a: Any, x: Any, how: Any) -> Any:
+def _in_groups(a: Any, x: Any, how: Any) -> Any:
     triangle, precision, is_looped = how
     n, m = x.shape
-    groups = min(_GROUPS, max(n // _ROWS_OF_GROUP, 1))
-    # All groups but the last one have a whole number of blocks.
-    ends = [*(n * i // groups // _BLOCK * _BLOCK for i in range(groups)), n]
     parts = []
-    for start, end in zip(ends, ends[1:], strict=False):
+    for start, end in _groups(n):
         columns = slice(0, end) if triangle.lower else slice(start, n)
         size = _block(end - start) if is_looped else end - start
         multiply = functools.partial(_block_product, a, x, columns, size, how)
@@ -143,29 +156,72 @@ def _in_groups_with(a: Any, x: Any, how: Any) -> Any:
         elif size == end - start:
             parts.append(_padded(multiply(start), columns, n))
         else:
-            zeros = jnp.zeros((columns.stop - columns.start, m), x.dtype)
+            zeros = jnp.zeros((m, columns.stop - columns.start), x.dtype)
             add = lambda y, at, multiply=multiply: (y + multiply(at), None)
             parts.append(_padded(lax.scan(add, zeros, starts)[0], columns, n))
     return functools.reduce(jnp.add, parts) if triangle.flipped else jnp.concatenate(parts)
 
 
-@functools.partial(_in_groups_with.defjvp, symbolic_zeros=True)
+@functools.partial(_in_groups.defjvp, symbolic_zeros=True)
 def _(how: Any, primals: Any, tangents: Any) -> Any:
     """The derivative by the array is a product of the whole, which no loop has to gather."""
     (a, x), (da, dx) = primals, tangents
-    y = _in_groups_with(a, x, how)
+    y = _in_groups(a, x, how)
     terms = []
     if not isinstance(dx, jax.custom_derivatives.SymbolicZero):
-        terms.append(_in_groups_with(a, dx, how))
+        terms.append(_in_groups(a, dx, how))
     if not isinstance(da, jax.custom_derivatives.SymbolicZero):
         terms.append(_whole(da, x, triangle=how[0], precision=how[1]))
     return y, functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(y)
 
 
-def _in_groups(
-    a: Any, x: Any, *, triangle: Triangle, precision: Any, is_looped: bool
-) -> Any:
-    return _in_groups_with(a, x, (triangle, precision, is_looped))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def _both_in_groups(a: Any, x: Any, how: Any) -> Any:
+    """The product of the symmetric matrix in the lower triangle of ``a`` with columns.
+
+    Each block below the diagonal is read once, for its rows and for its columns.
+    """
+    precision, is_looped = how
+    n, m = x.shape
+    triangle = Triangle(lower=True, offset=-1)
+    rows, total = [], jnp.diagonal(a)[:, None] * x
+    for start, end in _groups(n):
+        columns = slice(0, end)
+        size = _block(end - start) if is_looped else end - start
+
+        def step(across: Any, at: Any, columns: slice = columns, size: int = size) -> Any:
+            kept = _kept(a, columns, size, triangle, at)
+            own = lax.dynamic_slice_in_dim(x, at, size)
+            across += _across(kept, own, precision)
+            return across, _product(kept, x[columns], precision)
+
+        across = jnp.zeros((m, end), x.dtype)
+        if size < end - start:
+            across, along = lax.scan(step, across, jnp.arange(start, end, size))
+        else:
+            across, along = step(across, start)
+        rows.append(along.reshape(end - start, m))
+        total += _padded(across, columns, n)
+    return total + jnp.concatenate(rows)
+
+
+@functools.partial(_both_in_groups.defjvp, symbolic_zeros=True)
+def _(how: Any, primals: Any, tangents: Any) -> Any:
+    (a, x), (da, dx) = primals, tangents
+    y = _both_in_groups(a, x, how)
+    terms = []
+    if not isinstance(dx, jax.custom_derivatives.SymbolicZero):
+        terms.append(_both_in_groups(a, dx, how))
+    if not isinstance(da, jax.custom_derivatives.SymbolicZero):
+        terms.append(_product(mirrored(da), x, how[0]))
+    return y, functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(y)
+
+
+def _groups(n: int) -> Any:
+    """The first and the last row of each group; all but the last are of whole blocks."""
+    groups = min(_GROUPS, max(n // _ROWS_OF_GROUP, 1))
+    ends = [*(n * i // groups // _BLOCK * _BLOCK for i in range(groups)), n]
+    return zip(ends, ends[1:], strict=False)
 
 
 def _block(rows: int) -> int:
@@ -177,15 +233,29 @@ def _block(rows: int) -> int:
 def _block_product(a: Any, x: Any, columns: slice, size: int, how: Any, start: Any) -> Any:
     """The product with some rows of the array, or what they add to that of the transpose."""
     triangle, precision, _ = how
+    kept = _kept(a, columns, size, triangle, start)
+    if triangle.flipped:
+        return _across(kept, lax.dynamic_slice_in_dim(x, start, size), precision)
+    return _product(kept, x[columns], precision)
+
+
+def _across(kept: Any, own: Any, precision: Any) -> Any:
+    """The transpose of what some rows add to a product of the transpose.
+
+    With few columns it takes a fraction of the time of what it is the transpose of.
+    """
+    return _product(jnp.swapaxes(own, 0, 1), kept, precision)
+
+
+def _kept(a: Any, columns: slice, size: int, triangle: Triangle, start: Any) -> Any:
+    """Some rows of the array, with zeros outside the triangle."""
     width = columns.stop - columns.start
     block = lax.dynamic_slice(a, (start, columns.start), (size, width))
     i, j = start + jnp.arange(size)[:, None], columns.start + jnp.arange(width)
     difference = j - i - triangle.offset
-    kept = jnp.where(difference <= 0 if triangle.lower else difference >= 0, block, 0)
-    if triangle.flipped:
-        return _product(kept, lax.dynamic_slice_in_dim(x, start, size), precision, True)
-    return _product(kept, x[columns], precision)
+    return jnp.where(difference <= 0 if triangle.lower else difference >= 0, block, 0)
 
 
 def _padded(y: Any, rows: slice, n: int) -> Any:
-    return jnp.pad(y, [(rows.start, n - rows.stop), (0, 0)])
+    """Columns for all rows, of the transpose of those for some rows."""
+    return jnp.pad(jnp.swapaxes(y, 0, 1), [(rows.start, n - rows.stop), (0, 0)])

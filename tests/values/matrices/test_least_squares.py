@@ -9,6 +9,7 @@ from oracle import floating
 
 import jaxrewrite
 from jaxrewrite.values import (
+    Banded,
     BlockDiagonal,
     Circulant,
     Diagonal,
@@ -20,6 +21,9 @@ from jaxrewrite.values import (
     Scaled,
     Sum,
     Symmetric,
+    Toeplitz,
+    Triangular,
+    conjugate_gradients,
 )
 
 
@@ -180,6 +184,46 @@ def test_a_matrix_without_a_decomposition_is_refused():
     v = Product((Diagonal(normal(0, N)), Circulant(normal(1, N))))
     with pytest.raises(jaxrewrite.MaterialisationError, match="'svd' on Product"):
         implicit(jnp.linalg.lstsq)(v, Y)
+
+
+@pytest.mark.parametrize("fn", [lambda v: jnp.linalg.lstsq(v, Y), jnp.linalg.pinv])
+def test_the_error_names_the_way_out(fn):
+    """For types that are solved by their structure, which gives no singular values."""
+    noise = Diagonal(normal(0, N)) + LowRank(normal(1, N, 1), normal(2, 1, N))
+    ones = jnp.ones((3, N)).at[0, -1].set(0).at[2, 0].set(0)
+    toeplitz = Toeplitz(Y[:, 0], Y[:4, 0])
+    for v in (toeplitz, Banded(ones, 1, 1), Triangular(normal(0, N, N)), noise):
+        with pytest.raises(
+            jaxrewrite.MaterialisationError, match="may not be made"
+        ) as told:
+            implicit(fn)(v)
+        notes = "\n".join(told.value.__notes__)
+        assert f"of {type(v).__name__} gives no singular values" in notes
+        assert "'Least squares' in docs/structure.rst" in notes
+
+
+@pytest.mark.slow
+def test_normal_equations_of_full_rank(bulk):
+    a = Toeplitz(normal(0, N), normal(1, 4))
+
+    @jax.jit
+    def program(a, b):
+        tall, ok = conjugate_gradients(a.T @ a, a.T @ b, tol=1e-12)
+        wide, fine = conjugate_gradients(a.T @ a, b[:4], tol=1e-12)
+        return tall, a @ wide, ok & fine
+
+    tall, wide, converged = program(a, Y)
+    dense = np.asarray(a.materialise())
+    assert converged.all()
+    close(tall, np.linalg.lstsq(dense, Y)[0])
+    close(wide, np.linalg.lstsq(dense.T, Y[:4])[0])
+
+
+def test_singular_values_are_none_if_one_block_has_none(bulk):
+    blocks = BlockDiagonal(normal(0, 2, 3, 3).at[0, 1, 1].set(jnp.nan))
+    fn = lambda v: (jnp.linalg.svdvals(v), jnp.linalg.svd(v)[1])
+    for found in jax.jit(implicit(fn))(blocks):
+        assert np.isnan(found).all()
 
 
 @pytest.mark.parametrize("batch", [(2,), (0,)])

@@ -220,6 +220,87 @@ def test_what_no_sum_can_solve_is_not_finite(bulk):
     assert not np.isfinite(solve(blocks, normal(N))).any()
 
 
+def _near(a, b):
+    return LowRank(a, b), LowRank(2 * a, b / 2 + 1e-9)
+
+
+def _near_sums():
+    a, noise = normal(5, 2), Diagonal(normal(5))
+    return noise + LowRank(a, a.T), LowRank(2 * a, a.T / 2 + 1e-9) + noise
+
+
+ALMOST_EQUAL = {
+    "low rank": lambda: _near(normal(6, 2), normal(2, 5)),
+    "sum": _near_sums,
+    "complex": lambda: _near(normal(6, 2) + 1j * normal(6, 2), normal(2, 5) + 0j),
+    "stack": lambda: _near(normal(3, 6, 2), normal(3, 2, 5)),
+    "kronecker": lambda: (
+        Kronecker(a := normal(2, 2), b := normal(3, 3)),
+        Kronecker(3 * a, b / 3 + 1e-9),
+    ),
+    "scaled": lambda: tuple(Scaled(v, jnp.float64(-2)) for v in _near_sums()),
+    "not equal": lambda: (
+        _near(normal(6, 2), normal(2, 5))[0],
+        LowRank(normal(6, 1), normal(1, 5)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", often(ALMOST_EQUAL, ("low rank",)))
+def test_norms_of_what_almost_cancels(name, bulk):
+    """The squares of the terms cancel to a number that may be negative."""
+    pair = ALMOST_EQUAL[name]()
+
+    def norms(pair):
+        difference = pair[0] - pair[1]
+        axes = (-1, -2, (-2, -1))
+        return [jnp.linalg.norm(difference, axis=axis) for axis in axes]
+
+    def with_slopes(norms):
+        found = lambda pair: (sizes := norms(pair), sum(x.sum() for x in sizes))[::-1]
+        return jax.grad(found, has_aux=True)(pair)
+
+    of_dense = lambda pair: norms(jaxrewrite.materialise(pair))
+    both = jax.jit(lambda: (with_slopes(implicit(norms)), with_slopes(of_dense)))
+    (slopes, sizes), (wanted, dense) = both()
+    for x, y in zip(sizes, dense, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-14)
+    close(slopes, wanted, 1e-4)
+
+
+def test_norms_of_16_bits():
+    v = LowRank(normal(6, 2), normal(2, 5)).astype("bfloat16")
+    norms = lambda v: [jnp.linalg.norm(v), jnp.linalg.norm(v, axis=0)]
+    for found, dense in zip(implicit(norms)(v), norms(v.materialise()), strict=True):
+        assert found.dtype == dense.dtype
+        np.testing.assert_allclose(found.astype("float32"), dense.astype("float32"), 0.03)
+
+
+def test_squares_of_a_value_less_an_array(bulk):
+    """Terms of three axes, such as the residuals of a batch of systems."""
+    v = LowRank(normal(4, 3, 2), normal(4, 2, 1))
+    x = v.materialise() * (1 + 1e-12)
+
+    def program(v):
+        d = v - x
+        return d * d, jnp.linalg.norm(d, axis=1), jnp.sqrt(jnp.sum(d * d))
+
+    got, want = jax.jit(lambda: (implicit(program)(v), program(v.materialise())))()
+    for found, dense in zip(got, want, strict=True):
+        np.testing.assert_allclose(found, dense, rtol=0, atol=1e-14)
+
+
+def test_the_exponential_of_a_lazy_product_is_that_of_one_array():
+    """Powers of the product, which are lazy, would be made dense one by one."""
+    sums = [Circulant(normal(4)) + Tridiagonal(normal(3), normal(4), normal(3))]
+    sums += [Kronecker(normal(2, 2), normal(2, 2)) + Circulant(normal(4))]
+    expm = jax.scipy.linalg.expm
+    program = lambda v, w: expm(v @ w)
+    found = jax.make_jaxpr(jaxrewrite.transform(program, materialise="allow"))(*sums)
+    dense = jax.make_jaxpr(expm)(jnp.eye(4))
+    assert len(str(found)) < 2 * len(str(dense)) + 20_000
+
+
 @pytest.mark.slow
 def test_exponentials_of_kronecker_sums(bulk):
     """Of two and three factors of any symmetry, of which one overflows alone."""

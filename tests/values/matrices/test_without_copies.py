@@ -26,7 +26,9 @@ def small(monkeypatch):
     """Small matrices count as large ones, on one device."""
     monkeypatch.setattr(triangle, "may_be_split", lambda: False)
     monkeypatch.setattr(triangle, "_ROWS", N)
+    monkeypatch.setattr(triangle, "_ROWS_OF_BOTH", N)
     monkeypatch.setattr(triangle, "_ROWS_WITH_ONE", N)
+    monkeypatch.setattr(triangle, "_FEW", 2)
     monkeypatch.setattr(triangle, "_GROUPS", 2)
     monkeypatch.setattr(triangle, "_ROWS_OF_GROUP", 1)
     monkeypatch.setattr(triangle, "_BLOCK", 4)
@@ -161,6 +163,28 @@ def test_a_stack_of_columns_with_and_without_nan():
     dense = np.tril(np.asarray(v.x, float))
     np.testing.assert_allclose(found[::2], x[::2] @ dense.T, atol=1e-4)
     assert np.isnan(found[1, 3:]).all()
+
+
+def test_an_infinite_diagonal_is_added_once(bulk):
+    a = normal(N, N)
+    a[3, 3] = np.inf
+    v = Symmetric(f32(np.where(np.tri(N, dtype=bool), a, np.nan)))
+    whole = np.tril(a) + np.tril(a, -1).T
+    x = abs(normal(N, 2, seed=1))
+    np.testing.assert_allclose(forbid(jnp.matmul)(v, f32(x)), whole @ x, atol=1e-4)
+
+
+def test_sums_of_16_bit_numbers_are_rounded_once():
+    """Not after each number, as in products of the transpose that XLA transposes back."""
+    n = 256
+    a, x = (jnp.asarray(normal(n, k, seed=k), "bfloat16") for k in (n, 3))
+    values = [Symmetric(a), Triangular(a), Triangular(a).transposed()]
+    program = lambda vs, x: [forbid(lambda v: (x.T @ v, v @ x))(v) for v in vs]
+    for v, (right, left) in zip(values, jax.jit(program)(values, x), strict=True):
+        dense, columns = (np.asarray(materialise(y), float) for y in (v, x))
+        for found, want in ((right, columns.T @ dense), (left, dense @ columns)):
+            error = abs(np.asarray(found, float) - want).max() / abs(want).max()
+            assert error < 0.01
 
 
 def test_triangles_of_two_orders_meet(bulk):
