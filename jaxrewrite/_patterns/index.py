@@ -121,6 +121,18 @@ class Shapes:
             self._numbers[key] = number
         return number
 
+    def watch(self, frame: Frame, i: int, level: int) -> None:
+        """Note that an equation is looked at, up to a level of its operands.
+
+        What it is may be known, so that nobody would see that it is asked.
+        """
+        if frame.top.watch is None:
+            return
+        for atom in frame.eqns[i].invars if level else ():
+            source = _source(frame, atom)
+            if type(source) is tuple:
+                self.watch(*source, level - 1)
+
     def sources_of(self, frame: Frame, i: int) -> list[Any]:
         """For each operand the equation that makes it, up to moves, or what it is else."""
         key = frame, i
@@ -195,6 +207,7 @@ class Index:
         for level in _LEVELS:
             if fitting.levels <= told:
                 return fitting.entries
+            shapes.watch(frame, i, level)
             key = shapes.of(frame, i, level), level, is_open
             known = self._fitting.get(key)
             if known is None:
@@ -204,6 +217,8 @@ class Index:
                     if self._fits(entry.need, key[0], level, is_open)
                 )
             fitting, told = known, level + 1
+        if fitting.levels > told:
+            shapes.watch(frame, i, fitting.levels)
         return [
             entry
             for entry in fitting.entries

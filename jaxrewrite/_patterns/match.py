@@ -21,6 +21,7 @@ from .graph import Graph, Node
 from .index import Entry
 from .pattern import Pattern, Traced, Variant, count_of_batches, without_batch
 from .same import same, same_equation
+from .repeats import Shift
 from .search import Found, Search
 from .view import Frame, Made, Place, make_the_same, resolve, users
 
@@ -63,12 +64,31 @@ class Match:
     def order(self) -> Any:
         return self.entry.order
 
+    @functools.cached_property
     def covered(self) -> frozenset[tuple[int, int]]:
         return frozenset((id(frame), i) for frame, i in self.places)
 
+    def moved(self, shift: Shift) -> Match:
+        """The same match in a repetition of the part of the program that it is in."""
+        stays = {
+            (id(frame), i)
+            for frame, i in map(
+                shift.place, (p for p in self.places if (id(p[0]), p[1]) in self.stays)
+            )
+        }
+        return dataclasses.replace(
+            self,
+            places=list(map(shift.place, self.places)),
+            operands=[
+                shift.made(x) if type(x) is Made else x for x in self.operands
+            ],
+            results=list(map(shift.made, self.results)),
+            stays=frozenset(stays),
+        )
+
     def is_same_as(self, other: Match) -> bool:
         """Whether another match has the same equations and results."""
-        return self.covered() == other.covered() and self.result_key() == other.result_key()
+        return self.covered == other.covered and self.result_key() == other.result_key()
 
     def frames(self) -> set[Frame]:
         return {frame for frame, _ in self.places}
@@ -98,7 +118,7 @@ class Match:
         return (
             self.has_copies
             and type(source) is Made
-            and (id(source.frame), source.index) not in self.covered()
+            and (id(source.frame), source.index) not in self.covered
             and not any(type(x) is Made and x.same(source) for x in self.operands)
         )
 
