@@ -126,12 +126,15 @@ class Shapes:
 
         What it is may be known, so that nobody would see that it is asked.
         """
-        if frame.top.watch is None:
+        watch = frame.top.watch
+        if watch is None:
             return
-        for atom in frame.eqns[i].invars if level else ():
-            source = _source(frame, atom)
-            if type(source) is tuple:
-                self.watch(*source, level - 1)
+        places, seen = {(frame, i)}, set()
+        for _ in range(level):
+            seen |= places
+            atoms = [(f, atom) for f, j in places for atom in f.eqns[j].invars]
+            sources = [_source(f, atom) for f, atom in atoms]
+            places = {s for s in sources if type(s) is tuple} - seen
 
     def sources_of(self, frame: Frame, i: int) -> list[Any]:
         """For each operand the equation that makes it, up to moves, or what it is else."""

@@ -39,7 +39,7 @@ class Match:
 
     The places are in the order of the function's equations. ``has_copies`` tells whether the
     program makes some of them again, and ``stays`` are those that are needed outside of the
-    match, too.
+    match, too. ``is_alone`` tells whether nothing in it was found to be made again.
     """
 
     entry: Entry
@@ -51,6 +51,7 @@ class Match:
     out_tree: PyTreeDef
     has_copies: bool
     stays: frozenset[tuple[int, int]]
+    is_alone: bool = False
 
     @property
     def pattern(self) -> Pattern:
@@ -79,11 +80,10 @@ class Match:
         return dataclasses.replace(
             self,
             places=list(map(shift.place, self.places)),
-            operands=[
-                shift.made(x) if type(x) is Made else x for x in self.operands
-            ],
+            operands=[shift.made(x) if type(x) is Made else x for x in self.operands],
             results=list(map(shift.made, self.results)),
             stays=frozenset(stays),
+            is_alone=True,  # Else all of the program would have been asked about.
         )
 
     def is_same_as(self, other: Match) -> bool:

@@ -200,17 +200,15 @@ class _Program:
         if self._misses is not None:
             # The nearest misses lack the equations before the last one.
             fitting = self._index.all(frame, i)
-        elif self._repeats is None:
+        elif self._repeats is None or frame.parent is not None:
             fitting = self._index.candidates(self._shapes, frame, i)
         else:
             find = functools.partial(self._index.candidates, self._shapes, frame, i)
-            fitting = self._repeats.found("forms", place, find, _as_it_is)
+            fitting = self._repeats.forms(i, find)
         return [(entry, place, False) for entry in fitting]
 
     def _match(self, entry: Entry, place: Place) -> Match | None:
-        find = functools.partial(
-            matches_at, entry, place, self._may_be_value, self._misses
-        )
+        find = functools.partial(matches_at, entry, place, self._may_be_value, self._misses)
         if self._repeats is None or entry.pattern.bodies:
             return find()
         return self._repeats.found(entry, place, find, _moved)
@@ -239,10 +237,6 @@ class _Program:
                 for p in match.covered - {(id(result.frame), result.index)}:
                     covered.setdefault(p, entry.order)
             yield match
-
-
-def _as_it_is(entries: Sequence[Entry], _: Shift) -> Sequence[Entry]:
-    return entries
 
 
 def _moved(match: Match | None, shift: Shift) -> Match | None:
@@ -381,14 +375,16 @@ class _Rebuilt:
 
     def _emit(self, frame: Frame) -> None:
         path = frame.path()
-        for i, eqn in enumerate(frame.jaxpr.eqns):
-            if i in frame.facts.calls and frame.inner(i) in self._inlined:
+        inlined = {inner.call for inner in self._inlined if inner.parent is frame}
+        gone = {i for key, i in self._gone if key == id(frame)}
+        is_renamed = bool(self._names[frame] or inlined)
+        for i, eqn in enumerate(frame.eqns):
+            if i in inlined:
                 self._emit_body(frame, i)
                 continue
-            place = id(frame), i
-            renamed = self._renamed(frame, eqn)
-            if place in self._gone:
-                self._covered[place] = renamed
+            renamed = self._renamed(frame, eqn) if is_renamed else eqn
+            if i in gone:
+                self._covered[id(frame), i] = renamed
             else:
                 self._eqns.append(((*path, i), renamed))
 
@@ -442,7 +438,7 @@ class _Rebuilt:
     def _equation(self, taken: _Taken) -> JaxprEqn:
         """The equation for a match."""
         match = taken.match
-        copies = self._copies(match)
+        copies = {} if match.is_alone else self._copies(match)
         covered = [
             _with_names(self._covered[id(frame), i], copies)
             for frame, i in match.places

@@ -8,7 +8,8 @@ moved there instead of searched for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+import contextlib
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,12 +18,16 @@ from .._compat import DropVar, JaxprEqn, Literal, Var
 from .view import Frame, Made, Place, Watch
 
 
-# Added to the position of an operand that no equation makes.
-_OF_PROGRAM = 1 << 20
-
 # What an equation is: equal for equations that differ by nothing that a search can ask about,
 # with the operands' origins relative to the equation.
 _Code = int
+
+# Where an array was met last: the equation, times `_EQUATION`, and which of its results it is.
+# If it is an operand of the equation, its position and `_OPERAND` are added, and `_GIVEN` if no
+# equation makes it.
+_EQUATION = 1 << 24
+_OPERAND = 1 << 16
+_GIVEN = 1 << 20
 
 
 def _codes(top: Frame, reached: Set[Var]) -> list[_Code]:
@@ -34,25 +39,29 @@ def _codes(top: Frame, reached: Set[Var]) -> list[_Code]:
     numbers: dict[Any, _Code] = {}
     params = _Params()
     codes = []
-    last: dict[Var, tuple[int, int]] = {}
+    met: dict[Var, int] = {}
     for i, eqn in enumerate(top.eqns):
-        parts: list[Any] = [eqn.primitive, eqn.ctx, bool(eqn.effects)]
-        for p, atom in enumerate(eqn.invars):
+        here = i * _EQUATION
+        parts: list[Any] = [eqn.primitive, eqn.ctx, len(eqn.effects)]
+        for p, atom in enumerate(eqn.invars, _OPERAND):
             if type(atom) is Literal:
                 parts.append(_of_literal(atom))
                 continue
             parts.append(atom.aval)
             if reached:
                 parts.append(atom in reached)
-            j, q = last.get(atom, (-1, _OF_PROGRAM))
-            if j < 0:
+            last = met.get(atom)
+            if last is None:
                 parts.append(None)
+                met[atom] = here + p + _GIVEN
             else:
-                parts += i - j, q
-            last[atom] = i, (p if q < _OF_PROGRAM else p + _OF_PROGRAM)
-        for k, var in enumerate(eqn.outvars):
-            last[var] = i, ~k
-            parts += var.aval, type(var) is DropVar
+                parts.append(here - last)
+                met[atom] = here + p + (last & _GIVEN)
+        for k, var in enumerate(eqn.outvars, here):
+            met[var] = k
+            parts.append(var.aval)
+            if type(var) is DropVar:
+                parts.append(None)
         if eqn.params:
             parts.append(params.key(eqn))
         codes.append(numbers.setdefault(tuple(parts), len(numbers)))
@@ -97,6 +106,13 @@ class _Known(NamedTuple):
     base: int
     watch: Watch
     result: Any
+
+
+class _Forms(NamedTuple):
+    """The forms that may end at an equation, and the first equation that was looked at."""
+
+    first: int
+    forms: Sequence[Any]
 
 
 class Shift(NamedTuple):
@@ -166,8 +182,26 @@ class Repeats:
             if period[i] and first[i] == first[i + 1]:
                 last[i] = last[i + 1]
         self._repeated = {i - p for i, p in enumerate(period) if p}
+        self._forms: dict[int, _Forms] = {}
         self._known: dict[Any, _Known] = {}
         self._watches: dict[Any, Watch] = {}
+
+    def forms(self, i: int, find: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+        """What ``find`` finds of the operands of equation ``i``, or found where it was before.
+
+        Of the uses of variables it asks nothing.
+        """
+        known = self._forms.get(i - self._period[i])
+        if known is not None and known.first >= self._first[i] - self._period[i]:
+            self._forms[i] = known
+            return known.forms
+        if i not in self._repeated:
+            return find()
+        watch = Watch(i)
+        with self._watching(watch):
+            forms = find()
+        self._forms[i] = _Forms(min(watch.touched), forms)
+        return forms
 
     def found(
         self,
@@ -187,14 +221,19 @@ class Repeats:
         if i not in self._repeated:
             return find()
         # All forms at a place have one watch, because one search may serve several of them.
-        watch = self._watches.setdefault((i, within, what == "forms"), Watch(i))
-        self._top.watch = watch
-        try:
+        watch = self._watches.setdefault((i, within), Watch(i))
+        with self._watching(watch):
             result = find()
-        finally:
-            self._top.watch = None
         self._known[what, i, within] = _Known(i, watch, result)
         return result
+
+    @contextlib.contextmanager
+    def _watching(self, watch: Watch) -> Iterator[None]:
+        self._top.watch = watch
+        try:
+            yield
+        finally:
+            self._top.watch = None
 
     def _shift(self, known: _Known, i: int) -> Shift | None:
         """The way to equation ``i``, if all that was asked has the same answers there."""
@@ -230,9 +269,7 @@ class Repeats:
         return all(
             a is b or type(a) is Literal or not (a in shared or b in shared)
             for i in shift.near
-            for a, b in zip(
-                eqns[i].invars, eqns[i + shift.steps].invars, strict=True
-            )
+            for a, b in zip(eqns[i].invars, eqns[i + shift.steps].invars, strict=True)
         )
 
     def _has_same_uses(self, asked: Set[Var], shift: Shift) -> bool:

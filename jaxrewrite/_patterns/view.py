@@ -27,9 +27,13 @@ class Facts:
         # The bodies of the calls that are looked through, by the number of the equation.
         self.calls: dict[int, Jaxpr] = {}
         self.eqns: Sequence[JaxprEqn] = jaxpr.eqns
+        self._own: set[Primitive] = set()
+        self._avals: set[Any] = {var.aval for var in jaxpr.invars}
         for i, eqn in enumerate(self.eqns):
+            self._own.add(eqn.primitive)
             for k, var in enumerate(eqn.outvars):
                 self.made[var] = i, k
+                self._avals.add(var.aval)
             if eqn.primitive.name in CALLS:
                 body = body_of(eqn)
                 if body is not None:
@@ -60,14 +64,13 @@ class Facts:
     @functools.cached_property
     def primitives(self) -> frozenset[Primitive]:
         """The primitives of the jaxpr and of the calls in it."""
-        own = {eqn.primitive for eqn in self.eqns}
-        return frozenset(own).union(*(facts_of(b).primitives for b in self._bodies()))
+        return frozenset(self._own).union(*(facts_of(b).primitives for b in self._bodies()))
 
     @functools.cached_property
     def kinds(self) -> tuple[frozenset[Any], int]:
         """The dtypes of the arrays, and the highest rank, here and in the calls."""
         dtypes, rank = set(), 0
-        for aval in {var.aval for var in (*self.position, *self.made)}:
+        for aval in self._avals:
             if isinstance(aval, ShapedArray):
                 dtypes.add(aval.dtype)
                 rank = max(rank, len(aval.shape))
