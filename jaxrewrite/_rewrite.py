@@ -125,7 +125,7 @@ class Scope(Draft):
             )
             has_value = False
             renamed = False
-            for atom in eqn.invars:
+            for atom in eqn.invars if env else ():
                 if type(atom) is not Literal and atom in env:
                     renamed = True
                     has_value |= is_value(env[atom])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 from .. import _compat
@@ -17,7 +17,7 @@ from .graph import Graph
 from .pattern import Pattern
 from .probe import Form, Forms
 from .search import COMMUTATIVE, is_open_at, root
-from .view import Facts, Frame, Place, chain, facts_of, resolve
+from .view import Facts, Frame, Place, Watch, chain, facts_of, resolve
 
 
 class Entry:
@@ -99,7 +99,7 @@ class Shapes:
 
     def __init__(self, index: Index):
         self._index = index
-        self._sources: dict[Any, list[Any]] = {}
+        self._sources: dict[Any, tuple[list[Any], Set[int]]] = {}
         self._numbers: dict[Any, int] = {}
 
     def of(self, frame: Frame, i: int, level: int) -> int:
@@ -132,17 +132,28 @@ class Shapes:
         places, seen = {(frame, i)}, set()
         for _ in range(level):
             seen |= places
-            atoms = [(f, atom) for f, j in places for atom in f.eqns[j].invars]
-            sources = [_source(f, atom) for f, atom in atoms]
-            places = {s for s in sources if type(s) is tuple} - seen
+            below: set[Any] = set()
+            for place in places:
+                sources, touched = self._looked_up(*place)
+                watch.touched |= touched
+                below.update(s for s in sources if type(s) is tuple)
+            places = below - seen
 
     def sources_of(self, frame: Frame, i: int) -> list[Any]:
         """For each operand the equation that makes it, up to moves, or what it is else."""
+        return self._looked_up(frame, i)[0]
+
+    def _looked_up(self, frame: Frame, i: int) -> tuple[list[Any], Set[int]]:
+        """The sources of an equation, and the program's equations that were looked at."""
         key = frame, i
-        sources = self._sources.get(key)
-        if sources is None:
-            sources = self._sources[key] = [_source(frame, a) for a in frame.eqns[i].invars]
-        return sources
+        known = self._sources.get(key)
+        if known is None:
+            top = frame.top
+            outer, top.watch = top.watch, Watch(frame.number_in_top(i))
+            sources = [_source(frame, atom) for atom in frame.eqns[i].invars]
+            known = self._sources[key] = sources, top.watch.touched
+            top.watch = outer
+        return known
 
 
 # The numbers of what is no equation.

@@ -20,8 +20,8 @@ from .calls import Number, can_match, is_move
 from .graph import Graph, Node
 from .index import Entry
 from .pattern import Pattern, Traced, Variant, count_of_batches, without_batch
-from .same import same, same_equation
 from .repeats import Shift
+from .same import same, same_equation
 from .search import Found, Search
 from .view import Frame, Made, Place, make_the_same, resolve, users
 

@@ -354,7 +354,11 @@ class _Rebuilt:
         self._top = top
         self._taken = taken
         self._inlined = inlined_frames(taken)
-        self._gone = {place for t in taken for place in t.match.covered - t.match.stays}
+        # By frame, the equations that matches cover.
+        self._gone: dict[int, set[int]] = {}
+        for t in taken:
+            for frame, i in t.match.covered - t.match.stays:
+                self._gone.setdefault(frame, set()).add(i)
         self._names: dict[Frame, dict[Var, Any]] = {top: {}}
         self._eqns: list[tuple[Key, JaxprEqn]] = []
         # The equations of matches, renamed.
@@ -376,7 +380,7 @@ class _Rebuilt:
     def _emit(self, frame: Frame) -> None:
         path = frame.path()
         inlined = {inner.call for inner in self._inlined if inner.parent is frame}
-        gone = {i for key, i in self._gone if key == id(frame)}
+        gone = self._gone.get(id(frame), ())
         is_renamed = bool(self._names[frame] or inlined)
         for i, eqn in enumerate(frame.eqns):
             if i in inlined:

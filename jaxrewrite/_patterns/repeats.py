@@ -100,6 +100,38 @@ def _has_floats(value: Any) -> bool:
     return isinstance(value, (float, complex, np.inexact))
 
 
+# So far back the equations before a repetition are compared, too.
+_BEFORE = 256
+
+
+def _runs(codes: Sequence[_Code]) -> tuple[list[int], list[int], list[int]]:
+    """For each equation the distance to the one that it repeats, or 0, and a first and a last.
+
+    All from the first to the last repeat others at this distance.
+    """
+    period: list[int] = []
+    first: list[int] = []
+    runs: list[list[int]] = []  # For each equation the run that it is in, which is its end.
+    before: dict[_Code, int] = {}
+    for i, code in enumerate(codes):
+        p = period[-1] if i else 0
+        if p and codes[i - p] == code:
+            first.append(first[-1])
+            runs.append(runs[-1])
+        else:
+            p = i - before.get(code, i)
+            # What repeats something nearer may repeat what is at this distance as well.
+            j = i
+            while i - j < _BEFORE and j > p > 0 and codes[j - 1] == codes[j - 1 - p]:
+                j -= 1
+            first.append(j)
+            runs.append([i])
+        period.append(p)
+        runs[-1][0] = i
+        before[code] = i
+    return period, first, [run[0] for run in runs]
+
+
 class _Known(NamedTuple):
     """What was found at an equation, and what was asked for it."""
 
@@ -165,23 +197,8 @@ class Repeats:
     def __init__(self, top: Frame, reached: Set[Var]):
         self._top = top
         codes = _codes(top, reached)
-        # For each equation the distance to the one that it repeats, or 0, and the first and
-        # the last one of those in a row that repeat others at this distance.
-        self._period = period = [0] * len(codes)
-        self._first = first = list(range(len(codes)))
-        self._last = last = list(range(len(codes)))
-        before: dict[_Code, int] = {}
-        for i, code in enumerate(codes):
-            p = period[i - 1] if i else 0
-            if p and codes[i - p] == code:
-                period[i], first[i] = p, first[i - 1]
-            else:
-                period[i] = i - before.get(code, i)
-            before[code] = i
-        for i in range(len(codes) - 2, -1, -1):
-            if period[i] and first[i] == first[i + 1]:
-                last[i] = last[i + 1]
-        self._repeated = {i - p for i, p in enumerate(period) if p}
+        self._period, self._first, self._last = _runs(codes)
+        self._repeated = {i - p for i, p in enumerate(self._period) if p}
         self._forms: dict[int, _Forms] = {}
         self._known: dict[Any, _Known] = {}
         self._watches: dict[Any, Watch] = {}
@@ -211,7 +228,7 @@ class Repeats:
         move: Callable[[Any, Shift], Any],
     ) -> Any:
         """What ``find`` finds at a place, or what it found at the one that it repeats."""
-        i, within = _top_number(place), _within(place)
+        i, within = place[0].number_in_top(place[1]), _within(place)
         known = self._known.get((what, i - self._period[i], within))
         if known is not None:
             shift = self._shift(known, i)
@@ -285,11 +302,6 @@ class Repeats:
             if uses != list(facts.uses.get(other, ())):
                 return False
         return True
-
-
-def _top_number(place: Place) -> int:
-    frame, i = place
-    return i if frame.parent is None else frame.origin
 
 
 def _within(place: Place) -> Any:

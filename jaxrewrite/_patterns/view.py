@@ -176,6 +176,10 @@ class Frame:
         for inner in self._inner.values():
             inner.forget()
 
+    def number_in_top(self, i: int) -> int:
+        """The number of an equation in the program, or of the call that it is in."""
+        return i if self.parent is None else self.origin
+
     def eqn(self, i: int) -> JaxprEqn:
         return self.eqns[i]
 
@@ -262,7 +266,7 @@ def _resolve(frame: Frame, atom: Any, by: list[int]) -> Any:
             frame = frame.parent
             continue
         index, k = made
-        by.append(index if frame.parent is None else frame.origin)
+        by.append(frame.number_in_top(index))
         if index in frame.facts.calls:
             frame = frame.inner(index)
             atom = frame.jaxpr.outvars[k]
