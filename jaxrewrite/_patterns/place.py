@@ -16,7 +16,7 @@ from .bodies import Body, Group, atoms_of
 from .calls import Number
 from .index import Entry, Index, Shapes, index_for, open_roots
 from .match import Match, Miss, matches_at
-from .nested import nested_patterns
+from .nested import made_for
 from .pattern import Pattern
 from .repeats import Repeats, Shift
 from .view import Frame, Made, Place, facts_of, outermost, resolve, users
@@ -95,7 +95,7 @@ def place(
         Gets the patterns that almost match.
     """
     top = Frame(jaxpr, facts_of(jaxpr))
-    possible = (*nested_patterns(patterns, top), *patterns)
+    possible = (*made_for(patterns, top), *patterns)
     wanted = [(depth, p) for depth, p in possible if p not in without]
     index = index_for(wanted, top.facts, misses is not None) if wanted else None
     if index is None:

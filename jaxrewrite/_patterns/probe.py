@@ -387,10 +387,10 @@ class Forms:
         form.choices.add(self.pattern.statics.choice(statics))
         own = [variant]
         if variant is None and graph.is_batched_likewise():
-            own += [*_variants(self.pattern), *_twice(self.pattern)]
+            own += [*_variants(self.pattern), *_several(self.pattern)]
         elif variant is not None:
-            # Batched twice, most functions have a form that they have batched once.
-            own += [twice for twice in _twice(self.pattern) if variant[0] in (twice or ())]
+            # Batched again, most functions have a form that they have batched once.
+            own += [more for more in _several(self.pattern) if variant[0] in (more or ())]
         form.variants += [one for one in own if one not in form.variants]
         # What is not batched is tried first.
         form.variants.sort(key=_order_of_variants)
@@ -516,7 +516,7 @@ def _args(
             guards.append(None)
             continue
         if i in pattern.bodies:
-            args.append(Hole())
+            args.append(Hole(num_ys=pattern.num_ys))
             guards.append(None)
             continue
         arg, guard = _operand(_guards(pattern, i), rank, kinds[i], size, _is_wide())
@@ -637,19 +637,20 @@ def _variants(pattern: Pattern) -> list[Variant]:
     return [(tuple(i in chosen for i in range(len(pattern.names))),) for chosen in sets]
 
 
-def _twice(pattern: Pattern) -> list[Variant]:
-    """Two axes, where an annotation says the rank of an operand.
+def _several(pattern: Pattern) -> list[Variant]:
+    """Two and three axes, where an annotation says the rank of an operand.
 
-    Else the function itself takes what has more axes. Of more than three arrays, the same
-    ones are batched twice, or all and some of them.
+    Else the function itself takes what has more axes. Of many arrays, the same ones are
+    batched each time, or all of them where these are not.
     """
     once = [variant[0] for variant in _variants(pattern) if variant is not None]
     if not any(map(functools.partial(_has_one_rank, pattern), range(len(pattern.names)))):
         return []
     return [
-        (outer, inner)
-        for outer, inner in itertools.product(once, once)
-        if len(pattern.names) <= 3 or outer == inner or once[0] in (outer, inner)
+        levels
+        for axes, few in ((2, 3), (3, 2))
+        for levels in itertools.product(once, repeat=axes)
+        if len(pattern.names) <= few or len({*levels} - {once[0]}) <= 1
     ]
 
 

@@ -260,7 +260,11 @@ class Search:
             for ref, atom in zip(own, [*carry, *xs], strict=True):
                 rest = ("ref", ref, atom), rest
             return True, rest
-        if first + 1 < len(eqn.outvars) - len(carry):
+        count = len(eqn.outvars) - len(carry)
+        told = len(node.eqn.outvars) - _compat.scan_counts(node.eqn.params)[1]
+        if told > 1 and told != count:
+            return False, rest
+        if told == 1 and first + 1 < count:
             self._choose((("scan", n, place, first + 1), rest))
         self._take(n, place)
         _, own_carry, own_xs = groups(node.eqn, node.operands)

@@ -964,6 +964,13 @@ def test_batches_of_several_axes(bulk):
         (inverse, second, first, many[0], rows[0]),
     ]
     batched = [jax.vmap(jax.vmap(fn, inner), outer) for fn, outer, inner, *_ in cases]
+    more = [
+        (exp_of_product, both, jax.vmap(batched[0]), many[None], rows[None]),
+        (exp_of_product, both, jax.vmap(batched[3], (0, None)), many, rows[0]),
+        (inverse, both, jax.vmap(batched[6], (None, 0)), many[0], rows),
+    ]
+    batched += [fn for _, _, fn, *_ in more]
+    cases += more
     for fn, (before, *_, a, b) in zip(batched, cases, strict=True):
         (found,) = explain(fn, rules=rules)(a, b).rules
         assert found.name == ("of_inverse" if before is inverse else "of_rows")
@@ -977,5 +984,7 @@ def test_batches_of_several_axes(bulk):
 
     for got, want in outcomes():
         np.testing.assert_allclose(got, want, 1e-4)
-    three = jax.vmap(jax.vmap(jax.vmap(exp_of_product)))
-    assert explain(three, rules=rules)(many[None], rows[None]).rules == ()  # One too many.
+    four = exp_of_product
+    for _ in range(4):
+        four = jax.vmap(four)
+    assert explain(four, rules=rules)(many[None, None], rows[None, None]).rules == ()

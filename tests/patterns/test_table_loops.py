@@ -145,6 +145,55 @@ def test_a_reduction_over_steps_is_done_in_the_carry(name):
         check(fn, normal(0, 6, 2), names=[rule])
 
 
+SEVERAL = {
+    "carry, sum and max": (both(lambda c, y: (c, y[0].sum(0), y[1].max(0)), pair), False),
+    "max and mean": (both(lambda c, y: (y[0].max(0), y[1].mean(0)), pair), False),
+    "last of both": (both(lambda c, y: (y[0][-1], y[1][-1]), pair), False),
+    "of all": (both(lambda c, y: (y[0].sum(), y[1].mean()), pair), False),
+    "three": (both(lambda c, y: (c, y[0].sum(0), y[1].mean(), y[2][-1]), triple), False),
+    "two of three": (both(lambda c, y: (c, y[0].sum(0), y[1], y[2].max(0)), triple), False),
+    "reverse": (both(lambda c, y: (y[0][0], y[1].sum(0)), pair, reverse=True), False),
+    "another number": (both(lambda c, y: (y[0].sum(0) / 3, y[1].mean(0)), pair), False),
+    "map": (
+        lambda x: (lambda y: (y[0].sum(0), y[1].max(0)))(
+            lax.map(lambda r: (r * r, jnp.sin(r)), x)
+        ),
+        True,
+    ),
+    "length": (
+        lambda x: (lambda y: (y[0].sum(0), y[1].mean(0)))(
+            lax.scan(lambda c, _: (c * x[0], (c, c * c)), x[1], None, length=4)[1]
+        ),
+        False,
+    ),
+    "in functions": (
+        lambda x: (lambda y: (jax.jit(lambda y: y.sum(0))(y[0]), y[1].mean(0)))(
+            jax.jit(lambda x: lax.scan(pair, jnp.ones(2), x)[1])(x)
+        ),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", often(SEVERAL, ["two of three"]))
+def test_several_reductions_are_done_in_one_carry(name):
+    fn, is_map = SEVERAL[name]
+    rule = "accumulated_results" + ("_of_map" if is_map else "")
+    check(fn, normal(0, 6, 2), names=[rule])
+
+
+@pytest.mark.slow
+def test_what_only_one_result_has_is_done_for_one():
+    cases = [
+        (lambda c, y: (y[0].sum(0) + y[0].max(0), y[1].max(0)), {}, "accumulated_max"),
+        (lambda c, y: (y[0][-1], y[1].sum(0)), {"reverse": True}, "accumulated_sum"),
+        (lambda c, y: (y[0].sum(0), y[1], y[1].sum()), {}, "accumulated_sum"),
+        (lambda c, y: (y[0].min(0), y[1][-1]), {}, "kept_last"),
+    ]
+    for reduce, options, rule in cases:
+        check(both(reduce, pair, **options), normal(0, 6, 2), names=[rule])
+
+
 OTHER = {
     "another axis": scan(lambda y: y.sum(1)),
     "two of three axes": scan(lambda y: y.sum((0, 1))),
