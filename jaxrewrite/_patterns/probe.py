@@ -96,6 +96,8 @@ class Forms:
         # Batched functions that are not tried yet, and the primitives of such a variant.
         self._waiting: list[tuple[Sequence[Any], dict[str, Any], Variant]] = []
         self._of_variant: dict[Variant, frozenset[Primitive]] = {}
+        self._variants = _variants(pattern)
+        self._several = _several(pattern)
         self._used: set[int] = set()
         self._is_beginning = False
         self._lock = threading.RLock()
@@ -291,7 +293,7 @@ class Forms:
         traced = traced_form(self.pattern, args, statics, None)
         if isinstance(traced, Exception) or traced.graph.is_batched_likewise():
             return
-        self._waiting += ((args, statics, variant) for variant in _variants(self.pattern))
+        self._waiting += ((args, statics, variant) for variant in self._variants)
 
     def _may_be_batched_so(
         self, variant: Variant, primitives: Set[Primitive] | None
@@ -387,13 +389,15 @@ class Forms:
         form.choices.add(self.pattern.statics.choice(statics))
         own = [variant]
         if variant is None and graph.is_batched_likewise():
-            own += [*_variants(self.pattern), *_several(self.pattern)]
+            own += [*self._variants, *self._several]
         elif variant is not None:
             # Batched again, most functions have a form that they have batched once.
-            own += [more for more in _several(self.pattern) if variant[0] in (more or ())]
-        form.variants += [one for one in own if one not in form.variants]
-        # What is not batched is tried first.
-        form.variants.sort(key=_order_of_variants)
+            own += [more for more in self._several if variant[0] in (more or ())]
+        known = dict.fromkeys(form.variants)
+        if not known.keys() >= {*own}:
+            known.update(dict.fromkeys(own))
+            # What is not batched is tried first.
+            form.variants = sorted(known, key=_order_of_variants)
 
 
 _OPERANDS = ("operand", "scalar")
@@ -547,6 +551,7 @@ def _kinds(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(getattr(arg, "dtype", _FLOAT) for arg in args)
 
 
+@functools.lru_cache(4096)
 def _order_of_variants(variant: Variant) -> Any:
     """Fewer axes, over more of the operands, come first."""
     levels = variant or ()
@@ -646,12 +651,12 @@ def _several(pattern: Pattern) -> list[Variant]:
     once = [variant[0] for variant in _variants(pattern) if variant is not None]
     if not any(map(functools.partial(_has_one_rank, pattern), range(len(pattern.names)))):
         return []
-    return [
-        levels
-        for axes, few in ((2, 3), (3, 2))
-        for levels in itertools.product(once, repeat=axes)
-        if len(pattern.names) <= few or len({*levels} - {once[0]}) <= 1
-    ]
+    several: list[Variant] = []
+    for axes, few in ((2, 3), (3, 2)):
+        is_few = len(pattern.names) <= few
+        for some in [once] if is_few else [(once[0], other) for other in once]:
+            several += itertools.product(some, repeat=axes)
+    return list(dict.fromkeys(several))
 
 
 def _has_one_rank(pattern: Pattern, i: int) -> bool:
