@@ -220,8 +220,7 @@ class Index:
         told = 0
         for level in _LEVELS:
             if fitting.levels <= told:
-                return fitting.entries
-            shapes.watch(frame, i, level)
+                break
             key = shapes.of(frame, i, level), level, is_open
             known = self._fitting.get(key)
             if known is None:
@@ -231,8 +230,9 @@ class Index:
                     if self._fits(entry.need, key[0], level, is_open)
                 )
             fitting, told = known, level + 1
-        if fitting.levels > told:
-            shapes.watch(frame, i, fitting.levels)
+        shapes.watch(frame, i, max(told - 1, fitting.levels if fitting.levels > told else 0))
+        if fitting.levels <= told:
+            return fitting.entries
         return [
             entry
             for entry in fitting.entries
