@@ -230,7 +230,9 @@ class Index:
                     if self._fits(entry.need, key[0], level, is_open)
                 )
             fitting, told = known, level + 1
-        shapes.watch(frame, i, max(told - 1, fitting.levels if fitting.levels > told else 0))
+        shapes.watch(
+            frame, i, max(told - 1, fitting.levels if fitting.levels > told else 0)
+        )
         if fitting.levels <= told:
             return fitting.entries
         return [

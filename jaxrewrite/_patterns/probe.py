@@ -96,6 +96,7 @@ class Forms:
         # Batched functions that are not tried yet, and the primitives of such a variant.
         self._waiting: list[tuple[Sequence[Any], dict[str, Any], Variant]] = []
         self._of_variant: dict[Variant, frozenset[Primitive]] = {}
+        self._operands = range(len(pattern.names))
         self._variants = _variants(pattern)
         self._several = _several(pattern)
         self._used: set[int] = set()
@@ -389,7 +390,10 @@ class Forms:
         form.choices.add(self.pattern.statics.choice(statics))
         own = [variant]
         if variant is None and graph.is_batched_likewise():
-            own += [*self._variants, *self._several]
+            own += self._variants
+            ranks = map(functools.partial(_has_one_rank, self.pattern), self._operands)
+            if not graph.is_of_all_sizes() or any(ranks):
+                own += self._several  # Else the function itself takes what has more axes.
         elif variant is not None:
             # Batched again, most functions have a form that they have batched once.
             own += [more for more in self._several if variant[0] in (more or ())]
@@ -643,13 +647,9 @@ def _variants(pattern: Pattern) -> list[Variant]:
 
 
 def _several(pattern: Pattern) -> list[Variant]:
-    """Two and three axes, where an annotation says the rank of an operand.
-
-    Else the function itself takes what has more axes. Of many arrays, the same ones are
-    batched each time, or all of them where these are not.
-    """
+    """Two and three axes. Of many arrays, the same ones are batched each time, or all."""
     once = [variant[0] for variant in _variants(pattern) if variant is not None]
-    if not any(map(functools.partial(_has_one_rank, pattern), range(len(pattern.names)))):
+    if not once:
         return []
     several: list[Variant] = []
     for axes, few in ((2, 3), (3, 2)):

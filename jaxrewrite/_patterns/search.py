@@ -245,7 +245,12 @@ class Search:
         """
         frame, index = place
         node, eqn = self.graph.nodes[n], frame.eqn(index)
-        if self.is_open or eqn.effects or eqn.primitive.name != "scan" or self.body is None:
+        if eqn.effects or eqn.primitive.name != "scan":
+            return False, rest
+        if self.is_open:  # What it is used for is outside, and not looked at.
+            self.assumed += 1
+            return True, None
+        if self.body is None:
             return False, rest
         consts, carry, xs = groups(eqn, [resolve(frame, atom) for atom in eqn.invars])
         if not self.by_form:

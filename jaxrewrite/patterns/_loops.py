@@ -36,10 +36,12 @@ def _results(y: Any) -> tuple[Any, ...]:
 def _of_one_step(f: Callable[..., Any], init: Any, xs: Any) -> tuple[Any, ...]:
     """The shapes and dtypes of what a body returns for one step."""
 
-    def one(init: Any, xs: Any) -> tuple[Any, ...]:
-        return _results(f(init, jax.tree.map(lambda x: x[0], xs))[1])
+    def one(init: Any, x: Any) -> tuple[Any, ...]:
+        return _results(f(init, x)[1])
 
-    return jax.eval_shape(one, init, xs)
+    # There may be no step.
+    x = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs)
+    return jax.eval_shape(one, init, x)
 
 
 def _length(xs: Any) -> int:

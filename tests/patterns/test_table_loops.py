@@ -104,6 +104,11 @@ REDUCED = {
         lambda x: (lambda y: (y[0], y[1].sum(0)))(lax.map(lambda r: (r.sum(), r * r), x)),
         "accumulated_sum_of_map",
     ),
+    "of a function": (lambda x: jax.jit(scan(lambda y: y))(x).sum(0), "accumulated_sum"),
+    "of functions": (
+        lambda x: jax.jit(lambda x: (x, jax.jit(scan(lambda y: y))(x)))(x)[1][-1],
+        "kept_last",
+    ),
     "kept dimensions": (scan(lambda y: y.sum(0, keepdims=True)), "accumulated_sum"),
     "map": (
         lambda x: lax.map(lambda r: jnp.outer(r, r), x).mean(0),
@@ -192,6 +197,15 @@ def test_what_only_one_result_has_is_done_for_one():
     ]
     for reduce, options, rule in cases:
         check(both(reduce, pair, **options), normal(0, 6, 2), names=[rule])
+
+
+@pytest.mark.parametrize("reduce", often([jnp.sum, jnp.mean], [jnp.sum]))
+def test_a_scan_without_steps(reduce):
+    fn = scan(lambda y: reduce(y, 0))
+    assert found(fn, jnp.zeros((0, 2))) != []
+    assert_same(
+        jaxrewrite.transform(fn, rules=rules)(jnp.zeros((0, 2))), fn(jnp.zeros((0, 2)))
+    )
 
 
 OTHER = {
