@@ -384,6 +384,7 @@ class OpenRoot(NamedTuple):
 
 
 _open_roots = WeakCaches(8)
+_own_roots = WeakCaches(8)
 
 
 def open_roots(index: Index, body: Jaxpr) -> Sequence[OpenRoot]:
@@ -409,3 +410,20 @@ def _find_open_roots(index: Index, body: Jaxpr) -> Iterator[OpenRoot]:
         for entry in index.candidates(shapes, frame, i, is_open=True):
             if is_open_at(entry.graph, entry.root, (frame, i)):
                 yield OpenRoot((), i, entry)
+
+
+def own_roots(index: Index, body: Jaxpr) -> Sequence[tuple[int, Entry]]:
+    """The equations of a body where a form may be that is all in it; kept with the body."""
+    cache = _own_roots.of(body)
+    roots = cache.get(index)
+    if roots is None:
+        frame = Frame(body, facts_of(body))
+        shapes = Shapes(index)
+        roots = [
+            (i, entry)
+            for i in range(len(body.eqns))
+            if i not in frame.facts.calls
+            for entry in index.candidates(shapes, frame, i)
+        ]
+        cache.put(index, roots)
+    return roots

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from .._compat import JaxprEqn, Primitive
+from .._compat import JaxprEqn, Literal, Primitive
 from .pattern import Pattern
 from .view import Frame, Made, Place, resolve, users
 
@@ -111,11 +111,24 @@ def places_of(primitive: Primitive, frame: Frame) -> Iterator[Place]:
 def _parts(place: Place, nesting: Nesting) -> list[Place | None]:
     """For each operand the equation of the chain that makes it for this one alone."""
     frame, i = place
-    sources = [resolve(frame, atom) for atom in frame.eqn(i).invars]
+    sources = [
+        resolve(frame, atom) if _may_be_part(frame, atom, nesting) else None
+        for atom in frame.eqn(i).invars
+    ]
     return [
         (source.frame, source.index) if _is_part(source, place, nesting) else None
         for source in sources
     ]
+
+
+def _may_be_part(frame: Frame, atom: Any, nesting: Nesting) -> bool:
+    """Whether an operand may be made by the function, as far as its own frame tells."""
+    if type(atom) is Literal:
+        return False
+    i, _ = frame.facts.made.get(atom, (-1, 0))
+    if i < 0:
+        return frame.parent is not None
+    return i in frame.facts.calls or frame.eqn(i).primitive is nesting.primitive
 
 
 def _is_part(source: Any, place: Place, nesting: Nesting) -> bool:

@@ -14,7 +14,7 @@ from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from .._dead_code import live_equations
 from .bodies import Body, Group, atoms_of
 from .calls import Number
-from .index import Entry, Index, Shapes, index_for, open_roots
+from .index import Entry, Index, Shapes, index_for, open_roots, own_roots
 from .match import Match, Miss, matches_at
 from .nested import made_for
 from .pattern import Pattern
@@ -164,7 +164,9 @@ class _Program:
         candidates: list[tuple[Entry, Place, bool]] = []
         for i, eqn in enumerate(top.eqns):
             if eqn.primitive in self._index.by_primitive:
-                candidates += self._at((top, i))
+                forms = self._forms(i)
+                if forms:
+                    candidates += [(entry, (top, i), False) for entry in forms]
             body = top.facts.calls.get(i)
             if body is not None:
                 inner = top.inner(i)
@@ -182,10 +184,8 @@ class _Program:
                 continue
             seen.add(frame)
             candidates = [
-                candidate
-                for i in range(len(frame.eqns))
-                if i not in frame.facts.calls
-                for candidate in self._at((frame, i))
+                (entry, (frame, i), False)
+                for i, entry in own_roots(self._index, frame.jaxpr)
             ]
             inside = self._found(candidates)
             found += (match for match in inside if match.is_within_call())
@@ -193,19 +193,15 @@ class _Program:
                 pending.add(frame.parent)
         return found
 
-    def _at(self, place: Place) -> list[tuple[Entry, Place, bool]]:
-        """The forms whose last equation may be at a place."""
-        frame, i = place
-        fitting: Sequence[Entry]
-        if self._misses is not None:
+    def _forms(self, i: int) -> Sequence[Entry]:
+        """The forms whose last equation may be an equation of the program."""
+        if self._repeats is None:
             # The nearest misses lack the equations before the last one.
-            fitting = self._index.all(frame, i)
-        elif self._repeats is None or frame.parent is not None:
-            fitting = self._index.candidates(self._shapes, frame, i)
-        else:
-            find = functools.partial(self._index.candidates, self._shapes, frame, i)
-            fitting = self._repeats.forms(i, find)
-        return [(entry, place, False) for entry in fitting]
+            return self._index.all(self._top, i)
+        return self._repeats.forms(i, self._find)
+
+    def _find(self, i: int) -> Sequence[Entry]:
+        return self._index.candidates(self._shapes, self._top, i)
 
     def _match(self, entry: Entry, place: Place) -> Match | None:
         find = functools.partial(matches_at, entry, place, self._may_be_value, self._misses)

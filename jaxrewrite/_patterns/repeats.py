@@ -203,7 +203,7 @@ class Repeats:
         self._known: dict[Any, _Known] = {}
         self._watches: dict[Any, Watch] = {}
 
-    def forms(self, i: int, find: Callable[[], Sequence[Any]]) -> Sequence[Any]:
+    def forms(self, i: int, find: Callable[[int], Sequence[Any]]) -> Sequence[Any]:
         """What ``find`` finds of the operands of equation ``i``, or found where it was before.
 
         Of the uses of variables it asks nothing.
@@ -213,10 +213,10 @@ class Repeats:
             self._forms[i] = known
             return known.forms
         if i not in self._repeated:
-            return find()
+            return find(i)
         watch = Watch(i)
         with self._watching(watch):
-            forms = find()
+            forms = find(i)
         self._forms[i] = _Forms(min(watch.touched), forms)
         return forms
 
