@@ -8,7 +8,7 @@ of products, are such: a chain of ten has thousands of orders.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from .._compat import JaxprEqn, Literal, Primitive
 from .pattern import Pattern
@@ -131,7 +131,7 @@ def _may_be_part(frame: Frame, atom: Any, nesting: Nesting) -> bool:
     return i in frame.facts.calls or frame.eqn(i).primitive is nesting.primitive
 
 
-def _is_part(source: Any, place: Place, nesting: Nesting) -> bool:
+def _is_part(source: Any, place: Place, nesting: Nesting) -> TypeGuard[Made]:
     if type(source) is not Made or source.index < 0:
         return False
     eqn = source.frame.eqn(source.index)

@@ -39,7 +39,7 @@ def _codes(top: Frame, reached: Set[Var]) -> list[_Code]:
     numbers: dict[Any, _Code] = {}
     params = _Params()
     codes = []
-    met: dict[Var, int] = {}
+    met: dict[Any, int] = {}
     for i, eqn in enumerate(top.eqns):
         here = i * _EQUATION
         parts: list[Any] = [eqn.primitive, eqn.ctx, len(eqn.effects)]
@@ -181,7 +181,7 @@ class Shift(NamedTuple):
         i = self.number(made.frame, i)
         return Made(frame, frame.eqn(i).outvars[made.k], i, made.k)
 
-    def _given(self, var: Var) -> Var:
+    def _given(self, var: Var) -> Any:
         """The operand of the program that is used where another one is."""
         eqns = self.top.eqns
         for i in self.near:

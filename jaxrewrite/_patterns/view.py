@@ -148,7 +148,9 @@ class Frame:
         # The number of the equation in the parent that calls the body.
         self.call = call
         # The number of the call in the program that this is in.
-        self.origin = call if parent is None or parent.parent is None else parent.origin
+        self.origin: int = (
+            call if parent is None or parent.parent is None else parent.origin
+        )
         self.watch: Watch | None = None
         self._inner: dict[int, Frame] = {}
         self._numbering: Numbering | None = None

@@ -346,15 +346,15 @@ def _kind_of(frame: Frame, stack: Any, length: int) -> str | None:
     if user is None:
         return None
     eqn = user[0].eqn(user[1])
-    shape = eqn.invars[0].aval.shape
+    aval: Any = eqn.invars[0].aval
     if eqn.primitive is lax.reduce_max_p:
         return "max" if eqn.params["axes"] == (0,) else None
     if eqn.primitive is not lax.reduce_sum_p:
         return _step_of(eqn, length)
-    whole = len(eqn.params["axes"]) == len(shape) > 1
+    whole = len(eqn.params["axes"]) == len(aval.shape) > 1
     if not whole and eqn.params["axes"] != (0,):
         return None
-    count = math.prod(shape) if whole else length
+    count = math.prod(aval.shape) if whole else length
     divided = _only_user(user[0], eqn.outvars[0])
     is_mean = divided is not None and _divides_by(divided, count)
     return ("mean" if is_mean else "sum") + (" of all" if whole else "")
