@@ -73,13 +73,19 @@ def _key(site: Site, operands: Sequence[Any]) -> Any:
             option.match.depth,
             option.match.variant,
             _statics(option),
-            *(o if isinstance(o, int) else None for o in option.operands),
+            *(
+                o.positions if isinstance(o, Packed) else o
+                for o in option.operands
+                if isinstance(o, (int, Packed))
+            ),
             *_keys(option),
             *option.results,
         )
         for option in site.params["plan"].options
     )
-    key = (*flat.treedefs, *flat.avals, site.context, *options)
+    # A number is dispatched on as one.
+    numbers = (type(x) is Literal for x in operands)
+    key = (*flat.treedefs, *flat.avals, site.context, *numbers, *options)
     try:
         hash(key)
     except TypeError:  # Metadata of a value are not hashable.

@@ -265,7 +265,7 @@ class Repeats:
         watch, steps = known.watch, i - known.base
         # Of what is before, nothing is known to be repeated.
         start = self._first[i] - self._period[i]
-        near = {t for t in watch.touched if t >= start}
+        near = watch.near(start)
         if watch.is_of_all or known.base < start or max(near) + steps > self._last[i]:
             return None
         shift = Shift(self._top, start, steps, near)

@@ -7,7 +7,7 @@ of its calls. What is known about a body is found once (`Facts`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence, Set
 from typing import Any
 
 from .. import _compat
@@ -102,16 +102,25 @@ class Watch:
     ``touched`` has the numbers of the program's equations that were looked at, those in
     calls as the call's, and ``asked`` the variables of which the uses were. ``is_of_all``
     tells whether something was asked that all of the program decides. ``checked`` is what
-    `Repeats` found out about repetitions.
+    `Repeats` found out about repetitions, and ``near`` the equations from a number on.
     """
 
-    __slots__ = ("asked", "checked", "is_of_all", "touched")
+    __slots__ = ("_near", "asked", "checked", "is_of_all", "touched")
 
     def __init__(self, i: int):
         self.touched = {i}
         self.asked: set[Var] = set()
         self.is_of_all = False
         self.checked: dict[int, Any] = {}
+        self._near: tuple[int, int, Set[int]] = 0, 0, frozenset()
+
+    def near(self, start: int) -> Set[int]:
+        """The equations that were looked at from a number on; one object each time."""
+        count, first, near = self._near
+        if (count, first) != (len(self.touched), start):
+            near = {i for i in self.touched if i >= start}
+            self._near = len(self.touched), start, near
+        return near
 
 
 class Frame:

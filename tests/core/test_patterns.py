@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from choose import often, slow
 from jax import lax
+from jax.extend import core
 from jaxtyping import Array, Float
 from reference.low_rank import LowRank
 
@@ -988,3 +989,23 @@ def test_batches_of_several_axes(bulk):
     for _ in range(4):
         four = jax.vmap(four)
     assert explain(four, rules=rules)(many[None, None], rows[None, None]).rules == ()
+
+
+# --- matches that are alike -----------------------------------------------------------------
+
+
+def test_numbers_are_no_arrays_in_a_second_match():
+    """Matches with the same avals are not alike if one has a number for an operand."""
+
+    def of_array(x, y: Array):
+        return jnp.tanh(x * y) + 1
+
+    def of_number(x, y: core.Literal):
+        return jnp.tanh(x * y) + 2
+
+    def before(x, y):
+        return jnp.tanh(x * y)
+
+    rules = table((before, of_array), (before, of_number))
+    fn = lambda x, y: [before(x, z) for z in (y, 0.0, y, 0.0, y)]
+    assert transform(fn, rules=rules)(jnp.float32(0), jnp.float32(0)) == [1, 2, 1, 2, 1]

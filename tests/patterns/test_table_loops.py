@@ -187,6 +187,24 @@ def test_several_reductions_are_done_in_one_carry(name):
     check(fn, normal(0, 6, 2), names=[rule])
 
 
+def test_the_same_body_with_other_operands():
+    """Two scans of one body differ in which of the closed-over arrays is the carry, too."""
+
+    def fn(x):
+        p, q, r = x
+
+        def turn(carry, row):
+            a, b = carry
+            return (a * p + row, b - q), a * b * row
+
+        def total(first):
+            return lax.scan(turn, (first, r), x)[1].sum(0)
+
+        return total(p), total(q)
+
+    check(fn, normal(0, 3, 2), names=["accumulated_sum"])
+
+
 @pytest.mark.slow
 def test_what_only_one_result_has_is_done_for_one():
     cases = [
