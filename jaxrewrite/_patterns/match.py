@@ -71,18 +71,22 @@ class Match:
 
     def moved(self, shift: Shift) -> Match:
         """The same match in a repetition of the part of the program that it is in."""
-        stays = {
-            (id(frame), i)
-            for frame, i in map(
-                shift.place, (p for p in self.places if (id(p[0]), p[1]) in self.stays)
-            )
-        }
-        return dataclasses.replace(
-            self,
-            places=list(map(shift.place, self.places)),
-            operands=[shift.made(x) if type(x) is Made else x for x in self.operands],
-            results=list(map(shift.made, self.results)),
-            stays=frozenset(stays),
+        places = list(map(shift.place, self.places))
+        stays = frozenset(
+            (id(new[0]), new[1])
+            for (frame, i), new in zip(self.places, places, strict=True)
+            if (id(frame), i) in self.stays
+        )
+        return Match(
+            self.entry,
+            self.variant,
+            self.statics,
+            places,
+            [shift.made(x) if type(x) is Made else x for x in self.operands],
+            list(map(shift.made, self.results)),
+            self.out_tree,
+            self.has_copies,
+            stays,
             is_alone=True,  # Else all of the program would have been asked about.
         )
 

@@ -84,7 +84,7 @@ class _Params:
 
     def key(self, eqn: JaxprEqn) -> Any:
         """Equal for parameters that are the same; of those without a hash, none are."""
-        values = tuple(eqn.params.values())
+        values = (*eqn.params, *eqn.params.values())
         try:
             has_floats = self._has_floats.get(values)
         except TypeError:
