@@ -230,7 +230,7 @@ class Repeats:
         """What ``find`` finds at a place, or what it found at the one that it repeats."""
         i, within = place[0].number_in_top(place[1]), _within(place)
         known = self._known.get((what, i - self._period[i], within))
-        if known is not None:
+        if known is not None and self._is_one_row(known.base, i):
             shift = self._shift(known, i)
             if shift is not None:
                 self._known[what, i, within] = known
@@ -251,6 +251,14 @@ class Repeats:
             yield
         finally:
             self._top.watch = None
+
+    def _is_one_row(self, base: int, i: int) -> bool:
+        """Whether all repetitions up to a place are at one distance.
+
+        Else what is before the first of some may be in the midst of others.
+        """
+        before, period = i - self._period[i], self._period[i]
+        return base == before or self._period[before] == period
 
     def _shift(self, known: _Known, i: int) -> Shift | None:
         """The way to equation ``i``, if all that was asked has the same answers there."""

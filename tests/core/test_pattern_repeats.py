@@ -141,7 +141,7 @@ PARTS = [part for part in PARTS if part.__name__ != "_log_of_one_more"]
 def layered(seed):
     """A program of layers of the same parts, of which a few are odd."""
     rng = random.Random(seed)
-    parts = rng.sample(PARTS, rng.randint(1, 4))
+    parts = rng.choices(PARTS, k=rng.randint(1, 4))
     depth = rng.randint(3, 7)
     odd = [[rng.random() < 0.12 for _ in parts] for _ in range(depth)]
     tied = rng.random() < 0.3
