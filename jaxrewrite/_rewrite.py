@@ -125,7 +125,7 @@ class Scope(Draft):
             )
             has_value = False
             renamed = False
-            for atom in eqn.invars:
+            for atom in eqn.invars if env else ():
                 if type(atom) is not Literal and atom in env:
                     renamed = True
                     has_value |= is_value(env[atom])
@@ -135,11 +135,16 @@ class Scope(Draft):
             invals = eqn.invars
             if renamed:
                 invals = [_read(env, atom) for atom in invals]
+            if is_watched and not has_value and self._stays(eqn, invals):
+                is_watched = False
             outvars = eqn.outvars
             if site is not None:
                 outvars = [targets.get(var) or _fresh(var) for var in outvars]
             if has_value or is_watched:
                 results = self.apply(Site(eqn, outvars, origin), invals)
+            elif not renamed and site is None:
+                self.eqns.append(eqn)
+                continue
             else:
                 self.rename(eqn, invals, outvars, source_within(origin, eqn.source_info))
                 results = outvars
@@ -147,6 +152,17 @@ class Scope(Draft):
                 if result is not var:
                     env[var] = result
         return [_read(env, atom) for atom in jaxpr.outvars]
+
+    def _stays(self, eqn: JaxprEqn, operands: Sequence[Any]) -> bool:
+        """Whether a call on arrays is known to stay as it is."""
+        rewriting, body = self.rewriting, eqn.params.get("jaxpr")
+        return (
+            body is not None
+            and bool(rewriting.unchanged)
+            and self.recorder is None
+            and eqn.primitive not in rewriting.dense_primitives
+            and (eqn.primitive, body, *avals_of(operands)) in rewriting.unchanged
+        )
 
     def apply(self, site: Site, operands: Sequence[Any]) -> Sequence[Any]:
         """Add the rewritten form of an equation on these operands, the first that exists."""
@@ -189,7 +205,7 @@ class Scope(Draft):
         if self.record is not None:
             self.record.rule = answer.rule
             self.record.declined += answer.declined
-        return self._add(answer, flat, site)
+        return self.add(answer, flat, site)
 
     def _by_handler(self, site: Site, operands: Sequence[Any]) -> Any:
         """Rewrite a higher-order primitive with the jaxprs inside."""
@@ -250,9 +266,10 @@ class Scope(Draft):
         is a value.
         """
         flat = Flat.of(operands, site.context, whole)
-        return self._add(self.rewriting.by_function(fn, key, flat, check), flat, site)
+        return self.add(self.rewriting.by_function(fn, key, flat, check), flat, site)
 
-    def _add(self, answer: Answer, flat: Flat, site: Site) -> Any:
+    def add(self, answer: Answer, flat: Flat, site: Site) -> Any:
+        """Add the equations of an answer, whose results it returns."""
         traced = answer.traced
         if traced is NotImplemented:
             return NotImplemented

@@ -107,6 +107,10 @@ class Rewriting:
         self.dense_primitives = settings.rules.dense_primitives()
         self.primitives_with_literals = settings.rules.primitives_with_literals()
         self.patterns = settings.rules.patterns()
+        # The calls, each with its body and the avals of its operands, that stay what they are.
+        self.unchanged: set[Any] = set()
+        # The answers of pattern rules, for matches that are alike.
+        self.of_matches: dict[Any, Any] = {}
         self._traced: dict[Any, Any] = {}
 
     def of_rules(self) -> Rewriting:
@@ -115,6 +119,7 @@ class Rewriting:
             return self
         rewriting = copy.copy(self)
         rewriting.patterns = []
+        rewriting.unchanged, rewriting.of_matches = set(), {}
         return rewriting
 
     def placed(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
+from .._avals import avals_of
 from .._compat import UNSPECIFIED, Var
 from .._draft import Restaged
 from .._placement import place_leaves, unsplit
@@ -59,10 +60,12 @@ _CALLS = {
 
 def call_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     call = _CALLS[site.primitive.name]
-    restaged = restage(
-        scope.rewriting, site.params[_compat.body_name(site.primitive)], operands, site
-    )
+    body = site.params[_compat.body_name(site.primitive)]
+    restaged = restage(scope.rewriting, body, operands, site)
     if not restaged.changed and not any(map(is_value, operands)):
+        if not site.is_in_rule:
+            known = site.primitive, body, *avals_of(operands)
+            scope.rewriting.unchanged.add(known)
         return NotImplemented  # The equation stays as it is.
     consts = scope.include(restaged, site)
     leaves = [*consts, *tree_leaves(operands)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
@@ -18,17 +18,37 @@ from .._patterns.place import Option, Packed, pattern_p, place
 from .._rewrite import Scope, handlers
 from .._rules import Declined, Entry, guarded, settled, type_of
 from .._site import Site
+from .._traces import Answer, Flat
 from .._transform import transform
 from .._value import is_value
 
 
+class _Answered(NamedTuple):
+    """The answer of a pattern rule.
+
+    ``taken`` are the operands of the equation that it takes, and ``whole`` the positions of
+    those that it takes as arrays, even if they are values.
+    """
+
+    answer: Answer
+    taken: Sequence[int]
+    whole: Sequence[int]
+
+
 def pattern_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    known = scope.rewriting.of_matches
+    key = None if scope.record is not None else _key(site, operands)
+    answered = known.get(key)
     declined: list[Declined] = []
-    results = _first_answer(scope, site, operands, declined)
+    if answered is None:
+        answered = _first_answer(scope, site, operands, declined)
+        if key is not None and answered is not NotImplemented:
+            known[key] = answered
     if scope.record is not None:
         scope.record.declined += declined
-    if results is not NotImplemented:
-        return results
+    if answered is not NotImplemented:
+        flat = _flat(site, operands, answered.taken, answered.whole)
+        return scope.add(answered.answer, flat, site)
     covered = site.params["jaxpr"]
     inputs = [
         x for atom, x in zip(site.eqn.invars, operands, strict=True)
@@ -44,10 +64,49 @@ def pattern_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
 handlers[pattern_p.name] = pattern_handler
 
 
+def _key(site: Site, operands: Sequence[Any]) -> Any:
+    """Equal for matches of the same patterns with the same operands; ``None`` if not hashable."""
+    flat = Flat.of(operands, site.context)
+    options = (
+        (
+            option.pattern,
+            option.match.depth,
+            option.match.variant,
+            _statics(option),
+            *(
+                o.positions if isinstance(o, Packed) else o
+                for o in option.operands
+                if isinstance(o, (int, Packed))
+            ),
+            *_keys(option),
+            *option.results,
+        )
+        for option in site.params["plan"].options
+    )
+    # A number is dispatched on as one.
+    numbers = (type(x) is Literal for x in operands)
+    key = (*flat.treedefs, *flat.avals, site.context, *numbers, *options)
+    try:
+        hash(key)
+    except TypeError:  # Metadata of a value are not hashable.
+        return None
+    return key
+
+
+def _statics(option: Option) -> tuple[Any, ...]:
+    return tuple((name, repr(value)) for name, value in option.match.statics.items())
+
+
+def _flat(
+    site: Site, operands: Sequence[Any], taken: Sequence[int], whole: Sequence[int]
+) -> Flat:
+    return Flat.of([operands[o] for o in taken], site.context, whole)
+
+
 def _first_answer(
     scope: Scope, site: Site, operands: Sequence[Any], declined: list[Declined]
 ) -> Any:
-    """The results of the first pattern that does not decline."""
+    """The answer of the first pattern that does not decline."""
     plan = site.params["plan"]
     for group in _groups(plan.options):
         answer = _of_group(scope, site, operands, group, declined)
@@ -127,7 +186,7 @@ def _in_order(entry: Entry, option: Option, order: Sequence[int]) -> Entry:
 
 
 def _ask(scope: Scope, site: Site, operands: Sequence[Any], option: Option) -> Any:
-    """The results of a pattern rule, or ``NotImplemented``."""
+    """The answer of a pattern rule, or ``NotImplemented``."""
     pattern, match = option.pattern, option.match
     taken = list(positions(option))
 
@@ -161,10 +220,20 @@ def _ask(scope: Scope, site: Site, operands: Sequence[Any], option: Option) -> A
 
     name = getattr(pattern.fn, "__name__", "_").strip("_") or "pattern_rule"
     apply.__name__ = name
-    statics = tuple((key, repr(value)) for key, value in match.statics.items())
-    key = ("pattern", pattern, match.variant, statics, option.results, *_keys(option))
+    key = (
+        "pattern",
+        pattern,
+        match.variant,
+        _statics(option),
+        option.results,
+        *_keys(option),
+    )
     kept = [i for i, o in enumerate(taken) if o in whole]
-    return scope.splice(apply, key, [operands[o] for o in taken], site, check, kept)
+    flat = _flat(site, operands, taken, kept)
+    answer = scope.rewriting.by_function(apply, key, flat, check)
+    if answer.traced is NotImplemented:
+        return NotImplemented
+    return _Answered(answer, taken, kept)
 
 
 def positions(option: Option) -> Iterator[int]:

@@ -25,12 +25,13 @@ hole_p.def_abstract_eval(lambda *_, avals, num_carry: list(avals))
 class Hole(NamedTuple):
     """A function that stands for a body with these results, of which the carry is first.
 
-    ``avals`` is ``None`` in a probe. Then the carry stays what it is, and there is one
-    other result.
+    ``avals`` is ``None`` in a probe. Then the carry stays what it is, and there are ``num_ys``
+    other results.
     """
 
     avals: tuple[Any, ...] | None = None
     num_carry: int = 0
+    num_ys: int = 1
 
     def function(self) -> Callable[..., Any]:
         def hole(*args: Any) -> Any:
@@ -43,7 +44,7 @@ class Hole(NamedTuple):
             avals, num_carry = self.avals, self.num_carry
             if avals is None:
                 last = leaves[-1] if leaves else np.float32(0)
-                shown = [*carry, last]
+                shown = [*carry, *[last] * self.num_ys]
                 avals = tuple(_compat.strong(_compat.leaf_aval(x)) for x in shown)
                 num_carry = len(carry)
             if num_carry != len(carry):

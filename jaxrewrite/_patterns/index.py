@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 from .. import _compat
@@ -17,7 +17,7 @@ from .graph import Graph
 from .pattern import Pattern
 from .probe import Form, Forms
 from .search import COMMUTATIVE, is_open_at, root
-from .view import Facts, Frame, Place, chain, facts_of, resolve
+from .view import Facts, Frame, Place, Watch, chain, facts_of, resolve
 
 
 class Entry:
@@ -99,7 +99,7 @@ class Shapes:
 
     def __init__(self, index: Index):
         self._index = index
-        self._sources: dict[Any, list[Any]] = {}
+        self._sources: dict[Any, tuple[list[Any], Set[int]]] = {}
         self._numbers: dict[Any, int] = {}
 
     def of(self, frame: Frame, i: int, level: int) -> int:
@@ -121,13 +121,39 @@ class Shapes:
             self._numbers[key] = number
         return number
 
+    def watch(self, frame: Frame, i: int, level: int) -> None:
+        """Note that an equation is looked at, up to a level of its operands.
+
+        What it is may be known, so that nobody would see that it is asked.
+        """
+        watch = frame.top.watch
+        if watch is None:
+            return
+        places, seen = {(frame, i)}, set()
+        for _ in range(level):
+            seen |= places
+            below: set[Any] = set()
+            for place in places:
+                sources, touched = self._looked_up(*place)
+                watch.touched |= touched
+                below.update(s for s in sources if type(s) is tuple)
+            places = below - seen
+
     def sources_of(self, frame: Frame, i: int) -> list[Any]:
         """For each operand the equation that makes it, up to moves, or what it is else."""
+        return self._looked_up(frame, i)[0]
+
+    def _looked_up(self, frame: Frame, i: int) -> tuple[list[Any], Set[int]]:
+        """The sources of an equation, and the program's equations that were looked at."""
         key = frame, i
-        sources = self._sources.get(key)
-        if sources is None:
-            sources = self._sources[key] = [_source(frame, a) for a in frame.eqns[i].invars]
-        return sources
+        known = self._sources.get(key)
+        if known is None:
+            top = frame.top
+            outer, top.watch = top.watch, Watch(frame.number_in_top(i))
+            sources = [_source(frame, atom) for atom in frame.eqns[i].invars]
+            known = self._sources[key] = sources, top.watch.touched
+            top.watch = outer
+        return known
 
 
 # The numbers of what is no equation.
@@ -194,7 +220,7 @@ class Index:
         told = 0
         for level in _LEVELS:
             if fitting.levels <= told:
-                return fitting.entries
+                break
             key = shapes.of(frame, i, level), level, is_open
             known = self._fitting.get(key)
             if known is None:
@@ -204,6 +230,11 @@ class Index:
                     if self._fits(entry.need, key[0], level, is_open)
                 )
             fitting, told = known, level + 1
+        shapes.watch(
+            frame, i, max(told - 1, fitting.levels if fitting.levels > told else 0)
+        )
+        if fitting.levels <= told:
+            return fitting.entries
         return [
             entry
             for entry in fitting.entries
@@ -353,6 +384,7 @@ class OpenRoot(NamedTuple):
 
 
 _open_roots = WeakCaches(8)
+_own_roots = WeakCaches(8)
 
 
 def open_roots(index: Index, body: Jaxpr) -> Sequence[OpenRoot]:
@@ -378,3 +410,20 @@ def _find_open_roots(index: Index, body: Jaxpr) -> Iterator[OpenRoot]:
         for entry in index.candidates(shapes, frame, i, is_open=True):
             if is_open_at(entry.graph, entry.root, (frame, i)):
                 yield OpenRoot((), i, entry)
+
+
+def own_roots(index: Index, body: Jaxpr) -> Sequence[tuple[int, Entry]]:
+    """The equations of a body where a form may be that is all in it; kept with the body."""
+    cache = _own_roots.of(body)
+    roots = cache.get(index)
+    if roots is None:
+        frame = Frame(body, facts_of(body))
+        shapes = Shapes(index)
+        roots = [
+            (i, entry)
+            for i in range(len(body.eqns))
+            if i not in frame.facts.calls
+            for entry in index.candidates(shapes, frame, i)
+        ]
+        cache.put(index, roots)
+    return roots

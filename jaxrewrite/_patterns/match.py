@@ -20,6 +20,7 @@ from .calls import Number, can_match, is_move
 from .graph import Graph, Node
 from .index import Entry
 from .pattern import Pattern, Traced, Variant, count_of_batches, without_batch
+from .repeats import Shift
 from .same import same, same_equation
 from .search import Found, Search
 from .view import Frame, Made, Place, make_the_same, resolve, users
@@ -38,7 +39,7 @@ class Match:
 
     The places are in the order of the function's equations. ``has_copies`` tells whether the
     program makes some of them again, and ``stays`` are those that are needed outside of the
-    match, too.
+    match, too. ``is_alone`` tells whether nothing in it was found to be made again.
     """
 
     entry: Entry
@@ -50,6 +51,7 @@ class Match:
     out_tree: PyTreeDef
     has_copies: bool
     stays: frozenset[tuple[int, int]]
+    is_alone: bool = False
 
     @property
     def pattern(self) -> Pattern:
@@ -63,12 +65,34 @@ class Match:
     def order(self) -> Any:
         return self.entry.order
 
+    @functools.cached_property
     def covered(self) -> frozenset[tuple[int, int]]:
         return frozenset((id(frame), i) for frame, i in self.places)
 
+    def moved(self, shift: Shift) -> Match:
+        """The same match in a repetition of the part of the program that it is in."""
+        places = list(map(shift.place, self.places))
+        stays = frozenset(
+            (id(new[0]), new[1])
+            for (frame, i), new in zip(self.places, places, strict=True)
+            if (id(frame), i) in self.stays
+        )
+        return Match(
+            self.entry,
+            self.variant,
+            self.statics,
+            places,
+            [shift.made(x) if type(x) is Made else x for x in self.operands],
+            list(map(shift.made, self.results)),
+            self.out_tree,
+            self.has_copies,
+            stays,
+            is_alone=True,  # Else all of the program would have been asked about.
+        )
+
     def is_same_as(self, other: Match) -> bool:
         """Whether another match has the same equations and results."""
-        return self.covered() == other.covered() and self.result_key() == other.result_key()
+        return self.covered == other.covered and self.result_key() == other.result_key()
 
     def frames(self) -> set[Frame]:
         return {frame for frame, _ in self.places}
@@ -98,7 +122,7 @@ class Match:
         return (
             self.has_copies
             and type(source) is Made
-            and (id(source.frame), source.index) not in self.covered()
+            and (id(source.frame), source.index) not in self.covered
             and not any(type(x) is Made and x.same(source) for x in self.operands)
         )
 

@@ -1,15 +1,16 @@
-"""Functions of two operands that are nested in themselves, such as chains of products.
+"""Patterns that are made for a program, because there are too many to look for each.
 
-A chain of ten has thousands of orders, too many to look for each. So the orders that a program
-has are read off, and a pattern is made for each of them, which is then found like any other.
+What a program may have of them is read off, and a pattern is made for each that it has, which is
+then found like any other. Functions of two operands that are nested in themselves, such as chains
+of products, are such: a chain of ten has thousands of orders.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, TypeGuard
 
-from .._compat import JaxprEqn, Primitive
+from .._compat import JaxprEqn, Literal, Primitive
 from .pattern import Pattern
 from .view import Frame, Made, Place, resolve, users
 
@@ -21,31 +22,51 @@ Order = Any
 _MOST_OPERANDS = 24
 
 
-class Nesting(NamedTuple):
-    """What a pattern rule, whose attribute ``nesting`` this is, says of longer chains.
+class Family(Protocol):
+    """What a pattern rule, whose attribute ``family`` this is, says of further patterns."""
 
-    ``is_one`` tells whether an equation is the function of two operands. ``functions`` are
-    the function that is looked for and the rule, for an order of at least ``fewest``.
+    def members(self, top: Frame) -> Iterable[Any]:
+        """What tells apart the patterns that a program may have; hashable."""
+
+    def functions(self, member: Any, /) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """The function that is looked for and the rule."""
+
+
+class Nesting:
+    """The longer chains of a function of two operands.
+
+    ``is_one`` tells whether an equation is the function. ``functions`` are the function that
+    is looked for and the rule, for an order of at least ``fewest``.
     """
 
-    primitive: Primitive
-    is_one: Callable[[JaxprEqn], bool]
-    fewest: int
-    functions: Callable[[Order], tuple[Callable[..., Any], Callable[..., Any]]]
+    def __init__(
+        self,
+        primitive: Primitive,
+        is_one: Callable[[JaxprEqn], bool],
+        fewest: int,
+        functions: Callable[[Order], tuple[Callable[..., Any], Callable[..., Any]]],
+    ):
+        self.primitive = primitive
+        self.is_one = is_one
+        self.fewest = fewest
+        self.functions = functions
+
+    def members(self, top: Frame) -> Iterable[Order]:
+        return _orders(top, self) if self.primitive in top.facts.primitives else ()
 
 
-def nested_patterns(
+def made_for(
     patterns: Sequence[tuple[int, Pattern]], top: Frame
 ) -> Iterator[tuple[int, Pattern]]:
-    """The patterns of the chains in a program, each with the depth of its table."""
+    """The patterns that are made for a program, each with the depth of its table."""
     for depth, pattern in patterns:
-        nesting = getattr(pattern.fn, "nesting", None)
-        if nesting is None or nesting.primitive not in top.facts.primitives:
+        family: Family | None = getattr(pattern.fn, "family", None)
+        if family is None:
             continue
-        for order in dict.fromkeys(_orders(top, nesting)):
-            known = pattern.longer.get(order)
+        for member in dict.fromkeys(family.members(top)):
+            known = pattern.longer.get(member)
             if known is None:
-                before, fn = nesting.functions(order)
+                before, fn = family.functions(member)
                 known = Pattern(
                     before,
                     fn,
@@ -55,13 +76,17 @@ def nested_patterns(
                     probes=(),
                     keep=pattern.keep,
                 )
-                pattern.longer.put(order, known)
+                pattern.longer.put(member, known)
             yield depth, known
 
 
 def _orders(top: Frame, nesting: Nesting) -> Iterator[Order]:
     """The orders of the longest chains in a program."""
-    places = list(_places(top, nesting))
+    places = [
+        (frame, i)
+        for frame, i in places_of(nesting.primitive, top)
+        if nesting.is_one(frame.eqn(i))
+    ]
     parts = {place: _parts(place, nesting) for place in places}
     inside = {part for both in parts.values() for part in both}
     for place in places:
@@ -72,27 +97,41 @@ def _orders(top: Frame, nesting: Nesting) -> Iterator[Order]:
             yield _order(place, parts, iter(range(sizes)))
 
 
-def _places(frame: Frame, nesting: Nesting) -> Iterator[Place]:
-    if nesting.primitive not in frame.facts.primitives:
+def places_of(primitive: Primitive, frame: Frame) -> Iterator[Place]:
+    """All equations of a primitive, also in calls."""
+    if primitive not in frame.facts.primitives:
         return
     for i, eqn in enumerate(frame.eqns):
         if i in frame.facts.calls:
-            yield from _places(frame.inner(i), nesting)
-        elif eqn.primitive is nesting.primitive and nesting.is_one(eqn):
+            yield from places_of(primitive, frame.inner(i))
+        elif eqn.primitive is primitive:
             yield frame, i
 
 
 def _parts(place: Place, nesting: Nesting) -> list[Place | None]:
     """For each operand the equation of the chain that makes it for this one alone."""
     frame, i = place
-    sources = [resolve(frame, atom) for atom in frame.eqn(i).invars]
+    sources = [
+        resolve(frame, atom) if _may_be_part(frame, atom, nesting) else None
+        for atom in frame.eqn(i).invars
+    ]
     return [
         (source.frame, source.index) if _is_part(source, place, nesting) else None
         for source in sources
     ]
 
 
-def _is_part(source: Any, place: Place, nesting: Nesting) -> bool:
+def _may_be_part(frame: Frame, atom: Any, nesting: Nesting) -> bool:
+    """Whether an operand may be made by the function, as far as its own frame tells."""
+    if type(atom) is Literal:
+        return False
+    i, _ = frame.facts.made.get(atom, (-1, 0))
+    if i < 0:
+        return frame.parent is not None
+    return i in frame.facts.calls or frame.eqn(i).primitive is nesting.primitive
+
+
+def _is_part(source: Any, place: Place, nesting: Nesting) -> TypeGuard[Made]:
     if type(source) is not Made or source.index < 0:
         return False
     eqn = source.frame.eqn(source.index)

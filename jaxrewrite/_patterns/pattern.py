@@ -96,6 +96,8 @@ class Pattern:
         self.scalars = {i: t for i, t in enumerate(annotations) if t in _SCALARS}
         # The operands that are functions: bodies of scans.
         self.bodies = [i for i, t in enumerate(annotations) if _is_callable(t)]
+        # How many results for each step are told apart. If there is one, it may be any.
+        self.num_ys: int = getattr(fn, "num_ys", 1)
         if len(self.bodies) > 1:
             raise TypeError("A pattern has at most one Callable operand." + self.both())
         annotations = [_annotation(t) for t in annotations]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -13,10 +14,11 @@ from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from .._dead_code import live_equations
 from .bodies import Body, Group, atoms_of
 from .calls import Number
-from .index import Entry, Index, Shapes, index_for, open_roots
+from .index import Entry, Index, Shapes, index_for, open_roots, own_roots
 from .match import Match, Miss, matches_at
-from .nested import nested_patterns
+from .nested import made_for
 from .pattern import Pattern
+from .repeats import Repeats, Shift
 from .view import Frame, Made, Place, facts_of, outermost, resolve, users
 
 
@@ -93,7 +95,7 @@ def place(
         Gets the patterns that almost match.
     """
     top = Frame(jaxpr, facts_of(jaxpr))
-    possible = (*nested_patterns(patterns, top), *patterns)
+    possible = (*made_for(patterns, top), *patterns)
     wanted = [(depth, p) for depth, p in possible if p not in without]
     index = index_for(wanted, top.facts, misses is not None) if wanted else None
     if index is None:
@@ -103,7 +105,9 @@ def place(
     def may_be_value(operand: Any) -> bool:
         return type(operand) is Made and (id(operand.frame), operand.var) in reached
 
-    taken = _taken(_all_matches(index, top, may_be_value if reached else None, misses))
+    of_top = {var for frame, var in reached if frame == id(top)}
+    program = _Program(index, top, may_be_value if reached else None, misses, of_top)
+    taken = _taken(program.matches())
     placed = _Rebuilt(top, taken, without).jaxpr() if taken else jaxpr
     top.forget()
     return placed
@@ -135,81 +139,104 @@ def _reached(top: Frame, values: Set[Var]) -> set[tuple[int, Var]]:
 # --- which matches are taken -------------------------------------------------------------
 
 
-def _all_matches(
-    index: Index, top: Frame, may_be_value: Any, misses: list[Miss] | None
-) -> list[Match]:
-    """All matches in a program, and those in bodies that a match reaches out of."""
-    shapes = Shapes(index)
-    candidates: list[tuple[Entry, Place, bool]] = []
-    for i, eqn in enumerate(top.jaxpr.eqns):
-        if eqn.primitive in index.by_primitive:
-            candidates += _at(index, shapes, (top, i), misses)
-        body = top.facts.calls.get(i)
-        if body is not None:
-            inner = top.inner(i)
-            candidates += (
-                (root.entry, root.place(inner), True) for root in open_roots(index, body)
-            )
-    found = list(_found(candidates, may_be_value, misses))
-    seen: set[Frame] = {top}
-    pending = {frame for match in found for frame in match.frames()} - seen
-    while pending:
-        frame = pending.pop()
-        if frame in seen:
-            continue
-        seen.add(frame)
-        candidates = [
-            candidate
-            for i in range(len(frame.jaxpr.eqns))
-            if i not in frame.facts.calls
-            for candidate in _at(index, shapes, (frame, i), None)
-        ]
-        inside = _found(candidates, may_be_value, None)
-        found += (match for match in inside if match.is_within_call())
-        if frame.parent is not None:
-            pending.add(frame.parent)
-    return found
+class _Program:
+    """A program in which matches are looked for."""
+
+    def __init__(
+        self,
+        index: Index,
+        top: Frame,
+        may_be_value: Any,
+        misses: list[Miss] | None,
+        reached: Set[Var],
+    ):
+        self._index = index
+        self._top = top
+        self._shapes = Shapes(index)
+        self._may_be_value = may_be_value
+        self._misses = misses
+        # A miss is told with its reasons, which no other place has.
+        self._repeats = Repeats(top, reached) if misses is None else None
+
+    def matches(self) -> list[Match]:
+        """All matches in a program, and those in bodies that a match reaches out of."""
+        top = self._top
+        candidates: list[tuple[Entry, Place, bool]] = []
+        for i, eqn in enumerate(top.eqns):
+            if eqn.primitive in self._index.by_primitive:
+                forms = self._forms(i)
+                if forms:
+                    candidates += [(entry, (top, i), False) for entry in forms]
+            body = top.facts.calls.get(i)
+            if body is not None:
+                inner = top.inner(i)
+                candidates += (
+                    (root.entry, root.place(inner), True)
+                    for root in open_roots(self._index, body)
+                )
+        found = list(self._found(candidates))
+        self._misses = None
+        seen: set[Frame] = {top}
+        pending = {frame for match in found for frame in match.frames()} - seen
+        while pending:
+            frame = pending.pop()
+            if frame in seen:
+                continue
+            seen.add(frame)
+            candidates = [
+                (entry, (frame, i), False)
+                for i, entry in own_roots(self._index, frame.jaxpr)
+            ]
+            inside = self._found(candidates)
+            found += (match for match in inside if match.is_within_call())
+            if frame.parent is not None:
+                pending.add(frame.parent)
+        return found
+
+    def _forms(self, i: int) -> Sequence[Entry]:
+        """The forms whose last equation may be an equation of the program."""
+        if self._repeats is None:
+            # The nearest misses lack the equations before the last one.
+            return self._index.all(self._top, i)
+        return self._repeats.forms(i, self._find)
+
+    def _find(self, i: int) -> Sequence[Entry]:
+        return self._index.candidates(self._shapes, self._top, i)
+
+    def _match(self, entry: Entry, place: Place) -> Match | None:
+        find = functools.partial(matches_at, entry, place, self._may_be_value, self._misses)
+        if self._repeats is None or entry.pattern.bodies:
+            return find()
+        return self._repeats.found(entry, place, find, _moved)
+
+    def _found(self, candidates: list[tuple[Entry, Place, bool]]) -> Iterator[Match]:
+        """One match of each pattern at each place.
+
+        A candidate is from the body of a call, of which it has to reach out, or not. What a
+        preferred match covers is left out: no match that ends there would be taken.
+        """
+        candidates.sort(key=lambda candidate: candidate[0].order)
+        covered: dict[tuple[int, int], Any] = {}
+        done: set[Any] = set()
+        for entry, place, is_inside in candidates:
+            key = id(place[0]), place[1]
+            if (entry.depth, entry.pattern, key) in done:
+                continue
+            if self._misses is None and covered.get(key, entry.order) < entry.order:
+                continue
+            match = self._match(entry, place)
+            if match is None or (is_inside and match.is_within_call()):
+                continue
+            done.add((entry.depth, entry.pattern, key))
+            if len(match.results) == 1 and not match.stays:
+                (result,) = match.results
+                for p in match.covered - {(id(result.frame), result.index)}:
+                    covered.setdefault(p, entry.order)
+            yield match
 
 
-def _at(
-    index: Index, shapes: Shapes, place: Place, misses: list[Miss] | None
-) -> Iterator[tuple[Entry, Place, bool]]:
-    """The forms whose last equation may be at a place."""
-    frame, i = place
-    # The nearest misses lack the equations before the last one.
-    fitting = index.candidates(shapes, frame, i) if misses is None else index.all(frame, i)
-    for entry in fitting:
-        yield entry, place, False
-
-
-def _found(
-    candidates: list[tuple[Entry, Place, bool]],
-    may_be_value: Any,
-    misses: list[Miss] | None,
-) -> Iterator[Match]:
-    """One match of each pattern at each place.
-
-    A candidate is from the body of a call, of which it has to reach out, or not. What a
-    preferred match covers is left out: no match that ends there would be taken.
-    """
-    candidates.sort(key=lambda candidate: candidate[0].order)
-    covered: dict[tuple[int, int], Any] = {}
-    done: set[Any] = set()
-    for entry, place, is_inside in candidates:
-        key = id(place[0]), place[1]
-        if (entry.depth, entry.pattern, key) in done:
-            continue
-        if misses is None and covered.get(key, entry.order) < entry.order:
-            continue
-        match = matches_at(entry, place, may_be_value, misses)
-        if match is None or (is_inside and match.is_within_call()):
-            continue
-        done.add((entry.depth, entry.pattern, key))
-        if len(match.results) == 1 and not match.stays:
-            (result,) = match.results
-            for p in match.covered() - {(id(result.frame), result.index)}:
-                covered.setdefault(p, entry.order)
-        yield match
+def _moved(match: Match | None, shift: Shift) -> Match | None:
+    return None if match is None else match.moved(shift)
 
 
 def _taken(found: Iterable[Match]) -> list[_Taken]:
@@ -246,7 +273,7 @@ class _Layout:
         self._all: list[_Taken] = []
 
     def add(self, match: Match) -> None:
-        covered = match.covered()
+        covered = match.covered
         there = {self._of.get(place) for place in covered}
         if there != {None}:
             (first, *more) = there
@@ -272,7 +299,7 @@ class _Layout:
             if type(operand) is Made and operand.index >= 0
         ]
         key = max([min(results), *after])
-        covered = match.covered() - match.stays
+        covered = match.covered - match.stays
         for made in match.results:
             for user in users(made.frame, made.var):
                 if user is None or (id(user[0]), user[1]) in covered:
@@ -323,7 +350,11 @@ class _Rebuilt:
         self._top = top
         self._taken = taken
         self._inlined = inlined_frames(taken)
-        self._gone = {place for t in taken for place in t.match.covered() - t.match.stays}
+        # By frame, the equations that matches cover.
+        self._gone: dict[int, set[int]] = {}
+        for t in taken:
+            for frame, i in t.match.covered - t.match.stays:
+                self._gone.setdefault(frame, set()).add(i)
         self._names: dict[Frame, dict[Var, Any]] = {top: {}}
         self._eqns: list[tuple[Key, JaxprEqn]] = []
         # The equations of matches, renamed.
@@ -344,14 +375,16 @@ class _Rebuilt:
 
     def _emit(self, frame: Frame) -> None:
         path = frame.path()
-        for i, eqn in enumerate(frame.jaxpr.eqns):
-            if i in frame.facts.calls and frame.inner(i) in self._inlined:
+        inlined = {inner.call for inner in self._inlined if inner.parent is frame}
+        gone = self._gone.get(id(frame), ())
+        is_renamed = bool(self._names[frame] or inlined)
+        for i, eqn in enumerate(frame.eqns):
+            if i in inlined:
                 self._emit_body(frame, i)
                 continue
-            place = id(frame), i
-            renamed = self._renamed(frame, eqn)
-            if place in self._gone:
-                self._covered[place] = renamed
+            renamed = self._renamed(frame, eqn) if is_renamed else eqn
+            if i in gone:
+                self._covered[id(frame), i] = renamed
             else:
                 self._eqns.append(((*path, i), renamed))
 
@@ -405,7 +438,7 @@ class _Rebuilt:
     def _equation(self, taken: _Taken) -> JaxprEqn:
         """The equation for a match."""
         match = taken.match
-        copies = self._copies(match)
+        copies = {} if match.is_alone else self._copies(match)
         covered = [
             _with_names(self._covered[id(frame), i], copies)
             for frame, i in match.places
@@ -437,7 +470,7 @@ class _Rebuilt:
     def _copies(self, match: Match) -> dict[Any, Any]:
         """The names of what is made again, with those of what is made first."""
         operands = [x for x in atoms_of(match.operands) if type(x) is Made]
-        covered = match.covered()
+        covered = match.covered
         by_number = {}
         if match.has_copies:
             by_number = {frame.number(i): (frame, i) for frame, i in match.places}

@@ -96,6 +96,9 @@ class Forms:
         # Batched functions that are not tried yet, and the primitives of such a variant.
         self._waiting: list[tuple[Sequence[Any], dict[str, Any], Variant]] = []
         self._of_variant: dict[Variant, frozenset[Primitive]] = {}
+        self._operands = range(len(pattern.names))
+        self._variants = _variants(pattern)
+        self._several = _several(pattern)
         self._used: set[int] = set()
         self._is_beginning = False
         self._lock = threading.RLock()
@@ -291,7 +294,7 @@ class Forms:
         traced = traced_form(self.pattern, args, statics, None)
         if isinstance(traced, Exception) or traced.graph.is_batched_likewise():
             return
-        self._waiting += ((args, statics, variant) for variant in _variants(self.pattern))
+        self._waiting += ((args, statics, variant) for variant in self._variants)
 
     def _may_be_batched_so(
         self, variant: Variant, primitives: Set[Primitive] | None
@@ -387,13 +390,18 @@ class Forms:
         form.choices.add(self.pattern.statics.choice(statics))
         own = [variant]
         if variant is None and graph.is_batched_likewise():
-            own += [*_variants(self.pattern), *_twice(self.pattern)]
+            own += self._variants
+            ranks = map(functools.partial(_has_one_rank, self.pattern), self._operands)
+            if not graph.is_of_all_sizes() or any(ranks):
+                own += self._several  # Else the function itself takes what has more axes.
         elif variant is not None:
-            # Batched twice, most functions have a form that they have batched once.
-            own += [twice for twice in _twice(self.pattern) if variant[0] in (twice or ())]
-        form.variants += [one for one in own if one not in form.variants]
-        # What is not batched is tried first.
-        form.variants.sort(key=_order_of_variants)
+            # Batched again, most functions have a form that they have batched once.
+            own += [more for more in self._several if variant[0] in (more or ())]
+        known = dict.fromkeys(form.variants)
+        if not known.keys() >= {*own}:
+            known.update(dict.fromkeys(own))
+            # What is not batched is tried first.
+            form.variants = sorted(known, key=_order_of_variants)
 
 
 _OPERANDS = ("operand", "scalar")
@@ -516,7 +524,7 @@ def _args(
             guards.append(None)
             continue
         if i in pattern.bodies:
-            args.append(Hole())
+            args.append(Hole(num_ys=pattern.num_ys))
             guards.append(None)
             continue
         arg, guard = _operand(_guards(pattern, i), rank, kinds[i], size, _is_wide())
@@ -547,6 +555,7 @@ def _kinds(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(getattr(arg, "dtype", _FLOAT) for arg in args)
 
 
+@functools.lru_cache(4096)
 def _order_of_variants(variant: Variant) -> Any:
     """Fewer axes, over more of the operands, come first."""
     levels = variant or ()
@@ -637,20 +646,17 @@ def _variants(pattern: Pattern) -> list[Variant]:
     return [(tuple(i in chosen for i in range(len(pattern.names))),) for chosen in sets]
 
 
-def _twice(pattern: Pattern) -> list[Variant]:
-    """Two axes, where an annotation says the rank of an operand.
-
-    Else the function itself takes what has more axes. Of more than three arrays, the same
-    ones are batched twice, or all and some of them.
-    """
+def _several(pattern: Pattern) -> list[Variant]:
+    """Two and three axes. Of many arrays, the same ones are batched each time, or all."""
     once = [variant[0] for variant in _variants(pattern) if variant is not None]
-    if not any(map(functools.partial(_has_one_rank, pattern), range(len(pattern.names)))):
+    if not once:
         return []
-    return [
-        (outer, inner)
-        for outer, inner in itertools.product(once, once)
-        if len(pattern.names) <= 3 or outer == inner or once[0] in (outer, inner)
-    ]
+    several: list[Variant] = []
+    for axes, few in ((2, 3), (3, 2)):
+        is_few = len(pattern.names) <= few
+        for some in [once] if is_few else [(once[0], other) for other in once]:
+            several += itertools.product(some, repeat=axes)
+    return list(dict.fromkeys(several))
 
 
 def _has_one_rank(pattern: Pattern, i: int) -> bool:

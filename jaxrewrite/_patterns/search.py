@@ -245,7 +245,12 @@ class Search:
         """
         frame, index = place
         node, eqn = self.graph.nodes[n], frame.eqn(index)
-        if self.is_open or eqn.effects or eqn.primitive.name != "scan" or self.body is None:
+        if eqn.effects or eqn.primitive.name != "scan":
+            return False, rest
+        if self.is_open:  # What it is used for is outside, and not looked at.
+            self.assumed += 1
+            return True, None
+        if self.body is None:
             return False, rest
         consts, carry, xs = groups(eqn, [resolve(frame, atom) for atom in eqn.invars])
         if not self.by_form:
@@ -260,7 +265,11 @@ class Search:
             for ref, atom in zip(own, [*carry, *xs], strict=True):
                 rest = ("ref", ref, atom), rest
             return True, rest
-        if first + 1 < len(eqn.outvars) - len(carry):
+        count = len(eqn.outvars) - len(carry)
+        told = len(node.eqn.outvars) - _compat.scan_counts(node.eqn.params)[1]
+        if told > 1 and told != count:
+            return False, rest
+        if told == 1 and first + 1 < count:
             self._choose((("scan", n, place, first + 1), rest))
         self._take(n, place)
         _, own_carry, own_xs = groups(node.eqn, node.operands)

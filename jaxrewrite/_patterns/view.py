@@ -7,7 +7,7 @@ of its calls. What is known about a body is found once (`Facts`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence, Set
 from typing import Any
 
 from .. import _compat
@@ -27,9 +27,13 @@ class Facts:
         # The bodies of the calls that are looked through, by the number of the equation.
         self.calls: dict[int, Jaxpr] = {}
         self.eqns: Sequence[JaxprEqn] = jaxpr.eqns
+        self._own: set[Primitive] = set()
+        self._avals: set[Any] = {var.aval for var in jaxpr.invars}
         for i, eqn in enumerate(self.eqns):
+            self._own.add(eqn.primitive)
             for k, var in enumerate(eqn.outvars):
                 self.made[var] = i, k
+                self._avals.add(var.aval)
             if eqn.primitive.name in CALLS:
                 body = body_of(eqn)
                 if body is not None:
@@ -60,14 +64,13 @@ class Facts:
     @functools.cached_property
     def primitives(self) -> frozenset[Primitive]:
         """The primitives of the jaxpr and of the calls in it."""
-        own = {eqn.primitive for eqn in self.eqns}
-        return frozenset(own).union(*(facts_of(b).primitives for b in self._bodies()))
+        return frozenset(self._own).union(*(facts_of(b).primitives for b in self._bodies()))
 
     @functools.cached_property
     def kinds(self) -> tuple[frozenset[Any], int]:
         """The dtypes of the arrays, and the highest rank, here and in the calls."""
         dtypes, rank = set(), 0
-        for aval in {var.aval for var in (*self.position, *self.made)}:
+        for aval in self._avals:
             if isinstance(aval, ShapedArray):
                 dtypes.add(aval.dtype)
                 rank = max(rank, len(aval.shape))
@@ -93,6 +96,33 @@ def facts_of(jaxpr: Jaxpr) -> Facts:
     return facts
 
 
+class Watch:
+    """What is asked about a program while something is searched for.
+
+    ``touched`` has the numbers of the program's equations that were looked at, those in
+    calls as the call's, and ``asked`` the variables of which the uses were. ``is_of_all``
+    tells whether something was asked that all of the program decides. ``checked`` is what
+    `Repeats` found out about repetitions, and ``near`` the equations from a number on.
+    """
+
+    __slots__ = ("_near", "asked", "checked", "is_of_all", "touched")
+
+    def __init__(self, i: int):
+        self.touched = {i}
+        self.asked: set[Var] = set()
+        self.is_of_all = False
+        self.checked: dict[int, Any] = {}
+        self._near: tuple[int, int, Set[int]] = 0, 0, frozenset()
+
+    def near(self, start: int) -> Set[int]:
+        """The equations that were looked at from a number on; one object each time."""
+        count, first, near = self._near
+        if (count, first) != (len(self.touched), start):
+            near = {i for i in self.touched if i >= start}
+            self._near = len(self.touched), start, near
+        return near
+
+
 class Frame:
     """The program, or the body of one call in it."""
 
@@ -104,9 +134,11 @@ class Frame:
         "facts",
         "found",
         "jaxpr",
+        "origin",
         "parent",
         "resolved",
         "top",
+        "watch",
     )
 
     def __init__(
@@ -117,12 +149,18 @@ class Frame:
         self.eqns = facts.eqns
         self.parent = parent
         self.top: Frame = self if parent is None else parent.top
-        # What was found out about atoms, by their identity.
-        self.resolved: dict[int, Any] = {}
+        # What was found out about atoms, by their identity, with the numbers of the program's
+        # equations that decided it.
+        self.resolved: dict[int, tuple[Any, Sequence[int]]] = {}
         # What searches found, by what was searched for.
         self.found: dict[Any, Any] = {}
         # The number of the equation in the parent that calls the body.
         self.call = call
+        # The number of the call in the program that this is in.
+        self.origin: int = (
+            call if parent is None or parent.parent is None else parent.origin
+        )
+        self.watch: Watch | None = None
         self._inner: dict[int, Frame] = {}
         self._numbering: Numbering | None = None
 
@@ -136,6 +174,8 @@ class Frame:
     def number(self, i: int) -> int:
         """The number of an equation, the same for all in the program that make the same."""
         top = self.top
+        if top.watch is not None:
+            top.watch.is_of_all = True
         if top._numbering is None:
             top._numbering = Numbering(resolve)
         return top._numbering.of((self, i))
@@ -146,6 +186,10 @@ class Frame:
         self._numbering = None
         for inner in self._inner.values():
             inner.forget()
+
+    def number_in_top(self, i: int) -> int:
+        """The number of an equation in the program, or of the call that it is in."""
+        return i if self.parent is None else self.origin
 
     def eqn(self, i: int) -> JaxprEqn:
         return self.eqns[i]
@@ -169,7 +213,7 @@ class Made:
         self.var = var
         self.index = index
         self.k = k
-        self.chain: list[Any] | None = None  # What `chain` found.
+        self.chain: tuple[Sequence[Any], Sequence[int]] | None = None  # By `_chain`.
 
     def is_it(self, other: Any) -> bool:
         """Whether it is the same variable."""
@@ -204,14 +248,23 @@ def make_the_same(one: Place, other: Place) -> bool:
 
 def resolve(frame: Frame, atom: Any) -> Any:
     """What an atom is, across borders: a `Number`, a `Made`, or ``None`` for odd literals."""
-    known = frame.resolved
-    key = id(atom)
-    if key not in known:
-        known[key] = _resolve(frame, atom)
-    return known[key]
+    source, by = _resolved(frame, atom)
+    watch = frame.top.watch
+    if watch is not None:
+        watch.touched.update(by)
+    return source
 
 
-def _resolve(frame: Frame, atom: Any) -> Any:
+def _resolved(frame: Frame, atom: Any) -> tuple[Any, Sequence[int]]:
+    """What an atom is, and the numbers of the program's equations that decide it."""
+    found = frame.resolved.get(id(atom))
+    if found is None:
+        by: list[int] = []
+        found = frame.resolved[id(atom)] = _resolve(frame, atom, by), by
+    return found
+
+
+def _resolve(frame: Frame, atom: Any, by: list[int]) -> Any:
     while True:
         if type(atom) is Literal:
             return Number.of(atom)
@@ -224,13 +277,15 @@ def _resolve(frame: Frame, atom: Any) -> Any:
             frame = frame.parent
             continue
         index, k = made
+        by.append(frame.number_in_top(index))
         if index in frame.facts.calls:
             frame = frame.inner(index)
             atom = frame.jaxpr.outvars[k]
             continue
         eqn = frame.eqn(index)
         if eqn.primitive.name == "convert_element_type":
-            source = resolve(frame, eqn.invars[0])
+            source, more = _resolved(frame, eqn.invars[0])
+            by += more
             number = folded(eqn, source) if type(source) is Number else None
             if number is not None:
                 return number
@@ -249,17 +304,28 @@ def outermost(made: Made, inlined: Container[Frame] = ()) -> Made:
     return made
 
 
-def chain(atom: Any) -> list[Any]:
+def chain(atom: Any) -> Sequence[Any]:
     """An atom, and what it is a moved or converted form of, up to the last."""
     if type(atom) is not Made:
         return [atom]
-    if atom.chain is None:
-        atom.chain = [atom]
-        if atom.index >= 0:
-            eqn = atom.frame.eqn(atom.index)
+    atoms, by = _chain(atom)
+    watch = atom.frame.top.watch
+    if watch is not None:
+        watch.touched.update(by)
+    return atoms
+
+
+def _chain(made: Made) -> tuple[Sequence[Any], Sequence[int]]:
+    """The chain of an array, and the program's equations that decide it."""
+    if made.chain is None:
+        made.chain = [made], ()
+        if made.index >= 0:
+            eqn = made.frame.eqn(made.index)
             if is_move(eqn):
-                atom.chain += chain(resolve(atom.frame, eqn.invars[0]))
-    return atom.chain
+                source, by = _resolved(made.frame, eqn.invars[0])
+                rest, more = _chain(source) if type(source) is Made else ([source], ())
+                made.chain = [made, *rest], (*by, *more)
+    return made.chain
 
 
 def users_behind_moves(frame: Frame, var: Var) -> Iterator[Place]:
@@ -276,6 +342,10 @@ def users_behind_moves(frame: Frame, var: Var) -> Iterator[Place]:
 def users(frame: Frame, var: Var) -> Iterator[Place | None]:
     """The equations that use a variable; ``None`` for the result of the program."""
     facts = frame.facts
+    watch = frame.top.watch if frame.parent is None else None
+    if watch is not None:
+        watch.asked.add(var)
+        watch.touched.update(facts.uses.get(var, ()))
     for i in facts.uses.get(var, ()):
         if i not in facts.calls:
             yield frame, i

@@ -389,6 +389,6 @@ def _product_in_order(order: Any) -> tuple[Callable[..., Any], Callable[..., Any
     return before, product
 
 
-vars(product_of_4)["nesting"] = Nesting(
+vars(product_of_4)["family"] = Nesting(
     dot_general_p, _is_matrix_product, 5, _product_in_order
 )

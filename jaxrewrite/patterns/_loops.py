@@ -6,8 +6,9 @@ long as the loop, is never made.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,10 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Integer
 
 from .. import _compat
+from .._compat import DropVar
+from .._patterns.calls import Number
+from .._patterns.nested import places_of
+from .._patterns.view import Frame, Place, resolve, users
 from .._rules import Rules
 from .._transform import transform
 from ._invariant import work_before_the_loop
@@ -31,14 +36,27 @@ def _results(y: Any) -> tuple[Any, ...]:
 def _of_one_step(f: Callable[..., Any], init: Any, xs: Any) -> tuple[Any, ...]:
     """The shapes and dtypes of what a body returns for one step."""
 
-    def one(init: Any, xs: Any) -> tuple[Any, ...]:
-        return _results(f(init, jax.tree.map(lambda x: x[0], xs))[1])
+    def one(init: Any, x: Any) -> tuple[Any, ...]:
+        return _results(f(init, x)[1])
 
-    return jax.eval_shape(one, init, xs)
+    # There may be no step.
+    x = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), xs)
+    return jax.eval_shape(one, init, x)
 
 
 def _length(xs: Any) -> int:
     return int(jax.tree.leaves(xs)[0].shape[0])
+
+
+class _Reduction(NamedTuple):
+    """A reduction of steps that is done in the carry.
+
+    ``step`` is a function of what was accumulated and of one step.
+    """
+
+    start: Any
+    step: Callable[[Any, Any], Any]
+    result: Callable[[Any], Any] = lambda accumulated: accumulated
 
 
 def _fold(
@@ -46,20 +64,37 @@ def _fold(
     init: Any,
     xs: Any,
     reverse: bool,
-    start: Any,
-    step: Callable[..., Any],
-) -> Any:
-    """A scan with a reduction of its first result: carry, reduction and other results."""
+    reductions: Sequence[Callable[[Any, int], _Reduction] | None],
+) -> tuple[Any, ...]:
+    """A scan with reductions of its first results: the carry, and all results in order.
+
+    A reduction is made of the aval of one step and of the number of steps. What has none
+    stays a stack.
+    """
+    avals = _of_one_step(f, init, xs)
+    done = {
+        k: make(avals[k], _length(xs))
+        for k, make in enumerate(reductions)
+        if make is not None
+    }
 
     def body(carry: Any, x: Any) -> Any:
         inner, accumulated = carry
         inner, y = f(inner, x)
-        y, *others = _results(y)
-        return (inner, step(accumulated, y)), tuple(others)
+        ys = _results(y)
+        accumulated = [
+            one.step(old, ys[k])
+            for (k, one), old in zip(done.items(), accumulated, strict=True)
+        ]
+        return (inner, accumulated), tuple(y for k, y in enumerate(ys) if k not in done)
 
     scan = transform(functools.partial(lax.scan, body, reverse=reverse), rules=rules)
-    (carry, accumulated), others = scan((init, start), xs)
-    return carry, accumulated, others
+    starts = [one.start for one in done.values()]
+    (carry, accumulated), others = scan((init, starts), xs)
+    rest, results = iter(others), dict(zip(done, accumulated, strict=True))
+    return carry, *(
+        done[k].result(results[k]) if k in done else next(rest) for k in range(len(avals))
+    )
 
 
 # --- what is the same in each step ------------------------------------------------------
@@ -81,20 +116,20 @@ def _reduced(reduce: Callable[..., Any], y: Any) -> tuple[Any, Any]:
     return result, jnp.float32 if is_short else result
 
 
-def _sum(f: Any, init: Any, xs: Any, reverse: bool, whole: bool, reduce: Any) -> Any:
-    """The carry, the sum or mean of the first result, and the other results."""
-    y, *_ = _of_one_step(f, init, xs)
+def _sum(reduce: Any, whole: bool, y: Any, length: int) -> _Reduction:
+    """The sum or mean of steps, of each element or of the whole."""
     dtype, wide = _reduced(reduce, y)
 
     def step(total: Any, y: Any) -> Any:
         y = y.astype(wide)
         return total + (jnp.sum(y) if whole else y)
 
-    start = jnp.zeros(() if whole else y.shape, wide)
-    carry, total, others = _fold(f, init, xs, reverse, start, step)
-    if reduce is jnp.mean:
-        total = total / (_length(xs) * (y.size if whole else 1))
-    return carry, total.astype(dtype), *others
+    def result(total: Any) -> Any:
+        if reduce is jnp.mean:
+            total = total / (length * (y.size if whole else 1))
+        return total.astype(dtype)
+
+    return _Reduction(jnp.zeros(() if whole else y.shape, wide), step, result)
 
 
 # --- maxima -----------------------------------------------------------------------------
@@ -117,13 +152,11 @@ def _lowest(dtype: Any) -> Any:
     return False if dtype == jnp.bool_ else jnp.iinfo(dtype).min
 
 
-def _max(f: Any, init: Any, xs: Any, reverse: bool) -> Any:
-    """As `_sum`, of the greatest. The steps that share it share its derivative."""
-    y, *_ = _of_one_step(f, init, xs)
+def _max(y: Any, _: int) -> _Reduction:
+    """The greatest of steps. The steps that share it share its derivative."""
     lowest = jnp.full(y.shape, _lowest(y.dtype), y.dtype)
     if not jnp.issubdtype(y.dtype, jnp.floating):
-        carry, greatest, others = _fold(f, init, xs, reverse, lowest, jnp.maximum)
-        return carry, greatest, *others
+        return _Reduction(lowest, jnp.maximum)
 
     def step(accumulated: Any, y: Any) -> Any:
         old, tangent, count = accumulated
@@ -133,22 +166,20 @@ def _max(f: Any, init: Any, xs: Any, reverse: bool) -> Any:
         tangent = tangent * stays.astype(y.dtype) + _tangent_of(y) * joins.astype(y.dtype)
         return new, tangent, count * stays + joins
 
+    def result(accumulated: Any) -> Any:
+        greatest, tangent, count = accumulated
+        return greatest + tangent / count.astype(tangent.dtype)
+
     zeros = jnp.zeros(y.shape, y.dtype), jnp.zeros(y.shape, int)
-    carry, (greatest, tangent, count), others = _fold(
-        f, init, xs, reverse, (lowest, *zeros), step
-    )
-    return carry, greatest + tangent / count.astype(tangent.dtype), *others
+    return _Reduction((lowest, *zeros), step, result)
 
 
 # --- the last step ----------------------------------------------------------------------
 
 
-def _last(f: Any, init: Any, xs: Any, reverse: bool) -> Any:
-    """As `_sum`, of the step that is done last."""
-    y, *_ = _of_one_step(f, init, xs)
-    start = jnp.zeros(y.shape, y.dtype)
-    carry, last, others = _fold(f, init, xs, reverse, start, lambda _, y: y)
-    return carry, last, *others
+def _last(y: Any, _: int) -> _Reduction:
+    """The step that is done last."""
+    return _Reduction(jnp.zeros(y.shape, y.dtype), lambda _, y: y)
 
 
 # --- what is looked for -----------------------------------------------------------------
@@ -186,7 +217,7 @@ def sum_of_steps(f, init, xs, *, reverse: bool, whole: bool):
 
 @rules.rewrite(sum_of_steps)
 def accumulated_sum(f: Callable, init, xs, *, reverse, whole):
-    return _sum(f, init, xs, reverse, whole, jnp.sum)
+    return _fold(f, init, xs, reverse, [functools.partial(_sum, jnp.sum, whole)])
 
 
 def sum_of_map(f, xs, *, reverse: bool, whole: bool):
@@ -196,7 +227,7 @@ def sum_of_map(f, xs, *, reverse: bool, whole: bool):
 
 @rules.rewrite(sum_of_map)
 def accumulated_sum_of_map(f: Callable, xs, *, reverse, whole):
-    return _sum(_without_carry(f), (), xs, reverse, whole, jnp.sum)[1:]
+    return accumulated_sum(_without_carry(f), (), xs, reverse=reverse, whole=whole)[1:]
 
 
 def mean_of_steps(f, init, xs, *, reverse: bool, whole: bool):
@@ -205,7 +236,7 @@ def mean_of_steps(f, init, xs, *, reverse: bool, whole: bool):
 
 @rules.rewrite(mean_of_steps)
 def accumulated_mean(f: Callable, init, xs, *, reverse, whole):
-    return _sum(f, init, xs, reverse, whole, jnp.mean)
+    return _fold(f, init, xs, reverse, [functools.partial(_sum, jnp.mean, whole)])
 
 
 def mean_of_map(f, xs, *, reverse: bool, whole: bool):
@@ -215,7 +246,7 @@ def mean_of_map(f, xs, *, reverse: bool, whole: bool):
 
 @rules.rewrite(mean_of_map)
 def accumulated_mean_of_map(f: Callable, xs, *, reverse, whole):
-    return _sum(_without_carry(f), (), xs, reverse, whole, jnp.mean)[1:]
+    return accumulated_mean(_without_carry(f), (), xs, reverse=reverse, whole=whole)[1:]
 
 
 def max_of_steps(f, init, xs, *, reverse: bool):
@@ -224,7 +255,7 @@ def max_of_steps(f, init, xs, *, reverse: bool):
 
 @rules.rewrite(max_of_steps)
 def accumulated_max(f: Callable, init, xs, *, reverse):
-    return _max(f, init, xs, reverse)
+    return _fold(f, init, xs, reverse, [_max])
 
 
 def max_of_map(f, xs, *, reverse: bool):
@@ -233,7 +264,7 @@ def max_of_map(f, xs, *, reverse: bool):
 
 @rules.rewrite(max_of_map)
 def accumulated_max_of_map(f: Callable, xs, *, reverse):
-    return _max(_without_carry(f), (), xs, reverse)[1:]
+    return accumulated_max(_without_carry(f), (), xs, reverse=reverse)[1:]
 
 
 def last_step(f, init, xs, *, reverse: bool):
@@ -242,7 +273,123 @@ def last_step(f, init, xs, *, reverse: bool):
 
 @rules.rewrite(last_step)
 def kept_last(f: Callable, init, xs, *, reverse):
-    return _last(f, init, xs, reverse)
+    return _fold(f, init, xs, reverse, [_last])
+
+
+# --- several results ------------------------------------------------------------------------
+
+
+# What reduces a stack of steps, and how the carry does it, by kind.
+_KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, int], _Reduction]]] = {
+    "sum": (_whole(jnp.sum, False), functools.partial(_sum, jnp.sum, False)),
+    "mean": (_whole(jnp.mean, False), functools.partial(_sum, jnp.mean, False)),
+    "sum of all": (_whole(jnp.sum, True), functools.partial(_sum, jnp.sum, True)),
+    "mean of all": (_whole(jnp.mean, True), functools.partial(_sum, jnp.mean, True)),
+    "max": (_max_of, _max),
+    "first": (lambda ys: ys[0], _last),
+    "last": (lambda ys: ys[-1], _last),
+}
+
+
+class _Several(NamedTuple):
+    """Scans of which several results are reduced, each in its own way.
+
+    A member is whether the scan has a carry, whether it runs backwards, and the kind of
+    reduction of each result, or ``None``.
+    """
+
+    def members(self, top: Frame) -> Iterator[Any]:
+        for frame, i in places_of(lax.scan_p, top):
+            eqn = frame.eqn(i)
+            _, num_carry = _compat.scan_counts(eqn.params)
+            reverse, length = eqn.params["reverse"], eqn.params["length"]
+            kinds = [_kind_of(frame, v, length) for v in eqn.outvars[num_carry:]]
+            # The first step is the last one of a scan that runs backwards, and of no other.
+            excluded = ("last",) if reverse else ("first",)
+            kinds = [None if kind in excluded else kind for kind in kinds]
+            if sum(kind is not None for kind in kinds) > 1:
+                yield num_carry > 0, reverse, tuple(kinds)
+
+    def functions(self, member: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        has_carry, reverse, kinds = member
+
+        def several_of_steps(f, init, xs):
+            carry, ys = lax.scan(f, init, xs, reverse=reverse)
+            reduced = (
+                _KINDS[kind][0](y) if kind else y for kind, y in zip(kinds, ys, strict=True)
+            )
+            return carry, *reduced
+
+        def accumulated_results(f: Callable, init, xs):
+            reductions = [_KINDS[kind][1] if kind else None for kind in kinds]
+            return _fold(f, init, xs, reverse, reductions)
+
+        def several_of_map(f, xs):
+            return several_of_steps(_without_carry(f), (), xs)[1:]
+
+        def accumulated_results_of_map(f: Callable, xs):
+            return accumulated_results(_without_carry(f), (), xs)[1:]
+
+        if has_carry:
+            both: tuple[Any, Any] = several_of_steps, accumulated_results
+        else:
+            both = several_of_map, accumulated_results_of_map
+        vars(both[1])["num_ys"] = len(kinds)
+        for fn in both:
+            fn.__qualname__ = fn.__name__
+        return both
+
+
+def _kind_of(frame: Frame, stack: Any, length: int) -> str | None:
+    """How a stack of steps seems to be reduced, if that is all that it is used for."""
+    user = _only_user(frame, stack)
+    if user is None:
+        return None
+    eqn = user[0].eqn(user[1])
+    aval: Any = eqn.invars[0].aval
+    if eqn.primitive is lax.reduce_max_p:
+        return "max" if eqn.params["axes"] == (0,) else None
+    if eqn.primitive is not lax.reduce_sum_p:
+        return _step_of(eqn, length)
+    whole = len(eqn.params["axes"]) == len(aval.shape) > 1
+    if not whole and eqn.params["axes"] != (0,):
+        return None
+    count = math.prod(aval.shape) if whole else length
+    divided = _only_user(user[0], eqn.outvars[0])
+    is_mean = divided is not None and _divides_by(divided, count)
+    return ("mean" if is_mean else "sum") + (" of all" if whole else "")
+
+
+def _only_user(frame: Frame, var: Any) -> Place | None:
+    """The one equation that uses an array, but for conversions."""
+    found = [] if type(var) is DropVar else list(users(frame, var))
+    if len(found) != 1 or found[0] is None:
+        return None
+    inner, i = found[0]
+    eqn = inner.eqn(i)
+    if eqn.primitive is lax.convert_element_type_p:
+        return _only_user(inner, eqn.outvars[0])
+    return inner, i
+
+
+def _divides_by(place: Place, count: int) -> bool:
+    frame, i = place
+    eqn = frame.eqn(i)
+    if eqn.primitive is not lax.div_p:
+        return False
+    by = resolve(frame, eqn.invars[1])
+    return type(by) is Number and by.value == count
+
+
+def _step_of(eqn: Any, length: int) -> str | None:
+    """Whether an equation takes the first or the last step."""
+    if eqn.primitive is not lax.slice_p:
+        return None
+    start = eqn.params["start_indices"][0]
+    return {0: "first", length - 1: "last"}.get(start)
+
+
+vars(accumulated_sum)["family"] = _Several()
 
 
 # --- updates in place -------------------------------------------------------------------

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from choose import often, slow
 from jax import lax
+from jax.extend import core
 from jaxtyping import Array, Float
 from reference.low_rank import LowRank
 
@@ -964,6 +965,13 @@ def test_batches_of_several_axes(bulk):
         (inverse, second, first, many[0], rows[0]),
     ]
     batched = [jax.vmap(jax.vmap(fn, inner), outer) for fn, outer, inner, *_ in cases]
+    more = [
+        (exp_of_product, both, jax.vmap(batched[0]), many[None], rows[None]),
+        (exp_of_product, both, jax.vmap(batched[3], (0, None)), many, rows[0]),
+        (inverse, both, jax.vmap(batched[6], (None, 0)), many[0], rows),
+    ]
+    batched += [fn for _, _, fn, *_ in more]
+    cases += more
     for fn, (before, *_, a, b) in zip(batched, cases, strict=True):
         (found,) = explain(fn, rules=rules)(a, b).rules
         assert found.name == ("of_inverse" if before is inverse else "of_rows")
@@ -977,5 +985,27 @@ def test_batches_of_several_axes(bulk):
 
     for got, want in outcomes():
         np.testing.assert_allclose(got, want, 1e-4)
-    three = jax.vmap(jax.vmap(jax.vmap(exp_of_product)))
-    assert explain(three, rules=rules)(many[None], rows[None]).rules == ()  # One too many.
+    four = exp_of_product
+    for _ in range(4):
+        four = jax.vmap(four)
+    assert explain(four, rules=rules)(many[None, None], rows[None, None]).rules == ()
+
+
+# --- matches that are alike -----------------------------------------------------------------
+
+
+def test_numbers_are_no_arrays_in_a_second_match():
+    """Matches with the same avals are not alike if one has a number for an operand."""
+
+    def of_array(x, y: Array):
+        return jnp.tanh(x * y) + 1
+
+    def of_number(x, y: core.Literal):
+        return jnp.tanh(x * y) + 2
+
+    def before(x, y):
+        return jnp.tanh(x * y)
+
+    rules = table((before, of_array), (before, of_number))
+    fn = lambda x, y: [before(x, z) for z in (y, 0.0, y, 0.0, y)]
+    assert transform(fn, rules=rules)(jnp.float32(0), jnp.float32(0)) == [1, 2, 1, 2, 1]

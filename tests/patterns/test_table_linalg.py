@@ -40,6 +40,17 @@ PROGRAMS = [
     ("inverse_times", lambda a, b: jsp.linalg.inv(a) @ b, (A, X)),
     ("inverse_times", lambda a, b: inv(a) @ b, (np.stack([A, A.T]), np.stack([X, X]))),
     ("inverse_times", jax.vmap(lambda a, b: inv(a) @ b), (np.stack([A, A.T]), X.T[:2])),
+    *[
+        (rule, functools.reduce(lambda f, _: jax.vmap(f), shape, fn), [
+            np.broadcast_to(x, (*shape, *x.shape)) for x in operands
+        ])
+        for shape in ((2, 1), (1, 2, 1))
+        for rule, fn, operands in (
+            ("inverse_times", lambda a, b: inv(a) @ b, (A, V)),
+            ("log_absolute_determinant", lambda a: jnp.log(jnp.abs(det(a))), (regular(4),)),
+            ("trace_of_product", lambda a, b: jnp.trace(a @ b), (A, B)),
+        )
+    ],
     ("negative_inverse_times", lambda a, b: -inv(a) @ b, (A, V)),
     ("times_inverse", lambda b, a: b @ inv(a), (V, A)),
     ("times_inverse", lambda b, a: b @ inv(a), (X.T, A)),

@@ -104,6 +104,11 @@ REDUCED = {
         lambda x: (lambda y: (y[0], y[1].sum(0)))(lax.map(lambda r: (r.sum(), r * r), x)),
         "accumulated_sum_of_map",
     ),
+    "of a function": (lambda x: jax.jit(scan(lambda y: y))(x).sum(0), "accumulated_sum"),
+    "of functions": (
+        lambda x: jax.jit(lambda x: (x, jax.jit(scan(lambda y: y))(x)))(x)[1][-1],
+        "kept_last",
+    ),
     "kept dimensions": (scan(lambda y: y.sum(0, keepdims=True)), "accumulated_sum"),
     "map": (
         lambda x: lax.map(lambda r: jnp.outer(r, r), x).mean(0),
@@ -143,6 +148,86 @@ def test_a_reduction_over_steps_is_done_in_the_carry(name):
         assert got.dtype == fn(x).dtype
     else:
         check(fn, normal(0, 6, 2), names=[rule])
+
+
+SEVERAL = {
+    "carry, sum and max": (both(lambda c, y: (c, y[0].sum(0), y[1].max(0)), pair), False),
+    "max and mean": (both(lambda c, y: (y[0].max(0), y[1].mean(0)), pair), False),
+    "last of both": (both(lambda c, y: (y[0][-1], y[1][-1]), pair), False),
+    "of all": (both(lambda c, y: (y[0].sum(), y[1].mean()), pair), False),
+    "three": (both(lambda c, y: (c, y[0].sum(0), y[1].mean(), y[2][-1]), triple), False),
+    "two of three": (both(lambda c, y: (c, y[0].sum(0), y[1], y[2].max(0)), triple), False),
+    "reverse": (both(lambda c, y: (y[0][0], y[1].sum(0)), pair, reverse=True), False),
+    "another number": (both(lambda c, y: (y[0].sum(0) / 3, y[1].mean(0)), pair), False),
+    "map": (
+        lambda x: (lambda y: (y[0].sum(0), y[1].max(0)))(
+            lax.map(lambda r: (r * r, jnp.sin(r)), x)
+        ),
+        True,
+    ),
+    "length": (
+        lambda x: (lambda y: (y[0].sum(0), y[1].mean(0)))(
+            lax.scan(lambda c, _: (c * x[0], (c, c * c)), x[1], None, length=4)[1]
+        ),
+        False,
+    ),
+    "in functions": (
+        lambda x: (lambda y: (jax.jit(lambda y: y.sum(0))(y[0]), y[1].mean(0)))(
+            jax.jit(lambda x: lax.scan(pair, jnp.ones(2), x)[1])(x)
+        ),
+        False,
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEVERAL)
+def test_several_reductions_are_done_in_one_carry(name):
+    fn, is_map = SEVERAL[name]
+    rule = "accumulated_results" + ("_of_map" if is_map else "")
+    check(fn, normal(0, 6, 2), names=[rule])
+
+
+def test_the_same_body_with_other_operands():
+    """Two scans of one body differ in which of the closed-over arrays is the carry, too."""
+
+    def fn(x):
+        p, q, r = x
+
+        def turn(carry, row):
+            a, b = carry
+            return (a * p + row, b - q), (a * b * row, a)
+
+        def total(first):
+            products, firsts = lax.scan(turn, (first, r), x)[1]
+            return products.sum(0), firsts.max(0)
+
+        return total(p), total(q)
+
+    x = normal(0, 3, 2)
+    assert found(fn, x) == ["accumulated_results"]
+    assert_same(jaxrewrite.transform(fn, rules=rules)(x), fn(x))
+
+
+@pytest.mark.slow
+def test_what_only_one_result_has_is_done_for_one():
+    cases = [
+        (lambda c, y: (y[0].sum(0) + y[0].max(0), y[1].max(0)), {}, "accumulated_max"),
+        (lambda c, y: (y[0][-1], y[1].sum(0)), {"reverse": True}, "accumulated_sum"),
+        (lambda c, y: (y[0].sum(0), y[1], y[1].sum()), {}, "accumulated_sum"),
+        (lambda c, y: (y[0].min(0), y[1][-1]), {}, "kept_last"),
+    ]
+    for reduce, options, rule in cases:
+        check(both(reduce, pair, **options), normal(0, 6, 2), names=[rule])
+
+
+@pytest.mark.parametrize("reduce", often([jnp.sum, jnp.mean], [jnp.sum]))
+def test_a_scan_without_steps(reduce):
+    fn = scan(lambda y: reduce(y, 0))
+    assert found(fn, jnp.zeros((0, 2))) != []
+    assert_same(
+        jaxrewrite.transform(fn, rules=rules)(jnp.zeros((0, 2))), fn(jnp.zeros((0, 2)))
+    )
 
 
 OTHER = {
