@@ -22,7 +22,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float32, Int8
 
-from .._base.contract import Labels, along_result, contract
+from .._base.contract import Labels, along_result, contract, transpose
 
 
 _BASE = 256
@@ -40,8 +40,8 @@ MOST_SUMMED = 2**31 // 128**2 - 1
 # With fewer rows XLA on a CPU takes longer, and ten times as long with one. Rows of zeros help.
 LEAST_ROWS = 8
 
-# From so many entries of a result on, its digits are multiplied one after the other: all at
-# once they take no less time, and four times the memory.
+# From so many entries of a result on, the products of a batch, and then the digits of each,
+# are multiplied one after the other: all at once they take no less time, and more memory.
 _LARGE = 2**20
 
 
@@ -69,27 +69,25 @@ def is_summable(own: Labels, xs: Labels, out: Labels, shape: Sequence[int]) -> b
 
 
 def _multiplied(q: Any, x: Any, *, own: Labels, xs: Labels, out: Labels) -> Any:
-    for label in out:
-        if label in own and label in xs:
-            return _in_turn(q, x, label, own=own, xs=xs, out=out)
+    shape = _aval(q, x, own=own, xs=xs, out=out).shape
+    is_large = math.prod(shape) >= _LARGE
+    batch = [label for label in out if label in own and label in xs]
+    if is_large and batch:
+        return _in_turn(q, x, batch[0], own=own, xs=xs, out=out)
     if not is_summable(own, xs, out, q.shape):
         return contract(q.astype(x.dtype), own, x, xs, out)
     summed = [i for i, label in enumerate(xs) if label not in out]
     power, inverse = _powers(x, summed)
     digits = _digits(x * lax.expand_dims(inverse, summed))
     multiply = lambda some: integer_products(q, some, own, xs, out).astype(x.dtype)
-    shape = _aval(q, x, own=own, xs=xs, out=out).shape
-    if math.prod(shape) < _LARGE:
-        total = _at_once(multiply, digits)
-    else:
-        total = _one_by_one(multiply, digits, shape)
+    total = _one_by_one(multiply, digits, shape) if is_large else _at_once(multiply, digits)
     # The difference is NaN if the power is not finite, and zero otherwise.
     unit = power * _UNIT + (power - power)
     return total * along_result(unit, tuple(x for x in xs if x in out), out)
 
 
 def _in_turn(q: Any, x: Any, label: Any, **labels: Labels) -> Any:
-    """The products for each index of a batch, which XLA on a CPU multiplies entry by entry."""
+    """The products for each index of a batch."""
     front = [jnp.moveaxis(q, labels["own"].index(label), 0)]
     front += [jnp.moveaxis(x, labels["xs"].index(label), 0)]
     rest = {key: tuple(x for x in own if x != label) for key, own in labels.items()}
@@ -138,8 +136,19 @@ def integer_products(q: Any, x: Any, own: Labels, xs: Labels, out: Labels) -> An
     if isinstance(rows, int) and 0 < rows * count < LEAST_ROWS:
         more = math.ceil(LEAST_ROWS / rows) - count
         x = jnp.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)])
-    labels = own, x, ("stacked", *xs), ("stacked", *out)
-    return contract(q, *labels, preferred_element_type=_SUM)[:count]
+    # XLA on a CPU multiplies entry by entry if the first operand is summed over another axis
+    # than its last ones.
+    xs, out = ("stacked", *xs), ("stacked", *out)
+    batch = tuple(label for label in out if label in own and label in xs)
+    summed = tuple(label for label in own if label not in out)
+    rows = tuple(label for label in xs if label not in own)
+    columns = tuple(label for label in own if label not in xs)
+    in_front = (*batch, *rows, *columns)
+    x = transpose(x, xs, (*batch, *rows, *summed))
+    sums = contract(
+        x, (*batch, *rows, *summed), q, own, in_front, preferred_element_type=_SUM
+    )
+    return transpose(sums, in_front, out)[:count]
 
 
 def _at_once(multiply: Callable[[Any], Any], digits: Any) -> Any:
