@@ -37,7 +37,11 @@ class Transposes:
         if site.primitive is lax.transpose_p:
             (value,), (result,) = operands, results
             if is_value(value) and value._sums_along_any_axis and is_value(result):
-                self._found[id(result)] = result, value, site.params["permutation"]
+                permutation = site.params["permutation"]
+                if id(value) in self._found:
+                    _, value, before = self._found[id(value)]
+                    permutation = tuple(before[axis] for axis in permutation)
+                self._found[id(result)] = result, value, permutation
         elif site.primitive.name == "stop_gradient" and id(operands[0]) in self._found:
             _, value, permutation = self._found[id(operands[0])]
             (value,), (result,) = map_leaves(site, [value]), results

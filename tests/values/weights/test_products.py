@@ -270,6 +270,7 @@ def test_products_with_transposes_leave_the_codes_where_they_are(kind):
     """XLA on a CPU takes longer to move codes of four bits than to multiply with them."""
     v = jax.eval_shape(KINDS[kind], jax.ShapeDtypeStruct((24, 20), "float32"))
     programs = [(*TURNED[name], v) for name in ("x @ v.T", "v.T @ x", "batched")]
+    programs += [(lambda v, x: x @ v.T.T.T, (3, 20), v)]
     programs += [(*TURNED["x @ v.T"], Lora(v, normal(24, 2), normal(2, 20), 0.5))]
     for fn, shape, value in programs:
         jaxpr = jaxrewrite.make_jaxpr(fn)(value, normal(*shape)).jaxpr
