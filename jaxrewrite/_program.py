@@ -3,8 +3,9 @@
 While a jaxpr is being made (`jax.jit`, a scan, `jax.make_jaxpr`), the program's equations
 are appended to it. A long program is appended as one equation that calls it, like a jitted
 function. While nothing is traced, and under any other transformation (`jax.grad` or
-`jax.vmap` outside of jit), the equations run one by one, as calls of jitted functions. JAX
-then compiles and differentiates each of these functions only once.
+`jax.vmap` around it), the equations run one by one, as calls of jitted functions, or under
+a transformation line by line. A rule is one call, like a function of `jax.numpy`. JAX then
+compiles and differentiates each of these functions only once, however often it is used.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ._caches import WeakCaches
 from ._compat import Jaxpr, JaxprEqn, Literal, Var
 from ._draft import Applied, Restaged
 from ._errors import add_note
+from ._lines import Step, in_lines
 from ._notices import warn
 from ._restage import Adapter, restage
 from ._settings import Settings
@@ -35,7 +37,7 @@ _MANY = 32
 class Program:
     """A jaxpr on leaves and the constants that belong to its first ``invars``."""
 
-    __slots__ = ("_applied", "_closed", "_steps", "consts", "jaxpr")
+    __slots__ = ("_applied", "_closed", "_eager", "_steps", "_traced", "consts", "jaxpr")
 
     def __init__(
         self, jaxpr: Jaxpr, consts: Sequence[Any], applied: Sequence[Applied] = ()
@@ -43,7 +45,9 @@ class Program:
         self.jaxpr = jaxpr
         self.consts = list(consts)
         self._applied = applied
-        self._steps: _Steps | None = None
+        self._steps: list[Step] | None = None
+        self._eager: _Steps | None = None
+        self._traced: _Steps | None = None
         self._closed: Any = None
 
     def is_cacheable(self) -> bool:
@@ -54,11 +58,16 @@ class Program:
         operands = [*self.consts, *leaves]
         if not _compat.makes_jaxpr():
             if self._steps is None:
-                self._steps = _Steps(self.jaxpr, self._applied)
+                self._steps = list(_steps_of(self.jaxpr, self._applied))
                 self._applied = ()  # The steps hold what they need of it.
-            is_eager = _compat.nothing_is_traced() and not _compat.jit_is_disabled()
-            run = self._steps.run if is_eager else self._steps.run_under_trace
-            return run(operands)
+            if _compat.nothing_is_traced() and not _compat.jit_is_disabled():
+                if self._eager is None:
+                    self._eager = _Steps(self.jaxpr, self._steps)
+                return self._eager.run(operands)
+            if self._traced is None:
+                by_line = in_lines(self._steps, self.jaxpr.outvars)
+                self._traced = _Steps(self.jaxpr, by_line)
+            return self._traced.run_under_trace(operands)
         if self._is_called():
             return self._call(operands)
         with _collector.paused():
@@ -136,31 +145,12 @@ def _last_uses(
     return last_uses
 
 
-class _Step(NamedTuple):
-    """A call, its operands and results as atoms, and the equation that it is for.
-
-    ``is_list`` tells whether it returns a list of results. ``is_jitted`` tells whether it
-    is a jitted function, which does not know the equation's place in the program.
-    """
-
-    call: Callable[..., Any]
-    operands: Sequence[Any]
-    results: Sequence[Any]
-    is_list: bool
-    is_jitted: bool
-    eqn: JaxprEqn
-
-
 class _Steps:
-    """A jaxpr as a list of calls on numbered registers.
-
-    A rule is one call of a jitted function, like a function of `jax.numpy`. So it is
-    compiled and differentiated once, however often it is used.
-    """
+    """Calls on numbered registers."""
 
     __slots__ = ("_arrays", "_literals", "_outs", "_steps", "_variables")
 
-    def __init__(self, jaxpr: Jaxpr, applied: Sequence[Applied]):
+    def __init__(self, jaxpr: Jaxpr, steps: Sequence[Step]):
         numbers = {var: i for i, var in enumerate(jaxpr.invars)}
         self._literals: list[Literal] = []
 
@@ -171,7 +161,6 @@ class _Steps:
                 return -len(self._literals)
             return numbers.setdefault(atom, len(numbers))
 
-        steps = list(_steps_of(jaxpr, applied))
         uses = [(step.operands, step.results) for step in steps]
         self._steps = [
             (
@@ -239,7 +228,7 @@ def _write(
         registers[i] = None
 
 
-def _steps_of(jaxpr: Jaxpr, applied: Sequence[Applied]) -> Iterator[_Step]:
+def _steps_of(jaxpr: Jaxpr, applied: Sequence[Applied]) -> Iterator[Step]:
     live = {id(eqn) for eqn in jaxpr.eqns}
     of_rule = {
         id(eqn): one for one in applied if _is_one_call(one, live) for eqn in one.eqns
@@ -251,13 +240,13 @@ def _steps_of(jaxpr: Jaxpr, applied: Sequence[Applied]) -> Iterator[_Step]:
             compiled = _compat.compiled_primitive(eqn)
             call = _binding(eqn) if compiled is None else compiled
             is_list, is_jitted = eqn.primitive.multiple_results, compiled is not None
-            yield _Step(call, eqn.invars, eqn.outvars, is_list, is_jitted, eqn)
+            yield Step(call, eqn.invars, eqn.outvars, is_list, is_jitted, eqn)
         elif id(one) not in done:
             done.add(id(one))
             fused = _fused(one.traced)
             results = [one.results[i] for i in fused.produced]
             operands = [one.operands[i] for i in fused.taken]
-            yield _Step(fused.call, operands, results, True, True, eqn)
+            yield Step(fused.call, operands, results, True, True, eqn)
 
 
 def _is_one_call(one: Applied, live: Container[int]) -> bool:

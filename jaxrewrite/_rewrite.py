@@ -7,10 +7,9 @@ them.
 
 An equation without a value among its operands is added unchanged, as the same object. So
 code that values do not reach costs next to nothing. For any other equation the functions in
-``_ANSWERS`` are tried in order: what the equations before it tell; the rules; for a
-higher-order primitive its handler, which rewrites the jaxprs inside; the ``default`` of the
-operands' type; for primitives that only move arrays, a move of their leaves; at last dense
-operands.
+``_ANSWERS`` are tried in order: the rules; for a higher-order primitive its handler, which
+rewrites the jaxprs inside; the ``default`` of the operands' type; for primitives that only
+move arrays, a move of their leaves; at last dense operands.
 
 The trace of a rule (`_traces`) is a jaxpr, too, and the same walk adds it. So if a field of
 a value is itself a value, an equation of the rule on that field has a value as its operand,
@@ -34,6 +33,7 @@ from ._errors import MaterialisationWarning, add_note
 from ._record import Record, Recorder
 from ._site import Site, describe, source_within
 from ._traces import Answer, Flat, Rewriting, checked_results
+from ._transposes import Transposes
 from ._value import Value, is_value
 
 
@@ -58,6 +58,7 @@ class Scope(Draft):
         self.rewriting = rewriting
         self.recorder = rewriting.settings.recorder
         self._dense: dict[int, tuple[Value, Any]] = {}
+        self._transposes = Transposes()
         # The equation of each variable, of the first so many equations.
         self._producers: dict[Var, JaxprEqn] = {}
         self._indexed = 0
@@ -180,11 +181,13 @@ class Scope(Draft):
             raise
 
     def _answer(self, site: Site, operands: Sequence[Any]) -> Sequence[Any]:
+        site, operands = self._transposes.undone(site, operands)
         for name, answer in _ANSWERS.items():
             results = answer(self, site, operands)
             if results is not NotImplemented:
                 if self.record is not None:
                     self.record.answer = name
+                self._transposes.note(site, operands, results, self.map_leaves)
                 return results
         self.copy(site, operands, site.outvars)
         return site.outvars

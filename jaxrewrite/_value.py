@@ -93,6 +93,10 @@ class Value(PyTree):
     # Whether fields without leaves may stay when `jax.vmap` gives the others batch axes.
     _repeats_hollow: ClassVar[bool] = False
 
+    # Whether a product along one axis takes no longer than along another one, so that a product
+    # with a transpose is one with the array itself.
+    _sums_along_any_axis: ClassVar[bool] = False
+
     # Whether an annotation with this class itself, not a subclass, means any value.
     _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True

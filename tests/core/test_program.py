@@ -349,6 +349,52 @@ def test_gradients_through_calls_of_rules(wrap):
 # --- the collector ----------------------------------------------------------------
 
 
+def test_the_equations_of_a_line_are_differentiated_as_one_call():
+    def program(v, x):
+        for _ in range(2):
+            x = jnp.tanh(x) * jnp.exp(x)
+            x = x - x / 2.0
+        lower, upper = jnp.split(x, [1])
+        return -v, (lower.sum() - upper.sum()) * x.max()
+
+    implicit = lambda x: transform(program)(V, x)[1]
+    calls = [
+        eqn for eqn in equations(jax.vmap(implicit), Y[None]) if eqn.primitive.name == "jit"
+    ]
+    assert len({id(eqn.params["jaxpr"]) for eqn in calls}) == 4
+    lines = [_compat.source_location(eqn.source_info)[1] for eqn in calls]
+    first = program.__code__.co_firstlineno
+    assert lines == [first + n for n in (2, 3, 2, 3, 4, 5)]
+    dense = lambda x: program(V.materialise(), x)[1]
+    got, want = (jax.jit(jax.grad(fn))(Y) for fn in (implicit, dense))
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_a_long_line_is_several_calls():
+    def program(v, x):
+        for _ in range(100):
+            x = x + 1.0
+        return -v, x
+
+    implicit = lambda x: transform(program)(V, x)[1]
+    calls = equations(jax.vmap(implicit), Y[None])
+    assert 2 < len(calls) < 20
+    np.testing.assert_allclose(jax.grad(lambda x: implicit(x).sum())(Y), 1)
+    np.testing.assert_allclose(jax.vmap(implicit)(Y[None])[0], Y + 100, rtol=1e-6)
+
+
+def test_lines_that_differ_in_a_literal_are_two_functions():
+    def program(v, x):
+        down = x * x / -0.0
+        up = x * x / 0.0
+        whole = 2 * x.astype(int) + 1
+        other = 2 * x.astype(int) + True
+        return -v, (down, up, whole, other)
+
+    got = jax.vmap(lambda x: transform(program)(V, x)[1])(jnp.ones((1, 2)))
+    assert jax.tree.map(lambda x: x[0, 0].item(), got) == (-np.inf, np.inf, 3, 3)
+
+
 def test_collections_pause_and_go_on():
     assert gc.isenabled()
     with _collector.paused():

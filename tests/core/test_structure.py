@@ -17,13 +17,13 @@ PACKAGE = pathlib.Path(jaxrewrite.__file__).parent
 # From the bottom up; a module imports only from levels below its own.
 LEVELS = [
     {"_errors", "_caches", "_collector", "_compat"},
-    {"_dead_code", "_flax", "_notices", "_operands"},
+    {"_dead_code", "_flax", "_lines", "_notices", "_operands"},
     {"_pytree"},
     {"_value"},
     {"_annotations", "_avals", "_fills"},
     {"_patterns", "_variables"},
     {"_costs", "_dense", "_rules", "_site"},
-    {"_record"},
+    {"_record", "_transposes"},
     {"_draft", "_settings"},
     {"_traces"},
     {"_rewrite"},

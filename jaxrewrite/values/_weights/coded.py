@@ -59,6 +59,7 @@ class Coded(Structured):
     """
 
     _is_base: ClassVar[bool] = True
+    _sums_along_any_axis: ClassVar[bool] = True
 
     @abc.abstractmethod
     def levels(self) -> jax.Array:

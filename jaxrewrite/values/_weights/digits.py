@@ -16,16 +16,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float32, Int8
 
-from .._base.contract import Labels, along_result, contract
+from .._base.contract import Labels, along_result, contract, transpose
 
 
 _BASE = 256
 _DIGITS = 4
+
+# The first digit counts so many parts of the power of two of a row.
+_UNIT = 1 / 32
 
 # The dtype of sums of digits.
 _SUM = jnp.dtype(jnp.int32)
@@ -36,8 +40,8 @@ MOST_SUMMED = 2**31 // 128**2 - 1
 # With fewer rows XLA on a CPU takes longer, and ten times as long with one. Rows of zeros help.
 LEAST_ROWS = 8
 
-# From so many entries of a result on, its digits are multiplied one after the other: all at
-# once they take no less time, and four times the memory.
+# From so many entries of a result on, the products of a batch, and then the digits of each,
+# are multiplied one after the other: all at once they take no less time, and more memory.
 _LARGE = 2**20
 
 
@@ -65,24 +69,25 @@ def is_summable(own: Labels, xs: Labels, out: Labels, shape: Sequence[int]) -> b
 
 
 def _multiplied(q: Any, x: Any, *, own: Labels, xs: Labels, out: Labels) -> Any:
-    for label in out:
-        if label in own and label in xs:
-            return _in_turn(q, x, label, own=own, xs=xs, out=out)
+    shape = _aval(q, x, own=own, xs=xs, out=out).shape
+    is_large = math.prod(shape) >= _LARGE
+    batch = [label for label in out if label in own and label in xs]
+    if is_large and batch:
+        return _in_turn(q, x, batch[0], own=own, xs=xs, out=out)
     if not is_summable(own, xs, out, q.shape):
         return contract(q.astype(x.dtype), own, x, xs, out)
-    unit = _unit(x, [i for i, label in enumerate(xs) if label not in out])
-    digits = _digits(x * (1 / unit))
+    summed = [i for i, label in enumerate(xs) if label not in out]
+    power, inverse = _powers(x, summed)
+    digits = _digits(x * lax.expand_dims(inverse, summed))
     multiply = lambda some: integer_products(q, some, own, xs, out).astype(x.dtype)
-    shape = _aval(q, x, own=own, xs=xs, out=out).shape
-    if math.prod(shape) < _LARGE:
-        total = _at_once(multiply, digits)
-    else:
-        total = _one_by_one(multiply, digits, shape)
-    return total * along_result(unit, xs, out)
+    total = _one_by_one(multiply, digits, shape) if is_large else _at_once(multiply, digits)
+    # The difference is NaN if the power is not finite, and zero otherwise.
+    unit = power * _UNIT + (power - power)
+    return total * along_result(unit, tuple(x for x in xs if x in out), out)
 
 
 def _in_turn(q: Any, x: Any, label: Any, **labels: Labels) -> Any:
-    """The products for each index of a batch, which XLA on a CPU multiplies entry by entry."""
+    """The products for each index of a batch."""
     front = [jnp.moveaxis(q, labels["own"].index(label), 0)]
     front += [jnp.moveaxis(x, labels["xs"].index(label), 0)]
     rest = {key: tuple(x for x in own if x != label) for key, own in labels.items()}
@@ -90,30 +95,35 @@ def _in_turn(q: Any, x: Any, label: Any, **labels: Labels) -> Any:
     return jnp.moveaxis(each, 0, labels["out"].index(label))
 
 
-def _unit(x: Any, axes: Sequence[int]) -> Any:
-    """For each row, the power of two of which no entry is 64 times as large.
+def _powers(x: Any, axes: Sequence[int]) -> tuple[Any, Any]:
+    """For each row, a power of two of which no entry is twice as large, and its inverse.
 
-    So the division by it is exact. It is NaN if an entry is not finite, since integers could
-    not show that.
+    So the division by it is exact. It is infinite if an entry is not finite. It is no smaller
+    than 2^-121, since a 32nd of it would be denormal, which a CPU takes for zero.
     """
-    most = jnp.max(jnp.abs(x), tuple(axes), keepdims=True, initial=0)
-    exponent = lax.bitcast_convert_type(most, jnp.int32) & 0x7F80_0000
-    power = lax.bitcast_convert_type(exponent, x.dtype)
-    # A unit of smaller rows would be denormal, which a CPU takes for zero.
-    return jnp.where(jnp.isfinite(most), jnp.maximum(power, 2.0**-121) / 32, jnp.nan)
+    least = jnp.asarray(2.0**-121, x.dtype)
+    most = lax.reduce(lax.abs(x), least, lax.max, tuple(axes))
+    # The bits of a power of two are those of its exponent. A compiler makes a loop of its own
+    # for a division, and none for a difference of integers.
+    bits = lax.bitcast_convert_type(most, jnp.int32) & np.int32(0x7F80_0000)
+    of_inverse = np.int32(0x7F00_0000) - bits
+    power, inverse = (lax.bitcast_convert_type(y, x.dtype) for y in (bits, of_inverse))
+    return power, inverse
 
 
 def _digits(x: Any) -> Any:
-    """The digits of numbers between -64 and 64, along a new first axis, the last digit first.
+    """The digits of numbers between -2 and 2, along a new first axis, the last digit first.
 
     They are the bytes of a fixed-point number. A byte stands for -128 to 127, like a digit, if
     128 is added below each of the digits before it, and taken away from each byte after that.
     """
-    number = jnp.round(x * _BASE ** (_DIGITS - 1)).astype(jnp.int32)
-    halves = jnp.int32(0x80_8080)
-    return jnp.moveaxis(
-        lax.bitcast_convert_type((number + halves) ^ halves, jnp.int8), -1, 0
+    whole = lax.round(
+        x * (_BASE ** (_DIGITS - 1) / _UNIT), lax.RoundingMethod.TO_NEAREST_EVEN
     )
+    number = whole.astype(jnp.int32)
+    halves = np.int32(0x80_8080)
+    number = (number + halves) ^ halves
+    return jnp.moveaxis(lax.bitcast_convert_type(number, jnp.int8), -1, 0)
 
 
 def integer_products(q: Any, x: Any, own: Labels, xs: Labels, out: Labels) -> Any:
@@ -126,8 +136,19 @@ def integer_products(q: Any, x: Any, own: Labels, xs: Labels, out: Labels) -> An
     if isinstance(rows, int) and 0 < rows * count < LEAST_ROWS:
         more = math.ceil(LEAST_ROWS / rows) - count
         x = jnp.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)])
-    labels = own, x, ("stacked", *xs), ("stacked", *out)
-    return contract(q, *labels, preferred_element_type=_SUM)[:count]
+    # XLA on a CPU multiplies entry by entry if the first operand is summed over another axis
+    # than its last ones.
+    xs, out = ("stacked", *xs), ("stacked", *out)
+    batch = tuple(label for label in out if label in own and label in xs)
+    summed = tuple(label for label in own if label not in out)
+    rows = tuple(label for label in xs if label not in own)
+    columns = tuple(label for label in own if label not in xs)
+    in_front = (*batch, *rows, *columns)
+    x = transpose(x, xs, (*batch, *rows, *summed))
+    sums = contract(
+        x, (*batch, *rows, *summed), q, own, in_front, preferred_element_type=_SUM
+    )
+    return transpose(sums, in_front, out)[:count]
 
 
 def _at_once(multiply: Callable[[Any], Any], digits: Any) -> Any:

@@ -214,8 +214,8 @@ _SMALLEST = {
 _ENTRIES = {
     1: _Sizes(2**18, 2**18),
     3: _Sizes(2**18, 2**17),
-    32: _Sizes(2**19, 2**17),
-    math.inf: _Sizes(2**20, 2**21),
+    16: _Sizes(2**19, 2**17),
+    math.inf: _Sizes(2**20, 2**20),
 }
 
 # XLA on a CPU copies a matrix before it multiplies it with several rows, but not with one. So

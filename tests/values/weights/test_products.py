@@ -225,6 +225,59 @@ def test_another_platform_has_the_whole_weight(blocks):
     assert "while" in texts["cpu"] and "while" not in texts["cuda"]
 
 
+TURNED = {
+    "x @ v.T": (lambda v, x: x @ v.T, (3, 20)),
+    "v.T @ x": (lambda v, x: v.T @ x, (24, 3)),
+    "batched": (lambda v, x: jnp.stack([v, v]).mT @ x, (2, 24, 3)),
+    "both": (lambda v, x: jnp.stack([v.T @ v, v.T.T.T @ v]), (0,)),
+    "used otherwise": (
+        lambda v, x: (lambda t: (x @ t)[:, ::2] @ t[:, ::2].T)(v.T),
+        (3, 20),
+    ),
+    "of three axes": (
+        lambda v, x: jnp.tensordot(v.reshape(4, 6, 20).T, x, ((1,), (0,))),
+        (6, 3),
+    ),
+    "of three axes, in order": (
+        lambda v, x: jnp.tensordot(x, v.reshape(4, 6, 20).transpose(1, 0, 2), 1),
+        (3, 6),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", cases([(k,) for k in KINDS], [("int4",)]))
+@pytest.mark.parametrize("base", ["alone", slow("in a Lora")])
+def test_products_with_transposes(kind, base, bulk):
+    v = jax.jit(KINDS[kind])(normal(24, 20))
+    if base == "in a Lora":
+        v = Lora(v, normal(24, 2), normal(2, 20), 0.5)
+    xs = {name: normal(*shape, seed=1) for name, (_, shape) in TURNED.items()}
+    w = np.asarray(jaxrewrite.materialise(v), "f8")
+    implicit = functools.partial(jaxrewrite.transform, materialise="allow")
+    results = lambda v, xs: {k: implicit(fn)(v, xs[k]) for k, (fn, _) in TURNED.items()}
+    with jax.enable_x64(True):
+        want = {
+            k: fn(jnp.asarray(w), jnp.asarray(xs[k], "f8")) for k, (fn, _) in TURNED.items()
+        }
+    got = jaxrewrite.materialise(jax.jit(results)(v, xs))
+    same(got, want, 1e-5)
+    eager = jaxrewrite.materialise(results(v, xs)) if base == "alone" else got
+    same(eager, want, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["int4", "nf4", "3 bits"])
+def test_products_with_transposes_leave_the_codes_where_they_are(kind):
+    """XLA on a CPU takes longer to move codes of four bits than to multiply with them."""
+    v = jax.eval_shape(KINDS[kind], jax.ShapeDtypeStruct((24, 20), "float32"))
+    programs = [(*TURNED[name], v) for name in ("x @ v.T", "v.T @ x", "batched")]
+    programs += [(lambda v, x: x @ v.T.T.T, (3, 20), v)]
+    programs += [(*TURNED["x @ v.T"], Lora(v, normal(24, 2), normal(2, 20), 0.5))]
+    for fn, shape, value in programs:
+        jaxpr = jaxrewrite.make_jaxpr(fn)(value, normal(*shape)).jaxpr
+        moved = [eqn.invars[0] for eqn in jaxpr.eqns if eqn.primitive.name == "transpose"]
+        assert all(x.aval.dtype == "float32" and x.aval.size < v.size for x in moved)
+
+
 class Masks(Coded):
     """A user's format: integers of four bits, and two fields for each block."""
 
