@@ -217,6 +217,8 @@ _ENTRIES = {
     16: _Sizes(2**19, 2**17),
     math.inf: _Sizes(2**20, 2**20),
 }
+# For 4 to 64 rows, larger blocks of four bits are faster if a weight has eight of them.
+_LARGE_BLOCK = 2**21
 
 # XLA on a CPU copies a matrix before it multiplies it with several rows, but not with one. So
 # up to so many rows are multiplied one by one with codes of a byte.
@@ -239,6 +241,8 @@ def block_for(
     if rows == 0 or size < _for_rows(_SMALLEST, rows, bits):
         return None
     entries = _for_rows(_ENTRIES, rows, bits)
+    if bits == 4 and 4 <= rows <= 64 and size >= 8 * _LARGE_BLOCK:
+        entries = _LARGE_BLOCK
     for axis, length in enumerate(shape):
         most = min(entries * length // size, length)
         if most >= 1:
