@@ -204,14 +204,15 @@ class Value(PyTree):
 
         Such numbers are the same in all units, for example. It is called for an array or a
         number that the program fills with them, where the two are operands of one of the
-        primitives that `adopts` names, or of a higher-order one; and for such a result of a
+        primitives that ``adopts`` names, or of a higher-order one; and for such a result of a
         jaxpr inside.
 
         Parameters
         ----------
         array
-            Stands for a floating-point or complex array, of any shape. It can be put into a
-            value and not be computed with.
+            Stands for an array of any shape, of floating-point or complex numbers, or of
+            integers that a call turns into such. It can be put into a value and not be
+            computed with.
 
         Returns
         -------
