@@ -65,7 +65,7 @@ def is_not_read(eqn: JaxprEqn) -> bool:
 
 def is_zero(producer: Producer, atom: Any) -> bool:
     """Whether an atom is an array of zeros."""
-    return _holds(_in_scope(producer), atom, lambda number: number == 0)
+    return _holds(_in_scope(producer), atom, _is_zero)
 
 
 def has_no_scale(producer: Producer, atom: Any) -> bool:
@@ -73,9 +73,15 @@ def has_no_scale(producer: Producer, atom: Any) -> bool:
 
     These are the same in all units. See ``can_have_arbitrary_unit`` of Astropy.
     """
-    return _holds(
-        _in_scope(producer), atom, lambda number: number == 0 or not np.isfinite(number)
-    )
+    return _holds(_in_scope(producer), atom, _has_no_scale)
+
+
+def _is_zero(number: Any) -> bool:
+    return bool(number == 0)
+
+
+def _has_no_scale(number: Any) -> bool:
+    return all(part == 0 or not np.isfinite(part) for part in (number.real, number.imag))
 
 
 def is_inexact(atom: Any) -> bool:
@@ -134,18 +140,20 @@ def _in_call(lookup: _Lookup, atoms: Sequence[Any], jaxpr: Jaxpr, consts: int) -
 
 
 def _holds(
-    lookup: _Lookup, atom: Any, test: Callable[[Any], Any], depth: int = _DEPTH
+    lookup: _Lookup, atom: Any, test: Callable[[Any], bool], depth: int = _DEPTH
 ) -> bool:
     """Whether a test holds for each number that an atom is filled with."""
     source = atom if type(atom) is Literal or not depth else lookup(atom)
     if type(source) is Literal:
-        return np.ndim(source.val) == 0 and bool(test(source.val))
+        return np.ndim(source.val) == 0 and test(np.asarray(source.val)[()])
     if not isinstance(source, _Source):
         return False
     eqn, result = source
     if is_not_read(eqn):
         return True
     name = eqn.primitive.name
+    if name == "convert_element_type" and not is_inexact(eqn.outvars[0]):
+        test = _is_zero  # No other number without a scale is an integer or a truth value.
     if name in _MOVING_FIRST:
         return _holds(lookup, eqn.invars[0], test, depth - 1)
     if name in _MOVING_ALL:

@@ -49,8 +49,10 @@ class Unitful(Structured):
     Zero, infinity and NaN are the same numbers in all units, and **where a program itself writes
     them, they have any units**: in ``jnp.maximum(x, 0)``, ``jnp.pad(x, 1)``, ``jnp.tril(x)``, and
     in a loop that starts at ``jnp.zeros``, whose turns tell which units it gets. (Astropy does
-    so, too: see its ``can_have_arbitrary_unit``.) An argument of the program is no such number,
-    even if the array is zero, for its numbers are not known when units are checked.
+    so, too: see its ``can_have_arbitrary_unit``.) They are floating-point or complex numbers, or
+    become such, and stand beside a value of this type that is not within another value. An
+    argument of the program is no such number, even if the array is zero, for its numbers are not
+    known when units are checked.
 
     The result of ``transform(jax.grad(f))(x)`` has the units of ``f(x)`` divided by those of
     ``x``. In ``jax.grad(transform(f))(x)`` JAX gives the derivative the metadata of the

@@ -165,13 +165,24 @@ def _in_groups(a: Any, x: Any, how: Any) -> Any:
 @functools.partial(_in_groups.defjvp, symbolic_zeros=True)
 def _(how: Any, primals: Any, tangents: Any) -> Any:
     """The derivative by the array is a product of the whole, which no loop has to gather."""
+    whole = functools.partial(_whole, triangle=how[0], precision=how[1])
+    return _with_tangent(functools.partial(_in_groups, how=how), whole, primals, tangents)
+
+
+def _with_tangent(
+    product: Callable[..., Any], whole: Callable[..., Any], primals: Any, tangents: Any
+) -> tuple[Any, Any]:
+    """A product of an array and columns, and its tangent.
+
+    ``whole`` is the same product, in the form for a tangent of the array.
+    """
     (a, x), (da, dx) = primals, tangents
-    y = _in_groups(a, x, how)
+    y = product(a, x)
     terms = []
     if not isinstance(dx, jax.custom_derivatives.SymbolicZero):
-        terms.append(_in_groups(a, dx, how))
+        terms.append(product(a, dx))
     if not isinstance(da, jax.custom_derivatives.SymbolicZero):
-        terms.append(_whole(da, x, triangle=how[0], precision=how[1]))
+        terms.append(whole(da, x))
     return y, functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(y)
 
 
@@ -207,14 +218,10 @@ def _both_in_groups(a: Any, x: Any, how: Any) -> Any:
 
 @functools.partial(_both_in_groups.defjvp, symbolic_zeros=True)
 def _(how: Any, primals: Any, tangents: Any) -> Any:
-    (a, x), (da, dx) = primals, tangents
-    y = _both_in_groups(a, x, how)
-    terms = []
-    if not isinstance(dx, jax.custom_derivatives.SymbolicZero):
-        terms.append(_both_in_groups(a, dx, how))
-    if not isinstance(da, jax.custom_derivatives.SymbolicZero):
-        terms.append(_product(mirrored(da), x, how[0]))
-    return y, functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(y)
+    whole = lambda da, x: _product(mirrored(da), x, how[0])
+    return _with_tangent(
+        functools.partial(_both_in_groups, how=how), whole, primals, tangents
+    )
 
 
 def _groups(n: int) -> Any:

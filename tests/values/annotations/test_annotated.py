@@ -203,8 +203,20 @@ def test_zeros_of_a_program_have_any_units(units, bulk):
 
 
 def test_zeros_that_no_program_writes():
+    finite = [
+        lambda x: x + jnp.full((3, 4), jnp.inf).astype(bool).astype(x.dtype),
+        lambda x: x + jnp.full((3, 4), jnp.nan).astype(int).astype(x.dtype),
+        lambda x: x + jnp.full((3, 4), complex(jnp.inf, 1)),
+    ]
+    for fn in (*finite, lambda x: jnp.add(x, jnp.array(NUMBERS) * 0)):
+        with pytest.raises(UnitsError, match="add needs operands of equal units"):
+            run(fn)(LENGTH)
     with pytest.raises(UnitsError, match="add needs operands of equal units; got m and 1"):
         run(jnp.add)(LENGTH, jnp.zeros((3, 4)))
+    # Integers may be places, and another value around one with units knows nothing of these.
+    for x in (Unitful(jnp.arange(3), "m"), Tagged(LENGTH, "tag")):
+        with pytest.raises(UnitsError, match="max needs operands of equal units"):
+            run(lambda x: jnp.maximum(x, 0))(x)
     grows = lambda x, y: lax.fori_loop(0, 2, lambda i, c: (c + x) * y, jnp.zeros((3, 4)))
     with pytest.raises(
         UnitsError, match="add needs operands of equal units; got m s and m"
