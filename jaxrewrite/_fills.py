@@ -15,15 +15,20 @@ from ._compat import Jaxpr, JaxprEqn, Literal, Var
 # The equation whose result a variable is, or ``None``.
 Producer = Callable[[Var], JaxprEqn | None]
 
-# Each entry of a result is an entry of an operand, here of the first one,
+# Each entry of a result is an entry of an operand, here of the first one, or made from one so
+# that zero stays zero, and infinity and NaN are one of these two,
 _MOVING_FIRST = frozenset(
     {
+        *("abs", "sqrt", "square"),
         *("broadcast_in_dim", "copy", "copy_p", "convert_element_type", "neg", "reshape"),
         *("rev", "reduce_precision", "slice", "squeeze", "stop_gradient", "transpose"),
     }
 )
 # and here of any.
 _MOVING_ALL = frozenset({"concatenate", "stack"})
+
+# Each result is the operand at its position.
+_ONE_FOR_ONE = frozenset({"device_put", "optimization_barrier"})
 
 # Primitives that call one jaxpr once, on their operands, and the parameter that holds it.
 _CALLS = {
@@ -159,7 +164,7 @@ def _holds(
     if name in _MOVING_ALL:
         return all(_holds(lookup, x, test, depth - 1) for x in eqn.invars)
     position = next(i for i, var in enumerate(eqn.outvars) if var is result)
-    if name == "optimization_barrier":
+    if name in _ONE_FOR_ONE:
         return _holds(lookup, eqn.invars[position], test, depth - 1)
     if name in _CALLS:
         bodies, atoms = [eqn.params[_CALLS[name]]], eqn.invars

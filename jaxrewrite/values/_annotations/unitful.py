@@ -18,7 +18,7 @@ from .declaration import MOVING, REDUCING, SCATTER, annotation_rule, like, mappe
 from .units import FreeUnits, Units, UnitsError, conversion, is_convertible
 
 
-_NONE = Units()
+NO_UNITS = Units()
 _FREE = FreeUnits()
 
 # Primitives whose operands must have equal units.
@@ -41,8 +41,11 @@ class Unitful(Structured):
     .. math:: [xy] = [x][y], \quad [x / y] = [x] / [y], \quad [x^n] = [x]^n,
         \quad [\sqrt x] = [x]^{1/2}, \quad [\prod_{i=1}^n x_i] = [x]^n.
 
-    Sums, comparisons, maxima, concatenations and choices need equal units. All other
-    functions (``sin``, ``exp``, ``floor`` ...) need operands without units. A result without
+    Sums, comparisons, maxima, concatenations and choices need equal units. The solution of
+    :math:`Ax = b` has :math:`[b] / [A]`, also by an iterative solver, a Cholesky factor
+    :math:`[A]^{1/2}`, singular values and eigenvalues :math:`[A]`, and a determinant of n rows
+    :math:`[A]^n`. All other functions (``sin``, ``exp``, ``floor``, ``slogdet`` ...) need
+    operands without units. A result without
     units is a plain array, and a plain array has no units. So the sum of a plain array and a
     value with units is an error.
 
@@ -166,7 +169,9 @@ class Unitful(Structured):
     def settled(self) -> Any:
         """Without units, numbers of any units are a plain array."""
         return (
-            self if self.units is self.units.fixed else _with(self.units.fixed, self.array)
+            self
+            if self.units is self.units.fixed
+            else with_units(self.units.fixed, self.array)
         )
 
     @staticmethod
@@ -177,16 +182,16 @@ class Unitful(Structured):
         for value in values:
             if _needs_units(value):
                 raise UnitsError(
-                    f"{primitive.name} needs operands without units; got {_units(value)}."
+                    f"{primitive.name} needs operands without units; got {units_of(value)}."
                 )
-        return jaxrewrite.bind(primitive, *map(_array, values), **params)
+        return jaxrewrite.bind(primitive, *map(array_of, values), **params)
 
     def join(self, other: Any) -> Any:
         """Join with a value of the same units, or, without units, with an array."""
-        units = _same_units("a conditional or a loop", (self, other))
+        units = same_units("a conditional or a loop", (self, other))
         if isinstance(self.units, FreeUnits) and not isinstance(other, Unitful):
             return NotImplemented  # Both are arrays.
-        return Unitful(self.array, units), Unitful(_array(other), units)
+        return Unitful(self.array, units), Unitful(array_of(other), units)
 
     def stacked(self, size: int) -> Any:
         return self
@@ -201,29 +206,29 @@ class Unitful(Structured):
         return Unitful(leaf_tangents.array, self.units)
 
     def lift_tangent(self, tangent: Any) -> Any:
-        _same_units("a custom derivative rule", (self, tangent))
-        return Unitful(_array(tangent), self.units)
+        same_units("a custom derivative rule", (self, tangent))
+        return Unitful(array_of(tangent), self.units)
 
 
-def _units(x: Any) -> Units:
-    return x.units if isinstance(x, Unitful) else _NONE
+def units_of(x: Any) -> Units:
+    return x.units if isinstance(x, Unitful) else NO_UNITS
 
 
 def _needs_units(x: Any) -> bool:
     """Whether an operand is another one without its units."""
-    return bool(_units(x)) and not isinstance(_units(x), FreeUnits)
+    return bool(units_of(x)) and not isinstance(units_of(x), FreeUnits)
 
 
-def _array(x: Any) -> Any:
+def array_of(x: Any) -> Any:
     return x.array if isinstance(x, Unitful) else x
 
 
-def _with(units: Units, array: Any) -> Any:
+def with_units(units: Units, array: Any) -> Any:
     return Unitful(array, units) if units or isinstance(units, FreeUnits) else array
 
 
-def _same_units(what: str, operands: Sequence[Any]) -> Units:
-    found = dict.fromkeys(map(_units, operands))
+def same_units(what: str, operands: Sequence[Any]) -> Units:
+    found = dict.fromkeys(map(units_of, operands))
     units = [x for x in found if not isinstance(x, FreeUnits)]
     if len(units) > 1:
         hint = " Convert one of them, by Unitful.to." if is_convertible(units) else ""
@@ -237,8 +242,8 @@ def _same_units(what: str, operands: Sequence[Any]) -> Units:
 
 def _bind(primitive: Any, operands: Sequence[Any], units: Units, params: Any) -> Any:
     """Apply a primitive to the numbers, and give the results these units."""
-    results = jaxrewrite.bind(primitive, *map(_array, operands), **params)
-    return mapped(functools.partial(_with, units), primitive, results)
+    results = jaxrewrite.bind(primitive, *map(array_of, operands), **params)
+    return mapped(functools.partial(with_units, units), primitive, results)
 
 
 @annotation_rule(
@@ -264,7 +269,7 @@ def _index(x: Unitful, *indices: Any, primitive: Any, **params: Any) -> Any:
     *("clamp", "concatenate", "pad", "stack"),
 )
 def _same(*operands: Any, primitive: Any, **params: Any) -> Any:
-    units = _same_units(primitive.name, operands)
+    units = same_units(primitive.name, operands)
     if primitive.name == "nextafter":
         units = units.fixed  # The next number after zero is not zero.
     return _bind(primitive, operands, units, params)
@@ -272,18 +277,18 @@ def _same(*operands: Any, primitive: Any, **params: Any) -> Any:
 
 @annotation_rule(Unitful, *jaxrewrite.primitives.COMPARISON, "atan2")
 def _compare(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    _same_units(primitive.name, (x, y))
-    return _bind(primitive, (x, y), _NONE, params)
+    same_units(primitive.name, (x, y))
+    return _bind(primitive, (x, y), NO_UNITS, params)
 
 
 @annotation_rule(Unitful, "argmax", "argmin", "is_finite", "sign")
 def _drop(x: Unitful, *, primitive: Any, **params: Any) -> Any:
-    return _bind(primitive, [x], _NONE, params)
+    return _bind(primitive, [x], NO_UNITS, params)
 
 
 @annotation_rule(Unitful, "convert_element_type")
 def _convert(x: Unitful, *, primitive: Any, new_dtype: Any, **params: Any) -> Any:
-    units = _NONE if jnp.issubdtype(new_dtype, jnp.bool_) else x.units
+    units = NO_UNITS if jnp.issubdtype(new_dtype, jnp.bool_) else x.units
     if not jnp.issubdtype(new_dtype, jnp.inexact):
         units = units.fixed  # No integer is infinite.
     return _bind(primitive, [x], units, {"new_dtype": new_dtype, **params})
@@ -291,12 +296,12 @@ def _convert(x: Unitful, *, primitive: Any, new_dtype: Any, **params: Any) -> An
 
 @annotation_rule(Unitful, "mul", "dot_general", "conv_general_dilated")
 def _multiply(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    return _bind(primitive, (x, y), _units(x) * _units(y), params)
+    return _bind(primitive, (x, y), units_of(x) * units_of(y), params)
 
 
 @annotation_rule(Unitful, "div")
 def _divide(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    return _bind(primitive, (x, y), _units(x) / _units(y), params)
+    return _bind(primitive, (x, y), units_of(x) / units_of(y), params)
 
 
 _POWERS = {
@@ -334,29 +339,29 @@ def _reduce_prod(x: Unitful, *, primitive: Any, axes: Any, **params: Any) -> Any
 
 @annotation_rule(Unitful, "select_n")
 def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
-    units = _same_units(primitive.name, cases)
+    units = same_units(primitive.name, cases)
     return _bind(primitive, [which, *cases], units, params)
 
 
 @annotation_rule(Unitful, "dynamic_update_slice")
 def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) -> Any:
-    units = _same_units(primitive.name, (x, update))
+    units = same_units(primitive.name, (x, update))
     return _bind(primitive, [x, update, *starts], units, params)
 
 
 @annotation_rule(Unitful, *SCATTER)
 def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any) -> Any:
-    units = _same_units(primitive.name, (x, updates))
+    units = same_units(primitive.name, (x, updates))
     return _bind(primitive, [x, indices, updates], units, params)
 
 
 @annotation_rule(Unitful, "sort")
 def _sort(*operands: Any, primitive: Any, **params: Any) -> Any:
-    results = jaxrewrite.bind(primitive, *map(_array, operands), **params)
-    return list(map(_with, map(_units, operands), results))
+    results = jaxrewrite.bind(primitive, *map(array_of, operands), **params)
+    return list(map(with_units, map(units_of, operands), results))
 
 
 @jaxrewrite.register("top_k")
 def _top_k(x: Unitful, **params: Any) -> Any:
     entries, indices = jaxrewrite.bind("top_k", x.array, **params)
-    return [_with(x.units, entries), indices]
+    return [with_units(x.units, entries), indices]

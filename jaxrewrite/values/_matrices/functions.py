@@ -51,7 +51,7 @@ def _(v: Matrix | Scaled | Sum | LowRank, *, primitive: Any, **params: Any) -> A
         return NotImplemented
     if v.shape[-1] != v.shape[-2] and name not in _OF_ANY_SHAPE:
         return NotImplemented
-    of_value = find(_known, jaxpr, name, v.aval())
+    of_value = find(known_functions, jaxpr, name, v.aval())
     found = NotImplemented if of_value is None else of_value(v)
     if found is NotImplemented:
         return NotImplemented
@@ -75,7 +75,9 @@ def _out_avals(jaxpr: Any) -> list[Any]:
 
 
 @functools.lru_cache(512)
-def _known(name: str, aval: Any, trace_context: Any) -> dict[Any, Callable[[Any], Any]]:
+def known_functions(
+    name: str, aval: Any, trace_context: Any
+) -> dict[Any, Callable[[Any], Any]]:
     """What a type answers, by the fingerprints of the jaxprs in which JAX computes it.
 
     They include those for which some leading axes come from `jax.vmap`.

@@ -42,7 +42,7 @@ def _(
 ) -> Any:
     if name != "_lstsq" or v.ndim < 2:
         return NotImplemented
-    call = find(_calls, jaxpr, v.aval(), *map(jax.typeof, more))
+    call = find(calls, jaxpr, v.aval(), *map(jax.typeof, more))
     if call is None:
         return NotImplemented
     if not _is_known(v):
@@ -95,7 +95,7 @@ class _Call(NamedTuple):
 
 
 @functools.lru_cache(256)
-def _calls(a: Any, *more: Any) -> dict[Any, _Call]:
+def calls(a: Any, *more: Any) -> dict[Any, _Call]:
     """The calls that jaxprs with operands of such avals are, by fingerprints."""
     avals = more[:-1]  # The last one is the trace context.
     found: dict[Any, _Call] = {}

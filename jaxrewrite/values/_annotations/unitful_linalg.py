@@ -1,0 +1,127 @@
+"""Linear algebra on arrays with units: solves, factorisations and decompositions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import jax
+from jax.extend.core import jaxpr_as_fun
+from jaxtyping import ArrayLike
+
+import jaxrewrite
+from jaxrewrite import ArrayValue, Value, register
+
+from .._matrices.functions import known_functions
+from .._matrices.least_squares import calls
+from .._matrices.recognised import find
+from .declaration import annotation_rule, like
+from .unitful import NO_UNITS, Unitful, array_of, same_units, units_of, with_units
+from .units import Units
+
+
+# The units of each result, as a power of those of the matrix.
+_FACTORS: dict[str, tuple[Fraction | int, ...]] = {
+    "cholesky": (Fraction(1, 2),),
+    "eig": (1, 0, 0),
+    "eigh": (0, 1),
+    # The factors for the columns are packed with those for the rows, which have no units,
+    # and are read by solves with a unit diagonal.
+    "lu": (1, 0, 0),
+    "qr": (0, 1, 0),
+    "schur": (1, 0),
+    "svd": (1, 0, 0),
+}
+
+
+@annotation_rule(Unitful, *_FACTORS)
+def _factorise(x: Unitful, *, primitive: Any, **params: Any) -> Any:
+    results = jaxrewrite.bind(primitive, x.array, **params)
+    units = [x.units**power for power in _FACTORS[primitive.name]]
+    if not primitive.multiple_results:
+        return with_units(units[0], results)
+    return list(map(with_units, units, results))  # There may be fewer results.
+
+
+@register("triangular_solve", types=(Unitful, Unitful))
+@register("triangular_solve", types=(Unitful, ArrayLike | ArrayValue), either=True)
+def _solve_triangular(a: Any, b: Any, *, unit_diagonal: bool, **params: Any) -> Any:
+    units = units_of(b) / (NO_UNITS if unit_diagonal else units_of(a))
+    params = {"unit_diagonal": unit_diagonal, **params}
+    x = jaxrewrite.bind("triangular_solve", array_of(a), array_of(b), **params)
+    return with_units(units, x)
+
+
+@register("tridiagonal_solve", types=(Unitful | ArrayLike | ArrayValue,))
+def _solve_tridiagonal(*operands: Any, **params: Any) -> Any:
+    if not any(isinstance(x, Unitful) for x in operands):
+        return NotImplemented
+    *diagonals, b = operands
+    units = units_of(b) / same_units("tridiagonal_solve", diagonals)
+    x = jaxrewrite.bind("tridiagonal_solve", *map(array_of, operands), **params)
+    return with_units(units, x)
+
+
+@register("custom_linear_solve", types=(Unitful | ArrayLike | ArrayValue,))
+def _solve(*operands: Any, const_lengths: Any, jaxprs: Any) -> Any:
+    """Solve for the numbers. The function that solves tells their units."""
+    if not any(isinstance(x, Unitful) for x in operands):
+        return NotImplemented
+    start = sum(const_lengths[:2])
+    consts = operands[start : start + const_lengths.solve]
+    right = operands[sum(const_lengths) :]
+    # Any numbers have these units, so no structure is looked for.
+    dense = [with_units(units_of(x), _struct(array_of(x))) for x in (*consts, *right)]
+    solutions = jax.eval_shape(jaxrewrite.transform(jaxpr_as_fun(jaxprs.solve)), *dense)
+    params = {"const_lengths": const_lengths, "jaxprs": jaxprs}
+    numbers = jaxrewrite.bind("custom_linear_solve", *map(array_of, operands), **params)
+    return [with_units(units_of(x), n) for x, n in zip(solutions, numbers, strict=True)]
+
+
+def _struct(x: Any) -> jax.ShapeDtypeStruct:
+    aval = like(x)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+# --- functions of JAX that are recognised as a whole --------------------------------------
+
+
+# The units of the result of a function of a square matrix, as a power of those of the matrix.
+_POWERS: dict[str, Callable[[int], Fraction | int]] = {
+    # JAX computes it by logarithms.
+    "det": lambda n: n,
+    # A matrix with structure has them in closed form.
+    **dict.fromkeys(("cholesky", "_cholesky"), lambda n: Fraction(1, 2)),
+    **dict.fromkeys(("eigvalsh", "norm", "tril", "triu"), lambda n: 1),
+    "inv": lambda n: -1,
+}
+
+
+@register("jit", types=(Unitful | ArrayLike,))
+def _call(*operands: Any, primitive: Any, name: str, jaxpr: Any, **params: Any) -> Any:
+    if name not in _POWERS and name != "_lstsq":
+        return NotImplemented
+    arrays = list(map(array_of, operands))
+    avals = [x.aval() if isinstance(x, Value) else jax.typeof(x) for x in arrays]
+    units = _units_of_call(name, jaxpr, list(map(units_of, operands)), avals)
+    if units is None:
+        return NotImplemented
+    params = {"name": name, "jaxpr": jaxpr, **params}
+    results = jaxrewrite.bind(primitive, *arrays, **params)
+    return list(map(with_units, units, results))
+
+
+def _units_of_call(
+    name: str, jaxpr: Any, operands: list[Units], avals: list[Any]
+) -> list[Units] | None:
+    a = operands[0]
+    if name == "_lstsq":
+        call = find(calls, jaxpr, *avals)
+        if call is None:
+            return None
+        b = operands[1] if call.has_right_side else NO_UNITS
+        return [(b / a, b**2, NO_UNITS, a)[i] for i in call.wanted]
+    if len(avals) > 1 or find(known_functions, jaxpr, name, *avals) is None:
+        return None
+    return [a ** _POWERS[name](avals[0].shape[-1])]
