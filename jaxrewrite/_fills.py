@@ -1,4 +1,4 @@
-"""Arrays that a program fills with one number: what its equations tell of them."""
+"""Numbers that a program writes, and arrays filled with one: what its equations tell of them."""
 
 from __future__ import annotations
 
@@ -41,6 +41,8 @@ _CALLS = {
 # The primitives whose results are uninitialised.
 _UNINITIALISED = frozenset({"empty", "empty2"})
 
+_ARITHMETIC = {"add": np.add, "mul": np.multiply, "neg": np.negative, "sub": np.subtract}
+
 # A longer chain of equations is not followed.
 _DEPTH = 16
 
@@ -79,6 +81,24 @@ def has_no_scale(producer: Producer, atom: Any) -> bool:
     These are the same in all units. See ``can_have_arbitrary_unit`` of Astropy.
     """
     return _holds(_in_scope(producer), atom, _has_no_scale)
+
+
+def written(producer: Producer, atom: Any, depth: int = _DEPTH) -> Literal | None:
+    """The number that equations make of numbers alone, as a literal; ``None`` for others.
+
+    Such is the exponent of a power's derivative: one less than that of the power.
+    """
+    if type(atom) is Literal or atom.aval.shape or not depth:
+        return atom if type(atom) is Literal else None
+    eqn = producer(atom)
+    compute = None if eqn is None else _ARITHMETIC.get(eqn.primitive.name)
+    if eqn is None or compute is None:
+        return None
+    numbers = [written(producer, x, depth - 1) for x in eqn.invars]
+    if any(x is None or np.ndim(x.val) for x in numbers):
+        return None
+    dtype = atom.aval.dtype
+    return Literal(compute(*(np.asarray(x.val, dtype) for x in numbers if x)), atom.aval)
 
 
 def _is_zero(number: Any) -> bool:

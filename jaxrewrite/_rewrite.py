@@ -169,10 +169,10 @@ class Scope(Draft):
         """Add the rewritten form of an equation on these operands, the first that exists."""
         try:
             adopter = adopter_of(operands)
-            if adopter is not None and (
-                site.primitive.name in adopter.adopts or site.primitive.name in handlers
-            ):
-                operands = self.adopted(adopter, operands, site.eqn)
+            if adopter is not None:
+                operands = [self._written(x) for x in operands]
+                if site.primitive.name in adopter.adopts or site.primitive.name in handlers:
+                    operands = self.adopted(adopter, operands, site.eqn)
             if self.recorder is None:
                 return self._answer(site, operands)
             return self._recorded_answer(self.recorder, site, operands)
@@ -324,6 +324,11 @@ class Scope(Draft):
             else x
             for i, x in enumerate(operands)
         ]
+
+    def _written(self, operand: Any) -> Any:
+        """A literal for a number that the program computes of literals."""
+        literal = None if is_value(operand) else _fills.written(self.producer, operand)
+        return operand if literal is None else literal
 
     def _adopt(self, adopter: Value, atom: Any) -> Any:
         value = adopter.adopt(atom)

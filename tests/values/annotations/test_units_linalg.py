@@ -117,3 +117,19 @@ def test_a_matrix_with_structure_is_solved_and_factorised_as_such():
 def test_what_units_forbid_is_an_error(program, message):
     with pytest.raises(UnitsError, match=message):
         jaxrewrite.transform(program)(SHEAR, FORCE)
+
+
+@pytest.mark.parametrize("power", [1.5, -0.5])
+def test_derivatives_of_a_power_have_units(power):
+    """The exponent of a derivative is a number that equations make of numbers."""
+
+    def drag(v):
+        return (v**power).sum()
+
+    speed = Unitful(jnp.array([1.0, 4.0]), "m/s")
+    second = lambda v: jax.jvp(jax.grad(drag), (v,), (jnp.ones_like(v) * v.sum(),))[1]
+    for order, fn in enumerate((drag, jax.grad(drag), jax.hessian(drag))):
+        got = jaxrewrite.transform(fn)(speed)
+        assert got.units == speed.units ** (power - order)
+        np.testing.assert_allclose(got.array, fn(speed.array), rtol=1e-6)
+    assert jaxrewrite.transform(second)(speed).units == speed.units ** (power - 1)
