@@ -18,7 +18,22 @@ import jaxrewrite
 from jaxrewrite.values import Unitful, UnitsError
 
 
+def matrix_of(x):
+    """A positive definite matrix, with the units of the square."""
+    return jnp.outer(x, x) + jnp.diag(x * x)
+
+
 UNARY = [
+    *(
+        lambda x: jnp.linalg.solve(matrix_of(x), x),
+        lambda x: jnp.linalg.inv(matrix_of(x))[0],
+    ),
+    *(
+        lambda x: jnp.linalg.det(matrix_of(x)),
+        lambda x: jnp.linalg.cholesky(matrix_of(x))[2],
+    ),
+    *(lambda x: jax.scipy.linalg.solve(matrix_of(x), x, assume_a="pos"), lambda x: x**1.5),
+    lambda x: jax.scipy.sparse.linalg.cg(matrix_of(x), x, maxiter=2)[0],
     *(jnp.negative, jnp.abs, jnp.sqrt, jnp.cbrt, lax.rsqrt, jnp.cumsum, jnp.sort, jnp.sign),
     *(jnp.exp, jnp.sin, jnp.var, jnp.prod, jnp.cumprod, jnp.linalg.norm, jax.nn.relu),
     *(lambda x: 2 * x, lambda x: x * x, lambda x: 1 / x, lambda x: x**0.5, lambda x: x**0),
@@ -31,6 +46,7 @@ UNARY = [
 ]
 BINARY = [
     *(jnp.add, jnp.subtract, jnp.multiply, jnp.divide, jnp.maximum, jnp.arctan2, jnp.power),
+    lambda x, y: jnp.linalg.solve(matrix_of(x), jnp.outer(x, y))[:, 0],
     *(lambda x, y: jnp.where(x > 0, x, y), lax.rem, lambda x, y: (x < y) * 1.0),
     *(lambda x, y: x.at[1].set(y[0]), lambda x, y: x.at[0].add(y[1]), jnp.dot),
     *(lambda x, y: jnp.concatenate([x[:1], y[1:]]), lambda x, y: jnp.convolve(x, y)[:3]),
