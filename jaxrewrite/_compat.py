@@ -339,6 +339,11 @@ def name_of(jaxpr: Any) -> str:
     return _without_constants(jaxpr).debug_info.func_name
 
 
+def file_of(jaxpr: Any) -> str | None:
+    """The file of the function that a jaxpr, closed or not, was traced from."""
+    return _without_constants(jaxpr).debug_info.func_filename
+
+
 def fingerprint(jaxpr: Any) -> Any:
     """A hashable description of what a jaxpr, closed or not, does, and of its function.
 

@@ -27,12 +27,7 @@ def _sink(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
     return []
 
 
-# Equinox's primitives that return their operands, and have no derivative or batch.
-_EQUINOX = ("nonbatchable", "nondifferentiable_backward", "nontraceable")
-
-keepers.update(
-    dict.fromkeys((*IDENTITIES, "xla_metadata_value", *_EQUINOX), Scope.map_leaves)
-)
+keepers.update(dict.fromkeys((*IDENTITIES, "xla_metadata_value"), Scope.map_leaves))
 keepers.update(
     dce_sink=_sink,
     device_put=device_put,

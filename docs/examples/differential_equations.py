@@ -11,8 +11,10 @@ stability, the derivative of adapted steps is noise, also in the dense program.
 
 A pendulum has an angle, without units, and a velocity in 1/s. Diffrax knows nothing of units; it
 fills its buffers with zeros and infinities, which are the same in all units, and its loops tell
-which. Time is a number to it, so the vector field is multiplied by the second. A vector field
-whose units don't fit is a `UnitsError` before the first step.
+which. At times that are given, it divides by a difference of times or by one, so that they are
+numbers there, and the vector field is multiplied by the second. A vector field whose units don't
+fit is a `UnitsError` before the first step. A stone falls in a time that has units; so have the
+derivatives of its height.
 
 Run it with ``python docs/examples/differential_equations.py [--plot FILE]``. It needs diffrax
 and, for the figure, matplotlib.
@@ -104,6 +106,22 @@ def pendulum(
     return states
 
 
+# And one in which time has units.
+def fall(time: jax.Array, velocity: jax.Array, gravity: jax.Array) -> jax.Array:
+    """How far a stone comes up."""
+    solution = diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, state, args: (state[1], -gravity)),
+        diffrax.Heun(),
+        0.0 * time,
+        time,
+        time / 8,
+        (0.0 * velocity * time, velocity),
+    )
+    assert solution.ys is not None
+    heights: jax.Array = solution.ys[0]
+    return heights[0]
+
+
 def main(plot: str | None = None) -> None:
     ones = jnp.ones(N) * (N + 1) ** 2
     heat = Tridiagonal(ones[1:], -2 * ones, ones[1:])
@@ -153,6 +171,14 @@ def main(plot: str | None = None) -> None:
         raise AssertionError("A length in seconds was to be refused.")
     except UnitsError as error:
         print("A length in seconds is refused:", str(error).split("\n")[0])
+    stone = Unitful(2.0, "s"), Unitful(15.0, "m/s"), Unitful(10.0, "m/s^2")
+    height = jaxrewrite.transform(fall)(*stone)
+    speed = jaxrewrite.transform(jax.grad(fall))(*stone)
+    np.testing.assert_allclose((height.array, speed.array), (10.0, -5.0), rtol=1e-9)
+    assert (height.units, speed.units) == (Units("m"), Units("m/s"))
+    print(
+        f"After 2 s a stone is {height.array:.0f} m up; that changes by -5 {speed.units}."
+    )
     if plot:
         import matplotlib.pyplot as plt
 

@@ -127,3 +127,19 @@ def select_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
 
 
 handlers["select_if_vmap"] = select_handler
+
+
+def identity_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    """A primitive that returns its operand; it has no derivative, or no batch.
+
+    No ``default`` of a type is asked, because none knows of it.
+    """
+    if not any(map(is_value, operands)):
+        return NotImplemented
+    scope.changed = True
+    return scope.map_leaves(site, operands)
+
+
+_IDENTITIES = ("nonbatchable", "nondifferentiable_backward", "nontraceable")
+
+handlers.update(dict.fromkeys(_IDENTITIES, identity_handler))

@@ -100,3 +100,24 @@ def test_an_error_leaves_a_value_alone(name):
         jax.tree.map(np.testing.assert_array_equal, same, v)
         with pytest.raises(Exception, match="too bad"):
             jax.block_until_ready(jax.tree.leaves(run(v, jnp.array(True))))
+
+
+def test_times_have_units_in_what_solvers_use():
+    """The numbers beside a time, and marks of what has no derivative or batch."""
+
+    def around(t):
+        t = eqxi.nondifferentiable_backward(eqxi.nonbatchable(t))
+        return eqxi.prevbefore(t), eqxi.nextafter(t)
+
+    times = Unitful(jnp.array([0.0, 2.0]), "s")
+    programs = {
+        "one": lambda t: around(t[1]),
+        "mapped": jax.vmap(lambda t: (eqxi.prevbefore(t), eqxi.nextafter(t))),
+        "derivative": jax.grad(lambda t: eqxi.nextafter(t).sum() ** 2),
+    }
+    for name, fn in programs.items():
+        got, want = forbid(fn)(times), fn(times.array)
+        for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_array_equal(x, y, err_msg=name)
+        units = [x.units for x in (got if isinstance(got, tuple) else (got,))]
+        assert units == [Units("s")] * len(units)

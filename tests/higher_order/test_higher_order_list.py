@@ -32,7 +32,10 @@ def test_none_has_both():
 
 
 # Primitives of other libraries, which are there when their library is imported.
-OF_EQUINOX = {"linear_solve", "maybe_set", "select_if_vmap", "vprim"}
+OF_EQUINOX = {
+    *("linear_solve", "maybe_set", "select_if_vmap", "vprim"),
+    *("nonbatchable", "nondifferentiable_backward", "nontraceable"),
+}
 # The library's own, which stands for the match of a pattern while a program is rewritten.
 OWN = {"pattern"}
 

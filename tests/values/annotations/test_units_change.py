@@ -58,6 +58,8 @@ BINARY = [
 FILLS = [
     lambda c: jnp.full(3, c),
     lambda c: jnp.full(3, c)[::-1],
+    lambda c: jnp.full(3, c) * jnp.arange(3.0),
+    lambda c: jnp.sqrt(jnp.square(c)) / jnp.full(3, 2.0),
     lambda c: jnp.concatenate([jnp.zeros(1), jnp.full(2, c)]),
     lambda c: jax.jit(lambda: jnp.full(3, c))(),
 ]
