@@ -177,7 +177,7 @@ def main(plot: str | None = None) -> None:
     np.testing.assert_allclose((height.array, speed.array), (10.0, -5.0), rtol=1e-9)
     assert (height.units, speed.units) == (Units("m"), Units("m/s"))
     print(
-        f"After 2 s a stone is {height.array:.0f} m up; that changes by -5 {speed.units}."
+        f"After 2 s a stone is {height.array:.0f} m up, at {speed.array:.0f} {speed.units}."
     )
     if plot:
         import matplotlib.pyplot as plt
