@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -13,8 +12,8 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 import jaxrewrite
-from jaxrewrite import _compat
 
+from .._base.recognised import is_of
 from .._base.structured import Structured, inexact
 from .declaration import MOVING, REDUCING, SCATTER, annotation_rule, like, mapped
 from .units import FreeUnits, Units, UnitsError, conversion, is_convertible
@@ -372,7 +371,6 @@ def _top_k(x: Unitful, **params: Any) -> Any:
 @jaxrewrite.register("custom_jvp_call")
 def _next_number(x: Unitful, *, primitive: Any, **params: Any) -> Any:
     """The number after or before a time, by Equinox, which has the smallest one after zero."""
-    module = sys.modules.get("equinox.internal._nextafter")
-    if module is None or _compat.file_of(params["call_jaxpr"]) != module.__file__:
+    if not is_of("equinox.internal._nextafter", params["call_jaxpr"]):
         return NotImplemented
     return _bind(primitive, [x], x.units.fixed, params)

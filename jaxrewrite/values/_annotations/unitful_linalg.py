@@ -13,9 +13,9 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 from jaxrewrite import ArrayValue, Value, register
 
+from .._base.recognised import find
 from .._matrices.functions import known_functions
 from .._matrices.least_squares import calls
-from .._matrices.recognised import find
 from .declaration import annotation_rule, like
 from .unitful import NO_UNITS, Unitful, array_of, same_units, units_of, with_units
 from .units import Units

@@ -20,8 +20,8 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import bind, register
 
+from .._base.recognised import find, fingerprints
 from .lu import Factor, mapped, mapped_solve
-from .recognised import find, fingerprints
 
 
 class CholeskyFactor(Factor):

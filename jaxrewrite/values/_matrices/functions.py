@@ -20,6 +20,7 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import register
 
+from .._base.recognised import find, fingerprint_within, fingerprints, only_call
 from .._base.structured import inexact, number_of
 from . import norms
 from .algebra import LinearAlgebra
@@ -27,7 +28,6 @@ from .cholesky import CholeskyFactor
 from .low_rank import LowRank
 from .matrix import Matrix, adjoint, swapped
 from .pseudo_inverse import PseudoInverse, ask_for_dense, default_tolerance
-from .recognised import find, fingerprint_within, fingerprints, only_call
 from .scaled import Scaled
 from .sum import Sum
 

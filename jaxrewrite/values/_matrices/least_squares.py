@@ -19,6 +19,7 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import register
 
+from .._base.recognised import find, fingerprints
 from .._base.structured import inexact
 from .algebra import on_fields
 from .low_rank import LowRank
@@ -31,7 +32,6 @@ from .pseudo_inverse import (
     nan_unless_finite,
     pseudo_inverse_times,
 )
-from .recognised import find, fingerprints
 from .scaled import Scaled
 from .sum import Sum
 

@@ -21,10 +21,10 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import register, same_structure
 
+from .._base.recognised import find, fingerprints
 from .._base.structured import Structured
 from .algebra import on_fields
 from .matrix import Matrix
-from .recognised import find, fingerprints
 from .scaled import Scaled
 from .sum import Sum
 

@@ -12,12 +12,12 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import bind, register
 
+from .._base.recognised import find, fingerprints
 from .kronecker import Kronecker
 from .low_rank import LowRank
 from .matrix import Matrix, known_diagonal
 from .monomial import Diagonal, Identity, ScalarMatrix
 from .product import Product
-from .recognised import find, fingerprints
 from .rules import standard
 from .scaled import Scaled
 from .sum import Sum
