@@ -9,6 +9,7 @@ keep what rounding takes from them, so that the result is as exact as one of dig
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,12 +28,17 @@ from .packed import Packed
 from .terms import Terms, is_scaled_after, rows_of, scaled
 
 
-# With a smaller weight another formulation is as fast.
-_SMALLEST = 2**19
+# The least weight for which the time that is won outweighs that of compiling a loop.
+_SMALLEST = 2**22
 
-# So many rows of a weight are in one kernel. With fewer of them the sums are read and written
-# more often; with more of them the program is longer.
-_AT_A_TIME = 16
+# At most so many rows are decoded in one step, and about so many entries. With fewer, the sums
+# are read and written more often.
+_MOST_ROWS = 64
+_ENTRIES = 2**18
+
+# So many rows of sums are written before they are added up. XLA on a CPU makes one kernel of it
+# all if there are fewer, which older releases do not vectorise.
+_ROWS_OF_SUMS = 16
 
 rows_dot_p = Primitive("rows_dot")
 
@@ -43,30 +49,29 @@ Formulation = Callable[[Coded, Any, Terms], Any]
 
 def is_for_rows(v: Coded, x: Any, terms: Terms) -> bool:
     """Whether a product has one row, and sums over the first axis of the weight alone."""
-    _, *shared = jax.tree.leaves(v)
     first, *others = terms.v
     return (
         v.size >= _SMALLEST
         and first not in terms.out
         and bool(others)
         and not any(label in terms.x for label in others)
-        and all(_is_quick(leaf, len(v)) for leaf in shared)
         and jnp.issubdtype(x.dtype, jnp.floating)
         and terms.wide == jnp.float32
         and rows_of(x, terms) == 1
+        and _rows_of_a_step(v) % _ROWS_OF_SUMS == 0
         # On a mesh, JAX asks each primitive for the axes over which its result varies.
         and jax.sharding.get_abstract_mesh().empty
     )
 
 
-def _is_quick(leaf: Any, length: int) -> bool:
-    """Whether the rows of a step share what blocks share, or each has one number of it."""
-    return leaf.size == leaf.shape[0] or _is_same(leaf, length, _AT_A_TIME)
-
-
-def _is_same(leaf: Any, length: int, size: int) -> bool:
-    """Whether blocks of so many rows have the same part of a leaf for all their rows."""
-    return leaf.shape[0] == 1 or length // leaf.shape[0] % size == 0
+def _rows_of_a_step(v: Coded) -> int:
+    """How many rows of a weight to decode at a time, of which blocks are whole or the same."""
+    length, (_, *shared) = len(v), jax.tree.leaves(v)
+    some = min(max(_ENTRIES * length // v.size, _ROWS_OF_SUMS), _MOST_ROWS, length)
+    most = 2 ** (some.bit_length() - 1)
+    # One number for each row is as quick as one for all.
+    is_quick = lambda leaf: len(leaf) == 1 or len(leaf) == leaf.size == length
+    return math.gcd(most, *(length // len(leaf) for leaf in shared if not is_quick(leaf)))
 
 
 def rows_dot(v: Coded, x: Any, terms: Terms, otherwise: Formulation) -> Any:
@@ -81,61 +86,70 @@ def rows_dot(v: Coded, x: Any, terms: Terms, otherwise: Formulation) -> Any:
 def _in_rows(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation) -> Any:
     v, x = treedef.unflatten(operands[:-1]), operands[-1].astype(terms.wide)
     wide, length = terms._replace(dtype=terms.wide), len(v)
-    size = min(_AT_A_TIME, length)
+    size, axis = _rows_of_a_step(v), terms.x.index(terms.v[0])
     stored, views = views_of(v, x, terms, 0)
     is_scaled_at_last = is_scaled_after(v, terms)
-    # The rows of one step have the same scales.
-    is_scaled_as_one = all(_is_same(leaf, length, size) for leaf in operands[1:-1])
 
-    def row(view: View, i: Any) -> tuple[Coded, Any]:
-        """A row of the weight, and its product with the entries of ``x`` that belong to it."""
+    def rows(view: View, start: Any, count: int) -> tuple[Coded, Any]:
+        """Some rows of the weight, and the entries of ``x`` that belong to them."""
         *shared, x = view.leaves
-        codes = view.codes(_row(stored, i, 0, length))
-        value = treedef.unflatten([codes, *(_row(leaf, i, 0, length) for leaf in shared)])
-        levels = along_result(value.levels().astype(x.dtype), terms.v, terms.out)
-        axis = terms.x.index(terms.v[0])
-        return value, levels * along_result(_row(x, i, axis, length), terms.x, terms.out)
+        codes = view.codes(_rows(stored, start, count, length))
+        own = (_rows(leaf, start, count, length) for leaf in shared)
+        x = lax.dynamic_slice_in_dim(x, start, count, axis, allow_negative_indices=False)
+        return treedef.unflatten([codes, *own]), x
 
-    def rows(start: Any, count: int) -> list[Any]:
-        parts = []
-        for view in views:
-            values, products = zip(
-                *(row(view, start + i) for i in range(count)), strict=True
-            )
-            if not is_scaled_at_last and not is_scaled_as_one:
-                pairs = zip(products, values, strict=True)
-                products = [scaled(product, value, wide) for product, value in pairs]
-            total = _sum_of_pairs(products)
-            is_left = is_scaled_as_one and not is_scaled_at_last
-            parts.append(scaled(total, values[0], wide) if is_left else total)
-        return parts
+    def product(view: View, start: Any) -> Any:
+        starts = range(0, size, _ROWS_OF_SUMS)
+        values, xs = zip(
+            *(rows(view, start + i, _ROWS_OF_SUMS) for i in starts), strict=True
+        )
+        is_scaled_here = is_scaled_after(values[0], terms)
+        parts = [v.levels() if is_scaled_here else v.materialise() for v in values]
+        total = _by_entry(parts, xs, wide)
+        is_left = is_scaled_here and not is_scaled_at_last
+        return scaled(total, values[0], wide) if is_left else total
+
+    def left_over(view: View) -> Any:
+        value, x = rows(view, length - left, left)
+        return wide.multiply(
+            value.levels() if is_scaled_at_last else value.materialise(), x, wide.dtype
+        )
 
     def step(sums: Any, start: Any) -> tuple[Any, None]:
-        return list(map(_with_error, sums, rows(start, size))), None
+        pairs = zip(sums, views, strict=True)
+        return [_with_error(own, product(view, start)) for own, view in pairs], None
 
     left = length % size
-    shapes = jax.eval_shape(lambda: rows(0, 1))
-    none = [jnp.zeros(part.shape, part.dtype) for part in shapes]
-    first = rows(0, left) if left else none
-    sums, _ = lax.scan(
-        step, list(zip(first, none, strict=True)), jnp.arange(left, length, size)
-    )
+    first = [left_over(view) for view in views]
+    sums = [(part, jnp.zeros_like(part)) for part in first]
+    sums, _ = lax.scan(step, sums, jnp.arange(0, length - left, size))
     whole = joined([total + error for total, error in sums], terms)
     return scaled(whole, v, terms) if is_scaled_at_last else whole.astype(terms.dtype)
 
 
-def _row(leaf: Any, i: Any, axis: int, length: int) -> Any:
-    """What belongs to one of so many rows."""
-    i = lax.div(i, length // leaf.shape[axis])
-    return lax.dynamic_slice_in_dim(leaf, i, 1, axis, allow_negative_indices=False)
+def _rows(leaf: Any, start: Any, count: int, length: int) -> Any:
+    """What belongs to some of so many rows."""
+    run = length // leaf.shape[0]
+    if run > 1:
+        start, count = lax.div(start, run), 1
+    return lax.dynamic_slice_in_dim(leaf, start, count, allow_negative_indices=False)
 
 
-def _sum_of_pairs(parts: Sequence[Any]) -> Any:
-    """The sum, each part of which is rounded a few times."""
-    if len(parts) == 1:
-        return parts[0]
-    half = len(parts) // 2
-    return _sum_of_pairs(parts[:half]) + _sum_of_pairs(parts[half:])
+def _by_entry(vs: Sequence[Any], xs: Sequence[Any], terms: Terms) -> Any:
+    """The product of dense rows, without an operation that a compiler would call a product."""
+    out = (terms.v[0], *terms.out)
+    pairs = zip(vs, xs, strict=True)
+    parts = [
+        along_result(v.astype(x.dtype), terms.v, out) * along_result(x, terms.x, out)
+        for v, x in pairs
+    ]
+    return _sum_of_halves(functools.reduce(jnp.add, parts)).squeeze(0)
+
+
+def _sum_of_halves(x: Any) -> Any:
+    """The sum along the first axis, whose length is a power of two, without a loop."""
+    half = len(x) // 2
+    return _sum_of_halves(x[:half] + x[half:]) if half else x
 
 
 def _with_error(sums: tuple[Any, Any], part: Any) -> tuple[Any, Any]:

@@ -31,6 +31,7 @@ def on_one_device(monkeypatch):
 def in_rows(on_one_device, monkeypatch):
     """Small weights are multiplied with one row so, too, on one device."""
     monkeypatch.setattr(rows, "_SMALLEST", 1)
+    monkeypatch.setattr(rows, "_ROWS_OF_SUMS", 2)
     monkeypatch.setattr(products, "_SMALLEST_IN_DIGITS", 1)
     monkeypatch.setattr(products, "block_for", lambda shape, *_: Block(len(shape) - 2, 4))
 
@@ -63,7 +64,7 @@ def in_a_lora(v, x):
     [slow(pytest.param(k, 4)) for k in KINDS] + [slow(pytest.param("columns", 7))],
 )
 def test_products_and_gradients(kind, size, in_rows, monkeypatch, bulk):
-    monkeypatch.setattr(rows, "_AT_A_TIME", size)
+    monkeypatch.setattr(rows, "_MOST_ROWS", size)
     v, x = jax.jit(KINDS[kind])(normal(24, 20)), normal(3, 24, seed=1)
 
     def results(v, x, call=forbid):
@@ -87,7 +88,7 @@ def test_products_and_gradients(kind, size, in_rows, monkeypatch, bulk):
 
 @pytest.mark.parametrize("kind", ["int4", slow("columns"), slow("nf4")])
 def test_batches_tangents_and_transposes(kind, in_rows, monkeypatch, bulk):
-    monkeypatch.setattr(rows, "_AT_A_TIME", 4)
+    monkeypatch.setattr(rows, "_MOST_ROWS", 4)
     v, x = jax.jit(KINDS[kind])(normal(24, 20)), normal(3, 24)
     w = np.asarray(v.materialise(), "f8")
     assert is_in_rows(v, x[0])
@@ -139,7 +140,7 @@ def test_rows_that_are_not_finite(in_rows):
 
 
 def test_which_products_are_of_rows(on_one_device):
-    n, row = 1024, jax.ShapeDtypeStruct((1024,), "float32")
+    n, row = 2048, jax.ShapeDtypeStruct((2048,), "float32")
     shaped = lambda make, *s: jax.eval_shape(make, jax.ShapeDtypeStruct(s, "float32"))
     columns = shaped(KINDS["columns"], n, n)
     for make in (
@@ -153,7 +154,7 @@ def test_which_products_are_of_rows(on_one_device):
     assert is_in_rows(columns, row, lambda x, v: v.T @ x)
     assert not is_in_rows(columns, jax.ShapeDtypeStruct((2, n), "float32"))
     assert not is_in_rows(columns, row, lambda x, v: v @ x)
-    assert not is_in_rows(shaped(KINDS["columns"], n, 511), row)
+    assert not is_in_rows(shaped(KINDS["columns"], n, 2047), row)
     for make in (
         lambda w: Quantised.quantise(w, 4, block=(1, 64)),
         lambda w: Quantised.quantise(w, 3, axis=1),
@@ -178,8 +179,8 @@ def test_a_product_costs_two_operations_an_entry(in_rows):
 
 
 @pytest.mark.parametrize("bits", [8, slow(4)])
-def test_no_block_of_floats_is_there(bits, on_one_device, optimised):
-    n = 1024
+def test_only_the_entries_of_a_step_are_dense(bits, on_one_device, optimised):
+    n = 2048
     v = jax.eval_shape(
         lambda w: Quantised.quantise(w, bits, block=64),
         jax.ShapeDtypeStruct((n, n), "float32"),
@@ -188,5 +189,5 @@ def test_no_block_of_floats_is_there(bits, on_one_device, optimised):
         jax.jit(forbid(lambda x, v: x @ v)).lower(normal(n), v).compile().memory_analysis()
     )
     # Codes of four bits are copied as bytes, and their scales into two halves.
-    limit = 30 * n if bits == 8 else 0.5 * n * n + 100 * n
-    assert memory.temp_size_in_bytes < limit
+    copies = 0 if bits == 8 else 0.5 * n * n + 8 * n * n // 64
+    assert memory.temp_size_in_bytes < copies + 4 * rows._ENTRIES // 2
