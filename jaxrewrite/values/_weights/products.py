@@ -1,17 +1,19 @@
-"""Products of quantised arrays: dense as a whole, one block after the other, or in integers.
+"""Products of quantised arrays: the choice between formulations, and two of them.
 
 A compiler for a CPU writes the whole dense weight to memory before it multiplies. That takes
 longer than to read a weight that is dense from the start. So a large weight of integers is
 multiplied with the other operand's digits, as it is (see digits.py), and any other one becomes
-dense in blocks that fit the processor's cache, in a loop. ``python -m bench quantised`` measures
-them. docs/measurements/quantised.rst has the results, from which the constants below follow.
+dense in blocks that fit the processor's cache, in a loop (see blocks.py). With one row, entries
+are decoded where they are used (see rows.py). ``python -m bench quantised`` measures all of them.
+docs/measurements/quantised.rst has the results, from which the constants of these modules follow.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +70,8 @@ def _on_this_platform(v: Coded, x: Any, terms: Terms, block: Block | None) -> An
     return lax.platform_dependent(v, x, cpu=cpu, default=whole)
 
 
-class _Formed(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Formed:
     """A formulation for several rows: in such blocks, or else in digits."""
 
     block: Block | None

@@ -1,9 +1,9 @@
 """Products with one row, in which each entry of a weight is decoded where it is used.
 
-A product of a matrix and one row reads each entry of the matrix once. So there is nothing to
-gain from a dense block: a loop takes a few rows of the weight at a time, and one kernel decodes
-them, multiplies each by an entry of the other operand, and adds them up. The sums of the loop
-keep what rounding takes from them, so that the result is as exact as one of digits.
+A product of a matrix and one row uses each entry of the matrix once. So a dense block, or the
+digits of the row, only cost time: here a loop takes some rows of the weight, and a kernel
+decodes them, multiplies each by its entry of the other operand, and adds them up. The sums of the
+loop keep what rounding takes from them, so that the result is right to about its last digit.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def _in_rows(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation)
     first = [left_over(view) for view in views]
     sums = [(part, jnp.zeros_like(part)) for part in first]
     sums, _ = lax.scan(step, sums, jnp.arange(0, length - left, size))
-    whole = joined([total + error for total, error in sums], terms)
+    whole = joined([_with_what_is_lost(*own) for own in sums], terms)
     return scaled(whole, v, terms) if is_scaled_at_last else whole.astype(terms.dtype)
 
 
@@ -160,6 +160,11 @@ def _with_error(sums: tuple[Any, Any], part: Any) -> tuple[Any, Any]:
     return new, error + ((total - (new - of_part)) + (part - of_part))
 
 
+def _with_what_is_lost(total: Any, error: Any) -> Any:
+    """The result. Infinite sums have no error that is a number."""
+    return jnp.where(jnp.isfinite(error), total + error, total)
+
+
 # --- the primitive ----------------------------------------------------------------------
 
 
@@ -184,8 +189,8 @@ def _of_some(operands: Sequence[Any], where: Sequence[int], params: Any) -> Any:
 
 def _tangent(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     where = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
-    some = [[own[i] for i in where] for own in (primals, tangents)]
-    return jax.jvp(_of_some(primals, where, params), *some)
+    some, along = ([own[i] for i in where] for own in (primals, tangents))
+    return jax.jvp(_of_some(primals, where, params), some, along)
 
 
 def _transposed(ct: Any, *operands: Any, **params: Any) -> list[Any]:

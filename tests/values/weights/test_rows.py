@@ -136,7 +136,8 @@ def test_rows_that_are_not_finite(in_rows):
     v = KINDS["columns"](normal(24, 20))
     for entry in (jnp.inf, jnp.nan):
         x = normal(1, 24).at[0, 3].set(entry)
-        assert not np.isfinite(forbid(lambda x, v: x @ v)(x, v)).any()
+        got = forbid(lambda x, v: x @ v)(x, v)
+        np.testing.assert_allclose(got, x @ v.materialise())
 
 
 def test_which_products_are_of_rows(on_one_device):
@@ -166,9 +167,9 @@ def test_which_products_are_of_rows(on_one_device):
 def test_another_platform_has_the_whole_weight(in_rows):
     x, v = normal(256), KINDS["columns"](normal(256, 256))
     traced = jax.jit(forbid(lambda x, v: x @ v)).trace(x, v)
-    for platform, count in (("cpu", 0), ("cuda", 1)):
+    for platform, is_loop in (("cpu", True), ("cuda", False)):
         text = traced.lower(lowering_platforms=(platform,)).as_text()
-        assert text.count("dot_general") == count
+        assert ("stablehlo.while" in text) == is_loop
 
 
 @pytest.mark.slow
