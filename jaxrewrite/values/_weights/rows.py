@@ -111,9 +111,8 @@ def _in_rows(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation)
 
     def left_over(view: View) -> Any:
         value, x = rows(view, length - left, left)
-        return wide.multiply(
-            value.levels() if is_scaled_at_last else value.materialise(), x, wide.dtype
-        )
+        dense = value.levels() if is_scaled_at_last else value.materialise()
+        return wide.multiply(dense.astype(x.dtype), x, x.dtype)
 
     def step(sums: Any, start: Any) -> tuple[Any, None]:
         pairs = zip(sums, views, strict=True)

@@ -140,6 +140,18 @@ def test_rows_that_are_not_finite(in_rows):
         np.testing.assert_allclose(got, x @ v.materialise())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["columns", "int4", "nf4"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_floats_and_strict_promotion(kind, dtype, in_rows, bulk):
+    v, x = KINDS[kind](normal(24, 20).astype(dtype)), normal(24).astype(dtype)
+    with jax.numpy_dtype_promotion("strict"):
+        got = forbid(lambda x, v: x @ v)(x, v)
+    want = np.asarray(x, "f8") @ np.asarray(v.materialise(), "f8")
+    assert got.dtype == dtype
+    np.testing.assert_allclose(np.asarray(got, "f8"), want, rtol=0.02, atol=0.02)
+
+
 def test_which_products_are_of_rows(on_one_device):
     n, row = 2048, jax.ShapeDtypeStruct((2048,), "float32")
     shaped = lambda make, *s: jax.eval_shape(make, jax.ShapeDtypeStruct(s, "float32"))
