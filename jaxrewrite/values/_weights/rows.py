@@ -65,7 +65,7 @@ def is_for_rows(v: Coded, x: Any, terms: Terms) -> bool:
 
 
 def _rows_of_a_step(v: Coded) -> int:
-    """How many rows of a weight to decode at a time, of which blocks are whole or the same."""
+    """How many rows of a weight to decode at a time: they share what their blocks share."""
     length, (_, *shared) = len(v), jax.tree.leaves(v)
     some = min(max(_ENTRIES * length // v.size, _ROWS_OF_SUMS), _MOST_ROWS, length)
     most = 2 ** (some.bit_length() - 1)
@@ -75,7 +75,7 @@ def _rows_of_a_step(v: Coded) -> int:
 
 
 def rows_dot(v: Coded, x: Any, terms: Terms, otherwise: Formulation) -> Any:
-    """The product of a quantised array with few rows.
+    """The product of a quantised array with one row.
 
     ``otherwise`` multiplies with any number of rows. It is used for derivatives and batches.
     """
