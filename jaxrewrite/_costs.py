@@ -167,6 +167,11 @@ def _product_of_digits(eqn: JaxprEqn) -> float:
     return 4 * 2 * math.prod(dict(zip(labels, shapes, strict=True)).values())
 
 
+def _product_of_a_row(eqn: JaxprEqn) -> float:
+    """A product of a `Quantised` array, whose codes come first, and one row."""
+    return 2 * _size(eqn.invars[0])
+
+
 def _convolution(eqn: JaxprEqn) -> float:
     """Two operations for each entry of a kernel at each place of the result.
 
@@ -221,6 +226,7 @@ _COUNTS: dict[str, Callable[[JaxprEqn], float]] = {
     "dot_general": _product,
     "ragged_dot_general": _product,
     "integer_dot": _product_of_digits,
+    "rows_dot": _product_of_a_row,
     "conv_general_dilated": _convolution,
     "select_and_scatter_add": _operand_size,
     "sort": _sort,

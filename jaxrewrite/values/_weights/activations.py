@@ -19,14 +19,9 @@ import jaxrewrite
 from .._base.contract import along_result
 from .coded import blockwise, convolved, scale_in
 from .digits import MOST_SUMMED, integer_products, is_summable
-from .products import (
-    is_scaled_after,
-    multiplied,
-    rows_of,
-    scaled,
-    terms_of,
-)
+from .products import multiplied
 from .quantised import Quantised
+from .terms import is_scaled_after, rows_of, scaled, terms_of
 
 
 MOST = 127

@@ -26,9 +26,10 @@ import jaxrewrite
 
 from .._base.contract import transpose
 from . import products
+from .blocks import nibble
 from .nf4 import LEVELS, NF4
-from .products import Terms, is_scaled_after, nibble, rows_of, terms_of
 from .quantised import Quantised
+from .terms import Terms, is_scaled_after, rows_of, terms_of
 
 
 gpu_kernels: jaxrewrite.Rules = jaxrewrite.Rules()

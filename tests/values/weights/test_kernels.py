@@ -15,7 +15,7 @@ import jaxrewrite
 from jaxrewrite import _compat
 from jaxrewrite.values import NF4, Lora, Quantised, gpu_kernels
 from jaxrewrite.values._weights import kernels
-from jaxrewrite.values._weights.products import Terms
+from jaxrewrite.values._weights.terms import Terms
 
 
 # For blocks of 32 entries along an axis.

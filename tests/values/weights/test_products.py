@@ -17,8 +17,8 @@ from weight_products import PRODUCTS, forbid, normal, same
 
 import jaxrewrite
 from jaxrewrite.values import NF4, Coded, Float8, Lora, Product, Quantised, Scaled
-from jaxrewrite.values._weights import products
-from jaxrewrite.values._weights.products import Block, block_for
+from jaxrewrite.values._weights import blocks as of_blocks, products
+from jaxrewrite.values._weights.blocks import Block, block_for
 
 
 KINDS = {
@@ -170,7 +170,7 @@ def test_blocks_are_of_the_array_and_small(shape, runs, rows):
     axis, size = block
     assert 1 <= size <= shape[axis]
     entries = math.prod(shape) // shape[axis] * size
-    assert entries <= max(max(sizes) for sizes in products._ENTRIES.values())
+    assert entries <= max(max(sizes) for sizes in of_blocks._ENTRIES.values())
 
 
 @pytest.mark.parametrize(

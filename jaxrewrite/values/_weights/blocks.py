@@ -1,0 +1,272 @@
+"""Products of quantised arrays in blocks that fit the processor's cache."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .._base.contract import transpose
+from .._base.placement import is_manual as _is_manual
+from .coded import Coded, spread_axis
+from .terms import Terms, is_scaled_after, rows_of, scaled
+
+
+class Block(NamedTuple):
+    """The axis of the quantised array that a loop runs over, and its entries per step."""
+
+    axis: int
+    size: int
+
+
+class _Sizes(NamedTuple):
+    """A number of entries, for codes of a byte and for those of four bits."""
+
+    byte: int
+    nibble: int
+
+    def of(self, bits: int) -> int:
+        return self.nibble if bits == 4 else self.byte
+
+
+# For products with up to so many rows: the least weight for which a loop is faster, or takes
+# so much less memory that the time to compile it is well spent, and how many entries of it
+# are dense at a time.
+_SMALLEST = {
+    4: _Sizes(2**19, 2**19),
+    32: _Sizes(2**22, 2**21),
+    math.inf: _Sizes(2**22, 2**22),
+}
+_ENTRIES = {
+    1: _Sizes(2**18, 2**18),
+    3: _Sizes(2**18, 2**17),
+    16: _Sizes(2**19, 2**17),
+    math.inf: _Sizes(2**20, 2**20),
+}
+# For 4 to 64 rows, larger blocks of four bits are faster if a weight has eight of them.
+_LARGE_BLOCK = 2**21
+
+# XLA on a CPU copies a matrix before it multiplies it with several rows, but not with one. So
+# up to so many rows are multiplied one by one with codes of a byte.
+_BY_ROW = 3
+
+
+def _for_rows(table: dict[float, _Sizes], rows: float, bits: int) -> int:
+    return next(sizes for most, sizes in table.items() if rows <= most).of(bits)
+
+
+def block_for(
+    shape: Sequence[int], grids: Sequence[Sequence[int]], rows: float, bits: int = 8
+) -> Block | None:
+    """The blocks in which a weight is multiplied with so many rows.
+
+    ``None`` stands for the whole weight. ``grids`` are the shapes of the leaves that
+    blocks of entries share.
+    """
+    size = math.prod(shape)
+    if rows == 0 or size < _for_rows(_SMALLEST, rows, bits):
+        return None
+    entries = _for_rows(_ENTRIES, rows, bits)
+    if bits == 4 and 4 <= rows <= 64 and size >= 8 * _LARGE_BLOCK:
+        entries = _LARGE_BLOCK
+    for axis, length in enumerate(shape):
+        most = min(entries * length // size, length)
+        if most >= 1:
+            runs = [length // grid[axis] for grid in grids if grid[axis] > 1]
+            return Block(axis, _rounded(most, length, max(runs, default=1)))
+    return None
+
+
+def _rounded(most: int, length: int, run: int) -> int:
+    """A number of entries up to ``most`` that fits the length, and the runs of one scale."""
+    for n in range(most, max(most // 4, 1) - 1, -1):
+        if length % n == 0 and (n % run == 0 or run % n == 0):
+            return n
+    return max(most - most % run, 1)
+
+
+def grids(v: Coded) -> list[tuple[int, ...]]:
+    return [leaf.shape for leaf in jax.tree.leaves(v)[1:]]
+
+
+def in_blocks(v: Coded, x: Any, terms: Terms, block: Block) -> Any:
+    # Codes of four bits that are read as bytes are two products.
+    is_by_row = not _is_in_bytes(v, block.axis) and 1 < rows_of(x, terms) <= _BY_ROW
+    multiply = _multiplied_by_row if is_by_row else _multiplied
+    if is_scaled_after(v, terms):
+        levels = lambda v, x: multiply(terms, v.levels(), x)
+        return scaled(_looped(levels, v, x, terms, block), v, terms)
+    product = lambda v, x: multiply(terms, v.materialise(), x)
+    return _looped(product, v, x, terms, block).astype(terms.dtype)
+
+
+def _looped(
+    multiply: Callable[[Coded, Any], Any], v: Coded, x: Any, terms: Terms, block: Block
+) -> Any:
+    """``multiply(v, x)``, one block after the other."""
+    axis, size = block
+    label, length = terms.v[axis], v.shape[axis]
+    end = length - length % size
+    treedef: Any = jax.tree.structure(v)
+    stored, views = views_of(v, x, terms, axis)
+    split = [_split(view.leaves, view.axes, length, size) for view in views]
+
+    def product(stored: Any, varying: Sequence[Any]) -> list[Any]:
+        parts = []
+        for view, own in zip(views, varying, strict=True):
+            pairs = zip(view.leaves, own, strict=True)
+            *shared, x = [leaf if part is None else part for leaf, part in pairs]
+            value = treedef.unflatten([view.codes(stored), *shared])
+            parts.append(multiply(value, x))
+        return parts if terms.v[-1] in terms.out else [functools.reduce(jnp.add, parts)]
+
+    is_summed = label not in terms.out
+
+    # The backward pass makes the block dense again.
+    @functools.partial(jax.checkpoint, prevent_cse=False)
+    def step(totals: Any, now: Any) -> Any:
+        start, varying = now
+        parts = product(lax.dynamic_slice_in_dim(stored, start, size, axis), varying)
+        return (list(map(jnp.add, totals, parts)), None) if is_summed else (None, parts)
+
+    tail = lax.slice_in_dim(stored, end, length, axis=axis), [rest for _, rest in split]
+    if end < length or not is_summed or _is_manual():
+        # In `jax.shard_map`, sums of no entries vary over the mesh as the others do.
+        last = product(*tail)
+    else:
+        shapes = jax.eval_shape(product, *tail)
+        last = [jnp.zeros(x.shape, x.dtype) for x in shapes]
+    blocks = jnp.arange(0, end, size), [main for main, _ in split]
+    if is_summed:
+        whole, _ = lax.scan(step, last, blocks)
+    else:
+        where = terms.out.index(label)
+        _, parts = lax.scan(step, None, blocks)
+        parts = [_merged(jnp.moveaxis(part, 0, where), where) for part in parts]
+        pairs = zip(parts, last, strict=True)
+        whole = [lax.concatenate(pair, where) for pair in pairs]
+    return joined(whole, terms)
+
+
+def joined(parts: Sequence[Any], terms: Terms) -> Any:
+    """The product of which these are the parts: one, or the even and the odd columns."""
+    if len(parts) == 1:
+        return parts[0]
+    where = terms.out.index(terms.v[-1])
+    return _merged(jnp.stack(parts, where + 1), where)
+
+
+def _multiplied(terms: Terms, v: Any, x: Any) -> Any:
+    return terms.multiply(v, x, terms.wide)
+
+
+def _multiplied_by_row(terms: Terms, v: Any, x: Any) -> Any:
+    """The same, by a product of each row."""
+    rows = tuple(label for label in terms.x if label not in terms.v)
+    rest = tuple(label for label in terms.x if label in terms.v)
+    x = transpose(x, terms.x, (*rows, *rest))
+    sizes = x.shape[: len(rows)]
+    x = x.reshape(math.prod(sizes), *x.shape[len(rows) :])
+    out = tuple(label for label in terms.out if label not in rows)
+    one = terms._replace(x=rest, out=out)
+    whole = jnp.stack([_multiplied(one, v, x[i]) for i in range(len(x))])
+    whole = whole.reshape(*sizes, *whole.shape[1:])
+    return transpose(whole, (*rows, *out), terms.out)
+
+
+class View(NamedTuple):
+    """A part of a product: codes, the other leaves with ``x``, and their axes in the loop."""
+
+    codes: Callable[[Any], Any]
+    leaves: list[Any]
+    axes: list[int | None]
+
+
+def views_of(v: Coded, x: Any, terms: Terms, axis: int) -> tuple[Any, list[View]]:
+    """The codes as the loop reads them, and the parts of its products.
+
+    That is the product itself, or, for codes of four bits, one for the even columns and one
+    for the odd ones. So two codes are read as the byte in which they are stored, since a
+    compiler for a CPU takes them apart one by one.
+    """
+    codes, *shared = jax.tree.leaves(v)
+    label = terms.v[axis]
+    axes = [axis if leaf.shape[axis] > 1 else None for leaf in shared]
+    axes.append(terms.x.index(label) if label in terms.x else None)
+    last = v.ndim - 1
+    if not _is_in_bytes(v, axis):
+        return codes, [View(lambda codes: codes, [*shared, x], axes)]
+    dtype = jnp.int8 if codes.dtype == jnp.int4 else jnp.uint8
+    pairs = codes.reshape(*codes.shape[:-1], -1, 2)
+    views = []
+    for i in range(2):
+        halves = [_every_second(leaf, v.shape[last], i) for leaf in shared]
+        if terms.v[-1] in terms.x:
+            halves.append(lax.slice_in_dim(x, i, None, 2, terms.x.index(terms.v[-1])))
+        else:
+            halves.append(x)
+        views.append(View(functools.partial(nibble, i), halves, axes))
+    return lax.bitcast_convert_type(pairs, dtype), views
+
+
+def _is_in_bytes(v: Coded, axis: int) -> bool:
+    """Whether a loop along an axis reads two codes of four bits as a byte."""
+    last = v.ndim - 1
+    return is_nibbles(v) and axis != last and v.shape[last] % 2 == 0
+
+
+def is_nibbles(v: Coded) -> bool:
+    return jax.tree.leaves(v)[0].dtype in (jnp.int4, jnp.uint4)
+
+
+def nibble(i: int, stored: Any) -> Any:
+    """The lower four bits of each byte, or the upper ones, with their sign."""
+    four = jnp.asarray(4, stored.dtype)
+    if i == 0:
+        stored = lax.shift_left(stored, four)
+    if jnp.issubdtype(stored.dtype, jnp.signedinteger):
+        return lax.shift_right_arithmetic(stored, four)
+    return lax.shift_right_logical(stored, four)
+
+
+def _every_second(leaf: Any, length: int, i: int) -> Any:
+    """What blocks share in the even, or the odd, columns of an array."""
+    blocks = leaf.shape[-1]
+    if blocks == 1 or length // blocks % 2 == 0:
+        return leaf
+    return spread_axis(leaf, leaf.ndim - 1, length)[..., i::2]
+
+
+def _split(
+    leaves: Sequence[Any], axes: Sequence[int | None], length: int, size: int
+) -> tuple[list[Any], list[Any]]:
+    """The parts of leaves that belong to the blocks, stacked in front, and what is left.
+
+    ``None`` stands for a leaf that is the same for all blocks.
+    """
+    main: list[Any] = []
+    rest: list[Any] = []
+    for leaf, axis in zip(leaves, axes, strict=True):
+        if axis is None:
+            main.append(None)
+            rest.append(None)
+            continue
+        run = math.gcd(size, length // leaf.shape[axis])
+        leaf = spread_axis(leaf, axis, length // run)
+        each = size // run
+        end = length // size * each
+        parts = lax.slice_in_dim(leaf, 0, end, axis=axis)
+        parts = parts.reshape(*leaf.shape[:axis], -1, each, *leaf.shape[axis + 1 :])
+        main.append(jnp.moveaxis(parts, axis, 0))
+        rest.append(lax.slice_in_dim(leaf, end, leaf.shape[axis], axis=axis))
+    return main, rest
+
+
+def _merged(x: Any, axis: int) -> Any:
+    """The axis and the next one as one axis."""
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])

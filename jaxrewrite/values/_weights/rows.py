@@ -1,0 +1,225 @@
+"""Products with one row, in which each entry of a weight is decoded where it is used.
+
+A product of a matrix and one row uses each entry of the matrix once. So a dense block, or the
+digits of the row, only cost time: here a loop takes some rows of the weight, and a kernel
+decodes them, multiplies each by its entry of the other operand, and adds them up. The sums of the
+loop keep what rounding takes from them, so that the result is right to about its last digit.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+import jaxrewrite
+
+from .._base.contract import along_result
+from .blocks import View, joined, views_of
+from .coded import Coded
+from .packed import Packed
+from .terms import Terms, is_scaled_after, rows_of, scaled
+
+
+# The least weight for which the time that is won outweighs that of compiling a loop.
+_SMALLEST = 2**22
+
+# At most so many rows are decoded in one step, and about so many entries. With fewer, the sums
+# are read and written more often.
+_MOST_ROWS = 64
+_ENTRIES = 2**18
+
+# So many rows of sums are written before they are added up. XLA on a CPU makes one kernel of it
+# all if there are fewer, which older releases do not vectorise.
+_ROWS_OF_SUMS = 16
+
+rows_dot_p = Primitive("rows_dot")
+
+# A formulation for any number of rows, as a function of a quantised array, another one, and
+# their product.
+Formulation = Callable[[Coded, Any, Terms], Any]
+
+
+def is_for_rows(v: Coded, x: Any, terms: Terms) -> bool:
+    """Whether a product has one row, and sums over the first axis of the weight alone."""
+    first, *others = terms.v
+    return (
+        v.size >= _SMALLEST
+        and first not in terms.out
+        and bool(others)
+        and not any(label in terms.x for label in others)
+        and jnp.issubdtype(x.dtype, jnp.floating)
+        and terms.wide == jnp.float32
+        and rows_of(x, terms) == 1
+        and _rows_of_a_step(v) % _ROWS_OF_SUMS == 0
+        # On a mesh, JAX asks each primitive for the axes over which its result varies.
+        and jax.sharding.get_abstract_mesh().empty
+    )
+
+
+def _rows_of_a_step(v: Coded) -> int:
+    """How many rows of a weight to decode at a time: they share what their blocks share."""
+    length, (_, *shared) = len(v), jax.tree.leaves(v)
+    some = min(max(_ENTRIES * length // v.size, _ROWS_OF_SUMS), _MOST_ROWS, length)
+    most = 2 ** (some.bit_length() - 1)
+    # One number for each row is as quick as one for all.
+    is_quick = lambda leaf: len(leaf) == 1 or len(leaf) == leaf.size == length
+    return math.gcd(most, *(length // len(leaf) for leaf in shared if not is_quick(leaf)))
+
+
+def rows_dot(v: Coded, x: Any, terms: Terms, otherwise: Formulation) -> Any:
+    """The product of a quantised array with one row.
+
+    ``otherwise`` multiplies with any number of rows. It is used for derivatives and batches.
+    """
+    leaves, treedef = jax.tree.flatten(v)
+    return rows_dot_p.bind(*leaves, x, treedef=treedef, terms=terms, otherwise=otherwise)
+
+
+def _in_rows(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation) -> Any:
+    v, x = treedef.unflatten(operands[:-1]), operands[-1].astype(terms.wide)
+    wide, length = terms._replace(dtype=terms.wide), len(v)
+    size, axis = _rows_of_a_step(v), terms.x.index(terms.v[0])
+    stored, views = views_of(v, x, terms, 0)
+    is_scaled_at_last = is_scaled_after(v, terms)
+
+    def rows(view: View, start: Any, count: int) -> tuple[Coded, Any]:
+        """Some rows of the weight, and the entries of ``x`` that belong to them."""
+        *shared, x = view.leaves
+        codes = view.codes(_rows(stored, start, count, length))
+        own = (_rows(leaf, start, count, length) for leaf in shared)
+        x = lax.dynamic_slice_in_dim(x, start, count, axis, allow_negative_indices=False)
+        return treedef.unflatten([codes, *own]), x
+
+    def product(view: View, start: Any) -> Any:
+        starts = range(0, size, _ROWS_OF_SUMS)
+        values, xs = zip(
+            *(rows(view, start + i, _ROWS_OF_SUMS) for i in starts), strict=True
+        )
+        is_scaled_here = is_scaled_after(values[0], terms)
+        parts = [v.levels() if is_scaled_here else v.materialise() for v in values]
+        total = _by_entry(parts, xs, wide)
+        is_left = is_scaled_here and not is_scaled_at_last
+        return scaled(total, values[0], wide) if is_left else total
+
+    def left_over(view: View) -> Any:
+        value, x = rows(view, length - left, left)
+        dense = value.levels() if is_scaled_at_last else value.materialise()
+        return wide.multiply(dense.astype(x.dtype), x, x.dtype)
+
+    def step(sums: Any, start: Any) -> tuple[Any, None]:
+        pairs = zip(sums, views, strict=True)
+        return [_with_error(own, product(view, start)) for own, view in pairs], None
+
+    left = length % size
+    first = [left_over(view) for view in views]
+    sums = [(part, jnp.zeros_like(part)) for part in first]
+    sums, _ = lax.scan(step, sums, jnp.arange(0, length - left, size))
+    whole = joined([_with_what_is_lost(*own) for own in sums], terms)
+    return scaled(whole, v, terms) if is_scaled_at_last else whole.astype(terms.dtype)
+
+
+def _rows(leaf: Any, start: Any, count: int, length: int) -> Any:
+    """What belongs to some of so many rows."""
+    run = length // leaf.shape[0]
+    if run > 1:
+        start, count = lax.div(start, run), 1
+    return lax.dynamic_slice_in_dim(leaf, start, count, allow_negative_indices=False)
+
+
+def _by_entry(vs: Sequence[Any], xs: Sequence[Any], terms: Terms) -> Any:
+    """The product of dense rows, without an operation that a compiler would call a product."""
+    out = (terms.v[0], *terms.out)
+    pairs = zip(vs, xs, strict=True)
+    parts = [
+        along_result(v.astype(x.dtype), terms.v, out) * along_result(x, terms.x, out)
+        for v, x in pairs
+    ]
+    return _sum_of_halves(functools.reduce(jnp.add, parts)).squeeze(0)
+
+
+def _sum_of_halves(x: Any) -> Any:
+    """The sum along the first axis, whose length is a power of two, without a loop."""
+    half = len(x) // 2
+    return _sum_of_halves(x[:half] + x[half:]) if half else x
+
+
+def _with_error(sums: tuple[Any, Any], part: Any) -> tuple[Any, Any]:
+    """The sum with a part, and what rounding took from all of them so far (Knuth)."""
+    total, error = sums
+    new = total + part
+    of_part = new - total
+    return new, error + ((total - (new - of_part)) + (part - of_part))
+
+
+def _with_what_is_lost(total: Any, error: Any) -> Any:
+    """The result. Infinite sums have no error that is a number."""
+    return jnp.where(jnp.isfinite(error), total + error, total)
+
+
+# --- the primitive ----------------------------------------------------------------------
+
+
+def _formed(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation) -> Any:
+    return otherwise(treedef.unflatten(operands[:-1]), operands[-1], terms)
+
+
+def _aval(*operands: Any, **params: Any) -> jax.core.ShapedArray:
+    result = jax.eval_shape(functools.partial(_formed, **params), *operands)
+    return jax.core.ShapedArray(result.shape, result.dtype)
+
+
+def _of_some(operands: Sequence[Any], where: Sequence[int], params: Any) -> Any:
+    """The product as a function of some operands."""
+
+    def form(*some: Any) -> Any:
+        filled = dict(enumerate(operands)) | dict(zip(where, some, strict=True))
+        return _formed(*filled.values(), **params)
+
+    return form
+
+
+def _tangent(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
+    where = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+    some, along = ([own[i] for i in where] for own in (primals, tangents))
+    return jax.jvp(_of_some(primals, where, params), some, along)
+
+
+def _transposed(ct: Any, *operands: Any, **params: Any) -> list[Any]:
+    where = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
+    cts: list[Any] = [None] * len(operands)
+    if type(ct) is ad.Zero:
+        found = [ad.Zero(operands[i].aval) for i in where]
+    else:
+        some = (operands[i].aval for i in where)
+        found = jax.linear_transpose(_of_some(operands, where, params), *some)(ct)
+    for i, own in zip(where, found, strict=True):
+        cts[i] = own
+    return cts
+
+
+def _batched(
+    operands: Sequence[Any], axes: Sequence[Any], **params: Any
+) -> tuple[Any, int]:
+    return jax.vmap(functools.partial(_formed, **params), tuple(axes))(*operands), 0
+
+
+@jaxrewrite.register(rows_dot_p)
+def _(codes: Packed, *others: Any, **params) -> Any:
+    """Unpack a block at a time, since rows would be unpacked for each of their entries."""
+    return jaxrewrite.transform(functools.partial(_formed, **params))(codes, *others)
+
+
+rows_dot_p.def_impl(jax.jit(_in_rows, static_argnames=("treedef", "terms", "otherwise")))
+rows_dot_p.def_abstract_eval(_aval)
+ad.primitive_jvps[rows_dot_p] = _tangent
+ad.primitive_transposes[rows_dot_p] = _transposed
+batching.primitive_batchers[rows_dot_p] = _batched
+mlir.register_lowering(rows_dot_p, mlir.lower_fun(_in_rows, multiple_results=False))

@@ -1,0 +1,206 @@
+"""Products of quantised weights with one row, against the dense ones in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from choose import slow
+from test_digits import ROWS, error
+from test_products import KINDS
+from weight_products import forbid, normal, same as within
+
+import jaxrewrite
+from jaxrewrite.values import NF4, Lora, Quantised
+from jaxrewrite.values._weights import products, rows
+from jaxrewrite.values._weights.blocks import Block
+
+
+same = functools.partial(within, tolerance=2e-6)
+
+
+@pytest.fixture
+def on_one_device(monkeypatch):
+    monkeypatch.setattr(products, "_may_be_split", lambda: False)
+    jaxrewrite.clear_caches()
+    jax.clear_caches()
+
+
+@pytest.fixture
+def in_rows(on_one_device, monkeypatch):
+    """Small weights are multiplied with one row so, too, on one device."""
+    monkeypatch.setattr(rows, "_SMALLEST", 1)
+    monkeypatch.setattr(rows, "_ROWS_OF_SUMS", 2)
+    monkeypatch.setattr(products, "_SMALLEST_IN_DIGITS", 1)
+    monkeypatch.setattr(products, "block_for", lambda shape, *_: Block(len(shape) - 2, 4))
+
+
+def is_in_rows(v, x, fn=lambda x, v: x @ v):
+    return "rows_dot" in str(jax.make_jaxpr(forbid(fn))(x, v))
+
+
+PROGRAMS = {
+    "one row": lambda v, x: x[:1] @ v,
+    "vector": lambda v, x: x[0] @ v,
+    "in front": lambda v, x: v.T @ x[0],
+    "column": lambda v, x: v.T @ x[:1].T,
+    "two axes": lambda v, x: jnp.tensordot(x[0], v.reshape(24, 4, 5), 1),
+    "remat": lambda v, x: jax.checkpoint(lambda x: jnp.tanh(x @ v) @ v.T)(x[0]),
+    "in a Lora": lambda v, x: x[0] @ v,
+}
+
+
+def in_a_lora(v, x):
+    """It stops gradients of what it adapts."""
+    if isinstance(v, jax.Array):
+        return jax.lax.stop_gradient(v) + 0.5 * x.T @ x[:, :20]
+    return Lora(v, x.T, x[:, :20], 0.5)
+
+
+# For each kind, so many rows at a time that blocks fit, and so many that some are left.
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [slow(pytest.param(k, 4)) for k in KINDS] + [slow(pytest.param("columns", 7))],
+)
+def test_products_and_gradients(kind, size, in_rows, monkeypatch, bulk):
+    monkeypatch.setattr(rows, "_MOST_ROWS", size)
+    v, x = jax.jit(KINDS[kind])(normal(24, 20)), normal(3, 24, seed=1)
+
+    def results(v, x, call=forbid):
+        bases = {name: in_a_lora(v, x) if name == "in a Lora" else v for name in PROGRAMS}
+        return {name: call(PROGRAMS[name])(bases[name], x) for name in PROGRAMS}
+
+    def loss(s, x):
+        ys = results(v.map_scales(lambda scale: scale * s), x)
+        return sum((y**2).sum() for y in ys.values())
+
+    program = lambda x: (results(v, x), jax.grad(loss, (0, 1))(jnp.float32(1), x))
+    got, slopes = jax.jit(program)(x)
+    with jax.enable_x64(True):
+        w, y = (jnp.asarray(np.asarray(a, "f8")) for a in (v.materialise(), x))
+        plain = functools.partial(results, call=lambda fn: fn)
+        square = lambda s, y: sum((z**2).sum() for z in plain(w * s, y).values())
+        want, expected = plain(w, y), jax.grad(square, (0, 1))(1.0, y)
+    same(got, want)
+    same(slopes, expected, tolerance=2e-5)
+
+
+@pytest.mark.parametrize("kind", ["int4", slow("columns"), slow("nf4")])
+def test_batches_tangents_and_transposes(kind, in_rows, monkeypatch, bulk):
+    monkeypatch.setattr(rows, "_MOST_ROWS", 4)
+    v, x = jax.jit(KINDS[kind])(normal(24, 20)), normal(3, 24)
+    w = np.asarray(v.materialise(), "f8")
+    assert is_in_rows(v, x[0])
+    multiply = lambda row: forbid(lambda row, v: row @ v)(row, v)
+
+    def program(x, y):
+        (back,) = jax.linear_transpose(multiply, x[0])(y)
+        tangent = jax.jvp(multiply, (x[0],), (x[1],))[1]
+        return multiply(x[0]), jax.vmap(multiply)(x), back, tangent
+
+    y, x64 = normal(20), np.asarray(x, "f8")
+    want = x64[0] @ w, x64 @ w, w @ np.asarray(y, "f8"), x64[1] @ w
+    same(jax.jit(program)(x, y), want)
+
+
+@pytest.mark.slow
+def test_a_batch_of_weights(in_rows):
+    v, x = KINDS["columns"](normal(24, 20)), normal(24)
+    both = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), v)
+    got = jax.vmap(lambda v: forbid(lambda v, x: x @ v)(v, x))(both)
+    same(got, np.stack([np.asarray(x, "f8") @ np.asarray(v.materialise(), "f8")] * 2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["columns", "int4"])
+def test_errors_are_smaller_than_those_of_floats(kind, in_rows, optimised):
+    """As a compiler forms the sums, which could drop what rounding takes from them."""
+    make = {
+        "columns": KINDS["columns"],
+        "int4": lambda w: Quantised.quantise(w, 4, block=64),
+    }
+    rng, v = np.random.default_rng(0), make[kind](normal(1024, 64))
+    product = jax.jit(forbid(lambda x, v: x @ v))
+    dense, w = jax.jit(lambda x, w: x @ w), v.materialise()
+    for name, make_row in ROWS.items():
+        x = jnp.asarray(make_row(rng, (1, 1024)), "float32")
+        of_rows = error(product(x, v), x, w, 1.0)
+        of_floats = error(dense(x, w), x, w, 1.0)
+        assert of_rows.mean() <= of_floats.mean(), name
+        assert of_rows.max() <= of_floats.max(), name
+
+
+@pytest.mark.slow
+def test_rows_that_are_not_finite(in_rows):
+    v = KINDS["columns"](normal(24, 20))
+    for entry in (jnp.inf, jnp.nan):
+        x = normal(1, 24).at[0, 3].set(entry)
+        got = forbid(lambda x, v: x @ v)(x, v)
+        np.testing.assert_allclose(got, x @ v.materialise())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["columns", "int4", "nf4"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_floats_and_strict_promotion(kind, dtype, in_rows, bulk):
+    v, x = KINDS[kind](normal(24, 20).astype(dtype)), normal(24).astype(dtype)
+    with jax.numpy_dtype_promotion("strict"):
+        got = forbid(lambda x, v: x @ v)(x, v)
+    want = np.asarray(x, "f8") @ np.asarray(v.materialise(), "f8")
+    assert got.dtype == dtype
+    np.testing.assert_allclose(np.asarray(got, "f8"), want, rtol=0.02, atol=0.02)
+
+
+def test_which_products_are_of_rows(on_one_device):
+    n, row = 2048, jax.ShapeDtypeStruct((2048,), "float32")
+    shaped = lambda make, *s: jax.eval_shape(make, jax.ShapeDtypeStruct(s, "float32"))
+    columns = shaped(KINDS["columns"], n, n)
+    for make in (
+        KINDS["columns"],
+        KINDS["rows"],
+        NF4.quantise,
+        lambda w: Quantised.quantise(w, 4, block=64, symmetric=False),
+    ):
+        assert is_in_rows(shaped(make, n, n), row)
+    assert is_in_rows(columns, jax.ShapeDtypeStruct((1, n), "bfloat16"))
+    assert is_in_rows(columns, row, lambda x, v: v.T @ x)
+    assert not is_in_rows(columns, jax.ShapeDtypeStruct((2, n), "float32"))
+    assert not is_in_rows(columns, row, lambda x, v: v @ x)
+    assert not is_in_rows(shaped(KINDS["columns"], n, 2047), row)
+    for make in (
+        lambda w: Quantised.quantise(w, 4, block=(1, 64)),
+        lambda w: Quantised.quantise(w, 3, axis=1),
+    ):
+        assert not is_in_rows(shaped(make, n, n), row)
+
+
+@pytest.mark.slow
+def test_another_platform_has_the_whole_weight(in_rows):
+    x, v = normal(256), KINDS["columns"](normal(256, 256))
+    traced = jax.jit(forbid(lambda x, v: x @ v)).trace(x, v)
+    for platform, is_loop in (("cpu", True), ("cuda", False)):
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert ("stablehlo.while" in text) == is_loop
+
+
+@pytest.mark.slow
+def test_a_product_costs_two_operations_an_entry(in_rows):
+    v, x = KINDS["columns"](normal(96, 256)), normal(96)
+    step = jaxrewrite.explain(lambda x, v: x @ v)(x, v).steps[0]
+    assert 2 * v.size <= step.flops[1] < 2.1 * v.size
+
+
+@pytest.mark.parametrize("bits", [8, slow(4)])
+def test_only_the_entries_of_a_step_are_dense(bits, on_one_device, optimised):
+    n = 2048
+    v = jax.eval_shape(
+        lambda w: Quantised.quantise(w, bits, block=64),
+        jax.ShapeDtypeStruct((n, n), "float32"),
+    )
+    memory = (
+        jax.jit(forbid(lambda x, v: x @ v)).lower(normal(n), v).compile().memory_analysis()
+    )
+    # Codes of four bits are copied as bytes, and their scales into two halves.
+    copies = 0 if bits == 8 else 0.5 * n * n + 8 * n * n // 64
+    assert memory.temp_size_in_bytes < copies + 4 * rows._ENTRIES // 2
