@@ -266,6 +266,8 @@ def test_what_has_no_units_is_plain():
         (lambda x: jnp.concatenate([x, jnp.ones((1, 4))]), "concatenate needs"),
         (lambda x: jnp.where(x > x[0], x, 1), "select_n needs"),
         (lambda x: x.at[0].set(1.0), "scatter needs"),
+        (lambda x: x.at[0].apply(jnp.sin), "scatter needs operands without"),
+        (lambda x: x.at[9].get(mode="fill", fill_value=1.0), "gather needs"),
         (lambda x: jnp.pad(x, 1, constant_values=1), "pad needs"),
         (jnp.exp, "exp needs operands without units; got m"),
         (jnp.floor, "floor needs operands without"),
@@ -463,6 +465,7 @@ def test_masked_with_masked():
     same_masked(run(lambda x, y: x.at[0].add(y[1]))(x, y)[0], a[0] + b[1], "scatter-add")
     same_masked(run(lambda x, y: x.at[0].set(y[1]))(x, y)[0], b[1], "scatter")
     assert run(jnp.where)(x > 0, x, 0.0).mask.sum() == x.mask.sum()
+    same_masked(run(lambda x: x.at[:2].apply(jnp.negative))(x)[:2], -a[:2], "apply")
 
 
 def test_masked_through_programs():
@@ -727,6 +730,7 @@ def test_bounds_that_rounding_has_exchanged():
         (lax.lgamma, "'lgamma' on Interval"),
         (lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x), "of type Interval"),
         (lambda x: lax.sort((x, x), num_keys=1), "no bounds of sort that takes"),
+        (lambda x: x.at[0].apply(jnp.negative), "no bounds of scatter that applies"),
         (lambda x: NUMBERS[x[0].astype(int)], "on Interval, which can't be made dense"),
         (lambda x: x.astype(int) // 2, "no bounds of div on integers"),
         (lambda x: x.at[x[0].astype(int)].set(1.0), "'scatter' on Interval, which can't"),
