@@ -54,6 +54,14 @@ def _(primals, tangents):
     return halved_square(x), x * t
 
 
+@jax.custom_batching.custom_vmap
+def batched_twice(x):
+    return x * 2
+
+
+batched_twice.def_vmap(lambda size, batched, x: (x * 2, True))
+
+
 # --- units ------------------------------------------------------------------------------
 
 
@@ -771,8 +779,10 @@ def test_tags_follow_what_depends_on_them():
         *(a, a * c, a + b, c * 2, jnp.concatenate([a, c]), c.at[0].set(b[0]), jnp.sort(a)),
         *(*jnp.split(b, 2, 1), jax.nn.relu(a), jnp.linalg.qr(b)[1], lax.top_k(a, 2)[1]),
         lax.optimization_barrier((a, b, c)),
+        *(jnp.linalg.solve(jnp.eye(3), a), batched_twice(b)),
     ]
     want = ["a", "a", "ab", "", "a", "b", "a", "b", "b", "a", "b", "a", "a", "b", ""]
+    want += ["a", "b"]
     assert tags(run(fn)(a, b, jnp.ones((3, 4)))) == want
 
 
