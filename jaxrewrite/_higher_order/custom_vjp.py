@@ -71,7 +71,7 @@ def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         ins, outs = _with_arrays(ins, site.eqn.invars), _with_arrays(outs, site.outvars)
         with noting(site, ins):
             cotangents = [
-                cotangent_of(out, own, settings)
+                cotangent_of(out, own, symbolic, settings)
                 for out, own in zip(outs, chunks(leaf_cotangents, outs), strict=True)
             ]
             if not symbolic:

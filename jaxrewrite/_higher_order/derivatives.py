@@ -16,7 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
-from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from jax.tree_util import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_structure,
+    tree_unflatten,
+)
 
 from .. import _avals, _compat
 from .._avals import aval_of, avals_of, dense_aval, layer
@@ -348,25 +354,42 @@ def pull_back(operand: Any, cotangent: Any, settings: Settings) -> list[Any]:
 
     floats = [leaf for leaf, is_free in zip(leaves, free, strict=True) if is_free]
     form = jax.eval_shape(tangent, floats)
-    if not is_value(form):
-        cotangent = materialise(cotangent)
-    elif structure_of(_on_avals(form)) != structure_of(cotangent):
-        cls = type(operand).__name__
-        raise TypeError(
-            f"A custom derivative rule returned a cotangent {cotangent!r} for a {cls}, which "
-            f"is never dense and whose tangents are {form!r}."
-        )
+    cotangent = _as_tangent(cotangent, form) if is_value(form) else materialise(cotangent)
     (pulled,) = jax.linear_transpose(tangent, floats)(cotangent)
     rest = iter(pulled)
     return [next(rest) if is_free else None for is_free in free]
 
 
-def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings) -> Any:
-    """The cotangent of a result, for a rule, from those of its leaves."""
+def _as_tangent(cotangent: Any, form: Value) -> Value:
+    """A cotangent that a rule returned for a type that is never dense, in a tangent's form."""
+    wanted = form.dual()
+    count, treedef = len(tree_leaves(wanted)), tree_structure(wanted)
+    if is_value(cotangent) and cotangent.settled() is not cotangent:
+        # An array that another value adopted is a value of any metadata.
+        leaves = tree_leaves(cotangent)
+        if len(leaves) == count:
+            cotangent = tree_unflatten(treedef, leaves)
+    if structure_of(_on_avals(wanted)) != structure_of(cotangent):
+        raise TypeError(
+            f"A custom derivative rule returned a cotangent {cotangent!r} for a "
+            f"{type(form).__name__}, which is never dense and whose cotangents are {wanted!r}."
+        )
+    return cotangent.dual()
+
+
+def cotangent_of(
+    result: Any, leaf_cotangents: Sequence[Any], symbolic: bool, settings: Settings
+) -> Any:
+    """The cotangent of a result, for a rule, from those of its leaves.
+
+    ``symbolic`` tells whether the rule takes symbolic zeros.
+    """
     if not is_value(result):
         return leaf_cotangents[0]
     aval = aval_of(result)
-    if all(type(ct) is SymbolicZero for ct in leaf_cotangents) or not is_inexact(aval):
+    is_dense = can_be_dense(_on_avals(result))
+    are_zero = all(type(ct) is SymbolicZero for ct in leaf_cotangents)
+    if not is_inexact(aval) or (are_zero and (symbolic or is_dense)):
         return SymbolicZero(aval.to_tangent_aval())
     leaves, treedef = tree_flatten(result)
     free = [is_inexact(_compat.leaf_aval(leaf)) for leaf in leaves]
@@ -376,7 +399,7 @@ def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings
         return [t for t, is_free in zip(tangents, free, strict=True) if is_free]
 
     form = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    if not can_be_dense(_on_avals(result)):
+    if not is_dense:
         zeros = [zero_tangent(leaf, False) for leaf in leaves]
         form = _tangent(result, tree_unflatten(treedef, zeros))
     cotangents = [
@@ -384,7 +407,8 @@ def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings
         for ct, is_free in zip(leaf_cotangents, free, strict=True)
         if is_free
     ]
-    return jax.linear_transpose(lifted, form)(cotangents)[0]
+    cotangent = jax.linear_transpose(lifted, form)(cotangents)[0]
+    return cotangent.dual() if is_value(cotangent) else cotangent
 
 
 def chunks(leaves: Sequence[Any], operands: Sequence[Any]) -> list[list[Any]]:

@@ -213,6 +213,10 @@ class Unitful(Structured):
         _same_units("a custom derivative rule", (self, tangent))
         return Unitful(_array(tangent), self.units)
 
+    def dual(self) -> Unitful:
+        """The inverse units: the product with a tangent is a number."""
+        return Unitful(self.array, _NONE / self.units)
+
 
 def _units(x: Any) -> Units:
     return x.units if isinstance(x, Unitful) else _NONE

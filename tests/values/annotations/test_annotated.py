@@ -311,6 +311,42 @@ def test_units_of_derivatives():
     assert tangent.units == Units("m^2")
 
 
+@jax.custom_vjp
+def _scaled_and_squared(x, c, y):
+    """With zeros as the gradient of ``y``, to tell it from JAX's own."""
+    return x * c, x * x
+
+
+_scaled_and_squared.defvjp(
+    lambda x, c, y: ((x * c, x * x), (x, c, y)),
+    lambda kept, g: (
+        jnp.where(kept[0] > 0, g[0] * kept[1] + 2 * g[1] * kept[0], 0),
+        (g[0] * kept[0]).sum(),
+        jnp.zeros_like(kept[2]),
+    ),
+)
+
+
+@pytest.mark.parametrize("unused", [False, True])
+def test_units_of_cotangents(unused, bulk):
+    """They are the inverse ones, so that a backward rule multiplies as it should."""
+
+    def loss(x, c, y, call=lambda fn: fn):
+        a, b = call(lambda *xs: _scaled_and_squared(*xs))(x, c, y)
+        a, b = (getattr(v, "array", v) for v in (a, b))
+        return jnp.sum(a) if unused else jnp.sum(a) + jnp.sum(b)
+
+    operands = NUMBERS, jnp.float32(2.0), NUMBERS + 1
+    x, c, y = operands
+    slope = jax.jit(jax.grad(functools.partial(loss, call=run), (0, 1, 2)))
+    got = slope(Unitful(x, "m"), c, Unitful(y, "s"))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-6),
+        jax.tree.leaves(got),
+        list(jax.grad(loss, (0, 1, 2))(*operands)),
+    )
+
+
 def test_units_with_vmap_and_stacks():
     rows = jax.vmap(run(lambda row: row * row.sum()))(LENGTH)
     assert rows.units == Units("m^2") and rows.shape == (3, 4)
