@@ -210,6 +210,15 @@ def instantiated(tangent: Any) -> Any:
     return jnp.zeros_like(aval)
 
 
+def adopted_zero(cotangent: Any, result: Any) -> Any:
+    """A cotangent that is not a symbolic zero: zeros are as if the program wrote them."""
+    zeros = instantiated(cotangent)
+    if type(cotangent) is not SymbolicZero or not (is_value(result) and result.adopts):
+        return zeros
+    value = result.adopt(zeros) if is_inexact(zeros) else NotImplemented
+    return zeros if value is NotImplemented else value
+
+
 def tangent_of(
     operand: Any, leaf_tangents: Sequence[Any], symbolic: bool, settings: Settings
 ) -> Any:
@@ -377,19 +386,12 @@ def _as_tangent(cotangent: Any, form: Value) -> Value:
     return cotangent.dual()
 
 
-def cotangent_of(
-    result: Any, leaf_cotangents: Sequence[Any], symbolic: bool, settings: Settings
-) -> Any:
-    """The cotangent of a result, for a rule, from those of its leaves.
-
-    ``symbolic`` tells whether the rule takes symbolic zeros.
-    """
+def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings) -> Any:
+    """The cotangent of a result, for a rule, from those of its leaves."""
     if not is_value(result):
         return leaf_cotangents[0]
     aval = aval_of(result)
-    is_dense = can_be_dense(_on_avals(result))
-    are_zero = all(type(ct) is SymbolicZero for ct in leaf_cotangents)
-    if not is_inexact(aval) or (are_zero and (symbolic or is_dense)):
+    if all(type(ct) is SymbolicZero for ct in leaf_cotangents) or not is_inexact(aval):
         return SymbolicZero(aval.to_tangent_aval())
     leaves, treedef = tree_flatten(result)
     free = [is_inexact(_compat.leaf_aval(leaf)) for leaf in leaves]
@@ -399,7 +401,7 @@ def cotangent_of(
         return [t for t, is_free in zip(tangents, free, strict=True) if is_free]
 
     form = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    if not is_dense:
+    if not can_be_dense(_on_avals(result)):
         zeros = [zero_tangent(leaf, False) for leaf in leaves]
         form = _tangent(result, tree_unflatten(treedef, zeros))
     cotangents = [
