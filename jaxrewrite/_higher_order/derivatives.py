@@ -347,7 +347,7 @@ def pull_back(operand: Any, cotangent: Any, settings: Settings) -> list[Any]:
     leaves, treedef = tree_flatten(operand)
     if cotangent is None:
         return [None] * len(leaves)
-    free = [is_inexact(_compat.leaf_aval(leaf)) for leaf in leaves]
+    free = list(map(_is_float, leaves))
 
     def tangent(float_tangents: list[Any]) -> Any:
         rest = iter(float_tangents)
@@ -364,7 +364,8 @@ def pull_back(operand: Any, cotangent: Any, settings: Settings) -> list[Any]:
     floats = [leaf for leaf, is_free in zip(leaves, free, strict=True) if is_free]
     form = jax.eval_shape(tangent, floats)
     cotangent = _as_tangent(cotangent, form) if is_value(form) else materialise(cotangent)
-    (pulled,) = jax.linear_transpose(tangent, floats)(cotangent)
+    on_floats = lambda floats: _floats_of(tangent(floats))
+    (pulled,) = jax.linear_transpose(on_floats, floats)(_floats_of(cotangent))
     rest = iter(pulled)
     return [next(rest) if is_free else None for is_free in free]
 
@@ -394,7 +395,7 @@ def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings
     if all(type(ct) is SymbolicZero for ct in leaf_cotangents) or not is_inexact(aval):
         return SymbolicZero(aval.to_tangent_aval())
     leaves, treedef = tree_flatten(result)
-    free = [is_inexact(_compat.leaf_aval(leaf)) for leaf in leaves]
+    free = list(map(_is_float, leaves))
 
     def lifted(tangent: Any) -> list[Any]:
         tangents = lift(result, tangent, settings)
@@ -409,8 +410,27 @@ def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings
         for ct, is_free in zip(leaf_cotangents, free, strict=True)
         if is_free
     ]
-    cotangent = jax.linear_transpose(lifted, form)(cotangents)[0]
+    on_floats = lambda floats: lifted(_with_floats(form, floats))
+    (floats,) = jax.linear_transpose(on_floats, _floats_of(form))(cotangents)
+    cotangent = _with_floats(form, floats)
     return cotangent.dual() if is_value(cotangent) else cotangent
+
+
+# A tangent of a type that is never dense may hold integers, such as a mask. JAX does not
+# transpose these.
+
+
+def _is_float(leaf: Any) -> bool:
+    return is_inexact(_compat.leaf_aval(leaf))
+
+
+def _floats_of(tangent: Any) -> list[Any]:
+    return list(filter(_is_float, tree_leaves(tangent)))
+
+
+def _with_floats(tangent: Any, floats: Sequence[Any]) -> Any:
+    rest = iter(floats)
+    return tree_map(lambda leaf: next(rest) if _is_float(leaf) else leaf, tangent)
 
 
 def chunks(leaves: Sequence[Any], operands: Sequence[Any]) -> list[list[Any]]:

@@ -54,6 +54,15 @@ def _(primals, tangents):
     return halved_square(x), x * t
 
 
+@jax.custom_vjp
+def tripled(x):
+    """Only its derivative is."""
+    return x
+
+
+tripled.defvjp(lambda x: (x, None), lambda _, g: (3 * g,))
+
+
 @jax.custom_batching.custom_vmap
 def batched_twice(x):
     return x * 2
@@ -555,13 +564,11 @@ def test_what_is_missing_has_no_gradient():
     dense = x.filled(3.0)
 
     def loss(array):
-        hidden = run(lambda x: jax.nn.relu(x) ** 2 + halved_square(x))(
-            Masked(array, x.mask)
-        )
-        return hidden.filled(0).sum()
+        squares = lambda x: jax.nn.relu(x) ** 2 + halved_square(x) + tripled(x)
+        return run(squares)(Masked(array, x.mask)).filled(0).sum()
 
     gradient = jax.grad(loss)(dense)
-    want = jnp.where(x.mask, 0, 2 * jax.nn.relu(dense) + dense)
+    want = jnp.where(x.mask, 0, 2 * jax.nn.relu(dense) + dense + 3)
     np.testing.assert_allclose(gradient, want, rtol=1e-6)
     inside = run(jax.grad(lambda x: jnp.sum(x**2)))(x)
     np.testing.assert_array_equal(inside.mask, x.mask)
