@@ -302,6 +302,8 @@ def _lift(value: Value, tangent: Any) -> list[Any]:
     if any(map(is_value, fields)):
         # The tangent stays a value if its type is never dense.
         apply = transform(apply, (True, (True, False), {}), materialise="allow")
+    else:
+        tangent = _as_dense_as_can_be(tangent)
     lifted = apply(fields, tangent)
     leaf_tangents: list[Any] = []
     for field, t in zip(fields, lifted, strict=True):
@@ -357,17 +359,28 @@ def pull_back(operand: Any, cotangent: Any, settings: Settings) -> list[Any]:
         ]
         with use_settings(settings):
             made = _tangent(operand, tree_unflatten(treedef, tangents))
-        if is_value(made) and can_be_dense(_on_avals(made)):
-            made = materialise(made)
-        return made
+        return _as_dense_as_can_be(made)
 
     floats = [leaf for leaf, is_free in zip(leaves, free, strict=True) if is_free]
     form = jax.eval_shape(tangent, floats)
-    cotangent = _as_tangent(cotangent, form) if is_value(form) else materialise(cotangent)
+    if is_value(form):
+        cotangent = _as_tangent(_as_dense_as_can_be(cotangent), form)
+    else:
+        cotangent = materialise(cotangent)
     on_floats = lambda floats: _floats_of(tangent(floats))
     (pulled,) = jax.linear_transpose(on_floats, floats)(_floats_of(cotangent))
     rest = iter(pulled)
     return [next(rest) if is_free else None for is_free in free]
+
+
+def _as_dense_as_can_be(tangent: Any) -> Any:
+    """A tangent without values, but for those of types that are never dense."""
+    if not is_value(tangent) or tangent.settled() is not tangent:
+        return tangent  # Or an array that another value adopted.
+    if can_be_dense(_on_avals(tangent)):
+        return materialise(tangent)
+    fields, treedef = parts(tangent)
+    return tree_unflatten(treedef, map(_as_dense_as_can_be, fields))
 
 
 def _as_tangent(cotangent: Any, form: Value) -> Value:

@@ -15,6 +15,7 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite.values import (
+    Diagonal,
     Interval,
     Masked,
     Named,
@@ -354,6 +355,17 @@ def test_units_of_cotangents(unused, bulk):
         jax.tree.leaves(got),
         list(jax.grad(loss, (0, 1, 2))(*operands)),
     )
+
+
+def test_cotangents_of_quantities_that_hold_values(bulk):
+    def loss(d, call=lambda fn: fn, x=lambda d: jnp.diag(d)):
+        scaled, squared = call(lambda *xs: _scaled_and_squared(*xs))(x(d), 2.0, d)
+        return sum(jnp.sum(y) for y in jax.tree.leaves((scaled, squared)))
+
+    implicit = functools.partial(jaxrewrite.transform, materialise="allow")
+    slope = jax.grad(lambda d: loss(d, implicit, lambda d: Unitful(Diagonal(d), "m")))
+    got = jax.jit(slope)(NUMBERS[0])
+    np.testing.assert_allclose(got, jax.jit(jax.grad(loss))(NUMBERS[0]), rtol=1e-6)
 
 
 def test_units_with_vmap_and_stacks():
