@@ -341,6 +341,20 @@ class Value(PyTree):
         """
         return NotImplemented
 
+    def dual(self) -> Any:
+        """Return a tangent of a type that is never dense, as a cotangent, or one as a tangent.
+
+        A backward rule of `jax.custom_vjp` gets cotangents of results that are values of such
+        a type, and returns those of operands. A type overrides it if they have other
+        metadata than tangents: those of quantities have the inverse units.
+
+        Returns
+        -------
+        Value
+            A value with the same leaves, whose ``dual`` is ``self``; by default ``self``.
+        """
+        return self
+
     def leaf_specs(self, spec: Any) -> Any:
         """Return how the leaves are sharded if the array is.
 

@@ -24,10 +24,10 @@ from .._site import Site
 from .._value import is_value
 from .derivatives import (
     add_call,
+    adopted_zero,
     bring_primals,
     chunks,
     cotangent_of,
-    instantiated,
     is_array,
     noting,
     pull_back,
@@ -75,7 +75,7 @@ def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
                 for out, own in zip(outs, chunks(leaf_cotangents, outs), strict=True)
             ]
             if not symbolic:
-                cotangents = list(map(instantiated, cotangents))
+                cotangents = list(map(adopted_zero, cotangents, outs))
             pulled = [None] * num_consts + _apply_backward(
                 site, residuals, cotangents, settings
             )

@@ -16,7 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
-from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from jax.tree_util import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_structure,
+    tree_unflatten,
+)
 
 from .. import _avals, _compat
 from .._avals import aval_of, avals_of, dense_aval, layer
@@ -204,6 +210,15 @@ def instantiated(tangent: Any) -> Any:
     return jnp.zeros_like(aval)
 
 
+def adopted_zero(cotangent: Any, result: Any) -> Any:
+    """A cotangent that is not a symbolic zero: zeros are as if the program wrote them."""
+    zeros = instantiated(cotangent)
+    if type(cotangent) is not SymbolicZero or not (is_value(result) and result.adopts):
+        return zeros
+    value = result.adopt(zeros) if is_inexact(zeros) else NotImplemented
+    return zeros if value is NotImplemented else value
+
+
 def tangent_of(
     operand: Any, leaf_tangents: Sequence[Any], symbolic: bool, settings: Settings
 ) -> Any:
@@ -287,6 +302,8 @@ def _lift(value: Value, tangent: Any) -> list[Any]:
     if any(map(is_value, fields)):
         # The tangent stays a value if its type is never dense.
         apply = transform(apply, (True, (True, False), {}), materialise="allow")
+    else:
+        tangent = _as_dense_as_can_be(tangent)
     lifted = apply(fields, tangent)
     leaf_tangents: list[Any] = []
     for field, t in zip(fields, lifted, strict=True):
@@ -332,7 +349,7 @@ def pull_back(operand: Any, cotangent: Any, settings: Settings) -> list[Any]:
     leaves, treedef = tree_flatten(operand)
     if cotangent is None:
         return [None] * len(leaves)
-    free = [is_inexact(_compat.leaf_aval(leaf)) for leaf in leaves]
+    free = list(map(_is_float, leaves))
 
     def tangent(float_tangents: list[Any]) -> Any:
         rest = iter(float_tangents)
@@ -342,23 +359,45 @@ def pull_back(operand: Any, cotangent: Any, settings: Settings) -> list[Any]:
         ]
         with use_settings(settings):
             made = _tangent(operand, tree_unflatten(treedef, tangents))
-        if is_value(made) and can_be_dense(_on_avals(made)):
-            made = materialise(made)
-        return made
+        return _as_dense_as_can_be(made)
 
     floats = [leaf for leaf, is_free in zip(leaves, free, strict=True) if is_free]
     form = jax.eval_shape(tangent, floats)
-    if not is_value(form):
+    if is_value(form):
+        cotangent = _as_tangent(_as_dense_as_can_be(cotangent), form)
+    else:
         cotangent = materialise(cotangent)
-    elif structure_of(_on_avals(form)) != structure_of(cotangent):
-        cls = type(operand).__name__
-        raise TypeError(
-            f"A custom derivative rule returned a cotangent {cotangent!r} for a {cls}, which "
-            f"is never dense and whose tangents are {form!r}."
-        )
-    (pulled,) = jax.linear_transpose(tangent, floats)(cotangent)
+    on_floats = lambda floats: _floats_of(tangent(floats))
+    (pulled,) = jax.linear_transpose(on_floats, floats)(_floats_of(cotangent))
     rest = iter(pulled)
     return [next(rest) if is_free else None for is_free in free]
+
+
+def _as_dense_as_can_be(tangent: Any) -> Any:
+    """A tangent without values, but for those of types that are never dense."""
+    if not is_value(tangent) or tangent.settled() is not tangent:
+        return tangent  # Or an array that another value adopted.
+    if can_be_dense(_on_avals(tangent)):
+        return materialise(tangent)
+    fields, treedef = parts(tangent)
+    return tree_unflatten(treedef, map(_as_dense_as_can_be, fields))
+
+
+def _as_tangent(cotangent: Any, form: Value) -> Value:
+    """A cotangent that a rule returned for a type that is never dense, in a tangent's form."""
+    wanted = form.dual()
+    count, treedef = len(tree_leaves(wanted)), tree_structure(wanted)
+    if is_value(cotangent) and cotangent.settled() is not cotangent:
+        # An array that another value adopted is a value of any metadata.
+        leaves = tree_leaves(cotangent)
+        if len(leaves) == count:
+            cotangent = tree_unflatten(treedef, leaves)
+    if structure_of(_on_avals(wanted)) != structure_of(cotangent):
+        raise TypeError(
+            f"A custom derivative rule returned a cotangent {cotangent!r} for a "
+            f"{type(form).__name__}, which is never dense and whose cotangents are {wanted!r}."
+        )
+    return cotangent.dual()
 
 
 def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings) -> Any:
@@ -369,7 +408,7 @@ def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings
     if all(type(ct) is SymbolicZero for ct in leaf_cotangents) or not is_inexact(aval):
         return SymbolicZero(aval.to_tangent_aval())
     leaves, treedef = tree_flatten(result)
-    free = [is_inexact(_compat.leaf_aval(leaf)) for leaf in leaves]
+    free = list(map(_is_float, leaves))
 
     def lifted(tangent: Any) -> list[Any]:
         tangents = lift(result, tangent, settings)
@@ -384,7 +423,27 @@ def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings
         for ct, is_free in zip(leaf_cotangents, free, strict=True)
         if is_free
     ]
-    return jax.linear_transpose(lifted, form)(cotangents)[0]
+    on_floats = lambda floats: lifted(_with_floats(form, floats))
+    (floats,) = jax.linear_transpose(on_floats, _floats_of(form))(cotangents)
+    cotangent = _with_floats(form, floats)
+    return cotangent.dual() if is_value(cotangent) else cotangent
+
+
+# A tangent of a type that is never dense may hold integers, such as a mask. JAX does not
+# transpose these.
+
+
+def _is_float(leaf: Any) -> bool:
+    return is_inexact(_compat.leaf_aval(leaf))
+
+
+def _floats_of(tangent: Any) -> list[Any]:
+    return list(filter(_is_float, tree_leaves(tangent)))
+
+
+def _with_floats(tangent: Any, floats: Sequence[Any]) -> Any:
+    rest = iter(floats)
+    return tree_map(lambda leaf: next(rest) if _is_float(leaf) else leaf, tangent)
 
 
 def chunks(leaves: Sequence[Any], operands: Sequence[Any]) -> list[list[Any]]:

@@ -8,7 +8,7 @@ number, and for operands that are other values, which become fields of the resul
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -134,6 +134,11 @@ def annotation_rule(
         return fn
 
     return decorate
+
+
+def applies_function(primitive: Any, params: Mapping[str, Any]) -> bool:
+    """Whether a scatter is ``x.at[i].apply(f)``, which has the name of ``x.at[i].set(y)``."""
+    return primitive.name == "scatter" and params["update_jaxpr"] is not None
 
 
 def _is_other(x: Any, cls: type[ArrayValue]) -> bool:

@@ -18,7 +18,14 @@ from jaxrewrite.primitives import COMPARISON, CUMULATIVE, DECREASING, INCREASING
 
 from .._base import in_blocks
 from .._base.structured import Structured, concrete, inexact
-from .declaration import MOVING, REDUCING, SCATTER, annotation_rule, like
+from .declaration import (
+    MOVING,
+    REDUCING,
+    SCATTER,
+    annotation_rule,
+    applies_function,
+    like,
+)
 
 
 class Interval(Structured):
@@ -185,12 +192,19 @@ def _between(
     *(name for name in CUMULATIVE if name != "cumprod"),
     *("acosh", "real", "reduce_precision", "reduce_and", "reduce_or"),
     *("reduce_window_sum", "reduce_window_max", "reduce_window_min"),
-    *("dynamic_slice", "dynamic_update_slice", "gather", *SCATTER),
+    *("dynamic_slice", "dynamic_update_slice", "gather"),
     *("add", "add_any", "max", "min", "clamp"),
     *("concatenate", "pad", "stack"),
 )
 def _increasing(*operands: Any, primitive: Any, **params: Any) -> Any:
     return _between(primitive, [*map(_lower, operands)], [*map(_upper, operands)], params)
+
+
+@annotation_rule(Interval, *SCATTER)
+def _scatter(*operands: Any, primitive: Any, **params: Any) -> Any:
+    if applies_function(primitive, params):
+        raise _refuse(primitive, "that applies a function; write x.at[i].set(f(x[i]))")
+    return _increasing(*operands, primitive=primitive, **params)
 
 
 @annotation_rule(Interval, *DECREASING)

@@ -18,7 +18,7 @@ from jaxrewrite.primitives import BINARY, UNARY
 from .._base import in_blocks
 from .._base.contract import labels
 from .._base.structured import Structured, inexact
-from .declaration import MOVING, annotation_rule, like
+from .declaration import MOVING, annotation_rule, applies_function, like
 
 
 class Masked(Structured):
@@ -375,7 +375,8 @@ def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) ->
 @annotation_rule(Masked, "scatter")
 def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any) -> Any:
     array = primitive.bind(_array(x), indices, _array(updates), **params)
-    params = {**params, "update_jaxpr": None, "update_consts": ()}
+    if applies_function(primitive, params):
+        return Masked(array, _mask(x))
     return Masked(array, primitive.bind(_mask(x), indices, _mask(updates), **params))
 
 

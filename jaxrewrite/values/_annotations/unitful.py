@@ -9,13 +9,22 @@ from fractions import Fraction
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal
 
 import jaxrewrite
 
 from .._base.recognised import is_of
 from .._base.structured import Structured, inexact
-from .declaration import MOVING, REDUCING, SCATTER, annotation_rule, like, mapped
+from .declaration import (
+    MOVING,
+    REDUCING,
+    SCATTER,
+    annotation_rule,
+    applies_function,
+    like,
+    mapped,
+)
 from .units import FreeUnits, Units, UnitsError, conversion, is_convertible
 
 
@@ -210,6 +219,10 @@ class Unitful(Structured):
         same_units("a custom derivative rule", (self, tangent))
         return Unitful(array_of(tangent), self.units)
 
+    def dual(self) -> Unitful:
+        """The inverse units: the product with a tangent is a number."""
+        return Unitful(self.array, NO_UNITS / self.units)
+
 
 def units_of(x: Any) -> Units:
     return x.units if isinstance(x, Unitful) else NO_UNITS
@@ -261,6 +274,9 @@ def _keep(x: Unitful, *, primitive: Any, **params: Any) -> Any:
 
 @annotation_rule(Unitful, "dynamic_slice", "gather")
 def _index(x: Unitful, *indices: Any, primitive: Any, **params: Any) -> Any:
+    fill = params.get("fill_value")
+    if fill and np.isfinite(fill):  # It is a number without units beyond the array.
+        same_units(primitive.name, (x, fill))
     return _bind(primitive, [x, *indices], x.units, params)
 
 
@@ -352,6 +368,8 @@ def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) ->
 
 @annotation_rule(Unitful, *SCATTER)
 def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any) -> Any:
+    if applies_function(primitive, params):
+        return NotImplemented
     units = same_units(primitive.name, (x, updates))
     return _bind(primitive, [x, indices, updates], units, params)
 

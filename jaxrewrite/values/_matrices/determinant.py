@@ -47,9 +47,7 @@ class Determinant(NamedTuple):
     @classmethod
     def of(cls, numbers: Inexact[Array, "*batch n"]) -> Determinant:
         """The products of numbers along the last axis."""
-        size = lax.stop_gradient(abs(numbers))
-        size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
-        return cls(numbers / size, jnp.log(size)).product()
+        return cls(numbers, jnp.zeros_like(abs(numbers))).product()
 
     @classmethod
     def of_arrays(cls, a: Inexact[Array, "*batch n n"]) -> Determinant:
@@ -57,25 +55,32 @@ class Determinant(NamedTuple):
         # Rows are scaled first, because JAX multiplies the entries of small matrices.
         rows = power_of_two(jnp.log2(abs(a).max(-1, initial=0)))
         a = a / rows[..., None]
-        log = jnp.linalg.slogdet(a)[1]
-        whole = power_of_two(log / (max(a.shape[-1], 1) * math.log(2)))
-        a = a / whole[..., None, None]
-        rows = jnp.log(rows) + jnp.log(whole)[..., None]
-        return cls(jnp.linalg.det(a), rows.sum(-1))
+        # So is the whole: the powers of two of all rows add up to that of the determinant.
+        power = jnp.floor(jnp.linalg.slogdet(a)[1] / math.log(2))[..., None]
+        count = a.shape[-1]
+        more = power_of_two((power + jnp.arange(count, dtype=power.dtype)) / max(count, 1))
+        a = a / more[..., None]
+        return cls(jnp.linalg.det(a), (jnp.log(rows) + jnp.log(more)).sum(-1))
 
     def product(self) -> Self:
         """The products along the last axis."""
-        return type(self)(self.unit.prod(-1), self.log.sum(-1))
+        own = self._exactly()
+        return type(self)(own.unit.prod(-1), own.log.sum(-1))
 
     def times(self, other: Determinant) -> Self:
         """The products of these numbers with others of the same shape."""
-        size = lax.stop_gradient(abs(self.unit))
-        size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
-        log = self.log + other.log + jnp.log(size)
-        return type(self)(self.unit / size * other.unit, log)
+        own = self._exactly()
+        return type(self)(own.unit * other.unit, own.log + other.log)
 
     def __pow__(self, power: int) -> Self:
-        return type(self)(self.unit**power, self.log * power)
+        own = self._exactly()
+        return type(self)(own.unit**power, own.log * power)
+
+    def _exactly(self) -> Self:
+        """The same numbers, with magnitudes of one, because those of products add up."""
+        size = lax.stop_gradient(abs(self.unit))
+        size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+        return type(self)(self.unit / size, self.log + jnp.log(size))
 
     def real(self) -> Self:
         """The determinants without their imaginary parts, which are rounding errors."""

@@ -190,7 +190,8 @@ def _batched(
     operands: Sequence[Any], axes: Sequence[int | None], **labels: Labels
 ) -> tuple[Any, int]:
     """The product with one more label, which is the first one of the result."""
-    label = ("batch", len(labels["out"]))
+    # A transpose only exchanges labels, so that their number tells this one from all others.
+    label = ("batch", sum(map(len, labels.values())))
     new = {"out": (label, *labels["out"])}
     for name, axis in zip(("own", "xs"), axes, strict=True):
         new[name] = labels[name]

@@ -15,6 +15,7 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite.values import (
+    Diagonal,
     Interval,
     Masked,
     Named,
@@ -52,6 +53,23 @@ def _(primals, tangents):
     """Half of the derivative, to tell it from JAX's own."""
     (x,), (t,) = primals, tangents
     return halved_square(x), x * t
+
+
+@jax.custom_vjp
+def tripled(x):
+    """Only its derivative is."""
+    return x
+
+
+tripled.defvjp(lambda x: (x, None), lambda _, g: (3 * g,))
+
+
+@jax.custom_batching.custom_vmap
+def batched_twice(x):
+    return x * 2
+
+
+batched_twice.def_vmap(lambda size, batched, x: (x * 2, True))
 
 
 # --- units ------------------------------------------------------------------------------
@@ -266,6 +284,8 @@ def test_what_has_no_units_is_plain():
         (lambda x: jnp.concatenate([x, jnp.ones((1, 4))]), "concatenate needs"),
         (lambda x: jnp.where(x > x[0], x, 1), "select_n needs"),
         (lambda x: x.at[0].set(1.0), "scatter needs"),
+        (lambda x: x.at[0].apply(jnp.sin), "scatter needs operands without"),
+        (lambda x: x.at[9].get(mode="fill", fill_value=1.0), "gather needs"),
         (lambda x: jnp.pad(x, 1, constant_values=1), "pad needs"),
         (jnp.exp, "exp needs operands without units; got m"),
         (jnp.floor, "floor needs operands without"),
@@ -299,6 +319,53 @@ def test_units_of_derivatives():
     assert inside.units == Units("m")
     _, tangent = jax.jvp(run(halved_square), (LENGTH,), (LENGTH,))
     assert tangent.units == Units("m^2")
+
+
+@jax.custom_vjp
+def _scaled_and_squared(x, c, y):
+    """With zeros as the gradient of ``y``, to tell it from JAX's own."""
+    return x * c, x * x
+
+
+_scaled_and_squared.defvjp(
+    lambda x, c, y: ((x * c, x * x), (x, c, y)),
+    lambda kept, g: (
+        jnp.where(kept[0] > 0, g[0] * kept[1] + 2 * g[1] * kept[0], 0),
+        (g[0] * kept[0]).sum(),
+        jnp.zeros_like(kept[2]),
+    ),
+)
+
+
+@pytest.mark.parametrize("unused", [False, True])
+def test_units_of_cotangents(unused, bulk):
+    """They are the inverse ones, so that a backward rule multiplies as it should."""
+
+    def loss(x, c, y, call=lambda fn: fn):
+        a, b = call(lambda *xs: _scaled_and_squared(*xs))(x, c, y)
+        a, b = (getattr(v, "array", v) for v in (a, b))
+        return jnp.sum(a) if unused else jnp.sum(a) + jnp.sum(b)
+
+    operands = NUMBERS, jnp.float32(2.0), NUMBERS + 1
+    x, c, y = operands
+    slope = jax.jit(jax.grad(functools.partial(loss, call=run), (0, 1, 2)))
+    got = slope(Unitful(x, "m"), c, Unitful(y, "s"))
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-6),
+        jax.tree.leaves(got),
+        list(jax.grad(loss, (0, 1, 2))(*operands)),
+    )
+
+
+def test_cotangents_of_quantities_that_hold_values(bulk):
+    def loss(d, call=lambda fn: fn, x=lambda d: jnp.diag(d)):
+        scaled, squared = call(lambda *xs: _scaled_and_squared(*xs))(x(d), 2.0, d)
+        return sum(jnp.sum(y) for y in jax.tree.leaves((scaled, squared)))
+
+    implicit = functools.partial(jaxrewrite.transform, materialise="allow")
+    slope = jax.grad(lambda d: loss(d, implicit, lambda d: Unitful(Diagonal(d), "m")))
+    got = jax.jit(slope)(NUMBERS[0])
+    np.testing.assert_allclose(got, jax.jit(jax.grad(loss))(NUMBERS[0]), rtol=1e-6)
 
 
 def test_units_with_vmap_and_stacks():
@@ -463,6 +530,7 @@ def test_masked_with_masked():
     same_masked(run(lambda x, y: x.at[0].add(y[1]))(x, y)[0], a[0] + b[1], "scatter-add")
     same_masked(run(lambda x, y: x.at[0].set(y[1]))(x, y)[0], b[1], "scatter")
     assert run(jnp.where)(x > 0, x, 0.0).mask.sum() == x.mask.sum()
+    same_masked(run(lambda x: x.at[:2].apply(jnp.negative))(x)[:2], -a[:2], "apply")
 
 
 def test_masked_through_programs():
@@ -508,13 +576,11 @@ def test_what_is_missing_has_no_gradient():
     dense = x.filled(3.0)
 
     def loss(array):
-        hidden = run(lambda x: jax.nn.relu(x) ** 2 + halved_square(x))(
-            Masked(array, x.mask)
-        )
-        return hidden.filled(0).sum()
+        squares = lambda x: jax.nn.relu(x) ** 2 + halved_square(x) + tripled(x)
+        return run(squares)(Masked(array, x.mask)).filled(0).sum()
 
     gradient = jax.grad(loss)(dense)
-    want = jnp.where(x.mask, 0, 2 * jax.nn.relu(dense) + dense)
+    want = jnp.where(x.mask, 0, 2 * jax.nn.relu(dense) + dense + 3)
     np.testing.assert_allclose(gradient, want, rtol=1e-6)
     inside = run(jax.grad(lambda x: jnp.sum(x**2)))(x)
     np.testing.assert_array_equal(inside.mask, x.mask)
@@ -727,6 +793,7 @@ def test_bounds_that_rounding_has_exchanged():
         (lax.lgamma, "'lgamma' on Interval"),
         (lambda x: lax.cond(x[0, 0] > 0, jnp.sin, jnp.cos, x), "of type Interval"),
         (lambda x: lax.sort((x, x), num_keys=1), "no bounds of sort that takes"),
+        (lambda x: x.at[0].apply(jnp.negative), "no bounds of scatter that applies"),
         (lambda x: NUMBERS[x[0].astype(int)], "on Interval, which can't be made dense"),
         (lambda x: x.astype(int) // 2, "no bounds of div on integers"),
         (lambda x: x.at[x[0].astype(int)].set(1.0), "'scatter' on Interval, which can't"),
@@ -767,8 +834,10 @@ def test_tags_follow_what_depends_on_them():
         *(a, a * c, a + b, c * 2, jnp.concatenate([a, c]), c.at[0].set(b[0]), jnp.sort(a)),
         *(*jnp.split(b, 2, 1), jax.nn.relu(a), jnp.linalg.qr(b)[1], lax.top_k(a, 2)[1]),
         lax.optimization_barrier((a, b, c)),
+        *(jnp.linalg.solve(jnp.eye(3), a), batched_twice(b)),
     ]
     want = ["a", "a", "ab", "", "a", "b", "a", "b", "b", "a", "b", "a", "a", "b", ""]
+    want += ["a", "b"]
     assert tags(run(fn)(a, b, jnp.ones((3, 4)))) == want
 
 

@@ -147,7 +147,10 @@ def _out_of_range():
     column = np.random.default_rng(0).normal(size=(2, 60)) / 1000
     blocks = 1e-30 * np.array([[[0.0, 1], [1, 0]], [[1, 2], [0, 1]]])
     return {
-        "kronecker": lambda: Kronecker(3 * jnp.eye(8), 3 * jnp.eye(12)),
+        # The determinant of a factor is 1.5^20 times a power of two.
+        "kronecker": lambda: Kronecker(3 * jnp.eye(20), 3 * jnp.eye(12)),
+        "factor": lambda: Kronecker(1.9 * jnp.eye(200), jnp.eye(1)),
+        "many blocks": lambda: BlockDiagonal(jnp.stack([3 * jnp.eye(6)] * 60)),
         "circulant": lambda: Circulant(jnp.asarray(column)),
         "complex": lambda: Circulant(jnp.asarray(column[0] + 1j * column[1])),
         "blocks": lambda: BlockDiagonal(jnp.asarray(blocks)),

@@ -120,6 +120,15 @@ def test_derivatives_forward_and_of_second_order(in_digits, bulk):
     same(got, w @ np.asarray(normal(20), np.float64))
 
 
+def test_gradients_of_batches_in_batches(in_digits):
+    """A product that is batched, transposed and batched again has another label each time."""
+    q = jnp.asarray(np.random.default_rng(0).integers(-99, 99, (3, 2, 4)), jnp.int8)
+    multiply = lambda x: digits.integer_dot(q, x, ("n", "m", "p"), ("n",), ("m", "p"))
+    square = lambda x: (jax.vmap(multiply)(x) ** 2).sum()
+    x, w = normal(5, 6, 3), np.asarray(q, np.float64).reshape(3, 8)
+    same(jax.jit(jax.vmap(jax.grad(square)))(x), 2 * np.asarray(x, np.float64) @ w @ w.T)
+
+
 @pytest.mark.slow
 def test_other_values_branches_and_short_axes(in_digits, bulk):
     v, x = KINDS["columns"](normal(24, 20)), normal(4, 24)
