@@ -20,7 +20,7 @@ from .calls import Number, can_match, is_move
 from .graph import Graph, Node
 from .index import Entry
 from .pattern import Pattern, Traced, Variant, count_of_batches, without_batch
-from .repeats import Shift
+from .repeats import Way
 from .same import same, same_equation
 from .search import Found, Search
 from .view import Frame, Made, Place, make_the_same, resolve, users
@@ -69,9 +69,9 @@ class Match:
     def covered(self) -> frozenset[tuple[int, int]]:
         return frozenset((id(frame), i) for frame, i in self.places)
 
-    def moved(self, shift: Shift) -> Match:
+    def moved(self, way: Way) -> Match:
         """The same match in a repetition of the part of the program that it is in."""
-        places = list(map(shift.place, self.places))
+        places = list(map(way.place, self.places))
         stays = frozenset(
             (id(new[0]), new[1])
             for (frame, i), new in zip(self.places, places, strict=True)
@@ -82,8 +82,8 @@ class Match:
             self.variant,
             self.statics,
             places,
-            [shift.made(x) if type(x) is Made else x for x in self.operands],
-            list(map(shift.made, self.results)),
+            [way.made(x) if type(x) is Made else x for x in self.operands],
+            list(map(way.made, self.results)),
             self.out_tree,
             self.has_copies,
             stays,

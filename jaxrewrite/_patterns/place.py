@@ -18,7 +18,7 @@ from .index import Entry, Index, Shapes, index_for, open_roots, own_roots
 from .match import Match, Miss, matches_at
 from .nested import made_for
 from .pattern import Pattern
-from .repeats import Repeats, Shift
+from .repeats import Repeats, Way
 from .view import Frame, Made, Place, facts_of, outermost, resolve, users
 
 
@@ -161,19 +161,18 @@ class _Program:
     def matches(self) -> list[Match]:
         """All matches in a program, and those in bodies that a match reaches out of."""
         top = self._top
-        candidates: list[tuple[Entry, Place, bool]] = []
-        for i, eqn in enumerate(top.eqns):
-            if eqn.primitive in self._index.by_primitive:
-                forms = self._forms(i)
-                if forms:
-                    candidates += [(entry, (top, i), False) for entry in forms]
-            body = top.facts.calls.get(i)
-            if body is not None:
-                inner = top.inner(i)
-                candidates += (
-                    (root.entry, root.place(inner), True)
-                    for root in open_roots(self._index, body)
-                )
+        candidates: list[_Candidate] = []
+        calls, places = top.facts.calls, top.facts.places
+        ends = {i for p in self._index.by_primitive for i in places.get(p, ())}
+        for i in sorted(ends.union(calls)):
+            if i in ends:
+                entries = self._forms(i)
+                if entries:
+                    candidates.append(((top, i), entries, False))
+            if i in calls:
+                roots = open_roots(self._index, calls[i])
+                inner = [(root.place(top.inner(i)), root.entry) for root in roots]
+                candidates += _by_place(inner, True)
         found = list(self._found(candidates))
         self._misses = None
         seen: set[Frame] = {top}
@@ -183,11 +182,8 @@ class _Program:
             if frame in seen:
                 continue
             seen.add(frame)
-            candidates = [
-                (entry, (frame, i), False)
-                for i, entry in own_roots(self._index, frame.jaxpr)
-            ]
-            inside = self._found(candidates)
+            own = [((frame, i), entry) for i, entry in own_roots(self._index, frame.jaxpr)]
+            inside = self._found([*_by_place(own, False)])
             found += (match for match in inside if match.is_within_call())
             if frame.parent is not None:
                 pending.add(frame.parent)
@@ -198,45 +194,65 @@ class _Program:
         if self._repeats is None:
             # The nearest misses lack the equations before the last one.
             return self._index.all(self._top, i)
-        return self._repeats.forms(i, self._find)
-
-    def _find(self, i: int) -> Sequence[Entry]:
         return self._index.candidates(self._shapes, self._top, i)
 
-    def _match(self, entry: Entry, place: Place) -> Match | None:
-        find = functools.partial(matches_at, entry, place, self._may_be_value, self._misses)
-        if self._repeats is None or entry.pattern.bodies:
-            return find()
-        return self._repeats.found(entry, place, find, _moved)
+    def _found(self, candidates: Sequence[_Candidate]) -> Iterator[Match]:
+        """One match of each pattern at each place, the last places first.
 
-    def _found(self, candidates: list[tuple[Entry, Place, bool]]) -> Iterator[Match]:
-        """One match of each pattern at each place.
-
-        A candidate is from the body of a call, of which it has to reach out, or not. What a
-        preferred match covers is left out: no match that ends there would be taken.
+        What a preferred match covers is left out: no match that ends there would be taken.
         """
-        candidates.sort(key=lambda candidate: candidate[0].order)
         covered: dict[tuple[int, int], Any] = {}
-        done: set[Any] = set()
-        for entry, place, is_inside in candidates:
-            key = id(place[0]), place[1]
-            if (entry.depth, entry.pattern, key) in done:
+        for place, entries, is_inside in reversed(candidates):
+            preferred = covered.get((id(place[0]), place[1]))
+            if preferred is not None and self._misses is None:
+                entries = [entry for entry in entries if entry.order <= preferred]
+            for match in self._at(place, entries, is_inside):
+                if len(match.results) == 1 and not match.stays:
+                    for p in match.covered:
+                        covered[p] = min(covered.get(p, match.order), match.order)
+                yield match
+
+    def _at(
+        self, place: Place, entries: Sequence[Entry], is_inside: bool
+    ) -> Sequence[Match]:
+        """The matches at a place, or those at one that it repeats, moved."""
+        find = functools.partial(self._search, place, entries, is_inside)
+        if self._repeats is None or any(entry.pattern.bodies for entry in entries):
+            return find()
+        return self._repeats.found((is_inside, *entries), place, find, _moved)
+
+    def _search(
+        self, place: Place, entries: Sequence[Entry], is_inside: bool
+    ) -> Sequence[Match]:
+        found: dict[Any, Match] = {}
+        for entry in entries:
+            key = entry.depth, entry.pattern
+            if key in found or (
+                self._misses is None and not self._index.fits(entry, self._shapes, place)
+            ):
                 continue
-            if self._misses is None and covered.get(key, entry.order) < entry.order:
-                continue
-            match = self._match(entry, place)
-            if match is None or (is_inside and match.is_within_call()):
-                continue
-            done.add((entry.depth, entry.pattern, key))
-            if len(match.results) == 1 and not match.stays:
-                (result,) = match.results
-                for p in match.covered - {(id(result.frame), result.index)}:
-                    covered.setdefault(p, entry.order)
-            yield match
+            match = matches_at(entry, place, self._may_be_value, self._misses)
+            if match is not None and not (is_inside and match.is_within_call()):
+                found[key] = match
+        return list(found.values())
 
 
-def _moved(match: Match | None, shift: Shift) -> Match | None:
-    return None if match is None else match.moved(shift)
+# A place, the forms that may end there, and whether it is in the body of a call, of which a
+# match has to reach out.
+_Candidate = tuple[Place, Sequence[Entry], bool]
+
+
+def _by_place(
+    roots: Iterable[tuple[Place, Entry]], is_inside: bool
+) -> Iterator[_Candidate]:
+    entries: dict[Place, list[Entry]] = {}
+    for place, entry in roots:
+        entries.setdefault(place, []).append(entry)
+    return ((place, own, is_inside) for place, own in entries.items())
+
+
+def _moved(matches: Sequence[Match], way: Way) -> Sequence[Match]:
+    return [match.moved(way) for match in matches]
 
 
 def _taken(found: Iterable[Match]) -> list[_Taken]:

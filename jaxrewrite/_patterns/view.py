@@ -7,7 +7,7 @@ of its calls. What is known about a body is found once (`Facts`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterator, Sequence, Set
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from .. import _compat
@@ -27,10 +27,11 @@ class Facts:
         # The bodies of the calls that are looked through, by the number of the equation.
         self.calls: dict[int, Jaxpr] = {}
         self.eqns: Sequence[JaxprEqn] = jaxpr.eqns
-        self._own: set[Primitive] = set()
+        # The equations of each primitive.
+        self.places: dict[Primitive, list[int]] = {}
         self._avals: set[Any] = {var.aval for var in jaxpr.invars}
         for i, eqn in enumerate(self.eqns):
-            self._own.add(eqn.primitive)
+            self.places.setdefault(eqn.primitive, []).append(i)
             for k, var in enumerate(eqn.outvars):
                 self.made[var] = i, k
                 self._avals.add(var.aval)
@@ -39,6 +40,23 @@ class Facts:
                 if body is not None:
                     self.calls[i] = body
         self._outvars = jaxpr.outvars
+
+    @functools.cached_property
+    def behind(self) -> dict[Var, Any]:
+        """The equation that makes what each variable is a moved form of, -1 for a number.
+
+        It is a variable if it is given, or if a call makes it.
+        """
+        behind: dict[Any, Any] = {}
+        for i, eqn in enumerate(self.eqns):
+            if is_move(eqn):
+                (atom,) = eqn.invars
+                source = -1 if type(atom) is Literal else behind.get(atom, atom)
+                behind[eqn.outvars[0]] = source
+            elif i not in self.calls:
+                for var in eqn.outvars:
+                    behind[var] = i
+        return behind
 
     @functools.cached_property
     def uses(self) -> dict[Var, list[int]]:
@@ -64,7 +82,9 @@ class Facts:
     @functools.cached_property
     def primitives(self) -> frozenset[Primitive]:
         """The primitives of the jaxpr and of the calls in it."""
-        return frozenset(self._own).union(*(facts_of(b).primitives for b in self._bodies()))
+        return frozenset(self.places).union(
+            *(facts_of(b).primitives for b in self._bodies())
+        )
 
     @functools.cached_property
     def kinds(self) -> tuple[frozenset[Any], int]:
@@ -101,26 +121,15 @@ class Watch:
 
     ``touched`` has the numbers of the program's equations that were looked at, those in
     calls as the call's, and ``asked`` the variables of which the uses were. ``is_of_all``
-    tells whether something was asked that all of the program decides. ``checked`` is what
-    `Repeats` found out about repetitions, and ``near`` the equations from a number on.
+    tells whether something was asked that all of the program decides.
     """
 
-    __slots__ = ("_near", "asked", "checked", "is_of_all", "touched")
+    __slots__ = ("asked", "is_of_all", "touched")
 
     def __init__(self, i: int):
         self.touched = {i}
         self.asked: set[Var] = set()
         self.is_of_all = False
-        self.checked: dict[int, Any] = {}
-        self._near: tuple[int, int, Set[int]] = 0, 0, frozenset()
-
-    def near(self, start: int) -> Set[int]:
-        """The equations that were looked at from a number on; one object each time."""
-        count, first, near = self._near
-        if (count, first) != (len(self.touched), start):
-            near = {i for i in self.touched if i >= start}
-            self._near = len(self.touched), start, near
-        return near
 
 
 class Frame:
