@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -372,7 +373,8 @@ class _Rebuilt:
             for frame, i in t.match.covered - t.match.stays:
                 self._gone.setdefault(frame, set()).add(i)
         self._names: dict[Frame, dict[Var, Any]] = {top: {}}
-        self._eqns: list[tuple[Key, JaxprEqn]] = []
+        # What is new, by the number of the equation of the program that it stands for.
+        self._new: list[tuple[Key, JaxprEqn]] = []
         # The equations of matches, renamed.
         self._covered: dict[tuple[int, int], JaxprEqn] = {}
         # Whether an operand is computed twice, of which one may not be needed any more.
@@ -380,29 +382,40 @@ class _Rebuilt:
 
     def jaxpr(self) -> Jaxpr:
         top = self._top
-        self._emit(top)
-        new = [(t.key, self._equation(t)) for t in self._taken]
-        keyed = sorted([*self._eqns, *new], key=lambda item: item[0])
-        eqns = [eqn for _, eqn in keyed]
+        kept: list[JaxprEqn | None] = list(top.eqns)
+        for i in self._calls(top):
+            self._emit_body(top, i)
+            kept[i] = None
+        # Calls have changed the names of some of their results.
+        for var in self._names[top]:
+            for i in top.facts.uses.get(var, ()):
+                if kept[i] is not None:
+                    kept[i] = self._renamed(top, top.eqns[i])
+        for i in self._gone.get(id(top), ()):
+            self._covered[id(top), i], kept[i] = kept[i], None
+        self._new += [(t.key, self._equation(t)) for t in self._taken]
+        eqns = _merged(kept, self._new)
         outvars = [self._name(top, atom) for atom in top.jaxpr.outvars]
         if self._has_copies:
             eqns = live_equations(eqns, outvars)
         return top.jaxpr.replace(eqns=eqns, outvars=outvars)
 
+    def _calls(self, frame: Frame) -> list[int]:
+        """The calls in a frame of which the bodies take the place."""
+        return sorted(inner.call for inner in self._inlined if inner.parent is frame)
+
     def _emit(self, frame: Frame) -> None:
+        """Add what is left of an inlined body."""
         path = frame.path()
-        inlined = {inner.call for inner in self._inlined if inner.parent is frame}
+        inlined = {*self._calls(frame)}
         gone = self._gone.get(id(frame), ())
-        is_renamed = bool(self._names[frame] or inlined)
         for i, eqn in enumerate(frame.eqns):
             if i in inlined:
                 self._emit_body(frame, i)
-                continue
-            renamed = self._renamed(frame, eqn) if is_renamed else eqn
-            if i in gone:
-                self._covered[id(frame), i] = renamed
+            elif i in gone:
+                self._covered[id(frame), i] = self._renamed(frame, eqn)
             else:
-                self._eqns.append(((*path, i), renamed))
+                self._new.append(((*path, i), self._renamed(frame, eqn)))
 
     def _emit_body(self, frame: Frame, call: int) -> None:
         inner, eqn = frame.inner(call), frame.eqn(call)
@@ -440,8 +453,6 @@ class _Rebuilt:
 
     def _renamed(self, frame: Frame, eqn: JaxprEqn) -> JaxprEqn:
         names = self._names[frame]
-        if not names:
-            return eqn
         return eqn.replace(
             invars=[self._name(frame, atom) for atom in eqn.invars],
             outvars=[
@@ -531,6 +542,20 @@ class _Rebuilt:
             outvars.index(self._name(made.frame, made.var)) for made in match.results
         )
         return Option(match, tuple(operands), results)
+
+
+def _merged(
+    kept: Sequence[JaxprEqn | None], new: Iterable[tuple[Key, JaxprEqn]]
+) -> list[JaxprEqn]:
+    """Equations that are kept, by their numbers, with new ones in their places."""
+    merged: list[JaxprEqn | None] = []
+    start = 0
+    for key, eqn in sorted(new, key=operator.itemgetter(0)):
+        merged += kept[start : key[0] + 1]
+        start = max(start, key[0] + 1)
+        merged.append(eqn)
+    merged += kept[start:]
+    return [eqn for eqn in merged if eqn is not None]
 
 
 def _with_names(eqn: JaxprEqn, names: Mapping[Any, Any]) -> JaxprEqn:
