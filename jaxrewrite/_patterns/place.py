@@ -392,7 +392,8 @@ class _Rebuilt:
                 if kept[i] is not None:
                     kept[i] = self._renamed(top, top.eqns[i])
         for i in self._gone.get(id(top), ()):
-            self._covered[id(top), i], kept[i] = kept[i], None
+            self._covered[id(top), i] = kept[i] or top.eqns[i]
+            kept[i] = None
         self._new += [(t.key, self._equation(t)) for t in self._taken]
         eqns = _merged(kept, self._new)
         outvars = [self._name(top, atom) for atom in top.jaxpr.outvars]

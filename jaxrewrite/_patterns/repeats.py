@@ -9,7 +9,7 @@ for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,7 +82,6 @@ class Repeats:
         self._reached = reached
         self._known: dict[Any, deque[_Known]] = {}
         self._watches: dict[Any, Watch] = {}
-        self._ways: dict[Any, tuple[Any, Way | None]] = {}
 
     def found(
         self,
@@ -95,7 +94,7 @@ class Repeats:
         i, within = place[0].number_in_top(place[1]), _within(place)
         known = self._known.setdefault((what, within), deque(maxlen=_MOST_KNOWN))
         for other in known:
-            way = self._way(other, within, i)
+            way = self._way(other, i)
             if way is not None:
                 return move(other.result, way)
         # All forms at a place have one watch, because one search may serve several of them.
@@ -108,25 +107,16 @@ class Repeats:
         known.appendleft(_Known(i, watch, result))
         return result
 
-    def _way(self, known: _Known, within: Any, i: int) -> Way | None:
+    def _way(self, known: _Known, i: int) -> Way | None:
         """The way to equation ``i``, if all that was asked has the same answers there."""
-        watch, key = known.watch, (known.i, within, i)
-        version = len(watch.touched), len(watch.asked), watch.is_of_all
-        checked = self._ways.get(key)
-        if checked is None or checked[0] != version:
-            checked = self._ways[key] = version, self._find_way(known, i)
-        return checked[1]
-
-    def _find_way(self, known: _Known, i: int) -> Way | None:
         watch = known.watch
         if watch.is_of_all:
             return None
         way = Way(self._top, known.i, i)
         pending, asked = [known.i], list(watch.asked)
         while pending:
-            while pending:
-                if not self._go(way, pending.pop(), watch.touched, pending):
-                    return None
+            if not self._is_same(way, watch.touched, pending):
+                return None
             unknown = []
             for var in asked:
                 other = way.variable(var)
@@ -138,36 +128,44 @@ class Repeats:
         is_whole = len(way.numbers) == len(watch.touched) and not asked
         return way if is_whole and self._keeps_apart(way) else None
 
-    def _go(self, way: Way, i: int, touched: Set[int], pending: list[int]) -> bool:
-        """Whether an equation is the same there; what makes its operands is ``pending``."""
-        facts, numbers = self._top.facts, way.numbers
-        made, eqns, j = facts.made, facts.eqns, numbers[i]
-        here, there = eqns[i], eqns[j]
-        if here is not there:
-            if not _is_same(here, there):
+    def _is_same(self, way: Way, touched: Set[int], pending: list[int]) -> bool:
+        """Whether equations, and those before them that were looked at, are the same there."""
+        facts, numbers, variables = self._top.facts, way.numbers, way.variables
+        made: Mapping[Any, tuple[int, int]] = facts.made
+        eqns, calls = facts.eqns, facts.calls
+        while pending:
+            i = pending.pop()
+            j = numbers[i]
+            here, there = eqns[i], eqns[j]
+            if here is not there and not (
+                _is_same(here, there) and calls.get(i) is calls.get(j)
+            ):
                 return False
-            if i in facts.calls and facts.calls[i] is not facts.calls.get(j):
+            if self._reached and not self._reach_alike(here, there):
                 return False
-        if self._reached and not self._reach_alike(here, there):
-            return False
-        for a, b in zip(here.invars, there.invars, strict=True):
-            if type(a) is Literal:
-                continue
-            mine = made.get(a)
-            if mine is None or mine[0] not in touched:
-                if way.variables.setdefault(a, b) is not b or (mine is None and b in made):
+            a: Any
+            b: Any
+            for a, b in zip(here.invars, there.invars, strict=True):
+                if type(a) is Literal:
+                    if not _is_same_number(a, b):
+                        return False
+                    continue
+                if type(b) is Literal or not (a.aval is b.aval or a.aval == b.aval):
                     return False
-                continue
-            m, k = mine
-            if m not in numbers:
-                other = made.get(b)
-                if other is None:
+                mine = made.get(a)
+                if mine is None or mine[0] not in touched:
+                    if variables.setdefault(a, b) is not b or (mine is None and b in made):
+                        return False
+                    continue
+                m, k = mine
+                if m not in numbers:
+                    if b not in made:
+                        return False
+                    numbers[m] = made[b][0]
+                    pending.append(m)
+                outvars = eqns[numbers[m]].outvars
+                if k >= len(outvars) or outvars[k] is not b:
                     return False
-                numbers[m] = other[0]
-                pending.append(m)
-            outvars = eqns[numbers[m]].outvars
-            if k >= len(outvars) or outvars[k] is not b:
-                return False
         return True
 
     def _reach_alike(self, a: JaxprEqn, b: JaxprEqn) -> bool:
@@ -212,7 +210,7 @@ def _within(place: Place) -> Any:
 
 
 def _is_same(a: JaxprEqn, b: JaxprEqn) -> bool:
-    """Whether equations differ by nothing that a search can ask about, but variables."""
+    """Whether equations differ by nothing that a search can ask about, but operands."""
     if (
         a.primitive is not b.primitive
         or len(a.invars) != len(b.invars)
@@ -222,22 +220,19 @@ def _is_same(a: JaxprEqn, b: JaxprEqn) -> bool:
     ):
         return False
     for x, y in zip(a.outvars, b.outvars, strict=True):
-        if x.aval is not y.aval and x.aval != y.aval or type(x) is not type(y):
-            return False
-    for x, y in zip(a.invars, b.invars, strict=True):
-        if x.aval is not y.aval and x.aval != y.aval or type(x) is not type(y):
-            return False
-        if type(x) is Literal and x is not y and not _is_same_number(x.val, y.val):
+        if type(x) is not type(y) or not (x.aval is y.aval or x.aval == y.aval):
             return False
     return a.params is b.params or _are_same(a.params, b.params)
 
 
-def _is_same_number(a: Any, b: Any) -> bool:
-    """Whether literals of one aval have one value; 0.0 and -0.0 differ."""
+def _is_same_number(a: Literal, b: Any) -> bool:
+    """Whether an atom is a literal of the same aval and value; 0.0 and -0.0 differ."""
     if a is b:
         return True
+    if type(b) is not Literal or a.aval != b.aval:
+        return False
     try:
-        return np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        return np.asarray(a.val).tobytes() == np.asarray(b.val).tobytes()
     except TypeError:  # A literal of an extended dtype.
         return False
 

@@ -7,6 +7,7 @@ of its calls. What is known about a body is found once (`Facts`).
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
@@ -28,15 +29,15 @@ class Facts:
         self.calls: dict[int, Jaxpr] = {}
         self.eqns: Sequence[JaxprEqn] = jaxpr.eqns
         # The equations of each primitive.
-        self.places: dict[Primitive, list[int]] = {}
-        self._avals: set[Any] = {var.aval for var in jaxpr.invars}
+        self.places: dict[Primitive, list[int]] = defaultdict(list)
+        made = self.made
         for i, eqn in enumerate(self.eqns):
-            self.places.setdefault(eqn.primitive, []).append(i)
+            self.places[eqn.primitive].append(i)
             for k, var in enumerate(eqn.outvars):
-                self.made[var] = i, k
-                self._avals.add(var.aval)
-            if eqn.primitive.name in CALLS:
-                body = body_of(eqn)
+                made[var] = i, k
+        for primitive in self.places:
+            for i in self.places[primitive] if primitive.name in CALLS else ():
+                body = body_of(self.eqns[i])
                 if body is not None:
                     self.calls[i] = body
         self._outvars = jaxpr.outvars
@@ -90,7 +91,7 @@ class Facts:
     def kinds(self) -> tuple[frozenset[Any], int]:
         """The dtypes of the arrays, and the highest rank, here and in the calls."""
         dtypes, rank = set(), 0
-        for aval in self._avals:
+        for aval in {var.aval for var in (*self.position, *self.made)}:
             if isinstance(aval, ShapedArray):
                 dtypes.add(aval.dtype)
                 rank = max(rank, len(aval.shape))
