@@ -17,7 +17,7 @@ from .graph import Graph
 from .pattern import Pattern
 from .probe import Form, Forms
 from .search import COMMUTATIVE, is_open_at, root
-from .view import Facts, Frame, Place, chain, facts_of, resolve
+from .view import Facts, Frame, Place, Watch, chain, facts_of, resolve
 
 
 class Entry:
@@ -100,6 +100,8 @@ class Shapes:
     def __init__(self, index: Index):
         self._index = index
         self._sources: dict[Any, list[Any]] = {}
+        # The same, with the program's equations that were looked at.
+        self._watched: dict[Any, tuple[list[Any], set[int]]] = {}
         self._numbers: dict[Any, int] = {}
 
     def of(self, frame: Frame, i: int, level: int) -> int:
@@ -123,9 +125,17 @@ class Shapes:
 
     def sources_of(self, frame: Frame, i: int) -> list[Any]:
         """For each operand the equation that makes it, up to moves, or what it is else."""
-        if frame.top.watch is not None:
-            return [_watched_source(frame, atom) for atom in frame.eqns[i].invars]
-        key = frame, i
+        key, top = (frame, i), frame.top
+        watch = top.watch
+        if watch is not None:
+            if key not in self._watched:
+                top.watch = Watch(frame.number_in_top(i))
+                sources = [_watched_source(frame, atom) for atom in frame.eqns[i].invars]
+                self._watched[key] = sources, top.watch.touched
+                top.watch = watch
+            sources, touched = self._watched[key]
+            watch.touched |= touched
+            return sources
         known = self._sources.get(key)
         if known is None:
             known = [_source(frame, atom) for atom in frame.eqns[i].invars]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
@@ -101,12 +102,12 @@ def place(
     index = index_for(wanted, top.facts, misses is not None) if wanted else None
     if index is None:
         return jaxpr
-    reached = _reached(top, values) if values else set()
+    reached = _reached(top, values) if values else {}
 
     def may_be_value(operand: Any) -> bool:
-        return type(operand) is Made and (id(operand.frame), operand.var) in reached
+        return type(operand) is Made and operand.var in reached.get(operand.frame, ())
 
-    of_top = {var for frame, var in reached if frame == id(top)}
+    of_top = reached.get(top, set())
     program = _Program(index, top, may_be_value if reached else None, misses, of_top)
     taken = _taken(program.matches())
     placed = _Rebuilt(top, taken, without).jaxpr() if taken else jaxpr
@@ -114,26 +115,23 @@ def place(
     return placed
 
 
-def _reached(top: Frame, values: Set[Var]) -> set[tuple[int, Var]]:
-    """The variables that may be values, because a value leads to them."""
-    reached: set[tuple[int, Var]] = {(id(top), var) for var in values}
+def _reached(top: Frame, values: Set[Var]) -> dict[Frame, set[Any]]:
+    """The variables of each frame that may be values, because a value leads to them."""
+    reached: dict[Frame, set[Any]] = {}
 
-    def walk(frame: Frame) -> None:
-        for i, eqn in enumerate(frame.jaxpr.eqns):
-            inside = [
-                p
-                for p, atom in enumerate(eqn.invars)
-                if type(atom) is not Literal and (id(frame), atom) in reached
-            ]
-            if not inside:
+    def walk(frame: Frame, own: set[Any]) -> None:
+        reached[frame] = own
+        calls = frame.facts.calls
+        for i, eqn in enumerate(frame.eqns):
+            inside = [type(x) is not Literal and x in own for x in eqn.invars]
+            if True not in inside:
                 continue
-            if i in frame.facts.calls:
+            if i in calls:
                 inner = frame.inner(i)
-                reached.update((id(inner), inner.jaxpr.invars[p]) for p in inside)
-                walk(inner)
-            reached.update((id(frame), var) for var in eqn.outvars)
+                walk(inner, {*itertools.compress(inner.jaxpr.invars, inside)})
+            own.update(eqn.outvars)
 
-    walk(top)
+    walk(top, set(values))
     return reached
 
 

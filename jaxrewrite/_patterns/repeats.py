@@ -132,7 +132,7 @@ class Repeats:
         """Whether equations, and those before them that were looked at, are the same there."""
         facts, numbers, variables = self._top.facts, way.numbers, way.variables
         made: Mapping[Any, tuple[int, int]] = facts.made
-        eqns, calls = facts.eqns, facts.calls
+        eqns, calls, reached = facts.eqns, facts.calls, self._reached
         while pending:
             i = pending.pop()
             j = numbers[i]
@@ -140,8 +140,6 @@ class Repeats:
             if here is not there and not (
                 _is_same(here, there) and calls.get(i) is calls.get(j)
             ):
-                return False
-            if self._reached and not self._reach_alike(here, there):
                 return False
             a: Any
             b: Any
@@ -156,6 +154,9 @@ class Repeats:
                 if mine is None or mine[0] not in touched:
                     if variables.setdefault(a, b) is not b or (mine is None and b in made):
                         return False
+                    # Whether others are values follows from these.
+                    if (a in reached) is not (b in reached):
+                        return False
                     continue
                 m, k = mine
                 if m not in numbers:
@@ -167,14 +168,6 @@ class Repeats:
                 if k >= len(outvars) or outvars[k] is not b:
                     return False
         return True
-
-    def _reach_alike(self, a: JaxprEqn, b: JaxprEqn) -> bool:
-        """Whether the same variables of two equations may be values."""
-        reached = self._reached
-        return all(
-            type(x) is Literal or (x in reached) is (y in reached)
-            for x, y in zip((*a.invars, *a.outvars), (*b.invars, *b.outvars), strict=True)
-        )
 
     def _has_same_uses(self, way: Way, var: Var, other: Var, pending: list[int]) -> bool:
         """Whether two variables have the same uses, which are ``pending``."""
