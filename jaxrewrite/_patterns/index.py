@@ -17,7 +17,7 @@ from .graph import Graph
 from .pattern import Pattern
 from .probe import Form, Forms
 from .search import COMMUTATIVE, is_open_at, root
-from .view import Facts, Frame, Place, Watch, chain, facts_of, resolve
+from .view import Facts, Frame, Place, Watch, chain, facts_of, look_at, resolve
 
 
 class Entry:
@@ -129,7 +129,7 @@ class Shapes:
         watch = top.watch
         if watch is not None:
             if key not in self._watched:
-                top.watch = Watch(frame.number_in_top(i))
+                top.watch = Watch(frame.number_in_top(i))  # It is looked at itself.
                 sources = [_watched_source(frame, atom) for atom in frame.eqns[i].invars]
                 self._watched[key] = sources, top.watch.touched
                 top.watch = watch
@@ -304,6 +304,7 @@ def _is_there(need: _Shape, source: Any, shapes: Shapes, is_open: bool) -> bool:
         return False
     primitive, needs = need
     frame, i = source
+    look_at(frame, i)
     if frame.eqns[i].primitive is not primitive:
         return False
     sources = shapes.sources_of(frame, i)

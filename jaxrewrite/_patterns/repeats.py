@@ -47,12 +47,12 @@ class Way:
         frame = self.frame(made.frame)
         if made.frame.parent is not None:
             return Made(frame, made.var, made.index, made.k)
-        if made.index < 0:
-            return Made(frame, self.variables[made.var])
-        i = self.numbers[made.index]
-        return Made(frame, frame.eqns[i].outvars[made.k], i, made.k)
+        var = self.variable(made.var)
+        assert var is not None
+        return Made(frame, var, *frame.facts.made.get(var, (-1, 0)))
 
     def variable(self, var: Var) -> Var | None:
+        """The variable in place of one; ``None`` if it is not known yet."""
         i, k = self._top.facts.made.get(var, (-1, 0))
         if i in self.numbers:
             return self._top.eqns[self.numbers[i]].outvars[k]
@@ -125,14 +125,19 @@ class Repeats:
                 elif not self._has_same_uses(way, var, other, pending):
                     return None
             asked = unknown
-        is_whole = len(way.numbers) == len(watch.touched) and not asked
+        is_whole = watch.touched <= way.numbers.keys() and not asked
         return way if is_whole and self._keeps_apart(way) else None
 
     def _is_same(self, way: Way, touched: Set[int], pending: list[int]) -> bool:
         """Whether equations, and those before them that were looked at, are the same there."""
         facts, numbers, variables = self._top.facts, way.numbers, way.variables
         made: Mapping[Any, tuple[int, int]] = facts.made
-        eqns, calls, reached = facts.eqns, facts.calls, self._reached
+        eqns, calls, behind, reached = (
+            facts.eqns,
+            facts.calls,
+            facts.behind,
+            self._reached,
+        )
         while pending:
             i = pending.pop()
             j = numbers[i]
@@ -150,9 +155,15 @@ class Repeats:
                     continue
                 if type(b) is Literal or not (a.aval is b.aval or a.aval == b.aval):
                     return False
-                mine = made.get(a)
-                if mine is None or mine[0] not in touched:
-                    if variables.setdefault(a, b) is not b or (mine is None and b in made):
+                mine, other = made.get(a), made.get(b)
+                if mine is None or (mine[0] not in touched and behind.get(a) == mine[0]):
+                    if variables.setdefault(a, b) is not b:
+                        return False
+                    if mine is None or other is None:
+                        if mine is not other:
+                            return False
+                    # Neither a call nor a move makes them.
+                    elif mine[1] != other[1] or behind.get(b) != other[0]:
                         return False
                     # Whether others are values follows from these.
                     if (a in reached) is not (b in reached):
@@ -160,9 +171,9 @@ class Repeats:
                     continue
                 m, k = mine
                 if m not in numbers:
-                    if b not in made:
+                    if other is None:
                         return False
-                    numbers[m] = made[b][0]
+                    numbers[m] = other[0]
                     pending.append(m)
                 outvars = eqns[numbers[m]].outvars
                 if k >= len(outvars) or outvars[k] is not b:

@@ -121,8 +121,10 @@ class Watch:
     """What is asked about a program while something is searched for.
 
     ``touched`` has the numbers of the program's equations that were looked at, those in
-    calls as the call's, and ``asked`` the variables of which the uses were. ``is_of_all``
-    tells whether something was asked that all of the program decides.
+    calls as the call's. Of the equation that makes an operand, nothing may have been asked but
+    that it is there and is neither a call nor a move; then it has none. ``asked`` are the
+    variables of which the uses were asked. ``is_of_all`` tells whether something was asked
+    that all of the program decides.
     """
 
     __slots__ = ("asked", "is_of_all", "touched")
@@ -131,6 +133,13 @@ class Watch:
         self.touched = {i}
         self.asked: set[Var] = set()
         self.is_of_all = False
+
+
+def look_at(frame: Frame, i: int) -> None:
+    """Note that an equation is looked at."""
+    watch = frame.top.watch
+    if watch is not None:
+        watch.touched.add(frame.number_in_top(i))
 
 
 class Frame:
@@ -246,14 +255,32 @@ class Made:
 def make_the_same(one: Place, other: Place) -> bool:
     """Whether two equations make the same, of the same arrays."""
     (frame, i), (other_frame, j) = one, other
+    look_at(frame, i)
+    look_at(other_frame, j)
     a, b = frame.eqn(i), other_frame.eqn(j)
     return (
         a.primitive is b.primitive
         and len(a.invars) == len(b.invars)
         and _compat.same_array_type(a.outvars[0].aval, b.outvars[0].aval)
         and frame.top is other_frame.top
+        # The numbers of equations depend on all that is before them.
+        and not any(
+            _surely_differ(resolve(frame, x), resolve(other_frame, y))
+            for x, y in zip(a.invars, b.invars, strict=True)
+        )
         and frame.number(i) == other_frame.number(j)
     )
+
+
+def _surely_differ(a: Any, b: Any) -> bool:
+    """Whether operands are different arrays, by what makes them."""
+    if type(a) is not Made or type(b) is not Made:
+        return type(a) is not type(b) or (type(a) is Number and not a.same(b))
+    if a.index < 0 or b.index < 0:
+        return not a.is_it(b)
+    look_at(a.frame, a.index)
+    look_at(b.frame, b.index)
+    return a.frame.eqn(a.index).primitive is not b.frame.eqn(b.index).primitive
 
 
 def resolve(frame: Frame, atom: Any) -> Any:
@@ -287,15 +314,15 @@ def _resolve(frame: Frame, atom: Any, by: list[int]) -> Any:
             frame = frame.parent
             continue
         index, k = made
-        by.append(frame.number_in_top(index))
         if index in frame.facts.calls:
+            by.append(frame.number_in_top(index))
             frame = frame.inner(index)
             atom = frame.jaxpr.outvars[k]
             continue
         eqn = frame.eqn(index)
         if eqn.primitive.name == "convert_element_type":
             source, more = _resolved(frame, eqn.invars[0])
-            by += more
+            by += (frame.number_in_top(index), *more)
             number = folded(eqn, source) if type(source) is Number else None
             if number is not None:
                 return number
@@ -334,7 +361,8 @@ def _chain(made: Made) -> tuple[Sequence[Any], Sequence[int]]:
             if is_move(eqn):
                 source, by = _resolved(made.frame, eqn.invars[0])
                 rest, more = _chain(source) if type(source) is Made else ([source], ())
-                made.chain = [made, *rest], (*by, *more)
+                own = made.frame.number_in_top(made.index)
+                made.chain = [made, *rest], (own, *by, *more)
     return made.chain
 
 

@@ -223,6 +223,32 @@ def test_layers_are_as_if_each_were_alone(monkeypatch):
     assert sum(moved) > 20
 
 
+def test_what_comes_again_at_any_distance_is_searched_for_once(monkeypatch):
+    def fn(x, weights):
+        for i, w in enumerate(weights):
+            for _ in range(i % 3):
+                x = jnp.arctan(x)
+            x = jnp.log(1 + jnp.exp(x)) if i % 2 else jnp.sqrt(x * x + w * w)
+        return x
+
+    x = jnp.ones((3, 3))
+    jaxpr = jax.make_jaxpr(fn)(x, [x] * 8).jaxpr
+    rules = [(0, pattern) for pattern in RULES.patterns]
+    found = []
+    search = placing.matches_at
+
+    def searched(*args):
+        match = search(*args)
+        found.extend([] if match is None else [match])
+        return match
+
+    monkeypatch.setattr(placing, "matches_at", searched)
+    lines, _ = placed(jaxpr, rules, set())
+    assert sum(line[0] == "pattern" for line in lines) == 8
+    # What comes first is of an operand of the program.
+    assert len(found) == 3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tables", ["own", "ready"])
 @pytest.mark.parametrize("start", range(0, 1000, 100))
