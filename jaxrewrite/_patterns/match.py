@@ -482,12 +482,11 @@ def _may_answer(
         may_be_value is None or not any(map(may_be_value, atoms_of([x]))) for x in operands
     ]
     for types, guards in pattern.signature.combinations():
-        if not guards_hold(guards, avals):
-            continue
-        if all(
+        is_allowed = all(
             not dense or own is object or issubclass(own, Dense)
             for own, dense in zip(types, is_dense, strict=True)
-        ):
+        )
+        if is_allowed and guards_hold(guards, avals):
             return True
     return False
 
