@@ -178,7 +178,11 @@ class Scope(Draft):
             for var in eqn.outvars:
                 env[var] = targets.get(var) or _fresh(var)
                 outvars.append(env[var])
-            self.rename(eqn, operands, outvars, info)
+            if eqn.effects:
+                self.rename(eqn, operands, outvars, info)
+                continue
+            new = eqn.replace(invars=operands, outvars=outvars, source_info=info)
+            self.eqns.append(new)
 
     def _watched(self, jaxpr: Jaxpr) -> Set[Primitive]:
         """The primitives of a jaxpr that rules for dense operands may see, or see inside of."""
