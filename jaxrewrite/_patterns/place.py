@@ -216,9 +216,12 @@ class _Program:
     ) -> Sequence[Match]:
         """The matches at a place, or those at one that it repeats, moved."""
         find = functools.partial(self._search, place, entries, is_inside)
-        if self._repeats is None or any(entry.pattern.bodies for entry in entries):
+        if self._repeats is None:
             return find()
-        return self._repeats.found((is_inside, *entries), place, find, _moved)
+        # The body of a scan is known by its equation, which no other place has.
+        has_bodies = any(entry.pattern.bodies for entry in entries)
+        what = None if has_bodies else (is_inside, *entries)
+        return self._repeats.found(what, place, find, _moved)
 
     def _search(
         self, place: Place, entries: Sequence[Entry], is_inside: bool

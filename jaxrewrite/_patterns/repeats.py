@@ -90,10 +90,13 @@ class Repeats:
         find: Callable[[], Any],
         move: Callable[[Any, Way], Any],
     ) -> Any:
-        """What ``find`` finds at a place, or what it found at one that this repeats."""
+        """What ``find`` finds at a place, or what it found at one that this repeats.
+
+        ``what`` identifies what is searched for; nothing is reused if it is ``None``.
+        """
         i, within = place[0].number_in_top(place[1]), _within(place)
         known = self._known.setdefault((what, within), deque(maxlen=_MOST_KNOWN))
-        for other in known:
+        for other in known if what is not None else ():
             way = self._way(other, i)
             if way is not None:
                 return move(other.result, way)
