@@ -2,13 +2,15 @@
 
 The transformer is that of ``overhead``, once with arrays alone and once with values. The
 traced functions are new to JAX and to the library; "first" is the first program that a fresh
-table sees, for which the functions that its patterns look for are traced. The chains have
+table sees, for which the functions that its patterns look for are traced. To the programs
+that follow, their shapes are known, but for those "at new shapes". The chains have
 the primitives of 30 patterns, with a match in each of some blocks of equations, or with none.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,10 +60,15 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
     ids = jnp.zeros((2, config.length), int)
     model = functools.partial(gpt2.apply, heads=config.heads)
 
-    def tracer(weights: Any, rules: Rules | None) -> Callable[[], Any]:
+    sizes = itertools.count(3)
+
+    def tracer(
+        weights: Any, rules: Rules | None, is_new_shape: bool = False
+    ) -> Callable[[], Any]:
         def call() -> None:
             fn = jaxrewrite.transform(anew(model), rules=rules, materialise="allow")
-            jax.jit(fn).trace(weights, ids)
+            own = jnp.zeros((next(sizes), config.length), int) if is_new_shape else ids
+            jax.jit(fn).trace(weights, own)
 
         return call
 
@@ -77,7 +84,14 @@ def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measureme
         progress(f"transformer of {name}")
         variants = {"none": tracer(weights, None), "implicit": tracer(weights, every)}
         samples = measure.interleaved(variants, options.of(2, 15, 60))
-        yield from Case("patterns", f"transformer of {name}").timed("trace", samples)
+        case = Case("patterns", f"transformer of {name}")
+        yield from case.timed("trace", samples)
+        variants = {
+            "none": tracer(weights, None, True),
+            "implicit": tracer(weights, every, True),
+        }
+        samples = measure.interleaved(variants, options.of(2, 9, 20))
+        yield from case.timed("trace at new shapes", samples)
     thirty = table("stable", count=30)
     x = jnp.ones((4, 5))
     for blocks in options.of((10,), (100, 1_000), (100, 1_000, 10_000)):

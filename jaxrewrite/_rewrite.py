@@ -19,17 +19,18 @@ and is dispatched like any other.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from jax.tree_util import tree_unflatten
 
 from . import _compat, _fills
 from ._avals import avals_of, mismatch
-from ._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from ._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, SourceInfo, Var
 from ._dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from ._draft import Applied, Draft
 from ._errors import MaterialisationWarning, add_note
+from ._patterns.place import pattern_p
 from ._record import Record, Recorder
 from ._site import Site, describe, source_within
 from ._traces import Answer, Flat, Rewriting, checked_results
@@ -118,15 +119,19 @@ class Scope(Draft):
         targets = targets or {}
         self.is_high |= jaxpr.is_high
         # The equations of a rule are final, so that a rule for dense tanh may use tanh.
-        watched = self.rewriting.dense_primitives if site is None else frozenset()
+        watched = self._watched(jaxpr) if site is None else frozenset()
         origin = None if site is None else site.source_info
+        if origin is not None and not any(map(is_value, env.values())):
+            self._add_on_arrays(jaxpr, env, origin, targets)
+            return [_read(env, atom) for atom in jaxpr.outvars]
         for eqn in jaxpr.eqns:
-            is_watched = watched and (
-                eqn.primitive in watched or eqn.primitive.name in handlers
-            )
+            is_watched = eqn.primitive in watched
+            if not (env or is_watched) and site is None:
+                self.eqns.append(eqn)
+                continue
             has_value = False
             renamed = False
-            for atom in eqn.invars if env else ():
+            for atom in eqn.invars:
                 if type(atom) is not Literal and atom in env:
                     renamed = True
                     has_value |= is_value(env[atom])
@@ -153,6 +158,39 @@ class Scope(Draft):
                 if result is not var:
                     env[var] = result
         return [_read(env, atom) for atom in jaxpr.outvars]
+
+    def _add_on_arrays(
+        self,
+        jaxpr: Jaxpr,
+        env: dict[Var, Any],
+        origin: SourceInfo,
+        targets: Mapping[Var, Var],
+    ) -> None:
+        """Add the equations of a rule whose operands are arrays: only names change."""
+        infos: dict[Any, SourceInfo] = {}
+        for eqn in jaxpr.eqns:
+            stack = eqn.source_info.name_stack
+            info = infos.get(stack)
+            if info is None:
+                info = infos[stack] = source_within(origin, eqn.source_info)
+            operands = [_read(env, atom) for atom in eqn.invars]
+            outvars = []
+            for var in eqn.outvars:
+                env[var] = targets.get(var) or _fresh(var)
+                outvars.append(env[var])
+            if eqn.effects:
+                self.rename(eqn, operands, outvars, info)
+                continue
+            new = eqn.replace(invars=operands, outvars=outvars, source_info=info)
+            self.eqns.append(new)
+
+    def _watched(self, jaxpr: Jaxpr) -> Set[Primitive]:
+        """The primitives of a jaxpr that rules for dense operands may see, or see inside of."""
+        dense = self.rewriting.dense_primitives
+        if not dense:
+            return dense
+        primitives = {eqn.primitive for eqn in jaxpr.eqns}
+        return {p for p in primitives if p in dense or p.name in handlers}
 
     def _stays(self, eqn: JaxprEqn, operands: Sequence[Any]) -> bool:
         """Whether a call on arrays is known to stay as it is."""
@@ -203,6 +241,8 @@ class Scope(Draft):
 
     def _by_rule(self, site: Site, operands: Sequence[Any]) -> Any:
         """Apply the first rule that does not decline."""
+        if site.primitive is pattern_p:
+            return NotImplemented  # Its handler asks the rules.
         flat = Flat.of(operands, site.context)
         answer = self.rewriting.by_rule(site, operands, flat)
         if self.record is not None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import _compat
 from .._caches import BoundedCache, WeakCaches
-from .._compat import Jaxpr, Primitive
+from .._compat import Jaxpr, Literal, Primitive
 from .bodies import is_hole_scan
 from .calls import Number, is_move
 from .graph import Graph
 from .pattern import Pattern
 from .probe import Form, Forms
 from .search import COMMUTATIVE, is_open_at, root
-from .view import Facts, Frame, Place, Watch, chain, facts_of, resolve
+from .view import Facts, Frame, Place, Watch, chain, facts_of, look_at, resolve
 
 
 class Entry:
@@ -55,7 +55,7 @@ def _key_of(form: Any) -> object:
 # To so many levels the operands of an equation are looked at, to tell which forms may end
 # there. What is the same to these levels is found once, and more levels for each of the forms
 # that are left.
-_LEVELS = (1, 3)
+_LEVELS = 3
 _MOST_LEVELS = 8
 
 # What an equation and its operands are: `_NUMBER`, `_GIVEN`, or a primitive and, above the last
@@ -99,13 +99,16 @@ class Shapes:
 
     def __init__(self, index: Index):
         self._index = index
-        self._sources: dict[Any, tuple[list[Any], Set[int]]] = {}
+        self._sources: dict[Any, list[Any]] = {}
+        # The same, with the program's equations that were looked at.
+        self._watched: dict[Any, tuple[list[Any], set[int]]] = {}
         self._numbers: dict[Any, int] = {}
 
     def of(self, frame: Frame, i: int, level: int) -> int:
         """The number of the shape of an equation, up to a level of its operands."""
+        primitive = frame.eqns[i].primitive
         if not level:
-            return self._index.number((frame.eqns[i].primitive,))
+            return self._index.number((primitive,))
         key = frame, i, level
         number = self._numbers.get(key)
         if number is None:
@@ -115,44 +118,28 @@ class Shapes:
                 else source
                 for source in self.sources_of(frame, i)
             ]
-            if len(below) > 1 and frame.eqns[i].primitive.name in COMMUTATIVE:
+            if len(below) > 1 and primitive.name in COMMUTATIVE:
                 below.sort()
-            number = self._index.number((frame.eqns[i].primitive, *below))
-            self._numbers[key] = number
+            number = self._numbers[key] = self._index.number((primitive, *below))
         return number
-
-    def watch(self, frame: Frame, i: int, level: int) -> None:
-        """Note that an equation is looked at, up to a level of its operands.
-
-        What it is may be known, so that nobody would see that it is asked.
-        """
-        watch = frame.top.watch
-        if watch is None:
-            return
-        places, seen = {(frame, i)}, set()
-        for _ in range(level):
-            seen |= places
-            below: set[Any] = set()
-            for place in places:
-                sources, touched = self._looked_up(*place)
-                watch.touched |= touched
-                below.update(s for s in sources if type(s) is tuple)
-            places = below - seen
 
     def sources_of(self, frame: Frame, i: int) -> list[Any]:
         """For each operand the equation that makes it, up to moves, or what it is else."""
-        return self._looked_up(frame, i)[0]
-
-    def _looked_up(self, frame: Frame, i: int) -> tuple[list[Any], Set[int]]:
-        """The sources of an equation, and the program's equations that were looked at."""
-        key = frame, i
+        key, top = (frame, i), frame.top
+        watch = top.watch
+        if watch is not None:
+            if key not in self._watched:
+                top.watch = Watch(frame.number_in_top(i))  # It is looked at itself.
+                sources = [_watched_source(frame, atom) for atom in frame.eqns[i].invars]
+                self._watched[key] = sources, top.watch.touched
+                top.watch = watch
+            sources, touched = self._watched[key]
+            watch.touched |= touched
+            return sources
         known = self._sources.get(key)
         if known is None:
-            top = frame.top
-            outer, top.watch = top.watch, Watch(frame.number_in_top(i))
-            sources = [_source(frame, atom) for atom in frame.eqns[i].invars]
-            known = self._sources[key] = sources, top.watch.touched
-            top.watch = outer
+            known = [_source(frame, atom) for atom in frame.eqns[i].invars]
+            self._sources[key] = known
         return known
 
 
@@ -161,10 +148,35 @@ _OF_NUMBER, _OF_GIVEN = 0, 1
 
 
 def _source(frame: Frame, atom: Any) -> Any:
+    while type(atom) is not Literal:
+        facts = frame.facts
+        behind = facts.behind.get(atom, atom)
+        if type(behind) is int:
+            return (frame, behind) if behind >= 0 else _OF_NUMBER
+        i, k = facts.made.get(behind, (-1, 0))
+        position = facts.position.get(behind)
+        if i >= 0:
+            frame = frame.inner(i)
+            atom = frame.jaxpr.outvars[k]
+        elif frame.parent is None or position is None:
+            return _OF_GIVEN
+        else:
+            atom = frame.parent.eqn(frame.call).invars[position]
+            frame = frame.parent
+    return _OF_NUMBER
+
+
+def _watched_source(frame: Frame, atom: Any) -> Any:
+    """The same, with a note of what is looked at."""
     source = chain(resolve(frame, atom))[-1]
     if source is None or type(source) is Number:
         return _OF_NUMBER
     return _OF_GIVEN if source.index < 0 else (source.frame, source.index)
+
+
+def _primitive(frame: Frame, atom: Any) -> Any:
+    source = _source(frame, atom)
+    return source if type(source) is int else source[0].eqns[source[1]].primitive
 
 
 class Fitting(NamedTuple):
@@ -188,7 +200,7 @@ class Index:
     def __init__(self, entries: Sequence[Entry]):
         keys = Counter(entry.form_key for entry in entries)
         self.by_primitive: dict[Primitive, list[Entry]] = {}
-        for entry in entries:
+        for entry in sorted(entries, key=lambda entry: entry.order):
             entry.shares_form |= keys[entry.form_key] > 1
             primitive = entry.graph.nodes[entry.root].primitive
             self.by_primitive.setdefault(primitive, []).append(entry)
@@ -216,30 +228,39 @@ class Index:
 
         In the body of a call (``is_open``), what the caller passes may be anything.
         """
-        fitting = self._all.get(frame.eqns[i].primitive, _NONE)
-        told = 0
-        for level in _LEVELS:
-            if fitting.levels <= told:
-                break
-            key = shapes.of(frame, i, level), level, is_open
-            known = self._fitting.get(key)
-            if known is None:
-                known = self._fitting[key] = Fitting.of(
-                    entry
-                    for entry in fitting.entries
-                    if self._fits(entry.need, key[0], level, is_open)
-                )
-            fitting, told = known, level + 1
-        shapes.watch(
-            frame, i, max(told - 1, fitting.levels if fitting.levels > told else 0)
-        )
-        if fitting.levels <= told:
+        eqn = frame.eqns[i]
+        operands = [_primitive(frame, atom) for atom in eqn.invars]
+        first = is_open, eqn.primitive, *operands
+        fitting = self._fitting.get(first)
+        if fitting is None:
+            fitting = self._fitting[first] = self._fitting_to(
+                1, self._all.get(first[1], _NONE), shapes.of(frame, i, 1), is_open
+            )
+        if fitting.levels <= 2:
             return fitting.entries
-        return [
+        key = is_open, shapes.of(frame, i, _LEVELS)
+        known = self._fitting.get(key)
+        if known is None:
+            known = self._fitting[key] = self._fitting_to(_LEVELS, fitting, key[1], is_open)
+        return known.entries
+
+    def fits(
+        self, entry: Entry, shapes: Shapes, place: Place, is_open: bool = False
+    ) -> bool:
+        """Whether the operands of a candidate may be those of a form, to all levels."""
+        return entry.levels <= _LEVELS + 1 or (
+            _is_there(entry.need, place, shapes, is_open)
+        )
+
+    def _fitting_to(
+        self, level: int, fitting: Fitting, number: int, is_open: bool
+    ) -> Fitting:
+        """The forms of some whose operands may be those of a shape of some level."""
+        return Fitting.of(
             entry
             for entry in fitting.entries
-            if entry.levels <= told or _is_there(entry.need, (frame, i), shapes, is_open)
-        ]
+            if self._fits(entry.need, number, level, is_open)
+        )
 
     def all(self, frame: Frame, i: int) -> Sequence[Entry]:
         """The forms whose last equation has the primitive of equation ``i``."""
@@ -283,6 +304,7 @@ def _is_there(need: _Shape, source: Any, shapes: Shapes, is_open: bool) -> bool:
         return False
     primitive, needs = need
     frame, i = source
+    look_at(frame, i)
     if frame.eqns[i].primitive is not primitive:
         return False
     sources = shapes.sources_of(frame, i)
@@ -408,7 +430,9 @@ def _find_open_roots(index: Index, body: Jaxpr) -> Iterator[OpenRoot]:
                     yield lifted
             continue
         for entry in index.candidates(shapes, frame, i, is_open=True):
-            if is_open_at(entry.graph, entry.root, (frame, i)):
+            if index.fits(entry, shapes, (frame, i), is_open=True) and (
+                is_open_at(entry.graph, entry.root, (frame, i))
+            ):
                 yield OpenRoot((), i, entry)
 
 
@@ -424,6 +448,7 @@ def own_roots(index: Index, body: Jaxpr) -> Sequence[tuple[int, Entry]]:
             for i in range(len(body.eqns))
             if i not in frame.facts.calls
             for entry in index.candidates(shapes, frame, i)
+            if index.fits(entry, shapes, (frame, i))
         ]
         cache.put(index, roots)
     return roots

@@ -20,7 +20,7 @@ from .calls import Number, can_match, is_move
 from .graph import Graph, Node
 from .index import Entry
 from .pattern import Pattern, Traced, Variant, count_of_batches, without_batch
-from .repeats import Shift
+from .repeats import Way
 from .same import same, same_equation
 from .search import Found, Search
 from .view import Frame, Made, Place, make_the_same, resolve, users
@@ -69,9 +69,9 @@ class Match:
     def covered(self) -> frozenset[tuple[int, int]]:
         return frozenset((id(frame), i) for frame, i in self.places)
 
-    def moved(self, shift: Shift) -> Match:
+    def moved(self, way: Way) -> Match:
         """The same match in a repetition of the part of the program that it is in."""
-        places = list(map(shift.place, self.places))
+        places = list(map(way.place, self.places))
         stays = frozenset(
             (id(new[0]), new[1])
             for (frame, i), new in zip(self.places, places, strict=True)
@@ -82,8 +82,8 @@ class Match:
             self.variant,
             self.statics,
             places,
-            [shift.made(x) if type(x) is Made else x for x in self.operands],
-            list(map(shift.made, self.results)),
+            [way.made(x) if type(x) is Made else x for x in self.operands],
+            list(map(way.made, self.results)),
             self.out_tree,
             self.has_copies,
             stays,
@@ -482,12 +482,11 @@ def _may_answer(
         may_be_value is None or not any(map(may_be_value, atoms_of([x]))) for x in operands
     ]
     for types, guards in pattern.signature.combinations():
-        if not guards_hold(guards, avals):
-            continue
-        if all(
+        is_allowed = all(
             not dense or own is object or issubclass(own, Dense)
             for own, dense in zip(types, is_dense, strict=True)
-        ):
+        )
+        if is_allowed and guards_hold(guards, avals):
             return True
     return False
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeGuard
 
 from .._compat import JaxprEqn, Literal, Primitive
 from .pattern import Pattern
-from .view import Frame, Made, Place, resolve, users
+from .view import Frame, Made, Place, facts_of, resolve, users
 
 
 # The order of a chain: the number of an operand, or the pair of what comes together last.
@@ -101,10 +101,14 @@ def places_of(primitive: Primitive, frame: Frame) -> Iterator[Place]:
     """All equations of a primitive, also in calls."""
     if primitive not in frame.facts.primitives:
         return
-    for i, eqn in enumerate(frame.eqns):
-        if i in frame.facts.calls:
+    facts = frame.facts
+    inside = (
+        i for i, body in facts.calls.items() if primitive in facts_of(body).primitives
+    )
+    for i in sorted((*facts.places.get(primitive, ()), *inside)):
+        if i in facts.calls:
             yield from places_of(primitive, frame.inner(i))
-        elif eqn.primitive is primitive:
+        else:
             yield frame, i
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -18,7 +20,7 @@ from .index import Entry, Index, Shapes, index_for, open_roots, own_roots
 from .match import Match, Miss, matches_at
 from .nested import made_for
 from .pattern import Pattern
-from .repeats import Repeats, Shift
+from .repeats import Repeats, Way
 from .view import Frame, Made, Place, facts_of, outermost, resolve, users
 
 
@@ -100,12 +102,12 @@ def place(
     index = index_for(wanted, top.facts, misses is not None) if wanted else None
     if index is None:
         return jaxpr
-    reached = _reached(top, values) if values else set()
+    reached = _reached(top, values) if values else {}
 
     def may_be_value(operand: Any) -> bool:
-        return type(operand) is Made and (id(operand.frame), operand.var) in reached
+        return type(operand) is Made and operand.var in reached.get(operand.frame, ())
 
-    of_top = {var for frame, var in reached if frame == id(top)}
+    of_top = reached.get(top, set())
     program = _Program(index, top, may_be_value if reached else None, misses, of_top)
     taken = _taken(program.matches())
     placed = _Rebuilt(top, taken, without).jaxpr() if taken else jaxpr
@@ -113,26 +115,23 @@ def place(
     return placed
 
 
-def _reached(top: Frame, values: Set[Var]) -> set[tuple[int, Var]]:
-    """The variables that may be values, because a value leads to them."""
-    reached: set[tuple[int, Var]] = {(id(top), var) for var in values}
+def _reached(top: Frame, values: Set[Var]) -> dict[Frame, set[Any]]:
+    """The variables of each frame that may be values, because a value leads to them."""
+    reached: dict[Frame, set[Any]] = {}
 
-    def walk(frame: Frame) -> None:
-        for i, eqn in enumerate(frame.jaxpr.eqns):
-            inside = [
-                p
-                for p, atom in enumerate(eqn.invars)
-                if type(atom) is not Literal and (id(frame), atom) in reached
-            ]
-            if not inside:
+    def walk(frame: Frame, own: set[Any]) -> None:
+        reached[frame] = own
+        calls = frame.facts.calls
+        for i, eqn in enumerate(frame.eqns):
+            inside = [type(x) is not Literal and x in own for x in eqn.invars]
+            if True not in inside:
                 continue
-            if i in frame.facts.calls:
+            if i in calls:
                 inner = frame.inner(i)
-                reached.update((id(inner), inner.jaxpr.invars[p]) for p in inside)
-                walk(inner)
-            reached.update((id(frame), var) for var in eqn.outvars)
+                walk(inner, {*itertools.compress(inner.jaxpr.invars, inside)})
+            own.update(eqn.outvars)
 
-    walk(top)
+    walk(top, set(values))
     return reached
 
 
@@ -161,19 +160,18 @@ class _Program:
     def matches(self) -> list[Match]:
         """All matches in a program, and those in bodies that a match reaches out of."""
         top = self._top
-        candidates: list[tuple[Entry, Place, bool]] = []
-        for i, eqn in enumerate(top.eqns):
-            if eqn.primitive in self._index.by_primitive:
-                forms = self._forms(i)
-                if forms:
-                    candidates += [(entry, (top, i), False) for entry in forms]
-            body = top.facts.calls.get(i)
-            if body is not None:
-                inner = top.inner(i)
-                candidates += (
-                    (root.entry, root.place(inner), True)
-                    for root in open_roots(self._index, body)
-                )
+        candidates: list[_Candidate] = []
+        calls, places = top.facts.calls, top.facts.places
+        ends = {i for p in self._index.by_primitive for i in places.get(p, ())}
+        for i in sorted(ends.union(calls)):
+            if i in ends:
+                entries = self._forms(i)
+                if entries:
+                    candidates.append(((top, i), entries, False))
+            if i in calls:
+                roots = open_roots(self._index, calls[i])
+                inner = [(root.place(top.inner(i)), root.entry) for root in roots]
+                candidates += _by_place(inner, True)
         found = list(self._found(candidates))
         self._misses = None
         seen: set[Frame] = {top}
@@ -183,11 +181,8 @@ class _Program:
             if frame in seen:
                 continue
             seen.add(frame)
-            candidates = [
-                (entry, (frame, i), False)
-                for i, entry in own_roots(self._index, frame.jaxpr)
-            ]
-            inside = self._found(candidates)
+            own = [((frame, i), entry) for i, entry in own_roots(self._index, frame.jaxpr)]
+            inside = self._found([*_by_place(own, False)])
             found += (match for match in inside if match.is_within_call())
             if frame.parent is not None:
                 pending.add(frame.parent)
@@ -198,45 +193,68 @@ class _Program:
         if self._repeats is None:
             # The nearest misses lack the equations before the last one.
             return self._index.all(self._top, i)
-        return self._repeats.forms(i, self._find)
-
-    def _find(self, i: int) -> Sequence[Entry]:
         return self._index.candidates(self._shapes, self._top, i)
 
-    def _match(self, entry: Entry, place: Place) -> Match | None:
-        find = functools.partial(matches_at, entry, place, self._may_be_value, self._misses)
-        if self._repeats is None or entry.pattern.bodies:
-            return find()
-        return self._repeats.found(entry, place, find, _moved)
+    def _found(self, candidates: Sequence[_Candidate]) -> Iterator[Match]:
+        """One match of each pattern at each place, the last places first.
 
-    def _found(self, candidates: list[tuple[Entry, Place, bool]]) -> Iterator[Match]:
-        """One match of each pattern at each place.
-
-        A candidate is from the body of a call, of which it has to reach out, or not. What a
-        preferred match covers is left out: no match that ends there would be taken.
+        What a preferred match covers is left out: no match that ends there would be taken.
         """
-        candidates.sort(key=lambda candidate: candidate[0].order)
         covered: dict[tuple[int, int], Any] = {}
-        done: set[Any] = set()
-        for entry, place, is_inside in candidates:
-            key = id(place[0]), place[1]
-            if (entry.depth, entry.pattern, key) in done:
+        for place, entries, is_inside in reversed(candidates):
+            preferred = covered.get((id(place[0]), place[1]))
+            if preferred is not None and self._misses is None:
+                entries = [entry for entry in entries if entry.order <= preferred]
+            for match in self._at(place, entries, is_inside):
+                if len(match.results) == 1 and not match.stays:
+                    for p in match.covered:
+                        covered[p] = min(covered.get(p, match.order), match.order)
+                yield match
+
+    def _at(
+        self, place: Place, entries: Sequence[Entry], is_inside: bool
+    ) -> Sequence[Match]:
+        """The matches at a place, or those at one that it repeats, moved."""
+        find = functools.partial(self._search, place, entries, is_inside)
+        if self._repeats is None:
+            return find()
+        # The body of a scan is known by its equation, which no other place has.
+        has_bodies = any(entry.pattern.bodies for entry in entries)
+        what = None if has_bodies else (is_inside, *entries)
+        return self._repeats.found(what, place, find, _moved)
+
+    def _search(
+        self, place: Place, entries: Sequence[Entry], is_inside: bool
+    ) -> Sequence[Match]:
+        found: dict[Any, Match] = {}
+        for entry in entries:
+            key = entry.depth, entry.pattern
+            if key in found or (
+                self._misses is None and not self._index.fits(entry, self._shapes, place)
+            ):
                 continue
-            if self._misses is None and covered.get(key, entry.order) < entry.order:
-                continue
-            match = self._match(entry, place)
-            if match is None or (is_inside and match.is_within_call()):
-                continue
-            done.add((entry.depth, entry.pattern, key))
-            if len(match.results) == 1 and not match.stays:
-                (result,) = match.results
-                for p in match.covered - {(id(result.frame), result.index)}:
-                    covered.setdefault(p, entry.order)
-            yield match
+            match = matches_at(entry, place, self._may_be_value, self._misses)
+            if match is not None and not (is_inside and match.is_within_call()):
+                found[key] = match
+        return list(found.values())
 
 
-def _moved(match: Match | None, shift: Shift) -> Match | None:
-    return None if match is None else match.moved(shift)
+# A place, the forms that may end there, and whether it is in the body of a call, of which a
+# match has to reach out.
+_Candidate = tuple[Place, Sequence[Entry], bool]
+
+
+def _by_place(
+    roots: Iterable[tuple[Place, Entry]], is_inside: bool
+) -> Iterator[_Candidate]:
+    entries: dict[Place, list[Entry]] = {}
+    for place, entry in roots:
+        entries.setdefault(place, []).append(entry)
+    return ((place, own, is_inside) for place, own in entries.items())
+
+
+def _moved(matches: Sequence[Match], way: Way) -> Sequence[Match]:
+    return [match.moved(way) for match in matches]
 
 
 def _taken(found: Iterable[Match]) -> list[_Taken]:
@@ -356,7 +374,8 @@ class _Rebuilt:
             for frame, i in t.match.covered - t.match.stays:
                 self._gone.setdefault(frame, set()).add(i)
         self._names: dict[Frame, dict[Var, Any]] = {top: {}}
-        self._eqns: list[tuple[Key, JaxprEqn]] = []
+        # What is new, by the number of the equation of the program that it stands for.
+        self._new: list[tuple[Key, JaxprEqn]] = []
         # The equations of matches, renamed.
         self._covered: dict[tuple[int, int], JaxprEqn] = {}
         # Whether an operand is computed twice, of which one may not be needed any more.
@@ -364,29 +383,41 @@ class _Rebuilt:
 
     def jaxpr(self) -> Jaxpr:
         top = self._top
-        self._emit(top)
-        new = [(t.key, self._equation(t)) for t in self._taken]
-        keyed = sorted([*self._eqns, *new], key=lambda item: item[0])
-        eqns = [eqn for _, eqn in keyed]
+        kept: list[JaxprEqn | None] = list(top.eqns)
+        for i in self._calls(top):
+            self._emit_body(top, i)
+            kept[i] = None
+        # Calls have changed the names of some of their results.
+        for var in self._names[top]:
+            for i in top.facts.uses.get(var, ()):
+                if kept[i] is not None:
+                    kept[i] = self._renamed(top, top.eqns[i])
+        for i in self._gone.get(id(top), ()):
+            self._covered[id(top), i] = kept[i] or top.eqns[i]
+            kept[i] = None
+        self._new += [(t.key, self._equation(t)) for t in self._taken]
+        eqns = _merged(kept, self._new)
         outvars = [self._name(top, atom) for atom in top.jaxpr.outvars]
         if self._has_copies:
             eqns = live_equations(eqns, outvars)
         return top.jaxpr.replace(eqns=eqns, outvars=outvars)
 
+    def _calls(self, frame: Frame) -> list[int]:
+        """The calls in a frame of which the bodies take the place."""
+        return sorted(inner.call for inner in self._inlined if inner.parent is frame)
+
     def _emit(self, frame: Frame) -> None:
+        """Add what is left of an inlined body."""
         path = frame.path()
-        inlined = {inner.call for inner in self._inlined if inner.parent is frame}
+        inlined = {*self._calls(frame)}
         gone = self._gone.get(id(frame), ())
-        is_renamed = bool(self._names[frame] or inlined)
         for i, eqn in enumerate(frame.eqns):
             if i in inlined:
                 self._emit_body(frame, i)
-                continue
-            renamed = self._renamed(frame, eqn) if is_renamed else eqn
-            if i in gone:
-                self._covered[id(frame), i] = renamed
+            elif i in gone:
+                self._covered[id(frame), i] = self._renamed(frame, eqn)
             else:
-                self._eqns.append(((*path, i), renamed))
+                self._new.append(((*path, i), self._renamed(frame, eqn)))
 
     def _emit_body(self, frame: Frame, call: int) -> None:
         inner, eqn = frame.inner(call), frame.eqn(call)
@@ -424,8 +455,6 @@ class _Rebuilt:
 
     def _renamed(self, frame: Frame, eqn: JaxprEqn) -> JaxprEqn:
         names = self._names[frame]
-        if not names:
-            return eqn
         return eqn.replace(
             invars=[self._name(frame, atom) for atom in eqn.invars],
             outvars=[
@@ -515,6 +544,20 @@ class _Rebuilt:
             outvars.index(self._name(made.frame, made.var)) for made in match.results
         )
         return Option(match, tuple(operands), results)
+
+
+def _merged(
+    kept: Sequence[JaxprEqn | None], new: Iterable[tuple[Key, JaxprEqn]]
+) -> list[JaxprEqn]:
+    """Equations that are kept, by their numbers, with new ones in their places."""
+    merged: list[JaxprEqn | None] = []
+    start = 0
+    for key, eqn in sorted(new, key=operator.itemgetter(0)):
+        merged += kept[start : key[0] + 1]
+        start = max(start, key[0] + 1)
+        merged.append(eqn)
+    merged += kept[start:]
+    return [eqn for eqn in merged if eqn is not None]
 
 
 def _with_names(eqn: JaxprEqn, names: Mapping[Any, Any]) -> JaxprEqn:

@@ -15,6 +15,7 @@ from .view import (
     Made,
     Place,
     chain,
+    look_at,
     make_the_same,
     resolve,
     users,
@@ -212,6 +213,7 @@ class Search:
     def _place(self, n: int, place: Place, rest: Any) -> tuple[bool, Any]:
         """Assume that a node is an equation."""
         frame, index = place
+        look_at(frame, index)
         if n in self._places:
             return self._place_again(n, place), rest
         key = id(frame), index

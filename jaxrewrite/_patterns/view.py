@@ -7,7 +7,8 @@ of its calls. What is known about a body is found once (`Facts`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterator, Sequence, Set
+from collections import defaultdict
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 from .. import _compat
@@ -27,18 +28,36 @@ class Facts:
         # The bodies of the calls that are looked through, by the number of the equation.
         self.calls: dict[int, Jaxpr] = {}
         self.eqns: Sequence[JaxprEqn] = jaxpr.eqns
-        self._own: set[Primitive] = set()
-        self._avals: set[Any] = {var.aval for var in jaxpr.invars}
+        # The equations of each primitive.
+        self.places: dict[Primitive, list[int]] = defaultdict(list)
+        made = self.made
         for i, eqn in enumerate(self.eqns):
-            self._own.add(eqn.primitive)
+            self.places[eqn.primitive].append(i)
             for k, var in enumerate(eqn.outvars):
-                self.made[var] = i, k
-                self._avals.add(var.aval)
-            if eqn.primitive.name in CALLS:
-                body = body_of(eqn)
+                made[var] = i, k
+        for primitive in self.places:
+            for i in self.places[primitive] if primitive.name in CALLS else ():
+                body = body_of(self.eqns[i])
                 if body is not None:
                     self.calls[i] = body
         self._outvars = jaxpr.outvars
+
+    @functools.cached_property
+    def behind(self) -> dict[Var, Any]:
+        """The equation that makes what each variable is a moved form of, -1 for a number.
+
+        It is a variable if it is given, or if a call makes it.
+        """
+        behind: dict[Any, Any] = {}
+        for i, eqn in enumerate(self.eqns):
+            if is_move(eqn):
+                (atom,) = eqn.invars
+                source = -1 if type(atom) is Literal else behind.get(atom, atom)
+                behind[eqn.outvars[0]] = source
+            elif i not in self.calls:
+                for var in eqn.outvars:
+                    behind[var] = i
+        return behind
 
     @functools.cached_property
     def uses(self) -> dict[Var, list[int]]:
@@ -64,13 +83,15 @@ class Facts:
     @functools.cached_property
     def primitives(self) -> frozenset[Primitive]:
         """The primitives of the jaxpr and of the calls in it."""
-        return frozenset(self._own).union(*(facts_of(b).primitives for b in self._bodies()))
+        return frozenset(self.places).union(
+            *(facts_of(b).primitives for b in self._bodies())
+        )
 
     @functools.cached_property
     def kinds(self) -> tuple[frozenset[Any], int]:
         """The dtypes of the arrays, and the highest rank, here and in the calls."""
         dtypes, rank = set(), 0
-        for aval in self._avals:
+        for aval in {var.aval for var in (*self.position, *self.made)}:
             if isinstance(aval, ShapedArray):
                 dtypes.add(aval.dtype)
                 rank = max(rank, len(aval.shape))
@@ -100,27 +121,25 @@ class Watch:
     """What is asked about a program while something is searched for.
 
     ``touched`` has the numbers of the program's equations that were looked at, those in
-    calls as the call's, and ``asked`` the variables of which the uses were. ``is_of_all``
-    tells whether something was asked that all of the program decides. ``checked`` is what
-    `Repeats` found out about repetitions, and ``near`` the equations from a number on.
+    calls as the call's. Of the equation that makes an operand, nothing may have been asked but
+    that it is there and is neither a call nor a move; then it has none. ``asked`` are the
+    variables of which the uses were asked. ``is_of_all`` tells whether something was asked
+    that all of the program decides.
     """
 
-    __slots__ = ("_near", "asked", "checked", "is_of_all", "touched")
+    __slots__ = ("asked", "is_of_all", "touched")
 
     def __init__(self, i: int):
         self.touched = {i}
         self.asked: set[Var] = set()
         self.is_of_all = False
-        self.checked: dict[int, Any] = {}
-        self._near: tuple[int, int, Set[int]] = 0, 0, frozenset()
 
-    def near(self, start: int) -> Set[int]:
-        """The equations that were looked at from a number on; one object each time."""
-        count, first, near = self._near
-        if (count, first) != (len(self.touched), start):
-            near = {i for i in self.touched if i >= start}
-            self._near = len(self.touched), start, near
-        return near
+
+def look_at(frame: Frame, i: int) -> None:
+    """Note that an equation is looked at."""
+    watch = frame.top.watch
+    if watch is not None:
+        watch.touched.add(frame.number_in_top(i))
 
 
 class Frame:
@@ -236,14 +255,32 @@ class Made:
 def make_the_same(one: Place, other: Place) -> bool:
     """Whether two equations make the same, of the same arrays."""
     (frame, i), (other_frame, j) = one, other
+    look_at(frame, i)
+    look_at(other_frame, j)
     a, b = frame.eqn(i), other_frame.eqn(j)
     return (
         a.primitive is b.primitive
         and len(a.invars) == len(b.invars)
         and _compat.same_array_type(a.outvars[0].aval, b.outvars[0].aval)
         and frame.top is other_frame.top
+        # The numbers of equations depend on all that is before them.
+        and not any(
+            _surely_differ(resolve(frame, x), resolve(other_frame, y))
+            for x, y in zip(a.invars, b.invars, strict=True)
+        )
         and frame.number(i) == other_frame.number(j)
     )
+
+
+def _surely_differ(a: Any, b: Any) -> bool:
+    """Whether operands are different arrays, by what makes them."""
+    if type(a) is not Made or type(b) is not Made:
+        return type(a) is not type(b) or (type(a) is Number and not a.same(b))
+    if a.index < 0 or b.index < 0:
+        return not a.is_it(b)
+    look_at(a.frame, a.index)
+    look_at(b.frame, b.index)
+    return a.frame.eqn(a.index).primitive is not b.frame.eqn(b.index).primitive
 
 
 def resolve(frame: Frame, atom: Any) -> Any:
@@ -277,15 +314,15 @@ def _resolve(frame: Frame, atom: Any, by: list[int]) -> Any:
             frame = frame.parent
             continue
         index, k = made
-        by.append(frame.number_in_top(index))
         if index in frame.facts.calls:
+            by.append(frame.number_in_top(index))
             frame = frame.inner(index)
             atom = frame.jaxpr.outvars[k]
             continue
         eqn = frame.eqn(index)
         if eqn.primitive.name == "convert_element_type":
             source, more = _resolved(frame, eqn.invars[0])
-            by += more
+            by += (frame.number_in_top(index), *more)
             number = folded(eqn, source) if type(source) is Number else None
             if number is not None:
                 return number
@@ -324,7 +361,8 @@ def _chain(made: Made) -> tuple[Sequence[Any], Sequence[int]]:
             if is_move(eqn):
                 source, by = _resolved(made.frame, eqn.invars[0])
                 rest, more = _chain(source) if type(source) is Made else ([source], ())
-                made.chain = [made, *rest], (*by, *more)
+                own = made.frame.number_in_top(made.index)
+                made.chain = [made, *rest], (own, *by, *more)
     return made.chain
 
 

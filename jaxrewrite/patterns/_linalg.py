@@ -13,6 +13,7 @@ is dispatched to their own rules.
 
 import ast
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -76,6 +77,12 @@ def on(fn: Callable[..., Any], *operands: Any) -> Any:
     if any(isinstance(x, Value) for x in operands):
         fn = jaxrewrite.transform(fn)
     return fn(*operands)
+
+
+def check_sizes(*pairs: tuple[Sequence[int], Sequence[int]]) -> None:
+    """Raise if the sizes of axes over which products are summed differ."""
+    if any(math.prod(one) != math.prod(other) for one, other in pairs):
+        raise ValueError("The sizes of the factors differ.")
 
 
 def of_shapes(*shapes: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -242,14 +249,28 @@ _KRON = [of_shapes((2, 3), (4, 5), (15,)), of_shapes((2, 3), (4, 5), (15, 7))]
 _KRON_LAST = [of_shapes((8,), (2, 3), (4, 5)), of_shapes((7, 8), (2, 3), (4, 5))]
 
 
-@rules.rewrite(lambda a, b, x: jnp.kron(a, b) @ x, probes=_KRON)
+# Operands whose sizes do not fit are tried in every program that multiplies entry by entry and
+# then sums. Tracing takes much longer to find that out.
+
+
+def _kron_times(a, b, x):
+    check_sizes((a.shape[-1:] + b.shape[-1:], x.shape[:1]))
+    return jnp.kron(a, b) @ x
+
+
+def _times_kron(x, a, b):
+    check_sizes((x.shape[-1:], a.shape[:1] + b.shape[:1]))
+    return x @ jnp.kron(a, b)
+
+
+@rules.rewrite(_kron_times, probes=_KRON)
 def kron_times(a: Matrix, b: Matrix, x: DenseColumns):
     """One product with each of the two matrices ([GV]_, 12.3.5; [V]_)."""
     product = kron_times_columns(a, b, x)
     return product.reshape(product.shape[:1] + x.shape[1:])
 
 
-@rules.rewrite(lambda x, a, b: x @ jnp.kron(a, b), probes=_KRON_LAST)
+@rules.rewrite(_times_kron, probes=_KRON_LAST)
 def times_kron(x: DenseColumns, a: Matrix, b: Matrix):
     """One product with each of the two matrices ([GV]_, 12.3.5; [V]_)."""
     product = kron_times_columns(transposed(a), transposed(b), transposed(x))
@@ -311,6 +332,12 @@ class Plan:
         return best[0, self.count - 1]
 
 
+def product_in_order(factors: Sequence[Any], order: Any) -> Any:
+    """What is looked for: the product of factors in an order."""
+    check_sizes(*((x.shape[-1:], y.shape[:1]) for x, y in itertools.pairwise(factors)))
+    return multiplied(factors, order)
+
+
 def multiplied(operands: Sequence[Any], order: Any) -> Any:
     if isinstance(order, int):
         return operands[order]
@@ -338,7 +365,7 @@ Of4 = Literal[
 
 
 def _product_of_3(a, b, c, *, order: Of3):
-    return multiplied((a, b, c), ast.literal_eval(order))
+    return product_in_order((a, b, c), ast.literal_eval(order))
 
 
 @rules.rewrite(_product_of_3)
@@ -348,7 +375,7 @@ def product_of_3(a: Rows, b: Matrix, c: Columns, *, order):
 
 
 def _product_of_4(a, b, c, d, *, order: Of4):
-    return multiplied((a, b, c, d), ast.literal_eval(order))
+    return product_in_order((a, b, c, d), ast.literal_eval(order))
 
 
 @rules.rewrite(_product_of_4)
@@ -377,7 +404,7 @@ def _product_in_order(order: Any) -> tuple[Callable[..., Any], Callable[..., Any
     parameters = [inspect.Parameter(f"x{i}", kind) for i in range(count)]
 
     def before(*factors: Any) -> Any:
-        return multiplied(factors, order)
+        return product_in_order(factors, order)
 
     def product(*factors: Any) -> Any:
         return cheapest_product(factors, repr(order))

@@ -208,7 +208,6 @@ def check(seed, rules, monkeypatch):
         moved = placing.Match.moved
         patch.setattr(placing.Match, "moved", lambda *a: moves.append(a) or moved(*a))
         got = placed(jaxpr, rules, values)
-        patch.setattr(Repeats, "forms", lambda self, i, find: find(i))
         patch.setattr(Repeats, "found", lambda self, what, place, find, move: find())
         want = placed(jaxpr, rules, values)
     assert got == want, seed
@@ -222,6 +221,32 @@ def test_layers_are_as_if_each_were_alone(monkeypatch):
     )
     assert sum(matches) > 60
     assert sum(moved) > 20
+
+
+def test_what_comes_again_at_any_distance_is_searched_for_once(monkeypatch):
+    def fn(x, weights):
+        for i, w in enumerate(weights):
+            for _ in range(i % 3):
+                x = jnp.arctan(x)
+            x = jnp.log(1 + jnp.exp(x)) if i % 2 else jnp.sqrt(x * x + w * w)
+        return x
+
+    x = jnp.ones((3, 3))
+    jaxpr = jax.make_jaxpr(fn)(x, [x] * 8).jaxpr
+    rules = [(0, pattern) for pattern in RULES.patterns]
+    found = []
+    search = placing.matches_at
+
+    def searched(*args):
+        match = search(*args)
+        found.extend([] if match is None else [match])
+        return match
+
+    monkeypatch.setattr(placing, "matches_at", searched)
+    lines, _ = placed(jaxpr, rules, set())
+    assert sum(line[0] == "pattern" for line in lines) == 8
+    # What comes first is of an operand of the program.
+    assert len(found) == 3
 
 
 @pytest.mark.slow
