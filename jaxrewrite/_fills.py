@@ -27,7 +27,8 @@ _MOVING_FIRST = frozenset(
 # and here of any.
 _MOVING_ALL = frozenset({"concatenate", "stack"})
 
-# A product or quotient of anything and of a number without a scale has none.
+# A product or quotient of anything and of a number without a scale has none. (A quotient of an
+# integer and zero is -1.)
 _SCALING = frozenset({"div", "mul"})
 
 # Each result is the operand at its position.
@@ -184,7 +185,7 @@ def _holds(
         test = _is_zero  # No other number without a scale is an integer or a truth value.
     if name in _MOVING_FIRST:
         return _holds(lookup, eqn.invars[0], test, depth - 1)
-    if name in _SCALING and test is _has_no_scale:
+    if name in _SCALING and test is _has_no_scale and is_inexact(result):
         return any(_holds(lookup, x, test, depth - 1) for x in eqn.invars)
     if name in _MOVING_ALL:
         return all(_holds(lookup, x, test, depth - 1) for x in eqn.invars)

@@ -260,6 +260,6 @@ def _are_same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 def _has_floats(value: Any) -> bool:
     """Whether there are numbers in a parameter that may be equal and yet differ: 0.0 and -0.0."""
-    if type(value) is tuple:
+    if isinstance(value, (tuple, frozenset)):
         return any(map(_has_floats, value))
     return isinstance(value, (float, complex, np.inexact))

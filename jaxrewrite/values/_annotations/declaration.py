@@ -31,6 +31,10 @@ SEVERAL = (
 )
 """Primitives of more operands, each of which may be annotated."""
 
+# The same, where few types have a rule of their own.
+_TWO_NAMED = (*TWO, "triangular_solve")
+_SEVERAL_NAMED = (*SEVERAL, "custom_linear_solve", "custom_vmap_call", "tridiagonal_solve")
+
 REDUCING = ("reduce_sum", "reduce_max", "reduce_min")
 
 _PLACES = {
@@ -147,7 +151,7 @@ def _is_other(x: Any, cls: type[ArrayValue]) -> bool:
 
 def _register(cls: Any, name: str, apply: Callable[..., Any]) -> None:
     anything = cls | ArrayLike | ArrayValue
-    if name in TWO:
+    if name in _TWO_NAMED:
 
         def pair(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
             return apply(x, y, primitive=primitive, **params)
@@ -156,7 +160,7 @@ def _register(cls: Any, name: str, apply: Callable[..., Any]) -> None:
         register(name, types=(cls, cls))(pair)
         register(name, types=(cls, ArrayLike | ArrayValue), either=True)(pair)
         _leads_to(pair, apply)
-    elif name in SEVERAL:
+    elif name in _SEVERAL_NAMED:
         # For operands of this kind alone it must beat the rules for any value with structure.
         register(name, types=(cls | ArrayLike,))(apply)
         register(name, types=(anything,))(apply)

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from jaxtyping import ArrayLike
-
 import jaxrewrite
-from jaxrewrite import ArrayValue
 
 from .._base.structured import Structured
 from .declaration import annotation_rule, like, mapped
@@ -121,18 +118,9 @@ class Tagged(Structured):
 
 
 @annotation_rule(Tagged)
+@annotation_rule(Tagged, "custom_linear_solve", "custom_vmap_call")
 def _tag(*operands: Any, primitive: Any, **params: Any) -> Any:
     """The same as `default`, but it comes before the rules of other types."""
-    return Tagged.default(primitive, operands, params)
-
-
-# The handlers of these primitives return arrays.
-@jaxrewrite.register(
-    *("custom_linear_solve", "custom_vmap_call"), types=(Tagged | ArrayLike | ArrayValue,)
-)
-def _tag_all(*operands: Any, primitive: Any, **params: Any) -> Any:
-    if not any(isinstance(x, Tagged) for x in operands):
-        return NotImplemented
     return Tagged.default(primitive, operands, params)
 
 

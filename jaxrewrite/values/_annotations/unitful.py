@@ -52,7 +52,7 @@ class Unitful(Structured):
         \quad [\sqrt x] = [x]^{1/2}, \quad [\prod_{i=1}^n x_i] = [x]^n.
 
     Sums, comparisons, maxima, concatenations and choices need equal units. The solution of
-    :math:`Ax = b` has :math:`[b] / [A]`, also by an iterative solver, a Cholesky factor
+    :math:`Ax = b` has :math:`[b] / [A]`, also by conjugate gradients, a Cholesky factor
     :math:`[A]^{1/2}`, singular values and eigenvalues :math:`[A]`, and a determinant of n rows
     :math:`[A]^n`. All other functions (``sin``, ``exp``, ``floor``, ``slogdet`` ...) need
     operands without units. A result without
@@ -254,7 +254,7 @@ def same_units(what: str, operands: Sequence[Any]) -> Units:
     return _FREE if len(found) > 1 else next(iter(found))
 
 
-def _bind(primitive: Any, operands: Sequence[Any], units: Units, params: Any) -> Any:
+def bind_numbers(primitive: Any, operands: Sequence[Any], units: Units, params: Any) -> Any:
     """Apply a primitive to the numbers, and give the results these units."""
     results = jaxrewrite.bind(primitive, *map(array_of, operands), **params)
     return mapped(functools.partial(with_units, units), primitive, results)
@@ -269,7 +269,7 @@ def _bind(primitive: Any, operands: Sequence[Any], units: Units, params: Any) ->
     *("reduce_window_sum", "reduce_window_max", "reduce_window_min"),
 )
 def _keep(x: Unitful, *, primitive: Any, **params: Any) -> Any:
-    return _bind(primitive, [x], x.units, params)
+    return bind_numbers(primitive, [x], x.units, params)
 
 
 @annotation_rule(Unitful, "dynamic_slice", "gather")
@@ -277,7 +277,7 @@ def _index(x: Unitful, *indices: Any, primitive: Any, **params: Any) -> Any:
     fill = params.get("fill_value")
     if fill and np.isfinite(fill):  # It is a number without units beyond the array.
         same_units(primitive.name, (x, fill))
-    return _bind(primitive, [x, *indices], x.units, params)
+    return bind_numbers(primitive, [x, *indices], x.units, params)
 
 
 @annotation_rule(
@@ -289,18 +289,18 @@ def _same(*operands: Any, primitive: Any, **params: Any) -> Any:
     units = same_units(primitive.name, operands)
     if primitive.name == "nextafter":
         units = units.fixed  # The next number after zero is not zero.
-    return _bind(primitive, operands, units, params)
+    return bind_numbers(primitive, operands, units, params)
 
 
 @annotation_rule(Unitful, *jaxrewrite.primitives.COMPARISON, "atan2")
 def _compare(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     same_units(primitive.name, (x, y))
-    return _bind(primitive, (x, y), NO_UNITS, params)
+    return bind_numbers(primitive, (x, y), NO_UNITS, params)
 
 
 @annotation_rule(Unitful, "argmax", "argmin", "is_finite", "sign")
 def _drop(x: Unitful, *, primitive: Any, **params: Any) -> Any:
-    return _bind(primitive, [x], NO_UNITS, params)
+    return bind_numbers(primitive, [x], NO_UNITS, params)
 
 
 @annotation_rule(Unitful, "convert_element_type")
@@ -308,17 +308,17 @@ def _convert(x: Unitful, *, primitive: Any, new_dtype: Any, **params: Any) -> An
     units = NO_UNITS if jnp.issubdtype(new_dtype, jnp.bool_) else x.units
     if not jnp.issubdtype(new_dtype, jnp.inexact):
         units = units.fixed  # No integer is infinite.
-    return _bind(primitive, [x], units, {"new_dtype": new_dtype, **params})
+    return bind_numbers(primitive, [x], units, {"new_dtype": new_dtype, **params})
 
 
 @annotation_rule(Unitful, "mul", "dot_general", "conv_general_dilated")
 def _multiply(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    return _bind(primitive, (x, y), units_of(x) * units_of(y), params)
+    return bind_numbers(primitive, (x, y), units_of(x) * units_of(y), params)
 
 
 @annotation_rule(Unitful, "div")
 def _divide(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    return _bind(primitive, (x, y), units_of(x) / units_of(y), params)
+    return bind_numbers(primitive, (x, y), units_of(x) / units_of(y), params)
 
 
 _POWERS = {
@@ -331,12 +331,12 @@ _POWERS = {
 
 @annotation_rule(Unitful, *_POWERS)
 def _raise(x: Unitful, *, primitive: Any, **params: Any) -> Any:
-    return _bind(primitive, [x], x.units ** _POWERS[primitive.name], params)
+    return bind_numbers(primitive, [x], x.units ** _POWERS[primitive.name], params)
 
 
 @annotation_rule(Unitful, "integer_pow")
 def _integer_pow(x: Unitful, *, primitive: Any, y: int, **params: Any) -> Any:
-    return _bind(primitive, [x], x.units**y, {"y": y, **params})
+    return bind_numbers(primitive, [x], x.units**y, {"y": y, **params})
 
 
 @jaxrewrite.register("pow")
@@ -345,25 +345,25 @@ def _pow(x: Unitful, y: Literal, *, primitive: Any, **params: Any) -> Any:
     power = Fraction(float(y.val)).limit_denominator(64)
     if not x.units or not math.isclose(power, y.val, rel_tol=1e-6):
         return NotImplemented
-    return _bind(primitive, [x, y.val], x.units**power, params)
+    return bind_numbers(primitive, [x, y.val], x.units**power, params)
 
 
 @annotation_rule(Unitful, "reduce_prod")
 def _reduce_prod(x: Unitful, *, primitive: Any, axes: Any, **params: Any) -> Any:
     count = math.prod(x.shape[axis] for axis in axes)
-    return _bind(primitive, [x], x.units**count, {"axes": axes, **params})
+    return bind_numbers(primitive, [x], x.units**count, {"axes": axes, **params})
 
 
 @annotation_rule(Unitful, "select_n")
 def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
     units = same_units(primitive.name, cases)
-    return _bind(primitive, [which, *cases], units, params)
+    return bind_numbers(primitive, [which, *cases], units, params)
 
 
 @annotation_rule(Unitful, "dynamic_update_slice")
 def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) -> Any:
     units = same_units(primitive.name, (x, update))
-    return _bind(primitive, [x, update, *starts], units, params)
+    return bind_numbers(primitive, [x, update, *starts], units, params)
 
 
 @annotation_rule(Unitful, *SCATTER)
@@ -371,7 +371,7 @@ def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: An
     if applies_function(primitive, params):
         return NotImplemented
     units = same_units(primitive.name, (x, updates))
-    return _bind(primitive, [x, indices, updates], units, params)
+    return bind_numbers(primitive, [x, indices, updates], units, params)
 
 
 @annotation_rule(Unitful, "sort")
@@ -391,4 +391,4 @@ def _next_number(x: Unitful, *, primitive: Any, **params: Any) -> Any:
     """The number after or before a time, by Equinox, which has the smallest one after zero."""
     if not is_of("equinox.internal._nextafter", params["call_jaxpr"]):
         return NotImplemented
-    return _bind(primitive, [x], x.units.fixed, params)
+    return bind_numbers(primitive, [x], x.units.fixed, params)

@@ -11,14 +11,22 @@ from jax.extend.core import jaxpr_as_fun
 from jaxtyping import ArrayLike
 
 import jaxrewrite
-from jaxrewrite import ArrayValue, Value, register
+from jaxrewrite import Value, register
 
 from .._base.recognised import find
 from .._matrices.functions import known_functions
 from .._matrices.least_squares import calls
 from .declaration import annotation_rule, like
-from .unitful import NO_UNITS, Unitful, array_of, same_units, units_of, with_units
-from .units import Units
+from .unitful import (
+    NO_UNITS,
+    Unitful,
+    array_of,
+    bind_numbers,
+    same_units,
+    units_of,
+    with_units,
+)
+from .units import FreeUnits, Units
 
 
 # The units of each result, as a power of those of the matrix.
@@ -44,44 +52,34 @@ def _factorise(x: Unitful, *, primitive: Any, **params: Any) -> Any:
     return list(map(with_units, units, results))  # There may be fewer results.
 
 
-@register("triangular_solve", types=(Unitful, Unitful))
-@register("triangular_solve", types=(Unitful, ArrayLike | ArrayValue), either=True)
-def _solve_triangular(a: Any, b: Any, *, unit_diagonal: bool, **params: Any) -> Any:
-    units = units_of(b) / (NO_UNITS if unit_diagonal else units_of(a))
-    params = {"unit_diagonal": unit_diagonal, **params}
-    x = jaxrewrite.bind("triangular_solve", array_of(a), array_of(b), **params)
-    return with_units(units, x)
+@annotation_rule(Unitful, "triangular_solve")
+def _solve_triangular(a: Any, b: Any, *, primitive: Any, **params: Any) -> Any:
+    units = units_of(b) / (NO_UNITS if params["unit_diagonal"] else units_of(a))
+    return bind_numbers(primitive, (a, b), units, params)
 
 
-@register("tridiagonal_solve", types=(Unitful | ArrayLike | ArrayValue,))
-def _solve_tridiagonal(*operands: Any, **params: Any) -> Any:
-    if not any(isinstance(x, Unitful) for x in operands):
-        return NotImplemented
+@annotation_rule(Unitful, "tridiagonal_solve")
+def _solve_tridiagonal(*operands: Any, primitive: Any, **params: Any) -> Any:
     *diagonals, b = operands
-    units = units_of(b) / same_units("tridiagonal_solve", diagonals)
-    x = jaxrewrite.bind("tridiagonal_solve", *map(array_of, operands), **params)
-    return with_units(units, x)
+    units = units_of(b) / same_units(primitive.name, diagonals)
+    return bind_numbers(primitive, operands, units, params)
 
 
-@register("custom_linear_solve", types=(Unitful | ArrayLike | ArrayValue,))
-def _solve(*operands: Any, const_lengths: Any, jaxprs: Any) -> Any:
+@annotation_rule(Unitful, "custom_linear_solve")
+def _solve(*operands: Any, primitive: Any, const_lengths: Any, jaxprs: Any) -> Any:
     """Solve for the numbers. The function that solves tells their units."""
-    if not any(isinstance(x, Unitful) for x in operands):
-        return NotImplemented
     start = sum(const_lengths[:2])
     consts = operands[start : start + const_lengths.solve]
     right = operands[sum(const_lengths) :]
     # Any numbers have these units, so no structure is looked for.
-    dense = [with_units(units_of(x), _struct(array_of(x))) for x in (*consts, *right)]
+    dense = [with_units(units_of(x), like(array_of(x))) for x in (*consts, *right)]
     solutions = jax.eval_shape(jaxrewrite.transform(jaxpr_as_fun(jaxprs.solve)), *dense)
     params = {"const_lengths": const_lengths, "jaxprs": jaxprs}
-    numbers = jaxrewrite.bind("custom_linear_solve", *map(array_of, operands), **params)
-    return [with_units(units_of(x), n) for x, n in zip(solutions, numbers, strict=True)]
-
-
-def _struct(x: Any) -> jax.ShapeDtypeStruct:
-    aval = like(x)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    numbers = jaxrewrite.bind(primitive, *map(array_of, operands), **params)
+    units = list(map(units_of, solutions))
+    if all(isinstance(units_of(x), FreeUnits) for x in right):
+        units = list(map(FreeUnits, units))  # The solution of zeros is zeros.
+    return list(map(with_units, units, numbers))
 
 
 # --- functions of JAX that are recognised as a whole --------------------------------------

@@ -171,9 +171,10 @@ def _formed(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation) 
     return otherwise(treedef.unflatten(operands[:-1]), operands[-1], terms)
 
 
-def _aval(*operands: Any, **params: Any) -> jax.core.ShapedArray:
-    result = jax.eval_shape(functools.partial(_formed, **params), *operands)
-    return jax.core.ShapedArray(result.shape, result.dtype)
+def _aval(*operands: Any, treedef: Any, terms: Terms, **_: Any) -> jax.core.ShapedArray:
+    v, x = treedef.unflatten(operands[:-1]), operands[-1]
+    sizes = dict(zip((*terms.v, *terms.x), (*v.shape, *x.shape), strict=True))
+    return jax.core.ShapedArray([sizes[label] for label in terms.out], terms.dtype)
 
 
 def _of_some(operands: Sequence[Any], where: Sequence[int], params: Any) -> Any:

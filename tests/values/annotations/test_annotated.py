@@ -225,6 +225,9 @@ def test_zeros_that_no_program_writes():
         lambda x: x + jnp.full((3, 4), jnp.inf).astype(bool).astype(x.dtype),
         lambda x: x + jnp.full((3, 4), jnp.nan).astype(int).astype(x.dtype),
         lambda x: x + jnp.full((3, 4), complex(jnp.inf, 1)),
+        lambda x: (
+            x + lax.div(jnp.ones((3, 4), int), jnp.zeros((3, 4), int)).astype(x.dtype)
+        ),
     ]
     for fn in (*finite, lambda x: jnp.add(x, jnp.array(NUMBERS) - NUMBERS)):
         with pytest.raises(UnitsError, match="add needs operands of equal units"):

@@ -23,6 +23,19 @@ def implicit_euler(k, f):
     return lax.fori_loop(0, 3, step, jnp.zeros(4))
 
 
+def fixed_point(k, f):
+    step = lambda i, x: jnp.linalg.solve(k, x) * k[0, 0] / 2 + jnp.linalg.solve(k, f)
+    return lax.fori_loop(0, 3, step, jnp.zeros(4))
+
+
+def turn(k, f):
+    return lambda x, _: (jnp.linalg.solve(k, f - jnp.diagonal(k) * x),) * 2
+
+
+def zeros(k, f):
+    return jnp.zeros(4)
+
+
 def tridiagonal(k, f):
     zero = jnp.zeros(1)
     lower = jnp.concatenate([zero, jnp.diagonal(k, -1)])
@@ -45,6 +58,14 @@ OF_STIFFNESS = {
     "triangular": (lambda k, f: jsp.linalg.solve_triangular(k, f, trans=1), "m"),
     "tridiagonal": (tridiagonal, "m"),
     "implicit Euler": (implicit_euler, "m"),
+    "of zeros": (
+        lambda k, f: jnp.linalg.solve(k, jnp.zeros(4)) + jnp.linalg.solve(k, f),
+        "m",
+    ),
+    "of a state from zeros": (fixed_point, "m"),
+    "in a scan": (lambda k, f: lax.scan(turn(k, f), jnp.zeros(4), None, 3)[1], "m"),
+    "or zeros": (lambda k, f: lax.cond(f[0] > f[1], jnp.linalg.solve, zeros, k, f), "m"),
+    "of size 1": (lambda k, f: jnp.linalg.solve(k[:1, :1], f[:1]), "m"),
     "derivative by the force": (jax.grad(work, 1), "m"),
     "derivative by the matrix": (jax.grad(work), "m^2"),
 }
@@ -112,11 +133,19 @@ def test_a_matrix_with_structure_is_solved_and_factorised_as_such():
         (lambda a, f: jnp.linalg.solve(a, f) + f, "add needs operands of equal units"),
         (lambda a, f: jsp.linalg.expm(a), "needs operands without units"),
         (lambda a, f: jsp.linalg.lu(a), "needs operands of equal units"),
+        (lambda a, f: jsp.sparse.linalg.gmres(lambda x: a @ x, f)[0], "of equal units"),
+        (lambda a, f: jsp.sparse.linalg.bicgstab(lambda x: a @ x, f)[0], "of equal units"),
+        (lambda a, f: jax.grad(jnp.linalg.det)(a), "cumprod needs operands without units"),
     ],
 )
 def test_what_units_forbid_is_an_error(program, message):
     with pytest.raises(UnitsError, match=message):
         jaxrewrite.transform(program)(SHEAR, FORCE)
+
+
+def test_numbers_of_the_derivative_of_a_determinant_are_right_from_outside():
+    got = jax.grad(lambda a: jaxrewrite.transform(jnp.linalg.det)(a).array)(SHEAR)
+    np.testing.assert_allclose(got.array, jax.grad(jnp.linalg.det)(SHEAR.array), rtol=1e-4)
 
 
 @pytest.mark.parametrize("power", [1.5, -0.5])

@@ -27,13 +27,6 @@ def wide(x):
 
 
 @pytest.fixture
-def on_one_device(monkeypatch):
-    monkeypatch.setattr(products, "_may_be_split", lambda: False)
-    jaxrewrite.clear_caches()
-    jax.clear_caches()
-
-
-@pytest.fixture
 def in_digits(on_one_device, monkeypatch):
     """Small weights are multiplied in digits, too, on one device."""
     monkeypatch.setattr(products, "_SMALLEST_IN_DIGITS", 1)

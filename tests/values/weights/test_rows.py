@@ -21,13 +21,6 @@ same = functools.partial(within, tolerance=2e-6)
 
 
 @pytest.fixture
-def on_one_device(monkeypatch):
-    monkeypatch.setattr(products, "_may_be_split", lambda: False)
-    jaxrewrite.clear_caches()
-    jax.clear_caches()
-
-
-@pytest.fixture
 def in_rows(on_one_device, monkeypatch):
     """Small weights are multiplied with one row so, too, on one device."""
     monkeypatch.setattr(rows, "_SMALLEST", 1)
