@@ -57,7 +57,7 @@ def can_match(eqn: JaxprEqn) -> bool:
 
 # Primitives that move or convert one array. Which of them a function has depends on the
 # ranks, sizes and dtypes of its operands more than on the function.
-_MOVES = {
+MOVES = {
     "broadcast_in_dim",
     "convert_element_type",
     "copy",
@@ -69,7 +69,7 @@ _MOVES = {
 
 def is_move(eqn: JaxprEqn) -> bool:
     """Whether an equation only moves or converts its one operand."""
-    return eqn.primitive.name in _MOVES and len(eqn.invars) == 1
+    return eqn.primitive.name in MOVES and len(eqn.invars) == 1
 
 
 class Number:

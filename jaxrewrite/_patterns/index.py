@@ -150,14 +150,16 @@ _OF_NUMBER, _OF_GIVEN = 0, 1
 def _source(frame: Frame, atom: Any) -> Any:
     while type(atom) is not Literal:
         facts = frame.facts
-        behind = facts.behind.get(atom, atom)
-        if type(behind) is int:
-            return (frame, behind) if behind >= 0 else _OF_NUMBER
-        i, k = facts.made.get(behind, (-1, 0))
-        position = facts.position.get(behind)
-        if i >= 0:
+        var = facts.behind.get(atom, atom)
+        if var is None:
+            break
+        i, k = facts.made.get(var, (-1, 0))
+        position = facts.position.get(var)
+        if i in facts.calls:
             frame = frame.inner(i)
             atom = frame.jaxpr.outvars[k]
+        elif i >= 0:
+            return frame, i
         elif frame.parent is None or position is None:
             return _OF_GIVEN
         else:
@@ -174,9 +176,18 @@ def _watched_source(frame: Frame, atom: Any) -> Any:
     return _OF_GIVEN if source.index < 0 else (source.frame, source.index)
 
 
-def _primitive(frame: Frame, atom: Any) -> Any:
-    source = _source(frame, atom)
-    return source if type(source) is int else source[0].eqns[source[1]].primitive
+def _makers(frame: Frame, i: int) -> Iterator[Any]:
+    """The primitive that makes each operand of an equation, up to moves, or what it is else."""
+    facts, eqns = frame.facts, frame.eqns
+    for atom in eqns[i].invars:
+        made = None
+        if type(atom) is not Literal:
+            made = facts.made.get(facts.behind.get(atom, atom))
+        if made is not None and made[0] not in facts.calls:
+            yield eqns[made[0]].primitive
+            continue
+        source = _source(frame, atom)
+        yield source if type(source) is int else source[0].eqns[source[1]].primitive
 
 
 class Fitting(NamedTuple):
@@ -228,9 +239,7 @@ class Index:
 
         In the body of a call (``is_open``), what the caller passes may be anything.
         """
-        eqn = frame.eqns[i]
-        operands = [_primitive(frame, atom) for atom in eqn.invars]
-        first = is_open, eqn.primitive, *operands
+        first = is_open, frame.eqns[i].primitive, *_makers(frame, i)
         fitting = self._fitting.get(first)
         if fitting is None:
             fitting = self._fitting[first] = self._fitting_to(

@@ -205,6 +205,8 @@ class _Program:
             preferred = covered.get((id(place[0]), place[1]))
             if preferred is not None and self._misses is None:
                 entries = [entry for entry in entries if entry.order <= preferred]
+            if not entries:
+                continue
             for match in self._at(place, entries, is_inside):
                 if len(match.results) == 1 and not match.stays:
                     for p in match.covered:

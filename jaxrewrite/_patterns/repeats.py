@@ -159,14 +159,16 @@ class Repeats:
                 if type(b) is Literal or not (a.aval is b.aval or a.aval == b.aval):
                     return False
                 mine, other = made.get(a), made.get(b)
-                if mine is None or (mine[0] not in touched and behind.get(a) == mine[0]):
+                if mine is None or (
+                    mine[0] not in touched and mine[0] not in calls and a not in behind
+                ):
                     if variables.setdefault(a, b) is not b:
                         return False
                     if mine is None or other is None:
                         if mine is not other:
                             return False
                     # Neither a call nor a move makes them.
-                    elif mine[1] != other[1] or behind.get(b) != other[0]:
+                    elif mine[1] != other[1] or other[0] in calls or b in behind:
                         return False
                     # Whether others are values follows from these.
                     if (a in reached) is not (b in reached):

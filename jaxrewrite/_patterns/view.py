@@ -7,6 +7,7 @@ of its calls. What is known about a body is found once (`Facts`).
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from .. import _compat
 from .._caches import WeakCaches
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, ShapedArray, Var
-from .calls import CALLS, Number, body_of, folded, is_move
+from .calls import CALLS, MOVES, Number, body_of, folded, is_move
 from .numbering import Numbering
 
 
@@ -44,19 +45,15 @@ class Facts:
 
     @functools.cached_property
     def behind(self) -> dict[Var, Any]:
-        """The equation that makes what each variable is a moved form of, -1 for a number.
-
-        It is a variable if it is given, or if a call makes it.
-        """
+        """What variables are moved forms of: a variable, or ``None`` for a number."""
         behind: dict[Any, Any] = {}
-        for i, eqn in enumerate(self.eqns):
+        own = (places for p, places in self.places.items() if p.name in MOVES)
+        for i in sorted(itertools.chain(*own)):
+            eqn = self.eqns[i]
             if is_move(eqn):
                 (atom,) = eqn.invars
-                source = -1 if type(atom) is Literal else behind.get(atom, atom)
+                source = None if type(atom) is Literal else behind.get(atom, atom)
                 behind[eqn.outvars[0]] = source
-            elif i not in self.calls:
-                for var in eqn.outvars:
-                    behind[var] = i
         return behind
 
     @functools.cached_property
@@ -66,8 +63,10 @@ class Facts:
         for i, eqn in enumerate(self.eqns):
             for atom in eqn.invars:
                 if type(atom) is not Literal:
-                    users = uses.setdefault(atom, [])
-                    if not users or users[-1] != i:
+                    users = uses.get(atom)
+                    if users is None:
+                        uses[atom] = [i]
+                    elif users[-1] != i:
                         users.append(i)
         return uses
 
