@@ -179,6 +179,7 @@ def _watched_source(frame: Frame, atom: Any) -> Any:
 def _makers(frame: Frame, i: int) -> Iterator[Any]:
     """The primitive that makes each operand of an equation, up to moves, or what it is else."""
     facts, eqns = frame.facts, frame.eqns
+    atom: Any
     for atom in eqns[i].invars:
         made = None
         if type(atom) is not Literal:
