@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .._base.contract import transpose
 from .._base.placement import is_manual as _is_manual
 from .coded import Coded, spread_axis
-from .terms import Terms, is_scaled_after, rows_of, scaled
+from .terms import Terms, is_scaled_after, scaled
 
 
 class Block(NamedTuple):
@@ -24,40 +23,21 @@ class Block(NamedTuple):
     size: int
 
 
-class _Sizes(NamedTuple):
-    """A number of entries, for codes of a byte and for those of four bits."""
-
-    byte: int
-    nibble: int
-
-    def of(self, bits: int) -> int:
-        return self.nibble if bits == 4 else self.byte
-
-
 # For products with up to so many rows: the least weight for which a loop is faster, or takes
-# so much less memory that the time to compile it is well spent, and how many entries of it
-# are dense at a time.
-_SMALLEST = {
-    4: _Sizes(2**19, 2**19),
-    32: _Sizes(2**22, 2**21),
-    math.inf: _Sizes(2**22, 2**22),
-}
-_ENTRIES = {
-    1: _Sizes(2**18, 2**18),
-    3: _Sizes(2**18, 2**17),
-    16: _Sizes(2**19, 2**17),
-    math.inf: _Sizes(2**20, 2**20),
-}
-# For 4 to 64 rows, larger blocks of four bits are faster if a weight has eight of them.
-_LARGE_BLOCK = 2**21
+# so much less memory that the time to compile it is well spent, for codes of a byte and for
+# those of four bits.
+_SMALLEST = {4: (2**19, 2**19), 32: (2**22, 2**21), math.inf: (2**22, 2**22)}
 
-# XLA on a CPU copies a matrix before it multiplies it with several rows, but not with one. So
-# up to so many rows are multiplied one by one with codes of a byte.
-_BY_ROW = 3
+# For products with up to so many rows, how many entries of a weight are dense at a time.
+_ENTRIES = {1: 2**18, 64: 2**20, math.inf: 2**21}
+
+# The same for several rows, where the weight has less than so many entries.
+_LARGE = 2**21
+_ENTRIES_OF_SMALL = 2**19, 2**17
 
 
-def _for_rows(table: dict[float, _Sizes], rows: float, bits: int) -> int:
-    return next(sizes for most, sizes in table.items() if rows <= most).of(bits)
+def _for_rows(table: dict[float, Any], rows: float) -> Any:
+    return next(sizes for most, sizes in table.items() if rows <= most)
 
 
 def block_for(
@@ -68,12 +48,12 @@ def block_for(
     ``None`` stands for the whole weight. ``grids`` are the shapes of the leaves that
     blocks of entries share.
     """
-    size = math.prod(shape)
-    if rows == 0 or size < _for_rows(_SMALLEST, rows, bits):
+    size, kind = math.prod(shape), int(bits == 4)
+    if rows == 0 or size < _for_rows(_SMALLEST, rows)[kind]:
         return None
-    entries = _for_rows(_ENTRIES, rows, bits)
-    if bits == 4 and 4 <= rows <= 64 and size >= 8 * _LARGE_BLOCK:
-        entries = _LARGE_BLOCK
+    entries = _for_rows(_ENTRIES, rows)
+    if rows > 1 and size < _LARGE:
+        entries = _ENTRIES_OF_SMALL[kind]
     for axis, length in enumerate(shape):
         most = min(entries * length // size, length)
         if most >= 1:
@@ -95,13 +75,10 @@ def grids(v: Coded) -> list[tuple[int, ...]]:
 
 
 def in_blocks(v: Coded, x: Any, terms: Terms, block: Block) -> Any:
-    # Codes of four bits that are read as bytes are two products.
-    is_by_row = not _is_in_bytes(v, block.axis) and 1 < rows_of(x, terms) <= _BY_ROW
-    multiply = _multiplied_by_row if is_by_row else _multiplied
     if is_scaled_after(v, terms):
-        levels = lambda v, x: multiply(terms, v.levels(), x)
+        levels = lambda v, x: terms.multiply(v.levels(), x, terms.wide)
         return scaled(_looped(levels, v, x, terms, block), v, terms)
-    product = lambda v, x: multiply(terms, v.materialise(), x)
+    product = lambda v, x: terms.multiply(v.materialise(), x, terms.wide)
     return _looped(product, v, x, terms, block).astype(terms.dtype)
 
 
@@ -159,24 +136,6 @@ def joined(parts: Sequence[Any], terms: Terms) -> Any:
         return parts[0]
     where = terms.out.index(terms.v[-1])
     return _merged(jnp.stack(parts, where + 1), where)
-
-
-def _multiplied(terms: Terms, v: Any, x: Any) -> Any:
-    return terms.multiply(v, x, terms.wide)
-
-
-def _multiplied_by_row(terms: Terms, v: Any, x: Any) -> Any:
-    """The same, by a product of each row."""
-    rows = tuple(label for label in terms.x if label not in terms.v)
-    rest = tuple(label for label in terms.x if label in terms.v)
-    x = transpose(x, terms.x, (*rows, *rest))
-    sizes = x.shape[: len(rows)]
-    x = x.reshape(math.prod(sizes), *x.shape[len(rows) :])
-    out = tuple(label for label in terms.out if label not in rows)
-    one = terms._replace(x=rest, out=out)
-    whole = jnp.stack([_multiplied(one, v, x[i]) for i in range(len(x))])
-    whole = whole.reshape(*sizes, *whole.shape[1:])
-    return transpose(whole, (*rows, *out), terms.out)
 
 
 class View(NamedTuple):

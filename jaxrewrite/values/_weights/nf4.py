@@ -165,13 +165,18 @@ class NF4(Coded):
         return jax.ShapeDtypeStruct(self.codes.shape, self.scale_scale.dtype)
 
     def levels(self) -> jax.Array:
-        table = jnp.asarray(LEVELS, self.scale_scale.dtype)
+        table = LEVELS.astype(self.scale_scale.dtype)
+        if self.codes.dtype == jnp.uint8:
+            # They are of a part of an array, which a loop decodes.
+            return _chosen(table, self.codes)
         codes = self.codes.astype(jnp.uint8)
         # On a mesh with explicit axes JAX requires the sharding of a gather's result.
         sharding = jax.typeof(codes).sharding
         is_explicit = jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
-        return table.at[codes].get(
-            mode="promise_in_bounds", out_sharding=sharding if is_explicit else None
+        return (
+            jnp.asarray(table)
+            .at[codes]
+            .get(mode="promise_in_bounds", out_sharding=sharding if is_explicit else None)
         )
 
     def scale_of_blocks(self) -> jax.Array:
@@ -200,6 +205,16 @@ def _(v: NF4, c: ArrayLike, **params) -> Any:
     divisor = jnp.where(jnp.abs(c) < jnp.finfo(v.dtype).tiny, 1, c)
     finite = rescaled(v, jnp.divide, divisor, **params)
     return dataclasses.replace(quotient, scale_scale=finite.scale_scale)
+
+
+def _chosen(table: np.ndarray, codes: jax.Array) -> jax.Array:
+    """``table[codes]`` by a choice for each bit, which compiles slower and runs faster."""
+    some: list[Any] = list(table)
+    for bit in range(4):
+        is_set = codes & jnp.uint8(2**bit) != 0
+        pairs = zip(some[::2], some[1::2], strict=True)
+        some = [jnp.where(is_set, high, low) for low, high in pairs]
+    return some[0]
 
 
 def _runs(count: int, shape: Sequence[int]) -> list[int]:

@@ -2,7 +2,7 @@
 
 A compiler for a CPU writes the whole dense weight to memory before it multiplies. That takes
 longer than to read a weight that is dense from the start. So a large weight of integers is
-multiplied with the other operand's digits, as it is (see digits.py), and any other one becomes
+multiplied with the digits of many rows, as it is (see digits.py), and any other one becomes
 dense in blocks that fit the processor's cache, in a loop (see blocks.py). With one row, entries
 are decoded where they are used (see rows.py). ``python -m bench quantised`` measures all of them.
 docs/measurements/quantised.rst has the results, from which the constants of these modules follow.
@@ -54,9 +54,12 @@ def multiplied(v: Any, x: Any, terms: Terms) -> Any:
     terms = terms.of(v, x)
     if _may_be_split():
         return _whole(v, x, terms)
-    if _is_for_digits(v, x, terms):
+    count = rows_of(x, terms)
+    block = block_for(v.shape, grids(v), count, 4 if is_nibbles(v) else 8)
+    if _is_for_digits(v, x, terms) and (
+        block is None or not _is_faster_in_blocks(v, count)
+    ):
         return _on_this_platform(v, x, terms, None)
-    block = block_for(v.shape, grids(v), rows_of(x, terms), 4 if is_nibbles(v) else 8)
     return _whole(v, x, terms) if block is None else _on_this_platform(v, x, terms, block)
 
 
@@ -107,6 +110,11 @@ def _whole(v: Coded, x: Any, terms: Terms) -> Any:
 # The least weight of integers for which digits are faster than the whole dense weight.
 _SMALLEST_IN_DIGITS = 2**19
 
+# Up to so many rows, and from so many entries on, blocks are faster than digits. With older
+# releases of JAX integers are multiplied no faster than floats.
+_MOST_IN_BLOCKS = 4 if _compat.JAX_GE_0_11_1 else math.inf
+_SMALLEST_IN_BLOCKS = 2**22
+
 
 def _is_for_digits(v: Coded, x: Any, terms: Terms) -> bool:
     q = v.integers()
@@ -121,6 +129,11 @@ def _is_for_digits(v: Coded, x: Any, terms: Terms) -> bool:
         # On a mesh, JAX asks each primitive for the axes over which its result varies.
         and jax.sharding.get_abstract_mesh().empty
     )
+
+
+def _is_faster_in_blocks(v: Coded, count: int | float) -> bool:
+    """Whether blocks are faster than the digits of so many rows, which are several products."""
+    return 1 < count <= _MOST_IN_BLOCKS and v.size >= _SMALLEST_IN_BLOCKS
 
 
 def _size_of_each(v: Coded, terms: Terms) -> int:

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from weight_products import PRODUCTS, forbid, normal, same as within
 
 import jaxrewrite
+from jaxrewrite import _compat
 from jaxrewrite.values import NF4, Coded, Float8, Lora, Quantised, Unitful
 from jaxrewrite.values._weights import digits, products
 
@@ -285,6 +286,15 @@ def test_which_products_are_of_integers(on_one_device):
         assert not is_in_digits(shaped(make, n, n), x)
     with jax.enable_x64(True):
         assert not is_in_digits(columns, jax.ShapeDtypeStruct((4, n), "float64"))
+
+
+def test_large_weights_with_few_rows_are_multiplied_in_blocks(on_one_device):
+    n = 2048
+    columns = shaped(KINDS["columns"], n, n)
+    rows = lambda count: jax.ShapeDtypeStruct((count, n), "float32")
+    assert [is_in_digits(columns, rows(count)) for count in (2, 4)] == [False, False]
+    assert is_in_digits(columns, rows(5)) == _compat.JAX_GE_0_11_1
+    assert is_in_digits(shaped(KINDS["columns"], n, n - 1), rows(2))
 
 
 def test_on_several_devices_weights_are_multiplied_as_a_whole():
