@@ -82,9 +82,9 @@ class Program:
         """Run as one equation. Operands and literals among the results stay outside of it."""
         jaxpr = self.jaxpr
         if self._closed is None:
-            written = {var for eqn in jaxpr.eqns for var in eqn.outvars}
+            given = {*jaxpr.invars}
             outvars = dict.fromkeys(
-                var for var in jaxpr.outvars if type(var) is Var and var in written
+                var for var in jaxpr.outvars if type(var) is Var and var not in given
             )
             body = jaxpr
             if len(outvars) < len(jaxpr.outvars):
