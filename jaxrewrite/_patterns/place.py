@@ -21,7 +21,7 @@ from .match import Match, Miss, matches_at
 from .nested import made_for
 from .pattern import Pattern
 from .repeats import Repeats, Way
-from .view import Frame, Made, Place, facts_of, outermost, resolve, users
+from .view import Frame, Made, Place, facts_of, outermost, passing, resolve, users
 
 
 # The equation in place of a match. Its parameters are a `Plan`, and the equations that it
@@ -352,22 +352,37 @@ class _Layout:
 
 
 def inlined_frames(taken: Iterable[_Taken]) -> set[Frame]:
-    """The bodies that matches reach out of, with all that they are in."""
+    """The bodies that matches reach out of or through, with all that they are in."""
     inlined: set[Frame] = set()
-    for one in taken:
-        if one.match.is_within_call():
-            continue
-        frames = one.match.frames()
-        for match in (one.match, *one.others):
-            frames |= {
-                outermost(x).frame for x in atoms_of(match.operands) if type(x) is Made
-            }
-        for frame in frames:
-            outer: Frame | None = frame
-            while outer is not None:
-                inlined.add(outer)
-                outer = outer.parent
-    return inlined
+    pending = list(taken)
+    while True:
+        # A match within a body that is inlined may reach through calls in it.
+        reaching: list[_Taken] = []
+        rest: list[_Taken] = []
+        for one in pending:
+            stays = one.match.is_within_call() and not one.match.frames() <= inlined
+            (rest if stays else reaching).append(one)
+        if not reaching:
+            return inlined
+        pending = rest
+        for one in reaching:
+            frames = one.match.frames() | {*_passing(one.match)}
+            for match in (one.match, *one.others):
+                frames |= {
+                    outermost(x).frame for x in atoms_of(match.operands) if type(x) is Made
+                }
+            for frame in frames:
+                outer: Frame | None = frame
+                while outer is not None:
+                    inlined.add(outer)
+                    outer = outer.parent
+
+
+def _passing(match: Match) -> Iterator[Frame]:
+    """The bodies of calls that return an operand of an equation as they get it."""
+    for frame, i in match.places:
+        for atom in frame.eqn(i).invars:
+            yield from passing(frame, atom)
 
 
 # --- the new program -----------------------------------------------------------------------

@@ -532,6 +532,29 @@ def test_what_is_used_elsewhere_may_stay():
     assert answers(jax.jit(fn), kept, X) == ["after"]
 
 
+def test_a_match_reaches_through_calls_that_return_what_they_get():
+    through = jax.jit(lambda x, y: (x, jnp.exp(y)))
+
+    def before(x):
+        return jnp.tanh(jnp.arctan(x))
+
+    def fn(x):
+        y, z = through(jnp.arctan(x), x)
+        return jnp.tanh(y) + z
+
+    rules = table((before, before))
+    assert answers(fn, rules, X) == ["before"]
+    assert answers(lambda x: jax.jit(fn)(x) + before(x), rules, X) == ["before"] * 2
+    # A body that another match reaches out of is inlined, with the match in it.
+    square = lambda x: jnp.sin(x * x)  # noqa: E731
+    both = table((before, before), (square, square))
+    crossed = jax.jit(lambda x: (fn(x), x * x))
+    found = answers(lambda x: (lambda y, z: y + jnp.sin(z))(*crossed(x)), both, X)
+    assert sorted(found) == ["<lambda>", "before"]
+    # A rule that declines leaves the equations.
+    assert answers(fn, table((before, lambda x: NotImplemented)), X) == []
+
+
 def test_what_a_match_makes_is_no_operand_of_it():
     before = lambda x, y: jnp.arctan(x) * jnp.tanh(y)  # noqa: E731
 
