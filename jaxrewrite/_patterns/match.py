@@ -91,8 +91,12 @@ class Match:
         )
 
     def is_same_as(self, other: Match) -> bool:
-        """Whether another match has the same equations and results."""
-        return self.covered == other.covered and self.result_key() == other.result_key()
+        """Whether another match has the same equations, of which the same stay, and results."""
+        return (
+            self.covered == other.covered
+            and self.stays == other.stays
+            and self.result_key() == other.result_key()
+        )
 
     def frames(self) -> set[Frame]:
         return {frame for frame, _ in self.places}
@@ -596,14 +600,19 @@ def _may_be_taken(match: Match) -> bool:
 
 
 def _escaping(match: Match) -> Iterator[tuple[int, int]]:
-    """The equations of a match with results that are used outside of it."""
+    """The equations of a match with results that are used outside of it, or as its operands."""
     used, results = _Uses(match.places, match.has_copies), match.result_key()
+    operands = {(id(x.frame), x.var) for x in atoms_of(match.operands) if type(x) is Made}
     for frame, i in match.places:
         for var in frame.eqn(i).outvars:
-            if type(var) is DropVar or (id(frame), var) in results:
+            # What a match makes itself is not there to be passed to it.
+            if (id(frame), var) not in operands and (
+                type(var) is DropVar
+                or (id(frame), var) in results
+                or all(map(used.inside, users(frame, var)))
+            ):
                 continue
-            if not all(map(used.inside, users(frame, var))):
-                yield id(frame), i
+            yield id(frame), i
 
 
 def _needed_by(match: Match, escaping: set[tuple[int, int]]) -> frozenset[tuple[int, int]]:

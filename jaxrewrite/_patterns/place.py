@@ -21,7 +21,7 @@ from .match import Match, Miss, matches_at
 from .nested import made_for
 from .pattern import Pattern
 from .repeats import Repeats, Way
-from .view import Frame, Made, Place, facts_of, outermost, resolve, users
+from .view import Frame, Made, Place, facts_of, outermost, passing, resolve, users
 
 
 # The equation in place of a match. Its parameters are a `Plan`, and the equations that it
@@ -290,6 +290,9 @@ class _Layout:
     def __init__(self) -> None:
         self._of: dict[tuple[int, int], _Taken] = {}  # By the equations that are covered.
         self._made: dict[Any, _Taken] = {}  # By the variables that are their results.
+        # What is passed to matches of which some equations stay, by the equation that makes
+        # it. Another match may cover all that use it.
+        self._needed: dict[tuple[int, int], set[Var]] = {}
         self._all: list[_Taken] = []
 
     def add(self, match: Match) -> None:
@@ -300,13 +303,20 @@ class _Layout:
             if first is not None and not more and first.match.is_same_as(match):
                 first.others.append(match)
             return
+        gone, results = covered - match.stays, match.result_key()
+        for place in gone & self._needed.keys():
+            if any((place[0], var) not in results for var in self._needed[place]):
+                return
         key = self._key(match)
         if key is None:
             return
         taken = _Taken(match, key)
         self._all.append(taken)
-        self._of.update(dict.fromkeys(covered - match.stays, taken))
-        self._made.update(dict.fromkeys(match.result_key(), taken))
+        self._of.update(dict.fromkeys(gone, taken))
+        self._made.update(dict.fromkeys(results, taken))
+        for x in atoms_of(match.operands) if match.stays else ():
+            if type(x) is Made:
+                self._needed.setdefault((id(x.frame), x.index), set()).add(x.var)
 
     def _key(self, match: Match) -> Key | None:
         """A place after all operands and before every use; ``None`` if there is none."""
@@ -318,6 +328,7 @@ class _Layout:
             for operand in atoms_of(match.operands)
             if type(operand) is Made and operand.index >= 0
         ]
+        after += ((*f.path(), i, 1) for f, i in match.places if (id(f), i) in match.stays)
         key = max([min(results), *after])
         covered = match.covered - match.stays
         for made in match.results:
@@ -341,22 +352,37 @@ class _Layout:
 
 
 def inlined_frames(taken: Iterable[_Taken]) -> set[Frame]:
-    """The bodies that matches reach out of, with all that they are in."""
+    """The bodies that matches reach out of or through, with all that they are in."""
     inlined: set[Frame] = set()
-    for one in taken:
-        if one.match.is_within_call():
-            continue
-        frames = one.match.frames()
-        for match in (one.match, *one.others):
-            frames |= {
-                outermost(x).frame for x in atoms_of(match.operands) if type(x) is Made
-            }
-        for frame in frames:
-            outer: Frame | None = frame
-            while outer is not None:
-                inlined.add(outer)
-                outer = outer.parent
-    return inlined
+    pending = list(taken)
+    while True:
+        # A match within a body that is inlined may reach through calls in it.
+        reaching: list[_Taken] = []
+        rest: list[_Taken] = []
+        for one in pending:
+            stays = one.match.is_within_call() and not one.match.frames() <= inlined
+            (rest if stays else reaching).append(one)
+        if not reaching:
+            return inlined
+        pending = rest
+        for one in reaching:
+            frames = one.match.frames() | {*_passing(one.match)}
+            for match in (one.match, *one.others):
+                frames |= {
+                    outermost(x).frame for x in atoms_of(match.operands) if type(x) is Made
+                }
+            for frame in frames:
+                outer: Frame | None = frame
+                while outer is not None:
+                    inlined.add(outer)
+                    outer = outer.parent
+
+
+def _passing(match: Match) -> Iterator[Frame]:
+    """The bodies of calls that return an operand of an equation as they get it."""
+    for frame, i in match.places:
+        for atom in frame.eqn(i).invars:
+            yield from passing(frame, atom)
 
 
 # --- the new program -----------------------------------------------------------------------

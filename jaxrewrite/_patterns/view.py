@@ -328,6 +328,25 @@ def _resolve(frame: Frame, atom: Any, by: list[int]) -> Any:
         return Made(frame, atom, index, k)
 
 
+def passing(frame: Frame, atom: Any) -> Iterator[Frame]:
+    """The bodies of calls that return what leads to an atom as they get it."""
+    entered: list[Frame] = []
+    while type(atom) is not Literal:
+        index, k = frame.facts.made.get(atom, (-1, 0))
+        if index in frame.facts.calls:
+            frame = frame.inner(index)
+            entered.append(frame)
+            atom = frame.jaxpr.outvars[k]
+            continue
+        position = frame.facts.position.get(atom)
+        if frame.parent is None or position is None:
+            return
+        if entered:
+            yield entered.pop()
+        atom = frame.parent.eqn(frame.call).invars[position]
+        frame = frame.parent
+
+
 def outermost(made: Made, inlined: Container[Frame] = ()) -> Made:
     """The same array in the outermost frame where it has a name, or in one of these."""
     while made.frame.parent is not None and made.frame not in inlined:

@@ -532,6 +532,71 @@ def test_what_is_used_elsewhere_may_stay():
     assert answers(jax.jit(fn), kept, X) == ["after"]
 
 
+def test_a_match_reaches_through_calls_that_return_what_they_get():
+    through = jax.jit(lambda x, y: (x, jnp.exp(y)))
+
+    def before(x):
+        return jnp.tanh(jnp.arctan(x))
+
+    def fn(x):
+        y, z = through(jnp.arctan(x), x)
+        return jnp.tanh(y) + z
+
+    rules = table((before, before))
+    assert answers(fn, rules, X) == ["before"]
+    assert answers(lambda x: jax.jit(fn)(x) + before(x), rules, X) == ["before"] * 2
+    # A body that another match reaches out of is inlined, with the match in it.
+    square = lambda x: jnp.sin(x * x)  # noqa: E731
+    both = table((before, before), (square, square))
+    crossed = jax.jit(lambda x: (fn(x), x * x))
+    found = answers(lambda x: (lambda y, z: y + jnp.sin(z))(*crossed(x)), both, X)
+    assert sorted(found) == ["<lambda>", "before"]
+    # A rule that declines leaves the equations.
+    assert answers(fn, table((before, lambda x: NotImplemented)), X) == []
+
+
+def test_what_a_match_makes_is_no_operand_of_it():
+    before = lambda x, y: jnp.arctan(x) * jnp.tanh(y)  # noqa: E731
+
+    def fn(x):
+        y = jnp.arctan(x)
+        return y * jnp.tanh(y)
+
+    assert answers(fn, table((before, before)), X) == []
+    # The operand of both is made by one equation, which stays for the one with two of them.
+    kept = table((before, before), keep=True)
+    assert answers(fn, kept, X) == ["<lambda>"]
+    fn.__qualname__ = "of one operand"
+    kept.rewrite(lambda x: before(x, jnp.arctan(x)), precedence=1)(fn)
+    assert answers(fn, kept, X) == ["of one operand"]
+
+
+def test_what_stays_and_its_operands_come_first():
+    def of_both(x, y):
+        return jnp.arctan(x) * jnp.tanh(y)
+
+    def scaled(x, y):
+        return jnp.arctan(x * y)
+
+    def program(x, y):
+        z = scaled(x, y)
+        return z, z * jnp.tanh(y)
+
+    both = table((of_both, of_both), keep=True)
+    both.rewrite(scaled)(scaled)
+    assert answers(program, both, X, 2 * X) == ["of_both"]
+
+    def two(x):
+        return jnp.tanh(x), jnp.arctan(jnp.exp(x))
+
+    def fn(x):
+        y, e = jnp.tanh(x), jnp.exp(x)
+        return y, jnp.arctan(e), e
+
+    assert answers(fn, table((two, lambda x: NotImplemented), keep=True), X) == []
+    assert answers(fn, table((two, two), keep=True), X) == ["two"]
+
+
 # --- bodies of scans -------------------------------------------------------------------------
 
 
