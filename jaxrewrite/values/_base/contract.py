@@ -110,7 +110,13 @@ def dot_general(
         return jaxrewrite.bind(
             lax.dot_general_p, x, y, dimension_numbers=dimension_numbers, **params
         )
-    return lax.dot_general(x, y, dimension_numbers, **params)
+    product = lambda x, y: lax.dot_general(x, y, dimension_numbers, **params)
+    if dtype == jnp.bfloat16 and params["preferred_element_type"] == jnp.float32:
+        # XLA on a CPU widens the operands of some of these products by itself. Of those that it
+        # gets by its own transposes later, as after `jax.vmap`, it fails to compile some.
+        wide = lambda x, y: product(x.astype(jnp.float32), y.astype(jnp.float32))
+        return lax.platform_dependent(x, y, cpu=wide, default=product)
+    return product(x, y)
 
 
 def _cast(x: Any, dtype: Any) -> Any:
