@@ -67,7 +67,7 @@ def _rounded(most: int, length: int, run: int) -> int:
     for n in range(most, max(most // 4, 1) - 1, -1):
         if length % n == 0 and (n % run == 0 or run % n == 0):
             return n
-    return max(most - most % run, 1)
+    return most - most % run or most
 
 
 def grids(v: Coded) -> list[tuple[int, ...]]:
@@ -164,7 +164,10 @@ def views_of(v: Coded, x: Any, terms: Terms, axis: int) -> tuple[Any, list[View]
     pairs = codes.reshape(*codes.shape[:-1], -1, 2)
     views = []
     for i in range(2):
-        halves = [_every_second(leaf, v.shape[last], i) for leaf in shared]
+        halves = [
+            leaf[..., i::2] if leaf.shape[last] == v.shape[last] else leaf
+            for leaf in shared
+        ]
         if terms.v[-1] in terms.x:
             halves.append(lax.slice_in_dim(x, i, None, 2, terms.x.index(terms.v[-1])))
         else:
@@ -174,9 +177,15 @@ def views_of(v: Coded, x: Any, terms: Terms, axis: int) -> tuple[Any, list[View]
 
 
 def _is_in_bytes(v: Coded, axis: int) -> bool:
-    """Whether a loop along an axis reads two codes of four bits as a byte."""
-    last = v.ndim - 1
-    return is_nibbles(v) and axis != last and v.shape[last] % 2 == 0
+    """Whether a loop along an axis reads two codes of four bits as a byte.
+
+    If two such columns may belong to two blocks, what blocks share would be repeated for all
+    entries.
+    """
+    length = v.shape[-1]
+    runs = [length // grid[-1] for grid in grids(v)]
+    is_apart = any(run > 1 and run % 2 for run in runs)
+    return is_nibbles(v) and axis != v.ndim - 1 and length % 2 == 0 and not is_apart
 
 
 def is_nibbles(v: Coded) -> bool:
@@ -191,14 +200,6 @@ def nibble(i: int, stored: Any) -> Any:
     if jnp.issubdtype(stored.dtype, jnp.signedinteger):
         return lax.shift_right_arithmetic(stored, four)
     return lax.shift_right_logical(stored, four)
-
-
-def _every_second(leaf: Any, length: int, i: int) -> Any:
-    """What blocks share in the even, or the odd, columns of an array."""
-    blocks = leaf.shape[-1]
-    if blocks == 1 or length // blocks % 2 == 0:
-        return leaf
-    return spread_axis(leaf, leaf.ndim - 1, length)[..., i::2]
 
 
 def _split(

@@ -101,11 +101,14 @@ def _powers(x: Any, axes: Sequence[int]) -> tuple[Any, Any]:
     So the division by it is exact. It is infinite if an entry is not finite. It is no smaller
     than 2^-121, since a 32nd of it would be denormal, which a CPU takes for zero.
     """
-    least = jnp.asarray(2.0**-121, x.dtype)
-    most = lax.reduce(lax.abs(x), least, lax.max, tuple(axes))
+    # Bits are ordered as magnitudes are, and those of NaN come last. A maximum of floats may lose
+    # a NaN, as XLA vectorises it on a CPU.
+    of_least = np.float32(2.0**-121).view(np.int32)
+    magnitudes = lax.bitcast_convert_type(x, jnp.int32) & np.int32(0x7FFF_FFFF)
+    most = lax.reduce(magnitudes, of_least, lax.max, tuple(axes))
     # The bits of a power of two are those of its exponent. A compiler makes a loop of its own
     # for a division, and none for a difference of integers.
-    bits = lax.bitcast_convert_type(most, jnp.int32) & np.int32(0x7F80_0000)
+    bits = most & np.int32(0x7F80_0000)
     of_inverse = np.int32(0x7F00_0000) - bits
     power, inverse = (lax.bitcast_convert_type(y, x.dtype) for y in (bits, of_inverse))
     return power, inverse

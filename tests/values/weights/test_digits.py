@@ -374,3 +374,10 @@ def test_no_entry_of_a_weight_becomes_a_float(base, on_one_device, optimised):
         for program in (forbid(fn), slope):
             memory = jax.jit(program).lower(x, values).compile().memory_analysis()
             assert memory.temp_size_in_bytes < (copies + 0.4) * n * n, (fn, memory)
+
+
+def test_a_nan_is_not_lost_among_many_rows(in_digits, optimised):
+    """A maximum of floats lost some, with XLA's optimisations."""
+    v = Quantised(jnp.ones((1024, 8), jnp.int8), jnp.ones((1, 1)))
+    x = normal(66, 1024).at[jnp.arange(66), jnp.arange(66) * 15].set(jnp.nan)
+    assert jnp.isnan(jax.jit(forbid(lambda v, x: x @ v))(v, x)).all()

@@ -358,3 +358,17 @@ def test_divisions_by_zero_are_those_of_the_dense_weight(bulk):
         v = KINDS[kind](w)
         got = forbid(lambda v: v / 0)(v).materialise()
         np.testing.assert_array_equal(got, v.materialise() / 0, err_msg=kind)
+
+
+def test_blocks_of_an_odd_number_of_columns_are_not_repeated(blocks):
+    blocks(Block(0, 64))
+    q = jnp.ones((512, 30), jnp.int4)
+    v, x = Quantised(q, jnp.ones((512, 6))), normal(2, 512)
+    text = str(jax.make_jaxpr(forbid(lambda v, x: x @ v))(v, x))
+    assert "f32[512,15]" not in text
+    same(forbid(lambda v, x: x @ v)(v, x), np.asarray(x) @ np.ones((512, 30)))
+
+
+def test_blocks_that_fit_neither_the_length_nor_the_runs_are_large():
+    """They had one row each."""
+    assert block_for((3 * 1009, 4096), [(3, 4096)], 16) == Block(0, 2**20 // 4096)
