@@ -255,7 +255,9 @@ def _are_same(a: dict[str, Any], b: dict[str, Any]) -> bool:
         return False
     for key, value in a.items():
         other = b[key]
-        if value is not other and _has_floats(value) and repr(value) != repr(other):
+        if value is other or not (_has_floats(value) or _has_floats(other)):
+            continue
+        if repr(value) != repr(other):
             return False
     return True
 

@@ -37,9 +37,9 @@ class Quantised(Coded):
     where :math:`b(i,j)` is the block of the entry. Such an array takes about a quarter (8
     bits) to a sixteenth (2 bits) of the bytes in float32. A product with it leaves no
     floating-point copy behind, because the backward pass makes the copy again. On a CPU, a
-    product with a large weight makes one block of it dense at a time, or none if it can be
-    a product of integers: with 8 bits, no ``zero``, and scales along the summed axes alone or
-    along the others alone. It stays quantised when it is transposed, reshaped, broadcast, reversed, sliced, concatenated
+    product with a large weight makes one block of it dense at a time, or none if it is a
+    product of integers, which needs 8 bits, no ``zero``, and scales along the summed axes
+    alone or along the others alone. It stays quantised when it is transposed, reshaped, broadcast, reversed, sliced, concatenated
     with its kind, negated, or cast to another floating dtype. It also stays quantised when
     it is multiplied or divided by a number, or by one number per index of an axis. Matrices
     gathered from a stack are quantised; rows gathered from a table are dense. Everything
