@@ -109,8 +109,6 @@ class Rewriting:
         self.patterns = settings.rules.patterns()
         # The calls, each with its body and the avals of its operands, that stay what they are.
         self.unchanged: set[Any] = set()
-        # The answers of pattern rules, for matches that are alike.
-        self.of_matches: dict[Any, Any] = {}
         self._traced: dict[Any, Any] = {}
 
     def of_rules(self) -> Rewriting:
@@ -119,7 +117,7 @@ class Rewriting:
             return self
         rewriting = copy.copy(self)
         rewriting.patterns = []
-        rewriting.unchanged, rewriting.of_matches = set(), {}
+        rewriting.unchanged = set()
         return rewriting
 
     def placed(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
@@ -173,6 +171,10 @@ class Rewriting:
             return Answer(self._trace(fn, flat, check, getattr(fn, "__name__", "rule")))
 
         return self._recall(key, flat, find)
+
+    def by_match(self, key: tuple[Any, ...], flat: Flat, find: Callable[[], Any]) -> Any:
+        """What ``find`` gives for a match, or gave for one with this key and such operands."""
+        return self._recall(("match", *key), flat, find)
 
     def _recall(
         self, key: tuple[Any, ...], flat: Flat, find: Callable[[], Answer]

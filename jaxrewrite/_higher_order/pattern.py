@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,19 +35,24 @@ class _Answered(NamedTuple):
     taken: Sequence[int]
     whole: Sequence[int]
 
+    @property
+    def traced(self) -> Any:
+        return self.answer.traced
+
+
+_NO_ANSWER = _Answered(Answer(NotImplemented), (), ())
+
 
 def pattern_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
-    known = scope.rewriting.of_matches
-    key = None if scope.record is not None else _key(site, operands)
-    answered = known.get(key)
     declined: list[Declined] = []
-    if answered is None:
-        answered = _first_answer(scope, site, operands, declined)
-        if key is not None and answered is not NotImplemented:
-            known[key] = answered
+    find = functools.partial(_first_answer, scope, site, operands, declined)
     if scope.record is not None:
+        answered = find()
         scope.record.declined += declined
-    if answered is not NotImplemented:
+    else:
+        flat = Flat.of(operands, site.context)
+        answered = scope.rewriting.by_match(_key(site, operands), flat, find)
+    if answered is not _NO_ANSWER:
         flat = _flat(site, operands, answered.taken, answered.whole)
         return scope.add(answered.answer, flat, site)
     covered = site.params["jaxpr"]
@@ -64,9 +70,8 @@ def pattern_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
 handlers[pattern_p.name] = pattern_handler
 
 
-def _key(site: Site, operands: Sequence[Any]) -> Any:
-    """Equal for matches of the same patterns with the same operands; ``None`` if not hashable."""
-    flat = Flat.of(operands, site.context)
+def _key(site: Site, operands: Sequence[Any]) -> tuple[Any, ...]:
+    """Equal for matches of the same patterns, on operands of the same structure."""
     options = (
         (
             option.pattern,
@@ -85,12 +90,7 @@ def _key(site: Site, operands: Sequence[Any]) -> Any:
     )
     # A number is dispatched on as one.
     numbers = (type(x) is Literal for x in operands)
-    key = (*flat.treedefs, *flat.avals, site.context, *numbers, *options)
-    try:
-        hash(key)
-    except TypeError:  # Metadata of a value are not hashable.
-        return None
-    return key
+    return (*numbers, *options)
 
 
 def _statics(option: Option) -> tuple[Any, ...]:
@@ -109,10 +109,10 @@ def _first_answer(
     """The answer of the first pattern that does not decline."""
     plan = site.params["plan"]
     for group in _groups(plan.options):
-        answer = _of_group(scope, site, operands, group, declined)
-        if answer is not NotImplemented:
-            return answer
-    return NotImplemented
+        answered = _of_group(scope, site, operands, group, declined)
+        if answered is not NotImplemented:
+            return answered
+    return _NO_ANSWER
 
 
 def _groups(options: Sequence[Option]) -> list[list[Option]]:

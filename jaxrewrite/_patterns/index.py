@@ -176,19 +176,21 @@ def _watched_source(frame: Frame, atom: Any) -> Any:
     return _OF_GIVEN if source.index < 0 else (source.frame, source.index)
 
 
-def _makers(frame: Frame, i: int) -> Iterator[Any]:
+def _makers(frame: Frame, i: int) -> list[Any]:
     """The primitive that makes each operand of an equation, up to moves, or what it is else."""
     facts, eqns = frame.facts, frame.eqns
+    made, behind, calls = facts.made, facts.behind, facts.calls
+    makers: list[Any] = []
     atom: Any
     for atom in eqns[i].invars:
-        made = None
-        if type(atom) is not Literal:
-            made = facts.made.get(facts.behind.get(atom, atom))
-        if made is not None and made[0] not in facts.calls:
-            yield eqns[made[0]].primitive
+        own = None if type(atom) is Literal else made.get(behind.get(atom, atom))
+        if own is not None and own[0] not in calls:
+            makers.append(eqns[own[0]].primitive)
             continue
         source = _source(frame, atom)
-        yield source if type(source) is int else source[0].eqns[source[1]].primitive
+        is_known = type(source) is int
+        makers.append(source if is_known else source[0].eqns[source[1]].primitive)
+    return makers
 
 
 class Fitting(NamedTuple):
@@ -246,13 +248,16 @@ class Index:
             fitting = self._fitting[first] = self._fitting_to(
                 1, self._all.get(first[1], _NONE), shapes.of(frame, i, 1), is_open
             )
-        if fitting.levels <= 2:
-            return fitting.entries
-        key = is_open, shapes.of(frame, i, _LEVELS)
-        known = self._fitting.get(key)
-        if known is None:
-            known = self._fitting[key] = self._fitting_to(_LEVELS, fitting, key[1], is_open)
-        return known.entries
+        for level in range(2, _LEVELS + 1):
+            if fitting.levels <= level:
+                break
+            key = is_open, level, shapes.of(frame, i, level)
+            known = self._fitting.get(key)
+            if known is None:
+                known = self._fitting_to(level, fitting, key[2], is_open)
+                self._fitting[key] = known
+            fitting = known
+        return fitting.entries
 
     def fits(
         self, entry: Entry, shapes: Shapes, place: Place, is_open: bool = False

@@ -82,11 +82,10 @@ def made_for(
 
 def _orders(top: Frame, nesting: Nesting) -> Iterator[Order]:
     """The orders of the longest chains in a program."""
-    places = [
-        (frame, i)
-        for frame, i in places_of(nesting.primitive, top)
-        if nesting.is_one(frame.eqn(i))
-    ]
+    found = [*places_of(nesting.primitive, top)]
+    if sum(_most_parts(place, nesting) for place in found) < nesting.fewest - 2:
+        return  # All but the last equation of a chain are parts of another one.
+    places = [(frame, i) for frame, i in found if nesting.is_one(frame.eqn(i))]
     parts = {place: _parts(place, nesting) for place in places}
     inside = {part for both in parts.values() for part in both}
     for place in places:
@@ -123,6 +122,11 @@ def _parts(place: Place, nesting: Nesting) -> list[Place | None]:
         (source.frame, source.index) if _is_part(source, place, nesting) else None
         for source in sources
     ]
+
+
+def _most_parts(place: Place, nesting: Nesting) -> int:
+    frame, i = place
+    return sum(_may_be_part(frame, atom, nesting) for atom in frame.eqn(i).invars)
 
 
 def _may_be_part(frame: Frame, atom: Any, nesting: Nesting) -> bool:

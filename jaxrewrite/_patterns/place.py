@@ -109,8 +109,8 @@ def place(
 
     of_top = reached.get(top, set())
     program = _Program(index, top, may_be_value if reached else None, misses, of_top)
-    taken = _taken(program.matches())
-    placed = _Rebuilt(top, taken, without).jaxpr() if taken else jaxpr
+    taken, inlined = _taken(program.matches())
+    placed = _Rebuilt(top, taken, inlined, without).jaxpr() if taken else jaxpr
     top.forget()
     return placed
 
@@ -259,8 +259,11 @@ def _moved(matches: Sequence[Match], way: Way) -> Sequence[Match]:
     return [match.moved(way) for match in matches]
 
 
-def _taken(found: Iterable[Match]) -> list[_Taken]:
-    """The matches that are taken: by precedence, then size, then place."""
+def _taken(found: Iterable[Match]) -> tuple[list[_Taken], set[Frame]]:
+    """The matches that are taken: by precedence, then size, then place.
+
+    And the bodies of calls that they reach out of or through.
+    """
     ordered = sorted(
         found,
         key=lambda m: (
@@ -345,10 +348,10 @@ class _Layout:
         taken = self._made.get((id(made.frame), made.var))
         return taken.key if taken is not None else (*made.frame.path(), made.index)
 
-    def settled(self) -> list[_Taken]:
+    def settled(self) -> tuple[list[_Taken], set[Frame]]:
         """Without the matches in bodies that stay calls, which find them by themselves."""
         inlined = inlined_frames(self._all)
-        return [t for t in self._all if t.match.frames() <= inlined]
+        return [t for t in self._all if t.match.frames() <= inlined], inlined
 
 
 def inlined_frames(taken: Iterable[_Taken]) -> set[Frame]:
@@ -381,8 +384,13 @@ def inlined_frames(taken: Iterable[_Taken]) -> set[Frame]:
 def _passing(match: Match) -> Iterator[Frame]:
     """The bodies of calls that return an operand of an equation as they get it."""
     for frame, i in match.places:
+        made, calls = frame.facts.made, frame.facts.calls
+        atom: Any
         for atom in frame.eqn(i).invars:
-            yield from passing(frame, atom)
+            if type(atom) is Literal:
+                continue
+            if frame.parent is not None or made.get(atom, (-1, 0))[0] in calls:
+                yield from passing(frame, atom)
 
 
 # --- the new program -----------------------------------------------------------------------
@@ -391,11 +399,17 @@ def _passing(match: Match) -> Iterator[Frame]:
 class _Rebuilt:
     """A program with matches taken out, and the bodies that they cross in their place."""
 
-    def __init__(self, top: Frame, taken: Sequence[_Taken], without: Set[Pattern]):
+    def __init__(
+        self,
+        top: Frame,
+        taken: Sequence[_Taken],
+        inlined: Set[Frame],
+        without: Set[Pattern],
+    ):
         self._without = without
         self._top = top
         self._taken = taken
-        self._inlined = inlined_frames(taken)
+        self._inlined = inlined
         # By frame, the equations that matches cover.
         self._gone: dict[int, set[int]] = {}
         for t in taken:
@@ -557,6 +571,9 @@ class _Rebuilt:
             if i in match.pattern.scalars:
                 number = operand.as_kind(match.pattern.scalars[i])
                 operands.append(Number(np.asarray(number), operand.atom))
+                continue
+            if type(operand) is Made:
+                operands.append(_position_in(atoms, self._name_of(operand)))
                 continue
             positions = tuple(
                 _position_in(atoms, x.atom if type(x) is Number else self._name_of(x))

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from .. import _compat
@@ -30,12 +29,19 @@ class Facts:
         self.calls: dict[int, Jaxpr] = {}
         self.eqns: Sequence[JaxprEqn] = jaxpr.eqns
         # The equations of each primitive.
-        self.places: dict[Primitive, list[int]] = defaultdict(list)
-        made = self.made
+        self.places: dict[Primitive, list[int]] = {}
+        made, places = self.made, self.places
         for i, eqn in enumerate(self.eqns):
-            self.places[eqn.primitive].append(i)
-            for k, var in enumerate(eqn.outvars):
-                made[var] = i, k
+            own = places.get(eqn.primitive)
+            if own is None:
+                places[eqn.primitive] = [i]
+            else:
+                own.append(i)
+            outvars = eqn.outvars
+            if len(outvars) == 1:
+                made[outvars[0]] = i, 0
+            else:
+                made.update((var, (i, k)) for k, var in enumerate(outvars))
         for primitive in self.places:
             for i in self.places[primitive] if primitive.name in CALLS else ():
                 body = body_of(self.eqns[i])
@@ -57,17 +63,22 @@ class Facts:
         return behind
 
     @functools.cached_property
-    def uses(self) -> dict[Var, list[int]]:
+    def uses(self) -> Mapping[Var, Sequence[int]]:
         """The equations that use each variable."""
-        uses: dict[Any, list[int]] = {}
+        # Most variables have one use, and a list of one takes twice the time of a tuple.
+        uses: dict[Any, Any] = {}
         for i, eqn in enumerate(self.eqns):
             for atom in eqn.invars:
-                if type(atom) is not Literal:
-                    users = uses.get(atom)
-                    if users is None:
-                        uses[atom] = [i]
-                    elif users[-1] != i:
+                if type(atom) is Literal:
+                    continue
+                users = uses.get(atom)
+                if users is None:
+                    uses[atom] = (i,)
+                elif users[-1] != i:
+                    if type(users) is list:
                         users.append(i)
+                    else:
+                        uses[atom] = [*users, i]
         return uses
 
     @functools.cached_property
@@ -90,7 +101,9 @@ class Facts:
     def kinds(self) -> tuple[frozenset[Any], int]:
         """The dtypes of the arrays, and the highest rank, here and in the calls."""
         dtypes, rank = set(), 0
-        for aval in {var.aval for var in (*self.position, *self.made)}:
+        avals = (var.aval for var in (*self.position, *self.made))
+        # Most avals are few objects, and their hashes cost more than their identities.
+        for aval in {id(aval): aval for aval in avals}.values():
             if isinstance(aval, ShapedArray):
                 dtypes.add(aval.dtype)
                 rank = max(rank, len(aval.shape))

@@ -75,23 +75,44 @@ def _is_fusable(q: Any, bias: Any, mask: Any) -> bool:
     )
 
 
+def _as_one_call(attend: Callable[..., Any]) -> Callable[..., Any]:
+    """A jitted function in place of one, so that all layers of a model share its body.
+
+    It declines where the function of JAX means something else.
+    """
+
+    @functools.partial(jax.jit, static_argnames="fill")
+    def dot_product_attention(q, k, v, *, fill, **logits):
+        return attend(q, k, v, fill=fill, **logits)
+
+    def call(q: Any, k: Any, v: Any, fill: float = -math.inf, **logits: Any) -> Any:
+        if not _is_exact(q, k, v, fill):
+            return NotImplemented
+        return dot_product_attention(q, k, v, fill=fill, **logits)
+
+    return call
+
+
 class _Fused:
-    """`jax.nn.dot_product_attention` for operands of the layouts of libraries."""
+    """`jax.nn.dot_product_attention` for operands of the layouts of libraries.
+
+    ``heads_first`` takes operands of (..., heads, length, size), and ``heads_last`` those of
+    (..., length, heads, size).
+    """
 
     def __init__(self, implementation: Any):
         self.implementation = implementation
+        self.heads_first = _as_one_call(self._heads_first)
+        self.heads_last = _as_one_call(self._heads_last)
 
-    def heads_first(self, q: Any, k: Any, v: Any, **logits: Any) -> Any:
-        """Attention of operands of (..., heads, length, size)."""
+    def _heads_first(self, q: Any, k: Any, v: Any, **logits: Any) -> Any:
         if q.ndim < 4:
             for name in logits.keys() & {"bias", "mask"}:
                 logits[name] = jnp.expand_dims(jnp.atleast_2d(logits[name]), -3)
-        out = self.heads_last(*map(_heads_last, (q, k, v)), **logits)
-        if out is NotImplemented:
-            return out
+        out = self._heads_last(*map(_heads_last, (q, k, v)), **logits)
         return jnp.swapaxes(out, -2, -3) if q.ndim > 3 else jnp.squeeze(out, -2)
 
-    def heads_last(
+    def _heads_last(
         self,
         q: Any,
         k: Any,
@@ -99,12 +120,9 @@ class _Fused:
         *,
         bias: Any = None,
         mask: Any = None,
-        fill: float = -math.inf,
+        fill: float,
         scale: Any = 1.0,
     ) -> Any:
-        """Attention of operands of (..., length, heads, size)."""
-        if not _is_exact(q, k, v, fill):
-            return NotImplemented
         batch, shape = q.shape[:-3], q.shape
         q, k, v = (x.reshape(math.prod(batch), *x.shape[-3:]) for x in (q, k, v))
         if bias is not None:

@@ -442,3 +442,14 @@ def test_weights_of_projections_stay_implicit():
     got = jaxrewrite.transform(fn, rules=rules, materialise="forbid")(lora, X)
     close(got, fn(lora.materialise(), X), 1e-5)
     assert "attention" in found(fn, lora, X)
+
+
+def test_layers_share_the_body_of_one_call():
+    def two(q, k, v):
+        return linen(linen(q, k, k), k, v)
+
+    jaxpr = jaxrewrite.make_jaxpr(two, rules=rules)(Q, K, V).jaxpr
+    calls = [e for e in jaxpr.eqns if e.params.get("name") == "dot_product_attention"]
+    assert len(calls) == 2
+    assert calls[0].params["jaxpr"] is calls[1].params["jaxpr"]
+    assert "exp" not in {eqn.primitive.name for eqn in jaxpr.eqns}
