@@ -72,12 +72,15 @@ def same(a: Any, b: Any) -> bool:
     return _equal(a, b)
 
 
+_FLOATS = float, complex, np.inexact
+
+
 def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
         return False
     if isinstance(a, (np.ndarray, jax.Array)) or isinstance(b, (np.ndarray, jax.Array)):
         return same_array(a, b)
-    if isinstance(a, (float, complex, np.inexact)):
+    if isinstance(a, _FLOATS) or isinstance(b, _FLOATS):
         return type(a) is type(b) and repr(a) == repr(b)  # 0.0 == -0.0, and nan != nan.
     try:
         return bool(a == b)

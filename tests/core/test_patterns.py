@@ -289,6 +289,20 @@ def test_numbers_have_to_be_equal():
         assert len(report.rules) == expected
 
 
+def test_parameters_that_are_numbers_have_to_be_equal():
+    over_p = core.Primitive("over")
+    over_p.def_abstract_eval(lambda x, by: x)
+
+    def before(x, by):
+        return jnp.sin(over_p.bind(x, by=by))
+
+    rules = table((functools.partial(before, by=0), jnp.tanh))
+    for by, expected in (0, 1), (0.0, 0), (-0.0, 0), (1, 0):
+        assert len(explain(functools.partial(before, by=by), rules=rules)(X).rules) == (
+            expected
+        )
+
+
 def test_functions_of_integers():
     def after(x, y):
         return x ^ y
