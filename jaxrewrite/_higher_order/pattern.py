@@ -46,12 +46,13 @@ _NO_ANSWER = _Answered(Answer(NotImplemented), (), ())
 def pattern_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     declined: list[Declined] = []
     find = functools.partial(_first_answer, scope, site, operands, declined)
-    if scope.record is not None:
-        answered = find()
-        scope.record.declined += declined
-    else:
+    if scope.rewriting.settings.recorder is None:
         flat = Flat.of(operands, site.context)
         answered = scope.rewriting.by_match(_key(site, operands), flat, find)
+    else:
+        answered = find()
+    if scope.record is not None:
+        scope.record.declined += declined
     if answered is not _NO_ANSWER:
         flat = _flat(site, operands, answered.taken, answered.whole)
         return scope.add(answered.answer, flat, site)
