@@ -199,7 +199,7 @@ class Pattern:
             with _compat.mesh_of(avals), _compat.unfiltered_errors():
                 jaxpr, consts = _compat.trace_to_jaxpr(flat, avals, debug_info)
         except Exception as error:  # noqa: BLE001 - a user's function raises anything
-            return error
+            return _without_frames(error)
         if any(isinstance(const, _compat.Tracer) for const in consts):
             return TypeError("it closes over a tracer")
         jaxpr = drop_dead_code(jaxpr)
@@ -265,6 +265,20 @@ class Pattern:
                     f"A pattern looks for a function that returns {what}. Each result must "
                     "be that of an equation." + self.both()
                 )
+
+
+def _without_frames(error: Exception) -> Exception:
+    """An error that may be kept: the frames it was raised in hold tracers of the callers."""
+    where = _compat.raised_at(error)
+    if where is not None:
+        add_note(error, f"jaxrewrite: raised at {where[0]}:{where[1]}.")
+    pending: list[BaseException | None] = [error]
+    while pending:
+        one = pending.pop()
+        if one is not None and one.__traceback__ is not None:
+            one.__traceback__ = None
+            pending += one.__cause__, one.__context__
+    return error
 
 
 def _mapped(fn: Callable[..., Any], mapped: Sequence[bool]) -> Callable[..., Any]:

@@ -803,6 +803,16 @@ def test_programs_are_staged_once(no_leak_checks):
     assert len(calls) == 1
 
 
+def test_operands_at_which_a_pattern_cannot_be_traced_keep_no_tracers(leak_checks):
+    def before(x):
+        if x.ndim != 1:
+            raise ValueError("not these")
+        return jnp.exp(x) + jnp.sin(x)
+
+    rules = table((before, lambda x: jnp.sin(x) + jnp.exp(x)))
+    jax.jit(transform(lambda x: before(2 * x), rules=rules))(jnp.ones(3))
+
+
 # --- what looking for patterns costs, and what it may not lose -------------------------------
 
 
