@@ -207,9 +207,20 @@ def _scatter(*operands: Any, primitive: Any, **params: Any) -> Any:
     return _increasing(*operands, primitive=primitive, **params)
 
 
-@annotation_rule(Interval, *DECREASING)
+@annotation_rule(Interval, *(name for name in DECREASING if name != "rsqrt"))
 def _decreasing(x: Interval, *, primitive: Any, **params: Any) -> Any:
     return _between(primitive, [x.upper], [x.lower], params)
+
+
+@annotation_rule(Interval, "rsqrt")
+def _inverse_root(x: Interval, *, primitive: Any, **params: Any) -> Any:
+    x = Interval(_positive_zero(x.lower), _positive_zero(x.upper))
+    return _decreasing(x, primitive=primitive, **params)
+
+
+def _positive_zero(x: Any) -> Any:
+    """The same numbers without a negative zero, whose inverse is below all others."""
+    return jnp.where(x == 0, jnp.zeros_like(x), x)
 
 
 @annotation_rule(Interval, "sub")
@@ -274,10 +285,15 @@ def _corners(fn: Callable[[Any, Any], Any], x: Any, y: Any) -> Interval:
     """Bounds of a function that is monotone in each operand, for any value of the other.
 
     The bound of numbers may be infinite, but the numbers are not: so 0 times infinity is 0.
+    An array that an interval meets may be NaN, and so is the result then.
     """
-    corners = [fn(a, b) for a, b in itertools.product(_ends(x), _ends(y))]
+    pairs = list(itertools.product(_ends(x), _ends(y)))
+    corners = [fn(a, b) for a, b in pairs]
     if inexact(corners[0]):
-        corners = [jnp.where(jnp.isnan(corner), 0, corner) for corner in corners]
+        corners = [
+            jnp.where(jnp.isnan(corner) & ~jnp.isnan(a) & ~jnp.isnan(b), 0, corner)
+            for corner, (a, b) in zip(corners, pairs, strict=True)
+        ]
     return _hull(*corners)
 
 
@@ -313,7 +329,9 @@ def _unbounded(where: Any, x: Interval) -> Interval:
 @annotation_rule(Interval, "pow")
 def _power(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     """Bounds for a base that is not negative. A negative base is unbounded: it may give NaN."""
-    return _unbounded(_lower(x) < 0, _corners(lax.pow, x, y))
+    ends = [_positive_zero(end) for end in _ends(x)]
+    base = Interval(*ends) if len(ends) == 2 else ends[0]
+    return _unbounded(_lower(x) < 0, _corners(lax.pow, base, y))
 
 
 @annotation_rule(Interval, "sin", "cos")
@@ -459,7 +477,7 @@ def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
         undecided = either(end(no), end(yes))
         return jnp.where(surely, end(yes), jnp.where(never, end(no), undecided))
 
-    return Interval(chosen(_lower, jnp.minimum), chosen(_upper, jnp.maximum))
+    return _bounded(chosen(_lower, jnp.minimum), chosen(_upper, jnp.maximum))
 
 
 @jaxrewrite.register("custom_jvp_call", "custom_vjp_call")

@@ -95,12 +95,14 @@ class Masked(Structured):
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> Masked:
         """Return the mean of the entries that are not missing; missing if all are."""
-        count = self.count(axis, keepdims)
+        # Where no entry is there, all are counted, so that no number is divided by zero.
+        counted = ~self.mask | (self.count(axis, keepdims=True) == 0)
 
         def mean(array: Any) -> Any:
-            return jnp.sum(array, axis, keepdims=keepdims) / jnp.maximum(count, 1)
+            return jnp.mean(array, axis, keepdims=keepdims, where=counted)
 
-        return Masked(jaxrewrite.transform(mean)(self.filled(0)), count == 0)
+        is_missing = self.count(axis, keepdims) == 0
+        return Masked(jaxrewrite.transform(mean)(self.filled(0)), is_missing)
 
     def aval(self) -> Any:
         """The aval of the array."""
@@ -184,13 +186,13 @@ def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
 def _lowest(dtype: Any) -> Any:
     if dtype == jnp.bool_:
         return False
-    return -jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).min
+    return -jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
 
 
 def _highest(dtype: Any) -> Any:
     if dtype == jnp.bool_:
         return True
-    return jnp.inf if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo(dtype).max
+    return jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max
 
 
 _NEUTRAL: dict[str, Callable[[Any], Any]] = {
@@ -229,9 +231,13 @@ def _reduce_to_index(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> 
     `jax.numpy.select` takes the first condition that holds in this way.
     """
     index = _without(x, primitive, {"axes": axes, **params})
-    if x.dtype != jnp.bool_:
-        return Masked(index, _all_missing(x.mask, axes))
     (axis,) = axes
+    if x.dtype != jnp.bool_:
+        # A missing entry is found only where none is better, so the first that is there is it.
+        at = jnp.expand_dims(index, axis)
+        is_missing = jnp.take_along_axis(x.mask, at, axis).squeeze(axis)
+        first = lax.argmin(x.mask, axis, index.dtype)
+        return Masked(jnp.where(is_missing, first, index), _all_missing(x.mask, axes))
     found = ~x.mask & (x.array if primitive.name == "argmax" else ~x.array)
     earlier = lax.cumsum(found.astype(jnp.int32), axis) == 0
     return Masked(index, (x.mask & earlier).any(axis))
@@ -249,7 +255,8 @@ def _sort(
     keys, others = operands[:num_keys], operands[num_keys:]
     missing = functools.reduce(operator.or_, map(_mask, keys))
     masks = [x.mask for x in operands if isinstance(x, Masked)]
-    arrays = [missing, *map(_array, keys), *map(_array, others), *masks]
+    # The numbers under a mask must not order what is taken along, such as indices.
+    arrays = [missing, *(_filled(key, 0) for key in keys), *map(_array, others), *masks]
     _, *results = lax.sort(arrays, dimension, is_stable, num_keys + 1)
     sorted_masks = iter(results[len(operands) :])
     return [

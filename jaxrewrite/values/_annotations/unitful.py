@@ -159,12 +159,14 @@ class Unitful(Structured):
         times, over = conversion(self.units, target, units)
         if not all(isinstance(x, int) for x in (times, over)) or inexact(self.array):
             times, over = float(times), float(over)
-        array = self.array
+        # A factor may be beyond what float16 holds, even if the result is not.
+        is_narrow = self.dtype == jnp.float16
+        array = self.array.astype(jnp.float32) if is_narrow else self.array
         if times != 1:
             array = array * times
         if over != 1:
             array = array / over
-        return Unitful(array, target)
+        return Unitful(array.astype(jnp.float16) if is_narrow else array, target)
 
     def materialise(self) -> Any:
         """Return the array if it has no units; else raise `UnitsError`."""
@@ -342,8 +344,11 @@ def _integer_pow(x: Unitful, *, primitive: Any, y: int, **params: Any) -> Any:
 @jaxrewrite.register("pow")
 def _pow(x: Unitful, y: Literal, *, primitive: Any, **params: Any) -> Any:
     """A power that the program writes as a number, such as 0.5 or 1 / 3."""
-    power = Fraction(float(y.val)).limit_denominator(64)
-    if not x.units or not math.isclose(power, y.val, rel_tol=1e-6):
+    if not x.units or not np.isfinite(y.val) or np.imag(y.val):
+        return NotImplemented  # There are no such powers of units.
+    exponent = float(np.real(y.val))
+    power = Fraction(exponent).limit_denominator(64)
+    if not math.isclose(power, exponent, rel_tol=1e-6):
         return NotImplemented
     return bind_numbers(primitive, [x, y.val], x.units**power, params)
 

@@ -294,6 +294,9 @@ def test_what_has_no_units_is_plain():
         (jnp.floor, "floor needs operands without"),
         (lambda x: x ** x[0, 0], "pow needs operands without"),
         (lambda x: 2.0**x, "pow needs operands without"),
+        (lambda x: x ** (0.5 + 1j), "pow needs operands without"),
+        (lambda x: x**jnp.inf, "pow needs operands without"),
+        (lambda x: x**jnp.nan, "pow needs operands without"),
         (jnp.cumprod, "cumprod needs operands without"),
         (lambda x: lax.cond(True, lambda: x, lambda: x * x), "conditional"),
         (lambda x: lax.scan(lambda c, row: (c + row, 0), jnp.ones(4), x), "add needs"),
@@ -302,6 +305,12 @@ def test_what_has_no_units_is_plain():
 def test_units_that_do_not_agree(fn, message):
     with pytest.raises(UnitsError, match=message):
         run(fn)(LENGTH)
+
+
+def test_the_root_of_complex_numbers_has_units():
+    root = run(lambda x: x**0.5)(Unitful(jnp.array([-4.0 + 0j]), "m^2"))
+    assert root.units == Units("m")
+    np.testing.assert_allclose(root.array, [2j], atol=1e-6)
 
 
 def test_units_are_never_lost():
@@ -574,6 +583,27 @@ def test_masked_counts_what_is_there():
     np.testing.assert_allclose(x.filled(7), theirs.filled(7))
 
 
+@pytest.mark.parametrize(("dtype", "low"), [(float, -jnp.inf), (np.uint8, 0)])
+def test_the_place_of_the_greatest_is_no_missing_entry(dtype, low):
+    x = Masked(
+        jnp.array([[7, low], [3, low]]).astype(dtype), jnp.array([[1, 0], [0, 1]], bool)
+    )
+    assert run(lambda x: jnp.argmax(x, axis=1))(x).filled(9).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("hidden", [[5.0, 3.0], [3.0, jnp.nan]])
+def test_numbers_under_a_mask_do_not_order_indices(hidden):
+    x = Masked(jnp.array([*hidden, 1.0]), jnp.array([1, 1, 0], bool))
+    assert run(jnp.argsort)(x).tolist() == [2, 0, 1]
+
+
+def test_masked_means_and_maxima_of_rare_dtypes():
+    x = Masked(jnp.full(100, 1000, jnp.float16), jnp.arange(100) == 0)
+    assert x.mean().filled(0) == 1000
+    complexes = Masked(jnp.array([3 + 1j, 2]), jnp.array([1, 0], bool))
+    assert run(jnp.max)(complexes).filled(0) == 2
+
+
 def test_what_is_missing_has_no_gradient():
     x, _ = masked(5)
     dense = x.filled(3.0)
@@ -772,6 +802,26 @@ def test_the_first_of_conditions_may_be_one_that_is_missing():
     flags = Masked(jnp.array([False, True, False]), jnp.array([0, 0, 1], bool))
     index = run(jnp.argmax)(flags)
     assert (index.filled(9), run(jnp.argmin)(flags).filled(9)) == (1, 0)
+
+
+def test_bounds_at_a_negative_zero():
+    x = Interval(jnp.array([-0.0]), jnp.array([4.0]))
+    for fn in (lax.rsqrt, lambda x: x ** jnp.array([-1.0])):
+        bounds = run(fn)(x)
+        assert bounds.lower <= fn(4.0) and bounds.upper == jnp.inf
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x * jnp.array([jnp.nan]),
+        lambda x: x / jnp.array([jnp.nan]),
+        lambda x: jnp.where(x > 0.5, x, jnp.nan),
+    ],
+)
+def test_what_may_be_nan_has_no_bounds(fn):
+    bounds = run(fn)(Interval(jnp.array([0.0]), jnp.array([1.0])))
+    assert (bounds.lower, bounds.upper) == (-jnp.inf, jnp.inf)
 
 
 def test_bounds_that_rounding_has_exchanged():

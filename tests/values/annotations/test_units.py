@@ -52,6 +52,8 @@ def test_what_may_be_converted():
     np.testing.assert_allclose(Unitful(jnp.arange(3), "m").to("km").array, [0, 1e-3, 2e-3])
     half = Unitful(jnp.ones(2, jnp.float16), "mi").to("km")
     assert half.array.dtype == jnp.float16
+    np.testing.assert_allclose(Unitful(jnp.float16(0.001), "km").to("mm").array, 1000, 1e-3)
+    np.testing.assert_allclose(Unitful(jnp.float16(6e4), "um").to("km").array, 6e-5, 1e-2)
     diagonal = Unitful(Diagonal(jnp.ones(2)), "km").to("m").array
     assert type(diagonal) is Diagonal
     square = jaxrewrite.transform(lambda x: (x * x).sum())
