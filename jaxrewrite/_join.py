@@ -21,7 +21,7 @@ from jax import lax
 from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from . import _compat
-from ._avals import aval_of, avals_of, layer, same_treedef
+from ._avals import aval_of, avals_of, fields, layer, same_treedef
 from ._compat import Literal, Var
 from ._dead_code import live_equations
 from ._dense import NO_RULE, Reason
@@ -102,20 +102,23 @@ def _join_fields(scope: Scope, x: Any, y: Any, site: Site) -> Any:
     for zeros, other in ((x, y), (y, x)):
         if isinstance(zeros, KnownZeros):
             return other if is_value(other) and can_be_zero(other) else None
-    if not _same_layer(x, y):
+    parts_of = layer
+    if not _same_parts(x, y, layer):
         pair = _ask_types(scope, x, y, site)
         if pair is None:
             return None
         x, y = (structure_of(result).like() for result in pair)
-        if not _same_layer(x, y):
+        # A type whose rules see all leaves may have left other types in its fields.
+        parts_of = layer if _same_parts(x, y, layer) else fields
+        if not _same_parts(x, y, parts_of):
             return None
-    xs, treedef = layer(x)
-    ys, _ = layer(y)
-    fields = [
+    xs, treedef = parts_of(x)
+    ys, _ = parts_of(y)
+    joined = [
         join(scope, structure_of(a), structure_of(b), site).like()
         for a, b in zip(xs, ys, strict=True)
     ]
-    return tree_unflatten(treedef, fields)
+    return tree_unflatten(treedef, joined)
 
 
 def fits(scope: Scope, own: Structure, joined: Structure, site: Site) -> bool:
@@ -161,17 +164,19 @@ def _bring(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
     if not is_value(like):
         dense = scope.materialise(operand, site, _DIFFERS)
         return _vary(scope, dense, like, site)
-    if not _same_layer(operand, like):
+    parts_of = layer
+    if not _same_parts(operand, like, layer):
         operand = _through_types(scope, operand, like, site)
-        if not _same_layer(operand, like):
+        parts_of = layer if _same_parts(operand, like, layer) else fields
+        if not _same_parts(operand, like, parts_of):
             raise _NoJoinError
-    fields, treedef = layer(operand)
-    wanted, _ = layer(like)
+    parts, treedef = parts_of(operand)
+    wanted, _ = parts_of(like)
     return tree_unflatten(
         treedef,
         [
-            _bring(scope, field, structure_of(want), site)
-            for field, want in zip(fields, wanted, strict=True)
+            _bring(scope, part, structure_of(want), site)
+            for part, want in zip(parts, wanted, strict=True)
         ],
     )
 
@@ -192,12 +197,15 @@ def _vary(scope: Scope, atom: Any, like: Any, site: Site) -> Any:
     return scope.add_call(vary, [atom], site)[0]
 
 
-def _same_layer(x: Any, y: Any) -> bool:
-    """Whether two operands differ at most inside of fields that are values."""
+def _same_parts(x: Any, y: Any, parts_of: Callable[[Any], Any]) -> bool:
+    """Whether two operands differ at most inside of parts that are values.
+
+    The parts are what rules see (`layer`), or the fields.
+    """
     if not (is_value(x) and is_value(y)):
         return False
-    xs, treedef = layer(x)
-    ys, other = layer(y)
+    xs, treedef = parts_of(x)
+    ys, other = parts_of(y)
     return same_treedef(treedef, other) and all(
         _compat.same_array_type(a, b)
         for a, b in zip(avals_of(xs), avals_of(ys), strict=True)

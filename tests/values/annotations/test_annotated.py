@@ -17,6 +17,7 @@ import jaxrewrite
 from jaxrewrite.values import (
     Diagonal,
     Interval,
+    Kronecker,
     Masked,
     Named,
     Scaled,
@@ -70,6 +71,22 @@ def batched_twice(x):
 
 
 batched_twice.def_vmap(lambda size, batched, x: (x * 2, True))
+
+
+@pytest.mark.parametrize("annotated", [Unitful, Tagged])
+def test_what_is_annotated_may_change_in_loops_and_branches(annotated):
+    def thrice(x):
+        return lax.fori_loop(0, 2, lambda i, carry: carry + x, x)
+
+    x = annotated(Kronecker(NUMBERS[:2, :2], NUMBERS[:2, 2:]), "m")
+    y = annotated(Diagonal(NUMBERS[0]), "m")
+    tripled = jaxrewrite.transform(thrice, materialise="allow")(x)
+    branches = lambda which, x, y: lax.cond(which, lambda: x, lambda: y)
+    chosen = jaxrewrite.transform(branches, materialise="allow")(True, x, y)
+    kron = np.kron(NUMBERS[:2, :2], NUMBERS[:2, 2:])
+    for result, expected in (tripled, 3 * kron), (chosen, kron):
+        assert type(result) is annotated
+        np.testing.assert_allclose(result.array, expected, 1e-6)
 
 
 # --- units ------------------------------------------------------------------------------
