@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import operator
 import os
 import sys
 import traceback
@@ -318,7 +319,9 @@ def new_jaxpr(
     ``is_high`` tells whether JAX has to expand some of the primitives before it can compile
     the jaxpr. `has_high_parameters` and the ``is_high`` of other jaxprs give it.
     """
-    effects = make_jaxpr_effects((), invars, outvars, eqns)
+    effects: Any = set()
+    if any(map(operator.attrgetter("effects"), eqns)):
+        effects = make_jaxpr_effects((), invars, outvars, eqns)
     return Jaxpr((), invars, outvars, eqns, effects, unnamed(debug_info), is_high)
 
 

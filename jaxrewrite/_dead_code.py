@@ -5,14 +5,14 @@ A result that nothing needs must not make a value dense or cause a call of a rul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax.extend.core as jex_core
 
 from . import _compat
 from ._caches import WeakCaches
-from ._compat import Jaxpr, JaxprEqn, Literal, dce_rules
+from ._compat import Jaxpr, JaxprEqn, Literal, Var, dce_rules
 
 
 def live_equations(eqns: Sequence[JaxprEqn], outvars: Sequence[Any]) -> list[JaxprEqn]:
@@ -29,30 +29,34 @@ def live_equations(eqns: Sequence[JaxprEqn], outvars: Sequence[Any]) -> list[Jax
     return kept
 
 
-def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
+def drop_dead_code(jaxpr: Jaxpr, used: Iterable[Var] | None = None) -> Jaxpr:
     """Drop equations, also in nested jaxprs, that nothing needs; effects stay.
 
     JAX's own pass does it, but costs as much as the rest of a rewriting. Most programs have
-    nothing to drop, and a check that costs a fraction of the pass finds that out.
+    nothing to drop, and a check that costs a fraction of the pass finds that out. ``used`` are
+    the variables that the equations use, if they are known.
     """
-    return _compat.drop_dead_code(jaxpr) if _may_have_dead_code(jaxpr) else jaxpr
+    return _compat.drop_dead_code(jaxpr) if _may_have_dead_code(jaxpr, used) else jaxpr
 
 
-def _may_have_dead_code(jaxpr: Jaxpr) -> bool:
+def _may_have_dead_code(jaxpr: Jaxpr, used: Iterable[Var] | None = None) -> bool:
     """Whether an equation, a result or an operand of a nested jaxpr may be dropped."""
-    needed = {var for var in jaxpr.outvars if type(var) is not Literal}
-    for eqn in reversed(jaxpr.eqns):
+    # Equations that nothing needs may use each other's results, but not those of the last.
+    needed = _used(jaxpr) if used is None else {*used}
+    needed.update(var for var in jaxpr.outvars if type(var) is not Literal)
+    bodies: set[Any] = set()
+    for eqn in jaxpr.eqns:
         if eqn.effects or needed.isdisjoint(eqn.outvars):
             return True
         if eqn.primitive in dce_rules:
             if not needed.issuperset(eqn.outvars):
                 return True
-            if any(map(_body_may_have_dead_code, jex_core.jaxprs_in_params(eqn.params))):
-                return True
-        for atom in eqn.invars:
-            if type(atom) is not Literal:
-                needed.add(atom)
-    return False
+            bodies.update(jex_core.jaxprs_in_params(eqn.params))
+    return any(map(_body_may_have_dead_code, bodies))
+
+
+def _used(jaxpr: Jaxpr) -> set[Any]:
+    return {a for eqn in jaxpr.eqns for a in eqn.invars if type(a) is not Literal}
 
 
 # Every program contains the same few bodies, for example that of `jnp.where`.
@@ -63,8 +67,9 @@ def _body_may_have_dead_code(jaxpr: Jaxpr) -> bool:
     cache = _body_answers.of(jaxpr)
     answer = cache.get("may have dead code")
     if answer is None:
-        used = {a for eqn in jaxpr.eqns for a in eqn.invars if type(a) is not Literal}
-        used.update(a for a in jaxpr.outvars if type(a) is not Literal)
-        answer = not used.issuperset(jaxpr.invars) or _may_have_dead_code(jaxpr)
+        used = _used(jaxpr)
+        results = (a for a in jaxpr.outvars if type(a) is not Literal)
+        needs_all = used.union(results).issuperset(jaxpr.invars)
+        answer = not needs_all or _may_have_dead_code(jaxpr, used)
         cache.put("may have dead code", answer)
     return answer

@@ -19,6 +19,7 @@ and is dispatched like any other.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -189,7 +190,7 @@ class Scope(Draft):
         dense = self.rewriting.dense_primitives
         if not dense:
             return dense
-        primitives = {eqn.primitive for eqn in jaxpr.eqns}
+        primitives = set(map(operator.attrgetter("primitive"), jaxpr.eqns))
         return {p for p in primitives if p in dense or p.name in handlers}
 
     def _stays(self, eqn: JaxprEqn, operands: Sequence[Any]) -> bool:

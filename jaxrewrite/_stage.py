@@ -8,6 +8,7 @@ rewritten for the values that were passed.
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -98,8 +99,8 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
             arguments, tree, inputs, settings
         )
     with _collector.paused():
-        jaxpr = drop_dead_code(whole)
         scope = Scope(Rewriting(settings))
+        jaxpr = drop_dead_code(whole, scope.rewriting.used(whole))
         symbolic = [
             scope.operand(var, like)
             for var, like in zip(jaxpr.invars[len(consts) :], inputs.likes, strict=True)
@@ -131,7 +132,8 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
 
 
 def _staging(jaxpr: Jaxpr, consts: Sequence[Any], likes: Sequence[Any]) -> Staging | None:
-    names = {eqn.primitive.name for eqn in jaxpr.eqns}
+    primitives = set(map(operator.attrgetter("primitive"), jaxpr.eqns))
+    names = {primitive.name for primitive in primitives}
     if names.isdisjoint(("custom_jvp_call", "custom_vjp_call")):
         return None
     return Staging(jaxpr, consts, tree_flatten(list(likes))[1])

@@ -21,6 +21,7 @@ from ._compat import Jaxpr, Literal, Primitive, Var
 from ._errors import add_note
 from ._notices import Notice, collected
 from ._patterns.place import place
+from ._patterns.view import facts_of
 from ._record import Record
 from ._rules import Declined, Rule
 from ._settings import Settings, use_settings
@@ -119,6 +120,10 @@ class Rewriting:
         rewriting.patterns = []
         rewriting.unchanged = set()
         return rewriting
+
+    def used(self, jaxpr: Jaxpr) -> Iterable[Var] | None:
+        """The variables that equations use, if looking for patterns will ask for them."""
+        return facts_of(jaxpr).uses if self.patterns else None
 
     def placed(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
         """A jaxpr with one equation for each match of a pattern rule."""

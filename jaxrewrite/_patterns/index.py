@@ -181,15 +181,22 @@ def _makers(frame: Frame, i: int) -> list[Any]:
     facts, eqns = frame.facts, frame.eqns
     made, behind, calls = facts.made, facts.behind, facts.calls
     makers: list[Any] = []
+    is_top = frame.parent is None
     atom: Any
     for atom in eqns[i].invars:
-        own = None if type(atom) is Literal else made.get(behind.get(atom, atom))
-        if own is not None and own[0] not in calls:
-            makers.append(eqns[own[0]].primitive)
+        if type(atom) is Literal:
+            makers.append(_OF_NUMBER)
             continue
-        source = _source(frame, atom)
-        is_known = type(source) is int
-        makers.append(source if is_known else source[0].eqns[source[1]].primitive)
+        var = behind.get(atom, atom)
+        own = made.get(var)
+        if own is None and is_top:
+            makers.append(_OF_NUMBER if var is None else _OF_GIVEN)
+        elif own is not None and own[0] not in calls:
+            makers.append(eqns[own[0]].primitive)
+        else:
+            source = _source(frame, atom)
+            is_known = type(source) is int
+            makers.append(source if is_known else source[0].eqns[source[1]].primitive)
     return makers
 
 

@@ -156,32 +156,32 @@ class Repeats:
                     if not _is_same_number(a, b):
                         return False
                     continue
-                if type(b) is Literal or not (a.aval is b.aval or a.aval == b.aval):
+                if type(b) is Literal:
                     return False
                 mine, other = made.get(a), made.get(b)
-                if mine is None or (
-                    mine[0] not in touched and mine[0] not in calls and a not in behind
-                ):
-                    if variables.setdefault(a, b) is not b:
-                        return False
-                    if mine is None or other is None:
-                        if mine is not other:
+                if mine is not None:
+                    m, k = mine
+                    if m in touched or m in calls or a in behind:
+                        if other is None or other[1] != k:
                             return False
-                    # Neither a call nor a move makes them.
-                    elif mine[1] != other[1] or other[0] in calls or b in behind:
+                        if m not in numbers:
+                            numbers[m] = other[0]
+                            pending.append(m)
+                        elif numbers[m] != other[0]:
+                            return False
+                        continue
+                if variables.setdefault(a, b) is not b:
+                    return False
+                if not (a.aval is b.aval or a.aval == b.aval):
+                    return False
+                if mine is None or other is None:
+                    if mine is not other:
                         return False
-                    # Whether others are values follows from these.
-                    if (a in reached) is not (b in reached):
-                        return False
-                    continue
-                m, k = mine
-                if m not in numbers:
-                    if other is None:
-                        return False
-                    numbers[m] = other[0]
-                    pending.append(m)
-                outvars = eqns[numbers[m]].outvars
-                if k >= len(outvars) or outvars[k] is not b:
+                # Neither a call nor a move makes them.
+                elif mine[1] != other[1] or other[0] in calls or b in behind:
+                    return False
+                # Whether others are values follows from these.
+                if (a in reached) is not (b in reached):
                     return False
         return True
 

@@ -6,8 +6,10 @@ of its calls. What is known about a body is found once (`Facts`).
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
+import operator
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -29,21 +31,18 @@ class Facts:
         self.calls: dict[int, Jaxpr] = {}
         self.eqns: Sequence[JaxprEqn] = jaxpr.eqns
         # The equations of each primitive.
-        self.places: dict[Primitive, list[int]] = {}
-        made, places = self.made, self.places
+        places: dict[Primitive, list[int]] = collections.defaultdict(list)
+        made = self.made
         for i, eqn in enumerate(self.eqns):
-            own = places.get(eqn.primitive)
-            if own is None:
-                places[eqn.primitive] = [i]
-            else:
-                own.append(i)
+            places[eqn.primitive].append(i)
             outvars = eqn.outvars
             if len(outvars) == 1:
                 made[outvars[0]] = i, 0
             else:
                 made.update((var, (i, k)) for k, var in enumerate(outvars))
+        self.places = dict(places)
         for primitive in self.places:
-            for i in self.places[primitive] if primitive.name in CALLS else ():
+            for i in places[primitive] if primitive.name in CALLS else ():
                 body = body_of(self.eqns[i])
                 if body is not None:
                     self.calls[i] = body
@@ -101,9 +100,8 @@ class Facts:
     def kinds(self) -> tuple[frozenset[Any], int]:
         """The dtypes of the arrays, and the highest rank, here and in the calls."""
         dtypes, rank = set(), 0
-        avals = (var.aval for var in (*self.position, *self.made))
-        # Most avals are few objects, and their hashes cost more than their identities.
-        for aval in {id(aval): aval for aval in avals}.values():
+        variables = itertools.chain(self.position, self.made)
+        for aval in set(map(operator.attrgetter("aval"), variables)):
             if isinstance(aval, ShapedArray):
                 dtypes.add(aval.dtype)
                 rank = max(rank, len(aval.shape))
