@@ -384,12 +384,9 @@ def inlined_frames(taken: Iterable[_Taken]) -> set[Frame]:
 def _passing(match: Match) -> Iterator[Frame]:
     """The bodies of calls that return an operand of an equation as they get it."""
     for frame, i in match.places:
-        made, calls = frame.facts.made, frame.facts.calls
-        atom: Any
-        for atom in frame.eqn(i).invars:
-            if type(atom) is Literal:
-                continue
-            if frame.parent is not None or made.get(atom, (-1, 0))[0] in calls:
+        returned, is_inside = frame.facts.returned, frame.parent is not None
+        for atom in frame.eqns[i].invars:
+            if type(atom) is not Literal and (is_inside or atom in returned):
                 yield from passing(frame, atom)
 
 
@@ -509,12 +506,14 @@ class _Rebuilt:
     def _equation(self, taken: _Taken) -> JaxprEqn:
         """The equation for a match."""
         match = taken.match
-        copies = {} if match.is_alone else self._copies(match)
         covered = [
-            _with_names(self._covered[id(frame), i], copies)
+            self._covered[id(frame), i]
             for frame, i in match.places
             if (id(frame), i) not in match.stays
         ]
+        copies = {} if match.is_alone else self._copies(match)
+        if copies:
+            covered = [_with_names(eqn, copies) for eqn in covered]
         outvars = list(
             dict.fromkeys(self._name(made.frame, made.var) for made in match.results)
         )
@@ -607,8 +606,6 @@ def _merged(
 
 def _with_names(eqn: JaxprEqn, names: Mapping[Any, Any]) -> JaxprEqn:
     """An equation with other names for some of its operands."""
-    if not names:
-        return eqn
     return eqn.replace(
         invars=[x if type(x) is Literal else names.get(x, x) for x in eqn.invars]
     )

@@ -49,6 +49,11 @@ class Facts:
         self._outvars = jaxpr.outvars
 
     @functools.cached_property
+    def returned(self) -> frozenset[Any]:
+        """The variables that calls make."""
+        return frozenset(var for i in self.calls for var in self.eqns[i].outvars)
+
+    @functools.cached_property
     def behind(self) -> dict[Var, Any]:
         """What variables are moved forms of: a variable, or ``None`` for a number."""
         behind: dict[Any, Any] = {}
