@@ -9,7 +9,16 @@ from oracle import same
 from reference import CASES
 
 import jaxrewrite
-from jaxrewrite.values import Diagonal, Identity, Product, ScalarMatrix, Scaled, Sum, Zero
+from jaxrewrite.values import (
+    Circulant,
+    Diagonal,
+    Identity,
+    Product,
+    ScalarMatrix,
+    Scaled,
+    Sum,
+    Zero,
+)
 from jaxrewrite.values._matrices.matrix import Matrix
 
 
@@ -191,6 +200,18 @@ def test_closed_forms():
     nested = Sum((d, jnp.ones((4, 4)))) + Sum((e, jnp.ones((4, 4))))
     assert [type(term).__name__ for term in nested.terms] == ["Diagonal", "ArrayImpl"]
     assert isinstance(Product((jnp.ones((4, 2)), jnp.ones((2, 4)))) @ d, Product)
+
+
+def test_circulant_of_one_row():
+    """XLA has no Fourier transform for some layouts of such arrays."""
+
+    def solve(v, x, y):
+        return jnp.linalg.solve(v, (v @ (x @ y)).T).T
+
+    v, x = Circulant(jnp.array([2.0])), jnp.arange(3.0)
+    y = jax.jit(jaxrewrite.transform(solve))(v, x[None], x[:, None])
+    np.testing.assert_allclose(y, [[5.0]])
+    np.testing.assert_allclose(v.eigenvalues(), [2.0])
 
 
 @pytest.mark.parametrize(
