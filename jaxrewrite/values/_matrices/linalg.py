@@ -123,7 +123,10 @@ def _multiplication(jaxpr: Any) -> Callable[[Any, Any], Any]:
 
 
 # Primitives that move numbers to other places, if the number of entries stays the same.
-_MOVES = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose"})
+# With one row, the transpose of a product has a sum over an axis of one entry.
+_MOVES = frozenset(
+    {"broadcast_in_dim", "copy", "reduce_sum", "reshape", "squeeze", "transpose"}
+)
 
 
 def _only_multiplies(jaxpr: Any) -> bool:
@@ -134,8 +137,6 @@ def _only_multiplies(jaxpr: Any) -> bool:
         sizes = {var.aval.size for var in (*eqn.invars, *eqn.outvars)}
         if name == "dot_general":
             products += 1
-        elif name == "reduce_sum" and not eqn.params["axes"]:
-            continue
         elif name not in _MOVES or len(sizes) > 1:
             return False
     return products == 1

@@ -305,7 +305,7 @@ class Circulant(Matrix):
         return Circulant(self.solve(first, self.column.ndim - 1))
 
     def known_exponential(self) -> Any:
-        column = jnp.fft.ifft(jnp.exp(self.known_eigenvalues()))
+        column = _fourier(jnp.fft.ifft, jnp.exp(self.known_eigenvalues()))
         column = column if jnp.iscomplexobj(self.column) else column.real
         return Circulant(column.astype(self.column.dtype))
 
@@ -334,7 +334,7 @@ class Circulant(Matrix):
     def known_eigenvalues(self) -> Any:
         # JAX's functions convert integers in the same way.
         column = self.column if inexact(self.column) else self.column.astype(float)
-        return jnp.fft.fft(column.astype(_wide(column.dtype)))
+        return _fourier(jnp.fft.fft, column.astype(_wide(column.dtype)))
 
 
 class _Fourier(Matrix):
@@ -363,7 +363,7 @@ class _Fourier(Matrix):
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         transform = jnp.fft.fft if self.conjugated else jnp.fft.ifft
-        return transform(x, axis=axis, norm="ortho").astype(self.of_dtype)
+        return _fourier(transform, x, axis, norm="ortho").astype(self.of_dtype)
 
     def transposed(self) -> Any:
         return self
@@ -399,9 +399,21 @@ def _fast_size(n: int) -> int:
         n += 1
 
 
+def _fourier(transform: Any, x: Any, axis: int = -1, norm: str | None = None) -> Any:
+    """A Fourier transform, which leaves a single number as it is.
+
+    On a CPU, XLA fails to transform arrays with one entry along the axis in some layouts.
+    """
+    if x.shape[axis] == 1:
+        return x.astype(jnp.promote_types(x.dtype, jnp.complex64))
+    return transform(x, axis=axis, norm=norm)
+
+
 def _circular(combine: Any, kernel: Any, x: Any, axis: int, size: int) -> Any:
     """Multiply, or divide, the spectra of an array and of a kernel along an axis."""
     dtype = jnp.result_type(kernel, x)
+    if size == 1:  # See `_fourier`.
+        return combine(x, on_axis(kernel, kernel.ndim - 1, x.ndim, axis)).astype(dtype)
     forward, back = jnp.fft.rfft, jnp.fft.irfft
     if jnp.issubdtype(dtype, jnp.complexfloating):
         forward, back = jnp.fft.fft, jnp.fft.ifft

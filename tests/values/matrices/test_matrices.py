@@ -9,7 +9,16 @@ from oracle import same
 from reference import CASES
 
 import jaxrewrite
-from jaxrewrite.values import Diagonal, Identity, Product, ScalarMatrix, Scaled, Sum, Zero
+from jaxrewrite.values import (
+    Circulant,
+    Diagonal,
+    Identity,
+    Product,
+    ScalarMatrix,
+    Scaled,
+    Sum,
+    Zero,
+)
 from jaxrewrite.values._matrices.matrix import Matrix
 
 
@@ -191,6 +200,18 @@ def test_closed_forms():
     nested = Sum((d, jnp.ones((4, 4)))) + Sum((e, jnp.ones((4, 4))))
     assert [type(term).__name__ for term in nested.terms] == ["Diagonal", "ArrayImpl"]
     assert isinstance(Product((jnp.ones((4, 2)), jnp.ones((2, 4)))) @ d, Product)
+
+
+def test_one_row():
+    """The transpose of a product differs, and XLA transforms no layout of solutions."""
+
+    def solve(v, x):
+        return v @ (x - jnp.linalg.solve(x @ x.T @ v, x)) + jnp.linalg.solve(v, x)
+
+    v, x = Circulant(jnp.array([2.0])), jnp.array([[1.0, 2.0]])
+    y = jax.jit(jaxrewrite.transform(solve, materialise="forbid"))(v, x)
+    np.testing.assert_allclose(y, 2.3 * x, rtol=1e-6)
+    np.testing.assert_allclose(v.eigenvalues(), [2.0])
 
 
 @pytest.mark.parametrize(
