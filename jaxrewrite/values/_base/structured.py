@@ -217,6 +217,11 @@ def inexact(x: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)
 
 
+def as_inexact(x: Any) -> Any:
+    """An array, whose integers and truth values become floats as in `jax.numpy.linalg`."""
+    return x if inexact(x) else x.astype(float)
+
+
 # --- several slices or arrays at once, by the primitives for one ------------------------
 
 # A type may have a better rule for all slices or arrays at once, so these come last.

@@ -13,7 +13,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from .._base.structured import differs, zero_unless
+from .._base.structured import as_inexact, differs, zero_unless
 from .determinant import Determinant
 from .matrix import Matrix, nan_if_any_is, on_axis, solve_columns, unpivoted
 from .monomial import Diagonal, Identity, ScalarMatrix
@@ -288,7 +288,7 @@ class Banded(_Bands):
         pivots = functools.partial(_signed_pivots, lower=self.lower)
         for _ in self.batch:
             pivots = jax.vmap(pivots)
-        return Determinant.of(pivots(self._rows()))
+        return Determinant.of(pivots(as_inexact(self._rows())))
 
     def known_cholesky(self) -> Any:
         fn = _cholesky_rows
@@ -446,7 +446,7 @@ class Tridiagonal(_Bands):
     def known_determinant(self) -> Any:
         """The recurrence of the leading minors, which scales rows and minors to one."""
         lower, upper = _padded(self.lower, -1, 1, 0), _padded(self.upper, -1, 0, 1)
-        rows = jnp.stack([lower, self.main, upper], -1)
+        rows = as_inexact(jnp.stack([lower, self.main, upper], -1))
         sizes = _scale(rows)
         lower, main, upper = jnp.moveaxis(rows / sizes[..., None], -1, 0)
 
@@ -459,7 +459,7 @@ class Tridiagonal(_Bands):
             return (both[..., 0], both[..., 1]), size
 
         squared = lower * _padded(upper[..., :-1], -1, 1, 0)
-        one = jnp.ones(self.batch, self.dtype)
+        one = jnp.ones(self.batch, rows.dtype)
         (last, _), more = lax.scan(
             step,
             (one, jnp.zeros_like(one)),

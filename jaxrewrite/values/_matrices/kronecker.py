@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -154,14 +155,15 @@ class Kronecker(Matrix):
         return self.map_factors(lambda factor: factor.astype(dtype))
 
     def at(self, i: Any, j: Any) -> Any:
-        found: Any = 1
+        found = []
         for factor in reversed(self.factors):
             n, m = factor.shape
             entry = _at(factor, i % n, j % m)
             if entry is NotImplemented:
                 return NotImplemented
-            found, i, j = found * entry, i // n, j // m
-        return found
+            found.append(entry)
+            i, j = i // n, j // m
+        return functools.reduce(operator.mul, found)
 
     def diagonal(self) -> Any:
         if not self.solvable:

@@ -14,6 +14,7 @@ import jaxrewrite
 from jaxrewrite import register
 
 from .._base.structured import (
+    as_inexact,
     batch_of,
     concrete,
     differs,
@@ -332,8 +333,7 @@ class Circulant(Matrix):
         return sorted_svd(*self.known_reduced_svd())
 
     def known_eigenvalues(self) -> Any:
-        # JAX's functions convert integers in the same way.
-        column = self.column if inexact(self.column) else self.column.astype(float)
+        column = as_inexact(self.column)
         return _fourier(jnp.fft.fft, column.astype(_wide(column.dtype)))
 
 

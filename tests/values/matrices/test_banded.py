@@ -229,6 +229,14 @@ def test_stacks_of_tridiagonal_ones():
     close(v.determinant(), jnp.linalg.det(dense(v)))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "bool"])
+def test_determinants_of_integers(dtype):
+    v = Tridiagonal(*(jnp.ones(n, dtype) for n in (2, 3, 2)))
+    wanted = np.linalg.det(np.tri(3, k=1) * np.tri(3, k=1).T)
+    close(implicit(jnp.linalg.det)(v), wanted)
+    close(implicit(jnp.linalg.det)(v.as_banded()), wanted)
+
+
 def without_a_pivot():
     """Of full rank, but each second number on the diagonal is zero."""
     v = banded(1, 1)

@@ -396,6 +396,15 @@ def test_from_dense(make, value):
         make(jnp.ones(4))
 
 
+def test_entries_of_truth_values():
+    a = jnp.array([[True, False], [True, True]])
+    v = Kronecker((a, a))
+    for fn in (jnp.diagonal, lambda v: v[1]):
+        got, wanted = jaxrewrite.transform(fn)(v), fn(jnp.array(np.kron(a, a)))
+        assert got.dtype == bool
+        np.testing.assert_array_equal(got, wanted)
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
