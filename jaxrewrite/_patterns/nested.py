@@ -7,10 +7,10 @@ of products, are such: a chain of ten has thousands of orders.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, Protocol, TypeGuard
 
-from .._compat import JaxprEqn, Literal, Primitive
+from .._compat import JaxprEqn, Literal, Primitive, Var
 from .pattern import Pattern
 from .view import Frame, Made, Place, facts_of, resolve, users
 
@@ -83,10 +83,12 @@ def made_for(
 def _orders(top: Frame, nesting: Nesting) -> Iterator[Order]:
     """The orders of the longest chains in a program."""
     found = [*places_of(nesting.primitive, top)]
-    if sum(_most_parts(place, nesting) for place in found) < nesting.fewest - 2:
+    frames = dict.fromkeys(frame for frame, _ in found)
+    possible = {frame: _possible_parts(frame, nesting) for frame in frames}
+    if sum(_most_parts(place, possible) for place in found) < nesting.fewest - 2:
         return  # All but the last equation of a chain are parts of another one.
     places = [(frame, i) for frame, i in found if nesting.is_one(frame.eqn(i))]
-    parts = {place: _parts(place, nesting) for place in places}
+    parts = {place: _parts(place, nesting, possible) for place in places}
     inside = {part for both in parts.values() for part in both}
     for place in places:
         if place in inside:
@@ -111,32 +113,38 @@ def places_of(primitive: Primitive, frame: Frame) -> Iterator[Place]:
             yield frame, i
 
 
-def _parts(place: Place, nesting: Nesting) -> list[Place | None]:
+# By frame, the variables that a function may make, as far as the frame itself tells.
+_Possible = dict[Frame, Set[Var]]
+
+
+def _possible_parts(frame: Frame, nesting: Nesting) -> Set[Var]:
+    facts = frame.facts
+    own = (facts.eqns[i].outvars for i in facts.places.get(nesting.primitive, ()))
+    given = facts.position if frame.parent is not None else ()
+    return facts.returned.union(given, *own)
+
+
+def _most_parts(place: Place, possible: _Possible) -> int:
+    """How many operands of an equation may be made by the function."""
+    (frame, i), count = place, 0
+    own = possible[frame]
+    for atom in frame.eqns[i].invars:
+        count += type(atom) is not Literal and atom in own
+    return count
+
+
+def _parts(place: Place, nesting: Nesting, possible: _Possible) -> list[Place | None]:
     """For each operand the equation of the chain that makes it for this one alone."""
     frame, i = place
+    own = possible[frame]
     sources = [
-        resolve(frame, atom) if _may_be_part(frame, atom, nesting) else None
-        for atom in frame.eqn(i).invars
+        resolve(frame, atom) if type(atom) is not Literal and atom in own else None
+        for atom in frame.eqns[i].invars
     ]
     return [
         (source.frame, source.index) if _is_part(source, place, nesting) else None
         for source in sources
     ]
-
-
-def _most_parts(place: Place, nesting: Nesting) -> int:
-    frame, i = place
-    return sum(_may_be_part(frame, atom, nesting) for atom in frame.eqn(i).invars)
-
-
-def _may_be_part(frame: Frame, atom: Any, nesting: Nesting) -> bool:
-    """Whether an operand may be made by the function, as far as its own frame tells."""
-    if type(atom) is Literal:
-        return False
-    i, _ = frame.facts.made.get(atom, (-1, 0))
-    if i < 0:
-        return frame.parent is not None
-    return i in frame.facts.calls or frame.eqn(i).primitive is nesting.primitive
 
 
 def _is_part(source: Any, place: Place, nesting: Nesting) -> TypeGuard[Made]:

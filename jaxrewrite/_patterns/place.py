@@ -384,9 +384,10 @@ def inlined_frames(taken: Iterable[_Taken]) -> set[Frame]:
 def _passing(match: Match) -> Iterator[Frame]:
     """The bodies of calls that return an operand of an equation as they get it."""
     for frame, i in match.places:
-        returned, is_inside = frame.facts.returned, frame.parent is not None
+        returned = frame.facts.returned
+        given = frame.facts.position if frame.parent is not None else ()
         for atom in frame.eqns[i].invars:
-            if type(atom) is not Literal and (is_inside or atom in returned):
+            if type(atom) is not Literal and (atom in returned or atom in given):
                 yield from passing(frame, atom)
 
 

@@ -9,7 +9,7 @@ for.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,13 +120,9 @@ class Repeats:
         while pending:
             if not self._is_same(way, watch.touched, pending):
                 return None
-            unknown = []
-            for var in asked:
-                other = way.variable(var)
-                if other is None:
-                    unknown.append(var)
-                elif not self._has_same_uses(way, var, other, pending):
-                    return None
+            unknown = self._after_uses(way, asked, pending)
+            if unknown is None:
+                return None
             asked = unknown
         is_whole = watch.touched <= way.numbers.keys() and not asked
         return way if is_whole and self._keeps_apart(way) else None
@@ -149,9 +145,10 @@ class Repeats:
                 _is_same(here, there) and calls.get(i) is calls.get(j)
             ):
                 return False
+            others: Any = there.invars
             a: Any
-            b: Any
-            for a, b in zip(here.invars, there.invars, strict=True):
+            for p, a in enumerate(here.invars):
+                b: Any = others[p]
                 if type(a) is Literal:
                     if not _is_same_number(a, b):
                         return False
@@ -181,25 +178,37 @@ class Repeats:
                 elif mine[1] != other[1] or other[0] in calls or b in behind:
                     return False
                 # Whether others are values follows from these.
-                if (a in reached) is not (b in reached):
+                if reached and (a in reached) is not (b in reached):
                     return False
         return True
 
-    def _has_same_uses(self, way: Way, var: Var, other: Var, pending: list[int]) -> bool:
-        """Whether two variables have the same uses, which are ``pending``."""
+    def _after_uses(
+        self, way: Way, asked: Sequence[Var], pending: list[int]
+    ) -> list[Var] | None:
+        """The variables that are not known there yet; ``None`` if the uses of others differ.
+
+        The uses are added to the ``pending`` equations.
+        """
         facts, numbers = self._top.facts, way.numbers
-        uses, others = facts.uses.get(var, ()), facts.uses.get(other, ())
-        if len(uses) != len(others) or (
-            len(facts.results.get(var, ())) != len(facts.results.get(other, ()))
-        ):
-            return False
-        for i, j in zip(uses, others, strict=True):
-            if i not in numbers:
-                numbers[i] = j
-                pending.append(i)
-            elif numbers[i] != j:
-                return False
-        return True
+        uses, results = facts.uses, facts.results
+        unknown: list[Var] = []
+        for var in asked:
+            other = way.variable(var)
+            if other is None:
+                unknown.append(var)
+                continue
+            here, there = uses.get(var, ()), uses.get(other, ())
+            if len(here) != len(there) or (
+                results and len(results.get(var, ())) != len(results.get(other, ()))
+            ):
+                return None
+            for k, i in enumerate(here):
+                if i not in numbers:
+                    numbers[i] = there[k]
+                    pending.append(i)
+                elif numbers[i] != there[k]:
+                    return None
+        return unknown
 
     def _keeps_apart(self, way: Way) -> bool:
         """Whether what differs in a part differs there."""
@@ -220,18 +229,21 @@ def _within(place: Place) -> Any:
 
 def _is_same(a: JaxprEqn, b: JaxprEqn) -> bool:
     """Whether equations differ by nothing that a search can ask about, but operands."""
+    results = b.outvars
     if (
         a.primitive is not b.primitive
+        or len(a.outvars) != len(results)
         or len(a.invars) != len(b.invars)
-        or len(a.outvars) != len(b.outvars)
-        or len(a.effects) != len(b.effects)
+        or not (a.params is b.params or _are_same(a.params, b.params))
         or not (a.ctx is b.ctx or a.ctx == b.ctx)
+        or not (a.effects is b.effects or len(a.effects) == len(b.effects))
     ):
         return False
-    for x, y in zip(a.outvars, b.outvars, strict=True):
+    for k, x in enumerate(a.outvars):
+        y = results[k]
         if type(x) is not type(y) or not (x.aval is y.aval or x.aval == y.aval):
             return False
-    return a.params is b.params or _are_same(a.params, b.params)
+    return True
 
 
 def _is_same_number(a: Literal, b: Any) -> bool:
