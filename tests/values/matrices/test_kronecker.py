@@ -431,3 +431,9 @@ def test_entries_of_truth_values():
 def test_bad_input(make, said):
     with pytest.raises(ValueError, match=said):
         make()
+
+
+@pytest.mark.parametrize("several", [tuple, list])
+def test_blocks_are_one_array(several):
+    with pytest.raises(TypeError, match=f"BlockDiagonal: blocks is a {several.__name__}"):
+        BlockDiagonal(several([jnp.ones((2, 2)), jnp.ones((3, 3))]))
