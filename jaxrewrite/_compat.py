@@ -174,10 +174,22 @@ def varying_axes(aval: Any) -> frozenset[Any]:
     return frozenset(aval.manual_axis_type.varying) if is_array else frozenset()
 
 
+def is_weak(atom: Any) -> bool:
+    """Whether an atom has a weak type."""
+    return isinstance(atom.aval, ShapedArray) and atom.aval.weak_type
+
+
 def strong(aval: Any) -> Any:
     """The aval without its weak type."""
     is_weak = isinstance(aval, ShapedArray) and aval.weak_type
     return aval.update(weak_type=False) if is_weak else aval
+
+
+def as_weak(array: Any) -> Any:
+    """The array with a weak type."""
+    return jax.lax.convert_element_type_p.bind(
+        array, new_dtype=array.dtype, weak_type=True, sharding=None
+    )
 
 
 def as_strong_as(array: Any, aval: Any) -> Any:

@@ -107,6 +107,12 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
         ]
         operands = [*scope.constants(jaxpr, consts), *symbolic]
         results = scope.run(scope.rewriting.placed(jaxpr, operands), operands)
+        if scope.changed:
+            # Values have a strong type, and so has what rules make of them.
+            results = [
+                _weak(scope, x) if _compat.is_weak(var) and not is_value(x) else x
+                for x, var in zip(results, whole.outvars, strict=True)
+            ]
         rest = iter([x.settled() if is_value(x) else x for x in results])
         results = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
         leaves, whole_tree = tree_flatten(tree_unflatten(out_tree, results))
@@ -129,6 +135,15 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
         any(map(is_hollow, tree_leaves(tree_unflatten(out_tree, results), is_hollow))),
         changes_variables,
     )
+
+
+def _weak(scope: Scope, atom: Any) -> Any:
+    """The array with a weak type, as numbers of Python have."""
+    # A variable of the program may have a weak type where what a rule writes to it has none.
+    avals = [_compat.strong(atom.aval)]
+    debug_info = _compat.new_debug_info("weak", _weak)
+    jaxpr, _ = _compat.trace_to_jaxpr(lambda x: [_compat.as_weak(x)], avals, debug_info)
+    return scope.run(jaxpr, [atom])[0]
 
 
 def _staging(jaxpr: Jaxpr, consts: Sequence[Any], likes: Sequence[Any]) -> Staging | None:

@@ -35,6 +35,8 @@ class Masked(Structured):
     entries are missing; a sum of no entries is 0 and is there. In a product of matrices
     :math:`(xy)_{ij}` is missing if each pair :math:`x_{ik}, y_{kj}` has a missing entry, as
     in `numpy.ma.dot`; all other entries are taken to be finite. Cumulative sums skip missing entries and leave them missing.
+    What adds to entries of an array, such as ``x.at[i].add(y)`` or ``jax.ops.segment_sum``, is no
+    reduction: as in :math:`x + y`, an entry is missing if any of its terms is.
     ``sort`` puts them last. A result of ``where`` is missing if the condition or the chosen
     entry is missing. The numbers under the mask are never used and may be anything, such as
     NaN. Unlike in `numpy.ma`, a division by zero does not mask its result.

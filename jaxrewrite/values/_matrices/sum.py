@@ -247,6 +247,16 @@ def _(v: Sum, divisor: Literal, **params: Any) -> Any:
     return v.map_parts(transform(lambda term: term / number))
 
 
+@register("concatenate")
+def _(*vs: Sum, dimension: int) -> Any:
+    # Terms with structure keep it along a batch axis alone.
+    if dimension >= vs[0].ndim - 2 or len({jax.tree.structure(v) for v in vs}) > 1:
+        return NotImplemented
+    groups = zip(*(v.terms for v in vs), strict=True)
+    join = lambda terms: jaxrewrite.bind("concatenate", *terms, dimension=dimension)
+    return Sum(tuple(map(join, groups)))
+
+
 @register(*primitives.ADDITIVE, types=(Sum, Sum))
 @register(*primitives.ADDITIVE, either=True)
 def _(x: Sum, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:

@@ -139,6 +139,12 @@ class Symmetric(Matrix):
     def tangent(self, leaf_tangents: Any) -> Any:
         return Symmetric(leaf_tangents.x)
 
+    def join(self, other: Any) -> Any:
+        # They differ in what is known of their signs.
+        if not isinstance(other, Symmetric):
+            return super().join(other)
+        return Symmetric(self.x), Symmetric(other.x)
+
     def lift_tangent(self, tangent: Any) -> Any:
         # If the array is symmetric for all leaves, so is its tangent.
         return Symmetric(tangent, self.positive)

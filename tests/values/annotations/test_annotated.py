@@ -621,6 +621,12 @@ def test_masked_means_and_maxima_of_rare_dtypes():
     assert run(jnp.max)(complexes).filled(0) == 2
 
 
+def test_sums_over_segments_are_missing_where_any_term_is():
+    x = Masked(jnp.arange(4.0), jnp.array([0, 1, 0, 0], bool))
+    sums = run(lambda x: jax.ops.segment_sum(x, jnp.array([0, 0, 1, 1]), 3))(x)
+    assert sums.filled(-1).tolist() == [-1, 5, 0]
+
+
 def test_what_is_missing_has_no_gradient():
     x, _ = masked(5)
     dense = x.filled(3.0)

@@ -431,3 +431,19 @@ def test_entries_of_truth_values():
 def test_bad_input(make, said):
     with pytest.raises(ValueError, match=said):
         make()
+
+
+@pytest.mark.parametrize("several", [tuple, list])
+def test_blocks_are_one_array(several):
+    with pytest.raises(TypeError, match=f"BlockDiagonal: blocks is a {several.__name__}"):
+        BlockDiagonal(several([jnp.ones((2, 2)), jnp.ones((3, 3))]))
+
+
+@pytest.mark.parametrize("dtype", [bool, jnp.uint8, jnp.float32])
+@pytest.mark.parametrize("fn", [lambda v: jnp.maximum(v, 0), lambda v: v**2.0])
+def test_weak_types_of_arrays_that_a_permutation_gives(fn, dtype):
+    v = Permutation(jnp.array([1, 0]), dtype)
+    want = fn(v.materialise())
+    dense = jaxrewrite.transform(fn, materialise="allow")
+    for got in (dense(v), jax.jit(dense)(v)):
+        assert (got.dtype, got.weak_type) == (want.dtype, want.weak_type)

@@ -394,3 +394,19 @@ def test_factors_of_a_complex_sum_solve_with_a_real_right_side():
     fn = lambda a: jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor(a), jnp.ones(16))
     found = jaxrewrite.transform(fn)(v)
     np.testing.assert_allclose(found, fn(jaxrewrite.materialise(v)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_stack_of_sums_is_a_sum_of_stacks():
+    v = Diagonal(jnp.arange(1.0, 4)) + Circulant(jnp.array([1.0, 2.0, 4.0]))
+    stack = lambda v: jnp.stack([v, 2 * v])
+    got = jaxrewrite.transform(stack, materialise="forbid")(v)
+    assert isinstance(got, Sum) and got.shape == (2, 3, 3)
+    np.testing.assert_allclose(got.materialise(), stack(v.materialise()), rtol=1e-6)
+
+
+def test_a_loop_may_lose_that_a_symmetric_matrix_is_positive():
+    v = Symmetric(2 * jnp.eye(3), positive=True)
+    loop = lambda v: jax.lax.fori_loop(0, 3, lambda i, c: -c, v)
+    got = jaxrewrite.transform(loop, materialise="forbid")(v)
+    assert isinstance(got, Symmetric) and not got.positive
+    np.testing.assert_array_equal(got.materialise(), -2 * jnp.eye(3))
