@@ -412,13 +412,8 @@ def test_products_that_a_pattern_only_tries_are_no_steps():
 
 def test_what_a_pattern_does_with_arrays_is_no_step():
     def total(w, x):
-        return lax.scan(lambda c, _: (c, jnp.sort(w @ c)), x, None, length=3)[1].sum(0)
+        turn = lambda c, _: (jnp.tanh(w @ c), jnp.sort(c))
+        return lax.scan(turn, x, None, length=3)[1].sum(0)
 
     report = explain(total, rules=patterns.loops)(lora(), jnp.ones(8))
-    assert [step.primitive for step in report.steps[:3]] == [
-        "pattern",
-        "scan",
-        "dot_general",
-    ]
-    for step in report.steps:
-        assert "Lora" in "".join(step.operands + step.results)
+    assert [step.primitive for step in report.steps] == ["pattern", "scan", "dot_general"]
