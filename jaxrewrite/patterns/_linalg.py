@@ -98,14 +98,23 @@ def transposed(x: Any) -> Any:
     return x if x.ndim == 1 else on(lambda y: jnp.swapaxes(y, -1, -2), x)
 
 
-@rules.rewrite(lambda a, b: jnp.linalg.inv(a) @ b)
-@rules.rewrite(lambda a, b: jsp.linalg.inv(a) @ b)
+def _solve_takes(a: Any, b: Any) -> bool:
+    """Whether the type of the right side has no sharding, which ``solve`` of JAX refuses."""
+    return not any(b.sharding.spec)
+
+
+def _solve_takes_first(b: Any, a: Any) -> bool:
+    return _solve_takes(a, b)
+
+
+@rules.rewrite(lambda a, b: jnp.linalg.inv(a) @ b, when=_solve_takes)
+@rules.rewrite(lambda a, b: jsp.linalg.inv(a) @ b, when=_solve_takes)
 def inverse_times(a: Square, b: Inexact[Array, "n"] | Inexact[Array, "*batch n m"]):
     """``solve(a, b)``: a third of the work, and the residual is small ([H]_, 14.1)."""
     return on(jnp.linalg.solve, a, b)
 
 
-@rules.rewrite(lambda a, b: -jnp.linalg.inv(a) @ b)
+@rules.rewrite(lambda a, b: -jnp.linalg.inv(a) @ b, when=_solve_takes)
 def negative_inverse_times(
     a: Square, b: Inexact[Array, "n"] | Inexact[Array, "*batch n m"]
 ):
@@ -113,8 +122,8 @@ def negative_inverse_times(
     return -on(jnp.linalg.solve, a, b)
 
 
-@rules.rewrite(lambda b, a: b @ jnp.linalg.inv(a))
-@rules.rewrite(lambda b, a: b @ jsp.linalg.inv(a))
+@rules.rewrite(lambda b, a: b @ jnp.linalg.inv(a), when=_solve_takes_first)
+@rules.rewrite(lambda b, a: b @ jsp.linalg.inv(a), when=_solve_takes_first)
 def times_inverse(b: Inexact[Array, "n"] | Inexact[Array, "*batch m n"], a: Square):
     """The transpose of ``solve(a.T, b.T)`` ([H]_, 14.1)."""
     return transposed(on(jnp.linalg.solve, transposed(a), transposed(b)))
