@@ -296,7 +296,7 @@ def _body_function(of: Body, consts: Sequence[Any]) -> Callable[..., Any]:
         carry, carry_tree = tree_flatten(
             args[0] if len(args) == 2 else (), is_leaf=is_value
         )
-        leaves = tree_leaves(args if has_xs else args[:1], is_leaf=is_value)
+        leaves = tree_leaves(args if has_xs else args[:-1], is_leaf=is_value)
         made = run(*consts, *leaves)
         outs = [made[of.result(k)] for k in range(len(made))]
         return results_of(len(args), carry_tree, outs, num_carry)

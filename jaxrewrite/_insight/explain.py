@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
@@ -116,15 +117,28 @@ def _steps_of(
 ) -> Iterator[Step]:
     """A step for each record; for a match where all patterns declined, those of its equations.
 
-    The last of these tells which patterns declined.
+    The last of these tells which patterns declined. A rule may hold equations on arrays that
+    were looked at as if there were values among them. They are no steps.
     """
     for record in records:
+        if not _met_a_value(record):
+            continue
         if record.site.primitive is not pattern_p or record.rule is not None:
             yield _step(record, live, times, caller)
             continue
         if record.inner:
             record.inner[-1].declined[:0] = record.declined
         yield from _steps_of(record.inner, live, times, caller)
+
+
+def _met_a_value(record: Record) -> bool:
+    """Whether an equation, or one inside of it, had to do with a value, or was answered."""
+    inside = itertools.chain(record.inner, *(body.records for body in record.bodies))
+    return (
+        record.answer != "dense"
+        or any(map(is_value, [*record.operands, *record.results]))
+        or any(map(_met_a_value, inside))
+    )
 
 
 def _step(record: Record, live: Set[Any], times: int | None, caller: Place) -> Step:

@@ -16,9 +16,9 @@ from jax.sharding import PartitionSpec as P
 from properties import operands, properties
 
 import jaxrewrite
-from jaxrewrite import Report, explain
+from jaxrewrite import Report, explain, patterns
 from jaxrewrite.testing.strategies import programs
-from jaxrewrite.values import Diagonal, Lora, Quantised, Tagged, Unitful
+from jaxrewrite.values import Constant, Diagonal, Lora, Quantised, Tagged, Unitful
 
 
 def lora(n=8, m=8):
@@ -398,3 +398,22 @@ def test_equations_within_functions_of_jax_have_the_line_of_their_call():
         jaxrewrite.transform(model)(v)
     assert [w.lineno for w in caught] == [line + 1, line + 2]
     assert {w.filename for w in caught} == {__file__}
+
+
+def test_products_that_a_pattern_only_tries_are_no_steps():
+    def chain(a, b, x):
+        return (a @ b) @ x
+
+    w = Quantised.quantise(jnp.eye(4))
+    report = explain(chain, rules=patterns.linalg)(Constant(2.0, (4, 4)), w, jnp.ones(4))
+    assert [step.primitive for step in report.steps] == ["pattern"] + ["dot_general"] * 2
+    assert not report.dense
+
+
+def test_what_a_pattern_does_with_arrays_is_no_step():
+    def total(w, x):
+        turn = lambda c, _: (jnp.tanh(w @ c), jnp.sort(c))
+        return lax.scan(turn, x, None, length=3)[1].sum(0)
+
+    report = explain(total, rules=patterns.loops)(lora(), jnp.ones(8))
+    assert [step.primitive for step in report.steps] == ["pattern", "scan", "dot_general"]

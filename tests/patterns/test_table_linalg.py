@@ -606,3 +606,12 @@ def test_a_chain_of_values():
     np.testing.assert_allclose(
         got, left(A, B, d.materialise(), A, d.materialise(), V), 1e-4
     )
+
+
+def test_an_inverse_of_which_the_factor_has_a_sharding_in_its_type_stays():
+    mesh = jax.make_mesh((2,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
+    fn = lambda a, b: jnp.linalg.inv(a) @ b
+    a, b = 2 * jnp.eye(2), jnp.ones((2, 2))
+    with jax.set_mesh(mesh):
+        b = jax.device_put(b, jax.P(None, "i"))
+        assert (jaxrewrite.transform(fn, rules=patterns.linalg)(a, b) == 0.5).all()

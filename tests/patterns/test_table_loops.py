@@ -118,6 +118,10 @@ REDUCED = {
         lambda x: lax.scan(lambda c, _: (c * x[0], c), x[1], None, length=4)[1].sum(0),
         "accumulated_sum",
     ),
+    "length, and nothing is carried": (
+        lambda x: lax.scan(lambda c, _: (c, c * x[0]), x[1], None, length=4)[1].sum(0),
+        "accumulated_sum_of_map",
+    ),
     "ties": (
         scan(lambda y: y.max(0), lambda c, x: (c * 0.9, jnp.maximum(x - 0.5, c * 0))),
         "accumulated_max",
