@@ -40,6 +40,10 @@ class LinearAlgebra:
         r"""The determinants, of shape (\*batch)."""
         return NotImplemented
 
+    def known_diagonal(self) -> Any:
+        r"""The entries on the diagonal, of shape (\*batch, min(n, m)), of any matrix."""
+        return NotImplemented
+
     def known_eigenvalues(self) -> Any:
         r"""The eigenvalues in any order, of shape (\*batch, n)."""
         return NotImplemented
@@ -132,6 +136,9 @@ class LinearAlgebra:
 
     def diagonal(self) -> Any:
         r"""The entries on the diagonal, of shape (\*batch, min(n, m))."""
+        known = self.known_diagonal()
+        if known is not NotImplemented:
+            return known
         return jaxrewrite.transform(dense_diagonal)(self)
 
     def trace(self) -> Any:

@@ -252,7 +252,7 @@ class Banded(_Bands):
         found = self.bands[jnp.clip(row, 0, k - 1), j]
         return zero_unless((row >= 0) & (row < k), found)
 
-    def diagonal(self) -> Any:
+    def known_diagonal(self) -> Any:
         return self.bands[..., self.upper, :]
 
     def is_triangular(self, lower: bool) -> bool:
@@ -434,7 +434,7 @@ class Tridiagonal(_Bands):
     def at(self, i: Any, j: Any) -> Any:
         return self.as_banded().at(i, j)
 
-    def diagonal(self) -> Any:
+    def known_diagonal(self) -> Any:
         return self.main
 
     def solve(self, x: Any, axis: int) -> Any:

@@ -169,7 +169,7 @@ class BlockDiagonal(Matrix):
         p, q = self.blocks.shape[-2:]
         return zero_unless(i // p == j // q, self.blocks[..., i // p, i % p, j % q])
 
-    def diagonal(self) -> Any:
+    def known_diagonal(self) -> Any:
         i = jnp.arange(min(self.shape[-2:]))
         return self.at(i, i)
 

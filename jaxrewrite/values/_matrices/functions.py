@@ -33,7 +33,7 @@ from .sum import Sum
 
 
 # Functions of matrices that need not be square.
-_OF_ANY_SHAPE = frozenset({"_pinv", "cond", "norm"})
+_OF_ANY_SHAPE = frozenset({"_pinv", "cond", "diagonal", "norm", "trace"})
 
 
 class _Function(NamedTuple):
@@ -222,6 +222,16 @@ def _norm(axes: tuple[int, ...]) -> _Function:
     return _Function(of_array, answer)
 
 
+def _diagonal(v: Any) -> Any:
+    found = v.known_diagonal()
+    return found if found is NotImplemented else [found]
+
+
+def _trace(v: Any) -> Any:
+    found = v.known_diagonal()
+    return found if found is NotImplemented else [found.sum(-1)]
+
+
 def _upper_part(v: Any, k: int) -> Any:
     flipped = v.transposed()
     if not isinstance(flipped, LinearAlgebra):
@@ -270,6 +280,8 @@ _FUNCTIONS: dict[str, tuple[_Function, ...]] = {
     "_eigh": _eigh_of(lambda a: jax.scipy.linalg.eigh(a)),
     "_pinv": (_Function(lambda a: jnp.linalg.pinv(a), _pseudo_inverse),),
     "inv": (_Function(lambda a: jnp.linalg.inv(a), _method("known_inverse")),),
+    "diagonal": (_Function(lambda a: jnp.diagonal(a, axis1=-2, axis2=-1), _diagonal),),
+    "trace": (_Function(lambda a: jnp.trace(a, axis1=-2, axis2=-1), _trace),),
     "expm": (_Function(lambda a: jax.scipy.linalg.expm(a), _exponential),),
     "tril": tuple(
         _Function(functools.partial(jnp.tril, k=k), _method("known_lower_part", k))

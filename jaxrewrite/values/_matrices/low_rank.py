@@ -145,9 +145,9 @@ class LowRank(LinearAlgebra, Structured):
     def materialise(self) -> Any:
         return multiplied_out(*factors(self))
 
-    def diagonal(self) -> Any:
+    def known_diagonal(self) -> Any:
         if self.as_matrices() is None:
-            return super().diagonal()
+            return NotImplemented
         a, b = self.as_matrices()
         n = min(self.shape[-2:])
         return jnp.einsum("...ik,...ki->...i", a[..., :n, :], b[..., :n])

@@ -162,6 +162,10 @@ class Matrix(LinearAlgebra, Structured):
         """The entries at rows and columns, arrays of one shape, of one matrix, not a stack."""
         return NotImplemented
 
+    def known_diagonal(self) -> Any:
+        rows = jnp.arange(min(self.shape[-2:]))
+        return NotImplemented if self.batch else self.at(rows, rows)
+
     def same_pattern(self, other: Any) -> bool:
         """Whether the entries of this and another value are at the same places."""
         return not self.movable and same_structure(self, other)
@@ -250,14 +254,6 @@ def solve_factor(
     if isinstance(factor, LinearAlgebra) and factor.solvable:
         return on_fields(lambda factor, x: factor.solve(x, axis), factor, x)
     return solve_dense(factor, x, axis)
-
-
-def known_diagonal(v: Any) -> Any:
-    """The diagonal, or NotImplemented if that would make the matrix dense."""
-    if type(v).diagonal is not Matrix.diagonal:
-        return v.diagonal()
-    rows = jnp.arange(min(v.shape[-2:]))
-    return NotImplemented if v.batch else v.at(rows, rows)
 
 
 def unpivoted(v: Matrix) -> tuple[Any, Any]:

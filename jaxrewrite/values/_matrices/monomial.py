@@ -28,7 +28,7 @@ from .._base.structured import (
     zero_unless,
 )
 from .determinant import Determinant
-from .matrix import Matrix, adjoint, known_diagonal, nan_if_any_is, on_axis, unpivoted
+from .matrix import Matrix, adjoint, nan_if_any_is, on_axis, unpivoted
 from .product import Product, matrix_product
 
 
@@ -100,7 +100,7 @@ class Diagonal(Matrix):
         return Diagonal(self.d + other.d) if isinstance(other, Diagonal) else NotImplemented
 
     def hadamard(self, other: Any) -> Any:
-        found = known_diagonal(other)
+        found = other.known_diagonal()
         return found if found is NotImplemented else Diagonal(self.d * found)
 
     def pick(self, dense: Any) -> Any:
@@ -118,7 +118,7 @@ class Diagonal(Matrix):
             return NotImplemented
         return self, other.as_diagonal()
 
-    def diagonal(self) -> Any:
+    def known_diagonal(self) -> Any:
         return self.d
 
     @property
@@ -278,7 +278,7 @@ class Identity(Matrix):
         return self.as_multiple().plus(other)
 
     def hadamard(self, other: Any) -> Any:
-        found = known_diagonal(other)
+        found = other.known_diagonal()
         return found if found is NotImplemented else Diagonal(found)
 
     def tangent(self, leaf_tangents: Any) -> Any:
@@ -290,7 +290,7 @@ class Identity(Matrix):
     def cast(self, dtype: Any) -> Any:
         return Identity(self.rows, jnp.dtype(dtype), self.of_batch)
 
-    def diagonal(self) -> Any:
+    def known_diagonal(self) -> Any:
         return jnp.ones((*self.of_batch, self.rows), self.of_dtype)
 
     @property
@@ -398,7 +398,7 @@ class ScalarMatrix(Matrix):
     def as_diagonal(self) -> Diagonal:
         return Diagonal(self.diagonal())
 
-    def diagonal(self) -> Any:
+    def known_diagonal(self) -> Any:
         return jnp.broadcast_to(self.c[..., None], (*self.c.shape, self.rows))
 
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
@@ -446,7 +446,7 @@ class ScalarMatrix(Matrix):
     def hadamard(self, other: Any) -> Any:
         if isinstance(other, (Identity, ScalarMatrix)):
             return self.times(other)
-        found = known_diagonal(other)
+        found = other.known_diagonal()
         return NotImplemented if found is NotImplemented else self.scaled_rows(found)
 
     @property
@@ -632,7 +632,7 @@ class Permutation(Matrix):
     def at(self, i: Any, j: Any) -> Any:
         return (self.order[i] == j).astype(self.of_dtype)
 
-    def diagonal(self) -> Any:
+    def known_diagonal(self) -> Any:
         return (self.order == jnp.arange(self.order.shape[-1])).astype(self.of_dtype)
 
     @property

@@ -126,7 +126,7 @@ class Rows(Matrix):
             i, j = j, i
         return zero_unless(self.indices[..., i] == j, self.weights()[..., i])
 
-    def diagonal(self) -> Any:
+    def known_diagonal(self) -> Any:
         i = jnp.arange(min(self.shape[-2:]))
         return self.at(i, i)
 

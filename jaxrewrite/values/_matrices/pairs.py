@@ -15,7 +15,7 @@ from jaxrewrite import bind, register
 from .._base.recognised import find, fingerprints
 from .kronecker import Kronecker
 from .low_rank import LowRank
-from .matrix import Matrix, known_diagonal
+from .matrix import Matrix
 from .monomial import Diagonal, Identity, ScalarMatrix
 from .product import Product
 from .rules import standard
@@ -86,7 +86,7 @@ def _(x: Diagonal | Identity | ScalarMatrix, y: LowRank, **params: Any) -> Any:
     if x.shape != y.shape or x.dtype != y.dtype:
         return NotImplemented
     d, low = (x, y) if isinstance(y, LowRank) else (y, x)
-    return Diagonal(known_diagonal(low) * d.diagonal())
+    return Diagonal(low.diagonal() * d.diagonal())
 
 
 @register("mul")

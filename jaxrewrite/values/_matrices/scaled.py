@@ -154,7 +154,7 @@ class Scaled(LinearAlgebra, Linear):
     def solvable(self) -> bool:
         return isinstance(self.x, LinearAlgebra) and self.x.solvable
 
-    def diagonal(self) -> Any:
+    def known_diagonal(self) -> Any:
         return diagonal_of(self.x) * self._of_matrices(1)
 
     def trace(self) -> Any:

@@ -311,7 +311,7 @@ class Sparse(Matrix):
         where = _positions(indices, asked.astype(indices.dtype))
         return self.data.at[where].get(mode="fill", fill_value=0).reshape(i.shape)
 
-    def diagonal(self) -> Any:
+    def known_diagonal(self) -> Any:
         rows, columns = self.places()
         data = _summable(zero_unless(self.stored() & (rows == columns), self.data))
         short = min(self.shape[-2:])

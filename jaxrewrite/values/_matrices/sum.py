@@ -122,7 +122,7 @@ class Sum(LinearAlgebra, Linear):
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
         return sum_of([fn(term) for term in self.terms])
 
-    def diagonal(self) -> Any:
+    def known_diagonal(self) -> Any:
         return sum_of_arrays([diagonal_of(term) for term in self.terms])
 
     def trace(self) -> Any:

@@ -167,7 +167,7 @@ class Symmetric(Matrix):
     def at(self, i: Any, j: Any) -> Any:
         return self.x[jnp.maximum(i, j), jnp.minimum(i, j)]
 
-    def diagonal(self) -> Any:
+    def known_diagonal(self) -> Any:
         return jnp.diagonal(self.x, axis1=-2, axis2=-1)
 
     @property

@@ -178,7 +178,7 @@ class Toeplitz(Matrix):
     def at(self, i: Any, j: Any) -> Any:
         return self.diagonals()[..., i - j + self.row.shape[-1] - 1]
 
-    def diagonal(self) -> Any:
+    def known_diagonal(self) -> Any:
         return _repeated(self.column[..., :1], min(self.shape[-2:]))
 
 
@@ -295,7 +295,7 @@ class Circulant(Matrix):
     def at(self, i: Any, j: Any) -> Any:
         return self.column[..., (i - j) % self.column.shape[-1]]
 
-    def diagonal(self) -> Any:
+    def known_diagonal(self) -> Any:
         return _repeated(self.column[..., :1], self.column.shape[-1])
 
     def solve(self, x: Any, axis: int) -> Any:

@@ -112,6 +112,20 @@ def test_methods_are_those_of_numpy(name, bulk):
         close(got["solve along the last"], solved)
 
 
+@pytest.mark.parametrize(
+    "name", ["sum of three", "low rank stack", "scaled", "kronecker_square"]
+)
+def test_diagonals_and_traces_of_programs_make_nothing_dense(name):
+    v = MATRICES[name]
+    fn = lambda v: (
+        jnp.diagonal(v, axis1=-2, axis2=-1),
+        jnp.trace(v, axis1=-2, axis2=-1),
+    )
+    diagonal, trace = jaxrewrite.transform(fn, materialise="forbid")(v)
+    close(diagonal, np.diagonal(wide(v), axis1=-2, axis2=-1))
+    close(trace, np.trace(wide(v), axis1=-2, axis2=-1))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("error::jaxrewrite.MaterialisationWarning")
 def test_closed_forms_make_nothing_dense():
