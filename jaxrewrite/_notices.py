@@ -6,7 +6,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import _compat
 
@@ -35,6 +35,10 @@ class _Collected(threading.local):
 
 _collected = _Collected()
 
+# What Python remembers of each file's warnings, to show each once. It forgets all of these
+# where filters change.
+_shown: dict[str, dict[Any, Any]] = {}
+
 
 @contextlib.contextmanager
 def collected() -> Iterator[list[Notice]]:
@@ -54,4 +58,6 @@ def warn(those: Iterable[Notice]) -> None:
         return
     for notice in those:
         category, args, file, line = notice.at(_compat.current_location())
-        warnings.warn_explicit(category(*args), category, file or "<unknown>", line)
+        file = file or "<unknown>"
+        shown = _shown.setdefault(file, {})
+        warnings.warn_explicit(category(*args), category, file, line, registry=shown)

@@ -12,6 +12,7 @@ import functools
 import inspect
 import itertools
 import math
+import numbers
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
@@ -88,6 +89,14 @@ class Rule:
         name = getattr(self.fn, "__qualname__", repr(self.fn))
         where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
         return f"{name}{where}" + (", mirrored" if self.mirrored else "")
+
+
+def _check_precedence(precedence: Any) -> None:
+    """Raise `TypeError` for what would fail later, where rules are put in order."""
+    if not isinstance(precedence, numbers.Real):
+        raise TypeError(
+            f"The precedence of a rule is a number; got a {type(precedence).__name__}."
+        )
 
 
 def _check_pair(rule: Rule, keyword: str) -> None:
@@ -279,7 +288,8 @@ class Rules:
         primitive, *more
             A `jax.extend.core.Primitive`, or its name, such as ``"dot_general"``.
         precedence
-            Rules of higher precedence are tried first.
+            Rules of higher precedence are tried first. A rule for the same types as an
+            earlier one of the table replaces it, whatever the precedence of the two.
         commutative
             Register the rule also for its two operands in the opposite order, unless there
             is a rule for that order. The rule is then called with the operands exchanged,
@@ -325,6 +335,7 @@ class Rules:
         """
         if commutative and either:
             raise TypeError("A rule takes commutative=True or either=True, not both.")
+        _check_precedence(precedence)
         primitives = [find_primitive(p) for p in (primitive, *more)]
         prepare_defined()
 
@@ -514,6 +525,15 @@ register = global_rules.register
 rewrite = global_rules.rewrite
 
 
+def check_table(rules: Any) -> None:
+    """Raise `TypeError` unless this is a table of rules, or none."""
+    if rules is not None and not isinstance(rules, Rules):
+        raise TypeError(
+            f"rules= takes one table, a jaxrewrite.Rules; got a {type(rules).__name__}. Nest "
+            "transforms for several tables."
+        )
+
+
 class RulesInForce:
     """The tables in which one rewriting looks up rules, the nearest first."""
 
@@ -524,6 +544,7 @@ class RulesInForce:
 
     def over(self, rules: Rules | None) -> RulesInForce:
         """These tables with one more on top."""
+        check_table(rules)
         if rules is None or rules in self.tables:
             return self
         return RulesInForce((rules, *self.tables))
@@ -723,8 +744,8 @@ def find_primitive(primitive: Primitive | str) -> Primitive:
         return primitive
     if not isinstance(primitive, str):
         raise TypeError(
-            "A rule is registered for a primitive or the name of one, as in "
-            f"@register('add'); got a {type(primitive).__name__}."
+            "A primitive or the name of one is needed, such as 'add'; got a "
+            f"{type(primitive).__name__}."
         )
     by_name = _primitives_by_name()
     if primitive not in by_name:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.tree_util import (
     keystr,
     tree_flatten_with_path,
@@ -67,7 +67,8 @@ def shardings(tree: Any, mesh: Mesh, rules: Rules) -> Any:
         If no rule is for an array, or an array can't be split as its rule says. The error has
         the path.
     TypeError
-        If a rule has something other than a spec, or a value lacks some of its arrays.
+        If a rule has something other than a spec, a value lacks some of its arrays, or
+        ``mesh`` is not a mesh.
 
     Warns
     -----
@@ -85,6 +86,10 @@ def shardings(tree: Any, mesh: Mesh, rules: Rules) -> Any:
     >>> [sharding.spec for sharding in jax.tree.leaves(found)]
     [P(None, 'model'), P(None, None), P(None, 'model')]
     """
+    if not isinstance(mesh, (Mesh, AbstractMesh)):
+        raise TypeError(
+            f"The second argument must be a jax.sharding.Mesh, not a {type(mesh).__name__}."
+        )
     leaves, treedef = tree_flatten_with_path(tree, is_leaf=is_value)
     placed = []
     for key, leaf in leaves:

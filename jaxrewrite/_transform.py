@@ -28,7 +28,7 @@ from ._caches import BoundedCache, WeakCaches, bounded_cache
 from ._compat import ClosedJaxpr, Primitive
 from ._dense import make_dense, materialised
 from ._pytree import check_static_fields
-from ._rules import Rules, find_primitive
+from ._rules import Rules, check_table, find_primitive
 from ._settings import Policy, Settings, check_policy, current_settings
 from ._stage import Arguments, stage
 from ._value import Value, is_value
@@ -83,7 +83,8 @@ def transform(
     Raises
     ------
     TypeError
-        If ``fn`` is not callable, or a generator or coroutine function.
+        If ``fn`` is not callable, or a generator or coroutine function, or ``rules`` is not
+        a table.
     ValueError
         If ``materialise`` or ``filter_spec`` is not one of the above.
     MaterialisationError, AmbiguousRuleError
@@ -112,6 +113,7 @@ def _transformed(
 ) -> Transformed[_P, _R]:
     check_function(fn)
     check_policy(policy)
+    check_table(rules)
     return Transformed(fn, filter_spec, rules, policy)
 
 

@@ -78,6 +78,8 @@ class Pattern:
         probes: Sequence[Any],
         keep: bool,
     ):
+        if when is not None and not callable(when):
+            raise TypeError(f"when= must be a function, not a {type(when).__name__}.")
         self.before = before
         self.fn = fn
         self.when = when

@@ -23,7 +23,7 @@ from jaxrewrite import Value
 from .._avals import aval_of, avals_of, dense_aval, layer, same_treedef
 from .._compat import same_array_type, short
 from .._known_zeros import can_be_zero
-from ._oracle import difference, neighbour
+from ._oracle import difference, neighbour, stacked_leaves
 
 
 class NotChecked(Exception):
@@ -133,6 +133,22 @@ def _stack(value: Any) -> None:
         raise AssertionError(f"the stack of two values is another array: {told}")
 
 
+def _batch(value: Any) -> None:
+    if type(value).materialise is Value.materialise:
+        raise NotChecked("it is never dense")
+    try:
+        want = jnp.stack(jaxrewrite.materialise([value, neighbour(value)]))
+        got = jaxrewrite.materialise(stacked_leaves(value))
+        told = difference(got, want, None)
+    except Exception as error:  # noqa: BLE001 - the user's type raises anything
+        told = type(error).__name__
+    if told is not None:
+        raise NotChecked(
+            "with one more axis in front of each leaf it is not a batch, so make it dense "
+            f"before it leaves jax.vmap: {told}"
+        )
+
+
 def _zero(value: Any) -> None:
     if not can_be_zero(value):
         raise NotChecked("its type does not say zero_if_leaves_are")
@@ -151,6 +167,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     "static fields": _static_fields,
     "aval": _aval,
     "stack": _stack,
+    "batch": _batch,
     "zero": _zero,
 }
 

@@ -36,15 +36,19 @@ def check_value(
     - ``"static fields"``: values that differ in one differ in structure.
     - ``"aval"``: shape and dtype are those of ``materialise()``.
     - ``"stack"``: `jaxrewrite.stack` of this value and one with other numbers.
+    - ``"batch"``: with one more axis in front of each leaf, as after `jax.vmap`, it is a
+      batch. This is not required, so a type that does otherwise does not fail: the check is
+      among those not made.
     - ``"zero"``: with zeros as leaves it is zero, if ``zero_if_leaves_are`` says so.
     - a name for each program: a primitive that acts entry by entry, moves entries, reduces,
-      slices, joins or multiplies, with the operands that it needs, or a branch or a loop
-      with the value. Each is compared with dense code compiled (``"jit"``), over a new
-      leading axis of all leaves (``"vmap"``), and in both derivatives with respect to
-      floating leaves (``"jvp"`` and ``"grad"``), as in ``"neg jit"``. Derivatives of
-      functions with corners, such as ``abs`` and ``max``, are not compared. The primitives
-      are those with a rule that names the type, and a sample of the others; all of them for
-      a type with its own ``default``, or if ``only`` names them.
+      sorts, slices, joins or multiplies, with the operands that it needs; a branch or a loop
+      with the value; or a function with a rule of derivatives. Each is compared with dense
+      code compiled (``"jit"``), over a new leading axis of all leaves (``"vmap"``), and in
+      both derivatives with respect to floating leaves (``"jvp"`` and ``"grad"``), as in
+      ``"neg jit"``. Floating leaves take other numbers there, so hold signs and codes in
+      integers. Derivatives of functions with corners, such as ``abs`` and ``max``, are not
+      compared. The primitives are those with a rule that names the type, and a sample of the
+      others; all of them for a type with its own ``default``, or if ``only`` names them.
     - ``"export"``: an exported program runs in another process.
 
     Parameters
@@ -75,7 +79,7 @@ def check_value(
         If anything fails. All failures are in the message, each with a line that reproduces
         it. The cause is the first error that was raised.
     TypeError
-        If ``value`` is not a value.
+        If ``value`` is not a value, or ``skip`` or ``only`` is one name and no list.
     ValueError
         If no check has a name of ``only``.
 
@@ -122,6 +126,9 @@ class _Chosen:
     """What a caller chose to check."""
 
     def __init__(self, skip: Sequence[str | type[Exception]], only: Sequence[str]):
+        for keyword, names in (("skip", skip), ("only", only)):
+            if isinstance(names, str):
+                raise TypeError(f"check_value: {keyword}= takes a list; pass [{names!r}].")
         self.without = {x for x in skip if isinstance(x, str)}
         self.only = {*only}
         self.refusals: tuple[type[Exception], ...] = tuple(

@@ -10,7 +10,7 @@ import pytest
 
 import jaxrewrite
 import jaxrewrite.values
-from jaxrewrite import transform
+from jaxrewrite import testing, transform
 
 
 class Plain(jaxrewrite.ArrayValue):
@@ -283,7 +283,7 @@ def test_unknown_primitives(name, hint):
 
 
 def test_register_without_a_primitive():
-    with pytest.raises(TypeError, match="registered for a primitive"):
+    with pytest.raises(TypeError, match="primitive or the name of one is needed"):
 
         @jaxrewrite.register
         def _(v: Plain):
@@ -321,6 +321,33 @@ def test_names_in_annotations_that_are_not_defined():
 def test_rules_that_are_no_functions():
     with pytest.raises(TypeError, match="must be a function, not a int"):
         jaxrewrite.Rules().register("neg")(3)
+
+
+def test_precedence_is_a_number():
+    """Else each later program with the primitive would fail where rules are put in order."""
+    rules = jaxrewrite.Rules()
+    with pytest.raises(TypeError, match="precedence of a rule is a number; got a str"):
+        rules.register("neg", precedence="first")
+    assert rules.version == 0
+
+
+def test_a_condition_of_a_pattern_is_a_function():
+    with pytest.raises(TypeError, match="when= must be a function, not a int"):
+        jaxrewrite.Rules().rewrite(lambda x: jnp.sin(x) + 1, when=3)(lambda x: x)
+
+
+@pytest.mark.parametrize("rules", ["stable", [jaxrewrite.Rules()], {}])
+def test_rules_are_one_table(rules):
+    for make in (transform, jaxrewrite.make_jaxpr):
+        with pytest.raises(TypeError, match="rules= takes one table, a jaxrewrite.Rules"):
+            make(jnp.sin, rules=rules)
+    with pytest.raises(TypeError, match="rules= takes one table, a jaxrewrite.Rules"):
+        testing.check_rule("neg", jnp.ones(2), rules=rules)
+
+
+def test_a_mesh_comes_before_the_rules():
+    with pytest.raises(TypeError, match="must be a jax.sharding.Mesh, not a list"):
+        jaxrewrite.shardings(jnp.ones(2), [(".*", None)], None)
 
 
 def test_commutative_rules_have_two_operands():

@@ -1,6 +1,7 @@
 """Rewritten equations still say where in the user's code they come from."""
 
 import io
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -78,6 +79,15 @@ def test_warning_points_at_the_caller_of_a_transformed_library_function():
     with pytest.warns(jaxrewrite.MaterialisationWarning) as caught:
         transform(jnp.sin)(V)
     assert caught[0].filename == __file__
+
+
+def test_one_warning_for_all_programs_with_the_line():
+    cumsum = lambda v: jnp.cumsum(v)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for program in (cumsum, lambda v: cumsum(v), lambda v: 2 * cumsum(v)):
+            transform(program)(V)
+    assert len([w for w in caught if "'cumsum'" in str(w.message)]) == 1
 
 
 def test_one_warning_a_primitive_type_and_line():

@@ -109,6 +109,8 @@ def test_takes_values_and_names_of_checks():
         check_value(RIGHT, only=["nag"])
     with pytest.raises(TypeError, match="takes a value; got a ArrayImpl"):
         check_value(jnp.ones(2))
+    with pytest.raises(TypeError, match=r"skip= takes a list; pass \['vmap'\]"):
+        check_value(RIGHT, skip="vmap")
 
 
 # --- types that are broken, each in one way -------------------------------------------------
@@ -158,6 +160,43 @@ class RuleRaises(Plain):
 @jaxrewrite.register("neg")
 def _(v: RuleRaises):
     return 1 / 0
+
+
+def planted(primitive, operands, rule):
+    """A type with one wrong rule, which takes these operands besides a value."""
+    cls = type("Planted", (Plain,), {})
+    types = [cls if operand == "v" else jax.Array for operand in operands]
+    jaxrewrite.register(primitive, types=types)(rule)
+    return cls(numbers((3, 2)))
+
+
+# What each of these rules does not read.
+UNREAD = {
+    "cumsum along axis 0, reversed": ("v", lambda v, *, axis, **_: v.x.cumsum(axis)),
+    "rev along axis 1": ("v", lambda v, **_: v.x[::-1]),
+    "integer_pow": ("v", lambda v, **_: v.x**2),
+    "sort along axis 1": ("v", lambda v, **_: [v.x]),
+    "dynamic_slice": ("vaa", lambda v, i, j, **_: v.x[:1]),
+    "select_n of an array": ("aav", lambda p, x, v: x),
+    "select_n with an array": ("ava", lambda p, v, x: v.x),
+    "pad with ones": (
+        "va",
+        lambda v, c, *, padding_config: jax.lax.pad(v.x, 0.0, padding_config),
+    ),
+    "convert_element_type to int32": ("v", lambda v, **_: (v.x + 0.5).astype(int)),
+    "dot_general with itself": ("vv", lambda v, w, **_: 2 * v.x @ w.x.T),
+    "broadcast_in_dim with a last axis": (
+        "v",
+        lambda v, *, shape, **_: jnp.resize(v.x, shape),
+    ),
+}
+
+
+@pytest.mark.parametrize("check", UNREAD)
+def test_a_rule_that_does_not_read_all_is_found(check):
+    value = planted(check.partition(" ")[0], *UNREAD[check])
+    with pytest.raises(AssertionError, match=rf"{re.escape(check)} jit: .*numbers differ"):
+        check_value(value, only=[f"{check} jit"])
 
 
 class WrongBatch(Plain):
@@ -244,6 +283,45 @@ class WrongJoin(Plain):
         return self, WrongJoin(jnp.zeros_like(self.x))
 
 
+class WrongTangent(Plain):
+    def tangent(self, leaf_tangents):
+        return 2 * leaf_tangents.x
+
+
+class WrongLift(Plain):
+    def lift_tangent(self, tangent):
+        return WrongLift(2 * tangent)
+
+
+class NegativeJoin(Plain):
+    """The join of two structures of one type forgets the sign of the second."""
+
+    sign: int = jaxrewrite.field(static=True, default=1)
+
+    def materialise(self):
+        return self.sign * self.x
+
+    def join(self, other):
+        if not isinstance(other, NegativeJoin):
+            return NotImplemented
+        return NegativeJoin(self.x), NegativeJoin(other.x)
+
+
+@jaxrewrite.register("neg")
+def _(v: NegativeJoin):
+    return NegativeJoin(v.x, -v.sign)
+
+
+class Slanted(Plain):
+    """Its slices are columns, and not the rows that ``unstacked`` makes of them."""
+
+    def materialise(self):
+        return jnp.swapaxes(self.x, 0, -1)
+
+    def unstacked(self):
+        return self
+
+
 class FailingJoin(Plain):
     def join(self, other):
         return self, FailingJoin(other.x)
@@ -274,6 +352,14 @@ BROKEN = {
     "stacked": (WrongStack(x, jnp.float32(2)), "scan with ys jit", "(2,)"),
     "unstacked": (WrongSlice(x), "scan with xs jit", "numbers differ"),
     "zero": (NeverZero(x), "zero", "it is not zero: 3 of 3 numbers differ"),
+    "tangent": (WrongTangent(x), "custom_jvp_call jvp", "3 of 3 numbers differ"),
+    "lift_tangent": (WrongLift(x), "custom_vjp_call grad", "3 of 3 numbers differ"),
+    "join of two": (
+        NegativeJoin(x),
+        "cond with its negative, second jit",
+        "numbers differ",
+    ),
+    "slices": (Slanted(numbers((3, 3))), "scan with xs jit", "numbers differ"),
     "join": (WrongJoin(x), "cond with an array, second jit", "3 of 3 numbers differ: 0 at"),
     "no join": (FailingJoin(x), "cond with an array, first jit", "AttributeError"),
 }
@@ -366,6 +452,16 @@ def test_a_type_that_is_never_dense_is_a_pytree_at_least():
     result = check_value(Endless(x))
     assert result.checked == ("pytree", "pickle", "metadata")
     assert dict(result.skipped)["programs"] == "they need what aval checks"
+
+
+# --- batches ---------------------------------------------------------------------------------
+
+
+def test_tells_whether_a_value_may_leave_vmap():
+    assert check_value(Plain(x), only=["batch"]).checked == ("batch",)
+    result = check_value(Slanted(numbers((2, 3))), only=["batch"])
+    ((check, why),) = result.skipped
+    assert check == "batch" and "make it dense before it leaves jax.vmap" in why
 
 
 # --- ready types ------------------------------------------------------------------------------

@@ -156,7 +156,10 @@ class Matrix(LinearAlgebra, Structured):
         NotImplemented if no value of this structure has such entries, because the entries
         of this type repeat.
         """
-        raise NotImplementedError(f"{type(self).__name__}.pick")
+        name = type(self).__name__
+        raise NotImplementedError(
+            f"{name} says that it has entries, and does not define pick."
+        )
 
     def at(self, i: Int[Array, "*k"], j: Int[Array, "*k"]) -> Shaped[Array, "*k"] | Any:
         """The entries at rows and columns, arrays of one shape, of one matrix, not a stack."""
