@@ -14,6 +14,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from . import _collector, _compat
@@ -63,11 +64,11 @@ class Program:
             if _compat.nothing_is_traced() and not _compat.jit_is_disabled():
                 if self._eager is None:
                     self._eager = _Steps(self.jaxpr, self._steps)
-                return self._eager.run(operands)
+                return _constants_of_numpy(self._eager.run(operands))
             if self._traced is None:
                 by_line = in_lines(self._steps, self.jaxpr.outvars)
                 self._traced = _Steps(self.jaxpr, by_line)
-            return self._traced.run_under_trace(operands)
+            return _constants_of_numpy(self._traced.run_under_trace(operands))
         if self._is_called():
             return self._call(operands)
         with _collector.paused():
@@ -103,6 +104,17 @@ class Program:
             _compat.known_to_current_trace(atom) if type(atom) is Literal else env[atom]
             for atom in jaxpr.outvars
         ]
+
+
+def _constants_of_numpy(results: Sequence[Any]) -> list[Any]:
+    """Results, with arrays of NumPy for the constants among them.
+
+    While JAX traces, these are of a subclass of its own, which can't be pickled nor copied.
+    """
+    is_jax_s = lambda x: (
+        isinstance(x, np.ndarray) and getattr(x, "weak_type", None) is False
+    )
+    return [np.asarray(x) if is_jax_s(x) else x for x in results]
 
 
 def function_of(restaged: Restaged, original: Any) -> Callable[..., list[Any]]:

@@ -37,7 +37,7 @@ def described(leaf: Any) -> str:
     """The dtype and shape of a leaf, such as ``uint4[64,4]``."""
     if isinstance(leaf, NUMBERS) and not isinstance(leaf, np.generic):
         return type(leaf).__name__
-    return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+    return f"{leaf.dtype.name}[{','.join(map(str, leaf.shape))}]"
 
 
 def is_stored(leaf: Any) -> bool:
@@ -53,10 +53,10 @@ def form(leaf: Any) -> jax.ShapeDtypeStruct:
     if dtype.name in COMPLEX:
         shape, dtype = (*shape, 2), jnp.finfo(dtype).dtype
     elif dtype.name not in PLAIN:
-        *rows, n = shape or (1,)
         each = 8 // _bits(dtype)
-        shape, dtype = (*rows, -(-n // each)), np.uint8
-    return jax.ShapeDtypeStruct(shape, dtype)
+        *rows, n = shape or (1,)
+        shape, dtype = shape if each == 1 else (*rows, -(-n // each)), np.uint8
+    return jax.ShapeDtypeStruct(shape, _native(dtype))
 
 
 def stored(leaf: Any) -> Any:
@@ -70,6 +70,7 @@ def stored(leaf: Any) -> Any:
         array = np.asarray(leaf)
         if array.dtype == object:
             raise ValueError(f"the number {leaf} does not fit 64 bits")
+        array = array.astype(_native(array.dtype), copy=False)
         # Libraries store this dtype for arrays of JAX alone.
         if array.dtype == jnp.bfloat16:
             return jnp.asarray(array)
@@ -96,7 +97,8 @@ def restored(array: Any, like: Any) -> Any:
     if isinstance(like, NUMBERS):
         return type(like)(_from_plain(np, np.asarray(array), np.asarray(like)).item())
     if isinstance(like, np.ndarray):
-        return np.array(_from_plain(np, np.asarray(array), like))
+        native = like.astype(_native(like.dtype), copy=False)
+        return np.array(_from_plain(np, np.asarray(array), native), like.dtype)
     if jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jnp.asarray(array), impl=_key_impl(like))
     sharding = getattr(like, "sharding", None)
@@ -166,16 +168,21 @@ def _from_plain(xp: ModuleType, x: Any, like: Any) -> Any:
     return lax.bitcast_convert_type(codes.astype(f"uint{bits}"), dtype)
 
 
+def _native(dtype: Any) -> np.dtype:
+    """The dtype in the byte order of this machine, in which all is stored."""
+    return np.dtype(dtype).newbyteorder("=")
+
+
 def _bits(dtype: Any) -> int:
-    """The bits of a number of at most eight bits.
+    """The bits of a number of which one, two, four or eight fill a byte.
 
     Raises
     ------
     ValueError
-        If it has more, or is not a number.
+        If it has others, or is not a number.
     """
     for kind, about in ((jnp.integer, jnp.iinfo), (jnp.floating, jnp.finfo)):
-        if jnp.issubdtype(dtype, kind) and about(dtype).bits <= 8:
+        if jnp.issubdtype(dtype, kind) and about(dtype).bits in (1, 2, 4, 8):
             return about(dtype).bits
     raise ValueError(f"arrays of dtype {dtype} can't be stored")
 

@@ -138,11 +138,15 @@ def _rank_and_alpha(config: Mapping[str, Any], module: str) -> tuple[int, float]
 
 
 def _of(patterns: Mapping[str, Any] | None, module: str, default: Any) -> Any:
-    """The number of a module: the first pattern decides that matches the end of its name."""
-    for pattern, number in (patterns or {}).items():
+    """The number of a module: the first pattern decides that matches the end of its name.
+
+    If none does, the name itself may be there, which as a pattern means something else.
+    """
+    patterns = patterns or {}
+    for pattern, number in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
             return number
-    return default
+    return patterns.get(module, default)
 
 
 def _read_config(path: pathlib.Path) -> dict[str, Any]:

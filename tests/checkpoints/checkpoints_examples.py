@@ -54,6 +54,7 @@ def special():
         "int4 scalar": on_device(-3, jnp.int4),
         "uint2": on_device([3, 0, 1, 2, 3], jnp.uint2),
         "float8": on_device([1.5, -2, np.nan, np.inf], jnp.float8_e5m2),
+        "float8 scalar": on_device(1.5, jnp.float8_e4m3fn),
         "float4": on_device([[0.5, -6, 3]], jnp.float4_e2m1fn),
         "bfloat16": on_device([1.5, np.inf], jnp.bfloat16),
         "bfloat16 numpy": np.array([1.5, 2], jnp.bfloat16),

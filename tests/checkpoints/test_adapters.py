@@ -187,6 +187,13 @@ def test_names_that_end_alike_keep_their_ranks(tmp_path):
     same(load_adapter(tmp_path, bare), p, kinds=False)
 
 
+def test_a_name_that_is_another_pattern_has_its_own_number(tmp_path):
+    """peft looks for the name itself where no pattern matches."""
+    tensors = factors(RNG, "c+d", 2, 3, 1)
+    peft_files.write(tmp_path, tensors, r=1, lora_alpha=1, alpha_pattern={"c+d": 4})
+    assert load_adapter(tmp_path, {"c+d": np.zeros((2, 3))})["c+d"].scale == 4
+
+
 # --- what is refused ---------------------------------------------------------------------
 
 

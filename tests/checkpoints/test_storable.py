@@ -9,6 +9,7 @@ import equinox as eqx
 import flax.serialization
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 import pytest
@@ -80,6 +81,18 @@ def test_bytes_hold_two_integers_of_four_bits():
     np.testing.assert_array_equal(arrays["x"], low | high << 4)
     np.testing.assert_array_equal(arrays["y"], [[1.0, 2.0]])
     assert to_storable(nf4(128, 10))["codes"].nbytes == 128 * 5
+
+
+def test_numbers_in_the_other_order_of_bytes():
+    """As files of other programs have them, which NumPy maps to memory."""
+    for dtype in ("f4", "i2", "c8"):
+        for order in "<>":
+            x = np.array([[1, 2, -300]], np.dtype(dtype).newbyteorder(order))
+            arrays = to_storable({"x": x})
+            assert arrays["x"].dtype.isnative
+            back = from_storable(arrays, {"x": x})["x"]
+            assert back.dtype == x.dtype
+            np.testing.assert_array_equal(back, x)
 
 
 def test_traced_and_sharded_arrays():
@@ -182,7 +195,8 @@ def test_what_has_no_plain_form_is_refused():
         ValueError, match="to_storable: n: the number .* does not fit 64 bits"
     ):
         to_storable({"n": 2**70})
-    for dtype in (np.longdouble, np.clongdouble, "datetime64[s]", "U1", jax.dtypes.float0):
+    strange = (np.longdouble, np.clongdouble, "datetime64[s]", "U1", jax.dtypes.float0)
+    for dtype in (*strange, ml_dtypes.float6_e2m3fn, ml_dtypes.float6_e3m2fn):
         with pytest.raises(
             ValueError, match="to_storable: x: arrays of dtype .* can't be stored"
         ):

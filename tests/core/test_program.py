@@ -1,5 +1,6 @@
 """How a rewritten program runs: equation by equation, appended, or called."""
 
+import copy
 import gc
 import threading
 
@@ -11,6 +12,7 @@ from reference.own import Scaled, V, Y
 
 import jaxrewrite
 from jaxrewrite import _collector, _compat, transform
+from jaxrewrite.values import Zero
 
 
 def long_program(v, x):
@@ -445,6 +447,16 @@ def test_collections_pause_until_the_last_thread_is_done():
     leave.set()
     thread.join()
     assert gc.isenabled()
+
+
+def test_constants_of_numpy_come_out_as_such():
+    """JAX's own arrays of constants can't be copied, and so no value with one could be."""
+    fn = transform(lambda v, y: (y.sum(), (-v, np.arange(3), -Zero((3,), jnp.float32))))
+    results = jax.value_and_grad(fn, 1, has_aux=True)(V, Y)[0]
+    for _, (v, constant, zero) in (fn(V, Y), results):
+        assert type(constant) is np.ndarray
+        copied = jax.jit(lambda x: x)(copy.deepcopy(zero))
+        assert isinstance(copied, Zero) and isinstance(v, Scaled)
 
 
 def test_what_a_call_only_passes_on_stays_known():

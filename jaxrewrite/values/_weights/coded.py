@@ -509,7 +509,14 @@ def _(
             shared, shape, indices, numbers, slice_sizes, within
         ),
     )
-    is_weight = len(numbers.offset_dims) > 1 and not filled
+    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    # Under `jax.vmap`, the axis along which one row is taken is still there.
+    extents = [
+        axis
+        for axis, (n, size) in enumerate(zip(v.shape, slice_sizes, strict=True))
+        if axis not in gone and (size > 1 or n == 1)
+    ]
+    is_weight = len(extents) > 1 and not filled
     if is_weight and unless_grown(v, gathered) is not NotImplemented:
         return gathered
     dense = gathered.materialise()

@@ -260,6 +260,14 @@ def test_lookup_of_rows_gathers_before_it_dequantises(kind, bulk):
     ]
 
 
+@pytest.mark.parametrize("axis", [None, 0])
+def test_rows_that_vmap_takes_are_dense_as_well(axis):
+    """As Equinox looks up each row of an embedding."""
+    v, i = Quantised.quantise(normal(4, 8), axis=axis), jnp.array([3, 0, -1])
+    fn = lambda x, i: jax.vmap(lambda j: x[j])(i) + 1
+    close(forbid(fn)(v, i), fn(v.materialise(), i))
+
+
 @kinds
 def test_matrices_out_of_a_stack_are_weights_still(kind):
     v = make(kind, 4, 8, 16)
