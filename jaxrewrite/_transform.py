@@ -208,6 +208,7 @@ def _binder(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Any:
         return primitive.bind(*operands, **primitive.get_bind_params(dict(params)))
 
     apply.__name__ = primitive.name
+    apply.__qualname__ = f"bind({primitive.name!r}, ...)"
     return apply
 
 

@@ -95,8 +95,8 @@ def values_of(
     Raises
     ------
     TypeError
-        If a field's annotation does not say the shape, and nothing is given for it; or if
-        there is no such field.
+        If a field's annotation does not say the shape, and nothing is given for it; if
+        there is no such field; or if ``cls`` is not a class.
 
     Examples
     --------
@@ -116,7 +116,11 @@ def values_of(
     ...     assert v.materialise()[1, 0] == v.a[1] * v.b[0]
     >>> test_its_entries()
     """
-    name = getattr(cls, "__name__", repr(cls))
+    if not isinstance(cls, type):
+        raise TypeError(
+            f"values_of: takes a class; got an instance of {type(cls).__name__}."
+        )
+    name = cls.__name__
     own = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls)) if f.init}
     unknown = fields.keys() - own.keys()
     if unknown:

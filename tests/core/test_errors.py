@@ -543,3 +543,10 @@ def test_copies_and_pickles_are_those_of_the_function():
         np.testing.assert_allclose(of(decorated)(X), 3 * X)
     with pytest.raises(jaxrewrite.MaterialisationError):
         again(transform(negated, materialise="forbid"))(Plain(X))
+
+
+def test_a_wrong_number_of_operands_names_the_primitive_and_the_types():
+    v = jaxrewrite.values.Diagonal(jnp.ones(2))
+    with pytest.raises(Exception) as raised:  # JAX has an AssertionError today.
+        jaxrewrite.bind("add", v)
+    assert "in staging bind('add', ...) on (Diagonal:f32[2,2])" in raised.value.__notes__[0]

@@ -71,6 +71,8 @@ def test_what_is_not_said_is_asked_for():
         values_of(Bare)
     with pytest.raises(TypeError, match="Bare has no field z"):
         values_of(Bare, x=jnp.ones(2), z=1)
+    with pytest.raises(TypeError, match="takes a class; got an instance of Bare"):
+        values_of(Bare(jnp.ones(2)))
     assert some(values_of(Bare, x=strategies.arrays((3,), "bfloat16")), 1)[0].shape == (3,)
 
     class Halves(Bare):
