@@ -174,15 +174,14 @@ def varying_axes(aval: Any) -> frozenset[Any]:
     return frozenset(aval.manual_axis_type.varying) if is_array else frozenset()
 
 
-def is_weak(atom: Any) -> bool:
-    """Whether an atom has a weak type."""
-    return isinstance(atom.aval, ShapedArray) and atom.aval.weak_type
+def is_weak(aval: Any) -> bool:
+    """Whether an aval is that of an array with a weak type."""
+    return isinstance(aval, ShapedArray) and aval.weak_type
 
 
 def strong(aval: Any) -> Any:
     """The aval without its weak type."""
-    is_weak = isinstance(aval, ShapedArray) and aval.weak_type
-    return aval.update(weak_type=False) if is_weak else aval
+    return aval.update(weak_type=False) if is_weak(aval) else aval
 
 
 def as_weak(array: Any) -> Any:
@@ -194,8 +193,7 @@ def as_weak(array: Any) -> Any:
 
 def as_strong_as(array: Any, aval: Any) -> Any:
     """The array with a strong type, if the type of ``aval`` is strong."""
-    is_weak = getattr(leaf_aval(array), "weak_type", False)
-    if is_weak and not getattr(aval, "weak_type", False):
+    if is_weak(leaf_aval(array)) and not getattr(aval, "weak_type", False):
         return jax.lax.convert_element_type(array, aval.dtype)
     return array
 

@@ -38,13 +38,27 @@ _MANY = 32
 class Program:
     """A jaxpr on leaves and the constants that belong to its first ``invars``."""
 
-    __slots__ = ("_applied", "_closed", "_eager", "_steps", "_traced", "consts", "jaxpr")
+    __slots__ = (
+        "_applied",
+        "_closed",
+        "_constants",
+        "_eager",
+        "_steps",
+        "_traced",
+        "consts",
+        "jaxpr",
+    )
 
     def __init__(
         self, jaxpr: Jaxpr, consts: Sequence[Any], applied: Sequence[Applied] = ()
     ):
         self.jaxpr = jaxpr
         self.consts = list(consts)
+        own = {*jaxpr.invars[: len(self.consts)]}
+        # Which results are constants.
+        self._constants = [
+            i for i, x in enumerate(jaxpr.outvars) if type(x) is Literal or x in own
+        ]
         self._applied = applied
         self._steps: list[Step] | None = None
         self._eager: _Steps | None = None
@@ -64,15 +78,26 @@ class Program:
             if _compat.nothing_is_traced() and not _compat.jit_is_disabled():
                 if self._eager is None:
                     self._eager = _Steps(self.jaxpr, self._steps)
-                return _constants_of_numpy(self._eager.run(operands))
+                return self._plain(self._eager.run(operands))
             if self._traced is None:
                 by_line = in_lines(self._steps, self.jaxpr.outvars)
                 self._traced = _Steps(self.jaxpr, by_line)
-            return _constants_of_numpy(self._traced.run_under_trace(operands))
+            return self._plain(self._traced.run_under_trace(operands))
         if self._is_called():
             return self._call(operands)
         with _collector.paused():
             return _compat.inline_into_current_trace(self.jaxpr, operands)
+
+    def _plain(self, results: list[Any]) -> list[Any]:
+        """Results, with arrays of NumPy for the constants among them.
+
+        While JAX traces, these are of a subclass of its own, which can't be pickled nor copied.
+        """
+        for i in self._constants:
+            x = results[i]
+            if isinstance(x, np.ndarray) and getattr(x, "weak_type", None) is False:
+                results[i] = np.asarray(x)
+        return results
 
     def _is_called(self) -> bool:
         jaxpr = self.jaxpr
@@ -104,17 +129,6 @@ class Program:
             _compat.known_to_current_trace(atom) if type(atom) is Literal else env[atom]
             for atom in jaxpr.outvars
         ]
-
-
-def _constants_of_numpy(results: Sequence[Any]) -> list[Any]:
-    """Results, with arrays of NumPy for the constants among them.
-
-    While JAX traces, these are of a subclass of its own, which can't be pickled nor copied.
-    """
-    is_jax_s = lambda x: (
-        isinstance(x, np.ndarray) and getattr(x, "weak_type", None) is False
-    )
-    return [np.asarray(x) if is_jax_s(x) else x for x in results]
 
 
 def function_of(restaged: Restaged, original: Any) -> Callable[..., list[Any]]:

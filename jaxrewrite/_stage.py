@@ -110,7 +110,7 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
         if scope.changed:
             # Values have a strong type, and so has what rules make of them.
             results = [
-                _weak(scope, x) if _compat.is_weak(var) and not is_value(x) else x
+                _weak(scope, x) if _compat.is_weak(var.aval) and not is_value(x) else x
                 for x, var in zip(results, whole.outvars, strict=True)
             ]
         rest = iter([x.settled() if is_value(x) else x for x in results])

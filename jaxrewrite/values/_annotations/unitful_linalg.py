@@ -85,13 +85,13 @@ def _solve(*operands: Any, primitive: Any, const_lengths: Any, jaxprs: Any) -> A
 # --- functions of JAX that are recognised as a whole --------------------------------------
 
 
-# The units of the result of a function of a square matrix, as a power of those of the matrix.
+# The units of the result of a function of a matrix, as a power of those of the matrix.
 _POWERS: dict[str, Callable[[int], Fraction | int]] = {
     # JAX computes it by logarithms.
     "det": lambda n: n,
     # A matrix with structure has them in closed form.
     **dict.fromkeys(("cholesky", "_cholesky"), lambda n: Fraction(1, 2)),
-    **dict.fromkeys(("eigvalsh", "norm", "tril", "triu"), lambda n: 1),
+    **dict.fromkeys(("diagonal", "eigvalsh", "norm", "trace", "tril", "triu"), lambda n: 1),
     "inv": lambda n: -1,
 }
 

@@ -167,7 +167,7 @@ class Kronecker(Matrix):
 
     def known_diagonal(self) -> Any:
         if not self.solvable:
-            return NotImplemented
+            return super().known_diagonal()
         return functools.reduce(_outer_of_vectors, map(diagonal_of, self.factors))
 
     @property

@@ -254,7 +254,7 @@ def _(*vs: Sum, dimension: int) -> Any:
         return NotImplemented
     groups = zip(*(v.terms for v in vs), strict=True)
     join = lambda terms: jaxrewrite.bind("concatenate", *terms, dimension=dimension)
-    return Sum(tuple(map(join, groups)))
+    return sum_of(list(map(join, groups)))
 
 
 @register(*primitives.ADDITIVE, types=(Sum, Sum))

@@ -126,6 +126,15 @@ def test_a_matrix_with_structure_is_solved_and_factorised_as_such():
     np.testing.assert_allclose((k @ x).array, FORCE.array, rtol=1e-4)
 
 
+def test_a_matrix_with_structure_has_a_trace_and_a_diagonal_with_units():
+    k = Unitful(Kronecker(jnp.eye(2) * 3, jnp.eye(2) + 1), "N/m")
+    fn = lambda k: (jnp.trace(k), jnp.diagonal(k))
+    trace, diagonal = jaxrewrite.transform(fn, materialise="forbid")(k)
+    assert (float(trace.array), str(trace.units)) == (24.0, str(k.units))
+    np.testing.assert_array_equal(diagonal.array, np.full(4, 6.0))
+    assert diagonal.units == k.units
+
+
 @pytest.mark.parametrize(
     ("program", "message"),
     [

@@ -191,3 +191,13 @@ def test_determinant_of_one_row_whose_type_knows_none():
         got = jaxrewrite.transform(jnp.linalg.slogdet, materialise="allow")(v)
         want = np.linalg.slogdet(wide(v))
         jax.tree.map(lambda g, w: close(g, wide(w)), tuple(got), tuple(want))
+
+
+def test_a_kronecker_product_of_other_factors_than_square_ones_knows_its_diagonal():
+    v = values.Kronecker(dense(2, 3), dense(3, 2))
+    d = Diagonal(dense(6))
+    fn = lambda v, d: (jnp.trace(v), jnp.diagonal(v), v * d, d * v)
+    got = jaxrewrite.transform(fn, materialise="forbid")(v, d)
+    assert all(isinstance(x, Diagonal) for x in got[2:])
+    for found, want in zip(got, fn(wide(v), wide(d)), strict=True):
+        close(found, want)
