@@ -19,6 +19,7 @@ import jaxrewrite
 from jaxrewrite import primitives, values
 from jaxrewrite.testing._programs import programs
 from jaxrewrite.values._base.structured import bytes_text, nbytes_of, short
+from jaxrewrite.values._weights.packed import Packed
 
 
 DOCS = pathlib.Path(__file__).resolve().parent
@@ -346,8 +347,11 @@ def panels_of(value):
         yield f"the array\n{short(value)}\n{size}", np.asarray(dense, "float32")
     except (jaxrewrite.MaterialisationError, TypeError):
         pass  # It is never dense, or a key.
-    leaves = jax.tree_util.tree_leaves_with_path(value)
-    leaves = [(path, jnp.asarray(leaf)) for path, leaf in leaves if jnp.size(leaf)]
+    # Two codes of four bits are in a byte, and drawn apart.
+    is_leaf = lambda x: isinstance(x, Packed)
+    leaves = jax.tree_util.tree_leaves_with_path(value, is_leaf=is_leaf)
+    arrays = ((path, jnp.asarray(jaxrewrite.materialise(leaf))) for path, leaf in leaves)
+    leaves = [(path, leaf) for path, leaf in arrays if leaf.size]
     if not leaves:
         yield "nothing\nis stored", np.full((1, 1), np.nan)
     for path, leaf in leaves:

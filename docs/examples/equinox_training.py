@@ -3,7 +3,8 @@
 `adapt` and `quantise` replace weights of a module by values. The module stays a module:
 `eqx.partition` separates the adapters from the rest by the labels of `freeze`,
 `eqx.filter_value_and_grad` differentiates them, `eqx.filter_jit` compiles the step, and
-`eqx.tree_serialise_leaves` stores what `to_storable` makes of the leaves of four bits.
+`eqx.tree_serialise_leaves` stores what `to_storable` makes of the module, and `from_storable`
+checks that a file fits it.
 
 Run it with ``python docs/examples/equinox_training.py [--plot FILE]``. It needs equinox, optax
 and, for the figure, matplotlib.

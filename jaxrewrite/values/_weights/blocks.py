@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._base.placement import is_manual as _is_manual
-from .coded import Coded, spread_axis
+from .coded import Coded, flattened, spread_axis
+from .packed import bytes_of
 from .terms import Terms, is_scaled_after, scaled
 
 
@@ -153,15 +154,13 @@ def views_of(v: Coded, x: Any, terms: Terms, axis: int) -> tuple[Any, list[View]
     for the odd ones. So two codes are read as the byte in which they are stored, since a
     compiler for a CPU takes them apart one by one.
     """
-    codes, *shared = jax.tree.leaves(v)
+    (codes, *shared), _ = flattened(v)
     label = terms.v[axis]
     axes = [axis if leaf.shape[axis] > 1 else None for leaf in shared]
     axes.append(terms.x.index(label) if label in terms.x else None)
     last = v.ndim - 1
-    if not _is_in_bytes(v, axis):
+    if not is_in_bytes(v, axis):
         return codes, [View(lambda codes: codes, [*shared, x], axes)]
-    dtype = jnp.int8 if codes.dtype == jnp.int4 else jnp.uint8
-    pairs = codes.reshape(*codes.shape[:-1], -1, 2)
     views = []
     for i in range(2):
         halves = [
@@ -173,10 +172,10 @@ def views_of(v: Coded, x: Any, terms: Terms, axis: int) -> tuple[Any, list[View]
         else:
             halves.append(x)
         views.append(View(functools.partial(nibble, i), halves, axes))
-    return lax.bitcast_convert_type(pairs, dtype), views
+    return bytes_of(codes), views
 
 
-def _is_in_bytes(v: Coded, axis: int) -> bool:
+def is_in_bytes(v: Coded, axis: int) -> bool:
     """Whether a loop along an axis reads two codes of four bits as a byte.
 
     If two such columns may belong to two blocks, what blocks share would be repeated for all
@@ -189,7 +188,7 @@ def _is_in_bytes(v: Coded, axis: int) -> bool:
 
 
 def is_nibbles(v: Coded) -> bool:
-    return jax.tree.leaves(v)[0].dtype in (jnp.int4, jnp.uint4)
+    return flattened(v)[0][0].dtype in (jnp.int4, jnp.uint4)
 
 
 def nibble(i: int, stored: Any) -> Any:

@@ -125,6 +125,12 @@ class Coded(Structured):
         return jax.tree.map(split, self, is_leaf=lambda x: x is not self and is_value(x))
 
 
+def flattened(v: Coded) -> tuple[list[Any], Any]:
+    """The codes with what entries share, and the treedef. Packed codes are one leaf."""
+    leaves, treedef = jax.tree.flatten(v, is_leaf=lambda x: x is not v and is_value(x))
+    return leaves, treedef
+
+
 def check_blocks(cls: str, **leaves: Any) -> None:
     """Raise `ValueError` unless the other leaves divide the first into whole blocks."""
     (first, codes), *others = leaves.items()

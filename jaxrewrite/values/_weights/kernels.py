@@ -27,7 +27,9 @@ import jaxrewrite
 from .._base.contract import transpose
 from . import products
 from .blocks import nibble
+from .coded import flattened
 from .nf4 import LEVELS, NF4
+from .packed import bytes_of
 from .quantised import Quantised
 from .terms import Terms, is_scaled_after, rows_of, terms_of
 
@@ -196,7 +198,7 @@ def plan_for(v: Any, x: Any, terms: Terms) -> Plan | None:
     if not _is_of_kind(v, x, terms) or not 1 <= rows <= MOST_ROWS:
         return None
     is_transposed = terms.v[1] not in terms.out
-    codes, *shared = jax.tree.leaves(v)
+    (codes, *shared), _ = flattened(v)
     parts = 1 if codes.dtype == jnp.int8 else 2
     summed = 1 if is_transposed else 0
     stored = list(codes.shape)
@@ -216,7 +218,7 @@ def _is_of_kind(v: Any, x: Any, terms: Terms) -> bool:
     """Whether a product is one of a matrix of a known format, in known dtypes."""
     if isinstance(v, Quantised) and (v.zero is not None or v.activations is not None):
         return False
-    codes, *shared = jax.tree.leaves(v)
+    (codes, *shared), _ = flattened(v)
     is_matrix = v.ndim == 2 and all(jnp.ndim(leaf) == 2 for leaf in shared)
     kept = [label for label in terms.v if label in terms.out]
     is_product = len(kept) == 1 and kept[0] not in terms.x
@@ -259,11 +261,9 @@ def _called(v: Any, x: Any, plan: Plan, interpret: bool) -> Any:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    codes, *shared = jax.tree.leaves(v)
+    (codes, *shared), treedef = flattened(v)
     if plan.parts == 2:
-        dtype = jnp.int8 if codes.dtype == jnp.int4 else jnp.uint8
-        pairs = codes.reshape(codes.shape[0], -1, 2)
-        codes = lax.bitcast_convert_type(pairs, dtype)
+        codes = bytes_of(codes)
     if plan.is_transposed:
         # The two codes of a byte meet an even and an odd entry of a row.
         x = jnp.moveaxis(x.reshape(plan.rows, -1, plan.parts), -1, 0)
@@ -273,7 +273,7 @@ def _called(v: Any, x: Any, plan: Plan, interpret: bool) -> Any:
     columns = codes.shape[0 if plan.is_transposed else 1]
     out = (plan.splits, plan.outputs, plan.rows_of_tile, columns)
     call = pl.pallas_call(
-        functools.partial(_kernel, v=jax.tree.structure(v), shape=v.shape, plan=plan),
+        functools.partial(_kernel, v=treedef, shape=v.shape, plan=plan),
         out_shape=jax.ShapeDtypeStruct(out, jnp.float32),
         grid=(columns // plan.columns, plan.splits),
         compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),

@@ -9,6 +9,8 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
@@ -24,6 +26,7 @@ from .coded import (
     rescaled,
     spread,
 )
+from .packed import packed
 
 
 # The quantiles of a normal distribution, including zero: appendix E of the paper.
@@ -55,8 +58,8 @@ class NF4(Coded):
     Parameters
     ----------
     codes
-        The indices of the levels, of dtype uint4, in the shape of the array. Compiled
-        programs hold two in a byte.
+        The indices of the levels, of dtype uint4, in the shape of the array. Those that
+        `quantise` makes are a value that holds two neighbours in a byte.
     scale_q
         The quantised magnitudes, of dtype int8. The length of each axis divides the length
         of that axis of ``codes``, as for the scales of `Quantised`. The same holds for the
@@ -82,8 +85,8 @@ class NF4(Coded):
     >>> from jaxrewrite.values import NF4
     >>> v = NF4.quantise(jnp.linspace(-1, 1, 64 * 4).reshape(64, 4))
     >>> v
-    NF4<f32[64,4], 140 B>(codes=u4[64,4], scale_q=i8[1,4], scale_scale=f32[1,1],
-                          scale_mean=f32[1,1])
+    NF4<f32[64,4], 140 B>(codes=Nibbles<u4[64,4], 128 B>, scale_q=i8[1,4],
+                          scale_scale=f32[1,1], scale_mean=f32[1,1])
     >>> jaxrewrite.transform(lambda v, x: x @ v)(v, jnp.ones(64))
     Array([...], dtype=float32)
     """
@@ -137,8 +140,9 @@ class NF4(Coded):
         >>> import jax.numpy as jnp
         >>> from jaxrewrite.values import NF4
         >>> NF4.quantise(jnp.ones((1024, 1024)))
-        NF4<f32[1024,1024], 541 kB>(codes=u4[1024,1024], scale_q=i8[16,1024],
-                                    scale_scale=f32[16,4], scale_mean=f32[1,1])
+        NF4<f32[1024,1024], 541 kB>(codes=Nibbles<u4[1024,1024], 524 kB>,
+                                    scale_q=i8[16,1024], scale_scale=f32[16,4],
+                                    scale_mean=f32[1,1])
         """
         w = checked_weight("NF4", w)
         sizes = block_sizes("NF4", w.shape, block)
@@ -155,7 +159,7 @@ class NF4(Coded):
         unit = blockwise(jnp.divide, wide, jnp.where(magnitude == 0, 1, magnitude))
         between = jnp.asarray((LEVELS[1:] + LEVELS[:-1]) / 2, wide.dtype)
         return cls(
-            jnp.searchsorted(between, unit).astype(jnp.uint4),
+            packed(jnp.searchsorted(between, unit).astype(jnp.uint4), bits=4),
             jnp.round(scale_q).astype(jnp.int8),
             scale.astype(w.dtype),
             mean.astype(w.dtype),
@@ -165,16 +169,16 @@ class NF4(Coded):
         return jax.ShapeDtypeStruct(self.codes.shape, self.scale_scale.dtype)
 
     def levels(self) -> jax.Array:
-        table = LEVELS.astype(self.scale_scale.dtype)
+        dtype = self.scale_scale.dtype
         if self.codes.dtype == jnp.uint8:
             # They are of a part of an array, which a loop decodes.
-            return _chosen(table, self.codes)
+            return chosen_level_p.bind(self.codes, dtype=dtype)
         codes = self.codes.astype(jnp.uint8)
         # On a mesh with explicit axes JAX requires the sharding of a gather's result.
         sharding = jax.typeof(codes).sharding
         is_explicit = jax.sharding.AxisType.Explicit in sharding.mesh.axis_types
         return (
-            jnp.asarray(table)
+            jnp.asarray(LEVELS, dtype)
             .at[codes]
             .get(mode="promise_in_bounds", out_sharding=sharding if is_explicit else None)
         )
@@ -207,14 +211,25 @@ def _(v: NF4, c: ArrayLike, **params) -> Any:
     return dataclasses.replace(quotient, scale_scale=finite.scale_scale)
 
 
-def _chosen(table: np.ndarray, codes: jax.Array) -> jax.Array:
-    """``table[codes]`` by a choice for each bit, which compiles slower and runs faster."""
-    some: list[Any] = list(table)
+# A level by a choice for each bit of its code, which compiles slower and runs faster than a
+# lookup. JAX would split the choices of a loop in two for its derivative, and keep their constants
+# in full size.
+chosen_level_p = Primitive("chosen_level")
+
+
+def _chosen(codes: jax.Array, *, dtype: Any) -> jax.Array:
+    some: list[Any] = list(LEVELS.astype(dtype))
     for bit in range(4):
         is_set = codes & jnp.uint8(2**bit) != 0
         pairs = zip(some[::2], some[1::2], strict=True)
         some = [jnp.where(is_set, high, low) for low, high in pairs]
     return some[0]
+
+
+chosen_level_p.def_impl(jax.jit(_chosen, static_argnames="dtype"))
+chosen_level_p.def_abstract_eval(lambda codes, *, dtype: codes.update(dtype=dtype))
+batching.defvectorized(chosen_level_p)
+mlir.register_lowering(chosen_level_p, mlir.lower_fun(_chosen, multiple_results=False))
 
 
 def _runs(count: int, shape: Sequence[int]) -> list[int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -14,73 +15,75 @@ from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 
-from .._base.structured import Structured, on_dense
+from .._base.structured import Structured, is_value, on_dense
 
 
 class Packed(Structured):
-    r"""Signed integers of ``bits`` bits, eight neighbours of which are in ``bits`` bytes.
+    """Base class of integers of few bits, some neighbours of which are in whole bytes.
 
-    It stands for an array of dtype int8. `Quantised` holds integers of 2, 3, 5, 6 and 7
-    bits so, because there are no dtypes for them that all programs compile with.
-
-    Transposes, reshapes, slices, lookups and concatenations that do not take eight
-    neighbours apart keep it packed. Everything else unpacks it, to int8.
+    Transposes, reshapes, slices, lookups and concatenations that do not take neighbours
+    apart keep them packed. Everything else unpacks them.
 
     Parameters
     ----------
-    planes
-        The bytes, of dtype uint8. Bit ``i`` of ``planes[..., k, ..., j]`` is bit ``j`` of
-        entry ``8 * k + i`` along the packed axis, plus ``2 ** (bits - 1)``.
+    bytes
+        ``bytes[..., k, ..., j]`` is byte ``j`` of group ``k`` of neighbours along the packed
+        axis.
     axis
         The packed axis, counted from the last one, which is -1.
     padding
-        The number of entries, less than eight, that the last bytes have in excess.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp
-    >>> from jaxrewrite.values._weights.packed import Packed
-    >>> v = Packed.pack(jnp.arange(-4, 4), bits=3)
-    >>> v
-    Packed<i8[8], 3 B>(planes=u8[1,3], axis=-1, padding=0)
-    >>> v.materialise()
-    Array([-4, -3, -2, -1,  0,  1,  2,  3], dtype=int8)
+        The number of entries, less than a group, that the last bytes have in excess.
     """
 
-    planes: Array
+    # How many neighbours are in a group.
+    neighbours: ClassVar[int]
+
+    bytes: Array
     axis: int = jaxrewrite.field(static=True, default=-1)
     padding: int = jaxrewrite.field(static=True, default=0)
 
     @classmethod
-    def pack(cls, x: Any, bits: int, axis: int = -1) -> Packed:
-        """Pack the integers from ``-2 ** (bits - 1)`` to ``2 ** (bits - 1) - 1``."""
-        padding = -x.shape[axis] % 8
-        codes = (x.astype(jnp.int8) + 2 ** (bits - 1)).astype(jnp.uint8)
-        codes = jnp.moveaxis(codes, axis, -1)
+    def pack(cls, x: Any, bits: int, axis: int = -1) -> Self:
+        """Pack integers that have so many bits."""
+        padding = -x.shape[axis] % cls.neighbours
+        codes = jnp.moveaxis(x, axis, -1)
         codes = jnp.pad(codes, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
-        codes = codes.reshape(*codes.shape[:-1], codes.shape[-1] // 8, 1, 8)
-        bit = (codes >> _along(bits, -2)) & 1
-        planes = (bit << _along(8, -1)).sum(-1, dtype=jnp.uint8)
-        return cls(jnp.moveaxis(planes, -2, axis - 1), axis, padding)
+        groups = (codes.shape[-1] // cls.neighbours, cls.neighbours)
+        bytes_ = cls.packed(codes.reshape(*codes.shape[:-1], *groups), bits)
+        return cls(jnp.moveaxis(bytes_, -2, axis - 1), axis, padding)
+
+    @staticmethod
+    @abc.abstractmethod
+    def packed(groups: Any, bits: int) -> Any:
+        """The bytes of groups of integers, both along the last axis."""
+
+    @abc.abstractmethod
+    def unpacked(self) -> Any:
+        """The integers of each group, along a new axis behind the packed one."""
 
     @property
+    @abc.abstractmethod
     def bits(self) -> int:
-        return self.planes.shape[-1]
+        """How many bits an entry takes."""
+
+    @property
+    @abc.abstractmethod
+    def dtype_of_entries(self) -> Any:
+        """The dtype of the array that this stands for."""
 
     def aval(self) -> Any:
-        shape = list(self.planes.shape[:-1])
-        shape[self.axis] = 8 * shape[self.axis] - self.padding
-        return jax.core.ShapedArray(tuple(shape), jnp.int8)
+        shape = list(self.bytes.shape[:-1])
+        shape[self.axis] = self.neighbours * shape[self.axis] - self.padding
+        return jax.core.ShapedArray(tuple(shape), self.dtype_of_entries)
 
     def materialise(self) -> Any:
-        axis = self.axis - 1
-        planes = jnp.expand_dims(self.planes, axis)  # One entry per bit goes there.
-        bit = (planes >> _along(8, axis)) & 1
-        codes = (bit << _along(self.bits, -1)).sum(-1, dtype=jnp.uint8)
-        shape = self.aval().shape
-        codes = lax.collapse(codes, codes.ndim + axis, codes.ndim + axis + 2)
-        whole = lax.slice_in_dim(codes, 0, shape[self.axis], axis=len(shape) + self.axis)
-        return whole.astype(jnp.int8) - jnp.int8(2 ** (self.bits - 1))
+        groups = self.unpacked()
+        last = groups.ndim + self.axis
+        whole = lax.collapse(groups, last - 1, last + 1)
+        if not self.padding:
+            return whole
+        length = whole.shape[self.axis] - self.padding
+        return lax.slice_in_dim(whole, 0, length, axis=whole.ndim + self.axis)
 
     # Unpacked integers are no larger than those of eight bits would be.
     default = staticmethod(on_dense)
@@ -89,13 +92,96 @@ class Packed(Structured):
         return self
 
     def unstacked(self) -> Any:
-        return self if -self.axis < self.planes.ndim else NotImplemented
+        return self if -self.axis < self.bytes.ndim else NotImplemented
 
     def leaf_specs(self, spec: Any) -> Any:
-        whole = (*spec, *[None] * (self.planes.ndim - len(spec)))
-        if self.padding and whole[self.axis - 1] is not None:
+        is_split = any(spec[self.ndim + self.axis :][:1])
+        if self.padding and is_split:
             return NotImplemented
-        return dataclasses.replace(self, planes=type(spec)(*whole))
+        return dataclasses.replace(self, bytes=spec)
+
+    def __repr__(self) -> str:
+        """The bytes say no more than the type does."""
+        return super().__repr__().split("(", 1)[0]
+
+
+class Planes(Packed):
+    """Signed integers of ``bits`` bits, eight neighbours of which are in ``bits`` bytes.
+
+    It stands for an array of dtype int8. `Quantised` holds integers of 2, 3, 5, 6 and 7
+    bits so, because there are no dtypes for them that all programs compile with. Bit ``i`` of
+    byte ``j`` is bit ``j`` of entry ``i`` of a group, plus ``2 ** (bits - 1)``.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jaxrewrite.values._weights.packed import Planes
+    >>> v = Planes.pack(jnp.arange(-4, 4), bits=3)
+    >>> v
+    Planes<i8[8], 3 B>
+    >>> v.materialise()
+    Array([-4, -3, -2, -1,  0,  1,  2,  3], dtype=int8)
+    """
+
+    neighbours = 8
+
+    @staticmethod
+    def packed(groups: Any, bits: int) -> Any:
+        codes = (groups.astype(jnp.int8) + 2 ** (bits - 1)).astype(jnp.uint8)
+        bit = (jnp.expand_dims(codes, -2) >> _along(bits, -2)) & 1
+        return (bit << _along(8, -1)).sum(-1, dtype=jnp.uint8)
+
+    def unpacked(self) -> Any:
+        axis = self.axis - 1
+        bit = (jnp.expand_dims(self.bytes, axis) >> _along(8, axis)) & 1
+        codes = (bit << _along(self.bits, -1)).sum(-1, dtype=jnp.uint8)
+        return codes.astype(jnp.int8) - jnp.int8(2 ** (self.bits - 1))
+
+    @property
+    def bits(self) -> int:
+        return self.bytes.shape[-1]
+
+    @property
+    def dtype_of_entries(self) -> Any:
+        return jnp.int8
+
+
+class Nibbles(Packed):
+    """Integers of four bits, two neighbours of which are in a byte, the first one in its low bits.
+
+    It stands for an array of dtype int4 if the bytes are of dtype int8, and of uint4 if they are
+    of uint8. A compiled program holds an array of these dtypes so, too, but a product that reads the
+    bytes would have to copy them first: see blocks.py.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jaxrewrite.values._weights.packed import Nibbles
+    >>> v = Nibbles.pack(jnp.array([1, -2, 7], jnp.int4), bits=4)
+    >>> v
+    Nibbles<i4[3], 2 B>
+    >>> v.materialise()
+    Array([1, -2, 7], dtype=int4)
+    """
+
+    neighbours = 2
+
+    @staticmethod
+    def packed(groups: Any, bits: int) -> Any:
+        dtype = jnp.int8 if groups.dtype == jnp.int4 else jnp.uint8
+        return lax.bitcast_convert_type(groups, dtype)[..., None]
+
+    def unpacked(self) -> Any:
+        pairs = lax.bitcast_convert_type(self.bytes.squeeze(-1), self.dtype_of_entries)
+        return jnp.moveaxis(pairs, -1, self.axis)
+
+    @property
+    def bits(self) -> int:
+        return 4
+
+    @property
+    def dtype_of_entries(self) -> Any:
+        return jnp.int4 if self.bytes.dtype == jnp.int8 else jnp.uint4
 
 
 def _along(n: int, axis: int) -> Any:
@@ -109,23 +195,23 @@ def _is_whole(v: Packed, sizes: Sequence[int]) -> bool:
 
 def _bytes_of(v: Packed, sizes: Sequence[int]) -> tuple[int, ...]:
     """The shape of the bytes of a part that has these sizes, and all of the packed axis."""
-    whole = [*sizes, v.bits]
-    whole[v.axis - 1] = v.planes.shape[v.axis - 1]
+    whole = [*sizes, v.bytes.shape[-1]]
+    whole[v.axis - 1] = v.bytes.shape[v.axis - 1]
     return tuple(whole)
 
 
 @jaxrewrite.register("transpose")
 def _(v: Packed, *, permutation, **params) -> Any:
-    planes = lax.transpose(v.planes, (*permutation, v.ndim))
+    moved = lax.transpose(v.bytes, (*permutation, v.ndim))
     axis = permutation.index(v.ndim + v.axis) - v.ndim
-    return dataclasses.replace(v, planes=planes, axis=axis)
+    return dataclasses.replace(v, bytes=moved, axis=axis)
 
 
 @jaxrewrite.register("rev")
 def _(v: Packed, *, dimensions, **params) -> Any:
     if v.ndim + v.axis in dimensions:
         return NotImplemented
-    return dataclasses.replace(v, planes=lax.rev(v.planes, dimensions))
+    return dataclasses.replace(v, bytes=lax.rev(v.bytes, dimensions))
 
 
 @jaxrewrite.register("squeeze")
@@ -134,7 +220,7 @@ def _(v: Packed, *, dimensions, **params) -> Any:
     if place in dimensions:
         return NotImplemented
     axis = v.axis + sum(d > place for d in dimensions)
-    return dataclasses.replace(v, planes=lax.squeeze(v.planes, dimensions), axis=axis)
+    return dataclasses.replace(v, bytes=lax.squeeze(v.bytes, dimensions), axis=axis)
 
 
 @jaxrewrite.register("broadcast_in_dim")
@@ -142,11 +228,11 @@ def _(v: Packed, *, shape, broadcast_dimensions, **params) -> Any:
     axis = broadcast_dimensions[v.axis] - len(shape)
     if shape[axis] != v.shape[v.axis]:
         return NotImplemented
-    wanted = [*shape, v.bits]
-    wanted[axis - 1] = v.planes.shape[v.axis - 1]
+    wanted = [*shape, v.bytes.shape[-1]]
+    wanted[axis - 1] = v.bytes.shape[v.axis - 1]
     places = (*broadcast_dimensions, len(shape))
-    planes = lax.broadcast_in_dim(v.planes, wanted, places)
-    return dataclasses.replace(v, planes=planes, axis=axis)
+    moved = lax.broadcast_in_dim(v.bytes, wanted, places)
+    return dataclasses.replace(v, bytes=moved, axis=axis)
 
 
 @jaxrewrite.register("reshape")
@@ -154,33 +240,45 @@ def _(v: Packed, *, new_sizes, dimensions, **params) -> Any:
     """Reshape so that the packed axis keeps its place, or whole bytes of it do."""
     after = math.prod(v.shape[v.ndim + v.axis + 1 :])
     for i, n in enumerate(new_sizes):
-        stays = n == v.shape[v.axis] or n % 8 == 0 and not v.padding
+        stays = n == v.shape[v.axis] or n % v.neighbours == 0 and not v.padding
         if v.size and stays and math.prod(new_sizes[i + 1 :]) == after:
-            sizes = (*new_sizes[:i], -(-n // 8), *new_sizes[i + 1 :], v.bits)
-            planes = v.planes.reshape(sizes)
-            return dataclasses.replace(v, planes=planes, axis=i - len(new_sizes))
+            sizes = [*new_sizes, v.bytes.shape[-1]]
+            sizes[i] = -(-n // v.neighbours)
+            moved = v.bytes.reshape(sizes)
+            return dataclasses.replace(v, bytes=moved, axis=i - len(new_sizes))
     return NotImplemented
 
 
 @jaxrewrite.register("slice")
 def _(v: Packed, *, start_indices, limit_indices, strides, **params) -> Any:
-    start, limit = start_indices[v.axis], limit_indices[v.axis]
+    start, limit, group = start_indices[v.axis], limit_indices[v.axis], v.neighbours
     steps = (*(strides or [1] * v.ndim), 1)
-    if start % 8 or steps[v.axis - 1] != 1:
+    if start % group or steps[v.axis - 1] != 1:
         return NotImplemented
-    starts, limits = [*start_indices, 0], [*limit_indices, v.bits]
-    starts[v.axis - 1], limits[v.axis - 1] = start // 8, -(-limit // 8)
-    planes = lax.slice(v.planes, starts, limits, steps)
-    return dataclasses.replace(v, planes=planes, padding=-limit % 8)
+    starts, limits = [*start_indices, 0], [*limit_indices, v.bytes.shape[-1]]
+    starts[v.axis - 1], limits[v.axis - 1] = start // group, -(-limit // group)
+    moved = lax.slice(v.bytes, starts, limits, steps)
+    return dataclasses.replace(v, bytes=moved, padding=-limit % group)
 
 
 @jaxrewrite.register("dynamic_slice")
 def _(v: Packed, *starts: ArrayLike, slice_sizes, **params) -> Any:
-    if not _is_whole(v, slice_sizes):
-        return NotImplemented
-    first = (*starts, jnp.zeros((), jnp.result_type(starts[0])))
-    planes = lax.dynamic_slice(v.planes, first, _bytes_of(v, slice_sizes))
-    return dataclasses.replace(v, planes=planes)
+    """Slice the bytes. If neighbours may come apart, those around the slice are unpacked."""
+    if _is_whole(v, slice_sizes):
+        begins: list[Any] = [*starts, jnp.zeros((), jnp.result_type(starts[0]))]
+        moved = lax.dynamic_slice(v.bytes, begins, _bytes_of(v, slice_sizes))
+        return dataclasses.replace(v, bytes=moved)
+    size, group, groups = slice_sizes[v.axis], v.neighbours, v.bytes.shape[v.axis - 1]
+    start: Any = jnp.clip(starts[v.axis], 0, v.shape[v.axis] - size)
+    count = min((size + 2 * group - 2) // group, groups)
+    begins = [*starts, jnp.zeros_like(start)]
+    first = jnp.minimum(start // group, groups - count)
+    sizes = [*slice_sizes, v.bytes.shape[-1]]
+    begins[v.axis - 1], sizes[v.axis - 1] = first, count
+    around = lax.dynamic_slice(v.bytes, begins, sizes)
+    part = dataclasses.replace(v, bytes=around, padding=0).materialise()
+    axis = v.ndim + v.axis
+    return lax.dynamic_slice_in_dim(part, start - group * first, size, axis)
 
 
 @jaxrewrite.register("gather")
@@ -196,15 +294,54 @@ def _(
     kept = sum(i not in gone for i in range(place))
     axis = numbers.offset_dims[kept] - ndim
     own = numbers._replace(offset_dims=(*numbers.offset_dims, ndim))
-    planes = lax.gather(v.planes, indices, own, _bytes_of(v, slice_sizes), mode=mode)
-    return dataclasses.replace(v, planes=planes, axis=axis)
+    moved = lax.gather(v.bytes, indices, own, _bytes_of(v, slice_sizes), mode=mode)
+    return dataclasses.replace(v, bytes=moved, axis=axis)
 
 
 @jaxrewrite.register("concatenate")
 def _(*vs: Packed, dimension, **params) -> Any:
     along = dimension == vs[0].ndim + vs[0].axis
-    kinds = {(v.axis, v.bits, 0 if along else v.padding) for v in vs}
+    kinds = {(v.axis, v.bytes.shape[-1], 0 if along else v.padding) for v in vs}
     if len(kinds) > 1 or along and any(v.padding for v in vs[:-1]):
         return NotImplemented
-    planes = lax.concatenate([v.planes for v in vs], dimension)
-    return dataclasses.replace(vs[-1], planes=planes)
+    moved = lax.concatenate([v.bytes for v in vs], dimension)
+    return dataclasses.replace(vs[-1], bytes=moved)
+
+
+@jaxrewrite.register("select_n")
+def _(which: ArrayLike, *vs: Packed, **params) -> Any:
+    kinds = {(jax.tree.structure(v), v.bytes.shape) for v in vs}
+    if jnp.ndim(which) or len(kinds) > 1:
+        return NotImplemented
+    return jax.tree.map(lambda *each: lax.select_n(which, *each), *vs)
+
+
+@jaxrewrite.register("bitcast_convert_type")
+def _(v: Nibbles, *, new_dtype, **params) -> Any:
+    """Two neighbours as the byte that they are in."""
+    if v.axis != -1 or v.shape[-1] != 2 or jnp.dtype(new_dtype).itemsize != 1:
+        return NotImplemented
+    return lax.bitcast_convert_type(v.bytes.squeeze((-2, -1)), new_dtype)
+
+
+def packed(x: Any, bits: int) -> Any:
+    """Integers of so many bits in as few bytes; as they are if they have eight bits, or no axes.
+
+    They are packed along the last axis that consists of whole groups, or else the longest one.
+    """
+    if bits == 8 or not x.ndim:
+        return x
+    cls = Nibbles if bits == 4 else Planes
+    axes = range(-x.ndim, 0)
+    whole = [axis for axis in axes if x.shape[axis] % cls.neighbours == 0]
+    axis = max(whole) if whole else max(axes, key=lambda axis: x.shape[axis])
+    return cls.pack(x, bits, axis)
+
+
+def bytes_of(codes: Any) -> jax.Array:
+    """The bytes in which codes of four bits are, two neighbours along the last axis in each."""
+    if is_value(codes):
+        return jaxrewrite.transform(bytes_of)(codes)
+    dtype = jnp.int8 if codes.dtype == jnp.int4 else jnp.uint8
+    pairs = codes.reshape(*codes.shape[:-1], -1, 2)
+    return lax.bitcast_convert_type(pairs, dtype)

@@ -21,11 +21,11 @@ from .coded import (
     scale_in,
     sizes_of,
 )
-from .packed import Packed
+from .packed import Packed, packed
 
 
-# The dtypes of the integers, by their bits. Those of other widths are packed into bytes: XLA
-# ends the process where it concatenates int2 on a CPU.
+# The dtypes of the integers, by their bits. Those of other widths are int8: XLA ends the process
+# where it concatenates int2 on a CPU.
 DTYPES = {4: jnp.int4, 8: jnp.int8}
 
 
@@ -48,10 +48,10 @@ class Quantised(Coded):
     Parameters
     ----------
     q
-        The integers, of dtype int8 or int4, in the shape of the array. Compiled programs
-        hold two int4 in a byte. Integers of 2, 3, 5, 6 and 7 bits, as `quantise` makes them,
-        are packed, eight neighbours into as many bytes. A move that takes neighbours apart,
-        or a product with a large transposed weight, unpacks them to int8.
+        The integers, of dtype int8 or int4, in the shape of the array. Those that `quantise`
+        makes of less than 8 bits are a value that holds them in bytes: two neighbours of 4
+        bits in one, and eight neighbours of 2, 3, 5, 6 or 7 bits in as many bytes. A move that
+        takes these neighbours apart unpacks them, to int4 or int8.
     scale
         The scales, floating. Their dtype is the dtype of the array. They have as many axes
         as ``q``, and the length of each axis divides the length of that axis of ``q``. If
@@ -202,15 +202,14 @@ class Quantised(Coded):
         >>> import jax.numpy as jnp
         >>> from jaxrewrite.values import Quantised
         >>> Quantised.quantise(jnp.ones((256, 32)), bits=4, block=64)
-        Quantised<f32[256,32], 4.61 kB>(q=i4[256,32], scale=f32[4,32], zero=None)
+        Quantised<f32[256,32], 4.61 kB>(q=Nibbles<i4[256,32], 4.1 kB>, scale=f32[4,32],
+                                        zero=None)
         """
         w = checked_weight("Quantised", w)
         check_bits("Quantised", bits)
         sizes = sizes_of("Quantised", w.shape, axis, block)
         q, scale, zero = rounded(w, bits, sizes, symmetric)
-        if bits not in DTYPES and q.ndim:
-            q = Packed.pack(q, bits, _packed_axis(q.shape))
-        return cls(q, scale, zero, activations)
+        return cls(packed(q, bits), scale, zero, activations)
 
     @property
     def bits(self) -> int:
@@ -273,9 +272,3 @@ def rounded(
         q = blockwise(jnp.add, q, zero)
         zero = zero.astype(dtype)
     return jnp.clip(jnp.round(q), least, top).astype(dtype), scale, zero
-
-
-def _packed_axis(shape: Sequence[int]) -> int:
-    """The last axis that consists of whole bytes, or else the longest one."""
-    whole = [i for i in range(-len(shape), 0) if shape[i] % 8 == 0]
-    return max(whole) if whole else max(range(-len(shape), 0), key=lambda i: shape[i])

@@ -22,9 +22,9 @@ from jax.interpreters import ad, batching, mlir
 import jaxrewrite
 
 from .._base.contract import along_result
-from .blocks import View, joined, views_of
-from .coded import Coded
-from .packed import Packed
+from .blocks import View, is_in_bytes, joined, views_of
+from .coded import Coded, flattened
+from .packed import Nibbles, Packed
 from .terms import Terms, is_scaled_after, rows_of, scaled
 
 
@@ -88,6 +88,7 @@ def _in_rows(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation)
     wide, length = terms._replace(dtype=terms.wide), len(v)
     size, axis = _rows_of_a_step(v), terms.x.index(terms.v[0])
     stored, views = views_of(v, x, terms, 0)
+    _, treedef = flattened(v)
     is_scaled_at_last = is_scaled_after(v, terms)
 
     def rows(view: View, start: Any, count: int) -> tuple[Coded, Any]:
@@ -168,7 +169,10 @@ def _with_what_is_lost(total: Any, error: Any) -> Any:
 
 
 def _formed(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation) -> Any:
-    return otherwise(treedef.unflatten(operands[:-1]), operands[-1], terms)
+    leaves, dense = flattened(treedef.unflatten(operands[:-1]))
+    form = lambda x, *leaves: otherwise(dense.unflatten(leaves), x, terms)
+    # The codes may be packed.
+    return jaxrewrite.transform(form)(operands[-1], *leaves)
 
 
 def _aval(*operands: Any, treedef: Any, terms: Terms, **_: Any) -> jax.core.ShapedArray:
@@ -216,6 +220,17 @@ def _batched(
 def _(codes: Packed, *others: Any, **params) -> Any:
     """Unpack a block at a time, since rows would be unpacked for each of their entries."""
     return jaxrewrite.transform(functools.partial(_formed, **params))(codes, *others)
+
+
+@jaxrewrite.register(rows_dot_p)
+def _(codes: Nibbles, *others: Any, treedef, **params) -> Any:
+    """Read the bytes, unless that takes neighbours apart."""
+    *shared, x = others
+    v = treedef.unflatten([codes, *shared])
+    if codes.axis != -1 or not is_in_bytes(v, 0):
+        v = treedef.unflatten([codes.materialise(), *shared])
+    leaves, treedef = jax.tree.flatten(v)
+    return rows_dot_p.bind(*leaves, x, treedef=treedef, **params)
 
 
 rows_dot_p.def_impl(jax.jit(_in_rows, static_argnames=("treedef", "terms", "otherwise")))
