@@ -13,7 +13,7 @@ from jax import lax
 
 from .._base.placement import is_manual as _is_manual
 from .coded import Coded, flattened, spread_axis
-from .packed import bytes_of
+from .packed import bytes_of, nibble
 from .terms import Terms, is_scaled_after, scaled
 
 
@@ -189,16 +189,6 @@ def is_in_bytes(v: Coded, axis: int) -> bool:
 
 def is_nibbles(v: Coded) -> bool:
     return flattened(v)[0][0].dtype in (jnp.int4, jnp.uint4)
-
-
-def nibble(i: int, stored: Any) -> Any:
-    """The lower four bits of each byte, or the upper ones, with their sign."""
-    four = jnp.asarray(4, stored.dtype)
-    if i == 0:
-        stored = lax.shift_left(stored, four)
-    if jnp.issubdtype(stored.dtype, jnp.signedinteger):
-        return lax.shift_right_arithmetic(stored, four)
-    return lax.shift_right_logical(stored, four)
 
 
 def _split(

@@ -26,10 +26,9 @@ import jaxrewrite
 
 from .._base.contract import transpose
 from . import products
-from .blocks import nibble
 from .coded import flattened
 from .nf4 import LEVELS, NF4
-from .packed import bytes_of
+from .packed import bytes_of, nibble
 from .quantised import Quantised
 from .terms import Terms, is_scaled_after, rows_of, terms_of
 

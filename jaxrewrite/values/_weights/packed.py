@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
@@ -172,8 +173,7 @@ class Nibbles(Packed):
         return lax.bitcast_convert_type(groups, dtype)[..., None]
 
     def unpacked(self) -> Any:
-        pairs = lax.bitcast_convert_type(self.bytes.squeeze(-1), self.dtype_of_entries)
-        return jnp.moveaxis(pairs, -1, self.axis)
+        return _pairs(self.bytes, self.axis)
 
     @property
     def bits(self) -> int:
@@ -181,7 +181,20 @@ class Nibbles(Packed):
 
     @property
     def dtype_of_entries(self) -> Any:
-        return jnp.int4 if self.bytes.dtype == jnp.int8 else jnp.uint4
+        return _dtype_in(self.bytes)
+
+
+def _dtype_in(bytes_: Any) -> Any:
+    """The dtype of the integers of four bits that are in bytes of a dtype."""
+    return jnp.int4 if bytes_.dtype == jnp.int8 else jnp.uint4
+
+
+@functools.partial(jax.jit, static_argnames="axis")
+def _pairs(bytes_: Any, axis: int) -> Any:
+    """The two integers of each byte, along a new axis."""
+    # JAX 0.10 takes other numbers for a constant whose bits it should read as int4.
+    pairs = [nibble(i, bytes_.squeeze(-1)) for i in range(2)]
+    return jnp.stack(pairs, axis).astype(_dtype_in(bytes_))
 
 
 def _along(n: int, axis: int) -> Any:
@@ -345,3 +358,13 @@ def bytes_of(codes: Any) -> jax.Array:
     dtype = jnp.int8 if codes.dtype == jnp.int4 else jnp.uint8
     pairs = codes.reshape(*codes.shape[:-1], -1, 2)
     return lax.bitcast_convert_type(pairs, dtype)
+
+
+def nibble(i: int, stored: Any) -> Any:
+    """The lower four bits of each byte, or the upper ones, with their sign."""
+    four = jnp.asarray(4, stored.dtype)
+    if i == 0:
+        stored = lax.shift_left(stored, four)
+    if jnp.issubdtype(stored.dtype, jnp.signedinteger):
+        return lax.shift_right_arithmetic(stored, four)
+    return lax.shift_right_logical(stored, four)
