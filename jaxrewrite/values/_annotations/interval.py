@@ -44,7 +44,9 @@ class Interval(Structured):
     negative entries apart. Each
     operand of an equation varies independently of the others, so the bounds are sound but
     not tight: :math:`x - x` is not zero. A quotient by an interval around zero, and a
-    result outside the domain of a function, are unbounded. Intervals serve to bound the
+    result outside the domain of a function, are unbounded. If the interval ends in zero, its
+    quotient is that of the other numbers in it: :math:`1 / [0, 1]` is :math:`[1, \infty]`,
+    which leaves out the :math:`-\infty` of a negative zero. Intervals serve to bound the
     results of a network by bounds on its inputs, also in training (interval bound
     propagation).
 

@@ -332,9 +332,9 @@ def _(which: ArrayLike, *vs: Packed, **params) -> Any:
 @jaxrewrite.register("bitcast_convert_type")
 def _(v: Nibbles, *, new_dtype, **params) -> Any:
     """Two neighbours as the byte that they are in."""
-    if v.axis != -1 or v.shape[-1] != 2 or jnp.dtype(new_dtype).itemsize != 1:
+    if v.axis != -1 or v.shape[-1] != 2 or v.bytes.dtype != new_dtype:
         return NotImplemented
-    return lax.bitcast_convert_type(v.bytes.squeeze((-2, -1)), new_dtype)
+    return v.bytes.squeeze((-2, -1))
 
 
 def packed(x: Any, bits: int) -> Any:
