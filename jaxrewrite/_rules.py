@@ -627,8 +627,9 @@ def guarded(
 
 def names_a_type(rule: Rule, types: tuple[type, ...]) -> bool:
     """Whether a rule names the type of a value among operands of these types."""
+    taken = types[::-1] if rule.mirrored else types
     combinations = rule.signature.combinations()
-    return any(Entry(rule, *own).outer(types) > -math.inf for own in combinations)
+    return any(Entry(rule, *own).outer(taken) > -math.inf for own in combinations)
 
 
 def in_order(entries: list[Entry], types: tuple[type, ...]) -> Iterator[list[Entry]]:

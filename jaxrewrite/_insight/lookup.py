@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from .._annotations import Dense
@@ -280,8 +280,9 @@ def _by_types(primitive: Primitive, types: Sequence[type]) -> Which:
         for group in in_order(own.matches(primitive, kinds), kinds)
     ]
     groups = [group for group in groups if group]
-    ordered = list(dict.fromkeys(rule for group in groups for rule in group))
-    tied = set(groups[0]) if groups else set()
+    # A rule and its twin for the opposite order are one function, and not ambiguous.
+    ordered = list({rule.fn: rule for group in groups for rule in group}.values())
+    tied = {rule.fn for rule in groups[0]} if groups else set()
     others = tuple((info_of(rule), _place_in_order(rule, tied)) for rule in ordered[1:])
     others += tuple(_patterns_with(primitive))
     decision = "rule" if len(ordered) == 1 else "unknown"
@@ -311,8 +312,8 @@ def _without_rules(
     return ("identity" if primitive.name in keepers else "dense"), None
 
 
-def _place_in_order(rule: Rule, tied: set[Rule]) -> str:
-    if rule in tied:
+def _place_in_order(rule: Rule, tied: Set[Any]) -> str:
+    if rule.fn in tied:
         return "it is tied with the first: if both answer, they are ambiguous"
     return "it is asked only if those before it decline"
 

@@ -6,6 +6,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from jaxtyping import ArrayLike
 
 import jaxrewrite
 from jaxrewrite import rules, which
@@ -27,6 +28,11 @@ def alike(a: Mass, b: Mass, **params):
 
 @jaxrewrite.register("add", precedence=1)
 def sometimes(a: Mass, b, **params):
+    return NotImplemented
+
+
+@jaxrewrite.register("sub", commutative=True)
+def either_way(a: Mass, b: ArrayLike | jaxrewrite.ArrayValue, **params):
     return NotImplemented
 
 
@@ -56,6 +62,8 @@ def test_which_rule_answers_and_why_not_the_others():
         ("sometimes", "it returned NotImplemented")
     ]
     assert "not sometimes" in str(found)
+    for operands in ((V, jnp.ones(3)), (jnp.ones(3), V)):
+        assert [rule.name for rule, _ in which("sub", *operands).others] == ["either_way"]
     alone = which("add", V, jnp.ones(3))
     assert alone.decision == "dense"
     assert alone.missing.endswith("def _(x: Mass, y: ArrayLike, **params): ...")
@@ -81,6 +89,9 @@ def test_which_rule_of_types():
     assert which("fft", Mass).missing == (
         '@jaxrewrite.register("fft")\ndef _(x: Mass, **params): ...'
     )
+    for types in ((jax.Array, Mass), (Mass, jax.Array), (Mass, Mass)):
+        found = which("sub", *types)
+        assert (found.decision, found.rule.name, found.others) == ("rule", "either_way", ())
     with pytest.raises(Exception) as caught:
         which("add", V)
     assert "takes all of its operands" in str(caught.value.__notes__)
