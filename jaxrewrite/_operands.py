@@ -7,7 +7,7 @@ rule is registered for it. A primitive without a program here is not known.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,10 +17,14 @@ from ._compat import Primitive
 
 
 class Known(NamedTuple):
-    """The number of operands of a primitive, ``None`` if it varies, and its parameters."""
+    """The number of operands of a primitive, ``None`` if it varies, and its parameters.
+
+    ``absent`` are the parameters that are ``None`` unless a program says otherwise.
+    """
 
     operands: int | None
     params: tuple[str, ...]
+    absent: tuple[str, ...]
 
     def __str__(self) -> str:
         count = (
@@ -44,8 +48,19 @@ def known(primitive: Primitive) -> Known | None:
     for eqn in jax.make_jaxpr(fn)(*avals).eqns:
         if eqn.primitive is primitive:
             varies = primitive.name in _VARIADIC
-            return Known(None if varies else len(eqn.invars), tuple(sorted(eqn.params)))
+            absent = tuple(name for name, x in eqn.params.items() if x is None)
+            params = tuple(sorted(eqn.params))
+            return Known(None if varies else len(eqn.invars), params, absent)
     return None
+
+
+def completed(primitive: Primitive, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a primitive, with those that JAX's own functions leave ``None``.
+
+    Derivatives and lowerings of JAX need them, also where the primitive is bound without.
+    """
+    found = known(primitive)
+    return (dict.fromkeys(found.absent) if found else {}) | dict(params)
 
 
 _VARIADIC = {

@@ -27,6 +27,7 @@ from ._avals import is_hollow, layer, no_pytree
 from ._caches import BoundedCache, WeakCaches, bounded_cache
 from ._compat import ClosedJaxpr, Primitive
 from ._dense import make_dense, materialised
+from ._operands import completed
 from ._pytree import check_static_fields
 from ._rules import Rules, check_table, find_primitive
 from ._settings import Policy, Settings, check_policy, current_settings
@@ -177,7 +178,7 @@ def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
     *operands
         Arrays and values.
     **params
-        The primitive's parameters.
+        The primitive's parameters. Without any, those that may be ``None`` are ``None``.
 
     Returns
     -------
@@ -204,8 +205,10 @@ def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
 
 @functools.lru_cache(1024)
 def _binder(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Any:
+    given = dict(params) or completed(primitive, {})
+
     def apply(*operands: Any) -> Any:
-        return primitive.bind(*operands, **primitive.get_bind_params(dict(params)))
+        return primitive.bind(*operands, **primitive.get_bind_params(given))
 
     apply.__name__ = primitive.name
     apply.__qualname__ = f"bind({primitive.name!r}, ...)"

@@ -10,6 +10,7 @@ from typing import Any
 from .._annotations import Dense
 from .._compat import Primitive
 from .._errors import add_note
+from .._operands import completed
 from .._patterns.index import forms_of
 from .._patterns.pattern import Pattern
 from .._patterns.place import pattern_p
@@ -238,7 +239,8 @@ def which(primitive: Primitive | str, *operands: Any, **params: Any) -> Which:
         decline are told apart. Or types: value types, and `jax.Array` for a dense operand.
         Then rules are listed in the order in which they would be asked.
     **params
-        The primitive's parameters, with operands that are not types.
+        The primitive's parameters, with operands that are not types. Those that may be
+        ``None`` are, by default.
 
     Returns
     -------
@@ -319,8 +321,10 @@ def _place_in_order(rule: Rule, tied: Set[Any]) -> str:
 
 
 def _by_operands(primitive: Primitive, operands: Sequence[Any], params: Any) -> Which:
+    complete = completed(primitive, params)
+
     def apply(*xs: Any) -> Any:
-        return primitive.bind(*xs, **primitive.get_bind_params(dict(params)))
+        return primitive.bind(*xs, **primitive.get_bind_params(complete))
 
     try:
         report = explain(apply, materialise="allow")(*operands)

@@ -20,7 +20,7 @@ from .._site import describe_operand
 from .._value import is_value
 from ._compare import Outcome, Program, compare, note
 from ._oracle import MODES
-from ._outcome import Checked, Findings
+from ._outcome import Checked, Findings, told
 
 
 def check_pattern(
@@ -182,7 +182,10 @@ def _answers(
     patterns: Sequence[Pattern], program: Any, operands: Sequence[Any], rules: Rules
 ) -> Outcome:
     """Whether one of the patterns answers in the program that it looks for."""
-    report = explain(program, rules=rules, materialise="allow")(*operands)
+    try:
+        report = explain(program, rules=rules, materialise="allow")(*operands)
+    except Exception as error:  # noqa: BLE001 - the user's rules raise anything
+        return Outcome(told(error), error)
     own = {info_of(pattern) for pattern in patterns}
     if any(step.decision == "pattern" and step.rule in own for step in report.steps):
         return Outcome()

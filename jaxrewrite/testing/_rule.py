@@ -11,12 +11,13 @@ from .._compat import Primitive
 from .._insight.explain import explain, info_of
 from .._insight.lookup import place
 from .._insight.report import RuleInfo
+from .._operands import completed
 from .._rules import Rules, find_primitive
 from .._settings import current_settings
 from .._site import describe_operand
 from ._compare import Outcome, Program, compare, note
 from ._oracle import MODES
-from ._outcome import Checked, Findings
+from ._outcome import Checked, Findings, told
 
 
 def check_rule(
@@ -48,7 +49,7 @@ def check_rule(
         How much numbers may differ, relative to the greatest of them. By default it depends
         on the dtype: 1e-4 for ``float32``.
     **params
-        The primitive's parameters.
+        The primitive's parameters. Those that may be ``None`` are, by default.
 
     Returns
     -------
@@ -91,9 +92,10 @@ def check_rule(
         primitive, rule = find_primitive(rule_or_primitive), None
     else:
         primitive, rule = _registered(rule_or_primitive, rules, name)
+    complete = completed(primitive, params)
 
     def apply(*xs: Any) -> Any:
-        return primitive.bind(*xs, **primitive.get_bind_params(dict(params)))
+        return primitive.bind(*xs, **primitive.get_bind_params(complete))
 
     apply.__name__ = primitive.name
     apply(*jaxrewrite.materialise(operands))  # JAX's own error comes before any finding.
@@ -140,7 +142,10 @@ def _registered(
 
 def _answers(rule: RuleInfo, apply: Any, operands: Any, rules: Rules | None) -> Outcome:
     """Whether of all rules for these operands, this one answers."""
-    report = explain(apply, rules=rules, materialise="allow")(*operands)
+    try:
+        report = explain(apply, rules=rules, materialise="allow")(*operands)
+    except Exception as error:  # noqa: BLE001 - the user's rules raise anything
+        return Outcome(told(error), error)
     (step,) = report.tree or (None,)
     if step is None:
         return Outcome("no operand is a value, and no rule is asked")

@@ -5,11 +5,12 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, values
-from jaxrewrite.testing import assert_implicit, check_rule, numbers
+from jaxrewrite.testing import assert_implicit, check_pattern, check_rule, numbers
 from jaxrewrite.testing.fixtures import never_dense as never_dense
 
 
@@ -100,6 +101,31 @@ def test_a_rule_of_a_table():
         "jaxrewrite.testing.check_rule('exp', *operands, accuracy=None, modes=['eager'])"
     )
     assert lines[2] == f"    reproduce: {again}"
+
+
+def test_a_rule_that_raises_is_a_finding():
+    rules = jaxrewrite.Rules()
+
+    @rules.register("neg")
+    def raising(v: Doubled):
+        raise KeyError("of the rule")
+
+    @rules.rewrite(lambda x: jnp.sin(jnp.cos(x)))
+    def raising_too(x):
+        raise KeyError("of the pattern")
+
+    with pytest.raises(AssertionError, match=r"answers: KeyError: 'of the rule'"):
+        check_rule(raising, v, rules=rules, modes=["jit"])
+    with pytest.raises(AssertionError, match=r"KeyError: 'of the pattern'"):
+        check_pattern(raising_too, numbers((3,)), rules=rules, modes=["jit"])
+
+
+def test_parameters_that_may_be_none_need_not_be_given():
+    assert check_rule("mul", v, v, modes=["grad"]).checked == ("grad",)
+    assert jaxrewrite.which("sin", v).rule.name == "waves"
+    x = numbers((3,))
+    slope = jax.grad(lambda x: jaxrewrite.bind("mul", x, x).sum())(x)
+    np.testing.assert_allclose(slope, 2 * np.asarray(x))
 
 
 def test_a_mode_that_dense_code_lacks_is_skipped():
