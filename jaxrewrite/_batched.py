@@ -151,7 +151,10 @@ def _(v: Batched, start: ArrayLike, *starts: ArrayLike, slice_sizes: Any) -> Any
     if not _is_one_stack(v) or tuple(slice_sizes[1:]) != v.shape[1:]:
         return NotImplemented
     cut = functools.partial(
-        lax.dynamic_slice_in_dim, start_index=start, slice_size=slice_sizes[0]
+        lax.dynamic_slice_in_dim,
+        start_index=start,
+        slice_size=slice_sizes[0],
+        allow_negative_indices=False,
     )
     return _map_leaves(cut, v, slice_sizes[0])
 

@@ -12,7 +12,19 @@ from oracle import materialised, same
 from reference import CASES
 
 import jaxrewrite
-from jaxrewrite.values import Constant, Interval, Known, Masked, Unitful, Zero
+from jaxrewrite.values import (
+    NF4,
+    Constant,
+    Interval,
+    Known,
+    Kronecker,
+    LowRank,
+    Masked,
+    OneHot,
+    Quantised,
+    Unitful,
+    Zero,
+)
 
 
 X = jnp.linspace(0.5, 2, 16).reshape(4, 4)
@@ -145,3 +157,39 @@ def test_units_beside_another_value(bulk):
             jaxrewrite.transform(lambda a, b: jnp.concatenate([a, b]))(
                 Unitful(X, "s"), other
             )
+
+
+def long_matrices():
+    w = jax.random.normal(jax.random.key(0), (600, 2))
+    return {
+        "codes": Quantised.quantise(w, bits=4, block=300),
+        "levels": NF4.quantise(w, 300),
+        "rows": OneHot(jnp.arange(600) % 5, 5),
+        "low rank": LowRank(w, w[:3].T),
+        "product": Kronecker(w[:20], w[20:50]),
+    }
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_an_index_of_few_bits_finds_its_place_along_a_long_axis(dtype):
+    i = jnp.asarray(100, dtype)
+    run = lambda v: (
+        lax.dynamic_slice_in_dim(v, i, 2),
+        lax.dynamic_index_in_dim(v, i),
+        jnp.take(v, i[None], axis=0, mode="clip"),
+    )
+    for v in long_matrices().values():
+        same(materialised(run)(v), run(jaxrewrite.materialise(v)), 1e-4)
+
+
+def test_a_start_far_before_an_axis_is_its_first_index():
+    run = lambda v: lax.dynamic_slice_in_dim(v, jnp.int32(-700), 2)
+    for v in long_matrices().values():
+        same(materialised(run)(v), jaxrewrite.materialise(v)[:2], 1e-4)
+
+
+def test_rows_are_filled_in_under_strict_promotion():
+    v = long_matrices()["codes"]
+    run = lambda v: jnp.take(v, jnp.array([1, 900], jnp.uint32), axis=0, mode="fill")
+    with jax.numpy_dtype_promotion("strict"):
+        same(materialised(run)(v), run(jaxrewrite.materialise(v)), 1e-4)

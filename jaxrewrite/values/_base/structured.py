@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Integer, Shaped
+from jaxtyping import Array, ArrayLike, Bool, Integer, Shaped
 
 import jaxrewrite
 
@@ -293,3 +293,13 @@ def _(v: Structured, *, new_sizes: Any, dimensions: Any, sharding: Any) -> Any:
     v = jaxrewrite.bind("transpose", v, permutation=tuple(dimensions))
     whole = {"new_sizes": new_sizes, "dimensions": None, "sharding": None}
     return jaxrewrite.bind("reshape", v, **whole)
+
+
+# Rules compare indices with the lengths of axes, and divide them by the lengths of blocks.
+@jaxrewrite.register("dynamic_slice", "gather", precedence=1)
+def _(v: Structured, *indices: ArrayLike, primitive: Any, **params: Any) -> Any:
+    """Indices in integers that a length may not fit are cast to wider ones first."""
+    if all(jnp.iinfo(jnp.result_type(index)).bits >= 32 for index in indices):
+        return NotImplemented
+    wide = (jnp.asarray(index).astype(jnp.int32) for index in indices)
+    return jaxrewrite.bind(primitive, v, *wide, **params)

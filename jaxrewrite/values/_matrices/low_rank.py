@@ -520,7 +520,11 @@ def _(v: LowRank, *starts: Any, slice_sizes: Any) -> Any:
         if tuple(sizes) == f.x.shape:
             return f
         zero = jnp.zeros_like(starts[0])
-        return f._replace(x=lax.dynamic_slice(f.x, by_axis(f, starts, zero), sizes))
+        return f._replace(
+            x=lax.dynamic_slice(
+                f.x, by_axis(f, starts, zero), sizes, allow_negative_indices=False
+            )
+        )
 
     a, b = map(cut, factors(v))
     return build(a, b, range(v.ndim))

@@ -390,7 +390,11 @@ def _(v: Rows, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any:
 def _(v: Rows, *starts: Array, slice_sizes: Any) -> Any:
     if v.axis == -2 or slice_sizes[-1] != v.classes or slice_sizes[-2] == 1:
         return NotImplemented
-    return v.moved(lambda x: lax.dynamic_slice(x, starts[:-1], slice_sizes[:-1]))
+    return v.moved(
+        lambda x: lax.dynamic_slice(
+            x, starts[:-1], slice_sizes[:-1], allow_negative_indices=False
+        )
+    )
 
 
 @register("gather")

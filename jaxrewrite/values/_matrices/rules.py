@@ -434,7 +434,11 @@ def _(v: Matrix, *starts: Array, slice_sizes: Any) -> Any:
         return NotImplemented
     sizes = zip(starts, slice_sizes, v.shape, strict=True)
     return _block(
-        v, *(jnp.clip(start, 0, n - size) + jnp.arange(size) for start, size, n in sizes)
+        v,
+        *(
+            jnp.clip(start, 0, n - size) + jnp.arange(size, dtype=start.dtype)
+            for start, size, n in sizes
+        ),
     )
 
 

@@ -322,7 +322,9 @@ def _(v: NMSparse, *starts: Array, slice_sizes: Any) -> Any:
     sizes = (*slice_sizes[:-2], groups, kept, slice_sizes[other])
     zero = jnp.zeros_like(starts[other])
     begin = (*starts[:-2], zero, zero, starts[other])
-    return v.map_both(lambda x: lax.dynamic_slice(x, begin, sizes))
+    return v.map_both(
+        lambda x: lax.dynamic_slice(x, begin, sizes, allow_negative_indices=False)
+    )
 
 
 @register("concatenate")

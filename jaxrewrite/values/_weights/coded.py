@@ -528,8 +528,9 @@ def _(
     dense = gathered.materialise()
     if not filled:
         return dense
-    last = jnp.asarray([v.shape[a] - slice_sizes[a] for a in numbers.start_index_map])
-    inside = jnp.all((indices >= 0) & (indices <= last), axis=-1)
+    last = [v.shape[a] - slice_sizes[a] for a in numbers.start_index_map]
+    is_start = (indices >= 0) & (indices <= jnp.asarray(last, indices.dtype))
+    inside = jnp.all(is_start, axis=-1)
     inside = lax.expand_dims(inside, numbers.offset_dims)
     fill = jnp.asarray(jnp.nan if fill_value is None else fill_value, dense.dtype)
     return jnp.where(inside, dense, fill)

@@ -279,7 +279,9 @@ def _(v: Packed, *starts: ArrayLike, slice_sizes, **params) -> Any:
     """Slice the bytes. If neighbours may come apart, those around the slice are unpacked."""
     if _is_whole(v, slice_sizes):
         begins: list[Any] = [*starts, jnp.zeros((), jnp.result_type(starts[0]))]
-        moved = lax.dynamic_slice(v.bytes, begins, _bytes_of(v, slice_sizes))
+        moved = lax.dynamic_slice(
+            v.bytes, begins, _bytes_of(v, slice_sizes), allow_negative_indices=False
+        )
         return dataclasses.replace(v, bytes=moved)
     size, group, groups = slice_sizes[v.axis], v.neighbours, v.bytes.shape[v.axis - 1]
     start: Any = jnp.clip(starts[v.axis], 0, v.shape[v.axis] - size)
@@ -288,7 +290,7 @@ def _(v: Packed, *starts: ArrayLike, slice_sizes, **params) -> Any:
     first = jnp.minimum(start // group, groups - count)
     sizes = [*slice_sizes, v.bytes.shape[-1]]
     begins[v.axis - 1], sizes[v.axis - 1] = first, count
-    around = lax.dynamic_slice(v.bytes, begins, sizes)
+    around = lax.dynamic_slice(v.bytes, begins, sizes, allow_negative_indices=False)
     part = dataclasses.replace(v, bytes=around, padding=0).materialise()
     axis = v.ndim + v.axis
     return lax.dynamic_slice_in_dim(part, start - group * first, size, axis)
