@@ -111,9 +111,9 @@ def _whole(v: Coded, x: Any, terms: Terms) -> Any:
 _SMALLEST_IN_DIGITS = 2**19
 
 # Up to so many rows, and from so many entries on, blocks are faster than digits. (Digits are
-# faster from four rows on if the processor has AMX, and else from 64 on.) With older releases of
-# JAX integers are multiplied no faster than floats.
-_MOST_IN_BLOCKS = 4 if _compat.JAX_GE_0_11_1 else math.inf
+# faster from about eight rows on if the processor has AMX, and else from 64 on.) With older
+# releases of JAX integers are multiplied no faster than floats.
+_MOST_IN_BLOCKS = 8 if _compat.JAX_GE_0_11_1 else math.inf
 _SMALLEST_IN_BLOCKS = 2**22
 
 
