@@ -178,7 +178,7 @@ def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
     *operands
         Arrays and values.
     **params
-        The primitive's parameters. Without any, those that may be ``None`` are ``None``.
+        The primitive's parameters. Those that may be ``None`` are, by default.
 
     Returns
     -------
@@ -205,7 +205,7 @@ def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
 
 @functools.lru_cache(1024)
 def _binder(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Any:
-    given = dict(params) or completed(primitive, {})
+    given = completed(primitive, dict(params))
 
     def apply(*operands: Any) -> Any:
         return primitive.bind(*operands, **primitive.get_bind_params(given))

@@ -855,6 +855,18 @@ def test_bind_redispatches_by_the_rules_in_force(rules):
     assert len(jaxrewrite.bind("sort", X, dimension=0, is_stable=True, num_keys=1)) == 1
 
 
+def test_bind_completes_the_parameters_that_may_be_none():
+    """With them alone left out, or with all, JAX has what its derivatives need."""
+    square = lambda x: jaxrewrite.bind("mul", x, x).sum()
+    np.testing.assert_allclose(jax.jit(jax.grad(square))(X), 2 * X)
+    numbers = (((0,), (0,)), ((), ()))
+    dot = lambda x: jaxrewrite.bind("dot_general", x, x, dimension_numbers=numbers).sum()
+    np.testing.assert_allclose(dot(X), jnp.tensordot(X, X, (0, 0)).sum(), rtol=1e-6)
+    np.testing.assert_allclose(
+        jax.jit(jax.grad(dot))(X), jax.grad(lambda x: jnp.tensordot(x, x, (0, 0)).sum())(X)
+    )
+
+
 def test_a_rule_for_a_higher_order_primitive_comes_first(rules):
     @rules.register("jit")
     def _(v: A, **params):

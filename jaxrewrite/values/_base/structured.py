@@ -18,6 +18,11 @@ def is_value(x: Any) -> bool:
     return isinstance(x, jaxrewrite.Value)
 
 
+def fields_of(value: Any) -> tuple[list[Any], Any]:
+    """The leaves of a value, with the values in its fields as leaves, and the treedef."""
+    return jax.tree.flatten(value, is_leaf=lambda x: x is not value and is_value(x))
+
+
 def nbytes_of(leaf: Any) -> int:
     """The bytes of an array, or of a leaf in place of one; int4 takes half a byte."""
     dtype = jnp.result_type(leaf)
@@ -72,12 +77,8 @@ class Structured(jaxrewrite.ArrayValue):
     @property
     def has_zeros(self) -> bool:
         """Whether the array, or a value in a field, has zeros that no leaf holds."""
-        return any(
-            isinstance(part, Structured) and part.has_zeros
-            for part in jax.tree.leaves(
-                self, is_leaf=lambda x: x is not self and is_value(x)
-            )
-        )
+        parts, _ = fields_of(self)
+        return any(isinstance(part, Structured) and part.has_zeros for part in parts)
 
     def __repr__(self) -> str:
         name, fields = super().__repr__().split("(", 1)

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from .._base.placement import is_manual as _is_manual
-from .coded import Coded, flattened, spread_axis
+from .._base.structured import fields_of
+from .coded import Coded, spread_axis
 from .packed import bytes_of, nibble
 from .terms import Terms, is_scaled_after, scaled
 
@@ -154,7 +155,7 @@ def views_of(v: Coded, x: Any, terms: Terms, axis: int) -> tuple[Any, list[View]
     for the odd ones. So two codes are read as the byte in which they are stored, since a
     compiler for a CPU takes them apart one by one.
     """
-    (codes, *shared), _ = flattened(v)
+    (codes, *shared), _ = fields_of(v)
     label = terms.v[axis]
     axes = [axis if leaf.shape[axis] > 1 else None for leaf in shared]
     axes.append(terms.x.index(label) if label in terms.x else None)
@@ -188,7 +189,7 @@ def is_in_bytes(v: Coded, axis: int) -> bool:
 
 
 def is_nibbles(v: Coded) -> bool:
-    return flattened(v)[0][0].dtype in (jnp.int4, jnp.uint4)
+    return fields_of(v)[0][0].dtype in (jnp.int4, jnp.uint4)
 
 
 def _split(

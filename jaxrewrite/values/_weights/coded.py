@@ -23,7 +23,7 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 from jaxrewrite import _compat, primitives
 
-from .._base.structured import Structured, concrete, is_value
+from .._base.structured import Structured, concrete, fields_of
 
 
 class Coded(Structured):
@@ -122,13 +122,8 @@ class Coded(Structured):
             names = zip(leaf.shape, spec, strict=False)
             return type(spec)(*(None if k == 1 else name for k, name in names))
 
-        return jax.tree.map(split, self, is_leaf=lambda x: x is not self and is_value(x))
-
-
-def flattened(v: Coded) -> tuple[list[Any], Any]:
-    """The codes with what entries share, and the treedef. Packed codes are one leaf."""
-    leaves, treedef = jax.tree.flatten(v, is_leaf=lambda x: x is not v and is_value(x))
-    return leaves, treedef
+        leaves, treedef = fields_of(self)
+        return treedef.unflatten(map(split, leaves))
 
 
 def check_blocks(cls: str, **leaves: Any) -> None:

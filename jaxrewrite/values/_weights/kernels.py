@@ -25,8 +25,8 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 
 from .._base.contract import transpose
+from .._base.structured import fields_of
 from . import products
-from .coded import flattened
 from .nf4 import LEVELS, NF4
 from .packed import bytes_of, nibble
 from .quantised import Quantised
@@ -197,7 +197,7 @@ def plan_for(v: Any, x: Any, terms: Terms) -> Plan | None:
     if not _is_of_kind(v, x, terms) or not 1 <= rows <= MOST_ROWS:
         return None
     is_transposed = terms.v[1] not in terms.out
-    (codes, *shared), _ = flattened(v)
+    (codes, *shared), _ = fields_of(v)
     parts = 1 if codes.dtype == jnp.int8 else 2
     summed = 1 if is_transposed else 0
     stored = list(codes.shape)
@@ -217,7 +217,7 @@ def _is_of_kind(v: Any, x: Any, terms: Terms) -> bool:
     """Whether a product is one of a matrix of a known format, in known dtypes."""
     if isinstance(v, Quantised) and (v.zero is not None or v.activations is not None):
         return False
-    (codes, *shared), _ = flattened(v)
+    (codes, *shared), _ = fields_of(v)
     is_matrix = v.ndim == 2 and all(jnp.ndim(leaf) == 2 for leaf in shared)
     kept = [label for label in terms.v if label in terms.out]
     is_product = len(kept) == 1 and kept[0] not in terms.x
@@ -260,7 +260,7 @@ def _called(v: Any, x: Any, plan: Plan, interpret: bool) -> Any:
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
-    (codes, *shared), treedef = flattened(v)
+    (codes, *shared), treedef = fields_of(v)
     if plan.parts == 2:
         codes = bytes_of(codes)
     if plan.is_transposed:

@@ -50,12 +50,12 @@ class Packed(Structured):
         codes = jnp.moveaxis(x, axis, -1)
         codes = jnp.pad(codes, [(0, 0)] * (x.ndim - 1) + [(0, padding)])
         groups = (codes.shape[-1] // cls.neighbours, cls.neighbours)
-        bytes_ = cls.packed(codes.reshape(*codes.shape[:-1], *groups), bits)
+        bytes_ = cls.bytes_of_groups(codes.reshape(*codes.shape[:-1], *groups), bits)
         return cls(jnp.moveaxis(bytes_, -2, axis - 1), axis, padding)
 
     @staticmethod
     @abc.abstractmethod
-    def packed(groups: Any, bits: int) -> Any:
+    def bytes_of_groups(groups: Any, bits: int) -> Any:
         """The bytes of groups of integers, both along the last axis."""
 
     @abc.abstractmethod
@@ -127,7 +127,7 @@ class Planes(Packed):
     neighbours = 8
 
     @staticmethod
-    def packed(groups: Any, bits: int) -> Any:
+    def bytes_of_groups(groups: Any, bits: int) -> Any:
         codes = (groups.astype(jnp.int8) + 2 ** (bits - 1)).astype(jnp.uint8)
         bit = (jnp.expand_dims(codes, -2) >> _along(bits, -2)) & 1
         return (bit << _along(8, -1)).sum(-1, dtype=jnp.uint8)
@@ -168,9 +168,8 @@ class Nibbles(Packed):
     neighbours = 2
 
     @staticmethod
-    def packed(groups: Any, bits: int) -> Any:
-        dtype = jnp.int8 if groups.dtype == jnp.int4 else jnp.uint8
-        return lax.bitcast_convert_type(groups, dtype)[..., None]
+    def bytes_of_groups(groups: Any, bits: int) -> Any:
+        return _in_bytes(groups)[..., None]
 
     def unpacked(self) -> Any:
         return _pairs(self.bytes, self.axis)
@@ -182,6 +181,12 @@ class Nibbles(Packed):
     @property
     def dtype_of_entries(self) -> Any:
         return _dtype_in(self.bytes)
+
+
+def _in_bytes(pairs: Any) -> Any:
+    """The byte of each pair of integers of four bits, along the last axis."""
+    dtype = jnp.int8 if pairs.dtype == jnp.int4 else jnp.uint8
+    return lax.bitcast_convert_type(pairs, dtype)
 
 
 def _dtype_in(bytes_: Any) -> Any:
@@ -206,7 +211,7 @@ def _is_whole(v: Packed, sizes: Sequence[int]) -> bool:
     return sizes[v.axis] == v.shape[v.axis]
 
 
-def _bytes_of(v: Packed, sizes: Sequence[int]) -> tuple[int, ...]:
+def _sizes_of_bytes(v: Packed, sizes: Sequence[int]) -> tuple[int, ...]:
     """The shape of the bytes of a part that has these sizes, and all of the packed axis."""
     whole = [*sizes, v.bytes.shape[-1]]
     whole[v.axis - 1] = v.bytes.shape[v.axis - 1]
@@ -280,7 +285,7 @@ def _(v: Packed, *starts: ArrayLike, slice_sizes, **params) -> Any:
     if _is_whole(v, slice_sizes):
         begins: list[Any] = [*starts, jnp.zeros((), jnp.result_type(starts[0]))]
         moved = lax.dynamic_slice(
-            v.bytes, begins, _bytes_of(v, slice_sizes), allow_negative_indices=False
+            v.bytes, begins, _sizes_of_bytes(v, slice_sizes), allow_negative_indices=False
         )
         return dataclasses.replace(v, bytes=moved)
     size, group, groups = slice_sizes[v.axis], v.neighbours, v.bytes.shape[v.axis - 1]
@@ -309,7 +314,7 @@ def _(
     kept = sum(i not in gone for i in range(place))
     axis = numbers.offset_dims[kept] - ndim
     own = numbers._replace(offset_dims=(*numbers.offset_dims, ndim))
-    moved = lax.gather(v.bytes, indices, own, _bytes_of(v, slice_sizes), mode=mode)
+    moved = lax.gather(v.bytes, indices, own, _sizes_of_bytes(v, slice_sizes), mode=mode)
     return dataclasses.replace(v, bytes=moved, axis=axis)
 
 
@@ -357,9 +362,7 @@ def bytes_of(codes: Any) -> jax.Array:
     """The bytes in which codes of four bits are, two neighbours along the last axis in each."""
     if is_value(codes):
         return jaxrewrite.transform(bytes_of)(codes)
-    dtype = jnp.int8 if codes.dtype == jnp.int4 else jnp.uint8
-    pairs = codes.reshape(*codes.shape[:-1], -1, 2)
-    return lax.bitcast_convert_type(pairs, dtype)
+    return _in_bytes(codes.reshape(*codes.shape[:-1], -1, 2))
 
 
 def nibble(i: int, stored: Any) -> Any:

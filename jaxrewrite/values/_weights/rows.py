@@ -22,8 +22,9 @@ from jax.interpreters import ad, batching, mlir
 import jaxrewrite
 
 from .._base.contract import along_result
+from .._base.structured import fields_of, is_value
 from .blocks import View, is_in_bytes, joined, views_of
-from .coded import Coded, flattened
+from .coded import Coded
 from .packed import Nibbles, Packed
 from .terms import Terms, is_scaled_after, rows_of, scaled
 
@@ -88,7 +89,7 @@ def _in_rows(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation)
     wide, length = terms._replace(dtype=terms.wide), len(v)
     size, axis = _rows_of_a_step(v), terms.x.index(terms.v[0])
     stored, views = views_of(v, x, terms, 0)
-    _, treedef = flattened(v)
+    _, treedef = fields_of(v)
     is_scaled_at_last = is_scaled_after(v, terms)
 
     def rows(view: View, start: Any, count: int) -> tuple[Coded, Any]:
@@ -169,10 +170,11 @@ def _with_what_is_lost(total: Any, error: Any) -> Any:
 
 
 def _formed(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation) -> Any:
-    leaves, dense = flattened(treedef.unflatten(operands[:-1]))
-    form = lambda x, *leaves: otherwise(dense.unflatten(leaves), x, terms)
-    # The codes may be packed.
-    return jaxrewrite.transform(form)(operands[-1], *leaves)
+    """The product in the other formulation, by the rules of the codes if they are packed."""
+    leaves, treedef = fields_of(treedef.unflatten(operands[:-1]))
+    form = lambda x, *leaves: otherwise(treedef.unflatten(leaves), x, terms)
+    apply = jaxrewrite.transform(form) if any(map(is_value, leaves)) else form
+    return apply(operands[-1], *leaves)
 
 
 def _aval(*operands: Any, treedef: Any, terms: Terms, **_: Any) -> jax.core.ShapedArray:
@@ -219,7 +221,7 @@ def _batched(
 @jaxrewrite.register(rows_dot_p)
 def _(codes: Packed, *others: Any, **params) -> Any:
     """Unpack a block at a time, since rows would be unpacked for each of their entries."""
-    return jaxrewrite.transform(functools.partial(_formed, **params))(codes, *others)
+    return _formed(codes, *others, **params)
 
 
 @jaxrewrite.register(rows_dot_p)

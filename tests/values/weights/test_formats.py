@@ -218,14 +218,13 @@ UNPACKS = {
 }
 
 
-def packed(n, m, bits=3, axis=-1):
-    """Packed integers, unsigned ones for ``"uint4"``, and the same in an array."""
-    low, dtype = (0, bits) if bits == "uint4" else (-(2 ** (bits - 1)), "int8")
-    x = np.random.default_rng(0).integers(low, low + 2 ** (bits if low else 4), (n, m))
-    if bits in (4, "uint4"):
-        x = jnp.asarray(x, dtype if bits == "uint4" else "int4")
-        return Nibbles.pack(x, 4, axis), x
-    return Planes.pack(jnp.asarray(x), bits, axis), jnp.asarray(x, dtype)
+def packed(n, m, bits=3, axis=-1, is_signed=True):
+    """Packed integers, and the same in an array."""
+    low = -(2 ** (bits - 1)) if is_signed else 0
+    numbers = np.random.default_rng(0).integers(low, low + 2**bits, (n, m))
+    few = "int4" if is_signed else "uint4"
+    x = jnp.asarray(numbers, few if bits == 4 else "int8")
+    return (Nibbles if bits == 4 else Planes).pack(x, bits, axis), x
 
 
 def is_packed(x):
@@ -233,9 +232,9 @@ def is_packed(x):
 
 
 @pytest.mark.parametrize("m", [23, slow(24)])
-@pytest.mark.parametrize("bits", [slow(3), 4, slow("uint4")])
-def test_moves_of_packed_integers(bits, m, bulk):
-    v, x = packed(6, m, bits)
+@pytest.mark.parametrize("bits, is_signed", [slow((3, True)), (4, True), slow((4, False))])
+def test_moves_of_packed_integers(bits, is_signed, m, bulk):
+    v, x = packed(6, m, bits, is_signed=is_signed)
     np.testing.assert_array_equal(np.asarray(v), x)
     fn = lambda x: ({k: f(x) for k, f in KEEPS.items()}, [f(x) for f in UNPACKS.values()])
     kept, unpacked = jax.jit(forbid(fn))(v)
@@ -270,13 +269,13 @@ def test_integers_packed_along_any_axis(bulk):
         forbid(lambda x: lax.map(jnp.sum, x))(v)
 
 
-@pytest.mark.parametrize("bits", [4, slow("uint4")])
-def test_two_neighbours_of_four_bits_are_the_byte_that_holds_them(bits):
+@pytest.mark.parametrize("is_signed", [True, slow(False)])
+def test_two_neighbours_of_four_bits_are_the_byte_that_holds_them(is_signed):
     """For rules, as the bits that JAX gives the same array, and without a pass over them."""
-    v, x = packed(6, 24, bits)
+    v, x = packed(6, 24, 4, is_signed=is_signed)
     np.testing.assert_array_equal(bytes_of(v), bytes_of(x))
     assert "4[" not in str(jax.make_jaxpr(bytes_of)(v))
-    for moved in (v.T, packed(6, 23, bits)[0].T):  # Others are copied.
+    for moved in (v.T, packed(6, 23, 4, is_signed=is_signed)[0].T):  # Others are copied.
         np.testing.assert_array_equal(bytes_of(moved), bytes_of(moved.materialise()))
 
 
