@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -64,9 +63,9 @@ def calibrate(
     def calibrated(values: Any, batches: Iterable[Any]) -> Any:
         flat: tuple[list[Any], Any] = jax.tree.flatten(values, is_leaf=_is_quantised)
         leaves, treedef = flat
-        record = _Record({})
+        record = _Record(np.zeros(0))
         observed = [record.observe(x) if _is_quantised(x) else x for x in leaves]
-        if not record.ranges:
+        if not any(map(_is_quantised, leaves)):
             raise ValueError("calibrate: there is no Quantised weight among the values.")
         count = 0
         for batch in batches:
@@ -77,11 +76,9 @@ def calibrate(
             raise ValueError(
                 "calibrate: there are no batches, so the ranges are not known."
             )
-        if not any(map(_is_seen, record.ranges.values())):
+        if not _is_seen(record.ranges):
             raise ValueError("calibrate: no Quantised weight met an array in a product.")
-        ranges = iter(record.ranges.values())
-        done = [_with_range(x, next(ranges)) if _is_quantised(x) else x for x in leaves]
-        return treedef.unflatten(done)
+        return treedef.unflatten(map(_with_range, leaves, observed))
 
     return calibrated
 
@@ -96,29 +93,30 @@ def _is_seen(ranges: np.ndarray) -> bool:
 
 @dataclasses.dataclass(eq=False)
 class _Record:
-    """The largest magnitudes by weight, and by index along its first axis if it is a stack."""
+    """The largest magnitude that each weight met, and each element of a stack of weights."""
 
-    ranges: dict[int, np.ndarray]
+    ranges: np.ndarray
 
     def observe(self, v: Quantised) -> _Observed:
         """The weight, which notes in this record what it is multiplied with."""
         count = v.shape[0] if v.ndim > 2 else 1
-        index = jnp.arange(count).reshape((count, *[1] * v.ndim)[: v.ndim])
-        place = len(self.ranges)
-        self.ranges[place] = np.full(count, -1.0)
-        own: Any = {"index": index, "place": place, "record": self}
-        return _Observed(v.q, v.scale, v.zero, **own)
+        index = jnp.arange(count) + len(self.ranges)
+        self.ranges = np.append(self.ranges, np.full(count, -1.0))
+        own: Any = {"index": index.reshape((count, *[1] * v.ndim)[: v.ndim])}
+        return _Observed(v.q, v.scale, v.zero, record=self, **own)
 
-    def note(self, place: int, index: Any, most: Any) -> None:
+    def note(self, index: Any, most: Any) -> None:
         with np.errstate(invalid="ignore"):  # NaN is an error later on.
-            np.maximum.at(self.ranges[place], np.ravel(index), np.asarray(most, np.float64))
+            np.maximum.at(self.ranges, np.ravel(index), np.asarray(most, np.float64))
 
 
 class _Observed(Quantised):
-    """A weight whose ``index`` says, wherever its entries go, where they came from."""
+    """A weight whose ``index`` says, wherever its entries go, where they came from.
+
+    It is a leaf, and not metadata, so that a program may join several weights.
+    """
 
     index: Array = jaxrewrite.field(kw_only=True)
-    place: int = jaxrewrite.field(static=True, kw_only=True)
     record: _Record = jaxrewrite.field(static=True, kw_only=True)
 
 
@@ -134,14 +132,16 @@ def _(x: ArrayLike, v: _Observed, *, primitive, **params) -> Any:
 
 def _noted(x: Any, y: Any, primitive: Any, params: dict[str, Any]) -> Any:
     v, other = (x, y) if isinstance(x, _Observed) else (y, x)
-    note = functools.partial(v.record.note, v.place)
-    jax.debug.callback(note, v.index, abs(jnp.asarray(other)).max(initial=0))
+    jax.debug.callback(v.record.note, v.index, abs(jnp.asarray(other)).max(initial=0))
     plain = Quantised(v.q, v.scale, v.zero)
     operands = (plain if z is v else z for z in (x, y))
     return jaxrewrite.bind(primitive, *operands, **params)
 
 
-def _with_range(v: Quantised, ranges: np.ndarray) -> Quantised:
+def _with_range(v: Any, observed: Any) -> Any:
+    if not _is_quantised(v):
+        return v
+    ranges = observed.record.ranges[np.ravel(observed.index)]
     if not _is_seen(ranges):
         return v
     if not np.isfinite(ranges).all():

@@ -302,6 +302,21 @@ def test_ranges_of_convolutions_and_of_what_moves(no_leak_checks):
         assert 0 < abs(g - w).max() < 0.05 * abs(w).max()
 
 
+def test_ranges_of_weights_that_a_program_joins():
+    """As of the parts of a fused kernel, and of the branches of a program."""
+    pair = [weight(normal(4, 3, seed=seed), 4, None, axis=1) for seed in range(2)]
+    x = jnp.array([[1.0, -3.0, 1.0, 0.0]])
+    joined = calibrate(
+        lambda pair, x: x @ jnp.concatenate(pair, axis=1), materialise="forbid"
+    )
+    assert [v.activation_range for v in joined(pair, [x])] == [3, 3]
+    chosen = calibrate(
+        lambda pair, x: x @ jnp.where(x.sum() > 0, *pair), materialise="forbid"
+    )
+    assert [v.activation_range for v in chosen(pair, [x, -2 * x])] == [6, 3]
+    assert [v.activation_range for v in chosen(pair, [x])] == [None, 3]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
