@@ -696,6 +696,11 @@ def is_in_current_context(eqn: JaxprEqn) -> bool:
     return eqn.ctx is current_jaxpr_eqn_context()
 
 
+def in_current_context(eqn: JaxprEqn) -> JaxprEqn:
+    """The equation as it would be if it were made now."""
+    return eqn.replace(ctx=current_jaxpr_eqn_context())
+
+
 def compiled_primitive(eqn: JaxprEqn) -> Callable[..., Any] | None:
     """Eager JAX's own compiled form of an equation, if there is one.
 

@@ -48,7 +48,9 @@ def shard_map_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
 
     def rewrite(shards: Sequence[Any], leaving: MakeDense | None) -> Restaged:
         local = tree_unflatten(in_tree, shards)
-        return restage(scope.rewriting, params["jaxpr"], local, site, leaving=leaving)
+        # Results that become dense do so inside of the mesh axes, too.
+        inside = site._replace(eqn=_compat.in_current_context(site.eqn))
+        return restage(scope.rewriting, params["jaxpr"], local, inside, leaving=leaving)
 
     def on_mesh(body: Callable[..., Any], out_specs: Sequence[Any]) -> Any:
         return jax.shard_map(

@@ -135,6 +135,13 @@ def test_values_split_without_a_word_become_dense(mesh):
         transform(fn, materialise="forbid")(LORA, X)
 
 
+def test_packed_codes_become_dense_inside_of_the_mesh(mesh):
+    v = Quantised.quantise(X, 4, axis=0)
+    gathered = lambda v: lax.all_gather(v, "i", axis=0, tiled=True)[None]
+    got = transform(on(mesh, gathered, P("i"), P("i")), materialise="allow")(v)
+    np.testing.assert_array_equal(got, [v.materialise()] * 4)
+
+
 def test_metadata_with_a_shape_is_not_split(mesh):
     class Zeros(Zero):
         def leaf_specs(self, spec):
