@@ -50,6 +50,8 @@ BOTH = P("data", "model")
         (Lora(KERNEL, A, B), [BOTH, P("data", None), P(None, "model")]),
         (Quantised.quantise(KERNEL, axis=-1), [BOTH, P(None, "model")]),
         (Quantised.quantise(KERNEL), [BOTH, P(None, None)]),
+        # Three bits, in two groups of eight of which the second is not full.
+        (Quantised.quantise(KERNEL[:4, :12], 3, axis=-1), [BOTH, P(None, "model")]),
         (
             Lora(Quantised.quantise(KERNEL, axis=-1), A, B),
             [BOTH, P(None, "model"), P("data", None), P(None, "model")],

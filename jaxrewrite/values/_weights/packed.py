@@ -96,9 +96,6 @@ class Packed(Structured):
         return self if -self.axis < self.bytes.ndim else NotImplemented
 
     def leaf_specs(self, spec: Any) -> Any:
-        is_split = any(spec[self.ndim + self.axis :][:1])
-        if self.padding and is_split:
-            return NotImplemented
         return dataclasses.replace(self, bytes=spec)
 
     def __repr__(self) -> str:
