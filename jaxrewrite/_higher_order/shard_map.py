@@ -7,16 +7,17 @@ decides how the leaves are split: `Value.leaf_specs`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
+from jax.extend.core import jaxprs_in_params
 from jax.sharding import PartitionSpec
-from jax.tree_util import tree_flatten, tree_map, tree_unflatten
+from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
 from .._avals import aval_of, avals_of
-from .._compat import ShapedArray
+from .._compat import JaxprEqn, Literal, ShapedArray
 from .._dense import Reason
 from .._draft import Restaged
 from .._join import MakeDense
@@ -26,10 +27,16 @@ from .._restage import restage
 from .._rewrite import Scope, handlers
 from .._site import Site
 from .._value import is_value
+from ..primitives import COLLECTIVE
 
 
 _NOT_SHARDED = Reason(
     "Primitive {primitive!r} splits a {cls} over a mesh", "Define {cls}.leaf_specs"
+)
+_DIFFERS = Reason(
+    "Primitive {primitive!r} returns a {cls} with a leaf that may differ from device to "
+    "device and is not split",
+    "Split it in {cls}.leaf_specs",
 )
 
 
@@ -65,19 +72,23 @@ def shard_map_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     restaged = _within(on_mesh, lambda shards: rewrite(shards, None), leaves, site)
     if not has_values and not restaged.changed:
         return NotImplemented  # The equation stays as it is.
-    out_specs = [
-        _leaf_specs(result, spec, var.aval, params["mesh"], _whole_shape)
-        for result, spec, var in zip(
-            restaged.results(), params["out_specs"], site.outvars, strict=True
-        )
-    ]
-    if None in out_specs:
-        leaving = MakeDense(tuple(specs is None for specs in out_specs), _NOT_SHARDED)
+    vary = _varying(restaged, in_specs, params)
+    out_specs: list[list[Any] | Reason] = []
+    for result, spec, var in zip(
+        restaged.results(), params["out_specs"], site.outvars, strict=True
+    ):
+        specs = _leaf_specs(result, spec, var.aval, params["mesh"], _whole_shape)
+        is_apart = specs is not None and _is_apart(result, specs, spec, vary)
+        out_specs.append(_NOT_SHARDED if specs is None else _DIFFERS if is_apart else specs)
+    reasons = [x for x in out_specs if isinstance(x, Reason)]
+    if reasons:
+        where = tuple(isinstance(x, Reason) for x in out_specs)
+        leaving = MakeDense(where, reasons[0])
         restaged = _within(on_mesh, lambda shards: rewrite(shards, leaving), leaves, site)
     flat_specs = [
         leaf_spec
         for specs, spec in zip(out_specs, params["out_specs"], strict=True)
-        for leaf_spec in ([spec] if specs is None else specs)
+        for leaf_spec in ([spec] if isinstance(specs, Reason) else specs)
     ]
 
     def body(*shards: Any) -> tuple[Any, ...]:
@@ -142,11 +153,64 @@ def _leaf_specs(
     return specs
 
 
+def _is_apart(
+    result: Any, specs: Sequence[Any], spec: PartitionSpec, vary: Callable[[Any], Set[Any]]
+) -> bool:
+    """Whether a leaf may differ along a mesh axis that splits the array, but not the leaf."""
+    return is_value(result) and any(
+        vary(leaf) & _all_names(spec) - _all_names(own)
+        for leaf, own in zip(tree_leaves(result), specs, strict=True)
+    )
+
+
+def _names(entry: Any) -> tuple[Any, ...]:
+    """The mesh axes in an entry of a spec."""
+    names = entry if isinstance(entry, tuple) else (entry,)
+    return tuple(name for name in names if name is not None)
+
+
+def _all_names(spec: PartitionSpec) -> set[Any]:
+    """The mesh axes that split an array."""
+    return {name for entry in spec for name in _names(entry)}
+
+
+def _varying(
+    restaged: Restaged, in_specs: Sequence[PartitionSpec], params: Mapping[str, Any]
+) -> Callable[[Any], Set[Any]]:
+    """The mesh axes over which each variable of a body may vary.
+
+    JAX knows them, unless ``check_vma`` is false. Then they are those of the shards that lead to
+    the variable.
+    """
+    if params["check_vma"]:
+        return lambda atom: _compat.varying_axes(atom.aval)
+    jaxpr = restaged.jaxpr
+    shards = jaxpr.invars[len(restaged.consts) :]
+    found: dict[Any, Set[Any]] = dict(zip(shards, map(_all_names, in_specs), strict=True))
+
+    def known(atom: Any) -> Set[Any]:
+        return set() if type(atom) is Literal else found.get(atom, set())
+
+    for eqn in jaxpr.eqns:
+        if eqn.effects or _communicates(eqn):
+            own = {*params["mesh"].axis_names}
+        else:
+            own = set().union(*map(known, eqn.invars))
+        found.update(dict.fromkeys(eqn.outvars, own))
+    return known
+
+
+def _communicates(eqn: JaxprEqn) -> bool:
+    """Whether an equation, or one in its bodies, knows on which device it is."""
+    return eqn.primitive.name in COLLECTIVE or any(
+        any(map(_communicates, body.eqns)) for body in jaxprs_in_params(eqn.params)
+    )
+
+
 def _parts(spec: PartitionSpec, mesh: Any, ndim: int) -> list[int]:
     """The number of parts into which each axis is split."""
     padded = [*spec, *[None] * (ndim - len(spec))]
-    names = [axes if isinstance(axes, tuple) else (axes,) for axes in padded]
-    return [math.prod(mesh.shape[a] for a in axes if a is not None) for axes in names]
+    return [math.prod(mesh.shape[name] for name in _names(entry)) for entry in padded]
 
 
 def _shard_shape(shape: Sequence[int], spec: PartitionSpec, mesh: Any) -> Any:

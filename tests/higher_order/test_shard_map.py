@@ -314,6 +314,35 @@ def test_what_may_differ_from_device_to_device_is_not_taken_for_the_same(mesh):
         np.testing.assert_allclose(jaxrewrite.materialise(got), want, rtol=1e-5)
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_leaf_that_differs_from_device_to_device_does_not_leave_unsplit(mesh, check_vma):
+    """Such an array would be that of one device, wherever it goes."""
+    v = Quantised.quantise(X)  # It has one scale.
+    own, loop = jnp.arange(1.0, 5), lambda c: lax.fori_loop(0, 2, lambda i, c: c * c, c[0])
+    bodies = {
+        "shard": (lambda v, c: v * c[0], False),
+        "loop": (lambda v, c: v * loop(c), False),
+        "device": (lambda v, c: v * (1.0 + lax.axis_index("i")), False),
+        "in a call": (lambda v, c: v * jax.jit(lambda: 1.0 + lax.axis_index("i"))(), False),
+        "number": (lambda v, c: v * 2.0, not check_vma),  # JAX lets numbers vary, too.
+        "nothing": (lambda v, c: v.T.T, True),
+    }
+    for name, (body, is_kept) in bodies.items():
+        fn = lambda v, body=body: on(
+            mesh, body, (P("i"), P("i")), P("i"), check_vma=check_vma
+        )(v, own)
+        got = jax.jit(transform(fn, materialise="allow"))(v)
+        assert isinstance(got, Quantised) is is_kept, name
+        # Of an array that is the same on all devices, NumPy has that of the first.
+        got = jaxrewrite.materialise(
+            jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), got)
+        )
+        np.testing.assert_allclose(got, fn(v.materialise()), rtol=1e-5, err_msg=name)
+    fn = lambda v: on(mesh, bodies["shard"][0], (P("i"), P("i")), P("i"))(v, own)
+    with pytest.raises(jaxrewrite.MaterialisationError, match="may differ from device to"):
+        transform(fn, materialise="forbid")(v)
+
+
 def _scaled(v: Coded, y: jax.typing.ArrayLike, **params):
     return Coded(v.codes, v.scale * y)
 
