@@ -89,6 +89,27 @@ def join(scope: Scope, a: Structure, b: Structure, site: Site) -> Structure:
     return both if fit else dense_structure(a)
 
 
+def join_of_dense_fields(scope: Scope, a: Structure, b: Structure, site: Site) -> Structure:
+    """A structure for operands of either, in which no type's `Value.join` has a part.
+
+    Fields that differ are dense, or hold dense fields, so that units or tags around them stay.
+    """
+    x, y = a.like(), b.like()
+    if a == b or not (is_value(x) or is_value(y)):
+        return join(scope, a, b, site)
+    # A type whose rules see all leaves has fields that they do not see.
+    parts_of = layer if _same_parts(x, y, layer) else fields
+    if not _same_parts(x, y, parts_of):
+        return dense_structure(a)
+    xs, treedef = parts_of(x)
+    ys, _ = parts_of(y)
+    joined = [
+        join_of_dense_fields(scope, structure_of(a), structure_of(b), site).like()
+        for a, b in zip(xs, ys, strict=True)
+    ]
+    return structure_of(tree_unflatten(treedef, joined))
+
+
 def join_all(scope: Scope, structures: Sequence[Structure], site: Site) -> Structure:
     """The join of several structures, to which operands of each can be brought."""
     joined = functools.reduce(lambda a, b: join(scope, a, b, site), structures)

@@ -10,12 +10,22 @@ turn returns a value that can be zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .._draft import Restaged
 from .._errors import MaterialisationError
-from .._join import Coerce, Structure, coerce, dense_structure, fits, join, structure_of
+from .._join import (
+    Coerce,
+    Structure,
+    coerce,
+    dense_structure,
+    fits,
+    join,
+    join_of_dense_fields,
+    structure_of,
+)
 from .._known_zeros import KnownZeros, known_zeros
 from .._rewrite import Scope
 from .._site import Site
@@ -23,7 +33,7 @@ from .._value import is_value
 
 
 # How often a slot may change. If the joins of a type never end, for example because a rank
-# grows with each turn, the slot becomes dense.
+# grows with each turn, fields that change become dense, and at last the slot.
 _MAX_CHANGES = 4
 
 Rewrite = Callable[[Sequence[Structure], Coerce | None], Restaged]
@@ -100,13 +110,13 @@ def _settled(
 ) -> tuple[list[Structure], Restaged]:
     initial = list(map(structure_of, operands))
     carry = list(initial)
-    changes = [0] * len(carry)
+    changes = [0.0] * len(carry)
     while True:
         body = rewrite(carry, None)
         results = list(map(structure_of, body.results()))
         joined = [
             own
-            if own == result or changes[i] > _MAX_CHANGES
+            if own == result or math.isinf(changes[i])
             # The join must be possible for the initial operands, too.
             else _rise(scope, site, initial[i], own, result, changes[i])
             for i, (own, result) in enumerate(zip(carry, results, strict=False))
@@ -115,7 +125,7 @@ def _settled(
             break
         for i, (before, after) in enumerate(zip(carry, joined, strict=True)):
             if before != after:
-                changes[i] = changes[i] + 1 if is_value(after.like()) else _MAX_CHANGES + 1
+                changes[i] = changes[i] + 1 if is_value(after.like()) else math.inf
                 if scope.recorder is not None:
                     scope.recorder.joined(f"carry {i}", before.like(), after.like())
         carry = joined
@@ -131,10 +141,8 @@ def _rise(
     initial: Structure,
     own: Structure,
     result: Structure,
-    changes: int,
+    changes: float,
 ) -> Structure:
-    if changes < _MAX_CHANGES:
-        joined = join(scope, own, result, site)
-        if fits(scope, initial, joined, site):
-            return joined
-    return dense_structure(own)
+    joining = join if changes < _MAX_CHANGES else join_of_dense_fields
+    joined = joining(scope, own, result, site)
+    return joined if fits(scope, initial, joined, site) else dense_structure(own)

@@ -33,8 +33,9 @@ def arrays(
 ) -> st.SearchStrategy[jax.Array]:
     """JAX arrays of a shape and a dtype.
 
-    Floating and complex numbers are eighths from -2 to 2 by default, which all dtypes hold
-    exactly; integers are 0 to 3. ``elements`` draws other numbers.
+    Floating and complex numbers are eighths from -2 to 2 by default, which all dtypes of 16
+    bits or more hold exactly; integers are 0 to 3. Numbers that the dtype does not hold are
+    cast to it. ``elements`` draws other numbers.
 
     Examples
     --------
@@ -95,8 +96,9 @@ def values_of(
     Raises
     ------
     TypeError
-        If a field's annotation does not say the shape, and nothing is given for it; if
-        there is no such field; or if ``cls`` is not a class.
+        If a field's annotation does not say the shape, or allows none of these dtypes, and
+        nothing is given for the field; if there is no such field; or if ``cls`` is not a
+        class.
 
     Examples
     --------

@@ -224,7 +224,10 @@ A program may place an array: by ``in_shardings`` and ``out_shardings`` of a ``j
 it, by ``jax.device_put``, or by a sharding constraint. Each leaf of a value is then placed as
 ``Value.leaf_specs`` defines. If the type does not define it for any leaf, the user is
 warned. Within a ``jax.shard_map``, a tiled ``all_gather``, and a ``ppermute`` that leaves out no
-device, move the leaves.
+device, move the leaves; with ``check_vma=False``, where nothing tells which leaves are the same on
+all devices, a value that has such leaves becomes dense for the ``all_gather``. A result of a
+``jax.shard_map`` is dense if a leaf may differ along a mesh axis that splits the array and not the
+leaf, such as a scale that each device changed.
 
 *Older JAX* marks primitives that newer releases lack, *newer JAX* those that older ones lack.
 

@@ -196,6 +196,27 @@ def test_joins_that_never_end_become_dense():
     assert isinstance(run(fn, padded(1), padded(1)), jax.Array)
 
 
+@pytest.mark.parametrize(
+    "annotated",
+    [
+        lambda x: values.Unitful(x, "m"),
+        lambda x: values.Tagged(x, "w"),
+        lambda x: values.Masked(x, jnp.eye(4) > 0),
+        lambda x: values.Tagged(values.Unitful(x, "m"), "w"),
+    ],
+    ids=["units", "tags", "mask", "tags of units"],
+)
+def test_what_grows_without_end_becomes_dense_within_its_annotation(annotated):
+    """The rank grows with each turn; units, tags and masks are those of any turn."""
+    a = jnp.asarray(np.random.default_rng(0).normal(size=(4, 1)), jnp.float32)
+    add = lambda v: lax.fori_loop(0, 3, lambda i, c: c + v, v)
+    of_low_rank = transform(add, materialise="allow")(annotated(values.LowRank(a, a.T)))
+    of_dense = transform(add, materialise="allow")(annotated(a @ a.T))
+    assert jaxrewrite.same_structure(of_low_rank, of_dense)
+    leaf = jax.tree.leaves(of_low_rank)[0]
+    np.testing.assert_allclose(leaf, 4 * np.asarray(a) @ np.asarray(a).T, rtol=1e-5)
+
+
 def test_fields_join_no_deeper_than_needed():
     """The field that changes becomes dense, the value around it stays."""
     v = Scaled(Zero((3, 3), jnp.dtype("float32")), jnp.float32(2.0))

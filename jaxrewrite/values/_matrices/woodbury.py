@@ -191,7 +191,10 @@ def _adjoint(x: Any) -> Any:
 
 
 def _norm(x: Any, axes: Any) -> Any:
-    return jnp.linalg.norm(x, axis=axes, keepdims=True)
+    """The norm, of squares that neither overflow nor underflow; NaN for infinite numbers."""
+    largest = abs(x).max(axes, initial=0, keepdims=True)
+    scale = jnp.where(largest == 0, 1, largest)
+    return scale * jnp.linalg.norm(x / scale, axis=axes, keepdims=True)
 
 
 def _times(a: Any, x: Any) -> Any:

@@ -220,6 +220,17 @@ def test_what_no_sum_can_solve_is_not_finite(bulk):
     assert not np.isfinite(solve(blocks, normal(N))).any()
 
 
+def test_a_solution_that_is_too_large_to_be_squared_is_checked(bulk):
+    """In single precision: one too large by far is not finite, and a large one is found."""
+    solve = jax.jit(implicit(jnp.linalg.solve))
+    main, off = jnp.ones(40, "float32"), jnp.zeros(39, "float32")
+    of_ones = LowRank(main[:, None], main[None])
+    nearly_singular = Tridiagonal(off, main.at[7].set(1e-30), off) + of_ones
+    assert np.isnan(solve(nearly_singular, main)).all()
+    small = 1e-30 * (Tridiagonal(off, main, off) + of_ones)
+    np.testing.assert_allclose(solve(small, main), np.full(40, 1e30 / 41), rtol=1e-5)
+
+
 def _near(a, b):
     return LowRank(a, b), LowRank(2 * a, b / 2 + 1e-9)
 
