@@ -400,26 +400,40 @@ def _fast_size(n: int) -> int:
 
 
 def _fourier(transform: Any, x: Any, axis: int = -1, norm: str | None = None) -> Any:
-    """A Fourier transform, which leaves a single number as it is.
-
-    On a CPU, XLA fails to transform arrays with one entry along the axis in some layouts.
-    """
-    if x.shape[axis] == 1:
-        return x.astype(jnp.promote_types(x.dtype, jnp.complex64))
-    return transform(x, axis=axis, norm=norm)
+    return _along(axis, lambda x: transform(x, norm=norm), x)
 
 
 def _circular(combine: Any, kernel: Any, x: Any, axis: int, size: int) -> Any:
     """Multiply, or divide, the spectra of an array and of a kernel along an axis."""
     dtype = jnp.result_type(kernel, x)
-    if size == 1:  # See `_fourier`.
-        return combine(x, on_axis(kernel, kernel.ndim - 1, x.ndim, axis)).astype(dtype)
     forward, back = jnp.fft.rfft, jnp.fft.irfft
     if jnp.issubdtype(dtype, jnp.complexfloating):
         forward, back = jnp.fft.fft, jnp.fft.ifft
     kernel, x = (a.astype(_wide(dtype)) for a in (kernel, x))
-    spectrum = on_axis(forward(kernel, size), kernel.ndim - 1, x.ndim, axis)
-    return back(combine(forward(x, size, axis), spectrum), size, axis).astype(dtype)
+
+    def combined(x: Any) -> Any:
+        spectrum = on_axis(forward(kernel, size), kernel.ndim - 1, x.ndim, x.ndim - 1)
+        return back(combine(forward(x, size), spectrum), size)
+
+    return _along(axis, combined, x).astype(dtype)
+
+
+def _along(axis: int, change: Any, x: Any) -> Any:
+    """Change an array along an axis by a function with Fourier transforms of the last one.
+
+    XLA on a CPU fails to transform arrays that are not laid out row after row, which a
+    factorisation or a solve may ask of all that leads to it.
+    """
+    changed = change(_row_after_row(jnp.moveaxis(x, axis, -1)))
+    return jnp.moveaxis(_row_after_row(changed), -1, axis)
+
+
+def _row_after_row(x: Any) -> Any:
+    """The array by way of one axis, for which there is but one layout."""
+    # On a mesh, axes that are split can't be made one.
+    if x.ndim < 2 or not jax.sharding.get_abstract_mesh().empty:
+        return x
+    return lax.optimization_barrier(x.reshape(-1)).reshape(x.shape)
 
 
 @register("slice")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from choose import often
+from choose import often, slow
 
 import jaxrewrite
 from jaxrewrite.values import (
@@ -20,6 +20,7 @@ from jaxrewrite.values import (
     Scaled,
     Sum,
     Symmetric,
+    Toeplitz,
     Tridiagonal,
 )
 
@@ -221,6 +222,21 @@ def test_gradients_of_pseudo_inverses(bulk):
     close(implicit(of_vector)(v), of_vector(v.materialise()))
     allowed = jaxrewrite.transform(jnp.linalg.pinv, materialise="allow")(v)
     close(jaxrewrite.materialise(allowed), jnp.linalg.pinv(v.materialise()))
+
+
+@pytest.mark.parametrize("n", [slow(1), slow(2), 5])
+@pytest.mark.parametrize("cls", [Circulant, slow(Toeplitz)])
+def test_what_a_fourier_transform_has_made_is_factorised(cls, n, bulk):
+    """XLA on a CPU would have the transform in a layout that it cannot transform."""
+    rng = np.random.default_rng(0)
+    column, x = rng.normal(size=n), rng.normal(size=(3, n, n))
+    v = cls(jnp.asarray(column), *([jnp.asarray(column)] if cls is Toeplitz else []))
+    one = lambda v, x: (jnp.linalg.inv(x @ v), jnp.linalg.qr(v @ x)[1], (x @ v.T).T)
+    each = lambda v, x: jax.vmap(one, (None, 0))(v, x)
+    same = lambda g, w: np.testing.assert_allclose(abs(g), abs(w), rtol=1e-3, atol=1e-4)
+    for fn, y in ((one, x[0]), (each, x)):
+        got = jax.jit(jaxrewrite.transform(fn, materialise="allow"))(v, jnp.asarray(y))
+        jax.tree.map(same, got, fn(np.asarray(v), y))
 
 
 def test_singular_values_of_a_circulant():
