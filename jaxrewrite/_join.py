@@ -79,7 +79,7 @@ def join(scope: Scope, a: Structure, b: Structure, site: Site) -> Structure:
         return a
     x, y = a.like(), b.like()
     if not (is_value(x) or is_value(y)):
-        return structure_of(_vary(scope.scratch(), Var(x), y, site))
+        return structure_of(scope.scratch().vary(Var(x), y, site))
     joined = _join_fields(scope, x, y, site)
     if joined is None:
         return dense_structure(a)
@@ -175,7 +175,7 @@ def _bring(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
         return operand
     like = structure.like()
     if not (is_value(operand) or is_value(like)):
-        return _vary(scope, operand, like, site)
+        return scope.vary(operand, like, site)
     if isinstance(operand, KnownZeros):
         if not can_be_zero(like):
             raise _NoJoinError
@@ -184,7 +184,7 @@ def _bring(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
         )
     if not is_value(like):
         dense = scope.materialise(operand, site, _DIFFERS)
-        return _vary(scope, dense, like, site)
+        return scope.vary(dense, like, site)
     parts_of = layer
     if not _same_parts(operand, like, layer):
         operand = _through_types(scope, operand, like, site)
@@ -200,22 +200,6 @@ def _bring(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
             for part, want in zip(parts, wanted, strict=True)
         ],
     )
-
-
-def _vary(scope: Scope, atom: Any, like: Any, site: Site) -> Any:
-    """Make an array vary over the mesh axes over which ``like`` varies.
-
-    Inside of `jax.shard_map` these axes are part of an array's type. Leaves of two values
-    may differ in them although the arrays that the values stand for do not.
-    """
-    axes = _compat.varying_axes(like) - _compat.varying_axes(atom.aval)
-    if not axes:
-        return atom
-
-    def vary(x: Any) -> list[Any]:
-        return [lax.pcast(x, tuple(sorted(axes)), to="varying")]
-
-    return scope.add_call(vary, [atom], site)[0]
 
 
 def _same_parts(x: Any, y: Any, parts_of: Callable[[Any], Any]) -> bool:
@@ -358,7 +342,7 @@ def _of_structure(
     return tree_unflatten(
         structure.treedef,
         [
-            _vary(scope, x, aval, site)
+            scope.vary(x, aval, site)
             for x, aval in zip(leaves, structure.avals, strict=True)
         ],
     )

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from . import _compat
-from ._avals import aval_of, layer
+from ._avals import aval_of, fields
 from ._compat import UNSPECIFIED
 from ._rewrite import Scope
 from ._site import Site
@@ -36,7 +36,7 @@ def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:
             f"for each leaf; it returned a {type(answer).__name__}."
         )
     specs: list[Any] = []
-    for field, own in zip(layer(value)[0], layer(answer)[0], strict=True):
+    for field, own in zip(fields(value)[0], fields(answer)[0], strict=True):
         if not isinstance(own, PartitionSpec):
             raise TypeError(
                 f"{cls.__name__}.leaf_specs has {own!r} in place of a PartitionSpec."

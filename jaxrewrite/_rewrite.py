@@ -23,6 +23,7 @@ import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from typing import Any
 
+from jax import lax
 from jax.tree_util import tree_unflatten
 
 from . import _compat, _fills
@@ -285,7 +286,9 @@ class Scope(Draft):
         """Apply the same primitive to dense operands; a rule for these may exist."""
         if not any(map(is_value, operands)):
             return NotImplemented
-        operands = self.materialise_operands(site, operands)
+        dense = self.materialise_operands(site, operands)
+        pairs = zip(dense, site.eqn.invars, strict=True)
+        operands = [self.vary(x, atom.aval, site) for x, atom in pairs]
         if site.primitive in self.rewriting.dense_primitives and not site.is_in_rule:
             return self._answer(site, operands)
         self.copy(site, operands, site.outvars)
@@ -347,6 +350,22 @@ class Scope(Draft):
         with site.context.manager:
             jaxpr, consts = _compat.trace_to_jaxpr(fn, avals_of(leaves), debug_info)
         return self.run(jaxpr, [*self.constants(jaxpr, consts), *leaves], site)
+
+    def vary(self, atom: Any, like: Any, site: Site) -> Any:
+        """Make an array vary over the mesh axes over which ``like`` varies.
+
+        Inside of `jax.shard_map` these axes are part of an array's type. Leaves of two values
+        may differ in them although the arrays that the values stand for do not, and a value
+        without leaves varies over none.
+        """
+        axes = _compat.varying_axes(like) - _compat.varying_axes(atom.aval)
+        if not axes:
+            return atom
+
+        def vary(x: Any) -> list[Any]:
+            return [lax.pcast(x, tuple(sorted(axes)), to="varying")]
+
+        return self.add_call(vary, [atom], site)[0]
 
     # --- numbers that are the same for any metadata ------------------------------
 

@@ -12,6 +12,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import numpy as np
+from jax import lax
+from jax.extend.core import jaxprs_in_params
 from jax.tree_util import (
     PyTreeDef,
     tree_flatten,
@@ -207,12 +209,30 @@ def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
 def _binder(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Any:
     given = completed(primitive, dict(params))
 
+    has_bodies = any(True for _ in jaxprs_in_params(given))
+
     def apply(*operands: Any) -> Any:
-        return primitive.bind(*operands, **primitive.get_bind_params(given))
+        alike = operands if has_bodies else _varying_alike(operands)
+        return primitive.bind(*alike, **primitive.get_bind_params(given))
 
     apply.__name__ = primitive.name
     apply.__qualname__ = f"bind({primitive.name!r}, ...)"
     return apply
+
+
+def _varying_alike(operands: Sequence[Any]) -> Sequence[Any]:
+    """Operands that vary over the same mesh axes, inside of `jax.shard_map`.
+
+    JAX's own functions see to that before they bind a primitive.
+    """
+    own = [_compat.varying_axes(jax.typeof(x)) for x in operands]
+    if len(set(own)) < 2:
+        return operands
+    whole = frozenset().union(*own)
+    return [
+        lax.pcast(x, tuple(sorted(whole - axes)), to="varying") if axes < whole else x
+        for x, axes in zip(operands, own, strict=True)
+    ]
 
 
 # --- values made dense ------------------------------------------------------------

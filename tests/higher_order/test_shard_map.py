@@ -10,7 +10,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 from reference.own import Lora, Scaled, Zero
 
 import jaxrewrite
-from jaxrewrite import transform
+from jaxrewrite import transform, values
 from jaxrewrite.values import NF4, Quantised
 
 
@@ -38,6 +38,7 @@ LORA = Lora(draw(8, 8), draw(8, 2), draw(2, 8))
 SPLIT = Split(LORA.w, LORA.a, LORA.b)
 NESTED = Split(SPLIT, draw(8, 2), draw(2, 8))
 X = draw(8, 8)
+QUANTISED = Quantised.quantise(X, 4, axis=1)
 
 
 def on(mesh, body, in_specs, out_specs, **kwargs):
@@ -124,6 +125,37 @@ def test_values_split_along_both_axes(mesh, no_leak_checks):
         P("i", None),
         P(None, "j"),
     )
+
+
+def test_leaves_that_vary_over_other_axes_than_the_array_meet(mesh):
+    """In a product of factors of which one is split, and where a value has no leaves."""
+    low = values.LowRank(X[:, :2], X[:2])
+    programs = (
+        (lambda v: v @ v.T, low, P("i")),
+        (lambda v: lax.psum(v, "i"), values.Zero((8, 8), jnp.dtype("float32")), P()),
+        (lambda v: lax.all_to_all(v, "i", 0, 1, tiled=True), values.Identity(8), P("j")),
+    )
+    for fn, v, spec in programs:
+        split = on(mesh, lambda v, fn=fn: fn(v).sum()[None], spec, P(("i", "j")))
+        got = jax.jit(transform(split, materialise="allow"))(v)
+        np.testing.assert_allclose(got, split(v.materialise()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("array", [X, slow(values.LowRank(X[:, :2], X[:2])), QUANTISED])
+def test_annotated_arrays_are_split_as_the_array_is(mesh, array):
+    kinds = [
+        values.Tagged(values.Unitful(array, "m"), "w"),
+        values.Named(array, ("a", "b")),
+        values.Masked(array, X > 0.5),
+        values.Interval(X, X + 1),
+    ]
+    turn = lambda v: jnp.flip(v, 1)
+    split = on(mesh, turn, P("i"), P("i"))
+    for v in kinds:
+        one, other = (transform(fn, materialise="forbid")(v) for fn in (split, turn))
+        assert jaxrewrite.same_structure(one, other)
+        jax.tree.map(np.testing.assert_array_equal, one, other)
+        assert "i" in str(jax.tree.leaves(one)[0].sharding.spec)
 
 
 def test_values_split_without_a_word_become_dense(mesh):

@@ -17,7 +17,7 @@ import jaxrewrite
 from jaxrewrite.primitives import COMPARISON, CUMULATIVE, DECREASING, INCREASING, UNARY
 
 from .._base import in_blocks
-from .._base.structured import Structured, concrete, inexact
+from .._base.structured import Structured, concrete, inexact, split_alike
 from .declaration import (
     MOVING,
     REDUCING,
@@ -139,6 +139,9 @@ class Interval(Structured):
 
     def unstacked(self) -> Any:
         return self
+
+    def leaf_specs(self, spec: Any) -> Any:
+        return split_alike(self, spec)
 
 
 def _lower(x: Any) -> Any:

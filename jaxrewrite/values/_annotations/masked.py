@@ -17,7 +17,7 @@ from jaxrewrite.primitives import BINARY, UNARY
 
 from .._base import in_blocks
 from .._base.contract import labels
-from .._base.structured import Structured, inexact
+from .._base.structured import Structured, inexact, split_alike
 from .declaration import MOVING, annotation_rule, applies_function, like
 
 
@@ -125,6 +125,9 @@ class Masked(Structured):
 
     def unstacked(self) -> Any:
         return self
+
+    def leaf_specs(self, spec: Any) -> Any:
+        return split_alike(self, spec)
 
     def tangent(self, leaf_tangents: Any) -> Any:
         """A tangent with the same missing entries."""

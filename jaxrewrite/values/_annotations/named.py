@@ -13,7 +13,7 @@ import jaxrewrite
 from jaxrewrite.primitives import BINARY, CUMULATIVE, REDUCTION, UNARY
 
 from .._base.contract import labels
-from .._base.structured import Structured
+from .._base.structured import Structured, split_alike
 from .declaration import SCATTER, annotation_rule, like, mapped
 
 
@@ -128,6 +128,9 @@ class Named(Structured):
 
     def unstacked(self) -> Any:
         return Named(self.array, _names(self))
+
+    def leaf_specs(self, spec: Any) -> Any:
+        return split_alike(self, spec)
 
     def lift_tangent(self, tangent: Any) -> Any:
         """Give a tangent from a custom derivative rule the names of this array."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import jaxrewrite
 
-from .._base.structured import Structured
+from .._base.structured import Structured, split_alike
 from .declaration import annotation_rule, like, mapped
 
 
@@ -111,6 +111,9 @@ class Tagged(Structured):
 
     def unstacked(self) -> Any:
         return self
+
+    def leaf_specs(self, spec: Any) -> Any:
+        return split_alike(self, spec)
 
     def lift_tangent(self, tangent: Any) -> Any:
         """Give a tangent from a custom derivative rule the tags of this array."""

@@ -15,7 +15,7 @@ from jax.extend.core import Literal
 import jaxrewrite
 
 from .._base.recognised import is_of
-from .._base.structured import Structured, inexact
+from .._base.structured import Structured, inexact, split_alike
 from .declaration import (
     MOVING,
     REDUCING,
@@ -210,6 +210,9 @@ class Unitful(Structured):
 
     def unstacked(self) -> Any:
         return self
+
+    def leaf_specs(self, spec: Any) -> Any:
+        return split_alike(self, spec)
 
     def tangent(self, leaf_tangents: Any) -> Any:
         """A tangent with the same units."""

@@ -23,6 +23,12 @@ def fields_of(value: Any) -> tuple[list[Any], Any]:
     return jax.tree.flatten(value, is_leaf=lambda x: x is not value and is_value(x))
 
 
+def split_alike(value: Any, spec: Any) -> Any:
+    """The answer of `Value.leaf_specs` for a type whose fields all have the array's shape."""
+    parts, treedef = fields_of(value)
+    return treedef.unflatten([spec] * len(parts))
+
+
 def nbytes_of(leaf: Any) -> int:
     """The bytes of an array, or of a leaf in place of one; int4 takes half a byte."""
     dtype = jnp.result_type(leaf)
