@@ -409,8 +409,7 @@ def _circular(combine: Any, kernel: Any, x: Any, axis: int, size: int) -> Any:
     forward, back = jnp.fft.rfft, jnp.fft.irfft
     if jnp.issubdtype(dtype, jnp.complexfloating):
         forward, back = jnp.fft.fft, jnp.fft.ifft
-    kernel, x = (a.astype(_wide(dtype)) for a in (kernel, x))
-    kernel = _row_after_row(kernel)
+    kernel, x = (a.astype(_wide(dtype)) for a in (_row_after_row(kernel), x))
 
     def combined(x: Any) -> Any:
         spectrum = on_axis(forward(kernel, size), kernel.ndim - 1, x.ndim, x.ndim - 1)
