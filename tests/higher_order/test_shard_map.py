@@ -141,6 +141,17 @@ def test_leaves_that_vary_over_other_axes_than_the_array_meet(mesh):
         np.testing.assert_allclose(got, split(v.materialise()), rtol=1e-5)
 
 
+@pytest.mark.parametrize("check_vma", [True, slow(False)])
+def test_what_a_fourier_transform_has_made_is_inverted_on_each_device(mesh, check_vma):
+    """As outside of the mesh, XLA would have it in a layout that it cannot transform."""
+    v = values.Circulant(jnp.array([3.0, 1.0, 0.5]))
+    x = X[:, :3, None] * jnp.ones(3) + jnp.eye(3)
+    inverses = lambda v, x: jnp.linalg.inv(x @ v)
+    fn = on(mesh, inverses, (P(), P("i")), P("i"), check_vma=check_vma)
+    got = jax.jit(transform(fn, materialise="allow"))(v, x)
+    np.testing.assert_allclose(got, inverses(v.materialise(), x), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("array", [X, slow(values.LowRank(X[:, :2], X[:2])), QUANTISED])
 def test_annotated_arrays_are_split_as_the_array_is(mesh, array):
     kinds = [

@@ -430,8 +430,9 @@ def _along(axis: int, change: Any, x: Any) -> Any:
 
 def _row_after_row(x: Any) -> Any:
     """The array by way of one axis, for which there is but one layout."""
-    # On a mesh, axes that are split can't be made one.
-    if x.ndim < 2 or not jax.sharding.get_abstract_mesh().empty:
+    # Axes of which the type says that they are split can't be made one.
+    is_split = any(names is not None for names in jax.typeof(x).sharding.spec)
+    if x.ndim < 2 or is_split:
         return x
     return lax.optimization_barrier(x.reshape(-1)).reshape(x.shape)
 
