@@ -12,7 +12,7 @@ import operator
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -172,6 +172,11 @@ def varying_axes(aval: Any) -> frozenset[Any]:
     """The axes of a mesh over which an array varies, inside `jax.shard_map`."""
     is_array = isinstance(aval, ShapedArray)
     return frozenset(aval.manual_axis_type.varying) if is_array else frozenset()
+
+
+def vary_over(x: Any, axes: Set[Any]) -> Any:
+    """The same array, of the type of one that varies over some more mesh axes."""
+    return jax.lax.pcast(x, tuple(sorted(axes)), to="varying") if axes else x
 
 
 def is_weak(aval: Any) -> bool:

@@ -97,17 +97,11 @@ def join_of_dense_fields(scope: Scope, a: Structure, b: Structure, site: Site) -
     x, y = a.like(), b.like()
     if a == b or not (is_value(x) or is_value(y)):
         return join(scope, a, b, site)
-    # A type whose rules see all leaves has fields that they do not see.
-    parts_of = layer if _same_parts(x, y, layer) else fields
-    if not _same_parts(x, y, parts_of):
+    parts_of = _common_parts(x, y)
+    if parts_of is None:
         return dense_structure(a)
-    xs, treedef = parts_of(x)
-    ys, _ = parts_of(y)
-    joined = [
-        join_of_dense_fields(scope, structure_of(a), structure_of(b), site).like()
-        for a, b in zip(xs, ys, strict=True)
-    ]
-    return structure_of(tree_unflatten(treedef, joined))
+    each = lambda own, other: join_of_dense_fields(scope, own, other, site)
+    return structure_of(_with_parts_joined(x, y, parts_of, each))
 
 
 def join_all(scope: Scope, structures: Sequence[Structure], site: Site) -> Structure:
@@ -123,23 +117,24 @@ def _join_fields(scope: Scope, x: Any, y: Any, site: Site) -> Any:
     for zeros, other in ((x, y), (y, x)):
         if isinstance(zeros, KnownZeros):
             return other if is_value(other) and can_be_zero(other) else None
-    parts_of = layer
+    parts_of: Any = layer
     if not _same_parts(x, y, layer):
         pair = _ask_types(scope, x, y, site)
         if pair is None:
             return None
         x, y = (structure_of(result).like() for result in pair)
-        # A type whose rules see all leaves may have left other types in its fields.
-        parts_of = layer if _same_parts(x, y, layer) else fields
-        if not _same_parts(x, y, parts_of):
+        parts_of = _common_parts(x, y)
+        if parts_of is None:
             return None
+    return _with_parts_joined(x, y, parts_of, lambda a, b: join(scope, a, b, site))
+
+
+def _with_parts_joined(x: Any, y: Any, parts_of: Any, joining: Any) -> Any:
+    """A value with the joins of the parts of two values on avals."""
     xs, treedef = parts_of(x)
     ys, _ = parts_of(y)
-    joined = [
-        join(scope, structure_of(a), structure_of(b), site).like()
-        for a, b in zip(xs, ys, strict=True)
-    ]
-    return tree_unflatten(treedef, joined)
+    pairs = zip(map(structure_of, xs), map(structure_of, ys), strict=True)
+    return tree_unflatten(treedef, [joining(*pair).like() for pair in pairs])
 
 
 def fits(scope: Scope, own: Structure, joined: Structure, site: Site) -> bool:
@@ -185,11 +180,11 @@ def _bring(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
     if not is_value(like):
         dense = scope.materialise(operand, site, _DIFFERS)
         return scope.vary(dense, like, site)
-    parts_of = layer
+    parts_of: Any = layer
     if not _same_parts(operand, like, layer):
         operand = _through_types(scope, operand, like, site)
-        parts_of = layer if _same_parts(operand, like, layer) else fields
-        if not _same_parts(operand, like, parts_of):
+        parts_of = _common_parts(operand, like)
+        if parts_of is None:
             raise _NoJoinError
     parts, treedef = parts_of(operand)
     wanted, _ = parts_of(like)
@@ -215,6 +210,14 @@ def _same_parts(x: Any, y: Any, parts_of: Callable[[Any], Any]) -> bool:
         _compat.same_array_type(a, b)
         for a, b in zip(avals_of(xs), avals_of(ys), strict=True)
     )
+
+
+def _common_parts(x: Any, y: Any) -> Any:
+    """The parts outside of which two operands do not differ: `layer`, `fields` or ``None``.
+
+    A type whose rules see all leaves may have other types in its fields.
+    """
+    return next((parts for parts in (layer, fields) if _same_parts(x, y, parts)), None)
 
 
 def _ask_types(scope: Scope, x: Any, y: Any, site: Site) -> Any:

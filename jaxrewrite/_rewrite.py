@@ -23,7 +23,6 @@ import operator
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from jax import lax
 from jax.tree_util import tree_unflatten
 
 from . import _compat, _fills
@@ -362,10 +361,7 @@ class Scope(Draft):
         if not axes:
             return atom
 
-        def vary(x: Any) -> list[Any]:
-            return [lax.pcast(x, tuple(sorted(axes)), to="varying")]
-
-        return self.add_call(vary, [atom], site)[0]
+        return self.add_call(lambda x: [_compat.vary_over(x, axes)], [atom], site)[0]
 
     # --- numbers that are the same for any metadata ------------------------------
 

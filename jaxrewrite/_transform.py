@@ -12,7 +12,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import numpy as np
-from jax import lax
 from jax.extend.core import jaxprs_in_params
 from jax.tree_util import (
     PyTreeDef,
@@ -230,8 +229,7 @@ def _varying_alike(operands: Sequence[Any]) -> Sequence[Any]:
         return operands
     whole = frozenset().union(*own)
     return [
-        lax.pcast(x, tuple(sorted(whole - axes)), to="varying") if axes < whole else x
-        for x, axes in zip(operands, own, strict=True)
+        _compat.vary_over(x, whole - axes) for x, axes in zip(operands, own, strict=True)
     ]
 
 

@@ -10,7 +10,6 @@ turn returns a value that can be zero.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -110,13 +109,14 @@ def _settled(
 ) -> tuple[list[Structure], Restaged]:
     initial = list(map(structure_of, operands))
     carry = list(initial)
-    changes = [0.0] * len(carry)
+    changes = [0] * len(carry)
     while True:
         body = rewrite(carry, None)
         results = list(map(structure_of, body.results()))
         joined = [
             own
-            if own == result or math.isinf(changes[i])
+            # What has become dense stays so.
+            if own == result or (changes[i] and not is_value(own.like()))
             # The join must be possible for the initial operands, too.
             else _rise(scope, site, initial[i], own, result, changes[i])
             for i, (own, result) in enumerate(zip(carry, results, strict=False))
@@ -125,7 +125,7 @@ def _settled(
             break
         for i, (before, after) in enumerate(zip(carry, joined, strict=True)):
             if before != after:
-                changes[i] = changes[i] + 1 if is_value(after.like()) else math.inf
+                changes[i] += 1
                 if scope.recorder is not None:
                     scope.recorder.joined(f"carry {i}", before.like(), after.like())
         carry = joined
@@ -141,7 +141,7 @@ def _rise(
     initial: Structure,
     own: Structure,
     result: Structure,
-    changes: float,
+    changes: int,
 ) -> Structure:
     joining = join if changes < _MAX_CHANGES else join_of_dense_fields
     joined = joining(scope, own, result, site)

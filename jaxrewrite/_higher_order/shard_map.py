@@ -157,7 +157,7 @@ def _is_apart(
     result: Any, specs: Sequence[Any], spec: PartitionSpec, vary: Callable[[Any], Set[Any]]
 ) -> bool:
     """Whether a leaf may differ along a mesh axis that splits the array, but not the leaf."""
-    return is_value(result) and any(
+    return any(
         vary(leaf) & _all_names(spec) - _all_names(own)
         for leaf, own in zip(tree_leaves(result), specs, strict=True)
     )

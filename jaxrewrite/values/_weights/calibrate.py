@@ -113,7 +113,7 @@ class _Record:
 class _Observed(Quantised):
     """A weight whose ``index`` says, wherever its entries go, where they came from.
 
-    It is a leaf, and not metadata, so that a program may join several weights.
+    The index is a leaf, and not metadata, so that a program may join several weights.
     """
 
     index: Array = jaxrewrite.field(kw_only=True)

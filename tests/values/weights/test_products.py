@@ -150,7 +150,8 @@ def test_a_block_is_all_that_is_dense(bits, blocks, optimised):
         slope = jax.grad(lambda x, v, fn=fn: forbid(fn)(x, v).sum())
         for program in (forbid(fn), slope):
             memory = jax.jit(program).lower(x, values).compile().memory_analysis()
-            # Loops copy the codes of a layer, between two and three times. Floats of one block are there.
+            # Loops copy the codes of a layer, between two and three times. Floats of one block
+            # are there.
             codes = size if bits == 8 else size // 2
             limit = slices * codes + 0.6 * size + 4 * 64 * n * 2
             assert memory.temp_size_in_bytes < limit, (fn, memory)
