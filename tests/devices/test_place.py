@@ -18,9 +18,11 @@ from jaxrewrite.values import (
     NF4,
     Diagonal,
     Lora,
+    LowRank,
     Masked,
     Quantised,
     Scaled,
+    Unitful,
 )
 
 
@@ -58,6 +60,11 @@ BOTH = P("data", "model")
         ),
         (Scaled(KERNEL, jnp.float32(2.0)), [BOTH, P()]),
         (Masked(KERNEL, KERNEL > 0), [BOTH, BOTH]),
+        (Unitful(LowRank(A, B), "m"), [P("data", None), P(None, "model")]),
+        (
+            Masked(Quantised.quantise(KERNEL, axis=-1), KERNEL > 0),
+            [BOTH, P(None, "model"), BOTH],
+        ),
     ],
     ids=lambda x: type(x).__name__,
 )
