@@ -106,7 +106,7 @@ STACKS = {
 }
 
 
-@pytest.mark.parametrize("name", ["one_hot", "identity", "diagonal", "product"])
+@pytest.mark.parametrize("name", ["one_hot", "product"])
 def test_sums_over_a_batch(name, bulk):
     agrees(SUMS, STACKS[name])
 

@@ -27,8 +27,8 @@ def check_forward(name, dtype, shape=(4, 6)):
     same(jax.jit(materialised(everything(fns)))(value), want, TOLERANCE[dtype])
 
 
-# Of the ready types one of five: the others' rules are met by tests of their own.
-@pytest.mark.parametrize("name", every(5, CASES))
+# Of the ready types one of ten: the others' rules are met by tests of their own.
+@pytest.mark.parametrize("name", every(10, CASES))
 def test_forward(name, bulk):
     check_forward(name, "float32")
 

@@ -599,7 +599,7 @@ def test_layers_scanned_over_by_flax(no_leak_checks):
     )
 
 
-@pytest.mark.parametrize("kind", ["lax", "bounded", "checkpointed"])
+@pytest.mark.parametrize("kind", ["lax", slow("bounded"), "checkpointed"])
 def test_loops_of_equinox(kind, no_leak_checks):
     """Its custom rules decide by flags among their residuals, and close over much."""
     v = Lora(0.5 * jnp.eye(3), 0.1 * jnp.ones((3, 1)), jnp.ones((1, 3)))

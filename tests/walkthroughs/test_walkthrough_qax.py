@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from choose import slow
 from jax import lax
 from jaxtyping import Array, ArrayLike
 
@@ -328,7 +329,7 @@ def _freezing_masked():
     return optax.chain(optax.adam(3e-2), optax.masked(optax.set_to_zero(), frozen))
 
 
-@pytest.mark.parametrize("make", [_freezing_multi_transform, _freezing_masked])
+@pytest.mark.parametrize("make", [_freezing_multi_transform, slow(_freezing_masked)])
 def test_training_a_lora_with_its_dense_part_frozen(make):
     start, end, losses = train(make())
     assert losses[-1] < 0.3 * losses[0]

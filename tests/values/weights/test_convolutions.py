@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from choose import every, often
+from choose import every, often, slow
 from jax import lax
 
 import jaxrewrite
@@ -96,7 +96,7 @@ def test_no_kernel_becomes_dense(kind, bulk):
     same(jax.jit(results)(X, v), jax.jit(dense)(X, jaxrewrite.materialise(v)))
 
 
-@pytest.mark.parametrize("kind", ["lora", "nf4"])
+@pytest.mark.parametrize("kind", [slow("lora"), "nf4"])
 def test_gradients_of_kernels(kind, bulk):
     v = KERNELS[kind]()
     implicit = jaxrewrite.transform(all_of, materialise="forbid")
@@ -110,7 +110,7 @@ def test_gradients_of_kernels(kind, bulk):
 
 @pytest.mark.parametrize(
     "kind",
-    often(KERNELS, ("int4", "lora")),
+    often(KERNELS, ("int4",)),
 )
 def test_gradients_that_are_rewritten(kind, bulk):
     """Those of grouped convolutions would need more entries for this `Lora` than are dense."""

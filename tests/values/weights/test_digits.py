@@ -61,7 +61,7 @@ PROGRAMS = {
 FEW = ["x @ v.T", "einsum", "batched"]
 
 
-@pytest.mark.parametrize("large", [1, 2**20], ids=["one by one", "at once"])
+@pytest.mark.parametrize("large", [1, slow(2**20)], ids=["one by one", "at once"])
 @pytest.mark.parametrize(
     ("kind", "names"),
     [("columns", FEW), *(slow(pytest.param(k, [*PROGRAMS])) for k in KINDS)],

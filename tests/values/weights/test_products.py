@@ -131,7 +131,7 @@ def test_compositions(kind, base, blocks, bulk):
     same(slope, jax.jit(jax.grad(loss))(x, dense), 3e-5)
 
 
-@pytest.mark.parametrize("bits", [slow(4), 8, "nf4"])
+@pytest.mark.parametrize("bits", [slow(4), 8, slow("nf4")])
 def test_a_block_is_all_that_is_dense(bits, blocks, optimised):
     """Forward and backward, one layer or several in a loop, at once or one by one."""
     blocks(Block(0, 64))

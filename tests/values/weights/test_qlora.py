@@ -88,7 +88,7 @@ def test_adapters_on_quantised_weights_train(bits, kind, no_leak_checks):
     assert not np.array_equal(before.a, now.a) and not np.array_equal(before.b, now.b)
 
 
-@pytest.mark.parametrize("bits", [8, 4, "nf4"])
+@pytest.mark.parametrize("bits", [8, 4, slow("nf4")])
 def test_no_float_copy_is_kept_for_the_backward_pass(bits, no_leak_checks):
     params = adapted(bits)
     trained, rest = partition(params, freeze(params, {Lora: ["w"]}))
