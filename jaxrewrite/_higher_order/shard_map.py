@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.extend.core import jaxprs_in_params
@@ -16,16 +16,17 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
-from .._avals import aval_of, avals_of, fields
+from .._avals import aval_of, avals_of
 from .._compat import JaxprEqn, Literal, ShapedArray
 from .._dense import Reason
 from .._draft import Restaged
+from .._join import MakeDenser
 from .._placement import specs_of_leaves
 from .._program import Program
 from .._restage import restage
 from .._rewrite import Scope, handlers
 from .._site import Site
-from .._value import Value, is_value
+from .._value import is_value
 from ..primitives import COLLECTIVE
 
 
@@ -51,7 +52,7 @@ def shard_map_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
             return _leaf_specs(x, spec, there, params["mesh"], _shard_shape)
 
         while (specs := split(operands[i])) is None:
-            operands[i] = _denser(scope, operands[i], site, _NOT_SHARDED)
+            operands[i] = scope.make_denser(operands[i], site, _NOT_SHARDED)
         in_specs.extend(specs)
     leaves, in_tree = tree_flatten(operands)
 
@@ -61,7 +62,7 @@ def shard_map_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         local = tree_unflatten(in_tree, shards)
         # Results that become dense do so inside of the mesh axes, too.
         inside = site._replace(eqn=_compat.in_current_context(site.eqn))
-        leaving = _MakeDenser(tuple(steps))
+        leaving = MakeDenser(tuple(steps))
         return restage(scope.rewriting, params["jaxpr"], local, inside, leaving=leaving)
 
     def on_mesh(body: Callable[..., Any], out_specs: Sequence[Any]) -> Any:
@@ -104,29 +105,6 @@ def shard_map_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
 
 
 handlers["shard_map"] = shard_map_handler
-
-
-class _MakeDenser(NamedTuple):
-    """Makes results denser, each as often as there are steps for it. An adapter of `restage`."""
-
-    steps: tuple[tuple[int, Reason], ...]
-
-    def __call__(self, scope: Scope, results: Sequence[Any], site: Site) -> list[Any]:
-        results = list(results)
-        for i, reason in self.steps:
-            results[i] = _denser(scope, results[i], site, reason)
-        return results
-
-
-def _denser(scope: Scope, value: Value, site: Site, reason: Reason) -> Any:
-    """Make a value dense, but keep annotations, such as units, of what was not dense before."""
-    parts, treedef = fields(value)
-    if type(value).outer <= 0 or not any(map(is_value, parts)):
-        return scope.materialise(value, site, reason)
-    return tree_unflatten(
-        treedef,
-        [_denser(scope, x, site, reason) if is_value(x) else x for x in parts],
-    )
 
 
 def _within(
