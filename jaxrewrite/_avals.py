@@ -187,7 +187,7 @@ def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) ->
     try:
         whole = dense_aval(cls, treedef, avals)
     except Exception:  # noqa: BLE001 - a type that is never dense raises anything
-        return aval
+        return _compat.varying_as(aval, avals)
     return whole.update(weak_type=aval.weak_type)
 
 

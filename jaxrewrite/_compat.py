@@ -174,6 +174,20 @@ def varying_axes(aval: Any) -> frozenset[Any]:
     return frozenset(aval.manual_axis_type.varying) if is_array else frozenset()
 
 
+def varying_as(aval: ShapedArray, avals: Sequence[Any]) -> ShapedArray:
+    """The aval of an array that varies over the mesh axes over which some others vary."""
+    varying = [x for x in avals if varying_axes(x)]
+    if not varying:
+        return aval
+    spec = jax.sharding.PartitionSpec(*[None] * len(aval.shape))
+    return aval.update(
+        sharding=jax.sharding.NamedSharding(varying[0].sharding.mesh, spec),
+        manual_axis_type=type(aval.manual_axis_type)(
+            varying=frozenset().union(*map(varying_axes, varying))
+        ),
+    )
+
+
 def vary_over(x: Any, axes: Set[Any]) -> Any:
     """The same array, of the type of one that varies over some more mesh axes."""
     return jax.lax.pcast(x, tuple(sorted(axes)), to="varying") if axes else x

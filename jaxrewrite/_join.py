@@ -365,3 +365,15 @@ class MakeDense(NamedTuple):
             scope.materialise(x, site, self.reason) if dense and is_value(x) else x
             for x, dense in zip(results, self.where, strict=True)
         ]
+
+
+class MakeDenser(NamedTuple):
+    """Makes results denser, each as often as there are steps for it. An adapter of `restage`."""
+
+    steps: tuple[tuple[int, Reason], ...]
+
+    def __call__(self, scope: Scope, results: Sequence[Any], site: Site) -> list[Any]:
+        results = list(results)
+        for i, reason in self.steps:
+            results[i] = scope.make_denser(results[i], site, reason)
+        return results

@@ -9,6 +9,7 @@ carry starts as the array that it is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ class KnownZeros(Value):
     """An array of zeros; everything that computes with it gets them dense."""
 
     materialise_policy = "allow"
+
+    # They are dense before the default of any other type is asked.
+    outer = math.inf
 
     of_shape: tuple[int, ...] = field(static=True)
     of_dtype: Any = field(static=True)

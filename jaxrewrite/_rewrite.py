@@ -26,7 +26,7 @@ from typing import Any
 from jax.tree_util import tree_unflatten
 
 from . import _compat, _fills
-from ._avals import avals_of, mismatch
+from ._avals import avals_of, fields, mismatch
 from ._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, SourceInfo, Var
 from ._dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from ._draft import Applied, Draft
@@ -422,6 +422,20 @@ class Scope(Draft):
             about = reason.warning(site.primitive, cls)
             self.notice(site, MaterialisationWarning, *about)
         return entry[1]
+
+    def make_denser(self, value: Value, site: Site, reason: Reason) -> Any:
+        """Make a value dense, or the values inside of an annotation, such as units.
+
+        So the annotation stays where only what is inside stands in the way. If it does so
+        itself, this is called again.
+        """
+        parts, treedef = fields(value)
+        if type(value).outer <= 0 or not any(map(is_value, parts)):
+            return self.materialise(value, site, reason)
+        return tree_unflatten(
+            treedef,
+            [self.make_denser(x, site, reason) if is_value(x) else x for x in parts],
+        )
 
     def _made_dense(self, value: Value, site: Site, reason: Reason) -> Any:
         subject = f"{reason.on(site.primitive, type(value))}, which"

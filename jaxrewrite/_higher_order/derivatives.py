@@ -30,7 +30,7 @@ from .._batched import Batched
 from .._dense import Reason, policy_on
 from .._draft import Restaged
 from .._errors import add_note
-from .._join import MakeDense, Structure, structure_of
+from .._join import MakeDenser, Structure, structure_of
 from .._materialise import materialise
 from .._restage import restage
 from .._rewrite import Scope
@@ -71,18 +71,22 @@ def restage_call(scope: Scope, site: Site, operands: Sequence[Any]) -> Restaged:
     if not any(is_inexact(x) and x.size for x in avals_of(tree_leaves(operands))):
         return restaged  # No derivative can reach the results.
     policy = scope.rewriting.settings.policy
-    dense = tuple(
-        is_value(x)
-        and is_inexact(aval_of(x))
-        and policy_on(type(x), policy) != "forbid"
-        and not can_be_lifted(x)
-        and can_be_dense(x)
-        for x in map(_on_avals, restaged.results())
-    )
-    if not any(dense):
-        return restaged
-    leaving = MakeDense(dense, _NOT_LIFTED)
-    return restage(scope.rewriting, jaxpr, operands, site, leaving=leaving)
+    steps: list[tuple[int, Reason]] = []
+    while True:
+        dense = [
+            i
+            for i, x in enumerate(map(_on_avals, restaged.results()))
+            if is_value(x)
+            and is_inexact(aval_of(x))
+            and policy_on(type(x), policy) != "forbid"
+            and not can_be_lifted(x)
+            and can_be_dense(x)
+        ]
+        if not dense:
+            return restaged
+        steps += [(i, _NOT_LIFTED) for i in dense]
+        leaving = MakeDenser(tuple(steps))
+        restaged = restage(scope.rewriting, jaxpr, operands, site, leaving=leaving)
 
 
 def add_call(

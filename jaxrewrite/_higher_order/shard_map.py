@@ -20,7 +20,7 @@ from .._avals import aval_of, avals_of
 from .._compat import JaxprEqn, Literal, ShapedArray
 from .._dense import Reason
 from .._draft import Restaged
-from .._join import MakeDense
+from .._join import MakeDenser
 from .._placement import specs_of_leaves
 from .._program import Program
 from .._restage import restage
@@ -47,16 +47,22 @@ def shard_map_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     for i, (spec, var) in enumerate(
         zip(params["in_specs"], params["jaxpr"].invars, strict=True)
     ):
-        specs = _leaf_specs(operands[i], spec, var.aval, params["mesh"], _shard_shape)
-        if specs is None:
-            operands[i] = scope.materialise(operands[i], site, _NOT_SHARDED)
-        in_specs.extend([spec] if specs is None else specs)
+
+        def split(x: Any, spec: Any = spec, there: Any = var.aval) -> list[Any] | None:
+            return _leaf_specs(x, spec, there, params["mesh"], _shard_shape)
+
+        while (specs := split(operands[i])) is None:
+            operands[i] = scope.make_denser(operands[i], site, _NOT_SHARDED)
+        in_specs.extend(specs)
     leaves, in_tree = tree_flatten(operands)
 
-    def rewrite(shards: Sequence[Any], leaving: MakeDense | None) -> Restaged:
+    steps: list[tuple[int, Reason]] = []
+
+    def rewrite(shards: Sequence[Any]) -> Restaged:
         local = tree_unflatten(in_tree, shards)
         # Results that become dense do so inside of the mesh axes, too.
         inside = site._replace(eqn=_compat.in_current_context(site.eqn))
+        leaving = MakeDenser(tuple(steps))
         return restage(scope.rewriting, params["jaxpr"], local, inside, leaving=leaving)
 
     def on_mesh(body: Callable[..., Any], out_specs: Sequence[Any]) -> Any:
@@ -69,27 +75,25 @@ def shard_map_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
             axis_names=set(params["newly_manual_axes"]),
         )
 
-    restaged = _within(on_mesh, lambda shards: rewrite(shards, None), leaves, site)
+    restaged = _within(on_mesh, rewrite, leaves, site)
     if not has_values and not restaged.changed:
         return NotImplemented  # The equation stays as it is.
-    vary = _varying(restaged, in_specs, params)
-    out_specs: list[list[Any] | Reason] = []
-    for result, spec, var in zip(
-        restaged.results(), params["out_specs"], site.outvars, strict=True
-    ):
-        specs = _leaf_specs(result, spec, var.aval, params["mesh"], _whole_shape)
-        is_apart = specs is not None and _is_apart(result, specs, spec, vary)
-        out_specs.append(_NOT_SHARDED if specs is None else _DIFFERS if is_apart else specs)
-    reasons = [x for x in out_specs if isinstance(x, Reason)]
-    if reasons:
-        where = tuple(isinstance(x, Reason) for x in out_specs)
-        leaving = MakeDense(where, reasons[0])
-        restaged = _within(on_mesh, lambda shards: rewrite(shards, leaving), leaves, site)
-    flat_specs = [
-        leaf_spec
-        for specs, spec in zip(out_specs, params["out_specs"], strict=True)
-        for leaf_spec in ([spec] if isinstance(specs, Reason) else specs)
-    ]
+    while True:
+        vary = _varying(restaged, in_specs, params)
+        flat_specs: list[Any] = []
+        taken = len(steps)
+        for i, result in enumerate(restaged.results()):
+            spec, there = params["out_specs"][i], site.outvars[i].aval
+            specs = _leaf_specs(result, spec, there, params["mesh"], _whole_shape)
+            if specs is None:
+                steps.append((i, _NOT_SHARDED))
+            elif _is_apart(result, specs, spec, vary):
+                steps.append((i, _DIFFERS))
+            else:
+                flat_specs.extend(specs)
+        if len(steps) == taken:
+            break
+        restaged = _within(on_mesh, rewrite, leaves, site)
 
     def body(*shards: Any) -> tuple[Any, ...]:
         return tuple(Program(restaged.jaxpr, restaged.consts)(shards))

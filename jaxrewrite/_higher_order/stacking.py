@@ -24,12 +24,12 @@ _NOT_SLICED = Reason(
 
 def sliceable(scope: Scope, x: Any, length: int, site: Site) -> Any:
     """An operand in a form that can be sliced leaf by leaf: a value, or dense."""
-    if not is_value(x):
-        return x
-    scratch = scope.scratch()
-    if _can_be_sliced(scope, _sliceable(scratch, _on_vars(x), site), length, site):
-        return _sliceable(scope, x, site)
-    return scope.materialise(x, site, _NOT_SLICED)
+    while is_value(x):
+        scratch = scope.scratch()
+        if _can_be_sliced(scope, _sliceable(scratch, _on_vars(x), site), length, site):
+            return _sliceable(scope, x, site)
+        x = scope.make_denser(x, site, _NOT_SLICED)
+    return x
 
 
 def _on_vars(x: Any) -> Any:

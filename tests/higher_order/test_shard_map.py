@@ -386,6 +386,50 @@ def test_a_leaf_that_differs_from_device_to_device_does_not_leave_unsplit(mesh, 
         transform(fn, materialise="forbid")(v)
 
 
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_annotations_stay_around_what_becomes_dense(mesh, check_vma):
+    own = jnp.arange(1.0, 5)
+    fn = on(mesh, lambda v, c: v * c[0], (P("i"), P("i")), P("i"), check_vma=check_vma)
+    kinds = [
+        lambda x: values.Named(x, ("a", "b")),
+        lambda x: values.Tagged(values.Unitful(x, "m"), "w"),
+        lambda x: values.Masked(x, X > 0.5),
+    ]
+    blocks = Quantised.quantise(X, block=8)  # Its one row of scales can't be split.
+    for v in (Quantised.quantise(X), blocks):
+        want = jaxrewrite.materialise(v) * jnp.repeat(own, 2)[:, None]
+        for around in kinds:
+            got = jax.jit(transform(fn, materialise="allow"))(around(v), own)
+            assert jaxrewrite.same_structure(got, around(want))
+            close = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5)
+            jax.tree.map(close, got, around(want))
+        with pytest.raises(jaxrewrite.MaterialisationError, match="a Quantised"):
+            transform(fn, materialise="forbid")(around(v), own)
+
+
+def test_an_annotation_that_cannot_be_split_becomes_dense_with_what_is_inside(mesh):
+    class Stamped(jaxrewrite.ArrayValue):
+        array: jax.Array
+        outer = 5
+
+        def materialise(self):
+            return self.array
+
+    fn = on(mesh, lambda v: v, P("i"), P("i"))
+    got = transform(fn, materialise="allow")(Stamped(Quantised.quantise(X)))
+    np.testing.assert_array_equal(got, Quantised.quantise(X).materialise())
+
+
+def test_two_annotations_of_which_one_is_never_dense_vary_alike(mesh):
+    """The array of such a value has a type, too, which says over which axes it varies."""
+    v = values.Tagged(values.Unitful(X, "m"), "w")
+    fn = on(mesh, lambda v, c: v * c[0], (P("i"), P("i")), P("i"))
+    got = transform(fn)(v, jnp.arange(1.0, 5))
+    np.testing.assert_allclose(
+        got.array.array, X * jnp.repeat(jnp.arange(1.0, 5), 2)[:, None]
+    )
+
+
 def _scaled(v: Coded, y: jax.typing.ArrayLike, **params):
     return Coded(v.codes, v.scale * y)
 
