@@ -535,37 +535,55 @@ def check_table(rules: Any) -> None:
 
 
 class RulesInForce:
-    """The tables in which one rewriting looks up rules, the nearest first."""
+    """The tables in which one rewriting looks up rules, the nearest first.
 
-    __slots__ = ("tables",)
+    The last of them, ``num_later`` of them, are those of a transform around this one, which
+    is going to rewrite what this one makes of arrays. What they have for arrays alone is
+    left to that, because the results of a rule are final.
+    """
 
-    def __init__(self, tables: tuple[Rules, ...] = (global_rules,)):
+    __slots__ = ("num_later", "tables")
+
+    def __init__(self, tables: tuple[Rules, ...] = (global_rules,), num_later: int = 0):
         self.tables = tables
+        self.num_later = num_later
 
     def over(self, rules: Rules | None) -> RulesInForce:
         """These tables with one more on top."""
         check_table(rules)
         if rules is None or rules in self.tables:
             return self
-        return RulesInForce((rules, *self.tables))
+        return RulesInForce((rules, *self.tables), self.num_later)
+
+    def of_traced(self) -> RulesInForce:
+        """The tables for transforms inside of a function that is traced to be rewritten."""
+        return RulesInForce(self.tables, len(self.tables))
+
+    def of_values(self) -> RulesInForce:
+        """The tables of a program of values, of which nothing is left for later."""
+        return RulesInForce(self.tables)
+
+    def own(self) -> tuple[Rules, ...]:
+        """The tables of which nothing is left for later."""
+        return self.tables[: len(self.tables) - self.num_later]
 
     def state(self) -> tuple[Any, ...]:
         """The part of a cache's key that stands for the rules; hashable."""
         return tuple((rules, rules.version) for rules in self.tables)
 
     def dense_primitives(self) -> frozenset[Primitive]:
-        found = frozenset().union(*(rules.dense_rules() for rules in self.tables))
+        found = frozenset().union(*(rules.dense_rules() for rules in self.own()))
         return found | {pattern_p} if self.patterns() else found
 
     def patterns(self) -> list[tuple[int, Pattern]]:
         """The pattern rules, each with the number of its table, counted from the nearest."""
-        return [(i, p) for i, rules in enumerate(self.tables) for p in rules.patterns]
+        return [(i, p) for i, rules in enumerate(self.own()) for p in rules.patterns]
 
     def local_dense_rules(self) -> list[Rule]:
         """The rules for dense operands alone in tables that a transform was given."""
         return [
             rule
-            for rules in self.tables
+            for rules in self.own()
             if rules is not global_rules
             for rule in rules.dense_rules().values()
         ]
@@ -602,7 +620,8 @@ class RulesInForce:
             If two rules answer, and neither comes before the other.
         """
         types = tuple(map(type_of, operands))
-        for rules in self.tables:
+        has_values = any(map(is_value, operands))
+        for rules in self.tables if has_values else self.own():
             entries = rules.matches(primitive, types)
             if any(entry.is_guarded() for entry in entries):
                 entries = guarded(entries, avals(), declined)

@@ -2,7 +2,7 @@
 
 A rule that calls `bind`, a nested `transform` or an operator of a value is itself part of a
 rewriting, and uses the same rules and policy. So does the user's function while it is
-staged.
+staged, but for the rules for arrays alone: they are applied once, to what it was staged to.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Settings(NamedTuple):
 
     def key(self) -> tuple[Any, ...]:
         """The part of a cache's key that stands for the settings; hashable."""
-        return (self.policy, *self.rules.state())
+        return (self.policy, self.rules.num_later, *self.rules.state())
 
     def refined(self, rules: Rules | None, policy: str) -> Settings:
         """The settings of a nested transform.

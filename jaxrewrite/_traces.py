@@ -203,7 +203,14 @@ class Rewriting:
         if self.settings.recorder is not None:
             return self._found(find)
         nearest, *others = self.settings.rules.state()
-        state = (self.settings.policy, nearest[1], *others, _compat.trace_context())
+        num_later = self.settings.rules.num_later
+        state = (
+            self.settings.policy,
+            num_later,
+            nearest[1],
+            *others,
+            _compat.trace_context(),
+        )
         # The key must not refer to the table, or the table would never be freed.
         cache = _kept_traces.of(nearest[0])
         answer = cache.get((structure, state))

@@ -284,17 +284,21 @@ def _is_jittable(args: Any, kwargs: Any) -> bool:
     if not {*map(type, leaves)} <= {_compat.ArrayImpl}:
         return False
     try:
-        has_values = _has_values.get(treedef)
+        has_values = _structures_with_values.get(treedef)
     except TypeError:  # The metadata is not hashable, which the other way reports.
         return False
     if has_values is None:
         tree = tree_unflatten(treedef, leaves)
-        has_values = any(map(is_value, tree_leaves(tree, is_leaf=is_value)))
-        _has_values.put(treedef, has_values)
+        has_values = _has_values(tree)
+        _structures_with_values.put(treedef, has_values)
     return has_values
 
 
-_has_values = bounded_cache(1024)
+_structures_with_values = bounded_cache(1024)
+
+
+def _has_values(tree: Any) -> bool:
+    return any(map(is_value, tree_leaves(tree, is_leaf=is_value)))
 
 
 def function_tree(fn: Callable[..., Any]) -> Any:
@@ -401,6 +405,8 @@ class Transformed(Generic[_P, _R]):
         tree = (self._fn_tree, args, kwargs)
         leaves, treedef = tree_flatten(tree)
         settings = current_settings().refined(self._rules, self._policy)
+        if settings.rules.num_later and _has_values(tree):
+            settings = settings._replace(rules=settings.rules.of_values())
         key = self._key(tree, leaves, treedef, settings)
         staged = None if key is None else self._programs.get(key)
         if (
@@ -408,9 +414,13 @@ class Transformed(Generic[_P, _R]):
             or (staged is _NOTHING and always)
             or (staged is not _NOTHING and staged.is_spent())
         ):
-            has_values = any(map(is_value, tree_leaves(tree, is_leaf=is_value)))
             in_force = settings.rules
-            if always or has_values or in_force.local_dense_rules() or in_force.patterns():
+            if (
+                always
+                or _has_values(tree)
+                or in_force.local_dense_rules()
+                or in_force.patterns()
+            ):
                 for leaf in filter(is_value, leaves):
                     raise no_pytree(leaf)
                 staged = stage(Arguments(self._fn, tree), self._filter_spec, settings)

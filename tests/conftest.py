@@ -58,7 +58,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--leak-checks",
         action="store_true",
-        help="check all tests for leaked tracers, not only those made for it; slow",
+        help="check all tests for leaked tracers, but those of caches and of bulk; slow",
     )
 
 
@@ -110,7 +110,7 @@ def no_leak_checks():
 
 @pytest.fixture
 def bulk(no_leak_checks):
-    """Turn JAX's checks and XLA's optimisations off, for many programs with an oracle."""
+    """Turn JAX's checks off, for many programs with an oracle."""
     yield from during("jax_enable_checks", False)
 
 

@@ -209,7 +209,11 @@ def _(primals, tangents):
 
 @jax.custom_jvp
 def difference_of_squares(x, y):
-    """``x*x - y*y``; automatic derivatives of the product would cancel."""
+    """``x*x - y*y``; automatic derivatives of the product would cancel.
+
+    Of absolute values, so that it is +0, as what was written, where the squares are equal.
+    """
+    x, y = jnp.abs(x), jnp.abs(y)
     return (x - y) * (x + y)
 
 

@@ -774,6 +774,38 @@ def test_a_rule_that_cannot_be_registered_changes_nothing(rules):
     assert not rules.dense_rules()
 
 
+def test_an_inner_transform_leaves_dense_rules_to_the_outer(rules):
+    """What a rule returns is final, and a compiled function holds no rules of others."""
+
+    @rules.register("sin")
+    def _(x: Array, **params):
+        return 2 * jnp.sin(x)
+
+    @rules.rewrite(lambda x: jnp.exp(jnp.cos(x)))
+    def _(x):
+        return 2 * jnp.exp(jnp.cos(x))
+
+    others = jaxrewrite.Rules()
+
+    @others.register("neg")
+    def _(x: Array, **params):
+        return 3 * x
+
+    def fn(x):
+        return -jnp.sin(x) + jnp.exp(jnp.cos(x))
+
+    sin, exp = np.sin(2.0), np.exp(np.cos(2.0))
+    x = jnp.float32(2.0)
+    inner = jax.jit(jaxrewrite.transform(fn, rules=others))
+    for way in (inner, jaxrewrite.transform(fn, rules=others)):
+        outer = jaxrewrite.transform(way, rules=rules)
+        for _ in range(2):
+            np.testing.assert_allclose(outer(x), 3 * 2 * sin + 2 * exp, rtol=1e-6)
+        np.testing.assert_allclose(way(x), 3 * sin + exp, rtol=1e-6)
+    alone = jaxrewrite.transform(jaxrewrite.transform(fn), rules=rules)
+    np.testing.assert_allclose(alone(x), -2 * sin + 2 * exp, rtol=1e-6)
+
+
 def test_global_dense_rules_leave_programs_without_values_alone():
     """What one library registers must not change how another one's programs run."""
     primitive = jax.extend.core.Primitive("only_here")

@@ -261,6 +261,12 @@ def test_sums_of_nothing():
         np.testing.assert_array_equal(rewritten(x), fn(x))
 
 
+@pytest.mark.parametrize("x, y", [(-1, -1), (-1, 1), (1, -1), (-3, -2)])
+def test_equal_squares_have_a_difference_without_sign(x, y):
+    fn = jaxrewrite.transform(lambda x, y: 1 / (x**2 - y**2), rules=TABLE)
+    assert fn(jnp.float32(x), jnp.float32(y)) == (np.inf if x * x == y * y else 0.2)
+
+
 @pytest.mark.slow
 def test_derivatives_in_half_precision_do_not_overflow():
     for fn, at in [
