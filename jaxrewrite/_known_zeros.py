@@ -18,14 +18,17 @@ import jax.numpy as jnp
 import jaxrewrite
 
 from . import _compat, _fills
-from ._avals import layer
+from ._avals import fields
 from ._compat import Primitive
 from ._rewrite import Scope, keepers
 from ._value import Value, field, is_value
 
 
+_ADDITIONS = {"add", "add_any"}
+
+
 class KnownZeros(Value):
-    """An array of zeros; everything that computes with it gets them dense."""
+    """An array of zeros. A value plus it is the value; all else that computes gets it dense."""
 
     materialise_policy = "allow"
 
@@ -45,6 +48,9 @@ class KnownZeros(Value):
     def default(primitive: Primitive, values: Sequence[Any], params: dict[str, Any]) -> Any:
         if keepers.get(primitive.name) is Scope.map_leaves:
             return NotImplemented
+        others = [x for x in values if not isinstance(x, KnownZeros)]
+        if primitive.name in _ADDITIONS and len(others) == 1 and is_value(others[0]):
+            return others[0]
         dense = [x.materialise() if isinstance(x, KnownZeros) else x for x in values]
         return jaxrewrite.bind(primitive, *dense, **params)
 
@@ -68,5 +74,5 @@ def can_be_zero(like: Any) -> bool:
     """Whether a value of this structure with zeros as leaves is zero everywhere."""
     if not is_value(like):
         return True
-    fields, _ = layer(like)
-    return type(like).zero_if_leaves_are and all(map(can_be_zero, fields))
+    parts, _ = fields(like)
+    return type(like).zero_if_leaves_are and all(map(can_be_zero, parts))

@@ -537,35 +537,46 @@ def check_table(rules: Any) -> None:
 class RulesInForce:
     """The tables in which one rewriting looks up rules, the nearest first.
 
-    The last of them, ``num_later`` of them, are those of a transform around this one, which
-    is going to rewrite what this one makes of arrays. What they have for arrays alone is
-    left to that, because the results of a rule are final.
+    The last ``num_later`` of them are those of a transform around this one, which is going to
+    rewrite what this one makes of arrays. Their rules for arrays alone are left to that,
+    because the results of a rule are final, and so are their patterns unless
+    ``has_values``: that one may not meet the values.
     """
 
-    __slots__ = ("num_later", "tables")
+    __slots__ = ("has_values", "num_later", "tables")
 
-    def __init__(self, tables: tuple[Rules, ...] = (global_rules,), num_later: int = 0):
+    def __init__(
+        self,
+        tables: tuple[Rules, ...] = (global_rules,),
+        num_later: int = 0,
+        has_values: bool = False,
+    ):
         self.tables = tables
         self.num_later = num_later
+        self.has_values = has_values
 
     def over(self, rules: Rules | None) -> RulesInForce:
         """These tables with one more on top."""
         check_table(rules)
         if rules is None or rules in self.tables:
             return self
-        return RulesInForce((rules, *self.tables), self.num_later)
+        return RulesInForce((rules, *self.tables), self.num_later, self.has_values)
 
     def of_traced(self) -> RulesInForce:
         """The tables for transforms inside of a function that is traced to be rewritten."""
         return RulesInForce(self.tables, len(self.tables))
 
     def of_values(self) -> RulesInForce:
-        """The tables of a program of values, of which nothing is left for later."""
-        return RulesInForce(self.tables)
+        """The tables for a program of values."""
+        return RulesInForce(self.tables, self.num_later, has_values=True)
 
     def own(self) -> tuple[Rules, ...]:
         """The tables of which nothing is left for later."""
         return self.tables[: len(self.tables) - self.num_later]
+
+    def left(self) -> tuple[Any, ...]:
+        """The part of a cache's key that tells what is left for later; hashable."""
+        return self.num_later, self.has_values
 
     def state(self) -> tuple[Any, ...]:
         """The part of a cache's key that stands for the rules; hashable."""
@@ -577,7 +588,8 @@ class RulesInForce:
 
     def patterns(self) -> list[tuple[int, Pattern]]:
         """The pattern rules, each with the number of its table, counted from the nearest."""
-        return [(i, p) for i, rules in enumerate(self.own()) for p in rules.patterns]
+        tables = self.tables if self.has_values else self.own()
+        return [(i, p) for i, rules in enumerate(tables) for p in rules.patterns]
 
     def local_dense_rules(self) -> list[Rule]:
         """The rules for dense operands alone in tables that a transform was given."""

@@ -29,7 +29,7 @@ class Settings(NamedTuple):
 
     def key(self) -> tuple[Any, ...]:
         """The part of a cache's key that stands for the settings; hashable."""
-        return (self.policy, self.rules.num_later, *self.rules.state())
+        return (self.policy, *self.rules.left(), *self.rules.state())
 
     def refined(self, rules: Rules | None, policy: str) -> Settings:
         """The settings of a nested transform.

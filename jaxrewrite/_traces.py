@@ -203,10 +203,9 @@ class Rewriting:
         if self.settings.recorder is not None:
             return self._found(find)
         nearest, *others = self.settings.rules.state()
-        num_later = self.settings.rules.num_later
         state = (
             self.settings.policy,
-            num_later,
+            *self.settings.rules.left(),
             nearest[1],
             *others,
             _compat.trace_context(),

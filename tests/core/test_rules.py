@@ -804,6 +804,9 @@ def test_an_inner_transform_leaves_dense_rules_to_the_outer(rules):
         np.testing.assert_allclose(way(x), 3 * sin + exp, rtol=1e-6)
     alone = jaxrewrite.transform(jaxrewrite.transform(fn), rules=rules)
     np.testing.assert_allclose(alone(x), -2 * sin + 2 * exp, rtol=1e-6)
+    with_value = jaxrewrite.transform(lambda v, x: -jnp.sin(x) * v.shape[0], rules=others)
+    outer = jaxrewrite.transform(lambda x: with_value(A(x[None]), x), rules=rules)
+    np.testing.assert_allclose(outer(x), 3 * 2 * sin, rtol=1e-6)
 
 
 def test_global_dense_rules_leave_programs_without_values_alone():

@@ -217,8 +217,9 @@ Two structures may meet, in the branches of a conditional or before and after a 
 The result is their *join*: the same structure, if they are equal; the join of their fields that
 are values, if they differ only in these; else the result of the types' ``join``; else dense. A
 loop's carry is the least fixed point of joining. If it starts as an array of two axes or more
-that the program has just filled with zeros, and a turn returns a value, the zeros become a value
-of that structure, provided that its type says that it can be zero (``Value.zero_if_leaves_are``).
+that the program has just filled with zeros, and a turn returns a value or adds one to it, the
+zeros become a value of that structure, provided that its type says that it can be zero
+(``Value.zero_if_leaves_are``).
 
 A program may place an array: by ``in_shardings`` and ``out_shardings`` of a ``jax.jit`` inside
 it, by ``jax.device_put``, or by a sharding constraint. Each leaf of a value is then placed as
@@ -227,7 +228,7 @@ warned. Within a ``jax.shard_map``, a tiled ``all_gather``, and a ``ppermute`` t
 device, move the leaves; with ``check_vma=False``, where nothing tells which leaves are the same on
 all devices, a value that has such leaves becomes dense for the ``all_gather``. A result of a
 ``jax.shard_map`` is dense if a leaf may differ along a mesh axis that splits the array and not the
-leaf, such as a scale that each device changed.
+leaf, such as a scale that each device changed. Annotations around it, such as units, stay.
 
 *Older JAX* marks primitives that newer releases lack, *newer JAX* those that older ones lack.
 

@@ -87,6 +87,21 @@ def test_zeros_that_the_first_turn_replaces_are_a_value_from_the_start():
     assert kinds == ["Sum", "ArrayImpl", "ArrayImpl", "Sum", "ArrayImpl"]
 
 
+def test_a_sum_that_starts_with_zeros_is_what_a_turn_adds():
+    """If two of that add up to one of the same structure; else the carry starts dense."""
+    v = values.Tridiagonal(jnp.ones(2), jnp.arange(3.0), jnp.ones(2))
+    u = values.LowRank(jnp.ones((3, 1)), jnp.ones((1, 3)))
+    order = values.Permutation(jnp.array([1, 2, 0]))
+
+    def fn(v, u, order):
+        turn = lambda c, x: ((c[0] + x * v, u + c[1], jnp.tanh(c[2]) + order), None)
+        return lax.scan(turn, (jnp.zeros((3, 3)),) * 3, jnp.arange(3.0))[0]
+
+    out = run(fn, v, u, order)
+    assert [type(x) for x in out[:2]] == [values.Tridiagonal, type(X)]
+    transform(lambda v: fn(v, X, X), materialise="forbid")(v)
+
+
 @pytest.mark.parametrize("length", [3, 6])
 def test_a_chain_of_carries_that_passes_a_zero_along(length):
     """Each slot becomes dense some turns after the one before, so each needs one more rewriting."""

@@ -13,7 +13,7 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite import patterns
-from jaxrewrite.values import Lora
+from jaxrewrite.values import Diagonal, Lora
 
 
 pytestmark = pytest.mark.usefixtures("bulk")
@@ -632,6 +632,18 @@ def test_the_stack_is_never_made(name):
         loss = lambda f: jax.grad(lambda x: jnp.sum(jnp.sin(f(x))))
         assert temporaries(got, x) < stack / 20 < temporaries(program, x)
         assert temporaries(loss(got), x) < stack / 5 < temporaries(loss(program), x)
+
+
+@pytest.mark.parametrize("reduce", [jnp.sum, slow(jnp.mean)])
+def test_a_sum_of_structured_steps_keeps_the_structure(reduce):
+    def fn(v, xs):
+        _, ys = lax.scan(lambda c, x: (c + x, v * c), 1.0, xs)
+        return reduce(ys, axis=0)
+
+    v, xs = Diagonal(jnp.arange(3.0)), jnp.arange(4.0)
+    got = jaxrewrite.transform(fn, rules=patterns.loops, materialise="forbid")(v, xs)
+    assert isinstance(got, Diagonal)
+    np.testing.assert_allclose(np.asarray(got), fn(v.materialise(), xs), rtol=1e-6)
 
 
 def test_a_weight_in_the_body_stays_implicit():
