@@ -6,7 +6,7 @@ a scale, and in floating point elsewhere. So the numbers do not depend on the fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from jaxtyping import ArrayLike
 
 import jaxrewrite
 
-from .._base.contract import along_result
+from .._base.contract import Labels, along_result
 from .coded import blockwise, convolved, scale_in
 from .digits import MOST_SUMMED, integer_products, is_summable
 from .products import multiplied
@@ -34,6 +34,21 @@ def _is_rounded(v: Any, x: Any) -> bool:
     """Whether the first operand is a weight that rounds the second one."""
     is_rounding = isinstance(v, Quantised) and v.activations is not None
     return is_rounding and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _is_range_of(v: Quantised, summed: Iterable[int]) -> bool:
+    """Whether a weight has a range for products that sum some of its axes.
+
+    A range that was found from data is repeated along the axes that the products summed. It
+    says nothing about other products, such as those of cotangents.
+    """
+    if v.activations != "static":
+        return True
+    given: Any = v.activation_range
+    sizes = given.shape
+    return max(sizes, default=1) <= 1 or all(
+        sizes[i] > 1 or v.shape[i] == 1 for i in summed
+    )
 
 
 def _scale(v: Quantised, x: Any, axes: Sequence[int]) -> Any:
@@ -90,6 +105,11 @@ def _unit(q: Any, dtype: Any) -> Quantised:
     return Quantised(q, jnp.ones((1,) * q.ndim, dtype))
 
 
+def _not_in(out: Labels, own: Labels) -> list[int]:
+    """The axes of an operand that are summed."""
+    return [i for i, label in enumerate(own) if label not in out]
+
+
 @jaxrewrite.register("dot_general", either=True)
 def _(
     x: Quantised,
@@ -106,7 +126,9 @@ def _(
     kind = preferred_element_type, precision
     v, x, terms = terms_of(x, y, dimension_numbers, *kind)
     terms = terms.of(v, x)
-    summed = [i for i, label in enumerate(terms.x) if label not in terms.out]
+    if not _is_range_of(v, _not_in(terms.out, terms.v)):
+        return NotImplemented
+    summed = _not_in(terms.out, terms.x)
     scale = _scale(v, x, summed)
     fits = is_summable(terms.v, terms.x, terms.out, v.shape)
     is_slow = v.q.dtype == jnp.int4 and rows_of(x, terms) < LEAST_ROWS_OF_INT4
@@ -123,9 +145,10 @@ def _(
 
 @jaxrewrite.register("conv_general_dilated")
 def _(x: ArrayLike, v: Quantised, *, preferred_element_type, **params) -> Any:
-    if not _is_rounded(v, x):
+    numbers = params["dimension_numbers"]
+    if not (_is_rounded(v, x) and _is_range_of(v, numbers.rhs_spec[1:])):
         return NotImplemented
-    x, numbers = jnp.asarray(x), params["dimension_numbers"]
+    x = jnp.asarray(x)
     dtype = preferred_element_type or jnp.result_type(x, v.dtype)
     # If there are groups of the batch, images of several groups meet in one of the result.
     own = numbers.lhs_spec[0] if params["batch_group_count"] == 1 else None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +28,10 @@ def calibrate(
     for each batch, and returns the values with ``activations="static"`` and the largest
     magnitude that each weight met in products and convolutions. In these calls the
     activations are not rounded. A weight that met no array stays as it was. Each weight of
-    a stack, for a loop over layers, has its own range.
+    a stack, for a loop over layers, has its own range. The range is repeated along the axes
+    of the weight that the products summed. It holds for these axes: a product along others,
+    such as that of a cotangent with the same weight, does not round. If the products of a
+    weight summed different axes, its range holds for all.
 
     The batches may be any iterable, such as ``tqdm.tqdm(batches)``, which shows the progress.
 
@@ -54,7 +59,8 @@ def calibrate(
     >>> model = lambda weights, x: x @ weights["kernel"]
     >>> weights = calibrate(model)(weights, [jnp.array([[1.0, -4.0]]), jnp.ones((5, 2))])
     >>> weights["kernel"].activation_range
-    Array([[4.]], dtype=float32)
+    Array([[4.],
+           [4.]], dtype=float32)
     >>> jnp.array([4.0, 100.0]) @ weights["kernel"]  # 100 is out of the range
     Array([8., 8., 8.], dtype=float32)
     """
@@ -63,7 +69,7 @@ def calibrate(
     def calibrated(values: Any, batches: Iterable[Any]) -> Any:
         flat: tuple[list[Any], Any] = jax.tree.flatten(values, is_leaf=_is_quantised)
         leaves, treedef = flat
-        record = _Record(np.zeros(0))
+        record = _Record()
         observed = [record.observe(x) if _is_quantised(x) else x for x in leaves]
         if not any(map(_is_quantised, leaves)):
             raise ValueError("calibrate: there is no Quantised weight among the values.")
@@ -91,29 +97,59 @@ def _is_seen(ranges: np.ndarray) -> bool:
     return not (ranges < 0).all()
 
 
-@dataclasses.dataclass(eq=False)
 class _Record:
-    """The largest magnitude that each weight met, and each element of a stack of weights."""
+    """What weights met: ``ranges`` has the largest magnitude for each number of an index.
 
-    ranges: np.ndarray
+    ``summed`` has the sets of axes that products summed, for each weight by its first number.
+    """
+
+    def __init__(self) -> None:
+        self.ranges = np.zeros(0)
+        self.summed: dict[int, set[frozenset[int]]] = {}
+        self._shapes: dict[int, tuple[int, ...]] = {}
 
     def observe(self, v: Quantised) -> _Observed:
         """The weight, which notes in this record what it is multiplied with."""
-        count = v.shape[0] if v.ndim > 2 else 1
-        index = jnp.arange(count) + len(self.ranges)
+        shape = (*v.shape[:-1], 1)
+        start, count = len(self.ranges), math.prod(shape)
+        self._shapes[start], self.summed[start] = shape, set()
         self.ranges = np.append(self.ranges, np.full(count, -1.0))
-        own: Any = {"index": index.reshape((count, *[1] * v.ndim)[: v.ndim])}
+        own: Any = {"index": (start + jnp.arange(count)).reshape(shape)}
         return _Observed(v.q, v.scale, v.zero, record=self, **own)
 
-    def note(self, index: Any, most: Any) -> None:
+    def note(
+        self, index: Any, most: Any, *, summed: Sequence[int], sums_last: bool
+    ) -> None:
+        """Note a product that sums some axes of what ``index`` is of.
+
+        ``sums_last`` tells whether the last axis of a weight is among them.
+        """
         with np.errstate(invalid="ignore"):  # NaN is an error later on.
             np.maximum.at(self.ranges, np.ravel(index), np.asarray(most, np.float64))
+        last = range(-len(summed), 0)
+        lines = np.moveaxis(np.asarray(index), summed, last)
+        kept = lines.shape[: lines.ndim - len(summed)]
+        lines = lines.reshape(math.prod(kept), -1) if lines.size else np.zeros((0, 1), int)
+        for start, shape in self._shapes.items():
+            own = (lines >= start) & (lines < start + math.prod(shape))
+            if own.any():
+                places = np.unravel_index(np.where(own, lines - start, 0), shape)
+                along = {k for k, place in enumerate(places) if _differ(place, own)}
+                along |= {len(shape) - 1} if sums_last else set()
+                self.summed[start].add(frozenset(along))
+
+
+def _differ(places: np.ndarray, own: np.ndarray) -> bool:
+    """Whether some of the numbers that are meant differ within a line."""
+    low = np.where(own, places, places.max()).min(1)
+    return bool((np.where(own, places, -1).max(1) > low).any())
 
 
 class _Observed(Quantised):
     """A weight whose ``index`` says, wherever its entries go, where they came from.
 
-    The index is a leaf, and not metadata, so that a program may join several weights.
+    The index has a number for each entry, but one for all along the last axis. It is a leaf,
+    and not metadata, so that a program may join several weights.
     """
 
     index: Array = jaxrewrite.field(kw_only=True)
@@ -122,17 +158,23 @@ class _Observed(Quantised):
 
 @jaxrewrite.register("dot_general", either=True)
 def _(x: _Observed, y: ArrayLike, *, primitive, **params) -> Any:
-    return _noted(x, y, primitive, params)
+    summed = params["dimension_numbers"][0][0 if isinstance(x, _Observed) else 1]
+    return _noted(x, y, primitive, params, summed)
 
 
 @jaxrewrite.register("conv_general_dilated")
 def _(x: ArrayLike, v: _Observed, *, primitive, **params) -> Any:
-    return _noted(x, v, primitive, params)
+    _, *summed = params["dimension_numbers"].rhs_spec
+    return _noted(x, v, primitive, params, summed)
 
 
-def _noted(x: Any, y: Any, primitive: Any, params: dict[str, Any]) -> Any:
+def _noted(
+    x: Any, y: Any, primitive: Any, params: dict[str, Any], summed: Sequence[int]
+) -> Any:
     v, other = (x, y) if isinstance(x, _Observed) else (y, x)
-    jax.debug.callback(v.record.note, v.index, abs(jnp.asarray(other)).max(initial=0))
+    sums_last = any(v.index.shape[i] < v.shape[i] for i in summed)
+    note = functools.partial(v.record.note, summed=tuple(summed), sums_last=sums_last)
+    jax.debug.callback(note, v.index, abs(jnp.asarray(other)).max(initial=0))
     plain = Quantised(v.q, v.scale, v.zero)
     operands = (plain if z is v else z for z in (x, y))
     return jaxrewrite.bind(primitive, *operands, **params)
@@ -141,15 +183,21 @@ def _noted(x: Any, y: Any, primitive: Any, params: dict[str, Any]) -> Any:
 def _with_range(v: Any, observed: Any) -> Any:
     if not _is_quantised(v):
         return v
-    ranges = observed.record.ranges[np.ravel(observed.index)]
+    record = observed.record
+    ranges = record.ranges[np.asarray(observed.index)]
     if not _is_seen(ranges):
         return v
     if not np.isfinite(ranges).all():
         raise ValueError(
             f"calibrate: a Quantised weight of shape {v.shape} met an array that is not finite."
         )
+    summed = record.summed[int(np.ravel(observed.index)[0])]
+    is_stack = v.ndim > 2 and not any(0 in axes for axes in summed)
+    most = ranges.max(tuple(range(int(is_stack), v.ndim)), keepdims=True)
     # An element of a stack that met nothing, such as an expert, has the largest range.
-    ranges = np.where(ranges < 0, ranges.max(), ranges)
-    shape = (len(ranges), *[1] * v.ndim)[: v.ndim]
-    found = jnp.asarray(ranges.reshape(shape), jnp.float32)
+    most = np.where(most < 0, most.max(), most)
+    (along,) = summed if len(summed) == 1 else ((),)
+    sizes = zip(v.shape, most.shape, strict=True)
+    shape = [n if i in along else k for i, (n, k) in enumerate(sizes)]
+    found = jnp.asarray(np.broadcast_to(most, shape), jnp.float32)
     return dataclasses.replace(v, activations="static", activation_range=found)

@@ -66,7 +66,9 @@ class Quantised(Coded):
         floating arrays round these as well, to 8 bits; see the notes.
     activation_range
         The largest magnitude of these arrays if ``activations="static"``, in a shape as for
-        ``scale``. `calibrate` finds it. Larger entries are cut off. If dynamic, it is the
+        ``scale``. `calibrate` finds it. Larger entries are cut off. If it has a length of
+        more than one along some axis, it is for products that sum no other axes, and others
+        do not round. If dynamic, it is the
         largest magnitude of all that is summed: of each row of ``x`` in ``x @ v``, and of
         each image in a convolution.
 
@@ -98,7 +100,10 @@ class Quantised(Coded):
     array. Gradients with respect to the array pass straight through the rounding, and are zero
     for entries that were cut off. Those with respect to the scales are exact. This holds for
     ``jax.grad(transform(f))``. In ``transform(jax.grad(f))`` cotangents are multiplied with
-    the weight, and are rounded as any array is. Products with other values are not rounded.
+    the weight, and are rounded as any array is if dynamic, and not with a range that
+    `calibrate` found. In ``transform`` of a forward derivative, tangents are rounded as what
+    they are tangents of: with a static range, those that are much smaller are lost. Products
+    with other values are not rounded.
 
     .. [1] B. Jacob et al. (2018), Quantization and Training of Neural Networks for
        Efficient Integer-Arithmetic-Only Inference, arXiv:1712.05877, equation 1.
