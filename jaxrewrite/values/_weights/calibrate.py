@@ -31,7 +31,8 @@ def calibrate(
     a stack, for a loop over layers, has its own range. The range is repeated along the axes
     of the weight that the products summed. It holds for these axes: a product along others,
     such as that of a cotangent with the same weight, does not round. If the products of a
-    weight summed different axes, its range holds for all.
+    weight summed different axes, no range tells its activations from such cotangents, and it
+    has ``activations="dynamic"``.
 
     The batches may be any iterable, such as ``tqdm.tqdm(batches)``, which shows the progress.
 
@@ -191,12 +192,13 @@ def _with_range(v: Any, observed: Any) -> Any:
         raise ValueError(
             f"calibrate: a Quantised weight of shape {v.shape} met an array that is not finite."
         )
-    summed = record.summed[int(np.ravel(observed.index)[0])]
-    is_stack = v.ndim > 2 and not any(0 in axes for axes in summed)
+    along, *others = record.summed[int(np.ravel(observed.index)[0])]
+    if others:
+        return dataclasses.replace(v, activations="dynamic", activation_range=None)
+    is_stack = v.ndim > 2 and 0 not in along
     most = ranges.max(tuple(range(int(is_stack), v.ndim)), keepdims=True)
     # An element of a stack that met nothing, such as an expert, has the largest range.
     most = np.where(most < 0, most.max(), most)
-    (along,) = summed if len(summed) == 1 else ((),)
     sizes = zip(v.shape, most.shape, strict=True)
     shape = [n if i in along else k for i, (n, k) in enumerate(sizes)]
     found = jnp.asarray(np.broadcast_to(most, shape), jnp.float32)
