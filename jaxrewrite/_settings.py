@@ -53,10 +53,12 @@ class Settings(NamedTuple):
         JAX's caches would never free them.
         """
         recorder = None if self.recorder is None else weakref.ref(self.recorder)
-        if self.policy == "warn" and recorder is None and not self.rules.matter_inside():
+        # The other policies give the same program, and differ in warnings.
+        forbids = self.policy == "forbid"
+        if not forbids and recorder is None and not self.rules.matter_inside():
             return None
         tables = [(weakref.ref(rules), version) for rules, version in self.rules.state()]
-        return (self.policy, recorder, *self.rules.left(), *tables)
+        return (forbids, recorder, *self.rules.left(), *tables)
 
 
 class _Local(threading.local):

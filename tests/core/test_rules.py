@@ -848,6 +848,14 @@ def test_what_jax_keeps_of_a_function_is_for_the_tables_around_it(rules, around)
         np.testing.assert_allclose(outer(x), 3 * sin, rtol=1e-6)
 
 
+def test_what_jit_keeps_does_not_pass_over_a_policy_that_forbids():
+    fn = jax.jit(lambda x: jaxrewrite.transform(jnp.sort)(A(x[None])))
+    with pytest.warns(jaxrewrite.MaterialisationWarning):
+        fn(jnp.ones(2))
+    with pytest.raises(jaxrewrite.MaterialisationError):
+        jaxrewrite.transform(fn, materialise="forbid")(jnp.ones(2))
+
+
 def test_an_inner_transform_leaves_patterns_of_arrays_to_the_outer(rules):
     @rules.rewrite(lambda x: jnp.exp(jnp.cos(x)))
     def _(x):
