@@ -538,9 +538,9 @@ class RulesInForce:
     """The tables in which one rewriting looks up rules, the nearest first.
 
     The last ``num_later`` of them are those of a transform around this one, which is going to
-    rewrite what this one makes of arrays. Their rules for arrays alone are left to that,
-    because the results of a rule are final, and so are their patterns unless
-    ``has_values``: that one may not meet the values.
+    rewrite what this one makes of arrays. Their rules and patterns for arrays alone are left
+    to that, because the results of a rule are final. Only if ``has_values`` are their
+    patterns looked for, on values: that one may not meet these.
     """
 
     __slots__ = ("has_values", "num_later", "tables")
@@ -577,6 +577,12 @@ class RulesInForce:
     def left(self) -> tuple[Any, ...]:
         """The part of a cache's key that tells what is left for later; hashable."""
         return self.num_later, self.has_values
+
+    def matter_inside(self) -> bool:
+        """Whether what is traced with these tables may differ from what is without a transform."""
+        return self.tables != (global_rules,) or bool(
+            global_rules.dense_rules() or global_rules.patterns
+        )
 
     def state(self) -> tuple[Any, ...]:
         """The part of a cache's key that stands for the rules; hashable."""

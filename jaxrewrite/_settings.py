@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, get_args
+
+import jax
 
 from ._record import Recorder
 from ._rules import Rules, RulesInForce
@@ -39,6 +42,24 @@ class Settings(NamedTuple):
         policy = self.policy if policy == "warn" else policy
         return Settings(self.rules.over(rules), policy, self.recorder)
 
+    def of_traced(self) -> Settings:
+        """The settings for a function that is traced to be rewritten with these."""
+        return self._replace(rules=self.rules.of_traced())
+
+    def mark(self) -> Any:
+        """What sets a function that is traced under these settings apart from others; hashable.
+
+        It is ``None`` if it would be the same without them. It does not hold the tables, or
+        JAX's caches would never free them.
+        """
+        recorder = None if self.recorder is None else weakref.ref(self.recorder)
+        # The other policies give the same program, and differ in warnings.
+        forbids = self.policy == "forbid"
+        if not forbids and recorder is None and not self.rules.matter_inside():
+            return None
+        tables = [(weakref.ref(rules), version) for rules, version in self.rules.state()]
+        return (forbids, recorder, *self.rules.left(), *tables)
+
 
 class _Local(threading.local):
     settings = Settings(RulesInForce(), "warn")
@@ -51,8 +72,19 @@ def current_settings() -> Settings:
     return _local.settings
 
 
+# JAX keeps functions under `jax.jit`, branches and bodies of loops as they were traced. What was
+# traced under other settings may have transforms inside that used other rules.
+_traced_under = jax.make_user_context(None)
+
+
 @contextlib.contextmanager
 def use_settings(settings: Settings) -> Iterator[None]:
+    with _in_force(settings), _traced_under(settings.mark()):
+        yield
+
+
+@contextlib.contextmanager
+def _in_force(settings: Settings) -> Iterator[None]:
     before = _local.settings
     _local.settings = settings
     try:
@@ -88,7 +120,7 @@ def no_materialise() -> Iterator[None]:
     not be made dense here (materialise='forbid').
     ...
     """
-    with use_settings(current_settings()._replace(policy="forbid")):
+    with _in_force(current_settings()._replace(policy="forbid")):
         yield
 
 

@@ -94,7 +94,7 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     # With many operands, their names would cost more than the rest of staging.
     names = _operand_names(arguments) if len(operands) < 64 else None
     inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
-    with use_settings(settings._replace(rules=settings.rules.of_traced())):
+    with use_settings(settings.of_traced()):
         whole, consts, out_tree, out_leaves, changes_variables = _trace_user_function(
             arguments, tree, inputs, settings
         )

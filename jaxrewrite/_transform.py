@@ -31,7 +31,7 @@ from ._dense import make_dense, materialised
 from ._operands import completed
 from ._pytree import check_static_fields
 from ._rules import Rules, check_table, find_primitive
-from ._settings import Policy, Settings, check_policy, current_settings
+from ._settings import Policy, Settings, check_policy, current_settings, use_settings
 from ._stage import Arguments, stage
 from ._value import Value, is_value
 
@@ -351,7 +351,7 @@ class Transformed(Generic[_P, _R]):
     def _run(self, args: Any, kwargs: Any) -> Any:
         leaves, staged = self._staged(args, kwargs)
         if staged is None:
-            return self._fn(*args, **kwargs)
+            return self._run_as_it_is(args, kwargs)
         results = staged(leaves)
         if staged.changes_variables:
             results, changed = results
@@ -362,6 +362,13 @@ class Transformed(Generic[_P, _R]):
                 lambda x: dense(x) if is_hollow(x) else x, results, is_leaf=_stays_whole
             )
         return results
+
+    def _run_as_it_is(self, args: Any, kwargs: Any) -> Any:
+        """Call the function, whose transforms inside may meet values that it makes."""
+        if self._rules is None and self._policy == "warn":
+            return self._fn(*args, **kwargs)
+        with use_settings(current_settings().refined(self._rules, self._policy)):
+            return self._fn(*args, **kwargs)
 
     @overload
     def __get__(self, instance: None, owner: Any = None) -> Transformed[_P, _R]: ...

@@ -19,7 +19,7 @@ from .._join import MakeDense
 from .._materialise import materialise
 from .._program import function_of, run_on_values
 from .._rewrite import Scope, handlers
-from .._settings import Settings
+from .._settings import Settings, use_settings
 from .._site import Site
 from .._value import is_value
 from .derivatives import (
@@ -89,7 +89,8 @@ def _apply_rule(
         for operand, own in zip(operands, chunks(leaf_tangents, operands), strict=True)
     ][params["num_consts"] :]
     is_zero = [type(t) is SymbolicZero for t in tangents]
-    jaxpr, consts, zero_results = params["jvp_jaxpr_fun"].call_wrapped(*is_zero)
+    with use_settings(settings.of_traced()):
+        jaxpr, consts, zero_results = params["jvp_jaxpr_fun"].call_wrapped(*is_zero)
     inputs = [
         *resolve(consts, settings, site),
         *operands[params["num_consts"] :],

@@ -19,7 +19,7 @@ from .._closures import resolve
 from .._join import MakeDense
 from .._program import function_of, run_on_values
 from .._rewrite import Scope, handlers
-from .._settings import Settings
+from .._settings import Settings, use_settings
 from .._site import Site
 from .._value import is_value
 from .derivatives import (
@@ -124,7 +124,8 @@ def _apply_forward(
     structures: Sequence[Any],
 ) -> tuple[list[Any], list[Any]]:
     """Run the user's forward rule on values; returns residuals and results."""
-    jaxpr, consts = site.params["fwd_jaxpr_thunk"].call_wrapped(*nonzero)
+    with use_settings(settings.of_traced()):
+        jaxpr, consts = site.params["fwd_jaxpr_thunk"].call_wrapped(*nonzero)
     # After the rule has run, JAX knows which residuals are operands passed on.
     _, residual_tree, forwarded = site.params["out_trees"]()
     num_made = residual_tree.num_leaves - sum(i is not None for i in forwarded)
@@ -156,7 +157,8 @@ def _apply_backward(
     bwd = site.params["bwd"]
     operands = [*residuals, *cotangents]
     if not any(map(is_value, operands)) and not settings.rules.dense_primitives():
-        return _compat.call_backward(bwd, operands)
+        with use_settings(settings):
+            return _compat.call_backward(bwd, operands)
     # Flags among the residuals and symbolic zeros must stay known.
     is_traced = [is_value(x) or isinstance(x, _compat.Tracer) for x in operands]
     traced = [x for x, t in zip(operands, is_traced, strict=True) if t]
@@ -170,7 +172,7 @@ def _apply_backward(
         return [ct for ct in returned if ct is not None]
 
     debug_info = _compat.new_debug_info("backward", flat)
-    with site.context.manager:
+    with site.context.manager, use_settings(settings.of_traced()):
         jaxpr, consts = _compat.trace_to_jaxpr(flat, avals_of(traced), debug_info)
     results = iter(run_on_values(settings, jaxpr, [*consts, *traced], site))
     return [next(results) if is_there else None for is_there in there]

@@ -109,7 +109,11 @@ def _first_answer(
 ) -> Any:
     """The answer of the first pattern that does not decline."""
     plan = site.params["plan"]
+    num_own = len(scope.rewriting.settings.rules.own())
     for group in _groups(plan.options):
+        taken = [operands[o] for option in group for o in positions(option)]
+        if group[0].match.depth >= num_own and not any(map(is_value, taken)):
+            continue  # It is left to a transform around this one.
         answered = _of_group(scope, site, operands, group, declined)
         if answered is not NotImplemented:
             return answered

@@ -809,6 +809,78 @@ def test_an_inner_transform_leaves_dense_rules_to_the_outer(rules):
     np.testing.assert_allclose(outer(x), 3 * 2 * sin, rtol=1e-6)
 
 
+def count_of_sines(rules, count, cls=Array):
+    """Register a rule that gives a multiple of the sine."""
+
+    @rules.register("sin")
+    def _(x: cls, **params):
+        return count * jnp.sin(x if cls is Array else x.x)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        jax.jit,
+        jax.checkpoint,
+        lambda fn: lambda x: jax.lax.cond(True, fn, jnp.negative, x),
+        lambda fn: lambda x: jax.lax.map(fn, x[None])[0],
+    ],
+    ids=["jit", "checkpoint", "cond", "map"],
+)
+def test_what_jax_keeps_of_a_function_is_for_the_tables_around_it(rules, around):
+    """Whoever traced it first, with the same table inside and outside, and for values."""
+    others = jaxrewrite.Rules()
+    count_of_sines(rules, 2)
+    count_of_sines(others, 3, A)
+    x = jnp.ones(2)
+    sin = np.sin(x)
+    same = around(jaxrewrite.transform(jnp.sin, rules=rules))
+    with_value = around(
+        lambda x: jaxrewrite.transform(jnp.sin, materialise="allow")(A(x[None]))[0]
+    )
+    for _ in range(2):
+        np.testing.assert_allclose(same(x), 2 * sin, rtol=1e-6)
+        np.testing.assert_allclose(
+            jaxrewrite.transform(same, rules=rules)(x), 2 * sin, rtol=1e-6
+        )
+        np.testing.assert_allclose(with_value(x), sin, rtol=1e-6)
+        outer = jaxrewrite.transform(with_value, rules=others)
+        np.testing.assert_allclose(outer(x), 3 * sin, rtol=1e-6)
+
+
+def test_what_jit_keeps_does_not_pass_over_a_policy_that_forbids():
+    fn = jax.jit(lambda x: jaxrewrite.transform(jnp.sort)(A(x[None])))
+    with pytest.warns(jaxrewrite.MaterialisationWarning):
+        fn(jnp.ones(2))
+    with pytest.raises(jaxrewrite.MaterialisationError):
+        jaxrewrite.transform(fn, materialise="forbid")(jnp.ones(2))
+
+
+def test_an_inner_transform_leaves_patterns_of_arrays_to_the_outer(rules):
+    @rules.rewrite(lambda x: jnp.exp(jnp.cos(x)))
+    def _(x):
+        return 2 * jnp.exp(jnp.cos(x))
+
+    inner = jaxrewrite.transform(lambda v, x: jnp.exp(jnp.cos(x)) * v.shape[0])
+    x = jnp.ones(2)
+    outer = jaxrewrite.transform(lambda x: inner(A(x), x), rules=rules)
+    np.testing.assert_allclose(outer(x), 2 * 2 * np.exp(np.cos(x)), rtol=1e-6)
+
+
+def test_rules_for_arrays_in_rules_for_derivatives_apply_once(rules):
+    """JAX traces such a rule later than the function."""
+    count_of_sines(rules, 2)
+    inner = jaxrewrite.transform(jnp.sin, rules=rules)
+    forward = jax.custom_jvp(lambda x: inner(x))
+    forward.defjvp(lambda p, t: (inner(*p), t[0] * inner(*p)))
+    backward = jax.custom_vjp(lambda x: inner(x))
+    backward.defvjp(lambda x: (inner(x), x), lambda x, t: (t * inner(x),))
+    for fn in (forward, backward):
+        outer = jaxrewrite.transform(fn, rules=rules)
+        both = jax.value_and_grad(outer)(jnp.float32(1.0))
+        np.testing.assert_allclose(both, 2 * np.sin(1.0), rtol=1e-6)
+
+
 def test_global_dense_rules_leave_programs_without_values_alone():
     """What one library registers must not change how another one's programs run."""
     primitive = jax.extend.core.Primitive("only_here")

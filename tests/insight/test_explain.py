@@ -417,3 +417,10 @@ def test_what_a_pattern_does_with_arrays_is_no_step():
 
     report = explain(total, rules=patterns.loops)(lora(), jnp.ones(8))
     assert [step.primitive for step in report.steps] == ["pattern", "scan", "dot_general"]
+
+
+def test_what_a_compiled_function_transforms_is_explained_each_time():
+    negated = jax.jit(lambda x: jaxrewrite.transform(jnp.negative)(Diagonal(x)))
+    negated(jnp.ones(2))
+    for _ in range(2):
+        assert decisions(explain(negated)(jnp.ones(2)))[0][0] == "neg"
