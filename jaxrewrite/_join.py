@@ -227,9 +227,13 @@ def _ask_types(scope: Scope, x: Any, y: Any, site: Site) -> Any:
 
 
 def _call_join(scope: Scope, x: Any, y: Any, site: Site) -> Any:
-    for own, other, swapped in ((x, y, False), (y, x, True)):
-        if not is_value(own) or type(own).join is Value.join:
-            continue
+    # The outer type comes first, whichever operand it is: units stay around what is inside.
+    askable = [
+        (own, other, swapped)
+        for own, other, swapped in ((x, y, False), (y, x, True))
+        if is_value(own) and type(own).join is not Value.join
+    ]
+    for own, other, swapped in sorted(askable, key=lambda each: -type(each[0]).outer):
         aval = aval_of(own)
         outvars = [Var(aval), Var(aval)]
         cls = type(own)

@@ -35,14 +35,14 @@ class KnownZeros(Value):
     # They are dense before the default of any other type is asked.
     outer = math.inf
 
-    of_shape: tuple[int, ...] = field(static=True)
-    of_dtype: Any = field(static=True)
+    shape: tuple[int, ...] = field(static=True)
+    dtype: Any = field(static=True)
 
     def aval(self) -> Any:
-        return _compat.ShapedArray(self.of_shape, self.of_dtype)
+        return _compat.ShapedArray(self.shape, self.dtype)
 
     def materialise(self) -> Any:
-        return jnp.zeros(self.of_shape, self.of_dtype)
+        return jnp.zeros(self.shape, self.dtype)
 
     @staticmethod
     def default(primitive: Primitive, values: Sequence[Any], params: dict[str, Any]) -> Any:

@@ -158,8 +158,8 @@ class Value(PyTree):
         """Bring this value and another operand for the same array to one structure.
 
         It is called if the branches of a conditional, or the carry of a loop before and
-        after a turn, differ outside of fields that are values. Without a result both
-        become dense.
+        after a turn, differ outside of fields that are values. If both are values, the
+        one of the outer type is asked first. Without a result both become dense.
 
         Parameters
         ----------

@@ -81,15 +81,16 @@ def fixed_point(
     """
     carry = list(carry)
     starts = [(has_values and known_zeros(scope, x)) or x for x in carry]
-    while any(map(_is_zeros, starts)):
+    # An operand may be such zeros itself, where a loop around this one looks for its structure.
+    while any(start is not x for x, start in zip(carry, starts, strict=True)):
         try:
             structures, body = _settled(scope, site, starts, rewrite)
         except MaterialisationError:
             break  # Something has to become dense that need not if the carry starts dense.
         likes = [structure.like() for structure in structures]
         is_kept = [
-            not _is_zeros(start) or (is_value(like) and not _is_zeros(like))
-            for start, like in zip(starts, likes, strict=True)
+            start is x or (is_value(like) and not isinstance(like, KnownZeros))
+            for x, start, like in zip(carry, starts, likes, strict=True)
         ]
         if all(is_kept):
             return Settled(starts, structures, body)
@@ -98,10 +99,6 @@ def fixed_point(
             for x, start, kept in zip(carry, starts, is_kept, strict=True)
         ]
     return Settled(carry, *_settled(scope, site, carry, rewrite))
-
-
-def _is_zeros(x: Any) -> bool:
-    return isinstance(x, KnownZeros)
 
 
 def _settled(

@@ -53,7 +53,8 @@ def save_adapter(
         weight, or a table by such paths. A path is that of `jaxrewrite.values.adapt`, such as
         ``"params/attention/query/kernel"``. A weight that is the stack of several layers'
         weights has a sequence of modules. By default the slashes become dots and a last
-        ``kernel`` or ``weight`` is dropped: ``"params.attention.query"``.
+        ``kernel`` or ``weight`` is dropped: ``"params.attention.query"``. A weight of which
+        nothing is left so needs a name.
     layout
         The order of the axes of the weights here: ``"in_out"`` for those that are
         multiplied from the right, ``x @ w``, as in Flax, and ``"out_in"`` for ``w @ x``, as
@@ -72,8 +73,9 @@ def save_adapter(
     ImportError
         If the package ``safetensors`` is missing.
     ValueError
-        If there is no `Lora`, if one has no module, two have the same, or the number of modules
-        is not that of stacked layers; or if ``config`` has fields that are computed here.
+        If there is no `Lora`, if one has no module or one without a name, two have the same,
+        or the number of modules is not that of stacked layers; or if ``config`` has fields that
+        are computed here.
 
     Examples
     --------
@@ -100,6 +102,11 @@ def save_adapter(
         if modules is None:
             raise ValueError(f"{_SAVE}: names has no module for {path}, which is adapted.")
         for module, adapter in _split(path, weight, modules, layout):
+            if not module:
+                raise ValueError(
+                    f"{_SAVE}: the module of {path or 'this Lora'} has no name. Say by `names` "
+                    "what it is."
+                )
             if module in adapters:
                 raise ValueError(f"{_SAVE}: two weights have the module {module}.")
             adapters[module] = adapter

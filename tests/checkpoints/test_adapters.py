@@ -291,6 +291,9 @@ def test_names_that_do_not_fit(tmp_path):
             save_adapter(tmp_path / "none", p, names=names)
     for tree, more, told in [
         (params(), {}, "there is no Lora"),
+        (p["first"], {}, "the module of kernel has no name"),
+        (p["first"]["kernel"], {}, "the module of this Lora has no name"),
+        (p["first"], {"names": {"kernel": ""}}, "the module of kernel has no name"),
         (
             {"w": Unitful(p["first"]["kernel"], "m")},
             {},

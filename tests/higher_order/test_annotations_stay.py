@@ -35,3 +35,20 @@ def test_zeros_before_a_loop_meet_a_type_that_computes_with_dense_arrays():
     fn = lambda v: jax.lax.fori_loop(0, 2, lambda i, c: c + v, jnp.zeros_like(v))
     got = jaxrewrite.transform(fn, materialise="forbid")(v)
     np.testing.assert_array_equal(got, 2 * v.materialise())
+
+
+def test_annotations_of_a_carry_are_joined_from_the_outside():
+    """Whichever of the two is there first; tags are around a mask, and a mask around bounds."""
+    x = jnp.arange(4.0).reshape(2, 2)
+    interval = values.Interval(x, x + 1)
+    masked, tagged = values.Masked(x, x > 2), values.Tagged(x, "w")
+    fn = lambda start, other: jax.lax.fori_loop(0, 2, lambda i, c: 1.0 * other, start)
+    for a, b, joined in [
+        (interval, tagged, values.Tagged(interval, "w")),
+        (masked, tagged, values.Tagged(masked, "w")),
+        (masked, values.Tagged(masked, "w"), values.Tagged(masked, "w")),
+        (interval, masked, values.Masked(interval, masked.mask)),
+    ]:
+        for pair in ((a, b), (b, a)):
+            got = jaxrewrite.transform(fn, materialise="forbid")(*pair)
+            assert jaxrewrite.same_structure(got, joined)

@@ -102,6 +102,25 @@ def test_a_sum_that_starts_with_zeros_is_what_a_turn_adds():
     transform(lambda v: fn(v, X, X), materialise="forbid")(v)
 
 
+def test_zeros_of_a_loop_are_looked_at_by_a_loop_inside():
+    def fn(v):
+        inner = lambda c: lax.fori_loop(0, 2, lambda i, c: c + v, c)
+        return lax.scan(lambda c, _: (inner(c), None), jnp.zeros((3, 3)), None, length=2)[0]
+
+    assert run(fn, values.Tagged(X, "weight")).tags == {"weight"}
+
+
+def test_zeros_that_a_tagged_index_chooses():
+    def fn(tagged, x):
+        def turn(c, i):
+            chosen = lax.cond(i < tagged, lambda: c[0], lambda: c[1])
+            return (chosen, c[1] + x), None
+
+        return lax.scan(turn, (jnp.zeros((3, 3)),) * 2, jnp.arange(2))[0]
+
+    assert run(fn, values.Tagged(jnp.array(1), "which"), X)[0].tags == {"which"}
+
+
 @pytest.mark.parametrize("length", [3, 6])
 def test_a_chain_of_carries_that_passes_a_zero_along(length):
     """Each slot becomes dense some turns after the one before, so each needs one more rewriting."""
