@@ -19,7 +19,7 @@ from .._join import structure_of
 from .._rewrite import Scope, keepers
 from .._site import Site
 from .._value import is_value
-from .stacking import elements_like
+from .stacking import elements_like, in_slices, on_vars
 
 
 def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
@@ -34,20 +34,28 @@ def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
     if not is_value(cases[0]) or any(own != structures[0] for own in structures):
         return NotImplemented
     depth = _mapped_axes(scope, which)
-    if not depth or not elements_like(scope, cases[0], depth, site):
+    like = in_slices(scope.scratch(), on_vars(cases[0]), site)
+    if not depth or not elements_like(scope, like, depth, site):
         return NotImplemented
-    size = len(tree_leaves(cases[0]))
+    cases = [in_slices(scope, case, site) for case in cases]
+    leaves, *others = map(tree_leaves, cases)
+    # What all have in common, such as integers without a derivative, needs no choice.
+    differing = [i for i, x in enumerate(leaves) if any(own[i] is not x for own in others)]
+    count = len(differing)
 
     def leaf_by_leaf(which: Any, *leaves: Any) -> list[Any]:
         index = which[(..., *(0,) * (which.ndim - depth))]
         chosen = []
-        for i in range(size):
-            own = leaves[i::size]
+        for k in range(count):
+            own = leaves[k::count]
             along = lax.broadcast_in_dim(index, own[0].shape, range(depth))
             chosen.append(lax.select_n(along, *own))
         return chosen
 
-    leaves = scope.add_call(leaf_by_leaf, [which, *tree_leaves(cases)], site)
+    taken = [own[i] for own in (leaves, *others) for i in differing]
+    chosen = scope.add_call(leaf_by_leaf, [which, *taken], site)
+    for i, leaf in zip(differing, chosen, strict=True):
+        leaves[i] = leaf
     return [tree_unflatten(tree_structure(cases[0]), leaves)]
 
 

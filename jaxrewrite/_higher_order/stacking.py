@@ -26,23 +26,23 @@ def sliceable(scope: Scope, x: Any, length: int, site: Site) -> Any:
     """An operand in a form that can be sliced leaf by leaf: a value, or dense."""
     while is_value(x):
         scratch = scope.scratch()
-        if _can_be_sliced(scope, _sliceable(scratch, _on_vars(x), site), length, site):
-            return _sliceable(scope, x, site)
+        if _can_be_sliced(scope, in_slices(scratch, on_vars(x), site), length, site):
+            return in_slices(scope, x, site)
         x = scope.make_denser(x, site, _NOT_SLICED)
     return x
 
 
-def _on_vars(x: Any) -> Any:
+def on_vars(x: Any) -> Any:
     return tree_map(lambda leaf: Var(_compat.leaf_aval(leaf)), x)
 
 
-def _sliceable(scope: Scope, x: Any, site: Site) -> Any:
+def in_slices(scope: Scope, x: Any, site: Site) -> Any:
     """A value in the form that `Value.sliceable` of its type and of its fields gives."""
     if not is_value(x) or isinstance(x, Batched):
         return x
     cls = type(x)
     own, treedef = fields(x)
-    value = tree_unflatten(treedef, [_sliceable(scope, f, site) for f in own])
+    value = tree_unflatten(treedef, [in_slices(scope, f, site) for f in own])
     if cls.sliceable is Value.sliceable:
         return value
     return _call_hook(scope, cls.sliceable, cls, value, site)
@@ -64,7 +64,7 @@ def _can_be_sliced(scope: Scope, x: Value, length: int, site: Site) -> bool:
 def elements_like(scope: Scope, x: Value, depth: int, site: Site) -> bool:
     """Whether slices of the leaves, along so many leading axes, make a value like this one."""
     scratch = scope.scratch()
-    like = _on_vars(x)
+    like = on_vars(x)
     for length in aval_of(x).shape[:depth]:
         if not _can_be_sliced(scope, like, length, site):
             return False
@@ -94,7 +94,7 @@ def _element(scope: Scope, x: Any, site: Site) -> Any:
 
 def element_like(scope: Scope, x: Any, length: int, site: Site) -> Any:
     """An element of a stack, on avals; ``NotImplemented`` if it is none."""
-    if not _can_be_sliced(scope, _on_vars(x), length, site):
+    if not _can_be_sliced(scope, on_vars(x), length, site):
         return NotImplemented
     scratch = scope.scratch()
     one = _element(scratch, tree_map(Var, sliced(x, length)), site)

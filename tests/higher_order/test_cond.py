@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from choose import slow
+from choose import often, slow
 from jax import lax
 from reference.own import Scaled, V, Y
 
 import jaxrewrite
-from jaxrewrite import transform
+from jaxrewrite import transform, values
 
 
 PROGRAMS = {
@@ -146,3 +146,32 @@ def test_several_branches_join():
     with pytest.warns(jaxrewrite.MaterialisationWarning, match=r"Define Scaled\.join"):
         out = transform(fn)(jnp.int32(1), Y, V, V)
     assert isinstance(out, jax.Array)
+
+
+W = np.random.default_rng(0).normal(size=(8, 8)).astype("float32")
+
+
+WEIGHTS = {
+    "int8": lambda: values.Quantised.quantise(W, axis=-1),
+    "nf4": lambda: values.NF4.quantise(W, 4),
+    "low rank": lambda: values.LowRank(W[:, :2], W[:2]),
+    "lora": lambda: values.Lora(values.Quantised.quantise(W, 4), W[:, :2], W[:2]),
+}
+
+
+@pytest.mark.parametrize("kind", often(WEIGHTS, ("int8", "low rank", "lora")))
+def test_a_weight_in_a_branch_that_each_element_chooses_stays(kind, bulk):
+    """All elements share some of its leaves, and JAX chooses for each between two copies."""
+    v = WEIGHTS[kind]()
+
+    def fn(x, v):
+        return jax.vmap(
+            lambda r: lax.cond(r[0] > 0, lambda r: jnp.sqrt(r @ v), lambda r: r, r)
+        )(x)
+
+    w = jaxrewrite.materialise(v)
+    x = jnp.stack([jnp.ones(8), -jnp.ones(8), W[0] @ jnp.linalg.inv(w)])
+    slope = lambda fn: jax.grad(lambda x, v: jnp.nansum(fn(x, v)))
+    implicit = transform(fn, materialise="forbid")
+    for got, want in ((implicit(x, v), fn(x, w)), (slope(implicit)(x, v), slope(fn)(x, w))):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)

@@ -213,6 +213,15 @@ class LowRank(LinearAlgebra, Structured):
     def stacked(self, size: int) -> LowRank:
         return self
 
+    def sliceable(self) -> Any:
+        """The same array, with its first axis in both factors if they stay the smaller ones."""
+        shape = self.shape
+        a, b = (f if 0 in f.labels else broadcast(f, [0], shape) for f in factors(self))
+        if not shape or a.x.size + b.x.size >= math.prod(shape):
+            return self
+        led = build(a, b, range(len(shape)))
+        return led if isinstance(led, LowRank) else self
+
     def unstacked(self) -> Any:
         return self if leads_with_batch(self) else NotImplemented
 

@@ -166,7 +166,10 @@ class Lora(Structured):
         return self if self._has_whole_base() else NotImplemented
 
     def sliceable(self) -> Any:
-        return self if self._has_whole_base() else dataclasses.replace(self, w=_base(self))
+        change = self.change.sliceable()
+        own: Any = {name: getattr(change, name) for name in ("a", "b", "rows", "cols")}
+        whole = self.w if self._has_whole_base() else _base(self)
+        return dataclasses.replace(self, w=whole, **own)
 
     def unstacked(self) -> Any:
         is_batch = leads_with_batch(self) and self._has_whole_base()
