@@ -46,9 +46,10 @@ def _is_range_of(v: Quantised, summed: Iterable[int]) -> bool:
         return True
     given: Any = v.activation_range
     sizes = given.shape
-    return max(sizes, default=1) <= 1 or all(
-        sizes[i] > 1 or v.shape[i] == 1 for i in summed
-    )
+    if max(sizes, default=1) <= 1:
+        return True
+    long = [i for i in summed if v.shape[i] > 1]
+    return bool(long) and all(sizes[i] > 1 for i in long)
 
 
 def _scale(v: Quantised, x: Any, axes: Sequence[int]) -> Any:

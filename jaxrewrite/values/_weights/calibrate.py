@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +30,10 @@ def calibrate(
     activations are not rounded. A weight that met no array stays as it was. Each weight of
     a stack, for a loop over layers, has its own range. The range is repeated along the axes
     of the weight that the products summed. It holds for these axes: a product along others,
-    such as that of a cotangent with the same weight, does not round. If the products of a
-    weight summed different axes, no range tells its activations from such cotangents, and it
-    has ``activations="dynamic"``.
+    such as that of a cotangent with the same weight, does not round. Where no range could tell
+    activations from such cotangents, a weight has ``activations="dynamic"``: if its products
+    summed different axes, or only axes of length one, and for the kernel of a convolution with
+    one feature in each group, as in a depthwise one.
 
     The batches may be any iterable, such as ``tqdm.tqdm(batches)``, which shows the progress.
 
@@ -98,52 +99,83 @@ def _is_seen(ranges: np.ndarray) -> bool:
     return not (ranges < 0).all()
 
 
-class _Record:
-    """What weights met: ``ranges`` has the largest magnitude for each number of an index.
+class _Product(NamedTuple):
+    """How a product uses a weight: by which of its axes, which are there once it is moved.
 
-    ``summed`` has the sets of axes that products summed, for each weight by its first number.
+    ``sums_last`` tells whether the last axis that the weight had is summed. If not
+    ``is_directed``, the product of a cotangent with the weight may sum the same axes.
     """
+
+    batch: tuple[int, ...]
+    summed: tuple[int, ...]
+    sums_last: bool
+    is_directed: bool = True
+
+
+class _Met:
+    """What products one weight met.
+
+    ``summed`` has the sets of axes that they summed. ``is_stack`` is true as long as none had
+    several entries along the first axis, other than as batches.
+    """
+
+    def __init__(self, start: int, shape: tuple[int, ...]) -> None:
+        self._start, self._shape = start, shape
+        self.summed: set[frozenset[int]] = set()
+        self.is_directed = True
+        self.is_stack = len(shape) > 2
+
+    def note(self, numbers: np.ndarray, own: np.ndarray, product: _Product) -> None:
+        """Note a product by numbers along its batches, other axes, and summed axes."""
+        places = np.unravel_index(np.where(own, numbers - self._start, 0), self._shape)
+        along = {k for k, place in enumerate(places) if _differ(place, own, 2)}
+        along |= {len(self._shape) - 1} if product.sums_last else set()
+        self.summed.add(frozenset(along))
+        self.is_directed &= product.is_directed
+        self.is_stack &= not _differ(places[0], own, (1, 2))
+
+
+def _differ(places: np.ndarray, own: np.ndarray, axes: Any) -> bool:
+    """Whether some of the places that are meant differ along some axes."""
+    most = np.where(own, places, -1).max(axes)
+    return bool((most > np.where(own, places, places.max()).min(axes)).any())
+
+
+class _Record:
+    """What weights met. ``ranges`` has the largest magnitude for each number of an index."""
 
     def __init__(self) -> None:
         self.ranges = np.zeros(0)
-        self.summed: dict[int, set[frozenset[int]]] = {}
-        self._shapes: dict[int, tuple[int, ...]] = {}
+        self._met: dict[int, _Met] = {}
 
     def observe(self, v: Quantised) -> _Observed:
         """The weight, which notes in this record what it is multiplied with."""
         shape = (*v.shape[:-1], 1)
         start, count = len(self.ranges), math.prod(shape)
-        self._shapes[start], self.summed[start] = shape, set()
+        self._met.setdefault(start, _Met(start, shape))
         self.ranges = np.append(self.ranges, np.full(count, -1.0))
         own: Any = {"index": (start + jnp.arange(count)).reshape(shape)}
         return _Observed(v.q, v.scale, v.zero, record=self, **own)
 
-    def note(
-        self, index: Any, most: Any, *, summed: Sequence[int], sums_last: bool
-    ) -> None:
-        """Note a product that sums some axes of what ``index`` is of.
+    def met(self, observed: _Observed) -> _Met:
+        """What a weight met; of a weight that has entries."""
+        return self._met[int(np.ravel(observed.index)[0])]
 
-        ``sums_last`` tells whether the last axis of a weight is among them.
-        """
+    def note(self, product: _Product, index: Any, most: Any) -> None:
+        """Note a product with what ``index`` is of, which may be several weights."""
         with np.errstate(invalid="ignore"):  # NaN is an error later on.
             np.maximum.at(self.ranges, np.ravel(index), np.asarray(most, np.float64))
-        last = range(-len(summed), 0)
-        lines = np.moveaxis(np.asarray(index), summed, last)
-        kept = lines.shape[: lines.ndim - len(summed)]
-        lines = lines.reshape(math.prod(kept), -1) if lines.size else np.zeros((0, 1), int)
-        for start, shape in self._shapes.items():
-            own = (lines >= start) & (lines < start + math.prod(shape))
-            if own.any():
-                places = np.unravel_index(np.where(own, lines - start, 0), shape)
-                along = {k for k, place in enumerate(places) if _differ(place, own)}
-                along |= {len(shape) - 1} if sums_last else set()
-                self.summed[start].add(frozenset(along))
-
-
-def _differ(places: np.ndarray, own: np.ndarray) -> bool:
-    """Whether some of the numbers that are meant differ within a line."""
-    low = np.where(own, places, places.max()).min(1)
-    return bool((np.where(own, places, -1).max(1) > low).any())
+        if not np.size(index):
+            return
+        batch, summed = (len(axes) for axes in product[:2])
+        ends = [*range(batch), *range(-summed, 0)]
+        moved = np.moveaxis(np.asarray(index), (*product.batch, *product.summed), ends)
+        sizes = (moved.shape[:batch], moved.shape[batch : moved.ndim - summed])
+        numbers = moved.reshape(*map(math.prod, sizes), -1)
+        starts = list(self._met)
+        owners = np.searchsorted(starts, numbers, side="right") - 1
+        for owner in np.unique(owners):
+            self._met[starts[owner]].note(numbers, owners == owner, product)
 
 
 class _Observed(Quantised):
@@ -159,22 +191,34 @@ class _Observed(Quantised):
 
 @jaxrewrite.register("dot_general", either=True)
 def _(x: _Observed, y: ArrayLike, *, primitive, **params) -> Any:
-    summed = params["dimension_numbers"][0][0 if isinstance(x, _Observed) else 1]
-    return _noted(x, y, primitive, params, summed)
+    side = 0 if isinstance(x, _Observed) else 1
+    summed, batch = (axes[side] for axes in params["dimension_numbers"])
+    return _noted(x, y, primitive, params, batch, summed)
 
 
 @jaxrewrite.register("conv_general_dilated")
 def _(x: ArrayLike, v: _Observed, *, primitive, **params) -> Any:
-    _, *summed = params["dimension_numbers"].rhs_spec
-    return _noted(x, v, primitive, params, summed)
+    features, *summed = params["dimension_numbers"].rhs_spec
+    # The kernel of a cotangent's convolution has the features of a group as its input.
+    of_group = v.shape[features] // (
+        params["feature_group_count"] * params["batch_group_count"]
+    )
+    return _noted(x, v, primitive, params, (), summed, is_directed=of_group > 1)
 
 
 def _noted(
-    x: Any, y: Any, primitive: Any, params: dict[str, Any], summed: Sequence[int]
+    x: Any,
+    y: Any,
+    primitive: Any,
+    params: dict[str, Any],
+    batch: Sequence[int],
+    summed: Sequence[int],
+    is_directed: bool = True,
 ) -> Any:
     v, other = (x, y) if isinstance(x, _Observed) else (y, x)
     sums_last = any(v.index.shape[i] < v.shape[i] for i in summed)
-    note = functools.partial(v.record.note, summed=tuple(summed), sums_last=sums_last)
+    product = _Product(tuple(batch), tuple(summed), sums_last, is_directed)
+    note = functools.partial(v.record.note, product)
     jax.debug.callback(note, v.index, abs(jnp.asarray(other)).max(initial=0))
     plain = Quantised(v.q, v.scale, v.zero)
     operands = (plain if z is v else z for z in (x, y))
@@ -192,11 +236,11 @@ def _with_range(v: Any, observed: Any) -> Any:
         raise ValueError(
             f"calibrate: a Quantised weight of shape {v.shape} met an array that is not finite."
         )
-    along, *others = record.summed[int(np.ravel(observed.index)[0])]
-    if others:
+    met = record.met(observed)
+    along, *others = met.summed
+    if others or not (along and met.is_directed):
         return dataclasses.replace(v, activations="dynamic", activation_range=None)
-    is_stack = v.ndim > 2 and 0 not in along
-    most = ranges.max(tuple(range(int(is_stack), v.ndim)), keepdims=True)
+    most = ranges.max(tuple(range(int(met.is_stack), v.ndim)), keepdims=True)
     # An element of a stack that met nothing, such as an expert, has the largest range.
     most = np.where(most < 0, most.max(), most)
     sizes = zip(v.shape, most.shape, strict=True)

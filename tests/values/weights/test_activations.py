@@ -372,6 +372,58 @@ def agrees_inside(fn, v, x):
     np.testing.assert_allclose(got, want, rtol=0, atol=0.1 * abs(want).max())
 
 
+def scores(v, x):
+    return x @ v
+
+
+def joint(v, x):
+    return jnp.einsum("bi,lif->lbf", x, v)
+
+
+def apart(v, x):
+    return jnp.einsum("lbi,lif->lbf", x, v)
+
+
+def convolved(*layout, **options):
+    return lambda v, x: lax.conv_general_dilated(
+        x, v, (1, 1), "SAME", dimension_numbers=layout, **options
+    )
+
+
+IMAGES, FIRST = convolved(*LAYOUT), convolved("NCHW", "OIHW", "NCHW")
+BY_FEATURE = convolved(*LAYOUT, feature_group_count=4)
+IN_PAIRS = convolved(*LAYOUT, feature_group_count=2)
+DIRECTIONS = {
+    "one column": (scores, (8, 1), (5, 8), (8, 1)),
+    "one row": (scores, (1, 8), (5, 1), None),
+    "a vector": (scores, (8,), (5, 8), (8,)),
+    "joint": (joint, (3, 8, 4), (5, 8), (1, 8, 1)),
+    "joint, one column": (joint, (3, 8, 1), (5, 8), (1, 8, 1)),
+    "apart, one column": (apart, (3, 8, 1), (3, 5, 8), (3, 8, 1)),
+    "apart, one row": (apart, (3, 1, 8), (3, 5, 1), None),
+    "features last": (IMAGES, (3, 3, 4, 6), (2, 5, 5, 4), (3, 3, 4, 1)),
+    "features first": (FIRST, (6, 4, 3, 3), (2, 4, 5, 5), (1, 4, 3, 3)),
+    "pixels": (IMAGES, (1, 1, 4, 6), (2, 5, 5, 4), (1, 1, 4, 1)),
+    "one feature": (IMAGES, (3, 3, 4, 1), (2, 5, 5, 4), None),
+    "one feature, first": (FIRST, (1, 4, 3, 3), (2, 4, 5, 5), None),
+    "groups": (IN_PAIRS, (3, 3, 2, 4), (2, 5, 5, 4), (3, 3, 2, 1)),
+    "depthwise": (BY_FEATURE, (3, 3, 1, 4), (2, 5, 5, 4), None),
+}
+
+
+@pytest.mark.parametrize("name", DIRECTIONS)
+def test_a_range_tells_activations_from_cotangents(name, bulk):
+    """Where it can't, as along axes of length one, the weight has none."""
+    fn, of_weight, of_x, of_range = DIRECTIONS[name]
+    v, x = Quantised.quantise(normal(*of_weight)), normal(*of_x, seed=1)
+    after = calibrate(fn)(v, [x])
+    assert getattr(after.activation_range, "shape", None) == of_range
+    assert after.activations == ("static" if of_range else "dynamic")
+    got, want = jax.jit(forbid(fn))(after, x), fn(v.materialise(), x)
+    np.testing.assert_allclose(got, want, rtol=0, atol=0.05 * abs(want).max())
+    agrees_inside(fn, after, x)
+
+
 def test_a_weight_that_is_used_in_two_directions_has_no_range(bulk):
     """Its activations and the cotangents of the others meet the same axes of it."""
     v, x = Quantised.quantise(normal(8, 12)), normal(5, 8, seed=1)
