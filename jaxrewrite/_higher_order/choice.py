@@ -34,8 +34,10 @@ def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
     if not is_value(cases[0]) or any(own != structures[0] for own in structures):
         return NotImplemented
     depth = _mapped_axes(scope, which)
+    if not depth:
+        return NotImplemented
     like = in_slices(scope.scratch(), on_vars(cases[0]), site)
-    if not depth or not elements_like(scope, like, depth, site):
+    if not elements_like(scope, like, depth, site):
         return NotImplemented
     cases = [in_slices(scope, case, site) for case in cases]
     leaves, *others = map(tree_leaves, cases)
