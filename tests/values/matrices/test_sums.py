@@ -297,6 +297,14 @@ def test_norms_of_a_batch_of_multiples():
             close(jaxrewrite.materialise(x), y)
 
 
+def test_a_determinant_of_a_batch_of_multiples_of_vectors():
+    v = jax.vmap(lambda x: Scaled(x, x.sum()))(normal(3, 3))
+    both = lambda v: (jnp.linalg.slogdet(v)[1], jnp.linalg.eigvals(v).prod())
+    found = jaxrewrite.transform(both, materialise="allow")(v)
+    for x, y in zip(found, both(v.materialise()), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4)
+
+
 def test_squares_of_a_value_less_an_array(bulk):
     """Terms of three axes, such as the residuals of a batch of systems."""
     v = LowRank(normal(4, 3, 2), normal(4, 2, 1))
