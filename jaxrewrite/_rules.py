@@ -108,14 +108,16 @@ def _check_pair(rule: Rule, keyword: str) -> None:
         )
 
 
+def _is_of_the_package(rule: Rule) -> bool:
+    return (getattr(rule.fn, "__module__", None) or "").startswith("jaxrewrite.")
+
+
 def _check_applies(rule: Rule, primitives: Sequence[Primitive]) -> None:
     """Raise `TypeError` if a user's rule can be called for none of its primitives.
 
     The package's own rules are checked by its tests, so that its import traces nothing.
     """
-    if getattr(rule.fn, "__module__", None) and rule.fn.__module__.startswith(
-        "jaxrewrite."
-    ):
+    if _is_of_the_package(rule):
         return
     reasons = []
     for primitive in primitives:
@@ -662,8 +664,14 @@ def guarded(
     return held
 
 
-def names_a_type(rule: Rule, types: tuple[type, ...]) -> bool:
-    """Whether a rule names the type of a value among operands of these types."""
+def concerns(rule: Rule, types: tuple[type, ...]) -> bool:
+    """Whether a rule is worth telling of for operands of these types.
+
+    It names the type of a value among them, or a user wrote it for any value. The package's
+    own rules for any value are those of annotated arrays, and decline where there is none.
+    """
+    if not _is_of_the_package(rule):
+        return True
     taken = types[::-1] if rule.mirrored else types
     combinations = rule.signature.combinations()
     return any(Entry(rule, *own).outer(taken) > -math.inf for own in combinations)

@@ -33,9 +33,10 @@ def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
     structures = [structure_of(case) for case in cases]
     if not is_value(cases[0]) or any(own != structures[0] for own in structures):
         return NotImplemented
-    depth = _mapped_axes(scope, which)
-    if not depth:
+    row = _repeated(scope, which)
+    if row is None:
         return NotImplemented
+    depth = row.aval.ndim
     like = in_slices(scope.scratch(), on_vars(cases[0]), site)
     if not elements_like(scope, like, depth, site):
         return NotImplemented
@@ -45,17 +46,16 @@ def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
     differing = [i for i, x in enumerate(leaves) if any(own[i] is not x for own in others)]
     count = len(differing)
 
-    def leaf_by_leaf(which: Any, *leaves: Any) -> list[Any]:
-        index = which[(..., *(0,) * (which.ndim - depth))]
+    def leaf_by_leaf(row: Any, *leaves: Any) -> list[Any]:
         chosen = []
         for k in range(count):
             own = leaves[k::count]
-            along = lax.broadcast_in_dim(index, own[0].shape, range(depth))
+            along = lax.broadcast_in_dim(row, own[0].shape, range(depth))
             chosen.append(lax.select_n(along, *own))
         return chosen
 
     taken = [own[i] for own in (leaves, *others) for i in differing]
-    chosen = scope.add_call(leaf_by_leaf, [which, *taken], site)
+    chosen = scope.add_call(leaf_by_leaf, [row, *taken], site)
     for i, leaf in zip(differing, chosen, strict=True):
         leaves[i] = leaf
     return [tree_unflatten(tree_structure(cases[0]), leaves)]
@@ -64,14 +64,12 @@ def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
 keepers["select_n"] = choose
 
 
-def _mapped_axes(scope: Scope, which: Any) -> int:
-    """How many axes in front of what chooses have other numbers than a repetition."""
+def _repeated(scope: Scope, which: Any) -> Any:
+    """What chooses for each element of a batch, if it is repeated along all other axes."""
     eqn = scope.producer(which)
     if eqn is None or eqn.primitive.name != "broadcast_in_dim":
-        return 0
-    row: Any = eqn.invars[0].aval
-    axes = tuple(eqn.params["broadcast_dimensions"])
-    is_in_front = (
-        axes == tuple(range(len(axes))) and which.aval.shape[: len(axes)] == row.shape
-    )
-    return len(axes) if is_in_front and len(axes) < which.aval.ndim else 0
+        return None
+    row: Any = eqn.invars[0]
+    depth, axes = row.aval.ndim, tuple(eqn.params["broadcast_dimensions"])
+    is_in_front = axes == tuple(range(depth)) and which.aval.shape[:depth] == row.aval.shape
+    return row if is_in_front and 0 < depth < which.aval.ndim else None

@@ -17,7 +17,7 @@ from .._notices import collected
 from .._patterns.pattern import Pattern
 from .._patterns.place import pattern_p
 from .._record import Body as RecordedBody, MadeDense as RecordedDense, Record, Recorder
-from .._rules import Rule, Rules, names_a_type, type_of
+from .._rules import Rule, Rules, concerns, type_of
 from .._settings import Policy, check_policy, current_settings
 from .._site import describe_operand
 from .._stage import Arguments, stage
@@ -183,10 +183,10 @@ def _covered(eqn: JaxprEqn) -> tuple[str, ...]:
 
 
 def _declined(record: Record) -> Iterable[Declined]:
-    """The rules that declined, without those for any value, which are asked about all."""
+    """The rules that declined, of those that are worth telling of."""
     types = tuple(map(type_of, record.operands))
     for rule, why in record.declined:
-        if isinstance(rule, Pattern) or names_a_type(rule, types):
+        if isinstance(rule, Pattern) or concerns(rule, types):
             yield Declined(info_of(rule), why)
 
 

@@ -19,9 +19,9 @@ from .._rules import (
     Entry,
     Rule,
     RulesInForce,
+    concerns,
     find_primitive,
     in_order,
-    names_a_type,
     type_of,
 )
 from .._settings import current_settings
@@ -80,7 +80,7 @@ def rules(primitive: Primitive | str | None = None, type: Any = None) -> RuleLis
     primitive
         A primitive or its name: only its rules. ``"pattern"``: only pattern rules.
     type
-        A value type: only the rules that an operand of this type can meet.
+        A value type: only the rules with an annotation that takes this type.
 
     Returns
     -------
@@ -277,7 +277,7 @@ def which(primitive: Primitive | str, *operands: Any, **params: Any) -> Which:
 def _by_types(primitive: Primitive, types: Sequence[type]) -> Which:
     kinds = tuple(cls if issubclass(cls, Value) else Dense for cls in types)
     groups = [
-        [entry.rule for entry in group if names_a_type(entry.rule, kinds)]
+        [entry.rule for entry in group if concerns(entry.rule, kinds)]
         for own in current_settings().rules.tables
         for group in in_order(own.matches(primitive, kinds), kinds)
     ]
@@ -356,5 +356,5 @@ def _rules_matching(
     in_force: RulesInForce, primitive: Primitive, kinds: tuple[type, ...]
 ) -> list[RuleInfo]:
     matches = [e for own in in_force.tables for e in own.matches(primitive, kinds)]
-    named = [entry.rule for entry in matches if names_a_type(entry.rule, kinds)]
+    named = [entry.rule for entry in matches if concerns(entry.rule, kinds)]
     return list(dict.fromkeys(map(info_of, named)))

@@ -175,3 +175,10 @@ def test_a_weight_in_a_branch_that_each_element_chooses_stays(kind, bulk):
     implicit = transform(fn, materialise="forbid")
     for got, want in ((implicit(x, v), fn(x, w)), (slope(implicit)(x, v), slope(fn)(x, w))):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+
+
+def test_values_without_entries_in_branches_that_each_element_chooses():
+    v = values.Permutation(jnp.zeros(0, int), jnp.float32)
+    flags = jnp.array([True, False])
+    fn = lambda v: jax.vmap(lambda p: lax.cond(p, lambda: v, lambda: v.T))(flags)
+    assert transform(fn, materialise="forbid")(v).shape == (2, 0, 0)

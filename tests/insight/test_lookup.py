@@ -36,6 +36,11 @@ def either_way(a: Mass, b: ArrayLike | jaxrewrite.ArrayValue, **params):
     return NotImplemented
 
 
+@jaxrewrite.register("nextafter")
+def any_value(a: jaxrewrite.ArrayValue, b):
+    return NotImplemented if isinstance(b, jaxrewrite.Value) else a
+
+
 V = Mass(jnp.ones(3))
 
 
@@ -97,6 +102,14 @@ def test_which_rule_of_types():
     assert "takes all of its operands" in str(caught.value.__notes__)
     with pytest.raises(TypeError, match="or types alone"):
         which("add", Mass, V)
+
+
+def test_which_tells_of_rules_for_any_value():
+    found = which("nextafter", Mass, jax.Array)
+    assert (found.decision, found.rule.name) == ("rule", "any_value")
+    declined = which("nextafter", V, V)
+    assert declined.decision == "dense"
+    assert [rule.name for rule, _ in declined.others] == ["any_value"]
 
 
 def test_a_region_where_nothing_is_dense():

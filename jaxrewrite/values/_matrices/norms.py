@@ -37,8 +37,13 @@ def norm(v: Any, axes: tuple[int, ...]) -> Any:
         wide = jnp.promote_types(v.dtype, jnp.float32)  # QR is not for 16 bits.
         return _of_factors(*(x.astype(wide) for x in pair), axes)
     if isinstance(v, Scaled):
+        if v.scale.ndim > v.ndim + min(axes):
+            return NotImplemented  # The numbers differ along an axis that is summed.
         size = jaxrewrite.transform(lambda x: jnp.linalg.norm(x, axis=axes))(v.x)
-        return jnp.abs(v.scale) * jaxrewrite.materialise(size)
+        size = jaxrewrite.materialise(size)
+        # A batch has a number for each element, which are along the first axes.
+        ones = (1,) * (size.ndim - v.scale.ndim)
+        return jnp.abs(v.scale).reshape(*v.scale.shape, *ones) * size
     return _of_sum(v, axes) if isinstance(v, Sum) and v.ndim == 2 else NotImplemented
 
 

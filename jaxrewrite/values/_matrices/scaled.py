@@ -173,7 +173,7 @@ class Scaled(LinearAlgebra, Linear):
         The function for dense arrays makes multiples of a value, so it must not be asked for
         the determinant of one here.
         """
-        if not is_square(self):
+        if not is_square(self) or self._scales_rows():
             return NotImplemented
         if isinstance(self.x, jaxrewrite.Value):
             found = self._known("known_determinant")
@@ -249,10 +249,14 @@ class Scaled(LinearAlgebra, Linear):
         return on_fields(lambda x: getattr(x, hook)(*args), self.x)
 
     def known_eigenvalues(self) -> Any:
-        if not is_square(self):
+        if not is_square(self) or self._scales_rows():
             return NotImplemented
         found = known_or(self.x, "known_eigenvalues", jnp.linalg.eigvals)
         return jaxrewrite.materialise(found) * self._of_matrices(1)
+
+    def _scales_rows(self) -> bool:
+        """Whether it is a batch of multiples of vectors, each with a number of its own."""
+        return jnp.ndim(self.scale) > len(self.batch)
 
     def _of_matrices(self, more: int) -> Any:
         """The number of each matrix in a stack, with ``more`` axes of size 1 at the end."""

@@ -287,6 +287,24 @@ def test_norms_of_16_bits():
         np.testing.assert_allclose(found.astype("float32"), dense.astype("float32"), 0.03)
 
 
+def test_norms_of_a_batch_of_multiples():
+    """The number of each element multiplies its norms, or is one of what is summed."""
+    for shape, axes in (((3, 3), (0, 1, None)), ((2, 2, 2), (1, 2, (1, 2)))):
+        v = jax.vmap(lambda x: Scaled(x, x.sum()))(normal(*shape))
+        norms = lambda v, axes=axes: [jnp.linalg.norm(v, axis=axis) for axis in axes]
+        found = jaxrewrite.transform(norms, materialise="allow")(v)
+        for x, y in zip(found, norms(v.materialise()), strict=True):
+            close(jaxrewrite.materialise(x), y)
+
+
+def test_a_determinant_of_a_batch_of_multiples_of_vectors():
+    v = jax.vmap(lambda x: Scaled(x, x.sum()))(normal(3, 3))
+    both = lambda v: (jnp.linalg.slogdet(v)[1], jnp.linalg.eigvals(v).prod())
+    found = jaxrewrite.transform(both, materialise="allow")(v)
+    for x, y in zip(found, both(v.materialise()), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4)
+
+
 def test_squares_of_a_value_less_an_array(bulk):
     """Terms of three axes, such as the residuals of a batch of systems."""
     v = LowRank(normal(4, 3, 2), normal(4, 2, 1))
