@@ -98,7 +98,7 @@ def save_adapter(
     for _, path, weight in _weights(_SAVE, params):
         if not isinstance(weight, Lora):
             continue
-        modules = _modules(names, path)
+        modules = _modules(_SAVE, names, path)
         if modules is None:
             raise ValueError(f"{_SAVE}: names has no module for {path}, which is adapted.")
         for module, adapter in _split(path, weight, modules, layout):
@@ -154,7 +154,8 @@ def load_adapter(
     ValueError
         If a file is damaged; if the adapter is not LoRA of linear layers as it is computed
         here, such as DoRA; if it has modules that no weight of ``params`` has, or lacks one
-        that ``names`` lists; or if shapes or ranks don't fit.
+        that ``names`` lists; if ``names`` lists what is no weight; or if shapes, ranks or
+        dtypes don't fit.
 
     Examples
     --------
@@ -178,7 +179,7 @@ def load_adapter(
     leaves = [leaf for _, leaf in flat]
     for i, path, weight in _weights(_LOAD, params):
         leaves[i] = weight.w if isinstance(weight, Lora) else weight
-        modules = _modules(names, path)
+        modules = _modules(_LOAD, names, path)
         listed = _listed(modules)
         there = [module for module in listed if module in adapters]
         if not there and not isinstance(names, Mapping):
@@ -195,9 +196,16 @@ def load_adapter(
         if modules:
             found = [adapters[module] for module in listed]
             leaves[i] = _joined(path, weight, modules, found, layout)
+    paths = [path for _, path, _ in _weights(_LOAD, params)]
+    table = names if isinstance(names, Mapping) else {}
+    astray = [path for path in table.keys() - {*paths} if table[path] is not None]
+    if astray:
+        raise ValueError(
+            f"{_LOAD}: names has {_some(sorted(astray))}, which is no weight of this pytree. "
+            f"There are {_some(paths)}."
+        )
     unused = sorted(adapters.keys() - used)
     if unused:
-        paths = [path for _, path, _ in _weights(_LOAD, params)]
         raise ValueError(
             f"{_LOAD}: no weight of this pytree has the module {_some(unused)}. Say by `names` "
             f"which has. There are {_some(paths)}."
@@ -228,11 +236,18 @@ def _is_value(x: Any) -> bool:
     return isinstance(x, Value)
 
 
-def _modules(names: Names | None, path: str) -> Modules:
+def _modules(by: str, names: Names | None, path: str) -> Modules:
     if names is None:
         *above, last = path.split("/")
         return ".".join(above if last in ("kernel", "weight") else [*above, last])
-    return names.get(path) if isinstance(names, Mapping) else names(path)
+    found = names.get(path) if isinstance(names, Mapping) else names(path)
+    is_list = isinstance(found, Sequence) and all(isinstance(x, str) for x in found)
+    if not (found is None or is_list):
+        raise ValueError(
+            f"{by}: names gives {found!r} for {path}, where a module, a sequence of modules or "
+            "None is expected."
+        )
+    return found
 
 
 def _listed(modules: Modules) -> list[str]:
@@ -312,6 +327,10 @@ def _axes(
     if isinstance(weight, Lora):
         own = weight.shape[: weight.ndim - len(weight.rows) - len(weight.cols)]
         parts = weight.w, weight.rows, weight.cols, weight.frozen
+    elif not jnp.issubdtype(weight.dtype, jnp.floating):
+        raise ValueError(
+            f"{_LOAD}: {path} has dtype {weight.dtype}, and only floating weights have adapters."
+        )
     else:
         own = tuple(weight.shape[:-2])
         parts = weight, (-2,), (-1,), True

@@ -6,6 +6,7 @@ import json
 import math
 import pathlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -154,7 +155,7 @@ def _read_config(path: pathlib.Path) -> dict[str, Any]:
         raise FileNotFoundError(f"load_adapter: there is no file {path}.")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"load_adapter: {path} is not whole JSON: {error}.") from error
     refuse = lambda why: ValueError(f"load_adapter: {path} {why}")
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
@@ -184,7 +185,8 @@ _OFF: tuple[Any, ...] = (None, False, {}, [], "")
 def _check_numbers(config: Mapping[str, Any], refuse: Any) -> None:
     """Ranks are positive integers, alphas are numbers, and patterns are regular expressions."""
     is_rank = lambda x: type(x) is int and x > 0
-    is_alpha = lambda x: type(x) in (int, float) and math.isfinite(x)
+    # An integer may be larger than any float.
+    is_alpha = lambda x: type(x) in (int, float) and abs(x) <= sys.float_info.max
     for default, patterns, fits in (
         ("r", "rank_pattern", is_rank),
         ("lora_alpha", "alpha_pattern", is_alpha),
@@ -254,7 +256,12 @@ def _default_and_patterns(numbers: Mapping[str, Any]) -> tuple[Any, dict[str, An
     """The most frequent number, and patterns for the modules that have others."""
     default = Counter(numbers.values()).most_common(1)[0][0]
     patterns = {module: n for module, n in numbers.items() if n != default}
-    if any(_of(patterns, module, default) != n for module, n in numbers.items()):
-        # A module's name is the end of another's, or means more than itself as a pattern.
+    try:
+        is_read = all(_of(patterns, module, default) == n for module, n in numbers.items())
+    except re.error:
+        is_read = False
+    if not is_read:
+        # A module's name is the end of another's, or as a pattern means more than itself or
+        # nothing.
         patterns = {f"^{re.escape(module)}": n for module, n in patterns.items()}
     return default, patterns

@@ -187,6 +187,14 @@ def test_names_that_end_alike_keep_their_ranks(tmp_path):
     same(load_adapter(tmp_path, bare), p, kinds=False)
 
 
+def test_a_name_that_is_no_pattern_keeps_its_rank(tmp_path):
+    weight = lambda rank: Lora(numbers(2, 2), numbers(2, rank), numbers(rank, 2))
+    p = {"(": weight(1), "b": weight(2), "c": weight(2)}
+    save_adapter(tmp_path, p)
+    bare = jax.tree.map(lambda v: v.w, p, is_leaf=is_lora)
+    same(load_adapter(tmp_path, bare), p, kinds=False)
+
+
 def test_a_name_that_is_another_pattern_has_its_own_number(tmp_path):
     """peft looks for the name itself where no pattern matches."""
     tensors = factors(RNG, "c+d", 2, 3, 1)
@@ -216,6 +224,7 @@ WRONG = {
     "rank": ({"r": 4}, {}, "first has rank 4 by .*, but lora_A of shape"),
     "no rank": ({"r": 0}, {}, "has r=0"),
     "text": ({"lora_alpha": "8"}, {}, "has lora_alpha='8'"),
+    "a number that is no float": ({"lora_alpha": 10**400}, {}, "has lora_alpha=1000"),
     "pattern": ({"rank_pattern": {"(": 2}}, {}, "has the pattern"),
     "magnitudes": (
         {},
@@ -261,6 +270,9 @@ def test_files_that_are_cut_off_are_refused(tmp_path):
             load_adapter(tmp_path, params())
         path.write_bytes(whole)
     load_adapter(tmp_path, params())
+    path.write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="load_adapter: .*not whole JSON"):
+        load_adapter(tmp_path, params())
 
 
 def test_names_that_do_not_fit(tmp_path):
@@ -274,6 +286,11 @@ def test_names_that_do_not_fit(tmp_path):
             "no adapter for the module third of second/kernel",
         ),
         (one, "no weight of this pytree has the module second"),
+        (
+            {**one, "second/kernel": "second", "third/kernel": "third"},
+            "names has third/kernel, which is no weight",
+        ),
+        (lambda path: 3, "names gives 3 for first/"),
         (first, "two weights have the module first"),
         (
             lambda path: ["first", "second"] if path == "first/kernel" else None,
@@ -282,10 +299,15 @@ def test_names_that_do_not_fit(tmp_path):
     ]:
         with pytest.raises(ValueError, match=f"load_adapter: .*{told}"):
             load_adapter(tmp_path, params(), names=names)
+    whole = params()
+    whole["second"]["kernel"] = whole["second"]["kernel"].astype(int)
+    with pytest.raises(ValueError, match="second/kernel has dtype int32"):
+        load_adapter(tmp_path, whole)
     for names, told in [
         (one, "no module for second/kernel"),
         (first, "two weights have the module first"),
         (lambda path: ["a", "b"], "first/kernel is one weight"),
+        (lambda path: [1], r"names gives \[1\] for first/kernel"),
     ]:
         with pytest.raises(ValueError, match=f"save_adapter: .*{told}"):
             save_adapter(tmp_path / "none", p, names=names)

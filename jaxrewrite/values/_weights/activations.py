@@ -36,11 +36,12 @@ def _is_rounded(v: Any, x: Any) -> bool:
     return is_rounding and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def _is_range_of(v: Quantised, summed: Iterable[int]) -> bool:
-    """Whether a weight has a range for products that sum some of its axes.
+def _is_range_of(v: Quantised, summed: Iterable[int], kept: Iterable[int]) -> bool:
+    """Whether a weight has a range for products that sum some of its axes and keep others.
 
     A range that was found from data is repeated along the axes that the products summed. It
-    says nothing about other products, such as those of cotangents.
+    says nothing about other products, such as those of cotangents, which sum what these kept.
+    A range that is repeated along both tells neither from the other.
     """
     if v.activations != "static":
         return True
@@ -48,8 +49,12 @@ def _is_range_of(v: Quantised, summed: Iterable[int]) -> bool:
     sizes = given.shape
     if max(sizes, default=1) <= 1:
         return True
-    long = [i for i in summed if v.shape[i] > 1]
-    return bool(long) and all(sizes[i] > 1 for i in long)
+
+    def is_along(axes: Iterable[int]) -> bool:
+        long = [i for i in axes if v.shape[i] > 1]
+        return bool(long) and all(sizes[i] > 1 for i in long)
+
+    return is_along(summed) and not is_along(kept)
 
 
 def _scale(v: Quantised, x: Any, axes: Sequence[int]) -> Any:
@@ -106,9 +111,9 @@ def _unit(q: Any, dtype: Any) -> Quantised:
     return Quantised(q, jnp.ones((1,) * q.ndim, dtype))
 
 
-def _not_in(out: Labels, own: Labels) -> list[int]:
-    """The axes of an operand that are summed."""
-    return [i for i, label in enumerate(own) if label not in out]
+def _not_in(others: Labels, own: Labels) -> list[int]:
+    """The axes of an operand that are not among others; of the result, those that are summed."""
+    return [i for i, label in enumerate(own) if label not in others]
 
 
 @jaxrewrite.register("dot_general", either=True)
@@ -127,7 +132,7 @@ def _(
     kind = preferred_element_type, precision
     v, x, terms = terms_of(x, y, dimension_numbers, *kind)
     terms = terms.of(v, x)
-    if not _is_range_of(v, _not_in(terms.out, terms.v)):
+    if not _is_range_of(v, _not_in(terms.out, terms.v), _not_in(terms.x, terms.v)):
         return NotImplemented
     summed = _not_in(terms.out, terms.x)
     scale = _scale(v, x, summed)
@@ -147,14 +152,14 @@ def _(
 @jaxrewrite.register("conv_general_dilated")
 def _(x: ArrayLike, v: Quantised, *, preferred_element_type, **params) -> Any:
     numbers = params["dimension_numbers"]
-    if not (_is_rounded(v, x) and _is_range_of(v, numbers.rhs_spec[1:])):
+    features, *summed = numbers.rhs_spec
+    if not (_is_rounded(v, x) and _is_range_of(v, summed, [features])):
         return NotImplemented
     x = jnp.asarray(x)
     dtype = preferred_element_type or jnp.result_type(x, v.dtype)
     # If there are groups of the batch, images of several groups meet in one of the result.
     own = numbers.lhs_spec[0] if params["batch_group_count"] == 1 else None
     scale = _scale(v, x, [i for i in range(x.ndim) if i != own])
-    features = numbers.rhs_spec[0]
     is_scaled_before = any(k > 1 for i, k in enumerate(v.scale.shape) if i != features)
     fits = v.size // max(v.shape[features], 1) <= MOST_SUMMED
     if v.zero is not None or not fits or is_scaled_before:

@@ -26,14 +26,14 @@ def calibrate(
     The result is a function of values, any pytree with `Quantised` weights in it, also
     within other values, and of batches of data. It calls ``transform(fn)(values, batch)``
     for each batch, and returns the values with ``activations="static"`` and the largest
-    magnitude that each weight met in products and convolutions. In these calls the
+    magnitude that each weight met in products and convolutions with floating arrays. In these calls the
     activations are not rounded. A weight that met no array stays as it was. Each weight of
     a stack, for a loop over layers, has its own range. The range is repeated along the axes
     of the weight that the products summed. It holds for these axes: a product along others,
     such as that of a cotangent with the same weight, does not round. Where no range could tell
     activations from such cotangents, a weight has ``activations="dynamic"``: if its products
-    summed different axes, or only axes of length one, and for the kernel of a convolution with
-    one feature in each group, as in a depthwise one.
+    summed different axes, only axes of length one, or a part of an axis that was reshaped, and
+    for the kernel of a convolution with one feature in each group, as in a depthwise one.
 
     The batches may be any iterable, such as ``tqdm.tqdm(batches)``, which shows the progress.
 
@@ -51,7 +51,8 @@ def calibrate(
     ------
     ValueError
         By the returned function: if there is no `Quantised` in the values, there are no
-        batches, no weight met an array, or one met an array that is not finite.
+        batches, no weight met an array, or one met an array that is not finite; or if it is
+        called in a function that is compiled.
 
     Examples
     --------
@@ -75,6 +76,11 @@ def calibrate(
         observed = [record.observe(x) if _is_quantised(x) else x for x in leaves]
         if not any(map(_is_quantised, leaves)):
             raise ValueError("calibrate: there is no Quantised weight among the values.")
+        if any(isinstance(x.index, jax.core.Tracer) for x in observed if _is_quantised(x)):
+            raise ValueError(
+                "calibrate: the ranges leave a program as it runs, so calibrate may not be "
+                "called in a function that is compiled. Its own function may be compiled."
+            )
         count = 0
         for batch in batches:
             run(treedef.unflatten(observed), batch)
@@ -102,13 +108,15 @@ def _is_seen(ranges: np.ndarray) -> bool:
 class _Product(NamedTuple):
     """How a product uses a weight: by which of its axes, which are there once it is moved.
 
-    ``sums_last`` tells whether the last axis that the weight had is summed. If not
-    ``is_directed``, the product of a cotangent with the weight may sum the same axes.
+    ``kept`` are the axes longer than one that are neither batches nor summed. ``last`` are those
+    that have a part of the last axis that the weight had. If not ``is_directed``, the product of
+    a cotangent with the weight may sum the same axes.
     """
 
     batch: tuple[int, ...]
     summed: tuple[int, ...]
-    sums_last: bool
+    kept: tuple[int, ...]
+    last: frozenset[int]
     is_directed: bool = True
 
 
@@ -126,13 +134,22 @@ class _Met:
         self.is_stack = len(shape) > 2
 
     def note(self, numbers: np.ndarray, own: np.ndarray, product: _Product) -> None:
-        """Note a product by numbers along its batches, other axes, and summed axes."""
+        """Note a product by numbers along its batches, the axes it keeps, and those it sums."""
         places = np.unravel_index(np.where(own, numbers - self._start, 0), self._shape)
-        along = {k for k, place in enumerate(places) if _differ(place, own, 2)}
-        along |= {len(self._shape) - 1} if product.sums_last else set()
-        self.summed.add(frozenset(along))
-        self.is_directed &= product.is_directed
-        self.is_stack &= not _differ(places[0], own, (1, 2))
+
+        def of_weight(axis: int, parts: Sequence[int]) -> frozenset[int]:
+            """The axes of the weight that lie along one of the numbers."""
+            along = {k for k, place in enumerate(places) if _differ(place, own, axis)}
+            is_last = not product.last.isdisjoint(parts)
+            return frozenset(along | {len(self._shape) - 1} if is_last else along)
+
+        summed = of_weight(-1, product.summed)
+        self.summed.add(summed)
+        # A cotangent's product sums what is kept.
+        kept = [of_weight(i, [part]) for i, part in enumerate(product.kept, 1)]
+        is_apart = not kept or any(map(summed.isdisjoint, kept))
+        self.is_directed &= product.is_directed and is_apart
+        self.is_stack &= not _differ(places[0], own, tuple(range(1, own.ndim)))
 
 
 def _differ(places: np.ndarray, own: np.ndarray, axes: Any) -> bool:
@@ -152,7 +169,8 @@ class _Record:
         """The weight, which notes in this record what it is multiplied with."""
         shape = (*v.shape[:-1], 1)
         start, count = len(self.ranges), math.prod(shape)
-        self._met.setdefault(start, _Met(start, shape))
+        if count:
+            self._met[start] = _Met(start, shape)
         self.ranges = np.append(self.ranges, np.full(count, -1.0))
         own: Any = {"index": (start + jnp.arange(count)).reshape(shape)}
         return _Observed(v.q, v.scale, v.zero, record=self, **own)
@@ -167,11 +185,12 @@ class _Record:
             np.maximum.at(self.ranges, np.ravel(index), np.asarray(most, np.float64))
         if not np.size(index):
             return
-        batch, summed = (len(axes) for axes in product[:2])
-        ends = [*range(batch), *range(-summed, 0)]
-        moved = np.moveaxis(np.asarray(index), (*product.batch, *product.summed), ends)
-        sizes = (moved.shape[:batch], moved.shape[batch : moved.ndim - summed])
-        numbers = moved.reshape(*map(math.prod, sizes), -1)
+        array = np.asarray(index)
+        batch, summed, kept = product[:3]
+        short = [i for i in range(array.ndim) if i not in (*batch, *kept, *summed)]
+        moved = array.transpose(*batch, *short, *kept, *summed)
+        sizes = [array.shape[i] for i in kept]
+        numbers = moved.reshape(math.prod(array.shape[i] for i in batch), *sizes, -1)
         starts = list(self._met)
         owners = np.searchsorted(starts, numbers, side="right") - 1
         for owner in np.unique(owners):
@@ -187,6 +206,10 @@ class _Observed(Quantised):
 
     index: Array = jaxrewrite.field(kw_only=True)
     record: _Record = jaxrewrite.field(static=True, kw_only=True)
+
+    def shared(self) -> list[Any]:
+        """The index may have a number for each entry, where the weight itself stays small."""
+        return super().shared()[:-1]
 
 
 @jaxrewrite.register("dot_general", either=True)
@@ -215,14 +238,19 @@ def _noted(
     summed: Sequence[int],
     is_directed: bool = True,
 ) -> Any:
-    v, other = (x, y) if isinstance(x, _Observed) else (y, x)
-    sums_last = any(v.index.shape[i] < v.shape[i] for i in summed)
-    product = _Product(tuple(batch), tuple(summed), sums_last, is_directed)
-    note = functools.partial(v.record.note, product)
-    jax.debug.callback(note, v.index, abs(jnp.asarray(other)).max(initial=0))
+    v, other = (x, jnp.asarray(y)) if isinstance(x, _Observed) else (y, jnp.asarray(x))
     plain = Quantised(v.q, v.scale, v.zero)
     operands = (plain if z is v else z for z in (x, y))
-    return jaxrewrite.bind(primitive, *operands, **params)
+    product = jaxrewrite.bind(primitive, *operands, **params)
+    if not jnp.issubdtype(other.dtype, jnp.floating):
+        return product  # Integers are not rounded.
+    used = {*batch, *summed}
+    kept = [i for i, n in enumerate(v.shape) if n > 1 and i not in used]
+    last = frozenset(i for i, n in enumerate(v.shape) if v.index.shape[i] < n)
+    use = _Product(tuple(batch), tuple(summed), tuple(kept), last, is_directed)
+    note = functools.partial(v.record.note, use)
+    jax.debug.callback(note, v.index, abs(other).max(initial=0))
+    return product
 
 
 def _with_range(v: Any, observed: Any) -> Any:

@@ -98,6 +98,14 @@ class Coded(Structured):
     def materialise(self) -> jax.Array:
         return blockwise(jnp.multiply, self.levels(), self.scale_of_blocks())
 
+    def shared(self) -> list[Any]:
+        """The leaves of which an entry is shared by a block."""
+        return jax.tree.leaves(self)[1:]
+
+    def among(self, values: Sequence[Any]) -> Self:
+        """This array in a form that others, with which one array is made, have too."""
+        return self
+
     def join(self, other: Any) -> Any:
         met = aligned([self, other]) if isinstance(other, Coded) else None
         return NotImplemented if met is None else tuple(met)
@@ -248,7 +256,7 @@ def aligned(values: Sequence[Coded], axis: int | None = None) -> list[Any] | Non
 
     The values may differ in length along ``axis``. Their blocks get one size there.
     """
-    flat: list[tuple[list[Any], Any]] = [jax.tree.flatten(v) for v in values]
+    flat: list[tuple[list[Any], Any]] = [jax.tree.flatten(v.among(values)) for v in values]
     if len({(treedef, *(x.dtype for x in leaves)) for leaves, treedef in flat}) > 1:
         return None
 
@@ -285,11 +293,10 @@ def unless_grown(old: Coded, new: Coded) -> Any:
 
     Such a result would be no smaller than the dense array.
     """
-    codes, *shared = jax.tree.leaves(new)
-    before = jax.tree.leaves(old)[1:]
+    size = jax.tree.leaves(new)[0].size
     if any(
-        y.size > x.size and y.size >= codes.size
-        for x, y in zip(before, shared, strict=True)
+        y.size > x.size and y.size >= size
+        for x, y in zip(old.shared(), new.shared(), strict=True)
     ):
         return NotImplemented
     return new

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -17,9 +19,11 @@ from .coded import (
     blockwise,
     check_blocks,
     checked_weight,
+    finest,
     of_blocks,
     scale_in,
     sizes_of,
+    spread,
 )
 from .packed import Packed, packed
 
@@ -68,7 +72,7 @@ class Quantised(Coded):
         The largest magnitude of these arrays if ``activations="static"``, in a shape as for
         ``scale``. `calibrate` finds it. Larger entries are cut off. If it has a length of
         more than one along some axis, it is for products that sum no other axes than such
-        and those of length one; others do not round. If dynamic, it is the largest magnitude
+        and those of length one, and do not only keep such; others do not round. If dynamic, it is the largest magnitude
         of all that is summed: of each row of ``x`` in ``x @ v``, and of
         each image in a convolution.
 
@@ -245,6 +249,37 @@ class Quantised(Coded):
 
     def map_scales(self, change: Callable[[Any], Any]) -> Self:
         return dataclasses.replace(self, scale=change(self.scale))
+
+    def among(self, values: Sequence[Any]) -> Self:
+        """If they do not all round arrays in one way, each rounds them by their own largest
+        magnitude, or none does if one does not."""
+        kinds = {getattr(v, "activations", None) for v in values}
+        if len(kinds) == 1:
+            return self
+        kind = None if None in kinds else "dynamic"
+        return dataclasses.replace(self, activations=kind, activation_range=None)
+
+
+@jaxrewrite.register("concatenate")
+def _(*vs: Quantised, dimension, **params) -> Any:
+    """One range for all parts, if each has one along this axis.
+
+    A range that differs along an axis is for products that sum it. Weights of length one may be
+    those of a stack, where each has its own.
+    """
+    ranges: list[Any] = [v.activation_range for v in vs]
+    if any(most is None or most.shape[dimension] > 1 for most in ranges):
+        return NotImplemented
+    grid = finest(*(most.shape for most in ranges))
+    is_stack = all(v.shape[dimension] == 1 for v in vs)
+    if is_stack and math.prod(grid) < vs[0].size:
+        return NotImplemented
+    rest = [dataclasses.replace(v, activations=None, activation_range=None) for v in vs]
+    whole = jaxrewrite.bind("concatenate", *rest, dimension=dimension)
+    if not isinstance(whole, Quantised):
+        return whole
+    most = functools.reduce(jnp.maximum, (spread(most, grid) for most in ranges))
+    return dataclasses.replace(whole, activations="static", activation_range=most)
 
 
 def check_bits(cls: str, bits: int) -> None:

@@ -426,6 +426,80 @@ def test_a_range_tells_activations_from_cotangents(name, bulk):
     agrees_inside(fn, after, x)
 
 
+JOINED = {
+    "side by side": lambda v, x: x @ jnp.concatenate(v, 1),
+    "one above the other": lambda v, x: x @ jnp.concatenate(v, 0).T,
+    "two columns": lambda v, x: x @ jnp.concatenate([w[:, :1] for w in v], 1),
+}
+
+
+@pytest.mark.parametrize("name", JOINED)
+@pytest.mark.parametrize("more", [0, 1], ids=["even", "uneven"])
+def test_a_range_of_weights_that_are_joined_is_for_the_same_products(name, more, bulk):
+    fn, sizes = JOINED[name], (8, 8 + more)
+    shapes = [(n, 8) if "above" in name else (8, n) for n in sizes]
+    v = [Quantised.quantise(normal(*shape, seed=i)) for i, shape in enumerate(shapes)]
+    x = normal(5, 8, seed=2)
+    after = calibrate(fn, materialise="forbid")(v, [x])
+    assert [w.activations for w in after] == ["static"] * 2
+    got, want = jax.jit(forbid(fn))(after, x), fn(jaxrewrite.materialise(v), x)
+    assert 1e-4 < abs(got - want).max() < 0.05 * abs(want).max()
+    agrees_inside(fn, after, x)
+
+
+SPLIT = {
+    "flat": (lambda v, x: x @ v.reshape(8, 12), (96,), (5, 8)),
+    "rows apart": (lambda v, x: joint(v.reshape(2, 4, 1), x), (8, 1), (5, 4)),
+    "rows in columns": (
+        lambda v, x: x @ v.reshape(2, 4, 12).transpose(1, 0, 2).reshape(4, 24),
+        *((8, 12), (5, 4)),
+    ),
+    "a row in parts": (
+        lambda v, x: jnp.einsum("bk,dhk->bdh", x, v.reshape(1, 3, 4)),
+        *((1, 12), (5, 4)),
+    ),
+    "moved and merged": (lambda v, x: x @ v.T.reshape(24, 4), (8, 12), (5, 24)),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_weight_of_which_a_product_sums_a_part_of_an_axis_has_no_range(name, bulk):
+    """Its cotangents meet the other part."""
+    fn, of_weight, of_x = SPLIT[name]
+    v, x = Quantised.quantise(normal(*of_weight)), normal(*of_x, seed=1)
+    after = calibrate(fn, materialise="forbid")(v, [x])
+    assert after.activations == "dynamic"
+    agrees_inside(fn, after, x)
+
+
+def test_a_range_for_two_directions_is_for_neither(bulk):
+    v, x = Quantised.quantise(normal(8, 12)), normal(5, 8)
+    both = dataclasses.replace(
+        v, activations="static", activation_range=jnp.ones((8, 12)) / 9
+    )
+    np.testing.assert_allclose(x @ both, x @ v.materialise(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("other", [None, "dynamic"])
+def test_weights_that_round_in_different_ways_are_joined(other, bulk):
+    v, x = static(weight(normal(8, 4), 8, None), 1.0), normal(5, 8, seed=1)
+    u = weight(normal(8, 4, seed=2), 8, other)
+    for fn in (lambda v, u: jnp.stack([v, u]), lambda v, u: jnp.where(x[0, 0] > 0, v, u)):
+        joined = forbid(fn)(v, u)
+        assert joined.activations == other
+        want = fn(v.materialise(), u.materialise())
+        np.testing.assert_array_equal(joined.materialise(), want)
+
+
+def test_integers_and_weights_without_entries_have_no_range():
+    v, empty = (Quantised.quantise(normal(n, 3)) for n in (4, 0))
+    x = jnp.ones((2, 4))
+    program = lambda v, x: (x @ v[1], jnp.full((2, 4), 99) @ v[1], x @ v[2])
+    after = calibrate(program)([empty, v, v], [x])
+    assert [w.activations for w in after] == [None, "static", "static"]
+    np.testing.assert_array_equal(after[1].activation_range, np.ones((4, 1)))
+
+
 def test_a_weight_that_is_used_in_two_directions_has_no_range(bulk):
     """Its activations and the cotangents of the others meet the same axes of it."""
     v, x = Quantised.quantise(normal(8, 12)), normal(5, 8, seed=1)
@@ -447,6 +521,10 @@ def test_a_weight_that_is_used_in_two_directions_has_no_range(bulk):
         (
             lambda: calibrate(model)(params(), [jnp.full((1, 8), jnp.nan)]),
             "not finite",
+        ),
+        (
+            lambda: jax.jit(calibrate(model))(params(), [jnp.ones((1, 8))]),
+            "in a function that is compiled",
         ),
         (
             lambda: Quantised.quantise(jnp.ones((2, 2)), activations="static"),
