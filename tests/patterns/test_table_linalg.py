@@ -111,10 +111,6 @@ def _traced(fn, args):
         return None  # Operands of other ranks.
 
 
-# Those that are a formula and nothing else, so that each change is inside of it.
-EXACT = [PROGRAMS[i] for i, (_, fn, args) in enumerate(PROGRAMS) if _is_exact(fn, args)]
-
-
 @jax.numpy_dtype_promotion("standard")
 def agrees(fn, args, rules):
     """The program and its gradients in double precision, as they are and rewritten."""
@@ -141,14 +137,17 @@ def test_each_formula_is_found_and_is_right(name, fn, args):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, fn, args", EXACT)
-def test_look_alikes_stay(name, fn, args):
-    rules, answers = spied(TABLE, [name])
-    alike = dict(look_alikes(fn, *args))
-    assert len(alike) >= 5
-    for what, program in alike.items():
-        jaxrewrite.make_jaxpr(program, rules=rules)(*args)
-        assert not answers, what
+def test_look_alikes_stay():
+    """Of programs that are a formula and nothing else, so that each change is inside of it."""
+    exact = [program for program in PROGRAMS if _is_exact(*program[1:])]
+    assert len(exact) > 20
+    for name, fn, args in exact:
+        rules, answers = spied(TABLE, [name])
+        alike = dict(look_alikes(fn, *args))
+        assert len(alike) >= 5
+        for what, program in alike.items():
+            jaxrewrite.make_jaxpr(program, rules=rules)(*args)
+            assert not answers, (name, what)
 
 
 # Programs that compute something else, and rules that must not answer.

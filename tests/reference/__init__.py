@@ -13,7 +13,9 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 class Case(NamedTuple):
@@ -33,6 +35,11 @@ class Case(NamedTuple):
     def value(self, rng, dtype="float32", shape=(4, 6)):
         n, m = shape
         return self.make(rng, jnp.dtype(dtype), n, n if self.square else m)
+
+    def type(self):
+        """The type of its values, of which none is made: most compile what they need."""
+        rng = np.random.default_rng(0)
+        return type(jax.eval_shape(lambda: self.value(rng, shape=(4, 4))))
 
 
 CASES: dict[str, Case] = {}

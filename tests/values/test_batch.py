@@ -351,10 +351,10 @@ LOOPS = {
 }
 
 INNER = {
-    **{name: case(name) for name in CASES if "of Tagged" not in name},
-    "scaled zero": Scaled(Zero((N, N)), jnp.float32(2)),
-    "plain": Unitful(uniform(N, N), ""),
-    "batched": jaxrewrite.stack([Scaled(X, jnp.float32(i + 1)) for i in range(N)]),
+    **{name: functools.partial(case, name) for name in CASES if "of Tagged" not in name},
+    "scaled zero": lambda: Scaled(Zero((N, N)), jnp.float32(2)),
+    "plain": lambda: Unitful(uniform(N, N), ""),
+    "batched": lambda: jaxrewrite.stack([Scaled(X, jnp.float32(i + 1)) for i in range(N)]),
 }
 
 OUTER = {
@@ -385,7 +385,7 @@ SAMPLE = [
 
 
 def check_nested(outer, inner):
-    agrees(LOOPS, OUTER[outer](INNER[inner]), tolerance=1e-3)
+    agrees(LOOPS, OUTER[outer](INNER[inner]()), tolerance=1e-3)
 
 
 @pytest.mark.parametrize(("outer", "inner"), SAMPLE[::2])

@@ -26,14 +26,15 @@ def calibrate(
     The result is a function of values, any pytree with `Quantised` weights in it, also
     within other values, and of batches of data. It calls ``transform(fn)(values, batch)``
     for each batch, and returns the values with ``activations="static"`` and the largest
-    magnitude that each weight met in products and convolutions with floating arrays. In these calls the
-    activations are not rounded. A weight that met no array stays as it was. Each weight of
-    a stack, for a loop over layers, has its own range. The range is repeated along the axes
-    of the weight that the products summed. It holds for these axes: a product along others,
-    such as that of a cotangent with the same weight, does not round. Where no range could tell
-    activations from such cotangents, a weight has ``activations="dynamic"``: if its products
-    summed different axes, only axes of length one, or a part of an axis that was reshaped, and
-    for the kernel of a convolution with one feature in each group, as in a depthwise one.
+    magnitude that each weight met in products and convolutions with floating arrays. In these
+    calls the activations are not rounded. A weight that met no array stays as it was. Each
+    weight of a stack, for a loop over layers, has its own range. The range is repeated along
+    the axes of the weight that the products summed. It holds for these axes: a product along
+    others, such as that of a cotangent with the same weight, does not round. Where no range
+    could tell activations from such cotangents, a weight has ``activations="dynamic"``: if its
+    products summed different axes, only axes of length one, or a part of an axis that was
+    reshaped, and for the kernel of a convolution with one feature in each group, as in a
+    depthwise one.
 
     The batches may be any iterable, such as ``tqdm.tqdm(batches)``, which shows the progress.
 

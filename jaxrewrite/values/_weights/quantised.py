@@ -72,9 +72,9 @@ class Quantised(Coded):
         The largest magnitude of these arrays if ``activations="static"``, in a shape as for
         ``scale``. `calibrate` finds it. Larger entries are cut off. If it has a length of
         more than one along some axis, it is for products that sum no other axes than such
-        and those of length one, and do not only keep such; others do not round. If dynamic, it is the largest magnitude
-        of all that is summed: of each row of ``x`` in ``x @ v``, and of
-        each image in a convolution.
+        and those of length one, and do not only keep such; others do not round. If dynamic,
+        it is the largest magnitude of all that is summed: of each row of ``x`` in ``x @ v``,
+        and of each image in a convolution.
 
     Raises
     ------

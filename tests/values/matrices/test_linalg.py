@@ -28,17 +28,19 @@ def make(name, n=5):
     return CASES[name].value(np.random.default_rng(0), "float64", (n, n))
 
 
+_TYPES = {name: case.type() for name, case in CASES.items() if case.square}
+_SQUARE = {name: cls for name, cls in _TYPES.items() if issubclass(cls, Matrix)}
+
+
 def matrices(method):
     """The names of the cases whose type defines a method of `Matrix`."""
-    found = []
-    for name, case in CASES.items():
-        value = case.value(np.random.default_rng(0)) if case.square else None
-        if isinstance(value, Matrix) and getattr(type(value), method) is not getattr(
-            Matrix, method
-        ):
-            found.append(name)
+    found = {
+        name: cls
+        for name, cls in _SQUARE.items()
+        if getattr(cls, method) is not getattr(Matrix, method)
+    }
     # The last of a class, of one class in five: the others are for the long run.
-    last = {type(CASES[name].value(np.random.default_rng(0))): name for name in found}
+    last = {cls: name for name, cls in found.items()}
     return pytest.mark.parametrize(
         "name",
         often(found, list(last.values())[::5]),
@@ -435,13 +437,6 @@ def _answers(name, methods):
         else:
             for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
                 close(x, y)
-
-
-_SQUARE = [
-    name
-    for name, case in CASES.items()
-    if case.square and isinstance(case.value(np.random.default_rng(0)), Matrix)
-]
 
 
 @pytest.mark.slow
