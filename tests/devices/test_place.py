@@ -45,30 +45,36 @@ def specs(tree):
 BOTH = P("data", "model")
 
 
-@pytest.mark.parametrize(
-    ("value", "want"),
-    [
-        (KERNEL, [BOTH]),
-        (Lora(KERNEL, A, B), [BOTH, P("data", None), P(None, "model")]),
-        (Quantised.quantise(KERNEL, axis=-1), [BOTH, P(None, "model")]),
-        (Quantised.quantise(KERNEL), [BOTH, P(None, None)]),
-        # Three bits, in two groups of eight of which the second is not full.
-        (Quantised.quantise(KERNEL[:4, :12], 3, axis=-1), [BOTH, P(None, "model")]),
-        (
-            Lora(Quantised.quantise(KERNEL, axis=-1), A, B),
-            [BOTH, P(None, "model"), P("data", None), P(None, "model")],
-        ),
-        (Scaled(KERNEL, jnp.float32(2.0)), [BOTH, P()]),
-        (Masked(KERNEL, KERNEL > 0), [BOTH, BOTH]),
-        (Unitful(LowRank(A, B), "m"), [P("data", None), P(None, "model")]),
-        (
-            Masked(Quantised.quantise(KERNEL, axis=-1), KERNEL > 0),
-            [BOTH, P(None, "model"), BOTH],
-        ),
-    ],
-    ids=lambda x: type(x).__name__,
-)
-def test_leaves_follow_the_array(mesh, value, want):
+def by_columns(w=KERNEL, bits=8):
+    return Quantised.quantise(w, bits, axis=-1)
+
+
+# A value, and how its leaves are split.
+LEAVES = {
+    "array": (lambda: KERNEL, [BOTH]),
+    "Lora": (lambda: Lora(KERNEL, A, B), [BOTH, P("data", None), P(None, "model")]),
+    "Quantised": (by_columns, [BOTH, P(None, "model")]),
+    "Quantised with one scale": (lambda: Quantised.quantise(KERNEL), [BOTH, P(None, None)]),
+    # Two groups of eight, of which the second is not full.
+    "three bits": (lambda: by_columns(KERNEL[:4, :12], 3), [BOTH, P(None, "model")]),
+    "Lora of Quantised": (
+        lambda: Lora(by_columns(), A, B),
+        [BOTH, P(None, "model"), P("data", None), P(None, "model")],
+    ),
+    "Scaled": (lambda: Scaled(KERNEL, jnp.float32(2.0)), [BOTH, P()]),
+    "Masked": (lambda: Masked(KERNEL, KERNEL > 0), [BOTH, BOTH]),
+    "Unitful": (lambda: Unitful(LowRank(A, B), "m"), [P("data", None), P(None, "model")]),
+    "Masked of Quantised": (
+        lambda: Masked(by_columns(), KERNEL > 0),
+        [BOTH, P(None, "model"), BOTH],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_leaves_follow_the_array(mesh, name):
+    make, want = LEAVES[name]
+    value = make()
     found = shardings({"kernel": value}, mesh, [("kernel", BOTH)])
     assert specs(found) == want
     placed = place({"kernel": value}, mesh, [("kernel", BOTH)])
