@@ -19,14 +19,13 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
     _flags.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_flags])
 
-# Compiling takes most of the time: what was compiled once, is not again. JAX writes entries
-# piece by piece, so that each process that runs tests has a folder to itself.
+# Compiling takes most of the time: what one process of a run has compiled, no other compiles.
+# JAX writes entries piece by piece. A process that meets a part of one warns, which setup.cfg
+# lets pass, and compiles.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _compiled = tempfile.mkdtemp(prefix="jaxrewrite-tests-")
     atexit.register(shutil.rmtree, _compiled, ignore_errors=True)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled
-if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ["JAX_COMPILATION_CACHE_DIR"] += "/" + os.environ["PYTEST_XDIST_WORKER"]
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
