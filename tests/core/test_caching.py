@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import jaxrewrite
 from jaxrewrite import transform
@@ -333,6 +334,29 @@ def test_tables_and_what_their_rules_close_over_are_collected(no_leak_checks):
     jax.clear_caches()
     gc.collect()
     assert [ref() for ref in refs] == [None, None]
+
+
+def test_a_table_of_a_transform_inside_is_read_while_a_function_is_staged():
+    rules = jaxrewrite.Rules()
+    inner = transform(lax.tanh, rules=rules)
+    run = transform(lambda v, x: inner(x))
+    compiled = transform(lambda v, x: jax.jit(inner)(x))
+    v = Doubled(X)
+    for fn in (run, compiled):
+        np.testing.assert_allclose(fn(v, X), np.tanh(X), rtol=1e-6)
+
+    @rules.register("tanh")
+    def _(x: jax.Array, **params):
+        return x + 10
+
+    for fn in (run, compiled):
+        np.testing.assert_allclose(fn(v, X), np.tanh(X), rtol=1e-6)
+    jaxrewrite.clear_caches()
+    np.testing.assert_allclose(run(v, X), X + 10)
+    np.testing.assert_allclose(compiled(v, X), np.tanh(X), rtol=1e-6)
+    jax.clear_caches()
+    jaxrewrite.clear_caches()
+    np.testing.assert_allclose(compiled(v, X), X + 10)
 
 
 def test_what_rules_did_is_bounded():
