@@ -175,9 +175,11 @@ def load_adapter(
     """
     adapters = read(pathlib.Path(directory))
     used: set[str] = set()
+    paths = []
     flat, treedef = jax.tree_util.tree_flatten_with_path(params, is_leaf=_is_value)
     leaves = [leaf for _, leaf in flat]
     for i, path, weight in _weights(_LOAD, params):
+        paths.append(path)
         leaves[i] = weight.w if isinstance(weight, Lora) else weight
         modules = _modules(_LOAD, names, path)
         listed = _listed(modules)
@@ -196,7 +198,6 @@ def load_adapter(
         if modules:
             found = [adapters[module] for module in listed]
             leaves[i] = _joined(path, weight, modules, found, layout)
-    paths = [path for _, path, _ in _weights(_LOAD, params)]
     table = names if isinstance(names, Mapping) else {}
     astray = [path for path in table.keys() - {*paths} if table[path] is not None]
     if astray:

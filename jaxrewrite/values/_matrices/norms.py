@@ -40,10 +40,7 @@ def norm(v: Any, axes: tuple[int, ...]) -> Any:
         if v.scale.ndim > v.ndim + min(axes):
             return NotImplemented  # The numbers differ along an axis that is summed.
         size = jaxrewrite.transform(lambda x: jnp.linalg.norm(x, axis=axes))(v.x)
-        size = jaxrewrite.materialise(size)
-        # A batch has a number for each element, which are along the first axes.
-        ones = (1,) * (size.ndim - v.scale.ndim)
-        return jnp.abs(v.scale).reshape(*v.scale.shape, *ones) * size
+        return jnp.abs(v.factor()).squeeze(axes) * jaxrewrite.materialise(size)
     return _of_sum(v, axes) if isinstance(v, Sum) and v.ndim == 2 else NotImplemented
 
 

@@ -75,9 +75,10 @@ def calibrate(
         leaves, treedef = flat
         record = _Record()
         observed = [record.observe(x) if _is_quantised(x) else x for x in leaves]
-        if not any(map(_is_quantised, leaves)):
+        weights = [x for x in observed if isinstance(x, _Observed)]
+        if not weights:
             raise ValueError("calibrate: there is no Quantised weight among the values.")
-        if any(isinstance(x.index, jax.core.Tracer) for x in observed if _is_quantised(x)):
+        if any(isinstance(v.index, jax.core.Tracer) for v in weights):
             raise ValueError(
                 "calibrate: the ranges leave a program as it runs, so calibrate may not be "
                 "called in a function that is compiled. Its own function may be compiled."

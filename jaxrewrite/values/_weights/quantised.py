@@ -67,7 +67,9 @@ class Quantised(Coded):
         None means a quantisation that is symmetric about zero.
     activations
         None, ``"dynamic"`` or ``"static"``. If not None, products and convolutions with
-        floating arrays round these as well, to 8 bits; see the notes.
+        floating arrays round these as well, to 8 bits; see the notes. Where a program joins
+        weights that differ in this, the whole does not round if one of them does not, and
+        else is dynamic.
     activation_range
         The largest magnitude of these arrays if ``activations="static"``, in a shape as for
         ``scale``. `calibrate` finds it. Larger entries are cut off. If it has a length of
@@ -251,8 +253,11 @@ class Quantised(Coded):
         return dataclasses.replace(self, scale=change(self.scale))
 
     def among(self, values: Sequence[Any]) -> Self:
-        """If they do not all round arrays in one way, each rounds them by their own largest
-        magnitude, or none does if one does not."""
+        """This array, rounding arrays as the others do.
+
+        If they do so in different ways, each rounds them by their own largest magnitude, or none
+        does if one does not.
+        """
         kinds = {getattr(v, "activations", None) for v in values}
         if len(kinds) == 1:
             return self
