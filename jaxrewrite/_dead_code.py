@@ -5,8 +5,9 @@ A result that nothing needs must not make a value dense or cause a call of a rul
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+import operator
+from collections.abc import Sequence, Set
+from typing import Any, NamedTuple
 
 import jax.extend.core as jex_core
 
@@ -29,34 +30,50 @@ def live_equations(eqns: Sequence[JaxprEqn], outvars: Sequence[Any]) -> list[Jax
     return kept
 
 
-def drop_dead_code(jaxpr: Jaxpr, used: Iterable[Var] | None = None) -> Jaxpr:
+class DataFlow(NamedTuple):
+    """The variables that equations make, and those that they use."""
+
+    made: Set[Var]
+    used: Set[Var]
+
+
+def _data_flow(jaxpr: Jaxpr) -> DataFlow:
+    made = {var for eqn in jaxpr.eqns for var in eqn.outvars}
+    used = {a for eqn in jaxpr.eqns for a in eqn.invars if type(a) is not Literal}
+    return DataFlow(made, used)
+
+
+def drop_dead_code(jaxpr: Jaxpr, flow: DataFlow | None = None) -> Jaxpr:
     """Drop equations, also in nested jaxprs, that nothing needs; effects stay.
 
     JAX's own pass does it, but costs as much as the rest of a rewriting. Most programs have
-    nothing to drop, and a check that costs a fraction of the pass finds that out. ``used`` are
-    the variables that the equations use, if they are known.
+    nothing to drop, and a check that costs a fraction of the pass finds that out. ``flow`` is
+    that of the jaxpr, if it is known.
     """
-    return _compat.drop_dead_code(jaxpr) if _may_have_dead_code(jaxpr, used) else jaxpr
+    flow = flow or _data_flow(jaxpr)
+    return _compat.drop_dead_code(jaxpr) if _may_have_dead_code(jaxpr, flow) else jaxpr
 
 
-def _may_have_dead_code(jaxpr: Jaxpr, used: Iterable[Var] | None = None) -> bool:
+def _may_have_dead_code(jaxpr: Jaxpr, flow: DataFlow) -> bool:
     """Whether an equation, a result or an operand of a nested jaxpr may be dropped."""
+    eqns = jaxpr.eqns
+    if any(map(operator.attrgetter("effects"), eqns)):
+        return True
     # Equations that nothing needs may use each other's results, but not those of the last.
-    needed = _used(jaxpr) if used is None else {*used}
-    needed.update(var for var in jaxpr.outvars if type(var) is not Literal)
+    results = {var for var in jaxpr.outvars if type(var) is not Literal}
+    unneeded = flow.made - flow.used - results
+    if unneeded and any(unneeded.issuperset(eqn.outvars) for eqn in eqns):
+        return True
+    primitives = set(map(operator.attrgetter("primitive"), eqns))
+    if primitives.isdisjoint(dce_rules):
+        return False
     bodies: set[Any] = set()
-    for eqn in jaxpr.eqns:
-        if eqn.effects or needed.isdisjoint(eqn.outvars):
-            return True
+    for eqn in eqns:
         if eqn.primitive in dce_rules:
-            if not needed.issuperset(eqn.outvars):
+            if not unneeded.isdisjoint(eqn.outvars):
                 return True
             bodies.update(jex_core.jaxprs_in_params(eqn.params))
     return any(map(_body_may_have_dead_code, bodies))
-
-
-def _used(jaxpr: Jaxpr) -> set[Any]:
-    return {a for eqn in jaxpr.eqns for a in eqn.invars if type(a) is not Literal}
 
 
 # Every program contains the same few bodies, for example that of `jnp.where`.
@@ -67,9 +84,9 @@ def _body_may_have_dead_code(jaxpr: Jaxpr) -> bool:
     cache = _body_answers.of(jaxpr)
     answer = cache.get("may have dead code")
     if answer is None:
-        used = _used(jaxpr)
-        results = (a for a in jaxpr.outvars if type(a) is not Literal)
-        needs_all = used.union(results).issuperset(jaxpr.invars)
-        answer = not needs_all or _may_have_dead_code(jaxpr, used)
+        flow = _data_flow(jaxpr)
+        results = {a for a in jaxpr.outvars if type(a) is not Literal}
+        needs_all = (flow.used | results).issuperset(jaxpr.invars)
+        answer = not needs_all or _may_have_dead_code(jaxpr, flow)
         cache.put("may have dead code", answer)
     return answer

@@ -100,7 +100,7 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
         )
     with _collector.paused():
         scope = Scope(Rewriting(settings))
-        jaxpr = drop_dead_code(whole, scope.rewriting.used(whole))
+        jaxpr = drop_dead_code(whole, scope.rewriting.data_flow(whole))
         symbolic = [
             scope.operand(var, like)
             for var, like in zip(jaxpr.invars[len(consts) :], inputs.likes, strict=True)

@@ -18,6 +18,7 @@ from . import _compat
 from ._avals import avals_of, layer, mismatch
 from ._caches import WeakCaches
 from ._compat import Jaxpr, Literal, Primitive, Var
+from ._dead_code import DataFlow
 from ._errors import add_note
 from ._notices import Notice, collected
 from ._patterns.place import place
@@ -121,9 +122,12 @@ class Rewriting:
         rewriting.unchanged = set()
         return rewriting
 
-    def used(self, jaxpr: Jaxpr) -> Iterable[Var] | None:
-        """The variables that equations use, if looking for patterns will ask for them."""
-        return facts_of(jaxpr).uses if self.patterns else None
+    def data_flow(self, jaxpr: Jaxpr) -> DataFlow | None:
+        """The data flow of a program, if looking for patterns will ask for it."""
+        if not self.patterns:
+            return None
+        facts = facts_of(jaxpr)
+        return DataFlow(facts.made.keys(), facts.uses.keys())
 
     def placed(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
         """A jaxpr with one equation for each match of a pattern rule."""

@@ -69,15 +69,16 @@ class Facts:
     @functools.cached_property
     def uses(self) -> Mapping[Var, Sequence[int]]:
         """The equations that use each variable."""
-        # Most variables have one use, and a list of one takes twice the time of a tuple.
+        # Most variables have one use, and a list for each of them takes longer.
         uses: dict[Any, Any] = {}
         for i, eqn in enumerate(self.eqns):
+            only = (i,)
             for atom in eqn.invars:
                 if type(atom) is Literal:
                     continue
                 users = uses.get(atom)
                 if users is None:
-                    uses[atom] = (i,)
+                    uses[atom] = only
                 elif users[-1] != i:
                     if type(users) is list:
                         users.append(i)
