@@ -18,7 +18,7 @@ import jaxrewrite
 
 from .._base.contract import Labels, along_result
 from .coded import blockwise, convolved, scale_in
-from .digits import MOST_SUMMED, integer_products, is_summable
+from .digits import MOST_SUMMED, integer_products, is_summable, largest
 from .products import multiplied
 from .quantised import Quantised
 from .terms import is_scaled_after, rows_of, scaled, terms_of
@@ -63,7 +63,7 @@ def _scale(v: Quantised, x: Any, axes: Sequence[int]) -> Any:
     It is NaN if one of them is not finite, since integers could not show that.
     """
     wide = lax.stop_gradient(x).astype(jnp.promote_types(x.dtype, jnp.float32))
-    most = abs(wide).max(tuple(axes), keepdims=True, initial=0)
+    most = lax.expand_dims(largest(wide, axes), axes)
     finite = jnp.isfinite(most)
     if v.activations == "static":
         given: Any = v.activation_range

@@ -101,17 +101,30 @@ def _powers(x: Any, axes: Sequence[int]) -> tuple[Any, Any]:
     So the division by it is exact. It is infinite if an entry is not finite. It is no smaller
     than 2^-121, since a 32nd of it would be denormal, which a CPU takes for zero.
     """
-    # Bits are ordered as magnitudes are, and those of NaN come last. A maximum of floats may lose
-    # a NaN, as XLA vectorises it on a CPU.
-    of_least = np.float32(2.0**-121).view(np.int32)
-    magnitudes = lax.bitcast_convert_type(x, jnp.int32) & np.int32(0x7FFF_FFFF)
-    most = lax.reduce(magnitudes, of_least, lax.max, tuple(axes))
+    most = lax.max(_largest_bits(x, axes), np.float32(2.0**-121).view(np.int32))
     # The bits of a power of two are those of its exponent. A compiler makes a loop of its own
     # for a division, and none for a difference of integers.
     bits = most & np.int32(0x7F80_0000)
     of_inverse = np.int32(0x7F00_0000) - bits
     power, inverse = (lax.bitcast_convert_type(y, x.dtype) for y in (bits, of_inverse))
     return power, inverse
+
+
+def largest(x: Any, axes: Sequence[int]) -> Any:
+    """The largest magnitude along some axes; NaN if there is a NaN, zero if there is nothing."""
+    return lax.bitcast_convert_type(_largest_bits(x, axes), x.dtype)
+
+
+def _largest_bits(x: Any, axes: Sequence[int]) -> Any:
+    """The bits of the largest magnitude.
+
+    Bits are ordered as magnitudes are, and those of NaN come last. A maximum of floats may lose
+    a NaN, as XLA vectorises it on a CPU.
+    """
+    dtype = jnp.dtype(f"int{8 * x.dtype.itemsize}")
+    without_sign = np.array(jnp.iinfo(dtype).max, dtype)
+    magnitudes = lax.bitcast_convert_type(x, dtype) & without_sign
+    return lax.reduce(magnitudes, np.zeros((), dtype), lax.max, tuple(axes))
 
 
 def _digits(x: Any) -> Any:

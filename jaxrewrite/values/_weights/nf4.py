@@ -133,7 +133,8 @@ class NF4(Coded):
         ------
         ValueError
             If ``w`` is not real floating or has infinite or NaN entries, ``block`` does not
-            divide the shape, or ``scale_block`` is not positive.
+            divide the shape, or ``scale_block`` is not positive. Under `jax.jit` the entries
+            are not known; with an infinite or NaN one, the whole array is NaN.
 
         Examples
         --------
@@ -150,6 +151,9 @@ class NF4(Coded):
             raise ValueError(f"NF4: `scale_block` must be positive; got {scale_block}.")
         wide = w.astype(jnp.promote_types(w.dtype, jnp.float32))
         magnitude = of_blocks(jnp.max, abs(wide), sizes)
+        # XLA on a CPU may lose a NaN in a maximum, and codes have none.
+        has_nan = of_blocks(jnp.max, jnp.isnan(wide), sizes)
+        magnitude = jnp.where(has_nan, jnp.nan, magnitude)
         mean = magnitude.mean(keepdims=True) if magnitude.size else jnp.zeros((1,) * w.ndim)
         scale = of_blocks(
             jnp.max, abs(magnitude - mean), _runs(scale_block, magnitude.shape)

@@ -206,7 +206,8 @@ class Quantised(Coded):
         ValueError
             If ``w`` is not real floating or has infinite or NaN entries, ``bits`` is not 2
             to 8, ``axis`` is not an axis of ``w``, ``block`` does not divide the shape, or
-            both ``axis`` and ``block`` are given.
+            both ``axis`` and ``block`` are given. Under `jax.jit` the entries are not known;
+            a block with infinite or NaN entries is then not finite either.
 
         Examples
         --------
@@ -312,6 +313,8 @@ def rounded(
         scale = scale_in(w.dtype, (high / 2 - low / 2) * (2 / (2 * top + 1)))
         least = -top - 1
         zero = jnp.clip(jnp.round(least - low / scale), least, top)
+    # XLA on a CPU may lose a NaN in a maximum, and integers have none.
+    scale = jnp.where(of_blocks(jnp.max, jnp.isnan(wide), sizes), jnp.nan, scale)
     q = blockwise(jnp.divide, wide, scale.astype(wide.dtype))
     if zero is not None:
         q = blockwise(jnp.add, q, zero)

@@ -206,6 +206,24 @@ def test_what_is_not_finite_shows():
     np.testing.assert_array_equal(jnp.zeros((2, 0)) @ empty, jnp.zeros((2, 3)))
 
 
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("length", [512, slow(4096)])
+def test_a_nan_is_not_lost_among_many_entries(length, rows, optimised):
+    """A maximum of floats lost some, with XLA's optimisations."""
+    v = weight(normal(length, 8), axis=1)
+    kernel = weight(normal(3, length, 8), axis=2)
+    conv = {"window_strides": (1,), "padding": "SAME"}
+    conv["dimension_numbers"] = ("NHC", "HIO", "NHC")
+    x = normal(rows, length).at[0, length // 3].set(jnp.nan)
+    for own in (v, static(v, 2.0)):
+        got = wide(jax.jit(forbid(lambda x, v: x @ v))(x, own))
+        assert np.isnan(got[0]).all() and np.isfinite(got[1:]).all()
+    images = jnp.stack([x, jnp.ones_like(x)])
+    convolve = lambda x, v: lax.conv_general_dilated(x, v, **conv)
+    got = wide(jax.jit(forbid(convolve))(images, kernel))
+    assert np.isnan(got[0]).all() and np.isfinite(got[1]).all()
+
+
 def test_sums_that_integers_of_32_bits_do_not_hold(monkeypatch):
     monkeypatch.setattr(digits, "MOST_SUMMED", 15)
     v, x = weight(normal(16, 12), axis=1), normal(3, 16)

@@ -53,6 +53,21 @@ def test_it_is_the_quantised_array(kind, dtype, bulk):
         np.testing.assert_allclose(dense, hand, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "affine"])
+@pytest.mark.parametrize("axis", [None, 0, 1])
+def test_what_is_not_finite_shows(axis, symmetric, number, optimised):
+    """XLA on a CPU loses a NaN in the maximum of many floats, which left zeros."""
+    w = normal(512, 16).at[300, 5].set(float(number))
+    v = FakeQuantised(w, 4, axis=axis, symmetric=symmetric)
+    dense = np.asarray(jax.jit(jaxrewrite.materialise)(v))
+    with_it = np.zeros(w.shape, bool)
+    with_it[
+        slice(300, 301) if axis == 0 else slice(None), 5 if axis == 1 else slice(None)
+    ] = 1
+    np.testing.assert_array_equal(~np.isfinite(dense), with_it)
+
+
 CONV = {"dimension_numbers": ("NHC", "HIO", "NHC")}
 PROGRAMS = {
     "product": lambda v, x: jnp.tanh(x @ v),

@@ -617,6 +617,23 @@ def test_under_jit_numbers_are_not_checked():
     close(v, Quantised.quantise(normal(8, 16), axis=0))
 
 
+QUANTISERS = {
+    "int8": lambda w: Quantised.quantise(w, axis=1),
+    "affine": lambda w: Quantised.quantise(w, 4, block=64, symmetric=False),
+    "NF4": NF4.quantise,
+    "float8": lambda w: Float8.quantise(w, axis=1),
+}
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+@pytest.mark.parametrize("kind", QUANTISERS)
+def test_under_jit_what_is_not_finite_shows(kind, number, optimised):
+    """XLA on a CPU loses a NaN in the maximum of many floats, which left zeros."""
+    w = normal(512, 16).at[300, 5].set(float(number))
+    dense = jax.jit(lambda w: QUANTISERS[kind](w).materialise())(w)
+    assert not jnp.isfinite(dense[300, 5])
+
+
 def test_values_in_the_tree_are_left_alone():
     v = make("channels")
     tree = quantise({"a": v, "b": normal(8, 16)}, lambda *_: True)
