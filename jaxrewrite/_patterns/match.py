@@ -366,21 +366,42 @@ def _readings(
     come first.
     """
     pattern = entry.pattern
-    chains = [found.operands.get(i) for i in range(len(pattern.names))]
+    chains: list[Any] = [found.operands.get(i) for i in range(len(pattern.names))]
     if None in chains:
         return
     frame, i = place
     context = frame.eqn(i).ctx
+    seen = [[_seen(x, may_be_value) for x in chain[:_MAX_MOVES]] for chain in chains]
     if pattern.bodies or reasons is not None:
-        known: Any = _read(entry, chains, context, may_be_value, reasons)
+        known: Any = _read(entry, seen, context, reasons)
     else:
-        key = context, *(_chain_key(chain, may_be_value) for chain in chains)
+        key = context, *map(_chain_key, seen)
         known = entry.readings.get(key)
         if known is None:
-            known = _Kept(_read(entry, chains, context, may_be_value, None))
+            known = _Kept(_read(entry, seen, context, None))
             entry.readings.put(key, known)
     for reading in known:
         yield reading, [c[d] for c, d in zip(chains, reading.moves, strict=True) if c]
+
+
+class _Seen(NamedTuple):
+    """What the annotations ask about an array, without the program that it is in."""
+
+    aval: Any
+    may_be_value: bool
+
+
+def _seen(operand: Any, may_be_value: Any) -> Any:
+    if isinstance(operand, Group):
+        group = Group(_seen(atom, may_be_value) for atom in operand)
+        group.length = operand.length
+        return group
+    if isinstance(operand, Body):
+        consts = tuple(_seen(atom, may_be_value) for atom in operand.consts)
+        return operand._replace(consts=consts)
+    if type(operand) is Number:
+        return operand
+    return _Seen(operand.aval, may_be_value is not None and may_be_value(operand))
 
 
 class _Kept:
@@ -402,13 +423,13 @@ class _Kept:
             yield self._known[i]
 
 
-def _chain_key(chain: Any, may_be_value: Any) -> Any:
+def _chain_key(chain: Sequence[Any]) -> Any:
     """What matters of an operand, and of what it is a moved form of; hashable."""
     return tuple(
         (x.value.dtype, x.value.tobytes())
         if type(x) is Number
-        else (x.aval, x.aval.weak_type, may_be_value is not None and may_be_value(x))
-        for x in chain[:_MAX_MOVES]
+        else (x.aval, x.aval.weak_type, x.may_be_value)
+        for x in chain
     )
 
 
@@ -416,11 +437,10 @@ def _read(
     entry: Entry,
     chains: Sequence[Any],
     context: Any,
-    may_be_value: Any,
     reasons: list[Reason] | None,
 ) -> Iterator[Reading]:
     pattern = entry.pattern
-    depths = itertools.product(*(range(min(len(c), _MAX_MOVES)) for c in chains))
+    depths = itertools.product(*(range(len(chain)) for chain in chains))
     nearest_first = sorted(itertools.islice(depths, _MAX_READINGS), key=sum)
     for moves in nearest_first:
         operands = [chain[depth] for chain, depth in zip(chains, moves, strict=True)]
@@ -430,7 +450,7 @@ def _read(
         for variant in entry.variants:
             if not _is_batched_so(variant, operands):
                 continue
-            if not _may_answer(pattern, operands, variant, may_be_value):
+            if not _may_answer(pattern, operands, variant):
                 if reasons is not None:
                     why = f"its annotations do not allow {_shown(operands)}"
                     reasons.append(Reason(len(entry.graph.nodes), 0, why))
@@ -475,15 +495,14 @@ def _aval(operand: Any) -> Any:
     return operand.aval
 
 
-def _may_answer(
-    pattern: Pattern, operands: Sequence[Any], variant: Variant, may_be_value: Any
-) -> bool:
+def _may_answer(pattern: Pattern, operands: Sequence[Any], variant: Variant) -> bool:
     """Whether the annotations allow the operands, as far as that is known by now."""
     if pattern.is_free:
         return True
     avals = without_batch(list(map(_aval, operands)), variant)
     is_dense = [
-        may_be_value is None or not any(map(may_be_value, atoms_of([x]))) for x in operands
+        not any(type(atom) is _Seen and atom.may_be_value for atom in atoms_of([x]))
+        for x in operands
     ]
     for types, guards in pattern.signature.combinations():
         is_allowed = all(
@@ -502,7 +521,7 @@ def _is_batched_so(variant: Variant, operands: Sequence[Any]) -> bool:
         sizes = set()
         for i, operand in enumerate(operands):
             if mapped[i]:
-                if type(operand) is not Made or len(operand.aval.shape) <= counts[i]:
+                if type(operand) is not _Seen or len(operand.aval.shape) <= counts[i]:
                     return False
                 sizes.add(operand.aval.shape[counts[i]])
                 counts[i] += 1
