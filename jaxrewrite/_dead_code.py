@@ -5,6 +5,7 @@ A result that nothing needs must not make a value dense or cause a call of a rul
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Sequence, Set
 from typing import Any, NamedTuple
@@ -37,10 +38,12 @@ class DataFlow(NamedTuple):
     used: Set[Var]
 
 
-def _data_flow(jaxpr: Jaxpr) -> DataFlow:
-    made = {var for eqn in jaxpr.eqns for var in eqn.outvars}
-    used = {a for eqn in jaxpr.eqns for a in eqn.invars if type(a) is not Literal}
-    return DataFlow(made, used)
+def _data_flow(eqns: Sequence[JaxprEqn]) -> DataFlow:
+    made, used = (
+        itertools.chain.from_iterable(map(operator.attrgetter(name), eqns))
+        for name in ("outvars", "invars")
+    )
+    return DataFlow({*made}, {atom for atom in used if type(atom) is not Literal})
 
 
 def drop_dead_code(jaxpr: Jaxpr, flow: DataFlow | None = None) -> Jaxpr:
@@ -50,7 +53,7 @@ def drop_dead_code(jaxpr: Jaxpr, flow: DataFlow | None = None) -> Jaxpr:
     nothing to drop, and a check that costs a fraction of the pass finds that out. ``flow`` is
     that of the jaxpr, if it is known.
     """
-    flow = flow or _data_flow(jaxpr)
+    flow = flow or _data_flow(jaxpr.eqns)
     return _compat.drop_dead_code(jaxpr) if _may_have_dead_code(jaxpr, flow) else jaxpr
 
 
@@ -61,7 +64,7 @@ def _may_have_dead_code(jaxpr: Jaxpr, flow: DataFlow) -> bool:
         return True
     # Equations that nothing needs may use each other's results, but not those of the last.
     results = {var for var in jaxpr.outvars if type(var) is not Literal}
-    unneeded = flow.made - flow.used - results
+    unneeded = {*(flow.made - flow.used - results)}
     if unneeded and any(unneeded.issuperset(eqn.outvars) for eqn in eqns):
         return True
     primitives = set(map(operator.attrgetter("primitive"), eqns))
@@ -84,9 +87,9 @@ def _body_may_have_dead_code(jaxpr: Jaxpr) -> bool:
     cache = _body_answers.of(jaxpr)
     answer = cache.get("may have dead code")
     if answer is None:
-        flow = _data_flow(jaxpr)
+        flow = _data_flow(jaxpr.eqns)
         results = {a for a in jaxpr.outvars if type(a) is not Literal}
-        needs_all = (flow.used | results).issuperset(jaxpr.invars)
+        needs_all = flow.used | results >= {*jaxpr.invars}
         answer = not needs_all or _may_have_dead_code(jaxpr, flow)
         cache.put("may have dead code", answer)
     return answer

@@ -231,6 +231,8 @@ class Index:
         self._fitting: dict[Any, Fitting] = {}
         self._fits_known: dict[Any, bool] = {}
         self._lock = threading.Lock()
+        # Parts of programs, with what was found there; see `Repeats`.
+        self.parts = BoundedCache(64)
 
     def number(self, shape: Any) -> int:
         """The number of a shape: a primitive, and the numbers of its operands' shapes."""

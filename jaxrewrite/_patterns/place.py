@@ -155,7 +155,7 @@ class _Program:
         self._may_be_value = may_be_value
         self._misses = misses
         # A miss is told with its reasons, which no other place has.
-        self._repeats = Repeats(top, reached) if misses is None else None
+        self._repeats = Repeats(top, reached, index.parts) if misses is None else None
 
     def matches(self) -> list[Match]:
         """All matches in a program, and those in bodies that a match reaches out of."""

@@ -3,36 +3,40 @@
 What a search asks about a program it asks about some of its equations, and about the uses of
 some variables (`Watch`). Where the same equations come again, with the same data flow among
 them, the answers are the same, and so is what is found. It is moved there instead of searched
-for.
+for. These equations are kept, without the rest of the program, for the programs that follow.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .. import _compat
+from .._caches import BoundedCache
 from .._compat import JaxprEqn, Literal, Var
-from .view import Frame, Made, Place, Watch
+from .view import Frame, Made, PartOfFacts, Place, Watch
 
 
 class Way:
-    """The way from a part of a program to a repetition of it.
+    """The way from a part of a program to a repetition of it, there or in another program.
 
     ``numbers`` has for each equation of the part the one in the repetition, and ``variables``
     the same for what other equations make, or none.
     """
 
-    def __init__(self, top: Frame, i: int, j: int):
-        self._top = top
-        self.numbers = {i: j}
-        self.variables: dict[Var, Var] = {}
+    def __init__(
+        self, here: Frame, there: Frame, numbers: dict[int, int], variables: dict[Var, Var]
+    ):
+        self.here = here
+        self.there = there
+        self.numbers = numbers
+        self.variables = variables
 
     def frame(self, frame: Frame) -> Frame:
         if frame.parent is None:
-            return frame
+            return self.there
         outer = self.frame(frame.parent)
         return outer.inner(self.number(frame.parent, frame.call))
 
@@ -53,34 +57,47 @@ class Way:
 
     def variable(self, var: Var) -> Var | None:
         """The variable in place of one; ``None`` if it is not known yet."""
-        i, k = self._top.facts.made.get(var, (-1, 0))
+        i, k = self.here.facts.made.get(var, (-1, 0))
         if i in self.numbers:
-            return self._top.eqns[self.numbers[i]].outvars[k]
+            return self.there.eqns[self.numbers[i]].outvars[k]
         return self.variables.get(var)
 
 
-class _Known(NamedTuple):
-    """What was found at an equation, and what was asked for it."""
+class _Part(NamedTuple):
+    """What was found at equation ``i``, and what a search asked for that.
 
+    ``touched``, ``asked`` and ``frame`` are as in a `Watch` and for a program, but the frame
+    has no other equations than those asked about. ``reached`` are the variables that may be
+    values.
+    """
+
+    frame: Frame
     i: int
-    watch: Watch
+    touched: Set[int]
+    asked: Sequence[Var]
+    reached: Set[Var]
     result: Any
 
 
-# So many different parts of a program, where the same is looked for, are remembered.
+# So many different parts, where the same is looked for, are remembered.
 _MOST_KNOWN = 4
+
+# Equations with functions in their parameters, which may hold arrays or tracers.
+_WITH_FUNCTIONS = {"custom_jvp_call", "custom_vjp_call"}
 
 
 class Repeats:
-    """What was found in some parts of a program, for the repetitions of them.
+    """What was found in some parts of programs, for the repetitions of them.
 
-    ``reached`` are the variables that may be values.
+    ``reached`` are the variables that may be values. ``known`` has the parts of all programs.
     """
 
-    def __init__(self, top: Frame, reached: Set[Var]):
+    def __init__(self, top: Frame, reached: Set[Var], known: BoundedCache):
         self._top = top
         self._reached = reached
-        self._known: dict[Any, deque[_Known]] = {}
+        self._known = known
+        # The parts of this program that are not kept for others.
+        self._own: dict[Any, tuple[_Part, ...]] = {}
         self._watches: dict[Any, Watch] = {}
 
     def found(
@@ -94,55 +111,71 @@ class Repeats:
 
         ``what`` identifies what is searched for; nothing is reused if it is ``None``.
         """
-        i, within = place[0].number_in_top(place[1]), _within(place)
-        known = self._known.setdefault((what, within), deque(maxlen=_MOST_KNOWN))
-        for other in known if what is not None else ():
-            way = self._way(other, i)
+        i, key = place[0].number_in_top(place[1]), (what, _within(place))
+        own, known = self._own.get(key, ()), self._known.get(key) or ()
+        for part in (*own, *known) if what is not None else ():
+            way = self._way(part, i)
             if way is not None:
-                return move(other.result, way)
+                return move(part.result, way)
         # All forms at a place have one watch, because one search may serve several of them.
-        watch = self._watches.setdefault((i, within), Watch(i))
+        watch = self._watches.setdefault((i, key[1]), Watch(i))
         self._top.watch = watch
         try:
             result = find()
         finally:
             self._top.watch = None
-        known.appendleft(_Known(i, watch, result))
+        if what is None or watch.is_of_all:
+            return result
+        part = self._part(i, watch, result, move)
+        if part.frame.facts.primitives.isdisjoint(_WITH_FUNCTIONS):
+            self._known.put(key, (part, *known)[:_MOST_KNOWN])
+        else:
+            self._own[key] = (part, *own)[:_MOST_KNOWN]
         return result
 
-    def _way(self, known: _Known, i: int) -> Way | None:
+    def _part(
+        self, i: int, watch: Watch, result: Any, move: Callable[[Any, Way], Any]
+    ) -> _Part:
+        """What was found, moved to a frame of the equations that were asked about."""
+        top, touched, asked = self._top, {*watch.touched}, [*watch.asked]
+        facts = PartOfFacts(top.facts, touched, asked)
+        nothing = _compat.new_jaxpr([], [], [], top.jaxpr.debug_info, False)
+        frame = Frame(nothing, facts)
+        variables = {*facts.position, *facts.made}
+        way = Way(top, frame, {n: n for n in facts.numbers}, {v: v for v in variables})
+        reached = self._reached & variables
+        return _Part(frame, i, touched, asked, reached, move(result, way))
+
+    def _way(self, part: _Part, i: int) -> Way | None:
         """The way to equation ``i``, if all that was asked has the same answers there."""
-        watch = known.watch
-        if watch.is_of_all:
-            return None
-        way = Way(self._top, known.i, i)
-        pending, asked = [known.i], list(watch.asked)
+        way = Way(part.frame, self._top, {part.i: i}, {})
+        pending, asked = [part.i], part.asked
         while pending:
-            if not self._is_same(way, watch.touched, pending):
+            if not self._is_same(way, part, pending):
                 return None
             unknown = self._after_uses(way, asked, pending)
             if unknown is None:
                 return None
             asked = unknown
-        is_whole = watch.touched <= way.numbers.keys() and not asked
+        is_whole = part.touched <= way.numbers.keys() and not asked
         return way if is_whole and self._keeps_apart(way) else None
 
-    def _is_same(self, way: Way, touched: Set[int], pending: list[int]) -> bool:
+    def _is_same(self, way: Way, part: _Part, pending: list[int]) -> bool:
         """Whether equations, and those before them that were looked at, are the same there."""
-        facts, numbers, variables = self._top.facts, way.numbers, way.variables
+        facts, facts_there = way.here.facts, way.there.facts
+        numbers, variables = way.numbers, way.variables
+        eqns, eqns_there = facts.eqns, facts_there.eqns
         made: Mapping[Any, tuple[int, int]] = facts.made
-        eqns, calls, behind, reached = (
-            facts.eqns,
-            facts.calls,
-            facts.behind,
-            self._reached,
-        )
+        made_there: Mapping[Any, tuple[int, int]] = facts_there.made
+        calls, calls_there = facts.calls, facts_there.calls
+        behind_there = facts_there.behind
+        reached, reached_there = part.reached, self._reached
         while pending:
             i = pending.pop()
             j = numbers[i]
-            here, there = eqns[i], eqns[j]
+            here, there = eqns[i], eqns_there[j]
             if here is not there and not (
-                _is_same(here, there) and calls.get(i) is calls.get(j)
+                _is_same(here, there) and calls.get(i) is calls_there.get(j)
             ):
                 return False
             others: Any = there.invars
@@ -155,18 +188,16 @@ class Repeats:
                     continue
                 if type(b) is Literal:
                     return False
-                mine, other = made.get(a), made.get(b)
-                if mine is not None:
-                    m, k = mine
-                    if m in touched or m in calls or a in behind:
-                        if other is None or other[1] != k:
-                            return False
-                        if m not in numbers:
-                            numbers[m] = other[0]
-                            pending.append(m)
-                        elif numbers[m] != other[0]:
-                            return False
-                        continue
+                mine, other = made.get(a), made_there.get(b)
+                if mine is not None and mine[0] in eqns:
+                    if other is None or other[1] != mine[1]:
+                        return False
+                    if mine[0] not in numbers:
+                        numbers[mine[0]] = other[0]
+                        pending.append(mine[0])
+                    elif numbers[mine[0]] != other[0]:
+                        return False
+                    continue
                 if variables.setdefault(a, b) is not b:
                     return False
                 if not (a.aval is b.aval or a.aval == b.aval):
@@ -175,10 +206,10 @@ class Repeats:
                     if mine is not other:
                         return False
                 # Neither a call nor a move makes them.
-                elif mine[1] != other[1] or other[0] in calls or b in behind:
+                elif mine[1] != other[1] or other[0] in calls_there or b in behind_there:
                     return False
                 # Whether others are values follows from these.
-                if reached and (a in reached) is not (b in reached):
+                if (a in reached) is not (b in reached_there):
                     return False
         return True
 
@@ -189,17 +220,18 @@ class Repeats:
 
         The uses are added to the ``pending`` equations.
         """
-        facts, numbers = self._top.facts, way.numbers
+        facts, facts_there, numbers = way.here.facts, way.there.facts, way.numbers
         uses, results = facts.uses, facts.results
+        uses_there, results_there = facts_there.uses, facts_there.results
         unknown: list[Var] = []
         for var in asked:
             other = way.variable(var)
             if other is None:
                 unknown.append(var)
                 continue
-            here, there = uses.get(var, ()), uses.get(other, ())
+            here, there = uses.get(var, ()), uses_there.get(other, ())
             if len(here) != len(there) or (
-                results and len(results.get(var, ())) != len(results.get(other, ()))
+                len(results.get(var, ())) != len(results_there.get(other, ()))
             ):
                 return None
             for k, i in enumerate(here):
@@ -212,7 +244,7 @@ class Repeats:
 
     def _keeps_apart(self, way: Way) -> bool:
         """Whether what differs in a part differs there."""
-        there, made = {*way.numbers.values()}, self._top.facts.made
+        there, made = {*way.numbers.values()}, way.there.facts.made
         others = {*way.variables.values()}
         return (
             len(there) == len(way.numbers)

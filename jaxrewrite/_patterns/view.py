@@ -10,8 +10,8 @@ import collections
 import functools
 import itertools
 import operator
-from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 from .. import _compat
 from .._caches import WeakCaches
@@ -119,6 +119,44 @@ class Facts:
 
     def _bodies(self) -> list[Jaxpr]:
         return list({id(body): body for body in self.calls.values()}.values())
+
+
+class PartOfFacts(Facts):
+    """The same about some equations of a jaxpr, which keep their numbers.
+
+    Moves and calls that lead to them are there, too. Of other equations it is known which
+    operands they make. The uses are those of the variables that were ``asked`` about.
+    """
+
+    def __init__(self, whole: Facts, numbers: Iterable[int], asked: Iterable[Var]):
+        eqns: dict[int, JaxprEqn] = {}
+        variables = {*asked}
+        pending = [*numbers]
+        while pending:
+            i = pending.pop()
+            if i in eqns:
+                continue
+            eqn = eqns[i] = whole.eqns[i]
+            variables.update(eqn.outvars)
+            atom: Any
+            for atom in eqn.invars:
+                if type(atom) is Literal:
+                    continue
+                variables.add(atom)
+                j, _ = whole.made.get(atom, (-1, 0))
+                if j in whole.calls or atom in whole.behind:
+                    pending.append(j)
+        given = variables - whole.made.keys()
+        some = lambda of, keys: {key: of[key] for key in keys if key in of}
+        self.numbers = {*eqns}
+        self.eqns = cast(Any, eqns)
+        self.position = some(whole.position, given)
+        self.made = some(whole.made, variables)
+        self.calls = some(whole.calls, eqns)
+        self.places = {eqn.primitive: [i] for i, eqn in eqns.items()}
+        self.behind = some(whole.behind, variables)
+        self.uses = some(whole.uses, asked)
+        self.results = some(whole.results, asked)
 
 
 _facts = WeakCaches(1)

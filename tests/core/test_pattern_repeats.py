@@ -1,6 +1,8 @@
 """Layers that are alike, and almost: what is found in them does not depend on the others."""
 
+import gc
 import random
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +47,14 @@ def pair(x, w):
 @RULES.rewrite(lambda x: jnp.exp(jnp.cosh(x)), keep=True)
 def kept(x):
     return jnp.exp(jnp.cosh(-x))
+
+
+def fresh():
+    """A table of the same patterns, of which nothing is known yet."""
+    rules = Rules()
+    for p in RULES.patterns:
+        rules.rewrite(p.before, keep=p.keep)(p.fn)
+    return rules
 
 
 # A part of a layer: of the running value, the layer's own weight, what all layers share, and
@@ -197,30 +207,30 @@ def placed(jaxpr, rules, values):
 
 
 def check(seed, rules, monkeypatch):
-    """How many matches there are, and how many of them were found in another layer."""
+    """How many matches there are, and how often a layer was like one that was known."""
     fn, depth = layered(seed)
     x = jnp.ones((3, 3))
     jaxpr = jax.make_jaxpr(fn)(x, x, [x] * depth).jaxpr
     rng = random.Random(seed)
     values = {var for var in jaxpr.invars if rng.random() < 0.2 and seed % 3}
-    moves = []
+    ways = []
     with monkeypatch.context() as patch:
-        moved = placing.Match.moved
-        patch.setattr(placing.Match, "moved", lambda *a: moves.append(a) or moved(*a))
+        find = Repeats._way
+        patch.setattr(Repeats, "_way", lambda *a: ways.append(find(*a)) or ways[-1])
         got = placed(jaxpr, rules, values)
         patch.setattr(Repeats, "found", lambda self, what, place, find, move: find())
         want = placed(jaxpr, rules, values)
     assert got == want, seed
-    return sum(line[0] == "pattern" for line in got[0]), len(moves)
+    return sum(line[0] == "pattern" for line in got[0]), sum(map(bool, ways))
 
 
 def test_layers_are_as_if_each_were_alone(monkeypatch):
     rules = [(0, pattern) for pattern in RULES.patterns]
-    matches, moved = zip(
+    matches, known = zip(
         *(check(seed, rules, monkeypatch) for seed in range(12)), strict=True
     )
     assert sum(matches) > 60
-    assert sum(moved) > 20
+    assert sum(known) > 20
 
 
 def test_what_comes_again_at_any_distance_is_searched_for_once(monkeypatch):
@@ -233,7 +243,7 @@ def test_what_comes_again_at_any_distance_is_searched_for_once(monkeypatch):
 
     x = jnp.ones((3, 3))
     jaxpr = jax.make_jaxpr(fn)(x, [x] * 8).jaxpr
-    rules = [(0, pattern) for pattern in RULES.patterns]
+    rules = [(0, pattern) for pattern in fresh().patterns]
     found = []
     search = placing.matches_at
 
@@ -247,6 +257,58 @@ def test_what_comes_again_at_any_distance_is_searched_for_once(monkeypatch):
     assert sum(line[0] == "pattern" for line in lines) == 8
     # What comes first is of an operand of the program.
     assert len(found) == 3
+
+
+def test_what_is_known_of_one_program_serves_the_next(monkeypatch):
+    rules = [(0, p) for p in fresh().patterns]
+    x = jnp.ones((3, 3))
+
+    def first(x, w):
+        return jnp.log(1 + jnp.exp(x @ w)) + jnp.sqrt(x * x + w * w)
+
+    def second(w, x):
+        x = jnp.sqrt(w * w + x * x) @ w
+        return [jnp.arctan(w), jnp.log(1 + jnp.exp(x @ w))]
+
+    calls = []
+    search = placing.matches_at
+    monkeypatch.setattr(placing, "matches_at", lambda *a: calls.append(a) or search(*a))
+    for fn, is_new in ((first, True), (second, False), (first, False)):
+        calls.clear()
+        lines, _ = placed(jax.make_jaxpr(fn)(x, x).jaxpr, rules, set())
+        assert sum(line[0] == "pattern" for line in lines) == 2
+        assert bool(calls) is is_new
+    # The same with a value in it is something else.
+    jaxpr = jax.make_jaxpr(first)(x, x).jaxpr
+    placed(jaxpr, rules, {jaxpr.invars[0]})
+    assert calls
+
+
+def test_what_is_kept_of_a_program_does_not_keep_it():
+    rules = fresh()
+
+    @rules.rewrite(lambda x, y: jax.nn.relu(x) + y)
+    def _(x, y):
+        return jnp.maximum(x, 0) + y
+
+    class Number(float):
+        """A number that can be referred to weakly."""
+
+    factor = Number(2)
+
+    def program():
+        own = jax.custom_jvp(lambda x: factor * x)
+        own.defjvp(lambda primals, tangents: (own(*primals), factor * tangents[0]))
+        return lambda x: jnp.log(1 + jnp.exp(own(x) + x)) + jax.nn.relu(x)
+
+    jaxpr = jax.make_jaxpr(program())(jnp.ones(3)).jaxpr
+    lines, _ = placed(jaxpr, [(0, p) for p in rules.patterns], set())
+    assert sum(line[0] == "pattern" for line in lines) == 2
+    kept = weakref.ref(jaxpr), weakref.ref(factor)
+    del jaxpr, lines, factor, program
+    jax.clear_caches()
+    gc.collect()
+    assert [ref() for ref in kept] == [None, None]
 
 
 @pytest.mark.slow
