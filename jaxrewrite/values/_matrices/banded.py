@@ -14,7 +14,7 @@ from jaxtyping import Array, Inexact
 import jaxrewrite
 
 from .._base.structured import as_inexact, differs, zero_unless
-from .determinant import Determinant
+from .determinant import Determinant, power_of_two
 from .matrix import Matrix, nan_if_any_is, on_axis, solve_columns, unpivoted
 from .monomial import Diagonal, Identity, ScalarMatrix
 
@@ -444,7 +444,7 @@ class Tridiagonal(_Bands):
         return solve_columns(solve, x, axis, len(self.batch))
 
     def known_determinant(self) -> Any:
-        """The recurrence of the leading minors, which scales rows and minors to one."""
+        """The recurrence of the leading minors, which scales rows and minors to about one."""
         lower, upper = _padded(self.lower, -1, 1, 0), _padded(self.upper, -1, 0, 1)
         rows = as_inexact(jnp.stack([lower, self.main, upper], -1))
         sizes = _scale(rows)
@@ -465,9 +465,8 @@ class Tridiagonal(_Bands):
             (one, jnp.zeros_like(one)),
             (jnp.moveaxis(main, -1, 0), jnp.moveaxis(squared, -1, 0)),
         )
-        log = jnp.log(sizes).sum(-1) + jnp.log(more).sum(0)
-        found = Determinant.of(last[..., None])
-        return Determinant(found.unit, found.log + log)
+        sizes = Determinant.of(sizes).times(Determinant.of(jnp.moveaxis(more, 0, -1)))
+        return Determinant.of(last[..., None]).times(sizes)
 
     def known_cholesky(self) -> Any:
         return self.as_banded().known_cholesky()
@@ -544,9 +543,8 @@ def _banded_product(v: Banded, w: Banded) -> Any:
 
 
 def _scale(x: Any) -> Any:
-    """The largest magnitude along the last axis, a constant divisor; one if it is zero."""
-    size = lax.stop_gradient(abs(x).max(-1))
-    return jnp.where((size > 0) & jnp.isfinite(size), size, 1)
+    """The power of two below the largest magnitude along the last axis, a constant divisor."""
+    return power_of_two(jnp.log2(abs(x).max(-1)))
 
 
 # --- elimination ------------------------------------------------------------------------

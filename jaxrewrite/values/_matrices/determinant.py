@@ -9,14 +9,19 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Inexact
 
+from .._base.structured import as_inexact
+
 
 def power_of_two(exponent: Any) -> Any:
     """The next lower power of two, a constant; 1 for NaN and infinity.
 
-    A division by it does not round.
+    A division by it does not round. Neither it nor its inverse, which a compiler may multiply
+    with, leaves the range of the dtype.
     """
     exponent = lax.stop_gradient(exponent)
     exponent = jnp.where(jnp.isfinite(exponent), jnp.floor(exponent), 0)
+    most = -jnp.finfo(exponent.dtype).minexp
+    exponent = jnp.clip(exponent, -most, most)
     return jnp.ldexp(jnp.ones_like(exponent), exponent.astype(jnp.int32))
 
 
@@ -31,7 +36,8 @@ class Determinant(NamedTuple):
     unit
         An array of any inexact dtype.
     log
-        A real array of the same shape, a constant to derivatives.
+        A real array of the same shape, a constant to derivatives. It has at least 32 bits: an
+        exponential multiplies the error of a logarithm by the logarithm.
 
     Examples
     --------
@@ -47,11 +53,16 @@ class Determinant(NamedTuple):
     @classmethod
     def of(cls, numbers: Inexact[Array, "*batch n"]) -> Determinant:
         """The products of numbers along the last axis."""
-        return cls(numbers, jnp.zeros_like(abs(numbers))).product()
+        real = abs(numbers).dtype
+        log = jnp.zeros(numbers.shape, jnp.promote_types(real, jnp.float32))
+        return cls(numbers, log).product()
 
     @classmethod
     def of_arrays(cls, a: Inexact[Array, "*batch n n"]) -> Determinant:
         r"""The determinants of dense matrices, of shape (\*batch, n, n)."""
+        a = as_inexact(a)
+        dtype = a.dtype
+        a = a.astype(jnp.promote_types(dtype, jnp.float32))  # LAPACK is not for 16 bits.
         # Rows are scaled first, because JAX multiplies the entries of small matrices.
         rows = power_of_two(jnp.log2(abs(a).max(-1, initial=0)))
         a = a / rows[..., None]
@@ -60,7 +71,8 @@ class Determinant(NamedTuple):
         count = a.shape[-1]
         more = power_of_two((power + jnp.arange(count, dtype=power.dtype)) / max(count, 1))
         a = a / more[..., None]
-        return cls(jnp.linalg.det(a), (jnp.log(rows) + jnp.log(more)).sum(-1))
+        unit = jnp.linalg.det(a).astype(dtype)
+        return cls(unit, (jnp.log(rows) + jnp.log(more)).sum(-1))
 
     def product(self) -> Self:
         """The products along the last axis."""
@@ -80,7 +92,10 @@ class Determinant(NamedTuple):
         """The same numbers, with magnitudes of one, because those of products add up."""
         size = lax.stop_gradient(abs(self.unit))
         size = jnp.where((size > 0) & jnp.isfinite(size), size, 1)
-        return type(self)(self.unit / size, self.log + jnp.log(size))
+        return type(self)(self.unit / size, self._plus_log(size))
+
+    def _plus_log(self, size: Any) -> Any:
+        return self.log + jnp.log(size.astype(self.log.dtype))
 
     def real(self) -> Self:
         """The determinants without their imaginary parts, which are rounding errors."""
@@ -89,15 +104,16 @@ class Determinant(NamedTuple):
     def slogdet(self) -> tuple[Inexact[Array, "*batch"], Float[Array, "*batch"]]:
         """The signs and the logarithms of the absolute values."""
         size = abs(self.unit)
+        log = self._plus_log(size).astype(size.dtype)
         if not jnp.iscomplexobj(self.unit):
-            return jnp.sign(self.unit), jnp.log(size) + self.log
+            return jnp.sign(self.unit), log
         # JAX's own sign has a derivative of zero in some releases.
         is_zero = self.unit == 0
         sign = jnp.where(is_zero, 0, self.unit / jnp.where(is_zero, 1, size))
-        return sign, jnp.log(size) + self.log
+        return sign, log
 
     def number(self) -> Inexact[Array, "*batch"]:
         """The determinants themselves, which may overflow."""
         size = jnp.exp(self.log)
         nothing = (self.unit == 0) & jnp.isinf(size)
-        return self.unit * jnp.where(nothing, 1, size).astype(self.unit.dtype)
+        return (self.unit * jnp.where(nothing, 1, size)).astype(self.unit.dtype)

@@ -656,7 +656,7 @@ class Permutation(Matrix):
         first = _first_of_cycle(self.order)
         cycles = (first == jnp.arange(n)).sum(-1)
         sign = (1 - 2 * ((n - cycles) % 2)).astype(self.of_dtype)
-        return Determinant(sign, jnp.zeros_like(sign.real))
+        return Determinant.of(sign[..., None])
 
     def known_lu(self) -> Any:
 

@@ -30,7 +30,7 @@ from jaxtyping import Array, Integer, Shaped
 import jaxrewrite
 from jaxrewrite import register
 
-from .._base.structured import concrete, is_class, zero_unless
+from .._base.structured import concrete, zero_unless
 from .matrix import Matrix
 from .monomial import Diagonal, Identity
 from .rows import gather_rows
@@ -330,8 +330,12 @@ class Sparse(Matrix):
 
     def rows(self, i: Any) -> Any:
         """The rows at indices, as an array. Each entry is added to all copies of its row."""
-        asked = is_class(i, self.shape[-2])
-        return self.transposed().apply(asked.astype(self.dtype), i.ndim)
+        rows, columns = self.places()
+        # A product with zeros and ones would give NaN where an entry of another row is not finite.
+        is_asked = self.stored() & (i[..., None] == rows)
+        found = zero_unless(is_asked, _summable(self.data))
+        whole = jnp.zeros((*i.shape, self.shape[-1]), found.dtype)
+        return whole.at[..., columns].add(found).astype(self.dtype)
 
     def multiplied(
         self, other: Sparse, *, pairs: int | None = None, nse: int | None = None

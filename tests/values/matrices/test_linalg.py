@@ -181,6 +181,36 @@ def test_logarithms_of_determinants_that_are_no_numbers(name, bulk):
     jax.tree.map(np.testing.assert_array_equal, tuple(v.slogdet()), (sign, log))
 
 
+def test_determinants_of_the_largest_numbers():
+    """Neither a power of two above them nor the inverse of one has a float."""
+    most = np.finfo(np.float32).max
+    ones, main = jnp.ones(2, jnp.float32), jnp.array([2, most, 3], jnp.float32)
+    block = jnp.array([[2, 1], [1, most]], jnp.float32)
+    for v in (Tridiagonal(ones, main, ones), BlockDiagonal(block[None])):
+        want = np.linalg.slogdet(np.asarray(v.materialise(), np.float64))
+        np.testing.assert_allclose(v.slogdet(), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_determinants_of_sixteen_bits(dtype):
+    """Their logarithms have too few digits for an exponential, and JAX factorises none."""
+    number = {"float16": 20, "bfloat16": 1e10}[dtype]
+    main = jnp.array([number, 2 * number, 1.5 * number], dtype)
+    for v in (
+        Diagonal(main),
+        Tridiagonal(jnp.ones(2, dtype), main, jnp.ones(2, dtype)),
+        BlockDiagonal(jnp.diag(main)[None]),
+    ):
+        det = implicit(jnp.linalg.det)(v)
+        want = np.linalg.det(np.asarray(v.materialise(), np.float64))
+        np.testing.assert_allclose(np.float64(det), want, rtol=4 * jnp.finfo(dtype).eps)
+        assert det.dtype == dtype
+    # A logarithm is as close as its dtype allows.
+    log = Kronecker(Diagonal(main), jnp.diag(main)).slogdet()[1]
+    want = 6 * np.log(np.asarray(main, np.float64)).sum()
+    np.testing.assert_allclose(np.float64(log), want, rtol=jnp.finfo(dtype).eps)
+
+
 def test_determinants_of_singular_matrices(bulk):
     """The determinant is zero, its sign is zero, and its derivatives are cofactors."""
     values = [

@@ -324,6 +324,22 @@ def test_lookups_and_products(flip, bulk):
     jax.tree.map(close, jax.jit(implicit(fn))(v), jax.jit(fn)(made_dense(v)))
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_lookups_of_other_rows_than_that_of_a_nan(number):
+    rows = np.array([[0.0, 2, 0], [number, 0, 1], [3, 0, 0], [0, 4, 5]])
+    i = jnp.array([[3, 0], [2, 2]])
+    for v in (
+        Sparse.from_dense(jnp.asarray(rows)),
+        Sparse(BCSR.fromdense(jnp.asarray(rows))),
+    ):
+        np.testing.assert_array_equal(implicit(lambda v: v[i])(v), rows[i])
+        np.testing.assert_array_equal(implicit(lambda v: v.T[:, i])(v), rows.T[:, i])
+        np.testing.assert_array_equal(implicit(lambda v: v[i[0] - 2])(v), rows[i[0] - 2])
+        total = lambda v: implicit(lambda v: v[i])(v).sum()
+        slope = jax.grad(total, allow_int=True)(v)
+        np.testing.assert_array_equal(slope.data, [1, 0, 0, 2, 1, 1])
+
+
 def test_two_of_other_places(bulk):
     v, w = pruned(seed=0), pruned(seed=1)
     a, b = jaxrewrite.materialise((v, w))
