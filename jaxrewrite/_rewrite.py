@@ -413,7 +413,7 @@ class Scope(Draft):
             policy = "allow"  # It is an array that another value adopted.
         if policy == "forbid":
             raise reason.refusal(site.primitive, cls)
-        if self.recorder is not None:
+        if self.recorder is not None and not cls._is_seen_dense:
             self.recorder.became_dense(value, reason)
         entry = self._dense.get(id(value))
         if entry is None:

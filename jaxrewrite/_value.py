@@ -97,6 +97,9 @@ class Value(PyTree):
     # with a transpose is one with the array itself.
     _sums_along_any_axis: ClassVar[bool] = False
 
+    # Whether programs see its dense array anyway, so that no policy stands in the way of that.
+    _is_seen_dense: ClassVar[bool] = False
+
     # Whether an annotation with this class itself, not a subclass, means any value.
     _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True

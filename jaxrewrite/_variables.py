@@ -11,9 +11,9 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from jax.tree_util import tree_leaves, tree_structure
+from jax.tree_util import tree_leaves
 
-from ._avals import same_treedef
+from ._avals import same_structure
 from ._value import Value
 
 
@@ -43,8 +43,9 @@ def store(tree: Any, changed: dict[int, Any]) -> None:
         )
     for i, content in changed.items():
         old = variables[i].get_raw_value()
-        # A loop of nnx stores what it read, which may have become another type of value.
-        if not isinstance(old, Value) or same_treedef(*map(tree_structure, (content, old))):
+        # A loop of nnx stores what it read, which may have become another type of value, or
+        # one with leaves that layers no longer share.
+        if not isinstance(old, Value) or same_structure(content, old):
             variables[i].set_raw_value(content)
 
 

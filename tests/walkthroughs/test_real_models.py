@@ -383,6 +383,21 @@ def test_a_flax_nnx_model_changes_in_place(jit, bulk):
     jax.tree.map(close, got, want)
 
 
+def test_a_loop_over_flax_layers_leaves_weights_as_they_are():
+    stack = nnx.split_rngs(splits=3)(nnx.vmap(lambda rngs: nnx.Linear(4, 4, rngs=rngs)))
+    model = stack(nnx.Rngs(0))
+    shared = values.Quantised.quantise(model.kernel[...], axis=-1)
+    model.kernel = nnx.Param(shared)
+
+    @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+    @nnx.remat
+    def deep(layer, x):
+        return layer(x)
+
+    transform(deep, materialise="forbid")(model, jnp.ones((2, 4)))
+    assert model.kernel.get_raw_value().scale.shape == shared.scale.shape == (1, 1, 4)
+
+
 def test_a_shared_variable_of_flax_that_changes_is_refused():
     model = states(lambda v: v)
     both = transform(lambda models, x: [m.norm(x) for m in models])

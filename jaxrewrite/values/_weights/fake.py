@@ -28,8 +28,8 @@ class FakeQuantised(Structured):
     ``w`` itself.
 
     An optimiser trains ``w``, in a program that knows nothing of it. `quantised` then gives
-    the same array in few bits. Every primitive gets the rounded array, so none is an error
-    or a warning.
+    the same array in few bits. Every primitive gets the rounded array, and so do loops and
+    branches that can't keep the weight as it is. None of this is an error or a warning.
 
     Parameters
     ----------
@@ -70,6 +70,8 @@ class FakeQuantised(Structured):
     >>> v.quantised()
     Quantised<f32[2,2], 6 B>(q=Nibbles<i4[2,2], 2 B>, scale=f32[1,1], zero=None)
     """
+
+    _is_seen_dense = True
 
     w: Array
     bits: int = jaxrewrite.field(static=True)

@@ -139,9 +139,33 @@ def test_a_loop_over_layers_has_one_at_a_time(how, bulk):
     close(stack.quantised(), layers)
     together = FakeQuantised(w, 4)
     close(
-        jax.jit(jaxrewrite.transform(model, materialise="allow"))(together, x),
+        jax.jit(forbid(model))(together, x),
         model(by_hand(w, 4, (0, 1, 2)), x),
     )
+
+
+@jax.custom_jvp
+def unchanged(w):
+    return w
+
+
+unchanged.defjvp(lambda primals, tangents: (primals[0], tangents[0]))
+CHANGING = {
+    "carry": lambda v: lax.scan(lambda v, _: (v * 1.5, v.sum(0)), v, None, 3),
+    "branches": lambda v: lax.cond(v[0, 0] < 9, lambda v: v, jnp.sin, v),
+    "custom rule": unchanged,
+}
+
+
+@pytest.mark.parametrize("program", [*map(slow, list(CHANGING)[1:]), "carry"])
+@pytest.mark.filterwarnings("error")
+def test_no_policy_is_in_the_way_where_it_cannot_stay(program):
+    fn, w = CHANGING[program], normal(4, 4)
+    want = fn(by_hand(w, 4, (0,))), jax.grad(lambda w: total(fn(by_hand(w, 4, (0,)))))(w)
+    for policy in ("warn", "forbid"):
+        run = jaxrewrite.transform(fn, materialise=policy)
+        close((run(fake(w)), jax.grad(lambda w: total(run(fake(w))))(w)), want)  # noqa: B023
+    assert jaxrewrite.explain(fn, materialise="forbid")(fake(w)).dense == ()
 
 
 @pytest.mark.slow
