@@ -25,7 +25,7 @@ from jax.tree_util import (
 )
 
 from .. import _avals, _compat
-from .._avals import aval_of, avals_of, dense_aval, layer
+from .._avals import aval_of, avals_of, dense_aval, layer, mismatch
 from .._batched import Batched
 from .._dense import Reason, policy_on
 from .._draft import Restaged
@@ -267,13 +267,10 @@ def _tangent_by_type(treedef: Any, fields: Sequence[Any], tangents: Sequence[Any
     tangent = value.tangent(tree_unflatten(treedef, tangents))
     if tangent is NotImplemented:
         return _tangent_by_materialise(treedef, fields, tangents)
-    expected = aval_of(value)
-    (aval,) = avals_of([tangent])
-    if not _compat.same_array_type(aval, expected.to_tangent_aval()):
-        raise TypeError(
-            f"{type(value).__name__}.tangent returned {_compat.short(aval)} for "
-            f"{_compat.short(expected)}."
-        )
+    what = f"{type(value).__name__}.tangent"
+    wrong = mismatch(tangent, aval_of(value).to_tangent_aval(), what, "the tangent is")
+    if wrong:
+        raise TypeError(wrong)
     return tangent
 
 
@@ -330,19 +327,17 @@ def _lift_by_type(treedef: Any, fields: Sequence[Any], tangent: Any) -> list[Any
             f"{cls}.lift_tangent, which maps its tangent to tangents of its leaves, "
             "is not defined."
         )
-    if type(lifted) is not type(value):
+    tangents = parts(lifted)[0] if type(lifted) is type(value) else []
+    if len(tangents) != len(fields):
         raise TypeError(
-            f"{cls}.lift_tangent must return a {cls} with tangents as leaves; it returned "
-            f"a {type(lifted).__name__}."
+            f"{cls}.lift_tangent must return a {cls} with a tangent for each leaf; it returned "
+            f"{lifted!r}."
         )
-    tangents = parts(lifted)[0]
-    for field, t in zip(fields, tangents, strict=True):
-        expected, got = avals_of([field, t])
-        if is_inexact(expected) and not _compat.same_array_type(got, expected):
-            raise TypeError(
-                f"{cls}.lift_tangent returned {_compat.short(got)} for a leaf "
-                f"{_compat.short(expected)}."
-            )
+    for expected, t in zip(avals_of(fields), tangents, strict=True):
+        if is_inexact(expected):
+            wrong = mismatch(t, expected, f"{cls}.lift_tangent", "a leaf is")
+            if wrong:
+                raise TypeError(wrong)
     return tangents
 
 

@@ -663,8 +663,12 @@ def test_a_zero_meeting_arrays_has_exact_derivatives():
     [
         ("lift_tangent", lambda v, t: t, "must return a Odd"),
         ("lift_tangent", lambda v, t: Scaled(t, t), "must return a Odd"),
-        ("lift_tangent", lambda v, t: type(v)(t[0]), "for a leaf"),
+        ("lift_tangent", lambda v, t: type(v)(t[0]), "where a leaf is"),
+        ("lift_tangent", lambda v, t: None, "must return a Odd .*; it returned None"),
+        ("lift_tangent", lambda v, t: type(v)(None), r"it returned Odd\(x=None\)"),
+        ("lift_tangent", lambda v, t: type(v)("t"), r"Odd\.lift_tangent returned a str"),
         ("tangent", lambda v, t: t.x[0], r"Odd\.tangent returned"),
+        ("tangent", lambda v, t: None, r"Odd\.tangent returned a NoneType"),
     ],
 )
 def test_wrong_answers_of_hooks_are_named(hook, answer, match):

@@ -279,3 +279,43 @@ def test_what_is_annotated_in_variadic_rules_has_its_outer():
     for pair in ((one, other), (other, one)):
         whole = jaxrewrite.numpy.concatenate(pair)
         assert type(whole) is values.Tagged and type(whole.array) is Stamped
+
+
+# --- a matrix whose leaves hold the places of its entries ------------------------------------
+
+
+class OnePerRow(values.Matrix):
+    """The entry d[i] in row i, at a column that is an integer leaf."""
+
+    d: jax.Array
+    columns: jax.Array
+
+    entries = "pattern"
+    movable = True
+
+    def aval(self):
+        return jax.core.ShapedArray((*self.d.shape, self.d.shape[-1]), self.d.dtype)
+
+    def materialise(self):
+        there = self.columns[..., None] == jnp.arange(self.d.shape[-1])
+        d = self.d[..., None]
+        return jnp.where(there, d, jnp.zeros_like(d))
+
+    def map_entries(self, fn, *others):
+        return OnePerRow(fn(self.d, *(other.d for other in others)), self.columns)
+
+    def pick(self, dense):
+        picked = jnp.take_along_axis(dense, self.columns[..., None], -1)
+        return OnePerRow(picked[..., 0], self.columns)
+
+
+def test_a_tangent_has_its_entries_where_the_matrix_has_them():
+    v = OnePerRow(jnp.array([1.0, -2.0, 3.0]), jnp.array([2, 0, 1]))
+    check_value(v, only=["custom_jvp_call", "custom_vjp_call"])
+    relu = jaxrewrite.transform(jax.nn.relu, materialise="allow")
+    result, tangent = jax.jvp(
+        lambda d: relu(OnePerRow(d, v.columns)), (v.d,), (jnp.arange(1.0, 4.0),)
+    )
+    assert type(result) is OnePerRow
+    np.testing.assert_array_equal(result.d, [1, 0, 3])
+    np.testing.assert_array_equal(tangent.d, [1, 0, 3])

@@ -196,8 +196,11 @@ class Matrix(LinearAlgebra, Structured):
         return self
 
     def tangent(self, leaf_tangents: Any) -> Any:
-        # The entries are linear in the leaves.
-        return NotImplemented if self.entries is None else leaf_tangents
+        # The entries are linear in the floating leaves. The others may be the places of the
+        # entries, which a tangent has as well.
+        if self.entries is None:
+            return NotImplemented
+        return jax.tree.map(lambda x, t: t if inexact(x) else x, self, leaf_tangents)
 
     def lift_tangent(self, tangent: Any) -> Any:
         return NotImplemented if self.entries is None else self.pick(tangent)

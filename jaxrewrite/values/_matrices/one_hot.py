@@ -309,9 +309,6 @@ class Picked(Rows):
     def transposed(self) -> Any:
         return Picked(self.values, self.indices, self.classes, -3 - self.axis)
 
-    def tangent(self, leaf_tangents: Any) -> Any:
-        return Picked(leaf_tangents.values, self.indices, self.classes, self.axis)
-
     def moved(self, fn: Callable[[Any], Any]) -> Any:
         return Picked(fn(self.values), fn(self.indices), self.classes, self.axis)
 

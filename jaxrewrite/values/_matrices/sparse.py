@@ -284,9 +284,6 @@ class Sparse(Matrix):
             return Sparse(self.matrix, by_columns=not self.by_columns)
         return _flipped(self.matrix)
 
-    def tangent(self, leaf_tangents: Any) -> Any:
-        return self.with_data(leaf_tangents.data)
-
     def map_entries(self, fn: Callable[..., Any], *others: Self) -> Self:
         # Padding becomes one, because the function may have no derivative at zero.
         data = jnp.where(self.stored(), self.data, jnp.ones_like(self.data))

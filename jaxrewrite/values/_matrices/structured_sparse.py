@@ -226,9 +226,6 @@ class NMSparse(Matrix):
     def transposed(self) -> Any:
         return NMSparse(self.values, self.indices, self.m, not self.in_rows)
 
-    def tangent(self, leaf_tangents: Any) -> Any:
-        return self.with_values(leaf_tangents.values)
-
     def map_entries(self, fn: Callable[..., Any], *others: Self) -> Self:
         return self.with_values(fn(self.values, *(other.values for other in others)))
 
