@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxrewrite import _compat
+
 from .._base.placement import is_manual as _is_manual
 from .._base.structured import fields_of
 from .coded import Coded, spread_axis
@@ -27,8 +29,12 @@ class Block(NamedTuple):
 
 # For products with up to so many rows: the least weight for which a loop is faster, or takes
 # so much less memory that the time to compile it is well spent, for codes of a byte and for
-# those of four bits.
-_SMALLEST = {4: (2**19, 2**19), 32: (2**22, 2**21), math.inf: (2**22, 2**22)}
+# those of four bits. Older releases make the whole dense weights of many layers at once.
+_SMALLEST: dict[float, tuple[int, int]] = (
+    {4: (2**19, 2**19), 32: (2**22, 2**21), math.inf: (2**22, 2**22)}
+    if _compat.JAX_GE_0_11_1
+    else {math.inf: (2**19, 2**19)}
+)
 
 # For products with up to so many rows, how many entries of a weight are dense at a time.
 _ENTRIES = {1: 2**18, 64: 2**20, math.inf: 2**21}

@@ -1,11 +1,13 @@
 """Products of quantised arrays: the choice between formulations, and two of them.
 
 A compiler for a CPU writes the whole dense weight to memory before it multiplies. That takes
-longer than to read a weight that is dense from the start. So a large weight of integers is
-multiplied with the digits of many rows, as it is (see digits.py), and any other one becomes
-dense in blocks that fit the processor's cache, in a loop (see blocks.py). With one row, entries
-are decoded where they are used (see rows.py). ``python -m bench quantised`` measures all of them.
-docs/measurements/quantised.rst has the results, from which the constants of these modules follow.
+longer than to read a weight that is dense from the start. So a large weight becomes dense in
+blocks that fit the processor's cache, in a loop (see blocks.py). A weight of integers is
+multiplied with the digits of the rows, as it is (see digits.py), where integers are fast
+enough: that depends on its size, the number of rows, the processor and the release of JAX. With
+one row, entries are decoded where they are used (see rows.py). ``python -m bench quantised``
+measures all of them. docs/measurements/quantised.rst has the results, from which the constants
+of these modules follow.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +30,7 @@ from .._base.placement import may_be_split as _may_be_split
 from . import digits, rows
 from .blocks import Block, block_for, grids, in_blocks, is_nibbles
 from .coded import Coded, blockwise
+from .processor import has_integer_tiles
 from .terms import Terms, is_scaled_after, is_scaled_before, rows_of, scaled, terms_of
 
 
@@ -56,9 +59,7 @@ def multiplied(v: Any, x: Any, terms: Terms) -> Any:
         return _whole(v, x, terms)
     count = rows_of(x, terms)
     block = block_for(v.shape, grids(v), count, 4 if is_nibbles(v) else 8)
-    if _is_for_digits(v, x, terms) and (
-        block is None or not _is_faster_in_blocks(v, count)
-    ):
+    if _is_for_digits(v, x, terms) and _is_faster_in_digits(v, count, block):
         return _on_this_platform(v, x, terms, None)
     return _whole(v, x, terms) if block is None else _on_this_platform(v, x, terms, block)
 
@@ -110,11 +111,26 @@ def _whole(v: Coded, x: Any, terms: Terms) -> Any:
 # The least weight of integers for which digits are faster than the whole dense weight.
 _SMALLEST_IN_DIGITS = 2**19
 
-# Up to so many rows, and from so many entries on, blocks are faster than digits. (Digits are
-# faster from about eight rows on if the processor has AMX, and else from 64 on.) With older
-# releases of JAX integers are multiplied no faster than floats.
-_MOST_IN_BLOCKS = 8 if _compat.JAX_GE_0_11_1 else math.inf
+# From so many entries on, blocks are compared with digits, and not the whole dense weight.
 _SMALLEST_IN_BLOCKS = 2**22
+
+
+class _Rows(NamedTuple):
+    """For how many rows digits are faster.
+
+    They are faster than the whole dense weight up to ``most``, and than blocks from ``least`` on,
+    or with one row.
+    """
+
+    most: float
+    least: float
+
+
+def _rows_for_digits() -> _Rows:
+    """Four products of integers should take less time than one of floats."""
+    if not _compat.JAX_GE_0_11_1:  # Its integers take as long as floats.
+        return _Rows(4, math.inf)
+    return _Rows(math.inf, 5) if has_integer_tiles() else _Rows(32, math.inf)
 
 
 def _is_for_digits(v: Coded, x: Any, terms: Terms) -> bool:
@@ -132,9 +148,11 @@ def _is_for_digits(v: Coded, x: Any, terms: Terms) -> bool:
     )
 
 
-def _is_faster_in_blocks(v: Coded, count: int | float) -> bool:
-    """Whether blocks are faster than the digits of so many rows, which are several products."""
-    return 1 < count <= _MOST_IN_BLOCKS and v.size >= _SMALLEST_IN_BLOCKS
+def _is_faster_in_digits(v: Coded, count: int | float, block: Block | None) -> bool:
+    rows = _rows_for_digits()
+    if block is None or v.size < _SMALLEST_IN_BLOCKS:
+        return count <= rows.most
+    return count == 1 or count >= rows.least
 
 
 def _size_of_each(v: Coded, terms: Terms) -> int:

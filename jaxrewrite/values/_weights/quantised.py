@@ -91,8 +91,9 @@ class Quantised(Coded):
     product sums share their scale, the product multiplies the integers and scales the
     result. Otherwise it multiplies the scaled integers. A weight is large from ``2**22``
     entries on; for products with at most four rows, as when a model generates text one token
-    at a time, from ``2**19`` on; and for up to 32 rows, with four bits, from ``2**21`` on. If
-    it may be split over several devices, it becomes dense as a whole, since a loop would
+    at a time, from ``2**19`` on; and for up to 32 rows, with four bits, from ``2**21`` on. With
+    a JAX older than 0.11.1, which makes the dense weights of all layers first, it is large from
+    ``2**19`` on. If it may be split over several devices, it becomes dense as a whole, since a loop would
     gather it at each step. The formula and the choice of scales are those of [1]_.
 
     With ``activations``, an entry :math:`x` becomes :math:`s_x \, \mathrm{round}(x / s_x)`

@@ -1,6 +1,7 @@
 """Products of large integer weights as products of integers, against float64."""
 
 import functools
+import math
 import re
 
 import hypothesis
@@ -17,7 +18,7 @@ from weight_products import PRODUCTS, forbid, normal, same as within
 import jaxrewrite
 from jaxrewrite import _compat
 from jaxrewrite.values import NF4, Coded, Float8, Lora, Quantised, Unitful
-from jaxrewrite.values._weights import digits, products
+from jaxrewrite.values._weights import digits, processor, products
 
 
 same = functools.partial(within, tolerance=2e-6)
@@ -28,8 +29,14 @@ def wide(x):
 
 
 @pytest.fixture
-def in_digits(on_one_device, monkeypatch):
-    """Small weights are multiplied in digits, too, on one device."""
+def good_at_integers(on_one_device, monkeypatch):
+    """Products are chosen as with such a processor and release of JAX, on one device."""
+    monkeypatch.setattr(products, "_rows_for_digits", lambda: products._Rows(math.inf, 5))
+
+
+@pytest.fixture
+def in_digits(good_at_integers, monkeypatch):
+    """Small weights are multiplied in digits, too."""
     monkeypatch.setattr(products, "_SMALLEST_IN_DIGITS", 1)
 
 
@@ -268,7 +275,7 @@ def shaped(make, *shape, dtype="float32"):
     return jax.eval_shape(make, jax.ShapeDtypeStruct(shape, dtype))
 
 
-def test_which_products_are_of_integers(on_one_device):
+def test_which_products_are_of_integers(good_at_integers):
     n, x = 1024, jax.ShapeDtypeStruct((4, 1024), "float32")
     columns = shaped(KINDS["columns"], n, n)
     assert is_in_digits(columns, x)
@@ -288,13 +295,42 @@ def test_which_products_are_of_integers(on_one_device):
         assert not is_in_digits(columns, jax.ShapeDtypeStruct((4, n), "float64"))
 
 
-def test_large_weights_with_few_rows_are_multiplied_in_blocks(on_one_device):
+def test_large_weights_with_few_rows_are_multiplied_in_blocks(good_at_integers):
     n = 2048
     columns = shaped(KINDS["columns"], n, n)
     rows = lambda count: jax.ShapeDtypeStruct((count, n), "float32")
-    assert [is_in_digits(columns, rows(count)) for count in (2, 8)] == [False, False]
-    assert is_in_digits(columns, rows(9)) == _compat.JAX_GE_0_11_1
+    assert [is_in_digits(columns, rows(count)) for count in (2, 4, 5)] == [
+        False,
+        False,
+        True,
+    ]
     assert is_in_digits(shaped(KINDS["columns"], n, n - 1), rows(2))
+
+
+@pytest.mark.parametrize(
+    "flags", ["fpu sse avx2", "fpu avx512_vnni amx_int8 amx_bf16", None]
+)
+def test_the_processor_is_asked_what_it_is_good_at(
+    flags, on_one_device, monkeypatch, tmp_path
+):
+    said = tmp_path / "cpuinfo"
+    if flags is not None:
+        said.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
+    monkeypatch.setattr(processor, "_SAID_BY_LINUX", said)
+    processor.has_integer_tiles.cache_clear()
+    has_tiles = "amx_int8" in (flags or "").split()
+    try:
+        assert processor.has_integer_tiles() is has_tiles
+        most = (math.inf if has_tiles else 32) if _compat.JAX_GE_0_11_1 else 4
+        for n in (1024, 2048):
+            columns = shaped(KINDS["columns"], n, n)
+            for rows in (2, 4, 5, 32, 33, 512):
+                x = jax.ShapeDtypeStruct((rows, n), "float32")
+                # Large weights are multiplied in blocks.
+                is_best = rows <= most if n == 1024 else most == math.inf and rows >= 5
+                assert is_in_digits(columns, x) is is_best, (n, rows)
+    finally:
+        processor.has_integer_tiles.cache_clear()
 
 
 def test_on_several_devices_weights_are_multiplied_as_a_whole():
@@ -355,7 +391,7 @@ def test_formats_of_users_are_multiplied_in_digits(in_digits):
 
 
 @pytest.mark.parametrize("base", ["alone", slow("in a Lora")])
-def test_no_entry_of_a_weight_becomes_a_float(base, on_one_device, optimised):
+def test_no_entry_of_a_weight_becomes_a_float(base, good_at_integers, optimised):
     """Forward and backward, one layer or several in a loop, at once or one by one."""
     n = 1024
     x = normal(2, n)

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from weight_products import PRODUCTS, forbid, normal, same
 
 import jaxrewrite
+from jaxrewrite import _compat
 from jaxrewrite.values import NF4, Coded, Float8, Lora, Product, Quantised, Scaled, quantise
 from jaxrewrite.values._weights import blocks as of_blocks, products
 from jaxrewrite.values._weights.blocks import Block, block_for
@@ -187,9 +188,32 @@ def test_blocks_are_of_the_array_and_small(shape, runs, rows):
     ],
 )
 def test_a_weight_is_large_as_its_documentation_says(bits, rows, least):
+    least = least if _compat.JAX_GE_0_11_1 else 19
     for shape in [(2**9, 2 ** (least - 9)), (2 ** (least - 9), 2**9)]:
         assert block_for(shape, [(1, 1)], rows, bits) is not None
         assert block_for((shape[0] - 1, shape[1]), [(1, 1)], rows, bits) is None
+
+
+@pytest.mark.parametrize("rows", [4, 64])
+@pytest.mark.parametrize("bits", [slow(4), 8, slow("nf4")])
+def test_dense_weights_of_layers_are_not_there_at_once(
+    bits, rows, on_one_device, optimised
+):
+    """Those of layers one after the other, without a loop."""
+    n, count = 1024, 8
+    make = (
+        NF4.quantise if bits == "nf4" else lambda w: Quantised.quantise(w, bits, block=64)
+    )
+    v = jax.eval_shape(make, jax.ShapeDtypeStruct((n, n), "float32"))
+
+    def layers(x, vs):
+        for v in vs:
+            x = jnp.tanh(x @ v)
+        return x
+
+    x = jax.ShapeDtypeStruct((rows, n), "float32")
+    memory = jax.jit(forbid(layers)).lower(x, [v] * count).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < 3 * 4 * n * n
 
 
 def test_the_program_of_one_device_is_known():

@@ -1,6 +1,7 @@
 """Products of quantised weights with one row, against the dense ones in float64."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ def in_rows(on_one_device, monkeypatch):
     """Small weights are multiplied with one row so, too, on one device."""
     monkeypatch.setattr(rows, "_SMALLEST", 1)
     monkeypatch.setattr(rows, "_ROWS_OF_SUMS", 2)
+    monkeypatch.setattr(products, "_rows_for_digits", lambda: products._Rows(math.inf, 5))
     monkeypatch.setattr(products, "_SMALLEST_IN_DIGITS", 1)
     monkeypatch.setattr(products, "block_for", lambda shape, *_: Block(len(shape) - 2, 4))
 
