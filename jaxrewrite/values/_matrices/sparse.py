@@ -326,13 +326,20 @@ class Sparse(Matrix):
         return Sparse(_union(data, x, y)).cast(self.dtype)
 
     def rows(self, i: Any) -> Any:
-        """The rows at indices, as an array. Each entry is added to all copies of its row."""
+        """The rows at indices in range, as an array.
+
+        A product with zeros and ones would give NaN where an entry of another row is not finite.
+        """
         rows, columns = self.places()
-        # A product with zeros and ones would give NaN where an entry of another row is not finite.
-        is_asked = self.stored() & (i[..., None] == rows)
-        found = zero_unless(is_asked, _summable(self.data))
-        whole = jnp.zeros((*i.shape, self.shape[-1]), found.dtype)
-        return whole.at[..., columns].add(found).astype(self.dtype)
+        asked = i.reshape(-1)
+        n, m = self.shape
+        count = len(asked)
+        # The place among the results of each row that is asked for; one of several.
+        place = jnp.full(n, count).at[asked].set(jnp.arange(count))
+        data = _summable(self.data)
+        to = jnp.where(self.stored(), place[rows], count)
+        found = jnp.zeros((count, m), data.dtype).at[to, columns].add(data, mode="drop")
+        return found[place[asked]].reshape(*i.shape, m).astype(self.dtype)
 
     def multiplied(
         self, other: Sparse, *, pairs: int | None = None, nse: int | None = None
