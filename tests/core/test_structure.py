@@ -106,9 +106,10 @@ def imports_within(path):
 
 # What ready types take from the package besides its public names, and why: a value's
 # fields, to call a method on them as arrays; the jaxprs of functions of JAX, to recognise them;
-# a call that waits for its operands.
+# a call that waits for its operands; which releases compile what well.
 PRIVATE = {
     ("algebra", "jaxrewrite._avals"),
+    ("blocks", "jaxrewrite._compat"),
     ("recognised", "jaxrewrite._compat"),
     ("coded", "jaxrewrite._compat"),
     ("products", "jaxrewrite._compat"),
