@@ -153,7 +153,9 @@ class PartOfFacts(Facts):
         self.position = some(whole.position, given)
         self.made = some(whole.made, variables)
         self.calls = some(whole.calls, eqns)
-        self.places = {eqn.primitive: [i] for i, eqn in eqns.items()}
+        self.places = {}
+        for i, eqn in eqns.items():
+            self.places.setdefault(eqn.primitive, []).append(i)
         self.behind = some(whole.behind, variables)
         self.uses = some(whole.uses, asked)
         self.results = some(whole.results, asked)

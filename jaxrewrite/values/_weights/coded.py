@@ -208,6 +208,14 @@ def of_blocks(reduce: Callable[..., Any], x: Any, sizes: Sequence[int]) -> Any:
     return reduce(split, axis=tuple(range(1, 2 * x.ndim, 2)), initial=0)
 
 
+def with_nan(shared: Any, x: Any, sizes: Sequence[int]) -> Any:
+    """What blocks of these sizes share, or NaN if a block has a NaN, which no integer shows.
+
+    XLA on a CPU may lose a NaN in a maximum.
+    """
+    return jnp.where(of_blocks(jnp.max, jnp.isnan(x), sizes), jnp.nan, shared)
+
+
 def scale_in(dtype: Any, scale: Any) -> Any:
     """The least scales of a dtype that are no smaller than these, and one for zero.
 

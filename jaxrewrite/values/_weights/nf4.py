@@ -25,6 +25,7 @@ from .coded import (
     of_blocks,
     rescaled,
     spread,
+    with_nan,
 )
 from .packed import packed
 
@@ -150,10 +151,7 @@ class NF4(Coded):
         if scale_block < 1:
             raise ValueError(f"NF4: `scale_block` must be positive; got {scale_block}.")
         wide = w.astype(jnp.promote_types(w.dtype, jnp.float32))
-        magnitude = of_blocks(jnp.max, abs(wide), sizes)
-        # XLA on a CPU may lose a NaN in a maximum, and codes have none.
-        has_nan = of_blocks(jnp.max, jnp.isnan(wide), sizes)
-        magnitude = jnp.where(has_nan, jnp.nan, magnitude)
+        magnitude = with_nan(of_blocks(jnp.max, abs(wide), sizes), wide, sizes)
         mean = magnitude.mean(keepdims=True) if magnitude.size else jnp.zeros((1,) * w.ndim)
         scale = of_blocks(
             jnp.max, abs(magnitude - mean), _runs(scale_block, magnitude.shape)

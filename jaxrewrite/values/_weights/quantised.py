@@ -24,6 +24,7 @@ from .coded import (
     scale_in,
     sizes_of,
     spread,
+    with_nan,
 )
 from .packed import Packed, packed
 
@@ -93,8 +94,8 @@ class Quantised(Coded):
     entries on; for products with at most four rows, as when a model generates text one token
     at a time, from ``2**19`` on; and for up to 32 rows, with four bits, from ``2**21`` on. With
     a JAX older than 0.11.1, which makes the dense weights of all layers first, it is large from
-    ``2**19`` on. If it may be split over several devices, it becomes dense as a whole, since a loop would
-    gather it at each step. The formula and the choice of scales are those of [1]_.
+    ``2**19`` on. If it may be split over several devices, it becomes dense as a whole, since a
+    loop would gather it at each step. The formula and the choice of scales are those of [1]_.
 
     With ``activations``, an entry :math:`x` becomes :math:`s_x \, \mathrm{round}(x / s_x)`
     with :math:`s_x = \max |x| / 127`, so that a product has an error of at most
@@ -314,8 +315,7 @@ def rounded(
         scale = scale_in(w.dtype, (high / 2 - low / 2) * (2 / (2 * top + 1)))
         least = -top - 1
         zero = jnp.clip(jnp.round(least - low / scale), least, top)
-    # XLA on a CPU may lose a NaN in a maximum, and integers have none.
-    scale = jnp.where(of_blocks(jnp.max, jnp.isnan(wide), sizes), jnp.nan, scale)
+    scale = with_nan(scale, wide, sizes)
     q = blockwise(jnp.divide, wide, scale.astype(wide.dtype))
     if zero is not None:
         q = blockwise(jnp.add, q, zero)
