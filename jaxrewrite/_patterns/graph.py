@@ -38,21 +38,22 @@ class Graph(NamedTuple):
     def primitives(self) -> frozenset[Primitive]:
         return frozenset(node.primitive for node in self.nodes)
 
-    def lasting_primitives(self) -> frozenset[Primitive]:
-        """The primitives that the function has for whatever ranks, sizes and dtypes."""
-        return frozenset(p for p in self.primitives() if p.name in LASTING)
+    def lasting_primitives(self) -> frozenset[frozenset[str]]:
+        """Of which primitives it has one of each set, for whatever ranks, sizes and dtypes."""
+        names = {primitive.name for primitive in self.primitives()}
+        return frozenset(LASTING[name] for name in names & LASTING.keys())
 
     def is_of_all_dtypes(self) -> bool:
         """Whether operands of other dtypes seldom change more than conversions."""
-        return all(p.name in OF_ALL_DTYPES for p in self.core()[0].primitives())
+        return all(p.name in OF_ALL_DTYPES for p in self.primitives())
 
     def is_of_all_sizes(self) -> bool:
         """Whether operands of other sizes seldom change more than moves."""
-        return all(p.name in OF_ALL_SIZES for p in self.core()[0].primitives())
+        return all(p.name in OF_ALL_SIZES for p in self.primitives())
 
     def is_batched_likewise(self) -> bool:
         """Whether `jax.vmap` changes nothing but shapes and moves."""
-        return all(p.name in BATCHED_LIKEWISE for p in self.core()[0].primitives())
+        return all(p.name in BATCHED_LIKEWISE for p in self.primitives())
 
     def core(self) -> tuple[Graph, tuple[int, ...]]:
         """The graph without nodes that only move arrays, and the old numbers of its nodes.

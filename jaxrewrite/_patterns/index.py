@@ -388,9 +388,10 @@ def _index_for(
     patterns: Sequence[tuple[int, Pattern]], facts: Facts, all_of_them: bool
 ) -> Index | None:
     fitting: list[tuple[int, Pattern, Form, int]] = []
+    names = {primitive.name for primitive in facts.primitives}
     for depth, pattern in patterns:
         forms = forms_of(pattern)
-        if all_of_them or forms.may_be_among(facts.primitives):
+        if all_of_them or forms.may_be_among(names):
             forms.extend(*facts.kinds, None if all_of_them else facts.primitives)
             fitting += (
                 (depth, pattern, form, forms.count())

@@ -87,7 +87,7 @@ class Forms:
         self.pattern = pattern
         self.by_form: dict[Any, Form] = {}
         self._base: _Base | None = None
-        self._needs: list[frozenset[Primitive]] = []
+        self._needs: list[frozenset[frozenset[str]]] = []
         self._kinds: frozenset[Any] = frozenset()
         self._rank = -1
         # The operands and static parameters that showed a form first.
@@ -103,14 +103,16 @@ class Forms:
         self._is_beginning = False
         self._lock = threading.RLock()
 
-    def may_be_among(self, primitives: Set[Primitive]) -> bool:
-        """Whether a program of these primitives may contain the function.
+    def may_be_among(self, names: Set[str]) -> bool:
+        """Whether a program of primitives of these names may contain the function.
 
         Raises `TypeError` if the function cannot be traced.
         """
         with self._lock:
             self._begin()
-            return any(needs <= primitives for needs in self._needs)
+            return any(
+                all(map(names.__and__, alternatives)) for alternatives in self._needs
+            )
 
     def core(self) -> frozenset[Primitive]:
         """The primitives of the function; `TypeError` if it cannot be traced."""
@@ -292,7 +294,7 @@ class Forms:
     def _wait_for_variants(self, args: Sequence[Any], statics: dict[str, Any]) -> None:
         """Note that a batched function is to be tried, if batching changes more than shapes."""
         traced = traced_form(self.pattern, args, statics, None)
-        if isinstance(traced, Exception) or traced.graph.is_batched_likewise():
+        if isinstance(traced, Exception) or traced.graph.core()[0].is_batched_likewise():
             return
         self._waiting += ((args, statics, variant) for variant in self._variants)
 

@@ -5,18 +5,23 @@ to moves and conversions. So there is no need to trace them at many operands to 
 """
 
 # Primitives that a function has for all ranks, sizes and dtypes, and if it is batched.
-_LASTING = """
+_ALWAYS = """
     acos acosh asin asinh atan atan2 atanh cbrt cos cosh cumlogsumexp cumprod cumsum digamma
     dot_general eigh erf erf_inv erfc exp exp2 expm1 fft lgamma log log1p logistic lu qr
     reduce_prod reduce_sum rsqrt scan sin sinh sqrt tan tanh
 """
-LASTING = frozenset(_LASTING.split())
+
+# Each primitive that a function has in one of several forms for all of them, with these forms.
+_SLICES = frozenset({"dynamic_slice", "gather"})
+_UPDATES = frozenset({"dynamic_update_slice", "scatter"})
+LASTING = {name: frozenset({name}) for name in _ALWAYS.split()}
+LASTING |= {"dynamic_slice": _SLICES, **dict.fromkeys(_UPDATES, _UPDATES)}
 
 # Primitives of functions that seldom ask for the dtypes of their operands.
 _OF_ALL_DTYPES = """
     add div integer_pow max min mul neg pow reduce_max reduce_min square stop_gradient sub
 """
-OF_ALL_DTYPES = LASTING.union(_OF_ALL_DTYPES.split())
+OF_ALL_DTYPES = frozenset((_ALWAYS + _OF_ALL_DTYPES).split())
 
 # Primitives whose batching rules give the same primitive, with operands that are moved.
 _BATCHED_LIKEWISE = """

@@ -187,7 +187,7 @@ def trace_of_product(a: Inexact[Array, "_ _"], b: Inexact[Array, "_ _"]):
 _OBLONG = [of_shapes((2, 3), (3, 4)), of_shapes((4, 3), (3, 2))]
 
 
-@rules.rewrite(lambda a, b: jnp.diag(a @ b), probes=_OBLONG)
+# `jax.numpy.diag` of a matrix calls `jax.numpy.diagonal`.
 @rules.rewrite(lambda a, b: jnp.diagonal(a @ b), probes=_OBLONG)
 def diagonal_of_product(a: Inexact[Array, "_ _"], b: Inexact[Array, "_ _"]):
     """``sum(a * b.T, axis=1)``: n m products rather than n n m."""

@@ -11,7 +11,7 @@ import pytest
 from choose import often, slow
 from jax import lax
 from jax.extend import core
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 from reference.low_rank import LowRank
 
 import jaxrewrite
@@ -816,8 +816,9 @@ def test_operands_at_which_a_pattern_cannot_be_traced_keep_no_tracers(leak_check
 # --- what looking for patterns costs, and what it may not lose -------------------------------
 
 
-def test_few_traces_tell_whether_a_program_may_have_a_pattern(monkeypatch):
-    """What a program cannot contain is traced once, and what it may at a few operands."""
+@pytest.fixture
+def traces(monkeypatch):
+    """The patterns that are traced, each as often as it is."""
     traces = []
     trace = Pattern._trace
 
@@ -826,6 +827,11 @@ def test_few_traces_tell_whether_a_program_may_have_a_pattern(monkeypatch):
         return trace(pattern, *args)
 
     monkeypatch.setattr(Pattern, "_trace", counted)
+    return traces
+
+
+def test_few_traces_tell_whether_a_program_may_have_a_pattern(traces):
+    """What a program cannot contain is traced once, and what it may at a few operands."""
     rules = table((naive, lse))
     transform(jnp.cos, rules=rules)(X)
     assert len(traces) == 1
@@ -834,6 +840,23 @@ def test_few_traces_tell_whether_a_program_may_have_a_pattern(monkeypatch):
     known = len(traces)
     transform(lambda x: naive(x) + naive(2 * x), rules=rules)(X)
     assert len(traces) == known
+
+
+def test_an_update_is_of_one_of_two_primitives(traces):
+    """A program without any of them has no update, also if that would be batched."""
+
+    def before(x, new, i):
+        return jnp.exp(lax.dynamic_update_index_in_dim(x, new, i, 0))
+
+    def after(x: Float[Array, "n m"], new: Float[Array, "m"], i: Int[Array, ""]):
+        return jnp.exp(x).at[i].set(jnp.exp(new))
+
+    rules = table((before, after))
+    transform(lambda x: jnp.exp(jnp.where(x > 0, x, -x)), rules=rules)(X)
+    assert len(traces) == 1
+    assert len(explain(before, rules=rules)(X, X[0], 1).rules) == 1
+    batched = jax.vmap(before, (None, None, 0))
+    assert len(explain(batched, rules=rules)(X, X[0], jnp.arange(3)).rules) == 1
 
 
 def test_a_precision_is_neither_lost_nor_changed():
