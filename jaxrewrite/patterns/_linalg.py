@@ -86,6 +86,11 @@ def check_sizes(*pairs: tuple[Sequence[int], Sequence[int]]) -> None:
         raise ValueError("The sizes of the factors differ.")
 
 
+def of_one_precision(*factors: Any) -> bool:
+    """Whether no product, or sum, of some factors is rounded to fewer digits than the whole."""
+    return len({jnp.finfo(x.dtype).dtype for x in factors}) == 1
+
+
 def of_shapes(*shapes: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
     """A probe: most functions are traced at operands of equal sizes, and these cannot be."""
     return tuple(jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
@@ -126,7 +131,9 @@ def negative_inverse_times(
 @rules.rewrite(lambda b, a: b @ jsp.linalg.inv(a), when=_solve_takes_first)
 def times_inverse(b: Inexact[Array, "n"] | Inexact[Array, "*batch m n"], a: Square):
     """The transpose of ``solve(a.T, b.T)`` ([H]_, 14.1)."""
-    return transposed(on(jnp.linalg.solve, transposed(a), transposed(b)))
+    solution = on(jnp.linalg.solve, transposed(a), transposed(b))
+    # A vector has one for each matrix of a batch, and they are no columns.
+    return solution if b.ndim == 1 else transposed(solution)
 
 
 @jax.custom_jvp
@@ -201,6 +208,8 @@ def _sum_of_product(a, b, *, axis: Axis):
 @rules.rewrite(_sum_of_product)
 def sum_of_product(a: DenseMatrix, b: DenseMatrix, *, axis):
     """The sum of rows, or of columns, comes before the product."""
+    if not of_one_precision(a, b):
+        return NotImplemented
     if axis == 0:
         return jnp.sum(a, axis=0) @ b
     if axis == 1:
@@ -209,6 +218,8 @@ def sum_of_product(a: DenseMatrix, b: DenseMatrix, *, axis):
 
 
 def _is_thin(a, b, c, d):
+    if not of_one_precision(a, b, c, d):
+        return False
     (rows, inner), (other, columns) = a.shape, d.shape
     return inner * other * (rows + columns) < rows * columns * (inner + other)
 
@@ -357,6 +368,8 @@ def multiplied(operands: Sequence[Any], order: Any) -> Any:
 
 def cheapest_product(operands: Sequence[Any], order: str) -> Any:
     """The product in the cheapest order; ``NotImplemented`` if the given one is."""
+    if not of_one_precision(*operands):
+        return NotImplemented
     plan = Plan(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands))
     given = ast.literal_eval(order)
     # The products that are tried are no part of the program, nor of what explains it.

@@ -136,14 +136,14 @@ def _sum(reduce: Any, whole: bool, y: Any, length: int) -> _Reduction:
 
 
 @jax.custom_jvp
-def _tangent_of(y: Any) -> Any:
-    """Zeros, with the tangent of an array."""
-    return jnp.zeros_like(y)
+def _with_tangent_of(x: Any, y: Any) -> Any:
+    """An array, with the tangent of another one."""
+    return x
 
 
-@_tangent_of.defjvp
+@_with_tangent_of.defjvp
 def _(primals: Any, tangents: Any) -> Any:
-    return jnp.zeros_like(primals[0]), tangents[0]
+    return primals[0], tangents[1]
 
 
 def _lowest(dtype: Any) -> Any:
@@ -163,12 +163,13 @@ def _max(y: Any, _: int) -> _Reduction:
         new = lax.stop_gradient(jnp.maximum(old, y))
         stays, joins = old == new, y == new
         # Products, as JAX has them: where the greatest is NaN, all derivatives are.
-        tangent = tangent * stays.astype(y.dtype) + _tangent_of(y) * joins.astype(y.dtype)
+        slope = _with_tangent_of(jnp.zeros_like(y), y)
+        tangent = tangent * stays.astype(y.dtype) + slope * joins.astype(y.dtype)
         return new, tangent, count * stays + joins
 
     def result(accumulated: Any) -> Any:
         greatest, tangent, count = accumulated
-        return greatest + tangent / count.astype(tangent.dtype)
+        return _with_tangent_of(greatest, tangent / count.astype(tangent.dtype))
 
     zeros = jnp.zeros(y.shape, y.dtype), jnp.zeros(y.shape, int)
     return _Reduction((lowest, *zeros), step, result)
@@ -203,6 +204,8 @@ def _whole(reduce: Callable[..., Any], whole: bool) -> Callable[..., Any]:
 
 
 def _max_of(ys: Any) -> Any:
+    if jnp.iscomplexobj(ys):
+        raise TypeError("No number is below all complex ones.")
     return jnp.max(ys, axis=0)
 
 

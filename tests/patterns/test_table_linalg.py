@@ -54,6 +54,7 @@ PROGRAMS = [
     ("negative_inverse_times", lambda a, b: -inv(a) @ b, (A, V)),
     ("times_inverse", lambda b, a: b @ inv(a), (V, A)),
     ("times_inverse", lambda b, a: b @ inv(a), (X.T, A)),
+    ("times_inverse", lambda b, a: b @ inv(a), (V, np.stack([A, A.T]))),
     *[("log_determinant", lambda a: jnp.log(det(a)), (regular(n),)) for n in (1, 2, 3, 4, 5)],
     *[
         ("log_absolute_determinant", lambda a: jnp.log(jnp.abs(det(a))), (-regular(n),))
@@ -492,6 +493,23 @@ def test_half_precision_stays():
         (lambda b, a, x: (b.T @ a.T) @ x, small, big, big[:, 0]),
     ]:
         assert not answered(TABLE, fn, *args)
+
+
+def test_factors_of_several_precisions_stay():
+    """In another order, parts of a product have fewer digits than the whole."""
+    with jax.enable_x64(True):
+        single = B, A, V
+        double = [x.astype(np.float64) for x in single]
+        for rule, fn in {
+            "product_of_3": lambda b, a, v: (b @ a) @ v,
+            "sum_of_product": lambda b, a, v: jnp.sum(b @ a, axis=0),
+            "sum_of_products": lambda b, a, v: jnp.sum(
+                (b[:, :1] @ a[:1]) * (b[:, 1:2] @ a[1:2])
+            ),
+        }.items():
+            assert answered(TABLE, fn, *single) == [rule]
+            assert not answered(TABLE, fn, *single[:1], *double[1:])
+            assert not answered(TABLE, fn, *double[:1], *single[1:])
 
 
 @pytest.mark.slow

@@ -267,6 +267,21 @@ def test_what_only_looks_like_a_reduction_stays():
     assert_same(jaxrewrite.transform(fn, rules=rules)(x), fn(x))
 
 
+def test_a_maximum_of_negative_zeros_is_one():
+    fn = scan(lambda y: 1 / y.max(0), lambda c, x: (c * 0.5, -(x * c)))
+    x = jnp.zeros((3, 2))
+    assert found(fn, x) == ["accumulated_max"]
+    assert_same(jaxrewrite.transform(fn, rules=rules)(x), jnp.full(2, -jnp.inf))
+
+
+def test_a_maximum_of_complex_numbers_stays():
+    body = lambda c, x: (c * 0.5, (1j * x + c, x * c))
+    fn = both(lambda c, y: (y[0].max(0), y[1].sum(0)), body)
+    x = normal(0, 6, 2)
+    assert found(fn, x) == ["accumulated_sum"]
+    assert_same(jaxrewrite.transform(fn, rules=rules)(x), fn(x))
+
+
 @pytest.mark.parametrize("reduce", [jnp.sum, jnp.mean])
 @pytest.mark.slow
 def test_short_floats_are_added_as_jax_adds_them(reduce):
