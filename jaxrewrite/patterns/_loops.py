@@ -136,14 +136,18 @@ def _sum(reduce: Any, whole: bool, y: Any, length: int) -> _Reduction:
 
 
 @jax.custom_jvp
-def _with_tangent_of(x: Any, y: Any) -> Any:
-    """An array, with the tangent of another one."""
-    return x
+def _tangent_of(y: Any) -> Any:
+    """Zeros, with the tangent of an array.
+
+    The automatic derivative is the same for finite numbers. JAX 0.10 uses that for second
+    derivatives of a loop.
+    """
+    return jnp.where(jnp.isfinite(y), y - lax.stop_gradient(y), 0)
 
 
-@_with_tangent_of.defjvp
+@_tangent_of.defjvp
 def _(primals: Any, tangents: Any) -> Any:
-    return primals[0], tangents[1]
+    return _tangent_of(*primals), tangents[0]
 
 
 def _lowest(dtype: Any) -> Any:
@@ -163,13 +167,14 @@ def _max(y: Any, _: int) -> _Reduction:
         new = lax.stop_gradient(jnp.maximum(old, y))
         stays, joins = old == new, y == new
         # Products, as JAX has them: where the greatest is NaN, all derivatives are.
-        slope = _with_tangent_of(jnp.zeros_like(y), y)
+        slope = _tangent_of(-y)
         tangent = tangent * stays.astype(y.dtype) + slope * joins.astype(y.dtype)
         return new, tangent, count * stays + joins
 
     def result(accumulated: Any) -> Any:
         greatest, tangent, count = accumulated
-        return _with_tangent_of(greatest, tangent / count.astype(tangent.dtype))
+        # A difference, because -0 - 0 is -0, and -0 + 0 is not.
+        return greatest - tangent / count.astype(tangent.dtype)
 
     zeros = jnp.zeros(y.shape, y.dtype), jnp.zeros(y.shape, int)
     return _Reduction((lowest, *zeros), step, result)

@@ -274,6 +274,14 @@ def test_a_maximum_of_negative_zeros_is_one():
     assert_same(jaxrewrite.transform(fn, rules=rules)(x), jnp.full(2, -jnp.inf))
 
 
+def test_a_maximum_has_second_derivatives():
+    fn = scan(lambda y: jnp.sum(y.max(0) ** 3))
+    x = normal(0, 4, 2)
+    assert found(fn, x) == ["accumulated_max"]
+    both_ways = [jax.hessian(f)(x) for f in (jaxrewrite.transform(fn, rules=rules), fn)]
+    assert_same(*both_ways)
+
+
 def test_a_maximum_of_complex_numbers_stays():
     body = lambda c, x: (c * 0.5, (1j * x + c, x * c))
     fn = both(lambda c, y: (y[0].max(0), y[1].sum(0)), body)
