@@ -150,15 +150,10 @@ def _(primals: Any, tangents: Any) -> Any:
     return _tangent_of(*primals), tangents[0]
 
 
-def _lowest(dtype: Any) -> Any:
-    if jnp.issubdtype(dtype, jnp.floating):
-        return -jnp.inf
-    return False if dtype == jnp.bool_ else jnp.iinfo(dtype).min
-
-
 def _max(y: Any, _: int) -> _Reduction:
     """The greatest of steps. The steps that share it share its derivative."""
-    lowest = jnp.full(y.shape, _lowest(y.dtype), y.dtype)
+    # The greatest of no steps; not all dtypes have an infinity.
+    lowest = lax.reduce_max(jnp.zeros((0, *y.shape), y.dtype), (0,))
     if not jnp.issubdtype(y.dtype, jnp.floating):
         return _Reduction(lowest, jnp.maximum)
 

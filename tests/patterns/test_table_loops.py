@@ -274,6 +274,17 @@ def test_a_maximum_of_negative_zeros_is_one():
     assert_same(jaxrewrite.transform(fn, rules=rules)(x), jnp.full(2, -jnp.inf))
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float16", "int8", "uint8", "bool"])
+def test_a_maximum_of_short_numbers(dtype):
+    """Of what no step is greater than 0, in dtypes with and without an infinity."""
+    fn = scan(lambda y: y.max(0), lambda c, x: (c * 0.5, (x + 0 * c).astype(dtype)))
+    x = -abs(normal(0, 3, 2)) if dtype[0] != "u" else jnp.zeros((3, 2))
+    assert found(fn, x) == ["accumulated_max"]
+    got, want = jaxrewrite.transform(fn, rules=rules)(x), fn(x)
+    assert got.dtype == want.dtype
+    assert_same(got.astype(float), want.astype(float))
+
+
 def test_a_maximum_has_second_derivatives():
     fn = scan(lambda y: jnp.sum(y.max(0) ** 3))
     x = normal(0, 4, 2)
