@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Integer
 
@@ -150,10 +151,17 @@ def _(primals: Any, tangents: Any) -> Any:
     return _tangent_of(*primals), tangents[0]
 
 
+def _lowest(dtype: Any) -> Any:
+    if jnp.issubdtype(dtype, jnp.floating):
+        # Some formats of float8 have no infinity, and make NaN of it.
+        has_infinity = not np.isnan(np.asarray(-np.inf, dtype))
+        return -jnp.inf if has_infinity else jnp.finfo(dtype).min
+    return False if dtype == jnp.bool_ else jnp.iinfo(dtype).min
+
+
 def _max(y: Any, _: int) -> _Reduction:
     """The greatest of steps. The steps that share it share its derivative."""
-    # The greatest of no steps; not all dtypes have an infinity.
-    lowest = lax.reduce_max(jnp.zeros((0, *y.shape), y.dtype), (0,))
+    lowest = jnp.full(y.shape, _lowest(y.dtype), y.dtype)
     if not jnp.issubdtype(y.dtype, jnp.floating):
         return _Reduction(lowest, jnp.maximum)
 

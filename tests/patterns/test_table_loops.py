@@ -13,7 +13,7 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite import patterns
-from jaxrewrite.values import Diagonal, Lora
+from jaxrewrite.values import Diagonal, Lora, Unitful
 
 
 pytestmark = pytest.mark.usefixtures("bulk")
@@ -291,6 +291,17 @@ def test_a_maximum_has_second_derivatives():
     assert found(fn, x) == ["accumulated_max"]
     both_ways = [jax.hessian(f)(x) for f in (jaxrewrite.transform(fn, rules=rules), fn)]
     assert_same(*both_ways)
+
+
+def test_a_maximum_has_units():
+    fn = lambda v: scan(lambda y: y.max(0), lambda c, x: (c * 0.5, v @ c * x))(x)
+    x, v = normal(0, 4, 2), Unitful(normal(1, 2, 2), "m")
+    assert "accumulated_max" in found(fn, v)
+    results = []
+    for table in (rules, None):
+        out, pull = jax.vjp(jaxrewrite.transform(fn, rules=table), v)
+        results.append((out, pull(jax.tree.map(jnp.cos, out))))
+    assert_same(*results)
 
 
 def test_a_maximum_of_complex_numbers_stays():
