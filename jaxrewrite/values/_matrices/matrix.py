@@ -173,6 +173,11 @@ class Matrix(LinearAlgebra, Structured):
         """Whether the entries of this and another value are at the same places."""
         return not self.movable and same_structure(self, other)
 
+    def row_sums(self) -> Shaped[Array, "*batch n"]:
+        """The sum of each row."""
+        ones = jnp.ones((*self.batch, self.shape[-1]), self.dtype)
+        return self.apply(ones, self.ndim - 2)
+
     # --- linear algebra of square matrices: `solve` and what `LinearAlgebra` asks for --------
 
     @property

@@ -15,7 +15,7 @@ from jaxrewrite import bind, register
 from .._base.contract import contract
 from .algebra import LinearAlgebra, is_known_unitary, is_square, known_or, on_fields
 from .determinant import Determinant
-from .matrix import Matrix, closed_product, solve_factor, swapped
+from .matrix import Matrix, apply_dense, closed_product, solve_factor, swapped
 
 
 class Product(Matrix):
@@ -70,7 +70,16 @@ class Product(Matrix):
         return jax.core.ShapedArray((*first.shape[:-1], last.shape[-1]), first.dtype)
 
     def materialise(self) -> Any:
-        return functools.reduce(jnp.matmul, jaxrewrite.materialise(self.factors))
+        # A factor that is dense in any case is multiplied by its neighbours, so that the
+        # zeros of a diagonal that scales it do not meet its entries.
+        is_dense = (i for i, x in enumerate(self.factors) if not _has_zeros(x))
+        first = next(is_dense, 0)
+        whole = jaxrewrite.materialise(self.factors[first])
+        for factor in reversed(self.factors[:first]):
+            whole = _multiplied(factor, whole, whole.ndim - 2)
+        for factor in self.factors[first + 1 :]:
+            whole = _multiplied(swapped(factor), whole, whole.ndim - 1)
+        return whole
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         for factor in reversed(self.factors):
@@ -196,6 +205,17 @@ def _of(*factors: Any) -> Any:
     if len(factors) == 2:
         return matrix_product(*factors)
     return Product(factors)
+
+
+def _has_zeros(x: Any) -> bool:
+    return isinstance(x, Matrix) and x.has_zeros
+
+
+def _multiplied(factor: Any, x: Any, axis: int) -> Any:
+    """An array multiplied along an axis, by a matrix itself if it knows of its zeros."""
+    if _has_zeros(factor):
+        return on_fields(lambda factor, x: factor.apply(x, axis), factor, x)
+    return apply_dense(jaxrewrite.materialise(factor), x, axis)
 
 
 def _known_or_of_array(x: Any, hook: str, fn: Callable[[Any], Any]) -> Any:

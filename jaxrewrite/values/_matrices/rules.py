@@ -395,7 +395,7 @@ def _(v: Matrix, *, dimensions: Any) -> Any:
     n, m = v.ndim - 2, v.ndim - 1
     if n in dimensions or m in dimensions:
         v = v if m in dimensions else v.transposed()
-        vector = v.apply(jnp.ones((*v.batch, 1), v.dtype), n)
+        vector = v.row_sums()
         left = [axis for axis in dimensions if axis < n]
         gone = [*left, n] if {n, m} <= {*dimensions} else left
         return transform(lambda vector: lax.squeeze(vector, gone))(vector)
@@ -464,7 +464,7 @@ def _(*vs: Matrix, dimension: int) -> Any:
 
 @register("reduce_sum")
 def _(v: Matrix, *, axes: Sequence[int], **params: Any) -> Any:
-    """A product with ones sums rows and columns. Sums of the entries sum a batch axis."""
+    """Sums of rows or columns are dense. Sums of the entries sum a batch axis."""
     n, m = v.ndim - 2, v.ndim - 1
     batch = tuple(axis for axis in axes if axis < n)
     if n not in axes and m not in axes:
@@ -472,7 +472,5 @@ def _(v: Matrix, *, axes: Sequence[int], **params: Any) -> Any:
             return NotImplemented
         return v.map_entries(lambda x: total(x, batch))
     if m in axes:
-        sums = v.apply(jnp.ones((*v.batch, v.shape[-1]), v.dtype), n)
-        return total(sums, (*batch, n) if n in axes else batch)
-    rows = v.transposed()
-    return total(rows.apply(jnp.ones((*v.batch, v.shape[-2]), v.dtype), n), batch)
+        return total(v.row_sums(), (*batch, n) if n in axes else batch)
+    return total(v.transposed().row_sums(), batch)

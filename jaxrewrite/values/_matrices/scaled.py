@@ -195,8 +195,9 @@ class Scaled(LinearAlgebra, Linear):
         factor = self._known("known_cholesky")
         if factor is NotImplemented or jnp.iscomplexobj(self.scale):
             return NotImplemented
+        # A root that is NaN multiplies the numbers of the factor, and not its zeros.
         root = jnp.sqrt(jnp.where(self.scale > 0, self.scale, jnp.nan))
-        return self._of(factor).rescaled(root)
+        return transform(jnp.multiply)(factor, self.rescaled(root).factor())
 
     def is_triangular(self, lower: bool) -> bool:
         return isinstance(self.x, LinearAlgebra) and self.x.is_triangular(lower)

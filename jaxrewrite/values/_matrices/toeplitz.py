@@ -36,7 +36,8 @@ class Toeplitz(Matrix):
     Fourier transform computes in O((n + m) log (n + m)) [1]_. Any function that acts entry
     by entry keeps the matrix. 16-bit floating numbers are transformed in 32 bits. The error
     is relative to the largest entries, and one entry that is not finite makes all results
-    not finite. Products of integers are dense products.
+    not finite. Sums of rows and columns add the entries themselves, in O(n + m). Products of
+    integers are dense products.
 
     Attributes
     ----------
@@ -144,6 +145,24 @@ class Toeplitz(Matrix):
         size = _fast_size(n + m - 1)
         y = _circular(jnp.multiply, self.diagonals(), x, axis, size)
         return lax.slice_in_dim(y, m - 1, m - 1 + n, axis=axis)
+
+    def row_sums(self) -> Any:
+        """The sums of windows of m diagonals, of which each is the end of a block and a start.
+
+        Cumulative sums within the blocks have the sums of all ends and starts. So a number that
+        is not finite reaches the rows that it is in, and no others.
+        """
+        n, m = self.shape[-2:]
+        if m == 1:
+            return self.column
+        wide = _wide(self.dtype) if inexact(self.column) else self.dtype
+        blocks = -(-n // m) + 1
+        own = self.diagonals().astype(wide)
+        own = _extended(own, 0, blocks * m - own.shape[-1]).reshape(*self.batch, blocks, m)
+        ends = lax.cumsum(own[..., :-1, :], own.ndim - 1, reverse=True)
+        starts = lax.cumsum(own[..., 1:, :-1], own.ndim - 1)
+        sums = ends + _extended(starts, 1, 0)
+        return sums.reshape(*self.batch, (blocks - 1) * m)[..., :n].astype(self.dtype)
 
     def transposed(self) -> Any:
         return Toeplitz(self.first_row(), self.column)
@@ -270,6 +289,10 @@ class Circulant(Matrix):
             return apply_dense(self.materialise(), x, axis, precision)
         return _circular(jnp.multiply, self.column, x, axis, self.column.shape[-1])
 
+    def row_sums(self) -> Any:
+        sums = jnp.sum(self.column, -1, keepdims=True, dtype=self.dtype)
+        return _repeated(sums, self.column.shape[-1])
+
     def first_row(self) -> Any:
         return jnp.roll(self.column[..., ::-1], 1, -1)
 
@@ -377,6 +400,11 @@ class _Fourier(Matrix):
 def _(v: _Fourier, **params: Any) -> Any:
     batch = batch_of("_Fourier", v._nothing)
     return _Fourier(v.rows, v.of_dtype, batch, not v.conjugated)
+
+
+def _extended(x: Any, before: int, after: int) -> Any:
+    """The array with zeros before and after the entries of its last axis."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(before, after)])
 
 
 def _repeated(x: Any, n: int) -> Any:

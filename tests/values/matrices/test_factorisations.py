@@ -200,6 +200,22 @@ def test_failed_and_singular_factorisations(bulk):
     close(implicit(fn)(zero), fn(zero.materialise()))
 
 
+def test_the_zeros_of_a_failed_factor_of_a_multiple_stay_zeros():
+    fn = lambda v: jnp.linalg.cholesky(v, symmetrize_input=False)
+    tridiagonal = Tridiagonal(*map(jnp.asarray, ([0.5] * 2, [2.0] * 3, [0.5] * 2)))
+    for v in (Diagonal(1 + jnp.asarray(Y)), tridiagonal, Symmetric(positive(3))):
+        found = implicit(fn)(Scaled(v, jnp.float64(-2.0)))
+        kept = implicit(fn)(Scaled(v, jnp.float64(2.0)))
+        np.testing.assert_allclose(
+            found.materialise(), np.where(kept.materialise() == 0, 0, np.nan)
+        )
+        dense = jnp.linalg.cholesky(2 * v.materialise())
+        np.testing.assert_allclose(kept.materialise(), dense, rtol=1e-12)
+    several = jax.vmap(Scaled)(Diagonal(jnp.ones((2, 3))), jnp.array([4.0, -1.0]))
+    found = implicit(fn)(several).materialise()
+    np.testing.assert_array_equal(found, [2 * np.eye(3), np.where(np.eye(3), np.nan, 0)])
+
+
 @pytest.mark.slow
 def test_gradients_of_pseudo_inverses(bulk):
     """Of regular and singular matrices, with singular values that are the same."""

@@ -17,6 +17,8 @@ from jaxrewrite.values import (
     ScalarMatrix,
     Scaled,
     Sum,
+    Symmetric,
+    Toeplitz,
     Zero,
 )
 from jaxrewrite.values._matrices.matrix import Matrix
@@ -200,6 +202,35 @@ def test_closed_forms():
     nested = Sum((d, jnp.ones((4, 4)))) + Sum((e, jnp.ones((4, 4))))
     assert [type(term).__name__ for term in nested.terms] == ["Diagonal", "ArrayImpl"]
     assert isinstance(Product((jnp.ones((4, 2)), jnp.ones((2, 4)))) @ d, Product)
+
+
+def test_scaled_rows_and_columns_have_no_nan_of_an_infinite_entry(bulk):
+    """A dense diagonal would multiply it by zeros."""
+    x = np.arange(1.0, 10).reshape(3, 3) + np.arange(1.0, 10).reshape(3, 3).T
+    x[0, 2] = x[2, 0] = np.inf
+    scale = np.array([1, np.inf, 3])
+    for v in (Symmetric(jnp.asarray(x)), Toeplitz(jnp.asarray(x[0]), jnp.asarray(x[0]))):
+        fn = jaxrewrite.transform(lambda v, s: (v * s, s[:, None] * v, v * s * s[:, None]))
+        found = jaxrewrite.materialise(fn(v, jnp.asarray(scale)))
+        dense = np.asarray(v.materialise())
+        wanted = dense * scale, dense * scale[:, None], dense * scale * scale[:, None]
+        for got, want in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4), (7, 2), (5, 1), (1, 5)])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "complex64", "int8"])
+def test_sums_of_a_toeplitz_matrix_see_their_own_entries_alone(shape, dtype, bulk):
+    n, m = shape
+    numbers = np.random.default_rng(0).integers(-5, 5, (2, n + m - 1)).astype(dtype)
+    if np.issubdtype(dtype, np.inexact):
+        numbers[0, 1], numbers[1, -1] = np.nan, np.inf
+    v = Toeplitz.of_diagonals(jnp.asarray(numbers), n)
+    fn = lambda v: (v.sum(1), v.sum(2), v.sum((1, 2)), v.sum(0))
+    found = jaxrewrite.transform(fn, materialise="forbid")(v)
+    for got, want in zip(found, fn(v.materialise()), strict=True):
+        np.testing.assert_array_equal(jaxrewrite.materialise(got), want)
+        assert got.dtype == want.dtype
 
 
 def test_one_row():
