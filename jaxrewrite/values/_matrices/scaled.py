@@ -32,12 +32,12 @@ from .sum import Sum, sum_of
 class Scaled(LinearAlgebra, Linear):
     r"""A number times an array, :math:`s X`, which is not multiplied out.
 
-    Linear maps and products act on the array, and numbers multiply the number. Functions
-    that are not linear, and sums, act on the product of the two. The quotient of a matrix
-    with structure and a number that only the run knows is a `Scaled`, so that a division by
-    zero makes NaN of its zeros. Entries are summed or multiplied before the number
-    multiplies them. So if the number is infinite, the result may be infinite where the
-    dense result is NaN.
+    Linear maps and products act on the array, and numbers multiply the number. Where they
+    make a dense array of a value, the number multiplies that. Functions that are not
+    linear, and sums, act on the product of the two. The quotient of a matrix with structure
+    and a number that only the run knows is a `Scaled`, so that a division by zero makes NaN
+    of its zeros. Entries are summed or multiplied before the number multiplies them. So if
+    the number is infinite, the result may be infinite where the dense result is NaN.
 
     Attributes
     ----------
@@ -118,7 +118,11 @@ class Scaled(LinearAlgebra, Linear):
             # A linear map need not keep the batch axes.
             whole = self.multiplied()
             return whole if whole is NotImplemented else fn(whole)
-        return _lazy_multiple(fn(self.x), self.scale)
+        image = fn(self.x)
+        if isinstance(self.x, jaxrewrite.Value) and not isinstance(image, jaxrewrite.Value):
+            # It takes no less room than its product with the number.
+            return image * self.scale.astype(image.dtype)
+        return _lazy_multiple(image, self.scale)
 
     def join(self, other: Any) -> Any:
         """The join with a value like the array inside: that value times one."""

@@ -198,7 +198,8 @@ def test_closed_forms():
     assert isinstance(jaxrewrite.numpy.sqrt(d), Diagonal)
     assert isinstance(d + Zero((4, 4)), Diagonal)
     assert isinstance(d @ Zero((4, 4)), Zero)
-    assert isinstance(Scaled(d, jnp.float32(2)) @ jnp.ones(4), Scaled)
+    assert isinstance(Scaled(d, jnp.float32(2)) @ e, Scaled)
+    assert isinstance(Scaled(d, jnp.float32(2)) @ jnp.ones(4), jax.Array)
     nested = Sum((d, jnp.ones((4, 4)))) + Sum((e, jnp.ones((4, 4))))
     assert [type(term).__name__ for term in nested.terms] == ["Diagonal", "ArrayImpl"]
     assert isinstance(Product((jnp.ones((4, 2)), jnp.ones((2, 4)))) @ d, Product)

@@ -410,6 +410,16 @@ def test_eigenvalues_that_are_the_same_have_a_gradient():
     close(mine(v, 0.5), dense(v, 0.5))
 
 
+def test_conjugate_gradients_with_noise_carry_arrays(bulk):
+    """The residual is an array, and no sum whose terms cancel when it is squared."""
+    kernel = Kronecker(Symmetric(jnp.array([[12 / 11]])), Identity(2, jnp.float64))
+    noise = Scaled(Identity(2, jnp.float64), jnp.asarray(0.3))
+    solve = lambda k, b: jax.scipy.sparse.linalg.cg(k, b, tol=1e-12)[0]
+    for k in (kernel + noise, noise + kernel):
+        for fn in (implicit(solve), jax.jit(implicit(solve))):
+            close(fn(k, jnp.ones(2)), np.full(2, 1 / (12 / 11 + 0.3)))
+
+
 def test_infinite_noise_is_no_answer():
     v = Kronecker(Symmetric(regular(4)), Symmetric(regular(4)))
     v = v + Scaled(Identity(N, jnp.float64), jnp.float64(jnp.inf))
