@@ -118,6 +118,10 @@ class LinearAlgebra:
         """Whether the type guarantees that the matrix is its own conjugate transpose."""
         return False
 
+    def hermitian_part(self) -> Any:
+        """The mean of the matrix and its adjoint, a matrix, of which JAX takes factors."""
+        return self if self.is_hermitian else NotImplemented
+
     @property
     def is_unitary(self) -> bool:
         """Whether the type guarantees that the inverse is the conjugate transpose."""

@@ -135,9 +135,11 @@ def _determinant(*wanted: str) -> Callable[[Any], Any]:
 
 def _cholesky(*, symmetrised: bool, lower: bool) -> Callable[[Any], Any]:
     def answer(v: Any) -> Any:
-        if not inexact(v) or (symmetrised and not v.is_hermitian):
+        if not inexact(v):
             return NotImplemented
-        own = v if lower or symmetrised else adjoint(v)
+        own = v if lower else adjoint(v)
+        if symmetrised:
+            own = v.hermitian_part()
         # The adjoint of a sum of arrays is an array.
         factor = own.known_cholesky() if isinstance(own, LinearAlgebra) else NotImplemented
         if factor is not NotImplemented:
@@ -150,9 +152,8 @@ def _cholesky(*, symmetrised: bool, lower: bool) -> Callable[[Any], Any]:
 
 def _eigh(*wanted: int) -> Callable[[Any], Any]:
     def answer(v: Any) -> Any:
-        if not inexact(v) or not v.is_hermitian:
-            return NotImplemented
-        found = v.known_eigh(True)
+        part = v.hermitian_part() if inexact(v) else NotImplemented
+        found = part if part is NotImplemented else part.known_eigh(True)
         return found if found is NotImplemented else [found[i] for i in wanted]
 
     return answer

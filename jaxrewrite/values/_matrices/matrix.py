@@ -18,7 +18,7 @@ from jax import lax
 from jaxtyping import Array, Inexact, Int, Shaped
 
 import jaxrewrite
-from jaxrewrite import ArrayValue, bind, same_structure
+from jaxrewrite import ArrayValue, bind, same_structure, transform
 
 from .._base.contract import contract
 from .._base.structured import Structured, inexact
@@ -187,6 +187,12 @@ class Matrix(LinearAlgebra, Structured):
         return n == m and type(self).solve is not Matrix.solve
 
     # --- what follows from the above --------------------------------------------------------
+
+    def hermitian_part(self) -> Any:
+        if self.is_hermitian:
+            return self
+        twice = closed_sum(self, adjoint(self))
+        return twice if twice is NotImplemented else transform(lambda x: x / 2)(twice)
 
     @property
     def has_zeros(self) -> bool:

@@ -194,6 +194,13 @@ class Scaled(LinearAlgebra, Linear):
     def is_hermitian(self) -> bool:
         return is_known_hermitian(self.x) and not jnp.iscomplexobj(self.scale)
 
+    def hermitian_part(self) -> Any:
+        """A real multiple of that of the array."""
+        part = self._known("hermitian_part")
+        if part is NotImplemented or jnp.iscomplexobj(self.scale):
+            return NotImplemented
+        return self._of(part)
+
     def known_cholesky(self) -> Any:
         """The factor of the array times the root of the number, or NaN."""
         factor = self._known("known_cholesky")

@@ -216,6 +216,28 @@ def test_the_zeros_of_a_failed_factor_of_a_multiple_stay_zeros():
     np.testing.assert_array_equal(found, [2 * np.eye(3), np.where(np.eye(3), np.nan, 0)])
 
 
+def test_multiples_of_matrices_that_no_type_calls_symmetric(bulk):
+    """The function of JAX takes the symmetric part, which no lazy sum may hide."""
+    lower, upper = jnp.array([0.5, 0.3]), jnp.array([0.1, 0.7])
+    tridiagonal = Tridiagonal(lower, jnp.array([2.0, 3.0, 4.0]), upper)
+    blocks = BlockDiagonal(jnp.asarray(RNG.normal(size=(2, 2, 2)) + 6 * np.eye(2)))
+    factors = lambda v, s: jnp.linalg.cholesky(v / s)
+    loss = lambda v, s: abs(factors(v, s)).sum()
+    for v in (tridiagonal, tridiagonal.as_banded(), blocks):
+        s = jnp.asarray(1.7)
+        dense = v.materialise()
+        fn = implicit(factors)
+        assert isinstance(fn(v, s), jaxrewrite.Value)
+        close(jaxrewrite.materialise(fn(v, s)), factors(dense, s))
+        got = jax.grad(implicit(loss), 1)(v, s)
+        close(got, jax.grad(loss, 1)(dense, s))
+        several = jax.vmap(lambda v, s: v / s, (None, 0))(v, jnp.array([1.0, 2.0]))
+        found = jaxrewrite.materialise(jax.vmap(fn, (0, None))(several, s))
+        close(found[1], factors(dense, 2 * s))
+    fn = lambda v, s: jnp.linalg.eigvalsh(v / s)
+    close(implicit(fn)(blocks, 1.7), fn(blocks.materialise(), 1.7))
+
+
 @pytest.mark.slow
 def test_gradients_of_pseudo_inverses(bulk):
     """Of regular and singular matrices, with singular values that are the same."""
