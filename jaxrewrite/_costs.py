@@ -231,6 +231,7 @@ _COUNTS: dict[str, Callable[[JaxprEqn], float]] = {
     "select_and_scatter_add": _operand_size,
     "sort": _sort,
     "top_k": lambda eqn: _operand_size(eqn) * math.log2(max(eqn.params["k"], 2)),
+    "polynomial": lambda eqn: 2 * (len(eqn.invars) - 2) * _result_size(eqn),
     "fft": _fourier,
     "cholesky": _per_matrix(lambda n, m: n**3 / 3),
     "lu": _per_matrix(lambda n, m: n * m**2 - m**3 / 3),

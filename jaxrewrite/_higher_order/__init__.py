@@ -18,6 +18,7 @@ from . import (
     linear_call as linear_call,
     linear_solve as linear_solve,
     pattern as pattern,
+    polynomial as polynomial,
     scan as scan,
     shard_map as shard_map,
     while_loop as while_loop,

@@ -177,7 +177,8 @@ ONLY_OLDER = frozenset(
     {"call", "closed_call", "core_map", "fusible", "inline_mgpu_p", "jaxpr_call"}
 )
 ONLY_NEWER = frozenset(
-    {"inline_mgpu", "program_order"} | {name for name in REASONS if "thunky." in name}
+    {"inline_mgpu", "polynomial", "program_order"}
+    | {name for name in REASONS if "thunky." in name}
 )
 
 
@@ -229,6 +230,9 @@ device, move the leaves; with ``check_vma=False``, where nothing tells which lea
 all devices, a value that has such leaves becomes dense for the ``all_gather``. A result of a
 ``jax.shard_map`` is dense if a leaf may differ along a mesh axis that splits the array and not the
 leaf, such as a scale that each device changed. Annotations around it, such as units, stay.
+
+``polynomial`` has no program among its parameters. It stands for a loop of products and sums, and
+its handler writes these.
 
 *Older JAX* marks primitives that newer releases lack, *newer JAX* those that older ones lack.
 

@@ -38,6 +38,8 @@ OF_EQUINOX = {
 }
 # The library's own, which stands for the match of a pattern while a program is rewritten.
 OWN = {"pattern"}
+# It stands for a program, but has none among its parameters.
+WITHOUT_PROGRAM = {"polynomial"}
 
 
 def test_none_is_stale(programs):
@@ -47,7 +49,8 @@ def test_none_is_stale(programs):
 
 
 def test_introspection_finds_all_that_have_a_handler(programs):
-    assert {name for name in handlers if programs.get(name) == []} == set()
+    missed = {name for name in handlers if programs.get(name) == []}
+    assert missed - WITHOUT_PROGRAM == set()
 
 
 def test_reasons_are_plain_sentences():

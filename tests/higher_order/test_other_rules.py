@@ -13,6 +13,7 @@ from reference.own import Lora
 import jaxrewrite
 from jaxrewrite import transform
 from jaxrewrite._transform import _programs
+from jaxrewrite.values import Interval, Masked, Named, Toeplitz, Unitful, Units
 
 
 # With leak checks each program is compiled anew; those are in test_families.py.
@@ -111,6 +112,40 @@ def test_a_rule_for_composite_comes_first():
 
     composite = lax.composite(lambda x, w: x @ w, name="test.product")
     assert not transform(composite, rules=rules)(X, make("lora")).any()
+
+
+# --- polynomials ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fn", [jnp.sinc, lambda x: jnp.polyval(jnp.array([3.0, -2.0, 1.0]), x)]
+)
+def test_a_polynomial_is_products_and_sums_on_values(fn):
+    mask = X > 0.5
+    masked = transform(fn)(Masked(X, mask))
+    np.testing.assert_array_equal(masked.mask, mask)
+    np.testing.assert_allclose(masked.array, fn(X), rtol=1e-5)
+    bounds = transform(fn)(Interval(X - 0.1, X + 0.1))
+    assert bounds.contains(fn(X)).all()
+    assert transform(fn)(Named(X, ("a", "b"))).names == ("a", "b")
+
+
+@pytest.mark.skipif(not hasattr(lax, "polynomial"), reason="This JAX has a loop instead")
+def test_a_matrix_stays_one_in_a_polynomial():
+    c, v = jnp.array([3.0, -2.0, 1.0]), Toeplitz(X[0], X[0])
+    got = transform(jnp.polyval, materialise="forbid")(c, v)
+    assert isinstance(got, Toeplitz)
+    want = jnp.polyval(c, v.materialise())
+    np.testing.assert_allclose(got.materialise(), want, rtol=1e-5)
+
+
+def test_coefficients_of_a_polynomial_have_units():
+    c, x = jnp.array([3.0, -2.0, 1.0]), X[0]
+    got = transform(jnp.polyval)(Unitful(c, "m"), x)
+    assert got.units == Units("m")
+    np.testing.assert_allclose(got.array, jnp.polyval(c, x), rtol=1e-6)
+    slope = transform(jax.grad(lambda c, x: jnp.polyval(c, x).sum(), 1))(Unitful(c, "m"), x)
+    np.testing.assert_allclose(slope.array, 6 * x - 2, rtol=1e-5)
 
 
 # --- linear solves --------------------------------------------------------------
