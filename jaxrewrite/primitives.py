@@ -65,15 +65,17 @@ UNARY = _present(
 
 # --- two operands, entry by entry -----------------------------------------------------
 
-COMPARISON = _present("eq ne lt le gt ge")
-"""Two operands, entry by entry, with booleans as results."""
+COMPARISON = _present("eq ne lt le gt ge eq_to le_to lt_to")
+"""Two operands, entry by entry, with booleans as results. Those that end in ``_to`` compare in the
+total order of floating-point numbers, as `jax.numpy.searchsorted` does."""
 
 ADDITIVE = _present("add add_any sub")
 """Linear in both operands together."""
 
 BINARY = _present(
     "add add_any sub mul div rem max min pow atan2 nextafter and or xor shift_left "
-    "shift_right_arithmetic shift_right_logical igamma igammac eq ne lt le gt ge"
+    "shift_right_arithmetic shift_right_logical igamma igammac polygamma zeta eq ne lt le gt ge "
+    "eq_to le_to lt_to"
 )
 """Two operands, entry by entry."""
 

@@ -241,8 +241,7 @@ OTHERS = {
         "dot_product_attention_fwd"
     ),
     "It is a special function of several operands, or of parameters.": (
-        "igamma_grad_a mulhi polygamma polynomial reciprocal regularized_incomplete_beta "
-        "zeta eq_to le_to lt_to"
+        "igamma_grad_a mulhi reciprocal regularized_incomplete_beta"
     ),
     "It has no array among its operands, or makes one of nothing.": (
         "after_all create_token empty empty2 iota zeros_like create_linear dim_as_value "

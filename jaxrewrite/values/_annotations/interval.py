@@ -445,7 +445,7 @@ def _centred(x: Any) -> tuple[Any, Any]:
 def _compare(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     """The lower bound is what holds surely, the upper bound what may hold."""
     (x_low, x_high), (y_low, y_high) = map(_ordered, (x, y))
-    name = primitive.name
+    name = primitive.name.removesuffix("_to")  # The total order is that of the bounds, too.
     if name in ("lt", "le"):
         return _between(primitive, [x_high, y_low], [x_low, y_high], {})
     if name in ("gt", "ge"):

@@ -178,6 +178,13 @@ def _entry_by_entry(*operands: Any, primitive: Any, **params: Any) -> Any:
     return Masked(result, _any_mask(operands, result.shape))
 
 
+@annotation_rule(Masked, "bitcast_convert_type")
+def _bits(x: Masked, *, primitive: Any, **params: Any) -> Any:
+    """The bits of each entry, if they are one number, as in derivatives of `jax.lax.erf`."""
+    result = primitive.bind(x.array, **params)
+    return Masked(result, x.mask) if result.shape == x.shape else NotImplemented
+
+
 @annotation_rule(Masked, "select_n")
 def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
     result = primitive.bind(_array(which), *map(_array, cases))

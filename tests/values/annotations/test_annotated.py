@@ -237,6 +237,19 @@ def test_zeros_of_a_program_have_any_units(units, bulk):
         np.testing.assert_allclose(got, x, rtol=1e-5, err_msg=str(i))
 
 
+def test_places_in_sorted_arrays_of_the_same_units(bulk):
+    edges, x = jnp.array([0.0, 1.0, 3.0]), jnp.array([0.5, 2.0, 2.5])
+    a, v = Unitful(edges, "m"), Unitful(x, "m")
+    for fn in (
+        jnp.searchsorted,
+        lambda a, v: jnp.digitize(v, a),
+        lambda a, v: jnp.histogram(v, a)[0],
+    ):
+        np.testing.assert_array_equal(run(fn)(a, v), fn(edges, x))
+    with pytest.raises(UnitsError, match="needs operands of equal units; got s and m"):
+        run(jnp.searchsorted)(a, Unitful(x, "s"))
+
+
 def test_zeros_that_no_program_writes():
     finite = [
         lambda x: x + jnp.full((3, 4), jnp.inf).astype(bool).astype(x.dtype),
@@ -577,6 +590,23 @@ def test_masked_through_programs():
     np.testing.assert_array_equal(got.mask[0, 0], want)
 
 
+def test_missing_entries_in_functions_of_two_operands_and_of_bits():
+    x, theirs = masked(1)
+    edges = jnp.array([0.0, 0.5])
+    places = functools.partial(jnp.searchsorted, method="compare_all")
+    got = run(places)(edges, x)
+    np.testing.assert_array_equal(got.mask, theirs.mask)
+    np.testing.assert_array_equal(
+        got.filled(0), np.where(theirs.mask, 0, places(edges, x.array))
+    )
+    for fn in (lax.erf, lax.digamma):
+        slope = jax.grad(lambda x, fn=fn: fn(x).sum())
+        got = run(slope)(x)
+        np.testing.assert_array_equal(got.mask, theirs.mask)
+        want = np.where(theirs.mask, 0, slope(x.filled(1)))
+        np.testing.assert_allclose(got.filled(0), want, rtol=1e-5)
+
+
 def test_nothing_is_missing_where_there_is_nothing(bulk):
     """Sums of no entries, and windows of a convolution that are all padding."""
     empty = Masked(jnp.zeros((2, 0)), jnp.zeros((2, 0), bool))
@@ -797,6 +827,18 @@ def test_bounds_keep_the_dtype(dtype):
             got = jax.eval_shape(run(fn), Interval(x, x))
             for g, w in zip(leaves(got, Interval), jax.tree.leaves(want), strict=True):
                 assert (g.shape, g.dtype) == (w.shape, w.dtype), name
+
+
+def test_bounds_of_comparisons_in_the_total_order():
+    edges, x = jnp.array([0.0, 1.0, 3.0]), jnp.array([0.5, 1.0, 3.0])
+    bounds = Interval(x - 0.1, x + 0.1)
+    for name in ("lt", "le", "eq"):
+        got = run(functools.partial(jaxrewrite.bind, f"{name}_to"))(edges, bounds)
+        want = run(functools.partial(jaxrewrite.bind, name))(edges, bounds)
+        np.testing.assert_array_equal(got.lower, want.lower)
+        np.testing.assert_array_equal(got.upper, want.upper)
+    places = functools.partial(jnp.searchsorted, method="compare_all")
+    assert run(places)(edges, bounds).contains(places(edges, x)).all()
 
 
 def test_a_point_stays_a_point():
