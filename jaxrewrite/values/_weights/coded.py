@@ -90,6 +90,14 @@ class Coded(Structured):
         linear.
         """
 
+    def has_scales_in(self, dtype: Any) -> bool:
+        """Whether the scales of usual weights are normal numbers of a floating dtype.
+
+        If they are not, a cast to that dtype makes the array dense, because the scales would
+        lose their digits. No dtype of 8 bits or less has them.
+        """
+        return bool(jnp.finfo(dtype).bits > 8)
+
     def aval(self) -> Any:
         codes = jax.tree.leaves(self)[0]
         dtype = jax.eval_shape(type(self).scale_of_blocks, self).dtype
@@ -666,7 +674,7 @@ def rescaled(
 
 @jaxrewrite.register("convert_element_type")
 def _(v: Coded, *, new_dtype, **params) -> Any:
-    if not jnp.issubdtype(new_dtype, jnp.floating):
+    if not jnp.issubdtype(new_dtype, jnp.floating) or not v.has_scales_in(new_dtype):
         return NotImplemented
     return v.map_scales(lambda scale: scale.astype(new_dtype))
 

@@ -35,7 +35,9 @@ class Float8(Coded):
     where :math:`b(i,j)` is the block of the entry. It takes a quarter of the bytes in
     float32. Its error is relative to each entry, and not to the largest entry of the block
     as that of `Quantised`. It stays a ``Float8`` where a `Quantised` stays quantised, and
-    its products are computed in the same ways.
+    its products are computed in the same ways. But a cast of ``float8_e5m2`` to float16 makes
+    it dense: its numbers are up to 57344, so that weights below 3.5 have scales that are no
+    normal numbers of float16.
 
     Parameters
     ----------
@@ -171,3 +173,8 @@ class Float8(Coded):
 
     def map_scales(self, change: Callable[[Any], Any]) -> Self:
         return dataclasses.replace(self, scale=change(self.scale))
+
+    def has_scales_in(self, dtype: Any) -> bool:
+        """Whether weights below one have scales that are normal numbers."""
+        least = jnp.finfo(dtype).smallest_normal
+        return super().has_scales_in(dtype) and bool(jnp.finfo(self.format).max * least < 1)

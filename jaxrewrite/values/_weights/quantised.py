@@ -45,7 +45,7 @@ class Quantised(Coded):
     product with a large weight makes one block of it dense at a time, or none if it is a
     product of integers, which needs 8 bits, no ``zero``, and scales along the summed axes
     alone or along the others alone. It stays quantised when it is transposed, reshaped, broadcast, reversed, sliced, concatenated
-    with its kind, negated, or cast to another floating dtype. It also stays quantised when
+    with its kind, negated, or cast to another floating dtype of 16 bits or more. It also stays quantised when
     it is multiplied or divided by a number, or by one number per index of an axis. Matrices
     gathered from a stack are quantised; rows gathered from a table are dense. Everything
     else makes it dense.

@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 import jaxrewrite
-from jaxrewrite.values import Float8, Quantised, nbytes, quantise
+from jaxrewrite.values import NF4, Float8, Quantised, nbytes, quantise
 from jaxrewrite.values._weights.packed import Nibbles, Packed, Planes, bytes_of
 
 
@@ -315,3 +315,21 @@ def test_a_range_beyond_the_largest_number(bulk):
     w = jnp.full((4, 4), 3e38).at[0].set(-3e38)
     v = Quantised.quantise(w, symmetric=False)
     np.testing.assert_allclose(v.materialise(), w, rtol=1e-2)
+
+
+@pytest.mark.parametrize("format", FLOAT8)
+def test_small_weights_keep_their_digits_in_float16(format):
+    v = Float8.quantise(normal(8, 4) / 50, format, axis=-1)
+    cast = lambda v: v.astype("float16")
+    got = jaxrewrite.materialise(jaxrewrite.transform(cast, materialise="allow")(v))
+    np.testing.assert_allclose(got, cast(v.materialise()), rtol=2e-3, atol=1e-6)
+    assert isinstance(jaxrewrite.transform(lambda v: v.astype("bfloat16"))(v), Float8)
+
+
+@pytest.mark.parametrize("cls", [Quantised, NF4, Float8])
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_a_cast_to_8_bits_is_that_of_the_dense_array(cls, dtype):
+    v = cls.quantise(normal(64, 4) / 50)
+    cast = lambda v: v.astype(dtype).astype("float32")
+    got = jaxrewrite.transform(cast, materialise="allow")(v)
+    np.testing.assert_array_equal(got, cast(v.materialise()))
