@@ -1,5 +1,7 @@
 """Programs that never make a matrix with structure dense, alone and in stacks."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -219,8 +221,13 @@ def test_scaled_rows_and_columns_have_no_nan_of_an_infinite_entry(bulk):
             np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(3, 5), (5, 3), (4, 4), (7, 2), (5, 1), (1, 5)])
-@pytest.mark.parametrize("dtype", ["float32", "float16", "complex64", "int8"])
+SHAPES = [(3, 5), (5, 3), (4, 4), (7, 2), (5, 1), (1, 5)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    every(5, itertools.product(["float32", "float16", "complex64", "int8"], SHAPES)),
+)
 def test_sums_of_a_toeplitz_matrix_see_their_own_entries_alone(shape, dtype, bulk):
     n, m = shape
     numbers = np.random.default_rng(0).integers(-5, 5, (2, n + m - 1)).astype(dtype)
