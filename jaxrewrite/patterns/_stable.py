@@ -308,7 +308,8 @@ def hypot(x, y):
     info = jnp.finfo(dtype)
     high, low = info.maxexp // 2 - 1, (info.minexp + info.nmant) // 2
     big = lax.stop_gradient(jnp.maximum(jnp.abs(x), jnp.abs(y)))
-    down, up = 2.0 ** -(high + 5), 2.0 ** (-3 * info.minexp // 4)
+    # A larger one would take small numbers so far up that derivatives leave the range.
+    down, up = 2.0 ** -(high + 5), 2.0 ** (-2 * info.minexp // 3)
     is_large, is_small = big >= 2.0**high, (big <= 2.0**low) & (big > 0)
     scale = jnp.where(is_large, down, jnp.where(is_small, up, 1.0)).astype(dtype)
     x, y = x * scale, y * scale
@@ -391,11 +392,13 @@ def log_weighted_sum(x, weights, axis, keepdims):
     """``log(sum(weights * exp(x)))``, scaled by the largest of the terms.
 
     A weight may be zero: its derivative is the scaled exponential, which must not overflow.
+    One may be so large that the scaled exponential would underflow.
     """
     limit = math.log(float(jnp.finfo(x.dtype).max)) - 4
-    terms = x + jnp.log(jnp.abs(weights))
+    logs = jnp.log(jnp.abs(weights))
     axes = {"axis": axis, "keepdims": True, "initial": -jnp.inf}  # There may be none.
-    shift = jnp.maximum(jnp.max(terms, **axes), jnp.max(x, **axes) - limit)
+    excess = jnp.maximum(jnp.max(logs, **axes) - limit, 0)
+    shift = jnp.maximum(jnp.max(x + logs, **axes) - excess, jnp.max(x, **axes) - limit)
     # A larger one has lost the digits of the weights.
     known = jnp.abs(shift) < 1 / jnp.finfo(x.dtype).eps
     shift = lax.stop_gradient(jnp.where(known, shift, 0))
@@ -501,7 +504,7 @@ def log_product(x: Real, *, axis):
     fixed = lax.stop_gradient(x)
     is_negative = jnp.prod(jnp.sign(fixed), axis=axis) < 0
     otherwise = jnp.where(jnp.prod(fixed, axis=axis) < 0, jnp.nan, -jnp.inf)
-    return jnp.where(is_negative, otherwise, jnp.sum(log_abs(x), axis=axis))
+    return jnp.where(is_negative, otherwise, 0) + jnp.sum(log_abs(x), axis=axis)
 
 
 # --- softmax and the logistic function ------------------------------------------------
@@ -588,7 +591,7 @@ def log_sigmoid(x: Real):
 
     A cross entropy takes the logarithm of the probability and of its complement.
     """
-    return jax.nn.log_sigmoid(x)
+    return -logaddexp(-x, jnp.zeros_like(x))
 
 
 def _log_one_minus_sigmoid(x, *, how: Literal["log", "log1p"]):
@@ -599,7 +602,7 @@ def _log_one_minus_sigmoid(x, *, how: Literal["log", "log1p"]):
 @rules.rewrite(_log_one_minus_sigmoid, keep=True)
 def log_one_minus_sigmoid(x: Real, *, how):
     """``-softplus(x)`` [M]_."""
-    return jax.nn.log_sigmoid(-x)
+    return -logaddexp(x, jnp.zeros_like(x))
 
 
 # --- differences that cancel ----------------------------------------------------------

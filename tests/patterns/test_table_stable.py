@@ -279,3 +279,54 @@ def test_derivatives_in_half_precision_do_not_overflow():
             jax.grad(lambda x, fn=fn: 0.25 * jaxrewrite.transform(fn, rules=TABLE)(x))
         )(x)
         np.testing.assert_allclose(got, exact * 0.25, 1e-2)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_lengths_of_all_small_numbers_have_derivatives(dtype):
+    """Also second ones, of which those here are multiplied by the size."""
+    fn = jaxrewrite.transform(lambda x, y: jnp.sqrt(x * x + y * y), rules=TABLE)
+
+    def derivatives(size):
+        args = jnp.asarray(3 * size, dtype), jnp.asarray(4 * size, dtype)
+        (first, second), hessian = (
+            jax.grad(fn, (0, 1))(*args),
+            jax.hessian(fn)(*args) * size,
+        )
+        return jnp.stack([first, second, hessian]).astype(jnp.float32)
+
+    for exponent in range(-100, 0):
+        got = derivatives(2.0**exponent)
+        np.testing.assert_allclose(got, [0.6, 0.8, 0.128], 1e-2, err_msg=str(exponent))
+
+
+@pytest.mark.parametrize("x", [0.0, 8.0, 30.0])
+def test_logarithms_of_probabilities_have_second_derivatives(x):
+    for fn, at in [
+        (lambda x: jnp.log(jax.nn.sigmoid(x)), -x),
+        (lambda x: jnp.log(1 / (1 + jnp.exp(-x))), -x),
+        (lambda x: jnp.log(1 - jax.nn.sigmoid(x)), x),
+    ]:
+        got = jax.hessian(jaxrewrite.transform(fn, rules=TABLE))(jnp.float32(at))
+        np.testing.assert_allclose(got, -np.exp(-x) / (1 + np.exp(-x)) ** 2, 1e-5)
+
+
+def test_derivatives_of_negative_products_stay():
+    """A program may select something else where the logarithm is no number."""
+    fn = lambda x: jnp.log(jnp.prod(x))  # noqa: E731
+    x = jnp.array([2.0, -4.0])
+    rewritten = jaxrewrite.transform(fn, rules=TABLE)
+    assert jnp.isnan(rewritten(x))
+    np.testing.assert_allclose(jax.grad(rewritten)(x), jax.grad(fn)(x))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+def test_weights_of_exponentials_may_be_huge(dtype):
+    weights = jnp.array([jnp.finfo(dtype).max, 1, 0], dtype)
+    fn = lambda x: jnp.log(jnp.sum(weights * jnp.exp(x)))  # noqa: E731
+    rewritten = jaxrewrite.transform(fn, rules=TABLE)
+    for x in [(0.0, -1.0, 1.0), (50.0, 3.0, 0.0), (3.0, 5.0, 5.0)]:
+        exact = np.log(np.sum(np.asarray(weights, np.float64) * np.exp(x)))
+        value, slopes = jax.value_and_grad(rewritten)(jnp.array(x, dtype))
+        np.testing.assert_allclose(value, exact, 1e-3)
+        share = np.asarray(weights, np.float64) * np.exp(np.asarray(x) - exact)
+        np.testing.assert_allclose(slopes, share, 1e-2, 1e-4)
