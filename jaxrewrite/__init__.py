@@ -56,15 +56,20 @@ else:
         "which": "lookup",
     }
 
+    _MODULES = ("checkpoints", "numpy", "patterns", "primitives", "testing", "values")
+
     def __getattr__(name: str) -> object:
         import importlib
 
-        if name in ("checkpoints", "numpy", "patterns", "primitives", "testing", "values"):
+        if name in _MODULES:
             return importlib.import_module(f".{name}", __name__)
         if name in _INSIGHT:
             module = importlib.import_module(f"._insight.{_INSIGHT[name]}", __name__)
             return getattr(module, name)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_INSIGHT, *_MODULES})
 
 
 __version__ = "0.2.0"

@@ -47,6 +47,8 @@ if not TYPE_CHECKING:  # To checkers, all other names are errors.
         globals()[name] = table
         return table
 
+    __all__ = [*_TABLES, "attention_rules"]
+
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_TABLES, "attention_rules"})

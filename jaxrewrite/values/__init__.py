@@ -83,3 +83,9 @@ else:
 
             return Sparse
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    # Also what is not loaded yet: for completion, and for ``import *``.
+    __all__ = sorted({n for n in globals() if not n.startswith("_")} | {"Sparse"})
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), "Sparse"})

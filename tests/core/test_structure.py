@@ -279,6 +279,22 @@ def test_import_loads_no_namespace_and_does_no_jax_work():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_names_that_are_loaded_late_are_listed():
+    code = """if True:
+        import jaxrewrite
+        listed = {*dir(jaxrewrite)}
+        assert {"explain", "Report", "values", "numpy", "transform"} <= listed
+        assert all(hasattr(jaxrewrite, name) for name in listed)
+        from jaxrewrite import patterns, values
+        assert "Sparse" in dir(values) and "stable" in dir(patterns)
+        from jaxrewrite.patterns import *
+        from jaxrewrite.values import *
+        assert Sparse is values.Sparse and Diagonal is values.Diagonal
+        assert stable is patterns.stable and "importlib" not in globals()
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_ready_types_are_documented():
     from jaxrewrite import values
 
