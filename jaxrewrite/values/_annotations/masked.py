@@ -41,6 +41,11 @@ class Masked(Structured):
     entry is missing. The numbers under the mask are never used and may be anything, such as
     NaN. Unlike in `numpy.ma`, a division by zero does not mask its result.
 
+    Gradients from outside, of a transformed function, do use them: as with ``jnp.where``, the
+    derivative of a function at such a number is multiplied by zero, and what is NaN or infinite
+    there makes gradients NaN, also those of other entries. For these, put numbers under the
+    mask at which all functions are finite: ``Masked(jnp.where(mask, 1, x), mask)``.
+
     A masked value is never dense, so that no program takes a missing entry for a number:
     see `filled`. ``jnp.mean`` sums the entries that are not missing, but divides by the
     number of *all* entries, which is part of the program. `mean` is the mean of the entries
