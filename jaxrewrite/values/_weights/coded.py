@@ -341,7 +341,10 @@ def _(v: Coded, *, dimensions, **params) -> Any:
 @jaxrewrite.register("squeeze")
 def _(v: Coded, *, dimensions, **params) -> Any:
     drop = lambda x, *_: lax.squeeze(x, dimensions)
-    return leafwise(v, drop, drop)
+    rest = leafwise(v, drop, drop)
+    # A row or an entry that was taken from a table is an activation.
+    is_taken = rest is not NotImplemented and rest.ndim < 2
+    return rest.materialise() if is_taken else rest
 
 
 @jaxrewrite.register("broadcast_in_dim")
@@ -486,6 +489,17 @@ def window_of_blocks(
     return spread_axis(shared, axis, n), size, lambda index: index
 
 
+def is_weight(shape: Sequence[int], sizes: Sequence[int], gone: Iterable[int] = ()) -> bool:
+    """Whether a window of these sizes, without some axes, is a matrix, as weights are.
+
+    Rows that are looked up in a table are activations. An axis of length one counts if the
+    array has no more there.
+    """
+    pairs = enumerate(zip(shape, sizes, strict=True))
+    there = [a for a, (n, size) in pairs if a not in gone and (size > 1 or n == 1)]
+    return len(there) > 1
+
+
 @jaxrewrite.register("dynamic_slice")
 def _(v: Coded, *starts: ArrayLike, slice_sizes, **params) -> Any:
     if not all(slice_sizes):
@@ -503,7 +517,10 @@ def _(v: Coded, *starts: ArrayLike, slice_sizes, **params) -> Any:
             indices.append(index(starts[axis]))
         return lax.dynamic_slice(shared, indices, sizes)
 
-    return leafwise(v, lambda codes: lax.dynamic_slice(codes, starts, slice_sizes), cut)
+    window = each_leaf(v, lambda codes: lax.dynamic_slice(codes, starts, slice_sizes), cut)
+    if not is_weight(v.shape, slice_sizes):
+        return window.materialise()
+    return unless_grown(v, window)
 
 
 @jaxrewrite.register("gather")
@@ -533,15 +550,10 @@ def _(
             shared, shape, indices, numbers, slice_sizes, within
         ),
     )
-    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    # Under `jax.vmap`, the axis along which one row is taken is still there.
-    extents = [
-        axis
-        for axis, (n, size) in enumerate(zip(v.shape, slice_sizes, strict=True))
-        if axis not in gone and (size > 1 or n == 1)
-    ]
-    is_weight = len(extents) > 1 and not filled
-    if is_weight and unless_grown(v, gathered) is not NotImplemented:
+    if (
+        takes_matrices(v.shape, numbers, slice_sizes, mode)
+        and unless_grown(v, gathered) is not NotImplemented
+    ):
         return gathered
     dense = gathered.materialise()
     if not filled:
@@ -554,7 +566,22 @@ def _(
     return jnp.where(inside, dense, fill)
 
 
-# A row or an entry that was sliced from a table is an activation, so a sum makes it dense.
+def takes_matrices(
+    shape: Sequence[int],
+    dimension_numbers: lax.GatherDimensionNumbers,
+    slice_sizes: Sequence[int],
+    mode: Any,
+    **params: Any,
+) -> bool:
+    """Whether a gather takes weights from a stack, and fills nothing in."""
+    numbers = dimension_numbers
+    # Under `jax.vmap`, the axis along which one row is taken is still there.
+    gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    filled = mode == lax.GatherScatterMode.FILL_OR_DROP
+    return not filled and is_weight(shape, slice_sizes, gone)
+
+
+# An array of one axis, such as a bias, is no larger than the activations that it is added to.
 
 
 @jaxrewrite.register(*primitives.ADDITIVE, either=True)

@@ -31,6 +31,7 @@ from .._matrices.low_rank import (
     leads_with_batch,
     times_array,
 )
+from .coded import takes_matrices
 
 
 class Lora(Structured):
@@ -237,7 +238,8 @@ def _(v: Lora, *operands: ArrayLike, primitive, **params) -> Any:
     change = LINEAR[primitive.name](v.change, *operands, **params)
     if change is NotImplemented:
         return NotImplemented
-    if primitive.name == "gather" and isinstance(change, LowRank):
+    is_lookup = primitive.name == "gather" and not takes_matrices(v.shape, **params)
+    if is_lookup and isinstance(change, LowRank):
         # Rows that are looked up are activations, so factors would not save anything.
         change = change.materialise()
     return _with(v, primitive.bind(_base(v), *operands, **params), change, v.frozen)

@@ -186,3 +186,21 @@ def test_an_optimiser_of_all_leaves_trains_some(no_leak_checks):
         assert all(jax.tree.leaves(same))
     with pytest.raises(ValueError, match="needs the parameters"):
         whole.update(params, want[1])
+
+
+def test_adapted_experts_out_of_a_stack_stay_adapted():
+    """A router chooses a weight for each token, and gradients reach the chosen adapters."""
+    w, a, b = (
+        jax.random.normal(key, shape) / 4
+        for key, shape in zip(KEYS, ((3, 16, 8), (3, 16, 2), (3, 2, 8)), strict=False)
+    )
+    experts = Lora(jax.vmap(Quantised.quantise)(w), a, b)
+    chosen, x = jnp.array([2, 0, 0, 1, 2]), jax.random.normal(KEYS[3], (5, 16))
+    mixed = lambda v: jnp.tanh(jnp.einsum("td,tdf->tf", x, v[chosen])).sum()
+    apply = jaxrewrite.transform(mixed, materialise="forbid")
+    value, gradient = jax.jit(jax.value_and_grad(apply, allow_int=True))(experts)
+    base = experts.w.materialise()
+    want, of_factors = jax.value_and_grad(lambda ab: mixed(base + ab[0] @ ab[1]))((a, b))
+    np.testing.assert_allclose(value, want, rtol=1e-5)
+    for got, own in zip((gradient.a, gradient.b), of_factors, strict=True):
+        np.testing.assert_allclose(got, own, rtol=1e-4, atol=1e-5)

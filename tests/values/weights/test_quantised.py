@@ -268,6 +268,23 @@ def test_rows_that_vmap_takes_are_dense_as_well(axis):
     close(forbid(fn)(v, i), fn(v.materialise(), i))
 
 
+ONE_ROW = {
+    "norm": lambda x, i: x[i] * lax.rsqrt(jnp.mean(x[i] ** 2) + 1e-6),
+    "kept axis": lambda x, i: jnp.tanh(lax.dynamic_slice_in_dim(x, i, 1)),
+    "known": lambda x, i: jnp.tanh(x[2]),
+    "carry": lambda x, i: lax.scan(lambda y, _: (y + y[0], None), x[i], None, 2)[0],
+    "difference": lambda x, i: x[i] - x[i + 1],
+    "entry": lambda x, i: x[i, 3] ** 2,
+}
+
+
+@kinds
+def test_one_row_that_is_looked_up_is_dense_as_several_are(kind):
+    v = make(kind)
+    fn = lambda x, i: {name: f(x, i) for name, f in ONE_ROW.items()}
+    close(forbid(fn)(v, jnp.int32(4)), fn(v.materialise(), jnp.int32(4)))
+
+
 @kinds
 def test_matrices_out_of_a_stack_are_weights_still(kind):
     v = make(kind, 4, 8, 16)
