@@ -333,3 +333,29 @@ def test_a_cast_to_8_bits_is_that_of_the_dense_array(cls, dtype):
     cast = lambda v: v.astype(dtype).astype("float32")
     got = jaxrewrite.transform(cast, materialise="allow")(v)
     np.testing.assert_array_equal(got, cast(v.materialise()))
+
+
+# What a cast to float16 changes at most, beside its own rounding.
+LOST_IN_FLOAT16 = {
+    "8 bits": (Quantised.quantise, 4e-6),
+    "zero": (lambda w: Quantised.quantise(w, symmetric=False), 8e-6),
+    "nf4": (NF4.quantise, 4e-6),
+    "float8": (Float8.quantise, 1.4e-5),
+}
+
+
+@pytest.mark.parametrize("name", LOST_IN_FLOAT16)
+@pytest.mark.parametrize("size", [1e-2, 1e-3, 1e-4, 1e-5])
+def test_a_cast_of_small_weights_to_float16_loses_no_more_than_is_said(name, size):
+    quantise, most = LOST_IN_FLOAT16[name]
+    w = normal(64, 8) * size
+    v = quantise(w)
+    cast = jaxrewrite.transform(lambda v: v.astype("float16"), materialise="forbid")(v)
+    got, dense = (np.asarray(x.materialise(), np.float64) for x in (cast, v))
+    assert (abs(got - dense) <= most + abs(dense) / 400).all()
+    in_half = w.astype("float16")
+    of_half, of_single = (
+        quantise(x).materialise() for x in (in_half, in_half.astype("float32"))
+    )
+    error = lambda x: abs(np.asarray(x, np.float64) - np.asarray(in_half, np.float64)).max()
+    assert error(of_half) <= 1.1 * error(of_single) + 1e-7 + float(abs(w).max()) / 1000
