@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -34,6 +36,20 @@ class Progress:
         self("done")
         if sys.stderr.isatty():
             print(file=sys.stderr)
+
+
+def in_new_process(program: str) -> float:
+    """The number that a program prints."""
+    # Users have byte code, but some environments forbid Python to write it.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return float(done.stdout)
 
 
 def interleaved(

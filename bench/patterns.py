@@ -2,9 +2,10 @@
 
 The transformer is that of ``overhead``, once with arrays alone and once with values. The
 traced functions are new to JAX and to the library; "first" is the first program that a fresh
-table sees, for which the functions that its patterns look for are traced. To the programs
-that follow, their shapes are known, but for those "at new shapes". The chains have
-the primitives of 30 patterns, with a match in each of some blocks of equations, or with none.
+table sees, for which the functions that its patterns look for are traced. "all tables" are
+together in a new process each time. To the programs that follow, their shapes are known, but
+for those "at new shapes". The chains have the primitives of 30 patterns, with a match in each of
+some blocks of equations, or with none.
 """
 
 from __future__ import annotations
@@ -51,45 +52,59 @@ def chain(blocks: int, matches: bool) -> Callable[[Any], Any]:
     return program
 
 
-def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measurement]:
-    config = gpt2.Config(
-        options.of(1, 12, 12), width=64, heads=4, vocabulary=128, length=16
-    )
-    params = gpt2.init(config, jax.random.key(0))
-    values, _ = transformers(params)["LoRA on int8, zero biases"]
-    ids = jnp.zeros((2, config.length), int)
+def transformer(layers: int) -> gpt2.Config:
+    return gpt2.Config(layers, width=64, heads=4, vocabulary=128, length=16)
+
+
+def tracer(
+    config: gpt2.Config, weights: Any, rules: Rules | None, sizes: Iterator[int]
+) -> Callable[[], Any]:
+    """A function that traces the transformer, at the next of the sizes of a batch."""
     model = functools.partial(gpt2.apply, heads=config.heads)
 
-    sizes = itertools.count(3)
+    def call() -> None:
+        fn = jaxrewrite.transform(anew(model), rules=rules, materialise="allow")
+        ids = jnp.zeros((next(sizes), config.length), int)
+        jax.jit(fn).trace(weights, ids)
 
-    def tracer(
-        weights: Any, rules: Rules | None, is_new_shape: bool = False
-    ) -> Callable[[], Any]:
-        def call() -> None:
-            fn = jaxrewrite.transform(anew(model), rules=rules, materialise="allow")
-            own = jnp.zeros((next(sizes), config.length), int) if is_new_shape else ids
-            jax.jit(fn).trace(weights, own)
+    return call
 
-        return call
 
-    tracer(params, None)()
+def first_of_all_tables(layers: int) -> float:
+    """The seconds for the first program that all tables together see."""
+    config, sizes = transformer(layers), itertools.repeat(2)
+    params = gpt2.init(config, jax.random.key(0))
+    tracer(config, params, None, sizes)()
+    return measure.seconds(tracer(config, params, table(*TABLES), sizes))[0]
+
+
+def run(options: Options, progress: Callable[[str], None]) -> Iterator[Measurement]:
+    layers = options.of(1, 12, 12)
+    config = transformer(layers)
+    params = gpt2.init(config, jax.random.key(0))
+    values, _ = transformers(params)["LoRA on int8, zero biases"]
+    same, new = itertools.repeat(2), itertools.count(3)
+    own = functools.partial(tracer, config)
+
+    progress("first program of all tables, in new processes")
+    program = "from bench.patterns import first_of_all_tables as first; print(first(%d))"
+    samples = [measure.in_new_process(program % layers) for _ in range(options.of(1, 5, 9))]
+    yield from Case("patterns", "all tables").timed("first", {"implicit": samples})
+    own(params, None, same)()
     for name in TABLES:
         progress(f"first program of {name}")
-        first, _ = measure.seconds(tracer(params, table(name)))
+        first, _ = measure.seconds(own(params, table(name), same))
         yield from Case("patterns", f"table {name}").exact(
             "first", {"implicit": first}, "s"
         )
     every = table(*TABLES)
     for name, weights in (("arrays", params), ("values", values)):
         progress(f"transformer of {name}")
-        variants = {"none": tracer(weights, None), "implicit": tracer(weights, every)}
+        variants = {"none": own(weights, None, same), "implicit": own(weights, every, same)}
         samples = measure.interleaved(variants, options.of(2, 15, 60))
         case = Case("patterns", f"transformer of {name}")
         yield from case.timed("trace", samples)
-        variants = {
-            "none": tracer(weights, None, True),
-            "implicit": tracer(weights, every, True),
-        }
+        variants = {"none": own(weights, None, new), "implicit": own(weights, every, new)}
         samples = measure.interleaved(variants, options.of(2, 9, 20))
         yield from case.timed("trace at new shapes", samples)
     thirty = table("stable", count=30)
