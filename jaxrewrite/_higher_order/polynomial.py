@@ -20,7 +20,8 @@ from .._value import is_value
 def polynomial_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     if not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
-    body = _expansion(tuple(atom.aval for atom in site.eqn.invars))
+    avals = tuple(atom.aval for atom in site.eqn.invars)
+    body = _expansion(avals, site.eqn.ctx, _compat.trace_context())
     return scope.run(body, operands, site)
 
 
@@ -28,9 +29,11 @@ handlers["polynomial"] = polynomial_handler
 
 
 @functools.lru_cache(64)
-def _expansion(avals: Sequence[Any]) -> Jaxpr:
+def _expansion(avals: Sequence[Any], ctx: Any, trace_context: Any) -> Jaxpr:
+    """The products and sums, in the context of an equation, which JAX keeps with each of them."""
     debug_info = _compat.new_debug_info("polynomial")
-    body, _ = _compat.trace_to_jaxpr(_horner, avals, debug_info)
+    with ctx.manager:
+        body, _ = _compat.trace_to_jaxpr(_horner, avals, debug_info)
     return body
 
 

@@ -7,11 +7,12 @@ import pytest
 from choose import every, often, slow
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.experimental.xla_metadata import set_xla_metadata
 from reference import OWN
 from reference.own import Lora
 
 import jaxrewrite
-from jaxrewrite import transform
+from jaxrewrite import make_jaxpr, transform
 from jaxrewrite._transform import _programs
 from jaxrewrite.values import Interval, Masked, Named, Toeplitz, Unitful, Units
 
@@ -137,6 +138,25 @@ def test_a_matrix_stays_one_in_a_polynomial():
     assert isinstance(got, Toeplitz)
     want = jnp.polyval(c, v.materialise())
     np.testing.assert_allclose(got.materialise(), want, rtol=1e-5)
+
+
+@pytest.mark.skipif(not hasattr(lax, "polynomial"), reason="This JAX has a loop instead")
+def test_a_polynomial_keeps_the_context_of_its_equation():
+    """Here metadata, which those of the next program lack."""
+    masked, c = Masked(X, X > 0.5), jnp.array([3.0, -2.0, 1.0])
+
+    def within(x):
+        with set_xla_metadata(mine="1"):
+            return jnp.polyval(c, x)
+
+    def contexts(fn):
+        (call,) = make_jaxpr(fn)(masked).eqns
+        eqns = call.params["jaxpr"].eqns
+        return {eqn.primitive.name: eqn.ctx.xla_metadata for eqn in eqns}
+
+    for _ in range(2):
+        assert contexts(within)["mul"] == contexts(within)["add"] == {"mine": "1"}
+        assert not contexts(lambda x: jnp.polyval(c, x))["mul"]
 
 
 def test_coefficients_of_a_polynomial_have_units():

@@ -444,14 +444,17 @@ def _centred(x: Any) -> tuple[Any, Any]:
 @annotation_rule(Interval, *COMPARISON)
 def _compare(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     """The lower bound is what holds surely, the upper bound what may hold."""
-    (x_low, x_high), (y_low, y_high) = map(_ordered, (x, y))
-    name = primitive.name.removesuffix("_to")  # The total order is that of the bounds, too.
+    is_total = primitive.name.endswith("_to")
+    ends = _in_total_order if is_total else _ordered
+    (x_low, x_high), (y_low, y_high) = map(ends, (x, y))
+    name = primitive.name.removesuffix("_to")
     if name in ("lt", "le"):
         return _between(primitive, [x_high, y_low], [x_low, y_high], {})
     if name in ("gt", "ge"):
         return _between(primitive, [x_low, y_high], [x_high, y_low], {})
     overlap = (x_low <= y_high) & (y_low <= x_high)
-    same = (x_low == y_high) & (x_high == y_low)
+    equal = primitive.bind if is_total else jnp.equal
+    same = equal(x_low, y_high) & equal(x_high, y_low)
     return Interval(same, overlap) if name == "eq" else Interval(~overlap, ~same)
 
 
@@ -461,6 +464,14 @@ def _ordered(x: Any) -> tuple[Any, Any]:
     if lower is upper:
         return lower, upper
     return jnp.minimum(lower, upper), jnp.maximum(lower, upper)
+
+
+def _in_total_order(x: Any) -> tuple[Any, Any]:
+    """The same where -0 is below 0. A bound that is zero does not tell the sign."""
+    lower, upper = _ordered(x)
+    if lower is upper or not jnp.issubdtype(lower.dtype, jnp.floating):
+        return lower, upper
+    return jnp.where(lower == 0, -0.0, lower), jnp.where(upper == 0, 0.0, upper)
 
 
 @annotation_rule(Interval, "is_finite")

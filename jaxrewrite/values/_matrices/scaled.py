@@ -202,13 +202,21 @@ class Scaled(LinearAlgebra, Linear):
         return self._of(part)
 
     def known_cholesky(self) -> Any:
-        """The factor of the array times the root of the number, or NaN."""
-        factor = self._known("known_cholesky")
-        if factor is NotImplemented or jnp.iscomplexobj(self.scale):
+        """The factor of the array, with the sign of the number, times the root of the number.
+
+        So the array tells whether the factor exists, and which zeros one has that does not.
+        """
+        if not isinstance(self.x, LinearAlgebra) or jnp.iscomplexobj(self.scale):
             return NotImplemented
-        # A root that is NaN multiplies the numbers of the factor, and not its zeros.
-        root = jnp.sqrt(jnp.where(self.scale > 0, self.scale, jnp.nan))
-        return transform(jnp.multiply)(factor, self.rescaled(root).factor())
+        size = abs(self.scale)
+        sign = self.rescaled(jnp.where(size > 0, jnp.sign(self.scale), jnp.nan))
+        signed = transform(jnp.multiply)(self.x, sign.factor())
+        factor = on_fields(lambda x: x.known_cholesky(), signed)
+        if factor is NotImplemented:
+            return NotImplemented
+        # A root that is NaN has made NaN of the factor already.
+        root = self.rescaled(jnp.sqrt(jnp.where(size > 0, size, 1)))
+        return transform(jnp.multiply)(factor, root.factor())
 
     def is_triangular(self, lower: bool) -> bool:
         return isinstance(self.x, LinearAlgebra) and self.x.is_triangular(lower)

@@ -841,6 +841,17 @@ def test_bounds_of_comparisons_in_the_total_order():
     assert run(places)(edges, bounds).contains(places(edges, x)).all()
 
 
+def test_a_bound_of_zero_has_no_sign_in_the_total_order():
+    ends = jnp.array([-0.0, 0.0, 1.0, jnp.inf])
+    x, y = jnp.meshgrid(ends, ends)
+    for name in ("lt_to", "le_to", "eq_to"):
+        fn = functools.partial(jaxrewrite.bind, name)
+        for a, b in ((Interval(x, x), y), (x, Interval(y, y)), (Interval(-x, x), y)):
+            assert run(fn)(a, b).contains(fn(x, y)).all()
+        same = run(fn)(Interval(x, x), x)
+        assert (same.lower == same.upper)[x != 0].all()
+
+
 def test_a_point_stays_a_point():
     point = Interval(NUMBERS, NUMBERS)
     got = run(lambda x: jax.nn.gelu(x @ WEIGHT).sum())(point)

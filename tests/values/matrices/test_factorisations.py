@@ -216,6 +216,21 @@ def test_the_zeros_of_a_failed_factor_of_a_multiple_stay_zeros():
     np.testing.assert_array_equal(found, [2 * np.eye(3), np.where(np.eye(3), np.nan, 0)])
 
 
+def test_a_negative_multiple_of_a_negative_matrix_has_a_factor(bulk):
+    blocks = BlockDiagonal(jnp.stack([jnp.asarray(positive(2))] * 2))
+    for v in (Diagonal(1 + jnp.asarray(Y) ** 2), Symmetric(positive(3)), blocks):
+        factor = jax.jit(implicit(lambda v, s: jnp.linalg.cholesky(v / s)))
+        dense = np.linalg.cholesky(v.materialise() / 1.7)
+        negative = implicit(lambda v: -v)(v)
+        found = factor(negative, -1.7)
+        assert isinstance(found, jaxrewrite.Value)
+        np.testing.assert_allclose(found.materialise(), dense, rtol=1e-12, atol=1e-12)
+        for failed in (factor(v, -1.7), factor(negative, 1.7)):
+            above = np.triu(failed.materialise(), 1)
+            np.testing.assert_array_equal(above, np.zeros(v.shape))
+            assert np.isnan(np.diagonal(failed.materialise())).all()
+
+
 def test_multiples_of_matrices_that_no_type_calls_symmetric(bulk):
     """The function of JAX takes the symmetric part, which no lazy sum may hide."""
     lower, upper = jnp.array([0.5, 0.3]), jnp.array([0.1, 0.7])
