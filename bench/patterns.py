@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jaxrewrite
 from jaxrewrite import Rules, patterns
@@ -64,7 +65,7 @@ def tracer(
 
     def call() -> None:
         fn = jaxrewrite.transform(anew(model), rules=rules, materialise="allow")
-        ids = jnp.zeros((next(sizes), config.length), int)
+        ids = np.zeros((next(sizes), config.length), np.int32)
         jax.jit(fn).trace(weights, ids)
 
     return call

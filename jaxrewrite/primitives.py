@@ -72,10 +72,12 @@ total order of floating-point numbers, as `jax.numpy.searchsorted` does."""
 ADDITIVE = _present("add add_any sub")
 """Linear in both operands together."""
 
-BINARY = _present(
-    "add add_any sub mul div rem max min pow atan2 nextafter and or xor shift_left "
-    "shift_right_arithmetic shift_right_logical igamma igammac polygamma zeta eq ne lt le gt ge "
-    "eq_to le_to lt_to"
+BINARY = (
+    *_present(
+        "add add_any sub mul div rem max min pow atan2 nextafter and or xor shift_left "
+        "shift_right_arithmetic shift_right_logical igamma igammac polygamma zeta"
+    ),
+    *COMPARISON,
 )
 """Two operands, entry by entry."""
 

@@ -11,7 +11,8 @@ _ALWAYS = """
     reduce_prod reduce_sum rsqrt scan sin sinh sqrt tan tanh
 """
 
-# Each primitive that a function has in one of several forms for all of them, with these forms.
+# For each primitive the ones of which a function then has one: batched, a slice at an index is a
+# gather, and an update is a scatter.
 _SLICES = frozenset({"dynamic_slice", "gather"})
 _UPDATES = frozenset({"dynamic_update_slice", "scatter"})
 LASTING = {name: frozenset({name}) for name in _ALWAYS.split()}
