@@ -27,7 +27,7 @@ from .overhead import anew, transformers
 from .suite import Case, Measurement, Options, Part, Target
 
 
-TABLES = ("stable", "linalg", "attention", "loops")
+TABLES = ("stable", "linalg", "attention", "loops", "structured")
 
 
 def table(*names: str, count: int | None = None) -> Rules:

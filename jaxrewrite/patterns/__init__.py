@@ -13,6 +13,8 @@ functions that its patterns look for are traced when a program first may contain
     ``attention_rules("cudnn")``, asks for NVIDIA's fused implementation.
 ``loops``
     Loops that keep what they need not keep, or compute what they need not compute.
+``structured``
+    Diagonals and thin products that a program adds to a matrix with structure.
 """
 
 import importlib
@@ -28,11 +30,12 @@ if TYPE_CHECKING:
     linalg: Rules
     loops: Rules
     stable: Rules
+    structured: Rules
 
 
 # Each table is ``rules`` of the module ``_<name>``. A module of the table's own name would
 # take the table's place in this namespace when it is imported.
-_TABLES = ("attention", "linalg", "loops", "stable")
+_TABLES = ("attention", "linalg", "loops", "stable", "structured")
 
 
 if not TYPE_CHECKING:  # To checkers, all other names are errors.

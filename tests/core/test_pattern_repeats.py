@@ -315,7 +315,7 @@ def test_what_is_kept_of_a_program_does_not_keep_it():
 @pytest.mark.parametrize("tables", ["own", "ready"])
 @pytest.mark.parametrize("start", range(0, 1000, 100))
 def test_many_layers_are_as_if_each_were_alone(tables, start, monkeypatch):
-    ready = (patterns.stable, patterns.linalg, patterns.attention, patterns.loops)
+    ready = [getattr(patterns, name) for name in patterns._TABLES]
     used = [RULES] if tables == "own" else ready
     rules = [(0, pattern) for table in used for pattern in table.patterns]
     for seed in range(start, start + 100):
