@@ -165,6 +165,15 @@ class Matrix(LinearAlgebra, Structured):
         """The entries at rows and columns, arrays of one shape, of one matrix, not a stack."""
         return NotImplemented
 
+    def rows_at(self, i: Int[Array, "*k"]) -> Shaped[Array, "*k m"] | Any:
+        """The rows at indices in range, as an array, of one matrix, not a stack."""
+        columns = jnp.arange(self.shape[-1])
+        return self.at(*jnp.broadcast_arrays(i[..., None], columns))
+
+    def block(self, i: Int[Array, " k"], j: Int[Array, " l"]) -> Shaped[Array, "k l"] | Any:
+        """The entries of some rows and columns, as an array, of one matrix, not a stack."""
+        return self.at(*jnp.meshgrid(i, j, indexing="ij"))
+
     def known_diagonal(self) -> Any:
         rows = jnp.arange(min(self.shape[-2:]))
         return NotImplemented if self.batch else self.at(rows, rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,14 @@ import jaxrewrite
 from jaxrewrite import bind, register
 
 from .._base.contract import contract
-from .algebra import LinearAlgebra, is_known_unitary, is_square, known_or, on_fields
+from .algebra import (
+    LinearAlgebra,
+    diagonal_of,
+    is_known_unitary,
+    is_square,
+    known_or,
+    on_fields,
+)
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, closed_product, solve_factor, swapped
 
@@ -117,6 +125,26 @@ class Product(Matrix):
             return _of(first, *self.factors[1:])
         return Product((*_factors(other), *self.factors))
 
+    def rows_at(self, i: Any) -> Any:
+        """Rows of the first factor, multiplied by one factor after the other."""
+        first, *rest = self.factors
+        take = lambda x: jnp.take(x, i.reshape(-1), axis=0, mode="clip")
+        taken = jaxrewrite.transform(take)(first)
+        whole = functools.reduce(jaxrewrite.transform(jnp.matmul), rest, taken)
+        return jaxrewrite.materialise(whole).reshape(*i.shape, self.shape[-1])
+
+    def block(self, i: Any, j: Any) -> Any:
+        if j.size < i.size:
+            return self.transposed().rows_at(j)[:, i].T
+        return self.rows_at(i)[:, j]
+
+    def known_diagonal(self) -> Any:
+        """That of the one factor that is not diagonal, with its rows and columns scaled."""
+        others = [x for x in self.factors if not _is_diagonal(x)]
+        if len(others) > 1 or not all(map(is_square, self.factors)):
+            return NotImplemented
+        return functools.reduce(operator.mul, map(diagonal_of, self.factors))
+
     @property
     def solvable(self) -> bool:
         is_known = lambda x: (
@@ -205,6 +233,10 @@ def _of(*factors: Any) -> Any:
     if len(factors) == 2:
         return matrix_product(*factors)
     return Product(factors)
+
+
+def _is_diagonal(x: Any) -> bool:
+    return isinstance(x, Matrix) and x.is_triangular(True) and x.is_triangular(False)
 
 
 def _has_zeros(x: Any) -> bool:

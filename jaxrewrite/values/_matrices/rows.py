@@ -1,45 +1,41 @@
-"""Rows and columns of a matrix at indices, like the rows of an embedding."""
+"""Entries, rows and columns of a matrix at indices, like the rows of an embedding."""
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
-from .._base.structured import inexact
 
-
-def gather_rows(
-    v: Any,
-    indices: Any,
-    *,
-    dimension_numbers: Any,
-    slice_sizes: Any,
+def gathered(
+    lengths: Sequence[int],
+    read: Callable[..., Any],
+    indices: Sequence[Any],
     mode: Any,
     fill_value: Any,
-    **params: Any,
 ) -> Any:
-    """Gather whole rows or columns of a matrix that has a method ``rows``.
+    """What a gather gives of that which ``read`` gives at indices in range.
 
-    Takes the operands and parameters of the primitive, and declines any other gather.
-    ``v.rows(i)`` must give the rows at indices in range. Its shape is that of the indices,
-    with an axis of columns at the end.
+    ``indices`` has an array for each of some axes of these ``lengths``. The result of ``read``
+    has the axes of these arrays, and may have more at the end.
     """
-    numbers = dimension_numbers
-    axes = tuple(numbers.collapsed_slice_dims)
-    if v.batch or len(axes) != 1 or tuple(numbers.start_index_map) != axes:
-        return NotImplemented
-    (axis,) = axes
-    whole = 1 - axis
-    if slice_sizes[whole] != v.shape[whole]:
-        return NotImplemented
-    count, i = v.shape[axis], indices[..., 0]
-    inside = (i >= 0) & (i < count)
-    rows = (v.transposed() if axis else v).rows(jnp.clip(i, 0, count - 1))
-    if lax.GatherScatterMode.from_any(mode) == lax.GatherScatterMode.FILL_OR_DROP:
-        fill = jnp.nan if fill_value is None and inexact(rows) else fill_value
-        if fill is None:
-            return NotImplemented
-        rows = jnp.where(inside[..., None], rows, jnp.asarray(fill, rows.dtype))
-    return jnp.moveaxis(rows, -1, numbers.offset_dims[0])
+    each = [*zip(indices, lengths, strict=True)]
+    found = read(*(jnp.clip(i, 0, n - 1) for i, n in each))
+    if found is NotImplemented or mode != lax.GatherScatterMode.FILL_OR_DROP:
+        return found
+    inside = functools.reduce(operator.and_, [(i >= 0) & (i < n) for i, n in each])
+    inside = jnp.expand_dims(inside, range(inside.ndim, found.ndim))
+    fill = _fill(found.dtype) if fill_value is None else fill_value
+    return jnp.where(inside, found, jnp.asarray(fill, found.dtype))
+
+
+def _fill(dtype: Any) -> Any:
+    """What `jax.lax.gather` gives out of range if the program does not say."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        limits = jnp.iinfo(dtype)
+        return limits.min if jnp.issubdtype(dtype, jnp.signedinteger) else limits.max
+    return True if jnp.issubdtype(dtype, jnp.bool_) else jnp.nan

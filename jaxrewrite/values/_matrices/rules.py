@@ -31,6 +31,7 @@ from .._base.structured import (
 from .matrix import Matrix, closed_sum, negated, swapped
 from .monomial import Diagonal
 from .product import matrix_product
+from .rows import gathered
 from .scaled import Scaled
 from .sum import Sum
 
@@ -310,27 +311,29 @@ def _(which: Array, *cases: Array | Matrix) -> Any:
 
 @register("gather")
 def _(v: Matrix, indices: Array, *, dimension_numbers: Any, **params: Any) -> Any:
-    """Gather single entries, by pairs of a row and a column."""
-    if v.batch or tuple(dimension_numbers.collapsed_slice_dims) != (0, 1):
-        return NotImplemented
-    if tuple(dimension_numbers.start_index_map) != (0, 1):
-        return NotImplemented
+    """Gather rows, columns, or entries by pairs of a row and a column."""
+    numbers, sizes = dimension_numbers, params["slice_sizes"]
     mode = lax.GatherScatterMode.from_any(params["mode"])
-    if mode == lax.GatherScatterMode.ONE_HOT:
+    cut = [a for a in (0, 1) if a in numbers.collapsed_slice_dims or sizes[a] < v.shape[a]]
+    each = dict(zip(numbers.start_index_map, jnp.moveaxis(indices, -1, 0), strict=True))
+    if (
+        v.batch
+        or not v.size
+        or not cut
+        or any(sizes[a] > 1 or a not in each for a in cut)
+        or mode == lax.GatherScatterMode.ONE_HOT
+        # An index of a whole axis has no place but the first, unless it may be out of range.
+        or (mode == lax.GatherScatterMode.FILL_OR_DROP and len(each) > len(cut))
+    ):
         return NotImplemented
-    i, j = indices[..., 0], indices[..., 1]
-    n, m = v.shape
-    inside = (i >= 0) & (i < n) & (j >= 0) & (j < m)
-    i, j = jnp.clip(i, 0, n - 1), jnp.clip(j, 0, m - 1)
-    found = v.at(i, j)
-    if found is NotImplemented or mode != lax.GatherScatterMode.FILL_OR_DROP:
-        return found
-    fill = params["fill_value"]
-    if fill is None:
-        fill = jnp.nan if inexact(found) else None
-    if fill is None:
+    read = v.at if len(cut) == 2 else (v.transposed() if cut[0] else v).rows_at
+    lengths = [v.shape[a] for a in cut]
+    found = gathered(lengths, read, [each[a] for a in cut], mode, params["fill_value"])
+    if found is NotImplemented:
         return NotImplemented
-    return jnp.where(inside, found, jnp.asarray(fill, found.dtype))
+    window = [a for a in (0, 1) if a not in numbers.collapsed_slice_dims]
+    found = found.reshape(*indices.shape[:-1], *(sizes[a] for a in window))
+    return jnp.moveaxis(found, range(-len(window), 0), numbers.offset_dims)
 
 
 @register("convert_element_type")
@@ -442,11 +445,16 @@ def _(v: Matrix, *starts: Array, slice_sizes: Any) -> Any:
     )
 
 
+# A slice of a matrix is read from its leaves, as an array, if it has few of the entries. A
+# larger one is nearly the dense matrix, so that the policy decides about it.
+_FEW = 1 / 8
+
+
 def _block(v: Matrix, i: Any, j: Any) -> Any:
-    """The dense array of some rows and columns, if it is no larger than a row or column."""
-    if i.size * j.size > max(v.shape):
+    """The dense array of some rows and columns, if it is a row or column, or has few entries."""
+    if i.size * j.size > max(*v.shape, _FEW * v.size):
         return NotImplemented
-    return v.at(*jnp.meshgrid(i, j, indexing="ij"))
+    return v.block(i, j)
 
 
 @register("concatenate")

@@ -33,7 +33,6 @@ from jaxrewrite import register
 from .._base.structured import concrete, zero_unless
 from .matrix import Matrix
 from .monomial import Diagonal, Identity
-from .rows import gather_rows
 
 
 # XLA's sparse product on a CPU takes these dtypes. For others JAX warns or uses a gather.
@@ -325,7 +324,7 @@ class Sparse(Matrix):
         data = _summable(jnp.concatenate([x.data, y.data], -1))
         return Sparse(_union(data, x, y)).cast(self.dtype)
 
-    def rows(self, i: Any) -> Any:
+    def rows_at(self, i: Any) -> Any:
         """The rows at indices in range, as an array.
 
         A product with zeros and ones would give NaN where an entry of another row is not finite.
@@ -741,8 +740,3 @@ def _(v: Sparse, *, axes: Any, **params: Any) -> Any:
     if max(axes, default=0) >= len(v.batch):
         return NotImplemented
     return Sparse(bcoo_reduce_sum(v.bcoo(), axes=axes))
-
-
-@register("gather")
-def _(v: Sparse, indices: Array, **params: Any) -> Any:
-    return gather_rows(v, indices, **params)

@@ -17,7 +17,6 @@ from jaxrewrite import register
 from .._base import in_blocks
 from .._base.structured import concrete, total, zero_unless
 from .matrix import Matrix, apply_dense
-from .rows import gather_rows
 
 
 class NMSparse(Matrix):
@@ -269,7 +268,7 @@ class NMSparse(Matrix):
         values, offsets = self.values[group, :, j], self.offsets[group, :, j]
         return total(zero_unless(offsets == (i % self.m)[..., None], values), (-1,))
 
-    def rows(self, i: Any) -> Any:
+    def rows_at(self, i: Any) -> Any:
         """The rows at indices, as an array."""
         if self.in_rows:
             columns = self.map_both(lambda x: x[..., i.reshape(-1)])
@@ -334,8 +333,3 @@ def _(*vs: NMSparse, dimension: int) -> Any:
     axis = {grouped: -3, other: -1}.get(dimension, dimension)
     axis %= first.values.ndim
     return jax.tree.map(lambda *xs: jnp.concatenate(xs, axis), *vs)
-
-
-@register("gather")
-def _(v: NMSparse, indices: Array, **params: Any) -> Any:
-    return gather_rows(v, indices, **params)

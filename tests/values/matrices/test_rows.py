@@ -1,0 +1,195 @@
+"""Rows, columns and blocks that are read from matrices, which stay what they are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from choose import every, slow
+from jax.extend import core as jex_core
+
+import jaxrewrite
+from jaxrewrite import values
+
+
+N = 12
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+MATRICES = {
+    "Diagonal": lambda: values.Diagonal(normal(N)),
+    "Identity": lambda: values.Identity(N),
+    "ScalarMatrix": lambda: values.ScalarMatrix(jnp.float32(3), N),
+    "Permutation": lambda: values.Permutation(jnp.roll(jnp.arange(N), 5)),
+    "OneHot": lambda: values.OneHot(jnp.arange(N) * 5 % 13, 15),
+    "Tridiagonal": lambda: values.Tridiagonal(normal(N - 1), normal(N), normal(N - 1)),
+    "Banded": lambda: values.Banded(normal(4, N), lower=2, upper=1),
+    "Triangular": lambda: values.Triangular(normal(N, N), lower=True),
+    "Symmetric": lambda: values.Symmetric(normal(N, N)),
+    "BlockDiagonal": lambda: values.BlockDiagonal(normal(4, 3, 2)),
+    "Kronecker": lambda: values.Kronecker(normal(3, 5), values.Diagonal(normal(4))),
+    "Toeplitz": lambda: values.Toeplitz(normal(N), normal(N).at[1:].mul(2)),
+    "Circulant": lambda: values.Circulant(normal(N)),
+    "Sparse": lambda: values.Sparse.from_dense(jnp.where(normal(N, 9) > 1, 2.0, 0.0)),
+    "LowRank": lambda: values.LowRank(normal(N, 2), normal(2, 9)),
+    "Sum": lambda: MATRICES["Toeplitz"]() + MATRICES["Kronecker square"](),
+    "Kronecker square": lambda: values.Kronecker(normal(3, 3), normal(4, 4)),
+    "Scaled": lambda: MATRICES["Kronecker"]() / jnp.float32(3),
+    "Product": lambda: MATRICES["Circulant"]() @ values.Diagonal(normal(N)),
+    "Product of three": lambda: (
+        values.Diagonal(normal(N)) @ MATRICES["Toeplitz"]() @ values.Diagonal(normal(N))
+    ),
+    "Product of an array": lambda: values.Product(
+        (normal(N, 20, seed=1), values.Circulant(normal(20)))
+    ),
+}
+INDICES = jnp.array([[3, 0, 3], [-1, 11, 7]])
+
+# Reads that take few rows or columns, or as many as there are indices.
+READS = {
+    "rows": lambda v, i: v[i],
+    "one row": lambda v, i: v[i[:1, 0]],
+    "columns": lambda v, i: v[:, i // 2],
+    "taken": lambda v, i: jnp.take(v, i[0], axis=1, mode="clip"),
+    "filled": lambda v, i: v.at[i * 3].get(mode="fill", fill_value=7),
+    "not a number": lambda v, i: v.at[:, i * 3].get(mode="fill"),
+    "clipped": lambda v, i: v.at[i * 3].get(mode="clip"),
+    "pairs": lambda v, i: v.at[i, i * 2].get(mode="fill", fill_value=7),
+    "slice": lambda v, i: v[4:5],
+    "narrow slice": lambda v, i: v[:, 3:4],
+    "corner": lambda v, i: v[:3, -3:],
+    "strides": lambda v, i: v[::6, 1::4],
+    "dynamic": lambda v, i: jax.lax.dynamic_slice(v, (i[1, 2], i[0, 0]), (2, 4)),
+    "reversed": lambda v, i: v[1:2, ::-1],
+    "block": lambda v, i: v[i[0]][:, i[0]],
+    "each": lambda v, i: jax.vmap(lambda k: v[k])(i[0]),
+    "loop": lambda v, i: jax.lax.map(lambda k: v[k] * 2, i[0]),
+}
+
+
+# A lazy product knows no entries by pairs, and what is filled with a number is not linear.
+REFUSED = {
+    "LowRank": ["filled", "pairs"],
+    "Scaled": ["filled", "pairs"],
+    "Sum": ["filled", "pairs"],
+    "Product": ["pairs"],
+    "Product of three": ["pairs"],
+    "Product of an array": ["pairs"],
+}
+
+
+@pytest.mark.parametrize("kind", every(3, MATRICES))
+def test_reads_are_those_of_arrays(kind):
+    value = MATRICES[kind]()
+    dense = value.materialise()
+    for name, fn in READS.items():
+        if name in REFUSED.get(kind, ()):
+            continue
+        got = jax.jit(jaxrewrite.transform(fn, materialise="forbid"))(value, INDICES)
+        got, want = jaxrewrite.materialise(got), fn(dense, INDICES)
+        assert (got.shape, got.dtype) == (want.shape, want.dtype), name
+        np.testing.assert_allclose(got, want, 1e-5, 1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", every(4, MATRICES, 1))
+def test_gradients_of_reads_are_those_of_arrays(kind):
+    value = MATRICES[kind]()
+
+    def loss(fn, v):
+        return jnp.sum(jnp.sin(jaxrewrite.materialise(fn(v, INDICES))))
+
+    for name in ("rows", "columns", "clipped", "corner"):
+        implicit = jaxrewrite.transform(READS[name], materialise="forbid")
+        got = jax.grad(lambda v, fn=implicit: loss(fn, v), allow_int=True)(value)
+        want = jax.grad(
+            lambda v, fn=READS[name]: loss(fn, v.materialise()), allow_int=True
+        )(value)
+        for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            if g.dtype != jax.dtypes.float0:
+                np.testing.assert_allclose(g, w, 1e-4, 1e-4, err_msg=name)
+
+
+def sizes(jaxpr):
+    for eqn in jaxpr.eqns:
+        yield from (np.prod(var.aval.shape) for var in eqn.outvars)
+        for inner in jex_core.jaxprs_in_params(eqn.params):
+            yield from sizes(inner)
+
+
+LARGE = {
+    "Toeplitz": lambda n: values.Toeplitz(jnp.ones(n), jnp.ones(n)),
+    "Kronecker": lambda n: values.Kronecker(jnp.ones((n // 100, n // 100)), jnp.ones((100, 100))),
+    "Product": lambda n: values.Circulant(jnp.ones(n)) @ values.Diagonal(jnp.ones(n)),
+    "Sum": lambda n: values.Circulant(jnp.ones(n)) + values.Diagonal(jnp.ones(n)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_few_rows_of_a_large_matrix_cost_what_they_hold(kind):
+    """Nystroem's method reads some columns, of a matrix that no memory would hold."""
+    n = 100_000
+
+    def nystroem(v, i):
+        columns = v[:, i]
+        return columns, columns[i]
+
+    program = jaxrewrite.make_jaxpr(nystroem, materialise="forbid")
+    jaxpr = program(LARGE[kind](n), jnp.arange(16) * 100).jaxpr
+    assert max(sizes(jaxpr)) <= 2 * 16 * n
+
+
+@pytest.mark.parametrize("fn", [lambda v: v[1:], lambda v: v[:, :-1], lambda v: v[::2]])
+def test_a_slice_of_most_of_a_matrix_is_left_to_the_policy(fn):
+    value = MATRICES["Tridiagonal"]()
+    with pytest.raises(jaxrewrite.MaterialisationError):
+        jaxrewrite.transform(fn, materialise="forbid")(value)
+
+
+@pytest.mark.parametrize(
+    "dtype", [jnp.int8, slow(jnp.uint8), slow(jnp.bool_), jnp.bfloat16]
+)
+def test_what_is_out_of_range_is_that_of_arrays(dtype):
+    """Each dtype has its own number there."""
+    value = values.Diagonal(jnp.asarray(normal(N) * 3, dtype))
+    for fn in (
+        lambda v: v.at[INDICES * 3].get(),
+        lambda v: v.at[INDICES, INDICES * 3].get(),
+    ):
+        got = jaxrewrite.transform(fn, materialise="forbid")(value)
+        want = fn(value.materialise())
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+
+
+def test_rows_of_nothing():
+    value = values.Diagonal(jnp.zeros(0))
+    got = jaxrewrite.transform(lambda v: v[jnp.zeros(0, int)], materialise="allow")(value)
+    assert got.shape == (0, 0)
+    nothing = jnp.zeros((2, 0), int)
+    got = jaxrewrite.transform(lambda v: v[nothing], materialise="forbid")(
+        MATRICES["Circulant"]()
+    )
+    assert got.shape == (2, 0, N)
+
+
+def test_an_entry_of_another_row_that_is_no_number_is_not_read():
+    value = values.Tridiagonal(normal(N - 1), normal(N).at[5].set(jnp.nan), normal(N - 1))
+    for v in (value, value @ values.Diagonal(normal(N)), values.Kronecker(value, value)):
+        rows = jaxrewrite.transform(lambda v: v[jnp.array([0, 2])], materialise="forbid")(v)
+        np.testing.assert_array_equal(
+            jnp.isnan(rows), jnp.isnan(v.materialise()[jnp.array([0, 2])])
+        )
+
+
+def test_diagonals_of_scaled_kernels():
+    """The variances of a kernel between two diagonal matrices."""
+    value = MATRICES["Product of three"]()
+    for fn in (jnp.diagonal, jnp.trace, jnp.diag):
+        got = jaxrewrite.transform(fn, materialise="forbid")(value)
+        np.testing.assert_allclose(got, fn(value.materialise()), 1e-5)
+    stack = values.Circulant(normal(2, N)) @ values.Diagonal(normal(2, N))
+    diagonals = lambda v: jnp.diagonal(v, axis1=-2, axis2=-1)  # noqa: E731
+    got = jaxrewrite.transform(diagonals, materialise="forbid")(stack)
+    np.testing.assert_allclose(got, diagonals(stack.materialise()), 1e-5)
