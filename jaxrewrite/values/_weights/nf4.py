@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -165,8 +166,10 @@ class NF4(Coded):
         scale = scale_in(w.dtype, most * (1 / 127), 127)
         scale_q = jnp.round(relative(deviation, scale.astype(wide.dtype)))
         unit = relative(wide, magnitude)
-        between = jnp.asarray((LEVELS[1:] + LEVELS[:-1]) / 2, wide.dtype)
-        codes = packed(jnp.searchsorted(between, unit).astype(jnp.uint4), bits=4)
+        # A search would be a gather, which fails on a mesh with explicit axes.
+        between = ((LEVELS[1:] + LEVELS[:-1]) / 2).astype(wide.dtype)
+        level = functools.reduce(jnp.add, [(unit > x).astype(jnp.uint8) for x in between])
+        codes = packed(level.astype(jnp.uint4), bits=4)
         v = cls(codes, scale_q.astype(jnp.int8), scale, mean)
         # The next smaller integers, where these stand for more than the largest number, in one
         # program or in another one that rounds otherwise.
