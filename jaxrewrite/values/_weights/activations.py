@@ -68,7 +68,7 @@ def _scale(v: Quantised, x: Any, axes: Sequence[int]) -> Any:
     if v.activations == "static":
         given: Any = v.activation_range
         most = lax.stop_gradient(given).max().astype(wide.dtype)
-    return jnp.where(finite, scale_in(wide.dtype, most * (1 / MOST)), jnp.nan)
+    return jnp.where(finite, scale_in(wide.dtype, most * (1 / MOST), MOST), jnp.nan)
 
 
 def _straight_through(

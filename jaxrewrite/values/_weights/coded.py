@@ -224,15 +224,22 @@ def with_nan(shared: Any, x: Any, sizes: Sequence[int]) -> Any:
     return jnp.where(of_blocks(jnp.max, jnp.isnan(x), sizes), jnp.nan, shared)
 
 
-def scale_in(dtype: Any, scale: Any) -> Any:
+def scale_in(dtype: Any, scale: Any, level: Any) -> Any:
     """The least scales of a dtype that are no smaller than these, and one for zero.
 
     A scale that is rounded down would cut off the largest entries. In a block of zeros any
-    scale gives zero.
+    scale gives zero. But where ``level``, the largest magnitude of a level, would stand for
+    more than the largest number of the dtype, the scale is the largest that does not.
     """
     rounded = scale.astype(dtype)
     larger = jnp.nextafter(rounded, jnp.asarray(jnp.inf, dtype))
     rounded = jnp.where(rounded.astype(scale.dtype) < scale, larger, rounded)
+    # Scales that are infinite stay so, as they are those of infinite entries.
+    most = jnp.asarray(jnp.finfo(dtype).max, scale.dtype)
+    limit = jnp.broadcast_to(most / level, scale.shape).astype(dtype)
+    smaller = jnp.nextafter(limit, jnp.zeros((), dtype))
+    limit = jnp.where(limit.astype(scale.dtype) * level > most, smaller, limit)
+    rounded = jnp.where(jnp.isfinite(scale), jnp.minimum(rounded, limit), rounded)
     return jnp.where(rounded == 0, 1, rounded)
 
 
@@ -250,6 +257,17 @@ def blockwise(op: Callable[..., Any], x: Any, shared: Any) -> Any:
     split = [axis for axes in whole for axis in axes]
     x_split = x.reshape([n for n, _ in split])
     return op(x_split, shared.reshape([k for _, k in split])).reshape(x.shape)
+
+
+def relative(x: Any, shared: Any) -> Any:
+    """The entries divided by what their blocks share, which is positive, or zero for zeros.
+
+    XLA on a CPU multiplies with the inverse, which it takes for zero if it is subnormal. So both
+    are a quarter of what they were, which rounds nothing that a large divisor leaves.
+    """
+    part = jnp.where(shared > 1, 0.25, 1).astype(shared.dtype)
+    divisor = jnp.where(shared == 0, 1, shared * part)
+    return blockwise(jnp.divide, blockwise(jnp.multiply, x, part), divisor)
 
 
 def spread(shared: Any, grid: Sequence[int]) -> Any:

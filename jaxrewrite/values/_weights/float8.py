@@ -149,7 +149,7 @@ class Float8(Coded):
         sizes = sizes_of("Float8", w.shape, axis, block)
         wide = w.astype(jnp.promote_types(w.dtype, jnp.float32))
         most = float(jnp.finfo(dtype).max)
-        scale = scale_in(w.dtype, of_blocks(jnp.max, abs(wide), sizes) * (1 / most))
+        scale = scale_in(w.dtype, of_blocks(jnp.max, abs(wide), sizes) * (1 / most), most)
         codes = blockwise(jnp.divide, wide, scale.astype(wide.dtype))
         return cls(jnp.clip(codes, -most, most).astype(dtype), scale)
 

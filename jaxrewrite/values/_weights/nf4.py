@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -18,11 +19,11 @@ import jaxrewrite
 from .coded import (
     Coded,
     block_sizes,
-    blockwise,
     check_blocks,
     checked_weight,
     finest,
     of_blocks,
+    relative,
     rescaled,
     scale_in,
     spread,
@@ -154,21 +155,27 @@ class NF4(Coded):
             raise ValueError(f"NF4: `scale_block` must be positive; got {scale_block}.")
         wide = w.astype(jnp.promote_types(w.dtype, jnp.float32))
         magnitude = with_nan(of_blocks(jnp.max, abs(wide), sizes), wide, sizes)
-        mean = magnitude.mean(keepdims=True) if magnitude.size else jnp.zeros((1,) * w.ndim)
+        # The sum of the magnitudes may be larger than the largest number.
+        greatest = magnitude.max(initial=0, keepdims=True)
+        parts = relative(magnitude, greatest)
+        mean = parts.mean(keepdims=True) if parts.size else jnp.zeros((1,) * w.ndim)
         # The integers make up for the rounding of what multiplies them and is added to them.
-        mean = mean.astype(w.dtype)
+        mean = (greatest * jnp.minimum(mean, 1)).astype(w.dtype)
         deviation = magnitude - mean.astype(wide.dtype)
         most = of_blocks(jnp.max, abs(deviation), _runs(scale_block, magnitude.shape))
-        scale = scale_in(w.dtype, most * (1 / 127))
-        scale_q = blockwise(jnp.divide, deviation, scale.astype(wide.dtype))
-        unit = blockwise(jnp.divide, wide, jnp.where(magnitude == 0, 1, magnitude))
-        between = jnp.asarray((LEVELS[1:] + LEVELS[:-1]) / 2, wide.dtype)
-        return cls(
-            packed(jnp.searchsorted(between, unit).astype(jnp.uint4), bits=4),
-            jnp.round(scale_q).astype(jnp.int8),
-            scale,
-            mean,
-        )
+        scale = scale_in(w.dtype, most * (1 / 127), 127)
+        scale_q = jnp.round(relative(deviation, scale.astype(wide.dtype)))
+        unit = relative(wide, magnitude)
+        # A search would be a gather, which fails on a mesh with explicit axes.
+        between = ((LEVELS[1:] + LEVELS[:-1]) / 2).astype(wide.dtype)
+        level = functools.reduce(jnp.add, [(unit > x).astype(jnp.uint8) for x in between])
+        codes = packed(level.astype(jnp.uint4), bits=4)
+        v = cls(codes, scale_q.astype(jnp.int8), scale, mean)
+        # The next smaller integers, where these stand for more than the largest number, in one
+        # program or in another one that rounds otherwise.
+        limits = jnp.finfo(w.dtype)
+        beyond = v.scale_of_blocks() > float(limits.max) * (1 - float(limits.eps))
+        return dataclasses.replace(v, scale_q=v.scale_q - beyond.astype(jnp.int8))
 
     def aval(self) -> Any:
         return jax.ShapeDtypeStruct(self.codes.shape, self.scale_scale.dtype)

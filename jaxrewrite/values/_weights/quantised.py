@@ -21,6 +21,7 @@ from .coded import (
     checked_weight,
     finest,
     of_blocks,
+    relative,
     scale_in,
     sizes_of,
     spread,
@@ -185,7 +186,9 @@ class Quantised(Coded):
 
         and of the roundings of the dtype of ``w``, in the quotient and in the product. The
         scale is rounded up to a number of that dtype. In two bits, the symmetric integers
-        are -1, 0 and 1.
+        are -1, 0 and 1. Where an integer would stand for more than the largest number of the
+        dtype, the scale is smaller, and the error of an array that is not symmetric is up to
+        :math:`s`.
 
         ``jax.vmap(Quantised.quantise)`` of the stacked weights of several layers gives
         each layer its own scales, so that a program can scan over the result.
@@ -313,16 +316,22 @@ def rounded(
     top = 2 ** (bits - 1) - 1
     dtype = DTYPES.get(bits, jnp.int8)
     if symmetric:
-        scale = scale_in(w.dtype, jnp.maximum(high, -low) * (1 / top))
+        scale = scale_in(w.dtype, jnp.maximum(high, -low) * (1 / top), top)
         least, zero = -top, None
     else:
         # The range may be larger than the largest number, so that half of it is taken, which
         # rounds nothing.
-        scale = scale_in(w.dtype, (high / 2 - low / 2) * (2 / (2 * top + 1)))
-        least = -top - 1
-        zero = jnp.clip(jnp.round(least - low / scale), least, top)
+        step = (high / 2 - low / 2) * (2 / (2 * top + 1))
+        scale, least = scale_in(w.dtype, step, 1), -top - 1
+        zero = jnp.clip(
+            jnp.round(least - relative(low, scale.astype(wide.dtype))), least, top
+        )
+        # The outermost levels may be half a step beyond the entries.
+        scale = scale_in(
+            w.dtype, scale.astype(wide.dtype), jnp.maximum(zero - least, top - zero)
+        )
     scale = with_nan(scale, wide, sizes)
-    q = blockwise(jnp.divide, wide, scale.astype(wide.dtype))
+    q = relative(wide, scale.astype(wide.dtype))
     if zero is not None:
         q = blockwise(jnp.add, q, zero)
         zero = zero.astype(dtype)

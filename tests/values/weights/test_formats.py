@@ -317,6 +317,32 @@ def test_a_range_beyond_the_largest_number(bulk):
     np.testing.assert_allclose(v.materialise(), w, rtol=1e-2)
 
 
+LARGEST = {
+    "2 bits": {"bits": 2},
+    "3 bits": {"bits": 3, "symmetric": False},
+    "4 bits": {"bits": 4, "symmetric": False},
+    "8 bits": {"bits": 8},
+    "float8": {"bits": "float8_e5m2"},
+    "nf4": {"bits": "nf4", "block": 4},
+}
+
+
+@pytest.mark.parametrize("kind", LARGEST)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_largest_numbers_stay_finite(kind, dtype, bulk):
+    """Also where a division by them is a product with an inverse that is no normal number."""
+    most = float(jnp.finfo(dtype).max)
+    part = np.random.default_rng(0).uniform(-1, 1, (300, 8, 4))
+    part[:, 2] = 1 - np.linspace(0, 0.6, 300)[:, None] ** 4
+    part[::2, 3], part[::3, 3], part[::5, :, 1] = -1, -0.995, 1
+    w = jnp.asarray(part * most, dtype)
+    leaf = lambda w: quantise({"w": w}, lambda *_: True, **LARGEST[kind])["w"]
+    dense = jax.vmap(lambda w: jaxrewrite.materialise(leaf(w)))
+    error = abs(wide(dense(w)) / most - wide(w) / most)
+    step = {"2 bits": 0.5, "3 bits": 2 / 7, "4 bits": 2 / 15, "nf4": 0.16}.get(kind, 0.07)
+    assert error.max() <= step + 0.01
+
+
 @pytest.mark.parametrize("format", FLOAT8)
 def test_small_weights_keep_their_digits_in_float16(format):
     v = Float8.quantise(normal(8, 4) / 50, format, axis=-1)

@@ -13,7 +13,7 @@ from choose import often, slow
 from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from oracle import made_dense
 
 import jaxrewrite
@@ -512,6 +512,18 @@ def test_shards(kind):
             out_specs=PartitionSpec() if spec[0] else spec,
         )
         close(jax.jit(forbid(fn))(x, v), x @ v.materialise())
+
+
+@pytest.mark.skipif(
+    not jaxrewrite._compat.JAX_GE_0_11_1, reason="JAX reshapes no such shards"
+)
+@pytest.mark.parametrize("kind", ["affine", "nf4"])
+def test_quantising_shards_of_explicit_axes(kind):
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Explicit,))
+    w, quantised = normal(8, 8), lambda w: KINDS[kind](w).materialise()
+    with jax.set_mesh(mesh):
+        got = quantised(jax.device_put(w, NamedSharding(mesh, PartitionSpec(None, "x"))))
+    close(got, quantised(w))
 
 
 # --- models -----------------------------------------------------------------------------
