@@ -360,14 +360,30 @@ def log_ndtr(x):
 @log_ndtr.defjvp
 def _(primals, tangents):
     (x,), (t,) = primals, tangents
-    out = log_ndtr(x)
     far = -7 if x.dtype == jnp.float32 else -30
-    near = jnp.maximum(x, far)
-    density = jnp.exp(-near * near / 2 - math.log(2 * math.pi) / 2 - log_ndtr(near))
-    z = -jnp.minimum(x, far)
+    z = -jnp.where(x < far, x, far)
     w = 1 / (z * z)
     series = z * (1 + w * (1 - w * (2 - w * (10 - w * (74 - 706 * w)))))
-    return out, t * jnp.where(x < far, series, density)
+    near = density_by_probability(jnp.where(x < far, far, x))
+    return log_ndtr(x), t * jnp.where(x < far, series, near)
+
+
+@jax.custom_jvp
+def density_by_probability(x):
+    """The density of the normal distribution divided by its distribution function.
+
+    The square of the probability, by which a derivative of the quotient would divide,
+    underflows long before the probability.
+    """
+    probability, density = jax.jvp(jax.scipy.special.ndtr, (x,), (jnp.ones_like(x),))
+    return density / probability
+
+
+@density_by_probability.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    out = density_by_probability(x)
+    return out, -t * out * (x + out)
 
 
 def finite_shift(x, axis):

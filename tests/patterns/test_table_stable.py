@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.special
+import scipy.stats
 from pattern_tables import look_alikes, spied
 
 import jaxrewrite
@@ -330,3 +332,17 @@ def test_weights_of_exponentials_may_be_huge(dtype):
         np.testing.assert_allclose(value, exact, 1e-3)
         share = np.asarray(weights, np.float64) * np.exp(np.asarray(x) - exact)
         np.testing.assert_allclose(slopes, share, 1e-2, 1e-4)
+
+
+@pytest.mark.parametrize("dtype, accuracy", [("float32", 2e-6), ("float64", 1e-12)])
+def test_derivatives_of_logarithms_of_normal_probabilities(dtype, accuracy):
+    with jax.enable_x64(True):
+        x = np.concatenate([np.linspace(-40, 3, 87), [-7.0, -30.0]]).astype(dtype)
+        wide = x.astype(np.float64)
+        slope = np.exp(scipy.stats.norm.logpdf(wide) - scipy.special.log_ndtr(wide))
+        fn = jaxrewrite.transform(lambda x: jnp.log(jax.scipy.special.ndtr(x)), rules=TABLE)
+        first = jax.grad(fn)
+        np.testing.assert_allclose(jax.vmap(first)(x), slope, accuracy)
+        second = jax.vmap(jax.grad(first))(x)
+        # The sum of the two terms loses digits for large -x, where the result is about -1.
+        np.testing.assert_allclose(second, -slope * (wide + slope), 1e-3, 1e-3)

@@ -20,6 +20,8 @@ from jaxrewrite.values import (
     Identity,
     Kronecker,
     LowRank,
+    Masked,
+    Named,
     NMSparse,
     OneHot,
     Permutation,
@@ -27,7 +29,9 @@ from jaxrewrite.values import (
     Scaled,
     Sparse,
     Sum,
+    Tagged,
     Toeplitz,
+    Unitful,
     Zero,
     strict_zeros,
 )
@@ -388,6 +392,32 @@ def test_strict_zeros(bulk):
     operands = STRICT, jnp.array([1.0, jnp.inf, jnp.nan]), jnp.float32(jnp.inf)
     got = jax.jit(lambda *xs: jaxrewrite.materialise(strict(*xs)))(*operands)
     same(got, jax.jit(run)(*jaxrewrite.materialise(operands)), 1e-5)
+
+
+@pytest.mark.parametrize(
+    "annotated",
+    [
+        lambda v: Unitful(v, "m"),
+        lambda v: Named(v, ("row", "column")),
+        lambda v: Tagged(v, "t"),
+        lambda v: Tagged(Unitful(v, "m"), "t"),
+        lambda v: Masked(v, jnp.zeros(v.shape, bool)),
+    ],
+)
+@pytest.mark.parametrize("v", [Diagonal(jnp.arange(1.0, 3.0)), Zero((2, 2))])
+@pytest.mark.parametrize(
+    "fn",
+    [lambda v, x: v @ x, lambda v, x: x * v, lambda v, x: x[1] * v],
+    ids=["@", "*", "number"],
+)
+def test_strict_zeros_keep_annotations(annotated, v, fn):
+    value, x = annotated(v), jnp.array([1.0, jnp.nan])
+    got = jaxrewrite.transform(fn, rules=strict_zeros, materialise="allow")(value, x)
+    want = fn(v.materialise(), x)
+    assert type(got) is type(value)
+    while hasattr(got, "array"):
+        got = got.array
+    np.testing.assert_array_equal(jaxrewrite.materialise(got), want)
 
 
 def test_strict_zeros_and_others_are_two_programs():

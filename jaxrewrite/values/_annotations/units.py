@@ -346,6 +346,7 @@ _PREFIXES = {
     "m": -3,
     "c": -2,
     "d": -1,
+    "da": 1,
     "h": 2,
     "k": 3,
     "M": 6,
@@ -355,8 +356,13 @@ _PREFIXES = {
 
 _OF_THE_SI = {
     **{"Hz": "1/s", "N": "kg m/s^2", "Pa": "N/m^2", "J": "N m", "W": "J/s", "C": "A s"},
-    **{"V": "W/A", "ohm": "V/A", "F": "C/V", "Wb": "V s", "H": "Wb/A", "rad": "1"},
+    **{"V": "W/A", "ohm": "V/A", "S": "A/V", "F": "C/V", "Wb": "V s", "H": "Wb/A"},
+    **{"tesla": "Wb/m^2", "rad": "1", "sr": "1", "lm": "cd sr", "lx": "lm/m^2"},
+    **{"Bq": "1/s", "Gy": "J/kg", "Sv": "J/kg", "kat": "mol/s"},
 }
+
+# Those of the SI that are no products of others, the gram, and what else has prefixes.
+_WITH_PREFIXES = ("m", "g", "s", "A", "K", "mol", "cd", "L", "eV", "cal", "Wh", "bar")
 
 _OTHERS: dict[str, tuple[Any, str]] = {
     **{"g": ("1/1000", "kg"), "t": (1000, "kg"), "lb": ("0.45359237", "kg")},
@@ -364,7 +370,7 @@ _OTHERS: dict[str, tuple[Any, str]] = {
     **{"inch": ("0.0254", "m"), "ft": ("0.3048", "m"), "yd": ("0.9144", "m")},
     **{"mi": ("1609.344", "m"), "L": ("1/1000", "m^3"), "bar": (100000, "Pa")},
     **{"eV": ("1.602176634e-19", "J"), "cal": ("4.184", "J"), "Wh": (3600, "J")},
-    **{"tesla": (1, "Wb/m^2"), "atm": (101325, "Pa"), "deg": (math.pi / 180, "rad")},
+    **{"atm": (101325, "Pa"), "deg": (math.pi / 180, "rad")},
 }
 
 
@@ -376,6 +382,6 @@ def _define_known() -> None:
     for name, (factor, units) in _OTHERS.items():
         _define(name, units, factor)
     for prefix, power in _PREFIXES.items():
-        for name in ("m", "g", "s", "A", "K", "mol", "L", "eV", "Wh", "bar", *_OF_THE_SI):
+        for name in (*_WITH_PREFIXES, *_OF_THE_SI):
             if prefix + name not in (*_TABLE, "kg", "cd"):
                 _define(prefix + name, name, Fraction(10) ** power)

@@ -276,9 +276,20 @@ _FUNCTIONS: dict[str, tuple[_Function, ...]] = {
         )
         for lower in (True, False)
     ),
-    "eigvalsh": (_Function(lambda a: jnp.linalg.eigvalsh(a), _eigh(0)),),
-    "eigh": _eigh_of(lambda a: jnp.linalg.eigh(a)),
-    "_eigh": _eigh_of(lambda a: jax.scipy.linalg.eigh(a)),
+    "eigvalsh": tuple(
+        _Function(functools.partial(jnp.linalg.eigvalsh, UPLO=triangle), _eigh(0))
+        for triangle in ("L", "U")
+    ),
+    "eigh": tuple(
+        function
+        for triangle in ("L", "U")
+        for function in _eigh_of(functools.partial(jnp.linalg.eigh, UPLO=triangle))
+    ),
+    "_eigh": tuple(
+        function
+        for lower in (True, False)
+        for function in _eigh_of(functools.partial(jax.scipy.linalg.eigh, lower=lower))
+    ),
     "_pinv": (_Function(lambda a: jnp.linalg.pinv(a), _pseudo_inverse),),
     "inv": (_Function(lambda a: jnp.linalg.inv(a), _method("known_inverse")),),
     "diagonal": (_Function(lambda a: jnp.diagonal(a, axis1=-2, axis2=-1), _diagonal),),

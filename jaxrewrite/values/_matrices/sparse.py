@@ -368,8 +368,8 @@ class Sparse(Matrix):
         Raises
         ------
         ValueError
-            If a matrix is a stack or not of a floating dtype, if the shapes do not fit, or if
-            ``pairs`` is neither given nor known.
+            If a matrix is a stack, if the product is not of a floating or complex dtype, if
+            the shapes do not fit, or if ``pairs`` is neither given nor known.
 
         Examples
         --------

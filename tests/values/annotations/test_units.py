@@ -137,3 +137,25 @@ def test_units_of_other_packages(package):
     for old in ("kg", "nothing_like_it"):
         with pytest.raises(UnitsError, match=f"{old} can't be converted"):
             Unitful(1.0, old).to(m)
+
+
+# Each unit of the SI with a name of its own, in the base units.
+SI = {
+    **{"m": "m", "g": "g", "s": "s", "A": "A", "K": "K", "mol": "mol", "cd": "cd"},
+    **{"Hz": "1/s", "N": "kg m s^-2", "Pa": "kg m^-1 s^-2", "J": "kg m^2 s^-2"},
+    **{"W": "kg m^2 s^-3", "C": "A s", "V": "kg m^2 s^-3 A^-1", "F": "A^2 s^4 kg^-1 m^-2"},
+    **{"ohm": "kg m^2 s^-3 A^-2", "S": "kg^-1 m^-2 s^3 A^2", "Wb": "kg m^2 s^-2 A^-1"},
+    **{"tesla": "kg s^-2 A^-1", "H": "kg m^2 s^-2 A^-2", "rad": "1", "sr": "1", "lm": "cd"},
+    **{"lx": "cd m^-2", "Bq": "1/s", "Gy": "m^2 s^-2", "Sv": "m^2 s^-2", "kat": "mol/s"},
+}
+PREFIXES = {
+    **{"n": 1e-9, "u": 1e-6, "m": 1e-3, "c": 1e-2, "d": 0.1, "": 1, "da": 10, "h": 100},
+    **{"k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12},
+}
+
+
+@pytest.mark.parametrize("unit", SI)
+def test_all_units_of_the_si_are_known_with_prefixes(unit):
+    for prefix, factor in PREFIXES.items():
+        got = Unitful(np.float64(1), prefix + unit).to(SI[unit])
+        np.testing.assert_allclose(got.array, factor, 1e-6, err_msg=prefix + unit)

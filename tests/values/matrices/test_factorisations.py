@@ -73,6 +73,9 @@ def by_eigenvectors(k):
         vectors @ (jnp.sin(values) * (vectors.T @ Y)),
         jnp.linalg.eigvalsh(k),
         jax.scipy.linalg.eigh(k)[0],
+        jnp.linalg.eigh(k, UPLO="U")[0],
+        jnp.linalg.eigvalsh(k, UPLO="U"),
+        jax.scipy.linalg.eigh(k, lower=False)[0],
     )
 
 
