@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +32,9 @@ _MOVING_ALL = frozenset({"concatenate", "stack"})
 # integer and zero is -1.)
 _SCALING = frozenset({"div", "mul"})
 
+# The largest number of a dtype is another number after these.
+_CHANGING_THE_LARGEST = frozenset({"sqrt", *_SCALING})
+
 # Each result is the operand at its position.
 _ONE_FOR_ONE = frozenset({"device_put", "optimization_barrier"})
 
@@ -44,6 +48,11 @@ _CALLS = {
 
 # The primitives whose results are uninitialised.
 _UNINITIALISED = frozenset({"empty", "empty2"})
+
+# The functions inside of JAX's own, by name, that write numbers about floats and not about what
+# the floats measure: where a square overflows, or what to divide by where a step is zero. What
+# they return has the units of their operands whatever the units are.
+_FOR_ANY_UNITS = {"_interp": jnp.interp, "hypot": jnp.hypot, "_hypot": jnp.hypot}
 
 _ARITHMETIC = {"add": np.add, "mul": np.multiply, "neg": np.negative, "sub": np.subtract}
 
@@ -82,23 +91,48 @@ def is_zero(producer: Producer, atom: Any) -> bool:
 def has_no_scale(producer: Producer, atom: Any) -> bool:
     """Whether all numbers of an atom are zero, infinite or NaN.
 
-    These are the same in all units. See ``can_have_arbitrary_unit`` of Astropy.
+    These are the same in all units. See ``can_have_arbitrary_unit`` of Astropy. The largest
+    number of a dtype is one of them, too: programs write it where they can't write infinity.
     """
-    return _holds(_in_scope(producer), atom, _has_no_scale)
+    return _holds(_in_scope(producer), atom, _has_no_scale_or_is_largest)
 
 
-def written(producer: Producer, atom: Any, depth: int = _DEPTH) -> Literal | None:
+def is_written(producer: Producer, atom: Any) -> bool:
+    """Whether the program itself writes the number that an atom is filled with."""
+    return _holds(_in_scope(producer), atom, lambda _: True)
+
+
+def is_for_any_units(jaxpr: Any) -> bool:
+    """Whether a jaxpr is of a function whose written numbers have any units."""
+    public = _FOR_ANY_UNITS.get(_compat.name_of(jaxpr))
+    if public is None:
+        return False
+    return _compat.file_of(jaxpr) == inspect.unwrap(public).__code__.co_filename
+
+
+def written(producer: Producer, atom: Any) -> Literal | None:
     """The number that equations make of numbers alone, as a literal; ``None`` for others.
 
     Such is the exponent of a power's derivative: one less than that of the power.
     """
+    return _written(_in_scope(producer), atom, _DEPTH)
+
+
+def _written(lookup: _Lookup, atom: Any, depth: int) -> Literal | None:
     if type(atom) is Literal or atom.aval.shape or not depth:
         return atom if type(atom) is Literal else None
-    eqn = producer(atom)
-    compute = None if eqn is None else _ARITHMETIC.get(eqn.primitive.name)
-    if eqn is None or compute is None:
+    source = lookup(atom)
+    if not isinstance(source, _Source):
+        return source
+    eqn, result = source
+    if eqn.primitive.name in _CALLS:
+        jaxpr, consts = _compat.open_jaxpr(eqn.params[_CALLS[eqn.primitive.name]])
+        inside = _in_call(lookup, eqn.invars, jaxpr, len(consts))
+        return _written(inside, jaxpr.outvars[_position(eqn, result)], depth - 1)
+    compute = _ARITHMETIC.get(eqn.primitive.name)
+    if compute is None:
         return None
-    numbers = [written(producer, x, depth - 1) for x in eqn.invars]
+    numbers = [_written(lookup, x, depth - 1) for x in eqn.invars]
     if any(x is None or np.ndim(x.val) for x in numbers):
         return None
     dtype = atom.aval.dtype
@@ -113,8 +147,18 @@ def _has_no_scale(number: Any) -> bool:
     return all(part == 0 or not np.isfinite(part) for part in (number.real, number.imag))
 
 
+def _has_no_scale_or_is_largest(number: Any) -> bool:
+    if _has_no_scale(number):
+        return True
+    return is_inexact_dtype(number.dtype) and abs(number) == jnp.finfo(number.dtype).max
+
+
 def is_inexact(atom: Any) -> bool:
-    return jnp.issubdtype(atom.aval.dtype, jnp.inexact)
+    return is_inexact_dtype(atom.aval.dtype)
+
+
+def is_inexact_dtype(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.inexact)
 
 
 def becomes_inexact(eqn: JaxprEqn, position: int) -> bool:
@@ -128,10 +172,13 @@ def becomes_inexact(eqn: JaxprEqn, position: int) -> bool:
         return is_inexact(atom)
     jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
     var = jaxpr.invars[len(consts) + position]
-    uses = [inner for inner in jaxpr.eqns if any(x is var for x in inner.invars)]
     return not any(x is var for x in jaxpr.outvars) and all(
-        inner.primitive.name == "convert_element_type" and is_inexact(inner.outvars[0])
-        for inner in uses
+        is_inexact(inner.outvars[0])
+        if inner.primitive.name == "convert_element_type"
+        else becomes_inexact(inner, i)
+        for inner in jaxpr.eqns
+        for i, x in enumerate(inner.invars)
+        if x is var
     )
 
 
@@ -144,6 +191,10 @@ class _Source(NamedTuple):
 
 # Where the variable of a jaxpr comes from: an equation, a literal of a call, or unknown.
 _Lookup = Callable[[Var], _Source | Literal | None]
+
+
+def _position(eqn: JaxprEqn, result: Var) -> int:
+    return next(i for i, var in enumerate(eqn.outvars) if var is result)
 
 
 def _in_scope(producer: Producer) -> _Lookup:
@@ -183,13 +234,15 @@ def _holds(
     name = eqn.primitive.name
     if name == "convert_element_type" and not is_inexact(eqn.outvars[0]):
         test = _is_zero  # No other number without a scale is an integer or a truth value.
+    if test is _has_no_scale_or_is_largest and name in _CHANGING_THE_LARGEST:
+        test = _has_no_scale
     if name in _MOVING_FIRST:
         return _holds(lookup, eqn.invars[0], test, depth - 1)
     if name in _SCALING and test is _has_no_scale and is_inexact(result):
         return any(_holds(lookup, x, test, depth - 1) for x in eqn.invars)
     if name in _MOVING_ALL:
         return all(_holds(lookup, x, test, depth - 1) for x in eqn.invars)
-    position = next(i for i, var in enumerate(eqn.outvars) if var is result)
+    position = _position(eqn, result)
     if name in _ONE_FOR_ONE:
         return _holds(lookup, eqn.invars[position], test, depth - 1)
     if name in _CALLS:

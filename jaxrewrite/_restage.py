@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_unflatten
 
-from . import _compat
+from . import _compat, _fills
 from ._avals import avals_of
 from ._caches import WeakCaches
+from ._compat import Literal
 from ._draft import Restaged
 from ._record import Body
 from ._rewrite import Scope, adopter_of
@@ -47,14 +49,19 @@ def restage(
     or by a hundred programs, is rewritten and compiled once. The adapters change the
     operands before the first equation of the jaxpr, and the results after the last one.
     They are part of the cache's key.
+
+    Beside a value that adopts numbers, numbers that the program writes are part of the key,
+    too. The body has them as literals, for they may be exponents, which tell units: JAX takes
+    them out of a loop that it differentiates.
     """
     if site.is_in_rule:
         rewriting = rewriting.of_rules()
     leaves, in_tree = tree_flatten(list(operands))
     avals = avals_of(leaves)
+    numbers = {} if adopter_of(operands) is None else _numbers(operands)
 
     def anew() -> Restaged:
-        return _restage(rewriting, jaxpr, in_tree, avals, site, entering, leaving)
+        return _restage(rewriting, jaxpr, in_tree, avals, numbers, site, entering, leaving)
 
     recorder = rewriting.settings.recorder
     if recorder is not None:
@@ -64,7 +71,9 @@ def restage(
         return restaged
     cache = _restaged.of(jaxpr)
     state = rewriting.settings.key(), bool(rewriting.patterns), _compat.trace_context()
-    key = (in_tree, tuple(avals), entering, leaving, *state)
+    # Their bytes are equal only if they are the same, also for NaN and a negative zero.
+    bits = tuple((i, np.asarray(x.val, x.aval.dtype).tobytes()) for i, x in numbers.items())
+    key = (in_tree, tuple(avals), bits, entering, leaving, *state)
     try:
         restaged = cache.get(key)
     except TypeError:  # The metadata is not hashable.
@@ -76,17 +85,26 @@ def restage(
     return restaged
 
 
+def _numbers(operands: Sequence[Any]) -> dict[int, Literal]:
+    """The operands that are numbers of the program, by their places; integers are not."""
+    return {
+        i: x for i, x in enumerate(operands) if type(x) is Literal and _fills.is_inexact(x)
+    }
+
+
 def _restage(
     rewriting: Rewriting,
     jaxpr: Any,
     in_tree: PyTreeDef,
     avals: Sequence[Any],
+    numbers: Mapping[int, Literal],
     site: Site,
     entering: Adapter | None,
     leaving: Adapter | None,
 ) -> Restaged:
     inner, consts = _compat.open_jaxpr(jaxpr)
     scope = Scope(rewriting)
+    scope.is_for_any_units = _fills.is_for_any_units(inner)
     inside = Site.of(site.eqn)
     operands = [
         scope.operand(var, like)
@@ -95,6 +113,8 @@ def _restage(
         )
     ]
     invars = tree_leaves(operands)
+    if not scope.is_for_any_units:  # What its caller writes has units.
+        operands = [numbers.get(i, operand) for i, operand in enumerate(operands)]
     if entering is not None:
         operands = entering(scope, operands, inside)
     operands = [*scope.constants(inner, consts), *operands]

@@ -61,6 +61,8 @@ class Scope(Draft):
         self.recorder = rewriting.settings.recorder
         self._dense: dict[int, tuple[Value, Any]] = {}
         self._transposes = Transposes()
+        # Whether the numbers that its equations write have any units.
+        self.is_for_any_units = False
         # The equation of each variable, of the first so many equations.
         self._producers: dict[Var, JaxprEqn] = {}
         self._indexed = 0
@@ -376,7 +378,10 @@ class Scope(Draft):
             self._adopt(adopter, x)
             if not is_value(x)
             and (_fills.becomes_inexact(eqn, i) if eqn else _fills.is_inexact(x))
-            and _fills.has_no_scale(self.producer, x)
+            and (
+                _fills.has_no_scale(self.producer, x)
+                or (eqn and self.is_for_any_units and _fills.is_written(self.producer, x))
+            )
             else x
             for i, x in enumerate(operands)
         ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from .._compat import Literal
 from .._draft import Restaged
 from .._errors import MaterialisationError
 from .._join import (
@@ -39,9 +40,9 @@ Rewrite = Callable[[Sequence[Structure], Coerce | None], Restaged]
 
 
 def body_inputs(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
-    """The operands of a body: values, and the aval of the body's variable for an array."""
+    """The operands of a body: values and literals, and the avals of variables for arrays."""
     return [
-        operand if is_value(operand) else aval
+        operand if is_value(operand) or type(operand) is Literal else aval
         for operand, aval in zip(operands, jaxpr.in_avals, strict=True)
     ]
 

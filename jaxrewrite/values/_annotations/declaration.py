@@ -23,11 +23,12 @@ from jaxrewrite.primitives import BINARY
 TWO = (*BINARY, "complex", "conv_general_dilated", "dot_general", "pad")
 """Primitives of two operands, each of which may be annotated."""
 
-SCATTER = ("scatter", "scatter-add", "scatter-max", "scatter-min")
+SCATTER = ("scatter", "scatter-add", "scatter-sub", "scatter-max", "scatter-min")
+"""Updates that are entries of the array, or are added to some; ``scatter-mul`` is another."""
 
 SEVERAL = (
     *("clamp", "concatenate", "dynamic_update_slice", "select_n", "sort", "stack"),
-    *SCATTER,
+    *("scatter-mul", *SCATTER),
 )
 """Primitives of more operands, each of which may be annotated."""
 
@@ -41,7 +42,7 @@ _PLACES = {
     "gather": slice(1, 2),
     "dynamic_slice": slice(1, None),
     "dynamic_update_slice": slice(2, None),
-    **dict.fromkeys(SCATTER, slice(1, 2)),
+    **dict.fromkeys(("scatter-mul", *SCATTER), slice(1, 2)),
 }
 """The operands of a primitive that are places of entries, and not entries themselves."""
 

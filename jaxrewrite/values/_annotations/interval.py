@@ -209,6 +209,10 @@ def _increasing(*operands: Any, primitive: Any, **params: Any) -> Any:
 def _scatter(*operands: Any, primitive: Any, **params: Any) -> Any:
     if applies_function(primitive, params):
         raise _refuse(primitive, "that applies a function; write x.at[i].set(f(x[i]))")
+    if primitive.name == "scatter-sub":
+        x, indices, updates = operands
+        lower = [_lower(x), indices, _upper(updates)]
+        return _between(primitive, lower, [_upper(x), indices, _lower(updates)], params)
     return _increasing(*operands, primitive=primitive, **params)
 
 

@@ -404,7 +404,7 @@ def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: An
     return Masked(array, primitive.bind(_mask(x), indices, _mask(updates), **params))
 
 
-@annotation_rule(Masked, "scatter-add")
+@annotation_rule(Masked, "scatter-add", "scatter-sub")
 def _scatter_add(
     x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any
 ) -> Any:

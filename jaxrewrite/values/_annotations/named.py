@@ -279,7 +279,7 @@ def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) ->
     return _bind(primitive, [x, update, *starts], names, params)
 
 
-@annotation_rule(Named, *SCATTER)
+@annotation_rule(Named, "scatter-mul", *SCATTER)
 def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any) -> Any:
     return _bind(primitive, [x, indices, updates], _names(x), params)
 

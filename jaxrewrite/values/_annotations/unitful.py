@@ -62,7 +62,8 @@ class Unitful(Structured):
     Zero, infinity and NaN are the same numbers in all units, and **where a program itself writes
     them, they have any units**: in ``jnp.maximum(x, 0)``, ``jnp.pad(x, 1)``, ``jnp.tril(x)``, and
     in a loop that starts at ``jnp.zeros``, whose turns tell which units it gets. (Astropy does
-    so, too: see its ``can_have_arbitrary_unit``.) They are floating-point or complex numbers, or
+    so, too: see its ``can_have_arbitrary_unit``.) The largest number of a dtype stands for
+    infinity there, but not in products. They are floating-point or complex numbers, or
     become such, and stand beside a value of this type that is not within another value. An
     argument of the program is no such number, even if the array is zero, for its numbers are not
     known when units are checked.
@@ -250,7 +251,14 @@ def same_units(what: str, operands: Sequence[Any]) -> Units:
     found = dict.fromkeys(map(units_of, operands))
     units = [x for x in found if not isinstance(x, FreeUnits)]
     if len(units) > 1:
-        hint = " Convert one of them, by Unitful.to." if is_convertible(units) else ""
+        hint = ""
+        if is_convertible(units):
+            hint = " Convert one of them, by Unitful.to."
+        elif NO_UNITS in units:
+            hint = (
+                " Give units to the numbers without any, as in Unitful(1.0, "
+                f"{str(next(filter(None, units)))!r}), or divide the others by a unit."
+            )
         raise UnitsError(
             f"{what} needs operands of equal units; got {' and '.join(map(str, units))}.{hint}"
         )
@@ -380,6 +388,16 @@ def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: An
         return NotImplemented
     units = same_units(primitive.name, (x, updates))
     return bind_numbers(primitive, [x, indices, updates], units, params)
+
+
+@annotation_rule(Unitful, "scatter-mul")
+def _scale(x: Any, indices: Any, factor: Any, *, primitive: Any, **params: Any) -> Any:
+    if _needs_units(factor):
+        raise UnitsError(
+            f"{primitive.name} multiplies some entries, so the factor needs to be without "
+            f"units; got {units_of(factor)}."
+        )
+    return bind_numbers(primitive, [x, indices, factor], units_of(x), params)
 
 
 @annotation_rule(Unitful, "sort")
