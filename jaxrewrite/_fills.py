@@ -104,7 +104,7 @@ def is_written(producer: Producer, atom: Any) -> bool:
 
 def is_for_any_units(jaxpr: Any) -> bool:
     """Whether a jaxpr is of a function whose written numbers have any units."""
-    public = _FOR_ANY_UNITS.get(_compat.name_of(jaxpr))
+    public: Any = _FOR_ANY_UNITS.get(_compat.name_of(jaxpr))
     if public is None:
         return False
     return _compat.file_of(jaxpr) == inspect.unwrap(public).__code__.co_filename

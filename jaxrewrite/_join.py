@@ -26,7 +26,7 @@ from ._compat import Literal, Var
 from ._dead_code import live_equations
 from ._dense import NO_RULE, Reason
 from ._fills import is_uninitialised
-from ._known_zeros import KnownZeros, can_be_zero
+from ._known_zeros import KnownZeros, can_be_zero, known_zeros
 from ._rewrite import Scope
 from ._site import Site
 from ._value import Value, is_value
@@ -298,7 +298,7 @@ class Coerce(NamedTuple):
     """Brings the results of a body to given structures; ``None`` leaves a result alone.
 
     A result for which ``is_empty`` is true holds nothing that anything reads, but may have to
-    be computed. An adapter of `restage`.
+    be computed. Zeros become the zeros of a structure. An adapter of `restage`.
     """
 
     structures: tuple[Structure | None, ...]
@@ -311,10 +311,16 @@ class Coerce(NamedTuple):
             for result, wanted, bring in zip(
                 results,
                 self.structures,
-                (_fill if empty else coerce for empty in is_empty),
+                (_fill if empty else _coerce_zeros for empty in is_empty),
                 strict=True,
             )
         ]
+
+
+def _coerce_zeros(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
+    """As `coerce`, of an operand that may be zeros that the program has made."""
+    zeros = known_zeros(scope.producer, operand) if is_value(structure.like()) else None
+    return coerce(scope, operand if zeros is None else zeros, structure, site)
 
 
 def _fill(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:

@@ -1,10 +1,10 @@
-"""Arrays that a program fills with zeros before a loop, as loops of solvers do.
+"""Arrays that a program fills with zeros, where it has a value otherwise.
 
 What a loop carries often starts as zeros of the right shape, and the first turn replaces
 them by a value. So that the carry can be of the value's type from the start, the search for
 its structure begins with `KnownZeros`, which joins with any value that is zero where its
-leaves are. No program runs with them: where they would remain, or a dense array would, the
-carry starts as the array that it is.
+leaves are. So do the zeros that one branch of a conditional returns. No program runs with them:
+where they would remain, or a dense array would, they are the array that they are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import jaxrewrite
 
 from . import _compat, _fills
 from ._avals import fields
-from ._compat import Primitive
+from ._compat import Literal, Primitive
+from ._fills import Producer
 from ._rewrite import Scope, keepers
 from ._value import Value, field, is_value
 
@@ -58,14 +59,16 @@ class KnownZeros(Value):
         return self
 
 
-def known_zeros(scope: Scope, operand: Any) -> KnownZeros | None:
-    """What stands for an operand that an equation of the scope has filled with zeros.
+def known_zeros(producer: Producer, operand: Any) -> KnownZeros | None:
+    """What stands for an operand that an equation has filled with zeros.
 
     Vectors are left alone: values with structure have two axes or more.
     """
-    if is_value(operand) or operand.aval.ndim < 2 or operand.aval.weak_type:
+    if is_value(operand) or type(operand) is Literal:
         return None
-    if not _fills.is_zero(scope.producer, operand):
+    if operand.aval.ndim < 2 or operand.aval.weak_type:
+        return None
+    if not _fills.is_zero(producer, operand):
         return None
     return KnownZeros(operand.aval.shape, operand.aval.dtype)
 

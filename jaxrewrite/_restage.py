@@ -72,7 +72,7 @@ def restage(
     cache = _restaged.of(jaxpr)
     state = rewriting.settings.key(), bool(rewriting.patterns), _compat.trace_context()
     # Their bytes are equal only if they are the same, also for NaN and a negative zero.
-    bits = tuple((i, np.asarray(x.val, x.aval.dtype).tobytes()) for i, x in numbers.items())
+    bits = tuple((i, _bytes(x)) for i, x in numbers.items())
     key = (in_tree, tuple(avals), bits, entering, leaving, *state)
     try:
         restaged = cache.get(key)
@@ -90,6 +90,10 @@ def _numbers(operands: Sequence[Any]) -> dict[int, Literal]:
     return {
         i: x for i, x in enumerate(operands) if type(x) is Literal and _fills.is_inexact(x)
     }
+
+
+def _bytes(number: Any) -> bytes:
+    return np.asarray(number.val, number.aval.dtype).tobytes()
 
 
 def _restage(

@@ -81,7 +81,7 @@ def fixed_point(
         Whether any operand of the loop is a value.
     """
     carry = list(carry)
-    starts = [(has_values and known_zeros(scope, x)) or x for x in carry]
+    starts = [(has_values and known_zeros(scope.producer, x)) or x for x in carry]
     # An operand may be such zeros itself, where a loop around this one looks for its structure.
     while any(start is not x for x, start in zip(carry, starts, strict=True)):
         try:

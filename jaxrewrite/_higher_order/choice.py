@@ -1,9 +1,10 @@
-"""`lax.select_n` after `jax.vmap` of a conditional whose condition is mapped.
+"""`lax.select_n` where one truth value chooses for a whole array, or for each of a batch.
 
-All branches run then, and `lax.select_n` chooses between their results. What chooses has the
-shape of the results, so only the equation before it tells that it is the same for all entries
-of one element of the batch. A result that one branch leaves uninitialised, because only the
-backward pass of another needs it, is not read.
+So does `jax.numpy.where` of one truth value, and `jax.vmap` of a conditional whose condition is
+mapped: all branches run then. What chooses has the shape of the results, so only the equation
+before it tells that it is the same for all entries, or for all of one element of the batch. A
+result that one branch leaves uninitialised, because only the backward pass of another needs it,
+is not read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from jax import lax
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .._fills import is_uninitialised
-from .._join import structure_of
+from .._join import coerce, join_all, structure_of
+from .._known_zeros import KnownZeros, known_zeros
 from .._rewrite import Scope, keepers
 from .._site import Site
 from .._value import is_value
@@ -30,17 +32,14 @@ def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
         read = [x for x in cases if is_value(x) or not is_uninitialised(scope.producer, x)]
         if len(read) == 1 and is_value(read[0]):
             return read
-    structures = [structure_of(case) for case in cases]
-    if not is_value(cases[0]) or any(own != structures[0] for own in structures):
-        return NotImplemented
     row = _repeated(scope, which)
     if row is None:
         return NotImplemented
     depth = row.aval.ndim
-    like = in_slices(scope.scratch(), on_vars(cases[0]), site)
-    if not elements_like(scope, like, depth, site):
+    found = _of_batch(scope, cases, depth, site) if depth else _joined(scope, cases, site)
+    if found is None:
         return NotImplemented
-    cases = [in_slices(scope, case, site) for case in cases]
+    cases = found
     leaves, *others = map(tree_leaves, cases)
     # What all have in common, such as integers without a derivative, needs no choice.
     differing = [i for i, x in enumerate(leaves) if any(own[i] is not x for own in others)]
@@ -64,12 +63,40 @@ def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
 keepers["select_n"] = choose
 
 
+def _of_batch(scope: Scope, cases: Sequence[Any], depth: int, site: Site) -> Any:
+    """The cases as stacks of slices; ``None`` if their leaves can't be chosen for an element."""
+    structures = [structure_of(case) for case in cases]
+    if not is_value(cases[0]) or any(own != structures[0] for own in structures):
+        return None
+    like = in_slices(scope.scratch(), on_vars(cases[0]), site)
+    if not elements_like(scope, like, depth, site):
+        return None
+    return [in_slices(scope, case, site) for case in cases]
+
+
+def _joined(scope: Scope, cases: Sequence[Any], site: Site) -> Any:
+    """The cases in the structure that all have in common, as the results of branches."""
+    cases = [x if is_value(x) else known_zeros(scope.producer, x) for x in cases]
+    if any(case is None for case in cases):
+        return None
+    structure = join_all(scope, list(map(structure_of, cases)), site)
+    like = structure.like()
+    if not is_value(like) or isinstance(like, KnownZeros):
+        return None
+    return [coerce(scope, case, structure, site) for case in cases]
+
+
 def _repeated(scope: Scope, which: Any) -> Any:
-    """What chooses for each element of a batch, if it is repeated along all other axes."""
+    """What chooses for each element of a batch, if it is repeated along all other axes.
+
+    It has no axes if one truth value chooses for all.
+    """
+    if not which.aval.shape:
+        return which
     eqn = scope.producer(which)
     if eqn is None or eqn.primitive.name != "broadcast_in_dim":
         return None
     row: Any = eqn.invars[0]
     depth, axes = row.aval.ndim, tuple(eqn.params["broadcast_dimensions"])
     is_in_front = axes == tuple(range(depth)) and which.aval.shape[:depth] == row.aval.shape
-    return row if is_in_front and 0 < depth < which.aval.ndim else None
+    return row if is_in_front and depth < which.aval.ndim else None

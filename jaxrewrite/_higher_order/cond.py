@@ -3,7 +3,7 @@
 A result has the join of its structures in all branches. A branch may leave a result
 uninitialised: what another branch keeps for the backward pass. Or it raises an error, as
 `equinox.error_if` does. Nothing reads the result then, so it takes the structure that the
-others have.
+others have. Zeros that a branch makes take it, too, if it has zeros.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from .._dense import Reason
 from .._draft import Restaged
 from .._fills import is_not_read
 from .._join import Coerce, Structure, join_all, structure_of
+from .._known_zeros import known_zeros
 from .._restage import restage
 from .._rewrite import Scope, handlers
 from .._site import Site
@@ -40,11 +41,10 @@ def cond_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     operands = operands[1:]
     rewriting = scope.rewriting
 
-    branches = [
-        restage(rewriting, branch, operands, site) for branch in site.params["branches"]
-    ]
-    structures = [list(map(structure_of, branch.results())) for branch in branches]
-    is_empty = [_not_read(branch) for branch in site.params["branches"]]
+    closed = site.params["branches"]
+    branches = [restage(rewriting, branch, operands, site) for branch in closed]
+    structures = _structures(closed, [branch.results() for branch in branches])
+    is_empty = [_not_read(branch) for branch in closed]
     joined = [
         join_all(scope, _without_empty(own, empty), site)
         for own, empty in zip(
@@ -61,20 +61,20 @@ def cond_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
                 site,
                 leaving=Coerce(tuple(joined), tuple(empty)),
             )
-            for branch, empty in zip(site.params["branches"], is_empty, strict=True)
+            for branch, empty in zip(closed, is_empty, strict=True)
         ]
     if not has_values and not any(branch.changed for branch in branches):
         return NotImplemented  # The equation stays as it is.
     consts = [scope.include(branch, site) for branch in branches]
     leaves = [*(var for own in consts for var in own), *tree_leaves(operands)]
     params = {**site.params, "branches": _with_all_constants(branches, consts)}
-    results = [Var(aval) for aval in branches[0].jaxpr.out_avals]
+    outvars = [Var(aval) for aval in branches[0].jaxpr.out_avals]
     effects: set[Any] = set()
     for branch in params["branches"]:
         inner, _ = _compat.open_jaxpr(branch)
         effects |= set(_compat.effects_on(inner, leaves))
-    scope.copy(site, [index, *leaves], results, params, effects)
-    return tree_unflatten(branches[0].out_tree, results)
+    scope.copy(site, [index, *leaves], outvars, params, effects)
+    return tree_unflatten(branches[0].out_tree, outvars)
 
 
 handlers["cond"] = cond_handler
@@ -84,6 +84,21 @@ def _without_empty(structures: Sequence[Structure], is_empty: Sequence[bool]) ->
     """The structures of a result in the branches that do not leave it uninitialised."""
     own = [x for x, empty in zip(structures, is_empty, strict=True) if not empty]
     return own or structures
+
+
+def _structures(
+    branches: Sequence[Any], results: Sequence[Sequence[Any]]
+) -> list[list[Structure]]:
+    """The structures of the results of each branch; `KnownZeros` where others have a value."""
+    of_values = [any(map(is_value, own)) for own in zip(*results, strict=True)]
+    structures = [list(map(structure_of, own)) for own in results]
+    for branch, own in zip(branches, structures, strict=True) if any(of_values) else ():
+        jaxpr, _ = _compat.open_jaxpr(branch)
+        producers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+        for k, atom in enumerate(jaxpr.outvars):
+            zeros = known_zeros(producers.get, atom) if of_values[k] else None
+            own[k] = own[k] if zeros is None else structure_of(zeros)
+    return structures
 
 
 def _not_read(branch: Any) -> list[bool]:

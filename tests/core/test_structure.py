@@ -38,8 +38,8 @@ LEVELS = [
     {"_batched", "_lineax"},
     {"_higher_order", "_insight"},
     {"__init__", "__main__"},
-    {"patterns", "testing", "values"},  # these two rows are loaded when they are first used
-    {"checkpoints"},
+    {"testing", "values"},  # these two rows are loaded when they are first used
+    {"checkpoints", "patterns"},
 ]
 LEVEL_OF = {name: level for level, names in enumerate(LEVELS) for name in names}
 

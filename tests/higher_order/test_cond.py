@@ -182,3 +182,78 @@ def test_values_without_entries_in_branches_that_each_element_chooses():
     flags = jnp.array([True, False])
     fn = lambda v: jax.vmap(lambda p: lax.cond(p, lambda: v, lambda: v.T))(flags)
     assert transform(fn, materialise="forbid")(v).shape == (2, 0, 0)
+
+
+MATRICES = {
+    "Diagonal": lambda: values.Diagonal(jnp.arange(1.0, 5.0)),
+    "LowRank": lambda: values.LowRank(jnp.arange(4.0)[:, None], jnp.ones((1, 4))),
+    "Sparse": lambda: values.Sparse.from_dense(jnp.eye(4, k=1)),
+    "Lora": lambda: values.Lora(jnp.eye(4), jnp.arange(4.0)[:, None], jnp.ones((1, 4))),
+}
+
+OR_ZEROS = {
+    "zeros": lambda p, v: lax.cond(p, lambda v: 2 * v, lambda v: jnp.zeros((4, 4)), v),
+    "zeros like": lambda p, v: lax.cond(p, lambda v: jnp.zeros_like(v), lambda v: v, v),
+    "several": lambda p, v: lax.switch(
+        p.astype(int), [lambda: (v, -v), lambda: (jnp.zeros((4, 4)), v)]
+    )[0],
+}
+
+
+@pytest.mark.parametrize("taken", [True, slow(False)])
+@pytest.mark.parametrize("kind", [slow("Diagonal"), "LowRank", slow("Sparse")])
+@pytest.mark.parametrize("name", OR_ZEROS)
+def test_zeros_in_a_branch_take_the_structure_of_the_other(name, kind, taken):
+    fn, value, taken = OR_ZEROS[name], MATRICES[kind](), jnp.array(taken)
+    got = jax.jit(transform(fn, materialise="forbid"))(taken, value)
+    assert isinstance(got, type(value))
+    np.testing.assert_array_equal(got.materialise(), fn(taken, value.materialise()))
+
+
+def test_zeros_stay_where_all_branches_are_arrays():
+    """Nothing takes their structure, and neither does a weight that is not zero anywhere."""
+    value = MATRICES["Lora"]()
+    zeros = lambda v: jnp.zeros((4, 4))  # noqa: E731
+    for fn in (
+        lambda p, v: lax.cond(p, zeros, lambda v: zeros(v) + 1, v) @ v,
+        lambda p, v: lax.cond(p, zeros, zeros, v) @ v,
+        lambda p, v: lax.cond(p, zeros, lambda v: v, v),
+    ):
+        for taken in (jnp.array(True), jnp.array(False)):
+            got = transform(fn, materialise="allow")(taken, value)
+            want = fn(taken, value.materialise())
+            np.testing.assert_array_equal(jaxrewrite.materialise(got), want)
+
+
+WHOLE = {
+    "where": lambda p, v, w: jnp.where(p, v, w),
+    "select": lambda p, v, w: lax.select(p, v, w),
+    "step": lambda p, v, w: jax.tree.map(lambda new, old: jnp.where(p, new, old), [v], [w])[
+        0
+    ],
+    "zeros": lambda p, v, w: lax.select(p, v, jnp.zeros((4, 4))),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("kind", ["Lora", slow("LowRank")])
+def test_one_truth_value_chooses_between_whole_values(kind, name):
+    """As a training step keeps the old weights where a gradient is not finite."""
+    if kind == "Lora" and name == "zeros":
+        pytest.skip("the weight of a Lora is not zero if its adapter is")
+    fn, value = WHOLE[name], MATRICES[kind]()
+    other = jax.tree.map(lambda x: x * 3, value)
+    program = jax.jit(transform(fn, materialise="forbid"))
+    for taken in (jnp.array(True), jnp.array(False)):
+        got = program(taken, value, other)
+        assert isinstance(got, type(value))
+        want = fn(taken, value.materialise(), other.materialise())
+        np.testing.assert_array_equal(got.materialise(), want)
+
+
+def test_a_choice_of_entries_is_no_choice_of_values():
+    value = MATRICES["LowRank"]()
+    for mask in (jnp.eye(4) > 0, jnp.ones((4, 1)) > 0):
+        program = transform(lambda m, v: jnp.where(m, v, 2 * v), materialise="forbid")
+        with pytest.raises(jaxrewrite.MaterialisationError):
+            program(mask, value)
