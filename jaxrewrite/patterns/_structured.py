@@ -6,6 +6,7 @@ formula is equal to it, and holds only the numbers that are added. Nothing here 
 alone.
 
 .. [H] W. W. Hager, *Updating the inverse of a matrix*, SIAM Review 31, 1989.
+.. [V] C. F. Van Loan, *The ubiquitous Kronecker product*, J. Comput. Appl. Math. 123, 2000.
 """
 
 import operator
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
 from jaxrewrite import ArrayValue, Rules
-from jaxrewrite.values import Diagonal, Identity, LowRank, ScalarMatrix
+from jaxrewrite.values import Diagonal, Identity, Kronecker, LowRank, ScalarMatrix
 
 from ..values._matrices.algebra import LinearAlgebra
 
@@ -143,6 +144,31 @@ def number_at_diagonal(a: OneSquare, s: Number):
 def numbers_at_diagonal(a: OneSquare, d: Column):
     """A diagonal matrix is added."""
     return implicit("a + x", a, diagonal(a, d))
+
+
+# --- sums of Kronecker products ------------------------------------------------------------
+
+
+def _kronecker_sum(a, b):
+    return jnp.kron(a, identity(b)) + jnp.kron(identity(a), b)
+
+
+def _plain_kronecker_sum(a, b):
+    return jnp.kron(a, jnp.eye(b.shape[0])) + jnp.kron(jnp.eye(a.shape[0]), b)
+
+
+# For matrices of one size, both identities are one.
+_OF_TWO_SIZES = [tuple(jax.ShapeDtypeStruct((n, n), jnp.float32) for n in (2, 3))]
+
+
+@rules.rewrite(_kronecker_sum, keep=True, probes=_OF_TWO_SIZES)
+@rules.rewrite(_plain_kronecker_sum, keep=True, probes=_OF_TWO_SIZES)
+def kronecker_sum(a: OneSquare, b: Inexact[ArrayValue, "m m"]):
+    """The decompositions of the factors are those of the sum ([V]_, section 4)."""
+    if not (isinstance(a, LinearAlgebra) and isinstance(b, LinearAlgebra)):
+        return NotImplemented
+    n, m = a.shape[0], b.shape[0]
+    return Kronecker(a, Identity(m, b.dtype)) + Kronecker(Identity(n, a.dtype), b)
 
 
 # --- products ---------------------------------------------------------------------------

@@ -246,6 +246,8 @@ OTHER = [
     lambda a, d: a + (d[:, None] + d),
     lambda a, d: jnp.diag(d).T @ jnp.sin(a),
     lambda a, d: jnp.diag(d, k=0) * a,
+    lambda a, d: jnp.kron(a, jnp.eye(2)) - jnp.kron(jnp.eye(N), a[:2, :2]),
+    lambda a, d: jnp.kron(a, jnp.ones((2, 2))) + jnp.kron(jnp.eye(N), a[:2, :2]),
 ]
 
 
@@ -257,6 +259,44 @@ def test_other_programs_stay(fn):
     assert not answers
     want = fn(value.materialise(), d)
     np.testing.assert_allclose(jaxrewrite.materialise(got), want, 1e-5, 1e-5)
+
+
+def laplacian_of_a_grid(a, b):
+    """LeVeque, *Finite Difference Methods*, (3.12), by Kronecker products."""
+    return jnp.kron(a, jnp.eye(b.shape[0])) + jnp.kron(jnp.eye(a.shape[0]), b)
+
+
+SOLVED = {
+    "poisson": lambda a, b: jnp.linalg.solve(laplacian_of_a_grid(a, b), jnp.ones(12)),
+    "in the other order": lambda a, b: jnp.linalg.solve(
+        jnp.kron(EYE(b), a) + jnp.kron(b, EYE(a)), jnp.ones(12)
+    ),
+    "screened": lambda a, b: jnp.linalg.solve(
+        laplacian_of_a_grid(a, b) + 0.3 * jnp.eye(12), jnp.ones(12)
+    ),
+    "heat": lambda a, b: jax.scipy.linalg.expm(-laplacian_of_a_grid(a, b)) @ jnp.ones(12),
+    "spectrum": lambda a, b: jnp.linalg.eigvalsh(laplacian_of_a_grid(a, b)),
+}
+
+
+@pytest.mark.parametrize("n, m", [(3, 4), slow((4, 3)), slow((1, 12)), slow((6, 2))])
+@pytest.mark.parametrize("name", every(2, SOLVED))
+def test_kronecker_sums(name, n, m):
+    fn = SOLVED[name]
+    symmetric = lambda k: values.Symmetric(3 * jnp.eye(k) + normal(k, k) * 0.3)  # noqa: E731
+    a, b = symmetric(n), symmetric(m)
+    rules, answers = spied(TABLE)
+    got = jax.jit(jaxrewrite.transform(fn, rules=rules, materialise="forbid"))(a, b)
+    assert "kronecker_sum" in answers
+    np.testing.assert_allclose(got, fn(a.materialise(), b.materialise()), 1e-4, 1e-5)
+
+
+def test_kronecker_sums_of_one_matrix():
+    """Both identities are one then."""
+    a = values.Symmetric(3 * jnp.eye(3) + normal(3, 3) * 0.3)
+    fn = lambda a: jnp.linalg.solve(laplacian_of_a_grid(a, a), jnp.ones(9))  # noqa: E731
+    got = jaxrewrite.transform(fn, rules=TABLE, materialise="forbid")(a)
+    np.testing.assert_allclose(got, fn(a.materialise()), 1e-4, 1e-5)
 
 
 def test_thick_products_stay():
