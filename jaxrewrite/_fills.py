@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import jaxprs_in_params
 
 from . import _compat
 from ._compat import Jaxpr, JaxprEqn, Literal, Var
@@ -23,6 +24,7 @@ _MOVING_FIRST = frozenset(
         *("abs", "sqrt", "square"),
         *("broadcast_in_dim", "copy", "copy_p", "convert_element_type", "neg", "reshape"),
         *("rev", "reduce_precision", "slice", "squeeze", "stop_gradient", "transpose"),
+        *("dynamic_slice", "gather"),
     }
 )
 # and here of any.
@@ -54,7 +56,10 @@ _UNINITIALISED = frozenset({"empty", "empty2"})
 # they return has the units of their operands whatever the units are.
 _FOR_ANY_UNITS = {"_interp": jnp.interp, "hypot": jnp.hypot, "_hypot": jnp.hypot}
 
-_ARITHMETIC = {"add": np.add, "mul": np.multiply, "neg": np.negative, "sub": np.subtract}
+_ARITHMETIC = {
+    **{"add": np.add, "mul": np.multiply, "neg": np.negative, "sub": np.subtract},
+    **dict.fromkeys(("broadcast_in_dim", "convert_element_type"), np.asarray),
+}
 
 # A longer chain of equations is not followed.
 _DEPTH = 16
@@ -118,25 +123,37 @@ def written(producer: Producer, atom: Any) -> Literal | None:
     return _written(_in_scope(producer), atom, _DEPTH)
 
 
-def _written(lookup: _Lookup, atom: Any, depth: int) -> Literal | None:
-    if type(atom) is Literal or atom.aval.shape or not depth:
-        return atom if type(atom) is Literal else None
-    source = lookup(atom)
+def exponent(producer: Producer, atom: Any) -> Literal | None:
+    """The same for an array of any shape that is filled with one number.
+
+    The derivative of ``lax.pow(x, 2)`` has such an exponent, of the shape of ``x``.
+    """
+    return _written(_in_scope(producer), atom, _DEPTH, fills=True)
+
+
+def _written(lookup: _Lookup, atom: Any, depth: int, fills: bool = False) -> Literal | None:
+    if type(atom) is Literal:
+        return atom
+    source = lookup(atom) if depth and (fills or not atom.aval.shape) else None
     if not isinstance(source, _Source):
         return source
     eqn, result = source
     if eqn.primitive.name in _CALLS:
         jaxpr, consts = _compat.open_jaxpr(eqn.params[_CALLS[eqn.primitive.name]])
         inside = _in_call(lookup, eqn.invars, jaxpr, len(consts))
-        return _written(inside, jaxpr.outvars[_position(eqn, result)], depth - 1)
+        return _written(inside, jaxpr.outvars[_position(eqn, result)], depth - 1, fills)
     compute = _ARITHMETIC.get(eqn.primitive.name)
     if compute is None:
         return None
-    numbers = [_written(lookup, x, depth - 1) for x in eqn.invars]
+    numbers = [_written(lookup, x, depth - 1, fills) for x in eqn.invars]
     if any(x is None or np.ndim(x.val) for x in numbers):
         return None
     dtype = atom.aval.dtype
-    return Literal(compute(*(np.asarray(x.val, dtype) for x in numbers if x)), atom.aval)
+    if not all(np.can_cast(x.aval.dtype, dtype, "same_kind") for x in numbers if x):
+        return None
+    number = compute(*(np.asarray(x.val, dtype) for x in numbers if x))
+    aval = _compat.varying_as(_compat.ShapedArray((), dtype), [atom.aval])
+    return Literal(number, aval if atom.aval.shape else atom.aval)
 
 
 def _is_zero(number: Any) -> bool:
@@ -159,6 +176,14 @@ def is_inexact(atom: Any) -> bool:
 
 def is_inexact_dtype(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.inexact)
+
+
+def has_power(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr, or one inside of it, has a power whose exponent is an operand."""
+    return any(
+        eqn.primitive.name == "pow" or any(map(has_power, jaxprs_in_params(eqn.params)))
+        for eqn in jaxpr.eqns
+    )
 
 
 def becomes_inexact(eqn: JaxprEqn, position: int) -> bool:
@@ -236,6 +261,9 @@ def _holds(
         test = _is_zero  # No other number without a scale is an integer or a truth value.
     if test is _has_no_scale_or_is_largest and name in _CHANGING_THE_LARGEST:
         test = _has_no_scale
+    fill = eqn.params.get("fill_value")  # What ``gather`` reads beyond the array.
+    if fill is not None and not test(np.asarray(fill)[()]):
+        return False
     if name in _MOVING_FIRST:
         return _holds(lookup, eqn.invars[0], test, depth - 1)
     if name in _SCALING and test is _has_no_scale and is_inexact(result):

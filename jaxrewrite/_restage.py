@@ -58,7 +58,7 @@ def restage(
         rewriting = rewriting.of_rules()
     leaves, in_tree = tree_flatten(list(operands))
     avals = avals_of(leaves)
-    numbers = {} if adopter_of(operands) is None else _numbers(operands)
+    numbers = {} if adopter_of(operands) is None else _numbers(jaxpr, operands)
 
     def anew() -> Restaged:
         return _restage(rewriting, jaxpr, in_tree, avals, numbers, site, entering, leaving)
@@ -85,11 +85,17 @@ def restage(
     return restaged
 
 
-def _numbers(operands: Sequence[Any]) -> dict[int, Literal]:
-    """The operands that are numbers of the program, by their places; integers are not."""
-    return {
-        i: x for i, x in enumerate(operands) if type(x) is Literal and _fills.is_inexact(x)
-    }
+def _numbers(jaxpr: Any, operands: Sequence[Any]) -> dict[int, Literal]:
+    """The operands that are numbers of the program, by their places.
+
+    Integers are places and sizes, unless there is a power in the body.
+    """
+    literals = {i: x for i, x in enumerate(operands) if type(x) is Literal}
+    if all(map(_fills.is_inexact, literals.values())):
+        return literals
+    inner, _ = _compat.open_jaxpr(jaxpr)
+    has_power = _fills.has_power(inner)
+    return {i: x for i, x in literals.items() if has_power or _fills.is_inexact(x)}
 
 
 def _bytes(number: Any) -> bytes:

@@ -211,7 +211,7 @@ class Scope(Draft):
         try:
             adopter = adopter_of(operands)
             if adopter is not None:
-                operands = [self._written(x) for x in operands]
+                operands = self._with_numbers(site.primitive, operands)
                 if site.primitive.name in adopter.adopts or site.primitive.name in handlers:
                     operands = self.adopted(adopter, operands, site.eqn)
             if self.recorder is None:
@@ -386,10 +386,20 @@ class Scope(Draft):
             for i, x in enumerate(operands)
         ]
 
-    def _written(self, operand: Any) -> Any:
-        """A literal for a number that the program computes of literals."""
-        literal = None if is_value(operand) else _fills.written(self.producer, operand)
-        return operand if literal is None else literal
+    def _with_numbers(self, primitive: Primitive, operands: Sequence[Any]) -> list[Any]:
+        """The operands, with literals for numbers that the program computes of literals."""
+        literals = [
+            None if is_value(x) else _fills.written(self.producer, x) for x in operands
+        ]
+        if primitive.name == "pow" and not is_value(operands[1]):
+            x, exponent = operands
+            # One number may be the exponent of a whole array.
+            if avals_of([x])[0].shape == exponent.aval.shape:
+                literals[1] = _fills.exponent(self.producer, exponent)
+        return [
+            x if literal is None else literal
+            for x, literal in zip(operands, literals, strict=True)
+        ]
 
     def _adopt(self, adopter: Value, atom: Any) -> Any:
         value = adopter.adopt(atom)

@@ -20,7 +20,10 @@ from jaxrewrite import ArrayValue, register
 from jaxrewrite.primitives import BINARY
 
 
-TWO = (*BINARY, "complex", "conv_general_dilated", "dot_general", "pad")
+TWO = (
+    *(*BINARY, "complex", "conv_general_dilated", "dot_general", "pad"),
+    *("select_and_gather_add", "select_and_scatter_add"),
+)
 """Primitives of two operands, each of which may be annotated."""
 
 SCATTER = ("scatter", "scatter-add", "scatter-sub", "scatter-max", "scatter-min")

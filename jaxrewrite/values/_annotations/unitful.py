@@ -334,6 +334,12 @@ def _divide(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     return bind_numbers(primitive, (x, y), units_of(x) / units_of(y), params)
 
 
+@annotation_rule(Unitful, "select_and_gather_add", "select_and_scatter_add")
+def _pick(x: Any, by: Any, *, primitive: Any, **params: Any) -> Any:
+    """The derivatives of ``reduce_window_max``: entries at the places of other maxima."""
+    return bind_numbers(primitive, [x, by], units_of(x), params)
+
+
 _POWERS = {
     "square": Fraction(2),
     "sqrt": Fraction(1, 2),

@@ -11,6 +11,7 @@ from jaxrewrite.values import Interval, Masked, Named, Unitful, Units, UnitsErro
 
 
 TIMES, KNOTS = Unitful(np.array([0.5, 1.25, 9.0]), "s"), Unitful(np.arange(3.0), "s")
+METRE = Units("m")
 X = Unitful(np.array([3.0, 0.5, 2.0]), "m")
 ODD = Unitful(np.array([1e200, -np.inf, np.nan]), "m")
 LARGEST = np.finfo(float).max
@@ -38,6 +39,25 @@ def power_in_a_loop(x):
 def power_in_a_call_in_a_loop(x):
     step = jax.jit(lambda c: c + c**1.5 / jnp.sqrt(x[0]))
     return lax.fori_loop(0, 2, lambda i, c: step(c), x).sum()
+
+
+PLACES = np.array([0, 0, 1])
+
+
+def power_of_an_integer(x):
+    return lax.pow(x, 2).sum()
+
+
+def power_by_a_call(x, exponent=2.0):
+    return jax.jit(lambda x, n: x**n)(x, exponent).sum()
+
+
+def highest_of_segments(x):
+    return (jax.ops.segment_max(x, PLACES, 2) ** 2).sum()
+
+
+def highest_of_windows(x):
+    return (lax.reduce_window(x, -jnp.inf, lax.max, (2,), (1,), "VALID") ** 2).sum()
 
 
 ACCEPTED = {
@@ -132,6 +152,11 @@ ACCEPTED = {
 }
 
 REFUSED = {
+    "power of a number that is not written": (
+        jax.grad(lambda x, n: (x**n).sum()),
+        (X, np.array(2.0)),
+        "pow needs operands without",
+    ),
     "interp with other units": (jnp.interp, (X, KNOTS, X), "got m and s"),
     "interp, a number outside": (
         lambda t, knots, x: jnp.interp(t, knots, x, left=1.0),
@@ -189,6 +214,30 @@ def test_numbers_and_units(name):
     assert units_of(result) == units
     want = of_numpy(*map(array_of, operands))
     np.testing.assert_allclose(array_of(result), want, rtol=1e-12)
+
+
+DIFFERENTIATED = {
+    "power of an integer": (power_of_an_integer, 2),
+    "power by a call": (power_by_a_call, 2),
+    "integer power by a call": (lambda x: power_by_a_call(x, 3), 3),
+    "segments": (highest_of_segments, 2),
+    "windows": (highest_of_windows, 2),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENTIATED)
+def test_derivatives_inside_have_units(name):
+    fn, power = DIFFERENTIATED[name]
+    along = lambda x: jax.jvp(fn, (x,), (x,))[1]
+    for derivative, units in (
+        (fn, METRE**power),
+        (jax.grad(fn), METRE ** (power - 1)),
+        (along, METRE**power),
+        (jax.jacrev(jax.grad(fn)), METRE ** (power - 2)),
+    ):
+        result = jaxrewrite.transform(derivative, materialise="forbid")(X)
+        assert units_of(result) == str(units)
+        np.testing.assert_allclose(array_of(result), derivative(X.array), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", REFUSED)
