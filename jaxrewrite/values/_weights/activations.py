@@ -146,7 +146,9 @@ def _(
         lambda x, q: integer_products(q, x[None], *labels)[0].astype(terms.wide),
         lambda x, q: multiplied(_unit(q, terms.wide), x.astype(terms.wide), wide),
     )
-    return scaled(raw * along_result(scale, terms.x, terms.out), v, terms)
+    # The row's scale comes last. Before the weight's, it would give infinity for large rows.
+    whole = scaled(raw, v, wide) * along_result(scale, terms.x, terms.out)
+    return whole.astype(terms.dtype)
 
 
 @jaxrewrite.register("conv_general_dilated")
@@ -174,9 +176,10 @@ def _(x: ArrayLike, v: Quantised, *, preferred_element_type, **params) -> Any:
     batch, place = numbers.out_spec[:2]
     of_images, of_features = ([1] * raw.ndim for _ in range(2))
     of_images[batch], of_features[place] = scale.size, v.scale.size
-    raw = raw * scale.reshape(of_images)
     own_scale = v.scale.astype(raw.dtype).reshape(of_features)
-    return blockwise(jnp.multiply, raw, own_scale).astype(dtype)
+    # The scale of the images comes last, as that of rows does.
+    whole = blockwise(jnp.multiply, raw, own_scale) * scale.reshape(of_images)
+    return whole.astype(dtype)
 
 
 def _convolved_integers(x: Any, q: Any, dtype: Any, params: dict[str, Any]) -> Any:

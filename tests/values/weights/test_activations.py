@@ -206,6 +206,24 @@ def test_what_is_not_finite_shows():
     np.testing.assert_array_equal(jnp.zeros((2, 0)) @ empty, jnp.zeros((2, 3)))
 
 
+def test_a_finite_product_of_large_rows_is_finite(bulk):
+    """Levels of rows and weights have the sums of integers, which are far above the result."""
+    largest = float(jnp.finfo("float32").max)
+    x = (normal(20, 16, seed=1) / 8).clip(-1, 1) * largest
+    images = x.reshape(5, 4, 16)
+    v, kernel = weight(normal(16, 12) / 64, axis=1), weight(normal(3, 16, 8) / 64, axis=2)
+    conv = {"window_strides": (1,), "padding": "VALID"}
+    conv["dimension_numbers"] = ("NHC", "HIO", "NHC")
+    convolve = lambda x, v: lax.conv_general_dilated(x, v, **conv)
+    want = wide(x) @ wide(v)
+    step = bound(wide(x), wide(v), "ik,kj->ij")
+    for fn in (forbid(lambda x, v: x @ v), jax.jit(forbid(lambda x, v: x @ v))):
+        assert (abs(wide(fn(x, v)) - want) <= step + 1e-5 * abs(want).max()).all()
+        assert np.isfinite(wide(fn(x, static(v, largest)))).all()
+    got, dense = forbid(convolve)(images, kernel), convolve(images, jnp.asarray(kernel))
+    assert abs(wide(got) - wide(dense)).max() <= 0.02 * abs(wide(dense)).max()
+
+
 @pytest.mark.parametrize("rows", [1, 16])
 @pytest.mark.parametrize("length", [512, slow(4096)])
 def test_a_nan_is_not_lost_among_many_entries(length, rows, optimised):
