@@ -24,13 +24,18 @@ def gathered(
     has the axes of these arrays, and may have more at the end.
     """
     each = [*zip(indices, lengths, strict=True)]
-    found = read(*(jnp.clip(i, 0, n - 1) for i, n in each))
+    found = read(*(in_range(i, n) for i, n in each))
     if found is NotImplemented or mode != lax.GatherScatterMode.FILL_OR_DROP:
         return found
     inside = functools.reduce(operator.and_, [(i >= 0) & (i < n) for i, n in each])
     inside = jnp.expand_dims(inside, range(inside.ndim, found.ndim))
     fill = _fill(found.dtype) if fill_value is None else fill_value
     return jnp.where(inside, found, jnp.asarray(fill, found.dtype))
+
+
+def in_range(i: Any, n: int) -> Any:
+    """The nearest of the indices below n, in a dtype with differences of two indices."""
+    return jnp.clip(i, 0, n - 1).astype(int)
 
 
 def _fill(dtype: Any) -> Any:

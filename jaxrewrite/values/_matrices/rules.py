@@ -31,7 +31,7 @@ from .._base.structured import (
 from .matrix import Matrix, closed_sum, negated, swapped
 from .monomial import Diagonal
 from .product import matrix_product
-from .rows import gathered
+from .rows import gathered, in_range
 from .scaled import Scaled
 from .sum import Sum
 
@@ -438,10 +438,7 @@ def _(v: Matrix, *starts: Array, slice_sizes: Any) -> Any:
     sizes = zip(starts, slice_sizes, v.shape, strict=True)
     return _block(
         v,
-        *(
-            jnp.clip(start, 0, n - size) + jnp.arange(size, dtype=start.dtype)
-            for start, size, n in sizes
-        ),
+        *(in_range(start, n - size + 1) + jnp.arange(size) for start, size, n in sizes),
     )
 
 

@@ -163,6 +163,24 @@ def test_what_is_out_of_range_is_that_of_arrays(dtype):
         np.testing.assert_array_equal(got, want)
 
 
+@pytest.mark.parametrize("kind", ["Circulant", "Kronecker of a Circulant"])
+def test_indices_without_sign(kind):
+    """Entries are at differences of indices, which are negative above the diagonal."""
+    value = values.Circulant(normal(N))
+    if kind != "Circulant":
+        value = values.Kronecker(normal(2, 2), value)
+    dense = value.materialise()
+    pairs = jax.lax.GatherDimensionNumbers((), (0, 1), (0, 1))
+    places = jnp.array([[0, 1], [3, 9], [40, 5]], jnp.uint32)
+    for fn in (
+        lambda v, i: jax.lax.gather(v, i, pairs, (1, 1), mode="clip"),
+        lambda v, i: jax.lax.dynamic_slice(v, i[1], (2, 2)),
+        lambda v, i: jax.lax.dynamic_slice(v, i[2], (1, 3)),
+    ):
+        got = jaxrewrite.transform(fn, materialise="forbid")(value, places)
+        np.testing.assert_allclose(got, fn(dense, places), 1e-6)
+
+
 def test_rows_of_nothing():
     value = values.Diagonal(jnp.zeros(0))
     got = jaxrewrite.transform(lambda v: v[jnp.zeros(0, int)], materialise="allow")(value)
