@@ -56,7 +56,7 @@ _UNINITIALISED = frozenset({"empty", "empty2"})
 # they return has the units of their operands whatever the units are.
 _FOR_ANY_UNITS = {"_interp": jnp.interp, "hypot": jnp.hypot, "_hypot": jnp.hypot}
 
-_ARITHMETIC = {
+_ARITHMETIC: dict[str, Callable[..., Any]] = {
     **{"add": np.add, "mul": np.multiply, "neg": np.negative, "sub": np.subtract},
     **dict.fromkeys(("broadcast_in_dim", "convert_element_type"), np.asarray),
 }
@@ -145,13 +145,13 @@ def _written(lookup: _Lookup, atom: Any, depth: int, fills: bool = False) -> Lit
     compute = _ARITHMETIC.get(eqn.primitive.name)
     if compute is None:
         return None
-    numbers = [_written(lookup, x, depth - 1, fills) for x in eqn.invars]
+    numbers: list[Any] = [_written(lookup, x, depth - 1, fills) for x in eqn.invars]
     if any(x is None or np.ndim(x.val) for x in numbers):
         return None
     dtype = atom.aval.dtype
-    if not all(np.can_cast(x.aval.dtype, dtype, "same_kind") for x in numbers if x):
+    if not all(np.can_cast(x.aval.dtype, dtype, "same_kind") for x in numbers):
         return None
-    number = compute(*(np.asarray(x.val, dtype) for x in numbers if x))
+    number = compute(*(np.asarray(x.val, dtype) for x in numbers))
     aval = _compat.varying_as(_compat.ShapedArray((), dtype), [atom.aval])
     return Literal(number, aval if atom.aval.shape else atom.aval)
 

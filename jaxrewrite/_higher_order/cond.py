@@ -19,7 +19,7 @@ from .._dense import Reason
 from .._draft import Restaged
 from .._fills import is_not_read
 from .._join import Coerce, Structure, join_all, structure_of
-from .._known_zeros import known_zeros
+from .._known_zeros import can_be_zero, known_zeros
 from .._restage import restage
 from .._rewrite import Scope, handlers
 from .._site import Site
@@ -90,7 +90,10 @@ def _structures(
     branches: Sequence[Any], results: Sequence[Sequence[Any]]
 ) -> list[list[Structure]]:
     """The structures of the results of each branch; `KnownZeros` where others have a value."""
-    of_values = [any(map(is_value, own)) for own in zip(*results, strict=True)]
+    of_values = [
+        any(is_value(result) and can_be_zero(result) for result in own)
+        for own in zip(*results, strict=True)
+    ]
     structures = [list(map(structure_of, own)) for own in results]
     for branch, own in zip(branches, structures, strict=True) if any(of_values) else ():
         jaxpr, _ = _compat.open_jaxpr(branch)

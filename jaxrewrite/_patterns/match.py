@@ -13,13 +13,20 @@ import numpy as np
 from jax.tree_util import PyTreeDef, tree_leaves
 
 from .. import _compat
-from .._annotations import Dense, guards_hold
+from .._annotations import guards_hold
 from .._compat import DropVar, JaxprEqn, ShapedArray
 from .bodies import Body, Group, atoms_of, is_hole_scan
 from .calls import Number, can_match, is_move
 from .graph import Graph, Node
 from .index import Entry
-from .pattern import Pattern, Traced, Variant, count_of_batches, without_batch
+from .pattern import (
+    Pattern,
+    Traced,
+    Variant,
+    allows_arrays,
+    count_of_batches,
+    without_batch,
+)
 from .repeats import Way
 from .same import same, same_equation
 from .search import Found, Search
@@ -506,7 +513,7 @@ def _may_answer(pattern: Pattern, operands: Sequence[Any], variant: Variant) -> 
     ]
     for types, guards in pattern.signature.combinations():
         is_allowed = all(
-            not dense or own is object or issubclass(own, Dense)
+            not dense or allows_arrays(own)
             for own, dense in zip(types, is_dense, strict=True)
         )
         if is_allowed and guards_hold(guards, avals):

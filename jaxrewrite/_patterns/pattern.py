@@ -13,7 +13,7 @@ import jax
 from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
 
 from .. import _compat
-from .._annotations import Signature, read_hints, read_signature
+from .._annotations import Dense, Signature, read_hints, read_signature
 from .._caches import BoundedCache
 from .._compat import Literal
 from .._dead_code import drop_dead_code
@@ -54,6 +54,11 @@ def _annotation(annotation: Any) -> Any:
     if annotation in _SCALARS:
         return Literal
     return Any if _is_callable(annotation) else annotation
+
+
+def allows_arrays(cls: type) -> bool:
+    """Whether an annotation of a type allows operands that are no values."""
+    return cls is object or issubclass(cls, Dense)
 
 
 # Annotations of operands that are numbers in the program itself.
@@ -111,6 +116,11 @@ class Pattern:
             a.type is object and a.guard is None
             for slot in self.signature.operands
             for a in slot
+        )
+        # Whether some operand has to be a value.
+        self.needs_value = not any(
+            all(allows_arrays(t) for t in types)
+            for types, _ in self.signature.combinations()
         )
         _check_keywords(own, self)
         self.probes = [_as_probe(probe, self) for probe in probes]

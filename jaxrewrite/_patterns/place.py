@@ -98,6 +98,8 @@ def place(
     """
     top = Frame(jaxpr, facts_of(jaxpr))
     possible = (*made_for(patterns, top), *patterns)
+    if not values and misses is None:
+        possible = tuple((depth, p) for depth, p in possible if not p.needs_value)
     wanted = [(depth, p) for depth, p in possible if p not in without]
     index = index_for(wanted, top.facts, misses is not None) if wanted else None
     if index is None:

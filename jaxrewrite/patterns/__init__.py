@@ -14,7 +14,7 @@ functions that its patterns look for are traced when a program first may contain
 ``loops``
     Loops that keep what they need not keep, or compute what they need not compute.
 ``structured``
-    Diagonals and thin products that a program adds to a matrix with structure.
+    Diagonals that a program adds to a matrix with structure, and Kronecker sums.
 """
 
 import importlib

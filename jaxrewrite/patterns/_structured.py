@@ -1,11 +1,10 @@
-"""Diagonals and thin products that a program adds to a matrix with structure.
+"""Diagonals that a program adds to a matrix with structure, and Kronecker sums.
 
 A program that knows nothing of values writes ``k + noise * jnp.eye(n)``. The identity is an
 array of the size of the matrix, and so the sum would be one. What takes the place of such a
 formula is equal to it, and holds only the numbers that are added. Nothing here matches arrays
 alone.
 
-.. [H] W. W. Hager, *Updating the inverse of a matrix*, SIAM Review 31, 1989.
 .. [V] C. F. Van Loan, *The ubiquitous Kronecker product*, J. Comput. Appl. Math. 123, 2000.
 """
 
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
 from jaxrewrite import ArrayValue, Rules
-from jaxrewrite.values import Diagonal, Identity, Kronecker, LowRank, ScalarMatrix
+from jaxrewrite.values import Diagonal, Identity, Kronecker, ScalarMatrix
 
 from ..values._matrices.algebra import LinearAlgebra
 
@@ -28,7 +27,6 @@ Matrix = Inexact[ArrayValue, "*batch n m"]
 Square = Inexact[ArrayValue, "*batch n n"]
 Number = Inexact[Array, ""]
 OneSquare = Inexact[ArrayValue, "n n"]
-OneMatrix = Inexact[ArrayValue, "n m"]
 Column = Inexact[Array, "n"]
 Row = Inexact[Array, "m"]
 
@@ -184,48 +182,3 @@ def diagonal_times(d: Column, a: Matrix):
 def times_diagonal(a: Matrix, d: Row):
     """Scaled columns."""
     return a * d if isinstance(a, LinearAlgebra) else NotImplemented
-
-
-def _is_thin(a, u, v, *, form: str) -> bool:
-    (rows, inner), columns = u.shape, v.shape[1]
-    return bool(inner * (rows + columns) < rows * columns)
-
-
-def _product(a, u, v, *, form: Form):
-    return together(form, a, u @ v)
-
-
-def _outer(a, u, v, *, form: Form):
-    return together(form, a, jnp.outer(u, v))
-
-
-@rules.rewrite(_product, when=_is_thin, keep=True)
-def with_product(a: OneMatrix, u: Inexact[Array, "n k"], v: Inexact[Array, "k m"], *, form):
-    """The factors are kept, and solutions are those of a low-rank update ([H]_)."""
-    return implicit(form, a, LowRank(u, v))
-
-
-def _times_outer(a, s, u, v, *, form: Form):
-    return together(form, a, s * jnp.outer(u, v))
-
-
-def _outer_over(a, s, u, v, *, form: Form):
-    return together(form, a, jnp.outer(u, v) / s)
-
-
-@rules.rewrite(_outer, keep=True)
-def with_outer(a: OneMatrix, u: Column, v: Row, *, form):
-    """The same for a product of two vectors ([H]_)."""
-    return implicit(form, a, LowRank(u[:, None], v[None, :]))
-
-
-@rules.rewrite(_times_outer, keep=True)
-def with_times_outer(a: OneMatrix, s: Number, u: Column, v: Row, *, form):
-    """The same with a factor, which one of the vectors takes."""
-    return implicit(form, a, LowRank(s * u[:, None], v[None, :]))
-
-
-@rules.rewrite(_outer_over, keep=True)
-def with_outer_over(a: OneMatrix, s: Number, u: Column, v: Row, *, form):
-    """The same with a divisor, as in the updates of quasi-Newton methods."""
-    return implicit(form, a, LowRank(u[:, None] / s, v[None, :]))

@@ -220,7 +220,8 @@ are values, if they differ only in these; else the result of the types' ``join``
 loop's carry is the least fixed point of joining. If it starts as an array of two axes or more
 that the program has just filled with zeros, and a turn returns a value or adds one to it, the
 zeros become a value of that structure, provided that its type says that it can be zero
-(``Value.zero_if_leaves_are``).
+(``Value.zero_if_leaves_are``). So do such zeros that one branch of a conditional returns, and
+``jnp.where`` of one truth value joins two values as a conditional does.
 
 A program may place an array: by ``in_shardings`` and ``out_shardings`` of a ``jax.jit`` inside
 it, by ``jax.device_put``, or by a sharding constraint. Each leaf of a value is then placed as
