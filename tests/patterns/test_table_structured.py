@@ -259,6 +259,31 @@ def test_kronecker_sums_of_one_matrix():
     np.testing.assert_allclose(got, fn(a.materialise()), 1e-4, 1e-5)
 
 
+def test_a_matrix_of_ones_own_and_a_stack():
+    """As the page says: subclasses of `Matrix`, and stacks."""
+
+    class Exchange(values.Matrix):
+        c: jax.Array
+
+        def aval(self):
+            return jax.core.ShapedArray((4, 4), self.c.dtype)
+
+        def materialise(self):
+            return self.c * jnp.eye(4, dtype=self.c.dtype)[::-1]
+
+        def apply(self, x, axis, precision=None):
+            return self.c * jnp.flip(x, axis)
+
+        def transposed(self):
+            return self
+
+    for value in (Exchange(jnp.float32(2)), values.Circulant(normal(3, 4))):
+        for fn in (lambda a: a - 0.5 * EYE(a), lambda a: jnp.diag(jnp.arange(4.0)) + a):
+            got = jaxrewrite.transform(fn, rules=TABLE, materialise="forbid")(value)
+            assert isinstance(got, values.Sum)
+            np.testing.assert_allclose(got.materialise(), fn(value.materialise()), 1e-6)
+
+
 def test_arrays_and_types_without_lazy_sums_stay():
     """Programs of arrays alone, and weights and units, are what they are without the table."""
     program = lambda a: a + 0.5 * EYE(a)  # noqa: E731

@@ -29,18 +29,10 @@ def gathered(
         return found
     inside = functools.reduce(operator.and_, [(i >= 0) & (i < n) for i, n in each])
     inside = jnp.expand_dims(inside, range(inside.ndim, found.ndim))
-    fill = _fill(found.dtype) if fill_value is None else fill_value
-    return jnp.where(inside, found, jnp.asarray(fill, found.dtype))
+    # `jax.lax.gather` writes a fill for each dtype if the program does not say.
+    return jnp.where(inside, found, jnp.asarray(fill_value, found.dtype))
 
 
 def in_range(i: Any, n: int) -> Any:
     """The nearest of the indices below n, in a dtype with differences of two indices."""
     return jnp.clip(i, 0, n - 1).astype(int)
-
-
-def _fill(dtype: Any) -> Any:
-    """What `jax.lax.gather` gives out of range if the program does not say."""
-    if jnp.issubdtype(dtype, jnp.integer):
-        limits = jnp.iinfo(dtype)
-        return limits.min if jnp.issubdtype(dtype, jnp.signedinteger) else limits.max
-    return True if jnp.issubdtype(dtype, jnp.bool_) else jnp.nan

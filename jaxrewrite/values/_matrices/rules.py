@@ -320,7 +320,8 @@ def _(v: Matrix, indices: Array, *, dimension_numbers: Any, **params: Any) -> An
         v.batch
         or not v.size
         or not cut
-        or any(sizes[a] > 1 or a not in each for a in cut)
+        or numbers.operand_batching_dims
+        or any(sizes[a] != 1 or a not in each for a in cut)
         or mode == lax.GatherScatterMode.ONE_HOT
         # An index of a whole axis has no place but the first, unless it may be out of range.
         or (mode == lax.GatherScatterMode.FILL_OR_DROP and len(each) > len(cut))

@@ -181,6 +181,24 @@ def test_indices_without_sign(kind):
         np.testing.assert_allclose(got, fn(dense, places), 1e-6)
 
 
+@pytest.mark.parametrize("rows", [1, 5])
+def test_an_index_for_each_row(rows):
+    """`jax.vmap` over the rows and the indices; a matrix of one row is no other case."""
+    value = values.BlockDiagonal(normal(rows, 1, 3))
+    indices = jnp.arange(2 * rows).reshape(rows, 2) % 3
+    program = lambda v, i: jax.vmap(lambda row, k: row[k])(v, i)  # noqa: E731
+    got = jaxrewrite.transform(program, materialise="allow")(value, indices)
+    np.testing.assert_array_equal(got, program(value.materialise(), indices))
+
+
+def test_slices_of_no_rows_at_several_places():
+    value = MATRICES["Tridiagonal"]()
+    starts = jnp.array([2, 0])
+    cut = lambda v: jax.vmap(lambda k: jax.lax.dynamic_slice(v, (k, 0), (0, N)))(starts)  # noqa: E731
+    got = jaxrewrite.transform(cut, materialise="allow")(value)
+    assert (got.shape, got.dtype) == ((2, 0, N), value.dtype)
+
+
 def test_rows_of_nothing():
     value = values.Diagonal(jnp.zeros(0))
     got = jaxrewrite.transform(lambda v: v[jnp.zeros(0, int)], materialise="allow")(value)
