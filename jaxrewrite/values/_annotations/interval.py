@@ -109,7 +109,10 @@ class Interval(Structured):
         if jnp.issubdtype(lower.dtype, jnp.complexfloating):
             raise ValueError(f"Interval: lower must be real; got {lower.dtype}.")
         bounds = concrete(self.lower), concrete(self.upper)
-        if bounds[0] is not None and not (bounds[0] <= bounds[1]).all():
+        if (
+            not any(bound is None for bound in bounds)
+            and not (bounds[0] <= bounds[1]).all()
+        ):
             raise ValueError("Interval: lower must not be above upper, nor NaN.")
 
     @classmethod

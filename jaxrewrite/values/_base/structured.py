@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -140,10 +141,17 @@ def concrete(x: Any) -> np.ndarray | None:
     return np.asarray(x)
 
 
-def differs(dense: Any, value: Any) -> bool:
-    """Whether an array has known numbers that differ from those of a value."""
+def differs(dense: Any, structured: Callable[[Any], Any]) -> bool:
+    """Whether an array has known numbers that differ from those of the value made of it.
+
+    JAX would trace the value of an array that is known while it traces something else.
+    """
     numbers = concrete(dense)
-    return numbers is not None and bool((numbers != concrete(value.materialise())).any())
+    if numbers is None:
+        return False
+    with _at_once():
+        value = structured(jnp.asarray(numbers)).materialise()
+        return not np.array_equal(numbers, np.asarray(value), equal_nan=True)
 
 
 def is_number(x: Any) -> bool:
@@ -197,10 +205,17 @@ def is_linear_cast(x: Any, dtype: Any) -> bool:
     return inexact(x) and jnp.issubdtype(dtype, jnp.inexact) and not narrowed
 
 
-def on_numbers(primitive: Any, params: Any, *numbers: Any) -> np.ndarray:
-    """Evaluate a primitive on known numbers, even while JAX traces, on any mesh."""
+@contextlib.contextmanager
+def _at_once() -> Iterator[None]:
+    """Evaluate what is known meanwhile, even while JAX traces, on any mesh."""
     no_mesh = jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
     with jax.ensure_compile_time_eval(), no_mesh:
+        yield
+
+
+def on_numbers(primitive: Any, params: Any, *numbers: Any) -> np.ndarray:
+    """Evaluate a primitive on known numbers, even while JAX traces, on any mesh."""
+    with _at_once():
         return np.asarray(primitive.bind(*map(jnp.asarray, numbers), **params))
 
 

@@ -187,9 +187,8 @@ class Banded(_Bands):
         Array([[1., 1., 1.],
                [1., 1., 0.]], dtype=float32)
         """
-        v = cls(_bands_of(x, lower, upper, "Banded"), lower, upper)
-        _check_zero_elsewhere(x, v)
-        return v
+        of_dense = lambda x: cls(_bands_of(x, lower, upper, "Banded"), lower, upper)
+        return _where_zero_elsewhere(x, of_dense)
 
     def aval(self) -> Any:
         *batch, _, n = self.bands.shape
@@ -392,9 +391,8 @@ class Tridiagonal(_Bands):
         >>> Tridiagonal.from_dense(jnp.eye(3)).lower
         Array([0., 0.], dtype=float32)
         """
-        v = cls(*_three(_bands_of(x, 1, 1, "Tridiagonal")))
-        _check_zero_elsewhere(x, v)
-        return v
+        of_dense = lambda x: cls(*_three(_bands_of(x, 1, 1, "Tridiagonal")))
+        return _where_zero_elsewhere(x, of_dense)
 
     def aval(self) -> Any:
         shape = self.main.shape
@@ -513,10 +511,12 @@ def _bands_of(dense: Any, lower: int, upper: int, name: str) -> Any:
     return jnp.swapaxes(_unsheared(columns), -1, -2)
 
 
-def _check_zero_elsewhere(dense: Any, v: _Bands) -> None:
-    if differs(dense, v):
+def _where_zero_elsewhere(x: Any, of_dense: Callable[[Any], Any]) -> Any:
+    v = of_dense(x)
+    if differs(x, of_dense):
         name = type(v).__name__
         raise ValueError(f"{name}: x is not zero outside of its diagonals.")
+    return v
 
 
 def _three(bands: Any) -> tuple[Any, Any, Any]:

@@ -185,8 +185,9 @@ class Sparse(Matrix):
         if format not in ("bcoo", "bcsr", "bcsc"):
             raise ValueError(f"Sparse: format is {format!r}, not 'bcoo', 'bcsr' or 'bcsc'.")
         numbers = concrete(w)
-        if numbers is not None and nse is not None:
+        if numbers is not None:
             found = int(np.count_nonzero(numbers, axis=(-2, -1)).max(initial=0))
+            nse = found if nse is None else nse
             if found > nse:
                 raise ValueError(f"Sparse: nse is {nse}, but w has {found} entries.")
         batch = jnp.ndim(w) - 2

@@ -16,7 +16,6 @@ from jaxrewrite import register
 from .._base.structured import (
     as_inexact,
     batch_of,
-    concrete,
     differs,
     inexact,
     nothing,
@@ -110,10 +109,10 @@ class Toeplitz(Matrix):
             raise ValueError(
                 f"Toeplitz: matrix has shape {jnp.shape(matrix)}, but needs two axes."
             )
-        dense = concrete(matrix)
-        if dense is not None and (dense[..., 1:, 1:] != dense[..., :-1, :-1]).any():
+        of_dense = lambda matrix: cls(matrix[..., 0], matrix[..., 0, :])
+        if differs(matrix, of_dense):
             raise ValueError("Toeplitz: matrix is not constant along its diagonals.")
-        return cls(matrix[..., 0], matrix[..., 0, :])
+        return of_dense(matrix)
 
     @classmethod
     def of_diagonals(cls, diagonals: Any, rows: int) -> Toeplitz:
@@ -268,7 +267,7 @@ class Circulant(Matrix):
                 f"Circulant: matrix has shape {jnp.shape(matrix)}, which is not square."
             )
         value = cls(matrix[..., 0])
-        if differs(matrix, value):
+        if differs(matrix, lambda matrix: cls(matrix[..., 0])):
             raise ValueError(
                 "Circulant: matrix has columns that are not shifts of the first."
             )
@@ -282,7 +281,7 @@ class Circulant(Matrix):
     def materialise(self) -> Any:
         n = self.column.shape[-1]
         i = jnp.arange(n)
-        return self.column[..., (i[:, None] - i[None]) % n]
+        return jnp.asarray(self.column)[..., (i[:, None] - i[None]) % n]
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         if not inexact(self.column):

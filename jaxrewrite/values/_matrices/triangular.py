@@ -13,7 +13,7 @@ from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from .._base.structured import concrete, zero_unless
+from .._base.structured import differs, zero_unless
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, solve_columns, unpivoted
 from .monomial import Diagonal, Identity
@@ -99,8 +99,7 @@ class Triangular(Matrix):
         Triangular<f32[2,2], 16 B>(x=f32[2,2], lower=False)
         """
         v = cls(x, lower)
-        numbers = concrete(x)
-        if numbers is not None and (numbers != concrete(v._kept())).any():
+        if differs(x, lambda x: cls(x, lower)):
             other = "upper" if lower else "lower"
             raise ValueError(f"Triangular: the {other} triangle of x is not zero.")
         return v

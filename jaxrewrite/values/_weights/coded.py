@@ -23,7 +23,7 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 from jaxrewrite import _compat, primitives
 
-from .._base.structured import Structured, concrete, fields_of
+from .._base.structured import Structured, fields_of
 
 
 class Coded(Structured):
@@ -104,7 +104,7 @@ class Coded(Structured):
         return jax.core.ShapedArray(jnp.shape(codes), dtype)
 
     def materialise(self) -> jax.Array:
-        return blockwise(jnp.multiply, self.levels(), self.scale_of_blocks())
+        return _dense(self)
 
     def shared(self) -> list[Any]:
         """The leaves of which an entry is shared by a block."""
@@ -142,6 +142,12 @@ class Coded(Structured):
         return treedef.unflatten(map(split, leaves))
 
 
+# Compiled as a whole: one operation after the other takes longer, and more memory.
+@jax.jit
+def _dense(v: Coded) -> jax.Array:
+    return blockwise(jnp.multiply, v.levels(), v.scale_of_blocks())
+
+
 def check_blocks(cls: str, **leaves: Any) -> None:
     """Raise `ValueError` unless the other leaves divide the first into whole blocks."""
     (first, codes), *others = leaves.items()
@@ -169,10 +175,18 @@ def checked_weight(cls: str, w: Any) -> Any:
     """
     if not jnp.issubdtype(jnp.result_type(w), jnp.floating):
         raise ValueError(f"{cls}: `w` must be real floating; got {jnp.result_type(w)}.")
-    numbers = concrete(w)
-    if numbers is not None and not jnp.isfinite(numbers).all():
-        raise ValueError(f"{cls}: `w` has entries that are infinite or NaN.")
+    if not isinstance(w, jax.core.Tracer):
+        # JAX would trace this, too, while it traces something else.
+        with jax.ensure_compile_time_eval():
+            is_finite = bool(_is_finite(w))
+        if not is_finite:
+            raise ValueError(f"{cls}: `w` has entries that are infinite or NaN.")
     return jnp.asarray(w)
+
+
+@jax.jit
+def _is_finite(x: Any) -> Any:
+    return jnp.isfinite(x).all()
 
 
 def block_sizes(cls: str, shape: Sequence[int], block: Any) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
@@ -147,11 +148,7 @@ class Float8(Coded):
                 f"Float8: `dtype` must be float8_e4m3fn or float8_e5m2; got {dtype}."
             )
         sizes = sizes_of("Float8", w.shape, axis, block)
-        wide = w.astype(jnp.promote_types(w.dtype, jnp.float32))
-        most = float(jnp.finfo(dtype).max)
-        scale = scale_in(w.dtype, of_blocks(jnp.max, abs(wide), sizes) * (1 / most), most)
-        codes = blockwise(jnp.divide, wide, scale.astype(wide.dtype))
-        return cls(jnp.clip(codes, -most, most).astype(dtype), scale)
+        return _quantised(cls, w, dtype, sizes)
 
     def aval(self) -> Any:
         return jax.ShapeDtypeStruct(self.codes.shape, self.scale.dtype)
@@ -179,3 +176,13 @@ class Float8(Coded):
         """Whether weights below one have scales that are normal numbers."""
         least = jnp.finfo(dtype).smallest_normal
         return super().has_scales_in(dtype) and bool(jnp.finfo(self.format).max * least < 1)
+
+
+# Compiled as a whole: one operation after the other takes longer, and more memory.
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _quantised(cls: type[Float8], w: Any, dtype: Any, sizes: tuple[int, ...]) -> Float8:
+    wide = w.astype(jnp.promote_types(w.dtype, jnp.float32))
+    most = float(jnp.finfo(dtype).max)
+    scale = scale_in(w.dtype, of_blocks(jnp.max, abs(wide), sizes) * (1 / most), most)
+    codes = blockwise(jnp.divide, wide, scale.astype(wide.dtype))
+    return cls(jnp.clip(codes, -most, most).astype(dtype), scale)

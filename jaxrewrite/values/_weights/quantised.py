@@ -231,8 +231,7 @@ class Quantised(Coded):
         w = checked_weight("Quantised", w)
         check_bits("Quantised", bits)
         sizes = sizes_of("Quantised", w.shape, axis, block)
-        q, scale, zero = rounded(w, bits, sizes, symmetric)
-        return cls(packed(q, bits), scale, zero, activations)
+        return _quantised(cls, w, bits, sizes, bool(symmetric), activations)
 
     @property
     def bits(self) -> int:
@@ -303,6 +302,20 @@ def check_bits(cls: str, bits: int) -> None:
     """Raise `ValueError` unless integers may have so many bits."""
     if bits not in range(2, 9):
         raise ValueError(f"{cls}: `bits` must be 2 to 8; got {bits}.")
+
+
+# Compiled as a whole: one operation after the other takes ten times as long, and more memory.
+@functools.partial(jax.jit, static_argnums=(0, 2, 3, 4, 5))
+def _quantised(
+    cls: type[Quantised],
+    w: Any,
+    bits: int,
+    sizes: tuple[int, ...],
+    symmetric: bool,
+    activations: str | None,
+) -> Quantised:
+    q, scale, zero = rounded(w, bits, sizes, symmetric)
+    return cls(packed(q, bits), scale, zero, activations)
 
 
 def rounded(
