@@ -13,6 +13,7 @@ import functools
 import inspect
 import itertools
 import pickle
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -216,7 +217,8 @@ def _register(cls: Any) -> None:
     finally:
         _registering.cls = None
     _register_for_export(cls)
-    cls.__init__ = _constructor(cls, cls.__init__, [*children, *static], static)
+    arrays = {f.name for f in fields if _is_array(f.type)} & {*children}
+    cls.__init__ = _constructor(cls, cls.__init__, [*children, *static], static, arrays)
     if cls.__new__ is not PyTree.__new__:
         cls.__new__ = _maker(cls.__new__)
 
@@ -229,7 +231,20 @@ def _maker(user_new: Any) -> Any:
     return __new__
 
 
-def _constructor(cls: Any, user_init: Any, names: list[Any], static: list[Any]) -> Any:
+def _is_array(annotation: Any) -> bool:
+    """Whether a field is annotated as one array, by JAX's type or by those of jaxtyping."""
+    text = (
+        annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    )
+    return re.match(r"""(jax\.)?Array\b|\w+\[(jax\.)?Array, ["']""", text) is not None
+
+
+def _constructor(
+    cls: Any, user_init: Any, names: list[Any], static: list[Any], arrays: set[str]
+) -> Any:
+    code = getattr(user_init, "__code__", None)
+    parameters = code.co_varnames[1 : code.co_argcount] if code else ()
+
     @functools.wraps(user_init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         for name in kwargs:
@@ -238,6 +253,12 @@ def _constructor(cls: Any, user_init: Any, names: list[Any], static: list[Any]) 
                 self.__dict__.update(kwargs)
                 return
             break
+        for name, given in (*zip(parameters, args, strict=False), *kwargs.items()):
+            if name in arrays and isinstance(given, (list, tuple)):
+                raise TypeError(
+                    f"{type(self).__name__}: {name} is a {type(given).__name__}, but must "
+                    "be one array: see jax.numpy.asarray and jax.numpy.stack."
+                )
         user_init(self, *args, **kwargs)
         if type(self) is cls:
             for name in names:

@@ -171,7 +171,7 @@ class Constant(Uniform):
 
     def materialise(self) -> Any:
         ones = [1] * len(self.of_shape)
-        number = self.fill.reshape(*self.fill.shape, *ones)
+        number = jnp.reshape(self.fill, (*jnp.shape(self.fill), *ones))
         return jnp.broadcast_to(number, self.shape)
 
     def stacked(self, size: int) -> Any:

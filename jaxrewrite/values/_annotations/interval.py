@@ -108,11 +108,8 @@ class Interval(Structured):
             )
         if jnp.issubdtype(lower.dtype, jnp.complexfloating):
             raise ValueError(f"Interval: lower must be real; got {lower.dtype}.")
-        bounds = concrete(self.lower), concrete(self.upper)
-        if (
-            not any(bound is None for bound in bounds)
-            and not (bounds[0] <= bounds[1]).all()
-        ):
+        low, high = concrete(self.lower), concrete(self.upper)
+        if low is not None and high is not None and not (low <= high).all():
             raise ValueError("Interval: lower must not be above upper, nor NaN.")
 
     @classmethod

@@ -62,11 +62,6 @@ class BlockDiagonal(Matrix):
     zero_if_leaves_are = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.blocks, (list, tuple)):
-            raise TypeError(
-                f"BlockDiagonal: blocks is a {type(self.blocks).__name__}, but must be one "
-                "array, a stack of blocks of one shape: jnp.stack(blocks)."
-            )
         if jnp.ndim(self.blocks) < 3:
             raise ValueError(
                 f"BlockDiagonal: blocks has shape {jnp.shape(self.blocks)}, but needs "

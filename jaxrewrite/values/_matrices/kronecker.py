@@ -351,11 +351,10 @@ def _outer_of_vectors(a: Any, b: Any) -> Any:
 
 
 def _at(factor: Any, i: Any, j: Any) -> Any:
-    if isinstance(factor, jaxrewrite.Value):
-        if not isinstance(factor, Matrix):
-            return NotImplemented
+    if isinstance(factor, Matrix):
         return on_fields(lambda factor, i, j: factor.at(i, j), factor, i, j)
-    return factor[i, j]
+    take = lambda x, i, j: x.at[i, j].get(mode="promise_in_bounds")
+    return jaxrewrite.materialise(jaxrewrite.transform(take)(factor, i, j))
 
 
 @register("abs", "square", "integer_pow", "conj")

@@ -679,7 +679,7 @@ def matching_blocks(
 def _(
     v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **params: Any
 ) -> Any:
-    """Gather from one factor if all indices are along its axes, or from both along batch axes."""
+    """Gather from each factor by the indices along its axes."""
     numbers = dimension_numbers
     fill = params.get("fill_value")
     fills = params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP
@@ -696,15 +696,11 @@ def _(
     ]
     if not starts:
         return NotImplemented
-    if len(starts) < indices.shape[-1]:
-        indices = jnp.concatenate([indices[..., k : k + 1] for _, k in starts], -1)
     dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     moved = {i for i in range(v.ndim) if slice_sizes[i] != v.shape[i]}
     moved |= dropped | {i for i, _ in starts}
     a, b = factors(v)
     is_indexed = [not moved.isdisjoint(f.labels) for f in (a, b)]
-    if all(is_indexed) and not (moved <= {*a.labels} and moved <= {*b.labels}):
-        return NotImplemented
 
     # The axes of the result; the axes of the slices keep their old labels.
     kept = [i for i in range(v.ndim) if i not in dropped]
@@ -716,33 +712,40 @@ def _(
         own = [label for label in out if label in f.labels or isinstance(label, tuple)]
         own.append(RANK)
         place = f.labels.index
-        batching = sorted(
-            zip(
-                numbers.operand_batching_dims,
-                numbers.start_indices_batching_dims,
-                strict=True,
-            ),
-            key=lambda pair: place(pair[0]),
+        pairs = zip(
+            numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
         )
+        batching = sorted((place(i), j) for i, j in pairs if i in f.labels)
+        collapsed = [i for i in numbers.collapsed_slice_dims if i in f.labels]
+        along = [(place(i), k) for i, k in starts if i in f.labels]
         offset_labels = [label for label in f.labels if label not in dropped]
         # The axes of the slices keep the order of the operand's axes.
         wanted = iter(offset_labels)
         own = [label if isinstance(label, tuple) else next(wanted) for label in own]
         renumbered = lax.GatherDimensionNumbers(
             offset_dims=tuple(i for i, x in enumerate(own) if not isinstance(x, tuple)),
-            collapsed_slice_dims=tuple(sorted(map(place, numbers.collapsed_slice_dims))),
-            start_index_map=tuple(place(i) for i, _ in starts),
-            operand_batching_dims=tuple(place(i) for i, _ in batching),
+            collapsed_slice_dims=tuple(sorted(map(place, collapsed))),
+            start_index_map=tuple(i for i, _ in along),
+            operand_batching_dims=tuple(i for i, _ in batching),
             start_indices_batching_dims=tuple(j for _, j in batching),
         )
         sizes = tuple(by_axis(f, slice_sizes, v.rank))
-        x = lax.gather(f.x, indices, renumbered, sizes, **params)
+        own_indices = _columns(indices, [k for _, k in along])
+        x = lax.gather(f.x, own_indices, renumbered, sizes, **params)
         return Factor(x, tuple(own))
 
     a, b = (
         gathered(f) if indexed else f for f, indexed in zip((a, b), is_indexed, strict=True)
     )
     return build(a, b, out)
+
+
+def _columns(indices: Any, which: Sequence[int]) -> Any:
+    if len(which) == indices.shape[-1]:
+        return indices
+    return jnp.concatenate(
+        [indices[..., :0], *(indices[..., k : k + 1] for k in which)], -1
+    )
 
 
 @jaxrewrite.register(*LINEAR)

@@ -128,10 +128,23 @@ class Product(Matrix):
     def rows_at(self, i: Any) -> Any:
         """Rows of the first factor, multiplied by one factor after the other."""
         first, *rest = self.factors
-        take = lambda x: jnp.take(x, i.reshape(-1), axis=0, mode="clip")
-        taken = jaxrewrite.transform(take)(first)
+        taken = _rows_of(first, i.reshape(-1))
         whole = functools.reduce(jaxrewrite.transform(jnp.matmul), rest, taken)
         return jaxrewrite.materialise(whole).reshape(*i.shape, self.shape[-1])
+
+    def at(self, i: Any, j: Any) -> Any:
+        """Rows of all factors but the last, times columns of that one.
+
+        It is not known for so many entries that these take more memory than the dense matrix.
+        """
+        last = self.factors[-1]
+        if i.size * last.shape[-2] > self.size:
+            return NotImplemented
+        rows = _of(*self.factors[:-1])
+        of_each = _rows_of(rows, i), _rows_of(swapped(last), j)
+        left, right = map(jaxrewrite.materialise, of_each)
+        axes = tuple(range(i.ndim))
+        return contract(left, (*axes, "summed"), right, (*axes, "summed"), axes)
 
     def block(self, i: Any, j: Any) -> Any:
         if j.size < i.size:
@@ -233,6 +246,11 @@ def _of(*factors: Any) -> Any:
     if len(factors) == 2:
         return matrix_product(*factors)
     return Product(factors)
+
+
+def _rows_of(x: Any, i: Any) -> Any:
+    """The rows of a factor at indices in range."""
+    return jaxrewrite.transform(lambda x: jnp.take(x, i, axis=0, mode="clip"))(x)
 
 
 def _is_diagonal(x: Any) -> bool:

@@ -89,8 +89,8 @@ class Scaled(LinearAlgebra, Linear):
 
     def factor(self) -> Any:
         """The number, or one for each element of a batch, with as many axes as the array."""
-        scale = self.scale
-        return scale.reshape(*scale.shape, *[1] * (len(self.x.shape) - scale.ndim))
+        shape = jnp.shape(self.scale)
+        return jnp.reshape(self.scale, (*shape, *[1] * (len(self.x.shape) - len(shape))))
 
     def rescaled(self, scale: Any) -> Scaled:
         """The array with another number, or other numbers, as its scale."""

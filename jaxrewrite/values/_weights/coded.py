@@ -170,9 +170,13 @@ def checked_weight(cls: str, w: Any) -> Any:
 
     Raises
     ------
+    TypeError
+        If it is a list or a tuple.
     ValueError
         If its dtype is not real floating, or it has infinite or NaN entries.
     """
+    if isinstance(w, (list, tuple)):
+        raise TypeError(f"{cls}: w is a {type(w).__name__}, but must be one array.")
     if not jnp.issubdtype(jnp.result_type(w), jnp.floating):
         raise ValueError(f"{cls}: `w` must be real floating; got {jnp.result_type(w)}.")
     if not isinstance(w, jax.core.Tracer):

@@ -36,6 +36,9 @@ MATRICES = {
     "LowRank": lambda: values.LowRank(normal(N, 2), normal(2, 9)),
     "Sum": lambda: MATRICES["Toeplitz"]() + MATRICES["Kronecker square"](),
     "Kronecker square": lambda: values.Kronecker(normal(3, 3), normal(4, 4)),
+    "Kronecker of low rank": lambda: values.Kronecker(
+        values.LowRank(normal(4, 1), normal(1, 3)), normal(3, 3)
+    ),
     "Scaled": lambda: MATRICES["Kronecker"]() / jnp.float32(3),
     "Product": lambda: MATRICES["Circulant"]() @ values.Diagonal(normal(N)),
     "Product of three": lambda: (
@@ -57,6 +60,9 @@ READS = {
     "not a number": lambda v, i: v.at[:, i * 3].get(mode="fill"),
     "clipped": lambda v, i: v.at[i * 3].get(mode="clip"),
     "pairs": lambda v, i: v.at[i, i * 2].get(mode="fill", fill_value=7),
+    "entries": lambda v, i: v[i, i // 2],
+    "grid": lambda v, i: v[i[0][:, None], i[1] // 2],
+    "each entry": lambda v, i: jax.vmap(lambda j, k: v[j, k])(i[0], i[1] // 2),
     "slice": lambda v, i: v[4:5],
     "narrow slice": lambda v, i: v[:, 3:4],
     "corner": lambda v, i: v[:3, -3:],
@@ -69,14 +75,11 @@ READS = {
 }
 
 
-# A lazy product knows no entries by pairs, and what is filled with a number is not linear.
+# What is filled with a number is not linear.
 REFUSED = {
     "LowRank": ["filled", "pairs"],
     "Scaled": ["filled", "pairs"],
     "Sum": ["filled", "pairs"],
-    "Product": ["pairs"],
-    "Product of three": ["pairs"],
-    "Product of an array": ["pairs"],
 }
 
 
@@ -100,7 +103,7 @@ def test_gradients_of_reads_are_those_of_arrays(kind):
     def loss(fn, v):
         return jnp.sum(jnp.sin(jaxrewrite.materialise(fn(v, INDICES))))
 
-    for name in ("rows", "columns", "clipped", "corner"):
+    for name in ("rows", "columns", "clipped", "corner", "entries", "each entry"):
         implicit = jaxrewrite.transform(READS[name], materialise="forbid")
         got = jax.grad(lambda v, fn=implicit: loss(fn, v), allow_int=True)(value)
         want = jax.grad(
@@ -229,3 +232,45 @@ def test_diagonals_of_scaled_kernels():
     diagonals = lambda v: jnp.diagonal(v, axis1=-2, axis2=-1)  # noqa: E731
     got = jaxrewrite.transform(diagonals, materialise="forbid")(stack)
     np.testing.assert_allclose(got, diagonals(stack.materialise()), 1e-5)
+
+
+def test_ratings_are_read_from_the_factors_of_a_low_rank_matrix():
+    """A model of ratings: users times items, of which few pairs are known."""
+    users, items = normal(50_000, 3), normal(3, 60_000, seed=1)
+    i, j = jnp.arange(100) * 499, jnp.arange(100) * 599
+
+    def loss(v):
+        return jnp.mean((v[i, j] - 1) ** 2)
+
+    implicit = jaxrewrite.transform(loss, materialise="forbid")
+    got = jax.grad(implicit)(values.LowRank(users, items))
+    by_hand = lambda a, b: jnp.mean((jnp.sum(a[i] * b.T[j], -1) - 1) ** 2)
+    want = jax.grad(by_hand, (0, 1))(users, items)
+    np.testing.assert_allclose(got.a, want[0], atol=1e-6)
+    np.testing.assert_allclose(got.b, want[1], atol=1e-6)
+
+
+def test_entries_of_a_stack_of_low_rank_matrices():
+    v = values.LowRank(normal(4, 6, 2), normal(4, 2, 5))
+    k, i, j = jnp.array([0, 3, 3]), jnp.array([5, 0, 2]), jnp.array([1, 4, 4])
+    reads = [
+        lambda v: v[:, i, j],
+        lambda v: v[k, i, j],
+        lambda v: v[k, :, j],
+        lambda v: v[k, i],
+        lambda v: v[k, 1:3, j],
+        lambda v: jax.vmap(lambda m, i, j: m[i, j], (0, None, 0))(v, i, jnp.arange(4)),
+        lambda v: v.at[k, i * 9, j].get(mode="fill", fill_value=0),
+        lambda v: v.at[k, i, j * 9].get(mode="fill"),
+    ]
+    for number, fn in enumerate(reads):
+        got = jaxrewrite.transform(fn, materialise="forbid")(v)
+        got, want = jaxrewrite.materialise(got), fn(v.materialise())
+        np.testing.assert_allclose(got, want, 1e-5, 1e-5, err_msg=str(number))
+
+
+def test_more_entries_of_a_product_than_it_has_are_left_to_the_policy():
+    v = MATRICES["Product"]()
+    i = jnp.arange(2 * N) % N
+    with pytest.raises(jaxrewrite.MaterialisationError, match="Product"):
+        jaxrewrite.transform(lambda v: v[i, i], materialise="forbid")(v)

@@ -1,0 +1,49 @@
+"""A field that is annotated as one array, and is given a list."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jaxtyping import Array, Float
+
+import jaxrewrite
+from jaxrewrite import values
+
+
+class Weighted(jaxrewrite.ArrayValue):
+    x: Float[Array, " n"]
+    parts: list[jax.Array]
+    weight: float = 1.0
+
+    def materialise(self):
+        return self.weight * self.x
+
+
+MAKERS = {
+    "Weighted: x": lambda: Weighted([1.0, 2.0], []),
+    "Diagonal: d": lambda: values.Diagonal([1.0, 2.0]),
+    "LowRank: b": lambda: values.LowRank(jnp.ones((2, 1)), b=((1.0, 2.0),)),
+    "Toeplitz: row": lambda: values.Toeplitz(jnp.ones(2), [1.0, 2.0]),
+    "BlockDiagonal: blocks": lambda: values.BlockDiagonal([jnp.ones((2, 2))] * 2),
+    "Interval: lower": lambda: values.Interval([0.0], [1.0]),
+    "Quantised: w": lambda: values.Quantised.quantise([[1.0, 2.0]]),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_list_is_refused_by_name(name):
+    with pytest.raises(TypeError, match=f"^{name} is a (list|tuple), but must be"):
+        MAKERS[name]()
+
+
+def test_other_fields_may_hold_lists_and_numbers():
+    v = Weighted(jnp.ones(2), [jnp.ones(1), jnp.ones(3)], 2)
+    assert (jaxrewrite.materialise(v) == 2).all()
+    assert jax.tree.map(lambda x: [x], v).x == [v.x]
+
+
+def test_numbers_of_python_are_dense_as_arrays_are():
+    scaled = values.Scaled(values.Diagonal(jnp.ones(2)), 2.0)
+    assert (scaled.materialise() == 2 * jnp.eye(2)).all()
+    assert (values.Constant(3.0, (2,)).materialise() == 3).all()
