@@ -17,6 +17,7 @@ from ._record import Body
 from ._rewrite import Scope, adopter_of
 from ._site import Site
 from ._traces import Rewriting, has_tracers
+from ._value import is_value
 
 
 class Adapter(Protocol):
@@ -52,13 +53,15 @@ def restage(
 
     Beside a value that adopts numbers, numbers that the program writes are part of the key,
     too. The body has them as literals, for they may be exponents, which tell units: JAX takes
-    them out of a loop that it differentiates.
+    them out of a loop that it differentiates. Beside any value zeros are, for arrays of them
+    take the structure of a value.
     """
     if site.is_in_rule:
         rewriting = rewriting.of_rules()
     leaves, in_tree = tree_flatten(list(operands))
     avals = avals_of(leaves)
-    numbers = {} if adopter_of(operands) is None else _numbers(jaxpr, operands)
+    adopts = adopter_of(operands) is not None
+    numbers = _numbers(jaxpr, operands) if adopts else _zeros(operands)
 
     def anew() -> Restaged:
         return _restage(rewriting, jaxpr, in_tree, avals, numbers, site, entering, leaving)
@@ -96,6 +99,14 @@ def _numbers(jaxpr: Any, operands: Sequence[Any]) -> dict[int, Literal]:
     inner, _ = _compat.open_jaxpr(jaxpr)
     has_power = _fills.has_power(inner)
     return {i: x for i, x in literals.items() if has_power or _fills.is_inexact(x)}
+
+
+def _zeros(operands: Sequence[Any]) -> dict[int, Literal]:
+    """The operands that the program writes as zero, beside values, by their places."""
+    if not any(map(is_value, operands)):
+        return {}
+    literals = ((i, x) for i, x in enumerate(operands) if type(x) is Literal)
+    return {i: x for i, x in literals if np.ndim(x.val) == 0 and x.val == 0}
 
 
 def _bytes(number: Any) -> bytes:
