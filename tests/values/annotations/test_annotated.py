@@ -206,6 +206,9 @@ ZEROS = {
         lambda x: lax.fori_loop(
             0, 2, lambda i, c: (c[0] + x, c[1] + 1.0, c[2] * x), (0.0 * x, 0.0, 0.0 * x)
         )[0],
+        lambda x: jnp.where(x > x[0], 0.0, -0.0) + x,
+        # JAX chooses among zeros where updates might meet each other.
+        jax.grad(lambda x: jnp.sum(jnp.zeros((3, 4)).at[jnp.array([2, 0, 1])].set(x) ** 2)),
         jax.grad(lambda x: jnp.sum(jax.nn.relu(x) ** 2)),
         jax.grad(lambda x: lax.fori_loop(0, 3, lambda i, c: c + (x * x).sum(), 0.0)),
     ],
