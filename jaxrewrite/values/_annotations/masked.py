@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool
 
@@ -224,13 +225,22 @@ def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
 def _lowest(dtype: Any) -> Any:
     if dtype == jnp.bool_:
         return False
-    return -jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
+    return _limits(dtype).min if _is_bounded(dtype) else -jnp.inf
 
 
 def _highest(dtype: Any) -> Any:
     if dtype == jnp.bool_:
         return True
-    return jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max
+    return _limits(dtype).max if _is_bounded(dtype) else jnp.inf
+
+
+def _is_bounded(dtype: Any) -> bool:
+    """Whether a dtype has no infinity: integers, and floats such as ``float8_e4m3fn``."""
+    return not (jnp.issubdtype(dtype, jnp.inexact) and np.isinf(np.asarray(np.inf, dtype)))
+
+
+def _limits(dtype: Any) -> Any:
+    return jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype)
 
 
 _NEUTRAL: dict[str, Callable[[Any], Any]] = {

@@ -654,6 +654,13 @@ def test_masked_means_and_maxima_of_rare_dtypes():
     assert run(jnp.max)(complexes).filled(0) == 2
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "int8"])
+def test_masked_maxima_of_dtypes_without_infinity(dtype):
+    x = Masked(jnp.array([1, 2, 3]).astype(dtype), jnp.array([1, 0, 0], bool))
+    low, high, at = run(lambda x: (x.min(), x.max(), jnp.argmin(x)))(x)
+    assert (low.filled(0), high.filled(0), at.filled(9)) == (2, 3, 1)
+
+
 def test_sums_over_segments_are_missing_where_any_term_is():
     x = Masked(jnp.arange(4.0), jnp.array([0, 1, 0, 0], bool))
     sums = run(lambda x: jax.ops.segment_sum(x, jnp.array([0, 0, 1, 1]), 3))(x)
