@@ -27,8 +27,8 @@ _MOVING_FIRST = frozenset(
         *("dynamic_slice", "gather"),
     }
 )
-# and here of any.
-_MOVING_ALL = frozenset({"concatenate", "stack"})
+# and here of any, apart from the first operand of a choice, which chooses.
+_MOVING_ALL = frozenset({"concatenate", "select_n", "stack"})
 
 # A product or quotient of anything and of a number without a scale has none. (A quotient of an
 # integer and zero is -1.)
@@ -269,7 +269,8 @@ def _holds(
     if name in _SCALING and test is _has_no_scale and is_inexact(result):
         return any(_holds(lookup, x, test, depth - 1) for x in eqn.invars)
     if name in _MOVING_ALL:
-        return all(_holds(lookup, x, test, depth - 1) for x in eqn.invars)
+        entries = eqn.invars[1:] if name == "select_n" else eqn.invars
+        return all(_holds(lookup, x, test, depth - 1) for x in entries)
     position = _position(eqn, result)
     if name in _ONE_FOR_ONE:
         return _holds(lookup, eqn.invars[position], test, depth - 1)

@@ -29,6 +29,7 @@ from .derivatives import (
     chunks,
     cotangent_of,
     is_array,
+    is_inexact,
     noting,
     pull_back,
     restage_call,
@@ -90,7 +91,12 @@ def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     fn = jax.custom_vjp(call)
     # Symbolic zeros show which values need no cotangent.
     fn.defvjp(forward, backward, symbolic_zeros=True)
-    return add_call(scope, site, fn, restaged, operands)
+
+    def without_tangents_of_integers(*leaves: Any) -> list[Any]:
+        # JAX gives integer results of such a function tangents. Not all primitives take these.
+        return [x if is_inexact(x) else jax.lax.stop_gradient(x) for x in fn(*leaves)]
+
+    return add_call(scope, site, without_tangents_of_integers, restaged, operands)
 
 
 handlers["custom_vjp_call"] = custom_vjp_handler

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool
 
@@ -44,7 +45,13 @@ class Masked(Structured):
     Gradients from outside, of a transformed function, do use them: as with ``jnp.where``, the
     derivative of a function at such a number is multiplied by zero, and what is NaN or infinite
     there makes gradients NaN, also those of other entries. For these, put numbers under the
-    mask at which all functions are finite: ``Masked(jnp.where(mask, 1, x), mask)``.
+    mask at which all functions are finite: ``Masked(jnp.where(mask, 1, x), mask)``. A result
+    that is missing because nothing is there, such as the maximum of no entries, has 1 there.
+
+    Take gradients from outside, as in ``jax.grad`` of a transformed function. Inside of
+    ``transform``, ``jax.grad`` differentiates the dense program, whose cotangents know of no
+    mask: a sum passes on ones for all its entries. So ``transform(jax.grad(f))`` also counts
+    terms of ``f`` that are missing.
 
     A masked value is never dense, so that no program takes a missing entry for a number:
     see `filled`. ``jnp.mean`` sums the entries that are not missing, but divides by the
@@ -72,6 +79,11 @@ class Masked(Structured):
     Array([10.,  4.], dtype=float32)
     >>> x.mean(axis=0).filled(0), x.count()
     (Array([2., 2.], dtype=float32), Array(3, dtype=int32))
+    >>> shifted = lambda shift, x: jnp.sum(x - shift)
+    >>> jax.grad(lambda shift: jaxrewrite.transform(shifted)(shift, x).filled(0))(0.0)
+    Array(-3., dtype=float32, weak_type=True)
+    >>> jaxrewrite.transform(jax.grad(shifted))(0.0, x)  # This counts the missing entry.
+    Array(-4., dtype=float32, weak_type=True)
     >>> jaxrewrite.materialise(x)
     Traceback (most recent call last):
     ...
@@ -109,7 +121,7 @@ class Masked(Structured):
             return jnp.mean(array, axis, keepdims=keepdims, where=counted)
 
         is_missing = self.count(axis, keepdims) == 0
-        return Masked(jaxrewrite.transform(mean)(self.filled(0)), is_missing)
+        return _finite(jaxrewrite.transform(mean)(self.filled(0)), is_missing)
 
     def aval(self) -> Any:
         """The aval of the array."""
@@ -138,7 +150,8 @@ class Masked(Structured):
         """A tangent with the same missing entries."""
         if not inexact(self.array):
             return NotImplemented
-        return Masked(leaf_tangents.array, self.mask)
+        # What a backward rule returns for missing entries must not reach the numbers there.
+        return Masked(Masked(leaf_tangents.array, self.mask).filled(0), self.mask)
 
     def lift_tangent(self, tangent: Any) -> Any:
         array = tangent.filled(0) if isinstance(tangent, Masked) else tangent
@@ -147,6 +160,15 @@ class Masked(Structured):
 
 def _fill(array: Any, mask: Any, number: Any) -> Any:
     return jnp.where(mask, jnp.asarray(number, array.dtype), array)
+
+
+def _finite(array: Any, mask: Any) -> Masked:
+    """A result whose missing entries would be 0 or infinite, because nothing is there.
+
+    It has ones in their places. At these the derivatives of most functions are finite, and a
+    gradient takes zero times a derivative for a missing entry.
+    """
+    return Masked(_fill(array, mask, 1), mask)
 
 
 def _array(x: Any) -> Any:
@@ -203,13 +225,22 @@ def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
 def _lowest(dtype: Any) -> Any:
     if dtype == jnp.bool_:
         return False
-    return -jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).min
+    return _limits(dtype).min if _is_bounded(dtype) else -jnp.inf
 
 
 def _highest(dtype: Any) -> Any:
     if dtype == jnp.bool_:
         return True
-    return jnp.inf if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype).max
+    return _limits(dtype).max if _is_bounded(dtype) else jnp.inf
+
+
+def _is_bounded(dtype: Any) -> bool:
+    """Whether a dtype has no infinity: integers, and floats such as ``float8_e4m3fn``."""
+    return not (jnp.issubdtype(dtype, jnp.inexact) and np.isinf(np.asarray(np.inf, dtype)))
+
+
+def _limits(dtype: Any) -> Any:
+    return jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype)
 
 
 _NEUTRAL: dict[str, Callable[[Any], Any]] = {
@@ -238,7 +269,7 @@ def _without(x: Masked, primitive: Any, params: Any) -> Any:
 @annotation_rule(Masked, *(name for name in _NEUTRAL if name.startswith("reduce")))
 def _reduce(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> Any:
     result = _without(x, primitive, {"axes": axes, **params})
-    return Masked(result, _all_missing(x.mask, axes))
+    return _finite(result, _all_missing(x.mask, axes))
 
 
 @annotation_rule(Masked, "argmax", "argmin")
@@ -262,7 +293,7 @@ def _reduce_to_index(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> 
 
 @annotation_rule(Masked, *(name for name in _NEUTRAL if name.startswith("cum")))
 def _cumulate(x: Masked, *, primitive: Any, **params: Any) -> Any:
-    return Masked(_without(x, primitive, params), x.mask)
+    return _finite(_without(x, primitive, params), x.mask)
 
 
 @annotation_rule(Masked, "sort")
@@ -273,7 +304,7 @@ def _sort(
     missing = functools.reduce(operator.or_, map(_mask, keys))
     masks = [x.mask for x in operands if isinstance(x, Masked)]
     # The numbers under a mask must not order what is taken along, such as indices.
-    arrays = [missing, *(_filled(key, 0) for key in keys), *map(_array, others), *masks]
+    arrays = [missing, *(_filled(key, 1) for key in keys), *map(_array, others), *masks]
     _, *results = lax.sort(arrays, dimension, is_stable, num_keys + 1)
     sorted_masks = iter(results[len(operands) :])
     return [
@@ -293,7 +324,7 @@ def _multiply(
     result = _product(x, y, params)
     if result is NotImplemented:
         result = primitive.bind(_filled(x, 0), _filled(y, 0), **params)
-    return Masked(result, _nothing_there(x, y, dimension_numbers, result.shape))
+    return _finite(result, _nothing_there(x, y, dimension_numbers, result.shape))
 
 
 def _product(x: Any, y: Any, params: Any) -> Any:
@@ -330,9 +361,9 @@ def _convolve(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     params = {**params, "preferred_element_type": jnp.dtype("float32")}
     there = primitive.bind(*(_numbers(~_mask(operand)) for operand in (x, y)), **params)
     if not _may_be_padding(y.shape, **params):
-        return Masked(result, there == 0)
+        return _finite(result, there == 0)
     pairs = primitive.bind(*(jnp.ones(operand.shape) for operand in (x, y)), **params)
-    return Masked(result, there < jnp.minimum(pairs, 1))
+    return _finite(result, there < jnp.minimum(pairs, 1))
 
 
 def _may_be_padding(
@@ -383,9 +414,11 @@ def _slice(x: Masked, *starts: Any, primitive: Any, **params: Any) -> Any:
 @annotation_rule(Masked, "gather")
 def _gather(x: Masked, indices: Any, *, primitive: Any, **params: Any) -> Any:
     """A number that fills in beyond the array is not missing; NaN or no number is."""
-    array = primitive.bind(x.array, indices, **params)
     fill = params["fill_value"]
     is_missing = fill is None or bool(fill != fill)
+    # As in `_finite`, a missing entry gets a number at which functions have derivatives.
+    hidden = {"fill_value": 1} if is_missing else {}
+    array = primitive.bind(x.array, indices, **params | hidden)
     mask = primitive.bind(x.mask, indices, **params | {"fill_value": is_missing})
     return Masked(array, mask)
 

@@ -206,6 +206,9 @@ ZEROS = {
         lambda x: lax.fori_loop(
             0, 2, lambda i, c: (c[0] + x, c[1] + 1.0, c[2] * x), (0.0 * x, 0.0, 0.0 * x)
         )[0],
+        lambda x: jnp.where(x > x[0], 0.0, -0.0) + x,
+        # JAX chooses among zeros where updates might meet each other.
+        jax.grad(lambda x: jnp.sum(jnp.zeros((3, 4)).at[jnp.array([2, 0, 1])].set(x) ** 2)),
         jax.grad(lambda x: jnp.sum(jax.nn.relu(x) ** 2)),
         jax.grad(lambda x: lax.fori_loop(0, 3, lambda i, c: c + (x * x).sum(), 0.0)),
     ],
@@ -649,6 +652,13 @@ def test_masked_means_and_maxima_of_rare_dtypes():
     assert x.mean().filled(0) == 1000
     complexes = Masked(jnp.array([3 + 1j, 2]), jnp.array([1, 0], bool))
     assert run(jnp.max)(complexes).filled(0) == 2
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "int8"])
+def test_masked_maxima_of_dtypes_without_infinity(dtype):
+    x = Masked(jnp.array([1, 2, 3]).astype(dtype), jnp.array([1, 0, 0], bool))
+    low, high, at = run(lambda x: (x.min(), x.max(), jnp.argmin(x)))(x)
+    assert (low.filled(0), high.filled(0), at.filled(9)) == (2, 3, 1)
 
 
 def test_sums_over_segments_are_missing_where_any_term_is():

@@ -1,0 +1,115 @@
+"""Derivatives of programs on values that annotate an array."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxrewrite
+from jaxrewrite.values import Masked
+
+
+pytestmark = pytest.mark.usefixtures("no_leak_checks")
+
+
+def run(fn):
+    """The function, transformed so that nothing may become dense."""
+    return jaxrewrite.transform(fn, materialise="forbid")
+
+
+# --- masks ------------------------------------------------------------------------------
+
+
+NUMBERS = jnp.asarray(np.random.default_rng(3).uniform(0.5, 2.0, (3, 4)), jnp.float32)
+# All of a row, all of a column, and the first of another row.
+MASK = jnp.zeros((3, 4), bool).at[1].set(True).at[:, 3].set(True).at[0, 0].set(True)
+
+WITH_NOTHING = {
+    "max": lambda x: x * x.max(0),
+    "min": lambda x: jnp.sqrt(x.min(1, keepdims=True)) * x,
+    "sum": lambda x: x / x.sum(1, keepdims=True),
+    "softmax": jax.nn.softmax,
+    "log_softmax": jax.nn.log_softmax,
+    "cummax": lambda x: x * lax.cummax(x, axis=1),
+    "dot": lambda x: jnp.log(x @ jnp.ones((4, 4))),
+    "gram": lambda x: x / (x @ x.T).sum(1, keepdims=True) + jnp.log(x @ x.T).sum(),
+    "window": lambda x: jnp.log(
+        lax.conv(x[None, None], jnp.ones((1, 1, 1, 2)), (1, 1), "VALID")
+    ),
+    "take": lambda x: x[:1] * jnp.take(x, jnp.array([0, 9]), 0, mode="fill"),
+    "sort": lambda x: 1 / jnp.sort(x, 1),
+}
+
+
+@pytest.mark.parametrize("name", WITH_NOTHING)
+def test_results_of_nothing_leave_gradients_finite(name):
+    """Where all entries are missing, no zero and no infinity is put under the mask."""
+    fn = WITH_NOTHING[name]
+
+    def loss(array):
+        return run(fn)(Masked(array, MASK)).filled(0).sum()
+
+    gradient = jax.jit(jax.grad(loss))(NUMBERS)
+    assert (jnp.where(MASK, gradient == 0, jnp.isfinite(gradient))).all()
+    step = 1e-3 * jnp.where(MASK, 0, jnp.cos(jnp.arange(12.0)).reshape(3, 4))
+    change = (loss(NUMBERS + step) - loss(NUMBERS - step)) / 2
+    np.testing.assert_allclose((gradient * step).sum(), change, rtol=2e-2, atol=1e-5)
+
+
+def test_the_mean_of_nothing_leaves_gradients_finite():
+    loss = lambda x: run(jnp.log)(Masked(x, MASK).mean(axis=1)).filled(0).sum()
+    assert jnp.isfinite(jax.grad(loss)(NUMBERS)).all()
+
+
+@jax.custom_vjp
+def _doubled_and_summed(x):
+    return 2 * x, x.sum(0)
+
+
+_doubled_and_summed.defvjp(
+    lambda x: (_doubled_and_summed(x), None), lambda _, g: (2 * g[0] + g[1],)
+)
+
+
+def test_a_backward_rule_gives_missing_entries_no_gradient():
+    """The rule spreads the cotangent of a sum over all rows, and knows of no mask."""
+
+    def loss(array):
+        doubled, total = run(_doubled_and_summed)(Masked(array, MASK))
+        return doubled.filled(0).sum() + total.filled(0).sum()
+
+    np.testing.assert_array_equal(jax.grad(loss)(NUMBERS), jnp.where(MASK, 0, 3))
+
+
+@jax.custom_vjp
+def _squared(x):
+    return x * x
+
+
+_squared.defvjp(lambda x: (x * x, x), lambda x, g: (2 * x * g,))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: _squared(x).sum(1),
+        lambda x: _squared(x) @ jnp.ones(4),
+        lambda x: jax.vmap(lambda x: _squared(x).sum())(x),
+    ],
+)
+def test_a_mask_that_a_custom_vjp_returns_is_reduced(fn):
+    """JAX gives the mask a tangent, which the reduction of booleans does not take."""
+    loss = lambda array: run(fn)(Masked(array, MASK)).filled(0).sum()
+    want = jnp.where(MASK, 0, 2 * NUMBERS)
+    for slope in (jax.grad(loss), jax.jit(jax.grad(loss))):
+        np.testing.assert_allclose(slope(NUMBERS), want, rtol=1e-6)
+
+
+def test_gradients_inside_count_what_is_missing():
+    """The page says so: a cotangent knows of no mask there."""
+    shifted = lambda shift, x: jnp.sum(x - shift)
+    x = Masked(NUMBERS, MASK)
+    outside = jax.grad(lambda shift: run(shifted)(shift, x).filled(0))(0.0)
+    assert outside == -(~MASK).sum()
+    assert run(jax.grad(shifted))(0.0, x) == -MASK.size
