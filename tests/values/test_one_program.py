@@ -1,0 +1,73 @@
+"""What is done to whole arrays at once, by one program and where the arrays are."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrewrite
+from jaxrewrite import values
+
+
+def array(*shape, dtype=np.float32):
+    return jnp.asarray(np.random.default_rng(0).normal(size=shape).astype(dtype))
+
+
+# Values whose shapes no other test has, so that nothing about them is compiled before.
+DENSE = {
+    "Lora": lambda: values.Lora(array(23, 29), array(23, 2), array(2, 29), 1.5),
+    "NMSparse": lambda: values.NMSparse.prune(array(28, 31)),
+    "Kronecker": lambda: values.Kronecker((array(3, 29), array(5, 2))),
+    "Banded": lambda: values.Banded(array(3, 29), 1, 1),
+    "Toeplitz": lambda: values.Toeplitz(array(29), array(31)),
+    "FakeQuantised": lambda: values.FakeQuantised(array(29, 31), bits=4),
+    "Symmetric": lambda: values.Symmetric(array(29, 29)),
+    "Sum": lambda: values.Sum((values.Diagonal(array(29)), array(29, 29))),
+    "Batched": lambda: jaxrewrite.stack([values.Diagonal(array(29))] * 2),
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_ready_types_become_dense_by_one_program(name, monkeypatch):
+    v = DENSE[name]()
+    cls, traced = type(v), []
+    original = cls.materialise
+
+    def materialise(self):
+        traced.append(any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(self)))
+        return original(self)
+
+    monkeypatch.setattr(cls, "materialise", materialise)
+    got = jaxrewrite.materialise(v)
+    assert traced and all(traced)
+    with jax.disable_jit():
+        np.testing.assert_allclose(got, jaxrewrite.materialise(v), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, np.float16])
+def test_a_fake_quantised_array_is_the_quantised_one(dtype):
+    for seed in range(10):
+        numbers = np.random.default_rng(seed).normal(size=(64, 48))
+        v = values.FakeQuantised(
+            jnp.asarray(numbers, dtype), bits=3, block=8, symmetric=False
+        )
+        got, want = (jaxrewrite.materialise(x) for x in (v, v.quantised()))
+        np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+def test_a_type_of_the_user_may_look_at_its_numbers():
+    class Signed(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def aval(self):
+            return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+        def materialise(self):
+            return self.x if self.x[0] > 0 else -self.x
+
+    np.testing.assert_array_equal(jaxrewrite.materialise(Signed(jnp.array([-1.0]))), [1.0])
+
+
+def test_an_annotated_array_is_not_copied():
+    x = jnp.ones(3)
+    assert jaxrewrite.materialise(values.Tagged(x, frozenset({"tag"}))) is x
