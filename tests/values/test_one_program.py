@@ -71,3 +71,66 @@ def test_a_type_of_the_user_may_look_at_its_numbers():
 def test_an_annotated_array_is_not_copied():
     x = jnp.ones(3)
     assert jaxrewrite.materialise(values.Tagged(x, frozenset({"tag"}))) is x
+
+
+# How a value is made of an array that has its structure, and a random such array.
+SQUARE = np.random.default_rng(1).normal(size=(6, 6))
+RING = np.stack([np.roll(SQUARE[0], i) for i in range(6)], 1)
+MADE = {
+    "Triangular": (values.Triangular.from_dense, np.tril(SQUARE)),
+    "Banded": (lambda x: values.Banded.from_dense(x, 1, 0), np.tril(np.triu(SQUARE, -1))),
+    "Tridiagonal": (
+        values.Tridiagonal.from_dense,
+        np.tril(np.triu(SQUARE, -1), 1),
+    ),
+    "Symmetric": (values.Symmetric.from_dense, SQUARE + SQUARE.T),
+    "BlockDiagonal": (
+        lambda x: values.BlockDiagonal.from_dense(x, 2),
+        np.kron(np.eye(2), SQUARE[:3, :3]),
+    ),
+    "Toeplitz": (values.Toeplitz.from_dense, RING),
+    "Circulant": (values.Circulant.from_dense, RING),
+    "NMSparse": (lambda x: values.NMSparse.from_dense(x, 1, 3), np.diag(SQUARE[0])),
+    "Permutation": (values.Permutation.from_dense, np.eye(6)[::-1]),
+    "OneHot": (values.OneHot.from_dense, np.eye(6)[[1, 1, 3]]),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_numpy_arrays_of_64_bits_have_their_structure_in_32_bits(name):
+    make, x = MADE[name]
+    got = jaxrewrite.materialise(make(x))
+    np.testing.assert_array_equal(np.asarray(got), x.astype(got.dtype))
+
+
+@pytest.mark.parametrize("as_array", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+@pytest.mark.parametrize("name", ["Triangular", "Banded", "Tridiagonal"])
+def test_a_subnormal_number_is_not_zero(name, as_array):
+    make, x = MADE[name]
+    x = np.array(x, np.float32)
+    x[0, 5] = 1e-40
+    with pytest.raises(ValueError, match=name):
+        make(as_array(x))
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_checks_leave_arrays_on_their_devices(name, monkeypatch):
+    make, x = MADE[name]
+    x = jnp.asarray(x, jnp.float32)
+    monkeypatch.setattr(
+        type(x), "__array__", lambda *args, **kwargs: pytest.fail("the array is fetched")
+    )
+    monkeypatch.setattr(type(x), "__buffer__", None, raising=False)
+    make(x)
+
+
+def test_indices_whose_dtype_does_not_hold_the_number_of_classes():
+    for indices in (np.array([0, 127], np.int8), jnp.array([0, 127], jnp.int8)):
+        assert values.OneHot(indices, 1000).shape == (2, 1000)
+        with pytest.raises(ValueError, match="indices"):
+            values.OneHot(indices, 127)
+
+
+def test_weights_are_pruned_by_one_program():
+    program = jax.make_jaxpr(lambda w: jax.tree.leaves(values.NMSparse.prune(w)))
+    assert len(program(jnp.ones((8, 3))).eqns) == 1
