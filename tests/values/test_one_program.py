@@ -134,3 +134,12 @@ def test_indices_whose_dtype_does_not_hold_the_number_of_classes():
 def test_weights_are_pruned_by_one_program():
     program = jax.make_jaxpr(lambda w: jax.tree.leaves(values.NMSparse.prune(w)))
     assert len(program(jnp.ones((8, 3))).eqns) == 1
+
+
+@pytest.mark.parametrize("format", ["bcoo", "bcsr", "bcsc"])
+def test_entries_are_gathered_by_one_program(format):
+    make = lambda w: values.Sparse.from_dense(w, nse=6, format=format)
+    w = jnp.asarray(np.diag(SQUARE[0]), jnp.float32)
+    assert len(jax.make_jaxpr(lambda w: jax.tree.leaves(make(w)))(w).eqns) == 1
+    for v in (make(w), values.Sparse.from_dense(w, format=format)):
+        np.testing.assert_array_equal(jaxrewrite.materialise(v), w)

@@ -136,14 +136,14 @@ def batch_of(cls: str, leaf: Any) -> tuple[int, ...]:
     return shape[:-1]
 
 
-def _is_known(x: Any) -> bool:
+def is_known(x: Any) -> bool:
     """Whether an array has numbers, so that it is not traced."""
     return isinstance(x, (jax.Array, np.ndarray)) and not isinstance(x, jax.core.Tracer)
 
 
 def concrete(x: Any) -> np.ndarray | None:
     """The numbers of an array, or ``None`` if it is traced or not an array."""
-    return np.asarray(x) if _is_known(x) else None
+    return np.asarray(x) if is_known(x) else None
 
 
 def _unsharded(x: Any) -> Any:
@@ -160,7 +160,7 @@ def disproved(
     ``check(xp, *arrays, *static)`` computes one truth value, by NumPy if the arrays are
     NumPy's. Those of JAX stay on their devices, where ``xp`` is `jax.numpy`.
     """
-    if not all(map(_is_known, arrays)):
+    if not all(map(is_known, arrays)):
         return False
     arrays = tuple(map(_unsharded, arrays))
     if all(isinstance(x, np.ndarray) for x in arrays):
@@ -189,7 +189,7 @@ def differs(dense: Any, structured: Callable[[Any], Any]) -> bool:
 
     Those of NumPy are compared as the array of JAX that is made of them.
     """
-    if not _is_known(dense):
+    if not is_known(dense):
         return False
     with _at_once():
         dense = jnp.asarray(_unsharded(dense))
