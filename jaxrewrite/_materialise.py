@@ -22,6 +22,9 @@ def materialise(tree: Any) -> Any: ...
 def materialise(tree: Any) -> Any:
     """Make every value in a pytree dense, nested ones included.
 
+    A value of a ready type is computed by one compiled program. `jax.jit` of this function does
+    that for other types.
+
     Parameters
     ----------
     tree

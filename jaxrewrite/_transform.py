@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
@@ -242,15 +242,27 @@ def dense(value: Value) -> Any:
 
 
 def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> Any:
-    leaves, treedef = layer(value)
-    if any(map(is_value, leaves)):
-        dense = transform(_materialiser(treedef), materialise="allow")(*leaves)
-    else:
-        dense = materialised(value)
+    is_one_program = value._is_compiled_densely and _runs_at_once(
+        tree_leaves(value), _ARRAYS
+    )
+    dense = _in_one_program(value) if is_one_program else _in_steps(value)
     # NumPy arrays may have 64 bits where JAX's do not.
     if isinstance(dense, (np.ndarray, np.generic)):
         dense = np.asarray(dense, _compat.leaf_aval(dense).dtype)
     return checked(dense)
+
+
+def _in_steps(value: Value) -> Any:
+    leaves, treedef = layer(value)
+    if any(map(is_value, leaves)):
+        return transform(_materialiser(treedef), materialise="allow")(*leaves)
+    return materialised(value)
+
+
+# One operation after the other takes several times as long, and more memory.
+@jax.jit
+def _in_one_program(value: Value) -> Any:
+    return _in_steps(value)
 
 
 @functools.lru_cache(256)
@@ -278,10 +290,8 @@ def _is_jittable(args: Any, kwargs: Any) -> bool:
 
     Without a value among them, there is nothing to compile beside the function itself.
     """
-    if not _compat.nothing_is_traced() or _compat.jit_is_disabled():
-        return False
     leaves, treedef = tree_flatten((args, kwargs))
-    if not {*map(type, leaves)} <= {_compat.ArrayImpl}:
+    if not _runs_at_once(leaves, _ARRAYS_OF_JAX):
         return False
     try:
         has_values = _structures_with_values.get(treedef)
@@ -295,6 +305,16 @@ def _is_jittable(args: Any, kwargs: Any) -> bool:
 
 
 _structures_with_values = bounded_cache(1024)
+
+_ARRAYS_OF_JAX: set[type] = {_compat.ArrayImpl}
+_ARRAYS: set[type] = {_compat.ArrayImpl, np.ndarray}
+
+
+def _runs_at_once(leaves: Iterable[Any], types: set[type]) -> bool:
+    """Whether nothing is traced, `jax.jit` compiles, and all leaves are of these types."""
+    if not _compat.nothing_is_traced() or _compat.jit_is_disabled():
+        return False
+    return {*map(type, leaves)} <= types
 
 
 def _has_values(tree: Any) -> bool:

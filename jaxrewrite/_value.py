@@ -100,6 +100,10 @@ class Value(PyTree):
     # Whether programs see its dense array anyway, so that no policy stands in the way of that.
     _is_seen_dense: ClassVar[bool] = False
 
+    # Whether `jaxrewrite.materialise` compiles ``materialise`` as a whole. What a user wrote may
+    # look at the numbers, and what returns a leaf would copy it.
+    _is_compiled_densely: ClassVar[bool] = False
+
     # Whether an annotation with this class itself, not a subclass, means any value.
     _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True

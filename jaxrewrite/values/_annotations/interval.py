@@ -17,7 +17,7 @@ import jaxrewrite
 from jaxrewrite.primitives import COMPARISON, CUMULATIVE, DECREASING, INCREASING, UNARY
 
 from .._base import in_blocks
-from .._base.structured import Structured, concrete, inexact, split_alike
+from .._base.structured import Structured, disproved, inexact, split_alike
 from .declaration import (
     MOVING,
     REDUCING,
@@ -108,8 +108,7 @@ class Interval(Structured):
             )
         if jnp.issubdtype(lower.dtype, jnp.complexfloating):
             raise ValueError(f"Interval: lower must be real; got {lower.dtype}.")
-        low, high = concrete(self.lower), concrete(self.upper)
-        if low is not None and high is not None and not (low <= high).all():
+        if disproved(_are_in_order, self.lower, self.upper):
             raise ValueError("Interval: lower must not be above upper, nor NaN.")
 
     @classmethod
@@ -142,6 +141,10 @@ class Interval(Structured):
 
     def leaf_specs(self, spec: Any) -> Any:
         return split_alike(self, spec)
+
+
+def _are_in_order(xp: Any, lower: Any, upper: Any) -> Any:
+    return (lower <= upper).all()
 
 
 def _lower(x: Any) -> Any:

@@ -64,6 +64,7 @@ class Tagged(Structured):
     """
 
     outer = 50
+    _is_compiled_densely = False
 
     # Only the tags are lost. Derivative rules get arrays without tags.
     materialise_policy = "allow"

@@ -110,6 +110,7 @@ class Unitful(Structured):
     """
 
     outer = 30
+    _is_compiled_densely = False
     adopts = _EQUAL
 
     # An array that is itself a value meets other values as that value.

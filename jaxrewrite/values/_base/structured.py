@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -75,6 +76,7 @@ class Structured(jaxrewrite.ArrayValue):
     """
 
     _is_base = True
+    _is_compiled_densely = True
 
     @property
     def nbytes(self) -> int:
@@ -134,24 +136,92 @@ def batch_of(cls: str, leaf: Any) -> tuple[int, ...]:
     return shape[:-1]
 
 
+def is_known(x: Any) -> bool:
+    """Whether an array has numbers, so that it is not traced."""
+    return isinstance(x, (jax.Array, np.ndarray)) and not isinstance(x, jax.core.Tracer)
+
+
 def concrete(x: Any) -> np.ndarray | None:
     """The numbers of an array, or ``None`` if it is traced or not an array."""
-    if isinstance(x, jax.core.Tracer) or not isinstance(x, (jax.Array, np.ndarray)):
-        return None
-    return np.asarray(x)
+    return np.asarray(x) if is_known(x) else None
+
+
+def _unsharded(x: Any) -> Any:
+    """An array, by NumPy if it is on a mesh with explicit axes, where JAX refuses to sort, say."""
+    axes = () if isinstance(x, np.ndarray) else jax.typeof(x).sharding.mesh.axis_types
+    return np.asarray(x) if jax.sharding.AxisType.Explicit in axes else x
+
+
+def _read(x: Any) -> Any:
+    """An array, by NumPy if it lies in memory, where that copies and compiles nothing."""
+    if isinstance(x, np.ndarray):
+        return x
+    is_in_memory = x.is_fully_addressable and is_on_cpu(x)
+    return np.asarray(x) if is_in_memory else _unsharded(x)
+
+
+def is_on_cpu(x: jax.Array) -> bool:
+    return all(device.platform == "cpu" for device in x.devices())
+
+
+def disproved(
+    check: Callable[..., Any], *arrays: Any, static: tuple[Hashable, ...] = ()
+) -> bool:
+    """Whether arrays have known numbers for which a check is false.
+
+    ``check(xp, *arrays, *static)`` computes one truth value, by NumPy if the arrays are
+    NumPy's or on a CPU. Others stay on their devices, where ``xp`` is `jax.numpy`.
+    """
+    if not all(map(is_known, arrays)):
+        return False
+    arrays = tuple(map(_read, arrays))
+    if all(isinstance(x, np.ndarray) for x in arrays):
+        return not check(np, *arrays, *static)
+    with _at_once():
+        return not _passes(check, static, *arrays)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _passes(check: Callable[..., Any], static: tuple[Hashable, ...], *arrays: Any) -> Any:
+    return check(jnp, *arrays, *static)
+
+
+def are_below(xp: Any, indices: Any, limit: int) -> Any:
+    """Whether indices are from zero to below a limit, which their dtype may not hold."""
+    most = min(limit - 1, jnp.iinfo(indices.dtype).max)
+    return indices.size == 0 if limit < 1 else ((indices >= 0) & (indices <= most)).all()
+
+
+def are_rows_of_identity(xp: Any, x: Any) -> Any:
+    return ((x == 0) | (x == 1)).all() & ((x == 1).sum(-1) == 1).all()
 
 
 def differs(dense: Any, structured: Callable[[Any], Any]) -> bool:
     """Whether an array has known numbers that differ from those of the value made of it.
 
-    JAX would trace the value of an array that is known while it traces something else.
+    Those of NumPy are compared as the array of JAX that is made of them.
     """
-    numbers = concrete(dense)
-    if numbers is None:
+    if not is_known(dense):
         return False
     with _at_once():
-        value = structured(jnp.asarray(numbers)).materialise()
-        return not np.array_equal(numbers, np.asarray(value), equal_nan=True)
+        dense = jnp.asarray(_unsharded(dense))
+        return not _is_dense_of(structured(dense), dense)
+
+
+@jax.jit
+def _is_dense_of(value: Any, dense: Any) -> Any:
+    return _is_same(jaxrewrite.materialise(value), dense).all()
+
+
+def _is_same(x: Any, y: Any) -> Any:
+    """Whether entries are equal, or both NaN. XLA on a CPU takes subnormal numbers for zeros."""
+    if jnp.iscomplexobj(x):
+        return _is_same(x.real, y.real) & _is_same(x.imag, y.imag)
+    if not inexact(x):
+        return x == y
+    bits = f"uint{jnp.finfo(x.dtype).bits}"
+    p, q = (lax.bitcast_convert_type(z, bits) for z in (x, y))
+    return (p == q) | ((p | q) << 1 == 0) | (jnp.isnan(x) & jnp.isnan(y))
 
 
 def is_number(x: Any) -> bool:

@@ -187,7 +187,7 @@ class Banded(_Bands):
         Array([[1., 1., 1.],
                [1., 1., 0.]], dtype=float32)
         """
-        of_dense = lambda x: cls(_bands_of(x, lower, upper, "Banded"), lower, upper)
+        of_dense = lambda x: cls(_bands_at_once(x, lower, upper, "Banded"), lower, upper)
         return _where_zero_elsewhere(x, of_dense)
 
     def aval(self) -> Any:
@@ -391,7 +391,7 @@ class Tridiagonal(_Bands):
         >>> Tridiagonal.from_dense(jnp.eye(3)).lower
         Array([0., 0.], dtype=float32)
         """
-        of_dense = lambda x: cls(*_three(_bands_of(x, 1, 1, "Tridiagonal")))
+        of_dense = lambda x: cls(*_three(_bands_at_once(x, 1, 1, "Tridiagonal")))
         return _where_zero_elsewhere(x, of_dense)
 
     def aval(self) -> Any:
@@ -509,6 +509,10 @@ def _bands_of(dense: Any, lower: int, upper: int, name: str) -> Any:
         raise ValueError(f"{name}: x has shape {shape}, which is not square.")
     columns = _padded(jnp.swapaxes(dense, -1, -2), -1, upper, lower)
     return jnp.swapaxes(_unsheared(columns), -1, -2)
+
+
+# One operation after the other would take several times as long, and more memory.
+_bands_at_once = jax.jit(_bands_of, static_argnums=(1, 2, 3))
 
 
 def _where_zero_elsewhere(x: Any, of_dense: Callable[[Any], Any]) -> Any:

@@ -12,15 +12,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Inexact, Int, Shaped
 
 import jaxrewrite
 from jaxrewrite import register
 
 from .._base.structured import (
+    are_rows_of_identity,
     batch_of,
-    concrete,
+    disproved,
     is_class,
     nothing,
     nothing_field,
@@ -547,10 +547,9 @@ class Permutation(Matrix):
             raise ValueError(
                 f"Permutation: order must be integers; got {self.order.dtype}."
             )
-        order = concrete(self.order)
-        if order is not None and (np.sort(order) != np.arange(order.shape[-1])).any():
+        if disproved(_are_orders, self.order):
             raise ValueError(
-                f"Permutation: order is not a permutation of 0 to {order.shape[-1] - 1}."
+                f"Permutation: order is not a permutation of 0 to {self.order.shape[-1] - 1}."
             )
 
     @classmethod
@@ -574,14 +573,9 @@ class Permutation(Matrix):
             raise ValueError(
                 f"Permutation: matrix has shape {jnp.shape(matrix)}, which is not square."
             )
-        dense = concrete(matrix)
-        if dense is not None and not (
-            np.isin(dense, (0, 1)).all()
-            and (dense.sum(-1) == 1).all()
-            and (dense.sum(-2) == 1).all()
-        ):
+        if disproved(_is_permutation, matrix):
             raise ValueError("Permutation: matrix is not a permutation matrix.")
-        return cls(jnp.argmax(matrix, -1), matrix.dtype)
+        return cls(jnp.argmax(matrix, -1), jnp.result_type(matrix))
 
     @property
     def has_zeros(self) -> bool:
@@ -667,6 +661,14 @@ class Permutation(Matrix):
 
 def _at(x: Any, indices: Any, axis: int = -1) -> Any:
     return jnp.take_along_axis(x, indices, axis, mode="promise_in_bounds")
+
+
+def _are_orders(xp: Any, order: Any) -> Any:
+    return (xp.sort(order, axis=-1) == xp.arange(order.shape[-1])).all()
+
+
+def _is_permutation(xp: Any, matrix: Any) -> Any:
+    return are_rows_of_identity(xp, matrix) & ((matrix == 1).sum(-2) == 1).all()
 
 
 def _inverse(order: Any) -> Any:

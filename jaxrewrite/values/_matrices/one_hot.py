@@ -7,14 +7,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Inexact, Int
 
 import jaxrewrite
 from jaxrewrite import bind, register
 
-from .._base.structured import concrete, inexact, is_class, one_where, total, zero_unless
+from .._base.structured import (
+    are_below,
+    are_rows_of_identity,
+    disproved,
+    inexact,
+    is_class,
+    one_where,
+    total,
+    zero_unless,
+)
 from .matrix import Matrix, on_axis
 from .monomial import Permutation
 
@@ -179,8 +187,7 @@ class OneHot(Rows):
     def __post_init__(self) -> None:
         object.__setattr__(self, "of_dtype", jnp.dtype(self.of_dtype))
         _check(self)
-        indices = concrete(self.indices)
-        if indices is not None and ((indices < 0) | (indices >= self.classes)).any():
+        if disproved(are_below, self.indices, static=(self.classes,)):
             raise ValueError(f"OneHot: indices are not all from 0 to {self.classes - 1}.")
 
     @classmethod
@@ -204,12 +211,9 @@ class OneHot(Rows):
             raise ValueError(
                 f"OneHot: matrix has shape {jnp.shape(matrix)}, but needs two axes or more."
             )
-        dense = concrete(matrix)
-        if dense is not None and not (
-            np.isin(dense, (0, 1)).all() and (dense.sum(-1) == 1).all()
-        ):
+        if disproved(are_rows_of_identity, matrix):
             raise ValueError("OneHot: matrix has rows that are not rows of the identity.")
-        return cls(jnp.argmax(matrix, -1), matrix.shape[-1], -1, matrix.dtype)
+        return cls(jnp.argmax(matrix, -1), matrix.shape[-1], -1, jnp.result_type(matrix))
 
     def aval(self) -> Any:
         return self.shape_of(self.of_dtype)
@@ -290,8 +294,7 @@ class Picked(Rows):
                 f"Picked: values has shape {jnp.shape(self.values)}, but indices has "
                 f"{jnp.shape(self.indices)}."
             )
-        indices = concrete(self.indices)
-        if indices is not None and ((indices < 0) | (indices >= self.classes)).any():
+        if disproved(are_below, self.indices, static=(self.classes,)):
             raise ValueError(f"Picked: indices are not all from 0 to {self.classes - 1}.")
 
     def aval(self) -> Any:

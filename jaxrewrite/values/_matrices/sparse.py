@@ -30,7 +30,7 @@ from jaxtyping import Array, Integer, Shaped
 import jaxrewrite
 from jaxrewrite import register
 
-from .._base.structured import concrete, zero_unless
+from .._base.structured import concrete, is_known, zero_unless
 from .matrix import Matrix
 from .monomial import Diagonal, Identity
 
@@ -184,19 +184,16 @@ class Sparse(Matrix):
             raise ValueError(f"Sparse: w has shape {jnp.shape(w)}, but needs two axes.")
         if format not in ("bcoo", "bcsr", "bcsc"):
             raise ValueError(f"Sparse: format is {format!r}, not 'bcoo', 'bcsr' or 'bcsc'.")
-        numbers = concrete(w)
-        if numbers is not None:
-            found = int(np.count_nonzero(numbers, axis=(-2, -1)).max(initial=0))
+        if is_known(w):
+            # JAX would trace this, too, while it traces something else.
+            with jax.ensure_compile_time_eval():
+                found = int(_most_entries(w))
             nse = found if nse is None else nse
             if found > nse:
                 raise ValueError(f"Sparse: nse is {nse}, but w has {found} entries.")
-        batch = jnp.ndim(w) - 2
-        if format == "bcoo":
-            return cls(BCOO.fromdense(w, nse=nse, n_batch=batch))
-        if format == "bcsc":
-            w = jnp.swapaxes(w, -1, -2)
-        rows = BCOO.fromdense(w, nse=nse, n_batch=batch)
-        return cls(_compressed(rows), by_columns=format == "bcsc")
+        if nse is None:
+            return _of_dense(cls, w, None, format)
+        return _of_dense_at_once(cls, w, nse, format)
 
     # --- formats --------------------------------------------------------------------
 
@@ -432,6 +429,26 @@ class Sparse(Matrix):
             places.append(self.indptr)
         treedef = jax.tree.structure(self)
         return jax.tree.unflatten(treedef, [padded(self.data, 0), *places])
+
+
+def _of_dense(cls: Any, w: Any, nse: int | None, format: str) -> Any:
+    batch = jnp.ndim(w) - 2
+    if format == "bcoo":
+        return cls(BCOO.fromdense(w, nse=nse, n_batch=batch))
+    if format == "bcsc":
+        w = jnp.swapaxes(w, -1, -2)
+    rows = BCOO.fromdense(w, nse=nse, n_batch=batch)
+    return cls(_compressed(rows), by_columns=format == "bcsc")
+
+
+# One operation after the other would take twice as long.
+_of_dense_at_once = jax.jit(_of_dense, static_argnums=(0, 2, 3))
+
+
+@jax.jit
+def _most_entries(w: Any) -> Any:
+    """The number of entries that are not zero, of the matrix that has most of them."""
+    return jnp.count_nonzero(w, axis=(-2, -1)).max(initial=0)
 
 
 def _check_indices(matrix: BCOO | BCSR) -> None:

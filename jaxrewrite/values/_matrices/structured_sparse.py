@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Integer, Shaped
 
@@ -15,7 +15,7 @@ import jaxrewrite
 from jaxrewrite import register
 
 from .._base import in_blocks
-from .._base.structured import concrete, total, zero_unless
+from .._base.structured import are_below, disproved, total, zero_unless
 from .matrix import Matrix, apply_dense
 
 
@@ -96,13 +96,11 @@ class NMSparse(Matrix):
             raise ValueError(
                 f"NMSparse: m is {self.m}, but a group has {shape[-2]} entries."
             )
-        indices = concrete(self.indices)
-        if indices is None or not indices.size:
+        if not self.indices.size:
             return
-        ordered = np.sort(indices.astype(np.int32), axis=-2)
-        if ordered.min() < 0 or ordered.max() >= self.m:
+        if disproved(are_below, self.offsets, static=(self.m,)):
             raise ValueError(f"NMSparse: indices are out of range for groups of {self.m}.")
-        if not np.diff(ordered, axis=-2).all():
+        if disproved(_are_distinct, self.offsets):
             raise ValueError("NMSparse: indices repeat a place in a group.")
 
     @classmethod
@@ -134,14 +132,9 @@ class NMSparse(Matrix):
             raise ValueError(f"NMSparse: n is {n}, which is not between 1 and m, {m}.")
         if shape[-2] % m:
             raise ValueError(f"NMSparse: m is {m}, which does not divide {shape[-2]} rows.")
-        numbers = concrete(w)
-        if numbers is not None and np.isnan(numbers).any():
+        if disproved(_are_numbers, w):
             raise ValueError("NMSparse: w has NaN entries.")
-        groups = w.reshape(*shape[:-2], shape[-2] // m, m, shape[-1])
-        largest = jnp.argsort(-jnp.abs(groups), axis=-2)[..., :n, :]
-        kept = jnp.sort(largest, axis=-2)
-        values = jnp.take_along_axis(groups, kept, -2)
-        return cls(values, kept.astype(_index_dtype(m)), m)
+        return _pruned(cls, w, n, m)
 
     @classmethod
     def from_dense(cls, w: Any, n: int = 2, m: int = 4) -> Self:
@@ -165,11 +158,8 @@ class NMSparse(Matrix):
             If ``w`` does not have this structure, or as for `prune`.
         """
         v = cls.prune(w, n, m)
-        numbers = concrete(w)
-        if numbers is not None:
-            groups = numbers.reshape(*v.values.shape[:-2], m, numbers.shape[-1])
-            if (np.count_nonzero(groups, axis=-2) > n).any():
-                raise ValueError(f"NMSparse: w has more than {n} nonzero entries of {m}.")
+        if disproved(_has_few, w, static=(n, m)):
+            raise ValueError(f"NMSparse: w has more than {n} nonzero entries of {m}.")
         return v
 
     @property
@@ -282,6 +272,34 @@ def _index_dtype(m: int) -> Any:
     """The smallest unsigned integer dtype that holds m - 1."""
     dtypes = (jnp.uint4, jnp.uint8, jnp.uint16, jnp.uint32)
     return next(dtype for dtype in dtypes if m - 1 <= jnp.iinfo(dtype).max)
+
+
+# One operation after the other would take longer, and more memory.
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _pruned(cls: type[NMSparse], w: Any, n: int, m: int) -> NMSparse:
+    groups = _groups_of(w, m)
+    largest = jnp.argsort(-jnp.abs(groups), axis=-2)[..., :n, :]
+    kept = jnp.sort(largest, axis=-2)
+    values = jnp.take_along_axis(groups, kept, -2)
+    return cls(values, kept.astype(_index_dtype(m)), m)
+
+
+def _groups_of(w: Any, m: int) -> Any:
+    return w.reshape(*w.shape[:-2], w.shape[-2] // m, m, w.shape[-1])
+
+
+def _has_few(xp: Any, w: Any, n: int, m: int) -> Any:
+    """Whether no group has more than ``n`` entries that are not zero."""
+    return ((_groups_of(w, m) != 0).sum(-2) <= n).all()
+
+
+def _are_numbers(xp: Any, x: Any) -> Any:
+    return ~xp.isnan(x).any()
+
+
+def _are_distinct(xp: Any, indices: Any) -> Any:
+    """Whether no group has a place twice."""
+    return (xp.diff(xp.sort(indices, axis=-2), axis=-2) != 0).all()
 
 
 # --- rules --------------------------------------------------------------------------------

@@ -7,13 +7,12 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Inexact
 
 import jaxrewrite
 
-from .._base.structured import concrete
+from .._base.structured import disproved
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, solve_columns
 from .monomial import Diagonal, Identity
@@ -100,14 +99,9 @@ class Symmetric(Matrix):
         Symmetric<f32[2,2], 16 B>(x=f32[2,2], positive=True)
         """
         v = cls(x, positive)
-        numbers = concrete(x)
-        if numbers is None or numbers.size == 0:
-            return v
-        rounding = 100 * float(jnp.finfo(v.dtype).eps) * np.abs(numbers).max()
-        difference = numbers - np.swapaxes(numbers, -1, -2)
-        if not (np.abs(difference) <= rounding).all():
+        if v.x.size and disproved(_is_symmetric, x):
             raise ValueError("Symmetric: x is not symmetric.")
-        if positive and not (np.diagonal(numbers, axis1=-2, axis2=-1) > 0).all():
+        if positive and disproved(_has_positive_diagonal, x):
             raise ValueError("Symmetric: x is not positive definite.")
         return v
 
@@ -219,3 +213,13 @@ class Symmetric(Matrix):
     def known_lu(self) -> Any:
         """The dense factorisation, unless the matrix can be solved better."""
         return NotImplemented if self.positive else lax.linalg.lu(self.materialise())
+
+
+def _is_symmetric(xp: Any, x: Any) -> Any:
+    """Whether an array that has entries is symmetric up to rounding."""
+    rounding = 100 * float(jnp.finfo(x.dtype).eps) * abs(x).max()
+    return (abs(x - xp.swapaxes(x, -1, -2)) <= rounding).all()
+
+
+def _has_positive_diagonal(xp: Any, x: Any) -> Any:
+    return (xp.diagonal(x, axis1=-2, axis2=-1) > 0).all()
