@@ -57,6 +57,27 @@ def drop_dead_code(jaxpr: Jaxpr, flow: DataFlow | None = None) -> Jaxpr:
     return _compat.drop_dead_code(jaxpr) if _may_have_dead_code(jaxpr, flow) else jaxpr
 
 
+_pruned_bodies = WeakCaches(1)
+
+
+def pruned_body(jaxpr: Jaxpr, eqn: JaxprEqn) -> Jaxpr:
+    """A jaxpr of an equation without dead code.
+
+    JAX's pass has left it there if it does not know the primitive. A release of JAX before
+    0.11 does not know ``while``, for example.
+    """
+    if eqn.primitive in dce_rules:
+        return jaxpr
+    cache = _pruned_bodies.of(jaxpr)
+    pruned: Jaxpr | None = cache.get("pruned")
+    if pruned is None:
+        if not _may_have_dead_code(jaxpr, _data_flow(jaxpr.eqns)):
+            return jaxpr
+        pruned = _compat.drop_dead_code(jaxpr)
+        cache.put("pruned", pruned)
+    return pruned
+
+
 def _may_have_dead_code(jaxpr: Jaxpr, flow: DataFlow) -> bool:
     """Whether an equation, a result or an operand of a nested jaxpr may be dropped."""
     eqns = jaxpr.eqns

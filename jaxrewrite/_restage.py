@@ -12,6 +12,7 @@ from . import _compat, _fills
 from ._avals import avals_of
 from ._caches import WeakCaches
 from ._compat import Literal
+from ._dead_code import pruned_body
 from ._draft import Restaged
 from ._record import Body
 from ._rewrite import Scope, adopter_of
@@ -124,6 +125,7 @@ def _restage(
     leaving: Adapter | None,
 ) -> Restaged:
     inner, consts = _compat.open_jaxpr(jaxpr)
+    inner = pruned_body(inner, site.eqn)
     scope = Scope(rewriting)
     scope.is_for_any_units = _fills.is_for_any_units(inner)
     inside = Site.of(site.eqn)

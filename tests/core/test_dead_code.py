@@ -3,11 +3,14 @@
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from families import FAMILIES
 from jax import lax
 
+import jaxrewrite
 from jaxrewrite import _compat, _dead_code
+from jaxrewrite.values import Diagonal
 
 
 X = jnp.arange(9.0).reshape(3, 3) / 9
@@ -60,3 +63,43 @@ def test_dead_code_is_found(fn):
 def test_a_program_without_dead_code_stays_the_same_object():
     jaxpr = staged(lambda x: jax.jit(lambda x: jnp.where(x > 0, x, 0) + 1)(jnp.sin(x)), X)
     assert _dead_code.drop_dead_code(jaxpr) is jaxpr
+
+
+def _in_a_loop(v, x):
+    def turn(state):
+        i, x = state
+        jnp.sort(v)  # Nothing needs it.
+        return i + 1, v @ x
+
+    return lax.while_loop(lambda state: state[0] < 3, turn, (0, x))[1]
+
+
+def _in_a_condition(v, x):
+    def test(state):
+        jnp.sort(v)
+        return (v @ state).sum() < 10
+
+    return lax.while_loop(test, lambda x: 2 * x, x)
+
+
+def _in_a_solve(v, x):
+    def product(y):
+        jnp.sort(v)
+        return v @ y
+
+    return lax.custom_linear_solve(product, x, lambda product, y: product(y) / 4)
+
+
+@pytest.mark.parametrize("program", [_in_a_loop, _in_a_condition, _in_a_solve])
+def test_bodies_that_the_pass_of_jax_does_not_know(program):
+    v, x = Diagonal(jnp.full(3, 2.0)), jnp.arange(1.0, 4.0)
+    run = jaxrewrite.transform(program, materialise="forbid")
+    want = program(v.materialise(), x)
+    for fn in (
+        run,
+        jax.jit(run),
+        jaxrewrite.transform(jax.jit(program), materialise="forbid"),
+    ):
+        np.testing.assert_allclose(fn(v, x), want, rtol=1e-6)
+    many = jax.vmap(run, in_axes=(None, 0))(v, jnp.stack([x, 2 * x]))
+    np.testing.assert_allclose(many[0], want, rtol=1e-6)

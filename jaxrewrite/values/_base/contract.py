@@ -113,6 +113,14 @@ def dot_general(
     return lax.dot_general(x, y, dimension_numbers, **params)
 
 
+def is_or_none(preferred: Any, dtype: Any) -> bool:
+    """Whether a ``preferred_element_type`` is this dtype, or ``None``.
+
+    ``preferred in (None, dtype)`` does not tell, because float64 equals ``None`` in NumPy.
+    """
+    return preferred is None or preferred == dtype
+
+
 def _cast(x: Any, dtype: Any) -> Any:
     if x.dtype == dtype:
         return x

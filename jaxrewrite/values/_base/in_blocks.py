@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Shaped
 
+from .contract import is_or_none
 from .placement import is_manual, may_be_split
 
 
@@ -88,7 +89,7 @@ def dot(
         return NotImplemented
     if batch != ((), ()) or len(own) != 1 or params.get("out_sharding") is not None:
         return NotImplemented
-    if other.dtype != dtype or preferred_element_type not in (None, dtype):
+    if other.dtype != dtype or not is_or_none(preferred_element_type, dtype):
         return NotImplemented
     x = jnp.moveaxis(other, others[0], 0)
     y = multiply(

@@ -22,7 +22,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue
 from jaxrewrite.primitives import ADDITIVE
 
-from .._base.contract import contract, intermediate, labels, transpose
+from .._base.contract import contract, intermediate, is_or_none, labels, transpose
 from .._base.structured import Structured, inexact, is_linear_cast
 from .algebra import LinearAlgebra
 from .sum import sum_of
@@ -876,9 +876,8 @@ def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
     if params.get("out_sharding") is not None:
         return NotImplemented  # It does not say how to shard the intermediate product.
     dtype = jnp.result_type(x.dtype, y.dtype)
-    if params.get("preferred_element_type") not in (None, dtype) and not inexact(
-        jnp.zeros((), dtype)
-    ):
+    is_plain = is_or_none(params.get("preferred_element_type"), dtype)
+    if not is_plain and not inexact(jnp.zeros((), dtype)):
         return NotImplemented  # Integers may overflow in the intermediate product.
     names = labels(dimension_numbers, x.ndim, y.ndim)
     # The factors of the operand with the lower rank give the result that rank.

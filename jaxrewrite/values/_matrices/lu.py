@@ -96,6 +96,8 @@ def _(factors: LUFactor, pivots: LUFactor, b: Array, *, jaxpr: Any, **params: An
 
 def _solved(v: Any, b: Any, trans: int) -> Any:
     axis = v.ndim - 2
+    dtype = jnp.result_type(v.dtype, b.dtype)
+    v, b = v if v.dtype == dtype else v.astype(dtype), b.astype(dtype)
     if trans == 0:
         return v.solve(b, axis)
     if trans == 1:

@@ -12,6 +12,7 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import bind, register
 
+from .._base.contract import is_or_none
 from .._base.recognised import find, fingerprints
 from .kronecker import Kronecker
 from .low_rank import LowRank
@@ -62,7 +63,7 @@ def _(x: Sum, y: Matrix, *, dimension_numbers: Any, **params: Any) -> Any:
     if _size(found) <= _size(x) + _size(y):
         return found
     pair = standard(x, y, dimension_numbers) if x.dtype == y.dtype else None
-    is_plain = params.get("preferred_element_type") in (None, x.dtype)
+    is_plain = is_or_none(params.get("preferred_element_type"), x.dtype)
     if pair is None or not is_plain or params.get("out_sharding") is not None:
         return found
     return Product(pair)

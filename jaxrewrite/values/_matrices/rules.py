@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, transform
 
-from .._base.contract import Labels, labels, transpose
+from .._base.contract import Labels, is_or_none, labels, transpose
 from .._base.structured import (
     inexact,
     inverse_of,
@@ -98,7 +98,7 @@ def _(x: Matrix, y: ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any
     dtype = jnp.result_type(x.dtype, y.dtype)
     if params.get("out_sharding") is not None:
         return NotImplemented
-    if pair is None or params["preferred_element_type"] not in (None, dtype):
+    if pair is None or not is_or_none(params["preferred_element_type"], dtype):
         return NotImplemented
     if x.dtype != y.dtype:
         return NotImplemented

@@ -354,6 +354,24 @@ def test_solves_by_factors(name, bulk):
         close(found, outside(jax.vmap(lambda x: filled(x).materialise())(batch)))
 
 
+@pytest.mark.parametrize("trans", range(3))
+def test_solves_by_complex_factors_of_a_real_right_side(trans, bulk):
+    solve = lambda a, b: jax.scipy.linalg.lu_solve(jax.scipy.linalg.lu_factor(a), b, trans)
+    d, e = jnp.arange(4.0, 8.0), jnp.ones(3)
+    for v in (
+        Tridiagonal(e, d, 2 * e),
+        Triangular(jnp.diag(d) + 1, lower=True),
+        Kronecker(jnp.diag(d[:2]) + 1, jnp.diag(d[2:]) - 1),
+        2 * Circulant(d),
+    ):
+        of_complex = (1 + 2j) * v
+        for a, b in ((of_complex, d), (of_complex, d[:, None]), (v, d * 1j)):
+            want = solve(a.materialise(), b)
+            got = jax.jit(implicit(solve))(a, b)
+            assert got.dtype == want.dtype
+            close(got, want)
+
+
 def test_pivots_of_another_matrix_are_noticed():
     v, w = (Circulant(jnp.array([1.0, x, 2.0, 0.5])) for x in (5.0, 0.1))
 

@@ -270,3 +270,25 @@ def test_one_row():
 def test_bad_input(make, said):
     with pytest.raises(ValueError, match=said):
         make()
+
+
+@pytest.mark.parametrize(
+    "first", ["diagonal", "permutation", "symmetric", "kronecker", "sum"]
+)
+def test_a_product_of_two_in_float64(first):
+    """float64 equals ``None`` in NumPy, and is another dtype than that of the operands."""
+    wide = lambda v, w: jnp.matmul(v, w, preferred_element_type="float64")
+    chain = lambda v, w: jnp.linalg.multi_dot([v, w, jnp.ones((4, 1), "float64")])
+    with jax.enable_x64(True):
+        v = (
+            Sum((value("permutation"), value("kronecker")))
+            if first == "sum"
+            else value(first)
+        )
+        for w in (value("diagonal", 1), value("low_rank", 1), v):
+            for fn in (wide, chain):
+                want = fn(v.materialise(), w.materialise())
+                got = jax.jit(jaxrewrite.transform(fn, materialise="allow"))(v, w)
+                got = jaxrewrite.materialise(got)
+                assert got.dtype == want.dtype == "float64"
+                np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
