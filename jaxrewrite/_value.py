@@ -101,7 +101,7 @@ class Value(PyTree):
     _is_seen_dense: ClassVar[bool] = False
 
     # Whether `jaxrewrite.materialise` compiles ``materialise`` as a whole. What a user wrote may
-    # look at the numbers, and what returns a leaf would copy it.
+    # look at the numbers, what returns a leaf would copy it, and JAX adds to an error's text.
     _is_compiled_densely: ClassVar[bool] = False
 
     # Whether an annotation with this class itself, not a subclass, means any value.

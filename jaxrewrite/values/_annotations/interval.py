@@ -95,6 +95,7 @@ class Interval(Structured):
     """
 
     outer = 10
+    _is_compiled_densely = False
 
     lower: Array
     upper: Array

@@ -92,6 +92,7 @@ class Masked(Structured):
     """
 
     outer = 20
+    _is_compiled_densely = False
 
     array: Array
     mask: Bool[Array, ...]
