@@ -485,10 +485,12 @@ def _fresh(var: Var) -> Var:
 
 
 def adopter_of(operands: Iterable[Any]) -> Value | None:
-    """The first operand of a type that adopts arrays, or ``None``."""
+    """The first value that adopts arrays, among the operands and their fields, or ``None``."""
     for x in operands:
-        if is_value(x) and x.adopts:
-            return x
+        if is_value(x):
+            found = x if x.adopts else adopter_of(vars(x).values())
+            if found is not None:
+                return found
     return None
 
 

@@ -104,6 +104,10 @@ class Value(PyTree):
     # look at the numbers, what returns a leaf would copy it, and JAX adds to an error's text.
     _is_compiled_densely: ClassVar[bool] = False
 
+    # Whether derivatives are those of a function's equations, because a custom rule says
+    # nothing about what this stands for.
+    _ignores_custom_rules: ClassVar[bool] = False
+
     # Whether an annotation with this class itself, not a subclass, means any value.
     _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True

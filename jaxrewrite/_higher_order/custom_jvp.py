@@ -27,6 +27,7 @@ from .derivatives import (
     bring_primals,
     chunks,
     has_array_tangents,
+    ignores_custom_rules,
     is_array,
     lift,
     noting,
@@ -46,6 +47,8 @@ def custom_jvp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     settings = scope.rewriting.settings
     in_tree = tree_structure(operands)
     call = function_of(restaged, site.params["call_jaxpr"])
+    if ignores_custom_rules(operands):
+        return add_call(scope, site, call, restaged, operands)
     structures = targets(restaged)
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:

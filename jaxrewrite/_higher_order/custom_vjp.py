@@ -28,6 +28,7 @@ from .derivatives import (
     bring_primals,
     chunks,
     cotangent_of,
+    ignores_custom_rules,
     is_array,
     is_inexact,
     noting,
@@ -46,6 +47,8 @@ def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     settings = scope.rewriting.settings
     in_tree = tree_structure(operands)
     call = function_of(restaged, site.params["call_jaxpr"])
+    if ignores_custom_rules(operands):
+        return add_call(scope, site, call, restaged, operands)
     structures = targets(restaged)
 
     def forward(*args: Any) -> Any:

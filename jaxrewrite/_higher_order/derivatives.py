@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -89,6 +89,15 @@ def restage_call(scope: Scope, site: Site, operands: Sequence[Any]) -> Restaged:
         restaged = restage(scope.rewriting, jaxpr, operands, site, leaving=leaving)
 
 
+def ignores_custom_rules(operands: Iterable[Any]) -> bool:
+    """Whether an operand, or a value in a field of one, is of a type that ignores such rules."""
+    return any(
+        x._ignores_custom_rules or ignores_custom_rules(vars(x).values())
+        for x in operands
+        if is_value(x)
+    )
+
+
 def add_call(
     scope: Scope, site: Site, fn: Any, restaged: Restaged, operands: Sequence[Any]
 ) -> Any:
@@ -147,9 +156,14 @@ def can_be_lifted(value: Value) -> bool:
 
 def can_be_dense(value: Value) -> bool:
     """Whether a value, on avals, can become dense."""
+    fields, _ = parts(value)
+    inside = (can_be_dense(field) for field in fields if is_value(field))
+    return all(inside) and _loses_its_layer(value)
+
+
+def _loses_its_layer(value: Value) -> bool:
+    """Whether a value becomes dense if the values in its fields do, or are arrays."""
     fields, treedef = parts(value)
-    if not all(can_be_dense(field) for field in fields if is_value(field)):
-        return False
     try:
         dense_aval(type(value), treedef, avals_of(fields))
     except Exception:  # noqa: BLE001 - a type that is never dense raises anything
@@ -379,7 +393,10 @@ def _as_dense_as_can_be(tangent: Any) -> Any:
     if can_be_dense(_on_avals(tangent)):
         return materialise(tangent)
     fields, treedef = parts(tangent)
-    return tree_unflatten(treedef, map(_as_dense_as_can_be, fields))
+    if not _loses_its_layer(_on_avals(tangent)):
+        return tree_unflatten(treedef, map(_as_dense_as_can_be, fields))
+    dense = lambda *fields: tree_unflatten(treedef, fields).materialise()
+    return _as_dense_as_can_be(transform(dense, materialise="allow")(*fields))
 
 
 def _as_tangent(cotangent: Any, form: Value) -> Value:

@@ -8,12 +8,10 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.extend.core
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, ArrayLike
+from jaxtyping import Array
 
-import jaxrewrite
 from jaxrewrite.primitives import COMPARISON, CUMULATIVE, DECREASING, INCREASING, UNARY
 
 from .._base import in_blocks
@@ -96,6 +94,7 @@ class Interval(Structured):
 
     outer = 10
     _is_compiled_densely = False
+    _ignores_custom_rules = True
 
     lower: Array
     upper: Array
@@ -502,9 +501,3 @@ def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
         return jnp.where(surely, end(yes), jnp.where(never, end(no), undecided))
 
     return _bounded(chosen(_lower, jnp.minimum), chosen(_upper, jnp.maximum))
-
-
-@jaxrewrite.register("custom_jvp_call", "custom_vjp_call")
-def _custom(*operands: Interval | ArrayLike, call_jaxpr: Any, **params: Any) -> Any:
-    """Run the function itself, because its derivative rule says nothing about bounds."""
-    return jaxrewrite.transform(jax.extend.core.jaxpr_as_fun(call_jaxpr))(*operands)

@@ -136,7 +136,7 @@ class Named(Structured):
 
     def lift_tangent(self, tangent: Any) -> Any:
         """Give a tangent from a custom derivative rule the names of this array."""
-        return Named(tangent, _names(self))
+        return Named(_array(tangent), _names(self))
 
 
 def _names(x: Any) -> Names:

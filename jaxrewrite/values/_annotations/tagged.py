@@ -97,8 +97,7 @@ class Tagged(Structured):
         if primitive.name in jaxrewrite.primitives.IDENTITY:
             return NotImplemented  # The primitive passes on each operand separately.
         tags = frozenset().union(*(x.tags for x in values if isinstance(x, Tagged)))
-        arrays = [x.array if isinstance(x, Tagged) else x for x in values]
-        results = jaxrewrite.bind(primitive, *arrays, **params)
+        results = jaxrewrite.bind(primitive, *map(_untagged, values), **params)
         return mapped(lambda result: Tagged(result, tags), primitive, results)
 
     def join(self, other: Any) -> Any:
@@ -118,7 +117,7 @@ class Tagged(Structured):
 
     def lift_tangent(self, tangent: Any) -> Any:
         """Give a tangent from a custom derivative rule the tags of this array."""
-        return Tagged(tangent, self.tags)
+        return Tagged(_untagged(tangent), self.tags)
 
 
 @annotation_rule(Tagged)
@@ -133,6 +132,10 @@ def _choose(index: Tagged, *operands: Any, **params: Any) -> Any:
     """Give all results the tags of the index that chooses a branch."""
     results = jaxrewrite.bind("cond", index.array, *operands, **params)
     return [Tagged(*_parts(x, index.tags)) for x in results]
+
+
+def _untagged(x: Any) -> Any:
+    return x.array if isinstance(x, Tagged) else x
 
 
 def _parts(x: Any, tags: frozenset[str]) -> tuple[Any, frozenset[str]]:

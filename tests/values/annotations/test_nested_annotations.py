@@ -1,0 +1,117 @@
+"""Annotations around annotations: each program does to the inner one what it does to it alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxrewrite
+from jaxrewrite import transform
+from jaxrewrite.values import Interval, Masked, Named, Tagged, Unitful
+
+
+X = jnp.array([1.0, -2.0, 3.0])
+MISSING = jnp.array([False, False, True])
+
+INNER = {
+    "Masked": lambda x: Masked(x, MISSING),
+    "Unitful": lambda x: Unitful(x, "m"),
+    "Interval": lambda x: Interval(x, x + 1),
+}
+AROUND = {
+    "Tagged": lambda v: Tagged(v, frozenset({"tag"})),
+    "Named": lambda v: Named(v, ("axis",)),
+    "both": lambda v: Tagged(Named(v, ("axis",)), frozenset({"tag"})),
+    "units": lambda v: Unitful(v, "kg"),
+}
+NESTS = [
+    (around, inner)
+    for around in AROUND
+    for inner in INNER
+    if (around, inner) != ("units", "Unitful")
+]
+
+
+@jax.custom_jvp
+def squared(x):
+    return x * x
+
+
+@squared.defjvp
+def _(primals, tangents):
+    (x,), (t,) = primals, tangents
+    return squared(x), 3 * x * t  # Not the derivative, so that it shows which one is taken.
+
+
+@jax.custom_vjp
+def cubed(x):
+    return x * x * x
+
+
+cubed.defvjp(lambda x: (cubed(x), x), lambda x, ct: (4 * x * x * ct,))
+
+FUNCTIONS = {"relu": jax.nn.relu, "custom_jvp": squared, "custom_vjp": cubed}
+
+
+def numbers(v):
+    """The numbers inside, without those that are missing."""
+    while isinstance(v, jaxrewrite.Value):
+        if isinstance(v, Masked):
+            v = v.filled(0)
+        elif isinstance(v, Interval):
+            v = v.lower + 2 * v.upper
+        else:
+            v = v.array
+    return v
+
+
+@pytest.mark.parametrize(("around", "inner"), NESTS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradients_by_custom_rules_are_those_of_the_inner_annotation(name, around, inner):
+    fn = FUNCTIONS[name]
+
+    def slopes(wrap):
+        def loss(x):
+            return numbers(transform(fn)(wrap(INNER[inner](x)))).sum()
+
+        yield jax.grad(loss)(X)
+        yield jax.jit(jax.grad(loss))(X)
+        if name != "custom_vjp":
+            yield jax.jvp(loss, (X,), (X,))[1]
+
+    for got, want in zip(slopes(AROUND[around]), slopes(lambda v: v), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+ZEROS = {
+    "comparison": lambda x: jnp.where(x > 0, x, 0.0),
+    "maximum": lambda x: jnp.maximum(x, 0),
+    "clip": lambda x: jnp.clip(x, 0),
+    "leaky": jax.nn.leaky_relu,
+    "sum": lambda x: x + 0.0,
+    "hypot": lambda x: jnp.hypot(x, x),
+    "pad": lambda x: jnp.pad(x, 1),
+    "not a number": jnp.nan_to_num,
+    "carry": lambda x: lax.scan(lambda c, y: (c + y, c), 0.0, x)[0],
+    "argument": lambda x: jax.jit(jnp.maximum)(x, 0.0),
+    "update": lambda x: jnp.zeros(3).at[1].set(x[0]),
+    "choice": lambda x: lax.cond(True, lambda: x, lambda: jnp.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("around", ["Tagged", "Named", "both"])
+@pytest.mark.parametrize("name", ZEROS)
+def test_zeros_have_the_units_inside_of_another_annotation(name, around):
+    fn, v = ZEROS[name], Unitful(X, "m")
+    got, want = transform(fn)(AROUND[around](v)), transform(fn)(v)
+    while not isinstance(got, Unitful):
+        got = got.array
+    assert got.units == want.units
+    np.testing.assert_array_equal(got.array, want.array)
+
+
+def test_numbers_without_a_scale_need_no_units_where_a_program_ends():
+    v = Tagged(Unitful(X, "m"), frozenset({"tag"}))
+    got = transform(lambda x: jnp.where(x > 0, 0.0, jnp.inf))(v)
+    assert isinstance(got, Tagged) and not isinstance(got.array, jaxrewrite.Value)
