@@ -64,9 +64,9 @@ class Unitful(Structured):
     in a loop that starts at ``jnp.zeros``, whose turns tell which units it gets. (Astropy does
     so, too: see its ``can_have_arbitrary_unit``.) The largest number of a dtype stands for
     infinity there, but not in products. They are floating-point or complex numbers, or
-    become such, and stand beside a value of this type that is not within another value. An
-    argument of the program is no such number, even if the array is zero, for its numbers are not
-    known when units are checked.
+    become such, and stand beside a value of this type, or beside one that holds it, as `Named`
+    does. An argument of the program is no such number, even if the array is zero, for its
+    numbers are not known when units are checked.
 
     The result of ``transform(jax.grad(f))(x)`` has the units of ``f(x)`` divided by those of
     ``x``. In ``jax.grad(transform(f))(x)`` JAX gives the derivative the metadata of the
