@@ -114,9 +114,9 @@ def dot_general(
 
 
 def is_or_none(preferred: Any, dtype: Any) -> bool:
-    """Whether a ``preferred_element_type`` is this dtype, or ``None``.
+    """Whether a dtype that a result should have is this dtype, or ``None``.
 
-    ``preferred in (None, dtype)`` does not tell, because float64 equals ``None`` in NumPy.
+    ``preferred in (None, dtype)`` does not tell that, because float64 equals ``None`` in NumPy.
     """
     return preferred is None or preferred == dtype
 

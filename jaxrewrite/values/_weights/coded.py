@@ -23,6 +23,7 @@ from jaxtyping import ArrayLike
 import jaxrewrite
 from jaxrewrite import _compat, primitives
 
+from .._base.contract import is_or_none
 from .._base.structured import Structured, fields_of
 
 
@@ -726,7 +727,7 @@ def rescaled(
     if len(shape) != v.ndim:
         return NotImplemented  # ``v`` is a number and ``c`` is an array.
     wider = any(k not in (1, n) for k, n in zip(shape, v.shape, strict=True))
-    if wider or out_dtype not in (None, v.dtype):
+    if wider or not is_or_none(out_dtype, v.dtype):
         return NotImplemented
     factor = jnp.reshape(c, shape)
     new = v.map_scales(
