@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from . import (
+    conversions,
     gpt2,
     growth,
     imports,
@@ -32,7 +33,7 @@ PARTS = {
     for part in (
         module.PART
         for module in (
-            *(model, quantised, overhead, growth, operations),
+            *(model, quantised, conversions, overhead, growth, operations),
             *(types, structured, steady, imports, patterns, peers),
         )
     )

@@ -88,6 +88,13 @@ def test_quantised_products(file, optimised):
 
 
 @pytest.mark.slow
+def test_conversions(file, optimised):
+    rows = measure("conversions", file=file)
+    assert {what for _, _, what in rows} == {"to compress", "to make dense"}
+    assert all({*row} == {"in steps", "implicit", "a pass"} for row in rows.values())
+
+
+@pytest.mark.slow
 def test_quantised_products_on_a_gpu(file, optimised, monkeypatch):
     """What is measured there runs anywhere, without the kernels."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
