@@ -234,6 +234,22 @@ def test_pseudo_inverse_of_a_stack_of_empty_matrices(batch):
     assert jaxrewrite.materialise(found).shape == (*batch, 0, 0)
 
 
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "stack"])
+def test_a_dense_pseudo_inverse_has_second_derivatives(batch):
+    """JAX's own function has none with JAX 0.10 if ``rtol`` is traced."""
+    v = BlockDiagonal(normal(0, *batch, 2, 3, 2))
+    tangent = BlockDiagonal(normal(1, *batch, 2, 3, 2))
+
+    def loss(v):
+        return jnp.sin(jnp.linalg.pinv(v)).sum()
+
+    def along(fn):
+        return jax.jvp(jax.grad(fn), (v,), (tangent,))[1].blocks
+
+    found = along(jaxrewrite.transform(loss, materialise="allow"))
+    np.testing.assert_allclose(found, along(lambda v: loss(v.materialise())), rtol=1e-9)
+
+
 def test_what_is_no_number_has_no_pseudo_inverse(bulk):
     """A singular value that is not a number must not count as zero."""
     bad = jnp.ones(N).at[2].set(jnp.nan)
