@@ -97,6 +97,8 @@ def _check_precedence(precedence: Any) -> None:
         raise TypeError(
             f"The precedence of a rule is a number; got a {type(precedence).__name__}."
         )
+    if precedence != precedence:
+        raise TypeError("The precedence of a rule is a number; got NaN.")
 
 
 def _check_pair(rule: Rule, keyword: str) -> None:

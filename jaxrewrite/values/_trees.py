@@ -73,8 +73,8 @@ def adapt(
     ------
     ValueError
         If no leaf is chosen, a chosen leaf has more or fewer than two axes and no ``axes``,
-        ``rank`` is not positive, or what ``progress`` returns has more or fewer items than
-        leaves were chosen.
+        or lacks one of its ``axes``, ``rank`` is not positive, or what ``progress`` returns
+        has more or fewer items than leaves were chosen.
 
     Examples
     --------
@@ -124,6 +124,8 @@ def _adapted(
                 "its row and column axes by axes."
             )
         axes = (0,), (1,)
+    if not all(-w.ndim <= axis < w.ndim for own in axes for axis in own):
+        raise ValueError(f"adapt: {path} has shape {w.shape}, and no axes {axes}.")
     rows, cols = ([axis % w.ndim for axis in own] for own in axes)
     batch = [i for i in range(w.ndim) if i not in rows and i not in cols]
     sizes = [[w.shape[i] for i in own] for own in (batch, rows, cols)]

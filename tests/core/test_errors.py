@@ -328,6 +328,8 @@ def test_precedence_is_a_number():
     rules = jaxrewrite.Rules()
     with pytest.raises(TypeError, match="precedence of a rule is a number; got a str"):
         rules.register("neg", precedence="first")
+    with pytest.raises(TypeError, match="got NaN"):
+        rules.register("neg", precedence=float("nan"))(lambda x: -x)
     assert rules.version == 0
 
 

@@ -453,3 +453,17 @@ def test_layers_share_the_body_of_one_call():
     assert len(calls) == 2
     assert calls[0].params["jaxpr"] is calls[1].params["jaxpr"]
     assert "exp" not in {eqn.primitive.name for eqn in jaxpr.eqns}
+
+
+def test_a_product_of_vectors_in_bfloat16_compiles():
+    """XLA has no code for what the function of JAX computes of them, with JAX 0.10."""
+
+    def one_head(q, k, v):
+        return jax.nn.softmax(q @ k.T, axis=-1) @ v
+
+    few, answers = spied(rules, ["attention"])
+    attend = jax.jit(jaxrewrite.transform(one_head, rules=few))
+    for queries, keys, size in [(1, 1, 4), (1, 1, 1), (1, 3, 1), (3, 1, 1), (2, 3, 1)]:
+        q, k = (normal(8, n, size).astype("bfloat16") for n in (queries, keys))
+        close(attend(q, k, k), one_head(q, k, k), 1e-2)
+    assert len(answers) == 1

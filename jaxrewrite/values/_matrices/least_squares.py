@@ -21,7 +21,7 @@ from jaxrewrite import register
 
 from .._base.recognised import find, fingerprints
 from .._base.structured import inexact
-from .algebra import on_fields
+from .algebra import LinearAlgebra, on_fields
 from .low_rank import LowRank
 from .lu import LEVELS
 from .matrix import Matrix
@@ -45,8 +45,13 @@ def _(
     call = find(calls, jaxpr, v.aval(), *map(jax.typeof, more))
     if call is None:
         return NotImplemented
-    if not _is_known(v):
-        ask_for_dense(v)
+    # JAX casts the matrix first, of which there is no decomposition with 16 bits.
+    dtype = jnp.result_type(v, *more[: call.has_right_side])
+    wide = jaxrewrite.transform(lambda v: v.astype(dtype))(v)
+    if not isinstance(wide, LinearAlgebra):
+        return NotImplemented
+    if not _is_known(wide):
+        ask_for_dense(wide)
         return NotImplemented
     return call.mapped(lambda v, *more: on_fields(call.of_value, v, *more))(v, *more)
 

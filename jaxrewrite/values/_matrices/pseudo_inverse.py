@@ -42,7 +42,11 @@ class PseudoInverse(Matrix):
         return jax.core.ShapedArray((*batch, m, n), self.matrix.dtype)
 
     def materialise(self) -> Any:
-        return jnp.linalg.pinv(jaxrewrite.materialise(self.matrix), rtol=self.tolerance)
+        # With JAX 0.10, JAX's own function has no second derivative if ``rtol`` is traced.
+        dense = jaxrewrite.materialise(self.matrix)
+        eye = jnp.eye(dense.shape[-2], dtype=dense.dtype)
+        columns = jnp.broadcast_to(eye, (*self.batch, *eye.shape))
+        return pseudo_inverse_times(dense, self.tolerance, columns)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         batch = len(self.batch)
@@ -96,13 +100,16 @@ def is_kept(size: Any, tolerance: Any, keeps_equal: bool) -> Any:
 def pseudo_inverse_times(
     a: Any, tolerance: Any, b: Any, *, keeps_equal: bool = False
 ) -> Any:
-    r"""The pseudo-inverse of a matrix times an array of shape (\*batch, n, k)."""
+    r"""The pseudo-inverse of a matrix times an array of shape (\*batch, n, k).
+
+    The matrix is an array, or a value that knows its `known_reduced_svd`.
+    """
     leaves, treedef = jax.tree.flatten(a)
     whole = lambda leaves: jax.tree.unflatten(treedef, leaves)
 
     @jax.custom_jvp
     def product(leaves: Any, tolerance: Any, b: Any) -> Any:
-        u, size, vh = whole(leaves).known_reduced_svd()
+        u, size, vh = _reduced_svd(whole(leaves))
         size = nan_unless_finite(jaxrewrite.materialise(size))
         kept = is_kept(size, tolerance, keeps_equal)
         inverse = jnp.where(kept, 1 / jnp.where(kept, size, 1), 0 * size)
@@ -129,6 +136,11 @@ def pseudo_inverse_times(
         return x, found + beside - times(a, dot(a, beside))
 
     return product(leaves, tolerance, b)
+
+
+def _reduced_svd(a: Any) -> Any:
+    is_known = isinstance(a, jaxrewrite.Value)
+    return a.known_reduced_svd() if is_known else jnp.linalg.svd(a, full_matrices=False)
 
 
 def dot(a: Any, x: Any) -> Any:

@@ -396,6 +396,8 @@ class Sparse(Matrix):
             solve = lambda v, x: v.solve(x, axis - 1)
             return jax.vmap(solve)(self, x)
         dtype = jnp.result_type(self.data, x)
+        if not x.size:
+            return x.astype(dtype)
         wide = jnp.float32 if dtype in (jnp.bfloat16, jnp.float16) else dtype
         v, x = self.with_data(self.data.astype(wide)), jnp.moveaxis(x, axis, -1)
         columns = x.astype(wide).reshape(-1, x.shape[-1])

@@ -234,8 +234,8 @@ class NMSparse(Matrix):
     def scaled_rows(self, factors: Any) -> Any:
         if self.in_rows:
             return self.with_values(self.values * factors[..., None, None, :])
-        groups = factors.reshape(*factors.shape[:-1], -1, self.m, 1)
         *batch, count, _, k = self.values.shape
+        groups = factors.reshape(*factors.shape[:-1], count, self.m, 1)
         groups = jnp.broadcast_to(groups, (*batch, count, self.m, k))
         return self.with_values(self.values * self._at_places(groups))
 

@@ -80,7 +80,7 @@ class Float8(Coded):
 
     def __init__(self, codes: Any, scale: Any, format: str | None = None):
         given = format if codes.dtype == jnp.uint8 else codes.dtype
-        if given is None or jnp.dtype(given) not in DTYPES:
+        if given not in DTYPES:
             raise ValueError(
                 "Float8: `codes` must be float8_e4m3fn or float8_e5m2, or uint8 with one of "
                 f"these as `format`; got {codes.dtype} and {format}."
@@ -142,13 +142,12 @@ class Float8(Coded):
         Float8<f32[256,32], 8.7 kB>(codes=u8[256,32], scale=f32[4,32], format='float8_e5m2')
         """
         w = checked_weight("Float8", w)
-        dtype = jnp.dtype(dtype)
         if dtype not in DTYPES:
             raise ValueError(
                 f"Float8: `dtype` must be float8_e4m3fn or float8_e5m2; got {dtype}."
             )
         sizes = sizes_of("Float8", w.shape, axis, block)
-        return _quantised(cls, w, dtype, sizes)
+        return _quantised(cls, w, jnp.dtype(dtype), sizes)
 
     def aval(self) -> Any:
         return jax.ShapeDtypeStruct(self.codes.shape, self.scale.dtype)

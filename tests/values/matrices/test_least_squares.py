@@ -234,6 +234,34 @@ def test_pseudo_inverse_of_a_stack_of_empty_matrices(batch):
     assert jaxrewrite.materialise(found).shape == (*batch, 0, 0)
 
 
+def test_a_matrix_of_16_bits_and_a_wide_right_side():
+    """JAX casts the matrix first, and has no decomposition of 16 bits."""
+    narrow = jnp.arange(1.0, 5.0).astype("bfloat16")
+    toeplitz = Toeplitz(narrow, narrow)
+    y = normal(0, 4, 2)
+    for v, policy in ((Diagonal(narrow), "forbid"), (toeplitz, "allow")):
+        found = jaxrewrite.transform(jnp.linalg.lstsq, materialise=policy)(v, y)
+        for got, want in zip(found, jnp.linalg.lstsq(v.materialise(), y), strict=True):
+            assert got.dtype == want.dtype
+            np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "stack"])
+def test_a_dense_pseudo_inverse_has_second_derivatives(batch):
+    """JAX's own function has none with JAX 0.10 if ``rtol`` is traced."""
+    v = BlockDiagonal(normal(0, *batch, 2, 3, 2))
+    tangent = BlockDiagonal(normal(1, *batch, 2, 3, 2))
+
+    def loss(v):
+        return jnp.sin(jnp.linalg.pinv(v)).sum()
+
+    def along(fn):
+        return jax.jvp(jax.grad(fn), (v,), (tangent,))[1].blocks
+
+    found = along(jaxrewrite.transform(loss, materialise="allow"))
+    np.testing.assert_allclose(found, along(lambda v: loss(v.materialise())), rtol=1e-9)
+
+
 def test_what_is_no_number_has_no_pseudo_inverse(bulk):
     """A singular value that is not a number must not count as zero."""
     bad = jnp.ones(N).at[2].set(jnp.nan)

@@ -448,6 +448,14 @@ def test_empty_axes(format):
         close(jnp.ones((2, shape[0])) @ v, jnp.zeros((2, shape[1])))
 
 
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "stack"])
+def test_a_solve_without_rows(batch, format):
+    v = Sparse.from_dense(jnp.zeros((*batch, 0, 0)), nse=0, format=format)
+    solve = jaxrewrite.transform(jnp.linalg.solve, materialise="forbid")
+    assert solve(v, jnp.zeros((*batch, 0, 2))).shape == (*batch, 0, 2)
+
+
 MOVES = {
     "rev": lambda v: jnp.flip(v, (-1, -2)),
     "concatenate": lambda v: jnp.concatenate([v, v], -1),
@@ -488,3 +496,9 @@ def test_positions_without_entries_stay_empty(batch, format, bulk):
             number = 2 * times * v.data[..., :4]
             np.testing.assert_allclose(gradient[..., :4], number, err_msg=name)
         assert not gradient[..., 4:].any(), name
+
+
+def test_rows_of_an_empty_stack_are_scaled():
+    v = NMSparse.prune(jnp.zeros((0, 4, 3)))
+    scaled = jaxrewrite.transform(lambda v: v * jnp.arange(4.0)[:, None])(v)
+    assert isinstance(scaled, NMSparse) and scaled.shape == (0, 4, 3)

@@ -160,6 +160,7 @@ def test_codes_of_a_checkpoint():
         (lambda: Quantised.quantise(normal(4, 4), 9), "must be 2 to 8; got 9"),
         (lambda: Quantised(jnp.ones((4, 4)), jnp.ones((1, 1))), "int8 or int4"),
         (lambda: Float8.quantise(normal(4, 4), "float16"), "or float8_e5m2; got float16"),
+        (lambda: Float8.quantise(normal(4, 4), "float9"), "or float8_e5m2; got float9"),
         (lambda: Float8.quantise(normal(4, 4).at[0].set(jnp.inf)), "infinite or NaN"),
         (lambda: Float8.quantise(normal(4, 4), block=3), "whole blocks"),
         (lambda: Float8.quantise(normal(4, 4), axis=0, block=2), "not both"),

@@ -260,6 +260,8 @@ def test_adapt():
         adapt(kernels, lambda *_: True, 2, jax.random.key(0))
     with pytest.raises(ValueError, match="none of the leaves: quantised, stack"):
         adapt(kernels, lambda *_: False, 2, jax.random.key(0))
+    with pytest.raises(ValueError, match=r"has shape \(5, 6, 8\), and no axes"):
+        adapt(kernels["stack"], lambda *_: True, 2, jax.random.key(0), axes=((1,), (5,)))
     with pytest.raises(ValueError, match="rank is 0"):
         adapt(kernels, lambda *_: True, 0, jax.random.key(0))
 
