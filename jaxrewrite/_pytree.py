@@ -16,12 +16,13 @@ import pickle
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.export
+import jaxtyping
 from jax.tree_util import register_dataclass
 
 from . import _flax
@@ -87,12 +88,18 @@ class PyTree:
     """
 
     _is_base: ClassVar[bool] = True
+
+    # Whether a user's own ``__init__`` or ``__post_init__`` may make arrays of what it is given.
+    _may_convert: ClassVar[bool] = False
+
     if not TYPE_CHECKING:  # Checkers know the fields of a dataclass by themselves.
         __dataclass_fields__ = _LazyFields()
         __signature__ = _LazySignature()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if not (is_ready(cls) or {"__init__", "__post_init__"}.isdisjoint(cls.__dict__)):
+            cls._may_convert = True
         prepare_defined()
         _defined.append(cls)
         if not _is_decorated(sys._getframe(1)):
@@ -102,6 +109,11 @@ class PyTree:
         if "_jaxrewrite_ready" not in cls.__dict__:
             _prepare(cls)
         return super().__new__(cls)
+
+
+def is_ready(cls: type) -> bool:
+    """Whether a class is one of this library. Those of a user may look at their numbers."""
+    return cls.__module__.startswith(f"{__package__}.")
 
 
 def dataclass_fields(cls: type) -> Sequence[dataclasses.Field[Any]]:
@@ -231,12 +243,21 @@ def _maker(user_new: Any) -> Any:
     return __new__
 
 
+# An array as jaxtyping annotates it: its name of the dtype, and a shape.
+_SHAPED = re.compile(r"(?:jaxtyping\.)?(\w+)\[(?:jax\.)?Array, [^\[\]]+\]")
+
+
 def _is_array(annotation: Any) -> bool:
     """Whether a field is annotated as one array, by JAX's type or by those of jaxtyping."""
     text = (
         annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     )
-    return re.match(r"""(jax\.)?Array\b|\w+\[(jax\.)?Array, ["']""", text) is not None
+    if text in ("Array", "jax.Array"):
+        return True
+    shaped = _SHAPED.fullmatch(text)
+    # A tuple may have the same parameters, and so may a PyTree of jaxtyping.
+    dtype = getattr(jaxtyping, shaped[1], None) if shaped else None
+    return isinstance(dtype, type) and issubclass(dtype, jaxtyping.AbstractDtype)
 
 
 def _constructor(
@@ -244,6 +265,14 @@ def _constructor(
 ) -> Any:
     code = getattr(user_init, "__code__", None)
     parameters = code.co_varnames[1 : code.co_argcount] if code else ()
+
+    def refuse_lists(given: Iterable[tuple[str, Any]]) -> None:
+        for name, content in given:
+            if name in arrays and isinstance(content, (list, tuple)):
+                raise TypeError(
+                    f"{cls.__name__}: {name} is a {type(content).__name__}, but must "
+                    "be one array: see jax.numpy.asarray and jax.numpy.stack."
+                )
 
     @functools.wraps(user_init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -253,17 +282,15 @@ def _constructor(
                 self.__dict__.update(kwargs)
                 return
             break
-        for name, given in (*zip(parameters, args, strict=False), *kwargs.items()):
-            if name in arrays and isinstance(given, (list, tuple)):
-                raise TypeError(
-                    f"{type(self).__name__}: {name} is a {type(given).__name__}, but must "
-                    "be one array: see jax.numpy.asarray and jax.numpy.stack."
-                )
+        if not self._may_convert:
+            refuse_lists((*zip(parameters, args, strict=False), *kwargs.items()))
         user_init(self, *args, **kwargs)
         if type(self) is cls:
             for name in names:
                 if not hasattr(self, name):
                     raise TypeError(f"{cls.__name__}.__init__ does not set {name!r}.")
+            if self._may_convert:
+                refuse_lists(vars(self).items())
             check_static_fields(self, static)
 
     return __init__

@@ -24,12 +24,12 @@ from jax.tree_util import (
 )
 
 from . import _compat, _variables
-from ._avals import is_hollow, layer, no_pytree
+from ._avals import fields, is_hollow, layer, no_pytree
 from ._caches import BoundedCache, WeakCaches, bounded_cache
 from ._compat import ClosedJaxpr, Primitive
 from ._dense import make_dense, materialised
 from ._operands import completed
-from ._pytree import check_static_fields
+from ._pytree import check_static_fields, is_ready
 from ._rules import Rules, check_table, find_primitive
 from ._settings import Policy, Settings, check_policy, current_settings, use_settings
 from ._stage import Arguments, stage
@@ -242,14 +242,26 @@ def dense(value: Value) -> Any:
 
 
 def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> Any:
-    is_one_program = value._is_compiled_densely and _runs_at_once(
-        tree_leaves(value), _ARRAYS
+    is_one_program = (
+        value._is_compiled_densely
+        and _runs_at_once(tree_leaves(value), _ARRAYS)
+        and _is_ready(value)
     )
     dense = _in_one_program(value) if is_one_program else _in_steps(value)
     # NumPy arrays may have 64 bits where JAX's do not.
     if isinstance(dense, (np.ndarray, np.generic)):
         dense = np.asarray(dense, _compat.leaf_aval(dense).dtype)
     return checked(dense)
+
+
+def _is_ready(value: Value) -> bool:
+    """Whether the value and those in its fields are of ready types.
+
+    What a user wrote may look at the numbers, also in a subclass of a ready type.
+    """
+    return is_ready(type(value)) and all(
+        _is_ready(x) for x in fields(value)[0] if is_value(x)
+    )
 
 
 def _in_steps(value: Value) -> Any:

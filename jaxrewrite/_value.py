@@ -100,8 +100,8 @@ class Value(PyTree):
     # Whether programs see its dense array anyway, so that no policy stands in the way of that.
     _is_seen_dense: ClassVar[bool] = False
 
-    # Whether `jaxrewrite.materialise` compiles ``materialise`` as a whole. What a user wrote may
-    # look at the numbers, what returns a leaf would copy it, and JAX adds to an error's text.
+    # Whether `jaxrewrite.materialise` compiles ``materialise`` as a whole, for ready types. What
+    # returns a leaf would copy it, and JAX adds to an error's text.
     _is_compiled_densely: ClassVar[bool] = False
 
     # Whether derivatives are those of a function's equations, because a custom rule says

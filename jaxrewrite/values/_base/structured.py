@@ -199,7 +199,8 @@ def are_rows_of_identity(xp: Any, x: Any) -> Any:
 def differs(dense: Any, structured: Callable[[Any], Any]) -> bool:
     """Whether an array has known numbers that differ from those of the value made of it.
 
-    Those of NumPy are compared as the array of JAX that is made of them.
+    Those of NumPy are compared as the array of JAX that is made of them. The value becomes
+    dense in a program, so it is of a ready type, not of a user's subclass.
     """
     if not is_known(dense):
         return False

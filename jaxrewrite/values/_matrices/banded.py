@@ -187,8 +187,10 @@ class Banded(_Bands):
         Array([[1., 1., 1.],
                [1., 1., 0.]], dtype=float32)
         """
-        of_dense = lambda x: cls(_bands_at_once(x, lower, upper, "Banded"), lower, upper)
-        return _where_zero_elsewhere(x, of_dense)
+        bands = lambda x: _bands_at_once(x, lower, upper, "Banded")
+        v = cls(bands(x), lower, upper)
+        _check_zero_elsewhere(x, lambda x: Banded(bands(x), lower, upper))
+        return v
 
     def aval(self) -> Any:
         *batch, _, n = self.bands.shape
@@ -391,8 +393,10 @@ class Tridiagonal(_Bands):
         >>> Tridiagonal.from_dense(jnp.eye(3)).lower
         Array([0., 0.], dtype=float32)
         """
-        of_dense = lambda x: cls(*_three(_bands_at_once(x, 1, 1, "Tridiagonal")))
-        return _where_zero_elsewhere(x, of_dense)
+        bands = lambda x: _three(_bands_at_once(x, 1, 1, "Tridiagonal"))
+        v = cls(*bands(x))
+        _check_zero_elsewhere(x, lambda x: Tridiagonal(*bands(x)))
+        return v
 
     def aval(self) -> Any:
         shape = self.main.shape
@@ -515,12 +519,10 @@ def _bands_of(dense: Any, lower: int, upper: int, name: str) -> Any:
 _bands_at_once = jax.jit(_bands_of, static_argnums=(1, 2, 3))
 
 
-def _where_zero_elsewhere(x: Any, of_dense: Callable[[Any], Any]) -> Any:
-    v = of_dense(x)
+def _check_zero_elsewhere(x: Any, of_dense: Callable[[Any], Any]) -> None:
     if differs(x, of_dense):
-        name = type(v).__name__
+        name = type(of_dense(x)).__name__
         raise ValueError(f"{name}: x is not zero outside of its diagonals.")
-    return v
 
 
 def _three(bands: Any) -> tuple[Any, Any, Any]:

@@ -94,7 +94,7 @@ class BlockDiagonal(Matrix):
         if k < 1 or n % k or m % k:
             raise ValueError(f"BlockDiagonal: k is {k}, which does not divide {n} and {m}.")
         value = cls(_blocks_of(matrix, k))
-        if differs(matrix, lambda matrix: cls(_blocks_of(matrix, k))):
+        if differs(matrix, lambda matrix: BlockDiagonal(_blocks_of(matrix, k))):
             raise ValueError(f"BlockDiagonal: matrix is not zero beside its {k} blocks.")
         return value
 

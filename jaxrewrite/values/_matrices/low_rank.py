@@ -683,11 +683,10 @@ def _(
     numbers = dimension_numbers
     fill = params.get("fill_value")
     fills = params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP
-    if fills:
-        # A number that is filled into a factor survives the product only if it is zero or NaN.
-        is_nan = inexact(v) if fill is None else fill != fill
-        if not (is_nan and v.rank) and (fill is None or fill != 0):
+    if fills and fill is None:
+        if not inexact(v):
             return NotImplemented
+        fill = math.nan
     # A slice of a whole axis has only one place, unless entries are filled in.
     starts = [
         (i, k)
@@ -708,7 +707,7 @@ def _(
     offset = dict(zip(numbers.offset_dims, kept, strict=True))
     out: list[Any] = [offset.get(i, ("index", i)) for i in range(ndim)]
 
-    def gathered(f: Factor) -> Factor:
+    def gathered(f: Factor, fill: Any) -> Factor:
         own = [label for label in out if label in f.labels or isinstance(label, tuple)]
         own.append(RANK)
         place = f.labels.index
@@ -729,15 +728,37 @@ def _(
             operand_batching_dims=tuple(i for i, _ in batching),
             start_indices_batching_dims=tuple(j for _, j in batching),
         )
-        sizes = tuple(by_axis(f, slice_sizes, v.rank))
+        sizes = tuple(by_axis(f, slice_sizes, sizes_of(f)[RANK]))
         own_indices = _columns(indices, [k for _, k in along])
-        x = lax.gather(f.x, own_indices, renumbered, sizes, **params)
+        filled = {**params, "fill_value": fill} if fills else params
+        x = lax.gather(f.x, own_indices, renumbered, sizes, **filled)
         return Factor(x, tuple(own))
 
-    a, b = (
-        gathered(f) if indexed else f for f, indexed in zip((a, b), is_indexed, strict=True)
-    )
-    return build(a, b, out)
+    def both(pair: Pair, fill: Any) -> Pair:
+        a, b = (
+            gathered(f, fill) if n else f for f, n in zip(pair, is_indexed, strict=True)
+        )
+        return a, b
+
+    result = build(*both((a, b), 0), out)
+    if not fills:
+        return result
+    if not isinstance(result, LowRank):
+        # A number that is filled into a factor would meet derivatives of the other one.
+        beyond = build(*both((_of_zeros(a), _of_zeros(b)), math.nan), out)
+        return jnp.where(beyond == 0, result, jnp.asarray(fill, result.dtype))
+    # A number that is filled into a factor survives the product only if it is zero or NaN.
+    if fill == 0:
+        return result
+    return build(*both((a, b), fill), out) if fill != fill and v.rank else NotImplemented
+
+
+def _of_zeros(f: Factor) -> Factor:
+    """A factor of rank one that is filled with zeros, in the shape of another factor."""
+    shape = [
+        1 if label == RANK else n for label, n in zip(f.labels, f.x.shape, strict=True)
+    ]
+    return Factor(jnp.zeros(shape), f.labels)
 
 
 def _columns(indices: Any, which: Sequence[int]) -> Any:

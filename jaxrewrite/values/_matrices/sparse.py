@@ -191,9 +191,11 @@ class Sparse(Matrix):
             nse = found if nse is None else nse
             if found > nse:
                 raise ValueError(f"Sparse: nse is {nse}, but w has {found} entries.")
-        if nse is None:
-            return _of_dense(cls, w, None, format)
-        return _of_dense_at_once(cls, w, nse, format)
+        # JAX makes integers of boolean entries, and fails to compile that.
+        w = jnp.asarray(w, jnp.int32) if jnp.result_type(w) == jnp.bool_ else w
+        # JAX raises its own error for a traced array without ``nse``.
+        entries = _entries if nse is None else _entries_at_once
+        return cls(entries(w, nse, format), by_columns=format == "bcsc")
 
     # --- formats --------------------------------------------------------------------
 
@@ -433,18 +435,17 @@ class Sparse(Matrix):
         return jax.tree.unflatten(treedef, [padded(self.data, 0), *places])
 
 
-def _of_dense(cls: Any, w: Any, nse: int | None, format: str) -> Any:
+def _entries(w: Any, nse: int | None, format: str) -> BCOO | BCSR:
     batch = jnp.ndim(w) - 2
-    if format == "bcoo":
-        return cls(BCOO.fromdense(w, nse=nse, n_batch=batch))
     if format == "bcsc":
         w = jnp.swapaxes(w, -1, -2)
-    rows = BCOO.fromdense(w, nse=nse, n_batch=batch)
-    return cls(_compressed(rows), by_columns=format == "bcsc")
+    entries = BCOO.fromdense(w, nse=nse, n_batch=batch)
+    return entries if format == "bcoo" else _compressed(entries)
 
 
-# One operation after the other would take twice as long.
-_of_dense_at_once = jax.jit(_of_dense, static_argnums=(0, 2, 3))
+# One operation after the other would take twice as long. The value is made outside, where a
+# check of a user's subclass may look at the numbers.
+_entries_at_once = jax.jit(_entries, static_argnums=(1, 2))
 
 
 @jax.jit

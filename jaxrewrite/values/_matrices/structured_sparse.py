@@ -134,7 +134,8 @@ class NMSparse(Matrix):
             raise ValueError(f"NMSparse: m is {m}, which does not divide {shape[-2]} rows.")
         if disproved(_are_numbers, w):
             raise ValueError("NMSparse: w has NaN entries.")
-        return _pruned(cls, w, n, m)
+        v = _pruned(w, n, m)
+        return v if cls is NMSparse else cls(v.values, v.indices, m)
 
     @classmethod
     def from_dense(cls, w: Any, n: int = 2, m: int = 4) -> Self:
@@ -275,13 +276,14 @@ def _index_dtype(m: int) -> Any:
 
 
 # One operation after the other would take longer, and more memory.
-@functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _pruned(cls: type[NMSparse], w: Any, n: int, m: int) -> NMSparse:
+# A user's subclass is made outside, where its checks may look at the numbers.
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _pruned(w: Any, n: int, m: int) -> NMSparse:
     groups = _groups_of(w, m)
     largest = jnp.argsort(-jnp.abs(groups), axis=-2)[..., :n, :]
     kept = jnp.sort(largest, axis=-2)
     values = jnp.take_along_axis(groups, kept, -2)
-    return cls(values, kept.astype(_index_dtype(m)), m)
+    return NMSparse(values, kept.astype(_index_dtype(m)), m)
 
 
 def _groups_of(w: Any, m: int) -> Any:

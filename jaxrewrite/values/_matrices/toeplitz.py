@@ -109,10 +109,9 @@ class Toeplitz(Matrix):
             raise ValueError(
                 f"Toeplitz: matrix has shape {jnp.shape(matrix)}, but needs two axes."
             )
-        of_dense = lambda matrix: cls(matrix[..., 0], matrix[..., 0, :])
-        if differs(matrix, of_dense):
+        if differs(matrix, lambda matrix: Toeplitz(matrix[..., 0], matrix[..., 0, :])):
             raise ValueError("Toeplitz: matrix is not constant along its diagonals.")
-        return of_dense(matrix)
+        return cls(matrix[..., 0], matrix[..., 0, :])
 
     @classmethod
     def of_diagonals(cls, diagonals: Any, rows: int) -> Toeplitz:
@@ -267,7 +266,7 @@ class Circulant(Matrix):
                 f"Circulant: matrix has shape {jnp.shape(matrix)}, which is not square."
             )
         value = cls(matrix[..., 0])
-        if differs(matrix, lambda matrix: cls(matrix[..., 0])):
+        if differs(matrix, lambda matrix: Circulant(matrix[..., 0])):
             raise ValueError(
                 "Circulant: matrix has columns that are not shifts of the first."
             )

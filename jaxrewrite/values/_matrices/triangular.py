@@ -99,7 +99,7 @@ class Triangular(Matrix):
         Triangular<f32[2,2], 16 B>(x=f32[2,2], lower=False)
         """
         v = cls(x, lower)
-        if differs(x, lambda x: cls(x, lower)):
+        if differs(x, lambda x: Triangular(x, lower)):
             other = "upper" if lower else "lower"
             raise ValueError(f"Triangular: the {other} triangle of x is not zero.")
         return v

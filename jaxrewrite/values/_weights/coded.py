@@ -22,6 +22,7 @@ from jaxtyping import ArrayLike
 
 import jaxrewrite
 from jaxrewrite import _compat, primitives
+from jaxrewrite._pytree import is_ready
 
 from .._base.contract import is_or_none
 from .._base.structured import Structured, fields_of
@@ -105,7 +106,7 @@ class Coded(Structured):
         return jax.core.ShapedArray(jnp.shape(codes), dtype)
 
     def materialise(self) -> jax.Array:
-        return _dense(self)
+        return _dense_at_once(self) if is_ready(type(self)) else _dense(self)
 
     def shared(self) -> list[Any]:
         """The leaves of which an entry is shared by a block."""
@@ -143,10 +144,13 @@ class Coded(Structured):
         return treedef.unflatten(map(split, leaves))
 
 
-# Compiled as a whole: one operation after the other takes longer, and more memory.
-@jax.jit
 def _dense(v: Coded) -> jax.Array:
     return blockwise(jnp.multiply, v.levels(), v.scale_of_blocks())
+
+
+# One operation after the other takes longer, and more memory. But the methods of a user's
+# subclass may look at the numbers.
+_dense_at_once = jax.jit(_dense)
 
 
 def check_blocks(cls: str, **leaves: Any) -> None:
@@ -167,7 +171,7 @@ def check_blocks(cls: str, **leaves: Any) -> None:
 
 
 def checked_weight(cls: str, w: Any) -> Any:
-    """The array to quantise.
+    """The array to quantise, dense if it is a value.
 
     Raises
     ------
@@ -178,6 +182,7 @@ def checked_weight(cls: str, w: Any) -> Any:
     """
     if isinstance(w, (list, tuple)):
         raise TypeError(f"{cls}: w is a {type(w).__name__}, but must be one array.")
+    w = jaxrewrite.materialise(w)
     if not jnp.issubdtype(jnp.result_type(w), jnp.floating):
         raise ValueError(f"{cls}: `w` must be real floating; got {jnp.result_type(w)}.")
     if not isinstance(w, jax.core.Tracer):

@@ -235,7 +235,9 @@ def _with(v: Lora, w: Any, change: Any, frozen: bool) -> Any:
 
 @jaxrewrite.register(*LINEAR)
 def _(v: Lora, *operands: ArrayLike, primitive, **params) -> Any:
-    change = LINEAR[primitive.name](v.change, *operands, **params)
+    # What a gather fills in beyond the array is in ``w``, and nothing is added to it.
+    of_change = {**params, "fill_value": 0} if primitive.name == "gather" else params
+    change = LINEAR[primitive.name](v.change, *operands, **of_change)
     if change is NotImplemented:
         return NotImplemented
     is_lookup = primitive.name == "gather" and not takes_matrices(v.shape, **params)

@@ -153,7 +153,8 @@ class NF4(Coded):
         sizes = block_sizes("NF4", w.shape, block)
         if scale_block < 1:
             raise ValueError(f"NF4: `scale_block` must be positive; got {scale_block}.")
-        return _quantised(cls, w, sizes, scale_block)
+        v = _quantised(w, sizes, scale_block)
+        return cls(v.codes, v.scale_q, v.scale_scale, v.scale_mean)
 
     def aval(self) -> Any:
         return jax.ShapeDtypeStruct(self.codes.shape, self.scale_scale.dtype)
@@ -186,8 +187,9 @@ class NF4(Coded):
 
 
 # Compiled as a whole: one operation after the other takes seven times as long, and more memory.
-@functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _quantised(cls: type[NF4], w: Any, sizes: tuple[int, ...], scale_block: int) -> NF4:
+# A user's subclass is made outside, where its checks may look at the numbers.
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _quantised(w: Any, sizes: tuple[int, ...], scale_block: int) -> NF4:
     wide = w.astype(jnp.promote_types(w.dtype, jnp.float32))
     magnitude = with_nan(of_blocks(jnp.max, abs(wide), sizes), wide, sizes)
     # The sum of the magnitudes may be larger than the largest number.
@@ -205,7 +207,7 @@ def _quantised(cls: type[NF4], w: Any, sizes: tuple[int, ...], scale_block: int)
     between = ((LEVELS[1:] + LEVELS[:-1]) / 2).astype(wide.dtype)
     level = functools.reduce(jnp.add, [(unit > x).astype(jnp.uint8) for x in between])
     codes = packed(level.astype(jnp.uint4), bits=4)
-    v = cls(codes, scale_q.astype(jnp.int8), scale, mean)
+    v = NF4(codes, scale_q.astype(jnp.int8), scale, mean)
     # The next smaller integers, where these stand for more than the largest number, in one
     # program or in another one that rounds otherwise.
     limits = jnp.finfo(w.dtype)

@@ -1,5 +1,7 @@
 """Rows, columns and blocks that are read from matrices, which stay what they are."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -274,3 +276,49 @@ def test_more_entries_of_a_product_than_it_has_are_left_to_the_policy():
     i = jnp.arange(2 * N) % N
     with pytest.raises(jaxrewrite.MaterialisationError, match="Product"):
         jaxrewrite.transform(lambda v: v[i, i], materialise="forbid")(v)
+
+
+# Row 6 and column 5 are beyond the matrix, and what is read there is left out of the sum.
+_I, _J = jnp.array([0, 3, 6, 6, 1]), jnp.array([1, 4, 0, 5, 5])
+_IS_INSIDE = (_I < 6) & (_J < 5)
+
+
+@pytest.mark.parametrize("fill", [None, 0, 7])
+@pytest.mark.parametrize("name", ["LowRank", "Lora", "Sum"])
+def test_entries_beyond_a_matrix_leave_derivatives_finite(name, fill):
+    rng = np.random.default_rng(0)
+    w, a, b = (jnp.asarray(rng.normal(size=s)) for s in [(6, 5), (6, 2), (2, 5)])
+    v = {
+        "LowRank": lambda: values.LowRank(a, b),
+        "Lora": lambda: values.Lora(w, a, b, 2.0),
+        "Sum": lambda: values.Sum(
+            (values.LowRank(a, b), values.LowRank(2 * a[:, :1], b[:1]))
+        ),
+    }[name]()
+
+    def loss(v):
+        entries = v.at[_I, _J].get(mode="fill", fill_value=fill)
+        return jnp.where(_IS_INSIDE, jnp.sin(entries), 0).sum()
+
+    got = jax.value_and_grad(jaxrewrite.transform(loss, materialise="forbid"))(v)
+    want = jax.value_and_grad(lambda v: loss(jaxrewrite.materialise(v)))(v)
+    for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_rows_beyond_a_lora_weight_leave_its_derivatives_finite():
+    rng = np.random.default_rng(0)
+    v = values.Lora(
+        *(jnp.asarray(rng.normal(size=s)) for s in [(6, 5), (6, 2), (2, 5)]), 2.0
+    )
+
+    def loss(v, fill):
+        rows = jnp.take(v, _I, axis=0, mode="fill", fill_value=fill)
+        return jnp.where((_I < 6)[:, None], rows, 0).sum() + rows[0].sum()
+
+    for fill in (None, 7):
+        f = functools.partial(loss, fill=fill)
+        got = jax.grad(jaxrewrite.transform(f, materialise="forbid"))(v)
+        want = jax.grad(lambda v, f=f: f(jaxrewrite.materialise(v)))(v)
+        for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
