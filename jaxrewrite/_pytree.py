@@ -96,9 +96,14 @@ class PyTree:
         __dataclass_fields__ = _LazyFields()
         __signature__ = _LazySignature()
 
+    @classmethod
+    def _is_ready(cls) -> bool:
+        """Whether this class is one of this library. Those of a user may look at numbers."""
+        return cls.__module__.startswith(f"{__package__}.")
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not (is_ready(cls) or {"__init__", "__post_init__"}.isdisjoint(cls.__dict__)):
+        if not (cls._is_ready() or {"__init__", "__post_init__"}.isdisjoint(cls.__dict__)):
             cls._may_convert = True
         prepare_defined()
         _defined.append(cls)
@@ -109,11 +114,6 @@ class PyTree:
         if "_jaxrewrite_ready" not in cls.__dict__:
             _prepare(cls)
         return super().__new__(cls)
-
-
-def is_ready(cls: type) -> bool:
-    """Whether a class is one of this library. Those of a user may look at their numbers."""
-    return cls.__module__.startswith(f"{__package__}.")
 
 
 def dataclass_fields(cls: type) -> Sequence[dataclasses.Field[Any]]:

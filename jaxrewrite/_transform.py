@@ -29,7 +29,7 @@ from ._caches import BoundedCache, WeakCaches, bounded_cache
 from ._compat import ClosedJaxpr, Primitive
 from ._dense import make_dense, materialised
 from ._operands import completed
-from ._pytree import check_static_fields, is_ready
+from ._pytree import check_static_fields
 from ._rules import Rules, check_table, find_primitive
 from ._settings import Policy, Settings, check_policy, current_settings, use_settings
 from ._stage import Arguments, stage
@@ -259,9 +259,7 @@ def _is_ready(value: Value) -> bool:
 
     What a user wrote may look at the numbers, also in a subclass of a ready type.
     """
-    return is_ready(type(value)) and all(
-        _is_ready(x) for x in fields(value)[0] if is_value(x)
-    )
+    return value._is_ready() and all(_is_ready(x) for x in fields(value)[0] if is_value(x))
 
 
 def _in_steps(value: Value) -> Any:

@@ -22,7 +22,6 @@ from jaxtyping import ArrayLike
 
 import jaxrewrite
 from jaxrewrite import _compat, primitives
-from jaxrewrite._pytree import is_ready
 
 from .._base.contract import is_or_none
 from .._base.structured import Structured, fields_of
@@ -106,7 +105,7 @@ class Coded(Structured):
         return jax.core.ShapedArray(jnp.shape(codes), dtype)
 
     def materialise(self) -> jax.Array:
-        return _dense_at_once(self) if is_ready(type(self)) else _dense(self)
+        return _dense_at_once(self) if self._is_ready() else _dense(self)
 
     def shared(self) -> list[Any]:
         """The leaves of which an entry is shared by a block."""

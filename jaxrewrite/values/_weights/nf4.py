@@ -186,7 +186,7 @@ class NF4(Coded):
         )
 
 
-# Compiled as a whole: one operation after the other takes seven times as long, and more memory.
+# Compiled as a whole: one operation after the other takes eight times as long, and more memory.
 # A user's subclass is made outside, where its checks may look at the numbers.
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _quantised(w: Any, sizes: tuple[int, ...], scale_block: int) -> NF4:
