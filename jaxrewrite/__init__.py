@@ -8,29 +8,34 @@ of the type.
 import typing as _typing
 
 from ._array_value import ArrayValue as ArrayValue
-from ._avals import same_structure as same_structure
 from ._batched import Batched as Batched, stack as stack
-from ._caches import clear_caches as clear_caches
-from ._errors import (
+from ._core.avals import same_structure as same_structure
+from ._core.caches import clear_caches as clear_caches
+from ._core.errors import (
     AmbiguousRuleError as AmbiguousRuleError,
     MaterialisationError as MaterialisationError,
     MaterialisationWarning as MaterialisationWarning,
 )
-from ._materialise import materialise as materialise
+from ._core.rules import Rules as Rules, register as register, rewrite as rewrite
+from ._core.settings import no_materialise as no_materialise
+from ._core.value import Value as Value, field as field
 from ._patterns.domains import Axis as Axis
-from ._rules import Rules as Rules, register as register, rewrite as rewrite
-from ._settings import no_materialise as no_materialise
-from ._shardings import place as place, shardings as shardings
-from ._transform import bind as bind, make_jaxpr as make_jaxpr, transform as transform
-from ._value import Value as Value, field as field
+from ._placement.shardings import place as place, shardings as shardings
+from ._staging.materialise import materialise as materialise
+from ._staging.transform import (
+    bind as bind,
+    make_jaxpr as make_jaxpr,
+    transform as transform,
+)
 
 
 # Imported for their side effects: they register what happens to values in primitives that
 # contain jaxprs, and in primitives that move arrays.
-from . import _higher_order, _keepers  # isort: skip
+from . import _handlers  # isort: skip
+from ._handlers import leafwise  # isort: skip
 
 
-del _higher_order, _keepers
+del _handlers, leafwise
 
 
 # These are loaded at their first use.

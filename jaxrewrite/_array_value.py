@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from ._avals import aval_of, avals_of, dense_aval, layer
-from ._materialise import materialise
-from ._transform import transform
-from ._value import Value
+from ._core.avals import aval_of, avals_of, dense_aval, layer
+from ._core.value import Value
+from ._staging.materialise import materialise
+from ._staging.transform import transform
 
 
 # What a result is depends on the rules for the operands, so no type tells more than `Any`.

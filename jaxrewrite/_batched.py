@@ -14,10 +14,10 @@ from jaxtyping import ArrayLike
 
 from . import _compat
 from ._array_value import ArrayValue
-from ._avals import aval_of, same_structure, same_treedef
-from ._materialise import materialise
-from ._rules import register
-from ._value import Value, field, is_value
+from ._core.avals import aval_of, same_structure, same_treedef
+from ._core.rules import register
+from ._core.value import Value, field, is_value
+from ._staging.materialise import materialise
 
 
 def sliced(x: Any, length: int) -> Any:

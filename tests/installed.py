@@ -21,7 +21,7 @@ from jaxrewrite import values
 
 # What a module needs that the package does not require.
 OPTIONAL = {
-    "jaxrewrite._lineax": "lineax",
+    "jaxrewrite._interop.lineax": "lineax",
     "jaxrewrite.testing.fixtures": "pytest",
     "jaxrewrite.testing.strategies": "hypothesis",
 }

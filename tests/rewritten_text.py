@@ -45,7 +45,6 @@ def text_of(fn: Any, operands: Any, policy: str) -> str:
 
 def random_programs(seeds: range) -> Iterator[tuple[str, str]]:
     import jax
-
     from sweep.oracle import function_of, operands_of
     from sweep.programs import program
 
@@ -99,7 +98,11 @@ def main() -> int:
     if options.show:
         is_seed = options.show.isdigit()
         of = random_programs(range(int(options.show), int(options.show) + 1))
-        print(next(text for name, text in (of if is_seed else models()) if name == options.show))
+        print(
+            next(
+                text for name, text in (of if is_seed else models()) if name == options.show
+            )
+        )
         return 0
     found = digests(models()) | digests(random_programs(seeds))
     if options.out:

@@ -17,7 +17,7 @@ PACKAGE = "jaxrewrite.values"
 def registered():
     """Of each rule of the ready types, by its label, the names of its primitives."""
     import jaxrewrite.values  # noqa: F401 - its rules register as it is loaded
-    from jaxrewrite._rules import global_rules
+    from jaxrewrite._core.rules import global_rules
 
     found = defaultdict(set)
     for primitive, dispatcher in global_rules._dispatchers.items():
@@ -46,7 +46,7 @@ class RuleCoverage:
     """The plugin, of a process that runs tests and of the one that reports."""
 
     def __init__(self, config):
-        from jaxrewrite._rules import Rule
+        from jaxrewrite._core.rules import Rule
 
         self.config = config
         self.met = set()

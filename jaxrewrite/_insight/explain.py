@@ -9,20 +9,26 @@ from typing import Any
 
 from jax.tree_util import tree_leaves
 
-from .. import _compat, _costs
-from .._avals import aval_of
+from .. import _compat
 from .._compat import DropVar, JaxprEqn
-from .._dense import NO_RULE
-from .._notices import collected
+from .._core.avals import aval_of
+from .._core.dense import NO_RULE
+from .._core.notices import collected
+from .._core.record import (
+    Body as RecordedBody,
+    MadeDense as RecordedDense,
+    Record,
+    Recorder,
+)
+from .._core.rules import Rule, Rules, concerns, type_of
+from .._core.settings import Policy, check_policy, current_settings
+from .._core.site import describe_operand
+from .._core.value import Value, is_value
 from .._patterns.pattern import Pattern
 from .._patterns.place import pattern_p
-from .._record import Body as RecordedBody, MadeDense as RecordedDense, Record, Recorder
-from .._rules import Rule, Rules, concerns, type_of
-from .._settings import Policy, check_policy, current_settings
-from .._site import describe_operand
-from .._stage import Arguments, stage
-from .._transform import FilterSpec, check_function, function_tree
-from .._value import Value, is_value
+from .._staging.stage import Arguments, stage
+from .._staging.transform import FilterSpec, check_function, function_tree
+from . import costs
 from .report import Body, Declined, MadeDense, Report, RuleInfo, Step
 
 
@@ -79,7 +85,7 @@ def explain(
                 settings._replace(policy="allow", recorder=recorder),
             )
         whole = recorder.programs[-1]
-        costs = _costs.of_jaxpr(whole.original), _costs.of_jaxpr(whole.rewritten)
+        both = costs.of_jaxpr(whole.original), costs.of_jaxpr(whole.rewritten)
         arrays = [
             describe_operand(x)
             for x in tree_leaves((args, kwargs), is_leaf=is_value)
@@ -90,8 +96,8 @@ def explain(
             tuple(arrays),
             settings.policy,
             _steps(whole, 1, _compat.current_location() or ("", 0, "")),
-            (costs[0].flops, costs[1].flops),
-            (costs[0].bytes, costs[1].bytes),
+            (both[0].flops, both[1].flops),
+            (both[0].bytes, both[1].bytes),
             len(whole.rewritten.eqns),
         )
 
@@ -149,8 +155,8 @@ def _step(record: Record, live: Set[Any], times: int | None, caller: Place) -> S
         if id(new) in live
         or any(type(var) is not DropVar and var in live for var in new.outvars)
     ]
-    before = _costs.of_equation(eqn)
-    after = _costs.total(map(_costs.of_equation, added))
+    before = costs.of_equation(eqn)
+    after = costs.total(map(costs.of_equation, added))
     place = record.site.line or caller
     return Step(
         eqn.primitive.name,
@@ -191,7 +197,7 @@ def _declined(record: Record) -> Iterable[Declined]:
 
 
 def _bodies(record: Record, times: int | None, place: Place) -> Iterable[Body]:
-    turns = _costs.trip_count(record.site.eqn)
+    turns = costs.trip_count(record.site.eqn)
     inside = None if times is None or turns is None else times * turns
     for i, body in enumerate(record.bodies):
         yield Body(_name_of(body, record, i), inside, _steps(body, inside, place))
@@ -245,7 +251,7 @@ def _made_dense(made: RecordedDense, record: Record) -> MadeDense:
     return MadeDense(
         cls.__name__,
         _compat.short(aval),
-        _costs.bytes_of(aval),
+        costs.bytes_of(aval),
         made.reason.on(primitive, cls),
         repair,
     )

@@ -7,15 +7,12 @@ import inspect
 from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
-from .._annotations import Dense
 from .._compat import Primitive
-from .._errors import add_note
-from .._operands import completed
-from .._patterns.index import forms_of
-from .._patterns.pattern import Pattern
-from .._patterns.place import pattern_p
-from .._rewrite import handlers, keepers, owner_of_default
-from .._rules import (
+from .._core.annotations import Dense
+from .._core.errors import add_note
+from .._core.operands import completed
+from .._core.rewrite import handlers, keepers, owner_of_default
+from .._core.rules import (
     Entry,
     Rule,
     RulesInForce,
@@ -24,8 +21,11 @@ from .._rules import (
     in_order,
     type_of,
 )
-from .._settings import current_settings
-from .._value import Value, is_value
+from .._core.settings import current_settings
+from .._core.value import Value, is_value
+from .._patterns.index import forms_of
+from .._patterns.pattern import Pattern
+from .._patterns.place import pattern_p
 from .explain import explain, info_of, info_of_default, missing_rule
 from .report import RuleInfo
 from .text import table

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _compat
-from .._notices import collected
-from .._record import Recorder
-from .._rules import Rules
-from .._settings import current_settings
-from .._stage import Arguments, stage
-from .._transform import FilterSpec, check_function, function_tree
+from .._core.notices import collected
+from .._core.record import Recorder
+from .._core.rules import Rules
+from .._core.settings import current_settings
+from .._staging.stage import Arguments, stage
+from .._staging.transform import FilterSpec, check_function, function_tree
 from .explain import info_of
 from .report import RuleInfo
 from .text import short_place

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from .._caches import WeakCaches
 from .._compat import Jaxpr, JaxprEqn, Literal, Primitive
+from .._core.caches import WeakCaches
 from .calls import Number, body_of, folded, is_move
 from .traits import BATCHED_LIKEWISE, LASTING, OF_ALL_DTYPES, OF_ALL_SIZES
 

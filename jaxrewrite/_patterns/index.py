@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import _compat
-from .._caches import BoundedCache, WeakCaches
 from .._compat import Jaxpr, Literal, Primitive
+from .._core.caches import BoundedCache, WeakCaches
 from .bodies import is_hole_scan
 from .calls import Number, is_move
 from .graph import Graph

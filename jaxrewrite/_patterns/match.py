@@ -13,8 +13,8 @@ import numpy as np
 from jax.tree_util import PyTreeDef, tree_leaves
 
 from .. import _compat
-from .._annotations import guards_hold
 from .._compat import DropVar, JaxprEqn, ShapedArray
+from .._core.annotations import guards_hold
 from .bodies import Body, Group, atoms_of, is_hole_scan
 from .calls import Number, can_match, is_move
 from .graph import Graph, Node

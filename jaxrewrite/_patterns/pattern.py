@@ -13,11 +13,11 @@ import jax
 from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
 
 from .. import _compat
-from .._annotations import Dense, Signature, read_hints, read_signature
-from .._caches import BoundedCache
 from .._compat import Literal
-from .._dead_code import drop_dead_code
-from .._errors import add_note
+from .._core.annotations import Dense, Signature, read_hints, read_signature
+from .._core.caches import BoundedCache
+from .._core.dead_code import drop_dead_code
+from .._core.errors import add_note
 from .bodies import Hole
 from .calls import can_match
 from .domains import Statics, read_statics

@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
-from .._dead_code import live_equations
+from .._core.dead_code import live_equations
 from .bodies import Body, Group, atoms_of
 from .calls import Number
 from .index import Entry, Index, Shapes, index_for, open_roots, own_roots

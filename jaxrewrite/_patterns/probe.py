@@ -22,8 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._annotations import Alternative, guards_hold
 from .._compat import Primitive, ShapedArray
+from .._core.annotations import Alternative, guards_hold
 from .bodies import Hole, is_hole_scan
 from .calls import Number
 from .domains import Choice

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _compat
-from .._caches import BoundedCache
 from .._compat import JaxprEqn, Literal, Var
+from .._core.caches import BoundedCache
 from .view import Frame, Made, PartOfFacts, Place, Watch
 
 

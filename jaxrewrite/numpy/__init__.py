@@ -20,7 +20,7 @@ True
 
 import jax.numpy as _jax_numpy
 
-from .._namespace import transformed_namespace as _transformed_namespace
+from .._staging.namespace import transformed_namespace as _transformed_namespace
 from . import fft as fft, linalg as linalg
 
 

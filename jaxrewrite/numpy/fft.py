@@ -2,7 +2,7 @@
 
 import jax.numpy.fft as _jax_fft
 
-from .._namespace import transformed_namespace as _transformed_namespace
+from .._staging.namespace import transformed_namespace as _transformed_namespace
 
 
 __getattr__, __dir__ = _transformed_namespace(_jax_fft, __name__)

@@ -2,7 +2,7 @@
 
 import jax.numpy.linalg as _jax_linalg
 
-from .._namespace import transformed_namespace as _transformed_namespace
+from .._staging.namespace import transformed_namespace as _transformed_namespace
 
 
 __getattr__, __dir__ = _transformed_namespace(_jax_linalg, __name__)

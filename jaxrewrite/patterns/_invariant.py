@@ -14,10 +14,10 @@ from jax import lax
 
 from .. import _compat
 from .._compat import Jaxpr, JaxprEqn, Literal
-from .._costs import of_equation
+from .._core.rules import Rules
+from .._insight.costs import of_equation
 from .._patterns.calls import body_of, can_match
-from .._rules import Rules
-from .._transform import transform
+from .._staging.transform import transform
 
 
 def work_before_the_loop(

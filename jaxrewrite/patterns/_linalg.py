@@ -28,9 +28,9 @@ import jaxrewrite
 from jaxrewrite import Axis, MaterialisationError, Rules, Value
 
 from .._compat import JaxprEqn
-from .._costs import of_jaxpr
+from .._core.settings import current_settings, use_settings
+from .._insight.costs import of_jaxpr
 from .._patterns.nested import Nesting
-from .._settings import current_settings, use_settings
 
 
 rules = Rules()

@@ -7,15 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from .._avals import same_treedef
-from ._oracle import (
-    MODES,
-    Function,
-    difference,
-    difference_in_type,
-    on_arrays,
-    on_values,
-)
+from .._core.avals import same_treedef
+from ._oracle import MODES, Function, difference, difference_in_type, on_arrays, on_values
 from ._outcome import Findings, told
 
 

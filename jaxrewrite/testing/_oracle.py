@@ -19,7 +19,7 @@ from jax.tree_util import (
 
 import jaxrewrite
 
-from .._avals import same_treedef
+from .._core.avals import same_treedef
 
 
 Function = Callable[..., Any]

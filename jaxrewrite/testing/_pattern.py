@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _compat
+from .._core.rules import Rules
+from .._core.settings import current_settings
+from .._core.site import describe_operand
+from .._core.value import is_value
 from .._insight.explain import explain, info_of
 from .._insight.misses import near_misses
 from .._patterns.pattern import Pattern
-from .._rules import Rules
-from .._settings import current_settings
-from .._site import describe_operand
-from .._value import is_value
 from ._compare import Outcome, Program, compare, note
 from ._oracle import MODES
 from ._outcome import Checked, Findings, told

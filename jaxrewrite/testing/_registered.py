@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from jaxrewrite import ArrayValue
 
-from .._annotations import Dense
+from .._core.annotations import Dense
+from .._core.settings import current_settings
 from .._insight.lookup import choices, type_name
-from .._settings import current_settings
 
 
 class RuleOfType(NamedTuple):

@@ -20,9 +20,9 @@ from jax.tree_util import (
 import jaxrewrite
 from jaxrewrite import Value
 
-from .._avals import aval_of, avals_of, dense_aval, layer, same_treedef
+from .._analyses.known_zeros import can_be_zero
 from .._compat import same_array_type, short
-from .._known_zeros import can_be_zero
+from .._core.avals import aval_of, avals_of, dense_aval, layer, same_treedef
 from ._oracle import difference, neighbour, stacked_leaves
 
 

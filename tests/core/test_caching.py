@@ -194,7 +194,7 @@ def test_unhashable_static_arguments_are_staged_each_time():
 
 
 def test_programs_of_one_function_are_bounded():
-    from jaxrewrite._transform import _programs
+    from jaxrewrite._staging.transform import _programs
 
     fn, _ = counted()
     run = transform(fn)
@@ -208,7 +208,7 @@ def test_programs_of_one_function_are_bounded():
 
 
 def test_bounded_cache_forgets_the_least_recently_used():
-    from jaxrewrite._caches import BoundedCache
+    from jaxrewrite._core.caches import BoundedCache
 
     cache = BoundedCache(2)
     cache.put("a", 1)
@@ -360,7 +360,7 @@ def test_a_table_of_a_transform_inside_is_read_while_a_function_is_staged():
 
 
 def test_what_rules_did_is_bounded():
-    from jaxrewrite import _traces
+    from jaxrewrite._core import traces
 
     rules = jaxrewrite.Rules()
 
@@ -371,9 +371,9 @@ def test_what_rules_did_is_bounded():
     run = transform(lambda v: v + 1, rules=rules)
     for name in range(20):
         run(Doubled(X, str(name)))
-    assert len(_traces._kept_traces.of(rules)) == 20
+    assert len(traces._kept_traces.of(rules)) == 20
     jaxrewrite.clear_caches()
-    assert len(_traces._kept_traces.of(rules)) == 0
+    assert len(traces._kept_traces.of(rules)) == 0
 
 
 def test_a_jitted_function_is_called_by_the_dispatch_of_jit():

@@ -9,7 +9,8 @@ from families import FAMILIES
 from jax import lax
 
 import jaxrewrite
-from jaxrewrite import _compat, _dead_code
+from jaxrewrite import _compat
+from jaxrewrite._core import dead_code
 from jaxrewrite.values import Diagonal
 
 
@@ -29,7 +30,7 @@ def staged(fn, *args):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_as_much_as_jax(name, bulk):
     jaxpr = staged(FAMILIES[name].fn, X, X)
-    assert count(_dead_code.drop_dead_code(jaxpr)) == count(_compat.drop_dead_code(jaxpr))
+    assert count(dead_code.drop_dead_code(jaxpr)) == count(_compat.drop_dead_code(jaxpr))
 
 
 @pytest.mark.parametrize(
@@ -55,14 +56,14 @@ def test_as_much_as_jax(name, bulk):
 )
 def test_dead_code_is_found(fn):
     jaxpr = staged(fn, X)
-    kept = _dead_code.drop_dead_code(jaxpr)
+    kept = dead_code.drop_dead_code(jaxpr)
     assert "sin" not in str(kept)
     assert count(kept) == count(_compat.drop_dead_code(jaxpr)) < count(jaxpr)
 
 
 def test_a_program_without_dead_code_stays_the_same_object():
     jaxpr = staged(lambda x: jax.jit(lambda x: jnp.where(x > 0, x, 0) + 1)(jnp.sin(x)), X)
-    assert _dead_code.drop_dead_code(jaxpr) is jaxpr
+    assert dead_code.drop_dead_code(jaxpr) is jaxpr
 
 
 def _in_a_loop(v, x):

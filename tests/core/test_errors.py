@@ -167,22 +167,23 @@ def test_a_rule_that_could_apply_is_not_refused():
 @pytest.mark.slow
 def test_the_own_rules_could_apply():
     """They are not checked when they are registered."""
-    from jaxrewrite import _operands, _rules
+    from jaxrewrite._core import operands, rules
 
     assert jaxrewrite.values.Sparse
-    for primitive, entry in _rules.global_rules.entries():
-        found = _operands.known(primitive)
+    for primitive, entry in rules.global_rules.entries():
+        found = operands.known(primitive)
         if found is not None:
-            assert _rules._why_never(entry.rule.signature, found) is None, entry.rule
+            assert rules._why_never(entry.rule.signature, found) is None, entry.rule
 
 
 @pytest.mark.slow
 def test_every_program_has_its_primitive():
-    from jaxrewrite import _compat, _operands
+    from jaxrewrite import _compat
+    from jaxrewrite._core import operands
 
     by_name = _compat.primitives_by_name()
-    for name in _operands._programs():
-        assert _operands.known(by_name[name]) is not None, name
+    for name in operands._programs():
+        assert operands.known(by_name[name]) is not None, name
 
 
 @pytest.mark.parametrize("how", ["in a program", "asked for"])

@@ -454,7 +454,7 @@ def test_patterns_of_the_global_table():
     def after(x: Float[Array, "7 7"]):
         return x
 
-    before = len(jaxrewrite._rules.global_rules.patterns)
+    before = len(jaxrewrite._core.rules.global_rules.patterns)
     jaxrewrite.rewrite(lambda x: jnp.sinh(jnp.cosh(x)) + jnp.sinh(x))(after)
     try:
         x = jnp.ones((7, 7))
@@ -463,9 +463,9 @@ def test_patterns_of_the_global_table():
         listed = [r.rule.name for r in jaxrewrite.rules("pattern")]
         assert any("after" in name for name in listed)
     finally:
-        jaxrewrite._rules.global_rules._patterns = jaxrewrite._rules.global_rules.patterns[
-            :before
-        ]
+        jaxrewrite._core.rules.global_rules._patterns = (
+            jaxrewrite._core.rules.global_rules.patterns[:before]
+        )
 
 
 # --- overlap, several results, what is used elsewhere ---------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from jaxrewrite import _compat, primitives
-from jaxrewrite._rewrite import handlers
+from jaxrewrite._core.rewrite import handlers
 
 
 ALIASES = {

@@ -11,7 +11,8 @@ import pytest
 from reference.own import Scaled, V, Y
 
 import jaxrewrite
-from jaxrewrite import _collector, _compat, transform
+from jaxrewrite import _compat, transform
+from jaxrewrite._staging import collector
 from jaxrewrite.values import Zero
 
 
@@ -399,9 +400,9 @@ def test_lines_that_differ_in_a_literal_are_two_functions():
 
 def test_collections_pause_and_go_on():
     assert gc.isenabled()
-    with _collector.paused():
+    with collector.paused():
         assert not gc.isenabled()
-        with _collector.paused():
+        with collector.paused():
             pass
         assert not gc.isenabled()
     assert gc.isenabled()
@@ -435,12 +436,12 @@ def test_collections_pause_until_the_last_thread_is_done():
     inside, leave = threading.Event(), threading.Event()
 
     def other():
-        with _collector.paused():
+        with collector.paused():
             inside.set()
             leave.wait(10)
 
     thread = threading.Thread(target=other)
-    with _collector.paused():
+    with collector.paused():
         thread.start()
         assert inside.wait(10)
     assert not gc.isenabled()

@@ -108,7 +108,7 @@ def imports_within(path):
 # fields, to call a method on them as arrays; the jaxprs of functions of JAX, to recognise them;
 # a call that waits for its operands; which releases compile what well.
 PRIVATE = {
-    ("algebra", "jaxrewrite._avals"),
+    ("algebra", "jaxrewrite._core.avals"),
     ("blocks", "jaxrewrite._compat"),
     ("recognised", "jaxrewrite._compat"),
     ("coded", "jaxrewrite._compat"),

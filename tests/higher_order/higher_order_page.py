@@ -8,7 +8,7 @@ import sys
 from collections import defaultdict
 from typing import NamedTuple
 
-from jaxrewrite._rewrite import handlers
+from jaxrewrite._core.rewrite import handlers
 
 
 class Group(NamedTuple):

@@ -8,7 +8,7 @@ import sys
 import pytest
 from higher_order_page import ONLY_NEWER, ONLY_OLDER, REASONS, render
 
-from jaxrewrite._rewrite import handlers
+from jaxrewrite._core.rewrite import handlers
 
 
 HERE = pathlib.Path(__file__).parent

@@ -13,7 +13,7 @@ from reference.own import Lora
 
 import jaxrewrite
 from jaxrewrite import make_jaxpr, transform
-from jaxrewrite._transform import _programs
+from jaxrewrite._staging.transform import _programs
 from jaxrewrite.values import Interval, Masked, Named, Toeplitz, Unitful, Units
 
 

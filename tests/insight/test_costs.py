@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxrewrite import _costs
+from jaxrewrite._insight import costs
 
 
 def ones(*shape, dtype="float32"):
@@ -14,7 +14,7 @@ def ones(*shape, dtype="float32"):
 
 
 def ours(fn, *args):
-    return _costs.of_jaxpr(jax.make_jaxpr(fn)(*args).jaxpr)
+    return costs.of_jaxpr(jax.make_jaxpr(fn)(*args).jaxpr)
 
 
 def xla(fn, *args):
@@ -119,6 +119,6 @@ def test_bytes():
 
 def test_trip_counts():
     (scan,) = jax.make_jaxpr(scanned)(square(2)).eqns
-    assert _costs.trip_count(scan) == 7
+    assert costs.trip_count(scan) == 7
     loop = jax.make_jaxpr(lambda x: lax.while_loop(lambda c: c < 3, lambda c: c + 1, x))(1)
-    assert _costs.trip_count(loop.eqns[-1]) is None
+    assert costs.trip_count(loop.eqns[-1]) is None

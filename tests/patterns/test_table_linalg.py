@@ -12,7 +12,7 @@ from pattern_tables import answered, look_alikes, spied
 
 import jaxrewrite
 from jaxrewrite import patterns, values
-from jaxrewrite._costs import of_jaxpr
+from jaxrewrite._insight.costs import of_jaxpr
 
 
 pytestmark = pytest.mark.usefixtures("bulk")

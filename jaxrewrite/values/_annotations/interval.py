@@ -16,14 +16,7 @@ from jaxrewrite.primitives import COMPARISON, CUMULATIVE, DECREASING, INCREASING
 
 from .._base import in_blocks
 from .._base.structured import Structured, disproved, inexact, split_alike
-from .declaration import (
-    MOVING,
-    REDUCING,
-    SCATTER,
-    annotation_rule,
-    applies_function,
-    like,
-)
+from .declaration import MOVING, REDUCING, SCATTER, annotation_rule, applies_function, like
 
 
 class Interval(Structured):

@@ -87,7 +87,7 @@ class Masked(Structured):
     >>> jaxrewrite.materialise(x)
     Traceback (most recent call last):
     ...
-    jaxrewrite._errors.MaterialisationError: Masked can't be made dense: some entries may be
+    jaxrewrite.MaterialisationError: Masked can't be made dense: some entries may be
     missing; filled(number) says what to put there.
     """
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
 import jaxrewrite
-from jaxrewrite._avals import layer
+from jaxrewrite._core.avals import layer
 
 from .determinant import Determinant
 

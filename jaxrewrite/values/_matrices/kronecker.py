@@ -15,22 +15,10 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import bind, register, same_structure, transform
 
-from .algebra import (
-    diagonal_of,
-    is_known_hermitian,
-    is_known_unitary,
-    known_or,
-    on_fields,
-)
+from .algebra import diagonal_of, is_known_hermitian, is_known_unitary, known_or, on_fields
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
-from .matrix import (
-    Matrix,
-    apply_dense,
-    negated,
-    solve_factor,
-    swapped,
-)
+from .matrix import Matrix, apply_dense, negated, solve_factor, swapped
 from .monomial import Diagonal, sorted_svd
 from .triangular import Triangular
 

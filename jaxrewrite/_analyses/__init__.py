@@ -1,0 +1,1 @@
+"""Facts about the variables of a jaxpr."""

@@ -1,0 +1,117 @@
+"""The only room that knows JAX's versions and its private modules.
+
+A comment at each private import gives the reason for it. The rest of the package uses it
+through one of the small functions here.
+"""
+
+import os
+
+import jax.extend.source_info_util as source_info_util
+
+# This keeps the frames of this package out of the tracebacks that JAX filters.
+from jax._src.traceback_util import register_exclusion
+
+from .avals import (
+    as_strong_as as as_strong_as,
+    as_weak as as_weak,
+    is_array as is_array,
+    is_plain as is_plain,
+    is_refused as is_refused,
+    is_weak as is_weak,
+    leaf_aval as leaf_aval,
+    mesh_of as mesh_of,
+    primitives_by_name as primitives_by_name,
+    result_avals as result_avals,
+    same_array_type as same_array_type,
+    short as short,
+    strong as strong,
+    vary_over as vary_over,
+    varying_as as varying_as,
+    varying_axes as varying_axes,
+    with_leading_axis as with_leading_axis,
+    without_axis as without_axis,
+    without_leading_axis as without_leading_axis,
+)
+from .jaxprs import (
+    called as called,
+    close_jaxpr as close_jaxpr,
+    constants_first as constants_first,
+    dce_rules as dce_rules,
+    drop_dead_code as drop_dead_code,
+    effects_on as effects_on,
+    file_of as file_of,
+    fingerprint as fingerprint,
+    function_of as function_of,
+    has_high_parameters as has_high_parameters,
+    is_unplaced as is_unplaced,
+    name_of as name_of,
+    new_debug_info as new_debug_info,
+    new_jaxpr as new_jaxpr,
+    open_jaxpr as open_jaxpr,
+    rename_effects as rename_effects,
+    trace_to_jaxpr as trace_to_jaxpr,
+    unnamed as unnamed,
+    variable_of as variable_of,
+    without_constants as without_constants,
+)
+from .parameters import (
+    TREES_OF_SCAN as TREES_OF_SCAN,
+    body_name as body_name,
+    call_backward as call_backward,
+    can_be_expanded as can_be_expanded,
+    check_vmap_rule_trees as check_vmap_rule_trees,
+    differentiate as differentiate,
+    expand as expand,
+    scan_counts as scan_counts,
+    scan_params as scan_params,
+)
+from .running import (
+    UNSPECIFIED as UNSPECIFIED,
+    bind_eqn as bind_eqn,
+    call_after as call_after,
+    call_in_current_trace as call_in_current_trace,
+    compiled_primitive as compiled_primitive,
+    eqn_context as eqn_context,
+    in_current_context as in_current_context,
+    inline_into_current_trace as inline_into_current_trace,
+    is_in_current_context as is_in_current_context,
+    is_plain_jit as is_plain_jit,
+    jit_is_disabled as jit_is_disabled,
+    known_to_current_trace as known_to_current_trace,
+    makes_jaxpr as makes_jaxpr,
+    nothing_is_traced as nothing_is_traced,
+    trace_context as trace_context,
+)
+from .source import (
+    current_location as current_location,
+    raised_at as raised_at,
+    source_location as source_location,
+    unfiltered_errors as unfiltered_errors,
+)
+from .types import (
+    JAX_GE_0_11_0 as JAX_GE_0_11_0,
+    JAX_GE_0_11_1 as JAX_GE_0_11_1,
+    JAX_GE_0_11_2 as JAX_GE_0_11_2,
+    ArrayImpl as ArrayImpl,
+    ClosedJaxpr as ClosedJaxpr,
+    DropVar as DropVar,
+    Jaxpr as Jaxpr,
+    JaxprEqn as JaxprEqn,
+    Literal as Literal,
+    Primitive as Primitive,
+    ShapedArray as ShapedArray,
+    SourceInfo as SourceInfo,
+    Tracer as Tracer,
+    Var as Var,
+)
+from .wrappers import (
+    JAXPRS as JAXPRS,
+    is_bookkeeping as is_bookkeeping,
+    is_wrapped_function as is_wrapped_function,
+    without_dead_code_wrapper as without_dead_code_wrapper,
+)
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+register_exclusion(_PACKAGE)
+source_info_util.register_exclusion(_PACKAGE)

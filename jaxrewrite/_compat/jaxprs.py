@@ -1,0 +1,241 @@
+"""Jaxprs: opening, closing, tracing."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+
+# The effects of references name a variable, so they have to change when variables are
+# renamed.
+from jax._src.effects import JaxprInputEffect
+
+# dce_jaxpr: drops dead code inside nested jaxprs and keeps effects; dce_rules has the
+# primitives of which it may drop a part. make_jaxpr_effects, convert_constvars_jaxpr,
+# separate_consts: a jaxpr that is built equation by equation must look like one of JAX's
+# own. trace_to_jaxpr_dynamic: `jax.make_jaxpr` without the cost of a jit wrapper (60 us a
+# call instead of 180), which a rewriting pays for each rule it meets.
+from jax._src.interpreters.partial_eval import (
+    DynamicJaxprTracer,
+    convert_constvars_jaxpr,
+    dce_jaxpr as jax_dce_jaxpr,
+    dce_rules as dce_rules,
+    make_jaxpr_effects,
+    separate_consts,
+    trace_to_jaxpr_dynamic,
+)
+
+# The wrapper and the debug info that trace_to_jaxpr_dynamic takes. WrappedFun: derivative
+# rules are such wrappers in the parameters of an equation.
+from jax._src.linear_util import wrap_init
+
+# The markers in the parameters of a jit equation for what is not specified.
+from jax._src.sharding_impls import UNSPECIFIED
+
+from .avals import leaf_aval
+from .parameters import body_name
+from .types import JAX_GE_0_11_0, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
+    """Split a jaxpr, closed or not, into one without constants and the constants.
+
+    The variables of the constants come first among the ``invars``.
+    """
+    if JAX_GE_0_11_0 or isinstance(jaxpr, ClosedJaxpr):
+        closed, consts = separate_consts(jaxpr)
+        return closed.jaxpr, list(consts)
+    return convert_constvars_jaxpr(jaxpr), []
+
+
+def constants_first(jaxpr: Jaxpr) -> Jaxpr:
+    """A jaxpr that takes its constants as its first arguments."""
+    return convert_constvars_jaxpr(jaxpr) if jaxpr.constvars else jaxpr
+
+
+def close_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any] = ()) -> Any:
+    """Attach constants to the leading ``invars`` of a jaxpr."""
+    if JAX_GE_0_11_0:
+        return jaxpr.with_consts(list(consts))  # type: ignore[attr-defined]
+    if consts:
+        jaxpr = jaxpr.replace(
+            constvars=jaxpr.invars[: len(consts)],
+            invars=jaxpr.invars[len(consts) :],
+            debug_info=unnamed(jaxpr.debug_info),
+        )
+    return ClosedJaxpr(jaxpr, list(consts))
+
+
+def unnamed(debug_info: Any) -> Any:
+    """``debug_info`` without names, for a jaxpr with other arguments and results."""
+    return debug_info.with_unknown_names()
+
+
+def without_constants(jaxpr: Any) -> Jaxpr | None:
+    """The jaxpr inside of a closed one, or ``None`` if it has constants."""
+    return None if jaxpr.consts else _without_constants(jaxpr)
+
+
+def is_unplaced(params: Mapping[str, Any]) -> bool:
+    """Whether a jit equation says nothing about where its arrays are, or how to compile."""
+    placed = (*params["in_shardings"], *params["out_shardings"])
+    layouts = (*params["in_layouts"], *params["out_layouts"])
+    return (
+        all(sharding is UNSPECIFIED for sharding in placed)
+        and all(layout is None for layout in layouts)
+        and not params["compiler_options_kvs"]
+        and not params["keep_unused"]
+    )
+
+
+def function_of(closed: Any) -> Callable[..., list[Any]]:
+    """The function of a closed jaxpr; the same one each time."""
+    return jex_core.jaxpr_as_fun(closed)
+
+
+def new_jaxpr(
+    invars: Sequence[Var],
+    outvars: Sequence[Any],
+    eqns: Sequence[JaxprEqn],
+    debug_info: Any,
+    is_high: bool,
+) -> Jaxpr:
+    """Build a jaxpr without constants from its equations.
+
+    ``is_high`` tells whether JAX has to expand some of the primitives before it can compile
+    the jaxpr. `has_high_parameters` and the ``is_high`` of other jaxprs give it.
+    """
+    effects: Any = set()
+    if any(map(operator.attrgetter("effects"), eqns)):
+        effects = make_jaxpr_effects((), invars, outvars, eqns)
+    return Jaxpr((), invars, outvars, eqns, effects, unnamed(debug_info), is_high)
+
+
+def has_high_parameters(
+    primitive: Primitive, operands: Sequence[Any], params: dict[str, Any]
+) -> bool:
+    """Whether JAX has to expand a primitive with these parameters before it compiles."""
+    return primitive.is_high(*[leaf_aval(x) for x in operands], **params)
+
+
+def _without_constants(jaxpr: Any) -> Jaxpr:
+    """The jaxpr inside of a closed one; any other jaxpr itself."""
+    is_closed = JAX_GE_0_11_0 or isinstance(jaxpr, ClosedJaxpr)
+    return jaxpr.jaxpr if is_closed else jaxpr
+
+
+def name_of(jaxpr: Any) -> str:
+    """The name of the function that a jaxpr, closed or not, was traced from."""
+    return _without_constants(jaxpr).debug_info.func_name
+
+
+def file_of(jaxpr: Any) -> str | None:
+    """The file of the function that a jaxpr, closed or not, was traced from."""
+    return _without_constants(jaxpr).debug_info.func_filename
+
+
+def fingerprint(jaxpr: Any) -> Any:
+    """A hashable description of what a jaxpr, closed or not, does, and of its function.
+
+    It is equal for two traces of one function on the same avals. It contains the file and
+    line of the function, because custom derivatives cannot be compared in another way.
+    """
+    closed, jaxpr = jaxpr, _without_constants(jaxpr)
+    numbers: dict[Any, int] = {}
+
+    def of_atom(atom: Any) -> Any:
+        if type(atom) is Literal:
+            return repr(atom.val), str(atom.aval)
+        return numbers.setdefault(atom, len(numbers)), str(atom.aval)
+
+    def of_param(param: Any) -> Any:
+        if isinstance(param, (Jaxpr, ClosedJaxpr)):
+            return fingerprint(param)
+        if isinstance(param, (tuple, list)):
+            return tuple(map(of_param, param))
+        return str(param)
+
+    def of_eqn(eqn: JaxprEqn) -> Any:
+        params = [
+            (name, of_param(param))
+            for name, param in eqn.params.items()
+            if name != "jvp_jaxpr_fun"  # Each trace has another one.
+        ]
+        ins, outs = map(of_atom, eqn.invars), map(of_atom, eqn.outvars)
+        return eqn.primitive.name, tuple(params), tuple(ins), tuple(outs)
+
+    origin = jaxpr.debug_info.func_src_info
+    consts = tuple(map(str, getattr(closed, "consts", ())))
+    ins = tuple(map(of_atom, jaxpr.invars))
+    eqns = tuple(map(of_eqn, jaxpr.eqns))
+    return origin, consts, ins, eqns, tuple(map(of_atom, jaxpr.outvars))
+
+
+def called(fn: Callable[..., Any], *avals: Any) -> Any:
+    """The jaxpr of the one function that a function of such arrays calls, or ``None``.
+
+    That function is jitted or has a derivative of its own. `jax.vmap` may repeat the result of
+    one that does not depend on its operand, as if that is empty; then there is no such function.
+    """
+    jaxpr, _ = open_jaxpr(jax.make_jaxpr(fn)(*avals))
+    eqns = drop_dead_code(jaxpr).eqns
+    return eqns[0].params[body_name(eqns[0].primitive)] if len(eqns) == 1 else None
+
+
+def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
+    """Drop equations, also in nested jaxprs, that nothing needs; effects stay."""
+    return jax_dce_jaxpr(jaxpr, True, instantiate=True)[0]
+
+
+def rename_effects(effects: Any, names: Mapping[Any, Any]) -> Any:
+    """The effects of an equation after its variables are renamed by ``names``."""
+    if not any(isinstance(effect, JaxprInputEffect) for effect in effects):
+        return effects
+    return {
+        effect.replace(names.get(effect.input, effect.input))
+        if isinstance(effect, JaxprInputEffect)
+        else effect
+        for effect in effects
+    }
+
+
+def effects_on(jaxpr: Jaxpr, operands: Sequence[Any]) -> Any:
+    """The effects of an equation that applies a jaxpr to operands."""
+    return rename_effects(jaxpr.effects, dict(zip(jaxpr.invars, operands, strict=True)))
+
+
+def variable_of(leaf: Any) -> Var | None:
+    """The variable that a tracer stands for in its jaxpr, even if that is finished."""
+    variable = leaf.val if isinstance(leaf, DynamicJaxprTracer) else None
+    return variable if isinstance(variable, Var) else None
+
+
+def trace_to_jaxpr(
+    fn: Callable[..., Sequence[Any]],
+    avals: Sequence[Any],
+    debug_info: Any,
+) -> tuple[Jaxpr, list[Any]]:
+    """Trace ``fn``, from flat arrays to flat arrays, over ``avals``.
+
+    Returns a jaxpr without constants, and the constants, which belong to its leading
+    ``invars``. They include the tracers that ``fn`` closes over.
+    """
+    jaxpr, _, consts = trace_to_jaxpr_dynamic(
+        wrap_init(fn, debug_info=debug_info), list(avals)
+    )
+    return constants_first(jaxpr), list(consts)
+
+
+def new_debug_info(
+    name: str,
+    source: Callable[..., Any] | None = None,
+    arg_names: Sequence[str] | None = None,
+) -> Any:
+    """The names that JAX's errors give to a traced function and its arguments."""
+    code = getattr(source, "__code__", None)
+    where = f" at {code.co_filename}:{code.co_firstlineno}" if code else ""
+    names = None if arg_names is None else tuple(arg_names)
+    return jex_core.DebugInfo("jaxrewrite.transform", name + where, names, None)

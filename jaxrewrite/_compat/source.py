@@ -1,0 +1,50 @@
+"""Where an equation, or an error, comes from."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import jax.extend.source_info_util as source_info_util
+
+# The settings that JAX's own caches have in their keys (x64, matmul precision, mesh, axis
+# names ...). They are public only through the behaviour of jit's cache. traceback_filtering:
+# the setting of that name for a while, and not for all threads.
+from jax._src.config import traceback_filtering
+
+# The user's frame of an equation, as file and line and not as text, and whether a frame of
+# a traceback belongs to the user.
+from jax._src.source_info_util import is_user_filename, user_frame
+
+from .types import SourceInfo
+
+
+def source_location(source_info: SourceInfo) -> tuple[str, int, str] | None:
+    """File, line and function of the user's code that made an equation.
+
+    There is no such code in the body of a function of JAX itself, like `jax.numpy.sort`.
+    """
+    frame = user_frame(source_info.traceback)
+    if frame is None:
+        return None
+    return frame.file_name, frame.start_line, frame.function_name
+
+
+def current_location() -> tuple[str, int, str] | None:
+    """File, line and function of the user's code that runs now."""
+    return source_location(source_info_util.current())
+
+
+def raised_at(error: BaseException) -> tuple[str, int, str] | None:
+    """File, line and function of the user's code in which an error was raised."""
+    found = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        code = frame.f_code
+        if is_user_filename(code.co_filename):
+            found = code.co_filename, line, code.co_name
+    return found
+
+
+def unfiltered_errors() -> Any:
+    """A context manager for errors that are caught: to filter one takes milliseconds."""
+    return traceback_filtering("off")

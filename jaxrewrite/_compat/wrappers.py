@@ -1,0 +1,62 @@
+"""Wrappers of functions in the parameters of equations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import FunctionType
+from typing import Any
+
+import jax.extend.core as jex_core
+
+# jit and the traces decide by the current trace what to do with an operation, and no public
+# name tells which trace that is. EvalTrace: nothing is being traced. DynamicJaxprTrace: a
+# jaxpr is being made (jit, scan, make_jaxpr). current_jaxpr_eqn_context: the `eqn.ctx` of
+# an equation that is made now.
+# Trace, TraceTag: what wrappers of derivative rules hold of the trace that made them.
+from jax._src.core import Trace, TraceTag
+
+# The wrapper and the debug info that trace_to_jaxpr_dynamic takes. WrappedFun: derivative
+# rules are such wrappers in the parameters of an equation.
+from jax._src.linear_util import WrappedFun
+
+from .types import ClosedJaxpr, Jaxpr, JaxprEqn, ShapedArray
+
+
+JAXPRS = (Jaxpr, ClosedJaxpr)
+
+
+def is_wrapped_function(x: Any) -> bool:
+    """Whether a parameter is JAX's wrapper of a function and its transformations."""
+    return isinstance(x, WrappedFun)
+
+
+def is_bookkeeping(x: Any) -> bool:
+    """Whether an object belongs to one trace and says nothing of the function traced."""
+    return isinstance(x, (Trace, TraceTag, jex_core.DebugInfo, JaxprEqn, ShapedArray))
+
+
+def without_dead_code_wrapper(fn: Any) -> Any:
+    """A derivative rule without the wrapper that dropping dead code puts around it.
+
+    The wrapper stays if it drops a result.
+    """
+    if not is_wrapped_function(fn):
+        return fn
+    thunk = _captured(fn.f).get("fn", fn.f)
+    names = {
+        "dce_jvp_jaxpr_thunk": "jvp_jaxpr_fun",
+        "dce_fwd_jaxpr_thunk": "fwd_jaxpr_thunk",
+        "dce_bwd": "bwd",
+    }
+    inner = names.get(getattr(thunk, "__name__", ""))
+    if inner is None or not all(_captured(thunk)["used_outs"]):
+        return fn
+    return without_dead_code_wrapper(_captured(thunk)[inner])
+
+
+def _captured(fn: Any) -> Mapping[str, Any]:
+    """What a function closes over, by name."""
+    if not isinstance(fn, FunctionType):
+        return {}
+    cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
+    return {name: cell.cell_contents for name, cell in cells}

@@ -1,0 +1,1 @@
+"""The interpreter: values, rules, and the walk that rewrites a jaxpr."""

@@ -1,0 +1,238 @@
+"""The fields of a value, and its aval in a jaxpr.
+
+The rewriting looks into a value only by the two questions that this module answers. What
+are its fields, one layer down (`layer`)? Which aval does it have (`aval_of`)?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import (
+    PyTreeDef,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_unflatten,
+)
+
+from .. import _compat
+from .._compat import ShapedArray
+from .caches import bounded_cache
+from .pytree import check_static_fields
+from .value import Value, is_value
+
+
+def same_treedef(a: PyTreeDef, b: PyTreeDef) -> bool:
+    """Whether two pytrees have the same structure and the same classes.
+
+    JAX's ``==`` does not compare the classes of dataclasses that other packages register.
+    The hashes of such treedefs, of 64 bits, do differ.
+    """
+    return a == b and hash(a) == hash(b)
+
+
+def same_structure(x: Any, y: Any) -> bool:
+    """Return whether two pytrees of arrays and values differ at most in their numbers.
+
+    Parameters
+    ----------
+    x, y
+        Values, arrays or pytrees of them.
+
+    Returns
+    -------
+    bool
+        Whether they have the same classes and metadata, also in nested values, and leaves
+        of the same shapes and dtypes.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Circulant, Diagonal
+    >>> x = jnp.ones(3)
+    >>> jaxrewrite.same_structure(Diagonal(x), Diagonal(2 * x))
+    True
+    >>> jaxrewrite.same_structure(Diagonal(x), Circulant(x))
+    False
+    """
+    xs, treedef = tree_flatten(x)
+    ys, other = tree_flatten(y)
+    return same_treedef(treedef, other) and all(
+        _compat.same_array_type(_compat.leaf_aval(a), _compat.leaf_aval(b))
+        for a, b in zip(xs, ys, strict=True)
+    )
+
+
+def layer(value: Value) -> tuple[list[Any], PyTreeDef]:
+    """Flatten one layer: fields that are themselves values stay whole."""
+    is_leaf = None if value.rules_see_values else lambda x: x is not value and is_value(x)
+    leaves, treedef = tree_flatten(value, is_leaf=is_leaf)
+    if len(leaves) == 1 and leaves[0] is value:
+        raise no_pytree(value)
+    return leaves, treedef
+
+
+def fields(value: Value) -> tuple[list[Any], PyTreeDef]:
+    """Flatten one layer of any type, also where a rule sees through the layer.
+
+    `layer` gives what a rule sees, which for some types is all leaves.
+    """
+    return tree_flatten(value, is_leaf=lambda x: x is not value and is_value(x))
+
+
+def no_pytree(value: Value) -> TypeError:
+    """Return the error for a value that is not a pytree."""
+    return TypeError(
+        f"{type(value).__name__} is not a pytree, so it has no leaves to work on. A subclass "
+        "of jaxrewrite.Value becomes a pytree when it is constructed. Register any other "
+        "class with jax.tree_util."
+    )
+
+
+def is_hollow(x: Any) -> bool:
+    """Whether a value has no leaves, so that `jax.vmap` cannot add batch axes to it."""
+    return is_value(x) and not tree_leaves(x)
+
+
+def avals_of(operands: Sequence[Any]) -> list[Any]:
+    """The avals of values and of arrays (or atoms of a jaxpr)."""
+    return [aval_of(x) if is_value(x) else _compat.leaf_aval(x) for x in operands]
+
+
+_avals = bounded_cache(4096)
+
+
+def aval_of(value: Value) -> Any:
+    """The aval of a value, with arrays, tracers, avals or atoms as leaves.
+
+    The type's method is called once for each structure. Leaves may carry more than a
+    user's ``aval`` tells: axes of a mesh, or a memory space. These come from
+    ``materialise``.
+    """
+    leaves, treedef = layer(value)
+    try:
+        avals = tuple(avals_of(leaves))
+    except TypeError as error:
+        _check_is_whole(value, error)
+        raise TypeError(
+            f"{type(value).__name__} holds something that is not an array: {error} "
+            "Declare such a field with jaxrewrite.field(static=True)."
+        ) from error
+    key = (treedef, avals, _compat.trace_context())
+    try:
+        cached = _avals.get(key)
+    except TypeError:  # The metadata is not hashable.
+        check_static_fields(value)
+        return _infer_aval(type(value), treedef, avals)
+    if cached is None:
+        try:
+            cached = _infer_aval(type(value), treedef, avals)
+        except Exception as error:
+            _check_is_whole(value, error)
+            raise
+        _avals.put(key, cached)
+    return cached
+
+
+def _check_is_whole(value: Value, error: Exception) -> None:
+    """Raise `TypeError` if the cause of an error is that the value lacks some leaves."""
+    name = type(value).__name__
+    if empty := list(_fields_with(value, lambda x: x is None)):
+        raise TypeError(
+            f"This {name} lacks some of its arrays: there is None in {', '.join(empty)}. Such "
+            "values come from jaxrewrite.values.partition, or from a filter of another "
+            "library. Put the parts together first (combine)."
+        ) from error
+    if bare := list(_fields_with(value, lambda x: type(x) is object)):
+        raise TypeError(
+            f"This {name} has no shape and dtype: there are bare objects instead of arrays in "
+            f"{', '.join(bare)}. JAX makes such values when it needs their structure alone, "
+            "for example for in_axes. Code that JAX calls with them, such as tree_unflatten, "
+            "must not ask for shapes."
+        ) from error
+
+
+def _fields_with(value: Value, is_empty: Callable[[Any], bool]) -> Iterator[str]:
+    """The places of contents of some kind, except for ``None`` where it is the default."""
+    is_whole = lambda x: x is None or is_value(x)
+    for f in getattr(value, "__dataclass_fields__", {}).values():
+        if f.metadata.get("static"):
+            continue
+        contents, _ = tree_flatten_with_path(getattr(value, f.name, None), is_leaf=is_whole)
+        for path, content in contents:
+            place = f.name + keystr(path)
+            if is_value(content):
+                yield from (f"{place}.{inner}" for inner in _fields_with(content, is_empty))
+            elif is_empty(content) and not (content is f.default is None):
+                yield place
+
+
+def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) -> Any:
+    declared: list[Any] = []
+
+    def ask(*leaves: Any) -> list[Any]:
+        declared.append(_as_aval(cls, tree_unflatten(treedef, leaves).aval()))
+        return []
+
+    debug_info = _compat.new_debug_info(f"{cls.__name__}.aval", cls.aval)
+    with _compat.mesh_of(avals):
+        _compat.trace_to_jaxpr(ask, avals, debug_info)
+    (aval,) = declared
+    if all(map(_compat.is_plain, avals)) or not isinstance(aval, ShapedArray):
+        return aval
+    try:
+        whole = dense_aval(cls, treedef, avals)
+    except Exception:  # noqa: BLE001 - a type that is never dense raises anything
+        return _compat.varying_as(aval, avals)
+    return whole.update(weak_type=aval.weak_type)
+
+
+def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> Any:
+    """The aval of the array that ``materialise`` returns for leaves of these avals."""
+    found: list[Any] = []
+
+    def dense(*leaves: Any) -> list[Any]:
+        found.extend(avals_of([tree_unflatten(treedef, leaves).materialise()]))
+        return []
+
+    debug_info = _compat.new_debug_info(f"{cls.__name__}.materialise", cls.materialise)
+    with _compat.mesh_of(avals):
+        _compat.trace_to_jaxpr(dense, avals, debug_info)
+    return found[0]
+
+
+def mismatch(result: Any, expected: Any, what: str, wanted: str) -> str | None:
+    """A message if a result does not have the expected aval, else ``None``.
+
+    ``what`` returned the result, and ``wanted`` is what expects another aval.
+    """
+    if is_value(result):
+        aval, form = aval_of(result), f" (as a {type(result).__name__})"
+    else:
+        form = ""
+        try:
+            aval = _compat.leaf_aval(result)
+        except TypeError:
+            return (
+                f"{what} returned a {type(result).__name__} where {wanted} "
+                f"{_compat.short(expected)}: neither an array nor a value."
+            )
+    if _compat.same_array_type(aval, expected):
+        return None
+    given, due = _compat.short(aval), _compat.short(expected)
+    return f"{what} returned {given} where {wanted} {due}{form}."
+
+
+def _as_aval(cls: type[Value], declared: Any) -> Any:
+    if isinstance(declared, jax.core.AbstractValue):
+        return declared
+    if isinstance(declared, jax.ShapeDtypeStruct) or _compat.is_array(declared):
+        return _compat.leaf_aval(declared)
+    raise TypeError(
+        f"{cls.__name__}.aval() must return a jax.core.ShapedArray or a "
+        f"jax.ShapeDtypeStruct; it returned a {type(declared).__name__}."
+    )

@@ -1,0 +1,152 @@
+"""Rewriting the jaxprs inside of equations, once for each structure of operands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_unflatten
+
+from .. import _compat
+from .._analyses import fills
+from .._compat import Literal
+from .avals import avals_of
+from .builder import Restaged
+from .caches import WeakCaches
+from .dead_code import pruned_body
+from .record import Body
+from .rewrite import Scope, adopter_of
+from .site import Site
+from .traces import Rewriting, has_tracers
+from .value import is_value
+
+
+class Adapter(Protocol):
+    """A function that `restage` calls before or after a body.
+
+    It adds equations to the scope, on behalf of the site, and returns new operands or new
+    results.
+    """
+
+    def __call__(
+        self, scope: Scope, operands: Sequence[Any], site: Site, /
+    ) -> list[Any]: ...
+
+
+# A body keeps its own rewritten forms.
+_restaged = WeakCaches(256)
+
+
+def restage(
+    rewriting: Rewriting,
+    jaxpr: Any,
+    operands: Sequence[Any],
+    site: Site,
+    entering: Adapter | None = None,
+    leaving: Adapter | None = None,
+) -> Restaged:
+    """Rewrite a jaxpr in an equation for operands of this structure, once.
+
+    The result is kept as long as the jaxpr lives. So a body that is called a hundred times,
+    or by a hundred programs, is rewritten and compiled once. The adapters change the
+    operands before the first equation of the jaxpr, and the results after the last one.
+    They are part of the cache's key.
+
+    Beside a value that adopts numbers, numbers that the program writes are part of the key,
+    too. The body has them as literals, for they may be exponents, which tell units: JAX takes
+    them out of a loop that it differentiates. Beside any value zeros are, for arrays of them
+    take the structure of a value.
+    """
+    if site.is_in_rule:
+        rewriting = rewriting.of_rules()
+    leaves, in_tree = tree_flatten(list(operands))
+    avals = avals_of(leaves)
+    adopts = adopter_of(operands) is not None
+    numbers = _numbers(jaxpr, operands) if adopts else _zeros(operands)
+
+    def anew() -> Restaged:
+        return _restage(rewriting, jaxpr, in_tree, avals, numbers, site, entering, leaving)
+
+    recorder = rewriting.settings.recorder
+    if recorder is not None:
+        with recorder.aside() as records:
+            restaged = anew()
+        recorder.add_body(Body(jaxpr, restaged.jaxpr, records))
+        return restaged
+    cache = _restaged.of(jaxpr)
+    state = rewriting.settings.key(), bool(rewriting.patterns), _compat.trace_context()
+    # Their bytes are equal only if they are the same, also for NaN and a negative zero.
+    bits = tuple((i, _bytes(x)) for i, x in numbers.items())
+    key = (in_tree, tuple(avals), bits, entering, leaving, *state)
+    try:
+        restaged = cache.get(key)
+    except TypeError:  # The metadata is not hashable.
+        return anew()
+    if restaged is None:
+        restaged = anew()
+        if not has_tracers(restaged.consts):
+            cache.put(key, restaged)
+    return restaged
+
+
+def _numbers(jaxpr: Any, operands: Sequence[Any]) -> dict[int, Literal]:
+    """The operands that are numbers of the program, by their places.
+
+    Integers are places and sizes, unless there is a power in the body.
+    """
+    literals = {i: x for i, x in enumerate(operands) if type(x) is Literal}
+    if all(map(fills.is_inexact, literals.values())):
+        return literals
+    inner, _ = _compat.open_jaxpr(jaxpr)
+    has_power = fills.has_power(inner)
+    return {i: x for i, x in literals.items() if has_power or fills.is_inexact(x)}
+
+
+def _zeros(operands: Sequence[Any]) -> dict[int, Literal]:
+    """The operands that the program writes as zero, beside values, by their places."""
+    if not any(map(is_value, operands)):
+        return {}
+    literals = ((i, x) for i, x in enumerate(operands) if type(x) is Literal)
+    return {i: x for i, x in literals if np.ndim(x.val) == 0 and x.val == 0}
+
+
+def _bytes(number: Any) -> bytes:
+    return np.asarray(number.val, number.aval.dtype).tobytes()
+
+
+def _restage(
+    rewriting: Rewriting,
+    jaxpr: Any,
+    in_tree: PyTreeDef,
+    avals: Sequence[Any],
+    numbers: Mapping[int, Literal],
+    site: Site,
+    entering: Adapter | None,
+    leaving: Adapter | None,
+) -> Restaged:
+    inner, consts = _compat.open_jaxpr(jaxpr)
+    inner = pruned_body(inner, site.eqn)
+    scope = Scope(rewriting)
+    scope.is_for_any_units = fills.is_for_any_units(inner)
+    inside = Site.of(site.eqn)
+    operands = [
+        scope.operand(var, like)
+        for var, like in zip(
+            inner.invars[len(consts) :], tree_unflatten(in_tree, avals), strict=True
+        )
+    ]
+    invars = tree_leaves(operands)
+    if not scope.is_for_any_units:  # What its caller writes has units.
+        operands = [numbers.get(i, operand) for i, operand in enumerate(operands)]
+    if entering is not None:
+        operands = entering(scope, operands, inside)
+    operands = [*scope.constants(inner, consts), *operands]
+    results = scope.run(scope.rewriting.placed(inner, operands), operands)
+    adopter = adopter_of(operands)
+    if adopter is not None:
+        results = scope.adopted(adopter, results)
+    if leaving is not None:
+        results = leaving(scope, results, inside)
+    outvars, out_tree = tree_flatten(results)
+    return scope.finish(invars, outvars, out_tree, inner.debug_info)

@@ -1,0 +1,193 @@
+"""A jaxpr under construction, and the finished jaxpr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from jax.tree_util import PyTreeDef, tree_flatten, tree_map, tree_unflatten
+
+from .. import _compat
+from .._compat import Jaxpr, JaxprEqn, Literal, SourceInfo, Var
+from .avals import avals_of
+from .dead_code import live_equations
+from .notices import Notice
+from .site import Site
+from .value import is_value
+
+
+class Applied(NamedTuple):
+    """One use of a rule: the equations that it added, and its jaxpr.
+
+    ``traced`` is the jaxpr of the rule. ``operands`` and ``results`` are the atoms for its
+    ``invars`` and ``outvars``.
+    """
+
+    traced: Jaxpr
+    operands: list[Any]
+    results: list[Any]
+    eqns: Sequence[JaxprEqn]
+
+
+class Restaged(NamedTuple):
+    """A jaxpr rewritten for operands of one structure.
+
+    The ``jaxpr`` takes ``consts`` first and then the leaves of the operands. It returns the
+    leaves of the results, and ``out_tree`` is the treedef of the results. ``closed`` is the
+    jaxpr as the parameter of an equation: one object for all equations that share it,
+    because JAX lowers each object once. ``changed`` tells whether a rule or a value changed
+    anything. ``warnings`` are the notices about values that became dense in it, and
+    ``applied`` are the uses of rules.
+    """
+
+    jaxpr: Jaxpr
+    closed: Any
+    consts: list[Any]
+    out_tree: PyTreeDef
+    changed: bool
+    warnings: tuple[Notice, ...]
+    applied: tuple[Applied, ...]
+
+    def results(self) -> list[Any]:
+        """The results, with variables of the jaxpr as leaves."""
+        return tree_unflatten(self.out_tree, self.jaxpr.outvars)
+
+
+class Draft:
+    """A jaxpr under construction."""
+
+    def __init__(self) -> None:
+        self.eqns: list[JaxprEqn] = []
+        self.changed = False
+        # Whether JAX has to expand some of the primitives before it can compile.
+        self.is_high = False
+        # The uses of rules, for the code that runs the program.
+        self.applied: list[Applied] = []
+        # The notices for the whole program when it is finished; a dictionary keeps order.
+        self._warnings: dict[Notice, None] = {}
+        self._consts: dict[int, tuple[Var, Any]] = {}
+
+    # --- operands ---------------------------------------------------------------
+
+    def const(self, value: Any, var: Var | None = None) -> Var:
+        """The variable of a constant, which becomes an operand of the jaxpr."""
+        entry = self._consts.get(id(value))
+        if entry is None:
+            var = var or Var(_compat.leaf_aval(value))
+            entry = self._consts[id(value)] = var, value
+        return entry[0]
+
+    def constants(self, jaxpr: Jaxpr, consts: Sequence[Any]) -> list[Any]:
+        """The operands of a jaxpr's constants, its first ``invars``."""
+        return [self.const(c, var) for c, var in zip(consts, jaxpr.invars, strict=False)]
+
+    @staticmethod
+    def operand(var: Any, like: Any) -> Any:
+        """An operand in place of the variable of a jaxpr that will run in this scope.
+
+        If ``like`` is the aval of the variable, it is the variable itself, so that
+        equations on it stay the same. If ``like`` is a value on avals, it is a value on new
+        variables.
+        """
+        if is_value(like):
+            return tree_map(Var, like)
+        return var if var.aval == like else Var(like)
+
+    # --- equations --------------------------------------------------------------
+
+    def copy(
+        self,
+        site: Site,
+        operands: Sequence[Any],
+        outvars: Sequence[Var],
+        params: dict[str, Any] | None = None,
+        effects: Any = None,
+    ) -> None:
+        """Add an equation like that of a site, with other atoms or parameters."""
+        self.rename(site.eqn, operands, outvars, site.source_info, params, effects)
+
+    def rename(
+        self,
+        eqn: JaxprEqn,
+        operands: Sequence[Any],
+        outvars: Sequence[Var],
+        source_info: SourceInfo,
+        params: dict[str, Any] | None = None,
+        effects: Any = None,
+    ) -> None:
+        """Add an equation with other atoms. Unlike `copy`, it needs no site."""
+        if effects is None:
+            effects = eqn.effects
+            if effects:
+                names = dict(_pairs(eqn.invars, operands))
+                effects = _compat.rename_effects(effects, names)
+        if params is not None:
+            self.is_high |= _compat.has_high_parameters(eqn.primitive, operands, params)
+        self.eqns.append(
+            eqn.replace(
+                invars=list(operands),
+                outvars=list(outvars),
+                params=params,
+                effects=effects,
+                source_info=source_info,
+            )
+        )
+
+    def map_leaves(self, site: Site, operands: Sequence[Any]) -> list[Any]:
+        """Apply a primitive that is an identity to each leaf of its operands."""
+        leaves, treedef = tree_flatten(list(operands))
+        whole = site.primitive.multiple_results
+        results = []
+        for group in [leaves] if whole else [[leaf] for leaf in leaves]:
+            avals = _compat.result_avals(site.eqn, avals_of(group))
+            outvars = [Var(aval) for aval in avals]
+            self.copy(site, group, outvars)
+            results += outvars
+        return tree_unflatten(treedef, results)
+
+    def include(self, restaged: Restaged, site: Site) -> list[Var]:
+        """Take over the constants and warnings of a new equation's body; return constants."""
+        self.changed = True
+        placed = [notice.at(site.line) for notice in restaged.warnings]
+        self._warnings.update(dict.fromkeys(placed))
+        return [self.const(value) for value in restaged.consts]
+
+    def notice(self, site: Site, category: type[Warning], *args: str) -> None:
+        """Warn when the program is finished, with the user's line of an equation."""
+        self._warnings[Notice(category, args).at(site.line)] = None
+
+    # --- the end ----------------------------------------------------------------
+
+    def finish(
+        self,
+        invars: Sequence[Var],
+        outvars: Sequence[Any],
+        out_tree: PyTreeDef,
+        debug_info: Any,
+    ) -> Restaged:
+        eqns = live_equations(self.eqns, outvars)
+        consts = list(self._consts.values())
+        jaxpr = _compat.new_jaxpr(
+            [*(var for var, _ in consts), *invars],
+            outvars,
+            eqns,
+            debug_info,
+            self.is_high,
+        )
+        values = [value for _, value in consts]
+        closed = _compat.close_jaxpr(jaxpr)
+        return Restaged(
+            jaxpr,
+            closed,
+            values,
+            out_tree,
+            self.changed,
+            tuple(self._warnings),
+            tuple(self.applied),
+        )
+
+
+def _pairs(invars: Sequence[Any], operands: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    for var, operand in zip(invars, operands, strict=True):
+        if type(var) is not Literal:
+            yield var, operand

@@ -1,0 +1,97 @@
+"""How values become dense, whether the policy allows it, and the messages about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from .. import _compat
+from .._compat import Primitive
+from .avals import aval_of, mismatch
+from .errors import MaterialisationError
+from .value import Value, is_value
+
+
+class Reason(NamedTuple):
+    """Why a value has to become dense, and what the author of its type can do."""
+
+    what: str
+    remedy: str
+
+    def on(self, primitive: Primitive, cls: type) -> str:
+        return self.what.format(primitive=primitive.name, cls=cls.__name__)
+
+    def refusal(self, primitive: Primitive, cls: type) -> MaterialisationError:
+        """The error if the policy forbids it."""
+        return MaterialisationError(
+            f"{self.on(primitive, cls)}, which may not be made dense here "
+            "(materialise='forbid')."
+        )
+
+    def warning(self, primitive: Primitive, cls: type) -> tuple[str, ...]:
+        """The arguments of the `MaterialisationWarning` if the policy is to warn."""
+        remedy = self.remedy.format(cls=cls.__name__)
+        text = (
+            f"{self.on(primitive, cls)}, which is made dense. {remedy}, or pass "
+            "materialise='allow' if this is meant."
+        )
+        return text, primitive.name, cls.__name__, remedy
+
+
+NO_RULE = Reason("No rule for primitive {primitive!r} on {cls}", "Register a rule")
+
+
+def policy_on(cls: type[Value], policy: str) -> str:
+    """The policy for values of a type: the type decides if the call does not."""
+    if cls._is_seen_dense:
+        return "allow"
+    return (cls.materialise_policy or policy) if policy == "warn" else policy
+
+
+def make_dense(
+    value: Value, materialise: Callable[[Value, Callable[[Any], Any]], Any]
+) -> Any:
+    """Make a value dense, one layer after the other.
+
+    Parameters
+    ----------
+    value
+        The value, with arrays or atoms of a jaxpr as leaves.
+    materialise
+        Makes one layer dense by `materialised`, which may give another value. Its arguments
+        are the value and a function that its result must pass through.
+
+    Returns
+    -------
+    Any
+        An array, or an atom, of the value's aval.
+
+    Raises
+    ------
+    MaterialisationError
+        If the result does not have the value's aval.
+    """
+    expected = aval_of(value)
+    what = f"{type(value).__name__}.materialise"
+
+    def checked(dense: Any) -> Any:
+        problem = mismatch(dense, expected, what, "its aval says")
+        if problem is not None:
+            raise MaterialisationError(problem)
+        return dense if is_value(dense) else _compat.as_strong_as(dense, expected)
+
+    dense: Any = value
+    while is_value(dense):
+        dense = materialise(dense, checked)
+    return dense
+
+
+def materialised(value: Value, subject: str | None = None) -> Any:
+    """The result of a value's ``materialise``; an error names ``subject``, or the type."""
+    try:
+        return value.materialise()
+    except Exception as error:
+        if subject is None and isinstance(error, MaterialisationError):
+            raise  # The message is complete already.
+        subject = subject or type(value).__name__
+        raise MaterialisationError(f"{subject} can't be made dense: {error}") from error

@@ -1,0 +1,389 @@
+"""Where two structures meet: the branches of a conditional, the turns of a loop.
+
+The *structure* of an operand is its pytree with all metadata, and the avals of its leaves:
+all that a jaxpr fixes. Two operands for the same array may have different structures. They
+are brought to their *join*, which is the first of these that exists:
+
+- the same structure, if they are equal;
+- the structure of the other, if one is known to be zeros and the other can hold zeros;
+- the join of their fields that are values, if they differ only in these;
+- the result of the types' own `Value.join`;
+- the dense array.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from jax import lax
+from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from .. import _compat
+from .._analyses.fills import is_uninitialised
+from .._analyses.known_zeros import KnownZeros, can_be_zero, known_zeros
+from .._compat import Literal, Var
+from .avals import aval_of, avals_of, fields, layer, same_treedef
+from .dead_code import live_equations
+from .dense import NO_RULE, Reason
+from .rewrite import Scope
+from .site import Site
+from .value import Value, is_value
+
+
+class Structure(NamedTuple):
+    """All that two operands must have in common to be the same for a jaxpr.
+
+    Weak types are not compared, because JAX's loops and branches do not compare them.
+    """
+
+    treedef: PyTreeDef
+    avals: tuple[Any, ...]
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Structure)
+            and same_treedef(self.treedef, other.treedef)
+            and self._strong_avals() == other._strong_avals()
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((self.treedef, *self._strong_avals()))
+
+    def _strong_avals(self) -> list[Any]:
+        return list(map(_compat.strong, self.avals))
+
+    def like(self) -> Any:
+        """An aval, or a value with avals as leaves."""
+        return tree_unflatten(self.treedef, self.avals)
+
+
+def structure_of(operand: Any) -> Structure:
+    leaves, treedef = tree_flatten(operand)
+    return Structure(treedef, tuple(map(_compat.leaf_aval, leaves)))
+
+
+def dense_structure(structure: Structure) -> Structure:
+    """The structure of the dense form of operands of a structure."""
+    (aval,) = avals_of([structure.like()])
+    return structure_of(aval)
+
+
+def join(scope: Scope, a: Structure, b: Structure, site: Site) -> Structure:
+    """The least structure, as far as the types know, for operands of either structure."""
+    if a == b:
+        return a
+    x, y = a.like(), b.like()
+    if not (is_value(x) or is_value(y)):
+        return structure_of(scope.scratch().vary(Var(x), y, site))
+    joined = _join_fields(scope, x, y, site)
+    if joined is None:
+        return dense_structure(a)
+    both = structure_of(joined)
+    # A type's `join` may not settle on one structure. Then it cannot be used.
+    fit = fits(scope, a, both, site) and fits(scope, b, both, site)
+    return both if fit else dense_structure(a)
+
+
+def join_of_dense_fields(scope: Scope, a: Structure, b: Structure, site: Site) -> Structure:
+    """A structure for operands of either, in which no type's `Value.join` has a part.
+
+    Fields that differ are dense, or hold dense fields, so that units or tags around them stay.
+    """
+    x, y = a.like(), b.like()
+    if a == b or not (is_value(x) or is_value(y)):
+        return join(scope, a, b, site)
+    parts_of = _common_parts(x, y)
+    if parts_of is None:
+        return dense_structure(a)
+    each = lambda own, other: join_of_dense_fields(scope, own, other, site)
+    return structure_of(_with_parts_joined(x, y, parts_of, each))
+
+
+def join_all(scope: Scope, structures: Sequence[Structure], site: Site) -> Structure:
+    """The join of several structures, to which operands of each can be brought."""
+    joined = functools.reduce(lambda a, b: join(scope, a, b, site), structures)
+    if all(fits(scope, own, joined, site) for own in structures):
+        return joined
+    return dense_structure(joined)
+
+
+def _join_fields(scope: Scope, x: Any, y: Any, site: Site) -> Any:
+    """The join as a value on avals; ``None`` if it is dense."""
+    for zeros, other in ((x, y), (y, x)):
+        if isinstance(zeros, KnownZeros):
+            return other if is_value(other) and can_be_zero(other) else None
+    parts_of: Any = layer
+    if not _same_parts(x, y, layer):
+        pair = _ask_types(scope, x, y, site)
+        if pair is None:
+            return None
+        x, y = (structure_of(result).like() for result in pair)
+        parts_of = _common_parts(x, y)
+        if parts_of is None:
+            return None
+    return _with_parts_joined(x, y, parts_of, lambda a, b: join(scope, a, b, site))
+
+
+def _with_parts_joined(x: Any, y: Any, parts_of: Any, joining: Any) -> Any:
+    """A value with the joins of the parts of two values on avals."""
+    xs, treedef = parts_of(x)
+    ys, _ = parts_of(y)
+    pairs = zip(map(structure_of, xs), map(structure_of, ys), strict=True)
+    return tree_unflatten(treedef, [joining(*pair).like() for pair in pairs])
+
+
+def fits(scope: Scope, own: Structure, joined: Structure, site: Site) -> bool:
+    """Whether operands of one structure can be brought to another."""
+    if own == joined or not is_value(joined.like()):
+        return True
+    scratch = scope.scratch()
+    try:
+        _bring(scratch, tree_map(Var, own.like()), joined, site)
+    except _NoJoinError:
+        return False
+    return True
+
+
+class _NoJoinError(Exception):
+    """A type's `join` cannot bring an operand to the wanted structure."""
+
+
+def coerce(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
+    """Add the equations that bring an operand to a structure that `join` returned."""
+    if structure_of(operand) == structure:
+        return operand
+    return _bring(scope, operand, structure, site)
+
+
+_DIFFERS = Reason(
+    "{cls} can't keep one structure through primitive {primitive!r}", "Define {cls}.join"
+)
+
+
+def _bring(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
+    if structure_of(operand) == structure:
+        return operand
+    like = structure.like()
+    if not (is_value(operand) or is_value(like)):
+        return scope.vary(operand, like, site)
+    if isinstance(operand, KnownZeros):
+        if not can_be_zero(like):
+            raise _NoJoinError
+        return _filled(
+            scope, structure, site, lambda aval: lax.full(aval.shape, 0, aval.dtype)
+        )
+    if not is_value(like):
+        dense = scope.materialise(operand, site, _DIFFERS)
+        return scope.vary(dense, like, site)
+    parts_of: Any = layer
+    if not _same_parts(operand, like, layer):
+        operand = _through_types(scope, operand, like, site)
+        parts_of = _common_parts(operand, like)
+        if parts_of is None:
+            raise _NoJoinError
+    parts, treedef = parts_of(operand)
+    wanted, _ = parts_of(like)
+    return tree_unflatten(
+        treedef,
+        [
+            _bring(scope, part, structure_of(want), site)
+            for part, want in zip(parts, wanted, strict=True)
+        ],
+    )
+
+
+def _same_parts(x: Any, y: Any, parts_of: Callable[[Any], Any]) -> bool:
+    """Whether two operands differ at most inside of parts that are values.
+
+    The parts are what rules see (`layer`), or the fields.
+    """
+    if not (is_value(x) and is_value(y)):
+        return False
+    xs, treedef = parts_of(x)
+    ys, other = parts_of(y)
+    return same_treedef(treedef, other) and all(
+        _compat.same_array_type(a, b)
+        for a, b in zip(avals_of(xs), avals_of(ys), strict=True)
+    )
+
+
+def _common_parts(x: Any, y: Any) -> Any:
+    """The parts outside of which two operands do not differ: `layer`, `fields` or ``None``.
+
+    A type whose rules see all leaves may have other types in its fields.
+    """
+    return next((parts for parts in (layer, fields) if _same_parts(x, y, parts)), None)
+
+
+def _ask_types(scope: Scope, x: Any, y: Any, site: Site) -> Any:
+    """The result of `Value.join` for two operands on avals; ``None`` if there is none."""
+    scratch = scope.scratch()
+    return _call_join(scratch, tree_map(Var, x), tree_map(Var, y), site)
+
+
+def _call_join(scope: Scope, x: Any, y: Any, site: Site) -> Any:
+    # The outer type comes first, whichever operand it is: units stay around what is inside.
+    askable = [
+        (own, other, swapped)
+        for own, other, swapped in ((x, y, False), (y, x, True))
+        if is_value(own) and type(own).join is not Value.join
+    ]
+    for own, other, swapped in sorted(askable, key=lambda each: -type(each[0]).outer):
+        aval = aval_of(own)
+        outvars = [Var(aval), Var(aval)]
+        cls = type(own)
+
+        def check(pair: Any, cls: type = cls, aval: Any = aval) -> list[Any]:
+            return _checked_pair(pair, cls, aval)
+
+        pair = scope.splice(
+            cls.join, (cls.join, "join"), [own, other], site.giving(outvars), check
+        )
+        if pair is not NotImplemented:
+            return pair[::-1] if swapped else pair
+    return None
+
+
+def _checked_pair(pair: Any, cls: type, aval: Any) -> list[Any]:
+    what = f"{cls.__name__}.join"
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise TypeError(
+            f"{what} must return a pair, itself and the other in one structure, or "
+            f"NotImplemented; it returned a {type(pair).__name__}."
+        )
+    for own, got in zip(("itself", "the other"), avals_of(pair), strict=True):
+        if not _compat.same_array_type(got, aval):
+            raise TypeError(
+                f"{what} returned {own} as {_compat.short(got)}; it stands for "
+                f"{_compat.short(aval)}."
+            )
+    return list(pair)
+
+
+def _through_types(scope: Scope, operand: Any, like: Any, site: Site) -> Any:
+    """An operand as `Value.join` returns it where it meets an operand that is ``like``.
+
+    Raises `TypeError` if it depends on the leaves of the other operand, which do not exist
+    when a branch or a turn ends.
+    """
+    other = tree_map(Var, like)
+    start = len(scope.eqns)
+    pair = _call_join(scope, operand, other, site)
+    if pair is None:
+        raise _NoJoinError
+    leaves = tree_leaves(pair[0])
+    scope.eqns[start:] = live_equations(scope.eqns[start:], leaves)
+    read = {
+        atom
+        for eqn in scope.eqns[start:]
+        for atom in eqn.invars
+        if type(atom) is not Literal
+    }
+    read.update(leaf for leaf in leaves if type(leaf) is not Literal)
+    if not read.isdisjoint(tree_leaves(other)):
+        types = " and ".join(type(x).__name__ for x in (operand, like))
+        raise TypeError(
+            f"The join of {types} mixes the arrays of the two. Each of the pair that it "
+            "returns must be the same array as before, in another structure."
+        )
+    return pair[0]
+
+
+class Coerce(NamedTuple):
+    """Brings the results of a body to given structures; ``None`` leaves a result alone.
+
+    A result for which ``is_empty`` is true holds nothing that anything reads, but may have to
+    be computed. Zeros become the zeros of a structure. An adapter of `restage`.
+    """
+
+    structures: tuple[Structure | None, ...]
+    is_empty: tuple[bool, ...] | None = None
+
+    def __call__(self, scope: Scope, results: Sequence[Any], site: Site) -> list[Any]:
+        is_empty = self.is_empty or (False,) * len(results)
+        return [
+            result if wanted is None else bring(scope, result, wanted, site)
+            for result, wanted, bring in zip(
+                results,
+                self.structures,
+                (_fill if empty else _coerce_zeros for empty in is_empty),
+                strict=True,
+            )
+        ]
+
+
+def _coerce_zeros(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
+    """As `coerce`, of an operand that may be zeros that the program has made."""
+    zeros = known_zeros(scope.producer, operand) if is_value(structure.like()) else None
+    return coerce(scope, operand if zeros is None else zeros, structure, site)
+
+
+def _fill(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
+    """An operand of a structure, in place of one that nothing reads.
+
+    Its leaves depend on what computes the other one, so that an error is still raised there.
+    """
+    like = structure.like()
+    if not is_value(like) or is_value(operand) or not operand.aval.size:
+        return coerce(scope, operand, structure, site)
+    if is_uninitialised(scope.producer, operand):
+        return _filled(scope, structure, site, lambda a: lax.empty(a.shape, a.dtype))
+
+    def leaves(array: Any) -> list[Any]:
+        entry = array[(0,) * array.ndim]
+        return [lax.full(aval.shape, entry, aval.dtype) for aval in structure.avals]
+
+    return _of_structure(scope, structure, scope.add_call(leaves, [operand], site), site)
+
+
+def _filled(
+    scope: Scope, structure: Structure, site: Site, make: Callable[[Any], Any]
+) -> Any:
+    """An operand of a structure; a function makes its leaves from their avals."""
+    leaves = scope.add_call(lambda: list(map(make, structure.avals)), [], site)
+    return _of_structure(scope, structure, leaves, site)
+
+
+def _of_structure(
+    scope: Scope, structure: Structure, leaves: Sequence[Any], site: Site
+) -> Any:
+    return tree_unflatten(
+        structure.treedef,
+        [
+            scope.vary(x, aval, site)
+            for x, aval in zip(leaves, structure.avals, strict=True)
+        ],
+    )
+
+
+class MakeDense(NamedTuple):
+    """Makes those results of a body dense for which ``where`` is true.
+
+    An adapter of `restage`.
+    """
+
+    where: tuple[bool, ...]
+    reason: Reason = NO_RULE
+
+    def __call__(self, scope: Scope, results: Sequence[Any], site: Site) -> list[Any]:
+        return [
+            scope.materialise(x, site, self.reason) if dense and is_value(x) else x
+            for x, dense in zip(results, self.where, strict=True)
+        ]
+
+
+class MakeDenser(NamedTuple):
+    """Makes results denser, each as often as there are steps for it. An adapter of `restage`."""
+
+    steps: tuple[tuple[int, Reason], ...]
+
+    def __call__(self, scope: Scope, results: Sequence[Any], site: Site) -> list[Any]:
+        results = list(results)
+        for i, reason in self.steps:
+            results[i] = scope.make_denser(results[i], site, reason)
+        return results

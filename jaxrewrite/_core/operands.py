@@ -1,0 +1,150 @@
+"""How many operands JAX's primitives have, and which parameters.
+
+No public name of JAX tells that. So a small program with the primitive is traced, once, when a
+rule is registered for it. A primitive without a program here is not known.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+
+from .._compat import Primitive
+
+
+class Known(NamedTuple):
+    """The number of operands of a primitive, ``None`` if it varies, and its parameters.
+
+    ``absent`` are the parameters that are ``None`` unless a program says otherwise.
+    """
+
+    operands: int | None
+    params: tuple[str, ...]
+    absent: tuple[str, ...]
+
+    def __str__(self) -> str:
+        count = (
+            "any number of operands" if self.operands is None else _operands(self.operands)
+        )
+        named = ", ".join(self.params)
+        return f"{count} and {f'the parameters {named}' if named else 'no parameters'}"
+
+
+def _operands(count: int) -> str:
+    return f"{count} operand{'' if count == 1 else 's'}"
+
+
+@functools.cache
+def known(primitive: Primitive) -> Known | None:
+    """What is known of a primitive; ``None`` if nothing is."""
+    program = _programs().get(primitive.name)
+    if program is None:
+        return None
+    fn, *avals = program
+    for eqn in jax.make_jaxpr(fn)(*avals).eqns:
+        if eqn.primitive is primitive:
+            varies = primitive.name in _VARIADIC
+            absent = tuple(name for name, x in eqn.params.items() if x is None)
+            params = tuple(sorted(eqn.params))
+            return Known(None if varies else len(eqn.invars), params, absent)
+    return None
+
+
+def completed(primitive: Primitive, params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a primitive, with those that JAX's own functions leave ``None``.
+
+    Derivatives and lowerings of JAX need them, also where the primitive is bound without.
+    """
+    found = known(primitive)
+    return (dict.fromkeys(found.absent) if found else {}) | dict(params)
+
+
+_VARIADIC = {
+    *(
+        "broadcast_in_dim",
+        "concatenate",
+        "dynamic_slice",
+        "dynamic_update_slice",
+        "reshape",
+    ),
+    *("select_n", "sort"),
+}
+
+_OF_A_FLOAT = (
+    "abs acos acosh asin asinh atan atanh bessel_i0e bessel_i1e cbrt ceil cos cosh cumlogsumexp "
+    "cummax cummin cumprod cumsum digamma erf erf_inv erfc exp exp2 expm1 floor is_finite lgamma "
+    "log log1p logistic neg rsqrt sign sin sinh sqrt square tan tanh cholesky"
+)
+_OF_AN_INTEGER = "clz population_count"
+_OF_FLOATS = "add sub mul div rem max min pow atan2 nextafter igamma igammac eq ne lt le gt ge complex"
+_OF_INTEGERS = "shift_left shift_right_arithmetic shift_right_logical"
+_REDUCING = "reduce_max reduce_min reduce_prod reduce_sum"
+
+
+@functools.cache
+def _programs() -> dict[str, tuple[Any, ...]]:
+    """A function and the avals of its arguments, by the name of a primitive in it."""
+    f, i, c, b = (
+        jax.ShapeDtypeStruct((2, 2), dtype)
+        for dtype in ("float32", "int32", "complex64", "bool")
+    )
+    at = jax.ShapeDtypeStruct((), "int32")
+    found: dict[str, tuple[Any, ...]] = {
+        "and": (lax.bitwise_and, i, i),
+        "or": (lax.bitwise_or, i, i),
+        "xor": (lax.bitwise_xor, i, i),
+        "not": (lax.bitwise_not, i),
+        "conj": (lax.conj, c),
+        "imag": (lax.imag, c),
+        "real": (lax.real, c),
+        "round": (lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN), f),
+        "integer_pow": (lambda x: lax.integer_pow(x, 3), f),
+        "reduce_precision": (lambda x: lax.reduce_precision(x, 5, 10), f),
+        "convert_element_type": (lambda x: lax.convert_element_type(x, "int32"), f),
+        "bitcast_convert_type": (lambda x: lax.bitcast_convert_type(x, "int32"), f),
+        "clamp": (lambda x: lax.clamp(x, x, x), f),
+        "select_n": (lambda which, x: lax.select_n(which, x, x), b, f),
+        "reduce_and": (lambda x: lax.reduce_and(x, (0,)), b),
+        "reduce_or": (lambda x: lax.reduce_or(x, (0,)), b),
+        "argmax": (lambda x: lax.argmax(x, 0, "int32"), f),
+        "argmin": (lambda x: lax.argmin(x, 0, "int32"), f),
+        "broadcast_in_dim": (lambda x: lax.broadcast_in_dim(x, (1, 2, 2), (1, 2)), f),
+        "concatenate": (lambda x: lax.concatenate([x, x], 0), f),
+        "pad": (lambda x: lax.pad(x, x[0, 0], [(1, 1, 0)] * 2), f),
+        "reshape": (lambda x: lax.reshape(x, (4,)), f),
+        "rev": (lambda x: lax.rev(x, (0,)), f),
+        "slice": (lambda x: lax.slice(x, (0, 0), (1, 1)), f),
+        "squeeze": (lambda x: lax.squeeze(lax.slice(x, (0, 0), (1, 2)), (0,)), f),
+        "transpose": (lambda x: lax.transpose(x, (1, 0)), f),
+        "dynamic_slice": (lambda x, i: lax.dynamic_slice(x, (i, i), (1, 1)), f, at),
+        "dynamic_update_slice": (
+            lambda x, i: lax.dynamic_update_slice(x, x, (i, i)),
+            f,
+            at,
+        ),
+        "sort": (lax.sort, f),
+        "top_k": (lambda x: lax.top_k(x, 1), f),
+        "dot_general": (lax.dot, f, f),
+        "triangular_solve": (lax.linalg.triangular_solve, f, f),
+        "lu": (lax.linalg.lu, f),
+    }
+    one_by_one = (
+        (_OF_A_FLOAT, f),
+        (_OF_AN_INTEGER, i),
+        (_OF_FLOATS, f, f),
+        (_OF_INTEGERS, i, i),
+    )
+    for names, *avals in one_by_one:
+        for name in names.split():
+            found[name] = (getattr(lax, name, None) or getattr(lax.linalg, name), *avals)
+    for name in _REDUCING.split():
+        found[name] = (functools.partial(_reduced, getattr(lax, name)), f)
+    return found
+
+
+def _reduced(reduce: Callable[..., Any], x: Any) -> Any:
+    return reduce(x, (0,))

@@ -1,0 +1,331 @@
+"""How a class of values becomes a frozen dataclass and a pytree.
+
+The base class `PyTree` does it. It decides which fields of a subclass are children and
+which are metadata, and the name under which the class is exported.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import dis
+import functools
+import inspect
+import itertools
+import pickle
+import re
+import sys
+import threading
+from collections.abc import Iterable, Sequence
+from types import FrameType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import jax
+import jax.export
+import jaxtyping
+from jax.tree_util import register_dataclass
+
+from .._interop import flax
+
+
+# The first metadata of every class is the class itself. JAX's `==` of treedefs compares the
+# metadata of registered dataclasses but not their classes, so it would confuse two types
+# with fields of the same names. JAX rebuilds a dataclass with all fields as keyword
+# arguments. This field comes first, so it tells whether JAX or the user constructs a value.
+_CLASS = "__class__"
+
+_preparing = threading.RLock()
+
+# Classes with decorators that have not run yet. A decorator may make a class a pytree.
+_defined: list[type] = []
+
+
+class _Registering(threading.local):
+    cls: type | None = None
+
+
+# The class that this thread is registering. It hides its dataclass fields meanwhile,
+# because JAX accepts no other metadata of a class that has some.
+_registering = _Registering()
+
+
+class _LazyFields:
+    """The fields of a subclass, which becomes a dataclass when they are first read."""
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        is_hidden = "_is_base" in owner.__dict__ or owner is _registering.cls
+        if not is_hidden and _is_ours(owner):
+            _make_dataclass(owner)
+            fields = owner.__dict__["_jaxrewrite_fields"]
+            # A class without fields is not a dataclass for its subclasses. They may then
+            # be frozen or not, as their decorators say.
+            if fields:
+                return fields
+        raise AttributeError("__dataclass_fields__")
+
+
+class _LazySignature:
+    """What `inspect.signature` asks first: here a class becomes a dataclass, as for its fields.
+
+    Without it a base class, or a class with a decorator and no instance yet, would have the
+    signature of `PyTree.__new__`.
+    """
+
+    def __get__(self, instance: Any, owner: type) -> inspect.Signature | None:
+        if "_is_base" in owner.__dict__:
+            return inspect.Signature()
+        if instance is not None or not _is_ours(owner):
+            return None
+        if _missing(owner) or not _is_registered(owner):
+            _make_dataclass(owner)
+        return None  # It is the signature of the constructor.
+
+
+class PyTree:
+    """Base class of classes that become frozen dataclasses and pytrees.
+
+    A class with ``_is_base`` in its own body is only a base class, so it stays as it is.
+    """
+
+    _is_base: ClassVar[bool] = True
+
+    # Whether a user's own ``__init__`` or ``__post_init__`` may make arrays of what it is given.
+    _may_convert: ClassVar[bool] = False
+
+    if not TYPE_CHECKING:  # Checkers know the fields of a dataclass by themselves.
+        __dataclass_fields__ = _LazyFields()
+        __signature__ = _LazySignature()
+
+    @classmethod
+    def _is_ready(cls) -> bool:
+        """Whether this class is one of this library. Those of a user may look at numbers."""
+        return cls.__module__.startswith("jaxrewrite.")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not (cls._is_ready() or {"__init__", "__post_init__"}.isdisjoint(cls.__dict__)):
+            cls._may_convert = True
+        prepare_defined()
+        _defined.append(cls)
+        if not _is_decorated(sys._getframe(1)):
+            prepare_defined()
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        if "_jaxrewrite_ready" not in cls.__dict__:
+            _prepare(cls)
+        return super().__new__(cls)
+
+
+def dataclass_fields(cls: type) -> Sequence[dataclasses.Field[Any]]:
+    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+
+
+def _field_names(cls: type) -> list[str]:
+    return [f.name for f in dataclass_fields(cls)]
+
+
+def _is_ours(cls: type) -> bool:
+    """Whether the class has no metaclass of another library, such as Equinox."""
+    return type(cls) in (type, abc.ABCMeta)
+
+
+def _make_dataclass(cls: Any) -> None:
+    with _preparing:
+        if not {"__dataclass_fields__", "_jaxrewrite_fields"}.isdisjoint(cls.__dict__):
+            return
+        own_init = "__init__" in cls.__dict__
+        frozen = all(
+            base.__dataclass_params__.frozen
+            for base in cls.__mro__
+            if "__dataclass_params__" in base.__dict__
+        )
+        dataclasses.dataclass(frozen=frozen, eq=False, repr=False, init=not own_init)(cls)
+        if own_init and frozen:
+            # The class's own `__init__` sets each field, once.
+            cls.__setattr__ = _set_once
+        _hide_fields(cls)
+
+
+def _hide_fields(cls: Any) -> None:
+    """Move the fields of a dataclass, so that only `PyTree` finds them."""
+    if "__dataclass_fields__" in cls.__dict__:
+        cls._jaxrewrite_fields = cls.__dict__["__dataclass_fields__"]
+        del cls.__dataclass_fields__
+
+
+def _set_once(self: Any, name: str, value: Any) -> None:
+    if name not in _field_names(type(self)) or name in vars(self):
+        raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+    object.__setattr__(self, name, value)
+
+
+def _is_decorated(frame: FrameType) -> bool:
+    """Whether a decorator changes a class before it gets its name.
+
+    ``frame`` is the frame of the class statement, in which the class is being made.
+    """
+    code, position = frame.f_code.co_code, frame.f_lasti + 2
+    while dis.opname[code[position]] in ("CACHE", "EXTENDED_ARG"):
+        position += 2
+    return not dis.opname[code[position]].startswith("STORE_")
+
+
+def prepare_defined() -> None:
+    """Make pytrees of the classes that are defined and decorated by now.
+
+    Pickled treedefs and exported programs need the classes without an instance. So the
+    construction of an instance is too late.
+    """
+    while _defined:
+        cls = _defined.pop()
+        is_whole = not ("_is_base" in cls.__dict__ or _missing(cls))
+        # A class with its own `__new__` decides itself when it becomes a pytree.
+        if is_whole and _is_ours(cls) and cls.__new__ is PyTree.__new__:
+            _prepare(cls)
+
+
+def _missing(cls: type) -> list[str]:
+    """The methods that a class must define and does not."""
+    return [
+        name
+        for name in ("aval", "materialise")
+        if getattr(getattr(cls, name), "__isabstractmethod__", False)
+    ]
+
+
+def _prepare(cls: Any) -> None:
+    """Make ``cls`` a pytree, unless it is one already."""
+    with _preparing:
+        if "_jaxrewrite_ready" in cls.__dict__:
+            return
+        for name in _missing(cls):
+            raise TypeError(f"{cls.__name__} has to define {name}().")
+        if _is_ours(cls) and not _is_registered(cls):
+            _make_dataclass(cls)
+            _hide_fields(cls)
+            _register(cls)
+        cls._jaxrewrite_ready = True
+        flax.register(cls)
+
+
+def _is_registered(cls: type) -> bool:
+    try:
+        bare: Any = object.__new__(cls)
+    except TypeError:  # An abstract class has no instances to flatten.
+        return True
+    try:
+        return jax.tree_util.default_registry.flatten_one_level(bare) is not None
+    except Exception:  # noqa: BLE001 - its own flattening, on an empty instance
+        return True
+
+
+def _register(cls: Any) -> None:
+    fields = [f for f in dataclass_fields(cls) if f.init]
+    static = [f.name for f in fields if f.metadata.get("static", False)]
+    children = [f.name for f in fields if f.name not in static]
+    _registering.cls = cls
+    try:
+        register_dataclass(cls, children, [_CLASS, *static])
+    finally:
+        _registering.cls = None
+    _register_for_export(cls)
+    arrays = {f.name for f in fields if _is_array(f.type)} & {*children}
+    cls.__init__ = _constructor(cls, cls.__init__, [*children, *static], static, arrays)
+    if cls.__new__ is not PyTree.__new__:
+        cls.__new__ = _maker(cls.__new__)
+
+
+def _maker(user_new: Any) -> Any:
+    @functools.wraps(user_new)
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return object.__new__(cls) if _CLASS in kwargs else user_new(cls, *args, **kwargs)
+
+    return __new__
+
+
+# An array as jaxtyping annotates it: its name of the dtype, and a shape.
+_SHAPED = re.compile(r"(?:jaxtyping\.)?(\w+)\[(?:jax\.)?Array, [^\[\]]+\]")
+
+
+def _is_array(annotation: Any) -> bool:
+    """Whether a field is annotated as one array, by JAX's type or by those of jaxtyping."""
+    text = (
+        annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+    )
+    if text in ("Array", "jax.Array"):
+        return True
+    shaped = _SHAPED.fullmatch(text)
+    # A tuple may have the same parameters, and so may a PyTree of jaxtyping.
+    dtype = getattr(jaxtyping, shaped[1], None) if shaped else None
+    return isinstance(dtype, type) and issubclass(dtype, jaxtyping.AbstractDtype)
+
+
+def _constructor(
+    cls: Any, user_init: Any, names: list[Any], static: list[Any], arrays: set[str]
+) -> Any:
+    code = getattr(user_init, "__code__", None)
+    parameters = code.co_varnames[1 : code.co_argcount] if code else ()
+
+    def refuse_lists(given: Iterable[tuple[str, Any]]) -> None:
+        for name, content in given:
+            if name in arrays and isinstance(content, (list, tuple)):
+                raise TypeError(
+                    f"{cls.__name__}: {name} is a {type(content).__name__}, but must "
+                    "be one array: see jax.numpy.asarray and jax.numpy.stack."
+                )
+
+    @functools.wraps(user_init)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs:
+            if name == _CLASS:
+                del kwargs[_CLASS]
+                self.__dict__.update(kwargs)
+                return
+            break
+        if not self._may_convert:
+            refuse_lists((*zip(parameters, args, strict=False), *kwargs.items()))
+        user_init(self, *args, **kwargs)
+        if type(self) is cls:
+            for name in names:
+                if not hasattr(self, name):
+                    raise TypeError(f"{cls.__name__}.__init__ does not set {name!r}.")
+            if self._may_convert:
+                refuse_lists(vars(self).items())
+            check_static_fields(self, static)
+
+    return __init__
+
+
+def check_static_fields(value: Any, names: Sequence[str] | None = None) -> None:
+    """Raise `TypeError` if a static field cannot be part of a cache's key."""
+    if names is None:
+        fields = getattr(value, "__dataclass_fields__", {}).values()
+        names = [f.name for f in fields if f.metadata.get("static", False)]
+    for name in names:
+        content = getattr(value, name)
+        try:
+            hash(content)
+            bool(content == content)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"The static field {name!r} of {type(value).__name__} holds a "
+                f"{type(content).__name__}, which can't be hashed and compared. So no "
+                "program could be cached for it. Make it a tuple or another immutable "
+                "object, or, if it holds arrays, a field that is not static."
+            ) from error
+
+
+def _register_for_export(cls: type) -> None:
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    # A class that is defined again, as in a notebook, takes the next free name.
+    for attempt in itertools.count(2):
+        try:
+            jax.export.register_pytree_node_serialization(
+                cls,
+                serialized_name=name,
+                serialize_auxdata=lambda metadata: pickle.dumps(metadata[1:]),
+                deserialize_auxdata=lambda data: (cls, *pickle.loads(data)),
+            )
+            return
+        except ValueError:
+            name = f"{cls.__module__}.{cls.__qualname__}#{attempt}"

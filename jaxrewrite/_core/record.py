@@ -1,0 +1,130 @@
+"""What a rewriting did, as it happens: the raw material of `jaxrewrite.explain`.
+
+A rewriting has a recorder only while it is explained. The recorder is part of the settings,
+so that nested transforms, as in rules that call `bind`, write to the same recorder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from .._compat import Jaxpr, JaxprEqn
+from .._patterns.match import Miss
+from .._patterns.pattern import Pattern
+from .dense import Reason
+from .rules import Declined, Rule
+from .site import Site
+from .value import Value
+
+
+class MadeDense(NamedTuple):
+    """A value that became dense for an equation, and why."""
+
+    value: Any
+    reason: Reason
+
+
+@dataclasses.dataclass(eq=False)
+class Record:
+    """An equation that met a value, and what the rewriting made of it.
+
+    ``answer`` names what answered: ``"rule"``, ``"handler"``, ``"default"``, ``"identity"``
+    or ``"dense"``. ``added`` are the equations that take the equation's place. ``inner`` are
+    records of equations of rules, and ``bodies`` those of jaxprs in the equation.
+    """
+
+    site: Site
+    operands: Sequence[Any]
+    results: Sequence[Any] = ()
+    answer: str = "dense"
+    rule: Rule | Pattern | None = None
+    owner: type[Value] | None = None
+    declined: list[Declined] = dataclasses.field(default_factory=list)
+    added: list[JaxprEqn] = dataclasses.field(default_factory=list)
+    dense: list[MadeDense] = dataclasses.field(default_factory=list)
+    joined: list[tuple[str, Any, Any]] = dataclasses.field(default_factory=list)
+    inner: list[Record] = dataclasses.field(default_factory=list)
+    bodies: list[Body] = dataclasses.field(default_factory=list)
+
+
+class Body(NamedTuple):
+    """A jaxpr before and after, and the records of its own equations."""
+
+    original: Any
+    rewritten: Jaxpr
+    records: list[Record]
+
+
+class Recorder:
+    """Collects the records of one rewriting, nested as the program is."""
+
+    def __init__(self) -> None:
+        # The lists to which the records of the program, body or rule at hand go.
+        self._lists: list[list[Record]] = [[]]
+        # The equations at hand, the innermost last.
+        self._open: list[Record] = []
+        # The patterns that almost match, if that was asked for.
+        self.misses: list[Miss] | None = None
+        # The programs that were rewritten; that of the user's call is the last.
+        self.programs: list[Body] = []
+
+    # --- equations --------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def equation(self, site: Site, operands: Sequence[Any]) -> Iterator[Record]:
+        record = Record(site, operands)
+        self._lists[-1].append(record)
+        self._lists.append(record.inner)
+        self._open.append(record)
+        try:
+            yield record
+        finally:
+            self._open.pop()
+            self._lists.pop()
+
+    @property
+    def record(self) -> Record | None:
+        """The record of the equation at hand."""
+        return self._open[-1] if self._open else None
+
+    def became_dense(self, value: Any, reason: Reason) -> None:
+        if self._open:
+            self._open[-1].dense.append(MadeDense(value, reason))
+
+    def joined(self, slot: str, before: Any, after: Any) -> None:
+        """A carry, or a result of a branch, that took another structure."""
+        if self._open:
+            self._open[-1].joined.append((slot, before, after))
+
+    # --- what has equations of its own --------------------------------------------
+
+    @contextlib.contextmanager
+    def aside(self) -> Iterator[list[Record]]:
+        """Collect the records of a function that is traced once for several equations."""
+        records: list[Record] = []
+        self._lists.append(records)
+        try:
+            yield records
+        finally:
+            self._lists.pop()
+
+    def include(self, records: Sequence[Record]) -> None:
+        """Add records that were collected aside."""
+        self._lists[-1].extend(records)
+
+    def add_body(self, body: Body) -> None:
+        """Add a body to the equation at hand; a later form of a jaxpr replaces earlier ones."""
+        if not self._open:
+            return
+        bodies = self._open[-1].bodies
+        for i, other in enumerate(bodies):
+            if other.original is body.original:
+                bodies[i] = body
+                return
+        bodies.append(body)
+
+    def add_program(self, original: Jaxpr, rewritten: Jaxpr) -> None:
+        self.programs.append(Body(original, rewritten, self._lists[-1]))

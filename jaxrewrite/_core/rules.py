@@ -1,0 +1,803 @@
+"""The tables of rules, which decide which rule applies to which operands.
+
+A table has one `multipledispatch.Dispatcher` for each primitive. The dispatcher finds the
+signatures that match. This module orders those few, by precedence and then by how specific
+they are. multipledispatch would order the whole table, and only warn of an ambiguity.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import itertools
+import math
+import numbers
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple, TypeVar
+
+from multipledispatch.conflict import supercedes
+from multipledispatch.dispatcher import Dispatcher
+from multipledispatch.variadic import isvariadic
+
+from .. import _compat
+from .._compat import Literal, Primitive
+from .._patterns.pattern import Pattern
+from .._patterns.place import pattern_p
+from .annotations import Dense, Number, Signature, guards_hold, read_signature
+from .errors import AmbiguousRuleError
+from .operands import Known, known
+from .pytree import prepare_defined
+from .value import Value, is_value
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Rule:
+    """A user's rule for some primitives, as it was registered.
+
+    ``commutative`` and ``either`` also register a twin, for operands in the opposite
+    order. A mirrored twin exchanges the operands before it calls the function.
+    """
+
+    __slots__ = ("fn", "is_twin", "literals", "mirrored", "precedence", "signature")
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        signature: Signature,
+        precedence: int,
+        is_twin: bool = False,
+        mirrored: bool = False,
+    ):
+        self.fn = fn
+        self.signature = signature
+        self.precedence = precedence
+        self.is_twin = is_twin
+        self.mirrored = mirrored
+        self.literals = signature.literals()
+
+    def __call__(
+        self,
+        primitive: Primitive,
+        operands: Sequence[Any],
+        params: Any,
+        atoms: Sequence[Any] = (),
+    ) -> Any:
+        """Call the function on operands; ``atoms`` tells which operands are literals."""
+        if self.mirrored:
+            operands, atoms = operands[::-1], atoms[::-1]
+        if self.literals:
+            operands = list(operands)
+            for i in self.literals:
+                if type(atoms[i]) is Literal:
+                    operands[i] = atoms[i]
+        if self.signature.takes_primitive:
+            return self.fn(*operands, primitive=primitive, **params)
+        return self.fn(*operands, **params)
+
+    def name_for(self, primitive: Primitive) -> str:
+        """The rule's name in profiles; the function of many rules is named ``_``."""
+        name = getattr(self.fn, "__name__", "_").strip("_")
+        return name or f"{primitive.name}_rule"
+
+    def __str__(self) -> str:
+        code = getattr(inspect.unwrap(self.fn), "__code__", None)
+        name = getattr(self.fn, "__qualname__", repr(self.fn))
+        where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+        return f"{name}{where}" + (", mirrored" if self.mirrored else "")
+
+
+def _check_precedence(precedence: Any) -> None:
+    """Raise `TypeError` for what would fail later, where rules are put in order."""
+    if not isinstance(precedence, numbers.Real):
+        raise TypeError(
+            f"The precedence of a rule is a number; got a {type(precedence).__name__}."
+        )
+    if precedence != precedence:
+        raise TypeError("The precedence of a rule is a number; got NaN.")
+
+
+def _check_pair(rule: Rule, keyword: str) -> None:
+    count = len(rule.signature.operands)
+    if count != 2 or rule.signature.variadic:
+        raise TypeError(
+            f"{keyword}=True needs a rule with two operands; "
+            f"{getattr(rule.fn, '__name__', rule.fn)} has {count}."
+        )
+
+
+def _is_of_the_package(rule: Rule) -> bool:
+    return (getattr(rule.fn, "__module__", None) or "").startswith("jaxrewrite.")
+
+
+def _check_applies(rule: Rule, primitives: Sequence[Primitive]) -> None:
+    """Raise `TypeError` if a user's rule can be called for none of its primitives.
+
+    The package's own rules are checked by its tests, so that its import traces nothing.
+    """
+    if _is_of_the_package(rule):
+        return
+    reasons = []
+    for primitive in primitives:
+        found = known(primitive)
+        why = found and _why_never(rule.signature, found)
+        if found is None or why is None:
+            return
+        reasons.append((primitive, found, why))
+    primitive, found, why = reasons[0]
+    slots = "xyz"[: found.operands] if found.operands and found.operands < 4 else ("*xs",)
+    named = ("*", *found.params) if found.params else ()
+    raise TypeError(
+        f"Rule {rule} can never apply to primitive {primitive.name!r}: {why}. Its equations "
+        f"have {found}. Operands are positional, parameters are keyword-only:\n"
+        f"  @jaxrewrite.register({primitive.name!r})\n"
+        f"  def _({', '.join([*slots, *named])}): ...\n"
+        "where **params may stand for the parameters that the rule does not need."
+    )
+
+
+def _why_never(signature: Signature, found: Known) -> str | None:
+    """Why a rule cannot be called for a primitive, or ``None`` if it can."""
+    count = len(signature.operands)
+    least = found.operands if found.operands is not None else math.inf
+    if count > least or (signature.variadic is None and count < (found.operands or 0)):
+        return f"it takes {'at least ' if signature.variadic else ''}{count} operands"
+    if absent := signature.required - {*found.params}:
+        return f"it needs a parameter {', '.join(sorted(absent))}"
+    if not signature.any_keyword and (rest := {*found.params} - signature.keywords):
+        return f"it does not take the parameter {', '.join(sorted(rest))}"
+    return None
+
+
+class Declined(NamedTuple):
+    """A rule whose types match, but that did not answer, and why."""
+
+    rule: Rule | Pattern
+    why: str
+
+
+class Entry:
+    """A rule for one combination of the types that its annotations allow."""
+
+    __slots__ = ("guards", "rule", "types")
+
+    def __init__(
+        self, rule: Rule | Pattern, types: tuple[Any, ...], guards: tuple[Any, ...]
+    ):
+        self.rule: Any = rule
+        self.types = types
+        self.guards = guards
+
+    def is_guarded(self) -> bool:
+        return any(guard is not None for guard in self.guards)
+
+    def outer(self, types: tuple[type, ...]) -> float:
+        """The greatest ``outer`` of the operands that the rule names by their type."""
+        # The last type of a variadic signature is for all remaining operands.
+        named: Any = itertools.zip_longest(self.types, types, fillvalue=self.types[-1])
+        return max(
+            (
+                operand.outer
+                for own, operand in named
+                if issubclass(operand, Value) and _names_its_type(own, operand)
+            ),
+            default=-math.inf,
+        )
+
+    def beats(self, other: Entry) -> bool:
+        """Whether this entry is strictly more specific than the other."""
+        if self.types == other.types:
+            return self.is_guarded() and not other.is_guarded()
+        return supercedes(self.types, other.types) and not supercedes(
+            other.types, self.types
+        )
+
+
+def _names_its_type(annotated: Any, operand: type[Value]) -> bool:
+    """Whether the annotation of an operand names its type, and not just any value."""
+    choices = annotated.variadic_type if isvariadic(annotated) else (annotated,)
+    return any(
+        choice is not object
+        and "_is_any" not in vars(choice)
+        and issubclass(operand, choice)
+        for choice in choices
+    )
+
+
+class _Dispatcher(Dispatcher):
+    """A `Dispatcher` that does not order its matches, which would take quadratic time."""
+
+    __slots__ = ()
+
+    def reorder(self, on_ambiguity: Any = None) -> list[Any]:
+        ordering = self._ordering = list(self.funcs)  # type: ignore[misc]
+        return ordering
+
+    @classmethod
+    def get_func_annotations(cls, func: Any) -> None:
+        """Do nothing: `multipledispatch` would read the annotations of ``func``."""
+
+
+class Rules:
+    """A table of rules.
+
+    The rules of `jaxrewrite.register` are in one global table. Another table, passed as
+    ``transform(fn, rules=...)``, lies over it: if one of its own rules applies, that rule
+    is taken, else the global rules are tried. The global table never changes by that.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jax import lax
+    >>> from jaxtyping import Array
+    >>> rules = jaxrewrite.Rules()
+    >>> @rules.register(lax.tanh_p)
+    ... def fast_tanh(x: Array, **params):
+    ...     return x / (1 + abs(x))
+    >>> jaxrewrite.transform(jnp.tanh, rules=rules)(jnp.ones(2))
+    Array([0.5, 0.5], dtype=float32)
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._dispatchers: dict[Primitive, _Dispatcher] = {}
+        self._dense: dict[Primitive, Rule] = {}
+        self._with_literals: set[Primitive] = set()
+        self._matches: dict[tuple[Any, ...], list[Entry]] = {}
+        self._patterns: tuple[Pattern, ...] = ()
+        self.version: int = 0
+
+    def register(
+        self,
+        primitive: Primitive | str,
+        *more: Primitive | str,
+        precedence: int = 0,
+        commutative: bool = False,
+        either: bool = False,
+        types: Sequence[Any] | None = None,
+    ) -> Callable[[_F], _F]:
+        """Register a rule for one primitive, or several; a decorator.
+
+        The rule's positional parameters are the primitive's operands. Their annotations
+        decide which operands the rule applies to: a value type, an array type
+        (`jaxtyping.ArrayLike`, `jax.Array`: any dense operand), `Value` or `ArrayValue`
+        (any value), a union, or nothing (anything). ``*xs: T`` is any number of operands.
+        A jaxtyping annotation is also a guard: the rule applies only if shapes and dtypes
+        match. `jax.extend.core.Literal` is a number in the program itself, which the rule
+        gets as that literal: ``x.val``. Keyword-only parameters are the primitive's
+        parameters; one named ``primitive`` is the primitive.
+
+        A rule returns one result, or a sequence of results if the primitive has several.
+        Each is a value or an array, of the shape and dtype that the primitive would give.
+        ``NotImplemented`` passes to the next rule. A rule runs with tracers as leaves, like
+        a function under `jax.jit`, and its trace is kept for each structure of operands.
+
+        If a field of an operand is itself a value, the rule sees an array of its aval.
+        What the rule does to that array is later dispatched on the field's own type. An
+        operand annotated with `Value` or `ArrayValue` stays a value. So when a rule for
+        ``(T, ArrayValue)`` combines a field with the other operand, the result is
+        dispatched on an array and that value. If ``T`` has ``rules_see_values = True``,
+        fields stay values, too. Only `bind` and `transform` accept such a field, and
+        dispatch on both.
+
+        A rule for dense operands alone rewrites ordinary programs. A rule that allows a
+        value is never tried on dense operands alone.
+
+        Parameters
+        ----------
+        primitive, *more
+            A `jax.extend.core.Primitive`, or its name, such as ``"dot_general"``.
+        precedence
+            Rules of higher precedence are tried first. A rule for the same types as an
+            earlier one of the table replaces it, whatever the precedence of the two.
+        commutative
+            Register the rule also for its two operands in the opposite order, unless there
+            is a rule for that order. The rule is then called with the operands exchanged,
+            in the order of its parameters.
+        either
+            Register the rule also for its two operands in the opposite order, like
+            ``commutative``, but call it with the operands in the order of the program. Its
+            types then say which two operands meet, not which of them comes first.
+        types
+            The annotations of the positional parameters, in place of the rule's own: for
+            rules that a loop over types defines.
+
+        Returns
+        -------
+        Callable
+            A decorator that returns the rule unchanged.
+
+        Raises
+        ------
+        ValueError
+            If a name is not the name of a primitive.
+        TypeError
+            If the rule's annotations cannot be dispatched on, a rule with
+            ``commutative`` or ``either`` does not have two operands, or the rule can never
+            be called: its operands or parameters are not those of the primitive.
+
+        Examples
+        --------
+        A difference that stays in metres, in either order of its operands:
+
+        >>> import jax, jax.numpy as jnp, jaxrewrite
+        >>> from jaxtyping import ArrayLike
+        >>> class Metres(jaxrewrite.ArrayValue):
+        ...     x: jax.Array
+        ...     def materialise(self):
+        ...         return self.x
+        >>> @jaxrewrite.register("sub", either=True)
+        ... def _(a: Metres, b: ArrayLike, **params):
+        ...     number = lambda v: v.x if isinstance(v, Metres) else v
+        ...     return Metres(number(a) - number(b))
+        >>> (Metres(jnp.ones(2)) - 3).x, (3 - Metres(jnp.ones(2))).x
+        (Array([-2., -2.], dtype=float32), Array([2., 2.], dtype=float32))
+        """
+        if commutative and either:
+            raise TypeError("A rule takes commutative=True or either=True, not both.")
+        _check_precedence(precedence)
+        primitives = [find_primitive(p) for p in (primitive, *more)]
+        prepare_defined()
+
+        def decorate(fn: _F) -> _F:
+            if not callable(fn):
+                raise TypeError(f"A rule must be a function, not a {type(fn).__name__}.")
+            signature = read_signature(fn, sys._getframe(1).f_locals, types)
+            rule = Rule(fn, signature, precedence)
+            _check_applies(rule, primitives)
+            twin = None
+            if commutative or either:
+                _check_pair(rule, "commutative" if commutative else "either")
+                turned = signature if commutative else signature.reversed()
+                twin = Rule(fn, turned, precedence, is_twin=True, mirrored=commutative)
+            self._add(primitives, rule, twin)
+            return fn
+
+        return decorate
+
+    def rewrite(
+        self,
+        before: Callable[..., Any],
+        *,
+        when: Callable[..., bool] | None = None,
+        precedence: int = 0,
+        probes: Sequence[Any] = (),
+        keep: bool = False,
+    ) -> Callable[[_F], _F]:
+        """Register a rule for the equations of a function; a decorator.
+
+        Wherever a program computes what ``before`` computes, by the same equations, the
+        decorated function takes their place.
+
+        Parameters
+        ----------
+        before
+            A function of arrays: what is looked for. Its keyword-only parameters are
+            unknown static parameters, annotated with `typing.Literal`, ``bool`` or
+            `jaxrewrite.Axis`.
+        when
+            A predicate on the operands, by the parameters of ``before``. It gets avals, or
+            values with avals as leaves.
+        precedence
+            Of matches that overlap, the one of higher precedence is taken, then the
+            larger, then the earlier.
+        probes
+            Operands, or `jax.ShapeDtypeStruct`, at which ``before`` is traced to learn
+            which forms it takes: a tuple for each probe. They are needed only for
+            functions that take a form of their own for special shapes.
+        keep
+            Whether to match even if other equations use what ``before`` computes on its
+            way to the results. These equations then stay.
+
+        Returns
+        -------
+        Callable
+            A decorator that returns the decorated function unchanged. That function takes
+            the operands of ``before``, by the same names. Its annotations say, as those of
+            any rule, which operands it applies to; an operand annotated with ``float`` or
+            ``int`` is a number in the program. A value for an operand without annotation is
+            an array to the function, and what it does with that array is dispatched. It may
+            return ``NotImplemented``.
+
+        Raises
+        ------
+        TypeError
+            If the two functions do not take the same parameters, or their annotations have
+            no meaning here. What only shows when ``before`` is traced is raised when it
+            first is: by a program that may contain it.
+
+        Examples
+        --------
+        >>> import jax, jax.numpy as jnp, jaxrewrite
+        >>> from jaxtyping import Array, Float
+        >>> rules = jaxrewrite.Rules()
+        >>> @rules.rewrite(lambda x: jnp.log(jnp.sum(jnp.exp(x), axis=-1)))
+        ... def stable(x: Float[Array, "*batch n"]):
+        ...     return jax.nn.logsumexp(x, axis=-1)
+        >>> def log_partition(x):
+        ...     return jnp.log(jnp.exp(x).sum(-1))
+        >>> x = jnp.array([1000.0, 1000.0])
+        >>> float(log_partition(x)), float(jaxrewrite.transform(log_partition, rules=rules)(x))
+        (inf, 1000.693...)
+        """
+
+        def decorate(fn: _F) -> _F:
+            pattern = Pattern(
+                before,
+                fn,
+                sys._getframe(1).f_locals,
+                when=when,
+                precedence=precedence,
+                probes=probes,
+                keep=keep,
+            )
+            with self._lock:
+                others = (p for p in self._patterns if not pattern.replaces(p))
+                self._patterns = (*others, pattern)
+                self.version += 1
+            return fn
+
+        return decorate
+
+    @property
+    def patterns(self) -> tuple[Pattern, ...]:
+        """The pattern rules, in the order in which they were registered."""
+        return self._patterns
+
+    def _add(self, primitives: Sequence[Primitive], rule: Rule, twin: Rule | None) -> None:
+        entries = list(self._entries(rule))
+        twins = [
+            Entry(twin, entry.types[::-1], entry.guards[::-1])
+            for entry in entries
+            if twin is not None and entry.types != entry.types[::-1]
+        ]
+        with self._lock:
+            for primitive in primitives:
+                for entry in entries:
+                    self._put(primitive, entry)
+                for entry in twins:
+                    if not self._has(primitive, entry):
+                        self._put(primitive, entry)
+            self._matches = {}
+            self.version += 1
+
+    @staticmethod
+    def _entries(rule: Rule) -> Iterator[Entry]:
+        is_dense = rule.signature.is_dense()
+        for types, guards in rule.signature.combinations():
+            if is_dense or not all(map(_is_dense, types)):
+                yield Entry(rule, types, guards)
+
+    def _cell(self, primitive: Primitive, types: tuple[Any, ...]) -> dict[Any, Entry]:
+        """The entries of one signature, by their guards."""
+        dispatcher = self._dispatchers.get(primitive)
+        if dispatcher is None:
+            dispatcher = self._dispatchers[primitive] = _Dispatcher(primitive.name)
+        if types not in dispatcher.funcs:
+            dispatcher.add(types, {})
+        return dispatcher.funcs[types]
+
+    def _put(self, primitive: Primitive, entry: Entry) -> None:
+        self._cell(primitive, entry.types)[entry.guards] = entry
+        if entry.rule.signature.is_dense():
+            self._dense[primitive] = entry.rule
+        if entry.rule.literals:
+            self._with_literals.add(primitive)
+
+    def _has(self, primitive: Primitive, entry: Entry) -> bool:
+        present = self._cell(primitive, entry.types).get(entry.guards)
+        return present is not None and not present.rule.is_twin
+
+    def entries(self) -> Iterator[tuple[Primitive, Entry]]:
+        """Each primitive with each of its entries, as they were registered."""
+        with self._lock:
+            tables = {p: dict(d.funcs) for p, d in self._dispatchers.items()}
+        for primitive, cells in tables.items():
+            for cell in cells.values():
+                for entry in cell.values():
+                    yield primitive, entry
+
+    def dense_rules(self) -> Mapping[Primitive, Rule]:
+        """The primitives that have a rule for dense operands alone, with one such rule."""
+        return self._dense
+
+    def primitives_with_literals(self) -> Set[Primitive]:
+        """The primitives that have a rule for literals."""
+        return self._with_literals
+
+    def matches(self, primitive: Primitive, types: tuple[type, ...]) -> list[Entry]:
+        """The entries with matching types, in any order."""
+        key = (primitive, types)
+        found = self._matches.get(key)
+        if found is None:
+            with self._lock:
+                dispatcher = self._dispatchers.get(primitive)
+                cells = dispatcher.dispatch_iter(*types) if dispatcher else ()
+                found = [entry for cell in cells for entry in cell.values()]
+                if all(map(_is_dense, types)):
+                    found = [e for e in found if e.rule.signature.is_dense()]
+                self._matches[key] = found
+        return found
+
+
+global_rules = Rules()
+register = global_rules.register
+rewrite = global_rules.rewrite
+
+
+def check_table(rules: Any) -> None:
+    """Raise `TypeError` unless this is a table of rules, or none."""
+    if rules is not None and not isinstance(rules, Rules):
+        raise TypeError(
+            f"rules= takes one table, a jaxrewrite.Rules; got a {type(rules).__name__}. Nest "
+            "transforms for several tables."
+        )
+
+
+class RulesInForce:
+    """The tables in which one rewriting looks up rules, the nearest first.
+
+    The last ``num_later`` of them are those of a transform around this one, which is going to
+    rewrite what this one makes of arrays. Their rules and patterns for arrays alone are left
+    to that, because the results of a rule are final. Only if ``has_values`` are their
+    patterns looked for, on values: that one may not meet these.
+    """
+
+    __slots__ = ("has_values", "num_later", "tables")
+
+    def __init__(
+        self,
+        tables: tuple[Rules, ...] = (global_rules,),
+        num_later: int = 0,
+        has_values: bool = False,
+    ):
+        self.tables = tables
+        self.num_later = num_later
+        self.has_values = has_values
+
+    def over(self, rules: Rules | None) -> RulesInForce:
+        """These tables with one more on top."""
+        check_table(rules)
+        if rules is None or rules in self.tables:
+            return self
+        return RulesInForce((rules, *self.tables), self.num_later, self.has_values)
+
+    def of_traced(self) -> RulesInForce:
+        """The tables for transforms inside of a function that is traced to be rewritten."""
+        return RulesInForce(self.tables, len(self.tables))
+
+    def of_values(self) -> RulesInForce:
+        """The tables for a program of values."""
+        return RulesInForce(self.tables, self.num_later, has_values=True)
+
+    def own(self) -> tuple[Rules, ...]:
+        """The tables of which nothing is left for later."""
+        return self.tables[: len(self.tables) - self.num_later]
+
+    def left(self) -> tuple[Any, ...]:
+        """The part of a cache's key that tells what is left for later; hashable."""
+        return self.num_later, self.has_values
+
+    def matter_inside(self) -> bool:
+        """Whether what is traced with these tables may differ from what is without a transform."""
+        return self.tables != (global_rules,) or bool(
+            global_rules.dense_rules() or global_rules.patterns
+        )
+
+    def state(self) -> tuple[Any, ...]:
+        """The part of a cache's key that stands for the rules; hashable."""
+        return tuple((rules, rules.version) for rules in self.tables)
+
+    def dense_primitives(self) -> frozenset[Primitive]:
+        found = frozenset().union(*(rules.dense_rules() for rules in self.own()))
+        return found | {pattern_p} if self.patterns() else found
+
+    def patterns(self) -> list[tuple[int, Pattern]]:
+        """The pattern rules, each with the number of its table, counted from the nearest."""
+        tables = self.tables if self.has_values else self.own()
+        return [(i, p) for i, rules in enumerate(tables) for p in rules.patterns]
+
+    def local_dense_rules(self) -> list[Rule]:
+        """The rules for dense operands alone in tables that a transform was given."""
+        return [
+            rule
+            for rules in self.own()
+            if rules is not global_rules
+            for rule in rules.dense_rules().values()
+        ]
+
+    def primitives_with_literals(self) -> frozenset[Primitive]:
+        return frozenset().union(
+            *(rules.primitives_with_literals() for rules in self.tables)
+        )
+
+    def first_answer(
+        self,
+        primitive: Primitive,
+        operands: Sequence[Any],
+        avals: Callable[[], Sequence[Any]],
+        ask: Callable[[Rule], Any],
+        declined: list[Declined],
+    ) -> Any:
+        """The answer of the first rule that does not decline.
+
+        Parameters
+        ----------
+        operands
+            Values and atoms of a jaxpr.
+        avals
+            Returns the operands' avals, for rules with guards.
+        ask
+            Returns the answer of a rule; ``NotImplemented`` if the rule declines.
+        declined
+            Gets the rules that came first and did not answer.
+
+        Raises
+        ------
+        AmbiguousRuleError
+            If two rules answer, and neither comes before the other.
+        """
+        types = tuple(map(type_of, operands))
+        has_values = any(map(is_value, operands))
+        for rules in self.tables if has_values else self.own():
+            entries = rules.matches(primitive, types)
+            if any(entry.is_guarded() for entry in entries):
+                entries = guarded(entries, avals(), declined)
+            answer = settled(primitive, types, entries, ask, declined)
+            if answer is not NotImplemented:
+                return answer
+        return NotImplemented
+
+
+def guarded(
+    entries: list[Entry], avals: Sequence[Any], declined: list[Declined]
+) -> list[Entry]:
+    """The entries whose guards hold."""
+    held = []
+    for entry in entries:
+        if guards_hold(entry.guards, avals):
+            held.append(entry)
+        else:
+            declined.append(Declined(entry.rule, "its shapes or dtypes do not fit"))
+    return held
+
+
+def concerns(rule: Rule, types: tuple[type, ...]) -> bool:
+    """Whether a rule is worth telling of for operands of these types.
+
+    It names the type of a value among them, or a user wrote it for any value. The package's
+    own rules for any value are those of annotated arrays, and decline where there is none.
+    """
+    if not _is_of_the_package(rule):
+        return True
+    taken = types[::-1] if rule.mirrored else types
+    combinations = rule.signature.combinations()
+    return any(Entry(rule, *own).outer(taken) > -math.inf for own in combinations)
+
+
+def in_order(entries: list[Entry], types: tuple[type, ...]) -> Iterator[list[Entry]]:
+    """The entries in the order in which they are asked; those of a group are tied."""
+    while entries:
+        foremost = _foremost(entries, types)
+        yield foremost
+        rules = {entry.rule for entry in foremost}
+        entries = [entry for entry in entries if entry.rule not in rules]
+
+
+def type_of(operand: Any) -> type:
+    """The type that an operand is dispatched on as."""
+    if is_value(operand):
+        return type(operand)
+    return Number if type(operand) is Literal else Dense
+
+
+def _is_dense(annotated: Any) -> bool:
+    if isvariadic(annotated):
+        return all(map(_is_dense, annotated.variadic_type))
+    return issubclass(annotated, Dense)
+
+
+def settled(
+    primitive: Primitive,
+    types: tuple[type, ...],
+    entries: list[Entry],
+    ask: Callable[[Any], Any],
+    declined: list[Declined],
+) -> Any:
+    """The answer of the foremost rules. Rules that decline make room for the next ones."""
+    answers: dict[Rule, Any] = {}
+    while entries:
+        foremost = list(dict.fromkeys(e.rule for e in _foremost(entries, types)))
+        if len(foremost) == 1 and foremost[0] not in answers:
+            answers[foremost[0]] = ask(foremost[0])
+        for rule in foremost:
+            if rule not in answers:
+                answers[rule] = _answer_or_failure(ask, rule)
+        out = [rule for rule in foremost if answers[rule] is NotImplemented]
+        if not out:
+            if len({rule.fn for rule in foremost}) > 1:
+                raise AmbiguousRuleError(_ambiguity(primitive, types, foremost))
+            answer = answers[foremost[0]]
+            if isinstance(answer, _Failure):
+                raise answer.error
+            return answer
+        declined += [Declined(rule, "it returned NotImplemented") for rule in out]
+        entries = [entry for entry in entries if entry.rule not in out]
+    return NotImplemented
+
+
+class _Failure(NamedTuple):
+    """The error that a rule raised. Such a rule has not declined."""
+
+    error: Exception
+
+
+def _answer_or_failure(ask: Callable[[Rule], Any], rule: Rule) -> Any:
+    """The answer or the error of one of several rules, which are ambiguous either way."""
+    try:
+        return ask(rule)
+    except Exception as error:  # noqa: BLE001 - raised again if no other rule answers
+        return _Failure(error)
+
+
+def _foremost(entries: list[Entry], types: tuple[type, ...]) -> list[Entry]:
+    """The entries that no other entry comes before."""
+    highest = max(entry.rule.precedence for entry in entries)
+    level = [entry for entry in entries if entry.rule.precedence == highest]
+    first = [e for e in level if not any(other.beats(e) for other in level)]
+    if len(first) > 1:
+        outermost = max(entry.outer(types) for entry in first)
+        first = [entry for entry in first if entry.outer(types) == outermost]
+    return first
+
+
+def _ambiguity(primitive: Primitive, types: tuple[type, ...], rules: list[Rule]) -> str:
+    names = ["Array" if _is_dense(t) else t.__name__ for t in types]
+    listed = "\n".join(f"  {rule}" for rule in rules)
+    if primitive is pattern_p:
+        return (
+            f"Several pattern rules of precedence {rules[0].precedence} match the same "
+            f"equations on ({', '.join(names)}), and none is more specific than the others:\n"
+            f"{listed}\nWays out: annotate the operands of one more closely; or give one a "
+            "higher precedence=; or apply them one after the other with nested transforms."
+        )
+    parameters = ", ".join(
+        f"{chr(ord('x') + i) if i < 3 else f'x{i}'}: {name}" for i, name in enumerate(names)
+    )
+    return (
+        f"Primitive {primitive.name!r} on ({', '.join(names)}) has several rules of precedence "
+        f"{rules[0].precedence}, and none is more specific than the others:\n{listed}\n"
+        "Ways out: register a rule for just these types,\n"
+        f"  @jaxrewrite.register({primitive.name!r})\n"
+        f"  def _({parameters}, **params): ...\n"
+        "or make one of the classes the outer one by a higher outer = ...; or "
+        "give one of the rules a higher precedence=; or apply them one after the other "
+        "with nested transforms: transform(transform(fn, filter_spec=...), filter_spec=...)."
+    )
+
+
+# --- primitives by name --------------------------------------------------------
+
+
+_primitives_by_name = functools.cache(_compat.primitives_by_name)
+
+
+def find_primitive(primitive: Primitive | str) -> Primitive:
+    """Return the primitive of a name; `ValueError` if there is none."""
+    if isinstance(primitive, Primitive):
+        return primitive
+    if not isinstance(primitive, str):
+        raise TypeError(
+            "A primitive or the name of one is needed, such as 'add'; got a "
+            f"{type(primitive).__name__}."
+        )
+    by_name = _primitives_by_name()
+    if primitive not in by_name:
+        close = difflib.get_close_matches(primitive, by_name, 3)
+        hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise ValueError(f"JAX has no primitive {primitive!r}.{hint}")
+    return by_name[primitive]

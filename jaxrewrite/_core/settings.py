@@ -1,0 +1,131 @@
+"""The rules and the policy in force while a program is rewritten.
+
+A rule that calls `bind`, a nested `transform` or an operator of a value is itself part of a
+rewriting, and uses the same rules and policy. So does the user's function while it is
+staged, but for the rules for arrays alone: they are applied once, to what it was staged to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+
+from .record import Recorder
+from .rules import Rules, RulesInForce
+
+
+Policy = Literal["warn", "allow", "forbid"]
+POLICIES = get_args(Policy)
+
+
+class Settings(NamedTuple):
+    """The rules and the policy of one rewriting, and its recorder if it is explained."""
+
+    rules: RulesInForce
+    policy: str
+    recorder: Recorder | None = None
+
+    def key(self) -> tuple[Any, ...]:
+        """The part of a cache's key that stands for the settings; hashable."""
+        return (self.policy, *self.rules.left(), *self.rules.state())
+
+    def refined(self, rules: Rules | None, policy: str) -> Settings:
+        """The settings of a nested transform.
+
+        The default policy, ``"warn"``, keeps the policy of the surrounding transform.
+        """
+        policy = self.policy if policy == "warn" else policy
+        return Settings(self.rules.over(rules), policy, self.recorder)
+
+    def of_traced(self) -> Settings:
+        """The settings for a function that is traced to be rewritten with these."""
+        return self._replace(rules=self.rules.of_traced())
+
+    def mark(self) -> Any:
+        """What sets a function that is traced under these settings apart from others; hashable.
+
+        It is ``None`` if it would be the same without them. It does not hold the tables, or
+        JAX's caches would never free them.
+        """
+        recorder = None if self.recorder is None else weakref.ref(self.recorder)
+        # The other policies give the same program, and differ in warnings.
+        forbids = self.policy == "forbid"
+        if not forbids and recorder is None and not self.rules.matter_inside():
+            return None
+        tables = [(weakref.ref(rules), version) for rules, version in self.rules.state()]
+        return (forbids, recorder, *self.rules.left(), *tables)
+
+
+class _Local(threading.local):
+    settings = Settings(RulesInForce(), "warn")
+
+
+_local = _Local()
+
+
+def current_settings() -> Settings:
+    return _local.settings
+
+
+# JAX keeps functions under `jax.jit`, branches and bodies of loops as they were traced. What was
+# traced under other settings may have transforms inside that used other rules.
+_traced_under = jax.make_user_context(None)
+
+
+@contextlib.contextmanager
+def use_settings(settings: Settings) -> Iterator[None]:
+    with _in_force(settings), _traced_under(settings.mark()):
+        yield
+
+
+@contextlib.contextmanager
+def _in_force(settings: Settings) -> Iterator[None]:
+    before = _local.settings
+    _local.settings = settings
+    try:
+        yield
+    finally:
+        _local.settings = before
+
+
+@contextlib.contextmanager
+def no_materialise() -> Iterator[None]:
+    """Forbid that values become dense, in all that is transformed meanwhile.
+
+    A transform in this region, or in a function that it calls, has the policy
+    ``materialise="forbid"`` unless it is given another one. Calls of
+    `jaxrewrite.materialise` do what they say, and programs that `jax.jit` compiled before
+    run as they are. The region is one of this thread.
+
+    Raises
+    ------
+    MaterialisationError
+        Inside of the region, when a value has to become dense.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Diagonal
+    >>> sort = jaxrewrite.transform(jnp.sort)
+    >>> with jaxrewrite.no_materialise():
+    ...     sort(Diagonal(jnp.ones(2)))
+    Traceback (most recent call last):
+    ...
+    jaxrewrite.MaterialisationError: No rule for primitive 'sort' on Diagonal, which may
+    not be made dense here (materialise='forbid').
+    ...
+    """
+    with _in_force(current_settings()._replace(policy="forbid")):
+        yield
+
+
+def check_policy(policy: str) -> None:
+    if policy not in POLICIES:
+        raise ValueError(
+            f"materialise= must be one of {', '.join(map(repr, POLICIES))}; got {policy!r}."
+        )

@@ -1,0 +1,320 @@
+"""The traces of rules, which are made and kept for each structure of operands.
+
+A rule is a Python function of arrays and values. It is traced on the leaves of its
+operands, one layer deep, to a jaxpr. The jaxpr serves for all further equations with
+operands of that structure, in this rewriting and in others.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
+
+from .. import _compat
+from .._compat import Jaxpr, Literal, Primitive, Var
+from .._patterns.place import place
+from .._patterns.view import facts_of
+from .avals import avals_of, layer, mismatch
+from .caches import WeakCaches
+from .dead_code import DataFlow
+from .errors import add_note
+from .notices import Notice, collected
+from .record import Record
+from .rules import Declined, Rule
+from .settings import Settings, use_settings
+from .site import Site
+from .value import is_value
+
+
+class Flat(NamedTuple):
+    """The operands of an equation, with values flattened one layer deep.
+
+    ``treedefs`` has ``None`` for an operand that is not a value. ``ctx`` is that of the
+    equation.
+    """
+
+    leaves: list[Any]
+    treedefs: list[PyTreeDef | None]
+    avals: list[Any]
+    ctx: Any
+
+    @classmethod
+    def of(cls, operands: Sequence[Any], ctx: Any, whole: Container[int] = ()) -> Flat:
+        """The operands, of which those at the positions ``whole`` are not flattened."""
+        leaves: list[Any] = []
+        treedefs: list[PyTreeDef | None] = []
+        for i, operand in enumerate(operands):
+            if is_value(operand) and i not in whole:
+                own, treedef = layer(operand)
+                leaves.extend(own)
+                treedefs.append(treedef)
+            else:
+                leaves.append(operand)
+                treedefs.append(None)
+        return cls(leaves, treedefs, avals_of(leaves), ctx)
+
+    def rebuilt(self, leaves: Iterable[Any]) -> list[Any]:
+        """The operands with other leaves."""
+        rest = iter(leaves)
+        return [
+            next(rest)
+            if treedef is None
+            else tree_unflatten(treedef, [next(rest) for _ in range(treedef.num_leaves)])
+            for treedef in self.treedefs
+        ]
+
+
+class Answer(NamedTuple):
+    """What a rule or another function gives for operands of one structure.
+
+    ``traced`` is a `Traced`, or ``NotImplemented``. ``rule`` is the rule that answered, and
+    ``declined`` are those that did not. ``inner`` are the records of transforms inside of
+    the function, if the rewriting is explained.
+    """
+
+    traced: Any
+    rule: Rule | None = None
+    declined: Sequence[Declined] = ()
+    inner: Sequence[Record] = ()
+
+
+class Traced(NamedTuple):
+    """A function of values, traced to equations on their leaves.
+
+    ``dense_results`` has the variables that are results, each with its position.
+    ``notices`` are the warnings of transforms inside the function. They are given for the
+    equation to which the trace is added.
+    """
+
+    jaxpr: Jaxpr
+    consts: list[Any]
+    out_tree: PyTreeDef
+    dense_results: list[tuple[Any, int]]
+    notices: list[Notice]
+
+
+# A trace is kept with the nearest table of rules.
+_kept_traces = WeakCaches(4096)
+
+
+class Rewriting:
+    """The settings and the traces that all scopes of one rewriting share."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.dense_primitives = settings.rules.dense_primitives()
+        self.primitives_with_literals = settings.rules.primitives_with_literals()
+        self.patterns = settings.rules.patterns()
+        # The calls, each with its body and the avals of its operands, that stay what they are.
+        self.unchanged: set[Any] = set()
+        self._traced: dict[Any, Any] = {}
+
+    def of_rules(self) -> Rewriting:
+        """The rewriting of what rules return, in which no pattern is looked for."""
+        if not self.patterns:
+            return self
+        rewriting = copy.copy(self)
+        rewriting.patterns = []
+        rewriting.unchanged = set()
+        return rewriting
+
+    def data_flow(self, jaxpr: Jaxpr) -> DataFlow | None:
+        """The data flow of a program, if looking for patterns will ask for it."""
+        if not self.patterns:
+            return None
+        facts = facts_of(jaxpr)
+        return DataFlow(facts.made.keys(), facts.uses.keys())
+
+    def placed(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
+        """A jaxpr with one equation for each match of a pattern rule."""
+        if not self.patterns:
+            return jaxpr
+        pairs = zip(jaxpr.invars, operands, strict=True)
+        values = {var for var, x in pairs if is_value(x)}
+        recorder = self.settings.recorder
+        misses = None if recorder is None else recorder.misses
+        return place(jaxpr, self.patterns, values, misses=misses)
+
+    def by_rule(self, site: Site, operands: Sequence[Any], flat: Flat) -> Answer:
+        """The answer of the first rule that applies to an equation."""
+        eqn = site.eqn
+        primitive = eqn.primitive
+
+        def find() -> Answer:
+            def ask(rule: Rule) -> Any:
+                traced = self._trace(
+                    functools.partial(_call_rule, rule, site, operands),
+                    flat,
+                    functools.partial(checked_results, site, f"The rule {rule}"),
+                    rule.name_for(primitive),
+                )
+                return traced if traced is NotImplemented else Answer(traced, rule)
+
+            avals = functools.partial(avals_of, operands)
+            declined: list[Declined] = []
+            first_answer = self.settings.rules.first_answer
+            answer = first_answer(primitive, operands, avals, ask, declined)
+            if answer is NotImplemented:
+                answer = Answer(NotImplemented)
+            return answer._replace(declined=declined)
+
+        key = ("rule", primitive, *eqn.params.items())
+        if primitive in self.primitives_with_literals:
+            key = (*key, *map(_literal_key, operands))
+        return self._recall(key, flat, find)
+
+    def by_function(
+        self,
+        fn: Callable[..., Any],
+        key: tuple[Any, ...],
+        flat: Flat,
+        check: Callable[[Any], list[Any]],
+    ) -> Answer:
+        """The answer of a function of its operands; ``key`` identifies the function."""
+
+        def find() -> Answer:
+            return Answer(self._trace(fn, flat, check, getattr(fn, "__name__", "rule")))
+
+        return self._recall(key, flat, find)
+
+    def by_match(self, key: tuple[Any, ...], flat: Flat, find: Callable[[], Any]) -> Any:
+        """What ``find`` gives for a match, or gave for one with this key and such operands."""
+        return self._recall(("match", *key), flat, find)
+
+    def _recall(
+        self, key: tuple[Any, ...], flat: Flat, find: Callable[[], Answer]
+    ) -> Answer:
+        """The result of ``find`` for operands of this structure, which is called once.
+
+        The result is kept for this rewriting. A trace is also kept for others, unless it
+        holds tracers.
+        """
+        structure = (*key, *flat.treedefs, *flat.avals, flat.ctx)
+        try:
+            answer = self._traced.get(structure)
+        except TypeError:  # Parameters or metadata are not hashable.
+            return self._found(find)
+        if answer is None:
+            answer = self._traced[structure] = self._shared(structure, find)
+        return answer
+
+    def _shared(self, structure: tuple[Any, ...], find: Callable[[], Answer]) -> Answer:
+        """The result of ``find``, from another rewriting if one has it."""
+        if self.settings.recorder is not None:
+            return self._found(find)
+        nearest, *others = self.settings.rules.state()
+        state = (
+            self.settings.policy,
+            *self.settings.rules.left(),
+            nearest[1],
+            *others,
+            _compat.trace_context(),
+        )
+        # The key must not refer to the table, or the table would never be freed.
+        cache = _kept_traces.of(nearest[0])
+        answer = cache.get((structure, state))
+        if answer is None:
+            answer = find()
+            traced = answer.traced
+            if traced is not NotImplemented and not has_tracers(traced.consts):
+                cache.put((structure, state), answer)
+        return answer
+
+    def _found(self, find: Callable[[], Answer]) -> Answer:
+        recorder = self.settings.recorder
+        if recorder is None:
+            return find()
+        with recorder.aside() as inner:
+            return find()._replace(inner=inner)
+
+    def _trace(
+        self,
+        fn: Callable[..., Any],
+        flat: Flat,
+        check: Callable[[Any], list[Any]],
+        name: str,
+    ) -> Any:
+        """Trace a function of values; ``NotImplemented`` if the function returns that."""
+        out: list[Any] = []
+
+        def on_leaves(*leaves: Any) -> list[Any]:
+            results = fn(*flat.rebuilt(leaves))
+            if results is NotImplemented:
+                out.append(NotImplemented)
+                return []
+            result_leaves, out_tree = tree_flatten(check(results))
+            out.append(out_tree)
+            return result_leaves
+
+        debug_info = _compat.new_debug_info(name)
+        with collected() as notices, use_settings(self.settings), flat.ctx.manager:
+            jaxpr, consts = _compat.trace_to_jaxpr(on_leaves, flat.avals, debug_info)
+        (out_tree,) = out
+        if out_tree is NotImplemented:
+            return NotImplemented
+        produced = {var for eqn in jaxpr.eqns for var in eqn.outvars}
+        dense_results = []
+        for i, result in enumerate(tree_unflatten(out_tree, jaxpr.outvars)):
+            if type(result) is Var and result in produced:
+                produced.remove(result)
+                dense_results.append((result, i))
+        return Traced(jaxpr, consts, out_tree, dense_results, notices)
+
+
+def has_tracers(consts: Iterable[Any]) -> bool:
+    """Whether constants belong to the trace that runs now, and to no other."""
+    return any(isinstance(const, _compat.Tracer) for const in consts)
+
+
+# --- the results of rules ---------------------------------------------------------
+
+
+def _literal_key(operand: Any) -> Any:
+    """The part of a key that stands for a literal; 0.0 and -0.0 differ."""
+    return repr(operand.val) if type(operand) is Literal else None
+
+
+def _call_rule(rule: Rule, site: Site, operands: Sequence[Any], *args: Any) -> Any:
+    try:
+        return rule(site.primitive, args, site.params, operands)
+    except Exception as error:
+        add_note(error, f"jaxrewrite: raised by the rule {rule}.")
+        if "unexpected keyword argument" in str(error):
+            add_note(error, "Rules take a primitive's parameters as **params.")
+        raise
+
+
+def checked_results(site: Site, what: str, results: Any) -> list[Any]:
+    """The results of a rule as a list; `TypeError` if they do not fit the equation."""
+    results = _as_list(site.primitive, len(site.outvars), what, results)
+    wanted = f"{site.primitive.name!r} gives"
+    for result, var in zip(results, site.outvars, strict=True):
+        problem = mismatch(result, var.aval, what, wanted)
+        if problem is not None:
+            raise TypeError(problem)
+    return results
+
+
+def _as_list(primitive: Primitive, count: int, what: str, results: Any) -> list[Any]:
+    name = primitive.name
+    if not primitive.multiple_results:
+        if isinstance(results, (list, tuple)):
+            raise TypeError(
+                f"{what} returned a {type(results).__name__} for {name!r}, which has one "
+                "result. Return the array or value itself."
+            )
+        results = [results]
+    elif not isinstance(results, (list, tuple)):
+        raise TypeError(
+            f"{what} returned a {type(results).__name__} for {name!r}, which has "
+            f"{count} results. Return a list or tuple of them."
+        )
+    if len(results) != count:
+        raise TypeError(
+            f"{what} returned {len(results)} results for {name!r}, which has {count}."
+        )
+    return list(results)

@@ -1,0 +1,408 @@
+"""`Value`: the base class of users' array types.
+
+A value is a pytree with an aval. `pytree` makes a class a pytree. `avals` gives the fields
+and the aval of a value.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import Any, ClassVar, dataclass_transform
+
+from .. import _compat
+from .pytree import PyTree, dataclass_fields
+
+
+def field(*, static: bool = False, **kwargs: Any) -> Any:
+    """Declare a field of a value, as `dataclasses.field` does.
+
+    Parameters
+    ----------
+    static
+        Whether the field is metadata: part of the pytree's structure and not a child with
+        arrays in it. A program is compiled for each content of a static field. It must be
+        hashable and comparable.
+    **kwargs
+        The arguments of `dataclasses.field`: ``default``, ``repr``, ``kw_only`` ...
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> class Full(jaxrewrite.ArrayValue):
+    ...     fill: jax.Array
+    ...     length: int = jaxrewrite.field(static=True)
+    ...     def materialise(self):
+    ...         return jnp.full(self.length, self.fill)
+    >>> jax.tree_util.tree_leaves(Full(2.0, length=3))
+    [2.0]
+    """
+    metadata = {**(kwargs.pop("metadata", None) or {}), "static": static}
+    return dataclasses.field(metadata=metadata, **kwargs)
+
+
+@dataclass_transform(
+    eq_default=False, frozen_default=True, field_specifiers=(field, dataclasses.field)
+)
+class Value(PyTree):
+    """Base class of all objects, besides arrays, that a program can run on.
+
+    Most types derive from `ArrayValue`. A `Value` that does not is never dense. Its
+    ``aval`` gives the array that it stands for, and rules or its ``default`` have to cover
+    each primitive that meets it.
+
+    A subclass becomes a frozen dataclass and a pytree when it is defined. A subclass with
+    decorators does so later: when the next one is defined, a rule is registered, or its
+    first instance is made. Annotated attributes are children, and those declared with
+    ``field(static=True)`` are metadata. A class that is a pytree already, by its own
+    decorator or as an `equinox.Module`, stays as it is. ``__init__`` and ``__post_init__``
+    check a value that a user constructs. They do not run when JAX rebuilds a value from
+    leaves, which may then be tracers, ``None`` or bare objects.
+
+    Attributes
+    ----------
+    materialise_policy
+        The policy for this type if `transform` has its default: ``"warn"``, ``"allow"`` or
+        ``"forbid"``. ``None`` leaves it to the call.
+    outer
+        A number that orders types from the inside to the outside. If two rules apply and
+        neither is more specific, the rule of the type with the greater number is tried
+        first. Quantised arrays with units are ``Unitful(Quantised(...))`` if `jaxrewrite.values.Unitful` is
+        the outer type.
+    rules_see_values
+        Whether rules get a field that is a value as that value, and not as an array of its
+        aval. Use it if rules of the type `bind` a field together with another value, which
+        dispatches on both.
+    zero_if_leaves_are
+        Whether the array is zero everywhere if all numbers in its leaves are zeros, and the
+        arrays of fields that are values are zero. Then a loop may start with zeros, and go
+        on with a value of this type, which stays implicit.
+    adopts
+        The names of primitives in which `adopt` is asked about arrays beside a value of this
+        type. If there are any, it is also asked in all higher-order primitives.
+    """
+
+    materialise_policy: ClassVar[str | None] = None
+    outer: ClassVar[float] = 0
+    rules_see_values: ClassVar[bool] = False
+    zero_if_leaves_are: ClassVar[bool] = False
+    adopts: ClassVar[frozenset[str]] = frozenset()
+
+    # Whether fields without leaves may stay when `jax.vmap` gives the others batch axes.
+    _repeats_hollow: ClassVar[bool] = False
+
+    # Whether a product along one axis takes no longer than along another one, so that a product
+    # with a transpose is one with the array itself.
+    _sums_along_any_axis: ClassVar[bool] = False
+
+    # Whether programs see its dense array anyway, so that no policy stands in the way of that.
+    _is_seen_dense: ClassVar[bool] = False
+
+    # Whether `jaxrewrite.materialise` compiles ``materialise`` as a whole, for ready types. What
+    # returns a leaf would copy it, and JAX adds to an error's text.
+    _is_compiled_densely: ClassVar[bool] = False
+
+    # Whether derivatives are those of a function's equations, because a custom rule says
+    # nothing about what this stands for.
+    _ignores_custom_rules: ClassVar[bool] = False
+
+    # Whether an annotation with this class itself, not a subclass, means any value.
+    _is_any: ClassVar[bool] = True
+    _is_base: ClassVar[bool] = True
+
+    @property
+    def __jax_array__(self) -> Any:
+        # A value is no array, so JAX finds nothing here. Where JAX is going to raise an error
+        # for that, the error says what to do.
+        if _compat.is_refused(sys._getframe(1)):
+            raise TypeError(
+                f"Functions of JAX take a {type(self).__name__} only in a transformed function. "
+                "Call jaxrewrite.transform(fn)(value), or the function of the same name in "
+                "jaxrewrite.numpy, or make the value dense by jaxrewrite.materialise(value)."
+            )
+        raise AttributeError("__jax_array__")
+
+    @abc.abstractmethod
+    def aval(self) -> Any:
+        """Return the abstract array that this value stands for.
+
+        It depends only on the value's structure: its metadata and the avals of its leaves.
+        It is called with tracers as leaves, and the result is kept. Return a
+        `jax.core.ShapedArray` or a `jax.ShapeDtypeStruct`.
+        """
+
+    def materialise(self) -> Any:
+        """Return the value as a dense array, or raise if it is never dense."""
+        raise TypeError(f"{type(self).__name__} has no dense form.")
+
+    @staticmethod
+    def default(
+        primitive: _compat.Primitive,
+        values: Sequence[Any],
+        params: dict[str, Any],
+    ) -> Any:
+        """Apply a primitive for which there is no rule.
+
+        A type overrides it if it treats every primitive in the same way.
+
+        Parameters
+        ----------
+        primitive
+            The primitive to apply.
+        values
+            The operands: at least one value of this type; dense arrays; values of other
+            types that do not override ``default`` or have a smaller ``outer``.
+        params
+            The parameters of the primitive.
+
+        Returns
+        -------
+        Any
+            One result, or a sequence of results if ``primitive.multiple_results``; or
+            ``NotImplemented``, which makes the operands dense.
+        """
+        return NotImplemented
+
+    def join(self, other: Any) -> Any:
+        """Bring this value and another operand for the same array to one structure.
+
+        It is called if the branches of a conditional, or the carry of a loop before and
+        after a turn, differ outside of fields that are values. If both are values, the
+        one of the outer type is asked first. Without a result both become dense.
+
+        Parameters
+        ----------
+        other
+            A value or an array, of this value's shape and dtype. It shows the structure
+            that this value meets. Its arrays may not exist when this value is converted.
+
+        Returns
+        -------
+        tuple
+            This value and ``other``, each the same array as before, as two values of one
+            structure: the same type and metadata, and leaves of the same shapes and
+            dtypes. Neither may depend on the arrays of the other. Or ``NotImplemented``.
+
+        Examples
+        --------
+        >>> import jax, jax.numpy as jnp, jaxrewrite
+        >>> class LowRank(jaxrewrite.ArrayValue):
+        ...     a: jax.Array
+        ...     b: jax.Array
+        ...     def materialise(self):
+        ...         return self.a @ self.b
+        ...     def padded(self, rank):
+        ...         more = rank - self.a.shape[1]
+        ...         return LowRank(jnp.pad(self.a, ((0, 0), (0, more))),
+        ...                        jnp.pad(self.b, ((0, more), (0, 0))))
+        ...     def join(self, other):
+        ...         if not isinstance(other, LowRank):
+        ...             return NotImplemented
+        ...         rank = max(self.a.shape[1], other.a.shape[1])
+        ...         return self.padded(rank), other.padded(rank)
+        >>> v = LowRank(jnp.ones((3, 1)), jnp.ones((1, 4)))
+        >>> w = LowRank(jnp.ones((3, 2)), jnp.ones((2, 4)))
+        >>> branch = lambda p, v, w: jax.lax.cond(p, lambda: v, lambda: w)
+        >>> jaxrewrite.transform(branch)(jnp.array(True), v, w)
+        LowRank(a=f32[3,2], b=f32[2,4])
+        """
+        return NotImplemented
+
+    def adopt(self, array: Any) -> Any:
+        """Return an array beside this value, all zero, infinite or NaN, as a value.
+
+        Such numbers are the same in all units, for example. It is called for an array or a
+        number that the program fills with them, where the two are operands of one of the
+        primitives that ``adopts`` names, or of a higher-order one; and for such a result of a
+        jaxpr inside.
+
+        Parameters
+        ----------
+        array
+            Stands for an array of any shape, of floating-point or complex numbers, or of
+            integers that a call turns into such. It can be put into a value and not be
+            computed with.
+
+        Returns
+        -------
+        Value
+            A value of the array's shape and dtype. Or ``NotImplemented``, which leaves it an
+            array.
+        """
+        return NotImplemented
+
+    def settled(self) -> Any:
+        """Return what this value is where the program ends.
+
+        A type overrides it if it adopts arrays, and nothing has told since what they are.
+        The leaves stand for arrays, as in `adopt`. A value for which this is not ``self``
+        becomes dense whatever the policy.
+
+        Returns
+        -------
+        Any
+            The same array as a value, or as an array; by default ``self``.
+        """
+        return self
+
+    def stacked(self, size: int) -> Any:
+        """Return ``size`` values of this structure as one stacked value.
+
+        It is called where a program stacks values, as a scan does with its ys.
+
+        Parameters
+        ----------
+        size
+            The length of the new leading axis.
+
+        Returns
+        -------
+        Value
+            A value of this value's shape with ``size`` before it. ``self`` has the metadata
+            of one value, and leaves that are already stacked: each has a leading axis of
+            this size. Or ``NotImplemented``, which gives a `Batched` value.
+        """
+        return NotImplemented
+
+    def unstacked(self) -> Any:
+        """Return one element along the leading axis.
+
+        It is called where a program slices values, as a scan does with its xs, if each leaf
+        of the result of `sliceable` has a leading axis as long as the value's own.
+
+        Returns
+        -------
+        Value
+            A value of this value's shape without the first axis. ``self`` has the metadata
+            of the whole, and leaves that are already sliced. Or ``NotImplemented``, which
+            makes the whole dense.
+        """
+        return NotImplemented
+
+    def sliceable(self) -> Any:
+        """Return the same array with leaves that can be sliced along its first axis.
+
+        It is called before `unstacked`. A type overrides it if a leaf may be shared along
+        an axis of the array, or if metadata has the length of an axis. Repeat such a leaf
+        along that axis.
+
+        Returns
+        -------
+        Value
+            A value of this value's shape. Each of its leaves has a leading axis as long as
+            the value's own. By default ``self``.
+        """
+        return self
+
+    def tangent(self, leaf_tangents: Any) -> Any:
+        """Return the tangent of this array for tangents of its leaves.
+
+        A custom derivative rule (`jax.custom_jvp`) gets it as the tangent of an operand. A
+        type overrides it if its tangents have a better form than a dense array: a linear
+        type its own form, a type with units the same units.
+
+        Parameters
+        ----------
+        leaf_tangents
+            A value like this one, with tangents as leaves. Integer leaves have tangents of
+            dtype ``float0``. A field that is a value has its own tangent there.
+
+        Returns
+        -------
+        Any
+            An array or a value of this value's shape, linear in ``leaf_tangents``. Or
+            ``NotImplemented``, which gives the derivative of ``materialise``.
+        """
+        return NotImplemented
+
+    def lift_tangent(self, tangent: Any) -> Any:
+        """Return tangents of the leaves that `tangent` maps to ``tangent``.
+
+        It is the inverse of `tangent`, or one of several. The result of a function with a
+        custom derivative rule stays a value if its type defines this method.
+
+        Parameters
+        ----------
+        tangent
+            An array of this value's shape. For a type that is never dense, a result of its
+            `tangent`.
+
+        Returns
+        -------
+        Any
+            A value like this one, with tangents as leaves, linear in ``tangent``. Its
+            integer leaves are not used. If a type does not define this, the result becomes
+            dense, or, if it cannot be dense, cannot be differentiated.
+
+        Examples
+        --------
+        A change of ``w + a @ b`` may be a change of ``w`` alone:
+
+        >>> import jax, jax.numpy as jnp, jaxrewrite
+        >>> class Lora(jaxrewrite.ArrayValue):
+        ...     w: jax.Array
+        ...     a: jax.Array
+        ...     b: jax.Array
+        ...     def materialise(self):
+        ...         return self.w + self.a @ self.b
+        ...     def lift_tangent(self, tangent):
+        ...         return Lora(tangent, jnp.zeros_like(self.a), jnp.zeros_like(self.b))
+        """
+        return NotImplemented
+
+    def dual(self) -> Any:
+        """Return a tangent of a type that is never dense, as a cotangent, or one as a tangent.
+
+        A backward rule of `jax.custom_vjp` gets cotangents of results that are values of such
+        a type, and returns those of operands. A type overrides it if they have other
+        metadata than tangents: those of quantities have the inverse units.
+
+        Returns
+        -------
+        Value
+            A value with the same leaves, whose ``dual`` is ``self``; by default ``self``.
+        """
+        return self
+
+    def leaf_specs(self, spec: Any) -> Any:
+        """Return how the leaves are sharded if the array is.
+
+        `jax.shard_map` calls it for an operand or a result that is split over a mesh. A
+        replicated value has replicated leaves.
+
+        Parameters
+        ----------
+        spec
+            The `jax.sharding.PartitionSpec` of the array.
+
+        Returns
+        -------
+        Any
+            A value like this one, with a `jax.sharding.PartitionSpec` for each leaf, so
+            that the shards of the leaves make up the shard of the array. Or
+            ``NotImplemented``, which makes it dense.
+        """
+        return NotImplemented
+
+    def __repr__(self) -> str:
+        names = [f.name for f in dataclass_fields(type(self)) if f.repr] or list(vars(self))
+        shown = (f"{name}={_short(getattr(self, name, None))}" for name in names)
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def is_value(x: Any) -> bool:
+    return isinstance(x, Value)
+
+
+def _short(x: Any) -> str:
+    """Short text for an array, like ``f32[3,4]``, also within tuples; else the repr."""
+    if isinstance(x, (bool, int, float, complex)):
+        return repr(x)
+    if type(x) is tuple:
+        return f"({', '.join(map(_short, x))}{',' if len(x) == 1 else ''})"
+    try:
+        return repr(x) if is_value(x) else _compat.short(_compat.leaf_aval(x))
+    except TypeError:
+        return repr(x)

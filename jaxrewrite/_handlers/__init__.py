@@ -1,0 +1,24 @@
+"""The handlers of higher-order primitives: one module for each family.
+
+The import of this package registers the handlers.
+"""
+
+from .._interop import buffers as buffers, equinox as equinox
+from .._patterns import handler as pattern
+from . import (
+    calls as calls,
+    choice as choice,
+    collectives as collectives,
+    composite as composite,
+    cond as cond,
+    custom_jvp as custom_jvp,
+    custom_vjp as custom_vjp,
+    custom_vmap as custom_vmap,
+    hi_primitive as hi_primitive,
+    linear_call as linear_call,
+    linear_solve as linear_solve,
+    polynomial as polynomial,
+    scan as scan,
+    shard_map as shard_map,
+    while_loop as while_loop,
+)

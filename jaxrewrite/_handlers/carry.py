@@ -1,0 +1,146 @@
+"""The structure of a loop's carry: the least fixed point of joining.
+
+A body is rewritten for a carry of given structures, and returns a carry that may have other
+structures. Each slot that differs takes the join of the two, and the body is rewritten
+again. If no structure differs, which is the common case, the body is rewritten once.
+
+What a program fills with zeros before the loop may be a value from the first turn on, if a
+turn returns a value that can be zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from .._analyses.known_zeros import KnownZeros, known_zeros
+from .._compat import Literal
+from .._core.builder import Restaged
+from .._core.errors import MaterialisationError
+from .._core.join import (
+    Coerce,
+    Structure,
+    coerce,
+    dense_structure,
+    fits,
+    join,
+    join_of_dense_fields,
+    structure_of,
+)
+from .._core.rewrite import Scope
+from .._core.site import Site
+from .._core.value import is_value
+
+
+# How often a slot may change. If the joins of a type never end, for example because a rank
+# grows with each turn, fields that change become dense, and at last the slot.
+_MAX_CHANGES = 4
+
+Rewrite = Callable[[Sequence[Structure], Coerce | None], Restaged]
+
+
+def body_inputs(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
+    """The operands of a body: values and literals, and the avals of variables for arrays."""
+    return [
+        operand if is_value(operand) or type(operand) is Literal else aval
+        for operand, aval in zip(operands, jaxpr.in_avals, strict=True)
+    ]
+
+
+class Settled(NamedTuple):
+    """A loop's carry whose structures stay the same.
+
+    ``carry`` has the operands of the first turn, not yet in these structures.
+    """
+
+    carry: list[Any]
+    structures: list[Structure]
+    body: Restaged
+
+    def start(self, scope: Scope, site: Site) -> list[Any]:
+        """The operands of the first turn, in their structures."""
+        return [
+            coerce(scope, x, structure, site)
+            for x, structure in zip(self.carry, self.structures, strict=True)
+        ]
+
+
+def fixed_point(
+    scope: Scope, site: Site, carry: Sequence[Any], rewrite: Rewrite, has_values: bool
+) -> Settled:
+    """Find structures that a loop's carry keeps, and the body for them.
+
+    Parameters
+    ----------
+    carry
+        The operands of the first turn.
+    rewrite
+        Rewrites the body for a carry of given structures. The carry comes first among the
+        results of the body.
+    has_values
+        Whether any operand of the loop is a value.
+    """
+    carry = list(carry)
+    starts = [(has_values and known_zeros(scope.producer, x)) or x for x in carry]
+    # An operand may be such zeros itself, where a loop around this one looks for its structure.
+    while any(start is not x for x, start in zip(carry, starts, strict=True)):
+        try:
+            structures, body = _settled(scope, site, starts, rewrite)
+        except MaterialisationError:
+            break  # Something has to become dense that need not if the carry starts dense.
+        likes = [structure.like() for structure in structures]
+        is_kept = [
+            start is x or (is_value(like) and not isinstance(like, KnownZeros))
+            for x, start, like in zip(carry, starts, likes, strict=True)
+        ]
+        if all(is_kept):
+            return Settled(starts, structures, body)
+        starts = [
+            start if kept else x
+            for x, start, kept in zip(carry, starts, is_kept, strict=True)
+        ]
+    return Settled(carry, *_settled(scope, site, carry, rewrite))
+
+
+def _settled(
+    scope: Scope, site: Site, operands: Sequence[Any], rewrite: Rewrite
+) -> tuple[list[Structure], Restaged]:
+    initial = list(map(structure_of, operands))
+    carry = list(initial)
+    changes = [0] * len(carry)
+    while True:
+        body = rewrite(carry, None)
+        results = list(map(structure_of, body.results()))
+        joined = [
+            own
+            # What has become dense stays so.
+            if own == result or (changes[i] and not is_value(own.like()))
+            # The join must be possible for the initial operands, too.
+            else _rise(scope, site, initial[i], own, result, changes[i])
+            for i, (own, result) in enumerate(zip(carry, results, strict=False))
+        ]
+        if joined == carry:
+            break
+        for i, (before, after) in enumerate(zip(carry, joined, strict=True)):
+            if before != after:
+                changes[i] += 1
+                if scope.recorder is not None:
+                    scope.recorder.joined(f"carry {i}", before.like(), after.like())
+        carry = joined
+    if results[: len(carry)] != carry:
+        rest = [None] * (len(results) - len(carry))
+        body = rewrite(carry, Coerce((*carry, *rest)))
+    return carry, body
+
+
+def _rise(
+    scope: Scope,
+    site: Site,
+    initial: Structure,
+    own: Structure,
+    result: Structure,
+    changes: int,
+) -> Structure:
+    joining = join if changes < _MAX_CHANGES else join_of_dense_fields
+    joined = joining(scope, own, result, site)
+    return joined if fits(scope, initial, joined, site) else dense_structure(own)

@@ -1,0 +1,102 @@
+"""`lax.select_n` where one truth value chooses for a whole array, or for each of a batch.
+
+So does `jax.numpy.where` of one truth value, and `jax.vmap` of a conditional whose condition is
+mapped: all branches run then. What chooses has the shape of the results, so only the equation
+before it tells that it is the same for all entries, or for all of one element of the batch. A
+result that one branch leaves uninitialised, because only the backward pass of another needs it,
+is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
+
+from .._analyses.fills import is_uninitialised
+from .._analyses.known_zeros import KnownZeros, known_zeros
+from .._core.join import coerce, join_all, structure_of
+from .._core.rewrite import Scope, keepers
+from .._core.site import Site
+from .._core.value import is_value
+from .stacking import elements_like, in_slices, on_vars
+
+
+def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
+    which, *cases = operands
+    if is_value(which):
+        return NotImplemented
+    if len(cases) == 2:
+        read = [x for x in cases if is_value(x) or not is_uninitialised(scope.producer, x)]
+        if len(read) == 1 and is_value(read[0]):
+            return read
+    row = _repeated(scope, which)
+    if row is None:
+        return NotImplemented
+    depth = row.aval.ndim
+    found = _of_batch(scope, cases, depth, site) if depth else _joined(scope, cases, site)
+    if found is None:
+        return NotImplemented
+    cases = found
+    leaves, *others = map(tree_leaves, cases)
+    # What all have in common, such as integers without a derivative, needs no choice.
+    differing = [i for i, x in enumerate(leaves) if any(own[i] is not x for own in others)]
+    count = len(differing)
+
+    def leaf_by_leaf(row: Any, *leaves: Any) -> list[Any]:
+        chosen = []
+        for k in range(count):
+            own = leaves[k::count]
+            along = lax.broadcast_in_dim(row, own[0].shape, range(depth))
+            chosen.append(lax.select_n(along, *own))
+        return chosen
+
+    taken = [own[i] for own in (leaves, *others) for i in differing]
+    chosen = scope.add_call(leaf_by_leaf, [row, *taken], site)
+    for i, leaf in zip(differing, chosen, strict=True):
+        leaves[i] = leaf
+    return [tree_unflatten(tree_structure(cases[0]), leaves)]
+
+
+keepers["select_n"] = choose
+
+
+def _of_batch(scope: Scope, cases: Sequence[Any], depth: int, site: Site) -> Any:
+    """The cases as stacks of slices; ``None`` if their leaves can't be chosen for an element."""
+    structures = [structure_of(case) for case in cases]
+    if not is_value(cases[0]) or any(own != structures[0] for own in structures):
+        return None
+    like = in_slices(scope.scratch(), on_vars(cases[0]), site)
+    if not elements_like(scope, like, depth, site):
+        return None
+    return [in_slices(scope, case, site) for case in cases]
+
+
+def _joined(scope: Scope, cases: Sequence[Any], site: Site) -> Any:
+    """The cases in the structure that all have in common, as the results of branches."""
+    cases = [x if is_value(x) else known_zeros(scope.producer, x) for x in cases]
+    if any(case is None for case in cases):
+        return None
+    structure = join_all(scope, list(map(structure_of, cases)), site)
+    like = structure.like()
+    if not is_value(like) or isinstance(like, KnownZeros):
+        return None
+    return [coerce(scope, case, structure, site) for case in cases]
+
+
+def _repeated(scope: Scope, which: Any) -> Any:
+    """What chooses for each element of a batch, if it is repeated along all other axes.
+
+    It has no axes if one truth value chooses for all.
+    """
+    if not which.aval.shape:
+        return which
+    eqn = scope.producer(which)
+    if eqn is None or eqn.primitive.name != "broadcast_in_dim":
+        return None
+    row: Any = eqn.invars[0]
+    depth, axes = row.aval.ndim, tuple(eqn.params["broadcast_dimensions"])
+    is_in_front = axes == tuple(range(depth)) and which.aval.shape[:depth] == row.aval.shape
+    return row if is_in_front and depth < which.aval.ndim else None

@@ -1,0 +1,121 @@
+"""Collectives that move whole arrays from device to device, applied to each leaf."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from .. import _compat
+from .._core.avals import aval_of
+from .._core.rewrite import Scope, keepers
+from .._core.site import Site
+from .._core.value import Value
+from .._placement.leafwise import specs_of_leaves
+from .stacking import stacked
+
+
+def all_gather(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
+    """Gather the values of all devices: as parts of one, or stacked along a new axis."""
+    (value,) = operands
+    if site.params["tiled"]:
+        return _gathered_parts(scope, value, site)
+    if site.params["all_gather_dimension"] == 0:
+        return _gathered_stack(scope, value, site)
+    return NotImplemented
+
+
+def _gathered_parts(scope: Scope, value: Value, site: Site) -> Any:
+    """Gather each leaf along the axis along which `Value.leaf_specs` splits it."""
+    axes = _gathered_axes(value, site)
+    if axes is None:
+        return NotImplemented
+    leaves, treedef = tree_flatten(value)
+    results = []
+    for leaf, axis in zip(leaves, axes, strict=True):
+        one = site.with_params(all_gather_dimension=axis)
+        results += [leaf] if axis is None else scope.map_leaves(one, [leaf])
+    whole = tree_unflatten(treedef, results)
+    # The metadata may contain the shape of a part.
+    fits = _compat.same_array_type(aval_of(whole), site.outvars[0].aval)
+    return [whole] if fits else NotImplemented
+
+
+def _gathered_stack(scope: Scope, value: Value, site: Site) -> list[Any]:
+    """Stack each leaf; repeat a leaf that is the same on all devices."""
+    size = site.params["axis_size"]
+    leaves, treedef = tree_flatten(value)
+    varies = _varies(leaves, _names(site))
+
+    def repeat(leaf: Any) -> list[Any]:
+        return [jnp.broadcast_to(leaf, (size, *leaf.shape))]
+
+    stack = []
+    for leaf, does_vary in zip(leaves, varies, strict=True):
+        is_same = any(varies) and not does_vary
+        stack += (
+            scope.add_call(repeat, [leaf], site)
+            if is_same
+            else scope.map_leaves(site, [leaf])
+        )
+    whole = tree_unflatten(treedef, stack)
+    return [stacked(scope, whole, size, site.outvars[0].aval, site)]
+
+
+def _names(site: Site) -> tuple[Any, ...]:
+    """The names of the mesh axes over which a collective communicates."""
+    names = site.params["axis_name"]
+    return names if isinstance(names, tuple) else (names,)
+
+
+def _gathered_axes(value: Value, site: Site) -> list[int | None] | None:
+    """The axis of each leaf, or ``None`` for a leaf that is the same on all devices."""
+    names = _names(site)
+    name = names[0] if len(names) == 1 else names
+    spec = PartitionSpec(*[None] * site.params["all_gather_dimension"], name)
+    likes = tree_map(_compat.leaf_aval, value)
+    specs = specs_of_leaves(likes, spec)
+    if specs is None:
+        return None
+    axes = [tuple(own).index(name) if name in own else None for own in specs]
+    varies = _varies(tree_leaves(value), names)
+    # If JAX does not know over which axes arrays vary, no leaf is known to be the same.
+    for axis, does_vary in zip(axes, varies, strict=True):
+        if axis is None and (does_vary or not any(varies)):
+            return None
+    return axes
+
+
+def ppermute(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
+    """Send each leaf where the array goes, if every device receives one.
+
+    A device that receives nothing has zeros. A value with zeros as leaves may not be zero.
+    """
+    names = _names(site)
+    with site.context.manager:
+        sizes = jax.sharding.get_abstract_mesh().shape
+    if not all(name in sizes for name in names):
+        return NotImplemented
+    receivers = {receiver for _, receiver in site.params["perm"]}
+    if len(receivers) < math.prod(sizes[name] for name in names):
+        return NotImplemented
+    leaves, treedef = tree_flatten(operands[0])
+    varies = _varies(leaves, names)
+    results = []
+    for leaf, does_vary in zip(leaves, varies, strict=True):
+        is_same = any(varies) and not does_vary
+        results += [leaf] if is_same else scope.map_leaves(site, [leaf])
+    return [tree_unflatten(treedef, results)]
+
+
+def _varies(leaves: Sequence[Any], names: Sequence[Any]) -> list[bool]:
+    """Whether each leaf is known to vary over some of these mesh axes."""
+    return [not _compat.varying_axes(x.aval).isdisjoint(names) for x in leaves]
+
+
+keepers.update(all_gather=all_gather, ppermute=ppermute)

@@ -1,0 +1,88 @@
+"""`jax.custom_batching.custom_vmap`: the function on values, with its batching rule.
+
+Results are arrays, because the rule tells only how arrays are batched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
+from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
+
+from .. import _compat
+from .._batched import Batched
+from .._core.avals import avals_of, layer
+from .._core.bodies import restage
+from .._core.join import MakeDense
+from .._core.rewrite import Scope, handlers
+from .._core.settings import use_settings
+from .._core.site import Site
+from .._core.value import is_value
+from .._staging.materialise import materialise
+from .._staging.program import function_of
+from .._staging.transform import transform
+
+
+def custom_vmap_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    params = site.params
+    dense = MakeDense((True,) * len(site.outvars))
+    restaged = restage(scope.rewriting, params["call"], operands, site, leaving=dense)
+    if not restaged.changed and not any(map(is_value, operands)):
+        return NotImplemented  # The equation stays as it is.
+    num_hoisted = len(restaged.consts)
+    settings = scope.rewriting.settings
+    in_tree = tree_structure(operands)
+    call = function_of(restaged, params["call"])
+
+    def rule(axis_size: int, in_batched: Sequence[bool], *leaves: Any) -> Any:
+        arrays = tree_unflatten(in_tree, leaves[num_hoisted:])
+        flags = tree_unflatten(in_tree, in_batched[num_hoisted:])
+        batched = [any(tree_leaves(flag)) for flag in flags]
+        inputs = [
+            _stacked(array, flag, axis_size) if is_value(array) and is_batched else array
+            for array, flag, is_batched in zip(arrays, flags, batched, strict=True)
+        ]
+        all_batched = tree_unflatten(params["in_tree"], batched)
+
+        def user_rule(*flat: Any) -> Any:
+            args = tree_unflatten(params["in_tree"], flat)
+            return params["rule"](axis_size, list(all_batched), *args)
+
+        with use_settings(settings):
+            results, out_batched = transform(user_rule)(*inputs)
+        results = materialise(results)
+        _compat.check_vmap_rule_trees(
+            params["rule"],
+            params["out_tree"],
+            tree_structure(results),
+            tree_structure(out_batched),
+        )
+        return tree_leaves(results), tree_leaves(out_batched)
+
+    fn = custom_vmap(call)
+    fn.def_vmap(rule)
+    leaves = [*scope.include(restaged, site), *tree_leaves(operands)]
+    return scope.add_call(fn, leaves, site)
+
+
+handlers["custom_vmap_call"] = custom_vmap_handler
+
+
+def _stacked(value: Any, is_batched: Any, length: int) -> Any:
+    """A value with some batched leaves, as a value with a batch axis on all leaves."""
+
+    def whole(leaf: Any, batched: bool) -> Any:
+        return leaf if batched else jnp.broadcast_to(leaf, (length, *jnp.shape(leaf)))
+
+    stack = tree_map(whole, value, is_batched)
+    batched = Batched(stack, length)
+    if any(map(is_value, layer(value)[0])):
+        return batched  # The type's hook would see fields that are already stacked.
+    by_type = stack.stacked(length)
+    is_stack = by_type is not NotImplemented and _compat.same_array_type(
+        *avals_of([by_type, batched])
+    )
+    return by_type if is_stack else batched

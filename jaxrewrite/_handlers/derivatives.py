@@ -1,0 +1,469 @@
+"""Custom derivative rules on values: tangents and cotangents, there and back.
+
+JAX carries the tangents of a value's leaves. A rule, written for arrays, takes the tangent
+of the array. The derivative of ``materialise`` maps the first to the second, and its
+transpose maps cotangents back. `Value.lift_tangent` gives leaf tangents for a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+from jax.tree_util import (
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_structure,
+    tree_unflatten,
+)
+
+from .. import _compat
+from .._batched import Batched
+from .._core import avals
+from .._core.avals import aval_of, avals_of, dense_aval, layer, mismatch
+from .._core.bodies import restage
+from .._core.builder import Restaged
+from .._core.dense import Reason, policy_on
+from .._core.errors import add_note
+from .._core.join import MakeDenser, Structure, structure_of
+from .._core.rewrite import Scope
+from .._core.settings import Settings, use_settings
+from .._core.site import Site, describe
+from .._core.value import Value, is_value
+from .._staging.materialise import materialise
+from .._staging.transform import transform
+
+
+@contextlib.contextmanager
+def noting(site: Site, operands: Sequence[Any]) -> Iterator[None]:
+    """Add the equation to errors of a rule, which JAX calls long after it was rewritten."""
+    try:
+        yield
+    except Exception as error:
+        add_note(error, describe(site, operands))
+        raise
+
+
+# --- which results stay values ---------------------------------------------------
+
+
+_NOT_LIFTED = Reason(
+    "A custom derivative rule in {primitive!r} gives a {cls}, which says no way back "
+    "for its tangents",
+    "Define {cls}.lift_tangent",
+)
+
+
+def restage_call(scope: Scope, site: Site, operands: Sequence[Any]) -> Restaged:
+    """Rewrite the function of a custom rule, with results that can carry tangents.
+
+    Where nothing may become dense, the other results stay as they are, too. It is an error
+    to differentiate them then.
+    """
+    jaxpr = site.params["call_jaxpr"]
+    restaged = restage(scope.rewriting, jaxpr, operands, site)
+    if not any(is_inexact(x) and x.size for x in avals_of(tree_leaves(operands))):
+        return restaged  # No derivative can reach the results.
+    policy = scope.rewriting.settings.policy
+    steps: list[tuple[int, Reason]] = []
+    while True:
+        dense = [
+            i
+            for i, x in enumerate(map(_on_avals, restaged.results()))
+            if is_value(x)
+            and is_inexact(aval_of(x))
+            and policy_on(type(x), policy) != "forbid"
+            and not can_be_lifted(x)
+            and can_be_dense(x)
+        ]
+        if not dense:
+            return restaged
+        steps += [(i, _NOT_LIFTED) for i in dense]
+        leaving = MakeDenser(tuple(steps))
+        restaged = restage(scope.rewriting, jaxpr, operands, site, leaving=leaving)
+
+
+def ignores_custom_rules(operands: Iterable[Any]) -> bool:
+    """Whether an operand, or a value in a field of one, is of a type that ignores such rules."""
+    return any(
+        x._ignores_custom_rules or ignores_custom_rules(vars(x).values())
+        for x in operands
+        if is_value(x)
+    )
+
+
+def add_call(
+    scope: Scope, site: Site, fn: Any, restaged: Restaged, operands: Sequence[Any]
+) -> Any:
+    """Add a call of a function with a custom rule, and return its results.
+
+    Integers that come out as they went in, such as the indices of a sparse matrix, do not go
+    through the call. For it may be a call of tangents, all results of which JAX takes for
+    tangents that it has to transpose.
+    """
+    leaves = [*scope.include(restaged, site), *tree_leaves(operands)]
+    results = scope.add_call(fn, leaves, site)
+    inputs = dict(zip(restaged.jaxpr.invars, leaves, strict=True))
+    return tree_unflatten(
+        restaged.out_tree,
+        [
+            inputs.get(var, result)
+            if type(var) is _compat.Var and not is_inexact(var.aval)
+            else result
+            for var, result in zip(restaged.jaxpr.outvars, results, strict=True)
+        ],
+    )
+
+
+def is_inexact(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def parts(value: Value) -> tuple[list[Any], Any]:
+    """The fields of a value that have tangents of their own, values among them.
+
+    These are its fields even if the rules of its type see all leaves. The leaf tangents of
+    a value in a field are not the tangent of the array that it stands for.
+    """
+    # The content of a stack stands for no array by itself.
+    return layer(value) if isinstance(value, Batched) else avals.fields(value)
+
+
+def can_be_lifted(value: Value) -> bool:
+    """Whether a value, on avals, and all values in its fields know a way back."""
+    fields, treedef = parts(value)
+    if type(value).lift_tangent is Value.lift_tangent:
+        return False
+    if not all(can_be_lifted(field) for field in fields if is_value(field)):
+        return False
+    if not can_be_dense(value):
+        return True  # Its tangents are no arrays.
+    found: list[Any] = []
+
+    def lift_abstractly(fields: Sequence[Any], tangent: Any) -> None:
+        found.append(tree_unflatten(treedef, fields).lift_tangent(tangent))
+
+    # A base class may define the method, and its subclasses may have no answer.
+    jax.eval_shape(lift_abstractly, avals_of(fields), aval_of(value))
+    return found[0] is not NotImplemented
+
+
+def can_be_dense(value: Value) -> bool:
+    """Whether a value, on avals, can become dense."""
+    fields, _ = parts(value)
+    inside = (can_be_dense(field) for field in fields if is_value(field))
+    return all(inside) and _loses_its_layer(value)
+
+
+def _loses_its_layer(value: Value) -> bool:
+    """Whether a value becomes dense if the values in its fields do, or are arrays."""
+    fields, treedef = parts(value)
+    try:
+        dense_aval(type(value), treedef, avals_of(fields))
+    except Exception:  # noqa: BLE001 - a type that is never dense raises anything
+        return False
+    return True
+
+
+def _on_avals(operand: Any) -> Any:
+    return tree_map(_compat.leaf_aval, operand)
+
+
+# --- results in the structures that were settled on --------------------------------
+
+
+def targets(restaged: Restaged) -> list[Structure]:
+    return list(map(structure_of, restaged.results()))
+
+
+def bring_primals(
+    primals: Sequence[Any],
+    structures: Sequence[Structure],
+    recompute: Callable[[], Sequence[Any]],
+) -> list[Any]:
+    """The primal results of a rule, in the structures of the function's own results.
+
+    A rule may compute the same array in another way, and so in another structure. Then the
+    function's own results are taken.
+    """
+    if list(map(structure_of, primals)) == list(structures):
+        return list(primals)
+    return [
+        own if structure_of(primal) != wanted else primal
+        for own, primal, wanted in zip(recompute(), primals, structures, strict=True)
+    ]
+
+
+def is_array(structure: Structure) -> bool:
+    return not is_value(structure.like())
+
+
+def has_array_tangents(structure: Structure) -> bool:
+    """Whether a rule's tangent is an array, as it is unless its type is never dense."""
+    like = structure.like()
+    return not is_value(like) or can_be_dense(like)
+
+
+# --- tangents and cotangents ------------------------------------------------------
+
+
+def zero_tangent(leaf: Any, symbolic: bool) -> Any:
+    aval = _compat.leaf_aval(leaf).to_tangent_aval()
+    return SymbolicZero(aval) if symbolic else instantiated(SymbolicZero(aval))
+
+
+def instantiated(tangent: Any) -> Any:
+    """A tangent that is not a symbolic zero."""
+    if type(tangent) is not SymbolicZero:
+        return tangent
+    aval: Any = tangent.aval
+    if aval.dtype == jax.dtypes.float0:
+        return np.zeros(aval.shape, aval.dtype)
+    return jnp.zeros_like(aval)
+
+
+def adopted_zero(cotangent: Any, result: Any) -> Any:
+    """A cotangent that is not a symbolic zero: zeros are as if the program wrote them."""
+    zeros = instantiated(cotangent)
+    if type(cotangent) is not SymbolicZero or not (is_value(result) and result.adopts):
+        return zeros
+    value = result.adopt(zeros) if is_inexact(zeros) else NotImplemented
+    return zeros if value is NotImplemented else value
+
+
+def tangent_of(
+    operand: Any, leaf_tangents: Sequence[Any], symbolic: bool, settings: Settings
+) -> Any:
+    """The tangent of an operand, for a rule: an array, a value or a symbolic zero.
+
+    ``symbolic`` tells whether the rule takes symbolic zeros. Zeros of leaves are symbolic in
+    any case, so the tangent of a value that nothing depends on is not computed.
+    """
+    if not is_value(operand):
+        return leaf_tangents[0] if symbolic else instantiated(leaf_tangents[0])
+    are_zero = all(type(t) is SymbolicZero for t in leaf_tangents)
+    if are_zero and (symbolic or not _has_tangent_hook(operand)):
+        return zero_tangent(aval_of(operand), symbolic)
+    treedef = tree_flatten(operand)[1]
+    tangents = tree_unflatten(treedef, list(map(instantiated, leaf_tangents)))
+    with use_settings(settings):
+        return _tangent(operand, tangents)
+
+
+def _has_tangent_hook(value: Value) -> bool:
+    """Whether a tangent of the value has its own form, even if it is zero."""
+    return type(value).tangent is not Value.tangent
+
+
+def _tangent(value: Value, leaf_tangents: Any) -> Any:
+    fields, treedef = parts(value)
+    tangents = [
+        _tangent(field, t) if is_value(field) else t
+        for field, t in zip(fields, parts(leaf_tangents)[0], strict=True)
+    ]
+    apply: Callable[..., Any] = functools.partial(
+        _tangent_by_type if _has_tangent_hook(value) else _tangent_by_materialise,
+        treedef,
+    )
+    if any(map(is_value, fields)):
+        apply = transform(apply, materialise="allow")
+    return apply(fields, tangents)
+
+
+def _tangent_by_type(treedef: Any, fields: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    value = tree_unflatten(treedef, fields)
+    tangent = value.tangent(tree_unflatten(treedef, tangents))
+    if tangent is NotImplemented:
+        return _tangent_by_materialise(treedef, fields, tangents)
+    what = f"{type(value).__name__}.tangent"
+    wrong = mismatch(tangent, aval_of(value).to_tangent_aval(), what, "the tangent is")
+    if wrong:
+        raise TypeError(wrong)
+    return tangent
+
+
+def _tangent_by_materialise(
+    treedef: Any, fields: Sequence[Any], tangents: Sequence[Any]
+) -> Any:
+    def dense(*fields: Any) -> Any:
+        return tree_unflatten(treedef, fields).materialise()
+
+    # Tangents of dtype float0 are made anew, because no operation takes them.
+    tangents = [
+        t if is_inexact(f) else zero_tangent(f, False)
+        for f, t in zip(fields, tangents, strict=True)
+    ]
+    return jax.jvp(dense, tuple(fields), tuple(tangents))[1]
+
+
+def lift(value: Value, tangent: Any, settings: Settings) -> list[Any]:
+    """Tangents of the leaves of a result, for the tangent that a rule returned."""
+    with use_settings(settings):
+        return _lift(value, tangent)
+
+
+def _lift(value: Value, tangent: Any) -> list[Any]:
+    leaves = tree_leaves(value)
+    if not any(map(is_inexact, avals_of(leaves))):
+        return [zero_tangent(leaf, False) for leaf in leaves]
+    fields, treedef = parts(value)
+    apply: Callable[..., Any] = functools.partial(_lift_by_type, treedef)
+    if any(map(is_value, fields)):
+        # The tangent stays a value if its type is never dense.
+        apply = transform(apply, (True, (True, False), {}), materialise="allow")
+    else:
+        tangent = _as_dense_as_can_be(tangent)
+    lifted = apply(fields, tangent)
+    leaf_tangents: list[Any] = []
+    for field, t in zip(fields, lifted, strict=True):
+        if is_value(field):
+            leaf_tangents += _lift(field, t)
+        else:
+            leaf_tangents.append(
+                materialise(t) if is_inexact(field) else zero_tangent(field, False)
+            )
+    return leaf_tangents
+
+
+def _lift_by_type(treedef: Any, fields: Sequence[Any], tangent: Any) -> list[Any]:
+    value = tree_unflatten(treedef, fields)
+    cls = type(value).__name__
+    lifted = value.lift_tangent(tangent)
+    if lifted is NotImplemented:
+        raise TypeError(
+            f"A {cls} is the result of a function with a custom derivative rule, but "
+            f"{cls}.lift_tangent, which maps its tangent to tangents of its leaves, "
+            "is not defined."
+        )
+    tangents = parts(lifted)[0] if type(lifted) is type(value) else []
+    if len(tangents) != len(fields):
+        raise TypeError(
+            f"{cls}.lift_tangent must return a {cls} with a tangent for each leaf; it returned "
+            f"{lifted!r}."
+        )
+    for expected, t in zip(avals_of(fields), tangents, strict=True):
+        if is_inexact(expected):
+            wrong = mismatch(t, expected, f"{cls}.lift_tangent", "a leaf is")
+            if wrong:
+                raise TypeError(wrong)
+    return tangents
+
+
+def pull_back(operand: Any, cotangent: Any, settings: Settings) -> list[Any]:
+    """Cotangents of the leaves of an operand; ``None`` for leaves without any."""
+    if not is_value(operand):
+        return [None if cotangent is None else materialise(cotangent)]
+    leaves, treedef = tree_flatten(operand)
+    if cotangent is None:
+        return [None] * len(leaves)
+    free = list(map(_is_float, leaves))
+
+    def tangent(float_tangents: list[Any]) -> Any:
+        rest = iter(float_tangents)
+        tangents = [
+            next(rest) if is_free else zero_tangent(leaf, False)
+            for leaf, is_free in zip(leaves, free, strict=True)
+        ]
+        with use_settings(settings):
+            made = _tangent(operand, tree_unflatten(treedef, tangents))
+        return _as_dense_as_can_be(made)
+
+    floats = [leaf for leaf, is_free in zip(leaves, free, strict=True) if is_free]
+    form = jax.eval_shape(tangent, floats)
+    if is_value(form):
+        cotangent = _as_tangent(_as_dense_as_can_be(cotangent), form)
+    else:
+        cotangent = materialise(cotangent)
+    on_floats = lambda floats: _floats_of(tangent(floats))
+    (pulled,) = jax.linear_transpose(on_floats, floats)(_floats_of(cotangent))
+    rest = iter(pulled)
+    return [next(rest) if is_free else None for is_free in free]
+
+
+def _as_dense_as_can_be(tangent: Any) -> Any:
+    """A tangent without values, but for those of types that are never dense."""
+    if not is_value(tangent) or tangent.settled() is not tangent:
+        return tangent  # Or an array that another value adopted.
+    if can_be_dense(_on_avals(tangent)):
+        return materialise(tangent)
+    fields, treedef = parts(tangent)
+    if not _loses_its_layer(_on_avals(tangent)):
+        return tree_unflatten(treedef, map(_as_dense_as_can_be, fields))
+    dense = lambda *fields: tree_unflatten(treedef, fields).materialise()
+    return _as_dense_as_can_be(transform(dense, materialise="allow")(*fields))
+
+
+def _as_tangent(cotangent: Any, form: Value) -> Value:
+    """A cotangent that a rule returned for a type that is never dense, in a tangent's form."""
+    wanted = form.dual()
+    count, treedef = len(tree_leaves(wanted)), tree_structure(wanted)
+    if is_value(cotangent) and cotangent.settled() is not cotangent:
+        # An array that another value adopted is a value of any metadata.
+        leaves = tree_leaves(cotangent)
+        if len(leaves) == count:
+            cotangent = tree_unflatten(treedef, leaves)
+    if structure_of(_on_avals(wanted)) != structure_of(cotangent):
+        raise TypeError(
+            f"A custom derivative rule returned a cotangent {cotangent!r} for a "
+            f"{type(form).__name__}, which is never dense and whose cotangents are {wanted!r}."
+        )
+    return cotangent.dual()
+
+
+def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings) -> Any:
+    """The cotangent of a result, for a rule, from those of its leaves."""
+    if not is_value(result):
+        return leaf_cotangents[0]
+    aval = aval_of(result)
+    if all(type(ct) is SymbolicZero for ct in leaf_cotangents) or not is_inexact(aval):
+        return SymbolicZero(aval.to_tangent_aval())
+    leaves, treedef = tree_flatten(result)
+    free = list(map(_is_float, leaves))
+
+    def lifted(tangent: Any) -> list[Any]:
+        tangents = lift(result, tangent, settings)
+        return [t for t, is_free in zip(tangents, free, strict=True) if is_free]
+
+    form = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    if not can_be_dense(_on_avals(result)):
+        zeros = [zero_tangent(leaf, False) for leaf in leaves]
+        form = _tangent(result, tree_unflatten(treedef, zeros))
+    cotangents = [
+        instantiated(ct)
+        for ct, is_free in zip(leaf_cotangents, free, strict=True)
+        if is_free
+    ]
+    on_floats = lambda floats: lifted(_with_floats(form, floats))
+    (floats,) = jax.linear_transpose(on_floats, _floats_of(form))(cotangents)
+    cotangent = _with_floats(form, floats)
+    return cotangent.dual() if is_value(cotangent) else cotangent
+
+
+# A tangent of a type that is never dense may hold integers, such as a mask. JAX does not
+# transpose these.
+
+
+def _is_float(leaf: Any) -> bool:
+    return is_inexact(_compat.leaf_aval(leaf))
+
+
+def _floats_of(tangent: Any) -> list[Any]:
+    return list(filter(_is_float, tree_leaves(tangent)))
+
+
+def _with_floats(tangent: Any, floats: Sequence[Any]) -> Any:
+    rest = iter(floats)
+    return tree_map(lambda leaf: next(rest) if _is_float(leaf) else leaf, tangent)
+
+
+def chunks(leaves: Sequence[Any], operands: Sequence[Any]) -> list[list[Any]]:
+    """Group leaves by the operand that they belong to."""
+    rest = iter(leaves)
+    return [[next(rest) for _ in tree_leaves(operand)] for operand in operands]

@@ -1,0 +1,99 @@
+"""JAX's newer primitives, which are objects: `jnp.nonzero`, `lax.custom_root` ...
+
+Such an object knows its expansion into other primitives. JAX asks for it when it compiles.
+The handler asks for it at once and rewrites it. The object's own derivative may not follow
+from the expansion, so it becomes the derivative of a `jax.custom_jvp`.
+
+An object that reads the bits of its operands (`jnp.frexp`) stays as it is, and so does one
+with several independent rules of derivatives. Values are made dense there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+from jax.tree_util import tree_leaves, tree_unflatten
+
+from .. import _compat
+from .._compat import Jaxpr, JaxprEqn
+from .._core.bodies import restage
+from .._core.caches import WeakCaches
+from .._core.rewrite import Scope, handlers
+from .._core.site import Site
+from .._core.traces import has_tracers
+from .._core.value import is_value
+from .derivatives import instantiated, is_inexact
+
+
+def hi_primitive_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    if not _compat.can_be_expanded(site.eqn):
+        return NotImplemented
+    body, consts = _expansion(site.eqn)
+    if _reads_bits(body):
+        return NotImplemented
+    restaged = restage(
+        scope.rewriting, body, [*map(_compat.leaf_aval, consts), *operands], site
+    )
+    if not restaged.changed and not any(map(is_value, operands)):
+        return NotImplemented  # The equation stays as it is.
+    leaves = [
+        *scope.include(restaged, site),
+        *map(scope.const, consts),
+        *tree_leaves(operands),
+    ]
+    return tree_unflatten(restaged.out_tree, scope.run(restaged.jaxpr, leaves, site))
+
+
+handlers["call_hi_primitive"] = hi_primitive_handler
+
+
+# The expansion is kept with the object, because a jaxpr is rewritten once for each structure.
+_expansions = WeakCaches(64)
+
+
+def _expansion(eqn: JaxprEqn) -> tuple[Jaxpr, list[Any]]:
+    """The jaxpr of an equation's expansion, and its constants."""
+    primitive = eqn.params["_prim"]
+    cache = _expansions.of(primitive)
+    avals = [atom.aval for atom in eqn.invars]
+    # Two objects may be equal and yet differ in the avals of operands and results.
+    key = (*avals, *(var.aval for var in eqn.outvars), eqn.ctx, _compat.trace_context())
+    expansion = cache.get(key)
+    if expansion is None:
+        debug_info = _compat.new_debug_info(type(primitive).__name__)
+        with eqn.ctx.manager:
+            expansion = _compat.trace_to_jaxpr(_function(eqn), avals, debug_info)
+        _, consts = expansion
+        if not has_tracers(consts):
+            cache.put(key, expansion)
+    return expansion
+
+
+def _reads_bits(jaxpr: Jaxpr) -> bool:
+    """Whether an expansion reads the bits of its operands."""
+    return any(
+        eqn.primitive.name == "bitcast_convert_type"
+        or any(map(_reads_bits, jex_core.jaxprs_in_params(eqn.params)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _function(eqn: JaxprEqn) -> Any:
+    """The expansion as a function, with the derivative of the object."""
+
+    def expand(*operands: Any) -> list[Any]:
+        return _compat.expand(eqn, operands)
+
+    if not any(is_inexact(var.aval) for var in eqn.outvars):
+        return expand
+
+    def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+        results, result_tangents = _compat.differentiate(eqn, primals, tangents)
+        return results, list(map(instantiated, result_tangents))
+
+    fn = jax.custom_jvp(expand)
+    fn.defjvp(derivative, symbolic_zeros=True)
+    return fn

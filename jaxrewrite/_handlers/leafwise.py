@@ -1,0 +1,36 @@
+"""Primitives that need no dense operands: identities, and those that move arrays whole.
+
+What such a primitive does to an array it can do to each leaf of a value. It is applied to
+the leaves if the type has no ``default`` for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.tree_util import tree_leaves
+
+from .._core.rewrite import Scope, keepers
+from .._core.site import Site
+from .._placement.leafwise import constrain, device_put, reshard
+
+
+# The primitives that return their operands.
+IDENTITIES = ("copy", "copy_p", "name", "optimization_barrier", "pvary", "stop_gradient")
+
+
+def _sink(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
+    """Apply a primitive that takes one operand and has no result to each leaf."""
+    for leaf in tree_leaves(list(operands)):
+        scope.copy(site, [leaf], [])
+    return []
+
+
+keepers.update(dict.fromkeys((*IDENTITIES, "xla_metadata_value"), Scope.map_leaves))
+keepers.update(
+    dce_sink=_sink,
+    device_put=device_put,
+    sharding_constraint=constrain,
+    reshard=reshard,
+)

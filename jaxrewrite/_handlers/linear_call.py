@@ -1,0 +1,60 @@
+"""`jax.custom_derivatives.linear_call`: its residuals may be values, both ways.
+
+The operands in which the function is linear, and its results, are arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.custom_derivatives import linear_call
+from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
+
+from .._core.bodies import restage
+from .._core.join import MakeDense
+from .._core.rewrite import Scope, handlers
+from .._core.site import Site
+from .._core.value import is_value
+from .._staging.program import function_of, run_on_values
+from .derivatives import noting
+
+
+def linear_call_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    params = site.params
+    num_consts, num_residuals = params["num_callee_consts"], params["num_res"]
+    start = num_consts + num_residuals
+    residuals = operands[:start]
+    arrays = scope.materialise_operands(site, operands[start:])
+    dense = MakeDense((True,) * len(site.outvars))
+    restaged = restage(
+        scope.rewriting, params["callee"], [*residuals, *arrays], site, leaving=dense
+    )
+    if not restaged.changed and not any(map(is_value, operands)):
+        return NotImplemented  # The equation stays as it is.
+    settings = scope.rewriting.settings
+    num_hoisted = len(restaged.consts)
+    in_tree = tree_structure(residuals)
+    body = function_of(restaged, params["callee"])
+
+    def call(leaves: Sequence[Any], arrays: Sequence[Any]) -> list[Any]:
+        return body(*leaves, *arrays)
+
+    def transposed(leaves: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
+        saved = tree_unflatten(in_tree, leaves[num_hoisted:])
+        with noting(site, [*saved, *cotangents]):
+            jaxpr, consts = params["transpose_thunk"]()
+            inputs = [*consts, *saved[num_consts:], *cotangents]
+            dense = MakeDense((True,) * len(arrays))
+            return run_on_values(settings, jaxpr, inputs, site, dense)
+
+    leaves = [*scope.include(restaged, site), *tree_leaves(residuals)]
+
+    def on_leaves(*flat: Any) -> list[Any]:
+        own, rest = list(flat[: len(leaves)]), list(flat[len(leaves) :])
+        return linear_call(call, transposed, own, rest)
+
+    return scope.add_call(on_leaves, [*leaves, *arrays], site)
+
+
+handlers["linear_call"] = linear_call_handler

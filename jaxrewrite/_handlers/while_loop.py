@@ -1,0 +1,78 @@
+"""`lax.while_loop`, and `lax.fori_loop` of unknown length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax.tree_util import tree_leaves, tree_unflatten
+
+from .. import _compat
+from .._compat import Var
+from .._core.bodies import restage
+from .._core.builder import Restaged
+from .._core.dense import Reason
+from .._core.join import Coerce, MakeDense, Structure
+from .._core.rewrite import Scope, handlers
+from .._core.site import Site
+from .._core.value import is_value
+from .carry import body_inputs, fixed_point
+
+
+_DECIDES = Reason(
+    "What the condition of primitive {primitive!r} returns is of type {cls}",
+    "Let it return an array",
+)
+
+
+def while_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    has_values = any(map(is_value, operands))
+    params = site.params
+    condition, body = params["cond_jaxpr"], params["body_jaxpr"]
+    num_condition, num_body = params["cond_nconsts"], params["body_nconsts"]
+    condition_consts = operands[:num_condition]
+    body_consts = operands[num_condition : num_condition + num_body]
+    carry = operands[num_condition + num_body :]
+
+    def rewrite(
+        jaxpr: Any,
+        consts: Sequence[Any],
+        structures: Sequence[Structure],
+        leaving: Coerce | MakeDense | None,
+    ) -> Restaged:
+        likes = [structure.like() for structure in structures]
+        inputs = body_inputs(jaxpr, [*consts, *likes])
+        return restage(scope.rewriting, jaxpr, inputs, site, leaving=leaving)
+
+    def rewrite_body(structures: Sequence[Structure], leaving: Coerce | None) -> Restaged:
+        return rewrite(body, body_consts, structures, leaving)
+
+    settled = fixed_point(scope, site, carry, rewrite_body, has_values)
+    turn = settled.body
+    # The result of the condition must be an array.
+    whether = MakeDense((True,), _DECIDES)
+    test = rewrite(condition, condition_consts, settled.structures, whether)
+    if not has_values and not (turn.changed or test.changed):
+        return NotImplemented  # The equation stays as it is.
+    carry = settled.start(scope, site)
+    test_leaves = [*scope.include(test, site), *tree_leaves(condition_consts)]
+    turn_leaves = [*scope.include(turn, site), *tree_leaves(body_consts)]
+    carry_leaves = tree_leaves(carry)
+    results = [Var(aval) for aval in turn.jaxpr.out_avals]
+    params = {
+        **params,
+        "cond_jaxpr": test.closed,
+        "body_jaxpr": turn.closed,
+        "cond_nconsts": len(test_leaves),
+        "body_nconsts": len(turn_leaves),
+    }
+    effects = {
+        *_compat.effects_on(test.jaxpr, [*test_leaves, *carry_leaves]),
+        *_compat.effects_on(turn.jaxpr, [*turn_leaves, *carry_leaves]),
+    }
+    leaves = [*test_leaves, *turn_leaves, *carry_leaves]
+    scope.copy(site, leaves, results, params, effects)
+    return tree_unflatten(turn.out_tree, results)
+
+
+handlers["while"] = while_handler

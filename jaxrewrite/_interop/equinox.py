@@ -1,0 +1,145 @@
+"""Primitives of Equinox and Lineax, known by their names: neither library is imported here.
+
+A linear solve of Lineax (`linear_solve`) has as operands the arrays in pytrees that may hold
+anything else: an operator, a solver ... The parameters ``treedef`` and ``static`` put them
+together. Equinox batches it by another primitive (`vprim`), which has the first one, its
+parameters and its batch axes as parameters, and may be batched itself. The choice of the next
+or the last carry of a loop (`select_if_vmap`) is made leaf by leaf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
+
+from .._compat import Primitive, Var
+from .._core.avals import avals_of
+from .._core.join import coerce, join_all, structure_of
+from .._core.rewrite import Scope, handlers
+from .._core.settings import Settings
+from .._core.site import Site
+from .._core.value import is_value
+from .._handlers.stacking import elements_like
+from .buffers import set_handler, sets_an_item
+
+
+def solve_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    """A solve of an operator that has values in it is the same primitive on their leaves."""
+    if not any(map(is_value, operands)):
+        return NotImplemented
+    settings = scope.rewriting.settings._replace(recorder=None)
+
+    def is_stack(x: Any, depth: int) -> bool:
+        return elements_like(scope, x, depth, site)
+
+    solve = _solve(
+        site.primitive, site.params, settings, operands, is_stack, [0] * len(operands)
+    )
+    if solve is None:
+        return NotImplemented
+    leaves, treedef = tree_flatten(operands)
+
+    def on_leaves(*leaves: Any) -> list[Any]:
+        return solve(*tree_unflatten(treedef, leaves))
+
+    return scope.add_call(on_leaves, leaves, site)
+
+
+def batched_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    """A batch of solves, or of items to set in buffers."""
+    if sets_an_item(site.primitive, site.params):
+        return set_handler(scope, site, operands)
+    return solve_handler(scope, site, operands)
+
+
+handlers.update(linear_solve=solve_handler, vprim=batched_handler)
+
+
+def _solve(
+    primitive: Primitive,
+    params: Mapping[str, Any],
+    settings: Settings,
+    operands: Any,
+    is_stack: Callable[[Any, int], bool],
+    depths: Sequence[int],
+) -> Callable[..., list[Any]] | None:
+    """A function of operands like these, or ``None`` if this is no solve that can be batched.
+
+    ``is_stack`` tells whether the leaves of a value have so many batch axes in front, and
+    ``depths`` how many each operand has had so far.
+    """
+    if primitive.name == "linear_solve" and params.get("treedef") is not None:
+        return lambda *operands: _on_values(primitive, params, settings, operands)
+    if primitive.name != "vprim":
+        return None
+    axes, size = params["__batch_axes"], params["__axis_size"]
+    depths = [n + (axis is not None) for n, axis in zip(depths, axes, strict=True)]
+    for x, axis, depth in zip(operands, axes, depths, strict=True):
+        if is_value(x) and axis is not None and (axis != 0 or not is_stack(x, depth)):
+            return None
+    inner = _solve(
+        params["prim"], dict(params["params"]), settings, operands, is_stack, depths
+    )
+    if inner is None:
+        return None
+    return jax.vmap(inner, axes, axis_size=size, axis_name=params["__axis_name"])
+
+
+def _on_values(
+    primitive: Primitive, params: Mapping[str, Any], settings: Settings, operands: Any
+) -> list[Any]:
+    from . import lineax  # It imports Lineax, as this program has.
+
+    treedef, static = params["treedef"], params["static"]
+
+    def arguments(operands: Sequence[Any]) -> Any:
+        rest = iter(operands)
+        # A bare object marks the place of an array.
+        leaves = [next(rest) if type(x) is object else x for x in static]
+        return tree_unflatten(treedef, leaves)
+
+    found = []
+
+    def on_arrays(*arrays: Any) -> None:
+        found.append(lineax.facts_of(arguments(arrays)))
+
+    jax.eval_shape(on_arrays, *avals_of(operands))
+    results = lineax.solve(primitive, settings, arguments(operands), found[0])
+    return [x for x in tree_leaves(results) if isinstance(x, jax.Array)]
+
+
+def select_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    """The operand, or under `jax.vmap` one of two, leaf by leaf."""
+    which, x, y = operands
+    if is_value(which) or not (is_value(x) or is_value(y)):
+        return NotImplemented
+    both = join_all(scope, [structure_of(x), structure_of(y)], site)
+    if not is_value(both.like()):
+        return NotImplemented
+    leaves = [tree_leaves(coerce(scope, case, both, site)) for case in (x, y)]
+    results = [Var(aval) for aval in both.avals]
+    for of_x, of_y, result in zip(*leaves, results, strict=True):
+        scope.copy(site, [which, of_x, of_y], [result])
+    return [tree_unflatten(both.treedef, results)]
+
+
+handlers["select_if_vmap"] = select_handler
+
+
+def identity_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    """A primitive that returns its operand; it has no derivative, or no batch.
+
+    No ``default`` of a type is asked, because none knows of it.
+    """
+    if not any(map(is_value, operands)):
+        return NotImplemented
+    scope.changed = True
+    return scope.map_leaves(site, operands)
+
+
+_IDENTITIES = ("nonbatchable", "nondifferentiable_backward", "nontraceable")
+
+handlers.update(dict.fromkeys(_IDENTITIES, identity_handler))

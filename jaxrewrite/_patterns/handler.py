@@ -1,0 +1,338 @@
+"""The equation that stands for a match of pattern rules: the rules, or the equations."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.tree_util import tree_flatten, tree_leaves, tree_map
+
+from .. import _compat
+from .._compat import Literal
+from .._core.avals import avals_of, mismatch
+from .._core.errors import add_note
+from .._core.rewrite import Scope, handlers
+from .._core.rules import Declined, Entry, guarded, settled, type_of
+from .._core.site import Site
+from .._core.traces import Answer, Flat
+from .._core.value import is_value
+from .._staging.transform import transform
+from .bodies import Body, results_of
+from .pattern import Pattern, count_of_batches, without_batch
+from .place import Option, Packed, pattern_p, place
+
+
+class _Answered(NamedTuple):
+    """The answer of a pattern rule.
+
+    ``taken`` are the operands of the equation that it takes, and ``whole`` the positions of
+    those that it takes as arrays, even if they are values.
+    """
+
+    answer: Answer
+    taken: Sequence[int]
+    whole: Sequence[int]
+
+    @property
+    def traced(self) -> Any:
+        return self.answer.traced
+
+
+_NO_ANSWER = _Answered(Answer(NotImplemented), (), ())
+
+
+def pattern_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    declined: list[Declined] = []
+    find = functools.partial(_first_answer, scope, site, operands, declined)
+    if scope.rewriting.settings.recorder is None:
+        flat = Flat.of(operands, site.context)
+        answered = scope.rewriting.by_match(_key(site, operands), flat, find)
+    else:
+        answered = find()
+    if scope.record is not None:
+        scope.record.declined += declined
+    if answered is not _NO_ANSWER:
+        flat = _flat(site, operands, answered.taken, answered.whole)
+        return scope.add(answered.answer, flat, site)
+    covered = site.params["jaxpr"]
+    inputs = [
+        x for atom, x in zip(site.eqn.invars, operands, strict=True)
+        if type(atom) is not Literal
+    ]  # fmt: skip
+    values = {v for v, x in zip(covered.invars, inputs, strict=True) if is_value(x)}
+    plan = site.params["plan"]
+    without = plan.without | {option.pattern for option in plan.options}
+    rest = place(covered, scope.rewriting.patterns, values, without)
+    return scope.run(rest, inputs)
+
+
+handlers[pattern_p.name] = pattern_handler
+
+
+def _key(site: Site, operands: Sequence[Any]) -> tuple[Any, ...]:
+    """Equal for matches of the same patterns, on operands of the same structure."""
+    options = (
+        (
+            option.pattern,
+            option.match.depth,
+            option.match.variant,
+            _statics(option),
+            *(
+                o.positions if isinstance(o, Packed) else o
+                for o in option.operands
+                if isinstance(o, (int, Packed))
+            ),
+            *_keys(option),
+            *option.results,
+        )
+        for option in site.params["plan"].options
+    )
+    # A number is dispatched on as one.
+    numbers = (type(x) is Literal for x in operands)
+    return (*numbers, *options)
+
+
+def _statics(option: Option) -> tuple[Any, ...]:
+    return tuple((name, repr(value)) for name, value in option.match.statics.items())
+
+
+def _flat(
+    site: Site, operands: Sequence[Any], taken: Sequence[int], whole: Sequence[int]
+) -> Flat:
+    return Flat.of([operands[o] for o in taken], site.context, whole)
+
+
+def _first_answer(
+    scope: Scope, site: Site, operands: Sequence[Any], declined: list[Declined]
+) -> Any:
+    """The answer of the first pattern that does not decline."""
+    plan = site.params["plan"]
+    num_own = len(scope.rewriting.settings.rules.own())
+    for group in _groups(plan.options):
+        taken = [operands[o] for option in group for o in positions(option)]
+        if group[0].match.depth >= num_own and not any(map(is_value, taken)):
+            continue  # It is left to a transform around this one.
+        answered = _of_group(scope, site, operands, group, declined)
+        if answered is not NotImplemented:
+            return answered
+    return _NO_ANSWER
+
+
+def _groups(options: Sequence[Option]) -> list[list[Option]]:
+    """The options that can be compared: of one table, on the same operands."""
+    groups: dict[Any, list[Option]] = {}
+    for option in options:
+        on = frozenset(o for o in option.operands if isinstance(o, int))
+        groups.setdefault((option.match.depth, on), []).append(option)
+    return list(groups.values())
+
+
+def _of_group(
+    scope: Scope,
+    site: Site,
+    operands: Sequence[Any],
+    group: Sequence[Option],
+    declined: list[Declined],
+) -> Any:
+    order = sorted(o for o in set(group[0].operands) if isinstance(o, int))
+    types = tuple(type_of(operands[i]) for i in order)
+    options = {option.pattern: option for option in group}
+    entries = []
+    for option in group:
+        own = [_shown(operands, o) for o in option.operands]
+        for entry in _entries(option, own, declined):
+            entries.append(_in_order(entry, option, order))
+
+    def ask(pattern: Pattern) -> Any:
+        results = _ask(scope, site, operands, options[pattern])
+        if results is not NotImplemented and scope.record is not None:
+            scope.record.rule = pattern
+        return results
+
+    return settled(pattern_p, types, entries, ask, declined)
+
+
+def _shown(operands: Sequence[Any], o: Any) -> Any:
+    """What an operand of a pattern is dispatched on: of several arrays, the first value."""
+    if isinstance(o, int):
+        return operands[o]
+    if not isinstance(o, Packed):
+        return o.atom
+    own = [operands[p] for p in o.positions] if o.body is None else []
+    return next(filter(is_value, own), own[0] if own else _NO_ARRAY)
+
+
+_NO_ARRAY = _compat.Var(_compat.ShapedArray((), jnp.dtype("float32")))
+
+
+def _entries(option: Option, own: Sequence[Any], declined: list[Declined]) -> list[Entry]:
+    """The combinations of types of a pattern that its operands have."""
+    types = tuple(map(type_of, own))
+    entries = [
+        Entry(option.pattern, allowed, guards)
+        for allowed, guards in option.pattern.signature.combinations()
+        if all(map(issubclass, types, allowed))
+    ]
+    if not entries:
+        declined.append(Declined(option.pattern, "its operands are of other types"))
+    return guarded(entries, without_batch(avals_of(own), option.match.variant), declined)
+
+
+def _in_order(entry: Entry, option: Option, order: Sequence[int]) -> Entry:
+    """An entry with its types in the order of the equation's operands."""
+    first = [option.operands.index(i) for i in order]
+    return Entry(
+        entry.rule,
+        tuple(entry.types[p] for p in first),
+        tuple(entry.guards[p] for p in first),
+    )
+
+
+def _ask(scope: Scope, site: Site, operands: Sequence[Any], option: Option) -> Any:
+    """The answer of a pattern rule, or ``NotImplemented``."""
+    pattern, match = option.pattern, option.match
+    taken = list(positions(option))
+
+    def filled(arrays: Sequence[Any]) -> list[Any]:
+        rest = iter(arrays)
+        return [_argument(o, rest) for o in option.operands]
+
+    whole = list(_whole(option))
+    if match.variant is not None and any(
+        is_value(operands[o]) and o not in whole
+        for i, o in enumerate(option.operands)
+        if count_of_batches(match.variant, i)
+    ):
+        return NotImplemented  # The leaves of a value have no axis for its batch.
+    if pattern.when is not None:
+        avals = [tree_map(_compat.leaf_aval, operands[o]) for o in taken]
+        seen = without_batch(filled(avals), match.variant)
+        if not _asked(pattern, pattern.when, seen, match.statics):
+            return NotImplemented
+
+    def apply(*arrays: Any) -> Any:
+        return _asked(
+            pattern,
+            pattern.batched(pattern.fn, (), match.statics, match.variant),
+            filled(arrays),
+            {},
+        )
+
+    def check(results: Any) -> list[Any]:
+        return _checked(site, option, results)
+
+    name = getattr(pattern.fn, "__name__", "_").strip("_") or "pattern_rule"
+    apply.__name__ = name
+    key = (
+        "pattern",
+        pattern,
+        match.variant,
+        _statics(option),
+        option.results,
+        *_keys(option),
+    )
+    kept = [i for i, o in enumerate(taken) if o in whole]
+    flat = _flat(site, operands, taken, kept)
+    answer = scope.rewriting.by_function(apply, key, flat, check)
+    if answer.traced is NotImplemented:
+        return NotImplemented
+    return _Answered(answer, taken, kept)
+
+
+def positions(option: Option) -> Iterator[int]:
+    """The operands of the equation that a pattern takes, in the order of its own."""
+    for o in option.operands:
+        if isinstance(o, Packed):
+            yield from o.positions
+        elif isinstance(o, int):
+            yield o
+
+
+def _whole(option: Option) -> Iterator[int]:
+    """The operands of the equation that a pattern takes as arrays, even if they are values.
+
+    What the rule does with them is dispatched. These are the operands without annotation.
+    """
+    slots = option.pattern.signature.operands
+    for o, alternatives in zip(option.operands, slots, strict=True):
+        if isinstance(o, Packed):
+            yield from o.positions
+        elif isinstance(o, int) and all(a.type is object for a in alternatives):
+            yield o
+
+
+def _keys(option: Option) -> Iterator[Any]:
+    """The parts of a trace's key that stand for what is not among the arrays."""
+    for o in option.operands:
+        if isinstance(o, Packed):
+            body = o.body and (o.body.eqn.params["jaxpr"], o.body.ys)
+            yield len(o.positions), o.length, body
+        elif not isinstance(o, int):
+            yield repr(o.plain())
+
+
+def _argument(o: Any, rest: Iterator[Any]) -> Any:
+    """An argument of a pattern rule, made of the next arrays."""
+    if isinstance(o, int):
+        return next(rest)
+    if not isinstance(o, Packed):
+        return o.plain()
+    own = [next(rest) for _ in o.positions]
+    if o.body is not None:
+        return _body_function(o.body, own)
+    return tuple(own) if o.length is None else jnp.zeros((o.length, 0), jnp.float32)
+
+
+def _body_function(of: Body, consts: Sequence[Any]) -> Callable[..., Any]:
+    """The body of a scan as a function of a carry and a slice, or of what it takes."""
+    eqn = of.eqn
+    run = transform(_compat.function_of(eqn.params["jaxpr"]))
+    _, num_carry = _compat.scan_counts(eqn.params)
+    has_xs = len(eqn.invars) > len(consts) + num_carry
+
+    def body(*args: Any) -> Any:
+        if not 1 <= len(args) <= 2:
+            raise TypeError(
+                "The body of a scan takes a carry and a slice, or all that it takes."
+            )
+        carry, carry_tree = tree_flatten(
+            args[0] if len(args) == 2 else (), is_leaf=is_value
+        )
+        leaves = tree_leaves(args if has_xs else args[:-1], is_leaf=is_value)
+        made = run(*consts, *leaves)
+        outs = [made[of.result(k)] for k in range(len(made))]
+        return results_of(len(args), carry_tree, outs, num_carry)
+
+    return body
+
+
+def _asked(
+    pattern: Pattern, fn: Any, args: Sequence[Any], statics: Mapping[str, Any]
+) -> Any:
+    try:
+        return fn(*args, **statics)
+    except Exception as error:
+        add_note(error, f"jaxrewrite: raised by the pattern rule {pattern}.")
+        raise
+
+
+def _checked(site: Site, option: Option, results: Any) -> list[Any]:
+    """The results of a pattern rule in the order of the equation's."""
+    pattern, expected = option.pattern, option.match.out_tree
+    leaves, out_tree = tree_flatten(results, is_leaf=is_value)
+    if out_tree != expected:
+        raise TypeError(
+            f"The pattern rule {pattern} returned {out_tree}, and what it stands for "
+            f"returns {expected}." + pattern.both()
+        )
+    ordered: list[Any] = [None] * len(site.outvars)
+    for leaf, position in zip(leaves, option.results, strict=True):
+        aval = site.outvars[position].aval
+        what = f"The pattern rule {pattern}"
+        problem = mismatch(leaf, aval, what, "what it stands for gives")
+        if problem is not None:
+            raise TypeError(problem + pattern.both())
+        ordered[position] = leaf
+    return ordered

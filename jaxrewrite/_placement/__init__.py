@@ -1,0 +1,1 @@
+"""Values on meshes of devices."""

@@ -1,0 +1,168 @@
+"""How the leaves of a value are split over a mesh, and where they are placed.
+
+A program places the array that a value stands for. The type of the value decides what that
+means for the leaves: `Value.leaf_specs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
+
+from .. import _compat
+from .._compat import UNSPECIFIED
+from .._core.avals import aval_of, fields
+from .._core.rewrite import Scope
+from .._core.site import Site
+from .._core.value import Value, is_value
+
+
+def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:
+    """A spec for each leaf; ``None`` if the type does not define them."""
+    if all(axes is None for axes in spec):
+        return [PartitionSpec()] * len(tree_leaves(value))
+    cls = type(value)
+    answer = value.leaf_specs(spec)
+    if answer is NotImplemented:
+        return None
+    if type(answer) is not cls:
+        raise TypeError(
+            f"{cls.__name__}.leaf_specs must return a {cls.__name__} with a PartitionSpec "
+            f"for each leaf; it returned a {type(answer).__name__}."
+        )
+    specs: list[Any] = []
+    for field, own in zip(fields(value)[0], fields(answer)[0], strict=True):
+        if not isinstance(own, PartitionSpec):
+            raise TypeError(
+                f"{cls.__name__}.leaf_specs has {own!r} in place of a PartitionSpec."
+            )
+        of_field = specs_of_leaves(field, own) if is_value(field) else [own]
+        if of_field is None:
+            return None
+        specs.extend(of_field)
+    return specs
+
+
+def place_leaves(
+    scope: Scope, value: Value, place: Any, default: Any, site: Site
+) -> list[Any]:
+    """The place of each leaf, as `places_of_leaves` says.
+
+    If no leaf can be split the user is warned: the numbers are then elsewhere than the
+    program asks for, which is not an error.
+    """
+    placed = places_of_leaves(value, place, default)
+    is_whole = placed and all(one is default for one in placed)
+    if is_whole and not _is_of_any_array(place):
+        what = f"Primitive {site.primitive.name!r} places a {type(value).__name__}"
+        scope.notice(site, UserWarning, f"{what}, {not_split(value)}")
+    return placed
+
+
+def not_split(value: Value) -> str:
+    name = type(value).__name__
+    return (
+        "but nothing defines what that means for its leaves, which are not split. Define "
+        f"{name}.leaf_specs."
+    )
+
+
+def places_of_leaves(value: Value, place: Any, default: Any) -> list[Any]:
+    """The place of each leaf, for the place of the array.
+
+    Each leaf is split as the type defines. If the type defines nothing, a leaf with the
+    array's own shape is split as the array. Where a leaf cannot be split, it gets
+    ``default``.
+    """
+    value = tree_map(_compat.leaf_aval, value)
+    leaves = tree_leaves(value)
+    if _is_of_any_array(place):
+        return [place] * len(leaves)
+    named = isinstance(place, NamedSharding)
+    specs = specs_of_leaves(value, place.spec) if named else None
+    if specs is None:
+        shape = aval_of(value).shape
+        return [place if leaf.shape == shape else default for leaf in leaves]
+    own = [place.update(spec=spec) for spec in specs]
+    return [
+        sharding if _fits(sharding, leaf) else default
+        for sharding, leaf in zip(own, leaves, strict=True)
+    ]
+
+
+def _is_of_any_array(place: Any) -> bool:
+    """Whether a place does not depend on the axes of the array."""
+    if isinstance(place, NamedSharding):
+        return False  # Even if replicated, its spec may be longer than a leaf's rank.
+    if isinstance(place, Sharding):
+        return isinstance(place, SingleDeviceSharding) or place.is_fully_replicated
+    return place in (None, UNSPECIFIED) or isinstance(place, (jax.Device, jax.memory.Space))
+
+
+def unsplit(place: Any) -> Any:
+    """The same devices with a copy on each; ``None`` if no place expresses that."""
+    if isinstance(place, NamedSharding):
+        return place.update(spec=PartitionSpec())
+    return None
+
+
+def _fits(sharding: NamedSharding, aval: Any) -> bool:
+    """Whether an array can be split in this way."""
+    if len(sharding.spec) > len(aval.shape):
+        return False
+    try:
+        sharding.shard_shape(aval.shape)
+    except ValueError:
+        return False
+    return True
+
+
+# --- primitives that place arrays ---------------------------------------------------
+
+
+def device_put(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
+    """Put each leaf in the place of the array."""
+    said: dict[str, list[Any]] = {name: [] for name in site.params}  # For each leaf.
+    for i, operand in enumerate(operands):
+        count = len(tree_leaves(operand))
+        for name, leaves in said.items():
+            one = site.params[name][i]
+            if name == "devices" and is_value(operand):
+                leaves += place_leaves(scope, operand, one, unsplit(one), site)
+            else:
+                leaves += [one] * count
+    params = {name: tuple(leaves) for name, leaves in said.items()}
+    return scope.map_leaves(site.with_params(**params), operands)
+
+
+def constrain(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
+    """Constrain each leaf; a leaf without a sharding stays as it is."""
+    (value,) = operands
+    sharding = site.params["sharding"]
+    shardings = place_leaves(scope, value, sharding, None, site)
+    constrained = [
+        leaf
+        if own is None
+        else scope.add_call(
+            lambda x, own=own: [lax.with_sharding_constraint(x, own)], [leaf], site
+        )[0]
+        for leaf, own in zip(tree_leaves(value), shardings, strict=True)
+    ]
+    return [tree_unflatten(tree_structure(value), constrained)]
+
+
+def reshard(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
+    """Reshard each leaf. Unlike in a constraint, the sharding is part of the array's type."""
+    (value,) = operands
+    sharding = site.params["dst_sharding"]
+    shardings = place_leaves(scope, value, sharding, unsplit(sharding), site)
+    results = []
+    for leaf, own in zip(tree_leaves(value), shardings, strict=True):
+        one = site.with_params(dst_sharding=own)
+        results += scope.map_leaves(one, [leaf])
+    return [tree_unflatten(tree_structure(value), results)]

@@ -1,0 +1,1 @@
+"""From a function to a rewritten program, and its calls."""

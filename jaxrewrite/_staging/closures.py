@@ -1,0 +1,102 @@
+"""Custom derivative rules that close over arrays of the function they are in.
+
+JAX traces such a rule when it differentiates, long after `transform` has staged the
+function. The rule then closes over tracers of a trace that has ended. But such a tracer
+still names a variable of the staged jaxpr, and the leaves of the arguments are known while
+the rewritten program runs. So the few equations that the variable depends on run once more.
+
+JAX remembers the arrays found in this way as part of the rule, but they are right for this
+call only. So a program that needed them is staged again at its next call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jax.tree_util import PyTreeDef, tree_unflatten
+
+from .. import _compat
+from .._compat import Jaxpr, Var
+from .._core.settings import Settings
+from .._core.site import Site
+from .program import run_on_values
+
+
+class Staging:
+    """The jaxpr that `transform` staged, before any equation was dropped or rewritten.
+
+    The jaxpr takes its ``consts`` first, then operands of the structure ``in_tree``.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, consts: Sequence[Any], in_tree: PyTreeDef):
+        self.jaxpr = jaxpr
+        self.consts = list(consts)
+        self.in_tree = in_tree
+        # Whether a rule got arrays of one call.
+        self.is_spent = False
+
+    @functools.cached_property
+    def _made_by(self) -> dict[Var, int]:
+        """The index of the equation that makes each variable; few programs need it."""
+        return {var: i for i, eqn in enumerate(self.jaxpr.eqns) for var in eqn.outvars}
+
+    def has(self, var: Any) -> bool:
+        return var in self._made_by or var in self.jaxpr.invars
+
+    def value_of(
+        self, var: Var, leaves: Sequence[Any], settings: Settings, site: Site
+    ) -> Any:
+        """The array or value of a variable when the program runs on ``leaves``."""
+        self.is_spent = True
+        eqns = self.jaxpr.eqns
+        needed, steps = [var], set()
+        while needed:
+            step = self._made_by.get(needed.pop())
+            if step is not None and step not in steps:
+                steps.add(step)
+                needed += [atom for atom in eqns[step].invars if isinstance(atom, Var)]
+        kept = [eqns[step] for step in sorted(steps)]
+        whole = self.jaxpr
+        jaxpr = _compat.new_jaxpr(
+            whole.invars, [var], kept, whole.debug_info, whole.is_high
+        )
+        operands = [*self.consts, *tree_unflatten(self.in_tree, leaves)]
+        return run_on_values(settings, jaxpr, operands, site)[0]
+
+
+class _Running(threading.local):
+    """The programs that run now, with their leaves; the innermost is last."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[Staging, Sequence[Any]]] = []
+
+
+_running = _Running()
+
+
+@contextlib.contextmanager
+def run_of(staging: Staging, leaves: Sequence[Any]) -> Iterator[None]:
+    """Let rules that JAX calls ask for the arrays of a program while it runs."""
+    _running.frames.append((staging, leaves))
+    try:
+        yield
+    finally:
+        _running.frames.pop()
+
+
+def resolve(consts: Sequence[Any], settings: Settings, site: Site) -> list[Any]:
+    """Replace the tracers of ended stagings among the constants of a rule."""
+    return [_resolved(const, settings, site) for const in consts]
+
+
+def _resolved(const: Any, settings: Settings, site: Site) -> Any:
+    var = _compat.variable_of(const)
+    if var is not None:
+        for staging, leaves in reversed(_running.frames):
+            if staging.has(var):
+                return staging.value_of(var, leaves, settings, site)
+    return const

@@ -1,0 +1,346 @@
+"""Running a rewritten program, inside or outside of JAX's transformations.
+
+While a jaxpr is being made (`jax.jit`, a scan, `jax.make_jaxpr`), the program's equations
+are appended to it. A long program is appended as one equation that calls it, like a jitted
+function. While nothing is traced, and under any other transformation (`jax.grad` or
+`jax.vmap` around it), the equations run one by one, as calls of jitted functions, or under
+a transformation line by line. A rule is one call, like a function of `jax.numpy`. JAX then
+compiles and differentiates each of these functions only once, however often it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.tree_util import tree_leaves, tree_unflatten
+
+from .. import _compat
+from .._compat import Jaxpr, JaxprEqn, Literal, Var
+from .._core.bodies import Adapter, restage
+from .._core.builder import Applied, Restaged
+from .._core.caches import WeakCaches
+from .._core.errors import add_note
+from .._core.notices import warn
+from .._core.settings import Settings
+from .._core.site import Site
+from .._core.traces import Rewriting, has_tracers
+from . import collector
+from .lines import Step, in_lines
+
+
+# While a jaxpr is being made, one equation calls a program of more equations than this.
+# Appending the equations of a shorter program is as quick, and shows more in the result.
+_MANY = 32
+
+
+class Program:
+    """A jaxpr on leaves and the constants that belong to its first ``invars``."""
+
+    __slots__ = (
+        "_applied",
+        "_closed",
+        "_constants",
+        "_eager",
+        "_steps",
+        "_traced",
+        "consts",
+        "jaxpr",
+    )
+
+    def __init__(
+        self, jaxpr: Jaxpr, consts: Sequence[Any], applied: Sequence[Applied] = ()
+    ):
+        self.jaxpr = jaxpr
+        self.consts = list(consts)
+        own = {*jaxpr.invars[: len(self.consts)]}
+        # Which results are constants.
+        self._constants = [
+            i for i, x in enumerate(jaxpr.outvars) if type(x) is Literal or x in own
+        ]
+        self._applied = applied
+        self._steps: list[Step] | None = None
+        self._eager: _Steps | None = None
+        self._traced: _Steps | None = None
+        self._closed: Any = None
+
+    def is_cacheable(self) -> bool:
+        """Whether the program is the same at each call."""
+        return not has_tracers(self.consts)
+
+    def __call__(self, leaves: Sequence[Any]) -> list[Any]:
+        operands = [*self.consts, *leaves]
+        if not _compat.makes_jaxpr():
+            if self._steps is None:
+                self._steps = list(_steps_of(self.jaxpr, self._applied))
+                self._applied = ()  # The steps hold what they need of it.
+            if _compat.nothing_is_traced() and not _compat.jit_is_disabled():
+                if self._eager is None:
+                    self._eager = _Steps(self.jaxpr, self._steps)
+                return self._plain(self._eager.run(operands))
+            if self._traced is None:
+                by_line = in_lines(self._steps, self.jaxpr.outvars)
+                self._traced = _Steps(self.jaxpr, by_line)
+            return self._plain(self._traced.run_under_trace(operands))
+        if self._is_called():
+            return self._call(operands)
+        with collector.paused():
+            return _compat.inline_into_current_trace(self.jaxpr, operands)
+
+    def _plain(self, results: list[Any]) -> list[Any]:
+        """Results, with arrays of NumPy for the constants among them.
+
+        While JAX traces, these are of a subclass of its own, which can't be pickled nor copied.
+        """
+        for i in self._constants:
+            x = results[i]
+            if isinstance(x, np.ndarray) and getattr(x, "weak_type", None) is False:
+                results[i] = np.asarray(x)
+        return results
+
+    def _is_called(self) -> bool:
+        jaxpr = self.jaxpr
+        is_plain = not (jaxpr.effects or jaxpr.is_high or _compat.jit_is_disabled())
+        return is_plain and len(jaxpr.eqns) > _MANY
+
+    def _call(self, operands: Sequence[Any]) -> list[Any]:
+        """Run as one equation. Operands and literals among the results stay outside of it."""
+        jaxpr = self.jaxpr
+        if self._closed is None:
+            given = {*jaxpr.invars}
+            outvars = dict.fromkeys(
+                var for var in jaxpr.outvars if type(var) is Var and var not in given
+            )
+            body = jaxpr
+            if len(outvars) < len(jaxpr.outvars):
+                body = _compat.new_jaxpr(
+                    jaxpr.invars,
+                    list(outvars),
+                    jaxpr.eqns,
+                    jaxpr.debug_info,
+                    jaxpr.is_high,
+                )
+            self._closed = _compat.close_jaxpr(body)
+        results = _compat.call_in_current_trace(self._closed, operands)
+        env: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
+        env.update(zip(self._closed.jaxpr.outvars, results, strict=True))
+        return [
+            _compat.known_to_current_trace(atom) if type(atom) is Literal else env[atom]
+            for atom in jaxpr.outvars
+        ]
+
+
+def function_of(restaged: Restaged, original: Any) -> Callable[..., list[Any]]:
+    """A rewritten body as a function of its constants and leaves, with the body's name."""
+    program = Program(restaged.jaxpr, ())
+
+    def call(*leaves: Any) -> list[Any]:
+        return program(leaves)
+
+    call.__name__ = _compat.name_of(original)
+    return call
+
+
+def run_on_values(
+    settings: Settings,
+    jaxpr: Jaxpr,
+    operands: Sequence[Any],
+    site: Site,
+    leaving: Adapter | None = None,
+) -> list[Any]:
+    """Rewrite a jaxpr without constants for values, on behalf of ``site``, and run it."""
+    restaged = restage(Rewriting(settings), jaxpr, operands, site, leaving=leaving)
+    warn(notice.at(site.line) for notice in restaged.warnings)
+    results = Program(restaged.jaxpr, restaged.consts)(tree_leaves(list(operands)))
+    return tree_unflatten(restaged.out_tree, results)
+
+
+def _last_uses(
+    uses: Sequence[tuple[Sequence[Any], Sequence[Any]]], outvars: Sequence[Any]
+) -> list[list[Any]]:
+    """For each step, given its operands and results, the atoms that no later step needs."""
+    needed = {atom for atom in outvars if type(atom) is not Literal}
+    last_uses = []
+    for operands, results in reversed(uses):
+        atoms = [a for a in (*operands, *results) if type(a) is not Literal]
+        dead = [atom for atom in dict.fromkeys(atoms) if atom not in needed]
+        needed.update(dead)
+        last_uses.append(dead)
+    last_uses.reverse()
+    return last_uses
+
+
+class _Steps:
+    """Calls on numbered registers."""
+
+    __slots__ = ("_arrays", "_literals", "_outs", "_steps", "_variables")
+
+    def __init__(self, jaxpr: Jaxpr, steps: Sequence[Step]):
+        numbers = {var: i for i, var in enumerate(jaxpr.invars)}
+        self._literals: list[Literal] = []
+
+        def number(atom: Any) -> int:
+            if type(atom) is Literal:
+                # Counted from the end, where the registers of literals are.
+                self._literals.append(atom)
+                return -len(self._literals)
+            return numbers.setdefault(atom, len(numbers))
+
+        uses = [(step.operands, step.results) for step in steps]
+        self._steps = [
+            (
+                step.call,
+                [number(atom) for atom in step.operands],
+                [number(var) for var in step.results],
+                step.is_list,
+                [number(var) for var in dead],
+                step.is_jitted,
+                step.eqn,
+            )
+            for step, dead in zip(steps, _last_uses(uses, jaxpr.outvars), strict=True)
+        ]
+        self._outs = [number(atom) for atom in jaxpr.outvars]
+        self._literals.reverse()
+        self._variables = [None] * (len(numbers) - len(jaxpr.invars))
+        self._arrays: list[Any] | None = None
+
+    def run(self, operands: list[Any]) -> list[Any]:
+        """Run while nothing is traced. JAX then needs no source lines or contexts."""
+        if self._arrays is None:
+            self._arrays = [_as_array(literal) for literal in self._literals]
+        registers = operands + self._variables + self._arrays
+        for call, ins, outs, is_list, dead, _, eqn in self._steps:
+            try:
+                result = call(*[registers[i] for i in ins])
+            except Exception as error:
+                info = eqn.source_info
+                where = _compat.source_location(info) or _compat.current_location()
+                if where:
+                    note = f"jaxrewrite: in primitive {eqn.primitive.name!r}"
+                    add_note(error, f"{note} at {where[0]}:{where[1]} ({where[2]})")
+                raise
+            _write(registers, result, outs, is_list, dead)
+        return [registers[i] for i in self._outs]
+
+    def run_under_trace(self, operands: list[Any]) -> list[Any]:
+        """Run each call under its own source line, name stack and context.
+
+        Literals are passed unchanged, because rules may depend on them.
+        """
+        registers = operands + self._variables
+        registers += [literal.val for literal in self._literals]
+        for call, ins, outs, is_list, dead, is_jitted, eqn in self._steps:
+            inputs = [registers[i] for i in ins]
+            if is_jitted:
+                source, context = _compat.eqn_context(eqn)
+                with source, context:
+                    result = call(*inputs)
+            else:
+                result = call(*inputs)
+            _write(registers, result, outs, is_list, dead)
+        return [registers[i] for i in self._outs]
+
+
+def _write(
+    registers: list[Any], result: Any, outs: list[int], is_list: bool, dead: list[int]
+) -> None:
+    if is_list:
+        for i, x in zip(outs, result, strict=True):
+            registers[i] = x
+    else:
+        registers[outs[0]] = result
+    for i in dead:
+        registers[i] = None
+
+
+def _steps_of(jaxpr: Jaxpr, applied: Sequence[Applied]) -> Iterator[Step]:
+    live = {id(eqn) for eqn in jaxpr.eqns}
+    of_rule = {
+        id(eqn): one for one in applied if _is_one_call(one, live) for eqn in one.eqns
+    }
+    done = set()
+    for eqn in jaxpr.eqns:
+        one = of_rule.get(id(eqn))
+        if one is None:
+            compiled = _compat.compiled_primitive(eqn)
+            call = _binding(eqn) if compiled is None else compiled
+            is_list, is_jitted = eqn.primitive.multiple_results, compiled is not None
+            yield Step(call, eqn.invars, eqn.outvars, is_list, is_jitted, eqn)
+        elif id(one) not in done:
+            done.add(id(one))
+            fused = _fused(one.traced)
+            results = [one.results[i] for i in fused.produced]
+            operands = [one.operands[i] for i in fused.taken]
+            yield Step(fused.call, operands, results, True, True, eqn)
+
+
+def _is_one_call(one: Applied, live: Container[int]) -> bool:
+    """Whether all equations of a rule are still there and may be compiled as one."""
+    return not one.traced.effects and all(
+        id(eqn) in live and _compat.is_in_current_context(eqn) for eqn in one.eqns
+    )
+
+
+class _Fused(NamedTuple):
+    """A rule's jaxpr, compiled.
+
+    It takes the ``taken`` operands and returns the ``produced`` results: those that its
+    equations read and write.
+    """
+
+    call: Callable[..., list[Any]]
+    taken: list[int]
+    produced: list[int]
+
+
+_fused_rules = WeakCaches(1)
+
+
+def _fused(traced: Jaxpr) -> _Fused:
+    cache = _fused_rules.of(traced)
+    fused = cache.get("fused")
+    if fused is None:
+        read = {atom for eqn in traced.eqns for atom in eqn.invars if type(atom) is Var}
+        written = {var for eqn in traced.eqns for var in eqn.outvars}
+        taken = {var: i for i, var in enumerate(traced.invars) if var in read}
+        produced = {
+            var: i
+            for i, var in enumerate(traced.outvars)
+            if type(var) is Var and var in written
+        }
+        program = Program(
+            _compat.new_jaxpr(
+                list(taken),
+                list(produced),
+                traced.eqns,
+                traced.debug_info,
+                traced.is_high,
+            ),
+            (),
+        )
+
+        def rule(*operands: Any) -> list[Any]:
+            return program(operands)
+
+        rule.__name__ = _compat.name_of(traced)
+        fused = _Fused(jax.jit(rule), list(taken.values()), list(produced.values()))
+        cache.put("fused", fused)
+    return fused
+
+
+def _binding(eqn: JaxprEqn) -> Callable[..., Any]:
+    def bind(*operands: Any) -> Any:
+        source, context = _compat.eqn_context(eqn)
+        with source, context:
+            results = _compat.bind_eqn(eqn, operands)
+        return results if eqn.primitive.multiple_results else results[0]
+
+    return bind
+
+
+def _as_array(literal: Literal) -> Any:
+    """A literal as a device array, which is faster to pass, if JAX sees no difference."""
+    array = jax.device_put(literal.val)
+    return array if jax.typeof(array) == literal.aval else literal.val

@@ -1,0 +1,351 @@
+"""Staging: from a function and its arguments to a rewritten program.
+
+The function is traced once over the avals of its arguments. A value that ``filter_spec``
+chooses is one array of its aval; any other argument goes in leaf by leaf. The jaxpr is then
+rewritten for the values that were passed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any, NamedTuple
+
+import jax
+from jax.tree_util import (
+    PyTreeDef,
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
+
+from .. import _compat
+from .._compat import Jaxpr
+from .._core.avals import aval_of, avals_of, is_hollow
+from .._core.dead_code import drop_dead_code
+from .._core.errors import add_note, place
+from .._core.notices import warn
+from .._core.rewrite import Scope
+from .._core.settings import Settings, use_settings
+from .._core.site import describe_operand
+from .._core.traces import Rewriting
+from .._core.value import is_value
+from .._interop import nnx
+from . import collector
+from .closures import Staging, run_of
+from .program import Program
+
+
+class Arguments(NamedTuple):
+    """A transformed function and the arguments of a call.
+
+    ``tree`` is ``(fn, args, kwargs)``. Its ``fn`` is ``None`` if the function is not a
+    pytree, so that no cache holds the function.
+    """
+
+    fn: Callable[..., Any]
+    tree: tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+
+class Staged(NamedTuple):
+    """A program, and how its leaves relate to those of arguments and results.
+
+    ``positions`` are the leaves of the arguments that the program takes. ``out_leaves`` has
+    the results that are not arrays, and ``None`` for the others. If ``changes_variables``, the
+    result is a pair of the function's own result and of what `nnx.store` takes.
+    """
+
+    program: Program
+    positions: list[int]
+    out_tree: PyTreeDef
+    out_leaves: list[Any] | None
+    out_positions: list[int]
+    # For rules that close over arrays; ``None`` if there are no such rules.
+    staging: Staging | None
+    # Whether a value among the results has no leaves.
+    has_hollow: bool
+    changes_variables: bool
+
+    def is_spent(self) -> bool:
+        """Whether the program holds arrays of a call that has ended."""
+        return self.staging is not None and self.staging.is_spent
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        taken = [leaves[i] for i in self.positions]
+        if self.staging is None:
+            results = self.program(taken)
+        else:
+            with run_of(self.staging, taken):
+                results = self.program(taken)
+        if self.out_leaves is not None:
+            filled = list(self.out_leaves)
+            for i, result in zip(self.out_positions, results, strict=True):
+                filled[i] = result
+            results = filled
+        return tree_unflatten(self.out_tree, results)
+
+
+def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
+    """Trace a function over its arguments' avals, and rewrite it for the values."""
+    operands, tree = tree_flatten(arguments.tree, is_leaf=is_value)
+    # With many operands, their names would cost more than the rest of staging.
+    names = _operand_names(arguments) if len(operands) < 64 else None
+    inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
+    with use_settings(settings.of_traced()):
+        whole, consts, out_tree, out_leaves, changes_variables = _trace_user_function(
+            arguments, tree, inputs, settings
+        )
+    with collector.paused():
+        scope = Scope(Rewriting(settings))
+        jaxpr = drop_dead_code(whole, scope.rewriting.data_flow(whole))
+        symbolic = [
+            scope.operand(var, like)
+            for var, like in zip(jaxpr.invars[len(consts) :], inputs.likes, strict=True)
+        ]
+        operands = [*scope.constants(jaxpr, consts), *symbolic]
+        results = scope.run(scope.rewriting.placed(jaxpr, operands), operands)
+        if scope.changed:
+            # Values have a strong type, and so has what rules make of them.
+            results = [
+                _weak(scope, x) if _compat.is_weak(var.aval) and not is_value(x) else x
+                for x, var in zip(results, whole.outvars, strict=True)
+            ]
+        rest = iter([x.settled() if is_value(x) else x for x in results])
+        results = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
+        leaves, whole_tree = tree_flatten(tree_unflatten(out_tree, results))
+        is_static = [isinstance(leaf, _Static) for leaf in leaves]
+        outvars = [leaf for leaf, s in zip(leaves, is_static, strict=True) if not s]
+        restaged = scope.finish(
+            tree_leaves(symbolic), outvars, whole_tree, jaxpr.debug_info
+        )
+    if settings.recorder is not None:
+        settings.recorder.add_program(jaxpr, restaged.jaxpr)
+    warn(restaged.warnings)
+    statics = [x.leaf if s else None for x, s in zip(leaves, is_static, strict=True)]
+    return Staged(
+        Program(restaged.jaxpr, restaged.consts, restaged.applied),
+        inputs.positions,
+        whole_tree,
+        statics if any(is_static) else None,
+        [i for i, s in enumerate(is_static) if not s],
+        _staging(whole, consts, inputs.likes),
+        any(map(is_hollow, tree_leaves(tree_unflatten(out_tree, results), is_hollow))),
+        changes_variables,
+    )
+
+
+def _weak(scope: Scope, atom: Any) -> Any:
+    """The array with a weak type, as numbers of Python have."""
+    # A variable of the program may have a weak type where what a rule writes to it has none.
+    avals = [_compat.strong(atom.aval)]
+    debug_info = _compat.new_debug_info("weak", _weak)
+    jaxpr, _ = _compat.trace_to_jaxpr(lambda x: [_compat.as_weak(x)], avals, debug_info)
+    return scope.run(jaxpr, [atom])[0]
+
+
+def _staging(jaxpr: Jaxpr, consts: Sequence[Any], likes: Sequence[Any]) -> Staging | None:
+    primitives = set(map(operator.attrgetter("primitive"), jaxpr.eqns))
+    names = {primitive.name for primitive in primitives}
+    if names.isdisjoint(("custom_jvp_call", "custom_vjp_call")):
+        return None
+    return Staging(jaxpr, consts, tree_flatten(list(likes))[1])
+
+
+class _Inputs(NamedTuple):
+    """The flat arguments of a staged function, and how to rebuild its arguments.
+
+    ``avals`` and ``names`` are those of the flat arguments. ``likes`` has an aval for each,
+    or a value with avals as leaves. ``rebuild`` has a function for each operand, which
+    makes it from an iterator over the tracers. ``positions`` are the leaves of the
+    arguments that the program takes.
+    """
+
+    avals: list[Any]
+    names: list[str] | None
+    likes: list[Any]
+    rebuild: list[Callable[[Any], Any]]
+    positions: list[int]
+
+
+def _inputs(
+    operands: Sequence[Any], chosen: Sequence[bool], names: Sequence[str] | None
+) -> _Inputs:
+    inputs = _Inputs([], None if names is None else [], [], [], [])
+    count = 0
+    for i, operand in enumerate(operands):
+        if _compat.is_array(operand):
+            leaves = avals = [_compat.leaf_aval(operand)]
+            inputs.rebuild.append(next)
+            inputs.likes.extend(avals)
+            inputs.positions.append(count)
+        elif is_value(operand) and chosen[i]:
+            leaves, treedef = tree_flatten(operand)
+            avals = [aval_of(operand)]
+            inputs.rebuild.append(next)
+            inputs.likes.append(tree_unflatten(treedef, avals_of(leaves)))
+            inputs.positions.extend(range(count, count + len(leaves)))
+        else:
+            leaves, treedef = tree_flatten(operand)
+            dynamic = [_compat.is_array(leaf) for leaf in leaves]
+            avals = avals_of([x for x, d in zip(leaves, dynamic, strict=True) if d])
+            inputs.rebuild.append(_rebuilder(treedef, leaves, dynamic))
+            inputs.likes.extend(avals)
+            inputs.positions.extend(count + j for j, d in enumerate(dynamic) if d)
+        inputs.avals.extend(avals)
+        if names is not None and inputs.names is not None:
+            inputs.names.extend([names[i]] * len(avals))
+        count += len(leaves)
+    return inputs
+
+
+class _Static:
+    """A result that is not an array, as a leaf among those that are."""
+
+    __slots__ = ("leaf",)
+
+    def __init__(self, leaf: Any):
+        self.leaf = leaf
+
+
+_RESULT = object()
+
+
+def _rebuilder(
+    treedef: PyTreeDef, leaves: Sequence[Any], dynamic: Sequence[bool]
+) -> Callable[[Any], Any]:
+    static = [None if d else leaf for leaf, d in zip(leaves, dynamic, strict=True)]
+
+    def rebuild(tracers: Any) -> Any:
+        return tree_unflatten(
+            treedef,
+            [next(tracers) if d else s for s, d in zip(static, dynamic, strict=True)],
+        )
+
+    return rebuild
+
+
+def _trace_user_function(
+    arguments: Arguments, tree: PyTreeDef, inputs: _Inputs, settings: Settings
+) -> tuple[Any, list[Any], PyTreeDef, list[Any], bool]:
+    fn = arguments.fn
+    out: list[Any] = []
+
+    def flat(*tracers: Any) -> list[Any]:
+        rest = iter(tracers)
+        whole = tree_unflatten(tree, [build(rest) for build in inputs.rebuild])
+        before = nnx.contents(whole)
+        called, args, kwargs = whole
+        results = (fn if called is None else called)(*args, **kwargs)
+        changed = nnx.changes(before)
+        if changed:
+            results = results, changed
+        leaves, out_tree = tree_flatten(results)
+        is_result = [_compat.is_array(leaf) for leaf in leaves]
+        out.append(out_tree)
+        out.append([_RESULT if r else x for x, r in zip(leaves, is_result, strict=True)])
+        out.append(bool(changed))
+        return [leaf for leaf, r in zip(leaves, is_result, strict=True) if r]
+
+    debug_info = _compat.new_debug_info(
+        getattr(fn, "__name__", type(fn).__name__),
+        inspect.unwrap(fn),
+        inputs.names,
+    )
+    try:
+        jaxpr, consts = _compat.trace_to_jaxpr(flat, inputs.avals, debug_info)
+    except Exception as error:
+        name = getattr(fn, "__qualname__", type(fn).__name__)
+        _note_staging(error, name, inputs.likes)
+        if not any(map(is_value, inputs.likes)):
+            for rule in settings.rules.local_dense_rules()[:1]:
+                add_note(
+                    error,
+                    f"jaxrewrite: {name} is staged without any value among its arguments "
+                    f"because of rules for dense operands, such as {rule}.",
+                )
+        raise
+    return jaxpr, consts, out[0], out[1], out[2]
+
+
+_NEEDS_A_NUMBER = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def _note_staging(error: Exception, name: str, likes: Sequence[Any]) -> None:
+    """Add the place to an error in the user's function, or in JAX's functions that it calls."""
+    shown = ", ".join(map(describe_operand, likes))
+    line = place(_compat.raised_at(error))
+    add_note(error, f"jaxrewrite: in staging {name} on ({shown}){line}")
+    if isinstance(error, _NEEDS_A_NUMBER):
+        add_note(
+            error,
+            f"jaxrewrite: {name} is staged before it is evaluated, as under jax.jit, so "
+            "its arrays have no concrete values. Use lax.cond and its kin, or pass what is "
+            "known beforehand as a Python scalar, which is static.",
+        )
+
+
+def _operand_names(arguments: Arguments) -> list[str]:
+    """The names of the operands in JAX's errors."""
+    fn, (_, args, _) = arguments
+    parameters = _parameter_names(fn, args)
+
+    def name(path: tuple[Any, ...]) -> str:
+        if path[0].idx == 0:
+            return f"the function{keystr(path[1:])}"
+        if path[0].idx == 2:
+            return f"{path[1].key}{keystr(path[2:])}"
+        i = path[1].idx
+        first = parameters[i] if i < len(parameters) else f"args[{i}]"
+        return f"{first}{keystr(path[2:])}"
+
+    paths = tree_flatten_with_path(arguments.tree, is_leaf=is_value)[0]
+    return [name(path) for path, _ in paths]
+
+
+def _parameter_names(fn: Callable[..., Any], args: Sequence[Any]) -> Sequence[str]:
+    if type(fn) is FunctionType and not hasattr(fn, "__wrapped__"):
+        return fn.__code__.co_varnames[: fn.__code__.co_argcount]
+    try:  # This takes ten times as long.
+        return list(inspect.signature(fn).bind_partial(*args).arguments)
+    except (TypeError, ValueError):
+        return []
+
+
+# --- which values are rewritten ---------------------------------------------------
+
+
+def _chosen(
+    filter_spec: Any, arguments: Arguments, operands: Sequence[Any]
+) -> Sequence[bool]:
+    """Whether the filter chooses each of the operands."""
+    if isinstance(filter_spec, bool):
+        return [filter_spec] * len(operands)
+    if callable(filter_spec):
+        return [bool(filter_spec(operand)) for operand in operands]
+    try:
+        spread = tree_map(
+            lambda flag, subtree: [flag] * len(tree_leaves(subtree, is_leaf=is_value)),
+            filter_spec,
+            arguments.tree,
+        )
+    except ValueError as error:
+        raise ValueError(
+            "filter_spec must be True, False, a predicate on leaves, or a pytree prefix "
+            f"of booleans of (fn, args, kwargs): {error}"
+        ) from error
+    flags = tree_leaves(spread)
+    if len(flags) != len(operands) or not all(isinstance(f, bool) for f in flags):
+        raise ValueError(
+            "filter_spec must be True, False, a predicate on leaves, or a pytree prefix "
+            f"of booleans of (fn, args, kwargs); got {filter_spec!r}."
+        )
+    return flags

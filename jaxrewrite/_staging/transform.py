@@ -1,0 +1,531 @@
+"""`transform`: a function of arrays becomes a function of values."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+import jax
+import numpy as np
+from jax.extend.core import jaxprs_in_params
+from jax.tree_util import (
+    PyTreeDef,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_structure,
+    tree_unflatten,
+    treedef_is_leaf,
+)
+
+from .. import _compat
+from .._compat import ClosedJaxpr, Primitive
+from .._core.avals import fields, is_hollow, layer, no_pytree
+from .._core.caches import BoundedCache, WeakCaches, bounded_cache
+from .._core.dense import make_dense, materialised
+from .._core.operands import completed
+from .._core.pytree import check_static_fields
+from .._core.rules import Rules, check_table, find_primitive
+from .._core.settings import Policy, Settings, check_policy, current_settings, use_settings
+from .._core.value import Value, is_value
+from .._interop import nnx
+from .stage import Arguments, stage
+
+
+_P = ParamSpec("_P")
+_Q = ParamSpec("_Q")
+_R = TypeVar("_R", covariant=True)
+
+# A predicate on leaves, or a pytree prefix of the function, its arguments and keywords.
+FilterSpec = bool | Callable[[Any], Any] | tuple[Any, Any, Any]
+
+
+def transform(
+    fn: Callable[_P, _R],
+    filter_spec: FilterSpec = True,
+    *,
+    rules: Rules | None = None,
+    materialise: Policy = "warn",
+) -> Transformed[_P, _R]:
+    """Make ``fn``, written for arrays, a function of values.
+
+    ``fn`` is traced to a jaxpr once for each structure of its arguments. Each equation that
+    a value meets is rewritten by the rules for the type of that value. The rewritten
+    program is kept: a second call runs neither ``fn`` nor a rule.
+
+    Parameters
+    ----------
+    fn
+        Any function of JAX arrays, or a callable pytree such as an Equinox module. Its
+        arguments and results are pytrees, in which values may stand for arrays. An
+        argument that is neither an array nor a value is static, also a Python scalar.
+    filter_spec
+        The values to rewrite: ``True`` for all, a predicate on leaves, or a pytree prefix
+        of booleans of ``(fn, args, kwargs)``. The other values reach ``fn`` as values, for
+        a transform inside of ``fn``.
+    rules
+        Rules that are tried before those of `jaxrewrite.register`.
+    materialise
+        What to do if no rule applies and a value has to become dense: ``"warn"`` (once for
+        each primitive, type and source line), ``"allow"``, or ``"forbid"``.
+
+    Returns
+    -------
+    Callable
+        A function like ``fn``. It composes with `jax.jit`, `jax.grad`,
+        `jax.vmap` and the other transformations of JAX, on either side. To a type checker
+        it has the parameters of ``fn``, and a call that fits their annotations has the
+        result that ``fn`` declares. Any other call has values among its arguments, and its
+        result is ``Any``.
+
+    Raises
+    ------
+    TypeError
+        If ``fn`` is not callable, or a generator or coroutine function, or ``rules`` is not
+        a table.
+    ValueError
+        If ``materialise`` or ``filter_spec`` is not one of the above.
+    MaterialisationError, AmbiguousRuleError
+        When the function is called: see these classes.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> from jax import lax
+    >>> class Scaled(jaxrewrite.ArrayValue):
+    ...     x: jax.Array
+    ...     scale: jax.Array
+    ...     def materialise(self):
+    ...         return self.x * self.scale
+    >>> @jaxrewrite.register(lax.neg_p)
+    ... def _(v: Scaled):
+    ...     return Scaled(v.x, -v.scale)
+    >>> jaxrewrite.transform(lambda v: -v)(Scaled(jnp.ones(3), jnp.array(2.0)))
+    Scaled(x=f32[3], scale=f32[])
+    """
+    return _transformed(fn, filter_spec, rules, materialise)
+
+
+def _transformed(
+    fn: Callable[_P, _R], filter_spec: Any, rules: Rules | None, policy: str
+) -> Transformed[_P, _R]:
+    check_function(fn)
+    check_policy(policy)
+    check_table(rules)
+    return Transformed(fn, filter_spec, rules, policy)
+
+
+def check_function(fn: Callable[..., Any]) -> None:
+    """Raise `TypeError` unless a call of ``fn`` runs its body."""
+    if not callable(fn):
+        raise TypeError(f"transform takes a function, not a {type(fn).__name__}.")
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    if code is not None and code.co_flags & _RUNS_LATER:
+        raise TypeError(
+            f"transform can't take {code.co_name}, a generator or coroutine function, "
+            "because a call of it does not run its body. Return a list, or transform what "
+            "the body calls."
+        )
+
+
+_RUNS_LATER = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+
+def make_jaxpr(
+    fn: Callable[..., Any],
+    filter_spec: FilterSpec = True,
+    *,
+    rules: Rules | None = None,
+    materialise: Policy = "warn",
+) -> Callable[..., ClosedJaxpr]:
+    """Make a function that returns the rewritten program as a jaxpr.
+
+    It takes the arguments of `transform`. The jaxpr takes the leaves of the values and the
+    arrays among the arguments, and returns the leaves of the results.
+
+    Examples
+    --------
+    >>> import jax, jax.numpy as jnp, jaxrewrite
+    >>> class Shifted(jaxrewrite.ArrayValue):
+    ...     x: jax.Array
+    ...     def materialise(self):
+    ...         return self.x + 1
+    >>> jaxrewrite.make_jaxpr(jnp.sin, materialise="allow")(Shifted(jnp.ones(2)))
+    { lambda ; a:f32[2]. let b:f32[2] = add a 1.0:f32[]; c:f32[2] = sin b in (c,) }
+    """
+    transformed = _transformed(fn, filter_spec, rules, materialise)
+
+    @functools.wraps(fn, assigned=("__name__", "__doc__"), updated=())
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        _, staged = transformed._staged(args, kwargs, always=True)
+        return _compat.close_jaxpr(staged.program.jaxpr, staged.program.consts)
+
+    return wrapped
+
+
+def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
+    """Apply one primitive to values and arrays, by the rules in force.
+
+    A rule calls it to pass an operation on to the rules of its operands.
+
+    Parameters
+    ----------
+    primitive
+        The primitive, or its name.
+    *operands
+        Arrays and values.
+    **params
+        The primitive's parameters. Those that may be ``None`` are, by default.
+
+    Returns
+    -------
+    Any
+        The result, or a list of results if the primitive has several. Each is an array or
+        a value.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> jaxrewrite.bind("add", jnp.ones(2), jnp.ones(2))
+    Array([2., 2.], dtype=float32)
+    """
+    primitive = find_primitive(primitive)
+    key = tuple(params.items())
+    try:
+        # Two "hi" primitives may be equal objects and yet have different avals.
+        is_hi = primitive.name == "call_hi_primitive"
+        apply = _binder.__wrapped__(primitive, key) if is_hi else _binder(primitive, key)
+    except TypeError:  # The parameters are not hashable.
+        apply = _binder.__wrapped__(primitive, key)
+    return transform(apply)(*operands)
+
+
+@functools.lru_cache(1024)
+def _binder(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Any:
+    given = completed(primitive, dict(params))
+
+    has_bodies = any(True for _ in jaxprs_in_params(given))
+
+    def apply(*operands: Any) -> Any:
+        alike = operands if has_bodies else _varying_alike(operands)
+        return primitive.bind(*alike, **primitive.get_bind_params(given))
+
+    apply.__name__ = primitive.name
+    apply.__qualname__ = f"bind({primitive.name!r}, ...)"
+    return apply
+
+
+def _varying_alike(operands: Sequence[Any]) -> Sequence[Any]:
+    """Operands that vary over the same mesh axes, inside of `jax.shard_map`.
+
+    JAX's own functions see to that before they bind a primitive.
+    """
+    own = [_compat.varying_axes(jax.typeof(x)) for x in operands]
+    if len(set(own)) < 2:
+        return operands
+    whole = frozenset().union(*own)
+    return [
+        _compat.vary_over(x, whole - axes) for x, axes in zip(operands, own, strict=True)
+    ]
+
+
+# --- values made dense ------------------------------------------------------------
+
+
+def dense(value: Value) -> Any:
+    """Make one value dense, and the values in its fields."""
+    return make_dense(value, _dense_layer)
+
+
+def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> Any:
+    is_one_program = (
+        value._is_compiled_densely
+        and _runs_at_once(tree_leaves(value), _ARRAYS)
+        and _is_ready(value)
+    )
+    dense = _in_one_program(value) if is_one_program else _in_steps(value)
+    # NumPy arrays may have 64 bits where JAX's do not.
+    if isinstance(dense, (np.ndarray, np.generic)):
+        dense = np.asarray(dense, _compat.leaf_aval(dense).dtype)
+    return checked(dense)
+
+
+def _is_ready(value: Value) -> bool:
+    """Whether the value and those in its fields are of ready types.
+
+    What a user wrote may look at the numbers, also in a subclass of a ready type.
+    """
+    return value._is_ready() and all(_is_ready(x) for x in fields(value)[0] if is_value(x))
+
+
+def _in_steps(value: Value) -> Any:
+    leaves, treedef = layer(value)
+    if any(map(is_value, leaves)):
+        return transform(_materialiser(treedef), materialise="allow")(*leaves)
+    return materialised(value)
+
+
+# One operation after the other takes several times as long, and more memory.
+@jax.jit
+def _in_one_program(value: Value) -> Any:
+    return _in_steps(value)
+
+
+@functools.lru_cache(256)
+def _materialiser(treedef: PyTreeDef) -> Callable[..., Any]:
+    def materialise(*leaves: Any) -> Any:
+        return materialised(tree_unflatten(treedef, leaves))
+
+    return materialise
+
+
+# --- a transformed function -----------------------------------------------------
+
+
+_programs = WeakCaches(1024)
+
+_NOTHING: Any = object()  # It stands for a program that has nothing to rewrite.
+
+
+def _stays_whole(x: Any) -> bool:
+    return is_hollow(x) or (is_value(x) and x._repeats_hollow)
+
+
+def _is_jittable(args: Any, kwargs: Any) -> bool:
+    """Whether nothing is traced, and `jax.jit` takes the arguments as they are.
+
+    Without a value among them, there is nothing to compile beside the function itself.
+    """
+    leaves, treedef = tree_flatten((args, kwargs))
+    if not _runs_at_once(leaves, _ARRAYS_OF_JAX):
+        return False
+    try:
+        has_values = _structures_with_values.get(treedef)
+    except TypeError:  # The metadata is not hashable, which the other way reports.
+        return False
+    if has_values is None:
+        tree = tree_unflatten(treedef, leaves)
+        has_values = _has_values(tree)
+        _structures_with_values.put(treedef, has_values)
+    return has_values
+
+
+_structures_with_values = bounded_cache(1024)
+
+_ARRAYS_OF_JAX: set[type] = {_compat.ArrayImpl}
+_ARRAYS: set[type] = {_compat.ArrayImpl, np.ndarray}
+
+
+def _runs_at_once(leaves: Iterable[Any], types: set[type]) -> bool:
+    """Whether nothing is traced, `jax.jit` compiles, and all leaves are of these types."""
+    if not _compat.nothing_is_traced() or _compat.jit_is_disabled():
+        return False
+    return {*map(type, leaves)} <= types
+
+
+def _has_values(tree: Any) -> bool:
+    return any(map(is_value, tree_leaves(tree, is_leaf=is_value)))
+
+
+def function_tree(fn: Callable[..., Any]) -> Any:
+    """The function if it is itself a pytree, which may hold values; else ``None``."""
+    return None if treedef_is_leaf(tree_structure(fn)) else fn
+
+
+class Transformed(Generic[_P, _R]):
+    """The callable that `transform` returns."""
+
+    __name__: str
+    __wrapped__: Callable[_P, _R]
+
+    def __init__(
+        self, fn: Callable[_P, _R], filter_spec: Any, rules: Rules | None, policy: str
+    ):
+        functools.update_wrapper(self, fn, updated=())
+        self._fn = fn
+        self._filter_spec = filter_spec
+        self._rules = rules
+        self._policy = policy
+        self._fn_tree = function_tree(fn)
+        self._programs, self._tag = _program_cache(fn, self._fn_tree)
+        # The same function inside of `jax.jit`, if ``fn`` is a jitted one.
+        self._jitted = BoundedCache(16) if _compat.is_plain_jit(fn) else None
+
+    @overload
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R: ...
+
+    # Annotations can't say that an argument for an array may be a value.
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._jitted is not None and _is_jittable(args, kwargs):
+            return self._in_jit(self._jitted)(*args, **kwargs)
+        return self._run(args, kwargs)
+
+    def _in_jit(self, cache: BoundedCache) -> Callable[..., Any]:
+        """The function under `jax.jit`, which finds a program faster than this class does."""
+        key = current_settings().refined(self._rules, self._policy).key()
+        jitted = cache.get(key)
+        if jitted is None:
+            twin = self.__copy__()
+            twin._jitted = None
+            jitted = jax.jit(twin)
+            cache.put(key, jitted)
+        return jitted
+
+    def _run(self, args: Any, kwargs: Any) -> Any:
+        leaves, staged = self._staged(args, kwargs)
+        if staged is None:
+            return self._run_as_it_is(args, kwargs)
+        results = staged(leaves)
+        if staged.changes_variables:
+            results, changed = results
+            nnx.store((self._fn_tree, args, kwargs), changed)
+        if staged.has_hollow and not (_compat.makes_jaxpr() or _compat.nothing_is_traced()):
+            # `jax.vmap` batches leaves, so it cannot batch a value that has none.
+            return tree_map(
+                lambda x: dense(x) if is_hollow(x) else x, results, is_leaf=_stays_whole
+            )
+        return results
+
+    def _run_as_it_is(self, args: Any, kwargs: Any) -> Any:
+        """Call the function, whose transforms inside may meet values that it makes."""
+        if self._rules is None and self._policy == "warn":
+            return self._fn(*args, **kwargs)
+        with use_settings(current_settings().refined(self._rules, self._policy)):
+            return self._fn(*args, **kwargs)
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Transformed[_P, _R]: ...
+
+    @overload
+    def __get__(
+        self: Transformed[Concatenate[Any, _Q], _R], instance: object, owner: Any = None
+    ) -> Transformed[_Q, _R]: ...
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        return functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"jaxrewrite.transform({self._fn!r})"
+
+    # A copy or pickle is one of the function, without its programs.
+
+    def __copy__(self) -> Transformed[_P, _R]:
+        return Transformed(self._fn, self._filter_spec, self._rules, self._policy)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Transformed[_P, _R]:
+        fn = copy.deepcopy(self._fn, memo)
+        spec = copy.deepcopy(self._filter_spec, memo)
+        return Transformed(fn, spec, self._rules, self._policy)
+
+    def __reduce__(self) -> Any:
+        # If the module of the function has this transform under its name, pickle the name.
+        if _named(self._fn) is self:
+            return self._fn.__qualname__
+        return _transformed, (self._fn, self._filter_spec, self._rules, self._policy)
+
+    def _staged(
+        self, args: Any, kwargs: Any, always: bool = False
+    ) -> tuple[list[Any], Any]:
+        """The leaves of the arguments, and the program for them.
+
+        The program is ``None`` if there is nothing to rewrite and ``always`` is false.
+        """
+        tree = (self._fn_tree, args, kwargs)
+        leaves, treedef = tree_flatten(tree)
+        settings = current_settings().refined(self._rules, self._policy)
+        if settings.rules.num_later and _has_values(tree):
+            settings = settings._replace(rules=settings.rules.of_values())
+        key = self._key(tree, leaves, treedef, settings)
+        staged = None if key is None else self._programs.get(key)
+        if (
+            staged is None
+            or (staged is _NOTHING and always)
+            or (staged is not _NOTHING and staged.is_spent())
+        ):
+            in_force = settings.rules
+            if (
+                always
+                or _has_values(tree)
+                or in_force.local_dense_rules()
+                or in_force.patterns()
+            ):
+                for leaf in filter(is_value, leaves):
+                    raise no_pytree(leaf)
+                staged = stage(Arguments(self._fn, tree), self._filter_spec, settings)
+                is_cacheable = staged.program.is_cacheable()
+            else:
+                staged, is_cacheable = _NOTHING, True
+            if key is not None and is_cacheable:
+                self._programs.put(key, staged)
+        return leaves, None if staged is _NOTHING else staged
+
+    def _key(
+        self, tree: Any, leaves: Sequence[Any], treedef: Any, settings: Settings
+    ) -> Any:
+        """The key of a program in the cache; ``None`` if it is in no cache."""
+        if settings.recorder is not None:
+            return None
+        key = (
+            self._tag,
+            treedef,
+            tuple([_leaf_key(leaf) for leaf in leaves]),
+            self._filter_spec,
+            settings.key(),
+            _compat.trace_context(),
+        )
+        try:
+            hash(key)
+        except TypeError:
+            for value in filter(is_value, tree_leaves(tree, is_leaf=is_value)):
+                check_static_fields(value)
+            return None
+        return key
+
+
+def _named(fn: Any) -> Any:
+    """The object that the module of a function has under the function's name."""
+    found = sys.modules.get(getattr(fn, "__module__", ""))
+    for name in getattr(fn, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found
+
+
+def _program_cache(fn: Callable[..., Any], fn_tree: Any) -> tuple[BoundedCache, Any]:
+    """The cache for the programs of a function, and a tag that is part of the keys.
+
+    The programs are kept with the function. Python makes a method anew at each access, so
+    those of a method are kept with its object. Those of a callable pytree are kept with its
+    class, because its leaves are arguments of the program.
+    """
+    owner: Any = fn
+    tag = None
+    if fn_tree is not None:
+        owner = type(fn)
+    elif inspect.ismethod(fn):
+        owner, tag = fn.__self__, fn.__func__
+    try:
+        weakref.ref(owner)
+        return _programs.of(owner), tag
+    except TypeError:  # The owner is not hashable or not weakly referable.
+        return BoundedCache(1024), tag
+
+
+def _leaf_key(leaf: Any) -> Any:
+    """The part of a program's key that stands for a leaf of its arguments."""
+    if _compat.is_array(leaf):
+        return _compat.leaf_aval(leaf)
+    if isinstance(leaf, (float, complex)):  # 0.0 == -0.0, and nan != nan.
+        return type(leaf), repr(leaf)
+    if isinstance(leaf, slice):  # Slices are hashable from Python 3.12 on.
+        return slice, *map(_leaf_key, (leaf.start, leaf.stop, leaf.step))
+    return type(leaf), leaf
