@@ -21,7 +21,7 @@ Constant(fill=f32[], length=3)
 from __future__ import annotations
 
 from . import _compat
-from ._handlers.leafwise import IDENTITIES
+from ._core.rewrite import IDENTITIES
 
 
 _by_name = _compat.primitives_by_name()

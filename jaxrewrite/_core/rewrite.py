@@ -52,6 +52,9 @@ handlers: dict[str, Handler] = {}
 # values need not be dense. `_handlers.leafwise` has the list.
 keepers: dict[str, Handler] = {}
 
+# The primitives that return their operands.
+IDENTITIES = ("copy", "copy_p", "name", "optimization_barrier", "pvary", "stop_gradient")
+
 
 class Scope(Draft):
     """A jaxpr under construction, to which the equations of others are added."""

@@ -11,13 +11,9 @@ from typing import Any
 
 from jax.tree_util import tree_leaves
 
-from .._core.rewrite import Scope, keepers
+from .._core.rewrite import IDENTITIES, Scope, keepers
 from .._core.site import Site
 from .._placement.leafwise import constrain, device_put, reshard
-
-
-# The primitives that return their operands.
-IDENTITIES = ("copy", "copy_p", "name", "optimization_barrier", "pvary", "stop_gradient")
 
 
 def _sink(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from .report import MadeDense, Report, Step
 from .text import amount, decided, totals
+
+
+if TYPE_CHECKING:  # It loads this module where it is shown.
+    from .report import MadeDense, Report, Step
 
 
 _STYLE = """

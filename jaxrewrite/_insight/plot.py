@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .report import Report, Step
+
+if TYPE_CHECKING:  # It loads this module where it is shown.
+    from .report import Report, Step
 
 
 def by_line(report: Report) -> dict[str, tuple[float, float]]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from .report import Report, RuleInfo, Step
+
+if TYPE_CHECKING:  # It loads this module where it is shown.
+    from .report import Report, RuleInfo, Step
 
 
 WIDTH = 100
