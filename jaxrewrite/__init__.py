@@ -29,13 +29,12 @@ from ._staging.transform import (
 )
 
 
-# Imported for their side effects: they register what happens to values in primitives that
-# contain jaxprs, and in primitives that move arrays.
-from . import _handlers  # isort: skip
-from ._handlers import leafwise  # isort: skip
+# The rooms that register something: handlers of primitives, and hooks.
+from . import _handlers, _interop  # isort: skip
+from ._patterns import handler  # isort: skip
 
 
-del _handlers, leafwise
+del _handlers, _interop, handler
 
 
 # These are loaded at their first use.

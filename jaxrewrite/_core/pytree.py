@@ -25,7 +25,7 @@ import jax.export
 import jaxtyping
 from jax.tree_util import register_dataclass
 
-from .._interop import flax
+from . import hooks
 
 
 # The first metadata of every class is the class itself. JAX's `==` of treedefs compares the
@@ -205,7 +205,7 @@ def _prepare(cls: Any) -> None:
             _hide_fields(cls)
             _register(cls)
         cls._jaxrewrite_ready = True
-        flax.register(cls)
+        hooks.class_defined(cls)
 
 
 def _is_registered(cls: type) -> bool:
@@ -292,6 +292,7 @@ def _constructor(
             if self._may_convert:
                 refuse_lists(vars(self).items())
             check_static_fields(self, static)
+            hooks.value_made()
 
     return __init__
 

@@ -1,10 +1,8 @@
-"""The handlers of higher-order primitives: one module for each family.
+"""The handlers of higher-order primitives, one module for each family, and of moves of arrays.
 
 The import of this package registers the handlers.
 """
 
-from .._interop import buffers as buffers, equinox as equinox
-from .._patterns import handler as pattern
 from . import (
     calls as calls,
     choice as choice,
@@ -15,6 +13,7 @@ from . import (
     custom_vjp as custom_vjp,
     custom_vmap as custom_vmap,
     hi_primitive as hi_primitive,
+    leafwise as leafwise,
     linear_call as linear_call,
     linear_solve as linear_solve,
     polynomial as polynomial,

@@ -1,37 +1,33 @@
 """Values in `flax.serialization`, which asks for functions of each class by itself.
 
-Flax is not imported here. Its table is filled as it is imported, be that before or after a
-class of values is defined.
+Flax is not imported here. Its table gets the classes of values when a class is defined or, if
+Flax is imported after that, when the next value is made.
 """
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
 import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 
+from .._core import hooks
+
 
 _MODULE = "flax.serialization"
 
-_classes: list[type] = []
 
+class _Serialisation:
+    """The hook for classes, which fills the table of Flax."""
 
-def register(cls: type) -> None:
-    """Let Flax serialise the values of a class, now or once it is imported."""
-    _classes.append(cls)
-    module = sys.modules.get(_MODULE)
-    if module is not None:
-        _register_in(module, cls)
+    def is_ready(self) -> bool:
+        # A module that is being imported is listed before its functions exist.
+        return hasattr(sys.modules.get(_MODULE), "register_serialization_state")
 
-
-def _register_in(module: ModuleType, cls: type) -> None:
-    if not module.is_serializable(cls):
-        module.register_serialization_state(cls, _to_state_dict, _from_state_dict)
+    def defined(self, cls: type) -> None:
+        flax: Any = sys.modules[_MODULE]
+        if not flax.is_serializable(cls):
+            flax.register_serialization_state(cls, _to_state_dict, _from_state_dict)
 
 
 def _to_state_dict(value: Any) -> dict[str, Any]:
@@ -62,33 +58,4 @@ def _fields(value: Any) -> tuple[list[str], list[Any], Any]:
     return [keystr(path, simple=True) for path, _ in paths], [x for _, x in paths], treedef
 
 
-class _Watch(importlib.abc.MetaPathFinder):
-    """Finds Flax's module by the other finders, and fills its table after its import."""
-
-    _is_asking = False
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != _MODULE or self._is_asking:
-            return None
-        self._is_asking = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._is_asking = False
-        if spec is None or spec.loader is None:
-            return spec
-        load = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            load(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
-            for cls in _classes:
-                _register_in(module, cls)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-if _MODULE not in sys.modules:
-    sys.meta_path.insert(0, _Watch())
+hooks.register_class_hook(_Serialisation())

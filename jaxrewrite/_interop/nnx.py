@@ -13,40 +13,42 @@ from typing import Any
 
 from jax.tree_util import tree_leaves
 
+from .._core import hooks
 from .._core.avals import same_structure
 from .._core.value import Value
 
 
-def contents(tree: Any) -> list[tuple[Any, Any]]:
-    """The variables in a pytree, and what they hold."""
-    return [(variable, variable.get_raw_value()) for variable in _variables(tree)]
+class _State:
+    """The hook for staging, which looks at the variables among the arguments."""
 
+    def before(self, tree: Any) -> list[tuple[Any, Any]]:
+        """The variables in a pytree, and what they hold."""
+        return [(variable, variable.get_raw_value()) for variable in _variables(tree)]
 
-def changes(before: list[tuple[Any, Any]]) -> dict[int, Any]:
-    """The new contents of the variables that no longer hold what they held."""
-    now = [variable.get_raw_value() for variable, _ in before]
-    return {
-        i: x
-        for i, (x, (_, old)) in enumerate(zip(now, before, strict=True))
-        if x is not old
-    }
+    def after(self, state: list[tuple[Any, Any]]) -> dict[int, Any]:
+        """The new contents of the variables that no longer hold what they held."""
+        now = [variable.get_raw_value() for variable, _ in state]
+        return {
+            i: x
+            for i, (x, (_, old)) in enumerate(zip(now, state, strict=True))
+            if x is not old
+        }
 
-
-def store(tree: Any, changed: dict[int, Any]) -> None:
-    """Store new contents in the variables of a pytree."""
-    variables = _variables(tree)
-    if len({id(variables[i]) for i in changed}) < len(changed):
-        raise ValueError(
-            "The transformed function changes a variable of flax.nnx that its arguments have "
-            "in two places, such as the state of a layer that is used twice. Call nnx.split "
-            "before it, nnx.merge in it, and return the state."
-        )
-    for i, content in changed.items():
-        old = variables[i].get_raw_value()
-        # A loop of nnx stores what it read, which may have become another type of value, or
-        # one with leaves that layers no longer share.
-        if not isinstance(old, Value) or same_structure(content, old):
-            variables[i].set_raw_value(content)
+    def store(self, tree: Any, changed: dict[int, Any]) -> None:
+        """Store new contents in the variables of a pytree."""
+        variables = _variables(tree)
+        if len({id(variables[i]) for i in changed}) < len(changed):
+            raise ValueError(
+                "The transformed function changes a variable of flax.nnx that its arguments have "
+                "in two places, such as the state of a layer that is used twice. Call nnx.split "
+                "before it, nnx.merge in it, and return the state."
+            )
+        for i, content in changed.items():
+            old = variables[i].get_raw_value()
+            # A loop of nnx stores what it read, which may have become another type of value, or
+            # one with leaves that layers no longer share.
+            if not isinstance(old, Value) or same_structure(content, old):
+                variables[i].set_raw_value(content)
 
 
 def _variables(tree: Any) -> list[Any]:
@@ -56,3 +58,6 @@ def _variables(tree: Any) -> list[Any]:
     # Variables that are tracers, or arrays of JAX's own kind, change by themselves.
     is_variable = lambda x: issubclass(type(x), cls)
     return [x for x in tree_leaves(tree, is_leaf=is_variable) if is_variable(x)]
+
+
+hooks.register_staging_hook(_State())

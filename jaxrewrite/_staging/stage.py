@@ -26,6 +26,7 @@ from jax.tree_util import (
 
 from .. import _compat
 from .._compat import Jaxpr
+from .._core import hooks
 from .._core.avals import aval_of, avals_of, is_hollow
 from .._core.dead_code import drop_dead_code
 from .._core.errors import add_note, place
@@ -35,7 +36,6 @@ from .._core.settings import Settings, use_settings
 from .._core.site import describe_operand
 from .._core.traces import Rewriting
 from .._core.value import is_value
-from .._interop import nnx
 from . import collector
 from .closures import Staging, run_of
 from .program import Program
@@ -56,8 +56,8 @@ class Staged(NamedTuple):
     """A program, and how its leaves relate to those of arguments and results.
 
     ``positions`` are the leaves of the arguments that the program takes. ``out_leaves`` has
-    the results that are not arrays, and ``None`` for the others. If ``changes_variables``, the
-    result is a pair of the function's own result and of what `nnx.store` takes.
+    the results that are not arrays, and ``None`` for the others. If there are ``changing``
+    hooks, the result is a pair of the function's own result and of what each of them stores.
     """
 
     program: Program
@@ -69,7 +69,7 @@ class Staged(NamedTuple):
     staging: Staging | None
     # Whether a value among the results has no leaves.
     has_hollow: bool
-    changes_variables: bool
+    changing: Sequence[hooks.StagingHook]
 
     def is_spent(self) -> bool:
         """Whether the program holds arrays of a call that has ended."""
@@ -97,7 +97,7 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     names = _operand_names(arguments) if len(operands) < 64 else None
     inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
     with use_settings(settings.of_traced()):
-        whole, consts, out_tree, out_leaves, changes_variables = _trace_user_function(
+        whole, consts, out_tree, out_leaves, changing = _trace_user_function(
             arguments, tree, inputs, settings
         )
     with collector.paused():
@@ -135,7 +135,7 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
         [i for i, s in enumerate(is_static) if not s],
         _staging(whole, consts, inputs.likes),
         any(map(is_hollow, tree_leaves(tree_unflatten(out_tree, results), is_hollow))),
-        changes_variables,
+        changing,
     )
 
 
@@ -231,24 +231,25 @@ def _rebuilder(
 
 def _trace_user_function(
     arguments: Arguments, tree: PyTreeDef, inputs: _Inputs, settings: Settings
-) -> tuple[Any, list[Any], PyTreeDef, list[Any], bool]:
+) -> tuple[Any, list[Any], PyTreeDef, list[Any], Sequence[hooks.StagingHook]]:
     fn = arguments.fn
     out: list[Any] = []
 
     def flat(*tracers: Any) -> list[Any]:
         rest = iter(tracers)
         whole = tree_unflatten(tree, [build(rest) for build in inputs.rebuild])
-        before = nnx.contents(whole)
+        before = [(hook, hook.before(whole)) for hook in hooks.staging_hooks]
         called, args, kwargs = whole
         results = (fn if called is None else called)(*args, **kwargs)
-        changed = nnx.changes(before)
+        after = [(hook, hook.after(state)) for hook, state in before]
+        changed = [(hook, change) for hook, change in after if change]
         if changed:
-            results = results, changed
+            results = results, [change for _, change in changed]
         leaves, out_tree = tree_flatten(results)
         is_result = [_compat.is_array(leaf) for leaf in leaves]
         out.append(out_tree)
         out.append([_RESULT if r else x for x, r in zip(leaves, is_result, strict=True)])
-        out.append(bool(changed))
+        out.append([hook for hook, _ in changed])
         return [leaf for leaf, r in zip(leaves, is_result, strict=True) if r]
 
     debug_info = _compat.new_debug_info(

@@ -33,7 +33,6 @@ from .._core.pytree import check_static_fields
 from .._core.rules import Rules, check_table, find_primitive
 from .._core.settings import Policy, Settings, check_policy, current_settings, use_settings
 from .._core.value import Value, is_value
-from .._interop import nnx
 from .stage import Arguments, stage
 
 
@@ -384,9 +383,10 @@ class Transformed(Generic[_P, _R]):
         if staged is None:
             return self._run_as_it_is(args, kwargs)
         results = staged(leaves)
-        if staged.changes_variables:
-            results, changed = results
-            nnx.store((self._fn_tree, args, kwargs), changed)
+        if staged.changing:
+            results, changes = results
+            for hook, changed in zip(staged.changing, changes, strict=True):
+                hook.store((self._fn_tree, args, kwargs), changed)
         if staged.has_hollow and not (_compat.makes_jaxpr() or _compat.nothing_is_traced()):
             # `jax.vmap` batches leaves, so it cannot batch a value that has none.
             return tree_map(

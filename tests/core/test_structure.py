@@ -57,16 +57,11 @@ LEAKS = {
     ("_analyses.known_zeros", "__init__"),
     ("_core.bodies", "_analyses"),
     ("_core.join", "_analyses"),
-    ("_core.pytree", "_interop"),
     ("_core.record", "_patterns"),
     ("_core.rewrite", "_analyses"),
     ("_core.rewrite", "_patterns"),
     ("_core.rules", "_patterns"),
     ("_core.traces", "_patterns"),
-    ("_handlers", "_interop"),
-    ("_handlers", "_patterns"),
-    ("_staging.stage", "_interop"),
-    ("_staging.transform", "_interop"),
 }
 
 # What a module may import besides JAX and what comes with it.
