@@ -1,0 +1,203 @@
+"""``python -m mutation functions.json``: see the package."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import gc
+import importlib
+import json
+import os
+import pathlib
+import pkgutil
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+
+# JAX reads this as it is imported; ``conftest`` sets the rest in each process.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+
+from .plant import Defect, defects, planted  # noqa: E402
+
+
+TESTS = pathlib.Path(__file__).parents[1]
+PACKAGE = TESTS.parent / "jaxrewrite"
+
+# The tests of a defect take at most so many seconds, by the times of the record.
+MOST_SECONDS = 40.0
+# A defect may make a test run forever.
+TIMEOUT = 180
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="mutation", description=__doc__)
+    parser.add_argument("record", type=pathlib.Path)
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="files, by a part of a path")
+    parser.add_argument("--cache", help="a folder for what is compiled")
+    parser.add_argument("--out", type=pathlib.Path, help="a file for the report")
+    options = parser.parse_args()
+    if options.cache:
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = options.cache
+    functions = _functions_of_the_library()
+    tests = _tests_by_function(json.loads(options.record.read_text()))
+    chosen = sampled(options.count, options.seed, options.only)
+    known = _known_survivors()
+    verdicts: dict[str, list[Defect]] = collections.defaultdict(list)
+    for number, defect in enumerate(chosen):
+        run = _relevant(tests.get(f"{defect.file}:{defect.function}", []))
+        verdict = _verdict(defect, run, functions) if run else "not run by any test"
+        if verdict == "survived" and _key(defect) in known:
+            verdict = "known"
+        verdicts[verdict].append(defect)
+        print(f"{number + 1}/{len(chosen)} {verdict}: {defect}", flush=True)
+    report = _report(verdicts, len(chosen))
+    print(report)
+    if options.out:
+        options.out.write_text(report + "\n")
+    return 0
+
+
+def sampled(count: int, seed: int, only: str = "") -> list[Defect]:
+    """Defects of all rooms: as many of each, as far as it has so many."""
+    by_room: dict[str, list[Defect]] = collections.defaultdict(list)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        file = str(path.relative_to(PACKAGE))
+        if only in file:
+            room = "/".join(file.split("/")[:2])
+            by_room[room if "/_" in file else file.split("/")[0]] += defects(
+                file, path.read_text()
+            )
+    choose = random.Random(seed)
+    for room in by_room.values():
+        choose.shuffle(room)
+    found: list[Defect] = []
+    while len(found) < count and any(by_room.values()):
+        found += [room.pop() for room in by_room.values() if room]
+    return found[:count]
+
+
+def _key(defect: Defect) -> str:
+    """A defect by its file and text, which stay when lines move."""
+    return f"{defect.file} {defect.kind}: {defect.text}"
+
+
+def _known_survivors() -> set[str]:
+    """The defects that are listed as survivors; a reason follows each, indented."""
+    lines = (pathlib.Path(__file__).parent / "survivors.txt").read_text().splitlines()
+    return {line for line in lines if line and not line.startswith((" ", "#"))}
+
+
+def _tests_by_function(record: Any) -> dict[str, list[tuple[float, str]]]:
+    found: dict[str, list[tuple[float, str]]] = collections.defaultdict(list)
+    for test, what in record.items():
+        for function in what["functions"]:
+            found[function].append((what["seconds"], test))
+    return found
+
+
+def _relevant(tests: list[tuple[float, str]]) -> list[str]:
+    """The quickest tests of a function, as many as there is time for."""
+    chosen, seconds = [], 0.0
+    for took, test in sorted(tests):
+        if chosen and seconds + took > MOST_SECONDS:
+            break
+        chosen.append(test)
+        seconds += took
+    return chosen
+
+
+# --- planting -------------------------------------------------------------------------------
+
+
+def _functions_of_the_library() -> dict[tuple[str, int, str], list[FunctionType]]:
+    """All functions of the library that exist once it is imported, by where they begin."""
+    import jaxrewrite
+
+    for module in pkgutil.walk_packages(jaxrewrite.__path__, "jaxrewrite."):
+        if module.name not in ("jaxrewrite.__main__", "jaxrewrite._interop.lineax"):
+            importlib.import_module(module.name)
+    found: dict[tuple[str, int, str], list[FunctionType]] = collections.defaultdict(list)
+    for x in gc.get_objects():
+        if type(x) is FunctionType and x.__code__.co_filename.startswith(str(PACKAGE)):
+            found[_place(x.__code__)].append(x)
+    return found
+
+
+def _place(code: CodeType) -> tuple[str, int, str]:
+    return code.co_filename, code.co_firstlineno, code.co_qualname
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            yield from _codes(const)
+
+
+def plant(defect: Defect, functions: dict[Any, list[FunctionType]]) -> None:
+    """Give each function that has the defect in it the code with the defect."""
+    path = PACKAGE / defect.file
+    tree = planted(path.read_text(), defect)
+    for code in _codes(compile(tree, str(path), "exec", dont_inherit=True)):
+        for function in functions.get(_place(code), ()):
+            if len(code.co_freevars) == len(function.__code__.co_freevars):
+                function.__code__ = code
+
+
+# What pytest returns if all tests passed, and where it found none of those that it was told.
+_VERDICTS = {0: "survived", 4: "broken", 5: "broken"}
+
+
+def _verdict(defect: Defect, tests: list[str], functions: Any) -> str:
+    """What tests say of a defect that is planted in a process of its own."""
+    child = os.fork()
+    if not child:
+        _run_tests(defect, tests, functions)
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return _VERDICTS.get(os.waitstatus_to_exitcode(status), "killed")
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "killed"
+
+
+def _run_tests(defect: Defect, tests: list[str], functions: Any) -> None:
+    """Plant a defect, run tests until one fails, and leave the process with the status."""
+    status = 1
+    try:
+        plant(defect, functions)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        os.chdir(TESTS.parent)
+        import pytest
+
+        status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+    finally:
+        os._exit(status)
+
+
+def _report(verdicts: dict[str, list[Defect]], count: int) -> str:
+    numbers = ", ".join(f"{len(own)} {verdict}" for verdict, own in verdicts.items())
+    alive = [
+        d for verdict in ("survived", "not run by any test") for d in verdicts[verdict]
+    ]
+    share = 1 - len(alive) / max(count, 1)
+    lines = [f"{count} defects: {numbers}; {share:.1%} are found or known."]
+    return "\n".join([*lines, *sorted(map(str, alive))])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""Single defects in the source of a function, as syntax trees."""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+
+class Defect(NamedTuple):
+    """A change of one place: ``edit`` changes the node at ``index`` of a walk over the module."""
+
+    file: str
+    function: int  # the line on which the outermost function begins, decorators included
+    line: int
+    kind: str
+    text: str
+    index: int
+    variant: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.kind}: {self.text}"
+
+
+def _is_declined(node: ast.AST) -> bool:
+    """Whether a statement is ``if ...: return NotImplemented``."""
+    return (
+        isinstance(node, ast.If)
+        and not node.orelse
+        and len(node.body) == 1
+        and isinstance(node.body[0], ast.Return)
+        and isinstance(node.body[0].value, ast.Name)
+        and node.body[0].value.id == "NotImplemented"
+    )
+
+
+def _skip_decline(node: Any) -> None:
+    node.test = ast.Constant(False)
+
+
+def _exchange(node: Any) -> None:
+    node.left, node.right = node.right, node.left
+
+
+def _exchange_arguments(node: Any) -> None:
+    node.args[0], node.args[1] = node.args[1], node.args[0]
+
+
+def _drop_right(node: Any) -> None:
+    node.right = ast.Constant(0)
+
+
+def _other_axis(node: Any) -> None:
+    for keyword in node.keywords:
+        if keyword.arg in _AXES:
+            keyword.value = ast.Constant(_changed(keyword.value))
+
+
+def _other_subscript(node: Any) -> None:
+    node.slice = ast.Constant(_changed(node.slice))
+
+
+def _negate(node: Any) -> None:
+    node.test = ast.UnaryOp(ast.Not(), node.test)
+
+
+def _strict(node: Any) -> None:
+    swaps: dict[type, type] = {
+        ast.Lt: ast.LtE,
+        ast.LtE: ast.Lt,
+        ast.Gt: ast.GtE,
+        ast.GtE: ast.Gt,
+    }
+    node.ops = [swaps[type(node.ops[0])]()]
+
+
+def _other_quantifier(node: Any) -> None:
+    node.func.id = {"any": "all", "all": "any"}[node.func.id]
+
+
+def _drop_unary(node: Any) -> None:
+    node.op = ast.UAdd()
+
+
+_AXES = ("axis", "axes", "dimension")
+
+
+def _number(node: ast.AST) -> int | None:
+    try:
+        value = ast.literal_eval(node)  # type: ignore[arg-type]
+    except (ValueError, TypeError):
+        return None
+    return value if type(value) is int else None
+
+
+def _changed(node: ast.AST) -> int:
+    number = _number(node)
+    assert number is not None
+    return {0: 1, 1: 0, -1: -2, -2: -1}[number]
+
+
+def _has_axis(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and any(
+        k.arg in _AXES and _number(k.value) in (0, 1, -1, -2) for k in node.keywords
+    )
+
+
+def _is_sum(node: ast.AST, ops: tuple[type, ...]) -> bool:
+    return (
+        isinstance(node, ast.BinOp)
+        and isinstance(node.op, ops)
+        and not any(
+            isinstance(x, (ast.Constant, ast.JoinedStr, ast.Tuple, ast.List))
+            for x in (node.left, node.right)
+        )
+    )
+
+
+def _is_product(node: ast.AST) -> bool:
+    return isinstance(node, ast.BinOp) and isinstance(
+        node.op, (ast.Mult, ast.MatMult, ast.Div)
+    )
+
+
+Test = Callable[[Any], bool]
+Edit = Callable[[Any], None]
+
+KINDS: dict[str, tuple[Test, Edit]] = {
+    "skipped decline": (_is_declined, _skip_decline),
+    "exchanged operands": (
+        lambda n: _is_sum(n, (ast.Sub, ast.Div, ast.MatMult, ast.FloorDiv)),
+        _exchange,
+    ),
+    "dropped term": (
+        lambda n: (
+            _is_sum(n, (ast.Sub,))
+            or (_is_sum(n, (ast.Add,)) and any(map(_is_product, (n.left, n.right))))
+        ),
+        _drop_right,
+    ),
+    "wrong axis": (_has_axis, _other_axis),
+    "wrong entry": (
+        lambda n: (
+            isinstance(n, ast.Subscript)
+            and isinstance(n.ctx, ast.Load)
+            and _number(n.slice) in (0, 1, -1, -2)
+        ),
+        _other_subscript,
+    ),
+    "negated condition": (
+        lambda n: isinstance(n, (ast.If, ast.IfExp)) and not _is_declined(n),
+        _negate,
+    ),
+    "other bound": (
+        lambda n: (
+            isinstance(n, ast.Compare)
+            and len(n.ops) == 1
+            and isinstance(n.ops[0], (ast.Lt, ast.LtE, ast.Gt, ast.GtE))
+        ),
+        _strict,
+    ),
+    "other quantifier": (
+        lambda n: (
+            isinstance(n, ast.Call)
+            and isinstance(n.func, ast.Name)
+            and n.func.id in ("any", "all")
+        ),
+        _other_quantifier,
+    ),
+    "dropped sign": (
+        lambda n: (
+            isinstance(n, ast.UnaryOp)
+            and isinstance(n.op, ast.USub)
+            and not isinstance(n.operand, ast.Constant)
+        ),
+        _drop_unary,
+    ),
+    "exchanged arguments": (
+        lambda n: (
+            isinstance(n, ast.Call)
+            and isinstance(n.func, ast.Attribute)
+            and ast.unparse(n.func.value)
+            in ("jnp", "lax", "np", "jnp.linalg", "jaxrewrite")
+            and len(n.args) == 2
+            and not any(isinstance(a, (ast.Starred, ast.Constant)) for a in n.args)
+            and ast.unparse(n.args[0]) != ast.unparse(n.args[1])
+        ),
+        _exchange_arguments,
+    ),
+}
+
+
+def outermost_functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    for node in tree.body:
+        bodies = node.body if isinstance(node, ast.ClassDef) else [node]
+        for inner in bodies:
+            if isinstance(inner, ast.FunctionDef):
+                yield inner
+
+
+def first_line(function: ast.FunctionDef) -> int:
+    return min([function.lineno, *(d.lineno for d in function.decorator_list)])
+
+
+def defects(file: str, source: str) -> Iterator[Defect]:
+    """All defects that can be planted in the functions of a module."""
+    tree = ast.parse(source)
+    numbers = {id(node): i for i, node in enumerate(ast.walk(tree))}
+    for function in outermost_functions(tree):
+        for statement in function.body:
+            for node in ast.walk(statement):
+                for variant, (kind, (applies, _)) in enumerate(KINDS.items()):
+                    if applies(node):
+                        line = node.lineno
+                        text = ast.unparse(node).splitlines()[0][:80]
+                        where = file, first_line(function), line
+                        yield Defect(*where, kind, text, numbers[id(node)], variant)
+
+
+def planted(source: str, defect: Defect) -> ast.Module:
+    """The module's tree with a defect in it."""
+    tree = copy.deepcopy(ast.parse(source))
+    node = next(n for i, n in enumerate(ast.walk(tree)) if i == defect.index)
+    KINDS[defect.kind][1](node)
+    return ast.fix_missing_locations(tree)
