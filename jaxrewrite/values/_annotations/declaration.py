@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import ArrayLike
 
 import jaxrewrite
@@ -195,3 +196,26 @@ def mapped(fn: Callable[[Any], Any], primitive: Any, results: Any) -> Any:
     if primitive.multiple_results:
         return [fn(result) for result in results]
     return fn(results)
+
+
+def lowest(dtype: Any) -> Any:
+    """What no number of a dtype is below: minus infinity, if the dtype has it."""
+    if dtype == jnp.bool_:
+        return False
+    return _limits(dtype).min if _is_bounded(dtype) else -jnp.inf
+
+
+def highest(dtype: Any) -> Any:
+    """What no number of a dtype is above."""
+    if dtype == jnp.bool_:
+        return True
+    return _limits(dtype).max if _is_bounded(dtype) else jnp.inf
+
+
+def _is_bounded(dtype: Any) -> bool:
+    """Whether a dtype has no infinity: integers, and floats such as ``float8_e4m3fn``."""
+    return not (jnp.issubdtype(dtype, jnp.inexact) and np.isinf(np.asarray(np.inf, dtype)))
+
+
+def _limits(dtype: Any) -> Any:
+    return jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype)

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool
+from jax.extend.core import Literal
+from jaxtyping import Array, ArrayLike, Bool
 
 import jaxrewrite
+from jaxrewrite import _compat
 from jaxrewrite.primitives import BINARY, UNARY
 
 from .._base import in_blocks
 from .._base.contract import labels
 from .._base.structured import Structured, inexact, split_alike
-from .declaration import MOVING, annotation_rule, applies_function, like
+from .declaration import MOVING, annotation_rule, applies_function, highest, like, lowest
+from .named import Named
+from .tagged import Tagged
+from .unitful import Unitful
 
 
 class Masked(Structured):
@@ -54,9 +61,15 @@ class Masked(Structured):
     terms of ``f`` that are missing.
 
     A masked value is never dense, so that no program takes a missing entry for a number:
-    see `filled`. ``jnp.mean`` sums the entries that are not missing, but divides by the
-    number of *all* entries, which is part of the program. `mean` is the mean of the entries
-    that are not missing.
+    see `filled`.
+
+    Functions that divide by the number of entries count those that are missing, because that
+    number is part of the program. So there is a `TypeError` where a program calls
+    ``jnp.var``, ``std``, ``median``, ``quantile``, ``percentile``, ``cov``, ``corrcoef`` or
+    `jax.nn.standardize`; divides the sum of n entries by the number n, as ``jnp.mean`` and
+    ``average`` do; or divides a sum of weighted or chosen entries by an array, as they do with
+    ``weights=`` and ``where=``. `mean` is the mean of the entries that are not missing, and
+    ``x.sum() * (1 / n)`` is one of all entries. ``jnp.nanmean`` counts those that are there.
 
     Parameters
     ----------
@@ -64,11 +77,15 @@ class Masked(Structured):
         An array, or another value, of any shape and dtype.
     mask
         A boolean array of the same shape, true where an entry is missing.
+    terms
+        For rules: how many entries each entry is the sum of, and whether they have weights.
 
     Raises
     ------
     ValueError
         If the mask is not boolean or has another shape.
+    TypeError
+        If a program would count missing entries.
 
     Examples
     --------
@@ -96,6 +113,7 @@ class Masked(Structured):
 
     array: Array
     mask: Bool[Array, ...]
+    terms: tuple[int, bool] | None = jaxrewrite.field(static=True, default=None, repr=False)
 
     def __post_init__(self) -> None:
         shape, dtype = jnp.shape(self.mask), jnp.result_type(self.mask)
@@ -136,7 +154,7 @@ class Masked(Structured):
 
     def join(self, other: Any) -> Any:
         """An array is a masked array without missing entries."""
-        return self, Masked(_array(other), _mask(other))
+        return Masked(self.array, self.mask), Masked(_array(other), _mask(other))
 
     def stacked(self, size: int) -> Any:
         return self
@@ -152,11 +170,12 @@ class Masked(Structured):
         if not inexact(self.array):
             return NotImplemented
         # What a backward rule returns for missing entries must not reach the numbers there.
-        return Masked(Masked(leaf_tangents.array, self.mask).filled(0), self.mask)
+        filled = Masked(leaf_tangents.array, self.mask).filled(0)
+        return dataclasses.replace(self, array=filled)
 
     def lift_tangent(self, tangent: Any) -> Any:
         array = tangent.filled(0) if isinstance(tangent, Masked) else tangent
-        return Masked(array, self.mask)
+        return dataclasses.replace(self, array=array)
 
 
 def _fill(array: Any, mask: Any, number: Any) -> Any:
@@ -203,7 +222,78 @@ def _any_mask(operands: Sequence[Any], shape: Sequence[int]) -> Any:
 )
 def _entry_by_entry(*operands: Any, primitive: Any, **params: Any) -> Any:
     result = primitive.bind(*map(_array, operands), **params)
-    return Masked(result, _any_mask(operands, result.shape))
+    return Masked(result, _any_mask(operands, result.shape), _weighted(primitive, operands))
+
+
+def _weighted(primitive: Any, operands: Sequence[Any]) -> tuple[int, bool] | None:
+    """The terms of entries that a plain array weighs, or that stay what they are."""
+    if primitive.name == "convert_element_type":
+        return _terms(operands[0])
+    plain = [x for x in operands if not isinstance(x, Masked) and jnp.ndim(x)]
+    is_weighted = primitive.name == "mul" and plain
+    return (1, True) if is_weighted else None
+
+
+def _terms(x: Any) -> tuple[int, bool] | None:
+    return x.terms if isinstance(x, Masked) else None
+
+
+@annotation_rule(Masked, "div")
+def _divide(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
+    terms, is_weighted = _terms(x) or (1, False)
+    if terms > 1 and is_weighted and not isinstance(y, Masked):
+        raise TypeError(
+            f"Masked: div divides a sum of {terms} weighted or chosen entries by an array, as "
+            "jnp.average and jnp.mean do. The array counts entries that are missing. Divide "
+            "by a sum of weights that are missing as well, or multiply by 1 / array."
+        )
+    return _entry_by_entry(x, y, primitive=primitive, **params)
+
+
+def _within(*operands: Any) -> list[Masked]:
+    """The masked arrays among some operands, and within those that annotate one."""
+    is_masked = lambda x: isinstance(x, Masked)
+    return [x for x in jax.tree.leaves(operands, is_leaf=is_masked) if is_masked(x)]
+
+
+# The types that annotate a masked array hand on no literals, and bodies of calls equation by
+# equation, so that these rules need to come before theirs.
+_ANNOTATED = Masked | Tagged | Named | Unitful
+
+
+@jaxrewrite.register("div", types=(_ANNOTATED, Literal), precedence=1)
+def _divide_by_number(x: Any, y: Any, **params: Any) -> Any:
+    for masked in _within(x):
+        terms, _ = masked.terms or (1, False)
+        if terms > 1 and y.val == terms:
+            raise TypeError(
+                f"Masked: div divides a sum of {terms} entries by {terms}, as jnp.mean does, "
+                "which counts entries that are missing. Masked.mean counts those that are "
+                f"there. To count all, multiply by 1 / {terms}."
+            )
+    return NotImplemented
+
+
+_COUNTING = {
+    **{"_std": jnp.std, "_var": jnp.var, "cov": jnp.cov, "corrcoef": jnp.corrcoef},
+    **{"median": jnp.median, "quantile": jnp.quantile, "percentile": jnp.percentile},
+    "standardize": jax.nn.standardize,
+}
+"""Functions of JAX that use the number of all entries, by the names of their calls."""
+
+
+@jaxrewrite.register("jit", types=(_ANNOTATED | ArrayLike,), precedence=1)
+def _refuse_to_count(*operands: Any, name: str, jaxpr: Any, **params: Any) -> Any:
+    fn: Any = _COUNTING.get(name)
+    if fn is None or _compat.file_of(jaxpr) != inspect.unwrap(fn).__code__.co_filename:
+        return NotImplemented
+    if not _within(*operands):
+        return NotImplemented
+    raise TypeError(
+        f"Masked: {name.removeprefix('_')} of jax.numpy or jax.nn uses the number of all "
+        "entries and would count those that are missing. Masked.mean and Masked.count do not: "
+        "a variance is ((x - x.mean()) ** 2).mean()."
+    )
 
 
 @annotation_rule(Masked, "bitcast_convert_type")
@@ -217,48 +307,28 @@ def _bits(x: Masked, *, primitive: Any, **params: Any) -> Any:
 def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
     result = primitive.bind(_array(which), *map(_array, cases))
     mask = primitive.bind(_array(which), *map(_mask, cases))
-    return Masked(result, mask | _mask(which))
+    is_chosen = not isinstance(which, Masked) and jnp.ndim(which)
+    return Masked(result, mask | _mask(which), (1, True) if is_chosen else None)
 
 
 # --- reductions ---------------------------------------------------------------------
 
 
-def _lowest(dtype: Any) -> Any:
-    if dtype == jnp.bool_:
-        return False
-    return _limits(dtype).min if _is_bounded(dtype) else -jnp.inf
-
-
-def _highest(dtype: Any) -> Any:
-    if dtype == jnp.bool_:
-        return True
-    return _limits(dtype).max if _is_bounded(dtype) else jnp.inf
-
-
-def _is_bounded(dtype: Any) -> bool:
-    """Whether a dtype has no infinity: integers, and floats such as ``float8_e4m3fn``."""
-    return not (jnp.issubdtype(dtype, jnp.inexact) and np.isinf(np.asarray(np.inf, dtype)))
-
-
-def _limits(dtype: Any) -> Any:
-    return jnp.finfo(dtype) if jnp.issubdtype(dtype, jnp.inexact) else jnp.iinfo(dtype)
-
-
 _NEUTRAL: dict[str, Callable[[Any], Any]] = {
     "reduce_sum": lambda dtype: 0,
     "reduce_prod": lambda dtype: 1,
-    "reduce_max": _lowest,
-    "reduce_min": _highest,
+    "reduce_max": lowest,
+    "reduce_min": highest,
     "reduce_and": lambda dtype: -1 if dtype != jnp.bool_ else True,
     "reduce_or": lambda dtype: 0,
     "reduce_xor": lambda dtype: 0,
-    "argmax": _lowest,
-    "argmin": _highest,
+    "argmax": lowest,
+    "argmin": highest,
     "cumsum": lambda dtype: 0,
     "cumprod": lambda dtype: 1,
-    "cummax": _lowest,
-    "cummin": _highest,
-    "cumlogsumexp": _lowest,
+    "cummax": lowest,
+    "cummin": highest,
+    "cumlogsumexp": lowest,
 }
 
 
@@ -270,7 +340,12 @@ def _without(x: Masked, primitive: Any, params: Any) -> Any:
 @annotation_rule(Masked, *(name for name in _NEUTRAL if name.startswith("reduce")))
 def _reduce(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> Any:
     result = _without(x, primitive, {"axes": axes, **params})
-    return _finite(result, _all_missing(x.mask, axes))
+    result = _finite(result, _all_missing(x.mask, axes))
+    count = math.prod(x.shape[axis] for axis in axes)
+    if primitive.name != "reduce_sum" or not isinstance(count, int):
+        return result
+    terms, is_weighted = x.terms or (1, False)
+    return dataclasses.replace(result, terms=(count * terms, is_weighted))
 
 
 @annotation_rule(Masked, "argmax", "argmin")
@@ -398,7 +473,7 @@ def _move(x: Masked, *, primitive: Any, **params: Any) -> Any:
     array, mask = (primitive.bind(part, **params) for part in (x.array, x.mask))
     if primitive.multiple_results:
         return list(map(Masked, array, mask))
-    return Masked(array, mask)
+    return Masked(array, mask, x.terms)
 
 
 @annotation_rule(Masked, "concatenate", "stack", "pad")

@@ -28,8 +28,8 @@ class Named(Structured):
     entry by entry, their names must agree axis by axis, also on axes of size 1. Reductions
     drop the names of their axes, and a product contracts only axes that agree. An axis that
     stays in its place keeps its name in slices, padding and ``reshape``. A ``reshape`` drops
-    the name of an axis that is split, merged or of size 1. If a product has two axes of one
-    name, as in ``x @ x.T``, both lose it. Results without axes are plain arrays. Where there
+    the name of an axis that is split, merged or of size 1. If a result has two axes of one
+    name, as those of ``x @ x.T`` and ``jnp.kron(x, x)``, both lose it. Results without axes are plain arrays. Where there
     is no rule, as for ``jnp.linalg.svd``, names are dropped.
 
     The idea is that of "Tensor considered harmful" (Rush, 2019) and "Named tensor notation"
@@ -168,10 +168,7 @@ def _aligned(primitive: Any, operands: Sequence[Any]) -> Names:
     """The names of arrays that meet entry by entry; a scalar agrees with all names."""
     found = [_names(x) for x in operands if jnp.ndim(x)]
     agreed = functools.partial(_agreed, primitive)
-    names = tuple(functools.reduce(agreed, axis) for axis in zip(*found, strict=True))
-    if names != _unique(names):
-        raise ValueError(f"{primitive.name} gives two axes the same name: {names!r}.")
-    return names
+    return _unique([functools.reduce(agreed, axis) for axis in zip(*found, strict=True)])
 
 
 def _bind(
@@ -282,8 +279,33 @@ def _update(x: Any, update: Any, *starts: Any, primitive: Any, **params: Any) ->
 
 
 @annotation_rule(Named, "scatter-mul", *SCATTER)
-def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: Any) -> Any:
-    return _bind(primitive, [x, indices, updates], _names(x), params)
+def _scatter(
+    x: Any,
+    indices: Any,
+    updates: Any,
+    *,
+    primitive: Any,
+    dimension_numbers: Any,
+    **params: Any,
+) -> Any:
+    """Each axis of the updates lies along one of the array, or along one of the indices."""
+    numbers = dimension_numbers
+    gone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
+    windows = numbers.update_window_dims
+    batch = [axis for axis in range(jnp.ndim(updates)) if axis not in windows]
+    pairs = [
+        *zip((i for i in range(jnp.ndim(x)) if i not in gone), windows, strict=True),
+        *zip(
+            numbers.operand_batching_dims,
+            (batch[i] for i in numbers.scatter_indices_batching_dims),
+            strict=True,
+        ),
+    ]
+    names = list(_names(x))
+    for axis, other in pairs:
+        names[axis] = _agreed(primitive, names[axis], _names(updates)[other])
+    params["dimension_numbers"] = numbers
+    return _bind(primitive, [x, indices, updates], _unique(names), params)
 
 
 @annotation_rule(Named, "gather")

@@ -142,7 +142,8 @@ class Unitful(Structured):
         Returns
         -------
         Unitful
-            The same quantity. Integers stay integers if the factor is one.
+            The same quantity. Integers become floating-point numbers, as in Astropy, because
+            a conversion of integers may overflow. They stay as they are if the factor is one.
 
         Raises
         ------
@@ -159,16 +160,14 @@ class Unitful(Structured):
         """
         target = Units(units)
         times, over = conversion(self.units, target, units)
-        if not all(isinstance(x, int) for x in (times, over)) or inexact(self.array):
-            times, over = float(times), float(over)
-        # A factor may be beyond what float16 holds, even if the result is not.
-        is_narrow = self.dtype == jnp.float16
+        # A factor may be beyond what a narrow dtype holds, even if the result is not.
+        is_narrow = inexact(self.array) and self.dtype.itemsize < 4
         array = self.array.astype(jnp.float32) if is_narrow else self.array
         if times != 1:
-            array = array * times
+            array = array * float(times)
         if over != 1:
-            array = array / over
-        return Unitful(array.astype(jnp.float16) if is_narrow else array, target)
+            array = array / float(over)
+        return Unitful(array.astype(self.dtype) if is_narrow else array, target)
 
     def materialise(self) -> Any:
         """Return the array if it has no units; else raise `UnitsError`."""

@@ -16,8 +16,10 @@ class UnitsError(ValueError):
 
 
 _FACTOR = re.compile(
-    r"\s*(?P<times>[*·/]?)\s*(?P<name>[^\W\d]\w*|1)"
-    r"(?:\s*(?:\*\*|\^)\s*(?P<open>\()?(?P<exponent>[-+]?\d+(?:[/.]\d+)?)(?(open)\)))?"
+    r"\s*(?P<times>[*·/]?)\s*(?P<name>\w+)"
+    r"(?:\s*(?:\*\*|\^)\s*"
+    r"(?P<open>\()?(?P<exponent>[-+]?[0-9]+(?:/0*[1-9][0-9]*|\.[0-9]+)?)(?(open)\)))?"
+    r"(?=[\s*·/]|$)"
 )
 
 
@@ -29,13 +31,15 @@ class Units:
     units
         A string such as ``"m s^-2"``, ``"kg*m/s^2"``, ``"m^(1/2)"`` or ``"1/s"``, where
         ``/`` divides by the next factor only; or a mapping from names of base units to
-        exponents; or other units, also of Pint or Astropy. A name is any word. Rules compare
-        names alone, so ``m`` and ``km`` are different units to them: see `Unitful.to`.
+        exponents; or other units, also of Pint or Astropy. A name is any word that does not
+        end in digits after a letter: ``m2`` and ``m²`` are refused, because ``m^2`` is meant.
+        Rules compare names alone, so ``m`` and ``km`` are different units to them: see
+        `Unitful.to`.
 
     Raises
     ------
     ValueError
-        If a string cannot be read.
+        If a string cannot be read, or a name is not a word.
 
     Examples
     --------
@@ -58,7 +62,7 @@ class Units:
         elif isinstance(units, str):
             exponents = _parse(units)
         else:
-            exponents = {name: Fraction(exponent) for name, exponent in units.items()}
+            exponents = {_word(name): Fraction(e) for name, e in units.items()}
         sorted_ = tuple(sorted((n, e) for n, e in exponents.items() if e))
         object.__setattr__(self, "exponents", sorted_)
 
@@ -144,8 +148,12 @@ def _parse(text: str) -> dict[str, Fraction]:
     end, text = 0, text.rstrip()
     while end < len(text):
         factor = _FACTOR.match(text, end)
-        if factor is None:
-            raise ValueError(f"Units: can't read {text[end:]!r} in {text!r}.")
+        if factor is None or not _is_read(factor):
+            at = len(text) - len(text[end:].lstrip())
+            raise ValueError(
+                f"Units: can't read {text[at:]!r} in {text!r}, at position {at}. Write units "
+                "like 'kg m^2 s^-1', 'm/s' or 'm^(1/2)'."
+            )
         end = factor.end()
         if factor["name"] != "1":
             exponent = Fraction(factor["exponent"] or 1)
@@ -155,6 +163,27 @@ def _parse(text: str) -> dict[str, Fraction]:
                 exponents.get(factor["name"], Fraction(0)) + exponent
             )
     return exponents
+
+
+def _is_read(factor: re.Match[str]) -> bool:
+    """Whether what looks like a factor is one: a unit or 1, and no product with nothing."""
+    if factor["times"] in ("*", "·") and not factor.string[: factor.start()].strip():
+        return False
+    return factor["name"] == "1" or _is_name(factor["name"])
+
+
+def _is_name(name: Any) -> bool:
+    """Whether it is a word, and does not end in a number: some write m2 for m^2."""
+    is_word = isinstance(name, str) and name.isidentifier()
+    return is_word and not re.search(r"[^\W\d_]\d+$", name)
+
+
+def _word(name: Any) -> str:
+    if not _is_name(name):
+        raise ValueError(
+            f"Units: {name!r} is not the name of a unit, a word like 'm' or 'degree_Celsius'."
+        )
+    return str(name)
 
 
 def _power(name: str, exponent: Fraction) -> str:
@@ -212,7 +241,7 @@ def register_unit(name: str, units: Any, factor: Any = 1) -> None:
 
 
 def _define(name: str, units: Any, factor: Any) -> None:
-    if _parse(name) != {name: 1}:
+    if not _is_name(name):
         raise ValueError(f"register_unit: {name!r} is not the name of a unit, one word.")
     exact = factor if isinstance(factor, float) else Fraction(factor)
     if isinstance(exact, float) and exact.is_integer():
