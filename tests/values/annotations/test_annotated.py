@@ -109,10 +109,43 @@ def test_units_are_read(text, shown):
     assert str(Units(text)) == shown
 
 
-@pytest.mark.parametrize("text", ["m s^", "2 m", "m^x", "m//s", "m^(1/2", "%"])
-def test_units_that_cannot_be_read(text):
-    with pytest.raises(ValueError, match="Units: can't read"):
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        *(("m s^", 2), ("2 m", 0), ("m^x", 0), ("m//s", 1), ("m^(1/2", 0), ("%", 0)),
+        *(("s m^1e3", 2), ("m²", 0), ("m2", 0), ("m^(1/2)s", 0), ("m^1/0", 3), ("* m", 0)),
+        *(("m *", 2), ("m^٣", 0), ("m^2^3", 0)),
+    ],
+)
+def test_units_that_cannot_be_read(text, at):
+    with pytest.raises(ValueError, match=f"Units: can't read .* at position {at}"):
         Units(text)
+
+
+@pytest.mark.parametrize("name", ["m s", "m^2", "m2", "", "1", 1])
+def test_names_of_units_are_words(name):
+    with pytest.raises(ValueError, match="is not the name of a unit"):
+        Units({name: 1})
+
+
+@hypothesis.given(st.text("mskg_12² ^*()/·.-+e", max_size=8))
+def test_units_that_are_read_are_shown_so_that_they_can_be_read(text):
+    try:
+        units = Units(text)
+    except ValueError as error:
+        assert repr(text.rstrip()) in str(error)
+    else:
+        assert Units(str(units)) == units
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int8", "uint8", "float32", "bfloat16"])
+def test_conversions_of_integers_do_not_wrap(dtype):
+    x = Unitful(jnp.array([5]).astype(dtype), "m")
+    result = jnp.float32 if jnp.issubdtype(dtype, jnp.integer) else x.dtype
+    for unit, number in {"nm": 5e9, "km": 0.005}.items():
+        assert x.to(unit).dtype == result
+        np.testing.assert_allclose(x.to(unit).array.astype(float), number, rtol=4e-3)
+    assert x.to("m").dtype == x.dtype
 
 
 some_units = st.dictionaries(
@@ -448,6 +481,8 @@ NAMED = Named(NUMBERS, ("a", "b"))
         (lambda x: jnp.einsum("ab,cb->ca", x, jnp.ones((5, 4))), (None, "a")),
         (lambda x: jnp.einsum("ab,ab->b", x, x), ("b",)),
         (lambda x: x @ x.T, (None, None)),
+        (lambda x: x[:, None, :] * x[None], (None, None, "b")),
+        (lambda x: jnp.kron(x, x), (None, None)),
         (lambda x: jnp.concatenate([x, x], 1), ("a", "b")),
         (lambda x: jnp.stack([x, x], 1), ("a", None, "b")),
         (lambda x: jnp.split(x, 2, 1)[0], ("a", "b")),
@@ -478,6 +513,18 @@ def test_names_of_results(fn, names):
         (lambda x, y: x[:, :1] * y[:1], "two axes the same name|aligns"),
         (lambda x, y: jnp.concatenate([x, y]), "concatenate aligns"),
         (lambda x, y: jnp.where(x > 1, x, y), "select_n aligns"),
+        *(
+            (lambda x, y, how=how: getattr(x.at[0], how)(y[0]), "scatter.* aligns")
+            for how in ("set", "add", "subtract", "mul", "min", "max")
+        ),
+        (lambda x, y: x.at[:, jnp.array([0, 2])].set(y[:, :2]), "scatter aligns"),
+        (
+            lambda x, y: jax.vmap(lambda x, y, i: x.at[i].set(y[i]))(x, y, jnp.arange(3)),
+            "scatter aligns",
+        ),
+        (lambda x, y: lax.dynamic_update_slice(x, y[:1], (1, 0)), "update_slice aligns"),
+        (lambda x, y: jnp.clip(x, y, 2.0), "max aligns|clamp aligns"),
+        (lambda x, y: lax.sort((x, y)), "sort aligns"),
     ],
 )
 def test_names_that_do_not_agree(fn, message):
@@ -489,6 +536,14 @@ def test_names_that_do_not_agree(fn, message):
 def test_names_that_cannot_be(names):
     with pytest.raises(ValueError, match="Named: names must"):
         Named(NUMBERS, names)
+
+
+def test_updates_give_their_names():
+    row = Named(jnp.ones(4), ("b",))
+    assert run(lambda x, row: x.at[1].set(row))(NUMBERS, row).names == (None, "b")
+    rows = Named(jnp.ones((2, 4)), ("k", "b"))
+    got = run(lambda x, rows: x.at[jnp.array([0, 2])].add(rows))(NAMED, rows)
+    assert got.names == ("a", "b")
 
 
 def test_axes_by_name():
@@ -623,6 +678,66 @@ def test_nothing_is_missing_where_there_is_nothing(bulk):
     padded = lambda x, k: lax.conv_general_dilated(x, k, (1,), ((3, 3),))
     got = run(padded)(row, jnp.ones((1, 1, 2))).mask[0, 0]
     np.testing.assert_array_equal(got, [0, 0, 0, 0, 0, 1, 1, 0, 0])
+
+
+COUNTING = {
+    "mean": jnp.mean,
+    "columns": lambda x: jnp.mean(x, 0, keepdims=True),
+    "narrow": lambda x: jnp.mean(x.astype("float16")),
+    "flags": lambda x: jnp.mean(x > 0, 1),
+    "mapped": jax.vmap(jnp.mean),
+    "called": jax.jit(lambda x: jnp.mean(x)),
+    "scanned": lambda x: lax.scan(lambda c, row: (c, row.mean()), 0, x)[1],
+    "branch": lambda x: lax.cond(True, jnp.mean, jnp.sum, x),
+    "where": lambda x: jnp.mean(x, where=PLAIN > 0),
+    "average": jnp.average,
+    "weights": lambda x: jnp.average(x, weights=PLAIN, axis=1),
+    "var": lambda x: jnp.var(x, 0, ddof=1),
+    "var around": lambda x: jnp.var(x, mean=0.0),
+    "std": jnp.std,
+    "median": jnp.median,
+    "quantile": lambda x: jnp.quantile(x, 0.3, axis=0),
+    "percentile": lambda x: jnp.percentile(x, 30),
+    "cov": jnp.cov,
+    "corrcoef": jnp.corrcoef,
+    "standardize": jax.nn.standardize,
+}
+
+
+@pytest.mark.parametrize("name", COUNTING)
+def test_missing_entries_are_not_counted(name):
+    x, _ = masked(0)
+    around = Tagged(x, "t"), Named(x, ("a", "b")), Unitful(x, "m")
+    for value in (x, *(around if name in ("columns", "weights", "median") else ())):
+        with pytest.raises(TypeError, match="Masked: .* count"):
+            run(COUNTING[name])(value)
+
+
+def test_sums_that_are_no_means(bulk):
+    """Halves, quotients by sums of what is there, sums over one entry, and NumPy's own names."""
+    x, theirs = masked(0)
+    there = jnp.float32((~theirs.mask).sum())
+
+    @jax.jit
+    def median(x):
+        return x.max()
+
+    fns = {
+        "half": (lambda x: x.sum() / 2, theirs.sum() / 2),
+        "there": (lambda x: x.sum() / there, theirs.mean()),
+        "share": (lambda x: x / x.sum(), theirs / theirs.sum()),
+        "one": (lambda x: x[:1].mean(0), theirs[0]),
+        "nanmean": (lambda x: jnp.nanmean(x, 1), theirs.mean(1)),
+        "nanvar": (lambda x: jnp.nanvar(x, 1), theirs.var(1)),
+        "own": (median, theirs.max()),
+        "carry": (
+            lambda x: lax.scan(lambda c, row: (c + row.max(), None), x.sum(), x[:2])[0],
+            theirs.sum() + theirs[0].max() + theirs[1].max(),
+        ),
+    }
+    got = run(lambda x: {name: fn(x) for name, (fn, _) in fns.items()})(x)
+    for name, result in got.items():
+        same_masked(result, fns[name][1], name)
 
 
 def test_masked_counts_what_is_there():
@@ -818,8 +933,8 @@ def test_bounds_are_as_tight_as_they_can_be():
         (lambda x: x > 0, [0, 1, 0], [1, 1, 0]),
         (lambda x: jnp.where(x > 0, 10 + x, x), [-1, 11, -2], [12, 12, -1]),
         (jax.nn.relu, [0, 1, 0], [2, 2, 0]),
-        (lambda x: 1 / (x + 1), [1 / 3, 1 / 3, -np.inf], [np.inf, 0.5, -1]),
-        (lambda x: 1 / jax.nn.relu(x), [0.5, 0.5, -np.inf], [np.inf, 1, np.inf]),
+        (lambda x: 1 / (x + 2), [0.25, 0.25, -np.inf], [1, 1 / 3, np.inf]),
+        (lambda x: 1 / jax.nn.relu(x), [-np.inf, 0.5, -np.inf], [np.inf, 1, np.inf]),
     ):
         got = run(fn)(x)
         np.testing.assert_allclose(got.lower, lower, rtol=1e-6, atol=1e-6)
