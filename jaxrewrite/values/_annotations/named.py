@@ -312,14 +312,21 @@ def _scatter(
 def _gather(
     x: Named, indices: Any, *, primitive: Any, dimension_numbers: Any, **params: Any
 ) -> Any:
-    gone = (
-        *dimension_numbers.collapsed_slice_dims,
-        *dimension_numbers.operand_batching_dims,
-    )
-    left = [name for axis, name in enumerate(_names(x)) if axis not in gone]
-    offset = dimension_numbers.offset_dims
-    names: list[str | None] = [None] * (len(offset) + jnp.ndim(indices) - 1)
-    for axis, name in zip(offset, left, strict=True):
-        names[axis] = name
+    numbers = dimension_numbers
+    gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    left = [axis for axis in range(jnp.ndim(x)) if axis not in gone]
+    ndim = len(numbers.offset_dims) + jnp.ndim(indices) - 1
+    batch = [axis for axis in range(ndim) if axis not in numbers.offset_dims]
+    pairs = [
+        *zip(numbers.offset_dims, left, strict=True),
+        *zip(
+            (batch[i] for i in numbers.start_indices_batching_dims),
+            numbers.operand_batching_dims,
+            strict=True,
+        ),
+    ]
+    names: list[str | None] = [None] * ndim
+    for axis, own in pairs:
+        names[axis] = _names(x)[own]
     params["dimension_numbers"] = dimension_numbers
     return _bind(primitive, [x, indices], names, params)
