@@ -106,7 +106,7 @@ class Interval(Structured):
     >>> w = jnp.array([[1.0, -1.0], [2.0, 1.0]])
     >>> bounds = jaxrewrite.transform(lambda w, x: jax.nn.relu(w @ x) ** 2)(w, x)
     >>> bounds.lower, bounds.upper
-    (Array([0., 0.], dtype=float32), Array([ 0., 25.], dtype=float32))
+    (Array([0., 0.], dtype=float32), Array([ 0. , 25.00], dtype=float32))
     >>> positive = x > 0
     >>> positive.lower, positive.upper
     (Array([False,  True], dtype=bool), Array([ True,  True], dtype=bool))
