@@ -143,7 +143,8 @@ def register_staging_hook(hook: StagingHook) -> None:
 
 def unregister(registered: Pass | ClassHook | StagingHook) -> None:
     """Take back a registration, in tests and notebooks. Programs that are kept stay."""
-    for own in (passes, staging_hooks, _ready, _waiting):
+    lists: tuple[list[Any], ...] = (passes, staging_hooks, _ready, _waiting)
+    for own in lists:
         if registered in own:
             own.remove(registered)
 

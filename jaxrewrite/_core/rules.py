@@ -531,6 +531,10 @@ class RulesInForce:
         found = frozenset().union(*(rules.dense_rules() for rules in self.own()))
         return found.union(*(own.primitives for own in self.passes()))
 
+    def matter_to_arrays(self) -> bool:
+        """Whether a program of arrays alone may change."""
+        return bool(self.dense_primitives() or self.passes())
+
     def passes(self) -> dict[hooks.Pass, list[tuple[int, Any]]]:
         """The passes that have entries, each with the number of its table, the nearest first."""
         tables = self.tables if self.has_values else self.own()

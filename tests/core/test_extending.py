@@ -99,6 +99,22 @@ def count(fn, name, *args, rules=None):
     return of(make_jaxpr(fn, rules=rules)(*args).jaxpr)
 
 
+@jax.custom_jvp
+def own_tangent(x):
+    return same(jnp.sin(x))
+
+
+own_tangent.defjvp(lambda x, dx: (own_tangent(*x), same(dx[0] * jnp.cos(x[0]))))
+
+
+@jax.custom_vjp
+def own_cotangent(x):
+    return same(jnp.sin(x))
+
+
+own_cotangent.defvjp(lambda x: (own_cotangent(x), x), lambda x, g: (same(g * jnp.cos(x)),))
+
+
 PROGRAMS = {
     "plain": twice,
     "jit": jax.jit(twice),
@@ -108,6 +124,8 @@ PROGRAMS = {
     "cond": lambda x: lax.cond(x[0] > 0, twice, same, x),
     "vmap": jax.vmap(twice),
     "checkpoint": jax.checkpoint(twice),
+    "custom_jvp": own_tangent,
+    "custom_vjp": own_cotangent,
     "across": lambda x: lax.neg(jax.jit(lax.neg)(x)),
     "grad": jax.grad(lambda x: twice(x).sum()),
 }
@@ -133,6 +151,13 @@ def test_a_pass_is_in_force_inside_of_transformations_of_jax(rules):
     scanned = lambda x: lax.scan(lambda c, _: (fn(c), None), x, None, length=2)[0]
     np.testing.assert_allclose(scanned(X), twice(twice(X)), 1e-6)
     assert "neg" not in str(jax.make_jaxpr(scanned)(X))
+
+
+@pytest.mark.parametrize("fn", [own_tangent, own_cotangent])
+def test_a_pass_sees_the_derivatives_of_a_function(rules, fn):
+    gradient = jax.grad(lambda x: transform(fn, rules=rules)(x).sum())
+    np.testing.assert_allclose(gradient(X), jnp.cos(X), 1e-6)
+    assert "neg" not in str(jax.make_jaxpr(gradient)(X))
 
 
 def test_a_pass_sees_which_operands_are_values(rules, involutions):
