@@ -59,7 +59,7 @@ class Pass(Protocol):
         -------
         Jaxpr
             A program of the same operands and results, in their order, that computes the
-            same, without equations that nothing needs.
+            same, without constants, and without equations that nothing needs.
         """
         ...
 
@@ -121,10 +121,10 @@ _ready: list[ClassHook] = []
 _waiting: list[ClassHook] = []
 
 
-def register_pass(added: Pass) -> None:
+def register_pass(pass_: Pass) -> None:
     """Let tables have entries of a pass. Of several passes, those registered earlier run first."""
-    passes.append(added)
-    primitives_of_passes.update(added.primitives)
+    passes.append(pass_)
+    primitives_of_passes.update(pass_.primitives)
 
 
 def register_class_hook(hook: ClassHook) -> None:
@@ -144,9 +144,9 @@ def register_staging_hook(hook: StagingHook) -> None:
 def unregister(registered: Pass | ClassHook | StagingHook) -> None:
     """Take back a registration, in tests and notebooks. Programs that are kept stay."""
     lists: tuple[list[Any], ...] = (passes, staging_hooks, _ready, _waiting)
-    for own in lists:
-        if registered in own:
-            own.remove(registered)
+    for known in lists:
+        if registered in known:
+            known.remove(registered)
 
 
 def class_defined(cls: type) -> None:

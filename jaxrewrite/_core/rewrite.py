@@ -93,10 +93,10 @@ class Scope(Draft):
 
     def run_program(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> list[Any]:
         """`run` a program, or the body of an equation, as the passes change it."""
-        for own in self.rewriting.passes:
-            made = self.rewriting.after(own, jaxpr, operands)
+        for pass_ in self.rewriting.passes:
+            made = self.rewriting.after(pass_, jaxpr, operands)
             # Where a pass has primitives of its own, their handlers tell of a change.
-            self.changed |= made is not jaxpr and not own.primitives
+            self.changed |= made is not jaxpr and not pass_.primitives
             jaxpr = made
         return self.run(jaxpr, operands)
 

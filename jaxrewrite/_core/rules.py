@@ -347,13 +347,13 @@ class Table:
         return decorate
 
     def add_entry(
-        self, to: hooks.Pass, entry: Any, replaces: Callable[[Any], bool] | None = None
+        self, pass_: hooks.Pass, entry: Any, replaces: Callable[[Any], bool] | None = None
     ) -> None:
         """Add an entry of a pass, which runs on all programs that have this table in force.
 
         Parameters
         ----------
-        to
+        pass_
             The pass, a registered one.
         entry
             What the pass gets. The table only keeps it.
@@ -365,19 +365,21 @@ class Table:
         ValueError
             If the pass is not registered.
         """
-        if to not in hooks.passes:
+        if pass_ not in hooks.passes:
             raise ValueError(
-                f"{type(to).__name__} is no registered pass. Call "
+                f"{type(pass_).__name__} is no registered pass. Call "
                 "jaxrewrite.extend.register_pass with this object first."
             )
         with self._lock:
-            kept = [e for e in self.entries_of(to) if replaces is None or not replaces(e)]
-            self._of_passes[to] = (*kept, entry)
+            kept = self.entries_of(pass_)
+            if replaces is not None:
+                kept = tuple(earlier for earlier in kept if not replaces(earlier))
+            self._of_passes[pass_] = (*kept, entry)
             self.version += 1
 
-    def entries_of(self, of: hooks.Pass) -> tuple[Any, ...]:
+    def entries_of(self, pass_: hooks.Pass) -> tuple[Any, ...]:
         """The entries of a pass, in the order in which they were added."""
-        return self._of_passes.get(of, ())
+        return self._of_passes.get(pass_, ())
 
     def has_entries(self) -> bool:
         """Whether any pass has entries."""
@@ -529,7 +531,7 @@ class RulesInForce:
 
     def dense_primitives(self) -> frozenset[Primitive]:
         found = frozenset().union(*(rules.dense_rules() for rules in self.own()))
-        return found.union(*(own.primitives for own in self.passes()))
+        return found.union(*(pass_.primitives for pass_ in self.passes()))
 
     def matter_to_arrays(self) -> bool:
         """Whether a program of arrays alone may change."""
@@ -539,12 +541,14 @@ class RulesInForce:
         """The passes that have entries, each with the number of its table, the nearest first."""
         tables = self.tables if self.has_values else self.own()
         found = {}
-        for own in hooks.passes:
+        for pass_ in hooks.passes:
             entries = [
-                (i, e) for i, rules in enumerate(tables) for e in rules.entries_of(own)
+                (i, entry)
+                for i, rules in enumerate(tables)
+                for entry in rules.entries_of(pass_)
             ]
             if entries:
-                found[own] = entries
+                found[pass_] = entries
         return found
 
     def local_dense_rules(self) -> list[Rule]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -123,19 +124,24 @@ class Rewriting:
 
     def data_flow(self, jaxpr: Jaxpr) -> DataFlow | None:
         """The data flow of a program, if a pass has to know it anyway."""
-        flows = (own.data_flow(jaxpr) for own in self.passes)
+        flows = (pass_.data_flow(jaxpr) for pass_ in self.passes)
         return next((flow for flow in flows if flow is not None), None)
 
-    def after(self, own: Pass, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
+    def after(self, pass_: Pass, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
         """What a pass makes of a jaxpr on these operands."""
         pairs = zip(jaxpr.invars, operands, strict=True)
         values = {var for var, x in pairs if is_value(x)}
         recorder = self.settings.recorder
-        misses = None if recorder is None else recorder.misses.get(own)
-        made = own.run(jaxpr, self.passes[own], values, misses)
-        if made is not jaxpr and _types(made) != _types(jaxpr):
+        misses = None if recorder is None else recorder.misses.get(pass_)
+        made = pass_.run(jaxpr, self.passes[pass_], values, misses)
+        if not isinstance(made, Jaxpr) or made.constvars:
             raise TypeError(
-                f"The pass {type(own).__name__} returned a program of other operands or "
+                f"The pass {type(pass_).__name__} returned something else than a jaxpr "
+                "without constants, which a pass takes and returns."
+            )
+        if not _are_alike(made, jaxpr):
+            raise TypeError(
+                f"The pass {type(pass_).__name__} returned a program of other operands or "
                 f"results: {_shown(made)}, in place of {_shown(jaxpr)}."
             )
         return made
@@ -259,6 +265,13 @@ class Rewriting:
                 produced.remove(result)
                 dense_results.append((result, i))
         return Traced(jaxpr, consts, out_tree, dense_results, notices)
+
+
+def _are_alike(a: Jaxpr, b: Jaxpr) -> bool:
+    """Whether two programs have operands and results of the same types."""
+    atoms, others = ([*jaxpr.invars, *jaxpr.outvars] for jaxpr in (a, b))
+    are_same = len(atoms) == len(others) and all(map(operator.is_, atoms, others))
+    return are_same or _types(a) == _types(b)
 
 
 def _types(jaxpr: Jaxpr) -> Any:

@@ -126,9 +126,9 @@ class _Global(Rules):
     """The way to the global table, which the core makes."""
 
     def add_entry(
-        self, to: Pass, entry: Any, replaces: Callable[[Any], bool] | None = None
+        self, pass_: Pass, entry: Any, replaces: Callable[[Any], bool] | None = None
     ) -> None:
-        global_rules.add_entry(to, entry, replaces)
+        global_rules.add_entry(pass_, entry, replaces)
 
 
 rewrite = _Global().rewrite

@@ -266,6 +266,18 @@ def test_a_result_of_another_type_is_refused(registered):
         transform(lambda x, y: x + y[0], rules=rules)(X, jnp.ones(2))
 
 
+@pytest.mark.parametrize("made", [None, jax.make_jaxpr(lambda x: x + X)(X)])
+def test_what_is_no_jaxpr_without_constants_is_refused(registered, made):
+    class Wrong(Pass):
+        def run(self, jaxpr, entries, values, misses):
+            return made
+
+    wrong, rules = registered(register_pass, Wrong()), Rules()
+    rules.add_entry(wrong, None)
+    with pytest.raises(TypeError, match="The pass Wrong returned something else"):
+        transform(jnp.sin, rules=rules)(X)
+
+
 def test_a_registration_can_be_taken_back(rules, involutions):
     unregister(involutions)
     assert count(twice, "neg", X, rules=rules) == 2
