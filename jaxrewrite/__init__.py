@@ -16,10 +16,11 @@ from ._core.errors import (
     MaterialisationError as MaterialisationError,
     MaterialisationWarning as MaterialisationWarning,
 )
-from ._core.rules import Rules as Rules, register as register, rewrite as rewrite
+from ._core.rules import register as register
 from ._core.settings import no_materialise as no_materialise
 from ._core.value import Value as Value, field as field
 from ._patterns.domains import Axis as Axis
+from ._patterns.rules import Rules as Rules, rewrite as rewrite
 from ._placement.shardings import place as place, shardings as shardings
 from ._staging.materialise import materialise as materialise
 from ._staging.transform import (
@@ -29,18 +30,18 @@ from ._staging.transform import (
 )
 
 
-# The rooms that register something: handlers of primitives, and hooks.
+# The rooms that register something: handlers of primitives, and hooks. Patterns have done so.
 from . import _handlers, _interop  # isort: skip
-from ._patterns import handler  # isort: skip
 
 
-del _handlers, _interop, handler
+del _handlers, _interop
 
 
 # These are loaded at their first use.
 if _typing.TYPE_CHECKING:
     from . import (
         checkpoints as checkpoints,
+        extend as extend,
         numpy as numpy,
         patterns as patterns,
         primitives as primitives,
@@ -60,7 +61,10 @@ else:
         "which": "lookup",
     }
 
-    _MODULES = ("checkpoints", "numpy", "patterns", "primitives", "testing", "values")
+    _MODULES = (
+        *("checkpoints", "extend", "numpy", "patterns", "primitives", "testing"),
+        "values",
+    )
 
     def __getattr__(name: str) -> object:
         import importlib

@@ -75,7 +75,7 @@ def restage(
         recorder.add_body(Body(jaxpr, restaged.jaxpr, records))
         return restaged
     cache = _restaged.of(jaxpr)
-    state = rewriting.settings.key(), bool(rewriting.patterns), _compat.trace_context()
+    state = rewriting.settings.key(), bool(rewriting.passes), _compat.trace_context()
     # Their bytes are equal only if they are the same, also for NaN and a negative zero.
     bits = tuple((i, _bytes(x)) for i, x in numbers.items())
     key = (in_tree, tuple(avals), bits, entering, leaving, *state)
@@ -142,7 +142,7 @@ def _restage(
     if entering is not None:
         operands = entering(scope, operands, inside)
     operands = [*scope.constants(inner, consts), *operands]
-    results = scope.run(scope.rewriting.placed(inner, operands), operands)
+    results = scope.run_program(inner, operands)
     adopter = adopter_of(operands)
     if adopter is not None:
         results = scope.adopted(adopter, results)

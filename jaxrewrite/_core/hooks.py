@@ -6,7 +6,66 @@ staging ask what is registered, and know nothing of what it is for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence, Set
 from typing import Any, Protocol
+
+from .._compat import Jaxpr, Primitive, Var
+from .dead_code import DataFlow
+
+
+class Pass(Protocol):
+    """Changes a program before its equations meet values and rules.
+
+    A table of rules holds entries of a pass, which only the pass reads. It runs on each
+    program, and on each body inside of one, if a table in force has entries of it: the global
+    table, or one that a transform was given. The programs that it made are kept until a table
+    changes. So what it makes depends on its arguments alone.
+
+    Subclass this protocol for the defaults of what a pass need not have.
+
+    Attributes
+    ----------
+    primitives
+        Primitives that only this pass adds. Their handlers answer before any rule, and tell
+        whether the program changes: a pass that has none changes it by returning another one.
+    """
+
+    primitives: Set[Primitive] = frozenset()
+
+    def run(
+        self,
+        jaxpr: Jaxpr,
+        entries: Sequence[tuple[int, Any]],
+        values: Set[Var],
+        misses: list[Any] | None,
+    ) -> Jaxpr:
+        """The program that takes the place of ``jaxpr``; ``jaxpr`` itself if none does.
+
+        Parameters
+        ----------
+        jaxpr
+            A jaxpr without constants. The calls and loops in it are equations: their bodies
+            come later, each as a program of its own.
+        entries
+            The entries in force, each with the number of its table, the nearest first. Beside
+            values, those of transforms around this one are among them, and the pass runs on
+            what comes out once more there.
+        values
+            The ``invars`` that are values.
+        misses
+            A list to which the pass may add what almost applied, if somebody asks for it.
+
+        Returns
+        -------
+        Jaxpr
+            A program of the same operands and results, in their order, that computes the
+            same, without constants, and without equations that nothing needs.
+        """
+        ...
+
+    def data_flow(self, jaxpr: Jaxpr) -> DataFlow | None:
+        """The data flow of a program that it will run on, if it has to know that anyway."""
+        return None
 
 
 class ClassHook(Protocol):
@@ -48,12 +107,24 @@ class StagingHook(Protocol):
         ...
 
 
+# The passes, in the order in which they run.
+passes: list[Pass] = []
+
+# The primitives that they add.
+primitives_of_passes: set[Primitive] = set()
+
 staging_hooks: list[StagingHook] = []
 
 _classes: list[type] = []
 _ready: list[ClassHook] = []
 # The hooks that were not ready when they were asked last.
 _waiting: list[ClassHook] = []
+
+
+def register_pass(pass_: Pass) -> None:
+    """Let tables have entries of a pass. Of several passes, those registered earlier run first."""
+    passes.append(pass_)
+    primitives_of_passes.update(pass_.primitives)
 
 
 def register_class_hook(hook: ClassHook) -> None:
@@ -68,6 +139,14 @@ def register_class_hook(hook: ClassHook) -> None:
 def register_staging_hook(hook: StagingHook) -> None:
     """Let a hook see each function that is staged from now on."""
     staging_hooks.append(hook)
+
+
+def unregister(registered: Pass | ClassHook | StagingHook) -> None:
+    """Take back a registration, in tests and notebooks. Programs that are kept stay."""
+    lists: tuple[list[Any], ...] = (passes, staging_hooks, _ready, _waiting)
+    for known in lists:
+        if registered in known:
+            known.remove(registered)
 
 
 def class_defined(cls: type) -> None:

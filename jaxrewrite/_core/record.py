@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .._compat import Jaxpr, JaxprEqn
-from .._patterns.match import Miss
-from .._patterns.pattern import Pattern
 from .dense import Reason
-from .rules import Declined, Rule
+from .hooks import Pass
+from .rules import Declined, Ranked
 from .site import Site
 from .value import Value
 
@@ -40,7 +39,7 @@ class Record:
     operands: Sequence[Any]
     results: Sequence[Any] = ()
     answer: str = "dense"
-    rule: Rule | Pattern | None = None
+    rule: Ranked | None = None
     owner: type[Value] | None = None
     declined: list[Declined] = dataclasses.field(default_factory=list)
     added: list[JaxprEqn] = dataclasses.field(default_factory=list)
@@ -66,8 +65,8 @@ class Recorder:
         self._lists: list[list[Record]] = [[]]
         # The equations at hand, the innermost last.
         self._open: list[Record] = []
-        # The patterns that almost match, if that was asked for.
-        self.misses: list[Miss] | None = None
+        # What almost applied, of the passes that are asked for it.
+        self.misses: dict[Pass, list[Any]] = {}
         # The programs that were rewritten; that of the user's call is the last.
         self.programs: list[Body] = []
 

@@ -28,11 +28,11 @@ from jax.tree_util import tree_unflatten
 from .. import _compat
 from .._analyses import fills
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, SourceInfo, Var
-from .._patterns.place import pattern_p
 from .avals import avals_of, fields, mismatch
 from .builder import Applied, Draft
 from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from .errors import MaterialisationWarning, add_note
+from .hooks import primitives_of_passes
 from .record import Record, Recorder
 from .site import Site, describe, source_within
 from .traces import Answer, Flat, Rewriting, checked_results
@@ -90,6 +90,15 @@ class Scope(Draft):
         return None if self.recorder is None else self.recorder.record
 
     # --- the walk ---------------------------------------------------------------
+
+    def run_program(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> list[Any]:
+        """`run` a program, or the body of an equation, as the passes change it."""
+        for pass_ in self.rewriting.passes:
+            made = self.rewriting.after(pass_, jaxpr, operands)
+            # Where a pass has primitives of its own, their handlers tell of a change.
+            self.changed |= made is not jaxpr and not pass_.primitives
+            jaxpr = made
+        return self.run(jaxpr, operands)
 
     def run(
         self,
@@ -192,9 +201,9 @@ class Scope(Draft):
             self.eqns.append(new)
 
     def _watched(self, jaxpr: Jaxpr) -> Set[Primitive]:
-        """The primitives of a jaxpr that rules for dense operands may see, or see inside of."""
+        """The primitives of a jaxpr that rules for dense operands, or passes, may see inside of."""
         dense = self.rewriting.dense_primitives
-        if not dense:
+        if not dense and not self.rewriting.passes:
             return dense
         primitives = set(map(operator.attrgetter("primitive"), jaxpr.eqns))
         return {p for p in primitives if p in dense or p.name in handlers}
@@ -248,8 +257,8 @@ class Scope(Draft):
 
     def _by_rule(self, site: Site, operands: Sequence[Any]) -> Any:
         """Apply the first rule that does not decline."""
-        if site.primitive is pattern_p:
-            return NotImplemented  # Its handler asks the rules.
+        if site.primitive in primitives_of_passes:
+            return NotImplemented  # Their handlers ask what is to be asked.
         flat = Flat.of(operands, site.context)
         answer = self.rewriting.by_rule(site, operands, flat)
         if self.record is not None:

@@ -16,7 +16,7 @@ import numbers
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from multipledispatch.conflict import supercedes
 from multipledispatch.dispatcher import Dispatcher
@@ -24,8 +24,7 @@ from multipledispatch.variadic import isvariadic
 
 from .. import _compat
 from .._compat import Literal, Primitive
-from .._patterns.pattern import Pattern
-from .._patterns.place import pattern_p
+from . import hooks
 from .annotations import Dense, Number, Signature, guards_hold, read_signature
 from .errors import AmbiguousRuleError
 from .operands import Known, known
@@ -34,6 +33,13 @@ from .value import Value, is_value
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class Ranked(Protocol):
+    """What is chosen by precedence and types: a rule, or what a pass finds in place of one."""
+
+    fn: Callable[..., Any]
+    precedence: int
 
 
 class Rule:
@@ -156,7 +162,7 @@ def _why_never(signature: Signature, found: Known) -> str | None:
 class Declined(NamedTuple):
     """A rule whose types match, but that did not answer, and why."""
 
-    rule: Rule | Pattern
+    rule: Ranked
     why: str
 
 
@@ -165,9 +171,7 @@ class Entry:
 
     __slots__ = ("guards", "rule", "types")
 
-    def __init__(
-        self, rule: Rule | Pattern, types: tuple[Any, ...], guards: tuple[Any, ...]
-    ):
+    def __init__(self, rule: Ranked, types: tuple[Any, ...], guards: tuple[Any, ...]):
         self.rule: Any = rule
         self.types = types
         self.guards = guards
@@ -222,25 +226,8 @@ class _Dispatcher(Dispatcher):
         """Do nothing: `multipledispatch` would read the annotations of ``func``."""
 
 
-class Rules:
-    """A table of rules.
-
-    The rules of `jaxrewrite.register` are in one global table. Another table, passed as
-    ``transform(fn, rules=...)``, lies over it: if one of its own rules applies, that rule
-    is taken, else the global rules are tried. The global table never changes by that.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp, jaxrewrite
-    >>> from jax import lax
-    >>> from jaxtyping import Array
-    >>> rules = jaxrewrite.Rules()
-    >>> @rules.register(lax.tanh_p)
-    ... def fast_tanh(x: Array, **params):
-    ...     return x / (1 + abs(x))
-    >>> jaxrewrite.transform(jnp.tanh, rules=rules)(jnp.ones(2))
-    Array([0.5, 0.5], dtype=float32)
-    """
+class Table:
+    """A table of rules, and of the entries of passes."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -248,7 +235,7 @@ class Rules:
         self._dense: dict[Primitive, Rule] = {}
         self._with_literals: set[Primitive] = set()
         self._matches: dict[tuple[Any, ...], list[Entry]] = {}
-        self._patterns: tuple[Pattern, ...] = ()
+        self._of_passes: dict[hooks.Pass, tuple[Any, ...]] = {}
         self.version: int = 0
 
     def register(
@@ -359,94 +346,44 @@ class Rules:
 
         return decorate
 
-    def rewrite(
-        self,
-        before: Callable[..., Any],
-        *,
-        when: Callable[..., bool] | None = None,
-        precedence: int = 0,
-        probes: Sequence[Any] = (),
-        keep: bool = False,
-    ) -> Callable[[_F], _F]:
-        """Register a rule for the equations of a function; a decorator.
-
-        Wherever a program computes what ``before`` computes, by the same equations, the
-        decorated function takes their place.
+    def add_entry(
+        self, pass_: hooks.Pass, entry: Any, replaces: Callable[[Any], bool] | None = None
+    ) -> None:
+        """Add an entry of a pass, which runs on all programs that have this table in force.
 
         Parameters
         ----------
-        before
-            A function of arrays: what is looked for. Its keyword-only parameters are
-            unknown static parameters, annotated with `typing.Literal`, ``bool`` or
-            `jaxrewrite.Axis`.
-        when
-            A predicate on the operands, by the parameters of ``before``. It gets avals, or
-            values with avals as leaves.
-        precedence
-            Of matches that overlap, the one of higher precedence is taken, then the
-            larger, then the earlier.
-        probes
-            Operands, or `jax.ShapeDtypeStruct`, at which ``before`` is traced to learn
-            which forms it takes: a tuple for each probe. They are needed only for
-            functions that take a form of their own for special shapes.
-        keep
-            Whether to match even if other equations use what ``before`` computes on its
-            way to the results. These equations then stay.
-
-        Returns
-        -------
-        Callable
-            A decorator that returns the decorated function unchanged. That function takes
-            the operands of ``before``, by the same names. Its annotations say, as those of
-            any rule, which operands it applies to; an operand annotated with ``float`` or
-            ``int`` is a number in the program. A value for an operand without annotation is
-            an array to the function, and what it does with that array is dispatched. It may
-            return ``NotImplemented``.
+        pass_
+            The pass, a registered one.
+        entry
+            What the pass gets. The table only keeps it.
+        replaces
+            Tells for an earlier entry of the pass whether this one takes its place.
 
         Raises
         ------
-        TypeError
-            If the two functions do not take the same parameters, or their annotations have
-            no meaning here. What only shows when ``before`` is traced is raised when it
-            first is: by a program that may contain it.
-
-        Examples
-        --------
-        >>> import jax, jax.numpy as jnp, jaxrewrite
-        >>> from jaxtyping import Array, Float
-        >>> rules = jaxrewrite.Rules()
-        >>> @rules.rewrite(lambda x: jnp.log(jnp.sum(jnp.exp(x), axis=-1)))
-        ... def stable(x: Float[Array, "*batch n"]):
-        ...     return jax.nn.logsumexp(x, axis=-1)
-        >>> def log_partition(x):
-        ...     return jnp.log(jnp.exp(x).sum(-1))
-        >>> x = jnp.array([1000.0, 1000.0])
-        >>> float(log_partition(x)), float(jaxrewrite.transform(log_partition, rules=rules)(x))
-        (inf, 1000.693...)
+        ValueError
+            If the pass is not registered.
         """
-
-        def decorate(fn: _F) -> _F:
-            pattern = Pattern(
-                before,
-                fn,
-                sys._getframe(1).f_locals,
-                when=when,
-                precedence=precedence,
-                probes=probes,
-                keep=keep,
+        if pass_ not in hooks.passes:
+            raise ValueError(
+                f"{type(pass_).__name__} is no registered pass. Call "
+                "jaxrewrite.extend.register_pass with this object first."
             )
-            with self._lock:
-                others = (p for p in self._patterns if not pattern.replaces(p))
-                self._patterns = (*others, pattern)
-                self.version += 1
-            return fn
+        with self._lock:
+            kept = self.entries_of(pass_)
+            if replaces is not None:
+                kept = tuple(earlier for earlier in kept if not replaces(earlier))
+            self._of_passes[pass_] = (*kept, entry)
+            self.version += 1
 
-        return decorate
+    def entries_of(self, pass_: hooks.Pass) -> tuple[Any, ...]:
+        """The entries of a pass, in the order in which they were added."""
+        return self._of_passes.get(pass_, ())
 
-    @property
-    def patterns(self) -> tuple[Pattern, ...]:
-        """The pattern rules, in the order in which they were registered."""
-        return self._patterns
+    def has_entries(self) -> bool:
+        """Whether any pass has entries."""
+        return any(self._of_passes.values())
 
     def _add(self, primitives: Sequence[Primitive], rule: Rule, twin: Rule | None) -> None:
         entries = list(self._entries(rule))
@@ -524,14 +461,14 @@ class Rules:
         return found
 
 
-global_rules = Rules()
+global_rules = Table()
 register = global_rules.register
-rewrite = global_rules.rewrite
+add_entry = global_rules.add_entry
 
 
 def check_table(rules: Any) -> None:
     """Raise `TypeError` unless this is a table of rules, or none."""
-    if rules is not None and not isinstance(rules, Rules):
+    if rules is not None and not isinstance(rules, Table):
         raise TypeError(
             f"rules= takes one table, a jaxrewrite.Rules; got a {type(rules).__name__}. Nest "
             "transforms for several tables."
@@ -542,16 +479,16 @@ class RulesInForce:
     """The tables in which one rewriting looks up rules, the nearest first.
 
     The last ``num_later`` of them are those of a transform around this one, which is going to
-    rewrite what this one makes of arrays. Their rules and patterns for arrays alone are left
-    to that, because the results of a rule are final. Only if ``has_values`` are their
-    patterns looked for, on values: that one may not meet these.
+    rewrite what this one makes of arrays. Their rules for arrays alone, and their
+    entries of passes, are left to that, because the results of a rule are final. Only if
+    ``has_values`` are these entries in force: that one may not meet the values.
     """
 
     __slots__ = ("has_values", "num_later", "tables")
 
     def __init__(
         self,
-        tables: tuple[Rules, ...] = (global_rules,),
+        tables: tuple[Table, ...] = (global_rules,),
         num_later: int = 0,
         has_values: bool = False,
     ):
@@ -559,7 +496,7 @@ class RulesInForce:
         self.num_later = num_later
         self.has_values = has_values
 
-    def over(self, rules: Rules | None) -> RulesInForce:
+    def over(self, rules: Table | None) -> RulesInForce:
         """These tables with one more on top."""
         check_table(rules)
         if rules is None or rules in self.tables:
@@ -574,7 +511,7 @@ class RulesInForce:
         """The tables for a program of values."""
         return RulesInForce(self.tables, self.num_later, has_values=True)
 
-    def own(self) -> tuple[Rules, ...]:
+    def own(self) -> tuple[Table, ...]:
         """The tables of which nothing is left for later."""
         return self.tables[: len(self.tables) - self.num_later]
 
@@ -585,7 +522,7 @@ class RulesInForce:
     def matter_inside(self) -> bool:
         """Whether what is traced with these tables may differ from what is without a transform."""
         return self.tables != (global_rules,) or bool(
-            global_rules.dense_rules() or global_rules.patterns
+            global_rules.dense_rules() or global_rules.has_entries()
         )
 
     def state(self) -> tuple[Any, ...]:
@@ -594,12 +531,25 @@ class RulesInForce:
 
     def dense_primitives(self) -> frozenset[Primitive]:
         found = frozenset().union(*(rules.dense_rules() for rules in self.own()))
-        return found | {pattern_p} if self.patterns() else found
+        return found.union(*(pass_.primitives for pass_ in self.passes()))
 
-    def patterns(self) -> list[tuple[int, Pattern]]:
-        """The pattern rules, each with the number of its table, counted from the nearest."""
+    def matter_to_arrays(self) -> bool:
+        """Whether a program of arrays alone may change."""
+        return bool(self.dense_primitives() or self.passes())
+
+    def passes(self) -> dict[hooks.Pass, list[tuple[int, Any]]]:
+        """The passes that have entries, each with the number of its table, the nearest first."""
         tables = self.tables if self.has_values else self.own()
-        return [(i, p) for i, rules in enumerate(tables) for p in rules.patterns]
+        found = {}
+        for pass_ in hooks.passes:
+            entries = [
+                (i, entry)
+                for i, rules in enumerate(tables)
+                for entry in rules.entries_of(pass_)
+            ]
+            if entries:
+                found[pass_] = entries
+        return found
 
     def local_dense_rules(self) -> list[Rule]:
         """The rules for dense operands alone in tables that a transform was given."""
@@ -707,9 +657,13 @@ def settled(
     entries: list[Entry],
     ask: Callable[[Any], Any],
     declined: list[Declined],
+    ambiguity: Callable[..., str] | None = None,
 ) -> Any:
-    """The answer of the foremost rules. Rules that decline make room for the next ones."""
-    answers: dict[Rule, Any] = {}
+    """The answer of the foremost rules. Rules that decline make room for the next ones.
+
+    ``ambiguity`` makes the message of the error if several answer, as `_ambiguity` does.
+    """
+    answers: dict[Ranked, Any] = {}
     while entries:
         foremost = list(dict.fromkeys(e.rule for e in _foremost(entries, types)))
         if len(foremost) == 1 and foremost[0] not in answers:
@@ -720,7 +674,8 @@ def settled(
         out = [rule for rule in foremost if answers[rule] is NotImplemented]
         if not out:
             if len({rule.fn for rule in foremost}) > 1:
-                raise AmbiguousRuleError(_ambiguity(primitive, types, foremost))
+                message = (ambiguity or _ambiguity)(primitive, types, foremost)
+                raise AmbiguousRuleError(message)
             answer = answers[foremost[0]]
             if isinstance(answer, _Failure):
                 raise answer.error
@@ -755,16 +710,13 @@ def _foremost(entries: list[Entry], types: tuple[type, ...]) -> list[Entry]:
     return first
 
 
+def names_of_types(types: tuple[type, ...]) -> list[str]:
+    return ["Array" if _is_dense(t) else t.__name__ for t in types]
+
+
 def _ambiguity(primitive: Primitive, types: tuple[type, ...], rules: list[Rule]) -> str:
-    names = ["Array" if _is_dense(t) else t.__name__ for t in types]
+    names = names_of_types(types)
     listed = "\n".join(f"  {rule}" for rule in rules)
-    if primitive is pattern_p:
-        return (
-            f"Several pattern rules of precedence {rules[0].precedence} match the same "
-            f"equations on ({', '.join(names)}), and none is more specific than the others:\n"
-            f"{listed}\nWays out: annotate the operands of one more closely; or give one a "
-            "higher precedence=; or apply them one after the other with nested transforms."
-        )
     parameters = ", ".join(
         f"{chr(ord('x') + i) if i < 3 else f'x{i}'}: {name}" for i, name in enumerate(names)
     )

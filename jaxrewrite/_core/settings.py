@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import jax
 
 from .record import Recorder
-from .rules import Rules, RulesInForce
+from .rules import RulesInForce, Table
 
 
 Policy = Literal["warn", "allow", "forbid"]
@@ -34,7 +34,7 @@ class Settings(NamedTuple):
         """The part of a cache's key that stands for the settings; hashable."""
         return (self.policy, *self.rules.left(), *self.rules.state())
 
-    def refined(self, rules: Rules | None, policy: str) -> Settings:
+    def refined(self, rules: Table | None, policy: str) -> Settings:
         """The settings of a nested transform.
 
         The default policy, ``"warn"``, keeps the policy of the surrounding transform.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import operator
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,12 +17,11 @@ from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
 
 from .. import _compat
 from .._compat import Jaxpr, Literal, Primitive, Var
-from .._patterns.place import place
-from .._patterns.view import facts_of
 from .avals import avals_of, layer, mismatch
 from .caches import WeakCaches
 from .dead_code import DataFlow
 from .errors import add_note
+from .hooks import Pass
 from .notices import Notice, collected
 from .record import Record
 from .rules import Declined, Rule
@@ -108,36 +108,43 @@ class Rewriting:
         self.settings = settings
         self.dense_primitives = settings.rules.dense_primitives()
         self.primitives_with_literals = settings.rules.primitives_with_literals()
-        self.patterns = settings.rules.patterns()
+        self.passes = settings.rules.passes()
         # The calls, each with its body and the avals of its operands, that stay what they are.
         self.unchanged: set[Any] = set()
         self._traced: dict[Any, Any] = {}
 
     def of_rules(self) -> Rewriting:
-        """The rewriting of what rules return, in which no pattern is looked for."""
-        if not self.patterns:
+        """The rewriting of what rules return, on which no pass runs."""
+        if not self.passes:
             return self
         rewriting = copy.copy(self)
-        rewriting.patterns = []
+        rewriting.passes = {}
         rewriting.unchanged = set()
         return rewriting
 
     def data_flow(self, jaxpr: Jaxpr) -> DataFlow | None:
-        """The data flow of a program, if looking for patterns will ask for it."""
-        if not self.patterns:
-            return None
-        facts = facts_of(jaxpr)
-        return DataFlow(facts.made.keys(), facts.uses.keys())
+        """The data flow of a program, if a pass has to know it anyway."""
+        flows = (pass_.data_flow(jaxpr) for pass_ in self.passes)
+        return next((flow for flow in flows if flow is not None), None)
 
-    def placed(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
-        """A jaxpr with one equation for each match of a pattern rule."""
-        if not self.patterns:
-            return jaxpr
+    def after(self, pass_: Pass, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
+        """What a pass makes of a jaxpr on these operands."""
         pairs = zip(jaxpr.invars, operands, strict=True)
         values = {var for var, x in pairs if is_value(x)}
         recorder = self.settings.recorder
-        misses = None if recorder is None else recorder.misses
-        return place(jaxpr, self.patterns, values, misses=misses)
+        misses = None if recorder is None else recorder.misses.get(pass_)
+        made = pass_.run(jaxpr, self.passes[pass_], values, misses)
+        if not isinstance(made, Jaxpr) or made.constvars:
+            raise TypeError(
+                f"The pass {type(pass_).__name__} returned something else than a jaxpr "
+                "without constants, which a pass takes and returns."
+            )
+        if not _are_alike(made, jaxpr):
+            raise TypeError(
+                f"The pass {type(pass_).__name__} returned a program of other operands or "
+                f"results: {_shown(made)}, in place of {_shown(jaxpr)}."
+            )
+        return made
 
     def by_rule(self, site: Site, operands: Sequence[Any], flat: Flat) -> Answer:
         """The answer of the first rule that applies to an equation."""
@@ -165,7 +172,7 @@ class Rewriting:
         key = ("rule", primitive, *eqn.params.items())
         if primitive in self.primitives_with_literals:
             key = (*key, *map(_literal_key, operands))
-        return self._recall(key, flat, find)
+        return self.recall(key, flat, find)
 
     def by_function(
         self,
@@ -179,19 +186,14 @@ class Rewriting:
         def find() -> Answer:
             return Answer(self._trace(fn, flat, check, getattr(fn, "__name__", "rule")))
 
-        return self._recall(key, flat, find)
+        return self.recall(key, flat, find)
 
-    def by_match(self, key: tuple[Any, ...], flat: Flat, find: Callable[[], Any]) -> Any:
-        """What ``find`` gives for a match, or gave for one with this key and such operands."""
-        return self._recall(("match", *key), flat, find)
-
-    def _recall(
-        self, key: tuple[Any, ...], flat: Flat, find: Callable[[], Answer]
-    ) -> Answer:
+    def recall(self, key: tuple[Any, ...], flat: Flat, find: Callable[[], Any]) -> Any:
         """The result of ``find`` for operands of this structure, which is called once.
 
-        The result is kept for this rewriting. A trace is also kept for others, unless it
-        holds tracers.
+        ``key`` identifies the function. It returns an `Answer`, or another tuple with a
+        trace. The result is kept for this rewriting. A trace is also kept for others, unless
+        it holds tracers.
         """
         structure = (*key, *flat.treedefs, *flat.avals, flat.ctx)
         try:
@@ -263,6 +265,23 @@ class Rewriting:
                 produced.remove(result)
                 dense_results.append((result, i))
         return Traced(jaxpr, consts, out_tree, dense_results, notices)
+
+
+def _are_alike(a: Jaxpr, b: Jaxpr) -> bool:
+    """Whether two programs have operands and results of the same types."""
+    atoms, others = ([*jaxpr.invars, *jaxpr.outvars] for jaxpr in (a, b))
+    are_same = len(atoms) == len(others) and all(map(operator.is_, atoms, others))
+    return are_same or _types(a) == _types(b)
+
+
+def _types(jaxpr: Jaxpr) -> Any:
+    """The types of a program's operands and results; whether they are weak does not matter."""
+    return [[_compat.strong(v.aval) for v in of] for of in (jaxpr.invars, jaxpr.outvars)]
+
+
+def _shown(jaxpr: Jaxpr) -> str:
+    operands, results = ([*map(_compat.short, avals)] for avals in _types(jaxpr))
+    return f"({', '.join(operands)}) -> ({', '.join(results)})"
 
 
 def has_tracers(consts: Iterable[Any]) -> bool:

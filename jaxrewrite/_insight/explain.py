@@ -20,12 +20,12 @@ from .._core.record import (
     Record,
     Recorder,
 )
-from .._core.rules import Rule, Rules, concerns, type_of
+from .._core.rules import Ranked, Rule, concerns, type_of
 from .._core.settings import Policy, check_policy, current_settings
 from .._core.site import describe_operand
 from .._core.value import Value, is_value
-from .._patterns.pattern import Pattern
 from .._patterns.place import pattern_p
+from .._patterns.rules import Rules
 from .._staging.stage import Arguments, stage
 from .._staging.transform import FilterSpec, check_function, function_tree
 from . import costs
@@ -192,7 +192,7 @@ def _declined(record: Record) -> Iterable[Declined]:
     """The rules that declined, of those that are worth telling of."""
     types = tuple(map(type_of, record.operands))
     for rule, why in record.declined:
-        if isinstance(rule, Pattern) or concerns(rule, types):
+        if not isinstance(rule, Rule) or concerns(rule, types):
             yield Declined(info_of(rule), why)
 
 
@@ -228,7 +228,7 @@ def info_of_default(owner: type[Value]) -> RuleInfo:
     return _info(owner.default, f"{owner.__name__}.default")
 
 
-def info_of(rule: Rule | Pattern) -> RuleInfo:
+def info_of(rule: Ranked) -> RuleInfo:
     return _info(rule.fn, getattr(rule.fn, "__qualname__", repr(rule.fn)))
 
 

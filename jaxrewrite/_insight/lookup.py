@@ -25,7 +25,8 @@ from .._core.settings import current_settings
 from .._core.value import Value, is_value
 from .._patterns.index import forms_of
 from .._patterns.pattern import Pattern
-from .._patterns.place import pattern_p
+from .._patterns.place import PATTERNS, pattern_p
+from .._patterns.rules import patterns_of
 from .explain import explain, info_of, info_of_default, missing_rule
 from .report import RuleInfo
 from .text import table
@@ -114,7 +115,7 @@ def rules(primitive: Primitive | str | None = None, type: Any = None) -> RuleLis
         for p in sorted(entries, key=lambda p: p.name):
             found += [_registered(p, entry) for entry in _most_specific_first(entries[p])]
         if wanted in (None, pattern_p):
-            patterns = sorted(own.patterns, key=lambda p: -p.precedence)
+            patterns = sorted(patterns_of(own), key=lambda p: -p.precedence)
             for entry in (e for p in patterns for e in entries_of(p)):
                 if type is None or _takes(entry, type):
                     found.append(_registered(pattern_p, entry))
@@ -131,7 +132,7 @@ def _patterns_with(primitive: Primitive) -> list[tuple[RuleInfo, str]]:
     """The pattern rules that look for this primitive and for others."""
     return [
         (info_of(pattern), "it is for several equations, of which this may be one")
-        for _, pattern in current_settings().rules.patterns()
+        for _, pattern in current_settings().rules.passes().get(PATTERNS, ())
         if primitive in forms_of(pattern).core()
     ]
 

@@ -9,8 +9,9 @@ from typing import Any
 from .. import _compat
 from .._core.notices import collected
 from .._core.record import Recorder
-from .._core.rules import Rules
 from .._core.settings import current_settings
+from .._patterns.place import PATTERNS
+from .._patterns.rules import Rules
 from .._staging.stage import Arguments, stage
 from .._staging.transform import FilterSpec, check_function, function_tree
 from .explain import info_of
@@ -93,12 +94,12 @@ def near_misses(
     def report(*args: Any, **kwargs: Any) -> NearMisses:
         settings = current_settings().refined(rules, "allow")
         recorder = Recorder()
-        recorder.misses = []
+        misses = recorder.misses[PATTERNS] = []
         tree = function_tree(fn), args, kwargs
         with collected():
             stage(Arguments(fn, tree), filter_spec, settings._replace(recorder=recorder))
         nearest: dict[Any, NearMiss] = {}
-        for miss in sorted(recorder.misses, key=lambda m: -m.found):
+        for miss in sorted(misses, key=lambda m: -m.found):
             if miss.found < 2:
                 continue
             place = _compat.source_location(miss.eqn.source_info) or ("", 0, "")

@@ -7,3 +7,12 @@ avals, and has to give the same equations with the same parameters (`same`). The
 of a match become one synthetic equation (`place`), which the ordinary walk over the program
 meets like any other (`apply`).
 """
+
+from .._core.hooks import register_pass
+from . import handler
+from .place import PATTERNS
+
+
+register_pass(PATTERNS)
+
+del PATTERNS, handler, register_pass

@@ -10,18 +10,18 @@ import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves, tree_map
 
 from .. import _compat
-from .._compat import Literal
+from .._compat import Literal, Primitive
 from .._core.avals import avals_of, mismatch
 from .._core.errors import add_note
 from .._core.rewrite import Scope, handlers
-from .._core.rules import Declined, Entry, guarded, settled, type_of
+from .._core.rules import Declined, Entry, guarded, names_of_types, settled, type_of
 from .._core.site import Site
 from .._core.traces import Answer, Flat
 from .._core.value import is_value
 from .._staging.transform import transform
 from .bodies import Body, results_of
 from .pattern import Pattern, count_of_batches, without_batch
-from .place import Option, Packed, pattern_p, place
+from .place import PATTERNS, Option, Packed, pattern_p, place
 
 
 class _Answered(NamedTuple):
@@ -48,7 +48,7 @@ def pattern_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     find = functools.partial(_first_answer, scope, site, operands, declined)
     if scope.rewriting.settings.recorder is None:
         flat = Flat.of(operands, site.context)
-        answered = scope.rewriting.by_match(_key(site, operands), flat, find)
+        answered = scope.rewriting.recall(_key(site, operands), flat, find)
     else:
         answered = find()
     if scope.record is not None:
@@ -64,7 +64,8 @@ def pattern_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     values = {v for v, x in zip(covered.invars, inputs, strict=True) if is_value(x)}
     plan = site.params["plan"]
     without = plan.without | {option.pattern for option in plan.options}
-    rest = place(covered, scope.rewriting.patterns, values, without)
+    patterns = scope.rewriting.passes.get(PATTERNS, [])
+    rest = place(covered, patterns, values, without)
     return scope.run(rest, inputs)
 
 
@@ -91,7 +92,7 @@ def _key(site: Site, operands: Sequence[Any]) -> tuple[Any, ...]:
     )
     # A number is dispatched on as one.
     numbers = (type(x) is Literal for x in operands)
-    return (*numbers, *options)
+    return ("match", *numbers, *options)
 
 
 def _statics(option: Option) -> tuple[Any, ...]:
@@ -151,7 +152,20 @@ def _of_group(
             scope.record.rule = pattern
         return results
 
-    return settled(pattern_p, types, entries, ask, declined)
+    return settled(pattern_p, types, entries, ask, declined, _ambiguity)
+
+
+def _ambiguity(
+    primitive: Primitive, types: tuple[type, ...], patterns: Sequence[Pattern]
+) -> str:
+    listed = "\n".join(f"  {pattern}" for pattern in patterns)
+    return (
+        f"Several pattern rules of precedence {patterns[0].precedence} match the same "
+        f"equations on ({', '.join(names_of_types(types))}), and none is more specific than "
+        f"the others:\n{listed}\nWays out: annotate the operands of one more closely; or "
+        "give one a higher precedence=; or apply them one after the other with nested "
+        "transforms."
+    )
 
 
 def _shown(operands: Sequence[Any], o: Any) -> Any:

@@ -132,10 +132,6 @@ class Pattern:
         # The patterns of longer chains that `nested` made for this one.
         self.longer = BoundedCache(64)
 
-    # What a table of rules asks of a rule.
-    is_twin = False
-    mirrored = False
-
     def replaces(self, other: Pattern) -> bool:
         """Whether this is the same pattern registered again."""
         return (

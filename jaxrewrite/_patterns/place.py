@@ -13,7 +13,8 @@ import numpy as np
 
 from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
-from .._core.dead_code import live_equations
+from .._core.dead_code import DataFlow, live_equations
+from .._core.hooks import Pass
 from .bodies import Body, Group, atoms_of
 from .calls import Number
 from .index import Entry, Index, Shapes, index_for, open_roots, own_roots
@@ -115,6 +116,28 @@ def place(
     placed = _Rebuilt(top, taken, inlined, without).jaxpr() if taken else jaxpr
     top.forget()
     return placed
+
+
+class _Patterns(Pass):
+    """The pass, whose entries are patterns. Each match becomes one equation."""
+
+    primitives = frozenset({pattern_p})
+
+    def run(
+        self,
+        jaxpr: Jaxpr,
+        entries: Sequence[tuple[int, Pattern]],
+        values: Set[Var],
+        misses: list[Miss] | None,
+    ) -> Jaxpr:
+        return place(jaxpr, entries, values, misses=misses)
+
+    def data_flow(self, jaxpr: Jaxpr) -> DataFlow:
+        facts = facts_of(jaxpr)
+        return DataFlow(facts.made.keys(), facts.uses.keys())
+
+
+PATTERNS = _Patterns()
 
 
 def _reached(top: Frame, values: Set[Var]) -> dict[Frame, set[Any]]:

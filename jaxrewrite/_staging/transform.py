@@ -30,7 +30,7 @@ from .._core.caches import BoundedCache, WeakCaches, bounded_cache
 from .._core.dense import make_dense, materialised
 from .._core.operands import completed
 from .._core.pytree import check_static_fields
-from .._core.rules import Rules, check_table, find_primitive
+from .._core.rules import Table, check_table, find_primitive
 from .._core.settings import Policy, Settings, check_policy, current_settings, use_settings
 from .._core.value import Value, is_value
 from .stage import Arguments, stage
@@ -48,7 +48,7 @@ def transform(
     fn: Callable[_P, _R],
     filter_spec: FilterSpec = True,
     *,
-    rules: Rules | None = None,
+    rules: Table | None = None,
     materialise: Policy = "warn",
 ) -> Transformed[_P, _R]:
     """Make ``fn``, written for arrays, a function of values.
@@ -111,7 +111,7 @@ def transform(
 
 
 def _transformed(
-    fn: Callable[_P, _R], filter_spec: Any, rules: Rules | None, policy: str
+    fn: Callable[_P, _R], filter_spec: Any, rules: Table | None, policy: str
 ) -> Transformed[_P, _R]:
     check_function(fn)
     check_policy(policy)
@@ -139,7 +139,7 @@ def make_jaxpr(
     fn: Callable[..., Any],
     filter_spec: FilterSpec = True,
     *,
-    rules: Rules | None = None,
+    rules: Table | None = None,
     materialise: Policy = "warn",
 ) -> Callable[..., ClosedJaxpr]:
     """Make a function that returns the rewritten program as a jaxpr.
@@ -343,7 +343,7 @@ class Transformed(Generic[_P, _R]):
     __wrapped__: Callable[_P, _R]
 
     def __init__(
-        self, fn: Callable[_P, _R], filter_spec: Any, rules: Rules | None, policy: str
+        self, fn: Callable[_P, _R], filter_spec: Any, rules: Table | None, policy: str
     ):
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
@@ -457,7 +457,7 @@ class Transformed(Generic[_P, _R]):
                 always
                 or _has_values(tree)
                 or in_force.local_dense_rules()
-                or in_force.patterns()
+                or in_force.passes()
             ):
                 for leaf in filter(is_value, leaves):
                     raise no_pytree(leaf)

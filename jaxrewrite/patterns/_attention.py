@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import AbstractDtype, Array, Bool, Float, Shaped
 
-from .._core.rules import Rules
+from .._patterns.rules import Rules
 
 
 class Narrow(AbstractDtype):

@@ -18,9 +18,9 @@ from jaxtyping import Array, ArrayLike, Bool, Integer
 
 from .. import _compat
 from .._compat import DropVar
-from .._core.rules import Rules
 from .._patterns.calls import Number
 from .._patterns.nested import places_of
+from .._patterns.rules import Rules
 from .._patterns.view import Frame, Place, resolve, users
 from .._staging.transform import transform
 from ._invariant import work_before_the_loop

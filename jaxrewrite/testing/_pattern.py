@@ -11,13 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from .. import _compat
-from .._core.rules import Rules
 from .._core.settings import current_settings
 from .._core.site import describe_operand
 from .._core.value import is_value
 from .._insight.explain import explain, info_of
 from .._insight.misses import near_misses
 from .._patterns.pattern import Pattern
+from .._patterns.place import PATTERNS
+from .._patterns.rules import Rules, patterns_of
 from ._compare import Outcome, Program, compare, note
 from ._oracle import MODES
 from ._outcome import Checked, Findings, told
@@ -98,7 +99,8 @@ def check_pattern(
     given = "".join(f", {key}={content!r}" for key, content in statics.items())
     call = f"jaxrewrite.testing.check_pattern({name}, *operands{given}"
     own = Rules()
-    own._patterns = tuple(patterns)
+    for pattern in patterns:
+        own.add_entry(PATTERNS, pattern)
     for bits in (32, 64):
         with jax.enable_x64(True) if bits == 64 else contextlib.nullcontext():
             arrays = [_operand(x, i + seed, bits) for i, x in enumerate(operands)]
@@ -120,7 +122,7 @@ def _registered(rule: Any, rules: Rules | None) -> list[Pattern]:
     found = [
         pattern
         for own in current_settings().rules.over(rules).tables
-        for pattern in own.patterns
+        for pattern in patterns_of(own)
         if pattern.fn is rule
     ]
     if not found:

@@ -19,6 +19,8 @@ from jaxrewrite import Axis, Rules, explain, make_jaxpr, near_misses, transform
 from jaxrewrite._patterns import numbering
 from jaxrewrite._patterns.numbering import Numbering
 from jaxrewrite._patterns.pattern import Pattern
+from jaxrewrite._patterns.place import PATTERNS
+from jaxrewrite._patterns.rules import patterns_of
 from jaxrewrite.values import Diagonal
 
 
@@ -454,7 +456,8 @@ def test_patterns_of_the_global_table():
     def after(x: Float[Array, "7 7"]):
         return x
 
-    before = len(jaxrewrite._core.rules.global_rules.patterns)
+    table = jaxrewrite._core.rules.global_rules
+    before = patterns_of(table)
     jaxrewrite.rewrite(lambda x: jnp.sinh(jnp.cosh(x)) + jnp.sinh(x))(after)
     try:
         x = jnp.ones((7, 7))
@@ -463,9 +466,7 @@ def test_patterns_of_the_global_table():
         listed = [r.rule.name for r in jaxrewrite.rules("pattern")]
         assert any("after" in name for name in listed)
     finally:
-        jaxrewrite._core.rules.global_rules._patterns = (
-            jaxrewrite._core.rules.global_rules.patterns[:before]
-        )
+        table._of_passes[PATTERNS] = before
 
 
 # --- overlap, several results, what is used elsewhere ---------------------------------------

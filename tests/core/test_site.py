@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import jaxrewrite
-from jaxrewrite import Value, checkpoints, patterns, primitives, testing, values
+from jaxrewrite import Value, checkpoints, extend, patterns, primitives, testing, values
 
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -36,6 +36,7 @@ def names_of(module, late=()):
         ("checkpoints", checkpoints, []),
         ("patterns", patterns, [*patterns._TABLES, "attention_rules"]),
         ("testing", testing, []),
+        ("extend", extend, []),
     ],
 )
 def test_the_api_reference_has_every_public_name(page, module, late):

@@ -1,0 +1,16 @@
+"""How another library plugs in: passes over programs, state that is no argument, tables of classes.
+
+See `Extending the library <../extending.rst>`_.
+"""
+
+from ._core.dead_code import DataFlow as DataFlow, live_equations as live_equations
+from ._core.hooks import (
+    ClassHook as ClassHook,
+    Pass as Pass,
+    StagingHook as StagingHook,
+    register_class_hook as register_class_hook,
+    register_pass as register_pass,
+    register_staging_hook as register_staging_hook,
+    unregister as unregister,
+)
+from ._core.rules import add_entry as add_entry
