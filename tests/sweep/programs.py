@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from . import numpy_run
 from .names import HEADER, NAMES
-from .oracle import dense
+from .oracle import dense, evaluated
 from .values import FLOATS, INEXACT, TYPES, Refused, Source, value
 
 
@@ -166,6 +167,7 @@ class Builder:
         self.steps: list[str] = []
         self.pool: list[Var] = []
         self.env: dict[str, Any] = {}
+        self.avals: dict[str, Any] = {}
         self.wanted: list[tuple[tuple[int, ...], str]] = []
         self.tainted = False
         self.differentiated = False
@@ -176,9 +178,10 @@ class Builder:
 
     def operand(self, text: str) -> Var:
         name = f"v{len(self.operands)}"
-        array = dense(eval(text, NAMES))
+        value = evaluated(text, jax.config.jax_enable_x64)
+        self.env[name], self.avals[name] = ran(lambda: dense(value))
+        array = self.env[name]
         self.operands.append(text)
-        self.env[name] = array
         self.pool.append(Var(name, array))
         return self.pool[-1]
 
@@ -226,10 +229,20 @@ class Builder:
 
     # --- steps ----------------------------------------------------------------------------
 
-    def run(self, text: str) -> Any:
+    def run(self, text: str) -> tuple[Any, Any]:
+        """The result of an expression, and what `ran` says of it."""
+        used = [name for name in self.env if re.search(rf"\b{name}\b", text)]
+
+        def step(*arrays: Any) -> Any:
+            return eval(text, {**NAMES, **dict(zip(used, arrays, strict=True))})
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return eval(text, {**NAMES, **self.env})
+            return ran(
+                step,
+                [self.avals[name] for name in used],
+                [self.env[name] for name in used],
+            )
 
     def add(self, operation: Op) -> None:
         before = len(self.operands), len(self.pool), self.values_left
@@ -239,12 +252,14 @@ class Builder:
             text = operation.make(self)
             for i in dict.fromkeys(map(int, re.findall("§(\\d+)§", text))):
                 text = text.replace(f"§{i}§", self._array(*self.wanted[i]))
-            result = self.run(text)
+            result, avals = self.run(text)
             leaves = jax.tree.leaves(result)
             if not leaves or any(
                 not hasattr(x, "shape") or x.size > SIZE_LIMIT or x.ndim > 5 for x in leaves
             ):
                 raise Refused
+        except numpy_run.Broken:
+            raise
         except Exception as error:  # noqa: BLE001 - JAX refuses it, in whatever way
             if not isinstance(error, Refused):
                 REJECTED[operation.make.__name__] = (text, error)
@@ -254,7 +269,7 @@ class Builder:
         name = f"t{len(self.steps)}"
         self._taint(operation, text, leaves)
         self.steps.append(text)
-        self.env[name] = result
+        self.env[name], self.avals[name] = result, avals
         if isinstance(result, (tuple, list)):
             for i, x in enumerate(result):
                 if hasattr(x, "shape"):
@@ -280,6 +295,17 @@ def finite(x: Any) -> bool:
     if not jnp.issubdtype(x.dtype, jnp.inexact):
         return True
     return bool(np.isfinite(np.asarray(x).astype(np.complex128)).all())
+
+
+def ran(fn: Callable[..., Any], avals: Any = (), arrays: Any = ()) -> tuple[Any, Any]:
+    """The results of a function, and their shapes, dtypes and weak types."""
+    try:
+        call = numpy_run.staged(fn, *avals)
+        return call(*arrays), call.avals
+    except numpy_run.NotStaged:
+        arrays = jax.tree.map(jnp.asarray, arrays)
+        result = fn(*arrays)
+        return result, jax.tree.map(jax.typeof, result)
 
 
 # --- a whole program ----------------------------------------------------------------------------
@@ -378,6 +404,8 @@ def _program(s, types, other, dtype, shape, batch, x64):
     b.values_left = 2 if other else int(s.chance(0.4))
     try:
         b.operand(text)
+    except numpy_run.Broken:
+        raise
     except Exception as error:  # noqa: BLE001 - a value that its type refuses
         REJECTED[" of ".join(types)] = (None, error)
         raise Refused from error
