@@ -196,23 +196,67 @@ def _not(x: np.ndarray) -> np.ndarray:
 
 
 _ENTRYWISE = {
-    **dict(neg=np.negative, sin=np.sin, cos=np.cos, tan=np.tan, asin=np.arcsin),
-    **dict(acos=np.arccos, atan=np.arctan, sinh=np.sinh, cosh=np.cosh, tanh=np.tanh),
-    **dict(asinh=np.arcsinh, acosh=np.arccosh, atanh=np.arctanh, exp=np.exp),
-    **dict(exp2=np.exp2, log=np.log, log1p=np.log1p, expm1=np.expm1, sqrt=np.sqrt),
-    **dict(rsqrt=lambda x: 1 / np.sqrt(x), cbrt=np.cbrt, logistic=_logistic),
-    **dict(erf=scipy.special.erf, erfc=scipy.special.erfc, erf_inv=scipy.special.erfinv),
-    **dict(abs=np.abs, sign=_sign, floor=np.floor, ceil=np.ceil, square=np.square),
-    **dict(is_finite=np.isfinite, real=np.real, imag=np.imag, conj=np.conj),
-    **{"not": _not, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor},
-    **dict(population_count=_ones, clz=_clz, copy=np.array, copy_p=np.array),
-    **dict(add=np.add, add_any=np.add, sub=np.subtract, mul=np.multiply, div=_quotient),
-    **dict(rem=_remainder, max=np.maximum, min=np.minimum, atan2=np.arctan2),
-    **dict(eq=np.equal, ne=np.not_equal, lt=np.less, le=np.less_equal, gt=np.greater),
-    **dict(ge=np.greater_equal, complex=lambda x, y: x + 1j * y),
-    **dict(shift_left=_shift(np.left_shift, np.zeros_like)),
-    **dict(shift_right_logical=_shift(_logical_shift, np.zeros_like)),
-    **dict(shift_right_arithmetic=_shift(np.right_shift, lambda x: np.where(x < 0, -1, 0))),
+    "neg": np.negative,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "tanh": np.tanh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "log": np.log,
+    "log1p": np.log1p,
+    "expm1": np.expm1,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda x: 1 / np.sqrt(x),
+    "cbrt": np.cbrt,
+    "logistic": _logistic,
+    "erf": scipy.special.erf,
+    "erfc": scipy.special.erfc,
+    "erf_inv": scipy.special.erfinv,
+    "abs": np.abs,
+    "sign": _sign,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "square": np.square,
+    "is_finite": np.isfinite,
+    "real": np.real,
+    "imag": np.imag,
+    "conj": np.conj,
+    "not": _not,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+    "population_count": _ones,
+    "clz": _clz,
+    "copy": np.array,
+    "copy_p": np.array,
+    "add": np.add,
+    "add_any": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": _quotient,
+    "rem": _remainder,
+    "max": np.maximum,
+    "min": np.minimum,
+    "atan2": np.arctan2,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "complex": lambda x, y: x + 1j * y,
+    "shift_left": _shift(np.left_shift, np.zeros_like),
+    "shift_right_logical": _shift(_logical_shift, np.zeros_like),
+    "shift_right_arithmetic": _shift(np.right_shift, lambda x: np.where(x < 0, -1, 0)),
 }
 for _name, _function in _ENTRYWISE.items():
     _entrywise(_name, _function)
@@ -409,7 +453,7 @@ def _reduction(name: str, function: Callable[..., Any]) -> None:
 
 
 def _limit(dtype: Any, high: bool) -> Any:
-    if dtype == bool:
+    if dtype.kind == "b":
         return high
     if dtype.kind in "iu":
         return np.iinfo(dtype).max if high else np.iinfo(dtype).min
@@ -436,7 +480,12 @@ def _(eqn: Any, x: np.ndarray) -> Any:
 @rule("cumsum", "cumprod", "cummax", "cummin")
 def _(eqn: Any, x: np.ndarray) -> Any:
     axis = eqn.params["axis"]
-    ufunc = dict(cumsum=np.add, cumprod=np.multiply, cummax=np.maximum, cummin=np.minimum)
+    ufunc = {
+        "cumsum": np.add,
+        "cumprod": np.multiply,
+        "cummax": np.maximum,
+        "cummin": np.minimum,
+    }
     x = _wide(x) if jnp.issubdtype(x.dtype, jnp.floating) else x
     x = np.flip(x, axis) if eqn.params["reverse"] else x
     x = ufunc[eqn.primitive.name].accumulate(x, axis, dtype=x.dtype)
@@ -470,7 +519,7 @@ def _(eqn: Any, x: np.ndarray, y: np.ndarray) -> Any:
 def _fill(dtype: Any) -> Any:
     if jnp.issubdtype(dtype, jnp.inexact):
         return np.nan
-    if dtype == bool:
+    if dtype.kind == "b":
         return True
     return np.iinfo(dtype).min if dtype.kind == "i" else np.iinfo(dtype).max
 
@@ -549,7 +598,7 @@ def _(eqn: Any, x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> Any:
     if name == "scatter":
         result[tuple(flat)] = updates
         return result
-    ufunc = dict(add=np.add, mul=np.multiply, min=np.minimum, max=np.maximum)
+    ufunc = {"add": np.add, "mul": np.multiply, "min": np.minimum, "max": np.maximum}
     ufunc[name.removeprefix("scatter-")].at(
         result, tuple(flat), updates.astype(result.dtype)
     )
