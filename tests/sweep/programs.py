@@ -15,6 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxrewrite
+import jaxrewrite.patterns
+
 from . import numpy_run
 from .names import HEADER, NAMES
 from .oracle import dense, evaluated
@@ -64,6 +67,11 @@ class Program:
     mode: str = "eager"
     policy: str = "allow"
     x64: bool = False
+    table: str = ""  # of patterns that are in force
+
+    @property
+    def rules(self) -> Any:
+        return getattr(jaxrewrite.patterns, self.table) if self.table else None
 
     def function(self) -> str:
         names = ", ".join(f"v{i}" for i in range(len(self.operands)))
@@ -76,15 +84,18 @@ class Program:
         values = "".join(f"{text}, " for text in self.operands)
         make = f"def operands():\n    return ({values.strip()})\n"
         config = "jax.config.update('jax_enable_x64', True)\n" if self.x64 else ""
-        return "\n".join([HEADER, config, make, self.function(), MODES[self.mode]]).replace(
-            "POLICY", repr(self.policy)
-        )
+        policy = repr(self.policy)
+        if self.table:
+            policy += f", rules=jaxrewrite.patterns.{self.table}"
+        run = MODES[self.mode].replace("POLICY", policy)
+        return "\n".join([HEADER, config, make, self.function(), run])
 
     def short(self) -> str:
         """Without what is the same in each."""
         values = ", ".join(f"v{i} = {text}" for i, text in enumerate(self.operands))
         x64 = ", x64" if self.x64 else ""
-        return f"# {self.mode}, {self.policy}{x64}\n{values}\n{self.function()}"
+        table = f", patterns.{self.table}" if self.table else ""
+        return f"# {self.mode}, {self.policy}{x64}{table}\n{values}\n{self.function()}"
 
 
 _LEAVES = """
@@ -322,24 +333,32 @@ DTYPES = (
     *["complex64"] * 2,
     *["int32", "int32", "bfloat16", "float16", "bool"],
 )
-MODE_WEIGHTS = {"eager": 66, "jit": 4, "vmap": 7, "grad": 12, "jvp": 8, "jacfwd": 3}
+TABLES = ("stable", "stable", "linalg", "attention", "loops", "structured")
+MODE_WEIGHTS = {"eager": 56, "jit": 3, "vmap": 8, "grad": 18, "jvp": 12, "jacfwd": 3}
+
+
+ANNOTATIONS = ("Tagged", "Named", "Masked", "Unitful", "Interval")
 
 
 def chosen_types(seed: int, s: Source) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     """Types of the first operand, outer first, and of the second: every pair has its turn."""
     names = list(TYPES)
     holders = [name for name in names if TYPES[name].holds]
-    turn, which = divmod(seed, 4)
+    turn, which = divmod(seed, 5)
     if which == 0:
         return (names[turn % len(names)],), None
     if which == 1:
-        if turn % 11 == 10:
+        if turn % 5 == 4:
             return (s.choice(("Threefry", "Missing", "Wide")),), None
         outer, inner = divmod(turn, len(names))
         return (holders[outer % len(holders)], names[inner]), None
     if which == 2:
         left, right = divmod(turn, len(names))
         return (names[left % len(names)],), (names[right],)
+    if which == 4:
+        outer, inner = divmod(turn, len(names))
+        around = [s.choice(ANNOTATIONS) for _ in range(s.choice((1, 1, 2)))]
+        return (ANNOTATIONS[outer % len(ANNOTATIONS)], *around, names[inner]), None
     types = [s.choice(holders), s.choice(holders), s.choice(names)]
     return tuple(types[s.choice((0, 1)) :]), (s.choice(holders), s.choice(names))
 
@@ -377,18 +396,26 @@ def _missing(s, dtype, n, m, batch):
 
 
 def _wide(s, dtype, n, m, batch):
-    if dtype not in ("float32", "float64", "int32"):
+    """An interval, at times one that reaches to the ends of its dtype."""
+    dtype = s.choice((dtype, dtype, *WIDE))
+    if dtype not in WIDE:
         raise Refused
-    radius = "1" if dtype == "int32" else s.choice(("0.1", "0.5", "2.0"))
-    radius = f"jnp.asarray({radius}, {dtype!r})"
-    text = f"Interval.around({s.u(*batch, n, m, dtype=dtype)}, {radius})"
+    x = s.u(*batch, n, m, dtype=dtype)
+    if dtype == "float64" or s.chance(0.5):
+        radius = "1" if dtype in INTEGERS else s.choice(("0.1", "0.5", "2.0"))
+    else:
+        x = f"at_ends({x})"
+        radius = "1" if dtype in INTEGERS else s.choice(("0.5", "1e3", "2e4", "1e38"))
+    text = f"Interval(*around({x}, {radius}))"
     return text, "bounds", ANYTHING - {"linalg"}
 
 
 SPECIAL = {"Threefry": _threefry, "Missing": _missing, "Wide": _wide}
+INTEGERS = ("int32", "int8", "uint8")
+WIDE = ("float32", "float64", "float16", "bfloat16", *INTEGERS)
 ANYTHING = {
     *("contraction", "entrywise", "reduction", "shape", "sort", "gather", "loop"),
-    *("branch", "call", "vmap", "custom", "linalg"),
+    *("branch", "call", "vmap", "custom", "linalg", "written", "formula"),
 }
 
 
@@ -436,8 +463,15 @@ def _program(s, types, other, dtype, shape, batch, x64):
     others = [f"t{i}" for i in range(len(b.steps) - 1) if s.chance(0.3)]
     result = f"({', '.join([last, *others])})" if others else last
     policy = s.random.choices(["allow", "warn", "forbid"], [80, 12, 8])[0]
-    made = Program(tuple(b.operands), tuple(b.steps), result, mode, policy, x64)
+    table = s.choice(TABLES) if s.chance(1 / 3) else ""
+    made = Program(tuple(b.operands), tuple(b.steps), result, mode, policy, x64, table)
     return made, b
 
 
-from . import keys as keys, operations as operations  # noqa: E402  (they register theirs)
+from . import (  # noqa: E402  (they register theirs)
+    custom_rules as custom_rules,
+    formulas as formulas,
+    keys as keys,
+    operations as operations,
+    written as written,
+)
