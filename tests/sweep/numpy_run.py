@@ -647,9 +647,12 @@ def _(eqn: Any, *xs: np.ndarray) -> Any:
     carry = list(xs[of_body:])
     for _turn in range(_LONGEST):
         (more,) = evaluate(p["cond_jaxpr"], [*xs[:of_cond], *carry])
-        if not more:
+        if not more.any():
             return carry
-        carry = evaluate(p["body_jaxpr"], [*xs[of_cond:of_body], *carry])
+        new = evaluate(p["body_jaxpr"], [*xs[of_cond:of_body], *carry])
+        # Of a loop that is mapped, each element goes on for itself.
+        going = [more.reshape(more.shape + (1,) * (x.ndim - more.ndim)) for x in new]
+        carry = [np.where(*parts) for parts in zip(going, new, carry, strict=True)]
     raise NotStaged("a long loop")
 
 

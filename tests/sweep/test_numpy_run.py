@@ -51,6 +51,7 @@ FLOATING = {
         lax.scan(lambda c, r: (c + r, c * r), x[0], x),
         lax.scan(lambda c, r: (r, c), x[0], x, reverse=True),
         lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * x), (0, x)),
+        jax.vmap(lambda r: lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, r))(x),
         lax.cond(x[0, 0] > 0, lambda a: a, lambda a: -a, x),
         *(jax.nn.relu(x), jax.checkpoint(jnp.sin)(x), jax.jvp(jax.nn.softmax, (x,), (x,))),
     ),
