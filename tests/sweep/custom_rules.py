@@ -1,6 +1,6 @@
 """Derivative rules that a program writes: those that keep a structure, and those that don't."""
 
-from .operations import axis_of, kind, ndim, nonempty, square
+from .conditions import axis_of, kind, ndim, nonempty, square
 from .programs import op
 
 

@@ -1,6 +1,6 @@
 """Formulas that the ready tables of patterns look for, as programs write them."""
 
-from .operations import axis_of, kind, ndim, nonempty, square
+from .conditions import axis_of, kind, ndim, nonempty, square
 from .programs import op
 
 

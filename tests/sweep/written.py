@@ -1,6 +1,6 @@
 """What a program writes itself, beside a value: in branches, in carries and by selection."""
 
-from .operations import kind, ndim, nonempty, square
+from .conditions import kind, ndim, nonempty, square
 from .programs import op
 
 
