@@ -1,6 +1,6 @@
 """Programs on typed keys of random numbers."""
 
-from .operations import some_axes
+from .conditions import some_axes
 from .programs import op
 
 

@@ -40,6 +40,34 @@ def spd(x):
 def some(seed, *shape, dtype="float32"):
     kept = np.random.default_rng(seed).permutation(np.arange(np.prod(shape)) % 5 < 3)
     return u(seed, *shape, dtype=dtype) * jnp.asarray(kept.reshape(shape), dtype)
+
+def at_ends(x):
+    """Near the largest and the least numbers of a dtype."""
+    a, limits = np.asarray(x), (jnp.finfo if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo)(x.dtype)
+    high = float(limits.max) * 0.9 if a.dtype.kind not in "iu" else int(limits.max) - 2
+    low = -high if a.dtype.kind not in "iu" else int(limits.min) + 2
+    return jnp.asarray(np.where(a > 0.6, high, np.where(a < 0.4, low, a)), x.dtype)
+
+def around(x, radius):
+    """Bounds that far from the numbers, as far as the dtype goes."""
+    a, limits = np.asarray(x, np.float64), (jnp.finfo if jnp.issubdtype(x.dtype, jnp.floating) else jnp.iinfo)(x.dtype)
+    ends = np.clip([a - radius, a + radius], float(limits.min), float(limits.max))
+    return [jnp.asarray(end, x.dtype) for end in ends]
+
+def backward(fn, rule):
+    """A function of arrays with a backward rule, of the cotangent and the operands."""
+    f = jax.custom_vjp(fn)
+    def bwd(xs, g):
+        cts = rule(g, *xs)
+        return cts if isinstance(cts, tuple) else (cts,)
+    f.defvjp(lambda *xs: (fn(*xs), xs), bwd)
+    return f
+
+def forward(fn, rule):
+    """A function of arrays with a tangent rule, of the tangents and the operands."""
+    f = jax.custom_jvp(fn)
+    f.defjvp(lambda xs, ts: (fn(*xs), rule(*ts, *xs)))
+    return f
 '''
 
 NAMES: dict = {}

@@ -15,6 +15,7 @@ import numpy as np
 import jaxrewrite
 from jaxrewrite.values import Interval, Masked, Unitful, UnitsError
 
+from . import numpy_run
 from .names import NAMES
 
 
@@ -89,19 +90,15 @@ def _never_dense(v: Any) -> bool:
     )
 
 
-def claims(tree: Any) -> list[str]:
-    """What values of never-dense types say besides, of operands that are wholly known.
+def claims(tree: Any) -> list[Any]:
+    """Whether Masked results lack entries, of operands that are wholly known: booleans.
 
     A sum of no entries is missing by the definition of `Masked`, and so is what is gathered
     from beyond an array where the program fills in no number.
     """
-    wrong: list[str] = []
-    for x in jax.tree.leaves(tree, is_leaf=is_value):
-        if isinstance(x, Masked):
-            array, mask = (np.asarray(dense(part)) for part in (x.array, x.mask))
-            if (mask & (array == array)).any():
-                wrong.append("a Masked result lacks entries, and no operand does")
-    return wrong
+    masked = [x for x in jax.tree.leaves(tree, is_leaf=is_value) if isinstance(x, Masked)]
+    parts = [(dense(x.array), dense(x.mask)) for x in masked]
+    return [(mask & (array == array)).any() for array, mask in parts]
 
 
 # --- comparing --------------------------------------------------------------------------------
@@ -156,6 +153,13 @@ def kinds(tree: Any) -> list[Any]:
 # --- running -----------------------------------------------------------------------------------
 
 
+@functools.lru_cache(16)
+def evaluated(text: str, x64: bool) -> Any:
+    """The value of an expression. ``x64``: whether JAX has double precision now."""
+    del x64
+    return eval(text, NAMES)
+
+
 @functools.lru_cache(8)
 def operands_of(program: Any, shift: int = 0) -> tuple[Any, ...]:
     names = NAMES
@@ -163,6 +167,9 @@ def operands_of(program: Any, shift: int = 0) -> tuple[Any, ...]:
         names = {**NAMES}
         for maker in ("u", "idx", "mask", "order", "some"):
             names[maker] = lambda seed, *a, _f=NAMES[maker], **k: _f(seed + shift, *a, **k)
+    if not shift:
+        x64 = jax.config.jax_enable_x64
+        return tuple(evaluated(text, x64) for text in program.operands)
     return tuple(eval(text, names) for text in program.operands)
 
 
@@ -223,8 +230,14 @@ def in_mode(program: Any, f: Any, made: Any, convert: Any, values: bool) -> Any:
     return {"grad": jax.grad, "jacfwd": jax.jacfwd}[mode](run)(leaves)
 
 
-def run_values(program: Any, wrong: list[str]) -> Any:
-    f = jaxrewrite.transform(function_of(program), materialise=program.policy)
+def transformed(program: Any) -> Any:
+    return jaxrewrite.transform(
+        function_of(program), rules=program.rules, materialise=program.policy
+    )
+
+
+def run_values(program: Any, wrong: list[Any]) -> Any:
+    f = transformed(program)
 
     def convert(results: Any) -> Any:
         # Of nothing all is missing, as with `numpy.ma`.
@@ -382,7 +395,16 @@ class Verdict(NamedTuple):
         return self.kind in FAILURES
 
 
-FAILURES = ("wrong", "kind", "crash", "ambiguous", "materialise", "claim", "broken")
+FAILURES = (
+    "wrong",
+    "kind",
+    "nameless",
+    "crash",
+    "ambiguous",
+    "materialise",
+    "claim",
+    "broken",
+)
 
 # What a type refuses by design, with the reason.
 REFUSED = [
@@ -443,11 +465,50 @@ def judge(program: Any, tainted: bool = False) -> Verdict:
             operands_of(program)
         except Exception as error:  # noqa: BLE001 - no such value
             return Verdict("invalid", f"{type(error).__name__}: {error}")
-        if program.mode in ("masked", "hidden"):
-            return partly.judge_masked(program, program.mode == "masked")
-        if program.mode == "bounds":
-            return partly.judge_bounds(program)
-        return _judge(program, tainted)
+        if program.mode in ("masked", "hidden", "bounds"):
+            return partly.judge(program)
+        return _quickly(program) or _judge(program, tainted)
+
+
+def _quickly(program: Any) -> Verdict | None:
+    """What NumPy finds, if that is nothing wrong; of any other program JAX has the word."""
+    try:
+        if program.mode == "vmap":
+            operands_of(program, 5000)  # now, as tracing keeps them for itself
+        want = numpy_run.run(lambda: run_dense(program))
+        got, wrong, operands = numpy_run.run(lambda: _seen(program))
+    except numpy_run.Broken:
+        raise
+    except Exception as error:  # noqa: BLE001 - for JAX to find out, if it is not meant
+        return meant(program, error)
+    if jax.tree.structure(got) != jax.tree.structure(want) or any(wrong):
+        return None
+    pairs = [*operands, *zip(*map(jax.tree.leaves, (got, want)), strict=True)]
+    is_right = all(kinds(g) == kinds(w) and same(g, w) for g, w in pairs)
+    return Verdict("ok") if is_right else None
+
+
+def meant(program: Any, error: Exception) -> Verdict | None:
+    """The verdict of an error that is meant."""
+    if _is_nameless(error):
+        return None
+    if program.policy == "forbid" and isinstance(error, jaxrewrite.MaterialisationError):
+        return Verdict("forbidden")
+    reason = refusal(error)
+    return Verdict("refused", reason) if reason else None
+
+
+def _seen(program: Any) -> tuple[Any, list[Any], list[Any]]:
+    wrong: list[Any] = []
+    operands = [(jaxrewrite.materialise(v), dense(v)) for v in _comparable(program)]
+    return run_values(program, wrong), wrong, operands
+
+
+def _comparable(program: Any) -> list[Any]:
+    """The operands that `jaxrewrite.materialise` takes."""
+    annotated = Masked, Unitful, Interval
+    values = [v for v in operands_of(program) if is_value(v)]
+    return [v for v in values if not isinstance(v, annotated) and not _never_dense(v)]
 
 
 def _judge(program: Any, tainted: bool) -> Verdict:
@@ -458,27 +519,14 @@ def _judge(program: Any, tainted: bool) -> Verdict:
     if not all(hasattr(x, "dtype") for x in jax.tree.leaves(want)):
         return Verdict("invalid", "a result is no array")
     try:
-        for v in operands_of(program):
-            if is_value(v) and not isinstance(v, (Masked, Unitful, Interval)):
-                if _never_dense(v):
-                    continue
-                own, whole = key_data(jaxrewrite.materialise(v)), key_data(dense(v))
-                if kinds(own) != kinds(whole) or not (tainted or same(own, whole)):
-                    return Verdict("materialise", f"{own} against {whole}")
-        wrong: list[str] = []
+        for v in _comparable(program):
+            own, whole = key_data(jaxrewrite.materialise(v)), key_data(dense(v))
+            if kinds(own) != kinds(whole) or not (tainted or same(own, whole)):
+                return Verdict("materialise", f"{own} against {whole}")
+        wrong: list[Any] = []
         got = run_values(program, wrong)
-    except jaxrewrite.MaterialisationError as error:
-        if program.policy == "forbid":
-            return Verdict("forbidden")
-        reason = refusal(error)
-        if reason:
-            return Verdict("refused", reason)
-        return Verdict("crash", _said(error), place_of(error))
     except Exception as error:  # noqa: BLE001 - any is what is looked for
-        reason = refusal(error)
-        if reason:
-            return Verdict("refused", reason)
-        return crash(program, error)
+        return meant(program, error) or crash(program, error)
     got, want = (jax.tree.map(key_data, tree) for tree in (got, want))
     if jax.tree.structure(got) != jax.tree.structure(want) or kinds(got) != kinds(want):
         if program.mode in ("grad", "jacfwd", "jvp"):
@@ -488,13 +536,14 @@ def _judge(program: Any, tainted: bool) -> Verdict:
     got, want = jax.tree.leaves(got), jax.tree.leaves(want)
     keep = [i for i, x in enumerate(want) if jnp.result_type(x) != jax.dtypes.float0]
     got, want = [got[i] for i in keep], [want[i] for i in keep]
+    lacks_entries = any(map(bool, wrong))
     if all(map(same, got, want)):
-        if wrong and not tainted and not _is_empty(program):
-            return Verdict("claim", wrong[0])
+        if lacks_entries and not tainted and not _is_empty(program):
+            return Verdict("claim", "a Masked result lacks entries, and no operand does")
         return Verdict("ok")
     if tainted:
         return Verdict("skipped", "products with numbers that are not finite")
-    if wrong and _is_empty(program):
+    if lacks_entries and _is_empty(program):
         return Verdict("skipped", "sums of no entries are missing")
     if program.mode in ("grad", "jvp", "jacfwd"):
         is_empty = _meets_no_entries(program)
@@ -514,6 +563,8 @@ def _judge(program: Any, tainted: bool) -> Verdict:
     )
     arrays = [wide(x) for x in got], [wide(x) for x in want]
     try:
+        if program.table and _is_nearer(program, keep, *arrays):
+            return Verdict("ok", detail)
         for zeros, kind in ((False, "ok"), (True, "doubtful")):
             simulated = simulations(program, zeros)
             simulated = [[run[i] for i in keep] for run in simulated]
@@ -522,6 +573,26 @@ def _judge(program: Any, tainted: bool) -> Verdict:
     except Exception as error:  # noqa: BLE001 - a program that double precision changes
         detail += f"\n(not simulated: {type(error).__name__}: {error})"[:300]
     return Verdict("wrong", detail)
+
+
+def _is_nearer(
+    program: Any, keep: list[int], got: list[np.ndarray], want: list[np.ndarray]
+) -> bool:
+    """Whether results are no further from those in double precision than the formula's are.
+
+    What a table of patterns is for: a formula with less rounding, or that does not overflow.
+    """
+    with jax.enable_x64(True):
+        leaves = jax.tree.leaves(run_dense(program, widened))
+    exact = [wide(leaves[i]) for i in keep]
+    with np.errstate(all="ignore"):
+        for g, w, x in zip(got, want, exact, strict=True):
+            slack = 1e-6 * np.abs(x[np.isfinite(x)]).max(initial=0.0)
+            is_near = np.abs(g - x) <= np.abs(w - x) + slack
+            is_same = (g == w) | (g == x) | (np.isnan(g) & np.isnan(x))
+            if not (is_near | is_same | (np.isfinite(g) & ~np.isfinite(w))).all():
+                return False
+    return True
 
 
 def _is_empty(program: Any) -> bool:
@@ -543,7 +614,16 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error)[:600]}"
 
 
+def _is_nameless(error: BaseException) -> bool:
+    """Whether an error has no text, or is of a private class of the library."""
+    kind = type(error)
+    is_private = kind.__name__.startswith("_") and kind.__module__.startswith("jaxrewrite")
+    return is_private or not str(error).strip()
+
+
 def crash(program: Any, error: BaseException) -> Verdict:
+    if _is_nameless(error):
+        return Verdict("nameless", _said(error), place_of(error))
     if not _runs_traced(program):
         return Verdict("invalid", _said(error))
     ambiguous = isinstance(error, jaxrewrite.AmbiguousRuleError)

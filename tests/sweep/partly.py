@@ -13,34 +13,47 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jaxrewrite
 from jaxrewrite.values import Interval, Masked, Named, Tagged
 
-from . import oracle
+from . import numpy_run, oracle
 from .oracle import Verdict, dense, is_value
 
 
-def judge_masked(program: Any, spare: bool) -> Verdict:
-    """``spare``: each entry of each result is one of an operand, or a function of some."""
+def judge(program: Any) -> Verdict:
+    """The verdict of NumPy, or that of JAX where this one is bad."""
+    judge_one = judge_bounds if program.mode == "bounds" else judge_masked
+    try:
+        verdict = judge_one(program, _by_numpy)
+        if not verdict.failed and verdict.kind != "invalid":
+            return verdict
+    except numpy_run.NotStaged:
+        pass
+    return judge_one(program, lambda f, *xs: f(*xs))
+
+
+def _by_numpy(f: Any, *xs: Any) -> Any:
+    return numpy_run.run(lambda: f(*xs))
+
+
+def judge_masked(program: Any, call: Any) -> Verdict:
+    """In the mode "masked", each entry of a result is one of an operand, or a function of some."""
+    spare = program.mode == "masked"
     vs = oracle.operands_of(program)
     f = oracle.function_of(program)
-    run = jaxrewrite.transform(f, materialise=program.policy)
+    run = oracle.transformed(program)
     results, denses = [], []
     for garbage in (0, 1, 2):
         filled = [_with_garbage(v, garbage) if isinstance(v, Masked) else v for v in vs]
         try:
-            denses.append(f(*dense(filled)))
+            denses.append(call(f, *dense(filled)))
         except Exception as error:  # noqa: BLE001 - JAX does not do it
             return Verdict("invalid", str(error))
         try:
-            results.append(run(*filled))
+            results.append(call(run, *filled))
         except Exception as error:  # noqa: BLE001 - any is what is looked for
-            reason = oracle.refusal(error)
-            if _forbidden(program, error):
-                return Verdict("forbidden")
-            if reason:
-                return Verdict("refused", reason)
-            return oracle.crash(program, error)
+            if isinstance(error, numpy_run.NotStaged):
+                raise
+            return oracle.meant(program, error) or oracle.crash(program, error)
     leaves = [jax.tree.leaves(x, is_leaf=is_value) for x in results]
     wanted = [jax.tree.leaves(x) for x in denses]
     for parts, wants in zip(
@@ -65,10 +78,6 @@ def _tolerance(x: Any) -> float:
     return max(1e-4, 2 * oracle.TOLERANCE.get(str(x.dtype), 0.0))
 
 
-def _forbidden(program: Any, error: Exception) -> bool:
-    return program.policy == "forbid" and isinstance(error, jaxrewrite.MaterialisationError)
-
-
 def _there(x: Any) -> np.ndarray:
     if isinstance(x, Masked):
         return ~np.asarray(dense(x.mask))
@@ -85,29 +94,26 @@ def _with_garbage(v: Any, which: int) -> Any:
     return Masked(jnp.where(v.mask, garbage, array), v.mask)
 
 
-def judge_bounds(program: Any) -> Verdict:
+def judge_bounds(program: Any, call: Any) -> Verdict:
     vs = oracle.operands_of(program)
     f = oracle.function_of(program)
     try:
-        f(*dense(vs))
+        call(f, *dense(vs))
     except Exception as error:  # noqa: BLE001 - JAX does not do it
         return Verdict("invalid", str(error))
     try:
-        bounds = jaxrewrite.transform(f, materialise=program.policy)(*vs)
+        bounds = call(oracle.transformed(program), *vs)
     except Exception as error:  # noqa: BLE001 - any is what is looked for
-        reason = oracle.refusal(error)
-        if _forbidden(program, error):
-            return Verdict("forbidden")
-        if reason:
-            return Verdict("refused", reason)
-        return oracle.crash(program, error)
+        if isinstance(error, numpy_run.NotStaged):
+            raise
+        return oracle.meant(program, error) or oracle.crash(program, error)
     bounds = jax.tree.leaves(bounds, is_leaf=is_value)
     rng = np.random.default_rng(0)
     for draw in range(5):
         inside = [
             _inside(v, rng, draw) if isinstance(v, Interval) else dense(v) for v in vs
         ]
-        for bound, x in zip(bounds, jax.tree.leaves(f(*inside)), strict=True):
+        for bound, x in zip(bounds, jax.tree.leaves(call(f, *inside)), strict=True):
             kinds = (bound.shape, bound.dtype), (x.shape, x.dtype)
             if kinds[0] != kinds[1]:
                 return Verdict("kind", f"{kinds[0]} against {kinds[1]}")
@@ -116,12 +122,15 @@ def judge_bounds(program: Any) -> Verdict:
                 bound = bound.array
             if isinstance(bound, Interval):
                 low, high = (oracle.wide(dense(end)) for end in (bound.lower, bound.upper))
+                if (low > high).any():
+                    return Verdict("wrong", f"{low} is above {high}")
+                known = np.isfinite(low) & np.isfinite(high)
                 if low.dtype.kind == "f":
                     ends = np.concatenate([a[np.isfinite(a)] for a in (low, high, x)])
                     slack = _tolerance(bound) * np.abs(ends).max(initial=0.0)
                     low, high = low - slack, high + slack
-                # What is inside may be a number only where there are bounds.
-                if not ((low <= x) & (x <= high) | ~np.isfinite(x)).all():
+                # Where bounds are known, all that is inside is a number.
+                if not ((low <= x) & (x <= high) | ~np.isfinite(x) & ~known).all():
                     return Verdict("wrong", f"{x} is not from {low} to {high}")
             elif not oracle.same(dense(bound), x, _tolerance(bound)):
                 return Verdict("wrong", f"{bound} is no bound, of {x}")

@@ -15,8 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxrewrite
+import jaxrewrite.patterns
+
+from . import numpy_run
 from .names import HEADER, NAMES
-from .oracle import dense
+from .oracle import dense, evaluated
 from .values import FLOATS, INEXACT, TYPES, Refused, Source, value
 
 
@@ -63,6 +67,11 @@ class Program:
     mode: str = "eager"
     policy: str = "allow"
     x64: bool = False
+    table: str = ""  # of patterns that are in force
+
+    @property
+    def rules(self) -> Any:
+        return getattr(jaxrewrite.patterns, self.table) if self.table else None
 
     def function(self) -> str:
         names = ", ".join(f"v{i}" for i in range(len(self.operands)))
@@ -75,15 +84,18 @@ class Program:
         values = "".join(f"{text}, " for text in self.operands)
         make = f"def operands():\n    return ({values.strip()})\n"
         config = "jax.config.update('jax_enable_x64', True)\n" if self.x64 else ""
-        return "\n".join([HEADER, config, make, self.function(), MODES[self.mode]]).replace(
-            "POLICY", repr(self.policy)
-        )
+        policy = repr(self.policy)
+        if self.table:
+            policy += f", rules=jaxrewrite.patterns.{self.table}"
+        run = MODES[self.mode].replace("POLICY", policy)
+        return "\n".join([HEADER, config, make, self.function(), run])
 
     def short(self) -> str:
         """Without what is the same in each."""
         values = ", ".join(f"v{i} = {text}" for i, text in enumerate(self.operands))
         x64 = ", x64" if self.x64 else ""
-        return f"# {self.mode}, {self.policy}{x64}\n{values}\n{self.function()}"
+        table = f", patterns.{self.table}" if self.table else ""
+        return f"# {self.mode}, {self.policy}{x64}{table}\n{values}\n{self.function()}"
 
 
 _LEAVES = """
@@ -166,6 +178,7 @@ class Builder:
         self.steps: list[str] = []
         self.pool: list[Var] = []
         self.env: dict[str, Any] = {}
+        self.avals: dict[str, Any] = {}
         self.wanted: list[tuple[tuple[int, ...], str]] = []
         self.tainted = False
         self.differentiated = False
@@ -176,9 +189,10 @@ class Builder:
 
     def operand(self, text: str) -> Var:
         name = f"v{len(self.operands)}"
-        array = dense(eval(text, NAMES))
+        value = evaluated(text, jax.config.jax_enable_x64)
+        self.env[name], self.avals[name] = ran(lambda: dense(value))
+        array = self.env[name]
         self.operands.append(text)
-        self.env[name] = array
         self.pool.append(Var(name, array))
         return self.pool[-1]
 
@@ -226,10 +240,20 @@ class Builder:
 
     # --- steps ----------------------------------------------------------------------------
 
-    def run(self, text: str) -> Any:
+    def run(self, text: str) -> tuple[Any, Any]:
+        """The result of an expression, and what `ran` says of it."""
+        used = [name for name in self.env if re.search(rf"\b{name}\b", text)]
+
+        def step(*arrays: Any) -> Any:
+            return eval(text, {**NAMES, **dict(zip(used, arrays, strict=True))})
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return eval(text, {**NAMES, **self.env})
+            return ran(
+                step,
+                [self.avals[name] for name in used],
+                [self.env[name] for name in used],
+            )
 
     def add(self, operation: Op) -> None:
         before = len(self.operands), len(self.pool), self.values_left
@@ -239,12 +263,14 @@ class Builder:
             text = operation.make(self)
             for i in dict.fromkeys(map(int, re.findall("§(\\d+)§", text))):
                 text = text.replace(f"§{i}§", self._array(*self.wanted[i]))
-            result = self.run(text)
+            result, avals = self.run(text)
             leaves = jax.tree.leaves(result)
             if not leaves or any(
                 not hasattr(x, "shape") or x.size > SIZE_LIMIT or x.ndim > 5 for x in leaves
             ):
                 raise Refused
+        except numpy_run.Broken:
+            raise
         except Exception as error:  # noqa: BLE001 - JAX refuses it, in whatever way
             if not isinstance(error, Refused):
                 REJECTED[operation.make.__name__] = (text, error)
@@ -254,7 +280,7 @@ class Builder:
         name = f"t{len(self.steps)}"
         self._taint(operation, text, leaves)
         self.steps.append(text)
-        self.env[name] = result
+        self.env[name], self.avals[name] = result, avals
         if isinstance(result, (tuple, list)):
             for i, x in enumerate(result):
                 if hasattr(x, "shape"):
@@ -282,6 +308,17 @@ def finite(x: Any) -> bool:
     return bool(np.isfinite(np.asarray(x).astype(np.complex128)).all())
 
 
+def ran(fn: Callable[..., Any], avals: Any = (), arrays: Any = ()) -> tuple[Any, Any]:
+    """The results of a function, and their shapes, dtypes and weak types."""
+    try:
+        call = numpy_run.staged(fn, *avals)
+        return call(*arrays), call.avals
+    except numpy_run.NotStaged:
+        arrays = jax.tree.map(jnp.asarray, arrays)
+        result = fn(*arrays)
+        return result, jax.tree.map(jax.typeof, result)
+
+
 # --- a whole program ----------------------------------------------------------------------------
 
 SHAPES = (
@@ -296,24 +333,32 @@ DTYPES = (
     *["complex64"] * 2,
     *["int32", "int32", "bfloat16", "float16", "bool"],
 )
-MODE_WEIGHTS = {"eager": 66, "jit": 4, "vmap": 7, "grad": 12, "jvp": 8, "jacfwd": 3}
+TABLES = ("stable", "stable", "linalg", "attention", "loops", "structured")
+MODE_WEIGHTS = {"eager": 56, "jit": 3, "vmap": 8, "grad": 18, "jvp": 12, "jacfwd": 3}
+
+
+ANNOTATIONS = ("Tagged", "Named", "Masked", "Unitful", "Interval")
 
 
 def chosen_types(seed: int, s: Source) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
     """Types of the first operand, outer first, and of the second: every pair has its turn."""
     names = list(TYPES)
     holders = [name for name in names if TYPES[name].holds]
-    turn, which = divmod(seed, 4)
+    turn, which = divmod(seed, 5)
     if which == 0:
         return (names[turn % len(names)],), None
     if which == 1:
-        if turn % 11 == 10:
+        if turn % 5 == 4:
             return (s.choice(("Threefry", "Missing", "Wide")),), None
         outer, inner = divmod(turn, len(names))
         return (holders[outer % len(holders)], names[inner]), None
     if which == 2:
         left, right = divmod(turn, len(names))
         return (names[left % len(names)],), (names[right],)
+    if which == 4:
+        outer, inner = divmod(turn, len(names))
+        around = [s.choice(ANNOTATIONS) for _ in range(s.choice((1, 1, 2)))]
+        return (ANNOTATIONS[outer % len(ANNOTATIONS)], *around, names[inner]), None
     types = [s.choice(holders), s.choice(holders), s.choice(names)]
     return tuple(types[s.choice((0, 1)) :]), (s.choice(holders), s.choice(names))
 
@@ -351,18 +396,26 @@ def _missing(s, dtype, n, m, batch):
 
 
 def _wide(s, dtype, n, m, batch):
-    if dtype not in ("float32", "float64", "int32"):
+    """An interval, at times one that reaches to the ends of its dtype."""
+    dtype = s.choice((dtype, dtype, *WIDE))
+    if dtype not in WIDE:
         raise Refused
-    radius = "1" if dtype == "int32" else s.choice(("0.1", "0.5", "2.0"))
-    radius = f"jnp.asarray({radius}, {dtype!r})"
-    text = f"Interval.around({s.u(*batch, n, m, dtype=dtype)}, {radius})"
+    x = s.u(*batch, n, m, dtype=dtype)
+    if dtype == "float64" or s.chance(0.5):
+        radius = "1" if dtype in INTEGERS else s.choice(("0.1", "0.5", "2.0"))
+    else:
+        x = f"at_ends({x})"
+        radius = "1" if dtype in INTEGERS else s.choice(("0.5", "1e3", "2e4", "1e38"))
+    text = f"Interval(*around({x}, {radius}))"
     return text, "bounds", ANYTHING - {"linalg"}
 
 
 SPECIAL = {"Threefry": _threefry, "Missing": _missing, "Wide": _wide}
+INTEGERS = ("int32", "int8", "uint8")
+WIDE = ("float32", "float64", "float16", "bfloat16", *INTEGERS)
 ANYTHING = {
     *("contraction", "entrywise", "reduction", "shape", "sort", "gather", "loop"),
-    *("branch", "call", "vmap", "custom", "linalg"),
+    *("branch", "call", "vmap", "custom", "linalg", "written", "formula"),
 }
 
 
@@ -378,6 +431,8 @@ def _program(s, types, other, dtype, shape, batch, x64):
     b.values_left = 2 if other else int(s.chance(0.4))
     try:
         b.operand(text)
+    except numpy_run.Broken:
+        raise
     except Exception as error:  # noqa: BLE001 - a value that its type refuses
         REJECTED[" of ".join(types)] = (None, error)
         raise Refused from error
@@ -408,8 +463,15 @@ def _program(s, types, other, dtype, shape, batch, x64):
     others = [f"t{i}" for i in range(len(b.steps) - 1) if s.chance(0.3)]
     result = f"({', '.join([last, *others])})" if others else last
     policy = s.random.choices(["allow", "warn", "forbid"], [80, 12, 8])[0]
-    made = Program(tuple(b.operands), tuple(b.steps), result, mode, policy, x64)
+    table = s.choice(TABLES) if s.chance(1 / 3) else ""
+    made = Program(tuple(b.operands), tuple(b.steps), result, mode, policy, x64, table)
     return made, b
 
 
-from . import keys as keys, operations as operations  # noqa: E402  (they register theirs)
+from . import (  # noqa: E402  (they register theirs)
+    custom_rules as custom_rules,
+    formulas as formulas,
+    keys as keys,
+    operations as operations,
+    written as written,
+)

@@ -51,7 +51,7 @@ def wrong_sine():
 def test_a_wrong_rule_is_found_and_the_program_shrunk(wrong_sine, monkeypatch, bulk):
     transform = jaxrewrite.transform
     monkeypatch.setattr(
-        jaxrewrite, "transform", lambda f, **kw: transform(f, rules=wrong_sine, **kw)
+        jaxrewrite, "transform", lambda f, rules, **kw: transform(f, rules=wrong_sine, **kw)
     )
     operands = ("Tagged(Diagonal(u(101, 4)), 'a')", "u(102, 4, 4)")
     steps = ("v0 @ v1", "jnp.sin(v0)", "t1 + t0")
