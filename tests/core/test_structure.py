@@ -174,6 +174,7 @@ PRIVATE = {
     ("blocks", "jaxrewrite._compat"),
     ("recognised", "jaxrewrite._compat"),
     ("coded", "jaxrewrite._compat"),
+    ("masked", "jaxrewrite._compat"),
     ("products", "jaxrewrite._compat"),
 }
 
