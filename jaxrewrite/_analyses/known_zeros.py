@@ -3,8 +3,8 @@
 What a loop carries often starts as zeros of the right shape, and the first turn replaces
 them by a value. So that the carry can be of the value's type from the start, the search for
 its structure begins with `KnownZeros`, which joins with any value that is zero where its
-leaves are. So do the zeros that one branch of a conditional returns. No program runs with them:
-where they would remain, or a dense array would, they are the array that they are.
+leaves are. So do zeros that one branch of a conditional returns, a turn of a loop, or a case of a
+choice. No program runs with them: where they would remain they are the array that they are.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax.tree_util import tree_leaves, tree_map, tree_unflatten
 
 import jaxrewrite
 
 from .. import _compat
 from .._compat import Literal, Primitive
 from .._core.avals import fields
+from .._core.builder import Restaged
 from .._core.rewrite import Scope, keepers
 from .._core.value import Value, field, is_value
 from . import fills
@@ -60,18 +62,58 @@ class KnownZeros(Value):
         return self
 
 
-def known_zeros(producer: Producer, operand: Any) -> KnownZeros | None:
-    """What stands for an operand that an equation has filled with zeros.
+def with_zeros(producer: Producer, operand: Any) -> Any:
+    """The operand, with `KnownZeros` for an array that equations have filled with zeros.
 
-    Vectors are left alone: values with structure have two axes or more.
+    It may be inside of a value that has adopted the array.
     """
-    if is_value(operand) or type(operand) is Literal:
-        return None
-    if operand.aval.ndim < 2 or operand.aval.weak_type:
-        return None
-    if not fills.is_zero(producer, operand):
-        return None
+    if is_value(operand):
+        if operand.settled() is operand:
+            return operand
+        parts, treedef = fields(operand)
+        found = [with_zeros(producer, part) for part in parts]
+        is_same = all(x is part for x, part in zip(found, parts, strict=True))
+        return operand if is_same else tree_unflatten(treedef, found)
+    if type(operand) is Literal or not fills.is_zero(producer, operand):
+        return operand
     return KnownZeros(operand.aval.shape, operand.aval.dtype)
+
+
+def results_with_zeros(body: Restaged) -> list[Any]:
+    """The results of a body, `with_zeros`."""
+    producers = {var: eqn for eqn in body.jaxpr.eqns for var in eqn.outvars}
+    return [with_zeros(producers.get, result) for result in body.results()]
+
+
+def is_zeros(x: Any) -> bool:
+    """Whether an operand is `KnownZeros`, or a value that has adopted them."""
+    if not is_value(x) or isinstance(x, KnownZeros):
+        return is_value(x)
+    return x.settled() is not x and all(map(is_zeros, fields(x)[0]))
+
+
+def has_zeros(like: Any) -> bool:
+    """Whether an operand is `KnownZeros`, or holds some."""
+    return any(map(_is_bare, tree_leaves(like, is_leaf=_is_bare)))
+
+
+def as_zeros(operand: Any, like: Any) -> Any:
+    """The operand, with `KnownZeros` where ``like``, which is `with_zeros` of it, has some."""
+    return tree_map(
+        lambda wanted, own: wanted if _is_bare(wanted) else own,
+        like,
+        operand,
+        is_leaf=_is_bare,
+    )
+
+
+def as_arrays(like: Any) -> Any:
+    """An operand on avals, with the aval of an array in place of `KnownZeros`."""
+    return tree_map(lambda x: x.aval() if _is_bare(x) else x, like, is_leaf=_is_bare)
+
+
+def _is_bare(x: Any) -> bool:
+    return isinstance(x, KnownZeros)
 
 
 def can_be_zero(like: Any) -> bool:

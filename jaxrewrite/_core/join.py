@@ -22,7 +22,14 @@ from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_u
 
 from .. import _compat
 from .._analyses.fills import is_uninitialised
-from .._analyses.known_zeros import KnownZeros, can_be_zero, known_zeros
+from .._analyses.known_zeros import (
+    as_arrays,
+    as_zeros,
+    can_be_zero,
+    has_zeros,
+    is_zeros,
+    with_zeros,
+)
 from .._compat import Literal, Var
 from .avals import aval_of, avals_of, fields, layer, same_treedef
 from .dead_code import live_equations
@@ -112,11 +119,22 @@ def join_all(scope: Scope, structures: Sequence[Structure], site: Site) -> Struc
     return dense_structure(joined)
 
 
+def together(scope: Scope, operands: Sequence[Any], site: Site) -> Any:
+    """Operands for one array, `with_zeros`, and a structure for all; ``None`` if it is dense."""
+    operands = [with_zeros(scope.producer, x) for x in operands]
+    structure = join_all(scope, list(map(structure_of, operands)), site)
+    like = structure.like()
+    return (operands, structure) if is_value(like) and not has_zeros(like) else None
+
+
 def _join_fields(scope: Scope, x: Any, y: Any, site: Site) -> Any:
     """The join as a value on avals; ``None`` if it is dense."""
     for zeros, other in ((x, y), (y, x)):
-        if isinstance(zeros, KnownZeros):
-            return other if is_value(other) and can_be_zero(other) else None
+        if is_zeros(zeros):
+            if can_be_zero(other):
+                return other
+            own = structure_of(as_arrays(zeros))
+            return join(scope, own, structure_of(other), site).like()
     parts_of: Any = layer
     if not _same_parts(x, y, layer):
         pair = _ask_types(scope, x, y, site)
@@ -141,23 +159,12 @@ def fits(scope: Scope, own: Structure, joined: Structure, site: Site) -> bool:
     """Whether operands of one structure can be brought to another."""
     if own == joined or not is_value(joined.like()):
         return True
-    scratch = scope.scratch()
-    try:
-        _bring(scratch, tree_map(Var, own.like()), joined, site)
-    except _NoJoinError:
-        return False
-    return True
-
-
-class _NoJoinError(Exception):
-    """A type's `join` cannot bring an operand to the wanted structure."""
+    return _brought(scope.scratch(), tree_map(Var, own.like()), joined, site) is not None
 
 
 def coerce(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
-    """Add the equations that bring an operand to a structure that `join` returned."""
-    if structure_of(operand) == structure:
-        return operand
-    return _bring(scope, operand, structure, site)
+    """Add the equations that bring an operand to a structure that it `fits`."""
+    return _brought(scope, operand, structure, site)
 
 
 _DIFFERS = Reason(
@@ -165,36 +172,39 @@ _DIFFERS = Reason(
 )
 
 
-def _bring(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
+def _brought(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
+    """An operand in another structure; ``None`` if there is no way.
+
+    It depends on the structures alone whether there is one. So `fits` tells it.
+    """
     if structure_of(operand) == structure:
         return operand
     like = structure.like()
-    if not (is_value(operand) or is_value(like)):
-        return scope.vary(operand, like, site)
-    if isinstance(operand, KnownZeros):
-        if not can_be_zero(like):
-            raise _NoJoinError
-        return _filled(
-            scope, structure, site, lambda aval: lax.full(aval.shape, 0, aval.dtype)
-        )
+    if is_zeros(operand):
+        own = structure if can_be_zero(like) else structure_of(as_arrays(operand))
+        return _brought(scope, _zeros(scope, own, site), structure, site)
     if not is_value(like):
-        dense = scope.materialise(operand, site, _DIFFERS)
-        return scope.vary(dense, like, site)
+        if is_value(operand):
+            operand = scope.materialise(operand, site, _DIFFERS)
+        return scope.vary(operand, like, site)
     parts_of: Any = layer
     if not _same_parts(operand, like, layer):
         operand = _through_types(scope, operand, like, site)
-        parts_of = _common_parts(operand, like)
+        parts_of = None if operand is None else _common_parts(operand, like)
         if parts_of is None:
-            raise _NoJoinError
+            return None
     parts, treedef = parts_of(operand)
     wanted, _ = parts_of(like)
-    return tree_unflatten(
-        treedef,
-        [
-            _bring(scope, part, structure_of(want), site)
-            for part, want in zip(parts, wanted, strict=True)
-        ],
-    )
+    brought = [
+        _brought(scope, part, structure_of(want), site)
+        for part, want in zip(parts, wanted, strict=True)
+    ]
+    return None if any(x is None for x in brought) else tree_unflatten(treedef, brought)
+
+
+def _zeros(scope: Scope, structure: Structure, site: Site) -> Any:
+    """An operand of a structure whose leaves are zeros."""
+    return _filled(scope, structure, site, lambda aval: lax.full(aval.shape, 0, aval.dtype))
 
 
 def _same_parts(x: Any, y: Any, parts_of: Callable[[Any], Any]) -> bool:
@@ -268,14 +278,14 @@ def _checked_pair(pair: Any, cls: type, aval: Any) -> list[Any]:
 def _through_types(scope: Scope, operand: Any, like: Any, site: Site) -> Any:
     """An operand as `Value.join` returns it where it meets an operand that is ``like``.
 
-    Raises `TypeError` if it depends on the leaves of the other operand, which do not exist
+    It is ``None`` if there is no join. Raises `TypeError` if it depends on the leaves of the other operand, which do not exist
     when a branch or a turn ends.
     """
     other = tree_map(Var, like)
     start = len(scope.eqns)
     pair = _call_join(scope, operand, other, site)
     if pair is None:
-        raise _NoJoinError
+        return None
     leaves = tree_leaves(pair[0])
     scope.eqns[start:] = live_equations(scope.eqns[start:], leaves)
     read = {
@@ -297,30 +307,28 @@ def _through_types(scope: Scope, operand: Any, like: Any, site: Site) -> Any:
 class Coerce(NamedTuple):
     """Brings the results of a body to given structures; ``None`` leaves a result alone.
 
-    A result for which ``is_empty`` is true holds nothing that anything reads, but may have to
-    be computed. Zeros become the zeros of a structure. An adapter of `restage`.
+    ``sources`` are the structures of the results for which these were found, `with_zeros`. A
+    result for which ``is_empty`` is true holds nothing that anything reads, but may have to be
+    computed. An adapter of `restage`.
     """
 
+    sources: tuple[Structure, ...]
     structures: tuple[Structure | None, ...]
     is_empty: tuple[bool, ...] | None = None
 
     def __call__(self, scope: Scope, results: Sequence[Any], site: Site) -> list[Any]:
         is_empty = self.is_empty or (False,) * len(results)
-        return [
-            result if wanted is None else bring(scope, result, wanted, site)
-            for result, wanted, bring in zip(
-                results,
-                self.structures,
-                (_fill if empty else _coerce_zeros for empty in is_empty),
-                strict=True,
-            )
-        ]
-
-
-def _coerce_zeros(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
-    """As `coerce`, of an operand that may be zeros that the program has made."""
-    zeros = known_zeros(scope.producer, operand) if is_value(structure.like()) else None
-    return coerce(scope, operand if zeros is None else zeros, structure, site)
+        coerced = []
+        for result, own, wanted, empty in zip(
+            results, self.sources, self.structures, is_empty, strict=True
+        ):
+            if wanted is None:
+                coerced.append(result)
+            elif empty:
+                coerced.append(_fill(scope, result, wanted, site))
+            else:
+                coerced.append(coerce(scope, as_zeros(result, own.like()), wanted, site))
+        return coerced
 
 
 def _fill(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from .._analyses.known_zeros import KnownZeros, known_zeros
+from .._analyses.known_zeros import has_zeros, results_with_zeros, with_zeros
 from .._compat import Literal
+from .._core.avals import avals_of
 from .._core.builder import Restaged
 from .._core.errors import MaterialisationError
 from .._core.join import (
@@ -81,7 +82,7 @@ def fixed_point(
         Whether any operand of the loop is a value.
     """
     carry = list(carry)
-    starts = [(has_values and known_zeros(scope.producer, x)) or x for x in carry]
+    starts = [_start(scope, x) if has_values else x for x in carry]
     # An operand may be such zeros itself, where a loop around this one looks for its structure.
     while any(start is not x for x, start in zip(carry, starts, strict=True)):
         try:
@@ -90,7 +91,7 @@ def fixed_point(
             break  # Something has to become dense that need not if the carry starts dense.
         likes = [structure.like() for structure in structures]
         is_kept = [
-            start is x or (is_value(like) and not isinstance(like, KnownZeros))
+            start is x or (is_value(like) and not has_zeros(like))
             for x, start, like in zip(carry, starts, likes, strict=True)
         ]
         if all(is_kept):
@@ -110,7 +111,7 @@ def _settled(
     changes = [0] * len(carry)
     while True:
         body = rewrite(carry, None)
-        results = list(map(structure_of, body.results()))
+        results = _results(body, carry)
         joined = [
             own
             # What has become dense stays so.
@@ -129,8 +130,29 @@ def _settled(
         carry = joined
     if results[: len(carry)] != carry:
         rest = [None] * (len(results) - len(carry))
-        body = rewrite(carry, Coerce((*carry, *rest)))
+        body = rewrite(carry, Coerce(tuple(results), (*carry, *rest)))
     return carry, body
+
+
+def _start(scope: Scope, operand: Any) -> Any:
+    """The operand of the first turn, with `KnownZeros`.
+
+    Vectors are left alone: values with structure have two axes or more.
+    """
+    (aval,) = avals_of([operand])
+    return operand if aval.ndim < 2 else with_zeros(scope.producer, operand)
+
+
+def _results(body: Restaged, carry: Sequence[Structure]) -> list[Structure]:
+    """The structures of the results, with `KnownZeros` where the carry has a value otherwise."""
+    results = list(map(structure_of, body.results()))
+    pairs = list(zip(carry, results, strict=False))
+    differ = [own != result and is_value(own.like()) for own, result in pairs]
+    if any(differ):
+        found = results_with_zeros(body)
+        for i, differs in enumerate(differ):
+            results[i] = structure_of(found[i]) if differs else results[i]
+    return results
 
 
 def _rise(

@@ -16,8 +16,7 @@ from jax import lax
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .._analyses.fills import is_uninitialised
-from .._analyses.known_zeros import KnownZeros, known_zeros
-from .._core.join import coerce, join_all, structure_of
+from .._core.join import coerce, together
 from .._core.rewrite import Scope, keepers
 from .._core.site import Site
 from .._core.value import is_value
@@ -36,10 +35,10 @@ def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
     if row is None:
         return NotImplemented
     depth = row.aval.ndim
-    found = _of_batch(scope, cases, depth, site) if depth else _joined(scope, cases, site)
-    if found is None:
+    alike = _alike(scope, cases, depth, site)
+    if alike is None:
         return NotImplemented
-    cases = found
+    cases = alike
     leaves, *others = map(tree_leaves, cases)
     # What all have in common, such as integers without a derivative, needs no choice.
     differing = [i for i, x in enumerate(leaves) if any(own[i] is not x for own in others)]
@@ -63,27 +62,21 @@ def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
 keepers["select_n"] = choose
 
 
-def _of_batch(scope: Scope, cases: Sequence[Any], depth: int, site: Site) -> Any:
-    """The cases as stacks of slices; ``None`` if their leaves can't be chosen for an element."""
-    structures = [structure_of(case) for case in cases]
-    if not is_value(cases[0]) or any(own != structures[0] for own in structures):
-        return None
-    like = in_slices(scope.scratch(), on_vars(cases[0]), site)
-    if not elements_like(scope, like, depth, site):
-        return None
-    return [in_slices(scope, case, site) for case in cases]
+def _alike(scope: Scope, cases: Sequence[Any], depth: int, site: Site) -> Any:
+    """The cases in the structure that all can have, as the results of branches.
 
-
-def _joined(scope: Scope, cases: Sequence[Any], site: Site) -> Any:
-    """The cases in the structure that all have in common, as the results of branches."""
-    cases = [x if is_value(x) else known_zeros(scope.producer, x) for x in cases]
-    if any(case is None for case in cases):
+    ``None`` if it is dense, or if its leaves can't be chosen for an element of a batch.
+    """
+    found = together(scope, cases, site)
+    if found is None:
         return None
-    structure = join_all(scope, list(map(structure_of, cases)), site)
-    like = structure.like()
-    if not is_value(like) or isinstance(like, KnownZeros):
-        return None
-    return [coerce(scope, case, structure, site) for case in cases]
+    cases, structure = found
+    if depth:
+        slices = in_slices(scope.scratch(), on_vars(structure.like()), site)
+        if not elements_like(scope, slices, depth, site):
+            return None
+    alike = [coerce(scope, case, structure, site) for case in cases]
+    return [in_slices(scope, case, site) for case in alike] if depth else alike
 
 
 def _repeated(scope: Scope, which: Any) -> Any:

@@ -15,7 +15,7 @@ from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._analyses.fills import is_not_read
-from .._analyses.known_zeros import can_be_zero, known_zeros
+from .._analyses.known_zeros import has_zeros, results_with_zeros
 from .._compat import Var
 from .._core.bodies import restage
 from .._core.builder import Restaged
@@ -43,25 +43,19 @@ def cond_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
 
     closed = site.params["branches"]
     branches = [restage(rewriting, branch, operands, site) for branch in closed]
-    structures = _structures(closed, [branch.results() for branch in branches])
     is_empty = [_not_read(branch) for branch in closed]
-    joined = [
-        join_all(scope, _without_empty(own, empty), site)
-        for own, empty in zip(
-            zip(*structures, strict=True), zip(*is_empty, strict=True), strict=True
-        )
-    ]
-    if any(own != joined for own in structures):
-        _record_joins(scope, structures, joined)
+    sources, joined = _joined(scope, branches, is_empty, site)
+    if any(own != joined for own in sources):
+        _record_joins(scope, sources, joined)
         branches = [
             restage(
                 rewriting,
                 branch,
                 operands,
                 site,
-                leaving=Coerce(tuple(joined), tuple(empty)),
+                leaving=Coerce(tuple(own), tuple(joined), tuple(empty)),
             )
-            for branch, empty in zip(closed, is_empty, strict=True)
+            for branch, own, empty in zip(closed, sources, is_empty, strict=True)
         ]
     if not has_values and not any(branch.changed for branch in branches):
         return NotImplemented  # The equation stays as it is.
@@ -80,28 +74,36 @@ def cond_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
 handlers["cond"] = cond_handler
 
 
-def _without_empty(structures: Sequence[Structure], is_empty: Sequence[bool]) -> Any:
-    """The structures of a result in the branches that do not leave it uninitialised."""
-    own = [x for x, empty in zip(structures, is_empty, strict=True) if not empty]
-    return own or structures
+def _joined(
+    scope: Scope,
+    branches: Sequence[Restaged],
+    is_empty: Sequence[Sequence[bool]],
+    site: Site,
+) -> tuple[list[list[Structure]], list[Structure]]:
+    """The structures of the results in each branch, and the structures that all can have."""
+    sources = [list(map(structure_of, branch.results())) for branch in branches]
+    differing = [k for k, own in enumerate(zip(*sources, strict=True)) if _differ(own)]
+    with_zeros = [results_with_zeros(branch) for branch in branches] if differing else []
+
+    def joined_at(k: int) -> Structure:
+        own = [(x[k], empty[k]) for x, empty in zip(sources, is_empty, strict=True)]
+        read = [structure for structure, empty in own if not empty]
+        return join_all(scope, read or [structure for structure, _ in own], site)
+
+    for k in differing:
+        plain = [own[k] for own in sources]
+        for own, results in zip(sources, with_zeros, strict=True):
+            own[k] = structure_of(results[k])
+        if has_zeros(joined_at(k).like()):
+            for own, before in zip(sources, plain, strict=True):
+                own[k] = before
+    return sources, list(map(joined_at, range(len(sources[0]))))
 
 
-def _structures(
-    branches: Sequence[Any], results: Sequence[Sequence[Any]]
-) -> list[list[Structure]]:
-    """The structures of the results of each branch; `KnownZeros` where others have a value."""
-    of_values = [
-        any(is_value(result) and can_be_zero(result) for result in own)
-        for own in zip(*results, strict=True)
-    ]
-    structures = [list(map(structure_of, own)) for own in results]
-    for branch, own in zip(branches, structures, strict=True) if any(of_values) else ():
-        jaxpr, _ = _compat.open_jaxpr(branch)
-        producers = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
-        for k, atom in enumerate(jaxpr.outvars):
-            zeros = known_zeros(producers.get, atom) if of_values[k] else None
-            own[k] = own[k] if zeros is None else structure_of(zeros)
-    return structures
+def _differ(structures: Sequence[Structure]) -> bool:
+    """Whether results differ, and one is a value."""
+    is_one = any(is_value(own.like()) for own in structures)
+    return is_one and any(own != structures[0] for own in structures)
 
 
 def _not_read(branch: Any) -> list[bool]:

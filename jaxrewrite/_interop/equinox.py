@@ -17,7 +17,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from .._compat import Primitive, Var
 from .._core.avals import avals_of
-from .._core.join import coerce, join_all, structure_of
+from .._core.join import coerce, together
 from .._core.rewrite import Scope, handlers
 from .._core.settings import Settings
 from .._core.site import Site
@@ -116,10 +116,11 @@ def select_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     which, x, y = operands
     if is_value(which) or not (is_value(x) or is_value(y)):
         return NotImplemented
-    both = join_all(scope, [structure_of(x), structure_of(y)], site)
-    if not is_value(both.like()):
+    found = together(scope, (x, y), site)
+    if found is None:
         return NotImplemented
-    leaves = [tree_leaves(coerce(scope, case, both, site)) for case in (x, y)]
+    cases, both = found
+    leaves = [tree_leaves(coerce(scope, case, both, site)) for case in cases]
     results = [Var(aval) for aval in both.avals]
     for of_x, of_y, result in zip(*leaves, results, strict=True):
         scope.copy(site, [which, of_x, of_y], [result])

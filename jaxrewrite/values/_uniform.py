@@ -80,6 +80,7 @@ class Zero(Uniform):
     """
 
     outer = -10
+    zero_if_leaves_are = True
 
     of_shape: tuple[int, ...] = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
@@ -156,6 +157,7 @@ class Constant(Uniform):
     """
 
     outer = -30
+    zero_if_leaves_are = True
 
     fill: Any
     of_shape: tuple[int, ...] = jaxrewrite.field(static=True)

@@ -78,6 +78,7 @@ class Named(Structured):
     """
 
     outer = 40
+    zero_if_leaves_are = True
 
     # Only the names are lost. Derivative rules get arrays without names.
     materialise_policy = "allow"

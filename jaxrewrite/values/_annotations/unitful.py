@@ -110,6 +110,7 @@ class Unitful(Structured):
     """
 
     outer = 30
+    zero_if_leaves_are = True
     _is_compiled_densely = False
     adopts = _EQUAL
 
