@@ -10,8 +10,8 @@ import argparse
 import importlib
 import pathlib
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,24 +22,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     explain.add_argument("--json", action="store_true", help="print JSON, not text")
     explain.add_argument("--html", metavar="FILE", help="write a page as well")
     options = parser.parse_args(arguments)
-    try:
-        report = _report(_function(options.program))
-    except _BadProgramError as error:
-        parser.error(str(error))
+    report = _report(_function(options.program, parser.error), parser.error)
     print(report.to_json() if options.json else report)
     if options.html:
         pathlib.Path(options.html).write_text(report._repr_html_())
     return 0
 
 
-class _BadProgramError(Exception):
-    """The command line names no program."""
+# Ends the process with a message, where the command line names no program.
+Refuse = Callable[[str], NoReturn]
 
 
-def _function(name: str) -> Any:
+def _function(name: str, refuse: Refuse) -> Any:
     module, colon, function = name.partition(":")
     if not colon or not module or not function:
-        raise _BadProgramError(f"{name!r} is not of the form module:function.")
+        refuse(f"{name!r} is not of the form module:function.")
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -47,17 +44,17 @@ def _function(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
             raise  # It is one that the module itself imports.
-        raise _BadProgramError(f"there is no module {error.name!r}.") from error
-    except AttributeError as error:
-        raise _BadProgramError(f"{module} has no function {function!r}.") from error
+        refuse(f"there is no module {error.name!r}.")
+    except AttributeError:
+        refuse(f"{module} has no function {function!r}.")
 
 
-def _report(make: Any) -> Any:
+def _report(make: Any, refuse: Refuse) -> Any:
     from ._insight.explain import explain  # after the command line is read
 
     made = make()
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
-        raise _BadProgramError(
+        refuse(
             f"{make.__name__} must return (fn, args) or (fn, args, kwargs); it returned a "
             f"{type(made).__name__}."
         )

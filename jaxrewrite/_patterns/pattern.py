@@ -65,10 +65,6 @@ def allows_arrays(cls: type) -> bool:
 _SCALARS = (int, float, complex)
 
 
-class _Declined(Exception):
-    """A rule under `jax.vmap` returned ``NotImplemented``, which cannot leave it as a result."""
-
-
 class Pattern:
     """What a user looks for, and the rule that takes its place."""
 
@@ -231,21 +227,20 @@ class Pattern:
         if variant is None:
             return lambda *operands: fn(*operands, **statics)
 
-        def own(*operands: Any) -> Any:
-            results = fn(*operands, **statics)
-            if results is NotImplemented:
-                raise _Declined
-            return results
-
-        batched = own
-        for mapped in reversed(variant):
-            batched = _mapped(batched, mapped)
-
         def call(*operands: Any) -> Any:
-            try:
-                return batched(*operands)
-            except _Declined:
-                return NotImplemented
+            declined = False
+
+            def own(*operands: Any) -> Any:
+                nonlocal declined
+                results = fn(*operands, **statics)
+                declined = results is NotImplemented  # It can't leave `jax.vmap`.
+                return () if declined else results
+
+            batched = own
+            for mapped in reversed(variant):
+                batched = _mapped(batched, mapped)
+            results = batched(*operands)
+            return NotImplemented if declined else results
 
         return call
 

@@ -68,10 +68,6 @@ class Form:
         return self._entries[key]
 
 
-class LooksForItself(TypeError):
-    """A pattern is in force where what it looks for is traced."""
-
-
 class _Base(NamedTuple):
     """The first operands at which a function was traced."""
 
@@ -101,6 +97,8 @@ class Forms:
         self._several = _several(pattern)
         self._used: set[int] = set()
         self._is_beginning = False
+        # Whether the pattern was in force where what it looks for was traced.
+        self._meets_itself = False
         self._lock = threading.RLock()
 
     def may_be_among(self, names: Set[str]) -> bool:
@@ -157,12 +155,13 @@ class Forms:
     def _begin(self) -> _Base:
         if self._base is None:
             if self._is_beginning:
-                raise LooksForItself(
+                self._meets_itself = True
+                raise TypeError(
                     "What a pattern looks for calls a function of jaxrewrite.transform, in "
                     "which the same pattern is in force. Call the function itself, or use a "
                     "table without the pattern." + self.pattern.both()
                 )
-            self._is_beginning = True
+            self._is_beginning, self._meets_itself = True, False
             try:
                 base = self._first_traces()
             finally:
@@ -369,6 +368,8 @@ class Forms:
         if known is not None:
             return known
         traced = traced_form(self.pattern, args, statics, variant)
+        if self._meets_itself and not isinstance(traced, Traced):
+            raise traced
         self._tried[key] = isinstance(traced, Traced)
         if not isinstance(traced, Traced):
             if errors is not None:
@@ -419,8 +420,6 @@ def traced_form(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # The operands are not the user's.
         traced = pattern.trace(args, statics, variant)
-    if isinstance(traced, LooksForItself):
-        raise traced
     if isinstance(traced, Exception):
         return traced
     if pattern.bodies and not any(is_hole_scan(n.eqn) for n in traced.graph.nodes):

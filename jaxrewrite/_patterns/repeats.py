@@ -52,7 +52,7 @@ class Way:
         if made.frame.parent is not None:
             return Made(frame, made.var, made.index, made.k)
         var = self.variable(made.var)
-        assert var is not None
+        assert var is not None, "a variable is known before what is made of it"
         return Made(frame, var, *frame.facts.made.get(var, (-1, 0)))
 
     def variable(self, var: Var) -> Var | None:

@@ -26,10 +26,6 @@ from .._core.avals import aval_of, avals_of, dense_aval, layer, same_treedef
 from ._oracle import difference, neighbour, stacked_leaves
 
 
-class NotChecked(Exception):
-    """A check cannot be made, for the reason that this says."""
-
-
 def _same(got: Any, value: Any, what: str) -> None:
     if not jaxrewrite.same_structure(got, value):
         raise AssertionError(f"{what} has another structure: {got!r}")
@@ -38,27 +34,29 @@ def _same(got: Any, value: Any, what: str) -> None:
         raise AssertionError(f"{what} has other leaves: {told}")
 
 
-def _pytree(value: Any) -> None:
+def _pytree(value: Any) -> str | None:
     leaves, treedef = tree_flatten(value)
     _same(tree_unflatten(treedef, leaves), value, "the value from its own leaves")
     bare = tree_unflatten(treedef, [object() for _ in leaves])
     if not same_treedef(tree_structure(bare), treedef):
         raise AssertionError("the value with other objects as leaves has another structure")
+    return None
 
 
-def _pickle(value: Any) -> None:
+def _pickle(value: Any) -> str | None:
     try:
         text = pickle.dumps(value)
     except Exception as error:  # noqa: BLE001 - a user's fields decide what pickle raises
-        raise NotChecked(f"it can't be pickled: {error}") from error
+        return f"it can't be pickled: {error}"
     _same(pickle.loads(text), value, "the value from a pickle")
+    return None
 
 
-def _metadata(value: Any) -> None:
+def _metadata(value: Any) -> str | None:
     try:
         copied = copy.deepcopy(value)
     except Exception as error:  # noqa: BLE001 - a user's fields decide what copy raises
-        raise NotChecked(f"it can't be copied: {error}") from error
+        return f"it can't be copied: {error}"
     own, other = (tuple(_metadata_of(tree_structure(x))) for x in (value, copied))
     if own != other:
         raise AssertionError(
@@ -67,6 +65,7 @@ def _metadata(value: Any) -> None:
         )
     if hash(own) != hash(other):
         raise AssertionError("the metadata of a copy is equal and has another hash")
+    return None
 
 
 def _metadata_of(treedef: PyTreeDef) -> Iterator[Any]:
@@ -78,10 +77,10 @@ def _metadata_of(treedef: PyTreeDef) -> Iterator[Any]:
         yield from _metadata_of(child)
 
 
-def _static_fields(value: Any) -> None:
+def _static_fields(value: Any) -> str | None:
     changed = list(_with_another_static_field(value))
     if not changed:
-        raise NotChecked("it has no static field of a plain Python type")
+        return "it has no static field of a plain Python type"
     for name, other in changed:
         if jaxrewrite.same_structure(other, value):
             raise AssertionError(
@@ -89,6 +88,7 @@ def _static_fields(value: Any) -> None:
                 f"one whose {name!r} is {getattr(value, name)!r}, so that the program of one "
                 "runs for the other"
             )
+    return None
 
 
 # What is another content of a static field, by its type. No program runs on it.
@@ -112,30 +112,32 @@ def _with_another_static_field(value: Any) -> Iterator[tuple[str, Any]]:
             yield name, other
 
 
-def _aval(value: Any) -> None:
+def _aval(value: Any) -> str | None:
     if type(value).materialise is Value.materialise:
-        raise NotChecked("it is never dense")
+        return "it is never dense"
     leaves, treedef = layer(value)
     made = dense_aval(type(value), treedef, avals_of(leaves))
     declared, returned = map(short, (aval_of(value), made))
     if not same_array_type(aval_of(value), made):
         raise AssertionError(f"aval() is {declared} where materialise() returns {returned}")
+    return None
 
 
-def _stack(value: Any) -> None:
+def _stack(value: Any) -> str | None:
     both = [value, neighbour(value)]
     stack = jaxrewrite.stack(both)
     if type(value).materialise is Value.materialise:
-        raise NotChecked("it is never dense")
+        return "it is never dense"
     want = jnp.stack(jaxrewrite.materialise(both))
     told = difference(jaxrewrite.materialise(stack), want, None)
     if told is not None:
         raise AssertionError(f"the stack of two values is another array: {told}")
+    return None
 
 
-def _batch(value: Any) -> None:
+def _batch(value: Any) -> str | None:
     if type(value).materialise is Value.materialise:
-        raise NotChecked("it is never dense")
+        return "it is never dense"
     try:
         want = jnp.stack(jaxrewrite.materialise([value, neighbour(value)]))
         got = jaxrewrite.materialise(stacked_leaves(value))
@@ -143,24 +145,27 @@ def _batch(value: Any) -> None:
     except Exception as error:  # noqa: BLE001 - the user's type raises anything
         told = type(error).__name__
     if told is not None:
-        raise NotChecked(
+        return (
             "with one more axis in front of each leaf it is not a batch, so make it dense "
             f"before it leaves jax.vmap: {told}"
         )
+    return None
 
 
-def _zero(value: Any) -> None:
+def _zero(value: Any) -> str | None:
     if not can_be_zero(value):
-        raise NotChecked("its type does not say zero_if_leaves_are")
+        return "its type does not say zero_if_leaves_are"
     zeros = jaxrewrite.materialise(tree_map(jnp.zeros_like, value))
     told = difference(zeros, jnp.zeros_like(zeros), 0.0)
     if told is not None:
         raise AssertionError(
             f"its type says zero_if_leaves_are, and with zeros as leaves it is not zero: {told}"
         )
+    return None
 
 
-CHECKS: dict[str, Callable[[Any], None]] = {
+# A check returns the reason why it can't be made, if there is one.
+CHECKS: dict[str, Callable[[Any], str | None]] = {
     "pytree": _pytree,
     "pickle": _pickle,
     "metadata": _metadata,

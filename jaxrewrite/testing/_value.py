@@ -13,7 +13,7 @@ from ._oracle import DERIVATIVES
 from ._outcome import Checked, Findings, told
 from ._programs import BY_DEFAULT, programs
 from ._registered import RuleOfType, rules_that_name
-from ._structure import CHECKS, FIRST, NotChecked
+from ._structure import CHECKS, FIRST
 
 
 _MODES = ("jit", "vmap", "jvp", "grad")
@@ -147,22 +147,24 @@ def _reproduce(check: str) -> str:
 
 def _check(
     name: str,
-    check: Callable[[Any], None],
+    check: Callable[[Any], str | None],
     value: Any,
     chosen: _Chosen,
     findings: Findings,
 ) -> None:
-    refusals: tuple[type[Exception], ...] = (NotChecked, *chosen.refusals)
     try:
-        check(value)
-    except refusals as error:
+        reason = check(value)
+    except chosen.refusals as error:
         findings.skip(name, str(error))
     except AssertionError as error:
         findings.fail(name, str(error), _reproduce(name))
     except Exception as error:  # noqa: BLE001 - the user's type raises anything
         findings.fail(name, told(error), _reproduce(name), error)
     else:
-        findings.passed(name)
+        if reason is None:
+            findings.passed(name)
+        else:
+            findings.skip(name, reason)
 
 
 def _check_programs(

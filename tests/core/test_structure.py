@@ -1,7 +1,10 @@
 """The shape of the package: what imports what, and what is public."""
 
 import ast
+import collections
 import configparser
+import functools
+import importlib
 import pathlib
 import re
 import subprocess
@@ -258,6 +261,100 @@ def test_releases_are_not_guessed_from_what_is_there(path):
             looked_in = ast.unparse(node.comparators[0])
             asks_for_a_name = isinstance(node.left, ast.Constant) and "params" in looked_in
             assert not asks_for_a_name, f"line {node.lineno}"
+
+
+@functools.cache
+def modules():
+    """The modules of the package that can be imported here, with their sources."""
+    imported = []
+    for path in module_files():
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        name = ".".join(parts).removesuffix(".__init__")
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            assert not error.name.startswith("jaxrewrite")  # It is for another library.
+            continue
+        imported.append((module, ast.parse(path.read_text())))
+    return imported
+
+
+def is_exception(x):
+    return isinstance(x, type) and issubclass(x, BaseException)
+
+
+def found(module, expression):
+    """What a name, dotted or not, is in a module."""
+    try:
+        return eval(ast.unparse(expression), dict(vars(module)))
+    except (NameError, AttributeError):
+        return None
+
+
+def test_exceptions_have_public_names():
+    """So users can catch each of them: there is no other that could leave the library."""
+    public = [jaxrewrite, jaxrewrite.checkpoints, jaxrewrite.patterns]
+    public += [jaxrewrite.testing, jaxrewrite.values]
+    for module, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and any(
+                is_exception(found(module, base)) for base in node.bases
+            ):
+                cls = getattr(module, node.name, None)
+                assert any(getattr(of, node.name, None) is cls for of in public), node.name
+
+
+# Exceptions of functions of the user.
+OF_USERS = {"traced", "answer.error"}
+
+
+@functools.cache
+def results_of_functions():
+    """What the functions of the package return, by their names, with their modules."""
+    results = collections.defaultdict(list)
+    for module, tree in modules():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                returned = [x.value for x in ast.walk(node) if isinstance(x, ast.Return)]
+                results[node.name] += [(value, module, tree) for value in returned]
+    return results
+
+
+def says_something(node, module, tree):
+    """Whether an expression is an exception with a text."""
+    if not isinstance(node, ast.Call):
+        return False
+    if is_exception(found(module, node.func)):
+        text = node.args[0] if node.args else ast.Constant("")
+        return not isinstance(text, ast.Constant) or bool(text.value)
+    # A function of the package makes the exception, or a short one beside it.
+    name = ast.unparse(node.func).split(".")[-1]
+    short = [value for value in assigned(tree, name) if isinstance(value, ast.Lambda)]
+    results = [*results_of_functions()[name], *((x.body, module, tree) for x in short)]
+    return bool(results) and all(says_something(*result) for result in results)
+
+
+def assigned(tree, name):
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            yield node.value
+
+
+def test_exceptions_have_a_text():
+    """Also those of assertions. What an ``except`` raises again is not the library's."""
+    for module, tree in modules():
+        for node in ast.walk(tree):
+            place = f"{module.__name__}, line {getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Assert):
+                assert node.msg is not None, place
+            elif isinstance(node, ast.Raise) and node.exc is not None:
+                raised = [node.exc]
+                if isinstance(node.exc, ast.Name):
+                    raised = list(assigned(tree, node.exc.id))
+                is_own = ast.unparse(node.exc) not in OF_USERS
+                if is_own:
+                    assert raised, place
+                    assert all(says_something(x, module, tree) for x in raised), place
 
 
 def test_public_names_are_the_package_own_and_documented():
