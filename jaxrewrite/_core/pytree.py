@@ -17,7 +17,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterable, Sequence
-from types import FrameType
+from types import FrameType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -50,7 +50,10 @@ _registering = _Registering()
 
 
 class _LazyFields:
-    """The fields of a subclass, which becomes a dataclass when they are first read."""
+    """The fields of a subclass, which becomes a dataclass when they are first read.
+
+    Each subclass has this itself, so that what it finds is never the fields of a base alone.
+    """
 
     def __get__(self, instance: Any, owner: type) -> Any:
         is_hidden = "_is_base" in owner.__dict__ or owner is _registering.cls
@@ -92,8 +95,7 @@ class PyTree:
     # Whether a user's own ``__init__`` or ``__post_init__`` may make arrays of what it is given.
     _may_convert: ClassVar[bool] = False
 
-    if not TYPE_CHECKING:  # Checkers know the fields of a dataclass by themselves.
-        __dataclass_fields__ = _LazyFields()
+    if not TYPE_CHECKING:  # Checkers know the signature of a dataclass by themselves.
         __signature__ = _LazySignature()
 
     @classmethod
@@ -106,6 +108,8 @@ class PyTree:
         if not (cls._is_ready() or {"__init__", "__post_init__"}.isdisjoint(cls.__dict__)):
             cls._may_convert = True
         prepare_defined()
+        if _is_ours(cls) and "__dataclass_fields__" not in cls.__dict__:
+            cls.__dataclass_fields__ = _LazyFields()  # type: ignore[attr-defined]
         _defined.append(cls)
         if not _is_decorated(sys._getframe(1)):
             prepare_defined()
@@ -131,7 +135,8 @@ def _is_ours(cls: type) -> bool:
 
 def _make_dataclass(cls: Any) -> None:
     with _preparing:
-        if not {"__dataclass_fields__", "_jaxrewrite_fields"}.isdisjoint(cls.__dict__):
+        _hide_fields(cls)
+        if "_jaxrewrite_fields" in cls.__dict__:
             return
         own_init = "__init__" in cls.__dict__
         frozen = all(
@@ -147,10 +152,11 @@ def _make_dataclass(cls: Any) -> None:
 
 
 def _hide_fields(cls: Any) -> None:
-    """Move the fields of a dataclass, so that only `PyTree` finds them."""
-    if "__dataclass_fields__" in cls.__dict__:
-        cls._jaxrewrite_fields = cls.__dict__["__dataclass_fields__"]
-        del cls.__dataclass_fields__
+    """Keep the fields where only `_LazyFields` finds them, if the class is a dataclass by now."""
+    fields = cls.__dict__["__dataclass_fields__"]
+    if isinstance(fields, dict):
+        cls._jaxrewrite_fields = fields
+        cls.__dataclass_fields__ = _LazyFields()
 
 
 def _set_once(self: Any, name: str, value: Any) -> None:
@@ -202,7 +208,6 @@ def _prepare(cls: Any) -> None:
             raise TypeError(f"{cls.__name__} has to define {name}().")
         if _is_ours(cls) and not _is_registered(cls):
             _make_dataclass(cls)
-            _hide_fields(cls)
             _register(cls)
         cls._jaxrewrite_ready = True
         hooks.class_defined(cls)
@@ -263,6 +268,9 @@ def _is_array(annotation: Any) -> bool:
 def _constructor(
     cls: Any, user_init: Any, names: list[Any], static: list[Any], arrays: set[str]
 ) -> Any:
+    is_slotted = any(
+        isinstance(getattr(cls, name, None), MemberDescriptorType) for name in names
+    )
     code = getattr(user_init, "__code__", None)
     parameters = code.co_varnames[1 : code.co_argcount] if code else ()
 
@@ -279,7 +287,11 @@ def _constructor(
         for name in kwargs:
             if name == _CLASS:
                 del kwargs[_CLASS]
-                self.__dict__.update(kwargs)
+                if is_slotted:
+                    for field, content in kwargs.items():
+                        object.__setattr__(self, field, content)
+                else:
+                    self.__dict__.update(kwargs)
                 return
             break
         if not self._may_convert:

@@ -2,17 +2,20 @@
 
 import copy
 import dataclasses
+import itertools
 import os
 import pathlib
 import pickle
 import subprocess
 import sys
+import types
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from choose import every, slow
 
 import jaxrewrite
 
@@ -558,3 +561,81 @@ def test_a_base_without_fields_decides_nothing_about_being_frozen():
     for cls in (Frozen, Plain):
         with pytest.raises(dataclasses.FrozenInstanceError):
             cls(jnp.ones(2)).x = 1
+
+
+A_FAMILY = """
+import dataclasses, typing
+import jax, jaxrewrite
+
+T = typing.TypeVar("T")
+
+@dataclasses.dataclass{frozen}
+class Mixin:
+    pass
+
+{decorators[0]}
+class Base({mixin}jaxrewrite.ArrayValue, typing.Generic[T]):
+    x: jax.Array
+    {methods[0]}
+
+{decorators[1]}
+class Middle(Base[int]):
+    y: jax.Array
+    name: str = jaxrewrite.field(static=True)
+    {methods[1]}
+
+{decorators[2]}
+class Last(Middle):
+    z: jax.Array
+    def materialise(self):
+        return self.x + self.y + self.z
+"""
+DECORATORS = {
+    "plain": "",
+    "decorated": "@dataclasses.dataclass",
+    "slots": "@dataclasses.dataclass(slots=True)",
+    "frozen": "@dataclasses.dataclass(frozen=True)",
+    "frozen slots": "@dataclasses.dataclass(frozen=True, slots=True)",
+}
+# Python lets nothing that is not frozen derive from what is.
+FAMILIES = [
+    "/".join(own)
+    for kinds in (("decorated", "slots"), ("plain", "frozen", "frozen slots"))
+    for own in itertools.product(kinds, repeat=3)
+] + ["decorated/plain/plain", "slots/decorated/plain"]
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+@pytest.mark.parametrize("abstract", [slow(0), 1, 2])
+@pytest.mark.parametrize("kinds", every(5, FAMILIES))
+def test_a_class_has_the_fields_of_its_bases_however_these_are_made(
+    kinds, abstract, is_mixed, monkeypatch
+):
+    """Abstract bases and those of another library are dataclasses too, if they are decorated."""
+    module = types.ModuleType("a_family")
+    monkeypatch.setitem(sys.modules, "a_family", module)
+    methods = ["..."] * abstract + ["def materialise(self): return self.x"] * (2 - abstract)
+    source = A_FAMILY.format(
+        frozen="(frozen=True)" if "frozen" in kinds else "",
+        decorators=[DECORATORS[kind] for kind in kinds.split("/")],
+        mixin="Mixin, " if is_mixed else "",
+        methods=methods,
+    )
+    exec(source, vars(module))
+    names = {"Base": "x", "Middle": "x y name", "Last": "x y name z"}
+    for cls, own in names.items():
+        assert [f.name for f in dataclasses.fields(vars(module)[cls])] == own.split()
+    value = module.Last(jnp.ones(2), 2 * jnp.ones(2), "n", 3 * jnp.ones(2))
+    copies = [
+        pickle.loads(pickle.dumps(value)),
+        copy.deepcopy(value),
+        dataclasses.replace(value, name="n"),
+        jax.tree.map(lambda leaf: leaf, value),
+        jax.vmap(lambda v: v)(value),
+        *([copy.replace(value, name="n")] if sys.version_info >= (3, 13) else []),
+    ]
+    for other in copies:
+        assert jaxrewrite.same_structure(other, value)
+        np.testing.assert_array_equal([other.x, other.y, other.z], [[1, 1], [2, 2], [3, 3]])
+    doubled = jaxrewrite.transform(lambda v: 2 * v, materialise="allow")(value)
+    np.testing.assert_array_equal(doubled, 12)
