@@ -1,0 +1,416 @@
+"""Numbers that a program writes, where they meet a value: in a branch, a carry, a choice.
+
+Zeros, and what else an array is filled with, take the structure of the value where its type can
+have it. Elsewhere they are the array that they are. All types, fills and programs are combined.
+"""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from choose import often
+from jax import lax
+
+import jaxrewrite
+from jaxrewrite import Batched, transform
+from jaxrewrite.values import (
+    Constant,
+    Diagonal,
+    Identity,
+    Interval,
+    Known,
+    Kronecker,
+    Lora,
+    LowRank,
+    Masked,
+    Named,
+    Quantised,
+    Scaled,
+    Sum,
+    Tagged,
+    Unitful,
+    UnitsError,
+    Zero,
+)
+
+
+X = jnp.arange(9.0).reshape(3, 3) + 1
+MASK = jnp.eye(3, dtype=bool)
+ROW, COLUMN = jnp.ones((1, 3)), jnp.arange(1.0, 4.0)[:, None]
+TWO = jnp.float32(2)
+NAMES = ("a", "b")
+
+
+def diagonal():
+    return Diagonal(jnp.arange(1.0, 4.0))
+
+
+def masked(x=None):
+    return Masked(jnp.where(MASK, 0, X) if x is None else x, MASK)
+
+
+def bounded(x=X):
+    return Interval(x, x)
+
+
+KINDS = {
+    "Tagged": lambda: Tagged(X, "t"),
+    "Named": lambda: Named(X, NAMES),
+    "Masked": masked,
+    "Interval": bounded,
+    "Unitful": lambda: Unitful(X, "m"),
+    "Zero": lambda: Zero((3, 3)),
+    "Constant": lambda: Constant(TWO, (3, 3)),
+    "Constant of Known": lambda: Constant(Known(2.0), (3, 3)),
+    "Diagonal": diagonal,
+    "Identity": lambda: Identity(3),
+    "Lora": lambda: Lora(X, COLUMN, ROW),
+    "Quantised": lambda: Quantised.quantise(X),
+    "LowRank": lambda: LowRank(COLUMN, ROW),
+    "Scaled": lambda: Scaled(X, TWO),
+    "Batched": lambda: jaxrewrite.stack([Constant(jnp.float32(i), (3,)) for i in range(3)]),
+    "Sum": lambda: Sum([diagonal(), LowRank(COLUMN, ROW)]),
+    "Kronecker": lambda: Kronecker(jnp.ones((1, 1)), X),
+    # Annotations around a matrix
+    "Tagged Diagonal": lambda: Tagged(diagonal(), "t"),
+    "Named Diagonal": lambda: Named(diagonal(), NAMES),
+    "Masked Diagonal": lambda: masked(Diagonal(jnp.zeros(3))),
+    "Interval of Scaled": lambda: bounded(Scaled(diagonal(), TWO)),
+    "Unitful Diagonal": lambda: Unitful(diagonal(), "m"),
+    "Tagged Zero": lambda: Tagged(Zero((3, 3)), "t"),
+    "Tagged Lora": lambda: Tagged(Lora(X, COLUMN, ROW), "t"),
+    "Unitful Lora": lambda: Unitful(Lora(X, COLUMN, ROW), "m"),
+    # and around annotations,
+    "Named Unitful": lambda: Named(Unitful(X, "m"), NAMES),
+    "Unitful Named": lambda: Unitful(Named(X, NAMES), "m"),
+    "Tagged Named Diagonal": lambda: Tagged(Named(diagonal(), NAMES), "t"),
+    "Tagged Unitful Diagonal": lambda: Tagged(Unitful(diagonal(), "m"), "t"),
+    "Named Masked": lambda: Named(masked(), NAMES),
+    "Masked Interval": lambda: masked(bounded(jnp.where(MASK, 0, X))),
+    "Unitful Interval": lambda: Unitful(bounded(), "m"),
+    # and values inside of others.
+    "Lora of Tagged": lambda: Lora(Tagged(X, "t"), COLUMN, ROW),
+    "Diagonal of Tagged": lambda: Diagonal(Tagged(jnp.arange(1.0, 4.0), "t")),
+    "Scaled Diagonal": lambda: Scaled(diagonal(), TWO),
+    "Scaled Tagged": lambda: Scaled(Tagged(X, "t"), TWO),
+    "Batched Diagonal": lambda: jaxrewrite.stack([Diagonal(row) for row in X]),
+    "Batched Named": lambda: jaxrewrite.stack([Named(row, ("a",)) for row in X]),
+}
+
+FILLS = {
+    "zeros": lambda v, k: jnp.zeros(v.shape, v.dtype),
+    "zeros like": lambda v, k: jnp.zeros_like(v),
+    "weak zeros": lambda v, k: jnp.full(v.shape, 0.0),
+    "integer zeros": lambda v, k: jnp.zeros(v.shape, int).astype(v.dtype),
+    "zeros times": lambda v, k: 0 * jnp.ones(v.shape, v.dtype),
+    "times zero": lambda v, k: 0 * v,
+    "a triangle": lambda v, k: jnp.tril(jnp.zeros((3, *v.shape), v.dtype))[0],
+    "infinities": lambda v, k: jnp.full(v.shape, jnp.inf, v.dtype),
+    "nan": lambda v, k: jnp.full(v.shape, jnp.nan, v.dtype),
+    "ones": lambda v, k: jnp.ones(v.shape, v.dtype),
+    "ones like": lambda v, k: jnp.ones_like(v),
+    "a number": lambda v, k: jnp.full(v.shape, 2.5, v.dtype),
+    "any number": lambda v, k: jnp.full(v.shape, k, v.dtype),
+}
+WITH_A_SCALE = ("ones", "ones like", "a number", "any number")
+
+same = jax.custom_jvp(lambda v: v)
+same.defjvps(lambda t, out, v: 2 * t)
+alike = jax.custom_vjp(lambda v: v)
+alike.defvjp(lambda v: (v, None), lambda _, g: (2 * g,))
+
+
+def programs(fill):
+    """Functions of a value, a truth value, a count of turns up to 2, and a number."""
+
+    def two_branches(v, p, i, k):
+        return lax.cond(p, lambda v: v, lambda v: fill(v, k), v)
+
+    def no_operands(v, p, i, k):
+        return lax.cond(p, lambda: (fill(v, k), v), lambda: (-v, fill(v, k)))
+
+    def three_branches(v, p, i, k):
+        zeros = lambda v: jnp.zeros(v.shape, v.dtype)
+        return lax.switch(i, [lambda v: fill(v, k), lambda v: v, zeros], v)
+
+    def nested(v, p, i, k):
+        inner = lambda v: lax.cond(i > 1, lambda v: fill(v, k), lambda v: v, v)
+        return lax.cond(p, inner, lambda v: fill(v, k), v)
+
+    def all_filled_inside(v, p, i, k):
+        inner = lambda v: lax.cond(i > 1, lambda v: fill(v, k), lambda v: fill(v, k), v)
+        return lax.cond(p, inner, lambda v: v, v)
+
+    def jit_inside(v, p, i, k):
+        filled = jax.jit(lambda v: fill(v, k))
+        return jax.jit(lambda v: lax.cond(p, jax.jit(jnp.negative), filled, v))(v)
+
+    def checkpoint(v, p, i, k):
+        filled = jax.checkpoint(lambda v: fill(v, k))
+        return jax.checkpoint(lambda v: lax.cond(p, filled, lambda v: v, v))(v)
+
+    def rule_in_a_branch(v, p, i, k):
+        filled = lambda v: fill(v, k)
+        return lax.cond(p, same, filled, v), lax.cond(p, filled, alike, v)
+
+    def branches_in_a_rule(v, p, i, k):
+        own = jax.custom_jvp(lambda v: two_branches(v, p, i, 2.5))
+        own.defjvps(lambda t, out, v: 2 * t)
+        return own(v)
+
+    def carry(v, p, i, k):
+        return lax.scan(lambda c, _: (v, None), fill(v, k), None, length=2)[0]
+
+    def carry_that_grows(v, p, i, k):
+        return lax.fori_loop(0, 2, lambda _, c: c + v, fill(v, k))
+
+    def carry_that_starts_anew(v, p, i, k):
+        return lax.scan(lambda c, _: (fill(v, k), c), v, None, length=2)
+
+    def carry_with_a_branch(v, p, i, k):
+        turn = lambda c, p: (lax.cond(p, lambda: v, lambda: c), None)
+        return lax.scan(turn, fill(v, k), jnp.array([True, False]))[0]
+
+    def carries_that_change_places(v, p, i, k):
+        return lax.scan(lambda c, _: (c[::-1], None), (fill(v, k), v), None, length=3)[0]
+
+    def unknown_length(v, p, i, k):
+        inner = lambda _, c: lax.fori_loop(0, i, lambda _, c: v, c)
+        return lax.fori_loop(0, i, inner, fill(v, k))
+
+    def unknown_length_anew(v, p, i, k):
+        turn = lambda s: (s[0] + 1, fill(v, k))
+        return lax.while_loop(lambda s: s[0] < i, turn, (0, v))[1]
+
+    def stacked(v, p, i, k):
+        return lax.map(lambda p: two_branches(v, p, i, k), jnp.array([True, False]))
+
+    def sliced(v, p, i, k):
+        return lax.map(lambda row: two_branches(row, p, i, k), v)
+
+    def where(v, p, i, k):
+        return jnp.where(p, v, fill(v, k)), jnp.where(p, 0, v)
+
+    def mapped(v, p, i, k):
+        return jax.vmap(lambda p: two_branches(v, p, i, k))(jnp.array([True, False]))
+
+    def rows_mapped(v, p, i, k):
+        one = lambda row, p: two_branches(row, p, i, k)
+        return jax.vmap(one)(v, jnp.array([True, False, True]))
+
+    def then_summed(v, p, i, k):
+        return jnp.sum(two_branches(v, p, i, k), axis=0)
+
+    return {name: fn for name, fn in locals().items() if name != "fill"}
+
+
+CHOICES = tuple(itertools.product((True, False), (0, 2)))
+
+
+@functools.cache
+def everything(fill):
+    each = programs(FILLS[fill])
+    return lambda *args: {name: fn(*args) for name, fn in each.items()}
+
+
+@functools.cache
+def on_arrays(fill):
+    return jax.jit(everything(fill))
+
+
+def parts(x):
+    """Bounds on an array, and where it is missing."""
+    if isinstance(x, (Tagged, Named, Unitful)):
+        return parts(x.array)
+    if isinstance(x, Masked):
+        lower, upper, missing = parts(x.array)
+        return lower, upper, missing | x.mask
+    if isinstance(x, Interval):
+        return parts(x.lower)[0], parts(x.upper)[1], jnp.zeros(x.shape, bool)
+    if isinstance(x, Batched):
+        return jax.vmap(parts)(x.element)
+    dense = jaxrewrite.materialise(x)
+    return dense, dense, jnp.zeros(dense.shape, bool)
+
+
+_parts = jax.jit(
+    lambda tree: jax.tree.map(
+        parts, tree, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)
+    )
+)
+
+
+def agrees(got, want):
+    lower, upper, missing = map(np.asarray, got)
+    want = np.asarray(want)
+    assert (lower.shape, lower.dtype) == (want.shape, want.dtype)
+    scale = 1e-4 * np.maximum(np.abs(np.nan_to_num(want, posinf=0, neginf=0)), 1)
+    inside = (lower <= want + scale) & (want - scale <= upper)
+    unknown = np.isnan(lower) | (np.isneginf(lower) & np.isposinf(upper))
+    return np.all(missing | inside | (np.isnan(want) & unknown))
+
+
+def compare(got, want):
+    for (path, w), g in zip(
+        jax.tree.leaves_with_path(want),
+        jax.tree.leaves(_parts(got), is_leaf=lambda x: type(x) is tuple and len(x) == 3),
+        strict=True,
+    ):
+        assert agrees(g, w), jax.tree_util.keystr(path)
+
+
+OFTEN = [
+    *(
+        (kind, "zeros")
+        for kind in ("Tagged", "Masked Interval", "Unitful Diagonal", "Zero")
+    ),
+    *(
+        ("Named Diagonal", "any number"),
+        ("Constant", "ones"),
+        ("Unitful Lora", "infinities"),
+    ),
+    *(("Interval of Scaled", "zeros like"), ("Batched Named", "weak zeros")),
+]
+ALL = often(list(itertools.product(KINDS, FILLS)), OFTEN)
+
+
+@pytest.mark.parametrize("kind, fill", ALL)
+def test_each_program_gives_what_it_does_on_arrays(kind, fill, bulk):
+    value, fn = KINDS[kind](), everything(fill)
+    program = jax.jit(transform(fn, materialise="allow"))
+    args = jnp.array(True), jnp.array(1), jnp.float32(2.5)
+    if "Unitful" in kind and fill in WITH_A_SCALE:
+        with pytest.raises(UnitsError):  # These numbers are without units.
+            program(value, *args)
+        return
+    dense = _parts(value)[0]
+    for p, i in CHOICES:
+        args = jnp.array(p), jnp.array(i), jnp.float32(2.5)
+        compare(program(value, *args), on_arrays(fill)(dense, *args))
+
+
+# What these kinds can't do without dense arrays: to be sliced along rows, and to be chosen where
+# the zeros come from outside of `jax.numpy.where`.
+_AS_A_WHOLE = {"sliced", "rows_mapped", "mapped", "where", "then_summed"}
+_UNCHANGED = {*_AS_A_WHOLE, "carry_that_grows", "no_operands", "jit_inside"}
+ZEROS_STAY = {
+    **dict.fromkeys(("Tagged", "Named", "Masked", "Interval", "Unitful"), set()),
+    **dict.fromkeys(("Named Unitful", "Unitful Named", "Named Masked"), set()),
+    **dict.fromkeys(("Masked Interval", "Unitful Interval"), set()),
+    **dict.fromkeys(("Tagged Diagonal", "Named Diagonal", "Masked Diagonal"), _AS_A_WHOLE),
+    **dict.fromkeys(("Tagged Named Diagonal", "Tagged Unitful Diagonal"), _AS_A_WHOLE),
+    **dict.fromkeys(("Unitful Diagonal", "Tagged Zero", "Zero", "Constant"), _AS_A_WHOLE),
+    **dict.fromkeys(("Diagonal", "Diagonal of Tagged"), _AS_A_WHOLE),
+    **dict.fromkeys(("LowRank", "Scaled", "Sum", "Kronecker", "Batched"), _UNCHANGED),
+    **dict.fromkeys(("Scaled Diagonal", "Scaled Tagged", "Interval of Scaled"), _UNCHANGED),
+    **dict.fromkeys(("Batched Diagonal", "Batched Named"), _UNCHANGED),
+}
+
+
+def types(x):
+    inner = getattr(x, "array", getattr(x, "lower", None))
+    return type(x), type(inner) if isinstance(inner, jaxrewrite.Value) else None
+
+
+@pytest.mark.parametrize(
+    "kind",
+    often(
+        ZEROS_STAY,
+        ["Masked", "Zero", "Tagged Unitful Diagonal", "Scaled Tagged", "Batched"],
+    ),
+)
+def test_zeros_become_values_where_the_type_can_be_zero(kind):
+    value = KINDS[kind]()
+    args = jnp.array(True), jnp.array(1), jnp.float32(2.5)
+    fns = programs(FILLS["zeros"])
+    chosen = {name: fn for name, fn in fns.items() if name not in ZEROS_STAY[kind]}
+    program = lambda *args: {name: fn(*args) for name, fn in chosen.items()}
+    got = jax.eval_shape(transform(program, materialise="forbid"), value, *args)
+    for name, results in got.items():
+        for x in jax.tree.leaves(
+            results, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)
+        ):
+            assert types(x) == types(value), name
+
+
+W = jnp.arange(1.0, 10.0).reshape(3, 3)
+
+
+def weighted(tree):
+    """A number that depends on all entries of all arrays."""
+    weights = lambda x: jnp.broadcast_to(W if x.ndim > 1 else W[0], x.shape)
+    return sum(
+        (weights(x) * x).sum() / (n + 1) for n, x in enumerate(jax.tree.leaves(tree))
+    )
+
+
+def with_derivatives(fill):
+    fns = programs(FILLS[fill])
+    return {name: fn for name, fn in fns.items() if not name.startswith("unknown")}
+
+
+SMOOTH = [k for k in KINDS if not {"Interval", "Identity", "Zero"} & set(k.split())]
+OF_LEAVES = [("Tagged Diagonal", "zeros"), ("Unitful", "zeros"), ("LowRank", "any number")]
+
+
+@pytest.mark.parametrize(
+    "kind, fill",
+    often(itertools.product(SMOOTH, ("zeros", "infinities", "any number")), OF_LEAVES),
+)
+def test_gradients_by_leaves(kind, fill, bulk):
+    """Of a value that one branch alone returns, or one turn."""
+    if (
+        "Unitful" in kind
+        and fill in WITH_A_SCALE
+        or "Masked" in kind
+        and fill == "infinities"
+    ):
+        pytest.skip("these numbers have no units, or are not finite under a mask")
+    value, fns = KINDS[kind](), with_derivatives(fill)
+    leaves, treedef = jax.tree.flatten(value)
+    is_free = [jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves]
+    free = [leaf for leaf, own in zip(leaves, is_free, strict=True) if own]
+
+    def whole(free):
+        rest = iter(free)
+        pairs = zip(leaves, is_free, strict=True)
+        return treedef.unflatten([next(rest) if own else leaf for leaf, own in pairs])
+
+    def of_value(free, *args):
+        program = lambda v: {name: fn(v, *args) for name, fn in fns.items()}
+        results = transform(program, materialise="allow")(whole(free))
+        is_value = lambda x: isinstance(x, jaxrewrite.Value)
+        dense = jax.tree.map(lambda x: parts(x)[0], results, is_leaf=is_value)
+        return weighted(dense)
+
+    def of_array(free, *args):
+        dense = parts(whole(free))[0]
+        return weighted({name: fn(dense, *args) for name, fn in fns.items()})
+
+    got, want = jax.jit(jax.grad(of_value)), jax.jit(jax.grad(of_array))
+    for p, i in CHOICES[:3]:
+        args = jnp.array(p), jnp.array(i), jnp.float32(2.5)
+        for g, w in zip(got(free, *args), want(free, *args), strict=True):
+            np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-3)
+
+
+WITHIN = [k for k in SMOOTH if not {"Masked", "Quantised", "Unitful"} & set(k.split())]
+
+
+@pytest.mark.parametrize("kind", often(WITHIN, ["Named Diagonal", "Scaled"]))
+def test_gradients_within_the_program(kind, bulk):
+    value, fns = KINDS[kind](), with_derivatives("zeros")
+    dense = parts(value)[0]
+
+    def gradients(v, *args):
+        return jax.grad(
+            lambda v: weighted({name: fn(v, *args) for name, fn in fns.items()})
+        )(v)
+
+    program = jax.jit(transform(gradients, materialise="allow"))
+    for p, i in CHOICES[:3]:
+        args = jnp.array(p), jnp.array(i), jnp.float32(2.5)
+        compare(program(value, *args), jax.jit(gradients)(dense, *args))
