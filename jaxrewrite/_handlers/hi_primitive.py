@@ -4,8 +4,8 @@ Such an object knows its expansion into other primitives. JAX asks for it when i
 The handler asks for it at once and rewrites it. The object's own derivative may not follow
 from the expansion, so it becomes the derivative of a `jax.custom_jvp`.
 
-An object that reads the bits of its operands (`jnp.frexp`) stays as it is, and so does one
-with several independent rules of derivatives. Values are made dense there.
+An object with several independent rules of derivatives stays as it is. Values are made dense
+there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
@@ -32,8 +31,6 @@ def hi_primitive_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     if not _compat.can_be_expanded(site.eqn):
         return NotImplemented
     body, consts = _expansion(site.eqn)
-    if _reads_bits(body):
-        return NotImplemented
     restaged = restage(
         scope.rewriting, body, [*map(_compat.leaf_aval, consts), *operands], site
     )
@@ -70,15 +67,6 @@ def _expansion(eqn: JaxprEqn) -> tuple[Jaxpr, list[Any]]:
         if not has_tracers(consts):
             cache.put(key, expansion)
     return expansion
-
-
-def _reads_bits(jaxpr: Jaxpr) -> bool:
-    """Whether an expansion reads the bits of its operands."""
-    return any(
-        eqn.primitive.name == "bitcast_convert_type"
-        or any(map(_reads_bits, jex_core.jaxprs_in_params(eqn.params)))
-        for eqn in jaxpr.eqns
-    )
 
 
 def _function(eqn: JaxprEqn) -> Any:

@@ -19,6 +19,7 @@ import jaxrewrite
 from jaxrewrite import ArrayValue, bind, primitives, transform
 
 from ._base.contract import labels
+from ._base.gathers import fills
 from ._base.structured import (
     Structured,
     batch_of,
@@ -329,8 +330,7 @@ def _(v: Uniform, *, primitive: Any, **params: Any) -> Any:
 
 @register(*primitives.INDEXING)
 def _(v: Uniform, *indices: Array, primitive: Any, **params: Any) -> Any:
-    fills = lax.GatherScatterMode.FILL_OR_DROP
-    if "mode" in params and lax.GatherScatterMode.from_any(params["mode"]) == fills:
+    if "mode" in params and fills(params["mode"]):
         return NotImplemented  # The result may have other numbers.
     return v.of(_result(primitive, params, v, *indices).shape)
 

@@ -38,8 +38,8 @@ OF_EQUINOX = {
 }
 # The library's own, which stands for the match of a pattern while a program is rewritten.
 OWN = {"pattern"}
-# It stands for a program, but has none among its parameters.
-WITHOUT_PROGRAM = {"polynomial"}
+# They stand for a program, but have none among their parameters.
+WITHOUT_PROGRAM = {"polynomial", "unstack"}
 
 
 def test_none_is_stale(programs):

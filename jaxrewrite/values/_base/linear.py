@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array
 
 from jaxrewrite import ArrayValue, bind, primitives, register
 
+from .gathers import fills
 from .structured import Structured, is_linear_cast
 
 
@@ -19,7 +18,7 @@ class Linear(Structured):
     """Base class of arrays that are linear in parts of the same shape.
 
     A part is an array or a value. A linear map acts on each part, and a product multiplies
-    each part. A subclass defines ``materialise``, ``map_parts`` and ``shares``.
+    each part. A subclass defines ``materialise`` and ``map_parts``.
 
     Examples
     --------
@@ -32,8 +31,6 @@ class Linear(Structured):
     ...         return self.re + 1j * self.im
     ...     def map_parts(self, fn):
     ...         return Complex(fn(self.re), fn(self.im))
-    ...     def shares(self, fill):
-    ...         return NotImplemented
     >>> -Complex(jnp.ones((2, 3)), jnp.zeros((2, 3))).T
     Complex<c64[3,2], 48 B>(re=f32[3,2], im=f32[3,2])
     """
@@ -43,14 +40,6 @@ class Linear(Structured):
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
         """The array of the images of these parts under a linear map."""
         raise NotImplementedError(f"{type(self).__name__}.map_parts")
-
-    def shares(self, fill: Any) -> Any:
-        """The numbers to fill the parts with, so that the array is filled with ``fill``.
-
-        ``fill`` is a number, or ``None`` for the number that JAX fills with by default.
-        NotImplemented if there are no such numbers.
-        """
-        raise NotImplementedError(f"{type(self).__name__}.shares")
 
     def cast(self, dtype: Any) -> Any:
         """The array in another floating dtype."""
@@ -71,17 +60,11 @@ def _(v: Linear, *starts: Array, primitive: Any, **params: Any) -> Any:
 
 
 @register("gather")
-def _(v: Linear, indices: Array, **params: Any) -> Any:
-    """A gather is linear, except for the number it fills in: each part fills in its share."""
-    fills: Any = itertools.repeat(None)
-    if lax.GatherScatterMode.from_any(params["mode"]) == lax.GatherScatterMode.FILL_OR_DROP:
-        fills = v.shares(params["fill_value"])
-    if fills is NotImplemented:
+def _(v: Linear, indices: Array, *, primitive: Any, mode: Any, **params: Any) -> Any:
+    """A gather is linear, except for the number that it may fill in."""
+    if fills(mode):
         return NotImplemented
-    rest = iter(fills)
-    return v.map_parts(
-        lambda part: bind("gather", part, indices, **params | {"fill_value": next(rest)})
-    )
+    return v.map_parts(lambda part: bind(primitive, part, indices, mode=mode, **params))
 
 
 @register("convert_element_type")

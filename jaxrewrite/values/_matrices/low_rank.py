@@ -22,7 +22,15 @@ import jaxrewrite
 from jaxrewrite import ArrayValue
 from jaxrewrite.primitives import ADDITIVE
 
-from .._base.contract import contract, intermediate, is_or_none, labels, transpose
+from .._base.contract import (
+    along_result,
+    contract,
+    intermediate,
+    is_or_none,
+    labels,
+    transpose,
+)
+from .._base.gathers import fills, in_range
 from .._base.structured import Structured, inexact, is_linear_cast
 from .algebra import LinearAlgebra
 from .sum import sum_of
@@ -679,26 +687,27 @@ def matching_blocks(
 def _(
     v: LowRank, indices: Any, *, dimension_numbers: Any, slice_sizes: Any, **params: Any
 ) -> Any:
-    """Gather from each factor by the indices along its axes."""
+    """Gather from each factor by the indices along its axes.
+
+    Only matrices of a stack can be filled in, where both factors are: derivatives of a factor
+    that is not would meet what is filled into the other one.
+    """
     numbers = dimension_numbers
-    fill = params.get("fill_value")
-    fills = params.get("mode") == lax.GatherScatterMode.FILL_OR_DROP
-    if fills and fill is None:
-        if not inexact(v):
-            return NotImplemented
-        fill = math.nan
+    is_filled, fill = fills(params["mode"]), params["fill_value"]
     # A slice of a whole axis has only one place, unless entries are filled in.
     starts = [
         (i, k)
         for k, i in enumerate(numbers.start_index_map)
-        if fills or slice_sizes[i] != v.shape[i]
+        if is_filled or slice_sizes[i] != v.shape[i]
     ]
-    if not starts:
+    a, b = factors(v)
+    in_both = {*a.labels} & {*b.labels}
+    if not starts or (is_filled and not {i for i, _ in starts} <= in_both):
         return NotImplemented
     dropped = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     moved = {i for i in range(v.ndim) if slice_sizes[i] != v.shape[i]}
     moved |= dropped | {i for i, _ in starts}
-    a, b = factors(v)
+    own_params = params | {"fill_value": 0} if is_filled else params
     is_indexed = [not moved.isdisjoint(f.labels) for f in (a, b)]
 
     # The axes of the result; the axes of the slices keep their old labels.
@@ -707,7 +716,7 @@ def _(
     offset = dict(zip(numbers.offset_dims, kept, strict=True))
     out: list[Any] = [offset.get(i, ("index", i)) for i in range(ndim)]
 
-    def gathered(f: Factor, fill: Any) -> Factor:
+    def gathered(f: Factor) -> Factor:
         own = [label for label in out if label in f.labels or isinstance(label, tuple)]
         own.append(RANK)
         place = f.labels.index
@@ -730,35 +739,26 @@ def _(
         )
         sizes = tuple(by_axis(f, slice_sizes, sizes_of(f)[RANK]))
         own_indices = _columns(indices, [k for _, k in along])
-        filled = {**params, "fill_value": fill} if fills else params
-        x = lax.gather(f.x, own_indices, renumbered, sizes, **filled)
+        x = lax.gather(f.x, own_indices, renumbered, sizes, **own_params)
         return Factor(x, tuple(own))
 
-    def both(pair: Pair, fill: Any) -> Pair:
-        a, b = (
-            gathered(f, fill) if n else f for f, n in zip(pair, is_indexed, strict=True)
-        )
-        return a, b
-
-    result = build(*both((a, b), 0), out)
-    if not fills:
+    a, b = (gathered(f) if n else f for f, n in zip((a, b), is_indexed, strict=True))
+    result = build(a, b, out)
+    if not is_filled or fill == 0:
         return result
-    if not isinstance(result, LowRank):
-        # A number that is filled into a factor would meet derivatives of the other one.
-        beyond = build(*both((_of_zeros(a), _of_zeros(b)), math.nan), out)
-        return jnp.where(beyond == 0, result, jnp.asarray(fill, result.dtype))
-    # A number that is filled into a factor survives the product only if it is zero or NaN.
-    if fill == 0:
-        return result
-    return build(*both((a, b), fill), out) if fill != fill and v.rank else NotImplemented
+    if not isinstance(result, LowRank) or a.x.dtype != b.x.dtype:
+        return NotImplemented
+    inside = in_range(v.shape, indices, numbers, slice_sizes)
+    return plus(result, _outside(inside, fill, result))
 
 
-def _of_zeros(f: Factor) -> Factor:
-    """A factor of rank one that is filled with zeros, in the shape of another factor."""
-    shape = [
-        1 if label == RANK else n for label, n in zip(f.labels, f.x.shape, strict=True)
-    ]
-    return Factor(jnp.zeros(shape), f.labels)
+def _outside(inside: Any, number: Any, like: LowRank) -> LowRank:
+    """A number where a condition on batch axes does not hold, and zeros elsewhere."""
+    a, b = factors(like)
+    ones, own = (jnp.ones(by_axis(f, like.shape, 1), f.x.dtype) for f in (a, b))
+    inside = along_result(inside, tuple(range(like.ndim)), b.labels)
+    x = jnp.where(inside, 0, jnp.asarray(number, own.dtype) * own)
+    return LowRank(ones, x, like.rows, like.cols)
 
 
 def _columns(indices: Any, which: Sequence[int]) -> Any:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Inexact, Int
 import jaxrewrite
 from jaxrewrite import bind, register
 
+from .._base.gathers import fills
 from .._base.structured import (
     are_below,
     are_rows_of_identity,
@@ -402,13 +403,13 @@ def _(
     v: Rows, at: Array, *, dimension_numbers: Any, slice_sizes: Any, **params: Any
 ) -> Any:
     """Gather whole rows, by indices along one axis of rows."""
-    mode = lax.GatherScatterMode.from_any(params["mode"])
     rows = tuple(dimension_numbers.collapsed_slice_dims) == (0,)
     rows = rows and tuple(dimension_numbers.offset_dims) == (at.ndim - 1,)
     if v.ndim != 2 or v.axis == -2 or not rows or tuple(slice_sizes) != (1, v.classes):
         return NotImplemented
-    if mode == lax.GatherScatterMode.FILL_OR_DROP:
-        return NotImplemented  # This mode fills whole rows.
+    # One row is not one-hot rows, and what is filled in is whole rows.
+    if at.ndim < 2 or fills(params["mode"]):
+        return NotImplemented
     numbers = dimension_numbers._replace(offset_dims=())
     params = params | {"dimension_numbers": numbers, "slice_sizes": (1,)}
     return v.moved(lambda x: bind("gather", x, at, **params))

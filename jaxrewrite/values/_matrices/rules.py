@@ -19,6 +19,7 @@ from jaxtyping import Array
 from jaxrewrite import ArrayValue, bind, primitives, register, same_structure, transform
 
 from .._base.contract import Labels, is_or_none, labels, transpose
+from .._base.gathers import fills
 from .._base.structured import (
     inexact,
     inverse_of,
@@ -31,7 +32,6 @@ from .._base.structured import (
 from .matrix import Matrix, closed_sum, negated, swapped
 from .monomial import Diagonal
 from .product import matrix_product
-from .rows import gathered, in_range
 from .scaled import Scaled
 from .sum import Sum
 
@@ -323,13 +323,12 @@ def _(v: Matrix, indices: Array, *, dimension_numbers: Any, **params: Any) -> An
         or numbers.operand_batching_dims
         or any(sizes[a] != 1 or a not in each for a in cut)
         or mode == lax.GatherScatterMode.ONE_HOT
-        # An index of a whole axis has no place but the first, unless it may be out of range.
-        or (mode == lax.GatherScatterMode.FILL_OR_DROP and len(each) > len(cut))
+        or fills(mode)
     ):
         return NotImplemented
     read = v.at if len(cut) == 2 else (v.transposed() if cut[0] else v).rows_at
-    lengths = [v.shape[a] for a in cut]
-    found = gathered(lengths, read, [each[a] for a in cut], mode, params["fill_value"])
+    # An index of a whole axis has no place but the first.
+    found = read(*(in_range(each[a], v.shape[a]) for a in cut))
     if found is NotImplemented:
         return NotImplemented
     window = [a for a in (0, 1) if a not in numbers.collapsed_slice_dims]
@@ -441,6 +440,11 @@ def _(v: Matrix, *starts: Array, slice_sizes: Any) -> Any:
         v,
         *(in_range(start, n - size + 1) + jnp.arange(size) for start, size, n in sizes),
     )
+
+
+def in_range(i: Any, n: int) -> Any:
+    """The nearest of the indices below n, in a dtype with differences of two indices."""
+    return jnp.clip(i, 0, n - 1).astype(int)
 
 
 # A slice of a matrix is read from its leaves, as an array, if it has few of the entries. A

@@ -130,10 +130,6 @@ class Scaled(LinearAlgebra, Linear):
             return NotImplemented
         return self, Scaled(other, jnp.ones((), self.dtype))
 
-    def shares(self, fill: Any) -> Any:
-        is_nan = fill is None or fill != fill
-        return [fill] if is_nan else NotImplemented
-
     def multiplied(self) -> Any:
         """``s X`` as an array or as a value without `Scaled`; else NotImplemented.
 

@@ -194,9 +194,6 @@ class Sum(LinearAlgebra, Linear):
         found = (find(self) for find in _exponentials)
         return next((x for x in found if x is not NotImplemented), NotImplemented)
 
-    def shares(self, fill: Any) -> Any:
-        return [fill, *[0] * (len(self.terms) - 1)]
-
 
 def sum_of_arrays(arrays: Sequence[Any]) -> Any:
     total, *rest = arrays

@@ -24,6 +24,7 @@ import jaxrewrite
 from jaxrewrite import _compat, primitives
 
 from .._base.contract import is_or_none
+from .._base.gathers import fills
 from .._base.structured import Structured, fields_of
 
 
@@ -572,7 +573,6 @@ def _(
     dimension_numbers,
     slice_sizes,
     mode,
-    fill_value,
     **params,
 ) -> Any:
     """Gather codes and multipliers.
@@ -580,46 +580,35 @@ def _(
     Rows of a table are activations, so they become dense. Matrices that are gathered from a
     stack are still weights, so they stay quantised.
     """
-    filled = mode == lax.GatherScatterMode.FILL_OR_DROP
-    if mode == lax.GatherScatterMode.ONE_HOT or 0 in slice_sizes:
+    if mode == lax.GatherScatterMode.ONE_HOT or fills(mode) or 0 in slice_sizes:
         return NotImplemented
-    numbers, within = dimension_numbers, lax.GatherScatterMode.CLIP if filled else mode
+    numbers = dimension_numbers
     gathered = each_leaf(
         v,
-        lambda codes: lax.gather(codes, indices, numbers, slice_sizes, mode=within),
+        lambda codes: lax.gather(codes, indices, numbers, slice_sizes, mode=mode),
         lambda shared, shape: gather_blocks(
-            shared, shape, indices, numbers, slice_sizes, within
+            shared, shape, indices, numbers, slice_sizes, mode
         ),
     )
     if (
-        takes_matrices(v.shape, numbers, slice_sizes, mode)
+        takes_matrices(v.shape, numbers, slice_sizes)
         and unless_grown(v, gathered) is not NotImplemented
     ):
         return gathered
-    dense = gathered.materialise()
-    if not filled:
-        return dense
-    last = [v.shape[a] - slice_sizes[a] for a in numbers.start_index_map]
-    is_start = (indices >= 0) & (indices <= jnp.asarray(last, indices.dtype))
-    inside = jnp.all(is_start, axis=-1)
-    inside = lax.expand_dims(inside, numbers.offset_dims)
-    fill = jnp.asarray(jnp.nan if fill_value is None else fill_value, dense.dtype)
-    return jnp.where(inside, dense, fill)
+    return gathered.materialise()
 
 
 def takes_matrices(
     shape: Sequence[int],
     dimension_numbers: lax.GatherDimensionNumbers,
     slice_sizes: Sequence[int],
-    mode: Any,
     **params: Any,
 ) -> bool:
-    """Whether a gather takes weights from a stack, and fills nothing in."""
+    """Whether a gather takes weights from a stack."""
     numbers = dimension_numbers
     # Under `jax.vmap`, the axis along which one row is taken is still there.
     gone = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
-    filled = mode == lax.GatherScatterMode.FILL_OR_DROP
-    return not filled and is_weight(shape, slice_sizes, gone)
+    return is_weight(shape, slice_sizes, gone)
 
 
 # An array of one axis, such as a bias, is no larger than the activations that it is added to.

@@ -16,6 +16,7 @@ from jaxtyping import Array, ArrayLike
 
 import jaxrewrite
 
+from .._base.gathers import fills
 from .._base.structured import Structured, is_value, on_dense
 
 
@@ -304,8 +305,7 @@ def _(
 ) -> Any:
     numbers, place = dimension_numbers, v.ndim + v.axis
     gone = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
-    filled = mode == lax.GatherScatterMode.FILL_OR_DROP
-    if place in gone or not _is_whole(v, slice_sizes) or filled:
+    if place in gone or not _is_whole(v, slice_sizes) or fills(mode):
         return NotImplemented
     ndim = len(numbers.offset_dims) + jnp.ndim(indices) - 1
     kept = sum(i not in gone for i in range(place))

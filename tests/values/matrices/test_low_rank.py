@@ -128,18 +128,12 @@ def test_parts(make, bulk):
 def test_rows_looked_up(make, bulk):
     v = make()
     rows = jnp.array([[1, 0], [2, 9]])
-
-    def filled(v):
-        return jnp.take(v, rows, 0, mode="fill", fill_value=3)
-
     check(
         v,
         *(lambda v, i=i: jnp.take(v, rows, i, mode="clip") for i in range(v.ndim)),
-        lambda v: jnp.take(v, rows, 1, mode="fill"),
-        lambda v: jnp.take(v, rows, 0, mode="fill", fill_value=0),
     )
-    with pytest.raises(jaxrewrite.MaterialisationError):
-        transform(filled, materialise="forbid")(v)
+    filled = lambda v, fill: jnp.take(v, rows, 0, mode="fill", fill_value=fill)
+    run(lambda v: [filled(v, fill) for fill in (jnp.nan, 0, 3)], v)
 
 
 def test_windows_looked_up(bulk):

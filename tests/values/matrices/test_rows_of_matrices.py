@@ -77,21 +77,11 @@ READS = {
 }
 
 
-# What is filled with a number is not linear.
-REFUSED = {
-    "LowRank": ["filled", "pairs"],
-    "Scaled": ["filled", "pairs"],
-    "Sum": ["filled", "pairs"],
-}
-
-
 @pytest.mark.parametrize("kind", every(3, MATRICES))
 def test_reads_are_those_of_arrays(kind):
     value = MATRICES[kind]()
     dense = value.materialise()
     for name, fn in READS.items():
-        if name in REFUSED.get(kind, ()):
-            continue
         got = jax.jit(jaxrewrite.transform(fn, materialise="forbid"))(value, INDICES)
         got, want = jaxrewrite.materialise(got), fn(dense, INDICES)
         assert (got.shape, got.dtype) == (want.shape, want.dtype), name

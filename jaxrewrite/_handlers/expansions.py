@@ -1,0 +1,66 @@
+"""Primitives that stand for several others, which older releases of JAX write instead.
+
+`lax.polynomial`, as in `jnp.polyval`, stands for a loop of products and sums. ``unstack``, as in
+``list(x)`` and `jnp.unique`, stands for slices without their axis. What a type knows of these it
+then knows of the one primitive, too. A rule for the primitive itself comes first.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from jax import lax
+
+from .. import _compat
+from .._compat import Jaxpr
+from .._core.rewrite import Scope, handlers
+from .._core.site import Site
+from .._core.value import is_value
+
+
+def expanding(expand: Callable[..., Any]) -> Any:
+    """A handler that applies a function of a primitive's operands and parameters to values."""
+
+    def handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+        if not any(map(is_value, operands)):
+            return NotImplemented  # The equation stays as it is.
+        avals = tuple(atom.aval for atom in site.eqn.invars)
+        params = tuple(site.params.items())
+        context = _compat.trace_context()
+        body = _expansion(expand, avals, params, site.eqn.ctx, context)
+        return scope.run(body, operands, site)
+
+    return handler
+
+
+@functools.lru_cache(64)
+def _expansion(
+    expand: Callable[..., Any],
+    avals: Sequence[Any],
+    params: Sequence[tuple[str, Hashable]],
+    ctx: Any,
+    trace_context: Any,
+) -> Jaxpr:
+    """The equations, in the context of an equation, which JAX keeps with each of them."""
+    debug_info = _compat.new_debug_info(expand.__name__)
+    with ctx.manager:
+        body, _ = _compat.trace_to_jaxpr(
+            functools.partial(expand, **dict(params)), avals, debug_info
+        )
+    return body
+
+
+def polynomial(x: Any, *coefficients: Any) -> list[Any]:
+    *rest, result = coefficients
+    for coefficient in reversed(rest):
+        result = result * x + coefficient
+    return [result]
+
+
+def unstack(x: Any, *, axis: int) -> list[Any]:
+    return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
+
+
+handlers.update(polynomial=expanding(polynomial), unstack=expanding(unstack))

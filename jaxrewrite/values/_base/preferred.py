@@ -1,0 +1,56 @@
+"""Products that are wanted in a dtype to which the numbers of their operands cannot be cast.
+
+JAX multiplies and adds in the operands' dtype, and casts the sums. A cast of the parts of a
+value to the dtype that is wanted comes to the same only if it keeps all numbers: not from complex
+numbers to real ones, say, or from floats to integers. So such a product is formed in a wider
+dtype, for all ready types, and the result is cast.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from jaxrewrite import ArrayValue, bind, register
+
+from .structured import Structured
+
+
+_PRODUCTS = ("dot_general", "conv_general_dilated")
+
+
+@register(*_PRODUCTS, types=(Structured, Structured), precedence=1)
+@register(*_PRODUCTS, either=True, precedence=1)
+def _(x: Structured, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    wanted = params["preferred_element_type"]
+    if wanted is None:
+        return NotImplemented
+    wide = _wide(x.dtype, y.dtype, wanted)
+    if wide == wanted:
+        return NotImplemented
+    product = bind(primitive, x, y, **params | {"preferred_element_type": wide})
+    cast = {"new_dtype": jnp.dtype(wanted), "weak_type": False, "sharding": None}
+    return bind("convert_element_type", product, **cast)
+
+
+def _wide(*dtypes: Any) -> Any:
+    """The least dtype for products that keeps all numbers of these; the last is that of sums."""
+    with jax.numpy_dtype_promotion("standard"):
+        wide = functools.reduce(jnp.promote_types, map(_of_bytes, dtypes))
+        # Integers need not fit into 16 bits.
+        are_integers = not any(jnp.issubdtype(dtype, jnp.inexact) for dtype in dtypes[:-1])
+        is_short = jnp.issubdtype(wide, jnp.floating) and wide.itemsize == 2
+        return jnp.promote_types(wide, jnp.float32) if are_integers and is_short else wide
+
+
+def _of_bytes(dtype: Any) -> Any:
+    """A dtype that JAX promotes, for those of a few bits, which it does not."""
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.bfloat16 if jnp.finfo(dtype).bits < 16 else dtype
+    if jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits < 8:
+        return jnp.int8 if jnp.issubdtype(dtype, jnp.signedinteger) else jnp.uint8
+    return dtype
