@@ -25,7 +25,7 @@ from ._annotations.units import (
     UnitsError as UnitsError,
     register_unit as register_unit,
 )
-from ._base import preferred as _preferred
+from ._base import products as _products_of_all
 from ._base.linear import Linear as Linear
 from ._base.structured import Structured as Structured
 from ._matrices.banded import Banded as Banded, Tridiagonal as Tridiagonal

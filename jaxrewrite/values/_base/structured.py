@@ -255,7 +255,12 @@ def is_class(
 
 
 def on_dense(primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
-    """A type's ``default`` that computes with dense arrays, under every policy."""
+    """A type's ``default`` that computes with dense arrays, under every policy.
+
+    Where the program places an array, the leaves are placed.
+    """
+    if primitive.name in ("device_put", "reshard", "sharding_constraint"):
+        return NotImplemented
     return primitive.bind(*map(jaxrewrite.materialise, values), **params)
 
 
@@ -380,8 +385,18 @@ def _(v: Structured, *, reps: Sequence[int]) -> Any:
 
 @jaxrewrite.register("reshape", precedence=1)
 def _(v: Structured, *, new_sizes: Any, dimensions: Any, sharding: Any) -> Any:
-    """A reshape that permutes axes first, as of the gradients of grouped convolutions."""
-    if dimensions is None or sharding is not None:
+    """A reshape that permutes axes first, as of the gradients of grouped convolutions.
+
+    One that the program places on a mesh with explicit axes leaves them to the compiler.
+    """
+    if sharding is not None:
+        params = {"new_sizes": new_sizes, "dimensions": dimensions, "sharding": None}
+        reshape = jax.sharding.auto_axes(
+            lambda v: jaxrewrite.bind("reshape", v, **params),
+            out_sharding=jax.sharding.PartitionSpec(),
+        )
+        return jaxrewrite.transform(lambda v: jax.sharding.reshard(reshape(v), sharding))(v)
+    if dimensions is None:
         return NotImplemented
     v = jaxrewrite.bind("transpose", v, permutation=tuple(dimensions))
     whole = {"new_sizes": new_sizes, "dimensions": None, "sharding": None}

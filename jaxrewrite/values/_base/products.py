@@ -1,9 +1,14 @@
-"""Products that are wanted in a dtype to which the numbers of their operands cannot be cast.
+"""Products of all ready types that are wanted in another dtype, or in a place on a mesh.
 
 JAX multiplies and adds in the operands' dtype, and casts the sums. A cast of the parts of a
 value to the dtype that is wanted comes to the same only if it keeps all numbers: not from complex
 numbers to real ones, say, or from floats to integers. So such a product is formed in a wider
-dtype, for all ready types, and the result is cast.
+dtype, and the result is cast.
+
+On a mesh with explicit axes, a program says how a result is split where that does not follow from
+the operands, as in a product that sums over an axis that is split. What a rule computes in
+between has no place in the program. So the rule runs with the axes left to the compiler, and its
+result is placed as the program says.
 """
 
 from __future__ import annotations
@@ -15,9 +20,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from jaxrewrite import ArrayValue, bind, register
+from jaxrewrite import ArrayValue, bind, materialise, register
 
-from .structured import Structured
+from .structured import Structured, is_value
 
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -26,11 +31,16 @@ _PRODUCTS = ("dot_general", "conv_general_dilated")
 @register(*_PRODUCTS, types=(Structured, Structured), precedence=1)
 @register(*_PRODUCTS, either=True, precedence=1)
 def _(x: Structured, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    place = params.get("out_sharding")
+    if place is not None and not (is_value(x) and is_value(y)):
+        # Only an array can be placed so.
+        product = lambda *xs: materialise(
+            bind(primitive, *xs, **params | {"out_sharding": None})
+        )
+        return jax.sharding.auto_axes(product, out_sharding=place)(x, y)
     wanted = params["preferred_element_type"]
-    if wanted is None:
-        return NotImplemented
-    wide = _wide(x.dtype, y.dtype, wanted)
-    if wide == wanted:
+    wide = wanted if wanted is None else _wide(x.dtype, y.dtype, wanted)
+    if place is not None or wide is None or wide == wanted:
         return NotImplemented
     product = bind(primitive, x, y, **params | {"preferred_element_type": wide})
     cast = {"new_dtype": jnp.dtype(wanted), "weak_type": False, "sharding": None}
