@@ -21,16 +21,17 @@ class Reason(NamedTuple):
     def on(self, primitive: Primitive, cls: type) -> str:
         return self.what.format(primitive=primitive.name, cls=cls.__name__)
 
-    def refusal(self, primitive: Primitive, cls: type) -> MaterialisationError:
+    def refusal(self, primitive: Primitive, cls: type[Value]) -> MaterialisationError:
         """The error if the policy forbids it."""
+        remedy = cls._remedies.get(primitive.name)
         return MaterialisationError(
             f"{self.on(primitive, cls)}, which may not be made dense here "
-            "(materialise='forbid')."
+            "(materialise='forbid')." + (f" {remedy}." if remedy else "")
         )
 
-    def warning(self, primitive: Primitive, cls: type) -> tuple[str, ...]:
+    def warning(self, primitive: Primitive, cls: type[Value]) -> tuple[str, ...]:
         """The arguments of the `MaterialisationWarning` if the policy is to warn."""
-        remedy = self.remedy.format(cls=cls.__name__)
+        remedy = cls._remedies.get(primitive.name, self.remedy.format(cls=cls.__name__))
         text = (
             f"{self.on(primitive, cls)}, which is made dense. {remedy}, or pass "
             "materialise='allow' if this is meant."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, dataclass_transform
 
 from .. import _compat
@@ -103,6 +103,10 @@ class Value(PyTree):
     # Whether `jaxrewrite.materialise` compiles ``materialise`` as a whole, for ready types. What
     # returns a leaf would copy it, and JAX adds to an error's text.
     _is_compiled_densely: ClassVar[bool] = False
+
+    # What a user can do, by the primitives that make the type dense, if there is something better
+    # than a rule of their own.
+    _remedies: ClassVar[Mapping[str, str]] = {}
 
     # Whether derivatives are those of a function's equations, because a custom rule says
     # nothing about what this stands for.

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from bench import gpt2
 from bench.model import map_layers
-from jaxrewrite import ArrayValue, place, shardings, transform
+from jaxrewrite import ArrayValue, materialise, place, shardings, transform
 from jaxrewrite.values import (
     NF4,
     Diagonal,
@@ -145,6 +145,51 @@ def test_explicit_axes():
         got = jax.jit(fn)(params, x)
         assert jax.typeof(got).sharding.spec == P("data", "model")
         np.testing.assert_allclose(got, np.tanh(x @ np.asarray(params["kernel"])), 1e-5)
+
+
+PLACED = {
+    "Lora": lambda: Lora(KERNEL, A, B),
+    "Lora of Quantised": lambda: Lora(by_columns(), A, B),
+    "Quantised": by_columns,
+    "four bits": lambda: Quantised.quantise(KERNEL, 4, block=4),
+    "NF4": lambda: NF4.quantise(KERNEL, block=8),
+    "LowRank": lambda: LowRank(A, B),
+    "Diagonal": lambda: Diagonal(jnp.arange(1.0, 9)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*nothing defines what that means for its leaves")
+@pytest.mark.parametrize("name", choose.often(PLACED, ["Lora of Quantised", "NF4"]))
+def test_products_are_placed_on_explicit_axes(name):
+    """A product over an axis that is split, and a kernel that heads are made of."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    v = PLACED[name]()
+    out = P("data", None)
+    columns = v.shape[1]
+
+    def rows(x, v):
+        return jnp.einsum("bi,ij->bj", x, v, out_sharding=out)
+
+    def heads(x, v):
+        w = jax.lax.reshape(v, (8, 4, columns // 4), out_sharding=P("model", None, None))
+        return jnp.einsum("bi,ihj->bhj", x, w, out_sharding=P("data", None, None))
+
+    with jax.set_mesh(mesh):
+        w = jax.device_put(materialise(v), NamedSharding(mesh, P("model", None)))
+        v = place({"w": v}, mesh, [("w", P("model", None))])["w"]
+        x = jnp.linspace(-1, 1, 32).reshape(4, 8)
+        x = jax.device_put(x, NamedSharding(mesh, P("data", "model")))
+        for fn in (rows, heads):
+            if fn is heads and name == "Diagonal":
+                continue  # It has no structure that would be left.
+            implicit = transform(fn, materialise="forbid")
+            loss = lambda x, v, fn=fn: jnp.sum(jnp.sin(fn(x, v)))
+            got, want = jax.jit(implicit)(x, v), jax.jit(fn)(x, w)
+            assert got.sharding.spec == want.sharding.spec
+            np.testing.assert_allclose(got, want, 1e-4, 1e-4)
+            slope = jax.jit(jax.grad(transform(loss, materialise="forbid")))(x, v)
+            assert slope.sharding.spec == x.sharding.spec
+            np.testing.assert_allclose(slope, jax.jit(jax.grad(loss))(x, w), 1e-4, 1e-4)
 
 
 class Opaque(ArrayValue):

@@ -12,7 +12,7 @@ from reference import OWN
 from reference.own import Lora
 
 import jaxrewrite
-from jaxrewrite import make_jaxpr, transform
+from jaxrewrite import make_jaxpr, primitives, transform
 from jaxrewrite._staging.transform import _programs
 from jaxrewrite.values import Interval, Masked, Named, Toeplitz, Unitful, Units
 
@@ -425,6 +425,94 @@ def test_expansions_go_through_rules():
     got = jax.grad(transform(solve, materialise="forbid"))(v)
     want = jax.grad(lambda v: solve(v.materialise()))(v)
     jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-3), got, want)
+
+
+class Whole(jaxrewrite.ArrayValue):
+    """An array that no rule may make dense."""
+
+    x: jax.Array
+
+    def aval(self):
+        return jax.typeof(self.x)
+
+    def materialise(self):
+        raise TypeError("This is never dense.")
+
+    def lift_tangent(self, tangent):
+        return Whole(tangent)
+
+
+class Defaulting(Whole):
+    """One whose default knows the families of primitives, and a few more."""
+
+    @staticmethod
+    def default(primitive, operands, params):
+        assert primitive.name in KNOWN, primitive.name
+        return inside(*operands, primitive=primitive, **params)
+
+
+# What a user registers who reads the families, and tries programs with JAX 0.10.
+KNOWN = {
+    *primitives.UNARY,
+    *primitives.BINARY,
+    *primitives.SHAPE,
+    *primitives.INDEXING,
+    *primitives.REDUCTION,
+    *primitives.CUMULATIVE,
+    *("bitcast_convert_type", "concatenate", "convert_element_type", "scatter"),
+    *("clamp", "scatter-add", "select_n", "sort"),
+}
+
+
+def inside(*operands, primitive, **params):
+    found = jaxrewrite.bind(
+        primitive, *(x.x if isinstance(x, Whole) else x for x in operands), **params
+    )
+    if primitive.name in primitives.REDUCTION:
+        return found
+    (cls,) = {type(x) for x in operands if isinstance(x, Whole)}
+    return [*map(cls, found)] if primitive.multiple_results else cls(found)
+
+
+RULES = jaxrewrite.Rules()
+
+
+@RULES.register(*KNOWN)
+def _(*operands: Whole | jax.Array, primitive, **params):
+    if not any(isinstance(x, Whole) for x in operands):
+        return NotImplemented
+    return inside(*operands, primitive=primitive, **params)
+
+
+EVEN = jnp.arange(1, 7).reshape(2, 3) * 2
+FUNCTIONS = {
+    "ldexp": (jnp.ldexp, X[:2], EVEN),
+    "frexp": (lambda x, _: jnp.frexp(x), X[:2], X[:2]),
+    "gcd": (jnp.gcd, EVEN, EVEN + 3),
+    "lcm": (jnp.lcm, EVEN, EVEN + 3),
+    "unique": (lambda x, _: jnp.unique(x, size=6), EVEN, EVEN),
+    "unique rows": (lambda x, _: jnp.unique(x, axis=0, size=2), EVEN, EVEN),
+    "setdiff1d": (lambda x, y: jnp.setdiff1d(x, y, size=6), EVEN, EVEN + 2),
+    "rows": (lambda x, _: list(x), X, X),
+    "unstack": (lambda x, _: jnp.unstack(x, axis=1), X, X),
+    "modf": (lambda x, _: jnp.modf(x), X, X),
+    "spacing": (lambda x, _: jnp.spacing(x), X, X),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("cls", [Whole, Defaulting])
+def test_no_release_of_jax_needs_more_rules_than_another(cls, name):
+    """A function of JAX meets the same families of primitives, however JAX writes it."""
+    fn, x, y = FUNCTIONS[name]
+    rules = RULES if cls is Whole else None
+    got = transform(fn, rules=rules)(cls(x), cls(y))
+    got = jax.tree.map(
+        lambda v: v.x if isinstance(v, Whole) else v,
+        got,
+        is_leaf=lambda v: isinstance(v, Whole),
+    )
+    jax.tree.map(np.testing.assert_array_equal, got, fn(x, y))
 
 
 # --- exported programs ------------------------------------------------------------

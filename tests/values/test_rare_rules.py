@@ -194,3 +194,44 @@ def test_rows_are_filled_in_under_strict_promotion():
     run = lambda v: jnp.take(v, jnp.array([1, 900], jnp.uint32), axis=0, mode="fill")
     with jax.numpy_dtype_promotion("strict"):
         same(materialised(run)(v), run(jaxrewrite.materialise(v)), 1e-4)
+
+
+# --- products that are wanted in another dtype ------------------------------------------------
+
+WANTED = {
+    "complex64": ("float32", "int32"),
+    "float32": ("int32", "int8", "bfloat16", "float16", "complex64"),
+    "int8": ("uint8", "int32", "float16", "float32"),
+    "bool": ("int32", "float16"),
+}
+
+
+@pytest.mark.parametrize("dtype", WANTED)
+@pytest.mark.parametrize("name", every(6, CASES))
+def test_products_are_cast_after_they_are_summed(name, dtype, bulk):
+    try:
+        v = CASES[name].value(np.random.default_rng(0), dtype, (3, 3))
+    except (TypeError, ValueError):
+        pytest.skip("There are no such numbers of this type.")
+    if v.dtype != dtype or v.shape != (3, 3):
+        pytest.skip("There are no such numbers of this type.")
+    x = np.random.default_rng(1).normal(size=(3, 3)) * 3
+    x = jnp.asarray(x + 1j * x.T if dtype == "complex64" else x).astype(dtype)
+
+    def products(v, x):
+        return [
+            lax.dot(*pair, preferred_element_type=wanted)
+            for wanted in WANTED[dtype]
+            for pair in ((v, x), (x, v), (v, v))
+        ]
+
+    implicit = jaxrewrite.transform(products, materialise="allow")
+    got = jax.jit(lambda v, x: jaxrewrite.materialise(implicit(v, x)))(v, x)
+    want = jax.jit(products)(jaxrewrite.materialise(v), x)
+    for g, w in zip(got, want, strict=True):
+        assert g.dtype == w.dtype
+        tol = 0.05 if w.dtype.itemsize == 2 else 1e-4
+        # A sum that is nearly an integer may be rounded to either side of it.
+        near = 1 if dtype in ("float32", "complex64") and w.dtype.kind == "i" else tol
+        g, w = (np.asarray(z).astype(complex) for z in (g, w))
+        np.testing.assert_allclose(g, w, rtol=tol, atol=near)

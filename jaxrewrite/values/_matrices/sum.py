@@ -97,6 +97,11 @@ class Sum(LinearAlgebra, Linear):
 
     # The type of a term decides how it is added to another value.
     rules_see_values = True
+    _remedies = {
+        "cholesky": "A sum has no triangular factor with structure, but it can be solved with, and "
+        "has a determinant: see 'Cholesky factors of sums' in the docs (structure.rst) for "
+        "the density of a normal distribution"
+    }
 
     def __post_init__(self) -> None:
         if not self.terms:

@@ -312,3 +312,90 @@ def test_rows_beyond_a_lora_weight_leave_its_derivatives_finite():
         want = jax.grad(lambda v, f=f: f(jaxrewrite.materialise(v)))(v)
         for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+def linear(shape, seed):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
+
+
+# Types whose entries are products of the entries of several leaves.
+PRODUCTS = {
+    "LowRank": lambda: values.LowRank(linear((6, 2), 0), linear((2, 5), 1)),
+    "Lora": lambda: values.Lora(
+        linear((6, 5), 0), linear((6, 2), 1), linear((2, 5), 2), 2.0
+    ),
+    "Scaled": lambda: values.Scaled(linear((6, 5), 0), jnp.float32(2)),
+    "Scaled of low rank": lambda: values.Scaled(PRODUCTS["LowRank"](), jnp.float32(2)),
+    "Sum": lambda: values.Sum((PRODUCTS["LowRank"](), linear((6, 5), 2))),
+    "Product": lambda: values.Product(
+        (values.Diagonal(linear(6, 0)), PRODUCTS["LowRank"]())
+    ),
+    "Kronecker": lambda: values.Kronecker(linear((3, 5), 0), linear((2, 1), 1)),
+    "Picked": lambda: values.Picked(linear(6, 0), jnp.array([0, 1, 0, 4, 2, 3]), 5),
+    "Constant": lambda: values.Constant(jnp.float32(2), (6, 5)),
+}
+LOOKUPS = {
+    "rows": lambda v, **fill: jnp.take(v, _I, axis=0, **fill),
+    "columns": lambda v, **fill: jnp.take(v, _J, axis=1, **fill),
+    "entries": lambda v, **fill: v.at[_I, _J].get(mode="fill", **fill),
+    "one row": lambda v, **fill: v.at[jnp.asarray(9)].get(mode="fill", **fill),
+    "each row": lambda v, **fill: jax.vmap(lambda k: jnp.take(v, k, axis=0, **fill))(_I),
+    "part of rows": lambda v, **fill: v.at[_I, 1:3].get(mode="fill", **fill),
+}
+
+
+@pytest.mark.parametrize("fill", [{}, {"fill_value": 7}], ids=["nan", "7"])
+@pytest.mark.parametrize("name", every(3, PRODUCTS))
+def test_derivatives_do_not_meet_what_is_filled_in(name, fill, bulk):
+    """Neither forward nor backward, nor NaN that comes back to where it was filled in."""
+    v = PRODUCTS[name]()
+    ones = jnp.ones((6, 5))
+    outside = {key: fn(ones, fill_value=0) == 0 for key, fn in LOOKUPS.items()}
+
+    def results(of):
+        found = {}
+        for key, fn in LOOKUPS.items():
+            entries, pull = jax.vjp(lambda v, fn=fn: of(fn)(v), v)
+            weights = jnp.sin(jnp.arange(entries.size)).reshape(entries.shape)
+            found[key] = (
+                entries,
+                jax.jvp(lambda v, fn=fn: of(fn)(v), (v,), (v,))[1],
+                *(pull(jnp.where(outside[key], x, weights)) for x in (0, jnp.nan)),
+            )
+        return found
+
+    of_value = lambda fn: jaxrewrite.transform(lambda v: fn(v, **fill), materialise="allow")
+    got = jax.jit(lambda: results(of_value))()
+    want = jax.jit(lambda: results(lambda fn: lambda v: fn(v.materialise(), **fill)))()
+    for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        if x.dtype != jax.dtypes.float0:
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("fill", [None, 0, 7])
+@pytest.mark.parametrize("kind", ["LowRank", "Lora"])
+def test_matrices_taken_from_a_stack_keep_their_factors(kind, fill):
+    a, b, w = linear((3, 4, 2), 0), linear((3, 2, 5), 1), linear((3, 4, 5), 2)
+    v = values.LowRank(a, b) if kind == "LowRank" else values.Lora(w, a, b, 2.0)
+    index = jnp.array([2, 7, 0, 3])
+    is_inside = (index < 3)[:, None, None]
+
+    def take(v):
+        return jnp.take(v, index, axis=0, fill_value=fill)
+
+    def loss(v):
+        return jnp.where(is_inside, jnp.sin(take(v)), 0).sum()
+
+    taken = jaxrewrite.transform(take, materialise="forbid")(v)
+    assert type(taken) is type(v)
+    np.testing.assert_allclose(taken.materialise(), take(v.materialise()), 1e-5, 1e-5)
+    got = jax.grad(jaxrewrite.transform(loss, materialise="allow"))(v)
+    want = jax.grad(lambda v: loss(v.materialise()))(v)
+    for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_one_row_of_a_matrix_of_classes():
+    v = values.OneHot(jnp.array([0, 2, 1]), 4)
+    got = jaxrewrite.transform(lambda v: v.at[jnp.asarray(1)].get(mode="clip"))(v)
+    np.testing.assert_array_equal(jaxrewrite.materialise(got), [0, 0, 1, 0])
