@@ -2,7 +2,7 @@ r"""Formulas that lose digits or overflow, and those that do not.
 
 Each pattern is an identity of real numbers. What is put in its place has no value, and no
 derivative, that is worse in floating-point arithmetic, and none that is not a number where
-what was written is one. The sources:
+what was written is one. Numbers of 16 bits are computed in float32. The sources:
 
 .. [H] R. W. Hamming, *Numerical Methods for Scientists and Engineers*, 2nd ed., chapter 3;
    these are the benchmarks of Herbie, https://herbie.uwplse.org.
@@ -20,7 +20,9 @@ derivative has a rule of its own: where the automatic one of the better formula 
 that of the formula that was written.
 """
 
+import functools
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -46,6 +48,51 @@ def squared(x: Any, how: Square) -> Any:
     if how == "x * x":
         return x * x
     return x**2 if how == "x ** 2" else jnp.square(x)
+
+
+# --- numbers of 16 bits ---------------------------------------------------------------
+
+
+def is_floating(x: Any) -> bool:
+    """Whether an operand is an array of such numbers, and no static number or mask."""
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def is_short(x: Any) -> bool:
+    return is_floating(x) and jnp.finfo(x.dtype).bits < 32
+
+
+@functools.cache
+def rounded_once(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that computes in float32 where operands have fewer bits.
+
+    XLA computes what was written in float32 and rounds after each operation, or only at the
+    end. So no other formula is as precise whose operations are rounded one by one.
+    """
+
+    @functools.wraps(fn)
+    def rounded(*operands, **statics):
+        if not any(map(is_short, operands)):
+            return fn(*operands, **statics)
+        dtype = jnp.result_type(*filter(is_floating, operands))
+        out = fn(*map(widened, operands), **statics)
+        return out if out is NotImplemented else out.astype(dtype)
+
+    return rounded
+
+
+def widened(x: Any) -> Any:
+    return x.astype(jnp.float32) if is_short(x) else x
+
+
+def rewrite(before: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Register a better formula; a decorator, as `jaxrewrite.Rules.rewrite`."""
+
+    def decorate(fn):
+        rules.rewrite(before, **options)(rounded_once(fn))
+        return fn
+
+    return decorate
 
 
 # --- functions with derivatives of their own ------------------------------------------
@@ -111,61 +158,76 @@ def log1mexp(x):
 
 
 @jax.custom_jvp
-def logsubexp(x, y):
+def logsubexp(x, y, is_zero):
     """``log(exp(x) - exp(y))``.
 
     Where y is greater than x by so little that the difference of the exponentials rounds
-    to 0, it is taken for 0, as in what was written.
+    to 0, it is taken for 0, as in what was written: ``is_zero``.
     """
-    is_zero = (x == y) | ((x < y) & (jnp.exp(x) - jnp.exp(y) == 0))
+    is_zero = (x == y) | ((x < y) & is_zero)
     return x + log1mexp(jnp.where(is_zero, 0, y - x))
 
 
 @logsubexp.defjvp
 def _(primals, tangents):
-    (x, y), (tx, ty) = primals, tangents
+    (x, y, is_zero), (tx, ty, _) = primals, tangents
     slope_x, slope_y = slopes_of_logsubexp(jnp.where(x == y, 0, y - x))
-    return logsubexp(x, y), tx * slope_x - ty * slope_y
+    return logsubexp(x, y, is_zero), tx * slope_x - ty * slope_y
 
 
-def slopes_of_logsubexp(d):
+def slopes_of_logsubexp(d, exactly=False):
     """The derivatives of `logsubexp` to x and to -y, by ``d = y - x``.
 
     Where d > 0 the result is not a number, but the derivatives are: a program may select
-    something else there.
+    something else there. At 0 they are positive, as ``1 - 1`` is, and, if ``exactly``, have
+    the sign of ``-d``, as ``expm1(-d)`` has.
     """
     n = jnp.exp(jnp.where(d > 0, -d, d))
-    m = 0 - expm1(jnp.where(d > 0, -d, d))  # +0 for d = 0
+    m = expm1(jnp.where(d > 0, -d, d))
+    m = -m if exactly else 0 - m
     return jnp.where(d > 0, -n, 1) / m, jnp.where(d > 0, -1, n) / m
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
-def log_one_less_exp(x, exactly):
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def log_one_less_exp(x, is_zero, exactly):
     """``log(1 - exp(x))``; with a tangent 0 for the 1 there would be 0 * inf.
 
-    If ``exactly``, no difference is taken for 0, as in ``log(-expm1(x))``.
+    If ``exactly``, it is ``log(-expm1(x))``.
     """
-    out = logsubexp(jnp.zeros_like(x), x)
-    return jnp.where(x > 0, jnp.nan, out) if exactly else out
+    is_zero = (x == 0) | ((x > 0) & is_zero)
+    return log1mexp(jnp.where(is_zero, 0, x))
 
 
 @log_one_less_exp.defjvp
 def _(exactly, primals, tangents):
-    (x,), (t,) = primals, tangents
-    return log_one_less_exp(x, exactly), -t * slopes_of_logsubexp(x)[1]
+    (x, is_zero), (t, _) = primals, tangents
+    slope = -slopes_of_logsubexp(x, exactly)[1]
+    return log_one_less_exp(x, is_zero, exactly), t * slope
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(1,))
-def log_exp_less_one(x, exactly):
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def log_exp_less_one(x, is_zero, exactly):
     """``log(exp(x) - 1)``, or ``log(expm1(x))``."""
-    out = logsubexp(x, jnp.zeros_like(x))
-    return jnp.where(x < 0, jnp.nan, out) if exactly else out
+    return logsubexp(x, jnp.zeros_like(x), is_zero)
 
 
 @log_exp_less_one.defjvp
 def _(exactly, primals, tangents):
+    (x, is_zero), (t, _) = primals, tangents
+    slope = slopes_of_logsubexp(-x, exactly)[0]
+    return log_exp_less_one(x, is_zero, exactly), t * slope
+
+
+@jax.custom_jvp
+def versine(x):
+    """``1 - cos(x)``; the half of a small x may be no normal number."""
+    return 2 * jnp.square(jnp.sin(x / 2))
+
+
+@versine.defjvp
+def _(primals, tangents):
     (x,), (t,) = primals, tangents
-    return log_exp_less_one(x, exactly), t * slopes_of_logsubexp(-x)[0]
+    return versine(x), t * jnp.sin(x)
 
 
 @jax.custom_jvp
@@ -214,13 +276,20 @@ def difference_of_squares(x, y):
     Of absolute values, so that it is +0, as what was written, where the squares are equal.
     """
     x, y = jnp.abs(x), jnp.abs(y)
-    return (x - y) * (x + y)
+    # The sum of equal numbers may be infinite, and their difference is 0.
+    return (x - y) * jnp.minimum(x + y, jnp.finfo(x.dtype).max)
 
 
 @difference_of_squares.defjvp
 def _(primals, tangents):
     (x, y), (tx, ty) = primals, tangents
     return difference_of_squares(x, y), 2 * (tx * x) - 2 * (ty * y)
+
+
+def is_usable(c, x):
+    """Whether ``x + c`` overflows for no x, and c is a number that XLA takes for no zero."""
+    info = jnp.finfo(x.dtype)
+    return info.smallest_normal <= abs(c) < 2.0 ** (info.maxexp - info.nmant - 2)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -239,16 +308,17 @@ def _(c, primals, tangents):
 @partial(jax.custom_jvp, nondiff_argnums=(1,))
 def difference_of_logarithms(x, c):
     """``log(x + c) - log(x)``."""
+    # Otherwise the logarithms differ, and c / x may be next to -1.
+    is_far = x > (c if c > 0 else -2 * c)
     near = jnp.log(x + c) - jnp.log(x)
-    # A negative x has no logarithm.
-    far = jnp.log1p(c / jnp.where(x > abs(c), x, jnp.nan))
-    return jnp.where(x > abs(c), far, near)
+    far = jnp.log1p(c / jnp.where(is_far, x, jnp.nan))
+    return jnp.where(is_far, far, near)
 
 
 @difference_of_logarithms.defjvp
 def _(c, primals, tangents):
     (x,), (t,) = primals, tangents
-    # XLA makes c / (x * (x + c)) of c / x / (x + c), which overflows in half precision.
+    # XLA makes c / (x * (x + c)) of c / x / (x + c), which overflows earlier.
     return difference_of_logarithms(x, c), -t * (1 / x * (c / (x + c)))
 
 
@@ -262,7 +332,11 @@ def difference_of_reciprocals(x, c):
 def _(c, primals, tangents):
     (x,), (t,) = primals, tangents
     out = difference_of_reciprocals(x, c)
-    return out, -t * (out * (1 / x + 1 / (x + c)))
+    largest = jnp.finfo(x.dtype).max
+    z = jnp.clip(x, -largest, largest)  # The quotient of infinite ones is 1.
+    # Half the sum of the reciprocals, which may cancel.
+    mean = 1 / x * ((z + c / 2) / (z + c))
+    return out, -t * (2 * (out * mean))
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
@@ -276,44 +350,70 @@ def two_pass_variance(x, axis, keepdims):
 def _(axis, keepdims, primals, tangents):
     (x,), (t,) = primals, tangents
     # The automatic derivative multiplies infinite deviations by each other.
-    slope = 2 * (x - jnp.mean(x, axis=axis, keepdims=True))
+    deviation = x - jnp.mean(x, axis=axis, keepdims=True)
     return (
         two_pass_variance(x, axis, keepdims),
-        jnp.mean(slope * t, axis=axis, keepdims=keepdims),
+        2 * jnp.mean(deviation * t, axis=axis, keepdims=keepdims),
     )
 
 
+@partial(jax.custom_jvp, nondiff_argnums=(2,))
+def log_prod(x, is_zero, axis):
+    """``log(prod(x))``, by the sum of logarithms where the product leaves the range.
+
+    There the two differ by more than what is rounded. A negative product has no logarithm,
+    or -inf if it is zero in what was written: ``is_zero``.
+    """
+    logs = jnp.log(jnp.abs(x))
+    is_negative = jnp.prod(jnp.sign(x), axis=axis) < 0
+    otherwise = jnp.where(is_zero, -jnp.inf, jnp.nan)
+    far = jnp.where(is_negative, otherwise, jnp.sum(logs, axis=axis))
+    near = jnp.log(jnp.prod(x, axis=axis))
+    rounding = 8 * jnp.finfo(x.dtype).eps * jnp.sum(jnp.abs(logs), axis=axis)
+    return jnp.where(jnp.abs(near - far) <= rounding, near, far)
+
+
+@log_prod.defjvp
+def _(axis, primals, tangents):
+    (x, is_zero), (t, _) = primals, tangents
+    return log_prod(x, is_zero, axis), jnp.sum(t / x, axis=axis)
+
+
+def root_of_scale(x, y):
+    """The square root of a power of two by which x and y have squares; 1 if they have.
+
+    A larger one would take small numbers so far up that second derivatives leave the range.
+    """
+    info = jnp.finfo(jnp.result_type(x, y))
+    high, low = info.maxexp // 2 - 1, (info.minexp + info.nmant) // 2
+    big = lax.stop_gradient(jnp.maximum(jnp.abs(x), jnp.abs(y)))
+    down, up = 2.0 ** -(high // 2 + 3), 2.0 ** (-info.minexp // 3)
+    is_large, is_small = big >= 2.0**high, (big <= 2.0**low) & (big > 0)
+    return jnp.where(is_large, down, jnp.where(is_small, up, 1.0)).astype(big.dtype)
+
+
+def length(x, y):
+    return jnp.sqrt(x * x + y * y)
+
+
 @jax.custom_jvp
-def log_abs(x):
-    """``log(abs(x))``, with its derivative also at 0."""
-    return jnp.log(jnp.abs(x))
-
-
-@log_abs.defjvp
-def _(primals, tangents):
-    (x,), (t,) = primals, tangents
-    return log_abs(x), t / x
-
-
 def hypot(x, y):
     """``sqrt(x*x + y*y)``, scaled by a power of two where the squares leave the range.
 
-    The derivatives are those of what was written, because the result does not depend on
-    the scale. Where nothing leaves the range, not a bit of the result is another.
+    Where nothing leaves the range, not a bit of the result is another.
     """
-    dtype = jnp.result_type(x, y)
-    if jnp.finfo(dtype).bits < 32 and dtype != jnp.bfloat16:
-        wide = jnp.float32  # whose range has the squares of all numbers of half precision
-        return jnp.sqrt(x.astype(wide) ** 2 + y.astype(wide) ** 2).astype(dtype)
-    info = jnp.finfo(dtype)
-    high, low = info.maxexp // 2 - 1, (info.minexp + info.nmant) // 2
-    big = lax.stop_gradient(jnp.maximum(jnp.abs(x), jnp.abs(y)))
-    # A larger one would take small numbers so far up that derivatives leave the range.
-    down, up = 2.0 ** -(high + 5), 2.0 ** (-2 * info.minexp // 3)
-    is_large, is_small = big >= 2.0**high, (big <= 2.0**low) & (big > 0)
-    scale = jnp.where(is_large, down, jnp.where(is_small, up, 1.0)).astype(dtype)
-    x, y = x * scale, y * scale
-    return jnp.sqrt(x * x + y * y) / scale
+    scale = jnp.square(root_of_scale(x, y))
+    return length(x * scale, y * scale) / scale
+
+
+@hypot.defjvp
+def _(primals, tangents):
+    (x, y), (tx, ty) = primals, tangents
+    # The smaller of two numbers has a derivative also where it vanishes when scaled.
+    root = root_of_scale(x, y)
+    scaled = length(x * root * root, y * root * root)
+    slope_x, slope_y = (z * root / scaled * root for z in (x, y))
+    return hypot(x, y), tx * slope_x + ty * slope_y
 
 
 def half_exp(x):
@@ -404,8 +504,24 @@ def _(primals, tangents):
     return arcsinh(x), t / hypot(x, jnp.ones_like(x))
 
 
-def log_weighted_sum(x, weights, axis, keepdims):
-    """``log(sum(weights * exp(x)))``, scaled by the largest of the terms.
+def log_of_sum(terms, is_one, axis, keepdims):
+    """``log(sum(terms))``, of which some are 1, beside which no other is lost [BH]_."""
+    rest = jnp.sum(jnp.where(is_one, terms - 1, terms), axis=axis, keepdims=keepdims)
+    rest += jnp.sum(is_one, axis=axis, keepdims=keepdims).astype(rest.dtype) - 1
+    total = jnp.sum(terms, axis=axis, keepdims=keepdims)
+    return jnp.where(rest > -0.5, jnp.log1p(rest), jnp.log(total))
+
+
+def log_scaled_sum(x, axis, keepdims):
+    """``log(sum(exp(x)))``, scaled by the largest of the terms."""
+    shift = finite_shift(x, axis)
+    out = log_of_sum(jnp.exp(x - shift), x == shift, axis, keepdims)
+    return out + shift.reshape(out.shape)
+
+
+def scaled_terms(x, weights, axis):
+    """``weights * exp(x)``, scaled by the largest, the square root of the second factor, and
+    the logarithm of the scale.
 
     A weight may be zero: its derivative is the scaled exponential, which must not overflow.
     One may be so large that the scaled exponential would underflow.
@@ -417,9 +533,28 @@ def log_weighted_sum(x, weights, axis, keepdims):
     shift = jnp.maximum(jnp.max(x + logs, **axes) - excess, jnp.max(x, **axes) - limit)
     # A larger one has lost the digits of the weights.
     known = jnp.abs(shift) < 1 / jnp.finfo(x.dtype).eps
-    shift = lax.stop_gradient(jnp.where(known, shift, 0))
-    total = jnp.sum(weights * jnp.exp(x - shift), axis=axis, keepdims=keepdims)
-    return jnp.log(total) + shift.reshape(total.shape)
+    shift = jnp.where(known, shift, finite_shift(x, axis))
+    root = jnp.exp((x - shift) / 2)
+    return weights * root * root, root, shift
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(2, 3))
+def log_weighted_sum(x, weights, axis, keepdims):
+    """``log(sum(weights * exp(x)))``."""
+    terms, _, shift = scaled_terms(x, weights, axis)
+    is_one = x + jnp.log(jnp.abs(weights)) == shift
+    out = log_of_sum(terms, is_one, axis, keepdims)
+    return out + shift.reshape(out.shape)
+
+
+@log_weighted_sum.defjvp
+def _(axis, keepdims, primals, tangents):
+    (x, weights), (tx, tw) = primals, tangents
+    terms, root, _ = scaled_terms(x, weights, axis)
+    total = jnp.sum(terms, axis=axis, keepdims=True)
+    slopes = terms / total * tx + root / total * root * tw
+    out = log_weighted_sum(x, weights, axis, keepdims)
+    return out, jnp.sum(slopes, axis=axis, keepdims=keepdims)
 
 
 # --- logarithms of sums of exponentials -----------------------------------------------
@@ -429,35 +564,38 @@ def _log_sum_exp(x, *, axis: Axis, keepdims: bool):
     return jnp.log(jnp.sum(jnp.exp(x), axis=axis, keepdims=keepdims))
 
 
-@rules.rewrite(_log_sum_exp)
+@rewrite(_log_sum_exp)
 def log_sum_exp(x: Real, *, axis, keepdims):
     """Shifted by the maximum [BH]_: no overflow, and no sum that underflows to 0."""
-    return jax.nn.logsumexp(x, axis=axis, keepdims=keepdims)
+    return log_scaled_sum(x, axis, keepdims)
 
 
 def _log_mean_exp(x, *, axis: Axis, keepdims: bool):
     return jnp.log(jnp.mean(jnp.exp(x), axis=axis, keepdims=keepdims))
 
 
-@rules.rewrite(_log_mean_exp)
+@rewrite(_log_mean_exp)
 def log_mean_exp(x: Real, *, axis, keepdims):
     """As `log_sum_exp`."""
     shift = finite_shift(x, axis)
+    shift = jnp.where(jnp.abs(shift) < 1, 0, shift)  # Small numbers may have a mean of 0.
     mean = jnp.mean(jnp.exp(x - shift), axis=axis, keepdims=keepdims)
-    return jnp.log(mean) + shift.reshape(mean.shape)
+    less_one = jnp.mean(expm1(x - shift), axis=axis, keepdims=keepdims)
+    out = jnp.where(less_one > -0.5, jnp.log1p(less_one), jnp.log(mean))
+    return out + shift.reshape(out.shape)
 
 
 def _log_weighted_sum_exp(x, weights, *, axis: Axis, keepdims: bool):
     return jnp.log(jnp.sum(weights * jnp.exp(x), axis=axis, keepdims=keepdims))
 
 
-@rules.rewrite(_log_weighted_sum_exp)
+@rewrite(_log_weighted_sum_exp)
 def log_weighted_sum_exp(x: Same, weights: Same, *, axis, keepdims):
     """Shifted by the largest term, as in mixtures of densities."""
     return log_weighted_sum(x, weights, axis, keepdims)
 
 
-@rules.rewrite(lambda x, y: jnp.log(jnp.exp(x) + jnp.exp(y)))
+@rewrite(lambda x, y: jnp.log(jnp.exp(x) + jnp.exp(y)))
 def log_add_exp(x: Real, y: Real):
     """The case of two terms [BH]_."""
     return logaddexp(x, y)
@@ -466,14 +604,14 @@ def log_add_exp(x: Real, y: Real):
 @rules.rewrite(lambda x, y: jnp.log(jnp.exp(x) - jnp.exp(y)))
 def log_subtract_exp(x: Real, y: Real):
     """``x + log(1 - exp(y - x))`` [M]_."""
-    return logsubexp(x, y)
+    return rounded_once(logsubexp)(x, y, jnp.exp(x) - jnp.exp(y) == 0)
 
 
 def _softplus(x, *, how: Literal["log", "log1p"]):
     return jnp.log(1 + jnp.exp(x)) if how == "log" else jnp.log1p(jnp.exp(x))
 
 
-@rules.rewrite(_softplus)
+@rewrite(_softplus)
 def softplus(x: Real, *, how):
     """``max(x, 0) + log1p(exp(-abs(x)))`` [M]_: no overflow."""
     return logaddexp(x, jnp.zeros_like(x))
@@ -485,10 +623,15 @@ def _log1mexp(x, *, how: Literal["log", "log1p", "expm1"]):
     return jnp.log1p(-jnp.exp(x)) if how == "log1p" else jnp.log(-jnp.expm1(x))
 
 
+def is_zero_less_one(x, how):
+    """Whether ``exp(x) - 1`` is 0 in what was written."""
+    return x == 0 if how == "expm1" else jnp.exp(x) == 1
+
+
 @rules.rewrite(_log1mexp)
 def log_one_minus_exp(x: Real, *, how):
     """``log(-expm1(x))`` or ``log1p(-exp(x))``, on the two sides of -log(2) [M]_."""
-    return log_one_less_exp(x, how == "expm1")
+    return rounded_once(log_one_less_exp)(x, is_zero_less_one(x, how), how == "expm1")
 
 
 def _inverse_softplus(x, *, how: Literal["exp", "expm1"]):
@@ -498,10 +641,10 @@ def _inverse_softplus(x, *, how: Literal["exp", "expm1"]):
 @rules.rewrite(_inverse_softplus)
 def inverse_softplus(x: Real, *, how):
     """``x + log(1 - exp(-x))`` [M]_: no overflow."""
-    return log_exp_less_one(x, how == "expm1")
+    return rounded_once(log_exp_less_one)(x, is_zero_less_one(x, how), how == "expm1")
 
 
-@rules.rewrite(lambda x: jnp.log(jnp.exp(x)))
+@rewrite(lambda x: jnp.log(jnp.exp(x)))
 def log_exp(x: Real):
     """The operand itself."""
     return x
@@ -513,14 +656,9 @@ def _log_prod(x, *, axis: Axis):
 
 @rules.rewrite(_log_prod)
 def log_product(x: Real, *, axis):
-    """The sum of logarithms, as of a likelihood.
-
-    A negative product has no logarithm, or -inf if it rounds to 0.
-    """
-    fixed = lax.stop_gradient(x)
-    is_negative = jnp.prod(jnp.sign(fixed), axis=axis) < 0
-    otherwise = jnp.where(jnp.prod(fixed, axis=axis) < 0, jnp.nan, -jnp.inf)
-    return jnp.where(is_negative, otherwise, 0) + jnp.sum(log_abs(x), axis=axis)
+    """The sum of logarithms, as of a likelihood, where the product leaves the range."""
+    is_zero = jnp.prod(lax.stop_gradient(x), axis=axis) == 0
+    return rounded_once(log_prod)(x, is_zero, axis)
 
 
 # --- softmax and the logistic function ------------------------------------------------
@@ -535,8 +673,8 @@ def _softmax_once(x, *, axis: Axis):
     return e / jnp.sum(e, axis=axis, keepdims=True)
 
 
-@rules.rewrite(_softmax)
-@rules.rewrite(_softmax_once)
+@rewrite(_softmax)
+@rewrite(_softmax_once)
 def softmax(x: Real, *, axis):
     """Shifted by the maximum [BH]_: no overflow, and no division of 0 by 0."""
     e = jnp.exp(x - finite_shift(x, axis))
@@ -549,8 +687,8 @@ def _softmax_of_all(x):
 
 
 # Batched, it is the softmax over one axis, and that has the word.
-@rules.rewrite(lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x)), precedence=-1)
-@rules.rewrite(_softmax_of_all, precedence=-1)
+@rewrite(lambda x: jnp.exp(x) / jnp.sum(jnp.exp(x)), precedence=-1)
+@rewrite(_softmax_of_all, precedence=-1)
 def softmax_of_all(x: Real):
     """The same over all axes, which need not be kept then."""
     e = jnp.exp(x - finite_shift(x, None))
@@ -565,18 +703,18 @@ def _log_softmax_of_exp(x, *, axis: Axis):
     return jnp.log(_softmax_once(x, axis=axis))
 
 
-@rules.rewrite(_log_softmax, keep=True)
-@rules.rewrite(_log_softmax_of_exp, keep=True)
+@rewrite(_log_softmax, keep=True)
+@rewrite(_log_softmax_of_exp, keep=True)
 def log_softmax(x: Real, *, axis):
     """``x - logsumexp(x)`` [BH]_: finite where the probability underflows.
 
     Entropies and cross entropies use the probabilities as well, which then stay.
     """
     shifted = x - finite_shift(x, axis)
-    return shifted - jnp.log(jnp.sum(jnp.exp(shifted), axis=axis, keepdims=True))
+    return shifted - log_of_sum(jnp.exp(shifted), shifted == 0, axis, True)
 
 
-@rules.rewrite(lambda x, c: c / (1 + jnp.exp(x)))
+@rewrite(lambda x, c: c / (1 + jnp.exp(x)))
 def sigmoid_of_negative(x: Real, c: float):
     """The logistic function: the derivative of what was written is NaN for large x."""
     return over_one_plus_exp(x, c)
@@ -587,21 +725,21 @@ def _sigmoid(x):
     return e / (1 + e)
 
 
-@rules.rewrite(_sigmoid)
-@rules.rewrite(lambda x: jnp.exp(x) / (1 + jnp.exp(x)))
+@rewrite(_sigmoid)
+@rewrite(lambda x: jnp.exp(x) / (1 + jnp.exp(x)))
 def logistic(x: Real):
     """The logistic function: what was written is inf / inf for large x."""
     return sigmoid(x)
 
 
-@rules.rewrite(lambda x: 1 - jax.nn.sigmoid(x))
+@rewrite(lambda x: 1 - jax.nn.sigmoid(x))
 def one_minus_sigmoid(x: Real):
     """The logistic function of -x: no cancellation for large x."""
     return sigmoid(-x)
 
 
-@rules.rewrite(lambda x: jnp.log(jax.nn.sigmoid(x)), keep=True)
-@rules.rewrite(lambda x: jnp.log(1 / (1 + jnp.exp(-x))), keep=True)
+@rewrite(lambda x: jnp.log(jax.nn.sigmoid(x)), keep=True)
+@rewrite(lambda x: jnp.log(1 / (1 + jnp.exp(-x))), keep=True)
 def log_sigmoid(x: Real):
     """``-softplus(-x)`` [M]_: finite where the logistic function underflows.
 
@@ -615,7 +753,7 @@ def _log_one_minus_sigmoid(x, *, how: Literal["log", "log1p"]):
     return jnp.log(1 - p) if how == "log" else jnp.log1p(-p)
 
 
-@rules.rewrite(_log_one_minus_sigmoid, keep=True)
+@rewrite(_log_one_minus_sigmoid, keep=True)
 def log_one_minus_sigmoid(x: Real, *, how):
     """``-softplus(x)`` [M]_."""
     return -logaddexp(x, jnp.zeros_like(x))
@@ -624,49 +762,49 @@ def log_one_minus_sigmoid(x: Real, *, how):
 # --- differences that cancel ----------------------------------------------------------
 
 
-@rules.rewrite(lambda x: jnp.exp(x) - 1)
+@rewrite(lambda x: jnp.exp(x) - 1)
 def exp_minus_one(x: Real):
     """``expm1`` ([H]_, [NH]_ 1.14.1): no cancellation for small x."""
     return expm1(x)
 
 
-@rules.rewrite(lambda x: 1 - jnp.exp(x))
+@rewrite(lambda x: 1 - jnp.exp(x))
 def one_minus_exp(x: Real):
     """``-expm1(x)`` ([H]_, [NH]_ 1.14.1): no cancellation for small x."""
     return -expm1(x)
 
 
-@rules.rewrite(lambda x: jnp.log(1 + x))
+@rewrite(lambda x: jnp.log(1 + x))
 def log_one_plus(x: Real):
     """``log1p`` ([G]_, theorem 4): the digits that ``1 + x`` drops."""
     return jnp.log1p(x)
 
 
-@rules.rewrite(lambda x: jnp.log(1 - x))
+@rewrite(lambda x: jnp.log(1 - x))
 def log_one_minus(x: Real):
     """``log1p`` of -x ([G]_, theorem 4)."""
     return jnp.log1p(-x)
 
 
-@rules.rewrite(lambda x: 1 - jnp.cos(x))
+@rewrite(lambda x: 1 - jnp.cos(x))
 def one_minus_cos(x: Real):
     """``2 sin(x/2)**2`` ([H]_, 3.3; [NH]_, 1.7): no cancellation for small x."""
-    return 2 * jnp.square(jnp.sin(x / 2))
+    return versine(x)
 
 
-@rules.rewrite(lambda x: jnp.cos(x) - 1)
+@rewrite(lambda x: jnp.cos(x) - 1)
 def cos_minus_one(x: Real):
     """``-2 sin(x/2)**2`` ([H]_, 3.3)."""
-    return -2 * jnp.square(jnp.sin(x / 2))
+    return -versine(x)
 
 
-@rules.rewrite(lambda x: 1 - lax.erf(x))
+@rewrite(lambda x: 1 - lax.erf(x))
 def one_minus_erf(x: Real):
     """``erfc``: no cancellation for large x."""
     return lax.erfc(x)
 
 
-@rules.rewrite(lambda x: 1 + lax.erf(x))
+@rewrite(lambda x: 1 + lax.erf(x))
 def one_plus_erf(x: Real):
     """``erfc`` of -x: no cancellation for large -x."""
     return lax.erfc(-x)
@@ -676,7 +814,7 @@ def _one_minus_tanh_squared(x, *, how: Square):
     return 1 - squared(jnp.tanh(x), how)
 
 
-@rules.rewrite(_one_minus_tanh_squared)
+@rewrite(_one_minus_tanh_squared)
 def one_minus_tanh_squared(x: Real, *, how):
     """``4 sigmoid(2x) sigmoid(-2x)``: no cancellation for large x."""
     return sech_squared(x)
@@ -686,7 +824,7 @@ def _log_one_minus_tanh_squared(x, *, how: Square):
     return jnp.log(1 - squared(jnp.tanh(x), how))
 
 
-@rules.rewrite(_log_one_minus_tanh_squared)
+@rewrite(_log_one_minus_tanh_squared)
 def log_one_minus_tanh_squared(x: Real, *, how):
     """``2 (log(2) - abs(x) - softplus(-2 abs(x)))``, as of a squashed Gaussian."""
     return log_sech_squared(x)
@@ -696,34 +834,34 @@ def _difference_of_squares(x, y, *, how: Square):
     return squared(x, how) - squared(y, how)
 
 
-@rules.rewrite(_difference_of_squares)
+@rewrite(_difference_of_squares)
 def squares_subtracted(x: Same, y: Same, *, how):
     """``(x - y) (x + y)`` ([G]_, 1.4): three roundings, and no cancellation of squares."""
     return difference_of_squares(x, y)
 
 
-@rules.rewrite(lambda x, c: jnp.sqrt(x + c) - jnp.sqrt(x))
+@rewrite(lambda x, c: jnp.sqrt(x + c) - jnp.sqrt(x))
 def square_roots_subtracted(x: Real, c: float):
     """``c / (sqrt(x + c) + sqrt(x))`` ([H]_, 3.1): no cancellation for large x."""
-    return difference_of_square_roots(x, c) if c else NotImplemented
+    return difference_of_square_roots(x, c) if is_usable(c, x) else NotImplemented
 
 
-@rules.rewrite(lambda x, c: 1 / x - 1 / (x + c))
+@rewrite(lambda x, c: 1 / x - 1 / (x + c))
 def reciprocals_subtracted(x: Real, c: float):
     """``c / (x (x + c))`` ([H]_, 3.1): no cancellation for large x."""
-    return difference_of_reciprocals(x, c) if c else NotImplemented
+    return difference_of_reciprocals(x, c) if is_usable(c, x) else NotImplemented
 
 
-@rules.rewrite(lambda x, c: 1 / (x + c) - 1 / x)
+@rewrite(lambda x, c: 1 / (x + c) - 1 / x)
 def reciprocals_subtracted_from(x: Real, c: float):
     """The same in the other order."""
-    return -difference_of_reciprocals(x, c) if c else NotImplemented
+    return -difference_of_reciprocals(x, c) if is_usable(c, x) else NotImplemented
 
 
-@rules.rewrite(lambda x, c: jnp.log(x + c) - jnp.log(x))
+@rewrite(lambda x, c: jnp.log(x + c) - jnp.log(x))
 def logarithms_subtracted(x: Real, c: float):
     """``log1p(c / x)`` for x above c ([H]_, 3.1): no cancellation for large x."""
-    return difference_of_logarithms(x, c) if c else NotImplemented
+    return difference_of_logarithms(x, c) if is_usable(c, x) else NotImplemented
 
 
 def _variance(x, *, axis: Axis, keepdims: bool, how: Square):
@@ -731,7 +869,7 @@ def _variance(x, *, axis: Axis, keepdims: bool, how: Square):
     return jnp.mean(squared(x, how), axis=axis, keepdims=keepdims) - squared(mean, how)
 
 
-@rules.rewrite(_variance, keep=True)
+@rewrite(_variance, keep=True)
 def variance(x: Real, *, axis, keepdims, how):
     r"""The mean of squared deviations from the mean, in a second pass.
 
@@ -750,7 +888,7 @@ def _hypot(x, y, *, how: Square):
     return jnp.sqrt(squared(x, how) + squared(y, how))
 
 
-@rules.rewrite(_hypot)
+@rewrite(_hypot)
 def square_root_of_squares(x: Same, y: Same, *, how):
     """The same, scaled where squares overflow or underflow ([NH]_, 27.5)."""
     return hypot(x, y)
@@ -761,7 +899,7 @@ def _sinh(x, *, how: Literal["/ 2", "* 0.5"]):
     return twice / 2 if how == "/ 2" else 0.5 * twice
 
 
-@rules.rewrite(_sinh)
+@rewrite(_sinh)
 def hyperbolic_sine(x: Real, *, how):
     """The hyperbolic sine: no cancellation for small x, overflow only of the result."""
     return sinh(x)
@@ -772,7 +910,7 @@ def _cosh(x, *, how: Literal["/ 2", "* 0.5"]):
     return twice / 2 if how == "/ 2" else 0.5 * twice
 
 
-@rules.rewrite(_cosh)
+@rewrite(_cosh)
 def hyperbolic_cosine(x: Real, *, how):
     """The hyperbolic cosine: overflow only of the result."""
     return cosh(x)
@@ -788,15 +926,15 @@ def _tanh_of_doubled(x):
     return (e - 1) / (e + 1)
 
 
-@rules.rewrite(lambda x: (jnp.exp(x) - jnp.exp(-x)) / (jnp.exp(x) + jnp.exp(-x)))
-@rules.rewrite(_tanh_of_exps)
-@rules.rewrite(_tanh_of_doubled)
+@rewrite(lambda x: (jnp.exp(x) - jnp.exp(-x)) / (jnp.exp(x) + jnp.exp(-x)))
+@rewrite(_tanh_of_exps)
+@rewrite(_tanh_of_doubled)
 def hyperbolic_tangent(x: Real):
     """The hyperbolic tangent: no inf / inf for large x, no cancellation for small."""
     return tanh(x)
 
 
-@rules.rewrite(lambda x: jnp.log((1 + x) / (1 - x)))
+@rewrite(lambda x: jnp.log((1 + x) / (1 - x)))
 def twice_atanh(x: Real):
     """``2 atanh(x)`` ([H]_, 3.3; [K]_): no cancellation for small x."""
     return 2 * jnp.arctanh(x)
@@ -806,7 +944,7 @@ def _asinh(x, *, how: Square):
     return jnp.log(x + jnp.sqrt(squared(x, how) + 1))
 
 
-@rules.rewrite(_asinh)
+@rewrite(_asinh)
 def asinh(x: Real, *, how):
     """The inverse hyperbolic sine ([K]_): no cancellation for negative x, no overflow."""
     return arcsinh(x)
@@ -815,13 +953,13 @@ def asinh(x: Real, *, how):
 # --- probabilities of the normal distribution -----------------------------------------
 
 
-@rules.rewrite(lambda x: jnp.log(jax.scipy.special.ndtr(x)), keep=True)
+@rewrite(lambda x: jnp.log(jax.scipy.special.ndtr(x)), keep=True)
 def log_normal_probability(x: Real):
     """``log_ndtr``: finite where the probability underflows."""
     return log_ndtr(x)
 
 
-@rules.rewrite(lambda x: jnp.log(1 - jax.scipy.special.ndtr(x)), keep=True)
+@rewrite(lambda x: jnp.log(1 - jax.scipy.special.ndtr(x)), keep=True)
 def log_normal_survival(x: Real):
     """``log_ndtr`` of -x: finite where the probability rounds to 1."""
     return log_ndtr(-x)
