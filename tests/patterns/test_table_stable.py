@@ -497,9 +497,13 @@ def assert_no_result_is_worse(pattern, statics, dtype, numbers, run, step):
         assert not rows.any(), (n, *(x[rows][:3] for x in (*operands, old, new, wanted)))
 
 
-SHORT_CASES = [case for case in CASES if name_of(case) not in NOT_SHORT]
+SHORT_CASES = [
+    case
+    for case in CASES
+    if name_of(case) not in NOT_SHORT and not case.values[1].get("keepdims")
+]
 FIRST_CASES = {name_of(case): case for case in reversed(SHORT_CASES)}.values()
-STATICS = [-2.0, 1.0, 1e-3, 300.0, 1e4, -1e-4, 6e4, 1e30]
+STATICS = [-2.0, 1e-3, -1e-4, 6e4, 1e30]
 
 
 @pytest.mark.parametrize("dtype", SHORT, ids=str)
