@@ -77,8 +77,9 @@ class Value(PyTree):
         dispatches on both.
     zero_if_leaves_are
         Whether the array is zero everywhere if all numbers in its leaves are zeros, and the
-        arrays of fields that are values are zero. Then a loop may start with zeros, and go
-        on with a value of this type, which stays implicit.
+        arrays of fields that are values are zero. Then a loop may start with zeros and go on
+        with a value of this type, and a branch may return zeros where another returns such a
+        value, which stays implicit.
     adopts
         The names of primitives in which `adopt` is asked about arrays beside a value of this
         type. If there are any, it is also asked in all higher-order primitives.

@@ -19,7 +19,9 @@ class Tagged(Structured):
     gradient a cotangent reaches. Tags follow the flow of data through equations: a product
     with zero still depends on both factors. The results of a conditional have the tags of
     both branches and of the index that chooses a branch. The results of a loop have the
-    tags of its body, but not those of the condition of a ``while_loop``.
+    tags of its body, but not those of what only decides how often it runs: the condition of a
+    ``while_loop``, and so the bounds of a ``fori_loop``. Its index has the tags of the lower
+    bound.
 
     Parameters
     ----------

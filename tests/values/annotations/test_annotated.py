@@ -1277,6 +1277,12 @@ def test_tags_in_loops_and_branches():
     branch = lambda a, b: lax.cond(a[0, 0] > 0, lambda: (NUMBERS, b), lambda: (b, 2 * b))
     assert tags(run(branch)(a, b)) == ["ab", "ab"]
     assert tags(run(lambda a: lax.cond(a[0, 0] > 0, jnp.sin, jnp.cos, NUMBERS))(a)) == ["a"]
+    n = Tagged(jnp.array(2), "n")  # It decides how often the body runs.
+    turns = lambda n: [
+        lax.fori_loop(0, n, lambda i, x: x + i, NUMBERS),
+        lax.fori_loop(n, 3, lambda i, x: x + i, NUMBERS),
+    ]
+    assert tags(jaxrewrite.transform(turns)(n)) == ["", "n"]
 
 
 def test_tags_and_derivatives_from_outside():
