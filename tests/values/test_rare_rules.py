@@ -211,7 +211,7 @@ WANTED = {
 def test_products_are_cast_after_they_are_summed(name, dtype, bulk):
     try:
         v = CASES[name].value(np.random.default_rng(0), dtype, (3, 3))
-    except (TypeError, ValueError):
+    except (FutureWarning, TypeError, ValueError):
         pytest.skip("There are no such numbers of this type.")
     if v.dtype != dtype or v.shape != (3, 3):
         pytest.skip("There are no such numbers of this type.")
@@ -225,9 +225,19 @@ def test_products_are_cast_after_they_are_summed(name, dtype, bulk):
             for pair in ((v, x), (x, v), (v, v))
         ]
 
+    def dense(v, x):
+        if dtype != "complex64":
+            return products(v, x)
+        # XLA has no code for some of the programs that sum complex numbers and keep real parts.
+        return [
+            lax.dot(*pair).real.astype(wanted)
+            for wanted in WANTED[dtype]
+            for pair in ((v, x), (x, v), (v, v))
+        ]
+
     implicit = jaxrewrite.transform(products, materialise="allow")
     got = jax.jit(lambda v, x: jaxrewrite.materialise(implicit(v, x)))(v, x)
-    want = jax.jit(products)(jaxrewrite.materialise(v), x)
+    want = jax.jit(dense)(jaxrewrite.materialise(v), x)
     for g, w in zip(got, want, strict=True):
         assert g.dtype == w.dtype
         tol = 0.05 if w.dtype.itemsize == 2 else 1e-4

@@ -10,8 +10,9 @@ from jaxtyping import Array
 
 from jaxrewrite import ArrayValue, bind, primitives, register
 
+from .contract import is_or_none
 from .gathers import fills
-from .structured import Structured, is_linear_cast
+from .structured import Structured, inexact, is_linear_cast
 
 
 class Linear(Structured):
@@ -78,6 +79,12 @@ _BILINEAR = ("dot_general", "mul", "conv_general_dilated")
 @register(*_BILINEAR, types=(Linear, Linear))
 @register(*_BILINEAR, either=True)
 def _(x: Linear, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
+    # A sum of small integers wraps around, and one of booleans is a disjunction, before either
+    # is multiplied in a wider dtype.
+    wide = params.get("preferred_element_type")
+    each = [z.dtype for z in (x, y) if isinstance(z, Linear) and not inexact(z)]
+    if not all(is_or_none(wide, dtype) for dtype in each):
+        return NotImplemented
     if isinstance(x, Linear):
         return x.map_parts(lambda part: bind(primitive, part, y, **params))
     return y.map_parts(lambda part: bind(primitive, x, part, **params))

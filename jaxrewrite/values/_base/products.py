@@ -43,6 +43,8 @@ def _(x: Structured, y: Array | ArrayValue, *, primitive: Any, **params: Any) ->
     if place is not None or wide is None or wide == wanted:
         return NotImplemented
     product = bind(primitive, x, y, **params | {"preferred_element_type": wide})
+    if jnp.iscomplexobj(product) and not jnp.issubdtype(wanted, jnp.complexfloating):
+        product = bind("real", product)
     cast = {"new_dtype": jnp.dtype(wanted), "weak_type": False, "sharding": None}
     return bind("convert_element_type", product, **cast)
 
