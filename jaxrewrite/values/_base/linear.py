@@ -10,7 +10,6 @@ from jaxtyping import Array
 
 from jaxrewrite import ArrayValue, bind, primitives, register
 
-from .contract import is_or_none
 from .gathers import fills
 from .structured import Structured, inexact, is_linear_cast
 
@@ -73,17 +72,25 @@ def _(v: Linear, *, new_dtype: Any, **params: Any) -> Any:
     return v.cast(jnp.dtype(new_dtype)) if is_linear_cast(v, new_dtype) else NotImplemented
 
 
+def multiply_by_parts(x: Any, y: Any, params: dict[str, Any]) -> bool:
+    """Whether a product is the product of the parts, not in a wider dtype than that of a sum.
+
+    A sum of small integers wraps around, and one of booleans is a disjunction, before either is
+    multiplied in a wider dtype.
+    """
+    wide = params.get("preferred_element_type")
+    wide = jnp.result_type(x.dtype, y.dtype) if wide is None else wide
+    sums = (z for z in (x, y) if isinstance(z, Linear))
+    return all(inexact(z) or z.dtype == wide for z in sums)
+
+
 _BILINEAR = ("dot_general", "mul", "conv_general_dilated")
 
 
 @register(*_BILINEAR, types=(Linear, Linear))
 @register(*_BILINEAR, either=True)
 def _(x: Linear, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    # A sum of small integers wraps around, and one of booleans is a disjunction, before either
-    # is multiplied in a wider dtype.
-    wide = params.get("preferred_element_type")
-    each = [z.dtype for z in (x, y) if isinstance(z, Linear) and not inexact(z)]
-    if not all(is_or_none(wide, dtype) for dtype in each):
+    if not multiply_by_parts(x, y, params):
         return NotImplemented
     if isinstance(x, Linear):
         return x.map_parts(lambda part: bind(primitive, part, y, **params))

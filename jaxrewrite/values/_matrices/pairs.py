@@ -13,6 +13,7 @@ import jaxrewrite
 from jaxrewrite import bind, register
 
 from .._base.contract import is_or_none
+from .._base.linear import multiply_by_parts
 from .._base.recognised import find, fingerprints
 from .kronecker import Kronecker
 from .low_rank import LowRank
@@ -53,6 +54,8 @@ def _kron(x: Any, y: Any, trace_context: Any) -> dict[Any, bool]:
 @register("dot_general", either=True)
 def _(x: Sum, y: Matrix, *, dimension_numbers: Any, **params: Any) -> Any:
     """The sum of the products of the terms, unless it holds the other factor several times."""
+    if not multiply_by_parts(x, y, params):
+        return NotImplemented
     times = functools.partial(
         bind, "dot_general", dimension_numbers=dimension_numbers, **params
     )
