@@ -45,6 +45,7 @@ from .jaxprs import (
     has_high_parameters as has_high_parameters,
     is_unplaced as is_unplaced,
     name_of as name_of,
+    needed_operands as needed_operands,
     new_debug_info as new_debug_info,
     new_jaxpr as new_jaxpr,
     open_jaxpr as open_jaxpr,
@@ -52,6 +53,7 @@ from .jaxprs import (
     trace_to_jaxpr as trace_to_jaxpr,
     unnamed as unnamed,
     variable_of as variable_of,
+    with_results as with_results,
     without_constants as without_constants,
 )
 from .parameters import (

@@ -185,6 +185,19 @@ def called(fn: Callable[..., Any], *avals: Any) -> Any:
     return eqns[0].params[body_name(eqns[0].primitive)] if len(eqns) == 1 else None
 
 
+def needed_operands(jaxpr: Jaxpr) -> list[bool]:
+    """Whether the results of a jaxpr depend on each of its operands."""
+    return jax_dce_jaxpr(jaxpr, True)[1]
+
+
+def with_results(jaxpr: Jaxpr, places: Sequence[int]) -> Jaxpr:
+    """A jaxpr without constants that returns only the results at these places."""
+    outvars = [jaxpr.outvars[i] for i in places]
+    return drop_dead_code(
+        new_jaxpr(jaxpr.invars, outvars, jaxpr.eqns, jaxpr.debug_info, jaxpr.is_high)
+    )
+
+
 def drop_dead_code(jaxpr: Jaxpr) -> Jaxpr:
     """Drop equations, also in nested jaxprs, that nothing needs; effects stay."""
     return jax_dce_jaxpr(jaxpr, True, instantiate=True)[0]

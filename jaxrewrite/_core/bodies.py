@@ -74,6 +74,8 @@ def restage(
             restaged = anew()
         recorder.add_body(Body(jaxpr, restaged.jaxpr, records))
         return restaged
+    if rewriting.settings.keeps_nothing:
+        return anew()
     cache = _restaged.of(jaxpr)
     state = rewriting.settings.key(), bool(rewriting.passes), _compat.trace_context()
     # Their bytes are equal only if they are the same, also for NaN and a negative zero.

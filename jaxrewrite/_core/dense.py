@@ -50,7 +50,9 @@ def policy_on(cls: type[Value], policy: str) -> str:
 
 
 def make_dense(
-    value: Value, materialise: Callable[[Value, Callable[[Any], Any]], Any]
+    value: Value,
+    materialise: Callable[[Value, Callable[[Any], Any]], Any],
+    is_enough: Callable[[Any], bool] = lambda x: False,
 ) -> Any:
     """Make a value dense, one layer after the other.
 
@@ -61,11 +63,13 @@ def make_dense(
     materialise
         Makes one layer dense by `materialised`, which may give another value. Its arguments
         are the value and a function that its result must pass through.
+    is_enough
+        Whether a value may stay as it is.
 
     Returns
     -------
     Any
-        An array, or an atom, of the value's aval.
+        An array, or an atom, of the value's aval, or a value that may stay.
 
     Raises
     ------
@@ -82,7 +86,7 @@ def make_dense(
         return dense if is_value(dense) else _compat.as_strong_as(dense, expected)
 
     dense: Any = value
-    while is_value(dense):
+    while is_value(dense) and not is_enough(dense):
         dense = materialise(dense, checked)
     return dense
 

@@ -465,7 +465,13 @@ class Scope(Draft):
             [self.make_denser(x, site, reason) if is_value(x) else x for x in parts],
         )
 
-    def _made_dense(self, value: Value, site: Site, reason: Reason) -> Any:
+    def _made_dense(
+        self,
+        value: Value,
+        site: Site,
+        reason: Reason,
+        is_enough: Callable[[Any], bool] = lambda x: False,
+    ) -> Any:
         subject = f"{reason.on(site.primitive, type(value))}, which"
 
         def materialise(value: Value) -> Any:
@@ -476,7 +482,13 @@ class Scope(Draft):
             result = site.giving([Var(aval) for aval in avals_of([value])])
             return self.splice(materialise, key, [value], result, lambda x: [checked(x)])[0]
 
-        return make_dense(value, add_layer)
+        return make_dense(value, add_layer, is_enough)
+
+    def make_denser_until(
+        self, value: Value, site: Site, is_enough: Callable[[Any], bool]
+    ) -> Any:
+        """Make layer after layer of a value dense, up to one that may stay."""
+        return self._made_dense(value, site, NO_RULE, is_enough)
 
 
 # The functions that rewrite an equation, in the order in which they are tried.

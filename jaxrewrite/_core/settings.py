@@ -24,15 +24,25 @@ POLICIES = get_args(Policy)
 
 
 class Settings(NamedTuple):
-    """The rules and the policy of one rewriting, and its recorder if it is explained."""
+    """The rules and the policy of one rewriting, and its recorder if it is explained.
+
+    ``assumed`` is what a trial takes for granted, whose results no program uses; see
+    ``_higher_order.derivatives``.
+    """
 
     rules: RulesInForce
     policy: str
     recorder: Recorder | None = None
+    assumed: Any = None
 
     def key(self) -> tuple[Any, ...]:
         """The part of a cache's key that stands for the settings; hashable."""
         return (self.policy, *self.rules.left(), *self.rules.state())
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether what is rewritten with these settings is for this once."""
+        return self.recorder is not None or self.assumed is not None
 
     def refined(self, rules: Table | None, policy: str) -> Settings:
         """The settings of a nested transform.
@@ -40,7 +50,7 @@ class Settings(NamedTuple):
         The default policy, ``"warn"``, keeps the policy of the surrounding transform.
         """
         policy = self.policy if policy == "warn" else policy
-        return Settings(self.rules.over(rules), policy, self.recorder)
+        return self._replace(rules=self.rules.over(rules), policy=policy)
 
     def of_traced(self) -> Settings:
         """The settings for a function that is traced to be rewritten with these."""
@@ -52,13 +62,15 @@ class Settings(NamedTuple):
         It is ``None`` if it would be the same without them. It does not hold the tables, or
         JAX's caches would never free them.
         """
-        recorder = None if self.recorder is None else weakref.ref(self.recorder)
+        held = (self.recorder, self.assumed)
+        recorder, assumed = (None if x is None else weakref.ref(x) for x in held)
         # The other policies give the same program, and differ in warnings.
         forbids = self.policy == "forbid"
-        if not forbids and recorder is None and not self.rules.matter_inside():
+        state = forbids, recorder, assumed
+        if not any(state) and not self.rules.matter_inside():
             return None
         tables = [(weakref.ref(rules), version) for rules, version in self.rules.state()]
-        return (forbids, recorder, *self.rules.left(), *tables)
+        return (*state, *self.rules.left(), *tables)
 
 
 class _Local(threading.local):

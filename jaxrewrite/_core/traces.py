@@ -206,7 +206,7 @@ class Rewriting:
 
     def _shared(self, structure: tuple[Any, ...], find: Callable[[], Answer]) -> Answer:
         """The result of ``find``, from another rewriting if one has it."""
-        if self.settings.recorder is not None:
+        if self.settings.keeps_nothing:
             return self._found(find)
         nearest, *others = self.settings.rules.state()
         state = (

@@ -10,7 +10,7 @@ import abc
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, dataclass_transform
+from typing import Any, ClassVar, Literal, dataclass_transform
 
 from .. import _compat
 from .pytree import PyTree, dataclass_fields
@@ -339,7 +339,8 @@ class Value(PyTree):
         Any
             A value like this one, with tangents as leaves, linear in ``tangent``. Its
             integer leaves are not used. If a type does not define this, the result becomes
-            dense, or, if it cannot be dense, cannot be differentiated.
+            dense, or, if it cannot be dense, cannot be differentiated. If the leaves cannot
+            make any tangent, `tangent_space` says so.
 
         Examples
         --------
@@ -356,6 +357,38 @@ class Value(PyTree):
         ...         return Lora(tangent, jnp.zeros_like(self.a), jnp.zeros_like(self.b))
         """
         return NotImplemented
+
+    def tangent_space(self) -> Literal["all", "entries", "repeated"]:
+        """Return which tangents `lift_tangent` is right for.
+
+        A type with fewer numbers than entries, such as a diagonal matrix, has no way back for
+        most tangents: what a derivative rule puts beside the diagonal would be lost. The
+        result of a function with such a rule then stays a value only where the rule shows
+        that its tangents are in the space. Such a type defines `tangent`, too, and returns
+        a value of the type with the tangents as floating leaves.
+
+        Returns
+        -------
+        str
+            ``"all"``, the default: the leaves can make any tangent. ``"entries"``: each of
+            their numbers is one entry, and all other entries are zero for any leaves.
+            ``"repeated"``: each may be several entries, as in a symmetric matrix.
+
+        Examples
+        --------
+        >>> import jax, jax.numpy as jnp, jaxrewrite
+        >>> class Diagonal(jaxrewrite.ArrayValue):
+        ...     d: jax.Array
+        ...     def materialise(self):
+        ...         return jnp.diag(self.d)
+        ...     def tangent(self, leaf_tangents):
+        ...         return leaf_tangents
+        ...     def lift_tangent(self, tangent):
+        ...         return Diagonal(jnp.diagonal(tangent))
+        ...     def tangent_space(self):
+        ...         return "entries"
+        """
+        return "all"
 
     def dual(self) -> Any:
         """Return a tangent of a type that is never dense, as a cotangent, or one as a tangent.

@@ -6,7 +6,9 @@ on values. JAX calls it whenever it would call the original rule.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +16,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
+from .._core.builder import Restaged
 from .._core.join import MakeDense
 from .._core.rewrite import Scope, handlers
 from .._core.settings import Settings, use_settings
@@ -36,10 +39,23 @@ from .derivatives import (
     targets,
     zero_tangent,
 )
+from .entrywise import FIXED, ZERO, beside, dependences, source
+from .tangent_spaces import (
+    Space,
+    Tangents,
+    fixed,
+    of_moving_leaves,
+    of_operands,
+    of_primals,
+    of_results,
+    run_on_tangents,
+)
 
 
 def custom_jvp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
-    restaged = restage_call(scope, site, operands)
+    within = functools.partial(_within, site, operands)
+    rewritten = restage_call(scope, site, operands, within)
+    restaged, refused = rewritten
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
     num_consts = len(restaged.consts)
@@ -58,6 +74,8 @@ def custom_jvp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
             return tree_unflatten(restaged.out_tree, call(*primals))
 
         with noting(site, operands):
+            if refused and not _are_zero(tangents):
+                raise rewritten.refusal(site, min(refused))
             results, result_tangents = _apply_rule(
                 site, operands, tangents[num_consts:], settings, structures, recompute
             )
@@ -70,7 +88,8 @@ def custom_jvp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     fn = jax.custom_jvp(call)
     # Symbolic zeros show which values need no tangent.
     fn.defjvp(rule, symbolic_zeros=True)
-    return add_call(scope, site, fn, restaged, operands)
+    known = of_moving_leaves(fn, operands, settings) if symbolic else fn
+    return add_call(scope, site, known, restaged, operands)
 
 
 handlers["custom_jvp_call"] = custom_jvp_handler
@@ -106,7 +125,7 @@ def _apply_rule(
     )
     results = bring_primals(out[: len(structures)], structures, recompute)
     # Where no operand has a tangent no result has one, whatever the rule computes.
-    if all(type(t) is SymbolicZero or t.size == 0 for t in leaf_tangents):
+    if _are_zero(leaf_tangents):
         return results, [None] * len(results)
     nonzero = iter(out[len(structures) :])
     result_tangents = [None if zero else next(nonzero) for zero in zero_results]
@@ -116,9 +135,92 @@ def _apply_rule(
     ]
 
 
+def _are_zero(leaf_tangents: Sequence[Any]) -> bool:
+    return all(type(t) is SymbolicZero or t.size == 0 for t in leaf_tangents)
+
+
 def _leaf_tangents(
     result: Any, tangent: Any, symbolic: bool, settings: Settings
 ) -> list[Any]:
     if tangent is None:
         return [zero_tangent(leaf, symbolic) for leaf in tree_leaves(result)]
     return lift(result, tangent, settings) if is_value(result) else [tangent]
+
+
+# --- which results can hold their tangents ----------------------------------------------
+
+
+# A rule for symbolic zeros is tried for each choice among so many operands.
+_MANY = 4
+
+
+def _within(
+    site: Site,
+    operands: Sequence[Any],
+    restaged: Restaged,
+    confined: Sequence[int],
+    settings: Settings,
+    trial: Settings,
+) -> set[int]:
+    """The results whose tangents the rule keeps within their tangent spaces."""
+    ins = of_operands(operands, settings)
+    outs = of_results(restaged, confined, settings)
+    kept = {*confined}
+    for is_zero in _zero_tangents(site, ins):
+        kept &= _kept(site, operands, is_zero, ins, outs, settings, trial)
+    return kept
+
+
+def _zero_tangents(site: Site, ins: Sequence[Tangents]) -> Iterator[tuple[bool, ...]]:
+    """Which tangents are symbolic zeros, for each way in which JAX may call the rule."""
+    moving = [any(x.moving) for x in ins[site.params["num_consts"] :]]
+    if not site.params["symbolic_zeros"]:
+        yield (False,) * len(moving)
+        return
+    if sum(moving) > _MANY:
+        raise NotImplementedError("too many operands to try each choice of them")
+    for choice in itertools.product(*((False, True) if x else (True,) for x in moving)):
+        if not all(choice):
+            yield choice
+
+
+def _kept(
+    site: Site,
+    operands: Sequence[Any],
+    is_zero: Sequence[bool],
+    ins: Sequence[Tangents],
+    outs: dict[int, Space],
+    settings: Settings,
+    trial: Settings,
+) -> set[int]:
+    with use_settings(settings.of_traced()):
+        jaxpr, consts, zero_results = site.params["jvp_jaxpr_fun"].call_wrapped(*is_zero)
+    jaxpr = _compat.constants_first(jaxpr)
+    first = site.params["num_consts"]
+    given = [i for i, zero in enumerate(is_zero, first) if not zero]
+    primals = [*map(fixed, consts), *of_primals(operands)[first:]]
+    found = dependences(
+        jaxpr,
+        [
+            *[FIXED] * len(consts),
+            *map(beside, range(first, len(operands))),
+            *(source(i) if any(ins[i].moving) else ZERO for i in given),
+        ],
+    )
+    nonzero = [i for i, zero in enumerate(zero_results) if not zero]
+    tried = [
+        (place, i)
+        for place, i in enumerate(nonzero, len(zero_results))
+        if i in outs and not outs[i].holds_multiples(found[place], ins)
+    ]
+    if not tried:
+        return {*outs}
+    results = run_on_tangents(
+        _compat.with_results(jaxpr, [place for place, _ in tried]),
+        [*primals, *(ins[i].space for i in given)],
+        [outs[i] for _, i in tried],
+        trial,
+        site,
+    )
+    mixed = {i for (_, i), x in zip(tried, results, strict=True) if not outs[i].holds(x)}
+    return {*outs} - mixed

@@ -7,14 +7,18 @@ back to the leaves.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
+from .._compat import Literal
 from .._core.avals import avals_of
+from .._core.builder import Restaged
 from .._core.join import MakeDense
 from .._core.rewrite import Scope, handlers
 from .._core.settings import Settings, use_settings
@@ -29,6 +33,7 @@ from .derivatives import (
     chunks,
     cotangent_of,
     ignores_custom_rules,
+    instantiated,
     is_array,
     is_inexact,
     noting,
@@ -36,10 +41,23 @@ from .derivatives import (
     restage_call,
     targets,
 )
+from .entrywise import FIXED, Kind, beside, dependences, source
+from .tangent_spaces import (
+    Space,
+    Tangents,
+    fixed,
+    of_moving_leaves,
+    of_operands,
+    of_primals,
+    of_results,
+    run_on_tangents,
+)
 
 
 def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
-    restaged = restage_call(scope, site, operands)
+    within = functools.partial(_within, site, operands)
+    rewritten = restage_call(scope, site, operands, within)
+    restaged, refused = rewritten
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
     num_hoisted, num_consts = len(restaged.consts), site.params["num_consts"]
@@ -73,10 +91,14 @@ def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     def backward(saved: Any, leaf_cotangents: Sequence[Any]) -> Any:
         residuals, ins, outs, perturbed = saved
         ins, outs = _with_arrays(ins, site.eqn.invars), _with_arrays(outs, site.outvars)
+        own_cotangents = chunks(leaf_cotangents, outs)
         with noting(site, ins):
+            for i in refused:
+                if not all(type(ct) is SymbolicZero for ct in own_cotangents[i]):
+                    raise rewritten.refusal(site, i)
             cotangents = [
                 cotangent_of(out, own, settings)
-                for out, own in zip(outs, chunks(leaf_cotangents, outs), strict=True)
+                for out, own in zip(outs, own_cotangents, strict=True)
             ]
             if not symbolic:
                 cotangents = list(map(adopted_zero, cotangents, outs))
@@ -95,9 +117,13 @@ def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     # Symbolic zeros show which values need no cotangent.
     fn.defvjp(forward, backward, symbolic_zeros=True)
 
+    on_moving = of_moving_leaves(fn, operands, settings)
+
     def without_tangents_of_integers(*leaves: Any) -> list[Any]:
         # JAX gives integer results of such a function tangents. Not all primitives take these.
-        return [x if is_inexact(x) else jax.lax.stop_gradient(x) for x in fn(*leaves)]
+        return [
+            x if is_inexact(x) else jax.lax.stop_gradient(x) for x in on_moving(*leaves)
+        ]
 
     return add_call(scope, site, without_tangents_of_integers, restaged, operands)
 
@@ -185,3 +211,141 @@ def _apply_backward(
         jaxpr, consts = _compat.trace_to_jaxpr(flat, avals_of(traced), debug_info)
     results = iter(run_on_values(settings, jaxpr, [*consts, *traced], site))
     return [next(results) if is_there else None for is_there in there]
+
+
+# --- which results can hold what the rules are transposed to ------------------------------
+
+
+def _within(
+    site: Site,
+    operands: Sequence[Any],
+    restaged: Restaged,
+    confined: Sequence[int],
+    settings: Settings,
+    trial: Settings,
+) -> set[int]:
+    """The results for which the rule needs no more of a cotangent than their leaves have.
+
+    A rule that acts entry by entry needs the entries that its operands have. If an operand
+    has others, too, or if entries repeat, so that their cotangents are added, the rule has to be
+    linear, and its transpose, which is itself, to give a value of the result's structure.
+    """
+    ins = of_operands(operands, settings)
+    outs = of_results(restaged, confined, settings)
+    rule = _joint_rule(site, ins, settings)
+    kept = {*confined}
+    while True:
+        lost = _lost(rule, site, operands, ins, {i: outs[i] for i in kept}, trial)
+        if not lost:
+            return kept
+        kept -= lost
+
+
+class _JointRule(NamedTuple):
+    """The forward and the backward rule as one jaxpr.
+
+    It takes its ``consts``, the operands, and a cotangent for each of the ``results`` that is
+    inexact. It returns cotangents of the ``operands``. Both are given by position.
+    """
+
+    jaxpr: Any
+    consts: Sequence[Any]
+    results: Sequence[int]
+    operands: Sequence[int]
+
+
+def _joint_rule(site: Site, ins: Sequence[Tangents], settings: Settings) -> _JointRule:
+    params, num_consts = site.params, site.params["num_consts"]
+    symbolic = params["symbolic_zeros"]
+    moving = [any(x.moving) for x in ins[num_consts:]]
+    avals = [var.aval for var in site.outvars]
+    results = [i for i, aval in enumerate(avals) if is_inexact(aval)]
+    if symbolic and (sum(moving) > 1 or len(results) > 1):
+        raise NotImplementedError("the rule may depend on which cotangents are zero")
+    nonzero = moving if symbolic else [True] * len(moving)
+    primals = [atom.aval for atom in site.eqn.invars[num_consts:]]
+    returned: list[Any] = []
+
+    def joint(*args: Any) -> list[Any]:
+        operands, rest = args[: len(primals)], iter(args[len(primals) :])
+        zeros = (SymbolicZero(aval.to_tangent_aval()) for aval in avals)
+        cotangents = [
+            next(rest) if i in results else zero if symbolic else instantiated(zero)
+            for i, zero in enumerate(zeros)
+        ]
+        residuals = _residuals(site, operands, nonzero, settings)
+        returned.extend(_compat.call_backward(params["bwd"], [*residuals, *cotangents]))
+        return [ct for ct in returned if ct is not None]
+
+    debug_info = _compat.new_debug_info("backward", joint)
+    with site.context.manager, use_settings(settings.of_traced()):
+        jaxpr, consts = _compat.trace_to_jaxpr(
+            joint, [*primals, *(avals[i] for i in results)], debug_info
+        )
+    there = [i for i, ct in enumerate(returned, num_consts) if ct is not None]
+    return _JointRule(jaxpr, consts, results, there)
+
+
+def _residuals(
+    site: Site, operands: Sequence[Any], nonzero: Sequence[bool], settings: Settings
+) -> list[Any]:
+    """The residuals of the forward rule while a jaxpr is made; what is known stays known."""
+    with use_settings(settings.of_traced()):
+        jaxpr, consts = site.params["fwd_jaxpr_thunk"].call_wrapped(*nonzero)
+    _, residual_tree, forwarded = site.params["out_trees"]()
+    num_made = residual_tree.num_leaves - sum(i is not None for i in forwarded)
+    jaxpr = _compat.constants_first(jaxpr)
+    results = _compat.inline_into_current_trace(jaxpr, [*consts, *operands])
+    known: dict[Any, Any] = dict(zip(jaxpr.invars, consts, strict=False))
+    made = iter(
+        [
+            atom.val if type(atom) is Literal else known.get(atom, result)
+            for atom, result in zip(jaxpr.outvars[:num_made], results, strict=False)
+        ]
+    )
+    offset = site.params["num_consts"]
+    return [next(made) if i is None else operands[i - offset] for i in forwarded]
+
+
+def _lost(
+    rule: _JointRule,
+    site: Site,
+    operands: Sequence[Any],
+    ins: Sequence[Tangents],
+    outs: dict[int, Space],
+    trial: Settings,
+) -> set[int]:
+    """Some of the results that cannot remain values; none if all can."""
+    first = site.params["num_consts"]
+    primals = [*map(fixed, rule.consts), *of_primals(operands)[first:]]
+    found = dependences(
+        rule.jaxpr,
+        [
+            *[FIXED] * len(rule.consts),
+            *map(beside, range(first, len(operands))),
+            *(source(i) if i in outs else FIXED for i in rule.results),
+        ],
+    )
+    result_avals = avals_of([site.outvars[i] for i in rule.results])
+    operand_avals = avals_of(site.eqn.invars)
+    lost: set[int] = set()
+    for place, (i, ct) in enumerate(zip(rule.operands, found, strict=True)):
+        if not any(ins[i].moving):
+            continue
+        space = ins[i].space
+        missed = {x for x in ct.sources if not outs[x].gives_all_to(ct, space, ins)}
+        if missed and ct.kind <= Kind.LINEAR:
+            cotangents = [
+                space.cast(aval.dtype) if x in ct.sources else fixed(aval)
+                for x, aval in zip(rule.results, result_avals, strict=True)
+            ]
+            (result,) = run_on_tangents(
+                _compat.with_results(rule.jaxpr, [place]),
+                [*primals, *cotangents],
+                [outs[min(missed)].cast(operand_avals[i].dtype)],
+                trial,
+                site,
+            )
+            missed = {x for x in ct.sources if not outs[x].holds(result)}
+        lost |= missed
+    return lost

@@ -8,9 +8,10 @@ transpose maps cotangents back. `Value.lift_tangent` gives leaf tangents for a r
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +26,14 @@ from jax.tree_util import (
 )
 
 from .. import _compat
+from .._analyses.same import same
 from .._batched import Batched
 from .._core import avals
 from .._core.avals import aval_of, avals_of, dense_aval, layer, mismatch
 from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.dense import Reason, policy_on
-from .._core.errors import add_note
+from .._core.errors import MaterialisationError, add_note
 from .._core.join import MakeDenser, Structure, structure_of
 from .._core.rewrite import Scope
 from .._core.settings import Settings, use_settings
@@ -59,9 +61,39 @@ _NOT_LIFTED = Reason(
     "for its tangents",
     "Define {cls}.lift_tangent",
 )
+_NOT_WITHIN = Reason(
+    "The derivative rule in {primitive!r} may mix the entries of a tangent or put some where "
+    "a {cls} has no numbers, so that its leaves cannot take the derivative",
+    "Write the rule so that it acts entry by entry",
+)
 
 
-def restage_call(scope: Scope, site: Site, operands: Sequence[Any]) -> Restaged:
+class Call(NamedTuple):
+    """The rewritten function of a custom rule.
+
+    ``refused`` are the results that remain values although their leaves cannot hold what
+    the rule may give, because nothing may become dense.
+    """
+
+    restaged: Restaged
+    refused: frozenset[int]
+
+    def refusal(self, site: Site, i: int) -> MaterialisationError:
+        """The error if a derivative reaches such a result."""
+        cls = type(self.restaged.results()[i])
+        error = _NOT_WITHIN.refusal(site.primitive, cls)
+        return MaterialisationError(
+            f"{error} {_NOT_WITHIN.remedy}, or make the operand dense before the call "
+            "(jaxrewrite.materialise), or pass materialise='allow'."
+        )
+
+
+# Of some results whose leaves cannot make any tangent, those that the rule keeps within what
+# they can make.
+Within = Callable[[Restaged, Sequence[int], Settings, Settings], Collection[int]]
+
+
+def restage_call(scope: Scope, site: Site, operands: Sequence[Any], within: Within) -> Call:
     """Rewrite the function of a custom rule, with results that can carry tangents.
 
     Where nothing may become dense, the other results stay as they are, too. It is an error
@@ -70,24 +102,101 @@ def restage_call(scope: Scope, site: Site, operands: Sequence[Any]) -> Restaged:
     jaxpr = site.params["call_jaxpr"]
     restaged = restage(scope.rewriting, jaxpr, operands, site)
     if not any(is_inexact(x) and x.size for x in avals_of(tree_leaves(operands))):
-        return restaged  # No derivative can reach the results.
-    policy = scope.rewriting.settings.policy
+        return Call(restaged, frozenset())  # No derivative can reach the results.
+    settings = scope.rewriting.settings
     steps: list[tuple[int, Reason]] = []
     while True:
+        results = {
+            i: x
+            for i, x in enumerate(map(on_avals, restaged.results()))
+            if is_value(x) and is_inexact(aval_of(x))
+        }
+        spaces = {i: _space_of(x) for i, x in results.items()}
+        confined = [i for i, space in spaces.items() if space in _CONFINED]
+        outside = {*confined} - {
+            *_within(settings, site, operands, restaged, confined, within)
+        }
         dense = [
-            i
-            for i, x in enumerate(map(_on_avals, restaged.results()))
-            if is_value(x)
-            and is_inexact(aval_of(x))
-            and policy_on(type(x), policy) != "forbid"
-            and not can_be_lifted(x)
-            and can_be_dense(x)
+            (i, _NOT_WITHIN if i in outside else _NOT_LIFTED)
+            for i, x in results.items()
+            if (i in outside or spaces[i] is None) and _may_be_denser(x, settings.policy)
         ]
         if not dense:
-            return restaged
-        steps += [(i, _NOT_LIFTED) for i in dense]
+            return Call(restaged, frozenset(outside))
+        steps += dense
         leaving = MakeDenser(tuple(steps))
         restaged = restage(scope.rewriting, jaxpr, operands, site, leaving=leaving)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Assumption:
+    """That a function with a rule, on operands of a structure, keeps some of its results.
+
+    A rule often calls its own function. So that the answer does not depend on itself, without
+    end, it is assumed while the rule is tried, and that no other function keeps any.
+    """
+
+    params: dict[str, Any]
+    structure: Structure
+    kept: Collection[int]
+
+    def kept_by(self, params: dict[str, Any], structure: Structure) -> Collection[int]:
+        is_this = structure == self.structure and same(params, self.params)
+        return self.kept if is_this else ()
+
+
+def _within(
+    settings: Settings,
+    site: Site,
+    operands: Sequence[Any],
+    restaged: Restaged,
+    confined: Sequence[int],
+    within: Within,
+) -> Collection[int]:
+    """The results that a rule keeps within what their leaves can hold."""
+    if not confined:
+        return ()
+    structure = structure_of(list(operands))
+    if settings.assumed is not None:
+        return settings.assumed.kept_by(site.params, structure)
+    settings = settings._replace(recorder=None)
+    assumed = _Assumption(site.params, structure, confined)
+    try:
+        return within(
+            restaged, confined, settings, settings._replace(policy="allow", assumed=assumed)
+        )
+    except Exception:  # noqa: BLE001 - the user's rule; where JAX calls it, it raises again
+        return ()
+
+
+# The tangent spaces from which `Value.lift_tangent` projects, the narrower one last.
+_CONFINED = ["entries", "repeated"]
+
+
+def _space_of(value: Value) -> str | None:
+    """The tangents that a value on avals can hold; ``None`` if it knows no way back."""
+    return confinement(value) or "all" if can_be_lifted(value) else None
+
+
+def confinement(value: Value) -> str | None:
+    """What confines the tangents of a value, or of those in its fields."""
+    own = value.tangent_space()
+    if own not in ("all", *_CONFINED):
+        raise ValueError(
+            f"{type(value).__name__}.tangent_space must return 'all', 'entries' or 'repeated'; "
+            f"it returned {own!r}."
+        )
+    inside = [confinement(field) for field in parts(value)[0] if is_value(field)]
+    spaces = [x for x in (own, *inside) if x in _CONFINED]
+    return max(spaces, key=_CONFINED.index, default=None)
+
+
+def _may_be_denser(value: Value, policy: str) -> bool:
+    """Whether a value on avals can become dense, or the values inside of an annotation."""
+    inside = [field for field in parts(value)[0] if is_value(field)]
+    if type(value).outer > 0 and inside:
+        return all(_may_be_denser(field, policy) for field in inside)
+    return policy_on(type(value), policy) != "forbid" and can_be_dense(value)
 
 
 def ignores_custom_rules(operands: Iterable[Any]) -> bool:
@@ -172,7 +281,7 @@ def _loses_its_layer(value: Value) -> bool:
     return True
 
 
-def _on_avals(operand: Any) -> Any:
+def on_avals(operand: Any) -> Any:
     return tree_map(_compat.leaf_aval, operand)
 
 
@@ -254,7 +363,7 @@ def tangent_of(
     treedef = tree_flatten(operand)[1]
     tangents = tree_unflatten(treedef, list(map(instantiated, leaf_tangents)))
     with use_settings(settings):
-        return _tangent(operand, tangents)
+        return derivative(operand, tangents)
 
 
 def _has_tangent_hook(value: Value) -> bool:
@@ -262,10 +371,11 @@ def _has_tangent_hook(value: Value) -> bool:
     return type(value).tangent is not Value.tangent
 
 
-def _tangent(value: Value, leaf_tangents: Any) -> Any:
+def derivative(value: Value, leaf_tangents: Any) -> Any:
+    """The derivative of the array that a value stands for, along tangents of its leaves."""
     fields, treedef = parts(value)
     tangents = [
-        _tangent(field, t) if is_value(field) else t
+        derivative(field, t) if is_value(field) else t
         for field, t in zip(fields, parts(leaf_tangents)[0], strict=True)
     ]
     apply: Callable[..., Any] = functools.partial(
@@ -372,7 +482,7 @@ def pull_back(operand: Any, cotangent: Any, settings: Settings) -> list[Any]:
             for leaf, is_free in zip(leaves, free, strict=True)
         ]
         with use_settings(settings):
-            made = _tangent(operand, tree_unflatten(treedef, tangents))
+            made = derivative(operand, tree_unflatten(treedef, tangents))
         return _as_dense_as_can_be(made)
 
     floats = [leaf for leaf, is_free in zip(leaves, free, strict=True) if is_free]
@@ -391,10 +501,10 @@ def _as_dense_as_can_be(tangent: Any) -> Any:
     """A tangent without values, but for those of types that are never dense."""
     if not is_value(tangent) or tangent.settled() is not tangent:
         return tangent  # Or an array that another value adopted.
-    if can_be_dense(_on_avals(tangent)):
+    if can_be_dense(on_avals(tangent)):
         return materialise(tangent)
     fields, treedef = parts(tangent)
-    if not _loses_its_layer(_on_avals(tangent)):
+    if not _loses_its_layer(on_avals(tangent)):
         return tree_unflatten(treedef, map(_as_dense_as_can_be, fields))
     dense = lambda *fields: tree_unflatten(treedef, fields).materialise()
     return _as_dense_as_can_be(transform(dense, materialise="allow")(*fields))
@@ -409,7 +519,7 @@ def _as_tangent(cotangent: Any, form: Value) -> Value:
         leaves = tree_leaves(cotangent)
         if len(leaves) == count:
             cotangent = tree_unflatten(treedef, leaves)
-    if structure_of(_on_avals(wanted)) != structure_of(cotangent):
+    if structure_of(on_avals(wanted)) != structure_of(cotangent):
         raise TypeError(
             f"A custom derivative rule returned a cotangent {cotangent!r} for a "
             f"{type(form).__name__}, which is never dense and whose cotangents are {wanted!r}."
@@ -432,9 +542,9 @@ def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings
         return [t for t, is_free in zip(tangents, free, strict=True) if is_free]
 
     form = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
-    if not can_be_dense(_on_avals(result)):
+    if not can_be_dense(on_avals(result)):
         zeros = [zero_tangent(leaf, False) for leaf in leaves]
-        form = _tangent(result, tree_unflatten(treedef, zeros))
+        form = derivative(result, tree_unflatten(treedef, zeros))
     cotangents = [
         instantiated(ct)
         for ct, is_free in zip(leaf_cotangents, free, strict=True)

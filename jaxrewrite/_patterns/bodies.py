@@ -13,8 +13,8 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import _compat
+from .._analyses.same import same
 from .._compat import JaxprEqn, Primitive, ShapedArray
-from .same import same
 
 
 hole_p = Primitive("hole")

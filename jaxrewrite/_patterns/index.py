@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from .. import _compat
+from .._analyses.calls import Number, is_move
+from .._analyses.graph import Graph
 from .._compat import Jaxpr, Literal, Primitive
 from .._core.caches import BoundedCache, WeakCaches
 from .bodies import is_hole_scan
-from .calls import Number, is_move
-from .graph import Graph
 from .pattern import Pattern
 from .probe import Form, Forms
 from .search import COMMUTATIVE, is_open_at, root

@@ -13,11 +13,12 @@ import numpy as np
 from jax.tree_util import PyTreeDef, tree_leaves
 
 from .. import _compat
+from .._analyses.calls import Number, can_match, is_move
+from .._analyses.graph import Graph, Node
+from .._analyses.same import same, same_equation
 from .._compat import DropVar, JaxprEqn, ShapedArray
 from .._core.annotations import guards_hold
 from .bodies import Body, Group, atoms_of, is_hole_scan
-from .calls import Number, can_match, is_move
-from .graph import Graph, Node
 from .index import Entry
 from .pattern import (
     Pattern,
@@ -28,7 +29,6 @@ from .pattern import (
     without_batch,
 )
 from .repeats import Way
-from .same import same, same_equation
 from .search import Found, Search
 from .view import Frame, Made, Place, make_the_same, resolve, users
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._analyses.calls import Number
+from .._analyses.graph import Graph, Node, Ref
+from .._analyses.same import same_equation, same_refs
 from .._compat import JaxprEqn
-from .calls import Number
-from .graph import Graph, Node, Ref
-from .same import same_equation, same_refs
 
 
 if TYPE_CHECKING:

@@ -13,17 +13,17 @@ import jax
 from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
 
 from .. import _compat
+from .._analyses.calls import can_match
+from .._analyses.graph import Graph, flatten
+from .._analyses.same import same_function
 from .._compat import Literal
 from .._core.annotations import Dense, Signature, read_hints, read_signature
 from .._core.caches import BoundedCache
 from .._core.dead_code import drop_dead_code
 from .._core.errors import add_note
 from .bodies import Hole
-from .calls import can_match
 from .domains import Statics, read_statics
-from .graph import Graph, flatten
 from .numbering import merged
-from .same import same_function
 from .search import root
 
 

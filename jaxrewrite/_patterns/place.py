@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _compat
+from .._analyses.calls import Number
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from .._core.dead_code import DataFlow, live_equations
 from .._core.hooks import Pass
 from .bodies import Body, Group, atoms_of
-from .calls import Number
 from .index import Entry, Index, Shapes, index_for, open_roots, own_roots
 from .match import Match, Miss, matches_at
 from .nested import made_for

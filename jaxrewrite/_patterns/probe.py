@@ -22,14 +22,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._analyses.calls import Number
+from .._analyses.graph import Graph
+from .._analyses.traits import BATCHED_LIKEWISE
 from .._compat import Primitive, ShapedArray
 from .._core.annotations import Alternative, guards_hold
 from .bodies import Hole, is_hole_scan
-from .calls import Number
 from .domains import Choice
-from .graph import Graph
 from .pattern import Pattern, Traced, Variant, count_of_batches
-from .traits import BATCHED_LIKEWISE
 
 
 # The size of all axes in the first probes, and in the further ones: functions of linear

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .. import _compat
+from .._analyses.calls import Number, can_match, is_move
+from .._analyses.graph import Graph, Node, Ref
+from .._analyses.same import same_equation
 from .._compat import JaxprEqn
 from .bodies import Body, Group, groups, is_empty_slices, is_hole_scan, same_scan
-from .calls import Number, can_match, is_move
-from .graph import Graph, Node, Ref
-from .same import same_equation
 from .view import (
     Made,
     Place,

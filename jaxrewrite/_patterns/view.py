@@ -14,9 +14,9 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from .. import _compat
+from .._analyses.calls import CALLS, MOVES, Number, body_of, folded, is_move
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, ShapedArray, Var
 from .._core.caches import WeakCaches
-from .calls import CALLS, MOVES, Number, body_of, folded, is_move
 from .numbering import Numbering
 
 

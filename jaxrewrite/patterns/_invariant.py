@@ -13,9 +13,9 @@ import jax
 from jax import lax
 
 from .. import _compat
+from .._analyses.calls import body_of, can_match
 from .._compat import Jaxpr, JaxprEqn, Literal
 from .._insight.costs import of_equation
-from .._patterns.calls import body_of, can_match
 from .._patterns.rules import Rules
 from .._staging.transform import transform
 

@@ -17,8 +17,8 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Integer
 
 from .. import _compat
+from .._analyses.calls import Number
 from .._compat import DropVar
-from .._patterns.calls import Number
 from .._patterns.nested import places_of
 from .._patterns.rules import Rules
 from .._patterns.view import Frame, Place, resolve, users

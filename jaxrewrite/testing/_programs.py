@@ -241,5 +241,12 @@ def _custom_derivatives(v: Any) -> Iterator[Named]:
         return v
 
     backward.defvjp(lambda v: (v, v), lambda v, g: (3 * v * g,))
+
+    @jax.custom_vjp
+    def mixing(v: Any) -> Any:
+        return v
+
+    mixing.defvjp(lambda v: (v, None), lambda _, g: (g + 2 * g.sum(),))
     yield _of("custom_jvp_call", lambda v: forward(v), v)
     yield _of("custom_vjp_call", lambda v: backward(v), v)
+    yield _of("custom_vjp_call", lambda v: mixing(v), v, how="that mixes entries")

@@ -34,7 +34,7 @@ ROOMS_BELOW = {
         "primitives",
     },
     "_interop": {"_analyses", "_compat", "_core", "_handlers", "_staging"},
-    "_patterns": {"_compat", "_core", "_staging"},
+    "_patterns": {"_analyses", "_compat", "_core", "_staging"},
     "extend": {"_core"},
     "numpy": {"_staging"},
     "_insight": {"_compat", "_core", "_patterns", "_staging"},

@@ -293,6 +293,18 @@ class WrongLift(Plain):
         return WrongLift(2 * tangent)
 
 
+class Projects(jaxrewrite.ArrayValue):
+    """A diagonal matrix that does not say that its leaves cannot make any tangent."""
+
+    d: jax.Array
+
+    def materialise(self):
+        return jnp.diag(self.d)
+
+    def lift_tangent(self, tangent):
+        return Projects(jnp.diagonal(tangent))
+
+
 class NegativeJoin(Plain):
     """The join of two structures of one type forgets the sign of the second."""
 
@@ -354,6 +366,11 @@ BROKEN = {
     "zero": (NeverZero(x), "zero", "it is not zero: 3 of 3 numbers differ"),
     "tangent": (WrongTangent(x), "custom_jvp_call jvp", "3 of 3 numbers differ"),
     "lift_tangent": (WrongLift(x), "custom_vjp_call grad", "3 of 3 numbers differ"),
+    "tangent_space": (
+        Projects(x),
+        "custom_vjp_call that mixes entries grad",
+        "3 of 3 numbers differ",
+    ),
     "join of two": (
         NegativeJoin(x),
         "cond with its negative, second jit",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 import jax
 import jax.numpy as jnp
@@ -224,6 +224,10 @@ class Matrix(LinearAlgebra, Structured):
 
     def lift_tangent(self, tangent: Any) -> Any:
         return NotImplemented if self.entries is None else self.pick(tangent)
+
+    def tangent_space(self) -> Literal["all", "entries", "repeated"]:
+        # The other entries of a pattern are zeros. Without a pattern entries repeat.
+        return "entries" if self.entries == "pattern" else "repeated"
 
     def unstacked(self) -> Any:
         # Slices of the leaves of a stack make a matrix; slices of one matrix do not.

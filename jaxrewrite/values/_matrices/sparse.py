@@ -518,9 +518,31 @@ def _union(data: Any, x: BCOO, y: BCOO) -> BCOO:
     dtype = jnp.result_type(x.indices, y.indices)
     indices = jnp.concatenate([x.indices.astype(dtype), y.indices.astype(dtype)], -2)
     *_, n, m = x.shape
-    more = data.shape[x.n_batch + 1 :]
-    both = BCOO((data, indices), shape=(*x.shape, *more))
-    return bcoo_sum_duplicates(both, nse=min(both.nse, n * m))
+    add = partial(_added, shape=(n, m))
+    for _ in range(x.n_batch):
+        add = jax.vmap(add)
+    held = add(data, indices)
+    return BCOO(held, shape=(*x.shape, *data.shape[x.n_batch + 1 :]), unique_indices=True)
+
+
+def _added(data: Any, indices: Any, shape: tuple[int, int]) -> Any:
+    """The entries with those at the same place added, and their places, in order.
+
+    JAX's own function is one primitive for both. JAX can't transpose it, as it has to
+    where a derivative rule adds tangents.
+    """
+    size = min(len(data), math.prod(shape))
+    outside = jnp.array(shape, indices.dtype)
+    is_inside = (indices < outside).all(-1, keepdims=True)
+    indices = jnp.where(is_inside, indices, outside)
+    order = jnp.lexsort((indices[:, 1], indices[:, 0]))
+    indices = indices[order]
+    is_new = (indices[1:] != indices[:-1]).any(-1)
+    places = jnp.cumulative_sum(is_new, include_initial=True)[: len(data)]
+    places = jnp.where(is_inside[order, 0], places, size)  # Nothing is written there.
+    places_of = jnp.broadcast_to(outside, (size, 2)).at[places].set(indices, mode="drop")
+    added = jnp.zeros((size, *data.shape[1:]), data.dtype).at[places]
+    return added.add(data[order], mode="drop"), places_of
 
 
 def _summable(data: Any) -> Any:
@@ -669,20 +691,26 @@ def _rearranged(move: Callable[[list[BCOO]], BCOO], *vs: Sparse) -> Sparse:
 
     A position may hold no entry. Then its indices are beyond the last row or column, and a
     move could make them those of an entry.
+
+    What is moved are the numbers of the entries, because JAX can't transpose some of its
+    functions for sparse arrays, as it has to where a derivative rule moves tangents.
     """
     held = [v.bcoo() for v in vs]
-    moved = move(held)
-    flags = []
-    for matrix in held:
-        places = jnp.moveaxis(matrix.indices, -1, 0)
-        row, column = (i < n for i, n in zip(places, matrix.shape[-2:], strict=True))
-        there = row & column
-        flags.append(BCOO((there.astype(jnp.int8), matrix.indices), shape=matrix.shape))
-    is_entry = move(flags).data != 0
+    data = jnp.concatenate([matrix.data.reshape(-1) for matrix in held])
+    # The numbers of the entries from one; zero is none.
+    numbers, first = [], 1
+    for v, matrix in zip(vs, held, strict=True):
+        own = jnp.arange(first, first + matrix.data.size).reshape(matrix.data.shape)
+        own = jnp.where(v.stored(), own, 0)
+        numbers.append(BCOO((own, matrix.indices), shape=matrix.shape))
+        first += matrix.data.size
+    moved = move(numbers)
+    is_entry = moved.data != 0
     pairs = zip(jnp.moveaxis(moved.indices, -1, 0), moved.shape[-2:], strict=True)
     indices = jnp.stack([jnp.where(is_entry, i, n) for i, n in pairs], -1)
-    data = zero_unless(is_entry, moved.data)
-    return _unique(BCOO((data, indices), shape=moved.shape))
+    entries = data.at[moved.data - 1].get(mode="clip") if data.size else moved.data
+    held_data = zero_unless(is_entry, entries.astype(data.dtype))
+    return _unique(BCOO((held_data, indices), shape=moved.shape))
 
 
 def _acts_on_batch(v: Sparse, sizes: Sequence[int]) -> bool:
@@ -695,21 +723,15 @@ def _(v: Sparse, *, start_indices: Any, limit_indices: Any, strides: Any) -> Any
         cut = [b - a for a, b in zip(start_indices, limit_indices, strict=True)]
         if _acts_on_batch(v, cut):
             return NotImplemented
-    return _unique(
-        bcoo_slice(
-            v.bcoo(),
-            start_indices=start_indices,
-            limit_indices=limit_indices,
-            strides=strides,
-        )
-    )
+    bounds = {"start_indices": start_indices, "limit_indices": limit_indices}
+    return _rearranged(lambda held: bcoo_slice(held[0], strides=strides, **bounds), v)
 
 
 @register("dynamic_slice")
 def _(v: Sparse, *starts: Array, slice_sizes: Any) -> Any:
     # JAX counts negative starts from the end of the axis, the primitive does not.
     starts = tuple(jnp.maximum(start, 0) for start in starts)
-    return _unique(bcoo_dynamic_slice(v.bcoo(), starts, slice_sizes))
+    return _rearranged(lambda held: bcoo_dynamic_slice(held[0], starts, slice_sizes), v)
 
 
 @register("rev")

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from .. import _compat
+from .._analyses.graph import Graph, Ref, graph_of
 from .._compat import JaxprEqn
-from .graph import Graph, Ref, graph_of
 
 
 def same_equation(mine: JaxprEqn, other: JaxprEqn) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from .._analyses.calls import Number, body_of, folded, is_move
+from .._analyses.traits import BATCHED_LIKEWISE, LASTING, OF_ALL_DTYPES, OF_ALL_SIZES
 from .._compat import Jaxpr, JaxprEqn, Literal, Primitive
 from .._core.caches import WeakCaches
-from .calls import Number, body_of, folded, is_move
-from .traits import BATCHED_LIKEWISE, LASTING, OF_ALL_DTYPES, OF_ALL_SIZES
 
 
 # What an operand of a node is: ``("operand", i)``, an operand of the function;
