@@ -5,6 +5,7 @@ import collections
 import importlib.metadata
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 def main() -> int:
     parser = argparse.ArgumentParser(prog="sweep", description=__doc__)
     parser.add_argument("--seeds", default="0:1000", help="first:last, or one seed")
+    parser.add_argument("--commit", help="a revision whose hash gives the first seed")
+    parser.add_argument("--seconds", type=float, help="stop then; with --commit, only then")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--only", default="", help="types, by a part of a name")
     parser.add_argument("--quick", action="store_true", help="shrink nothing")
@@ -39,8 +42,7 @@ def main() -> int:
         os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
     from .run import sweep  # after what JAX reads when it is imported
 
-    first, _, last = options.seeds.partition(":")
-    seeds = range(int(first), int(last) if last else int(first) + 1)
+    seeds = seeds_of(options)
     if options.show:
         from .programs import program
 
@@ -53,13 +55,34 @@ def main() -> int:
         parts = [seeds[i :: options.processes] for i in range(options.processes)]
         context = multiprocessing.get_context("spawn")
         with context.Pool(options.processes) as pool:
-            jobs = [(part, options.quick, options.shown, options.only) for part in parts]
+            jobs = [(part, *chosen(options)) for part in parts]
             results = pool.starmap(sweep, jobs)
     else:
         told = lambda found: report([found], time.monotonic() - start, options)
-        results = [sweep(seeds, options.quick, options.shown, options.only, told)]
+        results = [sweep(seeds, *chosen(options), told)]
     report(results, time.monotonic() - start, options)
+    if not any(found.counts["ok"] for found in results):
+        return 1  # a sweep that compared nothing
     return 1 if any(found.failures for found in results) else 0
+
+
+def chosen(options: argparse.Namespace) -> tuple[Any, ...]:
+    return options.quick, options.shown, options.only, options.seconds
+
+
+def seeds_of(options: argparse.Namespace) -> range:
+    if not options.commit:
+        first, _, last = options.seeds.partition(":")
+        return range(int(first), int(last) if last else int(first) + 1)
+    folder = os.path.dirname(__file__)
+    command = ["git", "-C", folder, "rev-parse", "--verify", options.commit]
+    digest = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    first = int(digest[:8], 16)
+    print(f"# the seeds from {first} on, of commit {digest.strip()}", file=sys.stderr)
+    return range(first, first + MOST_SEEDS if options.seconds else first + 1000)
+
+
+MOST_SEEDS = 1_000_000
 
 
 def report(results: list[Any], seconds: float, options: argparse.Namespace) -> None:
@@ -83,7 +106,7 @@ def reported(results: list[Any], seconds: float, options: Any) -> Iterator[str]:
         yield (f"\n##### {groups[failure.group]} times: {failure.group}")
         yield (f"# seed {failure.seed}: {failure.verdict.kind}")
         yield ("# " + failure.verdict.detail.replace("\n", "\n# ")[:1500])
-        yield (failure.source if options.source else failure.text)
+        yield (failure.source if options.source or options.commit else failure.text)
     yield (f"\n{'verdict':12} count")
     for kind, count in counts.most_common():
         yield (f"{kind:12} {count}")

@@ -89,11 +89,11 @@ def _evaluate(jaxpr: Any, known: Any, args: Sequence[np.ndarray]) -> list[np.nda
         if not isinstance(results, (list, tuple)):
             results = [results]
         for var, result in zip(eqn.outvars, results, strict=True):
-            values[var] = _like(result, var.aval)
+            values[var] = like(result, var.aval)
     return [read(atom) for atom in jaxpr.outvars]
 
 
-def _like(result: Any, aval: Any) -> np.ndarray:
+def like(result: Any, aval: Any) -> np.ndarray:
     if aval.dtype == jax.dtypes.float0:
         return np.zeros(aval.shape, bool)
     result = np.asarray(result)

@@ -69,14 +69,16 @@ def sweep(
     quick: bool = False,
     shown: int = 2,
     only: str = "",
+    seconds: float | None = None,
     told: Callable[[Found], None] = lambda found: None,
 ) -> Found:
     """Run the program of each seed; shrink those that fail, a few of each kind.
 
-    ``told`` is called with what is found so far, now and then.
+    After that many ``seconds`` no other program begins. ``told`` is called with what is found so far, now and then.
     """
     found = Found(collections.Counter(), collections.Counter(), [])
     raw: collections.Counter = collections.Counter()
+    until = time.monotonic() + seconds if seconds is not None else float("inf")
     for count, seed in enumerate(seeds):
         if count % 1500 == 1499 or (count % 50 == 49 and _memory() > _MOST_MEMORY):
             jax.clear_caches()
@@ -85,6 +87,8 @@ def sweep(
         if count % 100 == 99:
             told(found)
         start = time.monotonic()
+        if start > until:
+            break
         try:
             made = program(seed)
             if made is None or only not in str(made[0].operands):
@@ -106,7 +110,7 @@ def sweep(
         kind = group_of(verdict, one.short())
         raw[kind] += 1
         if not quick and raw[kind] <= shown:
-            small = shrunk(one, verdict)
+            small = shrunk(one, verdict, min(20.0, until - time.monotonic()))
             verdict = judge(small) if small != one else verdict
         else:
             small = one
