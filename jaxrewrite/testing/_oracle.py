@@ -85,6 +85,31 @@ def stacked_leaves(tree: Any) -> Any:
     return tree_map(lambda *leaves: jnp.stack(leaves), tree, neighbour(tree))
 
 
+def own_stack(value: Any) -> Any:
+    """The stack of a value and its neighbour as one value of the same type, or ``None``.
+
+    All leaves have one more axis in front, or those alone that have the array's shape.
+    """
+    try:
+        both = jaxrewrite.materialise([value, neighbour(value)])
+    except Exception:  # noqa: BLE001 - a type refuses to be dense by any error
+        return None
+    entries = tree_map(
+        lambda x: jnp.stack([x, x]) if jnp.shape(x) == both[0].shape else x, value
+    )
+    for stack, want in ((stacked_leaves(value), both), (entries, both[:1] * 2)):
+        if _is_dense_form(stack, jnp.stack(want)):
+            return stack
+    return None
+
+
+def _is_dense_form(value: Any, want: Any) -> bool:
+    try:
+        return difference(jaxrewrite.materialise(value), want, None) is None
+    except Exception:  # noqa: BLE001 - leaves of other shapes may make no array at all
+        return False
+
+
 def _floating(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
     """The floating leaves of a pytree, and a function that puts others in their place."""
     leaves, treedef = tree_flatten(tree)

@@ -20,7 +20,7 @@ _KINKS = frozenset(
 )
 
 # Special functions whose derivatives take long to compile.
-_SLOW = frozenset({"igamma", "igammac"})
+SLOW = frozenset({"igamma", "igammac"})
 
 # What all primitives without a rule have in common shows in these.
 BY_DEFAULT = frozenset(
@@ -52,6 +52,28 @@ BY_DEFAULT = frozenset(
     }
 )
 
+# Of the rules of the library's bases, those that call most of a type's methods.
+OF_VARIANTS = frozenset(
+    {
+        "neg",
+        "add",
+        "mul",
+        "reduce_sum",
+        "dot_general",
+        "transpose",
+        "slice",
+        "gather",
+        "custom_linear_solve",
+        "lu",
+        "cholesky",
+    }
+)
+OF_PAIRS = frozenset({"add", "sub", "mul", "dot_general", "concatenate", "select_n"})
+
+# Where a type has no rule, those in which its other methods are asked.
+_CONTROL = {"cond", "scan", "while", "jit", "custom_jvp_call", "custom_vjp_call"}
+OF_DENSE = frozenset({"mul", "reduce_sum", *_CONTROL})
+
 _OTHER_NAMES = {"not": "bitwise_not", "and": "bitwise_and", "or": "bitwise_or"}
 _OTHER_NAMES |= {"xor": "bitwise_xor"}
 
@@ -77,40 +99,40 @@ def programs(value: Any) -> dict[str, Program]:
     return dict(found)
 
 
-def _of(primitive: str, fn: Callable[..., Any], *operands: Any, how: str = "") -> Named:
+def of(primitive: str, fn: Callable[..., Any], *operands: Any, how: str = "") -> Named:
     name = f"{primitive} {how}".strip()
     return name, Program(primitive, fn, operands, primitive not in _KINKS)
 
 
-def _in_lax(primitive: str) -> Callable[..., Any] | None:
+def in_lax(primitive: str) -> Callable[..., Any] | None:
     return getattr(lax, _OTHER_NAMES.get(primitive, primitive), None)
 
 
 def _elementwise(v: Any, x: Any) -> Iterator[Named]:
     for name in primitives.UNARY:
-        fn = _in_lax(name)
+        fn = in_lax(name)
         if fn is not None:
-            yield _of(name, _with(fn, **_PARAMETERS.get(name, {})), v)
+            yield of(name, with_params(fn, **_PARAMETERS.get(name, {})), v)
     for name in primitives.BINARY:
-        fn = _in_lax(name)
-        if fn is not None and name not in _SLOW:
-            yield _of(name, fn, v, x, how="with an array")
-            yield _of(name, fn, x, v, how="of an array")
-            yield _of(name, _twice(fn), v, how="with itself")
-    yield _of("mul", lambda v: v * 2, v, how="with a number")
+        fn = in_lax(name)
+        if fn is not None and name not in SLOW:
+            yield of(name, fn, v, x, how="with an array")
+            yield of(name, fn, x, v, how="of an array")
+            yield of(name, _twice(fn), v, how="with itself")
+    yield of("mul", lambda v: v * 2, v, how="with a number")
     # A cast of complex numbers to integers warns.
     for dtype in ("complex64",) if jnp.iscomplexobj(x) else ("complex64", "int32"):
-        cast = _with(lax.convert_element_type, new_dtype=dtype)
-        yield _of("convert_element_type", cast, v, how=f"to {dtype}")
+        cast = with_params(lax.convert_element_type, new_dtype=dtype)
+        yield of("convert_element_type", cast, v, how=f"to {dtype}")
     every_second = jnp.arange(x.size).reshape(x.shape) % 2 == 0
-    yield _of("select_n", lax.select_n, every_second, v, x, how="with an array")
-    yield _of("select_n", lax.select_n, every_second, x, v, how="of an array")
+    yield of("select_n", lax.select_n, every_second, v, x, how="with an array")
+    yield of("select_n", lax.select_n, every_second, x, v, how="of an array")
     both = lambda p, v: lax.select_n(p, v, v)
-    yield _of("select_n", both, every_second, v, how="with itself")
-    yield _of("clamp", lambda v, x: lax.clamp(x, v, x), v, x)
+    yield of("select_n", both, every_second, v, how="with itself")
+    yield of("clamp", lambda v, x: lax.clamp(x, v, x), v, x)
 
 
-def _with(fn: Callable[..., Any], **params: Any) -> Callable[..., Any]:
+def with_params(fn: Callable[..., Any], **params: Any) -> Callable[..., Any]:
     return lambda *operands: fn(*operands, **params)
 
 
@@ -119,33 +141,33 @@ def _twice(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _moves(v: Any, x: Any) -> Iterator[Named]:
-    yield _of("broadcast_in_dim", lambda v: lax.broadcast(v, (2,)), v)
-    yield _of("reshape", lambda v: lax.reshape(v, (v.size,)), v)
-    yield _of("broadcast_in_dim", _with_last_axis, v, how="with a last axis")
-    yield _of("squeeze", lambda v: lax.squeeze(lax.expand_dims(v, (0,)), (0,)), v)
-    yield _of("transpose", lambda v: v.T, v)
+    yield of("broadcast_in_dim", lambda v: lax.broadcast(v, (2,)), v)
+    yield of("reshape", lambda v: lax.reshape(v, (v.size,)), v)
+    yield of("broadcast_in_dim", _with_last_axis, v, how="with a last axis")
+    yield of("squeeze", lambda v: lax.squeeze(lax.expand_dims(v, (0,)), (0,)), v)
+    yield of("transpose", lambda v: v.T, v)
     if not x.ndim:
         return
     zero, one = map(x.dtype.type, (0, 1))
-    yield _of("slice", lambda v: v[1:], v, how="of rows")
-    yield _of("slice", lambda v: v[0], v, how="of one row")
+    yield of("slice", lambda v: v[1:], v, how="of rows")
+    yield of("slice", lambda v: v[0], v, how="of one row")
     for axis in range(x.ndim):
         how = f"along axis {axis}"
-        yield _of("rev", _with(lax.rev, dimensions=(axis,)), v, how=how)
+        yield of("rev", with_params(lax.rev, dimensions=(axis,)), v, how=how)
         if x.shape[axis] == 1:
-            yield _of("squeeze", _with(lax.squeeze, dimensions=(axis,)), v, how=how)
+            yield of("squeeze", with_params(lax.squeeze, dimensions=(axis,)), v, how=how)
     row = len(x) - 1
-    yield _of("dynamic_slice", lambda v, i: lax.dynamic_index_in_dim(v, i), v, row)
-    yield _of("gather", lambda v, i: v[i], v, jnp.array([row, 0]))
-    yield _of("pad", lambda v: jnp.pad(v, 1, constant_values=zero), v)
+    yield of("dynamic_slice", lambda v, i: lax.dynamic_index_in_dim(v, i), v, row)
+    yield of("gather", lambda v, i: v[i], v, jnp.array([row, 0]))
+    yield of("pad", lambda v: jnp.pad(v, 1, constant_values=zero), v)
     config = [(1, 2, 1), *[(0, 0, 0)] * (x.ndim - 1)]
-    yield _of("pad", lambda v: lax.pad(v, one, config), v, how="with ones")
+    yield of("pad", lambda v: lax.pad(v, one, config), v, how="with ones")
     update = lambda v, x: lax.dynamic_update_slice_in_dim(v, x, 0, 0)
-    yield _of("dynamic_update_slice", update, v, x)
+    yield of("dynamic_update_slice", update, v, x)
     join = lambda *xs: lax.concatenate(xs, 0)
-    yield _of("concatenate", join, v, x, how="with an array")
-    yield _of("concatenate", join, x, v, how="of an array")
-    yield _of("concatenate", _twice(join), v, how="with itself")
+    yield of("concatenate", join, v, x, how="with an array")
+    yield of("concatenate", join, x, v, how="of an array")
+    yield of("concatenate", _twice(join), v, how="with itself")
 
 
 def _with_last_axis(v: Any) -> Any:
@@ -155,41 +177,41 @@ def _with_last_axis(v: Any) -> Any:
 def _along_axes(v: Any) -> Iterator[Named]:
     axes = range(len(v.shape))
     for name in primitives.REDUCTION:
-        fn = _in_lax(name)
+        fn = in_lax(name)
         if fn is None:
             continue
         for axis in axes:
             how = f"along axis {axis}"
             if name in ("argmax", "argmin"):
-                yield _of(name, _with(fn, axis=axis, index_dtype="int8"), v, how=how)
+                yield of(name, with_params(fn, axis=axis, index_dtype="int8"), v, how=how)
             else:
-                yield _of(name, _with(fn, axes=(axis,)), v, how=how)
+                yield of(name, with_params(fn, axes=(axis,)), v, how=how)
         if name not in ("argmax", "argmin"):
-            yield _of(name, _with(fn, axes=tuple(axes)), v)
+            yield of(name, with_params(fn, axes=tuple(axes)), v)
     for axis in axes:
-        yield _of("sort", _with(lax.sort, dimension=axis), v, how=f"along axis {axis}")
+        yield of("sort", with_params(lax.sort, dimension=axis), v, how=f"along axis {axis}")
     for name in primitives.CUMULATIVE:
-        fn = _in_lax(name)
+        fn = in_lax(name)
         if fn is not None:
             for axis in axes:
                 how = f"along axis {axis}"
-                yield _of(name, _with(fn, axis=axis), v, how=how)
-                backwards = _with(fn, axis=axis, reverse=True)
-                yield _of(name, backwards, v, how=f"{how}, reversed")
+                yield of(name, with_params(fn, axis=axis), v, how=how)
+                backwards = with_params(fn, axis=axis, reverse=True)
+                yield of(name, backwards, v, how=f"{how}, reversed")
 
 
 def _products(v: Any, x: Any) -> Iterator[Named]:
     last, rows = v.shape[-1], v.shape[-2:][0]
     right, left = numbers((last, 2), x.dtype), numbers((2, rows), x.dtype)
-    yield _of("dot_general", jnp.matmul, v, right, how="with an array")
-    yield _of("dot_general", jnp.matmul, left, v, how="of an array")
-    yield _of("dot_general", jnp.matmul, v, numbers((last,), x.dtype), how="with a vector")
-    yield _of("dot_general", lambda v: v @ v.T, v, how="with its transpose")
+    yield of("dot_general", jnp.matmul, v, right, how="with an array")
+    yield of("dot_general", jnp.matmul, left, v, how="of an array")
+    yield of("dot_general", jnp.matmul, v, numbers((last,), x.dtype), how="with a vector")
+    yield of("dot_general", lambda v: v @ v.T, v, how="with its transpose")
     rows_by_rows = (((v.ndim - 1,), (v.ndim - 1,)), ((), ()))
     itself = lambda v: lax.dot_general(v, v, rows_by_rows)
-    yield _of("dot_general", itself, v, how="with itself")
+    yield of("dot_general", itself, v, how="with itself")
     entries = lambda v, x: jnp.sum(jnp.einsum("i...,i...->...", v, x))
-    yield _of("dot_general", entries, v, x, how="over the first axis")
+    yield of("dot_general", entries, v, x, how="over the first axis")
 
 
 # --- values in jax.lax's control flow ---------------------------------------------------
@@ -200,28 +222,28 @@ def _control(v: Any, x: Any) -> Iterator[Named]:
     for is_first in (True, False):
         p = jnp.asarray(is_first)
         which = "first" if is_first else "second"
-        yield _of("cond", lambda p, v: cond(p, v, v), p, v, how=f"with itself, {which}")
-        yield _of("cond", cond, p, v, x, how=f"with an array, {which}")
+        yield of("cond", lambda p, v: cond(p, v, v), p, v, how=f"with itself, {which}")
+        yield of("cond", cond, p, v, x, how=f"with an array, {which}")
         negative = lambda p, v: lax.cond(p, lambda: v, lambda: -v)
-        yield _of("cond", negative, p, v, how=f"with its negative, {which}")
+        yield of("cond", negative, p, v, how=f"with its negative, {which}")
     keep = lambda v: lax.scan(lambda c, _: (c, None), v, None, 2)[0]
-    yield _of("scan", keep, v, how="with a carry")
+    yield of("scan", keep, v, how="with a carry")
     replace = lambda v, x: lax.scan(lambda c, _: (x, None), v, None, 2)[0]
-    yield _of("scan", replace, v, x, how="with a carry that an array follows")
+    yield of("scan", replace, v, x, how="with a carry that an array follows")
     added = lambda v: lax.scan(lambda c, _: (c + v, None), v, None, 2)[0]
-    yield _of("scan", added, v, how="with a sum as carry")
+    yield of("scan", added, v, how="with a sum as carry")
     ys = lambda v: lax.scan(lambda c, _: (c, v), 0, None, 2)[1]
-    yield _of("scan", ys, v, how="with ys")
+    yield of("scan", ys, v, how="with ys")
     if x.ndim:
         xs = lambda v: lax.scan(lambda c, row: (c + jnp.sum(row), -row), 0 * x.sum(), v)
-        yield _of("scan", xs, v, how="with xs")
+        yield of("scan", xs, v, how="with xs")
     # JAX takes a slice that a turn returns as it is out of the loop.
     stacked = lambda v: lax.scan(
         lambda c, row: (c, -row), 0, lax.scan(lambda c, _: (c, v), 0, None, 2)[1]
     )[1]
-    yield _of("scan", stacked, v, how="with a stack as xs")
-    yield _of("while", lambda v: lax.fori_loop(0, 2, lambda i, c: c, v), v)
-    yield _of("jit", lambda v: jax.jit(lambda v: v)(v), v)
+    yield of("scan", stacked, v, how="with a stack as xs")
+    yield of("while", lambda v: lax.fori_loop(0, 2, lambda i, c: c, v), v)
+    yield of("jit", lambda v: jax.jit(lambda v: v)(v), v)
 
 
 # --- functions with a rule of derivatives, which is not that of the function -------------
@@ -247,6 +269,6 @@ def _custom_derivatives(v: Any) -> Iterator[Named]:
         return v
 
     mixing.defvjp(lambda v: (v, None), lambda _, g: (g + 2 * g.sum(),))
-    yield _of("custom_jvp_call", lambda v: forward(v), v)
-    yield _of("custom_vjp_call", lambda v: backward(v), v)
-    yield _of("custom_vjp_call", lambda v: mixing(v), v, how="that mixes entries")
+    yield of("custom_jvp_call", lambda v: forward(v), v)
+    yield of("custom_vjp_call", lambda v: backward(v), v)
+    yield of("custom_vjp_call", lambda v: mixing(v), v, how="that mixes entries")

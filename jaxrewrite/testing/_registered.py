@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from jaxrewrite import ArrayValue
 
 from .._core.annotations import Dense
 from .._core.settings import current_settings
 from .._insight.lookup import choices, type_name
+from ._culprits import is_users
 
 
 class RuleOfType(NamedTuple):
-    """A rule that names a type, and whether another type has to be there, too."""
+    """A rule that names a type, and whether another type has to be there, too.
+
+    ``is_own``: it names the type itself or a class of a user, and not a base of the library.
+    """
 
     primitive: str
     types: tuple[str, ...]
     needs_another_type: bool
+    is_own: bool
+    fn: Callable[..., Any]
 
     def __str__(self) -> str:
         return f"the rule for {self.primitive} on ({', '.join(self.types)})"
@@ -32,4 +38,6 @@ def rules_that_name(cls: type) -> Iterator[RuleOfType]:
             if not {*fitting} <= {*ArrayValue.__mro__}:
                 others = [x for x in taken if x not in fitting and not issubclass(x, Dense)]
                 types = tuple(map(type_name, entry.types))
-                yield RuleOfType(primitive.name, types, bool(others))
+                is_own = any(choice is cls or is_users(choice) for choice in fitting)
+                fn = entry.rule.fn
+                yield RuleOfType(primitive.name, types, bool(others), is_own, fn)

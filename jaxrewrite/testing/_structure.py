@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jax.tree_util import (
     PyTreeDef,
     tree_flatten,
@@ -22,8 +25,10 @@ from jaxrewrite import Value
 
 from .._analyses.known_zeros import can_be_zero
 from .._compat import same_array_type, short
-from .._core.avals import aval_of, avals_of, dense_aval, layer, same_treedef
+from .._core.avals import aval_of, same_treedef
+from .._placement.leafwise import specs_of_leaves
 from ._oracle import difference, neighbour, stacked_leaves
+from ._variants import aval_of_array, in_dtype, static_fields
 
 
 def _same(got: Any, value: Any, what: str) -> None:
@@ -81,12 +86,11 @@ def _static_fields(value: Any) -> str | None:
     changed = list(_with_another_static_field(value))
     if not changed:
         return "it has no static field of a plain Python type"
-    for name, other in changed:
+    for what, other in changed:
         if jaxrewrite.same_structure(other, value):
             raise AssertionError(
-                f"a value whose {name!r} is {getattr(other, name)!r} has the same structure as "
-                f"one whose {name!r} is {getattr(value, name)!r}, so that the program of one "
-                "runs for the other"
+                f"a value {what} has the same structure as this one, so that the program "
+                "of one runs for the other"
             )
     return None
 
@@ -102,25 +106,113 @@ _ANOTHER: dict[type, Callable[[Any], Any]] = {
 
 
 def _with_another_static_field(value: Any) -> Iterator[tuple[str, Any]]:
-    for name, field in getattr(value, "__dataclass_fields__", {}).items():
-        content = getattr(value, name)
-        is_metadata = field.init and field.metadata.get("static", False)
-        if is_metadata and type(content) in _ANOTHER:
+    """Values with another static field, or with another attribute of an object in one."""
+    for field in static_fields(value):
+        for what, content in _changed(getattr(value, field.name), field.name):
             # A copy without a call of __init__, which might refuse what nobody would pass.
-            other = copy.copy(value)
-            object.__setattr__(other, name, _ANOTHER[type(content)](content))
-            yield name, other
+            yield what, _with_attribute(value, field.name, content)
+
+
+def _changed(content: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if type(content) in _ANOTHER:
+        other = _ANOTHER[type(content)](content)
+        yield f"whose {name!r} is {other!r}", other
+    elif hasattr(content, "__dict__") and _is_compared_in_python(content):
+        for attribute, inner in vars(content).items():
+            if type(inner) in _ANOTHER and not attribute.startswith("_"):
+                other = _with_attribute(content, attribute, _ANOTHER[type(inner)](inner))
+                yield f"whose {name!r} has another {attribute!r}", other
+
+
+def _is_compared_in_python(content: Any) -> bool:
+    """Whether a class says what is equal to it; a dataclass says which fields are compared."""
+    parts = getattr(content, "__dataclass_fields__", {}).values()
+    return inspect.isfunction(type(content).__eq__) and all(f.compare for f in parts)
+
+
+def _with_attribute(of: Any, name: str, content: Any) -> Any:
+    other = copy.copy(of)
+    object.__setattr__(other, name, content)
+    return other
 
 
 def _aval(value: Any) -> str | None:
     if type(value).materialise is Value.materialise:
         return "it is never dense"
-    leaves, treedef = layer(value)
-    made = dense_aval(type(value), treedef, avals_of(leaves))
-    declared, returned = map(short, (aval_of(value), made))
-    if not same_array_type(aval_of(value), made):
-        raise AssertionError(f"aval() is {declared} where materialise() returns {returned}")
+    _check_aval(value, "")
+    if not any(_static_dtypes(value)):
+        for dtype in ("bfloat16", "complex64"):
+            other = in_dtype(value, dtype)
+            if other is not None and _becomes(other, value.shape, dtype):
+                _check_aval(other, f"with leaves in {dtype}, ")
     return None
+
+
+def _check_aval(value: Any, which: str) -> None:
+    made = aval_of_array(value)
+    if not same_array_type(aval_of(value), made):
+        raise AssertionError(
+            f"{which}{type(value).__name__}.aval() is {short(aval_of(value))} where "
+            f"materialise() returns {short(made)}"
+        )
+
+
+def _static_dtypes(value: Any) -> Iterator[bool]:
+    """Whether each static field may be the dtype of the array."""
+    for field in static_fields(value):
+        try:
+            yield jnp.dtype(getattr(value, field.name)) == value.dtype
+        except TypeError:
+            yield False
+
+
+def _becomes(value: Any, shape: tuple[int, ...], dtype: str) -> bool:
+    """Whether the array has this shape and dtype, whatever the value says."""
+    try:
+        made = aval_of_array(value)
+    except Exception:  # noqa: BLE001 - a type may have no such leaves
+        return False
+    return (made.shape, made.dtype) == (shape, dtype)
+
+
+def _shards(value: Any) -> str | None:
+    """Each shard of the leaves has to be a value that is the shard of the array."""
+    if type(value).leaf_specs is Value.leaf_specs:
+        return "its type does not define leaf_specs"
+    dense, tried = jaxrewrite.materialise(value), 0
+    for axis, length in enumerate(value.shape):
+        spec = PartitionSpec(*(None,) * axis, "mesh axis")
+        specs = specs_of_leaves(value, spec)
+        for i in range(length if specs is not None else 0):
+            shard = _shard(value, specs, i, length)
+            if shard is None or aval_of(shard).shape[axis : axis + 1] != (1,):
+                break  # Then a program on a mesh makes it dense.
+            tried += 1
+            want = jax.lax.index_in_dim(dense, i, axis)
+            told = difference(jaxrewrite.materialise(shard), want, None)
+            if told is not None:
+                raise AssertionError(
+                    f"{type(value).__name__}.leaf_specs splits axis {axis} of the array so "
+                    f"that shard {i} is another array: {told}"
+                )
+    if not tried:
+        return "its leaves are not split into rows or columns"
+    return None
+
+
+def _shard(value: Any, specs: Any, i: int, parts: int) -> Any:
+    """Part ``i`` of the leaves that a spec splits, ``None`` if one has no such part."""
+    leaves, treedef = tree_flatten(value)
+    local = []
+    for leaf, spec in zip(leaves, specs, strict=True):
+        for axis, names in enumerate(spec):
+            if names is not None:
+                size, rest = divmod(jnp.shape(leaf)[axis], parts)
+                if rest:
+                    return None
+                leaf = jax.lax.slice_in_dim(leaf, i * size, (i + 1) * size, axis=axis)
+        local.append(leaf)
+    return tree_unflatten(treedef, local)
 
 
 def _stack(value: Any) -> str | None:
@@ -171,6 +263,7 @@ CHECKS: dict[str, Callable[[Any], str | None]] = {
     "metadata": _metadata,
     "static fields": _static_fields,
     "aval": _aval,
+    "shards": _shards,
     "stack": _stack,
     "batch": _batch,
     "zero": _zero,

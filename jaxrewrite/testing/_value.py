@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 from jaxrewrite import Value
 
-from ._compare import compare, note
+from ._compare import Outcome, Program, compare, mapped_inside, note
+from ._culprits import Culprits
 from ._export import check_export
-from ._oracle import DERIVATIVES
+from ._more_programs import more_programs, programs_on_two
+from ._oracle import DERIVATIVES, own_stack
 from ._outcome import Checked, Findings, told
-from ._programs import BY_DEFAULT, programs
+from ._programs import BY_DEFAULT, OF_DENSE, OF_PAIRS, OF_VARIANTS, programs
 from ._registered import RuleOfType, rules_that_name
 from ._structure import CHECKS, FIRST
+from ._variants import Variant, variants
 
 
-_MODES = ("jit", "vmap", "jvp", "grad")
+_INSIDE = "vmap inside"
+_MODES = ("jit", "vmap", _INSIDE, "jvp", "grad")
+_NAMES = {_INSIDE: ("vmap", _INSIDE)}
+
+# Structures meet in them, by methods of the types.
+_STRUCTURES = ("cond", "scan")
 
 
 def check_value(
@@ -35,6 +43,7 @@ def check_value(
     - ``"metadata"``: that of a copy is equal and has the same hash.
     - ``"static fields"``: values that differ in one differ in structure.
     - ``"aval"``: shape and dtype are those of ``materialise()``.
+    - ``"shards"``: the shards that ``leaf_specs`` makes are those of the array.
     - ``"stack"``: `jaxrewrite.stack` of this value and one with other numbers.
     - ``"batch"``: with one more axis in front of each leaf, as after `jax.vmap`, it is a
       batch. This is not required, so a type that does otherwise does not fail: the check is
@@ -43,12 +52,21 @@ def check_value(
     - a name for each program: a primitive that acts entry by entry, moves entries, reduces,
       sorts, slices, joins or multiplies, with the operands that it needs; a branch or a loop
       with the value; or a function with a rule of derivatives. Each is compared with dense
-      code compiled (``"jit"``), over a new leading axis of all leaves (``"vmap"``), and in
-      both derivatives with respect to floating leaves (``"jvp"`` and ``"grad"``), as in
+      code compiled (``"jit"``); over a new leading axis of all leaves, with `jax.vmap` around
+      the rewritten program (``"vmap"``) and inside of it (``"vmap inside"``); and in both
+      derivatives with respect to floating leaves (``"jvp"`` and ``"grad"``), as in
       ``"neg jit"``. Floating leaves take other numbers there, so hold signs and codes in
       integers. Derivatives of functions with corners, such as ``abs`` and ``max``, are not
       compared. The primitives are those with a rule that names the type, and a sample of the
       others; all of them for a type with its own ``default``, or if ``only`` names them.
+    - a name for each of these programs on another value of the type, as in
+      ``"neg (one row) jit"``. It is made of this one: a stack; leaves in ``bfloat16`` and
+      ``complex64``, unless their annotations exclude that; one or no row and column; NaN and
+      infinity; another content of each static field that is a number, a tuple, an
+      enumeration, or annotated as ``Literal``; and integer leaves in another order, unless
+      they seem to depend on each other. The last two, and other numbers, also meet the value,
+      as in ``"add of two (other integers) jit"``. A value that cannot be made is left out, so
+      let the constructor refuse what is none. ``skip=["(in complex64)"]`` leaves one out.
     - ``"export"``: an exported program runs in another process.
 
     Parameters
@@ -93,7 +111,7 @@ def check_value(
     ...         return self.x + 1
     >>> v = Shifted(jnp.arange(3.0))
     >>> check_value(v, only=["pytree", "sin"]).checked
-    ('pytree', 'sin jit', 'sin vmap', 'sin jvp', 'sin grad')
+    ('pytree', 'sin jit', 'sin vmap', 'sin vmap inside', 'sin jvp', 'sin grad')
     >>> @jaxrewrite.register("neg")
     ... def _(v: Shifted):
     ...     return Shifted(-v.x)
@@ -102,6 +120,7 @@ def check_value(
     ...
     AssertionError: Shifted: 1 of 1 checks failed.
       neg jit: 3 of 3 numbers differ: 1 at [0] where dense code has -1
+        by _ (...)
         reproduce: jaxrewrite.testing.check_value(value, only=['neg jit'])
     """
     if not isinstance(value, Value):
@@ -170,25 +189,112 @@ def _check(
 def _check_programs(
     value: Any, chosen: _Chosen, tolerance: float | None, findings: Findings
 ) -> None:
-    made = programs(value)
     rules = list(rules_that_name(type(value)))
-    if type(value).default is Value.default and not chosen.only:
-        wanted = BY_DEFAULT.union(rule.primitive for rule in rules)
-        made = {name: p for name, p in made.items() if p.primitive in wanted}
+    culprits = Culprits(type(value), [rule.fn for rule in rules if rule.is_own])
+    wanted = _Wanted(type(value), rules)
+    made, more = programs(value), more_programs(value)
+    stacks = {id(value): own_stack(value)}
     for mode in _MODES:
         asked = {
             name: program
-            for name, program in made.items()
-            if chosen.has(name, program.primitive, mode, f"{name} {mode}")
-            and (program.is_smooth or mode not in DERIVATIVES)
+            for name, program in {**made, **more}.items()
+            if chosen.has(
+                name, program.primitive, *_NAMES.get(mode, (mode,)), f"{name} {mode}"
+            )
+            and _has_mode(program, mode)
+            and (chosen.only or wanted.in_mode(program, mode, name in more))
         }
-        for name, found in compare(asked, mode, tolerance=tolerance).items():
-            check = f"{name} {mode}"
-            if isinstance(found.error, chosen.refusals):
-                found = found._replace(is_skipped=True)
-            note(findings, check, found, _reproduce(check))
+        if mode == _INSIDE:
+            mapped = {name: mapped_inside(p, stacks) for name, p in asked.items()}
+            asked = {name: p for name, p in mapped.items() if p is not None}
+        run = compare(
+            asked,
+            "jit" if mode == _INSIDE else mode,
+            tolerance=tolerance,
+            culprits=culprits,
+        )
+        for name, found in run.items():
+            _note(f"{name} {mode}", found, chosen, findings)
+    if not chosen.only or any("(" in name for name in chosen.only):
+        _check_variants(value, wanted, chosen, tolerance, culprits, findings)
     if not chosen.only:
-        _note_left_out(rules, {p.primitive for p in made.values()}, findings)
+        met = {p.primitive for p in (*made.values(), *more.values())}
+        _note_left_out(rules, met, findings)
+
+
+def _has_mode(program: Program, mode: str) -> bool:
+    if mode == "jvp" and program.primitive == "custom_vjp_call":
+        return False  # JAX has no forward derivative of it.
+    return program.is_smooth or mode not in DERIVATIVES
+
+
+def _note(check: str, found: Outcome, chosen: _Chosen, findings: Findings) -> None:
+    if isinstance(found.error, chosen.refusals):
+        found = found._replace(is_skipped=True)
+    note(findings, check, found, _reproduce(check))
+
+
+class _Wanted:
+    """Which programs are run if nobody names some."""
+
+    def __init__(self, cls: type[Value], rules: Sequence[RuleOfType]):
+        self.own = {rule.primitive for rule in rules if rule.is_own}
+        self.ruled = {rule.primitive for rule in rules}
+        self.has_default = cls.default is not Value.default
+
+    def in_mode(self, program: Program, mode: str, is_rare: bool) -> bool:
+        primitive = program.primitive
+        if primitive in self.own:
+            return True
+        is_ruled = self.has_default or primitive in self.ruled
+        if mode == "jit" and is_ruled:
+            return True
+        if is_rare or not (self.has_default or primitive in BY_DEFAULT):
+            return False
+        # The library's rules, and what they have in common, are the same in each mode.
+        sample = OF_VARIANTS | OF_DENSE if is_ruled else OF_DENSE
+        return mode == "jit" or (primitive in sample and (is_ruled or mode != _INSIDE))
+
+    def of_variant(self, value: Any, variant: Variant) -> dict[str, Program]:
+        """The programs of rules on a variant alone, and on it and the value."""
+        other = variant.value
+        alone = {**programs(other), **more_programs(other)} if variant.alone else {}
+        both = programs_on_two(value, other) if variant.pairs else {}
+        found = {name: p for name, p in alone.items() if self._has_rule(p, OF_VARIANTS)}
+        found |= {name: p for name, p in both.items() if self._has_rule(p, OF_PAIRS)}
+        return {f"{name} ({variant.label})": program for name, program in found.items()}
+
+    def _has_rule(self, program: Program, sample: Set[str]) -> bool:
+        """Whether a user's rule is for a program, or a library's, which calls methods."""
+        primitive = program.primitive
+        if primitive in self.own or primitive in _STRUCTURES:
+            return True
+        return primitive in sample and (self.has_default or primitive in self.ruled)
+
+
+def _check_variants(
+    value: Any,
+    wanted: _Wanted,
+    chosen: _Chosen,
+    tolerance: float | None,
+    culprits: Culprits,
+    findings: Findings,
+) -> None:
+    """Run the programs of rules on other values of the type, and on two that differ."""
+    for variant in variants(value):
+        asked = {
+            name: program
+            for name, program in wanted.of_variant(value, variant).items()
+            if chosen.has(name, f"({variant.label})", f"{name} jit")
+            and chosen.without.isdisjoint((program.primitive, "jit"))
+        }
+        ran = compare(asked, "jit", tolerance=tolerance, culprits=culprits)
+        wrong = [name for name, found in ran.items() if found.why and not found.is_skipped]
+        if variant.may_be_none and any(" of two" not in name for name in wrong):
+            findings.skip(f"({variant.label})", "its leaves seem to depend on each other")
+            continue
+        for name, found in ran.items():
+            _note(f"{name} jit", found, chosen, findings)
 
 
 def _note_left_out(

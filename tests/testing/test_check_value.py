@@ -38,7 +38,7 @@ def negative(v: Scaled):
 @jaxrewrite.register("dot_general")
 def product(v: Scaled, y: jax.Array, *, dimension_numbers, **params):
     x = jax.lax.dot_general(v.x, y, dimension_numbers, **params)
-    return dataclasses.replace(v, x=x)
+    return dataclasses.replace(v, x=x, factor=v.factor.astype(x.dtype))
 
 
 @jaxrewrite.register("svd")
@@ -395,7 +395,7 @@ def test_what_is_broken_is_told_by_name(case):
 
 
 def test_all_failures_are_told_at_once_with_their_cause():
-    with pytest.raises(AssertionError, match="3 of 3 checks failed") as caught:
+    with pytest.raises(AssertionError, match="4 of 4 checks failed") as caught:
         check_value(RuleRaises(x), only=["neg"], skip=["jit"])
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 

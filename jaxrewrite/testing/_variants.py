@@ -1,0 +1,208 @@
+"""Other values of the type of a value, made from it alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import typing
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+from jax.tree_util import tree_leaves, tree_map
+
+import jaxrewrite
+
+from .._compat import same_array_type
+from .._core.avals import aval_of, avals_of, dense_aval, layer
+from ._oracle import is_floating, neighbour, own_stack
+
+
+class Variant(NamedTuple):
+    """A value, and what tells it from the one that it was made of.
+
+    ``may_be_none``: nothing tells whether the type has such values, because its leaves may
+    depend on each other. ``alone``, ``pairs``: what is run on it, alone or with the other one.
+    """
+
+    label: str
+    value: Any
+    may_be_none: bool = False
+    alone: bool = True
+    pairs: bool = False
+
+
+def variants(value: Any) -> Iterator[Variant]:
+    """Values of the same type: those that can be made, and whose aval is right."""
+    yield Variant("other numbers", neighbour(value), alone=False, pairs=True)
+    yield from _of_other_integers(value)
+    yield from _of_other_metadata(value)
+    stack = own_stack(value)
+    if stack is not None:
+        yield Variant("a stack", stack)
+    for dtype in ("bfloat16", "complex64"):
+        yield from _of_dtype(value, dtype)
+    yield from _of_sizes(value)
+    yield from _not_finite(value)
+
+
+def aval_of_array(value: Any) -> Any:
+    """The aval of what ``materialise`` returns."""
+    leaves, treedef = layer(value)
+    return dense_aval(type(value), treedef, avals_of(leaves))
+
+
+def is_value(value: Any) -> bool:
+    """Whether a value has the aval of its array."""
+    try:
+        return same_array_type(aval_of(value), aval_of_array(value))
+    except Exception:  # noqa: BLE001 - what is no value of a type raises anything
+        return False
+
+
+def _is_like(other: Any, value: Any) -> bool:
+    return is_value(other) and (other.shape, other.dtype) == (value.shape, value.dtype)
+
+
+# --- other integers and metadata -----------------------------------------------------------
+
+
+def _of_other_integers(value: Any) -> Iterator[Variant]:
+    other = tree_map(_in_another_order, value)
+    leaves = zip(tree_leaves(value), tree_leaves(other), strict=True)
+    if any(not _equal(x, y) for x, y in leaves) and _is_like(other, value):
+        yield Variant("other integers", other, may_be_none=True, pairs=True)
+
+
+def _in_another_order(leaf: Any) -> Any:
+    if jnp.issubdtype(jnp.result_type(leaf), jnp.integer):
+        return jnp.roll(leaf, 1) if jnp.ndim(leaf) else leaf + 1
+    return ~leaf if jnp.issubdtype(jnp.result_type(leaf), jnp.bool_) else leaf
+
+
+def _equal(x: Any, y: Any) -> bool:
+    return x is y or bool(jnp.array_equal(x, y))
+
+
+def _of_other_metadata(value: Any) -> Iterator[Variant]:
+    hints = _hints(type(value))
+    for field in static_fields(value):
+        for content in _contents(getattr(value, field.name), hints.get(field.name)):
+            try:
+                other = dataclasses.replace(value, **{field.name: content})
+            except Exception:  # noqa: BLE001 - a constructor refuses by any error
+                continue
+            if _is_like(other, value):
+                yield Variant(f"another {field.name!r}", other, pairs=True)
+                break
+
+
+def static_fields(value: Any) -> list[Any]:
+    """The fields of a value that are metadata."""
+    fields = getattr(value, "__dataclass_fields__", {}).values()
+    return [field for field in fields if field.init and field.metadata.get("static", False)]
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(cls)
+    except Exception:  # noqa: BLE001 - names of annotations may be known to checkers alone
+        return {}
+
+
+def _contents(content: Any, hint: Any) -> list[Any]:
+    """What else a static field may be."""
+    if typing.get_origin(hint) is typing.Literal:
+        return [x for x in typing.get_args(hint) if x != content]
+    if isinstance(content, enum.Enum):
+        return [x for x in type(content) if x is not content]
+    if isinstance(content, bool):
+        return [not content]
+    if isinstance(content, int):
+        return [content + 1, -content]
+    if isinstance(content, float):
+        return [content + 1.0, content / 2]
+    if type(content) is tuple:
+        return [content[::-1]] if content != content[::-1] else []
+    return []
+
+
+# --- other dtypes, shapes and numbers --------------------------------------------------------
+
+
+def in_dtype(value: Any, dtype: str) -> Any:
+    """The value with its floating leaves in another dtype, or ``None``."""
+    if value.dtype == dtype or not jnp.issubdtype(value.dtype, jnp.floating):
+        return None
+    if not _may_have(type(value), dtype):
+        return None
+    turn = 1 + 0.5j if dtype == "complex64" else 1
+    cast = lambda x: jnp.asarray(x * turn, dtype) if is_floating(x) else x
+    return tree_map(cast, value)
+
+
+def _of_dtype(value: Any, dtype: str) -> Iterator[Variant]:
+    other = in_dtype(value, dtype)
+    is_made = other is not None and is_value(other)
+    if is_made and (other.shape, other.dtype) == (value.shape, dtype):
+        yield Variant(f"in {dtype}", other)
+
+
+def _may_have(cls: type, dtype: str) -> bool:
+    """Whether the annotations of fields allow a dtype in place of a floating one."""
+    for hint in _hints(cls).values():
+        if isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray):
+            dtypes = hint.dtypes
+            is_closed = isinstance(dtypes, (list, tuple))
+            if is_closed and "float32" in dtypes and dtype not in dtypes:
+                return False
+    return True
+
+
+def _of_sizes(value: Any) -> Iterator[Variant]:
+    """With one or no row or column, where that is a slice of each leaf."""
+    rank = len(value.shape)
+    for axis, name in ((rank - 2, "row"), (rank - 1, "column")):
+        if axis < 0 or (axis == rank - 2 and value.shape[-1] == value.shape[-2]):
+            continue  # The last axis is cut together with it.
+        for size, label in ((1, f"one {name}"), (0, f"no {name}s")):
+            yield from _cut(value, value.shape[axis], size, label)
+
+
+def _cut(value: Any, length: int, size: int, label: str) -> Iterator[Variant]:
+    if length <= size:
+        return
+    cut = lambda n: size if n == length else n
+    other = tree_map(
+        lambda x: x[tuple(slice(cut(n)) for n in jnp.shape(x))] if jnp.ndim(x) else x, value
+    )
+    leaves = zip(tree_leaves(value), tree_leaves(other), strict=True)
+    if any(_are_indices(x) and x.shape != y.shape for x, y in leaves):
+        return
+    shape = tuple(map(cut, value.shape))
+    if is_value(other) and (other.shape, other.dtype) == (shape, value.dtype):
+        yield Variant(label, other)
+
+
+def _are_indices(leaf: Any) -> bool:
+    """Whether integers may be places in an array of the same length."""
+    return jnp.result_type(leaf) in ("int32", "int64", "uint32", "uint64")
+
+
+def _not_finite(value: Any) -> Iterator[Variant]:
+    """With NaN and infinity among the numbers, if they are the entries of the array."""
+
+    def put(leaf: Any) -> Any:
+        if not is_floating(leaf) or jnp.shape(leaf) != value.shape or leaf.size < 3:
+            return leaf
+        flat = jnp.ravel(leaf)
+        return flat.at[0].set(jnp.nan).at[-1].set(jnp.inf).reshape(leaf.shape)
+
+    other = tree_map(put, value)
+    if not jnp.issubdtype(value.dtype, jnp.inexact) or not is_value(other):
+        return
+    dense = np.asarray(jaxrewrite.materialise(other)).astype(complex)
+    if np.isfinite(dense).sum() == dense.size - 2:
+        yield Variant("NaN and infinity", other)
