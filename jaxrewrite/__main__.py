@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import pathlib
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -52,14 +54,56 @@ def _function(name: str, refuse: Refuse) -> Any:
 def _report(make: Any, refuse: Refuse) -> Any:
     from ._insight.explain import explain  # after the command line is read
 
-    made = make()
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
+    name = getattr(make, "__name__", repr(make))
+    fn, args, kwargs = _program(make, name, refuse)
+    try:
+        return explain(fn)(*args, **kwargs)
+    except Exception as error:
+        refuse(f"the program of {name} raised {_told(error, make)}")
+
+
+def _program(make: Any, name: str, refuse: Refuse) -> tuple[Any, Any, Any]:
+    """The function, its arguments and its keyword arguments."""
+    if not callable(make):
+        refuse(f"{name} is no function; it is a {type(make).__name__}.")
+    if _needs_arguments(make):
         refuse(
-            f"{make.__name__} must return (fn, args) or (fn, args, kwargs); it returned a "
-            f"{type(made).__name__}."
+            f"{name} takes arguments. Name a function without, that returns the program and "
+            f"its arguments: def example(): return {name}, (value, array)"
         )
+    try:
+        made = make()
+    except Exception as error:
+        refuse(f"{name} raised {_told(error, make)}")
+    wanted = f"{name} must return (fn, args) or (fn, args, kwargs)"
+    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
+        refuse(f"{wanted}; it returned a {type(made).__name__}.")
     fn, args, kwargs = (*made, {})[:3]
-    return explain(fn)(*args, **kwargs)
+    if not isinstance(args, (tuple, list)) or not isinstance(kwargs, dict):
+        refuse(f"{wanted}, with a tuple of arguments and a dict of others.")
+    return fn, args, kwargs
+
+
+def _needs_arguments(make: Any) -> bool:
+    try:
+        signature = inspect.signature(make)
+    except ValueError:  # Some functions in C do not tell.
+        return False
+    try:
+        signature.bind()
+    except TypeError:
+        return True
+    return False
+
+
+def _told(error: Exception, make: Any) -> str:
+    """An error, with where it was in the program, or else in the file of its maker."""
+    places = [x for x in getattr(error, "__notes__", []) if x.startswith("jaxrewrite: ")]
+    own = getattr(getattr(make, "__code__", None), "co_filename", "")
+    for frame in traceback.extract_tb(error.__traceback__):
+        if frame.filename == own and not places:
+            places = [f"  at {frame.filename}:{frame.lineno} ({frame.name})"]
+    return "\n".join([f"{type(error).__name__}: {error}", *places])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 from .._compat import Primitive
 from .._core.annotations import Dense
 from .._core.errors import add_note
-from .._core.operands import completed
+from .._core.operands import completed, known
 from .._core.rewrite import handlers, keepers, owner_of_default
 from .._core.rules import (
     Entry,
@@ -73,15 +73,16 @@ class RuleList(tuple[Registered, ...]):
         return table(("primitive", "operands", "rule"), rows)
 
 
-def rules(primitive: Primitive | str | None = None, type: Any = None) -> RuleList:  # noqa: A002
+def rules(primitive: Any = None, type: Any = None) -> RuleList:  # noqa: A002
     """List the rules that are in force.
 
     Parameters
     ----------
     primitive
-        A primitive or its name: only its rules. ``"pattern"``: only pattern rules.
+        A primitive or its name: only its rules. ``"pattern"``: only pattern rules. A value
+        type, or a value: as ``type``.
     type
-        A value type: only the rules with an annotation that takes this type.
+        A value type, or a value: only the rules with an annotation that takes this type.
 
     Returns
     -------
@@ -93,7 +94,7 @@ def rules(primitive: Primitive | str | None = None, type: Any = None) -> RuleLis
     ValueError
         If JAX has no primitive of this name.
     TypeError
-        If ``type`` is not a value type.
+        If ``primitive`` is none, and no type either, or ``type`` is not a value type.
 
     Examples
     --------
@@ -102,24 +103,35 @@ def rules(primitive: Primitive | str | None = None, type: Any = None) -> RuleLis
     >>> [rule.types for rule in jaxrewrite.rules("lu", Diagonal)]
     [('Matrix',)]
     """
-    if type is not None and not (inspect.isclass(type) and issubclass(type, Value)):
+    if type is None and _type_asked(primitive) is not None:
+        primitive, type = None, primitive  # noqa: A001
+    cls = _type_asked(type)
+    if type is not None and cls is None:
         raise TypeError(f"rules: `type` must be a value type; got {type!r}.")
-    wanted = pattern_p if primitive == pattern_p.name else primitive
-    wanted = wanted and find_primitive(wanted)
+    wanted = None
+    if primitive is not None:
+        is_pattern = primitive == pattern_p.name
+        wanted = pattern_p if is_pattern else find_primitive(primitive)
     found: list[Registered] = []
     for own in current_settings().rules.tables:
         entries: dict[Primitive, list[Entry]] = {}
         for p, entry in own.entries():
-            if (wanted is None or p is wanted) and (type is None or _takes(entry, type)):
+            if (wanted is None or p is wanted) and (cls is None or _takes(entry, cls)):
                 entries.setdefault(p, []).append(entry)
         for p in sorted(entries, key=lambda p: p.name):
             found += [_registered(p, entry) for entry in _most_specific_first(entries[p])]
         if wanted in (None, pattern_p):
             patterns = sorted(patterns_of(own), key=lambda p: -p.precedence)
             for entry in (e for p in patterns for e in entries_of(p)):
-                if type is None or _takes(entry, type):
+                if cls is None or _takes(entry, cls):
                     found.append(_registered(pattern_p, entry))
     return RuleList(found)
+
+
+def _type_asked(x: Any) -> type[Value] | None:
+    """The value type that a class or a value stands for."""
+    cls: Any = x if inspect.isclass(x) else x.__class__
+    return cls if issubclass(cls, Value) else None
 
 
 def entries_of(pattern: Pattern) -> Iterator[Entry]:
@@ -253,7 +265,8 @@ def which(primitive: Primitive | str, *operands: Any, **params: Any) -> Which:
     ValueError
         If JAX has no primitive of this name.
     TypeError
-        If some operands are types and others are not, or there are parameters with types.
+        If some operands are types and others are not, or there are parameters with types; or
+        the primitive does not take so many operands, or such a parameter.
 
     Examples
     --------
@@ -267,12 +280,30 @@ def which(primitive: Primitive | str, *operands: Any, **params: Any) -> Which:
     def _(x: Diagonal, **params): ...
     """
     found = find_primitive(primitive)
+    _check_call(found, operands, params)
     are_types = [inspect.isclass(x) for x in operands]
     if any(are_types):
         if not all(are_types) or params:
             raise TypeError("which takes operands and parameters, or types alone.")
         return _by_types(found, operands)
     return _by_operands(found, operands, params)
+
+
+def _check_call(primitive: Primitive, operands: Sequence[Any], params: Any) -> None:
+    """Check what is known of a primitive, whose own errors do not name it."""
+    takes = known(primitive)
+    if not operands:
+        what = f"takes {takes}" if takes else "takes operands"
+        raise TypeError(
+            f"which: {primitive.name!r} {what}; got no operands. Pass values and arrays, or "
+            f"types, as in which({primitive.name!r}, Diagonal)."
+        )
+    if takes is None:
+        return
+    unknown = sorted(params.keys() - set(takes.params))
+    if unknown or takes.operands not in (None, len(operands)):
+        got = [f"{len(operands)} operand{'' if len(operands) == 1 else 's'}", *unknown]
+        raise TypeError(f"which: {primitive.name!r} takes {takes}; got {', '.join(got)}.")
 
 
 def _by_types(primitive: Primitive, types: Sequence[type]) -> Which:

@@ -17,7 +17,7 @@ import jaxrewrite
 
 from .._compat import same_array_type
 from .._core.avals import aval_of, avals_of, dense_aval, layer
-from ._oracle import is_floating, neighbour, own_stack
+from ._oracle import difference, is_floating, neighbour, own_stack
 
 
 class Variant(NamedTuple):
@@ -94,9 +94,14 @@ def _of_other_metadata(value: Any) -> Iterator[Variant]:
                 other = dataclasses.replace(value, **{field.name: content})
             except Exception:  # noqa: BLE001 - a constructor refuses by any error
                 continue
-            if _is_like(other, value):
+            # Where the array is the same, the field may promise something of the numbers.
+            if _is_like(other, value) and not _same_array(other, value):
                 yield Variant(f"another {field.name!r}", other, pairs=True)
                 break
+
+
+def _same_array(x: Any, y: Any) -> bool:
+    return difference(jaxrewrite.materialise(x), jaxrewrite.materialise(y), 0.0) is None
 
 
 def static_fields(value: Any) -> list[Any]:

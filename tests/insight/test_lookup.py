@@ -65,6 +65,14 @@ def test_rules_are_listed_in_the_order_of_the_look_up():
         rules("ad")
     with pytest.raises(TypeError, match="must be a value type"):
         rules(type=int)
+    with pytest.raises(TypeError, match="primitive or the name of one"):
+        rules(int)
+
+
+@pytest.mark.parametrize("asked", [(Mass,), (V,), (None, V)])
+def test_rules_of_a_type_may_be_asked_by_the_type_or_a_value(asked):
+    assert rules(*asked) == rules(type=Mass)
+    assert rules("add", V) == rules("add", Mass)
 
 
 def test_which_rule_answers_and_why_not_the_others():
@@ -104,11 +112,26 @@ def test_which_rule_of_types():
     for types in ((jax.Array, Mass), (Mass, jax.Array), (Mass, Mass)):
         found = which("sub", *types)
         assert (found.decision, found.rule.name, found.others) == ("rule", "either_way", ())
-    with pytest.raises(Exception) as caught:
-        which("add", V)
+    with pytest.raises(TypeError) as caught:
+        which("integer_pow", V)
     assert "takes all of its operands" in str(caught.value.__notes__)
     with pytest.raises(TypeError, match="or types alone"):
         which("add", Mass, V)
+
+
+@pytest.mark.parametrize(
+    "operands, params, message",
+    [
+        ((), {}, "'neg' takes 1 operand and no parameters; got no operands. Pass values"),
+        ((V,), {"foo": 1}, "'neg' takes 1 operand and no parameters; got 1 operand, foo."),
+        ((V, V), {}, "'neg' takes 1 operand and no parameters; got 2 operands."),
+        ((Mass, Mass), {}, "'neg' takes 1 operand and no parameters; got 2 operands."),
+    ],
+)
+def test_which_says_what_a_primitive_takes(operands, params, message):
+    with pytest.raises(TypeError) as caught:
+        which("neg", *operands, **params)
+    assert f"which: {message}" in str(caught.value)
 
 
 def test_which_tells_of_rules_for_any_value():
@@ -150,6 +173,20 @@ def example():
 
 def other():
     return 3
+
+def of_one(x):
+    return x
+
+def raising():
+    return jnp.ones(3) @ jnp.ones(2)
+
+def of_other_shapes():
+    return jnp.matmul, (Diagonal(jnp.ones(3)), jnp.ones(2))
+
+def of_a_number():
+    return jnp.sin, 3
+
+number = 3
 """
 
 
@@ -168,6 +205,11 @@ def test_the_command_line(tmp_path, monkeypatch, capsys):
         "nowhere:example": "no module 'nowhere'",
         "their_program:nothing": "no function 'nothing'",
         "their_program:other": "must return (fn, args)",
+        "their_program:of_a_number": "with a tuple of arguments",
+        "their_program:number": "3 is no function; it is a int",
+        "their_program:of_one": "of_one takes arguments. Name a function without",
+        "their_program:raising": "their_program.py:15 (raising)",
+        "their_program:of_other_shapes": "in staging matmul on (Diagonal",
     }.items():
         with pytest.raises(SystemExit):
             main(["explain", name])
