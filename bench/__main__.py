@@ -11,6 +11,7 @@ from . import (
     gpt2,
     growth,
     imports,
+    machine,
     model,
     operations,
     overhead,
@@ -98,7 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     earlier = suite.load(given.against) if given.against else None
     progress = Progress()
     results: list[suite.Measurement] = []
+    start = machine.read()
+    warned = False
     for part in parts:
+        before = machine.read()
         try:
             measured = list(
                 part.run(options, lambda what, p=part: progress(f"{p.name}: {what}"))
@@ -108,9 +112,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 1
         results += measured
         progress.clear()
+        warning = machine.warning(start, before, machine.read())
+        warned = warned or bool(warning)
+        if warning:
+            print(warning)
         print(f"{report.text(part, measured)}\n", flush=True)
     progress.done()
-    versions = suite.environment()
+    versions = suite.environment(start.load)
+    if warned:
+        versions["machine"] = "busy"
     print(", ".join(f"{name} {version}" for name, version in versions.items()))
     if not given.parts and not given.full:
         print(f"More: python -m bench {' '.join(name for name in PARTS if name != MAIN)}")
@@ -118,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"\nAgainst {', '.join(f'{k} {v}' for k, v in earlier[0].items())}:\n")
         print(report.against(earlier[1], results))
     if given.json:
-        suite.save(given.json, options, results)
+        suite.save(given.json, options, versions, results)
     figures: dict[str, list[str]] = {}
     if given.plots:
         for part in parts:

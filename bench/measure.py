@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -52,13 +52,27 @@ def in_new_process(program: str) -> float:
     return float(done.stdout)
 
 
+def turns(variants: Sequence[str], repeats: int) -> Iterator[str]:
+    """Each variant once a round, in an order that changes from round to round.
+
+    What a call leaves in the caches is a cost or a gain of the next one. In as many rounds as
+    there are variants each has each place once, and within twice as many rounds each other
+    variant comes before it equally often (a design by Williams).
+    """
+    count = len(variants)
+    zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(count)]
+    for i in range(repeats):
+        order = [variants[(place + i) % count] for place in zigzag]
+        yield from order if i // count % 2 == 0 else order[::-1]
+
+
 def interleaved(
     variants: Mapping[str, Callable[[], Any]],
     repeats: int,
     warm_up: int = 1,
     collecting: bool = False,
 ) -> dict[str, list[float]]:
-    """The seconds of each call of each variant, where the variants take turns.
+    """The seconds of each call of each variant, where the variants take `turns`.
 
     Python's garbage collector is off. With ``collecting`` it is on, and runs before each
     call.
@@ -71,13 +85,13 @@ def interleaved(
     if not collecting:
         gc.disable()
     try:
-        for _ in range(repeats):
-            for name, call in variants.items():
-                if collecting:
-                    gc.collect()
-                start = time.perf_counter()
-                jax.block_until_ready(call())
-                samples[name].append(time.perf_counter() - start)
+        for name in turns([*variants], repeats):
+            call = variants[name]
+            if collecting:
+                gc.collect()
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            samples[name].append(time.perf_counter() - start)
     finally:
         gc.enable()
     return samples

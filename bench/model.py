@@ -115,7 +115,7 @@ def _case(
         fn, arguments = make(variant)
         jax.jit(fn).trace(arguments, ids)
     stagings = options.of(1, 2, 5)
-    for i, variant in enumerate(variants * stagings):
+    for i, variant in enumerate(measure.turns(variants, stagings)):
         progress(f"{name}: tracing and compiling, {i + 1} of {len(variants) * stagings}")
         fn, arguments = make(variant)
         trace, traced = measure.seconds(lambda f=fn, a=arguments: jax.jit(f).trace(a, ids))

@@ -15,7 +15,7 @@ Performance
 
 Each dot below is a figure of the library, as a share of the same figure of the *baseline*: what one would run without the library,
 dense or written by hand. Dots on the left of the line are gains, those on the right are losses. Each is a median, in one process in
-which the variants take turns, and the results of all variants are compared before anything is timed.
+which the variants take turns in changing order, and the results of all variants are compared before anything is timed.
 
 .. image:: {overview}
    :alt: Each measured figure as a share of the baseline

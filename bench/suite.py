@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jaxlib
 
-from . import gpt2, measure
+from . import gpt2, machine, measure
 
 
 class Measurement(NamedTuple):
@@ -142,20 +142,27 @@ def rows_of(
 # --- files ------------------------------------------------------------------------
 
 
-def environment() -> dict[str, str]:
-    """The versions and the device that figures depend on, without a machine's name."""
+def environment(load_at_start: float) -> dict[str, str]:
+    """The versions and the processor that figures depend on, without a machine's name."""
     device = jax.devices()[0]
     return {
         "python": platform.python_version(),
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "device": f"{device.platform} ({device.device_kind})",
+        "processor": machine.processor(),
+        "load": f"{load_at_start:.2f} to {machine.load():.2f}",
     }
 
 
-def save(file: str, options: Options, results: Sequence[Measurement]) -> None:
+def save(
+    file: str,
+    options: Options,
+    environment: Mapping[str, str],
+    results: Sequence[Measurement],
+) -> None:
     written = {
-        "environment": environment(),
+        "environment": environment,
         "options": options._asdict() | {"config": options.config._asdict()},
         "results": [result._asdict() for result in results],
     }

@@ -1,5 +1,7 @@
 """The benchmarks run at a small size, and their exact figures are right; no times are tested."""
 
+import collections
+import itertools
 import pathlib
 import re
 import subprocess
@@ -8,7 +10,17 @@ import sys
 import jax
 import pytest
 
-from bench import model, page, peers, plots, report, suite, types
+from bench import (
+    machine,
+    measure as measuring,
+    model,
+    page,
+    peers,
+    plots,
+    report,
+    suite,
+    types,
+)
 from bench.__main__ import PARTS, main
 
 
@@ -41,7 +53,8 @@ def test_main_job(file, capsys, optimised):
     flops = rows["zero biases", None, "FLOPs"]
     assert flops["implicit"].value < flops["dense"].value
     output = capsys.readouterr()
-    first = output.out.splitlines()[:5]
+    lines = output.out.splitlines()
+    first = lines[lines[0].startswith("WARNING") :][:5]
     assert first[1].startswith("LoRA weights: won ") and "temporaries" in first[1]
     assert "implicit / dense" in output.out
     assert "tracing and compiling" in output.err
@@ -167,6 +180,61 @@ def test_targets_that_are_missed_are_marked():
     assert "missed" not in good
     assert "1.15x missed" in bad
     assert "MLP with LoRA, 4: trace is 1.20x of by hand" in bad
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_each_variant_has_each_place_and_each_other_before_it(count):
+    names = "abcde"[:count]
+    order = [*measuring.turns(names, 2 * count)]
+    rounds = [order[i : i + count] for i in range(0, len(order), count)]
+    for half in (rounds[:count], rounds[count:]):
+        assert all(sorted(place) == [*names] for place in zip(*half, strict=True))
+    followed = collections.Counter(p for x in rounds for p in itertools.pairwise(x))
+    assert dict(followed) == dict.fromkeys(itertools.permutations(names, 2), 2)
+
+
+def test_variants_are_measured_in_these_turns():
+    called = []
+    variants = {name: lambda name=name: called.append(name) for name in "abc"}
+    samples = measuring.interleaved(variants, 5, warm_up=0)
+    assert called == [*measuring.turns("abc", 5)]
+    assert {name: len(times) for name, times in samples.items()} == dict.fromkeys("abc", 5)
+
+
+IDLE = machine.Reading(load=0.1, total=100.0, busy=10.0, stolen=0.0, own=10.0)
+
+
+@pytest.mark.parametrize(
+    "load, after, said",
+    [
+        (0.1, (200, 60, 0, 59), ""),
+        (3.25, (200, 60, 0, 59), "the load was 3.25 at the start"),
+        (0.1, (200, 90, 0, 60), "other processes took 30% of the processor"),
+        (0.1, (200, 60, 5, 60), "other machines took 5% of it"),
+        (0.1, (100, 10, 0, 10), ""),
+    ],
+)
+def test_a_busy_machine_is_told(load, after, said):
+    start = IDLE._replace(load=load)
+    line = machine.warning(start, IDLE, machine.Reading(9.0, *map(float, after)))
+    assert bool(line) == bool(said) and said in line
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize("load", [0.0, 7.5])
+def test_the_warning_is_the_first_line(load, monkeypatch, capsys, file):
+    monkeypatch.setattr(machine, "read", lambda: IDLE._replace(load=load))
+    part = PARTS["imports"]._replace(run=lambda *_: iter([made(1.0)]))
+    monkeypatch.setitem(PARTS, "imports", part)
+    assert main(["imports", "--json", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("WARNING: the machine was busy: the load was 7.50") == (
+        load > 0
+    )
+    environment, _ = suite.load(file)
+    assert environment.get("machine") == ("busy" if load else None)
+    assert environment["processor"].endswith("cores")
+    assert f"load {load:.2f} to " in lines[-1 if "load" in lines[-1] else -2]
 
 
 def test_losses_are_beyond_the_spread():
