@@ -42,11 +42,12 @@ ROOMS_BELOW = {
     "values": {"__init__", "_compat", "_core", "primitives"},
     "testing": {
         *("__init__", "_analyses", "_compat", "_core", "_insight", "_patterns"),
-        "primitives",
+        *("_placement", "primitives"),
     },
     "checkpoints": {"__init__", "values"},
     "patterns": {
         "__init__",
+        "_analyses",
         "_compat",
         "_core",
         "_insight",
