@@ -612,6 +612,8 @@ def _bilinear(
     size, error = _rounding(x, y, primitive, params)
     if primitive.name == "dot_general" and _is_one_large(x, y):
         lower, upper = _by_sign(x, y, multiply)
+        own = x if isinstance(x, Interval) else y
+        error = jnp.where((own.lower == own.upper).all(), 0, error)  # Points stay points.
     else:
         (x_centre, x_radius), (y_centre, y_radius) = map(_centred, (x, y))
         centre = multiply(x_centre, y_centre)

@@ -124,8 +124,9 @@ class LowRank(LinearAlgebra, Structured):
         --------
         >>> import jax.numpy as jnp
         >>> from jaxrewrite.values import LowRank
-        >>> LowRank.from_svd(jnp.outer(jnp.arange(3.), jnp.ones(2)), 1).materialise()
-        Array([[0., 0.], [1., 1.], [2., 2.]], dtype=float32)
+        >>> low_rank = LowRank.from_svd(jnp.outer(jnp.arange(1., 4.), jnp.ones(2)), 1)
+        >>> low_rank.materialise().round(3)
+        Array([[1., 1.], [2., 2.], [3., 3.]], dtype=float32)
         """
         w = jnp.asarray(w)
         if w.ndim < 2:

@@ -48,7 +48,10 @@ def test_conversions():
 
 def test_what_may_be_converted():
     ints = Unitful(jnp.arange(3), "km")
-    assert ints.to("m").array.dtype == jnp.arange(3).dtype
+    assert ints.to("km").array.dtype == jnp.arange(3).dtype
+    np.testing.assert_array_equal(
+        ints.to("m").array, np.float32([0, 1000, 2000]), strict=True
+    )
     np.testing.assert_allclose(Unitful(jnp.arange(3), "m").to("km").array, [0, 1e-3, 2e-3])
     half = Unitful(jnp.ones(2, jnp.float16), "mi").to("km")
     assert half.array.dtype == jnp.float16
