@@ -58,7 +58,7 @@ def _report(make: Any, refuse: Refuse) -> Any:
     fn, args, kwargs = _program(make, name, refuse)
     try:
         return explain(fn)(*args, **kwargs)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the user's program raises anything
         refuse(f"the program of {name} raised {_told(error, make)}")
 
 
@@ -73,7 +73,7 @@ def _program(make: Any, name: str, refuse: Refuse) -> tuple[Any, Any, Any]:
         )
     try:
         made = make()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the user's function raises anything
         refuse(f"{name} raised {_told(error, make)}")
     wanted = f"{name} must return (fn, args) or (fn, args, kwargs)"
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
