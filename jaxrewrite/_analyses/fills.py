@@ -23,7 +23,15 @@ _MOVING_FIRST = frozenset(
     {
         *("abs", "sqrt", "square"),
         *("broadcast_in_dim", "copy", "copy_p", "convert_element_type", "neg", "reshape"),
-        *("rev", "reduce_precision", "slice", "squeeze", "stop_gradient", "transpose"),
+        *(
+            "pvary",
+            "rev",
+            "reduce_precision",
+            "slice",
+            "squeeze",
+            "stop_gradient",
+            "transpose",
+        ),
         *("dynamic_slice", "gather"),
     }
 )

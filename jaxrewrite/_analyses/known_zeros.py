@@ -13,14 +13,13 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_map, tree_unflatten
 
 import jaxrewrite
 
 from .. import _compat
 from .._compat import Literal, Primitive
-from .._core.avals import fields
+from .._core.avals import fields, full
 from .._core.builder import Restaged
 from .._core.rewrite import Scope, keepers
 from .._core.value import Value, field, is_value
@@ -39,14 +38,21 @@ class KnownZeros(Value):
     # They are dense before the default of any other type is asked.
     outer = math.inf
 
-    shape: tuple[int, ...] = field(static=True)
-    dtype: Any = field(static=True)
+    of_aval: Any = field(static=True)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.of_aval.shape
+
+    @property
+    def dtype(self) -> Any:
+        return self.of_aval.dtype
 
     def aval(self) -> Any:
-        return _compat.ShapedArray(self.shape, self.dtype)
+        return self.of_aval
 
     def materialise(self) -> Any:
-        return jnp.zeros(self.shape, self.dtype)
+        return full(self.of_aval, 0)
 
     @staticmethod
     def default(primitive: Primitive, values: Sequence[Any], params: dict[str, Any]) -> Any:
@@ -76,7 +82,7 @@ def with_zeros(producer: Producer, operand: Any) -> Any:
         return operand if is_same else tree_unflatten(treedef, found)
     if type(operand) is Literal or not fills.is_zero(producer, operand):
         return operand
-    return KnownZeros(operand.aval.shape, operand.aval.dtype)
+    return KnownZeros(_compat.strong(operand.aval))
 
 
 def results_with_zeros(body: Restaged) -> list[Any]:

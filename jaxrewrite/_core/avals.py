@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+from jax import lax
 from jax.tree_util import (
     PyTreeDef,
     keystr,
@@ -203,6 +204,19 @@ def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> An
     with _compat.mesh_of(avals):
         _compat.trace_to_jaxpr(dense, avals, debug_info)
     return found[0]
+
+
+def full(aval: Any, number: Any) -> Any:
+    """An array of an aval, filled with a number, and placed on a mesh as the aval is."""
+    filled = lax.full(aval.shape, number, aval.dtype, sharding=split_as(aval))
+    axes = _compat.varying_axes(aval) - _compat.varying_axes(_compat.leaf_aval(filled))
+    return _compat.vary_over(filled, axes)
+
+
+def split_as(aval: Any) -> Any:
+    """How an array is split over a mesh, if its aval tells; else ``None``."""
+    is_split = any(axis is not None for axis in aval.sharding.spec)
+    return aval.sharding if is_split else None
 
 
 def mismatch(result: Any, expected: Any, what: str, wanted: str) -> str | None:

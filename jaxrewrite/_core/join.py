@@ -31,7 +31,7 @@ from .._analyses.known_zeros import (
     with_zeros,
 )
 from .._compat import Literal, Var
-from .avals import aval_of, avals_of, fields, layer, same_treedef
+from .avals import aval_of, avals_of, fields, full, layer, same_treedef, split_as
 from .dead_code import live_equations
 from .dense import NO_RULE, Reason
 from .rewrite import Scope
@@ -204,7 +204,7 @@ def _brought(scope: Scope, operand: Any, structure: Structure, site: Site) -> An
 
 def _zeros(scope: Scope, structure: Structure, site: Site) -> Any:
     """An operand of a structure whose leaves are zeros."""
-    return _filled(scope, structure, site, lambda aval: lax.full(aval.shape, 0, aval.dtype))
+    return _filled(scope, structure, site, lambda aval: full(aval, 0))
 
 
 def _same_parts(x: Any, y: Any, parts_of: Callable[[Any], Any]) -> bool:
@@ -340,11 +340,12 @@ def _fill(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
     if not is_value(like) or is_value(operand) or not operand.aval.size:
         return coerce(scope, operand, structure, site)
     if is_uninitialised(scope.producer, operand):
-        return _filled(scope, structure, site, lambda a: lax.empty(a.shape, a.dtype))
+        empty = lambda a: lax.empty(a.shape, a.dtype, out_sharding=split_as(a))
+        return _filled(scope, structure, site, empty)
 
     def leaves(array: Any) -> list[Any]:
         entry = array[(0,) * array.ndim]
-        return [lax.full(aval.shape, entry, aval.dtype) for aval in structure.avals]
+        return [full(aval, entry) for aval in structure.avals]
 
     return _of_structure(scope, structure, scope.add_call(leaves, [operand], site), site)
 

@@ -40,7 +40,7 @@ def set_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     if any(map(is_value, (which, *places))) or not (is_value(buffer) or is_value(item)):
         return NotImplemented
     if isinstance(buffer, KnownZeros) and isinstance(item, KnownZeros):
-        return [_known_zeros(site.eqn.outvars[0].aval)]
+        return [KnownZeros(site.eqn.outvars[0].aval)]
     operands, params = _batched_in_front(scope, site, operands)
     likes = [structure_of(x).like() if is_value(x) else x.aval for x in operands]
     structures = _structures(scope, site, site.primitive, params, likes)
@@ -147,9 +147,5 @@ def _one(scope: Scope, site: Site, like: Any, size: int, axis: int) -> Any:
     if not is_value(like):
         return _compat.without_axis(like, size, axis)
     if isinstance(like, KnownZeros):
-        return _known_zeros(_compat.without_axis(like.aval(), size, axis))
+        return KnownZeros(_compat.without_axis(like.aval(), size, axis))
     return element_like(scope, like, size, site)
-
-
-def _known_zeros(aval: Any) -> KnownZeros:
-    return KnownZeros(aval.shape, aval.dtype)

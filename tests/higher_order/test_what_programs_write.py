@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from choose import often
+from choose import every, often
 from jax import lax
+from jax.sharding import AxisType
 
 import jaxrewrite
 from jaxrewrite import Batched, transform
@@ -414,3 +415,97 @@ def test_gradients_within_the_program(kind, bulk):
     for p, i in CHOICES[:3]:
         args = jnp.array(p), jnp.array(i), jnp.float32(2.5)
         compare(program(value, *args), jax.jit(gradients)(dense, *args))
+
+
+SHAPES = [(), (0, 3), (3,), (1, 1), (2, 3, 3)]
+DTYPES = ["int32", "bool", "bfloat16", "complex64", "float16"]
+
+
+@pytest.mark.parametrize("shape, dtype", every(6, list(itertools.product(SHAPES, DTYPES))))
+def test_zeros_of_all_shapes_and_dtypes(shape, dtype, bulk):
+    x, names = jnp.ones(shape, dtype), "abc"[: len(shape)]
+    annotated = [Tagged(x, "t"), Named(x, names), Masked(x, jnp.zeros(shape, bool))]
+    annotated += [Zero(shape, dtype), Constant(jnp.ones((), dtype), shape)]
+    annotated += [Tagged(Zero(shape, dtype), "t"), Named(Tagged(x, "t"), names)]
+    if dtype != "complex64":
+        annotated.append(Interval(x, x))
+    if jnp.issubdtype(dtype, jnp.inexact):
+        annotated.append(Unitful(x, "m"))
+
+    def program(p, v):
+        zeros = lambda: jnp.zeros(shape, dtype)
+        branch = lambda p: lax.cond(p, lambda: v, zeros)
+        carry = lax.fori_loop(0, 2, lambda _, c: v, zeros())
+        anew = lax.scan(lambda c, _: (zeros(), c), v, None, length=2)
+        return branch(p), carry, anew, jnp.where(p, v, zeros()), jax.vmap(branch)(p[None])
+
+    p = jnp.array(False)
+    got = jax.jit(lambda *vs: [transform(program, materialise="allow")(p, v) for v in vs])
+    is_value = lambda x: isinstance(x, jaxrewrite.Value)
+    for own, v in zip(got(*annotated), annotated, strict=True):
+        own = jax.tree.map(lambda x: _parts(x)[0], own, is_leaf=is_value)
+        want = program(p, _parts(v)[0])
+        jax.tree.map(np.testing.assert_array_equal, own, want)
+
+
+SPLIT = ["Tagged", "Masked", "Unitful", "LowRank", "Scaled", "Zero", "Tagged Diagonal"]
+
+
+@pytest.mark.parametrize("kind", often(SPLIT, ["Masked", "LowRank"]))
+def test_zeros_lie_on_a_mesh_as_the_value_does(kind):
+    """Their leaves are split as those of the value, or vary as they do."""
+    x = jnp.arange(16.0).reshape(4, 4)
+    made = {
+        "LowRank": lambda: LowRank(x[:, :1], x[:1]),
+        "Zero": lambda: Zero((4, 4)),
+        "Tagged Diagonal": lambda: Tagged(Diagonal(x[1]), "t"),
+        "Tagged": lambda: Tagged(x, "t"),
+        "Masked": lambda: Masked(x, x > 3),
+        "Unitful": lambda: Unitful(x, "m"),
+        "Scaled": lambda: Scaled(x, TWO),
+    }
+    value = made[kind]()
+    rows = jax.P("i")
+
+    def program(p, v, zeros):
+        branch = lax.cond(p, lambda: v, zeros)
+        return branch, lax.fori_loop(0, 2, lambda _, c: v, zeros())
+
+    mesh = jax.make_mesh((4,), ("i",), axis_types=(AxisType.Explicit,))
+    p = jnp.array(False)
+    with jax.set_mesh(mesh):
+        split = lambda x: (
+            jax.device_put(x, rows) if x.shape[:1] == (4,) and x.ndim > 1 else x
+        )
+        own = jax.tree.map(split, value)
+        zeros = lambda: jnp.zeros((4, 4), out_sharding=None if kind == "Zero" else rows)
+        got = transform(lambda p, v: program(p, v, zeros), materialise="allow")(p, own)
+        compare(got, (jnp.zeros((4, 4)), _parts(value)[0]))
+
+    def on_shards(v):
+        one = lambda v: program(lax.axis_index("i") > 1, v, lambda: jnp.zeros_like(v))[0]
+        return jax.shard_map(one, in_specs=rows, out_specs=rows)(v)
+
+    with jax.set_mesh(jax.make_mesh((4,), ("i",), axis_types=(AxisType.Auto,))):
+        got = transform(on_shards, materialise="allow")(value)
+        compare(got, on_shards(_parts(value)[0]))
+
+
+PAIRS = list(itertools.combinations(KINDS, 2))
+
+
+@pytest.mark.parametrize("one, other", every(60, PAIRS))
+def test_zeros_between_values_of_two_types(one, other):
+    v, w = KINDS[one](), KINDS[other]()
+    if v.shape != w.shape or "Unitful" in one + other:
+        pytest.skip("arrays of two shapes, or of two units")
+
+    def program(i, v, w):
+        zeros = lambda: jnp.zeros(v.shape)
+        inner = lambda j, c: lax.cond(j > 0, lambda: c, zeros)
+        turn = lambda j, c: lax.cond(j > 1, lambda: v, lambda: inner(j, c))
+        switched = lax.switch(i, [lambda: v, lambda: w, zeros])
+        return switched, lax.fori_loop(0, i, turn, w)
+
+    got = jax.eval_shape(transform(program, materialise="allow"), jnp.array(1), v, w)
+    assert all(x.shape == v.shape for x in got)
