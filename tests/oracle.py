@@ -9,6 +9,7 @@ from functions import FUNCTIONS, NEEDS_ROWS
 from reference import CASES
 
 import jaxrewrite
+from jaxrewrite.testing import assert_same
 
 
 # Programs that mean nothing, or something else, on the dtype of a case.
@@ -54,25 +55,6 @@ def made_dense(tree):
     return _compiled(tree) if any(map(is_value, leaves)) else tree
 
 
-def same(got, want, tolerance):
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for (path, g), w in zip(
-        jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True
-    ):
-        name = jax.tree_util.keystr(path)
-        assert (jnp.shape(g), g.dtype) == (jnp.shape(w), w.dtype), name
-        if g.dtype == jax.dtypes.float0 or g.size == 0:
-            continue
-        eps = jnp.finfo(g.dtype).eps if jnp.issubdtype(g.dtype, jnp.inexact) else 0.0
-        rtol = max(tolerance, 20 * float(eps))
-        wide = np.complex128 if jnp.iscomplexobj(w) else np.float64
-        g, w = np.asarray(g).astype(wide), np.asarray(w).astype(wide)
-        # Sums of the reduced precision of a dtype are compared by their size.
-        finite = np.abs(w[np.isfinite(w)])
-        scale = max(finite.max(initial=0.0), 1.0)
-        np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * scale, err_msg=name)
-
-
 def floating(tree):
     """The floating leaves of a tree, and a function that puts others in their place."""
     leaves, treedef = jax.tree.flatten(tree)
@@ -95,8 +77,5 @@ def run_implicit(fn, *args, tolerance=1e-4):
     """Run without making values dense, and compare with the result on dense arrays."""
     out = jax.jit(jaxrewrite.transform(fn, materialise="forbid"))(*args)
     want = jax.jit(fn)(*jaxrewrite.materialise(args))
-    got = jaxrewrite.materialise(out)
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert (g.shape, g.dtype) == (w.shape, w.dtype)
-        np.testing.assert_allclose(g, w, rtol=tolerance, atol=tolerance)
+    assert_same(out, want, tolerance)
     return out

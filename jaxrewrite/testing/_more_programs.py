@@ -161,9 +161,10 @@ def _contracting(left: Any, right: Any, *batch: int) -> Callable[..., Any]:
 
 
 def _other_precision(dtype: Any) -> Any:
+    """A dtype for sums, of fewer bits than that of operands, whose own bits are rounded away."""
     if jnp.issubdtype(dtype, jnp.floating):
-        return "float32" if dtype.itemsize < 4 else "bfloat16"
-    return "complex64" if jnp.issubdtype(dtype, jnp.complexfloating) else "int32"
+        return "bfloat16"
+    return dtype if jnp.issubdtype(dtype, jnp.inexact) else "int32"
 
 
 # Above this condition number, equal solutions may differ by rounding.

@@ -170,6 +170,40 @@ DERIVATIVES = ("jvp", "grad")
 # --- comparing ----------------------------------------------------------------------------
 
 
+def assert_same(got: Any, want: Any, tolerance: float | None = None) -> None:
+    """Assert that two pytrees of arrays and values are the same arrays.
+
+    Parameters
+    ----------
+    got, want
+        Pytrees of one structure, once their values are dense. Their leaves have to agree in
+        shape and dtype, too; NaN is equal to NaN.
+    tolerance
+        How much numbers may differ, relative to the greatest of an array, or to 1 if that is
+        more. By default it depends on the dtype: 1e-4 for ``float32``. It is at least 20 times
+        the precision of the dtype, or 0, for equal numbers.
+
+    Raises
+    ------
+    AssertionError
+        If they differ. The message has the place and the first number that does.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp
+    >>> from jaxrewrite.testing import assert_same
+    >>> from jaxrewrite.values import Diagonal
+    >>> assert_same({"a": Diagonal(jnp.ones(2))}, {"a": jnp.eye(2)})
+    >>> assert_same({"a": Diagonal(jnp.ones(2))}, {"a": jnp.ones((2, 2))})
+    Traceback (most recent call last):
+    ...
+    AssertionError: at ['a']: 2 of 4 numbers differ: 0 at [0, 1] where dense code has 1
+    """
+    told = difference(jaxrewrite.materialise(got), jaxrewrite.materialise(want), tolerance)
+    if told is not None:
+        raise AssertionError(told)
+
+
 def difference(got: Any, want: Any, tolerance: float | None, mode: str = "") -> str | None:
     """What tells two pytrees of arrays apart, or ``None``.
 
@@ -187,7 +221,7 @@ def difference(got: Any, want: Any, tolerance: float | None, mode: str = "") -> 
 
 
 def difference_in_type(got: Any, want: Any) -> str | None:
-    given, due = (f"{jnp.result_type(x)}{[*jnp.shape(x)]}" for x in (got, want))
+    given, due = (f"{_dtype(x)}{[*jnp.shape(x)]}" for x in (got, want))
     return None if given == due else f"it is {given} where dense code has {due}"
 
 
@@ -197,8 +231,10 @@ def _difference_of_arrays(
     found = difference_in_type(got, want)
     if found is not None:
         return found
+    if jax.dtypes.float0 in (_dtype(got), _dtype(want)):
+        return None
     g, w = _wide(got), _wide(want)
-    rtol = _relative(jnp.result_type(want)) if tolerance is None else tolerance
+    rtol = _relative(_dtype(want), tolerance)
     finite = np.isfinite(w)
     # Sums that cancel are as exact as their terms, of which the largest entry is a measure.
     scale = max(float(np.abs(w[finite]).max(initial=0)), 1.0) if rtol else 0.0
@@ -214,14 +250,19 @@ def _difference_of_arrays(
     )
 
 
+def _dtype(x: Any) -> Any:
+    dtype = getattr(x, "dtype", None)
+    return dtype if dtype == jax.dtypes.float0 else jnp.result_type(x)
+
+
 def _wide(x: Any) -> np.ndarray:
-    if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+    if jnp.issubdtype(_dtype(x), jax.dtypes.extended):
         x = jax.random.key_data(x)
     return np.asarray(x).astype(np.complex128 if jnp.iscomplexobj(x) else np.float64)
 
 
-def _relative(dtype: Any) -> float:
-    if not jnp.issubdtype(dtype, jnp.inexact):
+def _relative(dtype: Any, tolerance: float | None) -> float:
+    if tolerance == 0 or not jnp.issubdtype(dtype, jnp.inexact):
         return 0.0
     eps = float(jnp.finfo(dtype).eps)
-    return max(20 * eps, min(1000 * eps, 1e-4))
+    return max(20 * eps, min(1000 * eps, 1e-4) if tolerance is None else tolerance)

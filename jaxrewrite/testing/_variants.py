@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import jaxtyping
-import numpy as np
 from jax.tree_util import tree_leaves, tree_map
 
 import jaxrewrite
@@ -35,7 +34,24 @@ class Variant(NamedTuple):
 
 
 def variants(value: Any) -> Iterator[Variant]:
-    """Values of the same type: those that can be made, and whose aval is right."""
+    """Values of the same type: those that can be made, whose aval is right, and dense."""
+    is_constructed = _constructed(value)
+    for variant in _candidates(value):
+        if is_constructed and not _constructed(variant.value):
+            continue
+        if _dense(variant.value) is not None:
+            yield variant
+
+
+def _constructed(value: Any) -> bool:
+    """Whether the constructor takes the fields as they are. A pytree is made without it."""
+    try:
+        return dataclasses.replace(value) is not None
+    except Exception:  # noqa: BLE001 - a constructor refuses by any error
+        return False
+
+
+def _candidates(value: Any) -> Iterator[Variant]:
     yield Variant("other numbers", neighbour(value), alone=False, pairs=True)
     yield from _of_other_integers(value)
     yield from _of_other_metadata(value)
@@ -46,6 +62,14 @@ def variants(value: Any) -> Iterator[Variant]:
         yield from _of_dtype(value, dtype)
     yield from _of_sizes(value)
     yield from _not_finite(value)
+
+
+def _dense(value: Any) -> Any:
+    """The array, or ``None`` if the type refuses these numbers."""
+    try:
+        return jaxrewrite.materialise(value)
+    except Exception:  # noqa: BLE001 - a type refuses numbers by any error
+        return None
 
 
 def aval_of_array(value: Any) -> Any:
@@ -101,7 +125,7 @@ def _of_other_metadata(value: Any) -> Iterator[Variant]:
 
 
 def _same_array(x: Any, y: Any) -> bool:
-    return difference(jaxrewrite.materialise(x), jaxrewrite.materialise(y), 0.0) is None
+    return difference(_dense(x), _dense(y), 0.0) is None
 
 
 def static_fields(value: Any) -> list[Any]:
@@ -208,6 +232,6 @@ def _not_finite(value: Any) -> Iterator[Variant]:
     other = tree_map(put, value)
     if not jnp.issubdtype(value.dtype, jnp.inexact) or not is_value(other):
         return
-    dense = np.asarray(jaxrewrite.materialise(other)).astype(complex)
-    if np.isfinite(dense).sum() == dense.size - 2:
+    dense = _dense(other)
+    if dense is not None and int(jnp.isfinite(dense).sum()) == dense.size - 2:
         yield Variant("NaN and infinity", other)

@@ -11,6 +11,7 @@ from oracle import everything, on_arrays
 from reference import OWN
 
 import jaxrewrite
+from jaxrewrite.testing import assert_same
 
 
 def transform(fn):
@@ -19,17 +20,6 @@ def transform(fn):
 
 def make(kind, shape=(3, 4), dtype=jnp.float32, seed=0):
     return OWN[kind].value(np.random.default_rng(seed), dtype, shape)
-
-
-def check(got, want, rtol):
-    got = jaxrewrite.materialise(got)
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert jnp.shape(g) == jnp.shape(w)
-        assert jnp.result_type(g) == jnp.result_type(w)
-        np.testing.assert_allclose(
-            np.asarray(g, np.float64), np.asarray(w, np.float64), rtol=rtol, atol=rtol
-        )
 
 
 def summed(fn):
@@ -63,7 +53,7 @@ def check_together(names, value, rtol):
     got = jax.jit(transform(everything(fns)))(value)
     want = on_arrays(everything, tuple(names))(jaxrewrite.materialise(value))
     for name in names:
-        check(got[name], want[name], rtol)
+        assert_same(got[name], want[name], rtol)
 
 
 @few_kinds
@@ -75,7 +65,7 @@ def test_forward(kind, bulk):
 @pytest.mark.parametrize("name", every(2, FUNCTIONS))
 def test_forward_without_jit(name, kind, bulk):
     value, fn = make(kind), FUNCTIONS[name]
-    check(transform(fn)(value), fn(jaxrewrite.materialise(value)), 2e-5)
+    assert_same(transform(fn)(value), fn(jaxrewrite.materialise(value)), 2e-5)
 
 
 @pytest.mark.slow
@@ -110,8 +100,8 @@ def test_modes(name, kind, leak_checks):
     """vmap, jvp, grad and jit, inside and outside; leak checks on."""
     value, fn = make(kind), FUNCTIONS[name]
     dense = jaxrewrite.materialise(value)
-    check(transform(jax.jit(fn))(value), fn(dense), 2e-5)
-    check(transform(jax.grad(summed(fn)))(value), jax.grad(summed(fn))(dense), 2e-4)
+    assert_same(transform(jax.jit(fn))(value), fn(dense), 2e-5)
+    assert_same(transform(jax.grad(summed(fn)))(value), jax.grad(summed(fn))(dense), 2e-4)
 
     leaves, treedef = jax.tree.flatten(value)
     if leaves:
@@ -119,7 +109,7 @@ def test_modes(name, kind, leak_checks):
         batch = jax.tree.map(lambda *xs: jnp.stack(xs), *values)
         want = jax.vmap(fn)(jnp.stack([jaxrewrite.materialise(v) for v in values]))
         through = lambda v: jaxrewrite.materialise(transform(fn)(v))
-        check(jax.vmap(through)(batch), want, 2e-5)
+        assert_same(jax.vmap(through)(batch), want, 2e-5)
 
     is_float = [jnp.issubdtype(x.dtype, jnp.floating) for x in leaves]
     floats = [x for x, f in zip(leaves, is_float, strict=True) if f]
@@ -134,7 +124,7 @@ def test_modes(name, kind, leak_checks):
 
     got = jax.jvp(of_floats(transform(fn)), (floats,), (floats,))
     want = jax.jvp(of_floats(lambda v: fn(jaxrewrite.materialise(v))), (floats,), (floats,))
-    check(got, want, 1e-4)
+    assert_same(got, want, 1e-4)
 
 
 @few_kinds
@@ -164,7 +154,7 @@ def test_double_precision(kind, bulk):
         dense = jaxrewrite.materialise(value)
         assert dense.dtype == jnp.float64
         for name in ("sin", "add", "mul scalar", "matmul", "softmax", "several"):
-            check(transform(FUNCTIONS[name])(value), FUNCTIONS[name](dense), 1e-12)
+            assert_same(transform(FUNCTIONS[name])(value), FUNCTIONS[name](dense), 1e-12)
 
 
 def test_weak_types():

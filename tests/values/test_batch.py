@@ -13,11 +13,11 @@ import optax
 import pytest
 from choose import every
 from jax import lax
-from oracle import same
 from reference import CASES
 
 import jaxrewrite
 from jaxrewrite import values
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
     NF4,
     Constant,
@@ -67,7 +67,7 @@ def agrees(programs, value, dense=None, tolerance=1e-4):
 
     on_value = jax.jit(lambda v: jaxrewrite.materialise(transform(everything)(v)))
     dense = jaxrewrite.materialise(value) if dense is None else dense
-    same(on_value(value), jax.jit(everything)(dense), tolerance)
+    assert_same(on_value(value), jax.jit(everything)(dense), tolerance)
 
 
 def case(name):
@@ -192,7 +192,7 @@ def check_batch(value):
         return {name: program(v) for name, program in ELEMENT.items()}
 
     got = jax.jit(lambda v: jaxrewrite.materialise(jax.vmap(transform(everything))(v)))
-    same(got(batch), jax.vmap(everything)(want), 1e-4)
+    assert_same(got(batch), jax.vmap(everything)(want), 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_batch_is_what_its_elements_are(name, bulk):
     twice = jax.jit(jax.vmap(jax.vmap(each)))(numbers)
     assert twice.shape == (2, *want.shape)
     got = jax.jit(jaxrewrite.materialise)((batch, twice))
-    same(got, (want, jnp.stack([want, want[::-1]])), 1e-5)
+    assert_same(got, (want, jnp.stack([want, want[::-1]])), 1e-5)
 
 
 @pytest.mark.parametrize("name", ["scaled", "constant_known"])
@@ -224,9 +224,9 @@ def test_the_rules_of_each_type_respect_batch_axes(name, bulk):
 
 def test_the_defect_that_was():
     scaled = jax.vmap(lambda x: Scaled(jnp.ones(2), x))(jnp.array([1.0, 10.0]))
-    same(jaxrewrite.materialise(scaled), jnp.array([[1.0, 1], [10, 10]]), 0)
+    assert_same(jaxrewrite.materialise(scaled), jnp.array([[1.0, 1], [10, 10]]), 0)
     doubled = jax.vmap(transform(lambda v: v * 2))(scaled)
-    same(jaxrewrite.materialise(doubled), jnp.array([[2.0, 2], [20, 20]]), 0)
+    assert_same(jaxrewrite.materialise(doubled), jnp.array([[2.0, 2], [20, 20]]), 0)
 
 
 def test_annotations_of_a_batch():
@@ -238,9 +238,9 @@ def test_annotations_of_a_batch():
     assert str(metres.units) == "m^2"
     assert metres.shape == (2, N)
     masked = jax.vmap(transform(jnp.sum))(Masked(jnp.ones((2, N)), jnp.eye(2, N) > 0))
-    same(masked.filled(0), jnp.array([2.0, 2]), 0)
+    assert_same(masked.filled(0), jnp.array([2.0, 2]), 0)
     bounds = jax.vmap(transform(jnp.sum))(Interval(jnp.zeros((2, N)), jnp.ones((2, N))))
-    same(bounds.upper, jnp.array([3.0, 3]), 0)
+    assert_same(bounds.upper, jnp.array([3.0, 3]), 0)
     keys = Threefry.of(jax.random.split(jax.random.key(0), 2))
     assert jax.vmap(transform(jax.random.split))(keys).shape == (2, 2)
 
@@ -253,14 +253,16 @@ def test_stacks_of_stacks_under_vmap():
     want = jnp.stack([jaxrewrite.materialise(layers(s)) for s in scales])
     whole = jax.vmap(layers)(scales)
     assert whole.shape == (2, 3, N)
-    same(jaxrewrite.materialise(whole), want, 1e-6)
+    assert_same(jaxrewrite.materialise(whole), want, 1e-6)
     run = lambda v: lax.scan(lambda c, w: (c + w, w), jnp.zeros(N), v)
-    same(jaxrewrite.materialise(jax.vmap(transform(run))(whole)), jax.vmap(run)(want), 1e-6)
+    assert_same(
+        jaxrewrite.materialise(jax.vmap(transform(run))(whole)), jax.vmap(run)(want), 1e-6
+    )
     over = lambda v: lax.map(lambda w: w.sum(0), v)
-    same(jaxrewrite.materialise(transform(over)(whole)), over(want), 1e-6)
+    assert_same(jaxrewrite.materialise(transform(over)(whole)), over(want), 1e-6)
     # Inside of a vmap over the layers it is one of them.
     one = jax.vmap(transform(lambda w: w * 2))(layers(2.0))
-    same(jaxrewrite.materialise(one), 2 * jaxrewrite.materialise(layers(2.0)), 1e-6)
+    assert_same(jaxrewrite.materialise(one), 2 * jaxrewrite.materialise(layers(2.0)), 1e-6)
 
 
 def test_batch_axes_elsewhere_are_errors():
@@ -303,7 +305,7 @@ def test_values_without_leaves_leave_vmap_dense():
     v, x = Counting(N), jnp.arange(6.0).reshape(2, N)
     got = jax.vmap(both, in_axes=(None, 0))(v, x)
     want = jax.vmap(lambda x: (v.materialise(), jnp.diag(x * v.materialise())))
-    same(jaxrewrite.materialise(got), want(x), 0)
+    assert_same(jaxrewrite.materialise(got), want(x), 0)
     assert isinstance(got[1], Product)
     # Where there is no batch, nothing is done to them.
     assert isinstance(both(v, x[0])[0], Counting)
@@ -314,7 +316,7 @@ def test_zeros_in_pytrees():
     params = {"z": Zero((N,)), "a": X, "i": Identity(N), "k": Constant(Known(2.0), (N,))}
     total = lambda p: ((p["z"] + p["i"] @ p["a"] * p["k"]) ** 2).sum()
     gradient = jax.jit(jax.grad(transform(total)))(params)
-    same(gradient["a"], 8 * X, 1e-5)
+    assert_same(gradient["a"], 8 * X, 1e-5)
     assert isinstance(gradient["z"], Zero)
     optimiser = optax.adam(0.1)
     updates, _ = optimiser.update(gradient, optimiser.init(params), params)
@@ -440,7 +442,7 @@ def test_a_loop_over_what_layers_share(name):
     x, v = uniform(8), SHARING[name]
     of_x = lambda x: jaxrewrite.materialise(implicit(run)(x, v))
     got = jax.value_and_grad(of_x)(x)
-    same(got, jax.value_and_grad(run)(x, jaxrewrite.materialise(v)), 1e-4)
+    assert_same(got, jax.value_and_grad(run)(x, jaxrewrite.materialise(v)), 1e-4)
 
 
 def test_a_loop_over_quantised_layers_holds_one_dense_layer():
@@ -466,7 +468,7 @@ def test_a_type_says_how_it_is_sliced():
 
     v = Shared(uniform(2, N), jnp.float32(1))
     got = implicit(lambda v: lax.map(lambda row: row, v))(v)
-    same(jaxrewrite.materialise(got), v.materialise(), 1e-6)
+    assert_same(jaxrewrite.materialise(got), v.materialise(), 1e-6)
 
 
 def test_loras_of_full_rank_are_added():

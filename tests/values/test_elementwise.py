@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from choose import often
 from jax import lax
-from oracle import make, materialised, same
+from oracle import make, materialised
 from reference import CASES
 
 import jaxrewrite
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
     Constant,
     Diagonal,
@@ -53,7 +54,7 @@ def check(programs, *operands):
     """Each program gives on values what it gives on dense arrays."""
     run = lambda *xs: {name: fn(*xs) for name, fn in programs.items()}
     dense = jax.jit(jaxrewrite.materialise)(operands)
-    same(jax.jit(materialised(run))(*operands), jax.jit(run)(*dense), 1e-4)
+    assert_same(jax.jit(materialised(run))(*operands), jax.jit(run)(*dense), 1e-4)
 
 
 def bind(name, *operands):
@@ -350,7 +351,7 @@ def test_a_division_in_a_loop_and_in_a_branch_is_implicit():
     run = lambda v, s: {"loop": loop(v, s), "branch": branch(v, s)}
     got = jaxrewrite.transform(run, materialise="forbid")(v, jnp.float32(2))
     assert isinstance(got["loop"], Scaled) and isinstance(got["branch"], Scaled)
-    same(jaxrewrite.materialise(got), run(v.materialise(), jnp.float32(2)), 1e-6)
+    assert_same(jaxrewrite.materialise(got), run(v.materialise(), jnp.float32(2)), 1e-6)
 
 
 def test_what_is_known_is_found_on_a_mesh():
@@ -391,7 +392,7 @@ def test_strict_zeros(bulk):
     strict = jaxrewrite.transform(run, rules=strict_zeros, materialise="allow")
     operands = STRICT, jnp.array([1.0, jnp.inf, jnp.nan]), jnp.float32(jnp.inf)
     got = jax.jit(lambda *xs: jaxrewrite.materialise(strict(*xs)))(*operands)
-    same(got, jax.jit(run)(*jaxrewrite.materialise(operands)), 1e-5)
+    assert_same(got, jax.jit(run)(*jaxrewrite.materialise(operands)), 1e-5)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from choose import every
 from jax import lax
-from oracle import materialised, same
+from oracle import materialised
 from reference import CASES
 
 import jaxrewrite
 from jaxrewrite.primitives import BINARY, UNARY
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import Triangular
 
 
@@ -102,4 +103,4 @@ def test_each_has_an_answer(name, dtype, bulk):
 def test_each_answer_is_right(name, dtype, bulk):
     values = operands(name, dtype)
     want = on_arrays(dtype)(*jaxrewrite.materialise(values))
-    same(jax.jit(materialised(everything(dtype)))(*values), want, 1e-4)
+    assert_same(jax.jit(materialised(everything(dtype)))(*values), want, 1e-4)

@@ -9,12 +9,12 @@ import pytest
 import test_ready_types as ready
 from choose import often
 from jaxtyping import ArrayLike
-from oracle import materialised, same
+from oracle import materialised
 from reference import CASES, COMPLEX, FLOATS, Case, uniform
 
 import jaxrewrite
 from jaxrewrite import ArrayValue, values
-from jaxrewrite.testing import check_value
+from jaxrewrite.testing import assert_same, check_value
 
 
 class Householder(values.Matrix):
@@ -187,7 +187,7 @@ def test_pairs_with_the_ready_types(name, bulk):
 
     got = jax.jit(materialised(everything))(v, others)
     dense = jaxrewrite.materialise((v, others))
-    same(got, jax.jit(everything)(*dense), 1e-4)
+    assert_same(got, jax.jit(everything)(*dense), 1e-4)
 
 
 # --- who is outermost, and what rules for any other value are given -------------------------

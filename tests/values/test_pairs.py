@@ -12,10 +12,10 @@ import jax
 import numpy as np
 import pytest
 from choose import every
-from oracle import same
 from reference import CASES
 
 import jaxrewrite
+from jaxrewrite.testing import assert_same
 
 
 OPERATORS = {"add": operator.add, "mul": operator.mul, "matmul": operator.matmul}
@@ -80,7 +80,7 @@ def test_each_answer_is_right(left, bulk):
     operands = values(0)[left], values(1)
     got = jax.jit(lambda v, ws: jaxrewrite.materialise(implicit(v, ws)))(*operands)
     dense = jaxrewrite.materialise(operands)
-    same(got, jax.jit(everything)(*dense), 1e-4)
+    assert_same(got, jax.jit(everything)(*dense), 1e-4)
 
 
 # Of any two of these types the sum and the product stay implicit.

@@ -8,21 +8,28 @@ import numpy as np
 import pytest
 from choose import every
 from jax import lax
-from oracle import materialised, same
+from oracle import materialised
 from reference import CASES
 
 import jaxrewrite
+from jaxrewrite.primitives import BINARY
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
     NF4,
     Constant,
+    Diagonal,
     Interval,
     Known,
     Kronecker,
     LowRank,
     Masked,
+    Named,
     OneHot,
     Quantised,
+    Scaled,
+    Sum,
     Unitful,
+    UnitsError,
     Zero,
 )
 
@@ -84,14 +91,14 @@ def test_agrees_with_dense_arrays(name, bulk):
     run = lambda v, x, i: {key: fn(v, x, i) for key, fn in programs.items()}
     v = case(name)
     want = jax.jit(run)(jaxrewrite.materialise(v), X, AT)
-    same(jax.jit(materialised(run))(v, X, AT), want, 1e-4)
+    assert_same(jax.jit(materialised(run))(v, X, AT), want, 1e-4)
 
 
 def test_an_array_over_a_scaled_value(bulk):
     other = case("sparse")
     run = lambda v, w: (w / v, v / (w + 1.0), w * v)
     got = jax.jit(materialised(run))(case("scaled"), other)
-    same(got, run(*jaxrewrite.materialise((case("scaled"), other))), 1e-4)
+    assert_same(got, run(*jaxrewrite.materialise((case("scaled"), other))), 1e-4)
 
 
 # --- annotated arrays beside values of other types -----------------------------------------
@@ -142,7 +149,7 @@ def test_a_mask_beside_another_value(other, bulk):
         got,
         is_leaf=lambda v: isinstance(v, Masked),
     )
-    same(entries, run(X, jaxrewrite.materialise(OTHERS[other])), 1e-6)
+    assert_same(entries, run(X, jaxrewrite.materialise(OTHERS[other])), 1e-6)
 
 
 def test_units_beside_another_value(bulk):
@@ -180,20 +187,20 @@ def test_an_index_of_few_bits_finds_its_place_along_a_long_axis(dtype):
     )
     for v in long_matrices().values():
         got = jax.jit(materialised(run))(v, i)
-        same(got, jax.jit(run)(jaxrewrite.materialise(v), i), 1e-4)
+        assert_same(got, jax.jit(run)(jaxrewrite.materialise(v), i), 1e-4)
 
 
 def test_a_start_far_before_an_axis_is_its_first_index():
     run = lambda v: lax.dynamic_slice_in_dim(v, jnp.int32(-700), 2)
     for v in long_matrices().values():
-        same(materialised(run)(v), jaxrewrite.materialise(v)[:2], 1e-4)
+        assert_same(materialised(run)(v), jaxrewrite.materialise(v)[:2], 1e-4)
 
 
 def test_rows_are_filled_in_under_strict_promotion():
     v = long_matrices()["codes"]
     run = lambda v: jnp.take(v, jnp.array([1, 900], jnp.uint32), axis=0, mode="fill")
     with jax.numpy_dtype_promotion("strict"):
-        same(materialised(run)(v), run(jaxrewrite.materialise(v)), 1e-4)
+        assert_same(materialised(run)(v), run(jaxrewrite.materialise(v)), 1e-4)
 
 
 # --- products that are wanted in another dtype ------------------------------------------------
@@ -245,3 +252,90 @@ def test_products_are_cast_after_they_are_summed(name, dtype, bulk):
         near = 1 if dtype in ("float32", "complex64") and w.dtype.kind == "i" else tol
         g, w = (np.asarray(z).astype(complex) for z in (g, w))
         np.testing.assert_allclose(g, w, rtol=tol, atol=near)
+
+
+# --- traced, and not compiled: the library checks the shape and dtype of each answer ---------
+
+Y = jnp.linspace(0.3, 0.9, 16).reshape(4, 4)
+IMAGE = (1, 1, 4, 4)
+ANNOTATED = {
+    "Masked": Masked(Y, Y > 0.5),
+    "Named": Named(Y, ("a", None)),
+    "Unitful": Unitful(Y, "m"),
+    "a number": Unitful(Y, ""),
+    "Interval": Interval(Y, Y + 0.1),
+}
+# What has no meaning for a type, and the errors by which it says so.
+WITHOUT = {
+    "Masked": {"scatter-max", "scatter-min"},
+    "Unitful": {"pow", "logic"},
+    "Interval": {"sort along"},
+}
+REFUSALS = (UnitsError, jaxrewrite.MaterialisationError, TypeError)
+
+# Programs of two arrays of one shape.
+OF_TWO = {
+    "clamp": lambda v, w: lax.clamp(w, v, w),
+    "concatenate": lambda v, w: jnp.concatenate([v, w]),
+    "select": lambda v, w: lax.select(Y > 0.5, v, w),
+    "sort": lambda v, w: jnp.sort(v),
+    "sort along": lambda v, w: lax.sort((v, w), num_keys=1),
+    "stack": lambda v, w: jnp.stack([v, w]),
+    "slice": lambda v, w: lax.dynamic_slice(v, (1, 1), (2, 2)),
+    "update": lambda v, w: lax.dynamic_update_slice(v, w[:2], (1, 0)),
+    "scatter": lambda v, w: v.at[jnp.array([1])].set(w[:1]),
+    "scatter-add": lambda v, w: v.at[jnp.array([1])].add(w[:1]),
+    "scatter-max": lambda v, w: v.at[jnp.array([1])].max(w[:1]),
+    "scatter-min": lambda v, w: v.at[jnp.array([1])].min(w[:1]),
+    "convolution": lambda v, w: lax.conv(
+        v.reshape(IMAGE), w.reshape(IMAGE), (1, 1), "SAME"
+    ),
+    "pad": lambda v, w: lax.pad(v, w[0, 0], [(1, 1, 0)] * 2),
+    "pow": lambda v, w: v**w,
+    "atan2": jnp.arctan2,
+    "sub": lambda v, w: v - w,
+    "compare": lambda v, w: [v == w, v != w, v < w, v <= w, v > w, v >= w],
+    "logic": lambda v, w: [(v > 0.5) & (w > 0.5), (v > 0.5) | (Y > 0.5)],
+    "finite": lambda v, w: jnp.isfinite(v),
+}
+
+
+def trace(fn, *operands):
+    return jaxrewrite.make_jaxpr(fn, materialise="allow")(*operands)
+
+
+@pytest.mark.parametrize("name", ANNOTATED)
+def test_annotations_are_traced(name, bulk):
+    v, lazy = ANNOTATED[name], Scaled(Y, jnp.float32(2.0))
+    others = (v,) if name == "Unitful" else (Y, lazy, v)
+    for program, fn in OF_TWO.items():
+        for other in others:
+            for operands in ((v, other), (other, v)):
+                if program in WITHOUT.get(name, ()):
+                    with pytest.raises(REFUSALS):
+                        trace(fn, *operands)
+                else:
+                    trace(fn, *operands)
+
+
+def test_zeros_are_traced(bulk):
+    zero, ones = Zero((4, 4)), Constant(jnp.float32(1), (4, 4))
+    for name in BINARY:
+        fn = functools.partial(jaxrewrite.bind, name)
+        try:
+            jax.eval_shape(fn, Y, Y)
+        except TypeError:
+            continue  # It is for integers.
+        trace(fn, zero, ones)
+        trace(fn, ones, zero)
+    solve = lambda a, b: jax.scipy.linalg.solve_triangular(a, b)
+    trace(solve, Y, zero)
+    trace(lambda x, v: x.at[jnp.array([1])].add(v[:1]), Y, zero)
+    trace(lambda v: lax.dynamic_update_slice(v, v[:2], (1, 0)), zero)
+    trace(lambda v, w: lax.pad(v, w, [(1, 1, 0)] * 2), zero, Zero(()))
+
+
+def test_multiples_are_traced(bulk):
+    batch = jax.vmap(lambda s: Scaled(s * Y, s))(jnp.array([1.0, 2.0]))
+    trace(lambda v, x: (v @ x, x @ v), batch, jnp.stack([Y, Y]))
+    trace(lambda v: v / 2, Sum((Diagonal(Y[0]), Diagonal(Y[1]))))

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from choose import every, often
 from functions import FUNCTIONS
-from oracle import everything, floating, make, materialised, on_arrays, programs, same
+from oracle import everything, floating, make, materialised, on_arrays, programs
 from reference import CASES
 
 import jaxrewrite
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import nbytes
 
 
@@ -24,7 +25,7 @@ def check_forward(name, dtype, shape=(4, 6)):
     assert (dense.shape, dense.dtype) == (value.shape, value.dtype) and dense.ndim == 2
     fns = programs(dtype, dense.shape)
     want = on_arrays(everything, tuple(fns))(dense)
-    same(jax.jit(materialised(everything(fns)))(value), want, TOLERANCE[dtype])
+    assert_same(jax.jit(materialised(everything(fns)))(value), want, TOLERANCE[dtype])
 
 
 # Of the ready types one of ten: the others' rules are met by tests of their own.
@@ -112,7 +113,7 @@ def test_gradient(name, bulk):
     dense = lambda xs: jaxrewrite.materialise(filled(xs))
     cotangent = on_arrays(slope, tuple(SMOOTH))(jax.jit(dense)(leaves))
     want = jax.jit(lambda xs, ct: jax.vjp(dense, xs)[1](ct)[0])(leaves, cotangent)
-    same(got, want, 5e-4)
+    assert_same(got, want, 5e-4)
 
 
 @pytest.mark.parametrize("name", every(4, CASES, 1))
@@ -121,9 +122,9 @@ def test_modes_without_jit(name):
     value = make(name)
     dense = jaxrewrite.materialise(value)
     x = jnp.linspace(0, 1, 3 * dense.shape[0]).reshape(3, -1)
-    same(materialised(lambda v, x: x @ v)(value, x), x @ dense, 2e-4)
+    assert_same(materialised(lambda v, x: x @ v)(value, x), x @ dense, 2e-4)
     inside = jax.grad(lambda x, v: jnp.sin(x @ v).sum())
-    same(materialised(inside)(x, value), inside(x, dense), 2e-4)
+    assert_same(materialised(inside)(x, value), inside(x, dense), 2e-4)
 
 
 @pytest.mark.parametrize("name", every(3, CASES, 1))
@@ -135,7 +136,7 @@ def test_scan_over_a_stack(name, bulk):
     dense = jnp.stack([jaxrewrite.materialise(v) for v in values])
     x = jnp.linspace(0, 1, dense.shape[1])
     fn = lambda vs: jax.lax.scan(lambda c, v: (c + 1, (c * x) @ v), 0.5, vs)
-    same(jax.jit(materialised(fn))(stack), jax.jit(fn)(dense), 2e-4)
+    assert_same(jax.jit(materialised(fn))(stack), jax.jit(fn)(dense), 2e-4)
 
 
 @pytest.mark.parametrize("name", every(2, CASES))

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from choose import every
-from oracle import same
 from reference import CASES
 
 import jaxrewrite
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
     Circulant,
     Diagonal,
@@ -98,8 +98,8 @@ def test_stays_implicit(name, bulk):
     got = jax.jit(lambda v: jaxrewrite.materialise(implicit(v)))(v)
     dense = jaxrewrite.materialise(v)
     want = {k: x for k, x in kept(dense).items() if k in fns}
-    same(got.pop("cast"), want.pop("cast"), 2e-2)
-    same(got, want, 2e-4)
+    assert_same(got.pop("cast"), want.pop("cast"), 2e-2)
+    assert_same(got, want, 2e-4)
 
 
 def some_entries(v, i):
@@ -113,7 +113,7 @@ def test_single_rows_and_entries(name, bulk):
     if type(v).at is Matrix.at:
         pytest.skip("it knows no single entries")
     got = jax.jit(jaxrewrite.transform(some_entries, materialise="forbid"))(v, 2)
-    same(got, jax.jit(some_entries)(jaxrewrite.materialise(v), 2), 1e-6)
+    assert_same(got, jax.jit(some_entries)(jaxrewrite.materialise(v), 2), 1e-6)
 
 
 @jax.custom_jvp
@@ -138,7 +138,7 @@ def test_custom_rules_keep_entries(name, bulk):
     slope = lambda fn: jax.jit(jax.grad(fn, allow_int=True))(v, X)
     got = slope(jaxrewrite.transform(loss, materialise="allow"))
     want = slope(lambda v, x: loss(jaxrewrite.materialise(v), x))
-    same(jax.tree.leaves(got), jax.tree.leaves(want), 1e-5)
+    assert_same(jax.tree.leaves(got), jax.tree.leaves(want), 1e-5)
 
 
 # --- stacks -----------------------------------------------------------------------------
@@ -181,10 +181,10 @@ def of_stacks(v, x):
 def test_stacks(name, bulk):
     v, dense = stack_of(name)
     assert v.shape == (3, 4, 4)
-    same(jaxrewrite.materialise(v), dense, 1e-5)
+    assert_same(jaxrewrite.materialise(v), dense, 1e-5)
     implicit = jaxrewrite.transform(of_stacks, materialise="forbid")
     got = jax.jit(lambda v, x: jaxrewrite.materialise(implicit(v, x)))(v, X)
-    same(got, jax.jit(of_stacks)(dense, X), 2e-4)
+    assert_same(got, jax.jit(of_stacks)(dense, X), 2e-4)
 
 
 # --- closed forms -------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from oracle import made_dense
 from reference.sparse import some
 
 import jaxrewrite
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import Diagonal, Identity, NMSparse, Product, Sparse, Sum
 
 
@@ -21,12 +22,6 @@ formats = pytest.mark.parametrize("format", often(("bcsr", "bcoo", "bcsc"), ("bc
 
 def implicit(fn):
     return jaxrewrite.transform(fn, materialise="forbid")
-
-
-def close(got, want, rtol=1e-5):
-    got = made_dense(got)
-    assert (got.shape, got.dtype) == (want.shape, want.dtype)
-    np.testing.assert_allclose(got, want, rtol=rtol, atol=rtol)
 
 
 def dense(shape=(6, 8), seed=0, dtype="float32"):
@@ -70,7 +65,7 @@ def check_kept(fns, v):
         assert type(got) is type(v), name
     got, want = made_dense(results), jax.jit(everything(fns))(made_dense(v))
     for name in fns:
-        close(got[name], want[name], 1e-2 if name == "cast" else 1e-5)
+        assert_same(got[name], want[name], 1e-2 if name == "cast" else 1e-5)
 
 
 def test_stays_sparse(bulk):
@@ -85,7 +80,7 @@ def test_stays_sparse_with_its_gradient(name, format, bulk):
     fn = lambda v: jnp.sin(jaxrewrite.materialise(implicit(KEPT[name])(v))).sum()
     got = jax.jit(jax.grad(lambda d: fn(v.with_data(d))))(v.data)
     want = jax.grad(lambda d: jnp.sin(KEPT[name](v.with_data(d).materialise())).sum())
-    close(got, want(v.data), 1e-3 if name == "cast" else 1e-5)
+    assert_same(got, want(v.data), 1e-3 if name == "cast" else 1e-5)
 
 
 PRODUCTS = {
@@ -107,7 +102,7 @@ PRODUCTS = {
 def test_products(format, bulk):
     v = sparse(format=format)
     fn = everything(PRODUCTS)
-    jax.tree.map(close, jax.jit(implicit(fn))(v), jax.jit(fn)(made_dense(v)))
+    jax.tree.map(assert_same, jax.jit(implicit(fn))(v), jax.jit(fn)(made_dense(v)))
 
 
 @pytest.mark.slow
@@ -121,7 +116,7 @@ def test_gradient_of_products(format, bulk):
         )
 
     got = jax.jit(jax.grad(lambda d: implicit(loss)(v.with_data(d))))(v.data)
-    close(got, jax.grad(lambda d: loss(v.with_data(d).materialise()))(v.data))
+    assert_same(got, jax.grad(lambda d: loss(v.with_data(d).materialise()))(v.data), 1e-5)
 
 
 @pytest.mark.slow
@@ -129,7 +124,7 @@ def test_gradient_of_products(format, bulk):
 def test_stacks(format, bulk):
     w = dense((2, 3, 4))
     v = Sparse.from_dense(w, nse=8, format=format)
-    close(v, w)
+    assert_same(v, w, 1e-5)
     x = dense((2, 4, 5), 1)
     fn = lambda v: {
         "product": v @ x,
@@ -141,7 +136,7 @@ def test_stacks(format, bulk):
         "joined": jnp.concatenate([v, v[:1]]),
         "diagonal": jnp.trace(v, axis1=1, axis2=2),
     }
-    jax.tree.map(close, jaxrewrite.materialise(jax.jit(implicit(fn))(v)), fn(w))
+    jax.tree.map(assert_same, jaxrewrite.materialise(jax.jit(implicit(fn))(v)), fn(w))
 
 
 def test_half_precision_is_summed_in_single(bulk):
@@ -163,7 +158,7 @@ def test_two_values(bulk):
     }
     for name, (got, kind, want) in kinds.items():
         assert isinstance(got, kind), name
-        close(got, want)
+        assert_same(got, want, 1e-5)
     # As many entries as there may be, and no more.
     assert (v + w).data.shape == (36,)
 
@@ -178,8 +173,8 @@ def test_entries_of_one_place_are_added_up_once(bulk):
     )
     for matrix in (w, rows):
         v = Sparse(matrix)
-        close(v, want)
-        close(v**2, want**2)  # and not 1 + 9 where there are two
+        assert_same(v, want, 1e-5)
+        assert_same(v**2, want**2, 1e-5)  # and not 1 + 9 where there are two
 
 
 def test_what_fills_up_has_no_gradient(bulk):
@@ -195,7 +190,7 @@ def test_a_loop_joins_what_grows(bulk):
     fn = lambda v: lax.scan(step, v, None, length=2)[0]
     got = jaxrewrite.transform(fn)(v)
     assert isinstance(got, Sparse)
-    close(got, fn(jnp.eye(3)))
+    assert_same(got, fn(jnp.eye(3)), 1e-5)
 
 
 @pytest.mark.slow
@@ -220,7 +215,9 @@ def solvable(format="bcsc"):
 
 def test_solve(bulk):
     v, b = solvable(), jnp.arange(5.0)
-    close(implicit(jnp.linalg.solve)(v, b), jnp.linalg.solve(v.materialise(), b), 1e-4)
+    assert_same(
+        implicit(jnp.linalg.solve)(v, b), jnp.linalg.solve(v.materialise(), b), 1e-4
+    )
 
 
 @pytest.mark.slow
@@ -237,11 +234,11 @@ def test_solves_and_their_gradient(format, bulk):
     total = lambda v: sum(x.sum() for x in fn(v).values())
     got = jax.jit(jax.value_and_grad(lambda d: implicit(total)(v.with_data(d))))(v.data)
     want = jax.value_and_grad(lambda d: total(v.with_data(d).materialise()))(v.data)
-    jax.tree.map(lambda x, y: close(x, y, 1e-3), got, want)
+    jax.tree.map(lambda x, y: assert_same(x, y, 1e-3), got, want)
     stack = jax.vmap(lambda d, b: jnp.linalg.solve(v.with_data(d).materialise(), b))
     solve = jax.vmap(lambda d, b: implicit(jnp.linalg.solve)(v.with_data(d), b))
     ds = jnp.stack([v.data, 2 * v.data])
-    close(solve(ds, b.T), stack(ds, b.T), 1e-4)
+    assert_same(solve(ds, b.T), stack(ds, b.T), 1e-4)
 
 
 def test_bad_input():
@@ -321,7 +318,7 @@ def test_lookups_and_products(flip, bulk):
     fns["rows"] = lambda v: v[jnp.array([[2, 0, 7]])]
     fns["left"] = lambda v: dense((3, 8)) @ v
     fn = lambda v: everything(fns)(v.T if flip else v)
-    jax.tree.map(close, jax.jit(implicit(fn))(v), jax.jit(fn)(made_dense(v)))
+    jax.tree.map(assert_same, jax.jit(implicit(fn))(v), jax.jit(fn)(made_dense(v)))
 
 
 @pytest.mark.parametrize("number", [np.nan, np.inf])
@@ -344,9 +341,13 @@ def test_two_of_other_places(bulk):
     v, w = pruned(seed=0), pruned(seed=1)
     a, b = jaxrewrite.materialise((v, w))
     assert isinstance(v * w, NMSparse) and isinstance(v + w, Sum)
-    close(v * w, a * b)
-    close(v + w, a + b)
-    close(jaxrewrite.transform(jnp.maximum, materialise="allow")(v, w), jnp.maximum(a, b))
+    assert_same(v * w, a * b, 1e-5)
+    assert_same(v + w, a + b, 1e-5)
+    assert_same(
+        jaxrewrite.transform(jnp.maximum, materialise="allow")(v, w),
+        jnp.maximum(a, b),
+        1e-5,
+    )
 
 
 @pytest.mark.slow
@@ -354,9 +355,11 @@ def test_a_stack_of_structured_matrices(bulk):
     v = pruned((2, 8, 3))
     w = jaxrewrite.materialise(v)
     x = dense((2, 5, 8))
-    close(implicit(jnp.matmul)(x, v), x @ w)
-    close(implicit(lambda v: v[1:])(v), w[1:])
-    close(jaxrewrite.transform(lambda v: v.sum(0), materialise="allow")(v), w.sum(0))
+    assert_same(implicit(jnp.matmul)(x, v), x @ w, 1e-5)
+    assert_same(implicit(lambda v: v[1:])(v), w[1:], 1e-5)
+    assert_same(
+        jaxrewrite.transform(lambda v: v.sum(0), materialise="allow")(v), w.sum(0), 1e-5
+    )
 
 
 def test_no_dense_weight_is_kept_for_the_backward_pass(bulk):
@@ -399,7 +402,7 @@ def test_bad_structure():
         NMSparse.prune(jnp.full((4, 4), jnp.nan))
     with pytest.raises(ValueError, match="more than 2"):
         NMSparse.from_dense(jnp.ones((4, 4)))
-    close(NMSparse.from_dense(jnp.eye(4)), jnp.eye(4))
+    assert_same(NMSparse.from_dense(jnp.eye(4)), jnp.eye(4), 1e-5)
 
 
 @pytest.mark.parametrize("v", [sparse(), pruned()], ids=["sparse", "n of m"])
@@ -420,7 +423,7 @@ def test_stays_implicit_across_a_custom_rule(v, no_leak_checks):
     got = jax.grad(lambda x: jaxrewrite.transform(loss, materialise="allow")(filled(x)))(
         leaf
     )
-    close(got, jax.grad(lambda x: loss(filled(x).materialise()))(leaf))
+    assert_same(got, jax.grad(lambda x: loss(filled(x).materialise()))(leaf), 1e-5)
 
 
 def test_a_rule_that_calls_its_function_with_the_tangent(bulk):
@@ -444,8 +447,8 @@ def test_a_rule_that_calls_its_function_with_the_tangent(bulk):
 def test_empty_axes(format):
     for shape in ((0, 3), (3, 0)):
         v = Sparse.from_dense(jnp.zeros(shape), format=format)
-        close(v @ jnp.ones((shape[1], 2)), jnp.zeros((shape[0], 2)))
-        close(jnp.ones((2, shape[0])) @ v, jnp.zeros((2, shape[1])))
+        assert_same(v @ jnp.ones((shape[1], 2)), jnp.zeros((shape[0], 2)), 1e-5)
+        assert_same(jnp.ones((2, shape[0])) @ v, jnp.zeros((2, shape[1])), 1e-5)
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -8,6 +8,7 @@ import scipy.linalg
 from choose import often, slow
 
 import jaxrewrite
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import (
     BlockDiagonal,
     Circulant,
@@ -52,12 +53,6 @@ def implicit(fn):
 def likelihood(k, y):
     """Of a Gaussian process, up to a constant; the matrix may be unsymmetric or indefinite."""
     return -(y @ jnp.linalg.solve(k, y) + jnp.linalg.slogdet(k)[1]) / 2
-
-
-def close(got, want, rtol=1e-9):
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        size = np.abs(w).max(initial=1e-9)
-        np.testing.assert_allclose(g, w, rtol=0, atol=rtol * size)
 
 
 SUMS = {
@@ -119,7 +114,7 @@ def test_value_and_gradient(name, bulk):
 
     of = lambda fn: jax.jit(jax.value_and_grad(lambda v: fn(v, y), allow_int=True))(v)
     got, want = of(implicit(both)), of(lambda v, y: both(jaxrewrite.materialise(v), y))
-    close(got, want)
+    assert_same(got, want, 1e-9)
 
 
 @pytest.mark.slow
@@ -137,9 +132,9 @@ def test_batches_inside_and_outside(bulk):
     b = normal(2, 9, 3)
     fn = lambda k, b: (jnp.linalg.solve(k, b), *jnp.linalg.slogdet(k), jnp.linalg.det(k))
     want = fn(jax.vmap(jaxrewrite.materialise)(vs), b)
-    close(jax.jit(jax.vmap(implicit(fn)))(vs, b), want)
-    close(jax.jit(implicit(jax.vmap(fn)))(vs, b), want)
-    close(jax.jit(implicit(fn))(vs, b), want)
+    assert_same(jax.jit(jax.vmap(implicit(fn)))(vs, b), want, 1e-9)
+    assert_same(jax.jit(implicit(jax.vmap(fn)))(vs, b), want, 1e-9)
+    assert_same(jax.jit(implicit(fn))(vs, b), want, 1e-9)
 
 
 @pytest.mark.slow
@@ -157,10 +152,10 @@ def test_other_ways_to_solve(bulk):
             jax.jvp(jax.grad(quadratic), (y,), (y,)),
         )
 
-    close(jax.jit(implicit(fn))(v, y), fn(v.materialise(), y))
+    assert_same(jax.jit(implicit(fn))(v, y), fn(v.materialise(), y), 1e-9)
     w = Diagonal(1 + normal(N) * 1j) + LowRank(normal(N, 2) * 1j, normal(2, N) + 0j)
     fn = lambda k: (jnp.linalg.solve(k, y + 1j), jnp.linalg.det(k), k.T @ y)
-    close(jax.jit(implicit(fn))(w), fn(w.materialise()))
+    assert_same(jax.jit(implicit(fn))(w), fn(w.materialise()), 1e-9)
 
 
 def test_of_high_rank_or_unknown_symmetry_is_dense():
@@ -173,7 +168,7 @@ def test_of_high_rank_or_unknown_symmetry_is_dense():
         with pytest.raises(jaxrewrite.MaterialisationError, match="'lu' on Sum"):
             implicit(jnp.linalg.solve)(v, y)
         with pytest.warns(jaxrewrite.MaterialisationWarning, match="Sum"):
-            close(v.solve(y, 0), jnp.linalg.solve(v.materialise(), y))
+            assert_same(v.solve(y, 0), jnp.linalg.solve(v.materialise(), y), 1e-9)
 
 
 @pytest.mark.slow
@@ -276,7 +271,7 @@ def test_norms_of_what_almost_cancels(name, bulk):
     (slopes, sizes), (wanted, dense) = both()
     for x, y in zip(sizes, dense, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-12, atol=1e-14)
-    close(slopes, wanted, 1e-4)
+    assert_same(slopes, wanted, 1e-4)
 
 
 def test_norms_of_16_bits():
@@ -294,7 +289,7 @@ def test_norms_of_a_batch_of_multiples():
         norms = lambda v, axes=axes: [jnp.linalg.norm(v, axis=axis) for axis in axes]
         found = jaxrewrite.transform(norms, materialise="allow")(v)
         for x, y in zip(found, norms(v.materialise()), strict=True):
-            close(jaxrewrite.materialise(x), y)
+            assert_same(jaxrewrite.materialise(x), y, 1e-9)
 
 
 def test_a_determinant_of_a_batch_of_multiples_of_vectors():
@@ -346,7 +341,9 @@ def test_exponentials_of_kronecker_sums(bulk):
     got = implicit(fn)(sums)
     assert all(isinstance(x, Kronecker) for x in got)
     dense = jax.jit(jaxrewrite.materialise)(sums)
-    close(jax.jit(jaxrewrite.materialise)(got), list(map(scipy.linalg.expm, dense)), 1e-10)
+    assert_same(
+        jax.jit(jaxrewrite.materialise)(got), list(map(scipy.linalg.expm, dense)), 1e-10
+    )
     loss = lambda vs: sum((x @ jnp.ones(x.shape[-1])).sum() for x in fn(vs))
     slope = lambda loss: jax.jit(jax.grad(loss, allow_int=True))(sums)
     wanted = slope(lambda vs: loss(jaxrewrite.materialise(vs)))
@@ -354,7 +351,7 @@ def test_exponentials_of_kronecker_sums(bulk):
         jax.tree.leaves(slope(implicit(loss))), jax.tree.leaves(wanted), strict=True
     ):
         if x.size:
-            close(x, y, 1e-7)  # The dense one squares a matrix that is far from zero.
+            assert_same(x, y, 1e-7)  # The dense one squares a matrix that is far from zero.
 
 
 # --- Gaussian processes -----------------------------------------------------------------
@@ -384,7 +381,7 @@ def test_likelihood_of_a_gaussian_process(kernel, bulk):
     y = normal(30)
     mine = jax.value_and_grad(lambda p: implicit(likelihood)(kernel(p), y))
     dense = jax.value_and_grad(lambda p: likelihood(jaxrewrite.materialise(kernel(p)), y))
-    close(jax.jit(mine)(p), jax.jit(dense)(p), 1e-8)
+    assert_same(jax.jit(mine)(p), jax.jit(dense)(p), 1e-8)
     assert largest(jax.make_jaxpr(mine)(p)) < 30 * 30
 
 
@@ -407,7 +404,7 @@ def test_eigenvalues_that_are_the_same_have_a_gradient():
     whole = lambda v, c: v + Scaled(Identity(6, jnp.float64), c)
     mine = jax.grad(lambda *p: implicit(likelihood)(whole(*p), y), (0, 1))
     dense = jax.grad(lambda *p: likelihood(jaxrewrite.materialise(whole(*p)), y), (0, 1))
-    close(mine(v, 0.5), dense(v, 0.5))
+    assert_same(mine(v, 0.5), dense(v, 0.5), 1e-9)
 
 
 def test_conjugate_gradients_with_noise_carry_arrays(bulk):
@@ -417,7 +414,7 @@ def test_conjugate_gradients_with_noise_carry_arrays(bulk):
     solve = lambda k, b: jax.scipy.sparse.linalg.cg(k, b, tol=1e-12)[0]
     for k in (kernel + noise, noise + kernel):
         for fn in (implicit(solve), jax.jit(implicit(solve))):
-            close(fn(k, jnp.ones(2)), np.full(2, 1 / (12 / 11 + 0.3)))
+            assert_same(fn(k, jnp.ones(2)), np.full(2, 1 / (12 / 11 + 0.3)), 1e-9)
 
 
 def test_infinite_noise_is_no_answer():

@@ -8,6 +8,7 @@ from choose import every, often, slow
 from jax import lax
 
 import jaxrewrite
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import NF4, Float8, Lora, LowRank, Quantised, Scaled, Sum, Zero
 
 
@@ -75,13 +76,6 @@ def loss(x, w, fn=all_of):
     return sum((y**2).sum() for y in jaxrewrite.materialise(fn(x, w)).values())
 
 
-def same(got, want):
-    got = jax.tree.leaves(jaxrewrite.materialise(got))
-    for g, w in zip(got, jax.tree.leaves(want), strict=True):
-        assert (g.shape, g.dtype) == (w.shape, w.dtype)
-        np.testing.assert_allclose(g, w, 1e-4, 1e-4 * abs(np.asarray(w)).max(initial=1e-3))
-
-
 @pytest.mark.parametrize("kind", every(4, KERNELS))
 def test_no_kernel_becomes_dense(kind, bulk):
     v = KERNELS[kind]()
@@ -93,7 +87,7 @@ def test_no_kernel_becomes_dense(kind, bulk):
     def dense(x, w):
         return all_of(x, w), jax.grad(loss)(x, w)
 
-    same(jax.jit(results)(X, v), jax.jit(dense)(X, jaxrewrite.materialise(v)))
+    assert_same(jax.jit(results)(X, v), jax.jit(dense)(X, jaxrewrite.materialise(v)), 1e-4)
 
 
 @pytest.mark.parametrize("kind", [slow("lora"), "nf4"])
@@ -105,7 +99,7 @@ def test_gradients_of_kernels(kind, bulk):
         v
     )
     floats = lambda tree: [x for x in jax.tree.leaves(tree) if x.dtype == jnp.float32]
-    same(floats(got), floats(want))
+    assert_same(floats(got), floats(want), 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +112,7 @@ def test_gradients_that_are_rewritten(kind, bulk):
     fn = lambda x, w: jax.grad(loss)(x, w)
     policy = "allow" if "lo" in kind else "forbid"
     got = jax.jit(jaxrewrite.transform(fn, materialise=policy))(X, v)
-    same(got, jax.jit(fn)(X, jaxrewrite.materialise(v)))
+    assert_same(got, jax.jit(fn)(X, jaxrewrite.materialise(v)), 1e-4)
 
 
 def test_rewritten_gradients_of_groups_are_implicit(bulk):
@@ -128,7 +122,7 @@ def test_rewritten_gradients_of_groups_are_implicit(bulk):
     programs = [PROGRAMS[name] for name in ("groups of features", "groups of the batch")]
     fn = lambda x, w: jax.grad(lambda x: sum((of(x, w) ** 2).sum() for of in programs))(x)
     got = jax.jit(jaxrewrite.transform(fn, materialise="forbid"))(x, v)
-    same(got, jax.jit(fn)(x, jaxrewrite.materialise(v)))
+    assert_same(got, jax.jit(fn)(x, jaxrewrite.materialise(v)), 1e-4)
 
 
 def test_an_adapter_of_another_layout_is_dense():
@@ -136,9 +130,10 @@ def test_an_adapter_of_another_layout_is_dense():
     fn = PROGRAMS["same"]
     with pytest.raises(jaxrewrite.MaterialisationError, match="'conv_general_dilated' on"):
         jaxrewrite.transform(fn, materialise="forbid")(X, v)
-    same(
+    assert_same(
         jaxrewrite.transform(fn, materialise="allow")(X, v),
         fn(X, jaxrewrite.materialise(v)),
+        1e-4,
     )
 
 
@@ -148,10 +143,10 @@ def test_an_adapter_of_another_layout_is_dense():
 def test_kernels_of_low_rank_and_few_entries(shape):
     x, v, fn = normal(*shape), KERNELS["lora"](), PROGRAMS["same"]
     implicit = jaxrewrite.transform(fn, materialise="forbid")
-    same(implicit(x, v), fn(x, jaxrewrite.materialise(v)))
+    assert_same(implicit(x, v), fn(x, jaxrewrite.materialise(v)), 1e-4)
     slope = lambda x, w: jax.grad(lambda x: (fn(x, w) ** 2).sum())(x)
     rewritten = jaxrewrite.transform(slope, materialise="forbid")
-    same(rewritten(x, v), slope(x, jaxrewrite.materialise(v)))
+    assert_same(rewritten(x, v), slope(x, jaxrewrite.materialise(v)), 1e-4)
 
 
 def test_both_products_have_the_precision_that_was_asked_for():

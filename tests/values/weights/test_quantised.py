@@ -14,9 +14,9 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from oracle import made_dense
 
 import jaxrewrite
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import NF4, Float8, Quantised, quantise
 from jaxrewrite.values._weights.coded import reshape_blocks, slice_blocks, spread
 
@@ -53,14 +53,6 @@ def make(kind, *shape, seed=0):
 
 def forbid(fn):
     return jaxrewrite.transform(fn, materialise="forbid")
-
-
-def close(got, want, rtol=1e-5):
-    got, want = made_dense((got, want))
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert (g.shape, g.dtype) == (w.shape, w.dtype)
-        g, w = np.asarray(g, np.float64), np.asarray(w, np.float64)
-        np.testing.assert_allclose(g, w, rtol, rtol * np.abs(w).max(initial=0.1))
 
 
 # --- rounding -------------------------------------------------------------------------
@@ -175,7 +167,7 @@ def test_stays_quantised(kind, bulk):
         assert all(type(part) is type(v) for part in parts), name
     dense, want = jax.jit(jaxrewrite.materialise)(got), jax.jit(fn)(v.materialise())
     for name, value in dense.items():
-        close(value, want[name], 1e-2 if name == "bfloat16" else 1e-5)
+        assert_same(value, want[name], 1e-2 if name == "bfloat16" else 1e-5)
 
 
 def test_merging_heads_keeps_the_scales_of_heads():
@@ -183,8 +175,8 @@ def test_merging_heads_keeps_the_scales_of_heads():
     v = Quantised.quantise(w, axis=1)
     merged = forbid(lambda x: x.reshape(8, 64))(v)
     assert merged.scale.shape == (1, 4)
-    close(merged, v.materialise().reshape(8, 64))
-    close(forbid(lambda x: x.reshape(8, 4, 16))(merged), v)
+    assert_same(merged, v.materialise().reshape(8, 64), 1e-5)
+    assert_same(forbid(lambda x: x.reshape(8, 4, 16))(merged), v, 1e-5)
 
 
 def test_what_would_be_no_smaller_than_dense_becomes_dense():
@@ -248,7 +240,7 @@ def test_lookup_of_rows_gathers_before_it_dequantises(kind, bulk):
     v, i = make(kind), jnp.array([0, 3, -1, 2])
     fn = lambda x, i: {name: f(x, i) for name, f in TABLE.items()}
     got = jax.jit(forbid(fn))(v, i)
-    close(got, fn(v.materialise(), i))
+    assert_same(got, fn(v.materialise(), i), 1e-5)
     rows = jaxrewrite.make_jaxpr(TABLE["rows"])(v, i)
     assert not [
         eqn
@@ -265,7 +257,7 @@ def test_rows_that_vmap_takes_are_dense_as_well(axis):
     """As Equinox looks up each row of an embedding."""
     v, i = Quantised.quantise(normal(4, 8), axis=axis), jnp.array([3, 0, -1])
     fn = lambda x, i: jax.vmap(lambda j: x[j])(i) + 1
-    close(forbid(fn)(v, i), fn(v.materialise(), i))
+    assert_same(forbid(fn)(v, i), fn(v.materialise(), i), 1e-5)
 
 
 ONE_ROW = {
@@ -282,7 +274,7 @@ ONE_ROW = {
 def test_one_row_that_is_looked_up_is_dense_as_several_are(kind):
     v = make(kind)
     fn = lambda x, i: {name: f(x, i) for name, f in ONE_ROW.items()}
-    close(forbid(fn)(v, jnp.int32(4)), fn(v.materialise(), jnp.int32(4)))
+    assert_same(forbid(fn)(v, jnp.int32(4)), fn(v.materialise(), jnp.int32(4)), 1e-5)
 
 
 @kinds
@@ -293,10 +285,10 @@ def test_matrices_out_of_a_stack_are_weights_still(kind):
     i, t = jnp.array([3, 0, 0]), normal(3, 8)
     chosen = forbid(lambda x, i: x[i])(v, i)
     assert type(chosen) is type(v)
-    close(chosen, dense[i])
-    close(forbid(experts)(v, i, t), experts(dense, i, t))
+    assert_same(chosen, dense[i], 1e-5)
+    assert_same(forbid(experts)(v, i, t), experts(dense, i, t), 1e-5)
     one = lambda x, j, t: t @ x[j]
-    close(forbid(one)(v, 2, t), one(dense, 2, t))
+    assert_same(forbid(one)(v, 2, t), one(dense, 2, t), 1e-5)
 
 
 # --- products ---------------------------------------------------------------------------
@@ -322,7 +314,7 @@ def test_products_in_every_dimension_numbering(kind, bulk):
         yield x @ x.T
 
     fn = lambda x: list(products(x))
-    close(jax.jit(forbid(fn))(v), fn(v.materialise()), 2e-5)
+    assert_same(jax.jit(forbid(fn))(v), fn(v.materialise()), 2e-5)
 
 
 @kinds
@@ -345,7 +337,7 @@ def test_convolution(kind, bulk):
             x, w, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC")
         )
 
-    close(forbid(conv)(x, v), conv(x, v.materialise()))
+    assert_same(forbid(conv)(x, v), conv(x, v.materialise()), 1e-5)
 
 
 def floats_of_size(tree, size):
@@ -417,7 +409,7 @@ def test_an_adapter_on_a_quantised_weight_trains(kind, bulk):
     _, pullback = jax.vjp(lambda adapters: loss(adapters, v), adapters)
     assert not floats_of_size(pullback, v.size)
     got = jax.jit(jax.grad(loss))(adapters, v)
-    close(got, jax.grad(dense)(adapters, v.materialise()), 1e-4)
+    assert_same(got, jax.grad(dense)(adapters, v.materialise()), 1e-4)
     peak = jax.jit(jax.grad(loss)).lower(adapters, v).compile().memory_analysis()
     assert peak.argument_size_in_bytes < v.nbytes + 2 * 4 * 4 * 32 * 2 + 512
 
@@ -456,7 +448,7 @@ def test_gradients_of_scale_and_zero(blocks, bulk):
     fn = lambda x: jnp.sin(normal(3, 8) @ x / 50).sum() + (x[:, :2] @ x[:2]).sum() / 1e3
     got = jax.jit(jax.grad(forbid(fn), allow_int=True))(v)
     want = jax.jit(jax.grad(lambda v: fn(v.materialise()), allow_int=True))(v)
-    close([got.scale, got.zero], [want.scale, want.zero], 1e-4)
+    assert_same([got.scale, got.zero], [want.scale, want.zero], 1e-4)
     assert got.q.dtype == jax.dtypes.float0
 
 
@@ -468,8 +460,8 @@ def test_branches_of_different_granularity_join():
     v, u = Quantised.quantise(w, axis=1), Quantised.quantise(w, block=4)
     fn = forbid(lambda p, v, u: lax.cond(p, lambda: v, lambda: u))
     assert fn(True, v, u).scale.shape == (2, 16)
-    close(fn(True, v, u), v)
-    close(fn(False, v, u), u)
+    assert_same(fn(True, v, u), v, 1e-5)
+    assert_same(fn(False, v, u), u, 1e-5)
 
 
 def forward(x, ws):
@@ -480,7 +472,7 @@ def forward(x, ws):
 def test_a_loop_over_layers(kind, bulk):
     layers = [make(kind, 16, 16, seed=i) for i in range(3)]
     x, dense = normal(2, 16), jnp.stack([v.materialise() for v in layers])
-    close(forbid(forward)(x, jaxrewrite.stack(layers)), forward(x, dense))
+    assert_same(forbid(forward)(x, jaxrewrite.stack(layers)), forward(x, dense), 1e-5)
 
 
 @kinds
@@ -488,7 +480,7 @@ def test_a_loop_over_a_quantised_stack(kind, bulk):
     """Layers that were quantised by `jax.vmap` have scales of their own, one set for each turn."""
     v, x = jax.vmap(KINDS[kind])(normal(3, 16, 16)), normal(2, 16)
     assert v.shape == (3, 16, 16)
-    close(forbid(forward)(x, v), forward(x, v.materialise()))
+    assert_same(forbid(forward)(x, v), forward(x, v.materialise()), 1e-5)
 
 
 def test_what_a_loop_gives_is_quantised_with_one_more_axis():
@@ -496,7 +488,7 @@ def test_what_a_loop_gives_is_quantised_with_one_more_axis():
     fn = lambda x: lax.scan(lambda c, i: (c, x * i), 0, jnp.arange(1.0, 4.0))[1]
     got = forbid(fn)(v)
     assert type(got) is Quantised and got.shape == (3, 8, 16)
-    close(got, fn(v.materialise()))
+    assert_same(got, fn(v.materialise()), 1e-5)
 
 
 @pytest.mark.parametrize("kind", ["channels", slow("blocks")])
@@ -511,7 +503,7 @@ def test_shards(kind):
             in_specs=(PartitionSpec(None, spec[0]), spec),
             out_specs=PartitionSpec() if spec[0] else spec,
         )
-        close(jax.jit(forbid(fn))(x, v), x @ v.materialise())
+        assert_same(jax.jit(forbid(fn))(x, v), x @ v.materialise(), 1e-5)
 
 
 @pytest.mark.skipif(
@@ -523,7 +515,7 @@ def test_quantising_shards_of_explicit_axes(kind):
     w, quantised = normal(8, 8), lambda w: KINDS[kind](w).materialise()
     with jax.set_mesh(mesh):
         got = quantised(jax.device_put(w, NamedSharding(mesh, PartitionSpec(None, "x"))))
-    close(got, quantised(w))
+    assert_same(got, quantised(w), 1e-5)
 
 
 # --- models -----------------------------------------------------------------------------
@@ -576,7 +568,7 @@ def test_a_flax_model(options, of_heads, bulk):
         return jax.grad(loss, has_aux=True)(params["params"]["LayerNorm_0"])
 
     got = jax.jit(lambda params: run(forbid(model.apply), params))(quantised)
-    close(got, jax.jit(lambda params: run(model.apply, params))(dense), 1e-3)
+    assert_same(got, jax.jit(lambda params: run(model.apply, params))(dense), 1e-3)
 
 
 @pytest.mark.slow
@@ -594,7 +586,9 @@ def test_an_equinox_model(bulk):
     x = normal(8)
     call = lambda m, x: m(x)
     dense = jaxrewrite.materialise(quantised)
-    close(eqx.filter_jit(forbid(call))(quantised, x), eqx.filter_jit(call)(dense, x))
+    assert_same(
+        eqx.filter_jit(forbid(call))(quantised, x), eqx.filter_jit(call)(dense, x), 1e-5
+    )
 
 
 @pytest.mark.slow
@@ -604,7 +598,7 @@ def test_an_nnx_model(bulk):
     quantised = quantise(state, lambda path, _: path == "kernel", "nf4", block=8)
     apply = lambda state, x: nnx.merge(graph, nnx.State(state))(x)
     x = normal(2, 16)
-    close(forbid(apply)(quantised, x), x @ quantised["kernel"].materialise())
+    assert_same(forbid(apply)(quantised, x), x @ quantised["kernel"].materialise(), 1e-5)
 
 
 # --- what is refused ----------------------------------------------------------------------
@@ -643,7 +637,7 @@ def test_bad_input(message):
 
 def test_under_jit_numbers_are_not_checked():
     v = jax.jit(lambda w: Quantised.quantise(w, axis=0))(normal(8, 16))
-    close(v, Quantised.quantise(normal(8, 16), axis=0))
+    assert_same(v, Quantised.quantise(normal(8, 16), axis=0), 1e-5)
 
 
 QUANTISERS = {
