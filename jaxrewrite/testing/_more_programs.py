@@ -60,7 +60,7 @@ def _rare_elementwise(v: Any, x: Any) -> Iterator[Named]:
         yield of("round", to_even, v, how="to even")
         yield of("pow", lax.pow, v, numbers(x.shape, "int32"), how="with integers")
         cast = with_params(lax.convert_element_type, new_dtype="bfloat16")
-        yield of("convert_element_type", cast, v, how="to bfloat16")
+        yield _rounded(of("convert_element_type", cast, v, how="to bfloat16"))
     every_second = jnp.arange(x.size).reshape(x.shape) % 2 == 0
     equal_here = jnp.where(every_second, jaxrewrite.materialise(v), x)
     for name in primitives.COMPARISON:
@@ -74,6 +74,12 @@ def _rare_elementwise(v: Any, x: Any) -> Iterator[Named]:
         yield of("select_n", lax.select_n, v, x, ~x, how="by itself")
     yield of("clamp", lax.clamp, v, x, x, how="from below")
     yield of("clamp", lax.clamp, x, x, v, how="from above")
+
+
+def _rounded(named: Named) -> Named:
+    """A program that is compared in no derivative, where rounding adds up."""
+    name, program = named
+    return name, program._replace(is_smooth=False)
 
 
 def _rare_moves(v: Any, x: Any) -> Iterator[Named]:
@@ -126,8 +132,7 @@ def _rare_products(v: Any, x: Any) -> Iterator[Named]:
         _contracting(last, 0), preferred_element_type=_other_precision(x.dtype)
     )
     right = numbers((x.shape[-1], 2), x.dtype)
-    name, program = of("dot_general", narrow, v, right, how="in another precision")
-    yield name, program._replace(is_smooth=False)  # Rounding adds up in derivatives.
+    yield _rounded(of("dot_general", narrow, v, right, how="in another precision"))
     yield of(
         "dot_general", _contracting(last, 1), v, wide, how="with the middle of an array"
     )

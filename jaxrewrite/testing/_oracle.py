@@ -266,3 +266,11 @@ def _relative(dtype: Any, tolerance: float | None) -> float:
         return 0.0
     eps = float(jnp.finfo(dtype).eps)
     return max(20 * eps, min(1000 * eps, 1e-4) if tolerance is None else tolerance)
+
+
+def tolerance_of(value: Any) -> float | None:
+    """The least tolerance of what is computed from a value, if 16 bits hold its numbers."""
+    if not jnp.issubdtype(value.dtype, jnp.inexact):
+        return None
+    eps = float(jnp.finfo(value.dtype).eps)
+    return 20 * eps if eps > 1e-6 else None

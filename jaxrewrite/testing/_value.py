@@ -11,7 +11,7 @@ from ._compare import Outcome, Program, compare, mapped_inside, note
 from ._culprits import Culprits
 from ._export import check_export
 from ._more_programs import more_programs, programs_on_two
-from ._oracle import DERIVATIVES, own_stack
+from ._oracle import DERIVATIVES, own_stack, tolerance_of
 from ._outcome import Checked, Findings, told
 from ._programs import BY_DEFAULT, OF_DENSE, OF_PAIRS, OF_VARIANTS, programs
 from ._registered import RuleOfType, rules_that_name
@@ -194,6 +194,7 @@ def _check_programs(
     wanted = _Wanted(type(value), rules)
     made, more = programs(value), more_programs(value)
     stacks = {id(value): own_stack(value)}
+    known = tolerance_of(value) if tolerance is None else tolerance
     for mode in _MODES:
         asked = {
             name: program
@@ -210,7 +211,7 @@ def _check_programs(
         run = compare(
             asked,
             "jit" if mode == _INSIDE else mode,
-            tolerance=tolerance,
+            tolerance=known,
             culprits=culprits,
         )
         for name, found in run.items():
@@ -288,7 +289,8 @@ def _check_variants(
             if chosen.has(name, f"({variant.label})", f"{name} jit")
             and chosen.without.isdisjoint((program.primitive, "jit"))
         }
-        ran = compare(asked, "jit", tolerance=tolerance, culprits=culprits)
+        known = tolerance_of(variant.value) if tolerance is None else tolerance
+        ran = compare(asked, "jit", tolerance=known, culprits=culprits)
         wrong = [name for name, found in ran.items() if found.why and not found.is_skipped]
         if variant.may_be_none and any(" of two" not in name for name in wrong):
             findings.skip(f"({variant.label})", "its leaves seem to depend on each other")
