@@ -29,7 +29,7 @@ def linear(b, v, t, x):
 def any_rule(b, v, g, x):
     """Expressions of a cotangent: also what is not linear."""
     options = [
-        f"{g} * jnp.minimum(1.0, 1.0 / jnp.linalg.norm({g}))".replace("1.0 / ", "1.0 / ")
+        f"{g} * jnp.minimum(1.0, 1.0 / jnp.linalg.norm({g}))"
         if v.ndim <= 2
         else f"{g} * 0.5",
         *(f"jnp.clip({g}, -0.1, 0.1)", f"jnp.sign({g})", f"{g} + 1", f"jnp.ones_like({g})"),
@@ -37,8 +37,8 @@ def any_rule(b, v, g, x):
         *(f"jnp.nan_to_num({g})", f"jnp.where(jnp.isfinite({g}), {g}, 0)", x, f"{g} ** 2"),
     ]
     if b.s.chance(0.5):
-        return f"({b.s.choice(options)}).astype({v.dtype!r})"
-    return f"({linear(b, v, g, x)}).astype({v.dtype!r})"
+        return f"({b.s.choice(options)}).astype({x}.dtype)"
+    return f"({linear(b, v, g, x)}).astype({x}.dtype)"
 
 
 FUNCTIONS = ("a", "a", "jnp.round(a)", "jnp.sin(a)", "a * 2", "jnp.maximum(a, 0)", "-a")
@@ -94,7 +94,7 @@ def custom_backward(b):
 def custom_tangent(b):
     v = b.pick(kind("f"), nonempty, ndim(1, 2, 3))
     x = v.text
-    rule = f"({linear(b, v, 't', 'x')}).astype({v.dtype!r})"
+    rule = f"({linear(b, v, 't', 'x')}).astype(x.dtype)"
     call = f"forward(lambda a: {b.s.choice(FUNCTIONS)}, lambda t, x: {rule})"
     if b.differentiated and b.s.chance(0.6):
         return around(b, call, x)

@@ -418,6 +418,18 @@ REFUSED = [
     ),
     (TypeError, "Interval has no bounds", "no bounds are known of this"),
     (
+        TypeError,
+        "(would|which) counts? (entries|those) that are missing",
+        "it counts entries",
+    ),
+    (TypeError, "The array counts entries that are missing", "it counts entries"),
+    (TypeError, "returned a cotangent Unitful", "units of a rule that is not linear"),
+    (
+        TypeError,
+        "which maps its tangent to tangents of its leaves",
+        "never dense, no way back",
+    ),
+    (
         ValueError,
         "Interval: (lower must not be above|lower must be real)",
         "no interval",

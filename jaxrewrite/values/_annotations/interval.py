@@ -243,15 +243,20 @@ def _wrapped(lower: Any, upper: Any, is_short: Any) -> Interval:
     return _unbounded(~(is_short & (lower <= upper)), Interval(lower, upper))
 
 
-def _is_short(terms: Sequence[tuple[Any, Any]]) -> Any:
-    """Whether a sum of as many integers of some widths is certain to be short."""
+def _is_short(terms: Sequence[tuple[Any, int | None]]) -> Any:
+    """Whether a sum of as many integers of some widths is certain to be short.
+
+    The terms are arrays, each with the number of its entries that are summed; ``None`` stands
+    for a sum entry by entry.
+    """
     most = jnp.iinfo(_width(terms[0][0]).dtype).max
     room, is_short = _unsigned(terms[0][0], most), jnp.array(True)
     for x, count in terms:
         width = _width(x)
-        widest = width if count == 1 else width.max(initial=0)
-        is_few = isinstance(count, int) and count <= most
-        times = _unsigned(x, max(count, 1) if is_few else most)
+        widest = width if count is None else width.max(initial=0)
+        summed = 1 if count is None else count
+        is_few = isinstance(summed, int) and summed <= most
+        times = _unsigned(x, max(summed, 1) if is_few else most)
         is_short = is_short & (widest <= room // times)
         room = room - widest * times
     return is_short
@@ -364,7 +369,7 @@ def _add(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     if not _is_integer(_lower(x)):
         return _increasing(x, y, primitive=primitive, **params)
     lower, upper = _lower(x) + _lower(y), _upper(x) + _upper(y)
-    return _wrapped(lower, upper, _is_short([(x, 1), (y, 1)]))
+    return _wrapped(lower, upper, _is_short([(x, None), (y, None)]))
 
 
 @annotation_rule(Interval, "sub")
@@ -373,7 +378,7 @@ def _subtract(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     lower, upper = x_low - y_high, x_high - y_low
     if not _is_integer(lower):
         return _bounded(lower, upper)
-    return _wrapped(lower, upper, _is_short([(x, 1), (y, 1)]))
+    return _wrapped(lower, upper, _is_short([(x, None), (y, None)]))
 
 
 @annotation_rule(Interval, "reduce_sum", "cumsum", "reduce_window_sum")
@@ -406,7 +411,9 @@ def _scatter(x: Any, indices: Any, updates: Any, *, primitive: Any, **params: An
     is_sum = primitive.name in ("scatter-add", "scatter-sub")
     if not is_sum or not _is_integer(lower):
         return _bounded(lower, upper)
-    return _wrapped(lower, upper, _is_short([(x, 1), (updates, math.prod(updates.shape))]))
+    return _wrapped(
+        lower, upper, _is_short([(x, None), (updates, math.prod(updates.shape))])
+    )
 
 
 @annotation_rule(Interval, "and", "or", "not", "reduce_and", "reduce_or")

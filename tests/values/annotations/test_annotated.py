@@ -1051,6 +1051,23 @@ def check_strictly(bound, value, name):
     assert inside.all(), (name, bound.lower[at], bound.upper[at], np.asarray(value)[at])
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.sum(-1),
+        lambda x: x.sum((1, 2)),
+        lambda x: x[:1, :1].sum(),
+        lambda x: jnp.cumsum(x, 2),
+        lambda x: x.at[0].add(x[1]),
+    ],
+)
+def test_sums_of_integers_along_axes_of_size_one(fn):
+    lower, upper = jnp.zeros((2, 2, 1), "int32"), jnp.ones((2, 2, 1), "int32")
+    bounds = transform(fn)(Interval(lower, upper))
+    np.testing.assert_array_equal(bounds.lower, fn(lower))
+    np.testing.assert_array_equal(bounds.upper, fn(upper))
+
+
 def test_integers_that_wrap_alike_keep_their_bounds():
     x = Interval(jnp.uint8([250, 0, 3]), jnp.uint8([255, 10, 9]))
     more, less = run(lambda x: (x + jnp.uint8(10), x - jnp.uint8(5)))(x)
