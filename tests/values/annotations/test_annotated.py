@@ -1063,7 +1063,7 @@ def check_strictly(bound, value, name):
 )
 def test_sums_of_integers_along_axes_of_size_one(fn):
     lower, upper = jnp.zeros((2, 2, 1), "int32"), jnp.ones((2, 2, 1), "int32")
-    bounds = transform(fn)(Interval(lower, upper))
+    bounds = jaxrewrite.transform(fn)(Interval(lower, upper))
     np.testing.assert_array_equal(bounds.lower, fn(lower))
     np.testing.assert_array_equal(bounds.upper, fn(upper))
 
