@@ -27,7 +27,7 @@ class Settings(NamedTuple):
     """The rules and the policy of one rewriting, and its recorder if it is explained.
 
     ``assumed`` is what a trial takes for granted, whose results no program uses; see
-    ``_higher_order.derivatives``.
+    ``_handlers.derivatives``.
     """
 
     rules: RulesInForce
