@@ -120,7 +120,7 @@ from jax.numpy import (
 )
 from jax.sharding import NamedSharding, PartitionSpec as P, Sharding as _Sharding
 
-from .._value import Value as _Value
+from .._core.value import Value as _Value
 from . import fft as fft, linalg as linalg
 
 _Array: TypeAlias = jax.Array | _Value

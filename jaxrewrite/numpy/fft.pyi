@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.typing
 
-from .._value import Value as _Value
+from .._core.value import Value as _Value
 
 _Array: TypeAlias = jax.Array | _Value
 ArrayLike: TypeAlias = jax.typing.ArrayLike | _Value

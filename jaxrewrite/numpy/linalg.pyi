@@ -11,7 +11,7 @@ import jax
 import jax.typing
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from .._value import Value as _Value
+from .._core.value import Value as _Value
 
 _Array: TypeAlias = jax.Array | _Value
 ArrayLike: TypeAlias = jax.typing.ArrayLike | _Value

@@ -34,7 +34,7 @@ import numpy as _np
 from jax.lax import PrecisionLike
 from jax.sharding import NamedSharding, PartitionSpec as P, Sharding as _Sharding
 
-from .._value import Value as _Value
+from .._core.value import Value as _Value
 '''
 
 ALIASES = """
