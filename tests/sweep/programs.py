@@ -269,8 +269,6 @@ class Builder:
                 not hasattr(x, "shape") or x.size > SIZE_LIMIT or x.ndim > 5 for x in leaves
             ):
                 raise Refused
-        except numpy_run.Broken:
-            raise
         except Exception as error:  # noqa: BLE001 - JAX refuses it, in whatever way
             if not isinstance(error, Refused):
                 REJECTED[operation.make.__name__] = (text, error)
@@ -431,8 +429,6 @@ def _program(s, types, other, dtype, shape, batch, x64):
     b.values_left = 2 if other else int(s.chance(0.4))
     try:
         b.operand(text)
-    except numpy_run.Broken:
-        raise
     except Exception as error:  # noqa: BLE001 - a value that its type refuses
         REJECTED[" of ".join(types)] = (None, error)
         raise Refused from error
