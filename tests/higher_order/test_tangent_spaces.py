@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from choose import often, slow
 from jax import lax
-from oracle import floating, same
+from oracle import floating
 from reference import CASES, uniform
 
 import jaxrewrite
 from jaxrewrite import transform, values
+from jaxrewrite.testing import assert_same
 
 
 pytestmark = pytest.mark.usefixtures("bulk")
@@ -381,7 +382,7 @@ def test_derivatives_are_those_of_the_dense_program(name, how, part):
         lambda *args: {n: derivatives(run(n), value, filled, how)(*args) for n in rules}
     )
     want = everything(lambda n: loss(RULES[n]), jaxrewrite.materialise)(leaves, X)
-    same(everything(implicit, lambda v: v)(leaves, X), want, 1e-4)
+    assert_same(everything(implicit, lambda v: v)(leaves, X), want, 1e-4)
 
 
 @pytest.mark.parametrize("name", often(["vjp by elements", "jvp of the mean"], []))
@@ -397,7 +398,7 @@ def test_second_derivatives(kind, name):
         return jax.jit(jax.grad(total, (0, 1)))(leaves, X)
 
     got = second(implicit(name), lambda v: v)
-    same(got, second(loss(RULES[name]), jaxrewrite.materialise), 1e-4)
+    assert_same(got, second(loss(RULES[name]), jaxrewrite.materialise), 1e-4)
 
 
 # --- what stays implicit ------------------------------------------------------------------
@@ -466,7 +467,7 @@ def test_where_nothing_may_be_dense_it_is_an_error_to_differentiate(name, rule, 
     v = make(name)
     leaves, filled = floating(v)
     run = transform(lambda w, x: x @ RULES[rule](w, x), materialise="forbid")
-    same(jaxrewrite.materialise(run(v, X)), X @ jaxrewrite.materialise(v), 1e-5)
+    assert_same(jaxrewrite.materialise(run(v, X)), X @ jaxrewrite.materialise(v), 1e-5)
     number = lambda leaves: jaxrewrite.materialise(run(filled(leaves), X)).sum()
     with pytest.raises(jaxrewrite.MaterialisationError, match=r"may mix .* entry by entry"):
         wrap(jax.grad(number))(leaves)
@@ -488,7 +489,7 @@ def test_a_rule_that_fails_fails_only_where_jax_calls_it():
 
     v = make("diagonal")
     run = lambda v: jaxrewrite.materialise(transform(fn, materialise="allow")(v))
-    same(run(v), 2 * jaxrewrite.materialise(v), 1e-6)
+    assert_same(run(v), 2 * jaxrewrite.materialise(v), 1e-6)
     with pytest.raises(NotImplementedError, match="no derivative"):
         jax.grad(lambda v: run(v).sum())(v)
 
@@ -524,7 +525,7 @@ def test_a_type_of_a_user(name):
     leaves, filled = floating(v)
     got = derivatives(implicit(name), lambda v: v, filled)(leaves, X)
     dense = derivatives(loss(RULES[name]), jaxrewrite.materialise, filled)(leaves, X)
-    same(got, dense, 1e-5)
+    assert_same(got, dense, 1e-5)
 
 
 def test_a_space_that_is_none_is_named():
@@ -577,4 +578,4 @@ def test_forward_mode_through_a_backward_rule_on_constant_arrays(kind, program, 
     leaves = [v.name, v.fixed] if kind == "Half" else jax.tree.leaves(v)
     got = jax.jvp(with_leaves, (leaves, X), (leaves, X))
     want = jax.jvp(functools.partial(fn, jaxrewrite.materialise(v)), (X,), (X,))
-    same(got, want, 1e-5)
+    assert_same(got, want, 1e-5)

@@ -125,8 +125,8 @@ class LowRank(LinearAlgebra, Structured):
         >>> import jax.numpy as jnp
         >>> from jaxrewrite.values import LowRank
         >>> low_rank = LowRank.from_svd(jnp.outer(jnp.arange(1., 4.), jnp.ones(2)), 1)
-        >>> jnp.round(low_rank.materialise(), 3)
-        Array([[1., 1.], [2., 2.], [3., 3.]], dtype=float32)
+        >>> jnp.round(low_rank.materialise()).astype(int)
+        Array([[1, 1], [2, 2], [3, 3]], dtype=int32)
         """
         w = jnp.asarray(w)
         if w.ndim < 2:
