@@ -167,12 +167,12 @@ class Masked(Structured):
         return split_alike(self, spec)
 
     def tangent(self, leaf_tangents: Any) -> Any:
-        """A tangent with the same missing entries."""
+        """A tangent with the same missing entries, whatever the array is a sum of."""
         if not inexact(self.array):
             return NotImplemented
         # What a backward rule returns for missing entries must not reach the numbers there.
         filled = Masked(leaf_tangents.array, self.mask).filled(0)
-        return dataclasses.replace(self, array=filled)
+        return Masked(filled, self.mask)
 
     def lift_tangent(self, tangent: Any) -> Any:
         array = tangent.filled(0) if isinstance(tangent, Masked) else tangent

@@ -106,6 +106,25 @@ def test_a_mask_that_a_custom_vjp_returns_is_reduced(fn):
         np.testing.assert_allclose(slope(NUMBERS), want, rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "fn", [lambda x: _doubled(x.sum(0)), lambda x: _doubled(x * 3).sum()]
+)
+def test_a_custom_vjp_of_a_sum_takes_tangents_that_are_no_sums(fn):
+    loss = lambda array: run(fn)(Masked(array, MASK)).filled(0).sum()
+    np.testing.assert_allclose(
+        jax.grad(loss)(NUMBERS),
+        jax.grad(lambda x: fn(jnp.where(MASK, 0, x)).sum())(NUMBERS),
+    )
+
+
+@jax.custom_vjp
+def _doubled(x):
+    return 2 * x
+
+
+_doubled.defvjp(lambda x: (2 * x, None), lambda _, cotangent: (2 * cotangent,))
+
+
 def test_gradients_inside_count_what_is_missing():
     """The page says so: a cotangent knows of no mask there."""
     shifted = lambda shift, x: jnp.sum(x - shift)
