@@ -106,7 +106,7 @@ def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
                 site, residuals, cotangents, settings
             )
             of_leaves = [
-                pull_back(operand, cotangent if is_perturbed else None, settings)
+                pull_back(operand, cotangent if is_perturbed else None, settings, site)
                 for operand, cotangent, is_perturbed in zip(
                     ins, pulled, perturbed.flags, strict=True
                 )

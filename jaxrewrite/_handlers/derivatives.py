@@ -34,12 +34,14 @@ from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.dense import Reason, policy_on
 from .._core.errors import MaterialisationError, add_note
-from .._core.join import MakeDenser, Structure, structure_of
+from .._core.join import Coerce, MakeDenser, Structure, join_all, structure_of
 from .._core.rewrite import Scope
 from .._core.settings import Settings, use_settings
 from .._core.site import Site, describe
+from .._core.traces import Rewriting
 from .._core.value import Value, is_value
 from .._staging.materialise import materialise
+from .._staging.program import run_on_values
 from .._staging.transform import transform
 
 
@@ -466,7 +468,7 @@ def _lift_by_type(treedef: Any, fields: Sequence[Any], tangent: Any) -> list[Any
     return tangents
 
 
-def pull_back(operand: Any, cotangent: Any, settings: Settings) -> list[Any]:
+def pull_back(operand: Any, cotangent: Any, settings: Settings, site: Site) -> list[Any]:
     """Cotangents of the leaves of an operand; ``None`` for leaves without any."""
     if not is_value(operand):
         return [None if cotangent is None else materialise(cotangent)]
@@ -487,11 +489,12 @@ def pull_back(operand: Any, cotangent: Any, settings: Settings) -> list[Any]:
 
     floats = [leaf for leaf, is_free in zip(leaves, free, strict=True) if is_free]
     form = jax.eval_shape(tangent, floats)
+    bring: Callable[[Any], Any] = materialise
     if is_value(form):
-        cotangent = _as_tangent(_as_dense_as_can_be(cotangent), form)
+        cotangent, bring = _meeting(_as_dense_as_can_be(cotangent), form, settings, site)
     else:
         cotangent = materialise(cotangent)
-    on_floats = lambda floats: _floats_of(tangent(floats))
+    on_floats = lambda floats: _floats_of(bring(tangent(floats)))
     (pulled,) = jax.linear_transpose(on_floats, floats)(_floats_of(cotangent))
     rest = iter(pulled)
     return [next(rest) if is_free else None for is_free in free]
@@ -510,8 +513,13 @@ def _as_dense_as_can_be(tangent: Any) -> Any:
     return _as_dense_as_can_be(transform(dense, materialise="allow")(*fields))
 
 
-def _as_tangent(cotangent: Any, form: Value) -> Value:
-    """A cotangent that a rule returned for a type that is never dense, in a tangent's form."""
+def _meeting(
+    cotangent: Any, form: Value, settings: Settings, site: Site
+) -> tuple[Value, Callable[[Any], Any]]:
+    """A cotangent that a rule returned for a type that is never dense, as a tangent.
+
+    And a function that brings it and tangents like ``form`` to one structure.
+    """
     wanted = form.dual()
     count, treedef = len(tree_leaves(wanted)), tree_structure(wanted)
     if is_value(cotangent) and cotangent.settled() is not cotangent:
@@ -519,12 +527,27 @@ def _as_tangent(cotangent: Any, form: Value) -> Value:
         leaves = tree_leaves(cotangent)
         if len(leaves) == count:
             cotangent = tree_unflatten(treedef, leaves)
-    if structure_of(on_avals(wanted)) != structure_of(cotangent):
+    structures = structure_of(wanted), structure_of(on_avals(cotangent))
+    if structures[0] == structures[1]:
+        return cotangent.dual(), lambda tangent: tangent
+    joined = join_all(Scope(Rewriting(settings)), structures, site)
+    if not is_value(joined.like()):
         raise TypeError(
-            f"A custom derivative rule returned a cotangent {cotangent!r} for a "
+            f"A custom derivative rule returned a cotangent {on_avals(cotangent)!r} for a "
             f"{type(form).__name__}, which is never dense and whose cotangents are {wanted!r}."
         )
-    return cotangent.dual()
+    bring = functools.partial(_brought, settings=settings, site=site)
+    dual = structure_of(joined.like().dual())
+    return bring(cotangent, joined).dual(), lambda tangent: bring(tangent, dual)
+
+
+def _brought(operand: Any, structure: Structure, settings: Settings, site: Site) -> Any:
+    """An operand in another structure, one of which its own has a join with."""
+    identity = lambda x: [x]
+    debug_info = _compat.new_debug_info("cotangent", identity)
+    jaxpr, _ = _compat.trace_to_jaxpr(identity, avals_of([operand]), debug_info)
+    leaving = Coerce((structure_of(operand),), (structure,))
+    return run_on_values(settings, jaxpr, [operand], site, leaving)[0]
 
 
 def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings) -> Any:

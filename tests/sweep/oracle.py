@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxrewrite
-from jaxrewrite.values import Interval, Masked, Unitful, UnitsError
+from jaxrewrite.values import Interval, Masked, Product, Unitful, UnitsError
 
 from . import numpy_run
 from .names import NAMES
@@ -479,7 +479,21 @@ def judge(program: Any, tainted: bool = False) -> Verdict:
             return Verdict("invalid", f"{type(error).__name__}: {error}")
         if program.mode in ("masked", "hidden", "bounds"):
             return partly.judge(program)
+        tainted = tainted or any(map(_is_spoilt_product, operands_of(program)))
         return _quickly(program) or _judge(program, tainted)
+
+
+def _is_spoilt_product(operand: Any) -> bool:
+    """Whether it is, or holds, a product with numbers that are not finite.
+
+    Its factors may be multiplied in any order, which differ in what is NaN and what infinite.
+    """
+    if not is_value(operand):
+        return False
+    if isinstance(operand, Product):
+        return not all(np.isfinite(wide(x)).all() for x in jax.tree.leaves(operand))
+    fields = jax.tree.leaves(vars(operand), is_leaf=is_value)
+    return any(map(_is_spoilt_product, fields))
 
 
 def _quickly(program: Any) -> Verdict | None:
