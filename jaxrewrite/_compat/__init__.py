@@ -12,8 +12,7 @@ import jax.extend.source_info_util as source_info_util
 from jax._src.traceback_util import register_exclusion
 
 from .avals import (
-    as_strong_as as as_strong_as,
-    as_weak as as_weak,
+    as_weak_as as as_weak_as,
     is_array as is_array,
     is_plain as is_plain,
     is_refused as is_refused,

@@ -102,11 +102,13 @@ def as_weak(array: Any) -> Any:
     )
 
 
-def as_strong_as(array: Any, aval: Any) -> Any:
-    """The array with a strong type, if the type of ``aval`` is strong."""
-    if is_weak(leaf_aval(array)) and not getattr(aval, "weak_type", False):
-        return jax.lax.convert_element_type(array, aval.dtype)
-    return array
+def as_weak_as(array: Any, aval: Any) -> Any:
+    """The array with a weak type if that of ``aval`` is weak, else with a strong one."""
+    if is_weak(leaf_aval(array)) == is_weak(aval):
+        return array
+    return (
+        as_weak(array) if is_weak(aval) else jax.lax.convert_element_type(array, aval.dtype)
+    )
 
 
 def without_leading_axis(aval: Any, length: int) -> Any:

@@ -183,6 +183,8 @@ def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) ->
     with _compat.mesh_of(avals):
         _compat.trace_to_jaxpr(ask, avals, debug_info)
     (aval,) = declared
+    if _is_weak(aval, avals):
+        aval = aval.update(weak_type=True)
     if all(map(_compat.is_plain, avals)) or not isinstance(aval, ShapedArray):
         return aval
     try:
@@ -190,6 +192,12 @@ def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) ->
     except Exception:  # noqa: BLE001 - a type that is never dense raises anything
         return _compat.varying_as(aval, avals)
     return whole.update(weak_type=aval.weak_type)
+
+
+def _is_weak(aval: Any, avals: Sequence[Any]) -> bool:
+    """Whether a value has a weak type, as all of its leaves with numbers of its dtype have."""
+    own = [x for x in avals if isinstance(x, ShapedArray) and x.dtype == aval.dtype]
+    return bool(own) and all(map(_compat.is_weak, own))
 
 
 def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> Any:

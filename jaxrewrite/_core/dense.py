@@ -83,7 +83,7 @@ def make_dense(
         problem = mismatch(dense, expected, what, "its aval says")
         if problem is not None:
             raise MaterialisationError(problem)
-        return dense if is_value(dense) else _compat.as_strong_as(dense, expected)
+        return dense if is_value(dense) else _compat.as_weak_as(dense, expected)
 
     dense: Any = value
     while is_value(dense) and not is_enough(dense):

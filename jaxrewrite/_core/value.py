@@ -135,7 +135,8 @@ class Value(PyTree):
 
         It depends only on the value's structure: its metadata and the avals of its leaves.
         It is called with tracers as leaves, and the result is kept. Return a
-        `jax.core.ShapedArray` or a `jax.ShapeDtypeStruct`.
+        `jax.core.ShapedArray` or a `jax.ShapeDtypeStruct`. Its type is weak, as that of a
+        number of Python, also if the types of all leaves of the array's dtype are.
         """
 
     def materialise(self) -> Any:

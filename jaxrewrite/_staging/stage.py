@@ -110,9 +110,8 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
         operands = [*scope.constants(jaxpr, consts), *symbolic]
         results = scope.run_program(jaxpr, operands)
         if scope.changed:
-            # Values have a strong type, and so has what rules make of them.
             results = [
-                _weak(scope, x) if _compat.is_weak(var.aval) and not is_value(x) else x
+                _as_weak_as(scope, x, var.aval)
                 for x, var in zip(results, whole.outvars, strict=True)
             ]
         rest = iter([x.settled() if is_value(x) else x for x in results])
@@ -139,13 +138,25 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     )
 
 
-def _weak(scope: Scope, atom: Any) -> Any:
-    """The array with a weak type, as numbers of Python have."""
-    # A variable of the program may have a weak type where what a rule writes to it has none.
-    avals = [_compat.strong(atom.aval)]
-    debug_info = _compat.new_debug_info("weak", _weak)
-    jaxpr, _ = _compat.trace_to_jaxpr(lambda x: [_compat.as_weak(x)], avals, debug_info)
-    return scope.run(jaxpr, [atom])[0]
+def _as_weak_as(scope: Scope, result: Any, aval: Any) -> Any:
+    """A result with the weak or strong type that it has in the program.
+
+    What rules make of a weak type may be strong, and the other way round. The type of a value
+    is that of its leaves.
+    """
+    is_weak = _compat.is_weak(aval)
+
+    def convert(atom: Any) -> Any:
+        if atom.aval.dtype != aval.dtype or not (is_weak or _compat.is_weak(atom.aval)):
+            return atom
+        # A variable of the program may have a weak type where what a rule writes to it has none.
+        own = _compat.strong(atom.aval) if is_weak else atom.aval
+        fn = lambda x: [_compat.as_weak_as(x, aval)]
+        debug_info = _compat.new_debug_info("weak", fn)
+        jaxpr, _ = _compat.trace_to_jaxpr(fn, [own], debug_info)
+        return scope.run(jaxpr, [atom])[0]
+
+    return tree_map(convert, result)
 
 
 def _staging(jaxpr: Jaxpr, consts: Sequence[Any], likes: Sequence[Any]) -> Staging | None:

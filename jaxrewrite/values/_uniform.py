@@ -90,6 +90,8 @@ class Zero(Uniform):
     def __post_init__(self) -> None:
         object.__setattr__(self, "of_shape", _checked_shape("Zero", self.of_shape))
         object.__setattr__(self, "of_dtype", jnp.dtype(self.of_dtype))
+        # A value is weakly typed if its leaves of its own dtype are.
+        object.__setattr__(self, "_nothing", self._nothing.astype(self.of_dtype))
 
     @property
     def has_zeros(self) -> bool:

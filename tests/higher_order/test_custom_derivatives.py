@@ -110,6 +110,39 @@ def test_gradients_inside(kind):
     close(got, gradient(jaxrewrite.materialise(v), X))
 
 
+MASK = jnp.zeros((3, 3), bool).at[0, 1].set(True)
+AROUND = {
+    "masked": lambda x: values.Masked(x, MASK),
+    "named between masks": lambda x: values.Masked(
+        values.Named(values.Masked(x, MASK), ("a", "b")), MASK
+    ),
+    "tagged": lambda x: values.Tagged(values.Masked(x, MASK), frozenset("t")),
+}
+BACKWARD = {
+    "of another structure": lambda x, g: g * x / 2,
+    "constant": lambda x, g: jnp.full_like(x, 3.0),
+}
+
+
+@pytest.mark.parametrize("make", AROUND.values(), ids=AROUND)
+@pytest.mark.parametrize("rule", BACKWARD.values(), ids=BACKWARD)
+def test_cotangents_join_with_tangents(make, rule):
+    """What a rule returns is brought to the structure of a tangent that is never dense."""
+
+    @jax.custom_vjp
+    def squares(x):
+        return (x**2).sum()
+
+    squares.defvjp(lambda x: (squares(x), x), lambda x, g: (rule(x, g),))
+
+    def loss(x):
+        (number, *_) = jax.tree.leaves(transform(squares)(make(x)))
+        return 5 * number
+
+    expected = jnp.where(MASK, 0, rule(X, 5.0))
+    np.testing.assert_allclose(jax.grad(loss)(X), expected, rtol=1e-6)
+
+
 def test_the_rule_is_the_users():
     """The factors of the rules show in the derivatives."""
     v = make("lora")

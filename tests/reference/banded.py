@@ -11,7 +11,7 @@ from . import COMPLEX, case, uniform
 def _(rng, dtype, n, m):
     """With zeros on the diagonal, so that it is not solved without exchanges of rows."""
     bands = uniform(rng, (4, n), dtype)
-    return Banded(bands.at[2].set(2 * (jnp.arange(n) % 2 == 1)), 1, 2)
+    return Banded(bands.at[2].set((2 * (jnp.arange(n) % 2 == 1)).astype(dtype)), 1, 2)
 
 
 @case("tridiagonal", square=True, empty=False)

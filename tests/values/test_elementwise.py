@@ -524,3 +524,30 @@ def test_small_integers(name, bulk):
         "mul": lambda v, x: v * x,
     }
     check(programs, v, x)
+
+
+WEAKLY_TYPED = {
+    "times a number": lambda v: (v * 2).T,
+    "over a number": lambda v: v / 2,
+    "not a number": lambda v: v != 0,
+    "sums": lambda v: 1.5 * v + 2 * v,
+    "numbers chosen": lambda v: jnp.where(v, 1.0, 0.0),
+    "strong": lambda v: 2 * (v * jnp.int32(2)),
+}
+
+# Types of floating-point numbers alone, and makers of values that negate.
+_NUMBERS_OF = ("lora", "quantised", "nf4", "float8", "kronecker_square", "n_of_m")
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int32"])
+@pytest.mark.parametrize(
+    "name", [name for name in TYPES if not any(map(name.count, _NUMBERS_OF))]
+)
+def test_types_stay_weak(name, dtype):
+    """Numbers that the program writes decide on the type of the result as little as with arrays."""
+    value = make(name, dtype=dtype)
+    for fn in WEAKLY_TYPED.values():
+        implicit = jaxrewrite.transform(fn, materialise="allow")
+        got = jax.eval_shape(jaxrewrite.materialise, jax.eval_shape(implicit, value))
+        want = jax.eval_shape(fn, jax.eval_shape(jaxrewrite.materialise, value))
+        assert (got.dtype, got.weak_type) == (want.dtype, want.weak_type)
