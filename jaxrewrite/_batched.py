@@ -66,7 +66,7 @@ class Batched(ArrayValue):
 
     zero_if_leaves_are = True
 
-    _is_compiled_densely = True
+    compiles_materialise = True
 
     # A field without leaves is the same for all elements, whatever axes the others have.
     _repeats_hollow = True

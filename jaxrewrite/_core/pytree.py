@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import dis
 import functools
 import inspect
 import itertools
 import pickle
 import re
-import sys
 import threading
 from collections.abc import Iterable, Sequence
-from types import FrameType, MemberDescriptorType
+from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
@@ -36,7 +34,7 @@ _CLASS = "__class__"
 
 _preparing = threading.RLock()
 
-# Classes with decorators that have not run yet. A decorator may make a class a pytree.
+# Classes of which the decorators may not have run yet. A decorator may make a class a pytree.
 _defined: list[type] = []
 
 
@@ -92,27 +90,15 @@ class PyTree:
 
     _is_base: ClassVar[bool] = True
 
-    # Whether a user's own ``__init__`` or ``__post_init__`` may make arrays of what it is given.
-    _may_convert: ClassVar[bool] = False
-
     if not TYPE_CHECKING:  # Checkers know the signature of a dataclass by themselves.
         __signature__ = _LazySignature()
 
-    @classmethod
-    def _is_ready(cls) -> bool:
-        """Whether this class is one of this library. Those of a user may look at numbers."""
-        return cls.__module__.startswith("jaxrewrite.")
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not (cls._is_ready() or {"__init__", "__post_init__"}.isdisjoint(cls.__dict__)):
-            cls._may_convert = True
         prepare_defined()
         if _is_ours(cls) and "__dataclass_fields__" not in cls.__dict__:
             cls.__dataclass_fields__ = _LazyFields()  # type: ignore[attr-defined]
         _defined.append(cls)
-        if not _is_decorated(sys._getframe(1)):
-            prepare_defined()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         if "_jaxrewrite_ready" not in cls.__dict__:
@@ -165,22 +151,12 @@ def _set_once(self: Any, name: str, value: Any) -> None:
     object.__setattr__(self, name, value)
 
 
-def _is_decorated(frame: FrameType) -> bool:
-    """Whether a decorator changes a class before it gets its name.
-
-    ``frame`` is the frame of the class statement, in which the class is being made.
-    """
-    code, position = frame.f_code.co_code, frame.f_lasti + 2
-    while dis.opname[code[position]] in ("CACHE", "EXTENDED_ARG"):
-        position += 2
-    return not dis.opname[code[position]].startswith("STORE_")
-
-
 def prepare_defined() -> None:
     """Make pytrees of the classes that are defined and decorated by now.
 
-    Pickled treedefs and exported programs need the classes without an instance. So the
-    construction of an instance is too late.
+    Those are all classes when the next one is defined, or a rule is registered. Pickled treedefs
+    and exported programs need the classes without an instance, whose construction is the last
+    occasion.
     """
     while _defined:
         cls = _defined.pop()
@@ -274,13 +250,15 @@ def _constructor(
     code = getattr(user_init, "__code__", None)
     parameters = code.co_varnames[1 : code.co_argcount] if code else ()
 
-    def refuse_lists(given: Iterable[tuple[str, Any]]) -> None:
+    def refuse_lists(
+        given: Iterable[tuple[str, Any]], cause: Exception | None = None
+    ) -> None:
         for name, content in given:
             if name in arrays and isinstance(content, (list, tuple)):
                 raise TypeError(
                     f"{cls.__name__}: {name} is a {type(content).__name__}, but must "
                     "be one array: see jax.numpy.asarray and jax.numpy.stack."
-                )
+                ) from cause
 
     @functools.wraps(user_init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -294,15 +272,17 @@ def _constructor(
                     self.__dict__.update(kwargs)
                 return
             break
-        if not self._may_convert:
-            refuse_lists((*zip(parameters, args, strict=False), *kwargs.items()))
-        user_init(self, *args, **kwargs)
+        try:
+            user_init(self, *args, **kwargs)
+        except Exception as error:
+            # What it did with a list that it should have made an array of says less.
+            refuse_lists((*zip(parameters, args, strict=False), *kwargs.items()), error)
+            raise
         if type(self) is cls:
             for name in names:
                 if not hasattr(self, name):
                     raise TypeError(f"{cls.__name__}.__init__ does not set {name!r}.")
-            if self._may_convert:
-                refuse_lists(vars(self).items())
+            refuse_lists((name, getattr(self, name)) for name in arrays)
             check_static_fields(self, static)
             hooks.value_made()
 

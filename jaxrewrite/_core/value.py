@@ -53,9 +53,8 @@ class Value(PyTree):
     ``aval`` gives the array that it stands for, and rules or its ``default`` have to cover
     each primitive that meets it.
 
-    A subclass becomes a frozen dataclass and a pytree when it is defined. A subclass with
-    decorators does so later: when the next one is defined, a rule is registered, or its
-    first instance is made. Annotated attributes are children, and those declared with
+    A subclass becomes a frozen dataclass and a pytree when the next one is defined, a rule is
+    registered, or its first instance is made, so that its decorators come first. Annotated attributes are children, and those declared with
     ``field(static=True)`` are metadata. A class that is a pytree already, by its own
     decorator or as an `equinox.Module`, stays as it is. ``__init__`` and ``__post_init__``
     check a value that a user constructs. They do not run when JAX rebuilds a value from
@@ -66,6 +65,11 @@ class Value(PyTree):
     materialise_policy
         The policy for this type if `transform` has its default: ``"warn"``, ``"allow"`` or
         ``"forbid"``. ``None`` leaves it to the call.
+    compiles_materialise
+        Whether `jaxrewrite.materialise` compiles `materialise` as one program, which is quicker
+        and takes less memory than one operation after the other. The method may then not look
+        at the numbers in its leaves, so that a class does not inherit this from its bases. Leave
+        it out where the method returns a leaf, which would be copied.
     outer
         A number that orders types from the inside to the outside. If two rules apply and
         neither is more specific, the rule of the type with the greater number is tried
@@ -86,6 +90,7 @@ class Value(PyTree):
     """
 
     materialise_policy: ClassVar[str | None] = None
+    compiles_materialise: ClassVar[bool] = False
     outer: ClassVar[float] = 0
     rules_see_values: ClassVar[bool] = False
     zero_if_leaves_are: ClassVar[bool] = False
@@ -100,10 +105,6 @@ class Value(PyTree):
 
     # Whether programs see its dense array anyway, so that no policy stands in the way of that.
     _is_seen_dense: ClassVar[bool] = False
-
-    # Whether `jaxrewrite.materialise` compiles ``materialise`` as a whole, for ready types. What
-    # returns a leaf would copy it, and JAX adds to an error's text.
-    _is_compiled_densely: ClassVar[bool] = False
 
     # What a user can do, by the primitives that make the type dense, if there is something better
     # than a rule of their own.

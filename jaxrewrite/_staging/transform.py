@@ -242,11 +242,7 @@ def dense(value: Value) -> Any:
 
 
 def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> Any:
-    is_one_program = (
-        value._is_compiled_densely
-        and _runs_at_once(tree_leaves(value), _ARRAYS)
-        and _is_ready(value)
-    )
+    is_one_program = _is_compiled(value) and _runs_at_once(tree_leaves(value), _ARRAYS)
     dense = _in_one_program(value) if is_one_program else _in_steps(value)
     # NumPy arrays may have 64 bits where JAX's do not.
     if isinstance(dense, (np.ndarray, np.generic)):
@@ -254,12 +250,12 @@ def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> Any:
     return checked(dense)
 
 
-def _is_ready(value: Value) -> bool:
-    """Whether the value and those in its fields are of ready types.
-
-    What a user wrote may look at the numbers, also in a subclass of a ready type.
-    """
-    return value._is_ready() and all(_is_ready(x) for x in fields(value)[0] if is_value(x))
+def _is_compiled(value: Value) -> bool:
+    """Whether one program makes a value dense, and the values in its fields."""
+    inside = (x for x in fields(value)[0] if is_value(x))
+    return vars(type(value)).get("compiles_materialise", False) and all(
+        map(_is_compiled, inside)
+    )
 
 
 def _in_steps(value: Value) -> Any:

@@ -80,6 +80,8 @@ class Zero(Uniform):
     Array([0., 1., 2.], dtype=float32)
     """
 
+    compiles_materialise = True
+
     outer = -10
     zero_if_leaves_are = True
 
@@ -158,6 +160,8 @@ class Constant(Uniform):
     >>> jaxrewrite.numpy.sqrt(Constant(Known(4.0), (3,))).fill
     Known<f32[], 0 B>(is_known=2.0, of_dtype=dtype('float32'))
     """
+
+    compiles_materialise = True
 
     outer = -30
     zero_if_leaves_are = True
@@ -267,6 +271,8 @@ class Known(Structured):
     of_dtype
         The dtype of the array, of shape (). By default JAX's dtype for the number.
     """
+
+    compiles_materialise = True
 
     is_known: Any = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=None)

@@ -114,7 +114,6 @@ class Interval(Structured):
 
     outer = 10
     zero_if_leaves_are = True
-    _is_compiled_densely = False
     _ignores_custom_rules = True
 
     lower: Array

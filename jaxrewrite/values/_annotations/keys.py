@@ -51,8 +51,6 @@ class Threefry(Structured):
     (Array(0.842, dtype=float32), Threefry<key<fry>[], 8 B>(data=u32[2]))
     """
 
-    _is_compiled_densely = False
-
     data: UInt32[Array, "*shape 2"]
 
     def __post_init__(self) -> None:

@@ -110,7 +110,6 @@ class Masked(Structured):
 
     outer = 20
     zero_if_leaves_are = True
-    _is_compiled_densely = False
 
     array: Array
     mask: Bool[Array, ...]

@@ -86,8 +86,6 @@ class Named(Structured):
     # An array that is itself a value meets other values as that value.
     rules_see_values = True
 
-    _is_compiled_densely = False
-
     array: Any
     names: Names = jaxrewrite.field(static=True)
 

@@ -67,7 +67,6 @@ class Tagged(Structured):
 
     outer = 50
     zero_if_leaves_are = True
-    _is_compiled_densely = False
 
     # Only the tags are lost. Derivative rules get arrays without tags.
     materialise_policy = "allow"

@@ -111,7 +111,6 @@ class Unitful(Structured):
 
     outer = 30
     zero_if_leaves_are = True
-    _is_compiled_densely = False
     adopts = _EQUAL
 
     # An array that is itself a value meets other values as that value.

@@ -76,7 +76,6 @@ class Structured(jaxrewrite.ArrayValue):
     """
 
     _is_base = True
-    _is_compiled_densely = True
 
     @property
     def nbytes(self) -> int:

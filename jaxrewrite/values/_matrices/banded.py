@@ -148,6 +148,8 @@ class Banded(_Bands):
     Array([1., 1., 1.], dtype=float32)
     """
 
+    compiles_materialise = True
+
     bands: Inexact[Array, "*batch k n"]
     lower: int = jaxrewrite.field(static=True)
     upper: int = jaxrewrite.field(static=True)
@@ -353,6 +355,8 @@ class Tridiagonal(_Bands):
     >>> v @ v
     Banded<f32[5,5], 100 B>(bands=f32[5,5], lower=2, upper=2)
     """
+
+    compiles_materialise = True
 
     lower: Inexact[Array, "*batch n-1"]
     main: Inexact[Array, "*batch n"]

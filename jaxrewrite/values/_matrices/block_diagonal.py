@@ -57,6 +57,8 @@ class BlockDiagonal(Matrix):
     BlockDiagonal<f32[4,4], 32 B>(blocks=f32[2,2,2])
     """
 
+    compiles_materialise = True
+
     blocks: Inexact[Array, "*batch k p q"]
     entries = "pattern"
     zero_if_leaves_are = True

@@ -64,6 +64,8 @@ class Kronecker(Matrix):
     ((6, 6), 16)
     """
 
+    compiles_materialise = True
+
     factors: tuple[Any, ...]
 
     # The type of a factor decides how it is multiplied with another value.

@@ -89,6 +89,8 @@ class LowRank(LinearAlgebra, Structured):
     Array([600., 600., ...], dtype=float32)
     """
 
+    compiles_materialise = True
+
     outer = -60
     zero_if_leaves_are = True
 

@@ -63,6 +63,8 @@ class Diagonal(Matrix):
     Diagonal<f32[2,2], 8 B>(d=f32[2])
     """
 
+    compiles_materialise = True
+
     d: Inexact[Array, "*batch n"]
     entries = "pattern"
     zero_if_leaves_are = True
@@ -211,6 +213,8 @@ class Identity(Matrix):
     >>> v @ jnp.arange(3.0), 2 * v
     (Array([0., 1., 2.], dtype=float32), ScalarMatrix<f32[3,3], 4 B>(c=f32[], rows=3))
     """
+
+    compiles_materialise = True
 
     rows: int = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
@@ -366,6 +370,8 @@ class ScalarMatrix(Matrix):
     >>> v @ jnp.arange(3.0), v @ v + Identity(3)
     (Array([0., 2., 4.], dtype=float32), ScalarMatrix<f32[3,3], 4 B>(c=f32[], rows=3))
     """
+
+    compiles_materialise = True
 
     c: Shaped[Array, "*batch"]
     rows: int = jaxrewrite.field(static=True)
@@ -535,6 +541,8 @@ class Permutation(Matrix):
     >>> v.determinant()
     Array(1., dtype=float32)
     """
+
+    compiles_materialise = True
 
     order: Int[Array, "*batch n"]
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))

@@ -63,6 +63,8 @@ class Scaled(LinearAlgebra, Linear):
     Scaled<f32[3], 16 B>(x=f32[3], scale=f32[])
     """
 
+    compiles_materialise = True
+
     outer = -20
     zero_if_leaves_are = True
 

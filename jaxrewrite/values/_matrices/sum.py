@@ -90,6 +90,8 @@ class Sum(LinearAlgebra, Linear):
     Array([3., 4., 5.], dtype=float32)
     """
 
+    compiles_materialise = True
+
     outer = -40
     zero_if_leaves_are = True
 

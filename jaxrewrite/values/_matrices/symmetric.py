@@ -62,6 +62,8 @@ class Symmetric(Matrix):
     Triangular<f32[2,2], 16 B>(x=f32[2,2], lower=True)
     """
 
+    compiles_materialise = True
+
     x: Inexact[Array, "*batch n n"]
     positive: bool = jaxrewrite.field(static=True, default=False)
     entries = "all"

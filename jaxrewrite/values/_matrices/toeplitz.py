@@ -70,6 +70,8 @@ class Toeplitz(Matrix):
     Toeplitz<f32[2,3], 20 B>(column=f32[2], row=f32[3])
     """
 
+    compiles_materialise = True
+
     column: Shaped[Array, "*batch n"]
     row: Shaped[Array, "*batch m"]
     entries = "all"
@@ -235,6 +237,8 @@ class Circulant(Matrix):
     >>> (v @ v + 2 * v.T).column
     Array([0., 0., 1., 2.], dtype=float32)
     """
+
+    compiles_materialise = True
 
     column: Shaped[Array, "*batch n"]
     entries = "all"

@@ -106,7 +106,11 @@ class Coded(Structured):
         return jax.core.ShapedArray(jnp.shape(codes), dtype)
 
     def materialise(self) -> jax.Array:
-        return _dense_at_once(self) if self._is_ready() else _dense(self)
+        return (
+            _dense_at_once(self)
+            if vars(type(self)).get("compiles_materialise")
+            else _dense(self)
+        )
 
     def shared(self) -> list[Any]:
         """The leaves of which an entry is shared by a block."""
@@ -148,8 +152,7 @@ def _dense(v: Coded) -> jax.Array:
     return blockwise(jnp.multiply, v.levels(), v.scale_of_blocks())
 
 
-# One operation after the other takes longer, and more memory. But the methods of a user's
-# subclass may look at the numbers.
+# One operation after the other takes longer, and more memory.
 _dense_at_once = jax.jit(_dense)
 
 

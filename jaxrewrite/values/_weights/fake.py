@@ -71,6 +71,8 @@ class FakeQuantised(Structured):
     Quantised<f32[2,2], 6 B>(q=Nibbles<i4[2,2], 2 B>, scale=f32[1,1], zero=None)
     """
 
+    compiles_materialise = True
+
     _is_seen_dense = True
 
     w: Array

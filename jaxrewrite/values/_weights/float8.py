@@ -74,6 +74,8 @@ class Float8(Coded):
     Array([224.25], dtype=float32)
     """
 
+    compiles_materialise = True
+
     codes: Array
     scale: Array
     format: str = jaxrewrite.field(static=True)

@@ -93,6 +93,8 @@ class Lora(Structured):
     Array([[ 6.,  6.,  6.,  6.], [15., 15., 15., 15.]], dtype=float32)
     """
 
+    compiles_materialise = True
+
     outer = -50
 
     w: Array

@@ -95,6 +95,8 @@ class NF4(Coded):
     Array([...], dtype=float32)
     """
 
+    compiles_materialise = True
+
     codes: Array
     scale_q: Array
     scale_scale: Array

@@ -135,6 +135,8 @@ class Quantised(Coded):
     Array([0., 5.], dtype=float32)
     """
 
+    compiles_materialise = True
+
     q: Array
     scale: Array
     zero: Array | None = None
