@@ -32,11 +32,10 @@ from .avals import avals_of, fields, mismatch
 from .builder import Applied, Draft
 from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from .errors import MaterialisationWarning, add_note
-from .hooks import primitives_of_passes
+from .hooks import operands_hooks, primitives_of_passes
 from .record import Record
 from .site import Site, describe, source_within
 from .traces import Answer, Flat, Rewriting, checked_results
-from .transposes import Transposes
 from .value import Value, is_value
 
 
@@ -64,7 +63,7 @@ class Scope(Draft):
         self.rewriting = rewriting
         self.recorder = rewriting.settings.recorder
         self._dense: dict[int, tuple[Value, Any]] = {}
-        self._transposes = Transposes()
+        self._hooks = [hook() for hook in operands_hooks]
         # Whether the numbers that its equations write have any units.
         self.is_for_any_units = False
         # The equation of each variable, of the first so many equations.
@@ -231,7 +230,10 @@ class Scope(Draft):
                     operands = self.adopted(adopter, operands, site.eqn)
             if self.recorder is not None:
                 record, start = self.recorder.begin(site, operands), len(self.eqns)
-            site, operands = self._transposes.undone(site, operands)
+            hooks = [hook for hook in self._hooks if site.primitive.name in hook.primitives]
+            for hook in hooks:
+                eqn, operands = hook.operands(site.eqn, operands)
+                site = site._replace(eqn=eqn)
             for answer, by in (
                 ("rule", Scope._by_rule),
                 ("handler", handlers.get(site.primitive.name)),
@@ -245,7 +247,9 @@ class Scope(Draft):
                         record.answer, record.results = answer, results
                         record.added = self.eqns[start:]
                     break
-            self._transposes.note(site, operands, results, self.map_leaves)
+            for hook in hooks:
+                leafwise = functools.partial(self._leafwise, site)
+                hook.results(site.eqn, operands, results, leafwise)
         except Exception as error:
             add_note(error, describe(site, operands))
             raise
@@ -289,6 +293,9 @@ class Scope(Draft):
             return NotImplemented
         self.changed = True
         return keeper(self, site, list(operands))
+
+    def _leafwise(self, site: Site, value: Any) -> Any:
+        return self.map_leaves(site, [value])[0]
 
     def _by_dense_operands(self, site: Site, operands: Sequence[Any]) -> Any:
         """Apply the same primitive to dense operands; a rule for these may exist."""

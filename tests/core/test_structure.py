@@ -42,7 +42,7 @@ ROOMS_BELOW = {
     "numpy": {"_staging"},
     "_insight": {"_compat", "_core", "_patterns", "_staging"},
     "__main__": {"_insight"},
-    "values": {"__init__", "_compat", "_core", "primitives"},
+    "values": {"__init__", "_compat", "_core", "extend", "primitives"},
     "testing": {
         *("__init__", "_analyses", "_compat", "_core", "_insight", "_patterns"),
         *("_placement", "primitives"),
