@@ -1,4 +1,5 @@
-"""How another library plugs in: passes over programs, state that is no argument, tables of classes.
+"""How another library plugs in: passes over programs, operands that were moved, state that is no
+argument, tables of classes.
 
 See `Extending the library <../extending.rst>`_.
 """
@@ -6,9 +7,11 @@ See `Extending the library <../extending.rst>`_.
 from ._core.dead_code import DataFlow as DataFlow, live_equations as live_equations
 from ._core.hooks import (
     ClassHook as ClassHook,
+    OperandsHook as OperandsHook,
     Pass as Pass,
     StagingHook as StagingHook,
     register_class_hook as register_class_hook,
+    register_operands_hook as register_operands_hook,
     register_pass as register_pass,
     register_staging_hook as register_staging_hook,
     unregister as unregister,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_unflatten
+from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._analyses import fills
@@ -15,7 +15,7 @@ from .avals import avals_of
 from .builder import Restaged
 from .caches import WeakCaches
 from .dead_code import pruned_body
-from .record import Body
+from .record import Body, aside
 from .rewrite import Scope, adopter_of
 from .site import Site
 from .traces import Rewriting, has_tracers
@@ -61,34 +61,28 @@ def restage(
     if site.is_in_rule:
         rewriting = rewriting.of_rules()
     leaves, in_tree = tree_flatten(list(operands))
-    avals = avals_of(leaves)
+    avals = tuple(avals_of(leaves))
     adopts = adopter_of(operands) is not None
     numbers = _numbers(jaxpr, operands) if adopts else _zeros(operands)
-
-    def anew() -> Restaged:
-        return _restage(rewriting, jaxpr, in_tree, avals, numbers, site, entering, leaving)
-
-    recorder = rewriting.settings.recorder
-    if recorder is not None:
-        with recorder.aside() as records:
-            restaged = anew()
-        recorder.add_body(Body(jaxpr, restaged.jaxpr, records))
-        return restaged
-    if rewriting.settings.keeps_nothing:
-        return anew()
-    cache = _restaged.of(jaxpr)
-    state = rewriting.settings.key(), bool(rewriting.passes), _compat.trace_context()
     # Their bytes are equal only if they are the same, also for NaN and a negative zero.
     bits = tuple((i, _bytes(x)) for i, x in numbers.items())
-    key = (in_tree, tuple(avals), bits, entering, leaving, *state)
+    state = rewriting.settings.key(), bool(rewriting.passes), _compat.trace_context()
+    key = (in_tree, avals, bits, entering, leaving, *state)
+    cache = None if rewriting.settings.keeps_nothing else _restaged.of(jaxpr)
     try:
-        restaged = cache.get(key)
+        kept = None if cache is None else cache.get(key)
     except TypeError:  # The metadata is not hashable.
-        return anew()
-    if restaged is None:
-        restaged = anew()
-        if not has_tracers(restaged.consts):
-            cache.put(key, restaged)
+        cache = kept = None
+    if kept is not None:
+        return kept
+    recorder = rewriting.settings.recorder
+    with aside(recorder) as records:
+        likes = tree_unflatten(in_tree, avals)
+        restaged = _restage(rewriting, jaxpr, likes, numbers, site, entering, leaving)
+    if recorder is not None:
+        recorder.add_body(Body(jaxpr, restaged.jaxpr, records))
+    if cache is not None and not has_tracers(restaged.consts):
+        cache.put(key, restaged)
     return restaged
 
 
@@ -120,8 +114,7 @@ def _bytes(number: Any) -> bytes:
 def _restage(
     rewriting: Rewriting,
     jaxpr: Any,
-    in_tree: PyTreeDef,
-    avals: Sequence[Any],
+    likes: Sequence[Any],
     numbers: Mapping[int, Literal],
     site: Site,
     entering: Adapter | None,
@@ -132,19 +125,15 @@ def _restage(
     scope = Scope(rewriting)
     scope.is_for_any_units = fills.is_for_any_units(inner)
     inside = Site.of(site.eqn)
-    operands = [
-        scope.operand(var, like)
-        for var, like in zip(
-            inner.invars[len(consts) :], tree_unflatten(in_tree, avals), strict=True
-        )
-    ]
+    pairs = zip(inner.invars[len(consts) :], likes, strict=True)
+    operands = [scope.operand(var, like) for var, like in pairs]
     invars = tree_leaves(operands)
     if not scope.is_for_any_units:  # What its caller writes has units.
         operands = [numbers.get(i, operand) for i, operand in enumerate(operands)]
     if entering is not None:
         operands = entering(scope, operands, inside)
     operands = [*scope.constants(inner, consts), *operands]
-    results = scope.run_program(inner, operands)
+    results = scope.run(scope.after_passes(inner, operands), operands)
     adopter = adopter_of(operands)
     if adopter is not None:
         results = scope.adopted(adopter, results)

@@ -6,10 +6,10 @@ staging ask what is registered, and know nothing of what it is for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from typing import Any, Protocol
 
-from .._compat import Jaxpr, Primitive, Var
+from .._compat import Jaxpr, JaxprEqn, Primitive, Var
 from .dead_code import DataFlow
 
 
@@ -107,6 +107,55 @@ class StagingHook(Protocol):
         ...
 
 
+class OperandsHook(Protocol):
+    """Gives equations other operands, by what it has seen of the equations before them.
+
+    One object of the registered class is made for each program, and for each body inside of
+    one, while it is rewritten.
+
+    Attributes
+    ----------
+    primitives
+        The names of the primitives of the equations that it is shown, where values or rules
+        meet them.
+    """
+
+    primitives: Set[str]
+
+    def operands(
+        self, eqn: JaxprEqn, operands: Sequence[Any]
+    ) -> tuple[JaxprEqn, Sequence[Any]]:
+        """An equation with the same results, and its operands, in place of these.
+
+        Parameters
+        ----------
+        eqn
+            An equation of arrays, with the parameters.
+        operands
+            A value or a variable of the new program for each of its operands.
+
+        Returns
+        -------
+        tuple
+            The equation and the operands themselves, if it knows of none that are better.
+        """
+        ...
+
+    def results(
+        self,
+        eqn: JaxprEqn,
+        operands: Sequence[Any],
+        results: Sequence[Any],
+        leafwise: Callable[[Any], Any],
+    ) -> None:
+        """Take note of what became of an equation on these operands.
+
+        ``leafwise`` applies the equation to each leaf of another value, for primitives that
+        do no more than return an array.
+        """
+        ...
+
+
 # The passes, in the order in which they run.
 passes: list[Pass] = []
 
@@ -114,6 +163,8 @@ passes: list[Pass] = []
 primitives_of_passes: set[Primitive] = set()
 
 staging_hooks: list[StagingHook] = []
+
+operands_hooks: list[type[OperandsHook]] = []
 
 _classes: list[type] = []
 _ready: list[ClassHook] = []
@@ -141,9 +192,14 @@ def register_staging_hook(hook: StagingHook) -> None:
     staging_hooks.append(hook)
 
 
-def unregister(registered: Pass | ClassHook | StagingHook) -> None:
+def register_operands_hook(hook: type[OperandsHook]) -> None:
+    """Show an object of this class each program that is rewritten from now on."""
+    operands_hooks.append(hook)
+
+
+def unregister(registered: Pass | ClassHook | StagingHook | type[OperandsHook]) -> None:
     """Take back a registration, in tests and notebooks. Programs that are kept stay."""
-    lists: tuple[list[Any], ...] = (passes, staging_hooks, _ready, _waiting)
+    lists: tuple[list[Any], ...] = (passes, staging_hooks, operands_hooks, _ready, _waiting)
     for known in lists:
         if registered in known:
             known.remove(registered)

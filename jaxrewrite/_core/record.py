@@ -62,7 +62,7 @@ class Recorder:
 
     def __init__(self) -> None:
         # The lists to which the records of the program, body or rule at hand go.
-        self._lists: list[list[Record]] = [[]]
+        self.lists: list[list[Record]] = [[]]
         # The equations at hand, the innermost last.
         self._open: list[Record] = []
         # What almost applied, of the passes that are asked for it.
@@ -72,17 +72,17 @@ class Recorder:
 
     # --- equations --------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def equation(self, site: Site, operands: Sequence[Any]) -> Iterator[Record]:
+    def begin(self, site: Site, operands: Sequence[Any]) -> Record:
+        r"""A record of an equation, until it `end`\ s that of the equation at hand."""
         record = Record(site, operands)
-        self._lists[-1].append(record)
-        self._lists.append(record.inner)
+        self.lists[-1].append(record)
+        self.lists.append(record.inner)
         self._open.append(record)
-        try:
-            yield record
-        finally:
-            self._open.pop()
-            self._lists.pop()
+        return record
+
+    def end(self) -> None:
+        self._open.pop()
+        self.lists.pop()
 
     @property
     def record(self) -> Record | None:
@@ -100,19 +100,9 @@ class Recorder:
 
     # --- what has equations of its own --------------------------------------------
 
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[list[Record]]:
-        """Collect the records of a function that is traced once for several equations."""
-        records: list[Record] = []
-        self._lists.append(records)
-        try:
-            yield records
-        finally:
-            self._lists.pop()
-
     def include(self, records: Sequence[Record]) -> None:
         """Add records that were collected aside."""
-        self._lists[-1].extend(records)
+        self.lists[-1].extend(records)
 
     def add_body(self, body: Body) -> None:
         """Add a body to the equation at hand; a later form of a jaxpr replaces earlier ones."""
@@ -126,4 +116,21 @@ class Recorder:
         bodies.append(body)
 
     def add_program(self, original: Jaxpr, rewritten: Jaxpr) -> None:
-        self.programs.append(Body(original, rewritten, self._lists[-1]))
+        self.programs.append(Body(original, rewritten, self.lists[-1]))
+
+
+@contextlib.contextmanager
+def aside(recorder: Recorder | None) -> Iterator[list[Record]]:
+    """Collect the records of a function that is traced once for several equations.
+
+    Without a recorder there are none.
+    """
+    records: list[Record] = []
+    if recorder is None:
+        yield records
+        return
+    recorder.lists.append(records)
+    try:
+        yield records
+    finally:
+        recorder.lists.pop()

@@ -6,8 +6,8 @@ atoms as leaves. Values exist while a program is rewritten; the new jaxpr does n
 them.
 
 An equation without a value among its operands is added unchanged, as the same object. So
-code that values do not reach costs next to nothing. For any other equation the functions in
-``_ANSWERS`` are tried in order: the rules; for a higher-order primitive its handler, which
+code that values do not reach costs next to nothing. For any other equation `Scope.apply`
+tries in order: the rules; for a higher-order primitive its handler, which
 rewrites the jaxprs inside; the ``default`` of the operands' type; for primitives that only
 move arrays, a move of their leaves; at last dense operands.
 
@@ -32,11 +32,10 @@ from .avals import avals_of, fields, mismatch
 from .builder import Applied, Draft
 from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from .errors import MaterialisationWarning, add_note
-from .hooks import primitives_of_passes
-from .record import Record, Recorder
+from .hooks import operands_hooks, primitives_of_passes
+from .record import Record
 from .site import Site, describe, source_within
 from .traces import Answer, Flat, Rewriting, checked_results
-from .transposes import Transposes
 from .value import Value, is_value
 
 
@@ -64,7 +63,7 @@ class Scope(Draft):
         self.rewriting = rewriting
         self.recorder = rewriting.settings.recorder
         self._dense: dict[int, tuple[Value, Any]] = {}
-        self._transposes = Transposes()
+        self._hooks = [hook() for hook in operands_hooks]
         # Whether the numbers that its equations write have any units.
         self.is_for_any_units = False
         # The equation of each variable, of the first so many equations.
@@ -91,14 +90,14 @@ class Scope(Draft):
 
     # --- the walk ---------------------------------------------------------------
 
-    def run_program(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> list[Any]:
-        """`run` a program, or the body of an equation, as the passes change it."""
+    def after_passes(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
+        """A program, or the body of an equation, as the passes change it."""
         for pass_ in self.rewriting.passes:
             made = self.rewriting.after(pass_, jaxpr, operands)
             # Where a pass has primitives of its own, their handlers tell of a change.
             self.changed |= made is not jaxpr and not pass_.primitives
             jaxpr = made
-        return self.run(jaxpr, operands)
+        return jaxpr
 
     def run(
         self,
@@ -221,39 +220,43 @@ class Scope(Draft):
 
     def apply(self, site: Site, operands: Sequence[Any]) -> Sequence[Any]:
         """Add the rewritten form of an equation on these operands, the first that exists."""
+        record: Record | None = None
+        results: Any = NotImplemented
         try:
             adopter = adopter_of(operands)
             if adopter is not None:
                 operands = self._with_numbers(site.primitive, operands)
                 if site.primitive.name in adopter.adopts or site.primitive.name in handlers:
                     operands = self.adopted(adopter, operands, site.eqn)
-            if self.recorder is None:
-                return self._answer(site, operands)
-            return self._recorded_answer(self.recorder, site, operands)
+            if self.recorder is not None:
+                record, start = self.recorder.begin(site, operands), len(self.eqns)
+            hooks = [hook for hook in self._hooks if site.primitive.name in hook.primitives]
+            for hook in hooks:
+                eqn, operands = hook.operands(site.eqn, operands)
+                site = site._replace(eqn=eqn)
+            for answer, by in (
+                ("rule", Scope._by_rule),
+                ("handler", handlers.get(site.primitive.name)),
+                ("default", Scope._by_default),
+                ("identity", Scope._by_leaf),
+                ("dense", Scope._by_dense_operands),
+            ):
+                results = NotImplemented if by is None else by(self, site, list(operands))
+                if results is not NotImplemented:
+                    if record is not None:
+                        record.answer, record.results = answer, results
+                        record.added = self.eqns[start:]
+                    break
+            for hook in hooks:
+                leafwise = functools.partial(self._leafwise, site)
+                hook.results(site.eqn, operands, results, leafwise)
         except Exception as error:
             add_note(error, describe(site, operands))
             raise
-
-    def _answer(self, site: Site, operands: Sequence[Any]) -> Sequence[Any]:
-        site, operands = self._transposes.undone(site, operands)
-        for name, answer in _ANSWERS.items():
-            results = answer(self, site, operands)
-            if results is not NotImplemented:
-                if self.record is not None:
-                    self.record.answer = name
-                self._transposes.note(site, operands, results, self.map_leaves)
-                return results
-        self.copy(site, operands, site.outvars)
-        return site.outvars
-
-    def _recorded_answer(
-        self, recorder: Recorder, site: Site, operands: Sequence[Any]
-    ) -> Sequence[Any]:
-        start = len(self.eqns)
-        with recorder.equation(site, operands) as record:
-            record.results = self._answer(site, operands)
-            record.added = self.eqns[start:]
-        return record.results
+        finally:
+            if record is not None and self.recorder is not None:
+                self.recorder.end()
+        return results
 
     def _by_rule(self, site: Site, operands: Sequence[Any]) -> Any:
         """Apply the first rule that does not decline."""
@@ -265,11 +268,6 @@ class Scope(Draft):
             self.record.rule = answer.rule
             self.record.declined += answer.declined
         return self.add(answer, flat, site)
-
-    def _by_handler(self, site: Site, operands: Sequence[Any]) -> Any:
-        """Rewrite a higher-order primitive with the jaxprs inside."""
-        handler = handlers.get(site.primitive.name)
-        return NotImplemented if handler is None else handler(self, site, list(operands))
 
     def _by_default(self, site: Site, operands: Sequence[Any]) -> Any:
         """Apply the ``default`` of the outermost type."""
@@ -296,15 +294,20 @@ class Scope(Draft):
         self.changed = True
         return keeper(self, site, list(operands))
 
+    def _leafwise(self, site: Site, value: Any) -> Any:
+        return self.map_leaves(site, [value])[0]
+
     def _by_dense_operands(self, site: Site, operands: Sequence[Any]) -> Any:
         """Apply the same primitive to dense operands; a rule for these may exist."""
-        if not any(map(is_value, operands)):
-            return NotImplemented
-        dense = self.materialise_operands(site, operands)
-        pairs = zip(dense, site.eqn.invars, strict=True)
-        operands = [self.vary(x, atom.aval, site) for x, atom in pairs]
-        if site.primitive in self.rewriting.dense_primitives and not site.is_in_rule:
-            return self._answer(site, operands)
+        if any(map(is_value, operands)):
+            dense = self.materialise_operands(site, operands)
+            pairs = zip(dense, site.eqn.invars, strict=True)
+            operands = [self.vary(x, atom.aval, site) for x, atom in pairs]
+            if site.primitive in self.rewriting.dense_primitives and not site.is_in_rule:
+                for by in (Scope._by_rule, handlers.get(site.primitive.name)):
+                    results = NotImplemented if by is None else by(self, site, operands)
+                    if results is not NotImplemented:
+                        return results
         self.copy(site, operands, site.outvars)
         return site.outvars
 
@@ -489,16 +492,6 @@ class Scope(Draft):
     ) -> Any:
         """Make layer after layer of a value dense, up to one that may stay."""
         return self._made_dense(value, site, NO_RULE, is_enough)
-
-
-# The functions that rewrite an equation, in the order in which they are tried.
-_ANSWERS = {
-    "rule": Scope._by_rule,
-    "handler": Scope._by_handler,
-    "default": Scope._by_default,
-    "identity": Scope._by_leaf,
-    "dense": Scope._by_dense_operands,
-}
 
 
 def _read(env: Mapping[Any, Any], atom: Any) -> Any:

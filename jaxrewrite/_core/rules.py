@@ -15,7 +15,7 @@ import math
 import numbers
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from multipledispatch.conflict import supercedes
@@ -26,7 +26,8 @@ from .. import _compat
 from .._compat import Literal, Primitive
 from . import hooks
 from .annotations import Dense, Number, Signature, guards_hold, read_signature
-from .errors import AmbiguousRuleError
+from .avals import avals_of
+from .errors import AmbiguousRuleError, add_note
 from .operands import Known, known
 from .pytree import prepare_defined
 from .value import Value, is_value
@@ -69,21 +70,26 @@ class Rule:
     def __call__(
         self,
         primitive: Primitive,
-        operands: Sequence[Any],
-        params: Any,
-        atoms: Sequence[Any] = (),
+        params: Mapping[str, Any],
+        atoms: Sequence[Any],
+        *operands: Any,
     ) -> Any:
         """Call the function on operands; ``atoms`` tells which operands are literals."""
         if self.mirrored:
             operands, atoms = operands[::-1], atoms[::-1]
-        if self.literals:
-            operands = list(operands)
-            for i in self.literals:
-                if type(atoms[i]) is Literal:
-                    operands[i] = atoms[i]
+        own = list(operands)
+        for i in self.literals:
+            if type(atoms[i]) is Literal:
+                own[i] = atoms[i]
         if self.signature.takes_primitive:
-            return self.fn(*operands, primitive=primitive, **params)
-        return self.fn(*operands, **params)
+            params = {**params, "primitive": primitive}
+        try:
+            return self.fn(*own, **params)
+        except Exception as error:
+            add_note(error, f"jaxrewrite: raised by the rule {self}.")
+            if "unexpected keyword argument" in str(error):
+                add_note(error, "Rules take a primitive's parameters as **params.")
+            raise
 
     def name_for(self, primitive: Primitive) -> str:
         """The rule's name in profiles; the function of many rules is named ``_``."""
@@ -565,42 +571,19 @@ class RulesInForce:
             *(rules.primitives_with_literals() for rules in self.tables)
         )
 
-    def first_answer(
-        self,
-        primitive: Primitive,
-        operands: Sequence[Any],
-        avals: Callable[[], Sequence[Any]],
-        ask: Callable[[Rule], Any],
-        declined: list[Declined],
-    ) -> Any:
-        """The answer of the first rule that does not decline.
-
-        Parameters
-        ----------
-        operands
-            Values and atoms of a jaxpr.
-        avals
-            Returns the operands' avals, for rules with guards.
-        ask
-            Returns the answer of a rule; ``NotImplemented`` if the rule declines.
-        declined
-            Gets the rules that came first and did not answer.
-
-        Raises
-        ------
-        AmbiguousRuleError
-            If two rules answer, and neither comes before the other.
-        """
+    def choice(self, primitive: Primitive, operands: Sequence[Any]) -> Choice:
+        """The rules for operands of an equation, values and atoms of a jaxpr."""
         types = tuple(map(type_of, operands))
-        has_values = any(map(is_value, operands))
-        for rules in self.tables if has_values else self.own():
-            entries = rules.matches(primitive, types)
-            if any(entry.is_guarded() for entry in entries):
-                entries = guarded(entries, avals(), declined)
-            answer = settled(primitive, types, entries, ask, declined)
-            if answer is not NotImplemented:
-                return answer
-        return NotImplemented
+        declined: list[Declined] = []
+
+        def levels() -> Iterator[list[Entry]]:
+            for rules in self.tables if any(map(is_value, operands)) else self.own():
+                entries = rules.matches(primitive, types)
+                if any(entry.is_guarded() for entry in entries):
+                    entries = guarded(entries, avals_of(operands), declined)
+                yield entries
+
+        return Choice(primitive, types, levels(), declined)
 
 
 def guarded(
@@ -651,52 +634,76 @@ def _is_dense(annotated: Any) -> bool:
     return issubclass(annotated, Dense)
 
 
-def settled(
-    primitive: Primitive,
-    types: tuple[type, ...],
-    entries: list[Entry],
-    ask: Callable[[Any], Any],
-    declined: list[Declined],
-    ambiguity: Callable[..., str] | None = None,
-) -> Any:
-    """The answer of the foremost rules. Rules that decline make room for the next ones.
+class Choice:
+    """The rules for one equation, in the order in which they are to be asked.
 
-    ``ambiguity`` makes the message of the error if several answer, as `_ambiguity` does.
+    Whoever iterates over it asks each rule, and puts into ``results`` what the rule gave:
+    ``NotImplemented`` if it declined, which makes room for the next rules. While several are
+    tied (``is_tied``), a rule that raises an error gives a `Failure`, because another may yet
+    answer. After the iteration ``result`` is that of the foremost rule that answered, and
+    ``rule`` is that rule.
+
+    Parameters
+    ----------
+    levels
+        The entries of one table after the other.
+    declined
+        Gets the rules that came first and did not answer.
+    ambiguity
+        Makes the message of the error if several answer, as `_ambiguity` does.
+
+    Raises
+    ------
+    AmbiguousRuleError
+        In the iteration, if two rules answer and neither comes before the other.
     """
-    answers: dict[Ranked, Any] = {}
-    while entries:
-        foremost = list(dict.fromkeys(e.rule for e in _foremost(entries, types)))
-        if len(foremost) == 1 and foremost[0] not in answers:
-            answers[foremost[0]] = ask(foremost[0])
-        for rule in foremost:
-            if rule not in answers:
-                answers[rule] = _answer_or_failure(ask, rule)
-        out = [rule for rule in foremost if answers[rule] is NotImplemented]
-        if not out:
-            if len({rule.fn for rule in foremost}) > 1:
-                message = (ambiguity or _ambiguity)(primitive, types, foremost)
-                raise AmbiguousRuleError(message)
-            answer = answers[foremost[0]]
-            if isinstance(answer, _Failure):
-                raise answer.error
-            return answer
-        declined += [Declined(rule, "it returned NotImplemented") for rule in out]
-        entries = [entry for entry in entries if entry.rule not in out]
-    return NotImplemented
+
+    def __init__(
+        self,
+        primitive: Primitive,
+        types: tuple[type, ...],
+        levels: Iterable[list[Entry]],
+        declined: list[Declined],
+        ambiguity: Callable[..., str] | None = None,
+    ):
+        self.declined = declined
+        self.results: dict[Ranked, Any] = {}
+        self.rule: Ranked | None = None
+        self.result: Any = NotImplemented
+        self.is_tied = False
+        self._primitive = primitive
+        self._types = types
+        self._levels = levels
+        self._ambiguity = ambiguity or _ambiguity
+
+    def __iter__(self) -> Iterator[Any]:
+        for entries in self._levels:
+            while entries:
+                foremost = list(
+                    dict.fromkeys(e.rule for e in _foremost(entries, self._types))
+                )
+                self.is_tied = len(foremost) > 1
+                yield from (rule for rule in foremost if rule not in self.results)
+                out = [rule for rule in foremost if self.results[rule] is NotImplemented]
+                if not out:
+                    self._end(foremost)
+                    return
+                self.declined += [Declined(r, "it returned NotImplemented") for r in out]
+                entries = [entry for entry in entries if entry.rule not in out]
+
+    def _end(self, rules: list[Ranked]) -> None:
+        if len({rule.fn for rule in rules}) > 1:
+            raise AmbiguousRuleError(self._ambiguity(self._primitive, self._types, rules))
+        self.rule = rules[0]
+        self.result = answer = self.results[self.rule]
+        if isinstance(answer, Failure):
+            raise answer.error
 
 
-class _Failure(NamedTuple):
+class Failure(NamedTuple):
     """The error that a rule raised. Such a rule has not declined."""
 
     error: Exception
-
-
-def _answer_or_failure(ask: Callable[[Rule], Any], rule: Rule) -> Any:
-    """The answer or the error of one of several rules, which are ambiguous either way."""
-    try:
-        return ask(rule)
-    except Exception as error:  # noqa: BLE001 - raised again if no other rule answers
-        return _Failure(error)
 
 
 def _foremost(entries: list[Entry], types: tuple[type, ...]) -> list[Entry]:
@@ -714,7 +721,9 @@ def names_of_types(types: tuple[type, ...]) -> list[str]:
     return ["Array" if _is_dense(t) else t.__name__ for t in types]
 
 
-def _ambiguity(primitive: Primitive, types: tuple[type, ...], rules: list[Rule]) -> str:
+def _ambiguity(
+    primitive: Primitive, types: tuple[type, ...], rules: Sequence[Ranked]
+) -> str:
     names = names_of_types(types)
     listed = "\n".join(f"  {rule}" for rule in rules)
     parameters = ", ".join(

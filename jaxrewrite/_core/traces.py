@@ -18,13 +18,12 @@ from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
 from .. import _compat
 from .._compat import Jaxpr, Literal, Primitive, Var
 from .avals import avals_of, layer, mismatch
-from .caches import WeakCaches
+from .caches import BoundedCache, WeakCaches
 from .dead_code import DataFlow
-from .errors import add_note
 from .hooks import Pass
 from .notices import Notice, collected
-from .record import Record
-from .rules import Declined, Rule
+from .record import Record, aside
+from .rules import Declined, Failure, Ranked
 from .settings import Settings, use_settings
 from .site import Site
 from .value import is_value
@@ -57,6 +56,13 @@ class Flat(NamedTuple):
                 treedefs.append(None)
         return cls(leaves, treedefs, avals_of(leaves), ctx)
 
+    def key(self, of: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The key of a function's trace on operands of this structure.
+
+        ``of`` identifies the function.
+        """
+        return (*of, *self.treedefs, *self.avals, self.ctx)
+
     def rebuilt(self, leaves: Iterable[Any]) -> list[Any]:
         """The operands with other leaves."""
         rest = iter(leaves)
@@ -77,7 +83,7 @@ class Answer(NamedTuple):
     """
 
     traced: Any
-    rule: Rule | None = None
+    rule: Ranked | None = None
     declined: Sequence[Declined] = ()
     inner: Sequence[Record] = ()
 
@@ -111,7 +117,7 @@ class Rewriting:
         self.passes = settings.rules.passes()
         # The calls, each with its body and the avals of its operands, that stay what they are.
         self.unchanged: set[Any] = set()
-        self._traced: dict[Any, Any] = {}
+        self._kept: dict[Any, Any] = {}
 
     def of_rules(self) -> Rewriting:
         """The rewriting of what rules return, on which no pass runs."""
@@ -148,31 +154,27 @@ class Rewriting:
 
     def by_rule(self, site: Site, operands: Sequence[Any], flat: Flat) -> Answer:
         """The answer of the first rule that applies to an equation."""
-        eqn = site.eqn
-        primitive = eqn.primitive
-
-        def find() -> Answer:
-            def ask(rule: Rule) -> Any:
-                traced = self._trace(
-                    functools.partial(_call_rule, rule, site, operands),
-                    flat,
-                    functools.partial(checked_results, site, f"The rule {rule}"),
-                    rule.name_for(primitive),
-                )
-                return traced if traced is NotImplemented else Answer(traced, rule)
-
-            avals = functools.partial(avals_of, operands)
-            declined: list[Declined] = []
-            first_answer = self.settings.rules.first_answer
-            answer = first_answer(primitive, operands, avals, ask, declined)
-            if answer is NotImplemented:
-                answer = Answer(NotImplemented)
-            return answer._replace(declined=declined)
-
-        key = ("rule", primitive, *eqn.params.items())
+        primitive, params = site.primitive, site.params
+        key = ("rule", primitive, *params.items())
         if primitive in self.primitives_with_literals:
             key = (*key, *map(_literal_key, operands))
-        return self.recall(key, flat, find)
+        key = flat.key(key)
+        answer = self.kept(key)
+        if answer is not None:
+            return answer
+        choice = self.settings.rules.choice(primitive, operands)
+        with aside(self.settings.recorder) as inner:
+            for rule in choice:
+                fn = functools.partial(rule, primitive, params, operands)
+                check = functools.partial(checked_results, site, f"The rule {rule}")
+                try:
+                    traced = self._trace(fn, flat, check, rule.name_for(primitive))
+                except Exception as error:  # noqa: BLE001 - raised again if no other answers
+                    if not choice.is_tied:
+                        raise
+                    traced = Failure(error)
+                choice.results[rule] = traced
+        return self.keep(key, Answer(choice.result, choice.rule, choice.declined, inner))
 
     def by_function(
         self,
@@ -182,33 +184,46 @@ class Rewriting:
         check: Callable[[Any], list[Any]],
     ) -> Answer:
         """The answer of a function of its operands; ``key`` identifies the function."""
+        key = flat.key(key)
+        answer = self.kept(key)
+        if answer is not None:
+            return answer
+        with aside(self.settings.recorder) as inner:
+            traced = self._trace(fn, flat, check, getattr(fn, "__name__", "rule"))
+        return self.keep(key, Answer(traced, inner=inner))
 
-        def find() -> Answer:
-            return Answer(self._trace(fn, flat, check, getattr(fn, "__name__", "rule")))
+    def kept(self, key: tuple[Any, ...]) -> Any:
+        """What is kept for a function and operands, if any, also by another rewriting.
 
-        return self.recall(key, flat, find)
-
-    def recall(self, key: tuple[Any, ...], flat: Flat, find: Callable[[], Any]) -> Any:
-        """The result of ``find`` for operands of this structure, which is called once.
-
-        ``key`` identifies the function. It returns an `Answer`, or another tuple with a
-        trace. The result is kept for this rewriting. A trace is also kept for others, unless
-        it holds tracers.
+        It is an `Answer`, or another tuple with a trace.
         """
-        structure = (*key, *flat.treedefs, *flat.avals, flat.ctx)
         try:
-            answer = self._traced.get(structure)
+            answer = self._kept.get(key)
         except TypeError:  # Parameters or metadata are not hashable.
-            return self._found(find)
-        if answer is None:
-            answer = self._traced[structure] = self._shared(structure, find)
+            return None
+        if answer is None and not self.settings.keeps_nothing:
+            cache, state = self._shared()
+            answer = cache.get((key, state))
+            if answer is not None:
+                self._kept[key] = answer
         return answer
 
-    def _shared(self, structure: tuple[Any, ...], find: Callable[[], Answer]) -> Answer:
-        """The result of ``find``, from another rewriting if one has it."""
-        if self.settings.keeps_nothing:
-            return self._found(find)
+    def keep(self, key: tuple[Any, ...], answer: Any) -> Any:
+        """Keep an answer for this rewriting, and for others unless it holds tracers."""
+        try:
+            self._kept[key] = answer
+        except TypeError:
+            return answer
+        if answer.traced is not NotImplemented and not self.settings.keeps_nothing:
+            cache, state = self._shared()
+            if not has_tracers(answer.traced.consts):
+                cache.put((key, state), answer)
+        return answer
+
+    def _shared(self) -> tuple[BoundedCache, Any]:
+        """The traces of all rewritings with the nearest table, and what else matters to them."""
         nearest, *others = self.settings.rules.state()
+        # The key must not refer to the table, or the table would never be freed.
         state = (
             self.settings.policy,
             *self.settings.rules.left(),
@@ -216,22 +231,7 @@ class Rewriting:
             *others,
             _compat.trace_context(),
         )
-        # The key must not refer to the table, or the table would never be freed.
-        cache = _kept_traces.of(nearest[0])
-        answer = cache.get((structure, state))
-        if answer is None:
-            answer = find()
-            traced = answer.traced
-            if traced is not NotImplemented and not has_tracers(traced.consts):
-                cache.put((structure, state), answer)
-        return answer
-
-    def _found(self, find: Callable[[], Answer]) -> Answer:
-        recorder = self.settings.recorder
-        if recorder is None:
-            return find()
-        with recorder.aside() as inner:
-            return find()._replace(inner=inner)
+        return _kept_traces.of(nearest[0]), state
 
     def _trace(
         self,
@@ -295,16 +295,6 @@ def has_tracers(consts: Iterable[Any]) -> bool:
 def _literal_key(operand: Any) -> Any:
     """The part of a key that stands for a literal; 0.0 and -0.0 differ."""
     return repr(operand.val) if type(operand) is Literal else None
-
-
-def _call_rule(rule: Rule, site: Site, operands: Sequence[Any], *args: Any) -> Any:
-    try:
-        return rule(site.primitive, args, site.params, operands)
-    except Exception as error:
-        add_note(error, f"jaxrewrite: raised by the rule {rule}.")
-        if "unexpected keyword argument" in str(error):
-            add_note(error, "Rules take a primitive's parameters as **params.")
-        raise
 
 
 def checked_results(site: Site, what: str, results: Any) -> list[Any]:

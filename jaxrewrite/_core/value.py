@@ -99,10 +99,6 @@ class Value(PyTree):
     # Whether fields without leaves may stay when `jax.vmap` gives the others batch axes.
     _repeats_hollow: ClassVar[bool] = False
 
-    # Whether a product along one axis takes no longer than along another one, so that a product
-    # with a transpose is one with the array itself.
-    _sums_along_any_axis: ClassVar[bool] = False
-
     # Whether programs see its dense array anyway, so that no policy stands in the way of that.
     _is_seen_dense: ClassVar[bool] = False
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from .._compat import Literal, Primitive
 from .._core.avals import avals_of, mismatch
 from .._core.errors import add_note
 from .._core.rewrite import Scope, handlers
-from .._core.rules import Declined, Entry, guarded, names_of_types, settled, type_of
+from .._core.rules import Choice, Declined, Entry, Failure, guarded, names_of_types, type_of
 from .._core.site import Site
 from .._core.traces import Answer, Flat
 from .._core.value import is_value
@@ -45,14 +44,16 @@ _NO_ANSWER = _Answered(Answer(NotImplemented), (), ())
 
 def pattern_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     declined: list[Declined] = []
-    find = functools.partial(_first_answer, scope, site, operands, declined)
-    if scope.rewriting.settings.recorder is None:
-        flat = Flat.of(operands, site.context)
-        answered = scope.rewriting.recall(_key(site, operands), flat, find)
-    else:
-        answered = find()
-    if scope.record is not None:
-        scope.record.declined += declined
+    rewriting, record = scope.rewriting, scope.record
+    key = Flat.of(operands, site.context).key(_key(site, operands))
+    # An explanation tells of each rule that declines.
+    answered = rewriting.kept(key) if record is None else None
+    if answered is None:
+        answered = _first_answer(scope, site, operands, declined)
+        if record is None:
+            rewriting.keep(key, answered)
+        else:
+            record.declined += declined
     if answered is not _NO_ANSWER:
         flat = _flat(site, operands, answered.taken, answered.whole)
         return scope.add(answered.answer, flat, site)
@@ -146,13 +147,18 @@ def _of_group(
         for entry in _entries(option, own, declined):
             entries.append(_in_order(entry, option, order))
 
-    def ask(pattern: Pattern) -> Any:
-        results = _ask(scope, site, operands, options[pattern])
-        if results is not NotImplemented and scope.record is not None:
+    choice = Choice(pattern_p, types, [entries], declined, _ambiguity)
+    for pattern in choice:
+        try:
+            answered = _ask(scope, site, operands, options[pattern])
+        except Exception as error:  # noqa: BLE001 - raised again if no other answers
+            if not choice.is_tied:
+                raise
+            answered = Failure(error)
+        choice.results[pattern] = answered
+        if answered is not NotImplemented and scope.record is not None:
             scope.record.rule = pattern
-        return results
-
-    return settled(pattern_p, types, entries, ask, declined, _ambiguity)
+    return choice.result
 
 
 def _ambiguity(

@@ -108,7 +108,7 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
             for var, like in zip(jaxpr.invars[len(consts) :], inputs.likes, strict=True)
         ]
         operands = [*scope.constants(jaxpr, consts), *symbolic]
-        results = scope.run_program(jaxpr, operands)
+        results = scope.run(scope.after_passes(jaxpr, operands), operands)
         if scope.changed:
             results = [
                 _as_weak_as(scope, x, var.aval)

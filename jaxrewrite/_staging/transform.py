@@ -361,20 +361,6 @@ class Transformed(Generic[_P, _R]):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._jitted is not None and _is_jittable(args, kwargs):
             return self._in_jit(self._jitted)(*args, **kwargs)
-        return self._run(args, kwargs)
-
-    def _in_jit(self, cache: BoundedCache) -> Callable[..., Any]:
-        """The function under `jax.jit`, which finds a program faster than this class does."""
-        key = current_settings().refined(self._rules, self._policy).key()
-        jitted = cache.get(key)
-        if jitted is None:
-            twin = self.__copy__()
-            twin._jitted = None
-            jitted = jax.jit(twin)
-            cache.put(key, jitted)
-        return jitted
-
-    def _run(self, args: Any, kwargs: Any) -> Any:
         leaves, staged = self._staged(args, kwargs)
         if staged is None:
             return self._run_as_it_is(args, kwargs)
@@ -389,6 +375,17 @@ class Transformed(Generic[_P, _R]):
                 lambda x: dense(x) if is_hollow(x) else x, results, is_leaf=_stays_whole
             )
         return results
+
+    def _in_jit(self, cache: BoundedCache) -> Callable[..., Any]:
+        """The function under `jax.jit`, which finds a program faster than this class does."""
+        key = current_settings().refined(self._rules, self._policy).key()
+        jitted = cache.get(key)
+        if jitted is None:
+            twin = self.__copy__()
+            twin._jitted = None
+            jitted = jax.jit(twin)
+            cache.put(key, jitted)
+        return jitted
 
     def _run_as_it_is(self, args: Any, kwargs: Any) -> Any:
         """Call the function, whose transforms inside may meet values that it makes."""

@@ -62,7 +62,11 @@ from ._trees import (
     train_only as train_only,
 )
 from ._uniform import Constant as Constant, Known as Known, Zero as Zero
-from ._weights import activations as _activations, products as _products
+from ._weights import (
+    activations as _activations,
+    products as _products,
+    transposes as _transposes,
+)
 from ._weights.calibrate import calibrate as calibrate
 from ._weights.coded import Coded as Coded
 from ._weights.fake import FakeQuantised as FakeQuantised

@@ -1,4 +1,4 @@
-"""The ways in that other libraries have: passes, hooks for staging, hooks for classes."""
+"""The ways in that other libraries have: passes, hooks for operands, for staging, for classes."""
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,11 @@ from jax.extend import core as jex_core
 import jaxrewrite
 from jaxrewrite import Rules, explain, make_jaxpr, transform
 from jaxrewrite.extend import (
+    OperandsHook,
     Pass,
     live_equations,
     register_class_hook,
+    register_operands_hook,
     register_pass,
     register_staging_hook,
     unregister,
@@ -388,3 +390,64 @@ def test_a_table_that_comes_later_gets_the_classes_when_a_value_is_made(register
     table.imported = True
     Diagonal(X)
     assert table.classes.count(Diagonal) == 1
+
+
+class Turns(OperandsHook):
+    """Lets sums of reversed values read the values themselves."""
+
+    primitives = frozenset({"rev", "reduce_sum", "stop_gradient"})
+
+    def __init__(self):
+        self.turned = []
+
+    def before(self, x):
+        return next((before for after, before in self.turned if after is x), x)
+
+    def operands(self, eqn, operands):
+        if eqn.primitive.name != "reduce_sum":
+            return eqn, operands
+        return eqn, [*map(self.before, operands)]
+
+    def results(self, eqn, operands, results, leafwise):
+        before = self.before(operands[0])
+        if eqn.primitive.name == "rev":
+            self.turned.append((results[0], before))
+        elif eqn.primitive.name == "stop_gradient" and before is not operands[0]:
+            self.turned.append((results[0], leafwise(before)))
+
+
+class Turned(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+
+@pytest.mark.parametrize(
+    ("fn", "is_read_before"),
+    [
+        (lambda v: jnp.sum(lax.rev(v, (0,))), True),
+        (lambda v: jnp.sum(lax.stop_gradient(lax.rev(lax.rev(v, (0,)), (0,)))), True),
+        (lambda v: lax.map(lambda x: x * jnp.sum(lax.rev(v, (0,))), jnp.ones(2)), True),
+        # What a call returns is an operand like any other.
+        (lambda v: jnp.sum(jax.jit(lambda v: lax.rev(v, (0,)))(v)), False),
+    ],
+    ids=["direct", "through another equation", "in a body", "from a call"],
+)
+def test_a_hook_chooses_operands_by_the_equations_before(fn, is_read_before, registered):
+    rules = Rules()
+
+    @rules.register("rev")
+    def _(v: Turned, *, dimensions):
+        return Turned(lax.rev(v.x, dimensions))
+
+    @rules.register("reduce_sum")
+    def _(v: Turned, **params):
+        return jnp.sum(v.x)
+
+    v = Turned(jnp.array([1.0, 2.0, 4.0]))
+    assert "rev[" in str(make_jaxpr(fn, rules=rules)(v))
+    registered(register_operands_hook, Turns)
+    jaxrewrite.clear_caches()
+    assert ("rev[" in str(make_jaxpr(fn, rules=rules)(v))) != is_read_before
+    np.testing.assert_allclose(transform(fn, rules=rules)(v), fn(v.x))

@@ -9,7 +9,10 @@ import pathlib
 import re
 import subprocess
 import sys
+import traceback
 
+import jax
+import jax.numpy as jnp
 import pytest
 from imports import imports, imports_in, module_files, room_of
 
@@ -39,7 +42,7 @@ ROOMS_BELOW = {
     "numpy": {"_staging"},
     "_insight": {"_compat", "_core", "_patterns", "_staging"},
     "__main__": {"_insight"},
-    "values": {"__init__", "_compat", "_core", "primitives"},
+    "values": {"__init__", "_compat", "_core", "extend", "primitives"},
     "testing": {
         *("__init__", "_analyses", "_compat", "_core", "_insight", "_patterns"),
         *("_placement", "primitives"),
@@ -389,6 +392,36 @@ def test_public_names_are_the_package_own_and_documented():
         thing = getattr(jaxrewrite, name)
         assert thing.__module__.startswith("jaxrewrite"), name
         assert thing.__doc__, name
+
+
+class Counted(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    def materialise(self):
+        return self.x
+
+
+@pytest.mark.parametrize(
+    ("fn", "most"),
+    [
+        (lambda v: -v, 12),
+        (lambda v: jax.lax.scan(lambda v, _: (-v, None), v, length=3)[0], 20),
+    ],
+    ids=["direct", "in a scan"],
+)
+def test_a_rule_is_few_functions_below_the_call(fn, most):
+    """Whoever debugs a rule sees these in the traceback."""
+    rules, seen = jaxrewrite.Rules(), []
+
+    @rules.register("neg")
+    def _(v: Counted, **params):
+        files = [frame.filename for frame in traceback.extract_stack()]
+        seen.append(sum(PACKAGE in pathlib.Path(file).parents for file in files))
+        return Counted(-v.x)
+
+    jaxrewrite.transform(fn, rules=rules)(Counted(jnp.ones(2)))
+    assert seen
+    assert max(seen) <= most
 
 
 DOCS = PACKAGE.parent / "docs"

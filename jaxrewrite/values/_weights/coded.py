@@ -61,7 +61,6 @@ class Coded(Structured):
     """
 
     _is_base: ClassVar[bool] = True
-    _sums_along_any_axis: ClassVar[bool] = True
 
     @abc.abstractmethod
     def levels(self) -> jax.Array:
