@@ -336,6 +336,8 @@ def _simulations(program: Any, zeros: bool, double: bool) -> list[list[np.ndarra
     for name, own in EPS.items():
         if name in given or f"'{name}'" in text:
             eps = max(eps, own)
+    if "reduce_precision" in text:
+        eps = max(eps, 2.0**-11)  # to the ten bits of `operations`
     found = []
     for seed in range(3):
         noise = Noise(seed, 2 * eps, zeros)
