@@ -1,0 +1,362 @@
+"""What a program writes: the numbers that fill its arrays, as far as its equations tell.
+
+The analysis goes forward, once through each jaxpr: through calls, branches and loops, too. Each
+variable has a `Fact`. Most facts are that nothing is known, and are not kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from .. import _compat
+from .._compat import JaxprEqn, Literal, Var
+from .._core.caches import WeakCaches
+
+
+class Kind(IntEnum):
+    """How much is known of an array, most first."""
+
+    UNINITIALISED = 0
+    """Nothing has written its numbers."""
+
+    NOT_READ = 1
+    """Nothing may read its numbers."""
+
+    NUMBER = 2
+    """One known number fills it."""
+
+    NO_SCALE = 3
+    """Each entry is zero, infinite or NaN."""
+
+    LARGEST = 4
+    """Or it is the largest number of its dtype, or the least."""
+
+    WRITTEN = 5
+    """The program writes each entry as a number."""
+
+    UNKNOWN = 6
+
+
+class Fact(NamedTuple):
+    """What is known of an array. The number is kept by its bytes, which tell NaN and -0 apart."""
+
+    kind: Kind
+    dtype: Any = None
+    number_bytes: bytes = b""
+
+    @property
+    def number(self) -> Any:
+        """The number that fills the array, a scalar of NumPy."""
+        return np.frombuffer(self.number_bytes, self.dtype)[0]
+
+    @property
+    def is_number(self) -> bool:
+        return self.kind == Kind.NUMBER
+
+    @property
+    def is_uninitialised(self) -> bool:
+        return self.kind == Kind.UNINITIALISED
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether it may be taken for an array of zeros."""
+        return self._class() < Kind.NUMBER or (self.is_number and bool(self.number == 0))
+
+    @property
+    def has_no_scale(self) -> bool:
+        """Whether all numbers are zero, infinite or NaN, and so the same in all units.
+
+        See ``can_have_arbitrary_unit`` of Astropy. The largest number of a dtype is one of them,
+        too: programs write it where they can't write infinity.
+        """
+        return self._class() <= Kind.LARGEST
+
+    @property
+    def is_written(self) -> bool:
+        """Whether the program itself writes the numbers."""
+        return self.kind <= Kind.WRITTEN
+
+    def _class(self) -> Kind:
+        """The kind of an array with this number among others."""
+        if not self.is_number:
+            return self.kind
+        number = self.number
+        if all(part == 0 or not np.isfinite(part) for part in (number.real, number.imag)):
+            return Kind.NO_SCALE
+        is_inexact = jnp.issubdtype(self.dtype, jnp.inexact)
+        is_largest = is_inexact and abs(number) == jnp.finfo(self.dtype).max
+        return Kind.LARGEST if is_largest else Kind.WRITTEN
+
+
+UNKNOWN = Fact(Kind.UNKNOWN)
+NO_SCALE = Fact(Kind.NO_SCALE)
+
+
+def filled(number: Any, dtype: Any) -> Fact:
+    """The fact that a number fills an array of a dtype."""
+    number = np.asarray(number, dtype)
+    return Fact(Kind.NUMBER, number.dtype, number.tobytes())
+
+
+def either(a: Fact, b: Fact) -> Fact:
+    """What is known of an array of which each entry is one of two arrays' entries."""
+    if a == b:
+        return a
+    least, most = sorted((a, b), key=operator.attrgetter("kind"))
+    if least.kind < Kind.NUMBER:
+        return most  # All entries that are read are those of the other one.
+    return Fact(max(a._class(), b._class()))
+
+
+def any_of(facts: Sequence[Fact]) -> Fact:
+    return functools.reduce(either, facts) if facts else UNKNOWN
+
+
+class Written:
+    """The facts about the variables of a jaxpr under construction, of which ``eqns`` is the list."""
+
+    def __init__(self, eqns: Sequence[JaxprEqn]):
+        self._eqns = eqns
+        self._facts: dict[Var, Fact] = {}
+        self._done = 0
+        self._last: JaxprEqn | None = None
+
+    def __call__(self, atom: Any) -> Fact:
+        """The fact about an atom; about a literal, too."""
+        if type(atom) is Literal:
+            return _of_literal(atom)
+        # Equations that nothing needs may have been removed since.
+        if self._done and self._eqns[self._done - 1 : self._done] != [self._last]:
+            self._done = 0
+        if self._done < len(self._eqns):
+            _go_forward(self._eqns[self._done :], self._facts)
+            self._done, self._last = len(self._eqns), self._eqns[-1]
+        return self._facts.get(atom, UNKNOWN)
+
+
+_of_bodies = WeakCaches(64)
+
+
+def results_of(body: Any, operands: Sequence[Fact]) -> list[Fact]:
+    """The facts about the results of a jaxpr in an equation, on operands of these facts."""
+    cache = _of_bodies.of(body)
+    key = tuple(operands)
+    found: list[Fact] | None = cache.get(key)
+    if found is None:
+        jaxpr, consts = _compat.open_jaxpr(body)
+        given = zip(jaxpr.invars[len(consts) :], operands, strict=True)
+        facts = {var: fact for var, fact in given if fact != UNKNOWN}
+        _go_forward(jaxpr.eqns, facts)
+        found = [_fact(facts, atom) for atom in jaxpr.outvars]
+        cache.put(key, found)
+    return found
+
+
+def _go_forward(eqns: Sequence[JaxprEqn], facts: dict[Var, Fact]) -> None:
+    for eqn in eqns:
+        transfer = _TRANSFERS.get(eqn.primitive.name)
+        if transfer is None:
+            continue
+        found = transfer(eqn, [_fact(facts, atom) for atom in eqn.invars])
+        for var, fact in zip(eqn.outvars, found, strict=True):
+            if fact != UNKNOWN:
+                facts[var] = fact
+
+
+def _fact(facts: dict[Var, Fact], atom: Any) -> Fact:
+    return _of_literal(atom) if type(atom) is Literal else facts.get(atom, UNKNOWN)
+
+
+def _of_literal(literal: Literal) -> Fact:
+    dtype = literal.aval.dtype
+    is_number = jnp.issubdtype(dtype, np.number) or dtype == jnp.bool_
+    return filled(literal.val, dtype) if is_number and not np.ndim(literal.val) else UNKNOWN
+
+
+# --- what each primitive makes of facts ----------------------------------------------
+
+# The facts about the results of an equation, by those about its operands.
+Transfer = Callable[[JaxprEqn, Sequence[Fact]], Sequence[Fact]]
+
+_TRANSFERS: dict[str, Transfer] = {}
+
+
+def transfer(*names: str) -> Callable[[Transfer], Transfer]:
+    """Declare what primitives make of facts, by their names."""
+
+    def declare(fn: Transfer) -> Transfer:
+        _TRANSFERS.update(dict.fromkeys(names, fn))
+        return fn
+
+    return declare
+
+
+def _is_inexact(var: Any) -> bool:
+    return jnp.issubdtype(var.aval.dtype, jnp.inexact)
+
+
+@transfer(
+    *("broadcast_in_dim", "copy", "copy_p", "dynamic_slice", "pvary", "reshape", "rev"),
+    *("slice", "squeeze", "stop_gradient", "transpose"),
+)
+def _of_the_first(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    return [facts[0]]
+
+
+@transfer("gather")
+def _gather(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    fill, dtype = eqn.params["fill_value"], eqn.outvars[0].aval.dtype
+    if eqn.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
+        return [facts[0]]
+    if fill is None and not _is_inexact(eqn.outvars[0]):
+        return [UNKNOWN]  # The least number of the dtype, or the largest.
+    beyond = filled(np.nan if fill is None else fill, dtype)
+    return [either(facts[0], beyond)]
+
+
+@transfer("concatenate", "stack")
+def _of_all(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    return [any_of(facts)]
+
+
+@transfer("select_n")
+def _chosen(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    return [any_of(facts[1:])]
+
+
+@transfer("device_put", "optimization_barrier")
+def _one_for_one(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    return facts
+
+
+@transfer("empty", "empty2")
+def _uninitialised(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    return [Fact(Kind.UNINITIALISED)] * len(eqn.outvars)
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{"abs": np.abs, "neg": np.negative, "sqrt": np.sqrt, "square": np.square},
+    **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide},
+}
+
+
+def _computed(eqn: JaxprEqn, facts: Sequence[Fact]) -> Fact:
+    """The number that a function of NumPy gives for known ones."""
+    if not all(fact.is_number for fact in facts):
+        return UNKNOWN
+    with np.errstate(all="ignore"):
+        number = _FUNCTIONS[eqn.primitive.name](*(fact.number for fact in facts))
+    return filled(number, eqn.outvars[0].aval.dtype)
+
+
+@transfer("abs", "neg", "sqrt", "square")
+def _of_each_entry(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    (fact,) = facts
+    if fact.is_number:
+        return [_computed(eqn, facts)]
+    if fact.kind != Kind.LARGEST or eqn.primitive.name in ("abs", "neg"):
+        return [fact]
+    # The square of the largest number is infinite, and its root another number.
+    return [NO_SCALE if eqn.primitive.name == "square" else Fact(Kind.WRITTEN)]
+
+
+@transfer("reduce_precision")
+def _rounded(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    (fact,) = facts
+    is_exact = fact.kind < Kind.NUMBER or fact._class() == Kind.NO_SCALE
+    return [fact if is_exact else either(fact, Fact(Kind.WRITTEN))]
+
+
+@transfer("convert_element_type")
+def _converted(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    (fact,) = facts
+    dtype = eqn.outvars[0].aval.dtype
+    if fact.is_number:
+        is_kept = fact.is_zero or np.can_cast(fact.dtype, dtype, "same_kind")
+        return [filled(fact.number, dtype) if is_kept else UNKNOWN]
+    # Of the numbers without a scale only zero is an integer or a truth value.
+    is_known = fact.kind < Kind.NUMBER or _is_inexact(eqn.outvars[0])
+    return [fact if is_known else UNKNOWN]
+
+
+@transfer("add", "sub")
+def _sum(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    return [_computed(eqn, facts)]
+
+
+@transfer("mul", "div")
+def _scaled(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    """A product or quotient of anything and of a number without a scale has none.
+
+    (A quotient of an integer and zero is -1.)
+    """
+    is_inexact = _is_inexact(eqn.outvars[0])
+    found = UNKNOWN
+    if is_inexact or eqn.primitive.name == "mul":
+        found = _computed(eqn, facts)
+    if found == UNKNOWN and is_inexact:
+        is_scaled = any(fact._class() == Kind.NO_SCALE for fact in facts)
+        found = NO_SCALE if is_scaled else UNKNOWN
+    return [found]
+
+
+# --- calls, branches and loops ------------------------------------------------------
+
+
+def _call_of(param: str) -> Transfer:
+    return lambda eqn, facts: results_of(eqn.params[param], facts)
+
+
+for _name, _param in {
+    **{"jit": "jaxpr", "remat2": "jaxpr"},
+    **{"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"},
+}.items():
+    transfer(_name)(_call_of(_param))
+
+
+@transfer("cond")
+def _branches(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    found = [results_of(branch, facts[1:]) for branch in eqn.params["branches"]]
+    return list(map(any_of, zip(*found, strict=True)))
+
+
+@transfer("scan")
+def _scan(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    consts, carries = _compat.scan_counts(eqn.params)
+    carry, others = facts[consts : consts + carries], facts[consts + carries :]
+    turn = lambda carry: results_of(eqn.params["jaxpr"], [*facts[:consts], *carry, *others])
+    carry, results = _after_all_turns(carry, turn)
+    return [*carry, *results[carries:]]
+
+
+@transfer("while")
+def _while_loop(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    first = eqn.params["cond_nconsts"]
+    consts, carry = facts[first:][: eqn.params["body_nconsts"]], facts[first:]
+    carry = carry[len(consts) :]
+    turn = lambda carry: results_of(eqn.params["body_jaxpr"], [*consts, *carry])
+    return _after_all_turns(carry, turn)[0]
+
+
+def _after_all_turns(
+    carry: Sequence[Fact], turn: Callable[[Sequence[Fact]], list[Fact]]
+) -> tuple[list[Fact], list[Fact]]:
+    """The facts about a carry that hold after each turn, and those about a turn's results.
+
+    A turn that changes a fact leaves less known, so that there are few.
+    """
+    carry = list(carry)
+    while True:
+        results = turn(carry)
+        after = list(map(either, carry, results))
+        if after == carry:
+            return carry, results
+        carry = after
