@@ -31,7 +31,7 @@ from .._core.avals import aval_of, avals_of, is_hollow
 from .._core.dead_code import drop_dead_code
 from .._core.errors import add_note, place
 from .._core.notices import warn
-from .._core.rewrite import Scope
+from .._core.rewrite import Rewriter
 from .._core.settings import Settings, use_settings
 from .._core.site import describe_operand
 from .._core.traces import Rewriting
@@ -101,18 +101,18 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
             arguments, tree, inputs, settings
         )
     with collector.paused():
-        scope = Scope(Rewriting(settings))
-        jaxpr = drop_dead_code(whole, scope.rewriting.data_flow(whole))
+        builder = Rewriter(Rewriting(settings))
+        jaxpr = drop_dead_code(whole, builder.rewriting.data_flow(whole))
         symbolic = [
-            scope.operand(var, like)
+            builder.operand(var, like)
             for var, like in zip(jaxpr.invars[len(consts) :], inputs.likes, strict=True)
         ]
-        operands = [*scope.constants(jaxpr, consts), *symbolic]
-        results = scope.run(scope.after_passes(jaxpr, operands), operands)
-        if scope.changed:
+        operands = [*builder.constants(jaxpr, consts), *symbolic]
+        results = builder.run(builder.after_passes(jaxpr, operands), operands)
+        if builder.changed:
             # Values have a strong type, and so has what rules make of them.
             results = [
-                _weak(scope, x) if _compat.is_weak(var.aval) and not is_value(x) else x
+                _weak(builder, x) if _compat.is_weak(var.aval) and not is_value(x) else x
                 for x, var in zip(results, whole.outvars, strict=True)
             ]
         rest = iter([x.settled() if is_value(x) else x for x in results])
@@ -120,7 +120,7 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
         leaves, whole_tree = tree_flatten(tree_unflatten(out_tree, results))
         is_static = [isinstance(leaf, _Static) for leaf in leaves]
         outvars = [leaf for leaf, s in zip(leaves, is_static, strict=True) if not s]
-        restaged = scope.finish(
+        restaged = builder.finish(
             tree_leaves(symbolic), outvars, whole_tree, jaxpr.debug_info
         )
     if settings.recorder is not None:
@@ -139,13 +139,13 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     )
 
 
-def _weak(scope: Scope, atom: Any) -> Any:
+def _weak(builder: Rewriter, atom: Any) -> Any:
     """The array with a weak type, as numbers of Python have."""
     # A variable of the program may have a weak type where what a rule writes to it has none.
     avals = [_compat.strong(atom.aval)]
     debug_info = _compat.new_debug_info("weak", _weak)
     jaxpr, _ = _compat.trace_to_jaxpr(lambda x: [_compat.as_weak(x)], avals, debug_info)
-    return scope.run(jaxpr, [atom])[0]
+    return builder.run(jaxpr, [atom])[0]
 
 
 def _staging(jaxpr: Jaxpr, consts: Sequence[Any], likes: Sequence[Any]) -> Staging | None:
