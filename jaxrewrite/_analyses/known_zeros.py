@@ -21,7 +21,8 @@ from .. import _compat
 from .._compat import Literal, Primitive
 from .._core.avals import fields, full
 from .._core.builder import Restaged
-from .._core.rewrite import Scope, keepers
+from .._core.rewrite import keepers
+from .._core.site import Site
 from .._core.value import Value, field, is_value
 from . import fills
 from .fills import Producer
@@ -56,7 +57,7 @@ class KnownZeros(Value):
 
     @staticmethod
     def default(primitive: Primitive, values: Sequence[Any], params: dict[str, Any]) -> Any:
-        if keepers.get(primitive.name) is Scope.map_leaves:
+        if keepers.get(primitive.name) is Site.map_leaves:
             return NotImplemented
         others = [x for x in values if not isinstance(x, KnownZeros)]
         if primitive.name in _ADDITIONS and len(others) == 1 and is_value(others[0]):

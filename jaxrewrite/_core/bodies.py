@@ -16,7 +16,8 @@ from .builder import Restaged
 from .caches import WeakCaches
 from .dead_code import pruned_body
 from .record import Body, aside
-from .rewrite import Scope, adopter_of
+from .rewrite import Rewriter, adopter_of
+from .settings import Settings
 from .site import Site
 from .traces import Rewriting, has_tracers
 from .value import is_value
@@ -25,13 +26,11 @@ from .value import is_value
 class Adapter(Protocol):
     """A function that `restage` calls before or after a body.
 
-    It adds equations to the scope, on behalf of the site, and returns new operands or new
+    It adds equations to the body, on behalf of the site, and returns new operands or new
     results.
     """
 
-    def __call__(
-        self, scope: Scope, operands: Sequence[Any], site: Site, /
-    ) -> list[Any]: ...
+    def __call__(self, site: Site, operands: Sequence[Any], /) -> list[Any]: ...
 
 
 # A body keeps its own rewritten forms.
@@ -39,25 +38,27 @@ _restaged = WeakCaches(256)
 
 
 def restage(
-    rewriting: Rewriting,
+    site: Site,
     jaxpr: Any,
     operands: Sequence[Any],
-    site: Site,
     entering: Adapter | None = None,
     leaving: Adapter | None = None,
+    settings: Settings | None = None,
 ) -> Restaged:
     """Rewrite a jaxpr in an equation for operands of this structure, once.
 
     The result is kept as long as the jaxpr lives. So a body that is called a hundred times,
     or by a hundred programs, is rewritten and compiled once. The adapters change the
     operands before the first equation of the jaxpr, and the results after the last one.
-    They are part of the cache's key.
+    They are part of the cache's key. ``settings`` are given where JAX calls a rule, after the
+    program of the site is finished.
 
     Beside a value that adopts numbers, numbers that the program writes are part of the key,
     too. The body has them as literals, for they may be exponents, which tell units: JAX takes
     them out of a loop that it differentiates. Beside any value zeros are, for arrays of them
     take the structure of a value.
     """
+    rewriting = Rewriting(settings) if settings is not None else site.builder.rewriting
     if site.is_in_rule:
         rewriting = rewriting.of_rules()
     leaves, in_tree = tree_flatten(list(operands))
@@ -122,22 +123,23 @@ def _restage(
 ) -> Restaged:
     inner, consts = _compat.open_jaxpr(jaxpr)
     inner = pruned_body(inner, site.eqn)
-    scope = Scope(rewriting)
-    scope.is_for_any_units = fills.is_for_any_units(inner)
-    inside = Site.of(site.eqn)
+    builder = Rewriter(rewriting)
+    builder.is_for_any_units = fills.is_for_any_units(inner)
+    # The body is a program of its own, whichever rule the equation comes from.
+    inside = Site(builder, site.eqn, site.eqn.outvars)
     pairs = zip(inner.invars[len(consts) :], likes, strict=True)
-    operands = [scope.operand(var, like) for var, like in pairs]
+    operands = [builder.operand(var, like) for var, like in pairs]
     invars = tree_leaves(operands)
-    if not scope.is_for_any_units:  # What its caller writes has units.
+    if not builder.is_for_any_units:  # What its caller writes has units.
         operands = [numbers.get(i, operand) for i, operand in enumerate(operands)]
     if entering is not None:
-        operands = entering(scope, operands, inside)
-    operands = [*scope.constants(inner, consts), *operands]
-    results = scope.run(scope.after_passes(inner, operands), operands)
+        operands = entering(inside, operands)
+    operands = [*builder.constants(inner, consts), *operands]
+    results = builder.run(builder.after_passes(inner, operands), operands)
     adopter = adopter_of(operands)
     if adopter is not None:
-        results = scope.adopted(adopter, results)
+        results = builder.adopted(adopter, results)
     if leaving is not None:
-        results = leaving(scope, results, inside)
+        results = leaving(inside, results)
     outvars, out_tree = tree_flatten(results)
-    return scope.finish(invars, outvars, out_tree, inner.debug_info)
+    return builder.finish(invars, outvars, out_tree, inner.debug_info)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from jax.tree_util import PyTreeDef, tree_flatten, tree_map, tree_unflatten
+from jax.tree_util import PyTreeDef, tree_map, tree_unflatten
 
 from .. import _compat
 from .._compat import Jaxpr, JaxprEqn, Literal, SourceInfo, Var
-from .avals import avals_of
 from .dead_code import live_equations
 from .notices import Notice
-from .site import Site
 from .value import is_value
 
 
@@ -53,7 +51,7 @@ class Restaged(NamedTuple):
         return tree_unflatten(self.out_tree, self.jaxpr.outvars)
 
 
-class Draft:
+class Builder:
     """A jaxpr under construction."""
 
     def __init__(self) -> None:
@@ -83,7 +81,7 @@ class Draft:
 
     @staticmethod
     def operand(var: Any, like: Any) -> Any:
-        """An operand in place of the variable of a jaxpr that will run in this scope.
+        """An operand in place of the variable of a jaxpr that will run in this builder.
 
         If ``like`` is the aval of the variable, it is the variable itself, so that
         equations on it stay the same. If ``like`` is a value on avals, it is a value on new
@@ -95,17 +93,6 @@ class Draft:
 
     # --- equations --------------------------------------------------------------
 
-    def copy(
-        self,
-        site: Site,
-        operands: Sequence[Any],
-        outvars: Sequence[Var],
-        params: dict[str, Any] | None = None,
-        effects: Any = None,
-    ) -> None:
-        """Add an equation like that of a site, with other atoms or parameters."""
-        self.rename(site.eqn, operands, outvars, site.source_info, params, effects)
-
     def rename(
         self,
         eqn: JaxprEqn,
@@ -115,7 +102,7 @@ class Draft:
         params: dict[str, Any] | None = None,
         effects: Any = None,
     ) -> None:
-        """Add an equation with other atoms. Unlike `copy`, it needs no site."""
+        """Add an equation with other atoms or parameters."""
         if effects is None:
             effects = eqn.effects
             if effects:
@@ -133,28 +120,9 @@ class Draft:
             )
         )
 
-    def map_leaves(self, site: Site, operands: Sequence[Any]) -> list[Any]:
-        """Apply a primitive that is an identity to each leaf of its operands."""
-        leaves, treedef = tree_flatten(list(operands))
-        whole = site.primitive.multiple_results
-        results = []
-        for group in [leaves] if whole else [[leaf] for leaf in leaves]:
-            avals = _compat.result_avals(site.eqn, avals_of(group))
-            outvars = [Var(aval) for aval in avals]
-            self.copy(site, group, outvars)
-            results += outvars
-        return tree_unflatten(treedef, results)
-
-    def include(self, restaged: Restaged, site: Site) -> list[Var]:
-        """Take over the constants and warnings of a new equation's body; return constants."""
-        self.changed = True
-        placed = [notice.at(site.line) for notice in restaged.warnings]
-        self._warnings.update(dict.fromkeys(placed))
-        return [self.const(value) for value in restaged.consts]
-
-    def notice(self, site: Site, category: type[Warning], *args: str) -> None:
-        """Warn when the program is finished, with the user's line of an equation."""
-        self._warnings[Notice(category, args).at(site.line)] = None
+    def notice(self, notices: Iterable[Notice]) -> None:
+        """Warn when the program is finished."""
+        self._warnings.update(dict.fromkeys(notices))
 
     # --- the end ----------------------------------------------------------------
 
@@ -174,17 +142,18 @@ class Draft:
             debug_info,
             self.is_high,
         )
-        values = [value for _, value in consts]
-        closed = _compat.close_jaxpr(jaxpr)
-        return Restaged(
+        finished = Restaged(
             jaxpr,
-            closed,
-            values,
+            _compat.close_jaxpr(jaxpr),
+            [value for _, value in consts],
             out_tree,
             self.changed,
             tuple(self._warnings),
             tuple(self.applied),
         )
+        # Code that JAX calls later may hold a site, and the caches hold that code.
+        vars(self).clear()
+        return finished
 
 
 def _pairs(invars: Sequence[Any], operands: Sequence[Any]) -> Iterator[tuple[Any, Any]]:

@@ -34,7 +34,6 @@ from .._compat import Literal, Var
 from .avals import aval_of, avals_of, fields, full, layer, same_treedef, split_as
 from .dead_code import live_equations
 from .dense import NO_RULE, Reason
-from .rewrite import Scope
 from .site import Site
 from .value import Value, is_value
 
@@ -80,71 +79,71 @@ def dense_structure(structure: Structure) -> Structure:
     return structure_of(aval)
 
 
-def join(scope: Scope, a: Structure, b: Structure, site: Site) -> Structure:
+def join(site: Site, a: Structure, b: Structure) -> Structure:
     """The least structure, as far as the types know, for operands of either structure."""
     if a == b:
         return a
     x, y = a.like(), b.like()
     if not (is_value(x) or is_value(y)):
-        return structure_of(scope.scratch().vary(Var(x), y, site))
-    joined = _join_fields(scope, x, y, site)
+        return structure_of(site.scratch().vary(Var(x), y))
+    joined = _join_fields(site, x, y)
     if joined is None:
         return dense_structure(a)
     both = structure_of(joined)
     # A type's `join` may not settle on one structure. Then it cannot be used.
-    fit = fits(scope, a, both, site) and fits(scope, b, both, site)
+    fit = fits(site, a, both) and fits(site, b, both)
     return both if fit else dense_structure(a)
 
 
-def join_of_dense_fields(scope: Scope, a: Structure, b: Structure, site: Site) -> Structure:
+def join_of_dense_fields(site: Site, a: Structure, b: Structure) -> Structure:
     """A structure for operands of either, in which no type's `Value.join` has a part.
 
     Fields that differ are dense, or hold dense fields, so that units or tags around them stay.
     """
     x, y = a.like(), b.like()
     if a == b or not (is_value(x) or is_value(y)):
-        return join(scope, a, b, site)
+        return join(site, a, b)
     parts_of = _common_parts(x, y)
     if parts_of is None:
         return dense_structure(a)
-    each = lambda own, other: join_of_dense_fields(scope, own, other, site)
+    each = lambda own, other: join_of_dense_fields(site, own, other)
     return structure_of(_with_parts_joined(x, y, parts_of, each))
 
 
-def join_all(scope: Scope, structures: Sequence[Structure], site: Site) -> Structure:
+def join_all(site: Site, structures: Sequence[Structure]) -> Structure:
     """The join of several structures, to which operands of each can be brought."""
-    joined = functools.reduce(lambda a, b: join(scope, a, b, site), structures)
-    if all(fits(scope, own, joined, site) for own in structures):
+    joined = functools.reduce(lambda a, b: join(site, a, b), structures)
+    if all(fits(site, own, joined) for own in structures):
         return joined
     return dense_structure(joined)
 
 
-def together(scope: Scope, operands: Sequence[Any], site: Site) -> Any:
+def together(site: Site, operands: Sequence[Any]) -> Any:
     """Operands for one array, `with_zeros`, and a structure for all; ``None`` if it is dense."""
-    operands = [with_zeros(scope.producer, x) for x in operands]
-    structure = join_all(scope, list(map(structure_of, operands)), site)
+    operands = [with_zeros(site.builder.producer, x) for x in operands]
+    structure = join_all(site, list(map(structure_of, operands)))
     like = structure.like()
     return (operands, structure) if is_value(like) and not has_zeros(like) else None
 
 
-def _join_fields(scope: Scope, x: Any, y: Any, site: Site) -> Any:
+def _join_fields(site: Site, x: Any, y: Any) -> Any:
     """The join as a value on avals; ``None`` if it is dense."""
     for zeros, other in ((x, y), (y, x)):
         if is_zeros(zeros):
             if can_be_zero(other):
                 return other
             own = structure_of(as_arrays(zeros))
-            return join(scope, own, structure_of(other), site).like()
+            return join(site, own, structure_of(other)).like()
     parts_of: Any = layer
     if not _same_parts(x, y, layer):
-        pair = _ask_types(scope, x, y, site)
+        pair = _ask_types(site, x, y)
         if pair is None:
             return None
         x, y = (structure_of(result).like() for result in pair)
         parts_of = _common_parts(x, y)
         if parts_of is None:
             return None
-    return _with_parts_joined(x, y, parts_of, lambda a, b: join(scope, a, b, site))
+    return _with_parts_joined(x, y, parts_of, lambda a, b: join(site, a, b))
 
 
 def _with_parts_joined(x: Any, y: Any, parts_of: Any, joining: Any) -> Any:
@@ -155,16 +154,16 @@ def _with_parts_joined(x: Any, y: Any, parts_of: Any, joining: Any) -> Any:
     return tree_unflatten(treedef, [joining(*pair).like() for pair in pairs])
 
 
-def fits(scope: Scope, own: Structure, joined: Structure, site: Site) -> bool:
+def fits(site: Site, own: Structure, joined: Structure) -> bool:
     """Whether operands of one structure can be brought to another."""
     if own == joined or not is_value(joined.like()):
         return True
-    return _brought(scope.scratch(), tree_map(Var, own.like()), joined, site) is not None
+    return _brought(site.scratch(), tree_map(Var, own.like()), joined) is not None
 
 
-def coerce(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
+def coerce(site: Site, operand: Any, structure: Structure) -> Any:
     """Add the equations that bring an operand to a structure that it `fits`."""
-    return _brought(scope, operand, structure, site)
+    return _brought(site, operand, structure)
 
 
 _DIFFERS = Reason(
@@ -172,7 +171,7 @@ _DIFFERS = Reason(
 )
 
 
-def _brought(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
+def _brought(site: Site, operand: Any, structure: Structure) -> Any:
     """An operand in another structure; ``None`` if there is no way.
 
     It depends on the structures alone whether there is one. So `fits` tells it.
@@ -182,29 +181,29 @@ def _brought(scope: Scope, operand: Any, structure: Structure, site: Site) -> An
     like = structure.like()
     if is_zeros(operand):
         own = structure if can_be_zero(like) else structure_of(as_arrays(operand))
-        return _brought(scope, _zeros(scope, own, site), structure, site)
+        return _brought(site, _zeros(site, own), structure)
     if not is_value(like):
         if is_value(operand):
-            operand = scope.materialise(operand, site, _DIFFERS)
-        return scope.vary(operand, like, site)
+            operand = site.materialise(operand, _DIFFERS)
+        return site.vary(operand, like)
     parts_of: Any = layer
     if not _same_parts(operand, like, layer):
-        operand = _through_types(scope, operand, like, site)
+        operand = _through_types(site, operand, like)
         parts_of = None if operand is None else _common_parts(operand, like)
         if parts_of is None:
             return None
     parts, treedef = parts_of(operand)
     wanted, _ = parts_of(like)
     brought = [
-        _brought(scope, part, structure_of(want), site)
+        _brought(site, part, structure_of(want))
         for part, want in zip(parts, wanted, strict=True)
     ]
     return None if any(x is None for x in brought) else tree_unflatten(treedef, brought)
 
 
-def _zeros(scope: Scope, structure: Structure, site: Site) -> Any:
+def _zeros(site: Site, structure: Structure) -> Any:
     """An operand of a structure whose leaves are zeros."""
-    return _filled(scope, structure, site, lambda aval: full(aval, 0))
+    return _filled(site, structure, lambda aval: full(aval, 0))
 
 
 def _same_parts(x: Any, y: Any, parts_of: Callable[[Any], Any]) -> bool:
@@ -230,13 +229,13 @@ def _common_parts(x: Any, y: Any) -> Any:
     return next((parts for parts in (layer, fields) if _same_parts(x, y, parts)), None)
 
 
-def _ask_types(scope: Scope, x: Any, y: Any, site: Site) -> Any:
+def _ask_types(site: Site, x: Any, y: Any) -> Any:
     """The result of `Value.join` for two operands on avals; ``None`` if there is none."""
-    scratch = scope.scratch()
-    return _call_join(scratch, tree_map(Var, x), tree_map(Var, y), site)
+    scratch = site.scratch()
+    return _call_join(scratch, tree_map(Var, x), tree_map(Var, y))
 
 
-def _call_join(scope: Scope, x: Any, y: Any, site: Site) -> Any:
+def _call_join(site: Site, x: Any, y: Any) -> Any:
     # The outer type comes first, whichever operand it is: units stay around what is inside.
     askable = [
         (own, other, swapped)
@@ -251,8 +250,8 @@ def _call_join(scope: Scope, x: Any, y: Any, site: Site) -> Any:
         def check(pair: Any, cls: type = cls, aval: Any = aval) -> list[Any]:
             return _checked_pair(pair, cls, aval)
 
-        pair = scope.splice(
-            cls.join, (cls.join, "join"), [own, other], site.giving(outvars), check
+        pair = site.giving(outvars).splice(
+            cls.join, (cls.join, "join"), [own, other], check
         )
         if pair is not NotImplemented:
             return pair[::-1] if swapped else pair
@@ -275,22 +274,22 @@ def _checked_pair(pair: Any, cls: type, aval: Any) -> list[Any]:
     return list(pair)
 
 
-def _through_types(scope: Scope, operand: Any, like: Any, site: Site) -> Any:
+def _through_types(site: Site, operand: Any, like: Any) -> Any:
     """An operand as `Value.join` returns it where it meets an operand that is ``like``.
 
     It is ``None`` if there is no join. Raises `TypeError` if it depends on the leaves of the other operand, which do not exist
     when a branch or a turn ends.
     """
     other = tree_map(Var, like)
-    start = len(scope.eqns)
-    pair = _call_join(scope, operand, other, site)
+    start = len(site.builder.eqns)
+    pair = _call_join(site, operand, other)
     if pair is None:
         return None
     leaves = tree_leaves(pair[0])
-    scope.eqns[start:] = live_equations(scope.eqns[start:], leaves)
+    site.builder.eqns[start:] = live_equations(site.builder.eqns[start:], leaves)
     read = {
         atom
-        for eqn in scope.eqns[start:]
+        for eqn in site.builder.eqns[start:]
         for atom in eqn.invars
         if type(atom) is not Literal
     }
@@ -316,7 +315,7 @@ class Coerce(NamedTuple):
     structures: tuple[Structure | None, ...]
     is_empty: tuple[bool, ...] | None = None
 
-    def __call__(self, scope: Scope, results: Sequence[Any], site: Site) -> list[Any]:
+    def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
         is_empty = self.is_empty or (False,) * len(results)
         coerced = []
         for result, own, wanted, empty in zip(
@@ -325,48 +324,41 @@ class Coerce(NamedTuple):
             if wanted is None:
                 coerced.append(result)
             elif empty:
-                coerced.append(_fill(scope, result, wanted, site))
+                coerced.append(_fill(site, result, wanted))
             else:
-                coerced.append(coerce(scope, as_zeros(result, own.like()), wanted, site))
+                coerced.append(coerce(site, as_zeros(result, own.like()), wanted))
         return coerced
 
 
-def _fill(scope: Scope, operand: Any, structure: Structure, site: Site) -> Any:
+def _fill(site: Site, operand: Any, structure: Structure) -> Any:
     """An operand of a structure, in place of one that nothing reads.
 
     Its leaves depend on what computes the other one, so that an error is still raised there.
     """
     like = structure.like()
     if not is_value(like) or is_value(operand) or not operand.aval.size:
-        return coerce(scope, operand, structure, site)
-    if is_uninitialised(scope.producer, operand):
+        return coerce(site, operand, structure)
+    if is_uninitialised(site.builder.producer, operand):
         empty = lambda a: lax.empty(a.shape, a.dtype, out_sharding=split_as(a))
-        return _filled(scope, structure, site, empty)
+        return _filled(site, structure, empty)
 
     def leaves(array: Any) -> list[Any]:
         entry = array[(0,) * array.ndim]
         return [full(aval, entry) for aval in structure.avals]
 
-    return _of_structure(scope, structure, scope.add_call(leaves, [operand], site), site)
+    return _of_structure(site, structure, site.add_call(leaves, [operand]))
 
 
-def _filled(
-    scope: Scope, structure: Structure, site: Site, make: Callable[[Any], Any]
-) -> Any:
+def _filled(site: Site, structure: Structure, make: Callable[[Any], Any]) -> Any:
     """An operand of a structure; a function makes its leaves from their avals."""
-    leaves = scope.add_call(lambda: list(map(make, structure.avals)), [], site)
-    return _of_structure(scope, structure, leaves, site)
+    leaves = site.add_call(lambda: list(map(make, structure.avals)), [])
+    return _of_structure(site, structure, leaves)
 
 
-def _of_structure(
-    scope: Scope, structure: Structure, leaves: Sequence[Any], site: Site
-) -> Any:
+def _of_structure(site: Site, structure: Structure, leaves: Sequence[Any]) -> Any:
     return tree_unflatten(
         structure.treedef,
-        [
-            scope.vary(x, aval, site)
-            for x, aval in zip(leaves, structure.avals, strict=True)
-        ],
+        [site.vary(x, aval) for x, aval in zip(leaves, structure.avals, strict=True)],
     )
 
 
@@ -379,9 +371,9 @@ class MakeDense(NamedTuple):
     where: tuple[bool, ...]
     reason: Reason = NO_RULE
 
-    def __call__(self, scope: Scope, results: Sequence[Any], site: Site) -> list[Any]:
+    def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
         return [
-            scope.materialise(x, site, self.reason) if dense and is_value(x) else x
+            site.materialise(x, self.reason) if dense and is_value(x) else x
             for x, dense in zip(results, self.where, strict=True)
         ]
 
@@ -391,8 +383,8 @@ class MakeDenser(NamedTuple):
 
     steps: tuple[tuple[int, Reason], ...]
 
-    def __call__(self, scope: Scope, results: Sequence[Any], site: Site) -> list[Any]:
+    def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
         results = list(results)
         for i, reason in self.steps:
-            results[i] = scope.make_denser(results[i], site, reason)
+            results[i] = site.make_denser(results[i], reason)
         return results

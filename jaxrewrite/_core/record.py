@@ -9,14 +9,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .._compat import Jaxpr, JaxprEqn
 from .dense import Reason
 from .hooks import Pass
 from .rules import Declined, Ranked
-from .site import Site
 from .value import Value
+
+
+if TYPE_CHECKING:
+    from .site import Site
 
 
 class MadeDense(NamedTuple):

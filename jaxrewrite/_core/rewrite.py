@@ -1,12 +1,12 @@
 """The rewriting: a jaxpr on arrays becomes a jaxpr on the leaves of values.
 
-`Scope.run` walks the equations of a jaxpr and adds their rewritten forms to another jaxpr.
+`Rewriter.run` walks the equations of a jaxpr and adds their rewritten forms to another jaxpr.
 An *operand* is an atom of the new jaxpr (a variable or a literal), or a value with such
 atoms as leaves. Values exist while a program is rewritten; the new jaxpr does not contain
 them.
 
 An equation without a value among its operands is added unchanged, as the same object. So
-code that values do not reach costs next to nothing. For any other equation `Scope.apply`
+code that values do not reach costs next to nothing. For any other equation `Rewriter.apply`
 tries in order: the rules; for a higher-order primitive its handler, which
 rewrites the jaxprs inside; the ``default`` of the operands' type; for primitives that only
 move arrays, a move of their leaves; at last dense operands.
@@ -20,28 +20,24 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from jax.tree_util import tree_unflatten
-
-from .. import _compat
 from .._analyses import fills
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, SourceInfo, Var
-from .avals import avals_of, fields, mismatch
-from .builder import Applied, Draft
-from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
-from .errors import MaterialisationWarning, add_note
+from .avals import avals_of, mismatch
+from .builder import Builder
+from .errors import add_note
 from .hooks import operands_hooks, primitives_of_passes
 from .record import Record
 from .site import Site, describe, source_within
-from .traces import Answer, Flat, Rewriting, checked_results
+from .traces import Flat, Rewriting, checked_results
 from .value import Value, is_value
 
 
 # Adds the rewritten form of an equation on its operands. Returns the results, or
 # `NotImplemented`.
-Handler = Callable[["Scope", Site, list[Any]], Any]
+Handler = Callable[[Site, list[Any]], Any]
 
 # The handlers of the higher-order primitives, by name, because JAX exports only some of
 # the primitives as objects.
@@ -55,14 +51,15 @@ keepers: dict[str, Handler] = {}
 IDENTITIES = ("copy", "copy_p", "name", "optimization_barrier", "pvary", "stop_gradient")
 
 
-class Scope(Draft):
+class Rewriter(Builder):
     """A jaxpr under construction, to which the equations of others are added."""
 
     def __init__(self, rewriting: Rewriting):
         super().__init__()
         self.rewriting = rewriting
         self.recorder = rewriting.settings.recorder
-        self._dense: dict[int, tuple[Value, Any]] = {}
+        # Values that have become dense, by their identity.
+        self.dense: dict[int, tuple[Value, Any]] = {}
         self._hooks = [hook() for hook in operands_hooks]
         # Whether the numbers that its equations write have any units.
         self.is_for_any_units = False
@@ -71,17 +68,17 @@ class Scope(Draft):
         self._indexed = 0
 
     def producer(self, atom: Any) -> JaxprEqn | None:
-        """The equation of this scope whose result an atom is, or ``None``."""
+        """The equation of this builder whose result an atom is, or ``None``."""
         for eqn in self.eqns[self._indexed :]:
             self._producers.update(dict.fromkeys(eqn.outvars, eqn))
         self._indexed = len(self.eqns)
         return None if type(atom) is Literal else self._producers.get(atom)
 
-    def scratch(self) -> Scope:
-        """A scope for equations that only answer a question, and are in no report."""
-        scope = Scope(self.rewriting)
-        scope.recorder = None
-        return scope
+    def scratch(self) -> Rewriter:
+        """A builder for equations that only answer a question, and are in no report."""
+        builder = Rewriter(self.rewriting)
+        builder.recorder = None
+        return builder
 
     @property
     def record(self) -> Record | None:
@@ -162,7 +159,7 @@ class Scope(Draft):
             if site is not None:
                 outvars = [targets.get(var) or _fresh(var) for var in outvars]
             if has_value or is_watched:
-                results = self.apply(Site(eqn, outvars, origin), invals)
+                results = self.apply(Site(self, eqn, outvars, origin), invals)
             elif not renamed and site is None:
                 self.eqns.append(eqn)
                 continue
@@ -235,21 +232,22 @@ class Scope(Draft):
                 eqn, operands = hook.operands(site.eqn, operands)
                 site = site._replace(eqn=eqn)
             for answer, by in (
-                ("rule", Scope._by_rule),
+                ("rule", _by_rule),
                 ("handler", handlers.get(site.primitive.name)),
-                ("default", Scope._by_default),
-                ("identity", Scope._by_leaf),
-                ("dense", Scope._by_dense_operands),
+                ("default", _by_default),
+                ("identity", _by_leaf),
+                ("dense", _by_dense_operands),
             ):
-                results = NotImplemented if by is None else by(self, site, list(operands))
+                results = NotImplemented if by is None else by(site, list(operands))
                 if results is not NotImplemented:
                     if record is not None:
-                        record.answer, record.results = answer, results
-                        record.added = self.eqns[start:]
+                        record.answer = answer
                     break
             for hook in hooks:
-                leafwise = functools.partial(self._leafwise, site)
+                leafwise = lambda value: site.map_leaves([value])[0]
                 hook.results(site.eqn, operands, results, leafwise)
+            if record is not None:
+                record.results, record.added = results, self.eqns[start:]
         except Exception as error:
             add_note(error, describe(site, operands))
             raise
@@ -257,129 +255,6 @@ class Scope(Draft):
             if record is not None and self.recorder is not None:
                 self.recorder.end()
         return results
-
-    def _by_rule(self, site: Site, operands: Sequence[Any]) -> Any:
-        """Apply the first rule that does not decline."""
-        if site.primitive in primitives_of_passes:
-            return NotImplemented  # Their handlers ask what is to be asked.
-        flat = Flat.of(operands, site.context)
-        answer = self.rewriting.by_rule(site, operands, flat)
-        if self.record is not None:
-            self.record.rule = answer.rule
-            self.record.declined += answer.declined
-        return self.add(answer, flat, site)
-
-    def _by_default(self, site: Site, operands: Sequence[Any]) -> Any:
-        """Apply the ``default`` of the outermost type."""
-        types = [type(x) for x in operands if is_value(x)]
-        owner = owner_of_default(site.primitive, types)
-        if owner is None:
-            return NotImplemented
-        if self.record is not None:
-            self.record.owner = owner
-        default, primitive, params = owner.default, site.primitive, site.params
-
-        def apply_default(*args: Any) -> Any:
-            return default(primitive, args, dict(params))
-
-        check = functools.partial(checked_results, site, f"{owner.__name__}.default")
-        key = (default, primitive, *params.items())
-        return self.splice(apply_default, key, operands, site, check)
-
-    def _by_leaf(self, site: Site, operands: Sequence[Any]) -> Any:
-        """Apply a primitive that only moves arrays to each leaf."""
-        keeper = keepers.get(site.primitive.name)
-        if keeper is None or not any(map(is_value, operands)):
-            return NotImplemented
-        self.changed = True
-        return keeper(self, site, list(operands))
-
-    def _leafwise(self, site: Site, value: Any) -> Any:
-        return self.map_leaves(site, [value])[0]
-
-    def _by_dense_operands(self, site: Site, operands: Sequence[Any]) -> Any:
-        """Apply the same primitive to dense operands; a rule for these may exist."""
-        if any(map(is_value, operands)):
-            dense = self.materialise_operands(site, operands)
-            pairs = zip(dense, site.eqn.invars, strict=True)
-            operands = [self.vary(x, atom.aval, site) for x, atom in pairs]
-            if site.primitive in self.rewriting.dense_primitives and not site.is_in_rule:
-                for by in (Scope._by_rule, handlers.get(site.primitive.name)):
-                    results = NotImplemented if by is None else by(self, site, operands)
-                    if results is not NotImplemented:
-                        return results
-        self.copy(site, operands, site.outvars)
-        return site.outvars
-
-    # --- equations of rules and other functions ---------------------------------
-
-    def splice(
-        self,
-        fn: Callable[..., Any],
-        key: tuple[Any, ...],
-        operands: Sequence[Any],
-        site: Site,
-        check: Callable[[Any], list[Any]],
-        whole: Container[int] = (),
-    ) -> Any:
-        """Add the equations of a function of the operands, one layer deep.
-
-        If a field of an operand is a value, the function sees a tracer of its aval. The
-        equations on that tracer are dispatched like any others. ``key`` identifies the
-        function. An operand at one of the positions ``whole`` is such a tracer, too, if it
-        is a value.
-        """
-        flat = Flat.of(operands, site.context, whole)
-        return self.add(self.rewriting.by_function(fn, key, flat, check), flat, site)
-
-    def add(self, answer: Answer, flat: Flat, site: Site) -> Any:
-        """Add the equations of an answer, whose results it returns."""
-        traced = answer.traced
-        if traced is NotImplemented:
-            return NotImplemented
-        self.changed = True
-        if self.recorder is not None:
-            self.recorder.include(answer.inner)
-        for notice in traced.notices:
-            self.notice(site, notice.category, *notice.args)
-        targets = {
-            var: site.outvars[i]
-            for var, i in traced.dense_results
-            if type(site.outvars[i]) is not DropVar
-        }
-        inputs = [*self.constants(traced.jaxpr, traced.consts), *flat.leaves]
-        start = len(self.eqns)
-        results = self.run(traced.jaxpr, inputs, site, targets)
-        # If a leaf is a value, these equations are not those of the rule's trace.
-        added = () if site.is_in_rule else self.eqns[start:]
-        if len(added) > 1 and not any(map(is_value, flat.leaves)):
-            self.applied.append(Applied(traced.jaxpr, inputs, results, added))
-        return tree_unflatten(traced.out_tree, results)
-
-    def add_call(
-        self, fn: Callable[..., Any], leaves: Sequence[Any], site: Site
-    ) -> list[Any]:
-        """Add the equations of a JAX function, from arrays to a list of arrays.
-
-        This serves for primitives with parameters that a public function makes best.
-        """
-        debug_info = _compat.new_debug_info(site.primitive.name, fn)
-        with site.context.manager:
-            jaxpr, consts = _compat.trace_to_jaxpr(fn, avals_of(leaves), debug_info)
-        return self.run(jaxpr, [*self.constants(jaxpr, consts), *leaves], site)
-
-    def vary(self, atom: Any, like: Any, site: Site) -> Any:
-        """Make an array vary over the mesh axes over which ``like`` varies.
-
-        Inside of `jax.shard_map` these axes are part of an array's type. Leaves of two values
-        may differ in them although the arrays that the values stand for do not, and a value
-        without leaves varies over none.
-        """
-        axes = _compat.varying_axes(like) - _compat.varying_axes(atom.aval)
-        if not axes:
-            return atom
-
-        return self.add_call(lambda x: [_compat.vary_over(x, axes)], [atom], site)[0]
 
     # --- numbers that are the same for any metadata ------------------------------
 
@@ -427,71 +302,63 @@ class Scope(Draft):
             raise TypeError(problem)
         return value
 
-    # --- becoming dense ---------------------------------------------------------
 
-    def materialise_operands(self, site: Site, operands: Sequence[Any]) -> list[Any]:
-        """Make the operands of an equation dense, as the policy allows."""
-        return [self.materialise(x, site) if is_value(x) else x for x in operands]
+# --- the ways to rewrite an equation -------------------------------------------------
 
-    def materialise(self, value: Value, site: Site, reason: Reason = NO_RULE) -> Any:
-        """Add the equations that make a value dense, and return the dense operand.
 
-        Raises `MaterialisationError` if the policy or the type forbids it.
-        """
-        cls = type(value)
-        policy = policy_on(cls, self.rewriting.settings.policy)
-        if value.settled() is not value:
-            policy = "allow"  # It is an array that another value adopted.
-        if policy == "forbid":
-            raise reason.refusal(site.primitive, cls)
-        if self.recorder is not None and not cls._is_seen_dense:
-            self.recorder.became_dense(value, reason)
-        entry = self._dense.get(id(value))
-        if entry is None:
-            entry = self._dense[id(value)] = value, self._made_dense(value, site, reason)
-        if policy == "warn":
-            about = reason.warning(site.primitive, cls)
-            self.notice(site, MaterialisationWarning, *about)
-        return entry[1]
+def _by_rule(site: Site, operands: Sequence[Any]) -> Any:
+    """Apply the first rule that does not decline."""
+    if site.primitive in primitives_of_passes:
+        return NotImplemented  # Their handlers ask what is to be asked.
+    flat = Flat.of(operands, site.context)
+    answer = site.builder.rewriting.by_rule(site, operands, flat)
+    if site.builder.record is not None:
+        site.builder.record.rule = answer.rule
+        site.builder.record.declined += answer.declined
+    return site.add(answer, flat)
 
-    def make_denser(self, value: Value, site: Site, reason: Reason) -> Any:
-        """Make a value dense, or the values inside of an annotation, such as units.
 
-        So the annotation stays where only what is inside stands in the way. If it does so
-        itself, this is called again.
-        """
-        parts, treedef = fields(value)
-        if type(value).outer <= 0 or not any(map(is_value, parts)):
-            return self.materialise(value, site, reason)
-        return tree_unflatten(
-            treedef,
-            [self.make_denser(x, site, reason) if is_value(x) else x for x in parts],
-        )
+def _by_default(site: Site, operands: Sequence[Any]) -> Any:
+    """Apply the ``default`` of the outermost type."""
+    types = [type(x) for x in operands if is_value(x)]
+    owner = owner_of_default(site.primitive, types)
+    if owner is None:
+        return NotImplemented
+    if site.builder.record is not None:
+        site.builder.record.owner = owner
+    default, primitive, params = owner.default, site.primitive, site.params
 
-    def _made_dense(
-        self,
-        value: Value,
-        site: Site,
-        reason: Reason,
-        is_enough: Callable[[Any], bool] = lambda x: False,
-    ) -> Any:
-        subject = f"{reason.on(site.primitive, type(value))}, which"
+    def apply_default(*args: Any) -> Any:
+        return default(primitive, args, dict(params))
 
-        def materialise(value: Value) -> Any:
-            return materialised(value, subject)
+    check = functools.partial(checked_results, site, f"{owner.__name__}.default")
+    key = (default, primitive, *params.items())
+    return site.splice(apply_default, key, operands, check)
 
-        def add_layer(value: Value, checked: Callable[[Any], Any]) -> Any:
-            key = ("materialise", type(value))
-            result = site.giving([Var(aval) for aval in avals_of([value])])
-            return self.splice(materialise, key, [value], result, lambda x: [checked(x)])[0]
 
-        return make_dense(value, add_layer, is_enough)
+def _by_leaf(site: Site, operands: Sequence[Any]) -> Any:
+    """Apply a primitive that only moves arrays to each leaf."""
+    keeper = keepers.get(site.primitive.name)
+    if keeper is None or not any(map(is_value, operands)):
+        return NotImplemented
+    site.builder.changed = True
+    return keeper(site, list(operands))
 
-    def make_denser_until(
-        self, value: Value, site: Site, is_enough: Callable[[Any], bool]
-    ) -> Any:
-        """Make layer after layer of a value dense, up to one that may stay."""
-        return self._made_dense(value, site, NO_RULE, is_enough)
+
+def _by_dense_operands(site: Site, operands: Sequence[Any]) -> Any:
+    """Apply the same primitive to dense operands; a rule for these may exist."""
+    if any(map(is_value, operands)):
+        dense = site.materialise_operands(operands)
+        pairs = zip(dense, site.eqn.invars, strict=True)
+        operands = [site.vary(x, atom.aval) for x, atom in pairs]
+        rules = site.builder.rewriting.dense_primitives
+        if site.primitive in rules and not site.is_in_rule:
+            for by in (_by_rule, handlers.get(site.primitive.name)):
+                results = NotImplemented if by is None else by(site, operands)
+                if results is not NotImplemented:
+                    return results
+    site.copy(operands, site.outvars)
+    return site.outvars
 
 
 def _read(env: Mapping[Any, Any], atom: Any) -> Any:

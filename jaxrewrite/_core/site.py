@@ -1,39 +1,51 @@
-"""`Site`: an equation that values meet, and its place in the program.
+"""`Site`: an equation that is rewritten, and where its rewritten form goes.
 
-Rules, handlers and all other code that replaces an equation get its site. The site knows
-the equation, the variables for its results, and the source info for the new equations.
+Rules, handlers and all other code that replaces an equation get its site. The site knows the
+equation, the variables for its results, and the source info for the new equations, which it
+adds to its builder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import _compat
-from .._compat import JaxprEqn, Primitive, SourceInfo, Var
-from .avals import aval_of
-from .errors import place
-from .value import is_value
+from .._compat import DropVar, Jaxpr, JaxprEqn, Primitive, SourceInfo, Var
+from .avals import aval_of, avals_of, fields
+from .builder import Applied, Restaged
+from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
+from .errors import MaterialisationWarning, place
+from .notices import Notice
+from .traces import Answer, Flat
+from .value import Value, is_value
+
+
+if TYPE_CHECKING:
+    from .rewrite import Rewriter
+    from .settings import Settings
 
 
 class Site(NamedTuple):
-    """An equation, its result variables, and the source of the rule that made it.
+    """An equation that is rewritten, with the builder that its rewritten form is added to.
 
     Results that are arrays are written to ``outvars`` if possible. ``origin`` tells where
-    the rule was applied. It is ``None`` for an equation of the program itself.
+    the rule was applied that made the equation. It is ``None`` for an equation of the program
+    itself. Code that JAX runs later, when the builder is finished, may hold a site to say
+    which equation it stands for.
     """
 
+    builder: Rewriter
     eqn: JaxprEqn
     outvars: Sequence[Var]
     origin: SourceInfo | None = None
 
-    @classmethod
-    def of(cls, eqn: JaxprEqn) -> Site:
-        """The site of an equation, for code in one of the equation's own jaxprs.
-
-        Such a jaxpr is a program of its own, whichever rule the equation comes from.
-        """
-        return cls(eqn, eqn.outvars)
+    @property
+    def settings(self) -> Settings:
+        """The rules and the policy of the program that is rewritten."""
+        return self.builder.rewriting.settings
 
     @property
     def primitive(self) -> Primitive:
@@ -73,6 +85,176 @@ class Site(NamedTuple):
     def with_params(self, **params: Any) -> Site:
         """This site with some other parameters of the same primitive."""
         return self._replace(eqn=self.eqn.replace(params={**self.params, **params}))
+
+    def scratch(self) -> Site:
+        """This site in a builder of its own, for equations that only answer a question."""
+        return self._replace(builder=self.builder.scratch())
+
+    # --- equations like this one ---------------------------------------------------
+
+    def copy(
+        self,
+        operands: Sequence[Any],
+        outvars: Sequence[Var],
+        params: dict[str, Any] | None = None,
+        effects: Any = None,
+    ) -> None:
+        """Add an equation like this one, with other atoms or parameters."""
+        self.builder.rename(self.eqn, operands, outvars, self.source_info, params, effects)
+
+    def map_leaves(self, operands: Sequence[Any]) -> list[Any]:
+        """Apply a primitive that is an identity to each leaf of its operands."""
+        leaves, treedef = tree_flatten(list(operands))
+        whole = self.primitive.multiple_results
+        results = []
+        for group in [leaves] if whole else [[leaf] for leaf in leaves]:
+            avals = _compat.result_avals(self.eqn, avals_of(group))
+            outvars = [Var(aval) for aval in avals]
+            self.copy(group, outvars)
+            results += outvars
+        return tree_unflatten(treedef, results)
+
+    def include(self, restaged: Restaged) -> list[Var]:
+        """Take over the constants and warnings of a new equation's body; return constants."""
+        self.builder.changed = True
+        self.builder.notice(notice.at(self.line) for notice in restaged.warnings)
+        return [self.builder.const(value) for value in restaged.consts]
+
+    def notice(self, category: type[Warning], *args: str) -> None:
+        """Warn when the program is finished, with the user's line of this equation."""
+        self.builder.notice([Notice(category, args).at(self.line)])
+
+    # --- equations of rules and other functions ---------------------------------
+
+    def run(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> list[Any]:
+        """Add the equations of a jaxpr on behalf of this one, and return the results."""
+        return self.builder.run(jaxpr, operands, self)
+
+    def splice(
+        self,
+        fn: Callable[..., Any],
+        key: tuple[Any, ...],
+        operands: Sequence[Any],
+        check: Callable[[Any], list[Any]],
+        whole: Container[int] = (),
+    ) -> Any:
+        """Add the equations of a function of the operands, one layer deep.
+
+        If a field of an operand is a value, the function sees a tracer of its aval. The
+        equations on that tracer are dispatched like any others. ``key`` identifies the
+        function. An operand at one of the positions ``whole`` is such a tracer, too, if it
+        is a value.
+        """
+        flat = Flat.of(operands, self.context, whole)
+        return self.add(self.builder.rewriting.by_function(fn, key, flat, check), flat)
+
+    def add(self, answer: Answer, flat: Flat) -> Any:
+        """Add the equations of an answer, whose results it returns."""
+        traced = answer.traced
+        if traced is NotImplemented:
+            return NotImplemented
+        builder = self.builder
+        builder.changed = True
+        if builder.recorder is not None:
+            builder.recorder.include(answer.inner)
+        for notice in traced.notices:
+            self.notice(notice.category, *notice.args)
+        targets = {
+            var: self.outvars[i]
+            for var, i in traced.dense_results
+            if type(self.outvars[i]) is not DropVar
+        }
+        inputs = [*builder.constants(traced.jaxpr, traced.consts), *flat.leaves]
+        start = len(builder.eqns)
+        results = builder.run(traced.jaxpr, inputs, self, targets)
+        # If a leaf is a value, these equations are not those of the rule's trace.
+        added = () if self.is_in_rule else builder.eqns[start:]
+        if len(added) > 1 and not any(map(is_value, flat.leaves)):
+            builder.applied.append(Applied(traced.jaxpr, inputs, results, added))
+        return tree_unflatten(traced.out_tree, results)
+
+    def add_call(self, fn: Callable[..., Any], leaves: Sequence[Any]) -> list[Any]:
+        """Add the equations of a JAX function, from arrays to a list of arrays.
+
+        This serves for primitives with parameters that a public function makes best.
+        """
+        debug_info = _compat.new_debug_info(self.primitive.name, fn)
+        with self.context.manager:
+            jaxpr, consts = _compat.trace_to_jaxpr(fn, avals_of(leaves), debug_info)
+        return self.run(jaxpr, [*self.builder.constants(jaxpr, consts), *leaves])
+
+    def vary(self, atom: Any, like: Any) -> Any:
+        """Make an array vary over the mesh axes over which ``like`` varies.
+
+        Inside of `jax.shard_map` these axes are part of an array's type. Leaves of two values
+        may differ in them although the arrays that the values stand for do not, and a value
+        without leaves varies over none.
+        """
+        axes = _compat.varying_axes(like) - _compat.varying_axes(atom.aval)
+        if not axes:
+            return atom
+
+        return self.add_call(lambda x: [_compat.vary_over(x, axes)], [atom])[0]
+
+    # --- becoming dense ---------------------------------------------------------
+
+    def materialise_operands(self, operands: Sequence[Any]) -> list[Any]:
+        """Make the operands of the equation dense, as the policy allows."""
+        return [self.materialise(x) if is_value(x) else x for x in operands]
+
+    def materialise(self, value: Value, reason: Reason = NO_RULE) -> Any:
+        """Add the equations that make a value dense, and return the dense operand.
+
+        Raises `MaterialisationError` if the policy or the type forbids it.
+        """
+        cls, builder = type(value), self.builder
+        policy = policy_on(cls, self.settings.policy)
+        if value.settled() is not value:
+            policy = "allow"  # It is an array that another value adopted.
+        if policy == "forbid":
+            raise reason.refusal(self.primitive, cls)
+        if builder.recorder is not None and not cls._is_seen_dense:
+            builder.recorder.became_dense(value, reason)
+        entry = builder.dense.get(id(value))
+        if entry is None:
+            entry = builder.dense[id(value)] = value, self.make_denser_until(value, reason)
+        if policy == "warn":
+            about = reason.warning(self.primitive, cls)
+            self.notice(MaterialisationWarning, *about)
+        return entry[1]
+
+    def make_denser(self, value: Value, reason: Reason) -> Any:
+        """Make a value dense, or the values inside of an annotation, such as units.
+
+        So the annotation stays where only what is inside stands in the way. If it does so
+        itself, this is called again.
+        """
+        parts, treedef = fields(value)
+        if type(value).outer <= 0 or not any(map(is_value, parts)):
+            return self.materialise(value, reason)
+        return tree_unflatten(
+            treedef,
+            [self.make_denser(x, reason) if is_value(x) else x for x in parts],
+        )
+
+    def make_denser_until(
+        self,
+        value: Value,
+        reason: Reason = NO_RULE,
+        is_enough: Callable[[Any], bool] = lambda x: False,
+    ) -> Any:
+        """Make layer after layer of a value dense, up to one that may stay."""
+        subject = f"{reason.on(self.primitive, type(value))}, which"
+
+        def materialise(value: Value) -> Any:
+            return materialised(value, subject)
+
+        def add_layer(value: Value, checked: Callable[[Any], Any]) -> Any:
+            key = ("materialise", type(value))
+            site = self.giving([Var(aval) for aval in avals_of([value])])
+            return site.splice(materialise, key, [value], lambda x: [checked(x)])[0]
+
+        return make_dense(value, add_layer, is_enough)
 
 
 def source_within(origin: SourceInfo | None, inner: SourceInfo) -> SourceInfo:

@@ -11,7 +11,7 @@ import copy
 import functools
 import operator
 from collections.abc import Callable, Container, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
 
@@ -25,21 +25,26 @@ from .notices import Notice, collected
 from .record import Record, aside
 from .rules import Declined, Failure, Ranked
 from .settings import Settings, use_settings
-from .site import Site
 from .value import is_value
+
+
+if TYPE_CHECKING:
+    from .site import Site
 
 
 class Flat(NamedTuple):
     """The operands of an equation, with values flattened one layer deep.
 
     ``treedefs`` has ``None`` for an operand that is not a value. ``ctx`` is that of the
-    equation.
+    equation. ``structure`` is the part of the key of a function's trace that stands for these
+    operands.
     """
 
     leaves: list[Any]
     treedefs: list[PyTreeDef | None]
     avals: list[Any]
     ctx: Any
+    structure: tuple[Any, ...]
 
     @classmethod
     def of(cls, operands: Sequence[Any], ctx: Any, whole: Container[int] = ()) -> Flat:
@@ -54,14 +59,8 @@ class Flat(NamedTuple):
             else:
                 leaves.append(operand)
                 treedefs.append(None)
-        return cls(leaves, treedefs, avals_of(leaves), ctx)
-
-    def key(self, of: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The key of a function's trace on operands of this structure.
-
-        ``of`` identifies the function.
-        """
-        return (*of, *self.treedefs, *self.avals, self.ctx)
+        avals = avals_of(leaves)
+        return cls(leaves, treedefs, avals, ctx, (*treedefs, *avals, ctx))
 
     def rebuilt(self, leaves: Iterable[Any]) -> list[Any]:
         """The operands with other leaves."""
@@ -108,7 +107,7 @@ _kept_traces = WeakCaches(4096)
 
 
 class Rewriting:
-    """The settings and the traces that all scopes of one rewriting share."""
+    """The settings and the traces that all builders of one rewriting share."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -155,10 +154,9 @@ class Rewriting:
     def by_rule(self, site: Site, operands: Sequence[Any], flat: Flat) -> Answer:
         """The answer of the first rule that applies to an equation."""
         primitive, params = site.primitive, site.params
-        key = ("rule", primitive, *params.items())
+        key = ("rule", primitive, *params.items(), *flat.structure)
         if primitive in self.primitives_with_literals:
             key = (*key, *map(_literal_key, operands))
-        key = flat.key(key)
         answer = self.kept(key)
         if answer is not None:
             return answer
@@ -184,7 +182,7 @@ class Rewriting:
         check: Callable[[Any], list[Any]],
     ) -> Answer:
         """The answer of a function of its operands; ``key`` identifies the function."""
-        key = flat.key(key)
+        key = (*key, *flat.structure)
         answer = self.kept(key)
         if answer is not None:
             return answer

@@ -17,7 +17,7 @@ from .._compat import UNSPECIFIED, Var
 from .._core.avals import avals_of
 from .._core.bodies import restage
 from .._core.builder import Restaged
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
 from .._placement.leafwise import place_leaves, unsplit
@@ -58,21 +58,21 @@ _CALLS = {
 }
 
 
-def call_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def call_handler(site: Site, operands: list[Any]) -> Any:
     call = _CALLS[site.primitive.name]
     body = site.params[_compat.body_name(site.primitive)]
-    restaged = restage(scope.rewriting, body, operands, site)
+    restaged = restage(site, body, operands)
     if not restaged.changed and not any(map(is_value, operands)):
         if not site.is_in_rule:
             known = site.primitive, body, *avals_of(operands)
-            scope.rewriting.unchanged.add(known)
+            site.builder.rewriting.unchanged.add(known)
         return NotImplemented  # The equation stays as it is.
-    consts = scope.include(restaged, site)
+    consts = site.include(restaged)
     leaves = [*consts, *tree_leaves(operands)]
     results = [Var(aval) for aval in restaged.jaxpr.out_avals]
     effects = _compat.effects_on(restaged.jaxpr, leaves)
-    params = _leaf_params(scope, call, site, len(consts), operands, restaged)
-    scope.copy(site, leaves, results, params, effects)
+    params = _leaf_params(site, call, len(consts), operands, restaged)
+    site.copy(leaves, results, params, effects)
     return tree_unflatten(restaged.out_tree, results)
 
 
@@ -80,9 +80,8 @@ handlers.update(dict.fromkeys(_CALLS, call_handler))
 
 
 def _leaf_params(
-    scope: Scope,
-    call: _Call,
     site: Site,
+    call: _Call,
     num_consts: int,
     operands: Sequence[Any],
     restaged: Restaged,
@@ -102,7 +101,7 @@ def _leaf_params(
             for said, array in zip(params[name], arrays, strict=True):
                 if name in call.of_places and is_value(array):
                     other = unsplit(said) if name == "out_shardings" else None
-                    leaves += place_leaves(scope, array, said, other or default, site)
+                    leaves += place_leaves(site, array, said, other or default)
                 else:
                     leaves += [said] * len(tree_leaves(array))
             expanded[name] = tuple(leaves)

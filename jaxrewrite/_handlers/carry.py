@@ -28,7 +28,6 @@ from .._core.join import (
     join_of_dense_fields,
     structure_of,
 )
-from .._core.rewrite import Scope
 from .._core.site import Site
 from .._core.value import is_value
 
@@ -58,16 +57,16 @@ class Settled(NamedTuple):
     structures: list[Structure]
     body: Restaged
 
-    def start(self, scope: Scope, site: Site) -> list[Any]:
+    def start(self, site: Site) -> list[Any]:
         """The operands of the first turn, in their structures."""
         return [
-            coerce(scope, x, structure, site)
+            coerce(site, x, structure)
             for x, structure in zip(self.carry, self.structures, strict=True)
         ]
 
 
 def fixed_point(
-    scope: Scope, site: Site, carry: Sequence[Any], rewrite: Rewrite, has_values: bool
+    site: Site, carry: Sequence[Any], rewrite: Rewrite, has_values: bool
 ) -> Settled:
     """Find structures that a loop's carry keeps, and the body for them.
 
@@ -82,11 +81,11 @@ def fixed_point(
         Whether any operand of the loop is a value.
     """
     carry = list(carry)
-    starts = [_start(scope, x) if has_values else x for x in carry]
+    starts = [_start(site, x) if has_values else x for x in carry]
     # An operand may be such zeros itself, where a loop around this one looks for its structure.
     while any(start is not x for x, start in zip(carry, starts, strict=True)):
         try:
-            structures, body = _settled(scope, site, starts, rewrite)
+            structures, body = _settled(site, starts, rewrite)
         except MaterialisationError:
             break  # Something has to become dense that need not if the carry starts dense.
         likes = [structure.like() for structure in structures]
@@ -100,11 +99,11 @@ def fixed_point(
             start if kept else x
             for x, start, kept in zip(carry, starts, is_kept, strict=True)
         ]
-    return Settled(carry, *_settled(scope, site, carry, rewrite))
+    return Settled(carry, *_settled(site, carry, rewrite))
 
 
 def _settled(
-    scope: Scope, site: Site, operands: Sequence[Any], rewrite: Rewrite
+    site: Site, operands: Sequence[Any], rewrite: Rewrite
 ) -> tuple[list[Structure], Restaged]:
     initial = list(map(structure_of, operands))
     carry = list(initial)
@@ -117,7 +116,7 @@ def _settled(
             # What has become dense stays so.
             if own == result or (changes[i] and not is_value(own.like()))
             # The join must be possible for the initial operands, too.
-            else _rise(scope, site, initial[i], own, result, changes[i])
+            else _rise(site, initial[i], own, result, changes[i])
             for i, (own, result) in enumerate(zip(carry, results, strict=False))
         ]
         if joined == carry:
@@ -125,8 +124,8 @@ def _settled(
         for i, (before, after) in enumerate(zip(carry, joined, strict=True)):
             if before != after:
                 changes[i] += 1
-                if scope.recorder is not None:
-                    scope.recorder.joined(f"carry {i}", before.like(), after.like())
+                if site.builder.recorder is not None:
+                    site.builder.recorder.joined(f"carry {i}", before.like(), after.like())
         carry = joined
     if results[: len(carry)] != carry:
         rest = [None] * (len(results) - len(carry))
@@ -134,13 +133,13 @@ def _settled(
     return carry, body
 
 
-def _start(scope: Scope, operand: Any) -> Any:
+def _start(site: Site, operand: Any) -> Any:
     """The operand of the first turn, with `KnownZeros`.
 
     Vectors are left alone: values with structure have two axes or more.
     """
     (aval,) = avals_of([operand])
-    return operand if aval.ndim < 2 else with_zeros(scope.producer, operand)
+    return operand if aval.ndim < 2 else with_zeros(site.builder.producer, operand)
 
 
 def _results(body: Restaged, carry: Sequence[Structure]) -> list[Structure]:
@@ -156,7 +155,6 @@ def _results(body: Restaged, carry: Sequence[Structure]) -> list[Structure]:
 
 
 def _rise(
-    scope: Scope,
     site: Site,
     initial: Structure,
     own: Structure,
@@ -164,5 +162,5 @@ def _rise(
     changes: int,
 ) -> Structure:
     joining = join if changes < _MAX_CHANGES else join_of_dense_fields
-    joined = joining(scope, own, result, site)
-    return joined if fits(scope, initial, joined, site) else dense_structure(own)
+    joined = joining(site, own, result)
+    return joined if fits(site, initial, joined) else dense_structure(own)

@@ -17,25 +17,29 @@ from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .._analyses.fills import is_uninitialised
 from .._core.join import coerce, together
-from .._core.rewrite import Scope, keepers
+from .._core.rewrite import keepers
 from .._core.site import Site
 from .._core.value import is_value
 from .stacking import elements_like, in_slices, on_vars
 
 
-def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
+def choose(site: Site, operands: Sequence[Any]) -> Any:
     which, *cases = operands
     if is_value(which):
         return NotImplemented
     if len(cases) == 2:
-        read = [x for x in cases if is_value(x) or not is_uninitialised(scope.producer, x)]
+        read = [
+            x
+            for x in cases
+            if is_value(x) or not is_uninitialised(site.builder.producer, x)
+        ]
         if len(read) == 1 and is_value(read[0]):
             return read
-    row = _repeated(scope, which)
+    row = _repeated(site, which)
     if row is None:
         return NotImplemented
     depth = row.aval.ndim
-    alike = _alike(scope, cases, depth, site)
+    alike = _alike(site, cases, depth)
     if alike is None:
         return NotImplemented
     cases = alike
@@ -53,7 +57,7 @@ def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
         return chosen
 
     taken = [own[i] for own in (leaves, *others) for i in differing]
-    chosen = scope.add_call(leaf_by_leaf, [row, *taken], site)
+    chosen = site.add_call(leaf_by_leaf, [row, *taken])
     for i, leaf in zip(differing, chosen, strict=True):
         leaves[i] = leaf
     return [tree_unflatten(tree_structure(cases[0]), leaves)]
@@ -62,31 +66,31 @@ def choose(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
 keepers["select_n"] = choose
 
 
-def _alike(scope: Scope, cases: Sequence[Any], depth: int, site: Site) -> Any:
+def _alike(site: Site, cases: Sequence[Any], depth: int) -> Any:
     """The cases in the structure that all can have, as the results of branches.
 
     ``None`` if it is dense, or if its leaves can't be chosen for an element of a batch.
     """
-    found = together(scope, cases, site)
+    found = together(site, cases)
     if found is None:
         return None
     cases, structure = found
     if depth:
-        slices = in_slices(scope.scratch(), on_vars(structure.like()), site)
-        if not elements_like(scope, slices, depth, site):
+        slices = in_slices(site.scratch(), on_vars(structure.like()))
+        if not elements_like(site, slices, depth):
             return None
-    alike = [coerce(scope, case, structure, site) for case in cases]
-    return [in_slices(scope, case, site) for case in alike] if depth else alike
+    alike = [coerce(site, case, structure) for case in cases]
+    return [in_slices(site, case) for case in alike] if depth else alike
 
 
-def _repeated(scope: Scope, which: Any) -> Any:
+def _repeated(site: Site, which: Any) -> Any:
     """What chooses for each element of a batch, if it is repeated along all other axes.
 
     It has no axes if one truth value chooses for all.
     """
     if not which.aval.shape:
         return which
-    eqn = scope.producer(which)
+    eqn = site.builder.producer(which)
     if eqn is None or eqn.primitive.name != "broadcast_in_dim":
         return None
     row: Any = eqn.invars[0]

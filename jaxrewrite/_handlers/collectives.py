@@ -13,24 +13,24 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
 from .._core.avals import aval_of
-from .._core.rewrite import Scope, keepers
+from .._core.rewrite import keepers
 from .._core.site import Site
 from .._core.value import Value
 from .._placement.leafwise import specs_of_leaves
 from .stacking import stacked
 
 
-def all_gather(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
+def all_gather(site: Site, operands: Sequence[Any]) -> Any:
     """Gather the values of all devices: as parts of one, or stacked along a new axis."""
     (value,) = operands
     if site.params["tiled"]:
-        return _gathered_parts(scope, value, site)
+        return _gathered_parts(site, value)
     if site.params["all_gather_dimension"] == 0:
-        return _gathered_stack(scope, value, site)
+        return _gathered_stack(site, value)
     return NotImplemented
 
 
-def _gathered_parts(scope: Scope, value: Value, site: Site) -> Any:
+def _gathered_parts(site: Site, value: Value) -> Any:
     """Gather each leaf along the axis along which `Value.leaf_specs` splits it."""
     axes = _gathered_axes(value, site)
     if axes is None:
@@ -39,14 +39,14 @@ def _gathered_parts(scope: Scope, value: Value, site: Site) -> Any:
     results = []
     for leaf, axis in zip(leaves, axes, strict=True):
         one = site.with_params(all_gather_dimension=axis)
-        results += [leaf] if axis is None else scope.map_leaves(one, [leaf])
+        results += [leaf] if axis is None else one.map_leaves([leaf])
     whole = tree_unflatten(treedef, results)
     # The metadata may contain the shape of a part.
     fits = _compat.same_array_type(aval_of(whole), site.outvars[0].aval)
     return [whole] if fits else NotImplemented
 
 
-def _gathered_stack(scope: Scope, value: Value, site: Site) -> list[Any]:
+def _gathered_stack(site: Site, value: Value) -> list[Any]:
     """Stack each leaf; repeat a leaf that is the same on all devices."""
     size = site.params["axis_size"]
     leaves, treedef = tree_flatten(value)
@@ -58,13 +58,9 @@ def _gathered_stack(scope: Scope, value: Value, site: Site) -> list[Any]:
     stack = []
     for leaf, does_vary in zip(leaves, varies, strict=True):
         is_same = any(varies) and not does_vary
-        stack += (
-            scope.add_call(repeat, [leaf], site)
-            if is_same
-            else scope.map_leaves(site, [leaf])
-        )
+        stack += site.add_call(repeat, [leaf]) if is_same else site.map_leaves([leaf])
     whole = tree_unflatten(treedef, stack)
-    return [stacked(scope, whole, size, site.outvars[0].aval, site)]
+    return [stacked(site, whole, size, site.outvars[0].aval)]
 
 
 def _names(site: Site) -> tuple[Any, ...]:
@@ -91,7 +87,7 @@ def _gathered_axes(value: Value, site: Site) -> list[int | None] | None:
     return axes
 
 
-def ppermute(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
+def ppermute(site: Site, operands: Sequence[Any]) -> Any:
     """Send each leaf where the array goes, if every device receives one.
 
     A device that receives nothing has zeros. A value with zeros as leaves may not be zero.
@@ -109,7 +105,7 @@ def ppermute(scope: Scope, site: Site, operands: Sequence[Any]) -> Any:
     results = []
     for leaf, does_vary in zip(leaves, varies, strict=True):
         is_same = any(varies) and not does_vary
-        results += [leaf] if is_same else scope.map_leaves(site, [leaf])
+        results += [leaf] if is_same else site.map_leaves([leaf])
     return [tree_unflatten(treedef, results)]
 
 

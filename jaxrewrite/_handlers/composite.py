@@ -13,18 +13,18 @@ from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._core.bodies import restage
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
 
 
-def composite_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def composite_handler(site: Site, operands: list[Any]) -> Any:
     if not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
     body = site.params[_compat.body_name(site.primitive)]
-    restaged = restage(scope.rewriting, body, operands, site)
-    leaves = [*scope.include(restaged, site), *tree_leaves(operands)]
-    return tree_unflatten(restaged.out_tree, scope.run(restaged.jaxpr, leaves, site))
+    restaged = restage(site, body, operands)
+    leaves = [*site.include(restaged), *tree_leaves(operands)]
+    return tree_unflatten(restaged.out_tree, site.run(restaged.jaxpr, leaves))
 
 
 handlers["composite"] = composite_handler

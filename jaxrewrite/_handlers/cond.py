@@ -21,7 +21,7 @@ from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.dense import Reason
 from .._core.join import Coerce, Structure, join_all, structure_of
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
 
@@ -32,34 +32,32 @@ _CHOOSES = Reason(
 )
 
 
-def cond_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def cond_handler(site: Site, operands: list[Any]) -> Any:
     has_values = any(map(is_value, operands))
     # The index of the branch must be an array.
     index = operands[0]
     if is_value(index):
-        index = scope.materialise(index, site, _CHOOSES)
+        index = site.materialise(index, _CHOOSES)
     operands = operands[1:]
-    rewriting = scope.rewriting
 
     closed = site.params["branches"]
-    branches = [restage(rewriting, branch, operands, site) for branch in closed]
+    branches = [restage(site, branch, operands) for branch in closed]
     is_empty = [_not_read(branch) for branch in closed]
-    sources, joined = _joined(scope, branches, is_empty, site)
+    sources, joined = _joined(site, branches, is_empty)
     if any(own != joined for own in sources):
-        _record_joins(scope, sources, joined)
+        _record_joins(site, sources, joined)
         branches = [
             restage(
-                rewriting,
+                site,
                 branch,
                 operands,
-                site,
                 leaving=Coerce(tuple(own), tuple(joined), tuple(empty)),
             )
             for branch, own, empty in zip(closed, sources, is_empty, strict=True)
         ]
     if not has_values and not any(branch.changed for branch in branches):
         return NotImplemented  # The equation stays as it is.
-    consts = [scope.include(branch, site) for branch in branches]
+    consts = [site.include(branch) for branch in branches]
     leaves = [*(var for own in consts for var in own), *tree_leaves(operands)]
     params = {**site.params, "branches": _with_all_constants(branches, consts)}
     outvars = [Var(aval) for aval in branches[0].jaxpr.out_avals]
@@ -67,7 +65,7 @@ def cond_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     for branch in params["branches"]:
         inner, _ = _compat.open_jaxpr(branch)
         effects |= set(_compat.effects_on(inner, leaves))
-    scope.copy(site, [index, *leaves], outvars, params, effects)
+    site.copy([index, *leaves], outvars, params, effects)
     return tree_unflatten(branches[0].out_tree, outvars)
 
 
@@ -75,10 +73,9 @@ handlers["cond"] = cond_handler
 
 
 def _joined(
-    scope: Scope,
+    site: Site,
     branches: Sequence[Restaged],
     is_empty: Sequence[Sequence[bool]],
-    site: Site,
 ) -> tuple[list[list[Structure]], list[Structure]]:
     """The structures of the results in each branch, and the structures that all can have."""
     sources = [list(map(structure_of, branch.results())) for branch in branches]
@@ -88,7 +85,7 @@ def _joined(
     def joined_at(k: int) -> Structure:
         own = [(x[k], empty[k]) for x, empty in zip(sources, is_empty, strict=True)]
         read = [structure for structure, empty in own if not empty]
-        return join_all(scope, read or [structure for structure, _ in own], site)
+        return join_all(site, read or [structure for structure, _ in own])
 
     for k in differing:
         plain = [own[k] for own in sources]
@@ -118,15 +115,15 @@ def _not_read(branch: Any) -> list[bool]:
 
 
 def _record_joins(
-    scope: Scope, structures: Sequence[Sequence[Structure]], joined: Sequence[Structure]
+    site: Site, structures: Sequence[Sequence[Structure]], joined: Sequence[Structure]
 ) -> None:
-    if scope.recorder is None:
+    if site.builder.recorder is None:
         return
     for branch, results in enumerate(structures):
         for i, (own, after) in enumerate(zip(results, joined, strict=True)):
             if own != after:
                 slot = f"result {i} of branch {branch}"
-                scope.recorder.joined(slot, own.like(), after.like())
+                site.builder.recorder.joined(slot, own.like(), after.like())
 
 
 def _with_all_constants(

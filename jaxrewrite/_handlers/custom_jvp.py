@@ -18,7 +18,7 @@ from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 from .. import _compat
 from .._core.builder import Restaged
 from .._core.join import MakeDense
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
 from .._core.value import is_value
@@ -52,19 +52,19 @@ from .tangent_spaces import (
 )
 
 
-def custom_jvp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def custom_jvp_handler(site: Site, operands: list[Any]) -> Any:
     within = functools.partial(_within, site, operands)
-    rewritten = restage_call(scope, site, operands, within)
+    rewritten = restage_call(site, operands, within)
     restaged, refused = rewritten
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
     num_consts = len(restaged.consts)
     symbolic = site.params["symbolic_zeros"]
-    settings = scope.rewriting.settings
+    settings = site.settings
     in_tree = tree_structure(operands)
     call = function_of(restaged, site.params["call_jaxpr"])
     if ignores_custom_rules(operands):
-        return add_call(scope, site, call, restaged, operands)
+        return add_call(site, call, restaged, operands)
     structures = targets(restaged)
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -89,7 +89,7 @@ def custom_jvp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     # Symbolic zeros show which values need no tangent.
     fn.defjvp(rule, symbolic_zeros=True)
     known = of_moving_leaves(fn, operands, settings) if symbolic else fn
-    return add_call(scope, site, known, restaged, operands)
+    return add_call(site, known, restaged, operands)
 
 
 handlers["custom_jvp_call"] = custom_jvp_handler

@@ -20,7 +20,7 @@ from .._compat import Literal
 from .._core.avals import avals_of
 from .._core.builder import Restaged
 from .._core.join import MakeDense
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
 from .._core.value import is_value
@@ -54,19 +54,19 @@ from .tangent_spaces import (
 )
 
 
-def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def custom_vjp_handler(site: Site, operands: list[Any]) -> Any:
     within = functools.partial(_within, site, operands)
-    rewritten = restage_call(scope, site, operands, within)
+    rewritten = restage_call(site, operands, within)
     restaged, refused = rewritten
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
     num_hoisted, num_consts = len(restaged.consts), site.params["num_consts"]
     symbolic = site.params["symbolic_zeros"]
-    settings = scope.rewriting.settings
+    settings = site.settings
     in_tree = tree_structure(operands)
     call = function_of(restaged, site.params["call_jaxpr"])
     if ignores_custom_rules(operands):
-        return add_call(scope, site, call, restaged, operands)
+        return add_call(site, call, restaged, operands)
     structures = targets(restaged)
 
     def forward(*args: Any) -> Any:
@@ -125,7 +125,7 @@ def custom_vjp_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
             x if is_inexact(x) else jax.lax.stop_gradient(x) for x in on_moving(*leaves)
         ]
 
-    return add_call(scope, site, without_tangents_of_integers, restaged, operands)
+    return add_call(site, without_tangents_of_integers, restaged, operands)
 
 
 handlers["custom_vjp_call"] = custom_vjp_handler

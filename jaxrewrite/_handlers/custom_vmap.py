@@ -17,7 +17,7 @@ from .._batched import Batched
 from .._core.avals import avals_of, layer
 from .._core.bodies import restage
 from .._core.join import MakeDense
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.settings import use_settings
 from .._core.site import Site
 from .._core.value import is_value
@@ -26,14 +26,14 @@ from .._staging.program import function_of
 from .._staging.transform import transform
 
 
-def custom_vmap_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def custom_vmap_handler(site: Site, operands: list[Any]) -> Any:
     params = site.params
     dense = MakeDense((True,) * len(site.outvars))
-    restaged = restage(scope.rewriting, params["call"], operands, site, leaving=dense)
+    restaged = restage(site, params["call"], operands, leaving=dense)
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
     num_hoisted = len(restaged.consts)
-    settings = scope.rewriting.settings
+    settings = site.settings
     in_tree = tree_structure(operands)
     call = function_of(restaged, params["call"])
 
@@ -64,8 +64,8 @@ def custom_vmap_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
 
     fn = custom_vmap(call)
     fn.def_vmap(rule)
-    leaves = [*scope.include(restaged, site), *tree_leaves(operands)]
-    return scope.add_call(fn, leaves, site)
+    leaves = [*site.include(restaged), *tree_leaves(operands)]
+    return site.add_call(fn, leaves)
 
 
 handlers["custom_vmap_call"] = custom_vmap_handler

@@ -35,7 +35,7 @@ from .._core.builder import Restaged
 from .._core.dense import Reason, policy_on
 from .._core.errors import MaterialisationError, add_note
 from .._core.join import Coerce, MakeDenser, Structure, join_all, structure_of
-from .._core.rewrite import Scope
+from .._core.rewrite import Rewriter
 from .._core.settings import Settings, use_settings
 from .._core.site import Site, describe
 from .._core.traces import Rewriting
@@ -95,17 +95,17 @@ class Call(NamedTuple):
 Within = Callable[[Restaged, Sequence[int], Settings, Settings], Collection[int]]
 
 
-def restage_call(scope: Scope, site: Site, operands: Sequence[Any], within: Within) -> Call:
+def restage_call(site: Site, operands: Sequence[Any], within: Within) -> Call:
     """Rewrite the function of a custom rule, with results that can carry tangents.
 
     Where nothing may become dense, the other results stay as they are, too. It is an error
     to differentiate them then.
     """
     jaxpr = site.params["call_jaxpr"]
-    restaged = restage(scope.rewriting, jaxpr, operands, site)
+    restaged = restage(site, jaxpr, operands)
     if not any(is_inexact(x) and x.size for x in avals_of(tree_leaves(operands))):
         return Call(restaged, frozenset())  # No derivative can reach the results.
-    settings = scope.rewriting.settings
+    settings = site.settings
     steps: list[tuple[int, Reason]] = []
     while True:
         results = {
@@ -127,7 +127,7 @@ def restage_call(scope: Scope, site: Site, operands: Sequence[Any], within: With
             return Call(restaged, frozenset(outside))
         steps += dense
         leaving = MakeDenser(tuple(steps))
-        restaged = restage(scope.rewriting, jaxpr, operands, site, leaving=leaving)
+        restaged = restage(site, jaxpr, operands, leaving=leaving)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -210,17 +210,15 @@ def ignores_custom_rules(operands: Iterable[Any]) -> bool:
     )
 
 
-def add_call(
-    scope: Scope, site: Site, fn: Any, restaged: Restaged, operands: Sequence[Any]
-) -> Any:
+def add_call(site: Site, fn: Any, restaged: Restaged, operands: Sequence[Any]) -> Any:
     """Add a call of a function with a custom rule, and return its results.
 
     Integers that come out as they went in, such as the indices of a sparse matrix, do not go
     through the call. For it may be a call of tangents, all results of which JAX takes for
     tangents that it has to transpose.
     """
-    leaves = [*scope.include(restaged, site), *tree_leaves(operands)]
-    results = scope.add_call(fn, leaves, site)
+    leaves = [*site.include(restaged), *tree_leaves(operands)]
+    results = site.add_call(fn, leaves)
     inputs = dict(zip(restaged.jaxpr.invars, leaves, strict=True))
     return tree_unflatten(
         restaged.out_tree,
@@ -530,7 +528,8 @@ def _meeting(
     structures = structure_of(wanted), structure_of(on_avals(cotangent))
     if structures[0] == structures[1]:
         return cotangent.dual(), lambda tangent: tangent
-    joined = join_all(Scope(Rewriting(settings)), structures, site)
+    own = site._replace(builder=Rewriter(Rewriting(settings)))
+    joined = join_all(own, structures)
     if not is_value(joined.like()):
         raise TypeError(
             f"A custom derivative rule returned a cotangent {on_avals(cotangent)!r} for a "

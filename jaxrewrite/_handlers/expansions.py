@@ -15,7 +15,7 @@ from jax import lax
 
 from .. import _compat
 from .._compat import Jaxpr
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
 
@@ -23,14 +23,14 @@ from .._core.value import is_value
 def expanding(expand: Callable[..., Any]) -> Any:
     """A handler that applies a function of a primitive's operands and parameters to values."""
 
-    def handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+    def handler(site: Site, operands: list[Any]) -> Any:
         if not any(map(is_value, operands)):
             return NotImplemented  # The equation stays as it is.
         avals = tuple(atom.aval for atom in site.eqn.invars)
         params = tuple(site.params.items())
         context = _compat.trace_context()
         body = _expansion(expand, avals, params, site.eqn.ctx, context)
-        return scope.run(body, operands, site)
+        return site.run(body, operands)
 
     return handler
 

@@ -20,28 +20,26 @@ from .. import _compat
 from .._compat import Jaxpr, JaxprEqn
 from .._core.bodies import restage
 from .._core.caches import WeakCaches
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.traces import has_tracers
 from .._core.value import is_value
 from .derivatives import instantiated, is_inexact
 
 
-def hi_primitive_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def hi_primitive_handler(site: Site, operands: list[Any]) -> Any:
     if not _compat.can_be_expanded(site.eqn):
         return NotImplemented
     body, consts = _expansion(site.eqn)
-    restaged = restage(
-        scope.rewriting, body, [*map(_compat.leaf_aval, consts), *operands], site
-    )
+    restaged = restage(site, body, [*map(_compat.leaf_aval, consts), *operands])
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
     leaves = [
-        *scope.include(restaged, site),
-        *map(scope.const, consts),
+        *site.include(restaged),
+        *map(site.builder.const, consts),
         *tree_leaves(operands),
     ]
-    return tree_unflatten(restaged.out_tree, scope.run(restaged.jaxpr, leaves, site))
+    return tree_unflatten(restaged.out_tree, site.run(restaged.jaxpr, leaves))
 
 
 handlers["call_hi_primitive"] = hi_primitive_handler

@@ -11,19 +11,19 @@ from typing import Any
 
 from jax.tree_util import tree_leaves
 
-from .._core.rewrite import IDENTITIES, Scope, keepers
+from .._core.rewrite import IDENTITIES, keepers
 from .._core.site import Site
 from .._placement.leafwise import constrain, device_put, reshard
 
 
-def _sink(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
+def _sink(site: Site, operands: Sequence[Any]) -> list[Any]:
     """Apply a primitive that takes one operand and has no result to each leaf."""
     for leaf in tree_leaves(list(operands)):
-        scope.copy(site, [leaf], [])
+        site.copy([leaf], [])
     return []
 
 
-keepers.update(dict.fromkeys((*IDENTITIES, "xla_metadata_value"), Scope.map_leaves))
+keepers.update(dict.fromkeys((*IDENTITIES, "xla_metadata_value"), Site.map_leaves))
 keepers.update(
     dce_sink=_sink,
     device_put=device_put,

@@ -13,26 +13,24 @@ from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .._core.bodies import restage
 from .._core.join import MakeDense
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
 from .._staging.program import function_of, run_on_values
 from .derivatives import noting
 
 
-def linear_call_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def linear_call_handler(site: Site, operands: list[Any]) -> Any:
     params = site.params
     num_consts, num_residuals = params["num_callee_consts"], params["num_res"]
     start = num_consts + num_residuals
     residuals = operands[:start]
-    arrays = scope.materialise_operands(site, operands[start:])
+    arrays = site.materialise_operands(operands[start:])
     dense = MakeDense((True,) * len(site.outvars))
-    restaged = restage(
-        scope.rewriting, params["callee"], [*residuals, *arrays], site, leaving=dense
-    )
+    restaged = restage(site, params["callee"], [*residuals, *arrays], leaving=dense)
     if not restaged.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
-    settings = scope.rewriting.settings
+    settings = site.settings
     num_hoisted = len(restaged.consts)
     in_tree = tree_structure(residuals)
     body = function_of(restaged, params["callee"])
@@ -48,13 +46,13 @@ def linear_call_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
             dense = MakeDense((True,) * len(arrays))
             return run_on_values(settings, jaxpr, inputs, site, dense)
 
-    leaves = [*scope.include(restaged, site), *tree_leaves(residuals)]
+    leaves = [*site.include(restaged), *tree_leaves(residuals)]
 
     def on_leaves(*flat: Any) -> list[Any]:
         own, rest = list(flat[: len(leaves)]), list(flat[len(leaves) :])
         return linear_call(call, transposed, own, rest)
 
-    return scope.add_call(on_leaves, [*leaves, *arrays], site)
+    return site.add_call(on_leaves, [*leaves, *arrays])
 
 
 handlers["linear_call"] = linear_call_handler

@@ -14,25 +14,25 @@ from jax.tree_util import tree_leaves
 from .._compat import Var
 from .._core.bodies import restage
 from .._core.join import MakeDense
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
 
 
-def linear_solve_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def linear_solve_handler(site: Site, operands: list[Any]) -> Any:
     has_values = any(map(is_value, operands))
     lengths, jaxprs = site.params["const_lengths"], site.params["jaxprs"]
     rest = iter(operands)
     consts = [list(itertools.islice(rest, length)) for length in lengths]
-    right_sides = scope.materialise_operands(site, list(rest))
+    right_sides = site.materialise_operands(list(rest))
     restaged = [
-        None if jaxpr is None else _restage(scope, site, jaxpr, own)
+        None if jaxpr is None else _restage(site, jaxpr, own)
         for jaxpr, own in zip(jaxprs, consts, strict=True)
     ]
     if not has_values and not any(r is not None and r.changed for r in restaged):
         return NotImplemented  # The equation stays as it is.
     leaves = [
-        [] if r is None else [*scope.include(r, site), *tree_leaves(own)]
+        [] if r is None else [*site.include(r), *tree_leaves(own)]
         for r, own in zip(restaged, consts, strict=True)
     ]
     params = {
@@ -42,14 +42,14 @@ def linear_solve_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     }
     inputs = [*itertools.chain(*leaves), *right_sides]
     results = [Var(var.aval) for var in site.outvars]
-    scope.copy(site, inputs, results, params)
+    site.copy(inputs, results, params)
     return results
 
 
 handlers["custom_linear_solve"] = linear_solve_handler
 
 
-def _restage(scope: Scope, site: Site, jaxpr: Any, consts: list[Any]) -> Any:
+def _restage(site: Site, jaxpr: Any, consts: list[Any]) -> Any:
     arrays = jaxpr.in_avals[len(consts) :]
     dense = MakeDense((True,) * len(jaxpr.out_avals))
-    return restage(scope.rewriting, jaxpr, [*consts, *arrays], site, leaving=dense)
+    return restage(site, jaxpr, [*consts, *arrays], leaving=dense)

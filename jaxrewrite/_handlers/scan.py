@@ -16,34 +16,34 @@ from .._compat import Var
 from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.join import Coerce, Structure
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
 from .carry import body_inputs, fixed_point
 from .stacking import Elements, sliceable, stacked
 
 
-def scan_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def scan_handler(site: Site, operands: list[Any]) -> Any:
     has_values = any(map(is_value, operands))
     body, length = site.params["jaxpr"], site.params["length"]
     num_consts, num_carry = _compat.scan_counts(site.params)
     start = num_consts + num_carry
     consts, carry = operands[:num_consts], operands[num_consts:start]
-    xs = [sliceable(scope, x, length, site) for x in operands[start:]]
+    xs = [sliceable(site, x, length) for x in operands[start:]]
     slices = [sliced(x, length) for x in xs]
     entering = Elements(start) if any(map(is_value, xs)) else None
 
     def rewrite(structures: Sequence[Structure], leaving: Coerce | None) -> Restaged:
         likes = [structure.like() for structure in structures]
         inputs = body_inputs(body, [*consts, *likes, *slices])
-        return restage(scope.rewriting, body, inputs, site, entering, leaving)
+        return restage(site, body, inputs, entering, leaving)
 
-    settled = fixed_point(scope, site, carry, rewrite, has_values)
+    settled = fixed_point(site, carry, rewrite, has_values)
     restaged = settled.body
     if not has_values and not restaged.changed:
         return NotImplemented  # The equation stays as it is.
-    carry = settled.start(scope, site)
-    hoisted = scope.include(restaged, site)
+    carry = settled.start(site)
+    hoisted = site.include(restaged)
     groups = [[*hoisted, *tree_leaves(consts)], tree_leaves(carry), tree_leaves(xs)]
     num_carry_leaves = len(groups[1])
     avals = restaged.jaxpr.out_avals
@@ -53,10 +53,10 @@ def scan_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     counts = [*map(len, groups), len(stacks)]
     params = _compat.scan_params(site.params, restaged.closed, counts)
     effects = _compat.effects_on(restaged.jaxpr, leaves)
-    scope.copy(site, leaves, results, params, effects)
+    site.copy(leaves, results, params, effects)
     whole = tree_unflatten(restaged.out_tree, results)
     ys = [
-        stacked(scope, y, length, var.aval, site)
+        stacked(site, y, length, var.aval)
         for y, var in zip(whole[num_carry:], site.outvars[num_carry:], strict=True)
     ]
     return [*whole[:num_carry], *ys]

@@ -22,7 +22,7 @@ from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.dense import Reason
 from .._core.join import MakeDenser
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
 from .._placement.leafwise import specs_of_leaves
@@ -40,7 +40,7 @@ _DIFFERS = Reason(
 )
 
 
-def shard_map_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def shard_map_handler(site: Site, operands: list[Any]) -> Any:
     params = site.params
     has_values = any(map(is_value, operands))
     in_specs: list[Any] = []
@@ -52,7 +52,7 @@ def shard_map_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
             return _leaf_specs(x, spec, there, params["mesh"], _shard_shape)
 
         while (specs := split(operands[i])) is None:
-            operands[i] = scope.make_denser(operands[i], site, _NOT_SHARDED)
+            operands[i] = site.make_denser(operands[i], _NOT_SHARDED)
         in_specs.extend(specs)
     leaves, in_tree = tree_flatten(operands)
 
@@ -63,7 +63,7 @@ def shard_map_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         # Results that become dense do so inside of the mesh axes, too.
         inside = site._replace(eqn=_compat.in_current_context(site.eqn))
         leaving = MakeDenser(tuple(steps))
-        return restage(scope.rewriting, params["jaxpr"], local, inside, leaving=leaving)
+        return restage(inside, params["jaxpr"], local, leaving=leaving)
 
     def on_mesh(body: Callable[..., Any], out_specs: Sequence[Any]) -> Any:
         return jax.shard_map(
@@ -98,9 +98,9 @@ def shard_map_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     def body(*shards: Any) -> tuple[Any, ...]:
         return tuple(Program(restaged.jaxpr, restaged.consts)(shards))
 
-    scope.include(restaged._replace(consts=[]), site)  # The body closes over the constants.
+    site.include(restaged._replace(consts=[]))  # The body closes over the constants.
     fn = on_mesh(body, flat_specs)
-    results = scope.add_call(lambda *leaves: list(fn(*leaves)), leaves, site)
+    results = site.add_call(lambda *leaves: list(fn(*leaves)), leaves)
     return tree_unflatten(restaged.out_tree, results)
 
 

@@ -25,10 +25,8 @@ from .._core.avals import avals_of, same_treedef
 from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.join import Structure, structure_of
-from .._core.rewrite import Scope
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
-from .._core.traces import Rewriting
 from .._core.value import Value, is_value
 from .derivatives import confinement, derivative, is_inexact, on_avals, parts, zero_tangent
 from .entrywise import FIXED, Dependence, Kind, dependences, source
@@ -219,7 +217,7 @@ def run_on_tangents(
     """
     leaving = _Denser(tuple(structure_of(space.like) for space in wanted))
     likes = [space.like for space in operands]
-    restaged = restage(Rewriting(settings), jaxpr, likes, site, leaving=leaving)
+    restaged = restage(site, jaxpr, likes, leaving=leaving, settings=settings)
     labels = [x for space in operands for x in space.labels]
     given = [
         *[FIXED] * len(restaged.consts),
@@ -250,9 +248,9 @@ class _Denser(NamedTuple):
 
     structures: tuple[Structure, ...]
 
-    def __call__(self, scope: Scope, results: Sequence[Any], site: Site) -> list[Any]:
+    def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
         return [
-            scope.make_denser_until(x, site, functools.partial(_is_of, wanted))
+            site.make_denser_until(x, is_enough=functools.partial(_is_of, wanted))
             if is_value(x)
             else x
             for x, wanted in zip(results, self.structures, strict=True)

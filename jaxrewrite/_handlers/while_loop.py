@@ -13,7 +13,7 @@ from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.dense import Reason
 from .._core.join import Coerce, MakeDense, Structure
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
 from .carry import body_inputs, fixed_point
@@ -25,7 +25,7 @@ _DECIDES = Reason(
 )
 
 
-def while_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def while_handler(site: Site, operands: list[Any]) -> Any:
     has_values = any(map(is_value, operands))
     params = site.params
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
@@ -42,21 +42,21 @@ def while_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     ) -> Restaged:
         likes = [structure.like() for structure in structures]
         inputs = body_inputs(jaxpr, [*consts, *likes])
-        return restage(scope.rewriting, jaxpr, inputs, site, leaving=leaving)
+        return restage(site, jaxpr, inputs, leaving=leaving)
 
     def rewrite_body(structures: Sequence[Structure], leaving: Coerce | None) -> Restaged:
         return rewrite(body, body_consts, structures, leaving)
 
-    settled = fixed_point(scope, site, carry, rewrite_body, has_values)
+    settled = fixed_point(site, carry, rewrite_body, has_values)
     turn = settled.body
     # The result of the condition must be an array.
     whether = MakeDense((True,), _DECIDES)
     test = rewrite(condition, condition_consts, settled.structures, whether)
     if not has_values and not (turn.changed or test.changed):
         return NotImplemented  # The equation stays as it is.
-    carry = settled.start(scope, site)
-    test_leaves = [*scope.include(test, site), *tree_leaves(condition_consts)]
-    turn_leaves = [*scope.include(turn, site), *tree_leaves(body_consts)]
+    carry = settled.start(site)
+    test_leaves = [*site.include(test), *tree_leaves(condition_consts)]
+    turn_leaves = [*site.include(turn), *tree_leaves(body_consts)]
     carry_leaves = tree_leaves(carry)
     results = [Var(aval) for aval in turn.jaxpr.out_avals]
     params = {
@@ -71,7 +71,7 @@ def while_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
         *_compat.effects_on(turn.jaxpr, [*turn_leaves, *carry_leaves]),
     }
     leaves = [*test_leaves, *turn_leaves, *carry_leaves]
-    scope.copy(site, leaves, results, params, effects)
+    site.copy(leaves, results, params, effects)
     return tree_unflatten(turn.out_tree, results)
 
 

@@ -18,7 +18,7 @@ from .._analyses.known_zeros import KnownZeros
 from .._compat import Primitive, Var
 from .._core.avals import aval_of
 from .._core.join import Structure, coerce, fits, join, structure_of
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
 from .._handlers.stacking import element_like, stack_like
@@ -35,23 +35,23 @@ class _Structures(NamedTuple):
     result: Structure
 
 
-def set_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def set_handler(site: Site, operands: list[Any]) -> Any:
     which, buffer, item, *places = operands
     if any(map(is_value, (which, *places))) or not (is_value(buffer) or is_value(item)):
         return NotImplemented
     if isinstance(buffer, KnownZeros) and isinstance(item, KnownZeros):
         return [KnownZeros(site.eqn.outvars[0].aval)]
-    operands, params = _batched_in_front(scope, site, operands)
+    operands, params = _batched_in_front(site, operands)
     likes = [structure_of(x).like() if is_value(x) else x.aval for x in operands]
-    structures = _structures(scope, site, site.primitive, params, likes)
+    structures = _structures(site, site.primitive, params, likes)
     if structures is None:
         return NotImplemented
     which, buffer, item, *places = operands
-    buffers = tree_leaves(coerce(scope, buffer, structures.buffer, site))
-    items = tree_leaves(coerce(scope, item, structures.item, site))
+    buffers = tree_leaves(coerce(site, buffer, structures.buffer))
+    items = tree_leaves(coerce(site, item, structures.item))
     results = [Var(aval) for aval in structures.result.avals]
     for of_buffer, of_item, result in zip(buffers, items, results, strict=True):
-        scope.copy(site, [which, of_buffer, of_item, *places], [result], dict(params))
+        site.copy([which, of_buffer, of_item, *places], [result], dict(params))
     return [tree_unflatten(structures.result.treedef, results)]
 
 
@@ -66,7 +66,7 @@ def sets_an_item(primitive: Primitive, params: Mapping[str, Any]) -> bool:
 
 
 def _batched_in_front(
-    scope: Scope, site: Site, operands: Sequence[Any]
+    site: Site, operands: Sequence[Any]
 ) -> tuple[list[Any], Mapping[str, Any]]:
     """The operands and parameters, with the batch axes of values before all others."""
     if site.primitive.name != "vprim":
@@ -74,7 +74,7 @@ def _batched_in_front(
     moved, axes = [], []
     for x, axis in zip(operands, site.params["__batch_axes"], strict=True):
         if is_value(x) and axis:
-            (x,) = scope.add_call(lambda x, n=axis: [jnp.moveaxis(x, n, 0)], [x], site)
+            (x,) = site.add_call(lambda x, n=axis: [jnp.moveaxis(x, n, 0)], [x])
             axis = 0
         moved.append(x)
         axes.append(axis)
@@ -82,7 +82,6 @@ def _batched_in_front(
 
 
 def _structures(
-    scope: Scope,
     site: Site,
     primitive: Primitive,
     params: Mapping[str, Any],
@@ -90,7 +89,7 @@ def _structures(
 ) -> _Structures | None:
     """The structures for operands like these, on avals; ``None`` if they become dense."""
     if primitive.name == "vprim":
-        return _batched(scope, site, params, likes)
+        return _batched(site, params, likes)
     _, buffer, item, *places = likes
     if params["i_treedef"] == tree_structure(0):
         is_leading = places[0].shape == ()
@@ -101,38 +100,36 @@ def _structures(
     whole = structure_of(buffer)
     length = (aval_of(buffer) if is_value(buffer) else buffer).shape[0]
     if is_value(item) and not isinstance(item, KnownZeros):
-        whole = join(
-            scope, whole, structure_of(stack_like(scope, item, length, site)), site
-        )
+        whole = join(site, whole, structure_of(stack_like(site, item, length)))
     if not is_value(whole.like()):
         return None
-    element = element_like(scope, whole.like(), length, site)
+    element = element_like(site, whole.like(), length)
     if not is_value(element):
         return None
     one = structure_of(element)
-    if structure_of(stack_like(scope, element, length, site)) != whole:
+    if structure_of(stack_like(site, element, length)) != whole:
         return None
-    if not fits(scope, structure_of(item), one, site):
+    if not fits(site, structure_of(item), one):
         return None
     return _Structures(whole, one, whole)
 
 
 def _batched(
-    scope: Scope, site: Site, params: Mapping[str, Any], likes: Sequence[Any]
+    site: Site, params: Mapping[str, Any], likes: Sequence[Any]
 ) -> _Structures | None:
     axes, size = params["__batch_axes"], params["__axis_size"]
     ones = [
-        x if axis is None else _one(scope, site, x, size, axis)
+        x if axis is None else _one(site, x, size, axis)
         for x, axis in zip(likes, axes, strict=True)
     ]
     if any(x is NotImplemented for x in ones):
         return None
-    inner = _structures(scope, site, params["prim"], dict(params["params"]), ones)
+    inner = _structures(site, params["prim"], dict(params["params"]), ones)
     if inner is None:
         return None
 
     def stack(structure: Structure) -> Structure:
-        return structure_of(stack_like(scope, structure.like(), size, site))
+        return structure_of(stack_like(site, structure.like(), size))
 
     _, of_buffer, of_item, *_ = axes
     return _Structures(
@@ -142,10 +139,10 @@ def _batched(
     )
 
 
-def _one(scope: Scope, site: Site, like: Any, size: int, axis: int) -> Any:
+def _one(site: Site, like: Any, size: int, axis: int) -> Any:
     """What one element of a batch is like; ``NotImplemented`` if a value can't tell."""
     if not is_value(like):
         return _compat.without_axis(like, size, axis)
     if isinstance(like, KnownZeros):
         return KnownZeros(_compat.without_axis(like.aval(), size, axis))
-    return element_like(scope, like, size, site)
+    return element_like(site, like, size)

@@ -18,7 +18,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 from .._compat import Primitive, Var
 from .._core.avals import avals_of
 from .._core.join import coerce, together
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.settings import Settings
 from .._core.site import Site
 from .._core.value import is_value
@@ -26,14 +26,14 @@ from .._handlers.stacking import elements_like
 from .buffers import set_handler, sets_an_item
 
 
-def solve_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def solve_handler(site: Site, operands: list[Any]) -> Any:
     """A solve of an operator that has values in it is the same primitive on their leaves."""
     if not any(map(is_value, operands)):
         return NotImplemented
-    settings = scope.rewriting.settings._replace(recorder=None)
+    settings = site.settings._replace(recorder=None)
 
     def is_stack(x: Any, depth: int) -> bool:
-        return elements_like(scope, x, depth, site)
+        return elements_like(site, x, depth)
 
     solve = _solve(
         site.primitive, site.params, settings, operands, is_stack, [0] * len(operands)
@@ -45,14 +45,14 @@ def solve_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     def on_leaves(*leaves: Any) -> list[Any]:
         return solve(*tree_unflatten(treedef, leaves))
 
-    return scope.add_call(on_leaves, leaves, site)
+    return site.add_call(on_leaves, leaves)
 
 
-def batched_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def batched_handler(site: Site, operands: list[Any]) -> Any:
     """A batch of solves, or of items to set in buffers."""
     if sets_an_item(site.primitive, site.params):
-        return set_handler(scope, site, operands)
-    return solve_handler(scope, site, operands)
+        return set_handler(site, operands)
+    return solve_handler(site, operands)
 
 
 handlers.update(linear_solve=solve_handler, vprim=batched_handler)
@@ -111,34 +111,34 @@ def _on_values(
     return [x for x in tree_leaves(results) if isinstance(x, jax.Array)]
 
 
-def select_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def select_handler(site: Site, operands: list[Any]) -> Any:
     """The operand, or under `jax.vmap` one of two, leaf by leaf."""
     which, x, y = operands
     if is_value(which) or not (is_value(x) or is_value(y)):
         return NotImplemented
-    found = together(scope, (x, y), site)
+    found = together(site, (x, y))
     if found is None:
         return NotImplemented
     cases, both = found
-    leaves = [tree_leaves(coerce(scope, case, both, site)) for case in cases]
+    leaves = [tree_leaves(coerce(site, case, both)) for case in cases]
     results = [Var(aval) for aval in both.avals]
     for of_x, of_y, result in zip(*leaves, results, strict=True):
-        scope.copy(site, [which, of_x, of_y], [result])
+        site.copy([which, of_x, of_y], [result])
     return [tree_unflatten(both.treedef, results)]
 
 
 handlers["select_if_vmap"] = select_handler
 
 
-def identity_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def identity_handler(site: Site, operands: list[Any]) -> Any:
     """A primitive that returns its operand; it has no derivative, or no batch.
 
     No ``default`` of a type is asked, because none knows of it.
     """
     if not any(map(is_value, operands)):
         return NotImplemented
-    scope.changed = True
-    return scope.map_leaves(site, operands)
+    site.builder.changed = True
+    return site.map_leaves(operands)
 
 
 _IDENTITIES = ("nonbatchable", "nondifferentiable_backward", "nontraceable")

@@ -12,7 +12,7 @@ from .. import _compat
 from .._compat import Literal, Primitive
 from .._core.avals import avals_of, mismatch
 from .._core.errors import add_note
-from .._core.rewrite import Scope, handlers
+from .._core.rewrite import handlers
 from .._core.rules import Choice, Declined, Entry, Failure, guarded, names_of_types, type_of
 from .._core.site import Site
 from .._core.traces import Answer, Flat
@@ -42,21 +42,21 @@ class _Answered(NamedTuple):
 _NO_ANSWER = _Answered(Answer(NotImplemented), (), ())
 
 
-def pattern_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
+def pattern_handler(site: Site, operands: list[Any]) -> Any:
     declined: list[Declined] = []
-    rewriting, record = scope.rewriting, scope.record
-    key = Flat.of(operands, site.context).key(_key(site, operands))
+    rewriting, record = site.builder.rewriting, site.builder.record
+    key = (*_key(site, operands), *Flat.of(operands, site.context).structure)
     # An explanation tells of each rule that declines.
     answered = rewriting.kept(key) if record is None else None
     if answered is None:
-        answered = _first_answer(scope, site, operands, declined)
+        answered = _first_answer(site, operands, declined)
         if record is None:
             rewriting.keep(key, answered)
         else:
             record.declined += declined
     if answered is not _NO_ANSWER:
         flat = _flat(site, operands, answered.taken, answered.whole)
-        return scope.add(answered.answer, flat, site)
+        return site.add(answered.answer, flat)
     covered = site.params["jaxpr"]
     inputs = [
         x for atom, x in zip(site.eqn.invars, operands, strict=True)
@@ -65,9 +65,9 @@ def pattern_handler(scope: Scope, site: Site, operands: list[Any]) -> Any:
     values = {v for v, x in zip(covered.invars, inputs, strict=True) if is_value(x)}
     plan = site.params["plan"]
     without = plan.without | {option.pattern for option in plan.options}
-    patterns = scope.rewriting.passes.get(PATTERNS, [])
+    patterns = site.builder.rewriting.passes.get(PATTERNS, [])
     rest = place(covered, patterns, values, without)
-    return scope.run(rest, inputs)
+    return site.builder.run(rest, inputs)
 
 
 handlers[pattern_p.name] = pattern_handler
@@ -106,17 +106,15 @@ def _flat(
     return Flat.of([operands[o] for o in taken], site.context, whole)
 
 
-def _first_answer(
-    scope: Scope, site: Site, operands: Sequence[Any], declined: list[Declined]
-) -> Any:
+def _first_answer(site: Site, operands: Sequence[Any], declined: list[Declined]) -> Any:
     """The answer of the first pattern that does not decline."""
     plan = site.params["plan"]
-    num_own = len(scope.rewriting.settings.rules.own())
+    num_own = len(site.settings.rules.own())
     for group in _groups(plan.options):
         taken = [operands[o] for option in group for o in positions(option)]
         if group[0].match.depth >= num_own and not any(map(is_value, taken)):
             continue  # It is left to a transform around this one.
-        answered = _of_group(scope, site, operands, group, declined)
+        answered = _of_group(site, operands, group, declined)
         if answered is not NotImplemented:
             return answered
     return _NO_ANSWER
@@ -132,7 +130,6 @@ def _groups(options: Sequence[Option]) -> list[list[Option]]:
 
 
 def _of_group(
-    scope: Scope,
     site: Site,
     operands: Sequence[Any],
     group: Sequence[Option],
@@ -150,14 +147,14 @@ def _of_group(
     choice = Choice(pattern_p, types, [entries], declined, _ambiguity)
     for pattern in choice:
         try:
-            answered = _ask(scope, site, operands, options[pattern])
+            answered = _ask(site, operands, options[pattern])
         except Exception as error:  # noqa: BLE001 - raised again if no other answers
             if not choice.is_tied:
                 raise
             answered = Failure(error)
         choice.results[pattern] = answered
-        if answered is not NotImplemented and scope.record is not None:
-            scope.record.rule = pattern
+        if answered is not NotImplemented and site.builder.record is not None:
+            site.builder.record.rule = pattern
     return choice.result
 
 
@@ -210,7 +207,7 @@ def _in_order(entry: Entry, option: Option, order: Sequence[int]) -> Entry:
     )
 
 
-def _ask(scope: Scope, site: Site, operands: Sequence[Any], option: Option) -> Any:
+def _ask(site: Site, operands: Sequence[Any], option: Option) -> Any:
     """The answer of a pattern rule, or ``NotImplemented``."""
     pattern, match = option.pattern, option.match
     taken = list(positions(option))
@@ -255,7 +252,7 @@ def _ask(scope: Scope, site: Site, operands: Sequence[Any], option: Option) -> A
     )
     kept = [i for i, o in enumerate(taken) if o in whole]
     flat = _flat(site, operands, taken, kept)
-    answer = scope.rewriting.by_function(apply, key, flat, check)
+    answer = site.builder.rewriting.by_function(apply, key, flat, check)
     if answer.traced is NotImplemented:
         return NotImplemented
     return _Answered(answer, taken, kept)

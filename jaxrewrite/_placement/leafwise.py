@@ -17,7 +17,6 @@ from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 from .. import _compat
 from .._compat import UNSPECIFIED
 from .._core.avals import aval_of, fields
-from .._core.rewrite import Scope
 from .._core.site import Site
 from .._core.value import Value, is_value
 
@@ -48,9 +47,7 @@ def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:
     return specs
 
 
-def place_leaves(
-    scope: Scope, value: Value, place: Any, default: Any, site: Site
-) -> list[Any]:
+def place_leaves(site: Site, value: Value, place: Any, default: Any) -> list[Any]:
     """The place of each leaf, as `places_of_leaves` says.
 
     If no leaf can be split the user is warned: the numbers are then elsewhere than the
@@ -60,7 +57,7 @@ def place_leaves(
     is_whole = placed and all(one is default for one in placed)
     if is_whole and not _is_of_any_array(place):
         what = f"Primitive {site.primitive.name!r} places a {type(value).__name__}"
-        scope.notice(site, UserWarning, f"{what}, {not_split(value)}")
+        site.notice(UserWarning, f"{what}, {not_split(value)}")
     return placed
 
 
@@ -125,7 +122,7 @@ def _fits(sharding: NamedSharding, aval: Any) -> bool:
 # --- primitives that place arrays ---------------------------------------------------
 
 
-def device_put(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
+def device_put(site: Site, operands: Sequence[Any]) -> list[Any]:
     """Put each leaf in the place of the array."""
     said: dict[str, list[Any]] = {name: [] for name in site.params}  # For each leaf.
     for i, operand in enumerate(operands):
@@ -133,36 +130,35 @@ def device_put(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
         for name, leaves in said.items():
             one = site.params[name][i]
             if name == "devices" and is_value(operand):
-                leaves += place_leaves(scope, operand, one, unsplit(one), site)
+                leaves += place_leaves(site, operand, one, unsplit(one))
             else:
                 leaves += [one] * count
     params = {name: tuple(leaves) for name, leaves in said.items()}
-    return scope.map_leaves(site.with_params(**params), operands)
+    return site.with_params(**params).map_leaves(operands)
 
 
-def constrain(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
+def constrain(site: Site, operands: Sequence[Any]) -> list[Any]:
     """Constrain each leaf; a leaf without a sharding stays as it is."""
     (value,) = operands
     sharding = site.params["sharding"]
-    shardings = place_leaves(scope, value, sharding, None, site)
+    shardings = place_leaves(site, value, sharding, None)
     constrained = [
         leaf
         if own is None
-        else scope.add_call(
-            lambda x, own=own: [lax.with_sharding_constraint(x, own)], [leaf], site
+        else site.add_call(
+            lambda x, own=own: [lax.with_sharding_constraint(x, own)], [leaf]
         )[0]
         for leaf, own in zip(tree_leaves(value), shardings, strict=True)
     ]
     return [tree_unflatten(tree_structure(value), constrained)]
 
 
-def reshard(scope: Scope, site: Site, operands: Sequence[Any]) -> list[Any]:
+def reshard(site: Site, operands: Sequence[Any]) -> list[Any]:
     """Reshard each leaf. Unlike in a constraint, the sharding is part of the array's type."""
     (value,) = operands
     sharding = site.params["dst_sharding"]
-    shardings = place_leaves(scope, value, sharding, unsplit(sharding), site)
+    shardings = place_leaves(site, value, sharding, unsplit(sharding))
     results = []
     for leaf, own in zip(tree_leaves(value), shardings, strict=True):
-        one = site.with_params(dst_sharding=own)
-        results += scope.map_leaves(one, [leaf])
+        results += site.with_params(dst_sharding=own).map_leaves([leaf])
     return [tree_unflatten(tree_structure(value), results)]

@@ -26,7 +26,7 @@ from .._core.errors import add_note
 from .._core.notices import warn
 from .._core.settings import Settings
 from .._core.site import Site
-from .._core.traces import Rewriting, has_tracers
+from .._core.traces import has_tracers
 from . import collector
 from .lines import Step, in_lines
 
@@ -151,7 +151,7 @@ def run_on_values(
     leaving: Adapter | None = None,
 ) -> list[Any]:
     """Rewrite a jaxpr without constants for values, on behalf of ``site``, and run it."""
-    restaged = restage(Rewriting(settings), jaxpr, operands, site, leaving=leaving)
+    restaged = restage(site, jaxpr, operands, leaving=leaving, settings=settings)
     warn(notice.at(site.line) for notice in restaged.warnings)
     results = Program(restaged.jaxpr, restaged.consts)(tree_leaves(list(operands)))
     return tree_unflatten(restaged.out_tree, results)

@@ -31,7 +31,7 @@ from .._core.avals import aval_of, avals_of, is_hollow
 from .._core.dead_code import drop_dead_code
 from .._core.errors import add_note, place
 from .._core.notices import warn
-from .._core.rewrite import Scope
+from .._core.rewrite import Rewriter
 from .._core.settings import Settings, use_settings
 from .._core.site import describe_operand
 from .._core.traces import Rewriting
@@ -101,17 +101,17 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
             arguments, tree, inputs, settings
         )
     with collector.paused():
-        scope = Scope(Rewriting(settings))
-        jaxpr = drop_dead_code(whole, scope.rewriting.data_flow(whole))
+        builder = Rewriter(Rewriting(settings))
+        jaxpr = drop_dead_code(whole, builder.rewriting.data_flow(whole))
         symbolic = [
-            scope.operand(var, like)
+            builder.operand(var, like)
             for var, like in zip(jaxpr.invars[len(consts) :], inputs.likes, strict=True)
         ]
-        operands = [*scope.constants(jaxpr, consts), *symbolic]
-        results = scope.run(scope.after_passes(jaxpr, operands), operands)
-        if scope.changed:
+        operands = [*builder.constants(jaxpr, consts), *symbolic]
+        results = builder.run(builder.after_passes(jaxpr, operands), operands)
+        if builder.changed:
             results = [
-                _as_weak_as(scope, x, var.aval)
+                _as_weak_as(builder, x, var.aval)
                 for x, var in zip(results, whole.outvars, strict=True)
             ]
         rest = iter([x.settled() if is_value(x) else x for x in results])
@@ -119,7 +119,7 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
         leaves, whole_tree = tree_flatten(tree_unflatten(out_tree, results))
         is_static = [isinstance(leaf, _Static) for leaf in leaves]
         outvars = [leaf for leaf, s in zip(leaves, is_static, strict=True) if not s]
-        restaged = scope.finish(
+        restaged = builder.finish(
             tree_leaves(symbolic), outvars, whole_tree, jaxpr.debug_info
         )
     if settings.recorder is not None:
@@ -138,7 +138,7 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     )
 
 
-def _as_weak_as(scope: Scope, result: Any, aval: Any) -> Any:
+def _as_weak_as(builder: Rewriter, result: Any, aval: Any) -> Any:
     """A result with the weak or strong type that it has in the program.
 
     What rules make of a weak type may be strong, and the other way round. The type of a value
@@ -154,7 +154,7 @@ def _as_weak_as(scope: Scope, result: Any, aval: Any) -> Any:
         fn = lambda x: [_compat.as_weak_as(x, aval)]
         debug_info = _compat.new_debug_info("weak", fn)
         jaxpr, _ = _compat.trace_to_jaxpr(fn, [own], debug_info)
-        return scope.run(jaxpr, [atom])[0]
+        return builder.run(jaxpr, [atom])[0]
 
     return tree_map(convert, result)
 

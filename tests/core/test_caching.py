@@ -12,6 +12,7 @@ from jax import lax
 
 import jaxrewrite
 from jaxrewrite import transform
+from jaxrewrite._core.rewrite import Rewriter
 
 
 class Doubled(jaxrewrite.ArrayValue):
@@ -156,6 +157,33 @@ def test_functions_and_what_they_close_over_are_collected(no_leak_checks):
     jax.clear_caches()
     gc.collect()
     assert [ref() for ref in refs] == [None, None]
+
+
+def builders():
+    gc.collect()
+    return {id(x) for x in gc.get_objects() if type(x) is Rewriter and vars(x)}
+
+
+def test_rules_that_jax_calls_later_keep_no_unfinished_program(no_leak_checks):
+    """A kept program with custom derivatives refers to the equations that it was made of."""
+
+    def programs(fn):
+        return (
+            transform(fn),
+            jax.grad(lambda v: transform(fn)(v).sum()),
+            transform(jax.jit(fn)),
+        )
+
+    @jax.custom_vjp
+    def double(x):
+        return 2 * x
+
+    double.defvjp(lambda x: (2 * x, x), lambda x, ct: (2 * ct,))
+    before = builders()
+    made = [*programs(lambda x: jax.nn.relu(x) * 2), *programs(lambda x: double(x) + 1)]
+    for program in made:
+        program(Doubled(X))
+    assert builders() <= before
 
 
 def test_methods_are_kept_with_their_objects():
