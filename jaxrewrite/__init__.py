@@ -31,10 +31,10 @@ from ._staging.transform import (
 
 
 # The rooms that register something: handlers of primitives, and hooks. Patterns have done so.
-from . import _handlers, _interop  # isort: skip
+from . import _analyses, _handlers, _interop  # isort: skip
 
 
-del _handlers, _interop
+del _analyses, _handlers, _interop
 
 
 # These are loaded at their first use.

@@ -6,6 +6,8 @@ See `Extending the library <../extending.rst>`_.
 
 from ._core.dead_code import DataFlow as DataFlow, live_equations as live_equations
 from ._core.hooks import (
+    ALL_PRIMITIVES as ALL_PRIMITIVES,
+    Analysis as Analysis,
     ClassHook as ClassHook,
     OperandsHook as OperandsHook,
     Pass as Pass,

@@ -176,7 +176,7 @@ def _fact(facts: dict[Var, Fact], atom: Any) -> Fact:
 
 
 def _of_literal(literal: Literal) -> Fact:
-    dtype = literal.aval.dtype
+    dtype = _dtype_of(literal)
     is_number = jnp.issubdtype(dtype, np.number) or dtype == jnp.bool_
     return filled(literal.val, dtype) if is_number and not np.ndim(literal.val) else UNKNOWN
 
@@ -199,8 +199,12 @@ def transfer(*names: str) -> Callable[[Transfer], Transfer]:
     return declare
 
 
+def _dtype_of(atom: Any) -> Any:
+    return atom.aval.dtype
+
+
 def _is_inexact(var: Any) -> bool:
-    return jnp.issubdtype(var.aval.dtype, jnp.inexact)
+    return jnp.issubdtype(_dtype_of(var), jnp.inexact)
 
 
 @transfer(
@@ -213,7 +217,7 @@ def _of_the_first(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
 
 @transfer("gather")
 def _gather(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
-    fill, dtype = eqn.params["fill_value"], eqn.outvars[0].aval.dtype
+    fill, dtype = eqn.params["fill_value"], _dtype_of(eqn.outvars[0])
     if eqn.params["mode"] != lax.GatherScatterMode.FILL_OR_DROP:
         return [facts[0]]
     if fill is None and not _is_inexact(eqn.outvars[0]):
@@ -254,7 +258,7 @@ def _computed(eqn: JaxprEqn, facts: Sequence[Fact]) -> Fact:
         return UNKNOWN
     with np.errstate(all="ignore"):
         number = _FUNCTIONS[eqn.primitive.name](*(fact.number for fact in facts))
-    return filled(number, eqn.outvars[0].aval.dtype)
+    return filled(number, _dtype_of(eqn.outvars[0]))
 
 
 @transfer("abs", "neg", "sqrt", "square")
@@ -278,7 +282,7 @@ def _rounded(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
 @transfer("convert_element_type")
 def _converted(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
     (fact,) = facts
-    dtype = eqn.outvars[0].aval.dtype
+    dtype = _dtype_of(eqn.outvars[0])
     if fact.is_number:
         is_kept = fact.is_zero or np.can_cast(fact.dtype, dtype, "same_kind")
         return [filled(fact.number, dtype) if is_kept else UNKNOWN]

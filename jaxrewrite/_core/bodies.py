@@ -9,18 +9,17 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._analyses import fills
 from .._compat import Literal
 from .avals import avals_of
 from .builder import Restaged
 from .caches import WeakCaches
 from .dead_code import pruned_body
+from .hooks import operands_hooks
 from .record import Body, aside
-from .rewrite import Rewriter, adopter_of
+from .rewrite import Rewriter
 from .settings import Settings
 from .site import Site
 from .traces import Rewriting, has_tracers
-from .value import is_value
 
 
 class Adapter(Protocol):
@@ -53,18 +52,17 @@ def restage(
     They are part of the cache's key. ``settings`` are given where JAX calls a rule, after the
     program of the site is finished.
 
-    Beside a value that adopts numbers, numbers that the program writes are part of the key,
-    too. The body has them as literals, for they may be exponents, which tell units: JAX takes
-    them out of a loop that it differentiates. Beside any value zeros are, for arrays of them
-    take the structure of a value.
+    So are numbers among the operands that a hook says matter to the body, which has them as
+    literals.
     """
     rewriting = Rewriting(settings) if settings is not None else site.builder.rewriting
     if site.is_in_rule:
         rewriting = rewriting.of_rules()
     leaves, in_tree = tree_flatten(list(operands))
     avals = tuple(avals_of(leaves))
-    adopts = adopter_of(operands) is not None
-    numbers = _numbers(jaxpr, operands) if adopts else _zeros(operands)
+    numbers: dict[int, Literal] = {}
+    for hook in operands_hooks:
+        numbers.update(hook.known(jaxpr, operands))
     # Their bytes are equal only if they are the same, also for NaN and a negative zero.
     bits = tuple((i, _bytes(x)) for i, x in numbers.items())
     state = rewriting.settings.key(), bool(rewriting.passes), _compat.trace_context()
@@ -87,27 +85,6 @@ def restage(
     return restaged
 
 
-def _numbers(jaxpr: Any, operands: Sequence[Any]) -> dict[int, Literal]:
-    """The operands that are numbers of the program, by their places.
-
-    Integers are places and sizes, unless there is a power in the body.
-    """
-    literals = {i: x for i, x in enumerate(operands) if type(x) is Literal}
-    if all(map(fills.is_inexact, literals.values())):
-        return literals
-    inner, _ = _compat.open_jaxpr(jaxpr)
-    has_power = fills.has_power(inner)
-    return {i: x for i, x in literals.items() if has_power or fills.is_inexact(x)}
-
-
-def _zeros(operands: Sequence[Any]) -> dict[int, Literal]:
-    """The operands that the program writes as zero, beside values, by their places."""
-    if not any(map(is_value, operands)):
-        return {}
-    literals = ((i, x) for i, x in enumerate(operands) if type(x) is Literal)
-    return {i: x for i, x in literals if np.ndim(x.val) == 0 and x.val == 0}
-
-
 def _bytes(number: Any) -> bytes:
     return np.asarray(number.val, number.aval.dtype).tobytes()
 
@@ -124,21 +101,20 @@ def _restage(
     inner, consts = _compat.open_jaxpr(jaxpr)
     inner = pruned_body(inner, site.eqn)
     builder = Rewriter(rewriting)
-    builder.is_for_any_units = fills.is_for_any_units(inner)
+    for hook in builder.hooks:
+        hook.begin(inner)
     # The body is a program of its own, whichever rule the equation comes from.
     inside = Site(builder, site.eqn, site.eqn.outvars)
     pairs = zip(inner.invars[len(consts) :], likes, strict=True)
     operands = [builder.operand(var, like) for var, like in pairs]
     invars = tree_leaves(operands)
-    if not builder.is_for_any_units:  # What its caller writes has units.
-        operands = [numbers.get(i, operand) for i, operand in enumerate(operands)]
+    operands = [numbers.get(i, operand) for i, operand in enumerate(operands)]
     if entering is not None:
         operands = entering(inside, operands)
     operands = [*builder.constants(inner, consts), *operands]
     results = builder.run(builder.after_passes(inner, operands), operands)
-    adopter = adopter_of(operands)
-    if adopter is not None:
-        results = builder.adopted(adopter, results)
+    for hook in builder.hooks:
+        results = list(hook.end(operands, results))
     if leaving is not None:
         results = leaving(inside, results)
     outvars, out_tree = tree_flatten(results)

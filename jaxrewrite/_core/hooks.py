@@ -6,10 +6,10 @@ staging ask what is registered, and know nothing of what it is for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Container, Mapping, Sequence, Set
 from typing import Any, Protocol
 
-from .._compat import Jaxpr, JaxprEqn, Primitive, Var
+from .._compat import Jaxpr, JaxprEqn, Literal, Primitive, Var
 from .dead_code import DataFlow
 
 
@@ -107,11 +107,38 @@ class StagingHook(Protocol):
         ...
 
 
+class Analysis(Protocol):
+    """Tells facts about the variables of a program, by the equations that compute them.
+
+    One object of the class is made for each program, and for each body inside of one, when
+    somebody first asks for it.
+    """
+
+    def __init__(self, eqns: Sequence[JaxprEqn]):
+        """Look at the equations of a program under construction, to which more are added."""
+        ...
+
+    def __call__(self, atom: Any) -> Any:
+        """The fact about a variable or a literal of the program."""
+        ...
+
+
+class _All:
+    """Holds the names of all primitives."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+ALL_PRIMITIVES: Container[str] = _All()
+
+
 class OperandsHook(Protocol):
     """Gives equations other operands, by what it has seen of the equations before them.
 
     One object of the registered class is made for each program, and for each body inside of
-    one, while it is rewritten.
+    one, while it is rewritten. Subclass this protocol for the defaults of what a hook need not
+    have.
 
     Attributes
     ----------
@@ -120,7 +147,27 @@ class OperandsHook(Protocol):
         meet them.
     """
 
-    primitives: Set[str]
+    primitives: Container[str]
+
+    def __init__(self, analysis: Callable[[type[Analysis]], Any]):
+        """Prepare for a program. ``analysis`` gives the object of an `Analysis` of it."""
+        ...
+
+    @classmethod
+    def known(cls, jaxpr: Any, operands: Sequence[Any]) -> Mapping[int, Literal]:
+        """The operands of a body, by position, that it is to have as literals.
+
+        The body is rewritten for each of these numbers anew.
+        """
+        return {}
+
+    def begin(self, jaxpr: Any) -> None:
+        """Take note of the body whose equations come next."""
+        return
+
+    def end(self, operands: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+        """The results of a body on some operands, in place of these."""
+        return results
 
     def operands(
         self, eqn: JaxprEqn, operands: Sequence[Any]
@@ -153,7 +200,7 @@ class OperandsHook(Protocol):
         ``leafwise`` applies the equation to each leaf of another value, for primitives that
         do no more than return an array.
         """
-        ...
+        return
 
 
 # The passes, in the order in which they run.

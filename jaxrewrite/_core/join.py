@@ -15,27 +15,19 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal as LiteralType, NamedTuple, TypeAlias
 
 from jax import lax
 from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
-from .._analyses.fills import is_uninitialised
-from .._analyses.known_zeros import (
-    as_arrays,
-    as_zeros,
-    can_be_zero,
-    has_zeros,
-    is_zeros,
-    with_zeros,
-)
 from .._compat import Literal, Var
 from .avals import aval_of, avals_of, fields, full, layer, same_treedef, split_as
 from .dead_code import live_equations
 from .dense import NO_RULE, Reason
 from .site import Site
 from .value import Value, is_value
+from .zeros import as_arrays, as_zeros, can_be_zero, is_zeros
 
 
 class Structure(NamedTuple):
@@ -116,14 +108,6 @@ def join_all(site: Site, structures: Sequence[Structure]) -> Structure:
     if all(fits(site, own, joined) for own in structures):
         return joined
     return dense_structure(joined)
-
-
-def together(site: Site, operands: Sequence[Any]) -> Any:
-    """Operands for one array, `with_zeros`, and a structure for all; ``None`` if it is dense."""
-    operands = [with_zeros(site.builder.producer, x) for x in operands]
-    structure = join_all(site, list(map(structure_of, operands)))
-    like = structure.like()
-    return (operands, structure) if is_value(like) and not has_zeros(like) else None
 
 
 def _join_fields(site: Site, x: Any, y: Any) -> Any:
@@ -303,42 +287,47 @@ def _through_types(site: Site, operand: Any, like: Any) -> Any:
     return pair[0]
 
 
+# Why nothing reads a result: nothing has written it, or what computes it raises an error.
+Unread: TypeAlias = LiteralType["uninitialised", "computed"]
+
+
 class Coerce(NamedTuple):
     """Brings the results of a body to given structures; ``None`` leaves a result alone.
 
-    ``sources`` are the structures of the results for which these were found, `with_zeros`. A
-    result for which ``is_empty`` is true holds nothing that anything reads, but may have to be
+    ``sources`` are the structures of the results for which these were found, with `Zeros`.
+    ``unread`` tells of results that hold nothing that anything reads, whether they have to be
     computed. An adapter of `restage`.
     """
 
     sources: tuple[Structure, ...]
     structures: tuple[Structure | None, ...]
-    is_empty: tuple[bool, ...] | None = None
+    unread: tuple[Unread | None, ...] | None = None
 
     def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
-        is_empty = self.is_empty or (False,) * len(results)
+        unread = self.unread or (None,) * len(results)
         coerced = []
-        for result, own, wanted, empty in zip(
-            results, self.sources, self.structures, is_empty, strict=True
+        for result, own, wanted, how in zip(
+            results, self.sources, self.structures, unread, strict=True
         ):
             if wanted is None:
                 coerced.append(result)
-            elif empty:
-                coerced.append(_fill(site, result, wanted))
+            elif how is not None:
+                coerced.append(_fill(site, result, wanted, how))
             else:
                 coerced.append(coerce(site, as_zeros(result, own.like()), wanted))
         return coerced
 
 
-def _fill(site: Site, operand: Any, structure: Structure) -> Any:
+def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Any:
     """An operand of a structure, in place of one that nothing reads.
 
-    Its leaves depend on what computes the other one, so that an error is still raised there.
+    Where that is computed, the leaves depend on what computes it, so that an error is still
+    raised there.
     """
     like = structure.like()
     if not is_value(like) or is_value(operand) or not operand.aval.size:
         return coerce(site, operand, structure)
-    if is_uninitialised(site.builder.producer, operand):
+    if unread == "uninitialised":
         empty = lambda a: lax.empty(a.shape, a.dtype, out_sharding=split_as(a))
         return _filled(site, structure, empty)
 

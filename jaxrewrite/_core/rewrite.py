@@ -23,12 +23,11 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
-from .._analyses import fills
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, SourceInfo, Var
-from .avals import avals_of, mismatch
+from .avals import avals_of
 from .builder import Builder
 from .errors import add_note
-from .hooks import operands_hooks, primitives_of_passes
+from .hooks import Analysis, operands_hooks, primitives_of_passes
 from .record import Record
 from .site import Site, describe, source_within
 from .traces import Flat, Rewriting, checked_results
@@ -60,9 +59,8 @@ class Rewriter(Builder):
         self.recorder = rewriting.settings.recorder
         # Values that have become dense, by their identity.
         self.dense: dict[int, tuple[Value, Any]] = {}
-        self._hooks = [hook() for hook in operands_hooks]
-        # Whether the numbers that its equations write have any units.
-        self.is_for_any_units = False
+        self._analyses: dict[type, Any] = {}
+        self.hooks = [hook(self.analysis) for hook in operands_hooks]
         # The equation of each variable, of the first so many equations.
         self._producers: dict[Var, JaxprEqn] = {}
         self._indexed = 0
@@ -73,6 +71,13 @@ class Rewriter(Builder):
             self._producers.update(dict.fromkeys(eqn.outvars, eqn))
         self._indexed = len(self.eqns)
         return None if type(atom) is Literal else self._producers.get(atom)
+
+    def analysis(self, kind: type[Analysis]) -> Any:
+        """What an analysis tells of the equations so far; made when it is first asked for."""
+        found = self._analyses.get(kind)
+        if found is None:
+            found = self._analyses[kind] = kind(self.eqns)
+        return found
 
     def scratch(self) -> Rewriter:
         """A builder for equations that only answer a question, and are in no report."""
@@ -220,17 +225,12 @@ class Rewriter(Builder):
         record: Record | None = None
         results: Any = NotImplemented
         try:
-            adopter = adopter_of(operands)
-            if adopter is not None:
-                operands = self._with_numbers(site.primitive, operands)
-                if site.primitive.name in adopter.adopts or site.primitive.name in handlers:
-                    operands = self.adopted(adopter, operands, site.eqn)
-            if self.recorder is not None:
-                record, start = self.recorder.begin(site, operands), len(self.eqns)
-            hooks = [hook for hook in self._hooks if site.primitive.name in hook.primitives]
+            hooks = [hook for hook in self.hooks if site.primitive.name in hook.primitives]
             for hook in hooks:
                 eqn, operands = hook.operands(site.eqn, operands)
                 site = site._replace(eqn=eqn)
+            if self.recorder is not None:
+                record, start = self.recorder.begin(site, operands), len(self.eqns)
             for answer, by in (
                 ("rule", _by_rule),
                 ("handler", handlers.get(site.primitive.name)),
@@ -255,52 +255,6 @@ class Rewriter(Builder):
             if record is not None and self.recorder is not None:
                 self.recorder.end()
         return results
-
-    # --- numbers that are the same for any metadata ------------------------------
-
-    def adopted(
-        self, adopter: Value, operands: Sequence[Any], eqn: JaxprEqn | None = None
-    ) -> list[Any]:
-        """The operands, with values for the arrays among them that a value adopts.
-
-        They are the operands of an equation, or else the results of a jaxpr.
-        """
-        return [
-            self._adopt(adopter, x)
-            if not is_value(x)
-            and (fills.becomes_inexact(eqn, i) if eqn else fills.is_inexact(x))
-            and (
-                fills.has_no_scale(self.producer, x)
-                or (eqn and self.is_for_any_units and fills.is_written(self.producer, x))
-            )
-            else x
-            for i, x in enumerate(operands)
-        ]
-
-    def _with_numbers(self, primitive: Primitive, operands: Sequence[Any]) -> list[Any]:
-        """The operands, with literals for numbers that the program computes of literals."""
-        literals = [
-            None if is_value(x) else fills.written(self.producer, x) for x in operands
-        ]
-        if primitive.name == "pow" and not is_value(operands[1]):
-            x, exponent = operands
-            # One number may be the exponent of a whole array.
-            if avals_of([x])[0].shape == exponent.aval.shape:
-                literals[1] = fills.exponent(self.producer, exponent)
-        return [
-            x if literal is None else literal
-            for x, literal in zip(operands, literals, strict=True)
-        ]
-
-    def _adopt(self, adopter: Value, atom: Any) -> Any:
-        value = adopter.adopt(atom)
-        if value is NotImplemented:
-            return atom
-        what = f"{type(adopter).__name__}.adopt"
-        problem = mismatch(value, atom.aval, what, "the array is")
-        if problem is not None:
-            raise TypeError(problem)
-        return value
 
 
 # --- the ways to rewrite an equation -------------------------------------------------
@@ -367,16 +321,6 @@ def _read(env: Mapping[Any, Any], atom: Any) -> Any:
 
 def _fresh(var: Var) -> Var:
     return DropVar(var.aval) if type(var) is DropVar else Var(var.aval)
-
-
-def adopter_of(operands: Iterable[Any]) -> Value | None:
-    """The first value that adopts arrays, among the operands and their fields, or ``None``."""
-    for x in operands:
-        if is_value(x):
-            found = x if x.adopts else adopter_of(vars(x).values())
-            if found is not None:
-                return found
-    return None
 
 
 def owner_of_default(

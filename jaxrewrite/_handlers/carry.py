@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from .._analyses.known_zeros import has_zeros, results_with_zeros, with_zeros
+from .._analyses.written import Written
+from .._analyses.zeros import results_with_zeros, with_zeros
 from .._compat import Literal
 from .._core.avals import avals_of
 from .._core.builder import Restaged
@@ -30,6 +31,7 @@ from .._core.join import (
 )
 from .._core.site import Site
 from .._core.value import is_value
+from .._core.zeros import has_zeros
 
 
 # How often a slot may change. If the joins of a type never end, for example because a rank
@@ -139,7 +141,7 @@ def _start(site: Site, operand: Any) -> Any:
     Vectors are left alone: values with structure have two axes or more.
     """
     (aval,) = avals_of([operand])
-    return operand if aval.ndim < 2 else with_zeros(site.builder.producer, operand)
+    return operand if aval.ndim < 2 else with_zeros(site.builder.analysis(Written), operand)
 
 
 def _results(body: Restaged, carry: Sequence[Structure]) -> list[Structure]:

@@ -15,8 +15,9 @@ from typing import Any
 from jax import lax
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
-from .._analyses.fills import is_uninitialised
-from .._core.join import coerce, together
+from .._analyses.written import Written
+from .._analyses.zeros import together
+from .._core.join import coerce
 from .._core.rewrite import keepers
 from .._core.site import Site
 from .._core.value import is_value
@@ -28,11 +29,8 @@ def choose(site: Site, operands: Sequence[Any]) -> Any:
     if is_value(which):
         return NotImplemented
     if len(cases) == 2:
-        read = [
-            x
-            for x in cases
-            if is_value(x) or not is_uninitialised(site.builder.producer, x)
-        ]
+        written = site.builder.analysis(Written)
+        read = [x for x in cases if is_value(x) or not written(x).is_uninitialised]
         if len(read) == 1 and is_value(read[0]):
             return read
     row = _repeated(site, which)

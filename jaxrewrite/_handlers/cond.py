@@ -14,16 +14,17 @@ from typing import Any
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._analyses.fills import is_not_read
-from .._analyses.known_zeros import has_zeros, results_with_zeros
+from .._analyses.written import UNKNOWN, Kind, results_of
+from .._analyses.zeros import results_with_zeros
 from .._compat import Var
 from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.dense import Reason
-from .._core.join import Coerce, Structure, join_all, structure_of
+from .._core.join import Coerce, Structure, Unread, join_all, structure_of
 from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
+from .._core.zeros import has_zeros
 
 
 _CHOOSES = Reason(
@@ -42,8 +43,8 @@ def cond_handler(site: Site, operands: list[Any]) -> Any:
 
     closed = site.params["branches"]
     branches = [restage(site, branch, operands) for branch in closed]
-    is_empty = [_not_read(branch) for branch in closed]
-    sources, joined = _joined(site, branches, is_empty)
+    unread = [_unread(branch) for branch in closed]
+    sources, joined = _joined(site, branches, unread)
     if any(own != joined for own in sources):
         _record_joins(site, sources, joined)
         branches = [
@@ -51,9 +52,9 @@ def cond_handler(site: Site, operands: list[Any]) -> Any:
                 site,
                 branch,
                 operands,
-                leaving=Coerce(tuple(own), tuple(joined), tuple(empty)),
+                leaving=Coerce(tuple(own), tuple(joined), tuple(why)),
             )
-            for branch, own, empty in zip(closed, sources, is_empty, strict=True)
+            for branch, own, why in zip(closed, sources, unread, strict=True)
         ]
     if not has_values and not any(branch.changed for branch in branches):
         return NotImplemented  # The equation stays as it is.
@@ -75,7 +76,7 @@ handlers["cond"] = cond_handler
 def _joined(
     site: Site,
     branches: Sequence[Restaged],
-    is_empty: Sequence[Sequence[bool]],
+    unread: Sequence[Sequence[Unread | None]],
 ) -> tuple[list[list[Structure]], list[Structure]]:
     """The structures of the results in each branch, and the structures that all can have."""
     sources = [list(map(structure_of, branch.results())) for branch in branches]
@@ -83,8 +84,8 @@ def _joined(
     with_zeros = [results_with_zeros(branch) for branch in branches] if differing else []
 
     def joined_at(k: int) -> Structure:
-        own = [(x[k], empty[k]) for x, empty in zip(sources, is_empty, strict=True)]
-        read = [structure for structure, empty in own if not empty]
+        own = [(x[k], why[k]) for x, why in zip(sources, unread, strict=True)]
+        read = [structure for structure, why in own if why is None]
         return join_all(site, read or [structure for structure, _ in own])
 
     for k in differing:
@@ -103,15 +104,15 @@ def _differ(structures: Sequence[Structure]) -> bool:
     return is_one and any(own != structures[0] for own in structures)
 
 
-def _not_read(branch: Any) -> list[bool]:
-    """For each result of a branch, whether nothing reads it."""
-    jaxpr, _ = _compat.open_jaxpr(branch)
-    empty: set[int] = set()
-    for eqn in jaxpr.eqns:
-        repeats = eqn.primitive.name == "broadcast_in_dim" and id(eqn.invars[0]) in empty
-        if repeats or is_not_read(eqn):
-            empty.update(map(id, eqn.outvars))
-    return [id(var) in empty for var in jaxpr.outvars]
+def _unread(branch: Any) -> list[Unread | None]:
+    """For each result of a branch, why nothing reads it; ``None`` if something does."""
+    jaxpr, consts = _compat.open_jaxpr(branch)
+    operands = len(jaxpr.invars) - len(consts)
+    why: dict[Kind, Unread] = {
+        Kind.UNINITIALISED: "uninitialised",
+        Kind.NOT_READ: "computed",
+    }
+    return [why.get(fact.kind) for fact in results_of(branch, [UNKNOWN] * operands)]
 
 
 def _record_joins(

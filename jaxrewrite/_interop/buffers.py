@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
-from .._analyses.known_zeros import KnownZeros
+from .._analyses.zeros import KnownZeros
 from .._compat import Primitive, Var
 from .._core.avals import aval_of
 from .._core.join import Structure, coerce, fits, join, structure_of

@@ -15,9 +15,11 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
-from .._compat import Primitive, Var
+from .._analyses.written import UNKNOWN, Fact, Kind, transfer
+from .._analyses.zeros import together
+from .._compat import JaxprEqn, Primitive, Var
 from .._core.avals import avals_of
-from .._core.join import coerce, together
+from .._core.join import coerce
 from .._core.rewrite import handlers
 from .._core.settings import Settings
 from .._core.site import Site
@@ -56,6 +58,17 @@ def batched_handler(site: Site, operands: list[Any]) -> Any:
 
 
 handlers.update(linear_solve=solve_handler, vprim=batched_handler)
+
+
+@transfer("pure_callback")
+def _error(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    """Nothing may read what the callback of `equinox.error_if` returns.
+
+    It raises the error. On a device that can't raise errors it returns NaN.
+    """
+    fn = getattr(eqn.params.get("callback"), "callback_func", None)
+    is_error = getattr(fn, "__module__", None) == "equinox._errors"
+    return [Fact(Kind.NOT_READ) if is_error else UNKNOWN] * len(eqn.outvars)
 
 
 def _solve(

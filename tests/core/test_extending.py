@@ -10,6 +10,7 @@ from jax.extend import core as jex_core
 import jaxrewrite
 from jaxrewrite import Rules, explain, make_jaxpr, transform
 from jaxrewrite.extend import (
+    Analysis,
     OperandsHook,
     Pass,
     live_equations,
@@ -397,7 +398,7 @@ class Turns(OperandsHook):
 
     primitives = frozenset({"rev", "reduce_sum", "stop_gradient"})
 
-    def __init__(self):
+    def __init__(self, analysis):
         self.turned = []
 
     def before(self, x):
@@ -451,3 +452,68 @@ def test_a_hook_chooses_operands_by_the_equations_before(fn, is_read_before, reg
     jaxrewrite.clear_caches()
     assert ("rev[" in str(make_jaxpr(fn, rules=rules)(v))) != is_read_before
     np.testing.assert_allclose(transform(fn, rules=rules)(v), fn(v.x))
+
+
+class Depths(Analysis):
+    """The number of equations between a variable and the operands of its program."""
+
+    def __init__(self, eqns):
+        self.eqns = eqns
+        Asking.made.append(self)
+
+    def __call__(self, atom):
+        makers = {var: eqn for eqn in self.eqns for var in eqn.outvars}
+        eqn = makers.get(atom) if isinstance(atom, jex_core.Var) else None
+        return 0 if eqn is None else 1 + max(map(self, eqn.invars), default=0)
+
+
+class Asking(OperandsHook):
+    """Takes note of how deep the arrays beside values are, and gives bodies sevens as literals."""
+
+    primitives = frozenset({"mul"})
+    made, seen = [], []
+
+    def __init__(self, analysis):
+        self.analysis = analysis
+
+    @classmethod
+    def known(cls, jaxpr, operands):
+        literals = {i: x for i, x in enumerate(operands) if isinstance(x, jex_core.Literal)}
+        return {i: x for i, x in literals.items() if x.val == 7}
+
+    def begin(self, jaxpr):
+        self.seen.append("begin")
+
+    def operands(self, eqn, operands):
+        own = [x for x in operands if not isinstance(x, jaxrewrite.Value)]
+        numbers = [x.val if isinstance(x, jex_core.Literal) else None for x in own]
+        self.seen.append((*map(self.analysis(Depths), own), *numbers))
+        return eqn, operands
+
+    def end(self, operands, results):
+        self.seen.append("end")
+        return [results[0].x]
+
+
+def test_a_hook_asks_an_analysis_and_sees_bodies(registered):
+    rules = Rules()
+
+    @rules.register("mul")
+    def _(v: Turned, y: jax.Array | float, **params):
+        return Turned(v.x * y)
+
+    def fn(v, y):
+        scaled = jax.jit(lax.mul)
+        number = v * jnp.sin(jnp.cos(y))
+        return scaled(number, np.float32(7)), scaled(number, np.float32(5))
+
+    registered(register_operands_hook, Asking)
+    jaxrewrite.clear_caches()
+    Asking.made.clear(), Asking.seen.clear()
+    x = jnp.float32(0.5)
+    got = transform(fn, rules=rules)(Turned(x), x)
+    # The results of the bodies are arrays, because `end` makes them such.
+    np.testing.assert_allclose(got, fn(x, x), rtol=1e-6)
+    outside, first, second = (2, None), (0, 7.0), (0, None)
+    assert Asking.seen == [outside, "begin", first, "end", "begin", second, "end"]
+    assert len(Asking.made) == 3  # one for each jaxpr

@@ -30,7 +30,7 @@ class Transposes(OperandsHook):
 
     primitives = frozenset({"transpose", "stop_gradient", "dot_general"})
 
-    def __init__(self) -> None:
+    def __init__(self, analysis: Callable[..., Any]) -> None:
         # By the identity of the result, which stays alive here.
         self._moved: dict[int, _Moved] = {}
 

@@ -1,0 +1,195 @@
+"""Numbers that a program writes, beside values for which it matters what they are.
+
+Zero is the same in all units, and so are infinity and NaN. A value that `adopts` arrays takes
+these for values like itself (`Value.adopt`). Other numbers reach it as literals, wherever the
+program computes them of literals: an exponent tells units.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import jaxprs_in_params
+
+from .. import _compat
+from .._compat import Jaxpr, JaxprEqn, Literal
+from .._core.avals import avals_of, mismatch
+from .._core.hooks import ALL_PRIMITIVES, OperandsHook, register_operands_hook
+from .._core.rewrite import handlers
+from .._core.value import Value, is_value
+from .written import Fact, Written
+
+
+# The functions inside of JAX's own, by name, that write numbers about floats and not about what
+# the floats measure: where a square overflows, or what to divide by where a step is zero. What
+# they return has the units of their operands whatever the units are.
+_FOR_ANY_UNITS = {"_interp": jnp.interp, "hypot": jnp.hypot, "_hypot": jnp.hypot}
+
+
+class Adopting(OperandsHook):
+    """Gives equations beside a value that adopts arrays the numbers that the program writes."""
+
+    primitives = ALL_PRIMITIVES
+
+    def __init__(self, analysis: Callable[[type], Any]) -> None:
+        self._analysis = analysis
+        # Whether the numbers that the equations write have any units.
+        self._is_for_any_units = False
+
+    @classmethod
+    def known(cls, jaxpr: Any, operands: Sequence[Any]) -> Mapping[int, Literal]:
+        """The numbers that matter: beside any value, zeros, of which arrays take its structure."""
+        literals = {i: x for i, x in enumerate(operands) if type(x) is Literal}
+        if not literals or is_for_any_units(jaxpr):
+            return {}  # What its caller writes has units.
+        if adopter_of(operands) is not None:
+            return _numbers(jaxpr, literals)
+        if not any(map(is_value, operands)):
+            return {}
+        return {i: x for i, x in literals.items() if np.ndim(x.val) == 0 and x.val == 0}
+
+    def begin(self, jaxpr: Any) -> None:
+        self._is_for_any_units = is_for_any_units(jaxpr)
+
+    def operands(
+        self, eqn: JaxprEqn, operands: Sequence[Any]
+    ) -> tuple[JaxprEqn, Sequence[Any]]:
+        adopter = adopter_of(operands)
+        if adopter is None:
+            return eqn, operands
+        written = self._analysis(Written)
+        operands = _with_numbers(written, eqn, operands)
+        if eqn.primitive.name in adopter.adopts or eqn.primitive.name in handlers:
+            any_number = self._is_for_any_units
+            operands = [
+                _adopt(adopter, x)
+                if not is_value(x)
+                and becomes_inexact(eqn, i)
+                and _has_any_units(written(x), any_number)
+                else x
+                for i, x in enumerate(operands)
+            ]
+        return eqn, operands
+
+    def end(self, operands: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+        adopter = adopter_of(operands)
+        if adopter is None:
+            return results
+        written = self._analysis(Written)
+        return [
+            _adopt(adopter, x)
+            if not is_value(x) and is_inexact(x) and written(x).has_no_scale
+            else x
+            for x in results
+        ]
+
+
+register_operands_hook(Adopting)
+
+
+def adopter_of(operands: Iterable[Any]) -> Value | None:
+    """The first value that adopts arrays, among the operands and their fields, or ``None``."""
+    for x in operands:
+        if is_value(x):
+            found = x if x.adopts else adopter_of(vars(x).values())
+            if found is not None:
+                return found
+    return None
+
+
+def is_for_any_units(jaxpr: Any) -> bool:
+    """Whether a jaxpr is of a function whose written numbers have any units."""
+    public: Any = _FOR_ANY_UNITS.get(_compat.name_of(jaxpr))
+    if public is None:
+        return False
+    return _compat.file_of(jaxpr) == inspect.unwrap(public).__code__.co_filename
+
+
+def is_inexact(atom: Any) -> bool:
+    return jnp.issubdtype(atom.aval.dtype, jnp.inexact)
+
+
+def becomes_inexact(eqn: JaxprEqn, position: int) -> bool:
+    """Whether an operand of an equation is inexact, or a call converts it to be.
+
+    Other integers are places and sizes. ``jnp.pad(x, 1)`` passes an integer zero to a call
+    that converts it.
+    """
+    atom = eqn.invars[position]
+    if eqn.primitive.name != "jit" or is_inexact(atom):
+        return is_inexact(atom)
+    jaxpr, consts = _compat.open_jaxpr(eqn.params["jaxpr"])
+    var = jaxpr.invars[len(consts) + position]
+    return not any(x is var for x in jaxpr.outvars) and all(
+        is_inexact(inner.outvars[0])
+        if inner.primitive.name == "convert_element_type"
+        else becomes_inexact(inner, i)
+        for inner in jaxpr.eqns
+        for i, x in enumerate(inner.invars)
+        if x is var
+    )
+
+
+def _has_any_units(fact: Fact, any_number: bool) -> bool:
+    return fact.has_no_scale or (any_number and fact.is_written)
+
+
+def _numbers(jaxpr: Any, literals: Mapping[int, Literal]) -> Mapping[int, Literal]:
+    """The numbers among the operands of a body. Integers are places and sizes, but in powers."""
+    if all(map(is_inexact, literals.values())):
+        return literals
+    inner, _ = _compat.open_jaxpr(jaxpr)
+    return (
+        literals
+        if _has_power(inner)
+        else {i: x for i, x in literals.items() if is_inexact(x)}
+    )
+
+
+def _has_power(jaxpr: Jaxpr) -> bool:
+    """Whether a jaxpr, or one inside of it, has a power whose exponent is an operand."""
+    return any(
+        eqn.primitive.name == "pow" or any(map(_has_power, jaxprs_in_params(eqn.params)))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _with_numbers(
+    written: Written, eqn: JaxprEqn, operands: Sequence[Any]
+) -> Sequence[Any]:
+    """The operands, with literals for numbers that the program computes of literals."""
+    found = [_with_number(written, x) for x in operands]
+    if eqn.primitive.name == "pow" and not is_value(operands[1]):
+        x, exponent = operands
+        # One number may be the exponent of a whole array.
+        if avals_of([x])[0].shape == exponent.aval.shape:
+            found[1] = _with_number(written, exponent, is_whole=True)
+    return found
+
+
+def _with_number(written: Written, operand: Any, is_whole: bool = False) -> Any:
+    """The number that fills an operand; the operand itself if it is none, or is not known."""
+    if is_value(operand) or type(operand) is Literal:
+        return operand
+    if operand.aval.shape and not is_whole:
+        return operand
+    fact = written(operand)
+    if not fact.is_number:
+        return operand
+    aval = _compat.varying_as(_compat.ShapedArray((), fact.dtype), [operand.aval])
+    return Literal(fact.number, aval if operand.aval.shape else operand.aval)
+
+
+def _adopt(adopter: Value, atom: Any) -> Any:
+    value = adopter.adopt(atom)
+    if value is NotImplemented:
+        return atom
+    what = f"{type(adopter).__name__}.adopt"
+    problem = mismatch(value, atom.aval, what, "the array is")
+    if problem is not None:
+        raise TypeError(problem)
+    return value
