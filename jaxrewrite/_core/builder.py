@@ -93,7 +93,7 @@ class Builder:
 
     # --- equations --------------------------------------------------------------
 
-    def rename(
+    def emit(
         self,
         eqn: JaxprEqn,
         operands: Sequence[Any],

@@ -234,9 +234,7 @@ def _call_join(site: Site, x: Any, y: Any) -> Any:
         def check(pair: Any, cls: type = cls, aval: Any = aval) -> list[Any]:
             return _checked_pair(pair, cls, aval)
 
-        pair = site.giving(outvars).splice(
-            cls.join, (cls.join, "join"), [own, other], check
-        )
+        pair = site.giving(outvars).call(cls.join, (cls.join, "join"), [own, other], check)
         if pair is not NotImplemented:
             return pair[::-1] if swapped else pair
     return None
@@ -335,12 +333,12 @@ def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Any
         entry = array[(0,) * array.ndim]
         return [full(aval, entry) for aval in structure.avals]
 
-    return _of_structure(site, structure, site.add_call(leaves, [operand]))
+    return _of_structure(site, structure, site.call_on_arrays(leaves, [operand]))
 
 
 def _filled(site: Site, structure: Structure, make: Callable[[Any], Any]) -> Any:
     """An operand of a structure; a function makes its leaves from their avals."""
-    leaves = site.add_call(lambda: list(map(make, structure.avals)), [])
+    leaves = site.call_on_arrays(lambda: list(map(make, structure.avals)), [])
     return _of_structure(site, structure, leaves)
 
 

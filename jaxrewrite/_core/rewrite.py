@@ -169,7 +169,7 @@ class Rewriter(Builder):
                 self.eqns.append(eqn)
                 continue
             else:
-                self.rename(eqn, invals, outvars, source_within(origin, eqn.source_info))
+                self.emit(eqn, invals, outvars, source_within(origin, eqn.source_info))
                 results = outvars
             for var, result in zip(eqn.outvars, results, strict=True):
                 if result is not var:
@@ -196,7 +196,7 @@ class Rewriter(Builder):
                 env[var] = targets.get(var) or _fresh(var)
                 outvars.append(env[var])
             if eqn.effects:
-                self.rename(eqn, operands, outvars, info)
+                self.emit(eqn, operands, outvars, info)
                 continue
             new = eqn.replace(invars=operands, outvars=outvars, source_info=info)
             self.eqns.append(new)
@@ -269,7 +269,7 @@ def _by_rule(site: Site, operands: Sequence[Any]) -> Any:
     if site.builder.record is not None:
         site.builder.record.rule = answer.rule
         site.builder.record.declined += answer.declined
-    return site.add(answer, flat)
+    return site.inline_trace(answer, flat)
 
 
 def _by_default(site: Site, operands: Sequence[Any]) -> Any:
@@ -287,7 +287,7 @@ def _by_default(site: Site, operands: Sequence[Any]) -> Any:
 
     check = functools.partial(checked_results, site, f"{owner.__name__}.default")
     key = (default, primitive, *params.items())
-    return site.splice(apply_default, key, operands, check)
+    return site.call(apply_default, key, operands, check)
 
 
 def _by_leaf(site: Site, operands: Sequence[Any]) -> Any:
@@ -311,7 +311,7 @@ def _by_dense_operands(site: Site, operands: Sequence[Any]) -> Any:
                 results = NotImplemented if by is None else by(site, operands)
                 if results is not NotImplemented:
                     return results
-    site.copy(operands, site.outvars)
+    site.emit(operands, site.outvars)
     return site.outvars
 
 

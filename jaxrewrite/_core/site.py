@@ -92,7 +92,7 @@ class Site(NamedTuple):
 
     # --- equations like this one ---------------------------------------------------
 
-    def copy(
+    def emit(
         self,
         operands: Sequence[Any],
         outvars: Sequence[Var],
@@ -100,7 +100,7 @@ class Site(NamedTuple):
         effects: Any = None,
     ) -> None:
         """Add an equation like this one, with other atoms or parameters."""
-        self.builder.rename(self.eqn, operands, outvars, self.source_info, params, effects)
+        self.builder.emit(self.eqn, operands, outvars, self.source_info, params, effects)
 
     def map_leaves(self, operands: Sequence[Any]) -> list[Any]:
         """Apply a primitive that is an identity to each leaf of its operands."""
@@ -110,7 +110,7 @@ class Site(NamedTuple):
         for group in [leaves] if whole else [[leaf] for leaf in leaves]:
             avals = _compat.result_avals(self.eqn, avals_of(group))
             outvars = [Var(aval) for aval in avals]
-            self.copy(group, outvars)
+            self.emit(group, outvars)
             results += outvars
         return tree_unflatten(treedef, results)
 
@@ -126,11 +126,11 @@ class Site(NamedTuple):
 
     # --- equations of rules and other functions ---------------------------------
 
-    def run(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> list[Any]:
+    def inline(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> list[Any]:
         """Add the equations of a jaxpr on behalf of this one, and return the results."""
         return self.builder.run(jaxpr, operands, self)
 
-    def splice(
+    def call(
         self,
         fn: Callable[..., Any],
         key: tuple[Any, ...],
@@ -146,9 +146,11 @@ class Site(NamedTuple):
         is a value.
         """
         flat = Flat.of(operands, self.context, whole)
-        return self.add(self.builder.rewriting.by_function(fn, key, flat, check), flat)
+        return self.inline_trace(
+            self.builder.rewriting.by_function(fn, key, flat, check), flat
+        )
 
-    def add(self, answer: Answer, flat: Flat) -> Any:
+    def inline_trace(self, answer: Answer, flat: Flat) -> Any:
         """Add the equations of an answer, whose results it returns."""
         traced = answer.traced
         if traced is NotImplemented:
@@ -173,7 +175,7 @@ class Site(NamedTuple):
             builder.applied.append(Applied(traced.jaxpr, inputs, results, added))
         return tree_unflatten(traced.out_tree, results)
 
-    def add_call(self, fn: Callable[..., Any], leaves: Sequence[Any]) -> list[Any]:
+    def call_on_arrays(self, fn: Callable[..., Any], leaves: Sequence[Any]) -> list[Any]:
         """Add the equations of a JAX function, from arrays to a list of arrays.
 
         This serves for primitives with parameters that a public function makes best.
@@ -181,7 +183,7 @@ class Site(NamedTuple):
         debug_info = _compat.new_debug_info(self.primitive.name, fn)
         with self.context.manager:
             jaxpr, consts = _compat.trace_to_jaxpr(fn, avals_of(leaves), debug_info)
-        return self.run(jaxpr, [*self.builder.constants(jaxpr, consts), *leaves])
+        return self.inline(jaxpr, [*self.builder.constants(jaxpr, consts), *leaves])
 
     def vary(self, atom: Any, like: Any) -> Any:
         """Make an array vary over the mesh axes over which ``like`` varies.
@@ -194,7 +196,7 @@ class Site(NamedTuple):
         if not axes:
             return atom
 
-        return self.add_call(lambda x: [_compat.vary_over(x, axes)], [atom])[0]
+        return self.call_on_arrays(lambda x: [_compat.vary_over(x, axes)], [atom])[0]
 
     # --- becoming dense ---------------------------------------------------------
 
@@ -252,7 +254,7 @@ class Site(NamedTuple):
         def add_layer(value: Value, checked: Callable[[Any], Any]) -> Any:
             key = ("materialise", type(value))
             site = self.giving([Var(aval) for aval in avals_of([value])])
-            return site.splice(materialise, key, [value], lambda x: [checked(x)])[0]
+            return site.call(materialise, key, [value], lambda x: [checked(x)])[0]
 
         return make_dense(value, add_layer, is_enough)
 

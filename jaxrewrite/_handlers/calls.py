@@ -72,7 +72,7 @@ def call_handler(site: Site, operands: list[Any]) -> Any:
     results = [Var(aval) for aval in restaged.jaxpr.out_avals]
     effects = _compat.effects_on(restaged.jaxpr, leaves)
     params = _leaf_params(site, call, len(consts), operands, restaged)
-    site.copy(leaves, results, params, effects)
+    site.emit(leaves, results, params, effects)
     return tree_unflatten(restaged.out_tree, results)
 
 

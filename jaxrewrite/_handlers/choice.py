@@ -55,7 +55,7 @@ def choose(site: Site, operands: Sequence[Any]) -> Any:
         return chosen
 
     taken = [own[i] for own in (leaves, *others) for i in differing]
-    chosen = site.add_call(leaf_by_leaf, [row, *taken])
+    chosen = site.call_on_arrays(leaf_by_leaf, [row, *taken])
     for i, leaf in zip(differing, chosen, strict=True):
         leaves[i] = leaf
     return [tree_unflatten(tree_structure(cases[0]), leaves)]

@@ -58,7 +58,7 @@ def _gathered_stack(site: Site, value: Value) -> list[Any]:
     stack = []
     for leaf, does_vary in zip(leaves, varies, strict=True):
         is_same = any(varies) and not does_vary
-        stack += site.add_call(repeat, [leaf]) if is_same else site.map_leaves([leaf])
+        stack += site.call_on_arrays(repeat, [leaf]) if is_same else site.map_leaves([leaf])
     whole = tree_unflatten(treedef, stack)
     return [stacked(site, whole, size, site.outvars[0].aval)]
 

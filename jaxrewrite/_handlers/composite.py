@@ -24,7 +24,7 @@ def composite_handler(site: Site, operands: list[Any]) -> Any:
     body = site.params[_compat.body_name(site.primitive)]
     restaged = restage(site, body, operands)
     leaves = [*site.include(restaged), *tree_leaves(operands)]
-    return tree_unflatten(restaged.out_tree, site.run(restaged.jaxpr, leaves))
+    return tree_unflatten(restaged.out_tree, site.inline(restaged.jaxpr, leaves))
 
 
 handlers["composite"] = composite_handler

@@ -66,7 +66,7 @@ def cond_handler(site: Site, operands: list[Any]) -> Any:
     for branch in params["branches"]:
         inner, _ = _compat.open_jaxpr(branch)
         effects |= set(_compat.effects_on(inner, leaves))
-    site.copy([index, *leaves], outvars, params, effects)
+    site.emit([index, *leaves], outvars, params, effects)
     return tree_unflatten(branches[0].out_tree, outvars)
 
 

@@ -65,7 +65,7 @@ def custom_vmap_handler(site: Site, operands: list[Any]) -> Any:
     fn = custom_vmap(call)
     fn.def_vmap(rule)
     leaves = [*site.include(restaged), *tree_leaves(operands)]
-    return site.add_call(fn, leaves)
+    return site.call_on_arrays(fn, leaves)
 
 
 handlers["custom_vmap_call"] = custom_vmap_handler

@@ -218,7 +218,7 @@ def add_call(site: Site, fn: Any, restaged: Restaged, operands: Sequence[Any]) -
     tangents that it has to transpose.
     """
     leaves = [*site.include(restaged), *tree_leaves(operands)]
-    results = site.add_call(fn, leaves)
+    results = site.call_on_arrays(fn, leaves)
     inputs = dict(zip(restaged.jaxpr.invars, leaves, strict=True))
     return tree_unflatten(
         restaged.out_tree,

@@ -30,7 +30,7 @@ def expanding(expand: Callable[..., Any]) -> Any:
         params = tuple(site.params.items())
         context = _compat.trace_context()
         body = _expansion(expand, avals, params, site.eqn.ctx, context)
-        return site.run(body, operands)
+        return site.inline(body, operands)
 
     return handler
 

@@ -39,7 +39,7 @@ def hi_primitive_handler(site: Site, operands: list[Any]) -> Any:
         *map(site.builder.const, consts),
         *tree_leaves(operands),
     ]
-    return tree_unflatten(restaged.out_tree, site.run(restaged.jaxpr, leaves))
+    return tree_unflatten(restaged.out_tree, site.inline(restaged.jaxpr, leaves))
 
 
 handlers["call_hi_primitive"] = hi_primitive_handler

@@ -19,7 +19,7 @@ from .._placement.leafwise import constrain, device_put, reshard
 def _sink(site: Site, operands: Sequence[Any]) -> list[Any]:
     """Apply a primitive that takes one operand and has no result to each leaf."""
     for leaf in tree_leaves(list(operands)):
-        site.copy([leaf], [])
+        site.emit([leaf], [])
     return []
 
 

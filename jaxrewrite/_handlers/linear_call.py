@@ -52,7 +52,7 @@ def linear_call_handler(site: Site, operands: list[Any]) -> Any:
         own, rest = list(flat[: len(leaves)]), list(flat[len(leaves) :])
         return linear_call(call, transposed, own, rest)
 
-    return site.add_call(on_leaves, [*leaves, *arrays])
+    return site.call_on_arrays(on_leaves, [*leaves, *arrays])
 
 
 handlers["linear_call"] = linear_call_handler

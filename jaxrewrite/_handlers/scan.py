@@ -53,7 +53,7 @@ def scan_handler(site: Site, operands: list[Any]) -> Any:
     counts = [*map(len, groups), len(stacks)]
     params = _compat.scan_params(site.params, restaged.closed, counts)
     effects = _compat.effects_on(restaged.jaxpr, leaves)
-    site.copy(leaves, results, params, effects)
+    site.emit(leaves, results, params, effects)
     whole = tree_unflatten(restaged.out_tree, results)
     ys = [
         stacked(site, y, length, var.aval)

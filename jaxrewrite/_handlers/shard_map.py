@@ -100,7 +100,7 @@ def shard_map_handler(site: Site, operands: list[Any]) -> Any:
 
     site.include(restaged._replace(consts=[]))  # The body closes over the constants.
     fn = on_mesh(body, flat_specs)
-    results = site.add_call(lambda *leaves: list(fn(*leaves)), leaves)
+    results = site.call_on_arrays(lambda *leaves: list(fn(*leaves)), leaves)
     return tree_unflatten(restaged.out_tree, results)
 
 

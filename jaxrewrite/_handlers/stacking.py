@@ -165,5 +165,5 @@ def _call_hook(
         return [result]
 
     outvars: list[Any] = [_compat.DropVar(_compat.leaf_aval(0.0))]
-    results = site.giving(outvars).splice(call, (hook, *args), [value], check)
+    results = site.giving(outvars).call(call, (hook, *args), [value], check)
     return results if results is NotImplemented else results[0]

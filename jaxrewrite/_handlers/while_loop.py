@@ -71,7 +71,7 @@ def while_handler(site: Site, operands: list[Any]) -> Any:
         *_compat.effects_on(turn.jaxpr, [*turn_leaves, *carry_leaves]),
     }
     leaves = [*test_leaves, *turn_leaves, *carry_leaves]
-    site.copy(leaves, results, params, effects)
+    site.emit(leaves, results, params, effects)
     return tree_unflatten(turn.out_tree, results)
 
 

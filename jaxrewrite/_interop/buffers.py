@@ -51,7 +51,7 @@ def set_handler(site: Site, operands: list[Any]) -> Any:
     items = tree_leaves(coerce(site, item, structures.item))
     results = [Var(aval) for aval in structures.result.avals]
     for of_buffer, of_item, result in zip(buffers, items, results, strict=True):
-        site.copy([which, of_buffer, of_item, *places], [result], dict(params))
+        site.emit([which, of_buffer, of_item, *places], [result], dict(params))
     return [tree_unflatten(structures.result.treedef, results)]
 
 
@@ -74,7 +74,7 @@ def _batched_in_front(
     moved, axes = [], []
     for x, axis in zip(operands, site.params["__batch_axes"], strict=True):
         if is_value(x) and axis:
-            (x,) = site.add_call(lambda x, n=axis: [jnp.moveaxis(x, n, 0)], [x])
+            (x,) = site.call_on_arrays(lambda x, n=axis: [jnp.moveaxis(x, n, 0)], [x])
             axis = 0
         moved.append(x)
         axes.append(axis)

@@ -47,7 +47,7 @@ def solve_handler(site: Site, operands: list[Any]) -> Any:
     def on_leaves(*leaves: Any) -> list[Any]:
         return solve(*tree_unflatten(treedef, leaves))
 
-    return site.add_call(on_leaves, leaves)
+    return site.call_on_arrays(on_leaves, leaves)
 
 
 def batched_handler(site: Site, operands: list[Any]) -> Any:
@@ -136,7 +136,7 @@ def select_handler(site: Site, operands: list[Any]) -> Any:
     leaves = [tree_leaves(coerce(site, case, both)) for case in cases]
     results = [Var(aval) for aval in both.avals]
     for of_x, of_y, result in zip(*leaves, results, strict=True):
-        site.copy([which, of_x, of_y], [result])
+        site.emit([which, of_x, of_y], [result])
     return [tree_unflatten(both.treedef, results)]
 
 

@@ -56,7 +56,7 @@ def pattern_handler(site: Site, operands: list[Any]) -> Any:
             record.declined += declined
     if answered is not _NO_ANSWER:
         flat = _flat(site, operands, answered.taken, answered.whole)
-        return site.add(answered.answer, flat)
+        return site.inline_trace(answered.answer, flat)
     covered = site.params["jaxpr"]
     inputs = [
         x for atom, x in zip(site.eqn.invars, operands, strict=True)

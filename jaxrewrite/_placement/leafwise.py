@@ -145,7 +145,7 @@ def constrain(site: Site, operands: Sequence[Any]) -> list[Any]:
     constrained = [
         leaf
         if own is None
-        else site.add_call(
+        else site.call_on_arrays(
             lambda x, own=own: [lax.with_sharding_constraint(x, own)], [leaf]
         )[0]
         for leaf, own in zip(tree_leaves(value), shardings, strict=True)
