@@ -67,15 +67,12 @@ def main() -> int:
 
 
 def sampled(count: int, seed: int, only: str = "") -> list[Defect]:
-    """Defects of all rooms: as many of each, as far as it has so many."""
+    """Defects of all rooms, which are folders: as many of each, as far as it has so many."""
     by_room: dict[str, list[Defect]] = collections.defaultdict(list)
     for path in sorted(PACKAGE.rglob("*.py")):
         file = str(path.relative_to(PACKAGE))
         if only in file:
-            room = "/".join(file.split("/")[:2])
-            by_room[room if "/_" in file else file.split("/")[0]] += defects(
-                file, path.read_text()
-            )
+            by_room[str(path.parent)] += defects(file, path.read_text())
     choose = random.Random(seed)
     for room in by_room.values():
         choose.shuffle(room)
