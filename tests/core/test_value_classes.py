@@ -260,6 +260,10 @@ def test_operators_are_transforms():
             (divmod(value, 2.0)[0], divmod(dense, 2.0)[0]),
             (value.astype(jnp.int32), dense.astype(jnp.int32)),
             (value.reshape(3, 1), dense.reshape(3, 1)),
+            (value.reshape((1, 3)), dense.reshape(1, 3)),
+            (value[:, None].transpose(), dense[None]),
+            (value[:, None].transpose(1, 0), dense[None]),
+            (value[:, None].transpose((0, 1)), dense[:, None]),
             (jnp.stack(list(value)), dense),
             (np.asarray(value), np.asarray(dense)),
         ]
