@@ -56,6 +56,9 @@ def test_an_adapted_block():
     # Two thin products and a sum beside the product itself.
     wide = 2 * 4 * 8 * 32
     assert first.flops == (wide, wide + 2 * 4 * 2 * (8 + 32) + 4 * 32)
+    changes = [step.flops[1] - step.flops[0] for step in report.steps]
+    assert report.flops[1] - report.flops[0] == sum(changes)
+    assert report.bytes[1] > report.bytes[0]
     assert not report.dense
     assert str(report).split("\n")[-3] == "2 equations met a value; 0 values became dense."
 
