@@ -55,6 +55,11 @@ def made_dense(tree):
     return _compiled(tree) if any(map(is_value, leaves)) else tree
 
 
+def assert_same_leaves(got, want, tolerance=None):
+    """Compare leaf by leaf, as what is differentiated by the leaves of values."""
+    assert_same(jax.tree.leaves(got), jax.tree.leaves(want), tolerance)
+
+
 def floating(tree):
     """The floating leaves of a tree, and a function that puts others in their place."""
     leaves, treedef = jax.tree.flatten(tree)

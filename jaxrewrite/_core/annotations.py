@@ -81,8 +81,9 @@ class Signature(NamedTuple):
             yield (*(a.type for a in chosen), last), (*guards, self._variadic_guard())
 
     def _variadic_guard(self) -> Any:
-        guards = [a.guard for a in self.variadic or ()]
-        return None if None in guards else Union[tuple(guards)]  # noqa: UP007
+        # `isinstance` asks each guard of a tuple, and none of a `Union`.
+        guards = tuple(a.guard for a in self.variadic or ())
+        return None if None in guards else guards
 
 
 def read_signature(

@@ -206,7 +206,9 @@ def _products(v: Any, x: Any) -> Iterator[Named]:
     yield of("dot_general", jnp.matmul, v, right, how="with an array")
     yield of("dot_general", jnp.matmul, left, v, how="of an array")
     yield of("dot_general", jnp.matmul, v, numbers((last,), x.dtype), how="with a vector")
-    yield of("dot_general", lambda v: v @ v.T, v, how="with its transpose")
+    transposed = lambda v: v.T if v.ndim < 3 else v.mT
+    with_it = lambda v: jnp.matmul(v, transposed(v))
+    yield of("dot_general", with_it, v, how="with its transpose")
     rows_by_rows = (((v.ndim - 1,), (v.ndim - 1,)), ((), ()))
     itself = lambda v: lax.dot_general(v, v, rows_by_rows)
     yield of("dot_general", itself, v, how="with itself")

@@ -243,7 +243,8 @@ WRONG = {
     "shape": (
         {},
         {key("second", "B"): np.ones((5, 2), np.float32)},
-        "from 4 to 5 features, but second/kernel has shape",
+        r"from 4 to 5 features, but second/kernel has shape \((\d), (\d)\), "
+        r"which is from \1 to \2 with",
     ),
 }
 

@@ -9,6 +9,7 @@ import pytest
 from choose import every, often
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec as P
+from oracle import assert_same_leaves
 
 import jaxrewrite
 
@@ -36,10 +37,7 @@ V = Scaled(X, jnp.float32(2.0))
 DENSE = X * 2
 
 
-def close(got, want):
-    jax.tree.map(
-        lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-6), got, want
-    )
+close = functools.partial(assert_same_leaves, tolerance=1e-4)
 
 
 def of_dense(fn):

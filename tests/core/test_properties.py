@@ -3,11 +3,12 @@
 import hypothesis
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from oracle import assert_same_leaves
 from properties import operands, properties
 
 import jaxrewrite
+from jaxrewrite.testing import assert_same
 from jaxrewrite.testing.strategies import programs
 
 
@@ -28,11 +29,8 @@ def check(program, values):
         return jax.jit(jax.grad(loss, has_aux=True, allow_int=True))(values)
 
     (got, out), (want, expected) = both(implicit), both(dense)
-    np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        if g.dtype != jax.dtypes.float0:
-            size = np.abs(w).max(initial=0.1)
-            np.testing.assert_allclose(g, w, rtol=1e-3, atol=1e-3 * size)
+    assert_same(out, expected, 1e-4)
+    assert_same_leaves(got, want, 1e-3)
 
 
 def check_many(seed, examples):

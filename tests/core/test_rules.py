@@ -572,6 +572,23 @@ def test_dimension_names_are_shared_by_the_operands(rules):
         run(jnp.ones((2, 3)), A(jnp.ones((3, 4))))
 
 
+def _after_a_value(x: A, *xs: Float[ArrayLike, "n m"], dimension):
+    return answer(1, (2 * (1 + len(xs)), 2))
+
+
+def _of_any_number(*xs: Float[A, "n m"] | Float[ArrayLike, "n m"], dimension):
+    return answer(1, (2 * len(xs), 2))
+
+
+@pytest.mark.parametrize("rule", [_after_a_value, _of_any_number])
+def test_the_last_guard_is_for_all_operands_of_a_variadic_rule(rules, rule):
+    rules.register("concatenate")(rule)
+    run = lambda *xs: applied(rules, lambda *xs: lax.concatenate(xs, 0), *xs)
+    assert run(A(X), X) == run(A(X), X, X) == 1
+    with pytest.raises(jaxrewrite.MaterialisationError):
+        run(A(X), X, jnp.ones((4, 2)))
+
+
 def test_two_guards_that_both_hold_are_ambiguous(rules):
     @rules.register("neg")
     def _(v: Float[A, "n n"]):

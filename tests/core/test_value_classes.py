@@ -240,7 +240,7 @@ def test_classes_of_one_name_export_too():
 
 
 def test_operators_are_transforms():
-    value, dense = Scaled(X, 2.0), X * 2.0
+    value, column, dense = Scaled(X, 2.0), Scaled(X[:, None], 2.0), X * 2.0
     with pytest.warns(jaxrewrite.MaterialisationWarning):
         cases = [
             (value + 1.0, dense + 1.0),
@@ -260,6 +260,10 @@ def test_operators_are_transforms():
             (divmod(value, 2.0)[0], divmod(dense, 2.0)[0]),
             (value.astype(jnp.int32), dense.astype(jnp.int32)),
             (value.reshape(3, 1), dense.reshape(3, 1)),
+            (value.reshape((1, 3)), dense.reshape(1, 3)),
+            (column.transpose(), dense[None]),
+            (column.transpose(1, 0), dense[None]),
+            (column.transpose((0, 1)), dense[:, None]),
             (jnp.stack(list(value)), dense),
             (np.asarray(value), np.asarray(dense)),
         ]

@@ -1,6 +1,7 @@
 """Every higher-order primitive, on every kind of value, in every mode, by the oracle."""
 
 import collections
+import functools
 
 import jax
 import jax.extend.core as jex_core
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 from choose import every, often, slow
 from families import FAMILIES
+from oracle import assert_same_leaves
 from reference import OWN
 
 import jaxrewrite
+from jaxrewrite.testing import assert_same
 
 
 X = jnp.asarray(np.random.default_rng(1).uniform(0.2, 0.9, (3, 3)), jnp.float32)
@@ -41,14 +44,7 @@ def summed(fn):
     return total
 
 
-def same(got, want, rtol=2e-4):
-    got, want = jaxrewrite.materialise(got), jaxrewrite.materialise(want)
-    assert jax.tree.structure(got) == jax.tree.structure(want)
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert (jnp.shape(g), jnp.result_type(g)) == (jnp.shape(w), jnp.result_type(w))
-        if jnp.result_type(g) != jax.dtypes.float0:
-            size = np.abs(w).max(initial=0.05)
-            np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol * size)
+same = functools.partial(assert_same, tolerance=2e-4)
 
 
 def tangents_like(tree):
@@ -62,25 +58,23 @@ def tangents_like(tree):
 
 def check_forward(fn, v):
     want = jax.jit(fn)(jaxrewrite.materialise(v), X)
-    same(jax.jit(transform(fn))(v, X), want, 2e-5)
+    assert_same(jax.jit(transform(fn))(v, X), want, 2e-5)
 
 
 def check_forward_without_jit(fn, v):
-    same(transform(fn)(v, X), jax.jit(fn)(jaxrewrite.materialise(v), X), 2e-5)
+    assert_same(transform(fn)(v, X), jax.jit(fn)(jaxrewrite.materialise(v), X), 2e-5)
 
 
 def check_gradient(fn, v):
     want = jax.jit(jax.grad(summed(dense_of(fn)), (0, 1), allow_int=True))(v, X)
     got = jax.jit(jax.grad(summed(transform(fn)), (0, 1), allow_int=True))(v, X)
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        same(g, w)
+    assert_same_leaves(got, want, 2e-4)
 
 
 def check_gradient_without_jit(fn, v):
     want = jax.grad(summed(dense_of(fn)), (0, 1), allow_int=True)(v, X)
     got = jax.grad(summed(transform(fn)), (0, 1), allow_int=True)(v, X)
-    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        same(g, w)
+    assert_same_leaves(got, want, 2e-4)
 
 
 def check_gradient_inside(fn, v):

@@ -14,6 +14,7 @@ from reference.own import Lora, Scaled, Zero
 
 import jaxrewrite
 from jaxrewrite import transform, values
+from jaxrewrite.testing import assert_same
 
 
 # With leak checks each program is compiled anew; those are in test_families.py.
@@ -31,11 +32,7 @@ def run(fn, *operands):
     """The results of a transformed function, checked against the dense program."""
     out = transform(fn, materialise="allow")(*operands)
     want = fn(*jaxrewrite.materialise(operands))
-    jax.tree.map(
-        lambda g, w: np.testing.assert_allclose(g, w, rtol=2e-5, atol=1e-6),
-        jaxrewrite.materialise(out),
-        want,
-    )
+    assert_same(out, want, 2e-5)
     return out
 
 

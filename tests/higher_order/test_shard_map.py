@@ -7,10 +7,12 @@ import pytest
 from choose import every, slow
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+from oracle import assert_same_leaves
 from reference.own import Lora, Scaled, Zero
 
 import jaxrewrite
 from jaxrewrite import transform, values
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import NF4, Quantised
 
 
@@ -61,15 +63,14 @@ def check(fn, v, x=X):
     slopes = jax.jit(jax.grad(summed(dense), (0, 1)))(v, x)
     for wrap in (lambda f: f, jax.jit):
         got = jaxrewrite.materialise(wrap(transformed)(v, x))
-        jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-4), got, want)
+        assert_same(got, want, 1e-4)
         got = wrap(jax.grad(summed(transformed), (0, 1)))(v, x)
-        for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(slopes), strict=True):
-            np.testing.assert_allclose(g, w, rtol=1e-3, atol=1e-4)
+        assert_same_leaves(got, slopes, 1e-3)
     implicit = lambda *a: jaxrewrite.materialise(transformed(*a))
     along, want = (
         jax.jit(lambda *a, f=f: jax.jvp(f, a, a))(v, x) for f in (implicit, dense)
     )
-    jax.tree.map(lambda g, w: np.testing.assert_allclose(g, w, rtol=1e-3), along, want)
+    assert_same(along, want, 1e-3)
     return transformed(v, x)
 
 

@@ -17,6 +17,8 @@ from properties import operands, properties
 
 import jaxrewrite
 from jaxrewrite import Report, explain, patterns
+from jaxrewrite._insight.explain import missing_rule
+from jaxrewrite._insight.text import amount
 from jaxrewrite.testing.strategies import programs
 from jaxrewrite.values import Constant, Diagonal, Lora, Quantised, Tagged, Unitful
 
@@ -54,6 +56,9 @@ def test_an_adapted_block():
     # Two thin products and a sum beside the product itself.
     wide = 2 * 4 * 8 * 32
     assert first.flops == (wide, wide + 2 * 4 * 2 * (8 + 32) + 4 * 32)
+    changes = [step.flops[1] - step.flops[0] for step in report.steps]
+    assert report.flops[1] - report.flops[0] == sum(changes)
+    assert report.bytes[1] > report.bytes[0]
     assert not report.dense
     assert str(report).split("\n")[-3] == "2 equations met a value; 0 values became dense."
 
@@ -342,6 +347,24 @@ def test_the_page_is_well_formed_and_escaped():
     assert "script" not in tags.seen
     assert {"details", "summary", "pre"} <= tags.seen
     assert any(evil in text for text in tags.text)
+
+
+def test_numbers_have_three_digits_and_a_prefix():
+    numbers = {0.0: "0", 999.0: "999", 1000.0: "1 k", -2.5e6: "-2.5 M", 4e15: "4e+03 T"}
+    assert {number: amount(number).strip() for number in numbers} == numbers
+
+
+def test_the_rule_that_is_missing_names_its_operands():
+    x, v = jax.Array, Lora
+    told = {
+        (x, v): "x: ArrayLike, y: Lora",
+        (x, v, v): "x: ArrayLike, y: Lora, z: Lora",
+        (v, v, v): "x: Lora, y: Lora, z: Lora",
+        (x, v, v, v): "x0: ArrayLike, x1: Lora, x2: Lora, x3: Lora",
+        (v, v, v, v): "*xs: Lora",
+    }
+    for given, parameters in told.items():
+        assert f"def _({parameters}, **params)" in missing_rule("concatenate", given)
 
 
 def test_the_text_fits_a_terminal():

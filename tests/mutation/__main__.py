@@ -47,15 +47,15 @@ def main() -> int:
     options = parser.parse_args()
     if options.cache:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = options.cache
-    functions = _functions_of_the_library()
+    runs = Runs()
     tests = _tests_by_function(json.loads(options.record.read_text()))
     chosen = sampled(options.count, options.seed, options.only)
     known = _known_survivors()
     verdicts: dict[str, list[Defect]] = collections.defaultdict(list)
     for number, defect in enumerate(chosen):
         run = _relevant(tests.get(f"{defect.file}:{defect.function}", []))
-        verdict = _verdict(defect, run, functions) if run else "not run by any test"
-        if verdict == "survived" and _key(defect) in known:
+        verdict = runs.verdict(defect, run) if run else "not run by any test"
+        if verdict != "killed" and _key(defect) in known:
             verdict = "known"
         verdicts[verdict].append(defect)
         print(f"{number + 1}/{len(chosen)} {verdict}: {defect}", flush=True)
@@ -67,15 +67,12 @@ def main() -> int:
 
 
 def sampled(count: int, seed: int, only: str = "") -> list[Defect]:
-    """Defects of all rooms: as many of each, as far as it has so many."""
+    """Defects of all rooms, which are folders: as many of each, as far as it has so many."""
     by_room: dict[str, list[Defect]] = collections.defaultdict(list)
     for path in sorted(PACKAGE.rglob("*.py")):
         file = str(path.relative_to(PACKAGE))
         if only in file:
-            room = "/".join(file.split("/")[:2])
-            by_room[room if "/_" in file else file.split("/")[0]] += defects(
-                file, path.read_text()
-            )
+            by_room[str(path.parent)] += defects(file, path.read_text())
     choose = random.Random(seed)
     for room in by_room.values():
         choose.shuffle(room)
@@ -122,8 +119,12 @@ def _functions_of_the_library() -> dict[tuple[str, int, str], list[FunctionType]
     """All functions of the library that exist once it is imported, by where they begin."""
     import jaxrewrite
 
+    if pathlib.Path(jaxrewrite.__file__).parent != PACKAGE:
+        raise SystemExit(
+            f"jaxrewrite is imported from {jaxrewrite.__file__}: set PYTHONPATH"
+        )
     for module in pkgutil.walk_packages(jaxrewrite.__path__, "jaxrewrite."):
-        if module.name not in ("jaxrewrite.__main__", "jaxrewrite._interop.lineax"):
+        if module.name != "jaxrewrite._interop.lineax":
             importlib.import_module(module.name)
     found: dict[tuple[str, int, str], list[FunctionType]] = collections.defaultdict(list)
     for x in gc.get_objects():
@@ -144,7 +145,10 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def plant(defect: Defect, functions: dict[Any, list[FunctionType]]) -> None:
-    """Give each function that has the defect in it the code with the defect."""
+    """Give each function that has the defect in it the code with the defect.
+
+    All functions of the module get the code that is compiled anew.
+    """
     path = PACKAGE / defect.file
     tree = planted(path.read_text(), defect)
     for code in _codes(compile(tree, str(path), "exec", dont_inherit=True)):
@@ -153,38 +157,78 @@ def plant(defect: Defect, functions: dict[Any, list[FunctionType]]) -> None:
                 function.__code__ = code
 
 
-# What pytest returns if all tests passed, and where it found none of those that it was told.
-_VERDICTS = {0: "survived", 4: "broken", 5: "broken"}
+# What pytest returns if all tests passed, if one failed, and if a file of tests could not be
+# imported, as some make values there. All else says nothing of the defect.
+_VERDICTS = {0: "survived", 1: "killed", 2: "killed"}
 
 
-def _verdict(defect: Defect, tests: list[str], functions: Any) -> str:
-    """What tests say of a defect that is planted in a process of its own."""
-    child = os.fork()
-    if not child:
-        _run_tests(defect, tests, functions)
-    deadline = time.monotonic() + TIMEOUT
-    while time.monotonic() < deadline:
-        pid, status = os.waitpid(child, os.WNOHANG)
-        if pid:
-            return _VERDICTS.get(os.waitstatus_to_exitcode(status), "killed")
-        time.sleep(0.05)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    return "killed"
+class _FirstFailure:
+    """A plugin of pytest, which tells a file the name of the first test that fails."""
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed and self.file:
+            os.write(self.file, report.nodeid.encode())
+            self.file = 0
 
 
-def _run_tests(defect: Defect, tests: list[str], functions: Any) -> None:
+class Runs:
+    """Runs of tests in processes of their own, from one where the library is imported."""
+
+    def __init__(self) -> None:
+        self.functions = _functions_of_the_library()
+        self.sound: set[str] = set()
+
+    def verdict(self, defect: Defect, tests: list[str]) -> str:
+        """What tests say of a defect. One that fails has to pass without the defect."""
+        verdict, failed = self._run(defect, tests)
+        if failed and failed not in self.sound:
+            control, _ = self._run(None, [failed])
+            if control != "survived":
+                return f"broken, {failed} fails without a defect too"
+            self.sound.add(failed)
+        return verdict
+
+    def _run(self, defect: Defect | None, tests: list[str]) -> tuple[str, str]:
+        """A verdict, and the test that failed."""
+        ours, theirs = os.pipe()
+        child = os.fork()
+        if not child:
+            _run_tests(defect, tests, self.functions, theirs)
+        os.close(theirs)
+        deadline = time.monotonic() + TIMEOUT
+        status = None
+        while status is None and time.monotonic() < deadline:
+            pid, code = os.waitpid(child, os.WNOHANG)
+            status = os.waitstatus_to_exitcode(code) if pid else None
+            time.sleep(0.05)
+        if status is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        with open(ours) as found:
+            failed = found.read()
+        return "killed" if status is None else _VERDICTS.get(status, "broken"), failed
+
+
+def _run_tests(
+    defect: Defect | None, tests: list[str], functions: Any, failures: int
+) -> None:
     """Plant a defect, run tests until one fails, and leave the process with the status."""
-    status = 1
+    status = 3
     try:
-        plant(defect, functions)
+        if defect is not None:
+            plant(defect, functions)
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
         os.chdir(TESTS.parent)
         import pytest
 
-        status = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+        # What is imported already has its assertions as they are written.
+        options = ["-x", "-q", "-p", "no:cacheprovider", "--assert=plain"]
+        status = int(pytest.main([*options, *tests], plugins=[_FirstFailure(failures)]))
     finally:
         os._exit(status)
 
@@ -192,7 +236,10 @@ def _run_tests(defect: Defect, tests: list[str], functions: Any) -> None:
 def _report(verdicts: dict[str, list[Defect]], count: int) -> str:
     numbers = ", ".join(f"{len(own)} {verdict}" for verdict, own in verdicts.items())
     alive = [
-        d for verdict in ("survived", "not run by any test") for d in verdicts[verdict]
+        defect
+        for verdict, own in verdicts.items()
+        for defect in own
+        if verdict not in ("killed", "known")
     ]
     share = 1 - len(alive) / max(count, 1)
     lines = [f"{count} defects: {numbers}; {share:.1%} are found or known."]

@@ -12,7 +12,7 @@ class Defect(NamedTuple):
     """A change of one place: ``edit`` changes the node at ``index`` of a walk over the module."""
 
     file: str
-    function: int  # the line on which the outermost function begins, decorators included
+    function: int  # the line on which the innermost function begins, decorators included
     line: int
     kind: str
     text: str
@@ -84,6 +84,13 @@ def _drop_unary(node: Any) -> None:
 
 
 _AXES = ("axis", "axes", "dimension")
+
+# Functions that are the same with their arguments exchanged.
+_COMMUTATIVE = {
+    *("add", "multiply", "equal", "not_equal", "maximum", "minimum", "max", "min", "mul"),
+    *("logical_and", "logical_or", "logical_xor", "bitwise_and", "bitwise_or"),
+    *("broadcast_shapes", "result_type", "promote_types"),
+}
 
 
 def _number(node: ast.AST) -> int | None:
@@ -182,6 +189,7 @@ KINDS: dict[str, tuple[Test, Edit]] = {
             and isinstance(n.func, ast.Attribute)
             and ast.unparse(n.func.value)
             in ("jnp", "lax", "np", "jnp.linalg", "jaxrewrite")
+            and n.func.attr not in _COMMUTATIVE
             and len(n.args) == 2
             and not any(isinstance(a, (ast.Starred, ast.Constant)) for a in n.args)
             and ast.unparse(n.args[0]) != ast.unparse(n.args[1])
@@ -191,31 +199,36 @@ KINDS: dict[str, tuple[Test, Edit]] = {
 }
 
 
-def outermost_functions(tree: ast.Module) -> Iterator[ast.FunctionDef]:
-    for node in tree.body:
-        bodies = node.body if isinstance(node, ast.ClassDef) else [node]
-        for inner in bodies:
-            if isinstance(inner, ast.FunctionDef):
-                yield inner
-
-
 def first_line(function: ast.FunctionDef) -> int:
     return min([function.lineno, *(d.lineno for d in function.decorator_list)])
+
+
+def _in_functions(node: ast.AST, function: int = 0) -> Iterator[tuple[ast.AST, int]]:
+    """The nodes of the bodies of functions, with the line of the innermost function."""
+    for name, field in ast.iter_fields(node):
+        own = function
+        if isinstance(node, ast.FunctionDef):
+            if name != "body":  # Annotations, defaults, decorators
+                continue
+            own = first_line(node)
+        for child in field if isinstance(field, list) else [field]:
+            if isinstance(child, ast.AST):
+                if own:
+                    yield child, own
+                yield from _in_functions(child, own)
 
 
 def defects(file: str, source: str) -> Iterator[Defect]:
     """All defects that can be planted in the functions of a module."""
     tree = ast.parse(source)
     numbers = {id(node): i for i, node in enumerate(ast.walk(tree))}
-    for function in outermost_functions(tree):
-        for statement in function.body:
-            for node in ast.walk(statement):
-                for variant, (kind, (applies, _)) in enumerate(KINDS.items()):
-                    if applies(node):
-                        line = node.lineno
-                        text = ast.unparse(node).splitlines()[0][:80]
-                        where = file, first_line(function), line
-                        yield Defect(*where, kind, text, numbers[id(node)], variant)
+    for node, function in _in_functions(tree):
+        for variant, (kind, (applies, _)) in enumerate(KINDS.items()):
+            if applies(node):
+                line = node.lineno  # type: ignore[attr-defined]
+                text = ast.unparse(node).splitlines()[0][:80]
+                where = file, function, line
+                yield Defect(*where, kind, text, numbers[id(node)], variant)
 
 
 def planted(source: str, defect: Defect) -> ast.Module:

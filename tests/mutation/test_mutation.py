@@ -8,6 +8,14 @@ from mutation.plant import defects, planted
 
 
 SOURCE = """
+SIGN = -SIZE
+
+@decorated
+def outer(f):
+    def inner(x):
+        return jnp.subtract(x, f(x)) + jnp.maximum(x, f(x))
+    return inner
+
 def rule(x, y, axis):
     if x.ndim != 2:
         return NotImplemented
@@ -28,6 +36,7 @@ def rule(x, y, axis):
         ("exchanged operands", "return y - x @ y"),
         ("dropped term", "return x @ y - 0"),
         ("wrong axis", "return jnp.sum(x, axis=-2)"),
+        ("exchanged arguments", "return jnp.subtract(f(x), x) + jnp.maximum(x, f(x))"),
     ],
 )
 def test_defects_that_are_planted(kind, line):
@@ -35,3 +44,34 @@ def test_defects_that_are_planted(kind, line):
     texts = [ast.unparse(planted(SOURCE, defect)) for defect in found]
     assert any(line in text for text in texts), texts
     assert all(text != ast.unparse(ast.parse(SOURCE)) for text in texts)
+
+
+def test_defects_are_those_of_the_innermost_function():
+    """The tests of a closure are those that run it, not those that make it."""
+    lines = SOURCE.splitlines()
+    found = {lines[d.function - 1].strip() for d in defects("rule.py", SOURCE)}
+    assert found == {"def inner(x):", "def rule(x, y, axis):"}
+
+
+def test_arguments_that_can_change_places_stay():
+    found = [d for d in defects("rule.py", SOURCE) if d.kind == "exchanged arguments"]
+    assert [d.text for d in found] == ["jnp.subtract(x, f(x))"]
+
+
+@pytest.mark.slow
+def test_tests_find_a_defect():
+    from mutation.__main__ import PACKAGE, Runs
+
+    file = "_insight/text.py"
+    found = [
+        defect
+        for defect in defects(file, (PACKAGE / file).read_text())
+        if "abs(number) >= 1000" in defect.text and defect.kind == "other bound"
+    ]
+    tests = "tests/insight/test_explain.py::test_"
+    runs = Runs()
+    verdicts = [
+        runs.verdict(found[0], [tests + name])
+        for name in ("numbers_have_three_digits_and_a_prefix", "methods_and_keywords")
+    ]
+    assert verdicts == ["killed", "survived"]

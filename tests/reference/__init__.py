@@ -5,7 +5,9 @@ takes a NumPy generator, a dtype, and the number of rows and columns, and return
 matrix. The arguments of `case` restrict the shapes and dtypes. A new ready type needs its
 module, a case here, and its documentation; then every test of all types finds it.
 
-`CASES` has the ready types. `OWN` has those of ``own``, which are written as by a user.
+`CASES` has the ready types that have a dense form. `NESTED` has annotated arrays, with a dense
+form or without one, and values inside of others. `OWN` has the types of ``own``, which are
+written as by a user. A test that is about some of them selects them by name.
 """
 
 import importlib
@@ -43,6 +45,7 @@ class Case(NamedTuple):
 
 
 CASES: dict[str, Case] = {}
+NESTED: dict[str, Case] = {}
 OWN: dict[str, Case] = {}
 
 FLOATS = ("float32", "bfloat16", "float64")

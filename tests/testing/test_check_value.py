@@ -12,6 +12,8 @@ from reference import CASES
 import jaxrewrite
 from jaxrewrite import ArrayValue, testing, values
 from jaxrewrite.testing import check_value, numbers
+from jaxrewrite.testing._more_programs import more_programs
+from jaxrewrite.testing._programs import programs
 
 
 class Scaled(ArrayValue):
@@ -88,6 +90,16 @@ def test_a_class_that_cannot_be_imported_is_not_exported():
 
     result = check_value(Local(jnp.ones(2)), only=["export", "pickle"], export=True)
     assert [check for check, _ in result.skipped] == ["pickle", "export"]
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 3, 4)])
+def test_each_program_has_operands_that_fit(shape):
+    x = numbers(shape, jnp.float32)
+    for name, program in (programs(x) | more_programs(x)).items():
+        try:
+            jax.eval_shape(program.fn, *program.operands)
+        except TypeError as error:  # Not all of JAX is for floats.
+            assert "dtype" in str(error), (name, shape)
 
 
 def test_skip_and_only():

@@ -91,6 +91,8 @@ def test_a_program_is_what_its_repr_says():
         assert repr(eval(repr(program))) == repr(program)
     x = jnp.full((2, 2), 0.5)
     assert jnp.array_equal(Program([("add", 0, 0), ("transpose", 0, 0)])(x), x + x)
+    assert jnp.array_equal(Program([("add", 0, 1)])(x, 3 * x), 4 * x)
+    assert jnp.array_equal(Program([("add", 1, 1)])(x, 3 * x), 2 * x)
 
 
 def test_a_program_can_be_jitted():

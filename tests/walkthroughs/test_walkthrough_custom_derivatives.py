@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from choose import often, slow
 from jax import lax
+from oracle import assert_same_leaves
 
 import jaxrewrite
 from jaxrewrite import transform
@@ -68,10 +69,7 @@ def allow(fn):
     return transform(fn, materialise="allow")
 
 
-def close(got, want, rtol=1e-4):
-    got, want = jax.tree.leaves(got), jax.tree.leaves(want)
-    for g, w in zip(got, want, strict=True):
-        np.testing.assert_allclose(g, w, rtol=rtol, atol=1e-6)
+close = functools.partial(assert_same_leaves, tolerance=1e-4)
 
 
 def agrees(fn, *args, orders=1):

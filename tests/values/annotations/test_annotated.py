@@ -1433,3 +1433,12 @@ def test_several_arrays_are_placed_at_once(first):
     np.testing.assert_array_equal(got.mask, x.mask)
     np.testing.assert_array_equal(got.filled(0), x.filled(0))
     np.testing.assert_array_equal(other, y)
+
+
+@pytest.mark.parametrize("low, high, wanted", [(-11, 11, (0, 121)), (-11, 12, None)])
+def test_powers_of_integers_have_bounds_up_to_the_last_that_does_not_wrap(
+    low, high, wanted
+):
+    bounds = run(lambda x: lax.integer_pow(x, 2))(Interval(jnp.int8(low), jnp.int8(high)))
+    limits = jnp.iinfo(jnp.int8)
+    assert (bounds.lower, bounds.upper) == (wanted or (limits.min, limits.max))

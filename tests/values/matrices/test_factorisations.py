@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
 from choose import often, slow
 
 import jaxrewrite
@@ -18,6 +19,7 @@ from jaxrewrite.values import (
     Identity,
     Kronecker,
     Permutation,
+    ScalarMatrix,
     Scaled,
     Sum,
     Symmetric,
@@ -316,3 +318,75 @@ def test_a_sum_of_arrays_has_an_array_as_its_adjoint(bulk):
     fn = lambda v: (jax.scipy.linalg.cholesky(v), jnp.triu(v), jnp.linalg.solve(v.T, Y[:3]))
     allowed = jaxrewrite.transform(fn, materialise="allow")
     assert_same(jaxrewrite.materialise(allowed(v)), fn(jnp.asarray(a)), 1e-8)
+
+
+# --- what few types know of themselves ------------------------------------------------------
+
+
+def of_few():
+    """Values, and what is asked of each."""
+    rng = np.random.default_rng(1)
+    x, y = jnp.asarray(rng.normal(size=(2, 3, 3))), jnp.asarray(rng.normal(size=(4, 5)))
+    blocks, one, other = BlockDiagonal(x), x[0], x[1, :2, :2]
+    identity = lambda n: Identity(n, jnp.float64)
+    total = Sum((Kronecker(one, identity(2)), Kronecker(identity(3), other)))
+    turned = BlockDiagonal(x * (1 + 0.5j))
+    return {
+        "banded": (Banded(y, 1, 2), "parts"),
+        "blocks": (
+            blocks,
+            "parts",
+            "eigenvalues",
+            "triangles",
+            "unit triangles",
+            "exponential",
+        ),
+        "toeplitz": (Toeplitz(jnp.arange(1.0, 5), jnp.arange(1.0, 7) ** 2), "parts"),
+        "identity": (identity(3), "parts"),
+        "multiple": (ScalarMatrix(jnp.float64(3), 3), "parts"),
+        "permutation": (Permutation(jnp.array([1, 0, 2]), jnp.float64), "vectors"),
+        "scaled": (Scaled(blocks, jnp.float64(-2)), "vectors", "triangles"),
+        "phase": (Scaled(turned, jnp.complex128(2 - 1j)), "vectors"),
+        "circulant": (Circulant(turned.blocks[0, 0]), "vectors", "eigenvalues"),
+        "kronecker": (Kronecker(one, other), "eigenvalues"),
+        "kronecker sum": (total, "exponential"),
+    }
+
+
+def sums_of_powers(xp, x):
+    """Of eigenvalues, which have no order."""
+    return [xp.sum(xp.asarray(x) ** k) for k in range(1, 7)]
+
+
+def restored(u, size, vh):
+    return (u * size) @ vh, size
+
+
+def test_what_few_types_know_of_themselves(bulk):
+    """By NumPy and SciPy, in one program."""
+
+    def of_values(xp, solve, expm, v):
+        side = lambda **how: solve(v, xp.arange(1.0, 7), **how)
+        return {
+            "parts": lambda: [fn(v, k=k) for fn in (xp.tril, xp.triu) for k in (-1, 0, 1)],
+            "eigenvalues": lambda: sums_of_powers(xp, xp.linalg.eigvals(v)),
+            "vectors": lambda: restored(*xp.linalg.svd(v)),
+            "exponential": lambda: expm(v),
+            "triangles": lambda: [side(lower=lower) for lower in (True, False)],
+            "unit triangles": lambda: [
+                side(lower=lower, unit_diagonal=True) for lower in (True, False)
+            ],
+        }
+
+    program = functools.partial(
+        of_values, jnp, jax.scipy.linalg.solve_triangular, jax.scipy.linalg.expm
+    )
+    numpy = functools.partial(
+        of_values, np, scipy.linalg.solve_triangular, scipy.linalg.expm
+    )
+    asked = {name: what for name, (_, *what) in of_few().items()}
+    values = {name: v for name, (v, *_) in of_few().items()}
+    results = lambda of, vs: {n: [of(v)[k]() for k in asked[n]] for n, v in vs.items()}
+    got = jax.jit(implicit(functools.partial(results, program)))(values)
+    want = results(numpy, jax.tree.map(np.asarray, jaxrewrite.materialise(values)))
+    assert_same(got, want, 1e-9)

@@ -10,6 +10,7 @@ from choose import often
 from jax import lax
 from jax.experimental.sparse import BCOO, BCSR
 from oracle import made_dense
+from reference import CASES
 from reference.sparse import some
 
 import jaxrewrite
@@ -511,3 +512,10 @@ def test_rows_of_an_empty_stack_are_scaled():
     v = NMSparse.prune(jnp.zeros((0, 4, 3)))
     scaled = jaxrewrite.transform(lambda v: v * jnp.arange(4.0)[:, None])(v)
     assert isinstance(scaled, NMSparse) and scaled.shape == (0, 4, 3)
+
+
+def test_times_what_knows_no_entries():
+    """An entry of a product is no entry of one of its factors."""
+    v, w = sparse(), CASES["product"].value(np.random.default_rng(0), shape=sparse().shape)
+    fn = jaxrewrite.transform(jnp.multiply, materialise="allow")
+    assert_same(fn(v, w), np.asarray(v.materialise()) * np.asarray(w.materialise()), 1e-5)

@@ -11,6 +11,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 import jaxrewrite
+from jaxrewrite.testing import assert_same
 from jaxrewrite.values import NF4, Float8, Quantised, nbytes, quantise
 from jaxrewrite.values._weights.packed import Nibbles, Packed, Planes, bytes_of
 
@@ -242,17 +243,7 @@ def test_moves_of_packed_integers(bits, is_signed, m, bulk):
     for name, value in kept.items():
         assert all(map(is_packed, jax.tree.leaves(value, is_leaf=is_packed))), name
     assert not any(map(is_packed, jax.tree.leaves(unpacked, is_leaf=is_packed)))
-    same(kept, unpacked, fn(x))
-
-
-def same(kept, unpacked, want):
-    for g, w in zip(
-        jax.tree.leaves(jaxrewrite.materialise((kept, unpacked))),
-        jax.tree.leaves(want),
-        strict=True,
-    ):
-        assert (g.shape, g.dtype) == (w.shape, w.dtype)
-        np.testing.assert_array_equal(g, w)
+    assert_same((kept, unpacked), fn(x))
 
 
 def test_integers_packed_along_any_axis(bulk):
@@ -261,10 +252,10 @@ def test_integers_packed_along_any_axis(bulk):
     v, x = packed(16, 3, bits=6, axis=-2)
     got = jax.jit(forbid(fn))(v)
     assert all(map(is_packed, jax.tree.leaves(got, is_leaf=is_packed)))
-    same(*got, fn(x))
+    assert_same(got, fn(x))
     v, x = packed(5, 3, bits=7, axis=-2)
     fn = lambda x: (x.T, [jnp.concatenate([x, x]), x.reshape(-1)])
-    same(*jax.jit(forbid(fn))(v), fn(x))
+    assert_same(jax.jit(forbid(fn))(v), fn(x))
     # What is packed along the axis of a loop has no slices.
     with pytest.raises(jaxrewrite.MaterialisationError, match="takes slices of a Planes"):
         forbid(lambda x: lax.map(jnp.sum, x))(v)

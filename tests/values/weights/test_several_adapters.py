@@ -64,6 +64,7 @@ def test_each_element_of_a_batch_has_an_adapter_of_its_own():
     those, x, index = trees(), numbers(5, 4), np.array([2, 0, 1, 2, 0])
     stacked = stack_adapters(those)
     assert stacked["first"].w is those[0]["first"] and stacked["bias"] is those[0]["bias"]
+    assert stack_adapters(those[1:2])["first"].a.shape == (1, 4, 2)
 
     @jax.jit
     def run(stacked, index, x):
