@@ -7,6 +7,10 @@ of the type.
 
 import typing as _typing
 
+
+# The library's own rules are checked by its tests: see `extend`.
+__jaxrewrite_library__ = True
+
 from ._array_value import ArrayValue as ArrayValue
 from ._batched import Batched as Batched, stack as stack
 from ._core.avals import same_structure as same_structure

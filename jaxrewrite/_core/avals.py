@@ -16,7 +16,6 @@ from jax.tree_util import (
     keystr,
     tree_flatten,
     tree_flatten_with_path,
-    tree_leaves,
     tree_unflatten,
 )
 
@@ -92,11 +91,6 @@ def no_pytree(value: Value) -> TypeError:
         "of jaxrewrite.Value becomes a pytree when it is constructed. Register any other "
         "class with jax.tree_util."
     )
-
-
-def is_hollow(x: Any) -> bool:
-    """Whether a value has no leaves, so that `jax.vmap` cannot add batch axes to it."""
-    return is_value(x) and not tree_leaves(x)
 
 
 def avals_of(operands: Sequence[Any]) -> list[Any]:

@@ -28,7 +28,6 @@ from . import hooks
 from .annotations import Dense, Number, Signature, guards_hold, read_signature
 from .avals import avals_of
 from .errors import AmbiguousRuleError, add_note
-from .operands import Known, known
 from .pytree import prepare_defined
 from .value import Value, is_value
 
@@ -122,47 +121,9 @@ def _check_pair(rule: Rule, keyword: str) -> None:
         )
 
 
-def _is_of_the_package(rule: Rule) -> bool:
-    return (getattr(rule.fn, "__module__", None) or "").startswith("jaxrewrite.")
-
-
-def _check_applies(rule: Rule, primitives: Sequence[Primitive]) -> None:
-    """Raise `TypeError` if a user's rule can be called for none of its primitives.
-
-    The package's own rules are checked by its tests, so that its import traces nothing.
-    """
-    if _is_of_the_package(rule):
-        return
-    reasons = []
-    for primitive in primitives:
-        found = known(primitive)
-        why = found and _why_never(rule.signature, found)
-        if found is None or why is None:
-            return
-        reasons.append((primitive, found, why))
-    primitive, found, why = reasons[0]
-    slots = "xyz"[: found.operands] if found.operands and found.operands < 4 else ("*xs",)
-    named = ("*", *found.params) if found.params else ()
-    raise TypeError(
-        f"Rule {rule} can never apply to primitive {primitive.name!r}: {why}. Its equations "
-        f"have {found}. Operands are positional, parameters are keyword-only:\n"
-        f"  @jaxrewrite.register({primitive.name!r})\n"
-        f"  def _({', '.join([*slots, *named])}): ...\n"
-        "where **params may stand for the parameters that the rule does not need."
-    )
-
-
-def _why_never(signature: Signature, found: Known) -> str | None:
-    """Why a rule cannot be called for a primitive, or ``None`` if it can."""
-    count = len(signature.operands)
-    least = found.operands if found.operands is not None else math.inf
-    if count > least or (signature.variadic is None and count < (found.operands or 0)):
-        return f"it takes {'at least ' if signature.variadic else ''}{count} operands"
-    if absent := signature.required - {*found.params}:
-        return f"it needs a parameter {', '.join(sorted(absent))}"
-    if not signature.any_keyword and (rest := {*found.params} - signature.keywords):
-        return f"it does not take the parameter {', '.join(sorted(rest))}"
-    return None
+# What other rooms ask of each rule, with its primitives, before a table has it. They raise
+# `TypeError` for one that it should not have.
+checks: list[Callable[[Rule, Sequence[Primitive]], None]] = []
 
 
 class Declined(NamedTuple):
@@ -341,7 +302,8 @@ class Table:
                 raise TypeError(f"A rule must be a function, not a {type(fn).__name__}.")
             signature = read_signature(fn, sys._getframe(1).f_locals, types)
             rule = Rule(fn, signature, precedence)
-            _check_applies(rule, primitives)
+            for check in checks:
+                check(rule, primitives)
             twin = None
             if commutative or either:
                 _check_pair(rule, "commutative" if commutative else "either")
@@ -557,15 +519,6 @@ class RulesInForce:
                 found[pass_] = entries
         return found
 
-    def local_dense_rules(self) -> list[Rule]:
-        """The rules for dense operands alone in tables that a transform was given."""
-        return [
-            rule
-            for rules in self.own()
-            if rules is not global_rules
-            for rule in rules.dense_rules().values()
-        ]
-
     def primitives_with_literals(self) -> frozenset[Primitive]:
         return frozenset().union(
             *(rules.primitives_with_literals() for rules in self.tables)
@@ -597,28 +550,6 @@ def guarded(
         else:
             declined.append(Declined(entry.rule, "its shapes or dtypes do not fit"))
     return held
-
-
-def concerns(rule: Rule, types: tuple[type, ...]) -> bool:
-    """Whether a rule is worth telling of for operands of these types.
-
-    It names the type of a value among them, or a user wrote it for any value. The package's
-    own rules for any value are those of annotated arrays, and decline where there is none.
-    """
-    if not _is_of_the_package(rule):
-        return True
-    taken = types[::-1] if rule.mirrored else types
-    combinations = rule.signature.combinations()
-    return any(Entry(rule, *own).outer(taken) > -math.inf for own in combinations)
-
-
-def in_order(entries: list[Entry], types: tuple[type, ...]) -> Iterator[list[Entry]]:
-    """The entries in the order in which they are asked; those of a group are tied."""
-    while entries:
-        foremost = _foremost(entries, types)
-        yield foremost
-        rules = {entry.rule for entry in foremost}
-        entries = [entry for entry in entries if entry.rule not in rules]
 
 
 def type_of(operand: Any) -> type:
@@ -680,7 +611,7 @@ class Choice:
         for entries in self._levels:
             while entries:
                 foremost = list(
-                    dict.fromkeys(e.rule for e in _foremost(entries, self._types))
+                    dict.fromkeys(e.rule for e in foremost_of(entries, self._types))
                 )
                 self.is_tied = len(foremost) > 1
                 yield from (rule for rule in foremost if rule not in self.results)
@@ -706,7 +637,7 @@ class Failure(NamedTuple):
     error: Exception
 
 
-def _foremost(entries: list[Entry], types: tuple[type, ...]) -> list[Entry]:
+def foremost_of(entries: list[Entry], types: tuple[type, ...]) -> list[Entry]:
     """The entries that no other entry comes before."""
     highest = max(entry.rule.precedence for entry in entries)
     level = [entry for entry in entries if entry.rule.precedence == highest]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
@@ -20,12 +21,13 @@ from .._core.record import (
     Record,
     Recorder,
 )
-from .._core.rules import Ranked, Rule, concerns, type_of
+from .._core.rules import Entry, Ranked, Rule, type_of
 from .._core.settings import Policy, check_policy, current_settings
 from .._core.site import describe_operand
 from .._core.value import Value, is_value
 from .._patterns.place import pattern_p
 from .._patterns.rules import Rules
+from .._signatures import is_of_a_library
 from .._staging.stage import Arguments, stage
 from .._staging.transform import FilterSpec, check_function, function_tree
 from . import costs
@@ -194,6 +196,19 @@ def _declined(record: Record) -> Iterable[Declined]:
     for rule, why in record.declined:
         if not isinstance(rule, Rule) or concerns(rule, types):
             yield Declined(info_of(rule), why)
+
+
+def concerns(rule: Rule, types: tuple[type, ...]) -> bool:
+    """Whether a rule is worth telling of for operands of these types.
+
+    It names the type of a value among them, or a user wrote it for any value. The rules of a
+    library for any value are those of annotated arrays, and decline where there is none.
+    """
+    if not is_of_a_library(rule):
+        return True
+    taken = types[::-1] if rule.mirrored else types
+    combinations = rule.signature.combinations()
+    return any(Entry(rule, *own).outer(taken) > -math.inf for own in combinations)
 
 
 def _bodies(record: Record, times: int | None, place: Place) -> Iterable[Body]:

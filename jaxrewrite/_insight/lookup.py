@@ -10,15 +10,13 @@ from typing import Any
 from .._compat import Primitive
 from .._core.annotations import Dense
 from .._core.errors import add_note
-from .._core.operands import completed, known
 from .._core.rewrite import handlers, keepers, owner_of_default
 from .._core.rules import (
     Entry,
     Rule,
     RulesInForce,
-    concerns,
     find_primitive,
-    in_order,
+    foremost_of,
     type_of,
 )
 from .._core.settings import current_settings
@@ -27,7 +25,8 @@ from .._patterns.index import forms_of
 from .._patterns.pattern import Pattern
 from .._patterns.place import PATTERNS, pattern_p
 from .._patterns.rules import patterns_of
-from .explain import explain, info_of, info_of_default, missing_rule
+from .._signatures import completed, known
+from .explain import concerns, explain, info_of, info_of_default, missing_rule
 from .report import RuleInfo
 from .text import table
 
@@ -311,7 +310,7 @@ def _by_types(primitive: Primitive, types: Sequence[type]) -> Which:
     groups = [
         [entry.rule for entry in group if concerns(entry.rule, kinds)]
         for own in current_settings().rules.tables
-        for group in in_order(own.matches(primitive, kinds), kinds)
+        for group in _in_order(own.matches(primitive, kinds), kinds)
     ]
     groups = [group for group in groups if group]
     # A rule and its twin for the opposite order are one function, and not ambiguous.
@@ -332,6 +331,15 @@ def _by_types(primitive: Primitive, types: Sequence[type]) -> Which:
         others,
         missing_rule(primitive.name, types) if decision == "dense" else "",
     )
+
+
+def _in_order(entries: list[Entry], types: tuple[type, ...]) -> Iterator[list[Entry]]:
+    """The entries in the order in which they are asked; those of a group are tied."""
+    while entries:
+        foremost = foremost_of(entries, types)
+        yield foremost
+        rules = {entry.rule for entry in foremost}
+        entries = [entry for entry in entries if entry.rule not in rules]
 
 
 def _without_rules(

@@ -27,11 +27,12 @@ from jax.tree_util import (
 from .. import _compat
 from .._compat import Jaxpr
 from .._core import hooks
-from .._core.avals import aval_of, avals_of, is_hollow
+from .._core.avals import aval_of, avals_of
 from .._core.dead_code import drop_dead_code
 from .._core.errors import add_note, place
 from .._core.notices import warn
 from .._core.rewrite import Rewriter
+from .._core.rules import Rule, RulesInForce, global_rules
 from .._core.settings import Settings, use_settings
 from .._core.site import describe_operand
 from .._core.traces import Rewriting
@@ -274,7 +275,7 @@ def _trace_user_function(
         name = getattr(fn, "__qualname__", type(fn).__name__)
         _note_staging(error, name, inputs.likes)
         if not any(map(is_value, inputs.likes)):
-            for rule in settings.rules.local_dense_rules()[:1]:
+            for rule in local_dense_rules(settings.rules)[:1]:
                 add_note(
                     error,
                     f"jaxrewrite: {name} is staged without any value among its arguments "
@@ -284,11 +285,26 @@ def _trace_user_function(
     return jaxpr, consts, out[0], out[1], out[2]
 
 
+def local_dense_rules(in_force: RulesInForce) -> list[Rule]:
+    """The rules for dense operands alone in tables that a transform was given."""
+    return [
+        rule
+        for rules in in_force.own()
+        if rules is not global_rules
+        for rule in rules.dense_rules().values()
+    ]
+
+
 _NEEDS_A_NUMBER = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
+
+
+def is_hollow(x: Any) -> bool:
+    """Whether a value has no leaves, so that `jax.vmap` cannot add batch axes to it."""
+    return is_value(x) and not tree_leaves(x)
 
 
 def _note_staging(error: Exception, name: str, likes: Sequence[Any]) -> None:

@@ -25,15 +25,15 @@ from jax.tree_util import (
 
 from .. import _compat
 from .._compat import ClosedJaxpr, Primitive
-from .._core.avals import fields, is_hollow, layer, no_pytree
+from .._core.avals import fields, layer, no_pytree
 from .._core.caches import BoundedCache, WeakCaches, bounded_cache
 from .._core.dense import make_dense, materialised
-from .._core.operands import completed
 from .._core.pytree import check_static_fields
 from .._core.rules import Table, check_table, find_primitive
 from .._core.settings import Policy, Settings, check_policy, current_settings, use_settings
 from .._core.value import Value, is_value
-from .stage import Arguments, stage
+from .._signatures import completed
+from .stage import Arguments, is_hollow, local_dense_rules, stage
 
 
 _P = ParamSpec("_P")
@@ -449,7 +449,7 @@ class Transformed(Generic[_P, _R]):
             if (
                 always
                 or _has_values(tree)
-                or in_force.local_dense_rules()
+                or local_dense_rules(in_force)
                 or in_force.passes()
             ):
                 for leaf in filter(is_value, leaves):

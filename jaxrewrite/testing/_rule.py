@@ -8,7 +8,6 @@ from typing import Any
 import jaxrewrite
 
 from .._compat import Primitive
-from .._core.operands import completed
 from .._core.rules import find_primitive
 from .._core.settings import current_settings
 from .._core.site import describe_operand
@@ -16,6 +15,7 @@ from .._insight.explain import explain, info_of
 from .._insight.lookup import place
 from .._insight.report import RuleInfo
 from .._patterns.rules import Rules
+from .._signatures import completed
 from ._compare import Outcome, Program, compare, note
 from ._oracle import MODES
 from ._outcome import Checked, Findings, told

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -164,26 +166,44 @@ def test_a_rule_that_could_apply_is_not_refused():
     rules.register("reduce_xor")(lambda x, y, z: x)  # unknown
 
 
+@pytest.mark.parametrize("name", ["a_library", "a_library.rules", "of_a_user", None])
+def test_the_rules_of_a_library_are_not_checked(name, monkeypatch):
+    library = types.ModuleType("a_library")
+    library.__jaxrewrite_library__ = True
+    monkeypatch.setitem(sys.modules, "a_library", library)
+    monkeypatch.setitem(sys.modules, "of_a_user", types.ModuleType("of_a_user"))
+
+    def rule(x, y, **params):
+        return x
+
+    rule.__module__ = name
+    if str(name).startswith("a_library"):
+        assert jaxrewrite.Rules().register("neg")(rule) is rule
+    else:
+        with pytest.raises(TypeError, match="never apply to primitive 'neg'"):
+            jaxrewrite.Rules().register("neg")(rule)
+
+
 @pytest.mark.slow
 def test_the_own_rules_could_apply():
     """They are not checked when they are registered."""
-    from jaxrewrite._core import operands, rules
+    from jaxrewrite import _signatures
+    from jaxrewrite._core.rules import global_rules
 
     assert jaxrewrite.values.Sparse
-    for primitive, entry in rules.global_rules.entries():
-        found = operands.known(primitive)
+    for primitive, entry in global_rules.entries():
+        found = _signatures.known(primitive)
         if found is not None:
-            assert rules._why_never(entry.rule.signature, found) is None, entry.rule
+            assert _signatures.why_never(entry.rule.signature, found) is None, entry.rule
 
 
 @pytest.mark.slow
 def test_every_program_has_its_primitive():
-    from jaxrewrite import _compat
-    from jaxrewrite._core import operands
+    from jaxrewrite import _compat, _signatures
 
     by_name = _compat.primitives_by_name()
-    for name in operands._programs():
-        assert operands.known(by_name[name]) is not None, name
+    for name in _signatures._programs():
+        assert _signatures.known(by_name[name]) is not None, name
 
 
 @pytest.mark.parametrize("how", ["in a program", "asked for"])

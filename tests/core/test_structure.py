@@ -26,8 +26,9 @@ PACKAGE = pathlib.Path(jaxrewrite.__file__).parent
 ROOMS_BELOW = {
     "_compat": set(),
     "_core": {"_compat"},
+    "_signatures": {"_compat", "_core"},
     "_analyses": {"_compat", "_core", "_staging"},
-    "_staging": {"_compat", "_core"},
+    "_staging": {"_compat", "_core", "_signatures"},
     "_array_value": {"_core", "_staging"},
     "_batched": {"_array_value", "_compat", "_core", "_staging"},
     "_placement": {"_compat", "_core"},
@@ -40,12 +41,12 @@ ROOMS_BELOW = {
     "_patterns": {"_analyses", "_compat", "_core", "_staging"},
     "extend": {"_core"},
     "numpy": {"_staging"},
-    "_insight": {"_compat", "_core", "_patterns", "_staging"},
+    "_insight": {"_compat", "_core", "_patterns", "_signatures", "_staging"},
     "__main__": {"_insight"},
     "values": {"__init__", "_compat", "_core", "extend", "primitives"},
     "testing": {
         *("__init__", "_analyses", "_compat", "_core", "_insight", "_patterns"),
-        *("_placement", "primitives"),
+        *("_placement", "_signatures", "primitives"),
     },
     "checkpoints": {"__init__", "values"},
     "patterns": {

@@ -1,4 +1,4 @@
-"""How many operands JAX's primitives have, and which parameters.
+"""How many operands JAX's primitives have, and which parameters; and whether a rule takes them.
 
 No public name of JAX tells that. So a small program with the primitive is traced, once, when a
 rule is registered for it. A primitive without a program here is not known.
@@ -7,13 +7,17 @@ rule is registered for it. A primitive without a program here is not known.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax import lax
 
-from .._compat import Primitive
+from ._compat import Primitive
+from ._core.annotations import Signature
+from ._core.rules import Rule, checks
 
 
 class Known(NamedTuple):
@@ -148,3 +152,54 @@ def _programs() -> dict[str, tuple[Any, ...]]:
 
 def _reduced(reduce: Callable[..., Any], x: Any) -> Any:
     return reduce(x, (0,))
+
+
+# --- rules ------------------------------------------------------------------------
+
+
+def is_of_a_library(rule: Rule) -> bool:
+    """Whether a rule is in a package that says ``__jaxrewrite_library__ = True``."""
+    package, _, _ = (getattr(rule.fn, "__module__", None) or "").partition(".")
+    return getattr(sys.modules.get(package), "__jaxrewrite_library__", None) is True
+
+
+def _check_applies(rule: Rule, primitives: Sequence[Primitive]) -> None:
+    """Raise `TypeError` if a user's rule can be called for none of its primitives.
+
+    The rules of a library are checked by its tests, so that its import traces nothing.
+    """
+    if is_of_a_library(rule):
+        return
+    reasons = []
+    for primitive in primitives:
+        found = known(primitive)
+        why = found and why_never(rule.signature, found)
+        if found is None or why is None:
+            return
+        reasons.append((primitive, found, why))
+    primitive, found, why = reasons[0]
+    slots = "xyz"[: found.operands] if found.operands and found.operands < 4 else ("*xs",)
+    named = ("*", *found.params) if found.params else ()
+    raise TypeError(
+        f"Rule {rule} can never apply to primitive {primitive.name!r}: {why}. Its equations "
+        f"have {found}. Operands are positional, parameters are keyword-only:\n"
+        f"  @jaxrewrite.register({primitive.name!r})\n"
+        f"  def _({', '.join([*slots, *named])}): ...\n"
+        "where **params may stand for the parameters that the rule does not need."
+    )
+
+
+def why_never(signature: Signature, found: Known) -> str | None:
+    """Why a rule cannot be called for a primitive, or ``None`` if it can."""
+    count = len(signature.operands)
+    least = found.operands if found.operands is not None else math.inf
+    if count > least or (signature.variadic is None and count < (found.operands or 0)):
+        return f"it takes {'at least ' if signature.variadic else ''}{count} operands"
+    if absent := signature.required - {*found.params}:
+        return f"it needs a parameter {', '.join(sorted(absent))}"
+    if not signature.any_keyword and (rest := {*found.params} - signature.keywords):
+        return f"it does not take the parameter {', '.join(sorted(rest))}"
+    return None
+
+
+checks.append(_check_applies)
