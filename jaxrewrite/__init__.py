@@ -21,12 +21,14 @@ from ._core.errors import (
     MaterialisationWarning as MaterialisationWarning,
 )
 from ._core.rules import register as register
-from ._core.settings import no_materialise as no_materialise
 from ._core.value import Value as Value, field as field
 from ._patterns.domains import Axis as Axis
 from ._patterns.rules import Rules as Rules, rewrite as rewrite
 from ._placement.shardings import place as place, shardings as shardings
-from ._staging.materialise import materialise as materialise
+from ._staging.materialise import (
+    materialise as materialise,
+    no_materialise as no_materialise,
+)
 from ._staging.transform import (
     bind as bind,
     make_jaxpr as make_jaxpr,

@@ -19,6 +19,7 @@ from jax import lax
 from .. import _compat
 from .._compat import JaxprEqn, Literal, Var
 from .._core.caches import WeakCaches
+from .growing import Growing
 
 
 class Kind(IntEnum):
@@ -124,21 +125,14 @@ class Written:
     """The facts about the variables of a jaxpr under construction, of which ``eqns`` is the list."""
 
     def __init__(self, eqns: Sequence[JaxprEqn]):
-        self._eqns = eqns
+        self._growing = Growing(eqns)
         self._facts: dict[Var, Fact] = {}
-        self._done = 0
-        self._last: JaxprEqn | None = None
 
     def __call__(self, atom: Any) -> Fact:
         """The fact about an atom; about a literal, too."""
         if type(atom) is Literal:
             return _of_literal(atom)
-        # Equations that nothing needs may have been removed since.
-        if self._done and self._eqns[self._done - 1 : self._done] != [self._last]:
-            self._done = 0
-        if self._done < len(self._eqns):
-            _go_forward(self._eqns[self._done :], self._facts)
-            self._done, self._last = len(self._eqns), self._eqns[-1]
+        _go_forward(self._growing.new(), self._facts)
         return self._facts.get(atom, UNKNOWN)
 
 

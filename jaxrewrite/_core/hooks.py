@@ -131,6 +131,7 @@ class _All:
 
 
 ALL_PRIMITIVES: Container[str] = _All()
+"""The names of all primitives, for a hook that is to see all equations."""
 
 
 class OperandsHook(Protocol):

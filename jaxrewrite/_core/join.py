@@ -15,19 +15,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal as LiteralType, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
-from jax import lax
 from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
 from .._compat import Literal, Var
-from .avals import aval_of, avals_of, fields, full, layer, same_treedef, split_as
+from .avals import aval_of, avals_of, fields, full, layer, same_treedef
 from .dead_code import live_equations
-from .dense import NO_RULE, Reason
+from .dense import Reason
 from .site import Site
 from .value import Value, is_value
-from .zeros import as_arrays, as_zeros, can_be_zero, is_zeros
+from .zeros import as_arrays, can_be_zero, is_zeros
 
 
 class Structure(NamedTuple):
@@ -120,7 +119,7 @@ def _join_fields(site: Site, x: Any, y: Any) -> Any:
             return join(site, own, structure_of(other)).like()
     parts_of: Any = layer
     if not _same_parts(x, y, layer):
-        pair = _ask_types(site, x, y)
+        pair = _call_join(site.scratch(), tree_map(Var, x), tree_map(Var, y))
         if pair is None:
             return None
         x, y = (structure_of(result).like() for result in pair)
@@ -142,12 +141,7 @@ def fits(site: Site, own: Structure, joined: Structure) -> bool:
     """Whether operands of one structure can be brought to another."""
     if own == joined or not is_value(joined.like()):
         return True
-    return _brought(site.scratch(), tree_map(Var, own.like()), joined) is not None
-
-
-def coerce(site: Site, operand: Any, structure: Structure) -> Any:
-    """Add the equations that bring an operand to a structure that it `fits`."""
-    return _brought(site, operand, structure)
+    return coerce(site.scratch(), tree_map(Var, own.like()), joined) is not None
 
 
 _DIFFERS = Reason(
@@ -155,8 +149,8 @@ _DIFFERS = Reason(
 )
 
 
-def _brought(site: Site, operand: Any, structure: Structure) -> Any:
-    """An operand in another structure; ``None`` if there is no way.
+def coerce(site: Site, operand: Any, structure: Structure) -> Any:
+    """Add the equations that bring an operand to a structure; ``None`` if there is no way.
 
     It depends on the structures alone whether there is one. So `fits` tells it.
     """
@@ -165,7 +159,7 @@ def _brought(site: Site, operand: Any, structure: Structure) -> Any:
     like = structure.like()
     if is_zeros(operand):
         own = structure if can_be_zero(like) else structure_of(as_arrays(operand))
-        return _brought(site, _zeros(site, own), structure)
+        return coerce(site, _zeros(site, own), structure)
     if not is_value(like):
         if is_value(operand):
             operand = site.materialise(operand, _DIFFERS)
@@ -179,7 +173,7 @@ def _brought(site: Site, operand: Any, structure: Structure) -> Any:
     parts, treedef = parts_of(operand)
     wanted, _ = parts_of(like)
     brought = [
-        _brought(site, part, structure_of(want))
+        coerce(site, part, structure_of(want))
         for part, want in zip(parts, wanted, strict=True)
     ]
     return None if any(x is None for x in brought) else tree_unflatten(treedef, brought)
@@ -187,7 +181,7 @@ def _brought(site: Site, operand: Any, structure: Structure) -> Any:
 
 def _zeros(site: Site, structure: Structure) -> Any:
     """An operand of a structure whose leaves are zeros."""
-    return _filled(site, structure, lambda aval: full(aval, 0))
+    return filled(site, structure, lambda aval: full(aval, 0))
 
 
 def _same_parts(x: Any, y: Any, parts_of: Callable[[Any], Any]) -> bool:
@@ -213,13 +207,8 @@ def _common_parts(x: Any, y: Any) -> Any:
     return next((parts for parts in (layer, fields) if _same_parts(x, y, parts)), None)
 
 
-def _ask_types(site: Site, x: Any, y: Any) -> Any:
-    """The result of `Value.join` for two operands on avals; ``None`` if there is none."""
-    scratch = site.scratch()
-    return _call_join(scratch, tree_map(Var, x), tree_map(Var, y))
-
-
 def _call_join(site: Site, x: Any, y: Any) -> Any:
+    """The result of `Value.join` for two operands; ``None`` if there is none."""
     # The outer type comes first, whichever operand it is: units stay around what is inside.
     askable = [
         (own, other, swapped)
@@ -285,93 +274,15 @@ def _through_types(site: Site, operand: Any, like: Any) -> Any:
     return pair[0]
 
 
-# Why nothing reads a result: nothing has written it, or what computes it raises an error.
-Unread: TypeAlias = LiteralType["uninitialised", "computed"]
-
-
-class Coerce(NamedTuple):
-    """Brings the results of a body to given structures; ``None`` leaves a result alone.
-
-    ``sources`` are the structures of the results for which these were found, with `Zeros`.
-    ``unread`` tells of results that hold nothing that anything reads, whether they have to be
-    computed. An adapter of `restage`.
-    """
-
-    sources: tuple[Structure, ...]
-    structures: tuple[Structure | None, ...]
-    unread: tuple[Unread | None, ...] | None = None
-
-    def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
-        unread = self.unread or (None,) * len(results)
-        coerced = []
-        for result, own, wanted, how in zip(
-            results, self.sources, self.structures, unread, strict=True
-        ):
-            if wanted is None:
-                coerced.append(result)
-            elif how is not None:
-                coerced.append(_fill(site, result, wanted, how))
-            else:
-                coerced.append(coerce(site, as_zeros(result, own.like()), wanted))
-        return coerced
-
-
-def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Any:
-    """An operand of a structure, in place of one that nothing reads.
-
-    Where that is computed, the leaves depend on what computes it, so that an error is still
-    raised there.
-    """
-    like = structure.like()
-    if not is_value(like) or is_value(operand) or not operand.aval.size:
-        return coerce(site, operand, structure)
-    if unread == "uninitialised":
-        empty = lambda a: lax.empty(a.shape, a.dtype, out_sharding=split_as(a))
-        return _filled(site, structure, empty)
-
-    def leaves(array: Any) -> list[Any]:
-        entry = array[(0,) * array.ndim]
-        return [full(aval, entry) for aval in structure.avals]
-
-    return _of_structure(site, structure, site.call_on_arrays(leaves, [operand]))
-
-
-def _filled(site: Site, structure: Structure, make: Callable[[Any], Any]) -> Any:
+def filled(site: Site, structure: Structure, make: Callable[[Any], Any]) -> Any:
     """An operand of a structure; a function makes its leaves from their avals."""
     leaves = site.call_on_arrays(lambda: list(map(make, structure.avals)), [])
-    return _of_structure(site, structure, leaves)
+    return of_structure(site, structure, leaves)
 
 
-def _of_structure(site: Site, structure: Structure, leaves: Sequence[Any]) -> Any:
+def of_structure(site: Site, structure: Structure, leaves: Sequence[Any]) -> Any:
+    """An operand of a structure, with arrays as leaves."""
     return tree_unflatten(
         structure.treedef,
         [site.vary(x, aval) for x, aval in zip(leaves, structure.avals, strict=True)],
     )
-
-
-class MakeDense(NamedTuple):
-    """Makes those results of a body dense for which ``where`` is true.
-
-    An adapter of `restage`.
-    """
-
-    where: tuple[bool, ...]
-    reason: Reason = NO_RULE
-
-    def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
-        return [
-            site.materialise(x, self.reason) if dense and is_value(x) else x
-            for x, dense in zip(results, self.where, strict=True)
-        ]
-
-
-class MakeDenser(NamedTuple):
-    """Makes results denser, each as often as there are steps for it. An adapter of `restage`."""
-
-    steps: tuple[tuple[int, Reason], ...]
-
-    def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
-        results = list(results)
-        for i, reason in self.steps:
-            results[i] = site.make_denser(results[i], reason)
-        return results

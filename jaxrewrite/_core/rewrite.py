@@ -61,16 +61,6 @@ class Rewriter(Builder):
         self.dense: dict[int, tuple[Value, Any]] = {}
         self._analyses: dict[type, Any] = {}
         self.hooks = [hook(self.analysis) for hook in operands_hooks]
-        # The equation of each variable, of the first so many equations.
-        self._producers: dict[Var, JaxprEqn] = {}
-        self._indexed = 0
-
-    def producer(self, atom: Any) -> JaxprEqn | None:
-        """The equation of this builder whose result an atom is, or ``None``."""
-        for eqn in self.eqns[self._indexed :]:
-            self._producers.update(dict.fromkeys(eqn.outvars, eqn))
-        self._indexed = len(self.eqns)
-        return None if type(atom) is Literal else self._producers.get(atom)
 
     def analysis(self, kind: type[Analysis]) -> Any:
         """What an analysis tells of the equations so far; made when it is first asked for."""

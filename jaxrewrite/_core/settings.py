@@ -11,16 +11,12 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 
 from .record import Recorder
 from .rules import RulesInForce, Table
-
-
-Policy = Literal["warn", "allow", "forbid"]
-POLICIES = get_args(Policy)
 
 
 class Settings(NamedTuple):
@@ -91,53 +87,16 @@ _traced_under = jax.make_user_context(None)
 
 @contextlib.contextmanager
 def use_settings(settings: Settings) -> Iterator[None]:
-    with _in_force(settings), _traced_under(settings.mark()):
+    with in_force(settings), _traced_under(settings.mark()):
         yield
 
 
 @contextlib.contextmanager
-def _in_force(settings: Settings) -> Iterator[None]:
+def in_force(settings: Settings) -> Iterator[None]:
+    """Let the code inside rewrite with these settings; JAX's caches are not told of them."""
     before = _local.settings
     _local.settings = settings
     try:
         yield
     finally:
         _local.settings = before
-
-
-@contextlib.contextmanager
-def no_materialise() -> Iterator[None]:
-    """Forbid that values become dense, in all that is transformed meanwhile.
-
-    A transform in this region, or in a function that it calls, has the policy
-    ``materialise="forbid"`` unless it is given another one. Calls of
-    `jaxrewrite.materialise` do what they say, and programs that `jax.jit` compiled before
-    run as they are. The region is one of this thread.
-
-    Raises
-    ------
-    MaterialisationError
-        Inside of the region, when a value has to become dense.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp, jaxrewrite
-    >>> from jaxrewrite.values import Diagonal
-    >>> sort = jaxrewrite.transform(jnp.sort)
-    >>> with jaxrewrite.no_materialise():
-    ...     sort(Diagonal(jnp.ones(2)))
-    Traceback (most recent call last):
-    ...
-    jaxrewrite.MaterialisationError: No rule for primitive 'sort' on Diagonal, which may
-    not be made dense here (materialise='forbid').
-    ...
-    """
-    with _in_force(current_settings()._replace(policy="forbid")):
-        yield
-
-
-def check_policy(policy: str) -> None:
-    if policy not in POLICIES:
-        raise ValueError(
-            f"materialise= must be one of {', '.join(map(repr, POLICIES))}; got {policy!r}."
-        )

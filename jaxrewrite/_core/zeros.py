@@ -60,16 +60,6 @@ def has_zeros(like: Any) -> bool:
     return any(map(_is_bare, tree_leaves(like, is_leaf=_is_bare)))
 
 
-def as_zeros(operand: Any, like: Any) -> Any:
-    """The operand, with `Zeros` where ``like``, which differs from it in these alone, has some."""
-    return tree_map(
-        lambda wanted, own: wanted if _is_bare(wanted) else own,
-        like,
-        operand,
-        is_leaf=_is_bare,
-    )
-
-
 def as_arrays(like: Any) -> Any:
     """An operand on avals, with the aval of an array in place of `Zeros`."""
     return tree_map(lambda x: x.aval() if _is_bare(x) else x, like, is_leaf=_is_bare)

@@ -20,7 +20,6 @@ from .._core.avals import avals_of
 from .._core.builder import Restaged
 from .._core.errors import MaterialisationError
 from .._core.join import (
-    Coerce,
     Structure,
     coerce,
     dense_structure,
@@ -32,6 +31,7 @@ from .._core.join import (
 from .._core.site import Site
 from .._core.value import is_value
 from .._core.zeros import has_zeros
+from .adapters import Coerce
 
 
 # How often a slot may change. If the joins of a type never end, for example because a rank

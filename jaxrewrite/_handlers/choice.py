@@ -15,6 +15,7 @@ from typing import Any
 from jax import lax
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
+from .._analyses.growing import Producers
 from .._analyses.written import Written
 from .._analyses.zeros import together
 from .._core.join import coerce
@@ -88,7 +89,7 @@ def _repeated(site: Site, which: Any) -> Any:
     """
     if not which.aval.shape:
         return which
-    eqn = site.builder.producer(which)
+    eqn = site.builder.analysis(Producers)(which)
     if eqn is None or eqn.primitive.name != "broadcast_in_dim":
         return None
     row: Any = eqn.invars[0]

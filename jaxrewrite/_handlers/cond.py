@@ -20,11 +20,12 @@ from .._compat import Var
 from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.dense import Reason
-from .._core.join import Coerce, Structure, Unread, join_all, structure_of
+from .._core.join import Structure, join_all, structure_of
 from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
 from .._core.zeros import has_zeros
+from .adapters import Coerce, Unread
 
 
 _CHOOSES = Reason(

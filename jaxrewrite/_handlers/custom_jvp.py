@@ -17,7 +17,6 @@ from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
 from .._core.builder import Restaged
-from .._core.join import MakeDense
 from .._core.rewrite import handlers
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
@@ -25,6 +24,7 @@ from .._core.value import is_value
 from .._staging.closures import resolve
 from .._staging.materialise import materialise
 from .._staging.program import function_of, run_on_values
+from .adapters import MakeDense
 from .derivatives import (
     add_call,
     bring_primals,

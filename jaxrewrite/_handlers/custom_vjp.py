@@ -19,13 +19,13 @@ from .. import _compat
 from .._compat import Literal
 from .._core.avals import avals_of
 from .._core.builder import Restaged
-from .._core.join import MakeDense
 from .._core.rewrite import handlers
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
 from .._core.value import is_value
 from .._staging.closures import resolve
 from .._staging.program import function_of, run_on_values
+from .adapters import MakeDense
 from .derivatives import (
     add_call,
     adopted_zero,

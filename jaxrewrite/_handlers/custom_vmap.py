@@ -16,7 +16,6 @@ from .. import _compat
 from .._batched import Batched
 from .._core.avals import avals_of, layer
 from .._core.bodies import restage
-from .._core.join import MakeDense
 from .._core.rewrite import handlers
 from .._core.settings import use_settings
 from .._core.site import Site
@@ -24,6 +23,7 @@ from .._core.value import is_value
 from .._staging.materialise import materialise
 from .._staging.program import function_of
 from .._staging.transform import transform
+from .adapters import MakeDense
 
 
 def custom_vmap_handler(site: Site, operands: list[Any]) -> Any:

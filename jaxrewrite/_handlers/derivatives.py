@@ -34,7 +34,7 @@ from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.dense import Reason, policy_on
 from .._core.errors import MaterialisationError, add_note
-from .._core.join import Coerce, MakeDenser, Structure, join_all, structure_of
+from .._core.join import Structure, join_all, structure_of
 from .._core.rewrite import Rewriter
 from .._core.settings import Settings, use_settings
 from .._core.site import Site, describe
@@ -43,6 +43,7 @@ from .._core.value import Value, is_value
 from .._staging.materialise import materialise
 from .._staging.program import run_on_values
 from .._staging.transform import transform
+from .adapters import Coerce, MakeDenser
 
 
 @contextlib.contextmanager

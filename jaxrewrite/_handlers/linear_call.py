@@ -12,11 +12,11 @@ from jax.custom_derivatives import linear_call
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .._core.bodies import restage
-from .._core.join import MakeDense
 from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
 from .._staging.program import function_of, run_on_values
+from .adapters import MakeDense
 from .derivatives import noting
 
 

@@ -13,10 +13,10 @@ from jax.tree_util import tree_leaves
 
 from .._compat import Var
 from .._core.bodies import restage
-from .._core.join import MakeDense
 from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
+from .adapters import MakeDense
 
 
 def linear_solve_handler(site: Site, operands: list[Any]) -> Any:

@@ -15,10 +15,11 @@ from .._batched import sliced
 from .._compat import Var
 from .._core.bodies import restage
 from .._core.builder import Restaged
-from .._core.join import Coerce, Structure
+from .._core.join import Structure
 from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
+from .adapters import Coerce
 from .carry import body_inputs, fixed_point
 from .stacking import Elements, sliceable, stacked
 

@@ -21,13 +21,13 @@ from .._core.avals import aval_of, avals_of
 from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.dense import Reason
-from .._core.join import MakeDenser
 from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
 from .._placement.leafwise import specs_of_leaves
 from .._staging.program import Program
 from ..primitives import COLLECTIVE
+from .adapters import MakeDenser
 
 
 _NOT_SHARDED = Reason(

@@ -12,10 +12,11 @@ from .._compat import Var
 from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.dense import Reason
-from .._core.join import Coerce, MakeDense, Structure
+from .._core.join import Structure
 from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
+from .adapters import Coerce, MakeDense
 from .carry import body_inputs, fixed_point
 
 

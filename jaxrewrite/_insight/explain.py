@@ -22,14 +22,20 @@ from .._core.record import (
     Recorder,
 )
 from .._core.rules import Entry, Ranked, Rule, type_of
-from .._core.settings import Policy, check_policy, current_settings
+from .._core.settings import current_settings
 from .._core.site import describe_operand
 from .._core.value import Value, is_value
 from .._patterns.place import pattern_p
 from .._patterns.rules import Rules
 from .._signatures import is_of_a_library
 from .._staging.stage import Arguments, stage
-from .._staging.transform import FilterSpec, check_function, function_tree
+from .._staging.transform import (
+    FilterSpec,
+    Policy,
+    check_function,
+    check_policy,
+    function_tree,
+)
 from . import costs
 from .report import Body, Declined, MadeDense, Report, RuleInfo, Step
 

@@ -1,12 +1,15 @@
-"""`materialise`: the function by which users make values dense."""
+"""`materialise` and `no_materialise`: how users make values dense, and forbid it."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, overload
 
 import jax
 from jax.tree_util import tree_map
 
+from .._core.settings import current_settings, in_force
 from .._core.value import Value, is_value
 from .transform import dense
 
@@ -51,3 +54,34 @@ def materialise(tree: Any) -> Any:
     {'nested': Array([2., 2.], dtype=float32)}
     """
     return tree_map(lambda x: dense(x) if is_value(x) else x, tree, is_leaf=is_value)
+
+
+@contextlib.contextmanager
+def no_materialise() -> Iterator[None]:
+    """Forbid that values become dense, in all that is transformed meanwhile.
+
+    A transform in this region, or in a function that it calls, has the policy
+    ``materialise="forbid"`` unless it is given another one. Calls of
+    `jaxrewrite.materialise` do what they say, and programs that `jax.jit` compiled before
+    run as they are. The region is one of this thread.
+
+    Raises
+    ------
+    MaterialisationError
+        Inside of the region, when a value has to become dense.
+
+    Examples
+    --------
+    >>> import jax.numpy as jnp, jaxrewrite
+    >>> from jaxrewrite.values import Diagonal
+    >>> sort = jaxrewrite.transform(jnp.sort)
+    >>> with jaxrewrite.no_materialise():
+    ...     sort(Diagonal(jnp.ones(2)))
+    Traceback (most recent call last):
+    ...
+    jaxrewrite.MaterialisationError: No rule for primitive 'sort' on Diagonal, which may
+    not be made dense here (materialise='forbid').
+    ...
+    """
+    with in_force(current_settings()._replace(policy="forbid")):
+        yield

@@ -8,7 +8,16 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeVar,
+    get_args,
+    overload,
+)
 
 import jax
 import numpy as np
@@ -30,7 +39,7 @@ from .._core.caches import BoundedCache, WeakCaches, bounded_cache
 from .._core.dense import make_dense, materialised
 from .._core.pytree import check_static_fields
 from .._core.rules import Table, check_table, find_primitive
-from .._core.settings import Policy, Settings, check_policy, current_settings, use_settings
+from .._core.settings import Settings, current_settings, use_settings
 from .._core.value import Value, is_value
 from .._signatures import completed
 from .stage import Arguments, is_hollow, local_dense_rules, stage
@@ -39,6 +48,9 @@ from .stage import Arguments, is_hollow, local_dense_rules, stage
 _P = ParamSpec("_P")
 _Q = ParamSpec("_Q")
 _R = TypeVar("_R", covariant=True)
+
+Policy = Literal["warn", "allow", "forbid"]
+POLICIES = get_args(Policy)
 
 # A predicate on leaves, or a pytree prefix of the function, its arguments and keywords.
 FilterSpec = bool | Callable[[Any], Any] | tuple[Any, Any, Any]
@@ -117,6 +129,13 @@ def _transformed(
     check_policy(policy)
     check_table(rules)
     return Transformed(fn, filter_spec, rules, policy)
+
+
+def check_policy(policy: str) -> None:
+    if policy not in POLICIES:
+        raise ValueError(
+            f"materialise= must be one of {', '.join(map(repr, POLICIES))}; got {policy!r}."
+        )
 
 
 def check_function(fn: Callable[..., Any]) -> None:

@@ -1,0 +1,105 @@
+"""What handlers do to the results of a body: adapters of `restage`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from jax import lax
+from jax.tree_util import tree_map
+
+from .._core.avals import full, split_as
+from .._core.dense import NO_RULE, Reason
+from .._core.join import Structure, coerce, filled, of_structure
+from .._core.site import Site
+from .._core.value import is_value
+from .._core.zeros import Zeros
+
+
+# Why nothing reads a result: nothing has written it, or what computes it raises an error.
+Unread: TypeAlias = Literal["uninitialised", "computed"]
+
+
+class Coerce(NamedTuple):
+    """Brings the results of a body to given structures; ``None`` leaves a result alone.
+
+    ``sources`` are the structures of the results for which these were found, with `Zeros`.
+    ``unread`` tells of results that hold nothing that anything reads, whether they have to be
+    computed. An adapter of `restage`.
+    """
+
+    sources: tuple[Structure, ...]
+    structures: tuple[Structure | None, ...]
+    unread: tuple[Unread | None, ...] | None = None
+
+    def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
+        unread = self.unread or (None,) * len(results)
+        coerced = []
+        for result, own, wanted, how in zip(
+            results, self.sources, self.structures, unread, strict=True
+        ):
+            if wanted is None:
+                coerced.append(result)
+            elif how is not None:
+                coerced.append(_fill(site, result, wanted, how))
+            else:
+                coerced.append(coerce(site, _as_zeros(result, own.like()), wanted))
+        return coerced
+
+
+def _as_zeros(operand: Any, like: Any) -> Any:
+    """The operand, with `Zeros` where ``like``, which differs from it in these alone, has some."""
+    return tree_map(
+        lambda wanted, own: wanted if isinstance(wanted, Zeros) else own,
+        like,
+        operand,
+        is_leaf=lambda x: isinstance(x, Zeros),
+    )
+
+
+def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Any:
+    """An operand of a structure, in place of one that nothing reads.
+
+    Where that is computed, the leaves depend on what computes it, so that an error is still
+    raised there.
+    """
+    like = structure.like()
+    if not is_value(like) or is_value(operand) or not operand.aval.size:
+        return coerce(site, operand, structure)
+    if unread == "uninitialised":
+        empty = lambda a: lax.empty(a.shape, a.dtype, out_sharding=split_as(a))
+        return filled(site, structure, empty)
+
+    def leaves(array: Any) -> list[Any]:
+        entry = array[(0,) * array.ndim]
+        return [full(aval, entry) for aval in structure.avals]
+
+    return of_structure(site, structure, site.call_on_arrays(leaves, [operand]))
+
+
+class MakeDense(NamedTuple):
+    """Makes those results of a body dense for which ``where`` is true.
+
+    An adapter of `restage`.
+    """
+
+    where: tuple[bool, ...]
+    reason: Reason = NO_RULE
+
+    def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
+        return [
+            site.materialise(x, self.reason) if dense and is_value(x) else x
+            for x, dense in zip(results, self.where, strict=True)
+        ]
+
+
+class MakeDenser(NamedTuple):
+    """Makes results denser, each as often as there are steps for it. An adapter of `restage`."""
+
+    steps: tuple[tuple[int, Reason], ...]
+
+    def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
+        results = list(results)
+        for i, reason in self.steps:
+            results[i] = site.make_denser(results[i], reason)
+        return results
