@@ -462,6 +462,17 @@ def test_import_loads_no_namespace_and_does_no_jax_work():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_the_core_stands_alone():
+    """Without the other rooms it is loaded, and applies a rule to a program."""
+    script = pathlib.Path(__file__).with_name("core_alone.py")
+    subprocess.run([sys.executable, str(script), str(PACKAGE)], check=True)
+
+
+def test_the_core_is_read_in_an_afternoon():
+    files = (PACKAGE / "_core").glob("*.py")
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 4500
+
+
 def test_names_that_are_loaded_late_are_listed():
     code = """if True:
         import jaxrewrite
