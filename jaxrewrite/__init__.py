@@ -13,7 +13,6 @@ __jaxrewrite_library__ = True
 
 from ._array_value import ArrayValue as ArrayValue
 from ._batched import Batched as Batched, stack as stack
-from ._core.avals import same_structure as same_structure
 from ._core.caches import clear_caches as clear_caches
 from ._core.errors import (
     AmbiguousRuleError as AmbiguousRuleError,
@@ -29,6 +28,7 @@ from ._staging.materialise import (
     materialise as materialise,
     no_materialise as no_materialise,
 )
+from ._staging.structure import same_structure as same_structure
 from ._staging.transform import (
     bind as bind,
     make_jaxpr as make_jaxpr,

@@ -14,10 +14,11 @@ from jaxtyping import ArrayLike
 
 from . import _compat
 from ._array_value import ArrayValue
-from ._core.avals import aval_of, same_structure, same_treedef
+from ._core.avals import aval_of, same_treedef
 from ._core.rules import register
 from ._core.value import Value, field, is_value
 from ._staging.materialise import materialise
+from ._staging.structure import same_structure
 
 
 def sliced(x: Any, length: int) -> Any:

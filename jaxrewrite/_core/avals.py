@@ -35,38 +35,6 @@ def same_treedef(a: PyTreeDef, b: PyTreeDef) -> bool:
     return a == b and hash(a) == hash(b)
 
 
-def same_structure(x: Any, y: Any) -> bool:
-    """Return whether two pytrees of arrays and values differ at most in their numbers.
-
-    Parameters
-    ----------
-    x, y
-        Values, arrays or pytrees of them.
-
-    Returns
-    -------
-    bool
-        Whether they have the same classes and metadata, also in nested values, and leaves
-        of the same shapes and dtypes.
-
-    Examples
-    --------
-    >>> import jax.numpy as jnp, jaxrewrite
-    >>> from jaxrewrite.values import Circulant, Diagonal
-    >>> x = jnp.ones(3)
-    >>> jaxrewrite.same_structure(Diagonal(x), Diagonal(2 * x))
-    True
-    >>> jaxrewrite.same_structure(Diagonal(x), Circulant(x))
-    False
-    """
-    xs, treedef = tree_flatten(x)
-    ys, other = tree_flatten(y)
-    return same_treedef(treedef, other) and all(
-        _compat.same_array_type(_compat.leaf_aval(a), _compat.leaf_aval(b))
-        for a, b in zip(xs, ys, strict=True)
-    )
-
-
 def layer(value: Value) -> tuple[list[Any], PyTreeDef]:
     """Flatten one layer: fields that are themselves values stay whole."""
     is_leaf = None if value.rules_see_values else lambda x: x is not value and is_value(x)

@@ -131,7 +131,7 @@ class _All:
 
 
 ALL_PRIMITIVES: Container[str] = _All()
-"""The names of all primitives, for a hook that is to see all equations."""
+"""For a hook that is shown all equations, as its ``primitives``."""
 
 
 class OperandsHook(Protocol):

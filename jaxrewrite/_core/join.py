@@ -86,21 +86,6 @@ def join(site: Site, a: Structure, b: Structure) -> Structure:
     return both if fit else dense_structure(a)
 
 
-def join_of_dense_fields(site: Site, a: Structure, b: Structure) -> Structure:
-    """A structure for operands of either, in which no type's `Value.join` has a part.
-
-    Fields that differ are dense, or hold dense fields, so that units or tags around them stay.
-    """
-    x, y = a.like(), b.like()
-    if a == b or not (is_value(x) or is_value(y)):
-        return join(site, a, b)
-    parts_of = _common_parts(x, y)
-    if parts_of is None:
-        return dense_structure(a)
-    each = lambda own, other: join_of_dense_fields(site, own, other)
-    return structure_of(_with_parts_joined(x, y, parts_of, each))
-
-
 def join_all(site: Site, structures: Sequence[Structure]) -> Structure:
     """The join of several structures, to which operands of each can be brought."""
     joined = functools.reduce(lambda a, b: join(site, a, b), structures)
@@ -123,13 +108,13 @@ def _join_fields(site: Site, x: Any, y: Any) -> Any:
         if pair is None:
             return None
         x, y = (structure_of(result).like() for result in pair)
-        parts_of = _common_parts(x, y)
+        parts_of = common_parts(x, y)
         if parts_of is None:
             return None
-    return _with_parts_joined(x, y, parts_of, lambda a, b: join(site, a, b))
+    return with_parts_joined(x, y, parts_of, lambda a, b: join(site, a, b))
 
 
-def _with_parts_joined(x: Any, y: Any, parts_of: Any, joining: Any) -> Any:
+def with_parts_joined(x: Any, y: Any, parts_of: Any, joining: Any) -> Any:
     """A value with the joins of the parts of two values on avals."""
     xs, treedef = parts_of(x)
     ys, _ = parts_of(y)
@@ -167,7 +152,7 @@ def coerce(site: Site, operand: Any, structure: Structure) -> Any:
     parts_of: Any = layer
     if not _same_parts(operand, like, layer):
         operand = _through_types(site, operand, like)
-        parts_of = None if operand is None else _common_parts(operand, like)
+        parts_of = None if operand is None else common_parts(operand, like)
         if parts_of is None:
             return None
     parts, treedef = parts_of(operand)
@@ -199,7 +184,7 @@ def _same_parts(x: Any, y: Any, parts_of: Callable[[Any], Any]) -> bool:
     )
 
 
-def _common_parts(x: Any, y: Any) -> Any:
+def common_parts(x: Any, y: Any) -> Any:
     """The parts outside of which two operands do not differ: `layer`, `fields` or ``None``.
 
     A type whose rules see all leaves may have other types in its fields.

@@ -22,11 +22,12 @@ from .._core.errors import MaterialisationError
 from .._core.join import (
     Structure,
     coerce,
+    common_parts,
     dense_structure,
     fits,
     join,
-    join_of_dense_fields,
     structure_of,
+    with_parts_joined,
 )
 from .._core.site import Site
 from .._core.value import is_value
@@ -163,6 +164,21 @@ def _rise(
     result: Structure,
     changes: int,
 ) -> Structure:
-    joining = join if changes < _MAX_CHANGES else join_of_dense_fields
+    joining = join if changes < _MAX_CHANGES else _join_of_dense_fields
     joined = joining(site, own, result)
     return joined if fits(site, initial, joined) else dense_structure(own)
+
+
+def _join_of_dense_fields(site: Site, a: Structure, b: Structure) -> Structure:
+    """A structure for operands of either, in which no type's `Value.join` has a part.
+
+    Fields that differ are dense, or hold dense fields, so that units or tags around them stay.
+    """
+    x, y = a.like(), b.like()
+    if a == b or not (is_value(x) or is_value(y)):
+        return join(site, a, b)
+    parts_of = common_parts(x, y)
+    if parts_of is None:
+        return dense_structure(a)
+    each = lambda own, other: _join_of_dense_fields(site, own, other)
+    return structure_of(with_parts_joined(x, y, parts_of, each))

@@ -14,8 +14,8 @@ from typing import Any
 from jax.tree_util import tree_leaves
 
 from .._core import hooks
-from .._core.avals import same_structure
 from .._core.value import Value
+from .._staging.structure import same_structure
 
 
 class _State:
