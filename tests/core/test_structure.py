@@ -14,7 +14,7 @@ import traceback
 import jax
 import jax.numpy as jnp
 import pytest
-from imports import imports, imports_in, module_files, room_of
+from imports import imports, imports_in, module_files, name_of, room_of
 
 import jaxrewrite
 
@@ -123,6 +123,47 @@ def test_other_libraries_are_imported_in_their_rooms():
     for name, imported in imports().items():
         tops = {other.partition(".")[0] for other in imported} - {"jaxrewrite"}
         assert tops - WITH_JAX == OF_OTHERS.get(short(name), set()), name
+
+
+LIBRARIES = {
+    *(
+        "astropy",
+        "blackjax",
+        "chex",
+        "diffrax",
+        "distrax",
+        "equinox",
+        "flax",
+        "haiku",
+        "lineax",
+    ),
+    *("numpyro", "optax", "optimistix", "orbax", "peft", "pint", "quax", "safetensors"),
+    *("tensorflow", "torch", "transformers"),
+}
+
+# What the ready types look up besides: the units of two packages, which users may pass, and one
+# function, which a rule is for.
+NAMED = {
+    "values._annotations.units": {"astropy", "pint"},
+    "values._annotations.unitful": {"equinox"},
+}
+
+
+def libraries_named_in(source):
+    """The libraries whose modules a source has as strings, such as keys of `sys.modules`."""
+    strings = (
+        node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)
+    )
+    return {x.partition(".")[0] for x in strings if isinstance(x, str)} & LIBRARIES
+
+
+def test_other_libraries_are_looked_up_by_name_in_their_rooms():
+    assert libraries_named_in("sys.modules.get('equinox.nn')") == {"equinox"}
+    assert libraries_named_in("raise TypeError('flax has no such module')") == set()
+    for path in module_files():
+        name = short(name_of(path))
+        if room_of(f"jaxrewrite.{name}") not in ("_compat", "_interop", "checkpoints"):
+            assert libraries_named_in(path.read_text()) == NAMED.get(name, set()), name
 
 
 @pytest.mark.parametrize(
