@@ -19,7 +19,7 @@ author = "The authors of jaxrewrite"
 copyright = author  # noqa: A001
 version = release = jaxrewrite.__version__
 
-extensions = ["numpydoc", "sphinx.ext.autodoc"]
+extensions = ["numpydoc", "sphinx.ext.autodoc", "sphinx_copybutton"]
 html_theme = "furo"
 html_math_renderer = "mathml"  # of this file: it needs no script from elsewhere
 html_title = "jaxrewrite"
@@ -27,6 +27,10 @@ html_static_path = ["static"]
 html_css_files = ["tables.css"]
 html_show_copyright = False
 html_show_sphinx = False
+
+# A copied example has neither prompts nor results.
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 
 # Types stand in the descriptions of parameters. Methods that only repeat those of a base are
 # described there.
