@@ -57,7 +57,8 @@ nitpick_ignore_regex = [
 class LinksBetweenFiles(SphinxTransform):
     """Make links to .rst files, which code hosts follow, links to pages of the site.
 
-    A link is relative to the file that it stands in, which may be an included one.
+    A link, or the path of an image, is relative to the file that it stands in, which may be an
+    included one.
     """
 
     default_priority = 5
@@ -71,6 +72,10 @@ class LinksBetweenFiles(SphinxTransform):
             file = os.path.relpath(_folder_of(link) / path, docs)
             page = "readme" if file == "../README.rst" else file.removesuffix(".rst")
             link.replace_self(_link_to_page(page, link, self.env.docname))
+        page_folder = pathlib.Path(self.document["source"]).parent
+        for image in self.document.findall(nodes.image):
+            path = _folder_of(image) / image["uri"]
+            image["uri"] = os.path.relpath(path, page_folder)
 
 
 def _folder_of(node: nodes.Node) -> pathlib.Path:
