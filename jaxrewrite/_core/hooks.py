@@ -131,6 +131,7 @@ class _All:
 
 
 ALL_PRIMITIVES: Container[str] = _All()
+"""For a hook that is shown all equations, as its ``primitives``."""
 
 
 class OperandsHook(Protocol):

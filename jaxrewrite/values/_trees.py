@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -75,10 +76,14 @@ def adapt(
     ------
     ValueError
         If no leaf is chosen, a chosen leaf has more or fewer than two axes and no ``axes``,
-        or lacks one of its ``axes``, ``rank`` is not positive or higher than that of a whole
-        weight, or what ``progress`` returns has more or fewer items than leaves were chosen.
+        or lacks one of its ``axes``, ``rank`` is not positive, or what ``progress`` returns has more or fewer items than leaves were chosen.
     TypeError
         If ``key`` is no key, or ``where`` no function.
+
+    Warns
+    -----
+    UserWarning
+        If ``rank`` is higher than that of a whole weight.
 
     Examples
     --------
@@ -140,9 +145,11 @@ def _adapted(
     sizes = [[w.shape[i] for i in own] for own in (batch, rows, cols)]
     full = min(math.prod(sizes[1]), math.prod(sizes[2]))
     if rank > max(full, 1):
-        raise ValueError(
+        warnings.warn(
             f"adapt: {path} has shape {w.shape}, so that any change of it has a rank of at most "
-            f"{full}, and rank is {rank}. Give a lower rank, or leave this leaf out, by where."
+            f"{full}, and rank is {rank}: its factors have more numbers than the weight. Give a "
+            "lower rank, or leave this leaf out, by where.",
+            stacklevel=3,
         )
     a = jax.random.normal(key, (*sizes[0], *sizes[1], rank), w.dtype)
     b = jnp.zeros((*sizes[0], rank, *sizes[2]), w.dtype)
