@@ -26,6 +26,7 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 import jax  # noqa: E402
 import pytest  # noqa: E402
 from jax._src.lru_cache import LRUCache  # noqa: E402  (JAX has no public hook for what it keeps)
+import numpy_backend  # noqa: E402
 from rule_coverage import RuleCoverage  # noqa: E402
 
 
@@ -68,6 +69,11 @@ def pytest_addoption(parser):
         action="store_true",
         help="check all tests for leaked tracers, but those of caches and of bulk; slow",
     )
+    group.addoption(
+        "--xla",
+        action="store_true",
+        help="compile all programs, also the small ones that NumPy evaluates otherwise; slow",
+    )
 
 
 # The bytes that compiled programs may take; more are deleted, all at once.
@@ -97,6 +103,8 @@ def _keep_compiled_programs(config):
 
 def pytest_configure(config):
     _keep_compiled_programs(config)
+    if not config.getoption("--xla"):
+        numpy_backend.install()
     if config.getoption("--rule-coverage"):
         config.pluginmanager.register(RuleCoverage(config))
 
@@ -149,7 +157,14 @@ def bulk(no_leak_checks):
 
 
 @pytest.fixture
-def optimised():
+def xla():
+    """Compile all programs, for tests of where, how often and how exactly something runs."""
+    with numpy_backend.compiled():
+        yield
+
+
+@pytest.fixture
+def optimised(xla):
     """Turn XLA's optimisations on, as users have them, for tests of compiled programs."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield
