@@ -24,9 +24,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax  # noqa: E402
+import numpy_backend  # noqa: E402
 import pytest  # noqa: E402
 from jax._src.lru_cache import LRUCache  # noqa: E402  (JAX has no public hook for what it keeps)
-import numpy_backend  # noqa: E402
 from rule_coverage import RuleCoverage  # noqa: E402
 
 
