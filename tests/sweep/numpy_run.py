@@ -638,7 +638,7 @@ def _(eqn: Any, x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> Any:
 
 @rule("jit", "pjit", "closed_call", "core_call", "remat2", "remat", "checkpoint")
 def _(eqn: Any, *xs: np.ndarray) -> Any:
-    return evaluate(eqn.params["jaxpr"], xs)
+    return evaluate(eqn.params.get("jaxpr") or eqn.params["call_jaxpr"], xs)
 
 
 @rule("custom_jvp_call", "custom_vjp_call")
