@@ -310,6 +310,14 @@ def test_jax_functions_outside_refuse_values():
         jax.lax.sin(v)
 
 
+def test_a_value_that_is_closed_over_is_an_argument_to_pass():
+    value = EXAMPLES[0]
+    with pytest.raises(
+        TypeError, match="only as an argument of a transformed function, not one"
+    ):
+        jaxrewrite.transform(lambda x: jnp.sin(value) + x)(jnp.ones(3))
+
+
 def test_nothing_takes_a_value_for_an_array():
     v = EXAMPLES[0]
     assert not hasattr(v, "__jax_array__")
