@@ -299,7 +299,7 @@ def test_policy_of_a_type():
 def test_jax_functions_outside_refuse_values():
     v = EXAMPLES[0]
     hint = (
-        r"take a Scaled only in .*transform\(fn\)\(value\).*jaxrewrite.numpy.*materialise"
+        r"take a Scaled only as .*transform\(fn\)\(value\).*jaxrewrite.numpy.*materialise"
     )
     for fn in (jnp.sin, jnp.sum, lambda v: jnp.matmul(X, v), lambda v: jnp.stack([v, v])):
         with pytest.raises(TypeError, match=hint):
