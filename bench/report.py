@@ -137,7 +137,8 @@ def rst(
     part: Part, results: Sequence[Measurement], figures: Sequence[str], legend: str
 ) -> str:
     """The page of a part, where ``legend`` explains the columns."""
-    parts = [part.title, "=" * len(part.title), "", about(part), ""]
+    # The page of findings links to it; the side bar of the site does not list it.
+    parts = [":orphan:", "", part.title, "=" * len(part.title), "", about(part), ""]
     for figure in figures:
         parts += [f".. image:: {figure}", f"   :alt: {part.title}", ""]
     parts += [legend, rst_table(*cells(part, results)), ""]

@@ -19,7 +19,7 @@ author = "The authors of jaxrewrite"
 copyright = author  # noqa: A001
 version = release = jaxrewrite.__version__
 
-extensions = ["numpydoc", "sphinx.ext.autodoc"]
+extensions = ["numpydoc", "sphinx.ext.autodoc", "sphinx_copybutton"]
 html_theme = "furo"
 html_math_renderer = "mathml"  # of this file: it needs no script from elsewhere
 html_title = "jaxrewrite"
@@ -27,6 +27,10 @@ html_static_path = ["static"]
 html_css_files = ["tables.css"]
 html_show_copyright = False
 html_show_sphinx = False
+
+# A copied example has neither prompts nor results.
+copybutton_prompt_text = r">>> |\.\.\. "
+copybutton_prompt_is_regexp = True
 
 # Types stand in the descriptions of parameters. Methods that only repeat those of a base are
 # described there.
@@ -53,7 +57,8 @@ nitpick_ignore_regex = [
 class LinksBetweenFiles(SphinxTransform):
     """Make links to .rst files, which code hosts follow, links to pages of the site.
 
-    A link is relative to the file that it stands in, which may be an included one.
+    A link, or the path of an image, is relative to the file that it stands in, which may be an
+    included one.
     """
 
     default_priority = 5
@@ -67,6 +72,10 @@ class LinksBetweenFiles(SphinxTransform):
             file = os.path.relpath(_folder_of(link) / path, docs)
             page = "readme" if file == "../README.rst" else file.removesuffix(".rst")
             link.replace_self(_link_to_page(page, link, self.env.docname))
+        page_folder = pathlib.Path(self.document["source"]).parent
+        for image in self.document.findall(nodes.image):
+            path = _folder_of(image) / image["uri"]
+            image["uri"] = os.path.relpath(path, page_folder)
 
 
 def _folder_of(node: nodes.Node) -> pathlib.Path:

@@ -6,8 +6,9 @@ import abc
 import functools
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
@@ -287,3 +288,28 @@ class ArrayValue(Value):
         if not axes:
             return self.T
         return transform(jnp.transpose)(self, axes[0] if len(axes) == 1 else axes)
+
+    # To a type checker, what is not declared above is an error.
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what to write for a method that an array has and a value has not."""
+            cls = type(self)
+            if name.startswith("__"):  # JAX asks for these often.
+                raise AttributeError(name, name=name, obj=self)
+            if hasattr(cls, name):
+                # A property raised an AttributeError, which is the one to show.
+                return object.__getattribute__(self, name)
+            text = f"{cls.__name__!r} object has no attribute {name!r}"
+            if hasattr(jax.Array, name):
+                text += (
+                    f". Arrays have it: use it in a transformed function{_namesake(name)}."
+                )
+            raise AttributeError(text, name=name, obj=self)
+
+
+def _namesake(name: str) -> str:
+    """How to call the function of a namespace that has the name of a method."""
+    if callable(getattr(jnp, name, None)):
+        return f", or call jaxrewrite.numpy.{name}(value)"
+    return ", or on jaxrewrite.materialise(value)"

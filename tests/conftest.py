@@ -1,13 +1,9 @@
 """The settings of every test: JAX's own checks, and quick compilation."""
 
-import atexit
 import gc
-import hashlib
 import importlib.metadata
 import os
 import resource
-import shutil
-import tempfile
 
 
 # All of this is read as JAX is imported, here and in the processes that tests start.
@@ -23,24 +19,11 @@ os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *_flags])
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
 os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
+import compile_cache  # noqa: E402
 import jax  # noqa: E402
+import numpy_backend  # noqa: E402
 import pytest  # noqa: E402
-from jax._src.lru_cache import LRUCache  # noqa: E402  (JAX has no public hook for what it keeps)
 from rule_coverage import RuleCoverage  # noqa: E402
-
-
-def _put_whole(self, key, value):
-    """Keep what was compiled, by a name that no other process sees before it is complete.
-
-    JAX writes in place, and never again: what an interrupted run leaves would stay a part.
-    """
-    self.path.mkdir(parents=True, exist_ok=True)
-    part = self.path / f"{key}-{os.getpid()}"
-    part.write_bytes(value)
-    part.replace(self.path / f"{key}-cache")
-
-
-LRUCache.put = _put_whole
 
 
 # Every jaxpr that the library builds is type checked.
@@ -68,35 +51,17 @@ def pytest_addoption(parser):
         action="store_true",
         help="check all tests for leaked tracers, but those of caches and of bulk; slow",
     )
-
-
-# The bytes that compiled programs may take; more are deleted, all at once.
-_MOST_KEPT = 1_000_000_000
-
-
-def _keep_compiled_programs(config):
-    """Compiling takes most of the time: what one process has compiled, no other compiles.
-
-    Programs are kept between runs, in pytest's cache, which ``--cache-clear`` empties.
-    """
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        cache = getattr(config, "cache", None)  # not with -p no:cacheprovider
-        if cache is None:
-            folder = tempfile.mkdtemp(prefix="jaxrewrite-tests-")
-            atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        else:
-            settings = os.environ["XLA_FLAGS"] + os.environ["JAX_PLATFORMS"]
-            digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
-            folder = cache.mkdir(f"compiled-by-jax-{jax.__version__}-{digest}")
-            if sum(file.stat().st_size for file in folder.iterdir()) > _MOST_KEPT:
-                shutil.rmtree(folder)
-        # For the processes that the tests start, and for the workers of pytest-xdist.
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
-    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    group.addoption(
+        "--xla",
+        action="store_true",
+        help="compile all programs, also the small ones that NumPy evaluates otherwise; slow",
+    )
 
 
 def pytest_configure(config):
-    _keep_compiled_programs(config)
+    compile_cache.keep_compiled_programs(config)
+    if not config.getoption("--xla"):
+        numpy_backend.install()
     if config.getoption("--rule-coverage"):
         config.pluginmanager.register(RuleCoverage(config))
 
@@ -149,7 +114,14 @@ def bulk(no_leak_checks):
 
 
 @pytest.fixture
-def optimised():
+def xla():
+    """Compile all programs, for tests of where, how often and how exactly something runs."""
+    with numpy_backend.compiled():
+        yield
+
+
+@pytest.fixture
+def optimised(xla):
     """Turn XLA's optimisations on, as users have them, for tests of compiled programs."""
     jax.config.update("jax_disable_most_optimizations", False)
     yield

@@ -120,9 +120,11 @@ class Value(PyTree):
         # for that, the error says what to do.
         if _compat.is_refused(sys._getframe(1)):
             raise TypeError(
-                f"Functions of JAX take a {type(self).__name__} only in a transformed function. "
-                "Call jaxrewrite.transform(fn)(value), or the function of the same name in "
-                "jaxrewrite.numpy, or make the value dense by jaxrewrite.materialise(value)."
+                f"Functions of JAX take a {type(self).__name__} only as an argument of a "
+                "transformed function, not one that is closed over. Call "
+                "jaxrewrite.transform(fn)(value), or the function of the same name in "
+                "jaxrewrite.numpy, or use an operator such as x @ value, or make the value dense "
+                "by jaxrewrite.materialise(value)."
             )
         raise AttributeError("__jax_array__")
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
 import jaxrewrite
 
+from ._base.chosen import chosen_leaves
 from ._base.progress import Progress, shown
 from ._base.structured import bytes_text, nbytes_of
 from ._weights.lora import Lora
@@ -73,8 +76,14 @@ def adapt(
     ------
     ValueError
         If no leaf is chosen, a chosen leaf has more or fewer than two axes and no ``axes``,
-        or lacks one of its ``axes``, ``rank`` is not positive, or what ``progress`` returns
-        has more or fewer items than leaves were chosen.
+        or lacks one of its ``axes``, ``rank`` is not positive, or what ``progress`` returns has more or fewer items than leaves were chosen.
+    TypeError
+        If ``key`` is no key, or ``where`` no function.
+
+    Warns
+    -----
+    UserWarning
+        If ``rank`` is higher than that of a whole weight.
 
     Examples
     --------
@@ -89,18 +98,16 @@ def adapt(
     >>> jaxrewrite.transform(model)(adapted, jnp.ones(3))
     Array([3., 3., 3., 3.], dtype=float32)
     """
-    if rank < 1:
-        raise ValueError(f"adapt: rank is {rank}; it must be at least 1.")
+    if not isinstance(rank, (int, np.integer)) or rank < 1:
+        raise ValueError(f"adapt: rank is {rank}; it must be an integer of at least 1.")
+    if not _is_key(key):
+        raise TypeError(
+            f"adapt: key is {key!r}; it must be a key of jax.random, such as jax.random.key(0)."
+        )
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_value)
     paths = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves]
     swapped = [leaf for _, leaf in leaves]
-    chosen = [
-        i
-        for i, (path, leaf) in enumerate(zip(paths, swapped, strict=True))
-        if _is_floating(leaf) and where(path, leaf)
-    ]
-    if not chosen:
-        raise ValueError(f"adapt: where chose none of the leaves: {', '.join(paths)}.")
+    chosen = chosen_leaves("adapt", where, paths, swapped, _is_floating)
     keys = jax.random.split(key, len(chosen))
     steps = shown([paths[i] for i in chosen], progress)
     for i, own, _ in zip(chosen, keys, steps, strict=True):
@@ -112,6 +119,13 @@ def adapt(
 def _is_floating(leaf: Any) -> bool:
     dtype = getattr(leaf, "dtype", None)
     return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+
+
+def _is_key(key: Any) -> bool:
+    dtype = getattr(key, "dtype", None)
+    return dtype is not None and (
+        dtype == "uint32" or jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    )
 
 
 def _adapted(
@@ -129,6 +143,14 @@ def _adapted(
     rows, cols = ([axis % w.ndim for axis in own] for own in axes)
     batch = [i for i in range(w.ndim) if i not in rows and i not in cols]
     sizes = [[w.shape[i] for i in own] for own in (batch, rows, cols)]
+    full = min(math.prod(sizes[1]), math.prod(sizes[2]))
+    if rank > max(full, 1):
+        warnings.warn(
+            f"adapt: {path} has shape {w.shape}, so that any change of it has a rank of at most "
+            f"{full}, and rank is {rank}: its factors have more numbers than the weight. Give a "
+            "lower rank, or leave this leaf out, by where.",
+            stacklevel=3,
+        )
     a = jax.random.normal(key, (*sizes[0], *sizes[1], rank), w.dtype)
     b = jnp.zeros((*sizes[0], rank, *sizes[2]), w.dtype)
     return Lora(w, a / math.sqrt(max(math.prod(sizes[1]), 1)), b, scale, rows, cols)
@@ -163,6 +185,8 @@ def freeze(tree: Any, fields: Mapping[type, Sequence[str]], *, rest: str = "trai
     ------
     ValueError
         If a type has no field of that name, or ``rest`` is neither of the two labels.
+    TypeError
+        If ``fields`` is no dictionary of lists by classes.
 
     Examples
     --------
@@ -175,7 +199,21 @@ def freeze(tree: Any, fields: Mapping[type, Sequence[str]], *, rest: str = "trai
     """
     if rest not in ("train", "freeze"):
         raise ValueError(f'freeze: rest is {rest!r}; it must be "train" or "freeze".')
+    if not isinstance(fields, Mapping):
+        raise TypeError(
+            f'freeze: fields is {fields!r}; it must be a dictionary, such as {{Lora: ["w"]}}.'
+        )
     for cls, names in fields.items():
+        if not isinstance(cls, type):
+            raise TypeError(
+                f"freeze: {cls!r} is no class. Give the class of the values itself, as in "
+                '{Lora: ["w"]}.'
+            )
+        if isinstance(names, str):
+            raise TypeError(
+                f"freeze: {names!r} is no list of fields. Write "
+                f'{{{cls.__name__}: ["{names}"]}}.'
+            )
         for name in names:
             if name not in getattr(cls, "__dataclass_fields__", {}):
                 raise ValueError(f"freeze: {cls.__name__} has no field {name!r}.")

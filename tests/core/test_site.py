@@ -1,5 +1,6 @@
 """The site of the documentation: the API reference is whole, and the gallery is true."""
 
+import configparser
 import inspect
 import re
 import sys
@@ -80,3 +81,72 @@ def test_parts_of_the_gallery():
 def test_the_gallery(key, bulk):
     page = (gallery.PAGES / f"{key}.rst").read_text(encoding="utf-8")
     assert gallery.page(key) == page
+
+
+README = (DOCS.parent / "README.rst").read_text(encoding="utf-8")
+
+
+def test_the_readme_is_short_and_begins_with_use():
+    assert len(README.splitlines()) <= 120
+    assert len(README.split()) <= 700
+    assert "dimension_numbers" not in README
+    titles = re.findall(r"^(.+)\n-+$", README, re.M)
+    assert titles[0] == "What it costs and saves"
+    assert titles.index("Install") < titles.index("A type of your own")
+
+
+def test_the_readme_has_the_two_commands():
+    setup = "    python3 -m venv .venv && .venv/bin/python -m pip install -e '.[{extra}]' && .venv/bin/python -m {run}\n"
+    for extra, run in (("test", "pytest -n auto"), ("bench", "bench")):
+        assert setup.format(extra=extra, run=run) in README
+
+
+def test_what_the_readme_links_to_is_there():
+    links = re.findall(r"<(docs/[^>]+)>`_|image:: (\S+)", README)
+    paths = [page or image for page, image in links]
+    assert {"docs/quickstart.rst", "docs/which_type.rst"} <= {*paths}
+    assert all((DOCS.parent / path).exists() for path in paths), paths
+
+
+# Which measurements the numbers in the table of the README are, row after row.
+FIGURES = [
+    ("types", "Lora on NF4", "4,096", ("wall time", "memory", "setting up")),
+    ("model", "LoRA weights", "", ("wall time", "memory", "trace")),
+    (
+        *("overhead", "MLP with LoRA", "96"),
+        ("jitted call", "memory", "trace", "trace of the gradient"),
+    ),
+]
+
+
+def test_the_numbers_of_the_readme_are_measured():
+    table = README[README.index(".. list-table::") : README.index("\nInstall\n")]
+    rows = re.split(r"\n   \* - ", table)[2:]
+    for row, (page, case, size, quantities) in zip(rows, FIGURES, strict=True):
+        assert f"<docs/measurements/{page}.rst>" in row
+        said = re.findall(r"\d\.\d\d", row)
+        assert said == [f"{measured(page, case, size, what):.2f}" for what in quantities]
+
+
+def measured(page, case, size, what):
+    """The first ratio in a line of a measurement page."""
+    text = (DOCS / "measurements" / f"{page}.rst").read_text(encoding="utf-8")
+    line = rf"^{case} +{size} +{what}  .*?(\d+\.\d\d\d)\b"
+    return float(re.search(line, text, re.M)[1])
+
+
+def test_each_ready_type_has_an_aim():
+    page = (DOCS / "which_type.rst").read_text(encoding="utf-8")
+    assert all(f"``{name}``" in page for name in gallery.names())
+    index = (DOCS / "index.rst").read_text(encoding="utf-8")
+    assert re.findall(r"^\* `.*<(.+)>`_", index, re.M)[:2] == [
+        "quickstart.rst",
+        "which_type.rst",
+    ]
+
+
+def test_type_checkers_follow_an_editable_install():
+    """Without a package directory, setuptools finds packages by a hook, which checkers can't see."""
+    config = configparser.ConfigParser()
+    config.read(DOCS.parent / "setup.cfg")
+    assert config["options"]["package_dir"].split() == ["=", "."]

@@ -299,7 +299,7 @@ def test_policy_of_a_type():
 def test_jax_functions_outside_refuse_values():
     v = EXAMPLES[0]
     hint = (
-        r"take a Scaled only in .*transform\(fn\)\(value\).*jaxrewrite.numpy.*materialise"
+        r"take a Scaled only as .*transform\(fn\)\(value\).*jaxrewrite.numpy.*materialise"
     )
     for fn in (jnp.sin, jnp.sum, lambda v: jnp.matmul(X, v), lambda v: jnp.stack([v, v])):
         with pytest.raises(TypeError, match=hint):
@@ -308,6 +308,14 @@ def test_jax_functions_outside_refuse_values():
         jax.eval_shape(jax.jit(jnp.sin), v)
     with pytest.raises(TypeError, match="Scaled"):
         jax.lax.sin(v)
+
+
+def test_a_value_that_is_closed_over_is_an_argument_to_pass():
+    value = EXAMPLES[0]
+    with pytest.raises(
+        TypeError, match="only as an argument of a transformed function, not one"
+    ):
+        jaxrewrite.transform(lambda x: jnp.sin(value) + x)(jnp.ones(3))
 
 
 def test_nothing_takes_a_value_for_an_array():
@@ -643,3 +651,33 @@ def test_a_class_has_the_fields_of_its_bases_however_these_are_made(
         np.testing.assert_array_equal([other.x, other.y, other.z], [[1, 1], [2, 2], [3, 3]])
     doubled = jaxrewrite.transform(lambda v: 2 * v, materialise="allow")(value)
     np.testing.assert_array_equal(doubled, 12)
+
+
+class Odd(jaxrewrite.ArrayValue):
+    x: jax.Array
+
+    @property
+    def broken(self):
+        return self.x.no_such_thing
+
+    def materialise(self):
+        return self.x
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("sum", r"transformed function, or call jaxrewrite.numpy.sum\(value\)"),
+        ("dot", r"or call jaxrewrite.numpy.dot\(value\)"),
+        ("at", r"transformed function, or on jaxrewrite.materialise\(value\)"),
+        ("unknown", r"'Odd' object has no attribute 'unknown'$"),
+        ("broken", "no_such_thing"),
+    ],
+)
+def test_attributes_that_arrays_have_and_values_do_not(name, way_out):
+    v = Odd(jnp.ones(2))
+    with pytest.raises(AttributeError, match=way_out):
+        getattr(v, name)
+    assert not hasattr(v, name) and not hasattr(v, "__no_such_thing__")
+    with pytest.raises(AttributeError):
+        getattr(copy.copy(object.__new__(Odd)), "x")  # noqa: B009 - before it has its fields

@@ -188,7 +188,7 @@ def test_body_is_rewritten_once_for_each_structure(no_leak_checks):
     assert len(calls) == 1
 
 
-def test_second_call_compiles_nothing(caplog, no_leak_checks):
+def test_second_call_compiles_nothing(caplog, no_leak_checks, xla):
     body = jax.jit(lambda a: jnp.sin(-a) * 2)
     v = scaled()
     with jax.log_compiles():

@@ -248,7 +248,7 @@ def test_host_callbacks_get_arrays_in_order():
     assert [kind for kind, _ in seen] == ["debug", "io"]
 
 
-def test_an_ffi_call_gets_arrays():
+def test_an_ffi_call_gets_arrays(xla):
     """LU factors by a function that JAX's own CPU library registers."""
     jax.scipy.linalg.lu_factor(X)  # loads that library
     fn = lambda v: jax.ffi.ffi_call(

@@ -219,6 +219,7 @@ _ENTRYWISE = {
     "sqrt": np.sqrt,
     "rsqrt": lambda x: 1 / np.sqrt(x),
     "cbrt": np.cbrt,
+    "log2": np.log2,
     "logistic": _logistic,
     "erf": scipy.special.erf,
     "erfc": scipy.special.erfc,
@@ -228,6 +229,7 @@ _ENTRYWISE = {
     "floor": np.floor,
     "ceil": np.ceil,
     "square": np.square,
+    "one_minus_square": lambda x: 1 - np.square(x),
     "is_finite": np.isfinite,
     "real": np.real,
     "imag": np.imag,
@@ -295,7 +297,10 @@ def _(eqn: Any, x: np.ndarray) -> Any:
 
 @rule("convert_element_type")
 def _(eqn: Any, x: np.ndarray) -> Any:
-    new = np.dtype(eqn.params["new_dtype"])
+    return _cast(x, np.dtype(eqn.params["new_dtype"]))
+
+
+def _cast(x: np.ndarray, new: Any) -> np.ndarray:
     if x.dtype.kind == "c" and new.kind != "c":
         x = x.real if new.kind != "b" else x
     if new.kind in "iu" and jnp.issubdtype(x.dtype, jnp.floating):
@@ -310,7 +315,7 @@ def _(eqn: Any, x: np.ndarray) -> Any:
 @rule("bitcast_convert_type")
 def _(eqn: Any, x: np.ndarray) -> Any:
     new = np.dtype(eqn.params["new_dtype"])
-    if new.itemsize != x.dtype.itemsize:
+    if eqn.outvars[0].aval.shape != x.shape:
         return _by_jax(eqn, x)
     return np.ascontiguousarray(x).view(new).reshape(x.shape)
 
@@ -331,6 +336,23 @@ def _(eqn: Any, low: np.ndarray, x: np.ndarray, high: np.ndarray) -> Any:
 @rule("optimization_barrier")
 def _(eqn: Any, *xs: np.ndarray) -> Any:
     return list(xs)
+
+
+@rule("stop_gradient")
+def _(eqn: Any, x: np.ndarray) -> Any:
+    return x
+
+
+@rule("tile")
+def _(eqn: Any, x: np.ndarray) -> Any:
+    return np.tile(x, eqn.params["reps"])
+
+
+@rule("platform_index")
+def _(eqn: Any) -> Any:
+    """Of the branches of `jax.lax.platform_dependent`, the last may be that of all others."""
+    cases = eqn.params["platforms"]
+    return next(i for i, names in enumerate(cases) if names is None or "cpu" in names)
 
 
 # --- shapes -------------------------------------------------------------------------------------
@@ -505,6 +527,8 @@ def _(eqn: Any, x: np.ndarray, y: np.ndarray) -> Any:
     )
     if x.dtype.kind == "c" and work.kind != "c":
         work = x.dtype
+    elif work.kind in "iu" and jnp.issubdtype(x.dtype, jnp.inexact):
+        work = np.result_type(x.dtype if x.dtype.kind == "f" else np.float32, np.float32)
     own_x = [i for i in range(x.ndim) if i not in (*xc, *xb)]
     own_y = [i for i in range(y.ndim) if i not in (*yc, *yb)]
     batch = [x.shape[i] for i in xb]
@@ -512,7 +536,7 @@ def _(eqn: Any, x: np.ndarray, y: np.ndarray) -> Any:
     left = x.transpose(*xb, *own_x, *xc).reshape(*batch, sizes(x, own_x), sizes(x, xc))
     right = y.transpose(*yb, *yc, *own_y).reshape(*batch, sizes(y, yc), sizes(y, own_y))
     product = left.astype(work) @ right.astype(work)
-    return product.reshape(eqn.outvars[0].aval.shape)
+    return _cast(product, dtype).reshape(eqn.outvars[0].aval.shape)
 
 
 # --- gathers and scatters -----------------------------------------------------------------------
@@ -580,6 +604,8 @@ def _(eqn: Any, x: np.ndarray, indices: np.ndarray) -> Any:
 @rule("scatter", "scatter-add", "scatter-mul", "scatter-min", "scatter-max")
 def _(eqn: Any, x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> Any:
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
+    if eqn.primitive.name == "scatter" and eqn.params["update_jaxpr"] is not None:
+        raise NotStaged  # of a function, by x.at[i].apply(f)
     gone = (*numbers.inserted_window_dims, *numbers.operand_batching_dims)
     window = numbers.update_window_dims
     batch = [i for i in range(updates.ndim) if i not in window]
@@ -612,7 +638,7 @@ def _(eqn: Any, x: np.ndarray, indices: np.ndarray, updates: np.ndarray) -> Any:
 
 @rule("jit", "pjit", "closed_call", "core_call", "remat2", "remat", "checkpoint")
 def _(eqn: Any, *xs: np.ndarray) -> Any:
-    return evaluate(eqn.params["jaxpr"], xs)
+    return evaluate(eqn.params.get("jaxpr") or eqn.params["call_jaxpr"], xs)
 
 
 @rule("custom_jvp_call", "custom_vjp_call")

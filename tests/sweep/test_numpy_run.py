@@ -13,7 +13,16 @@ from sweep.programs import program
 FLOATING = {
     "entry by entry": lambda x: (
         *(f(x) for f in (jnp.sin, jnp.exp, jnp.tanh, jnp.sign, jnp.round, jnp.floor)),
-        *(x**3, x**-1, x**0.5, lax.logistic(x), lax.rsqrt(abs(x)), lax.erf(x)),
+        *(
+            x**3,
+            x**-1,
+            x**0.5,
+            jnp.log2(abs(x)),
+            1 - x**2,
+            lax.logistic(x),
+            lax.rsqrt(abs(x)),
+            lax.erf(x),
+        ),
         *(lax.round(x), lax.nextafter(x, -x), x % 0.7, x // 0.7, jnp.log1p(abs(x))),
         *(x.astype("int8"), x.astype(bool), jnp.isfinite(x / 0), jnp.clip(x, 0, 1)),
     ),
@@ -22,12 +31,13 @@ FLOATING = {
         lax.pad(x, x[0, 0], ((-1, 2, 1), (1, -1, 0))),
         *(jnp.concatenate([x, x], 1), jnp.stack([x, x], 1), jnp.split(x, 2, axis=1)),
         *(lax.dynamic_slice(x, (2, 1), (2, 2)), jnp.roll(x, 1), jnp.eye(2, 3), x.ravel()),
-        lax.dynamic_update_slice(x, x[:1], (9, 0)),
+        *(lax.dynamic_update_slice(x, x[:1], (9, 0)), jnp.tile(x, (2, 1)), jnp.array(x)),
     ),
     "reductions": lambda x: (
         *(x.sum(0), x.prod(1), x.max(), x.min(0), jnp.argmax(x, 1), jnp.argmin(x)),
         *(jnp.cumsum(x, 0), lax.cummax(x, 1, reverse=True), x[:0].sum(0), jnp.any(x > 1)),
         *(jnp.linalg.norm(x), jax.nn.logsumexp(x, 0), jnp.sort(x, 0), jnp.var(x)),
+        lax.dot(x[:1], x[:1].T, preferred_element_type="int32"),
     ),
     "products": lambda x: (
         *(x @ x.T, jnp.einsum("ij,ik->jk", x, x), jnp.einsum("ij,ij->i", x, x)),
@@ -53,6 +63,13 @@ FLOATING = {
         lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * x), (0, x)),
         jax.vmap(lambda r: lax.while_loop(lambda c: c.sum() < 9, lambda c: c + 1, r))(x),
         lax.cond(x[0, 0] > 0, lambda a: a, lambda a: -a, x),
+        lax.platform_dependent(x, cuda=jnp.cos, cpu=jnp.sin),
+        lax.platform_dependent(x, cuda=jnp.cos, default=jnp.tan),
+        *(
+            lax.stop_gradient(x),
+            lax.optimization_barrier(x),
+            jax.grad(jnp.sum)(jnp.tanh(x)),
+        ),
         *(jax.nn.relu(x), jax.checkpoint(jnp.sin)(x), jax.jvp(jax.nn.softmax, (x,), (x,))),
     ),
 }
@@ -76,7 +93,7 @@ INTEGERS = {
         *[(name, "complex64") for name in ("shapes", "products")],
     ],
 )
-def test_each_entry_of_the_table(name, dtype, bulk):
+def test_each_entry_of_the_table(name, dtype, bulk, xla):
     fn = (INTEGERS if dtype == "int32" else FLOATING)[name]
     x = jnp.asarray([[1, -2, 0, 3], [0.3, 2, -1, 7], [4, -1, 0.5, 0]], dtype)
     if dtype == "float32":
@@ -89,7 +106,7 @@ def test_each_entry_of_the_table(name, dtype, bulk):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(0, 400, 3))
-def test_programs_of_the_sweep(seed, bulk):
+def test_programs_of_the_sweep(seed, bulk, xla):
     made = program(seed)
     if made is None or "Threefry" in made[0].operands[0]:
         pytest.skip("no program of arrays")

@@ -82,7 +82,7 @@ def test_a_rule_that_does_not_answer():
         check_rule(negative, numbers((3,)), modes=["jit"])
 
 
-def test_a_rule_of_a_table():
+def test_a_rule_of_a_table(xla):
     rules = jaxrewrite.Rules()
 
     @rules.register("exp")

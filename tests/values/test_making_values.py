@@ -135,7 +135,7 @@ def test_a_subnormal_number_is_not_zero(name, as_array):
 
 
 @pytest.mark.parametrize("name", STRUCTURED)
-def test_checks_leave_arrays_on_their_devices(name, monkeypatch):
+def test_checks_leave_arrays_on_their_devices(name, monkeypatch, xla):
     make, x = STRUCTURED[name]
     x = jnp.asarray(x, jnp.float32)
     monkeypatch.setattr(

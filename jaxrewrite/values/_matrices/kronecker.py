@@ -47,6 +47,8 @@ class Kronecker(Matrix):
     ------
     ValueError
         If there are no factors, or their shapes or dtypes do not fit.
+    TypeError
+        If a factor is a list.
 
     References
     ----------
@@ -78,6 +80,11 @@ class Kronecker(Matrix):
         object.__setattr__(self, "factors", factors)
         if not factors:
             raise ValueError("Kronecker: factors is empty.")
+        if any(isinstance(x, (list, tuple)) for x in factors):
+            raise TypeError(
+                "Kronecker: a factor is a list. Factors are arrays or values, one by one: "
+                "Kronecker(a, b), or Kronecker(*factors)."
+            )
         if any(jnp.ndim(x) < 2 or x.shape[:-2] != factors[0].shape[:-2] for x in factors):
             shapes = ", ".join(str(jnp.shape(x)) for x in factors)
             raise ValueError(f"Kronecker: factors of shapes {shapes} do not fit.")

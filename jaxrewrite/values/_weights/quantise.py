@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path, tree_unflatten
 
 import jaxrewrite
 
+from .._base.chosen import chosen_leaves
 from .._base.progress import Progress, shown
 from .float8 import DTYPES, Float8
 from .nf4 import NF4
 from .quantised import Quantised
+
+
+FORMATS = ("nf4", *map(str, DTYPES))
 
 
 def quantise(
@@ -52,8 +57,10 @@ def quantise(
     Raises
     ------
     ValueError
-        If ``where`` chose no leaf, or a leaf that can't be quantised. The message names the
-        path. If what ``progress`` returns has more or fewer items than leaves were chosen.
+        If ``bits`` is none of these, or ``where`` chose no leaf, or a leaf that can't be
+        quantised. The message names the path. If what ``progress`` returns has more or fewer items than leaves were chosen.
+    TypeError
+        If ``where`` is no function.
 
     Examples
     --------
@@ -64,18 +71,17 @@ def quantise(
     >>> quantised["dense"]["kernel"]
     Quantised<f32[64,2], 136 B>(q=i8[64,2], scale=f32[1,2], zero=None)
     """
+    if not isinstance(bits, (int, np.integer)) and bits not in FORMATS:
+        raise ValueError(
+            f"quantise: bits is {bits!r}. It must be 2 to 8, or one of {FORMATS}."
+        )
     flat, treedef = tree_flatten_with_path(
         tree, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)
     )
     paths = [keystr(path, simple=True, separator="/") for path, _ in flat]
     leaves = [leaf for _, leaf in flat]
-    chosen = [
-        i
-        for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True))
-        if not isinstance(leaf, jaxrewrite.Value) and where(path, leaf)
-    ]
-    if not chosen:
-        raise ValueError("quantise: `where` chose no leaf of the tree.")
+    is_open = lambda leaf: not isinstance(leaf, jaxrewrite.Value)
+    chosen = chosen_leaves("quantise", where, paths, leaves, is_open)
     for i, path in zip(chosen, shown([paths[i] for i in chosen], progress), strict=True):
         try:
             leaves[i] = _quantised(leaves[i], bits, options)
@@ -87,6 +93,6 @@ def quantise(
 def _quantised(leaf: Any, bits: Any, options: dict[str, Any]) -> Any:
     if bits == "nf4":
         return NF4.quantise(leaf, **options)
-    if bits in map(str, DTYPES):
+    if bits in FORMATS:
         return Float8.quantise(leaf, bits, **options)
     return Quantised.quantise(leaf, bits, **options)

@@ -453,3 +453,10 @@ def test_weak_types_of_arrays_that_a_permutation_gives(fn, dtype):
     dense = jaxrewrite.transform(fn, materialise="allow")
     for got in (dense(v), jax.jit(dense)(v)):
         assert (got.dtype, got.weak_type) == (want.dtype, want.weak_type)
+
+
+def test_factors_are_given_one_by_one():
+    factors = [jnp.eye(2), jnp.eye(3)]
+    with pytest.raises(TypeError, match=r"one by one: Kronecker\(a, b\)"):
+        Kronecker(factors)
+    assert Kronecker(*factors).shape == Kronecker(tuple(factors)).shape == (6, 6)

@@ -266,6 +266,38 @@ def test_adapt():
         adapt(kernels, lambda *_: True, 0, jax.random.key(0))
 
 
+def test_adapt_says_which_argument_is_wrong():
+    tree, key = {"a": {"kernel": random(6, 4)}}, jax.random.key(0)
+    everything = lambda *_: True
+    with pytest.warns(
+        UserWarning, match=r"a/kernel has shape \(6, 4\), .* at most 4, .* is 5"
+    ):
+        adapt(tree, everything, 5, key)
+    assert adapt(tree, everything, 4, jax.random.PRNGKey(0))["a"]["kernel"].rank == 4
+    with pytest.raises(ValueError, match=r"rank is 2.0; it must be an integer"):
+        adapt(tree, everything, 2.0, key)
+    for bad in (0, None, random(2)):
+        with pytest.raises(
+            TypeError, match=r"key of jax.random, such as jax.random.key\(0\)"
+        ):
+            adapt(tree, everything, 2, bad)
+    with pytest.raises(TypeError, match="where is 'kernel'. It must be a function"):
+        adapt(tree, "kernel", 2, key)
+    many = {f"{i:02}": random(2, 2) for i in range(30)}
+    with pytest.raises(ValueError, match="00, 01, .* 19, and 10 more"):
+        adapt(many, lambda *_: False, 2, key)
+
+
+def test_freeze_says_which_argument_is_wrong():
+    tree = {"kernel": adapted()}
+    with pytest.raises(TypeError, match="'Lora' is no class. Give the class"):
+        freeze(tree, {"Lora": ["w"]})
+    with pytest.raises(TypeError, match=r"no list of fields. Write {Lora: \[\"ab\"\]}"):
+        freeze(tree, {Lora: "ab"})  # which would be the fields a and b, letter by letter
+    with pytest.raises(TypeError, match="it must be a dictionary"):
+        freeze(tree, ["w"])
+
+
 def test_labels():
     v = adapted()
     q = Lora(EightBits.of(v.w), v.a, v.b)

@@ -624,7 +624,11 @@ BAD = {
     "`codes` must": lambda: NF4(Q, Q, S, S),
     "`scale_q` must": lambda: NF4(Q.astype(jnp.uint4), S, S, S),
     "`scale_mean` must": lambda: NF4(Q.astype(jnp.uint4), Q, S, Q),
-    "chose no leaf": lambda: quantise({"a": S}, lambda path, _: path == "b"),
+    "where chose none of the leaves: a.": lambda: quantise(
+        {"a": S}, lambda path, _: path == "b"
+    ),
+    "bits is 'NF4'.*'nf4'": lambda: quantise({"a": S}, lambda *_: True, "NF4"),
+    "bits is 'int8'.* 2 to 8": lambda: quantise({"a": S}, lambda *_: True, "int8"),
     "`a/b` can't": lambda: quantise({"a": {"b": Q}}, lambda *_: True),
 }
 

@@ -1,0 +1,35 @@
+"""Which leaves of a pytree a user chose, for helpers that replace these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+
+_LISTED = 20
+
+
+def chosen_leaves(
+    caller: str,
+    where: Callable[[str, Any], bool],
+    paths: Sequence[str],
+    leaves: Sequence[Any],
+    may_choose: Callable[[Any], bool],
+) -> list[int]:
+    """The places of the leaves that ``where`` chose, among those that it may choose."""
+    if not callable(where):
+        raise TypeError(
+            f"{caller}: where is {where!r}. It must be a function of the path and the leaf, such "
+            'as lambda path, leaf: path.endswith("kernel").'
+        )
+    asked = [i for i, leaf in enumerate(leaves) if may_choose(leaf)]
+    chosen = [i for i in asked if where(paths[i], leaves[i])]
+    if not chosen:
+        raise ValueError(f"{caller}: where chose none of the leaves: {_listed(paths)}.")
+    return chosen
+
+
+def _listed(paths: Sequence[str]) -> str:
+    more = len(paths) - _LISTED
+    names = ", ".join(paths[:_LISTED])
+    return f"{names}, and {more} more" if more > 0 else names

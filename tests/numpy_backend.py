@@ -1,0 +1,308 @@
+"""The small programs of tests are run by NumPy.
+
+XLA takes a thousand times as long to compile such a program as it takes to run it. `install` lets
+`sweep.numpy_run` evaluate what JAX would compile: each operation outside of `jax.jit`, and each
+program of `jax.jit` while it is small and has run a few times only. JAX traces it, checks its
+types and lowers it to StableHLO as always, so all but the machine code is tested.
+
+Left to XLA are programs with effects, keys, donated operands, shardings or devices of their own,
+and primitives that NumPy has not.
+"""
+
+import contextlib
+import weakref
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import core, pjit  # JAX has no public hook for what runs a program
+from jax._src.array import ArrayImpl
+from jax._src.interpreters import mlir, pxla
+from jax._src.sharding_impls import UnspecifiedValue
+from jax.sharding import SingleDeviceSharding
+from sweep import numpy_run
+
+
+# An array of more entries is left to XLA.
+_MOST_ENTRIES = 5000
+
+# Compiling takes as long as NumPy takes for so many equations of a program, and more where it
+# is long: for each of its equations, so many.
+_MOST_EQUATIONS = 2000
+_MOST_PER_EQUATION = 20
+
+# By rules of their own, or not to be run.
+_LEFT_TO_XLA = {"call_hi_primitive", "custom_lin"}
+
+# Rare, and quick to compile; the rest of a program is none the less NumPy's.
+_ONE_BY_ONE = {
+    *(
+        "sort",
+        "cholesky",
+        "triangular_solve",
+        "lu",
+        "lu_pivots_to_permutation",
+        "svd",
+        "qr",
+    ),
+    *("geqrf", "householder_product", "eigh", "eig", "fft", "conv_general_dilated"),
+    *("bcoo_fromdense", "bcoo_todense", "bcoo_dot_general", "integer_dot"),
+    *(
+        "top_k",
+        "threefry2x32",
+        "lgamma",
+        "digamma",
+        "reduce_precision",
+        "tridiagonal_solve",
+    ),
+}
+
+_installed = True
+
+
+@contextlib.contextmanager
+def compiled():
+    """XLA runs everything meanwhile."""
+    global _installed
+    before, _installed = _installed, False
+    try:
+        yield
+    finally:
+        _installed = before
+
+
+def install() -> None:
+    process, call = core.EvalTrace.process_primitive, pjit._pjit_call_impl_python
+
+    def process_primitive(self, primitive, args, params, /):
+        if _is_known(primitive.name, params) and _are_plain(args):
+            with contextlib.suppress(numpy_run.NotStaged):
+                return _one_primitive(primitive, params, args)
+        return process(self, primitive, args, params)
+
+    def pjit_call(*args, jaxpr, **params):
+        if _is_placed_by_jax(params) and _are_plain(args) and _are_plain(_consts(jaxpr)):
+            known = _known(jaxpr)
+            if known.may_run():
+                if not known.lowered:
+                    _lower(args, jaxpr, params)
+                    known.lowered = True
+                with contextlib.suppress(numpy_run.NotStaged):
+                    return _one_program(jaxpr, args), None, None, []
+        return call(*args, jaxpr=jaxpr, **params)
+
+    core.EvalTrace.process_primitive = process_primitive
+    pjit._pjit_call_impl_python = pjit_call
+
+
+def _lower(args: Any, jaxpr: Any, params: Any) -> None:
+    pjit._resolve_and_lower(
+        [pjit.convert_to_metaty(x) for x in args],
+        jaxpr=jaxpr,
+        **params,
+        lowering_platforms=None,
+        lowering_parameters=mlir.LoweringParameters(),
+        pgle_profiler=None,
+    )
+
+
+# --- which programs -----------------------------------------------------------------------------
+
+
+class _Known:
+    """What is known about a jaxpr: whether NumPy can run it, and how often it may."""
+
+    def __init__(self, closed: Any) -> None:
+        jaxpr = getattr(closed, "jaxpr", closed)
+        self.is_evaluable = _is_evaluable(closed)
+        self.lowered = False
+        if self.is_evaluable:
+            self.per_call = _n_equations(jaxpr, turns=True)
+            self.left = _MOST_EQUATIONS + _MOST_PER_EQUATION * _n_equations(
+                jaxpr, turns=False
+            )
+
+    def may_run(self) -> bool:
+        if not self.is_evaluable or self.left < self.per_call:
+            return False
+        self.left -= self.per_call
+        return True
+
+
+_all_known: Any = weakref.WeakKeyDictionary()
+
+
+def _known(closed: Any) -> _Known:
+    try:
+        return _all_known[closed]
+    except KeyError:
+        return _all_known.setdefault(closed, _Known(closed))
+
+
+def _consts(closed: Any) -> Any:
+    return getattr(closed, "consts", ())
+
+
+def _is_evaluable(closed: Any) -> bool:
+    """Whether NumPy knows each equation, and all arrays are small."""
+    jaxpr = getattr(closed, "jaxpr", closed)
+    if jaxpr.effects or not _are_plain(_consts(closed)):
+        return False
+    variables = [*jaxpr.invars, *jaxpr.constvars]
+    if len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name in _ONE_BY_ONE:
+        return False  # it is how JAX runs one
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        if name not in _ONE_BY_ONE and not _is_known(name, eqn.params):
+            return False
+        if not all(map(_is_evaluable, _programs_in(eqn.params))):
+            return False
+        variables += eqn.outvars
+    return all(_is_plain_aval(v.aval) for v in variables)
+
+
+def _programs_in(params: Any) -> list[Any]:
+    entries = list(params.values())
+    for x in entries:
+        if isinstance(x, tuple):
+            entries += x
+    return [x for x in entries if hasattr(x, "eqns")]
+
+
+def _n_equations(jaxpr: Any, turns: bool) -> int:
+    total = 0
+    for eqn in jaxpr.eqns:
+        within = sum(
+            _n_equations(getattr(j, "jaxpr", j), turns) for j in _programs_in(eqn.params)
+        )
+        total += 1 + within * (eqn.params.get("length", 1) if turns else 1)
+    return total
+
+
+def _is_known(name: str, params: Any) -> bool:
+    return (
+        _installed
+        and name in numpy_run.TABLE
+        and name not in _LEFT_TO_XLA
+        and params.get("sharding") is None
+        and params.get("out_sharding") is None
+        and (name != "jit" or _is_placed_by_jax(params))
+    )
+
+
+def _is_placed_by_jax(params: Any) -> bool:
+    return (
+        _installed
+        and not any(params["donated_invars"])
+        and not params["compiler_options_kvs"]
+        and all(
+            isinstance(x, UnspecifiedValue)
+            for x in (*params["in_shardings"], *params["out_shardings"])
+        )
+    )
+
+
+def _are_plain(args: Any) -> bool:
+    """Whether arrays are small, and where JAX puts them by itself."""
+    if jax.config.jax_default_device is not None or jax.config.jax_debug_nans:
+        return False
+    return all(map(_is_plain, args))
+
+
+def _is_plain(x: Any) -> bool:
+    if isinstance(x, ArrayImpl):
+        return (
+            not x._committed
+            and x.size <= _MOST_ENTRIES
+            and isinstance(x.sharding, SingleDeviceSharding)
+            and not x.is_deleted()
+        )
+    if isinstance(x, np.ndarray):
+        return x.size <= _MOST_ENTRIES
+    return isinstance(x, (bool, int, float, complex, np.generic))
+
+
+def _is_plain_aval(aval: Any) -> bool:
+    return (
+        isinstance(aval, core.ShapedArray)
+        and not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+        and aval.dtype != jax.dtypes.float0
+        and aval.sharding.mesh.empty
+        and aval.size <= _MOST_ENTRIES
+    )
+
+
+# --- running them -------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _apart():
+    """What NumPy has not, XLA runs meanwhile."""
+    with compiled(), core.eval_context(), np.errstate(all="ignore"):
+        yield
+
+
+def _one_program(jaxpr: Any, args: Any) -> list[Any]:
+    operands = [np.asarray(x, a.dtype) for x, a in zip(args, jaxpr.in_avals, strict=True)]
+    with _apart():
+        return _arrays(numpy_run.evaluate(jaxpr, operands), jaxpr.out_avals)
+
+
+class _Equation:
+    """One equation, as `numpy_run` reads it."""
+
+    def __init__(self, primitive: Any, params: Any, ins: Any, outs: Any) -> None:
+        self.primitive, self.params = primitive, params
+        self.invars, self.outvars = list(map(_Variable, ins)), list(map(_Variable, outs))
+
+
+class _Variable:
+    def __init__(self, aval: Any) -> None:
+        self.aval = aval
+
+
+_known_results: dict[Any, list[Any]] = {}
+
+
+def _results(primitive: Any, avals: Any, params: Any) -> Any:
+    try:
+        key = primitive, avals, tuple(sorted(params.items())), jax.config.jax_enable_x64
+        return _known_results[key]
+    except (KeyError, TypeError) as error:
+        out, _ = primitive.abstract_eval(*avals, **params)
+        outs = list(out) if primitive.multiple_results else [out]
+        if isinstance(error, KeyError):
+            _known_results[key] = outs
+        return outs
+
+
+def _one_primitive(primitive: Any, params: Any, args: Any) -> Any:
+    bodies = _programs_in(params)
+    if bodies:
+        length = params.get("length", 1)
+        cost = length * sum(_n_equations(getattr(j, "jaxpr", j), True) for j in bodies)
+        if cost > _MOST_EQUATIONS or not all(map(_is_evaluable, bodies)):
+            raise numpy_run.NotStaged
+    avals = tuple(map(core.typeof, args))
+    outs = _results(primitive, avals, params)
+    if not all(map(_is_plain_aval, outs)):
+        raise numpy_run.NotStaged
+    eqn = _Equation(primitive, params, avals, outs)
+    with _apart():
+        operands = [np.asarray(x, a.dtype) for x, a in zip(args, avals, strict=True)]
+        results = numpy_run.TABLE[primitive.name](eqn, *operands)
+    if not isinstance(results, (list, tuple)):
+        results = [results]
+    arrays = _arrays(results, outs)
+    return arrays if primitive.multiple_results else arrays[0]
+
+
+def _arrays(results: Any, avals: Any) -> list[Any]:
+    device = jax.local_devices()[0]
+    sharding = SingleDeviceSharding(device)
+    return [
+        pxla.batched_device_put(
+            aval, sharding, [np.array(numpy_run.like(x, aval))], [device], committed=False
+        )
+        for x, aval in zip(results, avals, strict=True)
+    ]
