@@ -281,7 +281,7 @@ def test_values_with_a_leaf_for_all_elements_are_dense_where_each_chooses():
         Shared(X := jnp.arange(6.0).reshape(2, 3), jnp.float32(2)),
         Shared(X, -jnp.ones(())),
     )
-    fn = lambda p, v, w: lax.select(jnp.broadcast_to(p[:, None], v.shape), v, w)
+    fn = lambda p, v, w: lax.select(lax.broadcast_in_dim(p, v.shape, (0,)), v, w)
     p = jnp.array([True, False])
     got = transform(fn, materialise="allow")(p, v, w)
     np.testing.assert_array_equal(got, fn(p, v.materialise(), w.materialise()))
