@@ -74,7 +74,7 @@ def _has_program(q: Any, k: Any) -> bool:
 
 
 def _is_fusable(q: Any, bias: Any, mask: Any) -> bool:
-    """Whether cuDNN takes operands of these dtypes and sizes."""
+    """Whether cuDNN takes operands of these dtypes and sizes. It broadcasts no lengths."""
     length = math.gcd(
         *(x.shape[a] for x in (bias, mask) if x is not None for a in (-2, -1))
     )
@@ -157,14 +157,8 @@ class _Fused:
         self, q: Any, k: Any, v: Any, bias: Any, mask: Any, scale: Any
     ) -> Any:
         choice = self._choice(q, bias, mask)
-        if choice == "cudnn":
-            # It takes no scale that is computed, and does not broadcast lengths.
+        if choice == "cudnn":  # It takes no scale that is computed.
             q, scale = (q * scale).astype(q.dtype), 1.0
-            lengths = q.shape[1], k.shape[1]
-            bias, mask = (
-                None if x is None else jnp.broadcast_to(x, x.shape[:2] + lengths)
-                for x in (bias, mask)
-            )
         return jax.nn.dot_product_attention(
             q, k, v, bias, mask, scale=scale, implementation=choice
         )

@@ -182,8 +182,8 @@ def slopes_of_logsubexp(d, exactly=False):
     something else there. At 0 they are positive, as ``1 - 1`` is, and, if ``exactly``, have
     the sign of ``-d``, as ``expm1(-d)`` has.
     """
-    n = jnp.exp(jnp.where(d > 0, -d, d))
-    m = expm1(jnp.where(d > 0, -d, d))
+    below = jnp.where(d > 0, -d, d)
+    n, m = jnp.exp(below), expm1(below)
     m = -m if exactly else 0 - m
     return jnp.where(d > 0, -n, 1) / m, jnp.where(d > 0, -1, n) / m
 

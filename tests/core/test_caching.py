@@ -357,6 +357,34 @@ def use_a_table():
     return weakref.ref(rules), weakref.ref(array)
 
 
+def test_what_stays_within_a_rule_is_rewritten_in_the_program():
+    """Rules for arrays are for what a program writes, not for what rules do."""
+    rules = jaxrewrite.Rules()
+    both = jax.jit(lambda x: jnp.sin(x) + 1)
+
+    class Own(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def materialise(self):
+            return self.x
+
+    @rules.register("neg")
+    def _(v: Own):
+        return Own(both(v.x))
+
+    @rules.register("sin")
+    def _(x: jax.Array, **params):
+        return 10 * x
+
+    fn = lambda v, x: (-v, both(x), -v, both(x))
+    x = jnp.arange(3.0)
+    got = transform(fn, rules=rules)(Own(x), x)
+    for y in got[::2]:
+        np.testing.assert_array_equal(y.x, both(x))
+    for y in got[1::2]:
+        np.testing.assert_array_equal(y, 10 * x + 1)
+
+
 def test_tables_and_what_their_rules_close_over_are_collected(no_leak_checks):
     refs = use_a_table()
     jax.clear_caches()

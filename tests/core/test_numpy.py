@@ -9,6 +9,7 @@ import pytest
 
 import jaxrewrite
 import jaxrewrite.numpy as rnp
+from jaxrewrite._staging.namespace import transformed_namespace
 
 
 class Doubled(jaxrewrite.ArrayValue):
@@ -40,6 +41,14 @@ def test_every_public_name_is_there(ours, jaxs):
         elif not callable(original) or inspect.isclass(original):
             assert found is original, name
         assert name in dir(ours)
+
+
+def test_modules_that_are_no_namespaces_of_ours_are_refused():
+    """Their functions would take no values."""
+    lookup, _ = transformed_namespace(jax, "ours")
+    with pytest.raises(AttributeError, match="'ours' has no sub-namespace 'numpy'"):
+        lookup("numpy")
+    assert lookup("Array") is jax.Array
 
 
 CASES = [

@@ -22,6 +22,13 @@ def make(kind, shape=(3, 4), dtype=jnp.float32, seed=0):
     return OWN[kind].value(np.random.default_rng(seed), dtype, shape)
 
 
+def test_keys_are_the_same_if_their_numbers_are():
+    keys = jax.random.split(jax.random.key(0), 2)
+    assert_same(keys, keys)
+    with pytest.raises(AssertionError, match="numbers differ"):
+        assert_same(keys, keys[::-1])
+
+
 def summed(fn):
     """A scalar of the floating results of ``fn``, for gradients."""
 

@@ -16,6 +16,7 @@ from reference.low_rank import LowRank
 
 import jaxrewrite
 from jaxrewrite import Axis, Rules, explain, make_jaxpr, near_misses, transform
+from jaxrewrite._analyses.same import same
 from jaxrewrite._patterns import numbering
 from jaxrewrite._patterns.numbering import Numbering
 from jaxrewrite._patterns.pattern import Pattern
@@ -610,6 +611,26 @@ def test_what_stays_and_its_operands_come_first():
 
     assert answers(fn, table((two, lambda x: NotImplemented), keep=True), X) == []
     assert answers(fn, table((two, two), keep=True), X) == ["two"]
+
+
+def test_arrays_that_programs_close_over_are_the_same_if_their_numbers_are():
+    assert same(np.arange(3.0), np.arange(3.0)) and same(jnp.ones(2), np.ones(2, "f"))
+    for other in (np.ones(3), np.ones(2, int), 2 * np.ones(2), 1.0, None):
+        assert not same(np.ones(2), other) and not same(other, np.ones(2))
+
+
+def test_a_result_that_stays_beside_another_is_no_result_of_a_match():
+    """One equation has a result of the match and one that is needed elsewhere."""
+
+    def before(x):
+        values, _ = lax.top_k(x, 2)
+        return values, jnp.arctan(jnp.exp(values))
+
+    def program(x):
+        values, places = lax.top_k(x, 2)
+        return values, jnp.arctan(jnp.exp(values)), places
+
+    assert answers(program, table((before, before), keep=True), X) == []
 
 
 # --- bodies of scans -------------------------------------------------------------------------

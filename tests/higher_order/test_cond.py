@@ -252,6 +252,41 @@ def test_one_truth_value_chooses_between_whole_values(kind, name):
         np.testing.assert_array_equal(got.materialise(), want)
 
 
+@pytest.mark.parametrize("i", range(3))
+def test_a_number_chooses_among_three_of_which_two_are_one(i):
+    value = MATRICES["LowRank"]()
+    other = jax.tree.map(lambda x: x * 3, value)
+    fn = lambda i, v, w: (lax.select_n(i, v, v, w), lax.select_n(i, v, w, v))
+    got = transform(fn, materialise="forbid")(jnp.int32(i), value, other)
+    want = fn(jnp.int32(i), value.materialise(), other.materialise())
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_array_equal(g.materialise(), w)
+
+
+class Shared(jaxrewrite.ArrayValue):
+    """Its elements would share the scale, but no hook repeats it for each of them."""
+
+    x: jax.Array
+    scale: jax.Array
+
+    def materialise(self):
+        return self.x * self.scale
+
+    def unstacked(self):
+        return self
+
+
+def test_values_with_a_leaf_for_all_elements_are_dense_where_each_chooses():
+    v, w = (
+        Shared(X := jnp.arange(6.0).reshape(2, 3), jnp.float32(2)),
+        Shared(X, -jnp.ones(())),
+    )
+    fn = lambda p, v, w: lax.select(lax.broadcast_in_dim(p, v.shape, (0,)), v, w)
+    p = jnp.array([True, False])
+    got = transform(fn, materialise="allow")(p, v, w)
+    np.testing.assert_array_equal(got, fn(p, v.materialise(), w.materialise()))
+
+
 def test_a_choice_of_entries_is_no_choice_of_values():
     value = MATRICES["LowRank"]()
     for mask in (jnp.eye(4) > 0, jnp.ones((4, 1)) > 0):

@@ -7,7 +7,7 @@ import pytest
 from choose import often
 
 import jaxrewrite
-from jaxrewrite.values import Diagonal, LowRank, Quantised, Unitful, Units
+from jaxrewrite.values import Diagonal, LowRank, Quantised, Tagged, Unitful, Units
 
 
 eqx = pytest.importorskip("equinox")
@@ -56,6 +56,32 @@ def test_an_item_of_a_buffer_is_set(case):
     np.testing.assert_array_equal(dense(stack), jax.vmap(fn)(dense(several)))
 
 
+def late(v, start):
+    """The first item is zeros that no value is known of yet."""
+
+    def turn(carry):
+        i, item, buffer = carry
+        return i + 1, v, buffer.at[i].set(item)
+
+    carry = start, jnp.zeros((3, 3)), jnp.zeros((4, 3, 3))
+    loop = {"max_steps": 4, "buffers": lambda carry: carry[2], "kind": "lax"}
+    return eqxi.while_loop(lambda carry: carry[0] < 3, turn, carry, **loop)[2]
+
+
+def test_zeros_are_set_before_the_first_value():
+    stack = forbid(late)(DIAGONAL, 0)
+    assert isinstance(stack, Diagonal)
+    np.testing.assert_array_equal(dense(stack), late(dense(DIAGONAL), 0))
+
+
+def test_an_item_is_dense_in_a_buffer_of_numbers_and_at_a_place_with_tags():
+    allow = lambda fn: jaxrewrite.transform(fn, materialise="allow")
+    fn = repeated("lax", fill=1.0)
+    np.testing.assert_array_equal(allow(fn)(DIAGONAL), fn(dense(DIAGONAL)))
+    got = allow(late)(DIAGONAL, Tagged(jnp.int32(1), "place"))
+    np.testing.assert_array_equal(jaxrewrite.materialise(got), late(dense(DIAGONAL), 1))
+
+
 @pytest.mark.slow
 def test_gradients_through_buffers():
     fn = repeated("checkpointed", jnp.inf)
@@ -79,6 +105,30 @@ def test_a_place_that_is_no_item():
 
     with pytest.raises(ValueError, match="maybe_set needs operands without units; got m"):
         forbid(corner)(METRES)
+
+
+class Shared(jaxrewrite.ArrayValue):
+    """Its elements would share the scale, but no hook repeats it for each of them."""
+
+    x: jax.Array
+    scale: jax.Array
+
+    def materialise(self):
+        return self.x * self.scale
+
+    def unstacked(self):
+        return self
+
+
+def test_a_buffer_that_has_no_slices_is_dense():
+    def fn(buffer, item):
+        turn = lambda carry: (carry[0] + 1, carry[1].at[carry[0]].set(item))
+        loop = {"max_steps": 4, "buffers": lambda carry: carry[1], "kind": "lax"}
+        return eqxi.while_loop(lambda carry: carry[0] < 3, turn, (0, buffer), **loop)[1]
+
+    buffer, item = Shared(jnp.ones((4, 2)), jnp.float32(3)), jnp.arange(2.0)
+    got = jaxrewrite.transform(fn, materialise="allow")(buffer, item)
+    np.testing.assert_array_equal(got, fn(buffer.materialise(), item))
 
 
 RAISING = {

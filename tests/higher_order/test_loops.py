@@ -541,6 +541,15 @@ def test_indexing_a_stack(index, is_value):
     assert isinstance(out, jaxrewrite.Value) == is_value
 
 
+def test_axes_of_size_one_of_a_stack():
+    stack = jaxrewrite.stack([values.Diagonal(jnp.full(1, 2.0))])
+    fn = lambda s: [jnp.squeeze(s, axes) for axes in (0, 1, (0, 1), None)]
+    one, *others = transform(fn, materialise="allow")(stack)
+    assert isinstance(one, values.Diagonal)
+    assert [x.shape for x in (one, *others)] == [(1, 1), (1, 1), (1,), ()]
+    assert all((x == 2).all() for x in others)
+
+
 def test_iterating_over_a_stack_and_a_loop_by_number():
     layers = [make("lora", i) for i in range(3)]
     for got, want in zip(jaxrewrite.stack(layers), layers, strict=True):

@@ -225,6 +225,18 @@ def test_the_right_side_becomes_dense():
     np.testing.assert_allclose(allow(solution)(v), 0.5 * v.materialise(), rtol=1e-6)
 
 
+def test_only_the_transpose_of_a_linear_call_needs_the_value():
+    """A value that the function itself leaves alone stays implicit, beside an array."""
+    fn = lambda v, s, x: jax.custom_derivatives.linear_call(
+        lambda res, x: 2 * x, lambda res, ct: res[1] * (ct @ res[0]), (v, s), x
+    )
+    v, s = make("lora"), jnp.float32(3)
+    implicit = transform(fn, materialise="forbid")
+    np.testing.assert_array_equal(implicit(v, s, X), 2 * X)
+    slope = jax.grad(lambda x: allow(fn)(v, s, x).sum())(X)
+    np.testing.assert_allclose(slope, 3 * jnp.ones((3, 3)) @ v.materialise(), rtol=1e-5)
+
+
 # --- what stays dense, and what JAX makes of it ------------------------------------
 
 

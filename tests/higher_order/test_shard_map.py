@@ -128,6 +128,17 @@ def test_values_split_along_both_axes(mesh, no_leak_checks):
     )
 
 
+def test_operands_that_a_rule_binds_vary_over_the_axes_of_all(mesh):
+    def fn(x, y, z):
+        return jaxrewrite.bind("add", jaxrewrite.bind("mul", x, y), z)
+
+    spec = P("i"), P("j"), P()
+    split = on(mesh, lambda x, y, z: fn(x, y, z)[None], spec, P(("i", "j")))
+    x, y, z = jnp.arange(8.0), jnp.arange(4.0), jnp.ones(2)
+    want = [fn(a, b, z) for a in x.reshape(4, 2) for b in y.reshape(2, 2)]
+    np.testing.assert_array_equal(split(x, y, z), jnp.stack(want))
+
+
 def test_leaves_that_vary_over_other_axes_than_the_array_meet(mesh):
     """In a product of factors of which one is split, and where a value has no leaves."""
     low = values.LowRank(X[:, :2], X[:2])

@@ -302,13 +302,22 @@ def weighted(tree):
     )
 
 
+def there(x):
+    """The numbers of an array, and 0 where it is missing: what is there may be anything."""
+    array, _, missing = parts(x)
+    return jnp.where(missing, 0, array)
+
+
 def with_derivatives(fill):
     fns = programs(FILLS[fill])
     return {name: fn for name, fn in fns.items() if not name.startswith("unknown")}
 
 
 SMOOTH = [k for k in KINDS if not {"Interval", "identity", "zero"} & set(k.split())]
-OF_LEAVES = [("Tagged diagonal", "zeros"), ("Unitful", "zeros"), ("low_rank", "any number")]
+OF_LEAVES = [
+    *(("Tagged diagonal", "zeros"), ("Unitful", "zeros"), ("low_rank", "any number")),
+    ("Named Masked", "zeros"),
+]
 
 
 @pytest.mark.parametrize(
@@ -338,17 +347,20 @@ def test_gradients_by_leaves(kind, fill, bulk):
         program = lambda v: {name: fn(v, *args) for name, fn in fns.items()}
         results = transform(program, materialise="allow")(whole(free))
         is_value = lambda x: isinstance(x, jaxrewrite.Value)
-        dense = jax.tree.map(lambda x: parts(x)[0], results, is_leaf=is_value)
-        return weighted(dense)
+        arrays = jax.tree.map(there, results, is_leaf=is_value)
+        missing = jax.tree.map(lambda x: parts(x)[2], results, is_leaf=is_value)
+        return weighted(arrays), missing
 
-    def of_array(free, *args):
-        dense = parts(whole(free))[0]
-        return weighted({name: fn(dense, *args) for name, fn in fns.items()})
+    def of_array(free, missing, *args):
+        dense = there(whole(free))
+        results = {name: fn(dense, *args) for name, fn in fns.items()}
+        return weighted(jax.tree.map(lambda x, m: jnp.where(m, 0, x), results, missing))
 
-    got, want = jax.jit(jax.grad(of_value)), jax.jit(jax.grad(of_array))
+    got, want = jax.jit(jax.grad(of_value, has_aux=True)), jax.jit(jax.grad(of_array))
     for p, i in CHOICES[:3]:
         args = jnp.array(p), jnp.array(i), jnp.float32(2.5)
-        for g, w in zip(got(free, *args), want(free, *args), strict=True):
+        slopes, missing = got(free, *args)
+        for g, w in zip(slopes, want(free, missing, *args), strict=True):
             np.testing.assert_allclose(g, w, rtol=1e-4, atol=1e-3)
 
 

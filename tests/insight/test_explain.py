@@ -18,7 +18,7 @@ from properties import operands, properties
 import jaxrewrite
 from jaxrewrite import Report, explain, patterns
 from jaxrewrite._insight.explain import missing_rule
-from jaxrewrite._insight.text import amount
+from jaxrewrite._insight.text import amount, table
 from jaxrewrite.testing.strategies import programs
 from jaxrewrite.values import Constant, Diagonal, Lora, Quantised, Tagged, Unitful
 
@@ -374,6 +374,21 @@ def test_the_text_fits_a_terminal():
         v, lora(), jnp.ones((8, 8))
     )
     assert max(map(len, str(report).split("\n"))) <= 100
+
+
+def test_tables_have_a_line_under_their_head():
+    lines = table(("name", "rule"), [("a", "b"), ("a long name", "c")]).split("\n")
+    assert lines == ["name         rule", "-" * 17, "a            b", "a long name  c"]
+
+
+def test_the_text_counts_matches_and_equations_that_met_a_value():
+    rules = jaxrewrite.Rules()
+    rules.rewrite(lambda x: jnp.exp(x) * x)(lambda x: x)
+    fn = lambda x, v: (jnp.exp(x) * x, -v)
+    both = str(explain(fn, rules=rules)(jnp.ones(2), lora()))
+    assert "1 match of patterns; 1 equation met a value; 0 values became dense." in both
+    one = str(explain(lambda x: jnp.exp(x) * x, rules=rules)(jnp.ones(2)))
+    assert "1 match of patterns; 0 values became dense." in one
 
 
 def test_the_figure_has_a_bar_for_each_line():

@@ -69,6 +69,23 @@ def test_rules_are_listed_in_the_order_of_the_look_up():
         rules(int)
 
 
+def test_patterns_are_listed_in_the_order_in_which_they_are_tried():
+    table = jaxrewrite.Rules()
+    for precedence in (0, 2, 1):
+        after = lambda x: x
+        after.__qualname__ = f"after_{precedence}"
+        before = lambda x, n=precedence: jnp.exp(x) + n
+        table.rewrite(before, precedence=precedence)(after)
+    found = []
+
+    def program(x):
+        found.extend(r for r in rules("pattern") if r.rule.file == __file__)
+        return x
+
+    jaxrewrite.transform(program, rules=table)(jnp.ones(2))
+    assert [r.precedence for r in found] == [2, 1, 0]
+
+
 @pytest.mark.parametrize("asked", [(Mass,), (V,), (None, V)])
 def test_rules_of_a_type_may_be_asked_by_the_type_or_a_value(asked):
     assert rules(*asked) == rules(type=Mass)

@@ -375,6 +375,24 @@ def test_a_query_that_sees_nothing_is_nan_where_it_was():
     close(gradient(got), gradient(textbook), 1e-5)
 
 
+@pytest.mark.parametrize("sizes, taken", [((4, 6), "cudnn"), ((1, 6), None)])
+def test_cudnn_is_asked_for_what_it_takes(sizes, taken, monkeypatch):
+    """It needs a GPU, so this looks at what it would get."""
+    asked = []
+
+    def stand_in(*args, implementation, **kwargs):
+        asked.append(implementation)
+        return jaxs(*args, **kwargs)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    q, k, v = (normal(i, 2, n, 4, 8, dtype="bfloat16") for i, n in enumerate((4, 6, 6)))
+    bias = normal(3, 2, 4, *sizes, dtype="bfloat16")
+    fn = lambda q, k, v, bias: linen(q, k, v, bias=bias)
+    got = jaxrewrite.transform(fn, rules=patterns.attention_rules("cudnn"))(q, k, v, bias)
+    assert set(asked) - {"xla"} == {taken}  # XLA's is what the table looks for.
+    close(got, fn(q, k, v, bias), 0.05)
+
+
 def other(weights, softmax=jax.nn.softmax, output="...hqk,...khd->...qhd"):
     return lambda q, k, v: jnp.einsum(output, softmax(weights(q, k)), v)
 

@@ -271,6 +271,20 @@ def test_equal_squares_have_a_difference_without_sign(x, y):
     assert fn(jnp.float32(x), jnp.float32(y)) == (np.inf if x * x == y * y else 0.2)
 
 
+@pytest.mark.parametrize("x", [0.0, -0.0])
+def test_poles_have_the_sign_of_zero(x):
+    """As they have in what was written, where it takes the sign into account."""
+    for fn in (
+        lambda x: jnp.log(-jnp.expm1(x)),
+        lambda x: jnp.log(jnp.expm1(x)),
+        lambda x: jnp.log(1 - jnp.exp(x)),
+        lambda x: jnp.log(jnp.exp(x) - 1),
+    ):
+        assert jaxrewrite.explain(fn, rules=TABLE)(x).rules
+        found = jaxrewrite.transform(fn, rules=TABLE)
+        assert jax.grad(found)(x) == jax.grad(fn)(x)
+
+
 @pytest.mark.slow
 def test_derivatives_in_half_precision_do_not_overflow():
     for fn, at in [

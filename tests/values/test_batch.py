@@ -229,6 +229,16 @@ def test_the_defect_that_was():
     assert_same(jaxrewrite.materialise(doubled), jnp.array([[2.0, 2], [20, 20]]), 0)
 
 
+def test_batch_axes_change_places():
+    numbers = jnp.arange(6.0).reshape(2, 3)
+    batch = jax.vmap(jax.vmap(lambda c: Diagonal(c * jnp.arange(1.0, 5))))(numbers)
+    orders = (1, 0, 2, 3), (1, 0, 3, 2), (0, 1, 3, 2)
+    fn = lambda v: [jnp.transpose(v, order) for order in orders]
+    got = implicit(fn)(batch)
+    assert all(isinstance(x, Diagonal) for x in got)
+    assert_same(jaxrewrite.materialise(got), fn(jaxrewrite.materialise(batch)), 0)
+
+
 def test_annotations_of_a_batch():
     named = jax.vmap(transform(lambda v: v * 2))(Named(uniform(2, N), ("b", "f")))
     assert named.shape == (2, N)

@@ -101,6 +101,45 @@ def test_an_array_over_a_scaled_value(bulk):
     assert_same(got, run(*jaxrewrite.materialise((case("scaled"), other))), 1e-4)
 
 
+def agree(fn, *values, materialise="forbid"):
+    """The results of a program on values, which are compared with those on arrays."""
+    got = jaxrewrite.transform(fn, materialise=materialise)(*values)
+    assert_same(jaxrewrite.materialise(got), fn(*jaxrewrite.materialise(values)), 1e-4)
+    return got
+
+
+TWO = Constant(jnp.float32(2), (4, 4))
+
+
+@pytest.mark.parametrize("p", [True, False])
+def test_a_choice_between_zeros_and_a_constant(p):
+    fn = lambda p, v, w: (lax.select(p, v, w), lax.select(p, w, v), lax.select(p, v, v))
+    got = agree(fn, jnp.array(p), Zero((4, 4)), TWO)
+    assert [type(x) for x in got] == [Constant, Constant, Zero]
+
+
+def test_zeros_take_the_rows_of_what_is_added_to_them():
+    """As `lax.add` takes axes of size 1."""
+    row = LowRank(X[:1, :2], X[:2])
+    fn = lambda v, w: (lax.add(v, w), lax.add(w, v), lax.sub(v, w), lax.add(v[:1], w))
+    got = agree(fn, Zero((4, 4)), row)
+    assert [x.shape for x in got] == [(4, 4)] * 3 + [(1, 4)]
+
+
+@pytest.mark.parametrize("other", ["diagonal", "kronecker"])
+def test_the_sum_of_a_constant_and_a_matrix_is_lazy(other):
+    fn = lambda v, w: (v + w, w + v, v - w, w - v)
+    for x in agree(fn, TWO, case(other)):
+        assert isinstance(x, Sum)
+        assert not any(jnp.shape(leaf) == (4, 4) for leaf in jax.tree.leaves(x))
+
+
+def test_a_number_for_each_of_a_batch():
+    batch = jax.vmap(lambda c: Constant(c, (2, 3)))(jnp.arange(1.0, 4))
+    fn = lambda v: (v + 1, v * v, v.sum((0, 2)), jnp.concatenate([v, v], 1), 2 / v)
+    agree(fn, batch, materialise="allow")
+
+
 # --- annotated arrays beside values of other types -----------------------------------------
 
 OTHERS = {

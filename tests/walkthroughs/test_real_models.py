@@ -341,6 +341,22 @@ def test_a_flax_nnx_model(swap):
     assert_runs(f, state, 4)
 
 
+class Count(nnx.Variable):
+    pass
+
+
+def test_a_variable_that_a_function_counts_in():
+    count = Count(jnp.int32(0))
+
+    def fn(count, v, x):
+        count.set_value(count.get_value() + 1)
+        return x @ v
+
+    for i in range(2):
+        transform(fn)(count, values.Diagonal(jnp.ones(3)), jnp.ones(3))
+        assert count.get_value() == i + 1
+
+
 class NnxStates(nnx.Module):
     """A model that changes: statistics, the count of a dropout, and a cache."""
 

@@ -1153,6 +1153,10 @@ def test_a_point_stays_a_point():
     np.testing.assert_allclose(got.lower, got.upper, rtol=1e-6)
     bounds = Interval.around(NUMBERS, 0.1)
     assert bounds.contains(NUMBERS).all() and not bounds.contains(NUMBERS + 1).any()
+    ends = jnp.array([-jnp.inf, 0.0, jnp.inf])
+    finite = run(jnp.isfinite)(Interval(ends, ends))
+    for bound in (finite.lower, finite.upper):
+        np.testing.assert_array_equal(bound, jnp.isfinite(ends))
 
 
 def test_bounds_can_be_trained():

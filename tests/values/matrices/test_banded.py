@@ -191,6 +191,12 @@ def test_triangular_and_its_kind():
     assert_same(found[4], dense(v).T @ dense(w).T, 1e-8)
     assert isinstance(implicit(jnp.multiply)(v, w.T), Diagonal)
     assert isinstance(implicit(jnp.matmul)(v, w.T), Product)
+    # One is stored as a transpose.
+    upper = Triangular(numbers(N, N, seed=1), lower=False)
+    both = lambda v, w: (v + w.T, w.T - v, v * w.T, v.T * w)
+    found = implicit(both)(v, upper)
+    assert [type(x) for x in found] == [Triangular] * 4
+    assert_same(found, both(dense(v), dense(upper)), 1e-8)
 
 
 def test_symmetric_stays_symmetric():

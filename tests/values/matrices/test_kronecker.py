@@ -22,6 +22,7 @@ from jaxrewrite.values import (
     Picked,
     Product,
     Toeplitz,
+    Triangular,
 )
 
 
@@ -175,6 +176,16 @@ def test_linear_algebra_of_kronecker_products():
     assert not singular.solvable
     with pytest.warns(jaxrewrite.MaterialisationWarning, match="Kronecker"):
         np.testing.assert_allclose(singular.determinant(), 0, atol=1e-5)
+
+
+def test_triangles_of_kronecker_products():
+    """The ones that a program puts on the diagonal are not those of the factors."""
+    v = Kronecker(Triangular(positive(0, 2, 2)), Triangular(positive(1, 2, 2)))
+    solve = functools.partial(jax.scipy.linalg.solve_triangular, lower=True)
+    for ones in (False, True):
+        fn = functools.partial(solve, unit_diagonal=ones)
+        got = jaxrewrite.transform(fn, materialise="allow")(v, normal(2, 4))
+        assert_same(got, fn(dense(v), normal(2, 4)), 1e-4)
 
 
 def test_a_stack_of_kronecker_products_with_identities():

@@ -201,6 +201,7 @@ KEEPS = {
     "loop": lambda x: lax.scan(lambda c, row: (c, row), 0, x)[1],
     "branch": lambda x: lax.cond(True, lambda: x, lambda: x[::-1]),
     "choice": lambda x: lax.select_n(x[0, 0] > 0, x, x[::-1]),
+    "placed": lambda x: jax.device_put(x, jax.devices()[0]),
 }
 UNPACKS = {
     "flip": lambda x: x[:, ::-1],
@@ -244,6 +245,16 @@ def test_moves_of_packed_integers(bits, is_signed, m, bulk):
         assert all(map(is_packed, jax.tree.leaves(value, is_leaf=is_packed))), name
     assert not any(map(is_packed, jax.tree.leaves(unpacked, is_leaf=is_packed)))
     assert_same((kept, unpacked), fn(x))
+
+
+def test_integers_packed_side_by_side(bulk):
+    """Where only the last ones do not fill their bytes."""
+    (v, x), (w, y) = packed(4, 16), packed(4, 5)
+    beside = lambda x, y: jnp.concatenate([x, y], axis=1)
+    got = forbid(beside)(v, w)
+    assert is_packed(got)
+    assert_same(got, beside(x, y))
+    assert_same(forbid(beside)(w, v), beside(y, x))
 
 
 def test_integers_packed_along_any_axis(bulk):

@@ -114,6 +114,17 @@ def test_sums(bulk):
         assert isinstance(run(fn, v, u, y), Lora)
     assert isinstance(run(lambda v, low: v - low, v, low), Lora)
     assert isinstance(run(lambda v, low: low - v, v, low), Lora)
+    full = LowRank(random(16, 16), random(16, 16))
+    allowed = jaxrewrite.transform(lambda v, x: (v - x, x - v, v + x), materialise="allow")
+    for got, sign in zip(allowed(v, full), ((1, -1), (-1, 1), (1, 1)), strict=True):
+        want = sign[0] * v.materialise() + sign[1] * full.materialise()
+        np.testing.assert_allclose(jaxrewrite.materialise(got), want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        jaxrewrite.transform(jnp.multiply, materialise="allow")(v, y),
+        v.materialise() * y,
+        rtol=1e-4,
+        atol=1e-5,
+    )
     assert isinstance(run(jnp.matmul, v, low), LowRank)
     assert isinstance(run(jnp.matmul, low, v), LowRank)
     run(jnp.matmul, v, u)

@@ -13,6 +13,7 @@ from test_products import KINDS
 from weight_products import forbid, normal, same as within
 
 import jaxrewrite
+from jaxrewrite._insight import costs
 from jaxrewrite.values import NF4, Lora, Quantised
 from jaxrewrite.values._weights import products, rows
 from jaxrewrite.values._weights.blocks import Block
@@ -159,9 +160,13 @@ def test_which_products_are_of_rows(on_one_device):
     ):
         assert is_in_rows(shaped(make, n, n), row)
     assert is_in_rows(columns, jax.ShapeDtypeStruct((1, n), "bfloat16"))
+    product = jax.make_jaxpr(forbid(lambda x, v: x @ v))(row, columns)
+    assert 2 * n * n <= costs.of_jaxpr(product.jaxpr).flops < 2.1 * n * n
     assert is_in_rows(columns, row, lambda x, v: v.T @ x)
     assert not is_in_rows(columns, jax.ShapeDtypeStruct((2, n), "float32"))
     assert not is_in_rows(columns, row, lambda x, v: v @ x)
+    each = lambda x, v: jnp.einsum("nb,nbo->bo", x, v.reshape(n, 8, n // 8))
+    assert not is_in_rows(columns, jax.ShapeDtypeStruct((n, 8), "float32"), each)
     assert not is_in_rows(shaped(KINDS["columns"], n, 2047), row)
     for make in (
         lambda w: Quantised.quantise(w, 4, block=(1, 64)),
