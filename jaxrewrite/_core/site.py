@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import _compat
@@ -105,13 +106,22 @@ class Site(NamedTuple):
     def map_leaves(self, operands: Sequence[Any]) -> list[Any]:
         """Apply a primitive that is an identity to each leaf of its operands."""
         leaves, treedef = tree_flatten(list(operands))
-        whole = self.primitive.multiple_results
-        results = []
-        for group in [leaves] if whole else [[leaf] for leaf in leaves]:
-            avals = _compat.result_avals(self.eqn, avals_of(group))
-            outvars = [Var(aval) for aval in avals]
+        groups: dict[Any, list[int]] = {}
+        for i, aval in enumerate(avals_of(leaves)):
+            # Some primitives give integers tangents that others can't take, if they are moved
+            # with numbers that have any.
+            is_inexact = jnp.issubdtype(aval.dtype, jnp.inexact)
+            label = is_inexact if self.primitive.multiple_results else i
+            groups.setdefault(label, []).append(i)
+        results: list[Any] = list(leaves)
+        for places in groups.values():
+            group = [leaves[i] for i in places]
+            outvars = [
+                Var(aval) for aval in _compat.result_avals(self.eqn, avals_of(group))
+            ]
             self.emit(group, outvars)
-            results += outvars
+            for i, var in zip(places, outvars, strict=True):
+                results[i] = var
         return tree_unflatten(treedef, results)
 
     def include(self, restaged: Restaged) -> list[Var]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jax import lax
-from jax.tree_util import tree_map
+from jax.tree_util import tree_leaves, tree_map
 
 from .._core.avals import full, split_as
 from .._core.dense import NO_RULE, Reason
@@ -64,6 +64,8 @@ def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Any
     raised there.
     """
     like = structure.like()
+    if is_value(operand) and operand.settled() is not operand:
+        operand, *_ = tree_leaves(operand)  # An array that another value adopted.
     if not is_value(like) or is_value(operand) or not operand.aval.size:
         return coerce(site, operand, structure)
     if unread == "uninitialised":

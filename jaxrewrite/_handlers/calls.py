@@ -63,8 +63,9 @@ def call_handler(site: Site, operands: list[Any]) -> Any:
     body = site.params[_compat.body_name(site.primitive)]
     restaged = restage(site, body, operands)
     if not restaged.changed and not any(map(is_value, operands)):
-        known = site.primitive, body, *avals_of(operands)
-        site.builder.rewriting.unchanged.add(known)
+        if not site.is_in_rule:
+            known = site.primitive, body, *avals_of(operands)
+            site.builder.rewriting.unchanged.add(known)
         return NotImplemented  # The equation stays as it is.
     consts = site.include(restaged)
     leaves = [*consts, *tree_leaves(operands)]

@@ -293,3 +293,23 @@ def test_a_choice_of_entries_is_no_choice_of_values():
         program = transform(lambda m, v: jnp.where(m, v, 2 * v), materialise="forbid")
         with pytest.raises(jaxrewrite.MaterialisationError):
             program(mask, value)
+
+
+def test_a_branch_that_keeps_no_residual_beside_a_value_with_units():
+    """Nothing reads what it leaves uninitialised, whatever the numbers there may be taken for."""
+
+    @jax.custom_vjp
+    def kept(x):
+        return x
+
+    kept.defvjp(lambda x: (x, x), lambda x, g: (x,))
+    y = jnp.arange(4.0).reshape(2, 2)
+
+    def gradient(v):
+        branch = lambda a: lax.cond(jnp.bool_(True), kept, lambda a: a, a)
+        return jax.grad(lambda a: (branch(a) * y).sum())(v)
+
+    v = values.Unitful(values.Permutation(jnp.array([1, 0])), "")
+    got = transform(gradient, materialise="allow")(v)
+    expected = gradient(jaxrewrite.materialise(v.array))
+    np.testing.assert_allclose(jaxrewrite.materialise(got.array), expected)

@@ -835,3 +835,13 @@ def test_rules_that_return_the_wrong_thing(fn):
         jax.grad(allow(lambda v: sine(v).sum()))(v),
         jax.grad(lambda v: sine(v.materialise()).sum())(v),
     )
+
+
+def test_derivatives_through_a_barrier_around_booleans():
+    def fn(v):
+        return jnp.sum(lax.optimization_barrier(v), axis=0)
+
+    def loss(x):
+        return transform(fn)(values.Masked(x, MASK)).filled(0).sum()
+
+    np.testing.assert_allclose(jax.grad(loss)(X), jnp.where(MASK, 0, 1))

@@ -145,6 +145,7 @@ def _inside(v: Any, rng: Any, draw: int) -> Any:
         else rng.choice([0.0, 0.5, 1.0, rng.random()], low.shape)
     )
     x = low + t * (high.astype(float) - low)
+    x = np.where(np.isnan(x), low, x)  # between two infinities
     if not jnp.issubdtype(v.dtype, jnp.inexact):
         x = np.round(x)
     return jnp.asarray(x, v.dtype)

@@ -43,11 +43,14 @@ def labels(
     return ProductLabels(tuple(x), tuple(y), tuple(out))
 
 
-def transpose(x: Shaped[Array, "*own"], own: Labels, wanted: Labels) -> Any:
+def transpose(x: Shaped[Array, "*own"] | ArrayValue, own: Labels, wanted: Labels) -> Any:
     """``x`` with its axes in the wanted order."""
     if own == wanted:
         return x
-    return lax.transpose(x, tuple(own.index(label) for label in wanted))
+    permutation = tuple(own.index(label) for label in wanted)
+    if isinstance(x, jaxrewrite.Value):
+        return jaxrewrite.bind(lax.transpose_p, x, permutation=permutation)
+    return lax.transpose(x, permutation)
 
 
 def along_result(shared: Shaped[Array, "*own"], own: Labels, out: Labels) -> Any:

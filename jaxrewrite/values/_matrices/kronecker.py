@@ -117,7 +117,10 @@ class Kronecker(Matrix):
     def map_factors(self, fn: Callable[..., Any], *others: Kronecker) -> Any:
         """The Kronecker product of a function's results for each factor."""
         columns = zip(self.factors, *(other.factors for other in others), strict=True)
-        return Kronecker(*(fn(*column) for column in columns))
+        mapped = [fn(*column) for column in columns]
+        if any(factor is NotImplemented for factor in mapped):
+            return NotImplemented
+        return Kronecker(*mapped)
 
     def transposed(self) -> Any:
         return self.map_factors(swapped)

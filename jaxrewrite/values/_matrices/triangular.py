@@ -141,7 +141,10 @@ class Triangular(Matrix):
         return Triangular(self.x, not self.lower, flipped=not self.flipped)
 
     def map_entries(self, fn: Callable[..., Any], *others: Any) -> Any:
-        return self._with(fn(*(v._triangle.of(v.x) for v in (self, *others))))
+        held = (self, *others)
+        if any(v.flipped != self.flipped for v in others):
+            return Triangular(fn(*(v._kept() for v in held)), self.lower)
+        return self._with(fn(*(v._triangle.of(v.x) for v in held)))
 
     def pick(self, dense: Any) -> Any:
         return self._with(self._turned(dense))

@@ -21,6 +21,7 @@ from jaxrewrite.values import (
     Permutation,
     Picked,
     Product,
+    Tagged,
     Toeplitz,
     Triangular,
 )
@@ -471,3 +472,14 @@ def test_factors_are_given_one_by_one():
     with pytest.raises(TypeError, match=r"one by one: Kronecker\(a, b\)"):
         Kronecker(factors)
     assert Kronecker(*factors).shape == Kronecker(tuple(factors)).shape == (6, 6)
+
+
+def test_products_with_an_annotated_factor():
+    a, b, x = (
+        jnp.arange(4.0).reshape(2, 2),
+        jnp.ones((2, 2)),
+        jnp.arange(16.0).reshape(4, 4),
+    )
+    v = Kronecker(Tagged(a, "tag"), b)
+    got = jaxrewrite.transform(lambda v, x: x @ v, materialise="allow")(v, x)
+    np.testing.assert_allclose(jaxrewrite.materialise(got), x @ jnp.kron(a, b))
