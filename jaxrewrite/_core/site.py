@@ -108,10 +108,11 @@ class Site(NamedTuple):
         leaves, treedef = tree_flatten(list(operands))
         groups: dict[Any, list[int]] = {}
         for i, aval in enumerate(avals_of(leaves)):
-            # Some primitives give integers tangents that others can't take, if they are moved
-            # with numbers that have any.
-            is_inexact = jnp.issubdtype(aval.dtype, jnp.inexact)
-            label = is_inexact if self.primitive.multiple_results else i
+            label: Any = i
+            if self.primitive.multiple_results:
+                # A barrier gives integers beside floating-point numbers tangents that other
+                # primitives can't take. Parameters are for all operands at once.
+                label = not self.params and jnp.issubdtype(aval.dtype, jnp.inexact)
             groups.setdefault(label, []).append(i)
         results: list[Any] = list(leaves)
         for places in groups.values():
