@@ -14,7 +14,7 @@ from jaxtyping import Array, Inexact
 import jaxrewrite
 
 from .._base.structured import as_inexact, differs, zero_unless
-from .determinant import Determinant, power_of_two
+from .determinant import Determinant
 from .matrix import Matrix, nan_if_any_is, on_axis, solve_columns, unpivoted
 from .monomial import Diagonal, Identity, ScalarMatrix
 
@@ -470,6 +470,7 @@ class Tridiagonal(_Bands):
             step,
             (one, jnp.zeros_like(one)),
             (jnp.moveaxis(main, -1, 0), jnp.moveaxis(squared, -1, 0)),
+            unroll=4,
         )
         sizes = Determinant.of(sizes).times(Determinant.of(jnp.moveaxis(more, 0, -1)))
         return Determinant.of(last[..., None]).times(sizes)
@@ -553,8 +554,15 @@ def _banded_product(v: Banded, w: Banded) -> Any:
 
 
 def _scale(x: Any) -> Any:
-    """The power of two below the largest magnitude along the last axis, a constant divisor."""
-    return power_of_two(jnp.log2(abs(x).max(-1)))
+    """The power of two nearest to the largest magnitude along the last axis, a constant divisor.
+
+    Rounding to a number without a mantissa is one cheap operation, which a long loop needs.
+    """
+    size = lax.stop_gradient(abs(x).max(-1))
+    kind = jnp.finfo(size.dtype)
+    size = lax.reduce_precision(size, exponent_bits=kind.nexp, mantissa_bits=0)
+    least = 2.0**kind.minexp
+    return jnp.where(jnp.isfinite(size), jnp.clip(size, least, 1 / least), 1)
 
 
 # --- elimination ------------------------------------------------------------------------

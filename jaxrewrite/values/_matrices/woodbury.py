@@ -4,15 +4,17 @@ With :math:`A = B + U V`, of n rows and rank r, and the capacitance :math:`C = I
 
 .. math:: A^{-1} b = y - B^{-1} U C^{-1} V y, \quad y = B^{-1} b, \qquad \det A = \det B \det C
 
-(Woodbury's formula and the matrix determinant lemma). These things keep a solve stable:
+(Woodbury's formula and the matrix determinant lemma). A solve takes the formula as it stands, and
+a step of iterative refinement (Higham, Accuracy and Stability of Numerical Algorithms, 2nd
+edition, 2002, chapter 12). If the backward error is more than the unit of rounding, it starts
+again, in a way that is stable, with these things:
 
 - The columns of U become orthonormal. The part of b in their span needs no Woodbury formula,
   because :math:`A^{-1} U = B^{-1} U C^{-1}`.
 - If B is diagonal, perhaps in the basis of its eigenvectors, its few smallest entries become
   part of the low-rank term where they are nearly zero. So B may be singular. Then the whole
   equation is scaled, so that the entries of B have the magnitude one.
-- A step of iterative refinement makes the backward error small (Higham, Accuracy and Stability
-  of Numerical Algorithms, 2nd edition, 2002, chapter 12).
+- A step of iterative refinement makes the backward error small.
 
 If the backward error is not small after that, because a B that is not diagonal is nearly
 singular, the solution is NaN.
@@ -21,6 +23,7 @@ singular, the solution is NaN.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -53,53 +56,136 @@ class _Update(NamedTuple):
     v: Any
 
     def solve(self, b: Any) -> Any:
-        if not isinstance(self.base, Diagonal):
-            return self._solve(b)
-        base, u, v = _raised(self.base.d, self.u, self.v)
-        scale = jnp.sqrt(abs(base.d))
-        base = Diagonal((base.d / scale) / scale)
-        rows, columns = scale[..., None], scale[..., None, :]
-        return _Update(base, u / rows, v / columns)._solve(b / rows) / rows
+        x, is_accurate = self._by_formula(b)
+        return lax.cond(is_accurate, lambda: x, lambda: self._stably(b))
 
-    def _solve(self, b: Any) -> Any:
-        base, axis = self.base, b.ndim - 2
-        u, triangle = jnp.linalg.qr(self.u)
-        v = _dot(triangle, self.v)
+    def _by_formula(self, b: Any) -> tuple[Any, Any]:
+        """The solution by the formula and one step of refinement, and whether it is accurate.
+
+        It is if its backward error is at most the unit of rounding. For a diagonal base this is
+        that of the equation in which the entries of the base have the magnitude one.
+        """
+        base, u, v = self
+        axis = b.ndim - 2
         solved_u = solve_factor(base, u, axis)
-        lu, pivots, _ = lax.linalg.lu(_capacitance(solved_u, v))
-
-        def in_span(b: Any) -> Any:
-            return _dot(solved_u, jax.scipy.linalg.lu_solve((lu, pivots), b))
+        inverse = jnp.linalg.inv(_capacitance(solved_u, v))
+        is_scaled = isinstance(base, Diagonal)
+        weights = 1 / abs(base.d) if is_scaled else jnp.ones((b.shape[axis],), b.real.dtype)
 
         def once(b: Any) -> Any:
-            inside = _dot(_adjoint(u), b)
-            b = b - _dot(u, inside)
-            # The second projection removes the rounding errors of the first.
-            more = _dot(_adjoint(u), b)
-            y = solve_factor(base, b - _dot(u, more), axis)
-            return y + in_span(inside + more - _dot(v, y))
+            y = solve_factor(base, b, axis)
+            return y - _dot(solved_u, _dot(inverse, _dot(v, y)))
 
-        def residual(x: Any) -> tuple[Any, Any]:
-            of_base = _times(base, x)
-            size = _norm(b, -2) + _norm(of_base, -2) + _norm(v, (-2, -1)) * _norm(x, -2)
-            return b - of_base - _dot(u, _dot(v, x)), size
+        def residual(x: Any) -> tuple[Any, Any, Any]:
+            of_base, of_update = _times(base, x), _dot(u, _dot(v, x))
+            return b - of_base - of_update, of_base, of_update
 
         x = once(b)
         x = x + once(residual(x)[0])
-        left, size = residual(x)
-        return jnp.where(_norm(left, -2) <= _tolerance(x) * size, x, jnp.nan)
+        left, of_base, of_update = residual(x)
+        # The update has at least the norm that it has on one vector. This is one that it makes
+        # of x, as in an iteration for the largest singular value.
+        scaled = jnp.swapaxes(of_update.conj() * weights[..., None], -1, -2)
+        back = jnp.swapaxes(_dot(_dot(scaled, u), v), -1, -2)
+        own = of_base if is_scaled else x
+        norms = _weighted_norms(weights, [left, b, of_base, of_update, back, own])
+        left, right, of_base, of_update, back, own = norms
+        of_norm = jnp.where(of_update > 0, back / of_update, 0).max(-1, keepdims=True)
+        size = right + of_base + of_norm * own
+        eps, tiny = float(jnp.finfo(x.dtype).eps), float(jnp.finfo(x.dtype).tiny)
+        # Squares of smaller numbers underflow, and those of larger ones are infinite.
+        is_seen = (size > math.sqrt(tiny) / eps) & (size < jnp.inf)
+        return x, (is_seen & (left <= eps * size)).all()
+
+    def _stably(self, b: Any) -> Any:
+        if not isinstance(self.base, Diagonal):
+            one = jnp.ones((*self.base.shape[:-1], 1), b.dtype)
+            return self._by_orthonormal_columns(b, _no_units(self.base), one)
+        d, units = _raised(self.base.d, self.u, self.v)
+        scale = jnp.sqrt(abs(d))
+        rows = scale[..., None]
+        scaled = _Update(Diagonal((d / scale) / scale), self.u / rows, self.v)
+        return scaled._by_orthonormal_columns(b / rows, units.over(scale), rows) / rows
+
+    def _by_orthonormal_columns(self, b: Any, units: _Units, scale: Any) -> Any:
+        """The solution for ``base + u @ (v / scale) + units``."""
+        base, u, v = self
+        v_over_scale = v / jnp.swapaxes(scale, -1, -2)
+        times_v = lambda x: _dot(v, x / scale)
+        axis = b.ndim - 2
+        # The columns of u become orthonormal to each other and to the unit vectors.
+        q, triangle = jnp.linalg.qr(units.without(u))
+        left = jnp.concatenate([triangle, units.rows(u)], -2)
+        solved_q = solve_factor(base, q, axis)
+        right = jnp.concatenate(
+            [times_v(solved_q), units.columns(v_over_scale) * units.inverse[..., None, :]],
+            -1,
+        )
+        of_q = jnp.ones(q.shape[:-2] + q.shape[-1:], q.dtype)
+        main = jnp.concatenate([of_q, 1 + units.change * units.inverse], -1)
+        lu, pivots, _ = lax.linalg.lu(_diagonal(main) + _dot(left, right))
+
+        def in_span(b: Any) -> Any:
+            x = jax.scipy.linalg.lu_solve((lu, pivots), b)
+            of_q, of_units = jnp.split(x, [q.shape[-1]], -2)
+            return units.added(_dot(solved_q, of_q), of_units * units.inverse[..., None])
+
+        def once(b: Any) -> Any:
+            inside, of_units = _dot(_adjoint(q), b), units.rows(b)
+            b = units.without(b) - _dot(q, inside)
+            # The second projection removes the rounding errors of the first.
+            more = _dot(_adjoint(q), b)
+            y = solve_factor(base, b - _dot(q, more), axis)
+            inside = jnp.concatenate([inside + more, of_units], -2)
+            return y + in_span(inside - _dot(left, times_v(y)))
+
+        # The Frobenius norm of what is added to the base, by products of its small factors.
+        largest = _largest(v_over_scale, (-2, -1))
+        rows = v_over_scale / largest
+        gram = jnp.einsum(
+            "...in,...jn->...ij", rows, rows.conj(), precision=lax.Precision.HIGHEST
+        )
+        gram = _dot(left, gram)
+        of_update = jnp.sqrt(abs((gram * left.conj()).sum((-2, -1), keepdims=True)))
+        of_update = largest * of_update + _norm(units.change[..., None], (-2, -1))
+
+        def residual(x: Any) -> tuple[Any, Any]:
+            of_base = _times(base, x)
+            size = _norm(b, -2) + _norm(of_base, -2) + of_update * _norm(x, -2)
+            of_q, of_units = jnp.split(_dot(left, times_v(x)), [q.shape[-1]], -2)
+            of_units = of_units + units.change[..., None] * units.rows(x)
+            return b - units.added(of_base + _dot(q, of_q), of_units), size
+
+        x = once(b)
+        x = x + once(residual(x)[0])
+        left_over, size = residual(x)
+        return jnp.where(_norm(left_over, -2) <= _tolerance(x) * size, x, jnp.nan)
 
     def determinant(self) -> Any:
         base, u, v = self._balanced()
+        units = _no_units(base)
         if isinstance(base, Diagonal):
-            base, u, v = _raised(base.d, u, v)
+            d, units = _raised(base.d, u, v)
+            base = Diagonal(d)
         of_base = known_or(base, "known_determinant", Determinant.of_arrays)
         of_base = jaxrewrite.materialise(of_base)
         if isinstance(base, Diagonal):
             # If zeros are left, the determinant is zero.
             base = Diagonal(jnp.where(base.d == 0, 1, base.d))
-        solved_u = solve_factor(base, u, u.ndim - 2)
-        return of_base.times(Determinant.of_arrays(_capacitance(solved_u, v)))
+        change = units.change * units.inverse
+        of_units = units.columns(v) * units.inverse[..., None, :]
+        capacitance = jnp.concatenate(
+            [
+                jnp.concatenate(
+                    [_capacitance(solve_factor(base, u, u.ndim - 2), v), of_units], -1
+                ),
+                jnp.concatenate(
+                    [change[..., None] * units.rows(u), _diagonal(1 + change)], -1
+                ),
+            ],
+            -2,
+        )
+        return of_base.times(Determinant.of_arrays(capacitance))
 
     def eigh(self) -> Any:
         return NotImplemented
@@ -151,27 +237,79 @@ def _like(x: Any, y: Any) -> Any:
     return y if jnp.iscomplexobj(x) else y.real
 
 
-def _raised(d: Any, u: Any, v: Any) -> _Update:
-    """The same matrix after a few entries of a diagonal that are nearly zero were raised.
+class _Units(NamedTuple):
+    """A matrix that is zero but for a few entries of its diagonal, as many as the last axis."""
+
+    places: Any
+    is_used: Any
+    """Whether a place has an entry at all."""
+
+    change: Any
+    """The entries, each added to one of a diagonal matrix."""
+
+    inverse: Any
+    """One over what the entries are added to."""
+
+    def over(self, scale: Any) -> _Units:
+        """The same matrices with rows and columns divided by a scale."""
+        scale = jnp.take_along_axis(scale, self.places, -1)
+        return self._replace(
+            change=(self.change / scale) / scale, inverse=(self.inverse * scale) * scale
+        )
+
+    def rows(self, x: Any) -> Any:
+        """The rows of an array at the places."""
+        rows = jnp.take_along_axis(x, self.places[..., None], -2)
+        return jnp.where(self.is_used[..., None], rows, 0)
+
+    def columns(self, x: Any) -> Any:
+        columns = jnp.take_along_axis(x, self.places[..., None, :], -1)
+        return jnp.where(self.is_used[..., None, :], columns, 0)
+
+    def without(self, x: Any) -> Any:
+        """The array with zeros in the rows at the places."""
+        return self.added(x, -self.rows(x))
+
+    def added(self, x: Any, rows: Any) -> Any:
+        """The array with something added to the rows at the places."""
+        at = self.places[..., None]
+        own = jnp.take_along_axis(x, at, -2)
+        rows = jnp.where(self.is_used[..., None], own + rows, own)
+        at = jnp.broadcast_to(at, rows.shape)
+        return jnp.put_along_axis(x, at, rows, -2, inplace=False)
+
+
+def _no_units(base: Any) -> _Units:
+    none = jnp.zeros((*base.shape[:-2], 0), base.dtype)
+    return _Units(none.astype(int), none.astype(bool), none, none)
+
+
+def _raised(d: Any, u: Any, v: Any) -> tuple[Any, _Units]:
+    """A diagonal with its few entries that are nearly zero raised, and what that changed.
 
     If the matrix is regular, at most as many entries as the rank are zero. An entry is
     raised if it is small beside the rest of its row and column, and beside all others.
     """
-    n, k = d.shape[-1], u.shape[-1] + 1
+    k = u.shape[-1] + 1
     of_rows, of_columns = (jnp.linalg.norm(x, axis=axis) for x, axis in ((u, -1), (v, -2)))
     most = lambda x: x.max(-1, initial=0, keepdims=True)
     level = of_rows * most(of_columns) + most(of_rows) * of_columns
     least, places = lax.top_k(-abs(lax.stop_gradient(d)), k + 1)
     level = jnp.minimum(level, -least[..., k:])
     is_small = abs(d) < _tolerance(d) * level
-    selected = is_small[..., None, :] & jax.nn.one_hot(places[..., :k], n, dtype=bool)
-    unit = selected.astype(d.dtype)
     level = lax.stop_gradient(level).astype(d.dtype)
-    return _Update(
-        Diagonal(jnp.where(selected.any(-2), level, d)),
-        jnp.concatenate([u, jnp.swapaxes(unit, -1, -2)], -1),
-        jnp.concatenate([v, unit * (d - level)[..., None, :]], -2),
-    )
+    places = places[..., :k]
+    at = lambda x: jnp.take_along_axis(x, places, -1)
+    is_used = at(is_small)
+    change = jnp.where(is_used, at(d) - at(level), 0)
+    raised = jnp.where(is_used, at(level), at(d))
+    d = jnp.put_along_axis(d, places, raised, -1, inplace=False)
+    inverse = jnp.where(is_used, 1 / jnp.where(is_used, raised, 1), 0)
+    return d, _Units(places, is_used, change, inverse)
+
+
+def _diagonal(d: Any) -> Any:
+    return d[..., None] * jnp.eye(d.shape[-1], dtype=d.dtype)
 
 
 def _tolerance(x: Any) -> Any:
@@ -192,9 +330,21 @@ def _adjoint(x: Any) -> Any:
 
 def _norm(x: Any, axes: Any) -> Any:
     """The norm, of squares that neither overflow nor underflow; NaN for infinite numbers."""
-    largest = abs(x).max(axes, initial=0, keepdims=True)
-    scale = jnp.where(largest == 0, 1, largest)
+    scale = _largest(x, axes)
     return scale * jnp.linalg.norm(x / scale, axis=axes, keepdims=True)
+
+
+def _largest(x: Any, axes: Any) -> Any:
+    """The largest magnitude, to divide by: one if all numbers are zero."""
+    largest = abs(x).max(axes, initial=0, keepdims=True)
+    return jnp.where(largest == 0, 1, largest)
+
+
+def _weighted_norms(weights: Any, arrays: Sequence[Any]) -> Sequence[Any]:
+    """The norm of each column, by one product, which is quicker than sums of fused operations."""
+    squares = jnp.concatenate([abs(x) ** 2 for x in arrays], -1)
+    sums = _dot(weights[..., None, :], squares)[..., 0, :]
+    return jnp.split(jnp.sqrt(sums), len(arrays), -1)
 
 
 def _times(a: Any, x: Any) -> Any:

@@ -171,6 +171,39 @@ def test_of_high_rank_or_unknown_symmetry_is_dense():
             assert_same(v.solve(y, 0), jnp.linalg.solve(v.materialise(), y), 1e-9)
 
 
+def test_orthonormal_columns_are_computed_only_where_they_are_needed():
+    """A solve has a QR factorisation in a branch, which a harmless sum does not take.
+
+    So its numbers in the branch that is taken are those of the formula and its refinement.
+    """
+    v, y = Diagonal(1 + jnp.arange(1.0, N + 1)) + low_rank(), normal(N)
+    jaxpr = jax.make_jaxpr(implicit(jnp.linalg.solve))(v, y).jaxpr
+    outside, inside = set(), set()
+    _primitives(jaxpr, outside, inside)
+    assert "cond" in outside
+    assert "qr" in inside
+    assert "qr" not in outside
+
+
+def _primitives(jaxpr, outside, inside):
+    """Collect the names of primitives, those in branches of a conditional apart."""
+    for eqn in jaxpr.eqns:
+        outside.add(eqn.primitive.name)
+        within = inside if eqn.primitive.name == "cond" else outside
+        for body in jax.extend.core.jaxprs_in_params(eqn.params):
+            _primitives(body, within, inside)
+
+
+def test_sums_with_harmless_and_with_singular_terms_are_solved_together():
+    """One of a batch needs the stable way, and none is worse for it."""
+    d = jnp.stack([1 + jnp.arange(1.0, N + 1), jnp.arange(N) % 8 * 1.0])
+    v = Diagonal(d) + LowRank(normal(2, N, 2), normal(2, 2, N))
+    y = normal(2, N)
+    dense = np.linalg.solve(v.materialise(), y[..., None])[..., 0]
+    assert_same(implicit(jnp.linalg.solve)(v, y[..., None])[..., 0], dense, 1e-9)
+    assert_same(jax.vmap(implicit(jnp.linalg.solve))(v, y), dense, 1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
@@ -223,7 +256,7 @@ def test_a_solution_that_is_too_large_to_be_squared_is_checked(bulk):
     nearly_singular = Tridiagonal(off, main.at[7].set(1e-30), off) + of_ones
     assert np.isnan(solve(nearly_singular, main)).all()
     small = 1e-30 * (Tridiagonal(off, main, off) + of_ones)
-    np.testing.assert_allclose(solve(small, main), np.full(40, 1e30 / 41), rtol=1e-5)
+    np.testing.assert_allclose(solve(small, main), np.full(40, 1e30 / 41), rtol=2e-5)
 
 
 def _near(a, b):
