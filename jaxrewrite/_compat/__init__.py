@@ -93,9 +93,15 @@ from .types import (
     JAX_GE_0_11_0 as JAX_GE_0_11_0,
     JAX_GE_0_11_1 as JAX_GE_0_11_1,
     JAX_GE_0_11_2 as JAX_GE_0_11_2,
+    AnyJaxpr as AnyJaxpr,
     ArrayImpl as ArrayImpl,
+    Atom as Atom,
+    Aval as Aval,
     ClosedJaxpr as ClosedJaxpr,
+    DebugInfo as DebugInfo,
     DropVar as DropVar,
+    Effects as Effects,
+    EqnContext as EqnContext,
     Jaxpr as Jaxpr,
     JaxprEqn as JaxprEqn,
     Literal as Literal,
@@ -103,6 +109,7 @@ from .types import (
     ShapedArray as ShapedArray,
     SourceInfo as SourceInfo,
     Tracer as Tracer,
+    Tree as Tree,
     Var as Var,
 )
 from .wrappers import (

@@ -18,9 +18,10 @@ from jax.tree_util import (
     tree_flatten_with_path,
     tree_unflatten,
 )
+from jax.typing import ArrayLike
 
 from .. import _compat
-from .._compat import ShapedArray
+from .._compat import Aval, ShapedArray
 from .caches import bounded_cache
 from .pytree import check_static_fields
 from .value import Value, is_value
@@ -69,7 +70,7 @@ def avals_of(operands: Sequence[Any]) -> list[Any]:
 _avals = bounded_cache(4096)
 
 
-def aval_of(value: Value) -> Any:
+def aval_of(value: Value) -> ShapedArray:
     """The aval of a value, with arrays, tracers, avals or atoms as leaves.
 
     The type's method is called once for each structure. Leaves may carry more than a
@@ -134,7 +135,7 @@ def _fields_with(value: Value, is_empty: Callable[[Any], bool]) -> Iterator[str]
                 yield place
 
 
-def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) -> Any:
+def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> ShapedArray:
     declared: list[Any] = []
 
     def ask(*leaves: Any) -> list[Any]:
@@ -156,13 +157,13 @@ def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) ->
     return whole.update(weak_type=aval.weak_type)
 
 
-def _is_weak(aval: Any, avals: Sequence[Any]) -> bool:
+def _is_weak(aval: ShapedArray, avals: Sequence[Any]) -> bool:
     """Whether a value has a weak type, as all of its leaves with numbers of its dtype have."""
     own = [x for x in avals if isinstance(x, ShapedArray) and x.dtype == aval.dtype]
     return bool(own) and all(map(_compat.is_weak, own))
 
 
-def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> Any:
+def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> ShapedArray:
     """The aval of the array that ``materialise`` returns for leaves of these avals."""
     found: list[Any] = []
 
@@ -176,20 +177,20 @@ def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> An
     return found[0]
 
 
-def full(aval: Any, number: Any) -> Any:
+def full(aval: ShapedArray, number: ArrayLike) -> jax.Array:
     """An array of an aval, filled with a number, and placed on a mesh as the aval is."""
     filled = lax.full(aval.shape, number, aval.dtype, sharding=split_as(aval))
     axes = _compat.varying_axes(aval) - _compat.varying_axes(_compat.leaf_aval(filled))
     return _compat.vary_over(filled, axes)
 
 
-def split_as(aval: Any) -> Any:
+def split_as(aval: ShapedArray) -> jax.sharding.Sharding | None:
     """How an array is split over a mesh, if its aval tells; else ``None``."""
     is_split = any(axis is not None for axis in aval.sharding.spec)
     return aval.sharding if is_split else None
 
 
-def mismatch(result: Any, expected: Any, what: str, wanted: str) -> str | None:
+def mismatch(result: object, expected: Aval, what: str, wanted: str) -> str | None:
     """A message if a result does not have the expected aval, else ``None``.
 
     ``what`` returned the result, and ``wanted`` is what expects another aval.
@@ -211,7 +212,7 @@ def mismatch(result: Any, expected: Any, what: str, wanted: str) -> str | None:
     return f"{what} returned {given} where {wanted} {due}{form}."
 
 
-def _as_aval(cls: type[Value], declared: Any) -> Any:
+def _as_aval(cls: type[Value], declared: object) -> Aval:
     if isinstance(declared, jax.core.AbstractValue):
         return declared
     if isinstance(declared, jax.ShapeDtypeStruct) or _compat.is_array(declared):

@@ -9,7 +9,7 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._compat import Literal
+from .._compat import AnyJaxpr, Literal
 from .avals import avals_of
 from .builder import Restaged
 from .caches import WeakCaches
@@ -20,6 +20,7 @@ from .rewrite import Rewriter
 from .settings import Settings
 from .site import Site
 from .traces import Rewriting, has_tracers
+from .value import Operand
 
 
 class Adapter(Protocol):
@@ -29,7 +30,7 @@ class Adapter(Protocol):
     results.
     """
 
-    def __call__(self, site: Site, operands: Sequence[Any], /) -> list[Any]: ...
+    def __call__(self, site: Site, operands: Sequence[Operand], /) -> list[Any]: ...
 
 
 # A body keeps its own rewritten forms.
@@ -38,7 +39,7 @@ _restaged = WeakCaches(256)
 
 def restage(
     site: Site,
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     operands: Sequence[Any],
     entering: Adapter | None = None,
     leaving: Adapter | None = None,
@@ -91,7 +92,7 @@ def _bytes(number: Any) -> bytes:
 
 def _restage(
     rewriting: Rewriting,
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     likes: Sequence[Any],
     numbers: Mapping[int, Literal],
     site: Site,

@@ -20,13 +20,17 @@ from typing import Any, NamedTuple
 from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
-from .._compat import Literal, Var
+from .._compat import Aval, Literal, Tree, Var
 from .avals import aval_of, avals_of, fields, full, layer, same_treedef
 from .dead_code import live_equations
 from .dense import Reason
 from .site import Site
-from .value import Value, is_value
+from .value import Like, Operand, Value, is_value
 from .zeros import as_arrays, can_be_zero, is_zeros
+
+
+# Flattens what a rule sees of a value, or its fields.
+PartsOf = Callable[[Any], tuple[list[Any], PyTreeDef]]
 
 
 class Structure(NamedTuple):
@@ -54,12 +58,12 @@ class Structure(NamedTuple):
     def _strong_avals(self) -> list[Any]:
         return list(map(_compat.strong, self.avals))
 
-    def like(self) -> Any:
+    def like(self) -> Like:
         """An aval, or a value with avals as leaves."""
         return tree_unflatten(self.treedef, self.avals)
 
 
-def structure_of(operand: Any) -> Structure:
+def structure_of(operand: Tree) -> Structure:
     leaves, treedef = tree_flatten(operand)
     return Structure(treedef, tuple(map(_compat.leaf_aval, leaves)))
 
@@ -94,7 +98,7 @@ def join_all(site: Site, structures: Sequence[Structure]) -> Structure:
     return dense_structure(joined)
 
 
-def _join_fields(site: Site, x: Any, y: Any) -> Any:
+def _join_fields(site: Site, x: Like, y: Like) -> Like | None:
     """The join as a value on avals; ``None`` if it is dense."""
     for zeros, other in ((x, y), (y, x)):
         if is_zeros(zeros):
@@ -114,7 +118,9 @@ def _join_fields(site: Site, x: Any, y: Any) -> Any:
     return with_parts_joined(x, y, parts_of, lambda a, b: join(site, a, b))
 
 
-def with_parts_joined(x: Any, y: Any, parts_of: Any, joining: Any) -> Any:
+def with_parts_joined(
+    x: Like, y: Like, parts_of: PartsOf, joining: Callable[..., Structure]
+) -> Like:
     """A value with the joins of the parts of two values on avals."""
     xs, treedef = parts_of(x)
     ys, _ = parts_of(y)
@@ -134,7 +140,7 @@ _DIFFERS = Reason(
 )
 
 
-def coerce(site: Site, operand: Any, structure: Structure) -> Any:
+def coerce(site: Site, operand: Operand, structure: Structure) -> Operand | None:
     """Add the equations that bring an operand to a structure; ``None`` if there is no way.
 
     It depends on the structures alone whether there is one. So `fits` tells it.
@@ -164,12 +170,12 @@ def coerce(site: Site, operand: Any, structure: Structure) -> Any:
     return None if any(x is None for x in brought) else tree_unflatten(treedef, brought)
 
 
-def _zeros(site: Site, structure: Structure) -> Any:
+def _zeros(site: Site, structure: Structure) -> Operand:
     """An operand of a structure whose leaves are zeros."""
     return filled(site, structure, lambda aval: full(aval, 0))
 
 
-def _same_parts(x: Any, y: Any, parts_of: Callable[[Any], Any]) -> bool:
+def _same_parts(x: Operand | Like, y: Operand | Like, parts_of: PartsOf) -> bool:
     """Whether two operands differ at most inside of parts that are values.
 
     The parts are what rules see (`layer`), or the fields.
@@ -184,7 +190,7 @@ def _same_parts(x: Any, y: Any, parts_of: Callable[[Any], Any]) -> bool:
     )
 
 
-def common_parts(x: Any, y: Any) -> Any:
+def common_parts(x: Operand | Like, y: Operand | Like) -> PartsOf | None:
     """The parts outside of which two operands do not differ: `layer`, `fields` or ``None``.
 
     A type whose rules see all leaves may have other types in its fields.
@@ -192,7 +198,7 @@ def common_parts(x: Any, y: Any) -> Any:
     return next((parts for parts in (layer, fields) if _same_parts(x, y, parts)), None)
 
 
-def _call_join(site: Site, x: Any, y: Any) -> Any:
+def _call_join(site: Site, x: Operand, y: Operand) -> Sequence[Operand] | None:
     """The result of `Value.join` for two operands; ``None`` if there is none."""
     # The outer type comes first, whichever operand it is: units stay around what is inside.
     askable = [
@@ -205,7 +211,7 @@ def _call_join(site: Site, x: Any, y: Any) -> Any:
         outvars = [Var(aval), Var(aval)]
         cls = type(own)
 
-        def check(pair: Any, cls: type = cls, aval: Any = aval) -> list[Any]:
+        def check(pair: object, cls: type = cls, aval: Aval = aval) -> list[Any]:
             return _checked_pair(pair, cls, aval)
 
         pair = site.giving(outvars).call(cls.join, (cls.join, "join"), [own, other], check)
@@ -214,7 +220,7 @@ def _call_join(site: Site, x: Any, y: Any) -> Any:
     return None
 
 
-def _checked_pair(pair: Any, cls: type, aval: Any) -> list[Any]:
+def _checked_pair(pair: object, cls: type, aval: Aval) -> list[Any]:
     what = f"{cls.__name__}.join"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise TypeError(
@@ -230,7 +236,7 @@ def _checked_pair(pair: Any, cls: type, aval: Any) -> list[Any]:
     return list(pair)
 
 
-def _through_types(site: Site, operand: Any, like: Any) -> Any:
+def _through_types(site: Site, operand: Operand, like: Like) -> Any:
     """An operand as `Value.join` returns it where it meets an operand that is ``like``.
 
     It is ``None`` if there is no join. Raises `TypeError` if it depends on the leaves of the other operand, which do not exist
@@ -259,13 +265,13 @@ def _through_types(site: Site, operand: Any, like: Any) -> Any:
     return pair[0]
 
 
-def filled(site: Site, structure: Structure, make: Callable[[Any], Any]) -> Any:
+def filled(site: Site, structure: Structure, make: Callable[[Any], Any]) -> Operand:
     """An operand of a structure; a function makes its leaves from their avals."""
     leaves = site.call_on_arrays(lambda: list(map(make, structure.avals)), [])
     return of_structure(site, structure, leaves)
 
 
-def of_structure(site: Site, structure: Structure, leaves: Sequence[Any]) -> Any:
+def of_structure(site: Site, structure: Structure, leaves: Sequence[Any]) -> Operand:
     """An operand of a structure, with arrays as leaves."""
     return tree_unflatten(
         structure.treedef,

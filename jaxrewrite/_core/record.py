@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._compat import Jaxpr, JaxprEqn
+from .._compat import AnyJaxpr, Jaxpr, JaxprEqn
 from .dense import Reason
 from .hooks import Pass
 from .rules import Declined, Ranked
-from .value import Value
+from .value import Like, Operand, Value
 
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class MadeDense(NamedTuple):
     """A value that became dense for an equation, and why."""
 
-    value: Any
+    value: Value
     reason: Reason
 
 
@@ -39,7 +39,7 @@ class Record:
     """
 
     site: Site
-    operands: Sequence[Any]
+    operands: Sequence[Operand]
     results: Sequence[Any] = ()
     answer: str = "dense"
     rule: Ranked | None = None
@@ -55,7 +55,7 @@ class Record:
 class Body(NamedTuple):
     """A jaxpr before and after, and the records of its own equations."""
 
-    original: Any
+    original: AnyJaxpr
     rewritten: Jaxpr
     records: list[Record]
 
@@ -75,7 +75,7 @@ class Recorder:
 
     # --- equations --------------------------------------------------------------
 
-    def begin(self, site: Site, operands: Sequence[Any]) -> Record:
+    def begin(self, site: Site, operands: Sequence[Operand]) -> Record:
         r"""A record of an equation, until it `end`\ s that of the equation at hand."""
         record = Record(site, operands)
         self.lists[-1].append(record)
@@ -92,11 +92,11 @@ class Recorder:
         """The record of the equation at hand."""
         return self._open[-1] if self._open else None
 
-    def became_dense(self, value: Any, reason: Reason) -> None:
+    def became_dense(self, value: Value, reason: Reason) -> None:
         if self._open:
             self._open[-1].dense.append(MadeDense(value, reason))
 
-    def joined(self, slot: str, before: Any, after: Any) -> None:
+    def joined(self, slot: str, before: Like, after: Like) -> None:
         """A carry, or a result of a branch, that took another structure."""
         if self._open:
             self._open[-1].joined.append((slot, before, after))

@@ -31,12 +31,12 @@ from .hooks import Analysis, operands_hooks, primitives_of_passes
 from .record import Record
 from .site import Site, describe, source_within
 from .traces import Flat, Rewriting, checked_results
-from .value import Value, is_value
+from .value import Operand, Results, Value, is_value
 
 
 # Adds the rewritten form of an equation on its operands. Returns the results, or
 # `NotImplemented`.
-Handler = Callable[[Site, list[Any]], Any]
+Handler = Callable[[Site, list[Operand]], Results]
 
 # The handlers of the higher-order primitives, by name, because JAX exports only some of
 # the primitives as objects.
@@ -82,7 +82,7 @@ class Rewriter(Builder):
 
     # --- the walk ---------------------------------------------------------------
 
-    def after_passes(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
+    def after_passes(self, jaxpr: Jaxpr, operands: Sequence[Operand]) -> Jaxpr:
         """A program, or the body of an equation, as the passes change it."""
         for pass_ in self.rewriting.passes:
             made = self.rewriting.after(pass_, jaxpr, operands)
@@ -145,7 +145,7 @@ class Rewriter(Builder):
             if not (renamed or is_watched) and site is None:
                 self.eqns.append(eqn)
                 continue
-            invals = eqn.invars
+            invals: Sequence[Operand] = eqn.invars
             if renamed:
                 invals = [_read(env, atom) for atom in invals]
             if is_watched and not has_value and self._stays(eqn, invals):
@@ -199,7 +199,7 @@ class Rewriter(Builder):
         primitives = set(map(operator.attrgetter("primitive"), jaxpr.eqns))
         return {p for p in primitives if p in dense or p.name in handlers}
 
-    def _stays(self, eqn: JaxprEqn, operands: Sequence[Any]) -> bool:
+    def _stays(self, eqn: JaxprEqn, operands: Sequence[Operand]) -> bool:
         """Whether a call on arrays is known to stay as it is."""
         rewriting, body = self.rewriting, eqn.params.get("jaxpr")
         return (
@@ -210,10 +210,10 @@ class Rewriter(Builder):
             and (eqn.primitive, body, *avals_of(operands)) in rewriting.unchanged
         )
 
-    def apply(self, site: Site, operands: Sequence[Any]) -> Sequence[Any]:
+    def apply(self, site: Site, operands: Sequence[Operand]) -> Sequence[Any]:
         """Add the rewritten form of an equation on these operands, the first that exists."""
         record: Record | None = None
-        results: Any = NotImplemented
+        results: Results = NotImplemented
         try:
             hooks = [hook for hook in self.hooks if site.primitive.name in hook.primitives]
             for hook in hooks:
@@ -250,7 +250,7 @@ class Rewriter(Builder):
 # --- the ways to rewrite an equation -------------------------------------------------
 
 
-def _by_rule(site: Site, operands: Sequence[Any]) -> Any:
+def _by_rule(site: Site, operands: Sequence[Operand]) -> Results:
     """Apply the first rule that does not decline."""
     if site.primitive in primitives_of_passes:
         return NotImplemented  # Their handlers ask what is to be asked.
@@ -262,7 +262,7 @@ def _by_rule(site: Site, operands: Sequence[Any]) -> Any:
     return site.inline_trace(answer, flat)
 
 
-def _by_default(site: Site, operands: Sequence[Any]) -> Any:
+def _by_default(site: Site, operands: Sequence[Operand]) -> Results:
     """Apply the ``default`` of the outermost type."""
     types = [type(x) for x in operands if is_value(x)]
     owner = owner_of_default(site.primitive, types)
@@ -280,7 +280,7 @@ def _by_default(site: Site, operands: Sequence[Any]) -> Any:
     return site.call(apply_default, key, operands, check)
 
 
-def _by_leaf(site: Site, operands: Sequence[Any]) -> Any:
+def _by_leaf(site: Site, operands: Sequence[Operand]) -> Results:
     """Apply a primitive that only moves arrays to each leaf."""
     keeper = keepers.get(site.primitive.name)
     if keeper is None or not any(map(is_value, operands)):
@@ -289,7 +289,7 @@ def _by_leaf(site: Site, operands: Sequence[Any]) -> Any:
     return keeper(site, list(operands))
 
 
-def _by_dense_operands(site: Site, operands: Sequence[Any]) -> Any:
+def _by_dense_operands(site: Site, operands: Sequence[Operand]) -> Results:
     """Apply the same primitive to dense operands; a rule for these may exist."""
     if any(map(is_value, operands)):
         dense = site.materialise_operands(operands)
@@ -305,7 +305,7 @@ def _by_dense_operands(site: Site, operands: Sequence[Any]) -> Any:
     return site.outvars
 
 
-def _read(env: Mapping[Any, Any], atom: Any) -> Any:
+def _read(env: Mapping[Any, Any], atom: Operand) -> Any:
     return atom if type(atom) is Literal else env.get(atom, atom)
 
 

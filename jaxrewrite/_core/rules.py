@@ -29,7 +29,7 @@ from .annotations import Dense, Number, Signature, guards_hold, read_signature
 from .avals import avals_of
 from .errors import AmbiguousRuleError, add_note
 from .pytree import prepare_defined
-from .value import Value, is_value
+from .value import Operand, Value, is_value
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -102,7 +102,7 @@ class Rule:
         return f"{name}{where}" + (", mirrored" if self.mirrored else "")
 
 
-def _check_precedence(precedence: Any) -> None:
+def _check_precedence(precedence: object) -> None:
     """Raise `TypeError` for what would fail later, where rules are put in order."""
     if not isinstance(precedence, numbers.Real):
         raise TypeError(
@@ -184,12 +184,12 @@ class _Dispatcher(Dispatcher):
 
     __slots__ = ()
 
-    def reorder(self, on_ambiguity: Any = None) -> list[Any]:
+    def reorder(self, on_ambiguity: object = None) -> list[Any]:
         ordering = self._ordering = list(self.funcs)  # type: ignore[misc]
         return ordering
 
     @classmethod
-    def get_func_annotations(cls, func: Any) -> None:
+    def get_func_annotations(cls, func: object) -> None:
         """Do nothing: `multipledispatch` would read the annotations of ``func``."""
 
 
@@ -434,7 +434,7 @@ register = global_rules.register
 add_entry = global_rules.add_entry
 
 
-def check_table(rules: Any) -> None:
+def check_table(rules: object) -> None:
     """Raise `TypeError` unless this is a table of rules, or none."""
     if rules is not None and not isinstance(rules, Table):
         raise TypeError(
@@ -524,7 +524,7 @@ class RulesInForce:
             *(rules.primitives_with_literals() for rules in self.tables)
         )
 
-    def choice(self, primitive: Primitive, operands: Sequence[Any]) -> Choice:
+    def choice(self, primitive: Primitive, operands: Sequence[Operand]) -> Choice:
         """The rules for operands of an equation, values and atoms of a jaxpr."""
         types = tuple(map(type_of, operands))
         declined: list[Declined] = []
@@ -552,7 +552,7 @@ def guarded(
     return held
 
 
-def type_of(operand: Any) -> type:
+def type_of(operand: Operand) -> type:
     """The type that an operand is dispatched on as."""
     if is_value(operand):
         return type(operand)

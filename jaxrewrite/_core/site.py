@@ -7,21 +7,21 @@ adds to its builder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import _compat
-from .._compat import DropVar, Jaxpr, JaxprEqn, Primitive, SourceInfo, Var
+from .._compat import Atom, DropVar, Jaxpr, JaxprEqn, Primitive, SourceInfo, Var
 from .avals import aval_of, avals_of, fields
 from .builder import Applied, Restaged
 from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from .errors import MaterialisationWarning, place
 from .notices import Notice
 from .traces import Answer, Flat
-from .value import Value, is_value
+from .value import Like, Operand, Value, is_value
 
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Site(NamedTuple):
         return self.eqn.params
 
     @property
-    def context(self) -> Any:
+    def context(self) -> _compat.EqnContext:
         """The JAX settings under which the equation was traced."""
         return self.eqn.ctx
 
@@ -98,17 +98,17 @@ class Site(NamedTuple):
         operands: Sequence[Any],
         outvars: Sequence[Var],
         params: dict[str, Any] | None = None,
-        effects: Any = None,
+        effects: _compat.Effects | None = None,
     ) -> None:
         """Add an equation like this one, with other atoms or parameters."""
         self.builder.emit(self.eqn, operands, outvars, self.source_info, params, effects)
 
-    def map_leaves(self, operands: Sequence[Any]) -> list[Any]:
+    def map_leaves(self, operands: Sequence[Operand]) -> list[Any]:
         """Apply a primitive that is an identity to each leaf of its operands."""
         leaves, treedef = tree_flatten(list(operands))
         groups: dict[Any, list[int]] = {}
         for i, aval in enumerate(avals_of(leaves)):
-            label: Any = i
+            label: Hashable = i
             if self.primitive.multiple_results:
                 # A barrier gives integers beside floating-point numbers tangents that other
                 # primitives can't take. Parameters are for all operands at once.
@@ -137,7 +137,7 @@ class Site(NamedTuple):
 
     # --- equations of rules and other functions ---------------------------------
 
-    def inline(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> list[Any]:
+    def inline(self, jaxpr: Jaxpr, operands: Sequence[Operand]) -> list[Any]:
         """Add the equations of a jaxpr on behalf of this one, and return the results."""
         return self.builder.run(jaxpr, operands, self)
 
@@ -145,7 +145,7 @@ class Site(NamedTuple):
         self,
         fn: Callable[..., Any],
         key: tuple[Any, ...],
-        operands: Sequence[Any],
+        operands: Sequence[Operand],
         check: Callable[[Any], list[Any]],
         whole: Container[int] = (),
     ) -> Any:
@@ -196,7 +196,7 @@ class Site(NamedTuple):
             jaxpr, consts = _compat.trace_to_jaxpr(fn, avals_of(leaves), debug_info)
         return self.inline(jaxpr, [*self.builder.constants(jaxpr, consts), *leaves])
 
-    def vary(self, atom: Any, like: Any) -> Any:
+    def vary(self, atom: Atom, like: Like) -> Atom:
         """Make an array vary over the mesh axes over which ``like`` varies.
 
         Inside of `jax.shard_map` these axes are part of an array's type. Leaves of two values
@@ -211,11 +211,11 @@ class Site(NamedTuple):
 
     # --- becoming dense ---------------------------------------------------------
 
-    def materialise_operands(self, operands: Sequence[Any]) -> list[Any]:
+    def materialise_operands(self, operands: Sequence[Operand]) -> list[Any]:
         """Make the operands of the equation dense, as the policy allows."""
         return [self.materialise(x) if is_value(x) else x for x in operands]
 
-    def materialise(self, value: Value, reason: Reason = NO_RULE) -> Any:
+    def materialise(self, value: Value, reason: Reason = NO_RULE) -> Atom:
         """Add the equations that make a value dense, and return the dense operand.
 
         Raises `MaterialisationError` if the policy or the type forbids it.
@@ -236,7 +236,7 @@ class Site(NamedTuple):
             self.notice(MaterialisationWarning, *about)
         return entry[1]
 
-    def make_denser(self, value: Value, reason: Reason) -> Any:
+    def make_denser(self, value: Value, reason: Reason) -> Operand:
         """Make a value dense, or the values inside of an annotation, such as units.
 
         So the annotation stays where only what is inside stands in the way. If it does so
@@ -279,14 +279,14 @@ def source_within(origin: SourceInfo | None, inner: SourceInfo) -> SourceInfo:
     return origin.replace(name_stack=origin.name_stack + inner.name_stack)
 
 
-def describe(site: Site, operands: Sequence[Any]) -> str:
+def describe(site: Site, operands: Sequence[Operand]) -> str:
     """A note that names an equation, its operands and the user's line."""
     shown = ", ".join(map(describe_operand, operands))
     where = _compat.source_location(site.eqn.source_info) or _compat.current_location()
     return f"jaxrewrite: in primitive {site.primitive.name!r} on ({shown}){place(where)}"
 
 
-def describe_operand(operand: Any) -> str:
+def describe_operand(operand: Operand) -> str:
     if not is_value(operand):
         return _compat.short(_compat.leaf_aval(operand))
     return f"{type(operand).__name__}:{_compat.short(aval_of(operand))}"

@@ -11,12 +11,13 @@ import copy
 import functools
 import operator
 from collections.abc import Callable, Container, Iterable, Sequence
+from types import NotImplementedType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
 
 from .. import _compat
-from .._compat import Jaxpr, Literal, Primitive, Var
+from .._compat import Aval, EqnContext, Jaxpr, Literal, Primitive, Var
 from .avals import avals_of, layer, mismatch
 from .caches import BoundedCache, WeakCaches
 from .dead_code import DataFlow
@@ -25,7 +26,7 @@ from .notices import Notice, collected
 from .record import Record, aside
 from .rules import Declined, Failure, Ranked
 from .settings import Settings, use_settings
-from .value import is_value
+from .value import Operand, is_value
 
 
 if TYPE_CHECKING:
@@ -43,11 +44,13 @@ class Flat(NamedTuple):
     leaves: list[Any]
     treedefs: list[PyTreeDef | None]
     avals: list[Any]
-    ctx: Any
+    ctx: EqnContext
     structure: tuple[Any, ...]
 
     @classmethod
-    def of(cls, operands: Sequence[Any], ctx: Any, whole: Container[int] = ()) -> Flat:
+    def of(
+        cls, operands: Sequence[Any], ctx: EqnContext, whole: Container[int] = ()
+    ) -> Flat:
         """The operands, of which those at the positions ``whole`` are not flattened."""
         leaves: list[Any] = []
         treedefs: list[PyTreeDef | None] = []
@@ -81,7 +84,7 @@ class Answer(NamedTuple):
     the function, if the rewriting is explained.
     """
 
-    traced: Any
+    traced: Traced | NotImplementedType
     rule: Ranked | None = None
     declined: Sequence[Declined] = ()
     inner: Sequence[Record] = ()
@@ -132,7 +135,7 @@ class Rewriting:
         flows = (pass_.data_flow(jaxpr) for pass_ in self.passes)
         return next((flow for flow in flows if flow is not None), None)
 
-    def after(self, pass_: Pass, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
+    def after(self, pass_: Pass, jaxpr: Jaxpr, operands: Sequence[Operand]) -> Jaxpr:
         """What a pass makes of a jaxpr on these operands."""
         pairs = zip(jaxpr.invars, operands, strict=True)
         values = {var for var, x in pairs if is_value(x)}
@@ -151,7 +154,7 @@ class Rewriting:
             )
         return made
 
-    def by_rule(self, site: Site, operands: Sequence[Any], flat: Flat) -> Answer:
+    def by_rule(self, site: Site, operands: Sequence[Operand], flat: Flat) -> Answer:
         """The answer of the first rule that applies to an equation."""
         primitive, params = site.primitive, site.params
         key = ("rule", primitive, *params.items(), *flat.structure)
@@ -165,13 +168,13 @@ class Rewriting:
             for rule in choice:
                 fn = functools.partial(rule, primitive, params, operands)
                 check = functools.partial(checked_results, site, f"The rule {rule}")
+                name = rule.name_for(primitive)
                 try:
-                    traced = self._trace(fn, flat, check, rule.name_for(primitive))
+                    choice.results[rule] = self._trace(fn, flat, check, name)
                 except Exception as error:  # noqa: BLE001 - raised again if no other answers
                     if not choice.is_tied:
                         raise
-                    traced = Failure(error)
-                choice.results[rule] = traced
+                    choice.results[rule] = Failure(error)
         return self.keep(key, Answer(choice.result, choice.rule, choice.declined, inner))
 
     def by_function(
@@ -237,7 +240,7 @@ class Rewriting:
         flat: Flat,
         check: Callable[[Any], list[Any]],
         name: str,
-    ) -> Any:
+    ) -> Traced | NotImplementedType:
         """Trace a function of values; ``NotImplemented`` if the function returns that."""
         out: list[Any] = []
 
@@ -272,7 +275,7 @@ def _are_alike(a: Jaxpr, b: Jaxpr) -> bool:
     return are_same or _types(a) == _types(b)
 
 
-def _types(jaxpr: Jaxpr) -> Any:
+def _types(jaxpr: Jaxpr) -> list[list[Aval]]:
     """The types of a program's operands and results; whether they are weak does not matter."""
     return [[_compat.strong(v.aval) for v in of] for of in (jaxpr.invars, jaxpr.outvars)]
 
@@ -290,12 +293,12 @@ def has_tracers(consts: Iterable[Any]) -> bool:
 # --- the results of rules ---------------------------------------------------------
 
 
-def _literal_key(operand: Any) -> Any:
+def _literal_key(operand: Operand) -> str | None:
     """The part of a key that stands for a literal; 0.0 and -0.0 differ."""
     return repr(operand.val) if type(operand) is Literal else None
 
 
-def checked_results(site: Site, what: str, results: Any) -> list[Any]:
+def checked_results(site: Site, what: str, results: object) -> list[Any]:
     """The results of a rule as a list; `TypeError` if they do not fit the equation."""
     results = _as_list(site.primitive, len(site.outvars), what, results)
     wanted = f"{site.primitive.name!r} gives"
@@ -306,7 +309,7 @@ def checked_results(site: Site, what: str, results: Any) -> list[Any]:
     return results
 
 
-def _as_list(primitive: Primitive, count: int, what: str, results: Any) -> list[Any]:
+def _as_list(primitive: Primitive, count: int, what: str, results: object) -> list[Any]:
     name = primitive.name
     if not primitive.multiple_results:
         if isinstance(results, (list, tuple)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import jax
 from jax import lax
 from jax.tree_util import tree_leaves, tree_map
 
@@ -12,7 +13,7 @@ from .._core.avals import full, split_as
 from .._core.dense import NO_RULE, Reason
 from .._core.join import Structure, coerce, filled, of_structure
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Like, Operand, is_value
 from .._core.zeros import Zeros
 
 
@@ -47,7 +48,7 @@ class Coerce(NamedTuple):
         return coerced
 
 
-def _as_zeros(operand: Any, like: Any) -> Any:
+def _as_zeros(operand: Operand, like: Like) -> Operand:
     """The operand, with `Zeros` where ``like``, which differs from it in these alone, has some."""
     return tree_map(
         lambda wanted, own: wanted if isinstance(wanted, Zeros) else own,
@@ -57,7 +58,7 @@ def _as_zeros(operand: Any, like: Any) -> Any:
     )
 
 
-def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Any:
+def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Operand | None:
     """An operand of a structure, in place of one that nothing reads.
 
     Where that is computed, the leaves depend on what computes it, so that an error is still
@@ -72,7 +73,7 @@ def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Any
         empty = lambda a: lax.empty(a.shape, a.dtype, out_sharding=split_as(a))
         return filled(site, structure, empty)
 
-    def leaves(array: Any) -> list[Any]:
+    def leaves(array: jax.Array) -> list[Any]:
         entry = array[(0,) * array.ndim]
         return [full(aval, entry) for aval in structure.avals]
 

@@ -19,7 +19,7 @@ from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .._placement.leafwise import place_leaves, unsplit
 
 
@@ -58,7 +58,7 @@ _CALLS = {
 }
 
 
-def call_handler(site: Site, operands: list[Any]) -> Any:
+def call_handler(site: Site, operands: list[Operand]) -> Results:
     call = _CALLS[site.primitive.name]
     body = site.params[_compat.body_name(site.primitive)]
     restaged = restage(site, body, operands)
@@ -83,12 +83,14 @@ def _leaf_params(
     site: Site,
     call: _Call,
     num_consts: int,
-    operands: Sequence[Any],
+    operands: Sequence[Operand],
     restaged: Restaged,
 ) -> dict[str, Any]:
     params = site.params
     body = _compat.body_name(site.primitive)
-    expanded = {body: restaged.closed if call.body_is_closed else restaged.jaxpr}
+    expanded: dict[str, Any] = {
+        body: restaged.closed if call.body_is_closed else restaged.jaxpr
+    }
     for names, arrays, prefix in (
         (call.of_operands, operands, num_consts),
         (call.of_results, restaged.results(), 0),

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from .._analyses.written import Written
 from .._analyses.zeros import results_with_zeros, with_zeros
-from .._compat import Literal
+from .._compat import AnyJaxpr, Literal
 from .._core.avals import avals_of
 from .._core.builder import Restaged
 from .._core.errors import MaterialisationError
@@ -30,7 +30,7 @@ from .._core.join import (
     with_parts_joined,
 )
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Like, Operand, is_value
 from .._core.zeros import has_zeros
 from .adapters import Coerce
 
@@ -42,7 +42,7 @@ _MAX_CHANGES = 4
 Rewrite = Callable[[Sequence[Structure], Coerce | None], Restaged]
 
 
-def body_inputs(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
+def body_inputs(jaxpr: AnyJaxpr, operands: Sequence[Operand | Like]) -> list[Any]:
     """The operands of a body: values and literals, and the avals of variables for arrays."""
     return [
         operand if is_value(operand) or type(operand) is Literal else aval
@@ -106,7 +106,7 @@ def fixed_point(
 
 
 def _settled(
-    site: Site, operands: Sequence[Any], rewrite: Rewrite
+    site: Site, operands: Sequence[Operand], rewrite: Rewrite
 ) -> tuple[list[Structure], Restaged]:
     initial = list(map(structure_of, operands))
     carry = list(initial)
@@ -136,7 +136,7 @@ def _settled(
     return carry, body
 
 
-def _start(site: Site, operand: Any) -> Any:
+def _start(site: Site, operand: Operand) -> Operand:
     """The operand of the first turn, with `KnownZeros`.
 
     Vectors are left alone: values with structure have two axes or more.

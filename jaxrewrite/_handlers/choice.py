@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jax import lax
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
@@ -21,11 +22,11 @@ from .._analyses.zeros import together
 from .._core.join import coerce
 from .._core.rewrite import keepers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .stacking import elements_like, in_slices, on_vars
 
 
-def choose(site: Site, operands: Sequence[Any]) -> Any:
+def choose(site: Site, operands: Sequence[Operand]) -> Results:
     which, *cases = operands
     if is_value(which):
         return NotImplemented
@@ -47,7 +48,7 @@ def choose(site: Site, operands: Sequence[Any]) -> Any:
     differing = [i for i, x in enumerate(leaves) if any(own[i] is not x for own in others)]
     count = len(differing)
 
-    def leaf_by_leaf(row: Any, *leaves: Any) -> list[Any]:
+    def leaf_by_leaf(row: jax.Array, *leaves: jax.Array) -> list[Any]:
         chosen = []
         for k in range(count):
             own = leaves[k::count]
@@ -65,7 +66,7 @@ def choose(site: Site, operands: Sequence[Any]) -> Any:
 keepers["select_n"] = choose
 
 
-def _alike(site: Site, cases: Sequence[Any], depth: int) -> Any:
+def _alike(site: Site, cases: Sequence[Any], depth: int) -> list[Any] | None:
     """The cases in the structure that all can have, as the results of branches.
 
     ``None`` if it is dense, or if its leaves can't be chosen for an element of a batch.

@@ -15,12 +15,12 @@ from .. import _compat
 from .._core.avals import aval_of
 from .._core.rewrite import keepers
 from .._core.site import Site
-from .._core.value import Value
+from .._core.value import Operand, Results, Value
 from .._placement.leafwise import specs_of_leaves
 from .stacking import stacked
 
 
-def all_gather(site: Site, operands: Sequence[Any]) -> Any:
+def all_gather(site: Site, operands: Sequence[Any]) -> Results:
     """Gather the values of all devices: as parts of one, or stacked along a new axis."""
     (value,) = operands
     if site.params["tiled"]:
@@ -30,7 +30,7 @@ def all_gather(site: Site, operands: Sequence[Any]) -> Any:
     return NotImplemented
 
 
-def _gathered_parts(site: Site, value: Value) -> Any:
+def _gathered_parts(site: Site, value: Value) -> Results:
     """Gather each leaf along the axis along which `Value.leaf_specs` splits it."""
     axes = _gathered_axes(value, site)
     if axes is None:
@@ -52,7 +52,7 @@ def _gathered_stack(site: Site, value: Value) -> list[Any]:
     leaves, treedef = tree_flatten(value)
     varies = _varies(leaves, _names(site))
 
-    def repeat(leaf: Any) -> list[Any]:
+    def repeat(leaf: jax.Array) -> list[Any]:
         return [jnp.broadcast_to(leaf, (size, *leaf.shape))]
 
     stack = []
@@ -87,7 +87,7 @@ def _gathered_axes(value: Value, site: Site) -> list[int | None] | None:
     return axes
 
 
-def ppermute(site: Site, operands: Sequence[Any]) -> Any:
+def ppermute(site: Site, operands: Sequence[Operand]) -> Results:
     """Send each leaf where the array goes, if every device receives one.
 
     A device that receives nothing has zeros. A value with zeros as leaves may not be zero.

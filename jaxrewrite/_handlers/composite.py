@@ -7,18 +7,16 @@ rule for ``composite`` comes first.
 
 from __future__ import annotations
 
-from typing import Any
-
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._core.bodies import restage
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 
 
-def composite_handler(site: Site, operands: list[Any]) -> Any:
+def composite_handler(site: Site, operands: list[Operand]) -> Results:
     if not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
     body = site.params[_compat.body_name(site.primitive)]

@@ -16,14 +16,14 @@ from jax.tree_util import tree_leaves, tree_unflatten
 from .. import _compat
 from .._analyses.written import UNKNOWN, Kind, results_of
 from .._analyses.zeros import results_with_zeros
-from .._compat import Var
+from .._compat import AnyJaxpr, Var
 from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.dense import Reason
 from .._core.join import Structure, join_all, structure_of
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .._core.zeros import has_zeros
 from .adapters import Coerce, Unread
 
@@ -34,7 +34,7 @@ _CHOOSES = Reason(
 )
 
 
-def cond_handler(site: Site, operands: list[Any]) -> Any:
+def cond_handler(site: Site, operands: list[Operand]) -> Results:
     has_values = any(map(is_value, operands))
     # The index of the branch must be an array.
     index = operands[0]
@@ -105,7 +105,7 @@ def _differ(structures: Sequence[Structure]) -> bool:
     return is_one and any(own != structures[0] for own in structures)
 
 
-def _unread(branch: Any) -> list[Unread | None]:
+def _unread(branch: AnyJaxpr) -> list[Unread | None]:
     """For each result of a branch, why nothing reads it; ``None`` if something does."""
     jaxpr, consts = _compat.open_jaxpr(branch)
     operands = len(jaxpr.invars) - len(consts)

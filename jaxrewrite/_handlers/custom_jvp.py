@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -20,7 +20,7 @@ from .._core.builder import Restaged
 from .._core.rewrite import handlers
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import ArrayOrValue, Operand, Results, is_value
 from .._staging.closures import resolve
 from .._staging.materialise import materialise
 from .._staging.program import function_of, run_on_values
@@ -52,7 +52,7 @@ from .tangent_spaces import (
 )
 
 
-def custom_jvp_handler(site: Site, operands: list[Any]) -> Any:
+def custom_jvp_handler(site: Site, operands: list[Operand]) -> Results:
     within = functools.partial(_within, site, operands)
     rewritten = restage_call(site, operands, within)
     restaged, refused = rewritten
@@ -67,7 +67,9 @@ def custom_jvp_handler(site: Site, operands: list[Any]) -> Any:
         return add_call(site, call, restaged, operands)
     structures = targets(restaged)
 
-    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    def rule(
+        primals: Sequence[Any], tangents: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
         operands = tree_unflatten(in_tree, primals[num_consts:])
 
         def recompute() -> list[Any]:
@@ -101,7 +103,7 @@ def _apply_rule(
     leaf_tangents: Sequence[Any],
     settings: Settings,
     structures: Sequence[Any],
-    recompute: Any,
+    recompute: Callable[[], list[Any]],
 ) -> tuple[list[Any], list[Any]]:
     """Run the user's rule on values; returns results, and tangents of their arrays."""
     params = site.params
@@ -140,7 +142,7 @@ def _are_zero(leaf_tangents: Sequence[Any]) -> bool:
 
 
 def _leaf_tangents(
-    result: Any, tangent: Any, symbolic: bool, settings: Settings
+    result: ArrayOrValue, tangent: ArrayOrValue | None, symbolic: bool, settings: Settings
 ) -> list[Any]:
     if tangent is None:
         return [zero_tangent(leaf, symbolic) for leaf in tree_leaves(result)]
@@ -156,7 +158,7 @@ _MANY = 4
 
 def _within(
     site: Site,
-    operands: Sequence[Any],
+    operands: Sequence[Operand],
     restaged: Restaged,
     confined: Sequence[int],
     settings: Settings,
@@ -186,7 +188,7 @@ def _zero_tangents(site: Site, ins: Sequence[Tangents]) -> Iterator[tuple[bool, 
 
 def _kept(
     site: Site,
-    operands: Sequence[Any],
+    operands: Sequence[Operand],
     is_zero: Sequence[bool],
     ins: Sequence[Tangents],
     outs: dict[int, Space],

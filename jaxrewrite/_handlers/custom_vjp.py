@@ -16,13 +16,13 @@ from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
-from .._compat import Literal
+from .._compat import Jaxpr, Literal, Tree
 from .._core.avals import avals_of
 from .._core.builder import Restaged
 from .._core.rewrite import handlers
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .._staging.closures import resolve
 from .._staging.program import function_of, run_on_values
 from .adapters import MakeDense
@@ -54,7 +54,7 @@ from .tangent_spaces import (
 )
 
 
-def custom_vjp_handler(site: Site, operands: list[Any]) -> Any:
+def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
     within = functools.partial(_within, site, operands)
     rewritten = restage_call(site, operands, within)
     restaged, refused = rewritten
@@ -69,7 +69,7 @@ def custom_vjp_handler(site: Site, operands: list[Any]) -> Any:
         return add_call(site, call, restaged, operands)
     structures = targets(restaged)
 
-    def forward(*args: Any) -> Any:
+    def forward(*args: Tree) -> Any:
         leaves = [arg.value for arg in args]
         operands = tree_unflatten(in_tree, leaves[num_hoisted:])
         of_operands = chunks([arg.perturbed for arg in args[num_hoisted:]], operands)
@@ -119,7 +119,7 @@ def custom_vjp_handler(site: Site, operands: list[Any]) -> Any:
 
     on_moving = of_moving_leaves(fn, operands, settings)
 
-    def without_tangents_of_integers(*leaves: Any) -> list[Any]:
+    def without_tangents_of_integers(*leaves: jax.Array) -> list[Any]:
         # JAX gives integer results of such a function tangents. Not all primitives take these.
         return [
             x if is_inexact(x) else jax.lax.stop_gradient(x) for x in on_moving(*leaves)
@@ -139,7 +139,7 @@ class _Flags:
     flags: tuple[bool, ...]
 
 
-def _values(operands: Sequence[Any]) -> list[Any]:
+def _values(operands: Sequence[Operand]) -> list[Any]:
     """The operands that the backward pass needs: those that are values."""
     return [x if is_value(x) else None for x in operands]
 
@@ -153,7 +153,7 @@ def _with_arrays(values: Sequence[Any], atoms: Sequence[Any]) -> list[Any]:
 
 def _apply_forward(
     site: Site,
-    operands: Sequence[Any],
+    operands: Sequence[Operand],
     nonzero: Sequence[bool],
     settings: Settings,
     structures: Sequence[Any],
@@ -199,7 +199,7 @@ def _apply_backward(
     traced = [x for x, t in zip(operands, is_traced, strict=True) if t]
     there: list[bool] = []
 
-    def flat(*tracers: Any) -> list[Any]:
+    def flat(*tracers: jax.Array) -> list[Any]:
         rest = iter(tracers)
         filled = [next(rest) if t else x for x, t in zip(operands, is_traced, strict=True)]
         returned = _compat.call_backward(bwd, filled)
@@ -218,7 +218,7 @@ def _apply_backward(
 
 def _within(
     site: Site,
-    operands: Sequence[Any],
+    operands: Sequence[Operand],
     restaged: Restaged,
     confined: Sequence[int],
     settings: Settings,
@@ -248,7 +248,7 @@ class _JointRule(NamedTuple):
     inexact. It returns cotangents of the ``operands``. Both are given by position.
     """
 
-    jaxpr: Any
+    jaxpr: Jaxpr
     consts: Sequence[Any]
     results: Sequence[int]
     operands: Sequence[int]
@@ -266,7 +266,7 @@ def _joint_rule(site: Site, ins: Sequence[Tangents], settings: Settings) -> _Joi
     primals = [atom.aval for atom in site.eqn.invars[num_consts:]]
     returned: list[Any] = []
 
-    def joint(*args: Any) -> list[Any]:
+    def joint(*args: jax.Array) -> list[Any]:
         operands, rest = args[: len(primals)], iter(args[len(primals) :])
         zeros = (SymbolicZero(aval.to_tangent_aval()) for aval in avals)
         cotangents = [
@@ -310,7 +310,7 @@ def _residuals(
 def _lost(
     rule: _JointRule,
     site: Site,
-    operands: Sequence[Any],
+    operands: Sequence[Operand],
     ins: Sequence[Tangents],
     outs: dict[int, Space],
     trial: Settings,

@@ -11,13 +11,14 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import (
+    PyTreeDef,
     tree_flatten,
     tree_leaves,
     tree_map,
@@ -28,6 +29,7 @@ from jax.tree_util import (
 from .. import _compat
 from .._analyses.same import same
 from .._batched import Batched
+from .._compat import Tree
 from .._core import avals
 from .._core.avals import aval_of, avals_of, dense_aval, layer, mismatch
 from .._core.bodies import restage
@@ -39,15 +41,19 @@ from .._core.rewrite import Rewriter
 from .._core.settings import Settings, use_settings
 from .._core.site import Site, describe
 from .._core.traces import Rewriting
-from .._core.value import Value, is_value
+from .._core.value import ArrayOrValue, Operand, Value, is_value
 from .._staging.materialise import materialise
 from .._staging.program import run_on_values
 from .._staging.transform import transform
 from .adapters import Coerce, MakeDenser
 
 
+# A tangent or a cotangent of an array.
+Tangent: TypeAlias = ArrayOrValue | SymbolicZero
+
+
 @contextlib.contextmanager
-def noting(site: Site, operands: Sequence[Any]) -> Iterator[None]:
+def noting(site: Site, operands: Sequence[Operand]) -> Iterator[None]:
     """Add the equation to errors of a rule, which JAX calls long after it was rewritten."""
     try:
         yield
@@ -96,7 +102,7 @@ class Call(NamedTuple):
 Within = Callable[[Restaged, Sequence[int], Settings, Settings], Collection[int]]
 
 
-def restage_call(site: Site, operands: Sequence[Any], within: Within) -> Call:
+def restage_call(site: Site, operands: Sequence[Operand], within: Within) -> Call:
     """Rewrite the function of a custom rule, with results that can carry tangents.
 
     Where nothing may become dense, the other results stay as they are, too. It is an error
@@ -151,7 +157,7 @@ class _Assumption:
 def _within(
     settings: Settings,
     site: Site,
-    operands: Sequence[Any],
+    operands: Sequence[Operand],
     restaged: Restaged,
     confined: Sequence[int],
     within: Within,
@@ -211,7 +217,9 @@ def ignores_custom_rules(operands: Iterable[Any]) -> bool:
     )
 
 
-def add_call(site: Site, fn: Any, restaged: Restaged, operands: Sequence[Any]) -> Any:
+def add_call(
+    site: Site, fn: Callable[..., Any], restaged: Restaged, operands: Sequence[Operand]
+) -> Sequence[Operand]:
     """Add a call of a function with a custom rule, and return its results.
 
     Integers that come out as they went in, such as the indices of a sparse matrix, do not go
@@ -282,7 +290,7 @@ def _loses_its_layer(value: Value) -> bool:
     return True
 
 
-def on_avals(operand: Any) -> Any:
+def on_avals(operand: Tree) -> Any:
     return tree_map(_compat.leaf_aval, operand)
 
 
@@ -324,7 +332,7 @@ def has_array_tangents(structure: Structure) -> bool:
 # --- tangents and cotangents ------------------------------------------------------
 
 
-def zero_tangent(leaf: Any, symbolic: bool) -> Any:
+def zero_tangent(leaf: object, symbolic: bool) -> Tangent:
     aval = _compat.leaf_aval(leaf).to_tangent_aval()
     return SymbolicZero(aval) if symbolic else instantiated(SymbolicZero(aval))
 
@@ -339,7 +347,7 @@ def instantiated(tangent: Any) -> Any:
     return jnp.zeros_like(aval)
 
 
-def adopted_zero(cotangent: Any, result: Any) -> Any:
+def adopted_zero(cotangent: Tangent, result: ArrayOrValue) -> Tangent:
     """A cotangent that is not a symbolic zero: zeros are as if the program wrote them."""
     zeros = instantiated(cotangent)
     if type(cotangent) is not SymbolicZero or not (is_value(result) and result.adopts):
@@ -349,8 +357,8 @@ def adopted_zero(cotangent: Any, result: Any) -> Any:
 
 
 def tangent_of(
-    operand: Any, leaf_tangents: Sequence[Any], symbolic: bool, settings: Settings
-) -> Any:
+    operand: ArrayOrValue, leaf_tangents: Sequence[Any], symbolic: bool, settings: Settings
+) -> Tangent:
     """The tangent of an operand, for a rule: an array, a value or a symbolic zero.
 
     ``symbolic`` tells whether the rule takes symbolic zeros. Zeros of leaves are symbolic in
@@ -372,7 +380,7 @@ def _has_tangent_hook(value: Value) -> bool:
     return type(value).tangent is not Value.tangent
 
 
-def derivative(value: Value, leaf_tangents: Any) -> Any:
+def derivative(value: Value, leaf_tangents: Value) -> ArrayOrValue:
     """The derivative of the array that a value stands for, along tangents of its leaves."""
     fields, treedef = parts(value)
     tangents = [
@@ -388,7 +396,9 @@ def derivative(value: Value, leaf_tangents: Any) -> Any:
     return apply(fields, tangents)
 
 
-def _tangent_by_type(treedef: Any, fields: Sequence[Any], tangents: Sequence[Any]) -> Any:
+def _tangent_by_type(
+    treedef: PyTreeDef, fields: Sequence[Any], tangents: Sequence[Any]
+) -> ArrayOrValue:
     value = tree_unflatten(treedef, fields)
     tangent = value.tangent(tree_unflatten(treedef, tangents))
     if tangent is NotImplemented:
@@ -401,9 +411,9 @@ def _tangent_by_type(treedef: Any, fields: Sequence[Any], tangents: Sequence[Any
 
 
 def _tangent_by_materialise(
-    treedef: Any, fields: Sequence[Any], tangents: Sequence[Any]
-) -> Any:
-    def dense(*fields: Any) -> Any:
+    treedef: PyTreeDef, fields: Sequence[Any], tangents: Sequence[Any]
+) -> ArrayOrValue:
+    def dense(*fields: ArrayOrValue) -> jax.Array:
         return tree_unflatten(treedef, fields).materialise()
 
     # Tangents of dtype float0 are made anew, because no operation takes them.
@@ -414,13 +424,13 @@ def _tangent_by_materialise(
     return jax.jvp(dense, tuple(fields), tuple(tangents))[1]
 
 
-def lift(value: Value, tangent: Any, settings: Settings) -> list[Any]:
+def lift(value: Value, tangent: ArrayOrValue, settings: Settings) -> list[Any]:
     """Tangents of the leaves of a result, for the tangent that a rule returned."""
     with use_settings(settings):
         return _lift(value, tangent)
 
 
-def _lift(value: Value, tangent: Any) -> list[Any]:
+def _lift(value: Value, tangent: ArrayOrValue) -> list[Any]:
     leaves = tree_leaves(value)
     if not any(map(is_inexact, avals_of(leaves))):
         return [zero_tangent(leaf, False) for leaf in leaves]
@@ -443,7 +453,9 @@ def _lift(value: Value, tangent: Any) -> list[Any]:
     return leaf_tangents
 
 
-def _lift_by_type(treedef: Any, fields: Sequence[Any], tangent: Any) -> list[Any]:
+def _lift_by_type(
+    treedef: PyTreeDef, fields: Sequence[Any], tangent: ArrayOrValue
+) -> list[Any]:
     value = tree_unflatten(treedef, fields)
     cls = type(value).__name__
     lifted = value.lift_tangent(tangent)
@@ -467,7 +479,9 @@ def _lift_by_type(treedef: Any, fields: Sequence[Any], tangent: Any) -> list[Any
     return tangents
 
 
-def pull_back(operand: Any, cotangent: Any, settings: Settings, site: Site) -> list[Any]:
+def pull_back(
+    operand: ArrayOrValue, cotangent: ArrayOrValue | None, settings: Settings, site: Site
+) -> list[Any]:
     """Cotangents of the leaves of an operand; ``None`` for leaves without any."""
     if not is_value(operand):
         return [None if cotangent is None else materialise(cotangent)]
@@ -476,7 +490,7 @@ def pull_back(operand: Any, cotangent: Any, settings: Settings, site: Site) -> l
         return [None] * len(leaves)
     free = list(map(_is_float, leaves))
 
-    def tangent(float_tangents: list[Any]) -> Any:
+    def tangent(float_tangents: list[Any]) -> ArrayOrValue:
         rest = iter(float_tangents)
         tangents = [
             next(rest) if is_free else zero_tangent(leaf, False)
@@ -531,17 +545,20 @@ def _meeting(
         return cotangent.dual(), lambda tangent: tangent
     own = site._replace(builder=Rewriter(Rewriting(settings)))
     joined = join_all(own, structures)
-    if not is_value(joined.like()):
+    like = joined.like()
+    if not is_value(like):
         raise TypeError(
             f"A custom derivative rule returned a cotangent {on_avals(cotangent)!r} for a "
             f"{type(form).__name__}, which is never dense and whose cotangents are {wanted!r}."
         )
     bring = functools.partial(_brought, settings=settings, site=site)
-    dual = structure_of(joined.like().dual())
+    dual = structure_of(like.dual())
     return bring(cotangent, joined).dual(), lambda tangent: bring(tangent, dual)
 
 
-def _brought(operand: Any, structure: Structure, settings: Settings, site: Site) -> Any:
+def _brought(
+    operand: ArrayOrValue, structure: Structure, settings: Settings, site: Site
+) -> Any:
     """An operand in another structure, one of which its own has a join with."""
     identity = lambda x: [x]
     debug_info = _compat.new_debug_info("cotangent", identity)
@@ -550,7 +567,9 @@ def _brought(operand: Any, structure: Structure, settings: Settings, site: Site)
     return run_on_values(settings, jaxpr, [operand], site, leaving)[0]
 
 
-def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings) -> Any:
+def cotangent_of(
+    result: ArrayOrValue, leaf_cotangents: Sequence[Any], settings: Settings
+) -> Tangent:
     """The cotangent of a result, for a rule, from those of its leaves."""
     if not is_value(result):
         return leaf_cotangents[0]
@@ -560,11 +579,11 @@ def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings
     leaves, treedef = tree_flatten(result)
     free = list(map(_is_float, leaves))
 
-    def lifted(tangent: Any) -> list[Any]:
+    def lifted(tangent: ArrayOrValue) -> list[Any]:
         tangents = lift(result, tangent, settings)
         return [t for t, is_free in zip(tangents, free, strict=True) if is_free]
 
-    form = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    form: Any = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     if not can_be_dense(on_avals(result)):
         zeros = [zero_tangent(leaf, False) for leaf in leaves]
         form = derivative(result, tree_unflatten(treedef, zeros))
@@ -583,20 +602,20 @@ def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings
 # transpose these.
 
 
-def _is_float(leaf: Any) -> bool:
+def _is_float(leaf: object) -> bool:
     return is_inexact(_compat.leaf_aval(leaf))
 
 
-def _floats_of(tangent: Any) -> list[Any]:
+def _floats_of(tangent: Tree) -> list[Any]:
     return list(filter(_is_float, tree_leaves(tangent)))
 
 
-def _with_floats(tangent: Any, floats: Sequence[Any]) -> Any:
+def _with_floats(tangent: Tree, floats: Sequence[Any]) -> Tree:
     rest = iter(floats)
     return tree_map(lambda leaf: next(rest) if _is_float(leaf) else leaf, tangent)
 
 
-def chunks(leaves: Sequence[Any], operands: Sequence[Any]) -> list[list[Any]]:
+def chunks(leaves: Sequence[Any], operands: Sequence[Operand]) -> list[list[Any]]:
     """Group leaves by the operand that they belong to."""
     rest = iter(leaves)
     return [[next(rest) for _ in tree_leaves(operand)] for operand in operands]

@@ -10,7 +10,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,11 +23,11 @@ from .._core.caches import WeakCaches
 from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.traces import has_tracers
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .derivatives import instantiated, is_inexact
 
 
-def hi_primitive_handler(site: Site, operands: list[Any]) -> Any:
+def hi_primitive_handler(site: Site, operands: list[Operand]) -> Results:
     if not _compat.can_be_expanded(site.eqn):
         return NotImplemented
     body, consts = _expansion(site.eqn)
@@ -67,10 +67,10 @@ def _expansion(eqn: JaxprEqn) -> tuple[Jaxpr, list[Any]]:
     return expansion
 
 
-def _function(eqn: JaxprEqn) -> Any:
+def _function(eqn: JaxprEqn) -> Callable[..., Any]:
     """The expansion as a function, with the derivative of the object."""
 
-    def expand(*operands: Any) -> list[Any]:
+    def expand(*operands: jax.Array) -> list[Any]:
         return _compat.expand(eqn, operands)
 
     if not any(is_inexact(var.aval) for var in eqn.outvars):

@@ -13,10 +13,11 @@ from jax.tree_util import tree_leaves
 
 from .._core.rewrite import IDENTITIES, keepers
 from .._core.site import Site
+from .._core.value import Operand
 from .._placement.leafwise import constrain, device_put, reshard
 
 
-def _sink(site: Site, operands: Sequence[Any]) -> list[Any]:
+def _sink(site: Site, operands: Sequence[Operand]) -> list[Any]:
     """Apply a primitive that takes one operand and has no result to each leaf."""
     for leaf in tree_leaves(list(operands)):
         site.emit([leaf], [])

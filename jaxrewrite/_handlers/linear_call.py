@@ -8,19 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jax.custom_derivatives import linear_call
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .._core.bodies import restage
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .._staging.program import function_of, run_on_values
 from .adapters import MakeDense
 from .derivatives import noting
 
 
-def linear_call_handler(site: Site, operands: list[Any]) -> Any:
+def linear_call_handler(site: Site, operands: list[Operand]) -> Results:
     params = site.params
     num_consts, num_residuals = params["num_callee_consts"], params["num_res"]
     start = num_consts + num_residuals
@@ -48,7 +49,7 @@ def linear_call_handler(site: Site, operands: list[Any]) -> Any:
 
     leaves = [*site.include(restaged), *tree_leaves(residuals)]
 
-    def on_leaves(*flat: Any) -> list[Any]:
+    def on_leaves(*flat: jax.Array) -> list[Any]:
         own, rest = list(flat[: len(leaves)]), list(flat[len(leaves) :])
         return linear_call(call, transposed, own, rest)
 

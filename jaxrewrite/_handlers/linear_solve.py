@@ -11,15 +11,15 @@ from typing import Any
 
 from jax.tree_util import tree_leaves
 
-from .._compat import Var
+from .._compat import AnyJaxpr, Var
 from .._core.bodies import restage
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .adapters import MakeDense
 
 
-def linear_solve_handler(site: Site, operands: list[Any]) -> Any:
+def linear_solve_handler(site: Site, operands: list[Operand]) -> Results:
     has_values = any(map(is_value, operands))
     lengths, jaxprs = site.params["const_lengths"], site.params["jaxprs"]
     rest = iter(operands)
@@ -49,7 +49,7 @@ def linear_solve_handler(site: Site, operands: list[Any]) -> Any:
 handlers["custom_linear_solve"] = linear_solve_handler
 
 
-def _restage(site: Site, jaxpr: Any, consts: list[Any]) -> Any:
+def _restage(site: Site, jaxpr: AnyJaxpr, consts: list[Any]) -> Any:
     arrays = jaxpr.in_avals[len(consts) :]
     dense = MakeDense((True,) * len(jaxpr.out_avals))
     return restage(site, jaxpr, [*consts, *arrays], leaving=dense)

@@ -6,7 +6,6 @@ One scan stays one scan. Its constants, its carry, its xs and its ys may each be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from jax.tree_util import tree_leaves, tree_unflatten
 
@@ -18,13 +17,13 @@ from .._core.builder import Restaged
 from .._core.join import Structure
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .adapters import Coerce
 from .carry import body_inputs, fixed_point
 from .stacking import Elements, sliceable, stacked
 
 
-def scan_handler(site: Site, operands: list[Any]) -> Any:
+def scan_handler(site: Site, operands: list[Operand]) -> Results:
     has_values = any(map(is_value, operands))
     body, length = site.params["jaxpr"], site.params["length"]
     num_consts, num_carry = _compat.scan_counts(site.params)

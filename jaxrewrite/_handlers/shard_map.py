@@ -16,14 +16,14 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
-from .._compat import JaxprEqn, Literal, ShapedArray
+from .._compat import Atom, JaxprEqn, Literal, ShapedArray
 from .._core.avals import aval_of, avals_of
 from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.dense import Reason
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .._placement.leafwise import specs_of_leaves
 from .._staging.program import Program
 from ..primitives import COLLECTIVE
@@ -40,7 +40,7 @@ _DIFFERS = Reason(
 )
 
 
-def shard_map_handler(site: Site, operands: list[Any]) -> Any:
+def shard_map_handler(site: Site, operands: list[Operand]) -> Results:
     params = site.params
     has_values = any(map(is_value, operands))
     in_specs: list[Any] = []
@@ -51,8 +51,9 @@ def shard_map_handler(site: Site, operands: list[Any]) -> Any:
         def split(x: Any, spec: Any = spec, there: Any = var.aval) -> list[Any] | None:
             return _leaf_specs(x, spec, there, params["mesh"], _shard_shape)
 
-        while (specs := split(operands[i])) is None:
-            operands[i] = site.make_denser(operands[i], _NOT_SHARDED)
+        operand: Any = operands[i]
+        while (specs := split(operand)) is None:
+            operand = operands[i] = site.make_denser(operand, _NOT_SHARDED)
         in_specs.extend(specs)
     leaves, in_tree = tree_flatten(operands)
 
@@ -95,7 +96,7 @@ def shard_map_handler(site: Site, operands: list[Any]) -> Any:
             break
         restaged = _within(on_mesh, rewrite, leaves, site)
 
-    def body(*shards: Any) -> tuple[Any, ...]:
+    def body(*shards: jax.Array) -> tuple[Any, ...]:
         return tuple(Program(restaged.jaxpr, restaged.consts)(shards))
 
     site.include(restaged._replace(consts=[]))  # The body closes over the constants.
@@ -116,7 +117,7 @@ def _within(
     """Rewrite the body where it will run: inside of the mesh axes."""
     found: list[Restaged] = []
 
-    def body(*shards: Any) -> tuple[()]:
+    def body(*shards: jax.Array) -> tuple[()]:
         found.append(rewrite(shards))
         return ()
 
@@ -131,7 +132,7 @@ def _within(
 
 
 def _leaf_specs(
-    operand: Any, spec: PartitionSpec, there: Any, mesh: Any, resize: Callable[..., Any]
+    operand: Operand, spec: PartitionSpec, there: Any, mesh: Any, resize: Callable[..., Any]
 ) -> list[Any] | None:
     """The specs of the leaves; ``None`` if they cannot be split.
 
@@ -167,7 +168,7 @@ def _is_apart(
     )
 
 
-def _names(entry: Any) -> tuple[Any, ...]:
+def _names(entry: object) -> tuple[Any, ...]:
     """The mesh axes in an entry of a spec."""
     names = entry if isinstance(entry, tuple) else (entry,)
     return tuple(name for name in names if name is not None)
@@ -192,7 +193,7 @@ def _varying(
     shards = jaxpr.invars[len(restaged.consts) :]
     found: dict[Any, Set[Any]] = dict(zip(shards, map(_all_names, in_specs), strict=True))
 
-    def known(atom: Any) -> Set[Any]:
+    def known(atom: Atom) -> Set[Any]:
         return set() if type(atom) is Literal else found.get(atom, set())
 
     for eqn in jaxpr.eqns:

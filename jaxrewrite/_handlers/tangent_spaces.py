@@ -17,17 +17,19 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax import lax
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
+from .._compat import AnyJaxpr, Tree
 from .._core.avals import avals_of, same_treedef
 from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.join import Structure, structure_of
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
-from .._core.value import Value, is_value
+from .._core.value import Like, Operand, Value, is_value
 from .derivatives import confinement, derivative, is_inexact, on_avals, parts, zero_tangent
 from .entrywise import FIXED, Dependence, Kind, dependences, source
 
@@ -41,7 +43,7 @@ class Space(NamedTuple):
     confines them, if it does, and ``is_own`` whether the operand itself is in the space.
     """
 
-    like: Any
+    like: Like
     labels: tuple[Any, ...]
     confined: str | None = None
     is_own: bool = False
@@ -102,7 +104,7 @@ class Tangents(NamedTuple):
     moving: tuple[bool, ...]
 
 
-def tangents_of(operand: Any, settings: Settings, first: int = 0) -> Tangents:
+def tangents_of(operand: Operand, settings: Settings, first: int = 0) -> Tangents:
     """The tangents of an operand whose first leaf has the number ``first``."""
     operand = on_avals(operand)
     leaves = tree_leaves(operand)
@@ -121,7 +123,7 @@ def _tangents_of_value(value: Value, settings: Settings, first: int) -> Tangents
     floats = [x for x in leaves if is_inexact(x)]
     out: list[Any] = []
 
-    def tangent(*args: Any) -> list[Any]:
+    def tangent(*args: jax.Array) -> list[Any]:
         own, rest = args[: len(leaves)], iter(args[len(leaves) :])
         tangents = [next(rest) if is_inexact(x) else zero_tangent(x, False) for x in leaves]
         made = derivative(tree_unflatten(treedef, own), tree_unflatten(treedef, tangents))
@@ -156,7 +158,7 @@ def _labels(found: Iterable[Dependence]) -> tuple[Any, ...]:
     return tuple(next(iter(x.sources)) if x.kind == Kind.SAME else None for x in found)
 
 
-def of_operands(operands: Sequence[Any], settings: Settings) -> list[Tangents]:
+def of_operands(operands: Sequence[Operand], settings: Settings) -> list[Tangents]:
     """The tangents of each operand."""
     found, first = [], 0
     for operand in operands:
@@ -166,7 +168,7 @@ def of_operands(operands: Sequence[Any], settings: Settings) -> list[Tangents]:
 
 
 def of_moving_leaves(
-    fn: Callable[..., Any], operands: Sequence[Any], settings: Settings
+    fn: Callable[..., Any], operands: Sequence[Operand], settings: Settings
 ) -> Callable[..., Any]:
     """A function of constants and leaves, for which leaves that no array depends on are constant.
 
@@ -175,7 +177,7 @@ def of_moving_leaves(
     """
     moving = [is_moving for x in of_operands(operands, settings) for is_moving in x.moving]
 
-    def call(*leaves: Any) -> Any:
+    def call(*leaves: jax.Array) -> Any:
         first = len(leaves) - len(moving)
         own = (
             x if is_moving else lax.stop_gradient(x)
@@ -204,7 +206,7 @@ def of_results(
 
 
 def run_on_tangents(
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     operands: Sequence[Space],
     wanted: Sequence[Space],
     settings: Settings,
@@ -230,7 +232,7 @@ def run_on_tangents(
     ]
 
 
-def of_primals(operands: Sequence[Any]) -> list[Space]:
+def of_primals(operands: Sequence[Operand]) -> list[Space]:
     """The operands themselves, not their tangents, for `run_on_tangents`."""
     numbers = itertools.count()
     return [
@@ -238,7 +240,7 @@ def of_primals(operands: Sequence[Any]) -> list[Space]:
     ]
 
 
-def fixed(array: Any) -> Space:
+def fixed(array: object) -> Space:
     """An array that a rule closes over, for `run_on_tangents`."""
     return Space(_compat.leaf_aval(array), (None,))
 
@@ -257,5 +259,5 @@ class _Denser(NamedTuple):
         ]
 
 
-def _is_of(structure: Structure, operand: Any) -> bool:
+def _is_of(structure: Structure, operand: Tree) -> bool:
     return structure_of(operand) == structure

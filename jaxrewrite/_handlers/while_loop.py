@@ -8,14 +8,14 @@ from typing import Any
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._compat import Var
+from .._compat import AnyJaxpr, Var
 from .._core.bodies import restage
 from .._core.builder import Restaged
 from .._core.dense import Reason
 from .._core.join import Structure
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .adapters import Coerce, MakeDense
 from .carry import body_inputs, fixed_point
 
@@ -26,7 +26,7 @@ _DECIDES = Reason(
 )
 
 
-def while_handler(site: Site, operands: list[Any]) -> Any:
+def while_handler(site: Site, operands: list[Operand]) -> Results:
     has_values = any(map(is_value, operands))
     params = site.params
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
@@ -36,7 +36,7 @@ def while_handler(site: Site, operands: list[Any]) -> Any:
     carry = operands[num_condition + num_body :]
 
     def rewrite(
-        jaxpr: Any,
+        jaxpr: AnyJaxpr,
         consts: Sequence[Any],
         structures: Sequence[Structure],
         leaving: Coerce | MakeDense | None,

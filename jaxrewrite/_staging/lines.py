@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from .. import _compat
-from .._compat import JaxprEqn, Literal, Var
+from .._compat import Atom, JaxprEqn, Literal, Var
 from .._core.caches import bounded_cache
 
 
@@ -54,7 +54,7 @@ def in_lines(steps: Sequence[Step], outvars: Sequence[Any]) -> list[Step]:
     return lines
 
 
-def _line(step: Step) -> Any:
+def _line(step: Step) -> object:
     """What steps of the same line have in common; an object of its own for others."""
     eqn = step.eqn
     is_equation = step.is_jitted and step.results is eqn.outvars and not eqn.effects
@@ -67,12 +67,12 @@ _functions = bounded_cache(512)
 
 def _as_one(run: Sequence[Step], needed: set[Var]) -> Step:
     eqns = [step.eqn for step in run]
-    numbers: dict[Any, int] = {}
+    numbers: dict[Var, int] = {}
     taken: list[Var] = []
     described: list[Hashable] = []
 
-    def number(atom: Any) -> Hashable:
-        if type(atom) is Literal:
+    def number(atom: Atom) -> Hashable:
+        if isinstance(atom, Literal):
             return atom.aval, np.asarray(atom.val).tobytes()
         if atom not in numbers:
             numbers[atom] = len(numbers)
@@ -100,7 +100,7 @@ def _as_one(run: Sequence[Step], needed: set[Var]) -> Step:
 def _function(
     eqns: Sequence[JaxprEqn], taken: Sequence[Var], produced: Sequence[Var]
 ) -> Callable[..., list[Any]]:
-    def line(*operands: Any) -> list[Any]:
+    def line(*operands: jax.Array) -> list[Any]:
         env: dict[Any, Any] = dict(zip(taken, operands, strict=True))
         for eqn in eqns:
             ins = [x.val if type(x) is Literal else env[x] for x in eqn.invars]

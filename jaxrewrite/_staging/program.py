@@ -18,7 +18,7 @@ import numpy as np
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._compat import Jaxpr, JaxprEqn, Literal, Var
+from .._compat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from .._core.bodies import Adapter, restage
 from .._core.builder import Applied, Restaged
 from .._core.caches import WeakCaches
@@ -132,11 +132,11 @@ class Program:
         ]
 
 
-def function_of(restaged: Restaged, original: Any) -> Callable[..., list[Any]]:
+def function_of(restaged: Restaged, original: AnyJaxpr) -> Callable[..., list[Any]]:
     """A rewritten body as a function of its constants and leaves, with the body's name."""
     program = Program(restaged.jaxpr, ())
 
-    def call(*leaves: Any) -> list[Any]:
+    def call(*leaves: jax.Array) -> list[Any]:
         return program(leaves)
 
     call.__name__ = _compat.name_of(original)
@@ -181,8 +181,8 @@ class _Steps:
         numbers = {var: i for i, var in enumerate(jaxpr.invars)}
         self._literals: list[Literal] = []
 
-        def number(atom: Any) -> int:
-            if type(atom) is Literal:
+        def number(atom: Atom) -> int:
+            if isinstance(atom, Literal):
                 # Counted from the end, where the registers of literals are.
                 self._literals.append(atom)
                 return -len(self._literals)
@@ -321,7 +321,7 @@ def _fused(traced: Jaxpr) -> _Fused:
             (),
         )
 
-        def rule(*operands: Any) -> list[Any]:
+        def rule(*operands: jax.Array) -> list[Any]:
             return program(operands)
 
         rule.__name__ = _compat.name_of(traced)
@@ -331,7 +331,7 @@ def _fused(traced: Jaxpr) -> _Fused:
 
 
 def _binding(eqn: JaxprEqn) -> Callable[..., Any]:
-    def bind(*operands: Any) -> Any:
+    def bind(*operands: jax.Array) -> jax.Array | Sequence[jax.Array]:
         source, context = _compat.eqn_context(eqn)
         with source, context:
             results = _compat.bind_eqn(eqn, operands)

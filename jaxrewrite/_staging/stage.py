@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from jax.tree_util import (
 )
 
 from .. import _compat
-from .._compat import Jaxpr
+from .._compat import Jaxpr, ShapedArray, Tree
 from .._core import hooks
 from .._core.avals import aval_of, avals_of
 from .._core.dead_code import drop_dead_code
@@ -36,10 +36,14 @@ from .._core.rules import Rule, RulesInForce, global_rules
 from .._core.settings import Settings, use_settings
 from .._core.site import describe_operand
 from .._core.traces import Rewriting
-from .._core.value import is_value
+from .._core.value import Operand, is_value
 from . import collector
 from .closures import Staging, run_of
 from .program import Program
+
+
+# A predicate on leaves, or a pytree prefix of the function, its arguments and keywords.
+FilterSpec = bool | Callable[[Any], Any] | tuple[Any, Any, Any]
 
 
 class Arguments(NamedTuple):
@@ -76,7 +80,7 @@ class Staged(NamedTuple):
         """Whether the program holds arrays of a call that has ended."""
         return self.staging is not None and self.staging.is_spent
 
-    def __call__(self, leaves: Sequence[Any]) -> Any:
+    def __call__(self, leaves: Sequence[Any]) -> Tree:
         taken = [leaves[i] for i in self.positions]
         if self.staging is None:
             results = self.program(taken)
@@ -91,7 +95,7 @@ class Staged(NamedTuple):
         return tree_unflatten(self.out_tree, results)
 
 
-def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
+def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> Staged:
     """Trace a function over its arguments' avals, and rewrite it for the values."""
     operands, tree = tree_flatten(arguments.tree, is_leaf=is_value)
     # With many operands, their names would cost more than the rest of staging.
@@ -139,7 +143,7 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
     )
 
 
-def _as_weak_as(builder: Rewriter, result: Any, aval: Any) -> Any:
+def _as_weak_as(builder: Rewriter, result: Operand, aval: ShapedArray) -> Operand:
     """A result with the weak or strong type that it has in the program.
 
     What rules make of a weak type may be strong, and the other way round. The type of a value
@@ -147,7 +151,7 @@ def _as_weak_as(builder: Rewriter, result: Any, aval: Any) -> Any:
     """
     is_weak = _compat.is_weak(aval)
 
-    def convert(atom: Any) -> Any:
+    def convert(atom: Any) -> Operand:
         if atom.aval.dtype != aval.dtype or not (is_weak or _compat.is_weak(atom.aval)):
             return atom
         # A variable of the program may have a weak type where what a rule writes to it has none.
@@ -220,7 +224,7 @@ class _Static:
 
     __slots__ = ("leaf",)
 
-    def __init__(self, leaf: Any):
+    def __init__(self, leaf: object):
         self.leaf = leaf
 
 
@@ -232,7 +236,7 @@ def _rebuilder(
 ) -> Callable[[Any], Any]:
     static = [None if d else leaf for leaf, d in zip(leaves, dynamic, strict=True)]
 
-    def rebuild(tracers: Any) -> Any:
+    def rebuild(tracers: Iterator[jax.Array]) -> Tree:
         return tree_unflatten(
             treedef,
             [next(tracers) if d else s for s, d in zip(static, dynamic, strict=True)],
@@ -247,7 +251,7 @@ def _trace_user_function(
     fn = arguments.fn
     out: list[Any] = []
 
-    def flat(*tracers: Any) -> list[Any]:
+    def flat(*tracers: jax.Array) -> list[Any]:
         rest = iter(tracers)
         whole = tree_unflatten(tree, [build(rest) for build in inputs.rebuild])
         before = [(hook, hook.before(whole)) for hook in hooks.staging_hooks]
@@ -302,7 +306,7 @@ _NEEDS_A_NUMBER = (
 )
 
 
-def is_hollow(x: Any) -> bool:
+def is_hollow(x: object) -> bool:
     """Whether a value has no leaves, so that `jax.vmap` cannot add batch axes to it."""
     return is_value(x) and not tree_leaves(x)
 
@@ -352,7 +356,7 @@ def _parameter_names(fn: Callable[..., Any], args: Sequence[Any]) -> Sequence[st
 
 
 def _chosen(
-    filter_spec: Any, arguments: Arguments, operands: Sequence[Any]
+    filter_spec: FilterSpec, arguments: Arguments, operands: Sequence[Any]
 ) -> Sequence[bool]:
     """Whether the filter chooses each of the operands."""
     if isinstance(filter_spec, bool):
