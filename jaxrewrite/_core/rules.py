@@ -15,6 +15,7 @@ import math
 import numbers
 import sys
 import threading
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -45,8 +46,8 @@ class Ranked(Protocol):
 class Rule:
     """A user's rule for some primitives, as it was registered.
 
-    ``commutative`` and ``either`` also register a twin, for operands in the opposite
-    order. A mirrored twin exchanges the operands before it calls the function.
+    ``exchange`` also registers a twin, for operands in the opposite order. A mirrored twin
+    exchanges the operands before it calls the function.
     """
 
     __slots__ = ("fn", "is_twin", "literals", "mirrored", "precedence", "signature")
@@ -112,13 +113,17 @@ def _check_precedence(precedence: object) -> None:
         raise TypeError("The precedence of a rule is a number; got NaN.")
 
 
-def _check_pair(rule: Rule, keyword: str) -> None:
-    count = len(rule.signature.operands)
-    if count != 2 or rule.signature.variadic:
+def _twin(rule: Rule, exchange: str) -> Rule:
+    """The same rule for its two operands in the opposite order."""
+    signature, count = rule.signature, len(rule.signature.operands)
+    if count != 2 or signature.variadic:
         raise TypeError(
-            f"{keyword}=True needs a rule with two operands; "
+            f"exchange={exchange!r} needs a rule with two operands; "
             f"{getattr(rule.fn, '__name__', rule.fn)} has {count}."
         )
+    is_mirrored = exchange == "operands"
+    turned = signature if is_mirrored else signature.reversed()
+    return Rule(rule.fn, turned, rule.precedence, is_twin=True, mirrored=is_mirrored)
 
 
 # What other rooms ask of each rule, with its primitives, before a table has it. They raise
@@ -210,8 +215,7 @@ class Table:
         primitive: Primitive | str,
         *more: Primitive | str,
         precedence: int = 0,
-        commutative: bool = False,
-        either: bool = False,
+        exchange: typing.Literal["operands", "types"] | None = None,
         types: Sequence[Any] | None = None,
     ) -> Callable[[_F], _F]:
         """Register a rule for one primitive, or several; a decorator.
@@ -248,14 +252,12 @@ class Table:
         precedence
             Rules of higher precedence are tried first. A rule for the same types as an
             earlier one of the table replaces it, whatever the precedence of the two.
-        commutative
+        exchange
             Register the rule also for its two operands in the opposite order, unless there
-            is a rule for that order. The rule is then called with the operands exchanged,
-            in the order of its parameters.
-        either
-            Register the rule also for its two operands in the opposite order, like
-            ``commutative``, but call it with the operands in the order of the program. Its
-            types then say which two operands meet, not which of them comes first.
+            is a rule for that order. With ``"operands"`` it is then called with the operands
+            exchanged, in the order of its parameters: for a commutative primitive. With
+            ``"types"`` it gets them in the order of the program. The types of its parameters
+            then say which two operands meet, not which of them comes first.
         types
             The annotations of the positional parameters, in place of the rule's own: for
             rules that a loop over types defines.
@@ -268,11 +270,11 @@ class Table:
         Raises
         ------
         ValueError
-            If a name is not the name of a primitive.
+            If a name is not the name of a primitive, or ``exchange`` is another word.
         TypeError
-            If the rule's annotations cannot be dispatched on, a rule with
-            ``commutative`` or ``either`` does not have two operands, or the rule can never
-            be called: its operands or parameters are not those of the primitive.
+            If the rule's annotations cannot be dispatched on, a rule with ``exchange`` does
+            not have two operands, or the rule can never be called: its operands or
+            parameters are not those of the primitive.
 
         Examples
         --------
@@ -284,15 +286,15 @@ class Table:
         ...     x: jax.Array
         ...     def materialise(self):
         ...         return self.x
-        >>> @jaxrewrite.register("sub", either=True)
+        >>> @jaxrewrite.register("sub", exchange="types")
         ... def _(a: Metres, b: ArrayLike, **params):
         ...     number = lambda v: v.x if isinstance(v, Metres) else v
         ...     return Metres(number(a) - number(b))
         >>> (Metres(jnp.ones(2)) - 3).x, (3 - Metres(jnp.ones(2))).x
         (Array([-2., -2.], dtype=float32), Array([2., 2.], dtype=float32))
         """
-        if commutative and either:
-            raise TypeError("A rule takes commutative=True or either=True, not both.")
+        if exchange not in (None, "operands", "types"):
+            raise ValueError(f"exchange is 'operands' or 'types'; got {exchange!r}.")
         _check_precedence(precedence)
         primitives = [find_primitive(p) for p in (primitive, *more)]
         prepare_defined()
@@ -304,12 +306,7 @@ class Table:
             rule = Rule(fn, signature, precedence)
             for check in checks:
                 check(rule, primitives)
-            twin = None
-            if commutative or either:
-                _check_pair(rule, "commutative" if commutative else "either")
-                turned = signature if commutative else signature.reversed()
-                twin = Rule(fn, turned, precedence, is_twin=True, mirrored=commutative)
-            self._add(primitives, rule, twin)
+            self._add(primitives, rule, None if exchange is None else _twin(rule, exchange))
             return fn
 
         return decorate
