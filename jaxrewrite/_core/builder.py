@@ -27,7 +27,7 @@ class Applied(NamedTuple):
     eqns: Sequence[JaxprEqn]
 
 
-class Restaged(NamedTuple):
+class Rewritten(NamedTuple):
     """A jaxpr rewritten for operands of one structure.
 
     The ``jaxpr`` takes ``consts`` first and then the leaves of the operands. It returns the
@@ -132,7 +132,7 @@ class Builder:
         outvars: Sequence[Any],
         out_tree: PyTreeDef,
         debug_info: _compat.DebugInfo,
-    ) -> Restaged:
+    ) -> Rewritten:
         eqns = live_equations(self.eqns, outvars)
         consts = list(self._consts.values())
         jaxpr = _compat.new_jaxpr(
@@ -142,7 +142,7 @@ class Builder:
             debug_info,
             self.is_high,
         )
-        finished = Restaged(
+        finished = Rewritten(
             jaxpr,
             _compat.close_jaxpr(jaxpr),
             [value for _, value in consts],

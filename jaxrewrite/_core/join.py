@@ -6,7 +6,7 @@ are brought to their *join*, which is the first of these that exists:
 
 - the same structure, if they are equal;
 - the structure of the other, if one is known to be zeros and the other can hold zeros;
-- the join of their fields that are values, if they differ only in these;
+- the join of their children that are values, if they differ only in these;
 - the result of the types' own `Value.join`;
 - the dense array.
 """
@@ -21,7 +21,7 @@ from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_u
 
 from .. import _compat
 from .._compat import Aval, Literal, Tree, Var
-from .avals import aval_of, avals_of, fields, full, layer, same_treedef
+from .avals import aval_of, avals_of, children, full, rule_children, same_treedef
 from .dead_code import live_equations
 from .dense import Reason
 from .site import Site
@@ -29,7 +29,7 @@ from .value import Like, Operand, Value, is_value
 from .zeros import as_arrays, can_be_zero, is_zeros
 
 
-# Flattens what a rule sees of a value, or its fields.
+# `rule_children` or `children`.
 PartsOf = Callable[[Any], tuple[list[Any], PyTreeDef]]
 
 
@@ -81,11 +81,11 @@ def join(site: Site, a: Structure, b: Structure) -> Structure:
     x, y = a.like(), b.like()
     if not (is_value(x) or is_value(y)):
         return structure_of(site.scratch().vary(Var(x), y))
-    joined = _join_fields(site, x, y)
+    joined = _join_children(site, x, y)
     if joined is None:
         return dense_structure(a)
     both = structure_of(joined)
-    # A type's `join` may not settle on one structure. Then it cannot be used.
+    # A type's `join` may not give one structure for both. Then it cannot be used.
     fit = fits(site, a, both) and fits(site, b, both)
     return both if fit else dense_structure(a)
 
@@ -93,21 +93,21 @@ def join(site: Site, a: Structure, b: Structure) -> Structure:
 def join_all(site: Site, structures: Sequence[Structure]) -> Structure:
     """The join of several structures, to which operands of each can be brought."""
     joined = functools.reduce(lambda a, b: join(site, a, b), structures)
-    if all(fits(site, own, joined) for own in structures):
+    if all(fits(site, structure, joined) for structure in structures):
         return joined
     return dense_structure(joined)
 
 
-def _join_fields(site: Site, x: Like, y: Like) -> Like | None:
+def _join_children(site: Site, x: Like, y: Like) -> Like | None:
     """The join as a value on avals; ``None`` if it is dense."""
     for zeros, other in ((x, y), (y, x)):
         if is_zeros(zeros):
             if can_be_zero(other):
                 return other
-            own = structure_of(as_arrays(zeros))
-            return join(site, own, structure_of(other)).like()
-    parts_of: Any = layer
-    if not _same_parts(x, y, layer):
+            arrays = structure_of(as_arrays(zeros))
+            return join(site, arrays, structure_of(other)).like()
+    parts_of: Any = rule_children
+    if not _same_parts(x, y, rule_children):
         pair = _call_join(site.scratch(), tree_map(Var, x), tree_map(Var, y))
         if pair is None:
             return None
@@ -128,11 +128,11 @@ def with_parts_joined(
     return tree_unflatten(treedef, [joining(*pair).like() for pair in pairs])
 
 
-def fits(site: Site, own: Structure, joined: Structure) -> bool:
+def fits(site: Site, structure: Structure, joined: Structure) -> bool:
     """Whether operands of one structure can be brought to another."""
-    if own == joined or not is_value(joined.like()):
+    if structure == joined or not is_value(joined.like()):
         return True
-    return coerce(site.scratch(), tree_map(Var, own.like()), joined) is not None
+    return coerce(site.scratch(), tree_map(Var, structure.like()), joined) is not None
 
 
 _DIFFERS = Reason(
@@ -149,14 +149,14 @@ def coerce(site: Site, operand: Operand, structure: Structure) -> Operand | None
         return operand
     like = structure.like()
     if is_zeros(operand):
-        own = structure if can_be_zero(like) else structure_of(as_arrays(operand))
-        return coerce(site, _zeros(site, own), structure)
+        start = structure if can_be_zero(like) else structure_of(as_arrays(operand))
+        return coerce(site, _zeros(site, start), structure)
     if not is_value(like):
         if is_value(operand):
             operand = site.materialise(operand, _DIFFERS)
         return site.vary(operand, like)
-    parts_of: Any = layer
-    if not _same_parts(operand, like, layer):
+    parts_of: Any = rule_children
+    if not _same_parts(operand, like, rule_children):
         operand = _through_types(site, operand, like)
         parts_of = None if operand is None else common_parts(operand, like)
         if parts_of is None:
@@ -178,7 +178,7 @@ def _zeros(site: Site, structure: Structure) -> Operand:
 def _same_parts(x: Operand | Like, y: Operand | Like, parts_of: PartsOf) -> bool:
     """Whether two operands differ at most inside of parts that are values.
 
-    The parts are what rules see (`layer`), or the fields.
+    The parts are what rules see (`rule_children`), or the `children`.
     """
     if not (is_value(x) and is_value(y)):
         return False
@@ -191,30 +191,31 @@ def _same_parts(x: Operand | Like, y: Operand | Like, parts_of: PartsOf) -> bool
 
 
 def common_parts(x: Operand | Like, y: Operand | Like) -> PartsOf | None:
-    """The parts outside of which two operands do not differ: `layer`, `fields` or ``None``.
+    """`rule_children` or `children` if two operands differ only inside of these, else ``None``.
 
-    A type whose rules see all leaves may have other types in its fields.
+    A type whose rules see all leaves may have other types in its children.
     """
-    return next((parts for parts in (layer, fields) if _same_parts(x, y, parts)), None)
+    return next((of for of in (rule_children, children) if _same_parts(x, y, of)), None)
 
 
 def _call_join(site: Site, x: Operand, y: Operand) -> Sequence[Operand] | None:
     """The result of `Value.join` for two operands; ``None`` if there is none."""
     # The outer type comes first, whichever operand it is: units stay around what is inside.
-    askable = [
-        (own, other, swapped)
-        for own, other, swapped in ((x, y, False), (y, x, True))
-        if is_value(own) and type(own).join is not Value.join
+    pairs = [
+        (value, other, swapped)
+        for value, other, swapped in ((x, y, False), (y, x, True))
+        if is_value(value) and type(value).join is not Value.join
     ]
-    for own, other, swapped in sorted(askable, key=lambda each: -type(each[0]).outer):
-        aval = aval_of(own)
+    for value, other, swapped in sorted(pairs, key=lambda pair: -type(pair[0]).outer):
+        aval = aval_of(value)
         outvars = [Var(aval), Var(aval)]
-        cls = type(own)
+        cls = type(value)
 
         def check(pair: object, cls: type = cls, aval: Aval = aval) -> list[Any]:
             return _checked_pair(pair, cls, aval)
 
-        pair = site.giving(outvars).call(cls.join, (cls.join, "join"), [own, other], check)
+        key = cls.join, "join"
+        pair = site.giving(outvars).call(cls.join, key, [value, other], check)
         if pair is not NotImplemented:
             return pair[::-1] if swapped else pair
     return None
@@ -227,10 +228,10 @@ def _checked_pair(pair: object, cls: type, aval: Aval) -> list[Any]:
             f"{what} must return a pair, itself and the other in one structure, or "
             f"NotImplemented; it returned a {type(pair).__name__}."
         )
-    for own, got in zip(("itself", "the other"), avals_of(pair), strict=True):
+    for which, got in zip(("itself", "the other"), avals_of(pair), strict=True):
         if not _compat.same_array_type(got, aval):
             raise TypeError(
-                f"{what} returned {own} as {_compat.short(got)}; it stands for "
+                f"{what} returned {which} as {_compat.short(got)}; it stands for "
                 f"{_compat.short(aval)}."
             )
     return list(pair)

@@ -33,7 +33,7 @@ class MadeDense(NamedTuple):
 class Record:
     """An equation that met a value, and what the rewriting made of it.
 
-    ``answer`` names what answered: ``"rule"``, ``"handler"``, ``"default"``, ``"identity"``
+    ``way`` is the way in which it was rewritten: ``"rule"``, ``"handler"``, ``"default"``, ``"identity"``
     or ``"dense"``. ``added`` are the equations that take the equation's place. ``inner`` are
     records of equations of rules, and ``bodies`` those of jaxprs in the equation.
     """
@@ -41,7 +41,7 @@ class Record:
     site: Site
     operands: Sequence[Operand]
     results: Sequence[Any] = ()
-    answer: str = "dense"
+    way: str = "dense"
     rule: Ranked | None = None
     owner: type[Value] | None = None
     declined: list[Declined] = dataclasses.field(default_factory=list)
@@ -103,7 +103,7 @@ class Recorder:
 
     # --- what has equations of its own --------------------------------------------
 
-    def include(self, records: Sequence[Record]) -> None:
+    def extend(self, records: Sequence[Record]) -> None:
         """Add records that were collected aside."""
         self.lists[-1].extend(records)
 

@@ -44,7 +44,7 @@ handlers: dict[str, Handler] = {}
 
 # Handlers of the primitives that return their operands or move them as a whole, so that
 # values need not be dense. `_handlers.leafwise` has the list.
-keepers: dict[str, Handler] = {}
+leafwise_handlers: dict[str, Handler] = {}
 
 # The primitives that return their operands.
 IDENTITIES = ("copy", "copy_p", "name", "optimization_barrier", "pvary", "stop_gradient")
@@ -64,10 +64,10 @@ class Rewriter(Builder):
 
     def analysis(self, kind: type[Analysis]) -> Any:
         """What an analysis tells of the equations so far; made when it is first asked for."""
-        found = self._analyses.get(kind)
-        if found is None:
-            found = self._analyses[kind] = kind(self.eqns)
-        return found
+        analysis = self._analyses.get(kind)
+        if analysis is None:
+            analysis = self._analyses[kind] = kind(self.eqns)
+        return analysis
 
     def scratch(self) -> Rewriter:
         """A builder for equations that only answer a question, and are in no report."""
@@ -126,14 +126,14 @@ class Rewriter(Builder):
         targets = targets or {}
         self.is_high |= jaxpr.is_high
         # The equations of a rule are final, so that a rule for dense tanh may use tanh.
-        watched = self._watched(jaxpr) if site is None else frozenset()
+        open_primitives = self._open_primitives(jaxpr) if site is None else frozenset()
         origin = None if site is None else site.source_info
         if origin is not None and not any(map(is_value, env.values())):
-            self._add_on_arrays(jaxpr, env, origin, targets)
+            self._emit_on_arrays(jaxpr, env, origin, targets)
             return [_read(env, atom) for atom in jaxpr.outvars]
         for eqn in jaxpr.eqns:
-            is_watched = eqn.primitive in watched
-            if not (env or is_watched) and site is None:
+            is_open = eqn.primitive in open_primitives
+            if not (env or is_open) and site is None:
                 self.eqns.append(eqn)
                 continue
             has_value = False
@@ -142,18 +142,18 @@ class Rewriter(Builder):
                 if type(atom) is not Literal and atom in env:
                     renamed = True
                     has_value |= is_value(env[atom])
-            if not (renamed or is_watched) and site is None:
+            if not (renamed or is_open) and site is None:
                 self.eqns.append(eqn)
                 continue
             invals: Sequence[Operand] = eqn.invars
             if renamed:
                 invals = [_read(env, atom) for atom in invals]
-            if is_watched and not has_value and self._stays(eqn, invals):
-                is_watched = False
+            if is_open and not has_value and self._is_known_unchanged(eqn, invals):
+                is_open = False
             outvars = eqn.outvars
             if site is not None:
                 outvars = [targets.get(var) or _fresh(var) for var in outvars]
-            if has_value or is_watched:
+            if has_value or is_open:
                 results = self.apply(Site(self, eqn, outvars, origin), invals)
             elif not renamed and site is None:
                 self.eqns.append(eqn)
@@ -166,7 +166,7 @@ class Rewriter(Builder):
                     env[var] = result
         return [_read(env, atom) for atom in jaxpr.outvars]
 
-    def _add_on_arrays(
+    def _emit_on_arrays(
         self,
         jaxpr: Jaxpr,
         env: dict[Var, Any],
@@ -191,7 +191,7 @@ class Rewriter(Builder):
             new = eqn.replace(invars=operands, outvars=outvars, source_info=info)
             self.eqns.append(new)
 
-    def _watched(self, jaxpr: Jaxpr) -> Set[Primitive]:
+    def _open_primitives(self, jaxpr: Jaxpr) -> Set[Primitive]:
         """The primitives of a jaxpr that rules for dense operands, or passes, may see inside of."""
         dense = self.rewriting.dense_primitives
         if not dense and not self.rewriting.passes:
@@ -199,15 +199,15 @@ class Rewriter(Builder):
         primitives = set(map(operator.attrgetter("primitive"), jaxpr.eqns))
         return {p for p in primitives if p in dense or p.name in handlers}
 
-    def _stays(self, eqn: JaxprEqn, operands: Sequence[Operand]) -> bool:
+    def _is_known_unchanged(self, eqn: JaxprEqn, operands: Sequence[Operand]) -> bool:
         """Whether a call on arrays is known to stay as it is."""
         rewriting, body = self.rewriting, eqn.params.get("jaxpr")
         return (
             body is not None
-            and bool(rewriting.unchanged)
+            and bool(rewriting.known_unchanged)
             and self.recorder is None
             and eqn.primitive not in rewriting.dense_primitives
-            and (eqn.primitive, body, *avals_of(operands)) in rewriting.unchanged
+            and (eqn.primitive, body, *avals_of(operands)) in rewriting.known_unchanged
         )
 
     def apply(self, site: Site, operands: Sequence[Operand]) -> Sequence[Any]:
@@ -221,17 +221,17 @@ class Rewriter(Builder):
                 site = site._replace(eqn=eqn)
             if self.recorder is not None:
                 record, start = self.recorder.begin(site, operands), len(self.eqns)
-            for answer, by in (
+            for way, by in (
                 ("rule", _by_rule),
                 ("handler", handlers.get(site.primitive.name)),
                 ("default", _by_default),
-                ("identity", _by_leaf),
+                ("identity", _leafwise),
                 ("dense", _by_dense_operands),
             ):
                 results = NotImplemented if by is None else by(site, list(operands))
                 if results is not NotImplemented:
                     if record is not None:
-                        record.answer = answer
+                        record.way = way
                     break
             for hook in hooks:
                 leafwise = lambda value: site.map_leaves([value])[0]
@@ -255,11 +255,11 @@ def _by_rule(site: Site, operands: Sequence[Operand]) -> Results:
     if site.primitive in primitives_of_passes:
         return NotImplemented  # Their handlers ask what is to be asked.
     flat = Flat.of(operands, site.context)
-    answer = site.builder.rewriting.by_rule(site, operands, flat)
+    result = site.builder.rewriting.by_rule(site, operands, flat)
     if site.builder.record is not None:
-        site.builder.record.rule = answer.rule
-        site.builder.record.declined += answer.declined
-    return site.inline_trace(answer, flat)
+        site.builder.record.rule = result.rule
+        site.builder.record.declined += result.declined
+    return site.inline_trace(result, flat)
 
 
 def _by_default(site: Site, operands: Sequence[Operand]) -> Results:
@@ -280,13 +280,13 @@ def _by_default(site: Site, operands: Sequence[Operand]) -> Results:
     return site.call(apply_default, key, operands, check)
 
 
-def _by_leaf(site: Site, operands: Sequence[Operand]) -> Results:
+def _leafwise(site: Site, operands: Sequence[Operand]) -> Results:
     """Apply a primitive that only moves arrays to each leaf."""
-    keeper = keepers.get(site.primitive.name)
-    if keeper is None or not any(map(is_value, operands)):
+    handler = leafwise_handlers.get(site.primitive.name)
+    if handler is None or not any(map(is_value, operands)):
         return NotImplemented
     site.builder.changed = True
-    return keeper(site, list(operands))
+    return handler(site, list(operands))
 
 
 def _by_dense_operands(site: Site, operands: Sequence[Operand]) -> Results:

@@ -1,7 +1,7 @@
 """The tables of rules, which decide which rule applies to which operands.
 
 A table has one `multipledispatch.Dispatcher` for each primitive. The dispatcher finds the
-signatures that match. This module orders those few, by precedence and then by how specific
+signatures that match. This module orders the few that match, by precedence and then by how specific
 they are. multipledispatch would order the whole table, and only warn of an ambiguity.
 """
 
@@ -77,14 +77,14 @@ class Rule:
         """Call the function on operands; ``atoms`` tells which operands are literals."""
         if self.mirrored:
             operands, atoms = operands[::-1], atoms[::-1]
-        own = list(operands)
+        arguments = list(operands)
         for i in self.literals:
             if type(atoms[i]) is Literal:
-                own[i] = atoms[i]
+                arguments[i] = atoms[i]
         if self.signature.takes_primitive:
             params = {**params, "primitive": primitive}
         try:
-            return self.fn(*own, **params)
+            return self.fn(*arguments, **params)
         except Exception as error:
             add_note(error, f"jaxrewrite: raised by the rule {self}.")
             if "unexpected keyword argument" in str(error):
@@ -158,8 +158,8 @@ class Entry:
         return max(
             (
                 operand.outer
-                for own, operand in named
-                if issubclass(operand, Value) and _names_its_type(own, operand)
+                for annotated, operand in named
+                if issubclass(operand, Value) and _names_its_type(annotated, operand)
             ),
             default=-math.inf,
         )
@@ -296,7 +296,7 @@ class Table:
         if exchange not in (None, "operands", "types"):
             raise ValueError(f"exchange is 'operands' or 'types'; got {exchange!r}.")
         _check_precedence(precedence)
-        primitives = [find_primitive(p) for p in (primitive, *more)]
+        primitives = [look_up_primitive(p) for p in (primitive, *more)]
         prepare_defined()
 
         def decorate(fn: _F) -> _F:
@@ -414,16 +414,16 @@ class Table:
     def matches(self, primitive: Primitive, types: tuple[type, ...]) -> list[Entry]:
         """The entries with matching types, in any order."""
         key = (primitive, types)
-        found = self._matches.get(key)
-        if found is None:
+        entries = self._matches.get(key)
+        if entries is None:
             with self._lock:
                 dispatcher = self._dispatchers.get(primitive)
                 cells = dispatcher.dispatch_iter(*types) if dispatcher else ()
-                found = [entry for cell in cells for entry in cell.values()]
+                entries = [entry for cell in cells for entry in cell.values()]
                 if all(map(_is_dense, types)):
-                    found = [e for e in found if e.rule.signature.is_dense()]
-                self._matches[key] = found
-        return found
+                    entries = [e for e in entries if e.rule.signature.is_dense()]
+                self._matches[key] = entries
+        return entries
 
 
 global_rules = Table()
@@ -443,10 +443,10 @@ def check_table(rules: object) -> None:
 class RulesInForce:
     """The tables in which one rewriting looks up rules, the nearest first.
 
-    The last ``num_later`` of them are those of a transform around this one, which is going to
+    The last ``num_later`` tables belong to a transform around this one, which is going to
     rewrite what this one makes of arrays. Their rules for arrays alone, and their
-    entries of passes, are left to that, because the results of a rule are final. Only if
-    ``has_values`` are these entries in force: that one may not meet the values.
+    entries of passes, are left to it, because the results of a rule are final. Only if
+    ``has_values`` are these entries in force: the transform around may not meet the values.
     """
 
     __slots__ = ("has_values", "num_later", "tables")
@@ -476,7 +476,7 @@ class RulesInForce:
         """The tables for a program of values."""
         return RulesInForce(self.tables, self.num_later, has_values=True)
 
-    def own(self) -> tuple[Table, ...]:
+    def own_tables(self) -> tuple[Table, ...]:
         """The tables of which nothing is left for later."""
         return self.tables[: len(self.tables) - self.num_later]
 
@@ -495,8 +495,10 @@ class RulesInForce:
         return tuple((rules, rules.version) for rules in self.tables)
 
     def dense_primitives(self) -> frozenset[Primitive]:
-        found = frozenset().union(*(rules.dense_rules() for rules in self.own()))
-        return found.union(*(pass_.primitives for pass_ in self.passes()))
+        primitives = frozenset().union(
+            *(rules.dense_rules() for rules in self.own_tables())
+        )
+        return primitives.union(*(pass_.primitives for pass_ in self.passes()))
 
     def matter_to_arrays(self) -> bool:
         """Whether a program of arrays alone may change."""
@@ -504,8 +506,8 @@ class RulesInForce:
 
     def passes(self) -> dict[hooks.Pass, list[tuple[int, Any]]]:
         """The passes that have entries, each with the number of its table, the nearest first."""
-        tables = self.tables if self.has_values else self.own()
-        found = {}
+        tables = self.tables if self.has_values else self.own_tables()
+        in_force = {}
         for pass_ in hooks.passes:
             entries = [
                 (i, entry)
@@ -513,8 +515,8 @@ class RulesInForce:
                 for entry in rules.entries_of(pass_)
             ]
             if entries:
-                found[pass_] = entries
-        return found
+                in_force[pass_] = entries
+        return in_force
 
     def primitives_with_literals(self) -> frozenset[Primitive]:
         return frozenset().union(
@@ -527,7 +529,7 @@ class RulesInForce:
         declined: list[Declined] = []
 
         def levels() -> Iterator[list[Entry]]:
-            for rules in self.tables if any(map(is_value, operands)) else self.own():
+            for rules in self.tables if any(map(is_value, operands)) else self.own_tables():
                 entries = rules.matches(primitive, types)
                 if any(entry.is_guarded() for entry in entries):
                     entries = guarded(entries, avals_of(operands), declined)
@@ -623,9 +625,9 @@ class Choice:
         if len({rule.fn for rule in rules}) > 1:
             raise AmbiguousRuleError(self._ambiguity(self._primitive, self._types, rules))
         self.rule = rules[0]
-        self.result = answer = self.results[self.rule]
-        if isinstance(answer, Failure):
-            raise answer.error
+        self.result = result = self.results[self.rule]
+        if isinstance(result, Failure):
+            raise result.error
 
 
 class Failure(NamedTuple):
@@ -675,7 +677,7 @@ def _ambiguity(
 _primitives_by_name = functools.cache(_compat.primitives_by_name)
 
 
-def find_primitive(primitive: Primitive | str) -> Primitive:
+def look_up_primitive(primitive: Primitive | str) -> Primitive:
     """Return the primitive of a name; `ValueError` if there is none."""
     if isinstance(primitive, Primitive):
         return primitive

@@ -15,12 +15,12 @@ from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import _compat
 from .._compat import Atom, DropVar, Jaxpr, JaxprEqn, Primitive, SourceInfo, Var
-from .avals import aval_of, avals_of, fields
-from .builder import Applied, Restaged
+from .avals import aval_of, avals_of, children
+from .builder import Applied, Rewritten
 from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from .errors import MaterialisationWarning, place
 from .notices import Notice
-from .traces import Answer, Flat
+from .traces import Flat, RuleResult
 from .value import Like, Operand, Value, is_value
 
 
@@ -125,11 +125,11 @@ class Site(NamedTuple):
                 results[i] = var
         return tree_unflatten(treedef, results)
 
-    def include(self, restaged: Restaged) -> list[Var]:
+    def take_over(self, rewritten: Rewritten) -> list[Var]:
         """Take over the constants and warnings of a new equation's body; return constants."""
         self.builder.changed = True
-        self.builder.notice(notice.at(self.line) for notice in restaged.warnings)
-        return [self.builder.const(value) for value in restaged.consts]
+        self.builder.notice(notice.at(self.line) for notice in rewritten.warnings)
+        return [self.builder.const(value) for value in rewritten.consts]
 
     def notice(self, category: type[Warning], *args: str) -> None:
         """Warn when the program is finished, with the user's line of this equation."""
@@ -147,29 +147,28 @@ class Site(NamedTuple):
         key: tuple[Any, ...],
         operands: Sequence[Operand],
         check: Callable[[Any], list[Any]],
-        whole: Container[int] = (),
+        opaque: Container[int] = (),
     ) -> Any:
-        """Add the equations of a function of the operands, one layer deep.
+        """Add the equations of a function of the operands, as rules see them.
 
-        If a field of an operand is a value, the function sees a tracer of its aval. The
+        If a child of an operand is a value, the function sees a tracer of its aval. The
         equations on that tracer are dispatched like any others. ``key`` identifies the
-        function. An operand at one of the positions ``whole`` is such a tracer, too, if it
-        is a value.
+        function. A value at one of the positions ``opaque`` is a tracer of its aval, too.
         """
-        flat = Flat.of(operands, self.context, whole)
+        flat = Flat.of(operands, self.context, opaque)
         return self.inline_trace(
             self.builder.rewriting.by_function(fn, key, flat, check), flat
         )
 
-    def inline_trace(self, answer: Answer, flat: Flat) -> Any:
-        """Add the equations of an answer, whose results it returns."""
-        traced = answer.traced
+    def inline_trace(self, result: RuleResult, flat: Flat) -> Any:
+        """Add the equations of the trace of a rule, and return its results."""
+        traced = result.traced
         if traced is NotImplemented:
             return NotImplemented
         builder = self.builder
         builder.changed = True
         if builder.recorder is not None:
-            builder.recorder.include(answer.inner)
+            builder.recorder.extend(result.inner)
         for notice in traced.notices:
             self.notice(notice.category, *notice.args)
         targets = {
@@ -242,7 +241,7 @@ class Site(NamedTuple):
         So the annotation stays where only what is inside stands in the way. If it does so
         itself, this is called again.
         """
-        parts, treedef = fields(value)
+        parts, treedef = children(value)
         if type(value).outer <= 0 or not any(map(is_value, parts)):
             return self.materialise(value, reason)
         return tree_unflatten(
@@ -262,12 +261,12 @@ class Site(NamedTuple):
         def materialise(value: Value) -> Any:
             return materialised(value, subject)
 
-        def add_layer(value: Value, checked: Callable[[Any], Any]) -> Any:
+        def make_layer_dense(value: Value, checked: Callable[[Any], Any]) -> Any:
             key = ("materialise", type(value))
             site = self.giving([Var(aval) for aval in avals_of([value])])
             return site.call(materialise, key, [value], lambda x: [checked(x)])[0]
 
-        return make_dense(value, add_layer, is_enough)
+        return make_dense(value, make_layer_dense, is_enough)
 
 
 def source_within(origin: SourceInfo | None, inner: SourceInfo) -> SourceInfo:

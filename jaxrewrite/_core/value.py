@@ -105,7 +105,7 @@ class Value(PyTree):
     adopts: ClassVar[frozenset[str]] = frozenset()
 
     # Whether fields without leaves may stay when `jax.vmap` gives the others batch axes.
-    _repeats_hollow: ClassVar[bool] = False
+    _repeats_leafless: ClassVar[bool] = False
 
     # Whether programs see its dense array anyway, so that no policy stands in the way of that.
     _is_seen_dense: ClassVar[bool] = False
@@ -438,19 +438,13 @@ class Value(PyTree):
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-# An operand or a result of an equation of a program under construction.
+# An operand of an equation, and its structure, which has avals in place of arrays.
 Operand: TypeAlias = Atom | Value
-
-# The structure of an operand: an aval, or a value with avals as leaves.
 Like: TypeAlias = Aval | Value
-
-# What became of an equation, if it was rewritten in the way at hand.
+# The results of an equation, if it was rewritten in the way at hand.
 Results: TypeAlias = Sequence[Operand] | NotImplementedType
-
-# What the functions of users, and of the types, are called with.
+# What functions of users are called with, and what a method of a type returns for one array.
 ArrayOrValue: TypeAlias = jax.Array | Value
-
-# What a method of a type returns for one array.
 Result: TypeAlias = ArrayOrValue | NotImplementedType
 
 

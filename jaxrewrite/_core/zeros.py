@@ -14,13 +14,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import jax
-import numpy as np
 from jax.tree_util import tree_leaves, tree_map
 
 from .._compat import ShapedArray, Tree
-from .avals import fields, full
-from .value import Like, Operand, Value, field, is_value
+from .avals import children, full
+from .value import ArrayOrValue, Like, Operand, Value, field, is_value
 
 
 class Zeros(Value):
@@ -38,13 +36,13 @@ class Zeros(Value):
         return self.of_aval.shape
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> Any:
         return self.of_aval.dtype
 
     def aval(self) -> ShapedArray:
         return self.of_aval
 
-    def materialise(self) -> jax.Array:
+    def materialise(self) -> ArrayOrValue:
         return full(self.of_aval, 0)
 
     def lift_tangent(self, tangent: object) -> Zeros:
@@ -55,7 +53,7 @@ def is_zeros(x: object) -> bool:
     """Whether an operand is `Zeros`, or a value that has adopted them."""
     if not is_value(x) or isinstance(x, Zeros):
         return is_value(x)
-    return x.settled() is not x and all(map(is_zeros, fields(x)[0]))
+    return x.settled() is not x and all(map(is_zeros, children(x)[0]))
 
 
 def has_zeros(like: Tree) -> bool:
@@ -76,5 +74,5 @@ def can_be_zero(like: Like) -> bool:
     """Whether a value of this structure with zeros as leaves is zero everywhere."""
     if not is_value(like):
         return True
-    parts, _ = fields(like)
+    parts, _ = children(like)
     return type(like).zero_if_leaves_are and all(map(can_be_zero, parts))

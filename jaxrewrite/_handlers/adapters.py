@@ -1,4 +1,4 @@
-"""What handlers do to the results of a body: adapters of `restage`."""
+"""What handlers do to the results of a body: adapters of `rewrite_jaxpr`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Coerce(NamedTuple):
 
     ``sources`` are the structures of the results for which these were found, with `Zeros`.
     ``unread`` tells of results that hold nothing that anything reads, whether they have to be
-    computed. An adapter of `restage`.
+    computed. An adapter of `rewrite_jaxpr`.
     """
 
     sources: tuple[Structure, ...]
@@ -83,7 +83,7 @@ def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Ope
 class MakeDense(NamedTuple):
     """Makes those results of a body dense for which ``where`` is true.
 
-    An adapter of `restage`.
+    An adapter of `rewrite_jaxpr`.
     """
 
     where: tuple[bool, ...]
@@ -97,7 +97,7 @@ class MakeDense(NamedTuple):
 
 
 class MakeDenser(NamedTuple):
-    """Makes results denser, each as often as there are steps for it. An adapter of `restage`."""
+    """Makes results denser, each as often as there are steps for it. An adapter of `rewrite_jaxpr`."""
 
     steps: tuple[tuple[int, Reason], ...]
 

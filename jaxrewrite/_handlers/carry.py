@@ -17,7 +17,7 @@ from .._analyses.written import Written
 from .._analyses.zeros import results_with_zeros, with_zeros
 from .._compat import AnyJaxpr, Literal
 from .._core.avals import avals_of
-from .._core.builder import Restaged
+from .._core.builder import Rewritten
 from .._core.errors import MaterialisationError
 from .._core.join import (
     Structure,
@@ -39,7 +39,7 @@ from .adapters import Coerce
 # grows with each turn, fields that change become dense, and at last the slot.
 _MAX_CHANGES = 4
 
-Rewrite = Callable[[Sequence[Structure], Coerce | None], Restaged]
+Rewrite = Callable[[Sequence[Structure], Coerce | None], Rewritten]
 
 
 def body_inputs(jaxpr: AnyJaxpr, operands: Sequence[Operand | Like]) -> list[Any]:
@@ -50,7 +50,7 @@ def body_inputs(jaxpr: AnyJaxpr, operands: Sequence[Operand | Like]) -> list[Any
     ]
 
 
-class Settled(NamedTuple):
+class Solved(NamedTuple):
     """A loop's carry whose structures stay the same.
 
     ``carry`` has the operands of the first turn, not yet in these structures.
@@ -58,7 +58,7 @@ class Settled(NamedTuple):
 
     carry: list[Any]
     structures: list[Structure]
-    body: Restaged
+    body: Rewritten
 
     def start(self, site: Site) -> list[Any]:
         """The operands of the first turn, in their structures."""
@@ -70,7 +70,7 @@ class Settled(NamedTuple):
 
 def fixed_point(
     site: Site, carry: Sequence[Any], rewrite: Rewrite, has_values: bool
-) -> Settled:
+) -> Solved:
     """Find structures that a loop's carry keeps, and the body for them.
 
     Parameters
@@ -88,7 +88,7 @@ def fixed_point(
     # An operand may be such zeros itself, where a loop around this one looks for its structure.
     while any(start is not x for x, start in zip(carry, starts, strict=True)):
         try:
-            structures, body = _settled(site, starts, rewrite)
+            structures, body = _solve(site, starts, rewrite)
         except MaterialisationError:
             break  # Something has to become dense that need not if the carry starts dense.
         likes = [structure.like() for structure in structures]
@@ -97,17 +97,17 @@ def fixed_point(
             for x, start, like in zip(carry, starts, likes, strict=True)
         ]
         if all(is_kept):
-            return Settled(starts, structures, body)
+            return Solved(starts, structures, body)
         starts = [
             start if kept else x
             for x, start, kept in zip(carry, starts, is_kept, strict=True)
         ]
-    return Settled(carry, *_settled(site, carry, rewrite))
+    return Solved(carry, *_solve(site, carry, rewrite))
 
 
-def _settled(
+def _solve(
     site: Site, operands: Sequence[Operand], rewrite: Rewrite
-) -> tuple[list[Structure], Restaged]:
+) -> tuple[list[Structure], Rewritten]:
     initial = list(map(structure_of, operands))
     carry = list(initial)
     changes = [0] * len(carry)
@@ -145,7 +145,7 @@ def _start(site: Site, operand: Operand) -> Operand:
     return operand if aval.ndim < 2 else with_zeros(site.builder.analysis(Written), operand)
 
 
-def _results(body: Restaged, carry: Sequence[Structure]) -> list[Structure]:
+def _results(body: Rewritten, carry: Sequence[Structure]) -> list[Structure]:
     """The structures of the results, with `KnownZeros` where the carry has a value otherwise."""
     results = list(map(structure_of, body.results()))
     pairs = list(zip(carry, results, strict=False))

@@ -20,7 +20,7 @@ from .._analyses.growing import Producers
 from .._analyses.written import Written
 from .._analyses.zeros import together
 from .._core.join import coerce
-from .._core.rewrite import keepers
+from .._core.rewrite import leafwise_handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
 from .stacking import elements_like, in_slices, on_vars
@@ -63,7 +63,7 @@ def choose(site: Site, operands: Sequence[Operand]) -> Results:
     return [tree_unflatten(tree_structure(cases[0]), leaves)]
 
 
-keepers["select_n"] = choose
+leafwise_handlers["select_n"] = choose
 
 
 def _alike(site: Site, cases: Sequence[Any], depth: int) -> list[Any] | None:

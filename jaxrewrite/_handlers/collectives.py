@@ -13,7 +13,7 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
 from .._core.avals import aval_of
-from .._core.rewrite import keepers
+from .._core.rewrite import leafwise_handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, Value
 from .._placement.leafwise import specs_of_leaves
@@ -114,4 +114,4 @@ def _varies(leaves: Sequence[Any], names: Sequence[Any]) -> list[bool]:
     return [not _compat.varying_axes(x.aval).isdisjoint(names) for x in leaves]
 
 
-keepers.update(all_gather=all_gather, ppermute=ppermute)
+leafwise_handlers.update(all_gather=all_gather, ppermute=ppermute)

@@ -17,8 +17,8 @@ from .. import _compat
 from .._analyses.written import UNKNOWN, Kind, results_of
 from .._analyses.zeros import results_with_zeros
 from .._compat import AnyJaxpr, Var
-from .._core.bodies import restage
-from .._core.builder import Restaged
+from .._core.bodies import rewrite_jaxpr
+from .._core.builder import Rewritten
 from .._core.dense import Reason
 from .._core.join import Structure, join_all, structure_of
 from .._core.rewrite import handlers
@@ -43,13 +43,13 @@ def cond_handler(site: Site, operands: list[Operand]) -> Results:
     operands = operands[1:]
 
     closed = site.params["branches"]
-    branches = [restage(site, branch, operands) for branch in closed]
+    branches = [rewrite_jaxpr(site, branch, operands) for branch in closed]
     unread = [_unread(branch) for branch in closed]
     sources, joined = _joined(site, branches, unread)
     if any(own != joined for own in sources):
         _record_joins(site, sources, joined)
         branches = [
-            restage(
+            rewrite_jaxpr(
                 site,
                 branch,
                 operands,
@@ -59,7 +59,7 @@ def cond_handler(site: Site, operands: list[Operand]) -> Results:
         ]
     if not has_values and not any(branch.changed for branch in branches):
         return NotImplemented  # The equation stays as it is.
-    consts = [site.include(branch) for branch in branches]
+    consts = [site.take_over(branch) for branch in branches]
     leaves = [*(var for own in consts for var in own), *tree_leaves(operands)]
     params = {**site.params, "branches": _with_all_constants(branches, consts)}
     outvars = [Var(aval) for aval in branches[0].jaxpr.out_avals]
@@ -76,7 +76,7 @@ handlers["cond"] = cond_handler
 
 def _joined(
     site: Site,
-    branches: Sequence[Restaged],
+    branches: Sequence[Rewritten],
     unread: Sequence[Sequence[Unread | None]],
 ) -> tuple[list[list[Structure]], list[Structure]]:
     """The structures of the results in each branch, and the structures that all can have."""
@@ -129,7 +129,7 @@ def _record_joins(
 
 
 def _with_all_constants(
-    branches: Sequence[Restaged], consts: Sequence[Sequence[Any]]
+    branches: Sequence[Rewritten], consts: Sequence[Sequence[Any]]
 ) -> tuple[Any, ...]:
     """The branches, all with the constants of all branches as operands, in one order."""
     if not any(consts):

@@ -16,7 +16,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
-from .._core.builder import Restaged
+from .._core.builder import Rewritten
 from .._core.rewrite import handlers
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
@@ -26,15 +26,15 @@ from .._staging.materialise import materialise
 from .._staging.program import function_of, run_on_values
 from .adapters import MakeDense
 from .derivatives import (
-    add_call,
     bring_primals,
+    call_function,
     chunks,
     has_array_tangents,
     ignores_custom_rules,
     is_array,
     lift,
     noting,
-    restage_call,
+    rewrite_call,
     tangent_of,
     targets,
     zero_tangent,
@@ -54,18 +54,18 @@ from .tangent_spaces import (
 
 def custom_jvp_handler(site: Site, operands: list[Operand]) -> Results:
     within = functools.partial(_within, site, operands)
-    rewritten = restage_call(site, operands, within)
-    restaged, refused = rewritten
-    if not restaged.changed and not any(map(is_value, operands)):
+    function = rewrite_call(site, operands, within)
+    rewritten, refused = function
+    if not rewritten.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
-    num_consts = len(restaged.consts)
+    num_consts = len(rewritten.consts)
     symbolic = site.params["symbolic_zeros"]
     settings = site.settings
     in_tree = tree_structure(operands)
-    call = function_of(restaged, site.params["call_jaxpr"])
+    call = function_of(rewritten, site.params["call_jaxpr"])
     if ignores_custom_rules(operands):
-        return add_call(site, call, restaged, operands)
-    structures = targets(restaged)
+        return call_function(site, call, rewritten, operands)
+    structures = targets(rewritten)
 
     def rule(
         primals: Sequence[Any], tangents: Sequence[Any]
@@ -73,11 +73,11 @@ def custom_jvp_handler(site: Site, operands: list[Operand]) -> Results:
         operands = tree_unflatten(in_tree, primals[num_consts:])
 
         def recompute() -> list[Any]:
-            return tree_unflatten(restaged.out_tree, call(*primals))
+            return tree_unflatten(rewritten.out_tree, call(*primals))
 
         with noting(site, operands):
             if refused and not _are_zero(tangents):
-                raise rewritten.refusal(site, min(refused))
+                raise function.refusal(site, min(refused))
             results, result_tangents = _apply_rule(
                 site, operands, tangents[num_consts:], settings, structures, recompute
             )
@@ -91,7 +91,7 @@ def custom_jvp_handler(site: Site, operands: list[Operand]) -> Results:
     # Symbolic zeros show which values need no tangent.
     fn.defjvp(rule, symbolic_zeros=True)
     known = of_moving_leaves(fn, operands, settings) if symbolic else fn
-    return add_call(site, known, restaged, operands)
+    return call_function(site, known, rewritten, operands)
 
 
 handlers["custom_jvp_call"] = custom_jvp_handler
@@ -159,14 +159,14 @@ _MANY = 4
 def _within(
     site: Site,
     operands: Sequence[Operand],
-    restaged: Restaged,
+    rewritten: Rewritten,
     confined: Sequence[int],
     settings: Settings,
     trial: Settings,
 ) -> set[int]:
     """The results whose tangents the rule keeps within their tangent spaces."""
     ins = of_operands(operands, settings)
-    outs = of_results(restaged, confined, settings)
+    outs = of_results(rewritten, confined, settings)
     kept = {*confined}
     for is_zero in _zero_tangents(site, ins):
         kept &= _kept(site, operands, is_zero, ins, outs, settings, trial)

@@ -18,7 +18,7 @@ from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 from .. import _compat
 from .._compat import Jaxpr, Literal, Tree
 from .._core.avals import avals_of
-from .._core.builder import Restaged
+from .._core.builder import Rewritten
 from .._core.rewrite import handlers
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
@@ -27,9 +27,9 @@ from .._staging.closures import resolve
 from .._staging.program import function_of, run_on_values
 from .adapters import MakeDense
 from .derivatives import (
-    add_call,
     adopted_zero,
     bring_primals,
+    call_function,
     chunks,
     cotangent_of,
     ignores_custom_rules,
@@ -38,7 +38,7 @@ from .derivatives import (
     is_inexact,
     noting,
     pull_back,
-    restage_call,
+    rewrite_call,
     targets,
 )
 from .entrywise import FIXED, Kind, beside, dependences, source
@@ -56,18 +56,18 @@ from .tangent_spaces import (
 
 def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
     within = functools.partial(_within, site, operands)
-    rewritten = restage_call(site, operands, within)
-    restaged, refused = rewritten
-    if not restaged.changed and not any(map(is_value, operands)):
+    function = rewrite_call(site, operands, within)
+    rewritten, refused = function
+    if not rewritten.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
-    num_hoisted, num_consts = len(restaged.consts), site.params["num_consts"]
+    num_hoisted, num_consts = len(rewritten.consts), site.params["num_consts"]
     symbolic = site.params["symbolic_zeros"]
     settings = site.settings
     in_tree = tree_structure(operands)
-    call = function_of(restaged, site.params["call_jaxpr"])
+    call = function_of(rewritten, site.params["call_jaxpr"])
     if ignores_custom_rules(operands):
-        return add_call(site, call, restaged, operands)
-    structures = targets(restaged)
+        return call_function(site, call, rewritten, operands)
+    structures = targets(rewritten)
 
     def forward(*args: Tree) -> Any:
         leaves = [arg.value for arg in args]
@@ -82,7 +82,7 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
             )
 
         def recompute() -> list[Any]:
-            return tree_unflatten(restaged.out_tree, call(*leaves))
+            return tree_unflatten(rewritten.out_tree, call(*leaves))
 
         results = bring_primals(primals, structures, recompute)
         saved = residuals, _values(operands), _values(results), _Flags(tuple(perturbed))
@@ -95,7 +95,7 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
         with noting(site, ins):
             for i in refused:
                 if not all(type(ct) is SymbolicZero for ct in own_cotangents[i]):
-                    raise rewritten.refusal(site, i)
+                    raise function.refusal(site, i)
             cotangents = [
                 cotangent_of(out, own, settings)
                 for out, own in zip(outs, own_cotangents, strict=True)
@@ -125,7 +125,7 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
             x if is_inexact(x) else jax.lax.stop_gradient(x) for x in on_moving(*leaves)
         ]
 
-    return add_call(site, without_tangents_of_integers, restaged, operands)
+    return call_function(site, without_tangents_of_integers, rewritten, operands)
 
 
 handlers["custom_vjp_call"] = custom_vjp_handler
@@ -219,7 +219,7 @@ def _apply_backward(
 def _within(
     site: Site,
     operands: Sequence[Operand],
-    restaged: Restaged,
+    rewritten: Rewritten,
     confined: Sequence[int],
     settings: Settings,
     trial: Settings,
@@ -231,7 +231,7 @@ def _within(
     linear, and its transpose, which is itself, to give a value of the result's structure.
     """
     ins = of_operands(operands, settings)
-    outs = of_results(restaged, confined, settings)
+    outs = of_results(rewritten, confined, settings)
     rule = _joint_rule(site, ins, settings)
     kept = {*confined}
     while True:

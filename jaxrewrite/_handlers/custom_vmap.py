@@ -16,8 +16,8 @@ from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 from .. import _compat
 from .._batched import Batched
 from .._compat import Tree
-from .._core.avals import avals_of, layer
-from .._core.bodies import restage
+from .._core.avals import avals_of, rule_children
+from .._core.bodies import rewrite_jaxpr
 from .._core.rewrite import handlers
 from .._core.settings import use_settings
 from .._core.site import Site
@@ -31,13 +31,13 @@ from .adapters import MakeDense
 def custom_vmap_handler(site: Site, operands: list[Operand]) -> Results:
     params = site.params
     dense = MakeDense((True,) * len(site.outvars))
-    restaged = restage(site, params["call"], operands, leaving=dense)
-    if not restaged.changed and not any(map(is_value, operands)):
+    rewritten = rewrite_jaxpr(site, params["call"], operands, leaving=dense)
+    if not rewritten.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
-    num_hoisted = len(restaged.consts)
+    num_hoisted = len(rewritten.consts)
     settings = site.settings
     in_tree = tree_structure(operands)
-    call = function_of(restaged, params["call"])
+    call = function_of(rewritten, params["call"])
 
     def rule(axis_size: int, in_batched: Sequence[bool], *leaves: jax.Array) -> Any:
         arrays = tree_unflatten(in_tree, leaves[num_hoisted:])
@@ -66,7 +66,7 @@ def custom_vmap_handler(site: Site, operands: list[Operand]) -> Results:
 
     fn = custom_vmap(call)
     fn.def_vmap(rule)
-    leaves = [*site.include(restaged), *tree_leaves(operands)]
+    leaves = [*site.take_over(rewritten), *tree_leaves(operands)]
     return site.call_on_arrays(fn, leaves)
 
 
@@ -81,7 +81,7 @@ def _stacked(value: Value, is_batched: Tree, length: int) -> Any:
 
     stack = tree_map(whole, value, is_batched)
     batched = Batched(stack, length)
-    if any(map(is_value, layer(value)[0])):
+    if any(map(is_value, rule_children(value)[0])):
         return batched  # The type's hook would see fields that are already stacked.
     by_type = stack.stacked(length)
     is_stack = by_type is not NotImplemented and _compat.same_array_type(

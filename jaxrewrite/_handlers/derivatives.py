@@ -31,9 +31,9 @@ from .._analyses.same import same
 from .._batched import Batched
 from .._compat import Tree
 from .._core import avals
-from .._core.avals import aval_of, avals_of, dense_aval, layer, mismatch
-from .._core.bodies import restage
-from .._core.builder import Restaged
+from .._core.avals import aval_of, avals_of, dense_aval, mismatch, rule_children
+from .._core.bodies import rewrite_jaxpr
+from .._core.builder import Rewritten
 from .._core.dense import Reason, policy_on
 from .._core.errors import MaterialisationError, add_note
 from .._core.join import Structure, join_all, structure_of
@@ -84,12 +84,12 @@ class Call(NamedTuple):
     the rule may give, because nothing may become dense.
     """
 
-    restaged: Restaged
+    rewritten: Rewritten
     refused: frozenset[int]
 
     def refusal(self, site: Site, i: int) -> MaterialisationError:
         """The error if a derivative reaches such a result."""
-        cls = type(self.restaged.results()[i])
+        cls = type(self.rewritten.results()[i])
         error = _NOT_WITHIN.refusal(site.primitive, cls)
         return MaterialisationError(
             f"{error} {_NOT_WITHIN.remedy}, or make the operand dense before the call "
@@ -99,31 +99,31 @@ class Call(NamedTuple):
 
 # Of some results whose leaves cannot make any tangent, those that the rule keeps within what
 # they can make.
-Within = Callable[[Restaged, Sequence[int], Settings, Settings], Collection[int]]
+Within = Callable[[Rewritten, Sequence[int], Settings, Settings], Collection[int]]
 
 
-def restage_call(site: Site, operands: Sequence[Operand], within: Within) -> Call:
+def rewrite_call(site: Site, operands: Sequence[Operand], within: Within) -> Call:
     """Rewrite the function of a custom rule, with results that can carry tangents.
 
     Where nothing may become dense, the other results stay as they are, too. It is an error
     to differentiate them then.
     """
     jaxpr = site.params["call_jaxpr"]
-    restaged = restage(site, jaxpr, operands)
+    rewritten = rewrite_jaxpr(site, jaxpr, operands)
     if not any(is_inexact(x) and x.size for x in avals_of(tree_leaves(operands))):
-        return Call(restaged, frozenset())  # No derivative can reach the results.
+        return Call(rewritten, frozenset())  # No derivative can reach the results.
     settings = site.settings
     steps: list[tuple[int, Reason]] = []
     while True:
         results = {
             i: x
-            for i, x in enumerate(map(on_avals, restaged.results()))
+            for i, x in enumerate(map(on_avals, rewritten.results()))
             if is_value(x) and is_inexact(aval_of(x))
         }
         spaces = {i: _space_of(x) for i, x in results.items()}
         confined = [i for i, space in spaces.items() if space in _CONFINED]
         outside = {*confined} - {
-            *_within(settings, site, operands, restaged, confined, within)
+            *_within(settings, site, operands, rewritten, confined, within)
         }
         dense = [
             (i, _NOT_WITHIN if i in outside else _NOT_LIFTED)
@@ -131,10 +131,10 @@ def restage_call(site: Site, operands: Sequence[Operand], within: Within) -> Cal
             if (i in outside or spaces[i] is None) and _may_be_denser(x, settings.policy)
         ]
         if not dense:
-            return Call(restaged, frozenset(outside))
+            return Call(rewritten, frozenset(outside))
         steps += dense
         leaving = MakeDenser(tuple(steps))
-        restaged = restage(site, jaxpr, operands, leaving=leaving)
+        rewritten = rewrite_jaxpr(site, jaxpr, operands, leaving=leaving)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -158,7 +158,7 @@ def _within(
     settings: Settings,
     site: Site,
     operands: Sequence[Operand],
-    restaged: Restaged,
+    rewritten: Rewritten,
     confined: Sequence[int],
     within: Within,
 ) -> Collection[int]:
@@ -172,7 +172,10 @@ def _within(
     assumed = _Assumption(site.params, structure, confined)
     try:
         return within(
-            restaged, confined, settings, settings._replace(policy="allow", assumed=assumed)
+            rewritten,
+            confined,
+            settings,
+            settings._replace(policy="allow", assumed=assumed),
         )
     except Exception:  # noqa: BLE001 - the user's rule; where JAX calls it, it raises again
         return ()
@@ -217,8 +220,8 @@ def ignores_custom_rules(operands: Iterable[Any]) -> bool:
     )
 
 
-def add_call(
-    site: Site, fn: Callable[..., Any], restaged: Restaged, operands: Sequence[Operand]
+def call_function(
+    site: Site, fn: Callable[..., Any], rewritten: Rewritten, operands: Sequence[Operand]
 ) -> Sequence[Operand]:
     """Add a call of a function with a custom rule, and return its results.
 
@@ -226,16 +229,16 @@ def add_call(
     through the call. For it may be a call of tangents, all results of which JAX takes for
     tangents that it has to transpose.
     """
-    leaves = [*site.include(restaged), *tree_leaves(operands)]
+    leaves = [*site.take_over(rewritten), *tree_leaves(operands)]
     results = site.call_on_arrays(fn, leaves)
-    inputs = dict(zip(restaged.jaxpr.invars, leaves, strict=True))
+    inputs = dict(zip(rewritten.jaxpr.invars, leaves, strict=True))
     return tree_unflatten(
-        restaged.out_tree,
+        rewritten.out_tree,
         [
             inputs.get(var, result)
             if type(var) is _compat.Var and not is_inexact(var.aval)
             else result
-            for var, result in zip(restaged.jaxpr.outvars, results, strict=True)
+            for var, result in zip(rewritten.jaxpr.outvars, results, strict=True)
         ],
     )
 
@@ -251,40 +254,40 @@ def parts(value: Value) -> tuple[list[Any], Any]:
     a value in a field are not the tangent of the array that it stands for.
     """
     # The content of a stack stands for no array by itself.
-    return layer(value) if isinstance(value, Batched) else avals.fields(value)
+    return rule_children(value) if isinstance(value, Batched) else avals.children(value)
 
 
 def can_be_lifted(value: Value) -> bool:
     """Whether a value, on avals, and all values in its fields know a way back."""
-    fields, treedef = parts(value)
+    children, treedef = parts(value)
     if type(value).lift_tangent is Value.lift_tangent:
         return False
-    if not all(can_be_lifted(field) for field in fields if is_value(field)):
+    if not all(can_be_lifted(field) for field in children if is_value(field)):
         return False
     if not can_be_dense(value):
         return True  # Its tangents are no arrays.
     found: list[Any] = []
 
-    def lift_abstractly(fields: Sequence[Any], tangent: Any) -> None:
-        found.append(tree_unflatten(treedef, fields).lift_tangent(tangent))
+    def lift_abstractly(children: Sequence[Any], tangent: Any) -> None:
+        found.append(tree_unflatten(treedef, children).lift_tangent(tangent))
 
     # A base class may define the method, and its subclasses may have no answer.
-    jax.eval_shape(lift_abstractly, avals_of(fields), aval_of(value))
+    jax.eval_shape(lift_abstractly, avals_of(children), aval_of(value))
     return found[0] is not NotImplemented
 
 
 def can_be_dense(value: Value) -> bool:
     """Whether a value, on avals, can become dense."""
-    fields, _ = parts(value)
-    inside = (can_be_dense(field) for field in fields if is_value(field))
+    children, _ = parts(value)
+    inside = (can_be_dense(field) for field in children if is_value(field))
     return all(inside) and _loses_its_layer(value)
 
 
 def _loses_its_layer(value: Value) -> bool:
     """Whether a value becomes dense if the values in its fields do, or are arrays."""
-    fields, treedef = parts(value)
+    children, treedef = parts(value)
     try:
-        dense_aval(type(value), treedef, avals_of(fields))
+        dense_aval(type(value), treedef, avals_of(children))
     except Exception:  # noqa: BLE001 - a type that is never dense raises anything
         return False
     return True
@@ -297,8 +300,8 @@ def on_avals(operand: Tree) -> Any:
 # --- results in the structures that were settled on --------------------------------
 
 
-def targets(restaged: Restaged) -> list[Structure]:
-    return list(map(structure_of, restaged.results()))
+def targets(rewritten: Rewritten) -> list[Structure]:
+    return list(map(structure_of, rewritten.results()))
 
 
 def bring_primals(
@@ -382,27 +385,27 @@ def _has_tangent_hook(value: Value) -> bool:
 
 def derivative(value: Value, leaf_tangents: Value) -> ArrayOrValue:
     """The derivative of the array that a value stands for, along tangents of its leaves."""
-    fields, treedef = parts(value)
+    children, treedef = parts(value)
     tangents = [
         derivative(field, t) if is_value(field) else t
-        for field, t in zip(fields, parts(leaf_tangents)[0], strict=True)
+        for field, t in zip(children, parts(leaf_tangents)[0], strict=True)
     ]
     apply: Callable[..., Any] = functools.partial(
         _tangent_by_type if _has_tangent_hook(value) else _tangent_by_materialise,
         treedef,
     )
-    if any(map(is_value, fields)):
+    if any(map(is_value, children)):
         apply = transform(apply, materialise="allow")
-    return apply(fields, tangents)
+    return apply(children, tangents)
 
 
 def _tangent_by_type(
-    treedef: PyTreeDef, fields: Sequence[Any], tangents: Sequence[Any]
+    treedef: PyTreeDef, children: Sequence[Any], tangents: Sequence[Any]
 ) -> ArrayOrValue:
-    value = tree_unflatten(treedef, fields)
+    value = tree_unflatten(treedef, children)
     tangent = value.tangent(tree_unflatten(treedef, tangents))
     if tangent is NotImplemented:
-        return _tangent_by_materialise(treedef, fields, tangents)
+        return _tangent_by_materialise(treedef, children, tangents)
     what = f"{type(value).__name__}.tangent"
     wrong = mismatch(tangent, aval_of(value).to_tangent_aval(), what, "the tangent is")
     if wrong:
@@ -411,17 +414,17 @@ def _tangent_by_type(
 
 
 def _tangent_by_materialise(
-    treedef: PyTreeDef, fields: Sequence[Any], tangents: Sequence[Any]
+    treedef: PyTreeDef, children: Sequence[Any], tangents: Sequence[Any]
 ) -> ArrayOrValue:
-    def dense(*fields: ArrayOrValue) -> jax.Array:
-        return tree_unflatten(treedef, fields).materialise()
+    def dense(*children: ArrayOrValue) -> jax.Array:
+        return tree_unflatten(treedef, children).materialise()
 
     # Tangents of dtype float0 are made anew, because no operation takes them.
     tangents = [
         t if is_inexact(f) else zero_tangent(f, False)
-        for f, t in zip(fields, tangents, strict=True)
+        for f, t in zip(children, tangents, strict=True)
     ]
-    return jax.jvp(dense, tuple(fields), tuple(tangents))[1]
+    return jax.jvp(dense, tuple(children), tuple(tangents))[1]
 
 
 def lift(value: Value, tangent: ArrayOrValue, settings: Settings) -> list[Any]:
@@ -434,16 +437,16 @@ def _lift(value: Value, tangent: ArrayOrValue) -> list[Any]:
     leaves = tree_leaves(value)
     if not any(map(is_inexact, avals_of(leaves))):
         return [zero_tangent(leaf, False) for leaf in leaves]
-    fields, treedef = parts(value)
+    children, treedef = parts(value)
     apply: Callable[..., Any] = functools.partial(_lift_by_type, treedef)
-    if any(map(is_value, fields)):
+    if any(map(is_value, children)):
         # The tangent stays a value if its type is never dense.
         apply = transform(apply, (True, (True, False), {}), materialise="allow")
     else:
         tangent = _as_dense_as_can_be(tangent)
-    lifted = apply(fields, tangent)
+    lifted = apply(children, tangent)
     leaf_tangents: list[Any] = []
-    for field, t in zip(fields, lifted, strict=True):
+    for field, t in zip(children, lifted, strict=True):
         if is_value(field):
             leaf_tangents += _lift(field, t)
         else:
@@ -454,9 +457,9 @@ def _lift(value: Value, tangent: ArrayOrValue) -> list[Any]:
 
 
 def _lift_by_type(
-    treedef: PyTreeDef, fields: Sequence[Any], tangent: ArrayOrValue
+    treedef: PyTreeDef, children: Sequence[Any], tangent: ArrayOrValue
 ) -> list[Any]:
-    value = tree_unflatten(treedef, fields)
+    value = tree_unflatten(treedef, children)
     cls = type(value).__name__
     lifted = value.lift_tangent(tangent)
     if lifted is NotImplemented:
@@ -466,12 +469,12 @@ def _lift_by_type(
             "is not defined."
         )
     tangents = parts(lifted)[0] if type(lifted) is type(value) else []
-    if len(tangents) != len(fields):
+    if len(tangents) != len(children):
         raise TypeError(
             f"{cls}.lift_tangent must return a {cls} with a tangent for each leaf; it returned "
             f"{lifted!r}."
         )
-    for expected, t in zip(avals_of(fields), tangents, strict=True):
+    for expected, t in zip(avals_of(children), tangents, strict=True):
         if is_inexact(expected):
             wrong = mismatch(t, expected, f"{cls}.lift_tangent", "a leaf is")
             if wrong:
@@ -519,11 +522,11 @@ def _as_dense_as_can_be(tangent: Any) -> Any:
         return tangent  # Or an array that another value adopted.
     if can_be_dense(on_avals(tangent)):
         return materialise(tangent)
-    fields, treedef = parts(tangent)
+    children, treedef = parts(tangent)
     if not _loses_its_layer(on_avals(tangent)):
-        return tree_unflatten(treedef, map(_as_dense_as_can_be, fields))
-    dense = lambda *fields: tree_unflatten(treedef, fields).materialise()
-    return _as_dense_as_can_be(transform(dense, materialise="allow")(*fields))
+        return tree_unflatten(treedef, map(_as_dense_as_can_be, children))
+    dense = lambda *children: tree_unflatten(treedef, children).materialise()
+    return _as_dense_as_can_be(transform(dense, materialise="allow")(*children))
 
 
 def _meeting(

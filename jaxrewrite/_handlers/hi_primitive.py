@@ -18,7 +18,7 @@ from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._compat import Jaxpr, JaxprEqn
-from .._core.bodies import restage
+from .._core.bodies import rewrite_jaxpr
 from .._core.caches import WeakCaches
 from .._core.rewrite import handlers
 from .._core.site import Site
@@ -31,15 +31,15 @@ def hi_primitive_handler(site: Site, operands: list[Operand]) -> Results:
     if not _compat.can_be_expanded(site.eqn):
         return NotImplemented
     body, consts = _expansion(site.eqn)
-    restaged = restage(site, body, [*map(_compat.leaf_aval, consts), *operands])
-    if not restaged.changed and not any(map(is_value, operands)):
+    rewritten = rewrite_jaxpr(site, body, [*map(_compat.leaf_aval, consts), *operands])
+    if not rewritten.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
     leaves = [
-        *site.include(restaged),
+        *site.take_over(rewritten),
         *map(site.builder.const, consts),
         *tree_leaves(operands),
     ]
-    return tree_unflatten(restaged.out_tree, site.inline(restaged.jaxpr, leaves))
+    return tree_unflatten(rewritten.out_tree, site.inline(rewritten.jaxpr, leaves))
 
 
 handlers["call_hi_primitive"] = hi_primitive_handler

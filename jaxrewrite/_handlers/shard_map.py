@@ -18,8 +18,8 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from .. import _compat
 from .._compat import Atom, JaxprEqn, Literal, ShapedArray
 from .._core.avals import aval_of, avals_of
-from .._core.bodies import restage
-from .._core.builder import Restaged
+from .._core.bodies import rewrite_jaxpr
+from .._core.builder import Rewritten
 from .._core.dense import Reason
 from .._core.rewrite import handlers
 from .._core.site import Site
@@ -59,12 +59,12 @@ def shard_map_handler(site: Site, operands: list[Operand]) -> Results:
 
     steps: list[tuple[int, Reason]] = []
 
-    def rewrite(shards: Sequence[Any]) -> Restaged:
+    def rewrite(shards: Sequence[Any]) -> Rewritten:
         local = tree_unflatten(in_tree, shards)
         # Results that become dense do so inside of the mesh axes, too.
         inside = site._replace(eqn=_compat.in_current_context(site.eqn))
         leaving = MakeDenser(tuple(steps))
-        return restage(inside, params["jaxpr"], local, leaving=leaving)
+        return rewrite_jaxpr(inside, params["jaxpr"], local, leaving=leaving)
 
     def on_mesh(body: Callable[..., Any], out_specs: Sequence[Any]) -> Any:
         return jax.shard_map(
@@ -76,14 +76,14 @@ def shard_map_handler(site: Site, operands: list[Operand]) -> Results:
             axis_names=set(params["newly_manual_axes"]),
         )
 
-    restaged = _within(on_mesh, rewrite, leaves, site)
-    if not has_values and not restaged.changed:
+    rewritten = _within(on_mesh, rewrite, leaves, site)
+    if not has_values and not rewritten.changed:
         return NotImplemented  # The equation stays as it is.
     while True:
-        vary = _varying(restaged, in_specs, params)
+        vary = _varying(rewritten, in_specs, params)
         flat_specs: list[Any] = []
         taken = len(steps)
-        for i, result in enumerate(restaged.results()):
+        for i, result in enumerate(rewritten.results()):
             spec, there = params["out_specs"][i], site.outvars[i].aval
             specs = _leaf_specs(result, spec, there, params["mesh"], _whole_shape)
             if specs is None:
@@ -94,15 +94,15 @@ def shard_map_handler(site: Site, operands: list[Operand]) -> Results:
                 flat_specs.extend(specs)
         if len(steps) == taken:
             break
-        restaged = _within(on_mesh, rewrite, leaves, site)
+        rewritten = _within(on_mesh, rewrite, leaves, site)
 
     def body(*shards: jax.Array) -> tuple[Any, ...]:
-        return tuple(Program(restaged.jaxpr, restaged.consts)(shards))
+        return tuple(Program(rewritten.jaxpr, rewritten.consts)(shards))
 
-    site.include(restaged._replace(consts=[]))  # The body closes over the constants.
+    site.take_over(rewritten._replace(consts=[]))  # The body closes over the constants.
     fn = on_mesh(body, flat_specs)
     results = site.call_on_arrays(lambda *leaves: list(fn(*leaves)), leaves)
-    return tree_unflatten(restaged.out_tree, results)
+    return tree_unflatten(rewritten.out_tree, results)
 
 
 handlers["shard_map"] = shard_map_handler
@@ -110,12 +110,12 @@ handlers["shard_map"] = shard_map_handler
 
 def _within(
     on_mesh: Callable[..., Any],
-    rewrite: Callable[[Sequence[Any]], Restaged],
+    rewrite: Callable[[Sequence[Any]], Rewritten],
     leaves: Sequence[Any],
     site: Site,
-) -> Restaged:
+) -> Rewritten:
     """Rewrite the body where it will run: inside of the mesh axes."""
-    found: list[Restaged] = []
+    found: list[Rewritten] = []
 
     def body(*shards: jax.Array) -> tuple[()]:
         found.append(rewrite(shards))
@@ -180,7 +180,7 @@ def _all_names(spec: PartitionSpec) -> set[Any]:
 
 
 def _varying(
-    restaged: Restaged, in_specs: Sequence[PartitionSpec], params: Mapping[str, Any]
+    rewritten: Rewritten, in_specs: Sequence[PartitionSpec], params: Mapping[str, Any]
 ) -> Callable[[Any], Set[Any]]:
     """The mesh axes over which each variable of a body may vary.
 
@@ -189,8 +189,8 @@ def _varying(
     """
     if params["check_vma"]:
         return lambda atom: _compat.varying_axes(atom.aval)
-    jaxpr = restaged.jaxpr
-    shards = jaxpr.invars[len(restaged.consts) :]
+    jaxpr = rewritten.jaxpr
+    shards = jaxpr.invars[len(rewritten.consts) :]
     found: dict[Any, Set[Any]] = dict(zip(shards, map(_all_names, in_specs), strict=True))
 
     def known(atom: Atom) -> Set[Any]:

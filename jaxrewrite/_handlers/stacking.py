@@ -11,7 +11,7 @@ from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 from .. import _compat
 from .._batched import Batched, sliced
 from .._compat import Aval, Var
-from .._core.avals import aval_of, fields, same_treedef
+from .._core.avals import aval_of, children, same_treedef
 from .._core.dense import Reason
 from .._core.site import Site
 from .._core.value import Like, Operand, Result, Value, is_value
@@ -41,7 +41,7 @@ def in_slices(site: Site, x: Any) -> Any:
     if not is_value(x) or isinstance(x, Batched):
         return x
     cls = type(x)
-    own, treedef = fields(x)
+    own, treedef = children(x)
     value = tree_unflatten(treedef, [in_slices(site, f) for f in own])
     if cls.sliceable is Value.sliceable:
         return value
@@ -84,7 +84,7 @@ def _element(site: Site, x: Operand) -> Operand | NotImplementedType:
     cls = type(x)
     if cls.unstacked is Value.unstacked:
         return NotImplemented
-    own, treedef = fields(x)
+    own, treedef = children(x)
     elements = [_element(site, field) for field in own]
     if any(element is NotImplemented for element in elements):
         return NotImplemented
@@ -110,7 +110,7 @@ def stack_like(site: Site, x: Like, length: int) -> Like:
 class Elements(NamedTuple):
     """Makes elements of the operands of a body, from operand number ``start`` on.
 
-    An adapter of `restage`.
+    An adapter of `rewrite_jaxpr`.
     """
 
     start: int
@@ -139,7 +139,7 @@ def _whole(site: Site, x: Operand, length: int) -> Operand:
         return x
     cls = type(x)
     if cls.stacked is not Value.stacked:
-        own, treedef = fields(x)
+        own, treedef = children(x)
         wholes = [_whole(site, field, length) for field in own]
         value = tree_unflatten(treedef, wholes)
         whole = _call_hook(site, cls.stacked, cls, value, length)

@@ -24,8 +24,8 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 from .. import _compat
 from .._compat import AnyJaxpr, Tree
 from .._core.avals import avals_of, same_treedef
-from .._core.bodies import restage
-from .._core.builder import Restaged
+from .._core.bodies import rewrite_jaxpr
+from .._core.builder import Rewritten
 from .._core.join import Structure, structure_of
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
@@ -189,14 +189,14 @@ def of_moving_leaves(
 
 
 def of_results(
-    restaged: Restaged, results: Iterable[int], settings: Settings
+    rewritten: Rewritten, results: Iterable[int], settings: Settings
 ) -> dict[int, Space]:
     """The tangent spaces of some results of a function, by position."""
-    consts, places = len(restaged.consts), len(restaged.jaxpr.invars)
+    consts, places = len(rewritten.consts), len(rewritten.jaxpr.invars)
     given = [*[FIXED] * consts, *map(source, range(places - consts))]
-    numbers = iter(_labels(dependences(restaged.jaxpr, given)))
+    numbers = iter(_labels(dependences(rewritten.jaxpr, given)))
     found = {}
-    for i, result in enumerate(restaged.results()):
+    for i, result in enumerate(rewritten.results()):
         own = [next(numbers) for _ in tree_leaves(result)]
         if i in results:
             space = tangents_of(result, settings).space
@@ -219,16 +219,16 @@ def run_on_tangents(
     """
     leaving = _Denser(tuple(structure_of(space.like) for space in wanted))
     likes = [space.like for space in operands]
-    restaged = restage(site, jaxpr, likes, leaving=leaving, settings=settings)
+    rewritten = rewrite_jaxpr(site, jaxpr, likes, leaving=leaving, settings=settings)
     labels = [x for space in operands for x in space.labels]
     given = [
-        *[FIXED] * len(restaged.consts),
+        *[FIXED] * len(rewritten.consts),
         *(FIXED if x is None else source(x) for x in labels),
     ]
-    found = iter(_labels(dependences(restaged.jaxpr, given)))
+    found = iter(_labels(dependences(rewritten.jaxpr, given)))
     return [
         Space(on_avals(x), tuple(next(found) for _ in tree_leaves(x)))
-        for x in restaged.results()
+        for x in rewritten.results()
     ]
 
 
@@ -246,7 +246,7 @@ def fixed(array: object) -> Space:
 
 
 class _Denser(NamedTuple):
-    """Makes results denser, layer by layer, up to a structure. An adapter of `restage`."""
+    """Makes results denser, layer by layer, up to a structure. An adapter of `rewrite_jaxpr`."""
 
     structures: tuple[Structure, ...]
 

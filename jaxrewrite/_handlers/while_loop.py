@@ -9,8 +9,8 @@ from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._compat import AnyJaxpr, Var
-from .._core.bodies import restage
-from .._core.builder import Restaged
+from .._core.bodies import rewrite_jaxpr
+from .._core.builder import Rewritten
 from .._core.dense import Reason
 from .._core.join import Structure
 from .._core.rewrite import handlers
@@ -40,24 +40,24 @@ def while_handler(site: Site, operands: list[Operand]) -> Results:
         consts: Sequence[Any],
         structures: Sequence[Structure],
         leaving: Coerce | MakeDense | None,
-    ) -> Restaged:
+    ) -> Rewritten:
         likes = [structure.like() for structure in structures]
         inputs = body_inputs(jaxpr, [*consts, *likes])
-        return restage(site, jaxpr, inputs, leaving=leaving)
+        return rewrite_jaxpr(site, jaxpr, inputs, leaving=leaving)
 
-    def rewrite_body(structures: Sequence[Structure], leaving: Coerce | None) -> Restaged:
+    def rewrite_body(structures: Sequence[Structure], leaving: Coerce | None) -> Rewritten:
         return rewrite(body, body_consts, structures, leaving)
 
-    settled = fixed_point(site, carry, rewrite_body, has_values)
-    turn = settled.body
+    solved = fixed_point(site, carry, rewrite_body, has_values)
+    turn = solved.body
     # The result of the condition must be an array.
     whether = MakeDense((True,), _DECIDES)
-    test = rewrite(condition, condition_consts, settled.structures, whether)
+    test = rewrite(condition, condition_consts, solved.structures, whether)
     if not has_values and not (turn.changed or test.changed):
         return NotImplemented  # The equation stays as it is.
-    carry = settled.start(site)
-    test_leaves = [*site.include(test), *tree_leaves(condition_consts)]
-    turn_leaves = [*site.include(turn), *tree_leaves(body_consts)]
+    carry = solved.start(site)
+    test_leaves = [*site.take_over(test), *tree_leaves(condition_consts)]
+    turn_leaves = [*site.take_over(turn), *tree_leaves(body_consts)]
     carry_leaves = tree_leaves(carry)
     results = [Var(aval) for aval in turn.jaxpr.out_avals]
     params = {

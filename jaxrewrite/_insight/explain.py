@@ -149,7 +149,7 @@ def _met_a_value(record: Record) -> bool:
     """Whether an equation, or one inside of it, had to do with a value, or was answered."""
     inside = itertools.chain(record.inner, *(body.records for body in record.bodies))
     return (
-        record.answer != "dense"
+        record.way != "dense"
         or any(map(is_value, [*record.operands, *record.results]))
         or any(map(_met_a_value, inside))
     )
@@ -171,7 +171,7 @@ def _step(record: Record, live: Set[Any], times: int | None, caller: Place) -> S
         *place,
         tuple(map(describe_operand, record.operands)),
         tuple(map(describe_operand, record.results)),
-        "pattern" if eqn.primitive is pattern_p else record.answer,
+        "pattern" if eqn.primitive is pattern_p else record.way,
         _rule_info(record),
         tuple(_declined(record)),
         tuple(new.primitive.name for new in added),
@@ -238,9 +238,9 @@ def _name_of(body: RecordedBody, record: Record, i: int) -> str:
 
 def _rule_info(record: Record) -> RuleInfo | None:
     is_pattern = record.site.primitive is pattern_p
-    if (is_pattern or record.answer == "rule") and record.rule is not None:
+    if (is_pattern or record.way == "rule") and record.rule is not None:
         return info_of(record.rule)
-    if record.answer == "default" and record.owner is not None:
+    if record.way == "default" and record.owner is not None:
         return info_of_default(record.owner)
     return None
 

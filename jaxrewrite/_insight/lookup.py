@@ -10,13 +10,13 @@ from typing import Any
 from .._compat import Primitive
 from .._core.annotations import Dense
 from .._core.errors import add_note
-from .._core.rewrite import handlers, keepers, owner_of_default
+from .._core.rewrite import handlers, leafwise_handlers, owner_of_default
 from .._core.rules import (
     Entry,
     Rule,
     RulesInForce,
-    find_primitive,
     foremost_of,
+    look_up_primitive,
     type_of,
 )
 from .._core.settings import current_settings
@@ -110,7 +110,7 @@ def rules(primitive: Any = None, type: Any = None) -> RuleList:  # noqa: A002
     wanted = None
     if primitive is not None:
         is_pattern = primitive == pattern_p.name
-        wanted = pattern_p if is_pattern else find_primitive(primitive)
+        wanted = pattern_p if is_pattern else look_up_primitive(primitive)
     found: list[Registered] = []
     for own in current_settings().rules.tables:
         entries: dict[Primitive, list[Entry]] = {}
@@ -278,7 +278,7 @@ def which(primitive: Primitive | str, *operands: Any, **params: Any) -> Which:
     @jaxrewrite.register("fft")
     def _(x: Diagonal, **params): ...
     """
-    found = find_primitive(primitive)
+    found = look_up_primitive(primitive)
     _check_call(found, operands, params)
     are_types = [inspect.isclass(x) for x in operands]
     if any(are_types):
@@ -351,7 +351,7 @@ def _without_rules(
     owner = owner_of_default(primitive, [cls for cls in types if issubclass(cls, Value)])
     if owner is not None:
         return "default", owner
-    return ("identity" if primitive.name in keepers else "dense"), None
+    return ("identity" if primitive.name in leafwise_handlers else "dense"), None
 
 
 def _place_in_order(rule: Rule, tied: Set[Any]) -> str:

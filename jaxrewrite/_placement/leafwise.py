@@ -16,7 +16,7 @@ from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from .. import _compat
 from .._compat import UNSPECIFIED
-from .._core.avals import aval_of, fields
+from .._core.avals import aval_of, children
 from .._core.site import Site
 from .._core.value import Value, is_value
 
@@ -35,7 +35,7 @@ def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:
             f"for each leaf; it returned a {type(answer).__name__}."
         )
     specs: list[Any] = []
-    for field, own in zip(fields(value)[0], fields(answer)[0], strict=True):
+    for field, own in zip(children(value)[0], children(answer)[0], strict=True):
         if not isinstance(own, PartitionSpec):
             raise TypeError(
                 f"{cls.__name__}.leaf_specs has {own!r} in place of a PartitionSpec."

@@ -19,8 +19,8 @@ from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._compat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
-from .._core.bodies import Adapter, restage
-from .._core.builder import Applied, Restaged
+from .._core.bodies import Adapter, rewrite_jaxpr
+from .._core.builder import Applied, Rewritten
 from .._core.caches import WeakCaches
 from .._core.errors import add_note
 from .._core.notices import warn
@@ -132,9 +132,9 @@ class Program:
         ]
 
 
-def function_of(restaged: Restaged, original: AnyJaxpr) -> Callable[..., list[Any]]:
+def function_of(rewritten: Rewritten, original: AnyJaxpr) -> Callable[..., list[Any]]:
     """A rewritten body as a function of its constants and leaves, with the body's name."""
-    program = Program(restaged.jaxpr, ())
+    program = Program(rewritten.jaxpr, ())
 
     def call(*leaves: jax.Array) -> list[Any]:
         return program(leaves)
@@ -151,10 +151,10 @@ def run_on_values(
     leaving: Adapter | None = None,
 ) -> list[Any]:
     """Rewrite a jaxpr without constants for values, on behalf of ``site``, and run it."""
-    restaged = restage(site, jaxpr, operands, leaving=leaving, settings=settings)
-    warn(notice.at(site.line) for notice in restaged.warnings)
-    results = Program(restaged.jaxpr, restaged.consts)(tree_leaves(list(operands)))
-    return tree_unflatten(restaged.out_tree, results)
+    rewritten = rewrite_jaxpr(site, jaxpr, operands, leaving=leaving, settings=settings)
+    warn(notice.at(site.line) for notice in rewritten.warnings)
+    results = Program(rewritten.jaxpr, rewritten.consts)(tree_leaves(list(operands)))
+    return tree_unflatten(rewritten.out_tree, results)
 
 
 def _last_uses(

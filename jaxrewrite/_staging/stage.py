@@ -73,7 +73,7 @@ class Staged(NamedTuple):
     # For rules that close over arrays; ``None`` if there are no such rules.
     staging: Staging | None
     # Whether a value among the results has no leaves.
-    has_hollow: bool
+    has_leafless: bool
     changing: Sequence[hooks.StagingHook]
 
     def is_spent(self) -> bool:
@@ -124,21 +124,21 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         leaves, whole_tree = tree_flatten(tree_unflatten(out_tree, results))
         is_static = [isinstance(leaf, _Static) for leaf in leaves]
         outvars = [leaf for leaf, s in zip(leaves, is_static, strict=True) if not s]
-        restaged = builder.finish(
+        rewritten = builder.finish(
             tree_leaves(symbolic), outvars, whole_tree, jaxpr.debug_info
         )
     if settings.recorder is not None:
-        settings.recorder.add_program(jaxpr, restaged.jaxpr)
-    warn(restaged.warnings)
+        settings.recorder.add_program(jaxpr, rewritten.jaxpr)
+    warn(rewritten.warnings)
     statics = [x.leaf if s else None for x, s in zip(leaves, is_static, strict=True)]
     return Staged(
-        Program(restaged.jaxpr, restaged.consts, restaged.applied),
+        Program(rewritten.jaxpr, rewritten.consts, rewritten.applied),
         inputs.positions,
         whole_tree,
         statics if any(is_static) else None,
         [i for i, s in enumerate(is_static) if not s],
         _staging(whole, consts, inputs.likes),
-        any(map(is_hollow, tree_leaves(tree_unflatten(out_tree, results), is_hollow))),
+        any(map(is_leafless, tree_leaves(tree_unflatten(out_tree, results), is_leafless))),
         changing,
     )
 
@@ -293,7 +293,7 @@ def local_dense_rules(in_force: RulesInForce) -> list[Rule]:
     """The rules for dense operands alone in tables that a transform was given."""
     return [
         rule
-        for rules in in_force.own()
+        for rules in in_force.own_tables()
         if rules is not global_rules
         for rule in rules.dense_rules().values()
     ]
@@ -306,7 +306,7 @@ _NEEDS_A_NUMBER = (
 )
 
 
-def is_hollow(x: object) -> bool:
+def is_leafless(x: object) -> bool:
     """Whether a value has no leaves, so that `jax.vmap` cannot add batch axes to it."""
     return is_value(x) and not tree_leaves(x)
 

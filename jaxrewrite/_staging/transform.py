@@ -34,15 +34,15 @@ from jax.tree_util import (
 
 from .. import _compat
 from .._compat import ClosedJaxpr, Primitive, Tree
-from .._core.avals import fields, layer, no_pytree
+from .._core.avals import children, no_pytree, rule_children
 from .._core.caches import BoundedCache, WeakCaches, bounded_cache
 from .._core.dense import make_dense, materialised
 from .._core.pytree import check_static_fields
-from .._core.rules import Table, check_table, find_primitive
+from .._core.rules import Table, check_table, look_up_primitive
 from .._core.settings import Settings, current_settings, use_settings
 from .._core.value import ArrayOrValue, Value, is_value
 from .._signatures import completed
-from .stage import Arguments, FilterSpec, is_hollow, local_dense_rules, stage
+from .stage import Arguments, FilterSpec, is_leafless, local_dense_rules, stage
 
 
 _P = ParamSpec("_P")
@@ -209,7 +209,7 @@ def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
     >>> jaxrewrite.bind("add", jnp.ones(2), jnp.ones(2))
     Array([2., 2.], dtype=float32)
     """
-    primitive = find_primitive(primitive)
+    primitive = look_up_primitive(primitive)
     key = tuple(params.items())
     try:
         # Two "hi" primitives may be equal objects and yet have different avals.
@@ -270,14 +270,14 @@ def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> ArrayOrValue:
 
 def _is_compiled(value: Value) -> bool:
     """Whether one program makes a value dense, and the values in its fields."""
-    inside = (x for x in fields(value)[0] if is_value(x))
+    inside = (x for x in children(value)[0] if is_value(x))
     return vars(type(value)).get("compiles_materialise", False) and all(
         map(_is_compiled, inside)
     )
 
 
 def _in_steps(value: Value) -> ArrayOrValue:
-    leaves, treedef = layer(value)
+    leaves, treedef = rule_children(value)
     if any(map(is_value, leaves)):
         return transform(_materialiser(treedef), materialise="allow")(*leaves)
     return materialised(value)
@@ -305,8 +305,8 @@ _programs = WeakCaches(1024)
 _NOTHING: Any = object()  # It stands for a program that has nothing to rewrite.
 
 
-def _stays_whole(x: object) -> bool:
-    return is_hollow(x) or (is_value(x) and x._repeats_hollow)
+def _is_one_leaf(x: object) -> bool:
+    return is_leafless(x) or (is_value(x) and x._repeats_leafless)
 
 
 def _is_jittable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -391,10 +391,12 @@ class Transformed(Generic[_P, _R]):
             results, changes = results
             for hook, changed in zip(staged.changing, changes, strict=True):
                 hook.store((self._fn_tree, args, kwargs), changed)
-        if staged.has_hollow and not (_compat.makes_jaxpr() or _compat.nothing_is_traced()):
+        if staged.has_leafless and not (
+            _compat.makes_jaxpr() or _compat.nothing_is_traced()
+        ):
             # `jax.vmap` batches leaves, so it cannot batch a value that has none.
             return tree_map(
-                lambda x: dense(x) if is_hollow(x) else x, results, is_leaf=_stays_whole
+                lambda x: dense(x) if is_leafless(x) else x, results, is_leaf=_is_one_leaf
             )
         return results
 

@@ -343,7 +343,7 @@ def test_exceptions_have_public_names():
 
 
 # Exceptions of functions of the user.
-OF_USERS = {"traced", "answer.error"}
+OF_USERS = {"traced", "result.error"}
 
 
 @functools.cache
