@@ -36,7 +36,7 @@ class Coerce(NamedTuple):
     def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
         unread = self.unread or (None,) * len(results)
         coerced = []
-        for result, own, wanted, how in zip(
+        for result, source, wanted, how in zip(
             results, self.sources, self.structures, unread, strict=True
         ):
             if wanted is None:
@@ -44,14 +44,14 @@ class Coerce(NamedTuple):
             elif how is not None:
                 coerced.append(_fill(site, result, wanted, how))
             else:
-                coerced.append(coerce(site, _as_zeros(result, own.like()), wanted))
+                coerced.append(coerce(site, _as_zeros(result, source.like()), wanted))
         return coerced
 
 
 def _as_zeros(operand: Operand, like: Like) -> Operand:
     """The operand, with `Zeros` where ``like``, which differs from it in these alone, has some."""
     return tree_map(
-        lambda wanted, own: wanted if isinstance(wanted, Zeros) else own,
+        lambda wanted, source: wanted if isinstance(wanted, Zeros) else source,
         like,
         operand,
         is_leaf=lambda x: isinstance(x, Zeros),

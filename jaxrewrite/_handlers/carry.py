@@ -36,7 +36,7 @@ from .adapters import Coerce
 
 
 # How often a slot may change. If the joins of a type never end, for example because a rank
-# grows with each turn, fields that change become dense, and at last the slot.
+# grows with each turn, children that change become dense, and at last the slot.
 _MAX_CHANGES = 4
 
 Rewrite = Callable[[Sequence[Structure], Coerce | None], Rewritten]
@@ -115,12 +115,12 @@ def _solve(
         body = rewrite(carry, None)
         results = _results(body, carry)
         joined = [
-            own
+            before
             # What has become dense stays so.
-            if own == result or (changes[i] and not is_value(own.like()))
+            if before == result or (changes[i] and not is_value(before.like()))
             # The join must be possible for the initial operands, too.
-            else _rise(site, initial[i], own, result, changes[i])
-            for i, (own, result) in enumerate(zip(carry, results, strict=False))
+            else _rise(site, initial[i], before, result, changes[i])
+            for i, (before, result) in enumerate(zip(carry, results, strict=False))
         ]
         if joined == carry:
             break
@@ -149,30 +149,30 @@ def _results(body: Rewritten, carry: Sequence[Structure]) -> list[Structure]:
     """The structures of the results, with `KnownZeros` where the carry has a value otherwise."""
     results = list(map(structure_of, body.results()))
     pairs = list(zip(carry, results, strict=False))
-    differ = [own != result and is_value(own.like()) for own, result in pairs]
+    differ = [before != result and is_value(before.like()) for before, result in pairs]
     if any(differ):
-        found = results_with_zeros(body)
+        zeros = results_with_zeros(body)
         for i, differs in enumerate(differ):
-            results[i] = structure_of(found[i]) if differs else results[i]
+            results[i] = structure_of(zeros[i]) if differs else results[i]
     return results
 
 
 def _rise(
     site: Site,
     initial: Structure,
-    own: Structure,
+    before: Structure,
     result: Structure,
     changes: int,
 ) -> Structure:
-    joining = join if changes < _MAX_CHANGES else _join_of_dense_fields
-    joined = joining(site, own, result)
-    return joined if fits(site, initial, joined) else dense_structure(own)
+    joining = join if changes < _MAX_CHANGES else _join_of_dense_children
+    joined = joining(site, before, result)
+    return joined if fits(site, initial, joined) else dense_structure(before)
 
 
-def _join_of_dense_fields(site: Site, a: Structure, b: Structure) -> Structure:
+def _join_of_dense_children(site: Site, a: Structure, b: Structure) -> Structure:
     """A structure for operands of either, in which no type's `Value.join` has a part.
 
-    Fields that differ are dense, or hold dense fields, so that units or tags around them stay.
+    Children that differ are dense, or hold dense children, so that units or tags around them stay.
     """
     x, y = a.like(), b.like()
     if a == b or not (is_value(x) or is_value(y)):
@@ -180,5 +180,5 @@ def _join_of_dense_fields(site: Site, a: Structure, b: Structure) -> Structure:
     parts_of = common_parts(x, y)
     if parts_of is None:
         return dense_structure(a)
-    each = lambda own, other: _join_of_dense_fields(site, own, other)
+    each = lambda x, y: _join_of_dense_children(site, x, y)
     return structure_of(with_parts_joined(x, y, parts_of, each))

@@ -45,19 +45,19 @@ def choose(site: Site, operands: Sequence[Operand]) -> Results:
     cases = alike
     leaves, *others = map(tree_leaves, cases)
     # What all have in common, such as integers without a derivative, needs no choice.
-    differing = [i for i, x in enumerate(leaves) if any(own[i] is not x for own in others)]
+    differing = [i for i, x in enumerate(leaves) if any(of[i] is not x for of in others)]
     count = len(differing)
 
     def leaf_by_leaf(row: jax.Array, *leaves: jax.Array) -> list[Any]:
         chosen = []
         for k in range(count):
-            own = leaves[k::count]
-            along = lax.broadcast_in_dim(row, own[0].shape, range(depth))
-            chosen.append(lax.select_n(along, *own))
+            choices = leaves[k::count]
+            along = lax.broadcast_in_dim(row, choices[0].shape, range(depth))
+            chosen.append(lax.select_n(along, *choices))
         return chosen
 
-    taken = [own[i] for own in (leaves, *others) for i in differing]
-    chosen = site.call_on_arrays(leaf_by_leaf, [row, *taken])
+    choices = [of[i] for of in (leaves, *others) for i in differing]
+    chosen = site.call_on_arrays(leaf_by_leaf, [row, *choices])
     for i, leaf in zip(differing, chosen, strict=True):
         leaves[i] = leaf
     return [tree_unflatten(tree_structure(cases[0]), leaves)]
@@ -71,10 +71,10 @@ def _alike(site: Site, cases: Sequence[Any], depth: int) -> list[Any] | None:
 
     ``None`` if it is dense, or if its leaves can't be chosen for an element of a batch.
     """
-    found = together(site, cases)
-    if found is None:
+    joined = together(site, cases)
+    if joined is None:
         return None
-    cases, structure = found
+    cases, structure = joined
     if depth:
         slices = in_slices(site.scratch(), on_vars(structure.like()))
         if not elements_like(site, slices, depth):

@@ -40,10 +40,10 @@ def _gathered_parts(site: Site, value: Value) -> Results:
     for leaf, axis in zip(leaves, axes, strict=True):
         one = site.with_params(all_gather_dimension=axis)
         results += [leaf] if axis is None else one.map_leaves([leaf])
-    whole = tree_unflatten(treedef, results)
+    gathered = tree_unflatten(treedef, results)
     # The metadata may contain the shape of a part.
-    fits = _compat.same_array_type(aval_of(whole), site.outvars[0].aval)
-    return [whole] if fits else NotImplemented
+    fits = _compat.same_array_type(aval_of(gathered), site.outvars[0].aval)
+    return [gathered] if fits else NotImplemented
 
 
 def _gathered_stack(site: Site, value: Value) -> list[Any]:
@@ -59,8 +59,8 @@ def _gathered_stack(site: Site, value: Value) -> list[Any]:
     for leaf, does_vary in zip(leaves, varies, strict=True):
         is_same = any(varies) and not does_vary
         stack += site.call_on_arrays(repeat, [leaf]) if is_same else site.map_leaves([leaf])
-    whole = tree_unflatten(treedef, stack)
-    return [stacked(site, whole, size, site.outvars[0].aval)]
+    gathered = tree_unflatten(treedef, stack)
+    return [stacked(site, gathered, size, site.outvars[0].aval)]
 
 
 def _names(site: Site) -> tuple[Any, ...]:
@@ -78,7 +78,7 @@ def _gathered_axes(value: Value, site: Site) -> list[int | None] | None:
     specs = specs_of_leaves(likes, spec)
     if specs is None:
         return None
-    axes = [tuple(own).index(name) if name in own else None for own in specs]
+    axes = [tuple(names).index(name) if name in names else None for names in specs]
     varies = _varies(tree_leaves(value), names)
     # If JAX does not know over which axes arrays vary, no leaf is known to be the same.
     for axis, does_vary in zip(axes, varies, strict=True):

@@ -109,8 +109,8 @@ def _apply_rule(
     params = site.params
     symbolic = params["symbolic_zeros"]
     tangents = [
-        tangent_of(operand, own, symbolic, settings)
-        for operand, own in zip(operands, chunks(leaf_tangents, operands), strict=True)
+        tangent_of(operand, chunk, symbolic, settings)
+        for operand, chunk in zip(operands, chunks(leaf_tangents, operands), strict=True)
     ][params["num_consts"] :]
     is_zero = [type(t) is SymbolicZero for t in tangents]
     with use_settings(settings.of_traced()):
@@ -201,7 +201,7 @@ def _kept(
     first = site.params["num_consts"]
     given = [i for i, zero in enumerate(is_zero, first) if not zero]
     primals = [*map(fixed, consts), *of_primals(operands)[first:]]
-    found = dependences(
+    facts = dependences(
         jaxpr,
         [
             *[FIXED] * len(consts),
@@ -213,7 +213,7 @@ def _kept(
     tried = [
         (place, i)
         for place, i in enumerate(nonzero, len(zero_results))
-        if i in outs and not outs[i].holds_multiples(found[place], ins)
+        if i in outs and not outs[i].holds_multiples(facts[place], ins)
     ]
     if not tried:
         return {*outs}

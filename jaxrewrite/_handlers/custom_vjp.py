@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -73,7 +74,7 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
         leaves = [arg.value for arg in args]
         operands = tree_unflatten(in_tree, leaves[num_hoisted:])
         of_operands = chunks([arg.perturbed for arg in args[num_hoisted:]], operands)
-        perturbed = [any(own) for own in of_operands]
+        perturbed = [any(flags) for flags in of_operands]
         # A rule without symbolic zeros assumes that all operands are perturbed.
         nonzero = [not symbolic or is_perturbed for is_perturbed in perturbed]
         with noting(site, operands):
@@ -91,14 +92,14 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
     def backward(saved: Any, leaf_cotangents: Sequence[Any]) -> Any:
         residuals, ins, outs, perturbed = saved
         ins, outs = _with_arrays(ins, site.eqn.invars), _with_arrays(outs, site.outvars)
-        own_cotangents = chunks(leaf_cotangents, outs)
+        cotangents_of_leaves = chunks(leaf_cotangents, outs)
         with noting(site, ins):
             for i in refused:
-                if not all(type(ct) is SymbolicZero for ct in own_cotangents[i]):
+                if not all(type(ct) is SymbolicZero for ct in cotangents_of_leaves[i]):
                     raise function.refusal(site, i)
             cotangents = [
-                cotangent_of(out, own, settings)
-                for out, own in zip(outs, own_cotangents, strict=True)
+                cotangent_of(out, chunk, settings)
+                for out, chunk in zip(outs, cotangents_of_leaves, strict=True)
             ]
             if not symbolic:
                 cotangents = list(map(adopted_zero, cotangents, outs))
@@ -111,7 +112,7 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
                     ins, pulled, perturbed.flags, strict=True
                 )
             ]
-        return (*[None] * num_hoisted, *(ct for own in of_leaves for ct in own))
+        return (*[None] * num_hoisted, *itertools.chain(*of_leaves))
 
     fn = jax.custom_vjp(call)
     # Symbolic zeros show which values need no cotangent.
@@ -318,7 +319,7 @@ def _lost(
     """Some of the results that cannot remain values; none if all can."""
     first = site.params["num_consts"]
     primals = [*map(fixed, rule.consts), *of_primals(operands)[first:]]
-    found = dependences(
+    facts = dependences(
         rule.jaxpr,
         [
             *[FIXED] * len(rule.consts),
@@ -329,7 +330,7 @@ def _lost(
     result_avals = avals_of([site.outvars[i] for i in rule.results])
     operand_avals = avals_of(site.eqn.invars)
     lost: set[int] = set()
-    for place, (i, ct) in enumerate(zip(rule.operands, found, strict=True)):
+    for place, (i, ct) in enumerate(zip(rule.operands, facts, strict=True)):
         if not any(ins[i].moving):
             continue
         space = ins[i].space

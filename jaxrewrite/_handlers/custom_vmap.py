@@ -76,13 +76,13 @@ handlers["custom_vmap_call"] = custom_vmap_handler
 def _stacked(value: Value, is_batched: Tree, length: int) -> Any:
     """A value with some batched leaves, as a value with a batch axis on all leaves."""
 
-    def whole(leaf: jax.Array, batched: bool) -> jax.Array:
+    def batch(leaf: jax.Array, batched: bool) -> jax.Array:
         return leaf if batched else jnp.broadcast_to(leaf, (length, *jnp.shape(leaf)))
 
-    stack = tree_map(whole, value, is_batched)
+    stack = tree_map(batch, value, is_batched)
     batched = Batched(stack, length)
     if any(map(is_value, rule_children(value)[0])):
-        return batched  # The type's hook would see fields that are already stacked.
+        return batched  # The type's hook would see children that are already stacked.
     by_type = stack.stacked(length)
     is_stack = by_type is not NotImplemented and _compat.same_array_type(
         *avals_of([by_type, batched])

@@ -191,15 +191,15 @@ def _space_of(value: Value) -> str | None:
 
 
 def confinement(value: Value) -> str | None:
-    """What confines the tangents of a value, or of those in its fields."""
-    own = value.tangent_space()
-    if own not in ("all", *_CONFINED):
+    """What confines the tangents of a value, or of those among its children."""
+    space = value.tangent_space()
+    if space not in ("all", *_CONFINED):
         raise ValueError(
             f"{type(value).__name__}.tangent_space must return 'all', 'entries' or 'repeated'; "
-            f"it returned {own!r}."
+            f"it returned {space!r}."
         )
     inside = [confinement(field) for field in parts(value)[0] if is_value(field)]
-    spaces = [x for x in (own, *inside) if x in _CONFINED]
+    spaces = [x for x in (space, *inside) if x in _CONFINED]
     return max(spaces, key=_CONFINED.index, default=None)
 
 
@@ -248,9 +248,9 @@ def is_inexact(aval: Any) -> bool:
 
 
 def parts(value: Value) -> tuple[list[Any], Any]:
-    """The fields of a value that have tangents of their own, values among them.
+    """The children of a value that have tangents of their own, values among them.
 
-    These are its fields even if the rules of its type see all leaves. The leaf tangents of
+    These are its children even if the rules of its type see all leaves. The leaf tangents of
     a value in a field are not the tangent of the array that it stands for.
     """
     # The content of a stack stands for no array by itself.
@@ -258,7 +258,7 @@ def parts(value: Value) -> tuple[list[Any], Any]:
 
 
 def can_be_lifted(value: Value) -> bool:
-    """Whether a value, on avals, and all values in its fields know a way back."""
+    """Whether a value, on avals, and all values among its children know a way back."""
     children, treedef = parts(value)
     if type(value).lift_tangent is Value.lift_tangent:
         return False
@@ -266,14 +266,14 @@ def can_be_lifted(value: Value) -> bool:
         return False
     if not can_be_dense(value):
         return True  # Its tangents are no arrays.
-    found: list[Any] = []
+    lifted: list[Any] = []
 
     def lift_abstractly(children: Sequence[Any], tangent: Any) -> None:
-        found.append(tree_unflatten(treedef, children).lift_tangent(tangent))
+        lifted.append(tree_unflatten(treedef, children).lift_tangent(tangent))
 
     # A base class may define the method, and its subclasses may have no answer.
     jax.eval_shape(lift_abstractly, avals_of(children), aval_of(value))
-    return found[0] is not NotImplemented
+    return lifted[0] is not NotImplemented
 
 
 def can_be_dense(value: Value) -> bool:
@@ -284,7 +284,7 @@ def can_be_dense(value: Value) -> bool:
 
 
 def _loses_its_layer(value: Value) -> bool:
-    """Whether a value becomes dense if the values in its fields do, or are arrays."""
+    """Whether a value becomes dense if the values among its children do, or are arrays."""
     children, treedef = parts(value)
     try:
         dense_aval(type(value), treedef, avals_of(children))
@@ -297,7 +297,7 @@ def on_avals(operand: Tree) -> Any:
     return tree_map(_compat.leaf_aval, operand)
 
 
-# --- results in the structures that were settled on --------------------------------
+# --- results in the structures of the program -------------------------------------
 
 
 def targets(rewritten: Rewritten) -> list[Structure]:
@@ -317,8 +317,8 @@ def bring_primals(
     if list(map(structure_of, primals)) == list(structures):
         return list(primals)
     return [
-        own if structure_of(primal) != wanted else primal
-        for own, primal, wanted in zip(recompute(), primals, structures, strict=True)
+        result if structure_of(primal) != wanted else primal
+        for result, primal, wanted in zip(recompute(), primals, structures, strict=True)
     ]
 
 
@@ -546,8 +546,8 @@ def _meeting(
     structures = structure_of(wanted), structure_of(on_avals(cotangent))
     if structures[0] == structures[1]:
         return cotangent.dual(), lambda tangent: tangent
-    own = site._replace(builder=Rewriter(Rewriting(settings)))
-    joined = join_all(own, structures)
+    scratch = site._replace(builder=Rewriter(Rewriting(settings)))
+    joined = join_all(scratch, structures)
     like = joined.like()
     if not is_value(like):
         raise TypeError(

@@ -138,8 +138,8 @@ def _beside(eqn: JaxprEqn, operands: Sequence[Dependence]) -> frozenset[Any] | N
         return None
     labels = _NUMBER
     for x, aval in zip(operands, avals, strict=True):
-        own = x.beside if aval.shape else _NUMBER
-        if own is None:
+        sources = x.beside if aval.shape else _NUMBER
+        if sources is None:
             return None
-        labels |= own
+        labels |= sources
     return labels

@@ -50,8 +50,8 @@ def linear_call_handler(site: Site, operands: list[Operand]) -> Results:
     leaves = [*site.take_over(rewritten), *tree_leaves(residuals)]
 
     def on_leaves(*flat: jax.Array) -> list[Any]:
-        own, rest = list(flat[: len(leaves)]), list(flat[len(leaves) :])
-        return linear_call(call, transposed, own, rest)
+        residuals, rest = list(flat[: len(leaves)]), list(flat[len(leaves) :])
+        return linear_call(call, transposed, residuals, rest)
 
     return site.call_on_arrays(on_leaves, [*leaves, *arrays])
 

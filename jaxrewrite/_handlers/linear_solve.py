@@ -26,14 +26,14 @@ def linear_solve_handler(site: Site, operands: list[Operand]) -> Results:
     consts = [list(itertools.islice(rest, length)) for length in lengths]
     right_sides = site.materialise_operands(list(rest))
     rewritten = [
-        None if jaxpr is None else _rewrite_jaxpr(site, jaxpr, own)
-        for jaxpr, own in zip(jaxprs, consts, strict=True)
+        None if jaxpr is None else _rewrite_jaxpr(site, jaxpr, closed_over)
+        for jaxpr, closed_over in zip(jaxprs, consts, strict=True)
     ]
     if not has_values and not any(r is not None and r.changed for r in rewritten):
         return NotImplemented  # The equation stays as it is.
     leaves = [
-        [] if r is None else [*site.take_over(r), *tree_leaves(own)]
-        for r, own in zip(rewritten, consts, strict=True)
+        [] if r is None else [*site.take_over(r), *tree_leaves(closed_over)]
+        for r, closed_over in zip(rewritten, consts, strict=True)
     ]
     params = {
         **site.params,

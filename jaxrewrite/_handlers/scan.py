@@ -54,12 +54,12 @@ def scan_handler(site: Site, operands: list[Operand]) -> Results:
     params = _compat.scan_params(site.params, rewritten.closed, counts)
     effects = _compat.effects_on(rewritten.jaxpr, leaves)
     site.emit(leaves, results, params, effects)
-    whole = tree_unflatten(rewritten.out_tree, results)
+    out = tree_unflatten(rewritten.out_tree, results)
     ys = [
         stacked(site, y, length, var.aval)
-        for y, var in zip(whole[num_carry:], site.outvars[num_carry:], strict=True)
+        for y, var in zip(out[num_carry:], site.outvars[num_carry:], strict=True)
     ]
-    return [*whole[:num_carry], *ys]
+    return [*out[:num_carry], *ys]
 
 
 handlers["scan"] = scan_handler

@@ -82,7 +82,7 @@ def shard_map_handler(site: Site, operands: list[Operand]) -> Results:
     while True:
         vary = _varying(rewritten, in_specs, params)
         flat_specs: list[Any] = []
-        taken = len(steps)
+        num_steps = len(steps)
         for i, result in enumerate(rewritten.results()):
             spec, there = params["out_specs"][i], site.outvars[i].aval
             specs = _leaf_specs(result, spec, there, params["mesh"], _whole_shape)
@@ -92,7 +92,7 @@ def shard_map_handler(site: Site, operands: list[Operand]) -> Results:
                 steps.append((i, _DIFFERS))
             else:
                 flat_specs.extend(specs)
-        if len(steps) == taken:
+        if len(steps) == num_steps:
             break
         rewritten = _within(on_mesh, rewrite, leaves, site)
 
@@ -115,17 +115,17 @@ def _within(
     site: Site,
 ) -> Rewritten:
     """Rewrite the body where it will run: inside of the mesh axes."""
-    found: list[Rewritten] = []
+    bodies: list[Rewritten] = []
 
     def body(*shards: jax.Array) -> tuple[()]:
-        found.append(rewrite(shards))
+        bodies.append(rewrite(shards))
         return ()
 
     fn = on_mesh(body, ())
     debug_info = _compat.new_debug_info("shard_map", fn)
     with site.context.manager:
         _compat.trace_to_jaxpr(lambda *leaves: fn(*leaves), avals_of(leaves), debug_info)
-    return found[0]
+    return bodies[0]
 
 
 # --- how leaves are split ---------------------------------------------------------
@@ -147,7 +147,7 @@ def _leaf_specs(
         return None
     leaves, treedef = tree_flatten(value)
     shapes = [
-        resize(leaf.shape, own, mesh) for leaf, own in zip(leaves, specs, strict=True)
+        resize(leaf.shape, split, mesh) for leaf, split in zip(leaves, specs, strict=True)
     ]
     if None in shapes:
         return None
@@ -163,8 +163,8 @@ def _is_apart(
 ) -> bool:
     """Whether a leaf may differ along a mesh axis that splits the array, but not the leaf."""
     return any(
-        vary(leaf) & _all_names(spec) - _all_names(own)
-        for leaf, own in zip(tree_leaves(result), specs, strict=True)
+        vary(leaf) & _all_names(spec) - _all_names(split)
+        for leaf, split in zip(tree_leaves(result), specs, strict=True)
     )
 
 
@@ -191,17 +191,17 @@ def _varying(
         return lambda atom: _compat.varying_axes(atom.aval)
     jaxpr = rewritten.jaxpr
     shards = jaxpr.invars[len(rewritten.consts) :]
-    found: dict[Any, Set[Any]] = dict(zip(shards, map(_all_names, in_specs), strict=True))
+    axes: dict[Any, Set[Any]] = dict(zip(shards, map(_all_names, in_specs), strict=True))
 
     def known(atom: Atom) -> Set[Any]:
-        return set() if type(atom) is Literal else found.get(atom, set())
+        return set() if type(atom) is Literal else axes.get(atom, set())
 
     for eqn in jaxpr.eqns:
         if eqn.effects or _communicates(eqn):
-            own = {*params["mesh"].axis_names}
+            names = {*params["mesh"].axis_names}
         else:
-            own = set().union(*map(known, eqn.invars))
-        found.update(dict.fromkeys(eqn.outvars, own))
+            names = set().union(*map(known, eqn.invars))
+        axes.update(dict.fromkeys(eqn.outvars, names))
     return known
 
 

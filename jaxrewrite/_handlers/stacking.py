@@ -37,12 +37,12 @@ def on_vars(x: Operand | Like) -> Any:
 
 
 def in_slices(site: Site, x: Any) -> Any:
-    """A value in the form that `Value.sliceable` of its type and of its fields gives."""
+    """A value in the form that `Value.sliceable` of its type and of its children gives."""
     if not is_value(x) or isinstance(x, Batched):
         return x
     cls = type(x)
-    own, treedef = children(x)
-    value = tree_unflatten(treedef, [in_slices(site, f) for f in own])
+    parts, treedef = children(x)
+    value = tree_unflatten(treedef, [in_slices(site, f) for f in parts])
     if cls.sliceable is Value.sliceable:
         return value
     return _call_hook(site, cls.sliceable, cls, value)
@@ -84,8 +84,8 @@ def _element(site: Site, x: Operand) -> Operand | NotImplementedType:
     cls = type(x)
     if cls.unstacked is Value.unstacked:
         return NotImplemented
-    own, treedef = children(x)
-    elements = [_element(site, field) for field in own]
+    parts, treedef = children(x)
+    elements = [_element(site, field) for field in parts]
     if any(element is NotImplemented for element in elements):
         return NotImplemented
     value = tree_unflatten(treedef, elements)
@@ -104,7 +104,7 @@ def element_like(site: Site, x: Like, length: int) -> Like | NotImplementedType:
 def stack_like(site: Site, x: Like, length: int) -> Like:
     """A stack of so many values like this one, on avals."""
     leaves = tree_map(lambda aval: Var(_compat.with_leading_axis(aval, length)), x)
-    return tree_map(_compat.leaf_aval, _whole(site.scratch(), leaves, length))
+    return tree_map(_compat.leaf_aval, _stack(site.scratch(), leaves, length))
 
 
 class Elements(NamedTuple):
@@ -125,26 +125,26 @@ def stacked(site: Site, x: Operand, length: int, expected: Aval) -> Operand:
 
     Raises `TypeError` if it does not have the expected aval.
     """
-    whole = _whole(site, x, length)
-    if is_value(whole) and not _compat.same_array_type(aval_of(whole), expected):
+    stack = _stack(site, x, length)
+    if is_value(stack) and not _compat.same_array_type(aval_of(stack), expected):
         raise TypeError(
-            f"{type(x).__name__}.stacked returned {_compat.short(aval_of(whole))} where "
+            f"{type(x).__name__}.stacked returned {_compat.short(aval_of(stack))} where "
             f"{site.primitive.name!r} gives {_compat.short(expected)}."
         )
-    return whole
+    return stack
 
 
-def _whole(site: Site, x: Operand, length: int) -> Operand:
+def _stack(site: Site, x: Operand, length: int) -> Operand:
     if not is_value(x):
         return x
     cls = type(x)
     if cls.stacked is not Value.stacked:
-        own, treedef = children(x)
-        wholes = [_whole(site, field, length) for field in own]
-        value = tree_unflatten(treedef, wholes)
-        whole = _call_hook(site, cls.stacked, cls, value, length)
-        if whole is not NotImplemented:
-            return whole
+        parts, treedef = children(x)
+        stacks = [_stack(site, field, length) for field in parts]
+        value = tree_unflatten(treedef, stacks)
+        stack = _call_hook(site, cls.stacked, cls, value, length)
+        if stack is not NotImplemented:
+            return stack
     return Batched(x, length)
 
 

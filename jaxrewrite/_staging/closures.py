@@ -61,9 +61,9 @@ class Staging:
                 steps.add(step)
                 needed += [atom for atom in eqns[step].invars if isinstance(atom, Var)]
         kept = [eqns[step] for step in sorted(steps)]
-        whole = self.jaxpr
+        staged = self.jaxpr
         jaxpr = _compat.new_jaxpr(
-            whole.invars, [var], kept, whole.debug_info, whole.is_high
+            staged.invars, [var], kept, staged.debug_info, staged.is_high
         )
         operands = [*self.consts, *tree_unflatten(self.in_tree, leaves)]
         return run_on_values(settings, jaxpr, operands, site)[0]

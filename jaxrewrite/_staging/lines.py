@@ -68,7 +68,7 @@ _functions = bounded_cache(512)
 def _as_one(run: Sequence[Step], needed: set[Var]) -> Step:
     eqns = [step.eqn for step in run]
     numbers: dict[Var, int] = {}
-    taken: list[Var] = []
+    inputs: list[Var] = []
     described: list[Hashable] = []
 
     def number(atom: Atom) -> Hashable:
@@ -76,7 +76,7 @@ def _as_one(run: Sequence[Step], needed: set[Var]) -> Step:
             return atom.aval, np.asarray(atom.val).tobytes()
         if atom not in numbers:
             numbers[atom] = len(numbers)
-            taken.append(atom)
+            inputs.append(atom)
         return numbers[atom]
 
     for eqn in eqns:
@@ -87,21 +87,21 @@ def _as_one(run: Sequence[Step], needed: set[Var]) -> Step:
     produced = [var for eqn in eqns for var in eqn.outvars if var in needed]
     key = (
         tuple(described),
-        tuple(var.aval for var in taken),
+        tuple(var.aval for var in inputs),
         tuple(numbers[var] for var in produced),
     )
     call = _functions.get(key)
     if call is None:
-        call = jax.jit(_function(eqns, taken, produced))
+        call = jax.jit(_function(eqns, inputs, produced))
         _functions.put(key, call)
-    return Step(call, taken, produced, True, True, eqns[0])
+    return Step(call, inputs, produced, True, True, eqns[0])
 
 
 def _function(
-    eqns: Sequence[JaxprEqn], taken: Sequence[Var], produced: Sequence[Var]
+    eqns: Sequence[JaxprEqn], inputs: Sequence[Var], produced: Sequence[Var]
 ) -> Callable[..., list[Any]]:
     def line(*operands: jax.Array) -> list[Any]:
-        env: dict[Any, Any] = dict(zip(taken, operands, strict=True))
+        env: dict[Any, Any] = dict(zip(inputs, operands, strict=True))
         for eqn in eqns:
             ins = [x.val if type(x) is Literal else env[x] for x in eqn.invars]
             env.update(zip(eqn.outvars, _compat.bind_eqn(eqn, ins), strict=True))

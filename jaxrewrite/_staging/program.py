@@ -55,10 +55,10 @@ class Program:
     ):
         self.jaxpr = jaxpr
         self.consts = list(consts)
-        own = {*jaxpr.invars[: len(self.consts)]}
+        constants = {*jaxpr.invars[: len(self.consts)]}
         # Which results are constants.
         self._constants = [
-            i for i, x in enumerate(jaxpr.outvars) if type(x) is Literal or x in own
+            i for i, x in enumerate(jaxpr.outvars) if type(x) is Literal or x in constants
         ]
         self._applied = applied
         self._steps: list[Step] | None = None
@@ -272,7 +272,7 @@ def _steps_of(jaxpr: Jaxpr, applied: Sequence[Applied]) -> Iterator[Step]:
             done.add(id(one))
             fused = _fused(one.traced)
             results = [one.results[i] for i in fused.produced]
-            operands = [one.operands[i] for i in fused.taken]
+            operands = [one.operands[i] for i in fused.inputs]
             yield Step(fused.call, operands, results, True, True, eqn)
 
 
@@ -291,7 +291,7 @@ class _Fused(NamedTuple):
     """
 
     call: Callable[..., list[Any]]
-    taken: list[int]
+    inputs: list[int]
     produced: list[int]
 
 
@@ -304,7 +304,7 @@ def _fused(traced: Jaxpr) -> _Fused:
     if fused is None:
         read = {atom for eqn in traced.eqns for atom in eqn.invars if type(atom) is Var}
         written = {var for eqn in traced.eqns for var in eqn.outvars}
-        taken = {var: i for i, var in enumerate(traced.invars) if var in read}
+        inputs = {var: i for i, var in enumerate(traced.invars) if var in read}
         produced = {
             var: i
             for i, var in enumerate(traced.outvars)
@@ -312,7 +312,7 @@ def _fused(traced: Jaxpr) -> _Fused:
         }
         program = Program(
             _compat.new_jaxpr(
-                list(taken),
+                list(inputs),
                 list(produced),
                 traced.eqns,
                 traced.debug_info,
@@ -325,7 +325,7 @@ def _fused(traced: Jaxpr) -> _Fused:
             return program(operands)
 
         rule.__name__ = _compat.name_of(traced)
-        fused = _Fused(jax.jit(rule), list(taken.values()), list(produced.values()))
+        fused = _Fused(jax.jit(rule), list(inputs.values()), list(produced.values()))
         cache.put("fused", fused)
     return fused
 

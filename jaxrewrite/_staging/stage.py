@@ -81,12 +81,12 @@ class Staged(NamedTuple):
         return self.staging is not None and self.staging.is_spent
 
     def __call__(self, leaves: Sequence[Any]) -> Tree:
-        taken = [leaves[i] for i in self.positions]
+        operands = [leaves[i] for i in self.positions]
         if self.staging is None:
-            results = self.program(taken)
+            results = self.program(operands)
         else:
-            with run_of(self.staging, taken):
-                results = self.program(taken)
+            with run_of(self.staging, operands):
+                results = self.program(operands)
         if self.out_leaves is not None:
             filled = list(self.out_leaves)
             for i, result in zip(self.out_positions, results, strict=True):
@@ -102,12 +102,12 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
     names = _operand_names(arguments) if len(operands) < 64 else None
     inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
     with use_settings(settings.of_traced()):
-        whole, consts, out_tree, out_leaves, changing = _trace_user_function(
+        traced, consts, out_tree, out_leaves, changing = _trace_user_function(
             arguments, tree, inputs, settings
         )
     with collector.paused():
         builder = Rewriter(Rewriting(settings))
-        jaxpr = drop_dead_code(whole, builder.rewriting.data_flow(whole))
+        jaxpr = drop_dead_code(traced, builder.rewriting.data_flow(traced))
         symbolic = [
             builder.operand(var, like)
             for var, like in zip(jaxpr.invars[len(consts) :], inputs.likes, strict=True)
@@ -117,7 +117,7 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         if builder.changed:
             results = [
                 _as_weak_as(builder, x, var.aval)
-                for x, var in zip(results, whole.outvars, strict=True)
+                for x, var in zip(results, traced.outvars, strict=True)
             ]
         rest = iter([x.settled() if is_value(x) else x for x in results])
         results = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
@@ -137,7 +137,7 @@ def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> 
         whole_tree,
         statics if any(is_static) else None,
         [i for i, s in enumerate(is_static) if not s],
-        _staging(whole, consts, inputs.likes),
+        _staging(traced, consts, inputs.likes),
         any(map(is_leafless, tree_leaves(tree_unflatten(out_tree, results), is_leafless))),
         changing,
     )
@@ -155,10 +155,10 @@ def _as_weak_as(builder: Rewriter, result: Operand, aval: ShapedArray) -> Operan
         if atom.aval.dtype != aval.dtype or not (is_weak or _compat.is_weak(atom.aval)):
             return atom
         # A variable of the program may have a weak type where what a rule writes to it has none.
-        own = _compat.strong(atom.aval) if is_weak else atom.aval
+        operand = _compat.strong(atom.aval) if is_weak else atom.aval
         fn = lambda x: [_compat.as_weak_as(x, aval)]
         debug_info = _compat.new_debug_info("weak", fn)
-        jaxpr, _ = _compat.trace_to_jaxpr(fn, [own], debug_info)
+        jaxpr, _ = _compat.trace_to_jaxpr(fn, [operand], debug_info)
         return builder.run(jaxpr, [atom])[0]
 
     return tree_map(convert, result)
@@ -253,9 +253,9 @@ def _trace_user_function(
 
     def flat(*tracers: jax.Array) -> list[Any]:
         rest = iter(tracers)
-        whole = tree_unflatten(tree, [build(rest) for build in inputs.rebuild])
-        before = [(hook, hook.before(whole)) for hook in hooks.staging_hooks]
-        called, args, kwargs = whole
+        rebuilt = tree_unflatten(tree, [build(rest) for build in inputs.rebuild])
+        before = [(hook, hook.before(rebuilt)) for hook in hooks.staging_hooks]
+        called, args, kwargs = rebuilt
         results = (fn if called is None else called)(*args, **kwargs)
         after = [(hook, hook.after(state)) for hook, state in before]
         changed = [(hook, change) for hook, change in after if change]

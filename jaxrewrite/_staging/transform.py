@@ -242,12 +242,13 @@ def _varying_alike(operands: Sequence[Any]) -> Sequence[Any]:
 
     JAX's own functions see to that before they bind a primitive.
     """
-    own = [_compat.varying_axes(jax.typeof(x)) for x in operands]
-    if len(set(own)) < 2:
+    varying = [_compat.varying_axes(jax.typeof(x)) for x in operands]
+    if len(set(varying)) < 2:
         return operands
-    whole = frozenset().union(*own)
+    union = frozenset().union(*varying)
     return [
-        _compat.vary_over(x, whole - axes) for x, axes in zip(operands, own, strict=True)
+        _compat.vary_over(x, union - axes)
+        for x, axes in zip(operands, varying, strict=True)
     ]
 
 
@@ -255,7 +256,7 @@ def _varying_alike(operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def dense(value: Value) -> jax.Array:
-    """Make one value dense, and the values in its fields."""
+    """Make one value dense, and the values among its children."""
     return make_dense(value, _dense_layer)
 
 
@@ -269,7 +270,7 @@ def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> ArrayOrValue:
 
 
 def _is_compiled(value: Value) -> bool:
-    """Whether one program makes a value dense, and the values in its fields."""
+    """Whether one program makes a value dense, and the values among its children."""
     inside = (x for x in children(value)[0] if is_value(x))
     return vars(type(value)).get("compiles_materialise", False) and all(
         map(_is_compiled, inside)
@@ -511,10 +512,10 @@ class Transformed(Generic[_P, _R]):
 
 def _named(fn: object) -> object:
     """The object that the module of a function has under the function's name."""
-    found = sys.modules.get(getattr(fn, "__module__", ""))
+    named = sys.modules.get(getattr(fn, "__module__", ""))
     for name in getattr(fn, "__qualname__", "").split("."):
-        found = getattr(found, name, None)
-    return found
+        named = getattr(named, name, None)
+    return named
 
 
 def _program_cache(fn: Callable[..., Any], fn_tree: Tree) -> tuple[BoundedCache, Any]:
