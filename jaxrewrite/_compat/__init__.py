@@ -87,6 +87,7 @@ from .source import (
     current_location as current_location,
     raised_at as raised_at,
     source_location as source_location,
+    source_within as source_within,
     unfiltered_errors as unfiltered_errors,
 )
 from .types import (

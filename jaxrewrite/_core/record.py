@@ -34,7 +34,7 @@ class Record:
     """An equation that met a value, and what the rewriting made of it.
 
     ``way`` is the way in which it was rewritten: ``"rule"``, ``"handler"``, ``"default"``, ``"identity"``
-    or ``"dense"``. ``added`` are the equations that take the equation's place. ``inner`` are
+    or ``"dense"``. ``changed_by`` are the hooks that gave it other operands. ``added`` are the equations that take the equation's place. ``inner`` are
     records of equations of rules, and ``bodies`` those of jaxprs in the equation.
     """
 
@@ -42,6 +42,7 @@ class Record:
     operands: Sequence[Operand]
     results: Sequence[Any] = ()
     way: str = "dense"
+    changed_by: list[type] = dataclasses.field(default_factory=list)
     rule: Ranked | None = None
     owner: type[Value] | None = None
     declined: list[Declined] = dataclasses.field(default_factory=list)
@@ -70,6 +71,8 @@ class Recorder:
         self._open: list[Record] = []
         # What almost applied, of the passes that are asked for it.
         self.misses: dict[Pass, list[Any]] = {}
+        # The passes that changed a program, which was this before, and that after.
+        self.passes: list[tuple[Pass, Jaxpr, Jaxpr]] = []
         # The programs that were rewritten; that of the user's call is the last.
         self.programs: list[Body] = []
 

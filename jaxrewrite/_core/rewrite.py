@@ -23,13 +23,14 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
+from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, SourceInfo, Var
 from .avals import avals_of
 from .builder import Builder
 from .errors import add_note
 from .hooks import Analysis, operands_hooks, primitives_of_passes
 from .record import Record
-from .site import Site, describe, source_within
+from .site import Site, describe
 from .traces import Flat, Rewriting, checked_results
 from .value import Operand, Results, Value, is_value
 
@@ -86,6 +87,8 @@ class Rewriter(Builder):
         """A program, or the body of an equation, as the passes change it."""
         for pass_ in self.rewriting.passes:
             made = self.rewriting.after(pass_, jaxpr, operands)
+            if made is not jaxpr and self.recorder is not None:
+                self.recorder.passes.append((pass_, jaxpr, made))
             # Where a pass has primitives of its own, their handlers tell of a change.
             self.changed |= made is not jaxpr and not pass_.primitives
             jaxpr = made
@@ -159,7 +162,8 @@ class Rewriter(Builder):
                 self.eqns.append(eqn)
                 continue
             else:
-                self.emit(eqn, invals, outvars, source_within(origin, eqn.source_info))
+                info = _compat.source_within(origin, eqn.source_info)
+                self.emit(eqn, invals, outvars, info)
                 results = outvars
             for var, result in zip(eqn.outvars, results, strict=True):
                 if result is not var:
@@ -179,7 +183,7 @@ class Rewriter(Builder):
             stack = eqn.source_info.name_stack
             info = infos.get(stack)
             if info is None:
-                info = infos[stack] = source_within(origin, eqn.source_info)
+                info = infos[stack] = _compat.source_within(origin, eqn.source_info)
             operands = [_read(env, atom) for atom in eqn.invars]
             outvars = []
             for var in eqn.outvars:
@@ -216,11 +220,17 @@ class Rewriter(Builder):
         results: Results = NotImplemented
         try:
             hooks = [hook for hook in self.hooks if site.primitive.name in hook.primitives]
+            changed_by: list[type] = []
             for hook in hooks:
-                eqn, operands = hook.operands(site.eqn, operands)
-                site = site._replace(eqn=eqn)
+                eqn, better = hook.operands(site.eqn, operands)
+                if self.recorder is not None and any(
+                    map(operator.is_not, better, operands)
+                ):
+                    changed_by.append(type(hook))
+                site, operands = site._replace(eqn=eqn), better
             if self.recorder is not None:
                 record, start = self.recorder.begin(site, operands), len(self.eqns)
+                record.changed_by = changed_by
             for way, by in (
                 ("rule", _by_rule),
                 ("handler", handlers.get(site.primitive.name)),

@@ -500,10 +500,6 @@ class RulesInForce:
         )
         return primitives.union(*(pass_.primitives for pass_ in self.passes()))
 
-    def matter_to_arrays(self) -> bool:
-        """Whether a program of arrays alone may change."""
-        return bool(self.dense_primitives() or self.passes())
-
     def passes(self) -> dict[hooks.Pass, list[tuple[int, Any]]]:
         """The passes that have entries, each with the number of its table, the nearest first."""
         tables = self.tables if self.has_values else self.own_tables()

@@ -69,7 +69,7 @@ class Site(NamedTuple):
     @property
     def source_info(self) -> SourceInfo:
         """The source info for the equations that replace this one."""
-        return source_within(self.origin, self.eqn.source_info)
+        return _compat.source_within(self.origin, self.eqn.source_info)
 
     @property
     def line(self) -> tuple[str, int, str] | None:
@@ -267,15 +267,6 @@ class Site(NamedTuple):
             return site.call(materialise, key, [value], lambda x: [checked(x)])[0]
 
         return make_dense(value, make_layer_dense, is_enough)
-
-
-def source_within(origin: SourceInfo | None, inner: SourceInfo) -> SourceInfo:
-    """The source info of an equation in a rule: that of the place where it was applied."""
-    if origin is None:
-        return inner
-    if not inner.name_stack.stack:
-        return origin
-    return origin.replace(name_stack=origin.name_stack + inner.name_stack)
 
 
 def describe(site: Site, operands: Sequence[Operand]) -> str:

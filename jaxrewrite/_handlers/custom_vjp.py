@@ -192,7 +192,9 @@ def _apply_backward(
     """
     bwd = site.params["bwd"]
     operands = [*residuals, *cotangents]
-    if not any(map(is_value, operands)) and not settings.rules.matter_to_arrays():
+    if not any(map(is_value, operands)) and not (
+        settings.rules.dense_primitives() or settings.rules.passes()
+    ):
         with use_settings(settings):
             return _compat.call_backward(bwd, operands)
     # Flags among the residuals and symbolic zeros must stay known.

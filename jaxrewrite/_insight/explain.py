@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from jax.tree_util import tree_leaves
 
 from .. import _compat
-from .._compat import DropVar, JaxprEqn
+from .._compat import DropVar, JaxprEqn, Var
 from .._core.avals import aval_of
 from .._core.dense import NO_RULE
 from .._core.notices import collected
@@ -93,6 +93,7 @@ def explain(
                 settings._replace(policy="allow", recorder=recorder),
             )
         whole = recorder.programs[-1]
+        passes = _note_passes(recorder)
         both = costs.of_jaxpr(whole.original), costs.of_jaxpr(whole.rewritten)
         arrays = [
             describe_operand(x)
@@ -107,9 +108,46 @@ def explain(
             (both[0].flops, both[1].flops),
             (both[0].bytes, both[1].bytes),
             len(whole.rewritten.eqns),
+            passes,
         )
 
     return report
+
+
+# --- passes -----------------------------------------------------------------------------
+
+
+def _note_passes(recorder: Recorder) -> tuple[str, ...]:
+    """Note in the records which passes made or changed their equations; return all passes.
+
+    A pass with primitives of its own, as that for patterns, is known by their equations.
+    """
+    changes = [change for change in recorder.passes if not change[0].primitives]
+    makers: dict[Var, list[type]] = {}
+    for pass_, before, after in changes:
+        known = set(map(_identity, before.eqns))
+        for eqn in after.eqns:
+            if _identity(eqn) not in known:
+                for var in eqn.outvars:
+                    makers.setdefault(var, []).append(type(pass_))
+    if makers:
+        for program in recorder.programs:
+            _note_makers(program.records, makers)
+    return tuple(dict.fromkeys(type(pass_).__name__ for pass_, *_ in changes))
+
+
+def _identity(eqn: JaxprEqn) -> Hashable:
+    params = tuple((name, id(value)) for name, value in eqn.params.items())
+    return eqn.primitive, params, *map(id, eqn.invars), *map(id, eqn.outvars)
+
+
+def _note_makers(records: Iterable[Record], makers: Mapping[Var, list[type]]) -> None:
+    for record in records:
+        outvars = record.site.eqn.outvars
+        record.changed_by[:0] = makers.get(outvars[0], ()) if outvars else ()
+        _note_makers(record.inner, makers)
+        for body in record.bodies:
+            _note_makers(body.records, makers)
 
 
 # --- steps ------------------------------------------------------------------------------
@@ -186,6 +224,7 @@ def _step(record: Record, live: Set[Any], times: int | None, caller: Place) -> S
         tuple(_bodies(record, times, place)),
         tuple(_steps_of(record.inner, live, times, place)),
         _covered(eqn),
+        tuple(dict.fromkeys(cls.__name__ for cls in record.changed_by)),
     )
 
 

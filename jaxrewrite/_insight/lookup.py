@@ -217,6 +217,8 @@ class Which:
         The other rules whose types match, and why each does not answer.
     missing
         If no rule answers: the first lines of one that would.
+    changed_by
+        The names of the passes and of the hooks for operands that change the equation first.
     """
 
     primitive: str
@@ -225,9 +227,12 @@ class Which:
     rule: RuleInfo | None
     others: tuple[tuple[RuleInfo, str], ...]
     missing: str
+    changed_by: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.primitive} on ({', '.join(self.operands)}): {self.decision}"]
+        if self.changed_by:
+            lines.append(f"  changed by {', '.join(self.changed_by)}")
         if self.rule is not None:
             lines.append(f"  {place(self.rule)}")
         lines += [f"  not {place(rule)}: {why}" for rule, why in self.others]
@@ -376,7 +381,8 @@ def _by_operands(primitive: Primitive, operands: Sequence[Any], params: Any) -> 
     kinds = tuple(map(_kind, operands))
     matching = _rules_matching(current_settings().rules, primitive, kinds)
     if not steps:
-        return Which(primitive.name, report.arguments, "dense", None, (), "")
+        changed_by = report.passes
+        return Which(primitive.name, report.arguments, "dense", None, (), "", changed_by)
     (step,) = steps
     others = [(d.rule, d.why) for d in step.declined]
     known = {step.rule, *(rule for rule, _ in others)}
@@ -384,7 +390,13 @@ def _by_operands(primitive: Primitive, operands: Sequence[Any], params: Any) -> 
     others += _patterns_with(primitive)
     missing = missing_rule(primitive.name, operands) if step.decision == "dense" else ""
     return Which(
-        primitive.name, step.operands, step.decision, step.rule, tuple(others), missing
+        primitive.name,
+        step.operands,
+        step.decision,
+        step.rule,
+        tuple(others),
+        missing,
+        step.changed_by,
     )
 
 

@@ -36,7 +36,7 @@ def as_text(report: Report) -> str:
 
 
 def totals(report: Report) -> list[str]:
-    """The three lines at the end of a report."""
+    """The lines at the end of a report."""
     matches = sum(step.decision == "pattern" for step in report.steps)
     others, dense = len(report.steps) - matches, len(report.dense)
     met = f"{others} {_plural('equation', others)} met a value"
@@ -46,7 +46,11 @@ def totals(report: Report) -> list[str]:
     became = f"{dense} {_plural('value', dense)} became dense"
     if report.policy == "forbid" and dense:
         became += ", which the policy forbids"
+    passes = [f"The program was changed by {', '.join(report.passes)}."] * bool(
+        report.passes
+    )
     return [
+        *passes,
         f"{met}; {became}.",
         f"FLOPs: {_change(report.flops)}.",
         f"Bytes, each equation by itself: {_change(report.bytes)}.",
@@ -93,6 +97,8 @@ def _lines(step: Step, depth: int) -> Iterator[str]:
         f"{', '.join(step.results)}"
     )
     yield _cut(f"{indent}  {decided(step)}; FLOPs {_ratio(step.flops)}")
+    if step.changed_by:
+        yield _cut(f"{indent}  changed by {', '.join(step.changed_by)}")
     for declined in step.declined:
         yield _cut(f"{indent}  declined: {short_place(declined.rule)}, {declined.why}")
     for joined in step.joined:
