@@ -92,9 +92,9 @@ def explain(
                 filter_spec,
                 settings._replace(policy="allow", recorder=recorder),
             )
-        whole = recorder.programs[-1]
+        program = recorder.programs[-1]
         passes = _note_passes(recorder)
-        both = costs.of_jaxpr(whole.original), costs.of_jaxpr(whole.rewritten)
+        both = costs.of_jaxpr(program.original), costs.of_jaxpr(program.rewritten)
         arrays = [
             describe_operand(x)
             for x in tree_leaves((args, kwargs), is_leaf=is_value)
@@ -104,10 +104,10 @@ def explain(
             getattr(fn, "__qualname__", type(fn).__name__),
             tuple(arrays),
             settings.policy,
-            _steps(whole, 1, _compat.current_location() or ("", 0, "")),
+            _steps(program, 1, _compat.current_location() or ("", 0, "")),
             (both[0].flops, both[1].flops),
             (both[0].bytes, both[1].bytes),
-            len(whole.rewritten.eqns),
+            len(program.rewritten.eqns),
             passes,
         )
 
@@ -251,9 +251,9 @@ def concerns(rule: Rule, types: tuple[type, ...]) -> bool:
     """
     if not is_of_a_library(rule):
         return True
-    taken = types[::-1] if rule.mirrored else types
-    combinations = rule.signature.combinations()
-    return any(Entry(rule, *own).outer(taken) > -math.inf for own in combinations)
+    in_order = types[::-1] if rule.mirrored else types
+    entries = (Entry(rule, *each) for each in rule.signature.combinations())
+    return any(entry.outer(in_order) > -math.inf for entry in entries)
 
 
 def _bodies(record: Record, times: int | None, place: Place) -> Iterable[Body]:

@@ -111,20 +111,21 @@ def rules(primitive: Any = None, type: Any = None) -> RuleList:  # noqa: A002
     if primitive is not None:
         is_pattern = primitive == pattern_p.name
         wanted = pattern_p if is_pattern else look_up_primitive(primitive)
-    found: list[Registered] = []
-    for own in current_settings().rules.tables:
+    registered: list[Registered] = []
+    for rule_table in current_settings().rules.tables:
         entries: dict[Primitive, list[Entry]] = {}
-        for p, entry in own.entries():
+        for p, entry in rule_table.entries():
             if (wanted is None or p is wanted) and (cls is None or _takes(entry, cls)):
                 entries.setdefault(p, []).append(entry)
         for p in sorted(entries, key=lambda p: p.name):
-            found += [_registered(p, entry) for entry in _most_specific_first(entries[p])]
+            ordered = _most_specific_first(entries[p])
+            registered += [_registered(p, entry) for entry in ordered]
         if wanted in (None, pattern_p):
-            patterns = sorted(patterns_of(own), key=lambda p: -p.precedence)
+            patterns = sorted(patterns_of(rule_table), key=lambda p: -p.precedence)
             for entry in (e for p in patterns for e in entries_of(p)):
                 if cls is None or _takes(entry, cls):
-                    found.append(_registered(pattern_p, entry))
-    return RuleList(found)
+                    registered.append(_registered(pattern_p, entry))
+    return RuleList(registered)
 
 
 def _type_asked(x: Any) -> type[Value] | None:
@@ -283,14 +284,14 @@ def which(primitive: Primitive | str, *operands: Any, **params: Any) -> Which:
     @jaxrewrite.register("fft")
     def _(x: Diagonal, **params): ...
     """
-    found = look_up_primitive(primitive)
-    _check_call(found, operands, params)
+    primitive = look_up_primitive(primitive)
+    _check_call(primitive, operands, params)
     are_types = [inspect.isclass(x) for x in operands]
     if any(are_types):
         if not all(are_types) or params:
             raise TypeError("which takes operands and parameters, or types alone.")
-        return _by_types(found, operands)
-    return _by_operands(found, operands, params)
+        return _by_types(primitive, operands)
+    return _by_operands(primitive, operands, params)
 
 
 def _check_call(primitive: Primitive, operands: Sequence[Any], params: Any) -> None:
@@ -314,8 +315,8 @@ def _by_types(primitive: Primitive, types: Sequence[type]) -> Which:
     kinds = tuple(cls if issubclass(cls, Value) else Dense for cls in types)
     groups = [
         [entry.rule for entry in group if concerns(entry.rule, kinds)]
-        for own in current_settings().rules.tables
-        for group in _in_order(own.matches(primitive, kinds), kinds)
+        for rule_table in current_settings().rules.tables
+        for group in _in_order(rule_table.matches(primitive, kinds), kinds)
     ]
     groups = [group for group in groups if group]
     # A rule and its twin for the opposite order are one function, and not ambiguous.
@@ -407,6 +408,6 @@ def _kind(operand: Any) -> type:
 def _rules_matching(
     in_force: RulesInForce, primitive: Primitive, kinds: tuple[type, ...]
 ) -> list[RuleInfo]:
-    matches = [e for own in in_force.tables for e in own.matches(primitive, kinds)]
+    matches = [e for rules in in_force.tables for e in rules.matches(primitive, kinds)]
     named = [entry.rule for entry in matches if concerns(entry.rule, kinds)]
     return list(dict.fromkeys(map(info_of, named)))

@@ -169,8 +169,8 @@ class Report:
     @property
     def dense(self) -> tuple[tuple[Step, MadeDense], ...]:
         """What became dense, each with its step, the most bytes in one call first."""
-        found = [(step, made) for step in self.steps for made in step.dense]
-        return tuple(sorted(found, key=lambda x: -x[1].bytes * (x[0].times or 1)))
+        made_dense = [(step, made) for step in self.steps for made in step.dense]
+        return tuple(sorted(made_dense, key=lambda x: -x[1].bytes * (x[0].times or 1)))
 
     @property
     def rules(self) -> tuple[RuleInfo, ...]:

@@ -41,16 +41,14 @@ def totals(report: Report) -> list[str]:
     others, dense = len(report.steps) - matches, len(report.dense)
     met = f"{others} {_plural('equation', others)} met a value"
     if matches:
-        found = "1 match" if matches == 1 else f"{matches} matches"
-        met = f"{found} of patterns" + (f"; {met}" if others else "")
+        count = "1 match" if matches == 1 else f"{matches} matches"
+        met = f"{count} of patterns" + (f"; {met}" if others else "")
     became = f"{dense} {_plural('value', dense)} became dense"
     if report.policy == "forbid" and dense:
         became += ", which the policy forbids"
-    passes = [f"The program was changed by {', '.join(report.passes)}."] * bool(
-        report.passes
-    )
+    passes = ", ".join(report.passes)
     return [
-        *passes,
+        *([f"The program was changed by {passes}."] if passes else []),
         f"{met}; {became}.",
         f"FLOPs: {_change(report.flops)}.",
         f"Bytes, each equation by itself: {_change(report.bytes)}.",
