@@ -13,6 +13,7 @@ from jax._src.traceback_util import register_exclusion
 
 from .avals import (
     as_weak_as as as_weak_as,
+    full as full,
     is_array as is_array,
     is_plain as is_plain,
     is_refused as is_refused,
@@ -23,6 +24,7 @@ from .avals import (
     result_avals as result_avals,
     same_array_type as same_array_type,
     short as short,
+    split_as as split_as,
     strong as strong,
     vary_over as vary_over,
     varying_as as varying_as,
@@ -42,6 +44,7 @@ from .jaxprs import (
     fingerprint as fingerprint,
     function_of as function_of,
     has_high_parameters as has_high_parameters,
+    has_tracers as has_tracers,
     is_unplaced as is_unplaced,
     name_of as name_of,
     needed_operands as needed_operands,

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax import lax
 from jax.tree_util import (
     PyTreeDef,
     keystr,
@@ -18,7 +17,6 @@ from jax.tree_util import (
     tree_flatten_with_path,
     tree_unflatten,
 )
-from jax.typing import ArrayLike
 
 from .. import _compat
 from .._compat import Aval, ShapedArray
@@ -177,19 +175,6 @@ def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> Sh
     with _compat.mesh_of(avals):
         _compat.trace_to_jaxpr(dense, avals, debug_info)
     return dense_avals[0]
-
-
-def full(aval: ShapedArray, number: ArrayLike) -> jax.Array:
-    """An array of an aval, filled with a number, and placed on a mesh as the aval is."""
-    filled = lax.full(aval.shape, number, aval.dtype, sharding=split_as(aval))
-    axes = _compat.varying_axes(aval) - _compat.varying_axes(_compat.leaf_aval(filled))
-    return _compat.vary_over(filled, axes)
-
-
-def split_as(aval: ShapedArray) -> jax.sharding.Sharding | None:
-    """How an array is split over a mesh, if its aval tells; else ``None``."""
-    is_split = any(axis is not None for axis in aval.sharding.spec)
-    return aval.sharding if is_split else None
 
 
 def mismatch(result: object, expected: Aval, what: str, wanted: str) -> str | None:

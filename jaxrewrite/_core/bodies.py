@@ -19,7 +19,7 @@ from .record import Body, aside
 from .rewrite import Rewriter
 from .settings import Settings
 from .site import Site
-from .traces import Rewriting, has_tracers
+from .traces import Rewriting
 from .value import Operand
 
 
@@ -81,7 +81,7 @@ def rewrite_jaxpr(
         rewritten = _rewrite(rewriting, jaxpr, likes, numbers, site, entering, leaving)
     if recorder is not None:
         recorder.add_body(Body(jaxpr, rewritten.jaxpr, records))
-    if cache is not None and not has_tracers(rewritten.consts):
+    if cache is not None and not _compat.has_tracers(rewritten.consts):
         cache.put(key, rewritten)
     return rewritten
 

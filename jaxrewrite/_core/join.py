@@ -21,7 +21,7 @@ from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_u
 
 from .. import _compat
 from .._compat import Aval, Literal, Tree, Var
-from .avals import aval_of, avals_of, children, full, rule_children, same_treedef
+from .avals import aval_of, avals_of, children, rule_children, same_treedef
 from .dead_code import live_equations
 from .dense import Reason
 from .site import Site
@@ -172,7 +172,7 @@ def coerce(site: Site, operand: Operand, structure: Structure) -> Operand | None
 
 def _zeros(site: Site, structure: Structure) -> Operand:
     """An operand of a structure whose leaves are zeros."""
-    return filled(site, structure, lambda aval: full(aval, 0))
+    return filled(site, structure, lambda aval: _compat.full(aval, 0))
 
 
 def _same_parts(x: Operand | Like, y: Operand | Like, parts_of: PartsOf) -> bool:

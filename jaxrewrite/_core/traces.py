@@ -218,7 +218,7 @@ class Rewriting:
             return result
         if result.traced is not NotImplemented and not self.settings.keeps_nothing:
             cache, state = self._shared()
-            if not has_tracers(result.traced.consts):
+            if not _compat.has_tracers(result.traced.consts):
                 cache.put((key, state), result)
         return result
 
@@ -284,11 +284,6 @@ def _types(jaxpr: Jaxpr) -> list[list[Aval]]:
 def _shown(jaxpr: Jaxpr) -> str:
     operands, results = ([*map(_compat.short, avals)] for avals in _types(jaxpr))
     return f"({', '.join(operands)}) -> ({', '.join(results)})"
-
-
-def has_tracers(consts: Iterable[Any]) -> bool:
-    """Whether constants belong to the trace that runs now, and to no other."""
-    return any(isinstance(const, _compat.Tracer) for const in consts)
 
 
 # --- the results of rules ---------------------------------------------------------

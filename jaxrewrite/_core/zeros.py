@@ -16,8 +16,9 @@ from typing import Any
 
 from jax.tree_util import tree_leaves, tree_map
 
+from .. import _compat
 from .._compat import ShapedArray, Tree
-from .avals import children, full
+from .avals import children
 from .value import ArrayOrValue, Like, Operand, Value, field, is_value
 
 
@@ -43,7 +44,7 @@ class Zeros(Value):
         return self.of_aval
 
     def materialise(self) -> ArrayOrValue:
-        return full(self.of_aval, 0)
+        return _compat.full(self.of_aval, 0)
 
     def lift_tangent(self, tangent: object) -> Zeros:
         return self

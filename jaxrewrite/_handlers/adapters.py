@@ -9,7 +9,7 @@ import jax
 from jax import lax
 from jax.tree_util import tree_leaves, tree_map
 
-from .._core.avals import full, split_as
+from .. import _compat
 from .._core.dense import NO_RULE, Reason
 from .._core.join import Structure, coerce, filled, of_structure
 from .._core.site import Site
@@ -70,12 +70,12 @@ def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Ope
     if not is_value(like) or is_value(operand) or not operand.aval.size:
         return coerce(site, operand, structure)
     if unread == "uninitialised":
-        empty = lambda a: lax.empty(a.shape, a.dtype, out_sharding=split_as(a))
+        empty = lambda a: lax.empty(a.shape, a.dtype, out_sharding=_compat.split_as(a))
         return filled(site, structure, empty)
 
     def leaves(array: jax.Array) -> list[Any]:
         entry = array[(0,) * array.ndim]
-        return [full(aval, entry) for aval in structure.avals]
+        return [_compat.full(aval, entry) for aval in structure.avals]
 
     return of_structure(site, structure, site.call_on_arrays(leaves, [operand]))
 

@@ -22,7 +22,6 @@ from .._core.bodies import rewrite_jaxpr
 from .._core.caches import WeakCaches
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.traces import has_tracers
 from .._core.value import Operand, Results, is_value
 from .derivatives import instantiated, is_inexact
 
@@ -62,7 +61,7 @@ def _expansion(eqn: JaxprEqn) -> tuple[Jaxpr, list[Any]]:
         with eqn.ctx.manager:
             expansion = _compat.trace_to_jaxpr(_function(eqn), avals, debug_info)
         _, consts = expansion
-        if not has_tracers(consts):
+        if not _compat.has_tracers(consts):
             cache.put(key, expansion)
     return expansion
 

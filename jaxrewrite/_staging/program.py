@@ -26,7 +26,6 @@ from .._core.errors import add_note
 from .._core.notices import warn
 from .._core.settings import Settings
 from .._core.site import Site
-from .._core.traces import has_tracers
 from . import collector
 from .lines import Step, in_lines
 
@@ -68,7 +67,7 @@ class Program:
 
     def is_cacheable(self) -> bool:
         """Whether the program is the same at each call."""
-        return not has_tracers(self.consts)
+        return not _compat.has_tracers(self.consts)
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         operands = [*self.consts, *leaves]
