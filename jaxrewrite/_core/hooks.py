@@ -26,7 +26,7 @@ class Pass(Protocol):
     Attributes
     ----------
     primitives
-        Primitives that only this pass adds. Their handlers answer before any rule, and tell
+        Primitives that only this pass adds. Their handlers are applied before any rule, and tell
         whether the program changes: a pass that has none changes it by returning another one.
     """
 

@@ -240,8 +240,8 @@ def _checked_pair(pair: object, cls: type, aval: Aval) -> list[Any]:
 def _through_types(site: Site, operand: Operand, like: Like) -> Any:
     """An operand as `Value.join` returns it where it meets an operand that is ``like``.
 
-    It is ``None`` if there is no join. Raises `TypeError` if it depends on the leaves of the other operand, which do not exist
-    when a branch or a turn ends.
+    It is ``None`` if there is no join. Raises `TypeError` if it depends on the leaves of the
+    other operand, which do not exist when a branch or a turn ends.
     """
     other = tree_map(Var, like)
     start = len(site.builder.eqns)

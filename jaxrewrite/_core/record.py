@@ -33,9 +33,10 @@ class MadeDense(NamedTuple):
 class Record:
     """An equation that met a value, and what the rewriting made of it.
 
-    ``way`` is the way in which it was rewritten: ``"rule"``, ``"handler"``, ``"default"``, ``"identity"``
-    or ``"dense"``. ``changed_by`` are the hooks that gave it other operands. ``added`` are the equations that take the equation's place. ``inner`` are
-    records of equations of rules, and ``bodies`` those of jaxprs in the equation.
+    ``way`` is how it was rewritten: by a ``"rule"``, a ``"handler"``, a ``"default"``, leaf by
+    leaf (``"identity"``) or on ``"dense"`` operands. ``changed_by`` are the hooks that gave it
+    other operands, and ``added`` are the equations that take its place. ``inner`` are records
+    of equations of rules, and ``bodies`` those of jaxprs in the equation.
     """
 
     site: Site

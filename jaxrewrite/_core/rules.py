@@ -1,7 +1,7 @@
 """The tables of rules, which decide which rule applies to which operands.
 
 A table has one `multipledispatch.Dispatcher` for each primitive. The dispatcher finds the
-signatures that match. This module orders the few that match, by precedence and then by how specific
+signatures that match. This module orders these few, by precedence and then by how specific
 they are. multipledispatch would order the whole table, and only warn of an ambiguity.
 """
 
@@ -132,7 +132,7 @@ checks: list[Callable[[Rule, Sequence[Primitive]], None]] = []
 
 
 class Declined(NamedTuple):
-    """A rule whose types match, but that did not answer, and why."""
+    """A rule whose types match, but that declined, and why."""
 
     rule: Ranked
     why: str
@@ -566,7 +566,7 @@ class Choice:
     Whoever iterates over it asks each rule, and puts into ``results`` what the rule gave:
     ``NotImplemented`` if it declined, which makes room for the next rules. While several are
     tied (``is_tied``), a rule that raises an error gives a `Failure`, because another may yet
-    answer. After the iteration ``result`` is that of the foremost rule that answered, and
+    apply. After the iteration ``result`` is that of the foremost rule that did not decline, and
     ``rule`` is that rule.
 
     Parameters
@@ -574,14 +574,14 @@ class Choice:
     levels
         The entries of one table after the other.
     declined
-        Gets the rules that came first and did not answer.
+        Gets the rules that came first and declined.
     ambiguity
-        Makes the message of the error if several answer, as `_ambiguity` does.
+        Makes the message of the error if several apply, as `_ambiguity` does.
 
     Raises
     ------
     AmbiguousRuleError
-        In the iteration, if two rules answer and neither comes before the other.
+        In the iteration, if two rules apply and neither comes before the other.
     """
 
     def __init__(

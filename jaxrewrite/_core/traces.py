@@ -171,7 +171,7 @@ class Rewriting:
                 name = rule.name_for(primitive)
                 try:
                     choice.results[rule] = self._trace(fn, flat, check, name)
-                except Exception as error:  # noqa: BLE001 - raised again if no other answers
+                except Exception as error:  # noqa: BLE001 - raised again if no other applies
                     if not choice.is_tied:
                         raise
                     choice.results[rule] = Failure(error)

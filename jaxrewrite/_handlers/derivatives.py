@@ -141,7 +141,7 @@ def rewrite_call(site: Site, operands: Sequence[Operand], within: Within) -> Cal
 class _Assumption:
     """That a function with a rule, on operands of a structure, keeps some of its results.
 
-    A rule often calls its own function. So that the answer does not depend on itself, without
+    A rule often calls its own function. So that the result does not depend on itself, without
     end, it is assumed while the rule is tried, and that no other function keeps any.
     """
 
@@ -271,7 +271,7 @@ def can_be_lifted(value: Value) -> bool:
     def lift_abstractly(children: Sequence[Any], tangent: Any) -> None:
         lifted.append(tree_unflatten(treedef, children).lift_tangent(tangent))
 
-    # A base class may define the method, and its subclasses may have no answer.
+    # A base class may define the method, and return ``NotImplemented`` for its subclasses.
     jax.eval_shape(lift_abstractly, avals_of(children), aval_of(value))
     return lifted[0] is not NotImplemented
 

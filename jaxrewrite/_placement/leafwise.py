@@ -26,16 +26,16 @@ def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:
     if all(axes is None for axes in spec):
         return [PartitionSpec()] * len(tree_leaves(value))
     cls = type(value)
-    answer = value.leaf_specs(spec)
-    if answer is NotImplemented:
+    returned = value.leaf_specs(spec)
+    if returned is NotImplemented:
         return None
-    if type(answer) is not cls:
+    if type(returned) is not cls:
         raise TypeError(
             f"{cls.__name__}.leaf_specs must return a {cls.__name__} with a PartitionSpec "
-            f"for each leaf; it returned a {type(answer).__name__}."
+            f"for each leaf; it returned a {type(returned).__name__}."
         )
     specs: list[Any] = []
-    for field, spec in zip(children(value)[0], children(answer)[0], strict=True):
+    for field, spec in zip(children(value)[0], children(returned)[0], strict=True):
         if not isinstance(spec, PartitionSpec):
             raise TypeError(
                 f"{cls.__name__}.leaf_specs has {spec!r} in place of a PartitionSpec."
