@@ -103,7 +103,7 @@ def _(v: Scaled) -> Scaled:
     return Scaled(lax.neg(v.x), v.scale)
 
 
-@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("mul", exchange="operands")
 def _(v: Scaled, y: ArrayLike, **params: Any) -> Scaled:
     return Scaled(v.x * y, v.scale)
 
@@ -121,7 +121,7 @@ class Zero(jaxrewrite.ArrayValue):
         return jnp.zeros(self.zero_shape, self.zero_dtype)
 
 
-@jaxrewrite.register("add", commutative=True)
+@jaxrewrite.register("add", exchange="operands")
 def _(x: ArrayLike, y: Zero, **params: Any) -> Any:
     return jnp.broadcast_to(x, jnp.broadcast_shapes(x.shape, y.shape))
 

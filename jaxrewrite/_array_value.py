@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from ._core.avals import aval_of, avals_of, dense_aval, layer
+from ._core.avals import aval_of, avals_of, dense_aval, rule_children
 from ._core.value import Value
 from ._staging.materialise import materialise
 from ._staging.transform import transform
@@ -81,7 +81,7 @@ class ArrayValue(Value):
         By default this is the aval of the array that ``materialise`` returns. A type
         overrides it if its ``materialise`` raises; see `Value.aval`.
         """
-        leaves, treedef = layer(self)
+        leaves, treedef = rule_children(self)
         try:
             return dense_aval(type(self), treedef, avals_of(leaves))
         except Exception as error:

@@ -70,7 +70,7 @@ class Batched(ArrayValue):
     compiles_materialise = True
 
     # A field without leaves is the same for all elements, whatever axes the others have.
-    _repeats_hollow = True
+    _repeats_leafless = True
 
     def __post_init__(self) -> None:
         if not is_value(self.element):

@@ -9,10 +9,10 @@ from jax.tree_util import tree_unflatten
 
 from .. import _compat
 from .._compat import Literal, Primitive
-from .._core.avals import fields
-from .._core.builder import Restaged
+from .._core.avals import children
+from .._core.builder import Rewritten
 from .._core.join import join_all, structure_of
-from .._core.rewrite import keepers
+from .._core.rewrite import leafwise_handlers
 from .._core.site import Site
 from .._core.value import is_value
 from .._core.zeros import Zeros, has_zeros
@@ -28,7 +28,7 @@ class KnownZeros(Zeros):
 
     @staticmethod
     def default(primitive: Primitive, values: Sequence[Any], params: dict[str, Any]) -> Any:
-        if keepers.get(primitive.name) is Site.map_leaves:
+        if leafwise_handlers.get(primitive.name) is Site.map_leaves:
             return NotImplemented
         others = [x for x in values if not isinstance(x, KnownZeros)]
         if primitive.name in _ADDITIONS and len(others) == 1 and is_value(others[0]):
@@ -45,7 +45,7 @@ def with_zeros(written: Callable[[Any], Fact], operand: Any) -> Any:
     if is_value(operand):
         if operand.settled() is operand:
             return operand
-        parts, treedef = fields(operand)
+        parts, treedef = children(operand)
         found = [with_zeros(written, part) for part in parts]
         is_same = all(x is part for x, part in zip(found, parts, strict=True))
         return operand if is_same else tree_unflatten(treedef, found)
@@ -63,7 +63,7 @@ def together(site: Site, operands: Sequence[Any]) -> Any:
     return (operands, structure) if is_value(like) and not has_zeros(like) else None
 
 
-def results_with_zeros(body: Restaged) -> list[Any]:
+def results_with_zeros(body: Rewritten) -> list[Any]:
     """The results of a body, `with_zeros`."""
     written = Written(body.jaxpr.eqns)
     return [with_zeros(written, result) for result in body.results()]

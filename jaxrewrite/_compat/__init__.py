@@ -13,6 +13,7 @@ from jax._src.traceback_util import register_exclusion
 
 from .avals import (
     as_weak_as as as_weak_as,
+    full as full,
     is_array as is_array,
     is_plain as is_plain,
     is_refused as is_refused,
@@ -23,6 +24,7 @@ from .avals import (
     result_avals as result_avals,
     same_array_type as same_array_type,
     short as short,
+    split_as as split_as,
     strong as strong,
     vary_over as vary_over,
     varying_as as varying_as,
@@ -42,6 +44,7 @@ from .jaxprs import (
     fingerprint as fingerprint,
     function_of as function_of,
     has_high_parameters as has_high_parameters,
+    has_tracers as has_tracers,
     is_unplaced as is_unplaced,
     name_of as name_of,
     needed_operands as needed_operands,
@@ -87,15 +90,22 @@ from .source import (
     current_location as current_location,
     raised_at as raised_at,
     source_location as source_location,
+    source_within as source_within,
     unfiltered_errors as unfiltered_errors,
 )
 from .types import (
     JAX_GE_0_11_0 as JAX_GE_0_11_0,
     JAX_GE_0_11_1 as JAX_GE_0_11_1,
     JAX_GE_0_11_2 as JAX_GE_0_11_2,
+    AnyJaxpr as AnyJaxpr,
     ArrayImpl as ArrayImpl,
+    Atom as Atom,
+    Aval as Aval,
     ClosedJaxpr as ClosedJaxpr,
+    DebugInfo as DebugInfo,
     DropVar as DropVar,
+    Effects as Effects,
+    EqnContext as EqnContext,
     Jaxpr as Jaxpr,
     JaxprEqn as JaxprEqn,
     Literal as Literal,
@@ -103,6 +113,7 @@ from .types import (
     ShapedArray as ShapedArray,
     SourceInfo as SourceInfo,
     Tracer as Tracer,
+    Tree as Tree,
     Var as Var,
 )
 from .wrappers import (

@@ -11,10 +11,12 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import numpy as np
+from jax import lax
 
 # The function by which jax.numpy refuses operands has no hook for a hint. It asks each of
 # them for __jax_array__.
 from jax._src.numpy.util import check_arraylike
+from jax.typing import ArrayLike
 
 from .types import JaxprEqn, Primitive, ShapedArray
 
@@ -83,6 +85,19 @@ def varying_as(aval: ShapedArray, avals: Sequence[Any]) -> ShapedArray:
 def vary_over(x: Any, axes: Set[Any]) -> Any:
     """The same array, of the type of one that varies over some more mesh axes."""
     return jax.lax.pcast(x, tuple(sorted(axes)), to="varying") if axes else x
+
+
+def full(aval: ShapedArray, number: ArrayLike) -> jax.Array:
+    """An array of an aval, filled with a number, and placed on a mesh as the aval is."""
+    filled = lax.full(aval.shape, number, aval.dtype, sharding=split_as(aval))
+    axes = varying_axes(aval) - varying_axes(leaf_aval(filled))
+    return vary_over(filled, axes)
+
+
+def split_as(aval: ShapedArray) -> jax.sharding.Sharding | None:
+    """How an array is split over a mesh, if its aval tells; else ``None``."""
+    is_split = any(axis is not None for axis in aval.sharding.spec)
+    return aval.sharding if is_split else None
 
 
 def is_weak(aval: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -37,7 +37,16 @@ from jax._src.sharding_impls import UNSPECIFIED
 
 from .avals import leaf_aval
 from .parameters import body_name
-from .types import JAX_GE_0_11_0, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from .types import (
+    JAX_GE_0_11_0,
+    ClosedJaxpr,
+    Jaxpr,
+    JaxprEqn,
+    Literal,
+    Primitive,
+    Tracer,
+    Var,
+)
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
@@ -224,6 +233,11 @@ def variable_of(leaf: Any) -> Var | None:
     """The variable that a tracer stands for in its jaxpr, even if that is finished."""
     variable = leaf.val if isinstance(leaf, DynamicJaxprTracer) else None
     return variable if isinstance(variable, Var) else None
+
+
+def has_tracers(consts: Iterable[Any]) -> bool:
+    """Whether constants belong to the trace that runs now, and to no other."""
+    return any(isinstance(const, Tracer) for const in consts)
 
 
 def trace_to_jaxpr(

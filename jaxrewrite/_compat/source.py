@@ -30,6 +30,15 @@ def source_location(source_info: SourceInfo) -> tuple[str, int, str] | None:
     return frame.file_name, frame.start_line, frame.function_name
 
 
+def source_within(origin: SourceInfo | None, inner: SourceInfo) -> SourceInfo:
+    """The source info of an equation in a rule: that of the place where it was applied."""
+    if origin is None:
+        return inner
+    if not inner.name_stack.stack:
+        return origin
+    return origin.replace(name_stack=origin.name_stack + inner.name_stack)
+
+
 def current_location() -> tuple[str, int, str] | None:
     """File, line and function of the user's code that runs now."""
     return source_location(source_info_util.current())

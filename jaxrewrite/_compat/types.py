@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeAlias
+
 import jax
 import jax.extend.core as jex_core
 import jax.extend.source_info_util as source_info_util
@@ -20,6 +23,28 @@ Primitive = jex_core.Primitive
 ShapedArray = jax.core.ShapedArray
 Tracer = jax.core.Tracer
 SourceInfo = source_info_util.SourceInfo
+DebugInfo = jex_core.DebugInfo
+Effects = jex_core.Effects
+
+# An operand of an equation.
+Atom: TypeAlias = Var | Literal
+
+# The type of an operand. That of an array, a `ShapedArray`, has a shape and a dtype.
+Aval: TypeAlias = jax.core.AbstractValue
+
+# The body of an equation: which of the two depends on the primitive, and on the release.
+AnyJaxpr: TypeAlias = Jaxpr | ClosedJaxpr
+
+# A pytree of the user: arrays and values in containers of any class.
+Tree: TypeAlias = Any
+
+
+class EqnContext(Protocol):
+    """The JAX settings under which an equation was traced."""
+
+    @property
+    def manager(self) -> AbstractContextManager[None]: ...
+
 
 # The releases of JAX that changed something this package depends on. All are above the
 # oldest release in setup.cfg. When the oldest release reaches one, a test fails because its

@@ -80,7 +80,7 @@ class Signature(NamedTuple):
             last = Variadic[tuple(dict.fromkeys(a.type for a in self.variadic))]
             yield (*(a.type for a in chosen), last), (*guards, self._variadic_guard())
 
-    def _variadic_guard(self) -> Any:
+    def _variadic_guard(self) -> object:
         # `isinstance` asks each guard of a tuple, and none of a `Union`.
         guards = tuple(a.guard for a in self.variadic or ())
         return None if None in guards else guards
@@ -180,7 +180,7 @@ def _check_literals(
 
 
 def _alternatives(
-    annotation: Any, rule: str, parameter: inspect.Parameter
+    annotation: object, rule: str, parameter: inspect.Parameter
 ) -> Iterator[Alternative]:
     origin = typing.get_origin(annotation)
     if annotation in (inspect.Parameter.empty, Any, object):

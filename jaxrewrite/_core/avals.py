@@ -1,7 +1,7 @@
-"""The fields of a value, and its aval in a jaxpr.
+"""The children of a value, and its aval in a jaxpr.
 
-The rewriting looks into a value only by the two questions that this module answers. What
-are its fields, one layer down (`layer`)? Which aval does it have (`aval_of`)?
+The rewriting looks into a value only by this module: by its children (`children`), by what a
+rule sees of it (`rule_children`), and by its aval (`aval_of`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax import lax
 from jax.tree_util import (
     PyTreeDef,
     keystr,
@@ -20,7 +19,7 @@ from jax.tree_util import (
 )
 
 from .. import _compat
-from .._compat import ShapedArray
+from .._compat import Aval, ShapedArray
 from .caches import bounded_cache
 from .pytree import check_static_fields
 from .value import Value, is_value
@@ -35,8 +34,8 @@ def same_treedef(a: PyTreeDef, b: PyTreeDef) -> bool:
     return a == b and hash(a) == hash(b)
 
 
-def layer(value: Value) -> tuple[list[Any], PyTreeDef]:
-    """Flatten one layer: fields that are themselves values stay whole."""
+def rule_children(value: Value) -> tuple[list[Any], PyTreeDef]:
+    """What rules see of a value: its leaves, and children that are themselves values."""
     is_leaf = None if value.rules_see_values else lambda x: x is not value and is_value(x)
     leaves, treedef = tree_flatten(value, is_leaf=is_leaf)
     if len(leaves) == 1 and leaves[0] is value:
@@ -44,10 +43,10 @@ def layer(value: Value) -> tuple[list[Any], PyTreeDef]:
     return leaves, treedef
 
 
-def fields(value: Value) -> tuple[list[Any], PyTreeDef]:
-    """Flatten one layer of any type, also where a rule sees through the layer.
+def children(value: Value) -> tuple[list[Any], PyTreeDef]:
+    """All children of a value: its leaves, and children that are themselves values.
 
-    `layer` gives what a rule sees, which for some types is all leaves.
+    Of some types rules see all leaves instead: see `rule_children`.
     """
     return tree_flatten(value, is_leaf=lambda x: x is not value and is_value(x))
 
@@ -69,14 +68,14 @@ def avals_of(operands: Sequence[Any]) -> list[Any]:
 _avals = bounded_cache(4096)
 
 
-def aval_of(value: Value) -> Any:
+def aval_of(value: Value) -> ShapedArray:
     """The aval of a value, with arrays, tracers, avals or atoms as leaves.
 
     The type's method is called once for each structure. Leaves may carry more than a
     user's ``aval`` tells: axes of a mesh, or a memory space. These come from
     ``materialise``.
     """
-    leaves, treedef = layer(value)
+    leaves, treedef = rule_children(value)
     try:
         avals = tuple(avals_of(leaves))
     except TypeError as error:
@@ -104,13 +103,13 @@ def aval_of(value: Value) -> Any:
 def _check_is_whole(value: Value, error: Exception) -> None:
     """Raise `TypeError` if the cause of an error is that the value lacks some leaves."""
     name = type(value).__name__
-    if empty := list(_fields_with(value, lambda x: x is None)):
+    if empty := list(_contents_with(value, lambda x: x is None)):
         raise TypeError(
             f"This {name} lacks some of its arrays: there is None in {', '.join(empty)}. Such "
             "values come from jaxrewrite.values.partition, or from a filter of another "
             "library. Put the parts together first (combine)."
         ) from error
-    if bare := list(_fields_with(value, lambda x: type(x) is object)):
+    if bare := list(_contents_with(value, lambda x: type(x) is object)):
         raise TypeError(
             f"This {name} has no shape and dtype: there are bare objects instead of arrays in "
             f"{', '.join(bare)}. JAX makes such values when it needs their structure alone, "
@@ -119,7 +118,7 @@ def _check_is_whole(value: Value, error: Exception) -> None:
         ) from error
 
 
-def _fields_with(value: Value, is_empty: Callable[[Any], bool]) -> Iterator[str]:
+def _contents_with(value: Value, is_empty: Callable[[Any], bool]) -> Iterator[str]:
     """The places of contents of some kind, except for ``None`` where it is the default."""
     is_whole = lambda x: x is None or is_value(x)
     for f in getattr(value, "__dataclass_fields__", {}).values():
@@ -129,67 +128,56 @@ def _fields_with(value: Value, is_empty: Callable[[Any], bool]) -> Iterator[str]
         for path, content in contents:
             place = f.name + keystr(path)
             if is_value(content):
-                yield from (f"{place}.{inner}" for inner in _fields_with(content, is_empty))
+                yield from (
+                    f"{place}.{inner}" for inner in _contents_with(content, is_empty)
+                )
             elif is_empty(content) and not (content is f.default is None):
                 yield place
 
 
-def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: tuple[Any, ...]) -> Any:
+def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> ShapedArray:
     declared: list[Any] = []
 
-    def ask(*leaves: Any) -> list[Any]:
+    def declare(*leaves: Any) -> list[Any]:
         declared.append(_as_aval(cls, tree_unflatten(treedef, leaves).aval()))
         return []
 
     debug_info = _compat.new_debug_info(f"{cls.__name__}.aval", cls.aval)
     with _compat.mesh_of(avals):
-        _compat.trace_to_jaxpr(ask, avals, debug_info)
+        _compat.trace_to_jaxpr(declare, avals, debug_info)
     (aval,) = declared
     if _is_weak(aval, avals):
         aval = aval.update(weak_type=True)
     if all(map(_compat.is_plain, avals)) or not isinstance(aval, ShapedArray):
         return aval
     try:
-        whole = dense_aval(cls, treedef, avals)
+        dense = dense_aval(cls, treedef, avals)
     except Exception:  # noqa: BLE001 - a type that is never dense raises anything
         return _compat.varying_as(aval, avals)
-    return whole.update(weak_type=aval.weak_type)
+    return dense.update(weak_type=aval.weak_type)
 
 
-def _is_weak(aval: Any, avals: Sequence[Any]) -> bool:
+def _is_weak(aval: ShapedArray, avals: Sequence[Any]) -> bool:
     """Whether a value has a weak type, as all of its leaves with numbers of its dtype have."""
-    own = [x for x in avals if isinstance(x, ShapedArray) and x.dtype == aval.dtype]
-    return bool(own) and all(map(_compat.is_weak, own))
+    alike = [x for x in avals if isinstance(x, ShapedArray) and x.dtype == aval.dtype]
+    return bool(alike) and all(map(_compat.is_weak, alike))
 
 
-def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> Any:
+def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> ShapedArray:
     """The aval of the array that ``materialise`` returns for leaves of these avals."""
-    found: list[Any] = []
+    dense_avals: list[Any] = []
 
     def dense(*leaves: Any) -> list[Any]:
-        found.extend(avals_of([tree_unflatten(treedef, leaves).materialise()]))
+        dense_avals.extend(avals_of([tree_unflatten(treedef, leaves).materialise()]))
         return []
 
     debug_info = _compat.new_debug_info(f"{cls.__name__}.materialise", cls.materialise)
     with _compat.mesh_of(avals):
         _compat.trace_to_jaxpr(dense, avals, debug_info)
-    return found[0]
+    return dense_avals[0]
 
 
-def full(aval: Any, number: Any) -> Any:
-    """An array of an aval, filled with a number, and placed on a mesh as the aval is."""
-    filled = lax.full(aval.shape, number, aval.dtype, sharding=split_as(aval))
-    axes = _compat.varying_axes(aval) - _compat.varying_axes(_compat.leaf_aval(filled))
-    return _compat.vary_over(filled, axes)
-
-
-def split_as(aval: Any) -> Any:
-    """How an array is split over a mesh, if its aval tells; else ``None``."""
-    is_split = any(axis is not None for axis in aval.sharding.spec)
-    return aval.sharding if is_split else None
-
-
-def mismatch(result: Any, expected: Any, what: str, wanted: str) -> str | None:
+def mismatch(result: object, expected: Aval, what: str, wanted: str) -> str | None:
     """A message if a result does not have the expected aval, else ``None``.
 
     ``what`` returned the result, and ``wanted`` is what expects another aval.
@@ -211,7 +199,7 @@ def mismatch(result: Any, expected: Any, what: str, wanted: str) -> str | None:
     return f"{what} returned {given} where {wanted} {due}{form}."
 
 
-def _as_aval(cls: type[Value], declared: Any) -> Any:
+def _as_aval(cls: type[Value], declared: object) -> Aval:
     if isinstance(declared, jax.core.AbstractValue):
         return declared
     if isinstance(declared, jax.ShapeDtypeStruct) or _compat.is_array(declared):

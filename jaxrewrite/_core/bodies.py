@@ -9,9 +9,9 @@ import numpy as np
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._compat import Literal
+from .._compat import AnyJaxpr, Literal
 from .avals import avals_of
-from .builder import Restaged
+from .builder import Rewritten
 from .caches import WeakCaches
 from .dead_code import pruned_body
 from .hooks import operands_hooks
@@ -19,31 +19,32 @@ from .record import Body, aside
 from .rewrite import Rewriter
 from .settings import Settings
 from .site import Site
-from .traces import Rewriting, has_tracers
+from .traces import Rewriting
+from .value import Operand
 
 
 class Adapter(Protocol):
-    """A function that `restage` calls before or after a body.
+    """A function that `rewrite_jaxpr` calls before or after a body.
 
     It adds equations to the body, on behalf of the site, and returns new operands or new
     results.
     """
 
-    def __call__(self, site: Site, operands: Sequence[Any], /) -> list[Any]: ...
+    def __call__(self, site: Site, operands: Sequence[Operand], /) -> list[Any]: ...
 
 
 # A body keeps its own rewritten forms.
-_restaged = WeakCaches(256)
+_rewritten = WeakCaches(256)
 
 
-def restage(
+def rewrite_jaxpr(
     site: Site,
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     operands: Sequence[Any],
     entering: Adapter | None = None,
     leaving: Adapter | None = None,
     settings: Settings | None = None,
-) -> Restaged:
+) -> Rewritten:
     """Rewrite a jaxpr in an equation for operands of this structure, once.
 
     The result is kept as long as the jaxpr lives. So a body that is called a hundred times,
@@ -67,7 +68,7 @@ def restage(
     bits = tuple((i, _bytes(x)) for i, x in numbers.items())
     state = rewriting.settings.key(), bool(rewriting.passes), _compat.trace_context()
     key = (in_tree, avals, bits, entering, leaving, *state)
-    cache = None if rewriting.settings.keeps_nothing else _restaged.of(jaxpr)
+    cache = None if rewriting.settings.keeps_nothing else _rewritten.of(jaxpr)
     try:
         kept = None if cache is None else cache.get(key)
     except TypeError:  # The metadata is not hashable.
@@ -77,27 +78,27 @@ def restage(
     recorder = rewriting.settings.recorder
     with aside(recorder) as records:
         likes = tree_unflatten(in_tree, avals)
-        restaged = _restage(rewriting, jaxpr, likes, numbers, site, entering, leaving)
+        rewritten = _rewrite(rewriting, jaxpr, likes, numbers, site, entering, leaving)
     if recorder is not None:
-        recorder.add_body(Body(jaxpr, restaged.jaxpr, records))
-    if cache is not None and not has_tracers(restaged.consts):
-        cache.put(key, restaged)
-    return restaged
+        recorder.add_body(Body(jaxpr, rewritten.jaxpr, records))
+    if cache is not None and not _compat.has_tracers(rewritten.consts):
+        cache.put(key, rewritten)
+    return rewritten
 
 
 def _bytes(number: Any) -> bytes:
     return np.asarray(number.val, number.aval.dtype).tobytes()
 
 
-def _restage(
+def _rewrite(
     rewriting: Rewriting,
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     likes: Sequence[Any],
     numbers: Mapping[int, Literal],
     site: Site,
     entering: Adapter | None,
     leaving: Adapter | None,
-) -> Restaged:
+) -> Rewritten:
     inner, consts = _compat.open_jaxpr(jaxpr)
     inner = pruned_body(inner, site.eqn)
     builder = Rewriter(rewriting)

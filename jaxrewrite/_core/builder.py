@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from jax.tree_util import PyTreeDef, tree_map, tree_unflatten
 
 from .. import _compat
-from .._compat import Jaxpr, JaxprEqn, Literal, SourceInfo, Var
+from .._compat import AnyJaxpr, Jaxpr, JaxprEqn, Literal, SourceInfo, Var
 from .dead_code import live_equations
 from .notices import Notice
-from .value import is_value
+from .value import Like, Operand, is_value
 
 
 class Applied(NamedTuple):
@@ -22,12 +22,12 @@ class Applied(NamedTuple):
     """
 
     traced: Jaxpr
-    operands: list[Any]
+    operands: list[Operand]
     results: list[Any]
     eqns: Sequence[JaxprEqn]
 
 
-class Restaged(NamedTuple):
+class Rewritten(NamedTuple):
     """A jaxpr rewritten for operands of one structure.
 
     The ``jaxpr`` takes ``consts`` first and then the leaves of the operands. It returns the
@@ -39,7 +39,7 @@ class Restaged(NamedTuple):
     """
 
     jaxpr: Jaxpr
-    closed: Any
+    closed: AnyJaxpr
     consts: list[Any]
     out_tree: PyTreeDef
     changed: bool
@@ -80,7 +80,7 @@ class Builder:
         return [self.const(c, var) for c, var in zip(consts, jaxpr.invars, strict=False)]
 
     @staticmethod
-    def operand(var: Any, like: Any) -> Any:
+    def operand(var: Var, like: Like) -> Operand:
         """An operand in place of the variable of a jaxpr that will run in this builder.
 
         If ``like`` is the aval of the variable, it is the variable itself, so that
@@ -100,7 +100,7 @@ class Builder:
         outvars: Sequence[Var],
         source_info: SourceInfo,
         params: dict[str, Any] | None = None,
-        effects: Any = None,
+        effects: _compat.Effects | None = None,
     ) -> None:
         """Add an equation with other atoms or parameters."""
         if effects is None:
@@ -131,8 +131,8 @@ class Builder:
         invars: Sequence[Var],
         outvars: Sequence[Any],
         out_tree: PyTreeDef,
-        debug_info: Any,
-    ) -> Restaged:
+        debug_info: _compat.DebugInfo,
+    ) -> Rewritten:
         eqns = live_equations(self.eqns, outvars)
         consts = list(self._consts.values())
         jaxpr = _compat.new_jaxpr(
@@ -142,7 +142,7 @@ class Builder:
             debug_info,
             self.is_high,
         )
-        finished = Restaged(
+        finished = Rewritten(
             jaxpr,
             _compat.close_jaxpr(jaxpr),
             [value for _, value in consts],
@@ -156,7 +156,7 @@ class Builder:
         return finished
 
 
-def _pairs(invars: Sequence[Any], operands: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+def _pairs(invars: Sequence[Any], operands: Sequence[Operand]) -> Iterator[tuple[Any, Any]]:
     for var, operand in zip(invars, operands, strict=True):
         if type(var) is not Literal:
             yield var, operand

@@ -106,11 +106,11 @@ _body_answers = WeakCaches(1)
 
 def _body_may_have_dead_code(jaxpr: Jaxpr) -> bool:
     cache = _body_answers.of(jaxpr)
-    answer = cache.get("may have dead code")
-    if answer is None:
+    may_have = cache.get("may have dead code")
+    if may_have is None:
         flow = _data_flow(jaxpr.eqns)
         results = {a for a in jaxpr.outvars if type(a) is not Literal}
         needs_all = flow.used | results >= {*jaxpr.invars}
-        answer = not needs_all or _may_have_dead_code(jaxpr, flow)
-        cache.put("may have dead code", answer)
-    return answer
+        may_have = not needs_all or _may_have_dead_code(jaxpr, flow)
+        cache.put("may have dead code", may_have)
+    return may_have

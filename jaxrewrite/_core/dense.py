@@ -9,7 +9,7 @@ from .. import _compat
 from .._compat import Primitive
 from .avals import aval_of, mismatch
 from .errors import MaterialisationError
-from .value import Value, is_value
+from .value import ArrayOrValue, Operand, Value, is_value
 
 
 class Reason(NamedTuple):
@@ -79,7 +79,7 @@ def make_dense(
     expected = aval_of(value)
     what = f"{type(value).__name__}.materialise"
 
-    def checked(dense: Any) -> Any:
+    def checked(dense: Operand | ArrayOrValue) -> Operand | ArrayOrValue:
         problem = mismatch(dense, expected, what, "its aval says")
         if problem is not None:
             raise MaterialisationError(problem)

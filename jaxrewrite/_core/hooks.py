@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence, Set
 from typing import Any, Protocol
 
-from .._compat import Jaxpr, JaxprEqn, Literal, Primitive, Var
+from .._compat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Primitive, Tree, Var
 from .dead_code import DataFlow
 
 
@@ -26,7 +26,7 @@ class Pass(Protocol):
     Attributes
     ----------
     primitives
-        Primitives that only this pass adds. Their handlers answer before any rule, and tell
+        Primitives that only this pass adds. Their handlers are applied before any rule, and tell
         whether the program changes: a pass that has none changes it by returning another one.
     """
 
@@ -91,7 +91,7 @@ class StagingHook(Protocol):
     arguments after each call.
     """
 
-    def before(self, tree: Any) -> Any:
+    def before(self, tree: Tree) -> Any:
         """What to look at in a pytree of ``(fn, args, kwargs)``, before ``fn`` is called."""
         ...
 
@@ -102,7 +102,7 @@ class StagingHook(Protocol):
         """
         ...
 
-    def store(self, tree: Any, changed: Any) -> None:
+    def store(self, tree: Tree, changed: Any) -> None:
         """Store in the caller's arguments what `after` returned, now with its arrays."""
         ...
 
@@ -118,7 +118,7 @@ class Analysis(Protocol):
         """Look at the equations of a program under construction, to which more are added."""
         ...
 
-    def __call__(self, atom: Any) -> Any:
+    def __call__(self, atom: Atom) -> Any:
         """The fact about a variable or a literal of the program."""
         ...
 
@@ -155,14 +155,14 @@ class OperandsHook(Protocol):
         ...
 
     @classmethod
-    def known(cls, jaxpr: Any, operands: Sequence[Any]) -> Mapping[int, Literal]:
+    def known(cls, jaxpr: AnyJaxpr, operands: Sequence[Any]) -> Mapping[int, Literal]:
         """The operands of a body, by position, that it is to have as literals.
 
         The body is rewritten for each of these numbers anew.
         """
         return {}
 
-    def begin(self, jaxpr: Any) -> None:
+    def begin(self, jaxpr: AnyJaxpr) -> None:
         """Take note of the body whose equations come next."""
         return
 

@@ -6,7 +6,7 @@ are brought to their *join*, which is the first of these that exists:
 
 - the same structure, if they are equal;
 - the structure of the other, if one is known to be zeros and the other can hold zeros;
-- the join of their fields that are values, if they differ only in these;
+- the join of their children that are values, if they differ only in these;
 - the result of the types' own `Value.join`;
 - the dense array.
 """
@@ -20,13 +20,17 @@ from typing import Any, NamedTuple
 from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
-from .._compat import Literal, Var
-from .avals import aval_of, avals_of, fields, full, layer, same_treedef
+from .._compat import Aval, Literal, Tree, Var
+from .avals import aval_of, avals_of, children, rule_children, same_treedef
 from .dead_code import live_equations
 from .dense import Reason
 from .site import Site
-from .value import Value, is_value
+from .value import Like, Operand, Value, is_value
 from .zeros import as_arrays, can_be_zero, is_zeros
+
+
+# `rule_children` or `children`.
+PartsOf = Callable[[Any], tuple[list[Any], PyTreeDef]]
 
 
 class Structure(NamedTuple):
@@ -54,12 +58,12 @@ class Structure(NamedTuple):
     def _strong_avals(self) -> list[Any]:
         return list(map(_compat.strong, self.avals))
 
-    def like(self) -> Any:
+    def like(self) -> Like:
         """An aval, or a value with avals as leaves."""
         return tree_unflatten(self.treedef, self.avals)
 
 
-def structure_of(operand: Any) -> Structure:
+def structure_of(operand: Tree) -> Structure:
     leaves, treedef = tree_flatten(operand)
     return Structure(treedef, tuple(map(_compat.leaf_aval, leaves)))
 
@@ -77,11 +81,11 @@ def join(site: Site, a: Structure, b: Structure) -> Structure:
     x, y = a.like(), b.like()
     if not (is_value(x) or is_value(y)):
         return structure_of(site.scratch().vary(Var(x), y))
-    joined = _join_fields(site, x, y)
+    joined = _join_children(site, x, y)
     if joined is None:
         return dense_structure(a)
     both = structure_of(joined)
-    # A type's `join` may not settle on one structure. Then it cannot be used.
+    # A type's `join` may not give one structure for both. Then it cannot be used.
     fit = fits(site, a, both) and fits(site, b, both)
     return both if fit else dense_structure(a)
 
@@ -89,21 +93,21 @@ def join(site: Site, a: Structure, b: Structure) -> Structure:
 def join_all(site: Site, structures: Sequence[Structure]) -> Structure:
     """The join of several structures, to which operands of each can be brought."""
     joined = functools.reduce(lambda a, b: join(site, a, b), structures)
-    if all(fits(site, own, joined) for own in structures):
+    if all(fits(site, structure, joined) for structure in structures):
         return joined
     return dense_structure(joined)
 
 
-def _join_fields(site: Site, x: Any, y: Any) -> Any:
+def _join_children(site: Site, x: Like, y: Like) -> Like | None:
     """The join as a value on avals; ``None`` if it is dense."""
     for zeros, other in ((x, y), (y, x)):
         if is_zeros(zeros):
             if can_be_zero(other):
                 return other
-            own = structure_of(as_arrays(zeros))
-            return join(site, own, structure_of(other)).like()
-    parts_of: Any = layer
-    if not _same_parts(x, y, layer):
+            arrays = structure_of(as_arrays(zeros))
+            return join(site, arrays, structure_of(other)).like()
+    parts_of: Any = rule_children
+    if not _same_parts(x, y, rule_children):
         pair = _call_join(site.scratch(), tree_map(Var, x), tree_map(Var, y))
         if pair is None:
             return None
@@ -114,7 +118,9 @@ def _join_fields(site: Site, x: Any, y: Any) -> Any:
     return with_parts_joined(x, y, parts_of, lambda a, b: join(site, a, b))
 
 
-def with_parts_joined(x: Any, y: Any, parts_of: Any, joining: Any) -> Any:
+def with_parts_joined(
+    x: Like, y: Like, parts_of: PartsOf, joining: Callable[..., Structure]
+) -> Like:
     """A value with the joins of the parts of two values on avals."""
     xs, treedef = parts_of(x)
     ys, _ = parts_of(y)
@@ -122,11 +128,11 @@ def with_parts_joined(x: Any, y: Any, parts_of: Any, joining: Any) -> Any:
     return tree_unflatten(treedef, [joining(*pair).like() for pair in pairs])
 
 
-def fits(site: Site, own: Structure, joined: Structure) -> bool:
+def fits(site: Site, structure: Structure, joined: Structure) -> bool:
     """Whether operands of one structure can be brought to another."""
-    if own == joined or not is_value(joined.like()):
+    if structure == joined or not is_value(joined.like()):
         return True
-    return coerce(site.scratch(), tree_map(Var, own.like()), joined) is not None
+    return coerce(site.scratch(), tree_map(Var, structure.like()), joined) is not None
 
 
 _DIFFERS = Reason(
@@ -134,7 +140,7 @@ _DIFFERS = Reason(
 )
 
 
-def coerce(site: Site, operand: Any, structure: Structure) -> Any:
+def coerce(site: Site, operand: Operand, structure: Structure) -> Operand | None:
     """Add the equations that bring an operand to a structure; ``None`` if there is no way.
 
     It depends on the structures alone whether there is one. So `fits` tells it.
@@ -143,14 +149,14 @@ def coerce(site: Site, operand: Any, structure: Structure) -> Any:
         return operand
     like = structure.like()
     if is_zeros(operand):
-        own = structure if can_be_zero(like) else structure_of(as_arrays(operand))
-        return coerce(site, _zeros(site, own), structure)
+        start = structure if can_be_zero(like) else structure_of(as_arrays(operand))
+        return coerce(site, _zeros(site, start), structure)
     if not is_value(like):
         if is_value(operand):
             operand = site.materialise(operand, _DIFFERS)
         return site.vary(operand, like)
-    parts_of: Any = layer
-    if not _same_parts(operand, like, layer):
+    parts_of: Any = rule_children
+    if not _same_parts(operand, like, rule_children):
         operand = _through_types(site, operand, like)
         parts_of = None if operand is None else common_parts(operand, like)
         if parts_of is None:
@@ -164,15 +170,15 @@ def coerce(site: Site, operand: Any, structure: Structure) -> Any:
     return None if any(x is None for x in brought) else tree_unflatten(treedef, brought)
 
 
-def _zeros(site: Site, structure: Structure) -> Any:
+def _zeros(site: Site, structure: Structure) -> Operand:
     """An operand of a structure whose leaves are zeros."""
-    return filled(site, structure, lambda aval: full(aval, 0))
+    return filled(site, structure, lambda aval: _compat.full(aval, 0))
 
 
-def _same_parts(x: Any, y: Any, parts_of: Callable[[Any], Any]) -> bool:
+def _same_parts(x: Operand | Like, y: Operand | Like, parts_of: PartsOf) -> bool:
     """Whether two operands differ at most inside of parts that are values.
 
-    The parts are what rules see (`layer`), or the fields.
+    The parts are what rules see (`rule_children`), or the `children`.
     """
     if not (is_value(x) and is_value(y)):
         return False
@@ -184,57 +190,58 @@ def _same_parts(x: Any, y: Any, parts_of: Callable[[Any], Any]) -> bool:
     )
 
 
-def common_parts(x: Any, y: Any) -> Any:
-    """The parts outside of which two operands do not differ: `layer`, `fields` or ``None``.
+def common_parts(x: Operand | Like, y: Operand | Like) -> PartsOf | None:
+    """`rule_children` or `children` if two operands differ only inside of these, else ``None``.
 
-    A type whose rules see all leaves may have other types in its fields.
+    A type whose rules see all leaves may have other types in its children.
     """
-    return next((parts for parts in (layer, fields) if _same_parts(x, y, parts)), None)
+    return next((of for of in (rule_children, children) if _same_parts(x, y, of)), None)
 
 
-def _call_join(site: Site, x: Any, y: Any) -> Any:
+def _call_join(site: Site, x: Operand, y: Operand) -> Sequence[Operand] | None:
     """The result of `Value.join` for two operands; ``None`` if there is none."""
     # The outer type comes first, whichever operand it is: units stay around what is inside.
-    askable = [
-        (own, other, swapped)
-        for own, other, swapped in ((x, y, False), (y, x, True))
-        if is_value(own) and type(own).join is not Value.join
+    pairs = [
+        (value, other, swapped)
+        for value, other, swapped in ((x, y, False), (y, x, True))
+        if is_value(value) and type(value).join is not Value.join
     ]
-    for own, other, swapped in sorted(askable, key=lambda each: -type(each[0]).outer):
-        aval = aval_of(own)
+    for value, other, swapped in sorted(pairs, key=lambda pair: -type(pair[0]).outer):
+        aval = aval_of(value)
         outvars = [Var(aval), Var(aval)]
-        cls = type(own)
+        cls = type(value)
 
-        def check(pair: Any, cls: type = cls, aval: Any = aval) -> list[Any]:
+        def check(pair: object, cls: type = cls, aval: Aval = aval) -> list[Any]:
             return _checked_pair(pair, cls, aval)
 
-        pair = site.giving(outvars).call(cls.join, (cls.join, "join"), [own, other], check)
+        key = cls.join, "join"
+        pair = site.giving(outvars).call(cls.join, key, [value, other], check)
         if pair is not NotImplemented:
             return pair[::-1] if swapped else pair
     return None
 
 
-def _checked_pair(pair: Any, cls: type, aval: Any) -> list[Any]:
+def _checked_pair(pair: object, cls: type, aval: Aval) -> list[Any]:
     what = f"{cls.__name__}.join"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise TypeError(
             f"{what} must return a pair, itself and the other in one structure, or "
             f"NotImplemented; it returned a {type(pair).__name__}."
         )
-    for own, got in zip(("itself", "the other"), avals_of(pair), strict=True):
+    for which, got in zip(("itself", "the other"), avals_of(pair), strict=True):
         if not _compat.same_array_type(got, aval):
             raise TypeError(
-                f"{what} returned {own} as {_compat.short(got)}; it stands for "
+                f"{what} returned {which} as {_compat.short(got)}; it stands for "
                 f"{_compat.short(aval)}."
             )
     return list(pair)
 
 
-def _through_types(site: Site, operand: Any, like: Any) -> Any:
+def _through_types(site: Site, operand: Operand, like: Like) -> Any:
     """An operand as `Value.join` returns it where it meets an operand that is ``like``.
 
-    It is ``None`` if there is no join. Raises `TypeError` if it depends on the leaves of the other operand, which do not exist
-    when a branch or a turn ends.
+    It is ``None`` if there is no join. Raises `TypeError` if it depends on the leaves of the
+    other operand, which do not exist when a branch or a turn ends.
     """
     other = tree_map(Var, like)
     start = len(site.builder.eqns)
@@ -259,13 +266,13 @@ def _through_types(site: Site, operand: Any, like: Any) -> Any:
     return pair[0]
 
 
-def filled(site: Site, structure: Structure, make: Callable[[Any], Any]) -> Any:
+def filled(site: Site, structure: Structure, make: Callable[[Any], Any]) -> Operand:
     """An operand of a structure; a function makes its leaves from their avals."""
     leaves = site.call_on_arrays(lambda: list(map(make, structure.avals)), [])
     return of_structure(site, structure, leaves)
 
 
-def of_structure(site: Site, structure: Structure, leaves: Sequence[Any]) -> Any:
+def of_structure(site: Site, structure: Structure, leaves: Sequence[Any]) -> Operand:
     """An operand of a structure, with arrays as leaves."""
     return tree_unflatten(
         structure.treedef,

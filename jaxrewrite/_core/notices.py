@@ -51,12 +51,12 @@ def collected() -> Iterator[list[Notice]]:
         _collected.stack.pop()
 
 
-def warn(those: Iterable[Notice]) -> None:
+def warn(notices: Iterable[Notice]) -> None:
     """Warn the user, or pass notices on to the rule that is being traced."""
     if _collected.stack:
-        _collected.stack[-1].extend(those)
+        _collected.stack[-1].extend(notices)
         return
-    for notice in those:
+    for notice in notices:
         category, args, file, line = notice.at(_compat.current_location())
         file = file or "<unknown>"
         shown = _shown.setdefault(file, {})

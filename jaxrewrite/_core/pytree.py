@@ -145,7 +145,7 @@ def _hide_fields(cls: Any) -> None:
         cls.__dataclass_fields__ = _LazyFields()
 
 
-def _set_once(self: Any, name: str, value: Any) -> None:
+def _set_once(self: object, name: str, value: object) -> None:
     if name not in _field_names(type(self)) or name in vars(self):
         raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
     object.__setattr__(self, name, value)
@@ -228,7 +228,7 @@ def _maker(user_new: Any) -> Any:
 _SHAPED = re.compile(r"(?:jaxtyping\.)?(\w+)\[(?:jax\.)?Array, [^\[\]]+\]")
 
 
-def _is_array(annotation: Any) -> bool:
+def _is_array(annotation: object) -> bool:
     """Whether a field is annotated as one array, by JAX's type or by those of jaxtyping."""
     text = (
         annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
@@ -289,7 +289,7 @@ def _constructor(
     return __init__
 
 
-def check_static_fields(value: Any, names: Sequence[str] | None = None) -> None:
+def check_static_fields(value: object, names: Sequence[str] | None = None) -> None:
     """Raise `TypeError` if a static field cannot be part of a cache's key."""
     if names is None:
         fields = getattr(value, "__dataclass_fields__", {}).values()

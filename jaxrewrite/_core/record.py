@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .._compat import Jaxpr, JaxprEqn
+from .._compat import AnyJaxpr, Jaxpr, JaxprEqn
 from .dense import Reason
 from .hooks import Pass
 from .rules import Declined, Ranked
-from .value import Value
+from .value import Like, Operand, Value
 
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class MadeDense(NamedTuple):
     """A value that became dense for an equation, and why."""
 
-    value: Any
+    value: Value
     reason: Reason
 
 
@@ -33,15 +33,17 @@ class MadeDense(NamedTuple):
 class Record:
     """An equation that met a value, and what the rewriting made of it.
 
-    ``answer`` names what answered: ``"rule"``, ``"handler"``, ``"default"``, ``"identity"``
-    or ``"dense"``. ``added`` are the equations that take the equation's place. ``inner`` are
-    records of equations of rules, and ``bodies`` those of jaxprs in the equation.
+    ``way`` is how it was rewritten: by a ``"rule"``, a ``"handler"``, a ``"default"``, leaf by
+    leaf (``"identity"``) or on ``"dense"`` operands. ``changed_by`` are the hooks that gave it
+    other operands, and ``added`` are the equations that take its place. ``inner`` are records
+    of equations of rules, and ``bodies`` those of jaxprs in the equation.
     """
 
     site: Site
-    operands: Sequence[Any]
+    operands: Sequence[Operand]
     results: Sequence[Any] = ()
-    answer: str = "dense"
+    way: str = "dense"
+    changed_by: list[type] = dataclasses.field(default_factory=list)
     rule: Ranked | None = None
     owner: type[Value] | None = None
     declined: list[Declined] = dataclasses.field(default_factory=list)
@@ -55,7 +57,7 @@ class Record:
 class Body(NamedTuple):
     """A jaxpr before and after, and the records of its own equations."""
 
-    original: Any
+    original: AnyJaxpr
     rewritten: Jaxpr
     records: list[Record]
 
@@ -70,12 +72,14 @@ class Recorder:
         self._open: list[Record] = []
         # What almost applied, of the passes that are asked for it.
         self.misses: dict[Pass, list[Any]] = {}
+        # The passes that changed a program, which was this before, and that after.
+        self.passes: list[tuple[Pass, Jaxpr, Jaxpr]] = []
         # The programs that were rewritten; that of the user's call is the last.
         self.programs: list[Body] = []
 
     # --- equations --------------------------------------------------------------
 
-    def begin(self, site: Site, operands: Sequence[Any]) -> Record:
+    def begin(self, site: Site, operands: Sequence[Operand]) -> Record:
         r"""A record of an equation, until it `end`\ s that of the equation at hand."""
         record = Record(site, operands)
         self.lists[-1].append(record)
@@ -92,18 +96,18 @@ class Recorder:
         """The record of the equation at hand."""
         return self._open[-1] if self._open else None
 
-    def became_dense(self, value: Any, reason: Reason) -> None:
+    def became_dense(self, value: Value, reason: Reason) -> None:
         if self._open:
             self._open[-1].dense.append(MadeDense(value, reason))
 
-    def joined(self, slot: str, before: Any, after: Any) -> None:
+    def joined(self, slot: str, before: Like, after: Like) -> None:
         """A carry, or a result of a branch, that took another structure."""
         if self._open:
             self._open[-1].joined.append((slot, before, after))
 
     # --- what has equations of its own --------------------------------------------
 
-    def include(self, records: Sequence[Record]) -> None:
+    def extend(self, records: Sequence[Record]) -> None:
         """Add records that were collected aside."""
         self.lists[-1].extend(records)
 

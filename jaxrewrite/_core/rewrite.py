@@ -23,20 +23,21 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
+from .. import _compat
 from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, SourceInfo, Var
 from .avals import avals_of
 from .builder import Builder
 from .errors import add_note
 from .hooks import Analysis, operands_hooks, primitives_of_passes
 from .record import Record
-from .site import Site, describe, source_within
+from .site import Site, describe
 from .traces import Flat, Rewriting, checked_results
-from .value import Value, is_value
+from .value import Operand, Results, Value, is_value
 
 
 # Adds the rewritten form of an equation on its operands. Returns the results, or
 # `NotImplemented`.
-Handler = Callable[[Site, list[Any]], Any]
+Handler = Callable[[Site, list[Operand]], Results]
 
 # The handlers of the higher-order primitives, by name, because JAX exports only some of
 # the primitives as objects.
@@ -44,7 +45,7 @@ handlers: dict[str, Handler] = {}
 
 # Handlers of the primitives that return their operands or move them as a whole, so that
 # values need not be dense. `_handlers.leafwise` has the list.
-keepers: dict[str, Handler] = {}
+leafwise_handlers: dict[str, Handler] = {}
 
 # The primitives that return their operands.
 IDENTITIES = ("copy", "copy_p", "name", "optimization_barrier", "pvary", "stop_gradient")
@@ -64,10 +65,10 @@ class Rewriter(Builder):
 
     def analysis(self, kind: type[Analysis]) -> Any:
         """What an analysis tells of the equations so far; made when it is first asked for."""
-        found = self._analyses.get(kind)
-        if found is None:
-            found = self._analyses[kind] = kind(self.eqns)
-        return found
+        analysis = self._analyses.get(kind)
+        if analysis is None:
+            analysis = self._analyses[kind] = kind(self.eqns)
+        return analysis
 
     def scratch(self) -> Rewriter:
         """A builder for equations that only answer a question, and are in no report."""
@@ -82,10 +83,12 @@ class Rewriter(Builder):
 
     # --- the walk ---------------------------------------------------------------
 
-    def after_passes(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
+    def after_passes(self, jaxpr: Jaxpr, operands: Sequence[Operand]) -> Jaxpr:
         """A program, or the body of an equation, as the passes change it."""
         for pass_ in self.rewriting.passes:
             made = self.rewriting.after(pass_, jaxpr, operands)
+            if made is not jaxpr and self.recorder is not None:
+                self.recorder.passes.append((pass_, jaxpr, made))
             # Where a pass has primitives of its own, their handlers tell of a change.
             self.changed |= made is not jaxpr and not pass_.primitives
             jaxpr = made
@@ -126,14 +129,14 @@ class Rewriter(Builder):
         targets = targets or {}
         self.is_high |= jaxpr.is_high
         # The equations of a rule are final, so that a rule for dense tanh may use tanh.
-        watched = self._watched(jaxpr) if site is None else frozenset()
+        open_primitives = self._open_primitives(jaxpr) if site is None else frozenset()
         origin = None if site is None else site.source_info
         if origin is not None and not any(map(is_value, env.values())):
-            self._add_on_arrays(jaxpr, env, origin, targets)
+            self._emit_on_arrays(jaxpr, env, origin, targets)
             return [_read(env, atom) for atom in jaxpr.outvars]
         for eqn in jaxpr.eqns:
-            is_watched = eqn.primitive in watched
-            if not (env or is_watched) and site is None:
+            is_open = eqn.primitive in open_primitives
+            if not (env or is_open) and site is None:
                 self.eqns.append(eqn)
                 continue
             has_value = False
@@ -142,31 +145,32 @@ class Rewriter(Builder):
                 if type(atom) is not Literal and atom in env:
                     renamed = True
                     has_value |= is_value(env[atom])
-            if not (renamed or is_watched) and site is None:
+            if not (renamed or is_open) and site is None:
                 self.eqns.append(eqn)
                 continue
-            invals = eqn.invars
+            invals: Sequence[Operand] = eqn.invars
             if renamed:
                 invals = [_read(env, atom) for atom in invals]
-            if is_watched and not has_value and self._stays(eqn, invals):
-                is_watched = False
+            if is_open and not has_value and self._is_known_unchanged(eqn, invals):
+                is_open = False
             outvars = eqn.outvars
             if site is not None:
                 outvars = [targets.get(var) or _fresh(var) for var in outvars]
-            if has_value or is_watched:
+            if has_value or is_open:
                 results = self.apply(Site(self, eqn, outvars, origin), invals)
             elif not renamed and site is None:
                 self.eqns.append(eqn)
                 continue
             else:
-                self.emit(eqn, invals, outvars, source_within(origin, eqn.source_info))
+                info = _compat.source_within(origin, eqn.source_info)
+                self.emit(eqn, invals, outvars, info)
                 results = outvars
             for var, result in zip(eqn.outvars, results, strict=True):
                 if result is not var:
                     env[var] = result
         return [_read(env, atom) for atom in jaxpr.outvars]
 
-    def _add_on_arrays(
+    def _emit_on_arrays(
         self,
         jaxpr: Jaxpr,
         env: dict[Var, Any],
@@ -179,7 +183,7 @@ class Rewriter(Builder):
             stack = eqn.source_info.name_stack
             info = infos.get(stack)
             if info is None:
-                info = infos[stack] = source_within(origin, eqn.source_info)
+                info = infos[stack] = _compat.source_within(origin, eqn.source_info)
             operands = [_read(env, atom) for atom in eqn.invars]
             outvars = []
             for var in eqn.outvars:
@@ -191,7 +195,7 @@ class Rewriter(Builder):
             new = eqn.replace(invars=operands, outvars=outvars, source_info=info)
             self.eqns.append(new)
 
-    def _watched(self, jaxpr: Jaxpr) -> Set[Primitive]:
+    def _open_primitives(self, jaxpr: Jaxpr) -> Set[Primitive]:
         """The primitives of a jaxpr that rules for dense operands, or passes, may see inside of."""
         dense = self.rewriting.dense_primitives
         if not dense and not self.rewriting.passes:
@@ -199,39 +203,45 @@ class Rewriter(Builder):
         primitives = set(map(operator.attrgetter("primitive"), jaxpr.eqns))
         return {p for p in primitives if p in dense or p.name in handlers}
 
-    def _stays(self, eqn: JaxprEqn, operands: Sequence[Any]) -> bool:
+    def _is_known_unchanged(self, eqn: JaxprEqn, operands: Sequence[Operand]) -> bool:
         """Whether a call on arrays is known to stay as it is."""
         rewriting, body = self.rewriting, eqn.params.get("jaxpr")
         return (
             body is not None
-            and bool(rewriting.unchanged)
+            and bool(rewriting.known_unchanged)
             and self.recorder is None
             and eqn.primitive not in rewriting.dense_primitives
-            and (eqn.primitive, body, *avals_of(operands)) in rewriting.unchanged
+            and (eqn.primitive, body, *avals_of(operands)) in rewriting.known_unchanged
         )
 
-    def apply(self, site: Site, operands: Sequence[Any]) -> Sequence[Any]:
+    def apply(self, site: Site, operands: Sequence[Operand]) -> Sequence[Any]:
         """Add the rewritten form of an equation on these operands, the first that exists."""
         record: Record | None = None
-        results: Any = NotImplemented
+        results: Results = NotImplemented
         try:
             hooks = [hook for hook in self.hooks if site.primitive.name in hook.primitives]
+            changed_by: list[type] = []
             for hook in hooks:
-                eqn, operands = hook.operands(site.eqn, operands)
-                site = site._replace(eqn=eqn)
+                eqn, better = hook.operands(site.eqn, operands)
+                if self.recorder is not None and any(
+                    map(operator.is_not, better, operands)
+                ):
+                    changed_by.append(type(hook))
+                site, operands = site._replace(eqn=eqn), better
             if self.recorder is not None:
                 record, start = self.recorder.begin(site, operands), len(self.eqns)
-            for answer, by in (
+                record.changed_by = changed_by
+            for way, by in (
                 ("rule", _by_rule),
                 ("handler", handlers.get(site.primitive.name)),
                 ("default", _by_default),
-                ("identity", _by_leaf),
+                ("identity", _leafwise),
                 ("dense", _by_dense_operands),
             ):
                 results = NotImplemented if by is None else by(site, list(operands))
                 if results is not NotImplemented:
                     if record is not None:
-                        record.answer = answer
+                        record.way = way
                     break
             for hook in hooks:
                 leafwise = lambda value: site.map_leaves([value])[0]
@@ -250,19 +260,19 @@ class Rewriter(Builder):
 # --- the ways to rewrite an equation -------------------------------------------------
 
 
-def _by_rule(site: Site, operands: Sequence[Any]) -> Any:
+def _by_rule(site: Site, operands: Sequence[Operand]) -> Results:
     """Apply the first rule that does not decline."""
     if site.primitive in primitives_of_passes:
         return NotImplemented  # Their handlers ask what is to be asked.
     flat = Flat.of(operands, site.context)
-    answer = site.builder.rewriting.by_rule(site, operands, flat)
+    result = site.builder.rewriting.by_rule(site, operands, flat)
     if site.builder.record is not None:
-        site.builder.record.rule = answer.rule
-        site.builder.record.declined += answer.declined
-    return site.inline_trace(answer, flat)
+        site.builder.record.rule = result.rule
+        site.builder.record.declined += result.declined
+    return site.inline_trace(result, flat)
 
 
-def _by_default(site: Site, operands: Sequence[Any]) -> Any:
+def _by_default(site: Site, operands: Sequence[Operand]) -> Results:
     """Apply the ``default`` of the outermost type."""
     types = [type(x) for x in operands if is_value(x)]
     owner = owner_of_default(site.primitive, types)
@@ -280,16 +290,16 @@ def _by_default(site: Site, operands: Sequence[Any]) -> Any:
     return site.call(apply_default, key, operands, check)
 
 
-def _by_leaf(site: Site, operands: Sequence[Any]) -> Any:
+def _leafwise(site: Site, operands: Sequence[Operand]) -> Results:
     """Apply a primitive that only moves arrays to each leaf."""
-    keeper = keepers.get(site.primitive.name)
-    if keeper is None or not any(map(is_value, operands)):
+    handler = leafwise_handlers.get(site.primitive.name)
+    if handler is None or not any(map(is_value, operands)):
         return NotImplemented
     site.builder.changed = True
-    return keeper(site, list(operands))
+    return handler(site, list(operands))
 
 
-def _by_dense_operands(site: Site, operands: Sequence[Any]) -> Any:
+def _by_dense_operands(site: Site, operands: Sequence[Operand]) -> Results:
     """Apply the same primitive to dense operands; a rule for these may exist."""
     if any(map(is_value, operands)):
         dense = site.materialise_operands(operands)
@@ -305,7 +315,7 @@ def _by_dense_operands(site: Site, operands: Sequence[Any]) -> Any:
     return site.outvars
 
 
-def _read(env: Mapping[Any, Any], atom: Any) -> Any:
+def _read(env: Mapping[Any, Any], atom: Operand) -> Any:
     return atom if type(atom) is Literal else env.get(atom, atom)
 
 

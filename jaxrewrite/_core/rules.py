@@ -1,7 +1,7 @@
 """The tables of rules, which decide which rule applies to which operands.
 
 A table has one `multipledispatch.Dispatcher` for each primitive. The dispatcher finds the
-signatures that match. This module orders those few, by precedence and then by how specific
+signatures that match. This module orders these few, by precedence and then by how specific
 they are. multipledispatch would order the whole table, and only warn of an ambiguity.
 """
 
@@ -15,6 +15,7 @@ import math
 import numbers
 import sys
 import threading
+import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -29,7 +30,7 @@ from .annotations import Dense, Number, Signature, guards_hold, read_signature
 from .avals import avals_of
 from .errors import AmbiguousRuleError, add_note
 from .pytree import prepare_defined
-from .value import Value, is_value
+from .value import Operand, Value, is_value
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -45,8 +46,8 @@ class Ranked(Protocol):
 class Rule:
     """A user's rule for some primitives, as it was registered.
 
-    ``commutative`` and ``either`` also register a twin, for operands in the opposite
-    order. A mirrored twin exchanges the operands before it calls the function.
+    ``exchange`` also registers a twin, for operands in the opposite order. A mirrored twin
+    exchanges the operands before it calls the function.
     """
 
     __slots__ = ("fn", "is_twin", "literals", "mirrored", "precedence", "signature")
@@ -76,14 +77,14 @@ class Rule:
         """Call the function on operands; ``atoms`` tells which operands are literals."""
         if self.mirrored:
             operands, atoms = operands[::-1], atoms[::-1]
-        own = list(operands)
+        arguments = list(operands)
         for i in self.literals:
             if type(atoms[i]) is Literal:
-                own[i] = atoms[i]
+                arguments[i] = atoms[i]
         if self.signature.takes_primitive:
             params = {**params, "primitive": primitive}
         try:
-            return self.fn(*own, **params)
+            return self.fn(*arguments, **params)
         except Exception as error:
             add_note(error, f"jaxrewrite: raised by the rule {self}.")
             if "unexpected keyword argument" in str(error):
@@ -102,7 +103,7 @@ class Rule:
         return f"{name}{where}" + (", mirrored" if self.mirrored else "")
 
 
-def _check_precedence(precedence: Any) -> None:
+def _check_precedence(precedence: object) -> None:
     """Raise `TypeError` for what would fail later, where rules are put in order."""
     if not isinstance(precedence, numbers.Real):
         raise TypeError(
@@ -112,13 +113,17 @@ def _check_precedence(precedence: Any) -> None:
         raise TypeError("The precedence of a rule is a number; got NaN.")
 
 
-def _check_pair(rule: Rule, keyword: str) -> None:
-    count = len(rule.signature.operands)
-    if count != 2 or rule.signature.variadic:
+def _twin(rule: Rule, exchange: str) -> Rule:
+    """The same rule for its two operands in the opposite order."""
+    signature, count = rule.signature, len(rule.signature.operands)
+    if count != 2 or signature.variadic:
         raise TypeError(
-            f"{keyword}=True needs a rule with two operands; "
+            f"exchange={exchange!r} needs a rule with two operands; "
             f"{getattr(rule.fn, '__name__', rule.fn)} has {count}."
         )
+    is_mirrored = exchange == "operands"
+    turned = signature if is_mirrored else signature.reversed()
+    return Rule(rule.fn, turned, rule.precedence, is_twin=True, mirrored=is_mirrored)
 
 
 # What other rooms ask of each rule, with its primitives, before a table has it. They raise
@@ -127,7 +132,7 @@ checks: list[Callable[[Rule, Sequence[Primitive]], None]] = []
 
 
 class Declined(NamedTuple):
-    """A rule whose types match, but that did not answer, and why."""
+    """A rule whose types match, but that declined, and why."""
 
     rule: Ranked
     why: str
@@ -153,8 +158,8 @@ class Entry:
         return max(
             (
                 operand.outer
-                for own, operand in named
-                if issubclass(operand, Value) and _names_its_type(own, operand)
+                for annotated, operand in named
+                if issubclass(operand, Value) and _names_its_type(annotated, operand)
             ),
             default=-math.inf,
         )
@@ -184,12 +189,12 @@ class _Dispatcher(Dispatcher):
 
     __slots__ = ()
 
-    def reorder(self, on_ambiguity: Any = None) -> list[Any]:
+    def reorder(self, on_ambiguity: object = None) -> list[Any]:
         ordering = self._ordering = list(self.funcs)  # type: ignore[misc]
         return ordering
 
     @classmethod
-    def get_func_annotations(cls, func: Any) -> None:
+    def get_func_annotations(cls, func: object) -> None:
         """Do nothing: `multipledispatch` would read the annotations of ``func``."""
 
 
@@ -210,8 +215,7 @@ class Table:
         primitive: Primitive | str,
         *more: Primitive | str,
         precedence: int = 0,
-        commutative: bool = False,
-        either: bool = False,
+        exchange: typing.Literal["operands", "types"] | None = None,
         types: Sequence[Any] | None = None,
     ) -> Callable[[_F], _F]:
         """Register a rule for one primitive, or several; a decorator.
@@ -248,14 +252,12 @@ class Table:
         precedence
             Rules of higher precedence are tried first. A rule for the same types as an
             earlier one of the table replaces it, whatever the precedence of the two.
-        commutative
+        exchange
             Register the rule also for its two operands in the opposite order, unless there
-            is a rule for that order. The rule is then called with the operands exchanged,
-            in the order of its parameters.
-        either
-            Register the rule also for its two operands in the opposite order, like
-            ``commutative``, but call it with the operands in the order of the program. Its
-            types then say which two operands meet, not which of them comes first.
+            is a rule for that order. With ``"operands"`` it is then called with the operands
+            exchanged, in the order of its parameters: for a commutative primitive. With
+            ``"types"`` it gets them in the order of the program. The types of its parameters
+            then say which two operands meet, not which of them comes first.
         types
             The annotations of the positional parameters, in place of the rule's own: for
             rules that a loop over types defines.
@@ -268,11 +270,11 @@ class Table:
         Raises
         ------
         ValueError
-            If a name is not the name of a primitive.
+            If a name is not the name of a primitive, or ``exchange`` is another word.
         TypeError
-            If the rule's annotations cannot be dispatched on, a rule with
-            ``commutative`` or ``either`` does not have two operands, or the rule can never
-            be called: its operands or parameters are not those of the primitive.
+            If the rule's annotations cannot be dispatched on, a rule with ``exchange`` does
+            not have two operands, or the rule can never be called: its operands or
+            parameters are not those of the primitive.
 
         Examples
         --------
@@ -284,17 +286,17 @@ class Table:
         ...     x: jax.Array
         ...     def materialise(self):
         ...         return self.x
-        >>> @jaxrewrite.register("sub", either=True)
+        >>> @jaxrewrite.register("sub", exchange="types")
         ... def _(a: Metres, b: ArrayLike, **params):
         ...     number = lambda v: v.x if isinstance(v, Metres) else v
         ...     return Metres(number(a) - number(b))
         >>> (Metres(jnp.ones(2)) - 3).x, (3 - Metres(jnp.ones(2))).x
         (Array([-2., -2.], dtype=float32), Array([2., 2.], dtype=float32))
         """
-        if commutative and either:
-            raise TypeError("A rule takes commutative=True or either=True, not both.")
+        if exchange not in (None, "operands", "types"):
+            raise ValueError(f"exchange is 'operands' or 'types'; got {exchange!r}.")
         _check_precedence(precedence)
-        primitives = [find_primitive(p) for p in (primitive, *more)]
+        primitives = [look_up_primitive(p) for p in (primitive, *more)]
         prepare_defined()
 
         def decorate(fn: _F) -> _F:
@@ -304,12 +306,7 @@ class Table:
             rule = Rule(fn, signature, precedence)
             for check in checks:
                 check(rule, primitives)
-            twin = None
-            if commutative or either:
-                _check_pair(rule, "commutative" if commutative else "either")
-                turned = signature if commutative else signature.reversed()
-                twin = Rule(fn, turned, precedence, is_twin=True, mirrored=commutative)
-            self._add(primitives, rule, twin)
+            self._add(primitives, rule, None if exchange is None else _twin(rule, exchange))
             return fn
 
         return decorate
@@ -417,16 +414,16 @@ class Table:
     def matches(self, primitive: Primitive, types: tuple[type, ...]) -> list[Entry]:
         """The entries with matching types, in any order."""
         key = (primitive, types)
-        found = self._matches.get(key)
-        if found is None:
+        entries = self._matches.get(key)
+        if entries is None:
             with self._lock:
                 dispatcher = self._dispatchers.get(primitive)
                 cells = dispatcher.dispatch_iter(*types) if dispatcher else ()
-                found = [entry for cell in cells for entry in cell.values()]
+                entries = [entry for cell in cells for entry in cell.values()]
                 if all(map(_is_dense, types)):
-                    found = [e for e in found if e.rule.signature.is_dense()]
-                self._matches[key] = found
-        return found
+                    entries = [e for e in entries if e.rule.signature.is_dense()]
+                self._matches[key] = entries
+        return entries
 
 
 global_rules = Table()
@@ -434,7 +431,7 @@ register = global_rules.register
 add_entry = global_rules.add_entry
 
 
-def check_table(rules: Any) -> None:
+def check_table(rules: object) -> None:
     """Raise `TypeError` unless this is a table of rules, or none."""
     if rules is not None and not isinstance(rules, Table):
         raise TypeError(
@@ -446,10 +443,10 @@ def check_table(rules: Any) -> None:
 class RulesInForce:
     """The tables in which one rewriting looks up rules, the nearest first.
 
-    The last ``num_later`` of them are those of a transform around this one, which is going to
+    The last ``num_later`` tables belong to a transform around this one, which is going to
     rewrite what this one makes of arrays. Their rules for arrays alone, and their
-    entries of passes, are left to that, because the results of a rule are final. Only if
-    ``has_values`` are these entries in force: that one may not meet the values.
+    entries of passes, are left to it, because the results of a rule are final. Only if
+    ``has_values`` are these entries in force: the transform around may not meet the values.
     """
 
     __slots__ = ("has_values", "num_later", "tables")
@@ -479,7 +476,7 @@ class RulesInForce:
         """The tables for a program of values."""
         return RulesInForce(self.tables, self.num_later, has_values=True)
 
-    def own(self) -> tuple[Table, ...]:
+    def own_tables(self) -> tuple[Table, ...]:
         """The tables of which nothing is left for later."""
         return self.tables[: len(self.tables) - self.num_later]
 
@@ -498,17 +495,15 @@ class RulesInForce:
         return tuple((rules, rules.version) for rules in self.tables)
 
     def dense_primitives(self) -> frozenset[Primitive]:
-        found = frozenset().union(*(rules.dense_rules() for rules in self.own()))
-        return found.union(*(pass_.primitives for pass_ in self.passes()))
-
-    def matter_to_arrays(self) -> bool:
-        """Whether a program of arrays alone may change."""
-        return bool(self.dense_primitives() or self.passes())
+        primitives = frozenset().union(
+            *(rules.dense_rules() for rules in self.own_tables())
+        )
+        return primitives.union(*(pass_.primitives for pass_ in self.passes()))
 
     def passes(self) -> dict[hooks.Pass, list[tuple[int, Any]]]:
         """The passes that have entries, each with the number of its table, the nearest first."""
-        tables = self.tables if self.has_values else self.own()
-        found = {}
+        tables = self.tables if self.has_values else self.own_tables()
+        in_force = {}
         for pass_ in hooks.passes:
             entries = [
                 (i, entry)
@@ -516,21 +511,21 @@ class RulesInForce:
                 for entry in rules.entries_of(pass_)
             ]
             if entries:
-                found[pass_] = entries
-        return found
+                in_force[pass_] = entries
+        return in_force
 
     def primitives_with_literals(self) -> frozenset[Primitive]:
         return frozenset().union(
             *(rules.primitives_with_literals() for rules in self.tables)
         )
 
-    def choice(self, primitive: Primitive, operands: Sequence[Any]) -> Choice:
+    def choice(self, primitive: Primitive, operands: Sequence[Operand]) -> Choice:
         """The rules for operands of an equation, values and atoms of a jaxpr."""
         types = tuple(map(type_of, operands))
         declined: list[Declined] = []
 
         def levels() -> Iterator[list[Entry]]:
-            for rules in self.tables if any(map(is_value, operands)) else self.own():
+            for rules in self.tables if any(map(is_value, operands)) else self.own_tables():
                 entries = rules.matches(primitive, types)
                 if any(entry.is_guarded() for entry in entries):
                     entries = guarded(entries, avals_of(operands), declined)
@@ -552,7 +547,7 @@ def guarded(
     return held
 
 
-def type_of(operand: Any) -> type:
+def type_of(operand: Operand) -> type:
     """The type that an operand is dispatched on as."""
     if is_value(operand):
         return type(operand)
@@ -571,7 +566,7 @@ class Choice:
     Whoever iterates over it asks each rule, and puts into ``results`` what the rule gave:
     ``NotImplemented`` if it declined, which makes room for the next rules. While several are
     tied (``is_tied``), a rule that raises an error gives a `Failure`, because another may yet
-    answer. After the iteration ``result`` is that of the foremost rule that answered, and
+    apply. After the iteration ``result`` is that of the foremost rule that did not decline, and
     ``rule`` is that rule.
 
     Parameters
@@ -579,14 +574,14 @@ class Choice:
     levels
         The entries of one table after the other.
     declined
-        Gets the rules that came first and did not answer.
+        Gets the rules that came first and declined.
     ambiguity
-        Makes the message of the error if several answer, as `_ambiguity` does.
+        Makes the message of the error if several apply, as `_ambiguity` does.
 
     Raises
     ------
     AmbiguousRuleError
-        In the iteration, if two rules answer and neither comes before the other.
+        In the iteration, if two rules apply and neither comes before the other.
     """
 
     def __init__(
@@ -626,9 +621,9 @@ class Choice:
         if len({rule.fn for rule in rules}) > 1:
             raise AmbiguousRuleError(self._ambiguity(self._primitive, self._types, rules))
         self.rule = rules[0]
-        self.result = answer = self.results[self.rule]
-        if isinstance(answer, Failure):
-            raise answer.error
+        self.result = result = self.results[self.rule]
+        if isinstance(result, Failure):
+            raise result.error
 
 
 class Failure(NamedTuple):
@@ -678,7 +673,7 @@ def _ambiguity(
 _primitives_by_name = functools.cache(_compat.primitives_by_name)
 
 
-def find_primitive(primitive: Primitive | str) -> Primitive:
+def look_up_primitive(primitive: Primitive | str) -> Primitive:
     """Return the primitive of a name; `ValueError` if there is none."""
     if isinstance(primitive, Primitive):
         return primitive

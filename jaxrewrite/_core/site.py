@@ -7,21 +7,21 @@ adds to its builder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
 
 from .. import _compat
-from .._compat import DropVar, Jaxpr, JaxprEqn, Primitive, SourceInfo, Var
-from .avals import aval_of, avals_of, fields
-from .builder import Applied, Restaged
+from .._compat import Atom, DropVar, Jaxpr, JaxprEqn, Primitive, SourceInfo, Var
+from .avals import aval_of, avals_of, children
+from .builder import Applied, Rewritten
 from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
 from .errors import MaterialisationWarning, place
 from .notices import Notice
-from .traces import Answer, Flat
-from .value import Value, is_value
+from .traces import Flat, RuleResult
+from .value import Like, Operand, Value, is_value
 
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Site(NamedTuple):
         return self.eqn.params
 
     @property
-    def context(self) -> Any:
+    def context(self) -> _compat.EqnContext:
         """The JAX settings under which the equation was traced."""
         return self.eqn.ctx
 
@@ -69,7 +69,7 @@ class Site(NamedTuple):
     @property
     def source_info(self) -> SourceInfo:
         """The source info for the equations that replace this one."""
-        return source_within(self.origin, self.eqn.source_info)
+        return _compat.source_within(self.origin, self.eqn.source_info)
 
     @property
     def line(self) -> tuple[str, int, str] | None:
@@ -98,17 +98,17 @@ class Site(NamedTuple):
         operands: Sequence[Any],
         outvars: Sequence[Var],
         params: dict[str, Any] | None = None,
-        effects: Any = None,
+        effects: _compat.Effects | None = None,
     ) -> None:
         """Add an equation like this one, with other atoms or parameters."""
         self.builder.emit(self.eqn, operands, outvars, self.source_info, params, effects)
 
-    def map_leaves(self, operands: Sequence[Any]) -> list[Any]:
+    def map_leaves(self, operands: Sequence[Operand]) -> list[Any]:
         """Apply a primitive that is an identity to each leaf of its operands."""
         leaves, treedef = tree_flatten(list(operands))
         groups: dict[Any, list[int]] = {}
         for i, aval in enumerate(avals_of(leaves)):
-            label: Any = i
+            label: Hashable = i
             if self.primitive.multiple_results:
                 # A barrier gives integers beside floating-point numbers tangents that other
                 # primitives can't take. Parameters are for all operands at once.
@@ -125,11 +125,11 @@ class Site(NamedTuple):
                 results[i] = var
         return tree_unflatten(treedef, results)
 
-    def include(self, restaged: Restaged) -> list[Var]:
+    def take_over(self, rewritten: Rewritten) -> list[Var]:
         """Take over the constants and warnings of a new equation's body; return constants."""
         self.builder.changed = True
-        self.builder.notice(notice.at(self.line) for notice in restaged.warnings)
-        return [self.builder.const(value) for value in restaged.consts]
+        self.builder.notice(notice.at(self.line) for notice in rewritten.warnings)
+        return [self.builder.const(value) for value in rewritten.consts]
 
     def notice(self, category: type[Warning], *args: str) -> None:
         """Warn when the program is finished, with the user's line of this equation."""
@@ -137,7 +137,7 @@ class Site(NamedTuple):
 
     # --- equations of rules and other functions ---------------------------------
 
-    def inline(self, jaxpr: Jaxpr, operands: Sequence[Any]) -> list[Any]:
+    def inline(self, jaxpr: Jaxpr, operands: Sequence[Operand]) -> list[Any]:
         """Add the equations of a jaxpr on behalf of this one, and return the results."""
         return self.builder.run(jaxpr, operands, self)
 
@@ -145,31 +145,30 @@ class Site(NamedTuple):
         self,
         fn: Callable[..., Any],
         key: tuple[Any, ...],
-        operands: Sequence[Any],
+        operands: Sequence[Operand],
         check: Callable[[Any], list[Any]],
-        whole: Container[int] = (),
+        opaque: Container[int] = (),
     ) -> Any:
-        """Add the equations of a function of the operands, one layer deep.
+        """Add the equations of a function of the operands, as rules see them.
 
-        If a field of an operand is a value, the function sees a tracer of its aval. The
+        If a child of an operand is a value, the function sees a tracer of its aval. The
         equations on that tracer are dispatched like any others. ``key`` identifies the
-        function. An operand at one of the positions ``whole`` is such a tracer, too, if it
-        is a value.
+        function. A value at one of the positions ``opaque`` is a tracer of its aval, too.
         """
-        flat = Flat.of(operands, self.context, whole)
+        flat = Flat.of(operands, self.context, opaque)
         return self.inline_trace(
             self.builder.rewriting.by_function(fn, key, flat, check), flat
         )
 
-    def inline_trace(self, answer: Answer, flat: Flat) -> Any:
-        """Add the equations of an answer, whose results it returns."""
-        traced = answer.traced
+    def inline_trace(self, result: RuleResult, flat: Flat) -> Any:
+        """Add the equations of the trace of a rule, and return its results."""
+        traced = result.traced
         if traced is NotImplemented:
             return NotImplemented
         builder = self.builder
         builder.changed = True
         if builder.recorder is not None:
-            builder.recorder.include(answer.inner)
+            builder.recorder.extend(result.inner)
         for notice in traced.notices:
             self.notice(notice.category, *notice.args)
         targets = {
@@ -196,7 +195,7 @@ class Site(NamedTuple):
             jaxpr, consts = _compat.trace_to_jaxpr(fn, avals_of(leaves), debug_info)
         return self.inline(jaxpr, [*self.builder.constants(jaxpr, consts), *leaves])
 
-    def vary(self, atom: Any, like: Any) -> Any:
+    def vary(self, atom: Atom, like: Like) -> Atom:
         """Make an array vary over the mesh axes over which ``like`` varies.
 
         Inside of `jax.shard_map` these axes are part of an array's type. Leaves of two values
@@ -211,11 +210,11 @@ class Site(NamedTuple):
 
     # --- becoming dense ---------------------------------------------------------
 
-    def materialise_operands(self, operands: Sequence[Any]) -> list[Any]:
+    def materialise_operands(self, operands: Sequence[Operand]) -> list[Any]:
         """Make the operands of the equation dense, as the policy allows."""
         return [self.materialise(x) if is_value(x) else x for x in operands]
 
-    def materialise(self, value: Value, reason: Reason = NO_RULE) -> Any:
+    def materialise(self, value: Value, reason: Reason = NO_RULE) -> Atom:
         """Add the equations that make a value dense, and return the dense operand.
 
         Raises `MaterialisationError` if the policy or the type forbids it.
@@ -236,13 +235,13 @@ class Site(NamedTuple):
             self.notice(MaterialisationWarning, *about)
         return entry[1]
 
-    def make_denser(self, value: Value, reason: Reason) -> Any:
+    def make_denser(self, value: Value, reason: Reason) -> Operand:
         """Make a value dense, or the values inside of an annotation, such as units.
 
         So the annotation stays where only what is inside stands in the way. If it does so
         itself, this is called again.
         """
-        parts, treedef = fields(value)
+        parts, treedef = children(value)
         if type(value).outer <= 0 or not any(map(is_value, parts)):
             return self.materialise(value, reason)
         return tree_unflatten(
@@ -262,31 +261,22 @@ class Site(NamedTuple):
         def materialise(value: Value) -> Any:
             return materialised(value, subject)
 
-        def add_layer(value: Value, checked: Callable[[Any], Any]) -> Any:
+        def make_layer_dense(value: Value, checked: Callable[[Any], Any]) -> Any:
             key = ("materialise", type(value))
             site = self.giving([Var(aval) for aval in avals_of([value])])
             return site.call(materialise, key, [value], lambda x: [checked(x)])[0]
 
-        return make_dense(value, add_layer, is_enough)
+        return make_dense(value, make_layer_dense, is_enough)
 
 
-def source_within(origin: SourceInfo | None, inner: SourceInfo) -> SourceInfo:
-    """The source info of an equation in a rule: that of the place where it was applied."""
-    if origin is None:
-        return inner
-    if not inner.name_stack.stack:
-        return origin
-    return origin.replace(name_stack=origin.name_stack + inner.name_stack)
-
-
-def describe(site: Site, operands: Sequence[Any]) -> str:
+def describe(site: Site, operands: Sequence[Operand]) -> str:
     """A note that names an equation, its operands and the user's line."""
     shown = ", ".join(map(describe_operand, operands))
     where = _compat.source_location(site.eqn.source_info) or _compat.current_location()
     return f"jaxrewrite: in primitive {site.primitive.name!r} on ({shown}){place(where)}"
 
 
-def describe_operand(operand: Any) -> str:
+def describe_operand(operand: Operand) -> str:
     if not is_value(operand):
         return _compat.short(_compat.leaf_aval(operand))
     return f"{type(operand).__name__}:{_compat.short(aval_of(operand))}"

@@ -1,7 +1,7 @@
 """The traces of rules, which are made and kept for each structure of operands.
 
-A rule is a Python function of arrays and values. It is traced on the leaves of its
-operands, one layer deep, to a jaxpr. The jaxpr serves for all further equations with
+A rule is a Python function of arrays and values. It is traced on what it sees of its
+operands (`avals.rule_children`), to a jaxpr. The jaxpr serves for all further equations with
 operands of that structure, in this rewriting and in others.
 """
 
@@ -11,13 +11,14 @@ import copy
 import functools
 import operator
 from collections.abc import Callable, Container, Iterable, Sequence
+from types import NotImplementedType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax.tree_util import PyTreeDef, tree_flatten, tree_unflatten
 
 from .. import _compat
-from .._compat import Jaxpr, Literal, Primitive, Var
-from .avals import avals_of, layer, mismatch
+from .._compat import Aval, EqnContext, Jaxpr, Literal, Primitive, Var
+from .avals import avals_of, mismatch, rule_children
 from .caches import BoundedCache, WeakCaches
 from .dead_code import DataFlow
 from .hooks import Pass
@@ -25,7 +26,7 @@ from .notices import Notice, collected
 from .record import Record, aside
 from .rules import Declined, Failure, Ranked
 from .settings import Settings, use_settings
-from .value import is_value
+from .value import Operand, is_value
 
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Flat(NamedTuple):
-    """The operands of an equation, with values flattened one layer deep.
+    """The operands of an equation, with the values among them flattened to what a rule sees.
 
     ``treedefs`` has ``None`` for an operand that is not a value. ``ctx`` is that of the
     equation. ``structure`` is the part of the key of a function's trace that stands for these
@@ -43,18 +44,20 @@ class Flat(NamedTuple):
     leaves: list[Any]
     treedefs: list[PyTreeDef | None]
     avals: list[Any]
-    ctx: Any
+    ctx: EqnContext
     structure: tuple[Any, ...]
 
     @classmethod
-    def of(cls, operands: Sequence[Any], ctx: Any, whole: Container[int] = ()) -> Flat:
-        """The operands, of which those at the positions ``whole`` are not flattened."""
+    def of(
+        cls, operands: Sequence[Any], ctx: EqnContext, opaque: Container[int] = ()
+    ) -> Flat:
+        """The operands, of which those at the positions ``opaque`` are not flattened."""
         leaves: list[Any] = []
         treedefs: list[PyTreeDef | None] = []
         for i, operand in enumerate(operands):
-            if is_value(operand) and i not in whole:
-                own, treedef = layer(operand)
-                leaves.extend(own)
+            if is_value(operand) and i not in opaque:
+                children, treedef = rule_children(operand)
+                leaves.extend(children)
                 treedefs.append(treedef)
             else:
                 leaves.append(operand)
@@ -73,15 +76,15 @@ class Flat(NamedTuple):
         ]
 
 
-class Answer(NamedTuple):
+class RuleResult(NamedTuple):
     """What a rule or another function gives for operands of one structure.
 
-    ``traced`` is a `Traced`, or ``NotImplemented``. ``rule`` is the rule that answered, and
-    ``declined`` are those that did not. ``inner`` are the records of transforms inside of
+    ``traced`` is a `Traced`, or ``NotImplemented``. ``rule`` is the rule that was applied, and
+    ``declined`` are the rules that were not. ``inner`` are the records of transforms inside of
     the function, if the rewriting is explained.
     """
 
-    traced: Any
+    traced: Traced | NotImplementedType
     rule: Ranked | None = None
     declined: Sequence[Declined] = ()
     inner: Sequence[Record] = ()
@@ -115,7 +118,7 @@ class Rewriting:
         self.primitives_with_literals = settings.rules.primitives_with_literals()
         self.passes = settings.rules.passes()
         # The calls, each with its body and the avals of its operands, that stay what they are.
-        self.unchanged: set[Any] = set()
+        self.known_unchanged: set[Any] = set()
         self._kept: dict[Any, Any] = {}
 
     def of_rules(self) -> Rewriting:
@@ -124,7 +127,7 @@ class Rewriting:
             return self
         rewriting = copy.copy(self)
         rewriting.passes = {}
-        rewriting.unchanged = set()
+        rewriting.known_unchanged = set()
         return rewriting
 
     def data_flow(self, jaxpr: Jaxpr) -> DataFlow | None:
@@ -132,7 +135,7 @@ class Rewriting:
         flows = (pass_.data_flow(jaxpr) for pass_ in self.passes)
         return next((flow for flow in flows if flow is not None), None)
 
-    def after(self, pass_: Pass, jaxpr: Jaxpr, operands: Sequence[Any]) -> Jaxpr:
+    def after(self, pass_: Pass, jaxpr: Jaxpr, operands: Sequence[Operand]) -> Jaxpr:
         """What a pass makes of a jaxpr on these operands."""
         pairs = zip(jaxpr.invars, operands, strict=True)
         values = {var for var, x in pairs if is_value(x)}
@@ -151,28 +154,29 @@ class Rewriting:
             )
         return made
 
-    def by_rule(self, site: Site, operands: Sequence[Any], flat: Flat) -> Answer:
-        """The answer of the first rule that applies to an equation."""
+    def by_rule(self, site: Site, operands: Sequence[Operand], flat: Flat) -> RuleResult:
+        """The result of the first rule that applies to an equation."""
         primitive, params = site.primitive, site.params
         key = ("rule", primitive, *params.items(), *flat.structure)
         if primitive in self.primitives_with_literals:
             key = (*key, *map(_literal_key, operands))
-        answer = self.kept(key)
-        if answer is not None:
-            return answer
+        result = self.kept(key)
+        if result is not None:
+            return result
         choice = self.settings.rules.choice(primitive, operands)
         with aside(self.settings.recorder) as inner:
             for rule in choice:
                 fn = functools.partial(rule, primitive, params, operands)
                 check = functools.partial(checked_results, site, f"The rule {rule}")
+                name = rule.name_for(primitive)
                 try:
-                    traced = self._trace(fn, flat, check, rule.name_for(primitive))
-                except Exception as error:  # noqa: BLE001 - raised again if no other answers
+                    choice.results[rule] = self._trace(fn, flat, check, name)
+                except Exception as error:  # noqa: BLE001 - raised again if no other applies
                     if not choice.is_tied:
                         raise
-                    traced = Failure(error)
-                choice.results[rule] = traced
-        return self.keep(key, Answer(choice.result, choice.rule, choice.declined, inner))
+                    choice.results[rule] = Failure(error)
+        result = RuleResult(choice.result, choice.rule, choice.declined, inner)
+        return self.keep(key, result)
 
     def by_function(
         self,
@@ -180,43 +184,43 @@ class Rewriting:
         key: tuple[Any, ...],
         flat: Flat,
         check: Callable[[Any], list[Any]],
-    ) -> Answer:
-        """The answer of a function of its operands; ``key`` identifies the function."""
+    ) -> RuleResult:
+        """The result of a function of its operands; ``key`` identifies the function."""
         key = (*key, *flat.structure)
-        answer = self.kept(key)
-        if answer is not None:
-            return answer
+        result = self.kept(key)
+        if result is not None:
+            return result
         with aside(self.settings.recorder) as inner:
             traced = self._trace(fn, flat, check, getattr(fn, "__name__", "rule"))
-        return self.keep(key, Answer(traced, inner=inner))
+        return self.keep(key, RuleResult(traced, inner=inner))
 
     def kept(self, key: tuple[Any, ...]) -> Any:
         """What is kept for a function and operands, if any, also by another rewriting.
 
-        It is an `Answer`, or another tuple with a trace.
+        It is a `RuleResult`, or another tuple with a trace.
         """
         try:
-            answer = self._kept.get(key)
+            result = self._kept.get(key)
         except TypeError:  # Parameters or metadata are not hashable.
             return None
-        if answer is None and not self.settings.keeps_nothing:
+        if result is None and not self.settings.keeps_nothing:
             cache, state = self._shared()
-            answer = cache.get((key, state))
-            if answer is not None:
-                self._kept[key] = answer
-        return answer
+            result = cache.get((key, state))
+            if result is not None:
+                self._kept[key] = result
+        return result
 
-    def keep(self, key: tuple[Any, ...], answer: Any) -> Any:
-        """Keep an answer for this rewriting, and for others unless it holds tracers."""
+    def keep(self, key: tuple[Any, ...], result: Any) -> Any:
+        """Keep a result for this rewriting, and for others unless it holds tracers."""
         try:
-            self._kept[key] = answer
+            self._kept[key] = result
         except TypeError:
-            return answer
-        if answer.traced is not NotImplemented and not self.settings.keeps_nothing:
+            return result
+        if result.traced is not NotImplemented and not self.settings.keeps_nothing:
             cache, state = self._shared()
-            if not has_tracers(answer.traced.consts):
-                cache.put((key, state), answer)
-        return answer
+            if not _compat.has_tracers(result.traced.consts):
+                cache.put((key, state), result)
+        return result
 
     def _shared(self) -> tuple[BoundedCache, Any]:
         """The traces of all rewritings with the nearest table, and what else matters to them."""
@@ -237,7 +241,7 @@ class Rewriting:
         flat: Flat,
         check: Callable[[Any], list[Any]],
         name: str,
-    ) -> Any:
+    ) -> Traced | NotImplementedType:
         """Trace a function of values; ``NotImplemented`` if the function returns that."""
         out: list[Any] = []
 
@@ -272,7 +276,7 @@ def _are_alike(a: Jaxpr, b: Jaxpr) -> bool:
     return are_same or _types(a) == _types(b)
 
 
-def _types(jaxpr: Jaxpr) -> Any:
+def _types(jaxpr: Jaxpr) -> list[list[Aval]]:
     """The types of a program's operands and results; whether they are weak does not matter."""
     return [[_compat.strong(v.aval) for v in of] for of in (jaxpr.invars, jaxpr.outvars)]
 
@@ -282,20 +286,15 @@ def _shown(jaxpr: Jaxpr) -> str:
     return f"({', '.join(operands)}) -> ({', '.join(results)})"
 
 
-def has_tracers(consts: Iterable[Any]) -> bool:
-    """Whether constants belong to the trace that runs now, and to no other."""
-    return any(isinstance(const, _compat.Tracer) for const in consts)
-
-
 # --- the results of rules ---------------------------------------------------------
 
 
-def _literal_key(operand: Any) -> Any:
+def _literal_key(operand: Operand) -> str | None:
     """The part of a key that stands for a literal; 0.0 and -0.0 differ."""
     return repr(operand.val) if type(operand) is Literal else None
 
 
-def checked_results(site: Site, what: str, results: Any) -> list[Any]:
+def checked_results(site: Site, what: str, results: object) -> list[Any]:
     """The results of a rule as a list; `TypeError` if they do not fit the equation."""
     results = _as_list(site.primitive, len(site.outvars), what, results)
     wanted = f"{site.primitive.name!r} gives"
@@ -306,7 +305,7 @@ def checked_results(site: Site, what: str, results: Any) -> list[Any]:
     return results
 
 
-def _as_list(primitive: Primitive, count: int, what: str, results: Any) -> list[Any]:
+def _as_list(primitive: Primitive, count: int, what: str, results: object) -> list[Any]:
     name = primitive.name
     if not primitive.multiple_results:
         if isinstance(results, (list, tuple)):

@@ -10,10 +10,18 @@ import abc
 import dataclasses
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, dataclass_transform
+from types import NotImplementedType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, dataclass_transform
+
+import jax
 
 from .. import _compat
+from .._compat import Atom, Aval, ShapedArray
 from .pytree import PyTree, dataclass_fields
+
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
 
 
 def field(*, static: bool = False, **kwargs: Any) -> Any:
@@ -97,7 +105,7 @@ class Value(PyTree):
     adopts: ClassVar[frozenset[str]] = frozenset()
 
     # Whether fields without leaves may stay when `jax.vmap` gives the others batch axes.
-    _repeats_hollow: ClassVar[bool] = False
+    _repeats_leafless: ClassVar[bool] = False
 
     # Whether programs see its dense array anyway, so that no policy stands in the way of that.
     _is_seen_dense: ClassVar[bool] = False
@@ -129,7 +137,7 @@ class Value(PyTree):
         raise AttributeError("__jax_array__")
 
     @abc.abstractmethod
-    def aval(self) -> Any:
+    def aval(self) -> ShapedArray | jax.ShapeDtypeStruct:
         """Return the abstract array that this value stands for.
 
         It depends only on the value's structure: its metadata and the avals of its leaves.
@@ -215,7 +223,7 @@ class Value(PyTree):
         """
         return NotImplemented
 
-    def adopt(self, array: Any) -> Any:
+    def adopt(self, array: Any) -> Result:
         """Return an array beside this value, all zero, infinite or NaN, as a value.
 
         Such numbers are the same in all units, for example. It is called for an array or a
@@ -238,7 +246,7 @@ class Value(PyTree):
         """
         return NotImplemented
 
-    def settled(self) -> Any:
+    def settled(self) -> Result:
         """Return what this value is where the program ends.
 
         A type overrides it if it adopts arrays, and nothing has told since what they are.
@@ -252,7 +260,7 @@ class Value(PyTree):
         """
         return self
 
-    def stacked(self, size: int) -> Any:
+    def stacked(self, size: int) -> Result:
         """Return ``size`` values of this structure as one stacked value.
 
         It is called where a program stacks values, as a scan does with its ys.
@@ -271,7 +279,7 @@ class Value(PyTree):
         """
         return NotImplemented
 
-    def unstacked(self) -> Any:
+    def unstacked(self) -> Result:
         """Return one element along the leading axis.
 
         It is called where a program slices values, as a scan does with its xs, if each leaf
@@ -286,7 +294,7 @@ class Value(PyTree):
         """
         return NotImplemented
 
-    def sliceable(self) -> Any:
+    def sliceable(self) -> Value:
         """Return the same array with leaves that can be sliced along its first axis.
 
         It is called before `unstacked`. A type overrides it if a leaf may be shared along
@@ -390,7 +398,7 @@ class Value(PyTree):
         """
         return "all"
 
-    def dual(self) -> Any:
+    def dual(self) -> Value:
         """Return a tangent of a type that is never dense, as a cotangent, or one as a tangent.
 
         A backward rule of `jax.custom_vjp` gets cotangents of results that are values of such
@@ -430,11 +438,21 @@ class Value(PyTree):
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
-def is_value(x: Any) -> bool:
+# An operand of an equation, and its structure, which has avals in place of arrays.
+Operand: TypeAlias = Atom | Value
+Like: TypeAlias = Aval | Value
+# The results of an equation, if it was rewritten in the way at hand.
+Results: TypeAlias = Sequence[Operand] | NotImplementedType
+# What functions of users are called with, and what a method of a type returns for one array.
+ArrayOrValue: TypeAlias = jax.Array | Value
+Result: TypeAlias = ArrayOrValue | NotImplementedType
+
+
+def is_value(x: object) -> TypeIs[Value]:
     return isinstance(x, Value)
 
 
-def _short(x: Any) -> str:
+def _short(x: object) -> str:
     """Short text for an array, like ``f32[3,4]``, also within tuples; else the repr."""
     if isinstance(x, (bool, int, float, complex)):
         return repr(x)

@@ -16,8 +16,10 @@ from typing import Any
 
 from jax.tree_util import tree_leaves, tree_map
 
-from .avals import fields, full
-from .value import Value, field, is_value
+from .. import _compat
+from .._compat import ShapedArray, Tree
+from .avals import children
+from .value import ArrayOrValue, Like, Operand, Value, field, is_value
 
 
 class Zeros(Value):
@@ -38,40 +40,40 @@ class Zeros(Value):
     def dtype(self) -> Any:
         return self.of_aval.dtype
 
-    def aval(self) -> Any:
+    def aval(self) -> ShapedArray:
         return self.of_aval
 
-    def materialise(self) -> Any:
-        return full(self.of_aval, 0)
+    def materialise(self) -> ArrayOrValue:
+        return _compat.full(self.of_aval, 0)
 
-    def lift_tangent(self, tangent: Any) -> Any:
+    def lift_tangent(self, tangent: object) -> Zeros:
         return self
 
 
-def is_zeros(x: Any) -> bool:
+def is_zeros(x: object) -> bool:
     """Whether an operand is `Zeros`, or a value that has adopted them."""
     if not is_value(x) or isinstance(x, Zeros):
         return is_value(x)
-    return x.settled() is not x and all(map(is_zeros, fields(x)[0]))
+    return x.settled() is not x and all(map(is_zeros, children(x)[0]))
 
 
-def has_zeros(like: Any) -> bool:
+def has_zeros(like: Tree) -> bool:
     """Whether an operand is `Zeros`, or holds some."""
     return any(map(_is_bare, tree_leaves(like, is_leaf=_is_bare)))
 
 
-def as_arrays(like: Any) -> Any:
+def as_arrays(like: Operand | Like) -> Operand | Like:
     """An operand on avals, with the aval of an array in place of `Zeros`."""
     return tree_map(lambda x: x.aval() if _is_bare(x) else x, like, is_leaf=_is_bare)
 
 
-def _is_bare(x: Any) -> bool:
+def _is_bare(x: object) -> bool:
     return isinstance(x, Zeros)
 
 
-def can_be_zero(like: Any) -> bool:
+def can_be_zero(like: Like) -> bool:
     """Whether a value of this structure with zeros as leaves is zero everywhere."""
     if not is_value(like):
         return True
-    parts, _ = fields(like)
+    parts, _ = children(like)
     return type(like).zero_if_leaves_are and all(map(can_be_zero, parts))

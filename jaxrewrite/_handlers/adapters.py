@@ -1,18 +1,19 @@
-"""What handlers do to the results of a body: adapters of `restage`."""
+"""What handlers do to the results of a body: adapters of `rewrite_jaxpr`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import jax
 from jax import lax
 from jax.tree_util import tree_leaves, tree_map
 
-from .._core.avals import full, split_as
+from .. import _compat
 from .._core.dense import NO_RULE, Reason
 from .._core.join import Structure, coerce, filled, of_structure
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Like, Operand, is_value
 from .._core.zeros import Zeros
 
 
@@ -25,7 +26,7 @@ class Coerce(NamedTuple):
 
     ``sources`` are the structures of the results for which these were found, with `Zeros`.
     ``unread`` tells of results that hold nothing that anything reads, whether they have to be
-    computed. An adapter of `restage`.
+    computed. An adapter of `rewrite_jaxpr`.
     """
 
     sources: tuple[Structure, ...]
@@ -35,7 +36,7 @@ class Coerce(NamedTuple):
     def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
         unread = self.unread or (None,) * len(results)
         coerced = []
-        for result, own, wanted, how in zip(
+        for result, source, wanted, how in zip(
             results, self.sources, self.structures, unread, strict=True
         ):
             if wanted is None:
@@ -43,21 +44,21 @@ class Coerce(NamedTuple):
             elif how is not None:
                 coerced.append(_fill(site, result, wanted, how))
             else:
-                coerced.append(coerce(site, _as_zeros(result, own.like()), wanted))
+                coerced.append(coerce(site, _as_zeros(result, source.like()), wanted))
         return coerced
 
 
-def _as_zeros(operand: Any, like: Any) -> Any:
+def _as_zeros(operand: Operand, like: Like) -> Operand:
     """The operand, with `Zeros` where ``like``, which differs from it in these alone, has some."""
     return tree_map(
-        lambda wanted, own: wanted if isinstance(wanted, Zeros) else own,
+        lambda wanted, source: wanted if isinstance(wanted, Zeros) else source,
         like,
         operand,
         is_leaf=lambda x: isinstance(x, Zeros),
     )
 
 
-def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Any:
+def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Operand | None:
     """An operand of a structure, in place of one that nothing reads.
 
     Where that is computed, the leaves depend on what computes it, so that an error is still
@@ -69,12 +70,12 @@ def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Any
     if not is_value(like) or is_value(operand) or not operand.aval.size:
         return coerce(site, operand, structure)
     if unread == "uninitialised":
-        empty = lambda a: lax.empty(a.shape, a.dtype, out_sharding=split_as(a))
+        empty = lambda a: lax.empty(a.shape, a.dtype, out_sharding=_compat.split_as(a))
         return filled(site, structure, empty)
 
-    def leaves(array: Any) -> list[Any]:
+    def leaves(array: jax.Array) -> list[Any]:
         entry = array[(0,) * array.ndim]
-        return [full(aval, entry) for aval in structure.avals]
+        return [_compat.full(aval, entry) for aval in structure.avals]
 
     return of_structure(site, structure, site.call_on_arrays(leaves, [operand]))
 
@@ -82,7 +83,7 @@ def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Any
 class MakeDense(NamedTuple):
     """Makes those results of a body dense for which ``where`` is true.
 
-    An adapter of `restage`.
+    An adapter of `rewrite_jaxpr`.
     """
 
     where: tuple[bool, ...]
@@ -96,7 +97,7 @@ class MakeDense(NamedTuple):
 
 
 class MakeDenser(NamedTuple):
-    """Makes results denser, each as often as there are steps for it. An adapter of `restage`."""
+    """Makes results denser, each as often as there are steps for it. An adapter of `rewrite_jaxpr`."""
 
     steps: tuple[tuple[int, Reason], ...]
 

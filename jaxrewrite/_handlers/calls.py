@@ -15,11 +15,11 @@ from jax.tree_util import tree_leaves, tree_unflatten
 from .. import _compat
 from .._compat import UNSPECIFIED, Var
 from .._core.avals import avals_of
-from .._core.bodies import restage
-from .._core.builder import Restaged
+from .._core.bodies import rewrite_jaxpr
+from .._core.builder import Rewritten
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .._placement.leafwise import place_leaves, unsplit
 
 
@@ -58,22 +58,22 @@ _CALLS = {
 }
 
 
-def call_handler(site: Site, operands: list[Any]) -> Any:
+def call_handler(site: Site, operands: list[Operand]) -> Results:
     call = _CALLS[site.primitive.name]
     body = site.params[_compat.body_name(site.primitive)]
-    restaged = restage(site, body, operands)
-    if not restaged.changed and not any(map(is_value, operands)):
+    rewritten = rewrite_jaxpr(site, body, operands)
+    if not rewritten.changed and not any(map(is_value, operands)):
         if not site.is_in_rule:
             known = site.primitive, body, *avals_of(operands)
-            site.builder.rewriting.unchanged.add(known)
+            site.builder.rewriting.known_unchanged.add(known)
         return NotImplemented  # The equation stays as it is.
-    consts = site.include(restaged)
+    consts = site.take_over(rewritten)
     leaves = [*consts, *tree_leaves(operands)]
-    results = [Var(aval) for aval in restaged.jaxpr.out_avals]
-    effects = _compat.effects_on(restaged.jaxpr, leaves)
-    params = _leaf_params(site, call, len(consts), operands, restaged)
+    results = [Var(aval) for aval in rewritten.jaxpr.out_avals]
+    effects = _compat.effects_on(rewritten.jaxpr, leaves)
+    params = _leaf_params(site, call, len(consts), operands, rewritten)
     site.emit(leaves, results, params, effects)
-    return tree_unflatten(restaged.out_tree, results)
+    return tree_unflatten(rewritten.out_tree, results)
 
 
 handlers.update(dict.fromkeys(_CALLS, call_handler))
@@ -83,15 +83,17 @@ def _leaf_params(
     site: Site,
     call: _Call,
     num_consts: int,
-    operands: Sequence[Any],
-    restaged: Restaged,
+    operands: Sequence[Operand],
+    rewritten: Rewritten,
 ) -> dict[str, Any]:
     params = site.params
     body = _compat.body_name(site.primitive)
-    expanded = {body: restaged.closed if call.body_is_closed else restaged.jaxpr}
+    expanded: dict[str, Any] = {
+        body: rewritten.closed if call.body_is_closed else rewritten.jaxpr
+    }
     for names, arrays, prefix in (
         (call.of_operands, operands, num_consts),
-        (call.of_results, restaged.results(), 0),
+        (call.of_results, rewritten.results(), 0),
     ):
         for name, default in names.items():
             # A parameter that is not a tuple is for all operands or results at once.

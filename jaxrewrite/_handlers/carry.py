@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from .._analyses.written import Written
 from .._analyses.zeros import results_with_zeros, with_zeros
-from .._compat import Literal
+from .._compat import AnyJaxpr, Literal
 from .._core.avals import avals_of
-from .._core.builder import Restaged
+from .._core.builder import Rewritten
 from .._core.errors import MaterialisationError
 from .._core.join import (
     Structure,
@@ -30,19 +30,19 @@ from .._core.join import (
     with_parts_joined,
 )
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Like, Operand, is_value
 from .._core.zeros import has_zeros
 from .adapters import Coerce
 
 
 # How often a slot may change. If the joins of a type never end, for example because a rank
-# grows with each turn, fields that change become dense, and at last the slot.
+# grows with each turn, children that change become dense, and at last the slot.
 _MAX_CHANGES = 4
 
-Rewrite = Callable[[Sequence[Structure], Coerce | None], Restaged]
+Rewrite = Callable[[Sequence[Structure], Coerce | None], Rewritten]
 
 
-def body_inputs(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
+def body_inputs(jaxpr: AnyJaxpr, operands: Sequence[Operand | Like]) -> list[Any]:
     """The operands of a body: values and literals, and the avals of variables for arrays."""
     return [
         operand if is_value(operand) or type(operand) is Literal else aval
@@ -50,7 +50,7 @@ def body_inputs(jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
     ]
 
 
-class Settled(NamedTuple):
+class Solved(NamedTuple):
     """A loop's carry whose structures stay the same.
 
     ``carry`` has the operands of the first turn, not yet in these structures.
@@ -58,7 +58,7 @@ class Settled(NamedTuple):
 
     carry: list[Any]
     structures: list[Structure]
-    body: Restaged
+    body: Rewritten
 
     def start(self, site: Site) -> list[Any]:
         """The operands of the first turn, in their structures."""
@@ -70,7 +70,7 @@ class Settled(NamedTuple):
 
 def fixed_point(
     site: Site, carry: Sequence[Any], rewrite: Rewrite, has_values: bool
-) -> Settled:
+) -> Solved:
     """Find structures that a loop's carry keeps, and the body for them.
 
     Parameters
@@ -88,7 +88,7 @@ def fixed_point(
     # An operand may be such zeros itself, where a loop around this one looks for its structure.
     while any(start is not x for x, start in zip(carry, starts, strict=True)):
         try:
-            structures, body = _settled(site, starts, rewrite)
+            structures, body = _solve(site, starts, rewrite)
         except MaterialisationError:
             break  # Something has to become dense that need not if the carry starts dense.
         likes = [structure.like() for structure in structures]
@@ -97,17 +97,17 @@ def fixed_point(
             for x, start, like in zip(carry, starts, likes, strict=True)
         ]
         if all(is_kept):
-            return Settled(starts, structures, body)
+            return Solved(starts, structures, body)
         starts = [
             start if kept else x
             for x, start, kept in zip(carry, starts, is_kept, strict=True)
         ]
-    return Settled(carry, *_settled(site, carry, rewrite))
+    return Solved(carry, *_solve(site, carry, rewrite))
 
 
-def _settled(
-    site: Site, operands: Sequence[Any], rewrite: Rewrite
-) -> tuple[list[Structure], Restaged]:
+def _solve(
+    site: Site, operands: Sequence[Operand], rewrite: Rewrite
+) -> tuple[list[Structure], Rewritten]:
     initial = list(map(structure_of, operands))
     carry = list(initial)
     changes = [0] * len(carry)
@@ -115,12 +115,12 @@ def _settled(
         body = rewrite(carry, None)
         results = _results(body, carry)
         joined = [
-            own
+            before
             # What has become dense stays so.
-            if own == result or (changes[i] and not is_value(own.like()))
+            if before == result or (changes[i] and not is_value(before.like()))
             # The join must be possible for the initial operands, too.
-            else _rise(site, initial[i], own, result, changes[i])
-            for i, (own, result) in enumerate(zip(carry, results, strict=False))
+            else _rise(site, initial[i], before, result, changes[i])
+            for i, (before, result) in enumerate(zip(carry, results, strict=False))
         ]
         if joined == carry:
             break
@@ -136,7 +136,7 @@ def _settled(
     return carry, body
 
 
-def _start(site: Site, operand: Any) -> Any:
+def _start(site: Site, operand: Operand) -> Operand:
     """The operand of the first turn, with `KnownZeros`.
 
     Vectors are left alone: values with structure have two axes or more.
@@ -145,34 +145,34 @@ def _start(site: Site, operand: Any) -> Any:
     return operand if aval.ndim < 2 else with_zeros(site.builder.analysis(Written), operand)
 
 
-def _results(body: Restaged, carry: Sequence[Structure]) -> list[Structure]:
+def _results(body: Rewritten, carry: Sequence[Structure]) -> list[Structure]:
     """The structures of the results, with `KnownZeros` where the carry has a value otherwise."""
     results = list(map(structure_of, body.results()))
     pairs = list(zip(carry, results, strict=False))
-    differ = [own != result and is_value(own.like()) for own, result in pairs]
+    differ = [before != result and is_value(before.like()) for before, result in pairs]
     if any(differ):
-        found = results_with_zeros(body)
+        zeros = results_with_zeros(body)
         for i, differs in enumerate(differ):
-            results[i] = structure_of(found[i]) if differs else results[i]
+            results[i] = structure_of(zeros[i]) if differs else results[i]
     return results
 
 
 def _rise(
     site: Site,
     initial: Structure,
-    own: Structure,
+    before: Structure,
     result: Structure,
     changes: int,
 ) -> Structure:
-    joining = join if changes < _MAX_CHANGES else _join_of_dense_fields
-    joined = joining(site, own, result)
-    return joined if fits(site, initial, joined) else dense_structure(own)
+    joining = join if changes < _MAX_CHANGES else _join_of_dense_children
+    joined = joining(site, before, result)
+    return joined if fits(site, initial, joined) else dense_structure(before)
 
 
-def _join_of_dense_fields(site: Site, a: Structure, b: Structure) -> Structure:
+def _join_of_dense_children(site: Site, a: Structure, b: Structure) -> Structure:
     """A structure for operands of either, in which no type's `Value.join` has a part.
 
-    Fields that differ are dense, or hold dense fields, so that units or tags around them stay.
+    Children that differ are dense, or hold dense children, so that units or tags around them stay.
     """
     x, y = a.like(), b.like()
     if a == b or not (is_value(x) or is_value(y)):
@@ -180,5 +180,5 @@ def _join_of_dense_fields(site: Site, a: Structure, b: Structure) -> Structure:
     parts_of = common_parts(x, y)
     if parts_of is None:
         return dense_structure(a)
-    each = lambda own, other: _join_of_dense_fields(site, own, other)
+    each = lambda x, y: _join_of_dense_children(site, x, y)
     return structure_of(with_parts_joined(x, y, parts_of, each))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 from jax import lax
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
@@ -19,13 +20,13 @@ from .._analyses.growing import Producers
 from .._analyses.written import Written
 from .._analyses.zeros import together
 from .._core.join import coerce
-from .._core.rewrite import keepers
+from .._core.rewrite import leafwise_handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .stacking import elements_like, in_slices, on_vars
 
 
-def choose(site: Site, operands: Sequence[Any]) -> Any:
+def choose(site: Site, operands: Sequence[Operand]) -> Results:
     which, *cases = operands
     if is_value(which):
         return NotImplemented
@@ -44,36 +45,36 @@ def choose(site: Site, operands: Sequence[Any]) -> Any:
     cases = alike
     leaves, *others = map(tree_leaves, cases)
     # What all have in common, such as integers without a derivative, needs no choice.
-    differing = [i for i, x in enumerate(leaves) if any(own[i] is not x for own in others)]
+    differing = [i for i, x in enumerate(leaves) if any(of[i] is not x for of in others)]
     count = len(differing)
 
-    def leaf_by_leaf(row: Any, *leaves: Any) -> list[Any]:
+    def leaf_by_leaf(row: jax.Array, *leaves: jax.Array) -> list[Any]:
         chosen = []
         for k in range(count):
-            own = leaves[k::count]
-            along = lax.broadcast_in_dim(row, own[0].shape, range(depth))
-            chosen.append(lax.select_n(along, *own))
+            choices = leaves[k::count]
+            along = lax.broadcast_in_dim(row, choices[0].shape, range(depth))
+            chosen.append(lax.select_n(along, *choices))
         return chosen
 
-    taken = [own[i] for own in (leaves, *others) for i in differing]
-    chosen = site.call_on_arrays(leaf_by_leaf, [row, *taken])
+    choices = [of[i] for of in (leaves, *others) for i in differing]
+    chosen = site.call_on_arrays(leaf_by_leaf, [row, *choices])
     for i, leaf in zip(differing, chosen, strict=True):
         leaves[i] = leaf
     return [tree_unflatten(tree_structure(cases[0]), leaves)]
 
 
-keepers["select_n"] = choose
+leafwise_handlers["select_n"] = choose
 
 
-def _alike(site: Site, cases: Sequence[Any], depth: int) -> Any:
+def _alike(site: Site, cases: Sequence[Any], depth: int) -> list[Any] | None:
     """The cases in the structure that all can have, as the results of branches.
 
     ``None`` if it is dense, or if its leaves can't be chosen for an element of a batch.
     """
-    found = together(site, cases)
-    if found is None:
+    joined = together(site, cases)
+    if joined is None:
         return None
-    cases, structure = found
+    cases, structure = joined
     if depth:
         slices = in_slices(site.scratch(), on_vars(structure.like()))
         if not elements_like(site, slices, depth):

@@ -13,14 +13,14 @@ from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
 from .._core.avals import aval_of
-from .._core.rewrite import keepers
+from .._core.rewrite import leafwise_handlers
 from .._core.site import Site
-from .._core.value import Value
+from .._core.value import Operand, Results, Value
 from .._placement.leafwise import specs_of_leaves
 from .stacking import stacked
 
 
-def all_gather(site: Site, operands: Sequence[Any]) -> Any:
+def all_gather(site: Site, operands: Sequence[Any]) -> Results:
     """Gather the values of all devices: as parts of one, or stacked along a new axis."""
     (value,) = operands
     if site.params["tiled"]:
@@ -30,7 +30,7 @@ def all_gather(site: Site, operands: Sequence[Any]) -> Any:
     return NotImplemented
 
 
-def _gathered_parts(site: Site, value: Value) -> Any:
+def _gathered_parts(site: Site, value: Value) -> Results:
     """Gather each leaf along the axis along which `Value.leaf_specs` splits it."""
     axes = _gathered_axes(value, site)
     if axes is None:
@@ -40,10 +40,10 @@ def _gathered_parts(site: Site, value: Value) -> Any:
     for leaf, axis in zip(leaves, axes, strict=True):
         one = site.with_params(all_gather_dimension=axis)
         results += [leaf] if axis is None else one.map_leaves([leaf])
-    whole = tree_unflatten(treedef, results)
+    gathered = tree_unflatten(treedef, results)
     # The metadata may contain the shape of a part.
-    fits = _compat.same_array_type(aval_of(whole), site.outvars[0].aval)
-    return [whole] if fits else NotImplemented
+    fits = _compat.same_array_type(aval_of(gathered), site.outvars[0].aval)
+    return [gathered] if fits else NotImplemented
 
 
 def _gathered_stack(site: Site, value: Value) -> list[Any]:
@@ -52,15 +52,15 @@ def _gathered_stack(site: Site, value: Value) -> list[Any]:
     leaves, treedef = tree_flatten(value)
     varies = _varies(leaves, _names(site))
 
-    def repeat(leaf: Any) -> list[Any]:
+    def repeat(leaf: jax.Array) -> list[Any]:
         return [jnp.broadcast_to(leaf, (size, *leaf.shape))]
 
     stack = []
     for leaf, does_vary in zip(leaves, varies, strict=True):
         is_same = any(varies) and not does_vary
         stack += site.call_on_arrays(repeat, [leaf]) if is_same else site.map_leaves([leaf])
-    whole = tree_unflatten(treedef, stack)
-    return [stacked(site, whole, size, site.outvars[0].aval)]
+    gathered = tree_unflatten(treedef, stack)
+    return [stacked(site, gathered, size, site.outvars[0].aval)]
 
 
 def _names(site: Site) -> tuple[Any, ...]:
@@ -78,7 +78,7 @@ def _gathered_axes(value: Value, site: Site) -> list[int | None] | None:
     specs = specs_of_leaves(likes, spec)
     if specs is None:
         return None
-    axes = [tuple(own).index(name) if name in own else None for own in specs]
+    axes = [tuple(names).index(name) if name in names else None for names in specs]
     varies = _varies(tree_leaves(value), names)
     # If JAX does not know over which axes arrays vary, no leaf is known to be the same.
     for axis, does_vary in zip(axes, varies, strict=True):
@@ -87,7 +87,7 @@ def _gathered_axes(value: Value, site: Site) -> list[int | None] | None:
     return axes
 
 
-def ppermute(site: Site, operands: Sequence[Any]) -> Any:
+def ppermute(site: Site, operands: Sequence[Operand]) -> Results:
     """Send each leaf where the array goes, if every device receives one.
 
     A device that receives nothing has zeros. A value with zeros as leaves may not be zero.
@@ -114,4 +114,4 @@ def _varies(leaves: Sequence[Any], names: Sequence[Any]) -> list[bool]:
     return [not _compat.varying_axes(x.aval).isdisjoint(names) for x in leaves]
 
 
-keepers.update(all_gather=all_gather, ppermute=ppermute)
+leafwise_handlers.update(all_gather=all_gather, ppermute=ppermute)

@@ -8,6 +8,7 @@ others have. Zeros that a branch makes take it, too, if it has zeros.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,14 +17,14 @@ from jax.tree_util import tree_leaves, tree_unflatten
 from .. import _compat
 from .._analyses.written import UNKNOWN, Kind, results_of
 from .._analyses.zeros import results_with_zeros
-from .._compat import Var
-from .._core.bodies import restage
-from .._core.builder import Restaged
+from .._compat import AnyJaxpr, Var
+from .._core.bodies import rewrite_jaxpr
+from .._core.builder import Rewritten
 from .._core.dense import Reason
 from .._core.join import Structure, join_all, structure_of
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .._core.zeros import has_zeros
 from .adapters import Coerce, Unread
 
@@ -34,7 +35,7 @@ _CHOOSES = Reason(
 )
 
 
-def cond_handler(site: Site, operands: list[Any]) -> Any:
+def cond_handler(site: Site, operands: list[Operand]) -> Results:
     has_values = any(map(is_value, operands))
     # The index of the branch must be an array.
     index = operands[0]
@@ -43,24 +44,24 @@ def cond_handler(site: Site, operands: list[Any]) -> Any:
     operands = operands[1:]
 
     closed = site.params["branches"]
-    branches = [restage(site, branch, operands) for branch in closed]
+    branches = [rewrite_jaxpr(site, branch, operands) for branch in closed]
     unread = [_unread(branch) for branch in closed]
     sources, joined = _joined(site, branches, unread)
-    if any(own != joined for own in sources):
+    if any(source != joined for source in sources):
         _record_joins(site, sources, joined)
         branches = [
-            restage(
+            rewrite_jaxpr(
                 site,
                 branch,
                 operands,
-                leaving=Coerce(tuple(own), tuple(joined), tuple(why)),
+                leaving=Coerce(tuple(source), tuple(joined), tuple(why)),
             )
-            for branch, own, why in zip(closed, sources, unread, strict=True)
+            for branch, source, why in zip(closed, sources, unread, strict=True)
         ]
     if not has_values and not any(branch.changed for branch in branches):
         return NotImplemented  # The equation stays as it is.
-    consts = [site.include(branch) for branch in branches]
-    leaves = [*(var for own in consts for var in own), *tree_leaves(operands)]
+    consts = [site.take_over(branch) for branch in branches]
+    leaves = [*itertools.chain(*consts), *tree_leaves(operands)]
     params = {**site.params, "branches": _with_all_constants(branches, consts)}
     outvars = [Var(aval) for aval in branches[0].jaxpr.out_avals]
     effects: set[Any] = set()
@@ -76,36 +77,36 @@ handlers["cond"] = cond_handler
 
 def _joined(
     site: Site,
-    branches: Sequence[Restaged],
+    branches: Sequence[Rewritten],
     unread: Sequence[Sequence[Unread | None]],
 ) -> tuple[list[list[Structure]], list[Structure]]:
     """The structures of the results in each branch, and the structures that all can have."""
     sources = [list(map(structure_of, branch.results())) for branch in branches]
-    differing = [k for k, own in enumerate(zip(*sources, strict=True)) if _differ(own)]
+    differing = [k for k, slot in enumerate(zip(*sources, strict=True)) if _differ(slot)]
     with_zeros = [results_with_zeros(branch) for branch in branches] if differing else []
 
     def joined_at(k: int) -> Structure:
-        own = [(x[k], why[k]) for x, why in zip(sources, unread, strict=True)]
-        read = [structure for structure, why in own if why is None]
-        return join_all(site, read or [structure for structure, _ in own])
+        slot = [(x[k], why[k]) for x, why in zip(sources, unread, strict=True)]
+        read = [structure for structure, why in slot if why is None]
+        return join_all(site, read or [structure for structure, _ in slot])
 
     for k in differing:
-        plain = [own[k] for own in sources]
-        for own, results in zip(sources, with_zeros, strict=True):
-            own[k] = structure_of(results[k])
+        plain = [source[k] for source in sources]
+        for source, results in zip(sources, with_zeros, strict=True):
+            source[k] = structure_of(results[k])
         if has_zeros(joined_at(k).like()):
-            for own, before in zip(sources, plain, strict=True):
-                own[k] = before
+            for source, before in zip(sources, plain, strict=True):
+                source[k] = before
     return sources, list(map(joined_at, range(len(sources[0]))))
 
 
 def _differ(structures: Sequence[Structure]) -> bool:
     """Whether results differ, and one is a value."""
-    is_one = any(is_value(own.like()) for own in structures)
-    return is_one and any(own != structures[0] for own in structures)
+    is_one = any(is_value(structure.like()) for structure in structures)
+    return is_one and any(structure != structures[0] for structure in structures)
 
 
-def _unread(branch: Any) -> list[Unread | None]:
+def _unread(branch: AnyJaxpr) -> list[Unread | None]:
     """For each result of a branch, why nothing reads it; ``None`` if something does."""
     jaxpr, consts = _compat.open_jaxpr(branch)
     operands = len(jaxpr.invars) - len(consts)
@@ -122,28 +123,28 @@ def _record_joins(
     if site.builder.recorder is None:
         return
     for branch, results in enumerate(structures):
-        for i, (own, after) in enumerate(zip(results, joined, strict=True)):
-            if own != after:
+        for i, (before, after) in enumerate(zip(results, joined, strict=True)):
+            if before != after:
                 slot = f"result {i} of branch {branch}"
-                site.builder.recorder.joined(slot, own.like(), after.like())
+                site.builder.recorder.joined(slot, before.like(), after.like())
 
 
 def _with_all_constants(
-    branches: Sequence[Restaged], consts: Sequence[Sequence[Any]]
+    branches: Sequence[Rewritten], consts: Sequence[Sequence[Any]]
 ) -> tuple[Any, ...]:
     """The branches, all with the constants of all branches as operands, in one order."""
     if not any(consts):
         return tuple(branch.closed for branch in branches)
     padded = []
     for i, branch in enumerate(branches):
-        own = branch.jaxpr.invars
+        old = branch.jaxpr.invars
         invars = [
             var
             for j, others in enumerate(consts)
-            for var in (own[: len(others)] if i == j else [Var(o.aval) for o in others])
+            for var in (old[: len(others)] if i == j else [Var(o.aval) for o in others])
         ]
         jaxpr = _compat.new_jaxpr(
-            [*invars, *own[len(consts[i]) :]],
+            [*invars, *old[len(consts[i]) :]],
             branch.jaxpr.outvars,
             branch.jaxpr.eqns,
             branch.jaxpr.debug_info,

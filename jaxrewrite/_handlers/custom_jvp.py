@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -16,25 +16,25 @@ from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
-from .._core.builder import Restaged
+from .._core.builder import Rewritten
 from .._core.rewrite import handlers
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import ArrayOrValue, Operand, Results, is_value
 from .._staging.closures import resolve
 from .._staging.materialise import materialise
 from .._staging.program import function_of, run_on_values
 from .adapters import MakeDense
 from .derivatives import (
-    add_call,
     bring_primals,
+    call_function,
     chunks,
     has_array_tangents,
     ignores_custom_rules,
     is_array,
     lift,
     noting,
-    restage_call,
+    rewrite_call,
     tangent_of,
     targets,
     zero_tangent,
@@ -52,30 +52,32 @@ from .tangent_spaces import (
 )
 
 
-def custom_jvp_handler(site: Site, operands: list[Any]) -> Any:
+def custom_jvp_handler(site: Site, operands: list[Operand]) -> Results:
     within = functools.partial(_within, site, operands)
-    rewritten = restage_call(site, operands, within)
-    restaged, refused = rewritten
-    if not restaged.changed and not any(map(is_value, operands)):
+    function = rewrite_call(site, operands, within)
+    rewritten, refused = function
+    if not rewritten.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
-    num_consts = len(restaged.consts)
+    num_consts = len(rewritten.consts)
     symbolic = site.params["symbolic_zeros"]
     settings = site.settings
     in_tree = tree_structure(operands)
-    call = function_of(restaged, site.params["call_jaxpr"])
+    call = function_of(rewritten, site.params["call_jaxpr"])
     if ignores_custom_rules(operands):
-        return add_call(site, call, restaged, operands)
-    structures = targets(restaged)
+        return call_function(site, call, rewritten, operands)
+    structures = targets(rewritten)
 
-    def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> Any:
+    def rule(
+        primals: Sequence[Any], tangents: Sequence[Any]
+    ) -> tuple[list[Any], list[Any]]:
         operands = tree_unflatten(in_tree, primals[num_consts:])
 
         def recompute() -> list[Any]:
-            return tree_unflatten(restaged.out_tree, call(*primals))
+            return tree_unflatten(rewritten.out_tree, call(*primals))
 
         with noting(site, operands):
             if refused and not _are_zero(tangents):
-                raise rewritten.refusal(site, min(refused))
+                raise function.refusal(site, min(refused))
             results, result_tangents = _apply_rule(
                 site, operands, tangents[num_consts:], settings, structures, recompute
             )
@@ -89,7 +91,7 @@ def custom_jvp_handler(site: Site, operands: list[Any]) -> Any:
     # Symbolic zeros show which values need no tangent.
     fn.defjvp(rule, symbolic_zeros=True)
     known = of_moving_leaves(fn, operands, settings) if symbolic else fn
-    return add_call(site, known, restaged, operands)
+    return call_function(site, known, rewritten, operands)
 
 
 handlers["custom_jvp_call"] = custom_jvp_handler
@@ -101,14 +103,14 @@ def _apply_rule(
     leaf_tangents: Sequence[Any],
     settings: Settings,
     structures: Sequence[Any],
-    recompute: Any,
+    recompute: Callable[[], list[Any]],
 ) -> tuple[list[Any], list[Any]]:
     """Run the user's rule on values; returns results, and tangents of their arrays."""
     params = site.params
     symbolic = params["symbolic_zeros"]
     tangents = [
-        tangent_of(operand, own, symbolic, settings)
-        for operand, own in zip(operands, chunks(leaf_tangents, operands), strict=True)
+        tangent_of(operand, chunk, symbolic, settings)
+        for operand, chunk in zip(operands, chunks(leaf_tangents, operands), strict=True)
     ][params["num_consts"] :]
     is_zero = [type(t) is SymbolicZero for t in tangents]
     with use_settings(settings.of_traced()):
@@ -140,7 +142,7 @@ def _are_zero(leaf_tangents: Sequence[Any]) -> bool:
 
 
 def _leaf_tangents(
-    result: Any, tangent: Any, symbolic: bool, settings: Settings
+    result: ArrayOrValue, tangent: ArrayOrValue | None, symbolic: bool, settings: Settings
 ) -> list[Any]:
     if tangent is None:
         return [zero_tangent(leaf, symbolic) for leaf in tree_leaves(result)]
@@ -156,15 +158,15 @@ _MANY = 4
 
 def _within(
     site: Site,
-    operands: Sequence[Any],
-    restaged: Restaged,
+    operands: Sequence[Operand],
+    rewritten: Rewritten,
     confined: Sequence[int],
     settings: Settings,
     trial: Settings,
 ) -> set[int]:
     """The results whose tangents the rule keeps within their tangent spaces."""
     ins = of_operands(operands, settings)
-    outs = of_results(restaged, confined, settings)
+    outs = of_results(rewritten, confined, settings)
     kept = {*confined}
     for is_zero in _zero_tangents(site, ins):
         kept &= _kept(site, operands, is_zero, ins, outs, settings, trial)
@@ -186,7 +188,7 @@ def _zero_tangents(site: Site, ins: Sequence[Tangents]) -> Iterator[tuple[bool, 
 
 def _kept(
     site: Site,
-    operands: Sequence[Any],
+    operands: Sequence[Operand],
     is_zero: Sequence[bool],
     ins: Sequence[Tangents],
     outs: dict[int, Space],
@@ -199,7 +201,7 @@ def _kept(
     first = site.params["num_consts"]
     given = [i for i, zero in enumerate(is_zero, first) if not zero]
     primals = [*map(fixed, consts), *of_primals(operands)[first:]]
-    found = dependences(
+    facts = dependences(
         jaxpr,
         [
             *[FIXED] * len(consts),
@@ -211,7 +213,7 @@ def _kept(
     tried = [
         (place, i)
         for place, i in enumerate(nonzero, len(zero_results))
-        if i in outs and not outs[i].holds_multiples(found[place], ins)
+        if i in outs and not outs[i].holds_multiples(facts[place], ins)
     ]
     if not tried:
         return {*outs}

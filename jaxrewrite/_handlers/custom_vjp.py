@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,20 +17,20 @@ from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
-from .._compat import Literal
+from .._compat import Jaxpr, Literal, Tree
 from .._core.avals import avals_of
-from .._core.builder import Restaged
+from .._core.builder import Rewritten
 from .._core.rewrite import handlers
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .._staging.closures import resolve
 from .._staging.program import function_of, run_on_values
 from .adapters import MakeDense
 from .derivatives import (
-    add_call,
     adopted_zero,
     bring_primals,
+    call_function,
     chunks,
     cotangent_of,
     ignores_custom_rules,
@@ -38,7 +39,7 @@ from .derivatives import (
     is_inexact,
     noting,
     pull_back,
-    restage_call,
+    rewrite_call,
     targets,
 )
 from .entrywise import FIXED, Kind, beside, dependences, source
@@ -54,26 +55,26 @@ from .tangent_spaces import (
 )
 
 
-def custom_vjp_handler(site: Site, operands: list[Any]) -> Any:
+def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
     within = functools.partial(_within, site, operands)
-    rewritten = restage_call(site, operands, within)
-    restaged, refused = rewritten
-    if not restaged.changed and not any(map(is_value, operands)):
+    function = rewrite_call(site, operands, within)
+    rewritten, refused = function
+    if not rewritten.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
-    num_hoisted, num_consts = len(restaged.consts), site.params["num_consts"]
+    num_hoisted, num_consts = len(rewritten.consts), site.params["num_consts"]
     symbolic = site.params["symbolic_zeros"]
     settings = site.settings
     in_tree = tree_structure(operands)
-    call = function_of(restaged, site.params["call_jaxpr"])
+    call = function_of(rewritten, site.params["call_jaxpr"])
     if ignores_custom_rules(operands):
-        return add_call(site, call, restaged, operands)
-    structures = targets(restaged)
+        return call_function(site, call, rewritten, operands)
+    structures = targets(rewritten)
 
-    def forward(*args: Any) -> Any:
+    def forward(*args: Tree) -> Any:
         leaves = [arg.value for arg in args]
         operands = tree_unflatten(in_tree, leaves[num_hoisted:])
         of_operands = chunks([arg.perturbed for arg in args[num_hoisted:]], operands)
-        perturbed = [any(own) for own in of_operands]
+        perturbed = [any(flags) for flags in of_operands]
         # A rule without symbolic zeros assumes that all operands are perturbed.
         nonzero = [not symbolic or is_perturbed for is_perturbed in perturbed]
         with noting(site, operands):
@@ -82,7 +83,7 @@ def custom_vjp_handler(site: Site, operands: list[Any]) -> Any:
             )
 
         def recompute() -> list[Any]:
-            return tree_unflatten(restaged.out_tree, call(*leaves))
+            return tree_unflatten(rewritten.out_tree, call(*leaves))
 
         results = bring_primals(primals, structures, recompute)
         saved = residuals, _values(operands), _values(results), _Flags(tuple(perturbed))
@@ -91,14 +92,14 @@ def custom_vjp_handler(site: Site, operands: list[Any]) -> Any:
     def backward(saved: Any, leaf_cotangents: Sequence[Any]) -> Any:
         residuals, ins, outs, perturbed = saved
         ins, outs = _with_arrays(ins, site.eqn.invars), _with_arrays(outs, site.outvars)
-        own_cotangents = chunks(leaf_cotangents, outs)
+        cotangents_of_leaves = chunks(leaf_cotangents, outs)
         with noting(site, ins):
             for i in refused:
-                if not all(type(ct) is SymbolicZero for ct in own_cotangents[i]):
-                    raise rewritten.refusal(site, i)
+                if not all(type(ct) is SymbolicZero for ct in cotangents_of_leaves[i]):
+                    raise function.refusal(site, i)
             cotangents = [
-                cotangent_of(out, own, settings)
-                for out, own in zip(outs, own_cotangents, strict=True)
+                cotangent_of(out, chunk, settings)
+                for out, chunk in zip(outs, cotangents_of_leaves, strict=True)
             ]
             if not symbolic:
                 cotangents = list(map(adopted_zero, cotangents, outs))
@@ -111,7 +112,7 @@ def custom_vjp_handler(site: Site, operands: list[Any]) -> Any:
                     ins, pulled, perturbed.flags, strict=True
                 )
             ]
-        return (*[None] * num_hoisted, *(ct for own in of_leaves for ct in own))
+        return (*[None] * num_hoisted, *itertools.chain(*of_leaves))
 
     fn = jax.custom_vjp(call)
     # Symbolic zeros show which values need no cotangent.
@@ -119,13 +120,13 @@ def custom_vjp_handler(site: Site, operands: list[Any]) -> Any:
 
     on_moving = of_moving_leaves(fn, operands, settings)
 
-    def without_tangents_of_integers(*leaves: Any) -> list[Any]:
+    def without_tangents_of_integers(*leaves: jax.Array) -> list[Any]:
         # JAX gives integer results of such a function tangents. Not all primitives take these.
         return [
             x if is_inexact(x) else jax.lax.stop_gradient(x) for x in on_moving(*leaves)
         ]
 
-    return add_call(site, without_tangents_of_integers, restaged, operands)
+    return call_function(site, without_tangents_of_integers, rewritten, operands)
 
 
 handlers["custom_vjp_call"] = custom_vjp_handler
@@ -139,7 +140,7 @@ class _Flags:
     flags: tuple[bool, ...]
 
 
-def _values(operands: Sequence[Any]) -> list[Any]:
+def _values(operands: Sequence[Operand]) -> list[Any]:
     """The operands that the backward pass needs: those that are values."""
     return [x if is_value(x) else None for x in operands]
 
@@ -153,7 +154,7 @@ def _with_arrays(values: Sequence[Any], atoms: Sequence[Any]) -> list[Any]:
 
 def _apply_forward(
     site: Site,
-    operands: Sequence[Any],
+    operands: Sequence[Operand],
     nonzero: Sequence[bool],
     settings: Settings,
     structures: Sequence[Any],
@@ -191,7 +192,9 @@ def _apply_backward(
     """
     bwd = site.params["bwd"]
     operands = [*residuals, *cotangents]
-    if not any(map(is_value, operands)) and not settings.rules.matter_to_arrays():
+    if not any(map(is_value, operands)) and not (
+        settings.rules.dense_primitives() or settings.rules.passes()
+    ):
         with use_settings(settings):
             return _compat.call_backward(bwd, operands)
     # Flags among the residuals and symbolic zeros must stay known.
@@ -199,7 +202,7 @@ def _apply_backward(
     traced = [x for x, t in zip(operands, is_traced, strict=True) if t]
     there: list[bool] = []
 
-    def flat(*tracers: Any) -> list[Any]:
+    def flat(*tracers: jax.Array) -> list[Any]:
         rest = iter(tracers)
         filled = [next(rest) if t else x for x, t in zip(operands, is_traced, strict=True)]
         returned = _compat.call_backward(bwd, filled)
@@ -218,8 +221,8 @@ def _apply_backward(
 
 def _within(
     site: Site,
-    operands: Sequence[Any],
-    restaged: Restaged,
+    operands: Sequence[Operand],
+    rewritten: Rewritten,
     confined: Sequence[int],
     settings: Settings,
     trial: Settings,
@@ -231,7 +234,7 @@ def _within(
     linear, and its transpose, which is itself, to give a value of the result's structure.
     """
     ins = of_operands(operands, settings)
-    outs = of_results(restaged, confined, settings)
+    outs = of_results(rewritten, confined, settings)
     rule = _joint_rule(site, ins, settings)
     kept = {*confined}
     while True:
@@ -248,7 +251,7 @@ class _JointRule(NamedTuple):
     inexact. It returns cotangents of the ``operands``. Both are given by position.
     """
 
-    jaxpr: Any
+    jaxpr: Jaxpr
     consts: Sequence[Any]
     results: Sequence[int]
     operands: Sequence[int]
@@ -266,7 +269,7 @@ def _joint_rule(site: Site, ins: Sequence[Tangents], settings: Settings) -> _Joi
     primals = [atom.aval for atom in site.eqn.invars[num_consts:]]
     returned: list[Any] = []
 
-    def joint(*args: Any) -> list[Any]:
+    def joint(*args: jax.Array) -> list[Any]:
         operands, rest = args[: len(primals)], iter(args[len(primals) :])
         zeros = (SymbolicZero(aval.to_tangent_aval()) for aval in avals)
         cotangents = [
@@ -310,7 +313,7 @@ def _residuals(
 def _lost(
     rule: _JointRule,
     site: Site,
-    operands: Sequence[Any],
+    operands: Sequence[Operand],
     ins: Sequence[Tangents],
     outs: dict[int, Space],
     trial: Settings,
@@ -318,7 +321,7 @@ def _lost(
     """Some of the results that cannot remain values; none if all can."""
     first = site.params["num_consts"]
     primals = [*map(fixed, rule.consts), *of_primals(operands)[first:]]
-    found = dependences(
+    facts = dependences(
         rule.jaxpr,
         [
             *[FIXED] * len(rule.consts),
@@ -329,7 +332,7 @@ def _lost(
     result_avals = avals_of([site.outvars[i] for i in rule.results])
     operand_avals = avals_of(site.eqn.invars)
     lost: set[int] = set()
-    for place, (i, ct) in enumerate(zip(rule.operands, found, strict=True)):
+    for place, (i, ct) in enumerate(zip(rule.operands, facts, strict=True)):
         if not any(ins[i].moving):
             continue
         space = ins[i].space

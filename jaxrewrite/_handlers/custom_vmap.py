@@ -8,36 +8,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from .. import _compat
 from .._batched import Batched
-from .._core.avals import avals_of, layer
-from .._core.bodies import restage
+from .._compat import Tree
+from .._core.avals import avals_of, rule_children
+from .._core.bodies import rewrite_jaxpr
 from .._core.rewrite import handlers
 from .._core.settings import use_settings
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, Value, is_value
 from .._staging.materialise import materialise
 from .._staging.program import function_of
 from .._staging.transform import transform
 from .adapters import MakeDense
 
 
-def custom_vmap_handler(site: Site, operands: list[Any]) -> Any:
+def custom_vmap_handler(site: Site, operands: list[Operand]) -> Results:
     params = site.params
     dense = MakeDense((True,) * len(site.outvars))
-    restaged = restage(site, params["call"], operands, leaving=dense)
-    if not restaged.changed and not any(map(is_value, operands)):
+    rewritten = rewrite_jaxpr(site, params["call"], operands, leaving=dense)
+    if not rewritten.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
-    num_hoisted = len(restaged.consts)
+    num_hoisted = len(rewritten.consts)
     settings = site.settings
     in_tree = tree_structure(operands)
-    call = function_of(restaged, params["call"])
+    call = function_of(rewritten, params["call"])
 
-    def rule(axis_size: int, in_batched: Sequence[bool], *leaves: Any) -> Any:
+    def rule(axis_size: int, in_batched: Sequence[bool], *leaves: jax.Array) -> Any:
         arrays = tree_unflatten(in_tree, leaves[num_hoisted:])
         flags = tree_unflatten(in_tree, in_batched[num_hoisted:])
         batched = [any(tree_leaves(flag)) for flag in flags]
@@ -47,7 +49,7 @@ def custom_vmap_handler(site: Site, operands: list[Any]) -> Any:
         ]
         all_batched = tree_unflatten(params["in_tree"], batched)
 
-        def user_rule(*flat: Any) -> Any:
+        def user_rule(*flat: jax.Array) -> Any:
             args = tree_unflatten(params["in_tree"], flat)
             return params["rule"](axis_size, list(all_batched), *args)
 
@@ -64,23 +66,23 @@ def custom_vmap_handler(site: Site, operands: list[Any]) -> Any:
 
     fn = custom_vmap(call)
     fn.def_vmap(rule)
-    leaves = [*site.include(restaged), *tree_leaves(operands)]
+    leaves = [*site.take_over(rewritten), *tree_leaves(operands)]
     return site.call_on_arrays(fn, leaves)
 
 
 handlers["custom_vmap_call"] = custom_vmap_handler
 
 
-def _stacked(value: Any, is_batched: Any, length: int) -> Any:
+def _stacked(value: Value, is_batched: Tree, length: int) -> Any:
     """A value with some batched leaves, as a value with a batch axis on all leaves."""
 
-    def whole(leaf: Any, batched: bool) -> Any:
+    def batch(leaf: jax.Array, batched: bool) -> jax.Array:
         return leaf if batched else jnp.broadcast_to(leaf, (length, *jnp.shape(leaf)))
 
-    stack = tree_map(whole, value, is_batched)
+    stack = tree_map(batch, value, is_batched)
     batched = Batched(stack, length)
-    if any(map(is_value, layer(value)[0])):
-        return batched  # The type's hook would see fields that are already stacked.
+    if any(map(is_value, rule_children(value)[0])):
+        return batched  # The type's hook would see children that are already stacked.
     by_type = stack.stacked(length)
     is_stack = by_type is not NotImplemented and _compat.same_array_type(
         *avals_of([by_type, batched])

@@ -11,13 +11,14 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import (
+    PyTreeDef,
     tree_flatten,
     tree_leaves,
     tree_map,
@@ -28,10 +29,11 @@ from jax.tree_util import (
 from .. import _compat
 from .._analyses.same import same
 from .._batched import Batched
+from .._compat import Tree
 from .._core import avals
-from .._core.avals import aval_of, avals_of, dense_aval, layer, mismatch
-from .._core.bodies import restage
-from .._core.builder import Restaged
+from .._core.avals import aval_of, avals_of, dense_aval, mismatch, rule_children
+from .._core.bodies import rewrite_jaxpr
+from .._core.builder import Rewritten
 from .._core.dense import Reason, policy_on
 from .._core.errors import MaterialisationError, add_note
 from .._core.join import Structure, join_all, structure_of
@@ -39,15 +41,19 @@ from .._core.rewrite import Rewriter
 from .._core.settings import Settings, use_settings
 from .._core.site import Site, describe
 from .._core.traces import Rewriting
-from .._core.value import Value, is_value
+from .._core.value import ArrayOrValue, Operand, Value, is_value
 from .._staging.materialise import materialise
 from .._staging.program import run_on_values
 from .._staging.transform import transform
 from .adapters import Coerce, MakeDenser
 
 
+# A tangent or a cotangent of an array.
+Tangent: TypeAlias = ArrayOrValue | SymbolicZero
+
+
 @contextlib.contextmanager
-def noting(site: Site, operands: Sequence[Any]) -> Iterator[None]:
+def noting(site: Site, operands: Sequence[Operand]) -> Iterator[None]:
     """Add the equation to errors of a rule, which JAX calls long after it was rewritten."""
     try:
         yield
@@ -78,12 +84,12 @@ class Call(NamedTuple):
     the rule may give, because nothing may become dense.
     """
 
-    restaged: Restaged
+    rewritten: Rewritten
     refused: frozenset[int]
 
     def refusal(self, site: Site, i: int) -> MaterialisationError:
         """The error if a derivative reaches such a result."""
-        cls = type(self.restaged.results()[i])
+        cls = type(self.rewritten.results()[i])
         error = _NOT_WITHIN.refusal(site.primitive, cls)
         return MaterialisationError(
             f"{error} {_NOT_WITHIN.remedy}, or make the operand dense before the call "
@@ -93,31 +99,31 @@ class Call(NamedTuple):
 
 # Of some results whose leaves cannot make any tangent, those that the rule keeps within what
 # they can make.
-Within = Callable[[Restaged, Sequence[int], Settings, Settings], Collection[int]]
+Within = Callable[[Rewritten, Sequence[int], Settings, Settings], Collection[int]]
 
 
-def restage_call(site: Site, operands: Sequence[Any], within: Within) -> Call:
+def rewrite_call(site: Site, operands: Sequence[Operand], within: Within) -> Call:
     """Rewrite the function of a custom rule, with results that can carry tangents.
 
     Where nothing may become dense, the other results stay as they are, too. It is an error
     to differentiate them then.
     """
     jaxpr = site.params["call_jaxpr"]
-    restaged = restage(site, jaxpr, operands)
+    rewritten = rewrite_jaxpr(site, jaxpr, operands)
     if not any(is_inexact(x) and x.size for x in avals_of(tree_leaves(operands))):
-        return Call(restaged, frozenset())  # No derivative can reach the results.
+        return Call(rewritten, frozenset())  # No derivative can reach the results.
     settings = site.settings
     steps: list[tuple[int, Reason]] = []
     while True:
         results = {
             i: x
-            for i, x in enumerate(map(on_avals, restaged.results()))
+            for i, x in enumerate(map(on_avals, rewritten.results()))
             if is_value(x) and is_inexact(aval_of(x))
         }
         spaces = {i: _space_of(x) for i, x in results.items()}
         confined = [i for i, space in spaces.items() if space in _CONFINED]
         outside = {*confined} - {
-            *_within(settings, site, operands, restaged, confined, within)
+            *_within(settings, site, operands, rewritten, confined, within)
         }
         dense = [
             (i, _NOT_WITHIN if i in outside else _NOT_LIFTED)
@@ -125,17 +131,17 @@ def restage_call(site: Site, operands: Sequence[Any], within: Within) -> Call:
             if (i in outside or spaces[i] is None) and _may_be_denser(x, settings.policy)
         ]
         if not dense:
-            return Call(restaged, frozenset(outside))
+            return Call(rewritten, frozenset(outside))
         steps += dense
         leaving = MakeDenser(tuple(steps))
-        restaged = restage(site, jaxpr, operands, leaving=leaving)
+        rewritten = rewrite_jaxpr(site, jaxpr, operands, leaving=leaving)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Assumption:
     """That a function with a rule, on operands of a structure, keeps some of its results.
 
-    A rule often calls its own function. So that the answer does not depend on itself, without
+    A rule often calls its own function. So that the result does not depend on itself, without
     end, it is assumed while the rule is tried, and that no other function keeps any.
     """
 
@@ -151,8 +157,8 @@ class _Assumption:
 def _within(
     settings: Settings,
     site: Site,
-    operands: Sequence[Any],
-    restaged: Restaged,
+    operands: Sequence[Operand],
+    rewritten: Rewritten,
     confined: Sequence[int],
     within: Within,
 ) -> Collection[int]:
@@ -166,7 +172,10 @@ def _within(
     assumed = _Assumption(site.params, structure, confined)
     try:
         return within(
-            restaged, confined, settings, settings._replace(policy="allow", assumed=assumed)
+            rewritten,
+            confined,
+            settings,
+            settings._replace(policy="allow", assumed=assumed),
         )
     except Exception:  # noqa: BLE001 - the user's rule; where JAX calls it, it raises again
         return ()
@@ -182,15 +191,15 @@ def _space_of(value: Value) -> str | None:
 
 
 def confinement(value: Value) -> str | None:
-    """What confines the tangents of a value, or of those in its fields."""
-    own = value.tangent_space()
-    if own not in ("all", *_CONFINED):
+    """What confines the tangents of a value, or of those among its children."""
+    space = value.tangent_space()
+    if space not in ("all", *_CONFINED):
         raise ValueError(
             f"{type(value).__name__}.tangent_space must return 'all', 'entries' or 'repeated'; "
-            f"it returned {own!r}."
+            f"it returned {space!r}."
         )
     inside = [confinement(field) for field in parts(value)[0] if is_value(field)]
-    spaces = [x for x in (own, *inside) if x in _CONFINED]
+    spaces = [x for x in (space, *inside) if x in _CONFINED]
     return max(spaces, key=_CONFINED.index, default=None)
 
 
@@ -211,23 +220,25 @@ def ignores_custom_rules(operands: Iterable[Any]) -> bool:
     )
 
 
-def add_call(site: Site, fn: Any, restaged: Restaged, operands: Sequence[Any]) -> Any:
+def call_function(
+    site: Site, fn: Callable[..., Any], rewritten: Rewritten, operands: Sequence[Operand]
+) -> Sequence[Operand]:
     """Add a call of a function with a custom rule, and return its results.
 
     Integers that come out as they went in, such as the indices of a sparse matrix, do not go
     through the call. For it may be a call of tangents, all results of which JAX takes for
     tangents that it has to transpose.
     """
-    leaves = [*site.include(restaged), *tree_leaves(operands)]
+    leaves = [*site.take_over(rewritten), *tree_leaves(operands)]
     results = site.call_on_arrays(fn, leaves)
-    inputs = dict(zip(restaged.jaxpr.invars, leaves, strict=True))
+    inputs = dict(zip(rewritten.jaxpr.invars, leaves, strict=True))
     return tree_unflatten(
-        restaged.out_tree,
+        rewritten.out_tree,
         [
             inputs.get(var, result)
             if type(var) is _compat.Var and not is_inexact(var.aval)
             else result
-            for var, result in zip(restaged.jaxpr.outvars, results, strict=True)
+            for var, result in zip(rewritten.jaxpr.outvars, results, strict=True)
         ],
     )
 
@@ -237,60 +248,60 @@ def is_inexact(aval: Any) -> bool:
 
 
 def parts(value: Value) -> tuple[list[Any], Any]:
-    """The fields of a value that have tangents of their own, values among them.
+    """The children of a value that have tangents of their own, values among them.
 
-    These are its fields even if the rules of its type see all leaves. The leaf tangents of
+    These are its children even if the rules of its type see all leaves. The leaf tangents of
     a value in a field are not the tangent of the array that it stands for.
     """
     # The content of a stack stands for no array by itself.
-    return layer(value) if isinstance(value, Batched) else avals.fields(value)
+    return rule_children(value) if isinstance(value, Batched) else avals.children(value)
 
 
 def can_be_lifted(value: Value) -> bool:
-    """Whether a value, on avals, and all values in its fields know a way back."""
-    fields, treedef = parts(value)
+    """Whether a value, on avals, and all values among its children know a way back."""
+    children, treedef = parts(value)
     if type(value).lift_tangent is Value.lift_tangent:
         return False
-    if not all(can_be_lifted(field) for field in fields if is_value(field)):
+    if not all(can_be_lifted(field) for field in children if is_value(field)):
         return False
     if not can_be_dense(value):
         return True  # Its tangents are no arrays.
-    found: list[Any] = []
+    lifted: list[Any] = []
 
-    def lift_abstractly(fields: Sequence[Any], tangent: Any) -> None:
-        found.append(tree_unflatten(treedef, fields).lift_tangent(tangent))
+    def lift_abstractly(children: Sequence[Any], tangent: Any) -> None:
+        lifted.append(tree_unflatten(treedef, children).lift_tangent(tangent))
 
-    # A base class may define the method, and its subclasses may have no answer.
-    jax.eval_shape(lift_abstractly, avals_of(fields), aval_of(value))
-    return found[0] is not NotImplemented
+    # A base class may define the method, and return ``NotImplemented`` for its subclasses.
+    jax.eval_shape(lift_abstractly, avals_of(children), aval_of(value))
+    return lifted[0] is not NotImplemented
 
 
 def can_be_dense(value: Value) -> bool:
     """Whether a value, on avals, can become dense."""
-    fields, _ = parts(value)
-    inside = (can_be_dense(field) for field in fields if is_value(field))
+    children, _ = parts(value)
+    inside = (can_be_dense(field) for field in children if is_value(field))
     return all(inside) and _loses_its_layer(value)
 
 
 def _loses_its_layer(value: Value) -> bool:
-    """Whether a value becomes dense if the values in its fields do, or are arrays."""
-    fields, treedef = parts(value)
+    """Whether a value becomes dense if the values among its children do, or are arrays."""
+    children, treedef = parts(value)
     try:
-        dense_aval(type(value), treedef, avals_of(fields))
+        dense_aval(type(value), treedef, avals_of(children))
     except Exception:  # noqa: BLE001 - a type that is never dense raises anything
         return False
     return True
 
 
-def on_avals(operand: Any) -> Any:
+def on_avals(operand: Tree) -> Any:
     return tree_map(_compat.leaf_aval, operand)
 
 
-# --- results in the structures that were settled on --------------------------------
+# --- results in the structures of the program -------------------------------------
 
 
-def targets(restaged: Restaged) -> list[Structure]:
-    return list(map(structure_of, restaged.results()))
+def targets(rewritten: Rewritten) -> list[Structure]:
+    return list(map(structure_of, rewritten.results()))
 
 
 def bring_primals(
@@ -306,8 +317,8 @@ def bring_primals(
     if list(map(structure_of, primals)) == list(structures):
         return list(primals)
     return [
-        own if structure_of(primal) != wanted else primal
-        for own, primal, wanted in zip(recompute(), primals, structures, strict=True)
+        result if structure_of(primal) != wanted else primal
+        for result, primal, wanted in zip(recompute(), primals, structures, strict=True)
     ]
 
 
@@ -324,7 +335,7 @@ def has_array_tangents(structure: Structure) -> bool:
 # --- tangents and cotangents ------------------------------------------------------
 
 
-def zero_tangent(leaf: Any, symbolic: bool) -> Any:
+def zero_tangent(leaf: object, symbolic: bool) -> Tangent:
     aval = _compat.leaf_aval(leaf).to_tangent_aval()
     return SymbolicZero(aval) if symbolic else instantiated(SymbolicZero(aval))
 
@@ -339,7 +350,7 @@ def instantiated(tangent: Any) -> Any:
     return jnp.zeros_like(aval)
 
 
-def adopted_zero(cotangent: Any, result: Any) -> Any:
+def adopted_zero(cotangent: Tangent, result: ArrayOrValue) -> Tangent:
     """A cotangent that is not a symbolic zero: zeros are as if the program wrote them."""
     zeros = instantiated(cotangent)
     if type(cotangent) is not SymbolicZero or not (is_value(result) and result.adopts):
@@ -349,8 +360,8 @@ def adopted_zero(cotangent: Any, result: Any) -> Any:
 
 
 def tangent_of(
-    operand: Any, leaf_tangents: Sequence[Any], symbolic: bool, settings: Settings
-) -> Any:
+    operand: ArrayOrValue, leaf_tangents: Sequence[Any], symbolic: bool, settings: Settings
+) -> Tangent:
     """The tangent of an operand, for a rule: an array, a value or a symbolic zero.
 
     ``symbolic`` tells whether the rule takes symbolic zeros. Zeros of leaves are symbolic in
@@ -372,27 +383,29 @@ def _has_tangent_hook(value: Value) -> bool:
     return type(value).tangent is not Value.tangent
 
 
-def derivative(value: Value, leaf_tangents: Any) -> Any:
+def derivative(value: Value, leaf_tangents: Value) -> ArrayOrValue:
     """The derivative of the array that a value stands for, along tangents of its leaves."""
-    fields, treedef = parts(value)
+    children, treedef = parts(value)
     tangents = [
         derivative(field, t) if is_value(field) else t
-        for field, t in zip(fields, parts(leaf_tangents)[0], strict=True)
+        for field, t in zip(children, parts(leaf_tangents)[0], strict=True)
     ]
     apply: Callable[..., Any] = functools.partial(
         _tangent_by_type if _has_tangent_hook(value) else _tangent_by_materialise,
         treedef,
     )
-    if any(map(is_value, fields)):
+    if any(map(is_value, children)):
         apply = transform(apply, materialise="allow")
-    return apply(fields, tangents)
+    return apply(children, tangents)
 
 
-def _tangent_by_type(treedef: Any, fields: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    value = tree_unflatten(treedef, fields)
+def _tangent_by_type(
+    treedef: PyTreeDef, children: Sequence[Any], tangents: Sequence[Any]
+) -> ArrayOrValue:
+    value = tree_unflatten(treedef, children)
     tangent = value.tangent(tree_unflatten(treedef, tangents))
     if tangent is NotImplemented:
-        return _tangent_by_materialise(treedef, fields, tangents)
+        return _tangent_by_materialise(treedef, children, tangents)
     what = f"{type(value).__name__}.tangent"
     wrong = mismatch(tangent, aval_of(value).to_tangent_aval(), what, "the tangent is")
     if wrong:
@@ -401,39 +414,39 @@ def _tangent_by_type(treedef: Any, fields: Sequence[Any], tangents: Sequence[Any
 
 
 def _tangent_by_materialise(
-    treedef: Any, fields: Sequence[Any], tangents: Sequence[Any]
-) -> Any:
-    def dense(*fields: Any) -> Any:
-        return tree_unflatten(treedef, fields).materialise()
+    treedef: PyTreeDef, children: Sequence[Any], tangents: Sequence[Any]
+) -> ArrayOrValue:
+    def dense(*children: ArrayOrValue) -> jax.Array:
+        return tree_unflatten(treedef, children).materialise()
 
     # Tangents of dtype float0 are made anew, because no operation takes them.
     tangents = [
         t if is_inexact(f) else zero_tangent(f, False)
-        for f, t in zip(fields, tangents, strict=True)
+        for f, t in zip(children, tangents, strict=True)
     ]
-    return jax.jvp(dense, tuple(fields), tuple(tangents))[1]
+    return jax.jvp(dense, tuple(children), tuple(tangents))[1]
 
 
-def lift(value: Value, tangent: Any, settings: Settings) -> list[Any]:
+def lift(value: Value, tangent: ArrayOrValue, settings: Settings) -> list[Any]:
     """Tangents of the leaves of a result, for the tangent that a rule returned."""
     with use_settings(settings):
         return _lift(value, tangent)
 
 
-def _lift(value: Value, tangent: Any) -> list[Any]:
+def _lift(value: Value, tangent: ArrayOrValue) -> list[Any]:
     leaves = tree_leaves(value)
     if not any(map(is_inexact, avals_of(leaves))):
         return [zero_tangent(leaf, False) for leaf in leaves]
-    fields, treedef = parts(value)
+    children, treedef = parts(value)
     apply: Callable[..., Any] = functools.partial(_lift_by_type, treedef)
-    if any(map(is_value, fields)):
+    if any(map(is_value, children)):
         # The tangent stays a value if its type is never dense.
         apply = transform(apply, (True, (True, False), {}), materialise="allow")
     else:
         tangent = _as_dense_as_can_be(tangent)
-    lifted = apply(fields, tangent)
+    lifted = apply(children, tangent)
     leaf_tangents: list[Any] = []
-    for field, t in zip(fields, lifted, strict=True):
+    for field, t in zip(children, lifted, strict=True):
         if is_value(field):
             leaf_tangents += _lift(field, t)
         else:
@@ -443,8 +456,10 @@ def _lift(value: Value, tangent: Any) -> list[Any]:
     return leaf_tangents
 
 
-def _lift_by_type(treedef: Any, fields: Sequence[Any], tangent: Any) -> list[Any]:
-    value = tree_unflatten(treedef, fields)
+def _lift_by_type(
+    treedef: PyTreeDef, children: Sequence[Any], tangent: ArrayOrValue
+) -> list[Any]:
+    value = tree_unflatten(treedef, children)
     cls = type(value).__name__
     lifted = value.lift_tangent(tangent)
     if lifted is NotImplemented:
@@ -454,12 +469,12 @@ def _lift_by_type(treedef: Any, fields: Sequence[Any], tangent: Any) -> list[Any
             "is not defined."
         )
     tangents = parts(lifted)[0] if type(lifted) is type(value) else []
-    if len(tangents) != len(fields):
+    if len(tangents) != len(children):
         raise TypeError(
             f"{cls}.lift_tangent must return a {cls} with a tangent for each leaf; it returned "
             f"{lifted!r}."
         )
-    for expected, t in zip(avals_of(fields), tangents, strict=True):
+    for expected, t in zip(avals_of(children), tangents, strict=True):
         if is_inexact(expected):
             wrong = mismatch(t, expected, f"{cls}.lift_tangent", "a leaf is")
             if wrong:
@@ -467,7 +482,9 @@ def _lift_by_type(treedef: Any, fields: Sequence[Any], tangent: Any) -> list[Any
     return tangents
 
 
-def pull_back(operand: Any, cotangent: Any, settings: Settings, site: Site) -> list[Any]:
+def pull_back(
+    operand: ArrayOrValue, cotangent: ArrayOrValue | None, settings: Settings, site: Site
+) -> list[Any]:
     """Cotangents of the leaves of an operand; ``None`` for leaves without any."""
     if not is_value(operand):
         return [None if cotangent is None else materialise(cotangent)]
@@ -476,7 +493,7 @@ def pull_back(operand: Any, cotangent: Any, settings: Settings, site: Site) -> l
         return [None] * len(leaves)
     free = list(map(_is_float, leaves))
 
-    def tangent(float_tangents: list[Any]) -> Any:
+    def tangent(float_tangents: list[Any]) -> ArrayOrValue:
         rest = iter(float_tangents)
         tangents = [
             next(rest) if is_free else zero_tangent(leaf, False)
@@ -505,11 +522,11 @@ def _as_dense_as_can_be(tangent: Any) -> Any:
         return tangent  # Or an array that another value adopted.
     if can_be_dense(on_avals(tangent)):
         return materialise(tangent)
-    fields, treedef = parts(tangent)
+    children, treedef = parts(tangent)
     if not _loses_its_layer(on_avals(tangent)):
-        return tree_unflatten(treedef, map(_as_dense_as_can_be, fields))
-    dense = lambda *fields: tree_unflatten(treedef, fields).materialise()
-    return _as_dense_as_can_be(transform(dense, materialise="allow")(*fields))
+        return tree_unflatten(treedef, map(_as_dense_as_can_be, children))
+    dense = lambda *children: tree_unflatten(treedef, children).materialise()
+    return _as_dense_as_can_be(transform(dense, materialise="allow")(*children))
 
 
 def _meeting(
@@ -529,19 +546,22 @@ def _meeting(
     structures = structure_of(wanted), structure_of(on_avals(cotangent))
     if structures[0] == structures[1]:
         return cotangent.dual(), lambda tangent: tangent
-    own = site._replace(builder=Rewriter(Rewriting(settings)))
-    joined = join_all(own, structures)
-    if not is_value(joined.like()):
+    scratch = site._replace(builder=Rewriter(Rewriting(settings)))
+    joined = join_all(scratch, structures)
+    like = joined.like()
+    if not is_value(like):
         raise TypeError(
             f"A custom derivative rule returned a cotangent {on_avals(cotangent)!r} for a "
             f"{type(form).__name__}, which is never dense and whose cotangents are {wanted!r}."
         )
     bring = functools.partial(_brought, settings=settings, site=site)
-    dual = structure_of(joined.like().dual())
+    dual = structure_of(like.dual())
     return bring(cotangent, joined).dual(), lambda tangent: bring(tangent, dual)
 
 
-def _brought(operand: Any, structure: Structure, settings: Settings, site: Site) -> Any:
+def _brought(
+    operand: ArrayOrValue, structure: Structure, settings: Settings, site: Site
+) -> Any:
     """An operand in another structure, one of which its own has a join with."""
     identity = lambda x: [x]
     debug_info = _compat.new_debug_info("cotangent", identity)
@@ -550,7 +570,9 @@ def _brought(operand: Any, structure: Structure, settings: Settings, site: Site)
     return run_on_values(settings, jaxpr, [operand], site, leaving)[0]
 
 
-def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings) -> Any:
+def cotangent_of(
+    result: ArrayOrValue, leaf_cotangents: Sequence[Any], settings: Settings
+) -> Tangent:
     """The cotangent of a result, for a rule, from those of its leaves."""
     if not is_value(result):
         return leaf_cotangents[0]
@@ -560,11 +582,11 @@ def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings
     leaves, treedef = tree_flatten(result)
     free = list(map(_is_float, leaves))
 
-    def lifted(tangent: Any) -> list[Any]:
+    def lifted(tangent: ArrayOrValue) -> list[Any]:
         tangents = lift(result, tangent, settings)
         return [t for t, is_free in zip(tangents, free, strict=True) if is_free]
 
-    form = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+    form: Any = jax.ShapeDtypeStruct(aval.shape, aval.dtype)
     if not can_be_dense(on_avals(result)):
         zeros = [zero_tangent(leaf, False) for leaf in leaves]
         form = derivative(result, tree_unflatten(treedef, zeros))
@@ -583,20 +605,20 @@ def cotangent_of(result: Any, leaf_cotangents: Sequence[Any], settings: Settings
 # transpose these.
 
 
-def _is_float(leaf: Any) -> bool:
+def _is_float(leaf: object) -> bool:
     return is_inexact(_compat.leaf_aval(leaf))
 
 
-def _floats_of(tangent: Any) -> list[Any]:
+def _floats_of(tangent: Tree) -> list[Any]:
     return list(filter(_is_float, tree_leaves(tangent)))
 
 
-def _with_floats(tangent: Any, floats: Sequence[Any]) -> Any:
+def _with_floats(tangent: Tree, floats: Sequence[Any]) -> Tree:
     rest = iter(floats)
     return tree_map(lambda leaf: next(rest) if _is_float(leaf) else leaf, tangent)
 
 
-def chunks(leaves: Sequence[Any], operands: Sequence[Any]) -> list[list[Any]]:
+def chunks(leaves: Sequence[Any], operands: Sequence[Operand]) -> list[list[Any]]:
     """Group leaves by the operand that they belong to."""
     rest = iter(leaves)
     return [[next(rest) for _ in tree_leaves(operand)] for operand in operands]

@@ -8,13 +8,13 @@ the rule shows that.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import _compat, primitives
-from .._compat import JaxprEqn, Literal
+from .._compat import AnyJaxpr, Atom, JaxprEqn, Literal
 from .._core.avals import avals_of
 
 
@@ -60,20 +60,20 @@ _ENTRYWISE = frozenset(
 _LINEAR = frozenset({*primitives.LINEAR, *primitives.IDENTITY, "convert_element_type"})
 
 
-def source(label: Any) -> Dependence:
+def source(label: Hashable) -> Dependence:
     return Dependence(Kind.SAME, frozenset({label}), _NUMBER)
 
 
-def beside(label: Any) -> Dependence:
+def beside(label: Hashable) -> Dependence:
     """The dependence of an operand that is no source."""
     return Dependence(Kind.FIXED, beside=frozenset({label}))
 
 
-def dependences(jaxpr: Any, given: Sequence[Dependence]) -> list[Dependence]:
+def dependences(jaxpr: AnyJaxpr, given: Sequence[Dependence]) -> list[Dependence]:
     """The dependences of the results of a jaxpr on what its operands depend on."""
     env: dict[Any, Dependence] = dict(zip(jaxpr.invars, given, strict=True))
 
-    def read(atom: Any) -> Dependence:
+    def read(atom: Atom) -> Dependence:
         if type(atom) is not Literal:
             return env[atom]
         if np.ndim(atom.val):
@@ -138,8 +138,8 @@ def _beside(eqn: JaxprEqn, operands: Sequence[Dependence]) -> frozenset[Any] | N
         return None
     labels = _NUMBER
     for x, aval in zip(operands, avals, strict=True):
-        own = x.beside if aval.shape else _NUMBER
-        if own is None:
+        sources = x.beside if aval.shape else _NUMBER
+        if sources is None:
             return None
-        labels |= own
+        labels |= sources
     return labels

@@ -11,19 +11,20 @@ import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+import jax
 from jax import lax
 
 from .. import _compat
-from .._compat import Jaxpr
-from .._core.rewrite import handlers
+from .._compat import EqnContext, Jaxpr
+from .._core.rewrite import Handler, handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 
 
-def expanding(expand: Callable[..., Any]) -> Any:
+def expanding(expand: Callable[..., Any]) -> Handler:
     """A handler that applies a function of a primitive's operands and parameters to values."""
 
-    def handler(site: Site, operands: list[Any]) -> Any:
+    def handler(site: Site, operands: list[Operand]) -> Results:
         if not any(map(is_value, operands)):
             return NotImplemented  # The equation stays as it is.
         avals = tuple(atom.aval for atom in site.eqn.invars)
@@ -40,8 +41,8 @@ def _expansion(
     expand: Callable[..., Any],
     avals: Sequence[Any],
     params: Sequence[tuple[str, Hashable]],
-    ctx: Any,
-    trace_context: Any,
+    ctx: EqnContext,
+    trace_context: Hashable,
 ) -> Jaxpr:
     """The equations, in the context of an equation, which JAX keeps with each of them."""
     debug_info = _compat.new_debug_info(expand.__name__)
@@ -52,14 +53,14 @@ def _expansion(
     return body
 
 
-def polynomial(x: Any, *coefficients: Any) -> list[Any]:
+def polynomial(x: jax.Array, *coefficients: jax.Array) -> list[Any]:
     *rest, result = coefficients
     for coefficient in reversed(rest):
         result = result * x + coefficient
     return [result]
 
 
-def unstack(x: Any, *, axis: int) -> list[Any]:
+def unstack(x: jax.Array, *, axis: int) -> list[Any]:
     return [lax.index_in_dim(x, i, axis, keepdims=False) for i in range(x.shape[axis])]
 
 

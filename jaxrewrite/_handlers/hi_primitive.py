@@ -10,7 +10,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,28 +18,27 @@ from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._compat import Jaxpr, JaxprEqn
-from .._core.bodies import restage
+from .._core.bodies import rewrite_jaxpr
 from .._core.caches import WeakCaches
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.traces import has_tracers
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .derivatives import instantiated, is_inexact
 
 
-def hi_primitive_handler(site: Site, operands: list[Any]) -> Any:
+def hi_primitive_handler(site: Site, operands: list[Operand]) -> Results:
     if not _compat.can_be_expanded(site.eqn):
         return NotImplemented
     body, consts = _expansion(site.eqn)
-    restaged = restage(site, body, [*map(_compat.leaf_aval, consts), *operands])
-    if not restaged.changed and not any(map(is_value, operands)):
+    rewritten = rewrite_jaxpr(site, body, [*map(_compat.leaf_aval, consts), *operands])
+    if not rewritten.changed and not any(map(is_value, operands)):
         return NotImplemented  # The equation stays as it is.
     leaves = [
-        *site.include(restaged),
+        *site.take_over(rewritten),
         *map(site.builder.const, consts),
         *tree_leaves(operands),
     ]
-    return tree_unflatten(restaged.out_tree, site.inline(restaged.jaxpr, leaves))
+    return tree_unflatten(rewritten.out_tree, site.inline(rewritten.jaxpr, leaves))
 
 
 handlers["call_hi_primitive"] = hi_primitive_handler
@@ -62,15 +61,15 @@ def _expansion(eqn: JaxprEqn) -> tuple[Jaxpr, list[Any]]:
         with eqn.ctx.manager:
             expansion = _compat.trace_to_jaxpr(_function(eqn), avals, debug_info)
         _, consts = expansion
-        if not has_tracers(consts):
+        if not _compat.has_tracers(consts):
             cache.put(key, expansion)
     return expansion
 
 
-def _function(eqn: JaxprEqn) -> Any:
+def _function(eqn: JaxprEqn) -> Callable[..., Any]:
     """The expansion as a function, with the derivative of the object."""
 
-    def expand(*operands: Any) -> list[Any]:
+    def expand(*operands: jax.Array) -> list[Any]:
         return _compat.expand(eqn, operands)
 
     if not any(is_inexact(var.aval) for var in eqn.outvars):

@@ -11,20 +11,23 @@ from typing import Any
 
 from jax.tree_util import tree_leaves
 
-from .._core.rewrite import IDENTITIES, keepers
+from .._core.rewrite import IDENTITIES, leafwise_handlers
 from .._core.site import Site
+from .._core.value import Operand
 from .._placement.leafwise import constrain, device_put, reshard
 
 
-def _sink(site: Site, operands: Sequence[Any]) -> list[Any]:
+def _sink(site: Site, operands: Sequence[Operand]) -> list[Any]:
     """Apply a primitive that takes one operand and has no result to each leaf."""
     for leaf in tree_leaves(list(operands)):
         site.emit([leaf], [])
     return []
 
 
-keepers.update(dict.fromkeys((*IDENTITIES, "xla_metadata_value"), Site.map_leaves))
-keepers.update(
+leafwise_handlers.update(
+    dict.fromkeys((*IDENTITIES, "xla_metadata_value"), Site.map_leaves)
+)
+leafwise_handlers.update(
     dce_sink=_sink,
     device_put=device_put,
     sharding_constraint=constrain,

@@ -11,34 +11,34 @@ from typing import Any
 
 from jax.tree_util import tree_leaves
 
-from .._compat import Var
-from .._core.bodies import restage
+from .._compat import AnyJaxpr, Var
+from .._core.bodies import rewrite_jaxpr
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .adapters import MakeDense
 
 
-def linear_solve_handler(site: Site, operands: list[Any]) -> Any:
+def linear_solve_handler(site: Site, operands: list[Operand]) -> Results:
     has_values = any(map(is_value, operands))
     lengths, jaxprs = site.params["const_lengths"], site.params["jaxprs"]
     rest = iter(operands)
     consts = [list(itertools.islice(rest, length)) for length in lengths]
     right_sides = site.materialise_operands(list(rest))
-    restaged = [
-        None if jaxpr is None else _restage(site, jaxpr, own)
-        for jaxpr, own in zip(jaxprs, consts, strict=True)
+    rewritten = [
+        None if jaxpr is None else _rewrite_jaxpr(site, jaxpr, closed_over)
+        for jaxpr, closed_over in zip(jaxprs, consts, strict=True)
     ]
-    if not has_values and not any(r is not None and r.changed for r in restaged):
+    if not has_values and not any(r is not None and r.changed for r in rewritten):
         return NotImplemented  # The equation stays as it is.
     leaves = [
-        [] if r is None else [*site.include(r), *tree_leaves(own)]
-        for r, own in zip(restaged, consts, strict=True)
+        [] if r is None else [*site.take_over(r), *tree_leaves(closed_over)]
+        for r, closed_over in zip(rewritten, consts, strict=True)
     ]
     params = {
         **site.params,
         "const_lengths": type(lengths)(*map(len, leaves)),
-        "jaxprs": type(jaxprs)(*(None if r is None else r.closed for r in restaged)),
+        "jaxprs": type(jaxprs)(*(None if r is None else r.closed for r in rewritten)),
     }
     inputs = [*itertools.chain(*leaves), *right_sides]
     results = [Var(var.aval) for var in site.outvars]
@@ -49,7 +49,7 @@ def linear_solve_handler(site: Site, operands: list[Any]) -> Any:
 handlers["custom_linear_solve"] = linear_solve_handler
 
 
-def _restage(site: Site, jaxpr: Any, consts: list[Any]) -> Any:
+def _rewrite_jaxpr(site: Site, jaxpr: AnyJaxpr, consts: list[Any]) -> Any:
     arrays = jaxpr.in_avals[len(consts) :]
     dense = MakeDense((True,) * len(jaxpr.out_avals))
-    return restage(site, jaxpr, [*consts, *arrays], leaving=dense)
+    return rewrite_jaxpr(site, jaxpr, [*consts, *arrays], leaving=dense)

@@ -6,25 +6,24 @@ One scan stays one scan. Its constants, its carry, its xs and its ys may each be
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._batched import sliced
 from .._compat import Var
-from .._core.bodies import restage
-from .._core.builder import Restaged
+from .._core.bodies import rewrite_jaxpr
+from .._core.builder import Rewritten
 from .._core.join import Structure
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .adapters import Coerce
 from .carry import body_inputs, fixed_point
 from .stacking import Elements, sliceable, stacked
 
 
-def scan_handler(site: Site, operands: list[Any]) -> Any:
+def scan_handler(site: Site, operands: list[Operand]) -> Results:
     has_values = any(map(is_value, operands))
     body, length = site.params["jaxpr"], site.params["length"]
     num_consts, num_carry = _compat.scan_counts(site.params)
@@ -34,33 +33,33 @@ def scan_handler(site: Site, operands: list[Any]) -> Any:
     slices = [sliced(x, length) for x in xs]
     entering = Elements(start) if any(map(is_value, xs)) else None
 
-    def rewrite(structures: Sequence[Structure], leaving: Coerce | None) -> Restaged:
+    def rewrite(structures: Sequence[Structure], leaving: Coerce | None) -> Rewritten:
         likes = [structure.like() for structure in structures]
         inputs = body_inputs(body, [*consts, *likes, *slices])
-        return restage(site, body, inputs, entering, leaving)
+        return rewrite_jaxpr(site, body, inputs, entering, leaving)
 
-    settled = fixed_point(site, carry, rewrite, has_values)
-    restaged = settled.body
-    if not has_values and not restaged.changed:
+    solved = fixed_point(site, carry, rewrite, has_values)
+    rewritten = solved.body
+    if not has_values and not rewritten.changed:
         return NotImplemented  # The equation stays as it is.
-    carry = settled.start(site)
-    hoisted = site.include(restaged)
+    carry = solved.start(site)
+    hoisted = site.take_over(rewritten)
     groups = [[*hoisted, *tree_leaves(consts)], tree_leaves(carry), tree_leaves(xs)]
     num_carry_leaves = len(groups[1])
-    avals = restaged.jaxpr.out_avals
+    avals = rewritten.jaxpr.out_avals
     stacks = [_compat.with_leading_axis(aval, length) for aval in avals[num_carry_leaves:]]
     results = [Var(aval) for aval in [*avals[:num_carry_leaves], *stacks]]
     leaves = [leaf for group in groups for leaf in group]
     counts = [*map(len, groups), len(stacks)]
-    params = _compat.scan_params(site.params, restaged.closed, counts)
-    effects = _compat.effects_on(restaged.jaxpr, leaves)
+    params = _compat.scan_params(site.params, rewritten.closed, counts)
+    effects = _compat.effects_on(rewritten.jaxpr, leaves)
     site.emit(leaves, results, params, effects)
-    whole = tree_unflatten(restaged.out_tree, results)
+    out = tree_unflatten(rewritten.out_tree, results)
     ys = [
         stacked(site, y, length, var.aval)
-        for y, var in zip(whole[num_carry:], site.outvars[num_carry:], strict=True)
+        for y, var in zip(out[num_carry:], site.outvars[num_carry:], strict=True)
     ]
-    return [*whole[:num_carry], *ys]
+    return [*out[:num_carry], *ys]
 
 
 handlers["scan"] = scan_handler

@@ -16,14 +16,14 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
-from .._compat import JaxprEqn, Literal, ShapedArray
+from .._compat import Atom, JaxprEqn, Literal, ShapedArray
 from .._core.avals import aval_of, avals_of
-from .._core.bodies import restage
-from .._core.builder import Restaged
+from .._core.bodies import rewrite_jaxpr
+from .._core.builder import Rewritten
 from .._core.dense import Reason
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .._placement.leafwise import specs_of_leaves
 from .._staging.program import Program
 from ..primitives import COLLECTIVE
@@ -40,7 +40,7 @@ _DIFFERS = Reason(
 )
 
 
-def shard_map_handler(site: Site, operands: list[Any]) -> Any:
+def shard_map_handler(site: Site, operands: list[Operand]) -> Results:
     params = site.params
     has_values = any(map(is_value, operands))
     in_specs: list[Any] = []
@@ -51,19 +51,20 @@ def shard_map_handler(site: Site, operands: list[Any]) -> Any:
         def split(x: Any, spec: Any = spec, there: Any = var.aval) -> list[Any] | None:
             return _leaf_specs(x, spec, there, params["mesh"], _shard_shape)
 
-        while (specs := split(operands[i])) is None:
-            operands[i] = site.make_denser(operands[i], _NOT_SHARDED)
+        operand: Any = operands[i]
+        while (specs := split(operand)) is None:
+            operand = operands[i] = site.make_denser(operand, _NOT_SHARDED)
         in_specs.extend(specs)
     leaves, in_tree = tree_flatten(operands)
 
     steps: list[tuple[int, Reason]] = []
 
-    def rewrite(shards: Sequence[Any]) -> Restaged:
+    def rewrite(shards: Sequence[Any]) -> Rewritten:
         local = tree_unflatten(in_tree, shards)
         # Results that become dense do so inside of the mesh axes, too.
         inside = site._replace(eqn=_compat.in_current_context(site.eqn))
         leaving = MakeDenser(tuple(steps))
-        return restage(inside, params["jaxpr"], local, leaving=leaving)
+        return rewrite_jaxpr(inside, params["jaxpr"], local, leaving=leaving)
 
     def on_mesh(body: Callable[..., Any], out_specs: Sequence[Any]) -> Any:
         return jax.shard_map(
@@ -75,14 +76,14 @@ def shard_map_handler(site: Site, operands: list[Any]) -> Any:
             axis_names=set(params["newly_manual_axes"]),
         )
 
-    restaged = _within(on_mesh, rewrite, leaves, site)
-    if not has_values and not restaged.changed:
+    rewritten = _within(on_mesh, rewrite, leaves, site)
+    if not has_values and not rewritten.changed:
         return NotImplemented  # The equation stays as it is.
     while True:
-        vary = _varying(restaged, in_specs, params)
+        vary = _varying(rewritten, in_specs, params)
         flat_specs: list[Any] = []
-        taken = len(steps)
-        for i, result in enumerate(restaged.results()):
+        num_steps = len(steps)
+        for i, result in enumerate(rewritten.results()):
             spec, there = params["out_specs"][i], site.outvars[i].aval
             specs = _leaf_specs(result, spec, there, params["mesh"], _whole_shape)
             if specs is None:
@@ -91,17 +92,17 @@ def shard_map_handler(site: Site, operands: list[Any]) -> Any:
                 steps.append((i, _DIFFERS))
             else:
                 flat_specs.extend(specs)
-        if len(steps) == taken:
+        if len(steps) == num_steps:
             break
-        restaged = _within(on_mesh, rewrite, leaves, site)
+        rewritten = _within(on_mesh, rewrite, leaves, site)
 
-    def body(*shards: Any) -> tuple[Any, ...]:
-        return tuple(Program(restaged.jaxpr, restaged.consts)(shards))
+    def body(*shards: jax.Array) -> tuple[Any, ...]:
+        return tuple(Program(rewritten.jaxpr, rewritten.consts)(shards))
 
-    site.include(restaged._replace(consts=[]))  # The body closes over the constants.
+    site.take_over(rewritten._replace(consts=[]))  # The body closes over the constants.
     fn = on_mesh(body, flat_specs)
     results = site.call_on_arrays(lambda *leaves: list(fn(*leaves)), leaves)
-    return tree_unflatten(restaged.out_tree, results)
+    return tree_unflatten(rewritten.out_tree, results)
 
 
 handlers["shard_map"] = shard_map_handler
@@ -109,29 +110,29 @@ handlers["shard_map"] = shard_map_handler
 
 def _within(
     on_mesh: Callable[..., Any],
-    rewrite: Callable[[Sequence[Any]], Restaged],
+    rewrite: Callable[[Sequence[Any]], Rewritten],
     leaves: Sequence[Any],
     site: Site,
-) -> Restaged:
+) -> Rewritten:
     """Rewrite the body where it will run: inside of the mesh axes."""
-    found: list[Restaged] = []
+    bodies: list[Rewritten] = []
 
-    def body(*shards: Any) -> tuple[()]:
-        found.append(rewrite(shards))
+    def body(*shards: jax.Array) -> tuple[()]:
+        bodies.append(rewrite(shards))
         return ()
 
     fn = on_mesh(body, ())
     debug_info = _compat.new_debug_info("shard_map", fn)
     with site.context.manager:
         _compat.trace_to_jaxpr(lambda *leaves: fn(*leaves), avals_of(leaves), debug_info)
-    return found[0]
+    return bodies[0]
 
 
 # --- how leaves are split ---------------------------------------------------------
 
 
 def _leaf_specs(
-    operand: Any, spec: PartitionSpec, there: Any, mesh: Any, resize: Callable[..., Any]
+    operand: Operand, spec: PartitionSpec, there: Any, mesh: Any, resize: Callable[..., Any]
 ) -> list[Any] | None:
     """The specs of the leaves; ``None`` if they cannot be split.
 
@@ -146,7 +147,7 @@ def _leaf_specs(
         return None
     leaves, treedef = tree_flatten(value)
     shapes = [
-        resize(leaf.shape, own, mesh) for leaf, own in zip(leaves, specs, strict=True)
+        resize(leaf.shape, split, mesh) for leaf, split in zip(leaves, specs, strict=True)
     ]
     if None in shapes:
         return None
@@ -162,12 +163,12 @@ def _is_apart(
 ) -> bool:
     """Whether a leaf may differ along a mesh axis that splits the array, but not the leaf."""
     return any(
-        vary(leaf) & _all_names(spec) - _all_names(own)
-        for leaf, own in zip(tree_leaves(result), specs, strict=True)
+        vary(leaf) & _all_names(spec) - _all_names(split)
+        for leaf, split in zip(tree_leaves(result), specs, strict=True)
     )
 
 
-def _names(entry: Any) -> tuple[Any, ...]:
+def _names(entry: object) -> tuple[Any, ...]:
     """The mesh axes in an entry of a spec."""
     names = entry if isinstance(entry, tuple) else (entry,)
     return tuple(name for name in names if name is not None)
@@ -179,7 +180,7 @@ def _all_names(spec: PartitionSpec) -> set[Any]:
 
 
 def _varying(
-    restaged: Restaged, in_specs: Sequence[PartitionSpec], params: Mapping[str, Any]
+    rewritten: Rewritten, in_specs: Sequence[PartitionSpec], params: Mapping[str, Any]
 ) -> Callable[[Any], Set[Any]]:
     """The mesh axes over which each variable of a body may vary.
 
@@ -188,19 +189,19 @@ def _varying(
     """
     if params["check_vma"]:
         return lambda atom: _compat.varying_axes(atom.aval)
-    jaxpr = restaged.jaxpr
-    shards = jaxpr.invars[len(restaged.consts) :]
-    found: dict[Any, Set[Any]] = dict(zip(shards, map(_all_names, in_specs), strict=True))
+    jaxpr = rewritten.jaxpr
+    shards = jaxpr.invars[len(rewritten.consts) :]
+    axes: dict[Any, Set[Any]] = dict(zip(shards, map(_all_names, in_specs), strict=True))
 
-    def known(atom: Any) -> Set[Any]:
-        return set() if type(atom) is Literal else found.get(atom, set())
+    def known(atom: Atom) -> Set[Any]:
+        return set() if type(atom) is Literal else axes.get(atom, set())
 
     for eqn in jaxpr.eqns:
         if eqn.effects or _communicates(eqn):
-            own = {*params["mesh"].axis_names}
+            names = {*params["mesh"].axis_names}
         else:
-            own = set().union(*map(known, eqn.invars))
-        found.update(dict.fromkeys(eqn.outvars, own))
+            names = set().union(*map(known, eqn.invars))
+        axes.update(dict.fromkeys(eqn.outvars, names))
     return known
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import NotImplementedType
 from typing import Any, NamedTuple
 
 from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from .. import _compat
 from .._batched import Batched, sliced
-from .._compat import Var
-from .._core.avals import aval_of, fields, same_treedef
+from .._compat import Aval, Var
+from .._core.avals import aval_of, children, same_treedef
 from .._core.dense import Reason
 from .._core.site import Site
-from .._core.value import Value, is_value
+from .._core.value import Like, Operand, Result, Value, is_value
 
 
 _NOT_SLICED = Reason(
@@ -21,7 +22,7 @@ _NOT_SLICED = Reason(
 )
 
 
-def sliceable(site: Site, x: Any, length: int) -> Any:
+def sliceable(site: Site, x: Operand, length: int) -> Operand:
     """An operand in a form that can be sliced leaf by leaf: a value, or dense."""
     while is_value(x):
         scratch = site.scratch()
@@ -31,23 +32,23 @@ def sliceable(site: Site, x: Any, length: int) -> Any:
     return x
 
 
-def on_vars(x: Any) -> Any:
+def on_vars(x: Operand | Like) -> Any:
     return tree_map(lambda leaf: Var(_compat.leaf_aval(leaf)), x)
 
 
 def in_slices(site: Site, x: Any) -> Any:
-    """A value in the form that `Value.sliceable` of its type and of its fields gives."""
+    """A value in the form that `Value.sliceable` of its type and of its children gives."""
     if not is_value(x) or isinstance(x, Batched):
         return x
     cls = type(x)
-    own, treedef = fields(x)
-    value = tree_unflatten(treedef, [in_slices(site, f) for f in own])
+    parts, treedef = children(x)
+    value = tree_unflatten(treedef, [in_slices(site, f) for f in parts])
     if cls.sliceable is Value.sliceable:
         return value
     return _call_hook(site, cls.sliceable, cls, value)
 
 
-def _can_be_sliced(site: Site, x: Value, length: int) -> bool:
+def _can_be_sliced(site: Site, x: Any, length: int) -> bool:
     if isinstance(x, Batched):
         return True
     avals = map(_compat.leaf_aval, tree_leaves(x))
@@ -74,7 +75,7 @@ def elements_like(site: Site, x: Value, depth: int) -> bool:
     return True
 
 
-def _element(site: Site, x: Any) -> Any:
+def _element(site: Site, x: Operand) -> Operand | NotImplementedType:
     """The element that a value with sliced leaves stands for, or ``NotImplemented``."""
     if not is_value(x):
         return x
@@ -83,15 +84,15 @@ def _element(site: Site, x: Any) -> Any:
     cls = type(x)
     if cls.unstacked is Value.unstacked:
         return NotImplemented
-    own, treedef = fields(x)
-    elements = [_element(site, field) for field in own]
+    parts, treedef = children(x)
+    elements = [_element(site, field) for field in parts]
     if any(element is NotImplemented for element in elements):
         return NotImplemented
     value = tree_unflatten(treedef, elements)
     return _call_hook(site, cls.unstacked, cls, value)
 
 
-def element_like(site: Site, x: Any, length: int) -> Any:
+def element_like(site: Site, x: Like, length: int) -> Like | NotImplementedType:
     """An element of a stack, on avals; ``NotImplemented`` if it is none."""
     if not _can_be_sliced(site, on_vars(x), length):
         return NotImplemented
@@ -100,50 +101,50 @@ def element_like(site: Site, x: Any, length: int) -> Any:
     return tree_map(_compat.leaf_aval, one)
 
 
-def stack_like(site: Site, x: Any, length: int) -> Any:
+def stack_like(site: Site, x: Like, length: int) -> Like:
     """A stack of so many values like this one, on avals."""
     leaves = tree_map(lambda aval: Var(_compat.with_leading_axis(aval, length)), x)
-    return tree_map(_compat.leaf_aval, _whole(site.scratch(), leaves, length))
+    return tree_map(_compat.leaf_aval, _stack(site.scratch(), leaves, length))
 
 
 class Elements(NamedTuple):
     """Makes elements of the operands of a body, from operand number ``start`` on.
 
-    An adapter of `restage`.
+    An adapter of `rewrite_jaxpr`.
     """
 
     start: int
 
-    def __call__(self, site: Site, operands: Sequence[Any]) -> list[Any]:
+    def __call__(self, site: Site, operands: Sequence[Operand]) -> list[Any]:
         xs = [_element(site, x) for x in operands[self.start :]]
         return [*operands[: self.start], *xs]
 
 
-def stacked(site: Site, x: Any, length: int, expected: Any) -> Any:
+def stacked(site: Site, x: Operand, length: int, expected: Aval) -> Operand:
     """A result with stacked leaves, as one value or array.
 
     Raises `TypeError` if it does not have the expected aval.
     """
-    whole = _whole(site, x, length)
-    if is_value(whole) and not _compat.same_array_type(aval_of(whole), expected):
+    stack = _stack(site, x, length)
+    if is_value(stack) and not _compat.same_array_type(aval_of(stack), expected):
         raise TypeError(
-            f"{type(x).__name__}.stacked returned {_compat.short(aval_of(whole))} where "
+            f"{type(x).__name__}.stacked returned {_compat.short(aval_of(stack))} where "
             f"{site.primitive.name!r} gives {_compat.short(expected)}."
         )
-    return whole
+    return stack
 
 
-def _whole(site: Site, x: Any, length: int) -> Any:
+def _stack(site: Site, x: Operand, length: int) -> Operand:
     if not is_value(x):
         return x
     cls = type(x)
     if cls.stacked is not Value.stacked:
-        own, treedef = fields(x)
-        wholes = [_whole(site, field, length) for field in own]
-        value = tree_unflatten(treedef, wholes)
-        whole = _call_hook(site, cls.stacked, cls, value, length)
-        if whole is not NotImplemented:
-            return whole
+        parts, treedef = children(x)
+        stacks = [_stack(site, field, length) for field in parts]
+        value = tree_unflatten(treedef, stacks)
+        stack = _call_hook(site, cls.stacked, cls, value, length)
+        if stack is not NotImplemented:
+            return stack
     return Batched(x, length)
 
 
@@ -156,10 +157,10 @@ def _call_hook(
 ) -> Any:
     what = f"{cls.__name__}.{hook.__name__}"
 
-    def call(value: Any) -> Any:
+    def call(value: Value) -> Result:
         return hook(value, *args)
 
-    def check(result: Any) -> list[Any]:
+    def check(result: object) -> list[Any]:
         if not is_value(result) and not _compat.is_array(result):
             raise TypeError(f"{what} returned a {type(result).__name__}, not a value.")
         return [result]

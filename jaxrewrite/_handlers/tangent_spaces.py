@@ -17,17 +17,19 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax import lax
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
+from .._compat import AnyJaxpr, Tree
 from .._core.avals import avals_of, same_treedef
-from .._core.bodies import restage
-from .._core.builder import Restaged
+from .._core.bodies import rewrite_jaxpr
+from .._core.builder import Rewritten
 from .._core.join import Structure, structure_of
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
-from .._core.value import Value, is_value
+from .._core.value import Like, Operand, Value, is_value
 from .derivatives import confinement, derivative, is_inexact, on_avals, parts, zero_tangent
 from .entrywise import FIXED, Dependence, Kind, dependences, source
 
@@ -41,7 +43,7 @@ class Space(NamedTuple):
     confines them, if it does, and ``is_own`` whether the operand itself is in the space.
     """
 
-    like: Any
+    like: Like
     labels: tuple[Any, ...]
     confined: str | None = None
     is_own: bool = False
@@ -50,40 +52,41 @@ class Space(NamedTuple):
         """Whether all arrays of another space are in this one, up to their dtype."""
         if not (is_value(self.like) and is_value(other.like)):
             return False
-        (own, treedef), (others, other_treedef) = map(tree_flatten, (self.like, other.like))
+        leaves, treedef = tree_flatten(self.like)
+        others, other_treedef = tree_flatten(other.like)
         return same_treedef(treedef, other_treedef) and all(
             x.shape == y.shape
             and ((is_inexact(x) and is_inexact(y)) or (a is not None and a == b))
-            for x, y, a, b in zip(own, others, self.labels, other.labels, strict=True)
+            for x, y, a, b in zip(leaves, others, self.labels, other.labels, strict=True)
         )
 
-    def holds_multiples(self, found: Dependence, operands: Sequence[Tangents]) -> bool:
+    def holds_multiples(self, fact: Dependence, operands: Sequence[Tangents]) -> bool:
         """Whether arrays of some spaces, as a rule combines them, are in this one.
 
         Each entry may be multiplied by another number. Where entries repeat, the numbers
         have to repeat as well: those of an operand with the same structure do, and so does
         a function of them, entry by entry.
         """
-        if found.kind == Kind.ZERO:
+        if fact.kind == Kind.ZERO:
             return True
         return (
-            found.kind in (Kind.SAME, Kind.LINEAR)
-            and (self.confined == "entries" or self._repeats(found, operands))
-            and all(self.holds(operands[i].space) for i in found.sources)
+            fact.kind in (Kind.SAME, Kind.LINEAR)
+            and (self.confined == "entries" or self._repeats(fact, operands))
+            and all(self.holds(operands[i].space) for i in fact.sources)
         )
 
     def gives_all_to(
-        self, found: Dependence, other: Space, operands: Sequence[Tangents]
+        self, fact: Dependence, other: Space, operands: Sequence[Tangents]
     ) -> bool:
         """Whether a cotangent of another space needs no more of one of this than this has."""
-        is_function = self.confined == "entries" and found.kind <= Kind.ENTRYWISE
-        is_multiple = self._repeats(found, operands) and found.kind <= Kind.LINEAR
+        is_function = self.confined == "entries" and fact.kind <= Kind.ENTRYWISE
+        is_multiple = self._repeats(fact, operands) and fact.kind <= Kind.LINEAR
         return (is_function or is_multiple) and self.holds(other)
 
-    def _repeats(self, found: Dependence, operands: Sequence[Tangents]) -> bool:
+    def _repeats(self, fact: Dependence, operands: Sequence[Tangents]) -> bool:
         """Whether what sources are multiplied by has the same number where entries repeat."""
-        return found.beside is not None and all(
-            operands[i].space.is_own and self.holds(operands[i].space) for i in found.beside
+        return fact.beside is not None and all(
+            operands[i].space.is_own and self.holds(operands[i].space) for i in fact.beside
         )
 
     def cast(self, dtype: Any) -> Space:
@@ -102,7 +105,7 @@ class Tangents(NamedTuple):
     moving: tuple[bool, ...]
 
 
-def tangents_of(operand: Any, settings: Settings, first: int = 0) -> Tangents:
+def tangents_of(operand: Operand, settings: Settings, first: int = 0) -> Tangents:
     """The tangents of an operand whose first leaf has the number ``first``."""
     operand = on_avals(operand)
     leaves = tree_leaves(operand)
@@ -121,13 +124,14 @@ def _tangents_of_value(value: Value, settings: Settings, first: int) -> Tangents
     floats = [x for x in leaves if is_inexact(x)]
     out: list[Any] = []
 
-    def tangent(*args: Any) -> list[Any]:
-        own, rest = args[: len(leaves)], iter(args[len(leaves) :])
+    def tangent(*args: jax.Array) -> list[Any]:
+        primals, rest = args[: len(leaves)], iter(args[len(leaves) :])
         tangents = [next(rest) if is_inexact(x) else zero_tangent(x, False) for x in leaves]
-        made = derivative(tree_unflatten(treedef, own), tree_unflatten(treedef, tangents))
-        found, tree = tree_flatten(made)
+        along = tree_unflatten(treedef, tangents)
+        made = derivative(tree_unflatten(treedef, primals), along)
+        results, tree = tree_flatten(made)
         out.append(tree)
-        return found
+        return results
 
     debug_info = _compat.new_debug_info(f"{type(value).__name__}.tangent")
     with use_settings(settings._replace(recorder=None)):
@@ -152,21 +156,21 @@ def _is_in_own_space(value: Value) -> bool:
     return all(map(_is_in_own_space, inside))
 
 
-def _labels(found: Iterable[Dependence]) -> tuple[Any, ...]:
-    return tuple(next(iter(x.sources)) if x.kind == Kind.SAME else None for x in found)
+def _labels(facts: Iterable[Dependence]) -> tuple[Any, ...]:
+    return tuple(next(iter(x.sources)) if x.kind == Kind.SAME else None for x in facts)
 
 
-def of_operands(operands: Sequence[Any], settings: Settings) -> list[Tangents]:
+def of_operands(operands: Sequence[Operand], settings: Settings) -> list[Tangents]:
     """The tangents of each operand."""
-    found, first = [], 0
+    all_tangents, first = [], 0
     for operand in operands:
-        found.append(tangents_of(operand, settings, first))
+        all_tangents.append(tangents_of(operand, settings, first))
         first += len(tree_leaves(operand))
-    return found
+    return all_tangents
 
 
 def of_moving_leaves(
-    fn: Callable[..., Any], operands: Sequence[Any], settings: Settings
+    fn: Callable[..., Any], operands: Sequence[Operand], settings: Settings
 ) -> Callable[..., Any]:
     """A function of constants and leaves, for which leaves that no array depends on are constant.
 
@@ -175,36 +179,36 @@ def of_moving_leaves(
     """
     moving = [is_moving for x in of_operands(operands, settings) for is_moving in x.moving]
 
-    def call(*leaves: Any) -> Any:
+    def call(*leaves: jax.Array) -> Any:
         first = len(leaves) - len(moving)
-        own = (
+        differentiated = (
             x if is_moving else lax.stop_gradient(x)
             for x, is_moving in zip(leaves[first:], moving, strict=True)
         )
-        return fn(*leaves[:first], *own)
+        return fn(*leaves[:first], *differentiated)
 
     return call
 
 
 def of_results(
-    restaged: Restaged, results: Iterable[int], settings: Settings
+    rewritten: Rewritten, results: Iterable[int], settings: Settings
 ) -> dict[int, Space]:
     """The tangent spaces of some results of a function, by position."""
-    consts, places = len(restaged.consts), len(restaged.jaxpr.invars)
+    consts, places = len(rewritten.consts), len(rewritten.jaxpr.invars)
     given = [*[FIXED] * consts, *map(source, range(places - consts))]
-    numbers = iter(_labels(dependences(restaged.jaxpr, given)))
-    found = {}
-    for i, result in enumerate(restaged.results()):
-        own = [next(numbers) for _ in tree_leaves(result)]
+    numbers = iter(_labels(dependences(rewritten.jaxpr, given)))
+    spaces = {}
+    for i, result in enumerate(rewritten.results()):
+        indices = [next(numbers) for _ in tree_leaves(result)]
         if i in results:
             space = tangents_of(result, settings).space
-            labels = tuple(None if x is None else own[x] for x in space.labels)
-            found[i] = space._replace(labels=labels)
-    return found
+            labels = tuple(None if x is None else indices[x] for x in space.labels)
+            spaces[i] = space._replace(labels=labels)
+    return spaces
 
 
 def run_on_tangents(
-    jaxpr: Any,
+    jaxpr: AnyJaxpr,
     operands: Sequence[Space],
     wanted: Sequence[Space],
     settings: Settings,
@@ -217,20 +221,20 @@ def run_on_tangents(
     """
     leaving = _Denser(tuple(structure_of(space.like) for space in wanted))
     likes = [space.like for space in operands]
-    restaged = restage(site, jaxpr, likes, leaving=leaving, settings=settings)
+    rewritten = rewrite_jaxpr(site, jaxpr, likes, leaving=leaving, settings=settings)
     labels = [x for space in operands for x in space.labels]
     given = [
-        *[FIXED] * len(restaged.consts),
+        *[FIXED] * len(rewritten.consts),
         *(FIXED if x is None else source(x) for x in labels),
     ]
-    found = iter(_labels(dependences(restaged.jaxpr, given)))
+    made = iter(_labels(dependences(rewritten.jaxpr, given)))
     return [
-        Space(on_avals(x), tuple(next(found) for _ in tree_leaves(x)))
-        for x in restaged.results()
+        Space(on_avals(x), tuple(next(made) for _ in tree_leaves(x)))
+        for x in rewritten.results()
     ]
 
 
-def of_primals(operands: Sequence[Any]) -> list[Space]:
+def of_primals(operands: Sequence[Operand]) -> list[Space]:
     """The operands themselves, not their tangents, for `run_on_tangents`."""
     numbers = itertools.count()
     return [
@@ -238,13 +242,13 @@ def of_primals(operands: Sequence[Any]) -> list[Space]:
     ]
 
 
-def fixed(array: Any) -> Space:
+def fixed(array: object) -> Space:
     """An array that a rule closes over, for `run_on_tangents`."""
     return Space(_compat.leaf_aval(array), (None,))
 
 
 class _Denser(NamedTuple):
-    """Makes results denser, layer by layer, up to a structure. An adapter of `restage`."""
+    """Makes results denser, layer by layer, up to a structure. An adapter of `rewrite_jaxpr`."""
 
     structures: tuple[Structure, ...]
 
@@ -257,5 +261,5 @@ class _Denser(NamedTuple):
         ]
 
 
-def _is_of(structure: Structure, operand: Any) -> bool:
+def _is_of(structure: Structure, operand: Tree) -> bool:
     return structure_of(operand) == structure

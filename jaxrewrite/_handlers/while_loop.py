@@ -8,14 +8,14 @@ from typing import Any
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._compat import Var
-from .._core.bodies import restage
-from .._core.builder import Restaged
+from .._compat import AnyJaxpr, Var
+from .._core.bodies import rewrite_jaxpr
+from .._core.builder import Rewritten
 from .._core.dense import Reason
 from .._core.join import Structure
 from .._core.rewrite import handlers
 from .._core.site import Site
-from .._core.value import is_value
+from .._core.value import Operand, Results, is_value
 from .adapters import Coerce, MakeDense
 from .carry import body_inputs, fixed_point
 
@@ -26,7 +26,7 @@ _DECIDES = Reason(
 )
 
 
-def while_handler(site: Site, operands: list[Any]) -> Any:
+def while_handler(site: Site, operands: list[Operand]) -> Results:
     has_values = any(map(is_value, operands))
     params = site.params
     condition, body = params["cond_jaxpr"], params["body_jaxpr"]
@@ -36,28 +36,28 @@ def while_handler(site: Site, operands: list[Any]) -> Any:
     carry = operands[num_condition + num_body :]
 
     def rewrite(
-        jaxpr: Any,
+        jaxpr: AnyJaxpr,
         consts: Sequence[Any],
         structures: Sequence[Structure],
         leaving: Coerce | MakeDense | None,
-    ) -> Restaged:
+    ) -> Rewritten:
         likes = [structure.like() for structure in structures]
         inputs = body_inputs(jaxpr, [*consts, *likes])
-        return restage(site, jaxpr, inputs, leaving=leaving)
+        return rewrite_jaxpr(site, jaxpr, inputs, leaving=leaving)
 
-    def rewrite_body(structures: Sequence[Structure], leaving: Coerce | None) -> Restaged:
+    def rewrite_body(structures: Sequence[Structure], leaving: Coerce | None) -> Rewritten:
         return rewrite(body, body_consts, structures, leaving)
 
-    settled = fixed_point(site, carry, rewrite_body, has_values)
-    turn = settled.body
+    solved = fixed_point(site, carry, rewrite_body, has_values)
+    turn = solved.body
     # The result of the condition must be an array.
     whether = MakeDense((True,), _DECIDES)
-    test = rewrite(condition, condition_consts, settled.structures, whether)
+    test = rewrite(condition, condition_consts, solved.structures, whether)
     if not has_values and not (turn.changed or test.changed):
         return NotImplemented  # The equation stays as it is.
-    carry = settled.start(site)
-    test_leaves = [*site.include(test), *tree_leaves(condition_consts)]
-    turn_leaves = [*site.include(turn), *tree_leaves(body_consts)]
+    carry = solved.start(site)
+    test_leaves = [*site.take_over(test), *tree_leaves(condition_consts)]
+    turn_leaves = [*site.take_over(turn), *tree_leaves(body_consts)]
     carry_leaves = tree_leaves(carry)
     results = [Var(aval) for aval in turn.jaxpr.out_avals]
     params = {

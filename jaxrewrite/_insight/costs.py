@@ -15,6 +15,7 @@ expensive branch, or the one for the default platform if it chooses by platform.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -45,10 +46,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 def total(costs: Iterable[Cost]) -> Cost:
-    whole = Cost()
-    for cost in costs:
-        whole = whole.plus(cost)
-    return whole
+    return functools.reduce(Cost.plus, costs, Cost())
 
 
 def of_jaxpr(jaxpr: Any) -> Cost:
@@ -62,19 +60,19 @@ def of_equation(eqn: JaxprEqn) -> Cost:
     bodies = list(jex_core.jaxprs_in_params(eqn.params))
     if not bodies or name in _WITH_ENTRYWISE_BODY:
         return Cost(_flops(eqn), _bytes(eqn))
-    own = [of_jaxpr(body) for body in bodies]
+    of_bodies = [of_jaxpr(body) for body in bodies]
     if name == "cond":
         platforms = eqn.params.get("branches_platforms")
-        return max(own) if platforms is None else own[_branch_here(platforms)]
+        return max(of_bodies) if platforms is None else of_bodies[_branch_here(platforms)]
     if name == "scan":
-        return own[0].times(eqn.params["length"])
+        return of_bodies[0].times(eqn.params["length"])
     if name == "while":
-        return total(own)
+        return total(of_bodies)
     if name in ("custom_linear_solve", "linear_call"):
         # Of a solve only the solve runs, and of a linear call only its function.
         return of_jaxpr(_forward(eqn))
     # A call, with derivative rules that do not run or are jaxprs made later.
-    return own[0]
+    return of_bodies[0]
 
 
 def _branch_here(platforms: Sequence[Sequence[str] | None]) -> int:

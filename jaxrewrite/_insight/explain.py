@@ -5,13 +5,13 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from jax.tree_util import tree_leaves
 
 from .. import _compat
-from .._compat import DropVar, JaxprEqn
+from .._compat import DropVar, JaxprEqn, Var
 from .._core.avals import aval_of
 from .._core.dense import NO_RULE
 from .._core.notices import collected
@@ -92,8 +92,9 @@ def explain(
                 filter_spec,
                 settings._replace(policy="allow", recorder=recorder),
             )
-        whole = recorder.programs[-1]
-        both = costs.of_jaxpr(whole.original), costs.of_jaxpr(whole.rewritten)
+        program = recorder.programs[-1]
+        passes = _note_passes(recorder)
+        both = costs.of_jaxpr(program.original), costs.of_jaxpr(program.rewritten)
         arrays = [
             describe_operand(x)
             for x in tree_leaves((args, kwargs), is_leaf=is_value)
@@ -103,13 +104,50 @@ def explain(
             getattr(fn, "__qualname__", type(fn).__name__),
             tuple(arrays),
             settings.policy,
-            _steps(whole, 1, _compat.current_location() or ("", 0, "")),
+            _steps(program, 1, _compat.current_location() or ("", 0, "")),
             (both[0].flops, both[1].flops),
             (both[0].bytes, both[1].bytes),
-            len(whole.rewritten.eqns),
+            len(program.rewritten.eqns),
+            passes,
         )
 
     return report
+
+
+# --- passes -----------------------------------------------------------------------------
+
+
+def _note_passes(recorder: Recorder) -> tuple[str, ...]:
+    """Note in the records which passes made or changed their equations; return all passes.
+
+    A pass with primitives of its own, as that for patterns, is known by their equations.
+    """
+    changes = [change for change in recorder.passes if not change[0].primitives]
+    makers: dict[Var, list[type]] = {}
+    for pass_, before, after in changes:
+        known = set(map(_identity, before.eqns))
+        for eqn in after.eqns:
+            if _identity(eqn) not in known:
+                for var in eqn.outvars:
+                    makers.setdefault(var, []).append(type(pass_))
+    if makers:
+        for program in recorder.programs:
+            _note_makers(program.records, makers)
+    return tuple(dict.fromkeys(type(pass_).__name__ for pass_, *_ in changes))
+
+
+def _identity(eqn: JaxprEqn) -> Hashable:
+    params = tuple((name, id(value)) for name, value in eqn.params.items())
+    return eqn.primitive, params, *map(id, eqn.invars), *map(id, eqn.outvars)
+
+
+def _note_makers(records: Iterable[Record], makers: Mapping[Var, list[type]]) -> None:
+    for record in records:
+        outvars = record.site.eqn.outvars
+        record.changed_by[:0] = makers.get(outvars[0], ()) if outvars else ()
+        _note_makers(record.inner, makers)
+        for body in record.bodies:
+            _note_makers(body.records, makers)
 
 
 # --- steps ------------------------------------------------------------------------------
@@ -149,7 +187,7 @@ def _met_a_value(record: Record) -> bool:
     """Whether an equation, or one inside of it, had to do with a value, or was answered."""
     inside = itertools.chain(record.inner, *(body.records for body in record.bodies))
     return (
-        record.answer != "dense"
+        record.way != "dense"
         or any(map(is_value, [*record.operands, *record.results]))
         or any(map(_met_a_value, inside))
     )
@@ -171,7 +209,7 @@ def _step(record: Record, live: Set[Any], times: int | None, caller: Place) -> S
         *place,
         tuple(map(describe_operand, record.operands)),
         tuple(map(describe_operand, record.results)),
-        "pattern" if eqn.primitive is pattern_p else record.answer,
+        "pattern" if eqn.primitive is pattern_p else record.way,
         _rule_info(record),
         tuple(_declined(record)),
         tuple(new.primitive.name for new in added),
@@ -186,6 +224,7 @@ def _step(record: Record, live: Set[Any], times: int | None, caller: Place) -> S
         tuple(_bodies(record, times, place)),
         tuple(_steps_of(record.inner, live, times, place)),
         _covered(eqn),
+        tuple(dict.fromkeys(cls.__name__ for cls in record.changed_by)),
     )
 
 
@@ -212,9 +251,9 @@ def concerns(rule: Rule, types: tuple[type, ...]) -> bool:
     """
     if not is_of_a_library(rule):
         return True
-    taken = types[::-1] if rule.mirrored else types
-    combinations = rule.signature.combinations()
-    return any(Entry(rule, *own).outer(taken) > -math.inf for own in combinations)
+    in_order = types[::-1] if rule.mirrored else types
+    entries = (Entry(rule, *each) for each in rule.signature.combinations())
+    return any(entry.outer(in_order) > -math.inf for entry in entries)
 
 
 def _bodies(record: Record, times: int | None, place: Place) -> Iterable[Body]:
@@ -238,9 +277,9 @@ def _name_of(body: RecordedBody, record: Record, i: int) -> str:
 
 def _rule_info(record: Record) -> RuleInfo | None:
     is_pattern = record.site.primitive is pattern_p
-    if (is_pattern or record.answer == "rule") and record.rule is not None:
+    if (is_pattern or record.way == "rule") and record.rule is not None:
         return info_of(record.rule)
-    if record.answer == "default" and record.owner is not None:
+    if record.way == "default" and record.owner is not None:
         return info_of_default(record.owner)
     return None
 

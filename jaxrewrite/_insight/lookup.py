@@ -10,13 +10,13 @@ from typing import Any
 from .._compat import Primitive
 from .._core.annotations import Dense
 from .._core.errors import add_note
-from .._core.rewrite import handlers, keepers, owner_of_default
+from .._core.rewrite import handlers, leafwise_handlers, owner_of_default
 from .._core.rules import (
     Entry,
     Rule,
     RulesInForce,
-    find_primitive,
     foremost_of,
+    look_up_primitive,
     type_of,
 )
 from .._core.settings import current_settings
@@ -110,21 +110,22 @@ def rules(primitive: Any = None, type: Any = None) -> RuleList:  # noqa: A002
     wanted = None
     if primitive is not None:
         is_pattern = primitive == pattern_p.name
-        wanted = pattern_p if is_pattern else find_primitive(primitive)
-    found: list[Registered] = []
-    for own in current_settings().rules.tables:
+        wanted = pattern_p if is_pattern else look_up_primitive(primitive)
+    registered: list[Registered] = []
+    for rule_table in current_settings().rules.tables:
         entries: dict[Primitive, list[Entry]] = {}
-        for p, entry in own.entries():
+        for p, entry in rule_table.entries():
             if (wanted is None or p is wanted) and (cls is None or _takes(entry, cls)):
                 entries.setdefault(p, []).append(entry)
         for p in sorted(entries, key=lambda p: p.name):
-            found += [_registered(p, entry) for entry in _most_specific_first(entries[p])]
+            ordered = _most_specific_first(entries[p])
+            registered += [_registered(p, entry) for entry in ordered]
         if wanted in (None, pattern_p):
-            patterns = sorted(patterns_of(own), key=lambda p: -p.precedence)
+            patterns = sorted(patterns_of(rule_table), key=lambda p: -p.precedence)
             for entry in (e for p in patterns for e in entries_of(p)):
                 if cls is None or _takes(entry, cls):
-                    found.append(_registered(pattern_p, entry))
-    return RuleList(found)
+                    registered.append(_registered(pattern_p, entry))
+    return RuleList(registered)
 
 
 def _type_asked(x: Any) -> type[Value] | None:
@@ -217,6 +218,8 @@ class Which:
         The other rules whose types match, and why each does not answer.
     missing
         If no rule answers: the first lines of one that would.
+    changed_by
+        The names of the passes and of the hooks for operands that change the equation first.
     """
 
     primitive: str
@@ -225,9 +228,12 @@ class Which:
     rule: RuleInfo | None
     others: tuple[tuple[RuleInfo, str], ...]
     missing: str
+    changed_by: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{self.primitive} on ({', '.join(self.operands)}): {self.decision}"]
+        if self.changed_by:
+            lines.append(f"  changed by {', '.join(self.changed_by)}")
         if self.rule is not None:
             lines.append(f"  {place(self.rule)}")
         lines += [f"  not {place(rule)}: {why}" for rule, why in self.others]
@@ -278,14 +284,14 @@ def which(primitive: Primitive | str, *operands: Any, **params: Any) -> Which:
     @jaxrewrite.register("fft")
     def _(x: Diagonal, **params): ...
     """
-    found = find_primitive(primitive)
-    _check_call(found, operands, params)
+    primitive = look_up_primitive(primitive)
+    _check_call(primitive, operands, params)
     are_types = [inspect.isclass(x) for x in operands]
     if any(are_types):
         if not all(are_types) or params:
             raise TypeError("which takes operands and parameters, or types alone.")
-        return _by_types(found, operands)
-    return _by_operands(found, operands, params)
+        return _by_types(primitive, operands)
+    return _by_operands(primitive, operands, params)
 
 
 def _check_call(primitive: Primitive, operands: Sequence[Any], params: Any) -> None:
@@ -309,8 +315,8 @@ def _by_types(primitive: Primitive, types: Sequence[type]) -> Which:
     kinds = tuple(cls if issubclass(cls, Value) else Dense for cls in types)
     groups = [
         [entry.rule for entry in group if concerns(entry.rule, kinds)]
-        for own in current_settings().rules.tables
-        for group in _in_order(own.matches(primitive, kinds), kinds)
+        for rule_table in current_settings().rules.tables
+        for group in _in_order(rule_table.matches(primitive, kinds), kinds)
     ]
     groups = [group for group in groups if group]
     # A rule and its twin for the opposite order are one function, and not ambiguous.
@@ -351,7 +357,7 @@ def _without_rules(
     owner = owner_of_default(primitive, [cls for cls in types if issubclass(cls, Value)])
     if owner is not None:
         return "default", owner
-    return ("identity" if primitive.name in keepers else "dense"), None
+    return ("identity" if primitive.name in leafwise_handlers else "dense"), None
 
 
 def _place_in_order(rule: Rule, tied: Set[Any]) -> str:
@@ -376,7 +382,8 @@ def _by_operands(primitive: Primitive, operands: Sequence[Any], params: Any) -> 
     kinds = tuple(map(_kind, operands))
     matching = _rules_matching(current_settings().rules, primitive, kinds)
     if not steps:
-        return Which(primitive.name, report.arguments, "dense", None, (), "")
+        changed_by = report.passes
+        return Which(primitive.name, report.arguments, "dense", None, (), "", changed_by)
     (step,) = steps
     others = [(d.rule, d.why) for d in step.declined]
     known = {step.rule, *(rule for rule, _ in others)}
@@ -384,7 +391,13 @@ def _by_operands(primitive: Primitive, operands: Sequence[Any], params: Any) -> 
     others += _patterns_with(primitive)
     missing = missing_rule(primitive.name, operands) if step.decision == "dense" else ""
     return Which(
-        primitive.name, step.operands, step.decision, step.rule, tuple(others), missing
+        primitive.name,
+        step.operands,
+        step.decision,
+        step.rule,
+        tuple(others),
+        missing,
+        step.changed_by,
     )
 
 
@@ -395,6 +408,6 @@ def _kind(operand: Any) -> type:
 def _rules_matching(
     in_force: RulesInForce, primitive: Primitive, kinds: tuple[type, ...]
 ) -> list[RuleInfo]:
-    matches = [e for own in in_force.tables for e in own.matches(primitive, kinds)]
+    matches = [e for rules in in_force.tables for e in rules.matches(primitive, kinds)]
     named = [entry.rule for entry in matches if concerns(entry.rule, kinds)]
     return list(dict.fromkeys(map(info_of, named)))

@@ -53,7 +53,9 @@ def _step(step: Step) -> str:
         f'<span class="{kind}">{_text(decided(step))}</span> '
         f"FLOPs {amount(step.flops[0])} &rarr; {amount(step.flops[1])}"
     )
+    makers = ", ".join(step.changed_by)
     inside = [
+        *([_note(f"changed by {makers}")] if makers else []),
         *(_note(f"declined: {d.rule.name}, {d.why}") for d in step.declined),
         *map(_note, step.joined),
         *map(_step, step.inner),

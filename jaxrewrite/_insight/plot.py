@@ -28,7 +28,7 @@ def by_line(report: Report) -> dict[str, tuple[float, float]]:
 
 
 def _leaves(report: Report) -> list[Step]:
-    found: list[Step] = []
+    leaves: list[Step] = []
     rest = list(report.tree)
     while rest:
         step = rest.pop(0)
@@ -36,8 +36,8 @@ def _leaves(report: Report) -> list[Step]:
         if inside:
             rest = [*inside, *rest]
         else:
-            found.append(step)
-    return found
+            leaves.append(step)
+    return leaves
 
 
 def as_figure(report: Report) -> Any:

@@ -88,6 +88,9 @@ class Step:
         The steps of a rule's equations on fields that are values, and of transforms in it.
     covered
         For a pattern, the primitives of the equations that it took the place of.
+    changed_by
+        The names of the passes that made or changed the equation, and of the hooks that gave
+        it other operands, before rules met it.
     """
 
     primitive: str
@@ -108,6 +111,7 @@ class Step:
     bodies: tuple[Body, ...]
     inner: tuple[Step, ...]
     covered: tuple[str, ...] = ()
+    changed_by: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,7 +124,7 @@ class Body:
 
 
 # The form of the JSON text. A change that older readers can't read has a new number.
-VERSION = 2
+VERSION = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +148,8 @@ class Report:
         Dense and implicit, of the whole program, with the equations that met no value.
     equations
         How many equations the rewritten program has, without those of bodies.
+    passes
+        The names of the passes that changed the program, or a body in it, but for patterns.
     """
 
     program: str
@@ -153,6 +159,7 @@ class Report:
     flops: tuple[float, float]
     bytes: tuple[float, float]
     equations: int
+    passes: tuple[str, ...] = ()
 
     @property
     def steps(self) -> tuple[Step, ...]:
@@ -162,8 +169,8 @@ class Report:
     @property
     def dense(self) -> tuple[tuple[Step, MadeDense], ...]:
         """What became dense, each with its step, the most bytes in one call first."""
-        found = [(step, made) for step in self.steps for made in step.dense]
-        return tuple(sorted(found, key=lambda x: -x[1].bytes * (x[0].times or 1)))
+        made_dense = [(step, made) for step in self.steps for made in step.dense]
+        return tuple(sorted(made_dense, key=lambda x: -x[1].bytes * (x[0].times or 1)))
 
     @property
     def rules(self) -> tuple[RuleInfo, ...]:

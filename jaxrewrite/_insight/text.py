@@ -36,17 +36,19 @@ def as_text(report: Report) -> str:
 
 
 def totals(report: Report) -> list[str]:
-    """The three lines at the end of a report."""
+    """The lines at the end of a report."""
     matches = sum(step.decision == "pattern" for step in report.steps)
     others, dense = len(report.steps) - matches, len(report.dense)
     met = f"{others} {_plural('equation', others)} met a value"
     if matches:
-        found = "1 match" if matches == 1 else f"{matches} matches"
-        met = f"{found} of patterns" + (f"; {met}" if others else "")
+        count = "1 match" if matches == 1 else f"{matches} matches"
+        met = f"{count} of patterns" + (f"; {met}" if others else "")
     became = f"{dense} {_plural('value', dense)} became dense"
     if report.policy == "forbid" and dense:
         became += ", which the policy forbids"
+    passes = ", ".join(report.passes)
     return [
+        *([f"The program was changed by {passes}."] if passes else []),
         f"{met}; {became}.",
         f"FLOPs: {_change(report.flops)}.",
         f"Bytes, each equation by itself: {_change(report.bytes)}.",
@@ -93,6 +95,8 @@ def _lines(step: Step, depth: int) -> Iterator[str]:
         f"{', '.join(step.results)}"
     )
     yield _cut(f"{indent}  {decided(step)}; FLOPs {_ratio(step.flops)}")
+    if step.changed_by:
+        yield _cut(f"{indent}  changed by {', '.join(step.changed_by)}")
     for declined in step.declined:
         yield _cut(f"{indent}  declined: {short_place(declined.rule)}, {declined.why}")
     for joined in step.joined:

@@ -97,21 +97,21 @@ def _structures(
         is_leading = isinstance(params["i_static"], int)
     if not is_leading:  # The place is not one index along the first axis.
         return None
-    whole = structure_of(buffer)
+    both = structure_of(buffer)
     length = (aval_of(buffer) if is_value(buffer) else buffer).shape[0]
     if is_value(item) and not isinstance(item, KnownZeros):
-        whole = join(site, whole, structure_of(stack_like(site, item, length)))
-    if not is_value(whole.like()):
+        both = join(site, both, structure_of(stack_like(site, item, length)))
+    if not is_value(both.like()):
         return None
-    element = element_like(site, whole.like(), length)
+    element = element_like(site, both.like(), length)
     if not is_value(element):
         return None
     one = structure_of(element)
-    if structure_of(stack_like(site, element, length)) != whole:
+    if structure_of(stack_like(site, element, length)) != both:
         return None
     if not fits(site, structure_of(item), one):
         return None
-    return _Structures(whole, one, whole)
+    return _Structures(both, one, both)
 
 
 def _batched(

@@ -114,13 +114,13 @@ def _on_values(
         leaves = [next(rest) if type(x) is object else x for x in static]
         return tree_unflatten(treedef, leaves)
 
-    found = []
+    facts = []
 
     def on_arrays(*arrays: Any) -> None:
-        found.append(lineax.facts_of(arguments(arrays)))
+        facts.append(lineax.facts_of(arguments(arrays)))
 
     jax.eval_shape(on_arrays, *avals_of(operands))
-    results = lineax.solve(primitive, settings, arguments(operands), found[0])
+    results = lineax.solve(primitive, settings, arguments(operands), facts[0])
     return [x for x in tree_leaves(results) if isinstance(x, jax.Array)]
 
 
@@ -129,10 +129,10 @@ def select_handler(site: Site, operands: list[Any]) -> Any:
     which, x, y = operands
     if is_value(which) or not (is_value(x) or is_value(y)):
         return NotImplemented
-    found = together(site, (x, y))
-    if found is None:
+    joined = together(site, (x, y))
+    if joined is None:
         return NotImplemented
-    cases, both = found
+    cases, both = joined
     leaves = [tree_leaves(coerce(site, case, both)) for case in cases]
     results = [Var(aval) for aval in both.avals]
     for of_x, of_y, result in zip(*leaves, results, strict=True):

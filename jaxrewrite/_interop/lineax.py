@@ -40,10 +40,10 @@ class _Rewritten(eqx.Module):
             return [x for x in traced[-1][0] if eqx.is_array(x)]
 
         with use_settings(self.settings):
-            found = iter(transform(arrays)(self.inside, *args))
+            results = iter(transform(arrays)(self.inside, *args))
         leaves, treedef = traced[-1]
         return tree_unflatten(
-            treedef, [next(found) if eqx.is_array(x) else x for x in leaves]
+            treedef, [next(results) if eqx.is_array(x) else x for x in leaves]
         )
 
 

@@ -15,7 +15,7 @@ from .._core.errors import add_note
 from .._core.rewrite import handlers
 from .._core.rules import Choice, Declined, Entry, Failure, guarded, names_of_types, type_of
 from .._core.site import Site
-from .._core.traces import Answer, Flat
+from .._core.traces import Flat, RuleResult
 from .._core.value import is_value
 from .._staging.transform import transform
 from .bodies import Body, results_of
@@ -30,7 +30,7 @@ class _Answered(NamedTuple):
     those that it takes as arrays, even if they are values.
     """
 
-    answer: Answer
+    answer: RuleResult
     taken: Sequence[int]
     whole: Sequence[int]
 
@@ -39,7 +39,7 @@ class _Answered(NamedTuple):
         return self.answer.traced
 
 
-_NO_ANSWER = _Answered(Answer(NotImplemented), (), ())
+_NO_ANSWER = _Answered(RuleResult(NotImplemented), (), ())
 
 
 def pattern_handler(site: Site, operands: list[Any]) -> Any:
@@ -109,7 +109,7 @@ def _flat(
 def _first_answer(site: Site, operands: Sequence[Any], declined: list[Declined]) -> Any:
     """The answer of the first pattern that does not decline."""
     plan = site.params["plan"]
-    num_own = len(site.settings.rules.own())
+    num_own = len(site.settings.rules.own_tables())
     for group in _groups(plan.options):
         taken = [operands[o] for option in group for o in positions(option)]
         if group[0].match.depth >= num_own and not any(map(is_value, taken)):

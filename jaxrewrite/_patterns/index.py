@@ -101,7 +101,7 @@ class Shapes:
         self._index = index
         self._sources: dict[Any, list[Any]] = {}
         # The same, with the program's equations that were looked at.
-        self._watched: dict[Any, tuple[list[Any], set[int]]] = {}
+        self._open_primitives: dict[Any, tuple[list[Any], set[int]]] = {}
         self._numbers: dict[Any, int] = {}
 
     def of(self, frame: Frame, i: int, level: int) -> int:
@@ -128,12 +128,12 @@ class Shapes:
         key, top = (frame, i), frame.top
         watch = top.watch
         if watch is not None:
-            if key not in self._watched:
+            if key not in self._open_primitives:
                 top.watch = Watch(frame.number_in_top(i))  # It is looked at itself.
                 sources = [_watched_source(frame, atom) for atom in frame.eqns[i].invars]
-                self._watched[key] = sources, top.watch.touched
+                self._open_primitives[key] = sources, top.watch.touched
                 top.watch = watch
-            sources, touched = self._watched[key]
+            sources, touched = self._open_primitives[key]
             watch.touched |= touched
             return sources
         known = self._sources.get(key)

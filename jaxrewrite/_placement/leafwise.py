@@ -16,7 +16,7 @@ from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from .. import _compat
 from .._compat import UNSPECIFIED
-from .._core.avals import aval_of, fields
+from .._core.avals import aval_of, children
 from .._core.site import Site
 from .._core.value import Value, is_value
 
@@ -26,21 +26,21 @@ def specs_of_leaves(value: Value, spec: PartitionSpec) -> list[Any] | None:
     if all(axes is None for axes in spec):
         return [PartitionSpec()] * len(tree_leaves(value))
     cls = type(value)
-    answer = value.leaf_specs(spec)
-    if answer is NotImplemented:
+    returned = value.leaf_specs(spec)
+    if returned is NotImplemented:
         return None
-    if type(answer) is not cls:
+    if type(returned) is not cls:
         raise TypeError(
             f"{cls.__name__}.leaf_specs must return a {cls.__name__} with a PartitionSpec "
-            f"for each leaf; it returned a {type(answer).__name__}."
+            f"for each leaf; it returned a {type(returned).__name__}."
         )
     specs: list[Any] = []
-    for field, own in zip(fields(value)[0], fields(answer)[0], strict=True):
-        if not isinstance(own, PartitionSpec):
+    for field, spec in zip(children(value)[0], children(returned)[0], strict=True):
+        if not isinstance(spec, PartitionSpec):
             raise TypeError(
-                f"{cls.__name__}.leaf_specs has {own!r} in place of a PartitionSpec."
+                f"{cls.__name__}.leaf_specs has {spec!r} in place of a PartitionSpec."
             )
-        of_field = specs_of_leaves(field, own) if is_value(field) else [own]
+        of_field = specs_of_leaves(field, spec) if is_value(field) else [spec]
         if of_field is None:
             return None
         specs.extend(of_field)
@@ -85,10 +85,10 @@ def places_of_leaves(value: Value, place: Any, default: Any) -> list[Any]:
     if specs is None:
         shape = aval_of(value).shape
         return [place if leaf.shape == shape else default for leaf in leaves]
-    own = [place.update(spec=spec) for spec in specs]
+    shardings = [place.update(spec=spec) for spec in specs]
     return [
         sharding if _fits(sharding, leaf) else default
-        for sharding, leaf in zip(own, leaves, strict=True)
+        for sharding, leaf in zip(shardings, leaves, strict=True)
     ]
 
 
@@ -144,11 +144,11 @@ def constrain(site: Site, operands: Sequence[Any]) -> list[Any]:
     shardings = place_leaves(site, value, sharding, None)
     constrained = [
         leaf
-        if own is None
+        if place is None
         else site.call_on_arrays(
-            lambda x, own=own: [lax.with_sharding_constraint(x, own)], [leaf]
+            lambda x, place=place: [lax.with_sharding_constraint(x, place)], [leaf]
         )[0]
-        for leaf, own in zip(tree_leaves(value), shardings, strict=True)
+        for leaf, place in zip(tree_leaves(value), shardings, strict=True)
     ]
     return [tree_unflatten(tree_structure(value), constrained)]
 
@@ -159,6 +159,6 @@ def reshard(site: Site, operands: Sequence[Any]) -> list[Any]:
     sharding = site.params["dst_sharding"]
     shardings = place_leaves(site, value, sharding, unsplit(sharding))
     results = []
-    for leaf, own in zip(tree_leaves(value), shardings, strict=True):
-        results += site.with_params(dst_sharding=own).map_leaves([leaf])
+    for leaf, place in zip(tree_leaves(value), shardings, strict=True):
+        results += site.with_params(dst_sharding=place).map_leaves([leaf])
     return [tree_unflatten(tree_structure(value), results)]

@@ -162,9 +162,9 @@ def _of_leaf(path: str, leaf: Any, mesh: Mesh, rules: Rules) -> Any:
             ) from error
     if not is_value(leaf):
         return sharding
-    whole = NamedSharding(mesh, PartitionSpec())
-    placed = places_of_leaves(leaf, sharding, whole)
-    if placed and spec and all(one is whole for one in placed):
+    replicated = NamedSharding(mesh, PartitionSpec())
+    placed = places_of_leaves(leaf, sharding, replicated)
+    if placed and spec and all(one is replicated for one in placed):
         warnings.warn(
             f"A rule splits {path!r}, a {type(leaf).__name__}, {not_split(leaf)}",
             stacklevel=4,
@@ -189,9 +189,9 @@ def _array_type(leaf: Any) -> Any:
 
 def _spec(path: str, leaf: Any, rules: Rules) -> PartitionSpec | None:
     if callable(rules):
-        found = rules(path, leaf)
+        spec = rules(path, leaf)
     else:
-        found = next((spec for rule, spec in rules if re.search(rule, path)), None)
-    if found is not None and not isinstance(found, PartitionSpec):
-        raise TypeError(f"The rule for {path!r} has {found!r} in place of a PartitionSpec.")
-    return found
+        spec = next((spec for rule, spec in rules if re.search(rule, path)), None)
+    if spec is not None and not isinstance(spec, PartitionSpec):
+        raise TypeError(f"The rule for {path!r} has {spec!r} in place of a PartitionSpec.")
+    return spec

@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from jax.tree_util import PyTreeDef, tree_unflatten
@@ -23,6 +23,7 @@ from .. import _compat
 from .._compat import Jaxpr, Var
 from .._core.settings import Settings
 from .._core.site import Site
+from .._core.value import ArrayOrValue
 from .program import run_on_values
 
 
@@ -44,12 +45,12 @@ class Staging:
         """The index of the equation that makes each variable; few programs need it."""
         return {var: i for i, eqn in enumerate(self.jaxpr.eqns) for var in eqn.outvars}
 
-    def has(self, var: Any) -> bool:
+    def has(self, var: Hashable) -> bool:
         return var in self._made_by or var in self.jaxpr.invars
 
     def value_of(
         self, var: Var, leaves: Sequence[Any], settings: Settings, site: Site
-    ) -> Any:
+    ) -> ArrayOrValue:
         """The array or value of a variable when the program runs on ``leaves``."""
         self.is_spent = True
         eqns = self.jaxpr.eqns
@@ -60,9 +61,9 @@ class Staging:
                 steps.add(step)
                 needed += [atom for atom in eqns[step].invars if isinstance(atom, Var)]
         kept = [eqns[step] for step in sorted(steps)]
-        whole = self.jaxpr
+        staged = self.jaxpr
         jaxpr = _compat.new_jaxpr(
-            whole.invars, [var], kept, whole.debug_info, whole.is_high
+            staged.invars, [var], kept, staged.debug_info, staged.is_high
         )
         operands = [*self.consts, *tree_unflatten(self.in_tree, leaves)]
         return run_on_values(settings, jaxpr, operands, site)[0]
@@ -93,7 +94,7 @@ def resolve(consts: Sequence[Any], settings: Settings, site: Site) -> list[Any]:
     return [_resolved(const, settings, site) for const in consts]
 
 
-def _resolved(const: Any, settings: Settings, site: Site) -> Any:
+def _resolved(const: object, settings: Settings, site: Site) -> object:
     var = _compat.variable_of(const)
     if var is not None:
         for staging, leaves in reversed(_running.frames):

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from .. import _compat
-from .._compat import JaxprEqn, Literal, Var
+from .._compat import Atom, JaxprEqn, Literal, Var
 from .._core.caches import bounded_cache
 
 
@@ -54,7 +54,7 @@ def in_lines(steps: Sequence[Step], outvars: Sequence[Any]) -> list[Step]:
     return lines
 
 
-def _line(step: Step) -> Any:
+def _line(step: Step) -> object:
     """What steps of the same line have in common; an object of its own for others."""
     eqn = step.eqn
     is_equation = step.is_jitted and step.results is eqn.outvars and not eqn.effects
@@ -67,16 +67,16 @@ _functions = bounded_cache(512)
 
 def _as_one(run: Sequence[Step], needed: set[Var]) -> Step:
     eqns = [step.eqn for step in run]
-    numbers: dict[Any, int] = {}
-    taken: list[Var] = []
+    numbers: dict[Var, int] = {}
+    inputs: list[Var] = []
     described: list[Hashable] = []
 
-    def number(atom: Any) -> Hashable:
-        if type(atom) is Literal:
+    def number(atom: Atom) -> Hashable:
+        if isinstance(atom, Literal):
             return atom.aval, np.asarray(atom.val).tobytes()
         if atom not in numbers:
             numbers[atom] = len(numbers)
-            taken.append(atom)
+            inputs.append(atom)
         return numbers[atom]
 
     for eqn in eqns:
@@ -87,21 +87,21 @@ def _as_one(run: Sequence[Step], needed: set[Var]) -> Step:
     produced = [var for eqn in eqns for var in eqn.outvars if var in needed]
     key = (
         tuple(described),
-        tuple(var.aval for var in taken),
+        tuple(var.aval for var in inputs),
         tuple(numbers[var] for var in produced),
     )
     call = _functions.get(key)
     if call is None:
-        call = jax.jit(_function(eqns, taken, produced))
+        call = jax.jit(_function(eqns, inputs, produced))
         _functions.put(key, call)
-    return Step(call, taken, produced, True, True, eqns[0])
+    return Step(call, inputs, produced, True, True, eqns[0])
 
 
 def _function(
-    eqns: Sequence[JaxprEqn], taken: Sequence[Var], produced: Sequence[Var]
+    eqns: Sequence[JaxprEqn], inputs: Sequence[Var], produced: Sequence[Var]
 ) -> Callable[..., list[Any]]:
-    def line(*operands: Any) -> list[Any]:
-        env: dict[Any, Any] = dict(zip(taken, operands, strict=True))
+    def line(*operands: jax.Array) -> list[Any]:
+        env: dict[Any, Any] = dict(zip(inputs, operands, strict=True))
         for eqn in eqns:
             ins = [x.val if type(x) is Literal else env[x] for x in eqn.invars]
             env.update(zip(eqn.outvars, _compat.bind_eqn(eqn, ins), strict=True))

@@ -9,6 +9,7 @@ from typing import Any, overload
 import jax
 from jax.tree_util import tree_map
 
+from .._compat import Tree
 from .._core.settings import current_settings, in_force
 from .._core.value import Value, is_value
 from .transform import dense
@@ -19,10 +20,10 @@ def materialise(tree: Value | jax.Array) -> jax.Array: ...
 
 
 @overload
-def materialise(tree: Any) -> Any: ...
+def materialise(tree: Tree) -> Any: ...
 
 
-def materialise(tree: Any) -> Any:
+def materialise(tree: Tree) -> Any:
     """Make every value in a pytree dense, nested ones included.
 
     A value of a ready type is computed by one compiled program. `jax.jit` of this function does

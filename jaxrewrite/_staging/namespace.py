@@ -49,6 +49,6 @@ def transformed_namespace(
     return __getattr__, __dir__
 
 
-def _is_function(x: Any) -> bool:
+def _is_function(x: object) -> bool:
     """Whether ``x`` computes something. Classes and dtypes can be called, but do not."""
     return callable(x) and not inspect.isclass(x) and not hasattr(x, "dtype")

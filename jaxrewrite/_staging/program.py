@@ -18,15 +18,14 @@ import numpy as np
 from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
-from .._compat import Jaxpr, JaxprEqn, Literal, Var
-from .._core.bodies import Adapter, restage
-from .._core.builder import Applied, Restaged
+from .._compat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
+from .._core.bodies import Adapter, rewrite_jaxpr
+from .._core.builder import Applied, Rewritten
 from .._core.caches import WeakCaches
 from .._core.errors import add_note
 from .._core.notices import warn
 from .._core.settings import Settings
 from .._core.site import Site
-from .._core.traces import has_tracers
 from . import collector
 from .lines import Step, in_lines
 
@@ -55,10 +54,10 @@ class Program:
     ):
         self.jaxpr = jaxpr
         self.consts = list(consts)
-        own = {*jaxpr.invars[: len(self.consts)]}
+        constants = {*jaxpr.invars[: len(self.consts)]}
         # Which results are constants.
         self._constants = [
-            i for i, x in enumerate(jaxpr.outvars) if type(x) is Literal or x in own
+            i for i, x in enumerate(jaxpr.outvars) if type(x) is Literal or x in constants
         ]
         self._applied = applied
         self._steps: list[Step] | None = None
@@ -68,7 +67,7 @@ class Program:
 
     def is_cacheable(self) -> bool:
         """Whether the program is the same at each call."""
-        return not has_tracers(self.consts)
+        return not _compat.has_tracers(self.consts)
 
     def __call__(self, leaves: Sequence[Any]) -> list[Any]:
         operands = [*self.consts, *leaves]
@@ -132,11 +131,11 @@ class Program:
         ]
 
 
-def function_of(restaged: Restaged, original: Any) -> Callable[..., list[Any]]:
+def function_of(rewritten: Rewritten, original: AnyJaxpr) -> Callable[..., list[Any]]:
     """A rewritten body as a function of its constants and leaves, with the body's name."""
-    program = Program(restaged.jaxpr, ())
+    program = Program(rewritten.jaxpr, ())
 
-    def call(*leaves: Any) -> list[Any]:
+    def call(*leaves: jax.Array) -> list[Any]:
         return program(leaves)
 
     call.__name__ = _compat.name_of(original)
@@ -151,10 +150,10 @@ def run_on_values(
     leaving: Adapter | None = None,
 ) -> list[Any]:
     """Rewrite a jaxpr without constants for values, on behalf of ``site``, and run it."""
-    restaged = restage(site, jaxpr, operands, leaving=leaving, settings=settings)
-    warn(notice.at(site.line) for notice in restaged.warnings)
-    results = Program(restaged.jaxpr, restaged.consts)(tree_leaves(list(operands)))
-    return tree_unflatten(restaged.out_tree, results)
+    rewritten = rewrite_jaxpr(site, jaxpr, operands, leaving=leaving, settings=settings)
+    warn(notice.at(site.line) for notice in rewritten.warnings)
+    results = Program(rewritten.jaxpr, rewritten.consts)(tree_leaves(list(operands)))
+    return tree_unflatten(rewritten.out_tree, results)
 
 
 def _last_uses(
@@ -181,8 +180,8 @@ class _Steps:
         numbers = {var: i for i, var in enumerate(jaxpr.invars)}
         self._literals: list[Literal] = []
 
-        def number(atom: Any) -> int:
-            if type(atom) is Literal:
+        def number(atom: Atom) -> int:
+            if isinstance(atom, Literal):
                 # Counted from the end, where the registers of literals are.
                 self._literals.append(atom)
                 return -len(self._literals)
@@ -272,7 +271,7 @@ def _steps_of(jaxpr: Jaxpr, applied: Sequence[Applied]) -> Iterator[Step]:
             done.add(id(one))
             fused = _fused(one.traced)
             results = [one.results[i] for i in fused.produced]
-            operands = [one.operands[i] for i in fused.taken]
+            operands = [one.operands[i] for i in fused.inputs]
             yield Step(fused.call, operands, results, True, True, eqn)
 
 
@@ -291,7 +290,7 @@ class _Fused(NamedTuple):
     """
 
     call: Callable[..., list[Any]]
-    taken: list[int]
+    inputs: list[int]
     produced: list[int]
 
 
@@ -304,7 +303,7 @@ def _fused(traced: Jaxpr) -> _Fused:
     if fused is None:
         read = {atom for eqn in traced.eqns for atom in eqn.invars if type(atom) is Var}
         written = {var for eqn in traced.eqns for var in eqn.outvars}
-        taken = {var: i for i, var in enumerate(traced.invars) if var in read}
+        inputs = {var: i for i, var in enumerate(traced.invars) if var in read}
         produced = {
             var: i
             for i, var in enumerate(traced.outvars)
@@ -312,7 +311,7 @@ def _fused(traced: Jaxpr) -> _Fused:
         }
         program = Program(
             _compat.new_jaxpr(
-                list(taken),
+                list(inputs),
                 list(produced),
                 traced.eqns,
                 traced.debug_info,
@@ -321,17 +320,17 @@ def _fused(traced: Jaxpr) -> _Fused:
             (),
         )
 
-        def rule(*operands: Any) -> list[Any]:
+        def rule(*operands: jax.Array) -> list[Any]:
             return program(operands)
 
         rule.__name__ = _compat.name_of(traced)
-        fused = _Fused(jax.jit(rule), list(taken.values()), list(produced.values()))
+        fused = _Fused(jax.jit(rule), list(inputs.values()), list(produced.values()))
         cache.put("fused", fused)
     return fused
 
 
 def _binding(eqn: JaxprEqn) -> Callable[..., Any]:
-    def bind(*operands: Any) -> Any:
+    def bind(*operands: jax.Array) -> jax.Array | Sequence[jax.Array]:
         source, context = _compat.eqn_context(eqn)
         with source, context:
             results = _compat.bind_eqn(eqn, operands)

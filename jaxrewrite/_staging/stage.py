@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from jax.tree_util import (
 )
 
 from .. import _compat
-from .._compat import Jaxpr
+from .._compat import Jaxpr, ShapedArray, Tree
 from .._core import hooks
 from .._core.avals import aval_of, avals_of
 from .._core.dead_code import drop_dead_code
@@ -36,10 +36,14 @@ from .._core.rules import Rule, RulesInForce, global_rules
 from .._core.settings import Settings, use_settings
 from .._core.site import describe_operand
 from .._core.traces import Rewriting
-from .._core.value import is_value
+from .._core.value import Operand, is_value
 from . import collector
 from .closures import Staging, run_of
 from .program import Program
+
+
+# A predicate on leaves, or a pytree prefix of the function, its arguments and keywords.
+FilterSpec = bool | Callable[[Any], Any] | tuple[Any, Any, Any]
 
 
 class Arguments(NamedTuple):
@@ -69,20 +73,20 @@ class Staged(NamedTuple):
     # For rules that close over arrays; ``None`` if there are no such rules.
     staging: Staging | None
     # Whether a value among the results has no leaves.
-    has_hollow: bool
+    has_leafless: bool
     changing: Sequence[hooks.StagingHook]
 
     def is_spent(self) -> bool:
         """Whether the program holds arrays of a call that has ended."""
         return self.staging is not None and self.staging.is_spent
 
-    def __call__(self, leaves: Sequence[Any]) -> Any:
-        taken = [leaves[i] for i in self.positions]
+    def __call__(self, leaves: Sequence[Any]) -> Tree:
+        operands = [leaves[i] for i in self.positions]
         if self.staging is None:
-            results = self.program(taken)
+            results = self.program(operands)
         else:
-            with run_of(self.staging, taken):
-                results = self.program(taken)
+            with run_of(self.staging, operands):
+                results = self.program(operands)
         if self.out_leaves is not None:
             filled = list(self.out_leaves)
             for i, result in zip(self.out_positions, results, strict=True):
@@ -91,19 +95,19 @@ class Staged(NamedTuple):
         return tree_unflatten(self.out_tree, results)
 
 
-def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
+def stage(arguments: Arguments, filter_spec: FilterSpec, settings: Settings) -> Staged:
     """Trace a function over its arguments' avals, and rewrite it for the values."""
     operands, tree = tree_flatten(arguments.tree, is_leaf=is_value)
     # With many operands, their names would cost more than the rest of staging.
     names = _operand_names(arguments) if len(operands) < 64 else None
     inputs = _inputs(operands, _chosen(filter_spec, arguments, operands), names)
     with use_settings(settings.of_traced()):
-        whole, consts, out_tree, out_leaves, changing = _trace_user_function(
+        traced, consts, out_tree, out_leaves, changing = _trace_user_function(
             arguments, tree, inputs, settings
         )
     with collector.paused():
         builder = Rewriter(Rewriting(settings))
-        jaxpr = drop_dead_code(whole, builder.rewriting.data_flow(whole))
+        jaxpr = drop_dead_code(traced, builder.rewriting.data_flow(traced))
         symbolic = [
             builder.operand(var, like)
             for var, like in zip(jaxpr.invars[len(consts) :], inputs.likes, strict=True)
@@ -113,33 +117,33 @@ def stage(arguments: Arguments, filter_spec: Any, settings: Settings) -> Staged:
         if builder.changed:
             results = [
                 _as_weak_as(builder, x, var.aval)
-                for x, var in zip(results, whole.outvars, strict=True)
+                for x, var in zip(results, traced.outvars, strict=True)
             ]
         rest = iter([x.settled() if is_value(x) else x for x in results])
         results = [next(rest) if leaf is _RESULT else _Static(leaf) for leaf in out_leaves]
         leaves, whole_tree = tree_flatten(tree_unflatten(out_tree, results))
         is_static = [isinstance(leaf, _Static) for leaf in leaves]
         outvars = [leaf for leaf, s in zip(leaves, is_static, strict=True) if not s]
-        restaged = builder.finish(
+        rewritten = builder.finish(
             tree_leaves(symbolic), outvars, whole_tree, jaxpr.debug_info
         )
     if settings.recorder is not None:
-        settings.recorder.add_program(jaxpr, restaged.jaxpr)
-    warn(restaged.warnings)
+        settings.recorder.add_program(jaxpr, rewritten.jaxpr)
+    warn(rewritten.warnings)
     statics = [x.leaf if s else None for x, s in zip(leaves, is_static, strict=True)]
     return Staged(
-        Program(restaged.jaxpr, restaged.consts, restaged.applied),
+        Program(rewritten.jaxpr, rewritten.consts, rewritten.applied),
         inputs.positions,
         whole_tree,
         statics if any(is_static) else None,
         [i for i, s in enumerate(is_static) if not s],
-        _staging(whole, consts, inputs.likes),
-        any(map(is_hollow, tree_leaves(tree_unflatten(out_tree, results), is_hollow))),
+        _staging(traced, consts, inputs.likes),
+        any(map(is_leafless, tree_leaves(tree_unflatten(out_tree, results), is_leafless))),
         changing,
     )
 
 
-def _as_weak_as(builder: Rewriter, result: Any, aval: Any) -> Any:
+def _as_weak_as(builder: Rewriter, result: Operand, aval: ShapedArray) -> Operand:
     """A result with the weak or strong type that it has in the program.
 
     What rules make of a weak type may be strong, and the other way round. The type of a value
@@ -147,14 +151,14 @@ def _as_weak_as(builder: Rewriter, result: Any, aval: Any) -> Any:
     """
     is_weak = _compat.is_weak(aval)
 
-    def convert(atom: Any) -> Any:
+    def convert(atom: Any) -> Operand:
         if atom.aval.dtype != aval.dtype or not (is_weak or _compat.is_weak(atom.aval)):
             return atom
         # A variable of the program may have a weak type where what a rule writes to it has none.
-        own = _compat.strong(atom.aval) if is_weak else atom.aval
+        operand = _compat.strong(atom.aval) if is_weak else atom.aval
         fn = lambda x: [_compat.as_weak_as(x, aval)]
         debug_info = _compat.new_debug_info("weak", fn)
-        jaxpr, _ = _compat.trace_to_jaxpr(fn, [own], debug_info)
+        jaxpr, _ = _compat.trace_to_jaxpr(fn, [operand], debug_info)
         return builder.run(jaxpr, [atom])[0]
 
     return tree_map(convert, result)
@@ -220,7 +224,7 @@ class _Static:
 
     __slots__ = ("leaf",)
 
-    def __init__(self, leaf: Any):
+    def __init__(self, leaf: object):
         self.leaf = leaf
 
 
@@ -232,7 +236,7 @@ def _rebuilder(
 ) -> Callable[[Any], Any]:
     static = [None if d else leaf for leaf, d in zip(leaves, dynamic, strict=True)]
 
-    def rebuild(tracers: Any) -> Any:
+    def rebuild(tracers: Iterator[jax.Array]) -> Tree:
         return tree_unflatten(
             treedef,
             [next(tracers) if d else s for s, d in zip(static, dynamic, strict=True)],
@@ -247,11 +251,11 @@ def _trace_user_function(
     fn = arguments.fn
     out: list[Any] = []
 
-    def flat(*tracers: Any) -> list[Any]:
+    def flat(*tracers: jax.Array) -> list[Any]:
         rest = iter(tracers)
-        whole = tree_unflatten(tree, [build(rest) for build in inputs.rebuild])
-        before = [(hook, hook.before(whole)) for hook in hooks.staging_hooks]
-        called, args, kwargs = whole
+        rebuilt = tree_unflatten(tree, [build(rest) for build in inputs.rebuild])
+        before = [(hook, hook.before(rebuilt)) for hook in hooks.staging_hooks]
+        called, args, kwargs = rebuilt
         results = (fn if called is None else called)(*args, **kwargs)
         after = [(hook, hook.after(state)) for hook, state in before]
         changed = [(hook, change) for hook, change in after if change]
@@ -289,7 +293,7 @@ def local_dense_rules(in_force: RulesInForce) -> list[Rule]:
     """The rules for dense operands alone in tables that a transform was given."""
     return [
         rule
-        for rules in in_force.own()
+        for rules in in_force.own_tables()
         if rules is not global_rules
         for rule in rules.dense_rules().values()
     ]
@@ -302,7 +306,7 @@ _NEEDS_A_NUMBER = (
 )
 
 
-def is_hollow(x: Any) -> bool:
+def is_leafless(x: object) -> bool:
     """Whether a value has no leaves, so that `jax.vmap` cannot add batch axes to it."""
     return is_value(x) and not tree_leaves(x)
 
@@ -352,7 +356,7 @@ def _parameter_names(fn: Callable[..., Any], args: Sequence[Any]) -> Sequence[st
 
 
 def _chosen(
-    filter_spec: Any, arguments: Arguments, operands: Sequence[Any]
+    filter_spec: FilterSpec, arguments: Arguments, operands: Sequence[Any]
 ) -> Sequence[bool]:
     """Whether the filter chooses each of the operands."""
     if isinstance(filter_spec, bool):

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jax.tree_util import tree_flatten
 
 from .. import _compat
+from .._compat import Tree
 from .._core.avals import same_treedef
 
 
-def same_structure(x: Any, y: Any) -> bool:
+def same_structure(x: Tree, y: Tree) -> bool:
     """Return whether two pytrees of arrays and values differ at most in their numbers.
 
     Parameters

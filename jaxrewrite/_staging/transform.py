@@ -7,7 +7,7 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import (
     Any,
     Concatenate,
@@ -33,16 +33,16 @@ from jax.tree_util import (
 )
 
 from .. import _compat
-from .._compat import ClosedJaxpr, Primitive
-from .._core.avals import fields, layer, no_pytree
+from .._compat import ClosedJaxpr, Primitive, Tree
+from .._core.avals import children, no_pytree, rule_children
 from .._core.caches import BoundedCache, WeakCaches, bounded_cache
 from .._core.dense import make_dense, materialised
 from .._core.pytree import check_static_fields
-from .._core.rules import Table, check_table, find_primitive
+from .._core.rules import Table, check_table, look_up_primitive
 from .._core.settings import Settings, current_settings, use_settings
-from .._core.value import Value, is_value
+from .._core.value import ArrayOrValue, Value, is_value
 from .._signatures import completed
-from .stage import Arguments, is_hollow, local_dense_rules, stage
+from .stage import Arguments, FilterSpec, is_leafless, local_dense_rules, stage
 
 
 _P = ParamSpec("_P")
@@ -51,9 +51,6 @@ _R = TypeVar("_R", covariant=True)
 
 Policy = Literal["warn", "allow", "forbid"]
 POLICIES = get_args(Policy)
-
-# A predicate on leaves, or a pytree prefix of the function, its arguments and keywords.
-FilterSpec = bool | Callable[[Any], Any] | tuple[Any, Any, Any]
 
 
 def transform(
@@ -123,7 +120,7 @@ def transform(
 
 
 def _transformed(
-    fn: Callable[_P, _R], filter_spec: Any, rules: Table | None, policy: str
+    fn: Callable[_P, _R], filter_spec: FilterSpec, rules: Table | None, policy: str
 ) -> Transformed[_P, _R]:
     check_function(fn)
     check_policy(policy)
@@ -179,7 +176,7 @@ def make_jaxpr(
     transformed = _transformed(fn, filter_spec, rules, materialise)
 
     @functools.wraps(fn, assigned=("__name__", "__doc__"), updated=())
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: Any, **kwargs: Any) -> ClosedJaxpr:
         _, staged = transformed._staged(args, kwargs, always=True)
         return _compat.close_jaxpr(staged.program.jaxpr, staged.program.consts)
 
@@ -212,7 +209,7 @@ def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
     >>> jaxrewrite.bind("add", jnp.ones(2), jnp.ones(2))
     Array([2., 2.], dtype=float32)
     """
-    primitive = find_primitive(primitive)
+    primitive = look_up_primitive(primitive)
     key = tuple(params.items())
     try:
         # Two "hi" primitives may be equal objects and yet have different avals.
@@ -224,12 +221,14 @@ def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
 
 
 @functools.lru_cache(1024)
-def _binder(primitive: Primitive, params: tuple[tuple[str, Any], ...]) -> Any:
+def _binder(
+    primitive: Primitive, params: tuple[tuple[str, Any], ...]
+) -> Callable[..., Any]:
     given = completed(primitive, dict(params))
 
     has_bodies = any(True for _ in jaxprs_in_params(given))
 
-    def apply(*operands: Any) -> Any:
+    def apply(*operands: jax.Array) -> Any:
         alike = operands if has_bodies else _varying_alike(operands)
         return primitive.bind(*alike, **primitive.get_bind_params(given))
 
@@ -243,24 +242,25 @@ def _varying_alike(operands: Sequence[Any]) -> Sequence[Any]:
 
     JAX's own functions see to that before they bind a primitive.
     """
-    own = [_compat.varying_axes(jax.typeof(x)) for x in operands]
-    if len(set(own)) < 2:
+    varying = [_compat.varying_axes(jax.typeof(x)) for x in operands]
+    if len(set(varying)) < 2:
         return operands
-    whole = frozenset().union(*own)
+    union = frozenset().union(*varying)
     return [
-        _compat.vary_over(x, whole - axes) for x, axes in zip(operands, own, strict=True)
+        _compat.vary_over(x, union - axes)
+        for x, axes in zip(operands, varying, strict=True)
     ]
 
 
 # --- values made dense ------------------------------------------------------------
 
 
-def dense(value: Value) -> Any:
-    """Make one value dense, and the values in its fields."""
+def dense(value: Value) -> jax.Array:
+    """Make one value dense, and the values among its children."""
     return make_dense(value, _dense_layer)
 
 
-def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> Any:
+def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> ArrayOrValue:
     is_one_program = _is_compiled(value) and _runs_at_once(tree_leaves(value), _ARRAYS)
     dense = _in_one_program(value) if is_one_program else _in_steps(value)
     # NumPy arrays may have 64 bits where JAX's do not.
@@ -270,15 +270,15 @@ def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> Any:
 
 
 def _is_compiled(value: Value) -> bool:
-    """Whether one program makes a value dense, and the values in its fields."""
-    inside = (x for x in fields(value)[0] if is_value(x))
+    """Whether one program makes a value dense, and the values among its children."""
+    inside = (x for x in children(value)[0] if is_value(x))
     return vars(type(value)).get("compiles_materialise", False) and all(
         map(_is_compiled, inside)
     )
 
 
-def _in_steps(value: Value) -> Any:
-    leaves, treedef = layer(value)
+def _in_steps(value: Value) -> ArrayOrValue:
+    leaves, treedef = rule_children(value)
     if any(map(is_value, leaves)):
         return transform(_materialiser(treedef), materialise="allow")(*leaves)
     return materialised(value)
@@ -286,13 +286,13 @@ def _in_steps(value: Value) -> Any:
 
 # One operation after the other takes several times as long, and more memory.
 @jax.jit
-def _in_one_program(value: Value) -> Any:
+def _in_one_program(value: Value) -> ArrayOrValue:
     return _in_steps(value)
 
 
 @functools.lru_cache(256)
 def _materialiser(treedef: PyTreeDef) -> Callable[..., Any]:
-    def materialise(*leaves: Any) -> Any:
+    def materialise(*leaves: jax.Array) -> ArrayOrValue:
         return materialised(tree_unflatten(treedef, leaves))
 
     return materialise
@@ -306,11 +306,11 @@ _programs = WeakCaches(1024)
 _NOTHING: Any = object()  # It stands for a program that has nothing to rewrite.
 
 
-def _stays_whole(x: Any) -> bool:
-    return is_hollow(x) or (is_value(x) and x._repeats_hollow)
+def _is_one_leaf(x: object) -> bool:
+    return is_leafless(x) or (is_value(x) and x._repeats_leafless)
 
 
-def _is_jittable(args: Any, kwargs: Any) -> bool:
+def _is_jittable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether nothing is traced, and `jax.jit` takes the arguments as they are.
 
     Without a value among them, there is nothing to compile beside the function itself.
@@ -342,11 +342,11 @@ def _runs_at_once(leaves: Iterable[Any], types: set[type]) -> bool:
     return {*map(type, leaves)} <= types
 
 
-def _has_values(tree: Any) -> bool:
+def _has_values(tree: Tree) -> bool:
     return any(map(is_value, tree_leaves(tree, is_leaf=is_value)))
 
 
-def function_tree(fn: Callable[..., Any]) -> Any:
+def function_tree(fn: Callable[..., Any]) -> Tree:
     """The function if it is itself a pytree, which may hold values; else ``None``."""
     return None if treedef_is_leaf(tree_structure(fn)) else fn
 
@@ -358,7 +358,11 @@ class Transformed(Generic[_P, _R]):
     __wrapped__: Callable[_P, _R]
 
     def __init__(
-        self, fn: Callable[_P, _R], filter_spec: Any, rules: Table | None, policy: str
+        self,
+        fn: Callable[_P, _R],
+        filter_spec: FilterSpec,
+        rules: Table | None,
+        policy: str,
     ):
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
@@ -388,10 +392,12 @@ class Transformed(Generic[_P, _R]):
             results, changes = results
             for hook, changed in zip(staged.changing, changes, strict=True):
                 hook.store((self._fn_tree, args, kwargs), changed)
-        if staged.has_hollow and not (_compat.makes_jaxpr() or _compat.nothing_is_traced()):
+        if staged.has_leafless and not (
+            _compat.makes_jaxpr() or _compat.nothing_is_traced()
+        ):
             # `jax.vmap` batches leaves, so it cannot batch a value that has none.
             return tree_map(
-                lambda x: dense(x) if is_hollow(x) else x, results, is_leaf=_stays_whole
+                lambda x: dense(x) if is_leafless(x) else x, results, is_leaf=_is_one_leaf
             )
         return results
 
@@ -406,7 +412,7 @@ class Transformed(Generic[_P, _R]):
             cache.put(key, jitted)
         return jitted
 
-    def _run_as_it_is(self, args: Any, kwargs: Any) -> Any:
+    def _run_as_it_is(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tree:
         """Call the function, whose transforms inside may meet values that it makes."""
         if self._rules is None and self._policy == "warn":
             return self._fn(*args, **kwargs)
@@ -414,14 +420,14 @@ class Transformed(Generic[_P, _R]):
             return self._fn(*args, **kwargs)
 
     @overload
-    def __get__(self, instance: None, owner: Any = None) -> Transformed[_P, _R]: ...
+    def __get__(self, instance: None, owner: object = None) -> Transformed[_P, _R]: ...
 
     @overload
     def __get__(
-        self: Transformed[Concatenate[Any, _Q], _R], instance: object, owner: Any = None
+        self: Transformed[Concatenate[Any, _Q], _R], instance: object, owner: object = None
     ) -> Transformed[_Q, _R]: ...
 
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
+    def __get__(self, instance: Any, owner: object = None) -> Any:
         if instance is None:
             return self
         return functools.partial(self, instance)
@@ -439,14 +445,14 @@ class Transformed(Generic[_P, _R]):
         spec = copy.deepcopy(self._filter_spec, memo)
         return Transformed(fn, spec, self._rules, self._policy)
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> str | tuple[Any, ...]:
         # If the module of the function has this transform under its name, pickle the name.
         if _named(self._fn) is self:
             return self._fn.__qualname__
         return _transformed, (self._fn, self._filter_spec, self._rules, self._policy)
 
     def _staged(
-        self, args: Any, kwargs: Any, always: bool = False
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], always: bool = False
     ) -> tuple[list[Any], Any]:
         """The leaves of the arguments, and the program for them.
 
@@ -482,8 +488,8 @@ class Transformed(Generic[_P, _R]):
         return leaves, None if staged is _NOTHING else staged
 
     def _key(
-        self, tree: Any, leaves: Sequence[Any], treedef: Any, settings: Settings
-    ) -> Any:
+        self, tree: Tree, leaves: Sequence[Any], treedef: PyTreeDef, settings: Settings
+    ) -> tuple[Any, ...] | None:
         """The key of a program in the cache; ``None`` if it is in no cache."""
         if settings.recorder is not None:
             return None
@@ -504,15 +510,15 @@ class Transformed(Generic[_P, _R]):
         return key
 
 
-def _named(fn: Any) -> Any:
+def _named(fn: object) -> object:
     """The object that the module of a function has under the function's name."""
-    found = sys.modules.get(getattr(fn, "__module__", ""))
+    named = sys.modules.get(getattr(fn, "__module__", ""))
     for name in getattr(fn, "__qualname__", "").split("."):
-        found = getattr(found, name, None)
-    return found
+        named = getattr(named, name, None)
+    return named
 
 
-def _program_cache(fn: Callable[..., Any], fn_tree: Any) -> tuple[BoundedCache, Any]:
+def _program_cache(fn: Callable[..., Any], fn_tree: Tree) -> tuple[BoundedCache, Any]:
     """The cache for the programs of a function, and a tag that is part of the keys.
 
     The programs are kept with the function. Python makes a method anew at each access, so
@@ -532,7 +538,7 @@ def _program_cache(fn: Callable[..., Any], fn_tree: Any) -> tuple[BoundedCache, 
         return BoundedCache(1024), tag
 
 
-def _leaf_key(leaf: Any) -> Any:
+def _leaf_key(leaf: object) -> Hashable:
     """The part of a program's key that stands for a leaf of its arguments."""
     if _compat.is_array(leaf):
         return _compat.leaf_aval(leaf)

@@ -8,7 +8,7 @@ from typing import Any
 import jaxrewrite
 
 from .._compat import Primitive
-from .._core.rules import find_primitive
+from .._core.rules import look_up_primitive
 from .._core.settings import current_settings
 from .._core.site import describe_operand
 from .._insight.explain import explain, info_of
@@ -90,7 +90,7 @@ def check_rule(
             raise ValueError(f"check_rule: there is no mode {mode!r}; see {[*MODES]}.")
     name = params.pop("primitive", None)
     if isinstance(rule_or_primitive, (str, Primitive)):
-        primitive, rule = find_primitive(rule_or_primitive), None
+        primitive, rule = look_up_primitive(rule_or_primitive), None
     else:
         primitive, rule = _registered(rule_or_primitive, rules, name)
     complete = completed(primitive, params)

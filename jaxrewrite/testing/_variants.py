@@ -15,7 +15,7 @@ from jax.tree_util import tree_leaves, tree_map
 import jaxrewrite
 
 from .._compat import same_array_type
-from .._core.avals import aval_of, avals_of, dense_aval, layer
+from .._core.avals import aval_of, avals_of, dense_aval, rule_children
 from ._oracle import difference, is_floating, neighbour, own_stack
 
 
@@ -74,7 +74,7 @@ def _dense(value: Any) -> Any:
 
 def aval_of_array(value: Any) -> Any:
     """The aval of what ``materialise`` returns."""
-    leaves, treedef = layer(value)
+    leaves, treedef = rule_children(value)
     return dense_aval(type(value), treedef, avals_of(leaves))
 
 

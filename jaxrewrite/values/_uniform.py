@@ -349,14 +349,14 @@ _OTHERS = [name for name in _NO_PRODUCT if name not in primitives.ADDITIVE]
 
 
 @register(*_OTHERS, types=(Zero, Zero))
-@register(*_NO_PRODUCT, types=(Zero, Constant), either=True)
+@register(*_NO_PRODUCT, types=(Zero, Constant), exchange="types")
 @register(*primitives.BINARY, types=(Constant, Constant))
 def _(v: Uniform, w: Uniform, *, primitive: Any, **params: Any) -> Any:
     shape = jnp.broadcast_shapes(v.shape, w.shape)
     return repeated(bind(primitive, v.number(), w.number(), **params), shape)
 
 
-@register(*primitives.BINARY, types=(Uniform, Array), either=True)
+@register(*primitives.BINARY, types=(Uniform, Array), exchange="types")
 def _(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     """Entry by entry, for a uniform array and a dense one."""
     shape = jnp.broadcast_shapes(x.shape, y.shape)
@@ -475,7 +475,7 @@ def _(v: Constant, w: Constant, *, dimension_numbers: Any, **params: Any) -> Any
     return repeated(number, tuple(sizes[label] for label in out))
 
 
-@register("dot_general", either=True)
+@register("dot_general", exchange="types")
 def _(x: Constant, y: Array | ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any:
     xs, ys, out = labels(dimension_numbers, x.ndim, y.ndim)
     if isinstance(x, Constant):
@@ -483,7 +483,7 @@ def _(x: Constant, y: Array | ArrayValue, *, dimension_numbers: Any, **params: A
     return _times_sums(y, ys, x, xs, out, params)
 
 
-@register(*primitives.BINARY, either=True)
+@register(*primitives.BINARY, exchange="types")
 def _(x: Constant, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
     """Replace the array by its number, where the type of the other operand takes numbers."""
     shape = jnp.broadcast_shapes(x.shape, y.shape)
@@ -526,8 +526,8 @@ def _(v: Zero, *, primitive: Any, **params: Any) -> Any:
 _BILINEAR = ("mul", "dot_general", "conv_general_dilated")
 
 
-@register(*_BILINEAR, types=(Zero, Array | Uniform), either=True)
-@register(*_BILINEAR, either=True)
+@register(*_BILINEAR, types=(Zero, Array | Uniform), exchange="types")
+@register(*_BILINEAR, exchange="types")
 def _(x: Zero, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
     result = _result(primitive, params, x, y)
     return Zero(result.shape, result.dtype)
@@ -539,7 +539,7 @@ def _(v: Zero, w: Zero, *, primitive: Any, **params: Any) -> Any:
     return Zero(result.shape, result.dtype)
 
 
-@register(*primitives.BINARY, either=True)
+@register(*primitives.BINARY, exchange="types")
 def _(x: Zero, y: Literal, *, primitive: Any, **params: Any) -> Any:
     """Zeros, if the primitive maps zero and a number in the program to zero."""
     v = x if isinstance(x, Zero) else y
@@ -559,7 +559,7 @@ def _added(x: Any, shape: tuple[int, ...]) -> Any:
     return x if x.shape == shape else transform(lambda x: jnp.broadcast_to(x, shape))(x)
 
 
-@register("add", "add_any", "sub", either=True)
+@register("add", "add_any", "sub", exchange="types")
 def _(x: Zero, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
     shape = jnp.broadcast_shapes(x.shape, y.shape)
     if isinstance(y, Zero):
@@ -587,7 +587,7 @@ def _(v: Zero, padding: Zero, *, primitive: Any, **params: Any) -> Any:
     return v.of(_result(primitive, params, v, padding).shape)
 
 
-@register(*_OTHERS, either=True)
+@register(*_OTHERS, exchange="types")
 def _(x: Zero, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
     dense = (z.materialise() if isinstance(z, Zero) else z for z in (x, y))
     return bind(primitive, *dense, **params)

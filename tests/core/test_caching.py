@@ -451,7 +451,7 @@ def test_a_jitted_function_is_called_by_the_dispatch_of_jit():
 
     np.testing.assert_allclose(implicit(Late(X), X), 4 * X)
 
-    @jaxrewrite.register("add", commutative=True)
+    @jaxrewrite.register("add", exchange="operands")
     def _(v: Late, y: jax.Array):
         return y + 10.0
 

@@ -373,12 +373,17 @@ def test_a_mesh_comes_before_the_rules():
         jaxrewrite.shardings(jnp.ones(2), [(".*", None)], None)
 
 
-def test_commutative_rules_have_two_operands():
-    with pytest.raises(TypeError, match="commutative=True needs a rule with two operands"):
+def test_exchanged_rules_have_two_operands():
+    with pytest.raises(TypeError, match="exchange='operands' needs a rule with two"):
 
-        @jaxrewrite.Rules().register("neg", commutative=True)
+        @jaxrewrite.Rules().register("neg", exchange="operands")
         def _(v: Plain):
             return v
+
+
+def test_what_is_exchanged_is_operands_or_types():
+    with pytest.raises(ValueError, match="exchange is 'operands' or 'types'; got 'both'"):
+        jaxrewrite.Rules().register("sub", exchange="both")
 
 
 @pytest.mark.parametrize("fn", [3, None, "text"])

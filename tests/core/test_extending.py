@@ -242,6 +242,37 @@ def test_explain_compares_with_what_a_pass_makes(rules):
     assert inside.flops == report.flops
 
 
+def test_explain_names_a_pass_where_it_changed_an_equation(rules):
+    def fn(d, x):
+        return jnp.sin(same(d)), lax.scan(
+            lambda c, _: (jnp.tanh(same(c)), None), d, None, 2
+        )
+
+    report = explain(fn, rules=rules)(Diagonal(X), X)
+    changed = {step.primitive: step.changed_by for step in report.steps}
+    assert changed == {"sin": ("Involutions",), "scan": (), "tanh": ("Involutions",)}
+    assert report.passes == ("Involutions",)
+    assert "changed by Involutions" in str(report) and "Involutions" in report._repr_html_()
+    assert "The program was changed by Involutions." in str(report)
+    assert jaxrewrite.Report.from_json(report.to_json()) == report
+    assert explain(fn)(Diagonal(X), X).passes == ()
+
+
+def test_which_names_a_pass_that_takes_the_equation_away(registered, monkeypatch):
+    class Gone(Pass):
+        def run(self, jaxpr, entries, values, misses):
+            return jaxpr.replace(eqns=[], outvars=jaxpr.invars[:1])
+
+    table = jaxrewrite._core.rules.global_rules
+    monkeypatch.setattr(table, "_of_passes", {**table._of_passes})
+    gone = registered(register_pass, Gone())
+    assert jaxrewrite.which("neg", Diagonal(X)).changed_by == ()
+    jaxrewrite.extend.add_entry(gone, None)
+    which = jaxrewrite.which("neg", Diagonal(X))
+    assert which.changed_by == ("Gone",) and "changed by Gone" in str(which)
+    table.version += 1  # for programs that are kept with the entry
+
+
 def test_a_pass_is_asked_what_almost_applied(rules, involutions):
     from jaxrewrite._core.record import Recorder
     from jaxrewrite._core.settings import current_settings
@@ -452,6 +483,32 @@ def test_a_hook_chooses_operands_by_the_equations_before(fn, is_read_before, reg
     jaxrewrite.clear_caches()
     assert ("rev[" in str(make_jaxpr(fn, rules=rules)(v))) != is_read_before
     np.testing.assert_allclose(transform(fn, rules=rules)(v), fn(v.x))
+
+
+class Swaps(OperandsHook):
+    """Exchanges the operands of sums."""
+
+    primitives = frozenset({"add", "mul"})
+
+    def __init__(self, analysis):
+        pass
+
+    def operands(self, eqn, operands):
+        return eqn, operands[::-1] if eqn.primitive.name == "add" else list(operands)
+
+
+def test_explain_and_which_name_a_hook_that_changed_operands(registered):
+    v = Diagonal(X)
+    fn = lambda v: lax.scan(lambda c, x: (c + 2 * v, None), v, None, 2)[0] * 2
+    assert {step.changed_by for step in explain(fn)(v).steps} == {()}
+    registered(register_operands_hook, Swaps)
+    report = explain(fn)(v)
+    changed = [step.primitive for step in report.steps if step.changed_by == ("Swaps",)]
+    assert changed == ["add"] and report.passes == ()
+    assert "changed by Swaps" in str(report) and "changed by Swaps" in report._repr_html_()
+    which = jaxrewrite.which("add", v, v)
+    assert which.changed_by == ("Swaps",) and "changed by Swaps" in str(which)
+    assert jaxrewrite.which("mul", v, v).changed_by == ()
 
 
 class Depths(Analysis):

@@ -451,8 +451,8 @@ def test_precedence_settles_an_ambiguity(rules):
 # --- registration ------------------------------------------------------------------
 
 
-def test_commutative(rules):
-    @rules.register("sub", commutative=True)
+def test_exchanged_operands(rules):
+    @rules.register("sub", exchange="operands")
     def _(v: A, x: ArrayLike, **params):
         return v.x * 0 + jnp.reshape(x, -1)[0]
 
@@ -461,7 +461,7 @@ def test_commutative(rules):
 
 
 @pytest.mark.parametrize("explicit_first", [True, False])
-def test_commutative_yields_to_a_rule_of_that_order(rules, explicit_first):
+def test_an_exchanged_rule_yields_to_one_of_that_order(rules, explicit_first):
     def mirrored(v: A, x: ArrayLike, **params):
         return answer(1)
 
@@ -470,7 +470,7 @@ def test_commutative_yields_to_a_rule_of_that_order(rules, explicit_first):
 
     register = [
         lambda: rules.register("add")(explicit),
-        lambda: rules.register("add", commutative=True)(mirrored),
+        lambda: rules.register("add", exchange="operands")(mirrored),
     ]
     for step in register if explicit_first else register[::-1]:
         step()
@@ -641,7 +641,7 @@ def test_each_number_is_asked_once(rules, divided):
 
 
 def test_literals_in_bodies_and_other_orders(rules):
-    @rules.register("max", commutative=True)
+    @rules.register("max", exchange="operands")
     def _(v: A, x: Literal):
         return answer(x.val + 1)
 
@@ -684,11 +684,11 @@ def test_a_literal_or_any_other_array_is_two_rules(rules, others):
 
 
 def test_either_is_called_in_the_order_of_the_program(rules):
-    @rules.register("sub", either=True)
+    @rules.register("sub", exchange="types")
     def _(x: A, y: B | ArrayLike, **params):
         return x.x - y.x if isinstance(x, A) and isinstance(y, B) else answer(9)
 
-    @rules.register("div", either=True)
+    @rules.register("div", exchange="types")
     def _(x: A, y: ArrayLike, **params):
         return answer(1) if isinstance(x, A) else answer(2)
 
@@ -701,7 +701,7 @@ def test_either_is_called_in_the_order_of_the_program(rules):
 @pytest.mark.parametrize("explicit_first", [True, False])
 def test_either_yields_to_a_rule_of_that_order(rules, explicit_first):
     def both():
-        @rules.register("sub", either=True)
+        @rules.register("sub", exchange="types")
         def _(x: A, y: ArrayLike, **params):
             return answer(1)
 
@@ -717,7 +717,7 @@ def test_either_yields_to_a_rule_of_that_order(rules, explicit_first):
 
 
 def test_either_with_a_literal(rules):
-    @rules.register("max", either=True)
+    @rules.register("max", exchange="types")
     def _(x: A, y: Literal):
         number = x if isinstance(y, A) else y
         return answer(number.val)
@@ -732,7 +732,7 @@ def test_given_types(rules):
         def rule(x, y, *, number=number, **params):
             return answer(number)
 
-        rules.register("add", types=(cls, ArrayLike | cls), either=True)(rule)
+        rules.register("add", types=(cls, ArrayLike | cls), exchange="types")(rule)
     assert applied(rules, jnp.add, A(X), X) == 1
     assert applied(rules, jnp.add, X, B(X)) == 2
     assert applied(rules, jnp.add, B(X), B(X)) == 2
@@ -749,10 +749,8 @@ def test_types_and_orders_that_do_not_fit(rules):
         TypeError, match=r"types= has 1 types, but rule .* has 2 operands: x, y"
     ):
         rules.register("add", types=(A,))(lambda x, y: x)
-    with pytest.raises(TypeError, match="either=True needs a rule with two operands"):
-        rules.register("neg", either=True)(lambda x: x)
-    with pytest.raises(TypeError, match="commutative=True or either=True"):
-        rules.register("add", commutative=True, either=True)
+    with pytest.raises(TypeError, match="exchange='types' needs a rule with two operands"):
+        rules.register("neg", exchange="types")(lambda x: x)
 
 
 # --- dense rules, layers, bind --------------------------------------------------------

@@ -15,6 +15,7 @@ from jaxrewrite import Value, checkpoints, extend, patterns, primitives, testing
 DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
 import gallery  # noqa: E402
+import rooms  # noqa: E402
 
 
 def documented(page):
@@ -56,6 +57,10 @@ def test_the_families_of_primitives_have_docstrings():
 
 
 BASES = {"Linear", "Structured", "Matrix", "Coded"}
+
+
+def test_the_picture_of_the_rooms_shows_the_imports():
+    assert rooms.PATH.read_text(encoding="utf-8") == rooms.svg()
 
 
 def test_the_gallery_has_every_type():

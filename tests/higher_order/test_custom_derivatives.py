@@ -424,7 +424,7 @@ class Units(jaxrewrite.ArrayValue):
         return Units(out, unit)
 
 
-@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("mul", exchange="operands")
 def _(v: Units, y: jax.Array, **params):
     return Units(v.x * y, v.unit)
 
@@ -484,7 +484,7 @@ class Mute(Units):
 
 @pytest.mark.parametrize("fn", [halved, halved_back])
 def test_refusing_types_go_forward_and_say_why_not_back(fn):
-    @jaxrewrite.register("mul", commutative=True)
+    @jaxrewrite.register("mul", exchange="operands")
     def _(v: Mute, y: jax.Array, **params):
         return Mute(v.x * y, v.unit)
 
@@ -509,7 +509,7 @@ class Secret(jaxrewrite.ArrayValue):
         raise TypeError("a secret")
 
 
-@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("mul", exchange="operands")
 def _(v: Secret, y: jax.typing.ArrayLike, **params):
     return v.x * y
 
@@ -561,12 +561,12 @@ class Linear(Scaled):
         return Linear(tangent / self.scale, jnp.zeros_like(self.scale))
 
 
-@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("mul", exchange="operands")
 def _(v: Linear, y: jax.typing.ArrayLike, **params):
     return Linear(v.x * y, v.scale)
 
 
-@jaxrewrite.register("add", "add_any", commutative=True)
+@jaxrewrite.register("add", "add_any", exchange="operands")
 def _(v: Linear, y: jax.typing.ArrayLike | Linear, **params):
     other = y.x * y.scale if isinstance(y, Linear) else y
     return Linear(v.x * v.scale + other, jnp.ones_like(v.scale))
@@ -588,7 +588,7 @@ class Liftable(Lora):
         return Liftable(tangent, jnp.zeros_like(self.a), jnp.zeros_like(self.b))
 
 
-@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("mul", exchange="operands")
 def _(v: Liftable, y: jax.Array, **params):
     return Liftable(v.w * y, v.a * y, v.b) if jnp.ndim(y) == 0 else NotImplemented
 
@@ -665,7 +665,7 @@ def test_nothing_can_flow_without_a_floating_leaf():
 
     rules = jaxrewrite.Rules()
 
-    @rules.register("mul", commutative=True)
+    @rules.register("mul", exchange="operands")
     def _(v: Ints, y: jax.Array, **params):
         return Ints(v.q * 2)
 
@@ -715,7 +715,7 @@ def test_wrong_answers_of_hooks_are_named(hook, answer, match):
     setattr(Odd, hook, answer)
     rules = jaxrewrite.Rules()
 
-    @rules.register("mul", commutative=True)
+    @rules.register("mul", exchange="operands")
     def _(v: Odd, y: jax.Array, **params):
         return Odd(v.x * y)
 

@@ -300,7 +300,7 @@ def test_a_value_that_joins_with_arrays_takes_the_first_operand_in():
 
     rules = jaxrewrite.Rules()
 
-    @rules.register("add", commutative=True)
+    @rules.register("add", exchange="operands")
     def _(v: Interval, y: jax.Array, **params):
         return Interval(v.low + y, v.high + y)
 

@@ -364,7 +364,7 @@ def test_what_may_differ_from_device_to_device_is_not_taken_for_the_same(mesh):
         )(v)
         want = fn(CODED.materialise())
         rules = jaxrewrite.Rules()
-        rules.register("mul", commutative=True)(_scaled)
+        rules.register("mul", exchange="operands")(_scaled)
         got = transform(fn, rules=rules, materialise="allow")(CODED)
         np.testing.assert_allclose(jaxrewrite.materialise(got), want, rtol=1e-5)
 

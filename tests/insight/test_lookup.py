@@ -32,7 +32,7 @@ def sometimes(a: Mass, b, **params):
     return NotImplemented
 
 
-@jaxrewrite.register("sub", commutative=True)
+@jaxrewrite.register("sub", exchange="operands")
 def either_way(a: Mass, b: ArrayLike | jaxrewrite.ArrayValue, **params):
     return NotImplemented
 

@@ -59,7 +59,7 @@ def _(v: Scaled):
     return Scaled(v.x, -v.scale)
 
 
-@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("mul", exchange="operands")
 def _(v: Scaled, y: ArrayLike, **params):
     return Scaled(v.x, v.scale * y) if jnp.ndim(y) == 0 else NotImplemented
 
@@ -92,12 +92,12 @@ class Zero(jaxrewrite.ArrayValue):
         return jnp.zeros(self.shape_, self.dtype_)
 
 
-@jaxrewrite.register("add", commutative=True)
+@jaxrewrite.register("add", exchange="operands")
 def _(v: Zero, y: ArrayLike, **params):
     return jnp.broadcast_to(y, jnp.broadcast_shapes(v.shape, jnp.shape(y)))
 
 
-@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("mul", exchange="operands")
 def _(v: Zero, y: ArrayLike | jaxrewrite.ArrayValue, **params):
     return Zero(jnp.broadcast_shapes(v.shape, jnp.shape(y)), v.dtype)
 

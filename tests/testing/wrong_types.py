@@ -291,7 +291,7 @@ def choose_the_other(which, x, v, **params):
     return jnp.where(which, x, v.x)
 
 
-@a_rule("order of operands", "sub of an array jit", "sub", "va", commutative=True)
+@a_rule("order of operands", "sub of an array jit", "sub", "va", exchange="operands")
 def difference_of_either(v, y, **params):
     return type(v)(v.x - y)
 

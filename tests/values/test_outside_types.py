@@ -200,7 +200,7 @@ class Logged(ArrayValue):
         return jaxrewrite.materialise(self.x)
 
 
-@jaxrewrite.register("mul", either=True)
+@jaxrewrite.register("mul", exchange="types")
 def _(a: Logged, b: ArrayLike | ArrayValue, **params):
     operands = [v.x if isinstance(v, Logged) else v for v in (a, b)]
     return Logged(jaxrewrite.bind("mul", *operands))

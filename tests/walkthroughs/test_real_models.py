@@ -116,7 +116,7 @@ def _(x: Quantised, y: ArrayLike, *, dimension_numbers, **params):
     return lax.dot_general(x.q.astype(x.scale.dtype), y * scale, dimension_numbers)
 
 
-@jaxrewrite.register("add", commutative=True)
+@jaxrewrite.register("add", exchange="operands")
 def _(z: Zeros, x: ArrayLike, **params):
     return jnp.broadcast_to(x, jnp.broadcast_shapes(z.shape, jnp.shape(x)))
 

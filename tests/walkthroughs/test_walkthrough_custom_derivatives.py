@@ -43,7 +43,7 @@ class Ratio(jaxrewrite.ArrayValue):
         return self.a / self.b
 
 
-@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("mul", exchange="operands")
 def _(v: Ratio, y: jax.Array, **params):
     return Ratio(v.a * y, v.b)
 

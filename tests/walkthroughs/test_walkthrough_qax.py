@@ -35,7 +35,7 @@ def _zeros_like(z, x):
     return Zeros(jnp.broadcast_shapes(z.shape, jnp.shape(x)), z.dtype)
 
 
-@jaxrewrite.register("add", commutative=True)
+@jaxrewrite.register("add", exchange="operands")
 def add_zeros(z: Zeros, x: ArrayLike, **params):
     return jnp.broadcast_to(x, jnp.broadcast_shapes(z.shape, jnp.shape(x)))
 
@@ -45,7 +45,7 @@ def add_two_zeros(x: Zeros, y: Zeros, **params):
     return _zeros_like(x, y)
 
 
-@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("mul", exchange="operands")
 def mul_zeros(z: Zeros, x: ArrayLike | Zeros, **params):
     return _zeros_like(z, x)
 

@@ -163,7 +163,7 @@ def _register(cls: Any, name: str, apply: Callable[..., Any]) -> None:
 
         _call_it_like(pair, apply)
         register(name, types=(cls, cls))(pair)
-        register(name, types=(cls, ArrayLike | ArrayValue), either=True)(pair)
+        register(name, types=(cls, ArrayLike | ArrayValue), exchange="types")(pair)
         _leads_to(pair, apply)
     elif name in _SEVERAL_NAMED:
         # For operands of this kind alone it must beat the rules for any value with structure.

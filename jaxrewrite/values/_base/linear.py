@@ -88,7 +88,7 @@ _BILINEAR = ("dot_general", "mul", "conv_general_dilated")
 
 
 @register(*_BILINEAR, types=(Linear, Linear))
-@register(*_BILINEAR, either=True)
+@register(*_BILINEAR, exchange="types")
 def _(x: Linear, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
     if not multiply_by_parts(x, y, params):
         return NotImplemented

@@ -29,7 +29,7 @@ _PRODUCTS = ("dot_general", "conv_general_dilated")
 
 
 @register(*_PRODUCTS, types=(Structured, Structured), precedence=1)
-@register(*_PRODUCTS, either=True, precedence=1)
+@register(*_PRODUCTS, exchange="types", precedence=1)
 def _(x: Structured, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
     place = params.get("out_sharding")
     if place is not None and not (is_value(x) and is_value(y)):

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Inexact, Shaped
 
 import jaxrewrite
-from jaxrewrite._core.avals import layer
+from jaxrewrite._core.avals import rule_children
 
 from .determinant import Determinant
 
@@ -231,10 +231,15 @@ def on_fields(fn: Callable[..., Any], *operands: Any) -> Any:
     A sum or a product calls the methods of its parts this way, because a field of a part may
     be a value.
     """
-    split = [layer(x) if isinstance(x, jaxrewrite.Value) else ([x], None) for x in operands]
+    split = [
+        rule_children(x) if isinstance(x, jaxrewrite.Value) else ([x], None)
+        for x in operands
+    ]
     fields = [field for leaves, _ in split for field in leaves]
     values = [x for x in operands if isinstance(x, jaxrewrite.Value)]
-    if not any(isinstance(x, jaxrewrite.Value) for v in values for x in layer(v)[0]):
+    if not any(
+        isinstance(x, jaxrewrite.Value) for v in values for x in rule_children(v)[0]
+    ):
         return fn(*operands)
     found: list[Any] = []
 

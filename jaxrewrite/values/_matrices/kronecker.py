@@ -360,7 +360,7 @@ def _(v: Kronecker, *, primitive: Any, **params: Any) -> Any:
     return v.map_factors(lambda factor: bind(primitive, factor, **params))
 
 
-@register("mul", commutative=True)
+@register("mul", exchange="operands")
 def _(v: Kronecker, x: Array, **params: Any) -> Any:
     """The result is as large as the dense operand, so it may be dense."""
     if jnp.shape(x) != v.shape or 1 in v.shape[-2:]:

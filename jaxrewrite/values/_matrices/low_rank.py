@@ -838,7 +838,7 @@ def concatenated(those: Sequence[LowRank], dimension: int) -> Any:
     return whole if is_low(whole) else NotImplemented
 
 
-@jaxrewrite.register(*ADDITIVE, either=True)
+@jaxrewrite.register(*ADDITIVE, exchange="types")
 def _(x: LowRank, y: Array, *, primitive, **params) -> Any:
     """A lazy sum with an array of any rank."""
     shape = x.shape if isinstance(x, LowRank) else y.shape
@@ -887,14 +887,16 @@ def times_array(v: LowRank, y: Any, primitive: Any, **params: Any) -> Any:
     return build(pair[0], pair[1], range(v.ndim))
 
 
-@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("mul", exchange="operands")
 @jaxrewrite.register("div")
 def _(v: LowRank, y: ArrayLike, *, primitive, **params) -> Any:
     return times_array(v, y, primitive)
 
 
 @jaxrewrite.register("dot_general", types=(LowRank, LowRank))
-@jaxrewrite.register("dot_general", types=(LowRank, ArrayLike | ArrayValue), either=True)
+@jaxrewrite.register(
+    "dot_general", types=(LowRank, ArrayLike | ArrayValue), exchange="types"
+)
 def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
     """`jax.lax.dot_general` of two operands, at least one of them a `LowRank`."""
     if params.get("out_sharding") is not None:

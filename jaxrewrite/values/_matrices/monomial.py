@@ -720,7 +720,7 @@ def _(v: Permutation, *, new_dtype: Any, **params: Any) -> Any:
     return v.cast(jnp.dtype(new_dtype))
 
 
-@register("mul", commutative=True)
+@register("mul", exchange="operands")
 def _(v: Permutation, x: Array, **params: Any) -> Any:
     """Only the entries of ``x`` at the places of the ones stay."""
     if jnp.shape(x) != v.shape or 1 in v.shape[-2:]:

@@ -26,7 +26,7 @@ from .sum import Sum
 
 
 @register("jit", types=(Matrix | Scaled | Sum | LowRank, Matrix | Scaled | Sum | LowRank))
-@register("jit", either=True)
+@register("jit", exchange="types")
 def _(
     x: Matrix | Scaled | Sum | LowRank, y: Array, *, name: str, jaxpr: Any, **params: Any
 ) -> Any:
@@ -51,7 +51,7 @@ def _kron(x: Any, y: Any, trace_context: Any) -> dict[Any, bool]:
 
 
 @register("dot_general", types=(Sum, Sum))
-@register("dot_general", either=True)
+@register("dot_general", exchange="types")
 def _(x: Sum, y: Matrix, *, dimension_numbers: Any, **params: Any) -> Any:
     """The sum of the products of the terms, unless it holds the other factor several times."""
     if not multiply_by_parts(x, y, params):
@@ -85,7 +85,7 @@ def _(x: Sum, y: Sum, **params: Any) -> Any:
     return x.materialise() * y.materialise()
 
 
-@register("mul", either=True)
+@register("mul", exchange="types")
 def _(x: Diagonal | Identity | ScalarMatrix, y: LowRank, **params: Any) -> Any:
     if x.shape != y.shape or x.dtype != y.dtype:
         return NotImplemented

@@ -70,7 +70,7 @@ def _times_array(
     return transpose(y, tuple(label for label in own if label in out), out).astype(dtype)
 
 
-@register("dot_general", either=True)
+@register("dot_general", exchange="types")
 def _(x: Matrix, y: Array, *, dimension_numbers: Any, **params: Any) -> Any:
     xs, ys, out = labels(dimension_numbers, x.ndim, y.ndim)
     if isinstance(x, Matrix):
@@ -92,7 +92,7 @@ def standard(x: Any, y: Any, dimension_numbers: Any) -> Any:
 
 
 @register("dot_general", types=(Matrix, Matrix))
-@register("dot_general", either=True)
+@register("dot_general", exchange="types")
 def _(x: Matrix, y: ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any:
     pair = standard(x, y, dimension_numbers)
     dtype = jnp.result_type(x.dtype, y.dtype)
@@ -109,7 +109,7 @@ def _(x: Matrix, y: ArrayValue, *, dimension_numbers: Any, **params: Any) -> Any
 
 
 @register(*primitives.ADDITIVE, types=(Matrix, Matrix))
-@register(*primitives.ADDITIVE, either=True)
+@register(*primitives.ADDITIVE, exchange="types")
 def _(x: Matrix, y: ArrayValue, *, primitive: Any, **params: Any) -> Any:
     if x.shape != y.shape or x.dtype != y.dtype:
         return NotImplemented
@@ -260,7 +260,7 @@ def _by_number(v: Matrix, number: Any) -> Any:
     return _times_number(v, factor) if np.isfinite(number) else Scaled(v, factor)
 
 
-@register("mul", commutative=True)
+@register("mul", exchange="operands")
 def _(v: Matrix, x: Array, **params: Any) -> Any:
     if is_number(x):
         return _times_number(v, jnp.reshape(x, ()))

@@ -309,7 +309,7 @@ def _(v: Scaled, w: Scaled, *, primitive: Any, **params: Any) -> Any:
     return _lazy_multiple(bind(primitive, v.x, w.x, **params), v.scale * w.scale)
 
 
-@register("dot_general", either=True)
+@register("dot_general", exchange="types")
 def _(x: Scaled, y: Array, *, dimension_numbers: Any, **params: Any) -> Any:
     """The product of a batch with a number for each element, which multiplies the result."""
     position, v = next((i, z) for i, z in enumerate((x, y)) if isinstance(z, Scaled))
@@ -330,7 +330,7 @@ def _(v: Scaled, *, permutation: Any) -> Any:
     return v._of(bind("transpose", v.x, permutation=permutation))
 
 
-@register("mul", commutative=True)
+@register("mul", exchange="operands")
 def _(v: Scaled, factor: Array, **params: Any) -> Any:
     if not is_number(factor):
         return NotImplemented
@@ -395,6 +395,6 @@ def _(v: Scaled, *, primitive: Any, **params: Any) -> Any:
 
 @register("div", types=(Array, Scaled))
 @register(*_OTHERS, "div", types=(Scaled, Scaled))
-@register(*_OTHERS, either=True)
+@register(*_OTHERS, exchange="types")
 def _(x: Scaled, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
     return _on_products(primitive, x, y, **params)

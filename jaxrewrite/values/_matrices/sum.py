@@ -262,7 +262,7 @@ def _(*vs: Sum, dimension: int) -> Any:
 
 
 @register(*primitives.ADDITIVE, types=(Sum, Sum))
-@register(*primitives.ADDITIVE, either=True)
+@register(*primitives.ADDITIVE, exchange="types")
 def _(x: Sum, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
     shape = jnp.broadcast_shapes(jnp.shape(x), jnp.shape(y))
     if any(isinstance(z, ArrayValue) and z.shape != shape for z in (x, y)):

@@ -116,7 +116,7 @@ def _not_in(others: Labels, own: Labels) -> list[int]:
     return [i for i, label in enumerate(own) if label not in others]
 
 
-@jaxrewrite.register("dot_general", either=True)
+@jaxrewrite.register("dot_general", exchange="types")
 def _(
     x: Quantised,
     y: ArrayLike,

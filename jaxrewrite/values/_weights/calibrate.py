@@ -214,7 +214,7 @@ class _Observed(Quantised):
         return super().shared()[:-1]
 
 
-@jaxrewrite.register("dot_general", either=True)
+@jaxrewrite.register("dot_general", exchange="types")
 def _(x: _Observed, y: ArrayLike, *, primitive, **params) -> Any:
     side = 0 if isinstance(x, _Observed) else 1
     summed, batch = (axes[side] for axes in params["dimension_numbers"])

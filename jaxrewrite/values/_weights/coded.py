@@ -616,7 +616,7 @@ def takes_matrices(
 # An array of one axis, such as a bias, is no larger than the activations that it is added to.
 
 
-@jaxrewrite.register(*primitives.ADDITIVE, either=True)
+@jaxrewrite.register(*primitives.ADDITIVE, exchange="types")
 def _(x: Coded, y: ArrayLike, *, primitive, **params) -> Any:
     if any(isinstance(z, Coded) and z.ndim > 1 for z in (x, y)):
         return NotImplemented
@@ -704,7 +704,7 @@ def _(v: Coded, **params) -> Any:
     return v.map_scales(jnp.negative)
 
 
-@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("mul", exchange="operands")
 def _(v: Coded, c: ArrayLike, **params) -> Any:
     return rescaled(v, jnp.multiply, c, **params)
 

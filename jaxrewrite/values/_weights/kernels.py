@@ -108,7 +108,7 @@ class Plan(NamedTuple):
         return 1 if self.is_transposed else self.parts
 
 
-@gpu_kernels.register("dot_general", either=True)
+@gpu_kernels.register("dot_general", exchange="types")
 def _(
     x: Quantised | NF4,
     y: ArrayLike,

@@ -249,7 +249,7 @@ def _(v: Lora, *operands: ArrayLike, primitive, **params) -> Any:
     return _with(v, primitive.bind(_base(v), *operands, **params), change, v.frozen)
 
 
-@jaxrewrite.register("mul", commutative=True)
+@jaxrewrite.register("mul", exchange="operands")
 @jaxrewrite.register("div")
 def _(v: Lora, y: ArrayLike, *, primitive, **params) -> Any:
     change = times_array(v.change, y, primitive)
@@ -261,7 +261,7 @@ def _(v: Lora, y: ArrayLike, *, primitive, **params) -> Any:
 # --- sums ---------------------------------------------------------------------------
 
 
-@jaxrewrite.register(*ADDITIVE, either=True)
+@jaxrewrite.register(*ADDITIVE, exchange="types")
 def _(x: Lora, y: ArrayLike | ArrayValue, *, primitive) -> Any:
     """Add an operand that is not a `Lora` to ``w``."""
     v, other = (x, y) if isinstance(x, Lora) else (y, x)
@@ -313,7 +313,7 @@ def _(*those: Lora, dimension, **params) -> Any:
 
 
 @jaxrewrite.register("dot_general", types=(Lora, Lora))
-@jaxrewrite.register("dot_general", either=True)
+@jaxrewrite.register("dot_general", exchange="types")
 def _(x: Lora, y: ArrayLike | ArrayValue, **params) -> Any:
     if params.get("out_sharding") is not None:
         return NotImplemented
@@ -327,7 +327,7 @@ def _(x: Lora, y: ArrayLike | ArrayValue, **params) -> Any:
 # The product of a weight and an array of low rank has low rank.
 
 
-@jaxrewrite.register("dot_general", either=True)
+@jaxrewrite.register("dot_general", exchange="types")
 def _(x: Lora, y: LowRank, **params) -> Any:
     return dot(x, y, **params)
 

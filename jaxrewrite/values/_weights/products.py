@@ -35,7 +35,7 @@ from .terms import Terms, is_scaled_after, is_scaled_before, rows_of, scaled, te
 
 
 @jaxrewrite.register("dot_general", types=(Coded, Coded))
-@jaxrewrite.register("dot_general", either=True)
+@jaxrewrite.register("dot_general", exchange="types")
 def _(
     x: Coded,
     y: ArrayLike,
