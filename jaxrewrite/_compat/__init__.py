@@ -32,6 +32,7 @@ from .avals import (
     without_leading_axis as without_leading_axis,
 )
 from .jaxprs import (
+    body_of as body_of,
     called as called,
     close_jaxpr as close_jaxpr,
     constants_first as constants_first,
@@ -44,10 +45,12 @@ from .jaxprs import (
     has_high_parameters as has_high_parameters,
     is_unplaced as is_unplaced,
     name_of as name_of,
+    names_of_operands as names_of_operands,
     needed_operands as needed_operands,
     new_debug_info as new_debug_info,
     new_jaxpr as new_jaxpr,
     open_jaxpr as open_jaxpr,
+    origin_of as origin_of,
     rename_effects as rename_effects,
     trace_to_jaxpr as trace_to_jaxpr,
     unnamed as unnamed,
@@ -76,6 +79,7 @@ from .running import (
     in_current_context as in_current_context,
     inline_into_current_trace as inline_into_current_trace,
     is_in_current_context as is_in_current_context,
+    is_jitted as is_jitted,
     is_plain_jit as is_plain_jit,
     jit_is_disabled as jit_is_disabled,
     known_to_current_trace as known_to_current_trace,
@@ -109,6 +113,7 @@ from .wrappers import (
     JAXPRS as JAXPRS,
     is_bookkeeping as is_bookkeeping,
     is_wrapped_function as is_wrapped_function,
+    same_derivatives as same_derivatives,
     without_dead_code_wrapper as without_dead_code_wrapper,
 )
 

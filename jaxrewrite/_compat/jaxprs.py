@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+import numpy as np
 
 # The effects of references name a variable, so they have to change when variables are
 # renamed.
@@ -38,6 +39,7 @@ from jax._src.sharding_impls import UNSPECIFIED
 from .avals import leaf_aval
 from .parameters import body_name
 from .types import JAX_GE_0_11_0, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive, Var
+from .wrappers import derivative_of
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
@@ -132,6 +134,28 @@ def name_of(jaxpr: Any) -> str:
     return _without_constants(jaxpr).debug_info.func_name
 
 
+def origin_of(jaxpr: Any) -> str | None:
+    """The name, file and line of the function that a jaxpr, closed or not, was traced from."""
+    return _without_constants(jaxpr).debug_info.func_src_info
+
+
+def names_of_operands(jaxpr: Any) -> tuple[str, ...] | None:
+    """JAX's names for the operands of the function that a jaxpr was traced from, if known."""
+    return _without_constants(jaxpr).debug_info.arg_names
+
+
+def body_of(eqn: JaxprEqn) -> Any:
+    """The jaxpr of a function that an equation calls; ``None`` if it calls none.
+
+    The function is jitted or has a derivative of its own. What a program says about where its
+    arrays are, and how to compile it, concerns a call: such a call is none.
+    """
+    if eqn.primitive.name == "jit" and not is_unplaced(eqn.params):
+        return None
+    is_call = eqn.primitive.name in ("jit", "custom_jvp_call", "custom_vjp_call")
+    return eqn.params[body_name(eqn.primitive)] if is_call else None
+
+
 def file_of(jaxpr: Any) -> str | None:
     """The file of the function that a jaxpr, closed or not, was traced from."""
     return _without_constants(jaxpr).debug_info.func_filename
@@ -160,18 +184,35 @@ def fingerprint(jaxpr: Any) -> Any:
 
     def of_eqn(eqn: JaxprEqn) -> Any:
         params = [
-            (name, of_param(param))
+            (name, id(derivative_of(param)))
+            if name in ("bwd", "jvp_jaxpr_fun")
+            else (name, of_param(param))
             for name, param in eqn.params.items()
-            if name != "jvp_jaxpr_fun"  # Each trace has another one.
+            if name not in _OF_ONE_TRACE
         ]
         ins, outs = map(of_atom, eqn.invars), map(of_atom, eqn.outvars)
         return eqn.primitive.name, tuple(params), tuple(ins), tuple(outs)
 
     origin = jaxpr.debug_info.func_src_info
-    consts = tuple(map(str, getattr(closed, "consts", ())))
+    consts = tuple(map(_constant_key, getattr(closed, "consts", ())))
     ins = tuple(map(of_atom, jaxpr.invars))
     eqns = tuple(map(of_eqn, jaxpr.eqns))
     return origin, consts, ins, eqns, tuple(map(of_atom, jaxpr.outvars))
+
+
+# The parameters of which each trace has another one. What is a user's is told by `derivative_of`.
+_OF_ONE_TRACE = ("fwd_jaxpr_thunk", "out_trees")
+
+
+def _constant_key(const: Any) -> Any:
+    """Equal for two constants only if they are the same array or have the same numbers."""
+    is_plain = isinstance(const, (jax.Array, np.ndarray, np.generic, int, float, complex))
+    if isinstance(const, jax.core.Tracer) or not is_plain:
+        return id(const)
+    if jax.dtypes.issubdtype(jax.numpy.result_type(const), jax.dtypes.extended):
+        return id(const)
+    array = np.asarray(const)
+    return str(leaf_aval(const)), array.tobytes()
 
 
 def called(fn: Callable[..., Any], *avals: Any) -> Any:

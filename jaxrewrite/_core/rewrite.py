@@ -42,6 +42,9 @@ Handler = Callable[[Site, list[Any]], Any]
 # the primitives as objects.
 handlers: dict[str, Handler] = {}
 
+# The handler that is asked before the rules for a primitive: that of rules for functions.
+before_rules: list[Handler] = []
+
 # Handlers of the primitives that return their operands or move them as a whole, so that
 # values need not be dense. `_handlers.leafwise` has the list.
 keepers: dict[str, Handler] = {}
@@ -254,6 +257,10 @@ def _by_rule(site: Site, operands: Sequence[Any]) -> Any:
     """Apply the first rule that does not decline."""
     if site.primitive in primitives_of_passes:
         return NotImplemented  # Their handlers ask what is to be asked.
+    for handler in before_rules:
+        results = handler(site, list(operands))
+        if results is not NotImplemented:
+            return results
     flat = Flat.of(operands, site.context)
     answer = site.builder.rewriting.by_rule(site, operands, flat)
     if site.builder.record is not None:

@@ -125,6 +125,9 @@ def _check_pair(rule: Rule, keyword: str) -> None:
 # `TypeError` for one that it should not have.
 checks: list[Callable[[Rule, Sequence[Primitive]], None]] = []
 
+# What finds the primitive that stands for something else, such as a function, or ``None``.
+finders: list[Callable[[Any], Primitive | None]] = []
+
 
 class Declined(NamedTuple):
     """A rule whose types match, but that did not answer, and why."""
@@ -406,9 +409,19 @@ class Table:
                 for entry in cell.values():
                     yield primitive, entry
 
+    def rules_for(self, primitive: Primitive) -> Iterable[Rule]:
+        """The rules for a primitive, once each."""
+        own = self._dispatchers.get(primitive)
+        cells = list(own.funcs.values()) if own else []
+        return dict.fromkeys(entry.rule for cell in cells for entry in cell.values())
+
     def dense_rules(self) -> Mapping[Primitive, Rule]:
         """The primitives that have a rule for dense operands alone, with one such rule."""
         return self._dense
+
+    def primitives(self) -> Iterable[Primitive]:
+        """The primitives that have rules."""
+        return tuple(self._dispatchers)
 
     def primitives_with_literals(self) -> Set[Primitive]:
         """The primitives that have a rule for literals."""
@@ -675,7 +688,7 @@ def _ambiguity(
 # --- primitives by name --------------------------------------------------------
 
 
-_primitives_by_name = functools.cache(_compat.primitives_by_name)
+names = functools.cache(_compat.primitives_by_name)
 
 
 def find_primitive(primitive: Primitive | str) -> Primitive:
@@ -683,11 +696,14 @@ def find_primitive(primitive: Primitive | str) -> Primitive:
     if isinstance(primitive, Primitive):
         return primitive
     if not isinstance(primitive, str):
+        for found in (find(primitive) for find in finders):
+            if found is not None:
+                return found
         raise TypeError(
-            "A primitive or the name of one is needed, such as 'add'; got a "
-            f"{type(primitive).__name__}."
+            "A primitive or the name of one is needed, such as 'add', or a function that JAX "
+            f"stages as a call; got a {type(primitive).__name__}."
         )
-    by_name = _primitives_by_name()
+    by_name = names()
     if primitive not in by_name:
         close = difflib.get_close_matches(primitive, by_name, 3)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
