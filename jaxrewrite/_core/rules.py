@@ -210,14 +210,14 @@ class Table:
 
     def register(
         self,
-        primitive: Primitive | str,
-        *more: Primitive | str,
+        primitive: Primitive | str | Callable[..., Any],
+        *more: Primitive | str | Callable[..., Any],
         precedence: int = 0,
         commutative: bool = False,
         either: bool = False,
         types: Sequence[Any] | None = None,
     ) -> Callable[[_F], _F]:
-        """Register a rule for one primitive, or several; a decorator.
+        """Register a rule for one primitive or function, or several; a decorator.
 
         The rule's positional parameters are the primitive's operands. Their annotations
         decide which operands the rule applies to: a value type, an array type
@@ -247,7 +247,11 @@ class Table:
         Parameters
         ----------
         primitive, *more
-            A `jax.extend.core.Primitive`, or its name, such as ``"dot_general"``.
+            A `jax.extend.core.Primitive`, or its name, such as ``"dot_general"``; or a
+            function that JAX stages as a call of its own, such as `jax.numpy.linalg.det` or
+            a user's function under `jax.jit`, `jax.custom_jvp` or `jax.custom_vjp`. The
+            arrays in its arguments are then the operands, and static arguments are
+            keyword-only parameters. See :ref:`rules-for-functions`.
         precedence
             Rules of higher precedence are tried first. A rule for the same types as an
             earlier one of the table replaces it, whatever the precedence of the two.
@@ -293,6 +297,14 @@ class Table:
         ...     return Metres(number(a) - number(b))
         >>> (Metres(jnp.ones(2)) - 3).x, (3 - Metres(jnp.ones(2))).x
         (Array([-2., -2.], dtype=float32), Array([2., 2.], dtype=float32))
+
+        A norm in metres, by a rule for the function of `jax.numpy`:
+
+        >>> @jaxrewrite.register(jnp.linalg.norm)
+        ... def _(v: Metres, *, axis: int | None):
+        ...     return Metres(jnp.linalg.norm(v.x, axis=axis))
+        >>> jaxrewrite.transform(lambda v: jnp.linalg.norm(v, axis=0))(Metres(jnp.ones(4)))
+        Metres(x=f32[])
         """
         if commutative and either:
             raise TypeError("A rule takes commutative=True or either=True, not both.")
@@ -691,8 +703,8 @@ def _ambiguity(
 names = functools.cache(_compat.primitives_by_name)
 
 
-def find_primitive(primitive: Primitive | str) -> Primitive:
-    """Return the primitive of a name; `ValueError` if there is none."""
+def find_primitive(primitive: Primitive | str | Callable[..., Any]) -> Primitive:
+    """Return the primitive of a name, or that stands for a function; `ValueError` if none."""
     if isinstance(primitive, Primitive):
         return primitive
     if not isinstance(primitive, str):

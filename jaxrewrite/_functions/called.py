@@ -160,10 +160,10 @@ def _inlined(fn: Any, primitives: list[str]) -> str:
     names = ", ".join(map(repr, dict.fromkeys(primitives)))
     becomes = f" It becomes {names}: register a rule for that." if names else ""
     return (
-        f"JAX makes no call of {name}, so a program does not show where it is called."
-        f"{becomes} A rule can be for a primitive or its name, and for a function that JAX "
-        "stages as a call: under jax.jit (without inline=True), jax.custom_jvp or "
-        "jax.custom_vjp."
+        "A primitive or the name of one is needed, such as 'add', or a function that JAX "
+        f"stages as a call; got {name}. JAX makes no call of that, so a program does not show where it is called."
+        f"{becomes} Calls are those of functions under jax.jit (without inline=True), "
+        "jax.custom_jvp or jax.custom_vjp."
     )
 
 

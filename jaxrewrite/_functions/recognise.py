@@ -34,6 +34,9 @@ class Call(NamedTuple):
     ``total`` results. ``levels`` are the axes of each `jax.vmap` that it was under, the
     outermost first: 0 or ``None`` for each operand. Some results, ``same``, do not have these
     axes, because they are the same for all elements.
+
+    Under `jax.jvp` the tangents of the operands ``moving`` come after all operands, and those of
+    the results after all results. ``total`` is then the number of both.
     """
 
     statics: tuple[tuple[str, Any], ...]
@@ -42,13 +45,39 @@ class Call(NamedTuple):
     same: frozenset[int]
     total: int
     levels: tuple[tuple[int | None, ...], ...] = ()
+    moving: tuple[int, ...] = ()
 
 
 # --- static arguments ---------------------------------------------------------------------
 
 
-class Ints(NamedTuple):
-    """Any number of an axis, as the annotation ``int`` stands for."""
+class Axis:
+    """What the annotation ``int`` stands for: the number of any axis."""
+
+    @staticmethod
+    def of_rank(rank: int) -> list[Any]:
+        return [*range(rank), *range(-rank, 0)]
+
+    @staticmethod
+    def holds(value: Any) -> bool:
+        return type(value) is int
+
+
+class Axes:
+    """What ``tuple[int, ...]`` stands for: two or more axes, in their order."""
+
+    @staticmethod
+    def of_rank(rank: int) -> list[Any]:
+        numbers = range(2, rank + 1)
+        return [x for n in numbers for x in itertools.combinations(range(rank), n)]
+
+    @staticmethod
+    def holds(value: Any) -> bool:
+        return type(value) is tuple and all(type(x) is int for x in value)
+
+
+_OPEN = (Axis, Axes)
+_AXIS, _AXES = Axis(), Axes()
 
 
 @functools.lru_cache(1024)
@@ -75,7 +104,7 @@ def domains_of(called: Called, rule: Rule) -> dict[str, tuple[Any, ...]]:
             if not values:
                 raise TypeError(
                     f"Static argument {name!r} of rule {rule} is annotated with {hint!r}. "
-                    "Annotate it with bool, int (an axis), None, typing.Literal[...] or a "
+                    "Annotate it with bool, int (an axis), tuple[int, ...] (axes), None, typing.Literal[...] or a "
                     "union of these, which tell the values that it may have."
                 )
         found[name] = values
@@ -104,7 +133,9 @@ def _values(hint: Any) -> Iterator[Any]:
     if hint is bool:
         yield from (False, True)
     elif hint is int:
-        yield Ints()
+        yield _AXIS
+    elif origin is tuple and set(typing.get_args(hint)) <= {int, Ellipsis}:
+        yield _AXES
     elif hint is None or hint is type(None):
         yield None
     elif origin is typing.Literal:
@@ -123,7 +154,7 @@ def is_default(called: Called, name: str, value: Any) -> bool:
 def is_among(value: Any, domain: Sequence[Any]) -> bool:
     """Whether a static argument is one of those that a rule is for."""
     return any(
-        type(value) is int if isinstance(choice, Ints) else _same(value, choice)
+        choice.holds(value) if isinstance(choice, _OPEN) else _same(value, choice)
         for choice in domain
     )
 
@@ -146,10 +177,8 @@ def _combinations(
         has_default = parameter is not None and parameter.default is not parameter.empty
         own: list[Any] = [parameter.default] if parameter and has_default else []
         for choice in domain:
-            axes = (
-                [*range(rank), *range(-rank, 0)] if isinstance(choice, Ints) else [choice]
-            )
-            own += [x for x in axes if not any(_same(x, y) for y in own)]
+            values = choice.of_rank(rank) if isinstance(choice, _OPEN) else [choice]
+            own += [x for x in values if not any(_same(x, y) for y in own)]
         choices.append(own)
     for chosen in itertools.islice(itertools.product(*choices), _MANY):
         yield dict(zip(domains, chosen, strict=True))
@@ -267,46 +296,92 @@ _found = WeakCaches(64)
 
 
 def calls_of(
-    called: Called, eqn: Any, domains: Mapping[str, Sequence[Any]], depth: int
+    called: Called,
+    eqn: Any,
+    domains: Mapping[str, Sequence[Any]],
+    depth: int,
+    counts: frozenset[int],
 ) -> list[Call]:
-    """The ways in which an equation is a call of a function, under so many `jax.vmap`."""
+    """The ways in which an equation is a call of a function, under so many `jax.vmap`.
+
+    ``counts`` are the numbers of operands that the function may have, for calls under `jax.jvp`.
+    """
     body = _compat.body_of(eqn)
     cache = _found.of(body)
     key = (
         id(called),
         repr(sorted(domains.items())),
         depth,
+        counts,
         eqn.ctx,
         _compat.trace_context(),
     )
     kept = cache.get(key)
     # The function is kept with what was found, so that its identity stays its own.
     if kept is None:
-        kept = called, list(_calls(called, eqn, body, domains, depth))
+        kept = called, list(_calls(called, eqn, body, domains, depth, counts))
         cache.put(key, kept)
     return kept[1]
 
 
 def _calls(
-    called: Called, eqn: Any, body: Any, domains: Mapping[str, Sequence[Any]], depth: int
+    called: Called,
+    eqn: Any,
+    body: Any,
+    domains: Mapping[str, Sequence[Any]],
+    depth: int,
+    counts: frozenset[int],
 ) -> Iterator[Call]:
     jaxpr, consts = _compat.open_jaxpr(body)
-    avals = [var.aval for var in jaxpr.invars[len(consts) :]]
+    avals: list[Any] = [var.aval for var in jaxpr.invars[len(consts) :]]
     if not all(isinstance(aval, _compat.ShapedArray) for aval in avals):
         return
     rank = max((len(aval.shape) for aval in avals), default=0)
     wanted = _compat.fingerprint(body)
+    for how in _ways(called, eqn, body, avals, depth, counts):
+        for statics in _combinations(called, domains, rank):
+            given = {k: v for k, v in statics.items() if not is_default(called, k, v)}
+            results = how.results_like(given, avals, eqn, wanted, len(jaxpr.outvars))
+            if results is not None:
+                placed = tuple(tuple(axes[i] for i in how.order) for axes in how.levels)
+                items = tuple(statics.items())
+                yield Call(items, how.order, *results, placed, how.moving)
+                return
+
+
+def _ways(
+    called: Called,
+    eqn: Any,
+    body: Any,
+    avals: Sequence[Any],
+    depth: int,
+    counts: frozenset[int],
+) -> Iterator[_Way]:
+    """The ways in which an equation may call a function of such operands."""
     names = _compat.names_of_operands(body)
+    if eqn.primitive.name == "jit" and names is None:
+        # JAX keeps the names except where it differentiates.
+        for count in counts if depth == 0 else ():
+            for moving in _moving(avals, count):
+                order = tuple(range(len(avals)))
+                for _, call in _callers(called, None, count):
+                    yield _Way(call, order, (), moving)
+        return
     for levels in _levels(avals, depth):
         for order, call in _callers(called, names, len(avals)):
-            for statics in _combinations(called, domains, rank):
-                given = {k: v for k, v in statics.items() if not is_default(called, k, v)}
-                own = _Candidate(call, given, levels)
-                results = own.results_like(avals, eqn, wanted, len(jaxpr.outvars))
-                if results is not None:
-                    placed = [tuple(axes[i] for i in order) for axes in levels]
-                    yield Call(tuple(statics.items()), order, *results, tuple(placed))
-                    return
+            yield _Way(call, order, levels, ())
+
+
+def _moving(avals: Sequence[Any], count: int) -> Iterator[tuple[int, ...]]:
+    """The operands of which the avals after the first so many may be tangents."""
+    tangents = [aval.strip_weak_type() for aval in avals[count:]]
+    if not tangents:
+        return
+    for places in itertools.islice(
+        itertools.combinations(range(count), len(tangents)), _MANY
+    ):
+        if [avals[i].to_tangent_aval().strip_weak_type() for i in places] == tangents:
+            yield places
 
 
 def _levels(avals: Sequence[Any], depth: int) -> Iterator[tuple[tuple[Any, ...], ...]]:
@@ -330,15 +405,21 @@ def _levels(avals: Sequence[Any], depth: int) -> Iterator[tuple[tuple[Any, ...],
             yield (axes, *rest)
 
 
-class _Candidate(NamedTuple):
-    """A call that an equation may be."""
+class _Way(NamedTuple):
+    """A way in which an equation may call a function, but for the static arguments."""
 
     call: Caller
-    statics: Mapping[str, Any]
+    order: tuple[int, ...]
     levels: tuple[tuple[Any, ...], ...]
+    moving: tuple[int, ...]
 
     def results_like(
-        self, avals: Sequence[Any], eqn: Any, wanted: Any, count: int
+        self,
+        statics: Mapping[str, Any],
+        avals: Sequence[Any],
+        eqn: Any,
+        wanted: Any,
+        count: int,
     ) -> tuple[tuple[int, ...], frozenset[int], int] | None:
         """Which of the results the equation has, which are the same for all elements, of how many.
 
@@ -346,8 +427,10 @@ class _Candidate(NamedTuple):
         """
 
         def fn(*xs: Any) -> list[Any]:
-            return tree_flatten(self.call(self.statics, xs))[0]
+            return tree_flatten(self.call(statics, xs))[0]
 
+        if self.moving:
+            fn = with_tangents(fn, self.moving)
         for axes in reversed(self.levels):
             fn = jax.vmap(fn, in_axes=axes)
         try:
@@ -374,6 +457,24 @@ class _Candidate(NamedTuple):
                 inner, _ = _compat.open_jaxpr(_compat.body_of(own))
                 found = None if same else _only_call(inner)
         return None
+
+
+def with_tangents(fn: Callable[..., list[Any]], moving: Sequence[int]) -> Any:
+    """A function of operands and tangents of some, to its results and their tangents."""
+
+    def on_pairs(*xs: Any) -> list[Any]:
+        primals, tangents = xs[: -len(moving)], xs[-len(moving) :]
+
+        def of_moving(*own: Any) -> list[Any]:
+            operands = list(primals)
+            for i, x in zip(moving, own, strict=True):
+                operands[i] = x
+            return fn(*operands)
+
+        results = jax.jvp(of_moving, [primals[i] for i in moving], list(tangents))
+        return [*results[0], *results[1]]
+
+    return on_pairs
 
 
 def _is_same(own: Any, eqn: Any, wanted: Any) -> bool:

@@ -258,11 +258,12 @@ def can_be_lifted(value: Value) -> bool:
     found: list[Any] = []
 
     def lift_abstractly(fields: Sequence[Any], tangent: Any) -> None:
-        found.append(tree_unflatten(treedef, fields).lift_tangent(tangent))
+        lifted = tree_unflatten(treedef, fields).lift_tangent(tangent)
+        found.append(lifted is not NotImplemented)
 
     # A base class may define the method, and its subclasses may have no answer.
     jax.eval_shape(lift_abstractly, avals_of(fields), aval_of(value))
-    return found[0] is not NotImplemented
+    return bool(found[0])
 
 
 def can_be_dense(value: Value) -> bool:

@@ -6,23 +6,26 @@ else by the rule under `jax.vmap`, for the elements that the operands stand for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
+from .._batched import Batched
 from .._compat import Primitive
-from .._core.avals import avals_of, layer, mismatch
+from .._core.avals import avals_of, fields, layer, mismatch
 from .._core.rewrite import before_rules
 from .._core.rules import Failure, Rule, RulesInForce, checks
+from .._core.settings import current_settings
 from .._core.site import Site
 from .._core.traces import Answer, Flat
 from .._core.value import is_value
 from .._functions.called import Called, check_is_staged, functions_at
 from .._functions.recognise import Call, calls_of, domains_of, is_among, is_default
 from .._signatures import is_of_a_library
+from .derivatives import can_be_lifted, confinement, derivative, lift
 from .stacking import element_like, in_slices, stacked_where
 
 
@@ -36,9 +39,11 @@ def function_handler(site: Site, operands: list[Any]) -> Any:
     if origin is None or (site.is_in_rule and not any(map(is_value, operands))):
         return NotImplemented
     for called in functions_at(site.settings.rules, origin):
-        domains = _domains(called, site.settings.rules)
+        own = _rules_for(called, site.settings.rules)
+        domains = _domains(called, own)
+        counts = frozenset(len(rule.signature.operands) for rule in own)
         for depth in range(_DEPTH + 1):
-            for call in calls_of(called, site.eqn, domains, depth):
+            for call in calls_of(called, site.eqn, domains, depth, counts):
                 results = _apply(site, called, call, operands)
                 if results is not NotImplemented:
                     return results
@@ -48,14 +53,17 @@ def function_handler(site: Site, operands: list[Any]) -> Any:
 before_rules.append(function_handler)
 
 
-def _domains(called: Called, rules: RulesInForce) -> dict[str, tuple[Any, ...]]:
+def _rules_for(called: Called, rules: RulesInForce) -> list[Rule]:
+    return [rule for table in rules.tables for rule in table.rules_for(called)]
+
+
+def _domains(called: Called, rules: Sequence[Rule]) -> dict[str, tuple[Any, ...]]:
     """The static arguments that the rules in force tell apart, with their values."""
     found: dict[str, tuple[Any, ...]] = {}
-    for table in rules.tables:
-        for rule in table.rules_for(called):
-            for name, values in domains_of(called, rule).items():
-                found[name] = (*found.get(name, ()), *values)
-    return {name: tuple(dict.fromkeys(values)) for name, values in found.items()}
+    for rule in rules:
+        for name, values in domains_of(called, rule).items():
+            found[name] = (*found.get(name, ()), *values)
+    return found
 
 
 def _check_rule(rule: Rule, primitives: Sequence[Primitive]) -> None:
@@ -80,10 +88,15 @@ def _apply(site: Site, called: Called, call: Call, operands: Sequence[Any]) -> A
     if split is None:
         return NotImplemented
     own, elements = split
+    count = len(own) - len(call.moving)
+    if not all(map(_can_move, (elements[i] for i in call.moving))) or any(
+        map(is_value, elements[count:])
+    ):
+        return NotImplemented
     # In reports and errors the equation has the name of the function.
     site = site._replace(eqn=site.eqn.replace(primitive=called))
     flat = Flat.of(own, site.context)
-    choice = site.settings.rules.choice(called, elements)
+    choice = site.settings.rules.choice(called, elements[:count])
     for rule in choice:
         try:
             answer: Any = _ask(site, rule, called, call, own, flat)
@@ -118,7 +131,7 @@ def _ask(
     def check(results: Any) -> list[Any]:
         return _checked(site, rule, call, results)
 
-    mapped = _mapped(apply, call)
+    mapped = _along(apply, call.moving) if call.moving else _mapped(apply, call)
     mapped.__name__ = rule.name_for(called)
     literals = [repr(x.val) for i, x in enumerate(operands) if i in rule.literals]
     key = ("function", rule, *call, *literals, *avals_of(site.outvars))
@@ -145,10 +158,11 @@ def _statics(rule: Rule, called: Called, call: Call) -> Mapping[str, Any] | None
 def _leaves(site: Site, rule: Rule, call: Call, results: Any) -> list[Any]:
     """What a rule returned for the function, as a list of arrays and values."""
     leaves = tree_leaves(results, is_leaf=is_value)
-    if len(leaves) != call.total:
+    total = call.total // 2 if call.moving else call.total
+    if len(leaves) != total:
         raise TypeError(
             f"The rule {rule} returned {len(leaves)} arrays or values for "
-            f"{site.primitive.name!r}, which returns {call.total}. Return what the function "
+            f"{site.primitive.name!r}, which returns {total}. Return what the function "
             "returns."
         )
     return leaves
@@ -163,6 +177,63 @@ def _checked(site: Site, rule: Rule, call: Call, results: Sequence[Any]) -> list
         if problem is not None:
             raise TypeError(problem)
     return wanted
+
+
+# --- under jax.jvp ------------------------------------------------------------------------
+
+
+def _can_move(x: Any) -> bool:
+    """Whether the leaves of an operand can have any tangent that its array can have."""
+    if not is_value(x):
+        return True
+    own = tree_map(_compat.leaf_aval, x)
+    is_plain = not any(map(is_value, fields(own)[0]))
+    return is_plain and can_be_lifted(own) and confinement(own) is None
+
+
+def _along(fn: Callable[..., Any], moving: Sequence[int]) -> Callable[..., Any]:
+    """A function of operands and tangents of some: its results, and their tangents."""
+
+    def along(*xs: Any) -> Any:
+        count = len(xs) - len(moving)
+        primals, tangents = xs[:count], dict(zip(moving, xs[count:], strict=True))
+        settings = current_settings()
+        leaves, treedef = tree_flatten(list(primals))
+        leaf_tangents: list[Any] = []
+        for i, x in enumerate(primals):
+            if i not in tangents:
+                leaf_tangents += [None] * len(tree_leaves(x))
+            elif is_value(x):
+                leaf_tangents += lift(x, tangents[i], settings)
+            else:
+                leaf_tangents.append(tangents[i])
+        places = [i for i, t in enumerate(leaf_tangents) if t is not None]
+        trees: list[Any] = []
+
+        def on_leaves(*own: Any) -> list[Any]:
+            every = list(leaves)
+            for i, x in zip(places, own, strict=True):
+                every[i] = x
+            results = fn(*tree_unflatten(treedef, every))
+            trees.append(None if results is NotImplemented else tree_flatten(results)[1])
+            return [] if results is NotImplemented else tree_leaves(results)
+
+        found, found_tangents = jax.jvp(
+            on_leaves, [leaves[i] for i in places], [leaf_tangents[i] for i in places]
+        )
+        if trees[-1] is None:
+            return NotImplemented
+        results, their_tangents = (
+            tree_unflatten(trees[-1], own) for own in (found, found_tangents)
+        )
+        return [*results, *map(_tangent, results, their_tangents)]
+
+    return along
+
+
+def _tangent(result: Any, tangent: Any) -> Any:
+    """The tangent of the array that a result is."""
+    return derivative(result, tangent) if is_value(result) else tangent
 
 
 # --- under jax.vmap -----------------------------------------------------------------------
@@ -187,8 +258,8 @@ class _Map(NamedTuple):
 
         def on_leaves(leaves: Any) -> list[Any]:
             elements = [
-                own[0] if treedef is None else _element(treedef, own, axis)
-                for own, (_, treedef), axis in zip(leaves, flat, self.axes, strict=True)
+                _element(x, axis)
+                for x, axis in zip(_rebuilt(leaves, flat), self.axes, strict=True)
             ]
             results = self.fn(*elements)
             trees.append(None if results is NotImplemented else tree_flatten(results)[1])
@@ -211,9 +282,19 @@ class _Map(NamedTuple):
         return size
 
 
-def _element(treedef: Any, leaves: Sequence[Any], axis: int | None) -> Any:
-    value = tree_unflatten(treedef, leaves)
-    return value if axis is None else value.unstacked()
+def _rebuilt(leaves: Sequence[Any], flat: Sequence[Any]) -> Iterator[Any]:
+    for own, (_, treedef) in zip(leaves, flat, strict=True):
+        yield own[0] if treedef is None else tree_unflatten(treedef, own)
+
+
+def _element(x: Any, axis: int | None) -> Any:
+    """What a stack with sliced leaves stands for. Its fields may be stacks, too."""
+    if axis is None or not is_value(x):
+        return x
+    if not isinstance(x, Batched):
+        own, treedef = fields(x)
+        x = tree_unflatten(treedef, [_element(part, axis) for part in own])
+    return x.unstacked()
 
 
 def _whole(x: Any, size: int) -> Any:
@@ -221,9 +302,9 @@ def _whole(x: Any, size: int) -> Any:
 
 
 def _mapped(fn: Callable[..., Any], call: Call) -> Callable[..., Any]:
-    own = fn
+    own: Callable[..., Any] = fn
     for axes in reversed(call.levels):
-        own = _Map(own, axes, call.same)
+        own = _Map(own, axes, call.same).__call__
 
     def mapped(*operands: Any) -> Any:
         return own(*operands)
