@@ -34,6 +34,7 @@ from .avals import (
 from .jaxprs import (
     body_of as body_of,
     called as called,
+    calls_a_function as calls_a_function,
     close_jaxpr as close_jaxpr,
     constants_first as constants_first,
     dce_rules as dce_rules,
@@ -46,6 +47,7 @@ from .jaxprs import (
     is_unplaced as is_unplaced,
     name_of as name_of,
     names_of_operands as names_of_operands,
+    names_of_results as names_of_results,
     needed_operands as needed_operands,
     new_debug_info as new_debug_info,
     new_jaxpr as new_jaxpr,

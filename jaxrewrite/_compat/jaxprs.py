@@ -144,16 +144,25 @@ def names_of_operands(jaxpr: Any) -> tuple[str, ...] | None:
     return _without_constants(jaxpr).debug_info.arg_names
 
 
+def names_of_results(jaxpr: Any) -> Any:
+    """JAX's names for the results of the function that a jaxpr was traced from, if known."""
+    return _without_constants(jaxpr).debug_info.result_paths
+
+
+def calls_a_function(eqn: JaxprEqn) -> bool:
+    """Whether an equation calls a function that is jitted or has a derivative of its own."""
+    return eqn.primitive.name in ("jit", "custom_jvp_call", "custom_vjp_call")
+
+
 def body_of(eqn: JaxprEqn) -> Any:
     """The jaxpr of a function that an equation calls; ``None`` if it calls none.
 
-    The function is jitted or has a derivative of its own. What a program says about where its
-    arrays are, and how to compile it, concerns a call: such a call is none.
+    A call that says where its arrays are, or how to compile it, is more than the function.
     """
-    if eqn.primitive.name == "jit" and not is_unplaced(eqn.params):
+    is_placed = eqn.primitive.name == "jit" and not is_unplaced(eqn.params)
+    if is_placed or not calls_a_function(eqn):
         return None
-    is_call = eqn.primitive.name in ("jit", "custom_jvp_call", "custom_vjp_call")
-    return eqn.params[body_name(eqn.primitive)] if is_call else None
+    return eqn.params[body_name(eqn.primitive)]
 
 
 def file_of(jaxpr: Any) -> str | None:

@@ -149,7 +149,7 @@ def _primitives_of(fn: Any, count: int) -> list[str]:
         except Exception:  # noqa: BLE001 - not a function of such arrays
             continue
         eqns = _compat.drop_dead_code(jaxpr).eqns
-        if any(_compat.body_of(eqn) is not None for eqn in eqns):
+        if any(map(_compat.calls_a_function, eqns)):
             return []
         return [eqn.primitive.name for eqn in eqns] or ["no primitive"]
     return []

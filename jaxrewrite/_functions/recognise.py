@@ -338,8 +338,14 @@ def _calls(
         return
     rank = max((len(aval.shape) for aval in avals), default=0)
     wanted = _compat.fingerprint(body)
+    # The names of results tell that `jax.vmap` has not acted. Then a stack is asked for element
+    # by element only if the whole is not answered, with the same static arguments.
+    combinations = list(_combinations(called, domains, rank))
+    if depth and _compat.names_of_results(body) is not None:
+        direct = calls_of(called, eqn, domains, 0, counts)
+        combinations = [dict(call.statics) for call in direct]
     for how in _ways(called, eqn, body, avals, depth, counts):
-        for statics in _combinations(called, domains, rank):
+        for statics in combinations:
             given = {k: v for k, v in statics.items() if not is_default(called, k, v)}
             results = how.results_like(given, avals, eqn, wanted, len(jaxpr.outvars))
             if results is not None:

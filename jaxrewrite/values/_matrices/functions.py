@@ -48,9 +48,9 @@ def _knows(fn: Callable[..., Any], *, square: bool = True) -> Callable[[Any], An
             if v.ndim < 2 or (square and v.shape[-1] != v.shape[-2]):
                 return NotImplemented
             found = answer(v, **statics)
-            if found is NotImplemented or inexact(v):
+            if found is NotImplemented:
                 return found
-            # For integers JAX computes in a floating dtype and casts the result.
+            # JAX computes integers and 16 bits in other dtypes, and may cast the result.
             whole = jax.eval_shape(functools.partial(fn, **statics), v.aval())
             return [
                 x if isinstance(x, jaxrewrite.Value) else x.astype(aval.dtype)
