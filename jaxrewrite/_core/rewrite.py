@@ -210,6 +210,7 @@ class Rewriter(Builder):
             and bool(rewriting.unchanged)
             and self.recorder is None
             and eqn.primitive not in rewriting.dense_primitives
+            and not any(type(x) is Literal for x in operands)
             and (eqn.primitive, body, *avals_of(operands)) in rewriting.unchanged
         )
 

@@ -134,7 +134,7 @@ def _ask(
     mapped = _along(apply, call.moving) if call.moving else _mapped(apply, call)
     mapped.__name__ = rule.name_for(called)
     literals = [repr(x.val) for i, x in enumerate(operands) if i in rule.literals]
-    key = ("function", rule, *call, *literals, *avals_of(site.outvars))
+    key = ("function", called, rule, *call, *literals, *avals_of(site.outvars))
     answer: Answer = site.builder.rewriting.by_function(mapped, key, flat, check)
     return NotImplemented if answer.traced is NotImplemented else answer
 

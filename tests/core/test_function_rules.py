@@ -402,6 +402,18 @@ def test_arrays_alone(asked):
     assert asked == ["total"]
 
 
+def test_one_rule_for_several_functions(asked):
+    rules = jaxrewrite.Rules()
+
+    @rules.register(jnp.tril, jnp.triu)
+    def _(v: Twice, *, primitive, k: Literal[1]):
+        asked.append((primitive.name, k))
+        return Twice(getattr(jnp, primitive.name)(v.half, k=k))
+
+    check(rules, lambda v: (jnp.tril(v), jnp.triu(v), jnp.triu(v, 1)), V)
+    assert asked == [("tril", 0), ("triu", 0), ("triu", 1)]
+
+
 def test_a_field_that_is_a_value(rules, asked):
     class Box(jaxrewrite.ArrayValue):
         content: Array
