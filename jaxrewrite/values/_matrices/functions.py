@@ -131,13 +131,15 @@ def _cholesky(v: Any, *, symmetrised: bool, lower: bool) -> Any:
     return [CholeskyFactor(v, lower)] if is_lazy else NotImplemented
 
 
-@_knows(jnp.linalg.eigh)
 @_knows(jnp.linalg.eigvalsh)
-def _(v: _Known, *, primitive: Any, UPLO: Literal["L", "U"]) -> Any:
+def _(v: _Known, *, UPLO: Literal["L", "U"]) -> Any:
     found = _eigh(v)
-    return (
-        found[:1] if primitive.name == "eigvalsh" and found is not NotImplemented else found
-    )
+    return found if found is NotImplemented else found[:1]
+
+
+@_knows(jnp.linalg.eigh)
+def _(v: _Known, *, UPLO: Literal["L", "U"]) -> Any:
+    return _eigh(v)
 
 
 @_knows(jax.scipy.linalg.eigh)
