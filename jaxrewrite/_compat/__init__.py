@@ -53,6 +53,7 @@ from .jaxprs import (
     new_jaxpr as new_jaxpr,
     open_jaxpr as open_jaxpr,
     origin_of as origin_of,
+    origin_of_function as origin_of_function,
     rename_effects as rename_effects,
     trace_to_jaxpr as trace_to_jaxpr,
     unnamed as unnamed,

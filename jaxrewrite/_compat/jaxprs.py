@@ -10,6 +10,9 @@ import jax
 import jax.extend.core as jex_core
 import numpy as np
 
+# The name, file and line of a function, as JAX writes them into the jaxprs that it makes of it.
+from jax._src.api_util import fun_sourceinfo
+
 # The effects of references name a variable, so they have to change when variables are
 # renamed.
 from jax._src.effects import JaxprInputEffect
@@ -137,6 +140,11 @@ def name_of(jaxpr: Any) -> str:
 def origin_of(jaxpr: Any) -> str | None:
     """The name, file and line of the function that a jaxpr, closed or not, was traced from."""
     return _without_constants(jaxpr).debug_info.func_src_info
+
+
+def origin_of_function(fn: Callable[..., Any]) -> str:
+    """The origin of the jaxprs that JAX makes of a function."""
+    return fun_sourceinfo(fn)
 
 
 def names_of_operands(jaxpr: Any) -> tuple[str, ...] | None:

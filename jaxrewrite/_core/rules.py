@@ -685,11 +685,13 @@ def _ambiguity(
     parameters = ", ".join(
         f"{chr(ord('x') + i) if i < 3 else f'x{i}'}: {name}" for i, name in enumerate(names)
     )
+    # What stands for a function says so, and is registered for without quotation marks.
+    kind, shown = getattr(primitive, "said", ("Primitive", repr(primitive.name)))
     return (
-        f"Primitive {primitive.name!r} on ({', '.join(names)}) has several rules of precedence "
+        f"{kind} {shown} on ({', '.join(names)}) has several rules of precedence "
         f"{rules[0].precedence}, and none is more specific than the others:\n{listed}\n"
         "Ways out: register a rule for just these types,\n"
-        f"  @jaxrewrite.register({primitive.name!r})\n"
+        f"  @jaxrewrite.register({shown})\n"
         f"  def _({parameters}, **params): ...\n"
         "or make one of the classes the outer one by a higher outer = ...; or "
         "give one of the rules a higher precedence=; or apply them one after the other "

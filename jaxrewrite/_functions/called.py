@@ -36,6 +36,7 @@ class Called(Primitive):
     def __init__(self, fn: Callable[..., Any], origins: frozenset[str]):
         super().__init__(getattr(fn, "__name__", type(fn).__name__))
         self.multiple_results = True
+        self.said = "Function", self.name
         self.fn = fn
         self.origins = origins
         self.parameters = parameters_of(fn)
@@ -85,41 +86,21 @@ _DEPTH = 3
 
 def _origins(fn: Any, depth: int = 0) -> Iterator[str]:
     """The origins of the functions that JAX may stage for a call of this one."""
-    code = _code_of(fn)
-    if _is_staged(fn):
-        if code is not None:
-            yield _origin(code)
-    elif code is not None and depth < _DEPTH:
-        for other in _named_in(fn, code):
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    if isinstance(fn, (jax.custom_jvp, jax.custom_vjp)) or _compat.is_jitted(fn):
+        yield _compat.origin_of_function(fn)
+    elif depth < _DEPTH:
+        fn = inspect.unwrap(fn)
+        code = getattr(fn, "__code__", None)
+        for other in _named_in(fn, code) if code is not None else ():
             yield from _origins(other, depth + 1)
-
-
-def _is_staged(fn: Any) -> bool:
-    return isinstance(fn, (jax.custom_jvp, jax.custom_vjp)) or _compat.is_jitted(fn)
-
-
-def _code_of(fn: Any) -> types.CodeType | None:
-    """The code of the Python function inside of JAX's wrappers."""
-    while True:
-        inner = getattr(fn, "__wrapped__", None)
-        if isinstance(fn, functools.partial):
-            inner = fn.func
-        elif isinstance(fn, (jax.custom_jvp, jax.custom_vjp)):
-            inner = fn.fun
-        if inner is None:
-            return getattr(fn, "__code__", None)
-        fn = inner
-
-
-def _origin(code: types.CodeType) -> str:
-    return f"{code.co_name} at {code.co_filename}:{code.co_firstlineno}"
 
 
 def _named_in(fn: Any, code: types.CodeType) -> Iterator[Any]:
     """The functions that a Python function may call, by the names in its code."""
-    fn = inspect.unwrap(fn)
     scope = dict(getattr(fn, "__globals__", {}))
-    cells = zip(code.co_freevars, getattr(fn, "__closure__", None) or (), strict=False)
+    cells = zip(code.co_freevars, fn.__closure__ or (), strict=True)
     scope |= {name: cell.cell_contents for name, cell in cells}
     found = [scope[name] for name in (*code.co_names, *code.co_freevars) if name in scope]
     for thing in found:  # It grows by what modules hold.

@@ -385,7 +385,10 @@ def test_both_orders_and_ambiguity(rules, asked):
         return outer(2 * x.half, 2 * y.half)
 
     other = Other(X[0])
-    with pytest.raises(jaxrewrite.AmbiguousRuleError, match="Primitive 'outer' on"):
+    with pytest.raises(
+        jaxrewrite.AmbiguousRuleError,
+        match=r"Function outer on (.|\n)*@jaxrewrite.register\(outer\)",
+    ):
         jaxrewrite.transform(outer, rules=rules)(other, other)
 
 
@@ -400,6 +403,33 @@ def test_arrays_alone(asked):
     run = jaxrewrite.transform(lambda x: jax.jit(total)(x) + 1, rules=rules)
     assert run(X) == 7 * X.sum() + 1
     assert asked == ["total"]
+
+
+def test_functions_that_call_one(asked):
+    """Wrapped, partial and plain functions stand for the one that they call."""
+    rules = jaxrewrite.Rules()
+    rows = functools.partial(total, axis=1)
+
+    def squares(x):
+        return total(x, axis=0, keepdims=True)
+
+    @jax.jit
+    @functools.wraps(squares)
+    def renamed(x):
+        return squares(x) + 1
+
+    for fn in (rows, squares, renamed):
+
+        @rules.register(fn)
+        def _(v: Twice, *, primitive):
+            asked.append(primitive.fn)
+            return primitive.fn(2 * v.half)
+
+    check(rules, lambda v: total(v, axis=1), V)
+    check(rules, lambda v: total(v, axis=0, keepdims=True), V)
+    check(rules, lambda v: renamed(v), V)
+    check(rules, lambda v: total(v), V, policy="allow")
+    assert asked == [rows, squares, renamed]
 
 
 def test_one_rule_for_several_functions(asked):
