@@ -421,19 +421,9 @@ class Table:
                 for entry in cell.values():
                     yield primitive, entry
 
-    def rules_for(self, primitive: Primitive) -> Iterable[Rule]:
-        """The rules for a primitive, once each."""
-        own = self._dispatchers.get(primitive)
-        cells = list(own.funcs.values()) if own else []
-        return dict.fromkeys(entry.rule for cell in cells for entry in cell.values())
-
     def dense_rules(self) -> Mapping[Primitive, Rule]:
         """The primitives that have a rule for dense operands alone, with one such rule."""
         return self._dense
-
-    def primitives(self) -> Iterable[Primitive]:
-        """The primitives that have rules."""
-        return tuple(self._dispatchers)
 
     def primitives_with_literals(self) -> Set[Primitive]:
         """The primitives that have a rule for literals."""

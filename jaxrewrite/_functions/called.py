@@ -16,7 +16,7 @@ from jax.tree_util import tree_leaves
 from .. import _compat
 from .._compat import Primitive
 from .._core import rules as tables
-from .._core.rules import RulesInForce, Table
+from .._core.rules import Rule, RulesInForce, Table
 
 
 class Called(Primitive):
@@ -151,22 +151,32 @@ def _inlined(fn: Any, primitives: list[str]) -> str:
 # --- the functions that tables have rules for ---------------------------------------------
 
 
-_by_origin: weakref.WeakKeyDictionary[Table, tuple[int, dict[str, list[Called]]]] = (
+# The functions of a table with their rules, by their origins, and the version of the table.
+_ByOrigin = dict[str, dict[Called, dict[Rule, None]]]
+
+_by_origin: weakref.WeakKeyDictionary[Table, tuple[int, _ByOrigin]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def functions_at(rules: RulesInForce, origin: str) -> list[Called]:
-    """The functions of an origin that have rules in force, those registered last first."""
-    found: dict[Called, None] = {}
+def rules_at(rules: RulesInForce, origin: str) -> dict[Called, list[Rule]]:
+    """The functions of an origin, each with its rules in force."""
+    found: dict[Called, list[Rule]] = {}
     for table in rules.tables:
-        version, by_origin = _by_origin.get(table, (-1, {}))
-        if version != table.version:
-            version, by_origin = table.version, {}
-            for primitive in table.primitives():
-                if isinstance(primitive, Called):
-                    for place in primitive.origins:
-                        by_origin.setdefault(place, []).insert(0, primitive)
-            _by_origin[table] = version, by_origin
-        found |= dict.fromkeys(by_origin.get(origin, ()))
-    return list(found)
+        for called, own in _functions_of(table).get(origin, {}).items():
+            found.setdefault(called, []).extend(own)
+    return found
+
+
+def _functions_of(table: Table) -> _ByOrigin:
+    version, by_origin = _by_origin.get(table, (-1, {}))
+    if version != table.version:
+        version, by_origin = table.version, {}
+        for primitive, entry in table.entries():
+            if not isinstance(primitive, Called):
+                continue
+            for origin in primitive.origins:
+                of_called = by_origin.setdefault(origin, {}).setdefault(primitive, {})
+                of_called[entry.rule] = None
+        _by_origin[table] = version, by_origin
+    return by_origin

@@ -17,12 +17,12 @@ from .._batched import Batched
 from .._compat import Primitive
 from .._core.avals import avals_of, fields, layer, mismatch
 from .._core.rewrite import before_rules
-from .._core.rules import Failure, Rule, RulesInForce, checks
+from .._core.rules import Failure, Rule, checks
 from .._core.settings import current_settings
 from .._core.site import Site
 from .._core.traces import Answer, Flat
 from .._core.value import is_value
-from .._functions.called import Called, check_is_staged, functions_at
+from .._functions.called import Called, check_is_staged, rules_at
 from .._functions.recognise import Call, calls_of, domains_of, is_among, is_default
 from .._signatures import is_of_a_library
 from .derivatives import can_be_lifted, confinement, derivative, lift
@@ -38,8 +38,7 @@ def function_handler(site: Site, operands: list[Any]) -> Any:
     origin = None if body is None else _compat.origin_of(body)
     if origin is None or (site.is_in_rule and not any(map(is_value, operands))):
         return NotImplemented
-    for called in functions_at(site.settings.rules, origin):
-        own = _rules_for(called, site.settings.rules)
+    for called, own in rules_at(site.settings.rules, origin).items():
         domains = _domains(called, own)
         counts = frozenset(len(rule.signature.operands) for rule in own)
         for depth in range(_DEPTH + 1):
@@ -51,10 +50,6 @@ def function_handler(site: Site, operands: list[Any]) -> Any:
 
 
 before_rules.append(function_handler)
-
-
-def _rules_for(called: Called, rules: RulesInForce) -> list[Rule]:
-    return [rule for table in rules.tables for rule in table.rules_for(called)]
 
 
 def _domains(called: Called, rules: Sequence[Rule]) -> dict[str, tuple[Any, ...]]:
@@ -109,7 +104,7 @@ def _apply(site: Site, called: Called, call: Call, operands: Sequence[Any]) -> A
     if record is not None:
         record.site = site
         record.rule = choice.rule
-        record.declined += choice.declined
+        record.declined += [x for x in choice.declined if x not in record.declined]
     if choice.result is NotImplemented:
         return NotImplemented
     return site.inline_trace(choice.result, flat)
@@ -134,7 +129,9 @@ def _ask(
     mapped = _along(apply, call.moving) if call.moving else _mapped(apply, call)
     mapped.__name__ = rule.name_for(called)
     literals = [repr(x.val) for i, x in enumerate(operands) if i in rule.literals]
-    key = ("function", called, rule, *call, *literals, *avals_of(site.outvars))
+    # The numbers 1 and True are equal, and are not the same argument.
+    key = ("function", called, rule, *call, repr(call.statics), *literals)
+    key = (*key, *avals_of(site.outvars))
     answer: Answer = site.builder.rewriting.by_function(mapped, key, flat, check)
     return NotImplemented if answer.traced is NotImplemented else answer
 
