@@ -455,7 +455,7 @@ class _Way(NamedTuple):
         parts = itertools.islice(itertools.combinations(range(total), count), _MANY)
         dropped = ((places, _compat.with_results(jaxpr, places)) for places in parts)
         for places, part in itertools.chain(wholes, dropped):
-            found = _only_call(part, bool(self.levels))
+            found = _only_call(part, len(self.levels))
             while found is not None:
                 own, same = found
                 if _is_same(own, eqn, wanted):
@@ -489,10 +489,11 @@ def _is_same(own: Any, eqn: Any, wanted: Any) -> bool:
     )
 
 
-def _only_call(jaxpr: Any, is_mapped: bool = False) -> tuple[Any, list[int]] | None:
+def _only_call(jaxpr: Any, depth: int = 0) -> tuple[Any, list[int]] | None:
     """The call of which a jaxpr consists, on its operands.
 
-    `jax.vmap` repeats results that are the same for all elements. Their positions come second.
+    ``depth`` is how often `jax.vmap` has acted. It repeats results that are the same for all
+    elements. Their positions come second.
     """
     if not jaxpr.eqns:
         return None
@@ -502,7 +503,7 @@ def _only_call(jaxpr: Any, is_mapped: bool = False) -> tuple[Any, list[int]] | N
     repeated = {
         other.outvars[0]: other.invars[0]
         for other in rest
-        if is_mapped and other.primitive.name == "broadcast_in_dim"
+        if depth and other.primitive.name == "broadcast_in_dim"
     }
     results = []
     for var in jaxpr.outvars:
@@ -511,4 +512,6 @@ def _only_call(jaxpr: Any, is_mapped: bool = False) -> tuple[Any, list[int]] | N
         results.append(var)
     if len(repeated) < len(rest) or results != list(eqn.outvars):
         return None
-    return eqn, [i for i, x in enumerate(jaxpr.outvars) if x is not results[i]]
+    same = [i for i, x in enumerate(jaxpr.outvars) if x is not results[i]]
+    axes = {jaxpr.outvars[i].aval.ndim - results[i].aval.ndim for i in same}
+    return (eqn, same) if axes <= {depth} else None  # Some differ along one of the axes.

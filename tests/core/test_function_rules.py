@@ -274,7 +274,11 @@ def test_a_result_without_a_batch_axis(rules, asked):
         return Twice(x.half * y), y + 1
 
     check(rules, jax.vmap(pair, (0, None)), V, X[0])
-    assert asked == ["pair"]
+    check(rules, jax.vmap(jax.vmap(pair, (0, None)), (0, None)), STACK, X[0])
+    assert asked == ["pair", "pair"]
+    # A result that has one of the two axes.
+    both = jax.vmap(jax.vmap(pair, (0, None)), (None, 0))
+    check(rules, both, V, X, policy="allow")
 
 
 # --- under jax.jvp and jax.grad in the program -----------------------------------------
