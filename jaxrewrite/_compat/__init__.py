@@ -34,7 +34,9 @@ from .avals import (
     without_leading_axis as without_leading_axis,
 )
 from .jaxprs import (
+    body_of as body_of,
     called as called,
+    calls_a_function as calls_a_function,
     close_jaxpr as close_jaxpr,
     constants_first as constants_first,
     dce_rules as dce_rules,
@@ -47,10 +49,14 @@ from .jaxprs import (
     has_tracers as has_tracers,
     is_unplaced as is_unplaced,
     name_of as name_of,
+    names_of_operands as names_of_operands,
+    names_of_results as names_of_results,
     needed_operands as needed_operands,
     new_debug_info as new_debug_info,
     new_jaxpr as new_jaxpr,
     open_jaxpr as open_jaxpr,
+    origin_of as origin_of,
+    origin_of_function as origin_of_function,
     rename_effects as rename_effects,
     trace_to_jaxpr as trace_to_jaxpr,
     unnamed as unnamed,
@@ -79,6 +85,7 @@ from .running import (
     in_current_context as in_current_context,
     inline_into_current_trace as inline_into_current_trace,
     is_in_current_context as is_in_current_context,
+    is_jitted as is_jitted,
     is_plain_jit as is_plain_jit,
     jit_is_disabled as jit_is_disabled,
     known_to_current_trace as known_to_current_trace,
@@ -120,6 +127,7 @@ from .wrappers import (
     JAXPRS as JAXPRS,
     is_bookkeeping as is_bookkeeping,
     is_wrapped_function as is_wrapped_function,
+    same_derivatives as same_derivatives,
     without_dead_code_wrapper as without_dead_code_wrapper,
 )
 

@@ -8,6 +8,10 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+import numpy as np
+
+# The name, file and line of a function, as JAX writes them into the jaxprs that it makes of it.
+from jax._src.api_util import fun_sourceinfo
 
 # The effects of references name a variable, so they have to change when variables are
 # renamed.
@@ -47,6 +51,7 @@ from .types import (
     Tracer,
     Var,
 )
+from .wrappers import derivative_of
 
 
 def open_jaxpr(jaxpr: Any) -> tuple[Jaxpr, list[Any]]:
@@ -141,6 +146,42 @@ def name_of(jaxpr: Any) -> str:
     return _without_constants(jaxpr).debug_info.func_name
 
 
+def origin_of(jaxpr: Any) -> str | None:
+    """The name, file and line of the function that a jaxpr, closed or not, was traced from."""
+    return _without_constants(jaxpr).debug_info.func_src_info
+
+
+def origin_of_function(fn: Callable[..., Any]) -> str:
+    """The origin of the jaxprs that JAX makes of a function."""
+    return fun_sourceinfo(fn)
+
+
+def names_of_operands(jaxpr: Any) -> tuple[str, ...] | None:
+    """JAX's names for the operands of the function that a jaxpr was traced from, if known."""
+    return _without_constants(jaxpr).debug_info.arg_names
+
+
+def names_of_results(jaxpr: Any) -> Any:
+    """JAX's names for the results of the function that a jaxpr was traced from, if known."""
+    return _without_constants(jaxpr).debug_info.result_paths
+
+
+def calls_a_function(eqn: JaxprEqn) -> bool:
+    """Whether an equation calls a function that is jitted or has a derivative of its own."""
+    return eqn.primitive.name in ("jit", "custom_jvp_call", "custom_vjp_call")
+
+
+def body_of(eqn: JaxprEqn) -> Any:
+    """The jaxpr of a function that an equation calls; ``None`` if it calls none.
+
+    A call that says where its arrays are, or how to compile it, is more than the function.
+    """
+    is_placed = eqn.primitive.name == "jit" and not is_unplaced(eqn.params)
+    if is_placed or not calls_a_function(eqn):
+        return None
+    return eqn.params[body_name(eqn.primitive)]
+
+
 def file_of(jaxpr: Any) -> str | None:
     """The file of the function that a jaxpr, closed or not, was traced from."""
     return _without_constants(jaxpr).debug_info.func_filename
@@ -169,18 +210,35 @@ def fingerprint(jaxpr: Any) -> Any:
 
     def of_eqn(eqn: JaxprEqn) -> Any:
         params = [
-            (name, of_param(param))
+            (name, id(derivative_of(param)))
+            if name in ("bwd", "jvp_jaxpr_fun")
+            else (name, of_param(param))
             for name, param in eqn.params.items()
-            if name != "jvp_jaxpr_fun"  # Each trace has another one.
+            if name not in _OF_ONE_TRACE
         ]
         ins, outs = map(of_atom, eqn.invars), map(of_atom, eqn.outvars)
         return eqn.primitive.name, tuple(params), tuple(ins), tuple(outs)
 
     origin = jaxpr.debug_info.func_src_info
-    consts = tuple(map(str, getattr(closed, "consts", ())))
+    consts = tuple(map(_constant_key, getattr(closed, "consts", ())))
     ins = tuple(map(of_atom, jaxpr.invars))
     eqns = tuple(map(of_eqn, jaxpr.eqns))
     return origin, consts, ins, eqns, tuple(map(of_atom, jaxpr.outvars))
+
+
+# The parameters of which each trace has another one. What is a user's is told by `derivative_of`.
+_OF_ONE_TRACE = ("fwd_jaxpr_thunk", "out_trees")
+
+
+def _constant_key(const: Any) -> Any:
+    """Equal for two constants only if they are the same array or have the same numbers."""
+    is_plain = isinstance(const, (jax.Array, np.ndarray, np.generic, int, float, complex))
+    if isinstance(const, jax.core.Tracer) or not is_plain:
+        return id(const)
+    if jax.dtypes.issubdtype(jax.numpy.result_type(const), jax.dtypes.extended):
+        return id(const)
+    array = np.asarray(const)
+    return str(leaf_aval(const)), array.tobytes()
 
 
 def called(fn: Callable[..., Any], *avals: Any) -> Any:

@@ -58,6 +58,7 @@ TREES_OF_SCAN = frozenset({"ft_in", "ft_out"})
 _CALL_JAXPR = {
     "closed_call",
     "custom_jvp_call",
+    "custom_vjp_call",
     "program_order",
     *(["eval_jaxpr"] if JAX_GE_0_11_1 else []),
     *(["composite"] if JAX_GE_0_11_2 else []),

@@ -63,6 +63,11 @@ def jit_is_disabled() -> bool:
     return jax.config.jax_disable_jit  # type: ignore[attr-defined]
 
 
+def is_jitted(fn: Any) -> bool:
+    """Whether a function is by `jax.jit`."""
+    return getattr(fn, "_jit_info", None) is not None
+
+
 def is_plain_jit(fn: Any) -> bool:
     """Whether a user's function is by `jax.jit`, without donation, shardings or a device.
 

@@ -54,6 +54,25 @@ def without_dead_code_wrapper(fn: Any) -> Any:
     return without_dead_code_wrapper(_captured(thunk)[inner])
 
 
+def same_derivatives(a: JaxprEqn, b: JaxprEqn) -> bool:
+    """Whether two calls of functions have the same rules for their derivatives, if any."""
+    own = [
+        [derivative_of(eqn.params.get(name)) for name in ("jvp_jaxpr_fun", "bwd")]
+        for eqn in (a, b)
+    ]
+    return all(x is y for x, y in zip(*own, strict=True))
+
+
+def derivative_of(fn: Any) -> Any:
+    """A user's rule for derivatives inside of JAX's wrappers."""
+    while is_wrapped_function(fn):
+        held = _captured(_captured(fn.f).get("fn", fn.f))
+        names = ("jvp", "jvp_jaxpr_fun", "bwd")
+        inner = [held[name] for name in names if is_wrapped_function(held.get(name))]
+        fn = inner[0] if inner else fn.f
+    return fn
+
+
 def _captured(fn: Any) -> Mapping[str, Any]:
     """What a function closes over, by name."""
     if not isinstance(fn, FunctionType):

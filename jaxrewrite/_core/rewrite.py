@@ -43,6 +43,9 @@ Handler = Callable[[Site, list[Operand]], Results]
 # the primitives as objects.
 handlers: dict[str, Handler] = {}
 
+# The handler that is asked before the rules for a primitive: that of rules for functions.
+before_rules: list[Handler] = []
+
 # Handlers of the primitives that return their operands or move them as a whole, so that
 # values need not be dense. `_handlers.leafwise` has the list.
 leafwise_handlers: dict[str, Handler] = {}
@@ -211,6 +214,7 @@ class Rewriter(Builder):
             and bool(rewriting.known_unchanged)
             and self.recorder is None
             and eqn.primitive not in rewriting.dense_primitives
+            and not any(type(x) is Literal for x in operands)
             and (eqn.primitive, body, *avals_of(operands)) in rewriting.known_unchanged
         )
 
@@ -264,6 +268,10 @@ def _by_rule(site: Site, operands: Sequence[Operand]) -> Results:
     """Apply the first rule that does not decline."""
     if site.primitive in primitives_of_passes:
         return NotImplemented  # Their handlers ask what is to be asked.
+    for handler in before_rules:
+        results = handler(site, list(operands))
+        if results is not NotImplemented:
+            return results
     flat = Flat.of(operands, site.context)
     result = site.builder.rewriting.by_rule(site, operands, flat)
     if site.builder.record is not None:

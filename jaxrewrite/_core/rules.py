@@ -130,6 +130,9 @@ def _twin(rule: Rule, exchange: str) -> Rule:
 # `TypeError` for one that it should not have.
 checks: list[Callable[[Rule, Sequence[Primitive]], None]] = []
 
+# What finds the primitive that stands for something else, such as a function, or ``None``.
+finders: list[Callable[[Any], Primitive | None]] = []
+
 
 class Declined(NamedTuple):
     """A rule whose types match, but that declined, and why."""
@@ -212,13 +215,13 @@ class Table:
 
     def register(
         self,
-        primitive: Primitive | str,
-        *more: Primitive | str,
+        primitive: Primitive | str | Callable[..., Any],
+        *more: Primitive | str | Callable[..., Any],
         precedence: int = 0,
         exchange: typing.Literal["operands", "types"] | None = None,
         types: Sequence[Any] | None = None,
     ) -> Callable[[_F], _F]:
-        """Register a rule for one primitive, or several; a decorator.
+        """Register a rule for one primitive or function, or several; a decorator.
 
         The rule's positional parameters are the primitive's operands. Their annotations
         decide which operands the rule applies to: a value type, an array type
@@ -248,7 +251,11 @@ class Table:
         Parameters
         ----------
         primitive, *more
-            A `jax.extend.core.Primitive`, or its name, such as ``"dot_general"``.
+            A `jax.extend.core.Primitive`, or its name, such as ``"dot_general"``; or a
+            function that JAX stages as a call of its own, such as `jax.numpy.linalg.det` or
+            a user's function under `jax.jit`, `jax.custom_jvp` or `jax.custom_vjp`. The
+            arrays in its arguments are then the operands, and static arguments are
+            keyword-only parameters. See :ref:`rules-for-functions`.
         precedence
             Rules of higher precedence are tried first. A rule for the same types as an
             earlier one of the table replaces it, whatever the precedence of the two.
@@ -292,6 +299,14 @@ class Table:
         ...     return Metres(number(a) - number(b))
         >>> (Metres(jnp.ones(2)) - 3).x, (3 - Metres(jnp.ones(2))).x
         (Array([-2., -2.], dtype=float32), Array([2., 2.], dtype=float32))
+
+        A norm in metres, by a rule for the function of `jax.numpy`:
+
+        >>> @jaxrewrite.register(jnp.linalg.norm)
+        ... def _(v: Metres, *, axis: int | None):
+        ...     return Metres(jnp.linalg.norm(v.x, axis=axis))
+        >>> jaxrewrite.transform(lambda v: jnp.linalg.norm(v, axis=0))(Metres(jnp.ones(4)))
+        Metres(x=f32[])
         """
         if exchange not in (None, "operands", "types"):
             raise ValueError(f"exchange is 'operands' or 'types'; got {exchange!r}.")
@@ -655,11 +670,13 @@ def _ambiguity(
     parameters = ", ".join(
         f"{chr(ord('x') + i) if i < 3 else f'x{i}'}: {name}" for i, name in enumerate(names)
     )
+    # What stands for a function says so, and is registered for without quotation marks.
+    kind, shown = getattr(primitive, "said", ("Primitive", repr(primitive.name)))
     return (
-        f"Primitive {primitive.name!r} on ({', '.join(names)}) has several rules of precedence "
+        f"{kind} {shown} on ({', '.join(names)}) has several rules of precedence "
         f"{rules[0].precedence}, and none is more specific than the others:\n{listed}\n"
         "Ways out: register a rule for just these types,\n"
-        f"  @jaxrewrite.register({primitive.name!r})\n"
+        f"  @jaxrewrite.register({shown})\n"
         f"  def _({parameters}, **params): ...\n"
         "or make one of the classes the outer one by a higher outer = ...; or "
         "give one of the rules a higher precedence=; or apply them one after the other "
@@ -670,19 +687,22 @@ def _ambiguity(
 # --- primitives by name --------------------------------------------------------
 
 
-_primitives_by_name = functools.cache(_compat.primitives_by_name)
+names = functools.cache(_compat.primitives_by_name)
 
 
-def look_up_primitive(primitive: Primitive | str) -> Primitive:
-    """Return the primitive of a name; `ValueError` if there is none."""
+def look_up_primitive(primitive: Primitive | str | Callable[..., Any]) -> Primitive:
+    """Return the primitive of a name, or that stands for a function; `ValueError` if none."""
     if isinstance(primitive, Primitive):
         return primitive
     if not isinstance(primitive, str):
+        for found in (find(primitive) for find in finders):
+            if found is not None:
+                return found
         raise TypeError(
-            "A primitive or the name of one is needed, such as 'add'; got a "
-            f"{type(primitive).__name__}."
+            "A primitive or the name of one is needed, such as 'add', or a function that JAX "
+            f"stages as a call; got a {type(primitive).__name__}."
         )
-    by_name = _primitives_by_name()
+    by_name = names()
     if primitive not in by_name:
         close = difflib.get_close_matches(primitive, by_name, 3)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

@@ -13,6 +13,7 @@ from . import (
     custom_vjp as custom_vjp,
     custom_vmap as custom_vmap,
     expansions as expansions,
+    functions as functions,
     hi_primitive as hi_primitive,
     leafwise as leafwise,
     linear_call as linear_call,

@@ -9,23 +9,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
-from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
+from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
-from .._batched import Batched
-from .._compat import Tree
-from .._core.avals import avals_of, rule_children
 from .._core.bodies import rewrite_jaxpr
 from .._core.rewrite import handlers
 from .._core.settings import use_settings
 from .._core.site import Site
-from .._core.value import Operand, Results, Value, is_value
+from .._core.value import Operand, Results, is_value
 from .._staging.materialise import materialise
 from .._staging.program import function_of
 from .._staging.transform import transform
 from .adapters import MakeDense
+from .stacking import stacked_where
 
 
 def custom_vmap_handler(site: Site, operands: list[Operand]) -> Results:
@@ -44,7 +41,9 @@ def custom_vmap_handler(site: Site, operands: list[Operand]) -> Results:
         flags = tree_unflatten(in_tree, in_batched[num_hoisted:])
         batched = [any(tree_leaves(flag)) for flag in flags]
         inputs = [
-            _stacked(array, flag, axis_size) if is_value(array) and is_batched else array
+            stacked_where(array, flag, axis_size)
+            if is_value(array) and is_batched
+            else array
             for array, flag, is_batched in zip(arrays, flags, batched, strict=True)
         ]
         all_batched = tree_unflatten(params["in_tree"], batched)
@@ -71,20 +70,3 @@ def custom_vmap_handler(site: Site, operands: list[Operand]) -> Results:
 
 
 handlers["custom_vmap_call"] = custom_vmap_handler
-
-
-def _stacked(value: Value, is_batched: Tree, length: int) -> Any:
-    """A value with some batched leaves, as a value with a batch axis on all leaves."""
-
-    def batch(leaf: jax.Array, batched: bool) -> jax.Array:
-        return leaf if batched else jnp.broadcast_to(leaf, (length, *jnp.shape(leaf)))
-
-    stack = tree_map(batch, value, is_batched)
-    batched = Batched(stack, length)
-    if any(map(is_value, rule_children(value)[0])):
-        return batched  # The type's hook would see children that are already stacked.
-    by_type = stack.stacked(length)
-    is_stack = by_type is not NotImplemented and _compat.same_array_type(
-        *avals_of([by_type, batched])
-    )
-    return by_type if is_stack else batched

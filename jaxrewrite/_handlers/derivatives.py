@@ -269,11 +269,12 @@ def can_be_lifted(value: Value) -> bool:
     lifted: list[Any] = []
 
     def lift_abstractly(children: Sequence[Any], tangent: Any) -> None:
-        lifted.append(tree_unflatten(treedef, children).lift_tangent(tangent))
+        tangents = tree_unflatten(treedef, children).lift_tangent(tangent)
+        lifted.append(tangents is not NotImplemented)
 
     # A base class may define the method, and return ``NotImplemented`` for its subclasses.
     jax.eval_shape(lift_abstractly, avals_of(children), aval_of(value))
-    return lifted[0] is not NotImplemented
+    return bool(lifted[0])
 
 
 def can_be_dense(value: Value) -> bool:

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from types import NotImplementedType
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from .. import _compat
 from .._batched import Batched, sliced
 from .._compat import Aval, Var
-from .._core.avals import aval_of, children, same_treedef
+from .._core.avals import aval_of, avals_of, children, rule_children, same_treedef
 from .._core.dense import Reason
 from .._core.site import Site
 from .._core.value import Like, Operand, Result, Value, is_value
@@ -168,3 +169,20 @@ def _call_hook(
     outvars: list[Any] = [_compat.DropVar(_compat.leaf_aval(0.0))]
     results = site.giving(outvars).call(call, (hook, *args), [value], check)
     return results if results is NotImplemented else results[0]
+
+
+def stacked_where(value: Any, is_batched: Any, length: int) -> Any:
+    """A value with some batched leaves, as a value with a batch axis on all leaves."""
+
+    def whole(leaf: Any, batched: bool) -> Any:
+        return leaf if batched else jnp.broadcast_to(leaf, (length, *jnp.shape(leaf)))
+
+    stack = tree_map(whole, value, is_batched)
+    batched = Batched(stack, length)
+    if any(map(is_value, rule_children(value)[0])):
+        return batched  # The type's hook would see fields that are already stacked.
+    by_type = stack.stacked(length)
+    is_stack = by_type is not NotImplemented and _compat.same_array_type(
+        *avals_of([by_type, batched])
+    )
+    return by_type if is_stack else batched

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Any
 
 from .._compat import Primitive
@@ -21,6 +21,7 @@ from .._core.rules import (
 )
 from .._core.settings import current_settings
 from .._core.value import Value, is_value
+from .._functions.called import Called
 from .._patterns.index import forms_of
 from .._patterns.pattern import Pattern
 from .._patterns.place import PATTERNS, pattern_p
@@ -78,7 +79,7 @@ def rules(primitive: Any = None, type: Any = None) -> RuleList:  # noqa: A002
     Parameters
     ----------
     primitive
-        A primitive or its name: only its rules. ``"pattern"``: only pattern rules. A value
+        A primitive or its name, or a function: only its rules. ``"pattern"``: only pattern rules. A value
         type, or a value: as ``type``.
     type
         A value type, or a value: only the rules with an annotation that takes this type.
@@ -245,13 +246,15 @@ class Which:
         return "\n".join(lines)
 
 
-def which(primitive: Primitive | str, *operands: Any, **params: Any) -> Which:
+def which(
+    primitive: Primitive | str | Callable[..., Any], *operands: Any, **params: Any
+) -> Which:
     """Tell which rule would answer for a primitive on some operands.
 
     Parameters
     ----------
     primitive
-        A primitive or its name.
+        A primitive or its name, or a function that a rule may be for.
     *operands
         Values and arrays, as in a call of `bind`. Then rules are asked, and those that
         decline are told apart. Or types: value types, and `jax.Array` for a dense operand.
@@ -352,7 +355,7 @@ def _without_rules(
     primitive: Primitive, types: Sequence[type]
 ) -> tuple[str, type[Value] | None]:
     """What answers where no rule matches, and the type whose ``default`` does, if one does."""
-    if primitive.name in handlers:
+    if primitive.name in handlers or isinstance(primitive, Called):
         return "handler", None
     owner = owner_of_default(primitive, [cls for cls in types if issubclass(cls, Value)])
     if owner is not None:

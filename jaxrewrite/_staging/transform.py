@@ -183,7 +183,9 @@ def make_jaxpr(
     return wrapped
 
 
-def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
+def bind(
+    primitive: Primitive | str | Callable[..., Any], *operands: Any, **params: Any
+) -> Any:
     """Apply one primitive to values and arrays, by the rules in force.
 
     A rule calls it to pass an operation on to the rules of its operands.
@@ -191,17 +193,18 @@ def bind(primitive: Primitive | str, *operands: Any, **params: Any) -> Any:
     Parameters
     ----------
     primitive
-        The primitive, or its name.
+        The primitive, or its name; or a function that a rule may be for.
     *operands
         Arrays and values.
     **params
-        The primitive's parameters. Those that may be ``None`` are, by default.
+        The primitive's parameters. Those that may be ``None`` are, by default. For a function,
+        other arguments.
 
     Returns
     -------
     Any
         The result, or a list of results if the primitive has several. Each is an array or
-        a value.
+        a value. For a function, a list.
 
     Examples
     --------

@@ -63,10 +63,13 @@ class Masked(Structured):
     A masked value is never dense, so that no program takes a missing entry for a number:
     see `filled`.
 
-    Functions that divide by the number of entries count those that are missing, because that
-    number is part of the program. So there is a `TypeError` where a program calls
-    ``jnp.var``, ``std``, ``median``, ``quantile``, ``percentile``, ``cov``, ``corrcoef`` or
-    `jax.nn.standardize`; divides the sum of n entries by the number n, as ``jnp.mean`` and
+    ``jnp.var``, ``std`` and ``median`` are those of the entries that are there, with ``ddof``,
+    ``axis`` and ``keepdims``.
+
+    Other functions that divide by the number of entries count those that are missing, because
+    that number is part of the program. So there is a `TypeError` where a program calls
+    ``jnp.quantile``, ``percentile``, ``cov``, ``corrcoef`` or `jax.nn.standardize`, or the three
+    with ``where=`` or under derivatives in the program; divides the sum of n entries by the number n, as ``jnp.mean`` and
     ``average`` do; or divides a sum of weighted or chosen entries by an array, as they do with
     ``weights=`` and ``where=``. `mean` is the mean of the entries that are not missing, and
     ``x.sum() * (1 / n)`` is one of all entries. ``jnp.nanmean`` counts those that are there.
@@ -133,14 +136,20 @@ class Masked(Structured):
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> Masked:
         """Return the mean of the entries that are not missing; missing if all are."""
-        # Where no entry is there, all are counted, so that no number is divided by zero.
-        counted = ~self.mask | (self.count(axis, keepdims=True) == 0)
+        is_missing, counted = self.counted(axis, keepdims)
 
         def mean(array: Any) -> Any:
             return jnp.mean(array, axis, keepdims=keepdims, where=counted)
 
-        is_missing = self.count(axis, keepdims) == 0
         return _finite(jaxrewrite.transform(mean)(self.filled(0)), is_missing)
+
+    def counted(self, axis: Any, keepdims: bool) -> tuple[Any, Any]:
+        """Where no entry is there along axes, and the entries to count.
+
+        These are all entries where none is there, so that no number is divided by zero.
+        """
+        counted = ~self.mask | (self.count(axis, keepdims=True) == 0)
+        return self.count(axis, keepdims) == 0, counted
 
     def aval(self) -> Any:
         """The aval of the array."""
@@ -280,6 +289,35 @@ _COUNTING = {
     "standardize": jax.nn.standardize,
 }
 """Functions of JAX that use the number of all entries, by the names of their calls."""
+
+
+@jaxrewrite.register(jnp.std, jnp.var)
+def _spread(
+    x: Masked,
+    correction: ArrayLike,
+    *,
+    primitive: Any,
+    axis: int | tuple[int, ...] | None,
+    keepdims: bool,
+) -> Any:
+    """Of the entries that are there; missing if there are none."""
+    is_missing, counted = x.counted(axis, keepdims)
+    spread = getattr(jnp, primitive.name)
+    found = spread(
+        x.filled(0), axis, correction=correction, keepdims=keepdims, where=counted
+    )
+    return _finite(found, is_missing)
+
+
+@jaxrewrite.register(jnp.median)
+def _median(x: Masked, *, axis: int | tuple[int, ...] | None, keepdims: bool) -> Any:
+    """Of the entries that are there, and NaN if one of them is; missing if there are none."""
+    is_missing, counted = x.counted(axis, keepdims)
+    array = x.filled(0)
+    array = array if inexact(array) else array.astype(jnp.result_type(array, 0.0))
+    found = jnp.nanmedian(jnp.where(counted, array, jnp.nan), axis, keepdims=keepdims)
+    is_nan = jnp.any(jnp.isnan(array) & counted, axis, keepdims=keepdims)
+    return _finite(jnp.where(is_nan, jnp.nan, found), is_missing)
 
 
 @jaxrewrite.register("jit", types=(_ANNOTATED | ArrayLike,), precedence=1)

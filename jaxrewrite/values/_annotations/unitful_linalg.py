@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import jaxpr_as_fun
 from jaxtyping import ArrayLike
 
@@ -14,7 +15,6 @@ import jaxrewrite
 from jaxrewrite import Value, register
 
 from .._base.recognised import find
-from .._matrices.functions import known_functions
 from .._matrices.least_squares import calls
 from .declaration import annotation_rule, like
 from .unitful import (
@@ -26,7 +26,7 @@ from .unitful import (
     units_of,
     with_units,
 )
-from .units import FreeUnits, Units
+from .units import FreeUnits
 
 
 # The units of each result, as a power of those of the matrix.
@@ -86,40 +86,38 @@ def _solve(*operands: Any, primitive: Any, const_lengths: Any, jaxprs: Any) -> A
 
 
 # The units of the result of a function of a matrix, as a power of those of the matrix.
-_POWERS: dict[str, Callable[[int], Fraction | int]] = {
+_POWERS: dict[Callable[..., Any], Callable[[int], Fraction | int]] = {
     # JAX computes it by logarithms.
-    "det": lambda n: n,
+    jnp.linalg.det: lambda n: n,
     # A matrix with structure has them in closed form.
-    **dict.fromkeys(("cholesky", "_cholesky"), lambda n: Fraction(1, 2)),
-    **dict.fromkeys(("diagonal", "eigvalsh", "norm", "trace", "tril", "triu"), lambda n: 1),
-    "inv": lambda n: -1,
+    jnp.linalg.cholesky: lambda n: Fraction(1, 2),
+    jax.scipy.linalg.cholesky: lambda n: Fraction(1, 2),
+    jnp.linalg.inv: lambda n: -1,
+    **dict.fromkeys((jnp.diagonal, jnp.linalg.eigvalsh, jnp.linalg.norm), lambda n: 1),
+    **dict.fromkeys((jnp.trace, jnp.tril, jnp.triu), lambda n: 1),
 }
+
+
+@register(*_POWERS)
+def _of_matrix(x: Unitful, *, primitive: Any, **params: Any) -> Any:
+    results = jaxrewrite.bind(primitive, x.array, **params)
+    units = x.units ** _POWERS[primitive.fn](x.shape[-1])
+    return [with_units(units, y) for y in results]
 
 
 @register("jit", types=(Unitful | ArrayLike,))
 def _call(*operands: Any, primitive: Any, name: str, jaxpr: Any, **params: Any) -> Any:
-    if name not in _POWERS and name != "_lstsq":
+    """``jnp.linalg.lstsq``."""
+    if name != "_lstsq":
         return NotImplemented
     arrays = list(map(array_of, operands))
     avals = [x.aval() if isinstance(x, Value) else jax.typeof(x) for x in arrays]
-    units = _units_of_call(name, jaxpr, list(map(units_of, operands)), avals)
-    if units is None:
+    call = find(calls, jaxpr, *avals)
+    if call is None:
         return NotImplemented
     params = {"name": name, "jaxpr": jaxpr, **params}
     results = jaxrewrite.bind(primitive, *arrays, **params)
-    return list(map(with_units, units, results))
-
-
-def _units_of_call(
-    name: str, jaxpr: Any, operands: list[Units], avals: list[Any]
-) -> list[Units] | None:
-    a = operands[0]
-    if name == "_lstsq":
-        call = find(calls, jaxpr, *avals)
-        if call is None:
-            return None
-        b = operands[1] if call.has_right_side else NO_UNITS
-        return [(b / a, b**2, NO_UNITS, a)[i] for i in call.wanted]
-    if len(avals) > 1 or find(known_functions, jaxpr, name, *avals) is None:
-        return None
-    return [a ** _POWERS[name](avals[0].shape[-1])]
+    a = units_of(operands[0])
+    b = units_of(operands[1]) if call.has_right_side else NO_UNITS
+    units = (b / a, b**2, NO_UNITS, a)
+    return [with_units(units[i], x) for i, x in zip(call.wanted, results, strict=True)]

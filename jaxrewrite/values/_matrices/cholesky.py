@@ -10,7 +10,6 @@ that promise, and for anything but a solve, the factor becomes dense.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -20,8 +19,8 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import bind, register
 
-from .._base.recognised import find, fingerprints
-from .lu import Factor, mapped, mapped_solve
+from .algebra import on_fields
+from .lu import Factor
 
 
 class CholeskyFactor(Factor):
@@ -56,25 +55,14 @@ def _(factor: CholeskyFactor, **params: Any) -> Any:
     return dataclasses.replace(factor, matrix=conjugate)
 
 
-@register("jit")
-def _(factor: CholeskyFactor, b: Array, *, jaxpr: Any, **params: Any) -> Any:
-    """``jax.scipy.linalg.cho_solve``."""
-    if not factor.is_definite:
-        return NotImplemented
-    found = find(_solves, jaxpr, factor.aval(), jax.typeof(b), factor.lower)
-    if found is None:
-        return NotImplemented
-    solve = mapped_solve(lambda v, b: v.solve(b, v.ndim - 2), *found)
-    return [solve(factor.matrix, b)]
+def cho_solve(c: Any, b: Any, *, lower: bool = False) -> Any:
+    """JAX's function, which takes the factor and which one it is as a pair."""
+    return jax.scipy.linalg.cho_solve((c, lower), b)
 
 
-@functools.lru_cache(256)
-def _solves(factor: Any, b: Any, lower: bool, trace_context: Any) -> dict[Any, Any]:
-    """The axes along which `jax.vmap` acted, and how often, by the jaxprs of a solve."""
-    found: dict[Any, Any] = {}
-    for axes, depth in mapped(factor, b):
-        fn = lambda c, b: jax.scipy.linalg.cho_solve((c, lower), b)
-        for _ in range(depth):
-            fn = jax.vmap(fn, in_axes=axes)
-        found |= dict.fromkeys(fingerprints(fn, factor, b), (axes, depth))
-    return found
+@register(cho_solve)
+def _(factor: CholeskyFactor, b: Array, *, lower: bool) -> Any:
+    v = factor.matrix
+    if not factor.is_definite or lower != factor.lower or v.ndim > 2:
+        return NotImplemented  # It is asked again for each matrix of a stack.
+    return on_fields(lambda v, b: v.solve(b, 0), v, b)

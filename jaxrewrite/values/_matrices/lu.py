@@ -9,9 +9,7 @@ does ``lu_solve``. Anything else makes the factors dense.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +19,6 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import register, same_structure
 
-from .._base.recognised import find, fingerprints
 from .._base.structured import Structured
 from .algebra import on_fields
 from .matrix import Matrix
@@ -79,19 +76,14 @@ def _(v: Matrix | Scaled | Sum) -> Any:
     return [LUFactor(v, part) for part in range(3)] if v.solvable else NotImplemented
 
 
-@register("jit")
-def _(factors: LUFactor, pivots: LUFactor, b: Array, *, jaxpr: Any, **params: Any) -> Any:
-    """``jax.scipy.linalg.lu_solve``."""
+@register(jax.scipy.linalg.lu_solve)
+def _(factors: LUFactor, pivots: LUFactor, b: Array, *, trans: Literal[0, 1, 2]) -> Any:
     v, other = factors.matrix, pivots.matrix
     if (factors.part, pivots.part) != (0, 1) or not same_structure(v, other):
         return NotImplemented
-    avals = (factors.aval(), pivots.aval(), jax.typeof(b))
-    found = find(_lu_solves, jaxpr, avals)
-    if found is None:
-        return NotImplemented
-    trans, axes, depth = found
-    solve = mapped_solve(lambda v, b: _solved(v, b, trans), axes, depth)
-    return [_nan_unless_same(v, other, solve(v, b))]
+    if v.ndim > 2:
+        return NotImplemented  # It is asked again for each matrix of a stack.
+    return _nan_unless_same(v, other, on_fields(lambda v, b: _solved(v, b, trans), v, b))
 
 
 def _solved(v: Any, b: Any, trans: int) -> Any:
@@ -117,51 +109,5 @@ def _nan_unless_same(v: Any, other: Any, x: Any) -> Any:
     return jnp.where(same, x, jnp.nan)
 
 
-def _lu_solve(lu: Any, pivots: Any, b: Any, trans: int) -> Any:
-    return jax.scipy.linalg.lu_solve((lu, pivots), b, trans)
-
-
 # Which of the factors and the right side may have axes of `jax.vmap`.
 LEVELS = ((0, 0), (None, 0), (0, None))
-
-
-def mapped(factor: Any, b: Any) -> Iterator[tuple[tuple[Any, Any], int]]:
-    """How a solve with factors and a right side of such avals may have come from `jax.vmap`.
-
-    The axes of the factors and of the right side along which it acted, and how often it did.
-    """
-    for of_factor, of_b in LEVELS:
-        for depth in range(of_factor != of_b, max(factor.ndim - 2, b.ndim) + 1):
-            own = factor.shape if of_factor is None else factor.shape[depth:]
-            right = b.shape if of_b is None else b.shape[depth:]
-            is_vector = len(own) == 2 and right == own[1:]
-            is_matrix = 2 <= len(own) == len(right) and right[:-1] == own[:-1]
-            if is_vector or is_matrix:
-                yield (of_factor, of_b), depth
-
-
-def mapped_solve(solve: Any, axes: tuple[Any, Any], depth: int) -> Any:
-    """A solve of a value and an array, under as many `jax.vmap` as `mapped` found."""
-    fn = lambda v, b: on_fields(solve, v, b)
-    for _ in range(depth):
-        fn = jax.vmap(fn, in_axes=axes)
-    return fn
-
-
-@functools.lru_cache(256)
-def _lu_solves(avals: Any, trace_context: Any) -> dict[Any, tuple[int, Any, int]]:
-    """The jaxprs in which JAX solves with such factors.
-
-    The keys are fingerprints. The items are the ``trans`` of the function, the axes of the
-    factors and of the right side along which `jax.vmap` acted, and how often it did.
-    """
-    lu, _, b = avals
-    found: dict[Any, tuple[int, Any, int]] = {}
-    for (of_lu, of_b), depth in mapped(lu, b):
-        for trans in range(3):
-            fn = functools.partial(_lu_solve, trans=trans)
-            for _ in range(depth):
-                fn = jax.vmap(fn, in_axes=(of_lu, of_lu, of_b))
-            item = trans, (of_lu, of_b), depth
-            found |= dict.fromkeys(fingerprints(fn, *avals), item)
-    return found

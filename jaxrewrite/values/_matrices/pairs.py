@@ -14,7 +14,6 @@ from jaxrewrite import bind, register
 
 from .._base.contract import is_or_none
 from .._base.linear import multiply_by_parts
-from .._base.recognised import find, fingerprints
 from .kronecker import Kronecker
 from .low_rank import LowRank
 from .matrix import Matrix
@@ -25,29 +24,16 @@ from .scaled import Scaled
 from .sum import Sum
 
 
-@register("jit", types=(Matrix | Scaled | Sum | LowRank, Matrix | Scaled | Sum | LowRank))
-@register("jit", exchange="types")
-def _(
-    x: Matrix | Scaled | Sum | LowRank, y: Array, *, name: str, jaxpr: Any, **params: Any
-) -> Any:
-    """``jnp.kron`` of two matrices."""
-    if name != "kron" or x.ndim != 2 or y.ndim != 2:
-        return NotImplemented
-    avals = [
-        z.aval() if hasattr(z, "aval") and callable(z.aval) else z.aval for z in (x, y)
-    ]
-    if find(_kron, jaxpr, *avals) is None:
+@register(
+    jnp.kron, types=(Matrix | Scaled | Sum | LowRank, Matrix | Scaled | Sum | LowRank)
+)
+@register(jnp.kron, exchange="types")
+def _(x: Matrix | Scaled | Sum | LowRank, y: Array) -> Any:
+    if x.ndim != 2 or y.ndim != 2 or x.dtype != y.dtype:
         return NotImplemented
     if isinstance(x, Identity) and isinstance(y, Identity):
-        return [Identity(x.rows * y.rows, x.dtype)]
-    return [Kronecker(x, y)]
-
-
-@functools.lru_cache(256)
-def _kron(x: Any, y: Any, trace_context: Any) -> dict[Any, bool]:
-    if x.dtype != y.dtype:
-        return {}
-    return dict.fromkeys(fingerprints(lambda x, y: jnp.kron(x, y), x, y), True)
+        return Identity(x.rows * y.rows, x.dtype)
+    return Kronecker(x, y)
 
 
 @register("dot_general", types=(Sum, Sum))

@@ -694,10 +694,9 @@ COUNTING = {
     "where": lambda x: jnp.mean(x, where=PLAIN > 0),
     "average": jnp.average,
     "weights": lambda x: jnp.average(x, weights=PLAIN, axis=1),
-    "var": lambda x: jnp.var(x, 0, ddof=1),
     "var around": lambda x: jnp.var(x, mean=0.0),
-    "std": jnp.std,
-    "median": jnp.median,
+    "std where": lambda x: jnp.std(x, where=PLAIN > 0),
+    "slope of std": jax.grad(jnp.std),
     "quantile": lambda x: jnp.quantile(x, 0.3, axis=0),
     "percentile": lambda x: jnp.percentile(x, 30),
     "cov": jnp.cov,
@@ -710,9 +709,45 @@ COUNTING = {
 def test_missing_entries_are_not_counted(name):
     x, _ = masked(0)
     around = Tagged(x, "t"), Named(x, ("a", "b")), Unitful(x, "m")
-    for value in (x, *(around if name in ("columns", "weights", "median") else ())):
+    for value in (x, *(around if name in ("columns", "weights", "quantile") else ())):
         with pytest.raises(TypeError, match="Masked: .* count"):
             run(COUNTING[name])(value)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32"])
+def test_spread_and_median_are_those_of_what_is_there(bulk, dtype):
+    x, theirs = masked(0)
+    array, mask = 10 * x.array, x.mask.at[:, 0].set(True)
+    x = Masked(array.astype(dtype), mask)
+    theirs = np.ma.array(np.asarray(x.array, float), mask=mask)
+    for axis, keepdims in (
+        (None, False),
+        (0, False),
+        (1, True),
+        (-1, False),
+        ((0, 1), True),
+    ):
+        options = {"axis": axis, "keepdims": keepdims}
+        ddof = int(axis is None)  # Elsewhere too few entries are there.
+        fns = {
+            "std": lambda np, x, options=options, ddof=ddof: np.std(
+                x, ddof=ddof, **options
+            ),
+            "var": lambda np, x, options=options: np.var(x, **options),
+            "median": lambda np, x, options=options: np.median(x, **options),
+        }
+        got = run(lambda x, fns=fns: {name: fn(jnp, x) for name, fn in fns.items()})(x)
+        for name, result in got.items():
+            same_masked(result, fns[name](np.ma, theirs), f"{name} {options}")
+    rows = run(jax.vmap(lambda x: (jnp.std(x), jnp.median(x))))(x)
+    for result, fn in zip(rows, (np.ma.std, np.ma.median), strict=True):
+        same_masked(result, fn(theirs, axis=1), "rows")
+
+
+def test_a_number_that_is_no_number_is_there():
+    x = Masked(jnp.array([1.0, jnp.nan, 3.0]), jnp.array([False, False, True]))
+    assert jnp.isnan(run(jnp.median)(x).filled(0))
+    assert run(jnp.median)(Masked(x.array, jnp.isnan(x.array))).filled(0) == 2
 
 
 def test_sums_that_are_no_means(bulk):

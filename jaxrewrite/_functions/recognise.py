@@ -1,0 +1,517 @@
+"""Which function a call in a program is a call of, with which static arguments, and how.
+
+The jaxpr of a call has to be the one that JAX makes of the function on the same avals. JAX does
+not keep static arguments, so they are found by trying the values that they may have. `jax.vmap`
+rewrites the jaxpr of a call, so the function is also traced under `jax.vmap`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import itertools
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.tree_util import tree_flatten
+
+from .. import _compat
+from .._core.caches import WeakCaches
+from .._core.rules import Rule
+from .called import Called
+
+
+class Call(NamedTuple):
+    """How an equation calls a function.
+
+    ``statics`` are the static arguments. ``order`` has, for each operand of the function, the
+    position among those of the equation. The equation has ``wanted`` of the function's
+    ``total`` results. ``levels`` are the axes of each `jax.vmap` that it was under, the
+    outermost first: 0 or ``None`` for each operand. Some results, ``same``, do not have these
+    axes, because they are the same for all elements.
+
+    Under `jax.jvp` the tangents of the operands ``moving`` come after all operands, and those of
+    the results after all results. ``total`` is then the number of both.
+    """
+
+    statics: tuple[tuple[str, Any], ...]
+    order: tuple[int, ...]
+    wanted: tuple[int, ...]
+    same: frozenset[int]
+    total: int
+    levels: tuple[tuple[int | None, ...], ...] = ()
+    moving: tuple[int, ...] = ()
+
+
+# --- static arguments ---------------------------------------------------------------------
+
+
+class Axis:
+    """What the annotation ``int`` stands for: the number of any axis."""
+
+    @staticmethod
+    def of_rank(rank: int) -> list[Any]:
+        return [*range(rank), *range(-rank, 0)]
+
+    @staticmethod
+    def holds(value: Any) -> bool:
+        return type(value) is int
+
+
+class Axes:
+    """What ``tuple[int, ...]`` stands for: two or more axes, in their order."""
+
+    @staticmethod
+    def of_rank(rank: int) -> list[Any]:
+        numbers = range(2, rank + 1)
+        return [x for n in numbers for x in itertools.combinations(range(rank), n)]
+
+    @staticmethod
+    def holds(value: Any) -> bool:
+        return type(value) is tuple and all(type(x) is int for x in value)
+
+
+_OPEN = (Axis, Axes)
+_AXIS, _AXES = Axis(), Axes()
+
+
+@functools.lru_cache(1024)
+def domains_of(called: Called, rule: Rule) -> dict[str, tuple[Any, ...]]:
+    """The values that the static arguments may have for a rule, besides their defaults.
+
+    Raises `TypeError` if the function has no such parameter, or its values are not known.
+    """
+    hints = _keyword_hints(rule)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in called.parameters.values())
+    found = {}
+    for name in rule.signature.keywords:
+        parameter = called.parameters.get(name)
+        if parameter is None and not takes_any and called.parameters:
+            raise TypeError(
+                f"Rule {rule} takes a static argument {name!r}, and {called.name} has no "
+                f"such parameter. It has {', '.join(called.parameters)}."
+            )
+        default = inspect.Parameter.empty if parameter is None else parameter.default
+        hint = hints.get(name)
+        values = (True, False) if hint is None and type(default) is bool else ()
+        if hint is not None:
+            values = tuple(_values(hint))
+            if not values:
+                raise TypeError(
+                    f"Static argument {name!r} of rule {rule} is annotated with {hint!r}. "
+                    "Annotate it with bool, int (an axis), tuple[int, ...] (axes), None, typing.Literal[...] or a "
+                    "union of these, which tell the values that it may have."
+                )
+        found[name] = values
+    return found
+
+
+def _keyword_hints(rule: Rule) -> Mapping[str, Any]:
+    fn = inspect.unwrap(rule.fn)
+    scope = getattr(fn, "__globals__", {})
+    found = {}
+    for name in rule.signature.keywords:
+        hint = getattr(fn, "__annotations__", {}).get(name)
+        if isinstance(hint, str):
+            try:
+                hint = eval(hint, dict(scope))  # noqa: S307 - as typing.get_type_hints does
+            except NameError as error:
+                raise TypeError(
+                    f"The annotation of {name!r} can't be read: {error}."
+                ) from error
+        found[name] = hint
+    return found
+
+
+def _values(hint: Any) -> Iterator[Any]:
+    origin = typing.get_origin(hint)
+    if hint is bool:
+        yield from (False, True)
+    elif hint is int:
+        yield _AXIS
+    elif origin is tuple and set(typing.get_args(hint)) <= {int, Ellipsis}:
+        yield _AXES
+    elif hint is None or hint is type(None):
+        yield None
+    elif origin is typing.Literal:
+        yield from typing.get_args(hint)
+    elif origin in (typing.Union, types.UnionType):
+        for choice in typing.get_args(hint):
+            yield from _values(choice)
+
+
+def is_default(called: Called, name: str, value: Any) -> bool:
+    parameter = called.parameters.get(name)
+    default = parameter.default if parameter is not None else inspect.Parameter.empty
+    return _same(value, default)
+
+
+def is_among(value: Any, domain: Sequence[Any]) -> bool:
+    """Whether a static argument is one of those that a rule is for."""
+    return any(
+        choice.holds(value) if isinstance(choice, _OPEN) else _same(value, choice)
+        for choice in domain
+    )
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and a == b
+
+
+# Each combination costs a trace.
+_MANY = 256
+
+
+def _combinations(
+    called: Called, domains: Mapping[str, Sequence[Any]], rank: int
+) -> Iterator[dict[str, Any]]:
+    """Static arguments to try: first the defaults."""
+    choices = []
+    for name, domain in domains.items():
+        parameter = called.parameters.get(name)
+        has_default = parameter is not None and parameter.default is not parameter.empty
+        own: list[Any] = [parameter.default] if parameter and has_default else []
+        for choice in domain:
+            values = choice.of_rank(rank) if isinstance(choice, _OPEN) else [choice]
+            own += [x for x in values if not any(_same(x, y) for y in own)]
+        choices.append(own)
+    for chosen in itertools.islice(itertools.product(*choices), _MANY):
+        yield dict(zip(domains, chosen, strict=True))
+
+
+# --- arguments --------------------------------------------------------------------------
+
+
+# How the operands of a call make the arguments of the function: the operand's position in the
+# order of the parameters, and a function of the operands, in the order of the call.
+Caller = Callable[[Mapping[str, Any], Sequence[Any]], Any]
+
+
+def _callers(called: Called, names: Sequence[str] | None, count: int) -> Iterator[Any]:
+    """Ways to call the function with operands of a jaxpr, whose names JAX may tell."""
+    if names is not None and len(names) == count:
+        named = _by_names(called, names)
+        if named is not None:
+            yield named
+    yield tuple(range(count)), lambda statics, xs: called.fn(*xs, **statics)
+
+
+def _by_names(called: Called, names: Sequence[str]) -> Any:
+    parameters = called.parameters
+    paths = [path for path in map(_path, names) if path and path[0] in parameters]
+    if len(paths) < len(names):
+        return None
+    roots = list(dict.fromkeys(path[0] for path in paths))
+    ranks = {name: i for i, name in enumerate(parameters)}
+    split = _split(parameters, roots)
+    if split is None:
+        return None
+    order = tuple(sorted(range(len(paths)), key=lambda i: (ranks[paths[i][0]], i)))
+
+    def call(statics: Mapping[str, Any], xs: Sequence[Any]) -> Any:
+        trees = {}
+        for root in roots:
+            own = [
+                (path[1:], x) for path, x in zip(paths, xs, strict=True) if path[0] == root
+            ]
+            trees[root] = _tree(own)
+        return _apply(called, {**trees, **statics}, {*split, *statics})
+
+    return order, call
+
+
+def _split(
+    parameters: Mapping[str, inspect.Parameter], roots: Sequence[str]
+) -> Sequence[str] | None:
+    """The arguments that are passed by position: `jax.jit` puts keywords after them, sorted."""
+    ranks = list(parameters)
+    in_order = sorted(roots, key=ranks.index)
+    for k in range(len(roots), -1, -1):
+        first, rest = in_order[:k], in_order[k:]
+        kinds = [parameters[name].kind for name in first]
+        if inspect.Parameter.KEYWORD_ONLY in kinds:
+            continue
+        if [*first, *sorted(rest)] == list(roots):
+            return first
+    return None
+
+
+def _apply(called: Called, arguments: dict[str, Any], positional: Any) -> Any:
+    """Call with arguments by name, by position as far as they may be and none is left out."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    is_whole = True
+    for name, parameter in called.parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            args += arguments.get(name, ())
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            kwargs |= arguments.get(name, {})
+        elif name in arguments:
+            is_positional = parameter.kind is not parameter.KEYWORD_ONLY
+            if is_positional and is_whole and name in positional:
+                args.append(arguments[name])
+            else:
+                kwargs[name] = arguments[name]
+        else:
+            is_whole = False
+    kwargs |= {k: v for k, v in arguments.items() if k not in called.parameters}
+    return called.fn(*args, **kwargs)
+
+
+_PATH = re.compile(r"^(\w+)((?:\[[^\[\]]*\])*)$")
+
+
+def _path(name: str) -> tuple[Any, ...] | None:
+    """The parameter and the keys of an operand that JAX names ``p['w'][0]``."""
+    match = _PATH.match(name)
+    if match is None:
+        return None
+    keys = re.findall(r"\[([^\[\]]*)\]", match[2])
+    try:
+        return (match[1], *map(ast.literal_eval, keys))
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _tree(leaves: Sequence[tuple[tuple[Any, ...], Any]]) -> Any:
+    """The nested tuples and dictionaries that have these leaves."""
+    if leaves[0][0] == ():
+        return leaves[0][1]
+    groups: dict[Any, list[Any]] = {}
+    for (key, *rest), leaf in leaves:
+        groups.setdefault(key, []).append((tuple(rest), leaf))
+    trees = {key: _tree(own) for key, own in groups.items()}
+    return tuple(trees.values()) if list(trees) == [*range(len(trees))] else trees
+
+
+# --- calls ------------------------------------------------------------------------------
+
+
+_found = WeakCaches(64)
+
+
+def calls_of(
+    called: Called,
+    eqn: Any,
+    domains: Mapping[str, Sequence[Any]],
+    depth: int,
+    counts: frozenset[int],
+) -> list[Call]:
+    """The ways in which an equation is a call of a function, under so many `jax.vmap`.
+
+    ``counts`` are the numbers of operands that the function may have, for calls under `jax.jvp`.
+    """
+    body = _compat.body_of(eqn)
+    cache = _found.of(body)
+    key = (
+        id(called),
+        repr(sorted(domains.items())),
+        depth,
+        counts,
+        eqn.ctx,
+        _compat.trace_context(),
+    )
+    kept = cache.get(key)
+    # The function is kept with what was found, so that its identity stays its own.
+    if kept is None:
+        kept = called, list(_calls(called, eqn, body, domains, depth, counts))
+        cache.put(key, kept)
+    return kept[1]
+
+
+def _calls(
+    called: Called,
+    eqn: Any,
+    body: Any,
+    domains: Mapping[str, Sequence[Any]],
+    depth: int,
+    counts: frozenset[int],
+) -> Iterator[Call]:
+    jaxpr, consts = _compat.open_jaxpr(body)
+    avals: list[Any] = [var.aval for var in jaxpr.invars[len(consts) :]]
+    if not all(isinstance(aval, _compat.ShapedArray) for aval in avals):
+        return
+    rank = max((len(aval.shape) for aval in avals), default=0)
+    wanted = _compat.fingerprint(body)
+    # The names of results tell that `jax.vmap` has not acted. Then a stack is asked for element
+    # by element only if the whole is not answered, with the same static arguments.
+    combinations = list(_combinations(called, domains, rank))
+    if depth and _compat.names_of_results(body) is not None:
+        direct = calls_of(called, eqn, domains, 0, counts)
+        combinations = [dict(call.statics) for call in direct]
+    for how in _ways(called, eqn, body, avals, depth, counts):
+        for statics in combinations:
+            given = {k: v for k, v in statics.items() if not is_default(called, k, v)}
+            results = how.results_like(given, avals, eqn, wanted, len(jaxpr.outvars))
+            if results is not None:
+                placed = tuple(tuple(axes[i] for i in how.order) for axes in how.levels)
+                items = tuple(statics.items())
+                yield Call(items, how.order, *results, placed, how.moving)
+                return
+
+
+def _ways(
+    called: Called,
+    eqn: Any,
+    body: Any,
+    avals: Sequence[Any],
+    depth: int,
+    counts: frozenset[int],
+) -> Iterator[_Way]:
+    """The ways in which an equation may call a function of such operands."""
+    names = _compat.names_of_operands(body)
+    if eqn.primitive.name == "jit" and names is None:
+        # JAX keeps the names except where it differentiates.
+        for count in counts if depth == 0 else ():
+            for moving in _moving(avals, count):
+                order = tuple(range(len(avals)))
+                for _, call in _callers(called, None, count):
+                    yield _Way(call, order, (), moving)
+        return
+    for levels in _levels(avals, depth):
+        for order, call in _callers(called, names, len(avals)):
+            yield _Way(call, order, levels, ())
+
+
+def _moving(avals: Sequence[Any], count: int) -> Iterator[tuple[int, ...]]:
+    """The operands of which the avals after the first so many may be tangents."""
+    tangents = [aval.strip_weak_type() for aval in avals[count:]]
+    if not tangents:
+        return
+    for places in itertools.islice(
+        itertools.combinations(range(count), len(tangents)), _MANY
+    ):
+        if [avals[i].to_tangent_aval().strip_weak_type() for i in places] == tangents:
+            yield places
+
+
+def _levels(avals: Sequence[Any], depth: int) -> Iterator[tuple[tuple[Any, ...], ...]]:
+    """The axes that so many `jax.vmap` may have acted on."""
+    if not depth:
+        yield ()
+        return
+    count = len(avals)
+    several = itertools.product((0, None), repeat=count) if count <= 4 else [(0,) * count]
+    for axes in several:
+        sizes = {
+            aval.shape[:1] for aval, axis in zip(avals, axes, strict=True) if axis == 0
+        }
+        if len(sizes) != 1 or sizes == {()}:
+            continue
+        inner = [
+            aval if axis is None else _compat.without_leading_axis(aval, aval.shape[0])
+            for aval, axis in zip(avals, axes, strict=True)
+        ]
+        for rest in _levels(inner, depth - 1):
+            yield (axes, *rest)
+
+
+class _Way(NamedTuple):
+    """A way in which an equation may call a function, but for the static arguments."""
+
+    call: Caller
+    order: tuple[int, ...]
+    levels: tuple[tuple[Any, ...], ...]
+    moving: tuple[int, ...]
+
+    def results_like(
+        self,
+        statics: Mapping[str, Any],
+        avals: Sequence[Any],
+        eqn: Any,
+        wanted: Any,
+        count: int,
+    ) -> tuple[tuple[int, ...], frozenset[int], int] | None:
+        """Which of the results the equation has, which are the same for all elements, of how many.
+
+        It is ``None`` if the equation calls something else.
+        """
+
+        def fn(*xs: Any) -> list[Any]:
+            return tree_flatten(self.call(statics, xs))[0]
+
+        if self.moving:
+            fn = with_tangents(fn, self.moving)
+        for axes in reversed(self.levels):
+            fn = jax.vmap(fn, in_axes=axes)
+        try:
+            with eqn.ctx.manager:
+                jaxpr, consts = _compat.trace_to_jaxpr(
+                    fn, avals, _compat.new_debug_info("called")
+                )
+        except Exception:  # noqa: BLE001 - these are no arguments of the function
+            return None
+        if consts:
+            return None
+        total = len(jaxpr.outvars)
+        if count > total:
+            return None
+        wholes = [(tuple(range(total)), jaxpr)] if count == total else []
+        parts = itertools.islice(itertools.combinations(range(total), count), _MANY)
+        dropped = ((places, _compat.with_results(jaxpr, places)) for places in parts)
+        for places, part in itertools.chain(wholes, dropped):
+            found = _only_call(part, len(self.levels))
+            while found is not None:
+                own, same = found
+                if _is_same(own, eqn, wanted):
+                    return places, frozenset(places[i] for i in same), total
+                inner, _ = _compat.open_jaxpr(_compat.body_of(own))
+                found = None if same else _only_call(inner)
+        return None
+
+
+def with_tangents(fn: Callable[..., list[Any]], moving: Sequence[int]) -> Any:
+    """A function of operands and tangents of some, to its results and their tangents."""
+
+    def on_pairs(*xs: Any) -> list[Any]:
+        primals, tangents = xs[: -len(moving)], xs[-len(moving) :]
+
+        def of_moving(*own: Any) -> list[Any]:
+            operands = list(primals)
+            for i, x in zip(moving, own, strict=True):
+                operands[i] = x
+            return fn(*operands)
+
+        results = jax.jvp(of_moving, [primals[i] for i in moving], list(tangents))
+        return [*results[0], *results[1]]
+
+    return on_pairs
+
+
+def _is_same(own: Any, eqn: Any, wanted: Any) -> bool:
+    return _compat.fingerprint(_compat.body_of(own)) == wanted and (
+        own.primitive is not eqn.primitive or _compat.same_derivatives(own, eqn)
+    )
+
+
+def _only_call(jaxpr: Any, depth: int = 0) -> tuple[Any, list[int]] | None:
+    """The call of which a jaxpr consists, on its operands.
+
+    ``depth`` is how often `jax.vmap` has acted. It repeats results that are the same for all
+    elements. Their positions come second.
+    """
+    if not jaxpr.eqns:
+        return None
+    eqn, *rest = jaxpr.eqns
+    if _compat.body_of(eqn) is None or list(eqn.invars) != list(jaxpr.invars):
+        return None
+    repeated = {
+        other.outvars[0]: other.invars[0]
+        for other in rest
+        if depth and other.primitive.name == "broadcast_in_dim"
+    }
+    results = []
+    for var in jaxpr.outvars:
+        while var in repeated:
+            var = repeated[var]
+        results.append(var)
+    if len(repeated) < len(rest) or results != list(eqn.outvars):
+        return None
+    same = [i for i, x in enumerate(jaxpr.outvars) if x is not results[i]]
+    axes = {jaxpr.outvars[i].aval.ndim - results[i].aval.ndim for i in same}
+    return (eqn, same) if axes <= {depth} else None  # Some differ along one of the axes.

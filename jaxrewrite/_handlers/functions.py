@@ -1,0 +1,336 @@
+"""Rules for whole functions, which are asked before the jaxpr of a call is rewritten.
+
+A call under `jax.vmap` is answered for the whole stack if the function takes stacks itself, and
+else by the rule under `jax.vmap`, for the elements that the operands stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.tree_util import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from .. import _compat
+from .._batched import Batched
+from .._compat import Primitive
+from .._core.avals import avals_of, children, mismatch, rule_children
+from .._core.rewrite import before_rules
+from .._core.rules import Failure, Rule, checks
+from .._core.settings import current_settings
+from .._core.site import Site
+from .._core.traces import Flat, RuleResult
+from .._core.value import is_value
+from .._functions.called import Called, check_is_staged, rules_at
+from .._functions.recognise import Call, calls_of, domains_of, is_among, is_default
+from .._signatures import is_of_a_library
+from .derivatives import can_be_lifted, confinement, derivative, lift
+from .stacking import element_like, in_slices, stacked_where
+
+
+# How often `jax.vmap` may have acted on a call.
+_DEPTH = 2
+
+
+def function_handler(site: Site, operands: list[Any]) -> Any:
+    body = _compat.body_of(site.eqn)
+    origin = None if body is None else _compat.origin_of(body)
+    if origin is None or (site.is_in_rule and not any(map(is_value, operands))):
+        return NotImplemented
+    for called, own in rules_at(site.settings.rules, origin).items():
+        domains = _domains(called, own)
+        counts = frozenset(len(rule.signature.operands) for rule in own)
+        for depth in range(_DEPTH + 1):
+            for call in calls_of(called, site.eqn, domains, depth, counts):
+                results = _apply(site, called, call, operands)
+                if results is not NotImplemented:
+                    return results
+    return NotImplemented
+
+
+before_rules.append(function_handler)
+
+
+def _domains(called: Called, rules: Sequence[Rule]) -> dict[str, tuple[Any, ...]]:
+    """The static arguments that the rules in force tell apart, with their values."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for rule in rules:
+        for name, values in domains_of(called, rule).items():
+            found[name] = (*found.get(name, ()), *values)
+    return found
+
+
+def _check_rule(rule: Rule, primitives: Sequence[Primitive]) -> None:
+    """Raise `TypeError` for a rule for a function that JAX inlines, or has no such argument."""
+    for called in primitives:
+        if isinstance(called, Called):
+            domains_of(called, rule)
+            if rule.signature.variadic is None and not is_of_a_library(rule):
+                check_is_staged(called, len(rule.signature.operands))
+
+
+checks.append(_check_rule)
+
+
+# --- asking the rules ---------------------------------------------------------------------
+
+
+def _apply(site: Site, called: Called, call: Call, operands: Sequence[Any]) -> Any:
+    """The results of the first rule that answers for a call."""
+    own = [operands[i] for i in call.order]
+    split = _split(site, own, call)
+    if split is None:
+        return NotImplemented
+    own, elements = split
+    count = len(own) - len(call.moving)
+    if not all(map(_can_move, (elements[i] for i in call.moving))) or any(
+        map(is_value, elements[count:])
+    ):
+        return NotImplemented
+    # In reports and errors the equation has the name of the function.
+    site = site._replace(eqn=site.eqn.replace(primitive=called))
+    flat = Flat.of(own, site.context)
+    choice = site.settings.rules.choice(called, elements[:count])
+    for rule in choice:
+        try:
+            answer: Any = _ask(site, rule, called, call, own, flat)
+        except Exception as error:  # noqa: BLE001 - raised again if no other answers
+            if not choice.is_tied:
+                raise
+            answer = Failure(error)
+        choice.results[rule] = answer
+    record = site.builder.record
+    if record is not None:
+        record.site = site
+        record.rule = choice.rule
+        record.declined += [x for x in choice.declined if x not in record.declined]
+    if choice.result is NotImplemented:
+        return NotImplemented
+    return site.inline_trace(choice.result, flat)
+
+
+def _ask(
+    site: Site, rule: Rule, called: Called, call: Call, operands: Sequence[Any], flat: Flat
+) -> Any:
+    statics = _statics(rule, called, call)
+    if statics is None:
+        return NotImplemented
+
+    def apply(*elements: Any) -> Any:
+        results = rule(called, statics, operands, *elements)
+        if results is NotImplemented:
+            return NotImplemented
+        return _leaves(site, rule, call, results)
+
+    def check(results: Any) -> list[Any]:
+        return _checked(site, rule, call, results)
+
+    mapped = _along(apply, call.moving) if call.moving else _mapped(apply, call)
+    mapped.__name__ = rule.name_for(called)
+    literals = [repr(x.val) for i, x in enumerate(operands) if i in rule.literals]
+    # The numbers 1 and True are equal, and are not the same argument.
+    key = ("function", called, rule, *call, repr(call.statics), *literals)
+    key = (*key, *avals_of(site.outvars))
+    answer: RuleResult = site.builder.rewriting.by_function(mapped, key, flat, check)
+    return NotImplemented if answer.traced is NotImplemented else answer
+
+
+def _statics(rule: Rule, called: Called, call: Call) -> Mapping[str, Any] | None:
+    """The static arguments for a rule, or ``None`` if it is not for these."""
+    domains = domains_of(called, rule)
+    given = {}
+    for name, value in call.statics:
+        if name in domains:
+            if not is_default(called, name, value) and not is_among(value, domains[name]):
+                return None
+            given[name] = value
+        elif rule.signature.any_keyword:
+            given[name] = value
+        elif not is_default(called, name, value):
+            return None
+    return given
+
+
+def _leaves(site: Site, rule: Rule, call: Call, results: Any) -> list[Any]:
+    """What a rule returned for the function, as a list of arrays and values."""
+    leaves = tree_leaves(results, is_leaf=is_value)
+    total = call.total // 2 if call.moving else call.total
+    if len(leaves) != total:
+        raise TypeError(
+            f"The rule {rule} returned {len(leaves)} arrays or values for "
+            f"{site.primitive.name!r}, which returns {total}. Return what the function "
+            "returns."
+        )
+    return leaves
+
+
+def _checked(site: Site, rule: Rule, call: Call, results: Sequence[Any]) -> list[Any]:
+    """The results that the equation has, of those that a rule gave for the function."""
+    wanted = [results[i] for i in call.wanted]
+    for result, var in zip(wanted, site.outvars, strict=True):
+        given = f"{site.primitive.name!r} gives"
+        problem = mismatch(result, var.aval, f"The rule {rule}", given)
+        if problem is not None:
+            raise TypeError(problem)
+    return wanted
+
+
+# --- under jax.jvp ------------------------------------------------------------------------
+
+
+def _can_move(x: Any) -> bool:
+    """Whether the leaves of an operand can have any tangent that its array can have."""
+    if not is_value(x):
+        return True
+    own = tree_map(_compat.leaf_aval, x)
+    is_plain = not any(map(is_value, children(own)[0]))
+    return is_plain and can_be_lifted(own) and confinement(own) is None
+
+
+def _along(fn: Callable[..., Any], moving: Sequence[int]) -> Callable[..., Any]:
+    """A function of operands and tangents of some: its results, and their tangents."""
+
+    def along(*xs: Any) -> Any:
+        count = len(xs) - len(moving)
+        primals, tangents = xs[:count], dict(zip(moving, xs[count:], strict=True))
+        settings = current_settings()
+        leaves, treedef = tree_flatten(list(primals))
+        leaf_tangents: list[Any] = []
+        for i, x in enumerate(primals):
+            if i not in tangents:
+                leaf_tangents += [None] * len(tree_leaves(x))
+            elif is_value(x):
+                leaf_tangents += lift(x, tangents[i], settings)
+            else:
+                leaf_tangents.append(tangents[i])
+        places = [i for i, t in enumerate(leaf_tangents) if t is not None]
+        trees: list[Any] = []
+
+        def on_leaves(*own: Any) -> list[Any]:
+            every = list(leaves)
+            for i, x in zip(places, own, strict=True):
+                every[i] = x
+            results = fn(*tree_unflatten(treedef, every))
+            trees.append(None if results is NotImplemented else tree_flatten(results)[1])
+            return [] if results is NotImplemented else tree_leaves(results)
+
+        found, found_tangents = jax.jvp(
+            on_leaves, [leaves[i] for i in places], [leaf_tangents[i] for i in places]
+        )
+        if trees[-1] is None:
+            return NotImplemented
+        results, their_tangents = (
+            tree_unflatten(trees[-1], own) for own in (found, found_tangents)
+        )
+        return [*results, *map(_tangent, results, their_tangents)]
+
+    return along
+
+
+def _tangent(result: Any, tangent: Any) -> Any:
+    """The tangent of the array that a result is."""
+    return derivative(result, tangent) if is_value(result) else tangent
+
+
+# --- under jax.vmap -----------------------------------------------------------------------
+
+
+class _Map(NamedTuple):
+    """One `jax.vmap` of a function from arrays and values to a list of such.
+
+    The results at the positions ``same`` are those of one element.
+    """
+
+    fn: Callable[..., Any]
+    axes: tuple[int | None, ...]
+    same: frozenset[int]
+
+    def __call__(self, *stacks: Any) -> Any:
+        flat = [rule_children(x) if is_value(x) else ([x], None) for x in stacks]
+        leaves = [own for own, _ in flat]
+        in_axes = [[axis] * len(own) for own, axis in zip(leaves, self.axes, strict=True)]
+        size = self._size(stacks)
+        trees: list[Any] = []
+
+        def on_leaves(leaves: Any) -> list[Any]:
+            elements = [
+                _element(x, axis)
+                for x, axis in zip(_rebuilt(leaves, flat), self.axes, strict=True)
+            ]
+            results = self.fn(*elements)
+            trees.append(None if results is NotImplemented else tree_flatten(results)[1])
+            return [] if results is NotImplemented else tree_leaves(results)
+
+        found = jax.vmap(on_leaves, in_axes=(in_axes,), axis_size=size)(leaves)
+        if trees[-1] is None:
+            return NotImplemented
+        results = tree_unflatten(trees[-1], found)
+        return [
+            tree_map(lambda x: x[0], x) if i in self.same else _whole(x, size)
+            for i, x in enumerate(results)
+        ]
+
+    def _size(self, stacks: Sequence[Any]) -> int:
+        avals = avals_of(stacks)
+        (size,) = {
+            x.shape[0] for x, axis in zip(avals, self.axes, strict=True) if axis == 0
+        }
+        return size
+
+
+def _rebuilt(leaves: Sequence[Any], flat: Sequence[Any]) -> Iterator[Any]:
+    for own, (_, treedef) in zip(leaves, flat, strict=True):
+        yield own[0] if treedef is None else tree_unflatten(treedef, own)
+
+
+def _element(x: Any, axis: int | None) -> Any:
+    """What a stack with sliced leaves stands for. Its fields may be stacks, too."""
+    if axis is None or not is_value(x):
+        return x
+    if not isinstance(x, Batched):
+        own, treedef = children(x)
+        x = tree_unflatten(treedef, [_element(part, axis) for part in own])
+    return x.unstacked()
+
+
+def _whole(x: Any, size: int) -> Any:
+    return stacked_where(x, tree_map(lambda _: True, x), size) if is_value(x) else x
+
+
+def _mapped(fn: Callable[..., Any], call: Call) -> Callable[..., Any]:
+    own: Callable[..., Any] = fn
+    for axes in reversed(call.levels):
+        own = _Map(own, axes, call.same).__call__
+
+    def mapped(*operands: Any) -> Any:
+        return own(*operands)
+
+    return mapped
+
+
+def _split(
+    site: Site, operands: Sequence[Any], call: Call
+) -> tuple[list[Any], list[Any]] | None:
+    """The operands in a form that `jax.vmap` can slice, and one element of each.
+
+    There are none if an operand has no elements of a type of its own.
+    """
+    own = list(operands)
+    elements = list(operands)
+    for axes in call.levels:
+        for i, axis in enumerate(axes):
+            x = elements[i]
+            if axis is None:
+                continue
+            length = avals_of([x])[0].shape[0]
+            if not is_value(x):
+                aval = _compat.without_leading_axis(avals_of([x])[0], length)
+                elements[i] = _compat.Var(aval)
+                continue
+            if x is own[i]:
+                own[i] = x = in_slices(site, x)
+            elements[i] = element_like(site, x, length)
+            if elements[i] is NotImplemented:
+                return None
+    return own, elements

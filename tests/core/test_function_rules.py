@@ -1,0 +1,629 @@
+"""Rules for whole functions that JAX stages as calls."""
+
+import functools
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jaxtyping import Array, ArrayLike, Float, Shaped
+
+import jaxrewrite
+from jaxrewrite import materialise
+
+
+class Twice(jaxrewrite.ArrayValue):
+    """Twice an array."""
+
+    half: Array
+
+    def materialise(self):
+        return 2 * self.half
+
+    def stacked(self, size):
+        return self
+
+    def unstacked(self):
+        return self
+
+    def lift_tangent(self, tangent):
+        return Twice(tangent / 2)
+
+
+class Diagonal(jaxrewrite.ArrayValue):
+    """A diagonal matrix, which can't hold any tangent, and never becomes dense silently."""
+
+    entries: Array
+
+    def materialise(self):
+        return self.entries[..., None] * jnp.eye(self.entries.shape[-1])
+
+
+X = jnp.array([[1.0, 2.0, 3.0], [0.5, 3.0, -1.0], [2.0, -2.0, 4.0]])
+V = Twice(X)
+
+
+@functools.partial(jax.jit, static_argnames=("axis", "keepdims"))
+def total(x, axis=None, keepdims=False):
+    return jnp.sum(jnp.sin(x) * x, axis=axis, keepdims=keepdims)
+
+
+@jax.jit
+def layer(params, inputs, *, scale=1.0):
+    hidden = jnp.tanh(inputs @ params["w"]) * scale
+    return {"hidden": hidden, "size": jnp.sum(params["b"] * scale)}
+
+
+@jax.custom_jvp
+def soft(x, y):
+    return jnp.log1p(jnp.exp(x)) * y
+
+
+@soft.defjvp
+def _(primals, tangents):
+    (x, y), (dx, dy) = primals, tangents
+    return soft(x, y), jax.nn.sigmoid(x) * y * dx + soft(x, jnp.ones_like(y)) * dy
+
+
+@jax.custom_vjp
+def clipped(x):
+    return x * 3, x.sum(-1)
+
+
+clipped.defvjp(lambda x: (clipped(x), x), lambda x, ct: (jnp.clip(ct[0], -1, 1) * 3,))
+
+
+@pytest.fixture
+def asked():
+    return []
+
+
+@pytest.fixture
+def rules(asked):
+    """Rules that compute what the functions do, on the arrays inside."""
+    table = jaxrewrite.Rules()
+
+    @table.register(total)
+    def of_total(v: Twice, *, axis: int | tuple[int, ...] | None, keepdims: bool):
+        asked.append(("total", axis, keepdims))
+        return total(2 * v.half, axis=axis, keepdims=keepdims)
+
+    @table.register(layer)
+    def of_layer(b: ArrayLike, w: Shaped[Twice, "n m"], inputs: ArrayLike, s: ArrayLike):
+        asked.append("layer")
+        found = layer({"w": 2 * w.half, "b": b}, inputs, scale=s)
+        return {"hidden": found["hidden"], "size": found["size"]}
+
+    @table.register(layer)
+    def of_layer_without_scale(b: ArrayLike, w: Shaped[Twice, "n m"], inputs: ArrayLike):
+        asked.append("layer, no scale")
+        return layer({"w": 2 * w.half, "b": b}, inputs)
+
+    @table.register(soft)
+    def of_soft(x: Twice, y: ArrayLike):
+        asked.append("soft")
+        return Twice(soft(2 * x.half, y) / 2)
+
+    @table.register(clipped)
+    def of_clipped(x: Shaped[Twice, " n"]):
+        asked.append("clipped")
+        return Twice(x.half * 3), (2 * x.half).sum(-1)
+
+    @table.register(jnp.linalg.det)
+    def of_det(v: Diagonal):
+        asked.append("det")
+        return v.entries.prod(-1)
+
+    @table.register(jnp.linalg.slogdet)
+    def of_slogdet(v: Twice):
+        asked.append("slogdet")
+        return jnp.linalg.slogdet(2 * v.half)
+
+    @table.register(jax.scipy.linalg.cholesky)
+    def of_cholesky(v: Twice, *, lower: bool):
+        asked.append(("cholesky", lower))
+        return Twice(jax.scipy.linalg.cholesky(2 * v.half, lower=lower) / 2)
+
+    @table.register(jax.nn.relu)
+    def of_relu(v: Twice):
+        asked.append("relu")
+        return Twice(jax.nn.relu(v.half))
+
+    @table.register(jnp.std)
+    def of_std(v: Twice, correction: ArrayLike, *, axis: int | None):
+        asked.append(("std", axis))
+        return 2 * jnp.std(v.half, axis=axis, correction=correction)
+
+    return table
+
+
+def check(rules, fn, *args, policy="forbid"):
+    """Compare a program with its own results on dense arrays; return the former."""
+    got = jaxrewrite.transform(fn, rules=rules, materialise=policy)(*args)
+    want = fn(*materialise(args))
+    for mine, other in zip(
+        jax.tree.leaves(materialise(got)), jax.tree.leaves(want), strict=True
+    ):
+        assert mine.shape == other.shape and mine.dtype == other.dtype
+        np.testing.assert_allclose(mine, other, rtol=1e-4, atol=1e-5)
+    return got
+
+
+POSITIVE = Twice(X @ X.T + jnp.eye(3))
+
+DIRECT = [
+    (lambda v: total(v), V, ("total", None, False)),
+    (lambda v: total(v, axis=0), V, ("total", 0, False)),
+    (lambda v: total(v, -1, keepdims=True), V, ("total", 1, True)),
+    (lambda v: total(v, axis=(0, 2)), Twice(jnp.stack([X, X])), ("total", (0, 2), False)),
+    (lambda v: layer({"w": v, "b": X}, X), V, "layer, no scale"),
+    (lambda v: layer({"w": v, "b": X}, X, scale=2.0)["size"], V, None),
+    (lambda v: layer({"w": v, "b": X}, X, scale=X[0])["hidden"], V, None),
+    (lambda v: layer({"w": v, "b": X}, X, scale=X[0]), V, "layer"),
+    (lambda v: layer(inputs=X, params={"b": X[0], "w": v}, scale=2), V, "layer"),
+    (lambda v: soft(v, X), V, "soft"),
+    (lambda v: clipped(v), Twice(X[0]), "clipped"),
+    (lambda v: clipped(v)[1], Twice(X[0]), "clipped"),
+    (lambda v: jnp.linalg.det(v), Diagonal(X[0]), "det"),
+    (lambda v: jnp.linalg.slogdet(v), V, "slogdet"),
+    (lambda v: jnp.linalg.slogdet(v)[1], V, "slogdet"),
+    (lambda v: jax.scipy.linalg.cholesky(v), POSITIVE, ("cholesky", False)),
+    (lambda v: jax.scipy.linalg.cholesky(v, lower=True), POSITIVE, ("cholesky", True)),
+    (lambda v: jax.nn.relu(v), V, "relu"),
+    (lambda v: jnp.std(v), V, ("std", None)),
+    (lambda v: jnp.std(v, axis=0, ddof=1), V, ("std", 0)),
+]
+
+
+@pytest.mark.parametrize("fn, v, name", DIRECT)
+def test_calls_are_answered(rules, asked, fn, v, name):
+    # Where JAX dropped an operand, the call is left as it is.
+    check(rules, fn, v, policy="forbid" if name else "allow")
+    assert asked == ([name] if name else [])
+
+
+AROUND = {
+    "jit": lambda fn: jax.jit(fn),
+    "twice jitted": lambda fn: jax.jit(lambda v: jax.jit(fn)(v)),
+    "remat": lambda fn: jax.checkpoint(fn),
+    "scan": lambda fn: lambda v: lax.scan(lambda c, _: (c, fn(v)), 0.0, None, length=2)[1],
+    "cond": lambda fn: (
+        lambda v: lax.cond(
+            X[0, 0] > 0, fn, lambda v: jax.tree.map(jnp.zeros_like, fn(v)), v
+        )
+    ),
+    "while": lambda fn: (
+        lambda v: lax.while_loop(
+            lambda i: i[0] < 2, lambda i: (i[0] + 1, fn(v)), (0, fn(v))
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_calls_inside_of_other_bodies(rules, asked, around):
+    program = lambda v: total(v, axis=0) + jnp.linalg.slogdet(v)[1]
+    check(rules, AROUND[around](program), V)
+    assert {"slogdet", ("total", 0, False)} <= {*asked}
+
+
+def test_transformations_around(rules):
+    program = lambda v: soft(v, X) * total(v)
+    run = jaxrewrite.transform(program, rules=rules, materialise="allow")
+    dense = lambda x: program(2 * x).sum()
+    got = jax.grad(lambda v: materialise(run(v)).sum())(V).half
+    np.testing.assert_allclose(got, jax.grad(dense)(X), rtol=1e-4)
+    stack = Twice(jnp.stack([X, 3 * X]))
+    got = jax.jit(jax.vmap(lambda v: materialise(run(v))))(stack)
+    np.testing.assert_allclose(got, jax.vmap(program)(2 * stack.half), rtol=1e-4)
+    got = jax.jvp(lambda v: materialise(run(v)).sum(), (V,), (Twice(jnp.ones((3, 3))),))
+    want = jax.jvp(dense, (X,), (jnp.ones((3, 3)),))
+    np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+# --- under jax.vmap in the program -----------------------------------------------------
+
+
+STACK = Twice(jnp.stack([X, X + 1]))
+STACKS = Twice(jnp.stack([STACK.half, -STACK.half, STACK.half + 2]))
+
+
+@pytest.mark.parametrize(
+    "fn, args, name",
+    [
+        (jax.vmap(lambda v: total(v, axis=0)), (STACK,), ("total", 1, False)),
+        (jax.vmap(lambda v: total(v)), (STACK,), ("total", (1, 2), False)),
+        (jax.vmap(clipped), (V,), "clipped"),
+        (jax.vmap(jax.vmap(clipped)), (STACK,), "clipped"),
+        (jax.vmap(jax.nn.relu), (STACK,), "relu"),
+        (jax.vmap(jax.vmap(lambda v: soft(v, X))), (STACKS,), "soft"),
+        (
+            jax.vmap(lambda v, x: layer({"w": v, "b": X}, x), (0, None)),
+            (STACK, X),
+            "layer, no scale",
+        ),
+        (
+            jax.vmap(lambda v, x: layer({"w": v, "b": X}, x), (None, 0)),
+            (V, STACK.half),
+            "layer, no scale",
+        ),
+        (
+            jax.vmap(lambda v, x: layer({"w": v, "b": x}, x)),
+            (jaxrewrite.stack([V, V]), STACK.half),
+            "layer, no scale",
+        ),
+    ],
+)
+def test_under_vmap(rules, asked, fn, args, name):
+    check(rules, fn, *args)
+    assert asked == [name]
+
+
+def test_a_result_without_a_batch_axis(rules, asked):
+    @jax.custom_jvp
+    def pair(x, y):
+        return x * y, y + 1
+
+    pair.defjvp(lambda primals, tangents: (pair(*primals), tangents))
+
+    @rules.register(pair)
+    def _(x: Twice, y: Float[Array, " n"]):
+        asked.append("pair")
+        return Twice(x.half * y), y + 1
+
+    check(rules, jax.vmap(pair, (0, None)), V, X[0])
+    check(rules, jax.vmap(jax.vmap(pair, (0, None)), (0, None)), STACK, X[0])
+    assert asked == ["pair", "pair"]
+    # A result that has one of the two axes.
+    both = jax.vmap(jax.vmap(pair, (0, None)), (None, 0))
+    check(rules, both, V, X, policy="allow")
+
+
+# --- under jax.jvp and jax.grad in the program -----------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda v, x: jax.jvp(lambda x: contract(v, x), (x,), (x + 1,)),
+        lambda v, x: jax.jvp(contract, (v, x), (x, x + 1)),
+        lambda v, x: jax.jvp(lambda v: contract(v, x)[1], (v,), (x,)),
+        lambda v, x: jax.jit(lambda v: jax.jvp(lambda y: contract(v, y), (x,), (x,)))(v),
+    ],
+)
+def test_under_jvp(rules, asked, fn):
+    register_contract(rules, asked)
+    check(rules, fn, V, X, policy="allow")
+    assert asked == ["contract"]
+
+
+@jax.jit
+def contract(x, y):
+    return jnp.tanh(x @ y), jnp.sum(x * y)
+
+
+def register_contract(rules, asked):
+    @rules.register(contract)
+    def _(x: Twice, y: ArrayLike):
+        asked.append("contract")
+        result, size = contract(2 * x.half, y)
+        return Twice(result / 2), size
+
+
+def test_a_tangent_that_a_type_cannot_hold(rules, asked):
+    """A diagonal matrix has no way back from the tangent of a dense one."""
+    v = Diagonal(X[0])
+    check(rules, lambda v: jax.jvp(jnp.linalg.det, (v,), (X,)), v, policy="allow")
+    assert asked == []
+
+
+@pytest.mark.parametrize("of", [lambda v, x: contract(v, x)[0].sum(), total])
+def test_gradients_inside_of_the_program_are_right(rules, asked, of):
+    register_contract(rules, asked)
+    args = (V, X) if of is not total else (V,)
+    for i in range(len(args)):
+        check(rules, lambda *args, i=i: jax.grad(of, i)(*args), *args, policy="allow")
+
+
+# --- which rule -------------------------------------------------------------------------
+
+
+def test_declining_leaves_the_call_as_it_is(rules, asked):
+    @rules.register(total, precedence=1)
+    def _(v: jaxrewrite.ArrayValue, *, axis: int | None):
+        asked.append("declines")
+        return NotImplemented
+
+    check(rules, lambda v: total(v, axis=1), V)
+    # A rule that does not name a static argument stands for its default.
+    check(rules, lambda v: total(v, axis=1, keepdims=True), V)
+    assert asked == ["declines", ("total", 1, False), ("total", 1, True)]
+
+    nothing = jaxrewrite.Rules()
+    nothing.register(total)(lambda v: NotImplemented)
+    check(nothing, total, V, policy="allow")
+
+
+def test_static_arguments_that_no_rule_names(rules, asked):
+    @functools.partial(jax.jit, static_argnames="mode")
+    def shift(x, mode="up"):
+        return x + {"up": 1, "down": -1, "far": 100}[mode]
+
+    @rules.register(shift)
+    def _(v: Twice, *, mode: Literal["down"]):
+        asked.append(mode)
+        return Twice(v.half + {"up": 0.5, "down": -0.5}[mode])
+
+    check(rules, shift, V)
+    check(rules, lambda v: shift(v, "down"), V)
+    check(rules, lambda v: shift(v, mode="far"), V, policy="allow")
+    assert asked == ["up", "down"]
+
+
+def test_both_orders_and_ambiguity(rules, asked):
+    @jax.jit
+    def outer(x, y):
+        return x[:, None] * y
+
+    class Other(Twice):
+        pass
+
+    @rules.register(outer, exchange="types")
+    def _(x: Twice, y: Array):
+        asked.append([type(z).__name__.rstrip("_") for z in (x, y)][isinstance(y, Twice)])
+        return outer(*(2 * z.half if isinstance(z, Twice) else z for z in (x, y)))
+
+    v = Twice(X[0])
+    check(rules, outer, v, X[0])
+    check(rules, lambda x, v: outer(x, v), X[0], v)
+    assert len(asked) == 2
+
+    @rules.register(outer)
+    def _(x: Twice, y: Other):
+        return outer(2 * x.half, 2 * y.half)
+
+    @rules.register(outer)
+    def _(x: Other, y: Twice):
+        return outer(2 * x.half, 2 * y.half)
+
+    other = Other(X[0])
+    with pytest.raises(
+        jaxrewrite.AmbiguousRuleError,
+        match=r"Function outer on (.|\n)*@jaxrewrite.register\(outer\)",
+    ):
+        jaxrewrite.transform(outer, rules=rules)(other, other)
+
+
+def test_arrays_alone(asked):
+    rules = jaxrewrite.Rules()
+
+    @rules.register(total)
+    def _(x: Array):
+        asked.append("total")
+        return 7 * x.sum()
+
+    run = jaxrewrite.transform(lambda x: jax.jit(total)(x) + 1, rules=rules)
+    assert run(X) == 7 * X.sum() + 1
+    assert asked == ["total"]
+
+
+def test_functions_that_call_one(asked):
+    """Wrapped, partial and plain functions stand for the one that they call."""
+    rules = jaxrewrite.Rules()
+    rows = functools.partial(total, axis=1)
+
+    def squares(x):
+        return total(x, axis=0, keepdims=True)
+
+    @jax.jit
+    @functools.wraps(squares)
+    def renamed(x):
+        return squares(x) + 1
+
+    for fn in (rows, squares, renamed):
+
+        @rules.register(fn)
+        def _(v: Twice, *, primitive):
+            asked.append(primitive.fn)
+            return primitive.fn(2 * v.half)
+
+    check(rules, lambda v: total(v, axis=1), V)
+    check(rules, lambda v: total(v, axis=0, keepdims=True), V)
+    check(rules, lambda v: renamed(v), V)
+    check(rules, lambda v: total(v), V, policy="allow")
+    assert asked == [rows, squares, renamed]
+
+
+def test_one_rule_for_several_functions(asked):
+    rules = jaxrewrite.Rules()
+
+    @rules.register(jnp.tril, jnp.triu)
+    def _(v: Twice, *, primitive, k: Literal[1]):
+        asked.append((primitive.name, k))
+        return Twice(getattr(jnp, primitive.name)(v.half, k=k))
+
+    check(rules, lambda v: (jnp.tril(v), jnp.triu(v), jnp.triu(v, 1)), V)
+    assert asked == [("tril", 0), ("triu", 0), ("triu", 1)]
+
+
+def test_a_field_that_is_a_value(rules, asked):
+    class Box(jaxrewrite.ArrayValue):
+        content: Array
+
+        def materialise(self):
+            return self.content
+
+        def unstacked(self):
+            return self
+
+    @rules.register(jnp.linalg.slogdet)
+    def _(v: Box):
+        asked.append("box")
+        return jnp.linalg.slogdet(v.content)
+
+    check(rules, jnp.linalg.slogdet, Box(V))
+    check(rules, jax.vmap(jnp.linalg.slogdet), Box(STACK))
+    assert asked == ["box", "slogdet", "box", "slogdet"]
+
+
+def test_the_tables_in_force(rules, asked):
+    check(None, lambda v: jnp.linalg.slogdet(v), V, policy="allow")
+    assert asked == []
+
+
+# --- only the same function -----------------------------------------------------------
+
+
+def make_scaling(factor):
+    @jax.custom_vjp
+    def scaling(x):
+        return x + 0
+
+    scaling.defvjp(lambda x: (x + 0, None), lambda _, ct: (factor * ct,))
+    return scaling
+
+
+def make_surrogate(factor):
+    @jax.custom_jvp
+    def surrogate(x):
+        return x + 0
+
+    surrogate.defjvp(lambda x, t: (x[0] + 0, factor * t[0]))
+    return surrogate
+
+
+def make_sum(number):
+    table = jnp.arange(3000.0).at[1500].set(number)
+
+    @jax.jit
+    def summed(x):
+        return x + table[1500]
+
+    return summed
+
+
+@pytest.mark.parametrize("make", [make_scaling, make_surrogate, make_sum])
+def test_functions_of_one_line_that_differ(asked, make):
+    rules = jaxrewrite.Rules()
+    one, two = make(1.0), make(2.0)
+
+    @rules.register(one)
+    def _(v: Twice):
+        asked.append("one")
+        return NotImplemented
+
+    run = lambda fn: jaxrewrite.transform(fn, rules=rules, materialise="allow")(V)
+    run(two)
+    assert asked == []
+    run(one)
+    assert {*asked} == {"one"}
+
+
+def test_part_of_a_function_is_not_the_function(rules, asked):
+    """What `jax.checkpoint` and `jax.linearize` make of a call has other results."""
+    check(rules, lambda v: jax.linearize(total, v)[1](X), V, policy="allow")
+    assert asked == []
+
+
+def test_placed_calls_are_left_as_they_are(asked):
+    rules = jaxrewrite.Rules()
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    placed = jax.jit(lambda x: x + 1, out_shardings=device)
+    rules.register(placed)(lambda v: asked.append(v))
+    check(rules, placed, V, policy="allow")
+    assert asked == []
+
+
+# --- errors -------------------------------------------------------------------------------
+
+
+def test_errors_at_registration():
+    rules = jaxrewrite.Rules()
+    one = lambda v: v
+    with pytest.raises(TypeError, match="got sin. JAX makes no call .* It becomes 'sin'"):
+        rules.register(jnp.sin)(one)
+    with pytest.raises(TypeError, match="got softmax. .* 'reduce_max', .*'exp'"):
+        rules.register(jax.nn.softmax)(one)
+    with pytest.raises(TypeError, match="got add. .* It becomes 'add'"):
+        rules.register(jnp.add)
+    with pytest.raises(TypeError, match="got <lambda>. JAX makes no call"):
+        rules.register(lambda x: x + 1)
+    with pytest.raises(TypeError, match="a static argument 'side', and total has no such"):
+
+        @rules.register(total)
+        def _(v: Twice, *, side): ...
+
+    with pytest.raises(TypeError, match="Static argument 'axis' .* annotated with .*float"):
+
+        @rules.register(total)
+        def _(v: Twice, *, axis: float): ...
+
+
+@pytest.mark.parametrize(
+    "returned, message",
+    [
+        (lambda v: jnp.ones(3), r"f32\[3\] where 'total' gives f32\[\]"),
+        (lambda v: (v, v), "returned 2 arrays or values for 'total', which returns 1"),
+        (lambda v: "no", "returned a str where 'total' gives"),
+    ],
+)
+def test_wrong_results(returned, message):
+    rules = jaxrewrite.Rules()
+    rules.register(total)(returned)
+    with pytest.raises(TypeError, match=message):
+        jaxrewrite.transform(total, rules=rules)(V)
+
+
+def test_an_error_in_a_rule_names_the_rule():
+    rules = jaxrewrite.Rules()
+
+    @rules.register(total)
+    def broken(v: Twice):
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken") as error:
+        jaxrewrite.transform(total, rules=rules)(V)
+    assert "raised by the rule" in error.value.__notes__[0]
+    assert "broken" in error.value.__notes__[0]
+
+
+def test_nothing_leaks(rules):
+    with jax.checking_leaks():
+        check(rules, lambda v: total(v, axis=0) + jax.vmap(jnp.cos)(X[0]), V)
+        check(rules, jax.vmap(lambda v: soft(v, X)), STACK)
+
+
+# --- what tells of them ----------------------------------------------------------------
+
+
+def test_explain_which_and_rules():
+    v = Diagonal(X[0])
+
+    @jaxrewrite.register(jnp.linalg.det)
+    def of_diagonal(v: Diagonal):
+        return v.entries.prod(-1)
+
+    @jaxrewrite.register(jnp.linalg.slogdet)
+    def declines(v: Diagonal):
+        return NotImplemented
+
+    (step,) = jaxrewrite.explain(lambda v: jnp.linalg.det(v))(v).steps
+    assert (step.primitive, step.decision) == ("det", "rule")
+    assert step.rule.name.endswith("of_diagonal")
+    for found in (
+        jaxrewrite.which(jnp.linalg.det, v),
+        jaxrewrite.which(jnp.linalg.det, Diagonal),
+    ):
+        assert (found.primitive, found.decision) == ("det", "rule")
+        assert found.rule.name.endswith("of_diagonal")
+    found = jaxrewrite.which(jnp.linalg.slogdet, v)
+    assert (found.primitive, found.decision) == ("slogdet", "handler")
+    assert [why for rule, why in found.others if rule.name.endswith("declines")] == [
+        "it returned NotImplemented"
+    ]
+    assert jaxrewrite.which(jax.numpy.kron, Diagonal, Diagonal).decision == "handler"
+    listed = jaxrewrite.rules(jnp.linalg.det, Diagonal)
+    assert [(r.primitive, r.types) for r in listed] == [("det", ("Diagonal",))]
+    assert jaxrewrite.bind(jnp.linalg.det, v)[0] == 6
