@@ -470,6 +470,38 @@ def test_units_stay_through_custom_rules(fn):
         np.testing.assert_allclose(tangent.x, 5 * X)
 
 
+# Values of types without a way back, around a masked array.
+MISSING = jnp.asarray(RNG.uniform(size=(3, 3)) > 0.5)
+AROUND = {
+    "multiple": (lambda m: values.Scaled(m, jnp.float32(3)), lambda x: 3 * x),
+    "multiple of a multiple": (
+        lambda m: values.Scaled(AROUND["multiple"][0](m), jnp.float32(2)),
+        lambda x: 6 * x,
+    ),
+    "sum": (
+        lambda m: values.Sum((values.Scaled(X, jnp.float32(2)), m)),
+        lambda x: 2 * X + x,
+    ),
+    "Kronecker": (lambda m: values.Kronecker(m, X[:1, :1]), lambda x: X[0, 0] * x),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("fn", [halved, halved_back])
+def test_what_is_around_an_annotation_becomes_dense(fn, name):
+    """`Masked` is never dense, but has a way back."""
+    around, dense = AROUND[name]
+    got = jax.jit(allow(fn))(around(values.Masked(X, MISSING)))
+    assert type(got) is values.Masked
+    np.testing.assert_allclose(got.filled(0), jnp.where(MISSING, 0, 0.5 * dense(X)), 1e-6)
+
+    def loss(x):
+        return jnp.sum(allow(fn)(around(values.Masked(x, MISSING))).filled(0) ** 2)
+
+    want = jax.grad(lambda x: jnp.sum(jnp.where(MISSING, 0, fn(dense(x))) ** 2))(X)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(X), want, rtol=1e-5)
+
+
 class Mute(Units):
     """Never dense, and says nothing of tangents."""
 
