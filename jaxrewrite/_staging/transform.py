@@ -272,9 +272,7 @@ def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> Any:
 def _is_compiled(value: Value) -> bool:
     """Whether one program makes a value dense, and the values in its fields."""
     inside = (x for x in fields(value)[0] if is_value(x))
-    return vars(type(value)).get("compiles_materialise", False) and all(
-        map(_is_compiled, inside)
-    )
+    return type(value)._compiles_materialise() and all(map(_is_compiled, inside))
 
 
 def _in_steps(value: Value) -> Any:
