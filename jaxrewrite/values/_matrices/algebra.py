@@ -233,7 +233,8 @@ def of_dense(fn: Callable[..., Any], *operands: Any) -> Any:
     """
     if not any(map(_has_annotation, operands)):
         return fn(*jaxrewrite.materialise(operands))
-    return jaxrewrite.transform(fn)(*map(_dense_up_to_annotation, operands))
+    apply = jaxrewrite.transform(fn, materialise="allow")
+    return apply(*map(_dense_up_to_annotation, operands))
 
 
 def _has_annotation(x: Any) -> bool:
