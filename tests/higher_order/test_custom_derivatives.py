@@ -267,6 +267,29 @@ def test_symbolic_zeros_of_jvp():
     assert seen == [(False, True), (True, False)]
 
 
+AROUND_RULES = {
+    "call": lambda fn: fn,
+    "jit": jax.jit,
+    "vmap": lambda fn: lambda x, y: jax.vmap(fn, (None, 0))(x, y[None])[0],
+    "checkpoint": jax.checkpoint,
+    "scan": lambda fn: lambda x, y: lax.scan(lambda c, _: (fn(x, c), None), y, None, 2)[0],
+}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("name", every(2, AROUND_RULES))
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_operands_in_turn(diagonal, name, first):
+    """JAX keeps what one derivative has made of a rule for the next one."""
+    fn = AROUND_RULES[name](product)
+    v = values.Diagonal(X[0]) if diagonal else make("lora")
+    of_value = allow(lambda v, y: jnp.sum(fn(v, y) ** 2))
+    of_array = lambda v, y: jnp.sum(fn(v.materialise(), y) ** 2)
+    for operands in (first, 1 - first, first, (0, 1), first):
+        got, want = (jax.grad(of, operands)(v, X) for of in (of_value, of_array))
+        close(got, want)
+
+
 def test_nondifferentiable_arguments():
     @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2))
     def apply(fn, x, n):
