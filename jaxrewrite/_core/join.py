@@ -152,9 +152,8 @@ def coerce(site: Site, operand: Operand, structure: Structure) -> Operand | None
         start = structure if can_be_zero(like) else structure_of(as_arrays(operand))
         return coerce(site, _zeros(site, start), structure)
     if not is_value(like):
-        if is_value(operand):
-            operand = site.materialise(operand, _DIFFERS)
-        return site.vary(operand, like)
+        dense = site.materialise(operand, _DIFFERS) if is_value(operand) else operand
+        return site.vary(dense, like)
     parts_of: Any = rule_children
     if not _same_parts(operand, like, rule_children):
         operand = _through_types(site, operand, like)

@@ -7,6 +7,7 @@ which are metadata, and the name under which the class is exported.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -16,7 +17,7 @@ import re
 import threading
 from collections.abc import Iterable, Sequence
 from types import MemberDescriptorType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import jax
 import jax.export
@@ -116,7 +117,7 @@ def _field_names(cls: type) -> list[str]:
 
 def _is_ours(cls: type) -> bool:
     """Whether the class has no metaclass of another library, such as Equinox."""
-    return type(cls) in (type, abc.ABCMeta)
+    return type(cls) in (type, abc.ABCMeta, type(Protocol))
 
 
 def _make_dataclass(cls: Any) -> None:
@@ -163,7 +164,10 @@ def prepare_defined() -> None:
         is_whole = not ("_is_base" in cls.__dict__ or _missing(cls))
         # A class with its own `__new__` decides itself when it becomes a pytree.
         if is_whole and _is_ours(cls) and cls.__new__ is PyTree.__new__:
-            _prepare(cls)
+            # What is wrong with a class is said where it has an instance, and not where another
+            # class is defined.
+            with contextlib.suppress(TypeError, ValueError):
+                _prepare(cls)
 
 
 def _missing(cls: type) -> list[str]:

@@ -62,7 +62,7 @@ class Rewriter(Builder):
         self.rewriting = rewriting
         self.recorder = rewriting.settings.recorder
         # Values that have become dense, by their identity.
-        self.dense: dict[int, tuple[Value, Any]] = {}
+        self.dense: dict[Any, tuple[Value, Any]] = {}
         self._analyses: dict[type, Any] = {}
         self.hooks = [hook(self.analysis) for hook in operands_hooks]
 

@@ -29,6 +29,14 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 
+def _is_never(x: Any) -> bool:
+    return False
+
+
+def _is_annotation(x: Any) -> bool:
+    return is_value(x) and type(x).outer > 0
+
+
 class Site(NamedTuple):
     """An equation that is rewritten, with the builder that its rewritten form is added to.
 
@@ -214,10 +222,16 @@ class Site(NamedTuple):
         """Make the operands of the equation dense, as the policy allows."""
         return [self.materialise(x) if is_value(x) else x for x in operands]
 
-    def materialise(self, value: Value, reason: Reason = NO_RULE) -> Atom:
+    def materialise(
+        self,
+        value: Value,
+        reason: Reason = NO_RULE,
+        is_enough: Callable[[Operand], bool] = _is_never,
+    ) -> Any:
         """Add the equations that make a value dense, and return the dense operand.
 
-        Raises `MaterialisationError` if the policy or the type forbids it.
+        Layers become dense up to one for which ``is_enough`` is true. Raises
+        `MaterialisationError` if the policy or the type forbids it.
         """
         cls, builder = type(value), self.builder
         policy = policy_on(cls, self.settings.policy)
@@ -227,22 +241,26 @@ class Site(NamedTuple):
             raise reason.refusal(self.primitive, cls)
         if builder.recorder is not None and not cls._is_seen_dense:
             builder.recorder.became_dense(value, reason)
-        entry = builder.dense.get(id(value))
+        key = id(value), is_enough
+        entry = builder.dense.get(key)
         if entry is None:
-            entry = builder.dense[id(value)] = value, self.make_denser_until(value, reason)
+            denser = self.make_denser_until(value, reason, is_enough)
+            entry = builder.dense[key] = value, denser
         if policy == "warn":
             about = reason.warning(self.primitive, cls)
             self.notice(MaterialisationWarning, *about)
         return entry[1]
 
     def make_denser(self, value: Value, reason: Reason) -> Operand:
-        """Make a value dense, or the values inside of an annotation, such as units.
+        """Make a value dense, or what is around or inside of an annotation, such as units.
 
-        So the annotation stays where only what is inside stands in the way. If it does so
+        So the annotation stays where only other layers stand in the way. If it does so
         itself, this is called again.
         """
         parts, treedef = children(value)
-        if type(value).outer <= 0 or not any(map(is_value, parts)):
+        if not _is_annotation(value):
+            return self.materialise(value, reason, _is_annotation)
+        if not any(map(is_value, parts)):
             return self.materialise(value, reason)
         return tree_unflatten(
             treedef,
@@ -253,7 +271,7 @@ class Site(NamedTuple):
         self,
         value: Value,
         reason: Reason = NO_RULE,
-        is_enough: Callable[[Any], bool] = lambda x: False,
+        is_enough: Callable[[Any], bool] = _is_never,
     ) -> Any:
         """Make layer after layer of a value dense, up to one that may stay."""
         subject = f"{reason.on(self.primitive, type(value))}, which"

@@ -136,6 +136,11 @@ class Value(PyTree):
             )
         raise AttributeError("__jax_array__")
 
+    @classmethod
+    def _compiles_materialise(cls) -> bool:
+        """Whether the class says so itself: a subclass may have another ``materialise``."""
+        return bool(vars(cls).get("compiles_materialise"))
+
     @abc.abstractmethod
     def aval(self) -> ShapedArray | jax.ShapeDtypeStruct:
         """Return the abstract array that this value stands for.

@@ -6,13 +6,13 @@ back to the leaves.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.custom_derivatives import SymbolicZero
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
@@ -86,11 +86,11 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
             return tree_unflatten(rewritten.out_tree, call(*leaves))
 
         results = bring_primals(primals, structures, recompute)
-        saved = residuals, _values(operands), _values(results), _Flags(tuple(perturbed))
+        saved = residuals, _values(operands), _values(results), _in_shapes(perturbed)
         return tree_leaves(results), saved
 
     def backward(saved: Any, leaf_cotangents: Sequence[Any]) -> Any:
-        residuals, ins, outs, perturbed = saved
+        residuals, ins, outs, shapes = saved
         ins, outs = _with_arrays(ins, site.eqn.invars), _with_arrays(outs, site.outvars)
         cotangents_of_leaves = chunks(leaf_cotangents, outs)
         with noting(site, ins):
@@ -109,7 +109,7 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
             of_leaves = [
                 pull_back(operand, cotangent if is_perturbed else None, settings, site)
                 for operand, cotangent, is_perturbed in zip(
-                    ins, pulled, perturbed.flags, strict=True
+                    ins, pulled, _from_shapes(shapes), strict=True
                 )
             ]
         return (*[None] * num_hoisted, *itertools.chain(*of_leaves))
@@ -132,12 +132,17 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
 handlers["custom_vjp_call"] = custom_vjp_handler
 
 
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class _Flags:
-    """Whether each operand is perturbed; static, to be kept among the residuals."""
+def _in_shapes(flags: Sequence[bool]) -> list[Any]:
+    """Flags that are known while JAX traces, as the shapes of residuals without entries.
 
-    flags: tuple[bool, ...]
+    JAX keeps a forward rule's jaxpr for each choice of the operands that are perturbed, but one
+    tree of residuals for all of them, which so must not hold such flags as metadata.
+    """
+    return [np.zeros((int(flag), 0), bool) for flag in flags]
+
+
+def _from_shapes(residuals: Sequence[Any]) -> list[bool]:
+    return [x.shape[0] == 1 for x in residuals]
 
 
 def _values(operands: Sequence[Operand]) -> list[Any]:

@@ -128,7 +128,7 @@ def rewrite_call(site: Site, operands: Sequence[Operand], within: Within) -> Cal
         dense = [
             (i, _NOT_WITHIN if i in outside else _NOT_LIFTED)
             for i, x in results.items()
-            if (i in outside or spaces[i] is None) and _may_be_denser(x, settings.policy)
+            if (i in outside or spaces[i] is None) and _may_be_denser(x, site)
         ]
         if not dense:
             return Call(rewritten, frozenset(outside))
@@ -203,12 +203,20 @@ def confinement(value: Value) -> str | None:
     return max(spaces, key=_CONFINED.index, default=None)
 
 
-def _may_be_denser(value: Value, policy: str) -> bool:
-    """Whether a value on avals can become dense, or the values inside of an annotation."""
+def _may_be_denser(value: Value, site: Site) -> bool:
+    """Whether a value on avals can become dense, or what is around or inside of an annotation."""
     inside = [field for field in parts(value)[0] if is_value(field)]
     if type(value).outer > 0 and inside:
-        return all(_may_be_denser(field, policy) for field in inside)
-    return policy_on(type(value), policy) != "forbid" and can_be_dense(value)
+        return all(_may_be_denser(field, site) for field in inside)
+    if policy_on(type(value), site.settings.policy) == "forbid":
+        return False
+    if can_be_dense(value):
+        return True
+    try:
+        site.scratch().make_denser(tree_map(_compat.Var, value), _NOT_LIFTED)
+    except Exception:  # noqa: BLE001 - a type that is never dense raises anything
+        return False
+    return True
 
 
 def ignores_custom_rules(operands: Iterable[Any]) -> bool:

@@ -275,9 +275,7 @@ def _dense_layer(value: Value, checked: Callable[[Any], Any]) -> ArrayOrValue:
 def _is_compiled(value: Value) -> bool:
     """Whether one program makes a value dense, and the values among its children."""
     inside = (x for x in children(value)[0] if is_value(x))
-    return vars(type(value)).get("compiles_materialise", False) and all(
-        map(_is_compiled, inside)
-    )
+    return type(value)._compiles_materialise() and all(map(_is_compiled, inside))
 
 
 def _in_steps(value: Value) -> ArrayOrValue:

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import types
+from typing import Any, Protocol
 
 import equinox as eqx
 import jax
@@ -573,6 +574,45 @@ def test_a_base_without_fields_decides_nothing_about_being_frozen():
     for cls in (Frozen, Plain):
         with pytest.raises(dataclasses.FrozenInstanceError):
             cls(jnp.ones(2)).x = 1
+
+
+def test_what_is_wrong_with_a_class_is_said_where_it_is_made():
+    """And not where the next class is defined, of which nothing is wrong."""
+
+    class Wrong(jaxrewrite.ArrayValue):
+        x: jax.Array
+        names: list = []  # noqa: RUF012
+
+        def materialise(self):
+            return self.x
+
+    class Right(jaxrewrite.ArrayValue):
+        x: jax.Array
+
+        def materialise(self):
+            return self.x
+
+    assert Right(X).shape == X.shape
+    for _ in range(2):
+        with pytest.raises(ValueError, match="mutable default"):
+            Wrong(X)
+
+
+class HasX(Protocol):
+    x: Any
+
+
+def test_a_class_may_implement_a_protocol():
+    class Plus(jaxrewrite.ArrayValue, HasX):
+        x: jax.Array
+
+        def materialise(self):
+            return self.x + 1
+
+    v = Plus(X)
+    assert len(jax.tree.leaves(v)) == 1
+    got = jaxrewrite.transform(lambda v: v * 2, materialise="allow")(v)
+    np.testing.assert_array_equal(got, 2 * (X + 1))
 
 
 A_FAMILY = """

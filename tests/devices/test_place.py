@@ -1,6 +1,7 @@
 """`place` and `shardings`: rules for dense parameters, on values, over eight devices."""
 
 import collections
+import functools
 import re
 
 import choose
@@ -13,15 +14,26 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from bench import gpt2
 from bench.model import map_layers
-from jaxrewrite import ArrayValue, materialise, place, shardings, transform
+from jaxrewrite import (
+    ArrayValue,
+    materialise,
+    place,
+    same_structure,
+    shardings,
+    transform,
+)
 from jaxrewrite.values import (
     NF4,
     Diagonal,
+    Interval,
+    Kronecker,
     Lora,
     LowRank,
     Masked,
+    Named,
     Quantised,
     Scaled,
+    Tagged,
     Unitful,
 )
 
@@ -190,6 +202,65 @@ def test_products_are_placed_on_explicit_axes(name):
             slope = jax.jit(jax.grad(transform(loss, materialise="forbid")))(x, v)
             assert slope.sharding.spec == x.sharding.spec
             np.testing.assert_allclose(slope, jax.jit(jax.grad(loss))(x, w), 1e-4, 1e-4)
+
+
+PAIRS = {
+    "low rank, quantised": lambda: (LowRank(A, A.T), by_columns()),
+    "Kronecker, diagonal": lambda: (
+        Kronecker(KERNEL[:2, :2], KERNEL[:4, :4]),
+        PLACED["Diagonal"](),
+    ),
+    "diagonal, diagonal": lambda: (PLACED["Diagonal"](), PLACED["Diagonal"]()),
+    "quantised, LoRA": lambda: (Quantised.quantise(KERNEL @ KERNEL.T), PLACED["Lora"]()),
+}
+ANNOTATED = {
+    "array, units": lambda w: (w, Unitful(w, "m")),
+    "units, quantised": lambda w: (Unitful(w, "m"), Quantised.quantise(w)),
+    "quantised, tag": lambda w: (Quantised.quantise(w), Tagged(w, "t")),
+    "names, units": lambda w: (Named(w, ("i", "j")), Unitful(LowRank(A, A.T), "m")),
+    "mask, diagonal": lambda w: (Masked(w, w > 9), Diagonal(w[0])),
+    "interval, array": lambda w: (Interval(w, w), w),
+}
+
+
+def product(x, y):
+    return jnp.einsum("ij,jk->ik", x, y, out_sharding=P("data", None))
+
+
+@pytest.mark.parametrize("name", choose.often(PAIRS, ["low rank, quantised"]))
+def test_products_of_two_values_are_placed_on_explicit_axes(name):
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    pair = PAIRS[name]()
+
+    def both(fn, x, y):
+        loss = lambda x, y: jnp.sum(jnp.sin(fn(x, y)))
+        return fn(x, y), jax.grad(loss, allow_int=True)(x, y)
+
+    with jax.set_mesh(mesh):
+        implicit = functools.partial(both, transform(product, materialise="forbid"))
+        on_arrays = lambda x, y: product(materialise(x), materialise(y))
+        got, want = (
+            jax.jit(implicit)(*pair),
+            jax.jit(functools.partial(both, on_arrays))(*pair),
+        )
+    assert got[0].sharding.spec == want[0].sharding.spec
+    for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        if x.dtype != jax.dtypes.float0:
+            np.testing.assert_allclose(x, y, 1e-3, 1e-3)
+
+
+@pytest.mark.parametrize("name", choose.often(ANNOTATED, ["array, units"]))
+def test_products_of_annotated_arrays_are_placed_on_explicit_axes(name):
+    """Of the array inside of an annotation, the product is placed."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    pair = ANNOTATED[name](KERNEL[:, :8])
+    want = transform(jnp.matmul, materialise="forbid")(*pair)
+    with jax.set_mesh(mesh):
+        got = jax.jit(transform(product, materialise="forbid"))(*pair)
+    assert same_structure(got, want)
+    assert jax.tree.leaves(got)[0].sharding.spec == P("data", None)
+    for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        np.testing.assert_allclose(x, y, 1e-3, 1e-3)
 
 
 class Opaque(ArrayValue):

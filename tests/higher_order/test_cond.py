@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from choose import often, slow
 from jax import lax
-from reference.own import Scaled, V, Y
+from reference.own import Scaled, Shared, V, Y
 
 import jaxrewrite
 from jaxrewrite import transform, values
@@ -261,19 +261,6 @@ def test_a_number_chooses_among_three_of_which_two_are_one(i):
     want = fn(jnp.int32(i), value.materialise(), other.materialise())
     for g, w in zip(got, want, strict=True):
         np.testing.assert_array_equal(g.materialise(), w)
-
-
-class Shared(jaxrewrite.ArrayValue):
-    """Its elements would share the scale, but no hook repeats it for each of them."""
-
-    x: jax.Array
-    scale: jax.Array
-
-    def materialise(self):
-        return self.x * self.scale
-
-    def unstacked(self):
-        return self
 
 
 def test_values_with_a_leaf_for_all_elements_are_dense_where_each_chooses():

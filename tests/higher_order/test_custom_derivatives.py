@@ -267,6 +267,29 @@ def test_symbolic_zeros_of_jvp():
     assert seen == [(False, True), (True, False)]
 
 
+AROUND_RULES = {
+    "call": lambda fn: fn,
+    "jit": jax.jit,
+    "vmap": lambda fn: lambda x, y: jax.vmap(fn, (None, 0))(x, y[None])[0],
+    "checkpoint": jax.checkpoint,
+    "scan": lambda fn: lambda x, y: lax.scan(lambda c, _: (fn(x, c), None), y, None, 2)[0],
+}
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("name", every(2, AROUND_RULES))
+@pytest.mark.parametrize("diagonal", [False, True])
+def test_operands_in_turn(diagonal, name, first):
+    """JAX keeps what one derivative has made of a rule for the next one."""
+    fn = AROUND_RULES[name](product)
+    v = values.Diagonal(X[0]) if diagonal else make("lora")
+    of_value = allow(lambda v, y: jnp.sum(fn(v, y) ** 2))
+    of_array = lambda v, y: jnp.sum(fn(v.materialise(), y) ** 2)
+    for operands in (first, 1 - first, first, (0, 1), first):
+        got, want = (jax.grad(of, operands)(v, X) for of in (of_value, of_array))
+        close(got, want)
+
+
 def test_nondifferentiable_arguments():
     @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 2))
     def apply(fn, x, n):
@@ -468,6 +491,38 @@ def test_units_stay_through_custom_rules(fn):
     if fn is halved:
         _, tangent = jax.jvp(transform(fn), (v,), (v,))
         np.testing.assert_allclose(tangent.x, 5 * X)
+
+
+# Values of types without a way back, around a masked array.
+MISSING = jnp.asarray(RNG.uniform(size=(3, 3)) > 0.5)
+AROUND = {
+    "multiple": (lambda m: values.Scaled(m, jnp.float32(3)), lambda x: 3 * x),
+    "multiple of a multiple": (
+        lambda m: values.Scaled(AROUND["multiple"][0](m), jnp.float32(2)),
+        lambda x: 6 * x,
+    ),
+    "sum": (
+        lambda m: values.Sum((values.Scaled(X, jnp.float32(2)), m)),
+        lambda x: 2 * X + x,
+    ),
+    "Kronecker": (lambda m: values.Kronecker(m, X[:1, :1]), lambda x: X[0, 0] * x),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("fn", [halved, halved_back])
+def test_what_is_around_an_annotation_becomes_dense(fn, name):
+    """`Masked` is never dense, but has a way back."""
+    around, dense = AROUND[name]
+    got = jax.jit(allow(fn))(around(values.Masked(X, MISSING)))
+    assert type(got) is values.Masked
+    np.testing.assert_allclose(got.filled(0), jnp.where(MISSING, 0, 0.5 * dense(X)), 1e-6)
+
+    def loss(x):
+        return jnp.sum(allow(fn)(around(values.Masked(x, MISSING))).filled(0) ** 2)
+
+    want = jax.grad(lambda x: jnp.sum(jnp.where(MISSING, 0, fn(dense(x))) ** 2))(X)
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(X), want, rtol=1e-5)
 
 
 class Mute(Units):

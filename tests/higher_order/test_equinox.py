@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from choose import often
+from reference.own import Shared
 
 import jaxrewrite
 from jaxrewrite.values import Diagonal, LowRank, Quantised, Tagged, Unitful, Units
@@ -105,19 +106,6 @@ def test_a_place_that_is_no_item():
 
     with pytest.raises(ValueError, match="maybe_set needs operands without units; got m"):
         forbid(corner)(METRES)
-
-
-class Shared(jaxrewrite.ArrayValue):
-    """Its elements would share the scale, but no hook repeats it for each of them."""
-
-    x: jax.Array
-    scale: jax.Array
-
-    def materialise(self):
-        return self.x * self.scale
-
-    def unstacked(self):
-        return self
 
 
 def test_a_buffer_that_has_no_slices_is_dense():

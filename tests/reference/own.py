@@ -136,6 +136,19 @@ class Shifted(jaxrewrite.ArrayValue):
         return self.x + 1
 
 
+class Shared(jaxrewrite.ArrayValue):
+    """Its elements would share the scale, but no hook repeats it for each of them."""
+
+    x: Array
+    scale: Array
+
+    def materialise(self):
+        return self.x * self.scale
+
+    def unstacked(self):
+        return self
+
+
 def own(make):
     """Add a factory under its name."""
     return case(make.__name__, among=OWN)(make)

@@ -52,7 +52,7 @@ _PLACES = {
 
 MOVING = (
     *jaxrewrite.primitives.SHAPE,
-    *("split", "tile", "unstack", "device_put", "sharding_constraint"),
+    *("split", "tile", "unstack", "device_put", "sharding_constraint", "reshard"),
 )
 """Primitives of one operand, where each entry of a result is an entry of the operand."""
 

@@ -183,8 +183,10 @@ class Masked(Structured):
         return Masked(filled, self.mask)
 
     def lift_tangent(self, tangent: Any) -> Any:
-        array = tangent.filled(0) if isinstance(tangent, Masked) else tangent
-        return dataclasses.replace(self, array=array)
+        # A product with a value around a masked array has the masks of both.
+        while isinstance(tangent, Masked):
+            tangent = tangent.filled(0)
+        return dataclasses.replace(self, array=tangent)
 
 
 def _fill(array: Any, mask: Any, number: Any) -> Any:

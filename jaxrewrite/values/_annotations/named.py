@@ -30,7 +30,9 @@ class Named(Structured):
     stays in its place keeps its name in slices, padding and ``reshape``. A ``reshape`` drops
     the name of an axis that is split, merged or of size 1. If a result has two axes of one
     name, as those of ``x @ x.T`` and ``jnp.kron(x, x)``, both lose it. Results without axes are plain arrays. Where there
-    is no rule, as for ``jnp.linalg.svd``, names are dropped.
+    is no rule, as for ``jnp.linalg.solve``, ``inv`` and ``svd``, names are dropped, and none are
+    compared. ``jnp.linalg.cholesky`` and ``eigh`` add the matrix to its transpose, whose names
+    differ: ``symmetrize_input=False`` says not to.
 
     The idea is that of "Tensor considered harmful" (Rush, 2019) and "Named tensor notation"
     (Chiang, Rush and Barak, 2021), here for programs that number their axes.

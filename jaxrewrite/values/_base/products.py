@@ -22,7 +22,7 @@ from jaxtyping import Array
 
 from jaxrewrite import ArrayValue, bind, materialise, register
 
-from .structured import Structured, is_value
+from .structured import Structured, is_annotation
 
 
 _PRODUCTS = ("dot_general", "conv_general_dilated")
@@ -32,7 +32,9 @@ _PRODUCTS = ("dot_general", "conv_general_dilated")
 @register(*_PRODUCTS, exchange="types", precedence=1)
 def _(x: Structured, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
     place = params.get("out_sharding")
-    if place is not None and not (is_value(x) and is_value(y)):
+    if place is not None:
+        if is_annotation(x) or is_annotation(y):
+            return NotImplemented  # What an annotation has inside is placed.
         # Only an array can be placed so.
         product = lambda *xs: materialise(
             bind(primitive, *xs, **params | {"out_sharding": None})
@@ -40,7 +42,7 @@ def _(x: Structured, y: Array | ArrayValue, *, primitive: Any, **params: Any) ->
         return jax.sharding.auto_axes(product, out_sharding=place)(x, y)
     wanted = params["preferred_element_type"]
     wide = wanted if wanted is None else _wide(x.dtype, y.dtype, wanted)
-    if place is not None or wide is None or wide == wanted:
+    if wide is None or wide == wanted:
         return NotImplemented
     product = bind(primitive, x, y, **params | {"preferred_element_type": wide})
     if jnp.iscomplexobj(product) and not jnp.issubdtype(wanted, jnp.complexfloating):

@@ -20,6 +20,11 @@ def is_value(x: Any) -> bool:
     return isinstance(x, jaxrewrite.Value)
 
 
+def is_annotation(x: Any) -> bool:
+    """Whether it is what an array carries, such as units, with the array inside."""
+    return isinstance(x, jaxrewrite.Value) and type(x).outer > 0
+
+
 def fields_of(value: Any) -> tuple[list[Any], Any]:
     """The leaves of a value, with the values in its fields as leaves, and the treedef."""
     return jax.tree.flatten(value, is_leaf=lambda x: x is not value and is_value(x))

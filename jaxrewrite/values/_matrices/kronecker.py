@@ -15,7 +15,14 @@ from jaxtyping import Array
 import jaxrewrite
 from jaxrewrite import bind, register, same_structure, transform
 
-from .algebra import diagonal_of, is_known_hermitian, is_known_unitary, known_or, on_fields
+from .algebra import (
+    diagonal_of,
+    is_known_hermitian,
+    is_known_unitary,
+    known_or,
+    of_dense,
+    on_fields,
+)
 from .block_diagonal import sorted_eigh
 from .determinant import Determinant
 from .matrix import Matrix, apply_dense, negated, solve_factor, swapped
@@ -98,7 +105,8 @@ class Kronecker(Matrix):
         return jax.core.ShapedArray((*first.shape[:-2], n, m), first.dtype)
 
     def materialise(self) -> Any:
-        return functools.reduce(_outer, jaxrewrite.materialise(self.factors))
+        outer = lambda *factors: functools.reduce(_outer, factors)
+        return of_dense(outer, *self.factors)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         return self._one_by_one(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +21,7 @@ from .algebra import (
     is_known_hermitian,
     is_square,
     known_or,
+    of_dense,
     on_fields,
     trace_of,
 )
@@ -87,7 +89,7 @@ class Scaled(LinearAlgebra, Linear):
         return jax.core.ShapedArray(self.x.shape, self.x.dtype)
 
     def materialise(self) -> Any:
-        return jaxrewrite.materialise(self.x) * self.factor()
+        return of_dense(operator.mul, self.x, self.factor())
 
     def factor(self) -> Any:
         """The number, or one for each element of a batch, with as many axes as the array."""

@@ -22,6 +22,7 @@ from .algebra import (
     diagonal_of,
     is_known_hermitian,
     is_square,
+    of_dense,
     solve_columns,
     trace_of,
 )
@@ -118,7 +119,7 @@ class Sum(LinearAlgebra, Linear):
         return jax.core.ShapedArray(jnp.shape(first), first.dtype)
 
     def materialise(self) -> Any:
-        return sum_of_arrays(jaxrewrite.materialise(self.terms))
+        return of_dense(lambda *terms: sum_of_arrays(terms), *self.terms)
 
     def stacked(self, size: int) -> Any:
         return self

@@ -418,7 +418,8 @@ def _wide(dtype: Any) -> Any:
 
 
 def _fast_size(n: int) -> int:
-    """The least number from n on with no prime factors but 2, 3 and 5."""
+    """The least number from n on, or from 1, with no prime factors but 2, 3 and 5."""
+    n = max(n, 1)
     while True:
         rest = n
         for prime in (2, 3, 5):

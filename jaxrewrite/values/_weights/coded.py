@@ -105,11 +105,7 @@ class Coded(Structured):
         return jax.core.ShapedArray(jnp.shape(codes), dtype)
 
     def materialise(self) -> jax.Array:
-        return (
-            _dense_at_once(self)
-            if vars(type(self)).get("compiles_materialise")
-            else _dense(self)
-        )
+        return _dense_at_once(self) if self._compiles_materialise() else _dense(self)
 
     def shared(self) -> list[Any]:
         """The leaves of which an entry is shared by a block."""

@@ -314,6 +314,13 @@ def test_rows_beyond_a_lora_weight_leave_its_derivatives_finite():
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
 
 
+def itself_as_tangent(v):
+    """The leaves of a value as its tangent; integers have none."""
+    is_float = lambda x: jnp.issubdtype(x.dtype, jnp.inexact)
+    none = lambda x: np.zeros(x.shape, jax.dtypes.float0)
+    return jax.tree.map(lambda x: x if is_float(x) else none(x), v)
+
+
 def linear(shape, seed):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape))
 
@@ -359,7 +366,7 @@ def test_derivatives_do_not_meet_what_is_filled_in(name, fill, bulk):
             weights = jnp.sin(jnp.arange(entries.size)).reshape(entries.shape)
             found[key] = (
                 entries,
-                jax.jvp(lambda v, fn=fn: of(fn)(v), (v,), (v,))[1],
+                jax.jvp(lambda v, fn=fn: of(fn)(v), (v,), (itself_as_tangent(v),))[1],
                 *(pull(jnp.where(outside[key], x, weights)) for x in (0, jnp.nan)),
             )
         return found
@@ -367,6 +374,47 @@ def test_derivatives_do_not_meet_what_is_filled_in(name, fill, bulk):
     of_value = lambda fn: jaxrewrite.transform(lambda v: fn(v, **fill), materialise="allow")
     got = jax.jit(lambda: results(of_value))()
     want = jax.jit(lambda: results(lambda fn: lambda v: fn(v.materialise(), **fill)))()
+    for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
+        if x.dtype != jax.dtypes.float0:
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+PROMISED = {
+    "rows": lambda v, get: get(v.at[_I]),
+    "columns": lambda v, get: get(v.at[:, _J]),
+    "entries": lambda v, get: get(v.at[_I, _J]),
+    "a slice": lambda v, get: jax.lax.dynamic_slice(v, (_I[1], _J[1]), (2, 2)),
+    "each row": lambda v, get: jax.vmap(lambda k: get(v.at[k]))(_I),
+}
+
+
+@pytest.mark.parametrize("name", every(3, PRODUCTS, start=1))
+def test_what_a_program_promises_to_be_in_range(name, bulk):
+    """JAX defines results, and derivatives where what is out of range has no cotangent."""
+    v = PRODUCTS[name]()
+    mode = {"wrap_negative_indices": False}
+    ones = jnp.ones((6, 5))
+    outside = {
+        key: fn(ones, lambda ref: ref.get(mode="fill", fill_value=0, **mode)) == 0
+        for key, fn in PROMISED.items()
+    }
+
+    def results(of):
+        found = {}
+        for key, fn in PROMISED.items():
+            read = of(
+                lambda v, fn=fn: fn(v, lambda r: r.get(mode="promise_in_bounds", **mode))
+            )
+            entries, pull = jax.vjp(read, v)
+            weights = jnp.sin(jnp.arange(entries.size)).reshape(entries.shape)
+            along = jax.jvp(read, (v,), (itself_as_tangent(v),))[1]
+            found[key] = entries, along, pull(jnp.where(outside[key], 0, weights))
+        return found
+
+    of_value = lambda fn: jaxrewrite.transform(fn, materialise="allow")
+    dense = lambda fn: lambda v: jaxrewrite.materialise(of_value(fn)(v))
+    got = jax.jit(lambda: results(dense))()
+    want = jax.jit(lambda: results(lambda fn: lambda v: fn(v.materialise())))()
     for x, y in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         if x.dtype != jax.dtypes.float0:
             np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
