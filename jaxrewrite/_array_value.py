@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
+from . import _display
 from ._core.avals import aval_of, avals_of, dense_aval, layer
 from ._core.value import Value
 from ._staging.materialise import materialise
@@ -49,7 +50,7 @@ class ArrayValue(Value):
     """Base class of types that stand for an array.
 
     A subclass defines how to build the array, in ``materialise``, and need not define
-    anything else. See `Value` for how it becomes a pytree.
+    anything else. See `Value` for how it becomes a pytree, and `picture` for how it is shown.
 
     Python's operators work on a value as on an array; they are transformed. NumPy's
     ``np.asarray`` makes it dense. Outside of a transform JAX's functions reject it, as they
@@ -108,6 +109,54 @@ class ArrayValue(Value):
     @property
     def size(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
+
+    def picture(self) -> Any:
+        """Say how ``repr``, f-strings and notebooks show this value if it is small.
+
+        By default that is the dense array, where a dot stands for an entry that is zero
+        whatever floating-point numbers are stored. A value is small if the array has at most
+        100 entries, and the leaves at most 200. A larger one is shown by the types of its
+        fields.
+
+        Returns
+        -------
+        Any
+            An array, a value, or a tuple of arrays, values and texts, which are shown one
+            after the other. Masked entries of a `numpy.ma.MaskedArray` are shown as ``--``.
+            Or ``NotImplemented``, for the default.
+
+        Examples
+        --------
+        >>> import jax, jax.numpy as jnp, jaxrewrite
+        >>> class Measured(jaxrewrite.ArrayValue):
+        ...     x: jax.Array
+        ...     error: jax.Array
+        ...     def materialise(self):
+        ...         return self.x
+        ...     def picture(self):
+        ...         return self.x, " ± ", self.error
+        >>> Measured(jnp.array([1.0, 2.0]), jnp.array([0.1, 0.2]))
+        Measured([1. 2.] ± [0.1 0.2], dtype=float32)
+        >>> f"{Measured(jnp.float32(9.81), jnp.float32(0.05)):.2f}"
+        '9.81 ± 0.05'
+        """
+        return NotImplemented
+
+    def _summary(self) -> str:
+        """The type and the types of its fields, for a value that is not small."""
+        return super().__repr__()
+
+    def __repr__(self) -> str:
+        return _display.as_repr(self, self._summary)
+
+    def __str__(self) -> str:
+        return _display.as_str(self, self._summary)
+
+    def __format__(self, spec: str) -> str:
+        return _display.as_format(self, spec, self._summary)
+
+    def _repr_html_(self) -> str:
+        return _display.as_html(self, self._summary)
 
     # This makes an array operator defer to a value on its right.
     __array_ufunc__ = None

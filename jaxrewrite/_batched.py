@@ -17,6 +17,7 @@ from ._array_value import ArrayValue
 from ._core.avals import aval_of, same_treedef
 from ._core.rules import register
 from ._core.value import Value, field, is_value
+from ._display import brief
 from ._staging.materialise import materialise
 from ._staging.structure import same_structure
 
@@ -247,7 +248,7 @@ def _check_alike(column: tuple[Any, ...]) -> None:
     for i, other in enumerate(column):
         if not same_structure(other, first):
             raise ValueError(
-                f"stack: number {i} is {other!r}. Its structure differs from that of the "
-                f"first, {first!r}. Values can be stacked if their types and metadata, and "
+                f"stack: number {i} is {brief(other)}. Its structure differs from that of the "
+                f"first, {brief(first)}. Values can be stacked if their types and metadata, and "
                 "the shapes and dtypes of their leaves, are the same."
             )

@@ -116,6 +116,9 @@ class Named(Structured):
         """Return the array without its names."""
         return self.array
 
+    def picture(self) -> Any:
+        return self.array, f" ({', '.join(map(str, self.names))})"
+
     def join(self, other: Any) -> Any:
         """Keep the names that both have; an array takes the names of the value."""
         names = _names(self)

@@ -93,6 +93,9 @@ class Tagged(Structured):
         """Return the array without its tags."""
         return self.array
 
+    def picture(self) -> Any:
+        return self.array, *(f" #{tag}" for tag in sorted(self.tags))
+
     @staticmethod
     def default(primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:
         """Apply any primitive to the arrays, and tag each result."""

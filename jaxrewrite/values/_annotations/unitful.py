@@ -175,6 +175,9 @@ class Unitful(Structured):
             raise UnitsError(f"it has units, {self.units}.")
         return self.array
 
+    def picture(self) -> Any:
+        return self.array, f" {self.units}" if _needs_units(self) else ""
+
     def adopt(self, array: Any) -> Any:
         """Numbers that are the same in all units get those that the others have."""
         return Unitful(array, _FREE)

@@ -28,6 +28,7 @@ from jax.experimental.sparse.linalg import spsolve
 from jaxtyping import Array, Integer, Shaped
 
 import jaxrewrite
+from jaxrewrite._display import brief
 from jaxrewrite import register
 
 from .._base.structured import concrete, is_known, zero_unless
@@ -576,7 +577,7 @@ def _sparse_product(v: Sparse, w: Any, pairs: int | None, nse: int | None) -> Sp
     if not isinstance(w, Sparse) or v.batch or w.batch or v.shape[1] != w.shape[0]:
         raise ValueError(
             f"Sparse: multiplied needs two sparse matrices that fit, not stacks; got "
-            f"{v!r} and {w!r}."
+            f"{brief(v)} and {brief(w)}."
         )
     dtype = jnp.result_type(v.dtype, w.dtype)
     if not jnp.issubdtype(dtype, jnp.inexact):

@@ -63,6 +63,10 @@ class Coded(Structured):
     _is_base: ClassVar[bool] = True
 
     @abc.abstractmethod
+    def picture(self) -> Any:
+        """The array: a zero among the codes is a number, no gap in a structure."""
+        return jaxrewrite.materialise(self)
+
     def levels(self) -> jax.Array:
         """The numbers that the codes stand for, in the shape and dtype of the array.
 

@@ -99,9 +99,9 @@ class Packed(Structured):
     def leaf_specs(self, spec: Any) -> Any:
         return dataclasses.replace(self, bytes=spec)
 
-    def __repr__(self) -> str:
+    def _summary(self) -> str:
         """The bytes say no more than the type does."""
-        return super().__repr__().split("(", 1)[0]
+        return super()._summary().split("(", 1)[0]
 
 
 class Planes(Packed):
