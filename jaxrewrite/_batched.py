@@ -220,7 +220,14 @@ def stack(trees: Iterable[Any]) -> Any:
     ...         return self.x * self.scale
     >>> layers = [Scaled(jnp.ones((2, 2)), jnp.array(float(i))) for i in range(3)]
     >>> jaxrewrite.stack(layers)
-    Batched(element=Scaled(x=f32[3,2,2], scale=f32[3]), length=3)
+    Batched[Scaled]([[[0. 0.]
+                      [0. 0.]]
+    <BLANKLINE>
+                     [[1. 1.]
+                      [1. 1.]]
+    <BLANKLINE>
+                     [[2. 2.]
+                      [2. 2.]]], length=3, dtype=float32)
     >>> forward = lambda x, ws: jax.lax.scan(lambda x, w: (x @ w, None), x, ws)[0]
     >>> jaxrewrite.transform(forward, materialise="allow")(
     ...     jnp.ones(2), jaxrewrite.stack(layers))

@@ -58,7 +58,7 @@ def as_repr(value: Any, summary: Callable[[], str]) -> str:
     """The text that ``repr`` gives: numbers and what they carry, or the summary."""
     parts = _shown(value)
     text = "" if parts is None else _within(lambda: _in_constructor(value, parts), "")
-    return text or _within(summary, f"<{type(value).__name__}>")
+    return text or _within(summary, f"{type(value).__name__}(...)")
 
 
 def as_str(value: Any, summary: Callable[[], str]) -> str:
@@ -97,7 +97,7 @@ def as_format(value: Any, spec: str, summary: Callable[[], str]) -> str:
 
 def brief(x: Any) -> str:
     """The repr of an object, with a summary of each value in it."""
-    return _within(lambda: repr(x), f"<{type(x).__name__}>")
+    return _within(lambda: repr(x), f"{type(x).__name__}(...)")
 
 
 def _within(fn: Callable[[], str], otherwise: str) -> str:
@@ -178,7 +178,7 @@ def _shown(value: Any) -> list[Numbers | str] | None:
         if not _is_small(value):
             return None
         with _at_any_place():
-            return _parts(tree_map(_on_cpu, value))
+            return _parts(tree_map(_read, value))
     except Exception:  # noqa: BLE001 - a repr never raises, and some types are never dense
         return None
     finally:
@@ -209,9 +209,10 @@ def _cpu() -> Any:
         return None
 
 
-def _on_cpu(leaf: Any) -> Any:
+def _read(leaf: Any) -> Any:
+    """A copy of an array that lies where the default device is, or on the mesh of the context."""
     is_numbers = isinstance(leaf, jax.Array) and not _is_extended(leaf.dtype)
-    return jax.device_put(np.asarray(leaf), _cpu()) if is_numbers else leaf
+    return jax.numpy.asarray(np.asarray(leaf)) if is_numbers else leaf
 
 
 def _is_extended(dtype: Any) -> bool:
@@ -239,7 +240,8 @@ def _size(aval: Any) -> int:
 
 
 def _picture(value: Any) -> Any:
-    return type(value).picture(value)
+    method = type(value).picture
+    return method(value) if callable(method) else NotImplemented  # It may be a field.
 
 
 def _parts(x: Any) -> list[Numbers | str]:

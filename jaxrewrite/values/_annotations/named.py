@@ -117,7 +117,8 @@ class Named(Structured):
         return self.array
 
     def picture(self) -> Any:
-        return self.array, f" ({', '.join(map(str, self.names))})"
+        names = f" ({', '.join(map(str, self.names))})" if self.names else ""
+        return self.array, names
 
     def join(self, other: Any) -> Any:
         """Keep the names that both have; an array takes the names of the value."""

@@ -99,7 +99,7 @@ class Unitful(Structured):
     >>> def energy(m, v):
     ...     return 0.5 * m @ (v**2).sum(axis=1)
     >>> jaxrewrite.transform(energy)(mass, velocity)
-    Unitful<f32[], 4 B>(array=f32[], units=Units('kg m^2 s^-2'))
+    Unitful(3. kg m^2 s^-2, dtype=float32)
     >>> jaxrewrite.transform(jax.grad(energy, argnums=1))(mass, velocity).units
     Units('kg m s^-1')
     >>> mass + velocity[:, 0]

@@ -28,8 +28,8 @@ from jax.experimental.sparse.linalg import spsolve
 from jaxtyping import Array, Integer, Shaped
 
 import jaxrewrite
-from jaxrewrite._display import brief
 from jaxrewrite import register
+from jaxrewrite._display import brief
 
 from .._base.structured import concrete, is_known, zero_unless
 from .matrix import Matrix
@@ -380,7 +380,8 @@ class Sparse(Matrix):
         >>> from jaxrewrite.values import Sparse
         >>> v = Sparse.from_dense(jnp.array([[0.0, 2.0], [3.0, 0.0]]))
         >>> v.multiplied(v)
-        Sparse<f32[2,2], 24 B>(data=f32[2], indices=i32[2,2], indptr=None, sizes=(2, 2), by_columns=False)
+        Sparse([[6.  ·]
+                [ · 6.]], by_columns=False, dtype=float32)
         """
         return _sparse_product(self, other, pairs, nse)
 

@@ -251,7 +251,9 @@ class Quantised(Coded):
         return f"{text[:-1]}, activations={self.activations!r})"
 
     def picture(self) -> Any:
-        activations = "" if self.activations is None else f", {self.activations} activations"
+        activations = (
+            "" if self.activations is None else f", {self.activations} activations"
+        )
         return super().picture(), activations
 
     def levels(self) -> jax.Array:

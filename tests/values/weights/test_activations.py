@@ -165,7 +165,7 @@ def test_convolutions(kind, bulk):
 def test_moves_casts_and_adapters_keep_it(bulk):
     v, x = weight(normal(16, 12), axis=1), normal(3, 16, seed=1)
     moved = forbid(lambda v: (2 * v.reshape(16, 3, 4)[:, 1]).astype("bfloat16"))(v)
-    assert moved.activations == "dynamic" and "activations='dynamic'" in repr(moved)
+    assert moved.activations == "dynamic" and "dynamic activations" in repr(moved)
     adapted = Lora(v, normal(16, 2), normal(2, 12))
     programs = {
         "lora": (lambda v: x @ v, adapted),
