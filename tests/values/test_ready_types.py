@@ -13,6 +13,7 @@ from oracle import everything, floating, make, materialised, on_arrays, programs
 from reference import CASES
 
 import jaxrewrite
+from jaxrewrite._display import brief
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import nbytes
 
