@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import jax.numpy as jnp
 from multipledispatch.conflict import supercedes
 from multipledispatch.dispatcher import Dispatcher
 from multipledispatch.variadic import isvariadic
@@ -86,6 +87,12 @@ class Rule:
             return self.fn(*own, **params)
         except Exception as error:
             add_note(error, f"jaxrewrite: raised by the rule {self}.")
+            if isinstance(error, RecursionError):
+                add_note(
+                    error,
+                    "If it applies its primitive to a value that it is for, as by an "
+                    "operator, it calls itself. Apply the primitive to the value's fields.",
+                )
             if "unexpected keyword argument" in str(error):
                 add_note(error, "Rules take a primitive's parameters as **params.")
             raise
@@ -685,11 +692,13 @@ def find_primitive(primitive: Primitive | str) -> Primitive:
     if not isinstance(primitive, str):
         raise TypeError(
             "A primitive or the name of one is needed, such as 'add'; got a "
-            f"{type(primitive).__name__}."
+            f"{type(primitive).__name__}. jax.make_jaxpr(fn)(*arrays) shows those of a function."
         )
     by_name = _primitives_by_name()
     if primitive not in by_name:
         close = difflib.get_close_matches(primitive, by_name, 3)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        if hasattr(jnp, primitive):
+            hint = f" jax.make_jaxpr(jax.numpy.{primitive})(*arrays) shows those of that function."
         raise ValueError(f"JAX has no primitive {primitive!r}.{hint}")
     return by_name[primitive]

@@ -317,7 +317,12 @@ def test_a_value_that_is_closed_over_is_an_argument_to_pass():
 def test_nothing_takes_a_value_for_an_array():
     v = EXAMPLES[0]
     assert not hasattr(v, "__jax_array__")
-    assert type(jnp.asarray(v)) is type(X)
+    with pytest.warns(
+        jaxrewrite.MaterialisationWarning, match="asarray makes a Scaled dense"
+    ):
+        assert type(jnp.asarray(v)) is type(X)
+    with jaxrewrite.no_materialise(), pytest.raises(jaxrewrite.MaterialisationError):
+        jnp.asarray(v)
     with pytest.warns(jaxrewrite.MaterialisationWarning):  # JAX defers to the value.
         np.testing.assert_array_equal(X + v, X + np.asarray(v))
     assert jnp.shape(v) == v.shape and jnp.ndim(v) == v.ndim

@@ -162,7 +162,8 @@ def _unique(names: Sequence[str | None]) -> Names:
 def _agreed(primitive: Any, a: str | None, b: str | None) -> str | None:
     if a is not None and b is not None and a != b:
         raise ValueError(
-            f"{primitive.name} aligns an axis named {a!r} with one named {b!r}."
+            f"{primitive.name} aligns an axis named {a!r} with one named {b!r}. "
+            "Transpose one of the operands, as in x.transpose(1, 0), or rename its axes: Named(x.array, names)."
         )
     return a if b is None else b
 

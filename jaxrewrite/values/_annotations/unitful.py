@@ -198,7 +198,8 @@ class Unitful(Structured):
         for value in values:
             if _needs_units(value):
                 raise UnitsError(
-                    f"{primitive.name} needs operands without units; got {units_of(value)}."
+                    f"{primitive.name} needs operands without units; got {units_of(value)}. "
+                    + _without(units_of(value))
                 )
         return jaxrewrite.bind(primitive, *map(array_of, values), **params)
 
@@ -235,6 +236,13 @@ class Unitful(Structured):
 
 def units_of(x: Any) -> Units:
     return x.units if isinstance(x, Unitful) else NO_UNITS
+
+
+def _without(units: Units) -> str:
+    """How to make numbers without units of those with some."""
+    if is_convertible((units, NO_UNITS)):
+        return 'Convert it to numbers, which are radians for angles: x.to("1").'
+    return f'Divide by a unit, as in x / Unitful(1.0, "{units}").'
 
 
 def _needs_units(x: Any) -> bool:
