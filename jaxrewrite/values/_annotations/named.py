@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -107,6 +107,13 @@ class Named(Structured):
         if name not in names:
             raise ValueError(f"No axis is named {name!r}; there are {names!r}.")
         return names.index(name)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Index as in an array, or by a dictionary of names: ``x[{"time": 0}]``."""
+        if isinstance(index, Mapping):
+            by_axis = {self.axis(name): own for name, own in index.items()}
+            index = tuple(by_axis.get(i, slice(None)) for i in range(self.ndim))
+        return super().__getitem__(index)
 
     def aval(self) -> Any:
         """The aval of the array."""
