@@ -146,6 +146,8 @@ def _array_text(numbers: Numbers, column: int) -> str:
         is_marked = np.zeros(array.shape, bool)
     texts = np.full(array.shape, mark, object)
     texts[~is_marked] = _texts(array[~is_marked])
+    if not array.ndim:
+        return texts.item().strip()
     width = max(map(len, texts.flat))
     return np.array2string(
         np.arange(array.size).reshape(array.shape),

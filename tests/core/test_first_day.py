@@ -240,6 +240,12 @@ MISTAKES = {
         ),
         ["Sum", "cholesky", "structure.rst"],
     ),
+    "a factor that is no matrix": (
+        lambda: transform(lambda a: jnp.sort(jax.scipy.linalg.cho_factor(a)[0]))(
+            Circulant(jnp.array([3.0, 1.0, 0.0, 1.0]))
+        ),
+        ["CholeskyFactor", "stands for a factor", "jnp.linalg.solve(matrix, b)"],
+    ),
     "a function for a primitive": (
         lambda: jaxrewrite.register("matmul"),
         ["'matmul'", "jax.make_jaxpr(jax.numpy.matmul)(*arrays)"],
