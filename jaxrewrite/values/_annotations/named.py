@@ -32,6 +32,10 @@ class Named(Structured):
     name, as those of ``x @ x.T`` and ``jnp.kron(x, x)``, both lose it. Results without axes are plain arrays. Where there
     is no rule, as for ``jnp.linalg.svd``, names are dropped.
 
+    Inside of a transformed function axes have numbers. Functions of ``jaxrewrite.numpy`` take
+    names in place of them, as in ``jaxrewrite.numpy.sum(x, axis="batch")``, and ``x[{"batch": 0}]``
+    indexes by name.
+
     The idea is that of "Tensor considered harmful" (Rush, 2019) and "Named tensor notation"
     (Chiang, Rush and Barak, 2021), here for programs that number their axes.
 

@@ -220,7 +220,10 @@ def test_a_finite_product_of_large_rows_is_finite(bulk):
     for fn in (forbid(lambda x, v: x @ v), jax.jit(forbid(lambda x, v: x @ v))):
         assert (abs(wide(fn(x, v)) - want) <= step + 1e-5 * abs(want).max()).all()
         assert np.isfinite(wide(fn(x, static(v, largest)))).all()
-    got, dense = forbid(convolve)(images, kernel), convolve(images, jaxrewrite.materialise(kernel))
+    got, dense = (
+        forbid(convolve)(images, kernel),
+        convolve(images, jaxrewrite.materialise(kernel)),
+    )
     assert abs(wide(got) - wide(dense)).max() <= 0.02 * abs(wide(dense)).max()
 
 
