@@ -17,6 +17,7 @@ import numpy as np
 
 import jaxrewrite
 from jaxrewrite import primitives, values
+from jaxrewrite._display import brief
 from jaxrewrite.testing._programs import programs
 from jaxrewrite.values._base.structured import bytes_text, nbytes_of, short
 from jaxrewrite.values._weights.packed import Packed
@@ -250,7 +251,7 @@ def section(name):
         (family, of(yes, (partly, no)), of(partly, [partly]), of(no, (yes, partly)))
         for family, yes, partly, no in support(value)
     ]
-    shown = re.sub(r"\s+", " ", repr(value))
+    shown = re.sub(r"\s+", " ", brief(value))
     return f"""{name}
 {"-" * len(name)}
 

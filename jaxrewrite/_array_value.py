@@ -5,15 +5,23 @@ from __future__ import annotations
 import abc
 import functools
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.tree_util import tree_leaves
 from jax.typing import ArrayLike, DTypeLike
 
+from . import _display
 from ._core.avals import aval_of, avals_of, dense_aval, rule_children
+from ._core.dense import policy_on
+from ._core.errors import MaterialisationError, MaterialisationWarning, add_note
+from ._core.notices import Notice, warn
+from ._core.pytree import dataclass_fields
+from ._core.settings import current_settings
 from ._core.value import Value
 from ._staging.materialise import materialise
 from ._staging.transform import transform
@@ -49,7 +57,7 @@ class ArrayValue(Value):
     """Base class of types that stand for an array.
 
     A subclass defines how to build the array, in ``materialise``, and need not define
-    anything else. See `Value` for how it becomes a pytree.
+    anything else. See `Value` for how it becomes a pytree, and `picture` for how it is shown.
 
     Python's operators work on a value as on an array; they are transformed. NumPy's
     ``np.asarray`` makes it dense. Outside of a transform JAX's functions reject it, as they
@@ -86,10 +94,18 @@ class ArrayValue(Value):
             return dense_aval(type(self), treedef, avals_of(leaves))
         except Exception as error:
             name = type(self).__name__
-            error.add_note(
+            for field, content in _numbers_of_python(self):
+                add_note(
+                    error,
+                    f"jaxrewrite: {field} of {name} is annotated as {content}, but is an array to "
+                    "JAX, whose number is not known while a program is made. If shapes depend on "
+                    f"it, declare it as metadata: {field}: {content} = jaxrewrite.field(static=True).",
+                )
+            add_note(
+                error,
                 f"jaxrewrite: {name} does not define aval(), so the shape and dtype of a "
                 f"{name} are those of the array that materialise() returns. But "
-                "materialise() raised. A type that is never dense has to define aval()."
+                "materialise() raised. A type that is never dense has to define aval().",
             )
             raise
 
@@ -109,13 +125,83 @@ class ArrayValue(Value):
     def size(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
 
+    def picture(self) -> Any:
+        """Say how ``repr``, f-strings and notebooks show this value if it is small.
+
+        By default that is the dense array, where a dot stands for an entry that is zero
+        whatever floating-point numbers are stored. A value is small if the array has at most
+        100 entries, and the leaves at most 200. A larger one is shown by the types of its
+        fields.
+
+        Returns
+        -------
+        Any
+            An array, a value, or a tuple of arrays, values and texts, which are shown one
+            after the other. Masked entries of a `numpy.ma.MaskedArray` are shown as ``--``.
+            Or ``NotImplemented``, for the default.
+
+        Examples
+        --------
+        >>> import jax, jax.numpy as jnp, jaxrewrite
+        >>> class Measured(jaxrewrite.ArrayValue):
+        ...     x: jax.Array
+        ...     error: jax.Array
+        ...     def materialise(self):
+        ...         return self.x
+        ...     def picture(self):
+        ...         return self.x, " ± ", self.error
+        >>> Measured(jnp.array([1.0, 2.0]), jnp.array([0.1, 0.2]))
+        Measured([1. 2.] ± [0.1 0.2], dtype=float32)
+        >>> f"{Measured(jnp.float32(9.81), jnp.float32(0.05)):.2f}"
+        '9.81 ± 0.05'
+        """
+        return NotImplemented
+
+    def _summary(self) -> str:
+        """The type and the types of its fields, for a value that is not small."""
+        return super().__repr__()
+
+    def __repr__(self) -> str:
+        return _display.as_repr(self, self._summary)
+
+    def __str__(self) -> str:
+        return _display.as_str(self, self._summary)
+
+    def __format__(self, spec: str) -> str:
+        return _display.as_format(self, spec, self._summary)
+
+    def _repr_html_(self) -> str:
+        return _display.as_html(self, self._summary)
+
     # This makes an array operator defer to a value on its right.
     __array_ufunc__ = None
 
     def __array__(
         self, dtype: Any = None, copy: bool | None = None
     ) -> np.ndarray[Any, Any]:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in tree_leaves(self)):
+            raise TypeError(
+                f"A {type(self).__name__} whose arrays are traced can't become a NumPy array. "
+                f"{_CALL_TRANSFORMED}."
+            )
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("jax."):
+            _say_if_jax_may_convert(type(self))
         return np.asarray(materialise(self), dtype=dtype)
+
+    def __float__(self) -> float:
+        return float(materialise(self))
+
+    def __int__(self) -> int:
+        return int(materialise(self))
+
+    def __complex__(self) -> complex:
+        return complex(materialise(self))
+
+    def __setitem__(self, index: Any, entries: Any) -> None:
+        raise TypeError(
+            f"A {type(self).__name__} can't be changed in place, as an array of JAX can't. Make "
+            "another one: jaxrewrite.transform(lambda x: x.at[index].set(entries))(value)."
+        )
 
     def __bool__(self) -> bool:
         raise TypeError(
@@ -306,6 +392,33 @@ class ArrayValue(Value):
                     f". Arrays have it: use it in a transformed function{_namesake(name)}."
                 )
             raise AttributeError(text, name=name, obj=self)
+
+
+_CALL_TRANSFORMED = (
+    "A model, or another function of JAX, takes it only in a transformed function: call "
+    "jaxrewrite.transform(fn)(value), or jax.jit(jaxrewrite.transform(fn))(value)"
+)
+
+
+def _say_if_jax_may_convert(cls: type[Value]) -> None:
+    """Apply the policy where `jax.numpy.asarray` makes a value dense, as many models call it."""
+    policy = policy_on(cls, current_settings().policy)
+    text = f"jax.numpy.asarray makes a {cls.__name__} dense, outside of a transformed function."
+    if policy == "forbid":
+        raise MaterialisationError(f"{text} {_CALL_TRANSFORMED}.")
+    if policy == "warn":
+        text += f" {_CALL_TRANSFORMED}; or jaxrewrite.materialise(value) if this is meant."
+        about = text, "asarray", cls.__name__, _CALL_TRANSFORMED
+        warn([Notice(MaterialisationWarning, about)])
+
+
+def _numbers_of_python(value: Value) -> Iterator[tuple[str, str]]:
+    """The fields that are annotated as numbers or texts of Python, and are no metadata."""
+    for f in dataclass_fields(type(value)):
+        annotation = getattr(f.type, "__name__", f.type)
+        is_static = f.metadata.get("static", False)
+        if annotation in ("int", "bool", "str") and not is_static:
+            yield f.name, annotation
 
 
 def _namesake(name: str) -> str:

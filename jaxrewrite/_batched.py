@@ -17,6 +17,7 @@ from ._array_value import ArrayValue
 from ._core.avals import aval_of, same_treedef
 from ._core.rules import register
 from ._core.value import Value, field, is_value
+from ._display import brief
 from ._staging.materialise import materialise
 from ._staging.structure import same_structure
 
@@ -219,7 +220,14 @@ def stack(trees: Iterable[Any]) -> Any:
     ...         return self.x * self.scale
     >>> layers = [Scaled(jnp.ones((2, 2)), jnp.array(float(i))) for i in range(3)]
     >>> jaxrewrite.stack(layers)
-    Batched(element=Scaled(x=f32[3,2,2], scale=f32[3]), length=3)
+    Batched[Scaled]([[[0. 0.]
+                      [0. 0.]]
+    <BLANKLINE>
+                     [[1. 1.]
+                      [1. 1.]]
+    <BLANKLINE>
+                     [[2. 2.]
+                      [2. 2.]]], length=3, dtype=float32)
     >>> forward = lambda x, ws: jax.lax.scan(lambda x, w: (x @ w, None), x, ws)[0]
     >>> jaxrewrite.transform(forward, materialise="allow")(
     ...     jnp.ones(2), jaxrewrite.stack(layers))
@@ -247,7 +255,7 @@ def _check_alike(column: tuple[Any, ...]) -> None:
     for i, other in enumerate(column):
         if not same_structure(other, first):
             raise ValueError(
-                f"stack: number {i} is {other!r}. Its structure differs from that of the "
-                f"first, {first!r}. Values can be stacked if their types and metadata, and "
+                f"stack: number {i} is {brief(other)}. Its structure differs from that of the "
+                f"first, {brief(first)}. Values can be stacked if their types and metadata, and "
                 "the shapes and dtypes of their leaves, are the same."
             )

@@ -15,7 +15,7 @@ Examples
 ... def _(v: Constant, *, primitive, **params):
 ...     return Constant(jaxrewrite.bind(primitive, v.fill, **params), v.length)
 >>> jaxrewrite.transform(lambda v: jnp.sin(v) ** 2)(Constant(jnp.float32(1), 3))
-Constant(fill=f32[], length=3)
+Constant([0.7080735 0.7080735 0.7080735], length=3, dtype=float32)
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ def _is_array(annotation: object) -> bool:
     text = (
         annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     )
-    if text in ("Array", "jax.Array"):
+    if annotation is jax.Array or text in ("Array", "jax.Array"):
         return True
     shaped = _SHAPED.fullmatch(text)
     # A tuple may have the same parameters, and so may a PyTree of jaxtyping.

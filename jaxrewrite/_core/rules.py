@@ -19,6 +19,7 @@ import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+import jax.numpy as jnp
 from multipledispatch.conflict import supercedes
 from multipledispatch.dispatcher import Dispatcher
 from multipledispatch.variadic import isvariadic
@@ -87,6 +88,12 @@ class Rule:
             return self.fn(*arguments, **params)
         except Exception as error:
             add_note(error, f"jaxrewrite: raised by the rule {self}.")
+            if isinstance(error, RecursionError):
+                add_note(
+                    error,
+                    "If it applies its primitive to a value that it is for, as by an "
+                    "operator, it calls itself. Apply the primitive to the value's fields.",
+                )
             if "unexpected keyword argument" in str(error):
                 add_note(error, "Rules take a primitive's parameters as **params.")
             raise
@@ -700,11 +707,14 @@ def look_up_primitive(primitive: Primitive | str | Callable[..., Any]) -> Primit
                 return found
         raise TypeError(
             "A primitive or the name of one is needed, such as 'add', or a function that JAX "
-            f"stages as a call; got a {type(primitive).__name__}."
+            f"stages as a call; got a {type(primitive).__name__}. "
+            "jax.make_jaxpr(fn)(*arrays) shows the primitives of a function."
         )
     by_name = names()
     if primitive not in by_name:
         close = difflib.get_close_matches(primitive, by_name, 3)
         hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+        if hasattr(jnp, primitive):
+            hint = f" jax.make_jaxpr(jax.numpy.{primitive})(*arrays) shows those of that function."
         raise ValueError(f"JAX has no primitive {primitive!r}.{hint}")
     return by_name[primitive]

@@ -288,9 +288,12 @@ class Site(NamedTuple):
 
 
 def describe(site: Site, operands: Sequence[Operand]) -> str:
-    """A note that names an equation, its operands and the user's line."""
+    """A note that names an equation, its operands and the user's line.
+
+    In the body of a function of JAX it has none: the note of the call of the function has it.
+    """
     shown = ", ".join(map(describe_operand, operands))
-    where = _compat.source_location(site.eqn.source_info) or _compat.current_location()
+    where = _compat.source_location(site.eqn.source_info) or site.line
     return f"jaxrewrite: in primitive {site.primitive.name!r} on ({shown}){place(where)}"
 
 

@@ -223,8 +223,8 @@ class Value(PyTree):
         >>> v = LowRank(jnp.ones((3, 1)), jnp.ones((1, 4)))
         >>> w = LowRank(jnp.ones((3, 2)), jnp.ones((2, 4)))
         >>> branch = lambda p, v, w: jax.lax.cond(p, lambda: v, lambda: w)
-        >>> jaxrewrite.transform(branch)(jnp.array(True), v, w)
-        LowRank(a=f32[3,2], b=f32[2,4])
+        >>> jaxrewrite.transform(branch)(jnp.array(True), v, w).a.shape
+        (3, 2)
         """
         return NotImplemented
 

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy
+from jax.tree_util import tree_leaves
 
+from .._core.avals import children
+from .._core.value import Value, is_value
 from .transform import transform
 
 
@@ -30,7 +33,9 @@ def transformed_namespace(
         original = getattr(module, attribute)
         if not _is_function(original):
             return original
-        transformed = transform(original)
+        transformed: Any = transform(original)
+        if any(name in _AXES for name in _parameters(original)):
+            return _with_names(transformed)
         if isinstance(original, jax.numpy.ufunc):
             for method in _UFUNC_METHODS:
                 setattr(transformed, method, transform(getattr(original, method)))
@@ -47,6 +52,57 @@ def transformed_namespace(
         return [attribute for attribute in dir(module) if not attribute.startswith("_")]
 
     return __getattr__, __dir__
+
+
+# The parameters that may be names of axes. Those of `tensordot` are of two arrays.
+_AXES = ("axis", "axis1", "axis2", "axes", "source")
+
+
+def _parameters(fn: Callable[..., Any]) -> list[str]:
+    """The names of the parameters of a function, if it may take names of axes."""
+    if isinstance(fn, jax.numpy.ufunc) or fn.__name__ == "tensordot":
+        return []
+    return list(inspect.signature(fn).parameters)
+
+
+def _with_names(fn: Any) -> Callable[..., Any]:
+    """A function that takes the names of axes besides their numbers."""
+    names = _parameters(fn.__wrapped__)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        number = functools.partial(_number, fn.__name__, (args, kwargs))
+        given = (
+            number(x) if name in _AXES else x for name, x in zip(names, args, strict=False)
+        )
+        kwargs = {name: number(x) if name in _AXES else x for name, x in kwargs.items()}
+        return fn(*given, *args[len(names) :], **kwargs)
+
+    return call
+
+
+def _number(fn: str, arguments: Any, axis: Any) -> Any:
+    """The number of an axis that may be a name, also within a tuple or list."""
+    if isinstance(axis, (tuple, list)):
+        return type(axis)(_number(fn, arguments, x) for x in axis)
+    if not isinstance(axis, str):
+        return axis
+    for leaf in tree_leaves(arguments, is_leaf=is_value):
+        named = _named(leaf) if is_value(leaf) else None
+        if named is not None:
+            return named.axis(axis)
+    raise TypeError(
+        f"{fn}: the axis is {axis!r}, and no argument has names for its axes, as a "
+        "jaxrewrite.values.Named does. Inside of a transformed function there are only numbers."
+    )
+
+
+def _named(value: Value) -> Any:
+    """The value, or an annotated one inside of it, whose axes have names."""
+    if callable(getattr(type(value), "axis", None)):
+        return value
+    inside = [x for x in children(value)[0] if is_value(x)] if type(value).outer > 0 else []
+    return next((named for named in map(_named, inside) if named is not None), None)
 
 
 def _is_function(x: object) -> bool:

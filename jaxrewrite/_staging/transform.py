@@ -114,7 +114,7 @@ def transform(
     ... def _(v: Scaled):
     ...     return Scaled(v.x, -v.scale)
     >>> jaxrewrite.transform(lambda v: -v)(Scaled(jnp.ones(3), jnp.array(2.0)))
-    Scaled(x=f32[3], scale=f32[])
+    Scaled([-2. -2. -2.], dtype=float32)
     """
     return _transformed(fn, filter_spec, rules, materialise)
 

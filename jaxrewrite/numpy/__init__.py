@@ -16,6 +16,14 @@ Examples
 Array(3., dtype=float32)
 >>> rnp.float32 is jnp.float32
 True
+
+Axes may have names, if an argument is a `jaxrewrite.values.Named`:
+
+>>> v = jaxrewrite.values.Named(jnp.arange(6.0).reshape(2, 3), ["batch", "feature"])
+>>> rnp.sum(v, axis="batch")
+Named([3. 5. 7.] (feature), dtype=float32)
+>>> rnp.take(v, 1, axis="feature")
+Named([1. 4.] (batch), dtype=float32)
 """
 
 import jax.numpy as _jax_numpy

@@ -126,7 +126,7 @@ from . import fft as fft, linalg as linalg
 _Array: TypeAlias = jax.Array | _Value
 ArrayLike: TypeAlias = jax.typing.ArrayLike | _Value
 DTypeLike: TypeAlias = jax.typing.DTypeLike
-_Axis: TypeAlias = int | Sequence[int] | None
+_Axis: TypeAlias = int | str | Sequence[int | str] | None
 _Device: TypeAlias = Any  # JAX does not say which type it is.
 
 class BinaryUfunc(Protocol):
@@ -144,7 +144,7 @@ class BinaryUfunc(Protocol):
         a: ArrayLike,
         /,
         *,
-        axis: int | None = ...,
+        axis: int | str | None = ...,
         dtype: DTypeLike | None = ...,
         out: None = ...,
         keepdims: builtins.bool = ...,
@@ -156,7 +156,7 @@ class BinaryUfunc(Protocol):
         a: ArrayLike,
         /,
         *,
-        axis: int = ...,
+        axis: int | str = ...,
         dtype: DTypeLike | None = ...,
         out: None = ...,
     ) -> Any: ...
@@ -174,7 +174,7 @@ class BinaryUfunc(Protocol):
         a: ArrayLike,
         indices: Any,
         *,
-        axis: int = ...,
+        axis: int | str = ...,
         dtype: DTypeLike | None = ...,
         out: None = ...,
     ) -> Any: ...
@@ -227,11 +227,13 @@ def any(
     *,
     where: ArrayLike | None = ...,
 ) -> Any: ...
-def append(arr: ArrayLike, values: ArrayLike, axis: int | None = ...) -> Any: ...
+def append(arr: ArrayLike, values: ArrayLike, axis: int | str | None = ...) -> Any: ...
 def apply_along_axis(
-    func1d: Callable[..., Any], axis: int, arr: ArrayLike, *args: Any, **kwargs: Any
+    func1d: Callable[..., Any], axis: int | str, arr: ArrayLike, *args: Any, **kwargs: Any
 ) -> Any: ...
-def apply_over_axes(func: Callable[..., Any], a: ArrayLike, axes: Sequence[int]) -> Any: ...
+def apply_over_axes(
+    func: Callable[..., Any], a: ArrayLike, axes: Sequence[int | str]
+) -> Any: ...
 def arange(
     start: ArrayLike | Any,
     stop: ArrayLike | Any | None = ...,
@@ -250,20 +252,20 @@ def arctan2(x: ArrayLike, y: ArrayLike, /) -> Any: ...
 def arctanh(x: ArrayLike, /) -> Any: ...
 def argmax(
     a: ArrayLike,
-    axis: int | None = ...,
+    axis: int | str | None = ...,
     out: None = ...,
     keepdims: builtins.bool | None = ...,
 ) -> Any: ...
 def argmin(
     a: ArrayLike,
-    axis: int | None = ...,
+    axis: int | str | None = ...,
     out: None = ...,
     keepdims: builtins.bool | None = ...,
 ) -> Any: ...
-def argpartition(a: ArrayLike, kth: int, axis: int = ...) -> Any: ...
+def argpartition(a: ArrayLike, kth: int, axis: int | str = ...) -> Any: ...
 def argsort(
     a: ArrayLike,
-    axis: int | None = ...,
+    axis: int | str | None = ...,
     *,
     stable: builtins.bool = ...,
     descending: builtins.bool = ...,
@@ -288,7 +290,9 @@ def array(
 def array_equal(a1: ArrayLike, a2: ArrayLike, equal_nan: builtins.bool = ...) -> Any: ...
 def array_equiv(a1: ArrayLike, a2: ArrayLike) -> Any: ...
 def array_split(
-    ary: ArrayLike, indices_or_sections: int | Sequence[int] | ArrayLike, axis: int = ...
+    ary: ArrayLike,
+    indices_or_sections: int | Sequence[int] | ArrayLike,
+    axis: int | str = ...,
 ) -> list[Any]: ...
 def asarray(
     a: Any,
@@ -406,16 +410,16 @@ def column_stack(tup: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike]) -> A
 def compress(
     condition: ArrayLike,
     a: ArrayLike,
-    axis: int | None = ...,
+    axis: int | str | None = ...,
     *,
     size: int | None = ...,
     fill_value: ArrayLike = ...,
     out: None = ...,
 ) -> Any: ...
-def concat(arrays: Sequence[ArrayLike], /, *, axis: int | None = ...) -> Any: ...
+def concat(arrays: Sequence[ArrayLike], /, *, axis: int | str | None = ...) -> Any: ...
 def concatenate(
     arrays: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike],
-    axis: int | None = ...,
+    axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
 ) -> Any: ...
 def conjugate(x: ArrayLike, /) -> Any: ...
@@ -465,19 +469,25 @@ def cross(
     axisa: int = ...,
     axisb: int = ...,
     axisc: int = ...,
-    axis: int | None = ...,
+    axis: int | str | None = ...,
 ) -> Any: ...
 def cumprod(
-    a: ArrayLike, axis: int | None = ..., dtype: DTypeLike | None = ..., out: None = ...
+    a: ArrayLike,
+    axis: int | str | None = ...,
+    dtype: DTypeLike | None = ...,
+    out: None = ...,
 ) -> Any: ...
 def cumsum(
-    a: ArrayLike, axis: int | None = ..., dtype: DTypeLike | None = ..., out: None = ...
+    a: ArrayLike,
+    axis: int | str | None = ...,
+    dtype: DTypeLike | None = ...,
+    out: None = ...,
 ) -> Any: ...
 def cumulative_prod(
     x: ArrayLike,
     /,
     *,
-    axis: int | None = ...,
+    axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
     include_initial: builtins.bool = ...,
 ) -> Any: ...
@@ -485,7 +495,7 @@ def cumulative_sum(
     x: ArrayLike,
     /,
     *,
-    axis: int | None = ...,
+    axis: int | str | None = ...,
     dtype: DTypeLike | None = ...,
     include_initial: builtins.bool = ...,
 ) -> Any: ...
@@ -494,7 +504,7 @@ def degrees(x: ArrayLike, /) -> Any: ...
 def delete(
     arr: ArrayLike,
     obj: ArrayLike | slice,
-    axis: int | None = ...,
+    axis: int | str | None = ...,
     *,
     assume_unique_indices: builtins.bool = ...,
 ) -> Any: ...
@@ -502,12 +512,12 @@ def diag(v: ArrayLike, k: int = ...) -> Any: ...
 def diag_indices_from(arr: ArrayLike) -> tuple[Any, ...]: ...
 def diagflat(v: ArrayLike, k: int = ...) -> Any: ...
 def diagonal(
-    a: ArrayLike, offset: ArrayLike = ..., axis1: int = ..., axis2: int = ...
+    a: ArrayLike, offset: ArrayLike = ..., axis1: int | str = ..., axis2: int | str = ...
 ) -> Any: ...
 def diff(
     a: ArrayLike,
     n: int = ...,
-    axis: int = ...,
+    axis: int | str = ...,
     prepend: ArrayLike | None = ...,
     append: ArrayLike | None = ...,
 ) -> Any: ...
@@ -600,7 +610,7 @@ def empty_like(
 def equal(x: ArrayLike, y: ArrayLike, /) -> Any: ...
 def exp(x: ArrayLike, /) -> Any: ...
 def exp2(x: ArrayLike, /) -> Any: ...
-def expand_dims(a: ArrayLike, axis: int | Sequence[int]) -> Any: ...
+def expand_dims(a: ArrayLike, axis: int | str | Sequence[int | str]) -> Any: ...
 def expm1(x: ArrayLike, /) -> Any: ...
 def extract(
     condition: ArrayLike,
@@ -624,7 +634,7 @@ def flatnonzero(
     size: int | None = ...,
     fill_value: None | ArrayLike | tuple[ArrayLike] = ...,
 ) -> Any: ...
-def flip(m: ArrayLike, axis: int | Sequence[int] | None = ...) -> Any: ...
+def flip(m: ArrayLike, axis: int | str | Sequence[int | str] | None = ...) -> Any: ...
 def fliplr(m: ArrayLike) -> Any: ...
 def flipud(m: ArrayLike) -> Any: ...
 def float_power(x: ArrayLike, y: ArrayLike, /) -> Any: ...
@@ -661,12 +671,12 @@ def geomspace(
     num: int = ...,
     endpoint: builtins.bool = ...,
     dtype: DTypeLike | None = ...,
-    axis: int = ...,
+    axis: int | str = ...,
 ) -> Any: ...
 def gradient(
     f: ArrayLike,
     *varargs: ArrayLike,
-    axis: int | Sequence[int] | None = ...,
+    axis: int | str | Sequence[int | str] | None = ...,
     edge_order: int | None = ...,
 ) -> Any | list[Any]: ...
 def greater(x: ArrayLike, y: ArrayLike, /) -> Any: ...
@@ -715,7 +725,7 @@ def inner(
     preferred_element_type: DTypeLike | None = ...,
 ) -> Any: ...
 def insert(
-    arr: ArrayLike, obj: ArrayLike | slice, values: ArrayLike, axis: int | None = ...
+    arr: ArrayLike, obj: ArrayLike | slice, values: ArrayLike, axis: int | str | None = ...
 ) -> Any: ...
 def interp(
     x: ArrayLike,
@@ -766,7 +776,7 @@ def left_shift(x: ArrayLike, y: ArrayLike, /) -> Any: ...
 def less(x: ArrayLike, y: ArrayLike, /) -> Any: ...
 def less_equal(x: ArrayLike, y: ArrayLike, /) -> Any: ...
 def lexsort(
-    keys: _Array | _np.ndarray[Any, Any] | Sequence[ArrayLike], axis: int = ...
+    keys: _Array | _np.ndarray[Any, Any] | Sequence[ArrayLike], axis: int | str = ...
 ) -> Any: ...
 @overload
 def linspace(
@@ -776,7 +786,7 @@ def linspace(
     endpoint: builtins.bool = ...,
     retstep: Literal[False] = ...,
     dtype: DTypeLike | None = ...,
-    axis: int = ...,
+    axis: int | str = ...,
     *,
     device: _Device | _Sharding | None = ...,
 ) -> Any: ...
@@ -788,7 +798,7 @@ def linspace(
     endpoint: builtins.bool,
     retstep: Literal[True],
     dtype: DTypeLike | None = ...,
-    axis: int = ...,
+    axis: int | str = ...,
     *,
     device: _Device | _Sharding | None = ...,
 ) -> tuple[Any, Any]: ...
@@ -801,7 +811,7 @@ def linspace(
     *,
     retstep: Literal[True],
     dtype: DTypeLike | None = ...,
-    axis: int = ...,
+    axis: int | str = ...,
     device: _Device | _Sharding | None = ...,
 ) -> tuple[Any, Any]: ...
 @overload
@@ -812,7 +822,7 @@ def linspace(
     endpoint: builtins.bool = ...,
     retstep: builtins.bool = ...,
     dtype: DTypeLike | None = ...,
-    axis: int = ...,
+    axis: int | str = ...,
     *,
     device: _Device | _Sharding | None = ...,
 ) -> Any: ...
@@ -837,7 +847,7 @@ def logspace(
     endpoint: builtins.bool = ...,
     base: ArrayLike = ...,
     dtype: DTypeLike | None = ...,
-    axis: int = ...,
+    axis: int | str = ...,
 ) -> Any: ...
 def matmul(
     a: ArrayLike,
@@ -871,7 +881,7 @@ def mean(
 ) -> Any: ...
 def median(
     a: ArrayLike,
-    axis: int | tuple[int, ...] | None = ...,
+    axis: int | str | tuple[int | str, ...] | None = ...,
     out: None = ...,
     overwrite_input: builtins.bool = ...,
     keepdims: builtins.bool = ...,
@@ -896,7 +906,7 @@ minimum: BinaryUfunc
 def mod(x: ArrayLike, y: ArrayLike, /) -> Any: ...
 def modf(x: ArrayLike, /, out: Any = ...) -> tuple[Any, Any]: ...
 def moveaxis(
-    a: ArrayLike, source: int | Sequence[int], destination: int | Sequence[int]
+    a: ArrayLike, source: int | str | Sequence[int | str], destination: int | Sequence[int]
 ) -> Any: ...
 
 multiply: BinaryUfunc
@@ -910,21 +920,27 @@ def nan_to_num(
 ) -> Any: ...
 def nanargmax(
     a: ArrayLike,
-    axis: int | None = ...,
+    axis: int | str | None = ...,
     out: None = ...,
     keepdims: builtins.bool | None = ...,
 ) -> Any: ...
 def nanargmin(
     a: ArrayLike,
-    axis: int | None = ...,
+    axis: int | str | None = ...,
     out: None = ...,
     keepdims: builtins.bool | None = ...,
 ) -> Any: ...
 def nancumprod(
-    a: ArrayLike, axis: int | None = ..., dtype: DTypeLike | None = ..., out: None = ...
+    a: ArrayLike,
+    axis: int | str | None = ...,
+    dtype: DTypeLike | None = ...,
+    out: None = ...,
 ) -> Any: ...
 def nancumsum(
-    a: ArrayLike, axis: int | None = ..., dtype: DTypeLike | None = ..., out: None = ...
+    a: ArrayLike,
+    axis: int | str | None = ...,
+    dtype: DTypeLike | None = ...,
+    out: None = ...,
 ) -> Any: ...
 def nanmax(
     a: ArrayLike,
@@ -944,7 +960,7 @@ def nanmean(
 ) -> Any: ...
 def nanmedian(
     a: ArrayLike,
-    axis: int | tuple[int, ...] | None = ...,
+    axis: int | str | tuple[int | str, ...] | None = ...,
     out: None = ...,
     overwrite_input: builtins.bool = ...,
     keepdims: builtins.bool = ...,
@@ -960,7 +976,7 @@ def nanmin(
 def nanpercentile(
     a: ArrayLike,
     q: ArrayLike,
-    axis: int | tuple[int, ...] | None = ...,
+    axis: int | str | tuple[int | str, ...] | None = ...,
     out: None = ...,
     overwrite_input: builtins.bool = ...,
     method: str = ...,
@@ -980,7 +996,7 @@ def nanprod(
 def nanquantile(
     a: ArrayLike,
     q: ArrayLike,
-    axis: int | tuple[int, ...] | None = ...,
+    axis: int | str | tuple[int | str, ...] | None = ...,
     out: None = ...,
     overwrite_input: builtins.bool = ...,
     method: str = ...,
@@ -1034,15 +1050,15 @@ def ones_like(
     out_sharding: NamedSharding | P | None = ...,
 ) -> Any: ...
 def outer(a: ArrayLike, b: _Array, out: None = ...) -> Any: ...
-def packbits(a: ArrayLike, axis: int | None = ..., bitorder: str = ...) -> Any: ...
+def packbits(a: ArrayLike, axis: int | str | None = ..., bitorder: str = ...) -> Any: ...
 def pad(
     array: ArrayLike, pad_width: Any, mode: str | Callable[..., Any] = ..., **kwargs: Any
 ) -> Any: ...
-def partition(a: ArrayLike, kth: int, axis: int = ...) -> Any: ...
+def partition(a: ArrayLike, kth: int, axis: int | str = ...) -> Any: ...
 def percentile(
     a: ArrayLike,
     q: ArrayLike,
-    axis: int | tuple[int, ...] | None = ...,
+    axis: int | str | tuple[int | str, ...] | None = ...,
     out: None = ...,
     overwrite_input: builtins.bool = ...,
     method: str = ...,
@@ -1050,7 +1066,7 @@ def percentile(
     *,
     interpolation: Any | str = ...,
 ) -> Any: ...
-def permute_dims(x: ArrayLike, /, axes: tuple[int, ...]) -> Any: ...
+def permute_dims(x: ArrayLike, /, axes: tuple[int | str, ...]) -> Any: ...
 def piecewise(
     x: ArrayLike,
     condlist: _Array | Sequence[ArrayLike],
@@ -1110,7 +1126,7 @@ def put_along_axis(
     arr: ArrayLike,
     indices: ArrayLike,
     values: ArrayLike,
-    axis: int | None,
+    axis: int | str | None,
     inplace: builtins.bool = ...,
     *,
     mode: str | None = ...,
@@ -1118,7 +1134,7 @@ def put_along_axis(
 def quantile(
     a: ArrayLike,
     q: ArrayLike,
-    axis: int | tuple[int, ...] | None = ...,
+    axis: int | str | tuple[int | str, ...] | None = ...,
     out: None = ...,
     overwrite_input: builtins.bool = ...,
     method: str = ...,
@@ -1140,7 +1156,7 @@ def remainder(x: ArrayLike, y: ArrayLike, /) -> Any: ...
 def repeat(
     a: ArrayLike,
     repeats: ArrayLike,
-    axis: int | None = ...,
+    axis: int | str | None = ...,
     *,
     total_repeat_length: int | None = ...,
     out_sharding: NamedSharding | P | None = ...,
@@ -1157,11 +1173,13 @@ def resize(a: ArrayLike, new_shape: Any) -> Any: ...
 def right_shift(x: ArrayLike, y: ArrayLike, /) -> Any: ...
 def rint(x: ArrayLike, /) -> Any: ...
 def roll(
-    a: ArrayLike, shift: ArrayLike | Sequence[int], axis: int | Sequence[int] | None = ...
+    a: ArrayLike,
+    shift: ArrayLike | Sequence[int],
+    axis: int | str | Sequence[int | str] | None = ...,
 ) -> Any: ...
-def rollaxis(a: ArrayLike, axis: int, start: int = ...) -> Any: ...
+def rollaxis(a: ArrayLike, axis: int | str, start: int = ...) -> Any: ...
 def roots(p: ArrayLike, *, strip_zeros: builtins.bool = ...) -> Any: ...
-def rot90(m: ArrayLike, k: int = ..., axes: tuple[int, int] = ...) -> Any: ...
+def rot90(m: ArrayLike, k: int = ..., axes: tuple[int | str, int | str] = ...) -> Any: ...
 def round(a: ArrayLike, decimals: int = ..., out: None = ...) -> Any: ...
 def searchsorted(
     a: ArrayLike,
@@ -1199,7 +1217,7 @@ def sinh(x: ArrayLike, /) -> Any: ...
 def size(a: ArrayLike | Any, axis: _Axis = ...) -> int: ...
 def sort(
     a: ArrayLike,
-    axis: int | None = ...,
+    axis: int | str | None = ...,
     *,
     stable: builtins.bool = ...,
     descending: builtins.bool = ...,
@@ -1209,14 +1227,16 @@ def sort(
 def sort_complex(a: ArrayLike) -> Any: ...
 def spacing(x: ArrayLike, /) -> Any: ...
 def split(
-    ary: ArrayLike, indices_or_sections: int | Sequence[int] | ArrayLike, axis: int = ...
+    ary: ArrayLike,
+    indices_or_sections: int | Sequence[int] | ArrayLike,
+    axis: int | str = ...,
 ) -> list[Any]: ...
 def sqrt(x: ArrayLike, /) -> Any: ...
 def square(x: ArrayLike, /) -> Any: ...
-def squeeze(a: ArrayLike, axis: int | Sequence[int] | None = ...) -> Any: ...
+def squeeze(a: ArrayLike, axis: int | str | Sequence[int | str] | None = ...) -> Any: ...
 def stack(
     arrays: _np.ndarray[Any, Any] | _Array | Sequence[ArrayLike],
-    axis: int = ...,
+    axis: int | str = ...,
     out: None = ...,
     dtype: DTypeLike | None = ...,
 ) -> Any: ...
@@ -1244,11 +1264,11 @@ def sum(
     where: ArrayLike | None = ...,
     promote_integers: builtins.bool = ...,
 ) -> Any: ...
-def swapaxes(a: ArrayLike, axis1: int, axis2: int) -> Any: ...
+def swapaxes(a: ArrayLike, axis1: int | str, axis2: int | str) -> Any: ...
 def take(
     a: ArrayLike,
     indices: ArrayLike,
-    axis: int | None = ...,
+    axis: int | str | None = ...,
     out: None = ...,
     mode: str | None = ...,
     unique_indices: builtins.bool = ...,
@@ -1258,7 +1278,7 @@ def take(
 def take_along_axis(
     arr: ArrayLike,
     indices: ArrayLike,
-    axis: int | None = ...,
+    axis: int | str | None = ...,
     mode: str | Any | None = ...,
     fill_value: Any | None = ...,
     *,
@@ -1279,14 +1299,14 @@ def tile(A: ArrayLike, reps: Any | Sequence[Any]) -> Any: ...
 def trace(
     a: ArrayLike,
     offset: int | ArrayLike = ...,
-    axis1: int = ...,
-    axis2: int = ...,
+    axis1: int | str = ...,
+    axis2: int | str = ...,
     dtype: DTypeLike | None = ...,
     out: None = ...,
 ) -> Any: ...
-def transpose(a: ArrayLike, axes: Sequence[int] | None = ...) -> Any: ...
+def transpose(a: ArrayLike, axes: Sequence[int | str] | None = ...) -> Any: ...
 def trapezoid(
-    y: ArrayLike, x: ArrayLike | None = ..., dx: ArrayLike = ..., axis: int = ...
+    y: ArrayLike, x: ArrayLike | None = ..., dx: ArrayLike = ..., axis: int | str = ...
 ) -> Any: ...
 def tril(m: ArrayLike, k: int = ...) -> Any: ...
 def tril_indices_from(arr: ArrayLike | Any, k: int = ...) -> tuple[Any, Any]: ...
@@ -1294,7 +1314,7 @@ def fill_diagonal(
     a: ArrayLike, val: ArrayLike, wrap: builtins.bool = ..., *, inplace: builtins.bool = ...
 ) -> Any: ...
 def trim_zeros(
-    filt: ArrayLike, trim: str = ..., axis: int | Sequence[int] | None = ...
+    filt: ArrayLike, trim: str = ..., axis: int | str | Sequence[int | str] | None = ...
 ) -> Any: ...
 def triu(m: ArrayLike, k: int = ...) -> Any: ...
 def triu_indices_from(arr: ArrayLike | Any, k: int = ...) -> tuple[Any, Any]: ...
@@ -1312,7 +1332,7 @@ def unique(
     return_index: builtins.bool = ...,
     return_inverse: builtins.bool = ...,
     return_counts: builtins.bool = ...,
-    axis: int | None = ...,
+    axis: int | str | None = ...,
     *,
     equal_nan: builtins.bool = ...,
     size: int | None = ...,
@@ -1332,12 +1352,18 @@ def unique_values(
     x: ArrayLike, /, *, size: int | None = ..., fill_value: ArrayLike | None = ...
 ) -> Any: ...
 def unpackbits(
-    a: ArrayLike, axis: int | None = ..., count: ArrayLike | None = ..., bitorder: str = ...
+    a: ArrayLike,
+    axis: int | str | None = ...,
+    count: ArrayLike | None = ...,
+    bitorder: str = ...,
 ) -> Any: ...
 def unravel_index(indices: ArrayLike, shape: Any) -> tuple[Any, ...]: ...
-def unstack(x: ArrayLike, /, *, axis: int = ...) -> tuple[Any, ...]: ...
+def unstack(x: ArrayLike, /, *, axis: int | str = ...) -> tuple[Any, ...]: ...
 def unwrap(
-    p: ArrayLike, discont: ArrayLike | None = ..., axis: int = ..., period: ArrayLike = ...
+    p: ArrayLike,
+    discont: ArrayLike | None = ...,
+    axis: int | str = ...,
+    period: ArrayLike = ...,
 ) -> Any: ...
 def vander(x: ArrayLike, N: int | None = ..., increasing: builtins.bool = ...) -> Any: ...
 def var(
@@ -1363,7 +1389,7 @@ def vecdot(
     x2: ArrayLike,
     /,
     *,
-    axis: int = ...,
+    axis: int | str = ...,
     precision: PrecisionLike = ...,
     preferred_element_type: DTypeLike | None = ...,
 ) -> Any: ...

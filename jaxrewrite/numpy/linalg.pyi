@@ -16,7 +16,7 @@ from .._core.value import Value as _Value
 _Array: TypeAlias = jax.Array | _Value
 ArrayLike: TypeAlias = jax.typing.ArrayLike | _Value
 DTypeLike: TypeAlias = jax.typing.DTypeLike
-_Axis: TypeAlias = int | Sequence[int] | None
+_Axis: TypeAlias = int | str | Sequence[int | str] | None
 _Device: TypeAlias = Any  # JAX does not say which type it is.
 
 def cholesky(
@@ -66,7 +66,7 @@ def multi_dot(arrays: Sequence[ArrayLike], *, precision: Any = ...) -> Any: ...
 def norm(
     x: ArrayLike,
     ord: int | str | None = ...,
-    axis: None | tuple[int, ...] | int = ...,
+    axis: None | tuple[int | str, ...] | int | str = ...,
     keepdims: builtins.bool = ...,
 ) -> Any: ...
 def outer(x1: ArrayLike, x2: ArrayLike, /) -> Any: ...
@@ -99,14 +99,16 @@ def tensordot(
     out_sharding: NamedSharding | P | None = ...,
 ) -> Any: ...
 def tensorinv(a: ArrayLike, ind: int = ...) -> Any: ...
-def tensorsolve(a: ArrayLike, b: ArrayLike, axes: tuple[int, ...] | None = ...) -> Any: ...
+def tensorsolve(
+    a: ArrayLike, b: ArrayLike, axes: tuple[int | str, ...] | None = ...
+) -> Any: ...
 def trace(x: ArrayLike, /, *, offset: int = ..., dtype: DTypeLike | None = ...) -> Any: ...
 def vecdot(
     x1: ArrayLike,
     x2: ArrayLike,
     /,
     *,
-    axis: int = ...,
+    axis: int | str = ...,
     precision: Any = ...,
     preferred_element_type: DTypeLike | None = ...,
 ) -> Any: ...
@@ -114,7 +116,7 @@ def vector_norm(
     x: ArrayLike,
     /,
     *,
-    axis: int | tuple[int, ...] | None = ...,
+    axis: int | str | tuple[int | str, ...] | None = ...,
     keepdims: builtins.bool = ...,
     ord: int | str = ...,
 ) -> Any: ...

@@ -13,6 +13,8 @@ functions that its patterns look for are traced when a program first may contain
     ``attention_rules("cudnn")``, asks for NVIDIA's fused implementation.
 ``loops``
     Loops that keep what they need not keep, or compute what they need not compute.
+``normal``
+    Densities of normal distributions whose covariance is a sum with structure.
 ``structured``
     Diagonals that a program adds to a matrix with structure, and Kronecker sums.
 """
@@ -29,13 +31,14 @@ if TYPE_CHECKING:
     attention: Rules
     linalg: Rules
     loops: Rules
+    normal: Rules
     stable: Rules
     structured: Rules
 
 
 # Each table is ``rules`` of the module ``_<name>``. A module of the table's own name would
 # take the table's place in this namespace when it is imported.
-_TABLES = ("attention", "linalg", "loops", "stable", "structured")
+_TABLES = ("attention", "linalg", "loops", "normal", "stable", "structured")
 
 
 if not TYPE_CHECKING:  # To checkers, all other names are errors.

@@ -75,7 +75,8 @@ class Zero(Uniform):
     >>> import jax.numpy as jnp
     >>> from jaxrewrite.values import Zero
     >>> Zero((2, 3)) @ jnp.ones((3, 4))
-    Zero<f32[2,4], 0 B>(of_shape=(2, 4), of_dtype=dtype('float32'))
+    Zero([[· · · ·]
+          [· · · ·]], dtype=float32)
     >>> jnp.arange(3.0) + Zero((3,))
     Array([0., 1., 2.], dtype=float32)
     """
@@ -158,7 +159,7 @@ class Constant(Uniform):
     >>> jaxrewrite.numpy.sum(v + 2, axis=0)
     Constant<f32[1000], 4 B>(fill=f32[], of_shape=(1000,))
     >>> jaxrewrite.numpy.sqrt(Constant(Known(4.0), (3,))).fill
-    Known<f32[], 0 B>(is_known=2.0, of_dtype=dtype('float32'))
+    Known(2., is_known=2.0, dtype=float32)
     """
 
     compiles_materialise = True

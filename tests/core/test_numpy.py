@@ -10,6 +10,7 @@ import pytest
 import jaxrewrite
 import jaxrewrite.numpy as rnp
 from jaxrewrite._staging.namespace import transformed_namespace
+from jaxrewrite.values import Named, Tagged, Unitful
 
 
 class Doubled(jaxrewrite.ArrayValue):
@@ -90,3 +91,61 @@ def test_a_function_is_built_once():
 def test_unknown_names():
     with pytest.raises(AttributeError, match=r"jaxrewrite\.numpy.*'nonsense'"):
         _ = rnp.nonsense
+
+
+NUMBERS = np.arange(24.0).reshape(2, 3, 4)
+NAMED = Named(jnp.asarray(NUMBERS), ["batch", "time", None])
+
+BY_NAME = [
+    (lambda x, i: rnp.sum(x, axis=i), ("batch", 0), ("time", None)),
+    (lambda x, i: rnp.mean(x, i), (("batch", "time"), (0, 1)), (None,)),
+    (lambda x, i: rnp.argmax(x, axis=i), ("time", 1), ("batch", None)),
+    (lambda x, i: rnp.take(x, 1, axis=i), ("time", 1), ("batch", None)),
+    (lambda x, i: rnp.concatenate([x, x], axis=i), ("time", 1), ("batch", "time", None)),
+    (lambda x, i: rnp.swapaxes(x, i, 2), ("batch", 0), (None, "time", "batch")),
+    (lambda x, i: rnp.transpose(x, (2, i, 0)), ("time", 1), (None, "time", "batch")),
+    (lambda x, i: rnp.moveaxis(x, i, 2), ("batch", 0), ("time", None, "batch")),
+    (lambda x, i: rnp.linalg.norm(x, axis=i), ("time", 1), ("batch", None)),
+    (lambda x, i: rnp.fft.rfft(x, axis=i), ("time", 1), ("batch", "time", None)),
+]
+
+
+@pytest.mark.parametrize(("fn", "axis", "names"), BY_NAME, ids=range(len(BY_NAME)))
+def test_axes_have_names(fn, axis, names):
+    name, number = axis
+    found = fn(NAMED, name)
+    assert found.names == names
+    np.testing.assert_allclose(found, fn(NUMBERS, number), 1e-5, 1e-5)
+    np.testing.assert_allclose(jax.jit(fn, static_argnums=1)(NAMED, name), found, 1e-6)
+
+
+def test_annotations_around_names_let_them_through():
+    tagged = rnp.cumsum(Tagged(NAMED, "input"), axis="time")
+    np.testing.assert_allclose(tagged, np.cumsum(NUMBERS, 1), 1e-6)
+    assert tagged.tags == {"input"}
+    length = rnp.sum(Named(Unitful(jnp.ones(3), "m"), ["time"]), axis="time")
+    assert float(length / Unitful(1.0, "m")) == 3
+
+
+def test_names_that_no_argument_has():
+    with pytest.raises(ValueError, match="No axis is named 'space'"):
+        rnp.sum(NAMED, axis="space")
+    with pytest.raises(
+        TypeError, match="sum: the axis is 'time', and no argument has names"
+    ):
+        rnp.sum(jnp.ones(2), axis="time")
+
+
+@pytest.mark.parametrize(
+    ("index", "positions", "names"),
+    [
+        ({"time": 1}, np.s_[:, 1], ("batch", None)),
+        ({"time": slice(1, 3), "batch": 0}, np.s_[0, 1:3], ("time", None)),
+        ({"batch": jnp.array([1, 0])}, np.s_[[1, 0]], None),
+        ({}, np.s_[:], ("batch", "time", None)),
+    ],
+)
+def test_indices_have_names(index, positions, names):
+    found = NAMED[index]
+    np.testing.assert_array_equal(found, NUMBERS[positions])
+    assert names is None or found.names == names

@@ -30,8 +30,9 @@ ROOMS_BELOW = {
     "_analyses": {"_compat", "_core", "_staging"},
     "_functions": {"_compat", "_core"},
     "_staging": {"_compat", "_core", "_signatures"},
-    "_array_value": {"_core", "_staging"},
-    "_batched": {"_array_value", "_compat", "_core", "_staging"},
+    "_display": {"_compat", "_core", "_staging"},
+    "_array_value": {"_core", "_display", "_staging"},
+    "_batched": {"_array_value", "_compat", "_core", "_display", "_staging"},
     "_placement": {"_compat", "_core"},
     "primitives": {"_compat", "_core"},
     "_handlers": {
@@ -46,7 +47,7 @@ ROOMS_BELOW = {
         *("_compat", "_core", "_functions", "_patterns", "_signatures", "_staging"),
     },
     "__main__": {"_insight"},
-    "values": {"__init__", "_compat", "_core", "extend", "primitives"},
+    "values": {"__init__", "_compat", "_core", "_display", "extend", "primitives"},
     "testing": {
         *("__init__", "_analyses", "_compat", "_core", "_insight", "_patterns"),
         *("_placement", "_signatures", "primitives"),
@@ -212,7 +213,7 @@ def imports_within(path):
 
 # What ready types take from the package besides its public names, and why: a value's
 # fields, to call a method on them as arrays; the jaxprs of functions of JAX, to recognise them;
-# a call that waits for its operands; which releases compile what well.
+# a call that waits for its operands; which releases compile what well; how much a value takes.
 PRIVATE = {
     ("algebra", "jaxrewrite._core.avals"),
     ("blocks", "jaxrewrite._compat"),
@@ -220,6 +221,8 @@ PRIVATE = {
     ("coded", "jaxrewrite._compat"),
     ("masked", "jaxrewrite._compat"),
     ("products", "jaxrewrite._compat"),
+    ("sparse", "jaxrewrite._display"),
+    ("structured", "jaxrewrite._display"),
 }
 
 

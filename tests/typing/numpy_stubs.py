@@ -14,6 +14,7 @@ import re
 import jax.numpy as jnp
 
 import jaxrewrite
+from jaxrewrite._staging.namespace import _AXES
 
 
 FOLDER = pathlib.Path(jaxrewrite.__file__).parent / "numpy"
@@ -41,7 +42,7 @@ ALIASES = """
 _Array: TypeAlias = jax.Array | _Value
 ArrayLike: TypeAlias = jax.typing.ArrayLike | _Value
 DTypeLike: TypeAlias = jax.typing.DTypeLike
-_Axis: TypeAlias = int | Sequence[int] | None
+_Axis: TypeAlias = int | str | Sequence[int | str] | None
 _Device: TypeAlias = Any  # JAX does not say which type it is.
 """
 
@@ -110,6 +111,9 @@ def _declaration(fn):
     for arg in (*every, *filter(None, (fn.args.vararg, fn.args.kwarg))):
         if arg.arg != "self":
             arg.annotation = _annotation(arg.annotation)
+            if arg.arg in _AXES and fn.name != "tensordot":
+                text = re.sub(r"\bint\b", "int | str", ast.unparse(arg.annotation))
+                arg.annotation = ast.parse(text, mode="eval").body
     fn.args.defaults = [ast.Constant(...) for _ in fn.args.defaults]
     fn.args.kw_defaults = [d and ast.Constant(...) for d in fn.args.kw_defaults]
     fn.returns = _annotation(fn.returns, is_result=True)

@@ -206,6 +206,10 @@ def reports(v: Scaled, x: Array) -> None:
 
 def numpy_functions(v: Scaled, x: Array) -> None:
     assert_type(rnp.sum(v, axis=0), Any)
+    named = values.Named(ones((2, 3)), ("batch", None))
+    assert_type(rnp.sum(named, axis="batch"), Any)
+    assert_type(rnp.mean(named, axis=("batch", 1)), Any)
+    assert_type(rnp.take(named, 0, axis="batch"), Any)
     assert_type(rnp.add(v, 1), Any)
     assert_type(rnp.where(x > 0, v, x), Any)
     assert_type(rnp.linalg.norm(v), Any)

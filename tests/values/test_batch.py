@@ -331,9 +331,7 @@ def test_zeros_in_pytrees():
     optimiser = optax.adam(0.1)
     updates, _ = optimiser.update(gradient, optimiser.init(params), params)
     assert optax.apply_updates(params, updates)["z"].shape == (N,)
-    assert (
-        repr(params["z"]) == "Zero<f32[3], 0 B>(of_shape=(3,), of_dtype=dtype('float32'))"
-    )
+    assert repr(params["z"]) == "Zero([· · ·], dtype=float32)"
     assert params["z"].nbytes == params["i"].nbytes == 0
     for v in (Zero((2, N)), Identity(N, of_batch=(2,)), Known(2.0)):
         copied = jax.tree.map(lambda x: x, v)

@@ -148,7 +148,7 @@ def test_gradient(name, bulk):
 @outside
 def test_modes_without_jit_and_repr(name):
     ready.test_modes_without_jit(name)
-    ready.test_repr_says_shape_dtype_and_bytes(name)
+    ready.test_what_is_shown_says_type_shape_dtype_and_bytes(name)
 
 
 @pytest.mark.slow

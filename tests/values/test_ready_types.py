@@ -1,5 +1,6 @@
 """Every ready value type against the oracle: the results on the dense array."""
 
+import html
 import re
 
 import jax
@@ -12,6 +13,7 @@ from oracle import everything, floating, make, materialised, on_arrays, programs
 from reference import CASES
 
 import jaxrewrite
+from jaxrewrite._display import brief
 from jaxrewrite.testing import assert_same
 from jaxrewrite.values import nbytes
 
@@ -140,12 +142,14 @@ def test_scan_over_a_stack(name, bulk):
 
 
 @pytest.mark.parametrize("name", every(2, CASES))
-def test_repr_says_shape_dtype_and_bytes(name):
+def test_what_is_shown_says_type_shape_dtype_and_bytes(name):
     value = make(name)
-    text = repr(value)
-    assert type(value).__name__ in text
-    assert all(str(n) in text for n in value.shape), text
-    assert "B" in text, text
+    summary, text = brief(value), repr(value)
+    assert type(value).__name__ in summary and type(value).__name__ in text
+    assert all(str(n) in summary for n in value.shape), summary
+    assert "B" in summary, summary
+    assert text == summary or f"dtype={value.dtype}" in text
+    assert html.escape(text) in value._repr_html_()
     leaves = jax.tree.leaves(value)
     assert jax.tree.unflatten(jax.tree.structure(value), leaves).shape == value.shape
 

@@ -120,9 +120,10 @@ def annotation_rule(
     ...     arrays = [x.array if isinstance(x, Stamped) else x for x in operands]
     ...     return Stamped(jaxrewrite.bind(primitive, *arrays, **params), time)
     >>> 2 * Stamped(jnp.ones(2), 3) + Stamped(jnp.ones(2), 7)
-    Stamped(array=f32[2], time=7)
+    Stamped([3. 3.], time=7, dtype=float32)
     >>> values.Diagonal(jnp.ones(2)) @ Stamped(jnp.ones((2, 2)), 3)
-    Stamped(array=f32[2,2], time=3)
+    Stamped([[1. 1.]
+             [1. 1.]], time=3, dtype=float32)
     """
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:

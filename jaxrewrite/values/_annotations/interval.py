@@ -152,6 +152,9 @@ class Interval(Structured):
         """Raise: one array is not known."""
         raise TypeError("it is known within bounds only, and there is no rule for these.")
 
+    def picture(self) -> Any:
+        return self.lower, " to ", self.upper
+
     def join(self, other: Any) -> Any:
         """An array is an interval with equal bounds."""
         return self, other if isinstance(other, Interval) else Interval(other, other)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.extend.core import Literal
 from jaxtyping import Array, ArrayLike, Bool
@@ -160,6 +161,9 @@ class Masked(Structured):
         raise TypeError(
             "some entries may be missing; filled(number) says what to put there."
         )
+
+    def picture(self) -> Any:
+        return np.ma.MaskedArray(np.asarray(self.array), np.asarray(self.mask))
 
     def join(self, other: Any) -> Any:
         """An array is a masked array without missing entries."""

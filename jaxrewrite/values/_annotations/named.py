@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -33,6 +33,10 @@ class Named(Structured):
     is no rule, as for ``jnp.linalg.solve``, ``inv`` and ``svd``, names are dropped, and none are
     compared. ``jnp.linalg.cholesky`` and ``eigh`` add the matrix to its transpose, whose names
     differ: ``symmetrize_input=False`` says not to.
+
+    Inside of a transformed function axes have numbers. Functions of ``jaxrewrite.numpy`` take
+    names in place of them, as in ``jaxrewrite.numpy.sum(x, axis="batch")``, and ``x[{"batch": 0}]``
+    indexes by name.
 
     The idea is that of "Tensor considered harmful" (Rush, 2019) and "Named tensor notation"
     (Chiang, Rush and Barak, 2021), here for programs that number their axes.
@@ -110,6 +114,13 @@ class Named(Structured):
             raise ValueError(f"No axis is named {name!r}; there are {names!r}.")
         return names.index(name)
 
+    def __getitem__(self, index: Any) -> Any:
+        """Index as in an array, or by a dictionary of names: ``x[{"time": 0}]``."""
+        if isinstance(index, Mapping):
+            by_axis = {self.axis(name): own for name, own in index.items()}
+            index = tuple(by_axis.get(i, slice(None)) for i in range(self.ndim))
+        return super().__getitem__(index)
+
     def aval(self) -> Any:
         """The aval of the array."""
         return like(self.array)
@@ -117,6 +128,10 @@ class Named(Structured):
     def materialise(self) -> Any:
         """Return the array without its names."""
         return self.array
+
+    def picture(self) -> Any:
+        names = f" ({', '.join(map(str, self.names))})" if self.names else ""
+        return self.array, names
 
     def join(self, other: Any) -> Any:
         """Keep the names that both have; an array takes the names of the value."""
@@ -160,7 +175,8 @@ def _unique(names: Sequence[str | None]) -> Names:
 def _agreed(primitive: Any, a: str | None, b: str | None) -> str | None:
     if a is not None and b is not None and a != b:
         raise ValueError(
-            f"{primitive.name} aligns an axis named {a!r} with one named {b!r}."
+            f"{primitive.name} aligns an axis named {a!r} with one named {b!r}. "
+            "Transpose one of the operands, as in x.transpose(1, 0), or rename its axes: Named(x.array, names)."
         )
     return a if b is None else b
 

@@ -50,7 +50,8 @@ class Tagged(Structured):
     ...     return {"hidden": x @ w, "norm": jnp.sum(b**2)}
     >>> x, w = jnp.ones((2, 3)), Tagged(jnp.ones((3, 4)), "w")
     >>> jaxrewrite.transform(layer)(x, w, jnp.ones(4))
-    {'hidden': Tagged<f32[2,4], 32 B>(array=f32[2,4], tags=frozenset({'w'})),
+    {'hidden': Tagged([[3. 3. 3. 3.]
+                       [3. 3. 3. 3.]] #w, dtype=float32),
      'norm': Array(4., dtype=float32)}
 
     Which parts of a gradient does a cotangent reach?
@@ -61,8 +62,7 @@ class Tagged(Structured):
     >>> x = {"a": jnp.ones(2), "b": jnp.ones(3)}
     >>> cotangent = {"sum": Tagged(jnp.ones(()), "sum"), "b": jnp.ones(3)}
     >>> jaxrewrite.transform(backward)(x, cotangent)
-    {'a': Tagged<f32[2], 8 B>(array=f32[2], tags=frozenset({'sum'})),
-     'b': Array([1., 1., 1.], dtype=float32)}
+    {'a': Tagged([1. 1.] #sum, dtype=float32), 'b': Array([1., 1., 1.], dtype=float32)}
     """
 
     outer = 50
@@ -92,6 +92,9 @@ class Tagged(Structured):
     def materialise(self) -> Any:
         """Return the array without its tags."""
         return self.array
+
+    def picture(self) -> Any:
+        return self.array, *(f" #{tag}" for tag in sorted(self.tags))
 
     @staticmethod
     def default(primitive: Any, values: Sequence[Any], params: dict[str, Any]) -> Any:

@@ -99,7 +99,7 @@ class Unitful(Structured):
     >>> def energy(m, v):
     ...     return 0.5 * m @ (v**2).sum(axis=1)
     >>> jaxrewrite.transform(energy)(mass, velocity)
-    Unitful<f32[], 4 B>(array=f32[], units=Units('kg m^2 s^-2'))
+    Unitful(3. kg m^2 s^-2, dtype=float32)
     >>> jaxrewrite.transform(jax.grad(energy, argnums=1))(mass, velocity).units
     Units('kg m s^-1')
     >>> mass + velocity[:, 0]
@@ -175,6 +175,9 @@ class Unitful(Structured):
             raise UnitsError(f"it has units, {self.units}.")
         return self.array
 
+    def picture(self) -> Any:
+        return self.array, f" {self.units}" if _needs_units(self) else ""
+
     def adopt(self, array: Any) -> Any:
         """Numbers that are the same in all units get those that the others have."""
         return Unitful(array, _FREE)
@@ -195,7 +198,8 @@ class Unitful(Structured):
         for value in values:
             if _needs_units(value):
                 raise UnitsError(
-                    f"{primitive.name} needs operands without units; got {units_of(value)}."
+                    f"{primitive.name} needs operands without units; got {units_of(value)}. "
+                    + _without(units_of(value))
                 )
         return jaxrewrite.bind(primitive, *map(array_of, values), **params)
 
@@ -232,6 +236,13 @@ class Unitful(Structured):
 
 def units_of(x: Any) -> Units:
     return x.units if isinstance(x, Unitful) else NO_UNITS
+
+
+def _without(units: Units) -> str:
+    """How to make numbers without units of those with some."""
+    if is_convertible((units, NO_UNITS)):
+        return 'Convert it to numbers, which are radians for angles: x.to("1").'
+    return f'Divide by a unit, as in x / Unitful(1.0, "{units}").'
 
 
 def _needs_units(x: Any) -> bool:

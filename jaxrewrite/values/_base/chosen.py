@@ -19,7 +19,7 @@ def chosen_leaves(
     """The places of the leaves that ``where`` chose, among those that it may choose."""
     if not callable(where):
         raise TypeError(
-            f"{caller}: where is {where!r}. It must be a function of the path and the leaf, such "
+            f"{caller}: where, the second argument, is {where!r}. It must be a function of the path and the leaf, such "
             'as lambda path, leaf: path.endswith("kernel").'
         )
     asked = [i for i, leaf in enumerate(leaves) if may_choose(leaf)]

@@ -32,7 +32,9 @@ class Linear(Structured):
     ...     def map_parts(self, fn):
     ...         return Complex(fn(self.re), fn(self.im))
     >>> -Complex(jnp.ones((2, 3)), jnp.zeros((2, 3))).T
-    Complex<c64[3,2], 48 B>(re=f32[3,2], im=f32[3,2])
+    Complex([[-1.+0.j -1.+0.j]
+             [-1.+0.j -1.+0.j]
+             [-1.+0.j -1.+0.j]], dtype=complex64)
     """
 
     _is_base = True

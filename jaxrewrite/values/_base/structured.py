@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Integer, Shaped
 
 import jaxrewrite
+from jaxrewrite._display import bytes_text, nbytes_of
 
 
 def is_value(x: Any) -> bool:
@@ -36,33 +37,13 @@ def split_alike(value: Any, spec: Any) -> Any:
     return treedef.unflatten([spec] * len(parts))
 
 
-def nbytes_of(leaf: Any) -> int:
-    """The bytes of an array, or of a leaf in place of one; int4 takes half a byte."""
-    dtype = jnp.result_type(leaf)
-    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-        return int(jax.random.key_data(leaf).nbytes)
-    if jnp.issubdtype(dtype, jnp.integer):
-        bits = jnp.iinfo(dtype).bits
-    else:
-        bits = dtype.itemsize * 8
-    return -(-int(np.prod(jnp.shape(leaf), dtype=np.int64)) * bits // 8)
-
-
-def bytes_text(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.3g} {unit}"
-
-
 def short(aval: Any) -> str:
     """The dtype and shape of an aval, like ``f32[3,4]``."""
     return jax.core.ShapedArray(aval.shape, aval.dtype).str_short(short_dtypes=True)
 
 
 class Structured(jaxrewrite.ArrayValue):
-    """Base class of the ready value types. Its ``repr`` tells how many bytes a value takes.
+    """Base class of the ready value types. The ``repr`` of a large value tells its bytes.
 
     If a type has rules for ``slice``, ``squeeze``, ``broadcast_in_dim``, ``reshape`` and
     ``concatenate``, then ``split``, ``unstack``, ``stack`` and ``tile`` follow from them.
@@ -93,8 +74,8 @@ class Structured(jaxrewrite.ArrayValue):
         parts, _ = fields_of(self)
         return any(isinstance(part, Structured) and part.has_zeros for part in parts)
 
-    def __repr__(self) -> str:
-        name, fields = super().__repr__().split("(", 1)
+    def _summary(self) -> str:
+        name, fields = super()._summary().split("(", 1)
         try:
             about = f"{short(self.aval())}, {bytes_text(self.nbytes)}"
         except (AttributeError, TypeError, ValueError):

@@ -143,7 +143,9 @@ class Banded(_Bands):
     >>> v @ jnp.ones(3)
     Array([2., 3., 3.], dtype=float32)
     >>> v + v.T
-    Banded<f32[3,3], 36 B>(bands=f32[3,3], lower=1, upper=1)
+    Banded([[4. 1.  ·]
+            [1. 4. 1.]
+            [ · 1. 4.]], lower=1, upper=1, dtype=float32)
     >>> jaxrewrite.transform(jnp.linalg.solve)(v, jnp.array([2.0, 3.0, 3.0]))
     Array([1., 1., 1.], dtype=float32)
     """
@@ -353,7 +355,11 @@ class Tridiagonal(_Bands):
     >>> v @ jnp.ones(5), v.determinant()
     (Array([1., 0., 0., 0., 1.], dtype=float32), Array(6., dtype=float32))
     >>> v @ v
-    Banded<f32[5,5], 100 B>(bands=f32[5,5], lower=2, upper=2)
+    Banded([[ 5. -4.  1.   ·   ·]
+            [-4.  6. -4.  1.   ·]
+            [ 1. -4.  6. -4.  1.]
+            [  ·  1. -4.  6. -4.]
+            [  ·   ·  1. -4.  5.]], lower=2, upper=2, dtype=float32)
     """
 
     compiles_materialise = True

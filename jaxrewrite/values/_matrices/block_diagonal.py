@@ -50,11 +50,17 @@ class BlockDiagonal(Matrix):
     >>> from jaxrewrite.values import BlockDiagonal
     >>> v = BlockDiagonal(jnp.ones((2, 2, 2)))
     >>> v
-    BlockDiagonal<f32[4,4], 32 B>(blocks=f32[2,2,2])
+    BlockDiagonal([[1. 1.  ·  ·]
+                   [1. 1.  ·  ·]
+                   [ ·  · 1. 1.]
+                   [ ·  · 1. 1.]], dtype=float32)
     >>> v @ jnp.arange(4.0)
     Array([1., 1., 5., 5.], dtype=float32)
     >>> v @ v + 3 * v
-    BlockDiagonal<f32[4,4], 32 B>(blocks=f32[2,2,2])
+    BlockDiagonal([[5. 5.  ·  ·]
+                   [5. 5.  ·  ·]
+                   [ ·  · 5. 5.]
+                   [ ·  · 5. 5.]], dtype=float32)
     """
 
     compiles_materialise = True
@@ -85,7 +91,10 @@ class BlockDiagonal(Matrix):
         >>> import jax.numpy as jnp
         >>> from jaxrewrite.values import BlockDiagonal
         >>> BlockDiagonal.from_dense(jnp.eye(4), 2)
-        BlockDiagonal<f32[4,4], 32 B>(blocks=f32[2,2,2])
+        BlockDiagonal([[1. 0.  ·  ·]
+                       [0. 1.  ·  ·]
+                       [ ·  · 1. 0.]
+                       [ ·  · 0. 1.]], dtype=float32)
         """
         if jnp.ndim(matrix) < 2:
             raise ValueError(

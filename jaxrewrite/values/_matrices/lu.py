@@ -26,6 +26,17 @@ from .scaled import Scaled
 from .sum import Sum
 
 
+class _InAll(dict[str, str]):
+    """One text for all primitives."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.text = text
+
+    def get(self, key: Any, default: Any = None) -> str:
+        return self.text
+
+
 class Factor(Structured):
     """A factor of a matrix that is computed only when it is needed.
 
@@ -38,6 +49,12 @@ class Factor(Structured):
     matrix: Any
 
     rules_see_values = True
+
+    # No user makes one, so none registers a rule for it.
+    _remedies = _InAll(
+        "It stands for a factor of a matrix that can be solved without its factors, and stays as it "
+        "is in solves alone. Solve with the matrix itself, as in jnp.linalg.solve(matrix, b)"
+    )
 
     def stacked(self, size: int) -> Any:
         return self

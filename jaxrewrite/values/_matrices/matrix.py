@@ -66,7 +66,9 @@ class Matrix(LinearAlgebra, Structured):
     >>> v @ jnp.arange(3.0), v.inverse() @ jnp.arange(3.0)
     (Array([2., 1., 0.], dtype=float32), Array([2., 1., 0.], dtype=float32))
     >>> values.Diagonal(jnp.ones(3)) + 2 * v
-    Sum<f32[3,3], 28 B>(...)
+    Sum[Diagonal, Scaled[Exchange]]([[1.  · 2.]
+                                     [ · 3.  ·]
+                                     [2.  · 1.]], dtype=float32)
     """
 
     _is_base = True

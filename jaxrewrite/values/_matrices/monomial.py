@@ -56,11 +56,13 @@ class Diagonal(Matrix):
     >>> from jaxrewrite.values import Diagonal
     >>> v = Diagonal(jnp.array([1.0, 2.0]))
     >>> v
-    Diagonal<f32[2,2], 8 B>(d=f32[2])
+    Diagonal([[1.  ·]
+              [ · 2.]], dtype=float32)
     >>> v @ jnp.ones(2)
     Array([1., 2.], dtype=float32)
     >>> v @ v + 3 * v
-    Diagonal<f32[2,2], 8 B>(d=f32[2])
+    Diagonal([[ 4.   ·]
+              [  · 10.]], dtype=float32)
     """
 
     compiles_materialise = True
@@ -211,7 +213,9 @@ class Identity(Matrix):
     >>> from jaxrewrite.values import Identity
     >>> v = Identity(3)
     >>> v @ jnp.arange(3.0), 2 * v
-    (Array([0., 1., 2.], dtype=float32), ScalarMatrix<f32[3,3], 4 B>(c=f32[], rows=3))
+    (Array([0., 1., 2.], dtype=float32), ScalarMatrix([[2.  ·  ·]
+                  [ · 2.  ·]
+                  [ ·  · 2.]], rows=3, dtype=float32))
     """
 
     compiles_materialise = True
@@ -368,7 +372,9 @@ class ScalarMatrix(Matrix):
     >>> from jaxrewrite.values import Identity, ScalarMatrix
     >>> v = ScalarMatrix(jnp.float32(2), 3)
     >>> v @ jnp.arange(3.0), v @ v + Identity(3)
-    (Array([0., 2., 4.], dtype=float32), ScalarMatrix<f32[3,3], 4 B>(c=f32[], rows=3))
+    (Array([0., 2., 4.], dtype=float32), ScalarMatrix([[5.  ·  ·]
+                  [ · 5.  ·]
+                  [ ·  · 5.]], rows=3, dtype=float32))
     """
 
     compiles_materialise = True
@@ -537,7 +543,9 @@ class Permutation(Matrix):
     >>> v @ jnp.array([1.0, 2.0, 3.0])
     Array([3., 1., 2.], dtype=float32)
     >>> v @ v.T
-    Permutation<f32[3,3], 12 B>(order=i32[3], of_dtype=dtype('float32'))
+    Permutation([[1.  ·  ·]
+                 [ · 1.  ·]
+                 [ ·  · 1.]], dtype=float32)
     >>> v.determinant()
     Array(1., dtype=float32)
     """

@@ -277,7 +277,8 @@ class Picked(Rows):
     >>> from jaxrewrite.values import OneHot
     >>> v = OneHot(jnp.array([2, 0]), 3) * jnp.arange(6.0).reshape(2, 3)
     >>> v
-    Picked<f32[2,3], 16 B>(values=f32[2], indices=i32[2], classes=3, axis=-1)
+    Picked([[ ·  · 2.]
+            [3.  ·  ·]], classes=3, dtype=float32)
     >>> jaxrewrite.materialise(v)
     Array([[0., 0., 2.],
            [3., 0., 0.]], dtype=float32)

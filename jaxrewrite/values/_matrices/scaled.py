@@ -60,9 +60,11 @@ class Scaled(LinearAlgebra, Linear):
     >>> from jaxrewrite.values import Scaled
     >>> v = Scaled(jnp.ones((2, 3)), jnp.float32(4))
     >>> (v * 0.5).T
-    Scaled<f32[3,2], 28 B>(x=f32[3,2], scale=f32[])
+    Scaled([[2. 2.]
+            [2. 2.]
+            [2. 2.]], dtype=float32)
     >>> jaxrewrite.numpy.sum(v, axis=0)
-    Scaled<f32[3], 16 B>(x=f32[3], scale=f32[])
+    Scaled([8. 8. 8.], dtype=float32)
     """
 
     compiles_materialise = True

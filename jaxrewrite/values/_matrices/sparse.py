@@ -29,6 +29,7 @@ from jaxtyping import Array, Integer, Shaped
 
 import jaxrewrite
 from jaxrewrite import register
+from jaxrewrite._display import brief
 
 from .._base.structured import concrete, is_known, zero_unless
 from .matrix import Matrix
@@ -379,7 +380,8 @@ class Sparse(Matrix):
         >>> from jaxrewrite.values import Sparse
         >>> v = Sparse.from_dense(jnp.array([[0.0, 2.0], [3.0, 0.0]]))
         >>> v.multiplied(v)
-        Sparse<f32[2,2], 24 B>(data=f32[2], indices=i32[2,2], indptr=None, sizes=(2, 2), by_columns=False)
+        Sparse([[6.  ·]
+                [ · 6.]], by_columns=False, dtype=float32)
         """
         return _sparse_product(self, other, pairs, nse)
 
@@ -576,7 +578,7 @@ def _sparse_product(v: Sparse, w: Any, pairs: int | None, nse: int | None) -> Sp
     if not isinstance(w, Sparse) or v.batch or w.batch or v.shape[1] != w.shape[0]:
         raise ValueError(
             f"Sparse: multiplied needs two sparse matrices that fit, not stacks; got "
-            f"{v!r} and {w!r}."
+            f"{brief(v)} and {brief(w)}."
         )
     dtype = jnp.result_type(v.dtype, w.dtype)
     if not jnp.issubdtype(dtype, jnp.inexact):

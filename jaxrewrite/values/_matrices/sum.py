@@ -102,8 +102,9 @@ class Sum(LinearAlgebra, Linear):
     rules_see_values = True
     _remedies = {
         "cholesky": "A sum has no triangular factor with structure, but it can be solved with, and "
-        "has a determinant: see 'Cholesky factors of sums' in the docs (structure.rst) for "
-        "the density of a normal distribution"
+        "has a determinant. For the density of a normal distribution pass "
+        "rules=jaxrewrite.patterns.normal: see 'Cholesky factors of sums' in the docs "
+        "(structure.rst)"
     }
 
     def __post_init__(self) -> None:

@@ -57,9 +57,11 @@ class Symmetric(Matrix):
     >>> from jaxrewrite.values import Symmetric
     >>> v = Symmetric(jnp.array([[2.0, 9.0], [1.0, 2.0]]), positive=True)
     >>> v @ jnp.ones(2), jnp.exp(1) * v.T
-    (Array([3., 3.], dtype=float32), Symmetric<f32[2,2], 16 B>(x=f32[2,2], positive=False))
+    (Array([3., 3.], dtype=float32), Symmetric([[5.436564 2.718282]
+               [2.718282 5.436564]], dtype=float32))
     >>> v.cholesky()
-    Triangular<f32[2,2], 16 B>(x=f32[2,2], lower=True)
+    Triangular([[1.4142135           ·]
+                [0.70710677 1.2247449 ]], dtype=float32)
     """
 
     compiles_materialise = True
@@ -98,7 +100,8 @@ class Symmetric(Matrix):
         >>> import jax.numpy as jnp
         >>> from jaxrewrite.values import Symmetric
         >>> Symmetric.from_dense(jnp.eye(2), positive=True)
-        Symmetric<f32[2,2], 16 B>(x=f32[2,2], positive=True)
+        Symmetric([[1. 0.]
+                   [0. 1.]], positive=True, dtype=float32)
         """
         v = cls(x, positive)
         if v.x.size and disproved(_is_symmetric, x):

@@ -67,7 +67,8 @@ class Toeplitz(Matrix):
     >>> v @ jnp.ones(3)
     Array([1., 3., 6.], dtype=float32)
     >>> jaxrewrite.transform(jnp.exp)(v)[1:]
-    Toeplitz<f32[2,3], 20 B>(column=f32[2], row=f32[3])
+    Toeplitz([[ 7.3890557  2.718282   1.       ]
+              [20.085537   7.3890557  2.718282 ]], dtype=float32)
     """
 
     compiles_materialise = True
@@ -105,7 +106,9 @@ class Toeplitz(Matrix):
         >>> import jax.numpy as jnp
         >>> from jaxrewrite.values import Toeplitz
         >>> Toeplitz.from_dense(jnp.eye(3, 5))
-        Toeplitz<f32[3,5], 32 B>(column=f32[3], row=f32[5])
+        Toeplitz([[1. 0. 0. 0. 0.]
+                  [0. 1. 0. 0. 0.]
+                  [0. 0. 1. 0. 0.]], dtype=float32)
         """
         if jnp.ndim(matrix) < 2:
             raise ValueError(
@@ -263,7 +266,9 @@ class Circulant(Matrix):
         >>> import jax.numpy as jnp
         >>> from jaxrewrite.values import Circulant
         >>> Circulant.from_dense(jnp.eye(3))
-        Circulant<f32[3,3], 12 B>(column=f32[3])
+        Circulant([[1. 0. 0.]
+                   [0. 1. 0.]
+                   [0. 0. 1.]], dtype=float32)
         """
         if jnp.ndim(matrix) < 2 or matrix.shape[-2] != matrix.shape[-1]:
             raise ValueError(

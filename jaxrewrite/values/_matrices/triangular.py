@@ -58,7 +58,8 @@ class Triangular(Matrix):
     >>> from jaxrewrite.values import Triangular
     >>> v = Triangular(jnp.array([[2.0, 9.0], [1.0, 4.0]]))
     >>> v @ v
-    Triangular<f32[2,2], 16 B>(x=f32[2,2], lower=True)
+    Triangular([[ 4.   ·]
+                [ 6. 16.]], dtype=float32)
     >>> jaxrewrite.transform(jnp.linalg.solve)(v, jnp.array([2.0, 5.0]))
     Array([1., 1.], dtype=float32)
     """
@@ -98,7 +99,8 @@ class Triangular(Matrix):
         >>> import jax.numpy as jnp
         >>> from jaxrewrite.values import Triangular
         >>> Triangular.from_dense(jnp.eye(2), lower=False)
-        Triangular<f32[2,2], 16 B>(x=f32[2,2], lower=False)
+        Triangular([[1. 0.]
+                    [ · 1.]], lower=False, dtype=float32)
         """
         v = cls(x, lower)
         if differs(x, lambda x: Triangular(x, lower)):

@@ -57,10 +57,15 @@ class Coded(Structured):
     >>> jnp.ones(2) @ (v / 2)
     Array([0., 3.], dtype=float32)
     >>> v.T
-    Signs<f32[2,2], 12 B>(is_negative=bool[2,2], scale=f32[2,1])
+    Signs([[-2.  2.]
+           [ 3.  3.]], dtype=float32)
     """
 
     _is_base: ClassVar[bool] = True
+
+    def picture(self) -> Any:
+        """The array: a zero among the codes is a number, no gap in a structure."""
+        return jaxrewrite.materialise(self)
 
     @abc.abstractmethod
     def levels(self) -> jax.Array:

@@ -68,7 +68,8 @@ class FakeQuantised(Structured):
     Array([[1., 1.],
            [2., 2.]], dtype=float32)
     >>> v.quantised()
-    Quantised<f32[2,2], 6 B>(q=Nibbles<i4[2,2], 2 B>, scale=f32[1,1], zero=None)
+    Quantised[Nibbles]([[ 1. -3.]
+                        [ 7.  0.]], dtype=float32)
     """
 
     compiles_materialise = True

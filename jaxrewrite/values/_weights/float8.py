@@ -69,7 +69,7 @@ class Float8(Coded):
     >>> from jaxrewrite.values import Float8
     >>> v = Float8(jnp.array([[448, 0.5]], "float8_e4m3fn"), jnp.array([[0.5]]))
     >>> v
-    Float8<f32[1,2], 6 B>(codes=u8[1,2], scale=f32[1,1], format='float8_e4m3fn')
+    Float8([[224.     0.25]], format='float8_e4m3fn', dtype=float32)
     >>> v @ jnp.ones(2)
     Array([224.25], dtype=float32)
     """

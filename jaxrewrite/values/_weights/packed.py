@@ -99,9 +99,13 @@ class Packed(Structured):
     def leaf_specs(self, spec: Any) -> Any:
         return dataclasses.replace(self, bytes=spec)
 
-    def __repr__(self) -> str:
+    def picture(self) -> Any:
+        """The integers: a zero among them is a number, no gap in a structure."""
+        return jaxrewrite.materialise(self)
+
+    def _summary(self) -> str:
         """The bytes say no more than the type does."""
-        return super().__repr__().split("(", 1)[0]
+        return super()._summary().split("(", 1)[0]
 
 
 class Planes(Packed):
@@ -117,7 +121,7 @@ class Planes(Packed):
     >>> from jaxrewrite.values._weights.packed import Planes
     >>> v = Planes.pack(jnp.arange(-4, 4), bits=3)
     >>> v
-    Planes<i8[8], 3 B>
+    Planes([-4 -3 -2 -1  0  1  2  3], dtype=int8)
     >>> v.materialise()
     Array([-4, -3, -2, -1,  0,  1,  2,  3], dtype=int8)
     """
@@ -158,7 +162,7 @@ class Nibbles(Packed):
     >>> from jaxrewrite.values._weights.packed import Nibbles
     >>> v = Nibbles.pack(jnp.array([1, -2, 7], jnp.int4), bits=4)
     >>> v
-    Nibbles<i4[3], 2 B>
+    Nibbles([ 1 -2  7], padding=1, dtype=int4)
     >>> v.materialise()
     Array([1, -2, 7], dtype=int4)
     """

@@ -244,11 +244,17 @@ class Quantised(Coded):
     def aval(self) -> Any:
         return jax.ShapeDtypeStruct(self.q.shape, self.scale.dtype)
 
-    def __repr__(self) -> str:
-        text = super().__repr__()
+    def _summary(self) -> str:
+        text = super()._summary()
         if self.activations is None:
             return text
         return f"{text[:-1]}, activations={self.activations!r})"
+
+    def picture(self) -> Any:
+        activations = (
+            "" if self.activations is None else f", {self.activations} activations"
+        )
+        return super().picture(), activations
 
     def levels(self) -> jax.Array:
         q = self.q.astype(self.scale.dtype)

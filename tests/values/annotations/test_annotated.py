@@ -382,7 +382,9 @@ def test_the_root_of_complex_numbers_has_units():
 def test_units_are_never_lost():
     with pytest.raises(jaxrewrite.MaterialisationError, match="units, m"):
         np.asarray(LENGTH)
-    assert repr(LENGTH) == "Unitful<f32[3,4], 48 B>(array=f32[3,4], units=Units('m'))"
+    assert repr(LENGTH).endswith("] m, dtype=float32)")
+    large = Unitful(jnp.ones((30, 40)), "m")
+    assert repr(large) == "Unitful<f32[30,40], 4.8 kB>(array=f32[30,40], units=Units('m'))"
 
 
 def test_units_of_derivatives():

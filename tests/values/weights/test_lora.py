@@ -292,7 +292,9 @@ def test_adapt_says_which_argument_is_wrong():
             TypeError, match=r"key of jax.random, such as jax.random.key\(0\)"
         ):
             adapt(tree, everything, 2, bad)
-    with pytest.raises(TypeError, match="where is 'kernel'. It must be a function"):
+    with pytest.raises(
+        TypeError, match="where, the second argument, is 'kernel'. It must be a function"
+    ):
         adapt(tree, "kernel", 2, key)
     many = {f"{i:02}": random(2, 2) for i in range(30)}
     with pytest.raises(ValueError, match="00, 01, .* 19, and 10 more"):

@@ -1,0 +1,102 @@
+"""The table `jaxrewrite.patterns.normal`: densities without Cholesky factors."""
+
+import jax
+import jax.numpy as jnp
+import jax.scipy.stats
+import numpy as np
+import pytest
+from jax.scipy.linalg import cho_solve, solve_triangular
+
+from jaxrewrite import MaterialisationError, patterns, transform
+from jaxrewrite.values import Diagonal, Identity, Kronecker, LowRank, Symmetric
+
+
+N = 24
+
+
+def numpyro(a, y):
+    """What ``numpyro.distributions.MultivariateNormal.log_prob`` computes."""
+    low = jnp.linalg.cholesky(a)
+    white = solve_triangular(low, y[..., None], lower=True).squeeze(-1)
+    log_root = jnp.log(jnp.diagonal(low, axis1=-2, axis2=-1)).sum(-1)
+    normalise = log_root + 0.5 * low.shape[-1] * jnp.log(2 * jnp.pi)
+    return -0.5 * jnp.sum(jnp.square(white), -1) - normalise
+
+
+def scipy(a, y):
+    return jax.scipy.stats.multivariate_normal.logpdf(y, jnp.zeros(len(y)), a)
+
+
+def likelihood(a, y):
+    low = jnp.linalg.cholesky(a)
+    alpha = cho_solve((low, True), y)
+    return -0.5 * y @ alpha - jnp.log(jnp.diag(low)).sum()
+
+
+def low_rank(d, sign=1.0, tilt=0.0):
+    a = jnp.sin(jnp.arange(1.0, N + 1))[:, None]
+    return LowRank(a, sign * (a.T + tilt * jnp.cos(jnp.arange(N * 1.0)))) + Diagonal(d)
+
+
+D = jnp.linspace(1, 2, N)
+Y = jnp.cos(jnp.arange(N * 1.0))
+COVARIANCES = {
+    "definite": low_rank(D),
+    "subtracted": low_rank(D, -0.01),
+    "not symmetric": low_rank(D, 0.2, 0.3),
+    "not definite": low_rank(D, -10.0),
+    "negative base": low_rank(D.at[3].set(-1.0)),
+    "negative base, definite": low_rank(jnp.full(N, 1.0).at[1].set(-0.05)),
+    "transposed": transform(jnp.transpose)(low_rank(D, 0.2, 0.3)),
+    "identity": LowRank(jnp.ones((N, 1)), jnp.ones((1, N))) + Identity(N),
+    "kronecker": Kronecker(
+        Symmetric(jnp.array([[2.0, 1.0], [1.0, 2.0]])), Symmetric(3 * jnp.eye(N // 2))
+    )
+    + 0.5 * Identity(N),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        *((name, numpyro) for name in COVARIANCES),
+        ("definite", scipy),
+        ("kronecker", scipy),
+        ("not definite", likelihood),
+        ("kronecker", likelihood),
+    ],
+)
+def test_densities_are_those_of_the_dense_matrix(name, program):
+    a = COVARIANCES[name]
+    implicit = transform(program, rules=patterns.normal, materialise="forbid")
+    expected = program(a.materialise(), Y)
+    np.testing.assert_allclose(implicit(a, Y), expected, 2e-4, 2e-4)
+    assert bool(jnp.isnan(expected)) == ("not definite" in name or name == "negative base")
+
+
+def test_derivatives_and_batches():
+    program = transform(numpyro, rules=patterns.normal, materialise="forbid")
+    dense = lambda a, y: numpyro(a.materialise(), y)
+    a = COVARIANCES["definite"]
+    for found, expected in zip(
+        jax.tree.leaves(jax.grad(program, (0, 1))(a, Y)),
+        jax.tree.leaves(jax.grad(dense, (0, 1))(a, Y)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(found, expected, 1e-3, 1e-3)
+    several = jnp.stack([Y, 2 * Y])
+    np.testing.assert_allclose(
+        jax.vmap(program, (None, 0))(a, several),
+        jax.vmap(dense, (None, 0))(a, several),
+        2e-4,
+    )
+
+
+def test_other_programs_keep_the_factor():
+    with pytest.raises(MaterialisationError, match=r"rules=jaxrewrite\.patterns\.normal"):
+        transform(numpyro, materialise="forbid")(COVARIANCES["definite"], Y)
+    both = lambda a, y: (numpyro(a, y), jnp.linalg.cholesky(a))
+    with pytest.raises(MaterialisationError, match="cholesky"):
+        transform(both, rules=patterns.normal, materialise="forbid")(
+            COVARIANCES["definite"], Y
+        )
