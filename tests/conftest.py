@@ -33,12 +33,6 @@ jax.config.update("jax_enable_checks", True)
 jax.config.update("jax_disable_most_optimizations", True)
 
 
-# Leak checks collect garbage at each trace. Imported objects are not garbage, but each
-# collection visits them, which takes most of the time.
-gc.collect()
-gc.freeze()
-
-
 def pytest_addoption(parser):
     group = parser.getgroup("jaxrewrite")
     group.addoption(
@@ -64,6 +58,16 @@ def pytest_configure(config):
         numpy_backend.install()
     if config.getoption("--rule-coverage"):
         config.pluginmanager.register(RuleCoverage(config))
+
+
+def pytest_collection_finish():
+    """Collect garbage rarely, and not among what is imported and collected by now.
+
+    Each collection visits all objects; of the time of all tests it took a tenth.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)
 
 
 # A process drops its compiled programs when its peak memory exceeds this number of kB.

@@ -2,8 +2,9 @@
 
 XLA takes a thousand times as long to compile such a program as it takes to run it. `install` lets
 `sweep.numpy_run` evaluate what JAX would compile: each operation outside of `jax.jit`, and each
-program of `jax.jit` while it is small and has run a few times only. JAX traces it, checks its
-types and lowers it to StableHLO as always, so all but the machine code is tested.
+program of `jax.jit` while it is small and has run a few times only. JAX traces it and checks its
+types as always, and lowers it to StableHLO where an equation is of a sort that it has not lowered
+yet, so all but the machine code is tested.
 
 Left to XLA are programs with effects, keys, donated operands, shardings or devices of their own,
 and primitives that NumPy has not.
@@ -11,6 +12,7 @@ and primitives that NumPy has not.
 
 import contextlib
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -24,7 +26,7 @@ from sweep import numpy_run
 
 
 # An array of more entries is left to XLA.
-_MOST_ENTRIES = 5000
+_MOST_ENTRIES = 70_000
 
 # Compiling takes as long as NumPy takes for so many equations of a program, and more where it
 # is long: for each of its equations, so many.
@@ -36,25 +38,12 @@ _LEFT_TO_XLA = {"call_hi_primitive", "custom_lin"}
 
 # Rare, and quick to compile; the rest of a program is none the less NumPy's.
 _ONE_BY_ONE = {
-    *(
-        "sort",
-        "cholesky",
-        "triangular_solve",
-        "lu",
-        "lu_pivots_to_permutation",
-        "svd",
-        "qr",
-    ),
-    *("geqrf", "householder_product", "eigh", "eig", "fft", "conv_general_dilated"),
-    *("bcoo_fromdense", "bcoo_todense", "bcoo_dot_general", "integer_dot"),
-    *(
-        "top_k",
-        "threefry2x32",
-        "lgamma",
-        "digamma",
-        "reduce_precision",
-        "tridiagonal_solve",
-    ),
+    *("svd", "qr", "geqrf", "householder_product", "eigh", "eig", "tridiagonal_solve"),
+    *("bcoo_fromdense", "bcoo_todense", "bcoo_dot_general", "bcoo_sum_duplicates"),
+    *("bcsr_dot_general", "integer_dot", "rows_dot", "conv_general_dilated"),
+    *("top_k", "threefry2x32", "lgamma", "digamma", "polygamma"),
+    *("igamma_grad_a", "polynomial", "reduce_precision", "reduce_window_sum"),
+    *("eq_to", "le_to", "lt_to"),
 }
 
 _installed = True
@@ -85,7 +74,7 @@ def install() -> None:
             known = _known(jaxpr)
             if known.may_run():
                 if not known.lowered:
-                    _lower(args, jaxpr, params)
+                    _lower_what_is_new(args, jaxpr, params)
                     known.lowered = True
                 with contextlib.suppress(numpy_run.NotStaged):
                     return _one_program(jaxpr, args), None, None, []
@@ -106,6 +95,33 @@ def _lower(args: Any, jaxpr: Any, params: Any) -> None:
     )
 
 
+_lowered: set[Any] = set()
+
+
+def _lower_what_is_new(args: Any, jaxpr: Any, params: Any) -> None:
+    """Lower a program if it has an equation of a sort that no program has had.
+
+    JAX lowers each equation for itself, by its primitive and the types of its operands.
+    """
+    sorts = set(_sorts(jaxpr.jaxpr))
+    if not sorts <= _lowered:
+        _lower(args, jaxpr, params)
+        _lowered.update(sorts)
+
+
+def _sorts(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        types = tuple((v.aval.dtype, v.aval.ndim) for v in (*eqn.invars, *eqn.outvars))
+        given = frozenset(k for k, v in eqn.params.items() if not _is_empty(v))
+        yield eqn.primitive, types, given
+        for inner in _programs_in(eqn.params):
+            yield from _sorts(getattr(inner, "jaxpr", inner))
+
+
+def _is_empty(param: Any) -> bool:
+    return param is None or isinstance(param, (bool, tuple)) and not param
+
+
 # --- which programs -----------------------------------------------------------------------------
 
 
@@ -114,7 +130,7 @@ class _Known:
 
     def __init__(self, closed: Any) -> None:
         jaxpr = getattr(closed, "jaxpr", closed)
-        self.is_evaluable = _is_evaluable(closed)
+        self.is_evaluable = _is_evaluable(closed) and not _is_of_one(jaxpr)
         self.lowered = False
         if self.is_evaluable:
             self.per_call = _n_equations(jaxpr, turns=True)
@@ -143,22 +159,31 @@ def _consts(closed: Any) -> Any:
     return getattr(closed, "consts", ())
 
 
+def _is_of_one(jaxpr: Any) -> bool:
+    """Whether a program is how JAX runs one primitive, which NumPy leaves to it."""
+    return len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name in _ONE_BY_ONE
+
+
 def _is_evaluable(closed: Any) -> bool:
     """Whether NumPy knows each equation, and all arrays are small."""
     jaxpr = getattr(closed, "jaxpr", closed)
     if jaxpr.effects or not _are_plain(_consts(closed)):
         return False
     variables = [*jaxpr.invars, *jaxpr.constvars]
-    if len(jaxpr.eqns) == 1 and jaxpr.eqns[0].primitive.name in _ONE_BY_ONE:
-        return False  # it is how JAX runs one
     for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        if name not in _ONE_BY_ONE and not _is_known(name, eqn.params):
+        if not _is_left_whole(eqn) and not _is_known(eqn.primitive.name, eqn.params):
             return False
         if not all(map(_is_evaluable, _programs_in(eqn.params))):
             return False
         variables += eqn.outvars
     return all(_is_plain_aval(v.aval) for v in variables)
+
+
+def _is_left_whole(eqn: Any) -> bool:
+    """Whether JAX runs an equation by itself within a program that NumPy runs."""
+    if eqn.primitive.name == "device_put":  # not to a device
+        return all(device is None for device in eqn.params["devices"])
+    return eqn.primitive.name in _ONE_BY_ONE
 
 
 def _programs_in(params: Any) -> list[Any]:
@@ -184,17 +209,21 @@ def _is_known(name: str, params: Any) -> bool:
         _installed
         and name in numpy_run.TABLE
         and name not in _LEFT_TO_XLA
-        and params.get("sharding") is None
-        and params.get("out_sharding") is None
+        and _is_anywhere(params.get("sharding"))
+        and _is_anywhere(params.get("out_sharding"))
         and (name != "jit" or _is_placed_by_jax(params))
     )
+
+
+def _is_anywhere(sharding: Any) -> bool:
+    """Whether it says nothing; that of a cotangent in 16 bits is on a mesh without axes."""
+    return sharding is None or (hasattr(sharding, "mesh") and sharding.mesh.empty)
 
 
 def _is_placed_by_jax(params: Any) -> bool:
     return (
         _installed
         and not any(params["donated_invars"])
-        and not params["compiler_options_kvs"]
         and all(
             isinstance(x, UnspecifiedValue)
             for x in (*params["in_shardings"], *params["out_shardings"])
@@ -226,7 +255,6 @@ def _is_plain_aval(aval: Any) -> bool:
     return (
         isinstance(aval, core.ShapedArray)
         and not jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
-        and aval.dtype != jax.dtypes.float0
         and aval.sharding.mesh.empty
         and aval.size <= _MOST_ENTRIES
     )
@@ -300,9 +328,11 @@ def _one_primitive(primitive: Any, params: Any, args: Any) -> Any:
 def _arrays(results: Any, avals: Any) -> list[Any]:
     device = jax.local_devices()[0]
     sharding = SingleDeviceSharding(device)
-    return [
-        pxla.batched_device_put(
-            aval, sharding, [np.array(numpy_run.like(x, aval))], [device], committed=False
-        )
-        for x, aval in zip(results, avals, strict=True)
-    ]
+
+    def array(x: Any, aval: Any) -> Any:
+        if aval.dtype == jax.dtypes.float0:
+            return np.zeros(aval.shape, aval.dtype)
+        one = [np.array(numpy_run.like(x, aval))]
+        return pxla.batched_device_put(aval, sharding, one, [device], committed=False)
+
+    return [array(*of_one) for of_one in zip(results, avals, strict=True)]

@@ -34,10 +34,11 @@ class BoundedCache:
     later one stays.
     """
 
-    __slots__ = ("__weakref__", "_entries", "_lock", "_size")
+    __slots__ = ("__weakref__", "_entries", "_filled", "_lock", "_size")
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, filled: weakref.WeakSet[BoundedCache] | None = None):
         self._size = size
+        self._filled = filled
         self._entries: OrderedDict[Hashable, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -54,6 +55,8 @@ class BoundedCache:
             self._entries[key] = entry
             while len(self._entries) > self._size:
                 self._entries.popitem(last=False)
+        if self._filled is not None:
+            self._filled.add(self)
 
     def clear(self) -> None:
         with self._lock:
@@ -78,6 +81,8 @@ class WeakCaches:
         self._caches: weakref.WeakKeyDictionary[Any, BoundedCache] = (
             weakref.WeakKeyDictionary()
         )
+        # Those with entries: most objects that have a cache outlive what is in it.
+        self._filled: weakref.WeakSet[BoundedCache] = weakref.WeakSet()
         self._lock = threading.Lock()
         _clear_functions.append(self.clear)
 
@@ -87,11 +92,15 @@ class WeakCaches:
             return self._caches[owner]
         except KeyError:
             with self._lock:
-                return self._caches.setdefault(owner, BoundedCache(self._size))
+                return self._caches.setdefault(
+                    owner, BoundedCache(self._size, self._filled)
+                )
 
     def clear(self) -> None:
         # The caches are emptied and not dropped, because whoever holds the cache of a live
         # owner must still see what others put there.
-        with self._lock:
-            for cache in self._caches.values():
-                cache.clear()
+        while True:
+            try:
+                self._filled.pop().clear()
+            except KeyError:
+                return

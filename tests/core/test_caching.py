@@ -231,8 +231,12 @@ def test_programs_of_one_function_are_bounded():
         run(v, i)
     assert len(_programs.of(fn)) == 20
     jaxrewrite.clear_caches()
-    assert len(_programs.of(fn)) == 0
+    held = _programs.of(fn)
+    assert len(held) == 0
     np.testing.assert_allclose(run(v, 1), X * 2 + 1)
+    assert len(held) == 1
+    jaxrewrite.clear_caches()
+    assert len(held) == 0
 
 
 def test_bounded_cache_forgets_the_least_recently_used():

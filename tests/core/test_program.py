@@ -202,7 +202,7 @@ def product(v: Pair, y: jax.Array, **params):
 PAIR = Pair(Y, 2 * Y)
 
 
-def test_what_a_rule_does_is_compiled_once(caplog, no_leak_checks):
+def test_what_a_rule_does_is_compiled_once(caplog, no_leak_checks, xla):
     jax.clear_caches()
     run = transform(lambda v, y: v * y * y * y, rules=table(product, "mul"))
     with jax.log_compiles():

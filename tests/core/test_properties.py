@@ -43,13 +43,13 @@ def check_many(seed, examples):
     run_many()
 
 
-# Without optimisations, XLA's older emitters for a CPU compile some gradients of plain JAX
-# programs wrongly, so that these programs, which nobody chose, are compiled with them.
 @pytest.mark.parametrize("part", [0, 1])  # for two processes
-def test_random_programs(bulk, optimised, part):
+def test_random_programs(bulk, part):
     check_many(part, 8)
 
 
+# Without optimisations, XLA's older emitters for a CPU compile some gradients of plain JAX
+# programs wrongly, so that these programs, which nobody chose, are compiled with them.
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_many_random_programs(bulk, optimised, part):

@@ -1,6 +1,7 @@
 """The tool that plants defects: which it plants, and that tests find one."""
 
 import ast
+import gc
 
 import pytest
 
@@ -69,7 +70,9 @@ def test_tests_find_a_defect():
         if "abs(number) >= 1000" in defect.text and defect.kind == "other bound"
     ]
     tests = "tests/insight/test_explain.py::test_"
+    gc.unfreeze()  # Functions that are frozen are none of those that `gc.get_objects` gives.
     runs = Runs()
+    gc.freeze()
     verdicts = [
         runs.verdict(found[0], [tests + name])
         for name in ("numbers_have_three_digits_and_a_prefix", "methods_and_keywords")

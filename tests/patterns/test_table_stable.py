@@ -517,12 +517,16 @@ SHORT_CASES = [
     if name_of(case) not in NOT_SHORT and not case.values[1].get("keepdims")
 ]
 FIRST_CASES = {name_of(case): case for case in reversed(SHORT_CASES)}.values()
+# They lose numbers that XLA takes for zero, and NumPy does not.
+TAKEN_FOR_ZERO = {"logarithms_subtracted", "hyperbolic_tangent"}
 STATICS = [-2.0, 1e-3, -1e-4, 6e4, 1e30]
 
 
 @pytest.mark.parametrize("dtype", SHORT, ids=str)
 @pytest.mark.parametrize("pattern, statics", often(SHORT_CASES, FIRST_CASES))
-def test_nothing_is_worse_at_any_number_of_16_bits(pattern, statics, dtype):
+def test_nothing_is_worse_at_any_number_of_16_bits(pattern, statics, dtype, request):
+    if pattern.fn.__name__ in TAKEN_FOR_ZERO and dtype != np.float16:
+        request.getfixturevalue("xla")
     number = [2.0] * len(pattern.scalars)
     assert_no_result_is_worse(pattern, statics, dtype, number, jax.jit, 3)
 

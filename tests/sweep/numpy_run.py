@@ -11,12 +11,15 @@ both. ``test_numpy_run.py`` compares the table with JAX.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.fft
+import scipy.linalg
 import scipy.special
 from jax.extend import core
 from jax.lax import GatherScatterMode
@@ -107,7 +110,9 @@ def _by_jax(eqn: Any, *operands: np.ndarray) -> Any:
     for var in (*eqn.invars, *eqn.outvars):
         if jax.dtypes.issubdtype(var.aval.dtype, jax.dtypes.extended):
             raise NotStaged
-    operands = tuple(map(jnp.asarray, operands))
+    operands = tuple(
+        map(jax.device_put, operands)
+    )  # `jnp.asarray` is compiled for each shape
     results = eqn.primitive.bind(*operands, **eqn.params)
     if not eqn.primitive.multiple_results:
         return np.asarray(results)
@@ -338,9 +343,14 @@ def _(eqn: Any, *xs: np.ndarray) -> Any:
     return list(xs)
 
 
-@rule("stop_gradient")
+@rule("stop_gradient", "name")
 def _(eqn: Any, x: np.ndarray) -> Any:
     return x
+
+
+@rule("empty", "empty2")
+def _(eqn: Any, *_: np.ndarray) -> Any:
+    return np.zeros(eqn.outvars[0].aval.shape)
 
 
 @rule("tile")
@@ -516,6 +526,35 @@ def _(eqn: Any, x: np.ndarray) -> Any:
     return np.flip(x, axis) if eqn.params["reverse"] else x
 
 
+@rule("reduce")
+def _(eqn: Any, *xs: np.ndarray) -> Any:
+    """By a program of one entry of each array: the entries are taken one by one."""
+    axes, n = eqn.params["dimensions"], len(xs) // 2
+    kept = eqn.outvars[0].aval.shape
+    size = math.prod(xs[0].shape[axis] for axis in axes)
+    rows = [np.moveaxis(x, axes, range(len(axes))).reshape(size, *kept) for x in xs[:n]]
+    outs = [np.empty(kept, x.dtype) for x in rows]
+    for place in np.ndindex(kept):
+        found = list(xs[n:])
+        for entries in zip(*(x[:, *place] for x in rows), strict=True):
+            found = evaluate(eqn.params["jaxpr"], [*found, *map(np.asarray, entries)])
+        for out, x in zip(outs, found, strict=True):
+            out[place] = x
+    return outs
+
+
+@rule("sort")
+def _(eqn: Any, *xs: np.ndarray) -> Any:
+    keys = xs[: eqn.params["num_keys"]]
+    if any(x.dtype.kind == "c" for x in keys):
+        return _by_jax(eqn, *xs)
+    axis = eqn.params["dimension"]
+    wide = [_wide(x) if jnp.issubdtype(x.dtype, jnp.floating) else x for x in keys]
+    order = np.lexsort([np.moveaxis(x, axis, -1) for x in reversed(wide)])
+    order = np.moveaxis(order, -1, axis)
+    return [np.take_along_axis(x, order, axis) for x in xs]
+
+
 @rule("dot_general")
 def _(eqn: Any, x: np.ndarray, y: np.ndarray) -> Any:
     (xc, yc), (xb, yb) = eqn.params["dimension_numbers"]
@@ -537,6 +576,80 @@ def _(eqn: Any, x: np.ndarray, y: np.ndarray) -> Any:
     right = y.transpose(*yb, *yc, *own_y).reshape(*batch, sizes(y, yc), sizes(y, own_y))
     product = left.astype(work) @ right.astype(work)
     return _cast(product, dtype).reshape(eqn.outvars[0].aval.shape)
+
+
+# --- decompositions, by what JAX itself calls on a CPU ------------------------------------------
+
+
+@rule("fft")
+def _(eqn: Any, x: np.ndarray) -> Any:
+    lengths = eqn.params["fft_lengths"]
+    name = eqn.params["fft_type"].name.lower().removesuffix("fft")
+    if 0 in (*x.shape, *eqn.outvars[0].aval.shape):
+        return _by_jax(eqn, x)
+    axes = tuple(range(-len(lengths), 0))
+    return getattr(scipy.fft, f"{name}fftn")(x, lengths, axes)
+
+
+def _of_matrices(name: str, function: Callable[..., Any]) -> None:
+    """``function`` of the parameters and of one matrix of each stack."""
+
+    def call(eqn: Any, *xs: np.ndarray) -> Any:
+        if 0 in eqn.outvars[0].aval.shape:
+            return _by_jax(eqn, *xs)
+        outs = [np.empty(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
+        for place in np.ndindex(xs[0].shape[:-2]):
+            results = function(eqn.params, *(x[place] for x in xs))
+            for out, x in zip(outs, results, strict=True):
+                out[place] = x
+        return outs if eqn.primitive.multiple_results else outs[0]
+
+    TABLE[name] = call
+
+
+def _solved(params: Any, a: np.ndarray, b: np.ndarray) -> Any:
+    if params["conjugate_a"]:
+        a = a.conj()
+    (solve,) = scipy.linalg.get_blas_funcs(("trsm",), (a, b))
+    flags = {
+        "side": not params["left_side"],
+        "lower": params["lower"],
+        "trans_a": params["transpose_a"],
+        "diag": params["unit_diagonal"],
+    }
+    return [solve(1, a, b, **flags)]
+
+
+def _cholesky(params: Any, x: np.ndarray) -> Any:
+    (factorise,) = scipy.linalg.get_lapack_funcs(("potrf",), (x,))
+    factor, info = factorise(x, lower=True, clean=True)
+    return [np.full_like(x, np.nan) if info else factor]
+
+
+def _lu(params: Any, x: np.ndarray) -> Any:
+    (factorise,) = scipy.linalg.get_lapack_funcs(("getrf",), (x,))
+    factors, pivots, _ = factorise(x)
+    return [factors, pivots, _order(pivots, len(x))]
+
+
+@rule("lu_pivots_to_permutation")
+def _(eqn: Any, pivots: np.ndarray) -> Any:
+    orders = np.empty(eqn.outvars[0].aval.shape, int)
+    for place in np.ndindex(pivots.shape[:-1]):
+        orders[place] = _order(pivots[place], eqn.params["permutation_size"])
+    return orders
+
+
+def _order(pivots: np.ndarray, n: int) -> np.ndarray:
+    order = np.arange(n)
+    for i, k in enumerate(pivots):
+        order[[i, k]] = order[[k, i]]
+    return order
+
+
+_of_matrices("triangular_solve", _solved)
+_of_matrices("cholesky", _cholesky)
+_of_matrices("lu", _lu)
 
 
 # --- gathers and scatters -----------------------------------------------------------------------

@@ -10,6 +10,10 @@ from sweep import numpy_run, oracle
 from sweep.programs import program
 
 
+def _summed_and_smallest(so_far, entries):
+    return so_far[0] + entries[0], lax.min(so_far[1], entries[1])
+
+
 FLOATING = {
     "entry by entry": lambda x: (
         *(f(x) for f in (jnp.sin, jnp.exp, jnp.tanh, jnp.sign, jnp.round, jnp.floor)),
@@ -38,7 +42,34 @@ FLOATING = {
         *(jnp.cumsum(x, 0), lax.cummax(x, 1, reverse=True), x[:0].sum(0), jnp.any(x > 1)),
         *(jnp.linalg.norm(x), jax.nn.logsumexp(x, 0), jnp.sort(x, 0), jnp.var(x)),
         lax.dot(x[:1], x[:1].T, preferred_element_type="int32"),
+        lax.sort((jnp.round(x / 3), x), dimension=1, num_keys=1),
+        lax.reduce((x, x), (x[0, 0], x[0, 1]), _summed_and_smallest, (0,)),
+        lax.reduce(x[:0], x[0, 0], lax.add, (0, 1)),
     ),
+    "decompositions": lambda x: (
+        *(jnp.fft.fft2(x), jnp.fft.ifft(x), lax.linalg.lu(x), lax.linalg.lu(x[:, :2])),
+        *(
+            lax.linalg.lu(x - x),
+            lax.linalg.cholesky(x @ x.conj().T),
+            jnp.linalg.inv(x @ x.T),
+        ),
+        *(lax.linalg.cholesky(-x @ x.conj().T), jnp.linalg.det(jnp.stack([x[:, :3]] * 2))),
+        *(
+            lax.linalg.triangular_solve(
+                *(x[:, :3], x[:, :left] if left else x[:2, 1:]),
+                left_side=bool(left),
+                lower=lower,
+                transpose_a=transpose,
+                conjugate_a=conjugate,
+                unit_diagonal=lower,
+            )
+            for left in (0, 2)
+            for lower in (True, False)
+            for transpose in (True, False)
+            for conjugate in (True, False)
+        ),
+    ),
+    "transforms": lambda x: (jnp.fft.rfft(x), jnp.fft.irfft2(x), jnp.fft.irfft(x, 5)),
     "products": lambda x: (
         *(x @ x.T, jnp.einsum("ij,ik->jk", x, x), jnp.einsum("ij,ij->i", x, x)),
         jnp.einsum("ij,kj->", x, x),
@@ -73,6 +104,7 @@ FLOATING = {
         *(jax.nn.relu(x), jax.checkpoint(jnp.sin)(x), jax.jvp(jax.nn.softmax, (x,), (x,))),
     ),
 }
+WITHOUT_16_BITS = ("decompositions", "transforms")
 INTEGERS = {
     "entry by entry": lambda x: (
         *(-x, x // 3, x % 3, lax.div(x, x - 1), lax.rem(x, x), x << 2, x >> 1, x**3),
@@ -88,9 +120,10 @@ INTEGERS = {
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [
-        *[(name, dtype) for name in FLOATING for dtype in ("float32", "bfloat16")],
+        *[(name, "float32") for name in FLOATING],
+        *[(name, "bfloat16") for name in FLOATING if name not in WITHOUT_16_BITS],
         *[(name, "int32") for name in INTEGERS],
-        *[(name, "complex64") for name in ("shapes", "products")],
+        *[(name, "complex64") for name in ("shapes", "products", "decompositions")],
     ],
 )
 def test_each_entry_of_the_table(name, dtype, bulk, xla):

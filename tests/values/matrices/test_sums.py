@@ -248,7 +248,7 @@ def test_what_no_sum_can_solve_is_not_finite(bulk):
     assert not np.isfinite(solve(blocks, normal(N))).any()
 
 
-def test_a_solution_that_is_too_large_to_be_squared_is_checked(bulk):
+def test_a_solution_that_is_too_large_to_be_squared_is_checked(bulk, xla):
     """In single precision: one too large by far is not finite, and a large one is found."""
     solve = jax.jit(implicit(jnp.linalg.solve))
     main, off = jnp.ones(40, "float32"), jnp.zeros(39, "float32")

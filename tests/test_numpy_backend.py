@@ -1,0 +1,52 @@
+"""Which programs of the tests NumPy runs, and which of them JAX lowers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_backend
+import pytest
+from jax._src import compiler  # JAX has no public hook for what it compiles
+
+
+@pytest.fixture
+def seen(request, monkeypatch):
+    """The programs that are lowered for NumPy, and those that are compiled."""
+    if request.config.getoption("--xla"):
+        pytest.skip("XLA runs everything")
+    found = {"lowered": [], "compiled": []}
+    lower, compile_ = numpy_backend._lower, compiler.compile_or_get_cached
+
+    def lowering(args, jaxpr, params):
+        found["lowered"].append(params["name"])
+        lower(args, jaxpr, params)
+
+    def compiling(*args, **kwargs):
+        found["compiled"].append(args)
+        return compile_(*args, **kwargs)
+
+    monkeypatch.setattr(numpy_backend, "_lowered", set())
+    monkeypatch.setattr(numpy_backend, "_lower", lowering)
+    monkeypatch.setattr(compiler, "compile_or_get_cached", compiling)
+    return found
+
+
+def test_equations_of_each_sort_are_lowered_once(seen):
+    def program(x):
+        return jax.lax.scan(lambda c, y: (jnp.sin(c) * y, None), x[0], x)[0]
+
+    one, other = np.ones((3, 2), "float32"), np.ones((4, 5), "float32")
+    for x in (one, other, one.astype("float16"), other.astype("float16")):
+        jax.jit(lambda x: program(x))(x)
+    assert len(seen["lowered"]) == 2 and not seen["compiled"]
+    jax.jit(lambda x: program(jnp.cos(x)))(one)
+    assert len(seen["lowered"]) == 3
+
+
+def test_what_jax_runs_by_itself_is_within_programs_of_numpy(seen):
+    x = jnp.asarray([[2, 1], [1, 3]], "float32")
+    got = jax.jit(lambda x: jnp.linalg.eigh(x)[0].sum() + jnp.trace(jnp.linalg.inv(x)))(x)
+    np.testing.assert_allclose(got, 6, 1e-5)
+    assert len(seen["lowered"]) == 1
+    before = len(seen["compiled"])
+    jax.jit(lambda x: jnp.linalg.eigh(x)[0] * 2)(x)
+    assert len(seen["compiled"]) == before <= 1
