@@ -27,8 +27,9 @@ ROOMS = {
     "_interop": (500, "other libraries"),
     "_patterns": (190, "rules for several equations"),
     "_handlers": (500, "programs inside of equations"),
-    "_analyses": (190, "what a program writes"),
-    "_array_value, _batched, numpy": (388, "what users subclass and call"),
+    "_functions": (180, "functions as calls"),
+    "_analyses": (150, "what a program writes"),
+    "_array_value, _batched, _display, numpy": (388, "what users subclass and call"),
     "_staging": (330, "from a function to a program"),
     "_signatures": (330, "what primitives take"),
     "_placement": (556, "meshes of devices"),
@@ -42,7 +43,10 @@ ROOMS = {
 TOGETHER = {
     "__init__": "jaxrewrite",
     "__main__": "_insight",
-    **dict.fromkeys(("_array_value", "_batched", "numpy"), "_array_value, _batched, numpy"),
+    **dict.fromkeys(
+        ("_array_value", "_batched", "_display", "numpy"),
+        "_array_value, _batched, _display, numpy",
+    ),
 }
 
 FLOOR, HEIGHT, MARGIN = 68, 40, 14

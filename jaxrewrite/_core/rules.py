@@ -313,7 +313,7 @@ class Table:
         ... def _(v: Metres, *, axis: int | None):
         ...     return Metres(jnp.linalg.norm(v.x, axis=axis))
         >>> jaxrewrite.transform(lambda v: jnp.linalg.norm(v, axis=0))(Metres(jnp.ones(4)))
-        Metres(x=f32[])
+        Metres(2., dtype=float32)
         """
         if exchange not in (None, "operands", "types"):
             raise ValueError(f"exchange is 'operands' or 'types'; got {exchange!r}.")

@@ -250,8 +250,8 @@ MISTAKES = {
         lambda: jaxrewrite.register("matmul"),
         ["'matmul'", "jax.make_jaxpr(jax.numpy.matmul)(*arrays)"],
     ),
-    "a function object for a primitive": (
-        lambda: jaxrewrite.register(jnp.matmul),
+    "a number for a primitive": (
+        lambda: jaxrewrite.register(3),
         ["such as 'add'", "jax.make_jaxpr(fn)(*arrays)"],
     ),
     "a rule without parameters": (

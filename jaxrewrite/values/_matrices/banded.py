@@ -560,15 +560,17 @@ def _banded_product(v: Banded, w: Banded) -> Any:
 
 
 def _scale(x: Any) -> Any:
-    """The power of two nearest to the largest magnitude along the last axis, a constant divisor.
+    """A power of two below the largest magnitude along the last axis, a constant divisor.
 
     Rounding to a number without a mantissa is one cheap operation, which a long loop needs.
+    Half of the magnitude cannot be rounded to infinity. Neither the divisor nor its inverse
+    leaves the range of the dtype; it is one for zero, infinity and NaN.
     """
-    size = lax.stop_gradient(abs(x).max(-1))
-    kind = jnp.finfo(size.dtype)
-    size = lax.reduce_precision(size, exponent_bits=kind.nexp, mantissa_bits=0)
+    half = lax.stop_gradient(abs(x).max(-1)) / 2
+    kind = jnp.finfo(half.dtype)
+    size = lax.reduce_precision(half, exponent_bits=kind.nexp, mantissa_bits=0)
     least = 2.0**kind.minexp
-    return jnp.where(jnp.isfinite(size), jnp.clip(size, least, 1 / least), 1)
+    return jnp.where(jnp.isfinite(size) & (size > 0), jnp.clip(size, least, 1 / least), 1)
 
 
 # --- elimination ------------------------------------------------------------------------
