@@ -28,6 +28,7 @@ ROOMS = {
     "_patterns": (190, "rules for several equations"),
     "_handlers": (500, "programs inside of equations"),
     "_functions": (180, "functions as calls"),
+    "_joins": (330, "where structures meet"),
     "_analyses": (150, "what a program writes"),
     "_array_value, _batched, _display, numpy": (388, "what users subclass and call"),
     "_staging": (330, "from a function to a program"),

@@ -11,10 +11,10 @@ from jax.tree_util import tree_leaves, tree_map
 
 from .. import _compat
 from .._core.dense import NO_RULE, Reason
-from .._core.join import Structure, coerce, filled, of_structure
 from .._core.site import Site
 from .._core.value import Like, Operand, is_value
-from .._core.zeros import Zeros
+from .._joins.join import Structure, coerce, filled, of_structure
+from .._joins.zeros import Zeros
 
 
 # Why nothing reads a result: nothing has written it, or what computes it raises an error.

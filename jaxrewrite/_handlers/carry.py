@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .._analyses.written import Written
-from .._analyses.zeros import results_with_zeros, with_zeros
 from .._compat import AnyJaxpr, Literal
 from .._core.avals import avals_of
 from .._core.builder import Rewritten
 from .._core.errors import MaterialisationError
-from .._core.join import (
+from .._core.site import Site
+from .._core.value import Like, Operand, is_value
+from .._joins.join import (
     Structure,
     coerce,
     common_parts,
@@ -29,9 +30,7 @@ from .._core.join import (
     structure_of,
     with_parts_joined,
 )
-from .._core.site import Site
-from .._core.value import Like, Operand, is_value
-from .._core.zeros import has_zeros
+from .._joins.zeros import has_zeros, results_with_zeros, with_zeros
 from .adapters import Coerce
 
 
@@ -137,7 +136,7 @@ def _solve(
 
 
 def _start(site: Site, operand: Operand) -> Operand:
-    """The operand of the first turn, with `KnownZeros`.
+    """The operand of the first turn, with `Zeros`.
 
     Vectors are left alone: values with structure have two axes or more.
     """
@@ -146,7 +145,7 @@ def _start(site: Site, operand: Operand) -> Operand:
 
 
 def _results(body: Rewritten, carry: Sequence[Structure]) -> list[Structure]:
-    """The structures of the results, with `KnownZeros` where the carry has a value otherwise."""
+    """The structures of the results, with `Zeros` where the carry has a value otherwise."""
     results = list(map(structure_of, body.results()))
     pairs = list(zip(carry, results, strict=False))
     differ = [before != result and is_value(before.like()) for before, result in pairs]

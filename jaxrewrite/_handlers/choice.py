@@ -18,11 +18,10 @@ from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .._analyses.growing import Producers
 from .._analyses.written import Written
-from .._analyses.zeros import together
-from .._core.join import coerce
 from .._core.rewrite import leafwise_handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
+from .._joins.join import coerce, together
 from .stacking import elements_like, in_slices, on_vars
 
 

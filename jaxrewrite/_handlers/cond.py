@@ -16,16 +16,15 @@ from jax.tree_util import tree_leaves, tree_unflatten
 
 from .. import _compat
 from .._analyses.written import UNKNOWN, Kind, results_of
-from .._analyses.zeros import results_with_zeros
 from .._compat import AnyJaxpr, Var
 from .._core.bodies import rewrite_jaxpr
 from .._core.builder import Rewritten
 from .._core.dense import Reason
-from .._core.join import Structure, join_all, structure_of
 from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
-from .._core.zeros import has_zeros
+from .._joins.join import Structure, join_all, structure_of
+from .._joins.zeros import has_zeros, results_with_zeros
 from .adapters import Coerce, Unread
 
 

@@ -36,12 +36,12 @@ from .._core.bodies import rewrite_jaxpr
 from .._core.builder import Rewritten
 from .._core.dense import Reason, policy_on
 from .._core.errors import MaterialisationError, add_note
-from .._core.join import Structure, join_all, structure_of
 from .._core.rewrite import Rewriter
 from .._core.settings import Settings, use_settings
 from .._core.site import Site, describe
 from .._core.traces import Rewriting
 from .._core.value import ArrayOrValue, Operand, Value, is_value
+from .._joins.join import Structure, join_all, structure_of
 from .._staging.materialise import materialise
 from .._staging.program import run_on_values
 from .._staging.transform import transform

@@ -14,10 +14,10 @@ from .._batched import sliced
 from .._compat import Var
 from .._core.bodies import rewrite_jaxpr
 from .._core.builder import Rewritten
-from .._core.join import Structure
 from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
+from .._joins.join import Structure
 from .adapters import Coerce
 from .carry import body_inputs, fixed_point
 from .stacking import Elements, sliceable, stacked

@@ -26,10 +26,10 @@ from .._compat import AnyJaxpr, Tree
 from .._core.avals import avals_of, same_treedef
 from .._core.bodies import rewrite_jaxpr
 from .._core.builder import Rewritten
-from .._core.join import Structure, structure_of
 from .._core.settings import Settings, use_settings
 from .._core.site import Site
 from .._core.value import Like, Operand, Value, is_value
+from .._joins.join import Structure, structure_of
 from .derivatives import confinement, derivative, is_inexact, on_avals, parts, zero_tangent
 from .entrywise import FIXED, Dependence, Kind, dependences, source
 

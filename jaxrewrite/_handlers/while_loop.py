@@ -12,10 +12,10 @@ from .._compat import AnyJaxpr, Var
 from .._core.bodies import rewrite_jaxpr
 from .._core.builder import Rewritten
 from .._core.dense import Reason
-from .._core.join import Structure
 from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import Operand, Results, is_value
+from .._joins.join import Structure
 from .adapters import Coerce, MakeDense
 from .carry import body_inputs, fixed_point
 

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_structure, tree_unflatten
 
 from .. import _compat
-from .._analyses.zeros import KnownZeros
 from .._compat import Primitive, Var
 from .._core.avals import aval_of
-from .._core.join import Structure, coerce, fits, join, structure_of
 from .._core.rewrite import handlers
 from .._core.site import Site
 from .._core.value import is_value
 from .._handlers.stacking import element_like, stack_like
+from .._joins.join import Structure, coerce, fits, join, structure_of
+from .._joins.zeros import Zeros
 
 
 class _Structures(NamedTuple):
@@ -39,8 +39,8 @@ def set_handler(site: Site, operands: list[Any]) -> Any:
     which, buffer, item, *places = operands
     if any(map(is_value, (which, *places))) or not (is_value(buffer) or is_value(item)):
         return NotImplemented
-    if isinstance(buffer, KnownZeros) and isinstance(item, KnownZeros):
-        return [KnownZeros(site.eqn.outvars[0].aval)]
+    if isinstance(buffer, Zeros) and isinstance(item, Zeros):
+        return [Zeros(site.eqn.outvars[0].aval)]
     operands, params = _batched_in_front(site, operands)
     likes = [structure_of(x).like() if is_value(x) else x.aval for x in operands]
     structures = _structures(site, site.primitive, params, likes)
@@ -99,7 +99,7 @@ def _structures(
         return None
     both = structure_of(buffer)
     length = (aval_of(buffer) if is_value(buffer) else buffer).shape[0]
-    if is_value(item) and not isinstance(item, KnownZeros):
+    if is_value(item) and not isinstance(item, Zeros):
         both = join(site, both, structure_of(stack_like(site, item, length)))
     if not is_value(both.like()):
         return None
@@ -143,6 +143,6 @@ def _one(site: Site, like: Any, size: int, axis: int) -> Any:
     """What one element of a batch is like; ``NotImplemented`` if a value can't tell."""
     if not is_value(like):
         return _compat.without_axis(like, size, axis)
-    if isinstance(like, KnownZeros):
-        return KnownZeros(_compat.without_axis(like.aval(), size, axis))
+    if isinstance(like, Zeros):
+        return Zeros(_compat.without_axis(like.aval(), size, axis))
     return element_like(site, like, size)

@@ -16,15 +16,14 @@ import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
 from .._analyses.written import UNKNOWN, Fact, Kind, transfer
-from .._analyses.zeros import together
 from .._compat import JaxprEqn, Primitive, Var
 from .._core.avals import avals_of
-from .._core.join import coerce
 from .._core.rewrite import handlers
 from .._core.settings import Settings
 from .._core.site import Site
 from .._core.value import is_value
 from .._handlers.stacking import elements_like
+from .._joins.join import coerce, together
 from .buffers import set_handler, sets_an_item
 
 

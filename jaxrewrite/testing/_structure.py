@@ -25,7 +25,7 @@ from jaxrewrite import Value
 
 from .._compat import same_array_type, short
 from .._core.avals import aval_of, same_treedef
-from .._core.zeros import can_be_zero
+from .._joins.zeros import can_be_zero
 from .._placement.leafwise import specs_of_leaves
 from ._oracle import difference, neighbour, stacked_leaves
 from ._variants import aval_of_array, in_dtype, static_fields

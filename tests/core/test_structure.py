@@ -27,7 +27,8 @@ ROOMS_BELOW = {
     "_compat": set(),
     "_core": {"_compat"},
     "_signatures": {"_compat", "_core"},
-    "_analyses": {"_compat", "_core", "_staging"},
+    "_analyses": {"_compat", "_core"},
+    "_joins": {"_analyses", "_compat", "_core", "_staging"},
     "_functions": {"_compat", "_core"},
     "_staging": {"_compat", "_core", "_signatures"},
     "_display": {"_compat", "_core", "_staging"},
@@ -36,10 +37,10 @@ ROOMS_BELOW = {
     "_placement": {"_compat", "_core"},
     "primitives": {"_compat", "_core"},
     "_handlers": {
-        *("_analyses", "_batched", "_compat", "_core", "_functions", "_placement"),
-        *("_signatures", "_staging", "primitives"),
+        *("_analyses", "_batched", "_compat", "_core", "_functions", "_joins"),
+        *("_placement", "_signatures", "_staging", "primitives"),
     },
-    "_interop": {"_analyses", "_compat", "_core", "_handlers", "_staging"},
+    "_interop": {"_analyses", "_compat", "_core", "_handlers", "_joins", "_staging"},
     "_patterns": {"_analyses", "_compat", "_core", "_staging"},
     "extend": {"_core"},
     "numpy": {"_staging"},
@@ -49,7 +50,7 @@ ROOMS_BELOW = {
     "__main__": {"_insight"},
     "values": {"__init__", "_compat", "_core", "_display", "extend", "primitives"},
     "testing": {
-        *("__init__", "_analyses", "_compat", "_core", "_insight", "_patterns"),
+        *("__init__", "_analyses", "_compat", "_core", "_insight", "_joins", "_patterns"),
         *("_placement", "_signatures", "primitives"),
     },
     "checkpoints": {"__init__", "values"},
@@ -517,7 +518,7 @@ def test_the_core_stands_alone():
 
 def test_the_core_is_read_in_an_afternoon():
     files = (PACKAGE / "_core").glob("*.py")
-    assert sum(len(path.read_text().splitlines()) for path in files) <= 4550
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 4500
 
 
 def annotations(path):

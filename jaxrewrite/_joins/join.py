@@ -20,13 +20,14 @@ from typing import Any, NamedTuple
 from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
+from .._analyses.written import Written
 from .._compat import Aval, Literal, Tree, Var
-from .avals import aval_of, avals_of, children, rule_children, same_treedef
-from .dead_code import live_equations
-from .dense import Reason
-from .site import Site
-from .value import Like, Operand, Value, is_value
-from .zeros import as_arrays, can_be_zero, is_zeros
+from .._core.avals import aval_of, avals_of, children, rule_children, same_treedef
+from .._core.dead_code import live_equations
+from .._core.dense import Reason
+from .._core.site import Site
+from .._core.value import Like, Operand, Value, is_value
+from .zeros import as_arrays, can_be_zero, has_zeros, is_zeros, with_zeros
 
 
 # `rule_children` or `children`.
@@ -96,6 +97,15 @@ def join_all(site: Site, structures: Sequence[Structure]) -> Structure:
     if all(fits(site, structure, joined) for structure in structures):
         return joined
     return dense_structure(joined)
+
+
+def together(site: Site, operands: Sequence[Any]) -> Any:
+    """Operands for one array, `with_zeros`, and a structure for all; ``None`` if it is dense."""
+    written = site.builder.analysis(Written)
+    operands = [with_zeros(written, x) for x in operands]
+    structure = join_all(site, list(map(structure_of, operands)))
+    like = structure.like()
+    return (operands, structure) if is_value(like) and not has_zeros(like) else None
 
 
 def _join_children(site: Site, x: Like, y: Like) -> Like | None:

@@ -1,0 +1,1 @@
+"""Where structures meet: in branches, loops and choices, and where a program writes zeros."""
