@@ -8,6 +8,7 @@ program computes them of literals: an exponent tells units.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,8 +27,12 @@ from .written import Fact, Written
 
 # The functions inside of JAX's own, by name, that write numbers about floats and not about what
 # the floats measure: where a square overflows, or what to divide by where a step is zero. What
-# they return has the units of their operands whatever the units are.
-_FOR_ANY_UNITS = {"_interp": jnp.interp, "hypot": jnp.hypot, "_hypot": jnp.hypot}
+# they return has the units of their operands whatever the units are. The module tells
+# the file that they are in. Other rooms add functions of other libraries.
+FOR_ANY_UNITS: dict[str, str] = {
+    "_interp": inspect.unwrap(jnp.interp).__module__,
+    **dict.fromkeys(("hypot", "_hypot"), inspect.unwrap(jnp.hypot).__module__),
+}
 
 
 class Adopting(OperandsHook):
@@ -103,10 +108,8 @@ def adopter_of(operands: Iterable[Any]) -> Value | None:
 
 def is_for_any_units(jaxpr: Any) -> bool:
     """Whether a jaxpr is of a function whose written numbers have any units."""
-    public: Any = _FOR_ANY_UNITS.get(_compat.name_of(jaxpr))
-    if public is None:
-        return False
-    return _compat.file_of(jaxpr) == inspect.unwrap(public).__code__.co_filename
+    module = sys.modules.get(FOR_ANY_UNITS.get(_compat.name_of(jaxpr), ""))
+    return module is not None and _compat.file_of(jaxpr) == module.__file__
 
 
 def is_inexact(atom: Any) -> bool:

@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from .. import _compat
-from .._compat import JaxprEqn, Literal, Var
+from .._compat import Jaxpr, JaxprEqn, Literal, Var
 from .._core.caches import WeakCaches
 from .growing import Growing
 
@@ -146,12 +146,17 @@ def results_of(body: Any, operands: Sequence[Fact]) -> list[Fact]:
     found: list[Fact] | None = cache.get(key)
     if found is None:
         jaxpr, consts = _compat.open_jaxpr(body)
-        given = zip(jaxpr.invars[len(consts) :], operands, strict=True)
-        facts = {var: fact for var, fact in given if fact != UNKNOWN}
-        _go_forward(jaxpr.eqns, facts)
-        found = [_fact(facts, atom) for atom in jaxpr.outvars]
+        found = facts_of(jaxpr, [*[UNKNOWN] * len(consts), *operands])
         cache.put(key, found)
     return found
+
+
+def facts_of(jaxpr: Jaxpr, operands: Sequence[Fact]) -> list[Fact]:
+    """The facts about the results of a jaxpr without constants, on operands of these facts."""
+    given = zip(jaxpr.invars, operands, strict=True)
+    facts = {var: fact for var, fact in given if fact != UNKNOWN}
+    _go_forward(jaxpr.eqns, facts)
+    return [_fact(facts, atom) for atom in jaxpr.outvars]
 
 
 def _go_forward(eqns: Sequence[JaxprEqn], facts: dict[Var, Fact]) -> None:
@@ -304,6 +309,27 @@ def _scaled(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
         is_scaled = any(fact._class() == Kind.NO_SCALE for fact in facts)
         found = NO_SCALE if is_scaled else UNKNOWN
     return [found]
+
+
+@transfer(
+    *(
+        "and",
+        "bcoo_todense",
+        "complex",
+        "conj",
+        "cumsum",
+        "dot_general",
+        "dynamic_update_slice",
+        "fft",
+    ),
+    *("imag", "integer_pow", "or", "pad", "real", "reduce_max", "reduce_min", "reduce_sum"),
+    *("scatter", "scatter-add", "shift_left", "shift_right_arithmetic"),
+    *("shift_right_logical", "xor"),
+)
+def _zero_of_zeros(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
+    """What is zero where all operands are, places among them."""
+    is_zero = all(fact.is_zero for fact in facts) and eqn.params.get("y", 1) > 0
+    return [filled(0, _dtype_of(eqn.outvars[0])) if is_zero else UNKNOWN]
 
 
 # --- calls, branches and loops ------------------------------------------------------

@@ -87,11 +87,6 @@ class Value(PyTree):
         Whether rules get a field that is a value as that value, and not as an array of its
         aval. Use it if rules of the type `bind` a field together with another value, which
         dispatches on both.
-    zero_if_leaves_are
-        Whether the array is zero everywhere if all numbers in its leaves are zeros, and the
-        arrays of fields that are values are zero. Then a loop may start with zeros and go on
-        with a value of this type, and a branch may return zeros where another returns such a
-        value, which stays implicit.
     adopts
         The names of primitives in which `adopt` is asked about arrays beside a value of this
         type. If there are any, it is also asked in all higher-order primitives.
@@ -101,7 +96,6 @@ class Value(PyTree):
     compiles_materialise: ClassVar[bool] = False
     outer: ClassVar[float] = 0
     rules_see_values: ClassVar[bool] = False
-    zero_if_leaves_are: ClassVar[bool] = False
     adopts: ClassVar[frozenset[str]] = frozenset()
 
     # Whether fields without leaves may stay when `jax.vmap` gives the others batch axes.

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax.tree_util import tree_flatten, tree_leaves, tree_unflatten
 
+from .._analyses.adopting import FOR_ANY_UNITS
 from .._analyses.written import UNKNOWN, Fact, Kind, transfer
 from .._compat import JaxprEqn, Primitive, Var
 from .._core.avals import avals_of
@@ -57,6 +58,12 @@ def batched_handler(site: Site, operands: list[Any]) -> Any:
 
 
 handlers.update(linear_solve=solve_handler, vprim=batched_handler)
+
+
+# The number after or before a time is the smallest one after zero, in its units.
+FOR_ANY_UNITS.update(
+    dict.fromkeys(("nextafter", "prevbefore"), "equinox.internal._nextafter")
+)
 
 
 @transfer("pure_callback")

@@ -5,7 +5,8 @@ all that a jaxpr fixes. Two operands for the same array may have different struc
 are brought to their *join*, which is the first of these that exists:
 
 - the same structure, if they are equal;
-- the structure of the other, if one is known to be zeros and the other can hold zeros;
+- the structure of the other, if one is known to be zeros and the other can hold zeros, by
+  its ``materialise`` or by its join with an array;
 - the join of their children that are values, if they differ only in these;
 - the result of the types' own `Value.join`;
 - the dense array.
@@ -17,6 +18,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from jax.tree_util import PyTreeDef, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
@@ -27,7 +29,14 @@ from .._core.dead_code import live_equations
 from .._core.dense import Reason
 from .._core.site import Site
 from .._core.value import Like, Operand, Value, is_value
-from .zeros import as_arrays, can_be_zero, has_zeros, is_zeros, with_zeros
+from .zeros import (
+    Zeros,
+    as_arrays,
+    has_zeros,
+    is_zero_where_parts_are,
+    is_zeros,
+    with_zeros,
+)
 
 
 # `rule_children` or `children`.
@@ -112,7 +121,7 @@ def _join_children(site: Site, x: Like, y: Like) -> Like | None:
     """The join as a value on avals; ``None`` if it is dense."""
     for zeros, other in ((x, y), (y, x)):
         if is_zeros(zeros):
-            if can_be_zero(other):
+            if fits(site, structure_of(zeros), structure_of(other)):
                 return other
             arrays = structure_of(as_arrays(zeros))
             return join(site, arrays, structure_of(other)).like()
@@ -159,8 +168,13 @@ def coerce(site: Site, operand: Operand, structure: Structure) -> Operand | None
         return operand
     like = structure.like()
     if is_zeros(operand):
-        start = structure if can_be_zero(like) else structure_of(as_arrays(operand))
-        return coerce(site, _zeros(site, start), structure)
+        if not is_value(like):
+            return filled(site, structure, _zeros_like)
+        if is_zero_where_parts_are(like):
+            parts, treedef = rule_children(like)
+            zeros = [Zeros(_compat.strong(aval)) for aval in avals_of(parts)]
+            return _coerce_parts(site, zeros, parts, treedef)
+        operand = _adopted(operand, like)
     if not is_value(like):
         dense = site.materialise(operand, _DIFFERS) if is_value(operand) else operand
         return site.vary(dense, like)
@@ -171,17 +185,28 @@ def coerce(site: Site, operand: Operand, structure: Structure) -> Operand | None
         if parts_of is None:
             return None
     parts, treedef = parts_of(operand)
-    wanted, _ = parts_of(like)
-    brought = [
-        coerce(site, part, structure_of(want))
-        for part, want in zip(parts, wanted, strict=True)
-    ]
+    return _coerce_parts(site, parts, parts_of(like)[0], treedef)
+
+
+def _coerce_parts(
+    site: Site, parts: Sequence[Any], likes: Sequence[Any], treedef: PyTreeDef
+) -> Any:
+    """A value with parts that are brought to the structures of others; ``None`` without a way."""
+    pairs = zip(parts, likes, strict=True)
+    brought = [coerce(site, part, structure_of(like)) for part, like in pairs]
     return None if any(x is None for x in brought) else tree_unflatten(treedef, brought)
 
 
-def _zeros(site: Site, structure: Structure) -> Operand:
-    """An operand of a structure whose leaves are zeros."""
-    return filled(site, structure, lambda aval: _compat.full(aval, 0))
+def _zeros_like(aval: Any) -> jax.Array:
+    return _compat.full(aval, 0)
+
+
+def _adopted(zeros: Any, like: Value) -> Any:
+    """`Zeros` as a value whose metadata gives way, if the type of ``like`` adopts arrays."""
+    if not (like.adopts and isinstance(zeros, Zeros)):
+        return zeros
+    adopted = like.adopt(zeros)
+    return zeros if adopted is NotImplemented else adopted
 
 
 def _same_parts(x: Operand | Like, y: Operand | Like, parts_of: PartsOf) -> bool:
@@ -254,10 +279,18 @@ def _through_types(site: Site, operand: Operand, like: Like) -> Any:
     """
     other = tree_map(Var, like)
     start = len(site.builder.eqns)
+    zeros = operand if isinstance(operand, Zeros) else None
+    if zeros is not None:  # The method of the type is shown an array.
+        operand = filled(site, structure_of(zeros.aval()), _zeros_like)
     pair = _call_join(site, operand, other)
     if pair is None:
         return None
-    leaves = tree_leaves(pair[0])
+    result: Any = pair[0]
+    if zeros is not None:
+        parts, treedef = children(result)
+        written = site.builder.analysis(Written)
+        result = tree_unflatten(treedef, [with_zeros(written, part) for part in parts])
+    leaves = tree_leaves(result)
     site.builder.eqns[start:] = live_equations(site.builder.eqns[start:], leaves)
     read = {
         atom
@@ -272,7 +305,7 @@ def _through_types(site: Site, operand: Operand, like: Like) -> Any:
             f"The join of {types} mixes the arrays of the two. Each of the pair that it "
             "returns must be the same array as before, in another structure."
         )
-    return pair[0]
+    return result
 
 
 def filled(site: Site, structure: Structure, make: Callable[[Any], Any]) -> Operand:

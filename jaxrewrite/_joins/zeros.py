@@ -13,13 +13,17 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.tree_util import tree_leaves, tree_map, tree_unflatten
+import jax.numpy as jnp
+from jax.tree_util import PyTreeDef, tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
-from .._analyses.written import Fact, Written
+from .._analyses.written import UNKNOWN, Fact, Written, facts_of, filled
 from .._compat import Literal, Primitive, ShapedArray, Tree
-from .._core.avals import children
+from .._core.avals import avals_of, children, rule_children
 from .._core.builder import Rewritten
+from .._core.caches import bounded_cache
+from .._core.dense import make_dense, materialised
+from .._core.notices import collected
 from .._core.rewrite import leafwise_handlers
 from .._core.site import Site
 from .._core.value import ArrayOrValue, Like, Operand, Value, field, is_value
@@ -111,9 +115,44 @@ def _is_bare(x: object) -> bool:
     return isinstance(x, Zeros)
 
 
-def can_be_zero(like: Like) -> bool:
-    """Whether a value of this structure with zeros as leaves is zero everywhere."""
-    if not is_value(like):
-        return True
-    parts, _ = children(like)
-    return type(like).zero_if_leaves_are and all(map(can_be_zero, parts))
+_kept = bounded_cache(1024)
+
+
+def is_zero_where_parts_are(like: Value) -> bool:
+    """Whether a value of this structure is zero if all that a rule sees of it is zero.
+
+    The program of its ``materialise`` tells, once for each structure.
+    """
+    parts, treedef = rule_children(like)
+    avals = tuple(avals_of(parts))
+    key = treedef, avals, _compat.trace_context()
+    try:
+        found = _kept.get(key)
+    except TypeError:  # The metadata is not hashable.
+        return _is_zero_of_zeros(type(like), treedef, avals)
+    if found is None:
+        found = _is_zero_of_zeros(type(like), treedef, avals)
+        _kept.put(key, found)
+    return found
+
+
+def _is_zero_of_zeros(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> bool:
+    def dense(*parts: Any) -> list[Any]:
+        value = tree_unflatten(treedef, parts)
+        return [make_dense(value, lambda value, checked: checked(materialised(value)))]
+
+    debug_info = _compat.new_debug_info(f"{cls.__name__}.materialise", cls.materialise)
+    try:
+        # What it warns of is said where a value becomes dense.
+        with collected(), _compat.mesh_of(avals):
+            jaxpr, consts = _compat.trace_to_jaxpr(dense, avals, debug_info)
+    except Exception:  # noqa: BLE001 - a type that is never dense raises anything
+        return False
+    if not all(map(_is_numeric, avals)):
+        return False
+    facts = [UNKNOWN] * len(consts) + [filled(0, aval.dtype) for aval in avals]
+    return facts_of(jaxpr, facts)[0].is_zero
+
+
+def _is_numeric(aval: ShapedArray) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.number) or aval.dtype == jnp.bool_

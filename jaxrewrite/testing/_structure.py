@@ -15,7 +15,6 @@ from jax.tree_util import (
     PyTreeDef,
     tree_flatten,
     tree_leaves,
-    tree_map,
     tree_structure,
     tree_unflatten,
 )
@@ -25,7 +24,6 @@ from jaxrewrite import Value
 
 from .._compat import same_array_type, short
 from .._core.avals import aval_of, same_treedef
-from .._joins.zeros import can_be_zero
 from .._placement.leafwise import specs_of_leaves
 from ._oracle import difference, neighbour, stacked_leaves
 from ._variants import aval_of_array, in_dtype, static_fields
@@ -244,18 +242,6 @@ def _batch(value: Any) -> str | None:
     return None
 
 
-def _zero(value: Any) -> str | None:
-    if not can_be_zero(value):
-        return "its type does not say zero_if_leaves_are"
-    zeros = jaxrewrite.materialise(tree_map(jnp.zeros_like, value))
-    told = difference(zeros, jnp.zeros_like(zeros), 0.0)
-    if told is not None:
-        raise AssertionError(
-            f"its type says zero_if_leaves_are, and with zeros as leaves it is not zero: {told}"
-        )
-    return None
-
-
 # A check returns the reason why it can't be made, if there is one.
 CHECKS: dict[str, Callable[[Any], str | None]] = {
     "pytree": _pytree,
@@ -266,7 +252,6 @@ CHECKS: dict[str, Callable[[Any], str | None]] = {
     "shards": _shards,
     "stack": _stack,
     "batch": _batch,
-    "zero": _zero,
 }
 
 # Without these, each program would fail for the same reason.

@@ -48,7 +48,6 @@ def check_value(
     - ``"batch"``: with one more axis in front of each leaf, as after `jax.vmap`, it is a
       batch. This is not required, so a type that does otherwise does not fail: the check is
       among those not made.
-    - ``"zero"``: with zeros as leaves it is zero, if ``zero_if_leaves_are`` says so.
     - a name for each program: a primitive that acts entry by entry, moves entries, reduces,
       sorts, slices, joins or multiplies, with the operands that it needs; a branch or a loop
       with the value; or a function with a rule of derivatives. Each is compared with dense

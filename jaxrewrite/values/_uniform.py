@@ -84,7 +84,6 @@ class Zero(Uniform):
     compiles_materialise = True
 
     outer = -10
-    zero_if_leaves_are = True
 
     of_shape: tuple[int, ...] = jaxrewrite.field(static=True)
     of_dtype: Any = jaxrewrite.field(static=True, default=jnp.dtype("float32"))
@@ -165,7 +164,6 @@ class Constant(Uniform):
     compiles_materialise = True
 
     outer = -30
-    zero_if_leaves_are = True
 
     fill: Any
     of_shape: tuple[int, ...] = jaxrewrite.field(static=True)

@@ -50,7 +50,7 @@ ROOMS_BELOW = {
     "__main__": {"_insight"},
     "values": {"__init__", "_compat", "_core", "_display", "extend", "primitives"},
     "testing": {
-        *("__init__", "_analyses", "_compat", "_core", "_insight", "_joins", "_patterns"),
+        *("__init__", "_analyses", "_compat", "_core", "_insight", "_patterns"),
         *("_placement", "_signatures", "primitives"),
     },
     "checkpoints": {"__init__", "values"},
@@ -146,12 +146,8 @@ LIBRARIES = {
     *("tensorflow", "torch", "transformers"),
 }
 
-# What the ready types look up besides: the units of two packages, which users may pass, and one
-# function, which a rule is for.
-NAMED = {
-    "values._annotations.units": {"astropy", "pint"},
-    "values._annotations.unitful": {"equinox"},
-}
+# What the ready types look up besides: the units of two packages, which users may pass.
+NAMED = {"values._annotations.units": {"astropy", "pint"}}
 
 
 def libraries_named_in(source):

@@ -113,7 +113,6 @@ class Interval(Structured):
     """
 
     outer = 10
-    zero_if_leaves_are = True
     _ignores_custom_rules = True
 
     lower: Array

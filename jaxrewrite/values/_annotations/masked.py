@@ -113,7 +113,6 @@ class Masked(Structured):
     """
 
     outer = 20
-    zero_if_leaves_are = True
 
     array: Array
     mask: Bool[Array, ...]
@@ -167,7 +166,9 @@ class Masked(Structured):
 
     def join(self, other: Any) -> Any:
         """An array is a masked array without missing entries."""
-        return Masked(self.array, self.mask), Masked(_array(other), _mask(other))
+        if not isinstance(other, Masked):
+            return self, dataclasses.replace(self, array=other, mask=_mask(other))
+        return Masked(self.array, self.mask), Masked(other.array, other.mask)
 
     def stacked(self, size: int) -> Any:
         return self

@@ -84,7 +84,6 @@ class Named(Structured):
     """
 
     outer = 40
-    zero_if_leaves_are = True
 
     # Only the names are lost. Derivative rules get arrays without names.
     materialise_policy = "allow"

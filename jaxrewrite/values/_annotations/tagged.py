@@ -66,7 +66,6 @@ class Tagged(Structured):
     """
 
     outer = 50
-    zero_if_leaves_are = True
 
     # Only the tags are lost. Derivative rules get arrays without tags.
     materialise_policy = "allow"

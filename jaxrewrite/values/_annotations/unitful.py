@@ -14,7 +14,6 @@ from jax.extend.core import Literal
 
 import jaxrewrite
 
-from .._base.recognised import is_of
 from .._base.structured import Structured, inexact, split_alike
 from .declaration import (
     MOVING,
@@ -110,7 +109,6 @@ class Unitful(Structured):
     """
 
     outer = 30
-    zero_if_leaves_are = True
     adopts = _EQUAL
 
     # An array that is itself a value meets other values as that value.
@@ -427,11 +425,3 @@ def _sort(*operands: Any, primitive: Any, **params: Any) -> Any:
 def _top_k(x: Unitful, **params: Any) -> Any:
     entries, indices = jaxrewrite.bind("top_k", x.array, **params)
     return [with_units(x.units, entries), indices]
-
-
-@jaxrewrite.register("custom_jvp_call")
-def _next_number(x: Unitful, *, primitive: Any, **params: Any) -> Any:
-    """The number after or before a time, by Equinox, which has the smallest one after zero."""
-    if not is_of("equinox.internal._nextafter", params["call_jaxpr"]):
-        return NotImplemented
-    return bind_numbers(primitive, [x], x.units.fixed, params)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -15,12 +14,6 @@ def find(table: Callable[..., dict[Hashable, Any]], jaxpr: Any, *key: Any) -> An
     ``table`` makes it for a key and for the settings of JAX that its jaxprs depend on.
     """
     return table(*key, _compat.trace_context()).get(_compat.fingerprint(jaxpr))
-
-
-def is_of(module: str, jaxpr: Any) -> bool:
-    """Whether a jaxpr was traced from a function in the file of a module of this name."""
-    loaded = sys.modules.get(module)
-    return loaded is not None and _compat.file_of(jaxpr) == loaded.__file__
 
 
 def only_call(jaxpr: Any, name: str) -> Any:

@@ -24,7 +24,6 @@ class _Bands(Matrix):
 
     _is_base = True
     entries = "pattern"
-    zero_if_leaves_are = True
 
     def diagonals(self) -> list[tuple[int, Any]]:
         r"""The pairs of an offset d and the diagonal there, (\*batch, n - abs(d))."""

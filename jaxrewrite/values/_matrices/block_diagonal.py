@@ -67,7 +67,6 @@ class BlockDiagonal(Matrix):
 
     blocks: Inexact[Array, "*batch k p q"]
     entries = "pattern"
-    zero_if_leaves_are = True
 
     def __post_init__(self) -> None:
         if jnp.ndim(self.blocks) < 3:

@@ -79,7 +79,6 @@ class Kronecker(Matrix):
 
     # The type of a factor decides how it is multiplied with another value.
     rules_see_values = True
-    zero_if_leaves_are = True
 
     def __init__(self, *factors: Any) -> None:
         if len(factors) == 1 and isinstance(factors[0], tuple):

@@ -92,7 +92,6 @@ class LowRank(LinearAlgebra, Structured):
     compiles_materialise = True
 
     outer = -60
-    zero_if_leaves_are = True
 
     a: Array
     b: Array

@@ -69,7 +69,6 @@ class Diagonal(Matrix):
 
     d: Inexact[Array, "*batch n"]
     entries = "pattern"
-    zero_if_leaves_are = True
 
     def __post_init__(self) -> None:
         if jnp.ndim(self.d) == 0:
@@ -382,7 +381,6 @@ class ScalarMatrix(Matrix):
     c: Shaped[Array, "*batch"]
     rows: int = jaxrewrite.field(static=True)
     entries = "pattern"
-    zero_if_leaves_are = True
 
     def __post_init__(self) -> None:
         if self.rows < 0:

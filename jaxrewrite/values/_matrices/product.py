@@ -60,7 +60,6 @@ class Product(Matrix):
 
     # The type of a factor decides how it is multiplied with another value.
     rules_see_values = True
-    zero_if_leaves_are = True
 
     def __post_init__(self) -> None:
         if not self.factors:

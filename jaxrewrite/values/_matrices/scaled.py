@@ -70,7 +70,6 @@ class Scaled(LinearAlgebra, Linear):
     compiles_materialise = True
 
     outer = -20
-    zero_if_leaves_are = True
 
     x: Any
     scale: Array

@@ -118,7 +118,6 @@ class Sparse(Matrix):
 
     entries: ClassVar[str | None] = "pattern"
     movable: ClassVar[bool] = True
-    zero_if_leaves_are = True
 
     def __init__(self, matrix: BCOO | BCSR, *, by_columns: bool = False) -> None:
         if not isinstance(matrix, (BCOO, BCSR)):

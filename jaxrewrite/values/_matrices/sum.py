@@ -94,7 +94,6 @@ class Sum(LinearAlgebra, Linear):
     compiles_materialise = True
 
     outer = -40
-    zero_if_leaves_are = True
 
     terms: tuple[Any, ...]
 

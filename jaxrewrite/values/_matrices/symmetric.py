@@ -69,7 +69,6 @@ class Symmetric(Matrix):
     x: Inexact[Array, "*batch n n"]
     positive: bool = jaxrewrite.field(static=True, default=False)
     entries = "all"
-    zero_if_leaves_are = True
 
     def __post_init__(self) -> None:
         shape = jnp.shape(self.x)

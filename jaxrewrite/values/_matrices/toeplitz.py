@@ -76,7 +76,6 @@ class Toeplitz(Matrix):
     column: Shaped[Array, "*batch n"]
     row: Shaped[Array, "*batch m"]
     entries = "all"
-    zero_if_leaves_are = True
 
     def __post_init__(self) -> None:
         for name in ("column", "row"):
@@ -245,7 +244,6 @@ class Circulant(Matrix):
 
     column: Shaped[Array, "*batch n"]
     entries = "all"
-    zero_if_leaves_are = True
 
     def __post_init__(self) -> None:
         if jnp.ndim(self.column) == 0 or self.column.shape[-1] == 0:

@@ -70,7 +70,6 @@ class Triangular(Matrix):
     lower: bool = jaxrewrite.field(static=True, default=True)
     flipped: bool = jaxrewrite.field(static=True, default=False, kw_only=True, repr=False)
     entries = "pattern"
-    zero_if_leaves_are = True
 
     def __post_init__(self) -> None:
         shape = jnp.shape(self.x)
