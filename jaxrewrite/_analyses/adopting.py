@@ -8,7 +8,6 @@ program computes them of literals: an exponent tells units.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from jax.extend.core import jaxprs_in_params
 
 from .. import _compat
-from .._compat import Jaxpr, JaxprEqn, Literal
+from .._compat import Jaxpr, JaxprEqn, Literal, Primitive
 from .._core.avals import avals_of, mismatch
 from .._core.hooks import ALL_PRIMITIVES, OperandsHook, register_operands_hook
 from .._core.rewrite import handlers
@@ -25,13 +24,17 @@ from .._core.value import Value, is_value
 from .written import Fact, Written
 
 
-# The functions inside of JAX's own, by name, that write numbers about floats and not about what
+def _file_of_function(fn: Callable[..., Any]) -> Callable[[], str]:
+    return lambda: inspect.unwrap(fn).__code__.co_filename
+
+
+# The functions inside of others, by name, that write numbers about floats and not about what
 # the floats measure: where a square overflows, or what to divide by where a step is zero. What
-# they return has the units of their operands whatever the units are. The module tells
-# the file that they are in. Other rooms add functions of other libraries.
-FOR_ANY_UNITS: dict[str, str] = {
-    "_interp": inspect.unwrap(jnp.interp).__module__,
-    **dict.fromkeys(("hypot", "_hypot"), inspect.unwrap(jnp.hypot).__module__),
+# they return has the units of their operands whatever the units are. Each has the file that it
+# is in. Other rooms add functions of other libraries.
+FOR_ANY_UNITS: dict[str, Callable[[], str | None]] = {
+    "_interp": _file_of_function(jnp.interp),
+    **dict.fromkeys(("hypot", "_hypot"), _file_of_function(jnp.hypot)),
 }
 
 
@@ -68,16 +71,16 @@ class Adopting(OperandsHook):
             return eqn, operands
         written = self._analysis(Written)
         operands = _with_numbers(written, eqn, operands)
-        if eqn.primitive.name in adopter.adopts or eqn.primitive.name in handlers:
-            any_number = self._is_for_any_units
-            operands = [
-                _adopt(adopter, x)
-                if not is_value(x)
-                and becomes_inexact(eqn, i)
-                and _has_any_units(written(x), any_number)
-                else x
-                for i, x in enumerate(operands)
-            ]
+        primitive = None if eqn.primitive.name in handlers else eqn.primitive
+        any_number = self._is_for_any_units
+        operands = [
+            _adopt(adopter, x, primitive)
+            if not is_value(x)
+            and becomes_inexact(eqn, i)
+            and _has_any_units(written(x), any_number)
+            else x
+            for i, x in enumerate(operands)
+        ]
         return eqn, operands
 
     def end(self, operands: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
@@ -86,7 +89,7 @@ class Adopting(OperandsHook):
             return results
         written = self._analysis(Written)
         return [
-            _adopt(adopter, x)
+            _adopt(adopter, x, None)
             if not is_value(x) and is_inexact(x) and written(x).has_no_scale
             else x
             for x in results
@@ -100,16 +103,21 @@ def adopter_of(operands: Iterable[Any]) -> Value | None:
     """The first value that adopts arrays, among the operands and their fields, or ``None``."""
     for x in operands:
         if is_value(x):
-            found = x if x.adopts else adopter_of(vars(x).values())
+            found = x if adopts(x) else adopter_of(vars(x).values())
             if found is not None:
                 return found
     return None
 
 
+def adopts(value: Value) -> bool:
+    """Whether the type of a value says which arrays it takes for values like it."""
+    return type(value).adopt is not Value.adopt
+
+
 def is_for_any_units(jaxpr: Any) -> bool:
     """Whether a jaxpr is of a function whose written numbers have any units."""
-    module = sys.modules.get(FOR_ANY_UNITS.get(_compat.name_of(jaxpr), ""))
-    return module is not None and _compat.file_of(jaxpr) == module.__file__
+    file = FOR_ANY_UNITS.get(_compat.name_of(jaxpr))
+    return file is not None and _compat.file_of(jaxpr) == file()
 
 
 def is_inexact(atom: Any) -> bool:
@@ -187,8 +195,8 @@ def _with_number(written: Written, operand: Any, is_whole: bool = False) -> Any:
     return Literal(fact.number, aval if operand.aval.shape else operand.aval)
 
 
-def _adopt(adopter: Value, atom: Any) -> Any:
-    value = adopter.adopt(atom)
+def _adopt(adopter: Value, atom: Any, primitive: Primitive | None) -> Any:
+    value = adopter.adopt(atom, primitive)
     if value is NotImplemented:
         return atom
     what = f"{type(adopter).__name__}.adopt"

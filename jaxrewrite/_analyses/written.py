@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -122,11 +122,14 @@ def any_of(facts: Sequence[Fact]) -> Fact:
 
 
 class Written:
-    """The facts about the variables of a jaxpr under construction, of which ``eqns`` is the list."""
+    """The facts about the variables of a jaxpr under construction, of which ``eqns`` is the list.
 
-    def __init__(self, eqns: Sequence[JaxprEqn]):
+    ``facts`` are those about its operands, if any are known.
+    """
+
+    def __init__(self, eqns: Sequence[JaxprEqn], facts: Mapping[Var, Fact] | None = None):
         self._growing = Growing(eqns)
-        self._facts: dict[Var, Fact] = {}
+        self._facts: dict[Var, Fact] = dict(facts or {})
 
     def __call__(self, atom: Any) -> Fact:
         """The fact about an atom; about a literal, too."""
@@ -311,24 +314,27 @@ def _scaled(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
     return [found]
 
 
+# Which operands have entries, if the others tell their places.
+_ENTRIES = {
+    "bcoo_todense": slice(1),
+    "dynamic_update_slice": slice(2),
+    **dict.fromkeys(("scatter", "scatter-add"), slice(0, None, 2)),
+}
+
+
 @transfer(
-    *(
-        "and",
-        "bcoo_todense",
-        "complex",
-        "conj",
-        "cumsum",
-        "dot_general",
-        "dynamic_update_slice",
-        "fft",
-    ),
-    *("imag", "integer_pow", "or", "pad", "real", "reduce_max", "reduce_min", "reduce_sum"),
-    *("scatter", "scatter-add", "shift_left", "shift_right_arithmetic"),
-    *("shift_right_logical", "xor"),
+    *("and", "bcoo_todense", "complex", "cumsum", "dot_general", "dynamic_update_slice"),
+    *("imag", "integer_pow", "or", "pad", "real", "reduce_sum", "scatter", "scatter-add"),
+    *("shift_left", "shift_right_arithmetic", "shift_right_logical", "xor"),
 )
 def _zero_of_zeros(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
-    """What is zero where all operands are, places among them."""
-    is_zero = all(fact.is_zero for fact in facts) and eqn.params.get("y", 1) > 0
+    """What is zero where all operands with entries are. A negative zero tells nothing."""
+    entries = facts[_ENTRIES.get(eqn.primitive.name, slice(None))]
+    is_zero = all(fact.is_zero and not any(fact.number_bytes) for fact in entries)
+    if eqn.primitive.name == "integer_pow":
+        is_zero &= eqn.params["y"] > 0
+    elif eqn.primitive.name == "scatter":
+        is_zero &= eqn.params["update_jaxpr"] is None  # It may be ``x.at[i].apply(fn)``.
     return [filled(0, _dtype_of(eqn.outvars[0])) if is_zero else UNKNOWN]
 
 

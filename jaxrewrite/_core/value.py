@@ -87,16 +87,12 @@ class Value(PyTree):
         Whether rules get a field that is a value as that value, and not as an array of its
         aval. Use it if rules of the type `bind` a field together with another value, which
         dispatches on both.
-    adopts
-        The names of primitives in which `adopt` is asked about arrays beside a value of this
-        type. If there are any, it is also asked in all higher-order primitives.
     """
 
     materialise_policy: ClassVar[str | None] = None
     compiles_materialise: ClassVar[bool] = False
     outer: ClassVar[float] = 0
     rules_see_values: ClassVar[bool] = False
-    adopts: ClassVar[frozenset[str]] = frozenset()
 
     # Whether fields without leaves may stay when `jax.vmap` gives the others batch axes.
     _repeats_leafless: ClassVar[bool] = False
@@ -222,12 +218,12 @@ class Value(PyTree):
         """
         return NotImplemented
 
-    def adopt(self, array: Any) -> Result:
+    def adopt(self, array: Any, primitive: _compat.Primitive | None) -> Result:
         """Return an array beside this value, all zero, infinite or NaN, as a value.
 
         Such numbers are the same in all units, for example. It is called for an array or a
-        number that the program fills with them, where the two are operands of one of the
-        primitives that ``adopts`` names, or of a higher-order one; and for such a result of a
+        number that the program fills with them, where the two are operands of one equation,
+        or where two branches or turns of a loop return them; and for such a result of a
         jaxpr inside.
 
         Parameters
@@ -236,6 +232,9 @@ class Value(PyTree):
             Stands for an array of any shape, of floating-point or complex numbers, or of
             integers that a call turns into such. It can be put into a value and not be
             computed with.
+        primitive
+            The primitive whose operands the two are. It is ``None`` where it has a jaxpr inside,
+            and where the array is no operand.
 
         Returns
         -------

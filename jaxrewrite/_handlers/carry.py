@@ -68,12 +68,18 @@ class Solved(NamedTuple):
 
 
 def fixed_point(
-    site: Site, carry: Sequence[Any], rewrite: Rewrite, has_values: bool
+    site: Site,
+    consts: Sequence[Operand],
+    carry: Sequence[Any],
+    rewrite: Rewrite,
+    has_values: bool,
 ) -> Solved:
     """Find structures that a loop's carry keeps, and the body for them.
 
     Parameters
     ----------
+    consts
+        The operands that are the same in each turn, and come before the carry.
     carry
         The operands of the first turn.
     rewrite
@@ -87,7 +93,7 @@ def fixed_point(
     # An operand may be such zeros itself, where a loop around this one looks for its structure.
     while any(start is not x for x, start in zip(carry, starts, strict=True)):
         try:
-            structures, body = _solve(site, starts, rewrite)
+            structures, body = _solve(site, consts, starts, rewrite)
         except MaterialisationError:
             break  # Something has to become dense that need not if the carry starts dense.
         likes = [structure.like() for structure in structures]
@@ -101,18 +107,18 @@ def fixed_point(
             start if kept else x
             for x, start, kept in zip(carry, starts, is_kept, strict=True)
         ]
-    return Solved(carry, *_solve(site, carry, rewrite))
+    return Solved(carry, *_solve(site, consts, carry, rewrite))
 
 
 def _solve(
-    site: Site, operands: Sequence[Operand], rewrite: Rewrite
+    site: Site, consts: Sequence[Operand], operands: Sequence[Operand], rewrite: Rewrite
 ) -> tuple[list[Structure], Rewritten]:
     initial = list(map(structure_of, operands))
     carry = list(initial)
     changes = [0] * len(carry)
     while True:
         body = rewrite(carry, None)
-        results = _results(body, carry)
+        results = _results(site, consts, body, carry)
         joined = [
             before
             # What has become dense stays so.
@@ -144,13 +150,15 @@ def _start(site: Site, operand: Operand) -> Operand:
     return operand if aval.ndim < 2 else with_zeros(site.builder.analysis(Written), operand)
 
 
-def _results(body: Rewritten, carry: Sequence[Structure]) -> list[Structure]:
+def _results(
+    site: Site, consts: Sequence[Operand], body: Rewritten, carry: Sequence[Structure]
+) -> list[Structure]:
     """The structures of the results, with `Zeros` where the carry has a value otherwise."""
     results = list(map(structure_of, body.results()))
     pairs = list(zip(carry, results, strict=False))
     differ = [before != result and is_value(before.like()) for before, result in pairs]
     if any(differ):
-        zeros = results_with_zeros(body)
+        zeros = results_with_zeros(site, body, consts)
         for i, differs in enumerate(differ):
             results[i] = structure_of(zeros[i]) if differs else results[i]
     return results

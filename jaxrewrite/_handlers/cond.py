@@ -45,7 +45,7 @@ def cond_handler(site: Site, operands: list[Operand]) -> Results:
     closed = site.params["branches"]
     branches = [rewrite_jaxpr(site, branch, operands) for branch in closed]
     unread = [_unread(branch) for branch in closed]
-    sources, joined = _joined(site, branches, unread)
+    sources, joined = _joined(site, branches, unread, operands)
     if any(source != joined for source in sources):
         _record_joins(site, sources, joined)
         branches = [
@@ -78,11 +78,14 @@ def _joined(
     site: Site,
     branches: Sequence[Rewritten],
     unread: Sequence[Sequence[Unread | None]],
+    operands: Sequence[Operand],
 ) -> tuple[list[list[Structure]], list[Structure]]:
     """The structures of the results in each branch, and the structures that all can have."""
     sources = [list(map(structure_of, branch.results())) for branch in branches]
     differing = [k for k, slot in enumerate(zip(*sources, strict=True)) if _differ(slot)]
-    with_zeros = [results_with_zeros(branch) for branch in branches] if differing else []
+    with_zeros = [
+        results_with_zeros(site, branch, operands) for branch in branches if differing
+    ]
 
     def joined_at(k: int) -> Structure:
         slot = [(x[k], why[k]) for x, why in zip(sources, unread, strict=True)]

@@ -362,9 +362,9 @@ def instantiated(tangent: Any) -> Any:
 def adopted_zero(cotangent: Tangent, result: ArrayOrValue) -> Tangent:
     """A cotangent that is not a symbolic zero: zeros are as if the program wrote them."""
     zeros = instantiated(cotangent)
-    if type(cotangent) is not SymbolicZero or not (is_value(result) and result.adopts):
+    if type(cotangent) is not SymbolicZero or not is_value(result):
         return zeros
-    value = result.adopt(zeros) if is_inexact(zeros) else NotImplemented
+    value = result.adopt(zeros, None) if is_inexact(zeros) else NotImplemented
     return zeros if value is NotImplemented else value
 
 

@@ -38,7 +38,7 @@ def scan_handler(site: Site, operands: list[Operand]) -> Results:
         inputs = body_inputs(body, [*consts, *likes, *slices])
         return rewrite_jaxpr(site, body, inputs, entering, leaving)
 
-    solved = fixed_point(site, carry, rewrite, has_values)
+    solved = fixed_point(site, consts, carry, rewrite, has_values)
     rewritten = solved.body
     if not has_values and not rewritten.changed:
         return NotImplemented  # The equation stays as it is.

@@ -48,7 +48,7 @@ def while_handler(site: Site, operands: list[Operand]) -> Results:
     def rewrite_body(structures: Sequence[Structure], leaving: Coerce | None) -> Rewritten:
         return rewrite(body, body_consts, structures, leaving)
 
-    solved = fixed_point(site, carry, rewrite_body, has_values)
+    solved = fixed_point(site, body_consts, carry, rewrite_body, has_values)
     turn = solved.body
     # The result of the condition must be an array.
     whether = MakeDense((True,), _DECIDES)

@@ -9,6 +9,7 @@ or the last carry of a loop (`select_if_vmap`) is made leaf by leaf.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -60,10 +61,13 @@ def batched_handler(site: Site, operands: list[Any]) -> Any:
 handlers.update(linear_solve=solve_handler, vprim=batched_handler)
 
 
+def _file_of_next_numbers() -> str | None:
+    module = sys.modules.get("equinox.internal._nextafter")
+    return None if module is None else module.__file__
+
+
 # The number after or before a time is the smallest one after zero, in its units.
-FOR_ANY_UNITS.update(
-    dict.fromkeys(("nextafter", "prevbefore"), "equinox.internal._nextafter")
-)
+FOR_ANY_UNITS.update(dict.fromkeys(("nextafter", "prevbefore"), _file_of_next_numbers))
 
 
 @transfer("pure_callback")

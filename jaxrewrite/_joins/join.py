@@ -203,9 +203,9 @@ def _zeros_like(aval: Any) -> jax.Array:
 
 def _adopted(zeros: Any, like: Value) -> Any:
     """`Zeros` as a value whose metadata gives way, if the type of ``like`` adopts arrays."""
-    if not (like.adopts and isinstance(zeros, Zeros)):
+    if not isinstance(zeros, Zeros):
         return zeros
-    adopted = like.adopt(zeros)
+    adopted = like.adopt(zeros, None)
     return zeros if adopted is NotImplemented else adopted
 
 

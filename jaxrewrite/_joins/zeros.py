@@ -88,9 +88,12 @@ def with_zeros(written: Callable[[Any], Fact], operand: Any) -> Any:
     return Zeros(_compat.strong(operand.aval))
 
 
-def results_with_zeros(body: Rewritten) -> list[Any]:
-    """The results of a body, `with_zeros`."""
-    written = Written(body.jaxpr.eqns)
+def results_with_zeros(site: Site, body: Rewritten, operands: Sequence[Any]) -> list[Any]:
+    """The results of a body on these operands, of which the last may be missing, `with_zeros`."""
+    of_operands = site.builder.analysis(Written)
+    invars = body.jaxpr.invars[len(body.consts) :]
+    pairs = zip(invars, tree_leaves(operands), strict=False)
+    written = Written(body.jaxpr.eqns, {var: of_operands(leaf) for var, leaf in pairs})
     return [with_zeros(written, result) for result in body.results()]
 
 

@@ -4,6 +4,7 @@ Zeros, and what else an array is filled with, take the structure of the value wh
 have it. Elsewhere they are the array that they are. All types, fills and programs are combined.
 """
 
+import dataclasses
 import functools
 import itertools
 
@@ -108,6 +109,11 @@ def programs(fill):
         own = jax.custom_jvp(lambda v: two_branches(v, p, i, 2.5))
         own.defjvps(lambda t, out, v: 2 * t)
         return own(v)
+
+    def from_outside(v, p, i, k):
+        filled = fill(v, k)
+        anew = lax.scan(lambda c, _: (filled, c), v, None, length=2)
+        return lax.cond(p, lambda v: v, lambda v: filled, v), anew
 
     def carry(v, p, i, k):
         return lax.scan(lambda c, _: (v, None), fill(v, k), None, length=2)[0]
@@ -253,6 +259,7 @@ ZEROS_STAY = {
     **dict.fromkeys(("Unitful diagonal", "Tagged zero", "zero", "constant"), _AS_A_WHOLE),
     **dict.fromkeys(("diagonal", "diagonal of Tagged"), _AS_A_WHOLE),
     **dict.fromkeys(("low_rank", "scaled", "sum of matrices", "kronecker"), _UNCHANGED),
+    **dict.fromkeys(("lora", "quantised"), _UNCHANGED),
     **dict.fromkeys(
         ("scaled_diagonal", "scaled of Tagged", "stack of constants"), _UNCHANGED
     ),
@@ -292,6 +299,69 @@ def test_zeros_become_values_where_the_type_can_be_zero(kind):
             results, is_leaf=lambda x: isinstance(x, jaxrewrite.Value)
         ):
             assert types(x) == types(value), name
+
+
+class Own(jaxrewrite.ArrayValue):
+    """It declares nothing about zeros."""
+
+    x: jax.Array
+    s: jax.Array
+
+    def materialise(self):
+        return self.x * self.s
+
+
+class Shifted(Own):
+    def materialise(self):
+        return self.x + 1 + 0 * self.s
+
+
+class Dated(jaxrewrite.ArrayValue):
+    """It is never dense, and computes with the array that it joins."""
+
+    x: jax.Array
+    date: int = jaxrewrite.field(static=True)
+    outer = 5
+
+    def aval(self):
+        return jax.core.ShapedArray(self.x.shape, self.x.dtype)
+
+    def materialise(self):
+        raise TypeError("it has a date.")
+
+    def join(self, other):
+        if isinstance(other, Dated):
+            return NotImplemented
+        return self, Dated(1 * other, self.date)
+
+
+def without_date(x):
+    return x.x if isinstance(x, Dated) else x
+
+
+@pytest.mark.parametrize(
+    "value, kept",
+    [
+        (Own(W, jnp.float32(2)), Own),
+        (Shifted(W, jnp.float32(2)), jax.Array),
+        (Dated(W, 3), Dated),
+        (Dated(Diagonal(W[0]), 3), Dated),
+        (Own(Dated(W, 3), jnp.float32(2)), Own),
+    ],
+    ids=["zero", "not zero", "never dense", "around a diagonal", "around one"],
+)
+def test_types_of_users_need_no_declaration(value, kept):
+    def program(v, p):
+        zeros = jnp.zeros((3, 3))
+        carry = lax.fori_loop(0, 2, lambda _, c: v, zeros)
+        return carry, lax.cond(p, lambda v: v, lambda v: zeros, v)
+
+    for p in (True, False):
+        got = transform(program, materialise="allow")(value, jnp.array(p))
+        assert all(isinstance(x, kept) for x in got)
+        for x, is_zero in zip(got, (False, not p), strict=True):
+            x = dataclasses.replace(x, x=without_date(x.x)) if kept is Own else x
+            assert bool((jaxrewrite.materialise(without_date(x)) == 0).all()) == is_zero
 
 
 def weighted(tree):

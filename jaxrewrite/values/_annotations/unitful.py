@@ -109,7 +109,6 @@ class Unitful(Structured):
     """
 
     outer = 30
-    adopts = _EQUAL
 
     # An array that is itself a value meets other values as that value.
     rules_see_values = True
@@ -176,8 +175,10 @@ class Unitful(Structured):
     def picture(self) -> Any:
         return self.array, f" {self.units}" if _needs_units(self) else ""
 
-    def adopt(self, array: Any) -> Any:
+    def adopt(self, array: Any, primitive: Any) -> Any:
         """Numbers that are the same in all units get those that the others have."""
+        if primitive is not None and primitive.name not in _EQUAL:
+            return NotImplemented
         return Unitful(array, _FREE)
 
     def settled(self) -> Any:
