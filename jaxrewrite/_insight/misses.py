@@ -10,7 +10,7 @@ from .. import _compat
 from .._core.notices import collected
 from .._core.record import Recorder
 from .._core.settings import current_settings
-from .._patterns.place import PATTERNS
+from .._patterns.outline import PATTERNS
 from .._patterns.rules import Rules
 from .._staging.stage import Arguments, stage
 from .._staging.transform import FilterSpec, check_function, function_tree

@@ -10,7 +10,7 @@ meets like any other (`apply`).
 
 from .._core.hooks import register_pass
 from . import handler
-from .place import PATTERNS
+from .outline import PATTERNS
 
 
 register_pass(PATTERNS)

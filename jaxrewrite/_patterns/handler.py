@@ -20,7 +20,7 @@ from .._core.value import is_value
 from .._staging.transform import transform
 from .bodies import Body, results_of
 from .pattern import Pattern, count_of_batches, without_batch
-from .place import PATTERNS, Option, Packed, pattern_p, place
+from .outline import PATTERNS, Option, Packed, pattern_p, place
 
 
 class _Answered(NamedTuple):

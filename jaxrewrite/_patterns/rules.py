@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from .._core.hooks import Pass
 from .._core.rules import Table, global_rules
 from .pattern import Pattern
-from .place import PATTERNS
+from .outline import PATTERNS
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])
