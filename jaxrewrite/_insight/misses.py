@@ -99,11 +99,11 @@ def near_misses(
         with collected():
             stage(Arguments(fn, tree), filter_spec, settings._replace(recorder=recorder))
         nearest: dict[Any, NearMiss] = {}
-        for miss in sorted(misses, key=lambda m: -m.found):
-            if miss.found < 2:
+        for miss in sorted(misses, key=lambda m: -m.num_found):
+            if miss.num_found < 2:
                 continue
             place = _compat.source_location(miss.eqn.source_info) or ("", 0, "")
-            near = NearMiss(info_of(miss.pattern), *place, miss.found, miss.why)
+            near = NearMiss(info_of(miss.pattern), *place, miss.num_found, miss.why)
             nearest.setdefault((near.rule, place), near)
         return NearMisses(nearest.values())
 

@@ -19,9 +19,9 @@ from jaxtyping import Array, ArrayLike, Bool, Integer
 from .. import _compat
 from .._analyses.calls import Number
 from .._compat import DropVar
-from .._patterns.nested import places_of
+from .._patterns.nested import locations_of
 from .._patterns.rules import Rules
-from .._patterns.view import Frame, Place, resolve, users
+from .._patterns.view import Frame, Location, resolve, users
 from .._staging.transform import transform
 from ._invariant import work_before_the_loop
 
@@ -310,7 +310,7 @@ class _Several(NamedTuple):
     """
 
     def members(self, top: Frame) -> Iterator[Any]:
-        for frame, i in places_of(lax.scan_p, top):
+        for frame, i in locations_of(lax.scan_p, top):
             eqn = frame.eqn(i)
             _, num_carry = _compat.scan_counts(eqn.params)
             reverse, length = eqn.params["reverse"], eqn.params["length"]
@@ -371,20 +371,20 @@ def _kind_of(frame: Frame, stack: Any, length: int) -> str | None:
     return ("mean" if is_mean else "sum") + (" of all" if whole else "")
 
 
-def _only_user(frame: Frame, var: Any) -> Place | None:
+def _only_user(frame: Frame, var: Any) -> Location | None:
     """The one equation that uses an array, but for conversions."""
-    found = [] if type(var) is DropVar else list(users(frame, var))
-    if len(found) != 1 or found[0] is None:
+    uses = [] if type(var) is DropVar else list(users(frame, var))
+    if len(uses) != 1 or uses[0] is None:
         return None
-    inner, i = found[0]
+    inner, i = uses[0]
     eqn = inner.eqn(i)
     if eqn.primitive is lax.convert_element_type_p:
         return _only_user(inner, eqn.outvars[0])
     return inner, i
 
 
-def _divides_by(place: Place, count: int) -> bool:
-    frame, i = place
+def _divides_by(location: Location, count: int) -> bool:
+    frame, i = location
     eqn = frame.eqn(i)
     if eqn.primitive is not lax.div_p:
         return False
