@@ -1,4 +1,4 @@
-"""Numbers that a program writes, beside values for which it matters what they are.
+"""Numbers that a program writes, beside values for which these numbers matter.
 
 Zero is the same in all units, and so are infinity and NaN. A value that `adopts` arrays takes
 these for values like itself (`Value.adopt`). Other numbers reach it as literals, wherever the
@@ -28,10 +28,10 @@ def _file_of_function(fn: Callable[..., Any]) -> Callable[[], str]:
     return lambda: inspect.unwrap(fn).__code__.co_filename
 
 
-# The functions inside of others, by name, that write numbers about floats and not about what
-# the floats measure: where a square overflows, or what to divide by where a step is zero. What
-# they return has the units of their operands whatever the units are. Each has the file that it
-# is in. Other rooms add functions of other libraries.
+# The functions inside of others, by name, that write numbers about floats and not about the
+# quantities: where a square overflows, or a divisor where a step is zero. Their results have the
+# units of their operands whatever the units are. Each has the file that it is in. Other rooms add
+# functions of other libraries.
 FOR_ANY_UNITS: dict[str, Callable[[], str | None]] = {
     "_interp": _file_of_function(jnp.interp),
     **dict.fromkeys(("hypot", "_hypot"), _file_of_function(jnp.hypot)),
@@ -103,9 +103,9 @@ def adopter_of(operands: Iterable[Any]) -> Value | None:
     """The first value that adopts arrays, among the operands and their fields, or ``None``."""
     for x in operands:
         if is_value(x):
-            found = x if adopts(x) else adopter_of(vars(x).values())
-            if found is not None:
-                return found
+            adopter = x if adopts(x) else adopter_of(vars(x).values())
+            if adopter is not None:
+                return adopter
     return None
 
 
@@ -162,7 +162,7 @@ def _numbers(jaxpr: Any, literals: Mapping[int, Literal]) -> Mapping[int, Litera
 
 
 def _has_power(jaxpr: Jaxpr) -> bool:
-    """Whether a jaxpr, or one inside of it, has a power whose exponent is an operand."""
+    """Whether a jaxpr, or a jaxpr inside of it, has a power whose exponent is an operand."""
     return any(
         eqn.primitive.name == "pow" or any(map(_has_power, jaxprs_in_params(eqn.params)))
         for eqn in jaxpr.eqns
@@ -173,17 +173,17 @@ def _with_numbers(
     written: Written, eqn: JaxprEqn, operands: Sequence[Any]
 ) -> Sequence[Any]:
     """The operands, with literals for numbers that the program computes of literals."""
-    found = [_with_number(written, x) for x in operands]
+    with_numbers = [_with_number(written, x) for x in operands]
     if eqn.primitive.name == "pow" and not is_value(operands[1]):
         x, exponent = operands
         # One number may be the exponent of a whole array.
         if avals_of([x])[0].shape == exponent.aval.shape:
-            found[1] = _with_number(written, exponent, is_whole=True)
-    return found
+            with_numbers[1] = _with_number(written, exponent, is_whole=True)
+    return with_numbers
 
 
 def _with_number(written: Written, operand: Any, is_whole: bool = False) -> Any:
-    """The number that fills an operand; the operand itself if it is none, or is not known."""
+    """The number that fills an operand; the operand itself if no known number does."""
     if is_value(operand) or type(operand) is Literal:
         return operand
     if operand.aval.shape and not is_whole:
@@ -199,8 +199,8 @@ def _adopt(adopter: Value, atom: Any, primitive: Primitive | None) -> Any:
     value = adopter.adopt(atom, primitive)
     if value is NotImplemented:
         return atom
-    what = f"{type(adopter).__name__}.adopt"
-    problem = mismatch(value, atom.aval, what, "the array is")
+    hook = f"{type(adopter).__name__}.adopt"
+    problem = mismatch(value, atom.aval, hook, "the array is")
     if problem is not None:
         raise TypeError(problem)
     return value

@@ -27,8 +27,8 @@ def body_of(eqn: JaxprEqn) -> Jaxpr | None:
     return _compat.without_constants(params[_compat.body_name(eqn.primitive)])
 
 
-# What must stay where it is, and what says something about one array that a match would
-# take away.
+# Primitives that must stay where they are, and those that say something about one array, which
+# a match would take away.
 _NEVER = {
     "name",
     "optimization_barrier",
@@ -55,8 +55,8 @@ def can_match(eqn: JaxprEqn) -> bool:
     return not eqn.effects and eqn.primitive.name not in _NEVER
 
 
-# Primitives that move or convert one array. Which of them a function has depends on the
-# ranks, sizes and dtypes of its operands more than on the function.
+# Primitives that move or convert one array. Whether a function has them depends on the ranks,
+# sizes and dtypes of its operands more than on the function.
 MOVES = {
     "broadcast_in_dim",
     "convert_element_type",
@@ -68,7 +68,7 @@ MOVES = {
 
 
 def is_move(eqn: JaxprEqn) -> bool:
-    """Whether an equation only moves or converts its one operand."""
+    """Whether an equation only moves or converts its only operand."""
     return eqn.primitive.name in MOVES and len(eqn.invars) == 1
 
 

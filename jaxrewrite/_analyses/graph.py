@@ -39,7 +39,7 @@ class Graph(NamedTuple):
         return frozenset(node.primitive for node in self.nodes)
 
     def lasting_primitives(self) -> frozenset[frozenset[str]]:
-        """Of which primitives it has one of each set, for whatever ranks, sizes and dtypes."""
+        """Sets of primitives of each of which it has one, for all ranks, sizes and dtypes."""
         names = {primitive.name for primitive in self.primitives()}
         return frozenset(LASTING[name] for name in names & LASTING.keys())
 

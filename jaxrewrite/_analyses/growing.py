@@ -21,10 +21,10 @@ class Growing:
         # Equations that nothing needs may have been removed since. Then these are all that are left.
         if self._done and self._eqns[self._done - 1 : self._done] != [self._last]:
             self._done = 0
-        found = self._eqns[self._done :]
-        if found:
-            self._done, self._last = len(self._eqns), found[-1]
-        return found
+        added = self._eqns[self._done :]
+        if added:
+            self._done, self._last = len(self._eqns), added[-1]
+        return added
 
 
 class Producers:

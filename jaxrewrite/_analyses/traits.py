@@ -11,8 +11,8 @@ _ALWAYS = """
     reduce_prod reduce_sum rsqrt scan sin sinh sqrt tan tanh
 """
 
-# For each primitive the ones of which a function then has one: batched, a slice at an index is a
-# gather, and an update is a scatter.
+# Batching may replace a primitive: `dynamic_slice` by `gather`, `dynamic_update_slice` by
+# `scatter`. A function has one of these.
 _SLICES = frozenset({"dynamic_slice", "gather"})
 _UPDATES = frozenset({"dynamic_update_slice", "scatter"})
 LASTING = {name: frozenset({name}) for name in _ALWAYS.split()}
@@ -34,6 +34,6 @@ _BATCHED_LIKEWISE = """
 BATCHED_LIKEWISE = (OF_ALL_DTYPES - {"scan"}).union(_BATCHED_LIKEWISE.split())
 
 # Primitives of functions that have no formulas of their own for small operands, as
-# determinants have. What has a derivative of its own may be anything.
+# determinants have. A function with a derivative of its own may be anything.
 _OF_SOME_SIZES = {"custom_jvp_call", "custom_vjp_call", "eigh", "lu", "qr"}
 OF_ALL_SIZES = BATCHED_LIKEWISE - _OF_SOME_SIZES

@@ -108,12 +108,12 @@ def filled(number: Any, dtype: Any) -> Fact:
 
 
 def either(a: Fact, b: Fact) -> Fact:
-    """What is known of an array of which each entry is one of two arrays' entries."""
+    """The fact about an array that has, at each index, the entry of one of two arrays."""
     if a == b:
         return a
     least, most = sorted((a, b), key=operator.attrgetter("kind"))
     if least.kind < Kind.NUMBER:
-        return most  # All entries that are read are those of the other one.
+        return most  # All entries that are read are entries of the other array.
     return Fact(max(a._class(), b._class()))
 
 
@@ -146,18 +146,18 @@ def results_of(body: Any, operands: Sequence[Fact]) -> list[Fact]:
     """The facts about the results of a jaxpr in an equation, on operands of these facts."""
     cache = _of_bodies.of(body)
     key = tuple(operands)
-    found: list[Fact] | None = cache.get(key)
-    if found is None:
+    facts: list[Fact] | None = cache.get(key)
+    if facts is None:
         jaxpr, consts = _compat.open_jaxpr(body)
-        found = facts_of(jaxpr, [*[UNKNOWN] * len(consts), *operands])
-        cache.put(key, found)
-    return found
+        facts = facts_of(jaxpr, [*[UNKNOWN] * len(consts), *operands])
+        cache.put(key, facts)
+    return facts
 
 
 def facts_of(jaxpr: Jaxpr, operands: Sequence[Fact]) -> list[Fact]:
     """The facts about the results of a jaxpr without constants, on operands of these facts."""
-    given = zip(jaxpr.invars, operands, strict=True)
-    facts = {var: fact for var, fact in given if fact != UNKNOWN}
+    pairs = zip(jaxpr.invars, operands, strict=True)
+    facts = {var: fact for var, fact in pairs if fact != UNKNOWN}
     _go_forward(jaxpr.eqns, facts)
     return [_fact(facts, atom) for atom in jaxpr.outvars]
 
@@ -167,8 +167,8 @@ def _go_forward(eqns: Sequence[JaxprEqn], facts: dict[Var, Fact]) -> None:
         transfer = _TRANSFERS.get(eqn.primitive.name)
         if transfer is None:
             continue
-        found = transfer(eqn, [_fact(facts, atom) for atom in eqn.invars])
-        for var, fact in zip(eqn.outvars, found, strict=True):
+        results = transfer(eqn, [_fact(facts, atom) for atom in eqn.invars])
+        for var, fact in zip(eqn.outvars, results, strict=True):
             if fact != UNKNOWN:
                 facts[var] = fact
 
@@ -183,16 +183,16 @@ def _of_literal(literal: Literal) -> Fact:
     return filled(literal.val, dtype) if is_number and not np.ndim(literal.val) else UNKNOWN
 
 
-# --- what each primitive makes of facts ----------------------------------------------
+# --- the facts about results -----------------------------------------------------------
 
-# The facts about the results of an equation, by those about its operands.
+# The facts about the results of an equation, by the facts about its operands.
 Transfer = Callable[[JaxprEqn, Sequence[Fact]], Sequence[Fact]]
 
 _TRANSFERS: dict[str, Transfer] = {}
 
 
 def transfer(*names: str) -> Callable[[Transfer], Transfer]:
-    """Declare what primitives make of facts, by their names."""
+    """Declare the facts about the results of primitives, by the primitives' names."""
 
     def declare(fn: Transfer) -> Transfer:
         _TRANSFERS.update(dict.fromkeys(names, fn))
@@ -305,13 +305,13 @@ def _scaled(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
     (A quotient of an integer and zero is -1.)
     """
     is_inexact = _is_inexact(eqn.outvars[0])
-    found = UNKNOWN
+    fact = UNKNOWN
     if is_inexact or eqn.primitive.name == "mul":
-        found = _computed(eqn, facts)
-    if found == UNKNOWN and is_inexact:
-        is_scaled = any(fact._class() == Kind.NO_SCALE for fact in facts)
-        found = NO_SCALE if is_scaled else UNKNOWN
-    return [found]
+        fact = _computed(eqn, facts)
+    if fact == UNKNOWN and is_inexact:
+        is_scaled = any(operand_fact._class() == Kind.NO_SCALE for operand_fact in facts)
+        fact = NO_SCALE if is_scaled else UNKNOWN
+    return [fact]
 
 
 # Which operands have entries, if the others tell their places.
@@ -354,8 +354,8 @@ for _name, _param in {
 
 @transfer("cond")
 def _branches(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
-    found = [results_of(branch, facts[1:]) for branch in eqn.params["branches"]]
-    return list(map(any_of, zip(*found, strict=True)))
+    results = [results_of(branch, facts[1:]) for branch in eqn.params["branches"]]
+    return list(map(any_of, zip(*results, strict=True)))
 
 
 @transfer("scan")
@@ -379,7 +379,7 @@ def _while_loop(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
 def _after_all_turns(
     carry: Sequence[Fact], turn: Callable[[Sequence[Fact]], list[Fact]]
 ) -> tuple[list[Fact], list[Fact]]:
-    """The facts about a carry that hold after each turn, and those about a turn's results.
+    """The facts that hold about a carry after each turn, and about a turn's results.
 
     A turn that changes a fact leaves less known, so that there are few.
     """

@@ -102,13 +102,15 @@ def _named_in(fn: Any, code: types.CodeType) -> Iterator[Any]:
     scope = dict(getattr(fn, "__globals__", {}))
     cells = zip(code.co_freevars, fn.__closure__ or (), strict=True)
     scope |= {name: cell.cell_contents for name, cell in cells}
-    found = [scope[name] for name in (*code.co_names, *code.co_freevars) if name in scope]
-    for thing in found:  # It grows by what modules hold.
-        if isinstance(thing, types.ModuleType):
-            held = (getattr(thing, name, None) for name in code.co_names)
-            found += [x for x in held if x is not None and all(x is not y for y in found)]
-        elif callable(thing) and not isinstance(thing, type):
-            yield thing
+    objects = [scope[name] for name in (*code.co_names, *code.co_freevars) if name in scope]
+    for obj in objects:  # The list grows by the attributes of modules.
+        if isinstance(obj, types.ModuleType):
+            attributes = (getattr(obj, name, None) for name in code.co_names)
+            objects += [
+                x for x in attributes if x is not None and all(x is not y for y in objects)
+            ]
+        elif callable(obj) and not isinstance(obj, type):
+            yield obj
 
 
 # --- functions of which JAX makes no call -----------------------------------------------
@@ -161,11 +163,11 @@ _by_origin: weakref.WeakKeyDictionary[Table, tuple[int, _ByOrigin]] = (
 
 def rules_at(rules: RulesInForce, origin: str) -> dict[Called, list[Rule]]:
     """The functions of an origin, each with its rules in force."""
-    found: dict[Called, list[Rule]] = {}
+    in_force: dict[Called, list[Rule]] = {}
     for table in rules.tables:
-        for called, own in _functions_of(table).get(origin, {}).items():
-            found.setdefault(called, []).extend(own)
-    return found
+        for called, rules_of_table in _functions_of(table).get(origin, {}).items():
+            in_force.setdefault(called, []).extend(rules_of_table)
+    return in_force
 
 
 def _functions_of(table: Table) -> _ByOrigin:

@@ -29,14 +29,14 @@ from .called import Called
 class Call(NamedTuple):
     """How an equation calls a function.
 
-    ``statics`` are the static arguments. ``order`` has, for each operand of the function, the
-    position among those of the equation. The equation has ``wanted`` of the function's
+    ``statics`` are the static arguments. ``order`` has, for each operand of the function, its
+    position among the operands of the equation. The equation has ``wanted`` of the function's
     ``total`` results. ``levels`` are the axes of each `jax.vmap` that it was under, the
     outermost first: 0 or ``None`` for each operand. Some results, ``same``, do not have these
     axes, because they are the same for all elements.
 
-    Under `jax.jvp` the tangents of the operands ``moving`` come after all operands, and those of
-    the results after all results. ``total`` is then the number of both.
+    Under `jax.jvp` the tangents of the operands ``moving`` come after all operands, and the
+    tangents of the results after all results. ``total`` is then the number of both.
     """
 
     statics: tuple[tuple[str, Any], ...]
@@ -52,7 +52,7 @@ class Call(NamedTuple):
 
 
 class Axis:
-    """What the annotation ``int`` stands for: the number of any axis."""
+    """The domain of the annotation ``int``: the number of any axis."""
 
     @staticmethod
     def of_rank(rank: int) -> list[Any]:
@@ -88,7 +88,7 @@ def domains_of(called: Called, rule: Rule) -> dict[str, tuple[Any, ...]]:
     """
     hints = _keyword_hints(rule)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in called.parameters.values())
-    found = {}
+    domains = {}
     for name in rule.signature.keywords:
         parameter = called.parameters.get(name)
         if parameter is None and not takes_any and called.parameters:
@@ -107,14 +107,14 @@ def domains_of(called: Called, rule: Rule) -> dict[str, tuple[Any, ...]]:
                     "Annotate it with bool, int (an axis), tuple[int, ...] (axes), None, typing.Literal[...] or a "
                     "union of these, which tell the values that it may have."
                 )
-        found[name] = values
-    return found
+        domains[name] = values
+    return domains
 
 
 def _keyword_hints(rule: Rule) -> Mapping[str, Any]:
     fn = inspect.unwrap(rule.fn)
     scope = getattr(fn, "__globals__", {})
-    found = {}
+    hints = {}
     for name in rule.signature.keywords:
         hint = getattr(fn, "__annotations__", {}).get(name)
         if isinstance(hint, str):
@@ -124,8 +124,8 @@ def _keyword_hints(rule: Rule) -> Mapping[str, Any]:
                 raise TypeError(
                     f"The annotation of {name!r} can't be read: {error}."
                 ) from error
-        found[name] = hint
-    return found
+        hints[name] = hint
+    return hints
 
 
 def _values(hint: Any) -> Iterator[Any]:
@@ -152,7 +152,7 @@ def is_default(called: Called, name: str, value: Any) -> bool:
 
 
 def is_among(value: Any, domain: Sequence[Any]) -> bool:
-    """Whether a static argument is one of those that a rule is for."""
+    """Whether a static argument is among the values that a rule is for."""
     return any(
         choice.holds(value) if isinstance(choice, _OPEN) else _same(value, choice)
         for choice in domain
@@ -175,13 +175,13 @@ def _combinations(
     for name, domain in domains.items():
         parameter = called.parameters.get(name)
         has_default = parameter is not None and parameter.default is not parameter.empty
-        own: list[Any] = [parameter.default] if parameter and has_default else []
+        candidates: list[Any] = [parameter.default] if parameter and has_default else []
         for choice in domain:
             values = choice.of_rank(rank) if isinstance(choice, _OPEN) else [choice]
-            own += [x for x in values if not any(_same(x, y) for y in own)]
-        choices.append(own)
-    for chosen in itertools.islice(itertools.product(*choices), _MANY):
-        yield dict(zip(domains, chosen, strict=True))
+            candidates += [x for x in values if not any(_same(x, y) for y in candidates)]
+        choices.append(candidates)
+    for combination in itertools.islice(itertools.product(*choices), _MANY):
+        yield dict(zip(domains, combination, strict=True))
 
 
 # --- arguments --------------------------------------------------------------------------
@@ -216,10 +216,10 @@ def _by_names(called: Called, names: Sequence[str]) -> Any:
     def call(statics: Mapping[str, Any], xs: Sequence[Any]) -> Any:
         trees = {}
         for root in roots:
-            own = [
+            leaves = [
                 (path[1:], x) for path, x in zip(paths, xs, strict=True) if path[0] == root
             ]
-            trees[root] = _tree(own)
+            trees[root] = _tree(leaves)
         return _apply(called, {**trees, **statics}, {*split, *statics})
 
     return order, call
@@ -285,7 +285,7 @@ def _tree(leaves: Sequence[tuple[tuple[Any, ...], Any]]) -> Any:
     groups: dict[Any, list[Any]] = {}
     for (key, *rest), leaf in leaves:
         groups.setdefault(key, []).append((tuple(rest), leaf))
-    trees = {key: _tree(own) for key, own in groups.items()}
+    trees = {key: _tree(subtree) for key, subtree in groups.items()}
     return tuple(trees.values()) if list(trees) == [*range(len(trees))] else trees
 
 
@@ -317,7 +317,7 @@ def calls_of(
         _compat.trace_context(),
     )
     kept = cache.get(key)
-    # The function is kept with what was found, so that its identity stays its own.
+    # The function is kept with the calls, so that no other function gets its identity.
     if kept is None:
         kept = called, list(_calls(called, eqn, body, domains, depth, counts))
         cache.put(key, kept)
@@ -339,19 +339,19 @@ def _calls(
     rank = max((len(aval.shape) for aval in avals), default=0)
     wanted = _compat.fingerprint(body)
     # The names of results tell that `jax.vmap` has not acted. Then a stack is asked for element
-    # by element only if the whole is not answered, with the same static arguments.
+    # by element only if no rule takes the stack itself, with the same static arguments.
     combinations = list(_combinations(called, domains, rank))
     if depth and _compat.names_of_results(body) is not None:
         direct = calls_of(called, eqn, domains, 0, counts)
         combinations = [dict(call.statics) for call in direct]
     for how in _ways(called, eqn, body, avals, depth, counts):
         for statics in combinations:
-            given = {k: v for k, v in statics.items() if not is_default(called, k, v)}
-            results = how.results_like(given, avals, eqn, wanted, len(jaxpr.outvars))
+            nondefault = {k: v for k, v in statics.items() if not is_default(called, k, v)}
+            results = how.results_like(nondefault, avals, eqn, wanted, len(jaxpr.outvars))
             if results is not None:
-                placed = tuple(tuple(axes[i] for i in how.order) for axes in how.levels)
+                levels = tuple(tuple(axes[i] for i in how.order) for axes in how.levels)
                 items = tuple(statics.items())
-                yield Call(items, how.order, *results, placed, how.moving)
+                yield Call(items, how.order, *results, levels, how.moving)
                 return
 
 
@@ -451,17 +451,20 @@ class _Way(NamedTuple):
         total = len(jaxpr.outvars)
         if count > total:
             return None
-        wholes = [(tuple(range(total)), jaxpr)] if count == total else []
+        complete = [(tuple(range(total)), jaxpr)] if count == total else []
         parts = itertools.islice(itertools.combinations(range(total), count), _MANY)
-        dropped = ((places, _compat.with_results(jaxpr, places)) for places in parts)
-        for places, part in itertools.chain(wholes, dropped):
-            found = _only_call(part, len(self.levels))
-            while found is not None:
-                own, same = found
-                if _is_same(own, eqn, wanted):
-                    return places, frozenset(places[i] for i in same), total
-                inner, _ = _compat.open_jaxpr(_compat.body_of(own))
-                found = None if same else _only_call(inner)
+        dropped = (
+            (kept_results, _compat.with_results(jaxpr, kept_results))
+            for kept_results in parts
+        )
+        for kept_results, part in itertools.chain(complete, dropped):
+            call = _only_call(part, len(self.levels))
+            while call is not None:
+                call_eqn, same = call
+                if _is_same(call_eqn, eqn, wanted):
+                    return kept_results, frozenset(kept_results[i] for i in same), total
+                inner, _ = _compat.open_jaxpr(_compat.body_of(call_eqn))
+                call = None if same else _only_call(inner)
         return None
 
 
@@ -471,9 +474,9 @@ def with_tangents(fn: Callable[..., list[Any]], moving: Sequence[int]) -> Any:
     def on_pairs(*xs: Any) -> list[Any]:
         primals, tangents = xs[: -len(moving)], xs[-len(moving) :]
 
-        def of_moving(*own: Any) -> list[Any]:
+        def of_moving(*moving_operands: Any) -> list[Any]:
             operands = list(primals)
-            for i, x in zip(moving, own, strict=True):
+            for i, x in zip(moving, moving_operands, strict=True):
                 operands[i] = x
             return fn(*operands)
 
@@ -483,9 +486,9 @@ def with_tangents(fn: Callable[..., list[Any]], moving: Sequence[int]) -> Any:
     return on_pairs
 
 
-def _is_same(own: Any, eqn: Any, wanted: Any) -> bool:
-    return _compat.fingerprint(_compat.body_of(own)) == wanted and (
-        own.primitive is not eqn.primitive or _compat.same_derivatives(own, eqn)
+def _is_same(call_eqn: Any, eqn: Any, wanted: Any) -> bool:
+    return _compat.fingerprint(_compat.body_of(call_eqn)) == wanted and (
+        call_eqn.primitive is not eqn.primitive or _compat.same_derivatives(call_eqn, eqn)
     )
 
 

@@ -38,8 +38,8 @@ def _gathered_parts(site: Site, value: Value) -> Results:
     leaves, treedef = tree_flatten(value)
     results = []
     for leaf, axis in zip(leaves, axes, strict=True):
-        one = site.with_params(all_gather_dimension=axis)
-        results += [leaf] if axis is None else one.map_leaves([leaf])
+        gathering = site.with_params(all_gather_dimension=axis)
+        results += [leaf] if axis is None else gathering.map_leaves([leaf])
     gathered = tree_unflatten(treedef, results)
     # The metadata may contain the shape of a part.
     fits = _compat.same_array_type(aval_of(gathered), site.outvars[0].aval)

@@ -199,27 +199,27 @@ def _kept(
         jaxpr, consts, zero_results = site.params["jvp_jaxpr_fun"].call_wrapped(*is_zero)
     jaxpr = _compat.constants_first(jaxpr)
     first = site.params["num_consts"]
-    given = [i for i, zero in enumerate(is_zero, first) if not zero]
+    with_tangents = [i for i, zero in enumerate(is_zero, first) if not zero]
     primals = [*map(fixed, consts), *of_primals(operands)[first:]]
     facts = dependences(
         jaxpr,
         [
             *[FIXED] * len(consts),
             *map(beside, range(first, len(operands))),
-            *(source(i) if any(ins[i].moving) else ZERO for i in given),
+            *(source(i) if any(ins[i].moving) else ZERO for i in with_tangents),
         ],
     )
     nonzero = [i for i, zero in enumerate(zero_results) if not zero]
     tried = [
-        (place, i)
-        for place, i in enumerate(nonzero, len(zero_results))
-        if i in outs and not outs[i].holds_multiples(facts[place], ins)
+        (position, i)
+        for position, i in enumerate(nonzero, len(zero_results))
+        if i in outs and not outs[i].holds_multiples(facts[position], ins)
     ]
     if not tried:
         return {*outs}
     results = run_on_tangents(
-        _compat.with_results(jaxpr, [place for place, _ in tried]),
-        [*primals, *(ins[i].space for i in given)],
+        _compat.with_results(jaxpr, [position for position, _ in tried]),
+        [*primals, *(ins[i].space for i in with_tangents)],
         [outs[i] for _, i in tried],
         trial,
         site,

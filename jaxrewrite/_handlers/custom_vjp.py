@@ -169,8 +169,8 @@ def _apply_forward(
         jaxpr, consts = site.params["fwd_jaxpr_thunk"].call_wrapped(*nonzero)
     # After the rule has run, JAX knows which residuals are operands passed on.
     _, residual_tree, forwarded = site.params["out_trees"]()
-    num_made = residual_tree.num_leaves - sum(i is not None for i in forwarded)
-    dense = [*[False] * num_made, *map(is_array, structures)]
+    num_computed = residual_tree.num_leaves - sum(i is not None for i in forwarded)
+    dense = [*[False] * num_computed, *map(is_array, structures)]
     out = run_on_values(
         settings,
         _compat.constants_first(jaxpr),
@@ -178,10 +178,10 @@ def _apply_forward(
         site,
         MakeDense(tuple(dense)),
     )
-    made = iter(out[:num_made])
+    computed = iter(out[:num_computed])
     offset = site.params["num_consts"]
-    residuals = [next(made) if i is None else operands[i - offset] for i in forwarded]
-    return residuals, out[num_made:]
+    residuals = [next(computed) if i is None else operands[i - offset] for i in forwarded]
+    return residuals, out[num_computed:]
 
 
 def _apply_backward(
@@ -297,22 +297,22 @@ def _joint_rule(site: Site, ins: Sequence[Tangents], settings: Settings) -> _Joi
 def _residuals(
     site: Site, operands: Sequence[Any], nonzero: Sequence[bool], settings: Settings
 ) -> list[Any]:
-    """The residuals of the forward rule while a jaxpr is made; what is known stays known."""
+    """The residuals of the forward rule while a jaxpr is made; known numbers stay known."""
     with use_settings(settings.of_traced()):
         jaxpr, consts = site.params["fwd_jaxpr_thunk"].call_wrapped(*nonzero)
     _, residual_tree, forwarded = site.params["out_trees"]()
-    num_made = residual_tree.num_leaves - sum(i is not None for i in forwarded)
+    num_computed = residual_tree.num_leaves - sum(i is not None for i in forwarded)
     jaxpr = _compat.constants_first(jaxpr)
     results = _compat.inline_into_current_trace(jaxpr, [*consts, *operands])
     known: dict[Any, Any] = dict(zip(jaxpr.invars, consts, strict=False))
-    made = iter(
+    computed = iter(
         [
             atom.val if type(atom) is Literal else known.get(atom, result)
-            for atom, result in zip(jaxpr.outvars[:num_made], results, strict=False)
+            for atom, result in zip(jaxpr.outvars[:num_computed], results, strict=False)
         ]
     )
     offset = site.params["num_consts"]
-    return [next(made) if i is None else operands[i - offset] for i in forwarded]
+    return [next(computed) if i is None else operands[i - offset] for i in forwarded]
 
 
 def _lost(

@@ -80,8 +80,8 @@ _NOT_WITHIN = Reason(
 class Call(NamedTuple):
     """The rewritten function of a custom rule.
 
-    ``refused`` are the results that remain values although their leaves cannot hold what
-    the rule may give, because nothing may become dense.
+    ``refused`` are the results that remain values although their leaves cannot hold all
+    tangents of the rule, because nothing may become dense.
     """
 
     rewritten: Rewritten
@@ -97,8 +97,8 @@ class Call(NamedTuple):
         )
 
 
-# Of some results whose leaves cannot make any tangent, those that the rule keeps within what
-# they can make.
+# Selects, of some results whose leaves cannot make every tangent, the results for which the rule
+# gives only tangents that they can make.
 Within = Callable[[Rewritten, Sequence[int], Settings, Settings], Collection[int]]
 
 
@@ -162,7 +162,7 @@ def _within(
     confined: Sequence[int],
     within: Within,
 ) -> Collection[int]:
-    """The results that a rule keeps within what their leaves can hold."""
+    """The results for which a rule gives only tangents that their leaves can hold."""
     if not confined:
         return ()
     structure = structure_of(list(operands))
@@ -191,7 +191,7 @@ def _space_of(value: Value) -> str | None:
 
 
 def confinement(value: Value) -> str | None:
-    """What confines the tangents of a value, or of those among its children."""
+    """The narrowest tangent space of a value and of the values among its children."""
     space = value.tangent_space()
     if space not in ("all", *_CONFINED):
         raise ValueError(
@@ -415,10 +415,10 @@ def _tangent_by_type(
     tangent = value.tangent(tree_unflatten(treedef, tangents))
     if tangent is NotImplemented:
         return _tangent_by_materialise(treedef, children, tangents)
-    what = f"{type(value).__name__}.tangent"
-    wrong = mismatch(tangent, aval_of(value).to_tangent_aval(), what, "the tangent is")
-    if wrong:
-        raise TypeError(wrong)
+    hook = f"{type(value).__name__}.tangent"
+    problem = mismatch(tangent, aval_of(value).to_tangent_aval(), hook, "the tangent is")
+    if problem:
+        raise TypeError(problem)
     return tangent
 
 
@@ -509,8 +509,8 @@ def pull_back(
             for leaf, is_free in zip(leaves, free, strict=True)
         ]
         with use_settings(settings):
-            made = derivative(operand, tree_unflatten(treedef, tangents))
-        return _as_dense_as_can_be(made)
+            derived = derivative(operand, tree_unflatten(treedef, tangents))
+        return _as_dense_as_can_be(derived)
 
     floats = [leaf for leaf, is_free in zip(leaves, free, strict=True) if is_free]
     form = jax.eval_shape(tangent, floats)

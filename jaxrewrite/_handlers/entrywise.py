@@ -24,17 +24,17 @@ class Kind(enum.IntEnum):
     ZERO = 0  # It is filled with zeros.
     FIXED = 1  # It depends on none of them.
     SAME = 2  # It is its one source.
-    LINEAR = 3  # Each entry is a multiple of the entry of a source, or the sum of such.
-    ENTRYWISE = 4  # Each entry is a function of the entries of sources at its place.
+    LINEAR = 3  # Each entry is a multiple of the entry of a source, or a sum of multiples.
+    ENTRYWISE = 4  # Each entry is a function of the entries of sources at its index.
     MIXED = 5
 
 
 class Dependence(NamedTuple):
     """How an array depends on operands of a jaxpr.
 
-    ``sources`` are the labels of those that the kind is about. ``beside`` are those of the
-    other operands if it depends on these entry by entry, too, or on the same number for
-    all entries; otherwise it is ``None``.
+    ``sources`` are the labels of the sources. ``beside`` are the labels of the other operands
+    if it depends on these entry by entry, too, or on the same number for all entries;
+    otherwise it is ``None``.
     """
 
     kind: Kind
@@ -69,9 +69,9 @@ def beside(label: Hashable) -> Dependence:
     return Dependence(Kind.FIXED, beside=frozenset({label}))
 
 
-def dependences(jaxpr: AnyJaxpr, given: Sequence[Dependence]) -> list[Dependence]:
-    """The dependences of the results of a jaxpr on what its operands depend on."""
-    env: dict[Any, Dependence] = dict(zip(jaxpr.invars, given, strict=True))
+def dependences(jaxpr: AnyJaxpr, operands: Sequence[Dependence]) -> list[Dependence]:
+    """The dependences of the results of a jaxpr, of those of its operands."""
+    env: dict[Any, Dependence] = dict(zip(jaxpr.invars, operands, strict=True))
 
     def read(atom: Atom) -> Dependence:
         if type(atom) is not Literal:

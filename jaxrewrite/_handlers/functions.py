@@ -1,7 +1,7 @@
-"""Rules for whole functions, which are asked before the jaxpr of a call is rewritten.
+"""Rules for functions, which are looked up before the jaxpr of a call is rewritten.
 
-A call under `jax.vmap` is answered for the whole stack if the function takes stacks itself, and
-else by the rule under `jax.vmap`, for the elements that the operands stand for.
+In a call under `jax.vmap` the rule gets the stacks if the function takes stacks itself. Else it
+runs under `jax.vmap`, on the elements that the operands stand for.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def function_handler(site: Site, operands: list[Any]) -> Any:
     origin = None if body is None else _compat.origin_of(body)
     if origin is None or (site.is_in_rule and not any(map(is_value, operands))):
         return NotImplemented
-    for called, own in rules_at(site.settings.rules, origin).items():
-        domains = _domains(called, own)
-        counts = frozenset(len(rule.signature.operands) for rule in own)
+    for called, rules in rules_at(site.settings.rules, origin).items():
+        domains = _domains(called, rules)
+        counts = frozenset(len(rule.signature.operands) for rule in rules)
         for depth in range(_DEPTH + 1):
             for call in calls_of(called, site.eqn, domains, depth, counts):
                 results = _apply(site, called, call, operands)
@@ -54,11 +54,11 @@ before_rules.append(function_handler)
 
 def _domains(called: Called, rules: Sequence[Rule]) -> dict[str, tuple[Any, ...]]:
     """The static arguments that the rules in force tell apart, with their values."""
-    found: dict[str, tuple[Any, ...]] = {}
+    domains: dict[str, tuple[Any, ...]] = {}
     for rule in rules:
         for name, values in domains_of(called, rule).items():
-            found[name] = (*found.get(name, ()), *values)
-    return found
+            domains[name] = (*domains.get(name, ()), *values)
+    return domains
 
 
 def _check_rule(rule: Rule, primitives: Sequence[Primitive]) -> None:
@@ -77,29 +77,29 @@ checks.append(_check_rule)
 
 
 def _apply(site: Site, called: Called, call: Call, operands: Sequence[Any]) -> Any:
-    """The results of the first rule that answers for a call."""
-    own = [operands[i] for i in call.order]
-    split = _split(site, own, call)
+    """The results of the first rule that does not decline a call."""
+    inputs = [operands[i] for i in call.order]
+    split = _split(site, inputs, call)
     if split is None:
         return NotImplemented
-    own, elements = split
-    count = len(own) - len(call.moving)
+    inputs, elements = split
+    count = len(inputs) - len(call.moving)
     if not all(map(_can_move, (elements[i] for i in call.moving))) or any(
         map(is_value, elements[count:])
     ):
         return NotImplemented
     # In reports and errors the equation has the name of the function.
     site = site._replace(eqn=site.eqn.replace(primitive=called))
-    flat = Flat.of(own, site.context)
+    flat = Flat.of(inputs, site.context)
     choice = site.settings.rules.choice(called, elements[:count])
     for rule in choice:
         try:
-            answer: Any = _ask(site, rule, called, call, own, flat)
+            result: Any = _ask(site, rule, called, call, inputs, flat)
         except Exception as error:  # noqa: BLE001 - raised again if no other answers
             if not choice.is_tied:
                 raise
-            answer = Failure(error)
-        choice.results[rule] = answer
+            result = Failure(error)
+        choice.results[rule] = result
     record = site.builder.record
     if record is not None:
         record.site = site
@@ -132,28 +132,28 @@ def _ask(
     # The numbers 1 and True are equal, and are not the same argument.
     key = ("function", called, rule, *call, repr(call.statics), *literals)
     key = (*key, *avals_of(site.outvars))
-    answer: RuleResult = site.builder.rewriting.by_function(mapped, key, flat, check)
-    return NotImplemented if answer.traced is NotImplemented else answer
+    result: RuleResult = site.builder.rewriting.by_function(mapped, key, flat, check)
+    return NotImplemented if result.traced is NotImplemented else result
 
 
 def _statics(rule: Rule, called: Called, call: Call) -> Mapping[str, Any] | None:
     """The static arguments for a rule, or ``None`` if it is not for these."""
     domains = domains_of(called, rule)
-    given = {}
+    statics = {}
     for name, value in call.statics:
         if name in domains:
             if not is_default(called, name, value) and not is_among(value, domains[name]):
                 return None
-            given[name] = value
+            statics[name] = value
         elif rule.signature.any_keyword:
-            given[name] = value
+            statics[name] = value
         elif not is_default(called, name, value):
             return None
-    return given
+    return statics
 
 
 def _leaves(site: Site, rule: Rule, call: Call, results: Any) -> list[Any]:
-    """What a rule returned for the function, as a list of arrays and values."""
+    """The results of a rule for the function, as a list of arrays and values."""
     leaves = tree_leaves(results, is_leaf=is_value)
     total = call.total // 2 if call.moving else call.total
     if len(leaves) != total:
@@ -166,11 +166,11 @@ def _leaves(site: Site, rule: Rule, call: Call, results: Any) -> list[Any]:
 
 
 def _checked(site: Site, rule: Rule, call: Call, results: Sequence[Any]) -> list[Any]:
-    """The results that the equation has, of those that a rule gave for the function."""
+    """The results of the equation, among the results of a rule for the function."""
     wanted = [results[i] for i in call.wanted]
     for result, var in zip(wanted, site.outvars, strict=True):
-        given = f"{site.primitive.name!r} gives"
-        problem = mismatch(result, var.aval, f"The rule {rule}", given)
+        expected = f"{site.primitive.name!r} gives"
+        problem = mismatch(result, var.aval, f"The rule {rule}", expected)
         if problem is not None:
             raise TypeError(problem)
     return wanted
@@ -183,9 +183,9 @@ def _can_move(x: Any) -> bool:
     """Whether the leaves of an operand can have any tangent that its array can have."""
     if not is_value(x):
         return True
-    own = tree_map(_compat.leaf_aval, x)
-    is_plain = not any(map(is_value, children(own)[0]))
-    return is_plain and can_be_lifted(own) and confinement(own) is None
+    like = tree_map(_compat.leaf_aval, x)
+    is_plain = not any(map(is_value, children(like)[0]))
+    return is_plain and can_be_lifted(like) and confinement(like) is None
 
 
 def _along(fn: Callable[..., Any], moving: Sequence[int]) -> Callable[..., Any]:
@@ -204,24 +204,26 @@ def _along(fn: Callable[..., Any], moving: Sequence[int]) -> Callable[..., Any]:
                 leaf_tangents += lift(x, tangents[i], settings)
             else:
                 leaf_tangents.append(tangents[i])
-        places = [i for i, t in enumerate(leaf_tangents) if t is not None]
+        differentiated = [i for i, t in enumerate(leaf_tangents) if t is not None]
         trees: list[Any] = []
 
-        def on_leaves(*own: Any) -> list[Any]:
+        def on_leaves(*moving_leaves: Any) -> list[Any]:
             every = list(leaves)
-            for i, x in zip(places, own, strict=True):
+            for i, x in zip(differentiated, moving_leaves, strict=True):
                 every[i] = x
             results = fn(*tree_unflatten(treedef, every))
             trees.append(None if results is NotImplemented else tree_flatten(results)[1])
             return [] if results is NotImplemented else tree_leaves(results)
 
-        found, found_tangents = jax.jvp(
-            on_leaves, [leaves[i] for i in places], [leaf_tangents[i] for i in places]
+        result_leaves, tangent_leaves = jax.jvp(
+            on_leaves,
+            [leaves[i] for i in differentiated],
+            [leaf_tangents[i] for i in differentiated],
         )
         if trees[-1] is None:
             return NotImplemented
         results, their_tangents = (
-            tree_unflatten(trees[-1], own) for own in (found, found_tangents)
+            tree_unflatten(trees[-1], x) for x in (result_leaves, tangent_leaves)
         )
         return [*results, *map(_tangent, results, their_tangents)]
 
@@ -237,9 +239,9 @@ def _tangent(result: Any, tangent: Any) -> Any:
 
 
 class _Map(NamedTuple):
-    """One `jax.vmap` of a function from arrays and values to a list of such.
+    """One `jax.vmap` of a function from arrays and values to a list of arrays and values.
 
-    The results at the positions ``same`` are those of one element.
+    The results at the positions ``same`` are the results of one element.
     """
 
     fn: Callable[..., Any]
@@ -262,12 +264,12 @@ class _Map(NamedTuple):
             trees.append(None if results is NotImplemented else tree_flatten(results)[1])
             return [] if results is NotImplemented else tree_leaves(results)
 
-        found = jax.vmap(on_leaves, in_axes=(in_axes,), axis_size=size)(leaves)
+        result_leaves = jax.vmap(on_leaves, in_axes=(in_axes,), axis_size=size)(leaves)
         if trees[-1] is None:
             return NotImplemented
-        results = tree_unflatten(trees[-1], found)
+        results = tree_unflatten(trees[-1], result_leaves)
         return [
-            tree_map(lambda x: x[0], x) if i in self.same else _whole(x, size)
+            tree_map(lambda x: x[0], x) if i in self.same else _as_stack(x, size)
             for i, x in enumerate(results)
         ]
 
@@ -280,31 +282,31 @@ class _Map(NamedTuple):
 
 
 def _rebuilt(leaves: Sequence[Any], flat: Sequence[Any]) -> Iterator[Any]:
-    for own, (_, treedef) in zip(leaves, flat, strict=True):
-        yield own[0] if treedef is None else tree_unflatten(treedef, own)
+    for field_leaves, (_, treedef) in zip(leaves, flat, strict=True):
+        yield field_leaves[0] if treedef is None else tree_unflatten(treedef, field_leaves)
 
 
 def _element(x: Any, axis: int | None) -> Any:
-    """What a stack with sliced leaves stands for. Its fields may be stacks, too."""
+    """The element that a stack with sliced leaves stands for. Its fields may be stacks, too."""
     if axis is None or not is_value(x):
         return x
     if not isinstance(x, Batched):
-        own, treedef = children(x)
-        x = tree_unflatten(treedef, [_element(part, axis) for part in own])
+        parts, treedef = children(x)
+        x = tree_unflatten(treedef, [_element(part, axis) for part in parts])
     return x.unstacked()
 
 
-def _whole(x: Any, size: int) -> Any:
+def _as_stack(x: Any, size: int) -> Any:
     return stacked_where(x, tree_map(lambda _: True, x), size) if is_value(x) else x
 
 
 def _mapped(fn: Callable[..., Any], call: Call) -> Callable[..., Any]:
-    own: Callable[..., Any] = fn
+    mapped_fn: Callable[..., Any] = fn
     for axes in reversed(call.levels):
-        own = _Map(own, axes, call.same).__call__
+        mapped_fn = _Map(mapped_fn, axes, call.same).__call__
 
     def mapped(*operands: Any) -> Any:
-        return own(*operands)
+        return mapped_fn(*operands)
 
     return mapped
 
@@ -314,9 +316,9 @@ def _split(
 ) -> tuple[list[Any], list[Any]] | None:
     """The operands in a form that `jax.vmap` can slice, and one element of each.
 
-    There are none if an operand has no elements of a type of its own.
+    It is ``None`` if the elements of an operand are not values of a type.
     """
-    own = list(operands)
+    stacks = list(operands)
     elements = list(operands)
     for axes in call.levels:
         for i, axis in enumerate(axes):
@@ -328,9 +330,9 @@ def _split(
                 aval = _compat.without_leading_axis(avals_of([x])[0], length)
                 elements[i] = _compat.Var(aval)
                 continue
-            if x is own[i]:
-                own[i] = x = in_slices(site, x)
+            if x is stacks[i]:
+                stacks[i] = x = in_slices(site, x)
             elements[i] = element_like(site, x, length)
             if elements[i] is NotImplemented:
                 return None
-    return own, elements
+    return stacks, elements

@@ -1,4 +1,4 @@
-"""Whether a derivative rule stays within what the leaves of its results can hold.
+"""Whether the tangents of a derivative rule are within those that the leaves can hold.
 
 The leaves of a LoRA weight can make any tangent. Those of a diagonal matrix make diagonal
 ones alone, so that the way back from a tangent to them, `Value.lift_tangent`, is a projection.
@@ -128,8 +128,8 @@ def _tangents_of_value(value: Value, settings: Settings, first: int) -> Tangents
         primals, rest = args[: len(leaves)], iter(args[len(leaves) :])
         tangents = [next(rest) if is_inexact(x) else zero_tangent(x, False) for x in leaves]
         along = tree_unflatten(treedef, tangents)
-        made = derivative(tree_unflatten(treedef, primals), along)
-        results, tree = tree_flatten(made)
+        array_tangent = derivative(tree_unflatten(treedef, primals), along)
+        results, tree = tree_flatten(array_tangent)
         out.append(tree)
         return results
 
@@ -137,9 +137,9 @@ def _tangents_of_value(value: Value, settings: Settings, first: int) -> Tangents
     with use_settings(settings._replace(recorder=None)):
         jaxpr, consts = _compat.trace_to_jaxpr(tangent, [*leaves, *floats], debug_info)
     numbers = range(first, first + len(leaves))
-    given = [*[FIXED] * len(consts), *map(source, numbers), *[FIXED] * len(floats)]
+    operand_facts = [*[FIXED] * len(consts), *map(source, numbers), *[FIXED] * len(floats)]
     like = tree_unflatten(out[0], list(map(_compat.leaf_aval, jaxpr.outvars)))
-    labels = _labels(dependences(jaxpr, given))
+    labels = _labels(dependences(jaxpr, operand_facts))
     space = Space(like, labels, confinement(value), _is_in_own_space(value))
     needed = iter(_compat.needed_operands(jaxpr)[len(consts) + len(leaves) :])
     return Tangents(
@@ -194,9 +194,9 @@ def of_results(
     rewritten: Rewritten, results: Iterable[int], settings: Settings
 ) -> dict[int, Space]:
     """The tangent spaces of some results of a function, by position."""
-    consts, places = len(rewritten.consts), len(rewritten.jaxpr.invars)
-    given = [*[FIXED] * consts, *map(source, range(places - consts))]
-    numbers = iter(_labels(dependences(rewritten.jaxpr, given)))
+    consts, num_operands = len(rewritten.consts), len(rewritten.jaxpr.invars)
+    operand_facts = [*[FIXED] * consts, *map(source, range(num_operands - consts))]
+    numbers = iter(_labels(dependences(rewritten.jaxpr, operand_facts)))
     spaces = {}
     for i, result in enumerate(rewritten.results()):
         indices = [next(numbers) for _ in tree_leaves(result)]
@@ -214,7 +214,7 @@ def run_on_tangents(
     settings: Settings,
     site: Site,
 ) -> list[Space]:
-    """The spaces of the results of a rule, run on operands of these.
+    """The spaces of the results of a rule, run on operands of these spaces.
 
     A result that is a value of another structure than the wanted one becomes denser, up to
     that: a tag is no part of a tangent.
@@ -223,13 +223,13 @@ def run_on_tangents(
     likes = [space.like for space in operands]
     rewritten = rewrite_jaxpr(site, jaxpr, likes, leaving=leaving, settings=settings)
     labels = [x for space in operands for x in space.labels]
-    given = [
+    operand_facts = [
         *[FIXED] * len(rewritten.consts),
         *(FIXED if x is None else source(x) for x in labels),
     ]
-    made = iter(_labels(dependences(rewritten.jaxpr, given)))
+    result_labels = iter(_labels(dependences(rewritten.jaxpr, operand_facts)))
     return [
-        Space(on_avals(x), tuple(next(made) for _ in tree_leaves(x)))
+        Space(on_avals(x), tuple(next(result_labels) for _ in tree_leaves(x)))
         for x in rewritten.results()
     ]
 

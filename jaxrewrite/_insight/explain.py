@@ -25,7 +25,7 @@ from .._core.rules import Entry, Ranked, Rule, type_of
 from .._core.settings import current_settings
 from .._core.site import describe_operand
 from .._core.value import Value, is_value
-from .._patterns.place import pattern_p
+from .._patterns.outline import pattern_p
 from .._patterns.rules import Rules
 from .._signatures import is_of_a_library
 from .._staging.stage import Arguments, stage

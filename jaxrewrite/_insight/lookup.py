@@ -23,8 +23,8 @@ from .._core.settings import current_settings
 from .._core.value import Value, is_value
 from .._functions.called import Called
 from .._patterns.index import forms_of
+from .._patterns.outline import PATTERNS, pattern_p
 from .._patterns.pattern import Pattern
-from .._patterns.place import PATTERNS, pattern_p
 from .._patterns.rules import patterns_of
 from .._signatures import completed, known
 from .explain import concerns, explain, info_of, info_of_default, missing_rule

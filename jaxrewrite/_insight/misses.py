@@ -10,7 +10,7 @@ from .. import _compat
 from .._core.notices import collected
 from .._core.record import Recorder
 from .._core.settings import current_settings
-from .._patterns.place import PATTERNS
+from .._patterns.outline import PATTERNS
 from .._patterns.rules import Rules
 from .._staging.stage import Arguments, stage
 from .._staging.transform import FilterSpec, check_function, function_tree
@@ -99,11 +99,11 @@ def near_misses(
         with collected():
             stage(Arguments(fn, tree), filter_spec, settings._replace(recorder=recorder))
         nearest: dict[Any, NearMiss] = {}
-        for miss in sorted(misses, key=lambda m: -m.found):
-            if miss.found < 2:
+        for miss in sorted(misses, key=lambda m: -m.num_found):
+            if miss.num_found < 2:
                 continue
             place = _compat.source_location(miss.eqn.source_info) or ("", 0, "")
-            near = NearMiss(info_of(miss.pattern), *place, miss.found, miss.why)
+            near = NearMiss(info_of(miss.pattern), *place, miss.num_found, miss.why)
             nearest.setdefault((near.rule, place), near)
         return NearMisses(nearest.values())
 

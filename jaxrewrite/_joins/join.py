@@ -256,16 +256,16 @@ def _call_join(site: Site, x: Operand, y: Operand) -> Sequence[Operand] | None:
 
 
 def _checked_pair(pair: object, cls: type, aval: Aval) -> list[Any]:
-    what = f"{cls.__name__}.join"
+    hook = f"{cls.__name__}.join"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         raise TypeError(
-            f"{what} must return a pair, itself and the other in one structure, or "
+            f"{hook} must return a pair, itself and the other in one structure, or "
             f"NotImplemented; it returned a {type(pair).__name__}."
         )
-    for which, got in zip(("itself", "the other"), avals_of(pair), strict=True):
-        if not _compat.same_array_type(got, aval):
+    for subject, joined in zip(("itself", "the other"), avals_of(pair), strict=True):
+        if not _compat.same_array_type(joined, aval):
             raise TypeError(
-                f"{what} returned {which} as {_compat.short(got)}; it stands for "
+                f"{hook} returned {subject} as {_compat.short(joined)}; it stands for "
                 f"{_compat.short(aval)}."
             )
     return list(pair)

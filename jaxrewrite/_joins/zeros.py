@@ -80,9 +80,9 @@ def with_zeros(written: Callable[[Any], Fact], operand: Any) -> Any:
         if operand.settled() is operand:
             return operand
         parts, treedef = children(operand)
-        found = [with_zeros(written, part) for part in parts]
-        is_same = all(x is part for x, part in zip(found, parts, strict=True))
-        return operand if is_same else tree_unflatten(treedef, found)
+        new_parts = [with_zeros(written, part) for part in parts]
+        is_same = all(x is part for x, part in zip(new_parts, parts, strict=True))
+        return operand if is_same else tree_unflatten(treedef, new_parts)
     if type(operand) is Literal or not written(operand).is_zero:
         return operand
     return Zeros(_compat.strong(operand.aval))
@@ -130,13 +130,13 @@ def is_zero_where_parts_are(like: Value) -> bool:
     avals = tuple(avals_of(parts))
     key = treedef, avals, _compat.trace_context()
     try:
-        found = _kept.get(key)
+        is_zero = _kept.get(key)
     except TypeError:  # The metadata is not hashable.
         return _is_zero_of_zeros(type(like), treedef, avals)
-    if found is None:
-        found = _is_zero_of_zeros(type(like), treedef, avals)
-        _kept.put(key, found)
-    return found
+    if is_zero is None:
+        is_zero = _is_zero_of_zeros(type(like), treedef, avals)
+        _kept.put(key, is_zero)
+    return is_zero
 
 
 def _is_zero_of_zeros(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> bool:

@@ -4,13 +4,13 @@ What a pattern looks for is a function, and so is what takes its place. A candid
 by primitives and data flow alone (`index`, `search`), with the forms that the function has
 at a few shapes and dtypes (`probe`). The function is then traced at the operands' actual
 avals, and has to give the same equations with the same parameters (`same`). The equations
-of a match become one synthetic equation (`place`), which the ordinary walk over the program
-meets like any other (`apply`).
+of a match become one synthetic equation (`outline`), which the ordinary walk over the program
+meets like any other (`handler`).
 """
 
 from .._core.hooks import register_pass
 from . import handler
-from .place import PATTERNS
+from .outline import PATTERNS
 
 
 register_pass(PATTERNS)

@@ -19,27 +19,27 @@ from .._core.traces import Flat, RuleResult
 from .._core.value import is_value
 from .._staging.transform import transform
 from .bodies import Body, results_of
+from .outline import PATTERNS, Option, Packed, outline, pattern_p
 from .pattern import Pattern, count_of_batches, without_batch
-from .place import PATTERNS, Option, Packed, pattern_p, place
 
 
-class _Answered(NamedTuple):
-    """The answer of a pattern rule.
+class _PatternResult(NamedTuple):
+    """The result of a pattern rule.
 
-    ``taken`` are the operands of the equation that it takes, and ``whole`` the positions of
-    those that it takes as arrays, even if they are values.
+    ``inputs`` are the operands of the equation that the rule takes, and ``opaque`` the
+    positions of inputs that it takes as arrays, even if they are values.
     """
 
-    answer: RuleResult
-    taken: Sequence[int]
-    whole: Sequence[int]
+    result: RuleResult
+    inputs: Sequence[int]
+    opaque: Sequence[int]
 
     @property
     def traced(self) -> Any:
-        return self.answer.traced
+        return self.result.traced
 
 
-_NO_ANSWER = _Answered(RuleResult(NotImplemented), (), ())
+_DECLINED = _PatternResult(RuleResult(NotImplemented), (), ())
 
 
 def pattern_handler(site: Site, operands: list[Any]) -> Any:
@@ -47,16 +47,16 @@ def pattern_handler(site: Site, operands: list[Any]) -> Any:
     rewriting, record = site.builder.rewriting, site.builder.record
     key = (*_key(site, operands), *Flat.of(operands, site.context).structure)
     # An explanation tells of each rule that declines.
-    answered = rewriting.kept(key) if record is None else None
-    if answered is None:
-        answered = _first_answer(site, operands, declined)
+    result = rewriting.kept(key) if record is None else None
+    if result is None:
+        result = _first_result(site, operands, declined)
         if record is None:
-            rewriting.keep(key, answered)
+            rewriting.keep(key, result)
         else:
             record.declined += declined
-    if answered is not _NO_ANSWER:
-        flat = _flat(site, operands, answered.taken, answered.whole)
-        return site.inline_trace(answered.answer, flat)
+    if result is not _DECLINED:
+        flat = _flat(site, operands, result.inputs, result.opaque)
+        return site.inline_trace(result.result, flat)
     covered = site.params["jaxpr"]
     inputs = [
         x for atom, x in zip(site.eqn.invars, operands, strict=True)
@@ -66,8 +66,8 @@ def pattern_handler(site: Site, operands: list[Any]) -> Any:
     plan = site.params["plan"]
     without = plan.without | {option.pattern for option in plan.options}
     patterns = site.builder.rewriting.passes.get(PATTERNS, [])
-    rest = place(covered, patterns, values, without)
-    return site.builder.run(rest, inputs)
+    jaxpr = outline(covered, patterns, values, without)
+    return site.builder.run(jaxpr, inputs)
 
 
 handlers[pattern_p.name] = pattern_handler
@@ -101,23 +101,23 @@ def _statics(option: Option) -> tuple[Any, ...]:
 
 
 def _flat(
-    site: Site, operands: Sequence[Any], taken: Sequence[int], whole: Sequence[int]
+    site: Site, operands: Sequence[Any], inputs: Sequence[int], opaque: Sequence[int]
 ) -> Flat:
-    return Flat.of([operands[o] for o in taken], site.context, whole)
+    return Flat.of([operands[o] for o in inputs], site.context, opaque)
 
 
-def _first_answer(site: Site, operands: Sequence[Any], declined: list[Declined]) -> Any:
-    """The answer of the first pattern that does not decline."""
+def _first_result(site: Site, operands: Sequence[Any], declined: list[Declined]) -> Any:
+    """The result of the first pattern that does not decline."""
     plan = site.params["plan"]
     num_own = len(site.settings.rules.own_tables())
     for group in _groups(plan.options):
-        taken = [operands[o] for option in group for o in positions(option)]
-        if group[0].match.depth >= num_own and not any(map(is_value, taken)):
+        inputs = [operands[o] for option in group for o in positions(option)]
+        if group[0].match.depth >= num_own and not any(map(is_value, inputs)):
             continue  # It is left to a transform around this one.
-        answered = _of_group(site, operands, group, declined)
-        if answered is not NotImplemented:
-            return answered
-    return _NO_ANSWER
+        result = _of_group(site, operands, group, declined)
+        if result is not NotImplemented:
+            return result
+    return _DECLINED
 
 
 def _groups(options: Sequence[Option]) -> list[list[Option]]:
@@ -140,20 +140,20 @@ def _of_group(
     options = {option.pattern: option for option in group}
     entries = []
     for option in group:
-        own = [_shown(operands, o) for o in option.operands]
-        for entry in _entries(option, own, declined):
+        shown = [_shown(operands, o) for o in option.operands]
+        for entry in _entries(option, shown, declined):
             entries.append(_in_order(entry, option, order))
 
     choice = Choice(pattern_p, types, [entries], declined, _ambiguity)
     for pattern in choice:
         try:
-            answered = _ask(site, operands, options[pattern])
+            result = _apply(site, operands, options[pattern])
         except Exception as error:  # noqa: BLE001 - raised again if no other answers
             if not choice.is_tied:
                 raise
-            answered = Failure(error)
-        choice.results[pattern] = answered
-        if answered is not NotImplemented and site.builder.record is not None:
+            result = Failure(error)
+        choice.results[pattern] = result
+        if result is not NotImplemented and site.builder.record is not None:
             site.builder.record.rule = pattern
     return choice.result
 
@@ -172,21 +172,21 @@ def _ambiguity(
 
 
 def _shown(operands: Sequence[Any], o: Any) -> Any:
-    """What an operand of a pattern is dispatched on: of several arrays, the first value."""
+    """The array or value that an operand is dispatched on: of several, the first value."""
     if isinstance(o, int):
         return operands[o]
     if not isinstance(o, Packed):
         return o.atom
-    own = [operands[p] for p in o.positions] if o.body is None else []
-    return next(filter(is_value, own), own[0] if own else _NO_ARRAY)
+    arrays = [operands[p] for p in o.positions] if o.body is None else []
+    return next(filter(is_value, arrays), arrays[0] if arrays else _NO_ARRAY)
 
 
 _NO_ARRAY = _compat.Var(_compat.ShapedArray((), jnp.dtype("float32")))
 
 
-def _entries(option: Option, own: Sequence[Any], declined: list[Declined]) -> list[Entry]:
+def _entries(option: Option, shown: Sequence[Any], declined: list[Declined]) -> list[Entry]:
     """The combinations of types of a pattern that its operands have."""
-    types = tuple(map(type_of, own))
+    types = tuple(map(type_of, shown))
     entries = [
         Entry(option.pattern, allowed, guards)
         for allowed, guards in option.pattern.signature.combinations()
@@ -194,7 +194,7 @@ def _entries(option: Option, own: Sequence[Any], declined: list[Declined]) -> li
     ]
     if not entries:
         declined.append(Declined(option.pattern, "its operands are of other types"))
-    return guarded(entries, without_batch(avals_of(own), option.match.variant), declined)
+    return guarded(entries, without_batch(avals_of(shown), option.match.variant), declined)
 
 
 def _in_order(entry: Entry, option: Option, order: Sequence[int]) -> Entry:
@@ -207,30 +207,30 @@ def _in_order(entry: Entry, option: Option, order: Sequence[int]) -> Entry:
     )
 
 
-def _ask(site: Site, operands: Sequence[Any], option: Option) -> Any:
-    """The answer of a pattern rule, or ``NotImplemented``."""
+def _apply(site: Site, operands: Sequence[Any], option: Option) -> Any:
+    """The result of a pattern rule, or ``NotImplemented``."""
     pattern, match = option.pattern, option.match
-    taken = list(positions(option))
+    inputs = list(positions(option))
 
     def filled(arrays: Sequence[Any]) -> list[Any]:
-        rest = iter(arrays)
-        return [_argument(o, rest) for o in option.operands]
+        remaining = iter(arrays)
+        return [_argument(o, remaining) for o in option.operands]
 
-    whole = list(_whole(option))
+    opaque = list(_opaque(option))
     if match.variant is not None and any(
-        is_value(operands[o]) and o not in whole
+        is_value(operands[o]) and o not in opaque
         for i, o in enumerate(option.operands)
         if count_of_batches(match.variant, i)
     ):
         return NotImplemented  # The leaves of a value have no axis for its batch.
     if pattern.when is not None:
-        avals = [tree_map(_compat.leaf_aval, operands[o]) for o in taken]
+        avals = [tree_map(_compat.leaf_aval, operands[o]) for o in inputs]
         seen = without_batch(filled(avals), match.variant)
-        if not _asked(pattern, pattern.when, seen, match.statics):
+        if not _call(pattern, pattern.when, seen, match.statics):
             return NotImplemented
 
     def apply(*arrays: Any) -> Any:
-        return _asked(
+        return _call(
             pattern,
             pattern.batched(pattern.fn, (), match.statics, match.variant),
             filled(arrays),
@@ -250,16 +250,16 @@ def _ask(site: Site, operands: Sequence[Any], option: Option) -> Any:
         option.results,
         *_keys(option),
     )
-    kept = [i for i, o in enumerate(taken) if o in whole]
-    flat = _flat(site, operands, taken, kept)
-    answer = site.builder.rewriting.by_function(apply, key, flat, check)
-    if answer.traced is NotImplemented:
+    opaque_inputs = [i for i, o in enumerate(inputs) if o in opaque]
+    flat = _flat(site, operands, inputs, opaque_inputs)
+    result = site.builder.rewriting.by_function(apply, key, flat, check)
+    if result.traced is NotImplemented:
         return NotImplemented
-    return _Answered(answer, taken, kept)
+    return _PatternResult(result, inputs, opaque_inputs)
 
 
 def positions(option: Option) -> Iterator[int]:
-    """The operands of the equation that a pattern takes, in the order of its own."""
+    """The operands of the equation that a pattern takes, in the pattern's order."""
     for o in option.operands:
         if isinstance(o, Packed):
             yield from o.positions
@@ -267,10 +267,10 @@ def positions(option: Option) -> Iterator[int]:
             yield o
 
 
-def _whole(option: Option) -> Iterator[int]:
+def _opaque(option: Option) -> Iterator[int]:
     """The operands of the equation that a pattern takes as arrays, even if they are values.
 
-    What the rule does with them is dispatched. These are the operands without annotation.
+    The rule's operations on them are dispatched. They are the operands without annotation.
     """
     slots = option.pattern.signature.operands
     for o, alternatives in zip(option.operands, slots, strict=True):
@@ -281,7 +281,7 @@ def _whole(option: Option) -> Iterator[int]:
 
 
 def _keys(option: Option) -> Iterator[Any]:
-    """The parts of a trace's key that stand for what is not among the arrays."""
+    """The parts of a trace's key for operands that are no arrays."""
     for o in option.operands:
         if isinstance(o, Packed):
             body = o.body and (o.body.eqn.params["jaxpr"], o.body.ys)
@@ -290,21 +290,21 @@ def _keys(option: Option) -> Iterator[Any]:
             yield repr(o.plain())
 
 
-def _argument(o: Any, rest: Iterator[Any]) -> Any:
+def _argument(o: Any, remaining: Iterator[Any]) -> Any:
     """An argument of a pattern rule, made of the next arrays."""
     if isinstance(o, int):
-        return next(rest)
+        return next(remaining)
     if not isinstance(o, Packed):
         return o.plain()
-    own = [next(rest) for _ in o.positions]
+    arrays = [next(remaining) for _ in o.positions]
     if o.body is not None:
-        return _body_function(o.body, own)
-    return tuple(own) if o.length is None else jnp.zeros((o.length, 0), jnp.float32)
+        return _body_function(o.body, arrays)
+    return tuple(arrays) if o.length is None else jnp.zeros((o.length, 0), jnp.float32)
 
 
-def _body_function(of: Body, consts: Sequence[Any]) -> Callable[..., Any]:
-    """The body of a scan as a function of a carry and a slice, or of what it takes."""
-    eqn = of.eqn
+def _body_function(scan_body: Body, consts: Sequence[Any]) -> Callable[..., Any]:
+    """The body of a scan as a function of a carry and a slice, or of all its operands."""
+    eqn = scan_body.eqn
     run = transform(_compat.function_of(eqn.params["jaxpr"]))
     _, num_carry = _compat.scan_counts(eqn.params)
     has_xs = len(eqn.invars) > len(consts) + num_carry
@@ -318,14 +318,14 @@ def _body_function(of: Body, consts: Sequence[Any]) -> Callable[..., Any]:
             args[0] if len(args) == 2 else (), is_leaf=is_value
         )
         leaves = tree_leaves(args if has_xs else args[:-1], is_leaf=is_value)
-        made = run(*consts, *leaves)
-        outs = [made[of.result(k)] for k in range(len(made))]
+        results = run(*consts, *leaves)
+        outs = [results[scan_body.result(k)] for k in range(len(results))]
         return results_of(len(args), carry_tree, outs, num_carry)
 
     return body
 
 
-def _asked(
+def _call(
     pattern: Pattern, fn: Any, args: Sequence[Any], statics: Mapping[str, Any]
 ) -> Any:
     try:
@@ -347,8 +347,8 @@ def _checked(site: Site, option: Option, results: Any) -> list[Any]:
     ordered: list[Any] = [None] * len(site.outvars)
     for leaf, position in zip(leaves, option.results, strict=True):
         aval = site.outvars[position].aval
-        what = f"The pattern rule {pattern}"
-        problem = mismatch(leaf, aval, what, "what it stands for gives")
+        result = f"The pattern rule {pattern}"
+        problem = mismatch(leaf, aval, result, "what it stands for gives")
         if problem is not None:
             raise TypeError(problem + pattern.both())
         ordered[position] = leaf

@@ -17,7 +17,7 @@ from .bodies import is_hole_scan
 from .pattern import Pattern
 from .probe import Form, Forms
 from .search import COMMUTATIVE, is_open_at, root
-from .view import Facts, Frame, Place, Watch, chain, facts_of, look_at, resolve
+from .view import Facts, Frame, Location, Watch, chain, facts_of, look_at, resolve
 
 
 class Entry:
@@ -52,23 +52,23 @@ def _key_of(form: Any) -> object:
     return object()
 
 
-# To so many levels the operands of an equation are looked at, to tell which forms may end
-# there. What is the same to these levels is found once, and more levels for each of the forms
-# that are left.
+# To this level the operands of an equation are looked at, to tell which forms may end
+# there. Equations that are alike to this level are looked up once; further levels are compared
+# for each of the forms that are left.
 _LEVELS = 3
 _MOST_LEVELS = 8
 
-# What an equation and its operands are: `_NUMBER`, `_GIVEN`, or a primitive and, above the last
-# level, what its operands are. Equations that only move arrays are left out. Of what an
-# equation must be, an operand that may be anything is ``None``; the operands of a commutative
-# primitive are in no order.
+# The shape of an equation: `_NUMBER`, `_GIVEN`, or a primitive and, above the last level, the
+# shapes of its operands. Equations that only move arrays are left out. In the shape that a form
+# needs, an operand that may be anything is ``None``; the operands of a commutative primitive
+# are in no order.
 _Shape = Any
 _NUMBER = "number"
 _GIVEN = "given"  # An operand of the program, or of the body of a call.
 
 
 def _need(graph: Graph, n: int, levels: int, known: dict[Any, _Shape]) -> _Shape:
-    """What an equation must be, to be a node of a graph."""
+    """The shape that an equation needs, to be a node of a graph."""
     need = known.get((n, levels))
     if need is not None:
         return need
@@ -87,12 +87,12 @@ def _need(graph: Graph, n: int, levels: int, known: dict[Any, _Shape]) -> _Shape
 
 
 def _levels_of(need: _Shape) -> int:
-    """To how many levels something is said of what an equation must be."""
+    """The number of levels of a shape that an equation needs."""
     return 1 + max(map(_levels_of, need[1]), default=0) if type(need) is tuple else 0
 
 
 class Shapes:
-    """What the equations of a program and their operands are, as far as that was asked.
+    """The shapes of a program's equations, as far as they were asked for.
 
     ``index`` has a number for each such shape.
     """
@@ -124,7 +124,7 @@ class Shapes:
         return number
 
     def sources_of(self, frame: Frame, i: int) -> list[Any]:
-        """For each operand the equation that makes it, up to moves, or what it is else."""
+        """For each operand the equation that makes it, up to moves, or its kind."""
         key, top = (frame, i), frame.top
         watch = top.watch
         if watch is not None:
@@ -143,7 +143,7 @@ class Shapes:
         return known
 
 
-# The numbers of what is no equation.
+# The kinds of sources that are no equation.
 _OF_NUMBER, _OF_GIVEN = 0, 1
 
 
@@ -169,7 +169,7 @@ def _source(frame: Frame, atom: Any) -> Any:
 
 
 def _watched_source(frame: Frame, atom: Any) -> Any:
-    """The same, with a note of what is looked at."""
+    """The same, with a note of the equations that are looked at."""
     source = chain(resolve(frame, atom))[-1]
     if source is None or type(source) is Number:
         return _OF_NUMBER
@@ -177,7 +177,7 @@ def _watched_source(frame: Frame, atom: Any) -> Any:
 
 
 def _makers(frame: Frame, i: int) -> list[Any]:
-    """The primitive that makes each operand of an equation, up to moves, or what it is else."""
+    """The primitive that makes each operand of an equation, up to moves, or its kind."""
     facts, eqns = frame.facts, frame.eqns
     made, behind, calls = facts.made, facts.behind, facts.calls
     makers: list[Any] = []
@@ -188,11 +188,11 @@ def _makers(frame: Frame, i: int) -> list[Any]:
             makers.append(_OF_NUMBER)
             continue
         var = behind.get(atom, atom)
-        own = made.get(var)
-        if own is None and is_top:
+        maker = made.get(var)
+        if maker is None and is_top:
             makers.append(_OF_NUMBER if var is None else _OF_GIVEN)
-        elif own is not None and own[0] not in calls:
-            makers.append(eqns[own[0]].primitive)
+        elif maker is not None and maker[0] not in calls:
+            makers.append(eqns[maker[0]].primitive)
         else:
             source = _source(frame, atom)
             is_known = type(source) is int
@@ -201,7 +201,7 @@ def _makers(frame: Frame, i: int) -> list[Any]:
 
 
 class Fitting(NamedTuple):
-    """Forms that may end at an equation, and to how many levels something is said of them."""
+    """Forms that may end at an equation, and the highest number of their levels."""
 
     entries: Sequence[Entry]
     levels: int
@@ -227,11 +227,11 @@ class Index:
             self.by_primitive.setdefault(primitive, []).append(entry)
         self._shapes: list[Any] = [_NUMBER, _GIVEN]
         self._numbers: dict[Any, int] = {}
-        self._all = {p: Fitting.of(own) for p, own in self.by_primitive.items()}
+        self._all = {p: Fitting.of(fitting) for p, fitting in self.by_primitive.items()}
         self._fitting: dict[Any, Fitting] = {}
         self._fits_known: dict[Any, bool] = {}
         self._lock = threading.Lock()
-        # Parts of programs, with what was found there; see `Repeats`.
+        # Parts of programs, with the results of searches there; see `Repeats`.
         self.parts = BoundedCache(64)
 
     def number(self, shape: Any) -> int:
@@ -247,9 +247,9 @@ class Index:
     def candidates(
         self, shapes: Shapes, frame: Frame, i: int, is_open: bool = False
     ) -> Sequence[Entry]:
-        """The forms whose last equation may be equation ``i``, by what its operands are.
+        """The forms whose last equation may be equation ``i``, by its shape.
 
-        In the body of a call (``is_open``), what the caller passes may be anything.
+        In the body of a call (``is_open``), the arguments may be anything.
         """
         first = is_open, frame.eqns[i].primitive, *_makers(frame, i)
         fitting = self._fitting.get(first)
@@ -269,17 +269,17 @@ class Index:
         return fitting.entries
 
     def fits(
-        self, entry: Entry, shapes: Shapes, place: Place, is_open: bool = False
+        self, entry: Entry, shapes: Shapes, location: Location, is_open: bool = False
     ) -> bool:
         """Whether the operands of a candidate may be those of a form, to all levels."""
         return entry.levels <= _LEVELS + 1 or (
-            _is_there(entry.need, place, shapes, is_open)
+            _is_there(entry.need, location, shapes, is_open)
         )
 
     def _fitting_to(
         self, level: int, fitting: Fitting, number: int, is_open: bool
     ) -> Fitting:
-        """The forms of some whose operands may be those of a shape of some level."""
+        """The forms among these that a shape of some level fits."""
         return Fitting.of(
             entry
             for entry in fitting.entries
@@ -311,7 +311,7 @@ class Index:
     def _all_fit(
         self, needs: Sequence[_Shape], numbers: Sequence[int], level: int, is_open: bool
     ) -> bool:
-        """Whether operands are what they must be."""
+        """Whether operands have the shapes that are needed."""
         return len(needs) == len(numbers) and all(
             need is None or self._fits(need, number, level, is_open)
             for need, number in zip(needs, numbers, strict=True)
@@ -319,7 +319,7 @@ class Index:
 
 
 def _is_there(need: _Shape, source: Any, shapes: Shapes, is_open: bool) -> bool:
-    """Whether an operand is what it must be, to all levels at which something is said."""
+    """Whether an operand has the shape that is needed, to all levels of it."""
     if type(source) is not tuple:
         if source == _OF_GIVEN:
             return is_open
@@ -423,7 +423,7 @@ class OpenRoot(NamedTuple):
     number: int
     entry: Entry
 
-    def place(self, frame: Frame) -> Place:
+    def location(self, frame: Frame) -> Location:
         """The equation, seen from a frame of the body."""
         for call in self.path:
             frame = frame.inner(call)
@@ -431,7 +431,7 @@ class OpenRoot(NamedTuple):
 
 
 _open_roots = WeakCaches(8)
-_own_roots = WeakCaches(8)
+_inner_roots = WeakCaches(8)
 
 
 def open_roots(index: Index, body: Jaxpr) -> Sequence[OpenRoot]:
@@ -451,7 +451,7 @@ def _find_open_roots(index: Index, body: Jaxpr) -> Iterator[OpenRoot]:
         if i in frame.facts.calls:
             for inner in open_roots(index, frame.facts.calls[i]):
                 lifted = inner._replace(path=(i, *inner.path))
-                if is_open_at(inner.entry.graph, inner.entry.root, lifted.place(frame)):
+                if is_open_at(inner.entry.graph, inner.entry.root, lifted.location(frame)):
                     yield lifted
             continue
         for entry in index.candidates(shapes, frame, i, is_open=True):
@@ -461,9 +461,9 @@ def _find_open_roots(index: Index, body: Jaxpr) -> Iterator[OpenRoot]:
                 yield OpenRoot((), i, entry)
 
 
-def own_roots(index: Index, body: Jaxpr) -> Sequence[tuple[int, Entry]]:
-    """The equations of a body where a form may be that is all in it; kept with the body."""
-    cache = _own_roots.of(body)
+def inner_roots(index: Index, body: Jaxpr) -> Sequence[tuple[int, Entry]]:
+    """The equations of a body where a form inside of it may end; kept with the body."""
+    cache = _inner_roots.of(body)
     roots = cache.get(index)
     if roots is None:
         frame = Frame(body, facts_of(body))

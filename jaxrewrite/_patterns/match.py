@@ -1,4 +1,4 @@
-"""Matches: places in a program where a pattern's function is, exactly."""
+"""Matches: equations of a program that are a pattern's function, exactly."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from .pattern import (
     without_batch,
 )
 from .repeats import Way
-from .search import Found, Search
-from .view import Frame, Made, Place, make_the_same, resolve, users
+from .search import Embedding, Search
+from .view import Frame, Location, Made, make_the_same, resolve, users
 
 
 # A form that can be read in more ways than this at one equation is given up.
@@ -42,17 +42,18 @@ _MAX_MOVES = 4
 
 @dataclasses.dataclass(eq=False)
 class Match:
-    """A pattern's function in a program, with what its operands are there.
+    """A pattern's function in a program, with its operands and results there.
 
-    The places are in the order of the function's equations. ``has_copies`` tells whether the
-    program makes some of them again, and ``stays`` are those that are needed outside of the
-    match, too. ``is_alone`` tells whether nothing in it was found to be made again.
+    ``locations`` has the equations in the order of the function's. ``has_copies`` tells
+    whether the program makes some of them again, and ``stays`` are the equations that are
+    needed outside of the match, too. ``is_alone`` tells whether no array in it is known to be
+    made again.
     """
 
     entry: Entry
     variant: Variant
     statics: dict[str, Any]
-    places: list[Place]
+    locations: list[Location]
     operands: list[Any]
     results: list[Made]
     out_tree: PyTreeDef
@@ -74,21 +75,21 @@ class Match:
 
     @functools.cached_property
     def covered(self) -> frozenset[tuple[int, int]]:
-        return frozenset((id(frame), i) for frame, i in self.places)
+        return frozenset((id(frame), i) for frame, i in self.locations)
 
     def moved(self, way: Way) -> Match:
         """The same match in a repetition of the part of the program that it is in."""
-        places = list(map(way.place, self.places))
+        locations = list(map(way.location, self.locations))
         stays = frozenset(
             (id(new[0]), new[1])
-            for (frame, i), new in zip(self.places, places, strict=True)
+            for (frame, i), new in zip(self.locations, locations, strict=True)
             if (id(frame), i) in self.stays
         )
         return Match(
             self.entry,
             self.variant,
             self.statics,
-            places,
+            locations,
             [way.made(x) if type(x) is Made else x for x in self.operands],
             list(map(way.made, self.results)),
             self.out_tree,
@@ -98,7 +99,7 @@ class Match:
         )
 
     def is_same_as(self, other: Match) -> bool:
-        """Whether another match has the same equations, of which the same stay, and results."""
+        """Whether another match has the same equations, results, and equations that stay."""
         return (
             self.covered == other.covered
             and self.stays == other.stays
@@ -106,7 +107,7 @@ class Match:
         )
 
     def frames(self) -> set[Frame]:
-        return {frame for frame, _ in self.places}
+        return {frame for frame, _ in self.locations}
 
     @functools.cached_property
     def _is_within_call(self) -> bool:
@@ -115,13 +116,13 @@ class Match:
             return False
         alone = Frame(frame.jaxpr, frame.facts)
         inside: dict[int, Any] = {}
-        for _, i in self.places:
+        for _, i in self.locations:
             for atom in frame.eqn(i).invars:
                 outer, inner = resolve(frame, atom), resolve(alone, atom)
                 if outer is None or inner is None or type(outer) is not type(inner):
                     return False  # A number that the caller passes.
                 if self._is_copy(outer) and not self._is_copy_in(alone, inner):
-                    return False  # What is the same by what the caller passes.
+                    return False  # Arrays that are the same only for this caller.
                 for p, operand in enumerate(self.operands):
                     is_here = type(operand) is type(outer) and operand.same(outer)
                     if is_here and not inside.setdefault(p, inner).same(inner):
@@ -138,9 +139,10 @@ class Match:
         )
 
     def _is_copy_in(self, frame: Frame, source: Made) -> bool:
-        """Whether it is made again for all that the body of a call is passed."""
+        """Whether it is made again for all arguments of the body of a call."""
         return source.index >= 0 and any(
-            make_the_same((frame, i), (source.frame, source.index)) for _, i in self.places
+            make_the_same((frame, i), (source.frame, source.index))
+            for _, i in self.locations
         )
 
     def is_within_call(self) -> bool:
@@ -154,91 +156,97 @@ class Match:
 class Reason(NamedTuple):
     """Why a form is not at an equation.
 
-    ``found`` is how many of its equations are there, and ``exact`` how many of these are
-    the same with their parameters.
+    ``num_found`` is how many of its equations are there, and ``num_exact`` how many of these
+    are the same with their parameters.
     """
 
-    found: int
-    exact: int
+    num_found: int
+    num_exact: int
     why: str
 
 
 class Miss(NamedTuple):
     """A pattern that is almost at an equation, and why it is not.
 
-    ``found`` is the number of its equations that are there.
+    ``num_found`` is the number of its equations that are there.
     """
 
     pattern: Pattern
     eqn: JaxprEqn
-    found: int
+    num_found: int
     why: str
 
 
 def matches_at(
-    entry: Entry, place: Place, may_be_value: Any, misses: list[Miss] | None = None
+    entry: Entry, location: Location, may_be_value: Any, misses: list[Miss] | None = None
 ) -> Match | None:
-    """The first match of a form whose last equation is at a place.
+    """The first match of a form whose last equation is this one.
 
-    ``may_be_value`` tells whether what is found for an operand may be a value. If there is
-    no match, the reason is added to ``misses``.
+    ``may_be_value`` tells whether an operand may be a value. If there is no match, the reason
+    is added to ``misses``.
     """
     reasons: list[Reason] | None = None if misses is None else []
-    match = _first_match(entry, place, may_be_value, reasons)
+    match = _first_match(entry, location, may_be_value, reasons)
     if match is None and misses is not None and reasons:
         nearest = max(reasons, key=lambda reason: reason[:2])
-        frame, i = place
-        misses.append(Miss(entry.pattern, frame.eqn(i), nearest.found, nearest.why))
+        frame, i = location
+        misses.append(Miss(entry.pattern, frame.eqn(i), nearest.num_found, nearest.why))
     return match
 
 
 def _first_match(
-    entry: Entry, place: Place, may_be_value: Any, reasons: list[Reason] | None
+    entry: Entry, location: Location, may_be_value: Any, reasons: list[Reason] | None
 ) -> Match | None:
     tries = itertools.count()
-    for found in _of_form(entry, place, reasons):
-        for reading, operands in _readings(entry, found, place, may_be_value, reasons):
+    for embedding in _of_form(entry, location, reasons):
+        for reading, operands in _readings(
+            entry, embedding, location, may_be_value, reasons
+        ):
             if next(tries) == _MAX_READINGS:
                 return None
-            match = _exactly(entry, reading, operands, place, found.places, reasons)
+            match = _exactly(
+                entry, reading, operands, location, embedding.locations, reasons
+            )
             if match is not None:
                 return match
     return None
 
 
-def _of_form(entry: Entry, place: Place, reasons: list[Reason] | None) -> Iterable[Found]:
-    """All ways in which a form is at a place, which several patterns may have in common."""
+def _of_form(
+    entry: Entry, location: Location, reasons: list[Reason] | None
+) -> Iterable[Embedding]:
+    """All embeddings of a form that end at an equation; several patterns may share them."""
     if reasons is not None or not entry.shares_form:
-        return _search_form(entry, place, reasons)
-    frame, i = place
+        return _search_form(entry, location, reasons)
+    frame, i = location
     key = entry.form_key, i
-    known = frame.found.get(key)
+    known = frame.embeddings.get(key)
     if known is None:
-        known = frame.found[key] = _Kept(_search_form(entry, place, None))
+        known = frame.embeddings[key] = _Remembered(_search_form(entry, location, None))
     return known
 
 
 def _search_form(
-    entry: Entry, place: Place, reasons: list[Reason] | None
-) -> Iterator[Found]:
+    entry: Entry, location: Location, reasons: list[Reason] | None
+) -> Iterator[Embedding]:
     (body,) = entry.pattern.bodies or (None,)
     search = Search(entry.graph, by_form=True, body=body)
-    for found in search.run(entry.root, place):
-        escaping = None if entry.pattern.keep else _escape(entry, found)
+    for embedding in search.run(entry.root, location):
+        escaping = None if entry.pattern.keep else _escape(entry, embedding)
         if escaping is None:
-            yield found
+            yield embedding
         elif reasons is not None:
             size = len(entry.graph.nodes)
-            reasons.append(Reason(size, size, _told_escape(escaping)))
+            reasons.append(Reason(size, size, _why_escape(escaping)))
     if reasons is not None:
         reasons.append(Reason(search.nearest[0], 0, _in_the_way(search)))
 
 
-def _escape(entry: Entry, found: Found) -> JaxprEqn | None:
+def _escape(entry: Entry, embedding: Embedding) -> JaxprEqn | None:
     """The equation whose result is used outside of a form, though it is no result of it."""
-    used = _Uses(found.places.values(), found.has_copies)
+    used = _Uses(embedding.locations.values(), embedding.has_copies)
     results = {ref[1] for ref in entry.graph.results}
-    for n, (frame, i) in found.places.items():
+    for n, (frame, i) in embedding.locations.items():
         if n in results or is_hole_scan(entry.graph.nodes[n].eqn):
             continue  # A form does not tell how many ys a scan has.
         for var in frame.eqn(i).outvars:
@@ -251,15 +259,15 @@ def _escape(entry: Entry, found: Found) -> JaxprEqn | None:
 
 
 class _Uses:
-    """Which equations may use what a match makes on the way."""
+    """Which equations may use the intermediate results of a match."""
 
-    def __init__(self, places: Iterable[Place], has_copies: bool):
-        places = list(places)
-        self._covered = {(id(frame), i) for frame, i in places}
-        self._numbers = {frame.number(i) for frame, i in places} if has_copies else set()
+    def __init__(self, locations: Iterable[Location], has_copies: bool):
+        locations = list(locations)
+        self._covered = {(id(frame), i) for frame, i in locations}
+        self._numbers = {frame.number(i) for frame, i in locations} if has_copies else set()
 
-    def inside(self, user: Place | None) -> bool:
-        """Whether an equation is part of the match, or a copy that nothing else needs."""
+    def inside(self, user: Location | None) -> bool:
+        """Whether an equation is part of the match, or a copy needed only by the match."""
         if user is None:
             return False
         frame, i = user
@@ -272,10 +280,10 @@ class _Uses:
 
 
 def _in_the_way(search: Search) -> str:
-    _, node, place = search.nearest
-    if node is None or place is None:
+    _, node, location = search.nearest
+    if node is None or location is None:
         return "what it computes on the way, or its operands, differ"
-    frame, i = place
+    frame, i = location
     eqn = frame.eqn(i)
     where = _at(eqn)
     if eqn.primitive is not node.primitive:
@@ -293,8 +301,8 @@ def _in_the_way(search: Search) -> str:
         for a, b in zip(node.eqn.outvars, eqn.outvars, strict=False)
         if not _compat.same_array_type(a.aval, b.aval)
     ]
-    what = "; ".join([*differing, *shapes])[:200] or "another form"
-    return f"primitive {eqn.primitive.name!r}{where} differs: it has {what}"
+    difference = "; ".join([*differing, *shapes])[:200] or "another form"
+    return f"primitive {eqn.primitive.name!r}{where} differs: it has {difference}"
 
 
 def _at(eqn: JaxprEqn) -> str:
@@ -303,7 +311,7 @@ def _at(eqn: JaxprEqn) -> str:
 
 
 class Reading:
-    """What the operands of a form may be, and the function traced at these.
+    """Operands that a form may have, and the function traced at these.
 
     ``moves`` is, for each operand, how many moves and conversions it is followed through.
     """
@@ -325,22 +333,22 @@ class Reading:
         # The node whose equation was another one the last time.
         self._differs: int | None = None
 
-    def differs_as_before(self, places: dict[int, Place]) -> bool:
+    def differs_as_before(self, locations: dict[int, Location]) -> bool:
         """Whether a form is surely not this function, by an equation that was not before."""
-        return self._differs is not None and self._is_another(self._differs, places)
+        return self._differs is not None and self._is_another(self._differs, locations)
 
-    def look_for_difference(self, places: dict[int, Place]) -> None:
+    def look_for_difference(self, locations: dict[int, Location]) -> None:
         """Remember which node of a form, that is not this function, is another equation."""
         if self._differs is None:
-            nodes = (n for n in range(len(self._core)) if self._is_another(n, places))
+            nodes = (n for n in range(len(self._core)) if self._is_another(n, locations))
             self._differs = next(nodes, None)
 
-    def _is_another(self, n: int, places: dict[int, Place]) -> bool:
+    def _is_another(self, n: int, locations: dict[int, Location]) -> bool:
         """Whether the equation of a node is none of the function's.
 
         Which node of a primitive it is may depend on the order of operands.
         """
-        frame, i = places[n]
+        frame, i = locations[n]
         eqn = frame.eqn(i)
         return not any(
             node.primitive is eqn.primitive
@@ -362,21 +370,21 @@ def _has_numbers(node: Node, frame: Frame, eqn: JaxprEqn) -> bool:
 
 def _readings(
     entry: Entry,
-    found: Found,
-    place: Place,
+    embedding: Embedding,
+    location: Location,
     may_be_value: Any,
     reasons: list[Reason] | None,
 ) -> Iterator[tuple[Reading, list[Any]]]:
-    """What the operands may be, and how they may be batched, with the operands.
+    """The operands that a form may have, and how they may be batched.
 
-    An operand may be any of what is moved or converted before it is used. The nearest ones
-    come first.
+    An operand may be any array of a chain of moves and conversions. The nearest arrays come
+    first.
     """
     pattern = entry.pattern
-    chains: list[Any] = [found.operands.get(i) for i in range(len(pattern.names))]
+    chains: list[Any] = [embedding.operands.get(i) for i in range(len(pattern.names))]
     if None in chains:
         return
-    frame, i = place
+    frame, i = location
     context = frame.eqn(i).ctx
     seen = [[_seen(x, may_be_value) for x in chain[:_MAX_MOVES]] for chain in chains]
     if pattern.bodies or reasons is not None:
@@ -385,14 +393,14 @@ def _readings(
         key = context, *map(_chain_key, seen)
         known = entry.readings.get(key)
         if known is None:
-            known = _Kept(_read(entry, seen, context, None))
+            known = _Remembered(_read(entry, seen, context, None))
             entry.readings.put(key, known)
     for reading in known:
         yield reading, [c[d] for c, d in zip(chains, reading.moves, strict=True) if c]
 
 
 class _Seen(NamedTuple):
-    """What the annotations ask about an array, without the program that it is in."""
+    """The facts about an array that annotations ask for, without its program."""
 
     aval: Any
     may_be_value: bool
@@ -411,7 +419,7 @@ def _seen(operand: Any, may_be_value: Any) -> Any:
     return _Seen(operand.aval, may_be_value is not None and may_be_value(operand))
 
 
-class _Kept:
+class _Remembered:
     """The items of an iterator, which are kept for the next time."""
 
     def __init__(self, items: Iterator[Any]):
@@ -431,7 +439,7 @@ class _Kept:
 
 
 def _chain_key(chain: Sequence[Any]) -> Any:
-    """What matters of an operand, and of what it is a moved form of; hashable."""
+    """The facts that matter about an operand and the arrays it is moved from; hashable."""
     return tuple(
         (x.value.dtype, x.value.tobytes())
         if type(x) is Number
@@ -468,7 +476,7 @@ def _read(
 
 
 def _argument(pattern: Pattern, i: int, operand: Any) -> Any:
-    """What the function is traced at for an operand: an aval or a Python scalar."""
+    """The argument of the function's trace for an operand: an aval or a Python scalar."""
     if isinstance(operand, Body):
         return operand.hole()
     if isinstance(operand, Group):
@@ -513,8 +521,8 @@ def _may_answer(pattern: Pattern, operands: Sequence[Any], variant: Variant) -> 
     ]
     for types, guards in pattern.signature.combinations():
         is_allowed = all(
-            not dense or allows_arrays(own)
-            for own, dense in zip(types, is_dense, strict=True)
+            not dense or allows_arrays(cls)
+            for cls, dense in zip(types, is_dense, strict=True)
         )
         if is_allowed and guards_hold(guards, avals):
             return True
@@ -564,46 +572,46 @@ def _exactly(
     entry: Entry,
     reading: Reading,
     operands: list[Any],
-    place: Place,
-    places: dict[int, Place],
+    location: Location,
+    locations: dict[int, Location],
     reasons: list[Reason] | None,
 ) -> Match | None:
-    """The match at a place, if the function is exactly what is there."""
+    """The match at an equation, if the equations there are exactly the function."""
     traced = reading.traced
     graph, start = traced.graph, cast(int, traced.start)
-    if reasons is None and reading.differs_as_before(places):
+    if reasons is None and reading.differs_as_before(locations):
         return None
     (body,) = entry.pattern.bodies or (None,)
     search = Search(graph, by_form=False, body=body)
-    for found in search.run(start, place, _named(operands)):
+    for embedding in search.run(start, location, _named(operands)):
         match = Match(
             entry,
             reading.variant,
             reading.statics,
-            [found.places[n] for n in sorted(found.places)],
+            [embedding.locations[n] for n in sorted(embedding.locations)],
             operands,
-            search.result_atoms(found),
+            search.result_atoms(embedding),
             traced.out_tree,
-            found.has_copies,
+            embedding.has_copies,
             frozenset(),
         )
         if _may_be_taken(match):
             return match
         if reasons is not None:
             frame, i = next(
-                p for p in match.places if (id(p[0]), p[1]) in {*_escaping(match)}
+                p for p in match.locations if (id(p[0]), p[1]) in {*_escaping(match)}
             )
             size = len(graph.nodes)
-            reasons.append(Reason(size, size, _told_escape(frame.eqn(i))))
+            reasons.append(Reason(size, size, _why_escape(frame.eqn(i))))
     if reasons is None:
-        reading.look_for_difference(places)
+        reading.look_for_difference(locations)
     elif search.nearest[1] is not None:
         size = len(entry.graph.nodes)
         reasons.append(Reason(size, search.nearest[0], _in_the_way(search)))
     return None
 
 
-def _told_escape(eqn: JaxprEqn) -> str:
+def _why_escape(eqn: JaxprEqn) -> str:
     return (
         f"the result of {eqn.primitive.name!r}{_at(eqn)} is used elsewhere, too "
         "(keep=True would leave it there)"
@@ -615,7 +623,7 @@ def _shown(operands: Sequence[Any]) -> str:
 
 
 def _may_be_taken(match: Match) -> bool:
-    """Whether what is needed outside of the match is a result, or may stay."""
+    """Whether all arrays that are needed outside of the match are results, or may stay."""
     escaping = set(_escaping(match))
     if not escaping:
         return True
@@ -627,11 +635,11 @@ def _may_be_taken(match: Match) -> bool:
 
 def _escaping(match: Match) -> Iterator[tuple[int, int]]:
     """The equations of a match with results that are used outside of it, or as its operands."""
-    used, results = _Uses(match.places, match.has_copies), match.result_key()
+    used, results = _Uses(match.locations, match.has_copies), match.result_key()
     operands = {(id(x.frame), x.var) for x in atoms_of(match.operands) if type(x) is Made}
-    for frame, i in match.places:
+    for frame, i in match.locations:
         for var in frame.eqn(i).outvars:
-            # What a match makes itself is not there to be passed to it.
+            # A match cannot be passed an array that it makes itself.
             if (id(frame), var) not in operands and (
                 type(var) is DropVar
                 or (id(frame), var) in results
@@ -643,7 +651,7 @@ def _escaping(match: Match) -> Iterator[tuple[int, int]]:
 
 def _needed_by(match: Match, escaping: set[tuple[int, int]]) -> frozenset[tuple[int, int]]:
     """These equations and all of the match that they depend on, up to its results."""
-    by_key = {(id(frame), i): (frame, i) for frame, i in match.places}
+    by_key = {(id(frame), i): (frame, i) for frame, i in match.locations}
     results = match.result_key()
     needed: set[tuple[int, int]] = set()
     pending = list(escaping)

@@ -1,8 +1,8 @@
 """Patterns that are made for a program, because there are too many to look for each.
 
-What a program may have of them is read off, and a pattern is made for each that it has, which is
-then found like any other. Functions of two operands that are nested in themselves, such as chains
-of products, are such: a chain of ten has thousands of orders.
+The members of a family that a program may have are read off it. Each gets a pattern, which is then
+found like any other. Functions of two operands that are nested in themselves, such as chains of
+products, have families: a chain of ten products has thousands of orders.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, Protocol, TypeGuard
 
 from .._compat import JaxprEqn, Literal, Primitive, Var
 from .pattern import Pattern
-from .view import Frame, Made, Place, facts_of, resolve, users
+from .view import Frame, Location, Made, facts_of, resolve, users
 
 
-# The order of a chain: the number of an operand, or the pair of what comes together last.
+# The order of a chain: the number of an operand, or the pair of orders that come together last.
 Order = Any
 
 # A longer chain is left to patterns of fewer operands.
@@ -23,10 +23,10 @@ _MOST_OPERANDS = 24
 
 
 class Family(Protocol):
-    """What a pattern rule, whose attribute ``family`` this is, says of further patterns."""
+    """The further patterns of a pattern rule, whose attribute ``family`` this is."""
 
     def members(self, top: Frame) -> Iterable[Any]:
-        """What tells apart the patterns that a program may have; hashable."""
+        """A hashable key for each pattern that a program may have."""
 
     def functions(self, member: Any, /) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The function that is looked for and the rule."""
@@ -35,19 +35,19 @@ class Family(Protocol):
 class Nesting:
     """The longer chains of a function of two operands.
 
-    ``is_one`` tells whether an equation is the function. ``functions`` are the function that
+    ``is_link`` tells whether an equation is the function. ``functions`` are the function that
     is looked for and the rule, for an order of at least ``fewest``.
     """
 
     def __init__(
         self,
         primitive: Primitive,
-        is_one: Callable[[JaxprEqn], bool],
+        is_link: Callable[[JaxprEqn], bool],
         fewest: int,
         functions: Callable[[Order], tuple[Callable[..., Any], Callable[..., Any]]],
     ):
         self.primitive = primitive
-        self.is_one = is_one
+        self.is_link = is_link
         self.fewest = fewest
         self.functions = functions
 
@@ -82,23 +82,23 @@ def made_for(
 
 def _orders(top: Frame, nesting: Nesting) -> Iterator[Order]:
     """The orders of the longest chains in a program."""
-    found = [*places_of(nesting.primitive, top)]
-    frames = dict.fromkeys(frame for frame, _ in found)
+    candidates = [*locations_of(nesting.primitive, top)]
+    frames = dict.fromkeys(frame for frame, _ in candidates)
     possible = {frame: _possible_parts(frame, nesting) for frame in frames}
-    if sum(_most_parts(place, possible) for place in found) < nesting.fewest - 2:
+    if sum(_most_parts(location, possible) for location in candidates) < nesting.fewest - 2:
         return  # All but the last equation of a chain are parts of another one.
-    places = [(frame, i) for frame, i in found if nesting.is_one(frame.eqn(i))]
-    parts = {place: _parts(place, nesting, possible) for place in places}
+    locations = [(frame, i) for frame, i in candidates if nesting.is_link(frame.eqn(i))]
+    parts = {location: _parts(location, nesting, possible) for location in locations}
     inside = {part for both in parts.values() for part in both}
-    for place in places:
-        if place in inside:
+    for location in locations:
+        if location in inside:
             continue
-        sizes = _size(place, parts)
+        sizes = _size(location, parts)
         if nesting.fewest <= sizes <= _MOST_OPERANDS:
-            yield _order(place, parts, iter(range(sizes)))
+            yield _order(location, parts, iter(range(sizes)))
 
 
-def places_of(primitive: Primitive, frame: Frame) -> Iterator[Place]:
+def locations_of(primitive: Primitive, frame: Frame) -> Iterator[Location]:
     """All equations of a primitive, also in calls."""
     if primitive not in frame.facts.primitives:
         return
@@ -106,9 +106,9 @@ def places_of(primitive: Primitive, frame: Frame) -> Iterator[Place]:
     inside = (
         i for i, body in facts.calls.items() if primitive in facts_of(body).primitives
     )
-    for i in sorted((*facts.places.get(primitive, ()), *inside)):
+    for i in sorted((*facts.by_primitive.get(primitive, ()), *inside)):
         if i in facts.calls:
-            yield from places_of(primitive, frame.inner(i))
+            yield from locations_of(primitive, frame.inner(i))
         else:
             yield frame, i
 
@@ -119,48 +119,52 @@ _Possible = dict[Frame, Set[Var]]
 
 def _possible_parts(frame: Frame, nesting: Nesting) -> Set[Var]:
     facts = frame.facts
-    own = (facts.eqns[i].outvars for i in facts.places.get(nesting.primitive, ()))
+    results = (facts.eqns[i].outvars for i in facts.by_primitive.get(nesting.primitive, ()))
     given = facts.position if frame.parent is not None else ()
-    return facts.returned.union(given, *own)
+    return facts.returned.union(given, *results)
 
 
-def _most_parts(place: Place, possible: _Possible) -> int:
+def _most_parts(location: Location, possible: _Possible) -> int:
     """How many operands of an equation may be made by the function."""
-    (frame, i), count = place, 0
-    own = possible[frame]
+    (frame, i), count = location, 0
+    parts = possible[frame]
     for atom in frame.eqns[i].invars:
-        count += type(atom) is not Literal and atom in own
+        count += type(atom) is not Literal and atom in parts
     return count
 
 
-def _parts(place: Place, nesting: Nesting, possible: _Possible) -> list[Place | None]:
+def _parts(
+    location: Location, nesting: Nesting, possible: _Possible
+) -> list[Location | None]:
     """For each operand the equation of the chain that makes it for this one alone."""
-    frame, i = place
-    own = possible[frame]
+    frame, i = location
+    possible_parts = possible[frame]
     sources = [
-        resolve(frame, atom) if type(atom) is not Literal and atom in own else None
+        resolve(frame, atom)
+        if type(atom) is not Literal and atom in possible_parts
+        else None
         for atom in frame.eqns[i].invars
     ]
     return [
-        (source.frame, source.index) if _is_part(source, place, nesting) else None
+        (source.frame, source.index) if _is_part(source, location, nesting) else None
         for source in sources
     ]
 
 
-def _is_part(source: Any, place: Place, nesting: Nesting) -> TypeGuard[Made]:
+def _is_part(source: Any, location: Location, nesting: Nesting) -> TypeGuard[Made]:
     if type(source) is not Made or source.index < 0:
         return False
     eqn = source.frame.eqn(source.index)
     return (
         eqn.primitive is nesting.primitive
-        and nesting.is_one(eqn)
-        and list(users(source.frame, source.var)) == [place]
+        and nesting.is_link(eqn)
+        and list(users(source.frame, source.var)) == [location]
     )
 
 
-def _size(place: Place, parts: dict[Place, list[Place | None]]) -> int:
+def _size(location: Location, parts: dict[Location, list[Location | None]]) -> int:
     """How many operands a chain has."""
-    count, pending = 0, [place]
+    count, pending = 0, [location]
     while pending:
         for part in parts[pending.pop()]:
             if part is None:
@@ -171,9 +175,9 @@ def _size(place: Place, parts: dict[Place, list[Place | None]]) -> int:
 
 
 def _order(
-    place: Place, parts: dict[Place, list[Place | None]], numbers: Iterator[int]
+    location: Location, parts: dict[Location, list[Location | None]], numbers: Iterator[int]
 ) -> Order:
     return tuple(
         next(numbers) if part is None else _order(part, parts, numbers)
-        for part in parts[place]
+        for part in parts[location]
     )

@@ -1,7 +1,7 @@
-"""Which equations compute the same: what a program computes twice is one array to a pattern.
+"""Which equations compute the same: an array that a program computes twice is one to a pattern.
 
-JAX keeps both equations where something is written twice, and its own functions write twice
-what they need twice. No pattern could say how often.
+JAX keeps both equations where an expression is written twice, as its own functions do where
+they need an array twice. No pattern could say how often.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from .._compat import JaxprEqn
 
 
 if TYPE_CHECKING:
-    from .view import Frame, Place
+    from .view import Frame, Location
 
 
-# What is another array each time that it is made.
+# Primitives whose result is another array each time that it is made.
 _NEVER_THE_SAME = {"empty", "rng_uniform"}
 
 
 class Numbering:
-    """Numbers of equations, the same for those that make the same of the same arrays.
+    """Numbers of equations, the same for equations that make the same of the same arrays.
 
     Each equation gets its number once, when it is first asked for, so that all questions
     together take time in proportion to the program.
@@ -34,13 +34,13 @@ class Numbering:
 
     def __init__(self, resolve: Callable[[Frame, Any], Any]):
         self._resolve = resolve
-        self._numbers: dict[Place, int] = {}
+        self._numbers: dict[Location, int] = {}
         self._count = 0
-        # The first equation of each number, by what can be hashed of it.
+        # The first equation of each number, by its hashable parts.
         self._first: dict[Any, list[tuple[JaxprEqn, int]]] = {}
 
-    def of(self, place: Place) -> int:
-        pending = [place]
+    def of(self, location: Location) -> int:
+        pending = [location]
         while pending:
             frame, i = pending[-1]
             if pending[-1] in self._numbers:
@@ -56,10 +56,10 @@ class Numbering:
             if not unknown:
                 self._numbers[frame, i] = self._number(eqn, map(self._known, sources))
             pending += unknown
-        return self._numbers[place]
+        return self._numbers[location]
 
     def _known(self, source: Any) -> Any:
-        """What an operand is, for equations of which all operands are known; hashable."""
+        """The source of an operand whose equation has a number; hashable."""
         if source is None:
             return object()
         if type(source) is Number:
@@ -93,12 +93,12 @@ def _hashable(params: Any) -> tuple[Any, ...]:
 def _is_whole(value: Any) -> bool:
     """Whether a parameter is a whole number or several."""
     if type(value) is tuple:
-        return all(isinstance(one, (int, np.integer)) for one in value)
+        return all(isinstance(size, (int, np.integer)) for size in value)
     return isinstance(value, (int, np.integer))
 
 
 def merged(graph: Graph) -> Graph:
-    """A graph with one node in place of all that compute the same."""
+    """A graph with one node for all nodes that compute the same."""
     nodes: list[Node] = []
     like: dict[Any, list[int]] = {}
     number: list[int] = []

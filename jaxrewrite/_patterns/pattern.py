@@ -30,8 +30,8 @@ from .search import root
 class Traced(NamedTuple):
     """The looked-for function at some operands.
 
-    ``start`` is the node that a search starts from, or ``None`` if some result is no
-    equation's.
+    ``start`` is the node that a search starts from, or ``None`` if some result is not that of
+    an equation.
     """
 
     graph: Graph
@@ -66,7 +66,7 @@ _SCALARS = (int, float, complex)
 
 
 class Pattern:
-    """What a user looks for, and the rule that takes its place."""
+    """A function that a user looks for, and the rule that replaces it."""
 
     def __init__(
         self,
@@ -87,26 +87,28 @@ class Pattern:
         self.precedence = operator.index(precedence)
         self.keep = keep
         parameters = _parameters(before, "The function that a pattern looks for")
-        own = _parameters(fn, "A pattern rule")
+        rule_parameters = _parameters(fn, "A pattern rule")
         hints = {
             **read_hints(fn, name_of(fn), namespace),
             **_hints_or_none(before, namespace),
         }
-        of_rule = read_hints(fn, name_of(fn), namespace)
-        self.names = _operand_names(parameters, own, self)
-        annotations = [of_rule.get(name, Any) for name in self.names]
+        rule_hints = read_hints(fn, name_of(fn), namespace)
+        self.names = _operand_names(parameters, rule_parameters, self)
+        annotations = [rule_hints.get(name, Any) for name in self.names]
         # The operands that are numbers in the program, with their types.
         self.scalars = {i: t for i, t in enumerate(annotations) if t in _SCALARS}
         # The operands that are functions: bodies of scans.
         self.bodies = [i for i, t in enumerate(annotations) if _is_callable(t)]
-        # How many results for each step are told apart. If there is one, it may be any.
+        # How many results for each step are told apart. A single result may be any of them.
         self.num_ys: int = getattr(fn, "num_ys", 1)
         if len(self.bodies) > 1:
             raise TypeError("A pattern has at most one Callable operand." + self.both())
         annotations = [_annotation(t) for t in annotations]
         self.signature: Signature = read_signature(fn, namespace, annotations)
         keywords = {n: p for n, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
-        self.statics: Statics = read_statics(keywords, hints, place_of(before), self.both())
+        self.statics: Statics = read_statics(
+            keywords, hints, definition_of(before), self.both()
+        )
         # Whether the annotations allow everything.
         self.is_free = all(
             a.type is object and a.guard is None
@@ -118,7 +120,7 @@ class Pattern:
             all(allows_arrays(t) for t in types)
             for types, _ in self.signature.combinations()
         )
-        _check_keywords(own, self)
+        _check_keywords(rule_parameters, self)
         self.probes = [_as_probe(probe, self) for probe in probes]
         self._traces = BoundedCache(4096)
         # The forms that the function is known to take, by trace context, and the indices of
@@ -146,13 +148,13 @@ class Pattern:
         )
 
     def __str__(self) -> str:
-        return f"{name_of(self.fn)} ({place_of(self.fn)})"
+        return f"{name_of(self.fn)} ({definition_of(self.fn)})"
 
     def both(self) -> str:
         """Where the two functions of the pattern are, for errors."""
         return (
-            f"\n  looked for: {name_of(self.before)} ({place_of(self.before)})"
-            f"\n  rule: {name_of(self.fn)} ({place_of(self.fn)})"
+            f"\n  looked for: {name_of(self.before)} ({definition_of(self.before)})"
+            f"\n  rule: {name_of(self.fn)} ({definition_of(self.fn)})"
         )
 
     # --- traces -----------------------------------------------------------------
@@ -230,13 +232,13 @@ class Pattern:
         def call(*operands: Any) -> Any:
             declined = False
 
-            def own(*operands: Any) -> Any:
+            def checked(*operands: Any) -> Any:
                 nonlocal declined
                 results = fn(*operands, **statics)
                 declined = results is NotImplemented  # It can't leave `jax.vmap`.
                 return () if declined else results
 
-            batched = own
+            batched = checked
             for mapped in reversed(variant):
                 batched = _mapped(batched, mapped)
             results = batched(*operands)
@@ -245,7 +247,7 @@ class Pattern:
         return call
 
     def check(self, traced: Traced, count: int) -> None:
-        """Raise if a trace shows something that no pattern can be made of."""
+        """Raise if no pattern can be made of a trace."""
         graph = traced.graph
         effects = [node.eqn for node in graph.nodes if not can_match(node.eqn)]
         if effects:
@@ -263,9 +265,9 @@ class Pattern:
             raise TypeError("A pattern looks for a function of no equations." + self.both())
         for ref in graph.results:
             if ref[0] != "node":
-                what = "an operand unchanged" if ref[0] == "operand" else "a constant"
+                kind = "an operand unchanged" if ref[0] == "operand" else "a constant"
                 raise TypeError(
-                    f"A pattern looks for a function that returns {what}. Each result must "
+                    f"A pattern looks for a function that returns {kind}. Each result must "
                     "be that of an equation." + self.both()
                 )
 
@@ -277,10 +279,10 @@ def _without_frames(error: Exception) -> Exception:
         add_note(error, f"jaxrewrite: raised at {where[0]}:{where[1]}.")
     pending: list[BaseException | None] = [error]
     while pending:
-        one = pending.pop()
-        if one is not None and one.__traceback__ is not None:
-            one.__traceback__ = None
-            pending += one.__cause__, one.__context__
+        current = pending.pop()
+        if current is not None and current.__traceback__ is not None:
+            current.__traceback__ = None
+            pending += current.__cause__, current.__context__
     return error
 
 
@@ -289,13 +291,13 @@ def _mapped(fn: Callable[..., Any], mapped: Sequence[bool]) -> Callable[..., Any
     positions = [i for i, is_mapped in enumerate(mapped) if is_mapped]
 
     def call(*operands: Any) -> Any:
-        def one(*rows: Any) -> Any:
+        def on_rows(*rows: Any) -> Any:
             inner = list(operands)
             for i, row in zip(positions, rows, strict=True):
                 inner[i] = row
             return fn(*inner)
 
-        return jax.vmap(one)(*(operands[i] for i in positions))
+        return jax.vmap(on_rows)(*(operands[i] for i in positions))
 
     return call
 
@@ -307,11 +309,11 @@ def count_of_batches(variant: Variant, i: int) -> int:
 
 def without_batch(avals: Sequence[Any], variant: Variant) -> list[Any]:
     """The avals of the operands of a batched pattern, as the pattern itself takes them."""
-    own = list(avals)
-    for i in range(len(own)):
+    unbatched = list(avals)
+    for i in range(len(unbatched)):
         for _ in range(count_of_batches(variant, i)):
-            own[i] = _compat.without_leading_axis(own[i], own[i].shape[0])
-    return own
+            unbatched[i] = _compat.without_leading_axis(unbatched[i], unbatched[i].shape[0])
+    return unbatched
 
 
 def _key(arg: Any) -> Any:
@@ -337,20 +339,20 @@ def name_of(fn: Any) -> str:
     return getattr(fn, "__qualname__", None) or repr(fn)
 
 
-def place_of(fn: Any) -> str:
+def definition_of(fn: Any) -> str:
     """File and line of a function, or its name."""
     code = getattr(inspect.unwrap(fn), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else name_of(fn)
 
 
-def _parameters(fn: Any, what: str) -> Mapping[str, inspect.Parameter]:
+def _parameters(fn: Any, described: str) -> Mapping[str, inspect.Parameter]:
     if not callable(fn):
-        raise TypeError(f"{what} must be a function, not a {type(fn).__name__}.")
+        raise TypeError(f"{described} must be a function, not a {type(fn).__name__}.")
     try:
         return inspect.signature(fn).parameters
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"{what} must have a signature that Python can tell; {name_of(fn)} has none. "
+            f"{described} must have a signature that Python can tell; {name_of(fn)} has none. "
             "Wrap it in a function of its operands."
         ) from error
 
@@ -371,11 +373,14 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 def _operand_names(
     parameters: Mapping[str, inspect.Parameter],
-    own: Mapping[str, inspect.Parameter],
+    rule_parameters: Mapping[str, inspect.Parameter],
     pattern: Pattern,
 ) -> list[str]:
     """The names of the operands; `TypeError` if the two functions do not take the same."""
-    if any(p.kind is p.VAR_POSITIONAL for p in (*parameters.values(), *own.values())):
+    if any(
+        p.kind is p.VAR_POSITIONAL
+        for p in (*parameters.values(), *rule_parameters.values())
+    ):
         raise TypeError(
             "A pattern has a fixed number of operands: *args has no meaning."
             + pattern.both()
@@ -386,7 +391,7 @@ def _operand_names(
         if p.kind in _POSITIONAL and p.default is p.empty
     ]
     possible = [name for name, p in parameters.items() if p.kind in _POSITIONAL]
-    names = [name for name, p in own.items() if p.kind in _POSITIONAL]
+    names = [name for name, p in rule_parameters.items() if p.kind in _POSITIONAL]
     if names != possible[: len(names)] or len(names) < len(needed):
         raise TypeError(
             "A pattern's two functions take the same operands, by the same names: "
@@ -398,18 +403,22 @@ def _operand_names(
     return names
 
 
-def _check_keywords(own: Mapping[str, inspect.Parameter], pattern: Pattern) -> None:
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in own.values())
-    taken = {name for name, p in own.items() if p.kind is p.KEYWORD_ONLY}
+def _check_keywords(
+    rule_parameters: Mapping[str, inspect.Parameter], pattern: Pattern
+) -> None:
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in rule_parameters.values())
+    accepted = {name for name, p in rule_parameters.items() if p.kind is p.KEYWORD_ONLY}
     needed = {
-        n for n, p in own.items() if p.kind is p.KEYWORD_ONLY and p.default is p.empty
+        n
+        for n, p in rule_parameters.items()
+        if p.kind is p.KEYWORD_ONLY and p.default is p.empty
     }
-    given = {name for name, _ in pattern.statics.domains}
-    if not needed <= given or not (takes_any or given <= taken):
+    static_names = {name for name, _ in pattern.statics.domains}
+    if not needed <= static_names or not (takes_any or static_names <= accepted):
         raise TypeError(
             "The keyword-only parameters of a pattern's two functions are the same: "
-            f"({', '.join(sorted(given))}) are looked for, and the rule takes "
-            f"({', '.join(sorted(taken))})." + pattern.both()
+            f"({', '.join(sorted(static_names))}) are looked for, and the rule takes "
+            f"({', '.join(sorted(accepted))})." + pattern.both()
         )
 
 

@@ -61,7 +61,7 @@ class Form:
         return self.graph.primitives()
 
     def entry(self, depth: int, count: int, make: Callable[[], Any]) -> Any:
-        """The entry of indices for this form; ``count`` changes with what is known."""
+        """The entry of indices for this form; ``count`` grows with the known forms."""
         key = depth, count
         if key not in self._entries:
             self._entries = {key: make()}
@@ -97,7 +97,7 @@ class Forms:
         self._several = _several(pattern)
         self._used: set[int] = set()
         self._is_beginning = False
-        # Whether the pattern was in force where what it looks for was traced.
+        # Whether the pattern was in force where its function was traced.
         self._meets_itself = False
         self._lock = threading.RLock()
 
@@ -214,22 +214,22 @@ class Forms:
         Together, but for one size, they are tried with one choice of static parameters.
         """
         low, high = _ends(self.pattern, highest)
-        known = dict(self.by_form), list(self._showing), dict(self._tried)
+        before = dict(self.by_form), list(self._showing), dict(self._tried)
         every = self._choices_by_form()
-        three, two, one = _SIZES
+        size_three, size_two, size_one = _SIZES
         is_simple = all(form.graph.is_of_all_sizes() for form in self.forms())
         if (
             (
                 (is_simple and low[0] == base.ranks)
-                or self._first_of(base, low, three, every[:1])
+                or self._first_of(base, low, size_three, every[:1])
             )
-            and self._first_of(base, high, two, every)
-            and (is_simple or self._first_of(base, [base.ranks], one, every[:1]))
-            and len(self.by_form) == len(known[0])
+            and self._first_of(base, high, size_two, every)
+            and (is_simple or self._first_of(base, [base.ranks], size_one, every[:1]))
+            and len(self.by_form) == len(before[0])
         ):
             return
-        # What showed a form is found out one by one.
-        self.by_form, self._showing, self._tried = known
+        # Changes are tried one by one, because one of them showed a form.
+        self.by_form, self._showing, self._tried = before
         for size in _SIZES:
             self._first_of(base, [base.ranks], size)
         self._try_ranks(base, highest)
@@ -255,8 +255,8 @@ class Forms:
     def _try_ranks(self, base: _Base, highest: int) -> None:
         """Try the lowest and the highest ranks, and all if that shows a form."""
         count = len(self.by_form)
-        for some in _ends(self.pattern, highest):
-            self._first_of(base, some)
+        for combinations in _ends(self.pattern, highest):
+            self._first_of(base, combinations)
         if len(self.by_form) == count:
             return
         since = 0
@@ -268,7 +268,7 @@ class Forms:
                 break
 
     def _try_dtypes(self, base: _Base, dtypes: Set[Any]) -> None:
-        """Try operands that are all of another dtype, and one that is.
+        """Try operands that are all of another dtype, and one operand of another dtype.
 
         The latter are tried only for functions with primitives of which dtypes decide.
         """
@@ -277,9 +277,9 @@ class Forms:
         changes = [(dtype,) * count for dtype in known]
         if count > 1 and not all(f.graph.is_of_all_dtypes() for f in self.forms()):
             inexact = [d for d in known if jnp.issubdtype(d, jnp.inexact)]
-            for most in dict.fromkeys(((base.kinds), *((d,) * count for d in inexact))):
+            for others in dict.fromkeys(((base.kinds), *((d,) * count for d in inexact))):
                 for i in range(count):
-                    changes += ((*most[:i], one, *most[i + 1 :]) for one in known)
+                    changes += ((*others[:i], dtype, *others[i + 1 :]) for dtype in known)
         tried = {tuple(base.args)}
         for kinds in changes:
             shown = len(self.by_form)
@@ -321,9 +321,9 @@ class Forms:
                     self.pattern, _with_batch(args, variant), statics, variant
                 )
                 if isinstance(traced, Traced):
-                    found = traced.graph.core()[0].primitives()
+                    primitives_of_variant = traced.graph.core()[0].primitives()
                     self._of_variant[variant] = frozenset(
-                        p for p in found if p.name not in BATCHED_LIKEWISE
+                        p for p in primitives_of_variant if p.name not in BATCHED_LIKEWISE
                     )
 
     def _try_likewise(
@@ -391,18 +391,20 @@ class Forms:
             if variant is None:
                 self._showing.append((args, statics))
         form.choices.add(self.pattern.statics.choice(statics))
-        own = [variant]
+        variants = [variant]
         if variant is None and graph.is_batched_likewise():
-            own += self._variants
+            variants += self._variants
             ranks = map(functools.partial(_has_one_rank, self.pattern), self._operands)
             if not graph.is_of_all_sizes() or any(ranks):
-                own += self._several  # Else the function itself takes what has more axes.
+                variants += (
+                    self._several
+                )  # Else the function itself takes what has more axes.
         elif variant is not None:
             # Batched again, most functions have a form that they have batched once.
-            own += [more for more in self._several if variant[0] in (more or ())]
+            variants += [more for more in self._several if variant[0] in (more or ())]
         known = dict.fromkeys(form.variants)
-        if not known.keys() >= {*own}:
-            known.update(dict.fromkeys(own))
+        if not known.keys() >= {*variants}:
+            known.update(dict.fromkeys(variants))
             # What is not batched is tried first.
             form.variants = sorted(known, key=_order_of_variants)
 
@@ -493,18 +495,18 @@ def _ranks(pattern: Pattern, highest: int) -> list[tuple[int, ...]]:
     for ranks in possible:
         total *= len(ranks)
     if total <= 64:
-        found = list(itertools.product(*possible))
+        combinations = list(itertools.product(*possible))
     else:
         # All equal, one other than the rest, and two of a kind apart from the rest.
-        found = []
+        combinations = []
         for r in range(highest + 1):
             equal = [r if r in ranks else ranks[-1] for ranks in possible]
-            found.append(tuple(equal))
+            combinations.append(tuple(equal))
             for i in free:
                 for other in possible[i]:
-                    found.append((*equal[:i], other, *equal[i + 1 :]))
-    found = list(dict.fromkeys(tuple(f) for f in found))
-    return sorted(found, key=lambda f: (max(f) - min(f) > 0, abs(max(f) - 2), f))
+                    combinations.append((*equal[:i], other, *equal[i + 1 :]))
+    combinations = list(dict.fromkeys(tuple(f) for f in combinations))
+    return sorted(combinations, key=lambda f: (max(f) - min(f) > 0, abs(max(f) - 2), f))
 
 
 _ODD = {int: 1009, float: 0.7371, complex: 0.7371 + 0.1931j}
@@ -637,14 +639,14 @@ def _variants(pattern: Pattern) -> list[Variant]:
     sets = [tuple(arrays)]
     if len(arrays) <= 4:
         sets += [
-            chosen
+            batched
             for n in range(len(arrays) - 1, 0, -1)
-            for chosen in itertools.combinations(arrays, n)
+            for batched in itertools.combinations(arrays, n)
         ]
     else:
         sets += [tuple(j for j in arrays if j != i) for i in arrays]
         sets += [(i,) for i in arrays]
-    return [(tuple(i in chosen for i in range(len(pattern.names))),) for chosen in sets]
+    return [(tuple(i in batched for i in range(len(pattern.names))),) for batched in sets]
 
 
 def _several(pattern: Pattern) -> list[Variant]:
@@ -655,8 +657,8 @@ def _several(pattern: Pattern) -> list[Variant]:
     several: list[Variant] = []
     for axes, few in ((2, 3), (3, 2)):
         is_few = len(pattern.names) <= few
-        for some in [once] if is_few else [(once[0], other) for other in once]:
-            several += itertools.product(some, repeat=axes)
+        for choices in [once] if is_few else [(once[0], other) for other in once]:
+            several += itertools.product(choices, repeat=axes)
     return list(dict.fromkeys(several))
 
 

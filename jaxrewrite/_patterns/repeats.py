@@ -2,7 +2,7 @@
 
 What a search asks about a program it asks about some of its equations, and about the uses of
 some variables (`Watch`). Where the same equations come again, with the same data flow among
-them, the answers are the same, and so is what is found. It is moved there instead of searched
+them, the answers are the same, and so are the matches. They are moved there instead of searched
 for. These equations are kept, without the rest of the program, for the programs that follow.
 """
 
@@ -16,14 +16,14 @@ import numpy as np
 from .. import _compat
 from .._compat import JaxprEqn, Literal, Var
 from .._core.caches import BoundedCache
-from .view import Frame, Made, PartOfFacts, Place, Watch
+from .view import Frame, Location, Made, PartOfFacts, Watch
 
 
 class Way:
     """The way from a part of a program to a repetition of it, there or in another program.
 
     ``numbers`` has for each equation of the part the one in the repetition, and ``variables``
-    the same for what other equations make, or none.
+    the same for variables that other equations make, or none.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class Way:
     def number(self, frame: Frame, i: int) -> int:
         return self.numbers[i] if frame.parent is None else i
 
-    def place(self, place: Place) -> Place:
-        frame, i = place
+    def location(self, location: Location) -> Location:
+        frame, i = location
         return self.frame(frame), self.number(frame, i)
 
     def made(self, made: Made) -> Made:
@@ -52,11 +52,11 @@ class Way:
         if made.frame.parent is not None:
             return Made(frame, made.var, made.index, made.k)
         var = self.variable(made.var)
-        assert var is not None, "a variable is known before what is made of it"
+        assert var is not None, "a variable is known before the arrays made of it"
         return Made(frame, var, *frame.facts.made.get(var, (-1, 0)))
 
     def variable(self, var: Var) -> Var | None:
-        """The variable in place of one; ``None`` if it is not known yet."""
+        """The variable that corresponds to another; ``None`` if it is not known yet."""
         i, k = self.here.facts.made.get(var, (-1, 0))
         if i in self.numbers:
             return self.there.eqns[self.numbers[i]].outvars[k]
@@ -64,10 +64,10 @@ class Way:
 
 
 class _Part(NamedTuple):
-    """What was found at equation ``i``, and what a search asked for that.
+    """The result of a search at equation ``i``, and the questions that it asked.
 
     ``touched``, ``asked`` and ``frame`` are as in a `Watch` and for a program, but the frame
-    has no other equations than those asked about. ``reached`` are the variables that may be
+    has no other equations than the touched ones. ``reached`` are the variables that may be
     values.
     """
 
@@ -87,56 +87,56 @@ _WITH_FUNCTIONS = {"custom_jvp_call", "custom_vjp_call"}
 
 
 class Repeats:
-    """What was found in some parts of programs, for the repetitions of them.
+    """The results of searches in parts of programs, for the repetitions of these parts.
 
-    ``reached`` are the variables that may be values. ``known`` has the parts of all programs.
+    ``reached`` are the variables that may be values. ``shared`` has the parts of all programs.
     """
 
-    def __init__(self, top: Frame, reached: Set[Var], known: BoundedCache):
+    def __init__(self, top: Frame, reached: Set[Var], shared: BoundedCache):
         self._top = top
         self._reached = reached
-        self._known = known
+        self._shared = shared
         # The parts of this program that are not kept for others.
-        self._own: dict[Any, tuple[_Part, ...]] = {}
+        self._local: dict[Any, tuple[_Part, ...]] = {}
         self._watches: dict[Any, Watch] = {}
 
-    def found(
+    def search(
         self,
-        what: Any,
-        place: Place,
+        target: Any,
+        location: Location,
         find: Callable[[], Any],
         move: Callable[[Any, Way], Any],
     ) -> Any:
-        """What ``find`` finds at a place, or what it found at one that this repeats.
+        """The result of ``find`` at an equation, or at another that this one repeats.
 
-        ``what`` identifies what is searched for; nothing is reused if it is ``None``.
+        ``target`` identifies what is searched for; nothing is reused if it is ``None``.
         """
-        i, key = place[0].number_in_top(place[1]), (what, _within(place))
-        own, known = self._own.get(key, ()), self._known.get(key) or ()
-        for part in (*own, *known) if what is not None else ():
+        i, key = location[0].number_in_top(location[1]), (target, _within(location))
+        local, shared = self._local.get(key, ()), self._shared.get(key) or ()
+        for part in (*local, *shared) if target is not None else ():
             way = self._way(part, i)
             if way is not None:
                 return move(part.result, way)
-        # All forms at a place have one watch, because one search may serve several of them.
+        # All forms at an equation have one watch, because one search may serve several forms.
         watch = self._watches.setdefault((i, key[1]), Watch(i))
         self._top.watch = watch
         try:
             result = find()
         finally:
             self._top.watch = None
-        if what is None or watch.is_of_all:
+        if target is None or watch.is_of_all:
             return result
         part = self._part(i, watch, result, move)
         if part.frame.facts.primitives.isdisjoint(_WITH_FUNCTIONS):
-            self._known.put(key, (part, *known)[:_MOST_KNOWN])
+            self._shared.put(key, (part, *shared)[:_MOST_KNOWN])
         else:
-            self._own[key] = (part, *own)[:_MOST_KNOWN]
+            self._local[key] = (part, *local)[:_MOST_KNOWN]
         return result
 
     def _part(
         self, i: int, watch: Watch, result: Any, move: Callable[[Any, Way], Any]
     ) -> _Part:
-        """What was found, moved to a frame of the equations that were asked about."""
+        """A result, moved to a frame of the equations that the search asked about."""
         top, touched, asked = self._top, {*watch.touched}, [*watch.asked]
         facts = PartOfFacts(top.facts, touched, asked)
         nothing = _compat.new_jaxpr([], [], [], top.jaxpr.debug_info, False)
@@ -161,7 +161,7 @@ class Repeats:
         return way if is_whole and self._keeps_apart(way) else None
 
     def _is_same(self, way: Way, part: _Part, pending: list[int]) -> bool:
-        """Whether equations, and those before them that were looked at, are the same there."""
+        """Whether equations, and the touched equations before them, are the same there."""
         facts, facts_there = way.here.facts, way.there.facts
         numbers, variables = way.numbers, way.variables
         eqns, eqns_there = facts.eqns, facts_there.eqns
@@ -243,7 +243,7 @@ class Repeats:
         return unknown
 
     def _keeps_apart(self, way: Way) -> bool:
-        """Whether what differs in a part differs there."""
+        """Whether equations and variables that differ in a part differ there."""
         there, made = {*way.numbers.values()}, way.there.facts.made
         others = {*way.variables.values()}
         return (
@@ -253,9 +253,9 @@ class Repeats:
         )
 
 
-def _within(place: Place) -> Any:
-    """Where a place is in the call that it is in."""
-    frame, i = place
+def _within(location: Location) -> Any:
+    """Where an equation is in the call that it is in."""
+    frame, i = location
     return None if frame.parent is None else (*frame.path()[1:], i)
 
 
@@ -291,7 +291,7 @@ def _is_same_number(a: Literal, b: Any) -> bool:
 
 
 def _are_same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    """Whether parameters are the same; what cannot be compared is not."""
+    """Whether parameters are the same; parameters that cannot be compared are not."""
     try:
         if a != b:
             return False

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from .._core.hooks import Pass
 from .._core.rules import Table, global_rules
+from .outline import PATTERNS
 from .pattern import Pattern
-from .place import PATTERNS
 
 
 _F = TypeVar("_F", bound=Callable[..., Any])

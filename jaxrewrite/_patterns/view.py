@@ -1,7 +1,7 @@
 """A program as a match sees it: across the borders of calls, which are entered lazily.
 
 A `Frame` is the program, or the body of one call in it. The same body has a frame for each
-of its calls. What is known about a body is found once (`Facts`).
+of its calls. The facts about a body are computed once (`Facts`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .numbering import Numbering
 
 
 class Facts:
-    """What matching needs to know about a jaxpr."""
+    """The facts about a jaxpr that matching needs."""
 
     def __init__(self, jaxpr: Jaxpr):
         self.position = {var: i for i, var in enumerate(jaxpr.invars)}
@@ -31,18 +31,18 @@ class Facts:
         self.calls: dict[int, Jaxpr] = {}
         self.eqns: Sequence[JaxprEqn] = jaxpr.eqns
         # The equations of each primitive.
-        places: dict[Primitive, list[int]] = collections.defaultdict(list)
+        by_primitive: dict[Primitive, list[int]] = collections.defaultdict(list)
         made = self.made
         for i, eqn in enumerate(self.eqns):
-            places[eqn.primitive].append(i)
+            by_primitive[eqn.primitive].append(i)
             outvars = eqn.outvars
             if len(outvars) == 1:
                 made[outvars[0]] = i, 0
             else:
                 made.update((var, (i, k)) for k, var in enumerate(outvars))
-        self.places = dict(places)
-        for primitive in self.places:
-            for i in places[primitive] if primitive.name in CALLS else ():
+        self.by_primitive = dict(by_primitive)
+        for primitive in self.by_primitive:
+            for i in by_primitive[primitive] if primitive.name in CALLS else ():
                 body = body_of(self.eqns[i])
                 if body is not None:
                     self.calls[i] = body
@@ -55,10 +55,10 @@ class Facts:
 
     @functools.cached_property
     def behind(self) -> dict[Var, Any]:
-        """What variables are moved forms of: a variable, or ``None`` for a number."""
+        """The sources of moved variables: a variable, or ``None`` for a number."""
         behind: dict[Any, Any] = {}
-        own = (places for p, places in self.places.items() if p.name in MOVES)
-        for i in sorted(itertools.chain(*own)):
+        moves = (numbers for p, numbers in self.by_primitive.items() if p.name in MOVES)
+        for i in sorted(itertools.chain(*moves)):
             eqn = self.eqns[i]
             if is_move(eqn):
                 (atom,) = eqn.invars
@@ -98,7 +98,7 @@ class Facts:
     @functools.cached_property
     def primitives(self) -> frozenset[Primitive]:
         """The primitives of the jaxpr and of the calls in it."""
-        return frozenset(self.places).union(
+        return frozenset(self.by_primitive).union(
             *(facts_of(b).primitives for b in self._bodies())
         )
 
@@ -125,10 +125,10 @@ class PartOfFacts(Facts):
     """The same about some equations of a jaxpr, which keep their numbers.
 
     Moves and calls that lead to them are there, too. Of other equations it is known which
-    operands they make. The uses are those of the variables that were ``asked`` about.
+    operands they make. Uses are known of the variables that were ``asked`` about.
     """
 
-    def __init__(self, whole: Facts, numbers: Iterable[int], asked: Iterable[Var]):
+    def __init__(self, facts: Facts, numbers: Iterable[int], asked: Iterable[Var]):
         eqns: dict[int, JaxprEqn] = {}
         variables = {*asked}
         pending = [*numbers]
@@ -136,29 +136,29 @@ class PartOfFacts(Facts):
             i = pending.pop()
             if i in eqns:
                 continue
-            eqn = eqns[i] = whole.eqns[i]
+            eqn = eqns[i] = facts.eqns[i]
             variables.update(eqn.outvars)
             atom: Any
             for atom in eqn.invars:
                 if type(atom) is Literal:
                     continue
                 variables.add(atom)
-                j, _ = whole.made.get(atom, (-1, 0))
-                if j in whole.calls or atom in whole.behind:
+                j, _ = facts.made.get(atom, (-1, 0))
+                if j in facts.calls or atom in facts.behind:
                     pending.append(j)
-        given = variables - whole.made.keys()
+        given = variables - facts.made.keys()
         some = lambda of, keys: {key: of[key] for key in keys if key in of}
         self.numbers = {*eqns}
         self.eqns = cast(Any, eqns)
-        self.position = some(whole.position, given)
-        self.made = some(whole.made, variables)
-        self.calls = some(whole.calls, eqns)
-        self.places = {}
+        self.position = some(facts.position, given)
+        self.made = some(facts.made, variables)
+        self.calls = some(facts.calls, eqns)
+        self.by_primitive = {}
         for i, eqn in eqns.items():
-            self.places.setdefault(eqn.primitive, []).append(i)
-        self.behind = some(whole.behind, variables)
-        self.uses = some(whole.uses, asked)
-        self.results = some(whole.results, asked)
+            self.by_primitive.setdefault(eqn.primitive, []).append(i)
+        self.behind = some(facts.behind, variables)
+        self.uses = some(facts.uses, asked)
+        self.results = some(facts.results, asked)
 
 
 _facts = WeakCaches(1)
@@ -174,13 +174,13 @@ def facts_of(jaxpr: Jaxpr) -> Facts:
 
 
 class Watch:
-    """What is asked about a program while something is searched for.
+    """The questions about a program while a search runs.
 
-    ``touched`` has the numbers of the program's equations that were looked at, those in
-    calls as the call's. Of the equation that makes an operand, nothing may have been asked but
-    that it is there and is neither a call nor a move; then it has none. ``asked`` are the
-    variables of which the uses were asked. ``is_of_all`` tells whether something was asked
-    that all of the program decides.
+    ``touched`` has the numbers of the program's equations that were looked at; an equation in
+    a call has the number of the call. An equation that makes an operand, of which a search
+    asked only whether it is there and neither a call nor a move, is not among them. ``asked``
+    are the variables whose uses were asked for. ``is_of_all`` tells whether an answer depends
+    on the whole program.
     """
 
     __slots__ = ("asked", "is_of_all", "touched")
@@ -205,9 +205,9 @@ class Frame:
         "_inner",
         "_numbering",
         "call",
+        "embeddings",
         "eqns",
         "facts",
-        "found",
         "jaxpr",
         "origin",
         "parent",
@@ -224,11 +224,11 @@ class Frame:
         self.eqns = facts.eqns
         self.parent = parent
         self.top: Frame = self if parent is None else parent.top
-        # What was found out about atoms, by their identity, with the numbers of the program's
-        # equations that decided it.
+        # The sources of atoms, by their identity, with the numbers of the program's equations
+        # that decide them.
         self.resolved: dict[int, tuple[Any, Sequence[int]]] = {}
-        # What searches found, by what was searched for.
-        self.found: dict[Any, Any] = {}
+        # The embeddings of forms, by the form and the equation that they end at.
+        self.embeddings: dict[Any, Any] = {}
         # The number of the equation in the parent that calls the body.
         self.call = call
         # The number of the call in the program that this is in.
@@ -247,7 +247,7 @@ class Frame:
         return frame
 
     def number(self, i: int) -> int:
-        """The number of an equation, the same for all in the program that make the same."""
+        """The number of an equation, the same for all equations that make the same arrays."""
         top = self.top
         if top.watch is not None:
             top.watch.is_of_all = True
@@ -256,8 +256,8 @@ class Frame:
         return top._numbering.of((self, i))
 
     def forget(self) -> None:
-        """Drop what was found out, when no more is asked."""
-        self.resolved, self.found = {}, {}
+        """Drop the sources, embeddings and numbers, when no more is asked."""
+        self.resolved, self.embeddings = {}, {}
         self._numbering = None
         for inner in self._inner.values():
             inner.forget()
@@ -274,8 +274,8 @@ class Frame:
         return () if self.parent is None else (*self.parent.path(), self.call)
 
 
-# An equation in the view.
-Place = tuple[Frame, int]
+# An equation in the view: its frame, and its number there.
+Location = tuple[Frame, int]
 
 
 class Made:
@@ -308,9 +308,9 @@ class Made:
         return self.var.aval
 
 
-def make_the_same(one: Place, other: Place) -> bool:
-    """Whether two equations make the same, of the same arrays."""
-    (frame, i), (other_frame, j) = one, other
+def make_the_same(first: Location, second: Location) -> bool:
+    """Whether two equations make the same results of the same arrays."""
+    (frame, i), (other_frame, j) = first, second
     look_at(frame, i)
     look_at(other_frame, j)
     a, b = frame.eqn(i), other_frame.eqn(j)
@@ -319,7 +319,7 @@ def make_the_same(one: Place, other: Place) -> bool:
         and len(a.invars) == len(b.invars)
         and _compat.same_array_type(a.outvars[0].aval, b.outvars[0].aval)
         and frame.top is other_frame.top
-        # The numbers of equations depend on all that is before them.
+        # The numbers of equations depend on all equations before them.
         and not any(
             _surely_differ(resolve(frame, x), resolve(other_frame, y))
             for x, y in zip(a.invars, b.invars, strict=True)
@@ -329,7 +329,7 @@ def make_the_same(one: Place, other: Place) -> bool:
 
 
 def _surely_differ(a: Any, b: Any) -> bool:
-    """Whether operands are different arrays, by what makes them."""
+    """Whether operands are different arrays, by the equations that make them."""
     if type(a) is not Made or type(b) is not Made:
         return type(a) is not type(b) or (type(a) is Number and not a.same(b))
     if a.index < 0 or b.index < 0:
@@ -340,7 +340,7 @@ def _surely_differ(a: Any, b: Any) -> bool:
 
 
 def resolve(frame: Frame, atom: Any) -> Any:
-    """What an atom is, across borders: a `Number`, a `Made`, or ``None`` for odd literals."""
+    """The source of an atom, across borders: a `Number`, a `Made`, or ``None`` for odd literals."""
     source, by = _resolved(frame, atom)
     watch = frame.top.watch
     if watch is not None:
@@ -349,7 +349,7 @@ def resolve(frame: Frame, atom: Any) -> Any:
 
 
 def _resolved(frame: Frame, atom: Any) -> tuple[Any, Sequence[int]]:
-    """What an atom is, and the numbers of the program's equations that decide it."""
+    """The source of an atom, and the numbers of the program's equations that decide it."""
     found = frame.resolved.get(id(atom))
     if found is None:
         by: list[int] = []
@@ -386,7 +386,7 @@ def _resolve(frame: Frame, atom: Any, by: list[int]) -> Any:
 
 
 def passing(frame: Frame, atom: Any) -> Iterator[Frame]:
-    """The bodies of calls that return what leads to an atom as they get it."""
+    """The bodies of calls that only pass on an array on its way to an atom."""
     entered: list[Frame] = []
     while type(atom) is not Literal:
         index, k = frame.facts.made.get(atom, (-1, 0))
@@ -405,7 +405,7 @@ def passing(frame: Frame, atom: Any) -> Iterator[Frame]:
 
 
 def outermost(made: Made, inlined: Container[Frame] = ()) -> Made:
-    """The same array in the outermost frame where it has a name, or in one of these."""
+    """The same array in the outermost frame where it has a name, or in an inlined one."""
     while made.frame.parent is not None and made.frame not in inlined:
         positions = made.frame.facts.results.get(made.var, ())
         outvars = made.frame.parent.eqn(made.frame.call).outvars
@@ -417,7 +417,7 @@ def outermost(made: Made, inlined: Container[Frame] = ()) -> Made:
 
 
 def chain(atom: Any) -> Sequence[Any]:
-    """An atom, and what it is a moved or converted form of, up to the last."""
+    """An atom, and the atoms that it is a moved or converted form of, up to the last."""
     if type(atom) is not Made:
         return [atom]
     atoms, by = _chain(atom)
@@ -436,12 +436,12 @@ def _chain(made: Made) -> tuple[Sequence[Any], Sequence[int]]:
             if is_move(eqn):
                 source, by = _resolved(made.frame, eqn.invars[0])
                 rest, more = _chain(source) if type(source) is Made else ([source], ())
-                own = made.frame.number_in_top(made.index)
-                made.chain = [made, *rest], (own, *by, *more)
+                number = made.frame.number_in_top(made.index)
+                made.chain = [made, *rest], (number, *by, *more)
     return made.chain
 
 
-def users_behind_moves(frame: Frame, var: Var) -> Iterator[Place]:
+def users_behind_moves(frame: Frame, var: Var) -> Iterator[Location]:
     """The equations that use a variable, or a moved or converted form of it."""
     for user in users(frame, var):
         if user is None:
@@ -452,7 +452,7 @@ def users_behind_moves(frame: Frame, var: Var) -> Iterator[Place]:
             yield from users_behind_moves(user[0], eqn.outvars[0])
 
 
-def users(frame: Frame, var: Var) -> Iterator[Place | None]:
+def users(frame: Frame, var: Var) -> Iterator[Location | None]:
     """The equations that use a variable; ``None`` for the result of the program."""
     facts = frame.facts
     watch = frame.top.watch if frame.parent is None else None

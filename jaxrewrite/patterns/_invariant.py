@@ -25,11 +25,12 @@ def work_before_the_loop(
 ) -> Any:
     """The results of a scan, of which no step repeats the work of another.
 
-    The body is rewritten by the rules first, so that work in a scan of the body, which was
-    taken out of that, is taken out of this as well.
+    The body is rewritten by the rules first, so that work that was moved out of a scan in the
+    body moves out of this scan as well.
 
-    Work is what takes more operations than its results have numbers: products, reductions,
-    factorisations. The rest may be computed again, since to keep it takes memory.
+    Work are the equations that take more operations than their results have numbers:
+    products, reductions, factorisations. The rest may be computed again, since to keep it
+    takes memory.
     """
     if params["length"] < 2:
         return NotImplemented
@@ -63,7 +64,7 @@ def work_before_the_loop(
 
 
 def _inlined(jaxpr: Jaxpr, *args: Any) -> list[Any]:
-    """The results of a jaxpr, without its calls: what one repeats may be inside of it."""
+    """The results of a jaxpr, without its calls: repeated work may be inside of a call."""
     known = dict(zip(jaxpr.invars, args, strict=True))
 
     def read(atom: Any) -> Any:
@@ -95,12 +96,12 @@ def _work(jaxpr: Jaxpr, fixed: int) -> tuple[list[JaxprEqn], list[Any]]:
         if _is_work(eqn) or not needed.isdisjoint(eqn.outvars):
             needed |= _variables(eqn.invars)
             once.insert(0, eqn)
-    made = [var for eqn in once for var in eqn.outvars]
+    results = [var for eqn in once for var in eqn.outvars]
     used = _variables(jaxpr.outvars)
     for eqn in jaxpr.eqns:
         if not any(eqn is other for other in once):
             used |= _variables(eqn.invars)
-    return once, [var for var in made if var in used]
+    return once, [var for var in results if var in used]
 
 
 def _variables(atoms: Sequence[Any]) -> set[Any]:

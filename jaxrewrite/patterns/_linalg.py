@@ -337,8 +337,11 @@ class Plan:
         """The cost and the result of the products in an order, a tree of pairs."""
         if order not in self.known:
             (left, x), (right, y) = map(self.of, order)
-            (made, result) = pair(x, y)
-            cost = left[0] + right[0] + made[0], left[1] + right[1] + made[1]
+            (product_cost, result) = pair(x, y)
+            cost = (
+                left[0] + right[0] + product_cost[0],
+                left[1] + right[1] + product_cost[1],
+            )
             self.known[order] = cost, result
         return self.known[order]
 
@@ -354,7 +357,7 @@ class Plan:
 
 
 def product_in_order(factors: Sequence[Any], order: Any) -> Any:
-    """What is looked for: the product of factors in an order."""
+    """The function that is looked for: the product of factors in an order."""
     check_sizes(*((x.shape[-1:], y.shape[:1]) for x, y in itertools.pairwise(factors)))
     return multiplied(factors, order)
 
@@ -367,15 +370,15 @@ def multiplied(operands: Sequence[Any], order: Any) -> Any:
 
 
 def cheapest_product(operands: Sequence[Any], order: str) -> Any:
-    """The product in the cheapest order; ``NotImplemented`` if the given one is."""
+    """The product in the cheapest order; ``NotImplemented`` if that is ``order``."""
     if not of_one_precision(*operands):
         return NotImplemented
     plan = Plan(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands))
-    given = ast.literal_eval(order)
+    written = ast.literal_eval(order)
     # The products that are tried are no part of the program, nor of what explains it.
     with use_settings(current_settings()._replace(recorder=None)):
         best = plan.cheapest()
-        is_cheapest = plan.of(best)[0] >= plan.of(given)[0]
+        is_cheapest = plan.of(best)[0] >= plan.of(written)[0]
     if is_cheapest:
         return NotImplemented
     return multiplied(operands, best)
@@ -412,11 +415,11 @@ def product_of_4(a: Rows, b: Matrix, c: Matrix, d: Columns, *, order):
 
 
 def _is_matrix_product(eqn: JaxprEqn) -> bool:
-    """Whether a product is one of ``@`` on matrices, and a vector at an end."""
+    """Whether a product is ``@`` of matrices, or of a matrix and a vector at an end."""
     avals: list[Any] = [atom.aval for atom in eqn.invars]
     x, y = (len(aval.shape) for aval in avals)
-    own = (((x - 1,), (0,)), ((), ()))
-    return 0 < y <= 2 and x > 0 and bool(eqn.params["dimension_numbers"] == own)
+    expected = (((x - 1,), (0,)), ((), ()))
+    return 0 < y <= 2 and x > 0 and bool(eqn.params["dimension_numbers"] == expected)
 
 
 def _leaves(order: Any) -> int:

@@ -19,9 +19,9 @@ from jaxtyping import Array, ArrayLike, Bool, Integer
 from .. import _compat
 from .._analyses.calls import Number
 from .._compat import DropVar
-from .._patterns.nested import places_of
+from .._patterns.nested import locations_of
 from .._patterns.rules import Rules
-from .._patterns.view import Frame, Place, resolve, users
+from .._patterns.view import Frame, Location, resolve, users
 from .._staging.transform import transform
 from ._invariant import work_before_the_loop
 
@@ -117,20 +117,20 @@ def _reduced(reduce: Callable[..., Any], y: Any) -> tuple[Any, Any]:
     return result, jnp.float32 if is_short else result
 
 
-def _sum(reduce: Any, whole: bool, y: Any, length: int) -> _Reduction:
-    """The sum or mean of steps, of each element or of the whole."""
+def _sum(reduce: Any, all_axes: bool, y: Any, length: int) -> _Reduction:
+    """The sum or mean of steps, of each element or over all axes."""
     dtype, wide = _reduced(reduce, y)
 
     def step(total: Any, y: Any) -> Any:
         y = y.astype(wide)
-        return total + (jnp.sum(y) if whole else y)
+        return total + (jnp.sum(y) if all_axes else y)
 
     def result(total: Any) -> Any:
         if reduce is jnp.mean:
-            total = total / (length * (y.size if whole else 1))
+            total = total / (length * (y.size if all_axes else 1))
         return total.astype(dtype)
 
-    return _Reduction(jnp.zeros(() if whole else y.shape, wide), step, result)
+    return _Reduction(jnp.zeros(() if all_axes else y.shape, wide), step, result)
 
 
 # --- maxima -----------------------------------------------------------------------------
@@ -202,11 +202,11 @@ def _reduced_scan(
     return carry, reduce(first), *others
 
 
-def _whole(reduce: Callable[..., Any], whole: bool) -> Callable[..., Any]:
+def _over(reduce: Callable[..., Any], all_axes: bool) -> Callable[..., Any]:
     def reduced(ys: Any) -> Any:
-        if whole and ys.ndim < 2:
+        if all_axes and ys.ndim < 2:
             raise TypeError("Steps of scalars have one axis.")
-        return reduce(ys, axis=None if whole else 0)
+        return reduce(ys, axis=None if all_axes else 0)
 
     return reduced
 
@@ -222,42 +222,46 @@ def _without_carry(f: Callable[..., Any]) -> Callable[..., Any]:
     return lambda carry, x: (carry, f(x))
 
 
-def sum_of_steps(f, init, xs, *, reverse: bool, whole: bool):
-    return _reduced_scan(_whole(jnp.sum, whole), f, init, xs, reverse)
+def sum_of_steps(f, init, xs, *, reverse: bool, all_axes: bool):
+    return _reduced_scan(_over(jnp.sum, all_axes), f, init, xs, reverse)
 
 
 @rules.rewrite(sum_of_steps)
-def accumulated_sum(f: Callable, init, xs, *, reverse, whole):
-    return _fold(f, init, xs, reverse, [functools.partial(_sum, jnp.sum, whole)])
+def accumulated_sum(f: Callable, init, xs, *, reverse, all_axes):
+    return _fold(f, init, xs, reverse, [functools.partial(_sum, jnp.sum, all_axes)])
 
 
-def sum_of_map(f, xs, *, reverse: bool, whole: bool):
+def sum_of_map(f, xs, *, reverse: bool, all_axes: bool):
     f = _without_carry(f)
-    return _reduced_scan(_whole(jnp.sum, whole), f, (), xs, reverse)[1:]
+    return _reduced_scan(_over(jnp.sum, all_axes), f, (), xs, reverse)[1:]
 
 
 @rules.rewrite(sum_of_map)
-def accumulated_sum_of_map(f: Callable, xs, *, reverse, whole):
-    return accumulated_sum(_without_carry(f), (), xs, reverse=reverse, whole=whole)[1:]
+def accumulated_sum_of_map(f: Callable, xs, *, reverse, all_axes):
+    return accumulated_sum(_without_carry(f), (), xs, reverse=reverse, all_axes=all_axes)[
+        1:
+    ]
 
 
-def mean_of_steps(f, init, xs, *, reverse: bool, whole: bool):
-    return _reduced_scan(_whole(jnp.mean, whole), f, init, xs, reverse)
+def mean_of_steps(f, init, xs, *, reverse: bool, all_axes: bool):
+    return _reduced_scan(_over(jnp.mean, all_axes), f, init, xs, reverse)
 
 
 @rules.rewrite(mean_of_steps)
-def accumulated_mean(f: Callable, init, xs, *, reverse, whole):
-    return _fold(f, init, xs, reverse, [functools.partial(_sum, jnp.mean, whole)])
+def accumulated_mean(f: Callable, init, xs, *, reverse, all_axes):
+    return _fold(f, init, xs, reverse, [functools.partial(_sum, jnp.mean, all_axes)])
 
 
-def mean_of_map(f, xs, *, reverse: bool, whole: bool):
+def mean_of_map(f, xs, *, reverse: bool, all_axes: bool):
     f = _without_carry(f)
-    return _reduced_scan(_whole(jnp.mean, whole), f, (), xs, reverse)[1:]
+    return _reduced_scan(_over(jnp.mean, all_axes), f, (), xs, reverse)[1:]
 
 
 @rules.rewrite(mean_of_map)
-def accumulated_mean_of_map(f: Callable, xs, *, reverse, whole):
-    return accumulated_mean(_without_carry(f), (), xs, reverse=reverse, whole=whole)[1:]
+def accumulated_mean_of_map(f: Callable, xs, *, reverse, all_axes):
+    return accumulated_mean(_without_carry(f), (), xs, reverse=reverse, all_axes=all_axes)[
+        1:
+    ]
 
 
 def max_of_steps(f, init, xs, *, reverse: bool):
@@ -292,10 +296,10 @@ def kept_last(f: Callable, init, xs, *, reverse):
 
 # What reduces a stack of steps, and how the carry does it, by kind.
 _KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, int], _Reduction]]] = {
-    "sum": (_whole(jnp.sum, False), functools.partial(_sum, jnp.sum, False)),
-    "mean": (_whole(jnp.mean, False), functools.partial(_sum, jnp.mean, False)),
-    "sum of all": (_whole(jnp.sum, True), functools.partial(_sum, jnp.sum, True)),
-    "mean of all": (_whole(jnp.mean, True), functools.partial(_sum, jnp.mean, True)),
+    "sum": (_over(jnp.sum, False), functools.partial(_sum, jnp.sum, False)),
+    "mean": (_over(jnp.mean, False), functools.partial(_sum, jnp.mean, False)),
+    "sum of all": (_over(jnp.sum, True), functools.partial(_sum, jnp.sum, True)),
+    "mean of all": (_over(jnp.mean, True), functools.partial(_sum, jnp.mean, True)),
     "max": (_max_of, _max),
     "first": (lambda ys: ys[0], _last),
     "last": (lambda ys: ys[-1], _last),
@@ -310,7 +314,7 @@ class _Several(NamedTuple):
     """
 
     def members(self, top: Frame) -> Iterator[Any]:
-        for frame, i in places_of(lax.scan_p, top):
+        for frame, i in locations_of(lax.scan_p, top):
             eqn = frame.eqn(i)
             _, num_carry = _compat.scan_counts(eqn.params)
             reverse, length = eqn.params["reverse"], eqn.params["length"]
@@ -362,29 +366,29 @@ def _kind_of(frame: Frame, stack: Any, length: int) -> str | None:
         return "max" if eqn.params["axes"] == (0,) else None
     if eqn.primitive is not lax.reduce_sum_p:
         return _step_of(eqn, length)
-    whole = len(eqn.params["axes"]) == len(aval.shape) > 1
-    if not whole and eqn.params["axes"] != (0,):
+    all_axes = len(eqn.params["axes"]) == len(aval.shape) > 1
+    if not all_axes and eqn.params["axes"] != (0,):
         return None
-    count = math.prod(aval.shape) if whole else length
+    count = math.prod(aval.shape) if all_axes else length
     divided = _only_user(user[0], eqn.outvars[0])
     is_mean = divided is not None and _divides_by(divided, count)
-    return ("mean" if is_mean else "sum") + (" of all" if whole else "")
+    return ("mean" if is_mean else "sum") + (" of all" if all_axes else "")
 
 
-def _only_user(frame: Frame, var: Any) -> Place | None:
+def _only_user(frame: Frame, var: Any) -> Location | None:
     """The one equation that uses an array, but for conversions."""
-    found = [] if type(var) is DropVar else list(users(frame, var))
-    if len(found) != 1 or found[0] is None:
+    uses = [] if type(var) is DropVar else list(users(frame, var))
+    if len(uses) != 1 or uses[0] is None:
         return None
-    inner, i = found[0]
+    inner, i = uses[0]
     eqn = inner.eqn(i)
     if eqn.primitive is lax.convert_element_type_p:
         return _only_user(inner, eqn.outvars[0])
     return inner, i
 
 
-def _divides_by(place: Place, count: int) -> bool:
-    frame, i = place
+def _divides_by(location: Location, count: int) -> bool:
+    frame, i = location
     eqn = frame.eqn(i)
     if eqn.primitive is not lax.div_p:
         return False

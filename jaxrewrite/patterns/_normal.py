@@ -64,8 +64,8 @@ def _solution(a: Any, y: Any, *, rows_first: bool) -> Any:
 @rules.rewrite(_as_scipy)
 def quadratic_form(a: Covariance, y: Vector, *, rows_first: bool):
     """The density of NumPyro's ``MultivariateNormal`` and of `jax.scipy.stats`."""
-    found = _solve_and_log_root(a, y)
-    return found if found is NotImplemented else (y @ found[0], found[1])
+    solved = _solve_and_log_root(a, y)
+    return solved if solved is NotImplemented else (y @ solved[0], solved[1])
 
 
 @rules.rewrite(_solution)

@@ -16,8 +16,8 @@ from .._core.site import describe_operand
 from .._core.value import is_value
 from .._insight.explain import explain, info_of
 from .._insight.misses import near_misses
+from .._patterns.outline import PATTERNS
 from .._patterns.pattern import Pattern
-from .._patterns.place import PATTERNS
 from .._patterns.rules import Rules, patterns_of
 from ._compare import Outcome, Program, compare, note
 from ._oracle import MODES

@@ -11,7 +11,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxrewrite import Rules, patterns
-from jaxrewrite._patterns import place as placing
+from jaxrewrite._patterns import outline as outlining
 from jaxrewrite._patterns.repeats import Repeats
 
 
@@ -174,12 +174,12 @@ def layered(seed):
     return fn, depth
 
 
-def placed(jaxpr, rules, values):
-    """What is placed in a program, as text."""
+def outlined(jaxpr, rules, values):
+    """A program with matches as equations, as text."""
     numbers = {}
 
     def name(atom):
-        if isinstance(atom, placing.Literal):
+        if isinstance(atom, outlining.Literal):
             return repr(atom.val), str(atom.aval)
         return numbers.setdefault(atom, len(numbers))
 
@@ -187,11 +187,11 @@ def placed(jaxpr, rules, values):
         return repr(operand.plain()) if hasattr(operand, "plain") else repr(operand)[:20]
 
     list(map(name, jaxpr.invars))
-    after = placing.place(jaxpr, rules, values)
+    after = outlining.outline(jaxpr, rules, values)
     lines = []
     for eqn in after.eqns:
         more = str(eqn.source_info.name_stack), id(eqn.source_info.traceback)
-        if eqn.primitive is placing.pattern_p:
+        if eqn.primitive is outlining.pattern_p:
             options = eqn.params["plan"].options
             more += (
                 str(eqn.params["jaxpr"]),
@@ -217,9 +217,9 @@ def check(seed, rules, monkeypatch):
     with monkeypatch.context() as patch:
         find = Repeats._way
         patch.setattr(Repeats, "_way", lambda *a: ways.append(find(*a)) or ways[-1])
-        got = placed(jaxpr, rules, values)
-        patch.setattr(Repeats, "found", lambda self, what, place, find, move: find())
-        want = placed(jaxpr, rules, values)
+        got = outlined(jaxpr, rules, values)
+        patch.setattr(Repeats, "search", lambda self, target, location, find, move: find())
+        want = outlined(jaxpr, rules, values)
     assert got == want, seed
     return sum(line[0] == "pattern" for line in got[0]), sum(map(bool, ways))
 
@@ -245,15 +245,15 @@ def test_what_comes_again_at_any_distance_is_searched_for_once(monkeypatch):
     jaxpr = jax.make_jaxpr(fn)(x, [x] * 8).jaxpr
     rules = [(0, pattern) for pattern in fresh().patterns]
     found = []
-    search = placing.matches_at
+    search = outlining.matches_at
 
     def searched(*args):
         match = search(*args)
         found.extend([] if match is None else [match])
         return match
 
-    monkeypatch.setattr(placing, "matches_at", searched)
-    lines, _ = placed(jaxpr, rules, set())
+    monkeypatch.setattr(outlining, "matches_at", searched)
+    lines, _ = outlined(jaxpr, rules, set())
     assert sum(line[0] == "pattern" for line in lines) == 8
     # What comes first is of an operand of the program.
     assert len(found) == 3
@@ -271,16 +271,16 @@ def test_what_is_known_of_one_program_serves_the_next(monkeypatch):
         return [jnp.arctan(w), jnp.log(1 + jnp.exp(x @ w))]
 
     calls = []
-    search = placing.matches_at
-    monkeypatch.setattr(placing, "matches_at", lambda *a: calls.append(a) or search(*a))
+    search = outlining.matches_at
+    monkeypatch.setattr(outlining, "matches_at", lambda *a: calls.append(a) or search(*a))
     for fn, is_new in ((first, True), (second, False), (first, False)):
         calls.clear()
-        lines, _ = placed(jax.make_jaxpr(fn)(x, x).jaxpr, rules, set())
+        lines, _ = outlined(jax.make_jaxpr(fn)(x, x).jaxpr, rules, set())
         assert sum(line[0] == "pattern" for line in lines) == 2
         assert bool(calls) is is_new
     # The same with a value in it is something else.
     jaxpr = jax.make_jaxpr(first)(x, x).jaxpr
-    placed(jaxpr, rules, {jaxpr.invars[0]})
+    outlined(jaxpr, rules, {jaxpr.invars[0]})
     assert calls
 
 
@@ -302,7 +302,7 @@ def test_what_is_kept_of_a_program_does_not_keep_it():
         return lambda x: jnp.log(1 + jnp.exp(own(x) + x)) + jax.nn.relu(x)
 
     jaxpr = jax.make_jaxpr(program())(jnp.ones(3)).jaxpr
-    lines, _ = placed(jaxpr, [(0, p) for p in rules.patterns], set())
+    lines, _ = outlined(jaxpr, [(0, p) for p in rules.patterns], set())
     assert sum(line[0] == "pattern" for line in lines) == 2
     kept = weakref.ref(jaxpr), weakref.ref(factor)
     del jaxpr, lines, factor, program

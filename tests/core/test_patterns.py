@@ -19,8 +19,8 @@ from jaxrewrite import Axis, Rules, explain, make_jaxpr, near_misses, transform
 from jaxrewrite._analyses.same import same
 from jaxrewrite._patterns import numbering
 from jaxrewrite._patterns.numbering import Numbering
+from jaxrewrite._patterns.outline import PATTERNS
 from jaxrewrite._patterns.pattern import Pattern
-from jaxrewrite._patterns.place import PATTERNS
 from jaxrewrite._patterns.rules import patterns_of
 from jaxrewrite.values import Diagonal
 

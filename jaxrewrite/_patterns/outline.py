@@ -1,4 +1,4 @@
-"""Which matches are taken, and the program in which each of them is one equation."""
+"""Outlining: which matches are taken, and the program in which each of them is one equation."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .._compat import DropVar, Jaxpr, JaxprEqn, Literal, Primitive, Var
 from .._core.dead_code import DataFlow, live_equations
 from .._core.hooks import Pass
 from .bodies import Body, Group, atoms_of
-from .index import Entry, Index, Shapes, index_for, open_roots, own_roots
+from .index import Entry, Index, Shapes, index_for, inner_roots, open_roots
 from .match import Match, Miss, matches_at
 from .nested import made_for
 from .pattern import Pattern
 from .repeats import Repeats, Way
-from .view import Frame, Made, Place, facts_of, outermost, passing, resolve, users
+from .view import Frame, Location, Made, facts_of, outermost, passing, resolve, users
 
 
-# The equation in place of a match. Its parameters are a `Plan`, and the equations that it
+# The equation that replaces a match. Its parameters are a `Plan`, and the equations that it
 # stands for, as a jaxpr.
 pattern_p = Primitive("pattern")
 pattern_p.multiple_results = True
@@ -61,7 +61,7 @@ class Option(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Plan:
-    """What may take the place of some equations: options in the order they are asked.
+    """The options that may replace some equations, in the order they are asked.
 
     ``without`` are patterns that declined for more equations, of which these are a part.
     """
@@ -70,12 +70,12 @@ class Plan:
     without: Set[Pattern]
 
 
-# The order of equations: their numbers on the path from the program. What is placed right
-# behind another equation has one number more.
+# The order of equations: their numbers on the path from the program. An equation that is
+# inserted right behind another one has one number more.
 Key = tuple[int, ...]
 
 
-def place(
+def outline(
     jaxpr: Jaxpr,
     patterns: Sequence[tuple[int, Pattern]],
     values: Set[Var],
@@ -112,10 +112,11 @@ def place(
 
     of_top = reached.get(top, set())
     program = _Program(index, top, may_be_value if reached else None, misses, of_top)
-    taken, inlined = _taken(program.matches())
-    placed = _Rebuilt(top, taken, inlined, without).jaxpr() if taken else jaxpr
+    replacements, inlined = _select(program.matches())
+    if replacements:
+        jaxpr = _OutlinedProgram(top, replacements, inlined, without).jaxpr()
     top.forget()
-    return placed
+    return jaxpr
 
 
 class _Patterns(Pass):
@@ -130,7 +131,7 @@ class _Patterns(Pass):
         values: Set[Var],
         misses: list[Miss] | None,
     ) -> Jaxpr:
-        return place(jaxpr, entries, values, misses=misses)
+        return outline(jaxpr, entries, values, misses=misses)
 
     def data_flow(self, jaxpr: Jaxpr) -> DataFlow:
         facts = facts_of(jaxpr)
@@ -144,17 +145,17 @@ def _reached(top: Frame, values: Set[Var]) -> dict[Frame, set[Any]]:
     """The variables of each frame that may be values, because a value leads to them."""
     reached: dict[Frame, set[Any]] = {}
 
-    def walk(frame: Frame, own: set[Any]) -> None:
-        reached[frame] = own
+    def walk(frame: Frame, variables: set[Any]) -> None:
+        reached[frame] = variables
         calls = frame.facts.calls
         for i, eqn in enumerate(frame.eqns):
-            inside = [type(x) is not Literal and x in own for x in eqn.invars]
+            inside = [type(x) is not Literal and x in variables for x in eqn.invars]
             if True not in inside:
                 continue
             if i in calls:
                 inner = frame.inner(i)
                 walk(inner, {*itertools.compress(inner.jaxpr.invars, inside)})
-            own.update(eqn.outvars)
+            variables.update(eqn.outvars)
 
     walk(top, set(values))
     return reached
@@ -179,15 +180,15 @@ class _Program:
         self._shapes = Shapes(index)
         self._may_be_value = may_be_value
         self._misses = misses
-        # A miss is told with its reasons, which no other place has.
+        # A miss is reported with its reasons, which differ from equation to equation.
         self._repeats = Repeats(top, reached, index.parts) if misses is None else None
 
     def matches(self) -> list[Match]:
         """All matches in a program, and those in bodies that a match reaches out of."""
         top = self._top
         candidates: list[_Candidate] = []
-        calls, places = top.facts.calls, top.facts.places
-        ends = {i for p in self._index.by_primitive for i in places.get(p, ())}
+        calls, by_primitive = top.facts.calls, top.facts.by_primitive
+        ends = {i for p in self._index.by_primitive for i in by_primitive.get(p, ())}
         for i in sorted(ends.union(calls)):
             if i in ends:
                 entries = self._forms(i)
@@ -195,23 +196,25 @@ class _Program:
                     candidates.append(((top, i), entries, False))
             if i in calls:
                 roots = open_roots(self._index, calls[i])
-                inner = [(root.place(top.inner(i)), root.entry) for root in roots]
-                candidates += _by_place(inner, True)
-        found = list(self._found(candidates))
+                inner = [(root.location(top.inner(i)), root.entry) for root in roots]
+                candidates += _by_location(inner, True)
+        matches = list(self._one_per_pattern(candidates))
         self._misses = None
         seen: set[Frame] = {top}
-        pending = {frame for match in found for frame in match.frames()} - seen
+        pending = {frame for match in matches for frame in match.frames()} - seen
         while pending:
             frame = pending.pop()
             if frame in seen:
                 continue
             seen.add(frame)
-            own = [((frame, i), entry) for i, entry in own_roots(self._index, frame.jaxpr)]
-            inside = self._found([*_by_place(own, False)])
-            found += (match for match in inside if match.is_within_call())
+            roots_inside = [
+                ((frame, i), entry) for i, entry in inner_roots(self._index, frame.jaxpr)
+            ]
+            inside = self._one_per_pattern([*_by_location(roots_inside, False)])
+            matches += (match for match in inside if match.is_within_call())
             if frame.parent is not None:
                 pending.add(frame.parent)
-        return found
+        return matches
 
     def _forms(self, i: int) -> Sequence[Entry]:
         """The forms whose last equation may be an equation of the program."""
@@ -220,91 +223,92 @@ class _Program:
             return self._index.all(self._top, i)
         return self._index.candidates(self._shapes, self._top, i)
 
-    def _found(self, candidates: Sequence[_Candidate]) -> Iterator[Match]:
-        """One match of each pattern at each place, the last places first.
+    def _one_per_pattern(self, candidates: Sequence[_Candidate]) -> Iterator[Match]:
+        """One match of each pattern at each equation, the last equations first.
 
-        What a preferred match covers is left out: no match that ends there would be taken.
+        Equations that a preferred match covers are left out: no match that ends there would
+        be taken.
         """
         covered: dict[tuple[int, int], Any] = {}
-        for place, entries, is_inside in reversed(candidates):
-            preferred = covered.get((id(place[0]), place[1]))
+        for location, entries, is_inside in reversed(candidates):
+            preferred = covered.get((id(location[0]), location[1]))
             if preferred is not None and self._misses is None:
                 entries = [entry for entry in entries if entry.order <= preferred]
             if not entries:
                 continue
-            for match in self._at(place, entries, is_inside):
+            for match in self._at(location, entries, is_inside):
                 if len(match.results) == 1 and not match.stays:
                     for p in match.covered:
                         covered[p] = min(covered.get(p, match.order), match.order)
                 yield match
 
     def _at(
-        self, place: Place, entries: Sequence[Entry], is_inside: bool
+        self, location: Location, entries: Sequence[Entry], is_inside: bool
     ) -> Sequence[Match]:
-        """The matches at a place, or those at one that it repeats, moved."""
-        find = functools.partial(self._search, place, entries, is_inside)
+        """The matches at an equation, or at another that it repeats, moved here."""
+        find = functools.partial(self._search, location, entries, is_inside)
         if self._repeats is None:
             return find()
-        # The body of a scan is known by its equation, which no other place has.
+        # The body of a scan is known by its equation, which is nowhere else.
         has_bodies = any(entry.pattern.bodies for entry in entries)
-        what = None if has_bodies else (is_inside, *entries)
-        return self._repeats.found(what, place, find, _moved)
+        target = None if has_bodies else (is_inside, *entries)
+        return self._repeats.search(target, location, find, _moved_matches)
 
     def _search(
-        self, place: Place, entries: Sequence[Entry], is_inside: bool
+        self, location: Location, entries: Sequence[Entry], is_inside: bool
     ) -> Sequence[Match]:
-        found: dict[Any, Match] = {}
+        matches: dict[Any, Match] = {}
         for entry in entries:
             key = entry.depth, entry.pattern
-            if key in found or (
-                self._misses is None and not self._index.fits(entry, self._shapes, place)
+            if key in matches or (
+                self._misses is None and not self._index.fits(entry, self._shapes, location)
             ):
                 continue
-            match = matches_at(entry, place, self._may_be_value, self._misses)
+            match = matches_at(entry, location, self._may_be_value, self._misses)
             if match is not None and not (is_inside and match.is_within_call()):
-                found[key] = match
-        return list(found.values())
+                matches[key] = match
+        return list(matches.values())
 
 
-# A place, the forms that may end there, and whether it is in the body of a call, of which a
-# match has to reach out.
-_Candidate = tuple[Place, Sequence[Entry], bool]
+# An equation, the forms that may end there, and whether it is in the body of a call, of which
+# a match has to reach out.
+_Candidate = tuple[Location, Sequence[Entry], bool]
 
 
-def _by_place(
-    roots: Iterable[tuple[Place, Entry]], is_inside: bool
+def _by_location(
+    roots: Iterable[tuple[Location, Entry]], is_inside: bool
 ) -> Iterator[_Candidate]:
-    entries: dict[Place, list[Entry]] = {}
-    for place, entry in roots:
-        entries.setdefault(place, []).append(entry)
-    return ((place, own, is_inside) for place, own in entries.items())
+    by_location: dict[Location, list[Entry]] = {}
+    for location, entry in roots:
+        by_location.setdefault(location, []).append(entry)
+    return ((location, entries, is_inside) for location, entries in by_location.items())
 
 
-def _moved(matches: Sequence[Match], way: Way) -> Sequence[Match]:
+def _moved_matches(matches: Sequence[Match], way: Way) -> Sequence[Match]:
     return [match.moved(way) for match in matches]
 
 
-def _taken(found: Iterable[Match]) -> tuple[list[_Taken], set[Frame]]:
-    """The matches that are taken: by precedence, then size, then place.
+def _select(matches: Iterable[Match]) -> tuple[list[_Replacement], set[Frame]]:
+    """The matches that are taken: by precedence, then size, then order of equations.
 
     And the bodies of calls that they reach out of or through.
     """
     ordered = sorted(
-        found,
+        matches,
         key=lambda m: (
             m.order,
-            -len(m.places),
-            min((*frame.path(), i) for frame, i in m.places),
+            -len(m.locations),
+            min((*frame.path(), i) for frame, i in m.locations),
         ),
     )
     layout = _Layout()
     for match in ordered:
         layout.add(match)
-    return layout.settled()
+    return layout.replacements()
 
 
-class _Taken:
-    """A match that is taken, with others of the same equations, and where it is placed."""
+class _Replacement:
+    """A match that is taken, with others of the same equations, and where its equation goes."""
 
     def __init__(self, match: Match, key: Key):
         self.match = match
@@ -316,38 +320,39 @@ class _Layout:
     """The matches taken so far, and the order of what is left of the program."""
 
     def __init__(self) -> None:
-        self._of: dict[tuple[int, int], _Taken] = {}  # By the equations that are covered.
-        self._made: dict[Any, _Taken] = {}  # By the variables that are their results.
-        # What is passed to matches of which some equations stay, by the equation that makes
-        # it. Another match may cover all that use it.
+        # By the equations that are covered, and by the variables that are their results.
+        self._of: dict[tuple[int, int], _Replacement] = {}
+        self._made: dict[Any, _Replacement] = {}
+        # The variables that are passed to matches of which some equations stay, by the
+        # equation that makes them. Another match may cover all their uses.
         self._needed: dict[tuple[int, int], set[Var]] = {}
-        self._all: list[_Taken] = []
+        self._all: list[_Replacement] = []
 
     def add(self, match: Match) -> None:
         covered = match.covered
-        there = {self._of.get(place) for place in covered}
-        if there != {None}:
-            (first, *more) = there
+        covering = {self._of.get(location) for location in covered}
+        if covering != {None}:
+            (first, *more) = covering
             if first is not None and not more and first.match.is_same_as(match):
                 first.others.append(match)
             return
         gone, results = covered - match.stays, match.result_key()
-        for place in gone & self._needed.keys():
-            if any((place[0], var) not in results for var in self._needed[place]):
+        for location in gone & self._needed.keys():
+            if any((location[0], var) not in results for var in self._needed[location]):
                 return
         key = self._key(match)
         if key is None:
             return
-        taken = _Taken(match, key)
-        self._all.append(taken)
-        self._of.update(dict.fromkeys(gone, taken))
-        self._made.update(dict.fromkeys(results, taken))
+        replacement = _Replacement(match, key)
+        self._all.append(replacement)
+        self._of.update(dict.fromkeys(gone, replacement))
+        self._made.update(dict.fromkeys(results, replacement))
         for x in atoms_of(match.operands) if match.stays else ():
             if type(x) is Made:
                 self._needed.setdefault((id(x.frame), x.index), set()).add(x.var)
 
     def _key(self, match: Match) -> Key | None:
-        """A place after all operands and before every use; ``None`` if there is none."""
+        """A number after all operands and before every use; ``None`` if there is none."""
         results = [(*made.frame.path(), made.index) for made in match.results]
         if len(results) == 1 and not match.stays:
             return results[0]
@@ -356,46 +361,50 @@ class _Layout:
             for operand in atoms_of(match.operands)
             if type(operand) is Made and operand.index >= 0
         ]
-        after += ((*f.path(), i, 1) for f, i in match.places if (id(f), i) in match.stays)
+        stays = ((f, i) for f, i in match.locations if (id(f), i) in match.stays)
+        after += ((*f.path(), i, 1) for f, i in stays)
         key = max([min(results), *after])
         covered = match.covered - match.stays
         for made in match.results:
             for user in users(made.frame, made.var):
                 if user is None or (id(user[0]), user[1]) in covered:
                     continue
-                taken = self._of.get((id(user[0]), user[1]))
-                used = taken.key if taken is not None else (*user[0].path(), user[1])
+                other = self._of.get((id(user[0]), user[1]))
+                used = other.key if other is not None else (*user[0].path(), user[1])
                 if used <= key:
                     return None
         return key
 
     def _position(self, made: Made) -> Key:
-        taken = self._made.get((id(made.frame), made.var))
-        return taken.key if taken is not None else (*made.frame.path(), made.index)
+        maker = self._made.get((id(made.frame), made.var))
+        return maker.key if maker is not None else (*made.frame.path(), made.index)
 
-    def settled(self) -> tuple[list[_Taken], set[Frame]]:
-        """Without the matches in bodies that stay calls, which find them by themselves."""
+    def replacements(self) -> tuple[list[_Replacement], set[Frame]]:
+        """The matches but those in bodies that stay calls, which find them by themselves."""
         inlined = inlined_frames(self._all)
-        return [t for t in self._all if t.match.frames() <= inlined], inlined
+        return [r for r in self._all if r.match.frames() <= inlined], inlined
 
 
-def inlined_frames(taken: Iterable[_Taken]) -> set[Frame]:
-    """The bodies that matches reach out of or through, with all that they are in."""
+def inlined_frames(replacements: Iterable[_Replacement]) -> set[Frame]:
+    """The bodies that matches reach out of or through, with all bodies around them."""
     inlined: set[Frame] = set()
-    pending = list(taken)
+    pending = list(replacements)
     while True:
         # A match within a body that is inlined may reach through calls in it.
-        reaching: list[_Taken] = []
-        rest: list[_Taken] = []
-        for one in pending:
-            stays = one.match.is_within_call() and not one.match.frames() <= inlined
-            (rest if stays else reaching).append(one)
+        reaching: list[_Replacement] = []
+        rest: list[_Replacement] = []
+        for replacement in pending:
+            stays = (
+                replacement.match.is_within_call()
+                and not replacement.match.frames() <= inlined
+            )
+            (rest if stays else reaching).append(replacement)
         if not reaching:
             return inlined
         pending = rest
-        for one in reaching:
-            frames = one.match.frames() | {*_passing(one.match)}
-            for match in (one.match, *one.others):
+        for replacement in reaching:
+            frames = replacement.match.frames() | {*_passing(replacement.match)}
+            for match in (replacement.match, *replacement.others):
                 frames |= {
                     outermost(x).frame for x in atoms_of(match.operands) if type(x) is Made
                 }
@@ -408,7 +417,7 @@ def inlined_frames(taken: Iterable[_Taken]) -> set[Frame]:
 
 def _passing(match: Match) -> Iterator[Frame]:
     """The bodies of calls that return an operand of an equation as they get it."""
-    for frame, i in match.places:
+    for frame, i in match.locations:
         returned = frame.facts.returned
         given = frame.facts.position if frame.parent is not None else ()
         for atom in frame.eqns[i].invars:
@@ -419,31 +428,31 @@ def _passing(match: Match) -> Iterator[Frame]:
 # --- the new program -----------------------------------------------------------------------
 
 
-class _Rebuilt:
-    """A program with matches taken out, and the bodies that they cross in their place."""
+class _OutlinedProgram:
+    """A program with matches taken out, and calls that they cross replaced by their bodies."""
 
     def __init__(
         self,
         top: Frame,
-        taken: Sequence[_Taken],
+        replacements: Sequence[_Replacement],
         inlined: Set[Frame],
         without: Set[Pattern],
     ):
         self._without = without
         self._top = top
-        self._taken = taken
+        self._replacements = replacements
         self._inlined = inlined
         # By frame, the equations that matches cover.
         self._gone: dict[int, set[int]] = {}
-        for t in taken:
-            for frame, i in t.match.covered - t.match.stays:
+        for replacement in replacements:
+            for frame, i in replacement.match.covered - replacement.match.stays:
                 self._gone.setdefault(frame, set()).add(i)
         self._names: dict[Frame, dict[Var, Any]] = {top: {}}
-        # What is new, by the number of the equation of the program that it stands for.
+        # The new equations, by the number of the program's equation that each stands for.
         self._new: list[tuple[Key, JaxprEqn]] = []
         # The equations of matches, renamed.
         self._covered: dict[tuple[int, int], JaxprEqn] = {}
-        # Whether an operand is computed twice, of which one may not be needed any more.
+        # Whether an operand is computed twice, so that one equation may be dead now.
         self._has_copies = False
 
     def jaxpr(self) -> Jaxpr:
@@ -460,7 +469,7 @@ class _Rebuilt:
         for i in self._gone.get(id(top), ()):
             self._covered[id(top), i] = kept[i] or top.eqns[i]
             kept[i] = None
-        self._new += [(t.key, self._equation(t)) for t in self._taken]
+        self._new += [(r.key, self._equation(r)) for r in self._replacements]
         eqns = _merged(kept, self._new)
         outvars = [self._name(top, atom) for atom in top.jaxpr.outvars]
         if self._has_copies:
@@ -468,11 +477,11 @@ class _Rebuilt:
         return top.jaxpr.replace(eqns=eqns, outvars=outvars)
 
     def _calls(self, frame: Frame) -> list[int]:
-        """The calls in a frame of which the bodies take the place."""
+        """The calls in a frame that their bodies replace."""
         return sorted(inner.call for inner in self._inlined if inner.parent is frame)
 
     def _emit(self, frame: Frame) -> None:
-        """Add what is left of an inlined body."""
+        """Add the equations that are left of an inlined body."""
         path = frame.path()
         inlined = {*self._calls(frame)}
         gone = self._gone.get(id(frame), ())
@@ -529,12 +538,12 @@ class _Rebuilt:
             effects=_compat.rename_effects(eqn.effects, names),
         )
 
-    def _equation(self, taken: _Taken) -> JaxprEqn:
+    def _equation(self, replacement: _Replacement) -> JaxprEqn:
         """The equation for a match."""
-        match = taken.match
+        match = replacement.match
         covered = [
             self._covered[id(frame), i]
-            for frame, i in match.places
+            for frame, i in match.locations
             if (id(frame), i) not in match.stays
         ]
         copies = {} if match.is_alone else self._copies(match)
@@ -544,7 +553,7 @@ class _Rebuilt:
             dict.fromkeys(self._name(made.frame, made.var) for made in match.results)
         )
         atoms: list[Any] = []
-        options = [self._option(m, atoms, outvars) for m in (match, *taken.others)]
+        options = [self._option(m, atoms, outvars) for m in (match, *replacement.others)]
         produced = {var for eqn in covered for var in eqn.outvars}
         for eqn in covered:
             for atom in eqn.invars:
@@ -564,14 +573,14 @@ class _Rebuilt:
         )
 
     def _copies(self, match: Match) -> dict[Any, Any]:
-        """The names of what is made again, with those of what is made first."""
+        """The names of arrays that are made again, with the names of the first ones."""
         operands = [x for x in atoms_of(match.operands) if type(x) is Made]
         covered = match.covered
         by_number = {}
         if match.has_copies:
-            by_number = {frame.number(i): (frame, i) for frame, i in match.places}
+            by_number = {frame.number(i): (frame, i) for frame, i in match.locations}
         names: dict[Any, Any] = {}
-        for frame, i in match.places:
+        for frame, i in match.locations:
             for atom in frame.eqn(i).invars:
                 source = None if type(atom) is Literal else resolve(frame, atom)
                 if (
@@ -584,9 +593,9 @@ class _Rebuilt:
                 if first is not None:
                     names[self._name(frame, atom)] = self._name_of(first)
                 elif source.index >= 0 and source.frame.number(source.index) in by_number:
-                    own, j = by_number[source.frame.number(source.index)]
-                    var = own.eqn(j).outvars[source.k]
-                    names[self._name(frame, atom)] = self._name(own, var)
+                    first_frame, j = by_number[source.frame.number(source.index)]
+                    var = first_frame.eqn(j).outvars[source.k]
+                    names[self._name(frame, atom)] = self._name(first_frame, var)
         self._has_copies |= bool(names)
         return names
 
@@ -619,7 +628,7 @@ class _Rebuilt:
 def _merged(
     kept: Sequence[JaxprEqn | None], new: Iterable[tuple[Key, JaxprEqn]]
 ) -> list[JaxprEqn]:
-    """Equations that are kept, by their numbers, with new ones in their places."""
+    """Equations that are kept, in the order of their numbers, with new ones among them."""
     merged: list[JaxprEqn | None] = []
     start = 0
     for key, eqn in sorted(new, key=operator.itemgetter(0)):
