@@ -126,13 +126,13 @@ def _contents_with(value: Value, is_empty: Callable[[Any], bool]) -> Iterator[st
             continue
         contents, _ = tree_flatten_with_path(getattr(value, f.name, None), is_leaf=is_whole)
         for path, content in contents:
-            place = f.name + keystr(path)
+            field_path = f.name + keystr(path)
             if is_value(content):
                 yield from (
-                    f"{place}.{inner}" for inner in _contents_with(content, is_empty)
+                    f"{field_path}.{inner}" for inner in _contents_with(content, is_empty)
                 )
             elif is_empty(content) and not (content is f.default is None):
-                yield place
+                yield field_path
 
 
 def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> ShapedArray:

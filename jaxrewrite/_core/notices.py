@@ -20,7 +20,7 @@ class Notice(NamedTuple):
     line: int = 0
 
     def at(self, where: tuple[str, int, str] | None) -> Notice:
-        """The notice with this place, unless it has one already."""
+        """The notice with this line, unless it has one already."""
         if self.file or where is None:
             return self
         return self._replace(file=where[0], line=where[1])
