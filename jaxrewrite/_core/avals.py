@@ -119,7 +119,7 @@ def _check_is_whole(value: Value, error: Exception) -> None:
 
 
 def _contents_with(value: Value, is_empty: Callable[[Any], bool]) -> Iterator[str]:
-    """The places of contents of some kind, except for ``None`` where it is the default."""
+    """The paths of contents of some kind, except for ``None`` where it is the default."""
     is_whole = lambda x: x is None or is_value(x)
     for f in getattr(value, "__dataclass_fields__", {}).values():
         if f.metadata.get("static"):
