@@ -232,8 +232,8 @@ def sizes_of(cls: str, shape: Sequence[int], axis: Any, block: Any) -> tuple[int
         raise ValueError(
             f"{cls}: `axis` {axis} is not an axis of an array of shape {tuple(shape)}."
         )
-    own = {a % len(shape) for a in axes}
-    return tuple(1 if a in own else n for a, n in enumerate(shape))
+    single = {a % len(shape) for a in axes}
+    return tuple(1 if a in single else n for a, n in enumerate(shape))
 
 
 def of_blocks(reduce: Callable[..., Any], x: Any, sizes: Sequence[int]) -> Any:
@@ -280,8 +280,8 @@ def blockwise(op: Callable[..., Any], x: Any, shared: Any) -> Any:
     of ``shared``, would cost memory.
     """
     pairs = list(zip(x.shape, shared.shape, strict=True))
-    whole = [[(n, k)] if k in (1, n) else [(k, k), (n // k, 1)] for n, k in pairs]
-    split = [axis for axes in whole for axis in axes]
+    factors = [[(n, k)] if k in (1, n) else [(k, k), (n // k, 1)] for n, k in pairs]
+    split = [axis for axes in factors for axis in axes]
     x_split = x.reshape([n for n, _ in split])
     return op(x_split, shared.reshape([k for _, k in split])).reshape(x.shape)
 

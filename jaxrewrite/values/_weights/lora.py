@@ -300,12 +300,12 @@ def _(u: LowRank, v: Lora, *, primitive) -> Any:
 
 
 @jaxrewrite.register("concatenate")
-def _(*those: Lora, dimension, **params) -> Any:
-    change = concatenated([_folded(v) for v in those], dimension)
+def _(*vs: Lora, dimension, **params) -> Any:
+    change = concatenated([_folded(v) for v in vs], dimension)
     if change is NotImplemented:
         return NotImplemented
-    w = lax.concatenate([_base(v) for v in those], dimension)
-    frozen = all(v.frozen for v in those)
+    w = lax.concatenate([_base(v) for v in vs], dimension)
+    frozen = all(v.frozen for v in vs)
     return Lora(w, change.a, change.b, 1.0, change.rows, change.cols, frozen)
 
 
