@@ -165,12 +165,17 @@ def _in_groups(a: Any, x: Any, how: Any) -> Any:
 @functools.partial(_in_groups.defjvp, symbolic_zeros=True)
 def _(how: Any, primals: Any, tangents: Any) -> Any:
     """The derivative by the array is a product of the whole, which no loop has to gather."""
-    whole = functools.partial(_whole, triangle=how[0], precision=how[1])
-    return _with_tangent(functools.partial(_in_groups, how=how), whole, primals, tangents)
+    tangent_product = functools.partial(_whole, triangle=how[0], precision=how[1])
+    return _with_tangent(
+        functools.partial(_in_groups, how=how), tangent_product, primals, tangents
+    )
 
 
 def _with_tangent(
-    product: Callable[..., Any], whole: Callable[..., Any], primals: Any, tangents: Any
+    product: Callable[..., Any],
+    tangent_product: Callable[..., Any],
+    primals: Any,
+    tangents: Any,
 ) -> tuple[Any, Any]:
     """A product of an array and columns, and its tangent.
 
@@ -182,7 +187,7 @@ def _with_tangent(
     if not isinstance(dx, jax.custom_derivatives.SymbolicZero):
         terms.append(product(a, dx))
     if not isinstance(da, jax.custom_derivatives.SymbolicZero):
-        terms.append(whole(da, x))
+        terms.append(tangent_product(da, x))
     return y, functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(y)
 
 
@@ -202,8 +207,8 @@ def _both_in_groups(a: Any, x: Any, how: Any) -> Any:
 
         def step(across: Any, at: Any, columns: slice = columns, size: int = size) -> Any:
             kept = _kept(a, columns, size, triangle, at)
-            own = lax.dynamic_slice_in_dim(x, at, size)
-            across += _across(kept, own, precision)
+            x_of_rows = lax.dynamic_slice_in_dim(x, at, size)
+            across += _across(kept, x_of_rows, precision)
             return across, _product(kept, x[columns], precision)
 
         across = jnp.zeros((m, end), x.dtype)
@@ -218,9 +223,9 @@ def _both_in_groups(a: Any, x: Any, how: Any) -> Any:
 
 @functools.partial(_both_in_groups.defjvp, symbolic_zeros=True)
 def _(how: Any, primals: Any, tangents: Any) -> Any:
-    whole = lambda da, x: _product(mirrored(da), x, how[0])
+    tangent_product = lambda da, x: _product(mirrored(da), x, how[0])
     return _with_tangent(
-        functools.partial(_both_in_groups, how=how), whole, primals, tangents
+        functools.partial(_both_in_groups, how=how), tangent_product, primals, tangents
     )
 
 
@@ -246,12 +251,12 @@ def _block_product(a: Any, x: Any, columns: slice, size: int, how: Any, start: A
     return _product(kept, x[columns], precision)
 
 
-def _across(kept: Any, own: Any, precision: Any) -> Any:
+def _across(kept: Any, x_of_rows: Any, precision: Any) -> Any:
     """The transpose of what some rows add to a product of the transpose.
 
     With few columns it takes a fraction of the time of what it is the transpose of.
     """
-    return _product(jnp.swapaxes(own, 0, 1), kept, precision)
+    return _product(jnp.swapaxes(x_of_rows, 0, 1), kept, precision)
 
 
 def _kept(a: Any, columns: slice, size: int, triangle: Triangle, start: Any) -> Any:
