@@ -177,7 +177,7 @@ def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> Sh
     return dense_avals[0]
 
 
-def mismatch(result: object, expected: Aval, what: str, wanted: str) -> str | None:
+def mismatch(result: object, expected: Aval, subject: str, wanted: str) -> str | None:
     """A message if a result does not have the expected aval, else ``None``.
 
     ``what`` returned the result, and ``wanted`` is what expects another aval.
@@ -190,13 +190,13 @@ def mismatch(result: object, expected: Aval, what: str, wanted: str) -> str | No
             aval = _compat.leaf_aval(result)
         except TypeError:
             return (
-                f"{what} returned a {type(result).__name__} where {wanted} "
+                f"{subject} returned a {type(result).__name__} where {wanted} "
                 f"{_compat.short(expected)}: neither an array nor a value."
             )
     if _compat.same_array_type(aval, expected):
         return None
-    given, due = _compat.short(aval), _compat.short(expected)
-    return f"{what} returned {given} where {wanted} {due}{form}."
+    actual, wanted_aval = _compat.short(aval), _compat.short(expected)
+    return f"{subject} returned {actual} where {wanted} {wanted_aval}{form}."
 
 
 def _as_aval(cls: type[Value], declared: object) -> Aval:

@@ -255,9 +255,9 @@ def _constructor(
     parameters = code.co_varnames[1 : code.co_argcount] if code else ()
 
     def refuse_lists(
-        given: Iterable[tuple[str, Any]], cause: Exception | None = None
+        arguments: Iterable[tuple[str, Any]], cause: Exception | None = None
     ) -> None:
-        for name, content in given:
+        for name, content in arguments:
             if name in arrays and isinstance(content, (list, tuple)):
                 raise TypeError(
                     f"{cls.__name__}: {name} is a {type(content).__name__}, but must "

@@ -215,7 +215,7 @@ def _step(record: Record, live: Set[Any], times: int | None, caller: SourceLine)
         tuple(new.primitive.name for new in added),
         (before.flops, after.flops),
         (before.bytes, after.bytes),
-        tuple(_made_dense(made, record) for made in record.dense),
+        tuple(_made_dense(became_dense, record) for became_dense in record.dense),
         tuple(
             f"{slot}: {describe_operand(old)} became {describe_operand(new)}"
             for slot, old, new in record.joined

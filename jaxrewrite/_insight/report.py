@@ -257,7 +257,7 @@ def _step(data: dict[str, Any]) -> Step:
         "declined": tuple(
             Declined(RuleInfo(**d["rule"]), d["why"]) for d in data["declined"]
         ),
-        "dense": tuple(MadeDense(**made) for made in data["dense"]),
+        "dense": tuple(MadeDense(**became_dense) for became_dense in data["dense"]),
         "bodies": tuple(
             Body(b["name"], b["times"], tuple(map(_step, b["steps"])))
             for b in data["bodies"]

@@ -153,7 +153,7 @@ def _source(frame: Frame, atom: Any) -> Any:
         var = facts.behind.get(atom, atom)
         if var is None:
             break
-        i, k = facts.made.get(var, (-1, 0))
+        i, k = facts.makers.get(var, (-1, 0))
         position = facts.position.get(var)
         if i in facts.calls:
             frame = frame.inner(i)
@@ -179,25 +179,25 @@ def _watched_source(frame: Frame, atom: Any) -> Any:
 def _makers(frame: Frame, i: int) -> list[Any]:
     """The primitive that makes each operand of an equation, up to moves, or its kind."""
     facts, eqns = frame.facts, frame.eqns
-    made, behind, calls = facts.made, facts.behind, facts.calls
-    makers: list[Any] = []
+    makers, behind, calls = facts.makers, facts.behind, facts.calls
+    kinds: list[Any] = []
     is_top = frame.parent is None
     atom: Any
     for atom in eqns[i].invars:
         if type(atom) is Literal:
-            makers.append(_OF_NUMBER)
+            kinds.append(_OF_NUMBER)
             continue
         var = behind.get(atom, atom)
-        maker = made.get(var)
+        maker = makers.get(var)
         if maker is None and is_top:
-            makers.append(_OF_NUMBER if var is None else _OF_GIVEN)
+            kinds.append(_OF_NUMBER if var is None else _OF_GIVEN)
         elif maker is not None and maker[0] not in calls:
-            makers.append(eqns[maker[0]].primitive)
+            kinds.append(eqns[maker[0]].primitive)
         else:
             source = _source(frame, atom)
             is_known = type(source) is int
-            makers.append(source if is_known else source[0].eqns[source[1]].primitive)
-    return makers
+            kinds.append(source if is_known else source[0].eqns[source[1]].primitive)
+    return kinds
 
 
 class Fitting(NamedTuple):

@@ -51,13 +51,13 @@ def multiply(
     if is_looped is None:
         return NotImplemented
 
-    def whole(a: Any, x: Any) -> Any:
-        return _whole(a, x, triangle=triangle, precision=precision)
+    def dense(a: Any, x: Any) -> Any:
+        return _dense(a, x, triangle=triangle, precision=precision)
 
     def in_groups(a: Any, x: Any) -> Any:
         return _in_groups(a, x, (triangle, precision, is_looped))
 
-    return lax.platform_dependent(a, x, cpu=in_groups, default=whole)
+    return lax.platform_dependent(a, x, cpu=in_groups, default=dense)
 
 
 def multiply_symmetric(
@@ -71,13 +71,13 @@ def multiply_symmetric(
     if is_looped is None or x.shape[1] > _SOME:
         return NotImplemented
 
-    def whole(a: Any, x: Any) -> Any:
+    def dense(a: Any, x: Any) -> Any:
         return _product(mirrored(a), x, precision)
 
     def in_groups(a: Any, x: Any) -> Any:
         return _both_in_groups(a, x, (precision, is_looped))
 
-    return lax.platform_dependent(a, x, cpu=in_groups, default=whole)
+    return lax.platform_dependent(a, x, cpu=in_groups, default=dense)
 
 
 def mirrored(a: Inexact[Array, "*batch n n"]) -> Any:
@@ -134,7 +134,7 @@ def _product(a: Any, x: Any, precision: Any) -> Any:
     return jnp.matmul(a, x, precision=precision)
 
 
-def _whole(a: Any, x: Any, *, triangle: Triangle, precision: Any) -> Any:
+def _dense(a: Any, x: Any, *, triangle: Triangle, precision: Any) -> Any:
     if triangle.flipped:
         return jnp.swapaxes(_across(triangle.of(a), x, precision), 0, 1)
     return _product(triangle.of(a), x, precision)
@@ -164,8 +164,8 @@ def _in_groups(a: Any, x: Any, how: Any) -> Any:
 
 @functools.partial(_in_groups.defjvp, symbolic_zeros=True)
 def _(how: Any, primals: Any, tangents: Any) -> Any:
-    """The derivative by the array is a product of the whole, which no loop has to gather."""
-    tangent_product = functools.partial(_whole, triangle=how[0], precision=how[1])
+    """The derivative by the array is a product of dense arrays, which no loop has to gather."""
+    tangent_product = functools.partial(_dense, triangle=how[0], precision=how[1])
     return _with_tangent(
         functools.partial(_in_groups, how=how), tangent_product, primals, tangents
     )
@@ -179,7 +179,7 @@ def _with_tangent(
 ) -> tuple[Any, Any]:
     """A product of an array and columns, and its tangent.
 
-    ``whole`` is the same product, in the form for a tangent of the array.
+    ``tangent_product`` is the same product, in the form for a tangent of the array.
     """
     (a, x), (da, dx) = primals, tangents
     y = product(a, x)

@@ -660,8 +660,8 @@ def _(*vs: Coded, dimension, **params) -> Any:
     met = aligned(vs, dimension) if all(v.size for v in vs) else None
     if met is None:
         return NotImplemented
-    whole = jax.tree.map(lambda *parts: lax.concatenate(parts, dimension), *met)
-    return unless_grown(vs[0], whole)
+    joined = jax.tree.map(lambda *parts: lax.concatenate(parts, dimension), *met)
+    return unless_grown(vs[0], joined)
 
 
 @jaxrewrite.register("stack")

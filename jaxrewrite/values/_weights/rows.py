@@ -124,7 +124,7 @@ def _in_rows(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation)
     first = [left_over(view) for view in views]
     sums = [(part, jnp.zeros_like(part)) for part in first]
     sums, _ = lax.scan(step, sums, jnp.arange(0, length - left, size))
-    total = joined([_with_what_is_lost(*own) for own in sums], terms)
+    total = joined([_with_what_is_lost(*sum_and_error) for sum_and_error in sums], terms)
     return scaled(total, v, terms) if is_scaled_at_last else total.astype(terms.dtype)
 
 
