@@ -44,7 +44,7 @@ def _operands(count: int) -> str:
 
 @functools.cache
 def known(primitive: Primitive) -> Known | None:
-    """What is known of a primitive; ``None`` if nothing is."""
+    """The known signature of a primitive, or ``None``."""
     program = _programs().get(primitive.name)
     if program is None:
         return None

@@ -145,8 +145,8 @@ def _same_ref(a: Ref, b: Ref) -> bool:
 
 # --- functions --------------------------------------------------------------------
 
-# What JAX's wrappers of derivative rules close over and that says nothing of the rule: its
-# traces, stores of what was traced before, and avals of operands, which are compared anyway.
+# The cells of JAX's wrappers of derivative rules that say nothing of the rule: its traces,
+# stores of earlier traces, and avals of operands, which are compared anyway.
 _BOOKKEEPING = {
     "cells",
     "sentinel",

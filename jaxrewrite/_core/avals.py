@@ -35,7 +35,7 @@ def same_treedef(a: PyTreeDef, b: PyTreeDef) -> bool:
 
 
 def rule_children(value: Value) -> tuple[list[Any], PyTreeDef]:
-    """What rules see of a value: its leaves, and children that are themselves values."""
+    """The children that rules see: leaves, and children that are themselves values."""
     is_leaf = None if value.rules_see_values else lambda x: x is not value and is_value(x)
     leaves, treedef = tree_flatten(value, is_leaf=is_leaf)
     if len(leaves) == 1 and leaves[0] is value:

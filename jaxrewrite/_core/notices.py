@@ -35,8 +35,8 @@ class _Collected(threading.local):
 
 _collected = _Collected()
 
-# What Python remembers of each file's warnings, to show each once. It forgets all of these
-# where filters change.
+# Python's registry of each file's warnings, to show each once. It is emptied where filters
+# change.
 _shown: dict[str, dict[Any, Any]] = {}
 
 

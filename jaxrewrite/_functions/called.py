@@ -61,7 +61,7 @@ _called: weakref.WeakValueDictionary[int, Called] = weakref.WeakValueDictionary(
 
 
 def find_called(fn: Any) -> Called | None:
-    """What stands for a function in tables of rules; `TypeError` if JAX makes no call of it."""
+    """The primitive of a function in tables of rules; `TypeError` if JAX makes no call of it."""
     if not callable(fn) or isinstance(fn, type):
         return None
     called = _called.get(id(fn))

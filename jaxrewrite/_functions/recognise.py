@@ -64,7 +64,7 @@ class Axis:
 
 
 class Axes:
-    """What ``tuple[int, ...]`` stands for: two or more axes, in their order."""
+    """The domain of the annotation ``tuple[int, ...]``: two or more axes, in their order."""
 
     @staticmethod
     def of_rank(rank: int) -> list[Any]:

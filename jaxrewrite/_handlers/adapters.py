@@ -1,4 +1,4 @@
-"""What handlers do to the results of a body: adapters of `rewrite_jaxpr`."""
+"""Changes of the results of a body by handlers: adapters of `rewrite_jaxpr`."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _solve(
         results = _results(site, consts, body, carry)
         joined = [
             before
-            # What has become dense stays so.
+            # A carry that has become dense stays dense.
             if before == result or (changes[i] and not is_value(before.like()))
             # The join must be possible for the initial operands, too.
             else _rise(site, initial[i], before, result, changes[i])

@@ -86,14 +86,14 @@ class Group(tuple[Any, ...]):
         )
 
     def argument(self) -> Any:
-        """What the function is traced at."""
+        """The argument at which the function is traced."""
         if self.length is not None:
             return empty_slices(self.length)
         return tuple(atom.aval for atom in self)
 
 
 def empty_slices(length: int) -> ShapedArray:
-    """What stands for the xs of a scan that has none."""
+    """An aval that stands for the xs of a scan without xs."""
     return ShapedArray((length, 0), np.dtype("float32"))
 
 
@@ -147,7 +147,7 @@ def is_hole_scan(eqn: JaxprEqn) -> bool:
     )
 
 
-# What a scan does not compute by, and what the comparison of its body covers.
+# Parameters that do not change the results of a scan, or are compared with its body.
 _PASSED_ON = {"jaxpr", "unroll", "_split_transpose", "linear", "num_consts", "num_carry"}
 
 

@@ -40,7 +40,7 @@ _MANY_AXES = 6
 _MANY_COMBINATIONS = 256
 
 
-# What a combination of static parameters is known by.
+# A key of a combination of static parameters.
 Choice = tuple[str, ...]
 
 

@@ -42,7 +42,7 @@ class Entry:
         self.excluded = set().union(*others) - form.choices
         self.need = _need(form.graph, self.root, _MOST_LEVELS, {})
         self.levels = _levels_of(self.need)
-        # What the operands may be, by their avals. `match` fills this.
+        # The readings of operands, by their avals. `match` fills this.
         self.readings = BoundedCache(256)
 
 

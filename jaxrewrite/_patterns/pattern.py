@@ -322,7 +322,7 @@ def _key(arg: Any) -> Any:
 
 
 def operand_names(args: Sequence[Any]) -> list[Any]:
-    """What the arrays among the arguments are called in a graph: ``i``, or ``(i, leaf)``."""
+    """The names of the arrays among the arguments in a graph: ``i``, or ``(i, leaf)``."""
     names: list[Any] = []
     for i, arg in enumerate(args):
         if isinstance(arg, _compat.ShapedArray):

@@ -405,7 +405,7 @@ class Forms:
         known = dict.fromkeys(form.variants)
         if not known.keys() >= {*variants}:
             known.update(dict.fromkeys(variants))
-            # What is not batched is tried first.
+            # The function itself is tried first.
             form.variants = sorted(known, key=_order_of_variants)
 
 

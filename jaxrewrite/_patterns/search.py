@@ -309,7 +309,7 @@ class Search:
         return body.result(k) if k < len(eqn.outvars) else k
 
     def result_atoms(self, embedding: Embedding) -> list[Variable]:
-        """What the results of the graph are in the program."""
+        """The variables of the program that are the results of the graph."""
         atoms = []
         for ref in self.graph.results:
             frame, index = embedding.locations[ref[1]]

@@ -34,7 +34,7 @@ class Adapter(NamedTuple):
         return self.a.shape[0]
 
 
-# What peft takes for fields that a file lacks.
+# The numbers that peft takes for fields that a file lacks.
 _RANK, _ALPHA = 8, 8
 
 # Fields that say how the adapter was made or where it belongs, not what it computes.
@@ -181,7 +181,7 @@ def _read_config(path: pathlib.Path) -> dict[str, Any]:
     return config
 
 
-# What a field has whose feature is not used.
+# The contents of a field whose feature is not used.
 _OFF: tuple[Any, ...] = (None, False, {}, [], "")
 
 

@@ -246,7 +246,7 @@ def _without_addresses(text: str) -> str:
 
 
 def _entry(by: str, about: Any) -> dict[str, Any]:
-    """What an entry of `to_storable` says."""
+    """The contents of the entry of `to_storable` that describes the arrays."""
     try:
         entry = json.loads(bytes(np.asarray(about, np.uint8)))
         version, parts = entry["version"], (entry["values"], entry["leaves"])

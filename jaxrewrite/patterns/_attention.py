@@ -224,7 +224,7 @@ def _layouts(fused: _Fused) -> Iterator[_Layout]:
     )
 
 
-# What is added to the logits, and what hides some of them.
+# An array that is added to the logits, and an array that hides some of them.
 _Bias = Float[Array, "..."]
 _Mask = Bool[Array, "..."]
 _Scale = Float[Array, ""]

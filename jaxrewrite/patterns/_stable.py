@@ -36,7 +36,7 @@ from jaxrewrite import Axis, Rules
 
 rules = Rules()
 
-# What the patterns are for.
+# The operands that the patterns are for.
 Real = Float[Array, "..."]
 Same = Float[Array, "*shape"]  # of operands of one shape
 

@@ -1,4 +1,4 @@
-"""What checks found: a result to read, or one error that tells of all failures."""
+"""The findings of checks: a result to read, or one error that tells of all failures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Checked:
 
 
 class Findings:
-    """What was found so far."""
+    """The findings so far."""
 
     def __init__(self, subject: str):
         self.subject = subject

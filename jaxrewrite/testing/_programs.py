@@ -22,7 +22,7 @@ _KINKS = frozenset(
 # Special functions whose derivatives take long to compile.
 SLOW = frozenset({"igamma", "igammac"})
 
-# What all primitives without a rule have in common shows in these.
+# Primitives that show the common behaviour of all primitives without a rule.
 BY_DEFAULT = frozenset(
     {
         "neg",

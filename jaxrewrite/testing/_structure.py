@@ -95,7 +95,7 @@ def _static_fields(value: Any) -> str | None:
     return None
 
 
-# What is another content of a static field, by its type. No program runs on it.
+# Another content of a static field, by its type. No program runs on it.
 _ANOTHER: dict[type, Callable[[Any], Any]] = {
     bool: lambda x: not x,
     int: lambda x: x + 1,

@@ -143,7 +143,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _contents(content: Any, hint: Any) -> list[Any]:
-    """What else a static field may be."""
+    """Other contents that a static field may have."""
     if typing.get_origin(hint) is typing.Literal:
         return [x for x in typing.get_args(hint) if x != content]
     if isinstance(content, enum.Enum):

@@ -167,7 +167,7 @@ def _has_default(field: Any) -> bool:
 
 
 class _Array(typing.NamedTuple):
-    """What an annotation says of an array."""
+    """The axes and the dtype that an annotation gives an array."""
 
     axes: tuple[str, ...]
     dtype: str

@@ -438,7 +438,7 @@ def _convert(x: Interval, *, primitive: Any, new_dtype: Any, **params: Any) -> A
     if _is_integer(x):
         most = min(jnp.iinfo(new_dtype).bits, jnp.iinfo(x.dtype).bits)
         return _wrapped(bounds.lower, bounds.upper, _width(x) <= _unsigned(x, 2**most - 1))
-    # What becomes of a number that is no such integer depends on the machine.
+    # The result for a number that is no such integer depends on the machine.
     low, high = (x.astype(jnp.promote_types(x.dtype, "float32")) for x in _numbers(x))
     least, most = jnp.iinfo(new_dtype).min, jnp.iinfo(new_dtype).max
     return _unbounded(~((low > least - 1.0) & (low >= least) & (high < most + 1.0)), bounds)
@@ -648,7 +648,7 @@ def _widened(x: Any, dtype: Any) -> Any:
 
 
 def _rounding(x: Any, y: Any, primitive: Any, params: Any) -> tuple[Any, Any]:
-    """What the sums of products are at most, and by how much rounding may change them."""
+    """Bounds of the sums of products, and of their change by rounding."""
     x_size, y_size = (functools.reduce(jnp.maximum, map(abs, _ends(z))) for z in (x, y))
     if primitive.name == "dot_general":
         x_axes, y_axes = params["dimension_numbers"][0]

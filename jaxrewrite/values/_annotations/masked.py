@@ -183,7 +183,7 @@ class Masked(Structured):
         """A tangent with the same missing entries, whatever the array is a sum of."""
         if not inexact(self.array):
             return NotImplemented
-        # What a backward rule returns for missing entries must not reach the numbers there.
+        # Cotangents of a backward rule for missing entries must not reach the numbers there.
         filled = Masked(leaf_tangents.array, self.mask).filled(0)
         return Masked(filled, self.mask)
 

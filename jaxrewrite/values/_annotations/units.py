@@ -392,7 +392,7 @@ _OF_THE_SI = {
     **{"Bq": "1/s", "Gy": "J/kg", "Sv": "J/kg", "kat": "mol/s"},
 }
 
-# Those of the SI that are no products of others, the gram, and what else has prefixes.
+# Units of the SI that are no products of others, the gram, and other units with prefixes.
 _WITH_PREFIXES = ("m", "g", "s", "A", "K", "mol", "cd", "L", "eV", "cal", "Wh", "bar")
 
 _OTHERS: dict[str, tuple[Any, str]] = {

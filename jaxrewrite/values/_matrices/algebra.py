@@ -30,7 +30,7 @@ class LinearAlgebra:
     front.
     """
 
-    # What a square matrix may know in closed form. Rules and the methods below ask for it.
+    # Functions that a square matrix may know in closed form. Rules and the methods below ask them.
     # NotImplemented means that JAX's function has to give the answer.
 
     def known_inverse(self) -> Any:

@@ -690,7 +690,7 @@ def _unique(matrix: BCOO) -> Sparse:
 
 
 def _rearranged(move: Callable[[list[BCOO]], BCOO], *vs: Sparse) -> Sparse:
-    """What a function that moves entries makes of matrices.
+    """The matrix that a function that moves entries makes of matrices.
 
     A position may hold no entry. Then its indices are beyond the last row or column, and a
     move could make them those of an entry.

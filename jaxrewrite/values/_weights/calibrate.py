@@ -178,7 +178,7 @@ class _Record:
         return _Observed(v.q, v.scale, v.zero, record=self, **metadata)
 
     def met(self, observed: _Observed) -> _Met:
-        """What a weight met; of a weight that has entries."""
+        """The products that a weight with entries met."""
         return self._met[int(np.ravel(observed.index)[0])]
 
     def note(self, product: _Product, index: Any, most: Any) -> None:

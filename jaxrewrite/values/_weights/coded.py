@@ -244,7 +244,7 @@ def of_blocks(reduce: Callable[..., Any], x: Any, sizes: Sequence[int]) -> Any:
 
 
 def with_nan(shared: Any, x: Any, sizes: Sequence[int]) -> Any:
-    """What blocks of these sizes share, or NaN if a block has a NaN, which no integer shows.
+    """The numbers of blocks of these sizes, or NaN if a block has a NaN, which no integer shows.
 
     XLA on a CPU may lose a NaN in a maximum.
     """

@@ -237,7 +237,7 @@ def _with(v: Lora, w: Any, change: Any, frozen: bool) -> Any:
 
 @jaxrewrite.register(*LINEAR)
 def _(v: Lora, *operands: ArrayLike, primitive, **params) -> Any:
-    # What a gather fills in beyond the array is in ``w``, and nothing is added to it.
+    # The fill of a gather beyond the array is in ``w``, and nothing is added to it.
     of_change = {**params, "fill_value": 0} if primitive.name == "gather" else params
     change = LINEAR[primitive.name](v.change, *operands, **of_change)
     if change is NotImplemented:

@@ -129,7 +129,7 @@ def _in_rows(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation)
 
 
 def _rows(leaf: Any, start: Any, count: int, length: int) -> Any:
-    """What belongs to some of so many rows."""
+    """The part of a leaf that belongs to some of so many rows."""
     run = length // leaf.shape[0]
     if run > 1:
         start, count = lax.div(start, run), 1

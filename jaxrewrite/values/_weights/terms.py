@@ -1,4 +1,4 @@
-"""What a product of a quantised array is, apart from its operands."""
+"""Products of quantised arrays, apart from their operands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .coded import Coded, blockwise
 
 
 class Terms(NamedTuple):
-    """What a product is, apart from its operands: a quantised array and another one."""
+    """A product apart from its operands: the axes of a quantised and of another array, and dtypes."""
 
     v: Labels
     x: Labels
