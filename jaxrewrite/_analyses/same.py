@@ -33,7 +33,7 @@ def same_equation(mine: JaxprEqn, other: JaxprEqn) -> bool:
     )
 
 
-# Names and debug info, and what the other parameters imply.
+# Names and debug info, and parameters that the others imply.
 _IGNORED = {
     "name",
     "out_trees",  # of a custom_vjp: the structures of its results and residuals

@@ -124,7 +124,7 @@ def any_of(facts: Sequence[Fact]) -> Fact:
 class Written:
     """The facts about the variables of a jaxpr under construction, of which ``eqns`` is the list.
 
-    ``facts`` are those about its operands, if any are known.
+    ``facts`` are the facts about its operands, if any are known.
     """
 
     def __init__(self, eqns: Sequence[JaxprEqn], facts: Mapping[Var, Fact] | None = None):
@@ -255,7 +255,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _computed(eqn: JaxprEqn, facts: Sequence[Fact]) -> Fact:
-    """The number that a function of NumPy gives for known ones."""
+    """The number that a function of NumPy gives for known numbers."""
     if not all(fact.is_number for fact in facts):
         return UNKNOWN
     with np.errstate(all="ignore"):

@@ -94,7 +94,7 @@ def _levels_of(need: _Shape) -> int:
 class Shapes:
     """The shapes of a program's equations, as far as they were asked for.
 
-    ``index`` has a number for each such shape.
+    ``index`` has a number for each shape.
     """
 
     def __init__(self, index: Index):
@@ -271,7 +271,7 @@ class Index:
     def fits(
         self, entry: Entry, shapes: Shapes, location: Location, is_open: bool = False
     ) -> bool:
-        """Whether the operands of a candidate may be those of a form, to all levels."""
+        """Whether a candidate has the operands that a form needs, to all levels."""
         return entry.levels <= _LEVELS + 1 or (
             _is_there(entry.need, location, shapes, is_open)
         )

@@ -359,7 +359,7 @@ class Reading:
 
 
 def _has_numbers(node: Node, frame: Frame, eqn: JaxprEqn) -> bool:
-    """Whether the numbers among the operands of a node are among those of an equation."""
+    """Whether an equation has the numbers that are operands of a node."""
     for ref in node.operands:
         if ref[0] == "number":
             there = (resolve(frame, atom) for atom in eqn.invars)

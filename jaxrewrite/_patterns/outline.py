@@ -34,7 +34,7 @@ pattern_p.multiple_results = True
 class Packed(NamedTuple):
     """Operands of the equation that are one operand of a pattern: a pytree or a function.
 
-    ``length`` is that of a scan without xs, and ``body`` the function.
+    ``length`` is the length of a scan without xs, and ``body`` the function.
     """
 
     positions: tuple[int, ...]
@@ -184,7 +184,7 @@ class _Program:
         self._repeats = Repeats(top, reached, index.parts) if misses is None else None
 
     def matches(self) -> list[Match]:
-        """All matches in a program, and those in bodies that a match reaches out of."""
+        """All matches in a program, and in bodies that a match reaches out of."""
         top = self._top
         candidates: list[_Candidate] = []
         calls, by_primitive = top.facts.calls, top.facts.by_primitive
@@ -380,7 +380,7 @@ class _Layout:
         return maker.key if maker is not None else (*variable.frame.path(), variable.index)
 
     def replacements(self) -> tuple[list[_Replacement], set[Frame]]:
-        """The matches but those in bodies that stay calls, which find them by themselves."""
+        """The matches, except in bodies that stay calls, which find them by themselves."""
         inlined = inlined_frames(self._all)
         return [r for r in self._all if r.match.frames() <= inlined], inlined
 
@@ -524,7 +524,7 @@ class _OutlinedProgram:
         return self._names[frame].get(atom, atom)
 
     def _name_of(self, variable: Variable) -> Any:
-        """The name of a variable; that of the call's result if the call stays."""
+        """The name of a variable; the name of the call's result if the call stays."""
         if variable.frame not in self._inlined:
             variable = outermost(variable, self._inlined)
         return self._name(variable.frame, variable.var)

@@ -30,8 +30,8 @@ from .search import root
 class Traced(NamedTuple):
     """The looked-for function at some operands.
 
-    ``start`` is the node that a search starts from, or ``None`` if some result is not that of
-    an equation.
+    ``start`` is the node that a search starts from, or ``None`` if some result is not the
+    result of an equation.
     """
 
     graph: Graph

@@ -110,7 +110,7 @@ def work_before_the_scan(*operands: ArrayLike, **params: Any) -> Any:
 
 
 def _reduced(reduce: Callable[..., Any], y: Any) -> tuple[Any, Any]:
-    """The dtype of a sum or mean of steps, and the one that JAX adds in."""
+    """The dtype of a sum or mean of steps, and the dtype in which JAX adds."""
     steps = jax.ShapeDtypeStruct((1,), y.dtype)
     result = jax.eval_shape(functools.partial(reduce, axis=0), steps).dtype
     is_short = jnp.issubdtype(result, jnp.floating) and jnp.finfo(result).bits < 32
