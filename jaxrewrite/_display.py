@@ -1,4 +1,4 @@
-"""What users see of a value: its numbers if it is small, and a summary of its parts if not.
+"""The texts of a value: its numbers if it is small, and a summary of its parts if not.
 
 ``repr``, ``str``, f-strings and notebooks all show what `_shown` finds.
 """
@@ -77,7 +77,7 @@ def _in_constructor(value: Any, parts: Sequence[Numbers | str]) -> str:
 
 
 def as_format(value: Any, spec: str, summary: Callable[[], str]) -> str:
-    """What an f-string gives: the specification formats the numbers of a scalar."""
+    """The text in an f-string: the specification formats the numbers of a scalar."""
     if not spec:
         return as_str(value, summary)
     name = type(value).__name__

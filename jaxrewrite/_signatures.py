@@ -44,7 +44,7 @@ def _operands(count: int) -> str:
 
 @functools.cache
 def known(primitive: Primitive) -> Known | None:
-    """What is known of a primitive; ``None`` if nothing is."""
+    """The known signature of a primitive, or ``None``."""
     program = _programs().get(primitive.name)
     if program is None:
         return None
@@ -63,8 +63,8 @@ def completed(primitive: Primitive, params: Mapping[str, Any]) -> dict[str, Any]
 
     Derivatives and lowerings of JAX need them, also where the primitive is bound without.
     """
-    found = known(primitive)
-    return (dict.fromkeys(found.absent) if found else {}) | dict(params)
+    signature = known(primitive)
+    return (dict.fromkeys(signature.absent) if signature else {}) | dict(params)
 
 
 _VARIADIC = {
@@ -97,7 +97,7 @@ def _programs() -> dict[str, tuple[Any, ...]]:
         for dtype in ("float32", "int32", "complex64", "bool")
     )
     at = jax.ShapeDtypeStruct((), "int32")
-    found: dict[str, tuple[Any, ...]] = {
+    programs: dict[str, tuple[Any, ...]] = {
         "and": (lax.bitwise_and, i, i),
         "or": (lax.bitwise_or, i, i),
         "xor": (lax.bitwise_xor, i, i),
@@ -144,10 +144,10 @@ def _programs() -> dict[str, tuple[Any, ...]]:
     )
     for names, *avals in one_by_one:
         for name in names.split():
-            found[name] = (getattr(lax, name, None) or getattr(lax.linalg, name), *avals)
+            programs[name] = (getattr(lax, name, None) or getattr(lax.linalg, name), *avals)
     for name in _REDUCING.split():
-        found[name] = (functools.partial(_reduced, getattr(lax, name)), f)
-    return found
+        programs[name] = (functools.partial(_reduced, getattr(lax, name)), f)
+    return programs
 
 
 def _reduced(reduce: Callable[..., Any], x: Any) -> Any:
@@ -172,32 +172,32 @@ def _check_applies(rule: Rule, primitives: Sequence[Primitive]) -> None:
         return
     reasons = []
     for primitive in primitives:
-        found = known(primitive)
-        why = found and why_never(rule.signature, found)
-        if found is None or why is None:
+        takes = known(primitive)
+        why = takes and why_never(rule.signature, takes)
+        if takes is None or why is None:
             return
-        reasons.append((primitive, found, why))
-    primitive, found, why = reasons[0]
-    slots = "xyz"[: found.operands] if found.operands and found.operands < 4 else ("*xs",)
-    named = ("*", *found.params) if found.params else ()
+        reasons.append((primitive, takes, why))
+    primitive, takes, why = reasons[0]
+    slots = "xyz"[: takes.operands] if takes.operands and takes.operands < 4 else ("*xs",)
+    named = ("*", *takes.params) if takes.params else ()
     raise TypeError(
         f"Rule {rule} can never apply to primitive {primitive.name!r}: {why}. Its equations "
-        f"have {found}. Operands are positional, parameters are keyword-only:\n"
+        f"have {takes}. Operands are positional, parameters are keyword-only:\n"
         f"  @jaxrewrite.register({primitive.name!r})\n"
         f"  def _({', '.join([*slots, *named])}): ...\n"
         "where **params may stand for the parameters that the rule does not need."
     )
 
 
-def why_never(signature: Signature, found: Known) -> str | None:
+def why_never(signature: Signature, takes: Known) -> str | None:
     """Why a rule cannot be called for a primitive, or ``None`` if it can."""
     count = len(signature.operands)
-    least = found.operands if found.operands is not None else math.inf
-    if count > least or (signature.variadic is None and count < (found.operands or 0)):
+    least = takes.operands if takes.operands is not None else math.inf
+    if count > least or (signature.variadic is None and count < (takes.operands or 0)):
         return f"it takes {'at least ' if signature.variadic else ''}{count} operands"
-    if absent := signature.required - {*found.params}:
+    if absent := signature.required - {*takes.params}:
         return f"it needs a parameter {', '.join(sorted(absent))}"
-    if not signature.any_keyword and (rest := {*found.params} - signature.keywords):
+    if not signature.any_keyword and (rest := {*takes.params} - signature.keywords):
         return f"it does not take the parameter {', '.join(sorted(rest))}"
     return None
 

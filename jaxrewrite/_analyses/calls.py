@@ -27,8 +27,8 @@ def body_of(eqn: JaxprEqn) -> Jaxpr | None:
     return _compat.without_constants(params[_compat.body_name(eqn.primitive)])
 
 
-# Primitives that must stay where they are, and those that say something about one array, which
-# a match would take away.
+# Primitives that must stay where they are, and primitives that say something about one array,
+# which a match would take away.
 _NEVER = {
     "name",
     "optimization_barrier",

@@ -11,7 +11,7 @@ from .._compat import Jaxpr, JaxprEqn, Literal, Primitive
 from .._core.caches import WeakCaches
 
 
-# What an operand of a node is: ``("operand", i)``, an operand of the function;
+# An operand of a node: ``("operand", i)``, an operand of the function;
 # ``("number", Number)``; ``("scalar", i)``, a number that stands for an operand; ``("node",
 # i, k)``, result k of node i; ``("const", i)``, an array that the function closes over.
 Ref = tuple[Any, ...]
@@ -78,7 +78,7 @@ class Graph(NamedTuple):
         return self._replace(nodes=tuple(nodes), results=results), tuple(kept)
 
     def form(self) -> Any:
-        """What is left without parameters, dtypes and numbers; hashable."""
+        """The graph without parameters, dtypes and numbers; hashable."""
         return (
             tuple(
                 (n.primitive, len(n.eqn.outvars), tuple(map(_form, n.operands)))

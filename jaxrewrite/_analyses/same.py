@@ -33,7 +33,7 @@ def same_equation(mine: JaxprEqn, other: JaxprEqn) -> bool:
     )
 
 
-# Names and debug info, and what the other parameters imply.
+# Names and debug info, and parameters that the others imply.
 _IGNORED = {
     "name",
     "out_trees",  # of a custom_vjp: the structures of its results and residuals
@@ -145,8 +145,8 @@ def _same_ref(a: Ref, b: Ref) -> bool:
 
 # --- functions --------------------------------------------------------------------
 
-# What JAX's wrappers of derivative rules close over and that says nothing of the rule: its
-# traces, stores of what was traced before, and avals of operands, which are compared anyway.
+# The cells of JAX's wrappers of derivative rules that say nothing of the rule: its traces,
+# stores of earlier traces, and avals of operands, which are compared anyway.
 _BOOKKEEPING = {
     "cells",
     "sentinel",

@@ -1,4 +1,4 @@
-"""What changes the primitives of a function, by primitive.
+"""Whether operands change the primitives of a function, by primitive.
 
 JAX writes most functions with the same primitives whatever operands they are called with, up
 to moves and conversions. So there is no need to trace them at many operands to know that.

@@ -1,4 +1,4 @@
-"""What a program writes: the numbers that fill its arrays, as far as its equations tell.
+"""The numbers that a program writes: they fill its arrays, as far as its equations tell.
 
 The analysis goes forward, once through each jaxpr: through calls, branches and loops, too. Each
 variable has a `Fact`. Most facts are that nothing is known, and are not kept.
@@ -47,7 +47,7 @@ class Kind(IntEnum):
 
 
 class Fact(NamedTuple):
-    """What is known of an array. The number is kept by its bytes, which tell NaN and -0 apart."""
+    """A fact about an array. The number is kept by its bytes, which tell NaN and -0 apart."""
 
     kind: Kind
     dtype: Any = None
@@ -124,7 +124,7 @@ def any_of(facts: Sequence[Fact]) -> Fact:
 class Written:
     """The facts about the variables of a jaxpr under construction, of which ``eqns`` is the list.
 
-    ``facts`` are those about its operands, if any are known.
+    ``facts`` are the facts about its operands, if any are known.
     """
 
     def __init__(self, eqns: Sequence[JaxprEqn], facts: Mapping[Var, Fact] | None = None):
@@ -255,7 +255,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def _computed(eqn: JaxprEqn, facts: Sequence[Fact]) -> Fact:
-    """The number that a function of NumPy gives for known ones."""
+    """The number that a function of NumPy gives for known numbers."""
     if not all(fact.is_number for fact in facts):
         return UNKNOWN
     with np.errstate(all="ignore"):
@@ -328,7 +328,7 @@ _ENTRIES = {
     *("shift_left", "shift_right_arithmetic", "shift_right_logical", "xor"),
 )
 def _zero_of_zeros(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
-    """What is zero where all operands with entries are. A negative zero tells nothing."""
+    """Zero if all operands with entries are zero. A negative zero tells nothing."""
     entries = facts[_ENTRIES.get(eqn.primitive.name, slice(None))]
     is_zero = all(fact.is_zero and not any(fact.number_bytes) for fact in entries)
     if eqn.primitive.name == "integer_pow":

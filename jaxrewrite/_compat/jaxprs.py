@@ -257,9 +257,9 @@ def needed_operands(jaxpr: Jaxpr) -> list[bool]:
     return jax_dce_jaxpr(jaxpr, True)[1]
 
 
-def with_results(jaxpr: Jaxpr, places: Sequence[int]) -> Jaxpr:
-    """A jaxpr without constants that returns only the results at these places."""
-    outvars = [jaxpr.outvars[i] for i in places]
+def with_results(jaxpr: Jaxpr, positions: Sequence[int]) -> Jaxpr:
+    """A jaxpr without constants that returns only the results at these positions."""
+    outvars = [jaxpr.outvars[i] for i in positions]
     return drop_dead_code(
         new_jaxpr(jaxpr.invars, outvars, jaxpr.eqns, jaxpr.debug_info, jaxpr.is_high)
     )

@@ -74,7 +74,7 @@ def derivative_of(fn: Any) -> Any:
 
 
 def _captured(fn: Any) -> Mapping[str, Any]:
-    """What a function closes over, by name."""
+    """The objects that a function closes over, by name."""
     if not isinstance(fn, FunctionType):
         return {}
     cells = zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)

@@ -70,15 +70,15 @@ class Signature(NamedTuple):
 
     def combinations(self) -> Iterator[tuple[tuple[type, ...], tuple[Any, ...]]]:
         """All combinations of types, with their guards, that the annotations allow."""
-        for chosen in itertools.product(*self.operands):
-            guards = tuple(a.guard for a in chosen)
+        for combination in itertools.product(*self.operands):
+            guards = tuple(a.guard for a in combination)
             if self.variadic is None:
-                yield tuple(a.type for a in chosen), guards
+                yield tuple(a.type for a in combination), guards
                 continue
             # A variadic operand is one slot, so that one call may mix operands of several
             # of its types.
             last = Variadic[tuple(dict.fromkeys(a.type for a in self.variadic))]
-            yield (*(a.type for a in chosen), last), (*guards, self._variadic_guard())
+            yield (*(a.type for a in combination), last), (*guards, self._variadic_guard())
 
     def _variadic_guard(self) -> object:
         # `isinstance` asks each guard of a tuple, and none of a `Union`.

@@ -35,7 +35,7 @@ def same_treedef(a: PyTreeDef, b: PyTreeDef) -> bool:
 
 
 def rule_children(value: Value) -> tuple[list[Any], PyTreeDef]:
-    """What rules see of a value: its leaves, and children that are themselves values."""
+    """The children that rules see: leaves, and children that are themselves values."""
     is_leaf = None if value.rules_see_values else lambda x: x is not value and is_value(x)
     leaves, treedef = tree_flatten(value, is_leaf=is_leaf)
     if len(leaves) == 1 and leaves[0] is value:
@@ -119,20 +119,20 @@ def _check_is_whole(value: Value, error: Exception) -> None:
 
 
 def _contents_with(value: Value, is_empty: Callable[[Any], bool]) -> Iterator[str]:
-    """The places of contents of some kind, except for ``None`` where it is the default."""
+    """The paths of contents of some kind, except for ``None`` where it is the default."""
     is_whole = lambda x: x is None or is_value(x)
     for f in getattr(value, "__dataclass_fields__", {}).values():
         if f.metadata.get("static"):
             continue
         contents, _ = tree_flatten_with_path(getattr(value, f.name, None), is_leaf=is_whole)
         for path, content in contents:
-            place = f.name + keystr(path)
+            field_path = f.name + keystr(path)
             if is_value(content):
                 yield from (
-                    f"{place}.{inner}" for inner in _contents_with(content, is_empty)
+                    f"{field_path}.{inner}" for inner in _contents_with(content, is_empty)
                 )
             elif is_empty(content) and not (content is f.default is None):
-                yield place
+                yield field_path
 
 
 def _infer_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> ShapedArray:
@@ -177,7 +177,7 @@ def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> Sh
     return dense_avals[0]
 
 
-def mismatch(result: object, expected: Aval, what: str, wanted: str) -> str | None:
+def mismatch(result: object, expected: Aval, subject: str, wanted: str) -> str | None:
     """A message if a result does not have the expected aval, else ``None``.
 
     ``what`` returned the result, and ``wanted`` is what expects another aval.
@@ -190,13 +190,13 @@ def mismatch(result: object, expected: Aval, what: str, wanted: str) -> str | No
             aval = _compat.leaf_aval(result)
         except TypeError:
             return (
-                f"{what} returned a {type(result).__name__} where {wanted} "
+                f"{subject} returned a {type(result).__name__} where {wanted} "
                 f"{_compat.short(expected)}: neither an array nor a value."
             )
     if _compat.same_array_type(aval, expected):
         return None
-    given, due = _compat.short(aval), _compat.short(expected)
-    return f"{what} returned {given} where {wanted} {due}{form}."
+    actual, wanted_aval = _compat.short(aval), _compat.short(expected)
+    return f"{subject} returned {actual} where {wanted} {wanted_aval}{form}."
 
 
 def _as_aval(cls: type[Value], declared: object) -> Aval:

@@ -81,7 +81,7 @@ class WeakCaches:
         self._caches: weakref.WeakKeyDictionary[Any, BoundedCache] = (
             weakref.WeakKeyDictionary()
         )
-        # Those with entries: most objects that have a cache outlive what is in it.
+        # The caches with entries: most objects that have a cache outlive its entries.
         self._filled: weakref.WeakSet[BoundedCache] = weakref.WeakSet()
         self._lock = threading.Lock()
         _clear_functions.append(self.clear)

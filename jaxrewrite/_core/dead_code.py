@@ -32,18 +32,18 @@ def live_equations(eqns: Sequence[JaxprEqn], outvars: Sequence[Any]) -> list[Jax
 
 
 class DataFlow(NamedTuple):
-    """The variables that equations make, and those that they use."""
+    """The variables that equations define, and the variables that they use."""
 
-    made: Set[Var]
+    defined: Set[Var]
     used: Set[Var]
 
 
 def _data_flow(eqns: Sequence[JaxprEqn]) -> DataFlow:
-    made, used = (
+    defined, used = (
         itertools.chain.from_iterable(map(operator.attrgetter(name), eqns))
         for name in ("outvars", "invars")
     )
-    return DataFlow({*made}, {atom for atom in used if type(atom) is not Literal})
+    return DataFlow({*defined}, {atom for atom in used if type(atom) is not Literal})
 
 
 def drop_dead_code(jaxpr: Jaxpr, flow: DataFlow | None = None) -> Jaxpr:
@@ -85,7 +85,7 @@ def _may_have_dead_code(jaxpr: Jaxpr, flow: DataFlow) -> bool:
         return True
     # Equations that nothing needs may use each other's results, but not those of the last.
     results = {var for var in jaxpr.outvars if type(var) is not Literal}
-    unneeded = {*(flow.made - flow.used - results)}
+    unneeded = {*(flow.defined - flow.used - results)}
     if unneeded and any(unneeded.issuperset(eqn.outvars) for eqn in eqns):
         return True
     primitives = set(map(operator.attrgetter("primitive"), eqns))

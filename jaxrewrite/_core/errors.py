@@ -54,8 +54,8 @@ class MaterialisationWarning(UserWarning):
         return self.args[0]
 
 
-def place(where: tuple[str, int, str] | None) -> str:
-    """The line of a note that gives a place: a file, a line and a function."""
+def at_line(where: tuple[str, int, str] | None) -> str:
+    """The line of a note that says where: a file, a line and a function."""
     return f"\n  at {where[0]}:{where[1]} ({where[2]})" if where else ""
 
 

@@ -20,7 +20,7 @@ class Notice(NamedTuple):
     line: int = 0
 
     def at(self, where: tuple[str, int, str] | None) -> Notice:
-        """The notice with this place, unless it has one already."""
+        """The notice with this line, unless it has one already."""
         if self.file or where is None:
             return self
         return self._replace(file=where[0], line=where[1])
@@ -35,8 +35,8 @@ class _Collected(threading.local):
 
 _collected = _Collected()
 
-# What Python remembers of each file's warnings, to show each once. It forgets all of these
-# where filters change.
+# Python's registry of each file's warnings, to show each once. It is emptied where filters
+# change.
 _shown: dict[str, dict[Any, Any]] = {}
 
 

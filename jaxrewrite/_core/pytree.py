@@ -67,7 +67,7 @@ class _LazyFields:
 
 
 class _LazySignature:
-    """What `inspect.signature` asks first: here a class becomes a dataclass, as for its fields.
+    """The attribute that `inspect.signature` reads first. There a class becomes a dataclass.
 
     Without it a base class, or a class with a decorator and no instance yet, would have the
     signature of `PyTree.__new__`.
@@ -164,7 +164,7 @@ def prepare_defined() -> None:
         is_whole = not ("_is_base" in cls.__dict__ or _missing(cls))
         # A class with its own `__new__` decides itself when it becomes a pytree.
         if is_whole and _is_ours(cls) and cls.__new__ is PyTree.__new__:
-            # What is wrong with a class is said where it has an instance, and not where another
+            # Mistakes in a class are reported where it has an instance, and not where another
             # class is defined.
             with contextlib.suppress(TypeError, ValueError):
                 _prepare(cls)
@@ -255,9 +255,9 @@ def _constructor(
     parameters = code.co_varnames[1 : code.co_argcount] if code else ()
 
     def refuse_lists(
-        given: Iterable[tuple[str, Any]], cause: Exception | None = None
+        arguments: Iterable[tuple[str, Any]], cause: Exception | None = None
     ) -> None:
-        for name, content in given:
+        for name, content in arguments:
             if name in arrays and isinstance(content, (list, tuple)):
                 raise TypeError(
                     f"{cls.__name__}: {name} is a {type(content).__name__}, but must "
@@ -279,7 +279,7 @@ def _constructor(
         try:
             user_init(self, *args, **kwargs)
         except Exception as error:
-            # What it did with a list that it should have made an array of says less.
+            # The error for a list in place of an array says more than the user's error.
             refuse_lists((*zip(parameters, args, strict=False), *kwargs.items()), error)
             raise
         if type(self) is cls:

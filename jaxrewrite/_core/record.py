@@ -1,4 +1,4 @@
-"""What a rewriting did, as it happens: the raw material of `jaxrewrite.explain`.
+"""The record of a rewriting, as it happens: the raw material of `jaxrewrite.explain`.
 
 A rewriting has a recorder only while it is explained. The recorder is part of the settings,
 so that nested transforms, as in rules that call `bind`, write to the same recorder.
@@ -70,7 +70,7 @@ class Recorder:
         self.lists: list[list[Record]] = [[]]
         # The equations at hand, the innermost last.
         self._open: list[Record] = []
-        # What almost applied, of the passes that are asked for it.
+        # The near misses of the passes that are asked for them.
         self.misses: dict[Pass, list[Any]] = {}
         # The passes that changed a program, which was this before, and that after.
         self.passes: list[tuple[Pass, Jaxpr, Jaxpr]] = []

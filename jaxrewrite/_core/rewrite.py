@@ -67,7 +67,7 @@ class Rewriter(Builder):
         self.hooks = [hook(self.analysis) for hook in operands_hooks]
 
     def analysis(self, kind: type[Analysis]) -> Any:
-        """What an analysis tells of the equations so far; made when it is first asked for."""
+        """An analysis of the equations so far; made when it is first asked for."""
         analysis = self._analyses.get(kind)
         if analysis is None:
             analysis = self._analyses[kind] = kind(self.eqns)

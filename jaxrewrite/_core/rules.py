@@ -38,7 +38,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Ranked(Protocol):
-    """What is chosen by precedence and types: a rule, or what a pass finds in place of one."""
+    """A candidate that is chosen by precedence and types: a rule, or an entry of a pass."""
 
     fn: Callable[..., Any]
     precedence: int
@@ -133,11 +133,11 @@ def _twin(rule: Rule, exchange: str) -> Rule:
     return Rule(rule.fn, turned, rule.precedence, is_twin=True, mirrored=is_mirrored)
 
 
-# What other rooms ask of each rule, with its primitives, before a table has it. They raise
-# `TypeError` for one that it should not have.
+# The checks of other rooms for each rule, with its primitives, before a table has it. They
+# raise `TypeError` for a rule that it should not have.
 checks: list[Callable[[Rule, Sequence[Primitive]], None]] = []
 
-# What finds the primitive that stands for something else, such as a function, or ``None``.
+# Functions that return the primitive for another object, such as a function, or ``None``.
 finders: list[Callable[[Any], Primitive | None]] = []
 
 
@@ -677,7 +677,7 @@ def _ambiguity(
     parameters = ", ".join(
         f"{chr(ord('x') + i) if i < 3 else f'x{i}'}: {name}" for i, name in enumerate(names)
     )
-    # What stands for a function says so, and is registered for without quotation marks.
+    # A primitive for a function says so, and is registered for without quotation marks.
     kind, shown = getattr(primitive, "said", ("Primitive", repr(primitive.name)))
     return (
         f"{kind} {shown} on ({', '.join(names)}) has several rules of precedence "

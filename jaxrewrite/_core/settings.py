@@ -53,7 +53,7 @@ class Settings(NamedTuple):
         return self._replace(rules=self.rules.of_traced())
 
     def mark(self) -> Any:
-        """What sets a function that is traced under these settings apart from others; hashable.
+        """A key that sets functions traced under these settings apart from others; hashable.
 
         It is ``None`` if it would be the same without them. It does not hold the tables, or
         JAX's caches would never free them.

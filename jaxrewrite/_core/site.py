@@ -18,7 +18,7 @@ from .._compat import Atom, DropVar, Jaxpr, JaxprEqn, Primitive, SourceInfo, Var
 from .avals import aval_of, avals_of, children
 from .builder import Applied, Rewritten
 from .dense import NO_RULE, Reason, make_dense, materialised, policy_on
-from .errors import MaterialisationWarning, place
+from .errors import MaterialisationWarning, at_line
 from .notices import Notice
 from .traces import Flat, RuleResult
 from .value import Like, Operand, Value, is_value
@@ -123,13 +123,13 @@ class Site(NamedTuple):
                 label = not self.params and jnp.issubdtype(aval.dtype, jnp.inexact)
             groups.setdefault(label, []).append(i)
         results: list[Any] = list(leaves)
-        for places in groups.values():
-            group = [leaves[i] for i in places]
+        for positions in groups.values():
+            group = [leaves[i] for i in positions]
             outvars = [
                 Var(aval) for aval in _compat.result_avals(self.eqn, avals_of(group))
             ]
             self.emit(group, outvars)
-            for i, var in zip(places, outvars, strict=True):
+            for i, var in zip(positions, outvars, strict=True):
                 results[i] = var
         return tree_unflatten(treedef, results)
 
@@ -294,7 +294,7 @@ def describe(site: Site, operands: Sequence[Operand]) -> str:
     """
     shown = ", ".join(map(describe_operand, operands))
     where = _compat.source_location(site.eqn.source_info) or site.line
-    return f"jaxrewrite: in primitive {site.primitive.name!r} on ({shown}){place(where)}"
+    return f"jaxrewrite: in primitive {site.primitive.name!r} on ({shown}){at_line(where)}"
 
 
 def describe_operand(operand: Operand) -> str:

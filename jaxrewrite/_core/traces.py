@@ -77,7 +77,7 @@ class Flat(NamedTuple):
 
 
 class RuleResult(NamedTuple):
-    """What a rule or another function gives for operands of one structure.
+    """The result of a rule or another function for operands of one structure.
 
     ``traced`` is a `Traced`, or ``NotImplemented``. ``rule`` is the rule that was applied, and
     ``declined`` are the rules that were not. ``inner`` are the records of transforms inside of
@@ -136,7 +136,7 @@ class Rewriting:
         return next((flow for flow in flows if flow is not None), None)
 
     def after(self, pass_: Pass, jaxpr: Jaxpr, operands: Sequence[Operand]) -> Jaxpr:
-        """What a pass makes of a jaxpr on these operands."""
+        """The jaxpr after a pass, on these operands."""
         pairs = zip(jaxpr.invars, operands, strict=True)
         values = {var for var, x in pairs if is_value(x)}
         recorder = self.settings.recorder
@@ -195,7 +195,7 @@ class Rewriting:
         return self.keep(key, RuleResult(traced, inner=inner))
 
     def kept(self, key: tuple[Any, ...]) -> Any:
-        """What is kept for a function and operands, if any, also by another rewriting.
+        """The result that is kept for a function and operands, if any, also by another rewriting.
 
         It is a `RuleResult`, or another tuple with a trace.
         """

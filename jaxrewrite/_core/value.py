@@ -100,8 +100,8 @@ class Value(PyTree):
     # Whether programs see its dense array anyway, so that no policy stands in the way of that.
     _is_seen_dense: ClassVar[bool] = False
 
-    # What a user can do, by the primitives that make the type dense, if there is something better
-    # than a rule of their own.
+    # Remedies for a user, by the primitives that make the type dense, where there is a better
+    # remedy than a rule of their own.
     _remedies: ClassVar[Mapping[str, str]] = {}
 
     # Whether derivatives are those of a function's equations, because a custom rule says
@@ -441,7 +441,7 @@ Operand: TypeAlias = Atom | Value
 Like: TypeAlias = Aval | Value
 # The results of an equation, if it was rewritten in the way at hand.
 Results: TypeAlias = Sequence[Operand] | NotImplementedType
-# What functions of users are called with, and what a method of a type returns for one array.
+# An argument of users' functions, and the result of a type's method for one array.
 ArrayOrValue: TypeAlias = jax.Array | Value
 Result: TypeAlias = ArrayOrValue | NotImplementedType
 

@@ -61,7 +61,7 @@ _called: weakref.WeakValueDictionary[int, Called] = weakref.WeakValueDictionary(
 
 
 def find_called(fn: Any) -> Called | None:
-    """What stands for a function in tables of rules; `TypeError` if JAX makes no call of it."""
+    """The primitive of a function in tables of rules; `TypeError` if JAX makes no call of it."""
     if not callable(fn) or isinstance(fn, type):
         return None
     called = _called.get(id(fn))
@@ -80,7 +80,7 @@ tables.finders.append(find_called)
 # --- where a function is written ------------------------------------------------------
 
 
-# A function may call others, which call the one that JAX stages.
+# A function may call others, which call the function that JAX stages.
 _DEPTH = 3
 
 
@@ -129,7 +129,7 @@ def _primitives_of(fn: Any, count: int) -> list[str]:
         avals = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))] * count
         try:
             jaxpr, _ = _compat.open_jaxpr(jax.make_jaxpr(fn)(*avals))
-        except Exception:  # noqa: BLE001 - not a function of such arrays
+        except Exception:  # noqa: BLE001 - not a function of these arrays
             continue
         eqns = _compat.drop_dead_code(jaxpr).eqns
         if any(map(_compat.calls_a_function, eqns)):

@@ -1,8 +1,8 @@
 """Which function a call in a program is a call of, with which static arguments, and how.
 
-The jaxpr of a call has to be the one that JAX makes of the function on the same avals. JAX does
-not keep static arguments, so they are found by trying the values that they may have. `jax.vmap`
-rewrites the jaxpr of a call, so the function is also traced under `jax.vmap`.
+The jaxpr of a call has to be the jaxpr of the function on the same avals. JAX does not keep static
+arguments, so all values that they may have are tried. `jax.vmap` rewrites the jaxpr of a call, so
+the function is also traced under `jax.vmap`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Axis:
 
 
 class Axes:
-    """What ``tuple[int, ...]`` stands for: two or more axes, in their order."""
+    """The domain of the annotation ``tuple[int, ...]``: two or more axes, in their order."""
 
     @staticmethod
     def of_rank(rank: int) -> list[Any]:
@@ -363,7 +363,7 @@ def _ways(
     depth: int,
     counts: frozenset[int],
 ) -> Iterator[_Way]:
-    """The ways in which an equation may call a function of such operands."""
+    """The ways in which an equation may call a function of operands of these avals."""
     names = _compat.names_of_operands(body)
     if eqn.primitive.name == "jit" and names is None:
         # JAX keeps the names except where it differentiates.

@@ -1,4 +1,4 @@
-"""What handlers do to the results of a body: adapters of `rewrite_jaxpr`."""
+"""Changes of the results of a body by handlers: adapters of `rewrite_jaxpr`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .._joins.join import Structure, coerce, filled, of_structure
 from .._joins.zeros import Zeros
 
 
-# Why nothing reads a result: nothing has written it, or what computes it raises an error.
+# Why nothing reads a result: nothing has written it, or its computation raises an error.
 Unread: TypeAlias = Literal["uninitialised", "computed"]
 
 
@@ -59,9 +59,9 @@ def _as_zeros(operand: Operand, like: Like) -> Operand:
 
 
 def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Operand | None:
-    """An operand of a structure, in place of one that nothing reads.
+    """An operand of a structure, in place of an operand that nothing reads.
 
-    Where that is computed, the leaves depend on what computes it, so that an error is still
+    If the latter is computed, the leaves depend on its computation, so that an error is still
     raised there.
     """
     like = structure.like()
@@ -81,7 +81,7 @@ def _fill(site: Site, operand: Any, structure: Structure, unread: Unread) -> Ope
 
 
 class MakeDense(NamedTuple):
-    """Makes those results of a body dense for which ``where`` is true.
+    """Makes the results of a body dense where ``where`` is true.
 
     An adapter of `rewrite_jaxpr`.
     """

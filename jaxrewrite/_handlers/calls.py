@@ -29,7 +29,7 @@ class _Call(NamedTuple):
     ``of_operands`` and ``of_results`` are the parameters with an item for each operand or
     result. Their values here are the items for all others: hoisted constants of the body,
     and leaves that have none. ``of_places`` are the parameters that place arrays. For
-    those the type of a value gives the items of its leaves.
+    them the type of a value gives the items of its leaves.
     """
 
     body_is_closed: bool = True

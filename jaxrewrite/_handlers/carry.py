@@ -90,7 +90,7 @@ def fixed_point(
     """
     carry = list(carry)
     starts = [_start(site, x) if has_values else x for x in carry]
-    # An operand may be such zeros itself, where a loop around this one looks for its structure.
+    # An operand may be `Zeros` itself, where a loop around this loop looks for its structure.
     while any(start is not x for x, start in zip(carry, starts, strict=True)):
         try:
             structures, body = _solve(site, consts, starts, rewrite)
@@ -121,7 +121,7 @@ def _solve(
         results = _results(site, consts, body, carry)
         joined = [
             before
-            # What has become dense stays so.
+            # A carry that has become dense stays dense.
             if before == result or (changes[i] and not is_value(before.like()))
             # The join must be possible for the initial operands, too.
             else _rise(site, initial[i], before, result, changes[i])

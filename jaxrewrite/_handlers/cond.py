@@ -1,7 +1,7 @@
 """`lax.cond`, `lax.switch` and `lax.platform_dependent`: each branch is rewritten.
 
 A result has the join of its structures in all branches. A branch may leave a result
-uninitialised: what another branch keeps for the backward pass. Or it raises an error, as
+uninitialised that another branch keeps for the backward pass. Or it raises an error, as
 `equinox.error_if` does. Nothing reads the result then, so it takes the structure that the
 others have. Zeros that a branch makes take it, too, if it has zeros.
 """

@@ -136,7 +136,7 @@ def _in_shapes(flags: Sequence[bool]) -> list[Any]:
     """Flags that are known while JAX traces, as the shapes of residuals without entries.
 
     JAX keeps a forward rule's jaxpr for each choice of the operands that are perturbed, but one
-    tree of residuals for all of them, which so must not hold such flags as metadata.
+    tree of residuals for all choices, which so must not hold these flags as metadata.
     """
     return [np.zeros((int(flag), 0), bool) for flag in flags]
 
@@ -146,7 +146,7 @@ def _from_shapes(residuals: Sequence[Any]) -> list[bool]:
 
 
 def _values(operands: Sequence[Operand]) -> list[Any]:
-    """The operands that the backward pass needs: those that are values."""
+    """The operands that the backward pass needs: the values among them."""
     return [x if is_value(x) else None for x in operands]
 
 
@@ -221,7 +221,7 @@ def _apply_backward(
     return [next(results) if is_there else None for is_there in there]
 
 
-# --- which results can hold what the rules are transposed to ------------------------------
+# --- which results can hold the transposes of the rules -----------------------------------
 
 
 def _within(

@@ -220,7 +220,7 @@ def _may_be_denser(value: Value, site: Site) -> bool:
 
 
 def ignores_custom_rules(operands: Iterable[Any]) -> bool:
-    """Whether an operand, or a value in a field of one, is of a type that ignores such rules."""
+    """Whether an operand, or a value in a field, is of a type that ignores custom rules."""
     return any(
         x._ignores_custom_rules or ignores_custom_rules(vars(x).values())
         for x in operands
@@ -526,7 +526,7 @@ def pull_back(
 
 
 def _as_dense_as_can_be(tangent: Any) -> Any:
-    """A tangent without values, but for those of types that are never dense."""
+    """A tangent without values, except for values of types that are never dense."""
     if not is_value(tangent) or tangent.settled() is not tangent:
         return tangent  # Or an array that another value adopted.
     if can_be_dense(on_avals(tangent)):
@@ -582,7 +582,7 @@ def _brought(
 def cotangent_of(
     result: ArrayOrValue, leaf_cotangents: Sequence[Any], settings: Settings
 ) -> Tangent:
-    """The cotangent of a result, for a rule, from those of its leaves."""
+    """The cotangent of a result, for a rule, from the cotangents of its leaves."""
     if not is_value(result):
         return leaf_cotangents[0]
     aval = aval_of(result)

@@ -250,8 +250,11 @@ class _Map(NamedTuple):
 
     def __call__(self, *stacks: Any) -> Any:
         flat = [rule_children(x) if is_value(x) else ([x], None) for x in stacks]
-        leaves = [own for own, _ in flat]
-        in_axes = [[axis] * len(own) for own, axis in zip(leaves, self.axes, strict=True)]
+        leaves = [stack_leaves for stack_leaves, _ in flat]
+        in_axes = [
+            [axis] * len(stack_leaves)
+            for stack_leaves, axis in zip(leaves, self.axes, strict=True)
+        ]
         size = self._size(stacks)
         trees: list[Any] = []
 

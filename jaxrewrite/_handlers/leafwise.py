@@ -1,6 +1,6 @@
-"""Primitives that need no dense operands: identities, and those that move arrays whole.
+"""Primitives that need no dense operands: identities, and primitives that move whole arrays.
 
-What such a primitive does to an array it can do to each leaf of a value. It is applied to
+Such a primitive can be applied to each leaf of a value in place of the array. It is applied to
 the leaves if the type has no ``default`` for it.
 """
 

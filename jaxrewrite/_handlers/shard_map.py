@@ -184,8 +184,8 @@ def _varying(
 ) -> Callable[[Any], Set[Any]]:
     """The mesh axes over which each variable of a body may vary.
 
-    JAX knows them, unless ``check_vma`` is false. Then they are those of the shards that lead to
-    the variable.
+    JAX knows them, unless ``check_vma`` is false. Then they are the axes of the shards that lead
+    to the variable.
     """
     if params["check_vma"]:
         return lambda atom: _compat.varying_axes(atom.aval)

@@ -174,10 +174,10 @@ def _call_hook(
 def stacked_where(value: Any, is_batched: Any, length: int) -> Any:
     """A value with some batched leaves, as a value with a batch axis on all leaves."""
 
-    def whole(leaf: Any, batched: bool) -> Any:
+    def with_axis(leaf: Any, batched: bool) -> Any:
         return leaf if batched else jnp.broadcast_to(leaf, (length, *jnp.shape(leaf)))
 
-    stack = tree_map(whole, value, is_batched)
+    stack = tree_map(with_axis, value, is_batched)
     batched = Batched(stack, length)
     if any(map(is_value, rule_children(value)[0])):
         return batched  # The type's hook would see fields that are already stacked.

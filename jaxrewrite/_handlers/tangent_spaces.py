@@ -1,7 +1,7 @@
-"""Whether the tangents of a derivative rule are within those that the leaves can hold.
+"""Whether the leaves of a result can hold all tangents of a derivative rule.
 
-The leaves of a LoRA weight can make any tangent. Those of a diagonal matrix make diagonal
-ones alone, so that the way back from a tangent to them, `Value.lift_tangent`, is a projection.
+The leaves of a LoRA weight can make any tangent. The leaves of a diagonal matrix make diagonal
+tangents alone, so that the way back from a tangent to leaves, `Value.lift_tangent`, is a projection.
 It is right where all tangents of a result are in the image, its *tangent space*. Two things
 show that: the rule acts entry by entry on the tangents of operands with the same space, or it
 gives values of that structure if it is run on tangents that are values.
@@ -64,8 +64,8 @@ class Space(NamedTuple):
         """Whether arrays of some spaces, as a rule combines them, are in this one.
 
         Each entry may be multiplied by another number. Where entries repeat, the numbers
-        have to repeat as well: those of an operand with the same structure do, and so does
-        a function of them, entry by entry.
+        have to repeat as well. The entries of an operand with the same structure repeat, and
+        a function of them, entry by entry, repeats, too.
         """
         if fact.kind == Kind.ZERO:
             return True
@@ -96,7 +96,7 @@ class Space(NamedTuple):
 
 
 class Tangents(NamedTuple):
-    """The tangents of an operand, made by those of its leaves.
+    """The tangents of an operand that tangents of its leaves make.
 
     ``moving`` tells for each leaf whether the array depends on it.
     """

@@ -1,9 +1,9 @@
-"""What an equation costs: floating-point operations and bytes, from one table.
+"""Costs of equations: floating-point operations and bytes, from one table.
 
-The operations are those that XLA's cost analysis counts, where it counts them: one for each
+Operations are counted as XLA's cost analysis does, where it counts them: one for each
 entry of an elementwise result, two for each multiply-add of a product. For factorisations,
 sorting and Fourier transforms, which XLA leaves out or counts as calls, they are the leading
-terms of the textbook algorithms [1]_. The bytes are those of the operands and results, as if
+terms of the textbook algorithms [1]_. Bytes are counted of the operands and results, as if
 each equation read and wrote memory; a compiler fuses many of them. A scan costs its body
 times its length. A loop of unknown length costs one turn, and a conditional costs its most
 expensive branch, or the one for the default platform if it chooses by platform.
@@ -171,9 +171,9 @@ def _product_of_a_row(eqn: JaxprEqn) -> float:
 
 
 def _convolution(eqn: JaxprEqn) -> float:
-    """Two operations for each entry of a kernel at each place of the result.
+    """Two operations for each entry of a kernel at each index of the result.
 
-    XLA does not count what falls on padding. At the border of an image this counts it.
+    XLA does not count products with padding. At the border of an image this counts them.
     """
     kernel = _shape(eqn.invars[1])
     _, features, *window = eqn.params["dimension_numbers"].rhs_spec

@@ -1,4 +1,4 @@
-"""`explain`: stage and rewrite a program, run nothing, and report what was done."""
+"""`explain`: stage and rewrite a program, run nothing, and report the rewriting."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def explain(
 def _note_passes(recorder: Recorder) -> tuple[str, ...]:
     """Note in the records which passes made or changed their equations; return all passes.
 
-    A pass with primitives of its own, as that for patterns, is known by their equations.
+    A pass with primitives of its own, as the pass of patterns, is known by their equations.
     """
     changes = [change for change in recorder.passes if not change[0].primitives]
     makers: dict[Var, list[type]] = {}
@@ -154,23 +154,23 @@ def _note_makers(records: Iterable[Record], makers: Mapping[Var, list[type]]) ->
 
 
 # A file, a line and a function.
-Place = tuple[str, int, str]
+SourceLine = tuple[str, int, str]
 
 
-def _steps(body: RecordedBody, times: int | None, caller: Place) -> tuple[Step, ...]:
-    """The steps of a body; those without a place of their own get that of the caller."""
+def _steps(body: RecordedBody, times: int | None, caller: SourceLine) -> tuple[Step, ...]:
+    """The steps of a body; steps without a line of their own get the caller's."""
     live: set[Any] = {var for eqn in body.rewritten.eqns for var in eqn.outvars}
     live |= {id(eqn) for eqn in body.rewritten.eqns}
     return tuple(_steps_of(body.records, live, times, caller))
 
 
 def _steps_of(
-    records: Iterable[Record], live: Set[Any], times: int | None, caller: Place
+    records: Iterable[Record], live: Set[Any], times: int | None, caller: SourceLine
 ) -> Iterator[Step]:
-    """A step for each record; for a match where all patterns declined, those of its equations.
+    """A step for each record; for a match where all patterns declined, its equations' steps.
 
-    The last of these tells which patterns declined. A rule may hold equations on arrays that
-    were looked at as if there were values among them. They are no steps.
+    The last of these steps tells which patterns declined. A rule may hold equations on arrays
+    that were looked at as if there were values among them. They are no steps.
     """
     for record in records:
         if not _met_a_value(record):
@@ -184,7 +184,7 @@ def _steps_of(
 
 
 def _met_a_value(record: Record) -> bool:
-    """Whether an equation, or one inside of it, had to do with a value, or was answered."""
+    """Whether an equation, or an equation inside of it, met a value or was answered."""
     inside = itertools.chain(record.inner, *(body.records for body in record.bodies))
     return (
         record.way != "dense"
@@ -193,7 +193,7 @@ def _met_a_value(record: Record) -> bool:
     )
 
 
-def _step(record: Record, live: Set[Any], times: int | None, caller: Place) -> Step:
+def _step(record: Record, live: Set[Any], times: int | None, caller: SourceLine) -> Step:
     eqn = record.site.eqn
     added = [
         new
@@ -203,10 +203,10 @@ def _step(record: Record, live: Set[Any], times: int | None, caller: Place) -> S
     ]
     before = costs.of_equation(eqn)
     after = costs.total(map(costs.of_equation, added))
-    place = record.site.line or caller
+    line = record.site.line or caller
     return Step(
         eqn.primitive.name,
-        *place,
+        *line,
         tuple(map(describe_operand, record.operands)),
         tuple(map(describe_operand, record.results)),
         "pattern" if eqn.primitive is pattern_p else record.way,
@@ -215,14 +215,14 @@ def _step(record: Record, live: Set[Any], times: int | None, caller: Place) -> S
         tuple(new.primitive.name for new in added),
         (before.flops, after.flops),
         (before.bytes, after.bytes),
-        tuple(_made_dense(made, record) for made in record.dense),
+        tuple(_made_dense(became_dense, record) for became_dense in record.dense),
         tuple(
             f"{slot}: {describe_operand(old)} became {describe_operand(new)}"
             for slot, old, new in record.joined
         ),
         times,
-        tuple(_bodies(record, times, place)),
-        tuple(_steps_of(record.inner, live, times, place)),
+        tuple(_bodies(record, times, line)),
+        tuple(_steps_of(record.inner, live, times, line)),
         _covered(eqn),
         tuple(dict.fromkeys(cls.__name__ for cls in record.changed_by)),
     )
@@ -236,7 +236,7 @@ def _covered(eqn: JaxprEqn) -> tuple[str, ...]:
 
 
 def _declined(record: Record) -> Iterable[Declined]:
-    """The rules that declined, of those that are worth telling of."""
+    """The rules that declined and are worth telling of."""
     types = tuple(map(type_of, record.operands))
     for rule, why in record.declined:
         if not isinstance(rule, Rule) or concerns(rule, types):
@@ -246,8 +246,8 @@ def _declined(record: Record) -> Iterable[Declined]:
 def concerns(rule: Rule, types: tuple[type, ...]) -> bool:
     """Whether a rule is worth telling of for operands of these types.
 
-    It names the type of a value among them, or a user wrote it for any value. The rules of a
-    library for any value are those of annotated arrays, and decline where there is none.
+    It names the type of a value among them, or a user wrote it for any value. A library's rules
+    for any value are for annotated arrays, and decline where there is none.
     """
     if not is_of_a_library(rule):
         return True
@@ -256,15 +256,15 @@ def concerns(rule: Rule, types: tuple[type, ...]) -> bool:
     return any(entry.outer(in_order) > -math.inf for entry in entries)
 
 
-def _bodies(record: Record, times: int | None, place: Place) -> Iterable[Body]:
+def _bodies(record: Record, times: int | None, line: SourceLine) -> Iterable[Body]:
     turns = costs.trip_count(record.site.eqn)
     inside = None if times is None or turns is None else times * turns
     for i, body in enumerate(record.bodies):
-        yield Body(_name_of(body, record, i), inside, _steps(body, inside, place))
+        yield Body(_name_of(body, record, i), inside, _steps(body, inside, line))
 
 
 def _name_of(body: RecordedBody, record: Record, i: int) -> str:
-    """The name of the parameter that holds a body, with its number if it is one of several."""
+    """The name of the parameter that holds a body, with a number if it holds several."""
     for name, value in record.site.params.items():
         if value is body.original:
             return name
@@ -299,20 +299,20 @@ def _info(fn: Callable[..., Any], name: str) -> RuleInfo:
     return RuleInfo(name, code.co_filename, code.co_firstlineno)
 
 
-# --- what became dense --------------------------------------------------------------------
+# --- values that became dense ---------------------------------------------------------------
 
 
-def _made_dense(made: RecordedDense, record: Record) -> MadeDense:
-    primitive, cls = record.site.primitive, type(made.value)
-    aval = aval_of(made.value)
-    repair = made.reason.remedy.format(cls=cls.__name__)
-    if made.reason == NO_RULE:
+def _made_dense(became_dense: RecordedDense, record: Record) -> MadeDense:
+    primitive, cls = record.site.primitive, type(became_dense.value)
+    aval = aval_of(became_dense.value)
+    repair = became_dense.reason.remedy.format(cls=cls.__name__)
+    if became_dense.reason == NO_RULE:
         repair = missing_rule(primitive.name, record.operands)
     return MadeDense(
         cls.__name__,
         _compat.short(aval),
         costs.bytes_of(aval),
-        made.reason.on(primitive, cls),
+        became_dense.reason.on(primitive, cls),
         repair,
     )
 

@@ -1,4 +1,4 @@
-"""`rules` and `which`: what is registered, and what would answer."""
+"""`rules` and `which`: the registered rules, and the rule that would answer."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class RuleList(tuple[Registered, ...]):
             (
                 r.primitive,
                 ", ".join(r.types) + (" (guarded)" if r.guarded else ""),
-                place(r.rule),
+                with_location(r.rule),
             )
             for r in self
         ]
@@ -155,13 +155,13 @@ def _takes(entry: Entry, cls: type) -> bool:
 
 
 def choices(entry: Entry) -> Iterator[Any]:
-    """The types that an entry takes, at any place."""
+    """The types that an entry takes, at any position."""
     for annotated in entry.types:
         yield from getattr(annotated, "variadic_type", None) or (annotated,)
 
 
 def _most_specific_first(entries: list[Entry]) -> list[Entry]:
-    """By precedence; within one, each before all that it beats."""
+    """By precedence; within a precedence, each entry before all entries that it beats."""
     ordered: list[Entry] = []
     rest = sorted(entries, key=lambda entry: -entry.rule.precedence)
     while rest:
@@ -195,7 +195,7 @@ def type_name(annotated: Any) -> str:
     return "Array" if issubclass(annotated, Dense) else annotated.__name__
 
 
-def place(rule: RuleInfo) -> str:
+def with_location(rule: RuleInfo) -> str:
     return f"{rule.name} ({rule.file}:{rule.line})" if rule.file else rule.name
 
 
@@ -236,8 +236,8 @@ class Which:
         if self.changed_by:
             lines.append(f"  changed by {', '.join(self.changed_by)}")
         if self.rule is not None:
-            lines.append(f"  {place(self.rule)}")
-        lines += [f"  not {place(rule)}: {why}" for rule, why in self.others]
+            lines.append(f"  {with_location(self.rule)}")
+        lines += [f"  not {with_location(rule)}: {why}" for rule, why in self.others]
         if self.missing:
             lines += [
                 "  this rule would answer:",
@@ -298,20 +298,22 @@ def which(
 
 
 def _check_call(primitive: Primitive, operands: Sequence[Any], params: Any) -> None:
-    """Check what is known of a primitive, whose own errors do not name it."""
+    """Check operands and parameters of a primitive, whose own errors do not name it."""
     takes = known(primitive)
     if not operands:
-        what = f"takes {takes}" if takes else "takes operands"
+        accepted = f"takes {takes}" if takes else "takes operands"
         raise TypeError(
-            f"which: {primitive.name!r} {what}; got no operands. Pass values and arrays, or "
+            f"which: {primitive.name!r} {accepted}; got no operands. Pass values and arrays, or "
             f"types, as in which({primitive.name!r}, Diagonal)."
         )
     if takes is None:
         return
     unknown = sorted(params.keys() - set(takes.params))
     if unknown or takes.operands not in (None, len(operands)):
-        got = [f"{len(operands)} operand{'' if len(operands) == 1 else 's'}", *unknown]
-        raise TypeError(f"which: {primitive.name!r} takes {takes}; got {', '.join(got)}.")
+        passed = [f"{len(operands)} operand{'' if len(operands) == 1 else 's'}", *unknown]
+        raise TypeError(
+            f"which: {primitive.name!r} takes {takes}; got {', '.join(passed)}."
+        )
 
 
 def _by_types(primitive: Primitive, types: Sequence[type]) -> Which:
@@ -325,7 +327,7 @@ def _by_types(primitive: Primitive, types: Sequence[type]) -> Which:
     # A rule and its twin for the opposite order are one function, and not ambiguous.
     ordered = list({rule.fn: rule for group in groups for rule in group}.values())
     tied = {rule.fn for rule in groups[0]} if groups else set()
-    others = tuple((info_of(rule), _place_in_order(rule, tied)) for rule in ordered[1:])
+    others = tuple((info_of(rule), _why_later(rule, tied)) for rule in ordered[1:])
     others += tuple(_patterns_with(primitive))
     decision = "rule" if len(ordered) == 1 else "unknown"
     rule = info_of(ordered[0]) if ordered else None
@@ -343,7 +345,7 @@ def _by_types(primitive: Primitive, types: Sequence[type]) -> Which:
 
 
 def _in_order(entries: list[Entry], types: tuple[type, ...]) -> Iterator[list[Entry]]:
-    """The entries in the order in which they are asked; those of a group are tied."""
+    """The entries in the order in which they are asked; entries of a group are tied."""
     while entries:
         foremost = foremost_of(entries, types)
         yield foremost
@@ -354,7 +356,7 @@ def _in_order(entries: list[Entry], types: tuple[type, ...]) -> Iterator[list[En
 def _without_rules(
     primitive: Primitive, types: Sequence[type]
 ) -> tuple[str, type[Value] | None]:
-    """What answers where no rule matches, and the type whose ``default`` does, if one does."""
+    """The decision where no rule matches, and the type whose ``default`` answers, if any."""
     if primitive.name in handlers or isinstance(primitive, Called):
         return "handler", None
     owner = owner_of_default(primitive, [cls for cls in types if issubclass(cls, Value)])
@@ -363,7 +365,7 @@ def _without_rules(
     return ("identity" if primitive.name in leafwise_handlers else "dense"), None
 
 
-def _place_in_order(rule: Rule, tied: Set[Any]) -> str:
+def _why_later(rule: Rule, tied: Set[Any]) -> str:
     if rule.fn in tied:
         return "it is tied with the first: if both answer, they are ambiguous"
     return "it is asked only if those before it decline"

@@ -16,7 +16,7 @@ from .._staging.stage import Arguments, stage
 from .._staging.transform import FilterSpec, check_function, function_tree
 from .explain import info_of
 from .report import RuleInfo
-from .text import short_place
+from .text import with_short_location
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +44,7 @@ class NearMiss:
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.file else "an unknown place"
-        return f"{short_place(self.rule)} at {where}: {self.why}"
+        return f"{with_short_location(self.rule)} at {where}: {self.why}"
 
 
 class NearMisses(tuple[NearMiss, ...]):
@@ -102,9 +102,9 @@ def near_misses(
         for miss in sorted(misses, key=lambda m: -m.num_found):
             if miss.num_found < 2:
                 continue
-            place = _compat.source_location(miss.eqn.source_info) or ("", 0, "")
-            near = NearMiss(info_of(miss.pattern), *place, miss.num_found, miss.why)
-            nearest.setdefault((near.rule, place), near)
+            location = _compat.source_location(miss.eqn.source_info) or ("", 0, "")
+            near = NearMiss(info_of(miss.pattern), *location, miss.num_found, miss.why)
+            nearest.setdefault((near.rule, location), near)
         return NearMisses(nearest.values())
 
     return report

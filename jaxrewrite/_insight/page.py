@@ -79,13 +79,13 @@ def _dense(report: Report) -> Iterable[str]:
     if not report.dense:
         return
     yield "<details open><summary>Became dense, the most bytes first</summary>"
-    for step, made in report.dense:
-        yield _made_dense(step, made)
+    for step, became_dense in report.dense:
+        yield _made_dense(step, became_dense)
     yield "</details>"
 
 
-def _made_dense(step: Step, made: MadeDense) -> str:
+def _made_dense(step: Step, became_dense: MadeDense) -> str:
     where = f" at {step.file}:{step.line}" if step.file else ""
-    size = f"{amount(made.bytes)}B"
-    line = f"{made.type}:{made.aval} ({size}) in {step.primitive}{where}: {made.why}."
-    return f'<div class="leaf">{_text(line)}</div><pre>{_text(made.repair)}</pre>'
+    size = f"{amount(became_dense.bytes)}B"
+    line = f"{became_dense.type}:{became_dense.aval} ({size}) in {step.primitive}{where}: {became_dense.why}."
+    return f'<div class="leaf">{_text(line)}</div><pre>{_text(became_dense.repair)}</pre>'

@@ -19,7 +19,7 @@ class RuleInfo:
 
 @dataclasses.dataclass(frozen=True)
 class Declined:
-    """A rule that was asked before the one that answered, and why it did not answer."""
+    """A rule that was asked before the rule that answered, and why it did not answer."""
 
     rule: RuleInfo
     why: str
@@ -53,7 +53,7 @@ class MadeDense:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """An equation of the program that met a value, and what became of it.
+    """An equation of the program that met a value, and its rewriting.
 
     Attributes
     ----------
@@ -168,8 +168,10 @@ class Report:
 
     @property
     def dense(self) -> tuple[tuple[Step, MadeDense], ...]:
-        """What became dense, each with its step, the most bytes in one call first."""
-        made_dense = [(step, made) for step in self.steps for made in step.dense]
+        """The values that became dense, each with its step, the most bytes in one call first."""
+        made_dense = [
+            (step, became_dense) for step in self.steps for became_dense in step.dense
+        ]
         return tuple(sorted(made_dense, key=lambda x: -x[1].bytes * (x[0].times or 1)))
 
     @property
@@ -255,7 +257,7 @@ def _step(data: dict[str, Any]) -> Step:
         "declined": tuple(
             Declined(RuleInfo(**d["rule"]), d["why"]) for d in data["declined"]
         ),
-        "dense": tuple(MadeDense(**made) for made in data["dense"]),
+        "dense": tuple(MadeDense(**became_dense) for became_dense in data["dense"]),
         "bodies": tuple(
             Body(b["name"], b["times"], tuple(map(_step, b["steps"])))
             for b in data["bodies"]

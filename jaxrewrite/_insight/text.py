@@ -98,16 +98,18 @@ def _lines(step: Step, depth: int) -> Iterator[str]:
     if step.changed_by:
         yield _cut(f"{indent}  changed by {', '.join(step.changed_by)}")
     for declined in step.declined:
-        yield _cut(f"{indent}  declined: {short_place(declined.rule)}, {declined.why}")
+        yield _cut(
+            f"{indent}  declined: {with_short_location(declined.rule)}, {declined.why}"
+        )
     for joined in step.joined:
         yield _cut(f"{indent}  {joined}")
 
 
 def decided(step: Step) -> str:
-    """What answered for a step, in a few words."""
+    """The rule or other decision of a step, in a few words."""
     if step.rule is not None:
         of = f" of {len(step.covered)} equations" if step.covered else ""
-        return f"{step.decision} {short_place(step.rule)}{of}"
+        return f"{step.decision} {with_short_location(step.rule)}{of}"
     return {
         "handler": "rewritten with its bodies",
         "identity": "each leaf is moved",
@@ -115,7 +117,7 @@ def decided(step: Step) -> str:
     }.get(step.decision, step.decision)
 
 
-def short_place(rule: RuleInfo) -> str:
+def with_short_location(rule: RuleInfo) -> str:
     where = f" ({os.path.basename(rule.file)}:{rule.line})" if rule.file else ""
     return rule.name + where
 
@@ -129,15 +131,15 @@ def _dense(report: Report) -> Iterator[str]:
         return
     yield ""
     yield "Became dense, the most bytes first:"
-    for step, made in report.dense:
+    for step, became_dense in report.dense:
         where = f"{step.file}:{step.line}" if step.file else "an unknown place"
-        size = f"{amount(made.bytes)}B"
+        size = f"{amount(became_dense.bytes)}B"
         times = "" if step.times == 1 else f" x {'?' if step.times is None else step.times}"
         yield _cut(
-            f"  {made.type}:{made.aval} ({size}{times}) in {step.primitive} at {where}"
+            f"  {became_dense.type}:{became_dense.aval} ({size}{times}) in {step.primitive} at {where}"
         )
-        yield _cut(f"    {made.why}.")
-        for line in made.repair.split("\n"):
+        yield _cut(f"    {became_dense.why}.")
+        for line in became_dense.repair.split("\n"):
             yield _cut(f"      {line}")
 
 

@@ -140,7 +140,7 @@ def _batched(
 
 
 def _one(site: Site, like: Any, size: int, axis: int) -> Any:
-    """What one element of a batch is like; ``NotImplemented`` if a value can't tell."""
+    """An element of a batch, on avals; ``NotImplemented`` if a value can't tell."""
     if not is_value(like):
         return _compat.without_axis(like, size, axis)
     if isinstance(like, Zeros):

@@ -65,7 +65,7 @@ _WHEN_TRANSPOSED = {
 
 
 class Facts(NamedTuple):
-    """What is known of an operator without its numbers; hashable.
+    """The facts about an operator without its numbers; hashable.
 
     The flattened structures of a vector and of its image, and the checks that are true.
     """
@@ -180,7 +180,7 @@ def _is_operator(x: Any) -> bool:
 
 
 def facts_of(args: Any) -> list[Facts]:
-    """What is known of each operator among the arguments of the primitive."""
+    """The facts about each operator among the arguments of the primitive."""
     leaves = tree_leaves(args, is_leaf=_is_operator)
     return [Facts.of(x) for x in leaves if _is_operator(x)]
 

@@ -212,7 +212,7 @@ def _adopted(zeros: Any, like: Value) -> Any:
 def _same_parts(x: Operand | Like, y: Operand | Like, parts_of: PartsOf) -> bool:
     """Whether two operands differ at most inside of parts that are values.
 
-    The parts are what rules see (`rule_children`), or the `children`.
+    The parts are the children that rules see (`rule_children`), or all `children`.
     """
     if not (is_value(x) and is_value(y)):
         return False
@@ -234,7 +234,7 @@ def common_parts(x: Operand | Like, y: Operand | Like) -> PartsOf | None:
 
 def _call_join(site: Site, x: Operand, y: Operand) -> Sequence[Operand] | None:
     """The result of `Value.join` for two operands; ``None`` if there is none."""
-    # The outer type comes first, whichever operand it is: units stay around what is inside.
+    # The outer type comes first, whichever operand it is: units stay around the array inside.
     pairs = [
         (value, other, swapped)
         for value, other, swapped in ((x, y, False), (y, x, True))

@@ -146,7 +146,7 @@ def _is_zero_of_zeros(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]
 
     debug_info = _compat.new_debug_info(f"{cls.__name__}.materialise", cls.materialise)
     try:
-        # What it warns of is said where a value becomes dense.
+        # Its warnings are given where a value becomes dense.
         with collected(), _compat.mesh_of(avals):
             jaxpr, consts = _compat.trace_to_jaxpr(dense, avals, debug_info)
     except Exception:  # noqa: BLE001 - a type that is never dense raises anything

@@ -1,6 +1,6 @@
 """Pattern rules: rules for several equations at once.
 
-What a pattern looks for is a function, and so is what takes its place. A candidate is found
+A pattern looks for a function, and replaces it by another function. A candidate is found
 by primitives and data flow alone (`index`, `search`), with the forms that the function has
 at a few shapes and dtypes (`probe`). The function is then traced at the operands' actual
 avals, and has to give the same equations with the same parameters (`same`). The equations

@@ -25,8 +25,8 @@ hole_p.def_abstract_eval(lambda *_, avals, num_carry: list(avals))
 class Hole(NamedTuple):
     """A function that stands for a body with these results, of which the carry is first.
 
-    ``avals`` is ``None`` in a probe. Then the carry stays what it is, and there are ``num_ys``
-    other results.
+    ``avals`` is ``None`` in a probe. Then the carry is returned unchanged, and there are
+    ``num_ys`` other results.
     """
 
     avals: tuple[Any, ...] | None = None
@@ -86,22 +86,22 @@ class Group(tuple[Any, ...]):
         )
 
     def argument(self) -> Any:
-        """What the function is traced at."""
+        """The argument at which the function is traced."""
         if self.length is not None:
             return empty_slices(self.length)
         return tuple(atom.aval for atom in self)
 
 
 def empty_slices(length: int) -> ShapedArray:
-    """What stands for the xs of a scan that has none."""
+    """An aval that stands for the xs of a scan without xs."""
     return ShapedArray((length, 0), np.dtype("float32"))
 
 
 class Body(NamedTuple):
     """The body of a scan in a program: its equation, and the atoms of its constants.
 
-    ``ys`` are the numbers of what it returns for each step, in the order in which a pattern
-    has them.
+    ``ys`` are the numbers of its results for each step, in the order in which a pattern has
+    them.
     """
 
     eqn: JaxprEqn
@@ -147,7 +147,7 @@ def is_hole_scan(eqn: JaxprEqn) -> bool:
     )
 
 
-# What a scan does not compute by, and what the comparison of its body covers.
+# Parameters that do not change the results of a scan, or are compared with its body.
 _PASSED_ON = {"jaxpr", "unroll", "_split_transpose", "linear", "num_consts", "num_carry"}
 
 
@@ -180,7 +180,7 @@ def _operands_without_empty(eqn: JaxprEqn) -> int:
 
 
 def is_empty_slices(aval: Any) -> bool:
-    """Whether an aval is that of what stands for the xs of a scan that has none."""
+    """Whether an aval stands for the xs of a scan without xs (`empty_slices`)."""
     return len(aval.shape) == 2 and aval.shape[1] == 0
 
 
@@ -192,7 +192,7 @@ def groups(eqn: JaxprEqn, atoms: Sequence[Any]) -> tuple[list[Any], list[Any], l
 
 
 def atoms_of(operands: Sequence[Any]) -> Iterator[Any]:
-    """All atoms among operands, also those of groups and of bodies' constants."""
+    """All atoms among operands, also in groups and among bodies' constants."""
     for operand in operands:
         if isinstance(operand, Body):
             yield from operand.consts

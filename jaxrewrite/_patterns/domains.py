@@ -40,7 +40,7 @@ _MANY_AXES = 6
 _MANY_COMBINATIONS = 256
 
 
-# What a combination of static parameters is known by.
+# A key of a combination of static parameters.
 Choice = tuple[str, ...]
 
 
@@ -53,8 +53,8 @@ class Statics(NamedTuple):
         """All combinations, in the order of the domains, for operands of at most this rank."""
         names = [name for name, _ in self.domains]
         choices = [_choices(domain, rank) for _, domain in self.domains]
-        for chosen in itertools.product(*choices):
-            yield dict(zip(names, chosen, strict=True))
+        for combination in itertools.product(*choices):
+            yield dict(zip(names, combination, strict=True))
 
     def some(self, rank: int) -> Iterator[dict[str, Any]]:
         """Enough combinations to see all forms, which seldom depend on which axes are meant."""
@@ -67,8 +67,8 @@ class Statics(NamedTuple):
     def _of_axes(self, axes: list[Any]) -> Iterator[dict[str, Any]]:
         names = [name for name, _ in self.domains]
         choices = [axes if domain is Axis else list(domain) for _, domain in self.domains]
-        for chosen in itertools.product(*choices):
-            yield dict(zip(names, chosen, strict=True))
+        for combination in itertools.product(*choices):
+            yield dict(zip(names, combination, strict=True))
 
     def has_axes(self) -> bool:
         return any(domain is Axis for _, domain in self.domains)

@@ -42,7 +42,7 @@ class Entry:
         self.excluded = set().union(*others) - form.choices
         self.need = _need(form.graph, self.root, _MOST_LEVELS, {})
         self.levels = _levels_of(self.need)
-        # What the operands may be, by their avals. `match` fills this.
+        # The readings of operands, by their avals. `match` fills this.
         self.readings = BoundedCache(256)
 
 
@@ -94,7 +94,7 @@ def _levels_of(need: _Shape) -> int:
 class Shapes:
     """The shapes of a program's equations, as far as they were asked for.
 
-    ``index`` has a number for each such shape.
+    ``index`` has a number for each shape.
     """
 
     def __init__(self, index: Index):
@@ -153,7 +153,7 @@ def _source(frame: Frame, atom: Any) -> Any:
         var = facts.behind.get(atom, atom)
         if var is None:
             break
-        i, k = facts.made.get(var, (-1, 0))
+        i, k = facts.makers.get(var, (-1, 0))
         position = facts.position.get(var)
         if i in facts.calls:
             frame = frame.inner(i)
@@ -179,25 +179,25 @@ def _watched_source(frame: Frame, atom: Any) -> Any:
 def _makers(frame: Frame, i: int) -> list[Any]:
     """The primitive that makes each operand of an equation, up to moves, or its kind."""
     facts, eqns = frame.facts, frame.eqns
-    made, behind, calls = facts.made, facts.behind, facts.calls
-    makers: list[Any] = []
+    makers, behind, calls = facts.makers, facts.behind, facts.calls
+    kinds: list[Any] = []
     is_top = frame.parent is None
     atom: Any
     for atom in eqns[i].invars:
         if type(atom) is Literal:
-            makers.append(_OF_NUMBER)
+            kinds.append(_OF_NUMBER)
             continue
         var = behind.get(atom, atom)
-        maker = made.get(var)
+        maker = makers.get(var)
         if maker is None and is_top:
-            makers.append(_OF_NUMBER if var is None else _OF_GIVEN)
+            kinds.append(_OF_NUMBER if var is None else _OF_GIVEN)
         elif maker is not None and maker[0] not in calls:
-            makers.append(eqns[maker[0]].primitive)
+            kinds.append(eqns[maker[0]].primitive)
         else:
             source = _source(frame, atom)
             is_known = type(source) is int
-            makers.append(source if is_known else source[0].eqns[source[1]].primitive)
-    return makers
+            kinds.append(source if is_known else source[0].eqns[source[1]].primitive)
+    return kinds
 
 
 class Fitting(NamedTuple):
@@ -271,7 +271,7 @@ class Index:
     def fits(
         self, entry: Entry, shapes: Shapes, location: Location, is_open: bool = False
     ) -> bool:
-        """Whether the operands of a candidate may be those of a form, to all levels."""
+        """Whether a candidate has the operands that a form needs, to all levels."""
         return entry.levels <= _LEVELS + 1 or (
             _is_there(entry.need, location, shapes, is_open)
         )

@@ -30,7 +30,7 @@ from .pattern import (
 )
 from .repeats import Way
 from .search import Embedding, Search
-from .view import Frame, Location, Made, make_the_same, resolve, users
+from .view import Frame, Location, Variable, make_the_same, resolve, users
 
 
 # A form that can be read in more ways than this at one equation is given up.
@@ -55,7 +55,7 @@ class Match:
     statics: dict[str, Any]
     locations: list[Location]
     operands: list[Any]
-    results: list[Made]
+    results: list[Variable]
     out_tree: PyTreeDef
     has_copies: bool
     stays: frozenset[tuple[int, int]]
@@ -90,8 +90,8 @@ class Match:
             self.variant,
             self.statics,
             locations,
-            [way.made(x) if type(x) is Made else x for x in self.operands],
-            list(map(way.made, self.results)),
+            [way.variable_there(x) if type(x) is Variable else x for x in self.operands],
+            list(map(way.variable_there, self.results)),
             self.out_tree,
             self.has_copies,
             stays,
@@ -133,12 +133,12 @@ class Match:
         """Whether an operand is made again by an equation outside of the match."""
         return (
             self.has_copies
-            and type(source) is Made
+            and type(source) is Variable
             and (id(source.frame), source.index) not in self.covered
-            and not any(type(x) is Made and x.same(source) for x in self.operands)
+            and not any(type(x) is Variable and x.same(source) for x in self.operands)
         )
 
-    def _is_copy_in(self, frame: Frame, source: Made) -> bool:
+    def _is_copy_in(self, frame: Frame, source: Variable) -> bool:
         """Whether it is made again for all arguments of the body of a call."""
         return source.index >= 0 and any(
             make_the_same((frame, i), (source.frame, source.index))
@@ -150,7 +150,7 @@ class Match:
         return self._is_within_call
 
     def result_key(self) -> frozenset[Any]:
-        return frozenset((id(made.frame), made.var) for made in self.results)
+        return frozenset((id(result.frame), result.var) for result in self.results)
 
 
 class Reason(NamedTuple):
@@ -275,8 +275,8 @@ class _Uses:
             return True
         if not self._numbers or frame.number(i) not in self._numbers:
             return False
-        made = (var for var in frame.eqn(i).outvars if type(var) is not DropVar)
-        return all(self.inside(next_) for var in made for next_ in users(frame, var))
+        results = (var for var in frame.eqn(i).outvars if type(var) is not DropVar)
+        return all(self.inside(next_) for var in results for next_ in users(frame, var))
 
 
 def _in_the_way(search: Search) -> str:
@@ -359,7 +359,7 @@ class Reading:
 
 
 def _has_numbers(node: Node, frame: Frame, eqn: JaxprEqn) -> bool:
-    """Whether the numbers among the operands of a node are among those of an equation."""
+    """Whether an equation has the numbers that are operands of a node."""
     for ref in node.operands:
         if ref[0] == "number":
             there = (resolve(frame, atom) for atom in eqn.invars)
@@ -630,13 +630,17 @@ def _may_be_taken(match: Match) -> bool:
     if not match.pattern.keep:
         return False
     match.stays = _needed_by(match, escaping)
-    return not any((id(made.frame), made.index) in match.stays for made in match.results)
+    return not any(
+        (id(result.frame), result.index) in match.stays for result in match.results
+    )
 
 
 def _escaping(match: Match) -> Iterator[tuple[int, int]]:
     """The equations of a match with results that are used outside of it, or as its operands."""
     used, results = _Uses(match.locations, match.has_copies), match.result_key()
-    operands = {(id(x.frame), x.var) for x in atoms_of(match.operands) if type(x) is Made}
+    operands = {
+        (id(x.frame), x.var) for x in atoms_of(match.operands) if type(x) is Variable
+    }
     for frame, i in match.locations:
         for var in frame.eqn(i).outvars:
             # A match cannot be passed an array that it makes itself.
@@ -662,7 +666,7 @@ def _needed_by(match: Match, escaping: set[tuple[int, int]]) -> frozenset[tuple[
         needed.add(key)
         frame, i = by_key[key]
         for atom in frame.eqn(i).invars:
-            source = _made(frame, atom)
+            source = _variable(frame, atom)
             if source is None or (id(source.frame), source.var) in results:
                 continue
             if (id(source.frame), source.index) in by_key:
@@ -670,6 +674,6 @@ def _needed_by(match: Match, escaping: set[tuple[int, int]]) -> frozenset[tuple[
     return frozenset(needed)
 
 
-def _made(frame: Frame, atom: Any) -> Made | None:
+def _variable(frame: Frame, atom: Any) -> Variable | None:
     source = resolve(frame, atom)
-    return source if type(source) is Made else None
+    return source if type(source) is Variable else None

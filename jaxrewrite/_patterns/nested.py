@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeGuard
 
 from .._compat import JaxprEqn, Literal, Primitive, Var
 from .pattern import Pattern
-from .view import Frame, Location, Made, facts_of, resolve, users
+from .view import Frame, Location, Variable, facts_of, resolve, users
 
 
 # The order of a chain: the number of an operand, or the pair of orders that come together last.
@@ -120,8 +120,8 @@ _Possible = dict[Frame, Set[Var]]
 def _possible_parts(frame: Frame, nesting: Nesting) -> Set[Var]:
     facts = frame.facts
     results = (facts.eqns[i].outvars for i in facts.by_primitive.get(nesting.primitive, ()))
-    given = facts.position if frame.parent is not None else ()
-    return facts.returned.union(given, *results)
+    invars = facts.position if frame.parent is not None else ()
+    return facts.returned.union(invars, *results)
 
 
 def _most_parts(location: Location, possible: _Possible) -> int:
@@ -151,8 +151,8 @@ def _parts(
     ]
 
 
-def _is_part(source: Any, location: Location, nesting: Nesting) -> TypeGuard[Made]:
-    if type(source) is not Made or source.index < 0:
+def _is_part(source: Any, location: Location, nesting: Nesting) -> TypeGuard[Variable]:
+    if type(source) is not Variable or source.index < 0:
         return False
     eqn = source.frame.eqn(source.index)
     return (

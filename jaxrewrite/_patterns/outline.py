@@ -22,7 +22,7 @@ from .match import Match, Miss, matches_at
 from .nested import made_for
 from .pattern import Pattern
 from .repeats import Repeats, Way
-from .view import Frame, Location, Made, facts_of, outermost, passing, resolve, users
+from .view import Frame, Location, Variable, facts_of, outermost, passing, resolve, users
 
 
 # The equation that replaces a match. Its parameters are a `Plan`, and the equations that it
@@ -34,7 +34,7 @@ pattern_p.multiple_results = True
 class Packed(NamedTuple):
     """Operands of the equation that are one operand of a pattern: a pytree or a function.
 
-    ``length`` is that of a scan without xs, and ``body`` the function.
+    ``length`` is the length of a scan without xs, and ``body`` the function.
     """
 
     positions: tuple[int, ...]
@@ -108,7 +108,7 @@ def outline(
     reached = _reached(top, values) if values else {}
 
     def may_be_value(operand: Any) -> bool:
-        return type(operand) is Made and operand.var in reached.get(operand.frame, ())
+        return type(operand) is Variable and operand.var in reached.get(operand.frame, ())
 
     of_top = reached.get(top, set())
     program = _Program(index, top, may_be_value if reached else None, misses, of_top)
@@ -135,7 +135,7 @@ class _Patterns(Pass):
 
     def data_flow(self, jaxpr: Jaxpr) -> DataFlow:
         facts = facts_of(jaxpr)
-        return DataFlow(facts.made.keys(), facts.uses.keys())
+        return DataFlow(facts.makers.keys(), facts.uses.keys())
 
 
 PATTERNS = _Patterns()
@@ -184,7 +184,7 @@ class _Program:
         self._repeats = Repeats(top, reached, index.parts) if misses is None else None
 
     def matches(self) -> list[Match]:
-        """All matches in a program, and those in bodies that a match reaches out of."""
+        """All matches in a program, and in bodies that a match reaches out of."""
         top = self._top
         candidates: list[_Candidate] = []
         calls, by_primitive = top.facts.calls, top.facts.by_primitive
@@ -321,8 +321,8 @@ class _Layout:
 
     def __init__(self) -> None:
         # By the equations that are covered, and by the variables that are their results.
-        self._of: dict[tuple[int, int], _Replacement] = {}
-        self._made: dict[Any, _Replacement] = {}
+        self._by_equation: dict[tuple[int, int], _Replacement] = {}
+        self._by_result: dict[Any, _Replacement] = {}
         # The variables that are passed to matches of which some equations stay, by the
         # equation that makes them. Another match may cover all their uses.
         self._needed: dict[tuple[int, int], set[Var]] = {}
@@ -330,7 +330,7 @@ class _Layout:
 
     def add(self, match: Match) -> None:
         covered = match.covered
-        covering = {self._of.get(location) for location in covered}
+        covering = {self._by_equation.get(location) for location in covered}
         if covering != {None}:
             (first, *more) = covering
             if first is not None and not more and first.match.is_same_as(match):
@@ -345,42 +345,42 @@ class _Layout:
             return
         replacement = _Replacement(match, key)
         self._all.append(replacement)
-        self._of.update(dict.fromkeys(gone, replacement))
-        self._made.update(dict.fromkeys(results, replacement))
+        self._by_equation.update(dict.fromkeys(gone, replacement))
+        self._by_result.update(dict.fromkeys(results, replacement))
         for x in atoms_of(match.operands) if match.stays else ():
-            if type(x) is Made:
+            if type(x) is Variable:
                 self._needed.setdefault((id(x.frame), x.index), set()).add(x.var)
 
     def _key(self, match: Match) -> Key | None:
         """A number after all operands and before every use; ``None`` if there is none."""
-        results = [(*made.frame.path(), made.index) for made in match.results]
+        results = [(*variable.frame.path(), variable.index) for variable in match.results]
         if len(results) == 1 and not match.stays:
             return results[0]
         after: list[Key] = [
             (*self._position(operand), 1)
             for operand in atoms_of(match.operands)
-            if type(operand) is Made and operand.index >= 0
+            if type(operand) is Variable and operand.index >= 0
         ]
         stays = ((f, i) for f, i in match.locations if (id(f), i) in match.stays)
         after += ((*f.path(), i, 1) for f, i in stays)
         key = max([min(results), *after])
         covered = match.covered - match.stays
-        for made in match.results:
-            for user in users(made.frame, made.var):
+        for variable in match.results:
+            for user in users(variable.frame, variable.var):
                 if user is None or (id(user[0]), user[1]) in covered:
                     continue
-                other = self._of.get((id(user[0]), user[1]))
+                other = self._by_equation.get((id(user[0]), user[1]))
                 used = other.key if other is not None else (*user[0].path(), user[1])
                 if used <= key:
                     return None
         return key
 
-    def _position(self, made: Made) -> Key:
-        maker = self._made.get((id(made.frame), made.var))
-        return maker.key if maker is not None else (*made.frame.path(), made.index)
+    def _position(self, variable: Variable) -> Key:
+        maker = self._by_result.get((id(variable.frame), variable.var))
+        return maker.key if maker is not None else (*variable.frame.path(), variable.index)
 
     def replacements(self) -> tuple[list[_Replacement], set[Frame]]:
-        """The matches but those in bodies that stay calls, which find them by themselves."""
+        """The matches, except in bodies that stay calls, which find them by themselves."""
         inlined = inlined_frames(self._all)
         return [r for r in self._all if r.match.frames() <= inlined], inlined
 
@@ -406,7 +406,9 @@ def inlined_frames(replacements: Iterable[_Replacement]) -> set[Frame]:
             frames = replacement.match.frames() | {*_passing(replacement.match)}
             for match in (replacement.match, *replacement.others):
                 frames |= {
-                    outermost(x).frame for x in atoms_of(match.operands) if type(x) is Made
+                    outermost(x).frame
+                    for x in atoms_of(match.operands)
+                    if type(x) is Variable
                 }
             for frame in frames:
                 outer: Frame | None = frame
@@ -419,9 +421,9 @@ def _passing(match: Match) -> Iterator[Frame]:
     """The bodies of calls that return an operand of an equation as they get it."""
     for frame, i in match.locations:
         returned = frame.facts.returned
-        given = frame.facts.position if frame.parent is not None else ()
+        invars = frame.facts.position if frame.parent is not None else ()
         for atom in frame.eqns[i].invars:
-            if type(atom) is not Literal and (atom in returned or atom in given):
+            if type(atom) is not Literal and (atom in returned or atom in invars):
                 yield from passing(frame, atom)
 
 
@@ -494,24 +496,24 @@ class _OutlinedProgram:
                 self._new.append(((*path, i), self._renamed(frame, eqn)))
 
     def _emit_body(self, frame: Frame, call: int) -> None:
-        inner, eqn = frame.inner(call), frame.eqn(call)
+        inner, call_eqn = frame.inner(call), frame.eqn(call)
         body = inner.jaxpr
         names = {
             var: self._name(frame, atom)
-            for var, atom in zip(body.invars, eqn.invars, strict=True)
+            for var, atom in zip(body.invars, call_eqn.invars, strict=True)
         }
         # A result keeps the name that the caller gives it.
-        for atom, var in zip(body.outvars, eqn.outvars, strict=True):
+        for atom, var in zip(body.outvars, call_eqn.outvars, strict=True):
             if type(atom) is Var and atom not in names and type(var) is not DropVar:
                 names[atom] = self._name(frame, var)
-        for made in body.eqns:
-            for var in made.outvars:
+        for eqn in body.eqns:
+            for var in eqn.outvars:
                 if type(var) is not DropVar and var not in names:
                     names[var] = Var(var.aval)
         self._names[inner] = names
         self._emit(inner)
         outer = self._names[frame]
-        for atom, var in zip(body.outvars, eqn.outvars, strict=True):
+        for atom, var in zip(body.outvars, call_eqn.outvars, strict=True):
             name = self._name(inner, atom)
             if name is not var and type(var) is not DropVar:
                 outer[var] = name
@@ -521,11 +523,11 @@ class _OutlinedProgram:
             return atom
         return self._names[frame].get(atom, atom)
 
-    def _name_of(self, made: Made) -> Any:
-        """The name of a variable; that of the call's result if the call stays."""
-        if made.frame not in self._inlined:
-            made = outermost(made, self._inlined)
-        return self._name(made.frame, made.var)
+    def _name_of(self, variable: Variable) -> Any:
+        """The name of a variable; the name of the call's result if the call stays."""
+        if variable.frame not in self._inlined:
+            variable = outermost(variable, self._inlined)
+        return self._name(variable.frame, variable.var)
 
     def _renamed(self, frame: Frame, eqn: JaxprEqn) -> JaxprEqn:
         names = self._names[frame]
@@ -550,7 +552,9 @@ class _OutlinedProgram:
         if copies:
             covered = [_with_names(eqn, copies) for eqn in covered]
         outvars = list(
-            dict.fromkeys(self._name(made.frame, made.var) for made in match.results)
+            dict.fromkeys(
+                self._name(variable.frame, variable.var) for variable in match.results
+            )
         )
         atoms: list[Any] = []
         options = [self._option(m, atoms, outvars) for m in (match, *replacement.others)]
@@ -574,7 +578,7 @@ class _OutlinedProgram:
 
     def _copies(self, match: Match) -> dict[Any, Any]:
         """The names of arrays that are made again, with the names of the first ones."""
-        operands = [x for x in atoms_of(match.operands) if type(x) is Made]
+        operands = [x for x in atoms_of(match.operands) if type(x) is Variable]
         covered = match.covered
         by_number = {}
         if match.has_copies:
@@ -584,7 +588,7 @@ class _OutlinedProgram:
             for atom in frame.eqn(i).invars:
                 source = None if type(atom) is Literal else resolve(frame, atom)
                 if (
-                    type(source) is not Made
+                    type(source) is not Variable
                     or (id(source.frame), source.index) in covered
                     or any(x.is_it(source) for x in operands)
                 ):
@@ -606,7 +610,7 @@ class _OutlinedProgram:
                 number = operand.as_kind(match.pattern.scalars[i])
                 operands.append(Number(np.asarray(number), operand.atom))
                 continue
-            if type(operand) is Made:
+            if type(operand) is Variable:
                 operands.append(_position_in(atoms, self._name_of(operand)))
                 continue
             positions = tuple(
@@ -620,7 +624,8 @@ class _OutlinedProgram:
             else:
                 operands += positions
         results = tuple(
-            outvars.index(self._name(made.frame, made.var)) for made in match.results
+            outvars.index(self._name(variable.frame, variable.var))
+            for variable in match.results
         )
         return Option(match, tuple(operands), results)
 

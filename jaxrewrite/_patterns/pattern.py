@@ -30,8 +30,8 @@ from .search import root
 class Traced(NamedTuple):
     """The looked-for function at some operands.
 
-    ``start`` is the node that a search starts from, or ``None`` if some result is not that of
-    an equation.
+    ``start`` is the node that a search starts from, or ``None`` if some result is not the
+    result of an equation.
     """
 
     graph: Graph
@@ -322,7 +322,7 @@ def _key(arg: Any) -> Any:
 
 
 def operand_names(args: Sequence[Any]) -> list[Any]:
-    """What the arrays among the arguments are called in a graph: ``i``, or ``(i, leaf)``."""
+    """The names of the arrays among the arguments in a graph: ``i``, or ``(i, leaf)``."""
     names: list[Any] = []
     for i, arg in enumerate(args):
         if isinstance(arg, _compat.ShapedArray):

@@ -4,8 +4,8 @@ A function of rank, shape and dtype has different equations for different operan
 broadcasting, sums in a wider dtype, formulas for small matrices. So it is traced at a few
 operands of the ranks, dtypes and sizes that the annotations allow. All sizes are equal in
 one probe, because almost every function can be traced so. Most functions take one form.
-So one thing is changed at a time, with one choice of the static parameters for each form that
-is known; only a change that shows another form is tried with all of them.
+So probes change one property of the operands at a time, with one choice of the static parameters
+for each known form. A change that shows another form is tried with all choices.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .domains import Choice
 from .pattern import Pattern, Traced, Variant, count_of_batches
 
 
-# The size of all axes in the first probes, and in the further ones: functions of linear
+# The size of all axes in the first probes, and in further probes: functions of linear
 # algebra have formulas of their own for small matrices.
 _SIZE = 5
 _SIZES = (3, 2, 1)
@@ -89,7 +89,7 @@ class Forms:
         # The operands and static parameters that showed a form first.
         self._showing: list[tuple[Sequence[Any], dict[str, Any]]] = []
         self._tried: dict[Any, bool] = {}
-        # Batched functions that are not tried yet, and the primitives of such a variant.
+        # Batched functions that are not tried yet, and the primitives of each variant.
         self._waiting: list[tuple[Sequence[Any], dict[str, Any], Variant]] = []
         self._of_variant: dict[Variant, frozenset[Primitive]] = {}
         self._operands = range(len(pattern.names))
@@ -396,16 +396,15 @@ class Forms:
             variants += self._variants
             ranks = map(functools.partial(_has_one_rank, self.pattern), self._operands)
             if not graph.is_of_all_sizes() or any(ranks):
-                variants += (
-                    self._several
-                )  # Else the function itself takes what has more axes.
+                # Else the function itself takes operands of more axes.
+                variants += self._several
         elif variant is not None:
             # Batched again, most functions have a form that they have batched once.
             variants += [more for more in self._several if variant[0] in (more or ())]
         known = dict.fromkeys(form.variants)
         if not known.keys() >= {*variants}:
             known.update(dict.fromkeys(variants))
-            # What is not batched is tried first.
+            # The function itself is tried first.
             form.variants = sorted(known, key=_order_of_variants)
 
 
@@ -483,7 +482,7 @@ def _is_variadic(token: str) -> bool:
 
 
 def _ranks(pattern: Pattern, highest: int) -> list[tuple[int, ...]]:
-    """Combinations of ranks, those that most programs have first; 0 for numbers."""
+    """Combinations of ranks, the most common ranks first; 0 for numbers."""
     possible = [
         [0]
         if i in (*pattern.scalars, *pattern.bodies)
@@ -650,7 +649,7 @@ def _variants(pattern: Pattern) -> list[Variant]:
 
 
 def _several(pattern: Pattern) -> list[Variant]:
-    """Two and three axes. Of many arrays, the same ones are batched each time, or all."""
+    """Two and three axes. Of many arrays, the same arrays are batched each time, or all."""
     once = [variant[0] for variant in _variants(pattern) if variant is not None]
     if not once:
         return []

@@ -16,7 +16,7 @@ import numpy as np
 from .. import _compat
 from .._compat import JaxprEqn, Literal, Var
 from .._core.caches import BoundedCache
-from .view import Frame, Location, Made, PartOfFacts, Watch
+from .view import Frame, Location, PartOfFacts, Variable, Watch
 
 
 class Way:
@@ -47,17 +47,17 @@ class Way:
         frame, i = location
         return self.frame(frame), self.number(frame, i)
 
-    def made(self, made: Made) -> Made:
-        frame = self.frame(made.frame)
-        if made.frame.parent is not None:
-            return Made(frame, made.var, made.index, made.k)
-        var = self.variable(made.var)
+    def variable_there(self, variable: Variable) -> Variable:
+        frame = self.frame(variable.frame)
+        if variable.frame.parent is not None:
+            return Variable(frame, variable.var, variable.index, variable.k)
+        var = self.counterpart(variable.var)
         assert var is not None, "a variable is known before the arrays made of it"
-        return Made(frame, var, *frame.facts.made.get(var, (-1, 0)))
+        return Variable(frame, var, *frame.facts.makers.get(var, (-1, 0)))
 
-    def variable(self, var: Var) -> Var | None:
+    def counterpart(self, var: Var) -> Var | None:
         """The variable that corresponds to another; ``None`` if it is not known yet."""
-        i, k = self.here.facts.made.get(var, (-1, 0))
+        i, k = self.here.facts.makers.get(var, (-1, 0))
         if i in self.numbers:
             return self.there.eqns[self.numbers[i]].outvars[k]
         return self.variables.get(var)
@@ -141,7 +141,7 @@ class Repeats:
         facts = PartOfFacts(top.facts, touched, asked)
         nothing = _compat.new_jaxpr([], [], [], top.jaxpr.debug_info, False)
         frame = Frame(nothing, facts)
-        variables = {*facts.position, *facts.made}
+        variables = {*facts.position, *facts.makers}
         way = Way(top, frame, {n: n for n in facts.numbers}, {v: v for v in variables})
         reached = self._reached & variables
         return _Part(frame, i, touched, asked, reached, move(result, way))
@@ -165,8 +165,8 @@ class Repeats:
         facts, facts_there = way.here.facts, way.there.facts
         numbers, variables = way.numbers, way.variables
         eqns, eqns_there = facts.eqns, facts_there.eqns
-        made: Mapping[Any, tuple[int, int]] = facts.made
-        made_there: Mapping[Any, tuple[int, int]] = facts_there.made
+        makers: Mapping[Any, tuple[int, int]] = facts.makers
+        makers_there: Mapping[Any, tuple[int, int]] = facts_there.makers
         calls, calls_there = facts.calls, facts_there.calls
         behind_there = facts_there.behind
         reached, reached_there = part.reached, self._reached
@@ -188,25 +188,29 @@ class Repeats:
                     continue
                 if type(b) is Literal:
                     return False
-                mine, other = made.get(a), made_there.get(b)
-                if mine is not None and mine[0] in eqns:
-                    if other is None or other[1] != mine[1]:
+                maker, maker_there = makers.get(a), makers_there.get(b)
+                if maker is not None and maker[0] in eqns:
+                    if maker_there is None or maker_there[1] != maker[1]:
                         return False
-                    if mine[0] not in numbers:
-                        numbers[mine[0]] = other[0]
-                        pending.append(mine[0])
-                    elif numbers[mine[0]] != other[0]:
+                    if maker[0] not in numbers:
+                        numbers[maker[0]] = maker_there[0]
+                        pending.append(maker[0])
+                    elif numbers[maker[0]] != maker_there[0]:
                         return False
                     continue
                 if variables.setdefault(a, b) is not b:
                     return False
                 if not (a.aval is b.aval or a.aval == b.aval):
                     return False
-                if mine is None or other is None:
-                    if mine is not other:
+                if maker is None or maker_there is None:
+                    if maker is not maker_there:
                         return False
                 # Neither a call nor a move makes them.
-                elif mine[1] != other[1] or other[0] in calls_there or b in behind_there:
+                elif (
+                    maker[1] != maker_there[1]
+                    or maker_there[0] in calls_there
+                    or b in behind_there
+                ):
                     return False
                 # Whether others are values follows from these.
                 if (a in reached) is not (b in reached_there):
@@ -225,7 +229,7 @@ class Repeats:
         uses_there, results_there = facts_there.uses, facts_there.results
         unknown: list[Var] = []
         for var in asked:
-            other = way.variable(var)
+            other = way.counterpart(var)
             if other is None:
                 unknown.append(var)
                 continue
@@ -244,12 +248,12 @@ class Repeats:
 
     def _keeps_apart(self, way: Way) -> bool:
         """Whether equations and variables that differ in a part differ there."""
-        there, made = {*way.numbers.values()}, way.there.facts.made
+        there, makers = {*way.numbers.values()}, way.there.facts.makers
         others = {*way.variables.values()}
         return (
             len(there) == len(way.numbers)
             and len(others) == len(way.variables)
-            and all(made.get(var, (-1, 0))[0] not in there for var in others)
+            and all(makers.get(var, (-1, 0))[0] not in there for var in others)
         )
 
 

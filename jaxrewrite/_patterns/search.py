@@ -13,7 +13,7 @@ from .._compat import JaxprEqn
 from .bodies import Body, Group, groups, is_empty_slices, is_hole_scan, same_scan
 from .view import (
     Location,
-    Made,
+    Variable,
     chain,
     look_at,
     make_the_same,
@@ -158,11 +158,11 @@ class Search:
         if kind == "operand":
             return self._bind(ref[1], atoms if self.by_form else atom), rest
         atom = atoms[-1]
-        if self.is_open and _is_given(atom) and type(atom) is Made:
+        if self.is_open and _is_given(atom) and type(atom) is Variable:
             self.assumed += 1
             return True, rest
         if kind == "node":
-            if type(atom) is not Made or atom.index < 0:
+            if type(atom) is not Variable or atom.index < 0:
                 return False, rest
             if atom.k != self._result(ref, atom.frame.eqn(atom.index)):
                 return False, rest
@@ -190,7 +190,7 @@ class Search:
     def _assume_same(self, first: Any, second: Any) -> bool:
         """Whether two atoms in the body of a call are one array if the caller passes one."""
         holds = _is_given(first) and _is_given(second)
-        if type(first) is type(second) is Made and first.index >= 0 <= second.index:
+        if type(first) is type(second) is Variable and first.index >= 0 <= second.index:
             holds = same_equation(
                 first.frame.eqn(first.index), second.frame.eqn(second.index)
             )
@@ -308,13 +308,13 @@ class Search:
             k = k if k < node_carry else k - node_carry + carry
         return body.result(k) if k < len(eqn.outvars) else k
 
-    def result_atoms(self, embedding: Embedding) -> list[Made]:
-        """What the results of the graph are in the program."""
+    def result_atoms(self, embedding: Embedding) -> list[Variable]:
+        """The variables of the program that are the results of the graph."""
         atoms = []
         for ref in self.graph.results:
             frame, index = embedding.locations[ref[1]]
             k = self._result(ref, frame.eqn(index))
-            atoms.append(Made(frame, frame.eqn(index).outvars[k], index, k))
+            atoms.append(Variable(frame, frame.eqn(index).outvars[k], index, k))
         return atoms
 
     def _is_like(self, node: Node, eqn: JaxprEqn) -> bool:
@@ -351,7 +351,7 @@ class Search:
                 return True, (("assign", n, locations[0]), None)
         return False, None
 
-    def _known(self, ref: Ref) -> Made | None:
+    def _known(self, ref: Ref) -> Variable | None:
         atom = None
         if ref[0] == "operand":
             atom = self._operands.get(ref[1])
@@ -361,8 +361,8 @@ class Search:
             frame, index = self._locations[ref[1]]
             k = self._result(ref, frame.eqn(index))
             if k < len(frame.eqn(index).outvars):
-                atom = Made(frame, frame.eqn(index).outvars[k], index, k)
-        return atom if type(atom) is Made else None
+                atom = Variable(frame, frame.eqn(index).outvars[k], index, k)
+        return atom if type(atom) is Variable else None
 
 
 def _is_given(atom: Any) -> bool:

@@ -26,20 +26,20 @@ class Facts:
     def __init__(self, jaxpr: Jaxpr):
         self.position = {var: i for i, var in enumerate(jaxpr.invars)}
         # The equation that makes a variable, and which of its results the variable is.
-        self.made: dict[Var, tuple[int, int]] = {}
+        self.makers: dict[Var, tuple[int, int]] = {}
         # The bodies of the calls that are looked through, by the number of the equation.
         self.calls: dict[int, Jaxpr] = {}
         self.eqns: Sequence[JaxprEqn] = jaxpr.eqns
         # The equations of each primitive.
         by_primitive: dict[Primitive, list[int]] = collections.defaultdict(list)
-        made = self.made
+        makers = self.makers
         for i, eqn in enumerate(self.eqns):
             by_primitive[eqn.primitive].append(i)
             outvars = eqn.outvars
             if len(outvars) == 1:
-                made[outvars[0]] = i, 0
+                makers[outvars[0]] = i, 0
             else:
-                made.update((var, (i, k)) for k, var in enumerate(outvars))
+                makers.update((var, (i, k)) for k, var in enumerate(outvars))
         self.by_primitive = dict(by_primitive)
         for primitive in self.by_primitive:
             for i in by_primitive[primitive] if primitive.name in CALLS else ():
@@ -106,7 +106,7 @@ class Facts:
     def kinds(self) -> tuple[frozenset[Any], int]:
         """The dtypes of the arrays, and the highest rank, here and in the calls."""
         dtypes, rank = set(), 0
-        variables = itertools.chain(self.position, self.made)
+        variables = itertools.chain(self.position, self.makers)
         for aval in set(map(operator.attrgetter("aval"), variables)):
             if isinstance(aval, ShapedArray):
                 dtypes.add(aval.dtype)
@@ -143,15 +143,15 @@ class PartOfFacts(Facts):
                 if type(atom) is Literal:
                     continue
                 variables.add(atom)
-                j, _ = facts.made.get(atom, (-1, 0))
+                j, _ = facts.makers.get(atom, (-1, 0))
                 if j in facts.calls or atom in facts.behind:
                     pending.append(j)
-        given = variables - facts.made.keys()
+        invars = variables - facts.makers.keys()
         some = lambda of, keys: {key: of[key] for key in keys if key in of}
         self.numbers = {*eqns}
         self.eqns = cast(Any, eqns)
-        self.position = some(facts.position, given)
-        self.made = some(facts.made, variables)
+        self.position = some(facts.position, invars)
+        self.makers = some(facts.makers, variables)
         self.calls = some(facts.calls, eqns)
         self.by_primitive = {}
         for i, eqn in eqns.items():
@@ -278,7 +278,7 @@ class Frame:
 Location = tuple[Frame, int]
 
 
-class Made:
+class Variable:
     """A variable that an equation makes, or that the program is given (``index`` -1)."""
 
     __slots__ = ("chain", "frame", "index", "k", "var")
@@ -292,12 +292,14 @@ class Made:
 
     def is_it(self, other: Any) -> bool:
         """Whether it is the same variable."""
-        return type(other) is Made and self.var is other.var and self.frame is other.frame
+        return (
+            type(other) is Variable and self.var is other.var and self.frame is other.frame
+        )
 
     def same(self, other: Any) -> bool:
         """Whether it is the same array: the same variable, or the same equation made it again."""
         return self.is_it(other) or (
-            type(other) is Made
+            type(other) is Variable
             and self.index >= 0 <= other.index
             and self.k == other.k
             and make_the_same((self.frame, self.index), (other.frame, other.index))
@@ -330,7 +332,7 @@ def make_the_same(first: Location, second: Location) -> bool:
 
 def _surely_differ(a: Any, b: Any) -> bool:
     """Whether operands are different arrays, by the equations that make them."""
-    if type(a) is not Made or type(b) is not Made:
+    if type(a) is not Variable or type(b) is not Variable:
         return type(a) is not type(b) or (type(a) is Number and not a.same(b))
     if a.index < 0 or b.index < 0:
         return not a.is_it(b)
@@ -340,7 +342,7 @@ def _surely_differ(a: Any, b: Any) -> bool:
 
 
 def resolve(frame: Frame, atom: Any) -> Any:
-    """The source of an atom, across borders: a `Number`, a `Made`, or ``None`` for odd literals."""
+    """The source of an atom, across borders: a `Number`, a `Variable`, or ``None`` for odd literals."""
     source, by = _resolved(frame, atom)
     watch = frame.top.watch
     if watch is not None:
@@ -361,15 +363,15 @@ def _resolve(frame: Frame, atom: Any, by: list[int]) -> Any:
     while True:
         if type(atom) is Literal:
             return Number.of(atom)
-        made = frame.facts.made.get(atom)
-        if made is None:
+        maker = frame.facts.makers.get(atom)
+        if maker is None:
             position = frame.facts.position.get(atom)
             if frame.parent is None or position is None:
-                return Made(frame, atom)
+                return Variable(frame, atom)
             atom = frame.parent.eqn(frame.call).invars[position]
             frame = frame.parent
             continue
-        index, k = made
+        index, k = maker
         if index in frame.facts.calls:
             by.append(frame.number_in_top(index))
             frame = frame.inner(index)
@@ -382,14 +384,14 @@ def _resolve(frame: Frame, atom: Any, by: list[int]) -> Any:
             number = folded(eqn, source) if type(source) is Number else None
             if number is not None:
                 return number
-        return Made(frame, atom, index, k)
+        return Variable(frame, atom, index, k)
 
 
 def passing(frame: Frame, atom: Any) -> Iterator[Frame]:
     """The bodies of calls that only pass on an array on its way to an atom."""
     entered: list[Frame] = []
     while type(atom) is not Literal:
-        index, k = frame.facts.made.get(atom, (-1, 0))
+        index, k = frame.facts.makers.get(atom, (-1, 0))
         if index in frame.facts.calls:
             frame = frame.inner(index)
             entered.append(frame)
@@ -404,21 +406,21 @@ def passing(frame: Frame, atom: Any) -> Iterator[Frame]:
         frame = frame.parent
 
 
-def outermost(made: Made, inlined: Container[Frame] = ()) -> Made:
+def outermost(variable: Variable, inlined: Container[Frame] = ()) -> Variable:
     """The same array in the outermost frame where it has a name, or in an inlined one."""
-    while made.frame.parent is not None and made.frame not in inlined:
-        positions = made.frame.facts.results.get(made.var, ())
-        outvars = made.frame.parent.eqn(made.frame.call).outvars
+    while variable.frame.parent is not None and variable.frame not in inlined:
+        positions = variable.frame.facts.results.get(variable.var, ())
+        outvars = variable.frame.parent.eqn(variable.frame.call).outvars
         names = [outvars[p] for p in positions if type(outvars[p]) is not DropVar]
         if not names:
             break
-        made = Made(made.frame.parent, names[0], made.frame.call)
-    return made
+        variable = Variable(variable.frame.parent, names[0], variable.frame.call)
+    return variable
 
 
 def chain(atom: Any) -> Sequence[Any]:
     """An atom, and the atoms that it is a moved or converted form of, up to the last."""
-    if type(atom) is not Made:
+    if type(atom) is not Variable:
         return [atom]
     atoms, by = _chain(atom)
     watch = atom.frame.top.watch
@@ -427,18 +429,18 @@ def chain(atom: Any) -> Sequence[Any]:
     return atoms
 
 
-def _chain(made: Made) -> tuple[Sequence[Any], Sequence[int]]:
+def _chain(variable: Variable) -> tuple[Sequence[Any], Sequence[int]]:
     """The chain of an array, and the program's equations that decide it."""
-    if made.chain is None:
-        made.chain = [made], ()
-        if made.index >= 0:
-            eqn = made.frame.eqn(made.index)
+    if variable.chain is None:
+        variable.chain = [variable], ()
+        if variable.index >= 0:
+            eqn = variable.frame.eqn(variable.index)
             if is_move(eqn):
-                source, by = _resolved(made.frame, eqn.invars[0])
-                rest, more = _chain(source) if type(source) is Made else ([source], ())
-                number = made.frame.number_in_top(made.index)
-                made.chain = [made, *rest], (number, *by, *more)
-    return made.chain
+                source, by = _resolved(variable.frame, eqn.invars[0])
+                rest, more = _chain(source) if type(source) is Variable else ([source], ())
+                number = variable.frame.number_in_top(variable.index)
+                variable.chain = [variable, *rest], (number, *by, *more)
+    return variable.chain
 
 
 def users_behind_moves(frame: Frame, var: Var) -> Iterator[Location]:

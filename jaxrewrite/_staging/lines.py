@@ -55,7 +55,7 @@ def in_lines(steps: Sequence[Step], outvars: Sequence[Any]) -> list[Step]:
 
 
 def _line(step: Step) -> object:
-    """What steps of the same line have in common; an object of its own for others."""
+    """A key that steps of the same line have in common; an object of its own for others."""
     eqn = step.eqn
     is_equation = step.is_jitted and step.results is eqn.outvars and not eqn.effects
     where = _compat.source_location(eqn.source_info) if is_equation else None

@@ -29,7 +29,7 @@ from .._compat import Jaxpr, ShapedArray, Tree
 from .._core import hooks
 from .._core.avals import aval_of, avals_of
 from .._core.dead_code import drop_dead_code
-from .._core.errors import add_note, place
+from .._core.errors import add_note, at_line
 from .._core.notices import warn
 from .._core.rewrite import Rewriter
 from .._core.rules import Rule, RulesInForce, global_rules
@@ -312,9 +312,9 @@ def is_leafless(x: object) -> bool:
 
 
 def _note_staging(error: Exception, name: str, likes: Sequence[Any]) -> None:
-    """Add the place to an error in the user's function, or in JAX's functions that it calls."""
+    """Add the line to an error in the user's function, or in JAX's functions that it calls."""
     shown = ", ".join(map(describe_operand, likes))
-    line = place(_compat.raised_at(error))
+    line = at_line(_compat.raised_at(error))
     add_note(error, f"jaxrewrite: in staging {name} on ({shown}){line}")
     if isinstance(error, _NEEDS_A_NUMBER):
         add_note(

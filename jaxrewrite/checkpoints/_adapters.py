@@ -91,9 +91,11 @@ def save_adapter(
         names = {"block/query/kernel": "model.layers.0.self_attn.q_proj"}
         save_adapter("adapter", params, names=names, config={"task_type": "CAUSAL_LM"})
     """
-    taken = sorted(COMPUTED & {*(config or {})})
-    if taken:
-        raise ValueError(f"{_SAVE}: {', '.join(taken)} follows from the other arguments.")
+    computed = sorted(COMPUTED & {*(config or {})})
+    if computed:
+        raise ValueError(
+            f"{_SAVE}: {', '.join(computed)} follows from the other arguments."
+        )
     adapters: dict[str, Adapter] = {}
     for _, path, weight in _weights(_SAVE, params):
         if not isinstance(weight, Lora):
@@ -196,8 +198,8 @@ def load_adapter(
                 raise ValueError(f"{_LOAD}: two weights have the module {module}.")
             used.add(module)
         if modules:
-            found = [adapters[module] for module in listed]
-            leaves[i] = _joined(path, weight, modules, found, layout)
+            of_weight = [adapters[module] for module in listed]
+            leaves[i] = _joined(path, weight, modules, of_weight, layout)
     table = names if isinstance(names, Mapping) else {}
     astray = [path for path in table.keys() - {*paths} if table[path] is not None]
     if astray:
@@ -241,14 +243,14 @@ def _modules(by: str, names: Names | None, path: str) -> Modules:
     if names is None:
         *above, last = path.split("/")
         return ".".join(above if last in ("kernel", "weight") else [*above, last])
-    found = names.get(path) if isinstance(names, Mapping) else names(path)
-    is_list = isinstance(found, Sequence) and all(isinstance(x, str) for x in found)
-    if not (found is None or is_list):
+    modules = names.get(path) if isinstance(names, Mapping) else names(path)
+    is_list = isinstance(modules, Sequence) and all(isinstance(x, str) for x in modules)
+    if not (modules is None or is_list):
         raise ValueError(
-            f"{by}: names gives {found!r} for {path}, where a module, a sequence of modules or "
+            f"{by}: names gives {modules!r} for {path}, where a module, a sequence of modules or "
             "None is expected."
         )
-    return found
+    return modules
 
 
 def _listed(modules: Modules) -> list[str]:
@@ -291,17 +293,17 @@ def _joined(
     path: str,
     weight: Any,
     modules: str | Sequence[str],
-    found: Sequence[Adapter],
+    adapters: Sequence[Adapter],
     layout: Layout,
 ) -> Lora:
     """The weight with the adapters of its modules."""
-    batch = () if isinstance(modules, str) else (len(found),)
+    batch = () if isinstance(modules, str) else (len(adapters),)
     base, rows, cols, frozen = _axes(path, weight, batch)
     ndim = len(batch) + len(rows) + len(cols)
     shape = tuple(weight.shape)
     sizes = [tuple(shape[axis % ndim] for axis in axes) for axes in (rows, cols)]
     n, m = map(math.prod, sizes)
-    for name, adapter in zip(_listed(modules), found, strict=True):
+    for name, adapter in zip(_listed(modules), adapters, strict=True):
         wanted = (n, m) if _is_in_out(_LOAD, layout) else (m, n)
         got = (adapter.a.shape[1], adapter.b.shape[0])
         if wanted != got:
@@ -310,15 +312,15 @@ def _joined(
                 f"features, but {path} has shape {shape}, which is from {wanted[0]} to "
                 f'{wanted[1]} with layout="{layout}".'
             )
-    if len({(adapter.rank, adapter.scale) for adapter in found}) > 1:
+    if len({(adapter.rank, adapter.scale) for adapter in adapters}) > 1:
         raise ValueError(
             f"{_LOAD}: the layers that are stacked in {path} differ in rank or scale."
         )
-    pairs = [(x.a.T, x.b.T) if _is_in_out(_LOAD, layout) else (x.b, x.a) for x in found]
-    rank = found[0].rank
+    pairs = [(x.a.T, x.b.T) if _is_in_out(_LOAD, layout) else (x.b, x.a) for x in adapters]
+    rank = adapters[0].rank
     a, b = (jnp.asarray(np.stack(factors)) for factors in zip(*pairs, strict=True))
     a, b = a.reshape(*batch, *sizes[0], rank), b.reshape(*batch, rank, *sizes[1])
-    return Lora(base, a, b, found[0].scale, rows, cols, frozen)
+    return Lora(base, a, b, adapters[0].scale, rows, cols, frozen)
 
 
 def _axes(
@@ -326,16 +328,16 @@ def _axes(
 ) -> tuple[Any, tuple[int, ...], tuple[int, ...], bool]:
     """The base of a weight, its row and column axes, and whether it is frozen."""
     if isinstance(weight, Lora):
-        own = weight.shape[: weight.ndim - len(weight.rows) - len(weight.cols)]
+        batch_of_weight = weight.shape[: weight.ndim - len(weight.rows) - len(weight.cols)]
         parts = weight.w, weight.rows, weight.cols, weight.frozen
     elif not jnp.issubdtype(weight.dtype, jnp.floating):
         raise ValueError(
             f"{_LOAD}: {path} has dtype {weight.dtype}, and only floating weights have adapters."
         )
     else:
-        own = tuple(weight.shape[:-2])
+        batch_of_weight = tuple(weight.shape[:-2])
         parts = weight, (-2,), (-1,), True
-    if own != batch or weight.ndim < 2:
+    if batch_of_weight != batch or weight.ndim < 2:
         count = f"a sequence of {batch[0]} modules" if batch else "one module"
         raise ValueError(
             f"{_LOAD}: {path} has shape {tuple(weight.shape)}, and {count}. A matrix has one "

@@ -136,8 +136,8 @@ def write_tensors(
 ) -> None:
     # The package writes memory as it lies there.
     on_host = jax.device_get(dict(arrays))
-    whole = {name: np.asarray(x, order="C") for name, x in on_host.items()}
-    safetensors(by).numpy.save_file(whole, file, metadata=dict(metadata))
+    contiguous = {name: np.asarray(x, order="C") for name, x in on_host.items()}
+    safetensors(by).numpy.save_file(contiguous, file, metadata=dict(metadata))
 
 
 def read_tensors(

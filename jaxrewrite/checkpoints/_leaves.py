@@ -127,9 +127,9 @@ def empty(like: Any) -> Any:
 
 def _key_impl(like: Any) -> Any:
     """The implementation of random keys, which JAX tells for arrays and tracers alone."""
-    found = []
-    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), like)
-    return found[0]
+    implementations = []
+    jax.eval_shape(lambda key: implementations.append(jax.random.key_impl(key)), like)
+    return implementations[0]
 
 
 def _to_plain(xp: ModuleType, x: Any) -> Any:

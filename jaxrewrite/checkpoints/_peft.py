@@ -34,7 +34,7 @@ class Adapter(NamedTuple):
         return self.a.shape[0]
 
 
-# What peft takes for fields that a file lacks.
+# The numbers that peft takes for fields that a file lacks.
 _RANK, _ALPHA = 8, 8
 
 # Fields that say how the adapter was made or where it belongs, not what it computes.
@@ -86,7 +86,7 @@ def read(directory: pathlib.Path) -> dict[str, Adapter]:
     """
     config = _read_config(directory / CONFIG)
     tensors, _ = read_tensors("load_adapter", directory / TENSORS)
-    found: dict[str, dict[str, np.ndarray]] = {}
+    by_module: dict[str, dict[str, np.ndarray]] = {}
     for key, tensor in tensors.items():
         match = _KEY.fullmatch(key)
         if match is None or tensor.ndim != 2 or not _is_floating(tensor):
@@ -95,10 +95,13 @@ def read(directory: pathlib.Path) -> dict[str, Adapter]:
                 f"{tensor.shape} and dtype {tensor.dtype}. Only the factors of linear layers "
                 f"are read, called {_PREFIX}<module>.lora_A.weight and ...lora_B.weight."
             )
-        found.setdefault(match[1], {})[match[2]] = tensor
-    if not found:
+        by_module.setdefault(match[1], {})[match[2]] = tensor
+    if not by_module:
         raise ValueError(f"load_adapter: {directory / TENSORS} has no tensors.")
-    return {module: _adapter(directory, module, of, config) for module, of in found.items()}
+    return {
+        module: _adapter(directory, module, factors, config)
+        for module, factors in by_module.items()
+    }
 
 
 def _is_floating(tensor: np.ndarray) -> bool:
@@ -172,13 +175,13 @@ def _read_config(path: pathlib.Path) -> dict[str, Any]:
         )
     unknown = [k for k in config.keys() - _SILENT - _READ if config[k] not in _OFF]
     if unknown:
-        told = ", ".join(f"{k}={config[k]!r}" for k in sorted(unknown))
-        raise refuse(f"has {told}: what that means for the adapter is not known here.")
+        values = ", ".join(f"{k}={config[k]!r}" for k in sorted(unknown))
+        raise refuse(f"has {values}: what that means for the adapter is not known here.")
     _check_numbers(config, refuse)
     return config
 
 
-# What a field has whose feature is not used.
+# The contents of a field whose feature is not used.
 _OFF: tuple[Any, ...] = (None, False, {}, [], "")
 
 
@@ -191,12 +194,12 @@ def _check_numbers(config: Mapping[str, Any], refuse: Any) -> None:
         ("r", "rank_pattern", is_rank),
         ("lora_alpha", "alpha_pattern", is_alpha),
     ):
-        own = config.get(patterns) or {}
-        if not isinstance(own, dict):
-            raise refuse(f"has {patterns}={own!r}, which is not a table.")
-        if not all(map(fits, [config.get(default, 1), *own.values()])):
-            raise refuse(f"has {default}={config.get(default)!r} and {patterns}={own!r}.")
-        for pattern in own:
+        table = config.get(patterns) or {}
+        if not isinstance(table, dict):
+            raise refuse(f"has {patterns}={table!r}, which is not a table.")
+        if not all(map(fits, [config.get(default, 1), *table.values()])):
+            raise refuse(f"has {default}={config.get(default)!r} and {patterns}={table!r}.")
+        for pattern in table:
             try:
                 re.compile(pattern)
             except re.error as error:

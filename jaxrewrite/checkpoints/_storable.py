@@ -125,24 +125,26 @@ def from_storable(arrays: Any, like: _T) -> _T:
 
 def assemble(by: str, arrays: Mapping[str, Any], like: Any) -> Any:
     """`from_storable` of arrays by name, for errors in the name of a function."""
-    told = _told(by, arrays.get(ABOUT))
+    stored = _entry(by, arrays.get(ABOUT))
     wanted = _about(like)
-    whole = [{**about["leaves"], **about["values"]} for about in (told, wanted)]
-    differences = list(_differences(*whole))
+    descriptions = [{**about["leaves"], **about["values"]} for about in (stored, wanted)]
+    differences = list(_differences(*descriptions))
     if differences:
         more = "; ..." if len(differences) > _NAMED else ""
         named = "; ".join(differences[:_NAMED])
         raise ValueError(f"{by}: what was stored differs from `like`: {named}{more}")
     leaves = _leaves(like)
     checked = _checked(by, arrays, {n: x for n, x in leaves.items() if is_stored(x)})
-    made = {}
+    restored_leaves = {}
     for name, leaf in leaves.items():
         try:
-            made[name] = restored(checked[name], leaf) if name in checked else empty(leaf)
+            restored_leaves[name] = (
+                restored(checked[name], leaf) if name in checked else empty(leaf)
+            )
         except ValueError as error:
             raise ValueError(f"{by}: {name}: {error}.") from error
-    every, treedef = jax.tree_util.tree_flatten_with_path(like)
-    new = [made.get(_name(path), leaf) for path, leaf in every]
+    leaves_of_like, treedef = jax.tree_util.tree_flatten_with_path(like)
+    new = [restored_leaves.get(_name(path), leaf) for path, leaf in leaves_of_like]
     return jax.tree_util.tree_unflatten(treedef, new)
 
 
@@ -186,17 +188,17 @@ def _named(tree: Any) -> dict[str, Any]:
 
 def _leaves(tree: Any) -> dict[str, Any]:
     """The arrays of a pytree, by their paths."""
-    found: dict[str, Any] = {}
+    by_path: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if is_array(leaf):
             name = _name(path)
-            if name in found or name == ABOUT:
+            if name in by_path or name == ABOUT:
                 raise ValueError(
                     f"to_storable: the name {name!r} belongs to another array, too. Rename a "
                     "key of the pytree."
                 )
-            found[name] = leaf
-    return found
+            by_path[name] = leaf
+    return by_path
 
 
 # --- what the arrays were ---------------------------------------------------------------
@@ -243,11 +245,11 @@ def _without_addresses(text: str) -> str:
     return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
-def _told(by: str, about: Any) -> dict[str, Any]:
-    """What an entry of `to_storable` says."""
+def _entry(by: str, about: Any) -> dict[str, Any]:
+    """The contents of the entry of `to_storable` that describes the arrays."""
     try:
-        told = json.loads(bytes(np.asarray(about, np.uint8)))
-        version, parts = told["version"], (told["values"], told["leaves"])
+        entry = json.loads(bytes(np.asarray(about, np.uint8)))
+        version, parts = entry["version"], (entry["values"], entry["leaves"])
     except (TypeError, ValueError, KeyError) as error:
         raise ValueError(
             f"{by}: this was not stored by jaxrewrite.checkpoints: the entry {ABOUT!r}, which "
@@ -258,14 +260,14 @@ def _told(by: str, about: Any) -> dict[str, Any]:
             f"{by}: this was stored in version {version} of the format; this jaxrewrite reads "
             f"version {VERSION}."
         )
-    return told
+    return entry
 
 
-def _differences(told: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
-    for name in sorted({*told, *wanted}):
-        if name not in told:
+def _differences(stored: Mapping[str, str], wanted: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted({*stored, *wanted}):
+        if name not in stored:
             yield f"{name} is missing there"
         elif name not in wanted:
             yield f"{name} is not in `like`"
-        elif told[name] != wanted[name]:
-            yield f"{name} is {told[name]} there and {wanted[name]} in `like`"
+        elif stored[name] != wanted[name]:
+            yield f"{name} is {stored[name]} there and {wanted[name]} in `like`"

@@ -1,12 +1,12 @@
 """Attention as libraries write it, and the function of JAX that may be fused.
 
-What is looked for is softmax(q kᵀ · scale + bias, masked) v, in the layouts and with the order
-of operations that libraries trace to. In its place comes `jax.nn.dot_product_attention`,
-which computes the logits and the softmax in float32. So operands of float32 and bfloat16 are
-replaced, and those of float64 are not; nor are those of float16, whose product of this
+The patterns look for softmax(q kᵀ · scale + bias, masked) v, in the layouts and with the order
+of operations that libraries trace to. They replace it by `jax.nn.dot_product_attention`,
+which computes the logits and the softmax in float32. So operands of float32 and bfloat16
+match, and operands of float64 do not; nor do operands of float16, whose product of this
 function no CPU has.
 
-A scale that multiplies the queries stays where it is, outside of what is looked for.
+A scale that multiplies the queries stays where it is, outside of the pattern.
 """
 
 # The annotations of these rules are made for each layout, which mypy does not follow.
@@ -107,8 +107,8 @@ def _as_one_call(attend: Callable[..., Any]) -> Callable[..., Any]:
 class _Fused:
     """`jax.nn.dot_product_attention` for operands of the layouts of libraries.
 
-    ``heads_first`` takes operands of (..., heads, length, size), and ``heads_last`` those of
-    (..., length, heads, size).
+    ``heads_first`` takes operands of (..., heads, length, size), and ``heads_last`` operands
+    of (..., length, heads, size).
     """
 
     def __init__(self, implementation: Any):
@@ -224,7 +224,7 @@ def _layouts(fused: _Fused) -> Iterator[_Layout]:
     )
 
 
-# What is added to the logits, and what hides some of them.
+# An array that is added to the logits, and an array that hides some of them.
 _Bias = Float[Array, "..."]
 _Mask = Bool[Array, "..."]
 _Scale = Float[Array, ""]

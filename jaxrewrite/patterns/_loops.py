@@ -30,7 +30,7 @@ rules = Rules()
 
 
 def _results(y: Any) -> tuple[Any, ...]:
-    """What a body returns for one step, of which the first is reduced."""
+    """The results of a body for one step, of which the first is reduced."""
     return y if isinstance(y, tuple) else (y,)
 
 
@@ -69,8 +69,8 @@ def _fold(
 ) -> tuple[Any, ...]:
     """A scan with reductions of its first results: the carry, and all results in order.
 
-    A reduction is made of the aval of one step and of the number of steps. What has none
-    stays a stack.
+    A reduction is made of the aval of one step and of the number of steps. A result without
+    a reduction stays a stack.
     """
     avals = _of_one_step(f, init, xs)
     done = {
@@ -110,7 +110,7 @@ def work_before_the_scan(*operands: ArrayLike, **params: Any) -> Any:
 
 
 def _reduced(reduce: Callable[..., Any], y: Any) -> tuple[Any, Any]:
-    """The dtype of a sum or mean of steps, and the one that JAX adds in."""
+    """The dtype of a sum or mean of steps, and the dtype in which JAX adds."""
     steps = jax.ShapeDtypeStruct((1,), y.dtype)
     result = jax.eval_shape(functools.partial(reduce, axis=0), steps).dtype
     is_short = jnp.issubdtype(result, jnp.floating) and jnp.finfo(result).bits < 32
@@ -294,7 +294,7 @@ def kept_last(f: Callable, init, xs, *, reverse):
 # --- several results ------------------------------------------------------------------------
 
 
-# What reduces a stack of steps, and how the carry does it, by kind.
+# The reduction of a stack of steps, and the same in the carry, by kind.
 _KINDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any, int], _Reduction]]] = {
     "sum": (_over(jnp.sum, False), functools.partial(_sum, jnp.sum, False)),
     "mean": (_over(jnp.mean, False), functools.partial(_sum, jnp.mean, False)),
@@ -422,7 +422,7 @@ def selected_update(p, x, i, v):
 
 @rules.rewrite(selected_update)
 def update_of_selected(p: Bool[Array, ""], x, i: Integer[Array, ""], v):
-    # What is out of bounds is dropped by the update, whatever is read for it.
+    # The update drops entries out of bounds, whatever is read for them.
     return x.at[i].set(jnp.where(p, v, x[i]))
 
 

@@ -3,11 +3,11 @@
 A library takes the Cholesky factor of a covariance, and computes from it a quadratic form, or a
 solution, and the logarithm of a determinant. A sum such as ``low_rank + diagonal`` has no
 triangular factor with structure. But it can be solved with, and its determinant is known. So
-these take the place of what is computed from the factor, where nothing else is. Nothing here
+these replace the results that are computed from the factor, where nothing else is. Nothing here
 matches arrays alone.
 
 Where the matrix is not positive definite, the factor is NaN, and so are the results. The
-eigenvalues tell that if they are known. If not, those of a small matrix do ([H]_): a diagonal
+eigenvalues tell that if they are known. If not, a small matrix tells it ([H]_): a diagonal
 :math:`D` plus :math:`U S U^T`, with :math:`S` of k positive and k negative eigenvalues, is
 positive definite where the negative entries of D and the positive eigenvalues of
 :math:`S^{-1} + U^T D^{-1} U` are k together. For this no entry of D may be zero; the results are

@@ -1,4 +1,4 @@
-r"""Formulas that lose digits or overflow, and those that do not.
+r"""Formulas that lose digits or overflow, and formulas that do not.
 
 Each pattern is an identity of real numbers. What is put in its place has no value, and no
 derivative, that is worse in floating-point arithmetic, and none that is not a number where
@@ -16,8 +16,8 @@ what was written is one. Numbers of 16 bits are computed in float32. The sources
 .. [K] W. Kahan, *Branch cuts for complex elementary functions*, 1987.
 
 All patterns are for dense arrays of real floating-point numbers. A comment tells where a
-derivative has a rule of its own: where the automatic one of the better formula is worse than
-that of the formula that was written.
+derivative has a rule of its own: where the automatic derivative of the better formula is worse
+than the derivative of the formula that was written.
 """
 
 import functools
@@ -36,7 +36,7 @@ from jaxrewrite import Axis, Rules
 
 rules = Rules()
 
-# What the patterns are for.
+# The operands that the patterns are for.
 Real = Float[Array, "..."]
 Same = Float[Array, "*shape"]  # of operands of one shape
 
@@ -54,7 +54,7 @@ def squared(x: Any, how: Square) -> Any:
 
 
 def is_floating(x: Any) -> bool:
-    """Whether an operand is an array of such numbers, and no static number or mask."""
+    """Whether an operand is an array of floats, and no static number or mask."""
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
 
 
@@ -978,7 +978,7 @@ def _shifted_softmax(x, shift, *, axis: Axis):
 
 @rules.rewrite(_shifted_softmax, keep=True)
 def shifted_softmax(x: Real, shift: Real, *, axis):
-    """The softmax function that somebody has shifted, as that of JAX."""
+    """The softmax function that somebody has shifted, as the function of JAX."""
     return _shifted_softmax(x, shift, axis=axis)
 
 

@@ -1,8 +1,8 @@
 """Diagonals that a program adds to a matrix with structure, and Kronecker sums.
 
 A program that knows nothing of values writes ``k + noise * jnp.eye(n)``. The identity is an
-array of the size of the matrix, and so the sum would be one. What takes the place of such a
-formula is equal to it, and holds only the numbers that are added. Nothing here matches arrays
+array of the size of the matrix, and so the sum would be an array, too. The formula here is equal,
+and holds only the numbers that are added. Nothing here matches arrays
 alone.
 
 .. [V] C. F. Van Loan, *The ubiquitous Kronecker product*, J. Comput. Appl. Math. 123, 2000.
@@ -162,7 +162,7 @@ _OF_TWO_SIZES = [tuple(jax.ShapeDtypeStruct((n, n), jnp.float32) for n in (2, 3)
 @rules.rewrite(_kronecker_sum, keep=True, probes=_OF_TWO_SIZES)
 @rules.rewrite(_plain_kronecker_sum, keep=True, probes=_OF_TWO_SIZES)
 def kronecker_sum(a: OneSquare, b: Inexact[ArrayValue, "m m"]):
-    """The decompositions of the factors are those of the sum ([V]_, section 4)."""
+    """The decompositions of the factors give that of the sum ([V]_, section 4)."""
     if not (isinstance(a, LinearAlgebra) and isinstance(b, LinearAlgebra)):
         return NotImplemented
     n, m = a.shape[0], b.shape[0]

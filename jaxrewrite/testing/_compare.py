@@ -21,7 +21,7 @@ from ._oracle import (
     on_values,
     stacked_leaves,
 )
-from ._outcome import Findings, told
+from ._outcome import Findings, error_summary
 
 
 class Program(NamedTuple):
@@ -34,16 +34,18 @@ class Program(NamedTuple):
 
 
 def mapped_inside(program: Program, stacks: Mapping[int, Any]) -> Program | None:
-    """A program that maps this one over stacks of its operands, ``None`` if it has none.
+    """A program that maps another one over stacks of its operands, ``None`` if it has none.
 
     ``stacks`` has a value's stack, or ``None`` for a value that is to be the same each time, by
     its identity.
     """
-    given = [stacks[id(x)] if id(x) in stacks else _stack(x) for x in program.operands]
-    axes = [None if stack is None else 0 for stack in given]
+    stacked = [stacks[id(x)] if id(x) in stacks else _stack(x) for x in program.operands]
+    axes = [None if stack is None else 0 for stack in stacked]
     if all(axis is None for axis in axes):
         return None
-    operands = [x if y is None else y for x, y in zip(program.operands, given, strict=True)]
+    operands = [
+        x if y is None else y for x, y in zip(program.operands, stacked, strict=True)
+    ]
     return program._replace(fn=jax.vmap(program.fn, axes), operands=operands)
 
 
@@ -54,7 +56,7 @@ def _stack(operand: Any) -> Any:
 
 
 class Outcome(NamedTuple):
-    """What became of a program in a mode: nothing is said if it agrees with dense code.
+    """The outcome of a program in a mode: ``why`` is empty if it agrees with dense code.
 
     ``by``: a line that names the user's functions that the program calls.
     """
@@ -93,48 +95,50 @@ def compare(
 ) -> dict[str, Outcome]:
     """The outcome of each program in one mode.
 
-    All that can be traced are compiled at once. ``culprits`` name the user's functions in
-    the outcome of a program that fails.
+    All programs that can be traced are compiled at once. ``culprits`` name the user's functions
+    in the outcome of a program that fails.
     """
     change = MODES[mode]
-    found: dict[str, Outcome] = {}
+    outcomes: dict[str, Outcome] = {}
     ready: dict[str, tuple[_Staged, _Staged]] = {}
     for name, program in programs.items():
         fns = change(on_values(program.fn, rules)), change(on_arrays(program.fn))
         staged = _stage(*fns, tuple(program.operands))
         if isinstance(staged, Outcome):
-            found[name] = staged
+            outcomes[name] = staged
         else:
-            found[name], ready[name] = Outcome(), staged
+            outcomes[name], ready[name] = Outcome(), staged
     if mode == "eager":
-        got, want = (
+        implicit, dense = (
             _eager(programs, ready, run) for run in (on_values_by(rules), on_arrays)
         )
     else:
-        both = {(name, i): pair[i] for name, pair in ready.items() for i in (0, 1)}
-        results = _results(both)
-        got, want = ({name: results[name, i] for name in ready} for i in (0, 1))
+        staged_programs = {
+            (name, i): pair[i] for name, pair in ready.items() for i in (0, 1)
+        }
+        results = _results(staged_programs)
+        implicit, dense = ({name: results[name, i] for name in ready} for i in (0, 1))
     for name in ready:
-        found[name] = _outcome(got[name], want[name], tolerance, mode)
+        outcomes[name] = _outcome(implicit[name], dense[name], tolerance, mode)
     if culprits is not None:
-        for name, outcome in found.items():
+        for name, outcome in outcomes.items():
             if outcome.why and not outcome.is_skipped:
                 run = change(on_values(programs[name].fn, rules))
                 by = culprits.of(run, programs[name].operands)
-                found[name] = outcome._replace(by=by)
-    return found
+                outcomes[name] = outcome._replace(by=by)
+    return outcomes
 
 
 def on_values_by(rules: Any) -> Callable[[Function], Function]:
     return lambda fn: on_values(fn, rules)
 
 
-def _outcome(got: Any, want: Any, tolerance: float | None, mode: str) -> Outcome:
-    if isinstance(want, Exception):
-        return _dense_raises(want)
-    if isinstance(got, Exception):
-        return Outcome(told(got), got)
-    return Outcome(difference(got, want, tolerance, mode) or "")
+def _outcome(implicit: Any, dense: Any, tolerance: float | None, mode: str) -> Outcome:
+    if isinstance(dense, Exception):
+        return _dense_raises(dense)
+    if isinstance(implicit, Exception):
+        return Outcome(error_summary(implicit), implicit)
+    return Outcome(difference(implicit, dense, tolerance, mode) or "")
 
 
 def _eager(
@@ -153,7 +157,7 @@ _QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_pas
 def _results(staged: Mapping[Any, _Staged]) -> dict[Any, Any]:
     """The result of each program, or the error that it raises.
 
-    They are one compiled program, which computes what several of them have in common once.
+    They are one compiled program, which computes common parts once.
     """
     if not staged:
         return {}
@@ -190,33 +194,37 @@ def _stage(
 ) -> Outcome | tuple[_Staged, _Staged]:
     """Trace both; where dense code does not run, nothing is promised."""
     try:
-        want = _Staged.of(dense, operands)
+        staged_dense = _Staged.of(dense, operands)
     except Exception as error:  # noqa: BLE001 - dense code may reject the operands
         return _dense_raises(error)
-    if not tree_leaves(want.results):
+    if not tree_leaves(staged_dense.results):
         return Outcome("there is nothing to differentiate", is_skipped=True)
     try:
-        got = _Staged.of(implicit, operands)
+        staged_implicit = _Staged.of(implicit, operands)
     except Exception as error:  # noqa: BLE001 - the user's rules raise anything
-        return Outcome(told(error), error)
-    why = _difference_of_types(got.results, want.results)
-    return Outcome(why) if why else (got, want)
+        return Outcome(error_summary(error), error)
+    why = _difference_of_types(staged_implicit.results, staged_dense.results)
+    return Outcome(why) if why else (staged_implicit, staged_dense)
 
 
-def _difference_of_types(got: Any, want: Any) -> str:
-    (gots, treedef), (wants, other) = map(tree_flatten, (got, want))
-    if not same_treedef(treedef, other):
-        return f"the result is {treedef} where dense code has {other}"
-    differences = (difference_in_type(g, w) for g, w in zip(gots, wants, strict=True))
+def _difference_of_types(implicit: Any, dense: Any) -> str:
+    (implicit_leaves, implicit_tree), (dense_leaves, dense_tree) = map(
+        tree_flatten, (implicit, dense)
+    )
+    if not same_treedef(implicit_tree, dense_tree):
+        return f"the result is {implicit_tree} where dense code has {dense_tree}"
+    differences = (
+        difference_in_type(x, y) for x, y in zip(implicit_leaves, dense_leaves, strict=True)
+    )
     return next(filter(None, differences), "")
 
 
-def note(findings: Findings, check: str, found: Outcome, reproduce: str) -> None:
+def note(findings: Findings, check: str, outcome: Outcome, reproduce: str) -> None:
     """Put an outcome among the findings."""
-    if found.is_skipped:
-        findings.skip(check, found.why)
-    elif found.why:
-        why = f"{found.why}\n{found.by}" if found.by else found.why
-        findings.fail(check, why, reproduce, found.error)
+    if outcome.is_skipped:
+        findings.skip(check, outcome.why)
+    elif outcome.why:
+        why = f"{outcome.why}\n{outcome.by}" if outcome.by else outcome.why
+        findings.fail(check, why, reproduce, outcome.error)
     else:
         findings.passed(check)

@@ -42,14 +42,14 @@ class Culprits:
 
     def of(self, fn: Callable[..., Any], operands: Sequence[Any]) -> str:
         """A line that names the functions that a program calls, or nothing."""
-        clear_caches()  # Or what is traced already would not be called.
+        clear_caches()  # Or functions that are traced already would not be called.
         called = _called(lambda: jax.eval_shape(fn, *operands), self._names)
         last = [code for code in called if code.co_name in _EVERYWHERE]
-        chosen = [code for code in called if code not in last] or last
-        if not chosen:
+        blamed = [code for code in called if code not in last] or last
+        if not blamed:
             return ""
-        shown = [f"{self._names[code]} ({_place(code)})" for code in chosen[:_AT_MOST]]
-        return f"by {', '.join(shown)}{', ...' if len(chosen) > _AT_MOST else ''}"
+        shown = [f"{self._names[code]} ({_line_of(code)})" for code in blamed[:_AT_MOST]]
+        return f"by {', '.join(shown)}{', ...' if len(blamed) > _AT_MOST else ''}"
 
 
 def is_users(cls: type) -> bool:
@@ -63,7 +63,7 @@ def _code_of(member: Any) -> CodeType | None:
     return getattr(inspect.unwrap(member), "__code__", None) if callable(member) else None
 
 
-def _place(code: CodeType) -> str:
+def _line_of(code: CodeType) -> str:
     return f"{os.path.basename(code.co_filename)}:{code.co_firstlineno}"
 
 

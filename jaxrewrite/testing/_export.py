@@ -31,7 +31,7 @@ args, kwargs = jax.tree.unflatten(exported.in_tree, leaves)
 
 
 def check_export(value: Any) -> str | None:
-    """Export a program on the value, and compare what another process gets from it."""
+    """Export a program on the value, and compare its result in another process."""
     if not _can_be_imported(type(value)):
         return "another process can't import the class by its name"
     double = lambda v: v + v
@@ -49,15 +49,15 @@ def check_export(value: Any) -> str | None:
         )
         if run.returncode:
             raise AssertionError(f"the other process failed:\n{run.stderr[-2000:]}")
-        got = pickle.loads((folder / "result").read_bytes())
-    told = difference(got, on_arrays(double)(value), None)
-    if told is not None:
-        raise AssertionError(f"another process gets another result: {told}")
+        result = pickle.loads((folder / "result").read_bytes())
+    message = difference(result, on_arrays(double)(value), None)
+    if message is not None:
+        raise AssertionError(f"another process gets another result: {message}")
     return None
 
 
 def _can_be_imported(cls: type) -> bool:
-    found: Any = None if cls.__module__ == "__main__" else sys.modules.get(cls.__module__)
+    obj: Any = None if cls.__module__ == "__main__" else sys.modules.get(cls.__module__)
     for name in cls.__qualname__.split("."):
-        found = getattr(found, name, None)
-    return found is cls
+        obj = getattr(obj, name, None)
+    return obj is cls

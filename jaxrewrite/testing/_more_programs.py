@@ -20,36 +20,36 @@ from ._programs import SLOW, Named, in_lax, of, with_params
 def more_programs(value: Any) -> dict[str, Program]:
     """Programs with the parameters and operands that a rule may forget, by name."""
     x = numbers((value.size + 1,), value.dtype)[1:].reshape(value.shape)
-    found: list[Named] = [*_rare_elementwise(value, x)]
+    named: list[Named] = [*_rare_elementwise(value, x)]
     if value.shape:
-        found += [*_rare_moves(value, x), *_rare_products(value, x)]
-        found += _linear_algebra(value, x)
-    return dict(found)
+        named += [*_rare_moves(value, x), *_rare_products(value, x)]
+        named += _linear_algebra(value, x)
+    return dict(named)
 
 
 def programs_on_two(v: Any, w: Any) -> dict[str, Program]:
     """Programs on two values of one type that differ in more than floating leaves."""
-    found: list[Named] = []
+    named: list[Named] = []
     for name in primitives.BINARY:
         fn = in_lax(name)
         if fn is not None and name not in SLOW:
-            found.append(of(name, fn, v, w, how="of two"))
+            named.append(of(name, fn, v, w, how="of two"))
     first = jnp.arange(v.size).reshape(v.shape) % 2 == 0
-    found.append(of("select_n", lax.select_n, first, v, w, how="of two"))
+    named.append(of("select_n", lax.select_n, first, v, w, how="of two"))
     for p in (True, False):
         cond = lambda p, v, w: lax.cond(p, lambda: v, lambda: w)
         which = "first" if p else "second"
-        found.append(of("cond", cond, jnp.asarray(p), v, w, how=f"of two, {which}"))
+        named.append(of("cond", cond, jnp.asarray(p), v, w, how=f"of two, {which}"))
     follow = lambda v, w: lax.scan(lambda c, _: (w, None), v, None, 2)[0]
-    found.append(of("scan", follow, v, w, how="of two"))
+    named.append(of("scan", follow, v, w, how="of two"))
     if v.shape:
         join = lambda *xs: lax.concatenate(xs, 0)
-        found.append(of("concatenate", join, v, w, how="of two"))
+        named.append(of("concatenate", join, v, w, how="of two"))
         last = len(v.shape) - 1
-        found.append(of("dot_general", _contracting(last, last), v, w, how="of two"))
+        named.append(of("dot_general", _contracting(last, last), v, w, how="of two"))
         if v.shape[-1] == v.shape[-2:][0]:
-            found.append(of("dot_general", jnp.matmul, v, w, how="of two, in a row"))
-    return dict(found)
+            named.append(of("dot_general", jnp.matmul, v, w, how="of two, in a row"))
+    return dict(named)
 
 
 def _rare_elementwise(v: Any, x: Any) -> Iterator[Named]:

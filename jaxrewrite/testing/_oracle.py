@@ -199,13 +199,15 @@ def assert_same(got: Any, want: Any, tolerance: float | None = None) -> None:
     ...
     AssertionError: at ['a']: 2 of 4 numbers differ: 0 at [0, 1] where dense code has 1
     """
-    told = difference(jaxrewrite.materialise(got), jaxrewrite.materialise(want), tolerance)
-    if told is not None:
-        raise AssertionError(told)
+    message = difference(
+        jaxrewrite.materialise(got), jaxrewrite.materialise(want), tolerance
+    )
+    if message is not None:
+        raise AssertionError(message)
 
 
 def difference(got: Any, want: Any, tolerance: float | None, mode: str = "") -> str | None:
-    """What tells two pytrees of arrays apart, or ``None``.
+    """The difference of two pytrees of arrays as a message, or ``None``.
 
     A derivative that is not finite in dense code is not compared. It is often 0 * inf there.
     """
@@ -213,24 +215,24 @@ def difference(got: Any, want: Any, tolerance: float | None, mode: str = "") -> 
     if not same_treedef(got_tree, want_tree):
         return f"the result is {got_tree} where dense code has {want_tree}"
     for (path, g), (_, w) in zip(got_leaves, want_leaves, strict=True):
-        found = _difference_of_arrays(g, w, tolerance, mode in DERIVATIVES)
-        if found is not None:
-            place = keystr(path)
-            return f"at {place}: {found}" if place else found
+        message = _difference_of_arrays(g, w, tolerance, mode in DERIVATIVES)
+        if message is not None:
+            path_text = keystr(path)
+            return f"at {path_text}: {message}" if path_text else message
     return None
 
 
 def difference_in_type(got: Any, want: Any) -> str | None:
-    given, due = (f"{_dtype(x)}{[*jnp.shape(x)]}" for x in (got, want))
-    return None if given == due else f"it is {given} where dense code has {due}"
+    actual, expected = (f"{_dtype(x)}{[*jnp.shape(x)]}" for x in (got, want))
+    return None if actual == expected else f"it is {actual} where dense code has {expected}"
 
 
 def _difference_of_arrays(
     got: Any, want: Any, tolerance: float | None, only_finite: bool
 ) -> str | None:
-    found = difference_in_type(got, want)
-    if found is not None:
-        return found
+    message = difference_in_type(got, want)
+    if message is not None:
+        return message
     if jax.dtypes.float0 in (_dtype(got), _dtype(want)):
         return None
     g, w = _wide(got), _wide(want)
@@ -242,11 +244,11 @@ def _difference_of_arrays(
     wrong = ~close & finite if only_finite else ~close
     if not wrong.any():
         return None
-    place = tuple(map(int, np.argwhere(wrong)[0]))
-    where = f" at {list(place)}" if place else ""
+    index = tuple(map(int, np.argwhere(wrong)[0]))
+    where = f" at {list(index)}" if index else ""
     return (
         f"{int(wrong.sum())} of {wrong.size} numbers differ: "
-        f"{g[place]:.7g}{where} where dense code has {w[place]:.7g}"
+        f"{g[index]:.7g}{where} where dense code has {w[index]:.7g}"
     )
 
 

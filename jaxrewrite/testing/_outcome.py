@@ -1,4 +1,4 @@
-"""What checks found: a result to read, or one error that tells of all failures."""
+"""The findings of checks: a result to read, or one error that tells of all failures."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Checked:
 
 
 class Findings:
-    """What was found so far."""
+    """The findings so far."""
 
     def __init__(self, subject: str):
         self.subject = subject
@@ -81,7 +81,7 @@ class Findings:
         self.failures.append(Failure(check, why, reproduce, error))
 
     def result(self) -> Checked:
-        """What was checked, or `AssertionError` if anything failed.
+        """The checks that were made, or `AssertionError` if anything failed.
 
         The first error of a failure is its cause, so that a traceback shows the line.
         """
@@ -95,7 +95,7 @@ class Findings:
         ) from cause
 
 
-def told(error: Exception) -> str:
-    """An error in a line or a few. Those in between are in its traceback."""
+def error_summary(error: Exception) -> str:
+    """The first and last lines of an error. The lines in between are in its traceback."""
     lines = f"{type(error).__name__}: {error}".strip().splitlines()
     return "\n".join(lines if len(lines) < 6 else [*lines[:3], "...", *lines[-2:]])

@@ -21,7 +21,7 @@ from .._patterns.pattern import Pattern
 from .._patterns.rules import Rules, patterns_of
 from ._compare import Outcome, Program, compare, note
 from ._oracle import MODES
-from ._outcome import Checked, Findings, told
+from ._outcome import Checked, Findings, error_summary
 
 
 def check_pattern(
@@ -96,42 +96,44 @@ def check_pattern(
     patterns = _registered(rule, rules)
     name = getattr(rule, "__name__", "pattern")
     findings = Findings(f"{name} on ({', '.join(map(_described, operands))})")
-    given = "".join(f", {key}={content!r}" for key, content in statics.items())
-    call = f"jaxrewrite.testing.check_pattern({name}, *operands{given}"
-    own = Rules()
+    keywords = "".join(f", {key}={content!r}" for key, content in statics.items())
+    call = f"jaxrewrite.testing.check_pattern({name}, *operands{keywords}"
+    table = Rules()
     for pattern in patterns:
-        own.add_entry(PATTERNS, pattern)
+        table.add_entry(PATTERNS, pattern)
     for bits in (32, 64):
         with jax.enable_x64(True) if bits == 64 else contextlib.nullcontext():
             arrays = [_operand(x, i + seed, bits) for i, x in enumerate(operands)]
             program = _program(patterns[0], arrays, statics)
-            taken = [x for x in arrays if not isinstance(x, (int, float, complex))]
-            again = f"print(jaxrewrite.explain({name}, ...)(*operands{given}))"
-            answers = _answers(patterns, program, taken, own)
+            inputs = [x for x in arrays if not isinstance(x, (int, float, complex))]
+            again = f"print(jaxrewrite.explain({name}, ...)(*operands{keywords}))"
+            answers = _answers(patterns, program, inputs, table)
             note(findings, f"answers in {bits} bits", answers, again)
-            programs = {name: Program(name, program, taken)}
+            programs = {name: Program(name, program, inputs)}
             for mode in modes:
-                (found,) = compare(programs, mode, rules=own, tolerance=tolerance).values()
+                (outcome,) = compare(
+                    programs, mode, rules=table, tolerance=tolerance
+                ).values()
                 reproduce = f"{call}, modes=[{mode!r}])"
-                note(findings, f"{mode} in {bits} bits", found, reproduce)
+                note(findings, f"{mode} in {bits} bits", outcome, reproduce)
     return findings.result()
 
 
 def _registered(rule: Any, rules: Rules | None) -> list[Pattern]:
     """The patterns for which a function is registered."""
-    found = [
+    registered = [
         pattern
-        for own in current_settings().rules.over(rules).tables
-        for pattern in patterns_of(own)
+        for table in current_settings().rules.over(rules).tables
+        for pattern in patterns_of(table)
         if pattern.fn is rule
     ]
-    if not found:
+    if not registered:
         label = getattr(rule, "__name__", repr(rule))
         raise ValueError(
             f"check_pattern: {label} is not registered as a pattern rule in this table, or "
             "was registered again since. Pass the table as rules=."
         )
-    return found
+    return registered
 
 
 def _described(operand: Any) -> str:
@@ -166,16 +168,16 @@ def _wide(leaf: Any) -> Any:
 
 
 def _program(pattern: Pattern, operands: Sequence[Any], statics: Any) -> Any:
-    """What the pattern looks for, as a function of its arrays."""
+    """The function that the pattern looks for, as a function of its arrays."""
     is_number = [isinstance(x, (int, float, complex)) for x in operands]
 
     def before(*arrays: Any) -> Any:
         rest = iter(arrays)
-        taken = [
+        arguments = [
             x if number else next(rest)
             for x, number in zip(operands, is_number, strict=True)
         ]
-        return pattern.before(*taken, **statics)
+        return pattern.before(*arguments, **statics)
 
     return before
 
@@ -183,19 +185,19 @@ def _program(pattern: Pattern, operands: Sequence[Any], statics: Any) -> Any:
 def _answers(
     patterns: Sequence[Pattern], program: Any, operands: Sequence[Any], rules: Rules
 ) -> Outcome:
-    """Whether one of the patterns answers in the program that it looks for."""
+    """Whether a pattern gives the result for the program that it looks for."""
     try:
         report = explain(program, rules=rules, materialise="allow")(*operands)
     except Exception as error:  # noqa: BLE001 - the user's rules raise anything
-        return Outcome(told(error), error)
-    own = {info_of(pattern) for pattern in patterns}
-    if any(step.decision == "pattern" and step.rule in own for step in report.steps):
+        return Outcome(error_summary(error), error)
+    infos = {info_of(pattern) for pattern in patterns}
+    if any(step.decision == "pattern" and step.rule in infos for step in report.steps):
         return Outcome()
     why = [
         declined.why
         for step in report.steps
         for declined in step.declined
-        if declined.rule in own
+        if declined.rule in infos
     ]
     why += [miss.why for miss in near_misses(program, rules=rules)(*operands)]
     return Outcome(

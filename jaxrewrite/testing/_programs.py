@@ -22,7 +22,7 @@ _KINKS = frozenset(
 # Special functions whose derivatives take long to compile.
 SLOW = frozenset({"igamma", "igammac"})
 
-# What all primitives without a rule have in common shows in these.
+# Primitives that show the common behaviour of all primitives without a rule.
 BY_DEFAULT = frozenset(
     {
         "neg",
@@ -52,7 +52,7 @@ BY_DEFAULT = frozenset(
     }
 )
 
-# Of the rules of the library's bases, those that call most of a type's methods.
+# Primitives whose rules in the library's bases call most of a type's methods.
 OF_VARIANTS = frozenset(
     {
         "neg",
@@ -70,14 +70,14 @@ OF_VARIANTS = frozenset(
 )
 OF_PAIRS = frozenset({"add", "sub", "mul", "dot_general", "concatenate", "select_n"})
 
-# Where a type has no rule, those in which its other methods are asked.
+# Primitives that ask a type's other methods where it has no rule.
 _CONTROL = {"cond", "scan", "while", "jit", "custom_jvp_call", "custom_vjp_call"}
 OF_DENSE = frozenset({"mul", "reduce_sum", *_CONTROL})
 
 _OTHER_NAMES = {"not": "bitwise_not", "and": "bitwise_and", "or": "bitwise_or"}
 _OTHER_NAMES |= {"xor": "bitwise_xor"}
 
-# These differ from what a rule that does not read them would take.
+# They are not the numbers that a rule would take that does not read them.
 _PARAMETERS: dict[str, dict[str, Any]] = {
     "integer_pow": {"y": 3},
     "reduce_precision": {"exponent_bits": 8, "mantissa_bits": 7},
@@ -91,12 +91,12 @@ def programs(value: Any) -> dict[str, Program]:
     shape, dtype = value.shape, value.dtype
     # Other numbers than `numbers` gives for this shape, which the value may hold itself.
     x = numbers((value.size + 1,), dtype)[1:].reshape(shape)
-    found: list[Named] = [*_elementwise(value, x), *_moves(value, x), *_control(value, x)]
+    named: list[Named] = [*_elementwise(value, x), *_moves(value, x), *_control(value, x)]
     if shape:
-        found += [*_along_axes(value), *_products(value, x)]
+        named += [*_along_axes(value), *_products(value, x)]
     if jnp.issubdtype(dtype, jnp.inexact):
-        found += _custom_derivatives(value)
-    return dict(found)
+        named += _custom_derivatives(value)
+    return dict(named)
 
 
 def of(primitive: str, fn: Callable[..., Any], *operands: Any, how: str = "") -> Named:

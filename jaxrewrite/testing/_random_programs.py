@@ -13,10 +13,10 @@ from jax import lax
 
 Function = Callable[[Any, Any], Any]
 
-# What is done to two earlier results, of which the first is the last: the name of an
-# operation, or that of a block and the steps inside of it.
-What = Union[str, "tuple[str, Sequence[Step]]"]
-Step = tuple[What, int, int]
+# An operation on two earlier results, of which the first is the last: the name of the
+# operation, or the name of a block and the steps inside of it.
+Operation = Union[str, "tuple[str, Sequence[Step]]"]
+Step = tuple[Operation, int, int]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

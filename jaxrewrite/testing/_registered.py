@@ -31,12 +31,16 @@ class RuleOfType(NamedTuple):
 
 def rules_that_name(cls: type) -> Iterator[RuleOfType]:
     """The rules that name a type or a base of it, except for those that take any value."""
-    for own in current_settings().rules.tables:
-        for primitive, entry in own.entries():
-            taken = [*choices(entry)]
-            fitting = [choice for choice in taken if issubclass(cls, choice)]
+    for table in current_settings().rules.tables:
+        for primitive, entry in table.entries():
+            types_of_rule = [*choices(entry)]
+            fitting = [choice for choice in types_of_rule if issubclass(cls, choice)]
             if not {*fitting} <= {*ArrayValue.__mro__}:
-                others = [x for x in taken if x not in fitting and not issubclass(x, Dense)]
+                others = [
+                    x
+                    for x in types_of_rule
+                    if x not in fitting and not issubclass(x, Dense)
+                ]
                 types = tuple(map(type_name, entry.types))
                 is_own = any(choice is cls or is_users(choice) for choice in fitting)
                 fn = entry.rule.fn

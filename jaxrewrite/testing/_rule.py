@@ -12,13 +12,13 @@ from .._core.rules import look_up_primitive
 from .._core.settings import current_settings
 from .._core.site import describe_operand
 from .._insight.explain import explain, info_of
-from .._insight.lookup import place
+from .._insight.lookup import with_location
 from .._insight.report import RuleInfo
 from .._patterns.rules import Rules
 from .._signatures import completed
 from ._compare import Outcome, Program, compare, note
 from ._oracle import MODES
-from ._outcome import Checked, Findings, told
+from ._outcome import Checked, Findings, error_summary
 
 
 def check_rule(
@@ -102,39 +102,39 @@ def check_rule(
     apply(*jaxrewrite.materialise(operands))  # JAX's own error comes before any finding.
     shown = ", ".join(map(describe_operand, operands))
     findings = Findings(f"{primitive.name} on ({shown})")
-    given = "".join(f", {key}={content!r}" for key, content in params.items())
-    call = f"jaxrewrite.testing.check_rule({primitive.name!r}, *operands{given}"
+    keywords = "".join(f", {key}={content!r}" for key, content in params.items())
+    call = f"jaxrewrite.testing.check_rule({primitive.name!r}, *operands{keywords}"
     if rule is not None:
-        again = f"print(jaxrewrite.which({primitive.name!r}, *operands{given}))"
+        again = f"print(jaxrewrite.which({primitive.name!r}, *operands{keywords}))"
         note(findings, "answers", _answers(rule, apply, operands, rules), again)
     program = {primitive.name: Program(primitive.name, apply, operands)}
     for mode in modes:
-        (found,) = compare(program, mode, rules=rules, tolerance=tolerance).values()
-        note(findings, mode, found, f"{call}, modes=[{mode!r}])")
+        (outcome,) = compare(program, mode, rules=rules, tolerance=tolerance).values()
+        note(findings, mode, outcome, f"{call}, modes=[{mode!r}])")
     return findings.result()
 
 
 def _registered(
     rule: Any, rules: Rules | None, name: str | None
 ) -> tuple[Primitive, RuleInfo]:
-    """The primitive for which a function is registered as a rule, and what tells of it."""
+    """The primitive for which a function is registered as a rule, and the rule."""
     tables = current_settings().rules.over(rules).tables
-    found = {
+    registered = {
         p: info_of(entry.rule)
-        for own in tables
-        for p, entry in own.entries()
+        for table in tables
+        for p, entry in table.entries()
         if entry.rule.fn is rule and name in (None, p.name)
     }
-    if len(found) == 1:
-        return found.popitem()
+    if len(registered) == 1:
+        return registered.popitem()
     label = getattr(rule, "__name__", repr(rule))
-    if not found:
-        of = "" if name is None else f" for {name!r}"
+    if not registered:
+        for_primitive = "" if name is None else f" for {name!r}"
         raise ValueError(
-            f"check_rule: {label} is not registered as a rule{of}, or a later rule for the "
+            f"check_rule: {label} is not registered as a rule{for_primitive}, or a later rule for the "
             "same types has replaced it."
         )
-    first, *_ = names = sorted(p.name for p in found)
+    first, *_ = names = sorted(p.name for p in registered)
     raise ValueError(
         f"check_rule: {label} is a rule for several primitives: {', '.join(names)}. Pass "
         f"the name of one, as in primitive={first!r}."
@@ -142,18 +142,22 @@ def _registered(
 
 
 def _answers(rule: RuleInfo, apply: Any, operands: Any, rules: Rules | None) -> Outcome:
-    """Whether of all rules for these operands, this one answers."""
+    """Whether this rule gives the result for these operands."""
     try:
         report = explain(apply, rules=rules, materialise="allow")(*operands)
     except Exception as error:  # noqa: BLE001 - the user's rules raise anything
-        return Outcome(told(error), error)
+        return Outcome(error_summary(error), error)
     (step,) = report.tree or (None,)
     if step is None:
         return Outcome("no operand is a value, and no rule is asked")
     if step.rule == rule:
         return Outcome()
     why = [declined.why for declined in step.declined if declined.rule == rule]
-    answer = f"{place(step.rule)} does" if step.rule else f"the decision is {step.decision}"
+    answer = (
+        f"{with_location(step.rule)} does"
+        if step.rule
+        else f"the decision is {step.decision}"
+    )
     return Outcome(
         f"the rule does not answer, {answer}{''.join(f' ({reason})' for reason in why)}"
     )

@@ -29,12 +29,12 @@ from ._oracle import difference, neighbour, stacked_leaves
 from ._variants import aval_of_array, in_dtype, static_fields
 
 
-def _same(got: Any, value: Any, what: str) -> None:
-    if not jaxrewrite.same_structure(got, value):
-        raise AssertionError(f"{what} has another structure: {got!r}")
-    told = difference(tree_leaves(got), tree_leaves(value), 0.0)
-    if told is not None:
-        raise AssertionError(f"{what} has other leaves: {told}")
+def _same(copied: Any, value: Any, subject: str) -> None:
+    if not jaxrewrite.same_structure(copied, value):
+        raise AssertionError(f"{subject} has another structure: {copied!r}")
+    message = difference(tree_leaves(copied), tree_leaves(value), 0.0)
+    if message is not None:
+        raise AssertionError(f"{subject} has other leaves: {message}")
 
 
 def _pytree(value: Any) -> str | None:
@@ -60,13 +60,15 @@ def _metadata(value: Any) -> str | None:
         copied = copy.deepcopy(value)
     except Exception as error:  # noqa: BLE001 - a user's fields decide what copy raises
         return f"it can't be copied: {error}"
-    own, other = (tuple(_metadata_of(tree_structure(x))) for x in (value, copied))
-    if own != other:
+    metadata, metadata_of_copy = (
+        tuple(_metadata_of(tree_structure(x))) for x in (value, copied)
+    )
+    if metadata != metadata_of_copy:
         raise AssertionError(
             "the metadata of a copy is not equal to that of the value, so that each value "
             "would be compiled anew: define __eq__ and __hash__ for static fields"
         )
-    if hash(own) != hash(other):
+    if hash(metadata) != hash(metadata_of_copy):
         raise AssertionError("the metadata of a copy is equal and has another hash")
     return None
 
@@ -93,7 +95,7 @@ def _static_fields(value: Any) -> str | None:
     return None
 
 
-# What is another content of a static field, by its type. No program runs on it.
+# Another content of a static field, by its type. No program runs on it.
 _ANOTHER: dict[type, Callable[[Any], Any]] = {
     bool: lambda x: not x,
     int: lambda x: x + 1,
@@ -147,11 +149,11 @@ def _aval(value: Any) -> str | None:
 
 
 def _check_aval(value: Any, which: str) -> None:
-    made = aval_of_array(value)
-    if not same_array_type(aval_of(value), made):
+    aval = aval_of_array(value)
+    if not same_array_type(aval_of(value), aval):
         raise AssertionError(
             f"{which}{type(value).__name__}.aval() is {short(aval_of(value))} where "
-            f"materialise() returns {short(made)}"
+            f"materialise() returns {short(aval)}"
         )
 
 
@@ -167,10 +169,10 @@ def _static_dtypes(value: Any) -> Iterator[bool]:
 def _becomes(value: Any, shape: tuple[int, ...], dtype: str) -> bool:
     """Whether the array has this shape and dtype, whatever the value says."""
     try:
-        made = aval_of_array(value)
+        aval = aval_of_array(value)
     except Exception:  # noqa: BLE001 - a type may have no such leaves
         return False
-    return (made.shape, made.dtype) == (shape, dtype)
+    return (aval.shape, aval.dtype) == (shape, dtype)
 
 
 def _shards(value: Any) -> str | None:
@@ -186,12 +188,12 @@ def _shards(value: Any) -> str | None:
             if shard is None or aval_of(shard).shape[axis : axis + 1] != (1,):
                 break  # Then a program on a mesh makes it dense.
             tried += 1
-            want = jax.lax.index_in_dim(dense, i, axis)
-            told = difference(jaxrewrite.materialise(shard), want, None)
-            if told is not None:
+            dense_shard = jax.lax.index_in_dim(dense, i, axis)
+            message = difference(jaxrewrite.materialise(shard), dense_shard, None)
+            if message is not None:
                 raise AssertionError(
                     f"{type(value).__name__}.leaf_specs splits axis {axis} of the array so "
-                    f"that shard {i} is another array: {told}"
+                    f"that shard {i} is another array: {message}"
                 )
     if not tried:
         return "its leaves are not split into rows or columns"
@@ -218,10 +220,10 @@ def _stack(value: Any) -> str | None:
     stack = jaxrewrite.stack(both)
     if type(value).materialise is Value.materialise:
         return "it is never dense"
-    want = jnp.stack(jaxrewrite.materialise(both))
-    told = difference(jaxrewrite.materialise(stack), want, None)
-    if told is not None:
-        raise AssertionError(f"the stack of two values is another array: {told}")
+    dense_stack = jnp.stack(jaxrewrite.materialise(both))
+    message = difference(jaxrewrite.materialise(stack), dense_stack, None)
+    if message is not None:
+        raise AssertionError(f"the stack of two values is another array: {message}")
     return None
 
 
@@ -229,15 +231,15 @@ def _batch(value: Any) -> str | None:
     if type(value).materialise is Value.materialise:
         return "it is never dense"
     try:
-        want = jnp.stack(jaxrewrite.materialise([value, neighbour(value)]))
-        got = jaxrewrite.materialise(stacked_leaves(value))
-        told = difference(got, want, None)
+        dense_stack = jnp.stack(jaxrewrite.materialise([value, neighbour(value)]))
+        batch = jaxrewrite.materialise(stacked_leaves(value))
+        message = difference(batch, dense_stack, None)
     except Exception as error:  # noqa: BLE001 - the user's type raises anything
-        told = type(error).__name__
-    if told is not None:
+        message = type(error).__name__
+    if message is not None:
         return (
             "with one more axis in front of each leaf it is not a batch, so make it dense "
-            f"before it leaves jax.vmap: {told}"
+            f"before it leaves jax.vmap: {message}"
         )
     return None
 

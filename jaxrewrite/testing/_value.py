@@ -12,7 +12,7 @@ from ._culprits import Culprits
 from ._export import check_export
 from ._more_programs import more_programs, programs_on_two
 from ._oracle import DERIVATIVES, own_stack, tolerance_of
-from ._outcome import Checked, Findings, told
+from ._outcome import Checked, Findings, error_summary
 from ._programs import BY_DEFAULT, OF_DENSE, OF_PAIRS, OF_VARIANTS, programs
 from ._registered import RuleOfType, rules_that_name
 from ._structure import CHECKS, FIRST
@@ -124,24 +124,24 @@ def check_value(
     """
     if not isinstance(value, Value):
         raise TypeError(f"check_value takes a value; got a {type(value).__name__}.")
-    chosen = _Chosen(skip, only)
+    selection = _Selection(skip, only)
     findings = Findings(type(value).__name__)
     checks = CHECKS | ({"export": check_export} if export or "export" in only else {})
     for name, check in checks.items():
-        if chosen.has(name):
-            _check(name, check, value, chosen, findings)
+        if selection.has(name):
+            _check(name, check, value, selection, findings)
     missing = findings.not_passed() & {*FIRST}
     if missing:
         findings.skip("programs", f"they need what {' and '.join(sorted(missing))} checks")
-    elif not chosen.only or not chosen.only <= checks.keys():
-        _check_programs(value, chosen, tolerance, findings)
+    elif not selection.only or not selection.only <= checks.keys():
+        _check_programs(value, selection, tolerance, findings)
     if not findings:
         raise ValueError(f"check_value: there is no check of the name {', '.join(only)}.")
     return findings.result()
 
 
-class _Chosen:
-    """What a caller chose to check."""
+class _Selection:
+    """The checks that a caller selects."""
 
     def __init__(self, skip: Sequence[str | type[Exception]], only: Sequence[str]):
         for keyword, names in (("skip", skip), ("only", only)):
@@ -167,17 +167,17 @@ def _check(
     name: str,
     check: Callable[[Any], str | None],
     value: Any,
-    chosen: _Chosen,
+    selection: _Selection,
     findings: Findings,
 ) -> None:
     try:
         reason = check(value)
-    except chosen.refusals as error:
+    except selection.refusals as error:
         findings.skip(name, str(error))
     except AssertionError as error:
         findings.fail(name, str(error), _reproduce(name))
     except Exception as error:  # noqa: BLE001 - the user's type raises anything
-        findings.fail(name, told(error), _reproduce(name), error)
+        findings.fail(name, error_summary(error), _reproduce(name), error)
     else:
         if reason is None:
             findings.passed(name)
@@ -186,39 +186,39 @@ def _check(
 
 
 def _check_programs(
-    value: Any, chosen: _Chosen, tolerance: float | None, findings: Findings
+    value: Any, selection: _Selection, tolerance: float | None, findings: Findings
 ) -> None:
     rules = list(rules_that_name(type(value)))
     culprits = Culprits(type(value), [rule.fn for rule in rules if rule.is_own])
     wanted = _Wanted(type(value), rules)
-    made, more = programs(value), more_programs(value)
+    common, rare = programs(value), more_programs(value)
     stacks = {id(value): own_stack(value)}
     known = tolerance_of(value) if tolerance is None else tolerance
     for mode in _MODES:
-        asked = {
+        to_run = {
             name: program
-            for name, program in {**made, **more}.items()
-            if chosen.has(
+            for name, program in {**common, **rare}.items()
+            if selection.has(
                 name, program.primitive, *_NAMES.get(mode, (mode,)), f"{name} {mode}"
             )
             and _has_mode(program, mode)
-            and (chosen.only or wanted.in_mode(program, mode, name in more))
+            and (selection.only or wanted.in_mode(program, mode, name in rare))
         }
         if mode == _INSIDE:
-            mapped = {name: mapped_inside(p, stacks) for name, p in asked.items()}
-            asked = {name: p for name, p in mapped.items() if p is not None}
-        run = compare(
-            asked,
+            mapped = {name: mapped_inside(p, stacks) for name, p in to_run.items()}
+            to_run = {name: p for name, p in mapped.items() if p is not None}
+        outcomes = compare(
+            to_run,
             "jit" if mode == _INSIDE else mode,
             tolerance=known,
             culprits=culprits,
         )
-        for name, found in run.items():
-            _note(f"{name} {mode}", found, chosen, findings)
-    if not chosen.only or any("(" in name for name in chosen.only):
-        _check_variants(value, wanted, chosen, tolerance, culprits, findings)
-    if not chosen.only:
-        met = {p.primitive for p in (*made.values(), *more.values())}
+        for name, outcome in outcomes.items():
+            _note(f"{name} {mode}", outcome, selection, findings)
+    if not selection.only or any("(" in name for name in selection.only):
+        _check_variants(value, wanted, selection, tolerance, culprits, findings)
+    if not selection.only:
+        met = {p.primitive for p in (*common.values(), *rare.values())}
         _note_left_out(rules, met, findings)
 
 
@@ -228,30 +228,30 @@ def _has_mode(program: Program, mode: str) -> bool:
     return program.is_smooth or mode not in DERIVATIVES
 
 
-def _note(check: str, found: Outcome, chosen: _Chosen, findings: Findings) -> None:
-    if isinstance(found.error, chosen.refusals):
-        found = found._replace(is_skipped=True)
-    note(findings, check, found, _reproduce(check))
+def _note(check: str, outcome: Outcome, selection: _Selection, findings: Findings) -> None:
+    if isinstance(outcome.error, selection.refusals):
+        outcome = outcome._replace(is_skipped=True)
+    note(findings, check, outcome, _reproduce(check))
 
 
 class _Wanted:
-    """Which programs are run if nobody names some."""
+    """Selects the programs to run if a caller names none."""
 
     def __init__(self, cls: type[Value], rules: Sequence[RuleOfType]):
-        self.own = {rule.primitive for rule in rules if rule.is_own}
-        self.ruled = {rule.primitive for rule in rules}
+        self.with_own_rules = {rule.primitive for rule in rules if rule.is_own}
+        self.with_rules = {rule.primitive for rule in rules}
         self.has_default = cls.default is not Value.default
 
     def in_mode(self, program: Program, mode: str, is_rare: bool) -> bool:
         primitive = program.primitive
-        if primitive in self.own:
+        if primitive in self.with_own_rules:
             return True
-        is_ruled = self.has_default or primitive in self.ruled
+        is_ruled = self.has_default or primitive in self.with_rules
         if mode == "jit" and is_ruled:
             return True
         if is_rare or not (self.has_default or primitive in BY_DEFAULT):
             return False
-        # The library's rules, and what they have in common, are the same in each mode.
+        # The library's rules, and their common parts, are the same in each mode.
         sample = OF_VARIANTS | OF_DENSE if is_ruled else OF_DENSE
         return mode == "jit" or (primitive in sample and (is_ruled or mode != _INSIDE))
 
@@ -260,42 +260,46 @@ class _Wanted:
         other = variant.value
         alone = {**programs(other), **more_programs(other)} if variant.alone else {}
         both = programs_on_two(value, other) if variant.pairs else {}
-        found = {name: p for name, p in alone.items() if self._has_rule(p, OF_VARIANTS)}
-        found |= {name: p for name, p in both.items() if self._has_rule(p, OF_PAIRS)}
-        return {f"{name} ({variant.label})": program for name, program in found.items()}
+        to_run = {name: p for name, p in alone.items() if self._has_rule(p, OF_VARIANTS)}
+        to_run |= {name: p for name, p in both.items() if self._has_rule(p, OF_PAIRS)}
+        return {f"{name} ({variant.label})": program for name, program in to_run.items()}
 
     def _has_rule(self, program: Program, sample: Set[str]) -> bool:
         """Whether a user's rule is for a program, or a library's, which calls methods."""
         primitive = program.primitive
-        if primitive in self.own or primitive in _STRUCTURES:
+        if primitive in self.with_own_rules or primitive in _STRUCTURES:
             return True
-        return primitive in sample and (self.has_default or primitive in self.ruled)
+        return primitive in sample and (self.has_default or primitive in self.with_rules)
 
 
 def _check_variants(
     value: Any,
     wanted: _Wanted,
-    chosen: _Chosen,
+    selection: _Selection,
     tolerance: float | None,
     culprits: Culprits,
     findings: Findings,
 ) -> None:
     """Run the programs of rules on other values of the type, and on two that differ."""
     for variant in variants(value):
-        asked = {
+        to_run = {
             name: program
             for name, program in wanted.of_variant(value, variant).items()
-            if chosen.has(name, f"({variant.label})", f"{name} jit")
-            and chosen.without.isdisjoint((program.primitive, "jit"))
+            if selection.has(name, f"({variant.label})", f"{name} jit")
+            and selection.without.isdisjoint((program.primitive, "jit"))
         }
         known = tolerance_of(variant.value) if tolerance is None else tolerance
-        ran = compare(asked, "jit", tolerance=known, culprits=culprits)
-        wrong = [name for name, found in ran.items() if found.why and not found.is_skipped]
-        if variant.may_be_none and any(" of two" not in name for name in wrong):
+        outcomes = compare(to_run, "jit", tolerance=known, culprits=culprits)
+        failing = [
+            name
+            for name, outcome in outcomes.items()
+            if outcome.why and not outcome.is_skipped
+        ]
+        if variant.may_be_none and any(" of two" not in name for name in failing):
             findings.skip(f"({variant.label})", "its leaves seem to depend on each other")
             continue
-        for name, found in ran.items():
-            _note(f"{name} jit", found, chosen, findings)
+        for name, outcome in outcomes.items():
+            _note(f"{name} jit", outcome, selection, findings)
 
 
 def _note_left_out(

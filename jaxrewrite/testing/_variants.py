@@ -20,10 +20,11 @@ from ._oracle import difference, is_floating, neighbour, own_stack
 
 
 class Variant(NamedTuple):
-    """A value, and what tells it from the one that it was made of.
+    """A value, and a label for the way in which it differs from the original.
 
     ``may_be_none``: nothing tells whether the type has such values, because its leaves may
-    depend on each other. ``alone``, ``pairs``: what is run on it, alone or with the other one.
+    depend on each other. ``alone``, ``pairs``: whether programs are run on it alone, or on it
+    and the original.
     """
 
     label: str
@@ -73,7 +74,7 @@ def _dense(value: Any) -> Any:
 
 
 def aval_of_array(value: Any) -> Any:
-    """The aval of what ``materialise`` returns."""
+    """The aval of the result of ``materialise``."""
     leaves, treedef = rule_children(value)
     return dense_aval(type(value), treedef, avals_of(leaves))
 
@@ -142,7 +143,7 @@ def _hints(cls: type) -> dict[str, Any]:
 
 
 def _contents(content: Any, hint: Any) -> list[Any]:
-    """What else a static field may be."""
+    """Other contents that a static field may have."""
     if typing.get_origin(hint) is typing.Literal:
         return [x for x in typing.get_args(hint) if x != content]
     if isinstance(content, enum.Enum):

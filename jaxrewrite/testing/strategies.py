@@ -123,28 +123,34 @@ def values_of(
             f"values_of: takes a class; got an instance of {type(cls).__name__}."
         )
     name = cls.__name__
-    own = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls)) if f.init}
-    unknown = fields.keys() - own.keys()
+    all_fields = {f.name: f for f in dataclasses.fields(typing.cast(Any, cls)) if f.init}
+    unknown = fields.keys() - all_fields.keys()
     if unknown:
         raise TypeError(f"values_of: {name} has no field {', '.join(sorted(unknown))}.")
     caller = sys._getframe(1)  # whose local names annotations may refer to
     names = {**caller.f_globals, **caller.f_locals}
     hints = typing.get_type_hints(cls, localns=names, include_extras=True)
-    given = {
+    strategies = {
         k: v if isinstance(v, st.SearchStrategy) else st.just(v) for k, v in fields.items()
     }
-    made: dict[str, _Array] = {}
-    for key, field in own.items():
-        if key not in given and not _has_default(field):
-            made[key] = _Array.of(hints[key], f"{name}.{key}")
-    axes = dict.fromkeys(axis for array in made.values() for axis in array.names())
-    of_axes = {axis: _size((sizes or {}).get(axis, st.integers(1, 4))) for axis in axes}
+    arrays: dict[str, _Array] = {}
+    for key, field in all_fields.items():
+        if key not in strategies and not _has_default(field):
+            arrays[key] = _Array.of(hints[key], f"{name}.{key}")
+    axes = dict.fromkeys(axis for array in arrays.values() for axis in array.names())
+    sizes_of_axes = {
+        axis: _size((sizes or {}).get(axis, st.integers(1, 4))) for axis in axes
+    }
 
     @st.composite
     def drawn(draw: st.DrawFn) -> V:
-        size = {axis: draw(of) for axis, of in of_axes.items()}
-        chosen = {key: draw(array.strategy(size, elements)) for key, array in made.items()}
-        return cls(**chosen, **{key: draw(strategy) for key, strategy in given.items()})
+        size = {axis: draw(strategy) for axis, strategy in sizes_of_axes.items()}
+        drawn_fields = {
+            key: draw(array.strategy(size, elements)) for key, array in arrays.items()
+        }
+        return cls(
+            **drawn_fields, **{key: draw(strategy) for key, strategy in strategies.items()}
+        )
 
     return drawn()
 
@@ -161,7 +167,7 @@ def _has_default(field: Any) -> bool:
 
 
 class _Array(typing.NamedTuple):
-    """What an annotation says of an array."""
+    """The axes and the dtype that an annotation gives an array."""
 
     axes: tuple[str, ...]
     dtype: str

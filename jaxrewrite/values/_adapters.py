@@ -80,7 +80,7 @@ def stack_adapters(trees: Sequence[Any]) -> Any:
         raise ValueError("stack_adapters: there is no pytree.")
     flat = [jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_value) for tree in trees]
     paths = [[path for path, _ in leaves] for leaves, _ in flat]
-    if any(own != paths[0] for own in paths):
+    if any(tree_paths != paths[0] for tree_paths in paths):
         raise ValueError("stack_adapters: the pytrees have different paths.")
     columns = zip(*([leaf for _, leaf in leaves] for leaves, _ in flat), strict=True)
     stacked = [_stacked(path, xs) for path, xs in zip(paths[0], columns, strict=True)]
@@ -107,7 +107,7 @@ def choose_adapters(stacked: Any, index: ArrayLike) -> tuple[Any, Any]:
     """
     index = jnp.asarray(index)
 
-    def chosen(x: Any) -> Any:
+    def with_chosen_factors(x: Any) -> Any:
         if not _is_lora(x):
             return x
         return dataclasses.replace(x, a=x.a[index], b=x.b[index])
@@ -116,7 +116,7 @@ def choose_adapters(stacked: Any, index: ArrayLike) -> tuple[Any, Any]:
         return dataclasses.replace(x, w=None, a=0, b=0) if _is_lora(x) else None
 
     in_axes = jax.tree.map(axes, stacked, is_leaf=_is_lora)
-    return jax.tree.map(chosen, stacked, is_leaf=_is_lora), in_axes
+    return jax.tree.map(with_chosen_factors, stacked, is_leaf=_is_lora), in_axes
 
 
 def _is_lora(x: Any) -> bool:
@@ -135,16 +135,16 @@ def _stacked(path: Any, xs: Sequence[Any]) -> Any:
             f"stack_adapters: the pytrees have different arrays at {name}. They must share "
             "all but their adapters: load these on one pytree."
         )
-    own = [x for x in xs if _is_lora(x)]
-    if not own:
+    adapted = [x for x in xs if _is_lora(x)]
+    if not adapted:
         return xs[0]
-    if len({(v.rows, v.cols, v.frozen, v.a.ndim, v.b.ndim) for v in own}) > 1:
+    if len({(v.rows, v.cols, v.frozen, v.a.ndim, v.b.ndim) for v in adapted}) > 1:
         raise ValueError(f"stack_adapters: the adapters of {name} have different axes.")
-    scale = own[0].scale if len({v.scale for v in own}) == 1 else 1.0
-    rank = max(v.rank for v in own)
-    factors = [_factors(x, own[0], scale, rank) for x in xs]
+    scale = adapted[0].scale if len({v.scale for v in adapted}) == 1 else 1.0
+    rank = max(v.rank for v in adapted)
+    factors = [_factors(x, adapted[0], scale, rank) for x in xs]
     a, b = (jnp.stack(arrays) for arrays in zip(*factors, strict=True))
-    return dataclasses.replace(own[0], a=a, b=b, scale=scale)
+    return dataclasses.replace(adapted[0], a=a, b=b, scale=scale)
 
 
 def _differ(x: Any, y: Any) -> bool:
@@ -152,7 +152,7 @@ def _differ(x: Any, y: Any) -> bool:
 
 
 def _factors(x: Any, like: Lora, scale: float, rank: int) -> tuple[Any, Any]:
-    """The factors of one of several, of a common scale and rank."""
+    """The factors of an adapter or a bare weight, of a common scale and rank."""
     if not _is_lora(x):
         a, b = (jnp.zeros_like(factor) for factor in (like.a, like.b))
     else:

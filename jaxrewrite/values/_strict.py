@@ -64,7 +64,7 @@ def _(x: _Operand, y: _Operand, *, primitive: Any, **params: Any) -> Any:
 
 
 def _has_zeros(x: Any) -> bool:
-    # What annotates an array has rules of its own, which multiply the array inside.
+    # An annotation has rules of its own, which multiply the array inside.
     if not isinstance(x, Structured) or isinstance(x, WithZeros) or x.outer > 0:
         return False
     return x.has_zeros

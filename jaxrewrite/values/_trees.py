@@ -107,12 +107,12 @@ def adapt(
     leaves, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_value)
     paths = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves]
     swapped = [leaf for _, leaf in leaves]
-    chosen = chosen_leaves("adapt", where, paths, swapped, _is_floating)
-    keys = jax.random.split(key, len(chosen))
-    steps = shown([paths[i] for i in chosen], progress)
-    for i, own, _ in zip(chosen, keys, steps, strict=True):
-        of_leaf = axes(paths[i], swapped[i]) if callable(axes) else axes
-        swapped[i] = _adapted(paths[i], swapped[i], rank, own, scale, of_leaf)
+    positions = chosen_leaves("adapt", where, paths, swapped, _is_floating)
+    keys = jax.random.split(key, len(positions))
+    steps = shown([paths[i] for i in positions], progress)
+    for i, leaf_key, _ in zip(positions, keys, steps, strict=True):
+        axes_of_leaf = axes(paths[i], swapped[i]) if callable(axes) else axes
+        swapped[i] = _adapted(paths[i], swapped[i], rank, leaf_key, scale, axes_of_leaf)
     return jax.tree_util.tree_unflatten(treedef, swapped)
 
 
@@ -138,11 +138,11 @@ def _adapted(
                 "its row and column axes by axes."
             )
         axes = (0,), (1,)
-    if not all(-w.ndim <= axis < w.ndim for own in axes for axis in own):
+    if not all(-w.ndim <= axis < w.ndim for group in axes for axis in group):
         raise ValueError(f"adapt: {path} has shape {w.shape}, and no axes {axes}.")
-    rows, cols = ([axis % w.ndim for axis in own] for own in axes)
+    rows, cols = ([axis % w.ndim for axis in group] for group in axes)
     batch = [i for i in range(w.ndim) if i not in rows and i not in cols]
-    sizes = [[w.shape[i] for i in own] for own in (batch, rows, cols)]
+    sizes = [[w.shape[i] for i in group] for group in (batch, rows, cols)]
     full = min(math.prod(sizes[1]), math.prod(sizes[2]))
     if rank > max(full, 1):
         warnings.warn(
@@ -262,10 +262,10 @@ def partition(tree: Any, labels: Any) -> tuple[Any, Any]:
     >>> gradient(trained, jnp.ones(64)).b.shape
     (1, 4)
     """
-    chosen = lambda wanted: jax.tree.map(
+    labelled = lambda wanted: jax.tree.map(
         lambda x, label: x if label == wanted else None, tree, labels
     )
-    return chosen("train"), chosen("freeze")
+    return labelled("train"), labelled("freeze")
 
 
 def combine(*parts: Any) -> Any:

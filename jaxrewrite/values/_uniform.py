@@ -223,7 +223,7 @@ def register(*names: Any, **options: Any) -> Callable[[Any], Any]:
 
     def decorate(rule: Any) -> Any:
         signature = inspect.signature(rule)
-        is_told = "primitive" in signature.parameters
+        takes_primitive = "primitive" in signature.parameters
 
         @functools.wraps(rule)
         def on_single(*operands: Any, primitive: Any, **params: Any) -> Any:
@@ -232,13 +232,15 @@ def register(*names: Any, **options: Any) -> Callable[[Any], Any]:
                     x.materialise() if isinstance(x, Constant) else x for x in operands
                 ]
                 return bind(primitive, *arrays, **params)
-            if is_told:
+            if takes_primitive:
                 params["primitive"] = primitive
             return rule(*operands, **params)
 
-        if not is_told:
-            told = inspect.Parameter("primitive", inspect.Parameter.KEYWORD_ONLY)
-            by_kind = sorted([*signature.parameters.values(), told], key=lambda p: p.kind)
+        if not takes_primitive:
+            parameter = inspect.Parameter("primitive", inspect.Parameter.KEYWORD_ONLY)
+            by_kind = sorted(
+                [*signature.parameters.values(), parameter], key=lambda p: p.kind
+            )
             signature = signature.replace(parameters=by_kind)
         vars(on_single)["__signature__"] = signature
         jaxrewrite.register(*names, **options)(on_single)
@@ -359,9 +361,9 @@ def _(v: Uniform, w: Uniform, *, primitive: Any, **params: Any) -> Any:
 def _(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
     """Entry by entry, for a uniform array and a dense one."""
     shape = jnp.broadcast_shapes(x.shape, y.shape)
-    for one, other in ((x, y), (y, x)):
-        if isinstance(one, Uniform) and one.shape == shape and is_number(other):
-            numbers = [z.number() if z is one else jnp.reshape(z, ()) for z in (x, y)]
+    for uniform, other in ((x, y), (y, x)):
+        if isinstance(uniform, Uniform) and uniform.shape == shape and is_number(other):
+            numbers = [z.number() if z is uniform else jnp.reshape(z, ()) for z in (x, y)]
             return repeated(bind(primitive, *numbers, **params), shape)
     full = [
         jnp.broadcast_to(z.number() if isinstance(z, Uniform) else z, shape) for z in (x, y)

@@ -200,14 +200,14 @@ def mapped(fn: Callable[[Any], Any], primitive: Any, results: Any) -> Any:
 
 
 def lowest(dtype: Any) -> Any:
-    """What no number of a dtype is below: minus infinity, if the dtype has it."""
+    """The least number of a dtype: minus infinity, if the dtype has it."""
     if dtype == jnp.bool_:
         return False
     return _limits(dtype).min if _is_bounded(dtype) else -jnp.inf
 
 
 def highest(dtype: Any) -> Any:
-    """What no number of a dtype is above."""
+    """The greatest number of a dtype: infinity, if the dtype has it."""
     if dtype == jnp.bool_:
         return True
     return _limits(dtype).max if _is_bounded(dtype) else jnp.inf

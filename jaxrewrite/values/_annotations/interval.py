@@ -438,7 +438,7 @@ def _convert(x: Interval, *, primitive: Any, new_dtype: Any, **params: Any) -> A
     if _is_integer(x):
         most = min(jnp.iinfo(new_dtype).bits, jnp.iinfo(x.dtype).bits)
         return _wrapped(bounds.lower, bounds.upper, _width(x) <= _unsigned(x, 2**most - 1))
-    # What becomes of a number that is no such integer depends on the machine.
+    # The result for a number that is no such integer depends on the machine.
     low, high = (x.astype(jnp.promote_types(x.dtype, "float32")) for x in _numbers(x))
     least, most = jnp.iinfo(new_dtype).min, jnp.iinfo(new_dtype).max
     return _unbounded(~((low > least - 1.0) & (low >= least) & (high < most + 1.0)), bounds)
@@ -598,11 +598,11 @@ def _tangent(x: Interval, *, primitive: Any, **params: Any) -> Any:
 
 @annotation_rule(Interval, "atan2")
 def _angle(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
-    whole = jnp.full_like(primitive.bind(_numbers(x)[0], _numbers(y)[0]), math.pi)
+    half_turn = jnp.full_like(primitive.bind(_numbers(x)[0], _numbers(y)[0]), math.pi)
     is_nan = functools.reduce(
         jnp.logical_or, (jnp.isnan(end) for operand in (x, y) for end in _numbers(operand))
     )
-    return _unbounded(is_nan, Interval(-whole, whole))
+    return _unbounded(is_nan, Interval(-half_turn, half_turn))
 
 
 @annotation_rule(Interval, "dot_general", "conv_general_dilated")
@@ -620,8 +620,9 @@ def _bilinear(
     size, error = _rounding(x, y, primitive, params)
     if primitive.name == "dot_general" and _is_one_large(x, y):
         lower, upper = _by_sign(x, y, multiply)
-        own = x if isinstance(x, Interval) else y
-        error = jnp.where((own.lower == own.upper).all(), 0, error)  # Points stay points.
+        operand = x if isinstance(x, Interval) else y
+        is_point = (operand.lower == operand.upper).all()
+        error = jnp.where(is_point, 0, error)
     else:
         (x_centre, x_radius), (y_centre, y_radius) = map(_centred, (x, y))
         centre = multiply(x_centre, y_centre)
@@ -647,7 +648,7 @@ def _widened(x: Any, dtype: Any) -> Any:
 
 
 def _rounding(x: Any, y: Any, primitive: Any, params: Any) -> tuple[Any, Any]:
-    """What the sums of products are at most, and by how much rounding may change them."""
+    """Bounds of the sums of products, and of their change by rounding."""
     x_size, y_size = (functools.reduce(jnp.maximum, map(abs, _ends(z))) for z in (x, y))
     if primitive.name == "dot_general":
         x_axes, y_axes = params["dimension_numbers"][0]
@@ -755,9 +756,9 @@ def _compare(x: Any, y: Any, *, primitive: Any, **params: Any) -> Any:
 
 
 def _nan_in(*operands: Any) -> Any:
-    """Where one of the operands may be NaN, of which nothing holds surely."""
-    found = [_may_be_nan(x) for x in operands if isinstance(x, Interval)]
-    return functools.reduce(jnp.logical_or, found)
+    """Where an operand may be NaN, so that nothing holds surely."""
+    may_be_nan = [_may_be_nan(x) for x in operands if isinstance(x, Interval)]
+    return functools.reduce(jnp.logical_or, may_be_nan)
 
 
 def _ordered(x: Any) -> tuple[Any, Any]:
@@ -783,16 +784,16 @@ def _is_finite(x: Interval, *, primitive: Any, **params: Any) -> Any:
 
 
 @annotation_rule(Interval, "select_n")
-def _select(which: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
-    if not isinstance(which, Interval):
-        return _move(which, *cases, primitive=primitive)
-    if which.dtype != jnp.bool_:
+def _select(condition: Any, *cases: Any, primitive: Any, **params: Any) -> Any:
+    if not isinstance(condition, Interval):
+        return _move(condition, *cases, primitive=primitive)
+    if condition.dtype != jnp.bool_:
         raise _refuse(primitive, "among several by a number")
     no, yes = (Interval(*_numbers(case)) for case in cases)
-    surely, never = which.lower, ~which.upper
+    surely, never = condition.lower, ~condition.upper
 
-    def chosen(end: Callable[[Any], Any], either: Callable[[Any, Any], Any]) -> Any:
+    def bound(end: Callable[[Any], Any], either: Callable[[Any, Any], Any]) -> Any:
         undecided = either(end(no), end(yes))
         return jnp.where(surely, end(yes), jnp.where(never, end(no), undecided))
 
-    return _bounded(chosen(_lower, jnp.minimum), chosen(_upper, jnp.maximum))
+    return _bounded(bound(_lower, jnp.minimum), bound(_upper, jnp.maximum))

@@ -183,7 +183,7 @@ class Masked(Structured):
         """A tangent with the same missing entries, whatever the array is a sum of."""
         if not inexact(self.array):
             return NotImplemented
-        # What a backward rule returns for missing entries must not reach the numbers there.
+        # Cotangents of a backward rule for missing entries must not reach the numbers there.
         filled = Masked(leaf_tangents.array, self.mask).filled(0)
         return Masked(filled, self.mask)
 
@@ -310,10 +310,10 @@ def _spread(
     """Of the entries that are there; missing if there are none."""
     is_missing, counted = x.counted(axis, keepdims)
     spread = getattr(jnp, primitive.name)
-    found = spread(
+    result = spread(
         x.filled(0), axis, correction=correction, keepdims=keepdims, where=counted
     )
-    return _finite(found, is_missing)
+    return _finite(result, is_missing)
 
 
 @jaxrewrite.register(jnp.median)
@@ -322,9 +322,9 @@ def _median(x: Masked, *, axis: int | tuple[int, ...] | None, keepdims: bool) ->
     is_missing, counted = x.counted(axis, keepdims)
     array = x.filled(0)
     array = array if inexact(array) else array.astype(jnp.result_type(array, 0.0))
-    found = jnp.nanmedian(jnp.where(counted, array, jnp.nan), axis, keepdims=keepdims)
+    result = jnp.nanmedian(jnp.where(counted, array, jnp.nan), axis, keepdims=keepdims)
     is_nan = jnp.any(jnp.isnan(array) & counted, axis, keepdims=keepdims)
-    return _finite(jnp.where(is_nan, jnp.nan, found), is_missing)
+    return _finite(jnp.where(is_nan, jnp.nan, result), is_missing)
 
 
 @jaxrewrite.register("jit", types=(_ANNOTATED | ArrayLike,), precedence=1)
@@ -395,7 +395,7 @@ def _reduce(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> Any:
 
 @annotation_rule(Masked, "argmax", "argmin")
 def _reduce_to_index(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> Any:
-    """Of booleans it is the first place, which a missing entry before it might be.
+    """Of booleans it is the first index, which that of an earlier missing entry might be.
 
     `jax.numpy.select` takes the first condition that holds in this way.
     """
@@ -407,8 +407,8 @@ def _reduce_to_index(x: Masked, *, primitive: Any, axes: Any, **params: Any) -> 
         is_missing = jnp.take_along_axis(x.mask, at, axis).squeeze(axis)
         first = lax.argmin(x.mask, axis, index.dtype)
         return Masked(jnp.where(is_missing, first, index), _all_missing(x.mask, axes))
-    found = ~x.mask & (x.array if primitive.name == "argmax" else ~x.array)
-    earlier = lax.cumsum(found.astype(jnp.int32), axis) == 0
+    decides = ~x.mask & (x.array if primitive.name == "argmax" else ~x.array)
+    earlier = lax.cumsum(decides.astype(jnp.int32), axis) == 0
     return Masked(index, (x.mask & earlier).any(axis))
 
 
@@ -467,9 +467,9 @@ def _nothing_there(x: Any, y: Any, numbers: Any, shape: Sequence[int]) -> Any:
         return lax.dot_general(x_there, y_there, numbers) < min(pairs, 1)
     # With one mask no product is needed: only the summed axes matter.
     axes = labels(numbers, jnp.ndim(x), jnp.ndim(y))
-    own, mask = (axes.x, x.mask) if isinstance(x, Masked) else (axes.y, y.mask)
-    summed = tuple(i for i, label in enumerate(own) if label not in axes.out)
-    left = [label for label in own if label in axes.out]
+    labels_of_masked, mask = (axes.x, x.mask) if isinstance(x, Masked) else (axes.y, y.mask)
+    summed = tuple(i for i, label in enumerate(labels_of_masked) if label not in axes.out)
+    left = [label for label in labels_of_masked if label in axes.out]
     missing = _all_missing(mask, summed)
     order = sorted(range(len(left)), key=lambda i: axes.out.index(left[i]))
     where = [axes.out.index(left[i]) for i in order]

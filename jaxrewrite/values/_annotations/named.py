@@ -95,16 +95,18 @@ class Named(Structured):
     names: Names = jaxrewrite.field(static=True)
 
     def __init__(self, array: Any, names: Iterable[str | None]):
-        given = tuple(names)
-        if not all(name is None or isinstance(name, str) for name in given):
-            raise ValueError(f"Named: names must be strings or None; got {given!r}.")
-        if len(given) != jnp.ndim(array):
+        axis_names = tuple(names)
+        if not all(name is None or isinstance(name, str) for name in axis_names):
+            raise ValueError(f"Named: names must be strings or None; got {axis_names!r}.")
+        if len(axis_names) != jnp.ndim(array):
             raise ValueError(
-                f"Named: names must be as many as axes, {jnp.ndim(array)}; got {given!r}."
+                f"Named: names must be as many as axes, {jnp.ndim(array)}; got {axis_names!r}."
             )
-        if given != _unique(given):
-            raise ValueError(f"Named: names must differ from each other; got {given!r}.")
-        vars(self).update(array=array, names=given)
+        if axis_names != _unique(axis_names):
+            raise ValueError(
+                f"Named: names must differ from each other; got {axis_names!r}."
+            )
+        vars(self).update(array=array, names=axis_names)
 
     def axis(self, name: str) -> int:
         """Return the index of the axis with this name; `ValueError` if there is none."""
@@ -116,7 +118,7 @@ class Named(Structured):
     def __getitem__(self, index: Any) -> Any:
         """Index as in an array, or by a dictionary of names: ``x[{"time": 0}]``."""
         if isinstance(index, Mapping):
-            by_axis = {self.axis(name): own for name, own in index.items()}
+            by_axis = {self.axis(name): indices for name, indices in index.items()}
             index = tuple(by_axis.get(i, slice(None)) for i in range(self.ndim))
         return super().__getitem__(index)
 
@@ -182,9 +184,11 @@ def _agreed(primitive: Any, a: str | None, b: str | None) -> str | None:
 
 def _aligned(primitive: Any, operands: Sequence[Any]) -> Names:
     """The names of arrays that meet entry by entry; a scalar agrees with all names."""
-    found = [_names(x) for x in operands if jnp.ndim(x)]
+    all_names = [_names(x) for x in operands if jnp.ndim(x)]
     agreed = functools.partial(_agreed, primitive)
-    return _unique([functools.reduce(agreed, axis) for axis in zip(*found, strict=True)])
+    return _unique(
+        [functools.reduce(agreed, axis) for axis in zip(*all_names, strict=True)]
+    )
 
 
 def _bind(

@@ -78,11 +78,11 @@ class Tagged(Structured):
 
     def __init__(self, array: Any, tags: str | Iterable[str]):
         is_some = not isinstance(tags, str) and isinstance(tags, Iterable)
-        several = tuple(tags) if is_some else (tags,)
-        if not several or not all(isinstance(tag, str) for tag in several):
+        all_tags = tuple(tags) if is_some else (tags,)
+        if not all_tags or not all(isinstance(tag, str) for tag in all_tags):
             raise ValueError(f"Tagged: tags must be strings, at least one; got {tags!r}.")
-        given = frozenset(several)
-        vars(self).update(array=array, tags=given)
+        tag_set = frozenset(all_tags)
+        vars(self).update(array=array, tags=tag_set)
 
     def aval(self) -> Any:
         """The aval of the array."""
@@ -106,9 +106,9 @@ class Tagged(Structured):
 
     def join(self, other: Any) -> Any:
         """Give both the tags of both."""
-        own = isinstance(other, Tagged)
-        tags = self.tags | other.tags if own else self.tags
-        return Tagged(self.array, tags), Tagged(other.array if own else other, tags)
+        is_tagged = isinstance(other, Tagged)
+        tags = self.tags | other.tags if is_tagged else self.tags
+        return Tagged(self.array, tags), Tagged(other.array if is_tagged else other, tags)
 
     def stacked(self, size: int) -> Any:
         return self

@@ -257,9 +257,9 @@ def with_units(units: Units, array: Any) -> Any:
     return Unitful(array, units) if units or isinstance(units, FreeUnits) else array
 
 
-def same_units(what: str, operands: Sequence[Any]) -> Units:
-    found = dict.fromkeys(map(units_of, operands))
-    units = [x for x in found if not isinstance(x, FreeUnits)]
+def same_units(subject: str, operands: Sequence[Any]) -> Units:
+    all_units = dict.fromkeys(map(units_of, operands))
+    units = [x for x in all_units if not isinstance(x, FreeUnits)]
     if len(units) > 1:
         hint = ""
         if is_convertible(units):
@@ -270,11 +270,11 @@ def same_units(what: str, operands: Sequence[Any]) -> Units:
                 f"{str(next(filter(None, units)))!r}), or divide the others by a unit."
             )
         raise UnitsError(
-            f"{what} needs operands of equal units; got {' and '.join(map(str, units))}.{hint}"
+            f"{subject} needs operands of equal units; got {' and '.join(map(str, units))}.{hint}"
         )
     if units:
         return units[0]
-    return _FREE if len(found) > 1 else next(iter(found))
+    return _FREE if len(all_units) > 1 else next(iter(all_units))
 
 
 def bind_numbers(primitive: Any, operands: Sequence[Any], units: Units, params: Any) -> Any:

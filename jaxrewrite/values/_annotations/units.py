@@ -166,7 +166,7 @@ def _parse(text: str) -> dict[str, Fraction]:
 
 
 def _is_read(factor: re.Match[str]) -> bool:
-    """Whether what looks like a factor is one: a unit or 1, and no product with nothing."""
+    """Whether a match is a factor: a unit or 1, and no product with nothing."""
     if factor["times"] in ("*", "·") and not factor.string[: factor.start()].strip():
         return False
     return factor["name"] == "1" or _is_name(factor["name"])
@@ -248,10 +248,12 @@ def _define(name: str, units: Any, factor: Any) -> None:
         exact = Fraction(exact)
     if not 0 < exact < float("inf"):
         raise ValueError(f"register_unit: the factor of {name} is {factor}, not positive.")
-    own = Units(units)
-    if name in _names_within(own):
-        raise ValueError(f"register_unit: {name} would be defined by itself, as {own}.")
-    _TABLE[name] = exact, own
+    definition = Units(units)
+    if name in _names_within(definition):
+        raise ValueError(
+            f"register_unit: {name} would be defined by itself, as {definition}."
+        )
+    _TABLE[name] = exact, definition
 
 
 def _names_within(units: Units) -> set[str]:
@@ -273,14 +275,14 @@ def _base_units(units: Units) -> tuple[Fraction | float, Units]:
                 f"{name} has an offset, so a temperature in {name} is no multiple of a kelvin. "
                 "Convert the numbers to K first, for example by x + 273.15."
             )
-        number, own = _TABLE.get(name, (Fraction(1), None))
+        number, definition = _TABLE.get(name, (Fraction(1), None))
         inner: Any = Fraction(1)
-        if own is None:
-            own = Units({name: 1})
+        if definition is None:
+            definition = Units({name: 1})
         else:
-            inner, own = _base_units(own)
+            inner, definition = _base_units(definition)
         factor = factor * _raised(number * inner, exponent)
-        base = base * own**exponent
+        base = base * definition**exponent
     return factor, base
 
 
@@ -320,7 +322,7 @@ def conversion(old: Units, new: Units, asked: Any) -> tuple[Any, Any]:
 def is_convertible(units: Any) -> bool:
     """Whether several units are of one kind."""
     try:
-        return len({_base_units(own)[1] for own in units}) == 1
+        return len({_base_units(x)[1] for x in units}) == 1
     except UnitsError:
         return False
 
@@ -390,7 +392,7 @@ _OF_THE_SI = {
     **{"Bq": "1/s", "Gy": "J/kg", "Sv": "J/kg", "kat": "mol/s"},
 }
 
-# Those of the SI that are no products of others, the gram, and what else has prefixes.
+# Units of the SI that are no products of others, the gram, and other units with prefixes.
 _WITH_PREFIXES = ("m", "g", "s", "A", "K", "mol", "cd", "L", "eV", "cal", "Wh", "bar")
 
 _OTHERS: dict[str, tuple[Any, str]] = {

@@ -1,4 +1,4 @@
-"""Which leaves of a pytree a user chose, for helpers that replace these."""
+"""Which leaves of a pytree a user chose, for helpers that replace these leaves."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ def chosen_leaves(
     leaves: Sequence[Any],
     may_choose: Callable[[Any], bool],
 ) -> list[int]:
-    """The places of the leaves that ``where`` chose, among those that it may choose."""
+    """The positions of the leaves that ``where`` chose, among those that it may choose."""
     if not callable(where):
         raise TypeError(
             f"{caller}: where, the second argument, is {where!r}. It must be a function of the path and the leaf, such "
             'as lambda path, leaf: path.endswith("kernel").'
         )
-    asked = [i for i, leaf in enumerate(leaves) if may_choose(leaf)]
-    chosen = [i for i in asked if where(paths[i], leaves[i])]
-    if not chosen:
+    candidates = [i for i, leaf in enumerate(leaves) if may_choose(leaf)]
+    positions = [i for i in candidates if where(paths[i], leaves[i])]
+    if not positions:
         raise ValueError(f"{caller}: where chose none of the leaves: {_listed(paths)}.")
-    return chosen
+    return positions
 
 
 def _listed(paths: Sequence[str]) -> str:

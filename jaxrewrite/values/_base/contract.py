@@ -43,21 +43,23 @@ def labels(
     return ProductLabels(tuple(x), tuple(y), tuple(out))
 
 
-def transpose(x: Shaped[Array, "*own"] | ArrayValue, own: Labels, wanted: Labels) -> Any:
+def transpose(
+    x: Shaped[Array, "*axes"] | ArrayValue, labels: Labels, wanted: Labels
+) -> Any:
     """``x`` with its axes in the wanted order."""
-    if own == wanted:
+    if labels == wanted:
         return x
-    permutation = tuple(own.index(label) for label in wanted)
+    permutation = tuple(labels.index(label) for label in wanted)
     if isinstance(x, jaxrewrite.Value):
         return jaxrewrite.bind(lax.transpose_p, x, permutation=permutation)
     return lax.transpose(x, permutation)
 
 
-def along_result(shared: Shaped[Array, "*own"], own: Labels, out: Labels) -> Any:
-    """What entries of an operand share, along the axes of the result."""
-    kept = tuple(label for label in out if label in own)
-    shared = shared.squeeze(tuple(i for i, label in enumerate(own) if label not in out))
-    shared = transpose(shared, tuple(label for label in own if label in kept), kept)
+def along_result(shared: Shaped[Array, "*axes"], labels: Labels, out: Labels) -> Any:
+    """The numbers that entries of an operand share, along the axes of the result."""
+    kept = tuple(label for label in out if label in labels)
+    shared = shared.squeeze(tuple(i for i, label in enumerate(labels) if label not in out))
+    shared = transpose(shared, tuple(label for label in labels if label in kept), kept)
     return lax.expand_dims(shared, [i for i, label in enumerate(out) if label not in kept])
 
 
@@ -72,7 +74,7 @@ def contract(
     """Multiply, and sum over the labels that both operands have and ``out`` lacks.
 
     A label that only one operand has must be in ``out``. If one order of the operands gives
-    the axes of ``out`` in the wanted order, no axis moves. ``params`` are those of
+    the axes of ``out`` in the wanted order, no axis moves. ``params`` are parameters of
     ``dot_general``; ``preferred_element_type`` is the dtype of the result.
     """
     xs, ys, out = tuple(xs), tuple(ys), tuple(out)
@@ -83,13 +85,13 @@ def contract(
     y_free = [label for label in ys if label not in xs]
     if (*batch, *x_free, *y_free) != out and (*batch, *y_free, *x_free) == out:
         return contract(y, ys, x, xs, out, **params)
-    positions = lambda those, labels: tuple(labels.index(label) for label in those)
+    positions = lambda some, labels: tuple(labels.index(label) for label in some)
     numbers = (
         (positions(summed, xs), positions(summed, ys)),
         (positions(batch, xs), positions(batch, ys)),
     )
-    whole = dot_general(x, y, numbers, **params)
-    return transpose(whole, (*batch, *x_free, *y_free), out)
+    product = dot_general(x, y, numbers, **params)
+    return transpose(product, (*batch, *x_free, *y_free), out)
 
 
 def dot_general(

@@ -54,6 +54,6 @@ def _(
         return NotImplemented
     params |= {"dimension_numbers": dimension_numbers, "slice_sizes": slice_sizes}
     clip = lax.GatherScatterMode.CLIP
-    found = materialise(bind("gather", v, indices, mode=clip, fill_value=None, **params))
+    gathered = materialise(bind("gather", v, indices, mode=clip, fill_value=None, **params))
     inside = in_range(v.shape, indices, dimension_numbers, slice_sizes)
-    return jnp.where(inside, found, lax.full((), fill_value, found.dtype))
+    return jnp.where(inside, gathered, lax.full((), fill_value, gathered.dtype))

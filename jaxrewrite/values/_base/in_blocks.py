@@ -26,19 +26,19 @@ _ENTRIES = {4: 2**18, math.inf: 2**20}
 
 
 def multiply(
-    made: Callable[..., Any],
+    make: Callable[..., Any],
     parts: tuple[Shaped[Array, "groups ..."], ...],
     x: Shaped[Array, ...],
     *,
     is_summed: bool = False,
     precision: Any = None,
-    most: int = 128,
+    max_columns: int = 128,
 ) -> Any:
-    """``made(*parts) @ x``, or ``made(*parts).T @ x`` if rows are summed.
+    """``make(*parts) @ x``, or ``make(*parts).T @ x`` if rows are summed.
 
     Parameters
     ----------
-    made
+    make
         A function of parts of equal length that gives some rows for each entry along their
         first axis.
     parts
@@ -48,24 +48,24 @@ def multiply(
     is_summed
         Whether the sum is over the rows.
     precision
-        That of `jax.lax.dot_general`.
-    most
+        The precision of `jax.lax.dot_general`.
+    max_columns
         For how many columns a loop is faster. For more, the whole array is made at once.
     """
     contracted = ((0,), (0,)) if is_summed else ((1,), (0,))
 
-    def whole(parts: Any, x: Any) -> Any:
-        return lax.dot_general(made(*parts), x, (contracted, ((), ())), precision=precision)
+    def product(parts: Any, x: Any) -> Any:
+        return lax.dot_general(make(*parts), x, (contracted, ((), ())), precision=precision)
 
-    blocks = _blocks(jax.eval_shape(made, *parts), len(parts[0]), x.shape[1])
-    if blocks is None or x.shape[1] > most:
-        return whole(parts, x)
-    looped = functools.partial(_looped, whole, is_summed, blocks)
-    return lax.platform_dependent(parts, x, cpu=looped, default=whole)
+    blocks = _blocks(jax.eval_shape(make, *parts), len(parts[0]), x.shape[1])
+    if blocks is None or x.shape[1] > max_columns:
+        return product(parts, x)
+    looped = functools.partial(_looped, product, is_summed, blocks)
+    return lax.platform_dependent(parts, x, cpu=looped, default=product)
 
 
 def dot(
-    made: Callable[..., Any],
+    make: Callable[..., Any],
     parts: tuple[Shaped[Array, "n m"], ...],
     other: Any,
     is_first: bool,
@@ -75,48 +75,52 @@ def dot(
     preferred_element_type: Any,
     **params: Any,
 ) -> Any:
-    """``dot_general`` of ``made(*parts)`` and an array, or NotImplemented.
+    """``dot_general`` of ``make(*parts)`` and an array, or NotImplemented.
 
     It is for one product of two matrices, or of a matrix and a vector, of one dtype.
-    ``is_first`` tells whether ``made(*parts)`` is the first operand. ``made`` acts entry by
+    ``is_first`` tells whether ``make(*parts)`` is the first operand. ``make`` acts entry by
     entry.
     """
     contracted, batch = dimension_numbers
-    own, others = contracted if is_first else contracted[::-1]
-    dtype = jax.eval_shape(made, *parts).dtype
+    contracted_axes, other_axes = contracted if is_first else contracted[::-1]
+    dtype = jax.eval_shape(make, *parts).dtype
     is_plain = all(isinstance(x, jax.Array) for x in (*parts, other))
     if not is_plain or parts[0].ndim != 2 or not 1 <= other.ndim <= 2:
         return NotImplemented
-    if batch != ((), ()) or len(own) != 1 or params.get("out_sharding") is not None:
+    if (
+        batch != ((), ())
+        or len(contracted_axes) != 1
+        or params.get("out_sharding") is not None
+    ):
         return NotImplemented
     if other.dtype != dtype or not is_or_none(preferred_element_type, dtype):
         return NotImplemented
-    x = jnp.moveaxis(other, others[0], 0)
+    x = jnp.moveaxis(other, other_axes[0], 0)
     y = multiply(
-        made,
+        make,
         parts,
         x.reshape(x.shape[0], math.prod(x.shape[1:])),
-        is_summed=own[0] == 0,
+        is_summed=contracted_axes[0] == 0,
         precision=precision,
     )
     y = y.reshape(y.shape[0], *x.shape[1:])
     return y if is_first else jnp.moveaxis(y, 0, -1)
 
 
-def _blocks(made: Any, groups: int, columns: int) -> int | None:
+def _blocks(make: Any, groups: int, columns: int) -> int | None:
     """In how many blocks to multiply; ``None`` stands for the whole array at once."""
-    sizes = (*made.shape, columns)
+    sizes = (*make.shape, columns)
     if not all(isinstance(n, int) for n in sizes) or may_be_split() or is_manual():
         return None
-    if made.size < _LEAST or not columns:
+    if make.size < _LEAST or not columns:
         return None
     entries = next(size for most, size in _ENTRIES.items() if columns <= most)
-    wanted = made.size // entries
-    return next((k for k in range(wanted, 4 * wanted) if groups % k == 0), None)
+    count = make.size // entries
+    return next((k for k in range(count, 4 * count) if groups % k == 0), None)
 
 
 def _looped(
-    whole: Callable[..., Any], is_summed: bool, blocks: int, parts: Any, x: Any
+    product: Callable[..., Any], is_summed: bool, blocks: int, parts: Any, x: Any
 ) -> Any:
     def block(array: Any, i: Any) -> Any:
         size = len(array) // blocks
@@ -125,14 +129,14 @@ def _looped(
     # The backward pass makes the block again.
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def step(total: Any, i: Any) -> Any:
-        own = tuple(block(part, i) for part in parts)
+        rows = tuple(block(part, i) for part in parts)
         if is_summed:
-            return total + whole(own, block(x, i)), None
-        return total, whole(own, x)
+            return total + product(rows, block(x, i)), None
+        return total, product(rows, x)
 
     if not is_summed:
         _, y = lax.scan(step, None, jnp.arange(blocks))
         return y.reshape(-1, x.shape[1])
-    shape = jax.eval_shape(whole, parts, x)
+    shape = jax.eval_shape(product, parts, x)
     y, _ = lax.scan(step, jnp.zeros(shape.shape, shape.dtype), jnp.arange(blocks))
     return y

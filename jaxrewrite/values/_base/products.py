@@ -34,7 +34,7 @@ def _(x: Structured, y: Array | ArrayValue, *, primitive: Any, **params: Any) ->
     place = params.get("out_sharding")
     if place is not None:
         if is_annotation(x) or is_annotation(y):
-            return NotImplemented  # What an annotation has inside is placed.
+            return NotImplemented  # The array inside of an annotation is placed.
         # Only an array can be placed so.
         product = lambda *xs: materialise(
             bind(primitive, *xs, **params | {"out_sharding": None})

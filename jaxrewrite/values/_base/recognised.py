@@ -17,23 +17,23 @@ def find(table: Callable[..., dict[Hashable, Any]], jaxpr: Any, *key: Any) -> An
 
 
 def only_call(jaxpr: Any, name: str) -> Any:
-    """The one equation of a jaxpr, if it calls a jitted function of this name."""
+    """The only equation of a jaxpr, if it calls a jitted function of this name."""
     eqns = getattr(jaxpr, "jaxpr", jaxpr).eqns
     return eqns[0] if [eqn.params.get("name") for eqn in eqns] == [name] else None
 
 
 def fingerprint_within(fn: Callable[..., Any], name: str, *avals: Any) -> Hashable:
-    """The fingerprint of the function of this name that the one function calls, or ``None``."""
+    """The fingerprint of the function of this name that a function only calls, or ``None``."""
     called = _compat.called(fn, *avals)
     call = None if called is None else only_call(called, name)
     return None if call is None else _compat.fingerprint(call.params["jaxpr"])
 
 
 def fingerprints(fn: Callable[..., Any], *avals: Any) -> list[Hashable]:
-    """The fingerprints of the one function that a function of such arrays calls.
+    """The fingerprints of the only function that a function of such arrays calls.
 
-    That function is jitted or has a derivative of its own. If it does nothing but call one
-    with a derivative of its own, there is also the fingerprint of that one.
+    That function is jitted or has a derivative of its own. If it does nothing but call a
+    function with a derivative of its own, there is also the fingerprint of the latter.
     """
     called = _compat.called(fn, *avals)
     if called is None:

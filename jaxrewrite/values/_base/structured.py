@@ -22,7 +22,7 @@ def is_value(x: Any) -> bool:
 
 
 def is_annotation(x: Any) -> bool:
-    """Whether it is what an array carries, such as units, with the array inside."""
+    """Whether it is metadata of an array, such as units, with the array inside."""
     return isinstance(x, jaxrewrite.Value) and type(x).outer > 0
 
 
@@ -184,7 +184,7 @@ def are_rows_of_identity(xp: Any, x: Any) -> Any:
 def differs(dense: Any, structured: Callable[[Any], Any]) -> bool:
     """Whether an array has known numbers that differ from those of the value made of it.
 
-    Those of NumPy are compared as the array of JAX that is made of them. The value becomes
+    Arrays of NumPy are compared as the array of JAX that is made of them. The value becomes
     dense in a program, so it is of a ready type, not of a user's subclass.
     """
     if not is_known(dense):
@@ -339,14 +339,14 @@ def _(v: Structured, *, axis: int) -> Any:
 @jaxrewrite.register("stack", precedence=_LAST)
 def _(*vs: Structured, axis: int) -> Any:
     shape = vs[0].shape
-    one = lambda v: jaxrewrite.bind(
+    with_axis = lambda v: jaxrewrite.bind(
         lax.broadcast_in_dim_p,
         v,
         shape=(*shape[:axis], 1, *shape[axis:]),
         broadcast_dimensions=tuple(i + (i >= axis) for i in range(len(shape))),
         sharding=None,
     )
-    return jaxrewrite.bind(lax.concatenate_p, *map(one, vs), dimension=axis)
+    return jaxrewrite.bind(lax.concatenate_p, *map(with_axis, vs), dimension=axis)
 
 
 @jaxrewrite.register("tile", precedence=_LAST)

@@ -30,7 +30,7 @@ class LinearAlgebra:
     front.
     """
 
-    # What a square matrix may know in closed form. Rules and the methods below ask for it.
+    # Functions that a square matrix may know in closed form. Rules and the methods below ask them.
     # NotImplemented means that JAX's function has to give the answer.
 
     def known_inverse(self) -> Any:
@@ -82,8 +82,8 @@ class LinearAlgebra:
 
     def known_singular_values(self) -> Any:
         r"""The singular values of a matrix, falling, of shape (\*batch, k)."""
-        found = self.known_svd()
-        return found if found is NotImplemented else found[1]
+        svd = self.known_svd()
+        return svd if svd is NotImplemented else svd[1]
 
     def known_cholesky(self) -> Any:
         """The lower triangular Cholesky factor, a matrix.
@@ -266,19 +266,21 @@ def on_fields(fn: Callable[..., Any], *operands: Any) -> Any:
         isinstance(x, jaxrewrite.Value) for v in values for x in rule_children(v)[0]
     ):
         return fn(*operands)
-    found: list[Any] = []
+    last_results: list[Any] = []
 
     def on_arrays(*arrays: Any) -> Any:
         rest = iter(arrays)
-        wholes = []
+        rebuilt = []
         for leaves, treedef in split:
-            own = [next(rest) for _ in leaves]
-            wholes.append(own[0] if treedef is None else jax.tree.unflatten(treedef, own))
-        found.append(fn(*wholes))
-        return () if found[-1] is NotImplemented else found[-1]
+            parts = [next(rest) for _ in leaves]
+            rebuilt.append(
+                parts[0] if treedef is None else jax.tree.unflatten(treedef, parts)
+            )
+        last_results.append(fn(*rebuilt))
+        return () if last_results[-1] is NotImplemented else last_results[-1]
 
     results = jaxrewrite.transform(on_arrays)(*fields)
-    return NotImplemented if found[-1] is NotImplemented else results
+    return NotImplemented if last_results[-1] is NotImplemented else results
 
 
 def known_or(x: Any, hook: str, fn: Callable[[Any], Any], *args: Any) -> Any:

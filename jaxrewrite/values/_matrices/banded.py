@@ -56,8 +56,8 @@ class _Bands(Matrix):
     def known_lower_part(self, k: int) -> Any:
         if k < 0:
             return NotImplemented
-        own = self.as_banded()
-        return own.resized(own.lower, min(own.upper, k))
+        banded = self.as_banded()
+        return banded.resized(banded.lower, min(banded.upper, k))
 
     def hadamard(self, other: Any) -> Any:
         if isinstance(other, (Diagonal, Identity, ScalarMatrix)):
@@ -70,10 +70,10 @@ class _Bands(Matrix):
         if not isinstance(other, Matrix) or other.batch:
             return NotImplemented
         i, j = v.indices()
-        found = other.at(jnp.clip(i, 0, v.shape[-1] - 1), j)
-        if found is NotImplemented:
+        entries = other.at(jnp.clip(i, 0, v.shape[-1] - 1), j)
+        if entries is NotImplemented:
             return NotImplemented
-        return Banded(v.bands * found, v.lower, v.upper)
+        return Banded(v.bands * entries, v.lower, v.upper)
 
     def join(self, other: Any) -> Any:
         v, w = self.as_banded(), _as_banded(other)
@@ -217,11 +217,11 @@ class Banded(_Bands):
 
     def diagonals(self) -> list[tuple[int, Any]]:
         n = self.shape[-1]
-        found = []
+        bands_by_offset = []
         for offset in range(max(-self.lower, 1 - n), min(self.upper, n - 1) + 1):
             d = self.bands[..., self.upper - offset, :]
-            found.append((offset, d[..., max(offset, 0) : n + min(offset, 0)]))
-        return found
+            bands_by_offset.append((offset, d[..., max(offset, 0) : n + min(offset, 0)]))
+        return bands_by_offset
 
     def as_banded(self) -> Banded:
         return self
@@ -253,8 +253,8 @@ class Banded(_Bands):
     def at(self, i: Any, j: Any) -> Any:
         row = self.upper + i - j
         k = self.bands.shape[-2]
-        found = self.bands[jnp.clip(row, 0, k - 1), j]
-        return zero_unless((row >= 0) & (row < k), found)
+        entries = self.bands[jnp.clip(row, 0, k - 1), j]
+        return zero_unless((row >= 0) & (row < k), entries)
 
     def known_diagonal(self) -> Any:
         return self.bands[..., self.upper, :]
@@ -299,8 +299,8 @@ class Banded(_Bands):
         for _ in self.batch:
             fn = jax.vmap(fn)
         columns = fn(self.resized(self.lower, 0)._rows())
-        found = Banded(jnp.swapaxes(columns, -1, -2), self.lower, 0)
-        return Banded(nan_if_any_is(found._inside(), len(self.batch)), self.lower, 0)
+        factor = Banded(jnp.swapaxes(columns, -1, -2), self.lower, 0)
+        return Banded(nan_if_any_is(factor._inside(), len(self.batch)), self.lower, 0)
 
     def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
         v = self.resized(self.lower, 0) if lower else self.resized(0, self.upper)
@@ -607,8 +607,8 @@ def _eliminated(rows: Any, b: Any, lower: int) -> tuple[Any, Any, Any]:
 
     begin, entering = _windows(rows, lower)
     b = jnp.pad(b, ((0, lower), (0, 0)))
-    _, found = lax.scan(step, (begin, b[:lower]), (entering, b[lower:]))
-    return found
+    _, eliminated = lax.scan(step, (begin, b[:lower]), (entering, b[lower:]))
+    return eliminated
 
 
 def _solve_rows(rows: Any, b: Any, lower: int) -> Any:

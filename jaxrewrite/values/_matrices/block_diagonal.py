@@ -115,8 +115,8 @@ class BlockDiagonal(Matrix):
     def materialise(self) -> Any:
         *batch, k, p, q = self.blocks.shape
         on_diagonal = jnp.eye(k, dtype=bool)[:, None, :, None]
-        whole = zero_unless(on_diagonal, self.blocks[..., None, :])
-        return whole.reshape(*batch, k * p, k * q)
+        dense = zero_unless(on_diagonal, self.blocks[..., None, :])
+        return dense.reshape(*batch, k * p, k * q)
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         *batch, k, p, q = self.blocks.shape
@@ -159,11 +159,11 @@ class BlockDiagonal(Matrix):
             return NotImplemented
         k, p, q = self.blocks.shape
         block, i, j = jnp.meshgrid(*map(jnp.arange, (k, p, q)), indexing="ij")
-        found = other.at(p * block + i, q * block + j)
+        entries = other.at(p * block + i, q * block + j)
         return (
             NotImplemented
-            if found is NotImplemented
-            else BlockDiagonal(self.blocks * found)
+            if entries is NotImplemented
+            else BlockDiagonal(self.blocks * entries)
         )
 
     def pick(self, dense: Any) -> Any:

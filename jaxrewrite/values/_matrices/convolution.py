@@ -47,19 +47,19 @@ def _product_last(
     groups = params["feature_group_count"] * params["batch_group_count"]
     kernel = lax.concatenate([_kernel(first, out)] * groups, out)
     y = _convolved(x, kernel, params)
-    own = transpose(second.x, second.labels, (RANK, out))
-    own = own.reshape(own.shape[0], groups, -1)
+    second_factor = transpose(second.x, second.labels, (RANK, out))
+    second_factor = second_factor.reshape(second_factor.shape[0], groups, -1)
     axis = params["dimension_numbers"].out_spec[1]
-    return _features(y, axis, groups, own, (RANK, "group", "new"), params)
+    return _features(y, axis, groups, second_factor, (RANK, "group", "new"), params)
 
 
 def _product_first(
     x: Any, first: Factor, second: Factor, features: int, params: dict[str, Any]
 ) -> Any:
-    own = transpose(first.x, first.labels, (RANK, features))
+    first_factor = transpose(first.x, first.labels, (RANK, features))
     axis = params["dimension_numbers"].lhs_spec[1]
     groups = params["feature_group_count"]
-    x = _features(x, axis, groups, own, ("new", RANK), params)
+    x = _features(x, axis, groups, first_factor, ("new", RANK), params)
     return _convolved(x, _kernel(second, features), params)
 
 
@@ -77,7 +77,7 @@ def _features(
     x: Any,
     axis: int,
     groups: int,
-    own: Any,
+    factor: Any,
     labels: tuple[Any, ...],
     params: dict[str, Any],
 ) -> Any:
@@ -89,7 +89,7 @@ def _features(
     x = x.reshape(*before, groups, x.shape[axis] // groups, *after)
     y = contract(
         *(x, (*left, "group", RANK, *right)),
-        *(own, labels),
+        *(factor, labels),
         (*left, "group", "new", *right),
         precision=params["precision"],
     )

@@ -76,17 +76,17 @@ class Determinant(NamedTuple):
 
     def product(self) -> Self:
         """The products along the last axis."""
-        own = self._exactly()
-        return type(self)(own.unit.prod(-1), own.log.sum(-1))
+        exact = self._exactly()
+        return type(self)(exact.unit.prod(-1), exact.log.sum(-1))
 
     def times(self, other: Determinant) -> Self:
         """The products of these numbers with others of the same shape."""
-        own = self._exactly()
-        return type(self)(own.unit * other.unit, own.log + other.log)
+        exact = self._exactly()
+        return type(self)(exact.unit * other.unit, exact.log + other.log)
 
     def __pow__(self, power: int) -> Self:
-        own = self._exactly()
-        return type(self)(own.unit**power, own.log * power)
+        exact = self._exactly()
+        return type(self)(exact.unit**power, exact.log * power)
 
     def _exactly(self) -> Self:
         """The same numbers, with magnitudes of one, because those of products add up."""

@@ -47,14 +47,14 @@ def _knows(fn: Callable[..., Any], *, square: bool = True) -> Callable[[Any], An
         def rule(v: Any, **statics: Any) -> Any:
             if v.ndim < 2 or (square and v.shape[-1] != v.shape[-2]):
                 return NotImplemented
-            found = answer(v, **statics)
-            if found is NotImplemented:
-                return found
+            results = answer(v, **statics)
+            if results is NotImplemented:
+                return results
             # JAX computes integers and 16 bits in other dtypes, and may cast the result.
-            whole = jax.eval_shape(functools.partial(fn, **statics), v.aval())
+            expected = jax.eval_shape(functools.partial(fn, **statics), v.aval())
             return [
                 x if isinstance(x, jaxrewrite.Value) else x.astype(aval.dtype)
-                for x, aval in zip(found, jax.tree.leaves(whole), strict=True)
+                for x, aval in zip(results, jax.tree.leaves(expected), strict=True)
             ]
 
         return answer
@@ -82,12 +82,12 @@ def _with_tolerance(aval: Any, tolerance: Any, trace_context: Any) -> dict[Any, 
     number: Any = np.zeros(tolerance.shape, tolerance.dtype)
     if tolerance.weak_type and not tolerance.shape:
         number = 0.5
-    found: dict[Any, bool] = {}
+    fingerprints: dict[Any, bool] = {}
     of_array = lambda a: jnp.linalg.pinv(a, rtol=number)
     for _ in range(len(aval.shape) - 1):
-        found[fingerprint_within(of_array, "_pinv", aval)] = True
+        fingerprints[fingerprint_within(of_array, "_pinv", aval)] = True
         of_array = jax.vmap(of_array)
-    return found
+    return fingerprints
 
 
 # --- the functions ------------------------------------------------------------------------
@@ -120,11 +120,13 @@ def _(v: _Known, *, lower: bool) -> Any:
 def _cholesky(v: Any, *, symmetrised: bool, lower: bool) -> Any:
     if not inexact(v):
         return NotImplemented
-    own = v if lower else adjoint(v)
+    matrix = v if lower else adjoint(v)
     if symmetrised:
-        own = v.hermitian_part()
+        matrix = v.hermitian_part()
     # The adjoint of a sum of arrays is an array.
-    factor = own.known_cholesky() if isinstance(own, LinearAlgebra) else NotImplemented
+    factor = (
+        matrix.known_cholesky() if isinstance(matrix, LinearAlgebra) else NotImplemented
+    )
     if factor is not NotImplemented:
         return [factor if lower else adjoint(factor)]
     is_lazy = not symmetrised and v.solvable
@@ -133,8 +135,8 @@ def _cholesky(v: Any, *, symmetrised: bool, lower: bool) -> Any:
 
 @_knows(jnp.linalg.eigvalsh)
 def _(v: _Known, *, UPLO: Literal["L", "U"]) -> Any:
-    found = _eigh(v)
-    return found if found is NotImplemented else found[:1]
+    eigh = _eigh(v)
+    return eigh if eigh is NotImplemented else eigh[:1]
 
 
 @_knows(jnp.linalg.eigh)
@@ -154,11 +156,11 @@ def _eigh(v: Any) -> Any:
 
 @_knows(jnp.linalg.cond, square=False)
 def _(v: _Known) -> Any:
-    found = v.known_singular_values() if inexact(v) else NotImplemented
-    if found is NotImplemented or not v.size:
+    singular_values = v.known_singular_values() if inexact(v) else NotImplemented
+    if singular_values is NotImplemented or not v.size:
         return NotImplemented
     # JAX's releases differ in what is no number, so JAX computes it from the two numbers.
-    ends = jnp.stack([found[..., 0], found[..., -1]], -1)
+    ends = jnp.stack([singular_values[..., 0], singular_values[..., -1]], -1)
     return [jnp.linalg.cond(jnp.where(jnp.eye(2, dtype=bool), ends[..., None], 0))]
 
 
@@ -180,9 +182,9 @@ def _pseudo_inverse(v: Any, tolerance: Any = None) -> Any:
 
 
 def _of(v: Any, hook: str, *args: Any) -> Any:
-    """The answer is a matrix that the type knows, of an inexact dtype."""
-    found = getattr(v, hook)(*args) if inexact(v) else NotImplemented
-    return found if found is NotImplemented else [found]
+    """The result is a matrix that the type knows, of an inexact dtype."""
+    result = getattr(v, hook)(*args) if inexact(v) else NotImplemented
+    return result if result is NotImplemented else [result]
 
 
 @_knows(jnp.linalg.inv)
@@ -213,8 +215,8 @@ def _(v: _Known, *, axis: int | tuple[int, ...] | None) -> Any:
     axes = tuple(sorted(x % v.ndim - v.ndim for x in axes))
     if axes not in (norms.ROWS, norms.COLUMNS, norms.BOTH):
         return NotImplemented
-    found = norms.norm(v, axes)
-    return found if found is NotImplemented else [found]
+    norm = norms.norm(v, axes)
+    return norm if norm is NotImplemented else [norm]
 
 
 @_knows(jnp.diagonal, square=False)
@@ -224,15 +226,15 @@ def _(v: _Known, *, axis1: Literal[-2], axis2: Literal[-1]) -> Any:
 
 @_knows(jnp.trace, square=False)
 def _(v: _Known, *, axis1: Literal[-2], axis2: Literal[-1]) -> Any:
-    found = _diagonal(v, axis1, axis2)
-    return found if found is NotImplemented else [found[0].sum(-1)]
+    diagonal = _diagonal(v, axis1, axis2)
+    return diagonal if diagonal is NotImplemented else [diagonal[0].sum(-1)]
 
 
 def _diagonal(v: Any, axis1: int, axis2: int) -> Any:
     if (axis1 % v.ndim, axis2 % v.ndim) != (v.ndim - 2, v.ndim - 1):
         return NotImplemented
-    found = v.known_diagonal()
-    return found if found is NotImplemented else [found]
+    diagonal = v.known_diagonal()
+    return diagonal if diagonal is NotImplemented else [diagonal]
 
 
 # There are closed forms for triangles of these first diagonals.
@@ -246,5 +248,5 @@ def _(v: _Known, *, k: Literal[-1, 0, 1]) -> Any:
     flipped = v.transposed()
     if not isinstance(flipped, LinearAlgebra):
         return NotImplemented  # The transpose of a sum of arrays is an array.
-    found = _of(flipped, "known_lower_part", -k)
-    return found if found is NotImplemented else [swapped(found[0])]
+    lower_part = _of(flipped, "known_lower_part", -k)
+    return lower_part if lower_part is NotImplemented else [swapped(lower_part[0])]

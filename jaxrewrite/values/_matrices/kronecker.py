@@ -159,15 +159,15 @@ class Kronecker(Matrix):
         return self.map_factors(lambda factor: factor.astype(dtype))
 
     def at(self, i: Any, j: Any) -> Any:
-        found = []
+        entries = []
         for factor in reversed(self.factors):
             n, m = factor.shape
             entry = _at(factor, i % n, j % m)
             if entry is NotImplemented:
                 return NotImplemented
-            found.append(entry)
+            entries.append(entry)
             i, j = i // n, j // m
-        return functools.reduce(operator.mul, found)
+        return functools.reduce(operator.mul, entries)
 
     def known_diagonal(self) -> Any:
         if not self.solvable:
@@ -204,14 +204,16 @@ class Kronecker(Matrix):
         """The factor, also if an even number of factors is negative definite."""
         if not self.solvable:
             return NotImplemented
-        found, is_positive = [], jnp.ones(self.batch, bool)
+        cholesky_factors, is_positive = [], jnp.ones(self.batch, bool)
         for x in self.factors:
             is_negative = (diagonal_of(x).real[..., :1] < 0).any(-1)
             is_positive ^= is_negative
-            found.append(_lower(_chosen(is_negative, negated(x), x)))
+            cholesky_factors.append(_lower(_chosen(is_negative, negated(x), x)))
         root = jnp.where(is_positive, 1, jnp.nan).astype(self.dtype)
-        found[0] = jax.tree.map(lambda x: x * _beside(root, x), found[0])
-        return Kronecker(*found)
+        cholesky_factors[0] = jax.tree.map(
+            lambda x: x * _beside(root, x), cholesky_factors[0]
+        )
+        return Kronecker(*cholesky_factors)
 
     def is_triangular(self, lower: bool) -> bool:
         parts = self.factors
@@ -248,9 +250,9 @@ class Kronecker(Matrix):
             return NotImplemented
         powers = []
         for factor in self.factors:
-            found = known_or(factor, "known_determinant", Determinant.of_arrays)
-            found = jaxrewrite.materialise(found)
-            powers.append(found ** (self.shape[-1] // max(factor.shape[-1], 1)))
+            determinant = known_or(factor, "known_determinant", Determinant.of_arrays)
+            determinant = jaxrewrite.materialise(determinant)
+            powers.append(determinant ** (self.shape[-1] // max(factor.shape[-1], 1)))
         parts = (jnp.stack(part, -1) for part in zip(*powers, strict=True))
         return Determinant(*parts).product()
 
@@ -266,9 +268,9 @@ class Kronecker(Matrix):
 
         The product of the thin decompositions then lacks vectors for zeros.
         """
-        found = self._decomposed("known_svd")
-        is_whole = found[1].shape[-1] == min(self.shape[-2:])
-        return sorted_svd(*found) if is_whole else NotImplemented
+        svd = self._decomposed("known_svd")
+        is_complete = svd[1].shape[-1] == min(self.shape[-2:])
+        return sorted_svd(*svd) if is_complete else NotImplemented
 
     def known_reduced_svd(self) -> Any:
         return self._decomposed("known_reduced_svd")
@@ -308,9 +310,9 @@ class Kronecker(Matrix):
 
     def _eigen(self, eigh: Callable[[Any], Any]) -> tuple[Any, Any]:
         """The eigenvalues, not sorted, and the eigenvectors."""
-        found = [eigh(x) for x in self.factors]
-        values = jaxrewrite.materialise([values for values, _ in found])
-        vectors = Kronecker(*(vectors for _, vectors in found))
+        decompositions = [eigh(x) for x in self.factors]
+        values = jaxrewrite.materialise([values for values, _ in decompositions])
+        vectors = Kronecker(*(vectors for _, vectors in decompositions))
         return functools.reduce(_outer_of_vectors, values), vectors
 
 
@@ -345,13 +347,13 @@ def _outer(a: Any, b: Any) -> Any:
     """The dense Kronecker product of matrices."""
     *batch, n, m = a.shape
     p, q = b.shape[-2:]
-    whole = a[..., :, None, :, None] * b[..., None, :, None, :]
-    return whole.reshape(*batch, n * p, m * q)
+    product = a[..., :, None, :, None] * b[..., None, :, None, :]
+    return product.reshape(*batch, n * p, m * q)
 
 
 def _outer_of_vectors(a: Any, b: Any) -> Any:
-    whole = a[..., :, None] * b[..., None, :]
-    return whole.reshape(*a.shape[:-1], a.shape[-1] * b.shape[-1])
+    product = a[..., :, None] * b[..., None, :]
+    return product.reshape(*a.shape[:-1], a.shape[-1] * b.shape[-1])
 
 
 def _at(factor: Any, i: Any, j: Any) -> Any:

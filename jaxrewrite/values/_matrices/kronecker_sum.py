@@ -56,8 +56,8 @@ def _parts(total: Sum) -> list[Any] | None:
                 continue
         positions[0].append(ScalarMatrix(number.astype(total.dtype), sizes[0][0]))
     return [
-        sum_of(those) if those else ScalarMatrix(jnp.zeros(total.batch, total.dtype), n)
-        for those, (n, _) in zip(positions, sizes, strict=True)
+        sum_of(terms) if terms else ScalarMatrix(jnp.zeros(total.batch, total.dtype), n)
+        for terms, (n, _) in zip(positions, sizes, strict=True)
     ]
 
 
@@ -72,15 +72,15 @@ def _(total: Sum) -> Spectrum | None:
     if parts is None or not all(map(is_known_hermitian, parts)):
         return None
     fn = functools.partial(jnp.linalg.eigh, symmetrize_input=False)
-    found = [known_or(x, "known_eigh", fn, True) for x in parts]
-    numbers = jaxrewrite.materialise([values for values, _ in found])
+    decompositions = [known_or(x, "known_eigh", fn, True) for x in parts]
+    numbers = jaxrewrite.materialise([values for values, _ in decompositions])
     values = functools.reduce(_sums_of_pairs, numbers)
-    return Spectrum(values, Kronecker(*(vectors for _, vectors in found)))
+    return Spectrum(values, Kronecker(*(vectors for _, vectors in decompositions)))
 
 
 def _sums_of_pairs(x: Any, y: Any) -> Any:
-    whole = x[..., :, None] + y[..., None, :]
-    return whole.reshape(*x.shape[:-1], x.shape[-1] * y.shape[-1])
+    sums = x[..., :, None] + y[..., None, :]
+    return sums.reshape(*x.shape[:-1], x.shape[-1] * y.shape[-1])
 
 
 @exponentials_of_sums
@@ -91,11 +91,11 @@ def _(total: Sum) -> Any:
         return NotImplemented
     means = [jax.lax.stop_gradient(trace_of(x) / x.shape[-1]) for x in parts]
     mean = sum(means) / len(means)
-    found = []
-    for part, own in zip(parts, means, strict=True):
-        shift = ScalarMatrix((mean - own).astype(total.dtype), part.shape[-1])
-        found.append(_exponential(jaxrewrite.transform(jnp.add)(part, shift)))
-    return Kronecker(*found)
+    exponentials = []
+    for part, mean_of_part in zip(parts, means, strict=True):
+        shift = ScalarMatrix((mean - mean_of_part).astype(total.dtype), part.shape[-1])
+        exponentials.append(_exponential(jaxrewrite.transform(jnp.add)(part, shift)))
+    return Kronecker(*exponentials)
 
 
 def _exponential(part: Any) -> Any:

@@ -103,7 +103,7 @@ class _Call(NamedTuple):
 def calls(a: Any, *more: Any) -> dict[Any, _Call]:
     """The calls that jaxprs with operands of such avals are, by fingerprints."""
     avals = more[:-1]  # The last one is the trace context.
-    found: dict[Any, _Call] = {}
+    by_fingerprint: dict[Any, _Call] = {}
     for wanted in (x for n in range(1, 5) for x in combinations(range(4), n)):
         for call in (_Call(wanted, False), _Call(wanted, True)):
             if len(avals) != call.has_right_side + call.has_tolerance:
@@ -111,10 +111,10 @@ def calls(a: Any, *more: Any) -> dict[Any, _Call]:
             if call.has_tolerance and avals[-1].shape:
                 continue
             for axes, depth in _maps(a, avals[0] if call.has_right_side else None):
-                whole = call._replace(axes=axes, depth=depth)
-                fn = whole.mapped(whole.of_array)
-                found |= dict.fromkeys(fingerprints(fn, a, *avals), whole)
-    return found
+                mapped_call = call._replace(axes=axes, depth=depth)
+                fn = mapped_call.mapped(mapped_call.of_array)
+                by_fingerprint |= dict.fromkeys(fingerprints(fn, a, *avals), mapped_call)
+    return by_fingerprint
 
 
 def _maps(a: Any, b: Any) -> Iterator[tuple[tuple[Any, Any], int]]:
@@ -124,11 +124,11 @@ def _maps(a: Any, b: Any) -> Iterator[tuple[tuple[Any, Any], int]]:
         return
     for axes in LEVELS:
         for depth in range(axes != (0, 0), len(a.shape) + len(b.shape)):
-            (of_a, own), (of_b, right) = (
+            (of_a, left), (of_b, right) = (
                 ((), x.shape) if axis is None else (x.shape[:depth], x.shape[depth:])
                 for x, axis in zip((a, b), axes, strict=True)
             )
-            is_fitting = len(own) == 2 and len(right) in (1, 2) and right[0] == own[0]
+            is_fitting = len(left) == 2 and len(right) in (1, 2) and right[0] == left[0]
             if is_fitting and (None in axes or of_a == of_b):
                 yield axes, depth
 

@@ -70,7 +70,7 @@ def _(
         consts.append(operands[start : start + count])
         start += count
     matvec, vecmat, *solves = consts
-    factors = [x for those in solves for x in those if isinstance(x, LUFactor)]
+    factors = [x for solve in solves for x in solve if isinstance(x, LUFactor)]
     right = operands[start:]
     if not factors:
         return _solve_by_parts(matvec, solves, jaxprs, right)
@@ -98,7 +98,7 @@ def _solve_by_parts(matvec: Any, solves: Any, jaxprs: Any, right: Any) -> Any:
 
     The solution is an array, and so are the results of these functions.
     """
-    if not any(isinstance(x, (Scaled, Sum)) for those in (matvec, *solves) for x in those):
+    if not any(isinstance(x, (Scaled, Sum)) for group in (matvec, *solves) for x in group):
         return NotImplemented
     if jaxprs.transpose_solve is None or len(jaxprs.solve.out_avals) != len(right):
         return NotImplemented
@@ -186,22 +186,22 @@ def _(
     if compute_uv:
         if full_matrices and not is_square(v):
             return NotImplemented
-        found = v.known_svd()
-        if found is NotImplemented:
+        svd = v.known_svd()
+        if svd is NotImplemented:
             return NotImplemented
-        return [nan_unless_finite(found[1]), found[0], found[2]]
-    found = v.known_singular_values()
-    return found if found is NotImplemented else [nan_unless_finite(found)]
+        return [nan_unless_finite(svd[1]), svd[0], svd[2]]
+    values = v.known_singular_values()
+    return values if values is NotImplemented else [nan_unless_finite(values)]
 
 
 @register("eigh")
 def _(
     v: Matrix | Scaled | Sum, *, lower: bool, subset_by_index: Any = None, **params: Any
 ) -> Any:
-    found = NotImplemented if subset_by_index else v.known_eigh(lower)
-    if found is NotImplemented:
+    decomposition = NotImplemented if subset_by_index else v.known_eigh(lower)
+    if decomposition is NotImplemented:
         return NotImplemented
-    values, vectors = found
+    values, vectors = decomposition
     return vectors, values
 
 

@@ -168,8 +168,10 @@ class LowRank(LinearAlgebra, Structured):
         if self.as_matrices() is None or self.shape[-2] != n or self.rank > n:
             return NotImplemented
         a, b = self.as_matrices()
-        found = jnp.linalg.eigvals(b @ a)
-        return jnp.pad(found, [(0, 0)] * (found.ndim - 1) + [(0, n - self.rank)])
+        eigenvalues = jnp.linalg.eigvals(b @ a)
+        return jnp.pad(
+            eigenvalues, [(0, 0)] * (eigenvalues.ndim - 1) + [(0, n - self.rank)]
+        )
 
     def known_reduced_svd(self) -> Any:
         """The decomposition of the small matrix between orthonormal columns and rows."""
@@ -209,14 +211,14 @@ class LowRank(LinearAlgebra, Structured):
     def join(self, other: Any) -> Any:
         if not isinstance(other, LowRank):
             return NotImplemented
-        own, others = factors(self), factors(other)
-        if [f.labels for f in own] != [f.labels for f in others]:
+        pair, other_pair = factors(self), factors(other)
+        if [f.labels for f in pair] != [f.labels for f in other_pair]:
             # The order makes one layout for both, in whichever order they join.
-            own = in_order(own)
-            others = in_order(others)
-            if [f.labels for f in own] != [f.labels for f in others]:
+            pair = in_order(pair)
+            other_pair = in_order(other_pair)
+            if [f.labels for f in pair] != [f.labels for f in other_pair]:
                 return NotImplemented
-        a, b = (alike(RANK, f, g) for f, g in zip(own, others, strict=True))
+        a, b = (alike(RANK, f, g) for f, g in zip(pair, other_pair, strict=True))
         out = range(self.ndim)
         return build(a[0], b[0], out), build(a[1], b[1], out)
 
@@ -327,8 +329,8 @@ def leads_with_batch(element: Any) -> bool:
     return -ndim - 1 not in (*element.rows, *element.cols)
 
 
-def sizes_of(*those: Factor) -> dict[Any, int]:
-    return {label: n for f in those for label, n in zip(f.labels, f.x.shape, strict=True)}
+def sizes_of(*fs: Factor) -> dict[Any, int]:
+    return {label: n for f in fs for label, n in zip(f.labels, f.x.shape, strict=True)}
 
 
 def build(a: Factor, b: Factor, out: Sequence[Any]) -> Any:
@@ -366,11 +368,11 @@ def smaller(a: Factor, b: Factor) -> int:
 def in_order(pair: Pair) -> Pair:
     """Sort the axes of both factors; the factor with the lowest axis comes first."""
     both = {*pair[0].labels} & {*pair[1].labels}
-    own = [sorted(x for x in f.labels if x not in both) for f in pair]
+    free = [sorted(x for x in f.labels if x not in both) for f in pair]
     batch = sorted(both - {RANK})
-    if own[1] < own[0]:
-        pair, own = pair[::-1], own[::-1]
-    orders = (*batch, *own[0], RANK), (*batch, RANK, *own[1])
+    if free[1] < free[0]:
+        pair, free = pair[::-1], free[::-1]
+    orders = (*batch, *free[0], RANK), (*batch, RANK, *free[1])
     a, b = (
         Factor(transpose(f.x, f.labels, order), order)
         for f, order in zip(pair, orders, strict=True)
@@ -383,8 +385,8 @@ def align(pair: Pair, like: Pair) -> Pair | None:
     for f, g in (pair, pair[::-1]):
         if set(f.labels) == set(like[0].labels) and set(g.labels) == set(like[1].labels):
             f, g = (
-                Factor(transpose(own.x, own.labels, wanted.labels), wanted.labels)
-                for own, wanted in zip((f, g), like, strict=True)
+                Factor(transpose(factor.x, factor.labels, wanted.labels), wanted.labels)
+                for factor, wanted in zip((f, g), like, strict=True)
             )
             return f, g
     return None
@@ -406,25 +408,25 @@ def broadcast(f: Factor, new: Iterable[Any], shape: Sequence[int]) -> Factor:
     target = tuple(sizes[label] for label in wanted)
     if target == f.x.shape:
         return f
-    own = range(len(wanted) - len(f.labels), len(wanted))
-    return Factor(lax.broadcast_in_dim(f.x, target, own), wanted)
+    positions = range(len(wanted) - len(f.labels), len(wanted))
+    return Factor(lax.broadcast_in_dim(f.x, target, positions), wanted)
 
 
 def resized(f: Factor, label: Any, low: int, high: int) -> Factor:
     """A factor with zeros added before and after its entries along an axis."""
     if not (low or high):
         return f
-    widths = [(low, high) if own == label else (0, 0) for own in f.labels]
+    widths = [(low, high) if axis == label else (0, 0) for axis in f.labels]
     return Factor(jnp.pad(f.x, widths), f.labels)
 
 
-def alike(label: Any, *those: Factor) -> list[Factor]:
+def alike(label: Any, *fs: Factor) -> list[Factor]:
     """Pad factors of the same labels to one length along an axis, and to one dtype."""
-    n = max(sizes_of(f)[label] for f in those)
-    dtype = jnp.result_type(*(f.x.dtype for f in those))
+    n = max(sizes_of(f)[label] for f in fs)
+    dtype = jnp.result_type(*(f.x.dtype for f in fs))
     return [
         Factor(resized(f, label, 0, n - sizes_of(f)[label]).x.astype(dtype), f.labels)
-        for f in those
+        for f in fs
     ]
 
 
@@ -626,16 +628,16 @@ def with_axes_together(a: Factor, b: Factor, axes: Sequence[Any], most: int) -> 
         return a, b
     if not both.isdisjoint(axes):
         return None
-    found: dict[int, tuple[Factor, Factor, list[Any], bool]] = {}
+    by_size: dict[int, tuple[Factor, Factor, list[Any], bool]] = {}
     for f, g, is_turned in ((a, b, False), (b, a, True)):
         moved = [label for label in axes if label in g.labels]
         times = math.prod(sizes_of(g)[label] for label in moved)
         size = f.x.size * times**2 + g.x.size
         if size < most and not {*g.labels} - both <= {*moved}:
-            found[size] = f, g, moved, is_turned
-    if not found:
+            by_size[size] = f, g, moved, is_turned
+    if not by_size:
         return None
-    f, g, moved, is_turned = found[min(found)]
+    f, g, moved, is_turned = by_size[min(by_size)]
     pair = with_more_axes(f, g, moved)
     return pair[::-1] if is_turned else pair
 
@@ -650,13 +652,13 @@ def with_more_axes(a: Factor, b: Factor, moved: Sequence[Any]) -> Pair:
     for axis in moved:
         size = sizes_of(b)[axis]
         rank *= size
-        own = tuple(label for label in a.labels if label != RANK)
-        one = jnp.eye(size, dtype=a.x.dtype)
-        wide = contract(*a, one, (axis, "new"), (*own, axis, RANK, "new"))
-        a = Factor(wide.reshape(*wide.shape[:-2], rank), (*own, axis, RANK))
+        labels = tuple(label for label in a.labels if label != RANK)
+        identity = jnp.eye(size, dtype=a.x.dtype)
+        wide = contract(*a, identity, (axis, "new"), (*labels, axis, RANK, "new"))
+        a = Factor(wide.reshape(*wide.shape[:-2], rank), (*labels, axis, RANK))
         rest = [label for label in b.labels if label not in (axis, RANK)]
-        shared = [label for label in rest if label in own]
-        last = [label for label in rest if label not in own]
+        shared = [label for label in rest if label in labels]
+        last = [label for label in rest if label not in labels]
         x = transpose(b.x, b.labels, (*shared, RANK, axis, *last))
         sizes = [sizes_of(b)[label] for label in last]
         x = x.reshape(*x.shape[: len(shared)], rank, *sizes)
@@ -757,10 +759,10 @@ def _(
 def _outside(inside: Any, number: Any, like: LowRank) -> LowRank:
     """A number where a condition on batch axes does not hold, and zeros elsewhere."""
     a, b = factors(like)
-    ones, own = (jnp.ones(by_axis(f, like.shape, 1), f.x.dtype) for f in (a, b))
+    left, right = (jnp.ones(by_axis(f, like.shape, 1), f.x.dtype) for f in (a, b))
     inside = along_result(inside, tuple(range(like.ndim)), b.labels)
-    x = jnp.where(inside, 0, jnp.asarray(number, own.dtype) * own)
-    return LowRank(ones, x, like.rows, like.cols)
+    x = jnp.where(inside, 0, jnp.asarray(number, right.dtype) * right)
+    return LowRank(left, x, like.rows, like.cols)
 
 
 def _columns(indices: Any, which: Sequence[int]) -> Any:
@@ -781,18 +783,18 @@ def _(v: LowRank, *operands: ArrayLike, primitive, **params) -> Any:
 
 def plus(v: LowRank, w: LowRank) -> Any:
     """The sum, with the sum of the ranks."""
-    own = factors(v)
-    other = align(factors(w), own)
+    like = factors(v)
+    other = align(factors(w), like)
     if v.shape != w.shape or other is None:
         return NotImplemented
-    a, b = (joined(RANK, f, g).x for f, g in zip(own, other, strict=True))
+    a, b = (joined(RANK, f, g).x for f, g in zip(like, other, strict=True))
     return LowRank(a, b, v.rows, v.cols)
 
 
-def joined(label: Any, *those: Factor) -> Factor:
+def joined(label: Any, *fs: Factor) -> Factor:
     """Concatenate factors of the same labels along an axis."""
-    axis = those[0].labels.index(label)
-    return Factor(jnp.concatenate([f.x for f in those], axis), those[0].labels)
+    axis = fs[0].labels.index(label)
+    return Factor(jnp.concatenate([f.x for f in fs], axis), fs[0].labels)
 
 
 def is_low(v: Any) -> bool:
@@ -810,18 +812,18 @@ def added(v: LowRank, w: LowRank, *, primitive, **params) -> Any:
     return total if total is not NotImplemented and is_low(total) else NotImplemented
 
 
-def concatenated(those: Sequence[LowRank], dimension: int) -> Any:
+def concatenated(vs: Sequence[LowRank], dimension: int) -> Any:
     """Concatenate factors along a batch axis; along other axes add arrays padded by zeros."""
-    own = factors(those[0])
-    pairs = [align(factors(v), own) for v in those]
+    like = factors(vs[0])
+    pairs = [align(factors(v), like) for v in vs]
     if None in pairs:
         return NotImplemented
     a, b = zip(*pairs, strict=True)
-    rows, cols = those[0].rows, those[0].cols
-    if dimension in own[0].labels and dimension in own[1].labels:
+    rows, cols = vs[0].rows, vs[0].cols
+    if dimension in like[0].labels and dimension in like[1].labels:
         a, b = (alike(RANK, *column) for column in (a, b))
         return LowRank(joined(dimension, *a).x, joined(dimension, *b).x, rows, cols)
-    sizes = [v.shape[dimension] for v in those]
+    sizes = [v.shape[dimension] for v in vs]
 
     def in_place(column: Sequence[Factor]) -> Any:
         if dimension not in column[0].labels:
@@ -833,8 +835,8 @@ def concatenated(those: Sequence[LowRank], dimension: int) -> Any:
         ]
 
     a, b = (joined(RANK, *in_place(column)) for column in (a, b))
-    whole = LowRank(a.x, b.x, rows, cols)
-    return whole if is_low(whole) else NotImplemented
+    joint = LowRank(a.x, b.x, rows, cols)
+    return joint if is_low(joint) else NotImplemented
 
 
 @jaxrewrite.register(*ADDITIVE, exchange="types")
@@ -851,8 +853,8 @@ def _(x: LowRank, y: Array, *, primitive, **params) -> Any:
 
 
 @jaxrewrite.register("concatenate")
-def _(*those: LowRank, dimension, **params) -> Any:
-    return concatenated(those, dimension)
+def _(*vs: LowRank, dimension, **params) -> Any:
+    return concatenated(vs, dimension)
 
 
 # --- products -----------------------------------------------------------------------
@@ -907,17 +909,19 @@ def dot(x: Any, y: Any, *, dimension_numbers: Any, **params: Any) -> Any:
     names = labels(dimension_numbers, x.ndim, y.ndim)
     # The factors of the operand with the lower rank give the result that rank.
     is_second = not isinstance(x, LowRank) or (isinstance(y, LowRank) and y.rank < x.rank)
-    v, own, other, others = (
+    v, labels_of_v, other, labels_of_other = (
         (y, names.y, x, names.x) if is_second else (x, names.x, y, names.y)
     )
-    pair = tuple(Factor(f.x, tuple(by_axis(f, own, RANK))) for f in factors(v))
+    pair = tuple(Factor(f.x, tuple(by_axis(f, labels_of_v, RANK))) for f in factors(v))
     # The order of the factors that takes fewer multiplications.
     _, i, middle = min(
-        step(f, g, other.shape, others, names.out, i, is_second)
+        step(f, g, other.shape, labels_of_other, names.out, i, is_second)
         for i, (f, g) in enumerate((pair, pair[::-1]))
     )
     first, second = pair[i], pair[1 - i]
-    x = contract(first.x, first.labels, other, others, middle, **intermediate(params))
+    x = contract(
+        first.x, first.labels, other, labels_of_other, middle, **intermediate(params)
+    )
     if not isinstance(other, ArrayValue):
         return contract(x, middle, second.x, second.labels, names.out, **params)
     result = build(Factor(x, middle), second, names.out)
@@ -944,7 +948,7 @@ def step(
     free = [label for labels in operands for label in labels if label in kept]
     middle = tuple(dict.fromkeys(batch + free))
     cost = sum(
-        math.prod(sizes[label] for label in {*these, *those})
-        for these, those in ((first.labels, others), (middle, second.labels))
+        math.prod(sizes[label] for label in {*xs, *ys})
+        for xs, ys in ((first.labels, others), (middle, second.labels))
     )
     return cost, which, middle

@@ -120,9 +120,9 @@ def _nan_unless_same(v: Any, other: Any, x: Any) -> Any:
     A value that leaves a jitted function has new leaves, so only the numbers tell.
     """
     pairs = list(zip(jax.tree.leaves(v), jax.tree.leaves(other), strict=True))
-    if all(one is another for one, another in pairs):
+    if all(first is second for first, second in pairs):
         return x
-    same = jnp.stack([(one == another).all() for one, another in pairs]).all()
+    same = jnp.stack([(first == second).all() for first, second in pairs]).all()
     return jnp.where(same, x, jnp.nan)
 
 

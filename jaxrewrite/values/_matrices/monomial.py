@@ -103,8 +103,8 @@ class Diagonal(Matrix):
         return Diagonal(self.d + other.d) if isinstance(other, Diagonal) else NotImplemented
 
     def hadamard(self, other: Any) -> Any:
-        found = other.known_diagonal()
-        return found if found is NotImplemented else Diagonal(self.d * found)
+        diagonal = other.known_diagonal()
+        return diagonal if diagonal is NotImplemented else Diagonal(self.d * diagonal)
 
     def pick(self, dense: Any) -> Any:
         return Diagonal(jnp.diagonal(dense, axis1=-2, axis2=-1))
@@ -157,8 +157,8 @@ class Diagonal(Matrix):
     def known_svd(self) -> Any:
         size = abs(self.d)
         phase = jnp.where(size > 0, self.d / jnp.where(size > 0, size, 1), 1)
-        one = Identity(self.d.shape[-1], self.dtype, self.batch)
-        return sorted_svd(Diagonal(phase.astype(self.dtype)), size, one)
+        identity = Identity(self.d.shape[-1], self.dtype, self.batch)
+        return sorted_svd(Diagonal(phase.astype(self.dtype)), size, identity)
 
     def known_cholesky(self) -> Any:
         # The imaginary part of the diagonal is ignored, as in LAPACK.
@@ -285,8 +285,8 @@ class Identity(Matrix):
         return self.as_multiple().plus(other)
 
     def hadamard(self, other: Any) -> Any:
-        found = other.known_diagonal()
-        return found if found is NotImplemented else Diagonal(found)
+        diagonal = other.known_diagonal()
+        return diagonal if diagonal is NotImplemented else Diagonal(diagonal)
 
     def tangent(self, leaf_tangents: Any) -> Any:
         return jnp.zeros(self.shape, self.of_dtype)  # The identity never changes.
@@ -456,8 +456,8 @@ class ScalarMatrix(Matrix):
     def hadamard(self, other: Any) -> Any:
         if isinstance(other, (Identity, ScalarMatrix)):
             return self.times(other)
-        found = other.known_diagonal()
-        return NotImplemented if found is NotImplemented else self.scaled_rows(found)
+        diagonal = other.known_diagonal()
+        return NotImplemented if diagonal is NotImplemented else self.scaled_rows(diagonal)
 
     @property
     def is_hermitian(self) -> bool:
@@ -629,8 +629,8 @@ class Permutation(Matrix):
             return self.scaled_by((self.order == other.order).astype(self.of_dtype))
         if self.batch or not isinstance(other, Matrix):
             return NotImplemented
-        found = other.at(jnp.arange(self.shape[-1]), self.order)
-        return NotImplemented if found is NotImplemented else self.scaled_by(found)
+        entries = other.at(jnp.arange(self.shape[-1]), self.order)
+        return NotImplemented if entries is NotImplemented else self.scaled_by(entries)
 
     def scaled_by(self, factors: Any) -> Any:
         """``diag(factors) @ self``."""
@@ -707,16 +707,16 @@ def _exchanges(rows: Any) -> Any:
     not less than i, because earlier exchanges sent the wanted row there. Jumps of lengths
     that are powers of two find it. Each jump knows the greatest index that it passes.
     """
-    own = jnp.broadcast_to(jnp.arange(rows.shape[-1], dtype=rows.dtype), rows.shape)
+    positions = jnp.broadcast_to(jnp.arange(rows.shape[-1], dtype=rows.dtype), rows.shape)
     jump = greatest = rows
     jumps = []
     for _ in range(rows.shape[-1].bit_length()):
         jumps.append((jump, greatest))
         greatest = jnp.maximum(greatest, _at(greatest, jump))
         jump = _at(jump, jump)
-    here = own
+    here = positions
     for jump, greatest in reversed(jumps):
-        here = jnp.where(_at(greatest, here) < own, _at(jump, here), here)
+        here = jnp.where(_at(greatest, here) < positions, _at(jump, here), here)
     return _at(rows, here)
 
 

@@ -76,8 +76,8 @@ def _of_sum(v: Any, axes: tuple[int, ...]) -> Any:
     @jax.checkpoint
     def squares(start: Any) -> Any:
         columns = jax.nn.one_hot(start + jnp.arange(_BLOCK), count, dtype=v.dtype, axis=0)
-        found = jnp.square(jnp.abs(jaxrewrite.materialise(multiply(v, columns))))
-        return found.sum(-1), found.sum(-2)
+        squared = jnp.square(jnp.abs(jaxrewrite.materialise(multiply(v, columns))))
+        return squared.sum(-1), squared.sum(-2)
 
     rows, columns = lax.map(squares, jnp.arange(0, count, _BLOCK))
     total = columns.reshape(-1)[:count] if axes == COLUMNS else rows.sum(0)

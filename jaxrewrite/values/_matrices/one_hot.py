@@ -119,10 +119,10 @@ class Rows(Matrix):
         if self.batch or not isinstance(other, Matrix):
             return NotImplemented
         i, j = jnp.arange(len(self.indices)), jnp.clip(self.columns(), 0, self.classes - 1)
-        found = other.at(*((i, j) if self.axis == -1 else (j, i)))
-        if found is NotImplemented:
+        entries = other.at(*((i, j) if self.axis == -1 else (j, i)))
+        if entries is NotImplemented:
             return NotImplemented
-        return self.map_entries(lambda weights: weights * found)
+        return self.map_entries(lambda weights: weights * entries)
 
     def pick(self, dense: Any) -> Any:
         rows = dense if self.axis == -1 else jnp.swapaxes(dense, -2, -1)
@@ -224,8 +224,8 @@ class OneHot(Rows):
     def materialise(self) -> Any:
         columns = self.columns()
         there = is_class(columns, self.classes)
-        whole = one_where(there, self.of_dtype)
-        return whole if self.axis == -1 else jnp.swapaxes(whole, -2, -1)
+        dense = one_where(there, self.of_dtype)
+        return dense if self.axis == -1 else jnp.swapaxes(dense, -2, -1)
 
     def weights(self) -> Any:
         return jnp.ones(self.indices.shape, self.of_dtype)
@@ -309,8 +309,8 @@ class Picked(Rows):
     def materialise(self) -> Any:
         columns = self.columns()
         there = is_class(columns, self.classes)
-        whole = zero_unless(there, self.values[..., None])
-        return whole if self.axis == -1 else jnp.swapaxes(whole, -2, -1)
+        dense = zero_unless(there, self.values[..., None])
+        return dense if self.axis == -1 else jnp.swapaxes(dense, -2, -1)
 
     def weights(self) -> Any:
         return self.values
@@ -367,12 +367,12 @@ def _scattered(x: Any, columns: Any, classes: int, axis: int) -> Any:
 @register("reduce_sum")
 def _(v: Rows, *, axes: Any, **params: Any) -> Any:
     """The sum over the classes is the entry of each row."""
-    own = v.ndim + v.axis
-    if own not in axes:
+    class_axis = v.ndim + v.axis
+    if class_axis not in axes:
         return NotImplemented
     entries = zero_unless(v.inside(), v.weights())
     # Without the axis of the classes, the axis of the rows is the last one.
-    return total(entries, [min(axis, v.ndim - 2) for axis in axes if axis != own])
+    return total(entries, [min(axis, v.ndim - 2) for axis in axes if axis != class_axis])
 
 
 @register("argmax")
@@ -423,8 +423,8 @@ def _(
 @register("concatenate")
 def _(*vs: Rows, dimension: int) -> Any:
     first = vs[0]
-    own = first.ndim + first.axis
-    if dimension == own or len({(v.axis, v.classes) for v in vs}) > 1:
+    class_axis = first.ndim + first.axis
+    if dimension == class_axis or len({(v.axis, v.classes) for v in vs}) > 1:
         return NotImplemented
     if len({type(v) for v in vs}) > 1:
         vs = tuple(v.as_picked() for v in vs)

@@ -46,15 +46,15 @@ def _(x: Sum, y: Matrix, *, dimension_numbers: Any, **params: Any) -> Any:
         bind, "dot_general", dimension_numbers=dimension_numbers, **params
     )
     if isinstance(x, Sum):
-        found = x.map_parts(lambda term: times(term, y))
+        product = x.map_parts(lambda term: times(term, y))
     else:
-        found = y.map_parts(lambda term: times(x, term))
-    if _size(found) <= _size(x) + _size(y):
-        return found
+        product = y.map_parts(lambda term: times(x, term))
+    if _size(product) <= _size(x) + _size(y):
+        return product
     pair = standard(x, y, dimension_numbers) if x.dtype == y.dtype else None
     is_plain = is_or_none(params.get("preferred_element_type"), x.dtype)
     if pair is None or not is_plain or params.get("out_sharding") is not None:
-        return found
+        return product
     return Product(pair)
 
 

@@ -83,19 +83,19 @@ class Product(Matrix):
         # zeros of a diagonal that scales it do not meet its entries.
         is_dense = (i for i, x in enumerate(self.factors) if not _has_zeros(x))
         first = next(is_dense, 0)
-        whole = jaxrewrite.materialise(self.factors[first])
+        product = jaxrewrite.materialise(self.factors[first])
         for factor in reversed(self.factors[:first]):
-            whole = _multiplied(factor, whole, whole.ndim - 2)
+            product = _multiplied(factor, product, product.ndim - 2)
         for factor in self.factors[first + 1 :]:
-            whole = _multiplied(swapped(factor), whole, whole.ndim - 1)
-        return whole
+            product = _multiplied(swapped(factor), product, product.ndim - 1)
+        return product
 
     def apply(self, x: Any, axis: int, precision: Any = None) -> Any:
         for factor in reversed(self.factors):
             xs = tuple(range(x.ndim))
-            own = (*xs[: factor.ndim - 2], "row", axis)
+            labels = (*xs[: factor.ndim - 2], "row", axis)
             out = tuple("row" if label == axis else label for label in xs)
-            x = contract(x, xs, factor, own, out, precision=precision)
+            x = contract(x, xs, factor, labels, out, precision=precision)
         return x
 
     def transposed(self) -> Any:
@@ -129,9 +129,9 @@ class Product(Matrix):
     def rows_at(self, i: Any) -> Any:
         """Rows of the first factor, multiplied by one factor after the other."""
         first, *rest = self.factors
-        taken = _rows_of(first, i.reshape(-1))
-        whole = functools.reduce(jaxrewrite.transform(jnp.matmul), rest, taken)
-        return jaxrewrite.materialise(whole).reshape(*i.shape, self.shape[-1])
+        rows_of_first = _rows_of(first, i.reshape(-1))
+        rows = functools.reduce(jaxrewrite.transform(jnp.matmul), rest, rows_of_first)
+        return jaxrewrite.materialise(rows).reshape(*i.shape, self.shape[-1])
 
     def at(self, i: Any, j: Any) -> Any:
         """Rows of all factors but the last, times columns of that one.
@@ -184,10 +184,10 @@ class Product(Matrix):
         """The product of the determinants of the factors, if they are square."""
         if not all(map(is_square, self.factors)):
             return NotImplemented
-        found = [
+        determinants = [
             known_or(x, "known_determinant", Determinant.of_arrays) for x in self.factors
         ]
-        return functools.reduce(Determinant.times, found)
+        return functools.reduce(Determinant.times, determinants)
 
     @property
     def is_unitary(self) -> bool:
@@ -216,10 +216,10 @@ class Product(Matrix):
         if core is None:
             return NotImplemented
         fn = functools.partial(jnp.linalg.svd, full_matrices=False)
-        found = _known_or_of_array(self.factors[core], hook, fn)
-        if found is NotImplemented:
+        decomposition = _known_or_of_array(self.factors[core], hook, fn)
+        if decomposition is NotImplemented:
             return NotImplemented
-        u, size, vh = found
+        u, size, vh = decomposition
         times = jaxrewrite.transform(jnp.matmul)
         for factor in reversed(self.factors[:core]):
             u = times(_like(factor, u), u)

@@ -105,35 +105,35 @@ def pseudo_inverse_times(
     The matrix is an array, or a value that knows its `known_reduced_svd`.
     """
     leaves, treedef = jax.tree.flatten(a)
-    whole = lambda leaves: jax.tree.unflatten(treedef, leaves)
+    matrix_of = lambda leaves: jax.tree.unflatten(treedef, leaves)
 
     @jax.custom_jvp
     def product(leaves: Any, tolerance: Any, b: Any) -> Any:
-        u, size, vh = _reduced_svd(whole(leaves))
+        u, size, vh = _reduced_svd(matrix_of(leaves))
         size = nan_unless_finite(jaxrewrite.materialise(size))
         kept = is_kept(size, tolerance, keeps_equal)
         inverse = jnp.where(kept, 1 / jnp.where(kept, size, 1), 0 * size)
         inside = dot(adjoint(u), b)
-        found = dot(adjoint(vh), inside * inverse[..., None].astype(inside.dtype))
-        is_real = not (jnp.iscomplexobj(whole(leaves)) or jnp.iscomplexobj(b))
-        return found.real if is_real else found
+        solution = dot(adjoint(vh), inside * inverse[..., None].astype(inside.dtype))
+        is_real = not (jnp.iscomplexobj(matrix_of(leaves)) or jnp.iscomplexobj(b))
+        return solution.real if is_real else solution
 
     @product.defjvp
     def _(primals: Any, tangents: Any) -> Any:
         """:math:`dA^+ = -A^+ dA A^+ + A^+ A^{+*} dA^* (I - A A^+) + (I - A^+ A) dA^* A^{+*} A^+`"""
         (leaves, tolerance, b), (leaf_tangents, _, b_dot) = primals, tangents
-        a = whole(leaves)
+        a = matrix_of(leaves)
 
         def change(fn: Any, x: Any) -> Any:
-            along = lambda leaves: dot(fn(whole(leaves)), x)
+            along = lambda leaves: dot(fn(matrix_of(leaves)), x)
             return jax.jvp(along, (leaves,), (leaf_tangents,))[1]
 
         x = product(leaves, tolerance, b)
         left = change(adjoint, b - dot(a, x))
         times = lambda a, x: pseudo_inverse_times(a, tolerance, x, keeps_equal=keeps_equal)
-        found = times(a, b_dot - change(lambda a: a, x) + times(adjoint(a), left))
+        tangent = times(a, b_dot - change(lambda a: a, x) + times(adjoint(a), left))
         beside = change(adjoint, times(adjoint(a), x))
-        return x, found + beside - times(a, dot(a, beside))
+        return x, tangent + beside - times(a, dot(a, beside))
 
     return product(leaves, tolerance, b)
 

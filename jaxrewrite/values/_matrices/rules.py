@@ -65,9 +65,11 @@ def _times_array(
     ones = [n if label in xs else 1 for label, n in zip(batch, v.batch, strict=True)]
     x = jnp.broadcast_to(x.reshape(*ones, *sizes), (*v.batch, *sizes))
     y = operator.apply(x, len(batch) + rest.index(summed), params["precision"])
-    own = (*batch, *(free if label == summed else label for label in rest))
-    y = total(y, [i for i, label in enumerate(own) if label not in out])
-    return transpose(y, tuple(label for label in own if label in out), out).astype(dtype)
+    labels_of_y = (*batch, *(free if label == summed else label for label in rest))
+    y = total(y, [i for i, label in enumerate(labels_of_y) if label not in out])
+    return transpose(y, tuple(label for label in labels_of_y if label in out), out).astype(
+        dtype
+    )
 
 
 @register("dot_general", exchange="types")
@@ -195,8 +197,8 @@ def zip_entries(primitive: Any, x: Any, y: Any, **params: Any) -> Any:
 @register(*[name for name in primitives.BINARY if name not in primitives.ADDITIVE])
 def _(x: Matrix, y: Matrix, *, primitive: Any, **params: Any) -> Any:
     if primitive.name == "mul":
-        for one, other in ((x, y), (y, x)):
-            closed = one.hadamard(other)
+        for matrix, other in ((x, y), (y, x)):
+            closed = matrix.hadamard(other)
             if closed is not NotImplemented:
                 return closed
     return zip_entries(primitive, x, y, **params)

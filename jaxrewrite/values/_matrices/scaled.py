@@ -121,8 +121,8 @@ class Scaled(LinearAlgebra, Linear):
     def map_parts(self, fn: Callable[[Any], Any]) -> Any:
         if jnp.ndim(self.scale):
             # A linear map need not keep the batch axes.
-            whole = self.multiplied()
-            return whole if whole is NotImplemented else fn(whole)
+            multiplied = self.multiplied()
+            return multiplied if multiplied is NotImplemented else fn(multiplied)
         image = fn(self.x)
         if isinstance(self.x, jaxrewrite.Value) and not isinstance(image, jaxrewrite.Value):
             # It takes no less room than its product with the number.
@@ -146,8 +146,8 @@ class Scaled(LinearAlgebra, Linear):
         if getattr(self.x, "has_zeros", False):
             return NotImplemented
         is_batch = jnp.ndim(self.scale) > 0
-        whole = transform(jnp.multiply)(self.x, self.factor() if is_batch else self.scale)
-        return NotImplemented if isinstance(whole, Scaled) and not is_batch else whole
+        product = transform(jnp.multiply)(self.x, self.factor() if is_batch else self.scale)
+        return NotImplemented if isinstance(product, Scaled) and not is_batch else product
 
     # --- linear algebra, as in a `Matrix` -----------------------------------------------
 
@@ -181,15 +181,15 @@ class Scaled(LinearAlgebra, Linear):
         if not is_square(self) or self._scales_rows():
             return NotImplemented
         if isinstance(self.x, jaxrewrite.Value):
-            found = self._known("known_determinant")
-            if found is NotImplemented:
+            determinant = self._known("known_determinant")
+            if determinant is NotImplemented:
                 return NotImplemented
-            found = jaxrewrite.materialise(found)
+            determinant = jaxrewrite.materialise(determinant)
         else:
-            found = Determinant.of_arrays(self.x)
-        scale = jnp.broadcast_to(self._of_matrices(0), found.unit.shape)
+            determinant = Determinant.of_arrays(self.x)
+        scale = jnp.broadcast_to(self._of_matrices(0), determinant.unit.shape)
         number = Determinant.of(scale[..., None]) ** self.shape[-1]
-        return number.times(found)
+        return number.times(determinant)
 
     @property
     def is_hermitian(self) -> bool:
@@ -223,16 +223,16 @@ class Scaled(LinearAlgebra, Linear):
         return isinstance(self.x, LinearAlgebra) and self.x.is_triangular(lower)
 
     def known_triangle(self, lower: bool, unit_diagonal: bool) -> Any:
-        found = (
+        triangle = (
             NotImplemented if unit_diagonal else self._known("known_triangle", lower, False)
         )
-        return found if found is NotImplemented else self._of(found)
+        return triangle if triangle is NotImplemented else self._of(triangle)
 
     def known_eigh(self, lower: bool) -> Any:
-        found = self._known("known_eigh", lower)
-        if found is NotImplemented or jnp.iscomplexobj(self.scale):
+        decomposition = self._known("known_eigh", lower)
+        if decomposition is NotImplemented or jnp.iscomplexobj(self.scale):
             return NotImplemented
-        values, vectors = found
+        values, vectors = decomposition
         values = jaxrewrite.materialise(values) * self._of_matrices(1)
         return sorted_eigh(values, vectors)
 
@@ -244,10 +244,10 @@ class Scaled(LinearAlgebra, Linear):
         return self._decomposed("known_reduced_svd")
 
     def _decomposed(self, hook: str) -> Any:
-        found = self._known(hook)
-        if found is NotImplemented:
+        decomposition = self._known(hook)
+        if decomposition is NotImplemented:
             return NotImplemented
-        u, size, vh = found
+        u, size, vh = decomposition
         size = jaxrewrite.materialise(size) * abs(self._of_matrices(1))
         if jnp.iscomplexobj(self.scale):
             is_zero = self.scale == 0
@@ -259,10 +259,10 @@ class Scaled(LinearAlgebra, Linear):
         return unit.rescaled(phase.astype(u.dtype)), size, vh
 
     def known_singular_values(self) -> Any:
-        found = self._known("known_singular_values")
-        if found is NotImplemented:
+        singular_values = self._known("known_singular_values")
+        if singular_values is NotImplemented:
             return NotImplemented
-        return jaxrewrite.materialise(found) * abs(self._of_matrices(1))
+        return jaxrewrite.materialise(singular_values) * abs(self._of_matrices(1))
 
     def _known(self, hook: str, *args: Any) -> Any:
         if not isinstance(self.x, LinearAlgebra):
@@ -272,8 +272,8 @@ class Scaled(LinearAlgebra, Linear):
     def known_eigenvalues(self) -> Any:
         if not is_square(self) or self._scales_rows():
             return NotImplemented
-        found = known_or(self.x, "known_eigenvalues", jnp.linalg.eigvals)
-        return jaxrewrite.materialise(found) * self._of_matrices(1)
+        eigenvalues = known_or(self.x, "known_eigenvalues", jnp.linalg.eigvals)
+        return jaxrewrite.materialise(eigenvalues) * self._of_matrices(1)
 
     def _scales_rows(self) -> bool:
         """Whether it is a batch of multiples of vectors, each with a number of its own."""
@@ -292,9 +292,9 @@ class Scaled(LinearAlgebra, Linear):
     def solve(self, x: Any, axis: int) -> Any:
         if not self.solvable:
             return super().solve(x, axis)
-        found = on_fields(lambda own, x: own.solve(x, axis), self.x, x)
+        solution = on_fields(lambda matrix, x: matrix.solve(x, axis), self.x, x)
         scale = self.scale
-        return found / scale.reshape(*scale.shape, *[1] * (x.ndim - scale.ndim))
+        return solution / scale.reshape(*scale.shape, *[1] * (x.ndim - scale.ndim))
 
 
 def _lazy_multiple(x: Any, scale: Any) -> Any:
@@ -320,9 +320,9 @@ def _(x: Scaled, y: Array, *, dimension_numbers: Any, **params: Any) -> Any:
     if not scale.ndim or tuple(batch[: scale.ndim]) != tuple(range(scale.ndim)):
         return NotImplemented
     operands = [z.x if isinstance(z, Scaled) else z for z in (x, y)]
-    found = bind("dot_general", *operands, dimension_numbers=dimension_numbers, **params)
-    scale = scale.reshape(*scale.shape, *[1] * (found.ndim - scale.ndim))
-    return (found * scale).astype(found.dtype)
+    product = bind("dot_general", *operands, dimension_numbers=dimension_numbers, **params)
+    scale = scale.reshape(*scale.shape, *[1] * (product.ndim - scale.ndim))
+    return (product * scale).astype(product.dtype)
 
 
 @register("transpose")
@@ -378,9 +378,9 @@ _OTHERS = [name for name in primitives.BINARY if name not in ("mul", "div")]
 
 
 def _on_products(primitive: Any, *operands: Any, **params: Any) -> Any:
-    made = [x.multiplied() if isinstance(x, Scaled) else x for x in operands]
-    if not any(x is NotImplemented for x in made):
-        return bind(primitive, *made, **params)
+    multiplied = [x.multiplied() if isinstance(x, Scaled) else x for x in operands]
+    if not any(x is NotImplemented for x in multiplied):
+        return bind(primitive, *multiplied, **params)
     if primitive.name not in primitives.ADDITIVE or len({x.shape for x in operands}) > 1:
         return NotImplemented
     x, y = operands

@@ -136,10 +136,10 @@ class Sparse(Matrix):
             matrix = _summed(matrix)
         batch = matrix.shape[:-2]
         indices = matrix.indices
-        own = indices.shape[len(batch) :]
+        entries_shape = indices.shape[len(batch) :]
         held = {
             "data": jnp.broadcast_to(matrix.data, (*batch, matrix.nse)),
-            "indices": jnp.broadcast_to(indices, (*batch, *own)),
+            "indices": jnp.broadcast_to(indices, (*batch, *entries_shape)),
             "indptr": None,
             "sizes": tuple(matrix.shape[-2:]),
             "by_columns": by_columns,
@@ -189,10 +189,10 @@ class Sparse(Matrix):
         if is_known(w):
             # JAX would trace this, too, while it traces something else.
             with jax.ensure_compile_time_eval():
-                found = int(_most_entries(w))
-            nse = found if nse is None else nse
-            if found > nse:
-                raise ValueError(f"Sparse: nse is {nse}, but w has {found} entries.")
+                count = int(_most_entries(w))
+            nse = count if nse is None else nse
+            if count > nse:
+                raise ValueError(f"Sparse: nse is {nse}, but w has {count} entries.")
         # JAX makes integers of boolean entries, and fails to compile that.
         w = jnp.asarray(w, jnp.int32) if jnp.result_type(w) == jnp.bool_ else w
         # JAX raises its own error for a traced array without ``nse``.
@@ -314,8 +314,8 @@ class Sparse(Matrix):
         data = _summable(zero_unless(self.stored() & (rows == columns), self.data))
         short = min(self.shape[-2:])
         add = lambda d, i: jnp.zeros(short, d.dtype).at[i].add(d, mode="drop")
-        found = jnp.vectorize(add, signature="(e),(e)->(k)")(data, rows)
-        return found.astype(self.dtype)
+        diagonal = jnp.vectorize(add, signature="(e),(e)->(k)")(data, rows)
+        return diagonal.astype(self.dtype)
 
     def plus(self, other: Any) -> Any:
         if isinstance(other, (Diagonal, Identity)):
@@ -339,8 +339,8 @@ class Sparse(Matrix):
         place = jnp.full(n, count).at[asked].set(jnp.arange(count))
         data = _summable(self.data)
         to = jnp.where(self.stored(), place[rows], count)
-        found = jnp.zeros((count, m), data.dtype).at[to, columns].add(data, mode="drop")
-        return found[place[asked]].reshape(*i.shape, m).astype(self.dtype)
+        added = jnp.zeros((count, m), data.dtype).at[to, columns].add(data, mode="drop")
+        return added[place[asked]].reshape(*i.shape, m).astype(self.dtype)
 
     def multiplied(
         self, other: Sparse, *, pairs: int | None = None, nse: int | None = None
@@ -391,10 +391,10 @@ class Sparse(Matrix):
             if not isinstance(other, Sparse):
                 return NotImplemented
             return jax.vmap(lambda v, w: v.hadamard(w))(self, other)
-        found = other.at(*self.places())
-        if found is NotImplemented:
+        entries = other.at(*self.places())
+        if entries is NotImplemented:
             return NotImplemented
-        return self.with_data(self.data * found)
+        return self.with_data(self.data * entries)
 
     def solve(self, x: Any, axis: int) -> Any:
         if self.batch:
@@ -565,8 +565,8 @@ def _positions(indices: Any, asked: Any) -> Any:
     order = jnp.lexsort((both[:, 1], both[:, 0]))
     place = jnp.arange(len(order), dtype=order.dtype)
     nearest = order[lax.cummax(jnp.where(order < count, place, 0))]
-    found = (nearest < count) & (both[nearest] == both[order]).all(-1)
-    positions = jnp.zeros_like(order).at[order].set(jnp.where(found, nearest, count))
+    is_stored = (nearest < count) & (both[nearest] == both[order]).all(-1)
+    positions = jnp.zeros_like(order).at[order].set(jnp.where(is_stored, nearest, count))
     return positions[count:]
 
 
@@ -690,7 +690,7 @@ def _unique(matrix: BCOO) -> Sparse:
 
 
 def _rearranged(move: Callable[[list[BCOO]], BCOO], *vs: Sparse) -> Sparse:
-    """What a function that moves entries makes of matrices.
+    """The matrix that a function that moves entries makes of matrices.
 
     A position may hold no entry. Then its indices are beyond the last row or column, and a
     move could make them those of an entry.
@@ -703,9 +703,11 @@ def _rearranged(move: Callable[[list[BCOO]], BCOO], *vs: Sparse) -> Sparse:
     # The numbers of the entries from one; zero is none.
     numbers, first = [], 1
     for v, matrix in zip(vs, held, strict=True):
-        own = jnp.arange(first, first + matrix.data.size).reshape(matrix.data.shape)
-        own = jnp.where(v.stored(), own, 0)
-        numbers.append(BCOO((own, matrix.indices), shape=matrix.shape))
+        entry_numbers = jnp.arange(first, first + matrix.data.size).reshape(
+            matrix.data.shape
+        )
+        entry_numbers = jnp.where(v.stored(), entry_numbers, 0)
+        numbers.append(BCOO((entry_numbers, matrix.indices), shape=matrix.shape))
         first += matrix.data.size
     moved = move(numbers)
     is_entry = moved.data != 0

@@ -61,14 +61,14 @@ def _dot(a: Any, x: Any) -> Any:
 def spectrum_of(x: Any) -> Spectrum | None:
     """The spectrum of a matrix or of a lazy sum or multiple, if it is known."""
     if isinstance(x, Scaled):
-        found = spectrum_of(x.x)
-        if found is None:
+        spectrum = spectrum_of(x.x)
+        if spectrum is None:
             return None
-        return found._replace(values=found.values * _finite(x)[..., None])
+        return spectrum._replace(values=spectrum.values * _finite(x)[..., None])
     if isinstance(x, Sum):
         return _spectrum_of_sum(x)
-    found = on_fields(lambda x: x.known_spectrum(), x) if isinstance(x, Matrix) else None
-    return None if found is None or found is NotImplemented else Spectrum(*found)
+    spectrum = on_fields(lambda x: x.known_spectrum(), x) if isinstance(x, Matrix) else None
+    return None if spectrum is None or spectrum is NotImplemented else Spectrum(*spectrum)
 
 
 _spectra: list[Callable[[Sum], Spectrum | None]] = []
@@ -82,16 +82,16 @@ def spectra_of_sums(find: Callable[[Sum], Spectrum | None]) -> Callable[..., Any
 
 def _spectrum_of_sum(total: Sum) -> Spectrum | None:
     for find in _spectra:
-        found = find(total)
-        if found is not None:
-            return found
+        spectrum = find(total)
+        if spectrum is not None:
+            return spectrum
     multiples = [number_of_identity(x) for x in total.terms]
     others = [x for x, c in zip(total.terms, multiples, strict=True) if c is None]
-    found = spectrum_of(others[0]) if len(others) == 1 else None
-    if found is None:
+    spectrum = spectrum_of(others[0]) if len(others) == 1 else None
+    if spectrum is None:
         return None
     more = sum(c[..., None] for c in multiples if c is not None)
-    return found._replace(values=found.values + more)
+    return spectrum._replace(values=spectrum.values + more)
 
 
 def number_of_identity(x: Any) -> Any:
@@ -130,8 +130,8 @@ class _Shifted(NamedTuple):
         return x.real if self.is_real else x
 
     def determinant(self) -> Any:
-        found = Determinant.of(self.spectrum.values)
-        return found.real() if self.is_real else found
+        determinant = Determinant.of(self.spectrum.values)
+        return determinant.real() if self.is_real else determinant
 
     def eigh(self) -> Any:
         values, vectors = self.spectrum
@@ -143,5 +143,5 @@ class _Shifted(NamedTuple):
 
 @solves_sums
 def _(total: Sum) -> _Shifted | None:
-    found = _spectrum_of_sum(total)
-    return None if found is None else _Shifted(found, not jnp.iscomplexobj(total))
+    spectrum = _spectrum_of_sum(total)
+    return None if spectrum is None else _Shifted(spectrum, not jnp.iscomplexobj(total))

@@ -208,10 +208,10 @@ class NMSparse(Matrix):
         is_column = all(n == 1 for i, n in enumerate(x.shape) if i != axis)
         if not is_plain or not is_column or x.dtype != self.dtype or self.batch:
             return multiply(self, x)
-        made = lambda values, indices: NMSparse(values, indices, self.m).materialise()
+        make = lambda values, indices: NMSparse(values, indices, self.m).materialise()
         column = jnp.moveaxis(x, axis, 0).reshape(-1, 1)
         y = in_blocks.multiply(
-            made, leaves, column, is_summed=self.in_rows, precision=precision
+            make, leaves, column, is_summed=self.in_rows, precision=precision
         )
         return jnp.moveaxis(y.reshape(-1, *[1] * (x.ndim - 1)), 0, axis)
 
@@ -248,11 +248,11 @@ class NMSparse(Matrix):
             other.in_rows,
         ):
             return NotImplemented
-        found = jnp.zeros_like(self.values)
+        entries = jnp.zeros_like(self.values)
         for s in range(other.values.shape[-2]):
             here = other.offsets[..., s : s + 1, :] == self.offsets
-            found = jnp.where(here, other.values[..., s : s + 1, :], found)
-        return self.with_values(self.values * found)
+            entries = jnp.where(here, other.values[..., s : s + 1, :], entries)
+        return self.with_values(self.values * entries)
 
     def at(self, i: Any, j: Any) -> Any:
         if self.in_rows:

@@ -146,8 +146,8 @@ class Sum(LinearAlgebra, Linear):
         return self.map_parts(swapped)
 
     def _solver(self) -> SumSolver | None:
-        found = (find(self) for find in _solvers) if is_square(self) else ()
-        return next((solver for solver in found if solver is not None), None)
+        solvers = (find(self) for find in _solvers) if is_square(self) else ()
+        return next((solver for solver in solvers if solver is not None), None)
 
     @property
     def is_hermitian(self) -> bool:
@@ -156,9 +156,9 @@ class Sum(LinearAlgebra, Linear):
     @property
     def solvable(self) -> bool:
         # An abstract trace answers without computing eigenvectors.
-        found: list[bool] = []
-        jax.eval_shape(lambda v: found.append(v._solver() is not None), self)
-        return found[0]
+        answers: list[bool] = []
+        jax.eval_shape(lambda v: answers.append(v._solver() is not None), self)
+        return answers[0]
 
     def solve(self, x: Any, axis: int) -> Any:
         if not self.solvable:
@@ -185,22 +185,22 @@ class Sum(LinearAlgebra, Linear):
         return NotImplemented if solver is None else solver.eigh()
 
     def known_svd(self) -> Any:
-        found = self.known_reduced_svd()
-        if found is NotImplemented or found[0].dtype != self.dtype:
+        svd = self.known_reduced_svd()
+        if svd is NotImplemented or svd[0].dtype != self.dtype:
             return NotImplemented
-        return sorted_svd(*found)
+        return sorted_svd(*svd)
 
     def known_reduced_svd(self) -> Any:
         solver = self._solver()
         return NotImplemented if solver is None else solver.reduced_svd()
 
     def known_singular_values(self) -> Any:
-        found = self.known_reduced_svd()
-        return found if found is NotImplemented else -jnp.sort(-found[1], axis=-1)
+        svd = self.known_reduced_svd()
+        return svd if svd is NotImplemented else -jnp.sort(-svd[1], axis=-1)
 
     def known_exponential(self) -> Any:
-        found = (find(self) for find in _exponentials)
-        return next((x for x in found if x is not NotImplemented), NotImplemented)
+        exponentials = (find(self) for find in _exponentials)
+        return next((x for x in exponentials if x is not NotImplemented), NotImplemented)
 
 
 def sum_of_arrays(arrays: Sequence[Any]) -> Any:

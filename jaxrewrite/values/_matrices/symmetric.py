@@ -191,8 +191,8 @@ class Symmetric(Matrix):
         return Determinant.of_arrays(self.materialise())
 
     def known_eigenvalues(self) -> Any:
-        found = self.known_eigh(lower=True)
-        return found if found is NotImplemented else found[0]
+        decomposition = self.known_eigh(lower=True)
+        return decomposition if decomposition is NotImplemented else decomposition[0]
 
     def known_eigh(self, lower: bool) -> Any:
         if jnp.iscomplexobj(self.x):

@@ -159,10 +159,12 @@ class Toeplitz(Matrix):
             return self.column
         wide = _wide(self.dtype) if inexact(self.column) else self.dtype
         blocks = -(-n // m) + 1
-        own = self.diagonals().astype(wide)
-        own = _extended(own, 0, blocks * m - own.shape[-1]).reshape(*self.batch, blocks, m)
-        ends = lax.cumsum(own[..., :-1, :], own.ndim - 1, reverse=True)
-        starts = lax.cumsum(own[..., 1:, :-1], own.ndim - 1)
+        diagonals = self.diagonals().astype(wide)
+        diagonals = _extended(diagonals, 0, blocks * m - diagonals.shape[-1]).reshape(
+            *self.batch, blocks, m
+        )
+        ends = lax.cumsum(diagonals[..., :-1, :], diagonals.ndim - 1, reverse=True)
+        starts = lax.cumsum(diagonals[..., 1:, :-1], diagonals.ndim - 1)
         sums = ends + _extended(starts, 1, 0)
         return sums.reshape(*self.batch, (blocks - 1) * m)[..., :n].astype(self.dtype)
 
@@ -192,9 +194,9 @@ class Toeplitz(Matrix):
         return self
 
     def known_lower_part(self, k: int) -> Any:
-        own = self.diagonals()
-        offsets = self.row.shape[-1] - 1 - jnp.arange(own.shape[-1])
-        return self.of_diagonals(jnp.where(offsets <= k, own, 0), self.shape[-2])
+        diagonals = self.diagonals()
+        offsets = self.row.shape[-1] - 1 - jnp.arange(diagonals.shape[-1])
+        return self.of_diagonals(jnp.where(offsets <= k, diagonals, 0), self.shape[-2])
 
     def at(self, i: Any, j: Any) -> Any:
         return self.diagonals()[..., i - j + self.row.shape[-1] - 1]
@@ -342,8 +344,8 @@ class Circulant(Matrix):
         return self.as_toeplitz().known_lower_part(k)
 
     def known_determinant(self) -> Any:
-        found = Determinant.of(self.eigenvalues())
-        return found if jnp.iscomplexobj(self.column) else found.real()
+        determinant = Determinant.of(self.eigenvalues())
+        return determinant if jnp.iscomplexobj(self.column) else determinant.real()
 
     def known_spectrum(self) -> Any:
         return self.known_eigenvalues(), _Fourier(self.shape[-1], self.dtype, self.batch)

@@ -51,13 +51,13 @@ def multiply(
     if is_looped is None:
         return NotImplemented
 
-    def whole(a: Any, x: Any) -> Any:
-        return _whole(a, x, triangle=triangle, precision=precision)
+    def dense(a: Any, x: Any) -> Any:
+        return _dense(a, x, triangle=triangle, precision=precision)
 
     def in_groups(a: Any, x: Any) -> Any:
         return _in_groups(a, x, (triangle, precision, is_looped))
 
-    return lax.platform_dependent(a, x, cpu=in_groups, default=whole)
+    return lax.platform_dependent(a, x, cpu=in_groups, default=dense)
 
 
 def multiply_symmetric(
@@ -71,13 +71,13 @@ def multiply_symmetric(
     if is_looped is None or x.shape[1] > _SOME:
         return NotImplemented
 
-    def whole(a: Any, x: Any) -> Any:
+    def dense(a: Any, x: Any) -> Any:
         return _product(mirrored(a), x, precision)
 
     def in_groups(a: Any, x: Any) -> Any:
         return _both_in_groups(a, x, (precision, is_looped))
 
-    return lax.platform_dependent(a, x, cpu=in_groups, default=whole)
+    return lax.platform_dependent(a, x, cpu=in_groups, default=dense)
 
 
 def mirrored(a: Inexact[Array, "*batch n n"]) -> Any:
@@ -134,7 +134,7 @@ def _product(a: Any, x: Any, precision: Any) -> Any:
     return jnp.matmul(a, x, precision=precision)
 
 
-def _whole(a: Any, x: Any, *, triangle: Triangle, precision: Any) -> Any:
+def _dense(a: Any, x: Any, *, triangle: Triangle, precision: Any) -> Any:
     if triangle.flipped:
         return jnp.swapaxes(_across(triangle.of(a), x, precision), 0, 1)
     return _product(triangle.of(a), x, precision)
@@ -164,17 +164,22 @@ def _in_groups(a: Any, x: Any, how: Any) -> Any:
 
 @functools.partial(_in_groups.defjvp, symbolic_zeros=True)
 def _(how: Any, primals: Any, tangents: Any) -> Any:
-    """The derivative by the array is a product of the whole, which no loop has to gather."""
-    whole = functools.partial(_whole, triangle=how[0], precision=how[1])
-    return _with_tangent(functools.partial(_in_groups, how=how), whole, primals, tangents)
+    """The derivative by the array is a product of dense arrays, which no loop has to gather."""
+    tangent_product = functools.partial(_dense, triangle=how[0], precision=how[1])
+    return _with_tangent(
+        functools.partial(_in_groups, how=how), tangent_product, primals, tangents
+    )
 
 
 def _with_tangent(
-    product: Callable[..., Any], whole: Callable[..., Any], primals: Any, tangents: Any
+    product: Callable[..., Any],
+    tangent_product: Callable[..., Any],
+    primals: Any,
+    tangents: Any,
 ) -> tuple[Any, Any]:
     """A product of an array and columns, and its tangent.
 
-    ``whole`` is the same product, in the form for a tangent of the array.
+    ``tangent_product`` is the same product, in the form for a tangent of the array.
     """
     (a, x), (da, dx) = primals, tangents
     y = product(a, x)
@@ -182,7 +187,7 @@ def _with_tangent(
     if not isinstance(dx, jax.custom_derivatives.SymbolicZero):
         terms.append(product(a, dx))
     if not isinstance(da, jax.custom_derivatives.SymbolicZero):
-        terms.append(whole(da, x))
+        terms.append(tangent_product(da, x))
     return y, functools.reduce(jnp.add, terms) if terms else jnp.zeros_like(y)
 
 
@@ -202,8 +207,8 @@ def _both_in_groups(a: Any, x: Any, how: Any) -> Any:
 
         def step(across: Any, at: Any, columns: slice = columns, size: int = size) -> Any:
             kept = _kept(a, columns, size, triangle, at)
-            own = lax.dynamic_slice_in_dim(x, at, size)
-            across += _across(kept, own, precision)
+            x_of_rows = lax.dynamic_slice_in_dim(x, at, size)
+            across += _across(kept, x_of_rows, precision)
             return across, _product(kept, x[columns], precision)
 
         across = jnp.zeros((m, end), x.dtype)
@@ -218,9 +223,9 @@ def _both_in_groups(a: Any, x: Any, how: Any) -> Any:
 
 @functools.partial(_both_in_groups.defjvp, symbolic_zeros=True)
 def _(how: Any, primals: Any, tangents: Any) -> Any:
-    whole = lambda da, x: _product(mirrored(da), x, how[0])
+    tangent_product = lambda da, x: _product(mirrored(da), x, how[0])
     return _with_tangent(
-        functools.partial(_both_in_groups, how=how), whole, primals, tangents
+        functools.partial(_both_in_groups, how=how), tangent_product, primals, tangents
     )
 
 
@@ -246,12 +251,12 @@ def _block_product(a: Any, x: Any, columns: slice, size: int, how: Any, start: A
     return _product(kept, x[columns], precision)
 
 
-def _across(kept: Any, own: Any, precision: Any) -> Any:
+def _across(kept: Any, x_of_rows: Any, precision: Any) -> Any:
     """The transpose of what some rows add to a product of the transpose.
 
     With few columns it takes a fraction of the time of what it is the transpose of.
     """
-    return _product(jnp.swapaxes(own, 0, 1), kept, precision)
+    return _product(jnp.swapaxes(x_of_rows, 0, 1), kept, precision)
 
 
 def _kept(a: Any, columns: slice, size: int, triangle: Triangle, start: Any) -> Any:

@@ -87,11 +87,11 @@ class _Update(NamedTuple):
         # of x, as in an iteration for the largest singular value.
         scaled = jnp.swapaxes(of_update.conj() * weights[..., None], -1, -2)
         back = jnp.swapaxes(_dot(_dot(scaled, u), v), -1, -2)
-        own = of_base if is_scaled else x
-        norms = _weighted_norms(weights, [left, b, of_base, of_update, back, own])
-        left, right, of_base, of_update, back, own = norms
+        of_x = of_base if is_scaled else x
+        norms = _weighted_norms(weights, [left, b, of_base, of_update, back, of_x])
+        left, right, of_base, of_update, back, of_x = norms
         of_norm = jnp.where(of_update > 0, back / of_update, 0).max(-1, keepdims=True)
-        size = right + of_base + of_norm * own
+        size = right + of_base + of_norm * of_x
         eps, tiny = float(jnp.finfo(x.dtype).eps), float(jnp.finfo(x.dtype).tiny)
         # Squares of smaller numbers underflow, and those of larger ones are infinite.
         is_seen = (size > math.sqrt(tiny) / eps) & (size < jnp.inf)
@@ -217,8 +217,8 @@ class _InEigenvectors(NamedTuple):
         if not self.spectrum.is_constant:
             # Eigenvectors have no derivatives where two eigenvalues are the same.
             return self.update.determinant()
-        found = self._diagonal().determinant()
-        return Determinant(_like(self.update.u, found.unit), found.log)
+        determinant = self._diagonal().determinant()
+        return Determinant(_like(self.update.u, determinant.unit), determinant.log)
 
     def eigh(self) -> Any:
         return NotImplemented
@@ -273,8 +273,8 @@ class _Units(NamedTuple):
     def added(self, x: Any, rows: Any) -> Any:
         """The array with something added to the rows at the places."""
         at = self.places[..., None]
-        own = jnp.take_along_axis(x, at, -2)
-        rows = jnp.where(self.is_used[..., None], own + rows, own)
+        existing = jnp.take_along_axis(x, at, -2)
+        rows = jnp.where(self.is_used[..., None], existing + rows, existing)
         at = jnp.broadcast_to(at, rows.shape)
         return jnp.put_along_axis(x, at, rows, -2, inplace=False)
 

@@ -45,8 +45,8 @@ def _is_range_of(v: Quantised, summed: Iterable[int], kept: Iterable[int]) -> bo
     """
     if v.activations != "static":
         return True
-    given: Any = v.activation_range
-    sizes = given.shape
+    activation_range: Any = v.activation_range
+    sizes = activation_range.shape
     if max(sizes, default=1) <= 1:
         return True
 
@@ -66,8 +66,8 @@ def _scale(v: Quantised, x: Any, axes: Sequence[int]) -> Any:
     most = lax.expand_dims(largest(wide, axes), axes)
     finite = jnp.isfinite(most)
     if v.activations == "static":
-        given: Any = v.activation_range
-        most = lax.stop_gradient(given).max().astype(wide.dtype)
+        activation_range: Any = v.activation_range
+        most = lax.stop_gradient(activation_range).max().astype(wide.dtype)
     return jnp.where(finite, scale_in(wide.dtype, most * (1 / MOST), MOST), jnp.nan)
 
 
@@ -111,9 +111,9 @@ def _unit(q: Any, dtype: Any) -> Quantised:
     return Quantised(q, jnp.ones((1,) * q.ndim, dtype))
 
 
-def _not_in(others: Labels, own: Labels) -> list[int]:
+def _not_in(others: Labels, labels: Labels) -> list[int]:
     """The axes of an operand that are not among others; of the result, those that are summed."""
-    return [i for i, label in enumerate(own) if label not in others]
+    return [i for i, label in enumerate(labels) if label not in others]
 
 
 @jaxrewrite.register("dot_general", exchange="types")
@@ -147,8 +147,8 @@ def _(
         lambda x, q: multiplied(_unit(q, terms.wide), x.astype(terms.wide), wide),
     )
     # The row's scale comes last. Before the weight's, it would give infinity for large rows.
-    whole = scaled(raw, v, wide) * along_result(scale, terms.x, terms.out)
-    return whole.astype(terms.dtype)
+    product = scaled(raw, v, wide) * along_result(scale, terms.x, terms.out)
+    return product.astype(terms.dtype)
 
 
 @jaxrewrite.register("conv_general_dilated")
@@ -160,8 +160,8 @@ def _(x: ArrayLike, v: Quantised, *, preferred_element_type, **params) -> Any:
     x = jnp.asarray(x)
     dtype = preferred_element_type or jnp.result_type(x, v.dtype)
     # If there are groups of the batch, images of several groups meet in one of the result.
-    own = numbers.lhs_spec[0] if params["batch_group_count"] == 1 else None
-    scale = _scale(v, x, [i for i in range(x.ndim) if i != own])
+    batch_axis = numbers.lhs_spec[0] if params["batch_group_count"] == 1 else None
+    scale = _scale(v, x, [i for i in range(x.ndim) if i != batch_axis])
     is_scaled_before = any(k > 1 for i, k in enumerate(v.scale.shape) if i != features)
     fits = v.size // max(v.shape[features], 1) <= MOST_SUMMED
     if v.zero is not None or not fits or is_scaled_before:
@@ -173,13 +173,13 @@ def _(x: ArrayLike, v: Quantised, *, preferred_element_type, **params) -> Any:
         lambda x, q: _convolved_integers(x, q, scale.dtype, params),
         lambda x, q: convolved(x, _unit(q, scale.dtype), **wide),
     )
-    batch, place = numbers.out_spec[:2]
+    batch, feature = numbers.out_spec[:2]
     of_images, of_features = ([1] * raw.ndim for _ in range(2))
-    of_images[batch], of_features[place] = scale.size, v.scale.size
+    of_images[batch], of_features[feature] = scale.size, v.scale.size
     own_scale = v.scale.astype(raw.dtype).reshape(of_features)
     # The scale of the images comes last, as that of rows does.
-    whole = blockwise(jnp.multiply, raw, own_scale) * scale.reshape(of_images)
-    return whole.astype(dtype)
+    product = blockwise(jnp.multiply, raw, own_scale) * scale.reshape(of_images)
+    return product.astype(dtype)
 
 
 def _convolved_integers(x: Any, q: Any, dtype: Any, params: dict[str, Any]) -> Any:

@@ -93,7 +93,7 @@ def in_blocks(v: Coded, x: Any, terms: Terms, block: Block) -> Any:
 def _looped(
     multiply: Callable[[Coded, Any], Any], v: Coded, x: Any, terms: Terms, block: Block
 ) -> Any:
-    """``multiply(v, x)``, one block after the other."""
+    """``multiply(v, x)``, block by block."""
     axis, size = block
     label, length = terms.v[axis], v.shape[axis]
     end = length - length % size
@@ -103,8 +103,8 @@ def _looped(
 
     def product(stored: Any, varying: Sequence[Any]) -> list[Any]:
         parts = []
-        for view, own in zip(views, varying, strict=True):
-            pairs = zip(view.leaves, own, strict=True)
+        for view, slices in zip(views, varying, strict=True):
+            pairs = zip(view.leaves, slices, strict=True)
             *shared, x = [leaf if part is None else part for leaf, part in pairs]
             value = treedef.unflatten([view.codes(stored), *shared])
             parts.append(multiply(value, x))
@@ -128,14 +128,14 @@ def _looped(
         last = [jnp.zeros(x.shape, x.dtype) for x in shapes]
     blocks = jnp.arange(0, end, size), [main for main, _ in split]
     if is_summed:
-        whole, _ = lax.scan(step, last, blocks)
+        sums, _ = lax.scan(step, last, blocks)
     else:
         where = terms.out.index(label)
         _, parts = lax.scan(step, None, blocks)
         parts = [_merged(jnp.moveaxis(part, 0, where), where) for part in parts]
         pairs = zip(parts, last, strict=True)
-        whole = [lax.concatenate(pair, where) for pair in pairs]
-    return joined(whole, terms)
+        sums = [lax.concatenate(pair, where) for pair in pairs]
+    return joined(sums, terms)
 
 
 def joined(parts: Sequence[Any], terms: Terms) -> Any:

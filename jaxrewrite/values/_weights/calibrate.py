@@ -123,7 +123,7 @@ class _Product(NamedTuple):
 
 
 class _Met:
-    """What products one weight met.
+    """The products that a weight met.
 
     ``summed`` has the sets of axes that they summed. ``is_stack`` is true as long as none had
     several entries along the first axis, other than as batches.
@@ -135,13 +135,13 @@ class _Met:
         self.is_directed = True
         self.is_stack = len(shape) > 2
 
-    def note(self, numbers: np.ndarray, own: np.ndarray, product: _Product) -> None:
+    def note(self, numbers: np.ndarray, is_met: np.ndarray, product: _Product) -> None:
         """Note a product by numbers along its batches, the axes it keeps, and those it sums."""
-        places = np.unravel_index(np.where(own, numbers - self._start, 0), self._shape)
+        indices = np.unravel_index(np.where(is_met, numbers - self._start, 0), self._shape)
 
         def of_weight(axis: int, parts: Sequence[int]) -> frozenset[int]:
             """The axes of the weight that lie along one of the numbers."""
-            along = {k for k, place in enumerate(places) if _differ(place, own, axis)}
+            along = {k for k, index in enumerate(indices) if _differ(index, is_met, axis)}
             is_last = not product.last.isdisjoint(parts)
             return frozenset(along | {len(self._shape) - 1} if is_last else along)
 
@@ -151,34 +151,34 @@ class _Met:
         kept = [of_weight(i, [part]) for i, part in enumerate(product.kept, 1)]
         is_apart = not kept or any(map(summed.isdisjoint, kept))
         self.is_directed &= product.is_directed and is_apart
-        self.is_stack &= not _differ(places[0], own, tuple(range(1, own.ndim)))
+        self.is_stack &= not _differ(indices[0], is_met, tuple(range(1, is_met.ndim)))
 
 
-def _differ(places: np.ndarray, own: np.ndarray, axes: Any) -> bool:
-    """Whether some of the places that are meant differ along some axes."""
-    most = np.where(own, places, -1).max(axes)
-    return bool((most > np.where(own, places, places.max()).min(axes)).any())
+def _differ(indices: np.ndarray, is_met: np.ndarray, axes: Any) -> bool:
+    """Whether some of the indices that were met differ along some axes."""
+    most = np.where(is_met, indices, -1).max(axes)
+    return bool((most > np.where(is_met, indices, indices.max()).min(axes)).any())
 
 
 class _Record:
-    """What weights met. ``ranges`` has the largest magnitude for each number of an index."""
+    """The products of all weights. ``ranges`` has the largest magnitude for each number of an index."""
 
     def __init__(self) -> None:
         self.ranges = np.zeros(0)
         self._met: dict[int, _Met] = {}
 
     def observe(self, v: Quantised) -> _Observed:
-        """The weight, which notes in this record what it is multiplied with."""
+        """The weight, which notes in this record the arrays that it is multiplied with."""
         shape = (*v.shape[:-1], 1)
         start, count = len(self.ranges), math.prod(shape)
         if count:
             self._met[start] = _Met(start, shape)
         self.ranges = np.append(self.ranges, np.full(count, -1.0))
-        own: Any = {"index": (start + jnp.arange(count)).reshape(shape)}
-        return _Observed(v.q, v.scale, v.zero, record=self, **own)
+        metadata: Any = {"index": (start + jnp.arange(count)).reshape(shape)}
+        return _Observed(v.q, v.scale, v.zero, record=self, **metadata)
 
     def met(self, observed: _Observed) -> _Met:
-        """What a weight met; of a weight that has entries."""
+        """The products that a weight with entries met."""
         return self._met[int(np.ravel(observed.index)[0])]
 
     def note(self, product: _Product, index: Any, most: Any) -> None:
@@ -275,5 +275,5 @@ def _with_range(v: Any, observed: Any) -> Any:
     most = np.where(most < 0, most.max(), most)
     sizes = zip(v.shape, most.shape, strict=True)
     shape = [n if i in along else k for i, (n, k) in enumerate(sizes)]
-    found = jnp.asarray(np.broadcast_to(most, shape), jnp.float32)
-    return dataclasses.replace(v, activations="static", activation_range=found)
+    activation_range = jnp.asarray(np.broadcast_to(most, shape), jnp.float32)
+    return dataclasses.replace(v, activations="static", activation_range=activation_range)

@@ -232,8 +232,8 @@ def sizes_of(cls: str, shape: Sequence[int], axis: Any, block: Any) -> tuple[int
         raise ValueError(
             f"{cls}: `axis` {axis} is not an axis of an array of shape {tuple(shape)}."
         )
-    own = {a % len(shape) for a in axes}
-    return tuple(1 if a in own else n for a, n in enumerate(shape))
+    single = {a % len(shape) for a in axes}
+    return tuple(1 if a in single else n for a, n in enumerate(shape))
 
 
 def of_blocks(reduce: Callable[..., Any], x: Any, sizes: Sequence[int]) -> Any:
@@ -244,7 +244,7 @@ def of_blocks(reduce: Callable[..., Any], x: Any, sizes: Sequence[int]) -> Any:
 
 
 def with_nan(shared: Any, x: Any, sizes: Sequence[int]) -> Any:
-    """What blocks of these sizes share, or NaN if a block has a NaN, which no integer shows.
+    """The numbers of blocks of these sizes, or NaN if a block has a NaN, which no integer shows.
 
     XLA on a CPU may lose a NaN in a maximum.
     """
@@ -280,8 +280,8 @@ def blockwise(op: Callable[..., Any], x: Any, shared: Any) -> Any:
     of ``shared``, would cost memory.
     """
     pairs = list(zip(x.shape, shared.shape, strict=True))
-    whole = [[(n, k)] if k in (1, n) else [(k, k), (n // k, 1)] for n, k in pairs]
-    split = [axis for axes in whole for axis in axes]
+    factors = [[(n, k)] if k in (1, n) else [(k, k), (n // k, 1)] for n, k in pairs]
+    split = [axis for axes in factors for axis in axes]
     x_split = x.reshape([n for n, _ in split])
     return op(x_split, shared.reshape([k for _, k in split])).reshape(x.shape)
 
@@ -660,8 +660,8 @@ def _(*vs: Coded, dimension, **params) -> Any:
     met = aligned(vs, dimension) if all(v.size for v in vs) else None
     if met is None:
         return NotImplemented
-    whole = jax.tree.map(lambda *parts: lax.concatenate(parts, dimension), *met)
-    return unless_grown(vs[0], whole)
+    joined = jax.tree.map(lambda *parts: lax.concatenate(parts, dimension), *met)
+    return unless_grown(vs[0], joined)
 
 
 @jaxrewrite.register("stack")

@@ -90,7 +90,7 @@ def _in_turn(q: Any, x: Any, label: Any, **labels: Labels) -> Any:
     """The products for each index of a batch."""
     front = [jnp.moveaxis(q, labels["own"].index(label), 0)]
     front += [jnp.moveaxis(x, labels["xs"].index(label), 0)]
-    rest = {key: tuple(x for x in own if x != label) for key, own in labels.items()}
+    rest = {key: tuple(x for x in axes if x != label) for key, axes in labels.items()}
     each = lax.map(lambda pair: _multiplied(*pair, **rest), tuple(front))
     return jnp.moveaxis(each, 0, labels["out"].index(label))
 
@@ -133,10 +133,10 @@ def _digits(x: Any) -> Any:
     They are the bytes of a fixed-point number. A byte stands for -128 to 127, like a digit, if
     128 is added below each of the digits before it, and taken away from each byte after that.
     """
-    whole = lax.round(
+    rounded = lax.round(
         x * (_BASE ** (_DIGITS - 1) / _UNIT), lax.RoundingMethod.TO_NEAREST_EVEN
     )
-    number = whole.astype(jnp.int32)
+    number = rounded.astype(jnp.int32)
     halves = np.int32(0x80_8080)
     number = (number + halves) ^ halves
     return jnp.moveaxis(lax.bitcast_convert_type(number, jnp.int8), -1, 0)
@@ -179,9 +179,9 @@ def _one_by_one(multiply: Callable[[Any], Any], digits: Any, shape: Sequence[int
     return total
 
 
-def _with_digit(after: Any, own: Any) -> Any:
+def _with_digit(less_significant: Any, digit: Any) -> Any:
     """The sum with a digit, from the sum with those after it."""
-    return after * (1 / _BASE) + own
+    return less_significant * (1 / _BASE) + digit
 
 
 # --- the primitive ----------------------------------------------------------------------

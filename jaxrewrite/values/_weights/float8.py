@@ -81,8 +81,8 @@ class Float8(Coded):
     format: str = jaxrewrite.field(static=True)
 
     def __init__(self, codes: Any, scale: Any, format: str | None = None):
-        given = format if codes.dtype == jnp.uint8 else codes.dtype
-        if given not in DTYPES:
+        dtype = format if codes.dtype == jnp.uint8 else codes.dtype
+        if dtype not in DTYPES:
             raise ValueError(
                 "Float8: `codes` must be float8_e4m3fn or float8_e5m2, or uint8 with one of "
                 f"these as `format`; got {codes.dtype} and {format}."
@@ -92,7 +92,7 @@ class Float8(Coded):
         check_blocks("Float8", codes=codes, scale=scale)
         if codes.dtype != jnp.uint8:
             codes = lax.bitcast_convert_type(codes, jnp.uint8)
-        self.__dict__.update(codes=codes, scale=scale, format=str(jnp.dtype(given)))
+        self.__dict__.update(codes=codes, scale=scale, format=str(jnp.dtype(dtype)))
 
     @classmethod
     def quantise(

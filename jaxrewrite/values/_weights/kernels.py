@@ -125,7 +125,7 @@ def _(
     v, other, terms = terms_of(x, y, dimension_numbers, *kind)
     other = jnp.asarray(other)
     terms = terms.of(v, other)
-    if chosen(v, other, terms) is None:
+    if plan_of(v, other, terms) is None:
         return NotImplemented
     return multiplied(v, other, terms)
 
@@ -151,7 +151,7 @@ def _batched(v: Any, x: Any, terms: Terms) -> Any:
 
     @jax.custom_batching.custom_vmap
     def multiply(v: Any, x: Any) -> Any:
-        plan = chosen(v, x, terms)
+        plan = plan_of(v, x, terms)
         if plan is None:
             return products.multiplied(v, x, terms)
         return product(v, x, terms, plan)
@@ -172,7 +172,7 @@ def _batched(v: Any, x: Any, terms: Terms) -> Any:
 # --- which kernel -----------------------------------------------------------------------
 
 
-def chosen(v: Any, x: Any, terms: Terms) -> Plan | None:
+def plan_of(v: Any, x: Any, terms: Terms) -> Plan | None:
     """The plan of the kernel, or ``None`` where the product is better off without it."""
     if v.size < SMALLEST or jax.device_count() > 1:
         return None
@@ -252,8 +252,8 @@ def product(
     sizes = x.shape[:-1]
     raw = _called(v, x.reshape(plan.rows, -1), plan, interpret)
     # The parts of the sum are added, and the even columns and the odd ones put together.
-    whole = jnp.moveaxis(raw.sum(0)[:, : plan.rows], 0, -1).reshape(*sizes, -1)
-    return transpose(whole, (*free, kept), terms.out).astype(terms.dtype)
+    entries = jnp.moveaxis(raw.sum(0)[:, : plan.rows], 0, -1).reshape(*sizes, -1)
+    return transpose(entries, (*free, kept), terms.out).astype(terms.dtype)
 
 
 def _called(v: Any, x: Any, plan: Plan, interpret: bool) -> Any:
@@ -304,12 +304,12 @@ def _kernel(
         for part in range(plan.parts):
             q = stored if plan.parts == 1 else nibble(part, stored)
             levels = q if table is None else table[q.astype(jnp.int32)]
-            own, where = (part, 0) if plan.is_transposed else (0, part)
-            sums = _times(x, own, rows, tile[0], levels, plan)
+            part_of_x, part_of_result = (part, 0) if plan.is_transposed else (0, part)
+            sums = _times(x, part_of_x, rows, tile[0], levels, plan)
             entry = columns if plan.is_transposed else columns * plan.parts + part
             along = start * plan.parts if plan.is_transposed else start
             scales = _scales(v, leaves, q, shape, along, entry, plan)
-            new[where] = new[where] + sums * scales[None]
+            new[part_of_result] = new[part_of_result] + sums * scales[None]
         return tuple(new)
 
     zeros = jnp.zeros((plan.rows_of_tile, plan.columns), jnp.float32)
@@ -318,10 +318,10 @@ def _kernel(
         out[split, where, :, pl.ds(first, plan.columns)] = total
 
 
-def _times(x: Any, own: int, rows: Any, entries: Any, levels: Any, plan: Plan) -> Any:
+def _times(x: Any, part: int, rows: Any, entries: Any, levels: Any, plan: Plan) -> Any:
     """Multiply a tile of levels with each row."""
     summed = 1 if plan.is_transposed else 0
-    tile = x[own, rows, entries]
+    tile = x[part, rows, entries]
     if plan.rows <= FEW_ROWS:
         levels = levels.astype(jnp.float32)[None]
         tile = jnp.expand_dims(tile.astype(jnp.float32), 2 - summed)
@@ -347,9 +347,11 @@ def _scales(
 
     def each(leaf: Any) -> Any:
         block = start // (shape[summed] // leaf.shape[summed])
-        places = entries // (shape[1 - summed] // leaf.shape[1 - summed])
-        own = leaf[(places, block) if plan.is_transposed else (block, places)]
-        return jnp.expand_dims(own, summed)
+        blocks_across = entries // (shape[1 - summed] // leaf.shape[1 - summed])
+        scales = leaf[
+            (blocks_across, block) if plan.is_transposed else (block, blocks_across)
+        ]
+        return jnp.expand_dims(scales, summed)
 
     value = v.unflatten([q, *map(each, leaves)])
     return value.scale_of_blocks().astype(jnp.float32).reshape(-1)
@@ -366,8 +368,8 @@ def works(kind: Any, plan: Plan, dtype: Any) -> bool:
 
 @functools.cache
 def _works(kind: Any, is_few: bool, is_transposed: bool, parts: int, dtype: Any) -> bool:
-    own = ("n", "k") if is_transposed else ("k", "n")
-    terms = Terms(own, ("m", "k"), ("m", "n"), jnp.dtype("float32"), None)
+    labels = ("n", "k") if is_transposed else ("k", "n")
+    terms = Terms(labels, ("m", "k"), ("m", "n"), jnp.dtype("float32"), None)
     numbers = np.random.default_rng(0)
 
     def both() -> tuple[Any, Any]:

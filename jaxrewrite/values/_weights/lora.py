@@ -237,7 +237,7 @@ def _with(v: Lora, w: Any, change: Any, frozen: bool) -> Any:
 
 @jaxrewrite.register(*LINEAR)
 def _(v: Lora, *operands: ArrayLike, primitive, **params) -> Any:
-    # What a gather fills in beyond the array is in ``w``, and nothing is added to it.
+    # The fill of a gather beyond the array is in ``w``, and nothing is added to it.
     of_change = {**params, "fill_value": 0} if primitive.name == "gather" else params
     change = LINEAR[primitive.name](v.change, *operands, **of_change)
     if change is NotImplemented:
@@ -300,12 +300,12 @@ def _(u: LowRank, v: Lora, *, primitive) -> Any:
 
 
 @jaxrewrite.register("concatenate")
-def _(*those: Lora, dimension, **params) -> Any:
-    change = concatenated([_folded(v) for v in those], dimension)
+def _(*vs: Lora, dimension, **params) -> Any:
+    change = concatenated([_folded(v) for v in vs], dimension)
     if change is NotImplemented:
         return NotImplemented
-    w = lax.concatenate([_base(v) for v in those], dimension)
-    frozen = all(v.frozen for v in those)
+    w = lax.concatenate([_base(v) for v in vs], dimension)
+    frozen = all(v.frozen for v in vs)
     return Lora(w, change.a, change.b, 1.0, change.rows, change.cols, frozen)
 
 

@@ -81,11 +81,11 @@ class Packed(Structured):
     def materialise(self) -> Any:
         groups = self.unpacked()
         last = groups.ndim + self.axis
-        whole = lax.collapse(groups, last - 1, last + 1)
+        entries = lax.collapse(groups, last - 1, last + 1)
         if not self.padding:
-            return whole
-        length = whole.shape[self.axis] - self.padding
-        return lax.slice_in_dim(whole, 0, length, axis=whole.ndim + self.axis)
+            return entries
+        length = entries.shape[self.axis] - self.padding
+        return lax.slice_in_dim(entries, 0, length, axis=entries.ndim + self.axis)
 
     # Unpacked integers are no larger than those of eight bits would be.
     default = staticmethod(on_dense)
@@ -215,9 +215,9 @@ def _is_whole(v: Packed, sizes: Sequence[int]) -> bool:
 
 def _sizes_of_bytes(v: Packed, sizes: Sequence[int]) -> tuple[int, ...]:
     """The shape of the bytes of a part that has these sizes, and all of the packed axis."""
-    whole = [*sizes, v.bytes.shape[-1]]
-    whole[v.axis - 1] = v.bytes.shape[v.axis - 1]
-    return tuple(whole)
+    shape = [*sizes, v.bytes.shape[-1]]
+    shape[v.axis - 1] = v.bytes.shape[v.axis - 1]
+    return tuple(shape)
 
 
 @jaxrewrite.register("transpose")
@@ -354,8 +354,8 @@ def packed(x: Any, bits: int) -> Any:
         return x
     cls = Nibbles if bits == 4 else Planes
     axes = range(-x.ndim, 0)
-    whole = [axis for axis in axes if x.shape[axis] % cls.neighbours == 0]
-    axis = max(whole) if whole else max(axes, key=lambda axis: x.shape[axis])
+    divisible = [axis for axis in axes if x.shape[axis] % cls.neighbours == 0]
+    axis = max(divisible) if divisible else max(axes, key=lambda axis: x.shape[axis])
     return cls.pack(x, bits, axis)
 
 

@@ -1,4 +1,4 @@
-"""What the processor of this machine has instructions for."""
+"""Instructions that the processor of this machine has."""
 
 from __future__ import annotations
 

@@ -56,12 +56,12 @@ def multiplied(v: Any, x: Any, terms: Terms) -> Any:
     x = jaxrewrite.materialise(x)
     terms = terms.of(v, x)
     if _may_be_split():
-        return _whole(v, x, terms)
+        return _dense(v, x, terms)
     count = rows_of(x, terms)
     block = block_for(v.shape, grids(v), count, 4 if is_nibbles(v) else 8)
     if _is_for_digits(v, x, terms) and _is_faster_in_digits(v, count, block):
         return _on_this_platform(v, x, terms, None)
-    return _whole(v, x, terms) if block is None else _on_this_platform(v, x, terms, block)
+    return _dense(v, x, terms) if block is None else _on_this_platform(v, x, terms, block)
 
 
 @functools.partial(jax.jit, static_argnames=("terms", "block"))
@@ -70,8 +70,8 @@ def _on_this_platform(v: Coded, x: Any, terms: Terms, block: Block | None) -> An
     cpu: Any = functools.partial(_Formed(block), terms=terms)
     if rows.is_for_rows(v, x, terms):
         cpu = functools.partial(rows.rows_dot, terms=terms, otherwise=_Formed(block))
-    whole = functools.partial(_whole, terms=terms)
-    return lax.platform_dependent(v, x, cpu=cpu, default=whole)
+    dense_product = functools.partial(_dense, terms=terms)
+    return lax.platform_dependent(v, x, cpu=cpu, default=dense_product)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,10 +86,10 @@ class _Formed:
         return in_blocks(v, x, terms, self.block)
 
 
-# --- as a whole -------------------------------------------------------------------------
+# --- with the dense weight --------------------------------------------------------------
 
 
-def _whole(v: Coded, x: Any, terms: Terms) -> Any:
+def _dense(v: Coded, x: Any, terms: Terms) -> Any:
     """Multiply, with only the leaves and ``x`` as residuals.
 
     The backward pass makes the dense ``v`` again, because a residual would hold it from the

@@ -81,8 +81,10 @@ def quantise(
     paths = [keystr(path, simple=True, separator="/") for path, _ in flat]
     leaves = [leaf for _, leaf in flat]
     is_open = lambda leaf: not isinstance(leaf, jaxrewrite.Value)
-    chosen = chosen_leaves("quantise", where, paths, leaves, is_open)
-    for i, path in zip(chosen, shown([paths[i] for i in chosen], progress), strict=True):
+    positions = chosen_leaves("quantise", where, paths, leaves, is_open)
+    for i, path in zip(
+        positions, shown([paths[i] for i in positions], progress), strict=True
+    ):
         try:
             leaves[i] = _quantised(leaves[i], bits, options)
         except ValueError as error:

@@ -300,11 +300,11 @@ def _(*vs: Quantised, dimension, **params) -> Any:
     if is_stack and math.prod(grid) < vs[0].size:
         return NotImplemented
     rest = [dataclasses.replace(v, activations=None, activation_range=None) for v in vs]
-    whole = jaxrewrite.bind("concatenate", *rest, dimension=dimension)
-    if not isinstance(whole, Quantised):
-        return whole
+    joined = jaxrewrite.bind("concatenate", *rest, dimension=dimension)
+    if not isinstance(joined, Quantised):
+        return joined
     most = functools.reduce(jnp.maximum, (spread(most, grid) for most in ranges))
-    return dataclasses.replace(whole, activations="static", activation_range=most)
+    return dataclasses.replace(joined, activations="static", activation_range=most)
 
 
 def check_bits(cls: str, bits: int) -> None:

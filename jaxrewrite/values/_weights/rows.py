@@ -96,9 +96,9 @@ def _in_rows(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation)
         """Some rows of the weight, and the entries of ``x`` that belong to them."""
         *shared, x = view.leaves
         codes = view.codes(_rows(stored, start, count, length))
-        own = (_rows(leaf, start, count, length) for leaf in shared)
+        rows_of_leaves = (_rows(leaf, start, count, length) for leaf in shared)
         x = lax.dynamic_slice_in_dim(x, start, count, axis, allow_negative_indices=False)
-        return treedef.unflatten([codes, *own]), x
+        return treedef.unflatten([codes, *rows_of_leaves]), x
 
     def product(view: View, start: Any) -> Any:
         starts = range(0, size, _ROWS_OF_SUMS)
@@ -118,18 +118,18 @@ def _in_rows(*operands: Any, treedef: Any, terms: Terms, otherwise: Formulation)
 
     def step(sums: Any, start: Any) -> tuple[Any, None]:
         pairs = zip(sums, views, strict=True)
-        return [_with_error(own, product(view, start)) for own, view in pairs], None
+        return [_with_error(total, product(view, start)) for total, view in pairs], None
 
     left = length % size
     first = [left_over(view) for view in views]
     sums = [(part, jnp.zeros_like(part)) for part in first]
     sums, _ = lax.scan(step, sums, jnp.arange(0, length - left, size))
-    whole = joined([_with_what_is_lost(*own) for own in sums], terms)
-    return scaled(whole, v, terms) if is_scaled_at_last else whole.astype(terms.dtype)
+    total = joined([_with_what_is_lost(*sum_and_error) for sum_and_error in sums], terms)
+    return scaled(total, v, terms) if is_scaled_at_last else total.astype(terms.dtype)
 
 
 def _rows(leaf: Any, start: Any, count: int, length: int) -> Any:
-    """What belongs to some of so many rows."""
+    """The part of a leaf that belongs to some of so many rows."""
     run = length // leaf.shape[0]
     if run > 1:
         start, count = lax.div(start, run), 1
@@ -195,7 +195,7 @@ def _of_some(operands: Sequence[Any], where: Sequence[int], params: Any) -> Any:
 
 def _tangent(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> Any:
     where = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
-    some, along = ([own[i] for i in where] for own in (primals, tangents))
+    some, along = ([operands[i] for i in where] for operands in (primals, tangents))
     return jax.jvp(_of_some(primals, where, params), some, along)
 
 
@@ -203,12 +203,12 @@ def _transposed(ct: Any, *operands: Any, **params: Any) -> list[Any]:
     where = [i for i, x in enumerate(operands) if ad.is_undefined_primal(x)]
     cts: list[Any] = [None] * len(operands)
     if type(ct) is ad.Zero:
-        found = [ad.Zero(operands[i].aval) for i in where]
+        cotangents = [ad.Zero(operands[i].aval) for i in where]
     else:
         some = (operands[i].aval for i in where)
-        found = jax.linear_transpose(_of_some(operands, where, params), *some)(ct)
-    for i, own in zip(where, found, strict=True):
-        cts[i] = own
+        cotangents = jax.linear_transpose(_of_some(operands, where, params), *some)(ct)
+    for i, cotangent in zip(where, cotangents, strict=True):
+        cts[i] = cotangent
     return cts
 
 

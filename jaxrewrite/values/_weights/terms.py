@@ -1,4 +1,4 @@
-"""What a product of a quantised array is, apart from its operands."""
+"""Products of quantised arrays, apart from their operands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .coded import Coded, blockwise
 
 
 class Terms(NamedTuple):
-    """What a product is, apart from its operands: a quantised array and another one."""
+    """A product apart from its operands: the axes of a quantised and of another array, and dtypes."""
 
     v: Labels
     x: Labels
@@ -50,8 +50,8 @@ def rows_of(x: Any, terms: Terms) -> int | float:
 
     A number that is symbolic, as in `jax.export`, counts as many.
     """
-    own = [n for n, label in zip(x.shape, terms.x, strict=True) if label not in terms.v]
-    rows = math.prod(own)
+    sizes = [n for n, label in zip(x.shape, terms.x, strict=True) if label not in terms.v]
+    rows = math.prod(sizes)
     return rows if isinstance(rows, int) else math.inf
 
 
@@ -65,11 +65,13 @@ def is_scaled_before(v: Coded, terms: Terms) -> bool:
     return _has_scales_along(v, terms.v, terms.x)
 
 
-def _has_scales_along(v: Coded, own: Labels, labels: Labels) -> bool:
+def _has_scales_along(v: Coded, labels_of_v: Labels, labels: Labels) -> bool:
     """Whether the scales are the same along all axes but those with some labels."""
     scale = jax.eval_shape(type(v).scale_of_blocks, v)
     return all(
-        k == 1 for k, label in zip(scale.shape, own, strict=True) if label not in labels
+        k == 1
+        for k, label in zip(scale.shape, labels_of_v, strict=True)
+        if label not in labels
     )
 
 
