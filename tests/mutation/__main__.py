@@ -11,6 +11,7 @@ import os
 import pathlib
 import pkgutil
 import random
+import resource
 import signal
 import sys
 import time
@@ -32,8 +33,10 @@ PACKAGE = TESTS.parent / "jaxrewrite"
 
 # The tests of a defect take at most so many seconds, by the times of the record.
 MOST_SECONDS = 40.0
-# A defect may make a test run forever.
-TIMEOUT = 180
+_FIRST_PORTION = 0.5
+# A defect may make a test run forever, or wait forever: seconds of the processor, and of the clock.
+MOST_OF_PROCESSOR = 120
+TIMEOUT = 900
 
 
 def main() -> int:
@@ -42,6 +45,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="files, by a part of a path")
+    parser.add_argument(
+        "--seconds", type=float, default=MOST_SECONDS, help="the tests of a defect take"
+    )
     parser.add_argument("--cache", help="a folder for what is compiled")
     parser.add_argument("--out", type=pathlib.Path, help="a file for the report")
     options = parser.parse_args()
@@ -53,8 +59,8 @@ def main() -> int:
     known = _known_survivors()
     verdicts: dict[str, list[Defect]] = collections.defaultdict(list)
     for number, defect in enumerate(chosen):
-        run = _relevant(tests.get(f"{defect.file}:{defect.function}", []))
-        verdict = runs.verdict(defect, run) if run else "not run by any test"
+        own = tests.get(f"{defect.file}:{defect.function}", [])
+        verdict = runs.verdict(defect, _relevant(own, options.seconds))
         if verdict != "killed" and _key(defect) in known:
             verdict = "known"
         verdicts[verdict].append(defect)
@@ -101,15 +107,22 @@ def _tests_by_function(record: Any) -> dict[str, list[tuple[float, str]]]:
     return found
 
 
-def _relevant(tests: list[tuple[float, str]]) -> list[str]:
-    """The quickest tests of a function, as many as there is time for."""
-    chosen, seconds = [], 0.0
+def _relevant(tests: list[tuple[float, str]], most: float) -> list[list[str]]:
+    """The quickest tests of a function, as many as there is time for, the quickest first.
+
+    They come in portions, each of which takes longer than the one before: most defects are found
+    by a few tests, and then the files of the others are not imported.
+    """
+    portions: list[list[str]] = [[]]
+    seconds = 0.0
     for took, test in sorted(tests):
-        if chosen and seconds + took > MOST_SECONDS:
+        if any(portions) and seconds + took > most:
             break
-        chosen.append(test)
+        if seconds > _FIRST_PORTION * 4 ** (len(portions) - 1):
+            portions.append([])
+        portions[-1].append(test)
         seconds += took
-    return chosen
+    return [portion for portion in portions if portion]
 
 
 # --- planting -------------------------------------------------------------------------------
@@ -181,9 +194,13 @@ class Runs:
         self.functions = _functions_of_the_library()
         self.sound: set[str] = set()
 
-    def verdict(self, defect: Defect, tests: list[str]) -> str:
+    def verdict(self, defect: Defect, portions: list[list[str]]) -> str:
         """What tests say of a defect. One that fails has to pass without the defect."""
-        verdict, failed = self._run(defect, tests)
+        verdict, failed = "not run by any test", ""
+        for tests in portions:
+            verdict, failed = self._run(defect, tests)
+            if verdict != "survived":
+                break
         if failed and failed not in self.sound:
             control, _ = self._run(None, [failed])
             if control != "survived":
@@ -209,7 +226,8 @@ class Runs:
             os.waitpid(child, 0)
         with open(ours) as found:
             failed = found.read()
-        return "killed" if status is None else _VERDICTS.get(status, "broken"), failed
+        is_endless = status is None or status == -signal.SIGXCPU
+        return "killed" if is_endless else _VERDICTS.get(status, "broken"), failed
 
 
 def _run_tests(
@@ -217,6 +235,7 @@ def _run_tests(
 ) -> None:
     """Plant a defect, run tests until one fails, and leave the process with the status."""
     status = 3
+    resource.setrlimit(resource.RLIMIT_CPU, (MOST_OF_PROCESSOR, resource.RLIM_INFINITY))
     try:
         if defect is not None:
             plant(defect, functions)

@@ -74,7 +74,7 @@ def test_tests_find_a_defect():
     runs = Runs()
     gc.freeze()
     verdicts = [
-        runs.verdict(found[0], [tests + name])
+        runs.verdict(found[0], [[tests + name]])
         for name in ("numbers_have_three_digits_and_a_prefix", "methods_and_keywords")
     ]
     assert verdicts == ["killed", "survived"]

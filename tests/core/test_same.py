@@ -1,0 +1,105 @@
+"""Which parameters of equations are the same, also those that differ in one place alone."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from jaxrewrite._analyses.same import same, same_equation
+
+
+def scaled(factor, *, by=1.0):
+    return lambda x, y=2.0: x * factor + y * by
+
+
+def nested(number):
+    """A function whose code is the same up to a number in the code of a function in it."""
+    source = f"lambda x: (1, list(map(lambda y: y + {number}, x)))"
+    return eval(source)
+
+
+def jaxpr(fn, *args):
+    return jax.make_jaxpr(fn)(*args or (jnp.ones(2),))
+
+
+class Awkward:
+    """A parameter that cannot be compared."""
+
+    def __eq__(self, other):
+        raise TypeError
+
+    __hash__ = object.__hash__
+
+
+AWKWARD = Awkward()
+
+# A way to make a parameter, and parts of which no two are the same.
+DIFFERENT = {
+    "numbers": (lambda n: n, [3, 3.0, 2, 0.0, -0.0, 1j, True, "1", None]),
+    "of two lengths": (lambda n: (1,) * n, [0, 1, 2]),
+    "the first of a tuple": (lambda n: (n, 3), [1, 2, (1, 2), 1.0]),
+    "the last of a list": (lambda n: [3, n], [1, 2, (1, 2), 1.0]),
+    "a content": (lambda n: {"a": 3, "b": n}, [1, 2, (1,)]),
+    "a key": (lambda k: {"a": 3, k: 1}, ["b", "c", "a"]),
+    "an array": (np.array, [[1, 2], [1, 3], [[1, 2]], [1.0, 2.0], 1]),
+    "an array within": (lambda n: (np.arange(2), np.array([3, n])), [1, 2]),
+    "an equation": (
+        lambda fn: jaxpr(lambda x: fn(x) + 1),
+        [jnp.sin, jnp.cos, lambda x: x, lambda x: jnp.sin(x) * 1],
+    ),
+    "an operand": (
+        lambda i: jaxpr(lambda x, y: x - (x, y)[i], jnp.ones(2), jnp.ones(2)),
+        [0, 1],
+    ),
+    "a result": (lambda i: jaxpr(lambda x: (x, (x, x + 1)[i])), [0, 1]),
+    "the number of results": (lambda n: jaxpr(lambda x: (x,) * n), [1, 2]),
+    "a number in a jaxpr": (lambda n: jaxpr(lambda x: x + n), [1.0, 2.0]),
+    "a constant": (lambda n: jaxpr(lambda x: x + np.array([1.0, n])), [1.0, 2.0]),
+    "a parameter": (lambda n: jaxpr(lambda x: jnp.ones((2, 2)).sum(n) + x), [0, 1]),
+    "a body": (
+        lambda n: jaxpr(lambda x: lax.fori_loop(0, n, lambda i, c: c * 2, x)),
+        [2, 3],
+    ),
+    "what is closed over": (scaled, [1.0, 2.0, (1.0,), (2.0,), [1.0], {"a": 1.0}]),
+    "the last that is closed over": (lambda n: scaled(1.0, by=n), [1.0, 2.0, 1]),
+    "captured, the first": (lambda n: scaled((n, 3.0)), [1.0, 2.0]),
+    "captured, the last": (lambda n: scaled({"a": 3.0, "b": n}), [1.0, 2.0]),
+    "code within": (nested, [1, 2, 1.0]),
+    "partial": (lambda n: functools.partial(scaled, n), [1.0, 2.0]),
+    "partial, by name": (lambda n: functools.partial(scaled, by=n), [1.0, 2.0]),
+    "partial, of another": (lambda f: functools.partial(f, 1.0), [scaled, nested]),
+    "functions in C": (lambda f: f, [max, min, len]),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_parameters_that_differ_in_one_place(name):
+    make, parts = DIFFERENT[name]
+    for i, a in enumerate(parts):
+        for j, b in enumerate(parts):
+            assert same(make(a), make(b)) == (i == j), (a, b)
+
+
+def test_what_cannot_be_compared_differs():
+    assert same(AWKWARD, AWKWARD) and not same(AWKWARD, Awkward())
+    one, other = jax.random.key(0), jax.random.key(0)
+    assert same(one, one) and not same(one, other)
+
+    def traced(x):
+        assert same(x, x) and not same(x, x + 0) and not same(1.0, x) and not same(x, 1.0)
+        return x
+
+    jax.make_jaxpr(traced)(1.0)
+
+
+def test_equations_that_differ_in_the_type_of_a_result():
+    """The primitive and all parameters may be the same."""
+    one, other = (
+        jaxpr(jnp.sin, jnp.ones(shape, dtype)).eqns[0]
+        for shape, dtype in [(2, "float32"), (3, "float32")]
+    )
+    again = jaxpr(jnp.sin, jnp.ones(2)).eqns[0]
+    assert same_equation(one, again) and not same_equation(one, other)
