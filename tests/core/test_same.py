@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend import linear_util
 
 from jaxrewrite._analyses.same import same, same_equation
 
@@ -23,6 +24,24 @@ def nested(number):
 
 def jaxpr(fn, *args):
     return jax.make_jaxpr(fn)(*args or (jnp.ones(2),))
+
+
+@linear_util.transformation2
+def first(fn, number, *args):
+    return fn(*args) + number
+
+
+@linear_util.transformation2
+def second(fn, number, *args):
+    return fn(*args) * number
+
+
+def transformed(*transformations):
+    """JAX's wrapper of a function, as derivative rules have it."""
+    wrapped = linear_util.wrap_init(len, debug_info=jaxpr(jnp.sin).jaxpr.debug_info)
+    for transformation, number in transformations:
+        wrapped = transformation(wrapped, number)
+    return wrapped
 
 
 class Awkward:
@@ -71,6 +90,17 @@ DIFFERENT = {
     "partial": (lambda n: functools.partial(scaled, n), [1.0, 2.0]),
     "partial, by name": (lambda n: functools.partial(scaled, by=n), [1.0, 2.0]),
     "partial, of another": (lambda f: functools.partial(f, 1.0), [scaled, nested]),
+    "transformed": (
+        lambda pairs: transformed(*pairs),
+        [
+            *([], [(first, 1)], [(first, 2)], [(second, 1)], [(first, 1), (second, 1)]),
+            *(
+                [(first, 1), (second, 2)],
+                [(first, 2), (second, 1)],
+                [(second, 1), (first, 1)],
+            ),
+        ],
+    ),
     "functions in C": (lambda f: f, [max, min, len]),
 }
 
@@ -95,11 +125,27 @@ def test_what_cannot_be_compared_differs():
     jax.make_jaxpr(traced)(1.0)
 
 
+def sort_of(*dtypes):
+    def program(*xs):
+        return lax.sort(xs, num_keys=1)
+
+    return jaxpr(program, *(jnp.ones(2, dtype) for dtype in dtypes)).eqns[0]
+
+
 def test_equations_that_differ_in_the_type_of_a_result():
-    """The primitive and all parameters may be the same."""
-    one, other = (
-        jaxpr(jnp.sin, jnp.ones(shape, dtype)).eqns[0]
-        for shape, dtype in [(2, "float32"), (3, "float32")]
-    )
-    again = jaxpr(jnp.sin, jnp.ones(2)).eqns[0]
-    assert same_equation(one, again) and not same_equation(one, other)
+    """The primitive and all parameters are the same."""
+    one, other = sort_of("float32", "int32"), sort_of("float32", "float32")
+    assert one.params == other.params
+    assert same_equation(one, sort_of("float32", "int32"))
+    assert not same_equation(one, other) and not same_equation(one, sort_of("float32"))
+
+
+def test_the_axes_of_a_reduction_come_in_any_order():
+    def sum_over(*axes):
+        return jaxpr(lambda x: lax.reduce_sum_p.bind(x, axes=axes), jnp.ones((2, 2, 2)))
+
+    def transposed(*axes):
+        return jaxpr(lambda x: lax.transpose(x, axes), jnp.ones((2, 2, 2)))
+
+    assert same(sum_over(0, 1), sum_over(1, 0)) and not same(sum_over(0, 1), sum_over(0, 2))
+    assert not same(transposed(0, 2, 1), transposed(1, 0, 2))
