@@ -11,12 +11,13 @@ import os
 import pathlib
 import pkgutil
 import random
+import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 
 # JAX reads this as it is imported; ``conftest`` sets the rest in each process.
@@ -32,8 +33,10 @@ PACKAGE = TESTS.parent / "jaxrewrite"
 
 # The tests of a defect take at most so many seconds, by the times of the record.
 MOST_SECONDS = 40.0
-# A defect may make a test run forever.
-TIMEOUT = 180
+_FIRST_PORTION = 0.2
+# A defect may make a test run forever, or wait forever: seconds of the processor, and of the clock.
+MOST_OF_PROCESSOR = 120
+TIMEOUT = 900
 
 
 def main() -> int:
@@ -42,6 +45,9 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="files, by a part of a path")
+    parser.add_argument(
+        "--seconds", type=float, default=MOST_SECONDS, help="the tests of a defect take"
+    )
     parser.add_argument("--cache", help="a folder for what is compiled")
     parser.add_argument("--out", type=pathlib.Path, help="a file for the report")
     options = parser.parse_args()
@@ -51,14 +57,19 @@ def main() -> int:
     tests = _tests_by_function(json.loads(options.record.read_text()))
     chosen = sampled(options.count, options.seed, options.only)
     known = _known_survivors()
-    verdicts: dict[str, list[Defect]] = collections.defaultdict(list)
+    found: list[tuple[Defect, Verdict]] = []
     for number, defect in enumerate(chosen):
-        run = _relevant(tests.get(f"{defect.file}:{defect.function}", []))
-        verdict = runs.verdict(defect, run) if run else "not run by any test"
-        if verdict != "killed" and _key(defect) in known:
-            verdict = "known"
-        verdicts[verdict].append(defect)
-        print(f"{number + 1}/{len(chosen)} {verdict}: {defect}", flush=True)
+        own = tests.get(f"{defect.file}:{defect.function}", [])
+        verdict = runs.verdict(defect, _relevant(own, options.seconds))
+        if verdict.word != "killed" and _key(defect) in known:
+            verdict = Verdict("known")
+        found.append((defect, verdict))
+        print(f"{number + 1}/{len(chosen)} {verdict.word}: {defect}", flush=True)
+    unsound = runs.failing_without_a_defect({v.by for _, v in found if v.by})
+    verdicts: dict[str, list[Defect]] = collections.defaultdict(list)
+    for defect, verdict in found:
+        fails_too = f"broken, {verdict.by} fails without a defect too"
+        verdicts[fails_too if verdict.by in unsound else verdict.word].append(defect)
     report = _report(verdicts, len(chosen))
     print(report)
     if options.out:
@@ -101,15 +112,22 @@ def _tests_by_function(record: Any) -> dict[str, list[tuple[float, str]]]:
     return found
 
 
-def _relevant(tests: list[tuple[float, str]]) -> list[str]:
-    """The quickest tests of a function, as many as there is time for."""
-    chosen, seconds = [], 0.0
+def _relevant(tests: list[tuple[float, str]], most: float) -> list[list[str]]:
+    """The quickest tests of a function, as many as there is time for, the quickest first.
+
+    They come in portions, each of which takes longer than the one before: most defects are found
+    by a few tests, and then the files of the others are not imported.
+    """
+    portions: list[list[str]] = [[]]
+    seconds = 0.0
     for took, test in sorted(tests):
-        if chosen and seconds + took > MOST_SECONDS:
+        if any(portions) and seconds + took > most:
             break
-        chosen.append(test)
+        if seconds > _FIRST_PORTION * 4 ** (len(portions) - 1):
+            portions.append([])
+        portions[-1].append(test)
         seconds += took
-    return chosen
+    return [portion for portion in portions if portion]
 
 
 # --- planting -------------------------------------------------------------------------------
@@ -157,21 +175,29 @@ def plant(defect: Defect, functions: dict[Any, list[FunctionType]]) -> None:
                 function.__code__ = code
 
 
+_IMPORTED_BY_ALL_TESTS = "pytest", "hypothesis", "scipy.fft"
+
 # What pytest returns if all tests passed, if one failed, and if a file of tests could not be
 # imported, as some make values there. All else says nothing of the defect.
 _VERDICTS = {0: "survived", 1: "killed", 2: "killed"}
 
 
-class _FirstFailure:
-    """A plugin of pytest, which tells a file the name of the first test that fails."""
+class Verdict(NamedTuple):
+    """What tests say of a defect, and the test that failed."""
+
+    word: str
+    by: str = ""
+
+
+class _Failures:
+    """A plugin of pytest, which tells a file the names of the tests that fail."""
 
     def __init__(self, file: int) -> None:
         self.file = file
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        if report.failed and self.file:
-            os.write(self.file, report.nodeid.encode())
-            self.file = 0
+        if report.failed:
+            os.write(self.file, f"{report.nodeid}\n".encode())
 
 
 class Runs:
@@ -179,20 +205,25 @@ class Runs:
 
     def __init__(self) -> None:
         self.functions = _functions_of_the_library()
-        self.sound: set[str] = set()
+        for module in _IMPORTED_BY_ALL_TESTS:
+            importlib.import_module(module)
 
-    def verdict(self, defect: Defect, tests: list[str]) -> str:
-        """What tests say of a defect. One that fails has to pass without the defect."""
-        verdict, failed = self._run(defect, tests)
-        if failed and failed not in self.sound:
-            control, _ = self._run(None, [failed])
-            if control != "survived":
-                return f"broken, {failed} fails without a defect too"
-            self.sound.add(failed)
+    def verdict(self, defect: Defect, portions: list[list[str]]) -> Verdict:
+        """What tests say of a defect: those of the first portion where one fails."""
+        verdict = Verdict("not run by any test")
+        for tests in portions:
+            word, failed = self._run(defect, tests)
+            verdict = Verdict(word, *failed[:1])
+            if word != "survived":
+                break
         return verdict
 
-    def _run(self, defect: Defect | None, tests: list[str]) -> tuple[str, str]:
-        """A verdict, and the test that failed."""
+    def failing_without_a_defect(self, tests: Set[str]) -> Set[str]:
+        """The tests that say nothing of a defect."""
+        return {*self._run(None, sorted(tests))[1]} if tests else set()
+
+    def _run(self, defect: Defect | None, tests: list[str]) -> tuple[str, list[str]]:
+        """A verdict, and the tests that failed."""
         ours, theirs = os.pipe()
         child = os.fork()
         if not child:
@@ -208,8 +239,9 @@ class Runs:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
         with open(ours) as found:
-            failed = found.read()
-        return "killed" if status is None else _VERDICTS.get(status, "broken"), failed
+            failed = found.read().splitlines()
+        is_endless = status is None or status == -signal.SIGXCPU
+        return "killed" if is_endless else _VERDICTS.get(status, "broken"), failed
 
 
 def _run_tests(
@@ -217,18 +249,21 @@ def _run_tests(
 ) -> None:
     """Plant a defect, run tests until one fails, and leave the process with the status."""
     status = 3
+    # What is imported already has its assertions as they are written.
+    options = ["-q", "-p", "no:cacheprovider", "--assert=plain"]
     try:
         if defect is not None:
+            options.append("-x")
             plant(defect, functions)
+            most = MOST_OF_PROCESSOR, resource.RLIM_INFINITY
+            resource.setrlimit(resource.RLIMIT_CPU, most)
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)
         os.chdir(TESTS.parent)
         import pytest
 
-        # What is imported already has its assertions as they are written.
-        options = ["-x", "-q", "-p", "no:cacheprovider", "--assert=plain"]
-        status = int(pytest.main([*options, *tests], plugins=[_FirstFailure(failures)]))
+        status = int(pytest.main([*options, *tests], plugins=[_Failures(failures)]))
     finally:
         os._exit(status)
 

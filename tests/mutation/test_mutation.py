@@ -73,8 +73,10 @@ def test_tests_find_a_defect():
     gc.unfreeze()  # Functions that are frozen are none of those that `gc.get_objects` gives.
     runs = Runs()
     gc.freeze()
-    verdicts = [
-        runs.verdict(found[0], [tests + name])
-        for name in ("numbers_have_three_digits_and_a_prefix", "methods_and_keywords")
-    ]
-    assert verdicts == ["killed", "survived"]
+    one, other = (
+        [tests + name]
+        for name in ("methods_and_keywords", "numbers_have_three_digits_and_a_prefix")
+    )
+    assert runs.verdict(found[0], [one]) == ("survived", "")
+    assert runs.verdict(found[0], [one, other]) == ("killed", other[0])
+    assert not runs.failing_without_a_defect({*one, *other})
