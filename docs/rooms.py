@@ -29,6 +29,7 @@ ROOMS = {
     "_handlers": (500, "programs inside of equations"),
     "_functions": (180, "functions as calls"),
     "_analyses": (150, "what a program writes"),
+    "_axes": (620, "how leaves lie in arrays"),
     "_array_value, _batched, _display, numpy": (388, "what users subclass and call"),
     "_staging": (330, "from a function to a program"),
     "_signatures": (330, "what primitives take"),
