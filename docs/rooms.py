@@ -28,6 +28,7 @@ ROOMS = {
     "_patterns": (100, "rules for several equations"),
     "_handlers": (420, "programs inside of equations"),
     "_functions": (236, "functions as calls"),
+    "_axes": (620, "how leaves lie in arrays"),
     "_joins": (262, "where structures meet"),
     "_analyses": (85, "what a program writes"),
     "_array_value, _batched, _display, numpy": (500, "what users subclass and call"),

@@ -37,10 +37,10 @@ from ._staging.transform import (
 
 
 # The rooms that register something: handlers of primitives, and hooks. Patterns have done so.
-from . import _analyses, _handlers, _interop  # isort: skip
+from . import _analyses, _axes, _handlers, _interop  # isort: skip
 
 
-del _analyses, _handlers, _interop
+del _analyses, _axes, _handlers, _interop
 
 
 # These are loaded at their first use.

@@ -6,7 +6,7 @@ import abc
 import functools
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import jax
@@ -16,6 +16,8 @@ from jax.tree_util import tree_leaves
 from jax.typing import ArrayLike, DTypeLike
 
 from . import _display
+from ._axes.declaration import declare
+from ._axes.methods import METHODS, check_rank
 from ._core.avals import aval_of, avals_of, dense_aval, rule_children
 from ._core.dense import policy_on
 from ._core.errors import MaterialisationError, MaterialisationWarning, add_note
@@ -74,10 +76,45 @@ class ArrayValue(Value):
     >>> v = LowRank(jnp.ones((3, 1)), jnp.ones((1, 4)))
     >>> v.shape, v.dtype, jnp.ndim(v)
     ((3, 4), dtype('float32'), 2)
+
+    Attributes
+    ----------
+    axes
+        How the leaves lie in the array: a dict from the name of each field to its axes, in the
+        notation of jaxtyping and einops, and from ``"self"`` to those of the array. Without
+        ``"self"`` the array has the axes of the first field. An entry of the array depends on the
+        entries of leaves with the same indices, everywhere in the same way. Then transposes,
+        reshapes, slices, lookups, loops, stacks and meshes need no rules and no methods, and what
+        is defined by hand comes first. ``None`` says nothing of the leaves. The terms are
+
+        - ``i``, the name of an axis. If the array has it not, it is one of the leaf alone.
+        - ``i/b``, an axis in blocks: one entry for ``b`` of the array, where the length of the
+          leaf's axis divides that of the array's. ``b`` is a number, the name of a static field
+          that holds one, or any other name for whatever fits.
+        - ``...`` and ``.../b``, any number of axes. If all begin so, a value with one more axis in
+          front of each leaf is a stack of values, also where it leaves `jax.vmap`.
+        - ``2`` and ``*more``, axes of the leaf alone, of this size and any number.
+
+        A static field in the dict holds the sizes of its axes: an integer for one axis, else
+        a tuple. Other metadata stay as they are. The last axes of the array may be in no field.
+        The type makes them, and they stay whole. In a base class ``axes`` may be a static method
+        that makes the dict of the names of the fields. `jaxrewrite.testing.check_value` checks what
+        it says.
+
+    Raises
+    ------
+    TypeError
+        Where a class is defined, if its ``axes`` is no such dict.
     """
+
+    axes: ClassVar[Mapping[str, str] | Callable[..., Mapping[str, str]] | None] = None
 
     _is_any: ClassVar[bool] = True
     _is_base: ClassVar[bool] = True
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        declare(cls, METHODS)
 
     @abc.abstractmethod
     def materialise(self) -> Any:
@@ -89,6 +126,7 @@ class ArrayValue(Value):
         By default this is the aval of the array that ``materialise`` returns. A type
         overrides it if its ``materialise`` raises; see `Value.aval`.
         """
+        check_rank(self)
         leaves, treedef = rule_children(self)
         try:
             return dense_aval(type(self), treedef, avals_of(leaves))

@@ -86,28 +86,28 @@ class Batched(ArrayValue):
         ndims = [_compat.leaf_aval(leaf).ndim - 1 for leaf in tree_leaves(self.element)]
         object.__setattr__(self, "ndims", tuple(ndims))
 
-    def axes(self) -> tuple[int, ...]:
+    def lengths(self) -> tuple[int, ...]:
         """The lengths of the leading axes: those of `jax.vmap`, then that of the stack."""
         shapes = [_compat.leaf_aval(leaf).shape for leaf in tree_leaves(self.element)]
-        axes = {
+        lengths = {
             shape[: len(shape) - ndim]
             for shape, ndim in zip(shapes, self.ndims, strict=True)
         }
-        if len(axes) > 1:
+        if len(lengths) > 1:
             raise ValueError(
                 f"Batched: leaves of its {type(self.element).__name__} have leading axes "
-                f"{' and '.join(map(str, sorted(axes)))}. All leaves need the same: see "
+                f"{' and '.join(map(str, sorted(lengths)))}. All leaves need the same: see "
                 "in_axes."
             )
-        return axes.pop() if axes else (self.length,)
+        return lengths.pop() if lengths else (self.length,)
 
     def aval(self) -> Any:
-        axes = self.axes()
+        lengths = self.lengths()
         one = self.element
-        for length in axes:
+        for length in lengths:
             one = sliced(one, length)
         aval = aval_of(one)
-        for length in reversed(axes):
+        for length in reversed(lengths):
             aval = _compat.with_leading_axis(aval, length)
         return aval
 
@@ -117,20 +117,20 @@ class Batched(ArrayValue):
         def dense(leaves: list[Any]) -> Any:
             return materialise(tree_unflatten(treedef, leaves))
 
-        for length in reversed(self.axes()):
+        for length in reversed(self.lengths()):
             dense = jax.vmap(dense, axis_size=length)
         return dense(leaves)
 
     def unstacked(self) -> Any:
         # An element without leaves has not been sliced.
-        return self if self.ndims and self.axes() else self.element
+        return self if self.ndims and self.lengths() else self.element
 
 
 # These rules act on the leading axis alone and keep every element, so the stack stays.
 
 
 def _is_one_stack(v: Batched) -> bool:
-    return len(v.axes()) == 1
+    return len(v.lengths()) == 1
 
 
 def _map_leaves(fn: Callable[[Any], Any], v: Batched, length: int) -> Batched:

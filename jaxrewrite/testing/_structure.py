@@ -25,6 +25,7 @@ from jaxrewrite import Value
 from .._compat import same_array_type, short
 from .._core.avals import aval_of, same_treedef
 from .._placement.leafwise import specs_of_leaves
+from ._axes import check_axes
 from ._oracle import difference, neighbour, stacked_leaves
 from ._variants import aval_of_array, in_dtype, static_fields
 
@@ -251,6 +252,7 @@ CHECKS: dict[str, Callable[[Any], str | None]] = {
     "metadata": _metadata,
     "static fields": _static_fields,
     "aval": _aval,
+    "axes": check_axes,
     "shards": _shards,
     "stack": _stack,
     "batch": _batch,

@@ -43,6 +43,9 @@ def check_value(
     - ``"metadata"``: that of a copy is equal and has the same hash.
     - ``"static fields"``: values that differ in one differ in structure.
     - ``"aval"``: shape and dtype are those of ``materialise()``.
+    - ``"axes"``: the leaves have the axes that ``axes`` says; where they are cut, reversed and
+      transposed as the array, they make that array; and they take batch axes in front if it
+      begins with ``"..."``.
     - ``"shards"``: the shards that ``leaf_specs`` makes are those of the array.
     - ``"stack"``: `jaxrewrite.stack` of this value and one with other numbers.
     - ``"batch"``: with one more axis in front of each leaf, as after `jax.vmap`, it is a

@@ -279,6 +279,8 @@ class Known(Structured):
     of_dtype: Any = jaxrewrite.field(static=True, default=None)
     _nothing: Any = nothing_field()
 
+    axes = {"self": "...", "_nothing": "... 0"}
+
     materialise_policy = "allow"  # It is only one number.
 
     def __post_init__(self) -> None:
@@ -297,12 +299,6 @@ class Known(Structured):
 
     def materialise(self) -> Any:
         return jnp.broadcast_to(self.number(), self.shape)
-
-    def stacked(self, size: int) -> Any:
-        return self
-
-    def unstacked(self) -> Any:
-        return self
 
 
 @register("broadcast_in_dim")

@@ -32,7 +32,8 @@ ROOMS_BELOW = {
     "_functions": {"_compat", "_core"},
     "_staging": {"_compat", "_core", "_signatures"},
     "_display": {"_compat", "_core", "_staging"},
-    "_array_value": {"_core", "_display", "_staging"},
+    "_axes": {"_core", "_staging"},
+    "_array_value": {"_axes", "_core", "_display", "_staging"},
     "_batched": {"_array_value", "_compat", "_core", "_display", "_staging"},
     "_placement": {"_compat", "_core"},
     "primitives": {"_compat", "_core"},
@@ -48,9 +49,11 @@ ROOMS_BELOW = {
         *("_compat", "_core", "_functions", "_patterns", "_signatures", "_staging"),
     },
     "__main__": {"_insight"},
-    "values": {"__init__", "_compat", "_core", "_display", "extend", "primitives"},
+    "values": {
+        *("__init__", "_axes", "_compat", "_core", "_display", "extend", "primitives"),
+    },
     "testing": {
-        *("__init__", "_analyses", "_compat", "_core", "_insight", "_patterns"),
+        *("__init__", "_analyses", "_axes", "_compat", "_core", "_insight", "_patterns"),
         *("_placement", "_signatures", "primitives"),
     },
     "checkpoints": {"__init__", "values"},
@@ -210,7 +213,8 @@ def imports_within(path):
 
 # What ready types take from the package besides its public names, and why: a value's
 # fields, to call a method on them as arrays; the jaxprs of functions of JAX, to recognise them;
-# a call that waits for its operands; which releases compile what well; how much a value takes.
+# a call that waits for its operands; which releases compile what well; how much a value takes;
+# moves of types that declare no axes.
 PRIVATE = {
     ("algebra", "jaxrewrite._core.avals"),
     ("blocks", "jaxrewrite._compat"),
@@ -219,6 +223,7 @@ PRIVATE = {
     ("masked", "jaxrewrite._compat"),
     ("products", "jaxrewrite._compat"),
     ("sparse", "jaxrewrite._display"),
+    ("structured", "jaxrewrite._axes"),
     ("structured", "jaxrewrite._display"),
 }
 

@@ -16,7 +16,7 @@ from jaxtyping import Array
 from jaxrewrite.primitives import COMPARISON, DECREASING, INCREASING, UNARY
 
 from .._base import in_blocks
-from .._base.structured import Structured, disproved, inexact, split_alike
+from .._base.structured import Structured, disproved, inexact
 from .declaration import (
     MOVING,
     SCATTER,
@@ -113,6 +113,7 @@ class Interval(Structured):
     """
 
     outer = 10
+    axes = {"lower": "...", "upper": "..."}
     _ignores_custom_rules = True
 
     lower: Array
@@ -157,15 +158,6 @@ class Interval(Structured):
     def join(self, other: Any) -> Any:
         """An array is an interval with equal bounds."""
         return self, other if isinstance(other, Interval) else Interval(other, other)
-
-    def stacked(self, size: int) -> Any:
-        return self
-
-    def unstacked(self) -> Any:
-        return self
-
-    def leaf_specs(self, spec: Any) -> Any:
-        return split_alike(self, spec)
 
 
 def _are_in_order(xp: Any, lower: Any, upper: Any) -> Any:

@@ -51,6 +51,8 @@ class Threefry(Structured):
     (Array(0.842, dtype=float32), Threefry<key<fry>[], 8 B>(data=u32[2]))
     """
 
+    axes = {"self": "...", "data": "... 2"}
+
     data: UInt32[Array, "*shape 2"]
 
     def __post_init__(self) -> None:
@@ -91,12 +93,6 @@ class Threefry(Structured):
     def join(self, other: Any) -> Any:
         """Hold both keys as numbers."""
         return self, other if isinstance(other, Threefry) else Threefry.of(other)
-
-    def stacked(self, size: int) -> Any:
-        return self
-
-    def unstacked(self) -> Any:
-        return self
 
 
 def _key_dtype() -> Any:

@@ -23,7 +23,7 @@ from jaxrewrite.primitives import BINARY, UNARY
 
 from .._base import in_blocks
 from .._base.contract import labels
-from .._base.structured import Structured, inexact, split_alike
+from .._base.structured import Structured, inexact
 from .declaration import MOVING, annotation_rule, applies_function, highest, like, lowest
 from .named import Named
 from .tagged import Tagged
@@ -113,6 +113,7 @@ class Masked(Structured):
     """
 
     outer = 20
+    axes = {"array": "...", "mask": "..."}
 
     array: Array
     mask: Bool[Array, ...]
@@ -169,15 +170,6 @@ class Masked(Structured):
         if not isinstance(other, Masked):
             return self, dataclasses.replace(self, array=other, mask=_mask(other))
         return Masked(self.array, self.mask), Masked(other.array, other.mask)
-
-    def stacked(self, size: int) -> Any:
-        return self
-
-    def unstacked(self) -> Any:
-        return self
-
-    def leaf_specs(self, spec: Any) -> Any:
-        return split_alike(self, spec)
 
     def tangent(self, leaf_tangents: Any) -> Any:
         """A tangent with the same missing entries, whatever the array is a sum of."""

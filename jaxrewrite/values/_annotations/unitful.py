@@ -14,7 +14,7 @@ from jax.extend.core import Literal
 
 import jaxrewrite
 
-from .._base.structured import Structured, inexact, split_alike
+from .._base.structured import Structured, inexact
 from .declaration import (
     MOVING,
     REDUCING,
@@ -109,6 +109,7 @@ class Unitful(Structured):
     """
 
     outer = 30
+    axes = {"array": "..."}
 
     # An array that is itself a value meets other values as that value.
     rules_see_values = True
@@ -208,15 +209,6 @@ class Unitful(Structured):
         if isinstance(self.units, FreeUnits) and not isinstance(other, Unitful):
             return NotImplemented  # Both are arrays.
         return Unitful(self.array, units), Unitful(array_of(other), units)
-
-    def stacked(self, size: int) -> Any:
-        return self
-
-    def unstacked(self) -> Any:
-        return self
-
-    def leaf_specs(self, spec: Any) -> Any:
-        return split_alike(self, spec)
 
     def tangent(self, leaf_tangents: Any) -> Any:
         """A tangent with the same units."""

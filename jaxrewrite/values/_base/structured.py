@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array, ArrayLike, Bool, Integer, Shaped
 
 import jaxrewrite
+from jaxrewrite._axes import several
 from jaxrewrite._display import bytes_text, nbytes_of
 
 
@@ -311,61 +312,24 @@ def as_inexact(x: Any) -> Any:
 _LAST = -1
 
 
-def _slice(v: Structured, axis: int, start: int, limit: int) -> Any:
-    starts, limits = [0] * v.ndim, list(v.shape)
-    starts[axis], limits[axis] = start, limit
-    return jaxrewrite.bind(
-        lax.slice_p,
-        v,
-        start_indices=tuple(starts),
-        limit_indices=tuple(limits),
-        strides=None,
-    )
-
-
 @jaxrewrite.register("split", precedence=_LAST)
-def _(v: Structured, *, sizes: Sequence[int], axis: int) -> Any:
-    stops = [int(n) for n in np.cumsum(sizes)]
-    starts = [0, *stops[:-1]]
-    return [_slice(v, axis, i, j) for i, j in zip(starts, stops, strict=True)]
+def _(v: Structured, **params: Any) -> Any:
+    return several.split(v, **params)
 
 
 @jaxrewrite.register("unstack", precedence=_LAST)
-def _(v: Structured, *, axis: int) -> Any:
-    rows = [_slice(v, axis, i, i + 1) for i in range(v.shape[axis])]
-    return [jaxrewrite.bind(lax.squeeze_p, row, dimensions=(axis,)) for row in rows]
+def _(v: Structured, **params: Any) -> Any:
+    return several.unstack(v, **params)
 
 
 @jaxrewrite.register("stack", precedence=_LAST)
-def _(*vs: Structured, axis: int) -> Any:
-    shape = vs[0].shape
-    with_axis = lambda v: jaxrewrite.bind(
-        lax.broadcast_in_dim_p,
-        v,
-        shape=(*shape[:axis], 1, *shape[axis:]),
-        broadcast_dimensions=tuple(i + (i >= axis) for i in range(len(shape))),
-        sharding=None,
-    )
-    return jaxrewrite.bind(lax.concatenate_p, *map(with_axis, vs), dimension=axis)
+def _(*vs: Structured, **params: Any) -> Any:
+    return several.stack(*vs, **params)
 
 
 @jaxrewrite.register("tile", precedence=_LAST)
-def _(v: Structured, *, reps: Sequence[int]) -> Any:
-    each = tuple(n for pair in zip(reps, v.shape, strict=True) for n in pair)
-    repeated = jaxrewrite.bind(
-        lax.broadcast_in_dim_p,
-        v,
-        shape=each,
-        broadcast_dimensions=tuple(range(1, len(each), 2)),
-        sharding=None,
-    )
-    return jaxrewrite.bind(
-        lax.reshape_p,
-        repeated,
-        new_sizes=tuple(r * n for r, n in zip(reps, v.shape, strict=True)),
-        dimensions=None,
-        sharding=None,
-    )
+def _(v: Structured, **params: Any) -> Any:
+    return several.tile(v, **params)
 
 
 @jaxrewrite.register("reshape", precedence=1)

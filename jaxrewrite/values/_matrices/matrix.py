@@ -73,6 +73,9 @@ class Matrix(LinearAlgebra, Structured):
 
     _is_base = True
     outer = -70
+    axes = staticmethod(
+        lambda *leaves: {"self": "... n m", **dict.fromkeys(leaves, "... *more")}
+    )
     entries: ClassVar[str | None] = None
     movable: ClassVar[bool] = False
 
@@ -212,10 +215,6 @@ class Matrix(LinearAlgebra, Structured):
     @property
     def batch(self) -> tuple[int, ...]:
         return self.shape[:-2]
-
-    def stacked(self, size: int) -> Any:
-        # Leaves have their batch axes in front, so one more axis keeps the type.
-        return self
 
     def tangent(self, leaf_tangents: Any) -> Any:
         # The entries are linear in the floating leaves. The others may be the places of the

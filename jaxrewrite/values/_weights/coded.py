@@ -25,7 +25,7 @@ from jaxrewrite import _compat, primitives
 
 from .._base.contract import is_or_none
 from .._base.gathers import fills
-from .._base.structured import Structured, fields_of
+from .._base.structured import Structured
 
 
 class Coded(Structured):
@@ -62,6 +62,9 @@ class Coded(Structured):
     """
 
     _is_base: ClassVar[bool] = True
+    axes = staticmethod(
+        lambda codes, *shared: {codes: "...", **dict.fromkeys(shared, ".../block")}
+    )
 
     def picture(self) -> Any:
         """The array: a zero among the codes is a number, no gap in a structure."""
@@ -123,29 +126,6 @@ class Coded(Structured):
     def join(self, other: Any) -> Any:
         met = aligned([self, other]) if isinstance(other, Coded) else None
         return NotImplemented if met is None else tuple(met)
-
-    def stacked(self, size: int) -> Self:
-        return self
-
-    def sliceable(self) -> Any:
-        """The same array, with its own multipliers for each element of the first axis."""
-        if not self.shape:
-            return self
-        length = self.shape[0]
-        return jax.tree.map(lambda leaf: spread_axis(leaf, 0, length), self)
-
-    def unstacked(self) -> Self:
-        return self
-
-    def leaf_specs(self, spec: Any) -> Any:
-        """Split the codes as the array is split; do not split what an axis shares."""
-
-        def split(leaf: Any) -> Any:
-            names = zip(leaf.shape, spec, strict=False)
-            return type(spec)(*(None if k == 1 else name for k, name in names))
-
-        leaves, treedef = fields_of(self)
-        return treedef.unflatten(map(split, leaves))
 
 
 def _dense(v: Coded) -> jax.Array:

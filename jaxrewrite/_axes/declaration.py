@@ -1,0 +1,276 @@
+"""The declaration `ArrayValue.axes`: its notation, and its errors."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from .._core.pytree import dataclass_fields
+from .._core.value import Value
+
+
+SELF = "self"
+"""The key of the array's own axes."""
+
+BATCH = "..."
+
+
+class Term(NamedTuple):
+    """An axis of a leaf: the name of an axis, and its block if the axis is in blocks.
+
+    ``is_rest`` tells axes that the array has not: those with a size in place of a name, and
+    any number of them, as in ``"*rest"``.
+    """
+
+    name: str
+    block: str | None = None
+    is_rest: bool = False
+
+
+class Axes(NamedTuple):
+    """What a type says of its leaves.
+
+    Attributes
+    ----------
+    array
+        The names of the array's axes that leaves have, in order; `BATCH` for any number.
+    made
+        The names of the array's last axes, which no leaf has: the type makes them.
+    leaves
+        The axes of each field that holds arrays.
+    sizes
+        For static fields, the axes whose sizes they hold.
+    blocks
+        The static fields that hold the size of a block.
+    """
+
+    array: tuple[str, ...]
+    made: tuple[str, ...]
+    leaves: Mapping[str, tuple[Term, ...]]
+    sizes: Mapping[str, tuple[str, ...]]
+    blocks: frozenset[str]
+
+    @property
+    def has_batch(self) -> bool:
+        return BATCH in self.array
+
+    def is_whole(self, field: str) -> bool:
+        """Whether each entry of the array has its own in this field."""
+        whole = {term.name for term in self.leaves[field] if term.block is None}
+        return whole.issuperset(self.array)
+
+
+Fields: TypeAlias = dict[str, bool]
+"""The fields of a class, and whether each is metadata."""
+
+_TERM = re.compile(r"(\.\.\.|[^\W\d]\w*)(?:/([^\W\d]\w*|[1-9]\d*))?|(\*[^\W\d]\w*|\d+)")
+
+
+class Declared(Value, metaclass=abc.ABCMeta):
+    """All types with ``axes``, as an annotation of rules."""
+
+    _is_base = True
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> Any:
+        return True if axes_of(other) is not None else NotImplemented
+
+
+def declaration_of(cls: type) -> Any:
+    """The attribute ``axes``, if it is a declaration and no field, method or property."""
+    found = inspect.getattr_static(cls, "axes", None)
+    if found is None or "axes" in _annotated_fields(cls):
+        return None
+    if isinstance(found, (Mapping, staticmethod)):
+        return found
+    if callable(found) or hasattr(found, "__get__"):
+        return None
+    raise _declaration_error(
+        cls, f"it is a {type(found).__name__}, but must be a dict of strings."
+    )
+
+
+def axes_of(cls: type) -> Axes | None:
+    """What a class says of its leaves, ``None`` if nothing."""
+    if not issubclass(cls, Value):
+        return None
+    if "_jaxrewrite_axes" not in vars(cls):
+        cls._jaxrewrite_axes = _read(cls, _fields_of(cls))  # type: ignore[attr-defined]
+    axes: Axes | None = vars(cls)["_jaxrewrite_axes"]
+    return axes
+
+
+def _read(cls: type, fields: Fields) -> Axes | None:
+    declared = declaration_of(cls)
+    names = [name for name, is_static in fields.items() if not is_static]
+    if isinstance(declared, staticmethod):
+        declared = declared.__func__(*names) if names else None
+    if declared is None or vars(cls).get("_is_base", False):
+        return None
+    return read(cls, declared, fields)
+
+
+def _fields_of(cls: type) -> Fields:
+    """The fields of a class, as those that annotations declare if it is no dataclass."""
+    fields = dataclass_fields(cls)
+    return _by_name(fields) if fields else _annotated_fields(cls)
+
+
+def _annotated_fields(cls: type) -> Fields:
+    """The fields of a class whose decorators may not have run yet."""
+    fields: dict[str, bool] = {}
+    for base in reversed(cls.__mro__[1:]):
+        fields |= _by_name(dataclass_fields(base))
+    for name, annotation in inspect.get_annotations(cls).items():
+        default = vars(cls).get(name)
+        if isinstance(default, dataclasses.Field):
+            fields |= _by_name([default], name)
+        elif "ClassVar" not in str(annotation):
+            fields[name] = False
+    return fields
+
+
+def _by_name(fields: Iterable[dataclasses.Field[Any]], name: str = "") -> Fields:
+    return {name or f.name: _is_static(f) for f in fields if f.init}
+
+
+def _is_static(f: dataclasses.Field[Any]) -> bool:
+    return bool(f.metadata.get("static", False))
+
+
+# --- the notation -----------------------------------------------------------------------
+
+
+def read(cls: type, declared: Mapping[str, str], fields: Fields) -> Axes:
+    """Read a declaration; `TypeError` if it is none, with the class and the field."""
+    for key, text in declared.items():
+        if not isinstance(text, str):
+            raise _declaration_error(
+                cls, f"{key!r} has {text!r} in place of a string such as 'i j'."
+            )
+        if key != SELF and key not in fields:
+            known = ", ".join(map(repr, fields)) or "none"
+            raise _declaration_error(
+                cls, f"{key!r} is no field of the class, whose fields are {known}."
+            )
+    missing = [k for k, is_static in fields.items() if not is_static and k not in declared]
+    if missing:
+        raise _declaration_error(
+            cls, f"it does not say which axes the field {missing[0]!r} has."
+        )
+    keys = [key for key in declared if key != SELF]
+    if not keys:
+        raise _declaration_error(cls, "it has no field.")
+    terms = {key: _terms(cls, key, declared[key]) for key in keys}
+    whole = declared.get(SELF, declared[keys[0]])
+    array = _terms(cls, SELF if SELF in declared else keys[0], whole)
+    for term in array:
+        if term.block or term.is_rest:
+            raise _declaration_error(
+                cls,
+                f"the array has the axes {whole!r}, which may be names and '...' alone. Say by "
+                f"the key {SELF!r} which axes the array has.",
+            )
+    names = tuple(term.name for term in array)
+    leaves, sizes = {}, {}
+    for key in keys:
+        for term in terms[key]:
+            _check(cls, key, term, names, fields)
+        if fields[key]:
+            sizes[key] = tuple(term.name for term in terms[key])
+        else:
+            leaves[key] = tuple(
+                term._replace(is_rest=term.name not in names) for term in terms[key]
+            )
+    in_fields = {term.name for of in terms.values() for term in of}
+    made = _made(cls, names, in_fields)
+    blocks = {term.block for of in leaves.values() for term in of if term.block in fields}
+    array_names = names[: len(names) - len(made)]
+    return Axes(array_names, made, leaves, sizes, frozenset(filter(None, blocks)))
+
+
+def _terms(cls: type, key: str, text: str) -> tuple[Term, ...]:
+    terms = []
+    for word in text.split():
+        found = _TERM.fullmatch(word)
+        if found is None:
+            raise _declaration_error(
+                cls,
+                f"{key!r} has {word!r}, which is none of: a name, a name in blocks such as "
+                "'i/b', '...', '.../b', '*rest', and a size.",
+            )
+        name, block, rest = found.groups()
+        terms.append(Term(name or rest, block, rest is not None))
+    for term in terms:
+        alike = [other for other in terms if other.name == term.name]
+        if len(alike) > 1 and not term.name.isdigit():
+            raise _declaration_error(cls, f"{key!r} has the axis {term.name!r} twice.")
+    if sum(term.name.startswith("*") for term in terms) > 1:
+        raise _declaration_error(cls, f"{key!r} has several terms for any number of axes.")
+    return tuple(terms)
+
+
+def _check(cls: type, key: str, term: Term, names: Sequence[str], fields: Fields) -> None:
+    if term.name == BATCH and BATCH not in names:
+        raise _declaration_error(cls, f"{key!r} has '...', and the array has not.")
+    if term.block is not None and term.name not in names:
+        raise _declaration_error(
+            cls, f"{key!r} has {term.name!r} in blocks, which is no axis of the array."
+        )
+    if term.block in names:
+        raise _declaration_error(
+            cls, f"{key!r} has blocks of the size {term.block!r}, which is an axis."
+        )
+    if term.block in fields and not fields[term.block]:
+        raise _declaration_error(
+            cls,
+            f"{key!r} has blocks of the size {term.block!r}, a field that holds arrays. Only a "
+            "static field can hold the size of a block.",
+        )
+    if fields[key] and (term.block is not None or term.name not in names):
+        raise _declaration_error(
+            cls,
+            f"{key!r} is a static field. It can hold the sizes of axes of the array, which "
+            f"{term.name + ('/' + term.block if term.block else '')!r} is not.",
+        )
+
+
+def _made(cls: type, names: tuple[str, ...], in_fields: Iterable[str]) -> tuple[str, ...]:
+    made = [name for name in names if name not in in_fields]
+    if BATCH in made:
+        raise _declaration_error(cls, "no field has '...', which the array has.")
+    if tuple(made) != names[len(names) - len(made) :]:
+        raise _declaration_error(
+            cls,
+            f"no field has the axis {made[0]!r}, so that the type makes it. Such axes come last.",
+        )
+    return tuple(made)
+
+
+def _declaration_error(cls: type, why: str) -> TypeError:
+    return TypeError(f"{cls.__name__}.axes: {why}")
+
+
+# --- at the end of a class statement ----------------------------------------------------
+
+
+def declare(cls: type, methods: Mapping[str, Callable[..., Any]]) -> None:
+    """Give a class with a declaration of its own the methods that follow from it.
+
+    Raises
+    ------
+    TypeError
+        If the declaration, or one of a base, is not right for this class.
+    """
+    declared = declaration_of(cls)
+    if declared is None:
+        return
+    _read(cls, _annotated_fields(cls))
+    if vars(cls).get("axes") is not None:
+        for name, method in methods.items():
+            if name not in vars(cls):
+                setattr(cls, name, method)

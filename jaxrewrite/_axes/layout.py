@@ -1,0 +1,222 @@
+"""The leaves of one value, by the axes of its array.
+
+A leaf *in the grid* has an axis for each of the array's axes that leaves have, in their order:
+of length 1 where it has not the axis, and of the number of blocks where it has it in blocks.
+The axes that the array has not come last. So one function moves the entries of all leaves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from jax import lax
+from jax.tree_util import (
+    GetAttrKey,
+    PyTreeDef,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_unflatten,
+)
+
+from .._core.value import Value, is_value
+from .blocks import spread
+from .declaration import BATCH, Axes, Term, axes_of
+
+
+class Leaves(NamedTuple):
+    """The children of a value with a declaration, and the field of each."""
+
+    of: Value
+    axes: Axes
+    fields: list[str]
+    leaves: list[Any]
+    treedef: PyTreeDef
+
+    def structure(self) -> PyTreeDef:
+        """The structure of the value, without the sizes of axes and blocks."""
+        held = (*self.axes.sizes, *self.axes.blocks)
+        if not held:
+            return self.treedef
+        value = tree_unflatten(self.treedef, self.leaves)
+        for field in held:
+            object.__setattr__(value, field, None)
+        return tree_flatten(value, is_leaf=lambda x: x is not value and is_value(x))[1]
+
+    def rebuilt(self, leaves: Sequence[Any], shape: Sequence[int] | None = None) -> Any:
+        """A value of these leaves, of which the array has this shape, if that has changed."""
+        value = tree_unflatten(self.treedef, leaves)
+        if shape is not None:
+            for field, names in self.axes.sizes.items():
+                sizes = sizes_of(self.axes, names, shape)
+                is_one = names not in ((BATCH,), ()) and len(names) == 1
+                object.__setattr__(value, field, sizes[0] if is_one else sizes)
+        return value
+
+
+def leaves_of(value: Value) -> Leaves:
+    """The children of a value whose type has a declaration."""
+    axes = axes_of(type(value))
+    assert axes is not None, "the type has no declaration"
+    pairs, treedef = tree_flatten_with_path(
+        value, is_leaf=lambda x: x is not value and is_value(x)
+    )
+    fields = [_field(value, path[0]) for path, _ in pairs]
+    return Leaves(value, axes, fields, [leaf for _, leaf in pairs], treedef)
+
+
+def _field(value: Value, key: Any) -> str:
+    if not isinstance(key, GetAttrKey):
+        raise TypeError(
+            f"{type(value).__name__}.axes: its own registration as a pytree does not tell the "
+            "fields. Use jax.tree_util.register_dataclass or register_pytree_with_keys."
+        )
+    return key.name
+
+
+# --- the axes of the array --------------------------------------------------------------
+
+
+def positions(axes: Axes, ndim: int) -> dict[str, list[int]]:
+    """The axes of an array of ``ndim`` axes, without those that the type makes, by name.
+
+    ``ndim`` may be too small for the names, and then the last ones have none.
+    """
+    batch = max(ndim - len(axes.array) + 1, 0) if axes.has_batch else 1
+    found, next_ = {}, 0
+    for name in axes.array:
+        count = batch if name == BATCH else 1
+        found[name] = [*range(next_, next_ + count)]
+        next_ += count
+    return found
+
+
+def has_rank(axes: Axes, ndim: int) -> bool:
+    """Whether arrays of the type may have so many axes, without those that the type makes."""
+    if axes.has_batch:
+        return ndim >= len(axes.array) - 1
+    return ndim == len(axes.array)
+
+
+def sizes_of(axes: Axes, names: Sequence[str], shape: Sequence[int]) -> tuple[int, ...]:
+    at = positions(axes, len(shape))
+    return tuple(shape[i] for name in names for i in at[name])
+
+
+# --- the axes of a leaf -----------------------------------------------------------------
+
+# A position in the array, and the block of the axis; or what the array has not: a number.
+Place: TypeAlias = tuple[int | None, str | None]
+
+
+def places(axes: Axes, field: str, rest: int, ndim: int) -> list[Place] | None:
+    """For each axis of a leaf where it is in the array; ``None`` if there are none such.
+
+    ``rest`` is the number of its axes that the array has not, and ``ndim`` that of the array's,
+    without those that the type makes.
+    """
+    at = positions(axes, ndim)
+    found: list[Place] = []
+    for term in axes.leaves[field]:
+        if term.name.startswith("*"):
+            count = rest - sum(x.is_rest for x in axes.leaves[field]) + 1
+            if count < 0:
+                return None
+            found += [(None, None)] * count
+        elif term.is_rest:
+            found.append((None, None))
+        else:
+            found += [(i, term.block) for i in at[term.name]]
+    return found if sum(i is None for i, _ in found) == rest else None
+
+
+def places_in(axes: Axes, field: str, leaf: Any, ndim: int) -> list[Place] | None:
+    """`places` for a leaf; ``None`` if it does not have the axes that the type says."""
+    at = positions(axes, ndim)
+    own = sum(len(at[term.name]) for term in axes.leaves[field] if not term.is_rest)
+    return (
+        places(axes, field, len(leaf.shape) - own, ndim) if has_rank(axes, ndim) else None
+    )
+
+
+def misfit(value: Value, field: str, leaf: Any) -> str:
+    """What is wrong with a leaf that does not have the axes that the type says."""
+    axes = axes_of(type(value))
+    assert axes is not None, "the type has no declaration"
+    said = " ".join(map(_shown, axes.leaves[field]))
+    hint = (
+        ""
+        if axes.has_batch
+        else " What leaves jax.vmap has one more axis in front: begin the axes with '...' if "
+        "the type means by that a batch, or make it dense before."
+    )
+    return (
+        f"{type(value).__name__}.axes says that {field!r} has the axes {said!r}; it has shape "
+        f"{tuple(leaf.shape)}.{hint}"
+    )
+
+
+def _shown(term: Term) -> str:
+    return term.name + (f"/{term.block}" if term.block else "")
+
+
+# --- leaves in the grid -----------------------------------------------------------------
+
+
+def to_grid(leaf: Any, where: Sequence[Place], ndim: int) -> Any:
+    """A leaf in the grid of an array of ``ndim`` axes."""
+    own = [i for i, _ in where if i is not None]
+    order = [k for i in sorted(own) for k, (j, _) in enumerate(where) if j == i]
+    order += [k for k, (i, _) in enumerate(where) if i is None]
+    if order != [*range(len(order))]:
+        leaf = lax.transpose(leaf, order)
+    missing = [i for i in range(ndim) if i not in own]
+    return lax.expand_dims(leaf, missing) if missing else leaf
+
+
+def wanted_grid(
+    grid: Sequence[int], where: Sequence[Place], shape: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The grid in which a leaf of an array of this shape is to be, from the one in which it is.
+
+    ``None`` if the leaf would have to depend on an axis that it has not.
+    """
+    blocks = {i: block for i, block in where if i is not None}
+    wanted = []
+    for i, (n, k) in enumerate(zip(shape, grid, strict=False)):
+        count = _blocks(n, k, blocks[i]) if i in blocks else 1 if k == 1 else None
+        if count is None:
+            return None
+        wanted.append(count)
+    return tuple(wanted)
+
+
+def from_grid(
+    leaf: Any, where: Sequence[Place], shape: Sequence[int], wanted: Sequence[int]
+) -> Any:
+    """A leaf of an array of this shape from its grid, in the `wanted_grid`."""
+    leaf = spread(leaf, wanted)
+    own = sorted(i for i, _ in where if i is not None)
+    missing = [i for i in range(len(shape)) if i not in own]
+    if missing:
+        leaf = lax.squeeze(leaf, missing)
+    rest = iter(range(len(own), len(where)))
+    order = [next(rest) if i is None else own.index(i) for i, _ in where]
+    return leaf if order == [*range(len(order))] else lax.transpose(leaf, order)
+
+
+def _blocks(n: int, k: int, block: str | None) -> int | None:
+    """In how many blocks a leaf is to have an axis that it has in ``k``; ``None`` if it can't."""
+    if block is None:  # Each entry has its own.
+        return n
+    if not block.isdigit():
+        return k
+    whole = -(-n // int(block))
+    return whole if whole % max(k, 1) == 0 and n % max(whole, 1) == 0 else None
+
+
+def is_grown(before: Any, after: Any, shape: Sequence[int]) -> bool:
+    """Whether a leaf has grown to be no smaller than the dense array."""
+    size, grown = (math.prod(leaf.shape) for leaf in (before, after))
+    return grown > size and grown >= math.prod(shape)

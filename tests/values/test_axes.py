@@ -1,0 +1,508 @@
+"""`ArrayValue.axes`: how the leaves lie in the array, and all that follows."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+import jaxrewrite
+from jaxrewrite import ArrayValue, testing
+from jaxrewrite.testing import numbers
+
+
+def repeated(x, shape):
+    """An array in blocks, with an entry for each entry of another one."""
+    for axis, n in enumerate(shape):
+        x = jnp.repeat(x, n // max(x.shape[axis], 1), axis, total_repeat_length=n)
+    return x
+
+
+class Blocks(ArrayValue):
+    codes: Array
+    scale: Array
+    axes = {"codes": "... i j", "scale": "... i/b j/c"}
+
+    def materialise(self):
+        return self.codes * repeated(self.scale, self.codes.shape)
+
+
+class Factors(ArrayValue):
+    a: Array
+    b: Array
+    axes = {"self": "... i j", "a": "... i r", "b": "... r j"}
+
+    def materialise(self):
+        return self.a @ self.b
+
+
+class Rows(ArrayValue):
+    """Any number of axes, and a shift that the entries of the last one share."""
+
+    x: Array
+    shift: Array
+    axes = {"x": "... n", "shift": "..."}
+
+    def materialise(self):
+        return self.x + self.shift[..., None]
+
+
+class Complex(ArrayValue):
+    parts: tuple[Array, Array]
+    axes = {"parts": "..."}
+
+    def materialise(self):
+        return self.parts[0] + 1j * self.parts[1]
+
+
+class Steps(ArrayValue):
+    """A step of ``block`` entries has one number, of a size that is metadata."""
+
+    x: Array
+    block: int = jaxrewrite.field(static=True)
+    length: int = jaxrewrite.field(static=True)
+    axes = {"self": "... i", "x": "... i/block", "length": "i"}
+
+    def materialise(self):
+        return jnp.repeat(self.x, self.block, -1)
+
+
+class Diagonals(ArrayValue):
+    """The type makes the last two axes."""
+
+    d: Array
+    axes = {"self": "... n m", "d": "... n_of_leaf"}
+
+    def materialise(self):
+        return self.d[..., None] * jnp.eye(self.d.shape[-1])
+
+
+class Turned(ArrayValue):
+    """The leaf has the axes of the array in another order, and one of length one."""
+
+    x: Array
+    axes = {"self": "... i j", "x": "j ... 1 i"}
+
+    def materialise(self):
+        return jnp.moveaxis(jnp.squeeze(self.x, -2), 0, -1)
+
+
+class Around(ArrayValue):
+    """A field that is a value."""
+
+    inner: ArrayValue
+    axes = {"inner": "..."}
+
+    def materialise(self):
+        return -self.inner
+
+
+class Seeing(Around):
+    rules_see_values = True
+
+    def materialise(self):
+        return -jaxrewrite.materialise(self.inner)
+
+
+BLOCKS = Blocks(numbers((4, 6)).round(), numbers((2, 3)))
+VALUES = {
+    "blocks": BLOCKS,
+    "one scale": Blocks(numbers((4, 6)).round(), numbers((1, 1))),
+    "stack of blocks": Blocks(numbers((2, 4, 6)).round(), numbers((2, 4, 1))),
+    "factors": Factors(numbers((4, 2)), numbers((2, 6))),
+    "stack of factors": Factors(numbers((2, 4, 2)), numbers((2, 2, 6))),
+    "rows": Rows(numbers((4, 6)), numbers((4,))),
+    "row": Rows(numbers((6,)), numbers(())),
+    "complex": Complex((numbers((4, 6)), -numbers((4, 6)))),
+    "number": Complex((numbers(()), numbers(()))),
+    "steps": Steps(numbers((3,)), 4, 12),
+    "stack of steps": Steps(numbers((4, 3)), 2, 6),
+    "diagonal": Diagonals(numbers((4,))),
+    "stack of diagonals": Diagonals(numbers((2, 3, 4))),
+    "turned": Turned(numbers((6, 1, 4))),
+    "stack of turned": Turned(numbers((6, 2, 1, 4))),
+    "around": Around(BLOCKS),
+    "seeing": Seeing(BLOCKS),
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_what_a_type_declares_is_right(name):
+    testing.check_value(VALUES[name], only=["pytree", "aval", "axes", "stack", "shards"])
+
+
+# --- moves ------------------------------------------------------------------------------
+
+INDEX = jnp.array([2, 0, 3])
+
+MOVES = {
+    "transpose": lambda x: jnp.swapaxes(x, -1, -2),
+    "transpose of a batch": lambda x: jnp.swapaxes(jnp.stack([x[None]] * 2)[0], 0, 1),
+    "reverse": lambda x: x[::-1],
+    "reverse of the last axis": lambda x: x[..., ::-1],
+    "one more axis": lambda x: x[None],
+    "one more axis behind": lambda x: x[..., None],
+    "squeeze": lambda x: x[:1].squeeze(0),
+    "repeat": lambda x: jnp.broadcast_to(x, (3, *x.shape)),
+    "repeat along an axis": lambda x: jnp.broadcast_to(x[:1], x.shape),
+    "split": lambda x: x.reshape(2, -1, *x.shape[1:]),
+    "split the last axis": lambda x: x.reshape(*x.shape[:-1], -1, 2),
+    "join": lambda x: x.reshape(-1, *x.shape[2:]),
+    "join all": lambda x: x.reshape(-1),
+    "other groups": lambda x: x.reshape(2, -1),
+    "slice": lambda x: x[1:3],
+    "slice of blocks": lambda x: x[..., 2:4],
+    "slice within blocks": lambda x: x[..., 1:4],
+    "steps": lambda x: x[::2, ...],
+    "steps of the last axis": lambda x: x[..., ::2],
+    "nothing": lambda x: x[:0],
+    "entry": lambda x: x[0],
+    "dynamic slice": lambda x: lax.dynamic_slice_in_dim(x, INDEX[1], 2),
+    "dynamic entry": lambda x: x[INDEX[1]],
+    "dynamic slice of the last axis": lambda x: lax.dynamic_slice_in_dim(
+        x, INDEX[1], 2, -1
+    ),
+    "rows": lambda x: x[INDEX % len(x)],
+    "rows of rows": lambda x: x[jnp.stack([INDEX, INDEX]) % len(x)],
+    "columns": lambda x: x[..., INDEX % x.shape[-1]],
+    "entries": lambda x: x[INDEX % len(x), ..., INDEX % x.shape[-1]],
+    "rows in small integers": lambda x: x[jnp.array([1, 0], jnp.uint8)],
+    "rows, some filled": lambda x: jnp.take(x, jnp.array([1, 9]), 0, fill_value=3),
+    "concatenate": lambda x: jnp.concatenate([x, x[:1], x[::-1]]),
+    "concatenate along the last axis": lambda x: jnp.concatenate([x, x[..., :2]], -1),
+    "stack": lambda x: jnp.stack([x, x[::-1]]),
+    "stack behind": lambda x: jnp.stack([x, x[::-1]], -1),
+    "unstack": jnp.unstack,
+    "parts": lambda x: jnp.split(x, 2, -1),
+    "tile": lambda x: jnp.tile(x, 2),
+    "choose": lambda x: jnp.where(INDEX[0] > 0, x, x[::-1]),
+    "scan": lambda x: lax.scan(lambda c, row: (c + row.sum(), 2 * row), 0.0, x),
+    "scan backwards": lambda x: lax.scan(lambda c, r: (c, r), 0, x, reverse=True)[1],
+    "map": lambda x: lax.map(lambda row: row[..., ::-1], x),
+    "branch": lambda x: lax.cond(INDEX[0] > 0, lambda: x[::-1], lambda: x),
+    "loop": lambda x: lax.fori_loop(0, 3, lambda i, x: x[::-1], x),
+    "vmap": lambda x: jax.vmap(lambda row: row[..., ::-1])(x),
+    "vmap of the last axis": lambda x: jax.vmap(lambda c: c[::-1], -1, -1)(x),
+}
+
+
+def runs(move, x):
+    """Whether dense code has a result."""
+    try:
+        jax.eval_shape(move, x)
+    except (TypeError, ValueError, IndexError, ZeroDivisionError):
+        return False
+    return True
+
+
+def stays(move, value):
+    """Whether a program is implicit, with a result that is a value of the type."""
+    try:
+        result = jaxrewrite.transform(move, materialise="forbid")(value)
+    except jaxrewrite.MaterialisationError:
+        return False
+    return all(
+        isinstance(x, type(value)) for x in jax.tree.leaves(result, is_leaf=is_value)
+    )
+
+
+def is_value(x):
+    return isinstance(x, jaxrewrite.Value)
+
+
+# Results that the types can't say, or that are arrays.
+BECOMES_DENSE = {
+    "complex": {"rows, some filled", "scan"},
+    "blocks": {
+        *("dynamic entry", "entries", "entry", "join", "join all", "map"),
+        *("rows, some filled", "scan", "squeeze", "unstack"),
+    },
+    "rows": {
+        *("concatenate along the last axis", "entries", "join", "join all"),
+        *("one more axis behind", "other groups", "rows, some filled", "scan"),
+        *("stack behind", "tile", "transpose"),
+    },
+}
+
+
+@pytest.mark.parametrize("name", BECOMES_DENSE)
+def test_what_stays_implicit(name):
+    value, dense = VALUES[name], VALUES[name].materialise()
+    moves = {k: move for k, move in MOVES.items() if runs(move, dense)}
+    assert {k for k in moves if not stays(moves[k], value)} == BECOMES_DENSE[name]
+
+
+# The programs are many and small: compiling them well takes longer than running them.
+QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+
+def program_of(value):
+    """All moves of which dense code has a result."""
+    dense = jaxrewrite.materialise(value)
+    moves = {k: move for k, move in MOVES.items() if runs(move, dense)}
+    assert len(moves) > 25 or value.ndim < 2
+    return lambda x: {k: move(x) for k, move in moves.items()}
+
+
+def compare(implicit, dense, *operands):
+    """Compare the results of two functions, compiled as one program."""
+    both = lambda *xs: (jaxrewrite.materialise(implicit(*xs)), dense(*xs))
+    got, want = jax.jit(both, compiler_options=QUICKLY)(*operands)
+    for k in want:
+        for g, w in zip(*map(jax.tree.leaves, (got[k], want[k])), strict=True):
+            np.testing.assert_allclose(g, w, rtol=1e-5, atol=1e-5, err_msg=k)
+
+
+allowed = functools.partial(jaxrewrite.transform, materialise="allow")
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_moves_agree_with_dense_code(name):
+    program = program_of(VALUES[name])
+    compare(allowed(program), lambda v: program(jaxrewrite.materialise(v)), VALUES[name])
+
+
+@pytest.mark.parametrize(
+    "name", ["blocks", "factors", "rows", "stack of steps", "diagonal"]
+)
+def test_moves_of_what_is_mapped_agree(name):
+    program = program_of(VALUES[name])
+    stack = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), VALUES[name])
+    implicit = lambda v: jaxrewrite.materialise(allowed(program)(v))
+    dense = lambda v: program(jaxrewrite.materialise(v))
+    compare(jax.vmap(implicit), jax.vmap(dense), stack)
+
+
+@pytest.mark.parametrize("name", ["blocks", "factors", "steps"])
+def test_derivatives_of_moves_agree(name):
+    program = program_of(VALUES[name])
+
+    def total(fn):
+        squares = lambda v: sum(jnp.sum(y**2) for y in jax.tree.leaves(fn(v)))
+        return lambda v: {"gradient": jax.tree.leaves(jax.grad(squares)(v))}
+
+    implicit = lambda v: jaxrewrite.materialise(allowed(program)(v))
+    dense = lambda v: program(jaxrewrite.materialise(v))
+    compare(total(implicit), total(dense), VALUES[name])
+
+
+# --- declarations that are wrong ----------------------------------------------------------
+
+
+def declares(axes, **fields):
+    """A class with these axes; ``fields`` tells whether each is metadata."""
+    body = {"__annotations__": dict.fromkeys(fields or {"x": 0, "y": 0}, Array)}
+    body |= {
+        k: jaxrewrite.field(static=True) for k, is_static in fields.items() if is_static
+    }
+    return type("Wrong", (ArrayValue,), body | {"axes": axes, "materialise": lambda v: v.x})
+
+
+@pytest.mark.parametrize(
+    "axes, why",
+    [
+        ("i j", "it is a str, but must be a dict of strings"),
+        ({"x": "i", "y": 3}, "'y' has 3 in place of a string"),
+        ({"x": "i", "z": "i"}, "'z' is no field of the class, whose fields are 'x', 'y'"),
+        ({"x": "i"}, "it does not say which axes the field 'y' has"),
+        ({"x": "i i", "y": ""}, "'x' has the axis 'i' twice"),
+        ({"x": "i, j", "y": ""}, "'x' has 'i,', which is none of"),
+        ({"x": "i/0", "y": ""}, "'x' has 'i/0', which is none of"),
+        ({"x": "i", "y": "..."}, "'y' has '...', and the array has not"),
+        ({"x": "i", "y": "j/b"}, "'y' has 'j' in blocks, which is no axis of the array"),
+        ({"x": "i j", "y": "i/j"}, "'y' has blocks of the size 'j', which is an axis"),
+        (
+            {"x": "i", "y": "i/x"},
+            "'y' has blocks of the size 'x', a field that holds arrays",
+        ),
+        ({"x": "i/b", "y": "i"}, "the array has the axes 'i/b', which may be names"),
+        ({"self": "i 3", "x": "i", "y": "i"}, "the array has the axes 'i 3'"),
+        ({"self": "k i", "x": "i", "y": ""}, "no field has the axis 'k'.* come last"),
+        ({"self": "... i", "x": "i", "y": ""}, "no field has '...', which the array has"),
+        ({"x": "*a *b", "y": ""}, "'x' has several terms for any number"),
+        ({"self": "i", "x": "*a i *b", "y": ""}, "'x' has several terms for any number"),
+    ],
+)
+def test_a_wrong_declaration_is_an_error_where_the_class_is_defined(axes, why):
+    with pytest.raises(TypeError, match=rf"^Wrong\.axes: .*{why}"):
+        declares(axes)
+
+
+def test_wrong_static_fields_are_an_error():
+    with pytest.raises(
+        TypeError, match=r"^Wrong\.axes: 'n' is a static field.* 'r' is not"
+    ):
+        declares({"x": "i r", "self": "i", "n": "r"}, x=False, n=True)
+    with pytest.raises(
+        TypeError, match=r"^Wrong\.axes: 'n' is a static field.* 'i/b' is not"
+    ):
+        declares({"x": "i", "n": "i/b"}, x=False, n=True)
+
+
+def test_a_field_that_a_subclass_adds_is_an_error():
+    with pytest.raises(TypeError, match=r"^More\.axes: .* the field 'more'"):
+
+        class More(Rows):
+            more: Array
+
+    class Undeclared(Rows):
+        more: Array
+        axes = None
+
+    v = Undeclared(jnp.ones((2, 3)), jnp.ones(2), jnp.ones(()))
+    assert isinstance(
+        jaxrewrite.make_jaxpr(lambda v: v[None], materialise="allow")(v), object
+    )
+    with pytest.raises(jaxrewrite.MaterialisationError):
+        jaxrewrite.transform(lambda v: v[None], materialise="forbid")(v)
+
+
+def test_other_attributes_of_this_name_are_no_declaration():
+    class Field(ArrayValue):
+        x: Array
+        axes: tuple[int, ...] = jaxrewrite.field(static=True, default=())
+
+        def materialise(self):
+            return self.x
+
+    class Method(ArrayValue):
+        x: Array
+
+        def axes(self):
+            return self.x.ndim
+
+        def materialise(self):
+            return self.x
+
+    assert Field(jnp.ones(2)).axes == ()
+    assert Method(jnp.ones(2)).axes() == 1
+
+
+class Misdeclared(Blocks):
+    """The entries depend on the place, too."""
+
+    def materialise(self):
+        return super().materialise() + jnp.arange(self.codes.shape[-1])
+
+
+class NoBatch(Blocks):
+    axes = {"codes": "... i j", "scale": "... r s"}
+
+    def materialise(self):
+        return self.codes * self.scale.mean()
+
+
+class OtherSizes(Blocks):
+    axes = {"codes": "... i j", "scale": "... i/3 j/c"}
+
+
+@pytest.mark.parametrize(
+    "cls, why",
+    [
+        (
+            Misdeclared,
+            "says where the entries of leaves belong, but the reverse along axis 1",
+        ),
+        (NoBatch, r"begins with '\.\.\.', but with one more axis in front"),
+        (
+            OtherSizes,
+            r"'scale', of shape \(2, 3\), has axis 0 of the array, .* blocks of 3",
+        ),
+    ],
+)
+def test_check_value_finds_what_is_wrong(cls, why):
+    v = cls(BLOCKS.codes, BLOCKS.scale)
+    with pytest.raises(AssertionError, match=why):
+        testing.check_value(v, only=["axes"])
+
+
+class Single(ArrayValue):
+    codes: Array
+    scale: Array
+    axes = {"codes": "i j", "scale": "i/b j/c"}
+
+    def materialise(self):
+        return self.codes * repeated(self.scale, self.codes.shape)
+
+
+def test_a_type_without_batches_is_stacked_as_batched():
+    v = Single(BLOCKS.codes, BLOCKS.scale)
+    stack = jaxrewrite.transform(lambda v: lax.scan(lambda c, _: (c, v.T), 0, None, 3)[1])(
+        v
+    )
+    assert type(stack) is jaxrewrite.Batched and type(stack.element) is Single
+    assert stack.shape == (3, 6, 4)
+    v = jax.vmap(lambda v, _: v, (None, 0))(v, jnp.ones(2))
+    with pytest.raises(TypeError, match=r"Single\.axes says.*leaves jax\.vmap"):
+        v.shape  # noqa: B018 - a property that raises
+
+
+# --- meshes, and classes of other libraries -------------------------------------------------
+
+
+def test_leaves_are_split_as_the_array():
+    specs = BLOCKS.leaf_specs(P("x", None))
+    assert (specs.codes, specs.scale) == (P("x", None), P("x", None))
+    specs = VALUES["one scale"].leaf_specs(P(None, "x"))
+    assert (specs.codes, specs.scale) == (P(None, "x"), P(None, None))
+    specs = VALUES["factors"].leaf_specs(P("x", "y"))
+    assert (specs.a, specs.b) == (P("x", None), P(None, "y"))
+    assert VALUES["rows"].leaf_specs(P("x")).shift == P("x")
+    assert VALUES["turned"].leaf_specs(P("x")).x == P(None, None, "x")
+    # A shard would have another length, and the type makes the diagonal of the whole.
+    assert VALUES["steps"].leaf_specs(P("x")) is NotImplemented
+    assert VALUES["stack of steps"].leaf_specs(P("x")).x == P("x", None)
+    assert VALUES["diagonal"].leaf_specs(P("x")) is NotImplemented
+
+
+def test_a_program_on_a_mesh_keeps_the_type():
+    mesh = jax.make_mesh((1,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+    turn = lambda x: 2 * jnp.flip(x, 1)
+    split = jax.shard_map(turn, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
+    agree = lambda got, want: np.testing.assert_allclose(got, want, rtol=1e-6)
+    agree(allowed(split)(BLOCKS), turn(BLOCKS.materialise()))
+
+
+def test_a_dataclass_by_its_own_decorator():
+    @jax.tree_util.register_dataclass
+    @dataclasses.dataclass
+    class Own(ArrayValue):
+        x: Array
+        length: int = dataclasses.field(metadata={"static": True})
+        axes = {"x": "i", "length": "i"}
+
+        def materialise(self):
+            return self.x
+
+    rows = jaxrewrite.transform(lambda v: v[1:3], materialise="forbid")(
+        Own(jnp.arange(4.0), 4)
+    )
+    assert rows.length == 2
+
+
+def test_a_module_of_equinox():
+    eqx = pytest.importorskip("equinox")
+
+    class Module(eqx.Module, ArrayValue):
+        x: Array
+        length: int = eqx.field(static=True)
+        axes = {"x": "i", "length": "i"}
+
+        def materialise(self):
+            return self.x
+
+    rows = jaxrewrite.transform(lambda v: v[1:3], materialise="forbid")(
+        Module(jnp.ones(4), 4)
+    )
+    assert type(rows) is Module and rows.length == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VALUES)
+def test_everything_agrees_with_dense_code(name):
+    testing.check_value(VALUES[name])
