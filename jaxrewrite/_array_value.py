@@ -413,7 +413,7 @@ class ArrayValue(Value):
             return self.T
         return transform(jnp.transpose)(self, axes[0] if len(axes) == 1 else axes)
 
-    # To a type checker, what is not declared above is an error.
+    # To a type checker, an attribute that is not declared above is an error.
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:

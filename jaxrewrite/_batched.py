@@ -87,7 +87,7 @@ class Batched(ArrayValue):
         object.__setattr__(self, "ndims", tuple(ndims))
 
     def lengths(self) -> tuple[int, ...]:
-        """The lengths of the leading axes: those of `jax.vmap`, then that of the stack."""
+        """The lengths of the leading axes: the axes of `jax.vmap`, then the axis of the stack."""
         shapes = [_compat.leaf_aval(leaf).shape for leaf in tree_leaves(self.element)]
         lengths = {
             shape[: len(shape) - ndim]

@@ -1,6 +1,6 @@
 """The texts of a value: its numbers if it is small, and a summary of its parts if not.
 
-``repr``, ``str``, f-strings and notebooks all show what `_shown` finds.
+``repr``, ``str``, f-strings and notebooks all show the result of `_shown`.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ _showing = _Showing()
 
 
 def as_repr(value: Any, summary: Callable[[], str]) -> str:
-    """The text that ``repr`` gives: numbers and what they carry, or the summary."""
+    """The text that ``repr`` gives: numbers and their metadata, or the summary."""
     parts = _shown(value)
     text = "" if parts is None else _within(lambda: _in_constructor(value, parts), "")
     return text or _within(summary, f"{type(value).__name__}(...)")
 
 
 def as_str(value: Any, summary: Callable[[], str]) -> str:
-    """The numbers and what they carry, without the type; or the summary."""
+    """The numbers and their metadata, without the type; or the summary."""
     parts = _shown(value)
     return as_repr(value, summary) if parts is None else _laid_out(parts, 0)
 
@@ -168,7 +168,7 @@ def _texts(array: np.ndarray) -> list[str]:
     return text[1:-1].split(between)
 
 
-# --- what is shown ------------------------------------------------------------------------
+# --- the numbers that are shown -----------------------------------------------------------
 
 
 def _shown(value: Any) -> list[Numbers | str] | None:
@@ -218,7 +218,7 @@ def _read(leaf: Any) -> Any:
 
 
 def _is_extended(dtype: Any) -> bool:
-    """Whether it is one of JAX's own dtypes, such as that of random keys."""
+    """Whether it is a dtype of JAX's own, such as the dtype of random keys."""
     return bool(jax.dtypes.issubdtype(dtype, jax.dtypes.extended))
 
 
@@ -289,7 +289,7 @@ _COLOUR = "#1a6b3c"
 
 
 def as_html(value: Any, summary: Callable[[], str]) -> str:
-    """A picture of the array and of what is stored of it, their bytes, and the numbers."""
+    """A picture of the array and of the stored arrays, their bytes, and the numbers."""
     parts = _shown(value) or []
     arrays = [part for part in parts if isinstance(part, Numbers)]
     figure = _within(lambda: _figure(value, arrays[0] if arrays else None), "")
@@ -325,7 +325,7 @@ def _sides(aval: Any) -> Sequence[int]:
 
 
 def _outline(name: str, aval: Any, scale: float, cells: Numbers | None = None) -> str:
-    """An array in its proportions, with its name and its type; what is stored is filled."""
+    """An array in its proportions, with its name and its type; stored arrays are filled."""
     height, width = (max(3.0, round(n * scale, 1)) for n in _sides(aval))
     label = html.escape(f"{name} {_compat.short(aval)}".strip())
     inside = "" if cells is None else "".join(_cells(cells, height, width))

@@ -59,7 +59,7 @@ def known(primitive: Primitive) -> Known | None:
 
 
 def completed(primitive: Primitive, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a primitive, with those that JAX's own functions leave ``None``.
+    """The parameters of a primitive, with ``None`` where JAX's own functions leave it.
 
     Derivatives and lowerings of JAX need them, also where the primitive is bound without.
     """

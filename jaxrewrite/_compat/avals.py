@@ -101,7 +101,7 @@ def split_as(aval: ShapedArray) -> jax.sharding.Sharding | None:
 
 
 def is_weak(aval: Any) -> bool:
-    """Whether an aval is that of an array with a weak type."""
+    """Whether an aval has a weak type."""
     return isinstance(aval, ShapedArray) and aval.weak_type
 
 
@@ -118,7 +118,7 @@ def as_weak(array: Any) -> Any:
 
 
 def as_weak_as(array: Any, aval: Any) -> Any:
-    """The array with a weak type if that of ``aval`` is weak, else with a strong one."""
+    """The array with a weak type if the type of ``aval`` is weak, else with a strong type."""
     if is_weak(leaf_aval(array)) == is_weak(aval):
         return array
     return (
@@ -164,7 +164,7 @@ def is_refused(frame: FrameType | None) -> bool:
 
 
 def primitives_by_name() -> dict[str, Primitive]:
-    """Every primitive of JAX's own modules, including those that it exports.
+    """Every primitive of JAX's own modules, including exported primitives.
 
     Some, such as those of `jax.shard_map` and `lax.composite`, have no public name, but
     users write rules for them, too.

@@ -33,10 +33,10 @@ from jax._src.interpreters.partial_eval import (
 )
 
 # The wrapper and the debug info that trace_to_jaxpr_dynamic takes. WrappedFun: derivative
-# rules are such wrappers in the parameters of an equation.
+# rules are wrapped so in the parameters of an equation.
 from jax._src.linear_util import wrap_init
 
-# The markers in the parameters of a jit equation for what is not specified.
+# The markers in the parameters of a jit equation for shardings that are not specified.
 from jax._src.sharding_impls import UNSPECIFIED
 
 from .avals import leaf_aval
@@ -188,7 +188,7 @@ def file_of(jaxpr: Any) -> str | None:
 
 
 def fingerprint(jaxpr: Any) -> Any:
-    """A hashable description of what a jaxpr, closed or not, does, and of its function.
+    """A hashable description of a jaxpr, closed or not, and of its function.
 
     It is equal for two traces of one function on the same avals. It contains the file and
     line of the function, because custom derivatives cannot be compared in another way.

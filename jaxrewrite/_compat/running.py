@@ -18,7 +18,7 @@ from jax._src.config import trace_context as jax_trace_context
 # name tells which trace that is. EvalTrace: nothing is being traced. DynamicJaxprTrace: a
 # jaxpr is being made (jit, scan, make_jaxpr). current_jaxpr_eqn_context: the `eqn.ctx` of
 # an equation that is made now.
-# Trace, TraceTag: what wrappers of derivative rules hold of the trace that made them.
+# Trace, TraceTag: wrappers of derivative rules hold them, of the trace that made the wrapper.
 from jax._src.core import EvalTrace, current_jaxpr_eqn_context, trace_ctx
 
 # Eager JAX compiles each primitive once for each set of parameters and keeps the result
@@ -40,7 +40,7 @@ from jax._src.effects import JaxprInputEffect
 # call instead of 180), which a rewriting pays for each rule it meets.
 from jax._src.interpreters.partial_eval import DynamicJaxprTrace, DynamicJaxprTracer
 
-# The markers in the parameters of a jit equation for what is not specified.
+# The markers in the parameters of a jit equation for shardings that are not specified.
 from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
 from jax.tree_util import tree_flatten, tree_unflatten
 

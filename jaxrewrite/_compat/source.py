@@ -31,7 +31,7 @@ def source_location(source_info: SourceInfo) -> tuple[str, int, str] | None:
 
 
 def source_within(origin: SourceInfo | None, inner: SourceInfo) -> SourceInfo:
-    """The source info of an equation in a rule: that of the place where it was applied."""
+    """The source info of an equation in a rule: that of the equation to which it was applied."""
     if origin is None:
         return inner
     if not inner.name_stack.stack:

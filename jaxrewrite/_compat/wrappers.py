@@ -12,11 +12,11 @@ import jax.extend.core as jex_core
 # name tells which trace that is. EvalTrace: nothing is being traced. DynamicJaxprTrace: a
 # jaxpr is being made (jit, scan, make_jaxpr). current_jaxpr_eqn_context: the `eqn.ctx` of
 # an equation that is made now.
-# Trace, TraceTag: what wrappers of derivative rules hold of the trace that made them.
+# Trace, TraceTag: wrappers of derivative rules hold them, of the trace that made the wrapper.
 from jax._src.core import Trace, TraceTag
 
 # The wrapper and the debug info that trace_to_jaxpr_dynamic takes. WrappedFun: derivative
-# rules are such wrappers in the parameters of an equation.
+# rules are wrapped so in the parameters of an equation.
 from jax._src.linear_util import WrappedFun
 
 from .types import ClosedJaxpr, Jaxpr, JaxprEqn, ShapedArray

@@ -50,7 +50,7 @@ class Signature(NamedTuple):
     variadic: tuple[Alternative, ...] | None
     takes_primitive: bool
     keywords: frozenset[str] = frozenset()  # keyword-only parameters,
-    required: frozenset[str] = frozenset()  # those without a default,
+    required: frozenset[str] = frozenset()  # parameters without a default,
     any_keyword: bool = True  # and whether any other may be given.
 
     def is_dense(self) -> bool:
@@ -139,7 +139,7 @@ def read_signature(
 def read_hints(
     rule: Callable[..., Any], name: str, namespace: Mapping[str, Any] | None
 ) -> Mapping[str, Any]:
-    """The annotations of a rule; `TypeError` if they name what does not exist."""
+    """The annotations of a rule; `TypeError` if they have a name that does not exist."""
     try:
         return typing.get_type_hints(
             inspect.unwrap(rule), localns=dict(namespace or {}), include_extras=True

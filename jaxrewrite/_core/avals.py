@@ -29,7 +29,7 @@ def same_treedef(a: PyTreeDef, b: PyTreeDef) -> bool:
     """Whether two pytrees have the same structure and the same classes.
 
     JAX's ``==`` does not compare the classes of dataclasses that other packages register.
-    The hashes of such treedefs, of 64 bits, do differ.
+    The hashes of these treedefs, of 64 bits, do differ.
     """
     return a == b and hash(a) == hash(b)
 
@@ -180,7 +180,7 @@ def dense_aval(cls: type[Value], treedef: PyTreeDef, avals: Sequence[Any]) -> Sh
 def mismatch(result: object, expected: Aval, subject: str, wanted: str) -> str | None:
     """A message if a result does not have the expected aval, else ``None``.
 
-    ``what`` returned the result, and ``wanted`` is what expects another aval.
+    ``subject`` returned the result, and ``wanted`` tells who expects another aval.
     """
     if is_value(result):
         aval, form = aval_of(result), f" (as a {type(result).__name__})"

@@ -98,7 +98,7 @@ class WeakCaches:
 
     def clear(self) -> None:
         # The caches are emptied and not dropped, because whoever holds the cache of a live
-        # owner must still see what others put there.
+        # owner must still see entries that others put there.
         while True:
             try:
                 self._filled.pop().clear()

@@ -83,7 +83,7 @@ def _may_have_dead_code(jaxpr: Jaxpr, flow: DataFlow) -> bool:
     eqns = jaxpr.eqns
     if any(map(operator.attrgetter("effects"), eqns)):
         return True
-    # Equations that nothing needs may use each other's results, but not those of the last.
+    # Equations that nothing needs may use each other's results, but not the last one's.
     results = {var for var in jaxpr.outvars if type(var) is not Literal}
     unneeded = {*(flow.defined - flow.used - results)}
     if unneeded and any(unneeded.issuperset(eqn.outvars) for eqn in eqns):
@@ -100,7 +100,7 @@ def _may_have_dead_code(jaxpr: Jaxpr, flow: DataFlow) -> bool:
     return any(map(_body_may_have_dead_code, bodies))
 
 
-# Every program contains the same few bodies, for example that of `jnp.where`.
+# Every program contains the same few bodies, for example of `jnp.where`.
 _body_answers = WeakCaches(1)
 
 

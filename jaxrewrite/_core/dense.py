@@ -13,7 +13,7 @@ from .value import ArrayOrValue, Operand, Value, is_value
 
 
 class Reason(NamedTuple):
-    """Why a value has to become dense, and what the author of its type can do."""
+    """Why a value has to become dense, and a remedy for the author of its type."""
 
     what: str
     remedy: str

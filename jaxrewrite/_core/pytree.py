@@ -51,7 +51,7 @@ _registering = _Registering()
 class _LazyFields:
     """The fields of a subclass, which becomes a dataclass when they are first read.
 
-    Each subclass has this itself, so that what it finds is never the fields of a base alone.
+    Each subclass has this itself, so that it never finds the fields of a base alone.
     """
 
     def __get__(self, instance: Any, owner: type) -> Any:
@@ -233,7 +233,7 @@ _SHAPED = re.compile(r"(?:jaxtyping\.)?(\w+)\[(?:jax\.)?Array, [^\[\]]+\]")
 
 
 def _is_array(annotation: object) -> bool:
-    """Whether a field is annotated as one array, by JAX's type or by those of jaxtyping."""
+    """Whether a field is annotated as one array, by JAX's type or by types of jaxtyping."""
     text = (
         annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
     )

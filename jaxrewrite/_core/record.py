@@ -31,7 +31,7 @@ class MadeDense(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class Record:
-    """An equation that met a value, and what the rewriting made of it.
+    """An equation that met a value, and its rewriting.
 
     ``way`` is how it was rewritten: by a ``"rule"``, a ``"handler"``, a ``"default"``, leaf by
     leaf (``"identity"``) or on ``"dense"`` operands. ``changed_by`` are the hooks that gave it
@@ -74,7 +74,7 @@ class Recorder:
         self.misses: dict[Pass, list[Any]] = {}
         # The passes that changed a program, which was this before, and that after.
         self.passes: list[tuple[Pass, Jaxpr, Jaxpr]] = []
-        # The programs that were rewritten; that of the user's call is the last.
+        # The programs that were rewritten; the program of the user's call is the last.
         self.programs: list[Body] = []
 
     # --- equations --------------------------------------------------------------
@@ -105,7 +105,7 @@ class Recorder:
         if self._open:
             self._open[-1].joined.append((slot, before, after))
 
-    # --- what has equations of its own --------------------------------------------
+    # --- programs and bodies ------------------------------------------------------
 
     def extend(self, records: Sequence[Record]) -> None:
         """Add records that were collected aside."""

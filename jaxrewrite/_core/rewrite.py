@@ -43,7 +43,7 @@ Handler = Callable[[Site, list[Operand]], Results]
 # the primitives as objects.
 handlers: dict[str, Handler] = {}
 
-# The handler that is asked before the rules for a primitive: that of rules for functions.
+# The handler that is asked before the rules for a primitive: rules for functions have it.
 before_rules: list[Handler] = []
 
 # Handlers of the primitives that return their operands or move them as a whole, so that
@@ -267,7 +267,7 @@ class Rewriter(Builder):
 def _by_rule(site: Site, operands: Sequence[Operand]) -> Results:
     """Apply the first rule that does not decline."""
     if site.primitive in primitives_of_passes:
-        return NotImplemented  # Their handlers ask what is to be asked.
+        return NotImplemented  # Their handlers ask the rules that are to be asked.
     for handler in before_rules:
         results = handler(site, list(operands))
         if results is not NotImplemented:

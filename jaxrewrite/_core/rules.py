@@ -111,7 +111,7 @@ class Rule:
 
 
 def _check_precedence(precedence: object) -> None:
-    """Raise `TypeError` for what would fail later, where rules are put in order."""
+    """Raise `TypeError` for types that would fail later, where rules are put in order."""
     if not isinstance(precedence, numbers.Real):
         raise TypeError(
             f"The precedence of a rule is a number; got a {type(precedence).__name__}."
@@ -426,7 +426,7 @@ class Table:
                     yield primitive, entry
 
     def dense_rules(self) -> Mapping[Primitive, Rule]:
-        """The primitives that have a rule for dense operands alone, with one such rule."""
+        """The primitives that have a rule for dense operands alone, with one of these rules."""
         return self._dense
 
     def primitives_with_literals(self) -> Set[Primitive]:
@@ -503,11 +503,11 @@ class RulesInForce:
         return self.tables[: len(self.tables) - self.num_later]
 
     def left(self) -> tuple[Any, ...]:
-        """The part of a cache's key that tells what is left for later; hashable."""
+        """The part of a cache's key that tells which rules are left for later; hashable."""
         return self.num_later, self.has_values
 
     def matter_inside(self) -> bool:
-        """Whether what is traced with these tables may differ from what is without a transform."""
+        """Whether traces with these tables may differ from traces without a transform."""
         return self.tables != (global_rules,) or bool(
             global_rules.dense_rules() or global_rules.has_entries()
         )
@@ -585,10 +585,10 @@ def _is_dense(annotated: Any) -> bool:
 class Choice:
     """The rules for one equation, in the order in which they are to be asked.
 
-    Whoever iterates over it asks each rule, and puts into ``results`` what the rule gave:
+    Whoever iterates over it asks each rule, and puts its result into ``results``:
     ``NotImplemented`` if it declined, which makes room for the next rules. While several are
     tied (``is_tied``), a rule that raises an error gives a `Failure`, because another may yet
-    apply. After the iteration ``result`` is that of the foremost rule that did not decline, and
+    apply. After the iteration ``result`` is from the foremost rule that did not decline, and
     ``rule`` is that rule.
 
     Parameters

@@ -37,7 +37,7 @@ class Settings(NamedTuple):
 
     @property
     def keeps_nothing(self) -> bool:
-        """Whether what is rewritten with these settings is for this once."""
+        """Whether programs rewritten with these settings are used once only."""
         return self.recorder is not None or self.assumed is not None
 
     def refined(self, rules: Table | None, policy: str) -> Settings:

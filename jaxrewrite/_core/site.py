@@ -187,7 +187,7 @@ class Site(NamedTuple):
         inputs = [*builder.constants(traced.jaxpr, traced.consts), *flat.leaves]
         start = len(builder.eqns)
         results = builder.run(traced.jaxpr, inputs, self, targets)
-        # If a leaf is a value, these equations are not those of the rule's trace.
+        # If a leaf is a value, these equations differ from the rule's trace.
         added = () if self.is_in_rule else builder.eqns[start:]
         if len(added) > 1 and not any(map(is_value, flat.leaves)):
             builder.applied.append(Applied(traced.jaxpr, inputs, results, added))
@@ -252,7 +252,7 @@ class Site(NamedTuple):
         return entry[1]
 
     def make_denser(self, value: Value, reason: Reason) -> Operand:
-        """Make a value dense, or what is around or inside of an annotation, such as units.
+        """Make a value dense, or the value around or inside of an annotation, such as units.
 
         So the annotation stays where only other layers stand in the way. If it does so
         itself, this is called again.

@@ -1,6 +1,6 @@
 """The traces of rules, which are made and kept for each structure of operands.
 
-A rule is a Python function of arrays and values. It is traced on what it sees of its
+A rule is a Python function of arrays and values. It is traced on the children of its
 operands (`avals.rule_children`), to a jaxpr. The jaxpr serves for all further equations with
 operands of that structure, in this rewriting and in others.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Flat(NamedTuple):
-    """The operands of an equation, with the values among them flattened to what a rule sees.
+    """The operands of an equation, with the values among them flattened to rule children.
 
     ``treedefs`` has ``None`` for an operand that is not a value. ``ctx`` is that of the
     equation. ``structure`` is the part of the key of a function's trace that stands for these
@@ -51,7 +51,7 @@ class Flat(NamedTuple):
     def of(
         cls, operands: Sequence[Any], ctx: EqnContext, opaque: Container[int] = ()
     ) -> Flat:
-        """The operands, of which those at the positions ``opaque`` are not flattened."""
+        """The operands, flattened but for the positions ``opaque``."""
         leaves: list[Any] = []
         treedefs: list[PyTreeDef | None] = []
         for i, operand in enumerate(operands):
@@ -117,12 +117,12 @@ class Rewriting:
         self.dense_primitives = settings.rules.dense_primitives()
         self.primitives_with_literals = settings.rules.primitives_with_literals()
         self.passes = settings.rules.passes()
-        # The calls, each with its body and the avals of its operands, that stay what they are.
+        # The calls that stay unchanged, each with its body and the avals of its operands.
         self.known_unchanged: set[Any] = set()
         self._kept: dict[Any, Any] = {}
 
     def of_rules(self) -> Rewriting:
-        """The rewriting of what rules return, on which no pass runs."""
+        """The rewriting of the traces of rules, on which no pass runs."""
         if not self.passes:
             return self
         rewriting = copy.copy(self)
@@ -223,7 +223,7 @@ class Rewriting:
         return result
 
     def _shared(self) -> tuple[BoundedCache, Any]:
-        """The traces of all rewritings with the nearest table, and what else matters to them."""
+        """The traces of all rewritings with the nearest table, and the key of the other state."""
         nearest, *others = self.settings.rules.state()
         # The key must not refer to the table, or the table would never be freed.
         state = (

@@ -72,7 +72,7 @@ FOR_ANY_UNITS.update(dict.fromkeys(("nextafter", "prevbefore"), _file_of_next_nu
 
 @transfer("pure_callback")
 def _error(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
-    """Nothing may read what the callback of `equinox.error_if` returns.
+    """Nothing may read the result of the callback of `equinox.error_if`.
 
     It raises the error. On a device that can't raise errors it returns NaN.
     """

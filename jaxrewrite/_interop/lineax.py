@@ -32,7 +32,7 @@ class _Rewritten(eqx.Module):
     settings: Settings = eqx.field(static=True)
 
     def _call(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """The result of a function of ``inside``; what is no array in it stays as it is."""
+        """The result of a function of ``inside``; objects that are no arrays stay as they are."""
         traced = []
 
         def arrays(*args: Any) -> list[Any]:

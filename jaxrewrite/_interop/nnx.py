@@ -22,11 +22,11 @@ class _State:
     """The hook for staging, which looks at the variables among the arguments."""
 
     def before(self, tree: Any) -> list[tuple[Any, Any]]:
-        """The variables in a pytree, and what they hold."""
+        """The variables in a pytree, and their contents."""
         return [(variable, variable.get_raw_value()) for variable in _variables(tree)]
 
     def after(self, state: list[tuple[Any, Any]]) -> dict[int, Any]:
-        """The new contents of the variables that no longer hold what they held."""
+        """The new contents of the variables that have changed."""
         now = [variable.get_raw_value() for variable, _ in state]
         return {
             i: x
@@ -45,7 +45,7 @@ class _State:
             )
         for i, content in changed.items():
             old = variables[i].get_raw_value()
-            # A loop of nnx stores what it read, which may have become another type of value, or
+            # A loop of nnx stores contents that it read, which may have become another type of value, or
             # one with leaves that layers no longer share.
             if not isinstance(old, Value) or same_structure(content, old):
                 variables[i].set_raw_value(content)

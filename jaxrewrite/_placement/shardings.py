@@ -183,7 +183,7 @@ def _aval_of_whole(path: str, value: Value) -> Any:
 
 
 def _array_type(leaf: Any) -> Any:
-    """The shape and dtype of an array; ``None`` for what is no array."""
+    """The shape and dtype of an array; ``None`` for other objects."""
     return leaf if hasattr(leaf, "shape") and hasattr(leaf, "dtype") else None
 
 

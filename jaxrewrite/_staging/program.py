@@ -74,7 +74,7 @@ class Program:
         if not _compat.makes_jaxpr():
             if self._steps is None:
                 self._steps = list(_steps_of(self.jaxpr, self._applied))
-                self._applied = ()  # The steps hold what they need of it.
+                self._applied = ()  # The steps hold the parts that they need.
             if _compat.nothing_is_traced() and not _compat.jit_is_disabled():
                 if self._eager is None:
                     self._eager = _Steps(self.jaxpr, self._steps)

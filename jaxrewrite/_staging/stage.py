@@ -58,7 +58,7 @@ class Arguments(NamedTuple):
 
 
 class Staged(NamedTuple):
-    """A program, and how its leaves relate to those of arguments and results.
+    """A program, and how its leaves relate to the leaves of arguments and results.
 
     ``positions`` are the leaves of the arguments that the program takes. ``out_leaves`` has
     the results that are not arrays, and ``None`` for the others. If there are ``changing``
@@ -70,7 +70,7 @@ class Staged(NamedTuple):
     out_tree: PyTreeDef
     out_leaves: list[Any] | None
     out_positions: list[int]
-    # For rules that close over arrays; ``None`` if there are no such rules.
+    # For rules that close over arrays; ``None`` if no rule does.
     staging: Staging | None
     # Whether a value among the results has no leaves.
     has_leafless: bool
@@ -154,7 +154,7 @@ def _as_weak_as(builder: Rewriter, result: Operand, aval: ShapedArray) -> Operan
     def convert(atom: Any) -> Operand:
         if atom.aval.dtype != aval.dtype or not (is_weak or _compat.is_weak(atom.aval)):
             return atom
-        # A variable of the program may have a weak type where what a rule writes to it has none.
+        # A variable of the program may have a weak type where the result of its rule has none.
         operand = _compat.strong(atom.aval) if is_weak else atom.aval
         fn = lambda x: [_compat.as_weak_as(x, aval)]
         debug_info = _compat.new_debug_info("weak", fn)
@@ -220,7 +220,7 @@ def _inputs(
 
 
 class _Static:
-    """A result that is not an array, as a leaf among those that are."""
+    """A result that is not an array, as a leaf among arrays."""
 
     __slots__ = ("leaf",)
 

@@ -151,7 +151,7 @@ def assemble(by: str, arrays: Mapping[str, Any], like: Any) -> Any:
 def _checked(
     by: str, arrays: Mapping[str, Any], leaves: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The arrays, if they are those that are stored for these leaves."""
+    """The arrays, if they are the arrays that are stored for these leaves."""
     for name in sorted(leaves.keys() ^ (arrays.keys() - {ABOUT})):
         what = "lacks an array" if name in leaves else "has an array too many"
         raise ValueError(f"{by}: what was stored {what}: {name}.")

@@ -68,7 +68,7 @@ def _line_of(code: CodeType) -> str:
 
 
 def _called(run: Callable[[], Any], wanted: dict[CodeType, str]) -> list[CodeType]:
-    """Which of these functions are called, without those that only another one calls."""
+    """Which of these functions are called, but for functions that only another one calls."""
     called: dict[CodeType, None] = {}
 
     def look(frame: FrameType, event: str, _: Any) -> None:

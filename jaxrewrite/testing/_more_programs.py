@@ -1,4 +1,4 @@
-"""Programs with the parameters and operands that a rule may forget, and those on two values."""
+"""Programs with the parameters and operands that a rule may forget, and on two values."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _contracting(left: Any, right: Any, *batch: int) -> Callable[..., Any]:
 
 
 def _other_precision(dtype: Any) -> Any:
-    """A dtype for sums, of fewer bits than that of operands, whose own bits are rounded away."""
+    """A dtype for sums, of fewer bits than the operands, whose own bits are rounded away."""
     if jnp.issubdtype(dtype, jnp.floating):
         return "bfloat16"
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else "int32"

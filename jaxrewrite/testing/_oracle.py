@@ -1,4 +1,4 @@
-"""The oracle: what dense code gives, and the modes in which a program is compared with it."""
+"""The oracle: results of dense code, and the modes in which a program is compared with them."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def _relative(dtype: Any, tolerance: float | None) -> float:
 
 
 def tolerance_of(value: Any) -> float | None:
-    """The least tolerance of what is computed from a value, if 16 bits hold its numbers."""
+    """The least tolerance of results computed from a value, if 16 bits hold its numbers."""
     if not jnp.issubdtype(value.dtype, jnp.inexact):
         return None
     eps = float(jnp.finfo(value.dtype).eps)

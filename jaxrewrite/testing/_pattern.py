@@ -1,4 +1,4 @@
-"""`check_pattern`: a pattern rule on some operands, against what it takes the place of."""
+"""`check_pattern`: a pattern rule on some operands, against the function that it replaces."""
 
 from __future__ import annotations
 

@@ -248,7 +248,7 @@ def _control(v: Any, x: Any) -> Iterator[Named]:
     yield of("jit", lambda v: jax.jit(lambda v: v)(v), v)
 
 
-# --- functions with a rule of derivatives, which is not that of the function -------------
+# --- functions with a derivative rule that is not the derivative of the function ----------
 
 
 def _custom_derivatives(v: Any) -> Iterator[Named]:

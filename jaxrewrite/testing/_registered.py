@@ -30,7 +30,7 @@ class RuleOfType(NamedTuple):
 
 
 def rules_that_name(cls: type) -> Iterator[RuleOfType]:
-    """The rules that name a type or a base of it, except for those that take any value."""
+    """The rules that name a type or a base of it, except for rules that take any value."""
     for table in current_settings().rules.tables:
         for primitive, entry in table.entries():
             types_of_rule = [*choices(entry)]

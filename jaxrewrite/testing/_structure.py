@@ -110,7 +110,7 @@ def _with_another_static_field(value: Any) -> Iterator[tuple[str, Any]]:
     """Values with another static field, or with another attribute of an object in one."""
     for field in static_fields(value):
         for what, content in _changed(getattr(value, field.name), field.name):
-            # A copy without a call of __init__, which might refuse what nobody would pass.
+            # A copy without a call of __init__, which might refuse contents that nobody would pass.
             yield what, _with_attribute(value, field.name, content)
 
 
@@ -126,7 +126,7 @@ def _changed(content: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_compared_in_python(content: Any) -> bool:
-    """Whether a class says what is equal to it; a dataclass says which fields are compared."""
+    """Whether a class defines equality; a dataclass says which fields are compared."""
     parts = getattr(content, "__dataclass_fields__", {}).values()
     return inspect.isfunction(type(content).__eq__) and all(f.compare for f in parts)
 
@@ -171,7 +171,7 @@ def _becomes(value: Any, shape: tuple[int, ...], dtype: str) -> bool:
     """Whether the array has this shape and dtype, whatever the value says."""
     try:
         aval = aval_of_array(value)
-    except Exception:  # noqa: BLE001 - a type may have no such leaves
+    except Exception:  # noqa: BLE001 - a type may refuse these leaves
         return False
     return (aval.shape, aval.dtype) == (shape, dtype)
 
@@ -202,7 +202,7 @@ def _shards(value: Any) -> str | None:
 
 
 def _shard(value: Any, specs: Any, i: int, parts: int) -> Any:
-    """Part ``i`` of the leaves that a spec splits, ``None`` if one has no such part."""
+    """Part ``i`` of the leaves that a spec splits, ``None`` if a leaf cannot be split so."""
     leaves, treedef = tree_flatten(value)
     local = []
     for leaf, spec in zip(leaves, specs, strict=True):

@@ -35,7 +35,7 @@ class Variant(NamedTuple):
 
 
 def variants(value: Any) -> Iterator[Variant]:
-    """Values of the same type: those that can be made, whose aval is right, and dense."""
+    """Values of the same type that can be made, have the right aval, and can be dense."""
     is_constructed = _constructed(value)
     for variant in _candidates(value):
         if is_constructed and not _constructed(variant.value):
@@ -83,7 +83,7 @@ def is_value(value: Any) -> bool:
     """Whether a value has the aval of its array."""
     try:
         return same_array_type(aval_of(value), aval_of_array(value))
-    except Exception:  # noqa: BLE001 - what is no value of a type raises anything
+    except Exception:  # noqa: BLE001 - a type raises anything for leaves that it refuses
         return False
 
 
