@@ -59,7 +59,7 @@ def _report(make: Any, refuse: Refuse) -> Any:
     try:
         return explain(fn)(*args, **kwargs)
     except Exception as error:  # noqa: BLE001 - the user's program raises anything
-        refuse(f"the program of {name} raised {_told(error, make)}")
+        refuse(f"the program of {name} raised {_located(error, make)}")
 
 
 def _program(make: Any, name: str, refuse: Refuse) -> tuple[Any, Any, Any]:
@@ -74,7 +74,7 @@ def _program(make: Any, name: str, refuse: Refuse) -> tuple[Any, Any, Any]:
     try:
         made = make()
     except Exception as error:  # noqa: BLE001 - the user's function raises anything
-        refuse(f"{name} raised {_told(error, make)}")
+        refuse(f"{name} raised {_located(error, make)}")
     wanted = f"{name} must return (fn, args) or (fn, args, kwargs)"
     if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
         refuse(f"{wanted}; it returned a {type(made).__name__}.")
@@ -96,14 +96,14 @@ def _needs_arguments(make: Any) -> bool:
     return False
 
 
-def _told(error: Exception, make: Any) -> str:
+def _located(error: Exception, make: Any) -> str:
     """An error, with where it was in the program, or else in the file of its maker."""
-    places = [x for x in getattr(error, "__notes__", []) if x.startswith("jaxrewrite: ")]
-    own = getattr(getattr(make, "__code__", None), "co_filename", "")
+    notes = [x for x in getattr(error, "__notes__", []) if x.startswith("jaxrewrite: ")]
+    maker_file = getattr(getattr(make, "__code__", None), "co_filename", "")
     for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename == own and not places:
-            places = [f"  at {frame.filename}:{frame.lineno} ({frame.name})"]
-    return "\n".join([f"{type(error).__name__}: {error}", *places])
+        if frame.filename == maker_file and not notes:
+            notes = [f"  at {frame.filename}:{frame.lineno} ({frame.name})"]
+    return "\n".join([f"{type(error).__name__}: {error}", *notes])
 
 
 if __name__ == "__main__":

@@ -112,8 +112,8 @@ MULTILINEAR = _present("mul dot_general conv_general_dilated")
 """Linear in each operand, if the other one is fixed."""
 
 LINEAR_OPERANDS: dict[str, tuple[int, ...]] = {
-    name: places
-    for name, places in {
+    name: positions
+    for name, positions in {
         "div": (0,),
         "dynamic_slice": (0,),
         "dynamic_update_slice": (0, 1),

@@ -127,7 +127,7 @@ def is_inexact(atom: Any) -> bool:
 def becomes_inexact(eqn: JaxprEqn, position: int) -> bool:
     """Whether an operand of an equation is inexact, or a call converts it to be.
 
-    Other integers are places and sizes. ``jnp.pad(x, 1)`` passes an integer zero to a call
+    Other integers are indices and sizes. ``jnp.pad(x, 1)`` passes an integer zero to a call
     that converts it.
     """
     atom = eqn.invars[position]
@@ -150,7 +150,7 @@ def _has_any_units(fact: Fact, any_number: bool) -> bool:
 
 
 def _numbers(jaxpr: Any, literals: Mapping[int, Literal]) -> Mapping[int, Literal]:
-    """The numbers among the operands of a body. Integers are places and sizes, but in powers."""
+    """The numbers among the operands of a body. Integers are indices and sizes, but in powers."""
     if all(map(is_inexact, literals.values())):
         return literals
     inner, _ = _compat.open_jaxpr(jaxpr)

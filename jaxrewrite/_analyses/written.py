@@ -314,7 +314,7 @@ def _scaled(eqn: JaxprEqn, facts: Sequence[Fact]) -> Sequence[Fact]:
     return [fact]
 
 
-# Which operands have entries, if the others tell their places.
+# Which operands have entries, if the others are indices.
 _ENTRIES = {
     "bcoo_todense": slice(1),
     "dynamic_update_slice": slice(2),

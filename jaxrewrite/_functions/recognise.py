@@ -383,11 +383,11 @@ def _moving(avals: Sequence[Any], count: int) -> Iterator[tuple[int, ...]]:
     tangents = [aval.strip_weak_type() for aval in avals[count:]]
     if not tangents:
         return
-    for places in itertools.islice(
+    for positions in itertools.islice(
         itertools.combinations(range(count), len(tangents)), _MANY
     ):
-        if [avals[i].to_tangent_aval().strip_weak_type() for i in places] == tangents:
-            yield places
+        if [avals[i].to_tangent_aval().strip_weak_type() for i in positions] == tangents:
+            yield positions
 
 
 def _levels(avals: Sequence[Any], depth: int) -> Iterator[tuple[tuple[Any, ...], ...]]:

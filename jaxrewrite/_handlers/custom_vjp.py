@@ -337,7 +337,7 @@ def _lost(
     result_avals = avals_of([site.outvars[i] for i in rule.results])
     operand_avals = avals_of(site.eqn.invars)
     lost: set[int] = set()
-    for place, (i, ct) in enumerate(zip(rule.operands, facts, strict=True)):
+    for position, (i, ct) in enumerate(zip(rule.operands, facts, strict=True)):
         if not any(ins[i].moving):
             continue
         space = ins[i].space
@@ -348,7 +348,7 @@ def _lost(
                 for x, aval in zip(rule.results, result_avals, strict=True)
             ]
             (result,) = run_on_tangents(
-                _compat.with_results(rule.jaxpr, [place]),
+                _compat.with_results(rule.jaxpr, [position]),
                 [*primals, *cotangents],
                 [outs[min(missed)].cast(operand_avals[i].dtype)],
                 trial,

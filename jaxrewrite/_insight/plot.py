@@ -46,11 +46,11 @@ def as_figure(report: Report) -> Any:
     lines = by_line(report)
     figure = Figure(figsize=(8, 1.2 + 0.35 * max(len(lines), 1)), layout="constrained")
     axes = figure.subplots()
-    places = range(len(lines))
+    positions = range(len(lines))
     for i, (label, colour) in enumerate((("dense", "#bbbbbb"), ("implicit", "#1a6b3c"))):
         widths = [pair[i] for pair in lines.values()]
-        axes.barh([p + 0.4 * i for p in places], widths, 0.4, label=label, color=colour)
-    axes.set_yticks([p + 0.2 for p in places], list(lines))
+        axes.barh([p + 0.4 * i for p in positions], widths, 0.4, label=label, color=colour)
+    axes.set_yticks([p + 0.2 for p in positions], list(lines))
     axes.invert_yaxis()
     axes.set_xlabel("FLOPs of a call")
     axes.set_title(report.program)

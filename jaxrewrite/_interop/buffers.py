@@ -36,8 +36,8 @@ class _Structures(NamedTuple):
 
 
 def set_handler(site: Site, operands: list[Any]) -> Any:
-    which, buffer, item, *places = operands
-    if any(map(is_value, (which, *places))) or not (is_value(buffer) or is_value(item)):
+    which, buffer, item, *indices = operands
+    if any(map(is_value, (which, *indices))) or not (is_value(buffer) or is_value(item)):
         return NotImplemented
     if isinstance(buffer, Zeros) and isinstance(item, Zeros):
         return [Zeros(site.eqn.outvars[0].aval)]
@@ -46,12 +46,12 @@ def set_handler(site: Site, operands: list[Any]) -> Any:
     structures = _structures(site, site.primitive, params, likes)
     if structures is None:
         return NotImplemented
-    which, buffer, item, *places = operands
+    which, buffer, item, *indices = operands
     buffers = tree_leaves(coerce(site, buffer, structures.buffer))
     items = tree_leaves(coerce(site, item, structures.item))
     results = [Var(aval) for aval in structures.result.avals]
     for of_buffer, of_item, result in zip(buffers, items, results, strict=True):
-        site.emit([which, of_buffer, of_item, *places], [result], dict(params))
+        site.emit([which, of_buffer, of_item, *indices], [result], dict(params))
     return [tree_unflatten(structures.result.treedef, results)]
 
 
@@ -90,12 +90,12 @@ def _structures(
     """The structures for operands like these, on avals; ``None`` if they become dense."""
     if primitive.name == "vprim":
         return _batched(site, params, likes)
-    _, buffer, item, *places = likes
+    _, buffer, item, *indices = likes
     if params["i_treedef"] == tree_structure(0):
-        is_leading = places[0].shape == ()
+        is_leading = indices[0].shape == ()
     else:
         is_leading = isinstance(params["i_static"], int)
-    if not is_leading:  # The place is not one index along the first axis.
+    if not is_leading:  # The item is not at one index along the first axis.
         return None
     both = structure_of(buffer)
     length = (aval_of(buffer) if is_value(buffer) else buffer).shape[0]

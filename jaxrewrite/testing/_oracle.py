@@ -113,13 +113,13 @@ def _is_dense_form(value: Any, want: Any) -> bool:
 def _floating(tree: Any) -> tuple[list[Any], Callable[[Any], Any]]:
     """The floating leaves of a pytree, and a function that puts others in their place."""
     leaves, treedef = tree_flatten(tree)
-    places = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
+    positions = [i for i, leaf in enumerate(leaves) if is_floating(leaf)]
 
     def filled(new: Any) -> Any:
-        replaced = dict(zip(places, new, strict=True))
+        replaced = dict(zip(positions, new, strict=True))
         return tree_unflatten(treedef, [replaced.get(i, x) for i, x in enumerate(leaves)])
 
-    return [jnp.asarray(leaves[i]) for i in places], filled
+    return [jnp.asarray(leaves[i]) for i in positions], filled
 
 
 def _some_tangents(tree: Any) -> Any:

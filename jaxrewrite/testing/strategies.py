@@ -173,19 +173,19 @@ class _Array(typing.NamedTuple):
     dtype: str
 
     @staticmethod
-    def of(hint: Any, place: str) -> _Array:
+    def of(hint: Any, field: str) -> _Array:
         if not (isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)):
             raise TypeError(
-                f"values_of: the annotation of {place} does not say its shape. Annotate it as "
+                f"values_of: the annotation of {field} does not say its shape. Annotate it as "
                 f'Float[Array, "n m"], or give a strategy: values_of(..., '
-                f"{place.rpartition('.')[2]}=strategies.arrays((2, 3)))."
+                f"{field.rpartition('.')[2]}=strategies.arrays((2, 3)))."
             )
         allowed = hint.dtypes
         for dtype in ("float32", "int32", "bool", "complex64"):
             if not isinstance(allowed, (list, tuple)) or dtype in allowed:
                 return _Array(tuple(hint.dim_str.split()), dtype)
         raise TypeError(
-            f"values_of: there are no arrays for {place}, whose dtypes are {allowed}."
+            f"values_of: there are no arrays for {field}, whose dtypes are {allowed}."
         )
 
     def names(self) -> list[str]:

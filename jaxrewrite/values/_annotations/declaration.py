@@ -128,9 +128,9 @@ def annotation_rule(
 
     def decorate(fn: Callable[..., Any]) -> Callable[..., Any]:
         def apply(*operands: Any, primitive: Any, **params: Any) -> Any:
-            places = operands[_PLACES.get(primitive.name, slice(0))]
+            indices = operands[_PLACES.get(primitive.name, slice(0))]
             is_annotated = any(isinstance(x, cls) for x in operands)
-            if not is_annotated or any(isinstance(x, cls) for x in places):
+            if not is_annotated or any(isinstance(x, cls) for x in indices):
                 return NotImplemented
             on_arrays = functools.partial(fn, primitive=primitive, **params)
             if cls.rules_see_values or not any(_is_other(x, cls) for x in operands):

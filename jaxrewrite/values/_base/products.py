@@ -31,15 +31,15 @@ _PRODUCTS = ("dot_general", "conv_general_dilated")
 @register(*_PRODUCTS, types=(Structured, Structured), precedence=1)
 @register(*_PRODUCTS, exchange="types", precedence=1)
 def _(x: Structured, y: Array | ArrayValue, *, primitive: Any, **params: Any) -> Any:
-    place = params.get("out_sharding")
-    if place is not None:
+    out_sharding = params.get("out_sharding")
+    if out_sharding is not None:
         if is_annotation(x) or is_annotation(y):
             return NotImplemented  # The array inside of an annotation is placed.
         # Only an array can be placed so.
         product = lambda *xs: materialise(
             bind(primitive, *xs, **params | {"out_sharding": None})
         )
-        return jax.sharding.auto_axes(product, out_sharding=place)(x, y)
+        return jax.sharding.auto_axes(product, out_sharding=out_sharding)(x, y)
     wanted = params["preferred_element_type"]
     wide = wanted if wanted is None else _wide(x.dtype, y.dtype, wanted)
     if wide is None or wide == wanted:

@@ -65,8 +65,8 @@ def _product_first(
 
 def _kernel(factor: Factor, axis: int) -> Any:
     """A factor as a kernel, with the rank in the place of an axis."""
-    places = [RANK if i == axis else i for i in range(len(factor.labels))]
-    return transpose(factor.x, factor.labels, tuple(places))
+    labels = [RANK if i == axis else i for i in range(len(factor.labels))]
+    return transpose(factor.x, factor.labels, tuple(labels))
 
 
 def _convolved(x: Any, kernel: Any, params: dict[str, Any]) -> Any:

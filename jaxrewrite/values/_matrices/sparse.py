@@ -220,8 +220,8 @@ class Sparse(Matrix):
 
     def with_data(self, data: Any) -> Self:
         """The matrix with other entries at the same places."""
-        _, *places = jax.tree.leaves(self)
-        return jax.tree.unflatten(jax.tree.structure(self), [data, *places])
+        _, *indices = jax.tree.leaves(self)
+        return jax.tree.unflatten(jax.tree.structure(self), [data, *indices])
 
     def stored(self) -> Any:
         r"""Whether each entry is in the matrix and not padding, of shape (\*batch, e)."""
@@ -336,11 +336,11 @@ class Sparse(Matrix):
         n, m = self.shape
         count = len(asked)
         # The place among the results of each row that is asked for; one of several.
-        place = jnp.full(n, count).at[asked].set(jnp.arange(count))
+        position_of_row = jnp.full(n, count).at[asked].set(jnp.arange(count))
         data = _summable(self.data)
-        to = jnp.where(self.stored(), place[rows], count)
+        to = jnp.where(self.stored(), position_of_row[rows], count)
         added = jnp.zeros((count, m), data.dtype).at[to, columns].add(data, mode="drop")
-        return added[place[asked]].reshape(*i.shape, m).astype(self.dtype)
+        return added[position_of_row[asked]].reshape(*i.shape, m).astype(self.dtype)
 
     def multiplied(
         self, other: Sparse, *, pairs: int | None = None, nse: int | None = None
@@ -431,11 +431,11 @@ class Sparse(Matrix):
                 constant_values=fill,
             )
 
-        places = [padded(self.indices, max(self.sizes))]
+        padded_indices = [padded(self.indices, max(self.sizes))]
         if self.indptr is not None:
-            places.append(self.indptr)
+            padded_indices.append(self.indptr)
         treedef = jax.tree.structure(self)
-        return jax.tree.unflatten(treedef, [padded(self.data, 0), *places])
+        return jax.tree.unflatten(treedef, [padded(self.data, 0), *padded_indices])
 
 
 def _entries(w: Any, nse: int | None, format: str) -> BCOO | BCSR:
@@ -541,11 +541,11 @@ def _added(data: Any, indices: Any, shape: tuple[int, int]) -> Any:
     order = jnp.lexsort((indices[:, 1], indices[:, 0]))
     indices = indices[order]
     is_new = (indices[1:] != indices[:-1]).any(-1)
-    places = jnp.cumulative_sum(is_new, include_initial=True)[: len(data)]
-    places = jnp.where(is_inside[order, 0], places, size)  # Nothing is written there.
-    places_of = jnp.broadcast_to(outside, (size, 2)).at[places].set(indices, mode="drop")
-    added = jnp.zeros((size, *data.shape[1:]), data.dtype).at[places]
-    return added.add(data[order], mode="drop"), places_of
+    positions = jnp.cumulative_sum(is_new, include_initial=True)[: len(data)]
+    positions = jnp.where(is_inside[order, 0], positions, size)  # Nothing is written there.
+    kept = jnp.broadcast_to(outside, (size, 2)).at[positions].set(indices, mode="drop")
+    added = jnp.zeros((size, *data.shape[1:]), data.dtype).at[positions]
+    return added.add(data[order], mode="drop"), kept
 
 
 def _summable(data: Any) -> Any:
@@ -563,8 +563,8 @@ def _positions(indices: Any, asked: Any) -> Any:
     both = jnp.concatenate([indices, asked])
     # The sort is stable, so an index comes before those in ``asked`` that are equal to it.
     order = jnp.lexsort((both[:, 1], both[:, 0]))
-    place = jnp.arange(len(order), dtype=order.dtype)
-    nearest = order[lax.cummax(jnp.where(order < count, place, 0))]
+    position = jnp.arange(len(order), dtype=order.dtype)
+    nearest = order[lax.cummax(jnp.where(order < count, position, 0))]
     is_stored = (nearest < count) & (both[nearest] == both[order]).all(-1)
     positions = jnp.zeros_like(order).at[order].set(jnp.where(is_stored, nearest, count))
     return positions[count:]
@@ -606,9 +606,9 @@ def _sparse_product(v: Sparse, w: Any, pairs: int | None, nse: int | None) -> Sp
     first = jnp.minimum(jnp.searchsorted(ends, p, side="right"), len(counts) - 1)
     second = jnp.minimum(begins[middle[first]] + p - (ends - counts)[first], len(rows) - 1)
     is_pair = (p < ends[-1]) & (columns[second] < m)
-    places = x.indices[first, 0], columns[second]
+    positions = x.indices[first, 0], columns[second]
     outside = jnp.array([n, m], rows.dtype)
-    indices = jnp.where(is_pair[:, None], jnp.stack(places, -1), outside)
+    indices = jnp.where(is_pair[:, None], jnp.stack(positions, -1), outside)
     products = x.data.astype(dtype)[first] * y.data.astype(dtype)[order][second]
     data = zero_unless(is_pair, products)
     # The sorted entries come before the padding.

@@ -187,13 +187,13 @@ class NMSparse(Matrix):
 
     def materialise(self) -> Any:
         *batch, groups, kept, k = self.values.shape
-        place = jnp.arange(self.m, dtype=jnp.int32)
-        place = place.reshape(*[1] * (len(batch) + 1), self.m, 1)
+        positions = jnp.arange(self.m, dtype=jnp.int32)
+        positions = positions.reshape(*[1] * (len(batch) + 1), self.m, 1)
         dense = jnp.zeros((*batch, groups, self.m, k), self.values.dtype)
         # A loop, because all comparisons as one array would take N times the bytes.
         for s in range(kept):
             value, index = self.values[..., s, :], self.offsets[..., s, :]
-            here = index[..., None, :] == place
+            here = index[..., None, :] == positions
             dense = jnp.where(here, value[..., None, :], dense)
         dense = dense.reshape(*batch, groups * self.m, k)
         return jnp.swapaxes(dense, -1, -2) if self.in_rows else dense

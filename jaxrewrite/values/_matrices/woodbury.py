@@ -240,9 +240,9 @@ def _like(x: Any, y: Any) -> Any:
 class _Units(NamedTuple):
     """A matrix that is zero but for a few entries of its diagonal, as many as the last axis."""
 
-    places: Any
+    indices: Any
     is_used: Any
-    """Whether a place has an entry at all."""
+    """Whether an index has an entry at all."""
 
     change: Any
     """The entries, each added to one of a diagonal matrix."""
@@ -252,27 +252,27 @@ class _Units(NamedTuple):
 
     def over(self, scale: Any) -> _Units:
         """The same matrices with rows and columns divided by a scale."""
-        scale = jnp.take_along_axis(scale, self.places, -1)
+        scale = jnp.take_along_axis(scale, self.indices, -1)
         return self._replace(
             change=(self.change / scale) / scale, inverse=(self.inverse * scale) * scale
         )
 
     def rows(self, x: Any) -> Any:
-        """The rows of an array at the places."""
-        rows = jnp.take_along_axis(x, self.places[..., None], -2)
+        """The rows of an array at the indices."""
+        rows = jnp.take_along_axis(x, self.indices[..., None], -2)
         return jnp.where(self.is_used[..., None], rows, 0)
 
     def columns(self, x: Any) -> Any:
-        columns = jnp.take_along_axis(x, self.places[..., None, :], -1)
+        columns = jnp.take_along_axis(x, self.indices[..., None, :], -1)
         return jnp.where(self.is_used[..., None, :], columns, 0)
 
     def without(self, x: Any) -> Any:
-        """The array with zeros in the rows at the places."""
+        """The array with zeros in the rows at the indices."""
         return self.added(x, -self.rows(x))
 
     def added(self, x: Any, rows: Any) -> Any:
-        """The array with something added to the rows at the places."""
-        at = self.places[..., None]
+        """The array with something added to the rows at the indices."""
+        at = self.indices[..., None]
         existing = jnp.take_along_axis(x, at, -2)
         rows = jnp.where(self.is_used[..., None], existing + rows, existing)
         at = jnp.broadcast_to(at, rows.shape)
@@ -294,18 +294,18 @@ def _raised(d: Any, u: Any, v: Any) -> tuple[Any, _Units]:
     of_rows, of_columns = (jnp.linalg.norm(x, axis=axis) for x, axis in ((u, -1), (v, -2)))
     most = lambda x: x.max(-1, initial=0, keepdims=True)
     level = of_rows * most(of_columns) + most(of_rows) * of_columns
-    least, places = lax.top_k(-abs(lax.stop_gradient(d)), k + 1)
+    least, indices = lax.top_k(-abs(lax.stop_gradient(d)), k + 1)
     level = jnp.minimum(level, -least[..., k:])
     is_small = abs(d) < _tolerance(d) * level
     level = lax.stop_gradient(level).astype(d.dtype)
-    places = places[..., :k]
-    at = lambda x: jnp.take_along_axis(x, places, -1)
+    indices = indices[..., :k]
+    at = lambda x: jnp.take_along_axis(x, indices, -1)
     is_used = at(is_small)
     change = jnp.where(is_used, at(d) - at(level), 0)
     raised = jnp.where(is_used, at(level), at(d))
-    d = jnp.put_along_axis(d, places, raised, -1, inplace=False)
+    d = jnp.put_along_axis(d, indices, raised, -1, inplace=False)
     inverse = jnp.where(is_used, 1 / jnp.where(is_used, raised, 1), 0)
-    return d, _Units(places, is_used, change, inverse)
+    return d, _Units(indices, is_used, change, inverse)
 
 
 def _diagonal(d: Any) -> Any:
