@@ -72,13 +72,17 @@ def _program(make: Any, name: str, refuse: Refuse) -> tuple[Any, Any, Any]:
             f"its arguments: def example(): return {name}, (value, array)"
         )
     try:
-        made = make()
+        program = make()
     except Exception as error:  # noqa: BLE001 - the user's function raises anything
         refuse(f"{name} raised {_located(error, make)}")
     wanted = f"{name} must return (fn, args) or (fn, args, kwargs)"
-    if not isinstance(made, tuple) or len(made) not in (2, 3) or not callable(made[0]):
-        refuse(f"{wanted}; it returned a {type(made).__name__}.")
-    fn, args, kwargs = (*made, {})[:3]
+    if (
+        not isinstance(program, tuple)
+        or len(program) not in (2, 3)
+        or not callable(program[0])
+    ):
+        refuse(f"{wanted}; it returned a {type(program).__name__}.")
+    fn, args, kwargs = (*program, {})[:3]
     if not isinstance(args, (tuple, list)) or not isinstance(kwargs, dict):
         refuse(f"{wanted}, with a tuple of arguments and a dict of others.")
     return fn, args, kwargs

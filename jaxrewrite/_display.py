@@ -275,11 +275,11 @@ def _other_numbers(leaf: Any, dtype: np.dtype) -> Any:
 
     Other integers are places of entries, or codes, and stay.
     """
-    own = _compat.leaf_aval(leaf).dtype
-    if not (own == dtype or jax.numpy.issubdtype(own, np.inexact)):
+    leaf_dtype = _compat.leaf_aval(leaf).dtype
+    if not (leaf_dtype == dtype or jax.numpy.issubdtype(leaf_dtype, np.inexact)):
         return leaf
     numbers = 1.5 + np.sin(np.arange(np.size(leaf)) ** 2).reshape(np.shape(leaf))
-    return jax.numpy.asarray(numbers.astype(own))
+    return jax.numpy.asarray(numbers.astype(leaf_dtype))
 
 
 # --- for notebooks ------------------------------------------------------------------------

@@ -109,9 +109,9 @@ def differentiate(
     """
     from jax._src.interpreters.ad import primitive_jvps
 
-    given = [Zero(t.aval) if isinstance(t, SymbolicZero) else t for t in tangents]
+    with_zeros = [Zero(t.aval) if isinstance(t, SymbolicZero) else t for t in tangents]
     results, result_tangents = primitive_jvps[eqn.primitive](
-        list(primals), given, **eqn.params
+        list(primals), with_zeros, **eqn.params
     )
     return list(results), [
         SymbolicZero(t.aval) if isinstance(t, Zero) else t for t in result_tangents

@@ -46,12 +46,12 @@ def current_location() -> tuple[str, int, str] | None:
 
 def raised_at(error: BaseException) -> tuple[str, int, str] | None:
     """File, line and function of the user's code in which an error was raised."""
-    found = None
+    location = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         code = frame.f_code
         if is_user_filename(code.co_filename):
-            found = code.co_filename, line, code.co_name
-    return found
+            location = code.co_filename, line, code.co_name
+    return location
 
 
 def unfiltered_errors() -> Any:

@@ -56,11 +56,11 @@ def without_dead_code_wrapper(fn: Any) -> Any:
 
 def same_derivatives(a: JaxprEqn, b: JaxprEqn) -> bool:
     """Whether two calls of functions have the same rules for their derivatives, if any."""
-    own = [
+    derivatives = [
         [derivative_of(eqn.params.get(name)) for name in ("jvp_jaxpr_fun", "bwd")]
         for eqn in (a, b)
     ]
-    return all(x is y for x, y in zip(*own, strict=True))
+    return all(x is y for x, y in zip(*derivatives, strict=True))
 
 
 def derivative_of(fn: Any) -> Any:

@@ -89,12 +89,12 @@ class Rewriter(Builder):
     def after_passes(self, jaxpr: Jaxpr, operands: Sequence[Operand]) -> Jaxpr:
         """A program, or the body of an equation, as the passes change it."""
         for pass_ in self.rewriting.passes:
-            made = self.rewriting.after(pass_, jaxpr, operands)
-            if made is not jaxpr and self.recorder is not None:
-                self.recorder.passes.append((pass_, jaxpr, made))
+            after = self.rewriting.after(pass_, jaxpr, operands)
+            if after is not jaxpr and self.recorder is not None:
+                self.recorder.passes.append((pass_, jaxpr, after))
             # Where a pass has primitives of its own, their handlers tell of a change.
-            self.changed |= made is not jaxpr and not pass_.primitives
-            jaxpr = made
+            self.changed |= after is not jaxpr and not pass_.primitives
+            jaxpr = after
         return jaxpr
 
     def run(

@@ -702,9 +702,9 @@ def look_up_primitive(primitive: Primitive | str | Callable[..., Any]) -> Primit
     if isinstance(primitive, Primitive):
         return primitive
     if not isinstance(primitive, str):
-        for found in (find(primitive) for find in finders):
-            if found is not None:
-                return found
+        for called in (find(primitive) for find in finders):
+            if called is not None:
+                return called
         raise TypeError(
             "A primitive or the name of one is needed, such as 'add', or a function that JAX "
             f"stages as a call; got a {type(primitive).__name__}. "

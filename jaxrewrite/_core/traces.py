@@ -141,18 +141,18 @@ class Rewriting:
         values = {var for var, x in pairs if is_value(x)}
         recorder = self.settings.recorder
         misses = None if recorder is None else recorder.misses.get(pass_)
-        made = pass_.run(jaxpr, self.passes[pass_], values, misses)
-        if not isinstance(made, Jaxpr) or made.constvars:
+        after = pass_.run(jaxpr, self.passes[pass_], values, misses)
+        if not isinstance(after, Jaxpr) or after.constvars:
             raise TypeError(
                 f"The pass {type(pass_).__name__} returned something else than a jaxpr "
                 "without constants, which a pass takes and returns."
             )
-        if not _are_alike(made, jaxpr):
+        if not _are_alike(after, jaxpr):
             raise TypeError(
                 f"The pass {type(pass_).__name__} returned a program of other operands or "
-                f"results: {_shown(made)}, in place of {_shown(jaxpr)}."
+                f"results: {_shown(after)}, in place of {_shown(jaxpr)}."
             )
-        return made
+        return after
 
     def by_rule(self, site: Site, operands: Sequence[Operand], flat: Flat) -> RuleResult:
         """The result of the first rule that applies to an equation."""

@@ -39,12 +39,12 @@ def _to_state_dict(value: Any) -> dict[str, Any]:
 def _from_state_dict(value: Any, state: dict[str, Any]) -> Any:
     flax: Any = sys.modules[_MODULE]
     names, fields, treedef = _fields(value)
-    given = {name for name, x in zip(names, fields, strict=True) if x is not None}
+    present = {name for name, x in zip(names, fields, strict=True) if x is not None}
     stored = {name for name, x in state.items() if x is not None}
-    if given != stored or not {*names} <= {*state}:
+    if present != stored or not {*names} <= {*state}:
         raise ValueError(
             f"The state dict of a {type(value).__name__} has the fields {sorted(stored)}, and "
-            f"the target has {sorted(given)}, at path {flax.current_path()}."
+            f"the target has {sorted(present)}, at path {flax.current_path()}."
         )
     each = zip(names, fields, strict=True)
     return tree_unflatten(

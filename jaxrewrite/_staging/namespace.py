@@ -72,11 +72,11 @@ def _with_names(fn: Any) -> Callable[..., Any]:
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
         number = functools.partial(_number, fn.__name__, (args, kwargs))
-        given = (
+        positional = (
             number(x) if name in _AXES else x for name, x in zip(names, args, strict=False)
         )
         kwargs = {name: number(x) if name in _AXES else x for name, x in kwargs.items()}
-        return fn(*given, *args[len(names) :], **kwargs)
+        return fn(*positional, *args[len(names) :], **kwargs)
 
     return call
 

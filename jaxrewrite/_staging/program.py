@@ -108,9 +108,9 @@ class Program:
         """Run as one equation. Operands and literals among the results stay outside of it."""
         jaxpr = self.jaxpr
         if self._closed is None:
-            given = {*jaxpr.invars}
+            invars = {*jaxpr.invars}
             outvars = dict.fromkeys(
-                var for var in jaxpr.outvars if type(var) is Var and var not in given
+                var for var in jaxpr.outvars if type(var) is Var and var not in invars
             )
             body = jaxpr
             if len(outvars) < len(jaxpr.outvars):

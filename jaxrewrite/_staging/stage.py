@@ -189,7 +189,7 @@ class _Inputs(NamedTuple):
 
 
 def _inputs(
-    operands: Sequence[Any], chosen: Sequence[bool], names: Sequence[str] | None
+    operands: Sequence[Any], is_flattened: Sequence[bool], names: Sequence[str] | None
 ) -> _Inputs:
     inputs = _Inputs([], None if names is None else [], [], [], [])
     count = 0
@@ -199,7 +199,7 @@ def _inputs(
             inputs.rebuild.append(next)
             inputs.likes.extend(avals)
             inputs.positions.append(count)
-        elif is_value(operand) and chosen[i]:
+        elif is_value(operand) and is_flattened[i]:
             leaves, treedef = tree_flatten(operand)
             avals = [aval_of(operand)]
             inputs.rebuild.append(next)

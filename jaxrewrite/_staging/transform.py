@@ -227,13 +227,13 @@ def bind(
 def _binder(
     primitive: Primitive, params: tuple[tuple[str, Any], ...]
 ) -> Callable[..., Any]:
-    given = completed(primitive, dict(params))
+    all_params = completed(primitive, dict(params))
 
-    has_bodies = any(True for _ in jaxprs_in_params(given))
+    has_bodies = any(True for _ in jaxprs_in_params(all_params))
 
     def apply(*operands: jax.Array) -> Any:
         alike = operands if has_bodies else _varying_alike(operands)
-        return primitive.bind(*alike, **primitive.get_bind_params(given))
+        return primitive.bind(*alike, **primitive.get_bind_params(all_params))
 
     apply.__name__ = primitive.name
     apply.__qualname__ = f"bind({primitive.name!r}, ...)"

@@ -488,11 +488,11 @@ def _(v: LowRank, *, axes: Any, **params: Any) -> Any:
 
     def summed(f: Factor, other: Factor) -> Factor:
         # Both factors change along a batch axis, so the product must sum over it.
-        own = [i for i in axes if i in f.labels and i not in other.labels]
-        if not own:
+        free = [i for i in axes if i in f.labels and i not in other.labels]
+        if not free:
             return f
-        rest = tuple(label for label in f.labels if label not in own)
-        return Factor(f.x.sum(tuple(map(f.labels.index, own)), dtype=f.x.dtype), rest)
+        rest = tuple(label for label in f.labels if label not in free)
+        return Factor(f.x.sum(tuple(map(f.labels.index, free)), dtype=f.x.dtype), rest)
 
     return build(summed(a, b), summed(b, a), [i for i in range(v.ndim) if i not in axes])
 

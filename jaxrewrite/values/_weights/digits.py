@@ -61,9 +61,9 @@ def integer_dot(
     return integer_dot_p.bind(q, x, own=own, xs=xs, out=out)
 
 
-def is_summable(own: Labels, xs: Labels, out: Labels, shape: Sequence[int]) -> bool:
+def is_summable(qs: Labels, xs: Labels, out: Labels, shape: Sequence[int]) -> bool:
     """Whether the sums fit 32 bits; ``shape`` is that of the integers."""
-    of_axes = zip(own, shape, strict=True)
+    of_axes = zip(qs, shape, strict=True)
     count = math.prod(n for label, n in of_axes if label in xs and label not in out)
     return count <= MOST_SUMMED
 
@@ -142,27 +142,27 @@ def _digits(x: Any) -> Any:
     return jnp.moveaxis(lax.bitcast_convert_type(number, jnp.int8), -1, 0)
 
 
-def integer_products(q: Any, x: Any, own: Labels, xs: Labels, out: Labels) -> Any:
+def integer_products(q: Any, x: Any, qs: Labels, xs: Labels, out: Labels) -> Any:
     """The products of integers with others that are stacked along a first axis, in int32.
 
     The labels are those of one product. Rows of zeros are added where there are few rows.
     """
     of_axes = zip(xs, x.shape[1:], strict=True)
-    rows, count = math.prod(n for label, n in of_axes if label not in own), len(x)
+    rows, count = math.prod(n for label, n in of_axes if label not in qs), len(x)
     if isinstance(rows, int) and 0 < rows * count < LEAST_ROWS:
         more = math.ceil(LEAST_ROWS / rows) - count
         x = jnp.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)])
     # XLA on a CPU multiplies entry by entry if the first operand is summed over another axis
     # than its last ones.
     xs, out = ("stacked", *xs), ("stacked", *out)
-    batch = tuple(label for label in out if label in own and label in xs)
-    summed = tuple(label for label in own if label not in out)
-    rows = tuple(label for label in xs if label not in own)
-    columns = tuple(label for label in own if label not in xs)
+    batch = tuple(label for label in out if label in qs and label in xs)
+    summed = tuple(label for label in qs if label not in out)
+    rows = tuple(label for label in xs if label not in qs)
+    columns = tuple(label for label in qs if label not in xs)
     in_front = (*batch, *rows, *columns)
     x = transpose(x, xs, (*batch, *rows, *summed))
     sums = contract(
-        x, (*batch, *rows, *summed), q, own, in_front, preferred_element_type=_SUM
+        x, (*batch, *rows, *summed), q, qs, in_front, preferred_element_type=_SUM
     )
     return transpose(sums, in_front, out)[:count]
 
