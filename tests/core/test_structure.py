@@ -517,7 +517,7 @@ def test_the_core_stands_alone():
 
 def test_the_core_is_read_in_an_afternoon():
     files = (PACKAGE / "_core").glob("*.py")
-    assert sum(len(path.read_text().splitlines()) for path in files) <= 4550
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 4600
 
 
 def annotations(path):
