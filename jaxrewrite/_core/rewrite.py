@@ -30,7 +30,7 @@ from .builder import Builder
 from .errors import add_note
 from .hooks import Analysis, operands_hooks, primitives_of_passes
 from .record import Record
-from .site import Site, describe
+from .site import Site, describe, is_annotation
 from .traces import Flat, Rewriting, checked_results
 from .value import Operand, Results, Value, is_value
 
@@ -235,6 +235,8 @@ class Rewriter(Builder):
             if self.recorder is not None:
                 record, start = self.recorder.begin(site, operands), len(self.eqns)
                 record.changed_by = changed_by
+            if site.primitive.name not in handlers:
+                operands = site.annotated_alike(operands)
             for way, by in (
                 ("rule", _by_rule),
                 ("handler", handlers.get(site.primitive.name)),
@@ -308,9 +310,15 @@ def _leafwise(site: Site, operands: Sequence[Operand]) -> Results:
 
 
 def _by_dense_operands(site: Site, operands: Sequence[Operand]) -> Results:
-    """Apply the same primitive to dense operands; a rule for these may exist."""
+    """Apply the same primitive to dense operands; a rule for these may exist.
+
+    If some are around an annotation, these become dense up to it, so that its rules answer.
+    """
     if any(map(is_value, operands)):
-        dense = site.materialise_operands(operands)
+        denser = site.materialise_operands(operands, is_annotation)
+        if any(is_value(x) and x is not y for x, y in zip(denser, operands, strict=True)):
+            return site.builder.apply(site, denser)
+        dense = site.materialise_operands(denser)
         pairs = zip(dense, site.eqn.invars, strict=True)
         operands = [site.vary(x, atom.aval) for x, atom in pairs]
         rules = site.builder.rewriting.dense_primitives

@@ -8,7 +8,7 @@ adds to its builder.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_unflatten
@@ -29,12 +29,27 @@ if TYPE_CHECKING:
     from .settings import Settings
 
 
+Enough: TypeAlias = Callable[[Operand], bool]
+"""Whether a value may stay as it is where others become dense."""
+
+
 def _is_never(x: Any) -> bool:
     return False
 
 
-def _is_annotation(x: Any) -> bool:
+def is_annotation(x: Any) -> bool:
+    """Whether it is what an array carries, such as units, with the array inside."""
     return is_value(x) and type(x).outer > 0
+
+
+def annotations_in(x: Any) -> set[type[Value]]:
+    """The types of the annotations inside of an operand, and of itself if it is one."""
+    inside = map(annotations_in, children(x)[0] if is_value(x) else [])
+    return set().union(*inside, [type(x)] if is_annotation(x) else [])
+
+
+def is_around_annotation(x: Any) -> bool:
+    return not is_annotation(x) and bool(annotations_in(x))
 
 
 class Site(NamedTuple):
@@ -218,21 +233,37 @@ class Site(NamedTuple):
 
     # --- becoming dense ---------------------------------------------------------
 
-    def materialise_operands(self, operands: Sequence[Operand]) -> list[Any]:
+    def materialise_operands(
+        self, operands: Sequence[Operand], is_enough: Enough = _is_never
+    ) -> list[Any]:
         """Make the operands of the equation dense, as the policy allows."""
-        return [self.materialise(x) if is_value(x) else x for x in operands]
+        return [self.materialise(x, NO_RULE, is_enough) for x in operands]
+
+    def annotated_alike(self, operands: Sequence[Operand]) -> Sequence[Operand]:
+        """Operands of which none has an annotation inside that another one is around.
+
+        A rule for units sees those of an operand, but not those inside of a sum of arrays, so
+        that becomes dense up to them. What moves several operands at once tells nothing of both.
+        """
+        moves = self.primitive.name in ("optimization_barrier", "device_put")
+        kinds = {type(x) for x in operands if is_annotation(x) and not moves}
+        return [
+            self.materialise(x, NO_RULE, is_annotation)
+            if kinds and is_around_annotation(x) and kinds & annotations_in(x)
+            else x
+            for x in operands
+        ]
 
     def materialise(
-        self,
-        value: Value,
-        reason: Reason = NO_RULE,
-        is_enough: Callable[[Operand], bool] = _is_never,
+        self, value: Operand, reason: Reason = NO_RULE, is_enough: Enough = _is_never
     ) -> Any:
         """Add the equations that make a value dense, and return the dense operand.
 
         Layers become dense up to one for which ``is_enough`` is true. Raises
         `MaterialisationError` if the policy or the type forbids it.
         """
+        if not is_value(value) or is_enough(value):
+            return value
         cls, builder = type(value), self.builder
         policy = policy_on(cls, self.settings.policy)
         if value.settled() is not value:
@@ -251,27 +282,8 @@ class Site(NamedTuple):
             self.notice(MaterialisationWarning, *about)
         return entry[1]
 
-    def make_denser(self, value: Value, reason: Reason) -> Operand:
-        """Make a value dense, or the value around or inside of an annotation, such as units.
-
-        So the annotation stays where only other layers stand in the way. If it does so
-        itself, this is called again.
-        """
-        parts, treedef = children(value)
-        if not _is_annotation(value):
-            return self.materialise(value, reason, _is_annotation)
-        if not any(map(is_value, parts)):
-            return self.materialise(value, reason)
-        return tree_unflatten(
-            treedef,
-            [self.make_denser(x, reason) if is_value(x) else x for x in parts],
-        )
-
     def make_denser_until(
-        self,
-        value: Value,
-        reason: Reason = NO_RULE,
-        is_enough: Callable[[Any], bool] = _is_never,
+        self, value: Value, reason: Reason = NO_RULE, is_enough: Enough = _is_never
     ) -> Any:
         """Make layer after layer of a value dense, up to one that may stay."""
         subject = f"{reason.on(self.primitive, type(value))}, which"

@@ -7,12 +7,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 from jax import lax
-from jax.tree_util import tree_leaves, tree_map
+from jax.tree_util import tree_leaves, tree_map, tree_unflatten
 
 from .. import _compat
+from .._core.avals import children
 from .._core.dense import NO_RULE, Reason
-from .._core.site import Site
-from .._core.value import Like, Operand, is_value
+from .._core.site import Site, is_annotation
+from .._core.value import Like, Operand, Value, is_value
 from .._joins.join import Structure, coerce, filled, of_structure
 from .._joins.zeros import Zeros
 
@@ -91,7 +92,7 @@ class MakeDense(NamedTuple):
 
     def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
         return [
-            site.materialise(x, self.reason) if dense and is_value(x) else x
+            site.materialise(x, self.reason) if dense else x
             for x, dense in zip(results, self.where, strict=True)
         ]
 
@@ -104,5 +105,21 @@ class MakeDenser(NamedTuple):
     def __call__(self, site: Site, results: Sequence[Any]) -> list[Any]:
         results = list(results)
         for i, reason in self.steps:
-            results[i] = site.make_denser(results[i], reason)
+            results[i] = make_denser(site, results[i], reason)
         return results
+
+
+def make_denser(site: Site, value: Value, reason: Reason) -> Operand:
+    """Make a value dense, or what is around or inside of an annotation, such as units.
+
+    So the annotation stays where only other layers stand in the way. If it does so itself,
+    this is called again.
+    """
+    parts, treedef = children(value)
+    if not is_annotation(value):
+        return site.materialise(value, reason, is_annotation)
+    if not any(map(is_value, parts)):
+        return site.materialise(value, reason)
+    return tree_unflatten(
+        treedef, [make_denser(site, x, reason) if is_value(x) else x for x in parts]
+    )

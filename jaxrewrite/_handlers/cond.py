@@ -37,9 +37,7 @@ _CHOOSES = Reason(
 def cond_handler(site: Site, operands: list[Operand]) -> Results:
     has_values = any(map(is_value, operands))
     # The index of the branch must be an array.
-    index = operands[0]
-    if is_value(index):
-        index = site.materialise(index, _CHOOSES)
+    index = site.materialise(operands[0], _CHOOSES)
     operands = operands[1:]
 
     closed = site.params["branches"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -126,7 +126,10 @@ def custom_vjp_handler(site: Site, operands: list[Operand]) -> Results:
             x if is_inexact(x) else jax.lax.stop_gradient(x) for x in on_moving(*leaves)
         ]
 
-    return call_function(site, without_tangents_of_integers, rewritten, operands)
+    # JAX keeps one tree of residuals for a call, where those of such a rule may differ by which
+    # operands are perturbed. Under `jax.jit` it keeps derivatives by these, and so is right.
+    run: Callable[..., list[Any]] = without_tangents_of_integers
+    return call_function(site, jax.jit(run) if symbolic else run, rewritten, operands)
 
 
 handlers["custom_vjp_call"] = custom_vjp_handler

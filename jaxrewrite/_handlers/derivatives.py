@@ -45,7 +45,7 @@ from .._joins.join import Structure, join_all, structure_of
 from .._staging.materialise import materialise
 from .._staging.program import run_on_values
 from .._staging.transform import transform
-from .adapters import Coerce, MakeDenser
+from .adapters import Coerce, MakeDenser, make_denser
 
 
 # A tangent or a cotangent of an array.
@@ -213,7 +213,7 @@ def _may_be_denser(value: Value, site: Site) -> bool:
     if can_be_dense(value):
         return True
     try:
-        site.scratch().make_denser(tree_map(_compat.Var, value), _NOT_LIFTED)
+        make_denser(site.scratch(), tree_map(_compat.Var, value), _NOT_LIFTED)
     except Exception:  # noqa: BLE001 - a type that is never dense raises anything
         return False
     return True

@@ -27,7 +27,7 @@ from .._core.value import Operand, Results, is_value
 from .._placement.leafwise import specs_of_leaves
 from .._staging.program import Program
 from ..primitives import COLLECTIVE
-from .adapters import MakeDenser
+from .adapters import MakeDenser, make_denser
 
 
 _NOT_SHARDED = Reason(
@@ -53,7 +53,7 @@ def shard_map_handler(site: Site, operands: list[Operand]) -> Results:
 
         operand: Any = operands[i]
         while (specs := split(operand)) is None:
-            operand = operands[i] = site.make_denser(operand, _NOT_SHARDED)
+            operand = operands[i] = make_denser(site, operand, _NOT_SHARDED)
         in_specs.extend(specs)
     leaves, in_tree = tree_flatten(operands)
 

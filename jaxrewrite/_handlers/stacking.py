@@ -16,6 +16,7 @@ from .._core.avals import aval_of, avals_of, children, rule_children, same_treed
 from .._core.dense import Reason
 from .._core.site import Site
 from .._core.value import Like, Operand, Result, Value, is_value
+from .adapters import make_denser
 
 
 _NOT_SLICED = Reason(
@@ -29,7 +30,7 @@ def sliceable(site: Site, x: Operand, length: int) -> Operand:
         scratch = site.scratch()
         if _can_be_sliced(site, in_slices(scratch, on_vars(x)), length):
             return in_slices(site, x)
-        x = site.make_denser(x, _NOT_SLICED)
+        x = make_denser(site, x, _NOT_SLICED)
     return x
 
 

@@ -9,6 +9,7 @@ are brought to their *join*, which is the first of these that exists:
   its ``materialise`` or by its join with an array;
 - the join of their children that are values, if they differ only in these;
 - the result of the types' own `Value.join`;
+- the join of what they are up to an annotation, where other layers are around one;
 - the dense array.
 """
 
@@ -27,7 +28,7 @@ from .._compat import Aval, Literal, Tree, Var
 from .._core.avals import aval_of, avals_of, children, rule_children, same_treedef
 from .._core.dead_code import live_equations
 from .._core.dense import Reason
-from .._core.site import Site
+from .._core.site import Site, is_annotation, is_around_annotation
 from .._core.value import Like, Operand, Value, is_value
 from .zeros import (
     Zeros,
@@ -93,11 +94,25 @@ def join(site: Site, a: Structure, b: Structure) -> Structure:
         return structure_of(site.scratch().vary(Var(x), y))
     joined = _join_children(site, x, y)
     if joined is None:
-        return dense_structure(a)
+        return _join_denser(site, a, b)
     both = structure_of(joined)
     # A type's `join` may not give one structure for both. Then it cannot be used.
     fit = fits(site, a, both) and fits(site, b, both)
-    return both if fit else dense_structure(a)
+    return both if fit else _join_denser(site, a, b)
+
+
+def _join_denser(site: Site, a: Structure, b: Structure) -> Structure:
+    """The join of what two structures are up to an annotation; dense where there is none."""
+    denser = [_up_to_annotation(site, structure) for structure in (a, b)]
+    return dense_structure(a) if denser == [a, b] else join(site, *denser)
+
+
+def _up_to_annotation(site: Site, structure: Structure) -> Structure:
+    like = structure.like()
+    if not is_around_annotation(like):
+        return structure
+    operand = tree_map(Var, like)
+    return structure_of(site.scratch().materialise(operand, _DIFFERS, is_annotation))
 
 
 def join_all(site: Site, structures: Sequence[Structure]) -> Structure:
@@ -118,13 +133,15 @@ def together(site: Site, operands: Sequence[Any]) -> Any:
 
 
 def _join_children(site: Site, x: Like, y: Like) -> Like | None:
-    """The join as a value on avals; ``None`` if it is dense."""
+    """The join as a value on avals; ``None`` if it is dense, or dense up to an annotation."""
     for zeros, other in ((x, y), (y, x)):
         if is_zeros(zeros):
             if fits(site, structure_of(zeros), structure_of(other)):
                 return other
             arrays = structure_of(as_arrays(zeros))
             return join(site, arrays, structure_of(other)).like()
+    if any(map(is_around_annotation, (x, y))) and any(map(is_annotation, (x, y))):
+        return None
     parts_of: Any = rule_children
     if not _same_parts(x, y, rule_children):
         pair = _call_join(site.scratch(), tree_map(Var, x), tree_map(Var, y))
@@ -176,8 +193,9 @@ def coerce(site: Site, operand: Operand, structure: Structure) -> Operand | None
             return _coerce_parts(site, zeros, parts, treedef)
         operand = _adopted(operand, like)
     if not is_value(like):
-        dense = site.materialise(operand, _DIFFERS) if is_value(operand) else operand
-        return site.vary(dense, like)
+        return site.vary(site.materialise(operand, _DIFFERS), like)
+    if is_around_annotation(operand) and is_annotation(like):
+        return coerce(site, site.materialise(operand, _DIFFERS, is_annotation), structure)
     parts_of: Any = rule_children
     if not _same_parts(operand, like, rule_children):
         operand = _through_types(site, operand, like)

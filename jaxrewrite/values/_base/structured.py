@@ -15,16 +15,12 @@ from jaxtyping import Array, ArrayLike, Bool, Integer, Shaped
 
 import jaxrewrite
 from jaxrewrite._axes import several
+from jaxrewrite._core.site import is_annotation as is_annotation
 from jaxrewrite._display import bytes_text, nbytes_of
 
 
 def is_value(x: Any) -> bool:
     return isinstance(x, jaxrewrite.Value)
-
-
-def is_annotation(x: Any) -> bool:
-    """Whether it is metadata of an array, such as units, with the array inside."""
-    return isinstance(x, jaxrewrite.Value) and type(x).outer > 0
 
 
 def fields_of(value: Any) -> tuple[list[Any], Any]:

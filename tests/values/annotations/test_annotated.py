@@ -22,6 +22,7 @@ from jaxrewrite.values import (
     Masked,
     Named,
     Scaled,
+    Sum,
     Tagged,
     Threefry,
     Unitful,
@@ -1482,3 +1483,90 @@ def test_powers_of_integers_have_bounds_up_to_the_last_that_does_not_wrap(
     bounds = run(lambda x: lax.integer_pow(x, 2))(Interval(jnp.int8(low), jnp.int8(high)))
     limits = jnp.iinfo(jnp.int8)
     assert (bounds.lower, bounds.upper) == (wanted or (limits.min, limits.max))
+
+
+@pytest.mark.filterwarnings("ignore::jaxrewrite.MaterialisationWarning")
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda v: Scaled(v, jnp.float32(2.0)),
+        lambda v: Sum((v, NUMBERS)),
+        lambda v: Kronecker(v, jnp.ones((1, 1))),
+    ],
+    ids=["Scaled", "Sum", "Kronecker"],
+)
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda w: jnp.maximum(w, 1.5),
+        lambda w: jnp.sin(w) * jnp.cos(w),
+        lambda w: jnp.maximum(w, 2 * w[::-1]),
+        lambda w: lax.scan(lambda c, _: (jnp.sin(c) + w, c), w, None, length=2)[0],
+        lambda w: lax.cond(w.shape[0] > 2, jnp.sin, lambda w: w, w),
+        lambda w: lax.cond(w.shape[0] < 2, jnp.sin, lambda w: w, w),
+        lambda w: lax.while_loop(
+            lambda s: s[0] < 2, lambda s: (s[0] + 1, s[1] / 2), (0, w)
+        )[1],
+        lambda w: jax.vmap(lambda row: jnp.maximum(row, 1.5) + row)(w),
+        jax.jit(lambda w: jnp.exp(w) + w),
+    ],
+)
+def test_what_is_around_an_annotation_becomes_dense_alone(fn, around):
+    """The annotation stays, and its rules answer; it may be one that is never dense."""
+    mask = jnp.zeros((3, 4), bool).at[0, 1].set(True)
+    run = jaxrewrite.transform(lambda w: jnp.tanh(fn(w)), materialise="allow")
+    result = run(around(Masked(NUMBERS, mask)))
+    wanted = jnp.tanh(fn(around(NUMBERS).materialise()))
+    known = ~jnp.isnan(result.filled(jnp.nan))
+    assert known.sum() >= 10
+    np.testing.assert_allclose(
+        jnp.where(known, result.filled(0), 0), jnp.where(known, wanted, 0), rtol=1e-6
+    )
+    tagged = run(around(Tagged(NUMBERS, "a")))
+    assert tagged.tags == frozenset("a")
+    np.testing.assert_allclose(tagged.materialise(), wanted, rtol=1e-6)
+
+
+def test_the_policy_is_asked_for_what_is_around_an_annotation():
+    value = Scaled(Masked(Diagonal(NUMBERS[0]), jnp.zeros((4, 4), bool)), jnp.float32(2.0))
+    with pytest.raises(jaxrewrite.MaterialisationError, match="'max' on Scaled"):
+        run(lambda w: jnp.maximum(w, 1.5))(value)
+    with pytest.warns(jaxrewrite.MaterialisationWarning) as warned:
+        jaxrewrite.transform(lambda w: jnp.maximum(w, 1.5))(value)
+    assert [x.message.args[0].split(",")[0] for x in warned] == [
+        "No rule for primitive 'max' on Scaled",
+        "No rule for primitive 'max' on Diagonal",
+    ]
+
+
+@pytest.mark.parametrize(
+    "around", [lambda v: Scaled(v, jnp.float32(1.0)), lambda v: Sum((v,))]
+)
+def test_annotations_inside_of_another_operand_are_seen(around):
+    """A rule sees the units of an operand, and not those inside of a sum of arrays."""
+    run = jaxrewrite.transform(lambda f, x, y: f(x, y), materialise="allow")
+    x, y = Unitful(NUMBERS, "m"), around(Unitful(NUMBERS, "s"))
+    for fn in (jnp.multiply, lambda x, y: y * x):
+        assert run(fn, x, y).units == Units("m s")
+    with pytest.raises(UnitsError, match="m and s"):
+        run(jnp.add, x, y)
+    same = around(Unitful(NUMBERS, "m"))
+    for fn in (
+        jnp.add,
+        lambda x, y: jnp.where(x > y, x, y),
+        lambda x, y: jnp.stack([x, y]),
+    ):
+        assert run(fn, x, same).units == Units("m")
+    mask = jnp.zeros((3, 4), bool)
+    one, other = (
+        Masked(NUMBERS, mask.at[0, 0].set(True)),
+        Masked(NUMBERS, mask.at[1, 1].set(True)),
+    )
+    assert run(jnp.add, one, around(other)).mask.sum() == 2
+    both = run(jnp.add, Tagged(NUMBERS, "a"), around(Tagged(NUMBERS, "b")))
+    assert both.tags == frozenset("ab")
+    with pytest.raises(ValueError, match="aligns an axis named 'i'"):
+        run(jnp.add, Named(NUMBERS, ("i", None)), around(Named(NUMBERS, ("j", None))))
+    # A barrier tells nothing of the one operand to the other.
+    barrier = jaxrewrite.transform(lax.optimization_barrier, materialise="forbid")
+    assert type(barrier((x, same))[1]) is type(same)
